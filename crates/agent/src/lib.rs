@@ -1,0 +1,1 @@
+//! The library loaded into a client: announces regions, executes mapping batches.

@@ -1,0 +1,1 @@
+//! Every figure that the project publishes, and its rivals, in one run.

@@ -1,0 +1,1 @@
+//! Sets of dirty frames: what was written since the last look.

@@ -1,0 +1,1 @@
+//! PageONE: regions, the page ledger, periods, workers, stores and the merge protocol.

@@ -1,0 +1,1 @@
+//! Scan-rate control from a target scan time and a CPU limit.

@@ -1,0 +1,1 @@
+//! The kernel's memory interfaces, typed.

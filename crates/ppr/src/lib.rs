@@ -1,0 +1,1 @@
+//! The Per-Page Recycler's shared layout and both of its sides.

@@ -1,0 +1,1 @@
+//! The SD tree: a lock-free bit trie over keys that live with the caller.

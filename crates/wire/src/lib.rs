@@ -1,0 +1,1 @@
+//! The messages between the daemon and the agent inside a client.

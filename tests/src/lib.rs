@@ -1,1 +1,239 @@
-//! Helpers for the end-to-end tests: real clients, real daemons, real guests.
+//! Helpers for the end-to-end tests: real daemons, real clients, real guests.
+//!
+//! The programs under test are taken from the directory of the test itself (or `PAGEONE_BIN_DIR`), so the same test binary
+//! runs in a build tree and inside a guest of another kernel.
+#![allow(clippy::unwrap_used, reason = "a test helper fails by panicking")]
+
+use std::io::{BufRead, BufReader, Lines, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// Finds a program (or library) of this build.
+pub fn program(name: &str) -> PathBuf {
+    let mut places = Vec::new();
+    if let Some(dir) = std::env::var_os("PAGEONE_BIN_DIR") {
+        places.push(PathBuf::from(dir));
+    }
+    let own = std::env::current_exe().unwrap();
+    places.extend(own.ancestors().skip(1).take(2).map(Path::to_path_buf));
+    let found = places.iter().map(|dir| dir.join(name)).find(|path| path.exists());
+    found.unwrap_or_else(|| panic!("{name} is in none of {places:?}; `make test` builds it first"))
+}
+
+/// Runs `check` until it gives something, for at most `limit`.
+pub fn eventually<T>(what: &str, limit: Duration, mut check: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + limit;
+    loop {
+        if let Some(found) = check() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "not within {limit:?}: {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Prints why a test cannot run here.
+pub fn skipped(why: &str) {
+    println!("SKIPPED: {why}");
+}
+
+/// A daemon in a directory of its own.
+pub struct Daemon {
+    /// Its directory.
+    pub dir: tempfile::TempDir,
+    child: Child,
+    args: Vec<String>,
+}
+
+impl Daemon {
+    /// Starts one with a merge period of 0.1 s.
+    pub fn start() -> Self {
+        Self::with(&["--merge-period", "0.1"])
+    }
+
+    /// Starts one with these options of `pageone daemon`.
+    pub fn with(args: &[&str]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let args: Vec<String> = args.iter().map(|a| a.to_string()).collect();
+        let child = spawn_daemon(dir.path(), &args);
+        let daemon = Self { dir, child, args };
+        daemon.wait_ready();
+        daemon
+    }
+
+    fn wait_ready(&self) {
+        eventually("the daemon answers", Duration::from_secs(20), || self.try_status());
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> i32 {
+        self.child.id() as i32
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: i32) {
+        signal_process(self.pid(), signal);
+    }
+
+    /// Kills it without warning.
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Starts it again, in the same directory.
+    pub fn restart(&mut self) {
+        self.child = spawn_daemon(self.dir.path(), &self.args);
+        self.wait_ready();
+    }
+
+    /// Ends it by SIGTERM; gives its exit code.
+    pub fn stop(&mut self) -> Option<i32> {
+        self.signal(libc::SIGTERM);
+        self.child.wait().unwrap().code()
+    }
+
+    fn try_status(&self) -> Option<Value> {
+        let out = self.pageone(&["status", "--json"]).stderr(Stdio::null()).output().unwrap();
+        out.status.success().then(|| serde_json::from_slice(&out.stdout).unwrap())
+    }
+
+    /// What `pageone status --json` says.
+    pub fn status(&self) -> Value {
+        self.try_status().expect("the daemon answers")
+    }
+
+    /// What it says of one client.
+    pub fn client(&self, pid: i32) -> Option<Value> {
+        let status = self.try_status()?;
+        let domains = status["domains"].as_array()?;
+        let clients = domains.iter().flat_map(|d| d["clients"].as_array().into_iter().flatten());
+        clients.into_iter().find(|c| c["pid"] == pid).cloned()
+    }
+
+    /// A `pageone` command on this daemon.
+    pub fn pageone(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(program("pageone"));
+        command.arg("--dir").arg(self.dir.path()).args(args);
+        command
+    }
+
+    /// A command that runs a program as a client.
+    pub fn run(&self, options: &[&str]) -> Command {
+        let mut command = self.pageone(&["run", "--no-start"]);
+        command.args(options).arg("--");
+        command
+    }
+
+    /// Starts the test client with a scenario.
+    pub fn scenario(&self, words: &[&str]) -> Client {
+        self.scenario_with(&[], words, &[])
+    }
+
+    /// The same, with options of `pageone run` and environment variables.
+    pub fn scenario_with(&self, options: &[&str], words: &[&str], env: &[(&str, &str)]) -> Client {
+        let mut command = self.run(options);
+        command.arg(program("pageone-test-client")).args(words).envs(env.iter().copied());
+        Client::spawn(command)
+    }
+
+    /// Waits until at least this many pages of a client map frames.
+    pub fn wait_merged(&self, pid: i32, pages: u64) {
+        let mut seen = 0;
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while seen < pages {
+            assert!(Instant::now() < deadline, "{seen} of {pages} pages merged after a minute: {}", self.status());
+            std::thread::sleep(Duration::from_millis(50));
+            seen = self.client(pid).and_then(|c| c["pages_merged"].as_u64()).unwrap_or(0);
+        }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            let log = std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default();
+            eprintln!("--- the daemon's log:\n{log}");
+        }
+    }
+}
+
+fn spawn_daemon(dir: &Path, args: &[String]) -> Child {
+    let log = std::fs::OpenOptions::new().create(true).append(true).open(dir.join("log")).unwrap();
+    let mut command = Command::new(program("pageone"));
+    command.arg("--dir").arg(dir).arg("daemon").args(args).stdin(Stdio::null()).stderr(log);
+    command.spawn().unwrap()
+}
+
+/// Sends a signal to a process.
+pub fn signal_process(pid: i32, signal: i32) {
+    let Some(pid) = rustix::process::Pid::from_raw(pid) else { return };
+    let signal = rustix::process::Signal::from_named_raw(signal).unwrap();
+    let _ = rustix::process::kill_process(pid, signal);
+}
+
+/// A test client: a process that speaks lines.
+pub struct Client {
+    child: Child,
+    input: Option<ChildStdin>,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Client {
+    /// Starts a command as a client.
+    pub fn spawn(mut command: Command) -> Self {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Self { input: child.stdin.take(), child, lines }
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> i32 {
+        self.child.id() as i32
+    }
+
+    /// The next line that it says.
+    pub fn hear(&mut self) -> String {
+        self.lines.next().map(|line| line.unwrap()).unwrap_or_else(|| "(it ended)".into())
+    }
+
+    /// Waits for this very line.
+    pub fn expect(&mut self, line: &str) {
+        assert_eq!(self.hear(), line, "from client {}", self.pid());
+    }
+
+    /// Says a line to it.
+    pub fn tell(&mut self, line: &str) {
+        writeln!(self.input.as_mut().unwrap(), "{line}").unwrap();
+    }
+
+    /// Tells it to go on, and expects that all is well.
+    pub fn go(&mut self) {
+        self.tell("go");
+        self.expect("ok");
+    }
+
+    /// Kills it without warning.
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Waits for its end; gives its exit code.
+    pub fn finish(&mut self) -> Option<i32> {
+        drop(self.input.take());
+        self.child.wait().unwrap().code()
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,127 @@
+//! Messages that wait to be sent.
+//!
+//! They are queued under the agent's lock, together with the change of mappings that they tell of, and sent by the agent
+//! thread in that order. The queue is bounded: when the daemon does not read, everything is forgotten and the connection
+//! closed; the next one starts with a full account of regions, and the daemon finds the mappings in `/proc/PID/maps`.
+
+use std::collections::VecDeque;
+use wire::ToDaemon;
+
+/// The most messages that wait.
+const LIMIT: usize = 4096;
+
+/// The queue; see the module.
+#[derive(Default)]
+pub struct Outbox {
+    queue: VecDeque<ToDaemon>,
+    open: bool,
+    overflowed: bool,
+}
+
+impl Outbox {
+    /// Takes nothing until it is opened.
+    pub const fn new() -> Outbox {
+        Outbox { queue: VecDeque::new(), open: false, overflowed: false }
+    }
+
+    /// A connection is there: `account` is sent first.
+    pub fn open(&mut self, account: impl Iterator<Item = ToDaemon>) {
+        *self = Outbox { queue: account.collect(), open: true, overflowed: false };
+    }
+
+    /// The connection is gone.
+    pub fn close(&mut self) {
+        *self = Outbox::new();
+    }
+
+    /// Queues a message, unless nobody listens.
+    pub fn push(&mut self, message: ToDaemon) {
+        if !self.open {
+            return;
+        }
+        if let (
+            ToDaemon::Discarded { region, page, len },
+            Some(ToDaemon::Discarded { region: last_region, page: last_page, len: last_len }),
+        ) = (&message, self.queue.back_mut())
+            && region == last_region
+        {
+            // A balloon discards page by page, upwards or downwards.
+            if last_page.checked_add(*last_len) == Some(*page) {
+                *last_len += len;
+                return;
+            }
+            if page.checked_add(*len) == Some(*last_page) {
+                (*last_page, *last_len) = (*page, *last_len + len);
+                return;
+            }
+        }
+        if self.queue.len() >= LIMIT {
+            *self = Outbox { overflowed: true, ..Outbox::new() };
+            return;
+        }
+        self.queue.push_back(message);
+    }
+
+    /// Whether messages were lost, so that the connection is of no use any more.
+    pub fn has_overflowed(&self) -> bool {
+        self.overflowed
+    }
+
+    /// The next message to send.
+    pub fn front(&self) -> Option<&ToDaemon> {
+        self.queue.front()
+    }
+
+    /// Takes the next message out.
+    pub fn sent(&mut self) {
+        self.queue.pop_front();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn discarded(page: u32, len: u32) -> ToDaemon {
+        ToDaemon::Discarded { region: 1, page, len }
+    }
+
+    #[test]
+    fn closed_takes_nothing_and_open_starts_with_the_account() {
+        let mut outbox = Outbox::new();
+        outbox.push(ToDaemon::Detached);
+        assert!(outbox.front().is_none());
+        outbox.open([ToDaemon::Ready].into_iter());
+        outbox.push(ToDaemon::Detached);
+        assert_eq!(outbox.front(), Some(&ToDaemon::Ready));
+        outbox.sent();
+        assert_eq!(outbox.front(), Some(&ToDaemon::Detached));
+    }
+
+    #[test]
+    fn neighbouring_discards_become_one_but_never_past_another_message() {
+        let mut outbox = Outbox::new();
+        outbox.open(std::iter::empty());
+        for page in (10..20).chain((0..10).rev()) {
+            outbox.push(discarded(page, 1));
+        }
+        outbox.push(ToDaemon::RegionShrunk { region: 1, page: 20, len: 1 });
+        outbox.push(discarded(20, 1));
+        outbox.push(ToDaemon::Discarded { region: 2, page: 21, len: 1 });
+        assert_eq!(outbox.queue.len(), 4);
+        assert_eq!(outbox.front(), Some(&discarded(0, 20)));
+    }
+
+    #[test]
+    fn overflow_is_noticed_and_forgets_everything() {
+        let mut outbox = Outbox::new();
+        outbox.open(std::iter::empty());
+        for page in 0..=LIMIT as u32 {
+            assert!(!outbox.has_overflowed());
+            outbox.push(discarded(page * 2, 1));
+        }
+        assert!(outbox.has_overflowed() && outbox.front().is_none());
+        outbox.push(ToDaemon::Ready);
+        assert!(outbox.front().is_none(), "nothing may follow a gap");
+    }
+}

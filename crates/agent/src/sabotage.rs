@@ -1,0 +1,70 @@
+//! Switches one guard off, for tests that must prove that they would notice (`PAGEONE_SABOTAGE=<guard>`).
+//!
+//! Compiled in only with the cargo feature `sabotage`; without it every guard is on and this costs nothing.
+
+/// A guard that can be switched off, or a hazard that can be made larger.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Sabotage {
+    /// Writers do not wait in a window.
+    NoProtect = 1,
+    /// Discarding merged pages brings back the frame.
+    NoDontneedGuard,
+    /// Unmapped ranges stay in the tables.
+    NoUnmapGuard,
+    /// Memory is moved without unmerging it.
+    NoMremapUnmerge,
+    /// Pinned and locked memory is merged.
+    NoPinCheck,
+    /// Mappings are made without end.
+    NoBudget,
+    /// Forks are not counted.
+    NoForkCount,
+    /// The agent's threads take signals.
+    SignalsUnblocked,
+    /// `MADV_DONTFORK` and the like are not repeated on new mappings.
+    NoStickyAdvice,
+    /// Every window takes 50 ms.
+    SlowWindow,
+}
+
+#[cfg(feature = "sabotage")]
+mod chosen {
+    use super::Sabotage;
+    use std::sync::atomic::{AtomicU8, Ordering};
+
+    static CHOSEN: AtomicU8 = AtomicU8::new(0);
+
+    pub fn read() {
+        use Sabotage::*;
+        let all = [
+            ("no-protect", NoProtect),
+            ("no-dontneed-guard", NoDontneedGuard),
+            ("no-unmap-guard", NoUnmapGuard),
+            ("no-mremap-unmerge", NoMremapUnmerge),
+            ("no-pin-check", NoPinCheck),
+            ("no-budget", NoBudget),
+            ("no-fork-count", NoForkCount),
+            ("signals-unblocked", SignalsUnblocked),
+            ("no-sticky-advice", NoStickyAdvice),
+            ("slow-window", SlowWindow),
+        ];
+        let name = std::env::var("PAGEONE_SABOTAGE").unwrap_or_default();
+        let found = all.iter().find(|(known, _)| *known == name);
+        CHOSEN.store(found.map_or(0, |&(_, which)| which as u8), Ordering::Relaxed);
+    }
+
+    pub fn is_on(which: Sabotage) -> bool {
+        CHOSEN.load(Ordering::Relaxed) == which as u8
+    }
+}
+
+#[cfg(not(feature = "sabotage"))]
+mod chosen {
+    pub const fn read() {}
+    pub const fn is_on(_: super::Sabotage) -> bool {
+        false
+    }
+}
+
+pub use chosen::{is_on, read};

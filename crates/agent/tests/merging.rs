@@ -1,0 +1,233 @@
+//! Merging a program's memory under its hands: nothing may be lost, whatever the program does with it meanwhile.
+
+mod support;
+
+use std::collections::HashMap;
+use support::client;
+use support::daemon::{Daemon, Program, Store};
+use wire::{Fate, ToAgent, ToDaemon};
+
+/// Not a test: what the client runs.
+#[test]
+fn client() {
+    client::run_if_asked();
+}
+
+/// A client with `pages` pages under management, and its daemon.
+fn start(pages: usize, sabotage: Option<&str>) -> Option<(Daemon, Program, Store)> {
+    if let Err(why) = kmem::uffd::Uffd::new(kmem::uffd::Features::WP | kmem::uffd::Features::WP_ASYNC) {
+        println!("SKIPPED: {why}");
+        return None;
+    }
+    let mut daemon = Daemon::new();
+    let mut program = Program::start(&daemon.socket, sabotage);
+    let start: u64 = program.ask(&format!("map {pages}")).parse().unwrap();
+    assert_eq!(program.ask("mark"), "0");
+    daemon.seen = daemon.accept();
+    daemon.wait_for(|message| *message == ToDaemon::RegionAdded { region: 1, start, len: pages as u64 * 4096 });
+    daemon.welcome();
+    let store = Store::new();
+    daemon.give(&store);
+    Some((daemon, program, store))
+}
+
+/// How many pages fared how.
+fn count(fates: &[(u32, Fate)]) -> HashMap<Fate, usize> {
+    let mut counts = HashMap::new();
+    fates.iter().for_each(|&(_, fate)| *counts.entry(fate).or_default() += 1);
+    counts
+}
+
+fn merge_all(daemon: &mut Daemon, store: &Store, pages: std::ops::Range<usize>) {
+    let len = pages.len();
+    let fates = daemon.merge(1, &store.runs(pages));
+    assert_eq!(count(&fates), HashMap::from([(Fate::Merged, len)]));
+}
+
+#[test]
+fn nothing_is_lost_under_writers() {
+    let pages = 65_536;
+    let Some((mut daemon, mut program, store)) = start(pages, None) else { return };
+    program.ask("start-writers");
+    let runs = store.runs(0..pages);
+    let (mut merged, mut differing, mut longest) = (0, 0, 0);
+    for _ in 0..4 {
+        for report in daemon.merge_reports(1, &runs) {
+            longest = longest.max(report.window_ns);
+            for outcome in report.outcomes {
+                match outcome.result {
+                    Fate::Merged => merged += outcome.len,
+                    Fate::Differs => differing += outcome.len,
+                    other => panic!("{other:?} with {} mappings", report.maps),
+                }
+            }
+        }
+    }
+    let writes = program.ask("stop-writers");
+    println!("{merged} merged, {differing} differed, {writes} writes, longest window {longest} ns");
+    assert!(merged > pages as u32 && differing > 0, "too little happened");
+    assert_eq!(program.ask(&format!("check 0 {pages}")), "0", "pages were lost");
+    assert!(!store.is_damaged());
+}
+
+#[test]
+fn merged_pages_map_frames_and_zeros_map_nothing() {
+    let Some((mut daemon, mut program, store)) = start(4096, None) else { return };
+    merge_all(&mut daemon, &store, 0..4096);
+    let zeros = (0..4096).filter(|&page| support::pattern_of(page) == 0).count();
+    assert_eq!(program.ask("files"), (4096 - zeros).to_string());
+    assert_eq!(program.ask("check 0 4096"), "0");
+    // Written and zeroed again: a zero page inside a mapping of frames becomes anonymous memory.
+    let page = (0..4096).find(|&page| support::pattern_of(page) == 1).unwrap();
+    assert_eq!(program.ask(&format!("advise {page} 1 {}", libc::MADV_DONTNEED)), "0");
+    assert_eq!(program.ask("files"), (4096 - zeros - 1).to_string());
+    // What does not equal stays as it is.
+    let fates = daemon.merge(1, &store.runs(page..page + 1));
+    assert_eq!(count(&fates), HashMap::from([(Fate::Differs, 1)]));
+    assert_eq!(program.ask(&format!("zeros {page} 1")), "0");
+    // Unknown segment, unknown region, past the end.
+    let mut runs = store.runs(9..10);
+    runs[0].target = wire::Target::Frames { segment: 1, slot: 0 };
+    assert_eq!(daemon.merge(1, &runs), [(9, Fate::Failed)]);
+    assert_eq!(daemon.merge(77, &store.runs(9..10)), [(9, Fate::Gone)]);
+    assert!(daemon.merge(1, &store.runs(4094..4098)).iter().any(|&(_, fate)| fate == Fate::Gone));
+    assert!(daemon.merge(1, &[]).is_empty(), "an empty batch gets its report");
+}
+
+#[test]
+fn discarding_gives_zeros() {
+    let Some((mut daemon, mut program, store)) = start(4096, None) else { return };
+    for (i, advice) in [libc::MADV_DONTNEED, libc::MADV_DONTNEED_LOCKED].into_iter().enumerate() {
+        let first = 500 + i * 1000;
+        merge_all(&mut daemon, &store, 1000 * i..1000 * (i + 1));
+        assert_eq!(program.ask(&format!("advise {first} 300 {advice}")), "0");
+        let page = first as u32;
+        daemon.wait_for(|message| *message == ToDaemon::Discarded { region: 1, page, len: 300 });
+        assert_eq!(program.ask(&format!("zeros {first} 300")), "0");
+        assert_eq!(program.ask(&format!("check {} 500", 1000 * i)), "0");
+    }
+    merge_all(&mut daemon, &store, 2000..4096);
+    assert_eq!(program.ask(&format!("advise 2000 10 {}", libc::MADV_FREE)), "0");
+    assert_eq!(program.ask(&format!("advise 3000 10 {}", libc::MADV_REMOVE)), libc::EINVAL.to_string());
+    assert_eq!(program.ask("check 3000 100"), "0");
+    assert!(!store.is_damaged());
+}
+
+#[test]
+fn unmapping_moving_and_protecting_parts() {
+    let Some((mut daemon, mut program, store)) = start(4096, None) else { return };
+    let shrunk = |page, len| move |message: &ToDaemon| *message == ToDaemon::RegionShrunk { region: 1, page, len };
+    merge_all(&mut daemon, &store, 0..4096);
+
+    assert_eq!(program.ask("unmap 100 50"), "0");
+    daemon.wait_for(shrunk(100, 50));
+    assert_eq!(program.ask("fresh 100 50"), "0");
+    assert_eq!(program.ask("zeros 100 50"), "0");
+    assert_eq!(count(&daemon.merge(1, &store.runs(90..160)))[&Fate::Gone], 50 + count_gone_around(&store));
+
+    assert_eq!(program.ask("fresh 200 50"), "0");
+    daemon.wait_for(shrunk(200, 50));
+    assert_eq!(program.ask("zeros 200 50"), "0");
+
+    assert_eq!(program.ask("protect 300 50 1"), "0");
+    daemon.wait_for(shrunk(300, 50));
+    assert_eq!(program.ask("check 300 50"), "0");
+    assert_eq!(program.ask("protect 300 50 3"), "0");
+    assert_eq!(program.ask("write 300 0"), "0");
+
+    // Growing needs one mapping: the part is unmerged first, and its bytes come along.
+    let place: isize = program.ask(&format!("move 400 64 128 {}", libc::MREMAP_MAYMOVE)).parse().unwrap();
+    daemon.wait_for(shrunk(400, 64));
+    assert!(!(0..4096).contains(&place));
+    assert_eq!(program.ask("check 464 100"), "0");
+    assert_eq!(program.ask(&format!("zeros {} 64", place + 64)), "0", "what was grown");
+    assert_eq!(program.ask("move 600 64 128 0"), libc::ENOMEM.to_string(), "others may use what cannot move");
+    assert_eq!(program.ask("move 600 64 32 0"), "600", "shrinking in place");
+    daemon.wait_for(shrunk(632, 32));
+    assert_eq!(program.ask("check 600 32"), "0");
+
+    assert_eq!(program.ask(&format!("advise 700 50 {}", libc::MADV_UNMERGEABLE)), "0");
+    daemon.wait_for(shrunk(700, 50));
+    assert_eq!(program.ask("check 664 300"), "0");
+    assert_eq!(program.ask(&format!("advise 800 50 {}", libc::MADV_DONTFORK)), "0");
+    daemon.wait_for(shrunk(800, 50));
+    assert_eq!(program.ask("check 664 300"), "0");
+
+    // Past the C library: the event thread learns of it.
+    assert_eq!(program.ask("raw-unmap 900 50"), "0");
+    daemon.wait_for(shrunk(900, 50));
+    assert!(!store.is_damaged());
+}
+
+/// Pages of the runs of 90..160 that are gone with the unmapped 100..150: a run that is partly unmanaged is gone whole.
+fn count_gone_around(store: &Store) -> usize {
+    let partly = |run: &&wire::Run| run.page < 150 && run.page + run.len > 100;
+    store.runs(90..160).iter().filter(partly).map(|run| run.len as usize).sum::<usize>() - 50
+}
+
+#[test]
+fn a_forked_child_has_the_same_memory() {
+    let Some((mut daemon, mut program, store)) = start(4096, None) else { return };
+    merge_all(&mut daemon, &store, 0..2048);
+    let forks = |daemon: &Daemon| daemon.control.as_ref().unwrap().load_u64(wire::control::FORKS);
+    assert_eq!(forks(&daemon), 0);
+    for i in 1..=3 {
+        assert_eq!(program.ask("fork"), "0");
+        assert!(forks(&daemon) >= i, "a fork was not counted");
+    }
+    assert_eq!(program.ask("check 0 4096"), "0");
+    merge_all(&mut daemon, &store, 2048..4096);
+    // With MADV_DONTFORK on all of it children get nothing, and nothing is counted.
+    assert_eq!(program.ask(&format!("advise 0 4096 {}", libc::MADV_DONTFORK)), "0");
+    merge_all(&mut daemon, &store, 0..4096);
+    let before = forks(&daemon);
+    assert_eq!(program.ask("fork"), (-libc::SIGSEGV).to_string(), "the child has no such memory");
+    assert_eq!(forks(&daemon), before);
+    assert_eq!(program.ask("check 0 4096"), "0");
+}
+
+#[test]
+fn detaching_leaves_plain_memory() {
+    let Some((mut daemon, mut program, store)) = start(8192, None) else { return };
+    merge_all(&mut daemon, &store, 0..8192);
+    program.ask("start-writers");
+    daemon.send(&ToAgent::Detach, &[]);
+    daemon.wait_for(|message| *message == ToDaemon::RegionShrunk { region: 1, page: 0, len: 8192 });
+    daemon.wait_for(|message| *message == ToDaemon::Detached);
+    daemon.wait_for_close();
+    program.ask("stop-writers");
+    assert_eq!(program.ask("files"), "0");
+    assert_eq!(program.ask("check 0 8192"), "0");
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(5);
+    // The one that runs the tests, and the one of the test.
+    while program.ask("threads") != "2" {
+        assert!(std::time::Instant::now() < end, "{} threads", program.ask("threads"));
+    }
+}
+
+#[test]
+fn held_memory_is_refused() {
+    let Some((mut daemon, mut program, store)) = start(512, None) else { return };
+    assert_eq!(program.ask("lock 0 1"), "0");
+    assert_eq!(count(&daemon.merge(1, &store.runs(100..200))), HashMap::from([(Fate::Locked, 100)]));
+    assert_eq!(program.ask("unlock 0 1"), "0");
+    match program.ask("pin 0 16").as_str() {
+        "0" => assert_eq!(count(&daemon.merge(1, &store.runs(100..200))), HashMap::from([(Fate::Pinned, 100)])),
+        errno => println!("SKIPPED the pinned part: io_uring answers {errno}"),
+    }
+    assert_eq!(program.ask("check 0 512"), "0");
+}
+
+#[test]
+fn mappings_have_a_budget() {
+    let most = kmem::procfs::max_map_count().unwrap();
+    if most > 200_000 {
+        return println!("SKIPPED: vm.max_map_count is {most}");
+    }
+    let Some((mut daemon, mut program, store)) = start(512, None) else { return };
+    assert_eq!(program.ask(&format!("mappings {}", most - most / 3)), "0");
+    let fates = count(&daemon.merge(1, &store.runs(1..100)));
+    assert_eq!(fates[&Fate::NoMaps], 99 - fates.get(&Fate::Merged).unwrap_or(&0), "zeros take no mapping");
+    assert_eq!(program.ask("files"), "0");
+    assert_eq!(program.ask("check 0 512"), "0");
+}

@@ -1,0 +1,154 @@
+//! Daemons that are mad, slow or gone: the agent leaves them and comes back with a full account; the program never notices.
+
+mod support;
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+use support::client;
+use support::daemon::{Daemon, Program, Store, control_page};
+use wire::{Fate, Merge, ToAgent, ToDaemon};
+
+const PAGES: usize = 4096;
+
+/// Not a test: what the client runs.
+#[test]
+fn client() {
+    client::run_if_asked();
+}
+
+fn start() -> Option<(Daemon, Program)> {
+    if let Err(why) = kmem::uffd::Uffd::new(kmem::uffd::Features::WP | kmem::uffd::Features::WP_ASYNC) {
+        println!("SKIPPED: {why}");
+        return None;
+    }
+    let daemon = Daemon::new();
+    let mut program = Program::start(&daemon.socket, None);
+    program.ask(&format!("map {PAGES}"));
+    assert_eq!(program.ask("mark"), "0");
+    Some((daemon, program))
+}
+
+fn memfd(len: usize, seals: SealFlags) -> (OwnedFd, u64) {
+    let fd = rustix::fs::memfd_create("test", MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&fd, len as u64).unwrap();
+    rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
+    let ino = kmem::memfd::identity(&fd).unwrap().ino;
+    (fd, ino)
+}
+
+#[test]
+fn nonsense_is_left() {
+    let Some((mut daemon, mut program)) = start() else { return };
+    let len = wire::SEGMENT_PAGES as usize * support::PAGE;
+    let store = Store::new();
+    let (unsealed, unsealed_id) = memfd(len, SealFlags::SHRINK);
+    let (short, short_id) = memfd(len / 2, kmem::memfd::STORE_SEALS);
+    let (shrinkable, _) = memfd(wire::control::LEN, SealFlags::GROW);
+    let null = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+    let (control, _map) = control_page();
+    let welcome = ToAgent::Welcome { version: wire::VERSION };
+    let early = ToAgent::Merge(Merge { batch: 1, region: 1, runs: store.runs(0..8) });
+    let descending = ToAgent::Merge(Merge { batch: 1, region: 1, runs: store.runs(0..40).into_iter().rev().collect() });
+
+    /// Whether a welcome comes first, the packet, its descriptors.
+    type Case<'a> = (bool, Vec<u8>, Vec<&'a OwnedFd>);
+    let cases: Vec<Case> = vec![
+        (false, vec![0xff; 100], vec![]),
+        (false, vec![0; wire::MAX_MESSAGE + 1], vec![]),
+        (false, wire::encode(&early), vec![]),
+        (false, wire::encode(&welcome), vec![]),
+        (false, wire::encode(&welcome), vec![&control, &control]),
+        (false, wire::encode(&welcome), vec![&null]),
+        (false, wire::encode(&welcome), vec![&shrinkable]),
+        (true, wire::encode(&welcome), vec![&control]),
+        (true, vec![0x7f], vec![]),
+        (true, wire::encode(&descending), vec![]),
+        (true, wire::encode(&ToAgent::Segment { segment: store.id }), vec![]),
+        (true, wire::encode(&ToAgent::Segment { segment: store.id + 1 }), vec![&store.fd]),
+        (true, wire::encode(&ToAgent::Segment { segment: unsealed_id }), vec![&unsealed]),
+        (true, wire::encode(&ToAgent::Segment { segment: short_id }), vec![&short]),
+        (true, wire::encode(&ToAgent::DropSegment { segment: 1 }), vec![&null]),
+    ];
+    for (i, (welcomed, packet, fds)) in cases.into_iter().enumerate() {
+        println!("case {i}");
+        daemon.accept();
+        if welcomed {
+            daemon.welcome();
+        }
+        daemon.send_bytes(&packet, &fds);
+        daemon.wait_for_close();
+        // A welcome resets the pause between attempts; else it grows with each.
+        if !welcomed {
+            daemon.accept();
+            daemon.welcome();
+            daemon.close();
+        }
+    }
+    daemon.accept();
+    daemon.welcome();
+    daemon.give(&store);
+    assert!(daemon.merge(1, &store.runs(0..100)).iter().all(|&(_, fate)| fate == Fate::Merged), "the agent still serves");
+    assert_eq!(program.ask(&format!("check 0 {PAGES}")), "0");
+}
+
+#[test]
+fn a_restarted_daemon_takes_everything_back() {
+    let Some((mut daemon, mut program)) = start() else { return };
+    let store = Store::new();
+    daemon.accept();
+    daemon.welcome();
+    daemon.give(&store);
+    daemon.merge(1, &store.runs(0..PAGES));
+    daemon.close();
+    assert_eq!(program.ask("unmap 100 10"), "0");
+    assert_eq!(program.ask(&format!("advise 200 10 {}", libc::MADV_DONTNEED)), "0");
+    assert_eq!(program.ask("fork"), "0");
+    let account = daemon.accept();
+    assert!(matches!(account[0], ToDaemon::Hello { forks: 1.., .. }), "{account:?}");
+    assert!(matches!(account[1], ToDaemon::RegionAdded { region: 1, .. }));
+    let rest = [
+        ToDaemon::RegionShrunk { region: 1, page: 100, len: 10 },
+        ToDaemon::SegmentHeld { segment: store.id },
+        ToDaemon::Ready,
+    ];
+    assert_eq!(account[2..], rest);
+    daemon.welcome();
+    // The segment is still held: nothing needs to be given.
+    assert!(daemon.merge(1, &store.runs(1000..2000)).iter().all(|&(_, fate)| fate == Fate::Merged));
+    assert_eq!(program.ask("zeros 200 10"), "0");
+    daemon.send(&ToAgent::DropSegment { segment: store.id }, &[]);
+    let page = (300..).find(|&page| support::pattern_of(page) != 0).unwrap();
+    assert_eq!(daemon.merge(1, &store.runs(page..page + 1)), [(page as u32, Fate::Failed)]);
+    assert_eq!(program.ask("check 210 3000"), "0", "mapped frames outlive the segment's descriptor");
+}
+
+#[test]
+fn a_daemon_that_does_not_read_stalls_nobody() {
+    let Some((mut daemon, mut program)) = start() else { return };
+    let store = Store::new();
+    daemon.accept();
+    daemon.welcome();
+    daemon.give(&store);
+    daemon.merge(1, &store.runs(0..PAGES));
+    let before = Instant::now();
+    for _ in 0..8 {
+        assert_eq!(program.ask(&format!("discard-each 0 {PAGES}")), "None");
+    }
+    assert!(before.elapsed() < Duration::from_secs(10));
+    daemon.wait_for_close();
+    let account = daemon.accept();
+    assert!(account.contains(&ToDaemon::SegmentHeld { segment: store.id }), "{account:?}");
+    daemon.welcome();
+    assert!(daemon.merge(1, &store.runs(1..2)).iter().all(|&(_, fate)| fate == Fate::Merged));
+    assert_eq!(program.ask("zeros 2000 1"), "0");
+    assert_eq!(program.ask("check 2001 1"), "0");
+}
+
+#[test]
+fn programs_that_mark_nothing_get_no_threads() {
+    let daemon = Daemon::new();
+    let mut program = Program::start(&daemon.socket, None);
+    program.ask("map 512");
+    assert_eq!(program.ask("threads"), "2", "the one that runs the tests, and the one of the test");
+}

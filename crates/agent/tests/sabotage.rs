@@ -1,0 +1,130 @@
+//! With a guard switched off the program must come to harm; otherwise the other tests prove nothing.
+//! Run with `--features sabotage`.
+#![cfg(feature = "sabotage")]
+
+mod support;
+
+use support::client;
+use support::daemon::{Daemon, Program, Store};
+use wire::{Fate, ToDaemon};
+
+/// Not a test: what the client runs.
+#[test]
+fn client() {
+    client::run_if_asked();
+}
+
+fn start(pages: usize, sabotage: &str) -> (Daemon, Program, Store) {
+    let mut daemon = Daemon::new();
+    let mut program = Program::start(&daemon.socket, Some(sabotage));
+    program.ask(&format!("map {pages}"));
+    assert_eq!(program.ask("mark"), "0");
+    daemon.seen = daemon.accept();
+    daemon.wait_for(|message| matches!(message, ToDaemon::RegionAdded { .. }));
+    daemon.welcome();
+    let store = Store::new();
+    daemon.give(&store);
+    (daemon, program, store)
+}
+
+#[test]
+fn without_protection_writes_are_lost() {
+    let pages = 16_384;
+    let (mut daemon, mut program, store) = start(pages, "no-protect");
+    program.ask("start-writers");
+    for _ in 0..200 {
+        daemon.merge(1, &store.runs(0..pages));
+        if has_died(&mut program) {
+            return;
+        }
+    }
+    program.tell("stop-writers");
+    // A writer that missed its write has panicked, and the program with it.
+    if program.answer().is_some() {
+        assert_ne!(program.ask(&format!("check 0 {pages}")), "0", "nothing was lost");
+    }
+}
+
+fn has_died(program: &mut Program) -> bool {
+    !std::path::Path::new(&format!("/proc/{}/fd/0", program.pid())).exists()
+}
+
+#[test]
+fn without_its_guard_discarding_brings_frames_back() {
+    let (mut daemon, mut program, store) = start(1024, "no-dontneed-guard");
+    daemon.merge(1, &store.runs(0..1024));
+    assert_eq!(program.ask(&format!("advise 100 100 {}", libc::MADV_DONTNEED)), "0");
+    assert_ne!(program.ask("zeros 100 100"), "0");
+}
+
+#[test]
+fn without_its_guard_unmapped_memory_is_merged() {
+    let (mut daemon, mut program, store) = start(1024, "no-unmap-guard");
+    assert_eq!(program.ask("unmap 100 100"), "0");
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| daemon.merge(1, &store.runs(100..200))));
+    let gone = outcome.is_ok_and(|fates| fates.iter().all(|&(_, fate)| fate == Fate::Gone));
+    assert!(!gone, "the agent did not believe in the memory");
+}
+
+#[test]
+fn without_unmerging_growing_fails() {
+    let (mut daemon, mut program, store) = start(1024, "no-mremap-unmerge");
+    daemon.merge(1, &store.runs(0..1024));
+    assert_eq!(program.ask(&format!("move 100 64 128 {}", libc::MREMAP_MAYMOVE)), libc::EFAULT.to_string());
+}
+
+#[test]
+fn without_the_check_locked_memory_is_merged() {
+    let (mut daemon, mut program, store) = start(1024, "no-pin-check");
+    assert_eq!(program.ask("lock 0 1"), "0");
+    assert!(daemon.merge(1, &store.runs(100..200)).iter().all(|&(_, fate)| fate == Fate::Merged));
+}
+
+#[test]
+fn without_a_budget_mappings_run_out() {
+    let (mut daemon, mut program, store) = start(512, "no-budget");
+    let most = kmem::procfs::max_map_count().unwrap();
+    assert_eq!(program.ask(&format!("mappings {}", most - most / 3)), "0");
+    assert!(daemon.merge(1, &store.runs(0..100)).iter().all(|&(_, fate)| fate == Fate::Merged));
+}
+
+#[test]
+fn without_counting_forks_go_unseen() {
+    let (daemon, mut program, _store) = start(512, "no-fork-count");
+    assert_eq!(program.ask("fork"), "0");
+    assert_eq!(daemon.control.as_ref().unwrap().load_u64(wire::control::FORKS), 0);
+}
+
+#[test]
+fn without_its_repetition_advice_is_lost() {
+    let (mut daemon, mut program, store) = start(1024, "no-sticky-advice");
+    assert_eq!(program.ask(&format!("advise 0 1024 {}", libc::MADV_DONTFORK)), "0");
+    daemon.merge(1, &store.runs(0..1024));
+    // The child faults on pages that it has not; a page that it has, it has only by a leak.
+    assert_ne!(leaked_mappings(&program), 0);
+}
+
+/// Mappings of the store in the program that a fork would copy.
+fn leaked_mappings(program: &Program) -> usize {
+    let smaps = std::fs::read_to_string(format!("/proc/{}/smaps", program.pid())).unwrap();
+    let (mut leaked, mut is_frame) = (0, false);
+    for line in smaps.lines() {
+        if line.contains(" rw-p ") {
+            is_frame = line.contains("memfd:");
+        } else if let Some(flags) = line.strip_prefix("VmFlags:") {
+            leaked += usize::from(is_frame && !flags.contains(" dc"));
+            is_frame = false;
+        }
+    }
+    leaked
+}
+
+#[test]
+fn signals_reach_threads_that_do_not_block_them() {
+    let (_daemon, program, _store) = start(512, "signals-unblocked");
+    let blocked = std::fs::read_dir(format!("/proc/{}/task", program.pid())).unwrap().flatten().filter(|task| {
+        let status = std::fs::read_to_string(task.path().join("status")).unwrap();
+        status.contains("Name:\tpageone-") && !status.contains("SigBlk:\tfffffffe7ffbfeff")
+    });
+    assert_eq!(blocked.count(), 2);
+}

@@ -1,0 +1,257 @@
+//! The program: maps memory, marks it, and does with it what it is told.
+
+use super::{PAGE, PATTERNS, pattern, pattern_of};
+use std::io::{BufRead, Write};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+/// The role's name in the environment.
+pub const ROLE: &str = "PAGEONE_TEST_CLIENT";
+
+/// Runs the program if this process has its role; returns whether it had.
+pub fn run_if_asked() -> bool {
+    if std::env::var_os(ROLE).is_none() {
+        return false;
+    }
+    let mut client = Client::default();
+    for line in std::io::stdin().lock().lines() {
+        let line = line.unwrap();
+        let words: Vec<&str> = line.split(' ').collect();
+        let answer = client.obey(words[0], &words[1..].iter().map(|word| word.parse::<isize>().unwrap() as usize).collect::<Vec<_>>());
+        println!("> {answer}");
+        std::io::stdout().flush().unwrap();
+    }
+    true
+}
+
+#[derive(Default)]
+struct Client {
+    start: usize,
+    pages: usize,
+    writers: Vec<JoinHandle<u64>>,
+}
+
+static STOP: AtomicBool = AtomicBool::new(false);
+/// What each page's last word must be.
+static COUNTS: std::sync::OnceLock<Vec<AtomicU64>> = std::sync::OnceLock::new();
+
+impl Client {
+    fn at(&self, page: usize) -> *mut u8 {
+        self.start.wrapping_add(page.wrapping_mul(PAGE)) as *mut u8
+    }
+
+    fn words(&self, page: usize) -> *mut u64 {
+        self.at(page).cast()
+    }
+
+    fn bytes(&self, page: usize) -> Vec<u64> {
+        // SAFETY: reads a mapped page.
+        (0..PAGE / 8).map(|i| unsafe { self.words(page).add(i).read_volatile() }).collect()
+    }
+
+    fn obey(&mut self, command: &str, args: &[usize]) -> String {
+        let arg = |i: usize| args[i];
+        match command {
+            "map" => self.map(arg(0)),
+            // SAFETY: the program's own memory, in all that follows.
+            "mark" => code(unsafe { libc::madvise(self.at(0).cast(), self.pages * PAGE, libc::MADV_MERGEABLE) }),
+            "advise" => code(unsafe { libc::madvise(self.at(arg(0)).cast(), arg(1) * PAGE, arg(2) as i32) }),
+            "unmap" => code(unsafe { libc::munmap(self.at(arg(0)).cast(), arg(1) * PAGE) }),
+            "protect" => code(unsafe { libc::mprotect(self.at(arg(0)).cast(), arg(1) * PAGE, arg(2) as i32) }),
+            "lock" => code(unsafe { libc::mlock(self.at(arg(0)).cast(), arg(1) * PAGE) }),
+            "unlock" => code(unsafe { libc::munlock(self.at(arg(0)).cast(), arg(1) * PAGE) }),
+            "fresh" => {
+                let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+                // SAFETY: as above.
+                let place = unsafe { libc::mmap(self.at(arg(0)).cast(), arg(1) * PAGE, 3, flags, -1, 0) };
+                code(if place == libc::MAP_FAILED { -1 } else { 0 })
+            }
+            "move" => {
+                // SAFETY: as above.
+                let place = unsafe { libc::mremap(self.at(arg(0)).cast(), arg(1) * PAGE, arg(2) * PAGE, arg(3) as i32) };
+                if place == libc::MAP_FAILED { code(-1) } else { format!("{}", (place as isize - self.start as isize) / PAGE as isize) }
+            }
+            "raw-unmap" => code(unsafe { libc::syscall(libc::SYS_munmap, self.at(arg(0)), arg(1) * PAGE) } as i32),
+            "write" => {
+                // SAFETY: as above.
+                unsafe { self.words(arg(0)).add(PAGE / 8 - 1).write_volatile(arg(1) as u64) };
+                "0".into()
+            }
+            "discard-each" => {
+                // Every other page, so that nothing can be told together.
+                let failed = (arg(0)..arg(0) + arg(1)).step_by(2).find(|&page| {
+                    // SAFETY: as above.
+                    unsafe { libc::madvise(self.at(page).cast(), PAGE, libc::MADV_DONTNEED) != 0 }
+                });
+                format!("{failed:?}")
+            }
+            "check" => self.check(arg(0), arg(1)),
+            "zeros" => {
+                let bad = (0..arg(1)).map(|i| arg(0).wrapping_add(i)).filter(|&page| self.bytes(page).iter().any(|&word| word != 0)).count();
+                format!("{bad}")
+            }
+            "start-writers" => self.start_writers(),
+            "stop-writers" => self.stop_writers(),
+            "files" => self.files_mapped(),
+            "fork" => self.fork(),
+            "mappings" => make_mappings(arg(0)),
+            "pin" => pin(self.at(arg(0)), arg(1) * PAGE),
+            "threads" => std::fs::read_dir("/proc/self/task").unwrap().count().to_string(),
+            _ => panic!("{command}"),
+        }
+    }
+
+    fn map(&mut self, pages: usize) -> String {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: new memory.
+        let place = unsafe { libc::mmap(std::ptr::null_mut(), pages * PAGE, 3, flags, -1, 0) };
+        assert_ne!(place, libc::MAP_FAILED);
+        (self.start, self.pages) = (place as usize, pages);
+        // SAFETY: as above.
+        unsafe { libc::madvise(place, pages * PAGE, libc::MADV_NOHUGEPAGE) };
+        let patterns: Vec<_> = (0..PATTERNS).map(pattern).collect();
+        for page in 0..pages {
+            let words = &patterns[pattern_of(page) as usize];
+            // SAFETY: within the new memory.
+            unsafe { std::ptr::copy_nonoverlapping(words.as_ptr(), self.words(page), PAGE / 8) };
+        }
+        format!("{}", self.start)
+    }
+
+    /// How many pages are not what they must be.
+    fn check(&self, from: usize, pages: usize) -> String {
+        let counts = COUNTS.get();
+        let bad = (from..from + pages).filter(|&page| {
+            let mut wanted = pattern(pattern_of(page));
+            wanted[PAGE / 8 - 1] = counts.map_or(0, |counts| counts[page].load(Ordering::SeqCst));
+            self.bytes(page) != wanted
+        });
+        format!("{}", bad.count())
+    }
+
+    fn start_writers(&mut self) -> String {
+        STOP.store(false, Ordering::SeqCst);
+        let pages = self.pages;
+        COUNTS.get_or_init(|| (0..pages).map(|_| AtomicU64::new(0)).collect());
+        for parity in 0..2 {
+            let words = self.words(0) as usize;
+            self.writers.push(std::thread::spawn(move || write(words as *mut u64, pages, parity)));
+        }
+        "0".into()
+    }
+
+    fn stop_writers(&mut self) -> String {
+        STOP.store(true, Ordering::SeqCst);
+        let writes: u64 = self.writers.drain(..).map(|writer| writer.join().unwrap()).sum();
+        format!("{writes}")
+    }
+
+    /// Pages of the memory that lie in mappings of files.
+    fn files_mapped(&self) -> String {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let mut pages = 0;
+        for line in maps.lines() {
+            let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+            let (start, end) = fields[0].split_once('-').unwrap();
+            let bound = |text: &str| usize::from_str_radix(text, 16).unwrap().clamp(self.start, self.start + self.pages * PAGE);
+            if fields[4] != "0" {
+                pages += (bound(end) - bound(start)) / PAGE;
+            }
+        }
+        format!("{pages}")
+    }
+
+    /// Forks; the child checks everything, discards some and moves some. Answers how many things were wrong.
+    fn fork(&self) -> String {
+        // SAFETY: the child makes system calls, and uses the heap only after the C library's own handlers put it in order.
+        match unsafe { libc::fork() } {
+            -1 => "cannot fork".into(),
+            0 => {
+                let mut wrong: i32 = self.check(0, self.pages).parse().unwrap();
+                let sockets = std::fs::read_dir("/proc/self/fd").unwrap().flatten().filter(|entry| {
+                    let target = std::fs::read_link(entry.path()).unwrap_or_default();
+                    ["socket:", "userfaultfd", "eventfd", "memfd:"].iter().any(|kind| target.to_string_lossy().contains(kind))
+                });
+                let sockets: Vec<_> = sockets.map(|entry| std::fs::read_link(entry.path())).collect();
+                if !sockets.is_empty() {
+                    eprintln!("the child inherited {sockets:?}");
+                }
+                wrong += sockets.len() as i32;
+                // SAFETY: the child's own memory.
+                unsafe {
+                    wrong += i32::from(libc::madvise(self.at(64).cast(), 64 * PAGE, libc::MADV_DONTNEED) != 0);
+                    wrong += i32::from(self.bytes(64).iter().chain(&self.bytes(127)).any(|&word| word != 0));
+                    wrong += i32::from(self.check(128, 64) != "0");
+                    let moved = libc::mremap(self.at(128).cast(), 64 * PAGE, 128 * PAGE, libc::MREMAP_MAYMOVE);
+                    wrong += i32::from(moved == libc::MAP_FAILED);
+                    wrong += i32::from(*moved.cast::<[u64; 512]>() != pattern(pattern_of(128)));
+                    libc::_exit(wrong.min(255));
+                }
+            }
+            child => {
+                let mut status = 0;
+                // SAFETY: waits for the child made above.
+                unsafe { libc::waitpid(child, &mut status, 0) };
+                format!("{}", if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { -status })
+            }
+        }
+    }
+}
+
+fn code(result: i32) -> String {
+    if result == -1 { format!("{}", std::io::Error::last_os_error().raw_os_error().unwrap()) } else { "0".into() }
+}
+
+/// Writes to pages of one parity, each time checking that the last write is still there. Most writes put back what a
+/// frame holds, so that pages come and go.
+fn write(words: *mut u64, pages: usize, parity: usize) -> u64 {
+    let counts = COUNTS.get().unwrap();
+    let (mut seed, mut writes) = (parity as u64 * 77 + 1, 0);
+    while !STOP.load(Ordering::Relaxed) {
+        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        let page = (seed >> 33) as usize % (pages / 2) * 2 + parity;
+        let value = if writes % 4 == 0 { writes + 1 } else { 0 };
+        // SAFETY: the last word of a page that only this thread writes.
+        unsafe {
+            let word = words.add(page * (PAGE / 8) + PAGE / 8 - 1);
+            assert_eq!(word.read_volatile(), counts[page].load(Ordering::Relaxed), "a write to page {page} was lost");
+            counts[page].store(value, Ordering::Relaxed);
+            word.write_volatile(value);
+            assert_eq!(word.read_volatile(), value, "a write to page {page} was lost at once");
+        }
+        writes += 1;
+        if writes % 64 == 0 {
+            std::thread::sleep(std::time::Duration::from_micros(50));
+        }
+    }
+    writes
+}
+
+/// Makes that many mappings more.
+fn make_mappings(count: usize) -> String {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: new memory, cut into mappings by protecting every other page.
+    unsafe {
+        let place = libc::mmap(std::ptr::null_mut(), count * PAGE, 3, flags, -1, 0);
+        for page in (0..count).step_by(2) {
+            if libc::mprotect(place.byte_add(page * PAGE), PAGE, libc::PROT_READ) != 0 {
+                return code(-1);
+            }
+        }
+    }
+    "0".into()
+}
+
+/// Registers memory with io_uring, which pins it (`io_uring_register(2)`).
+fn pin(start: *mut u8, len: usize) -> String {
+    let mut params = [0u8; 120];
+    let buffer = libc::iovec { iov_base: start.cast(), iov_len: len };
+    // SAFETY: io_uring_setup takes a zeroed io_uring_params of 120 bytes; IORING_REGISTER_BUFFERS (0) an array of iovecs.
+    unsafe {
+        let ring = libc::syscall(libc::SYS_io_uring_setup, 2, params.as_mut_ptr());
+        if ring < 0 {
+            return code(-1);
+        }
+        code(libc::syscall(libc::SYS_io_uring_register, ring, 0, &raw const buffer, 1) as i32)
+    }
+}

@@ -1,0 +1,284 @@
+//! The daemon: accepts the client's agent, sends it frames and batches, and keeps what it answers.
+
+use super::client::ROLE;
+use super::{PAGE, PATTERNS, pattern, pattern_of};
+use kmem::memfd::{self, SharedMap};
+use kmem::seqpacket::{Conn, Listener};
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+use wire::{Fate, Merge, Report, Run, SEGMENT_PAGES, Target, ToAgent, ToDaemon};
+
+/// A running client.
+pub struct Program {
+    child: Child,
+    commands: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Program {
+    /// Starts this executable again as the client, with the library preloaded.
+    pub fn start(socket: &std::path::Path, sabotage: Option<&str>) -> Program {
+        let executable = std::env::current_exe().unwrap();
+        let library = executable.with_file_name("libpageone_agent.so");
+        assert!(library.exists(), "{} was not built", library.display());
+        let mut command = Command::new(executable);
+        command.args(["--exact", "client", "--nocapture", "--test-threads=1"]);
+        command.env(ROLE, "1").env(wire::ENV_SOCKET, socket).env("LD_PRELOAD", library);
+        if let Some(sabotage) = sabotage {
+            command.env("PAGEONE_SABOTAGE", sabotage);
+        }
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (commands, answers) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        Program { child, commands, answers }
+    }
+
+    /// Gives a command without waiting.
+    pub fn tell(&mut self, command: &str) {
+        writeln!(self.commands, "{command}").unwrap();
+    }
+
+    /// The answer to a command given before; `None` if the program died.
+    pub fn answer(&mut self) -> Option<String> {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            if self.answers.read_line(&mut line).unwrap() == 0 {
+                return None;
+            }
+            if let Some((_, answer)) = line.trim_end().split_once("> ") {
+                return Some(answer.to_owned());
+            }
+        }
+    }
+
+    /// Gives a command and waits for its answer.
+    pub fn ask(&mut self, command: &str) -> String {
+        self.tell(command);
+        self.answer().unwrap_or_else(|| panic!("the program died of {command:?}"))
+    }
+
+    /// Number of the process.
+    pub fn pid(&self) -> i32 {
+        self.child.id() as i32
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A store of one segment that holds every pattern, each slot once, after each other.
+pub struct Store {
+    pub fd: OwnedFd,
+    pub map: SharedMap,
+    pub id: u64,
+}
+
+impl Store {
+    pub fn new() -> Store {
+        let (fd, map) = memfd::create_sealed("pageone-test", SEGMENT_PAGES as usize * PAGE).unwrap();
+        for number in 0..PATTERNS {
+            map.write_page(number as usize, &bytes(number));
+        }
+        let id = memfd::identity(&fd).unwrap().ino;
+        Store { fd, map, id }
+    }
+
+    /// Whether a frame was changed.
+    pub fn is_damaged(&self) -> bool {
+        (0..PATTERNS).any(|number| {
+            let mut page = [0; PAGE];
+            self.map.read_page(number as usize, &mut page);
+            page != bytes(number)
+        })
+    }
+
+    /// Runs that merge these pages of the client with their patterns, zeros with zeros.
+    pub fn runs(&self, pages: std::ops::Range<usize>) -> Vec<Run> {
+        let mut runs: Vec<Run> = Vec::new();
+        for page in pages {
+            let number = pattern_of(page);
+            let target = if number == 0 { Target::Zero } else { Target::Frames { segment: self.id, slot: number } };
+            match runs.last_mut() {
+                Some(last)
+                    if last.page + last.len == page as u32
+                        && matches!(last.target, Target::Frames { slot, .. } if slot + last.len == number) =>
+                {
+                    last.len += 1;
+                }
+                _ => runs.push(Run { page: page as u32, len: 1, target }),
+            }
+        }
+        runs
+    }
+}
+
+fn bytes(number: u32) -> [u8; PAGE] {
+    let mut page = [0; PAGE];
+    for (bytes, word) in page.chunks_exact_mut(8).zip(pattern(number)) {
+        bytes.copy_from_slice(&word.to_ne_bytes());
+    }
+    page
+}
+
+/// The socket, and at most one client's connection.
+pub struct Daemon {
+    _dir: tempfile::TempDir,
+    pub socket: PathBuf,
+    listener: Listener,
+    conn: Option<Conn>,
+    pub control: Option<SharedMap>,
+    /// What came while something else was waited for.
+    pub seen: Vec<ToDaemon>,
+    batch: u64,
+}
+
+/// A control page: a memfd that cannot shrink.
+pub fn control_page() -> (OwnedFd, SharedMap) {
+    use rustix::fs::{MemfdFlags, SealFlags};
+    let fd = rustix::fs::memfd_create("control", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&fd, wire::control::LEN as u64).unwrap();
+    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).unwrap();
+    let map = memfd::map_shared(&fd, wire::control::LEN).unwrap();
+    (fd, map)
+}
+
+impl Daemon {
+    pub fn new() -> Daemon {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("agent");
+        let listener = Listener::bind(&socket, 0o666).unwrap();
+        Daemon { _dir: dir, socket, listener, conn: None, control: None, seen: Vec::new(), batch: 0 }
+    }
+
+    /// Waits for the agent to connect and tell its regions; returns these messages.
+    pub fn accept(&mut self) -> Vec<ToDaemon> {
+        self.conn = None;
+        self.seen.clear();
+        let end = Instant::now() + Duration::from_secs(20);
+        while self.conn.is_none() {
+            assert!(Instant::now() < end, "the agent does not come");
+            self.conn = self.listener.accept().unwrap();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let mut account = Vec::new();
+        while account.last() != Some(&ToDaemon::Ready) {
+            account.push(self.next());
+        }
+        assert!(matches!(&account[0], ToDaemon::Hello { version: wire::VERSION, .. }), "{account:?}");
+        account
+    }
+
+    pub fn welcome(&mut self) {
+        let (fd, map) = control_page();
+        self.send(&ToAgent::Welcome { version: wire::VERSION }, &[&fd]);
+        self.control = Some(map);
+    }
+
+    pub fn give(&mut self, store: &Store) {
+        self.send(&ToAgent::Segment { segment: store.id }, &[&store.fd]);
+    }
+
+    pub fn send(&mut self, message: &ToAgent, fds: &[&OwnedFd]) {
+        self.send_bytes(&wire::encode(message), fds);
+    }
+
+    pub fn send_bytes(&mut self, packet: &[u8], fds: &[&OwnedFd]) {
+        let fds: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
+        self.conn.as_ref().unwrap().send(packet, &fds).unwrap();
+    }
+
+    /// Hangs up.
+    pub fn close(&mut self) {
+        self.conn = None;
+    }
+
+    fn receive(&mut self) -> Option<Option<ToDaemon>> {
+        let mut packet = vec![0; wire::MAX_MESSAGE];
+        let mut fds = Vec::new();
+        match self.conn.as_ref().unwrap().recv(&mut packet, &mut fds) {
+            Ok(None) => None,
+            Ok(Some(0)) | Err(_) => Some(None),
+            Ok(Some(len)) => Some(Some(wire::decode_to_daemon(&packet[..len]).unwrap())),
+        }
+    }
+
+    /// The next message.
+    pub fn next(&mut self) -> ToDaemon {
+        let end = Instant::now() + Duration::from_secs(20);
+        loop {
+            match self.receive() {
+                Some(Some(message)) => return message,
+                Some(None) => panic!("the agent closed the connection"),
+                None => assert!(Instant::now() < end, "the agent says nothing"),
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    /// Waits for a message that fits; others are kept.
+    pub fn wait_for(&mut self, fits: impl Fn(&ToDaemon) -> bool) {
+        if let Some(found) = self.seen.iter().position(&fits) {
+            self.seen.remove(found);
+            return;
+        }
+        loop {
+            let message = self.next();
+            if fits(&message) {
+                return;
+            }
+            self.seen.push(message);
+        }
+    }
+
+    /// Waits until the agent hangs up.
+    pub fn wait_for_close(&mut self) {
+        let end = Instant::now() + Duration::from_secs(20);
+        while !matches!(self.receive(), Some(None)) {
+            assert!(Instant::now() < end, "the agent stays");
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    /// Merges the runs, a batch at a time, and returns how each page fared.
+    pub fn merge(&mut self, region: u32, runs: &[Run]) -> Vec<(u32, Fate)> {
+        self.merge_reports(region, runs).iter().flat_map(|report| &report.outcomes).flat_map(pages_of).collect()
+    }
+
+    pub fn merge_reports(&mut self, region: u32, runs: &[Run]) -> Vec<Report> {
+        let mut reports = Vec::new();
+        for runs in runs.chunks(256) {
+            self.batch += 1;
+            self.send(&ToAgent::Merge(Merge { batch: self.batch, region, runs: runs.to_vec() }), &[]);
+            let mut told = Vec::new();
+            loop {
+                match self.next() {
+                    ToDaemon::Report(report) => {
+                        assert_eq!(report.batch, self.batch);
+                        told.extend(report.outcomes.iter().flat_map(pages_of).map(|(page, _)| page));
+                        let last = report.last;
+                        reports.push(report);
+                        if last {
+                            break;
+                        }
+                    }
+                    other => self.seen.push(other),
+                }
+            }
+            let asked: Vec<u32> = runs.iter().flat_map(|run| run.page..run.page + run.len).collect();
+            assert_eq!(told, asked, "every page is told of once, in order");
+        }
+        reports
+    }
+}
+
+fn pages_of(outcome: &wire::Outcome) -> impl Iterator<Item = (u32, Fate)> + use<> {
+    let result = outcome.result;
+    (outcome.page..outcome.page + outcome.len).map(move |page| (page, result))
+}

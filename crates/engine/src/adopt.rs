@@ -1,0 +1,152 @@
+//! Taking clients back: after a restart of the daemon, and after a lost connection.
+//!
+//! What a client has merged stands in the kernel's own tables, so nothing about it is asked of the agent: a mapping of a
+//! segment in `/proc/PID/maps` names the segment (by inode number) and the slot (by offset), and `PAGEMAP_SCAN` says
+//! which of its pages were copied since. An agent hands its segments' descriptors back; the daemon takes one only if a
+//! daemon of this directory wrote down that it made it for this domain ([`StateFile`]). A segment taken back can't be
+//! written any more, by anyone; its frames are shared until their last user goes.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use kmem::PAGE_SIZE;
+use kmem::pagemap::{Categories, PageRun, Pagemap, Query};
+use kmem::range::Range;
+use wire::{RegionId, SegmentId};
+
+use crate::client::Client;
+use crate::index::{Place, Seen};
+use crate::ledger::Entry;
+use crate::store::Frame;
+
+/// Name of the state file in the daemon's directory.
+pub(crate) const STATE_FILE: &str = "segments";
+
+/// The segments that daemons of this directory have made: one `INODE DOMAIN` a line.
+pub(crate) struct StateFile {
+    path: PathBuf,
+    known: BTreeMap<SegmentId, String>,
+    written: BTreeMap<SegmentId, String>,
+}
+
+impl StateFile {
+    pub(crate) fn load(directory: &Path) -> std::io::Result<Self> {
+        let path = directory.join(STATE_FILE);
+        let text = match std::fs::read_to_string(&path) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
+            other => other?,
+        };
+        // A line that is no segment is dropped: at worst a segment is not taken back.
+        let known: BTreeMap<_, _> = text
+            .lines()
+            .filter_map(|line| line.split_once(' '))
+            .filter_map(|(inode, domain)| Some((inode.parse().ok()?, domain.to_string())))
+            .collect();
+        Ok(Self { path, written: known.clone(), known })
+    }
+
+    pub(crate) fn knows(&self, segment: SegmentId, domain: &str) -> bool {
+        self.known.get(&segment).is_some_and(|d| d == domain)
+    }
+
+    /// Writes down the segments there are now. Those that earlier daemons made stay known: their holders may come yet.
+    pub(crate) fn record(&mut self, now: BTreeMap<SegmentId, String>) -> std::io::Result<()> {
+        self.known.extend(now);
+        if self.known == self.written {
+            return Ok(());
+        }
+        let mut text = String::new();
+        for (segment, domain) in &self.known {
+            text += &format!("{segment} {domain}\n");
+        }
+        let new = self.path.with_extension("new");
+        use std::os::unix::fs::OpenOptionsExt;
+        let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+        file.write_all(text.as_bytes())?;
+        std::fs::rename(&new, &self.path)?;
+        self.written = self.known.clone();
+        Ok(())
+    }
+}
+
+/// Fills a new client's ledger with what its mappings say.
+pub(crate) fn rebuild(client: &Client) -> std::io::Result<()> {
+    let store = &client.domain.store;
+    let mut found: Vec<(RegionId, Range, Frame)> = Vec::new();
+    {
+        let state = client.state();
+        kmem::procfs::for_each_map(Some(client.pid), |line| {
+            if !line.path.starts_with("/memfd:pageone:") {
+                return;
+            }
+            let Some(first) = store.find(line.inode) else { return };
+            for (&id, region) in &state.regions {
+                let all = Range::new(region.start as usize, region.pages as usize * PAGE_SIZE);
+                if let Some(part) = line.range.intersect(&all) {
+                    let slot = (line.offset as usize + (part.start - line.range.start)) / PAGE_SIZE;
+                    found.push((id, part, Frame(first.0 + slot as u32)));
+                }
+            }
+        })?;
+    }
+    let pagemap = Pagemap::open(client.pid)?;
+    let query = Query {
+        any_of: Categories::PRESENT | Categories::SWAPPED,
+        returned: Categories::PRESENT | Categories::SWAPPED | Categories::FILE,
+        ..Query::default()
+    };
+    let mut bytes = [0; PAGE_SIZE];
+    for (id, range, first) in found {
+        let mut copied = vec![false; range.pages()];
+        pagemap.scan(range, &query, &mut |run: PageRun| {
+            // Present and not of a file: copied. What is neither here nor swapped was not touched since it was merged.
+            if !run.categories.contains(Categories::FILE) && run.categories.contains(Categories::PRESENT) {
+                copied[(run.start - range.start) / PAGE_SIZE..(run.end - range.start) / PAGE_SIZE].fill(true);
+            }
+        })?;
+        let mut state = client.state();
+        let Some(region) = state.regions.get_mut(&id) else { continue };
+        let page = (range.start - region.start as usize) / PAGE_SIZE;
+        for (i, _) in copied.iter().enumerate().filter(|(_, copied)| !**copied) {
+            let frame = Frame(first.0 + i as u32);
+            if store.adopt_ref(frame) && store.read(frame, &mut bytes) {
+                // Its first user since the restart: the index must learn of it.
+                let digest = client.domain.digest(&bytes);
+                if let Some(Seen::First(handle)) = client.domain.index.see(digest, Place::Frame(frame)) {
+                    store.set_handle(frame, handle);
+                }
+            }
+            region.set((page + i) as u32, Entry::Merged(frame));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_state_file_remembers_what_daemons_made() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut first = StateFile::load(directory.path()).unwrap();
+        first.record(BTreeMap::from([(7, "a b".to_string())])).unwrap();
+        let mut second = StateFile::load(directory.path()).unwrap();
+        assert!(second.knows(7, "a b"));
+        assert!(!second.knows(7, "a"), "another domain");
+        assert!(!second.knows(8, "a b"));
+        second.record(BTreeMap::from([(9, "c".to_string())])).unwrap();
+        let third = StateFile::load(directory.path()).unwrap();
+        assert!(third.knows(7, "a b") && third.knows(9, "c"));
+    }
+
+    #[test]
+    fn a_damaged_state_file_loses_only_the_damaged_lines() {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join(STATE_FILE), "7 a\nnonsense\n-1 b\n8 c\n").unwrap();
+        let state = StateFile::load(directory.path()).unwrap();
+        assert!(state.knows(7, "a") && state.knows(8, "c"));
+        assert_eq!(state.known.len(), 2);
+    }
+}

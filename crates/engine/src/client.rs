@@ -1,0 +1,530 @@
+//! A client as the daemon knows it: its regions' ledgers, the batches under way, and what its agent reports.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::atomic::{AtomicU32, Ordering::*};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use kmem::memfd::SharedMap;
+use kmem::pagemap::{Categories, PageRun, Pagemap, Query};
+use kmem::pidfd::PidFd;
+use kmem::range::Range;
+use kmem::seqpacket::Conn;
+use kmem::PAGE_SIZE;
+use wire::{Fate, Merge, RegionId, Report, Run, SegmentId, Target, ToAgent, ToDaemon};
+
+use crate::config::HugePages;
+use crate::domain::Domain;
+use crate::index::{MAX_REGIONS, Place, Sighting};
+use crate::ledger::{Entry, Region};
+use crate::store::Frame;
+
+/// What a planned page is to be merged with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Goal {
+    Frame(Frame),
+    Zero,
+}
+
+/// Consecutive pages of a batch with consecutive frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PlannedRun {
+    pub(crate) page: u32,
+    pub(crate) len: u32,
+    pub(crate) goal: Goal,
+}
+
+impl PlannedRun {
+    fn goal_of(&self, page: u32) -> Goal {
+        match self.goal {
+            Goal::Frame(first) => Goal::Frame(Frame(first.0 + (page - self.page))),
+            Goal::Zero => Goal::Zero,
+        }
+    }
+}
+
+struct Batch {
+    region: RegionId,
+    runs: Vec<PlannedRun>,
+}
+
+/// Another client's worker made a frame of what was sighted here; this page should use it too.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wish {
+    pub(crate) region: RegionId,
+    pub(crate) page: u32,
+    pub(crate) handle: u32,
+    pub(crate) frame: Frame,
+}
+
+#[derive(Default)]
+struct Wishes {
+    closed: bool,
+    list: Vec<Wish>,
+}
+
+/// Sums over a client's life.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Totals {
+    pub(crate) full_scans: u64,
+    pub(crate) merged: u64,
+    pub(crate) zeroed: u64,
+    pub(crate) differed: u64,
+    pub(crate) copied: u64,
+    pub(crate) agent_cpu_ns: u64,
+    pub(crate) window_max_ns: u64,
+}
+
+/// The changing half of a client.
+pub(crate) struct State {
+    pub(crate) connected: bool,
+    pub(crate) detached: bool,
+    pub(crate) regions: BTreeMap<RegionId, Region>,
+    batches: HashMap<u64, Batch>,
+    next_batch: u64,
+    /// Pages in batches under way.
+    pub(crate) outstanding: u32,
+    sent: HashSet<SegmentId>,
+    /// Why nothing of this client is merged at present.
+    pub(crate) refused: Option<String>,
+    /// Its agent did not answer in time.
+    pub(crate) stalled: bool,
+    /// Runs shorter than this are left out: the budget of mappings is short.
+    pub(crate) min_run: u32,
+    /// Whether the budget of mappings has bound.
+    pub(crate) maps_bound: bool,
+    pub(crate) maps: u32,
+    pub(crate) first_maps: u32,
+    pub(crate) totals: Totals,
+}
+
+/// One client.
+pub(crate) struct Client {
+    pub(crate) number: u32,
+    pub(crate) pid: i32,
+    pub(crate) uid: u32,
+    pub(crate) name: String,
+    pub(crate) domain: Arc<Domain>,
+    pub(crate) conn: Conn,
+    pub(crate) pidfd: PidFd,
+    control: SharedMap,
+    forks_before: u64,
+    pagemap: Pagemap,
+    huge_pages: HugePages,
+    state: Mutex<State>,
+    settled: Condvar,
+    wishes: Mutex<Wishes>,
+    /// Turns asked of the workers; see [`crate::work::Queue`].
+    pub(crate) turns: AtomicU32,
+}
+
+/// What a client is made from.
+pub(crate) struct Parts {
+    pub(crate) number: u32,
+    pub(crate) pid: i32,
+    pub(crate) uid: u32,
+    pub(crate) name: String,
+    pub(crate) domain: Arc<Domain>,
+    pub(crate) conn: Conn,
+    pub(crate) pidfd: PidFd,
+    pub(crate) control: SharedMap,
+    pub(crate) forks: u64,
+    pub(crate) pagemap: Pagemap,
+    pub(crate) huge_pages: HugePages,
+    pub(crate) held: HashSet<SegmentId>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Client {
+    pub(crate) fn new(parts: Parts) -> Self {
+        let maps = kmem::procfs::count_maps(Some(parts.pid)).unwrap_or(0) as u32;
+        let state = State {
+            connected: true,
+            detached: false,
+            regions: BTreeMap::new(),
+            batches: HashMap::new(),
+            next_batch: 1,
+            outstanding: 0,
+            sent: parts.held,
+            refused: None,
+            stalled: false,
+            min_run: 1,
+            maps_bound: false,
+            maps,
+            first_maps: maps,
+            totals: Totals::default(),
+        };
+        Self {
+            number: parts.number,
+            pid: parts.pid,
+            uid: parts.uid,
+            name: parts.name,
+            domain: parts.domain,
+            conn: parts.conn,
+            pidfd: parts.pidfd,
+            control: parts.control,
+            forks_before: parts.forks,
+            pagemap: parts.pagemap,
+            huge_pages: parts.huge_pages,
+            state: Mutex::new(state),
+            settled: Condvar::new(),
+            wishes: Mutex::default(),
+            turns: AtomicU32::new(0),
+        }
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// Whether the process has ever forked with regions that its children inherit. Frames that it leaves from then on may
+    /// be mapped by a child.
+    fn forked(&self) -> bool {
+        self.forks_before > 0 || self.control.atomic_u64(wire::control::FORKS).load(Acquire) > 0
+    }
+
+    /// One page leaves its frame.
+    pub(crate) fn release(&self, frame: Frame) {
+        self.domain.release(frame, self.forked());
+    }
+
+    fn sighting(&self, region: RegionId, page: u32) -> Sighting {
+        Sighting { client: self.number, region, page }
+    }
+
+    /// Whatever the ledger says of a page ends here: its frame loses a user, the index forgets it.
+    fn drop_entry(&self, region: RegionId, page: u32, entry: Entry) {
+        match entry {
+            Entry::Merged(frame) => self.release(frame),
+            Entry::Unshared(handle) => {
+                self.domain.index.forget(handle, Place::Sighted(self.sighting(region, page)));
+            }
+            Entry::Fresh | Entry::Zero | Entry::Pending => {}
+        }
+    }
+
+    /// Applies one message. `Err` says what was wrong with it; the connection is then closed.
+    pub(crate) fn apply(&self, message: ToDaemon) -> Result<(), String> {
+        let mut state = self.state();
+        match message {
+            ToDaemon::RegionAdded { region, start, len } => {
+                add_region(&mut state.regions, region, start, len)?;
+            }
+            ToDaemon::RegionShrunk { region, page, len } => self.shrink(&mut state, region, page, len)?,
+            ToDaemon::Discarded { region, page, len } => self.discard(&mut state, region, page, len)?,
+            ToDaemon::Report(report) => {
+                self.report(&mut state, &report)?;
+                self.settled.notify_all();
+            }
+            ToDaemon::Detached => state.detached = true,
+            ToDaemon::Ready => {}
+            ToDaemon::Hello { .. } | ToDaemon::SegmentHeld { .. } => return Err("it introduced itself twice".into()),
+        }
+        Ok(())
+    }
+
+    fn checked(state: &mut State, id: RegionId, page: u32, len: u32) -> Result<&mut Region, String> {
+        let region = state.regions.get_mut(&id).ok_or_else(|| format!("it spoke of region {id}, which it never announced"))?;
+        if page.checked_add(len).is_none_or(|end| end > region.pages) {
+            return Err(format!("it spoke of pages {page}+{len} of region {id}, which has {}", region.pages));
+        }
+        Ok(region)
+    }
+
+    fn shrink(&self, state: &mut State, id: RegionId, page: u32, len: u32) -> Result<(), String> {
+        self.discard(state, id, page, len)?;
+        let region = Self::checked(state, id, page, len)?;
+        region.managed = region.managed.saturating_sub(len);
+        if region.managed == 0 && region.counts().pending == 0 {
+            state.regions.remove(&id);
+        }
+        Ok(())
+    }
+
+    fn discard(&self, state: &mut State, id: RegionId, page: u32, len: u32) -> Result<(), String> {
+        let region = Self::checked(state, id, page, len)?;
+        region.forget_ages(page, len);
+        for page in page..page + len {
+            let entry = region.entry(page);
+            // A pending page is settled by its batch's report, which is on its way.
+            if entry != Entry::Fresh && entry != Entry::Pending {
+                region.set(page, Entry::Fresh);
+                self.drop_entry(id, page, entry);
+            }
+        }
+        Ok(())
+    }
+
+    fn report(&self, state: &mut State, report: &Report) -> Result<(), String> {
+        state.stalled = false;
+        state.maps = report.maps;
+        state.totals.agent_cpu_ns = state.totals.agent_cpu_ns.max(report.cpu_ns);
+        state.totals.window_max_ns = state.totals.window_max_ns.max(report.window_ns);
+        if report.outcomes.iter().map(|o| u64::from(o.len)).sum::<u64>() > u64::from(wire::MAX_BATCH_PAGES) {
+            return Err(format!("its report on batch {} names more pages than a batch can have", report.batch));
+        }
+        let batch = match report.last {
+            true => state.batches.remove(&report.batch),
+            false => state.batches.get_mut(&report.batch).map(|b| Batch { region: b.region, runs: std::mem::take(&mut b.runs) }),
+        };
+        let Some(batch) = batch else { return Err(format!("it reported on batch {}, which is not under way", report.batch)) };
+        for outcome in &report.outcomes {
+            for page in outcome.page..outcome.page + outcome.len {
+                let at = batch.runs.partition_point(|run| run.page + run.len <= page);
+                if let Some(run) = batch.runs.get(at).filter(|run| run.page <= page) {
+                    self.settle(state, batch.region, page, run.goal_of(page), outcome.result);
+                }
+            }
+        }
+        if report.last {
+            for run in &batch.runs {
+                for page in run.page..run.page + run.len {
+                    self.settle(state, batch.region, page, run.goal_of(page), Fate::Gone);
+                }
+            }
+        } else if let Some(kept) = state.batches.get_mut(&report.batch) {
+            kept.runs = batch.runs;
+        }
+        if let Some(region) = state.regions.get(&batch.region)
+            && region.managed == 0
+            && region.counts().pending == 0
+        {
+            state.regions.remove(&batch.region);
+        }
+        Ok(())
+    }
+
+    /// A planned page has met its fate. A page that is not pending has been settled before.
+    fn settle(&self, state: &mut State, id: RegionId, page: u32, goal: Goal, fate: Fate) {
+        let Some(region) = state.regions.get_mut(&id) else { return };
+        if region.entry(page) != Entry::Pending {
+            return;
+        }
+        state.outstanding = state.outstanding.saturating_sub(1);
+        if fate == Fate::Merged {
+            match goal {
+                Goal::Frame(frame) => {
+                    state.totals.merged += 1;
+                    region.set(page, Entry::Merged(frame));
+                }
+                Goal::Zero => {
+                    state.totals.zeroed += 1;
+                    region.set(page, Entry::Zero);
+                }
+            }
+            return;
+        }
+        region.set(page, Entry::Fresh);
+        match fate {
+            Fate::Differs => {
+                state.totals.differed += 1;
+                region.restart(page);
+            }
+            Fate::NoMaps => {
+                region.defer(page);
+                if !state.maps_bound {
+                    state.maps_bound = true;
+                    state.min_run = (state.min_run * 2).clamp(4, 512);
+                }
+            }
+            Fate::Pinned => state.refused = Some(pinned_reason(self.pid)),
+            Fate::Locked => state.refused = Some(pinned_reason(self.pid)),
+            Fate::Gone | Fate::Failed | Fate::Merged => {}
+        }
+        if matches!(fate, Fate::Pinned | Fate::Locked | Fate::Failed | Fate::Gone) {
+            region.restart(page);
+        }
+        if let Goal::Frame(frame) = goal {
+            self.release(frame);
+        }
+    }
+
+    /// Scans every region for pages written since the last time, re-protecting them in the same step.
+    pub(crate) fn scan(&self, state: &mut State) -> Result<(), rustix::io::Errno> {
+        let state = &mut *state;
+        for (&id, region) in &mut state.regions {
+            let query = Query {
+                write_protect: true,
+                required: if region.first_scan { Categories::empty() } else { Categories::WRITTEN },
+                any_of: Categories::PRESENT | Categories::SWAPPED,
+                returned: Categories::PRESENT | Categories::FILE | Categories::PFNZERO | Categories::HUGE,
+                ..Query::default()
+            };
+            let range = Range::new(region.start as usize, region.pages as usize * PAGE_SIZE);
+            let start = region.start as usize;
+            region.begin_scan();
+            let mut copied = 0;
+            self.pagemap.scan(range, &query, &mut |run: PageRun| {
+                let (first, end) = ((run.start - start) / PAGE_SIZE, (run.end - start) / PAGE_SIZE);
+                copied += self.found_written(id, region, first as u32..end as u32, run.categories);
+            })?;
+            region.end_scan();
+            state.totals.copied += copied;
+        }
+        state.totals.full_scans += 1;
+        Ok(())
+    }
+
+    /// These pages were written, or first touched, since the last scan. Returns how many left their frame.
+    fn found_written(&self, id: RegionId, region: &mut Region, pages: std::ops::Range<u32>, is: Categories) -> u64 {
+        let mut copied = 0;
+        let zero = is.contains(Categories::PFNZERO);
+        let kept_huge = is.contains(Categories::HUGE) && self.huge_pages == HugePages::Keep;
+        for page in pages {
+            match region.entry(page) {
+                Entry::Pending => continue,
+                // The frame came into the page table by a read, or the zero page did.
+                Entry::Merged(_) if is.contains(Categories::FILE) => continue,
+                Entry::Zero | Entry::Fresh if zero => continue,
+                entry @ (Entry::Merged(_) | Entry::Unshared(_) | Entry::Zero) => {
+                    copied += u64::from(matches!(entry, Entry::Merged(_)));
+                    region.set(page, Entry::Fresh);
+                    self.drop_entry(id, page, entry);
+                }
+                Entry::Fresh => {}
+            }
+            if is.contains(Categories::PRESENT) && !kept_huge {
+                region.mark_written(page, 1);
+            }
+        }
+        copied
+    }
+
+    /// Records a batch and sends it. The pages' entries become pending; their frames' users were counted by the caller.
+    /// `Err` gives the runs back: nothing was sent.
+    pub(crate) fn send_batch(&self, id: RegionId, runs: Vec<PlannedRun>) -> Result<(), (Vec<PlannedRun>, std::io::Error)> {
+        let mut state = self.state();
+        if !state.connected || !state.regions.contains_key(&id) {
+            return Err((runs, std::io::ErrorKind::NotConnected.into()));
+        }
+        let mut wire_runs = Vec::with_capacity(runs.len());
+        for run in &runs {
+            let target = match run.goal {
+                Goal::Zero => Target::Zero,
+                Goal::Frame(frame) => match self.announce_segment(&mut state, frame) {
+                    Ok(segment) => Target::Frames { segment, slot: frame.slot() },
+                    Err(e) => return Err((runs, e)),
+                },
+            };
+            wire_runs.push(Run { page: run.page, len: run.len, target });
+        }
+        let batch = state.next_batch;
+        let message = wire::encode(&ToAgent::Merge(Merge { batch, region: id, runs: wire_runs }));
+        if let Err(e) = self.conn.send(&message, &[]) {
+            return Err((runs, e));
+        }
+        state.next_batch += 1;
+        let Some(region) = state.regions.get_mut(&id) else { return Ok(()) };
+        let mut pages = 0;
+        for run in &runs {
+            for page in run.page..run.page + run.len {
+                region.set(page, Entry::Pending);
+            }
+            pages += run.len;
+        }
+        state.outstanding += pages;
+        state.batches.insert(batch, Batch { region: id, runs });
+        Ok(())
+    }
+
+    fn announce_segment(&self, state: &mut State, frame: Frame) -> std::io::Result<SegmentId> {
+        let segment = self.domain.store.segment(frame).ok_or(std::io::ErrorKind::NotFound)?;
+        if !state.sent.contains(&segment.id) {
+            self.conn.send(&wire::encode(&ToAgent::Segment { segment: segment.id }), &[segment.fd()])?;
+            state.sent.insert(segment.id);
+        }
+        Ok(segment.id)
+    }
+
+    /// The store closed a segment.
+    pub(crate) fn drop_segment(&self, segment: SegmentId) {
+        if self.state().sent.remove(&segment) {
+            // A full socket leaves the client with a descriptor more than it needs, until it reconnects.
+            let _ = self.conn.send(&wire::encode(&ToAgent::DropSegment { segment }), &[]);
+        }
+    }
+
+    /// Waits until no more than `most` pages are under way; `false`: the agent did not answer for `patience`.
+    pub(crate) fn wait_settled(&self, most: u32, patience: std::time::Duration) -> bool {
+        let mut state = self.state();
+        while state.outstanding > most && state.connected {
+            let before = state.outstanding;
+            let waited = self.settled.wait_timeout(state, patience);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            if state.outstanding == before {
+                state.stalled = true;
+                return false;
+            }
+        }
+        state.connected
+    }
+
+    /// Adds a wish; gives it back if the client is gone.
+    pub(crate) fn wish(&self, wish: Wish) -> Result<(), Wish> {
+        let mut wishes = lock(&self.wishes);
+        if wishes.closed {
+            return Err(wish);
+        }
+        wishes.list.push(wish);
+        Ok(())
+    }
+
+    pub(crate) fn take_wishes(&self) -> Vec<Wish> {
+        std::mem::take(&mut lock(&self.wishes).list)
+    }
+
+    /// The connection is gone; the process may live. Its frames stay its own.
+    pub(crate) fn disconnected(&self) {
+        self.state().connected = false;
+        self.settled.notify_all();
+    }
+
+    /// The process is gone, or a newer connection has taken its place: gives back all that it held.
+    pub(crate) fn bury(&self) {
+        let wishes = {
+            let mut wishes = lock(&self.wishes);
+            wishes.closed = true;
+            std::mem::take(&mut wishes.list)
+        };
+        wishes.iter().for_each(|wish| self.release(wish.frame));
+        let mut state = self.state();
+        state.connected = false;
+        let batches = std::mem::take(&mut state.batches);
+        for batch in batches.into_values() {
+            for run in &batch.runs {
+                for page in run.page..run.page + run.len {
+                    self.settle(&mut state, batch.region, page, run.goal_of(page), Fate::Gone);
+                }
+            }
+        }
+        let regions = std::mem::take(&mut state.regions);
+        for (id, region) in &regions {
+            for page in 0..region.pages {
+                self.drop_entry(*id, page, region.entry(page));
+            }
+        }
+        self.settled.notify_all();
+    }
+}
+
+/// Why a client with pinned or locked memory is left alone.
+pub(crate) fn pinned_reason(pid: i32) -> String {
+    let (pin, lck) = kmem::procfs::status(Some(pid)).map_or((0, 0), |s| (s.vm_pin_kib, s.vm_lck_kib));
+    let what = if pin > 0 || lck == 0 { format!("pinned (VmPin {pin} KiB)") } else { format!("locked (VmLck {lck} KiB)") };
+    format!("its memory is {what}: a device or a promise holds on to these frames, so nothing more is merged; start it without mlock, VFIO or registered buffers")
+}
+
+/// Enters a region that an agent announced.
+pub(crate) fn add_region(regions: &mut BTreeMap<RegionId, Region>, id: RegionId, start: u64, len: u64) -> Result<(), String> {
+    if id >= MAX_REGIONS {
+        return Err(format!("it announced region {id}; there can be {MAX_REGIONS}"));
+    }
+    let pages = u32::try_from(len / PAGE_SIZE as u64).map_err(|_| "it announced a region of over 16 TiB".to_string())?;
+    if regions.contains_key(&id) {
+        return Err(format!("it announced region {id} twice"));
+    }
+    regions.insert(id, Region::new(start, pages));
+    Ok(())
+}

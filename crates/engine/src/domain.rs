@@ -1,0 +1,105 @@
+//! A domain: clients that may share memory with each other, their store and their index.
+
+use std::sync::{Mutex, PoisonError};
+
+use crate::config::Config;
+use crate::index::{Index, Place};
+use crate::store::{NO_HANDLE, Store};
+use crate::store::Frame;
+
+/// Which domain a client belongs to. Clients of different uids never meet, unless the operator's configuration says so.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct DomainKey {
+    /// Its name.
+    pub(crate) name: String,
+    /// The uid that it belongs to; `None`: the configuration lists who may join.
+    pub(crate) uid: Option<u32>,
+}
+
+impl DomainKey {
+    /// The domain of a client of this uid that asks for `name`. `Err`: the configuration keeps it out.
+    pub(crate) fn of(config: &Config, uid: u32, name: Option<&str>) -> Result<Self, String> {
+        let Some(name) = name.filter(|n| !n.is_empty()) else {
+            return Ok(Self { name: format!("uid-{uid}"), uid: Some(uid) });
+        };
+        match config.domains.get(name) {
+            Some(domain) if domain.uids.contains(&uid) => Ok(Self { name: name.into(), uid: None }),
+            Some(_) => Err(format!(
+                "uid {uid} may not join domain {name:?}; the configuration's [domains.{name}] lists those that may"
+            )),
+            None => Ok(Self { name: name.chars().take(64).collect(), uid: Some(uid) }),
+        }
+    }
+}
+
+impl std::fmt::Display for DomainKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.uid {
+            Some(uid) if self.name != format!("uid-{uid}") => write!(f, "{}@{uid}", self.name),
+            _ => f.write_str(&self.name),
+        }
+    }
+}
+
+/// One domain.
+pub(crate) struct Domain {
+    pub(crate) key: DomainKey,
+    pub(crate) store: Store,
+    pub(crate) index: Index,
+    seed: u64,
+    zero_digest: u64,
+    paused: Mutex<Option<String>>,
+}
+
+impl Domain {
+    pub(crate) fn new(key: DomainKey, config: &Config) -> Self {
+        let mut seed = [0u8; 8];
+        // A known seed would let a guest prepare colliding pages; it could then prevent merges, and nothing worse.
+        let _ = rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty());
+        let seed = u64::from_ne_bytes(seed);
+        Self {
+            store: Store::new(&key.to_string(), config.quarantine(), config.reserve_mib << 20),
+            index: Index::new(),
+            seed,
+            zero_digest: xxhash_rust::xxh3::xxh3_64_with_seed(&[0; kmem::PAGE_SIZE], seed),
+            paused: Mutex::default(),
+            key,
+        }
+    }
+
+    /// The digest of a page: its key in the index.
+    pub(crate) fn digest(&self, page: &[u8]) -> u64 {
+        xxhash_rust::xxh3::xxh3_64_with_seed(page, self.seed)
+    }
+
+    /// The digest of a page of zeros.
+    pub(crate) fn zero_digest(&self) -> u64 {
+        self.zero_digest
+    }
+
+    /// One user of a frame left. `forked`: a child that nobody reports on may map it still.
+    pub(crate) fn release(&self, frame: Frame, forked: bool) {
+        if forked {
+            self.store.pin(frame);
+        }
+        if let Some(handle) = self.store.unref(frame) {
+            if handle != NO_HANDLE {
+                self.index.forget(handle, Place::Frame(frame));
+            }
+            self.store.rest(frame);
+        }
+    }
+
+    /// Says why no frames can be made for now, or that they can again. Returns whether that is news.
+    pub(crate) fn set_paused(&self, why: Option<String>) -> bool {
+        let mut paused = self.paused.lock().unwrap_or_else(PoisonError::into_inner);
+        let news = paused.is_some() != why.is_some();
+        *paused = why;
+        news
+    }
+
+    /// Why no frames can be made for now.
+    pub(crate) fn paused(&self) -> Option<String> {
+        self.paused.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}

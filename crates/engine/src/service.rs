@@ -1,0 +1,587 @@
+//! The daemon's heart: sockets, clients coming and going, periods, workers.
+//!
+//! One thread waits for everything that comes from outside: new connections, messages, the ends of processes. It applies
+//! what agents report to the ledgers and never waits for a client. Every merge period it asks the workers for a turn of
+//! each client. An idle daemon wakes once a period.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::*};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use kmem::memfd::{self, SharedMap};
+use kmem::pagemap::Pagemap;
+use kmem::pidfd::PidFd;
+use kmem::seqpacket::{Conn, Listener, Peer};
+use rustix::event::epoll;
+use wire::{SegmentId, ToAgent, ToDaemon};
+
+use crate::adopt::{self, StateFile};
+use crate::client::{Client, Parts, add_region};
+use crate::config::Config;
+use crate::domain::{Domain, DomainKey};
+use crate::index::MAX_CLIENTS;
+use crate::merge::{self, Scratch};
+use crate::work::Queue;
+
+/// Most connections that have not introduced themselves yet.
+const MAX_GREETINGS: usize = 256;
+/// How long a connection may take to introduce itself.
+const GREETING_TIME: Duration = Duration::from_secs(10);
+/// Messages taken from one client before others get their turn.
+const FAIR_SHARE: usize = 64;
+
+/// The name of the agents' socket in the daemon's directory.
+pub const AGENT_SOCKET: &str = "agent.sock";
+
+/// What the threads share.
+pub(crate) struct Shared {
+    pub(crate) config: Config,
+    pub(crate) queue: Queue,
+    pub(crate) started: Instant,
+    clients: RwLock<BTreeMap<u32, Arc<Client>>>,
+    domains: Mutex<BTreeMap<DomainKey, Arc<Domain>>>,
+    state_file: Mutex<StateFile>,
+    stop: AtomicBool,
+    /// CPU time of agents whose clients are gone, in nanoseconds.
+    pub(crate) buried_cpu_ns: std::sync::atomic::AtomicU64,
+    /// Pages merged by clients that are gone.
+    pub(crate) buried_merged: std::sync::atomic::AtomicU64,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    pub(crate) fn stopping(&self) -> bool {
+        self.stop.load(Relaxed)
+    }
+
+    pub(crate) fn client(&self, number: u32) -> Option<Arc<Client>> {
+        self.clients.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned()
+    }
+
+    pub(crate) fn clients(&self) -> Vec<Arc<Client>> {
+        self.clients.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    pub(crate) fn domains(&self) -> Vec<Arc<Domain>> {
+        lock(&self.domains).values().cloned().collect()
+    }
+
+    fn domain(&self, key: DomainKey) -> Arc<Domain> {
+        let mut domains = lock(&self.domains);
+        domains.entry(key.clone()).or_insert_with(|| Arc::new(Domain::new(key, &self.config))).clone()
+    }
+}
+
+/// Why the engine could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// Another daemon serves this directory.
+    #[error("another daemon is running in {0}; stop it first, or give this one a directory of its own (--dir)")]
+    SecondDaemon(std::path::PathBuf),
+    /// Something about the directory or the sockets.
+    #[error("cannot {what} {path}: {source}")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// On what.
+        path: std::path::PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+}
+
+fn io_error(what: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> StartError {
+    let path = path.to_path_buf();
+    move |source| StartError::Io { what, path, source }
+}
+
+/// A connection that has not finished its introduction.
+struct Greeting {
+    conn: Conn,
+    peer: Peer,
+    since: Instant,
+    hello: Option<(Option<String>, String, u64)>,
+    regions: BTreeMap<u32, crate::ledger::Region>,
+    held: Vec<(SegmentId, OwnedFd)>,
+}
+
+/// What an epoll token stands for: kind in the upper half, number in the lower.
+const LISTENER: u64 = 0;
+const WAKE: u64 = 1;
+const GREETING: u64 = 1 << 32;
+const CLIENT: u64 = 2 << 32;
+const PROCESS: u64 = 3 << 32;
+
+struct Service {
+    shared: Arc<Shared>,
+    epoll: OwnedFd,
+    listener: Listener,
+    wake: Arc<OwnedFd>,
+    greetings: HashMap<u32, Greeting>,
+    next_greeting: u32,
+    next_client: u32,
+    packet: Vec<u8>,
+    empty_since: Instant,
+}
+
+/// A running engine.
+pub struct Engine {
+    pub(crate) shared: Arc<Shared>,
+    wake: Arc<OwnedFd>,
+    threads: Mutex<Vec<std::thread::JoinHandle<()>>>,
+    _lock: OwnedFd,
+}
+
+impl Engine {
+    /// Starts the engine in `config.directory`, which is made if it is missing.
+    pub fn start(config: Config) -> Result<Engine, StartError> {
+        use std::os::unix::fs::DirBuilderExt;
+        let directory = config.directory.clone();
+        std::fs::DirBuilder::new().recursive(true).mode(0o755).create(&directory).map_err(io_error("create", &directory))?;
+        let lock = take_lock(&directory)?;
+        let socket = directory.join(AGENT_SOCKET);
+        match std::fs::remove_file(&socket) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(io_error("replace", &socket)(e)),
+            _ => {}
+        }
+        // Any user may connect: each gets a domain of its own.
+        let listener = Listener::bind(&socket, 0o666).map_err(io_error("listen on", &socket))?;
+        let state_file = StateFile::load(&directory).map_err(io_error("read", &directory.join(adopt::STATE_FILE)))?;
+        let errno = |e: rustix::io::Errno| io_error("watch", &socket)(e.into());
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(errno)?;
+        let wake = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK);
+        let wake = Arc::new(wake.map_err(errno)?);
+        for (fd, token) in [(listener.as_fd(), LISTENER), (wake.as_fd(), WAKE)] {
+            epoll::add(&epoll, fd, epoll::EventData::new_u64(token), epoll::EventFlags::IN).map_err(errno)?;
+        }
+        let workers = config.workers();
+        let shared = Arc::new(Shared {
+            config,
+            queue: Queue::default(),
+            started: Instant::now(),
+            clients: RwLock::default(),
+            domains: Mutex::default(),
+            state_file: Mutex::new(state_file),
+            stop: AtomicBool::new(false),
+            buried_cpu_ns: Default::default(),
+            buried_merged: Default::default(),
+        });
+        let mut service = Service {
+            shared: shared.clone(),
+            epoll,
+            listener,
+            wake: wake.clone(),
+            greetings: HashMap::new(),
+            next_greeting: 0,
+            next_client: 0,
+            packet: vec![0; wire::MAX_MESSAGE],
+            empty_since: Instant::now(),
+        };
+        let spawn = |name: String, body: Box<dyn FnOnce() + Send>| {
+            std::thread::Builder::new().name(name).spawn(body).map_err(io_error("start threads for", &directory))
+        };
+        let mut threads = vec![spawn("service".into(), Box::new(move || service.run()))?];
+        for n in 0..workers {
+            let shared = shared.clone();
+            threads.push(spawn(format!("merge-{n}"), Box::new(move || work(&shared)))?);
+        }
+        Ok(Engine { shared, wake, threads: Mutex::new(threads), _lock: lock })
+    }
+
+    /// Whether the engine has ended by itself (`exit_when_idle`).
+    pub fn ended(&self) -> bool {
+        self.shared.stopping()
+    }
+
+    /// Ends every thread. Merged memory stays merged; clients wait for the next daemon.
+    pub fn stop(&self) {
+        self.shared.stop.store(true, Relaxed);
+        let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
+        self.shared.queue.close();
+        for thread in lock(&self.threads).drain(..) {
+            let _ = thread.join();
+        }
+    }
+
+    /// Asks a client's agent to unmerge everything and give its regions back. Poll [`Engine::is_client`] for the end.
+    pub fn detach(&self, pid: i32) -> Result<(), DetachError> {
+        let client = self.shared.clients().into_iter().find(|c| c.pid == pid).ok_or(DetachError::NotAClient(pid))?;
+        client.conn.send(&wire::encode(&ToAgent::Detach), &[]).map_err(|source| DetachError::Agent { pid, source })
+    }
+
+    /// The owner of a client process.
+    pub fn owner(&self, pid: i32) -> Option<u32> {
+        self.shared.clients().iter().find(|c| c.pid == pid).map(|c| c.uid)
+    }
+
+    /// Whether this process has regions under management.
+    pub fn is_client(&self, pid: i32) -> bool {
+        self.shared.clients().iter().any(|c| c.pid == pid && !c.state().detached)
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Why a client could not be detached.
+#[derive(Debug, thiserror::Error)]
+pub enum DetachError {
+    /// No such client.
+    #[error("process {0} is no client of this daemon; `pageone status` lists them")]
+    NotAClient(i32),
+    /// Its agent can't be reached.
+    #[error("the agent in process {pid} can't be reached: {source}")]
+    Agent {
+        /// The process.
+        pid: i32,
+        /// Why not.
+        source: std::io::Error,
+    },
+}
+
+/// Only one daemon serves a directory; the lock goes with its process.
+fn take_lock(directory: &Path) -> Result<OwnedFd, StartError> {
+    use rustix::fs::{FlockOperation, Mode, OFlags};
+    let path = directory.join("daemon.lock");
+    let file = rustix::fs::open(&path, OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR)
+        .map_err(|e| io_error("open", &path)(e.into()))?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(StartError::SecondDaemon(directory.to_path_buf())),
+        Err(e) => Err(io_error("lock", &path)(e.into())),
+    }
+}
+
+fn work(shared: &Shared) {
+    let mut scratch = Scratch::new();
+    while let Some((client, scan)) = shared.queue.take() {
+        merge::turn(shared, &client, &mut scratch, scan);
+        shared.queue.done(client);
+    }
+}
+
+impl Service {
+    fn run(&mut self) {
+        let period = self.shared.config.period();
+        let mut next_scan = Instant::now() + period;
+        let mut events = Vec::with_capacity(64);
+        while !self.shared.stopping() {
+            let wait = next_scan.saturating_duration_since(Instant::now());
+            let timeout = rustix::event::Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) };
+            events.clear();
+            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout)) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(e) => {
+                    tracing::error!("cannot wait for events: {e}");
+                    break;
+                }
+            }
+            for event in &events {
+                self.handle(event.data.u64());
+            }
+            if Instant::now() >= next_scan {
+                next_scan = Instant::now() + period;
+                self.period();
+            }
+        }
+    }
+
+    fn handle(&mut self, token: u64) {
+        let number = token as u32;
+        match token {
+            LISTENER => self.accept(),
+            WAKE => drop(rustix::io::read(&*self.wake, &mut [0u8; 8])),
+            _ if token >> 32 == GREETING >> 32 => self.greet(number),
+            _ if token >> 32 == CLIENT >> 32 => self.serve(number),
+            _ => self.process_ended(number),
+        }
+    }
+
+    fn watch(&self, fd: impl AsFd, token: u64) -> bool {
+        let added = epoll::add(&self.epoll, &fd, epoll::EventData::new_u64(token), epoll::EventFlags::IN);
+        added.inspect_err(|e| tracing::warn!("cannot watch descriptor {}: {e}", fd.as_fd().as_raw_fd())).is_ok()
+    }
+
+    fn unwatch(&self, fd: impl AsFd) {
+        let _ = epoll::delete(&self.epoll, fd);
+    }
+
+    fn period(&mut self) {
+        let now = Instant::now();
+        self.greetings.retain(|_, g| now.duration_since(g.since) < GREETING_TIME);
+        let clients = self.shared.clients();
+        for client in &clients {
+            self.shared.queue.ask(client, true);
+        }
+        for domain in self.shared.domains() {
+            let closed = domain.store.tidy(now);
+            for &segment in &closed {
+                clients.iter().filter(|c| Arc::ptr_eq(&c.domain, &domain)).for_each(|c| c.drop_segment(segment));
+            }
+        }
+        self.record_segments();
+        if !clients.is_empty() {
+            self.empty_since = now;
+        }
+        let idle = self.shared.config.exit_when_idle;
+        if idle > 0.0 && now.duration_since(self.empty_since).as_secs_f64() >= idle {
+            tracing::info!("no client for {idle} s; the daemon ends");
+            self.shared.stop.store(true, Relaxed);
+            self.shared.queue.close();
+        }
+    }
+
+    /// Keeps the list of segments that a later daemon may take back.
+    fn record_segments(&self) {
+        let mut all = BTreeMap::new();
+        for domain in self.shared.domains() {
+            for segment in domain.store.segment_ids() {
+                all.insert(segment, domain.key.to_string());
+            }
+        }
+        if let Err(e) = lock(&self.shared.state_file).record(all) {
+            tracing::warn!("cannot write the state file; a restarted daemon could not take this store back: {e}");
+        }
+    }
+
+    fn accept(&mut self) {
+        while let Ok(Some(conn)) = self.listener.accept() {
+            let Ok(peer) = conn.peer() else { continue };
+            if self.greetings.len() >= MAX_GREETINGS {
+                tracing::warn!("over {MAX_GREETINGS} connections wait to introduce themselves; one more is refused");
+                continue;
+            }
+            self.next_greeting = self.next_greeting.wrapping_add(1);
+            if self.watch(conn.as_fd(), GREETING | u64::from(self.next_greeting)) {
+                let greeting = Greeting { conn, peer, since: Instant::now(), hello: None, regions: BTreeMap::new(), held: Vec::new() };
+                self.greetings.insert(self.next_greeting, greeting);
+            }
+        }
+    }
+
+    fn greet(&mut self, number: u32) {
+        let Some(greeting) = self.greetings.get_mut(&number) else { return };
+        for _ in 0..FAIR_SHARE {
+            let mut fds = Vec::new();
+            let step = match greeting.conn.recv(&mut self.packet, &mut fds) {
+                Ok(None) => return,
+                Ok(Some(0)) => Err(String::new()),
+                Ok(Some(len)) => match wire::decode_to_daemon(&self.packet[..len]) {
+                    Ok(message) => introduce(greeting, message, fds),
+                    Err(e) => Err(e.to_string()),
+                },
+                Err(e) => Err(e.to_string()),
+            };
+            match step {
+                Ok(false) => {}
+                Ok(true) => {
+                    if let Some(greeting) = self.greetings.remove(&number) {
+                        self.unwatch(greeting.conn.as_fd());
+                        self.welcome(greeting);
+                    }
+                    return;
+                }
+                Err(why) => {
+                    if !why.is_empty() {
+                        tracing::warn!(pid = greeting.peer.pid, "connection closed: {why}");
+                    }
+                    self.greetings.remove(&number);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// An agent has introduced itself: makes it a client, with whatever it had merged before.
+    fn welcome(&mut self, greeting: Greeting) {
+        let pid = greeting.peer.pid;
+        let refuse = |conn: &Conn, reason: String| {
+            tracing::warn!(pid, "refused: {reason}");
+            let _ = conn.send(&wire::encode(&ToAgent::Refused { reason }), &[]);
+        };
+        let Some((domain, name, forks)) = greeting.hello else { return };
+        let key = match DomainKey::of(&self.shared.config, greeting.peer.uid, domain.as_deref()) {
+            Ok(key) => key,
+            Err(why) => return refuse(&greeting.conn, why),
+        };
+        let (pidfd, pagemap) = match (greeting.conn.peer_pidfd(), Pagemap::open(pid)) {
+            (Ok(pidfd), Ok(pagemap)) => (pidfd, pagemap),
+            (Err(e), _) => return refuse(&greeting.conn, format!("its process can't be watched: {e}")),
+            (_, Err(e)) => return refuse(&greeting.conn, format!("/proc/{pid}/pagemap can't be opened: {e}; run the daemon as root or as the same user")),
+        };
+        let control = match send_control_page(&greeting.conn) {
+            Ok(control) => control,
+            Err(e) => return refuse(&greeting.conn, format!("no control page: {e}")),
+        };
+        let Some(number) = self.free_number() else { return refuse(&greeting.conn, format!("there are {MAX_CLIENTS} clients")) };
+        let domain = self.shared.domain(key);
+        let held = self.adopt_segments(&domain, pid, greeting.held);
+        let client = Arc::new(Client::new(Parts {
+            number,
+            pid,
+            uid: greeting.peer.uid,
+            name,
+            domain,
+            conn: greeting.conn,
+            pidfd,
+            control,
+            forks,
+            pagemap,
+            huge_pages: self.shared.config.huge_pages,
+            held,
+        }));
+        client.state().regions = greeting.regions;
+        if let Err(e) = adopt::rebuild(&client) {
+            tracing::warn!(pid, "its mappings can't be read; what it had merged stays merged and is not counted: {e}");
+        }
+        // Only now: the new ledger holds its own references.
+        self.bury_pid(pid);
+        tracing::info!(pid, name = client.name, domain = %client.domain.key, "client");
+        let watched = self.watch(client.conn.as_fd(), CLIENT | u64::from(number))
+            && self.watch(pidfd_of(&client), PROCESS | u64::from(number));
+        self.shared.clients.write().unwrap_or_else(PoisonError::into_inner).insert(number, client.clone());
+        if !watched {
+            return self.bury(number);
+        }
+        self.record_segments();
+        self.empty_since = Instant::now();
+        self.shared.queue.ask(&client, true);
+        // Messages may have come while nobody watched.
+        self.serve(number);
+    }
+
+    fn adopt_segments(&self, domain: &Domain, pid: i32, held: Vec<(SegmentId, OwnedFd)>) -> HashSet<SegmentId> {
+        let state_file = lock(&self.shared.state_file);
+        let mut known = HashSet::new();
+        for (segment, fd) in held {
+            let genuine = memfd::identity(fd.as_fd()).is_ok_and(|id| id.ino == segment)
+                && memfd::require_seals(fd.as_fd()).is_ok()
+                && state_file.knows(segment, &domain.key.to_string());
+            if domain.store.find(segment).is_some() {
+                known.insert(segment);
+            } else if !genuine {
+                tracing::warn!(pid, segment, "it holds a segment that no earlier daemon of this directory made for its domain; not taken");
+            } else {
+                match domain.store.adopt(segment, fd) {
+                    Ok(()) => drop(known.insert(segment)),
+                    Err(e) => tracing::warn!(pid, segment, "cannot take a segment back: {e}"),
+                }
+            }
+        }
+        known
+    }
+
+    fn free_number(&mut self) -> Option<u32> {
+        let clients = self.shared.clients.read().unwrap_or_else(PoisonError::into_inner);
+        for _ in 0..MAX_CLIENTS {
+            self.next_client = (self.next_client + 1) % MAX_CLIENTS;
+            if !clients.contains_key(&self.next_client) {
+                return Some(self.next_client);
+            }
+        }
+        None
+    }
+
+    fn serve(&mut self, number: u32) {
+        let Some(client) = self.shared.client(number) else { return };
+        for _ in 0..FAIR_SHARE {
+            let mut fds = Vec::new();
+            let result = match client.conn.recv(&mut self.packet, &mut fds) {
+                Ok(None) => return,
+                Ok(Some(0)) => Err(String::new()),
+                Ok(Some(len)) => match wire::decode_to_daemon(&self.packet[..len]) {
+                    Ok(message) => client.apply(message),
+                    Err(e) => Err(e.to_string()),
+                },
+                Err(e) => Err(e.to_string()),
+            };
+            if let Err(why) = result {
+                self.unwatch(client.conn.as_fd());
+                if !why.is_empty() {
+                    tracing::warn!(pid = client.pid, "connection closed: {why}");
+                    let _ = rustix::net::shutdown(client.conn.as_fd(), rustix::net::Shutdown::Both);
+                }
+                client.disconnected();
+                let detached = client.state().detached;
+                if detached || client.pidfd.has_exited() {
+                    tracing::info!(pid = client.pid, "client gone");
+                    self.bury(number);
+                }
+                return;
+            }
+        }
+    }
+
+    fn process_ended(&mut self, number: u32) {
+        if let Some(client) = self.shared.client(number) {
+            tracing::info!(pid = client.pid, name = client.name, "client ended");
+            self.bury(number);
+        }
+    }
+
+    fn bury_pid(&mut self, pid: i32) {
+        let old: Vec<u32> = self.shared.clients().iter().filter(|c| c.pid == pid).map(|c| c.number).collect();
+        old.into_iter().for_each(|number| self.bury(number));
+    }
+
+    fn bury(&mut self, number: u32) {
+        let client = self.shared.clients.write().unwrap_or_else(PoisonError::into_inner).remove(&number);
+        if let Some(client) = client {
+            self.unwatch(client.conn.as_fd());
+            self.unwatch(pidfd_of(&client));
+            let totals = client.state().totals;
+            self.shared.buried_cpu_ns.fetch_add(totals.agent_cpu_ns, Relaxed);
+            self.shared.buried_merged.fetch_add(totals.merged + totals.zeroed, Relaxed);
+            client.bury();
+        }
+    }
+}
+
+fn pidfd_of(client: &Client) -> &PidFd {
+    &client.pidfd
+}
+
+/// Welcomes a client with its control page. The page can't shrink, so that reading it is safe whatever the client does.
+fn send_control_page(conn: &Conn) -> std::io::Result<SharedMap> {
+    use rustix::fs::{MemfdFlags, SealFlags};
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let fd = rustix::fs::memfd_create("pageone:control", flags)?;
+    rustix::fs::ftruncate(&fd, wire::control::LEN as u64)?;
+    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    let map = memfd::map_shared(&fd, wire::control::LEN).map_err(std::io::Error::other)?;
+    conn.send(&wire::encode(&ToAgent::Welcome { version: wire::VERSION }), &[fd.as_fd()])?;
+    Ok(map)
+}
+
+/// One message of an introduction. `Ok(true)`: it is complete.
+fn introduce(greeting: &mut Greeting, message: ToDaemon, mut fds: Vec<OwnedFd>) -> Result<bool, String> {
+    match message {
+        ToDaemon::Hello { version, .. } if version != wire::VERSION => {
+            let reason = format!("the agent speaks protocol {version}, this daemon {}; restart the program with this version's `pageone run`", wire::VERSION);
+            let _ = greeting.conn.send(&wire::encode(&ToAgent::Refused { reason: reason.clone() }), &[]);
+            return Err(reason);
+        }
+        ToDaemon::Hello { domain, name, forks, .. } => greeting.hello = Some((domain, name.chars().take(64).collect(), forks)),
+        _ if greeting.hello.is_none() => return Err("it spoke before it said hello".into()),
+        ToDaemon::RegionAdded { region, start, len } => add_region(&mut greeting.regions, region, start, len)?,
+        ToDaemon::SegmentHeld { segment } => match fds.pop() {
+            Some(fd) if greeting.held.len() < 4096 => greeting.held.push((segment, fd)),
+            Some(_) => return Err("it holds more segments than a store has".into()),
+            None => return Err("a segment came without its descriptor".into()),
+        },
+        // The ledger is rebuilt from the mappings themselves, which are already as these messages say.
+        ToDaemon::RegionShrunk { .. } | ToDaemon::Discarded { .. } | ToDaemon::Report(_) => {}
+        ToDaemon::Detached => return Err(String::new()),
+        ToDaemon::Ready => return Ok(true),
+    }
+    Ok(false)
+}

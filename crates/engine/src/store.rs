@@ -1,0 +1,542 @@
+//! The store: where a domain's shared frames live.
+//!
+//! A store is a growing list of *segments*, sealed memfds of 64 MiB each. The daemon writes a frame through the one
+//! writable mapping that existed before the seals (`F_SEAL_FUTURE_WRITE`); clients get the file descriptor and can map
+//! it, privately, and read it; nobody can open another way to write.
+//!
+//! Those seals forbid hole punching too (also to us: the kernel refuses `fallocate(PUNCH_HOLE)` and `MADV_REMOVE` with
+//! `EPERM`), which is as well: a hole under a mapping that somebody still has would be zeros in a guest. A frame whose
+//! last user left is *reused*, after a quarantine, and a segment whose last frame went is closed, which gives its memory
+//! back at the very moment that the kernel sees no mapping of it. No count of ours has to be right for that.
+//!
+//! ```text
+//! slot:  free ──reserve──▶ reserved ──publish──▶ refs ≥ 1 ──last user left──▶ quarantine ──time──▶ free
+//!                                                  │  ▲
+//!                                   fork of a user │  └ more users (try_ref)
+//!                                                  ▼
+//!                                                pinned: never reused; goes with its segment
+//! ```
+//!
+//! *Placement.* Runs of pages should stay runs of frames, since each run costs the client one mapping. A worker reserves
+//! up to 512 consecutive slots, from a place drawn at random (so that an attacker cannot aim at neighbouring frames),
+//! and fills them in the order of the pages that ask.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering::*};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use dirty::Bitmap;
+use kmem::PAGE_SIZE;
+use kmem::memfd::{self, SharedMap};
+use wire::{SEGMENT_PAGES, SegmentId};
+
+/// Slots that are given memory at once when a cursor comes to them.
+const POPULATE: u32 = 64;
+/// The longest run of slots that one cursor reserves.
+const EXTENT: u32 = 512;
+/// Set in a frame's reference count: a child of a user may map it, so its slot is never reused.
+const PINNED: u32 = 1 << 31;
+/// No handle: the frame is not in the index.
+pub(crate) const NO_HANDLE: u32 = u32::MAX;
+
+/// A frame of one store: number of the segment in the store times [`SEGMENT_PAGES`], plus the slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Frame(pub u32);
+
+impl Frame {
+    pub(crate) fn slot(self) -> u32 {
+        self.0 % SEGMENT_PAGES
+    }
+    fn segment(self) -> usize {
+        (self.0 / SEGMENT_PAGES) as usize
+    }
+}
+
+/// Why the store can take no more frames for now.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum GrowError {
+    #[error("the daemon's memory cgroup leaves {left_mib} MiB; merging waits until there are {reserve_mib} MiB (raise the limit, or give the daemon a cgroup of its own)")]
+    Cgroup { left_mib: u64, reserve_mib: u64 },
+    #[error("the host has {left_mib} MiB of memory available; merging waits until there are {reserve_mib} MiB")]
+    Host { left_mib: u64, reserve_mib: u64 },
+    #[error("the store cannot grow: {0}")]
+    Memfd(#[from] memfd::MemfdError),
+    #[error("the store cannot take memory: {0}")]
+    Allocate(std::io::Error),
+    #[error("the store has reached {0} segments")]
+    Full(usize),
+}
+
+/// One sealed memfd.
+pub(crate) struct Segment {
+    pub(crate) id: SegmentId,
+    fd: OwnedFd,
+    map: SharedMap,
+    /// Whether this daemon made it; one that came back from an earlier daemon can only be read.
+    writable: bool,
+    refs: Box<[AtomicU32]>,
+    handles: Box<[AtomicU32]>,
+}
+
+impl Segment {
+    fn new(id: SegmentId, fd: OwnedFd, map: SharedMap, writable: bool) -> Arc<Self> {
+        let atomics = |value| (0..SEGMENT_PAGES).map(|_| AtomicU32::new(value)).collect();
+        Arc::new(Self { id, fd, map, writable, refs: atomics(0), handles: atomics(NO_HANDLE) })
+    }
+
+    /// To pass to clients.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Free slots of the writable segments, and what waits to become free.
+#[derive(Default)]
+struct Free {
+    /// One for each segment of the store; empty for those that cannot be written.
+    slots: Vec<Bitmap>,
+    count: u64,
+    quarantine: VecDeque<(Instant, Frame)>,
+    /// State of a xorshift generator: where runs start.
+    random: u64,
+}
+
+impl Free {
+    fn random(&mut self) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random
+    }
+}
+
+/// How much of the store is used.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Usage {
+    pub(crate) segments: usize,
+    pub(crate) frames: u64,
+    pub(crate) references: u64,
+    pub(crate) pinned: u64,
+    pub(crate) resident_bytes: u64,
+}
+
+/// The frames of one domain.
+pub(crate) struct Store {
+    name: String,
+    segments: RwLock<Vec<Option<Arc<Segment>>>>,
+    free: Mutex<Free>,
+    quarantine: Duration,
+    reserve_bytes: u64,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Store {
+    /// A store without segments. `quarantine`: how long a slot rests before it is used again; `reserve_bytes`: memory
+    /// that must be left, on the host and under every cgroup limit, for the store to grow.
+    pub(crate) fn new(name: &str, quarantine: Duration, reserve_bytes: u64) -> Self {
+        let mut seed = [0u8; 8];
+        // Without randomness the store works; only the defence against aimed placement is weaker.
+        let _ = rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty());
+        let free = Free { random: u64::from_ne_bytes(seed) | 1, ..Free::default() };
+        Self { name: name.into(), segments: RwLock::default(), free: Mutex::new(free), quarantine, reserve_bytes }
+    }
+
+    fn segments(&self) -> std::sync::RwLockReadGuard<'_, Vec<Option<Arc<Segment>>>> {
+        self.segments.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The segment that holds a frame.
+    pub(crate) fn segment(&self, frame: Frame) -> Option<Arc<Segment>> {
+        self.segments().get(frame.segment())?.clone()
+    }
+
+    fn with<R>(&self, frame: Frame, f: impl FnOnce(&Segment, usize) -> R) -> Option<R> {
+        let segments = self.segments();
+        let segment = segments.get(frame.segment())?.as_ref()?;
+        Some(f(segment, frame.slot() as usize))
+    }
+
+    /// First frame of a segment, if the store has it.
+    pub(crate) fn find(&self, id: SegmentId) -> Option<Frame> {
+        let at = self.segments().iter().position(|s| s.as_ref().is_some_and(|s| s.id == id))?;
+        Some(Frame(at as u32 * SEGMENT_PAGES))
+    }
+
+    fn add(&self, segment: Arc<Segment>) -> Result<usize, GrowError> {
+        const MOST: usize = (1 << 30) / SEGMENT_PAGES as usize;
+        let mut free = lock(&self.free);
+        let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
+        let at = segments.iter().position(Option::is_none).unwrap_or(segments.len());
+        if at >= MOST {
+            return Err(GrowError::Full(MOST));
+        }
+        if at == segments.len() {
+            segments.push(None);
+            free.slots.push(Bitmap::new(SEGMENT_PAGES));
+        }
+        if segment.writable {
+            free.slots[at].insert_range(0, SEGMENT_PAGES);
+            free.count += u64::from(SEGMENT_PAGES);
+        }
+        segments[at] = Some(segment);
+        Ok(at)
+    }
+
+    /// Takes a segment of an earlier daemon back, to read and to share, never to write. The caller has made sure of
+    /// where it comes from.
+    pub(crate) fn adopt(&self, id: SegmentId, fd: OwnedFd) -> Result<(), GrowError> {
+        memfd::require_seals(fd.as_fd())?;
+        let map = memfd::map_readonly(fd.as_fd(), SEGMENT_PAGES as usize * PAGE_SIZE)?;
+        self.add(Segment::new(id, fd, map, false)).map(drop)
+    }
+
+    fn grow(&self) -> Result<(), GrowError> {
+        let (fd, map) = memfd::create_sealed(&format!("pageone:{}", self.name), SEGMENT_PAGES as usize * PAGE_SIZE)?;
+        let id = memfd::identity(fd.as_fd()).map_err(GrowError::Allocate)?.ino;
+        self.add(Segment::new(id, fd, map, true)).map(drop)
+    }
+
+    fn check_memory(&self) -> Result<(), GrowError> {
+        let (reserve, mib) = (self.reserve_bytes, 1 << 20);
+        if let Ok(Some(left)) = kmem::cgroup::memory_headroom()
+            && left < reserve
+        {
+            return Err(GrowError::Cgroup { left_mib: left / mib, reserve_mib: reserve / mib });
+        }
+        let available = kmem::procfs::meminfo().map_or(u64::MAX, |m| m.available_kib << 10);
+        if available < reserve {
+            return Err(GrowError::Host { left_mib: available / mib, reserve_mib: reserve / mib });
+        }
+        Ok(())
+    }
+
+    /// Reserves a run of free slots: those behind `after` if they are free, else from a place drawn at random.
+    fn reserve(&self, after: Option<Frame>) -> Result<std::ops::Range<u32>, GrowError> {
+        let mut free = lock(&self.free);
+        if free.count < u64::from(EXTENT) {
+            drop(free);
+            self.grow()?;
+            free = lock(&self.free);
+        }
+        let segments = free.slots.len() as u64;
+        let follows = after.map(|f| f.0 + 1).filter(|f| f % SEGMENT_PAGES != 0);
+        let follows = follows.filter(|&f| free.slots[Frame(f).segment()].contains(Frame(f).slot()));
+        let mut start = follows;
+        // Some tries for a place where a whole extent is free, then the longest that was met.
+        let mut best = (0, 0);
+        for _ in 0..16 {
+            if start.is_some() {
+                break;
+            }
+            let (at, slot) = ((free.random() % segments) as usize, (free.random() % u64::from(SEGMENT_PAGES)) as u32);
+            let found = free.slots[at].next(slot).or_else(|| free.slots[at].next(0));
+            if let Some(slot) = found {
+                let len = run_length(&free.slots[at], slot);
+                if len > best.1 {
+                    best = (at as u32 * SEGMENT_PAGES + slot, len);
+                }
+                if len == EXTENT {
+                    break;
+                }
+            }
+        }
+        if start.is_none() && best.1 == 0 {
+            // The free slots are few and far: look through all.
+            let at = (0..free.slots.len()).find_map(|at| Some(at as u32 * SEGMENT_PAGES + free.slots[at].next(0)?));
+            best.0 = at.ok_or(GrowError::Full(segments as usize))?;
+        }
+        let first = *start.get_or_insert(best.0);
+        let bits = &mut free.slots[Frame(first).segment()];
+        let len = run_length(bits, Frame(first).slot());
+        bits.remove_range(Frame(first).slot(), len);
+        free.count -= u64::from(len);
+        Ok(first..first + len)
+    }
+
+    fn give_slots_back(&self, slots: std::ops::Range<u32>) {
+        if slots.is_empty() {
+            return;
+        }
+        let mut free = lock(&self.free);
+        let len = slots.end - slots.start;
+        if let Some(bits) = free.slots.get_mut(Frame(slots.start).segment()) {
+            bits.insert_range(Frame(slots.start).slot(), len);
+            free.count += u64::from(len);
+        }
+    }
+
+    /// Makes a reserved slot a frame with these bytes and `refs` users.
+    fn publish(&self, frame: Frame, bytes: &[u8; PAGE_SIZE], refs: u32) {
+        self.with(frame, |segment, slot| {
+            segment.map.write_page(slot, bytes);
+            segment.handles[slot].store(NO_HANDLE, Relaxed);
+            segment.refs[slot].store(refs, Release);
+        });
+    }
+
+    /// One more user, unless the frame has none left and is on its way out.
+    pub(crate) fn try_ref(&self, frame: Frame) -> bool {
+        let more = |refs: u32| (refs & !PINNED != 0).then_some(refs + 1);
+        self.with(frame, |s, slot| s.refs[slot].fetch_update(AcqRel, Acquire, more).is_ok()).unwrap_or(false)
+    }
+
+    /// One more user of a frame that an earlier daemon made and that may have none yet.
+    pub(crate) fn adopt_ref(&self, frame: Frame) -> bool {
+        self.with(frame, |s, slot| s.refs[slot].fetch_add(1, AcqRel) & !PINNED == 0).unwrap_or(false)
+    }
+
+    /// Remembers that a process that nobody reports on may map this frame: its slot is never used again.
+    pub(crate) fn pin(&self, frame: Frame) {
+        self.with(frame, |s, slot| s.refs[slot].fetch_or(PINNED, AcqRel));
+    }
+
+    /// One user less. With the last one, returns the handle that stands for the frame in the index; the caller takes it
+    /// out there and then calls [`Store::rest`].
+    pub(crate) fn unref(&self, frame: Frame) -> Option<u32> {
+        self.with(frame, |s, slot| {
+            let before = s.refs[slot].fetch_sub(1, AcqRel);
+            (before & !PINNED == 1).then(|| s.handles[slot].swap(NO_HANDLE, AcqRel))
+        })?
+    }
+
+    /// A frame without users goes into quarantine; a pinned one, or one of a segment that cannot be written, stays as
+    /// it is until its segment goes.
+    pub(crate) fn rest(&self, frame: Frame) {
+        let reusable = self.with(frame, |s, slot| s.writable && s.refs[slot].load(Acquire) == 0).unwrap_or(false);
+        if reusable {
+            lock(&self.free).quarantine.push_back((Instant::now(), frame));
+        }
+    }
+
+    /// Which handle stands for the frame in the index.
+    pub(crate) fn set_handle(&self, frame: Frame, handle: u32) {
+        self.with(frame, |s, slot| s.handles[slot].store(handle, Release));
+    }
+
+    /// Copies a frame's bytes.
+    pub(crate) fn read(&self, frame: Frame, into: &mut [u8; PAGE_SIZE]) -> bool {
+        self.with(frame, |s, slot| s.map.read_page(slot, into)).is_some()
+    }
+
+    /// Frees slots whose quarantine is over and closes segments without users. Returns those that were closed.
+    pub(crate) fn tidy(&self, now: Instant) -> Vec<SegmentId> {
+        let mut free = lock(&self.free);
+        while let Some(&(since, frame)) = free.quarantine.front() {
+            if now.duration_since(since) < self.quarantine {
+                break;
+            }
+            free.quarantine.pop_front();
+            let (at, slot) = (frame.segment(), frame.slot());
+            free.slots[at].insert(slot);
+            free.count += 1;
+        }
+        let resting: std::collections::HashSet<usize> = free.quarantine.iter().map(|(_, f)| f.segment()).collect();
+        let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
+        let mut closed = Vec::new();
+        for at in 0..segments.len() {
+            let Some(segment) = &segments[at] else { continue };
+            let unused = segment.refs.iter().all(|refs| refs.load(Acquire) & !PINNED == 0);
+            let taken = segment.refs.iter().filter(|refs| refs.load(Relaxed) != 0).count() as u32;
+            // A reserved slot is neither free nor counted by anyone: such a segment is in use.
+            let whole = !segment.writable || free.slots[at].count() + taken == SEGMENT_PAGES;
+            if unused && whole && !resting.contains(&at) {
+                closed.push(segment.id);
+                let count = u64::from(free.slots[at].count());
+                free.count -= count;
+                free.slots[at].clear();
+                segments[at] = None;
+            }
+        }
+        closed
+    }
+
+    /// The segments there are.
+    pub(crate) fn segment_ids(&self) -> Vec<SegmentId> {
+        self.segments().iter().flatten().map(|s| s.id).collect()
+    }
+
+    pub(crate) fn usage(&self) -> Usage {
+        let mut usage = Usage::default();
+        for segment in self.segments().iter().flatten() {
+            usage.segments += 1;
+            usage.resident_bytes += memfd::resident_bytes(segment.fd.as_fd()).unwrap_or(0);
+            for refs in &segment.refs {
+                let refs = refs.load(Relaxed);
+                usage.frames += u64::from(refs & !PINNED != 0);
+                usage.references += u64::from(refs & !PINNED);
+                usage.pinned += u64::from(refs & PINNED != 0);
+            }
+        }
+        usage
+    }
+}
+
+fn run_length(free: &Bitmap, slot: u32) -> u32 {
+    (slot..SEGMENT_PAGES.min(slot + EXTENT)).take_while(|&s| free.contains(s)).count() as u32
+}
+
+/// A worker's place in the store: hands out consecutive slots.
+pub(crate) struct Cursor<'s> {
+    store: &'s Store,
+    slots: std::ops::Range<u32>,
+    populated: u32,
+    last: Option<Frame>,
+}
+
+impl<'s> Cursor<'s> {
+    pub(crate) fn new(store: &'s Store) -> Self {
+        Self { store, slots: 0..0, populated: 0, last: None }
+    }
+
+    /// Makes a frame with these bytes and `refs` users.
+    pub(crate) fn put(&mut self, bytes: &[u8; PAGE_SIZE], refs: u32) -> Result<Frame, GrowError> {
+        if self.slots.is_empty() {
+            self.store.check_memory()?;
+            self.slots = self.store.reserve(self.last)?;
+            self.populated = self.slots.start;
+        }
+        let frame = Frame(self.slots.start);
+        if frame.0 >= self.populated {
+            self.populate(frame)?;
+        }
+        self.slots.start += 1;
+        self.last = Some(frame);
+        self.store.publish(frame, bytes, refs);
+        Ok(frame)
+    }
+
+    /// Takes back a frame that [`Cursor::put`] made and that nobody has heard of.
+    pub(crate) fn undo(&mut self, frame: Frame, refs: u32) {
+        for _ in 0..refs {
+            self.store.unref(frame);
+        }
+        self.store.rest(frame);
+    }
+
+    /// Takes the memory before it is written, so that a lack of it is an error here and no signal.
+    fn populate(&mut self, frame: Frame) -> Result<(), GrowError> {
+        self.store.check_memory()?;
+        let len = POPULATE.min(self.slots.end - frame.0);
+        let page = PAGE_SIZE as u64;
+        let allocate = |s: &Segment, slot: usize| memfd::allocate(s.fd(), slot as u64 * page, u64::from(len) * page);
+        match self.store.with(frame, allocate) {
+            Some(Ok(())) => self.populated = frame.0 + len,
+            Some(Err(e)) => return Err(GrowError::Allocate(e.into())),
+            None => {}
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Cursor<'_> {
+    fn drop(&mut self) {
+        self.store.give_slots_back(self.slots.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn store() -> Store {
+        Store::new("test", Duration::from_secs(60), 1 << 20)
+    }
+
+    fn page(byte: u8) -> [u8; PAGE_SIZE] {
+        [byte; PAGE_SIZE]
+    }
+
+    #[test]
+    fn frames_of_one_cursor_are_consecutive_and_keep_their_bytes() {
+        let store = store();
+        let mut cursor = Cursor::new(&store);
+        let frames: Vec<Frame> = (0..600u32).map(|i| cursor.put(&page(i as u8), 1).unwrap()).collect();
+        let breaks = frames.windows(2).filter(|w| w[1].0 != w[0].0 + 1).count();
+        assert!(breaks <= 1, "{breaks} breaks: only the end of a segment may break a run");
+        let mut bytes = page(0);
+        for (i, &frame) in frames.iter().enumerate() {
+            assert!(store.read(frame, &mut bytes));
+            assert_eq!(bytes, page(i as u8));
+        }
+    }
+
+    #[test]
+    fn a_frame_without_users_cannot_be_taken_and_rests_before_reuse() {
+        let store = store();
+        let frame = Cursor::new(&store).put(&page(7), 1).unwrap();
+        assert!(store.try_ref(frame));
+        assert!(store.unref(frame).is_none(), "one user is left");
+        assert!(store.unref(frame).is_some(), "the last one leaves");
+        assert!(!store.try_ref(frame), "no way back");
+        store.rest(frame);
+        assert!(store.tidy(Instant::now()).is_empty(), "the segment waits for the quarantine");
+        assert_eq!(lock(&store.free).count, u64::from(SEGMENT_PAGES) - 1);
+        assert_eq!(store.tidy(Instant::now() + Duration::from_secs(61)).len(), 1, "then it goes");
+        assert_eq!(store.usage().segments, 0);
+    }
+
+    #[test]
+    fn a_pinned_frame_is_never_reused_but_goes_with_its_segment() {
+        let store = store();
+        let mut cursor = Cursor::new(&store);
+        let (pinned, other) = (cursor.put(&page(1), 1).unwrap(), cursor.put(&page(2), 1).unwrap());
+        drop(cursor);
+        store.pin(pinned);
+        assert!(store.unref(pinned).is_some());
+        store.rest(pinned);
+        store.tidy(Instant::now() + Duration::from_secs(61));
+        assert!(!lock(&store.free).slots[pinned.segment()].contains(pinned.slot()));
+        assert!(store.unref(other).is_some());
+        store.rest(other);
+        assert_eq!(store.tidy(Instant::now() + Duration::from_secs(61)).len(), 1);
+    }
+
+    #[test]
+    fn a_segment_with_a_cursor_in_it_stays() {
+        let store = store();
+        let mut cursor = Cursor::new(&store);
+        let frame = cursor.put(&page(1), 1).unwrap();
+        store.unref(frame);
+        store.rest(frame);
+        assert!(store.tidy(Instant::now() + Duration::from_secs(61)).is_empty());
+        drop(cursor);
+        assert_eq!(store.tidy(Instant::now() + Duration::from_secs(61)).len(), 1);
+    }
+
+    #[test]
+    fn slots_that_were_not_used_come_back() {
+        let store = store();
+        let mut cursor = Cursor::new(&store);
+        cursor.put(&page(1), 1).unwrap();
+        drop(cursor);
+        assert_eq!(lock(&store.free).count, u64::from(SEGMENT_PAGES) - 1);
+    }
+
+    #[test]
+    fn a_store_without_memory_says_so() {
+        let store = Store::new("test", Duration::ZERO, u64::MAX);
+        assert!(matches!(Cursor::new(&store).put(&page(1), 1), Err(GrowError::Host { .. } | GrowError::Cgroup { .. })));
+    }
+
+    #[test]
+    fn a_segment_of_an_earlier_daemon_is_read_and_never_written() {
+        let (fd, map) = memfd::create_sealed("old", SEGMENT_PAGES as usize * PAGE_SIZE).unwrap();
+        map.write_page(5, &page(9));
+        let id = memfd::identity(fd.as_fd()).unwrap().ino;
+        let store = store();
+        store.adopt(id, fd).unwrap();
+        let frame = Frame(store.find(id).unwrap().0 + 5);
+        assert!(store.adopt_ref(frame), "the first user");
+        let mut bytes = page(0);
+        assert!(store.read(frame, &mut bytes));
+        assert_eq!(bytes, page(9));
+        assert!(store.unref(frame).is_some());
+        store.rest(frame);
+        assert_eq!(store.tidy(Instant::now()), vec![id], "it goes without a quarantine: nothing is reused");
+    }
+}

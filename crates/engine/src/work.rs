@@ -1,0 +1,72 @@
+//! The workers' queue: clients that want a turn.
+//!
+//! A client has one worker at a time. Asking for a turn while one is under way makes another follow it.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering::*;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use crate::client::Client;
+
+/// A turn was asked for.
+const ASKED: u32 = 1;
+/// The turn should begin with a scan.
+const SCAN: u32 = 2;
+/// The client is in the queue, or with a worker.
+const BUSY: u32 = 4;
+
+#[derive(Default)]
+struct Waiting {
+    clients: VecDeque<Arc<Client>>,
+    closed: bool,
+}
+
+/// Clients that want a turn.
+#[derive(Default)]
+pub(crate) struct Queue {
+    waiting: Mutex<Waiting>,
+    more: Condvar,
+}
+
+impl Queue {
+    /// Asks for a turn of `client`. `scan`: a merge period has passed.
+    pub(crate) fn ask(&self, client: &Arc<Client>, scan: bool) {
+        let wanted = ASKED | BUSY | if scan { SCAN } else { 0 };
+        if client.turns.fetch_or(wanted, AcqRel) & BUSY == 0 {
+            self.push(client.clone());
+        }
+    }
+
+    fn push(&self, client: Arc<Client>) {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).clients.push_back(client);
+        self.more.notify_one();
+    }
+
+    /// Ends the workers.
+    pub(crate) fn close(&self) {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).closed = true;
+        self.more.notify_all();
+    }
+
+    /// The next client and whether to scan it; waits. `None`: the queue is closed.
+    pub(crate) fn take(&self) -> Option<(Arc<Client>, bool)> {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if waiting.closed {
+                return None;
+            }
+            if let Some(client) = waiting.clients.pop_front() {
+                let asked = client.turns.fetch_and(BUSY, AcqRel);
+                return Some((client, asked & SCAN != 0));
+            }
+            waiting = self.more.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// The turn is over.
+    pub(crate) fn done(&self, client: Arc<Client>) {
+        if client.turns.compare_exchange(BUSY, 0, AcqRel, Acquire).is_err() {
+            self.push(client);
+        }
+    }
+}

@@ -1,0 +1,217 @@
+use super::*;
+use crate::procfs;
+use crate::testing::Memory;
+
+#[test]
+fn nobody_else_can_change_a_store() {
+    let (fd, store) = create_sealed("kmem-test", 4 * PAGE_SIZE).unwrap();
+    store.write_page(1, &[7; PAGE_SIZE]);
+    require_seals(&fd).unwrap();
+    assert!(seals(&fd).unwrap().contains(STORE_SEALS));
+
+    let again = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    let again = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open(again)
+        .unwrap();
+    for fd in [fd.as_fd(), again.as_fd()] {
+        assert_eq!(rustix::io::pwrite(fd, &[1], 0), Err(Errno::PERM), "write");
+        assert_eq!(rustix::fs::ftruncate(fd, 0), Err(Errno::PERM), "shrink");
+        assert_eq!(
+            rustix::fs::ftruncate(fd, 8 * PAGE_SIZE as u64),
+            Err(Errno::PERM),
+            "grow"
+        );
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        assert_eq!(
+            rustix::fs::fallocate(fd, punch, 0, 4096),
+            Err(Errno::PERM),
+            "punch"
+        );
+        assert!(
+            allocate(fd, 4 * PAGE_SIZE as u64, 1).is_err(),
+            "grow by allocating"
+        );
+        let error = map_shared(fd, PAGE_SIZE).unwrap_err();
+        assert_eq!(
+            error,
+            MemfdError::Map {
+                len: PAGE_SIZE,
+                errno: Errno::PERM
+            }
+        );
+        assert_eq!(
+            rustix::fs::fcntl_add_seals(fd, SealFlags::WRITE),
+            Err(Errno::PERM),
+            "seal"
+        );
+        // A map for reading cannot be made writable afterwards either.
+        let reader = map_readonly(fd, 4 * PAGE_SIZE).unwrap();
+        let writable = (libc::PROT_READ | libc::PROT_WRITE) as usize;
+        // SAFETY: the test's own map.
+        let error = unsafe {
+            crate::syscall::syscall(
+                libc::SYS_mprotect,
+                [reader.range.start, reader.range.len, writable],
+            )
+        };
+        assert_eq!(error, Err(Errno::ACCESS));
+        assert_eq!(reader.load_u64(PAGE_SIZE), u64::from_ne_bytes([7; 8]));
+    }
+    // Not even its owner gives single pages back: what is said in the module's page.
+    // SAFETY: the store's own memory, which nobody refers to.
+    let punched = unsafe { mm::advise(store.range(), libc::MADV_REMOVE) };
+    assert_eq!(punched, Err(Errno::PERM));
+    store.write_page(1, &[8; PAGE_SIZE]);
+    let mut page = [0; PAGE_SIZE];
+    store.read_page(1, &mut page);
+    assert_eq!(page, [8; PAGE_SIZE]);
+}
+
+#[test]
+fn private_mappings_share_and_copy() {
+    let (fd, store) = create_sealed("kmem-test", 2 * PAGE_SIZE).unwrap();
+    store.write_page(1, &[5; PAGE_SIZE]);
+    let memory = Memory::new(2);
+    // SAFETY: the test's own memory, to which nobody holds references.
+    unsafe { mm::map_fixed_private(fd.as_fd(), memory.pages(0, 1), PAGE_SIZE as u64) }.unwrap();
+    assert_eq!(memory.read(0), u64::from_ne_bytes([5; 8]));
+    store.write_page(1, &[6; PAGE_SIZE]);
+    assert_eq!(memory.read(0), u64::from_ne_bytes([6; 8]), "the same frame");
+    memory.write(0, 1);
+    store.write_page(1, &[9; PAGE_SIZE]);
+    assert_eq!(memory.read(0), 1, "a copy of its own");
+    assert_eq!(
+        store.load_u64(PAGE_SIZE),
+        u64::from_ne_bytes([9; 8]),
+        "which the store knows nothing of"
+    );
+}
+
+#[test]
+fn a_store_from_somebody_else_is_checked() {
+    let fd = create("kmem-test").unwrap();
+    let has = seals(&fd).unwrap();
+    assert_eq!(
+        require_seals(&fd),
+        Err(MemfdError::MissingSeals {
+            missing: STORE_SEALS
+        })
+    );
+    rustix::fs::fcntl_add_seals(&fd, STORE_SEALS - SealFlags::FUTURE_WRITE).unwrap();
+    let error = require_seals(&fd).unwrap_err();
+    assert_eq!(
+        error,
+        MemfdError::MissingSeals {
+            missing: SealFlags::FUTURE_WRITE
+        }
+    );
+    assert!(error.to_string().contains("FUTURE_WRITE"));
+    assert!(!has.intersects(STORE_SEALS));
+    // An ordinary file has no seals to read, though one on tmpfs tells that it can be sealed no more.
+    assert!(require_seals(tempfile::tempfile().unwrap()).is_err());
+    assert!(matches!(
+        require_seals(std::io::stdin()),
+        Err(MemfdError::NotAMemfd(_) | MemfdError::MissingSeals { .. })
+    ));
+}
+
+#[test]
+fn maps_tells_the_same_identity() {
+    let (fd, store) = create_sealed("kmem-test-identity", PAGE_SIZE).unwrap();
+    let (other, _map) = create_sealed("kmem-test-identity", PAGE_SIZE).unwrap();
+    let id = identity(&fd).unwrap();
+    assert_ne!(id, identity(&other).unwrap());
+    let mut found = None;
+    procfs::for_each_map(None, |line| {
+        if line.range == store.range() {
+            found = Some((
+                FileId {
+                    dev: line.dev,
+                    ino: line.inode,
+                },
+                line.perms,
+                line.path.clone(),
+            ));
+        }
+    })
+    .unwrap();
+    let (told, perms, path) = found.unwrap();
+    assert_eq!(told, id);
+    assert!(perms.shared && perms.write && !perms.exec);
+    assert_eq!(path, "/memfd:kmem-test-identity (deleted)");
+}
+
+#[test]
+fn memory_is_taken_when_written_or_allocated() {
+    let (fd, store) = create_sealed("kmem-test", 64 * PAGE_SIZE).unwrap();
+    assert_eq!(resident_bytes(&fd).unwrap(), 0);
+    allocate(&fd, 0, 8 * PAGE_SIZE as u64).unwrap();
+    let allocated = resident_bytes(&fd).unwrap();
+    assert!(allocated >= 8 * PAGE_SIZE as u64);
+    store.write_page(63, &[1; PAGE_SIZE]);
+    assert!(resident_bytes(&fd).unwrap() > allocated);
+}
+
+#[test]
+fn atomics_reach_other_mappings() {
+    let fd = create("kmem-test").unwrap();
+    rustix::fs::ftruncate(&fd, PAGE_SIZE as u64).unwrap();
+    let (one, other) = (
+        map_shared(&fd, PAGE_SIZE).unwrap(),
+        map_readonly(&fd, PAGE_SIZE).unwrap(),
+    );
+    one.atomic_u64(4088).fetch_add(3, Ordering::Relaxed);
+    assert_eq!(other.load_u64(4088), 3);
+    assert_eq!((one.len(), one.range().pages()), (PAGE_SIZE, 1));
+}
+
+#[test]
+fn a_dropped_map_is_gone() {
+    let fd = create("kmem-test").unwrap();
+    rustix::fs::ftruncate(&fd, PAGE_SIZE as u64).unwrap();
+    let id = identity(&fd).unwrap();
+    let mapped = || {
+        let mut count = 0;
+        procfs::for_each_map(None, |line| {
+            count += usize::from(line.inode == id.ino && line.dev == id.dev)
+        })
+        .unwrap();
+        count
+    };
+    let map = map_shared(&fd, PAGE_SIZE).unwrap();
+    assert_eq!(mapped(), 1);
+    drop(map);
+    assert_eq!(mapped(), 0);
+}
+
+fn small(writable: bool) -> SharedMap {
+    let fd = create("kmem-test").unwrap();
+    rustix::fs::ftruncate(&fd, PAGE_SIZE as u64).unwrap();
+    map(&fd, PAGE_SIZE, writable).unwrap()
+}
+
+#[test]
+#[should_panic(expected = "page 1 of 1")]
+fn pages_outside_are_refused() {
+    small(true).write_page(1, &[0; PAGE_SIZE]);
+}
+
+#[test]
+#[should_panic(expected = "lies outside")]
+fn words_outside_are_refused() {
+    small(true).atomic_u64(4096);
+}
+
+#[test]
+#[should_panic(expected = "multiple of 8")]
+fn crooked_words_are_refused() {
+    small(true).load_u64(4);
+}
+
+#[test]
+#[should_panic(expected = "reading only")]
+fn reading_maps_are_not_written() {
+    small(false).write_page(0, &[0; PAGE_SIZE]);
+}

@@ -1,0 +1,117 @@
+//! `pidfd_open(2)`: a process that cannot be mistaken for another one that got its number later.
+
+#![allow(unsafe_code)] // Signals go by number, which the typed wrapper does not take.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use crate::syscall::syscall;
+
+/// A process.
+#[derive(Debug)]
+pub struct PidFd {
+    fd: OwnedFd,
+}
+
+impl PidFd {
+    /// The process that has this number now.
+    ///
+    /// # Errors
+    ///
+    /// `ESRCH`: there is none. `InvalidInput`: not a positive number. `EINVAL`: a thread that is not a process.
+    pub fn open(pid: i32) -> io::Result<PidFd> {
+        let pid = Pid::from_raw(pid.max(0)).ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(PidFd {
+            fd: pidfd_open(pid, PidfdFlags::empty())?,
+        })
+    }
+
+    /// Takes over a descriptor opened elsewhere.
+    pub fn from_fd(fd: OwnedFd) -> PidFd {
+        PidFd { fd }
+    }
+
+    /// Whether the process has ended; a zombie has. To wait for it, `poll(2)` the descriptor for `POLLIN`.
+    pub fn has_exited(&self) -> bool {
+        let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
+        let at_once = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        loop {
+            match poll(&mut fds, Some(&at_once)) {
+                Err(rustix::io::Errno::INTR) => {}
+                ready => return ready.is_ok_and(|ready| ready > 0),
+            }
+        }
+    }
+
+    /// Sends a signal (`SIG*`); 0 only asks whether one could be sent (`pidfd_send_signal(2)`).
+    ///
+    /// # Errors
+    ///
+    /// `ESRCH`: it has ended and was waited for. `EPERM`. `EINVAL`: no such signal.
+    pub fn send_signal(&self, signal: i32) -> io::Result<()> {
+        let args = [self.fd.as_raw_fd() as usize, signal as usize, 0, 0];
+        // SAFETY: a null pointer stands for the same information as kill(2) sends; nothing is written.
+        unsafe { syscall(libc::SYS_pidfd_send_signal, args) }?;
+        Ok(())
+    }
+}
+
+impl AsFd for PidFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl From<PidFd> for OwnedFd {
+    fn from(pidfd: PidFd) -> OwnedFd {
+        pidfd.fd
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn knows_when_a_process_ends() {
+        let _forking = crate::testing::forking();
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
+        let process = PidFd::open(child.id() as i32).unwrap();
+        assert!(!process.has_exited());
+        process.send_signal(0).unwrap();
+        process.send_signal(libc::SIGKILL).unwrap();
+        poll(&mut [PollFd::new(&process, PollFlags::IN)], None).unwrap();
+        assert!(process.has_exited(), "a zombie has ended");
+        child.wait().unwrap();
+        assert!(process.has_exited());
+        assert_eq!(
+            process.send_signal(0).unwrap_err().raw_os_error(),
+            Some(libc::ESRCH)
+        );
+    }
+
+    #[test]
+    fn refuses_what_is_no_process() {
+        assert_eq!(
+            PidFd::open(0).unwrap_err().kind(),
+            io::ErrorKind::InvalidInput
+        );
+        assert_eq!(
+            PidFd::open(-1).unwrap_err().kind(),
+            io::ErrorKind::InvalidInput
+        );
+        assert_eq!(
+            PidFd::open(i32::MAX).unwrap_err().raw_os_error(),
+            Some(libc::ESRCH)
+        );
+    }
+}

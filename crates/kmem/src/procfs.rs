@@ -1,0 +1,292 @@
+//! `/proc`: mappings, status, memory use and CPU time of processes; memory and identity of the system.
+//!
+//! A process is named by its number, or `None` for this one. Sources: `proc(5)` and its pages per file.
+
+use std::fmt::Display;
+use std::fs::{File, read_to_string};
+use std::io::{self, BufReader};
+use std::time::Duration;
+
+mod maps;
+
+pub use maps::{MapLine, Perms, count_maps, for_each_map};
+
+fn path(pid: Option<i32>, file: &str) -> String {
+    match pid {
+        Some(pid) => format!("/proc/{pid}/{file}"),
+        None => format!("/proc/self/{file}"),
+    }
+}
+
+fn invalid(what: impl Display) -> io::Error {
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        format!("{what} is not understood"),
+    )
+}
+
+/// Calls `each` with name and value of every line `name: value`, the value without surrounding blanks.
+fn fields(text: &str, mut each: impl FnMut(&str, &str)) {
+    for line in text.lines() {
+        if let Some((name, value)) = line.split_once(':') {
+            each(name, value.trim());
+        }
+    }
+}
+
+/// The number that a value starts with; 0 when there is none.
+fn number(value: &str) -> u64 {
+    value
+        .split_whitespace()
+        .next()
+        .and_then(|number| number.parse().ok())
+        .unwrap_or(0)
+}
+
+/// Some of `/proc/PID/status`. What a kernel thread, or an older kernel, does not tell is 0.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Status {
+    /// The command's name, up to 15 bytes.
+    pub name: String,
+    /// Thread group: the process's number.
+    pub tgid: i32,
+    /// Effective user.
+    pub uid: u32,
+    /// Locked memory, KiB.
+    pub vm_lck_kib: u64,
+    /// Pinned memory, KiB (io_uring, VFIO and RDMA count here; O_DIRECT does not).
+    pub vm_pin_kib: u64,
+    /// Resident memory, KiB.
+    pub vm_rss_kib: u64,
+    /// Threads.
+    pub threads: u64,
+    /// `no_new_privs` is set.
+    pub no_new_privs: bool,
+    /// Seccomp: 0 none, 1 strict, 2 filter.
+    pub seccomp: u32,
+}
+
+/// The status of a process.
+///
+/// # Errors
+///
+/// `NotFound`, or `ESRCH`, when there is no such process.
+pub fn status(pid: Option<i32>) -> io::Result<Status> {
+    Ok(parse_status(&read_to_string(path(pid, "status"))?))
+}
+
+fn parse_status(text: &str) -> Status {
+    let mut status = Status::default();
+    fields(text, |name, value| match name {
+        "Name" => status.name = value.to_owned(),
+        "Tgid" => status.tgid = number(value) as i32,
+        // Real, effective, saved, file system.
+        "Uid" => {
+            status.uid = value
+                .split_whitespace()
+                .nth(1)
+                .and_then(|uid| uid.parse().ok())
+                .unwrap_or(0)
+        }
+        "VmLck" => status.vm_lck_kib = number(value),
+        "VmPin" => status.vm_pin_kib = number(value),
+        "VmRSS" => status.vm_rss_kib = number(value),
+        "Threads" => status.threads = number(value),
+        "NoNewPrivs" => status.no_new_privs = number(value) != 0,
+        "Seccomp" => status.seccomp = number(value) as u32,
+        _ => {}
+    });
+    status
+}
+
+/// `/proc/PID/smaps_rollup`: the memory of a process, in KiB, summed up over its mappings.
+#[derive(Copy, Clone, PartialEq, Eq, Debug, Default)]
+pub struct SmapsRollup {
+    /// Resident.
+    pub rss: u64,
+    /// Resident, every shared page divided among those who share it.
+    pub pss: u64,
+    /// Mapped by this process alone, unchanged since read from its file.
+    pub private_clean: u64,
+    /// Mapped by this process alone, changed.
+    pub private_dirty: u64,
+    /// Mapped by several processes, unchanged.
+    pub shared_clean: u64,
+    /// Mapped by several processes, changed.
+    pub shared_dirty: u64,
+    /// Of no file.
+    pub anonymous: u64,
+    /// Anonymous memory in swap.
+    pub swap: u64,
+}
+
+/// The memory of a process. Walks all of its page tables: slow for large ones (about 1 ms per resident 100 MiB).
+///
+/// # Errors
+///
+/// `NotFound` or `ESRCH` when it is gone, `PermissionDenied` when it is somebody else's.
+pub fn smaps_rollup(pid: Option<i32>) -> io::Result<SmapsRollup> {
+    Ok(parse_smaps_rollup(&read_to_string(path(
+        pid,
+        "smaps_rollup",
+    ))?))
+}
+
+fn parse_smaps_rollup(text: &str) -> SmapsRollup {
+    let mut rollup = SmapsRollup::default();
+    fields(text, |name, value| {
+        let field = match name {
+            "Rss" => &mut rollup.rss,
+            "Pss" => &mut rollup.pss,
+            "Private_Clean" => &mut rollup.private_clean,
+            "Private_Dirty" => &mut rollup.private_dirty,
+            "Shared_Clean" => &mut rollup.shared_clean,
+            "Shared_Dirty" => &mut rollup.shared_dirty,
+            "Anonymous" => &mut rollup.anonymous,
+            "Swap" => &mut rollup.swap,
+            _ => return,
+        };
+        *field = number(value);
+    });
+    rollup
+}
+
+/// Some of `/proc/meminfo`, in KiB.
+#[derive(Copy, Clone, PartialEq, Eq, Debug, Default)]
+pub struct MemInfo {
+    /// Memory that the kernel manages.
+    pub total_kib: u64,
+    /// Unused.
+    pub free_kib: u64,
+    /// An estimate of what could be used without swapping.
+    pub available_kib: u64,
+    /// Page cache, shared memory among it.
+    pub cached_kib: u64,
+    /// Shared memory: memfds, tmpfs, shared anonymous mappings.
+    pub shmem_kib: u64,
+    /// Anonymous pages mapped by programs.
+    pub anon_pages_kib: u64,
+    /// The kernel's objects.
+    pub slab_kib: u64,
+    /// Page tables.
+    pub page_tables_kib: u64,
+    /// Swap space.
+    pub swap_total_kib: u64,
+    /// Swap space that is unused.
+    pub swap_free_kib: u64,
+}
+
+/// The system's memory.
+///
+/// # Errors
+///
+/// Those of reading the file.
+pub fn meminfo() -> io::Result<MemInfo> {
+    Ok(parse_meminfo(&read_to_string("/proc/meminfo")?))
+}
+
+fn parse_meminfo(text: &str) -> MemInfo {
+    let mut info = MemInfo::default();
+    fields(text, |name, value| {
+        let field = match name {
+            "MemTotal" => &mut info.total_kib,
+            "MemFree" => &mut info.free_kib,
+            "MemAvailable" => &mut info.available_kib,
+            "Cached" => &mut info.cached_kib,
+            "Shmem" => &mut info.shmem_kib,
+            "AnonPages" => &mut info.anon_pages_kib,
+            "Slab" => &mut info.slab_kib,
+            "PageTables" => &mut info.page_tables_kib,
+            "SwapTotal" => &mut info.swap_total_kib,
+            "SwapFree" => &mut info.swap_free_kib,
+            _ => return,
+        };
+        *field = number(value);
+    });
+    info
+}
+
+fn number_in(file: &str) -> io::Result<u64> {
+    read_to_string(file)?
+        .trim()
+        .parse()
+        .map_err(|_| invalid(file))
+}
+
+/// `vm.max_map_count`: how many mappings a process may have.
+///
+/// # Errors
+///
+/// Those of reading the file.
+pub fn max_map_count() -> io::Result<usize> {
+    number_in("/proc/sys/vm/max_map_count").map(|count| count as usize)
+}
+
+/// `kernel.yama.ptrace_scope`: 0 a user's processes may look at each other, 1 only at children, 2 only with
+/// CAP_SYS_PTRACE, 3 none. `None` without Yama, which is as 0.
+pub fn ptrace_scope() -> Option<u32> {
+    number_in("/proc/sys/kernel/yama/ptrace_scope")
+        .ok()
+        .map(|scope| scope as u32)
+}
+
+/// The running kernel: major and minor version and the whole release, such as `(6, 18, "6.18.44")`. Versions that are
+/// not understood are 0.
+pub fn kernel_release() -> (u32, u32, String) {
+    let release = read_to_string("/proc/sys/kernel/osrelease")
+        .unwrap_or_default()
+        .trim()
+        .to_owned();
+    let (major, minor) = parse_release(&release);
+    (major, minor, release)
+}
+
+fn parse_release(release: &str) -> (u32, u32) {
+    let mut numbers = release
+        .split(|c: char| !c.is_ascii_digit())
+        .map(|number| number.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
+/// The CPU time that a process has used, all of its threads, in user and kernel mode; in steps of 10 ms as a rule.
+///
+/// # Errors
+///
+/// `NotFound` or `ESRCH` when it is gone.
+pub fn cpu_time(pid: i32) -> io::Result<Duration> {
+    stat_time(&format!("/proc/{pid}/stat"))
+}
+
+/// The CPU time that a thread of a process has used; see [`cpu_time`].
+///
+/// # Errors
+///
+/// As [`cpu_time`].
+pub fn thread_cpu_time(pid: i32, tid: i32) -> io::Result<Duration> {
+    stat_time(&format!("/proc/{pid}/task/{tid}/stat"))
+}
+
+fn stat_time(file: &str) -> io::Result<Duration> {
+    let ticks = parse_ticks(&read_to_string(file)?).ok_or_else(|| invalid(file))?;
+    Ok(Duration::from_secs_f64(
+        ticks as f64 / rustix::param::clock_ticks_per_second() as f64,
+    ))
+}
+
+/// Fields 14 and 15 of `stat`. The second, the name, may hold anything: count from the last parenthesis.
+fn parse_ticks(stat: &str) -> Option<u64> {
+    let (_, rest) = stat.rsplit_once(')')?;
+    let mut times = rest.split_whitespace().skip(11);
+    let user: u64 = times.next()?.parse().ok()?;
+    let system: u64 = times.next()?.parse().ok()?;
+    Some(user + system)
+}
+
+/// A file to be read line by line, through a buffer of the size that the kernel fills at once for such files.
+fn lines_of(file: &str) -> io::Result<BufReader<File>> {
+    Ok(BufReader::with_capacity(16 << 10, File::open(file)?))
+}
+
+#[cfg(test)]
+#[path = "procfs_tests.rs"]
+mod tests;

@@ -1,0 +1,108 @@
+use super::*;
+use crate::testing::{Child, Memory, become_nobody, forking, is_root};
+
+#[test]
+fn reads_a_child_up_to_the_first_hole() {
+    let _forking = forking();
+    let memory = Memory::new(6);
+    for page in 0..6 {
+        memory.write(page, 100 + page as u64);
+    }
+    memory.unmap(3).unwrap();
+    let child = Child::idle();
+    for page in [0, 1, 2, 4, 5] {
+        memory.write(page, 0); // What comes back below is the child's.
+    }
+    let address = |page| memory.pages(page, 1).start;
+    let read = |pages: &[usize]| {
+        let addresses: Vec<usize> = pages.iter().copied().map(address).collect();
+        let mut out = vec![0xee; pages.len() * PAGE_SIZE];
+        let count = read_pages(child.0, &addresses, &mut out).unwrap();
+        let first = |page: &[u8]| u64::from_ne_bytes(page[..8].try_into().unwrap());
+        (count, out.chunks(PAGE_SIZE).map(first).collect::<Vec<_>>())
+    };
+    assert_eq!(read(&[0, 1, 2]), (3, vec![100, 101, 102]));
+    assert_eq!(read(&[5, 0, 4]), (3, vec![105, 100, 104]), "any order");
+    assert_eq!(
+        read(&[2, 2, 2]),
+        (3, vec![102, 102, 102]),
+        "again and again"
+    );
+    let (count, words) = read(&[1, 2, 3, 4]);
+    assert_eq!(
+        (count, &words[..2]),
+        (2, &[101, 102][..]),
+        "a hole inside of a piece"
+    );
+    let (count, words) = read(&[4, 3, 5]);
+    assert_eq!((count, words[0]), (1, 104), "a hole between pieces");
+    assert_eq!(read(&[3, 4]).0, 0, "a hole in front");
+    assert_eq!(read(&[]).0, 0);
+}
+
+#[test]
+fn more_pieces_than_one_call_takes() {
+    let memory = Memory::new(2500);
+    for page in 0..2500 {
+        memory.write(page, page as u64);
+    }
+    let backwards: Vec<usize> = (0..2500)
+        .rev()
+        .map(|page| memory.pages(page, 1).start)
+        .collect();
+    let mut out = vec![0; 2500 * PAGE_SIZE];
+    assert_eq!(
+        read_pages(std::process::id() as i32, &backwards, &mut out),
+        Ok(2500)
+    );
+    for (page, bytes) in (0..2500u64).rev().zip(out.chunks(PAGE_SIZE)) {
+        assert_eq!(bytes[..8], page.to_ne_bytes());
+    }
+    memory.unmap(1000).unwrap();
+    assert_eq!(
+        read_pages(std::process::id() as i32, &backwards, &mut out),
+        Ok(1499),
+        "in the second call"
+    );
+}
+
+#[test]
+fn errors_tell_who_and_why() {
+    let _forking = forking();
+    let memory = Memory::new(1);
+    memory.write(0, 1);
+    let mut out = [0; PAGE_SIZE];
+    let child = Child::idle();
+    let pid = child.0;
+    assert_eq!(read_pages(pid, &[memory.0.start], &mut out), Ok(1));
+    drop(child);
+    assert_eq!(
+        read_pages(pid, &[memory.0.start], &mut out),
+        Err(ReadError::Gone { pid })
+    );
+
+    if !is_root() {
+        println!("SKIPPED: the rest needs root");
+        return;
+    }
+    let parent = std::process::id() as i32;
+    let nobody = Child::fork(|| {
+        become_nobody();
+        u8::from(
+            read_pages(parent, &[memory.0.start], &mut out)
+                == Err(ReadError::NoPermission { pid: parent }),
+        )
+    });
+    assert_eq!(nobody.code(), 1);
+    assert!(
+        ReadError::NoPermission { pid: 1 }
+            .to_string()
+            .contains("ptrace_scope")
+    );
+}
+
+#[test]
+#[should_panic(expected = "room for 2 pages")]
+fn too_little_room_is_refused() {
+    let _ = read_pages(1, &[0, 4096], &mut [0; 2 * PAGE_SIZE - 1]);
+}

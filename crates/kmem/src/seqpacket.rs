@@ -1,0 +1,293 @@
+//! Unix sockets of type `SOCK_SEQPACKET`: messages stay whole and in order, and carry descriptors.
+//!
+//! Nothing here ever waits: a call that would is told as `WouldBlock` or `None`, and the caller polls the descriptor.
+//! A message is never split; the longest that fits is about the peer's send buffer
+//! ([`Conn::set_send_buffer`], 208 KiB by default).
+//!
+//! Sources: `unix(7)`, `socket(7)`, `recv(2)`, `cmsg(3)`.
+
+#![allow(unsafe_code)] // Socket options that the typed wrappers lack.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::path::Path;
+
+use rustix::fs::Mode;
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+
+use crate::pidfd::PidFd;
+
+/// `SCM_MAX_FD`: as many descriptors as one message carries.
+pub const MAX_FDS: usize = 253;
+
+/// Clients that may wait to be accepted.
+const BACKLOG: i32 = 128;
+
+const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
+
+fn socket() -> io::Result<OwnedFd> {
+    Ok(rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        FLAGS,
+        None,
+    )?)
+}
+
+/// A socket that clients connect to.
+#[derive(Debug)]
+pub struct Listener {
+    fd: OwnedFd,
+}
+
+impl Listener {
+    /// Binds `path`, with these permission bits, and listens. The path stays behind when the listener is dropped.
+    ///
+    /// # Errors
+    ///
+    /// `AddrInUse` when the path exists, left over or not: whoever knows it to be left over removes it first.
+    /// `ENAMETOOLONG` for more than 107 bytes; those of `bind(2)`.
+    pub fn bind(path: &Path, mode: u32) -> io::Result<Listener> {
+        let fd = socket()?;
+        rustix::net::bind(&fd, &SocketAddrUnix::new(path)?)?;
+        // Until it listens nobody can connect, so the permissions are right from the first moment.
+        rustix::fs::chmod(path, Mode::from_raw_mode(mode))?;
+        rustix::net::listen(&fd, BACKLOG)?;
+        Ok(Listener { fd })
+    }
+
+    /// Takes over a socket that listens already, such as one from a service manager.
+    ///
+    /// # Errors
+    ///
+    /// Those of `fcntl(2)`, which makes it non-blocking.
+    pub fn from_fd(fd: OwnedFd) -> io::Result<Listener> {
+        rustix::io::ioctl_fionbio(&fd, true)?;
+        Ok(Listener { fd })
+    }
+
+    /// The next client; `None` when nobody waits.
+    ///
+    /// # Errors
+    ///
+    /// Those of `accept(2)`, such as `EMFILE`; the client goes on waiting then.
+    pub fn accept(&self) -> io::Result<Option<Conn>> {
+        loop {
+            match rustix::net::accept_with(&self.fd, FLAGS) {
+                Ok(fd) => return Ok(Some(Conn { fd })),
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Who is at the other end: as it was when that end was connected, or began to listen.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub struct Peer {
+    /// Process; 0 when it lies outside of this one's PID namespace.
+    pub pid: i32,
+    /// Effective user.
+    pub uid: u32,
+    /// Effective group.
+    pub gid: u32,
+}
+
+/// One end of a connection.
+#[derive(Debug)]
+pub struct Conn {
+    fd: OwnedFd,
+}
+
+impl Conn {
+    /// Connects to a [`Listener`].
+    ///
+    /// # Errors
+    ///
+    /// `WouldBlock` when too many clients wait there already; `NotFound`, `ConnectionRefused` (nobody listens),
+    /// `PermissionDenied`.
+    pub fn connect(path: &Path) -> io::Result<Conn> {
+        let fd = socket()?;
+        rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
+        Ok(Conn { fd })
+    }
+
+    /// Two ends that are connected with each other.
+    ///
+    /// # Errors
+    ///
+    /// Those of `socketpair(2)`.
+    pub fn pair() -> io::Result<(Conn, Conn)> {
+        let (a, b) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?;
+        Ok((Conn { fd: a }, Conn { fd: b }))
+    }
+
+    /// Sends one message, with up to [`MAX_FDS`] descriptors, whole or not at all.
+    ///
+    /// # Errors
+    ///
+    /// `WouldBlock`: the receiver has not taken enough yet. `BrokenPipe`, `ConnectionReset`: it is gone (no SIGPIPE is raised).
+    /// `EMSGSIZE`: longer than the send buffer. `ETOOMANYREFS`: too many descriptors on their way.
+    /// `InvalidInput`: an empty message, which could not be told from the end, or too many descriptors.
+    pub fn send(&self, message: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        if message.is_empty() || fds.len() > MAX_FDS {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        loop {
+            match rustix::net::sendmsg(&self.fd, &[IoSlice::new(message)], &mut control, flags) {
+                Ok(_) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+
+    /// Receives one message into `buffer` and appends its descriptors (close-on-exec) to `fds`. Gives its length,
+    /// `Some(0)` when the other end is closed, `None` when there is none now.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidData`: the message is longer than `buffer`, or not all of its descriptors could be taken (more than
+    /// this process may open); it is gone then, with every descriptor that came. `ConnectionReset`: the other end
+    /// closed with messages unread.
+    pub fn recv(&self, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<Option<usize>> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+        let received = loop {
+            match rustix::net::recvmsg(
+                &self.fd,
+                &mut [IoSliceMut::new(buffer)],
+                &mut control,
+                flags,
+            ) {
+                Ok(received) => break received,
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        };
+        // Descriptors that are not taken out of `control` are closed with it.
+        if received
+            .flags
+            .intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC)
+        {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "a message or its descriptors did not fit",
+            ));
+        }
+        if received.bytes > 0 {
+            for message in control.drain() {
+                if let RecvAncillaryMessage::ScmRights(rights) = message {
+                    fds.extend(rights);
+                }
+            }
+        }
+        Ok(Some(received.bytes))
+    }
+
+    /// Who is at the other end (`SO_PEERCRED`).
+    ///
+    /// # Errors
+    ///
+    /// Those of `getsockopt(2)`.
+    pub fn peer(&self) -> io::Result<Peer> {
+        let mut cred = libc::ucred {
+            pid: 0,
+            uid: 0,
+            gid: 0,
+        };
+        // SAFETY: SO_PEERCRED gives a ucred.
+        unsafe { self.option(libc::SO_PEERCRED, &mut cred) }?;
+        Ok(Peer {
+            pid: cred.pid,
+            uid: cred.uid,
+            gid: cred.gid,
+        })
+    }
+
+    /// The process at the other end, as a descriptor (`SO_PEERPIDFD`, Linux 6.5). Before that its number is opened, which
+    /// may be another process's by then: compare what matters (such as its owner) afterwards.
+    ///
+    /// # Errors
+    ///
+    /// `ESRCH` or `EINVAL`: it has ended.
+    pub fn peer_pidfd(&self) -> io::Result<PidFd> {
+        /// Not in every version of the C library.
+        const SO_PEERPIDFD: libc::c_int = 77;
+        let mut fd: RawFd = -1;
+        // SAFETY: SO_PEERPIDFD gives a descriptor.
+        match unsafe { self.option(SO_PEERPIDFD, &mut fd) } {
+            // SAFETY: the kernel has just opened this descriptor for us.
+            Ok(()) => Ok(PidFd::from_fd(unsafe { OwnedFd::from_raw_fd(fd) })),
+            Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => {
+                PidFd::open(self.peer()?.pid)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// # Safety
+    ///
+    /// `T` is what this option of `SOL_SOCKET` yields.
+    unsafe fn option<T>(&self, option: libc::c_int, value: &mut T) -> io::Result<()> {
+        let mut len = size_of::<T>() as libc::socklen_t;
+        let value = (&raw mut *value).cast();
+        // SAFETY: the kernel writes at most `len` bytes to `value`, which the caller says are a valid T.
+        if unsafe {
+            libc::getsockopt(
+                self.fd.as_raw_fd(),
+                libc::SOL_SOCKET,
+                option,
+                value,
+                &mut len,
+            )
+        } != 0
+        {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    }
+
+    /// Sets the room for messages that were sent and not received yet, in bytes (`SO_SNDBUF`). The kernel doubles it
+    /// for its own needs and cuts it at `net.core.wmem_max`.
+    ///
+    /// # Errors
+    ///
+    /// Those of `setsockopt(2)`.
+    pub fn set_send_buffer(&self, bytes: usize) -> io::Result<()> {
+        Ok(rustix::net::sockopt::set_socket_send_buffer_size(
+            &self.fd, bytes,
+        )?)
+    }
+}
+
+impl AsFd for Conn {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+#[cfg(test)]
+#[path = "seqpacket_tests.rs"]
+mod tests;

@@ -1,0 +1,382 @@
+//! `pageone demo`: boots guests that check their own memory, merges them, and shows what it gave.
+//!
+//! 1. Note the host's used memory: MemTotal − MemAvailable (proc_meminfo(5)).
+//! 2. Start the guests and wait until each has verified all of its files once.
+//! 3. Note used memory above the first level: *before*.
+//! 4. Start merging; watch for a while, guests still verifying; note used memory again: *after*.
+//!
+//! Used memory is the host's, so everything that the merging costs is inside, the daemon and the
+//! kernel's bookkeeping included; so is whatever else the host does meanwhile.
+//!
+//! What merges is a [`Backend`]. The demo knows only how to start it, ask it and stop it.
+
+mod table;
+
+use crate::guest::{Guest, GuestOptions, Spec, Verdict};
+use anyhow::{Context, Result, bail, ensure};
+use std::ffi::OsString;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use table::View;
+
+/// Booting takes seconds; under emulation, with many guests on few cores, minutes.
+const FIRST_ROUND_LIMIT: Duration = Duration::from_secs(900);
+/// Used memory is the median of this many readings, a tick apart: rounds make it rise and fall.
+const READINGS: usize = 5;
+const TICK: Duration = Duration::from_secs(1);
+/// Granularity at which Ctrl-C is noticed.
+const NAP: Duration = Duration::from_millis(50);
+
+/// What a person may choose.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Options {
+    /// Number of guests
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    pub guests: usize,
+    /// How long to merge and watch, seconds, from when all guests have checked their files once
+    #[arg(long, value_name = "S", default_value_t = 120)]
+    pub seconds: u64,
+    /// Print the summary as one JSON object on standard output, progress on standard error
+    #[arg(long)]
+    pub json: bool,
+    /// The guests' own options.
+    #[command(flatten)]
+    pub guest: GuestOptions,
+}
+
+/// What merges the guests. Its methods are called in the order in which they stand here.
+pub trait Backend {
+    /// Called before the first guest starts, after the host's used memory was noted: what the backend
+    /// needs from here on is counted as its cost.
+    ///
+    /// # Errors
+    /// End the demo.
+    fn prepare(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// What to put before QEMU's arguments to start guest number `guest`; nothing, if empty.
+    fn launcher(&self, guest: usize) -> Vec<OsString>;
+
+    /// Begins to merge. No page may be merged before.
+    ///
+    /// # Errors
+    /// End the demo.
+    fn start_merging(&self) -> Result<()>;
+
+    /// How far it has come. Called each second from then on.
+    ///
+    /// # Errors
+    /// End the demo.
+    fn status(&self) -> Result<BackendStatus>;
+
+    /// Ends it and undoes what it changed on the host. Called once, after the guests are gone, also
+    /// when the demo failed.
+    ///
+    /// # Errors
+    /// Fail the demo.
+    fn stop(&self) -> Result<()>;
+}
+
+/// Counters of a [`Backend`], with KSM's meanings.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct BackendStatus {
+    /// Frames kept once.
+    pub pages_shared: u64,
+    /// Further pages that use them.
+    pub pages_sharing: u64,
+    /// Pages given back as zero pages.
+    pub pages_zero: u64,
+    /// Pages looked at, unique so far.
+    pub pages_unshared: u64,
+    /// Bytes saved less bytes that the saving costs.
+    pub general_profit: i64,
+    /// CPU time that merging has taken, seconds, user and system.
+    pub cpu_seconds: f64,
+}
+
+/// What the demo found.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Summary {
+    /// See [`Summary::passed`]. If not, the figures of memory mean nothing.
+    pub passed: bool,
+    /// Guests started.
+    pub guests: usize,
+    /// Guests that were dead at the end.
+    pub guests_dead: usize,
+    /// Seconds from the first guest's start to the last guest's first full round.
+    pub first_round_seconds: f64,
+    /// Seconds of merging.
+    pub merge_seconds: f64,
+    /// Used memory above the host's level, MiB: all guests booted and verified, nothing merged.
+    pub used_before_mib: f64,
+    /// The same at the end.
+    pub used_after_mib: f64,
+    /// 1 − after / before.
+    pub saved_fraction: f64,
+    /// CPU time that merging has taken, seconds.
+    pub cpu_seconds: f64,
+    /// Files verified by the guests.
+    pub integrity_checks: u64,
+    /// Files found wrong.
+    pub integrity_failures: u64,
+    /// As in [`BackendStatus`].
+    pub pages_shared: u64,
+    /// As in [`BackendStatus`].
+    pub pages_sharing: u64,
+    /// As in [`BackendStatus`].
+    pub pages_zero: u64,
+    /// As in [`BackendStatus`], bytes.
+    pub general_profit: i64,
+}
+
+impl Summary {
+    /// Whether every guest lives and every byte was right. If not, the program's exit code is not 0.
+    pub fn passed(&self) -> bool {
+        self.passed
+    }
+}
+
+/// Runs the demo and prints its summary. SIGINT and SIGTERM end it in order, guests and backend
+/// too; handlers that were there before run as well. Afterwards, where there were none, both signals
+/// are ignored and no longer end the program: it is about to end anyway.
+///
+/// # Errors
+/// If something is missing, the backend fails, a guest dies before its first round, or a signal
+/// came. Wrong bytes and deaths after that are no error but a [`Summary`] that has not
+/// [`passed`](Summary::passed).
+pub fn run(options: &Options, backend: &dyn Backend) -> Result<Summary> {
+    ensure!(options.guests > 0, "--guests 0: there is nothing to merge");
+    let spec = Spec::prepare(&options.guest)?;
+    let interrupted = Interrupt::catch()?;
+    let mut demo = Demo {
+        options,
+        backend,
+        guests: Vec::new(),
+        view: View::new(options),
+        interrupted,
+        base_mib: 0.0,
+    };
+    let result = demo.run(&spec);
+    // In any case, in this order: a backend may count on its clients being gone.
+    demo.view.finish();
+    demo.guests.clear();
+    let stopped = backend.stop().context("cannot stop merging");
+    let summary = result?;
+    stopped?;
+    table::print_summary(&summary, options)?;
+    Ok(summary)
+}
+
+fn passed(guests_dead: usize, checks: u64, failures: u64) -> bool {
+    guests_dead == 0 && failures == 0 && checks > 0
+}
+
+struct Demo<'a> {
+    options: &'a Options,
+    backend: &'a dyn Backend,
+    guests: Vec<Guest>,
+    view: View,
+    interrupted: Interrupt,
+    /// The host's used memory before anything was started.
+    base_mib: f64,
+}
+
+impl Demo<'_> {
+    fn run(&mut self, spec: &Spec) -> Result<Summary> {
+        self.base_mib = median((0..READINGS).map(|_| used_mib()).collect::<Result<_>>()?);
+        self.backend.prepare().context("cannot prepare merging")?;
+
+        let started = Instant::now();
+        for number in 0..self.options.guests {
+            self.guests.push(
+                Guest::start(&self.backend.launcher(number), spec)
+                    .with_context(|| format!("cannot start guest {number}"))?,
+            );
+        }
+        self.view.phase("booting", FIRST_ROUND_LIMIT);
+        while self.guests.iter().any(|guest| guest.rounds() == 0) {
+            self.tick(None, None)?;
+            self.fail_on_early_death()?;
+            ensure!(
+                started.elapsed() < FIRST_ROUND_LIMIT,
+                "not every guest has verified its files once in {} s: fewer --guests?",
+                FIRST_ROUND_LIMIT.as_secs()
+            );
+        }
+        let first_round_seconds = started.elapsed().as_secs_f64();
+        let mut readings = Vec::new();
+        for _ in 0..READINGS {
+            readings.push(self.tick(None, None)?);
+        }
+        let before = median(readings);
+
+        self.backend.start_merging().context("cannot start merging")?;
+        let started = Instant::now();
+        let time = Duration::from_secs(self.options.seconds);
+        self.view.phase("merging", time);
+        let mut readings = Vec::new();
+        let status = loop {
+            let status = self.backend.status().context("cannot ask how merging does")?;
+            readings.push(self.tick(Some(before), Some(&status))?);
+            let bad = |verdict| matches!(verdict, Verdict::Corrupt { .. } | Verdict::Dead(_));
+            // Evidence of corruption is not to be buried under further rounds.
+            if started.elapsed() >= time || self.guests.iter_mut().any(|g| bad(g.verdict())) {
+                break status;
+            }
+        };
+        let merge_seconds = started.elapsed().as_secs_f64();
+        let after = median(readings.split_off(readings.len().saturating_sub(READINGS)));
+        Ok(self.summarize(first_round_seconds, merge_seconds, before, after, &status))
+    }
+
+    /// Waits a tick, reads used memory and shows it.
+    fn tick(&mut self, before: Option<f64>, status: Option<&BackendStatus>) -> Result<f64> {
+        let until = Instant::now() + TICK;
+        while Instant::now() < until {
+            if self.interrupted.came() {
+                bail!("interrupted");
+            }
+            std::thread::sleep(NAP);
+        }
+        let used = used_mib()? - self.base_mib;
+        self.view.show(&mut self.guests, used, before, status);
+        Ok(used)
+    }
+
+    fn fail_on_early_death(&mut self) -> Result<()> {
+        for (number, guest) in self.guests.iter_mut().enumerate() {
+            let verdict = guest.verdict();
+            if let Verdict::Dead(_) = verdict {
+                // Its last words may still be on their way through the pipe.
+                std::thread::sleep(NAP);
+                bail!(
+                    "guest {number} (process {}) before its first round: {verdict}; its console:\n{}",
+                    guest.pid(),
+                    guest.console_tail()
+                );
+            }
+        }
+        Ok(())
+    }
+
+    fn summarize(
+        &mut self,
+        first_round_seconds: f64,
+        merge_seconds: f64,
+        before: f64,
+        after: f64,
+        status: &BackendStatus,
+    ) -> Summary {
+        let mut dead = 0;
+        for (number, guest) in self.guests.iter_mut().enumerate() {
+            let verdict = guest.verdict();
+            dead += usize::from(matches!(verdict, Verdict::Dead(_)));
+            if !matches!(verdict, Verdict::Pass { .. }) {
+                let (pid, tail) = (guest.pid(), guest.console_tail());
+                eprintln!("guest {number} (process {pid}): {verdict}; its console:\n{tail}");
+            }
+        }
+        let (checks, failures) = self
+            .guests
+            .iter()
+            .map(Guest::checks)
+            .fold((0, 0), |sum, checks| (sum.0 + checks.0, sum.1 + checks.1));
+        Summary {
+            passed: passed(dead, checks, failures),
+            guests: self.guests.len(),
+            guests_dead: dead,
+            first_round_seconds,
+            merge_seconds,
+            used_before_mib: before,
+            used_after_mib: after,
+            saved_fraction: 1.0 - after / before,
+            cpu_seconds: status.cpu_seconds,
+            integrity_checks: checks,
+            integrity_failures: failures,
+            pages_shared: status.pages_shared,
+            pages_sharing: status.pages_sharing,
+            pages_zero: status.pages_zero,
+            general_profit: status.general_profit,
+        }
+    }
+}
+
+/// Notices SIGINT and SIGTERM while it lives.
+struct Interrupt {
+    flag: Arc<AtomicBool>,
+    handlers: Vec<signal_hook::SigId>,
+}
+
+impl Interrupt {
+    fn catch() -> Result<Interrupt> {
+        let flag = Arc::new(AtomicBool::new(false));
+        let handlers = [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM]
+            .into_iter()
+            .map(|signal| signal_hook::flag::register(signal, Arc::clone(&flag)))
+            .collect::<std::io::Result<_>>()
+            .context("cannot catch SIGINT and SIGTERM")?;
+        Ok(Interrupt { flag, handlers })
+    }
+
+    fn came(&self) -> bool {
+        self.flag.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Interrupt {
+    fn drop(&mut self) {
+        for handler in self.handlers.drain(..) {
+            signal_hook::low_level::unregister(handler);
+        }
+    }
+}
+
+/// The host's used memory, MiB.
+fn used_mib() -> Result<f64> {
+    let text = std::fs::read_to_string("/proc/meminfo").context("cannot read /proc/meminfo")?;
+    used_in(&text).context("/proc/meminfo has no MemTotal or no MemAvailable (since Linux 3.14)")
+}
+
+fn used_in(meminfo: &str) -> Option<f64> {
+    let kib = |key: &str| {
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(key))?;
+        line.trim().strip_suffix(" kB")?.parse::<f64>().ok()
+    };
+    Some((kib("MemTotal:")? - kib("MemAvailable:")?) / 1024.0)
+}
+
+/// Of a set that is not empty; the lower of the two in the middle.
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[(values.len() - 1) / 2]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn used_memory_is_what_is_not_available() {
+        let text = "MemTotal:       24683812 kB\nMemFree:        1 kB\nMemAvailable:   24352868 kB\n";
+        assert_eq!(used_in(text), Some(f64::from(24_683_812 - 24_352_868) / 1024.0));
+        assert_eq!(used_in("MemTotal: 1 kB\n"), None);
+        assert!(used_mib().unwrap() > 0.0);
+    }
+
+    #[test]
+    fn median_of_odd_and_even_sets() {
+        assert_eq!(median(vec![3.0]), 3.0);
+        assert_eq!(median(vec![9.0, 1.0, 5.0]), 5.0);
+        assert_eq!(median(vec![4.0, 1.0, 3.0, 2.0]), 2.0);
+    }
+
+    #[test]
+    fn it_passes_only_with_checks_and_without_failures() {
+        assert!(passed(0, 1, 0));
+        assert!(!passed(0, 1, 1));
+        assert!(!passed(1, 1, 0));
+        assert!(!passed(0, 0, 0));
+    }
+}

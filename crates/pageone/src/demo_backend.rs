@@ -1,0 +1,97 @@
+//! What the demo merges with: a daemon of its own, in a directory of its own.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::demo::{self, Backend, BackendStatus};
+use crate::{control, guest, paths};
+
+/// Options of `pageone demo`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    demo: demo::Options,
+    /// Seconds between two scans
+    #[arg(long, value_name = "S", default_value_t = 2.0)]
+    merge_period: f64,
+}
+
+struct Daemon {
+    directory: PathBuf,
+    program: PathBuf,
+    merge_period: f64,
+    child: Mutex<Option<Child>>,
+}
+
+impl Backend for Daemon {
+    fn launcher(&self, _guest: usize) -> Vec<OsString> {
+        let words: [OsString; 6] = [
+            self.program.clone().into(),
+            "run".into(),
+            "--dir".into(),
+            self.directory.clone().into(),
+            "--no-start".into(),
+            "--".into(),
+        ];
+        words.into()
+    }
+
+    fn start_merging(&self) -> Result<()> {
+        let mut daemon = Command::new(&self.program);
+        daemon.arg("--dir").arg(&self.directory).args(["daemon", "--merge-period", &self.merge_period.to_string()]);
+        let log = std::fs::File::create(self.directory.join("daemon.log")).context("cannot write the daemon's log")?;
+        let child = daemon.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().context("cannot start the daemon")?;
+        *self.child.lock().unwrap_or_else(PoisonError::into_inner) = Some(child);
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while self.status().is_err() {
+            if Instant::now() > deadline {
+                let log = std::fs::read_to_string(self.directory.join("daemon.log")).unwrap_or_default();
+                bail!("the daemon did not start:\n{log}");
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    fn status(&self) -> Result<BackendStatus> {
+        let status = control::status(std::slice::from_ref(&self.directory))?;
+        Ok(BackendStatus {
+            pages_shared: status.pages.pages_shared,
+            pages_sharing: status.pages.pages_sharing,
+            pages_zero: status.pages.pages_zero,
+            pages_unshared: status.pages.pages_unshared,
+            general_profit: status.pages.general_profit,
+            cpu_seconds: status.daemon_cpu_seconds + status.agent_cpu_seconds,
+        })
+    }
+
+    fn stop(&self) -> Result<()> {
+        if let Some(mut child) = self.child.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            if let Some(pid) = rustix::process::Pid::from_raw(child.id() as i32) {
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+            }
+            child.wait()?;
+        }
+        std::fs::remove_dir_all(&self.directory).with_context(|| format!("cannot remove {}", self.directory.display()))
+    }
+}
+
+/// Runs the demo.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    paths::agent_library()?;
+    let directory = std::env::temp_dir().join(format!("pageone-demo-{}", std::process::id()));
+    std::fs::create_dir(&directory).with_context(|| format!("cannot create {}", directory.display()))?;
+    let program = std::env::current_exe().context("cannot find this program")?;
+    let daemon = Daemon { directory, program, merge_period: args.merge_period, child: Mutex::new(None) };
+    demo::run(&args.demo, &daemon).map(drop)
+}
+
+/// Prints the command that starts a demo guest.
+pub(crate) fn print_guest_command(options: &guest::GuestOptions) -> Result<()> {
+    guest::print_command_line(options, &mut std::io::stdout())
+}

@@ -1,0 +1,176 @@
+//! Finding what a guest is made of: QEMU, a static busybox, a kernel, and the cache directory.
+
+use anyhow::{Context, Result, bail};
+use std::path::{Path, PathBuf};
+
+/// `$PAGEONE_CACHE`, else `pageone` below `$XDG_CACHE_HOME`, else below `~/.cache`.
+pub fn cache_dir() -> Result<PathBuf> {
+    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+    if let Some(dir) = set("PAGEONE_CACHE") {
+        return Ok(dir.into());
+    }
+    if let Some(dir) = set("XDG_CACHE_HOME") {
+        return Ok(Path::new(&dir).join("pageone"));
+    }
+    let home = set("HOME").context(
+        "no place for the cache: none of PAGEONE_CACHE, XDG_CACHE_HOME and HOME is set; set one",
+    )?;
+    Ok(Path::new(&home).join(".cache/pageone"))
+}
+
+/// A program on `PATH`.
+///
+/// # Errors
+/// If there is none; the message names Debian's `package` that holds it.
+pub fn find_program(name: &str, package: &str) -> Result<PathBuf> {
+    std::env::var_os("PATH")
+        .iter()
+        .flat_map(std::env::split_paths)
+        .map(|dir| dir.join(name))
+        .find(|path| is_executable(path))
+        .with_context(|| {
+            format!("{name} is not on PATH: install Debian's package {package} (scripts/deps.sh demo does)")
+        })
+}
+
+fn is_executable(path: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt;
+    path.metadata()
+        .is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+}
+
+/// A busybox that runs where there are no libraries.
+///
+/// # Errors
+/// If there is none, or the one on `PATH` is dynamically linked.
+pub fn find_busybox() -> Result<PathBuf> {
+    let path = find_program("busybox", "busybox-static")?;
+    let image = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    if wants_interpreter(&image) {
+        bail!(
+            "{} is dynamically linked and cannot run in a guest: install Debian's package \
+             busybox-static (scripts/deps.sh demo does)",
+            path.display()
+        );
+    }
+    Ok(path)
+}
+
+/// Whether an ELF64 little-endian image has a `PT_INTERP` program header (elf(5)): asks for a
+/// dynamic loader. Anything else has none.
+fn wants_interpreter(image: &[u8]) -> bool {
+    const PT_INTERP: u64 = 3;
+    let number = |at: usize, len: usize| -> Option<u64> {
+        let bytes = image.get(at..at.checked_add(len)?)?;
+        Some(bytes.iter().rev().fold(0, |n, &b| n << 8 | u64::from(b)))
+    };
+    let scan = || -> Option<bool> {
+        let table = usize::try_from(number(0x20, 8)?).ok()?;
+        let entry = usize::try_from(number(0x36, 2)?).ok()?;
+        let count = usize::try_from(number(0x38, 2)?).ok()?;
+        Some((0..count).any(|n| number(table.saturating_add(n * entry), 4) == Some(PT_INTERP)))
+    };
+    image.starts_with(b"\x7fELF\x02\x01") && scan().unwrap_or(false)
+}
+
+/// The kernel to boot guests with: `explicit`, else `$PAGEONE_GUEST_KERNEL`, else from the cache the
+/// newest 6.1 (the reference), else the cache's newest, else the newest `/boot/vmlinuz-*-cloud-amd64`.
+///
+/// # Errors
+/// If there is none, or the one that was asked for cannot be read.
+pub fn find_kernel(explicit: Option<&Path>) -> Result<PathBuf> {
+    let asked = explicit.map(|path| (path.to_owned(), "--kernel")).or_else(|| {
+        let path = std::env::var_os("PAGEONE_GUEST_KERNEL").filter(|path| !path.is_empty())?;
+        Some((path.into(), "PAGEONE_GUEST_KERNEL"))
+    });
+    if let Some((path, origin)) = asked {
+        std::fs::File::open(&path)
+            .with_context(|| format!("cannot read the guest kernel {} ({origin})", path.display()))?;
+        return Ok(path);
+    }
+    let cache = cache_dir()?.join("kernels");
+    newest(&cache, "", "/vmlinuz", |version| version.starts_with("6.1."))
+        .or_else(|| newest(&cache, "", "/vmlinuz", |_| true))
+        .or_else(|| {
+            newest(Path::new("/boot"), "vmlinuz-", "", |version| {
+                version.ends_with("-cloud-amd64")
+            })
+        })
+        .with_context(|| {
+            format!(
+                "no guest kernel in {} nor /boot/vmlinuz-*-cloud-amd64: run scripts/deps.sh demo, \
+                 or give --kernel FILE",
+                cache.display()
+            )
+        })
+}
+
+/// Of the files `dir/<prefix>VERSION<suffix>` that can be read, the one of the highest accepted version.
+fn newest(dir: &Path, prefix: &str, suffix: &str, accept: impl Fn(&str) -> bool) -> Option<PathBuf> {
+    std::fs::read_dir(dir)
+        .ok()?
+        .filter_map(|entry| {
+            let name = entry.ok()?.file_name().into_string().ok()?;
+            let version = name.strip_prefix(prefix)?;
+            let path = PathBuf::from(format!("{}/{name}{suffix}", dir.display()));
+            (accept(version) && std::fs::File::open(&path).is_ok())
+                .then(|| (version_key(version), path))
+        })
+        .max()
+        .map(|(_, path)| path)
+}
+
+/// The numbers in a version, for comparing: 6.1.0-56 comes after 6.1.0-9.
+fn version_key(version: &str) -> Vec<u64> {
+    version
+        .split(|c: char| !c.is_ascii_digit())
+        .filter_map(|digits| digits.parse().ok())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kernels(versions: &[&str]) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        for version in versions {
+            std::fs::create_dir(dir.path().join(version)).unwrap();
+            std::fs::write(dir.path().join(version).join("vmlinuz"), "x").unwrap();
+        }
+        dir
+    }
+
+    #[test]
+    fn the_newest_version_wins_by_number() {
+        let dir = kernels(&["6.1.0-9-cloud-amd64", "6.1.0-56-cloud-amd64", "6.12.1-cloud-amd64"]);
+        std::fs::create_dir(dir.path().join("6.1.0-99-cloud-amd64")).unwrap(); // holds no vmlinuz
+        let found = newest(dir.path(), "", "/vmlinuz", |v| v.starts_with("6.1."));
+        assert_eq!(found, Some(dir.path().join("6.1.0-56-cloud-amd64/vmlinuz")));
+        let found = newest(dir.path(), "", "/vmlinuz", |_| true);
+        assert_eq!(found, Some(dir.path().join("6.12.1-cloud-amd64/vmlinuz")));
+        assert_eq!(newest(dir.path(), "", "/vmlinuz", |v| v.starts_with("5.")), None);
+    }
+
+    #[test]
+    fn an_explicit_kernel_that_is_not_there_is_an_error_with_its_name() {
+        let error = find_kernel(Some(Path::new("/nonexistent/vmlinuz"))).unwrap_err();
+        assert!(error.to_string().contains("/nonexistent/vmlinuz (--kernel)"), "{error}");
+    }
+
+    #[test]
+    fn a_missing_program_names_its_package() {
+        let error = find_program("no-such-program-here", "some-package").unwrap_err();
+        assert!(error.to_string().contains("some-package"), "{error}");
+        assert!(find_program("sh", "dash").is_ok());
+    }
+
+    #[test]
+    fn a_dynamic_program_is_told_from_a_static_one() {
+        // This test itself: Rust links against the C library dynamically, unless told otherwise.
+        let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        assert_eq!(wants_interpreter(&own), cfg!(not(target_feature = "crt-static")));
+        assert!(!wants_interpreter(&own[..0x30]), "cut off inside the header");
+        assert!(!wants_interpreter(b"#!/bin/sh\n"));
+    }
+}

@@ -1,0 +1,105 @@
+//! `pageone run`: starts a program with the agent in it.
+//!
+//! Whatever goes wrong on the way, the program runs; it is then not merged, and a line on standard error says why.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use crate::paths;
+
+/// How long a daemon that was started here may take.
+const START_TIME: Duration = Duration::from_secs(5);
+
+/// Options of `pageone run`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Domain to join: clients merge only with others of their domain [default: all of this user's]
+    #[arg(long, value_name = "NAME")]
+    domain: Option<String>,
+    /// `split` merges pages out of huge pages, `keep` lets the program have its huge pages
+    #[arg(long, value_name = "POLICY", default_value = "split", value_parser = ["split", "keep"])]
+    huge_pages: String,
+    /// Do not start a daemon; the program joins one whenever it comes
+    #[arg(long)]
+    no_start: bool,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    program: Vec<OsString>,
+}
+
+/// Replaces this process by the program.
+pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
+    let mut command = Command::new(&args.program[0]);
+    command.args(&args.program[1..]);
+    if let Err(e) = prepare(args, dir, &mut command) {
+        eprintln!("pageone: {} runs without merging: {e:#}", args.program[0].to_string_lossy());
+    }
+    let error = command.exec();
+    eprintln!("pageone: cannot run {}: {error}", args.program[0].to_string_lossy());
+    // As a shell does.
+    std::process::exit(if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 })
+}
+
+fn prepare(args: &Args, dir: Option<PathBuf>, command: &mut Command) -> Result<()> {
+    use kmem::uffd::{Features, Uffd};
+    let (major, minor, release) = kmem::procfs::kernel_release();
+    anyhow::ensure!((major, minor) >= (6, 7), "Linux {release} is too old; 6.7 or later is needed (see `pageone doctor`)");
+    Uffd::new(Features::WP | Features::WP_ASYNC | Features::WP_UNPOPULATED)?;
+    let library = paths::agent_library()?;
+    let candidates = paths::candidates(dir);
+    let directory = match running(&candidates) {
+        Some(directory) => directory,
+        None if args.no_start => candidates.first().cloned().unwrap_or_else(paths::own_directory),
+        None => {
+            // An explicit directory, or the user's own: never another user's.
+            let own = if candidates.len() == 1 { candidates[0].clone() } else { paths::own_directory() };
+            start_daemon(&own)?;
+            own
+        }
+    };
+    let mut preload = library.into_os_string();
+    if let Some(before) = std::env::var_os("LD_PRELOAD").filter(|v| !v.is_empty()) {
+        preload.push(":");
+        preload.push(before);
+    }
+    let socket = std::path::absolute(directory.join(engine::AGENT_SOCKET))?;
+    command.env("LD_PRELOAD", preload).env(wire::ENV_SOCKET, socket).env(wire::ENV_HUGE_PAGES, &args.huge_pages);
+    match &args.domain {
+        Some(domain) => command.env(wire::ENV_DOMAIN, domain),
+        None => command.env_remove(wire::ENV_DOMAIN),
+    };
+    Ok(())
+}
+
+fn running(directories: &[PathBuf]) -> Option<PathBuf> {
+    let answers = |dir: &&PathBuf| kmem::seqpacket::Conn::connect(&dir.join(engine::AGENT_SOCKET)).is_ok();
+    directories.iter().find(answers).cloned()
+}
+
+/// Starts a daemon for this user, which ends when it has had no client for a minute.
+fn start_daemon(directory: &Path) -> Result<()> {
+    paths::check_owner(directory)?;
+    std::fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
+    let log = directory.join("daemon.log");
+    let out = std::fs::OpenOptions::new().create(true).append(true).open(&log);
+    let out = out.with_context(|| format!("cannot write {}", log.display()))?;
+    let program = std::env::current_exe().context("cannot find this program")?;
+    let mut daemon = Command::new(program);
+    daemon.arg("--dir").arg(directory).args(["daemon", "--exit-when-idle", "60"]);
+    daemon.stdin(Stdio::null()).stdout(Stdio::null()).stderr(out).env_remove("LD_PRELOAD").process_group(0);
+    daemon.spawn().context("cannot start a daemon")?;
+    let deadline = Instant::now() + START_TIME;
+    while Instant::now() < deadline {
+        if running(&[directory.to_path_buf()]).is_some() {
+            eprintln!("pageone: started a daemon; its log is {}", log.display());
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    anyhow::bail!("the daemon did not start; see {}", log.display())
+}

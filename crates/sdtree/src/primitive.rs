@@ -1,0 +1,48 @@
+//! The atomics: the standard library's, or loom's where `--cfg loom` asks for a model-checked build.
+
+#[cfg(loom)]
+pub(crate) use loom::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+#[cfg(not(loom))]
+pub(crate) use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+
+/// Counters that nothing depends on. The standard library's under loom too: they need not be modelled.
+pub(crate) use std::sync::atomic::AtomicU64 as Counter;
+
+/// A number for this thread; threads that start one after the other get different ones.
+#[cfg(not(loom))]
+pub(crate) fn thread_number() -> usize {
+    use std::cell::Cell;
+    use std::sync::atomic::AtomicUsize;
+
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local!(static NUMBER: Cell<usize> = const { Cell::new(usize::MAX) });
+    NUMBER.with(|number| {
+        if number.get() == usize::MAX {
+            number.set(NEXT.fetch_add(1, Ordering::Relaxed));
+        }
+        number.get()
+    })
+}
+
+/// Loom runs every model thread on one system thread, and must see the same numbers in each run.
+#[cfg(loom)]
+pub(crate) fn thread_number() -> usize {
+    0
+}
+
+/// How many shards a tree gets: enough that threads seldom meet on one.
+pub(crate) fn shard_count() -> usize {
+    if cfg!(loom) {
+        return 1;
+    }
+    std::thread::available_parallelism().map_or(8, |n| n.get().next_power_of_two().clamp(2, 64))
+}
+
+/// A number that differs from tree to tree.
+pub(crate) fn random_seed() -> u64 {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    if cfg!(any(loom, test)) {
+        return 0; // the same run every time
+    }
+    RandomState::new().build_hasher().finish()
+}

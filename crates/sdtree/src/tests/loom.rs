@@ -1,0 +1,360 @@
+//! Every interleaving (up to a bound of preemptions) of small cases, by loom.
+//!
+//! `RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 cargo test -p sdtree --lib --release`
+
+use super::Table;
+use crate::primitive::Counter;
+use crate::{Handle, Insert, SdTree};
+use loom::sync::Arc;
+use loom::thread;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Runs `f` in every order, with at most `preemptions` (or what `LOOM_MAX_PREEMPTIONS` says) in each.
+pub(crate) fn model(preemptions: usize, f: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound.get_or_insert(preemptions);
+    builder.check(f);
+}
+
+/// Counts over all runs of a model, to show that it came to the point.
+pub(crate) struct Count(Counter);
+
+impl Count {
+    pub(crate) const fn new() -> Self {
+        Count(Counter::new(0))
+    }
+
+    pub(crate) fn more(&self) {
+        self.0.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn any(&self) -> bool {
+        self.0.load(Relaxed) > 0
+    }
+}
+
+type Tree = SdTree<Table>;
+
+/// `a`, `b` and `c` in one tree: the node of `a` and `b` hangs below the one of `c`. `d` goes between `a` and `b`.
+const KEYS: [&[u8]; 5] = [&[0x00], &[0x03], &[0x80], &[0x02], &[0x00]];
+const A: usize = 0;
+const B: usize = 1;
+const C: usize = 2;
+const D: usize = 3;
+/// The same key as `A`, by another handle.
+const A2: usize = 4;
+
+fn insert(tree: &Tree, key: usize) -> Insert {
+    tree.insert(KEYS[key], Handle(key as u64))
+}
+
+fn remove(tree: &Tree, key: usize) -> bool {
+    tree.remove(KEYS[key], Handle(key as u64))
+}
+
+fn found(tree: &Tree, key: usize) -> bool {
+    match tree.query(KEYS[key]) {
+        Some(handle) => {
+            assert_eq!(handle, Handle(key as u64));
+            true
+        }
+        None => false,
+    }
+}
+
+/// Two threads on a tree of the keys in `first`; then `last`, at rest. Returns nothing: asserts.
+fn two(first: &'static [usize], one: fn(&Tree), other: fn(&Tree), last: fn(&Tree)) {
+    model(3, move || {
+        let tree = Arc::new(SdTree::new(Table(
+            KEYS.iter().map(|key| key.to_vec()).collect(),
+        )));
+        for &key in first {
+            assert_eq!(insert(&tree, key), Insert::Inserted);
+        }
+        let thread = {
+            let tree = tree.clone();
+            thread::spawn(move || other(&tree))
+        };
+        one(&tree);
+        thread.join().unwrap();
+        last(&tree);
+        tree.check();
+    });
+}
+
+/// What is in the tree, and what is not.
+fn holds(tree: &Tree, there: &[usize], gone: &[usize]) {
+    assert!(there.iter().all(|&key| found(tree, key)));
+    assert!(!gone.iter().any(|&key| found(tree, key)));
+    assert_eq!(tree.len(), there.len() as u64);
+}
+
+#[test]
+fn insert_insert_into_nothing() {
+    two(
+        &[],
+        |t| _ = insert(t, A),
+        |t| _ = insert(t, B),
+        |t| holds(t, &[A, B], &[]),
+    );
+}
+
+#[test]
+fn insert_insert_at_one_link() {
+    two(
+        &[A],
+        |t| _ = insert(t, B),
+        |t| _ = insert(t, D),
+        |t| holds(t, &[A, B, D], &[]),
+    );
+}
+
+#[test]
+fn insert_insert_one_above_the_other() {
+    two(
+        &[A, B],
+        |t| _ = insert(t, C),
+        |t| _ = insert(t, D),
+        |t| holds(t, &[A, B, C, D], &[]),
+    );
+}
+
+#[test]
+fn insert_insert_same_key() {
+    static FIRST: Count = Count::new();
+    static SECOND: Count = Count::new();
+    fn put(tree: &Tree, key: usize, other: usize, count: &Count) {
+        match insert(tree, key) {
+            Insert::Inserted => count.more(),
+            Insert::Exists(handle) => assert_eq!(handle, Handle(other as u64)),
+        }
+    }
+    two(
+        &[C],
+        |t| put(t, A, A2, &FIRST),
+        |t| put(t, A2, A, &SECOND),
+        |t| assert_eq!(t.len(), 2),
+    );
+    assert!(FIRST.any() && SECOND.any());
+}
+
+#[test]
+fn insert_beside_remove() {
+    // The removal of `a` tags the link at which `d` goes in.
+    let last: fn(&Tree) = |t| holds(t, &[B, D], &[A]);
+    two(
+        &[A, B],
+        |t| assert!(remove(t, A)),
+        |t| assert_eq!(insert(t, D), Insert::Inserted),
+        last,
+    );
+}
+
+#[test]
+fn insert_above_remove() {
+    let last: fn(&Tree) = |t| holds(t, &[B, C], &[A]);
+    two(
+        &[A, B],
+        |t| assert!(remove(t, A)),
+        |t| assert_eq!(insert(t, C), Insert::Inserted),
+        last,
+    );
+}
+
+#[test]
+fn insert_where_the_last_key_goes() {
+    let last: fn(&Tree) = |t| holds(t, &[B], &[A]);
+    two(
+        &[A],
+        |t| assert!(remove(t, A)),
+        |t| assert_eq!(insert(t, B), Insert::Inserted),
+        last,
+    );
+}
+
+#[test]
+fn insert_of_the_key_that_goes() {
+    // By another handle: `Exists` if it came first, else it is in.
+    fn put(tree: &Tree) {
+        match insert(tree, A2) {
+            Insert::Inserted => assert_eq!(tree.query(KEYS[A]), Some(Handle(A2 as u64))),
+            Insert::Exists(handle) => assert_eq!(handle, Handle(A as u64)),
+        }
+    }
+    two(
+        &[A, B],
+        |t| assert!(remove(t, A)),
+        put,
+        |t| assert!(found(t, B)),
+    );
+}
+
+#[test]
+fn remove_remove_siblings() {
+    two(
+        &[A, B, C],
+        |t| assert!(remove(t, A)),
+        |t| assert!(remove(t, B)),
+        |t| holds(t, &[C], &[A, B]),
+    );
+}
+
+#[test]
+fn remove_remove_to_nothing() {
+    let last: fn(&Tree) = |t| {
+        holds(t, &[], &[A, B]);
+        assert!(t.is_empty());
+    };
+    two(
+        &[A, B],
+        |t| assert!(remove(t, A)),
+        |t| assert!(remove(t, B)),
+        last,
+    );
+}
+
+#[test]
+fn remove_remove_of_neighbouring_nodes() {
+    two(
+        &[A, B, C],
+        |t| assert!(remove(t, C)),
+        |t| assert!(remove(t, B)),
+        |t| holds(t, &[A], &[B, C]),
+    );
+}
+
+#[test]
+fn remove_remove_same_key() {
+    static FIRST: Count = Count::new();
+    static SECOND: Count = Count::new();
+    static DONE: Counter = Counter::new(0);
+    fn take(tree: &Tree, count: &Count) {
+        if remove(tree, A) {
+            count.more();
+            DONE.fetch_add(1, Relaxed);
+        }
+    }
+    let last: fn(&Tree) = |t| {
+        assert_eq!(DONE.swap(0, Relaxed), 1, "one of them did it");
+        holds(t, &[B], &[A]);
+    };
+    two(&[A, B], |t| take(t, &FIRST), |t| take(t, &SECOND), last);
+    assert!(FIRST.any() && SECOND.any());
+}
+
+#[test]
+fn query_beside_remove() {
+    static YES: Count = Count::new();
+    static NO: Count = Count::new();
+    fn look(tree: &Tree) {
+        assert!(found(tree, B), "it is there all the time");
+        let first = found(tree, A);
+        if first {
+            YES.more()
+        } else {
+            NO.more()
+        }
+        assert!(first || !found(tree, A), "gone is gone");
+    }
+    two(
+        &[A, B, C],
+        |t| assert!(remove(t, A)),
+        look,
+        |t| holds(t, &[B, C], &[A]),
+    );
+    assert!(YES.any() && NO.any());
+}
+
+#[test]
+fn query_beside_insert() {
+    fn look(tree: &Tree) {
+        assert!(found(tree, A) && found(tree, B));
+        assert!(!found(tree, D) || found(tree, D), "there is there");
+    }
+    two(
+        &[A, B],
+        |t| _ = insert(t, D),
+        look,
+        |t| holds(t, &[A, B, D], &[]),
+    );
+}
+
+/// Nodes come and go under a query until they are used again, in another place.
+#[test]
+fn query_beside_reuse() {
+    static REUSED: Count = Count::new();
+    fn change(tree: &Tree) {
+        let before = tree.stats().bytes;
+        assert!(remove(tree, A));
+        assert!(remove(tree, C));
+        insert(tree, C);
+        insert(tree, D);
+        if tree.stats().bytes - before < 2 * 16 {
+            REUSED.more();
+        }
+    }
+    two(
+        &[A, B, C],
+        change,
+        |t| assert!(found(t, B)),
+        |t| holds(t, &[B, C, D], &[A]),
+    );
+    assert!(REUSED.any());
+}
+
+/// A removal stands in the middle while nodes come and go and are used again.
+#[test]
+fn remove_beside_reuse() {
+    fn change(tree: &Tree) {
+        for _ in 0..2 {
+            insert(tree, D);
+            assert!(remove(tree, D));
+        }
+    }
+    two(
+        &[A, B, C],
+        change,
+        |t| assert!(remove(t, A)),
+        |t| holds(t, &[B, C], &[A, D]),
+    );
+}
+
+#[test]
+fn walk_beside_changes() {
+    fn walk(tree: &Tree) {
+        let mut seen = 0;
+        tree.for_each(|handle| seen += usize::from(handle == Handle(B as u64)));
+        assert_eq!(seen, 1);
+    }
+    fn change(tree: &Tree) {
+        assert!(remove(tree, A));
+        insert(tree, D);
+    }
+    two(&[A, B, C], change, walk, |t| holds(t, &[B, C, D], &[A]));
+}
+
+/// Two removals that meet, and a query of the key that stays.
+#[test]
+fn three_threads() {
+    model(2, || {
+        let tree = Arc::new(SdTree::new(Table(
+            KEYS.iter().map(|key| key.to_vec()).collect(),
+        )));
+        for key in [A, B, C] {
+            insert(&tree, key);
+        }
+        let threads: Vec<_> = [A, B]
+            .into_iter()
+            .map(|key| {
+                let tree = tree.clone();
+                thread::spawn(move || assert!(remove(&tree, key)))
+            })
+            .collect();
+        assert!(found(&tree, C));
+        threads
+            .into_iter()
+            .for_each(|thread| thread.join().unwrap());
+        holds(&tree, &[C], &[A, B]);
+        tree.check();
+    });
+}

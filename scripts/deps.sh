@@ -1,0 +1,190 @@
+#!/bin/bash
+# Installs what PageONE needs on Debian, saying first what and why. Does nothing where all is there.
+#
+#   scripts/deps.sh build     what compiling needs
+#   scripts/deps.sh demo      what `pageone demo` needs: QEMU, busybox, a guest kernel
+#   scripts/deps.sh test      both
+#   scripts/deps.sh kernels   the guest kernels to test with: Debian's 6.1 and 6.12 cloud kernels
+#
+# Guest kernels are unpacked from Debian's packages into the cache and never installed on the host:
+#   $PAGEONE_CACHE/kernels/VERSION/vmlinuz      (PAGEONE_CACHE: ${XDG_CACHE_HOME:-~/.cache}/pageone)
+# Only the image: the demo's guests need no modules, all their drivers are built in.
+#
+# Exit: 0 all is there; 1 something failed; 2 something is for you to do (the command is printed).
+set -euo pipefail
+
+min_rust=1.88
+cache=${PAGEONE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/pageone}
+keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+sudo_prefix=
+[ "$(id -u)" -eq 0 ] || sudo_prefix='sudo '
+
+say() { printf 'deps: %s\n' "$*"; }
+fail() { printf 'deps: error: %s\n' "$*" >&2; exit 1; }
+yours() { printf 'deps: for you to do: %s\n' "$*" >&2; exit 2; }
+
+scratch=
+trap '[ -z "$scratch" ] || rm -rf "$scratch"' EXIT
+
+# ---- packages -----------------------------------------------------------------------------------
+
+missing=()
+
+# want PACKAGE WHY CHECK...: notes PACKAGE as missing unless the command CHECK... succeeds.
+want() {
+    local package=$1 why=$2
+    shift 2
+    if "$@" >/dev/null 2>&1; then return; fi
+    missing+=("$package")
+    say "needs $package: $why"
+}
+
+have() { command -v "$1"; }
+
+# Guests run busybox with no libraries beside it.
+static_busybox() { have busybox && ! LC_ALL=C ldd "$(command -v busybox)"; }
+
+install_missing() {
+    [ ${#missing[@]} -gt 0 ] || return 0
+    local line="apt-get install -y --no-install-recommends ${missing[*]}"
+    have apt-get >/dev/null ||
+        fail "there is no apt-get here: install your system's equivalents of ${missing[*]} yourself"
+    [ -z "$sudo_prefix" ] || yours "$sudo_prefix$line"
+    say "runs: $line"
+    DEBIAN_FRONTEND=noninteractive $line ||
+        fail "apt-get could not install ${missing[*]}: run 'apt-get update', then this again"
+}
+
+want_rust() {
+    local found
+    if ! have cargo >/dev/null; then
+        found='there is no cargo'
+    else
+        # "cargo 1.95.0 (...)"; one that cannot say its version is no cargo to build with.
+        found=$(cargo --version 2>/dev/null | cut -d' ' -f2) || found=unknown
+        if [[ $found =~ ^[0-9]+\.[0-9]+ ]] &&
+            [ "$(printf '%s\n' "$min_rust" "$found" | sort -V | head -n 1)" = "$min_rust" ]; then
+            return
+        fi
+        found="cargo is ${found:-unknown}"
+    fi
+    yours "$found, and PageONE needs $min_rust or newer. Debian 12's package is too old:" \
+        "install the stable toolchain with rustup, as https://rustup.rs says, and run this again"
+}
+
+deps_build() {
+    want gcc 'Rust links its programs with it' have gcc
+    want libc6-dev "the C library's headers and start files, for linking" \
+        test -e /usr/include/stdio.h
+    install_missing
+    want_rust
+}
+
+deps_demo() {
+    want qemu-system-x86 'runs the guests' have qemu-system-x86_64
+    want busybox-static 'is all that a guest runs' static_busybox
+    install_missing
+    kernel_6_1
+}
+
+# ---- guest kernels ------------------------------------------------------------------------------
+
+scratch_dir() {
+    [ -z "$scratch" ] || return 0
+    scratch=$(mktemp -d /tmp/pageone-deps.XXXXXX)
+    # apt downloads as the user _apt where it can.
+    chmod 755 "$scratch"
+    if [ "$(id -u)" -eq 0 ] && id _apt >/dev/null 2>&1; then chown _apt "$scratch"; fi
+}
+
+need_debian_amd64() {
+    local tool
+    for tool in apt-get apt-cache dpkg-deb; do
+        have "$tool" >/dev/null ||
+            fail "$tool is missing, so Debian's kernels cannot be fetched: give 'pageone demo --kernel FILE'"
+    done
+    [ "$(dpkg --print-architecture)" = amd64 ] ||
+        fail "the guests are x86-64: on $(dpkg --print-architecture) give 'pageone demo --kernel FILE'"
+}
+
+# fetch_kernel SOURCE [APT-OPTION...]: unpacks what linux-image-cloud-amd64 depends on.
+fetch_kernel() {
+    local source=$1 package version
+    shift
+    package=$(apt-cache "$@" depends linux-image-cloud-amd64 2>/dev/null |
+        sed -n 's/^ *Depends: \(linux-image-[0-9].*\)$/\1/p' | head -n 1)
+    [ -n "$package" ] ||
+        fail "apt knows no linux-image-cloud-amd64 in $source: run '${sudo_prefix}apt-get update', or give 'pageone demo --kernel FILE'"
+    version=${package#linux-image-}
+    if [ -s "$cache/kernels/$version/vmlinuz" ]; then
+        say "$cache/kernels/$version/vmlinuz is there"
+        return
+    fi
+    say "fetches $package from $source and unpacks its vmlinuz to $cache/kernels/$version (guests boot it; nothing is installed)"
+    (cd "$scratch" && apt-get -qq "$@" download "$package") ||
+        fail "cannot download $package: run '${sudo_prefix}apt-get update' and check the network"
+    mkdir "$scratch/root"
+    dpkg-deb -x "$scratch/$package"_*.deb "$scratch/root" || fail "cannot unpack $package"
+    mkdir -p "$cache/kernels/$version" || fail "cannot create $cache/kernels/$version: set PAGEONE_CACHE"
+    # Renamed into place: an interrupted run leaves no half kernel that looks whole.
+    cp "$scratch/root/boot/vmlinuz-$version" "$cache/kernels/$version/vmlinuz.part" &&
+        mv "$cache/kernels/$version/vmlinuz.part" "$cache/kernels/$version/vmlinuz" ||
+        fail "cannot write $cache/kernels/$version/vmlinuz: is the disk full?"
+    rm -rf "$scratch/root" "$scratch/$package"_*.deb
+}
+
+# cached PREFIX: whether some kernel whose version starts with PREFIX is in the cache.
+cached() {
+    local image
+    for image in "$cache"/kernels/"$1"*/vmlinuz; do
+        [ -s "$image" ] && { say "$image is there"; return 0; }
+    done
+    return 1
+}
+
+kernel_6_1() {
+    if cached 6.1.; then return; fi
+    need_debian_amd64
+    scratch_dir
+    fetch_kernel "this system's package sources"
+}
+
+# Debian 12 has 6.12 in bookworm-backports. The host's own apt configuration stays as it is: lists
+# and sources are private to this run.
+kernel_6_12() {
+    if cached 6.12.; then return; fi
+    need_debian_amd64
+    [ -e "$keyring" ] || fail "$keyring is missing, so packages cannot be verified: install debian-archive-keyring"
+    scratch_dir
+    local mirror
+    # The mirror that this host uses for Debian proper, else the default one.
+    # shellcheck disable=SC2016  # apt expands these
+    mirror=$(apt-get indextargets --format '$(ORIGIN) $(REPO_URI)' 'Created-By: Packages' 2>/dev/null |
+        sed -n 's/^Debian \(.*\)/\1/p' | grep -v security | head -n 1) || true
+    mirror=${mirror:-http://deb.debian.org/debian/}
+    mkdir -p "$scratch/lists/partial" "$scratch/archives/partial"
+    if [ "$(id -u)" -eq 0 ] && id _apt >/dev/null 2>&1; then
+        chown -R _apt "$scratch/lists" "$scratch/archives"
+    fi
+    echo "deb [signed-by=$keyring] $mirror bookworm-backports main" > "$scratch/sources.list"
+    local private=(
+        -o "Dir::Etc::sourcelist=$scratch/sources.list" -o Dir::Etc::sourceparts=-
+        -o "Dir::State::Lists=$scratch/lists" -o "Dir::Cache=$scratch"
+        -o "Dir::Cache::archives=$scratch/archives" -o Acquire::Languages=none
+    )
+    say "reads the package list of bookworm-backports from $mirror (into a private, temporary place)"
+    apt-get -qq "${private[@]}" update ||
+        fail "cannot read bookworm-backports from $mirror: check the network, or that the mirror has it"
+    fetch_kernel bookworm-backports "${private[@]}"
+}
+
+# -------------------------------------------------------------------------------------------------
+
+case ${1:-} in
+    build) deps_build ;;
+    demo) deps_demo ;;
+    test) deps_build; deps_demo ;;
+    kernels) kernel_6_1; kernel_6_12 ;;
+    *) sed -n '2,/^set -e/{/^#/s/^# \{0,1\}//p}' "$0" >&2; exit 2 ;;
+esac
+say "$1: all is there"

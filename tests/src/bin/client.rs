@@ -1,0 +1,449 @@
+//! A program that is merged: maps memory, marks it as mergeable, and checks that it stays what it was.
+//!
+//! `pageone-test-client SCENARIO [ARGS…]`. It prints `ready` when its memory is filled, waits for `go`, does what the
+//! scenario says, prints `ok` or what is wrong, and ends when its standard input does.
+#![allow(unsafe_code, reason = "it maps and writes raw memory, as the programs that it stands for do")]
+#![allow(clippy::unwrap_used, reason = "a test program fails by panicking")]
+
+use std::io::{BufRead, Write};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use std::time::{Duration, Instant};
+
+const PAGE: usize = 4096;
+const WORDS: usize = PAGE / 8;
+
+/// Memory marked as mergeable.
+struct Region {
+    start: *mut u64,
+    pages: usize,
+}
+
+// SAFETY: the memory is raw and lives until the process ends; threads share it as they would any raw memory, each on
+// pages of its own.
+unsafe impl Sync for Region {}
+
+impl Region {
+    fn new(pages: usize, dontfork: bool) -> Self {
+        // SAFETY: a fresh anonymous mapping; nothing else knows its address.
+        unsafe {
+            let start = libc::mmap(
+                std::ptr::null_mut(),
+                pages * PAGE,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            );
+            assert_ne!(start, libc::MAP_FAILED);
+            if dontfork {
+                assert_eq!(libc::madvise(start, pages * PAGE, libc::MADV_DONTFORK), 0);
+            }
+            assert_eq!(libc::madvise(start, pages * PAGE, libc::MADV_MERGEABLE), 0);
+            Self { start: start.cast(), pages }
+        }
+    }
+
+    fn address(&self, page: usize) -> *mut libc::c_void {
+        assert!(page <= self.pages);
+        self.start.wrapping_add(page * WORDS).cast()
+    }
+
+    fn read(&self, page: usize, word: usize) -> u64 {
+        assert!(page < self.pages && word < WORDS);
+        // SAFETY: in bounds; volatile, since the memory under it is exchanged while this runs.
+        unsafe { self.start.add(page * WORDS + word).read_volatile() }
+    }
+
+    fn write(&self, page: usize, word: usize, value: u64) {
+        assert!(page < self.pages && word < WORDS);
+        // SAFETY: in bounds; see `read`.
+        unsafe { self.start.add(page * WORDS + word).write_volatile(value) }
+    }
+
+    fn fill(&self, page: usize, seed: u64) {
+        (0..WORDS).for_each(|word| self.write(page, word, pattern(seed, word)));
+    }
+
+    /// How many of the pages are not as filled.
+    fn wrong(&self, pages: std::ops::Range<usize>, seed: impl Fn(usize) -> u64) -> usize {
+        pages.filter(|&page| (0..WORDS).any(|word| self.read(page, word) != pattern(seed(page), word))).count()
+    }
+
+    fn nonzero(&self, pages: std::ops::Range<usize>) -> usize {
+        pages.filter(|&page| (0..WORDS).any(|word| self.read(page, word) != 0)).count()
+    }
+
+    fn advise(&self, pages: std::ops::Range<usize>, advice: i32) -> Result<(), i32> {
+        // SAFETY: a range of this mapping; what the advice does to its content is what the scenario is about.
+        match unsafe { libc::madvise(self.address(pages.start), pages.len() * PAGE, advice) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(0)),
+        }
+    }
+}
+
+/// Content of a word; seed 0 is a page of zeros.
+fn pattern(seed: u64, word: usize) -> u64 {
+    if seed == 0 { 0 } else { (seed ^ (word as u64) << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15) }
+}
+
+fn say(line: &str) {
+    println!("{line}");
+    std::io::stdout().flush().unwrap();
+}
+
+fn hear() -> Option<String> {
+    let mut line = String::new();
+    match std::io::stdin().lock().read_line(&mut line) {
+        Ok(n) if n > 0 => Some(line.trim_end().to_string()),
+        _ => None,
+    }
+}
+
+fn wait_go() {
+    say("ready");
+    if hear().is_none() {
+        std::process::exit(0);
+    }
+}
+
+fn verdict(problems: &[String]) {
+    if problems.is_empty() { say("ok") } else { say(&problems.join("; ")) }
+}
+
+fn check(problems: &mut Vec<String>, what: &str, wrong: usize) {
+    if wrong > 0 {
+        problems.push(format!("{what}: {wrong} pages are wrong"));
+    }
+}
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let number = |at: usize, default: usize| args.get(at).map_or(default, |a| a.parse().unwrap());
+    match args.first().map(String::as_str) {
+        Some("hold") => hold(number(1, 4096), number(2, 4), number(3, 1) as u64),
+        Some("shuffled") => shuffled(number(1, 4096)),
+        Some("writers") => writers(number(1, 16_384), number(2, 10)),
+        Some("dontneed") => dontneed(),
+        Some("fork") => fork(),
+        Some("mappings") => mappings(),
+        Some("signals") => signals(),
+        Some("locked") => locked(),
+        Some("pinned") => pinned(),
+        Some("advice") => advice(),
+        other => panic!("no scenario {other:?}"),
+    }
+    // Until the test lets go.
+    while hear().is_some() {}
+}
+
+/// `hold PAGES COPIES BASE`: each content COPIES times; checks it whenever it is told to. `rewrite` gives every page new
+/// content.
+fn hold(pages: usize, copies: usize, base: u64) {
+    let region = Region::new(pages, true);
+    let mut base = base << 32;
+    let fill = |base| (0..pages).for_each(|page| region.fill(page, base + 1 + (page % (pages / copies)) as u64));
+    fill(base);
+    say("ready");
+    while let Some(line) = hear() {
+        if line == "rewrite" {
+            base += 1 << 20;
+            fill(base);
+        }
+        let mut problems = Vec::new();
+        check(&mut problems, "held", region.wrong(0..pages, |page| base + 1 + (page % (pages / copies)) as u64));
+        verdict(&problems);
+    }
+    std::process::exit(0);
+}
+
+/// `shuffled PAGES`: every content twice, in an order that leaves no runs.
+fn shuffled(pages: usize) {
+    let region = Region::new(pages, true);
+    let half = pages / 2;
+    let seed = |page: usize| 1 + if page < half { page as u64 } else { ((page - half) * 7919 % half) as u64 };
+    (0..pages).for_each(|page| region.fill(page, seed(page)));
+    wait_go();
+    let mut problems = Vec::new();
+    check(&mut problems, "shuffled", region.wrong(0..pages, seed));
+    verdict(&problems);
+}
+
+/// `writers PAGES SECONDS`: two threads write to pages that merge all the time; an oracle counts every write. Prints the
+/// longest time that a write took.
+fn writers(pages: usize, seconds: usize) {
+    let region = Region::new(pages, true);
+    let seed = |page: usize| 1 + (page % (pages / 8)) as u64;
+    (0..pages).for_each(|page| region.fill(page, seed(page)));
+    wait_go();
+    let stop = AtomicBool::new(false);
+    let longest = AtomicU64::new(0);
+    let mut problems = Vec::new();
+    let mut counts = vec![0u64; pages];
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..2usize)
+            .map(|parity| {
+                let (region, stop, longest) = (&region, &stop, &longest);
+                scope.spawn(move || {
+                    let mut counts = vec![0u64; region.pages];
+                    let mut random = 0x1234_5678_9abc_def1u64 + parity as u64;
+                    let mut lost = 0;
+                    while !stop.load(Relaxed) {
+                        random ^= random << 13;
+                        random ^= random >> 7;
+                        random ^= random << 17;
+                        let page = (random % (region.pages as u64 / 2)) as usize * 2 + parity;
+                        // Most writes put back what was there, so that the page can merge again; each is counted.
+                        let value = pattern(seed(page), 7);
+                        let at = Instant::now();
+                        region.write(page, 7, !value);
+                        lost += usize::from(region.read(page, 7) != !value);
+                        region.write(page, 7, value);
+                        if random >> 60 == 0 {
+                            counts[page] += 1;
+                            region.write(page, WORDS - 1, counts[page]);
+                        }
+                        longest.fetch_max(at.elapsed().as_micros() as u64, Relaxed);
+                        if random >> 58 & 3 == 0 {
+                            std::thread::sleep(Duration::from_micros(200));
+                        }
+                    }
+                    (counts, lost)
+                })
+            })
+            .collect();
+        std::thread::sleep(Duration::from_secs(seconds as u64));
+        stop.store(true, Relaxed);
+        for thread in threads {
+            let (mine, lost) = thread.join().unwrap();
+            counts.iter_mut().zip(mine).for_each(|(all, mine)| *all += mine);
+            check(&mut problems, "lost at once", lost);
+        }
+    });
+    let last = |page: usize| if counts[page] > 0 { counts[page] } else { pattern(seed(page), WORDS - 1) };
+    check(&mut problems, "lost writes", (0..pages).filter(|&page| region.read(page, WORDS - 1) != last(page)).count());
+    let body = |page: usize| (0..WORDS - 1).any(|word| region.read(page, word) != pattern(seed(page), word));
+    check(&mut problems, "corrupt", (0..pages).filter(|&page| body(page)).count());
+    say(&format!("longest {}", longest.load(Relaxed)));
+    verdict(&problems);
+}
+
+/// Discards merged pages in every way there is: zeros must come back, never a frame's bytes.
+fn dontneed() {
+    let region = Region::new(4096, true);
+    let seed = |page: usize| 1 + (page % 512) as u64;
+    (0..region.pages).for_each(|page| region.fill(page, seed(page)));
+    wait_go();
+    let mut problems = Vec::new();
+    // One range over many runs, then page by page as a balloon does.
+    assert_eq!(region.advise(100..1100, libc::MADV_DONTNEED), Ok(()));
+    check(&mut problems, "zeros after DONTNEED", region.nonzero(100..1100));
+    for page in 1200..1300 {
+        assert_eq!(region.advise(page..page + 1, libc::MADV_DONTNEED), Ok(()));
+    }
+    check(&mut problems, "zeros after DONTNEED page by page", region.nonzero(1200..1300));
+    assert_eq!(region.advise(1400..1500, libc::MADV_FREE), Ok(()));
+    let freed = (1400..1500).filter(|&p| region.nonzero(p..p + 1) > 0 && region.wrong(p..p + 1, seed) > 0).count();
+    check(&mut problems, "zeros or the old content after FREE", freed);
+    if region.advise(1600..1700, libc::MADV_REMOVE) != Err(libc::EINVAL) {
+        problems.push("MADV_REMOVE does not fail as on anonymous memory".into());
+    }
+    check(&mut problems, "untouched", region.wrong(0..100, seed) + region.wrong(1500..region.pages, seed));
+    // Filled anew they may merge again, and be discarded again.
+    (100..1100).for_each(|page| region.fill(page, seed(page)));
+    verdict(&problems);
+    while hear().is_some() {
+        let mut problems = Vec::new();
+        check(&mut problems, "filled anew", region.wrong(100..1100, seed));
+        assert_eq!(region.advise(100..1100, libc::MADV_DONTNEED), Ok(()));
+        check(&mut problems, "zeros the second time", region.nonzero(100..1100));
+        (100..1100).for_each(|page| region.fill(page, seed(page)));
+        verdict(&problems);
+    }
+    std::process::exit(0);
+}
+
+/// Forks with merged memory. The parent rewrites all of its own and ends; the child, which outlives it, checks.
+fn fork() {
+    let region = Region::new(4096, false);
+    let seed = |page: usize| 77_000_000 + (page % 1024) as u64;
+    (0..region.pages).for_each(|page| region.fill(page, seed(page)));
+    wait_go();
+    // SAFETY: the process has no other thread of its own that holds a lock; the child only reads, prints and exits.
+    match unsafe { libc::fork() } {
+        0 => {
+            // The child has not touched its memory yet. `go` comes when the store has been reused.
+            say("child");
+            hear();
+            let mut problems = Vec::new();
+            check(&mut problems, "the child's copy", region.wrong(0..region.pages, seed));
+            assert_eq!(region.advise(0..16, libc::MADV_DONTNEED), Ok(()));
+            check(&mut problems, "the child's zeros", region.nonzero(0..16));
+            verdict(&problems);
+            std::process::exit(0);
+        }
+        child => {
+            assert!(child > 0);
+            (0..region.pages).for_each(|page| region.fill(page, 99_000_000 + page as u64));
+            // Without running exit handlers: as a crash would.
+            // SAFETY: ends the process.
+            unsafe { libc::_exit(0) }
+        }
+    }
+}
+
+/// Unmaps, moves, protects parts of a merged region.
+fn mappings() {
+    let region = Region::new(4096, true);
+    let seed = |page: usize| 1 + (page % 512) as u64;
+    (0..region.pages).for_each(|page| region.fill(page, seed(page)));
+    wait_go();
+    let mut problems = Vec::new();
+    // SAFETY: parts of our own mapping; after each call only what is still mapped is touched.
+    unsafe {
+        assert_eq!(libc::munmap(region.address(512), 256 * PAGE), 0);
+        let again = libc::mmap(
+            region.address(512),
+            256 * PAGE,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED,
+            -1,
+            0,
+        );
+        assert_eq!(again, region.address(512));
+        check(&mut problems, "mapped anew", region.nonzero(512..768));
+        (512..768).for_each(|page| region.fill(page, 5_000_000 + page as u64));
+
+        let moved = libc::mremap(region.address(1024), 300 * PAGE, 600 * PAGE, libc::MREMAP_MAYMOVE);
+        if moved == libc::MAP_FAILED {
+            problems.push(format!("mremap: {}", std::io::Error::last_os_error()));
+        } else {
+            let other = Region { start: moved.cast(), pages: 600 };
+            check(&mut problems, "moved", other.wrong(0..300, |page| seed(1024 + page)));
+            check(&mut problems, "grown", other.nonzero(300..600));
+        }
+        assert_eq!(libc::mprotect(region.address(2048), 128 * PAGE, libc::PROT_READ), 0);
+    }
+    check(&mut problems, "protected", region.wrong(2048..2176, seed));
+    check(&mut problems, "the rest", region.wrong(0..512, seed) + region.wrong(2176..region.pages, seed));
+    verdict(&problems);
+    // Told again: after some periods everything is still so, and the protection holds.
+    while hear().is_some() {
+        let mut problems = Vec::new();
+        check(&mut problems, "protected", region.wrong(2048..2176, seed));
+        check(&mut problems, "refilled", region.wrong(512..768, |page| 5_000_000 + page as u64));
+        check(&mut problems, "the rest", region.wrong(0..512, seed) + region.wrong(2176..region.pages, seed));
+        let mut protected = false;
+        kmem::procfs::for_each_map(None, |map| {
+            let page = region.address(2100) as usize;
+            protected |= map.range.start <= page && page < map.range.end() && !map.perms.write;
+        })
+        .unwrap();
+        if !protected {
+            problems.push("the protection is gone".into());
+        }
+        verdict(&problems);
+    }
+    std::process::exit(0);
+}
+
+static HANDLED_BY: AtomicU64 = AtomicU64::new(0);
+
+extern "C" fn on_signal(_: libc::c_int) {
+    // SAFETY: gettid has no preconditions and may be called from a handler.
+    HANDLED_BY.store(unsafe { libc::gettid() } as u64, Relaxed);
+}
+
+/// A signal to the process waits for the program's own thread; the agent's threads take none.
+fn signals() {
+    let region = Region::new(1024, true);
+    (0..region.pages).for_each(|page| region.fill(page, 1 + (page % 64) as u64));
+    wait_go();
+    let mut problems = Vec::new();
+    // SAFETY: plain signal handling; every structure is initialised by the calls that are meant for it.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = on_signal as extern "C" fn(libc::c_int) as usize;
+        libc::sigaction(libc::SIGUSR1, &action, std::ptr::null_mut());
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        libc::sigaddset(&mut set, libc::SIGUSR1);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
+        libc::kill(libc::getpid(), libc::SIGUSR1);
+        std::thread::sleep(Duration::from_millis(300));
+        if HANDLED_BY.load(Relaxed) != 0 {
+            problems.push("another thread took the signal".into());
+        }
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, std::ptr::null_mut());
+        if HANDLED_BY.load(Relaxed) != libc::gettid() as u64 {
+            problems.push("the program's thread did not get the signal".into());
+        }
+    }
+    verdict(&problems);
+}
+
+/// Locks one page.
+fn locked() {
+    let region = Region::new(1024, true);
+    (0..region.pages).for_each(|page| region.fill(page, 1 + (page % 64) as u64));
+    let other = [0u8; 64];
+    // SAFETY: a readable range.
+    assert_eq!(unsafe { libc::mlock(other.as_ptr().cast(), 1) }, 0, "{}", std::io::Error::last_os_error());
+    wait_go();
+    let mut problems = Vec::new();
+    check(&mut problems, "locked", region.wrong(0..region.pages, |page| 1 + (page % 64) as u64));
+    verdict(&problems);
+}
+
+/// Registers part of the region as an io_uring buffer, which pins it; the kernel then writes through the pin.
+fn pinned() {
+    let region = Region::new(4096, true);
+    let seed = |page: usize| 1 + (page % 512) as u64;
+    (0..region.pages).for_each(|page| region.fill(page, seed(page)));
+    const SETUP: libc::c_long = 425;
+    const REGISTER: libc::c_long = 427;
+    // SAFETY: io_uring_setup(2) writes 120 bytes of parameters; io_uring_register(2), opcode 0, reads one iovec.
+    unsafe {
+        let mut params = [0u64; 15];
+        let ring = libc::syscall(SETUP, 4, params.as_mut_ptr());
+        if ring < 0 {
+            say("SKIPPED");
+            return;
+        }
+        let buffer = libc::iovec { iov_base: region.address(0), iov_len: 64 * PAGE };
+        if libc::syscall(REGISTER, ring, 0, &buffer, 1) < 0 {
+            say("SKIPPED");
+            return;
+        }
+    }
+    wait_go();
+    let mut problems = Vec::new();
+    check(&mut problems, "pinned", region.wrong(0..region.pages, seed));
+    verdict(&problems);
+}
+
+/// What was advised for the region holds for the merged memory too: children do not inherit it.
+fn advice() {
+    let region = Region::new(1024, true);
+    (0..region.pages).for_each(|page| region.fill(page, 1 + (page % 64) as u64));
+    wait_go();
+    let mut problems = Vec::new();
+    let mut inherited = 0;
+    let range = kmem::range::Range::new(region.address(0) as usize, region.pages * PAGE);
+    let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut inside = false;
+    for line in text.lines() {
+        let mut words = line.split_whitespace();
+        let first = words.next().unwrap_or("");
+        if let Some((start, _)) = first.split_once('-')
+            && let Ok(start) = usize::from_str_radix(start, 16)
+        {
+            inside = start >= range.start && start < range.end();
+        }
+        if inside && first == "VmFlags:" && !words.any(|flag| flag == "dc") {
+            inherited += 1;
+        }
+    }
+    check(&mut problems, "inherited mappings", inherited);
+    verdict(&problems);
+}

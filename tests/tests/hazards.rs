@@ -1,0 +1,460 @@
+//! The hazards of merging, each with a client that would notice: a real daemon, a real agent, real memory.
+//!
+//! These tests need no guest; `make test-kernels` runs the same binary inside guests of other kernels. That each fails
+//! without its guard is shown by `sabotage.rs`.
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use e2e::{Client, Daemon, eventually, program, signal_process, skipped};
+
+#[test]
+fn two_threads_write_while_their_pages_merge() {
+    let daemon = Daemon::start();
+    let mut client = daemon.scenario(&["writers", "65536", "15"]);
+    client.expect("ready");
+    client.tell("go");
+    let longest = client.hear();
+    client.expect("ok");
+    let merged = daemon.client(client.pid()).unwrap();
+    println!("{longest} µs; {merged}");
+    assert!(merged["pages_merged"].as_u64() > Some(1000), "the test proves nothing if nothing merged: {merged}");
+    assert!(merged["pages_copied_total"].as_u64() > Some(1000), "merged pages were written to: {merged}");
+}
+
+#[test]
+fn two_clients_share_frames_and_leave_no_trace() {
+    let daemon = Daemon::start();
+    let mut one = daemon.scenario(&["hold", "8192", "1", "5"]);
+    let mut two = daemon.scenario(&["hold", "8192", "1", "5"]);
+    one.expect("ready");
+    two.expect("ready");
+    daemon.wait_merged(one.pid(), 8192);
+    daemon.wait_merged(two.pid(), 8192);
+    let status = daemon.status();
+    assert_eq!((status["pages_shared"].as_u64(), status["pages_sharing"].as_u64()), (Some(8192), Some(8192)), "{status}");
+    assert!(status["general_profit"].as_i64() > Some(8192 * 4096 / 2), "{status}");
+    one.go();
+    two.go();
+    two.kill();
+    one.go();
+    assert_eq!(one.finish(), Some(0));
+    eventually("frames and segments go with the last client", Duration::from_secs(10), || {
+        let status = daemon.status();
+        let empty = |domain: &serde_json::Value| domain["segments"] == 0 && domain["known_contents"] == 0;
+        status["domains"].as_array()?.iter().all(empty).then_some(())
+    });
+}
+
+#[test]
+fn zero_pages_become_untouched_memory() {
+    let daemon = Daemon::start();
+    // Seed 0 of base 0 is the page of zeros: the first content of each copy.
+    let mut client = daemon.scenario(&["dontneed"]);
+    client.expect("ready");
+    daemon.wait_merged(client.pid(), 4096);
+    client.go();
+    // What was discarded counts as nothing; what is filled anew merges again.
+    daemon.wait_merged(client.pid(), 3500);
+    client.go();
+}
+
+#[test]
+fn discarded_memory_reads_as_zeros() {
+    let daemon = Daemon::start();
+    let mut client = daemon.scenario(&["dontneed"]);
+    client.expect("ready");
+    daemon.wait_merged(client.pid(), 4096);
+    client.go();
+    for _ in 0..3 {
+        daemon.wait_merged(client.pid(), 3600);
+        client.go();
+    }
+}
+
+/// Fills the rest of the segment that a client's frames are in, so that freed slots are the only ones left.
+fn press_on_slots(daemon: &Daemon) -> Client {
+    let mut press = daemon.scenario(&["hold", "57344", "2", "9"]);
+    press.expect("ready");
+    press
+}
+
+#[test]
+fn a_forked_child_outlives_its_parent_and_keeps_its_memory() {
+    let daemon = Daemon::start();
+    let mut client = daemon.scenario(&["fork"]);
+    client.expect("ready");
+    daemon.wait_merged(client.pid(), 4096);
+    let mut keeper = daemon.scenario(&["hold", "512", "2", "3"]);
+    keeper.expect("ready");
+    daemon.wait_merged(keeper.pid(), 512);
+    client.tell("go");
+    client.expect("child");
+    eventually("the parent ends", Duration::from_secs(20), || daemon.client(client.pid()).is_none().then_some(()));
+    // Past the quarantine, new content presses for slots.
+    std::thread::sleep(Duration::from_millis(500));
+    let mut press = press_on_slots(&daemon);
+    daemon.wait_merged(press.pid(), 57_344);
+    client.go();
+    press.go();
+    keeper.go();
+    let pinned: u64 = daemon.status()["domains"].as_array().unwrap().iter().filter_map(|d| d["pages_pinned"].as_u64()).sum();
+    assert!(pinned >= 1024, "frames of the child are kept: {pinned}");
+}
+
+#[test]
+fn parts_of_a_region_are_unmapped_moved_and_protected() {
+    let daemon = Daemon::start();
+    let mut client = daemon.scenario(&["mappings"]);
+    client.expect("ready");
+    daemon.wait_merged(client.pid(), 4096);
+    client.go();
+    for _ in 0..3 {
+        std::thread::sleep(Duration::from_millis(500));
+        client.go();
+    }
+    let status = daemon.client(client.pid()).unwrap();
+    assert_eq!(status["region_bytes"].as_u64(), Some((4096 - 256 - 300 - 128) * 4096), "{status}");
+}
+
+#[test]
+fn detached_memory_is_plain_anonymous_memory() {
+    let daemon = Daemon::start();
+    let mut client = daemon.scenario(&["hold", "8192", "4"]);
+    client.expect("ready");
+    daemon.wait_merged(client.pid(), 8192);
+    let maps = |pid: i32| std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    assert!(maps(client.pid()).contains("memfd:pageone"));
+    let out = daemon.pageone(&["detach", &client.pid().to_string()]).output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let left: Vec<String> = maps(client.pid()).lines().filter(|l| l.contains("memfd:pageone:")).map(str::to_string).collect();
+    assert!(left.is_empty(), "{left:?}");
+    client.go();
+    let out = daemon.pageone(&["detach", &client.pid().to_string()]).output().unwrap();
+    assert_eq!(out.status.code(), Some(4), "a second time it is no client");
+}
+
+#[test]
+fn a_killed_daemon_stalls_nobody_and_its_successor_takes_over() {
+    let mut daemon = Daemon::start();
+    let mut client = daemon.scenario(&["writers", "32768", "12"]);
+    let mut still = daemon.scenario(&["hold", "8192", "2", "4"]);
+    client.expect("ready");
+    still.expect("ready");
+    daemon.wait_merged(still.pid(), 8192);
+    client.tell("go");
+    for _ in 0..5 {
+        std::thread::sleep(Duration::from_millis(700));
+        daemon.kill();
+        still.go();
+        daemon.restart();
+    }
+    let longest = client.hear();
+    client.expect("ok");
+    let micros: u64 = longest.trim_start_matches("longest ").parse().unwrap();
+    println!("a write took at most {micros} µs");
+    assert!(micros < 400_000, "a write waited {micros} µs");
+    still.go();
+    // The successor knows what its predecessors merged: nothing new was made for these pages.
+    daemon.wait_merged(still.pid(), 8192);
+}
+
+#[test]
+fn a_stopped_daemon_stalls_nobody() {
+    let daemon = Daemon::start();
+    let mut client = daemon.scenario(&["writers", "32768", "8"]);
+    client.expect("ready");
+    client.tell("go");
+    for _ in 0..4 {
+        std::thread::sleep(Duration::from_millis(600));
+        daemon.signal(libc::SIGSTOP);
+        std::thread::sleep(Duration::from_millis(1000));
+        daemon.signal(libc::SIGCONT);
+    }
+    let longest = client.hear();
+    client.expect("ok");
+    let micros: u64 = longest.trim_start_matches("longest ").parse().unwrap();
+    println!("a write took at most {micros} µs");
+    assert!(micros < 400_000, "a write waited {micros} µs while the daemon was stopped");
+}
+
+#[test]
+fn a_client_killed_in_the_middle_of_a_batch_takes_nothing_with_it() {
+    let daemon = Daemon::start();
+    let mut still = daemon.scenario(&["hold", "8192", "2", "4"]);
+    still.expect("ready");
+    for round in 0..5u64 {
+        let mut client = daemon.scenario(&["hold", "32768", "2", &(10 + round).to_string()]);
+        client.expect("ready");
+        daemon.wait_merged(client.pid(), 100);
+        client.kill();
+    }
+    daemon.wait_merged(still.pid(), 8192);
+    still.go();
+    eventually("the dead clients' frames are given back", Duration::from_secs(20), || {
+        (daemon.status()["pages_shared"] == 4096).then_some(())
+    });
+}
+
+#[test]
+fn a_stopped_client_does_not_keep_others_waiting() {
+    let daemon = Daemon::with(&["--merge-period", "0.1", "--threads", "1"]);
+    let mut stopped = daemon.scenario(&["hold", "32768", "2", "1"]);
+    stopped.expect("ready");
+    daemon.wait_merged(stopped.pid(), 10);
+    signal_process(stopped.pid(), libc::SIGSTOP);
+    let mut other = daemon.scenario(&["hold", "8192", "2", "2"]);
+    other.expect("ready");
+    daemon.wait_merged(other.pid(), 8192);
+    other.go();
+    signal_process(stopped.pid(), libc::SIGCONT);
+    daemon.wait_merged(stopped.pid(), 32_768);
+    stopped.go();
+}
+
+#[test]
+fn signals_reach_the_program() {
+    let daemon = Daemon::start();
+    let mut client = daemon.scenario(&["signals"]);
+    client.expect("ready");
+    daemon.wait_merged(client.pid(), 1024);
+    client.go();
+}
+
+#[test]
+fn wrappers_and_shells_work_as_ever() {
+    let daemon = Daemon::start();
+    // timeout(1) ends its child by an alarm and says so by its exit code; sh starts the client as its child.
+    let mut command = daemon.run(&[]);
+    let client = program("pageone-test-client");
+    command.args(["timeout", "2", "sh", "-c"]).arg(format!("{} hold 4096 2; exit 7", client.display()));
+    let start = Instant::now();
+    let mut wrapped = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    assert_eq!(wrapped.wait().unwrap().code(), Some(124));
+    assert!(start.elapsed() < Duration::from_secs(10));
+    let exit = |words: &[&str]| daemon.run(&[]).args(words).status().unwrap().code();
+    assert_eq!(exit(&["sh", "-c", "exit 42"]), Some(42));
+    assert_eq!(exit(&["/nonexistent/program"]), Some(127));
+    // Programs that mark no memory get no thread.
+    let out = daemon.run(&[]).args(["sh", "-c", "ls /proc/$$/task | wc -l"]).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&out.stdout).trim(), "1");
+}
+
+#[test]
+fn locked_memory_is_refused_with_the_reason() {
+    let daemon = Daemon::start();
+    let mut client = daemon.scenario(&["locked"]);
+    client.expect("ready");
+    let refused = eventually("a refusal", Duration::from_secs(10), || {
+        daemon.client(client.pid())?["refused"].as_str().map(str::to_string)
+    });
+    assert!(refused.contains("VmLck"), "{refused}");
+    client.go();
+    assert_eq!(daemon.client(client.pid()).unwrap()["pages_merged"], 0);
+}
+
+#[test]
+fn pinned_memory_is_refused_with_the_reason() {
+    let daemon = Daemon::start();
+    let mut client = daemon.scenario(&["pinned"]);
+    if client.hear() == "SKIPPED" {
+        return skipped("io_uring is not allowed here, and nothing else pins memory for a test");
+    }
+    let refused = eventually("a refusal", Duration::from_secs(10), || {
+        daemon.client(client.pid())?["refused"].as_str().map(str::to_string)
+    });
+    assert!(refused.contains("VmPin"), "{refused}");
+    client.go();
+    assert_eq!(daemon.client(client.pid()).unwrap()["pages_merged"], 0);
+}
+
+#[test]
+fn children_do_not_inherit_what_the_program_kept_from_them() {
+    let daemon = Daemon::start();
+    let mut client = daemon.scenario(&["advice"]);
+    client.expect("ready");
+    daemon.wait_merged(client.pid(), 1024);
+    client.go();
+}
+
+#[test]
+fn mappings_stay_within_the_limit_and_status_says_that_it_binds() {
+    let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
+    struct Restore(String);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            let _ = std::fs::write("/proc/sys/vm/max_map_count", &self.0);
+        }
+    }
+    let _restore = Restore(limit.clone());
+    if std::fs::write("/proc/sys/vm/max_map_count", "3000").is_err() {
+        return skipped("vm.max_map_count can't be set by this account");
+    }
+    let daemon = Daemon::start();
+    let mut client = daemon.scenario(&["shuffled", "16384"]);
+    client.expect("ready");
+    eventually("the limit binds", Duration::from_secs(30), || {
+        (daemon.client(client.pid())?["max_map_count_binds"] == true).then_some(())
+    });
+    std::thread::sleep(Duration::from_secs(1));
+    let maps = kmem::procfs::count_maps(Some(client.pid())).unwrap();
+    assert!(maps <= 2_200, "{maps} mappings under a limit of 3000: a third must stay free");
+    assert!(maps > 1_000, "the budget is used: {maps}");
+    client.go();
+    let text = daemon.pageone(&["status"]).output().unwrap();
+    assert!(String::from_utf8_lossy(&text.stdout).contains("vm.max_map_count binds"));
+}
+
+#[test]
+fn a_store_that_cannot_grow_pauses_merging_and_loses_nothing() {
+    let Some(group) = Group::new(96 << 20) else { return skipped("no memory cgroup can be made here") };
+    let daemon = Daemon::with(&["--merge-period", "0.1"]);
+    group.add(daemon.pid());
+    let mut client = daemon.scenario(&["hold", "65536", "2"]);
+    client.expect("ready");
+    let paused = eventually("merging pauses", Duration::from_secs(60), || {
+        let status = daemon.status();
+        let domains = status["domains"].as_array()?;
+        domains.iter().find_map(|d| d["paused"].as_str().map(str::to_string))
+    });
+    assert!(paused.contains("cgroup"), "{paused}");
+    client.go();
+    group.limit(1 << 30);
+    daemon.wait_merged(client.pid(), 65_536);
+    client.go();
+}
+
+/// A memory cgroup of its own, version 1 or 2.
+struct Group {
+    path: std::path::PathBuf,
+    limit: &'static str,
+}
+
+impl Group {
+    fn new(bytes: u64) -> Option<Self> {
+        for (root, limit) in [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")] {
+            let path = std::path::Path::new(root).join(format!("pageone-test-{}", std::process::id()));
+            if std::fs::create_dir(&path).is_ok() {
+                let group = Self { path, limit };
+                if std::fs::write(group.path.join(limit), bytes.to_string()).is_ok() {
+                    return Some(group);
+                }
+            }
+        }
+        None
+    }
+
+    fn limit(&self, bytes: u64) {
+        std::fs::write(self.path.join(self.limit), bytes.to_string()).unwrap();
+    }
+
+    fn add(&self, pid: i32) {
+        std::fs::write(self.path.join("cgroup.procs"), pid.to_string()).unwrap();
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let parent = self.path.parent().map(|p| p.join("cgroup.procs"));
+        for pid in std::fs::read_to_string(self.path.join("cgroup.procs")).unwrap_or_default().lines() {
+            let _ = std::fs::write(parent.clone().unwrap(), pid);
+        }
+        let _ = std::fs::remove_dir(&self.path);
+    }
+}
+
+#[test]
+fn a_client_of_one_domain_sees_nothing_of_another() {
+    let daemon = Daemon::start();
+    let mut one = daemon.scenario_with(&["--domain", "one"], &["hold", "4096", "1", "6"], &[]);
+    let mut two = daemon.scenario_with(&["--domain", "two"], &["hold", "4096", "1", "6"], &[]);
+    one.expect("ready");
+    two.expect("ready");
+    eventually("both are looked at", Duration::from_secs(20), || {
+        let looked = |pid| Some(daemon.client(pid)?["pages_unshared"] == 4096);
+        (looked(one.pid())? && looked(two.pid())?).then_some(())
+    });
+    assert_eq!(daemon.status()["pages_shared"], 0, "the same content in two domains is not shared");
+    one.go();
+    two.go();
+}
+
+#[test]
+fn a_client_cannot_write_its_store() {
+    let daemon = Daemon::start();
+    let mut client = daemon.scenario(&["hold", "4096", "4", "6"]);
+    client.expect("ready");
+    daemon.wait_merged(client.pid(), 4096);
+    let mut tried = 0;
+    for entry in std::fs::read_dir(format!("/proc/{}/fd", client.pid())).unwrap().flatten() {
+        let target = std::fs::read_link(entry.path()).unwrap_or_default();
+        if !target.to_string_lossy().contains("memfd:pageone:") || target.to_string_lossy().contains("control") {
+            continue;
+        }
+        tried += 1;
+        // Reopened for writing, as the client itself could, and as root.
+        let file = std::fs::OpenOptions::new().read(true).write(true).open(entry.path()).unwrap();
+        use std::os::unix::fs::FileExt;
+        assert!(file.write_at(b"evil", 0).is_err(), "written");
+        assert!(file.set_len(0).is_err(), "truncated");
+        let punch = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+        assert!(rustix::fs::fallocate(&file, punch, 0, 4096).is_err(), "punched");
+        assert!(kmem::memfd::map_shared(&file, 4096).is_err(), "mapped for writing");
+    }
+    assert!(tried > 0, "the client holds its store");
+    client.go();
+}
+
+#[test]
+fn a_peer_that_talks_nonsense_or_nobody_at_all_leaves_the_program_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("agent.sock");
+    let start = |socket: &std::path::Path| {
+        let mut command = Command::new(program("pageone-test-client"));
+        command.args(["hold", "4096", "2"]).env("LD_PRELOAD", program("libpageone_agent.so")).env(wire::ENV_SOCKET, socket);
+        let mut client = Client::spawn(command);
+        client.expect("ready");
+        client
+    };
+    // Nobody.
+    let mut client = start(&socket);
+    client.go();
+    // A listener whose queue is full and that never accepts.
+    let listener = kmem::seqpacket::Listener::bind(&socket, 0o600).unwrap();
+    let mut held = Vec::new();
+    while let Ok(conn) = kmem::seqpacket::Conn::connect(&socket) {
+        held.push(conn);
+        if held.len() > 5000 {
+            break;
+        }
+    }
+    let mut crowded = start(&socket);
+    crowded.go();
+    drop(held);
+    // A peer that answers nonsense to everything.
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut answered = 0u32;
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                while let Ok(Some(conn)) = listener.accept() {
+                    answered += 1;
+                    let nonsense: &[u8] = match answered % 3 {
+                        0 => &[0xff; 300],
+                        1 => &[],
+                        _ => &[4, 1, 1, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff],
+                    };
+                    let _ = conn.send(nonsense, &[]);
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        });
+        for _ in 0..10 {
+            std::thread::sleep(Duration::from_millis(200));
+            client.go();
+            crowded.go();
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+}

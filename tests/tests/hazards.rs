@@ -32,7 +32,11 @@ fn two_clients_share_frames_and_leave_no_trace() {
     daemon.wait_merged(one.pid(), 8192);
     daemon.wait_merged(two.pid(), 8192);
     let status = daemon.status();
-    assert_eq!((status["pages_shared"].as_u64(), status["pages_sharing"].as_u64()), (Some(8192), Some(8192)), "{status}");
+    assert_eq!(
+        (status["pages_shared"].as_u64(), status["pages_sharing"].as_u64()),
+        (Some(8192), Some(8192)),
+        "{status}"
+    );
     assert!(status["general_profit"].as_i64() > Some(8192 * 4096 / 2), "{status}");
     one.go();
     two.go();
@@ -98,7 +102,8 @@ fn a_forked_child_outlives_its_parent_and_keeps_its_memory() {
     client.go();
     press.go();
     keeper.go();
-    let pinned: u64 = daemon.status()["domains"].as_array().unwrap().iter().filter_map(|d| d["pages_pinned"].as_u64()).sum();
+    let pinned: u64 =
+        daemon.status()["domains"].as_array().unwrap().iter().filter_map(|d| d["pages_pinned"].as_u64()).sum();
     assert!(pinned >= 1024, "frames of the child are kept: {pinned}");
 }
 
@@ -127,7 +132,8 @@ fn detached_memory_is_plain_anonymous_memory() {
     assert!(maps(client.pid()).contains("memfd:pageone"));
     let out = daemon.pageone(&["detach", &client.pid().to_string()]).output().unwrap();
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-    let left: Vec<String> = maps(client.pid()).lines().filter(|l| l.contains("memfd:pageone:")).map(str::to_string).collect();
+    let left: Vec<String> =
+        maps(client.pid()).lines().filter(|l| l.contains("memfd:pageone:")).map(str::to_string).collect();
     assert!(left.is_empty(), "{left:?}");
     client.go();
     let out = daemon.pageone(&["detach", &client.pid().to_string()]).output().unwrap();
@@ -230,6 +236,8 @@ fn wrappers_and_shells_work_as_ever() {
     command.args(["timeout", "2", "sh", "-c"]).arg(format!("{} hold 4096 2; exit 7", client.display()));
     let start = Instant::now();
     let mut wrapped = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    // Held open, or the client would end by itself.
+    let _input = wrapped.stdin.take();
     assert_eq!(wrapped.wait().unwrap().code(), Some(124));
     assert!(start.elapsed() < Duration::from_secs(10));
     let exit = |words: &[&str]| daemon.run(&[]).args(words).status().unwrap().code();
@@ -307,7 +315,9 @@ fn mappings_stay_within_the_limit_and_status_says_that_it_binds() {
 
 #[test]
 fn a_store_that_cannot_grow_pauses_merging_and_loses_nothing() {
-    let Some(group) = Group::new(96 << 20) else { return skipped("no memory cgroup can be made here") };
+    let Some(group) = Group::new(96 << 20) else {
+        return skipped("no memory cgroup can be made here");
+    };
     let daemon = Daemon::with(&["--merge-period", "0.1"]);
     group.add(daemon.pid());
     let mut client = daemon.scenario(&["hold", "65536", "2"]);
@@ -411,7 +421,10 @@ fn a_peer_that_talks_nonsense_or_nobody_at_all_leaves_the_program_alone() {
     let socket = dir.path().join("agent.sock");
     let start = |socket: &std::path::Path| {
         let mut command = Command::new(program("pageone-test-client"));
-        command.args(["hold", "4096", "2"]).env("LD_PRELOAD", program("libpageone_agent.so")).env(wire::ENV_SOCKET, socket);
+        command
+            .args(["hold", "4096", "2"])
+            .env("LD_PRELOAD", program("libpageone_agent.so"))
+            .env(wire::ENV_SOCKET, socket);
         let mut client = Client::spawn(command);
         client.expect("ready");
         client

@@ -147,7 +147,7 @@ mod tests {
                     piece.write_bytes(0xA5, size);
                     piece
                 };
-                assert!(!piece.is_null() && piece as usize % align == 0);
+                assert!(!piece.is_null() && (piece as usize).is_multiple_of(align));
                 pieces.push((piece as usize, size, layout));
             }
         }

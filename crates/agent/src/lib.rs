@@ -6,15 +6,16 @@
 //! is never needed: a window runs to its end by itself, and merged memory stays what it is when the daemon dies.
 //!
 //! All policy is the daemon's. What is decided here is safety: whether bytes are equal ([`merge`]), whether memory may be
-//! merged at all ([`probe`], pinned and locked memory), and that every call of the program on merged memory does what it would
+//! merged at all ([`probe`], [`pins`], locked memory), and that every call of the program on merged memory does what it would
 //! do on anonymous memory ([`guard`]).
 //!
 //! ```text
 //! interpose ─▶ watch (is it ours?) ─▶ mark, guard ─▶ window ─▶ regions
-//! link ─▶ merge ──────────────────────────────────▶ window
+//! link ─▶ batch ─▶ merge ─▶ pins (may it be taken?) ─▶ window
 //! threads, fork: around all of these; everything shared lies in state, behind lock
 //! ```
 
+mod batch;
 mod fork;
 mod guard;
 mod heap;
@@ -25,6 +26,7 @@ mod log;
 mod mark;
 mod merge;
 mod outbox;
+mod pins;
 mod probe;
 mod raw;
 mod regions;

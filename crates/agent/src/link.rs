@@ -6,7 +6,8 @@
 
 #![allow(unsafe_code)] // prctl(2), getrlimit(2).
 
-use crate::merge::Merger;
+use crate::batch::Merger;
+use crate::pins::Waiting;
 use crate::raw;
 use crate::state::{self, ENDED, PHASE, STATE, Segment, State};
 use crate::threads::{interest, wait};
@@ -289,7 +290,7 @@ fn detach() -> End {
     }
     state.outbox.push(ToDaemon::Detached);
     state.tracking = None;
-    state.waiting = None;
+    state.waiting.take().into_iter().for_each(Waiting::close);
     state.segments.clear();
     let conn = state.conn.as_ref().map(|conn| state::number(&conn.as_fd()));
     drop(state);

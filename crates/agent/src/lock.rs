@@ -17,11 +17,29 @@ pub struct Blocked(libc::sigset_t);
 impl Blocked {
     /// Blocks them.
     pub fn all() -> Blocked {
-        let (mut every, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
-        // SAFETY: both sets are written before they are read; neither call fails with valid arguments.
-        unsafe {
+        let mut every = MaybeUninit::uninit();
+        // SAFETY: fills the set.
+        Blocked::set(unsafe {
             libc::sigfillset(every.as_mut_ptr());
-            libc::pthread_sigmask(libc::SIG_SETMASK, every.as_ptr(), before.as_mut_ptr());
+            every.assume_init()
+        })
+    }
+
+    /// Unblocks them instead.
+    pub fn none() -> Blocked {
+        let mut none = MaybeUninit::uninit();
+        // SAFETY: empties the set.
+        Blocked::set(unsafe {
+            libc::sigemptyset(none.as_mut_ptr());
+            none.assume_init()
+        })
+    }
+
+    fn set(signals: libc::sigset_t) -> Blocked {
+        let mut before = MaybeUninit::uninit();
+        // SAFETY: `before` is written before it is read; the call does not fail with valid arguments.
+        unsafe {
+            libc::pthread_sigmask(libc::SIG_SETMASK, &signals, before.as_mut_ptr());
             Blocked(before.assume_init())
         }
     }

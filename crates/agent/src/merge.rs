@@ -1,73 +1,44 @@
-//! Batches of merges, carried out window by window.
+//! One window of a batch: compare, take away, replace.
 //!
-//! A window is bounded in time: writers to its pages wait. Its length adapts so that one takes about a millisecond; what
-//! is left when the time is over goes into the next. Inside, every page is compared with its frame, byte by byte,
-//! now that it cannot change: this decides, not what the daemon thinks. Each run of equal pages becomes one mapping.
+//! Every page is compared with its frame, byte by byte, now that it cannot change: this decides, not what the daemon thinks. What
+//! equals is taken away if it has no pins ([`crate::pins`]), and each run of such pages becomes one mapping of frames, or untouched
+//! memory for zeros.
 //!
-//! Afterwards the pages that were not mapped are write-protected for the tracking again (they were clean in the last scan; a
+//! Afterwards the pages that were not replaced are write-protected for the tracking again (they were clean in the last scan; a
 //! write that slips in between costs a missed merge at most, since every merge compares). Those that map a frame are
 //! not: if one is written, its copy must show in the next scan, or its frame would be kept for ever.
 
 #![allow(unsafe_code)] // Compares and replaces the program's memory.
 
-use crate::raw;
+use crate::batch::{Maps, span};
+use crate::{pins, raw};
 use crate::regions::{Pages, Region};
 use crate::sabotage::{self, Sabotage};
-use crate::state::{STATE, Segment, State};
-use crate::window::{self, MAX_PAGES};
+use crate::state::{Segment, State};
+use crate::window;
 use kmem::{PAGE_SIZE, mm, procfs};
-use std::collections::VecDeque;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
-use wire::{Fate, Merge, Outcome, RegionId, Report, Run, Target, ToDaemon};
+use wire::{Fate, Outcome, RegionId, Run, Target};
 
 /// How long a window may take.
-const MAX_TIME: Duration = Duration::from_millis(1);
-/// Fewest pages that a window is cut to.
-const MIN_PAGES: u32 = 32;
-/// Runs this close together share a window.
-const MAX_GAP: u32 = 8;
-/// Counting the process's mappings may take one part in so many of the time,
-const COUNT_SHARE: u32 = 20;
-/// and is due after this long in any case: the program makes mappings too.
-const COUNT_EVERY: Duration = Duration::from_secs(10);
+pub const MAX_TIME: Duration = Duration::from_millis(1);
 
 static ZEROS: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
 
-/// How many mappings the process has (estimated), and may have.
-///
-/// Every run is taken to make two, which is the most. Where runs replace others that is far too much, so the mappings
-/// are counted again when the budget seems to be spent.
-pub struct Maps {
-    counted: usize,
-    estimate: usize,
-    budget: usize,
-}
-
-impl Maps {
-    /// No room until they are counted.
-    pub const fn new() -> Maps {
-        Maps { counted: 0, estimate: 0, budget: 0 }
-    }
-
-    fn has_room(&self, wanted: usize) -> bool {
-        self.estimate + wanted <= self.budget || sabotage::is_on(Sabotage::NoBudget)
-    }
-
-    /// Whether much of the estimate is a guess.
-    fn is_vague(&self) -> bool {
-        self.estimate - self.counted > self.budget / 8
-    }
-}
-
 /// What became of a window.
 #[derive(Default)]
-struct Done {
-    outcomes: Vec<Outcome>,
+pub struct Done {
+    /// Outcomes, in the order of the runs.
+    pub outcomes: Vec<Outcome>,
     /// Runs that were not looked at.
-    rest: Vec<Run>,
+    pub rest: Vec<Run>,
     /// Pages whose mapping was left as it was.
     untouched: Vec<Pages>,
-    time: Duration,
+    /// Pages that could not be taken away.
+    stuck: Vec<Pages>,
+    /// How long writers could have waited.
+    pub time: Duration,
 }
 
 impl Done {
@@ -87,116 +58,16 @@ impl Done {
     }
 }
 
-/// Carries out batches; the agent thread has one.
-pub struct Merger {
-    limit: u32,
-    /// When the mappings may be counted again.
-    next_count: Option<Instant>,
-}
-
-impl Merger {
-    /// Starts with short windows.
-    pub fn new() -> Merger {
-        Merger { limit: 128, next_count: None }
-    }
-
-    /// Carries out a batch and queues its reports. `flush` is called after each window, without the lock.
-    pub fn batch(&mut self, merge: Merge, mut flush: impl FnMut()) {
-        let mut pending = VecDeque::from(merge.runs);
-        loop {
-            let runs = take_window(&mut pending, self.limit);
-            self.count_maps(2 * runs.len());
-            let mut state = STATE.lock();
-            let done = state.merge_window(merge.region, &runs);
-            done.rest.iter().rev().for_each(|&run| pending.push_front(run));
-            let last = pending.is_empty();
-            let (window_ns, maps) = (done.time.as_nanos() as u64, state.maps.estimate as u32);
-            let outcomes = done.outcomes;
-            let report = Report { batch: merge.batch, last, outcomes, cpu_ns: cpu_time(), window_ns, maps };
-            state.outbox.push(ToDaemon::Report(report));
-            let go_on = state.conn.is_some() && !state.outbox.has_overflowed();
-            drop(state);
-            self.adapt(&runs, done.time, !done.rest.is_empty());
-            flush();
-            if last || !go_on {
-                return;
-            }
-            // The mutex is not fair.
-            for _ in 0..50 {
-                if !STATE.is_wanted() {
-                    break;
-                }
-                std::thread::sleep(Duration::from_micros(20));
-            }
-        }
-    }
-
-    fn adapt(&mut self, runs: &[Run], time: Duration, cut: bool) {
-        if cut || time > MAX_TIME {
-            self.limit = (self.limit / 2).max(MIN_PAGES);
-        } else if time < MAX_TIME / 2 && span(runs).is_some_and(|span| span.len() > self.limit / 2) {
-            self.limit = (self.limit * 2).min(MAX_PAGES);
-        }
-    }
-
-    /// Counts the mappings when the estimate leaves no room; without the lock, since it takes milliseconds.
-    fn count_maps(&mut self, wanted: usize) {
-        let now = Instant::now();
-        let is_due = match self.next_count {
-            None => true,
-            Some(next) => {
-                let maps = &STATE.lock().maps;
-                now >= next + COUNT_EVERY || !maps.has_room(wanted) && (now >= next || maps.is_vague())
-            }
-        };
-        if !is_due {
-            return;
-        }
-        if let (Ok(counted), Ok(most)) = (procfs::count_maps(None), procfs::max_map_count()) {
-            STATE.lock().maps = Maps { counted, estimate: counted, budget: most - most / 3 };
-        }
-        self.next_count = Some(now + now.elapsed() * COUNT_SHARE);
-    }
-}
-
-/// Cuts the next window off a batch: at most `limit` pages from its first to its last.
-fn take_window(pending: &mut VecDeque<Run>, limit: u32) -> Vec<Run> {
-    let mut window: Vec<Run> = Vec::new();
-    while let Some(run) = pending.pop_front() {
-        let start = window.first().map_or(run.page, |first| first.page);
-        let end = window.last().map_or(run.page, |last| last.page + last.len);
-        let room = (start + limit).saturating_sub(run.page);
-        if room == 0 || run.page - end > MAX_GAP {
-            pending.push_front(run);
-            break;
-        }
-        if run.len > room {
-            let (head, tail) = split(run, room);
-            window.push(head);
-            pending.push_front(tail);
-            break;
-        }
-        window.push(run);
-    }
-    window
-}
-
-fn split(run: Run, at: u32) -> (Run, Run) {
-    let target = match run.target {
-        Target::Frames { segment, slot } => Target::Frames { segment, slot: slot + at },
-        Target::Zero => Target::Zero,
-    };
-    (Run { len: at, ..run }, Run { page: run.page + at, len: run.len - at, target })
-}
-
-/// From the first page of the runs to their last.
-fn span(runs: &[Run]) -> Option<Pages> {
-    let (first, last) = (runs.first()?, runs.last()?);
-    Some(Pages { start: first.page, end: last.page + last.len })
+/// What the comparison says of some pages.
+enum Verdict {
+    Fate(Fate),
+    /// They equal the target.
+    Equal(Target),
 }
 
 impl State {
-    fn merge_window(&mut self, id: RegionId, runs: &[Run]) -> Done {
+    /// Carries out the runs of one window.
+    pub fn merge_window(&mut self, id: RegionId, runs: &[Run]) -> Done {
         let mut done = Done::default();
         let (Some(mut window), mut runs) = (span(runs), runs) else { return done };
         let region = self.position(id).map(|index| (index, &self.regions[index]));
@@ -228,25 +99,33 @@ impl State {
         }
         // Only now: who pins a page for writing from here on waits for the window, or gets a page of its own.
         let held = held_memory();
-        let mut at = window.start;
+        let mut verdicts = Vec::with_capacity(runs.len());
         for (i, (run, refusal)) in runs.iter().zip(refused).enumerate() {
-            if i > 0 && opened.elapsed() > MAX_TIME {
+            // Replacing takes about as long as comparing.
+            if i > 0 && opened.elapsed() > MAX_TIME / 2 {
                 done.rest.splice(0..0, runs[i..].iter().copied());
                 break;
             }
-            done.leave(Pages { start: at, end: run.page });
             match held.or(refusal) {
-                Some(fate) => done.tell(pages_of(run), fate),
-                None => self.merge_run(index, run, &mut done),
+                Some(fate) => verdicts.push((pages_of(run), Verdict::Fate(fate))),
+                None => compare(&self.regions[index], &self.segments, run, &mut verdicts),
             }
-            at = run.page + run.len;
         }
-        done.leave(Pages { start: at, end: window.end });
+        self.replace(index, window, verdicts, &mut done);
         self.close_window(bytes);
         done.time = opened.elapsed();
 
+        if let Some(waiting) = &self.waiting {
+            waiting.throw_away(bytes.len);
+        }
         for pages in std::mem::take(&mut done.untouched) {
             self.protect(index, pages);
+        }
+        let region = &self.regions[index];
+        if self.forks > 0 && region.is_inherited() {
+            for &pages in &done.stuck {
+                pins::own(region.bytes(pages));
+            }
         }
         done
     }
@@ -264,44 +143,66 @@ impl State {
         }
     }
 
-    fn merge_run(&mut self, index: usize, run: &Run, done: &mut Done) {
-        let State { regions, segments, maps, .. } = self;
+    /// Replaces what equals, and tells the fate of everything.
+    fn replace(&mut self, index: usize, window: Pages, verdicts: Vec<(Pages, Verdict)>, done: &mut Done) {
+        let State { regions, segments, maps, waiting, .. } = self;
         let region = &mut regions[index];
-        let place = region.bytes(pages_of(run)).start;
-        let source = match run.target {
-            Target::Zero => None,
-            Target::Frames { segment, slot } => match segments.iter().find(|held| held.id == segment) {
-                Some(held) => Some((held, slot)),
-                None => return done.tell(pages_of(run), Fate::Failed),
-            },
+        let mut equal = verdicts.iter().filter(|(_, verdict)| matches!(verdict, Verdict::Equal(_))).map(|(pages, _)| *pages);
+        let hull = equal.next().map(|first| Pages { start: first.start, end: equal.next_back().unwrap_or(first).end });
+        let checker = waiting.as_ref().filter(|waiting| waiting.can_check() && !sabotage::is_on(Sabotage::NoPinCheck));
+        let held = match (hull, checker) {
+            (Some(hull), Some(checker)) => checker.hold_readers(region.bytes(hull)).is_ok(),
+            _ => true,
         };
-        let equals = |page: u32| {
-            let target = match source {
-                // In bounds: a run that leaves its segment does not decode, and every segment has the full length.
-                Some((held, slot)) => held.map.as_ptr().wrapping_add((slot + page) as usize * PAGE_SIZE).cast_const(),
-                None => ZEROS.as_ptr(),
+        let mut at = window.start;
+        for (pages, verdict) in verdicts {
+            done.leave(Pages { start: at, end: pages.start });
+            at = pages.end;
+            let target = match verdict {
+                Verdict::Equal(target) if held => target,
+                Verdict::Equal(_) => {
+                    done.tell(pages, Fate::Gone);
+                    continue;
+                }
+                Verdict::Fate(fate) => {
+                    done.tell(pages, fate);
+                    continue;
+                }
             };
-            // SAFETY: both are a page of mapped memory: the window's span is managed, so mapped. Nobody writes to either: the page
-            // is write-protected and the frame immutable.
-            unsafe { libc::memcmp((place + page as usize * PAGE_SIZE) as *const _, target.cast(), PAGE_SIZE) == 0 }
-        };
-        let mut at = 0;
-        while at < run.len {
-            let equal = equals(at);
-            let mut end = at + 1;
-            while end < run.len && equals(end) == equal {
-                end += 1;
+            let mut left = pages;
+            while left.start < left.end {
+                let free = match checker {
+                    Some(checker) => {
+                        let offset = |page: u32| (page - window.start) as usize * PAGE_SIZE;
+                        // SAFETY: the pages equal their target, which is mapped in their place before the window closes.
+                        take_away(region, left, |part| unsafe { checker.take_away(region.bytes(part), offset(part.start)) })
+                    }
+                    None => left.end,
+                };
+                let replaced = Pages { start: left.start, end: free };
+                if replaced.start < replaced.end {
+                    let fate = match target {
+                        Target::Zero => map_zeros(region, replaced, checker.is_some()),
+                        Target::Frames { segment, slot } => {
+                            let slot = slot + (replaced.start - pages.start);
+                            // `compare` found it, under the same lock.
+                            match segments.iter().find(|held| held.id == segment) {
+                                Some(held) => map_frames(region, replaced, held, slot, maps, checker.is_some()),
+                                None => Fate::Failed,
+                            }
+                        }
+                    };
+                    done.tell(replaced, fate);
+                }
+                if free < left.end {
+                    let stuck = Pages::new(free, 1);
+                    done.stuck.push(stuck);
+                    done.tell(stuck, Fate::Failed);
+                }
+                left.start = (free + 1).min(left.end);
             }
-            // The page that ended this stretch is compared again; it is one in a run that does not fit anyway.
-            let pages = Pages { start: run.page + at, end: run.page + end };
-            let fate = match source {
-                _ if !equal => Fate::Differs,
-                Some((held, slot)) => map_frames(region, pages, held, slot + at, maps),
-                None => map_zeros(region, pages),
-            };
-            done.tell(pages, fate);
-            at = end;
         }
+        done.leave(Pages { start: at, end: window.end });
     }
 
     /// Marks pages as clean for the tracking, except those that map a frame.
@@ -320,6 +221,60 @@ fn pages_of(run: &Run) -> Pages {
     Pages::new(run.page, run.len)
 }
 
+/// Compares a run with its target, page by page.
+fn compare(region: &Region, segments: &[Segment], run: &Run, verdicts: &mut Vec<(Pages, Verdict)>) {
+    let place = region.bytes(pages_of(run)).start;
+    let frames = match run.target {
+        Target::Zero => None,
+        Target::Frames { segment, slot } => match segments.iter().find(|held| held.id == segment) {
+            Some(held) => Some(held.map.as_ptr().wrapping_add(slot as usize * PAGE_SIZE)),
+            None => return verdicts.push((pages_of(run), Verdict::Fate(Fate::Failed))),
+        },
+    };
+    let equals = |page: u32| {
+        let offset = page as usize * PAGE_SIZE;
+        // In bounds: a run that leaves its segment does not decode, and every segment has the full length.
+        let target = frames.map_or(ZEROS.as_ptr(), |frames| frames.wrapping_add(offset));
+        // SAFETY: both are a page of mapped memory: the window's span is managed, so mapped. Nobody writes to either: the page
+        // is write-protected and the frame immutable.
+        unsafe { libc::memcmp((place + offset) as *const _, target.cast(), PAGE_SIZE) == 0 }
+    };
+    let mut start = 0;
+    let mut equal = equals(0);
+    for page in 1..=run.len {
+        let next = page < run.len && equals(page);
+        if page < run.len && next == equal {
+            continue;
+        }
+        let pages = Pages { start: run.page + start, end: run.page + page };
+        verdicts.push(match (equal, run.target) {
+            (false, _) => (pages, Verdict::Fate(Fate::Differs)),
+            (true, Target::Zero) => (pages, Verdict::Equal(Target::Zero)),
+            (true, Target::Frames { segment, slot }) => {
+                (pages, Verdict::Equal(Target::Frames { segment, slot: slot + start }))
+            }
+        });
+        (start, equal) = (page, next);
+    }
+}
+
+/// Takes pages away as far as they can be checked for pins; returns the first that must stay, or the end.
+fn take_away(
+    region: &Region,
+    pages: Pages,
+    take: impl Fn(Pages) -> (usize, Result<(), rustix::io::Errno>),
+) -> u32 {
+    let mut left = pages;
+    while let Some(part) = region.mapped.next_gap(left) {
+        let (taken, result) = take(part);
+        if result.is_err() {
+            return part.start + (taken / PAGE_SIZE) as u32;
+        }
+        left.start = part.end;
+    }
+    pages.end
+}
+
 /// Why nothing may be merged in this process now.
 fn held_memory() -> Option<Fate> {
     if sabotage::is_on(Sabotage::NoPinCheck) {
@@ -333,24 +288,24 @@ fn held_memory() -> Option<Fate> {
     }
 }
 
-fn map_frames(region: &mut Region, pages: Pages, held: &Segment, slot: u32, maps: &mut Maps) -> Fate {
+/// Maps frames over pages that equal them; `taken`: the pages themselves may be gone already.
+fn map_frames(region: &mut Region, pages: Pages, held: &Segment, slot: u32, maps: &mut Maps, taken: bool) -> Fate {
     let place = region.bytes(pages);
     let offset = u64::from(slot) * PAGE_SIZE as u64;
-    use std::os::fd::AsFd;
-    // SAFETY: the place holds the same bytes as the frames, and its writers wait.
+    // SAFETY: the place holds, or held, the same bytes as the frames, and its writers wait.
     if unsafe { mm::map_fixed_private(held.fd.as_fd(), place, offset) }.is_err() {
-        if raw::has_hole(place) {
+        if taken || raw::has_hole(place) {
             fill_hole(region, pages, held, slot);
         }
         return Fate::Failed;
     }
     region.mapped.set(pages);
     window::advise(region, place, false);
-    maps.estimate += 2;
+    maps.add(2);
     Fate::Merged
 }
 
-/// The kernel took the old mapping away and could not make the new one (out of memory): the frames' bytes are what was there.
+/// What was there is gone, and the new mapping could not be made (out of memory): the frames' bytes are what was there.
 fn fill_hole(region: &mut Region, pages: Pages, held: &Segment, slot: u32) {
     let place = region.bytes(pages);
     let from = held.map.as_ptr().wrapping_add(slot as usize * PAGE_SIZE);
@@ -370,62 +325,22 @@ fn fill_hole(region: &mut Region, pages: Pages, held: &Segment, slot: u32) {
     std::process::abort();
 }
 
-fn map_zeros(region: &mut Region, pages: Pages) -> Fate {
+/// Makes pages of zeros untouched memory; `taken`: those that map no frame are that already.
+fn map_zeros(region: &mut Region, pages: Pages, taken: bool) -> Fate {
     let place = region.bytes(pages);
     let done = if region.mapped.any(pages) {
         // SAFETY: the place holds zeros, and its writers wait.
         unsafe { window::cover_anonymous(region, pages) }.is_ok()
     } else {
         // SAFETY: as above; it is anonymous memory all through.
-        unsafe { raw::madvise(place.start, place.len, libc::MADV_DONTNEED) }.is_ok()
+        taken || unsafe { raw::madvise(place.start, place.len, libc::MADV_DONTNEED) }.is_ok()
     };
     if done { Fate::Merged } else { Fate::Failed }
-}
-
-/// CPU time of the calling thread; the agent's other thread uses next to none.
-fn cpu_time() -> u64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn run(page: u32, len: u32, slot: u32) -> Run {
-        Run { page, len, target: Target::Frames { segment: 1, slot } }
-    }
-
-    #[test]
-    fn windows_are_bounded_and_leave_nothing_out() {
-        let runs = vec![run(0, 10, 5), run(12, 1, 40), run(30, 100, 100), Run { page: 131, len: 3, target: Target::Zero }];
-        let mut pending = VecDeque::from(runs.clone());
-        let mut seen = Vec::new();
-        let mut windows = 0;
-        while !pending.is_empty() {
-            let window = take_window(&mut pending, 32);
-            let span = span(&window).unwrap();
-            assert!(span.len() <= 32);
-            assert!(window.windows(2).all(|w| w[1].page - (w[0].page + w[0].len) <= MAX_GAP));
-            windows += 1;
-            for run in window {
-                let slot = |page| match run.target {
-                    Target::Frames { slot, .. } => Some(slot + page - run.page),
-                    Target::Zero => None,
-                };
-                seen.extend((run.page..run.page + run.len).map(|page| (page, slot(page))));
-            }
-        }
-        let wanted = runs.iter().flat_map(|run| (0..run.len).map(move |i| (run.page + i, run)));
-        let wanted: Vec<_> = wanted
-            .map(|(page, run)| match run.target {
-                Target::Frames { slot, .. } => (page, Some(slot + page - run.page)),
-                Target::Zero => (page, None),
-            })
-            .collect();
-        assert_eq!(seen, wanted);
-        assert_eq!(windows, 5, "[0..13) then 100 pages by 32, the last with the zeros");
-    }
 
     #[test]
     fn untouched_parts_join() {

@@ -1,8 +1,9 @@
 //! Everything the agent knows, behind one lock.
 
 use crate::lock::Lock;
-use crate::merge::Maps;
+use crate::batch::Maps;
 use crate::outbox::Outbox;
+use crate::pins::Waiting;
 use crate::regions::{Pages, Region, Sticky};
 use crate::sabotage::{self, Sabotage};
 use crate::watch::Watch;
@@ -47,7 +48,7 @@ pub struct State {
     /// The userfaultfd with `WP_ASYNC`: managed memory is registered with it whenever no window is open over it.
     pub tracking: Option<Arc<Uffd>>,
     /// The userfaultfd of the windows: who writes to what it protects, waits.
-    pub waiting: Option<Uffd>,
+    pub waiting: Option<Waiting>,
     /// Parts that could not be registered again after a window; tried again later.
     pub untracked: Vec<Range>,
     /// What the daemon sent.

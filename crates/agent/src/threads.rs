@@ -10,9 +10,9 @@ use crate::fork;
 use crate::link;
 use crate::lock::Blocked;
 use crate::log;
+use crate::pins::Waiting;
 use crate::sabotage::{self, Sabotage};
 use crate::state::{self, ENDED, FORKING, IDLE, PHASE, RUNNING, STASHED, STATE, State};
-use crate::window::WAITING;
 use kmem::range::Range;
 use kmem::uffd::{CreateError, Event, Features, Uffd};
 use rustix::event::{EventfdFlags, eventfd};
@@ -52,7 +52,7 @@ fn try_start() -> Result<(), String> {
         return Err(format!("pages of {} bytes", kmem::page_size()));
     }
     let tracking = Arc::new(tracking_uffd().map_err(|error| error.to_string())?);
-    let waiting = Uffd::new(WAITING).map_err(|error| error.to_string())?;
+    let waiting = Waiting::new().map_err(|error| error.to_string())?;
     let pipe = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|error| format!("eventfd: {error}"));
     let (wake, stop) = (pipe()?, Arc::new(pipe()?));
     if !fork::watch_forks() {
@@ -86,8 +86,11 @@ fn tracking_uffd() -> Result<Uffd, CreateError> {
 }
 
 fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), String> {
-    let signals = if sabotage::is_on(Sabotage::SignalsUnblocked) { None } else { Some(Blocked::all()) };
+    let signals = Blocked::all();
     let body = move || {
+        if sabotage::is_on(Sabotage::SignalsUnblocked) {
+            std::mem::forget(Blocked::none());
+        }
         if std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).is_err() {
             end();
         }
@@ -104,7 +107,7 @@ fn end() {
     let mut state = STATE.lock();
     state.disconnect();
     state.tracking = None;
-    state.waiting = None;
+    state.waiting.take().into_iter().for_each(Waiting::close);
 }
 
 /// Waits until one of the descriptors is ready; false after an error.

@@ -41,7 +41,7 @@ impl Watch {
                 start < high.load(Ordering::Relaxed) && low.load(Ordering::Relaxed) < end
             });
             fence(Ordering::Acquire);
-            if before % 2 == 0 && self.sequence.load(Ordering::Relaxed) == before {
+            if before.is_multiple_of(2) && self.sequence.load(Ordering::Relaxed) == before {
                 return found;
             }
             std::hint::spin_loop();

@@ -9,22 +9,18 @@
 
 #![allow(unsafe_code)] // Replaces mappings of the program's memory.
 
+use crate::pins::Waiting;
 use crate::raw;
 use crate::regions::{Pages, Region, Sticky};
 use crate::sabotage::{self, Sabotage};
 use crate::state::State;
 use kmem::mm;
 use kmem::range::Range;
-use kmem::uffd::{Features, Uffd};
 use rustix::io::Errno;
 use wire::RegionId;
 
 /// Most pages in one window.
 pub const MAX_PAGES: u32 = 512;
-
-/// Features of the userfaultfd whose protection makes writers wait. Not user-mode only: the kernel writes to guest RAM
-/// too, and would get `EFAULT`.
-pub const WAITING: Features = Features::WP.union(Features::WP_UNPOPULATED);
 
 /// How memory is unmerged.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -40,9 +36,9 @@ impl State {
     pub fn open_window(&mut self, span: Range) -> Result<(), Errno> {
         if self.waiting.is_none() {
             // A forked child: the one of its parent is of no use to it.
-            self.waiting = Uffd::new(WAITING).ok();
+            self.waiting = Waiting::new().ok();
         }
-        let waiting = self.waiting.as_ref().ok_or(Errno::NOMEM)?;
+        let waiting = self.waiting.as_ref().ok_or(Errno::NOMEM)?.uffd();
         let opened = match &self.tracking {
             Some(tracking) => tracking.unregister(span),
             None => Ok(()),
@@ -60,7 +56,7 @@ impl State {
 
     /// Closes a window: writers go on.
     pub fn close_window(&mut self, span: Range) {
-        if let Some(waiting) = &self.waiting {
+        if let Some(waiting) = self.waiting.as_ref().map(Waiting::uffd) {
             // Fails only where nothing is mapped any more; then there is nothing to unregister either.
             let _ = waiting.unregister(span);
             let _ = waiting.wake(span);

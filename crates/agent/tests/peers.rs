@@ -101,9 +101,9 @@ fn a_restarted_daemon_takes_everything_back() {
     daemon.give(&store);
     daemon.merge(1, &store.runs(0..PAGES));
     daemon.close();
+    assert_eq!(program.ask("fork"), "0");
     assert_eq!(program.ask("unmap 100 10"), "0");
     assert_eq!(program.ask(&format!("advise 200 10 {}", libc::MADV_DONTNEED)), "0");
-    assert_eq!(program.ask("fork"), "0");
     let account = daemon.accept();
     assert!(matches!(account[0], ToDaemon::Hello { forks: 1.., .. }), "{account:?}");
     assert!(matches!(account[1], ToDaemon::RegionAdded { region: 1, .. }));

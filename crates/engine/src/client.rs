@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicU32, Ordering::*};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use kmem::PAGE_SIZE;
 use kmem::memfd::SharedMap;
 use kmem::pagemap::{Categories, PageRun, Pagemap, Query};
 use kmem::pidfd::PidFd;
 use kmem::range::Range;
 use kmem::seqpacket::Conn;
-use kmem::PAGE_SIZE;
 use wire::{Fate, Merge, RegionId, Report, Run, SegmentId, Target, ToAgent, ToDaemon};
 
 use crate::config::HugePages;
@@ -226,7 +226,8 @@ impl Client {
     }
 
     fn checked(state: &mut State, id: RegionId, page: u32, len: u32) -> Result<&mut Region, String> {
-        let region = state.regions.get_mut(&id).ok_or_else(|| format!("it spoke of region {id}, which it never announced"))?;
+        let region =
+            state.regions.get_mut(&id).ok_or_else(|| format!("it spoke of region {id}, which it never announced"))?;
         if page.checked_add(len).is_none_or(|end| end > region.pages) {
             return Err(format!("it spoke of pages {page}+{len} of region {id}, which has {}", region.pages));
         }
@@ -267,9 +268,14 @@ impl Client {
         }
         let batch = match report.last {
             true => state.batches.remove(&report.batch),
-            false => state.batches.get_mut(&report.batch).map(|b| Batch { region: b.region, runs: std::mem::take(&mut b.runs) }),
+            false => state
+                .batches
+                .get_mut(&report.batch)
+                .map(|b| Batch { region: b.region, runs: std::mem::take(&mut b.runs) }),
         };
-        let Some(batch) = batch else { return Err(format!("it reported on batch {}, which is not under way", report.batch)) };
+        let Some(batch) = batch else {
+            return Err(format!("it reported on batch {}, which is not under way", report.batch));
+        };
         for outcome in &report.outcomes {
             for page in outcome.page..outcome.page + outcome.len {
                 let at = batch.runs.partition_point(|run| run.page + run.len <= page);
@@ -394,7 +400,11 @@ impl Client {
 
     /// Records a batch and sends it. The pages' entries become pending; their frames' users were counted by the caller.
     /// `Err` gives the runs back: nothing was sent.
-    pub(crate) fn send_batch(&self, id: RegionId, runs: Vec<PlannedRun>) -> Result<(), (Vec<PlannedRun>, std::io::Error)> {
+    pub(crate) fn send_batch(
+        &self,
+        id: RegionId,
+        runs: Vec<PlannedRun>,
+    ) -> Result<(), (Vec<PlannedRun>, std::io::Error)> {
         let mut state = self.state();
         if !state.connected || !state.regions.contains_key(&id) {
             return Err((runs, std::io::ErrorKind::NotConnected.into()));
@@ -512,16 +522,25 @@ impl Client {
 /// Why a client with pinned or locked memory is left alone.
 pub(crate) fn pinned_reason(pid: i32) -> String {
     let (pin, lck) = kmem::procfs::status(Some(pid)).map_or((0, 0), |s| (s.vm_pin_kib, s.vm_lck_kib));
-    let what = if pin > 0 || lck == 0 { format!("pinned (VmPin {pin} KiB)") } else { format!("locked (VmLck {lck} KiB)") };
-    format!("its memory is {what}: a device or a promise holds on to these frames, so nothing more is merged; start it without mlock, VFIO or registered buffers")
+    let what =
+        if pin > 0 || lck == 0 { format!("pinned (VmPin {pin} KiB)") } else { format!("locked (VmLck {lck} KiB)") };
+    format!(
+        "its memory is {what}: a device or a promise holds on to these frames, so nothing more is merged; start it without mlock, VFIO or registered buffers"
+    )
 }
 
 /// Enters a region that an agent announced.
-pub(crate) fn add_region(regions: &mut BTreeMap<RegionId, Region>, id: RegionId, start: u64, len: u64) -> Result<(), String> {
+pub(crate) fn add_region(
+    regions: &mut BTreeMap<RegionId, Region>,
+    id: RegionId,
+    start: u64,
+    len: u64,
+) -> Result<(), String> {
     if id >= MAX_REGIONS {
         return Err(format!("it announced region {id}; there can be {MAX_REGIONS}"));
     }
-    let pages = u32::try_from(len / PAGE_SIZE as u64).map_err(|_| "it announced a region of over 16 TiB".to_string())?;
+    let pages =
+        u32::try_from(len / PAGE_SIZE as u64).map_err(|_| "it announced a region of over 16 TiB".to_string())?;
     if regions.contains_key(&id) {
         return Err(format!("it announced region {id} twice"));
     }

@@ -1,11 +1,19 @@
 //! A domain: clients that may share memory with each other, their store and their index.
+//!
+//! *Replicas.* A content that fills whole stretches of memory (a freed archive that the kernel poisoned with one byte, a
+//! frame buffer of one colour) would map one frame over page after page: a mapping for each page, where a run needs
+//! consecutive frames. Such a content gets [`REPLICAS`] consecutive frames of the same bytes; a stretch then takes one
+//! mapping for that many pages, for half a MiB once.
 
-use std::sync::{Mutex, PoisonError};
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::config::Config;
 use crate::index::{Index, Place};
-use crate::store::{NO_HANDLE, Store};
-use crate::store::Frame;
+use crate::store::{Cursor, Frame, GrowError, NO_HANDLE, Store};
+
+/// Frames of a content that fills stretches of memory.
+const REPLICAS: u32 = 128;
 
 /// Which domain a client belongs to. Clients of different uids never meet, unless the operator's configuration says so.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -49,6 +57,12 @@ pub(crate) struct Domain {
     seed: u64,
     zero_digest: u64,
     paused: Mutex<Option<String>>,
+    /// By digest: consecutive frames of the same bytes. Each has one user more than pages map it: this table.
+    replicas: Mutex<HashMap<u64, std::ops::Range<u32>>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Domain {
@@ -63,6 +77,7 @@ impl Domain {
             seed,
             zero_digest: xxhash_rust::xxh3::xxh3_64_with_seed(&[0; kmem::PAGE_SIZE], seed),
             paused: Mutex::default(),
+            replicas: Mutex::default(),
             key,
         }
     }
@@ -90,9 +105,55 @@ impl Domain {
         }
     }
 
+    /// A frame for a page whose neighbour before it has the same content and uses `before`: the next replica. The caller
+    /// is counted as its user. `None`: the replicas could not all be made; any frame of this content will do.
+    pub(crate) fn next_replica(
+        &self,
+        digest: u64,
+        before: Frame,
+        bytes: &[u8; kmem::PAGE_SIZE],
+        cursor: &mut Cursor<'_>,
+    ) -> Result<Option<Frame>, GrowError> {
+        let mut replicas = lock(&self.replicas);
+        let run = match replicas.get(&digest) {
+            Some(run) => run.clone(),
+            None => {
+                let first = cursor.put(bytes, 1)?.0;
+                let mut run = first..first + 1;
+                while run.end - run.start < REPLICAS {
+                    match cursor.put(bytes, 1) {
+                        Ok(frame) if frame.0 == run.end => run.end += 1,
+                        Ok(frame) => {
+                            // The stretch of slots ended here; what there is will do.
+                            cursor.undo(frame, 1);
+                            break;
+                        }
+                        Err(_) => break,
+                    }
+                }
+                replicas.insert(digest, run.clone());
+                run
+            }
+        };
+        let next = before.0 + 1;
+        let frame = Frame(if run.contains(&before.0) && run.contains(&next) { next } else { run.start });
+        Ok(self.store.try_ref(frame).then_some(frame))
+    }
+
+    /// Gives replicas back that no page maps any more.
+    pub(crate) fn tidy_replicas(&self) {
+        lock(&self.replicas).retain(|_, run| {
+            let used = run.clone().any(|frame| self.store.users(Frame(frame)) > 1);
+            if !used {
+                run.clone().for_each(|frame| self.release(Frame(frame), false));
+            }
+            used
+        });
+    }
+
     /// Says why no frames can be made for now, or that they can again. Returns whether that is news.
     pub(crate) fn set_paused(&self, why: Option<String>) -> bool {
-        let mut paused = self.paused.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut paused = lock(&self.paused);
         let news = paused.is_some() != why.is_some();
         *paused = why;
         news
@@ -100,6 +161,6 @@ impl Domain {
 
     /// Why no frames can be made for now.
     pub(crate) fn paused(&self) -> Option<String> {
-        self.paused.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.paused).clone()
     }
 }

@@ -54,9 +54,7 @@ impl Place {
     fn word(self) -> u64 {
         match self {
             Place::Frame(frame) => FRAME | u64::from(frame.0),
-            Place::Sighted(s) => {
-                SIGHTED | u64::from(s.client) << 44 | u64::from(s.region) << 32 | u64::from(s.page)
-            }
+            Place::Sighted(s) => SIGHTED | u64::from(s.client) << 44 | u64::from(s.region) << 32 | u64::from(s.page),
         }
     }
 

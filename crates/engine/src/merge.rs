@@ -28,6 +28,8 @@ const BATCH_RUNS: usize = 1024;
 const IN_FLIGHT: u32 = 4096;
 /// How long an agent may take for anything before the daemon turns to others.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// From so many neighbours of one content on, replicas are worth their memory.
+const STRETCH: u32 = 16;
 /// Pages that were put off are tried again every so many scans.
 const RETRY_SCANS: u64 = 16;
 
@@ -59,7 +61,8 @@ pub(crate) fn turn(shared: &Shared, client: &Arc<Client>, scratch: &mut Scratch,
     if scan && !begin_period(client) {
         return;
     }
-    let mut turn = Turn { shared, client, cursor: Cursor::new(&client.domain.store), asked: HashMap::new() };
+    let cursor = Cursor::new(&client.domain.store);
+    let mut turn = Turn { shared, client, cursor, asked: HashMap::new(), stretch: Stretch::default() };
     let result = turn.grant_wishes().and_then(|()| turn.read_candidates(scratch)).and_then(|()| turn.grant_wishes());
     let asked = std::mem::take(&mut turn.asked);
     drop(turn);
@@ -124,6 +127,29 @@ struct Turn<'a> {
     cursor: Cursor<'a>,
     /// Clients that were asked for a page by a wish.
     asked: HashMap<u32, Arc<Client>>,
+    stretch: Stretch,
+}
+
+/// Neighbouring pages with one content, up to the page looked up last.
+#[derive(Default)]
+struct Stretch {
+    region: RegionId,
+    page: u32,
+    digest: u64,
+    /// The frame that the last page uses.
+    frame: Option<Frame>,
+    len: u32,
+}
+
+impl Stretch {
+    fn add(&mut self, region: RegionId, page: u32, digest: u64) {
+        if (self.region, self.page + 1, self.digest) == (region, page, digest) {
+            self.len += 1;
+        } else {
+            *self = Self { region, digest, frame: None, len: 1, page };
+        }
+        self.page = page;
+    }
 }
 
 impl Turn<'_> {
@@ -163,7 +189,8 @@ impl Turn<'_> {
     fn read_chunk(&mut self, id: RegionId, scratch: &mut Scratch, plan: &mut Plan) -> Result<(), Stop> {
         let mut done = 0;
         while done < scratch.pages.len() {
-            let read = match kmem::procmem::read_pages(self.client.pid, &scratch.addresses[done..], &mut scratch.bytes) {
+            let read = match kmem::procmem::read_pages(self.client.pid, &scratch.addresses[done..], &mut scratch.bytes)
+            {
                 Ok(read) => read,
                 Err(ReadError::Gone { .. }) => return Err(Stop::Client),
                 Err(e @ ReadError::NoPermission { .. }) => return Err(Stop::Fatal(e.to_string())),
@@ -199,6 +226,23 @@ impl Turn<'_> {
         if digest == domain.zero_digest() {
             return Ok(Found::Goal(Goal::Zero));
         }
+        self.stretch.add(region, page, digest);
+        if self.stretch.len >= STRETCH
+            && let Some(before) = self.stretch.frame
+            && let Some(frame) = domain.next_replica(digest, before, bytes, &mut self.cursor)?
+        {
+            self.stretch.frame = Some(frame);
+            return Ok(Found::Goal(Goal::Frame(frame)));
+        }
+        let found = self.find(region, page, digest, bytes)?;
+        if let Found::Goal(Goal::Frame(frame)) = found {
+            self.stretch.frame = Some(frame);
+        }
+        Ok(found)
+    }
+
+    fn find(&mut self, region: RegionId, page: u32, digest: u64, bytes: &[u8; PAGE_SIZE]) -> Result<Found, GrowError> {
+        let domain = &self.client.domain;
         let here = Sighting { client: self.client.number, region, page };
         let handle = match domain.index.see(digest, Place::Sighted(here)) {
             Some(Seen::First(handle)) => return Ok(Found::First(handle)),
@@ -230,7 +274,9 @@ impl Turn<'_> {
     fn ask_for(&mut self, there: Sighting, handle: u32, frame: Frame) {
         let wish = Wish { region: there.region, page: there.page, handle, frame };
         let client = self.asked.get(&there.client).cloned().or_else(|| self.shared.client(there.client));
-        let granted = client.as_ref().is_some_and(|other| Arc::ptr_eq(&other.domain, &self.client.domain) && other.wish(wish).is_ok());
+        let granted = client
+            .as_ref()
+            .is_some_and(|other| Arc::ptr_eq(&other.domain, &self.client.domain) && other.wish(wish).is_ok());
         match client {
             Some(other) if granted => drop(self.asked.insert(there.client, other)),
             _ => self.client.domain.release(frame, false),
@@ -326,7 +372,9 @@ impl Turn<'_> {
         loop {
             match self.client.send_batch(id, runs) {
                 Ok(()) => return Ok(()),
-                Err((back, e)) if e.kind() == std::io::ErrorKind::WouldBlock && std::time::Instant::now() < deadline => {
+                Err((back, e))
+                    if e.kind() == std::io::ErrorKind::WouldBlock && std::time::Instant::now() < deadline =>
+                {
                     runs = back;
                     std::thread::sleep(Duration::from_millis(1));
                 }
@@ -382,9 +430,7 @@ impl Plan {
         {
             let follows = match (run.goal, goal) {
                 (Goal::Zero, Goal::Zero) => true,
-                (Goal::Frame(first), Goal::Frame(next)) => {
-                    next.0 == first.0 + run.len && next.slot() != 0
-                }
+                (Goal::Frame(first), Goal::Frame(next)) => next.0 == first.0 + run.len && next.slot() != 0,
                 _ => false,
             };
             if follows {

@@ -143,7 +143,11 @@ impl Engine {
     pub fn start(config: Config) -> Result<Engine, StartError> {
         use std::os::unix::fs::DirBuilderExt;
         let directory = config.directory.clone();
-        std::fs::DirBuilder::new().recursive(true).mode(0o755).create(&directory).map_err(io_error("create", &directory))?;
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create(&directory)
+            .map_err(io_error("create", &directory))?;
         let lock = take_lock(&directory)?;
         let socket = directory.join(AGENT_SOCKET);
         match std::fs::remove_file(&socket) {
@@ -155,7 +159,8 @@ impl Engine {
         let state_file = StateFile::load(&directory).map_err(io_error("read", &directory.join(adopt::STATE_FILE)))?;
         let errno = |e: rustix::io::Errno| io_error("watch", &socket)(e.into());
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(errno)?;
-        let wake = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK);
+        let wake =
+            rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK);
         let wake = Arc::new(wake.map_err(errno)?);
         for (fd, token) in [(listener.as_fd(), LISTENER), (wake.as_fd(), WAKE)] {
             epoll::add(&epoll, fd, epoll::EventData::new_u64(token), epoll::EventFlags::IN).map_err(errno)?;
@@ -276,7 +281,8 @@ impl Service {
         let mut events = Vec::with_capacity(64);
         while !self.shared.stopping() {
             let wait = next_scan.saturating_duration_since(Instant::now());
-            let timeout = rustix::event::Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) };
+            let timeout =
+                rustix::event::Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) };
             events.clear();
             match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout)) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -323,6 +329,7 @@ impl Service {
             self.shared.queue.ask(client, true);
         }
         for domain in self.shared.domains() {
+            domain.tidy_replicas();
             let closed = domain.store.tidy(now);
             for &segment in &closed {
                 clients.iter().filter(|c| Arc::ptr_eq(&c.domain, &domain)).for_each(|c| c.drop_segment(segment));
@@ -362,7 +369,14 @@ impl Service {
             }
             self.next_greeting = self.next_greeting.wrapping_add(1);
             if self.watch(conn.as_fd(), GREETING | u64::from(self.next_greeting)) {
-                let greeting = Greeting { conn, peer, since: Instant::now(), hello: None, regions: BTreeMap::new(), held: Vec::new() };
+                let greeting = Greeting {
+                    conn,
+                    peer,
+                    since: Instant::now(),
+                    hello: None,
+                    regions: BTreeMap::new(),
+                    held: Vec::new(),
+                };
                 self.greetings.insert(self.next_greeting, greeting);
             }
         }
@@ -416,13 +430,20 @@ impl Service {
         let (pidfd, pagemap) = match (greeting.conn.peer_pidfd(), Pagemap::open(pid)) {
             (Ok(pidfd), Ok(pagemap)) => (pidfd, pagemap),
             (Err(e), _) => return refuse(&greeting.conn, format!("its process can't be watched: {e}")),
-            (_, Err(e)) => return refuse(&greeting.conn, format!("/proc/{pid}/pagemap can't be opened: {e}; run the daemon as root or as the same user")),
+            (_, Err(e)) => {
+                return refuse(
+                    &greeting.conn,
+                    format!("/proc/{pid}/pagemap can't be opened: {e}; run the daemon as root or as the same user"),
+                );
+            }
         };
         let control = match send_control_page(&greeting.conn) {
             Ok(control) => control,
             Err(e) => return refuse(&greeting.conn, format!("no control page: {e}")),
         };
-        let Some(number) = self.free_number() else { return refuse(&greeting.conn, format!("there are {MAX_CLIENTS} clients")) };
+        let Some(number) = self.free_number() else {
+            return refuse(&greeting.conn, format!("there are {MAX_CLIENTS} clients"));
+        };
         let domain = self.shared.domain(key);
         let held = self.adopt_segments(&domain, pid, greeting.held);
         let client = Arc::new(Client::new(Parts {
@@ -469,7 +490,11 @@ impl Service {
             if domain.store.find(segment).is_some() {
                 known.insert(segment);
             } else if !genuine {
-                tracing::warn!(pid, segment, "it holds a segment that no earlier daemon of this directory made for its domain; not taken");
+                tracing::warn!(
+                    pid,
+                    segment,
+                    "it holds a segment that no earlier daemon of this directory made for its domain; not taken"
+                );
             } else {
                 match domain.store.adopt(segment, fd) {
                     Ok(()) => drop(known.insert(segment)),
@@ -566,11 +591,16 @@ fn send_control_page(conn: &Conn) -> std::io::Result<SharedMap> {
 fn introduce(greeting: &mut Greeting, message: ToDaemon, mut fds: Vec<OwnedFd>) -> Result<bool, String> {
     match message {
         ToDaemon::Hello { version, .. } if version != wire::VERSION => {
-            let reason = format!("the agent speaks protocol {version}, this daemon {}; restart the program with this version's `pageone run`", wire::VERSION);
+            let reason = format!(
+                "the agent speaks protocol {version}, this daemon {}; restart the program with this version's `pageone run`",
+                wire::VERSION
+            );
             let _ = greeting.conn.send(&wire::encode(&ToAgent::Refused { reason: reason.clone() }), &[]);
             return Err(reason);
         }
-        ToDaemon::Hello { domain, name, forks, .. } => greeting.hello = Some((domain, name.chars().take(64).collect(), forks)),
+        ToDaemon::Hello { domain, name, forks, .. } => {
+            greeting.hello = Some((domain, name.chars().take(64).collect(), forks))
+        }
         _ if greeting.hello.is_none() => return Err("it spoke before it said hello".into()),
         ToDaemon::RegionAdded { region, start, len } => add_region(&mut greeting.regions, region, start, len)?,
         ToDaemon::SegmentHeld { segment } => match fds.pop() {

@@ -195,7 +195,8 @@ impl Engine {
             }
             out.pages.pages_shared = usage.frames;
             out.pages.pages_sharing = merged.saturating_sub(usage.frames);
-            out.pages.general_profit = (merged as i64 - usage.frames as i64 + out.pages.pages_zero as i64) * PAGE - cost;
+            out.pages.general_profit =
+                (merged as i64 - usage.frames as i64 + out.pages.pages_zero as i64) * PAGE - cost;
             add(&mut status.pages, &out.pages);
             if uid.is_none() || !out.clients.is_empty() {
                 status.domains.push(out);

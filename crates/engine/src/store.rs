@@ -57,7 +57,9 @@ impl Frame {
 /// Why the store can take no more frames for now.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum GrowError {
-    #[error("the daemon's memory cgroup leaves {left_mib} MiB; merging waits until there are {reserve_mib} MiB (raise the limit, or give the daemon a cgroup of its own)")]
+    #[error(
+        "the daemon's memory cgroup leaves {left_mib} MiB; merging waits until there are {reserve_mib} MiB (raise the limit, or give the daemon a cgroup of its own)"
+    )]
     Cgroup { left_mib: u64, reserve_mib: u64 },
     #[error("the host has {left_mib} MiB of memory available; merging waits until there are {reserve_mib} MiB")]
     Host { left_mib: u64, reserve_mib: u64 },
@@ -283,6 +285,11 @@ impl Store {
     pub(crate) fn try_ref(&self, frame: Frame) -> bool {
         let more = |refs: u32| (refs & !PINNED != 0).then_some(refs + 1);
         self.with(frame, |s, slot| s.refs[slot].fetch_update(AcqRel, Acquire, more).is_ok()).unwrap_or(false)
+    }
+
+    /// How many users a frame has.
+    pub(crate) fn users(&self, frame: Frame) -> u32 {
+        self.with(frame, |s, slot| s.refs[slot].load(Acquire) & !PINNED).unwrap_or(0)
     }
 
     /// One more user of a frame that an earlier daemon made and that may have none yet.

@@ -98,7 +98,10 @@ fn detach(engine: &Engine, pid: i32, only: Option<u32>) -> Answer {
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    Answer::Failed(format!("the agent in process {pid} has not answered within {} s; is the process stopped?", DETACH_TIMEOUT.as_secs()))
+    Answer::Failed(format!(
+        "the agent in process {pid} has not answered within {} s; is the process stopped?",
+        DETACH_TIMEOUT.as_secs()
+    ))
 }
 
 fn ask(directories: &[PathBuf], request: &Request) -> Result<Answer> {

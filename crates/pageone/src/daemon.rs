@@ -46,7 +46,9 @@ pub(crate) fn run(args: Args, dir: Option<PathBuf>) -> Result<()> {
     let (directory, period, threads) = (config.directory.clone(), config.merge_period, config.workers());
     let engine = match Engine::start(config) {
         Ok(engine) => Arc::new(engine),
-        Err(e @ StartError::SecondDaemon(_)) => return Err(Coded(Code::SecondDaemon, e.to_string()).into()),
+        Err(e @ StartError::SecondDaemon(_)) => {
+            return Err(Coded(Code::SecondDaemon, e.to_string()).into());
+        }
         Err(e) => return Err(e.into()),
     };
     control::serve(engine.clone(), &directory)?;

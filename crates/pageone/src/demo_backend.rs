@@ -45,7 +45,8 @@ impl Backend for Daemon {
         let mut daemon = Command::new(&self.program);
         daemon.arg("--dir").arg(&self.directory).args(["daemon", "--merge-period", &self.merge_period.to_string()]);
         let log = std::fs::File::create(self.directory.join("daemon.log")).context("cannot write the daemon's log")?;
-        let child = daemon.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().context("cannot start the daemon")?;
+        let child =
+            daemon.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().context("cannot start the daemon")?;
         *self.child.lock().unwrap_or_else(PoisonError::into_inner) = Some(child);
         let deadline = Instant::now() + Duration::from_secs(5);
         while self.status().is_err() {

@@ -37,9 +37,14 @@ pub(crate) fn candidates(dir: Option<PathBuf>) -> Vec<PathBuf> {
 /// A directory under /tmp could be anyone's: it must belong to this user or to root, and be writable by no other.
 pub(crate) fn check_owner(dir: &Path) -> Result<()> {
     use std::os::unix::fs::MetadataExt;
-    let Ok(meta) = std::fs::symlink_metadata(dir) else { return Ok(()) };
+    let Ok(meta) = std::fs::symlink_metadata(dir) else {
+        return Ok(());
+    };
     if !meta.is_dir() || (meta.uid() != uid() && meta.uid() != 0) || meta.mode() & 0o022 != 0 {
-        bail!("{} is not safe to use: it must be a directory of yours (or root's) that nobody else can write to", dir.display());
+        bail!(
+            "{} is not safe to use: it must be a directory of yours (or root's) that nobody else can write to",
+            dir.display()
+        );
     }
     Ok(())
 }
@@ -60,5 +65,8 @@ pub(crate) fn agent_library() -> Result<PathBuf> {
         }
     }
     let list: Vec<_> = places.iter().map(|p| p.display().to_string()).collect();
-    bail!("the agent's library is in none of {}; build it with `cargo build --release -p agent`, or set PAGEONE_AGENT", list.join(", "))
+    bail!(
+        "the agent's library is in none of {}; build it with `cargo build --release -p agent`, or set PAGEONE_AGENT",
+        list.join(", ")
+    )
 }

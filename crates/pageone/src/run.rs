@@ -48,7 +48,10 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
 fn prepare(args: &Args, dir: Option<PathBuf>, command: &mut Command) -> Result<()> {
     use kmem::uffd::{Features, Uffd};
     let (major, minor, release) = kmem::procfs::kernel_release();
-    anyhow::ensure!((major, minor) >= (6, 7), "Linux {release} is too old; 6.7 or later is needed (see `pageone doctor`)");
+    anyhow::ensure!(
+        (major, minor) >= (6, 7),
+        "Linux {release} is too old; 6.7 or later is needed (see `pageone doctor`)"
+    );
     Uffd::new(Features::WP | Features::WP_ASYNC | Features::WP_UNPOPULATED)?;
     let library = paths::agent_library()?;
     let candidates = paths::candidates(dir);

@@ -18,7 +18,9 @@ pub(crate) fn load(path: Option<&Path>) -> Result<engine::Config> {
     let wrong = |why: String| Coded(Code::Configuration, format!("{}: {why}", path.display()));
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound && !needed => return Ok(engine::Config::default()),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound && !needed => {
+            return Ok(engine::Config::default());
+        }
         Err(e) => return Err(wrong(format!("cannot be read: {e}")).into()),
     };
     let config: engine::Config = toml::from_str(&text).map_err(|e| wrong(e.to_string().trim_end().to_string()))?;

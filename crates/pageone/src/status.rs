@@ -72,7 +72,13 @@ fn text(status: &Status) -> String {
     );
     let _ = writeln!(out, "{}", summary(&status.pages));
     for domain in &status.domains {
-        let _ = writeln!(out, "\ndomain {} · store {} MiB in {} segments", domain.name, domain.store_bytes >> 20, domain.segments);
+        let _ = writeln!(
+            out,
+            "\ndomain {} · store {} MiB in {} segments",
+            domain.name,
+            domain.store_bytes >> 20,
+            domain.segments
+        );
         let _ = writeln!(out, "  {}", summary(&domain.pages));
         if let Some(why) = &domain.paused {
             let _ = writeln!(out, "  PAUSED: {why}");
@@ -104,7 +110,10 @@ fn text(status: &Status) -> String {
                 let _ = writeln!(out, "           not merged: {why}");
             }
             if client.max_map_count_binds {
-                let _ = writeln!(out, "           vm.max_map_count binds: only long runs are merged; `sysctl vm.max_map_count=1048576` would let more in");
+                let _ = writeln!(
+                    out,
+                    "           vm.max_map_count binds: only long runs are merged; `sysctl vm.max_map_count=1048576` would let more in"
+                );
             }
         }
     }

@@ -69,9 +69,12 @@ impl Handle {
 
 /// Where the keys live.
 ///
-/// A handle should have its key before it is given to [`SdTree::insert`], and until it was removed. An answer of
-/// `None`, or of other bytes than at insertion, is allowed at any time: such a key may cost a missed find, and an
-/// insertion that meets it may drop it from the tree; never a wrong answer, a panic or an endless loop.
+/// A handle should have its key before it is given to [`SdTree::insert`], and until it was removed. What a thread wrote
+/// before it inserted a handle is visible to whoever the tree asks for that handle. Calls that were under way when
+/// a handle was removed may still ask for it.
+///
+/// An answer of `None`, or of other bytes than at insertion, is allowed at any time: such a key may cost a missed find,
+/// and an insertion that meets it may drop it from the tree; never a wrong answer, a panic or an endless loop.
 pub trait KeySource {
     /// Calls `f` once with the bytes behind `handle`, or with `None` if they cannot be had.
     ///

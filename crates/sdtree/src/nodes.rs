@@ -183,7 +183,7 @@ impl Nodes {
 
     /// Counts a removed key, and moves the clock on now and then.
     pub(crate) fn count_removed(&self, pin: &Pin<'_>) {
-        if pin.shard.removed.fetch_add(1, Relaxed) % TICK_EVERY == TICK_EVERY - 1 {
+        if (pin.shard.removed.fetch_add(1, Relaxed) + 1).is_multiple_of(TICK_EVERY) {
             self.tick();
         }
     }
@@ -346,6 +346,46 @@ impl Nodes {
     }
 }
 
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// The clock's rule and the lists' rule, one step after the other.
+    #[test]
+    fn what_a_pin_holds_back() {
+        let nodes = Nodes::with_shards(2);
+        let first = nodes.pin_on(0);
+        let index = nodes.allocate(&first);
+        nodes.tick();
+        assert_eq!(nodes.ticks(), 1, "a pin at the present allows one tick");
+        nodes.tick();
+        assert_eq!(nodes.ticks(), 1, "and no more");
+
+        // Retired one tick later than `first` was pinned; `first` must not come by it, whatever it takes.
+        let second = nodes.pin_on(1);
+        nodes.retire(&second, index, 0);
+        drop(second);
+        for shard in &nodes.shards {
+            assert_eq!(nodes.harvest(shard, &first), None);
+        }
+        drop(first);
+
+        for ticks in 2..=4 {
+            let pin = nodes.pin_on(0);
+            assert_eq!(nodes.harvest(&nodes.shards[1], &pin), None, "too early");
+            drop(pin);
+            nodes.tick();
+            assert_eq!(nodes.ticks(), ticks);
+        }
+        let pin = nodes.pin_on(0);
+        assert_eq!(
+            nodes.harvest(&nodes.shards[1], &pin),
+            Some(index),
+            "three ticks later"
+        );
+    }
+}
+
 #[cfg(all(test, loom))]
 mod tests {
     use super::*;
@@ -377,6 +417,9 @@ mod tests {
                     }
                 })
             };
+            // Ticks that a reader may sleep through between its first look at the clock and its count.
+            nodes.tick();
+            nodes.tick();
             {
                 let pin = nodes.pin_on(1);
                 slot.store(word::EMPTY, Release);

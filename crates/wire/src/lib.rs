@@ -252,7 +252,9 @@ pub fn decode_to_daemon(packet: &[u8]) -> Result<ToDaemon, DecodeError> {
                 && len / page <= u64::from(u32::MAX)
                 && start.checked_add(*len).is_some_and(|end| end < 1 << 57)
         }
-        ToDaemon::RegionShrunk { page, len, .. } | ToDaemon::Discarded { page, len, .. } => page.checked_add(*len).is_some(),
+        ToDaemon::RegionShrunk { page, len, .. } | ToDaemon::Discarded { page, len, .. } => {
+            page.checked_add(*len).is_some()
+        }
         ToDaemon::Report(report) => report.outcomes.iter().all(|o| o.page.checked_add(o.len).is_some()),
         _ => true,
     };

@@ -220,7 +220,9 @@ fn writers(pages: usize, seconds: usize) {
             check(&mut problems, "lost at once", lost);
         }
     });
-    let last = |page: usize| if counts[page] > 0 { counts[page] } else { pattern(seed(page), WORDS - 1) };
+    let last = |page: usize| {
+        if counts[page] > 0 { counts[page] } else { pattern(seed(page), WORDS - 1) }
+    };
     check(&mut problems, "lost writes", (0..pages).filter(|&page| region.read(page, WORDS - 1) != last(page)).count());
     let body = |page: usize| (0..WORDS - 1).any(|word| region.read(page, word) != pattern(seed(page), word));
     check(&mut problems, "corrupt", (0..pages).filter(|&page| body(page)).count());

@@ -29,6 +29,7 @@ struct Client {
     start: usize,
     pages: usize,
     writers: Vec<JoinHandle<u64>>,
+    readers: Vec<JoinHandle<isize>>,
 }
 
 static STOP: AtomicBool = AtomicBool::new(false);
@@ -51,15 +52,11 @@ impl Client {
 
     fn obey(&mut self, command: &str, args: &[usize]) -> String {
         let arg = |i: usize| args[i];
+        if let Some(result) = self.call(command, args) {
+            return code(result);
+        }
         match command {
             "map" => self.map(arg(0)),
-            // SAFETY: the program's own memory, in all that follows.
-            "mark" => code(unsafe { libc::madvise(self.at(0).cast(), self.pages * PAGE, libc::MADV_MERGEABLE) }),
-            "advise" => code(unsafe { libc::madvise(self.at(arg(0)).cast(), arg(1) * PAGE, arg(2) as i32) }),
-            "unmap" => code(unsafe { libc::munmap(self.at(arg(0)).cast(), arg(1) * PAGE) }),
-            "protect" => code(unsafe { libc::mprotect(self.at(arg(0)).cast(), arg(1) * PAGE, arg(2) as i32) }),
-            "lock" => code(unsafe { libc::mlock(self.at(arg(0)).cast(), arg(1) * PAGE) }),
-            "unlock" => code(unsafe { libc::munlock(self.at(arg(0)).cast(), arg(1) * PAGE) }),
             "fresh" => {
                 let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
                 // SAFETY: as above.
@@ -71,7 +68,6 @@ impl Client {
                 let place = unsafe { libc::mremap(self.at(arg(0)).cast(), arg(1) * PAGE, arg(2) * PAGE, arg(3) as i32) };
                 if place == libc::MAP_FAILED { code(-1) } else { format!("{}", (place as isize - self.start as isize) / PAGE as isize) }
             }
-            "raw-unmap" => code(unsafe { libc::syscall(libc::SYS_munmap, self.at(arg(0)), arg(1) * PAGE) } as i32),
             "write" => {
                 // SAFETY: as above.
                 unsafe { self.words(arg(0)).add(PAGE / 8 - 1).write_volatile(arg(1) as u64) };
@@ -95,10 +91,36 @@ impl Client {
             "files" => self.files_mapped(),
             "fork" => self.fork(),
             "mappings" => make_mappings(arg(0)),
+            "read" => self.read(arg(0)),
+            "read-done" => self.readers.pop().unwrap().join().unwrap().to_string(),
+            "bytes" => format!("{:x}", self.bytes(arg(0)).iter().fold(0, |or, word| or | word)),
             "pin" => pin(self.at(arg(0)), arg(1) * PAGE),
             "threads" => std::fs::read_dir("/proc/self/task").unwrap().count().to_string(),
             _ => panic!("{command}"),
         }
+    }
+
+    /// Commands that are one system call.
+    fn call(&self, command: &str, args: &[usize]) -> Option<i32> {
+        let (start, len) = match args {
+            [] => (self.at(0), self.pages * PAGE),
+            [page] => (self.at(*page), PAGE),
+            [page, pages, ..] => (self.at(*page), pages.wrapping_mul(PAGE)),
+        };
+        let extra = || args[2] as i32;
+        // SAFETY: the program's own memory, which it uses as raw pointers only.
+        Some(unsafe {
+            match command {
+                "mark" => libc::madvise(start.cast(), len, libc::MADV_MERGEABLE),
+                "advise" => libc::madvise(start.cast(), len, extra()),
+                "unmap" => libc::munmap(start.cast(), len),
+                "raw-unmap" => libc::syscall(libc::SYS_munmap, start, len) as i32,
+                "protect" => libc::mprotect(start.cast(), len, extra()),
+                "lock" => libc::mlock(start.cast(), len),
+                "unlock" => libc::munlock(start.cast(), len),
+                _ => return None,
+            }
+        })
     }
 
     fn map(&mut self, pages: usize) -> String {
@@ -116,6 +138,19 @@ impl Client {
             unsafe { std::ptr::copy_nonoverlapping(words.as_ptr(), self.words(page), PAGE / 8) };
         }
         format!("{}", self.start)
+    }
+
+    /// Starts reading the file that the environment names into a page.
+    fn read(&mut self, page: usize) -> String {
+        let path = std::env::var("PAGEONE_TEST_FILE").unwrap();
+        let place = self.at(page) as usize;
+        self.readers.push(std::thread::spawn(move || {
+            use std::os::fd::AsRawFd;
+            let file = std::fs::File::open(path).unwrap();
+            // SAFETY: the kernel writes to one page of the program's memory.
+            unsafe { libc::read(file.as_raw_fd(), place as *mut _, PAGE) }
+        }));
+        "0".into()
     }
 
     /// How many pages are not what they must be.

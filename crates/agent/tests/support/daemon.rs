@@ -21,15 +21,18 @@ pub struct Program {
 impl Program {
     /// Starts this executable again as the client, with the library preloaded.
     pub fn start(socket: &std::path::Path, sabotage: Option<&str>) -> Program {
+        Program::start_with(socket, sabotage.map(|sabotage| ("PAGEONE_SABOTAGE", sabotage)))
+    }
+
+    /// The same with something in its environment.
+    pub fn start_with(socket: &std::path::Path, variable: Option<(&str, &str)>) -> Program {
         let executable = std::env::current_exe().unwrap();
         let library = executable.with_file_name("libpageone_agent.so");
         assert!(library.exists(), "{} was not built", library.display());
         let mut command = Command::new(executable);
         command.args(["--exact", "client", "--nocapture", "--test-threads=1"]);
         command.env(ROLE, "1").env(wire::ENV_SOCKET, socket).env("LD_PRELOAD", library);
-        if let Some(sabotage) = sabotage {
-            command.env("PAGEONE_SABOTAGE", sabotage);
-        }
+        command.envs(variable);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (commands, answers) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
         Program { child, commands, answers }

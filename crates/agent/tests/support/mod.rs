@@ -5,6 +5,7 @@
 
 #![allow(unsafe_code)] // Maps and marks memory.
 #![allow(dead_code)] // Each test file uses its part.
+#![allow(clippy::unwrap_used)] // In tests.
 
 pub mod client;
 pub mod daemon;

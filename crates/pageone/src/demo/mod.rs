@@ -150,14 +150,7 @@ pub fn run(options: &Options, backend: &dyn Backend) -> Result<Summary> {
     ensure!(options.guests > 0, "--guests 0: there is nothing to merge");
     let spec = Spec::prepare(&options.guest)?;
     let interrupted = Interrupt::catch()?;
-    let mut demo = Demo {
-        options,
-        backend,
-        guests: Vec::new(),
-        view: View::new(options),
-        interrupted,
-        base_mib: 0.0,
-    };
+    let mut demo = Demo { options, backend, guests: Vec::new(), view: View::new(options), interrupted, base_mib: 0.0 };
     let result = demo.run(&spec);
     // In any case, in this order: a backend may count on its clients being gone.
     demo.view.finish();
@@ -278,11 +271,8 @@ impl Demo<'_> {
                 eprintln!("guest {number} (process {pid}): {verdict}; its console:\n{tail}");
             }
         }
-        let (checks, failures) = self
-            .guests
-            .iter()
-            .map(Guest::checks)
-            .fold((0, 0), |sum, checks| (sum.0 + checks.0, sum.1 + checks.1));
+        let (checks, failures) =
+            self.guests.iter().map(Guest::checks).fold((0, 0), |sum, checks| (sum.0 + checks.0, sum.1 + checks.1));
         Summary {
             passed: passed(dead, checks, failures),
             guests: self.guests.len(),

@@ -25,11 +25,7 @@ pub struct View {
 
 impl View {
     pub fn new(options: &Options) -> View {
-        let terminal = if options.json {
-            std::io::stderr().is_terminal()
-        } else {
-            std::io::stdout().is_terminal()
-        };
+        let terminal = if options.json { std::io::stderr().is_terminal() } else { std::io::stdout().is_terminal() };
         View {
             terminal,
             to_stderr: options.json,
@@ -51,13 +47,7 @@ impl View {
     }
 
     /// Shows used memory (MiB), the level it is compared with once there is one, and the guests.
-    pub fn show(
-        &mut self,
-        guests: &mut [Guest],
-        used: f64,
-        before: Option<f64>,
-        status: Option<&BackendStatus>,
-    ) {
+    pub fn show(&mut self, guests: &mut [Guest], used: f64, before: Option<f64>, status: Option<&BackendStatus>) {
         if self.terminal {
             let text = self.table(guests, used, before, status);
             let up = match self.drawn {
@@ -84,13 +74,7 @@ impl View {
         format!("{} {:.0} s (of at most {limit})", self.phase, self.since.elapsed().as_secs_f64())
     }
 
-    fn table(
-        &self,
-        guests: &mut [Guest],
-        used: f64,
-        before: Option<f64>,
-        status: Option<&BackendStatus>,
-    ) -> String {
+    fn table(&self, guests: &mut [Guest], used: f64, before: Option<f64>, status: Option<&BackendStatus>) -> String {
         let mut text = format!("PageONE demo: {}, {}\n\n", self.heading, self.clock());
         let _ = match before {
             Some(before) => writeln!(
@@ -119,13 +103,7 @@ impl View {
         text
     }
 
-    fn line(
-        &self,
-        guests: &mut [Guest],
-        used: f64,
-        before: Option<f64>,
-        status: Option<&BackendStatus>,
-    ) -> String {
+    fn line(&self, guests: &mut [Guest], used: f64, before: Option<f64>, status: Option<&BackendStatus>) -> String {
         let mut text = format!("{}: used {used:.0} MiB", self.clock());
         if let Some(before) = before {
             let _ = write!(text, " of {before:.0}, {:.0} % saved", percent_saved(used, before));

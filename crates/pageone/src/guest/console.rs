@@ -56,10 +56,7 @@ pub fn parse(line: &str) -> Option<Line> {
 }
 
 fn corrupt(number: u64, rest: &str) -> Round {
-    let value = |key: &str| {
-        rest.split(' ')
-            .find_map(|word| word.strip_prefix(key)?.parse::<u64>().ok())
-    };
+    let value = |key: &str| rest.split(' ').find_map(|word| word.strip_prefix(key)?.parse::<u64>().ok());
     let failures = value("failures=").unwrap_or(1).max(1);
     Round {
         number,
@@ -74,25 +71,13 @@ mod tests {
     use super::*;
 
     fn pass(number: u64, checks: u64) -> Option<Line> {
-        Some(Line::Round(Round {
-            number,
-            checks,
-            failures: 0,
-            first_failure: None,
-        }))
+        Some(Line::Round(Round { number, checks, failures: 0, first_failure: None }))
     }
 
     #[test]
     fn a_pass_is_read_between_noise_on_either_side() {
-        assert_eq!(
-            parse("PAGEONE-ROUND 3 PASS checks=1234\r"),
-            pass(3, 1234),
-            "carriage return of the serial line"
-        );
-        assert_eq!(
-            parse("[    2.1] clocksource: PAGEONE-ROUND 0 PASS checks=7"),
-            pass(0, 7)
-        );
+        assert_eq!(parse("PAGEONE-ROUND 3 PASS checks=1234\r"), pass(3, 1234), "carriage return of the serial line");
+        assert_eq!(parse("[    2.1] clocksource: PAGEONE-ROUND 0 PASS checks=7"), pass(0, 7));
     }
 
     #[test]
@@ -144,9 +129,7 @@ mod tests {
         assert_eq!(parse("PAGEONE-BOOTED files=12"), Some(Line::Booted));
         assert_eq!(
             parse("[    1.0] Kernel panic - not syncing: Attempted to kill init!"),
-            Some(Line::Panic(
-                "Kernel panic - not syncing: Attempted to kill init!".into()
-            ))
+            Some(Line::Panic("Kernel panic - not syncing: Attempted to kill init!".into()))
         );
     }
 }

@@ -12,9 +12,8 @@ pub fn cache_dir() -> Result<PathBuf> {
     if let Some(dir) = set("XDG_CACHE_HOME") {
         return Ok(Path::new(&dir).join("pageone"));
     }
-    let home = set("HOME").context(
-        "no place for the cache: none of PAGEONE_CACHE, XDG_CACHE_HOME and HOME is set; set one",
-    )?;
+    let home = set("HOME")
+        .context("no place for the cache: none of PAGEONE_CACHE, XDG_CACHE_HOME and HOME is set; set one")?;
     Ok(Path::new(&home).join(".cache/pageone"))
 }
 
@@ -35,8 +34,7 @@ pub fn find_program(name: &str, package: &str) -> Result<PathBuf> {
 
 fn is_executable(path: &Path) -> bool {
     use std::os::unix::fs::PermissionsExt;
-    path.metadata()
-        .is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+    path.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
 }
 
 /// A busybox that runs where there are no libraries.
@@ -91,11 +89,7 @@ pub fn find_kernel(explicit: Option<&Path>) -> Result<PathBuf> {
     let cache = cache_dir()?.join("kernels");
     newest(&cache, "", "/vmlinuz", |version| version.starts_with("6.1."))
         .or_else(|| newest(&cache, "", "/vmlinuz", |_| true))
-        .or_else(|| {
-            newest(Path::new("/boot"), "vmlinuz-", "", |version| {
-                version.ends_with("-cloud-amd64")
-            })
-        })
+        .or_else(|| newest(Path::new("/boot"), "vmlinuz-", "", |version| version.ends_with("-cloud-amd64")))
         .with_context(|| {
             format!(
                 "no guest kernel in {} nor /boot/vmlinuz-*-cloud-amd64: run scripts/deps.sh demo, \
@@ -113,8 +107,7 @@ fn newest(dir: &Path, prefix: &str, suffix: &str, accept: impl Fn(&str) -> bool)
             let name = entry.ok()?.file_name().into_string().ok()?;
             let version = name.strip_prefix(prefix)?;
             let path = PathBuf::from(format!("{}/{name}{suffix}", dir.display()));
-            (accept(version) && std::fs::File::open(&path).is_ok())
-                .then(|| (version_key(version), path))
+            (accept(version) && std::fs::File::open(&path).is_ok()).then(|| (version_key(version), path))
         })
         .max()
         .map(|(_, path)| path)
@@ -122,10 +115,7 @@ fn newest(dir: &Path, prefix: &str, suffix: &str, accept: impl Fn(&str) -> bool)
 
 /// The numbers in a version, for comparing: 6.1.0-56 comes after 6.1.0-9.
 fn version_key(version: &str) -> Vec<u64> {
-    version
-        .split(|c: char| !c.is_ascii_digit())
-        .filter_map(|digits| digits.parse().ok())
-        .collect()
+    version.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse().ok()).collect()
 }
 
 #[cfg(test)]

@@ -40,8 +40,11 @@ impl Input {
     fn new(path: PathBuf) -> Option<Input> {
         let meta = path.symlink_metadata().ok()?;
         let plain = path.to_str()?.bytes().all(|b| (b' '..=b'~').contains(&b) && b != b'\\');
-        (meta.is_file() && FILE_SIZE.contains(&meta.len()) && plain && File::open(&path).is_ok())
-            .then(|| Input { bytes: meta.len(), mtime: (meta.mtime(), meta.mtime_nsec()), path })
+        (meta.is_file() && FILE_SIZE.contains(&meta.len()) && plain && File::open(&path).is_ok()).then(|| Input {
+            bytes: meta.len(),
+            mtime: (meta.mtime(), meta.mtime_nsec()),
+            path,
+        })
     }
 }
 
@@ -62,8 +65,7 @@ pub fn initramfs(cache: &Path, data_mib: u64) -> Result<PathBuf> {
     if path.exists() {
         return Ok(path);
     }
-    std::fs::create_dir_all(cache)
-        .with_context(|| format!("cannot create {}: set PAGEONE_CACHE", cache.display()))?;
+    std::fs::create_dir_all(cache).with_context(|| format!("cannot create {}: set PAGEONE_CACHE", cache.display()))?;
     // Built beside and renamed into place: nobody sees half an archive.
     let part = cache.join(format!("{prefix}{}.part", std::process::id()));
     let built = build(&part, &busybox, &inputs)
@@ -102,7 +104,9 @@ fn select(sources: &[&Path], budget: u64) -> Vec<Input> {
 
 /// Depth first; a file that does not fit is left out, and the walk ends when nothing more can fit.
 fn walk(dir: &Path, left: &mut u64, inputs: &mut Vec<Input>) {
-    let Ok(entries) = std::fs::read_dir(dir) else { return };
+    let Ok(entries) = std::fs::read_dir(dir) else {
+        return;
+    };
     let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
     paths.sort();
     for path in paths {
@@ -227,8 +231,7 @@ impl<W: Write> Cpio<W> {
         let size = u32::try_from(contents.len())?;
         let name_size = u32::try_from(name.len() + 1)?;
         // inode, mode, uid, gid, links, mtime, size, device, rdevice, name size, checksum
-        let fields =
-            [self.inode, mode, 0, 0, 1, 0, size, 0, 0, device.0, device.1, name_size, 0];
+        let fields = [self.inode, mode, 0, 0, 1, 0, size, 0, 0, device.0, device.1, name_size, 0];
         write!(self.out, "070701")?;
         for field in fields {
             write!(self.out, "{field:08x}")?;
@@ -252,8 +255,7 @@ mod tests {
 
     #[test]
     fn slices_hold_everything_once_and_are_bounded() {
-        let inputs: Vec<_> =
-            (1..200).map(|n| input("x", (n * 7919 * 131) % SLICE_BYTES + 1)).collect();
+        let inputs: Vec<_> = (1..200).map(|n| input("x", (n * 7919 * 131) % SLICE_BYTES + 1)).collect();
         let slices = slices(&inputs);
         assert_eq!(slices.concat(), inputs);
         for slice in &slices {
@@ -268,9 +270,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         std::fs::create_dir(at("b")).unwrap();
-        for (name, bytes) in
-            [("c", 5000), ("a", 6000), ("b/x", 4096), ("b/small", 4095), ("b/new\nline", 5000)]
-        {
+        for (name, bytes) in [("c", 5000), ("a", 6000), ("b/x", 4096), ("b/small", 4095), ("b/new\nline", 5000)] {
             std::fs::write(at(name), vec![1; bytes]).unwrap();
         }
         std::os::unix::fs::symlink(at("a"), at("b/link")).unwrap();
@@ -304,11 +304,8 @@ mod tests {
         }
         let archive = cpio.finish().unwrap();
         std::fs::write(dir.path().join("archive"), archive).unwrap();
-        let status = Command::new(busybox)
-            .args(["cpio", "-i", "-F", "archive"])
-            .current_dir(dir.path())
-            .status()
-            .unwrap();
+        let status =
+            Command::new(busybox).args(["cpio", "-i", "-F", "archive"]).current_dir(dir.path()).status().unwrap();
         assert!(status.success());
         assert_eq!(std::fs::read_dir(dir.path().join("d")).unwrap().count(), expected.len());
         for (name, contents) in expected {

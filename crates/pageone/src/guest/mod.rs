@@ -31,8 +31,7 @@ use std::path::PathBuf;
 /// `panic=-1` with QEMU's `-no-reboot`: a panic ends the guest. `mitigations=off`: nothing hostile
 /// runs here, and emulation makes mitigations dear. `rootfstype=ramfs`: a tmpfs would be limited to half
 /// of what is free while the archive still lies in memory, too little to unpack it.
-const KERNEL_PARAMETERS: &str =
-    "console=ttyS0 quiet panic=-1 nokaslr mitigations=off rootfstype=ramfs";
+const KERNEL_PARAMETERS: &str = "console=ttyS0 quiet panic=-1 nokaslr mitigations=off rootfstype=ramfs";
 
 /// What the kernel and init need of a guest's memory; the archive and the unpacked files, which are
 /// there at the same time, share the rest.
@@ -42,12 +41,12 @@ const DATA_MIB_MAX: u64 = 150;
 const MEMORY_MIB_MIN: u32 = 192;
 
 /// What QEMU may spend on translated code, MiB. It counts as memory used on the host, in each guest; QEMU's
-/// own default is up to 1 GiB. When it is full, translation starts over. Rounds were as quick with 16 as
-/// with 32, and slower with 8.
+/// own default is up to 1 GiB. When it is full, translation starts over.
 const TRANSLATION_CACHE_MIB: u32 = 16;
 
-/// Without cmpxchg16b, which QEMU 7.2 emulates with wrong flags: with it Linux 6.12, whose slab allocator
-/// uses it, died of a double fault in 15 of 24 boots; without it in none of 12.
+/// Without cmpxchg16b: under QEMU 7.2's emulation Linux 6.12 failed to boot in 15 of 24 tries with it and
+/// in none of 24 without. The one looked at closely was a double fault right after that instruction in
+/// the slab allocator, with impossible flags.
 const EMULATED_CPU: &str = "qemu64,-cx16";
 
 /// What a person may choose about the guests.

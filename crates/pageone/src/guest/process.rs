@@ -109,7 +109,8 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Starts QEMU as `launcher... qemu...`. The thread that calls has to outlive the guest: the
+    /// Starts QEMU as `launcher... qemu...`. The launcher has to replace itself by QEMU or to stay for as
+    /// long as it: its end is taken for QEMU's. The thread that calls has to outlive the guest: the
     /// kernel takes its end for the parent's death (PR_SET_PDEATHSIG(2const)).
     ///
     /// # Errors
@@ -118,21 +119,13 @@ impl Guest {
         let words = [launcher, &spec.command_line()].concat();
         let (console, output) = std::io::pipe().context("cannot make a guest's console pipe")?;
         let mut command = Command::new(&words[0]);
-        command
-            .args(&words[1..])
-            .stdin(Stdio::null())
-            .stdout(output.try_clone()?)
-            .stderr(output)
-            .process_group(0);
+        command.args(&words[1..]).stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output).process_group(0);
         // SAFETY: between fork and exec the closure makes one system call, prctl(2), and touches no memory
         // that another thread may have left locked.
         unsafe {
-            command.pre_exec(|| {
-                Ok(rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?)
-            });
+            command.pre_exec(|| Ok(rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?));
         }
-        let child =
-            command.spawn().with_context(|| format!("cannot run {}", words[0].display()))?;
+        let child = command.spawn().with_context(|| format!("cannot run {}", words[0].display()))?;
         let heard = Arc::new(Mutex::new(Heard {
             booted: false,
             rounds: 0,
@@ -201,7 +194,9 @@ impl Guest {
 
     /// Ends the guest at once and waits until it is gone. Does nothing the second time.
     pub fn kill(&mut self) {
-        let Some(group) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) else { return };
+        let Some(group) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) else {
+            return;
+        };
         if !matches!(self.child.try_wait(), Ok(None)) {
             return; // Ended and reaped: its number may be another's by now.
         }

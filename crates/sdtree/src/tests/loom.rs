@@ -35,14 +35,16 @@ impl Count {
 
 type Tree = SdTree<Table>;
 
-/// `a`, `b` and `c` in one tree: the node of `a` and `b` hangs below the one of `c`. `d` goes between `a` and `b`.
-const KEYS: [&[u8]; 5] = [&[0x00], &[0x03], &[0x80], &[0x02], &[0x00]];
+/// `a`, `b` and `c` in one tree: the node of `a` and `b` hangs below the one of `c`. `d` goes on `b`'s side of that node,
+/// `e` on `a`'s.
+const KEYS: [&[u8]; 6] = [&[0x00], &[0x03], &[0x80], &[0x02], &[0x00], &[0x01]];
 const A: usize = 0;
 const B: usize = 1;
 const C: usize = 2;
 const D: usize = 3;
 /// The same key as `A`, by another handle.
 const A2: usize = 4;
+const E: usize = 5;
 
 fn insert(tree: &Tree, key: usize) -> Insert {
     tree.insert(KEYS[key], Handle(key as u64))
@@ -148,6 +150,35 @@ fn insert_beside_remove() {
         |t| assert_eq!(insert(t, D), Insert::Inserted),
         last,
     );
+}
+
+/// The insertion may come to where `a` was when its node is already unlinked and in a list.
+#[test]
+fn insert_in_place_of_remove() {
+    let last: fn(&Tree) = |t| holds(t, &[B, E], &[A]);
+    two(
+        &[A, B],
+        |t| assert!(remove(t, A)),
+        |t| assert_eq!(insert(t, E), Insert::Inserted),
+        last,
+    );
+}
+
+/// The same key and handle goes and comes back: the removal must not take it twice.
+#[test]
+fn insert_again_beside_remove() {
+    static AGAIN: Count = Count::new();
+    static THERE: Counter = Counter::new(0);
+    fn put(tree: &Tree) {
+        let again = insert(tree, A) == Insert::Inserted;
+        THERE.store(u64::from(again), Relaxed);
+        if again {
+            AGAIN.more();
+        }
+    }
+    let last: fn(&Tree) = |t| assert_eq!(found(t, A), THERE.load(Relaxed) == 1);
+    two(&[A, B], |t| assert!(remove(t, A)), put, last);
+    assert!(AGAIN.any());
 }
 
 #[test]

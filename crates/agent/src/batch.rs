@@ -1,0 +1,209 @@
+//! Batches of merges, cut into windows.
+//!
+//! A window is bounded in time, since writers to its pages wait. Its length adapts so that one takes about a millisecond; what
+//! is left when the time is over goes into the next.
+
+use crate::merge::MAX_TIME;
+use crate::regions::Pages;
+use crate::sabotage::{self, Sabotage};
+use crate::state::STATE;
+use crate::window::MAX_PAGES;
+use kmem::procfs;
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+use wire::{Merge, Report, Run, Target, ToDaemon};
+
+/// Fewest pages that a window is cut to.
+const MIN_PAGES: u32 = 32;
+/// Runs this close together share a window.
+const MAX_GAP: u32 = 8;
+/// Counting the process's mappings may take one part in so many of the time,
+const COUNT_SHARE: u32 = 20;
+/// and is due after this long in any case: the program makes mappings too.
+const COUNT_EVERY: Duration = Duration::from_secs(10);
+
+/// How many mappings the process has (estimated), and may have.
+///
+/// Every run is taken to make two, which is the most. Where runs replace others that is far too much, so the mappings
+/// are counted again when the budget seems to be spent.
+pub struct Maps {
+    counted: usize,
+    estimate: usize,
+    budget: usize,
+}
+
+impl Maps {
+    /// No room until they are counted.
+    pub const fn new() -> Maps {
+        Maps { counted: 0, estimate: 0, budget: 0 }
+    }
+
+    /// Whether that many more fit into the budget.
+    pub fn has_room(&self, wanted: usize) -> bool {
+        self.estimate + wanted <= self.budget || sabotage::is_on(Sabotage::NoBudget)
+    }
+
+    /// Some were made.
+    pub fn add(&mut self, count: usize) {
+        self.estimate += count;
+    }
+
+    /// Whether much of the estimate is a guess.
+    fn is_vague(&self) -> bool {
+        self.estimate - self.counted > self.budget / 8
+    }
+}
+
+/// Carries out batches; the agent thread has one.
+pub struct Merger {
+    limit: u32,
+    /// When the mappings may be counted again.
+    next_count: Option<Instant>,
+}
+
+impl Merger {
+    /// Starts with short windows.
+    pub fn new() -> Merger {
+        Merger { limit: 128, next_count: None }
+    }
+
+    /// Carries out a batch and queues its reports. `flush` is called after each window, without the lock.
+    pub fn batch(&mut self, merge: Merge, mut flush: impl FnMut()) {
+        let mut pending = VecDeque::from(merge.runs);
+        loop {
+            let runs = take_window(&mut pending, self.limit);
+            self.count_maps(2 * runs.len());
+            let mut state = STATE.lock();
+            let done = state.merge_window(merge.region, &runs);
+            done.rest.iter().rev().for_each(|&run| pending.push_front(run));
+            let last = pending.is_empty();
+            let (window_ns, maps) = (done.time.as_nanos() as u64, state.maps.estimate as u32);
+            let outcomes = done.outcomes;
+            let report = Report { batch: merge.batch, last, outcomes, cpu_ns: cpu_time(), window_ns, maps };
+            state.outbox.push(ToDaemon::Report(report));
+            let go_on = state.conn.is_some() && !state.outbox.has_overflowed();
+            drop(state);
+            self.adapt(&runs, done.time, !done.rest.is_empty());
+            flush();
+            if last || !go_on {
+                return;
+            }
+            // The mutex is not fair.
+            for _ in 0..50 {
+                if !STATE.is_wanted() {
+                    break;
+                }
+                std::thread::sleep(Duration::from_micros(20));
+            }
+        }
+    }
+
+    fn adapt(&mut self, runs: &[Run], time: Duration, cut: bool) {
+        if cut || time > MAX_TIME {
+            self.limit = (self.limit / 2).max(MIN_PAGES);
+        } else if time < MAX_TIME / 2 && span(runs).is_some_and(|span| span.len() > self.limit / 2) {
+            self.limit = (self.limit * 2).min(MAX_PAGES);
+        }
+    }
+
+    /// Counts the mappings when the estimate leaves no room; without the lock, since it takes milliseconds.
+    fn count_maps(&mut self, wanted: usize) {
+        let now = Instant::now();
+        let is_due = match self.next_count {
+            None => true,
+            Some(next) => {
+                let maps = &STATE.lock().maps;
+                now >= next + COUNT_EVERY || !maps.has_room(wanted) && (now >= next || maps.is_vague())
+            }
+        };
+        if !is_due {
+            return;
+        }
+        if let (Ok(counted), Ok(most)) = (procfs::count_maps(None), procfs::max_map_count()) {
+            STATE.lock().maps = Maps { counted, estimate: counted, budget: most - most / 3 };
+        }
+        self.next_count = Some(now + now.elapsed() * COUNT_SHARE);
+    }
+}
+
+/// Cuts the next window off a batch: at most `limit` pages from its first to its last.
+fn take_window(pending: &mut VecDeque<Run>, limit: u32) -> Vec<Run> {
+    let mut window: Vec<Run> = Vec::new();
+    while let Some(run) = pending.pop_front() {
+        let start = window.first().map_or(run.page, |first| first.page);
+        let end = window.last().map_or(run.page, |last| last.page + last.len);
+        let room = (start + limit).saturating_sub(run.page);
+        if room == 0 || run.page - end > MAX_GAP {
+            pending.push_front(run);
+            break;
+        }
+        if run.len > room {
+            let (head, tail) = split(run, room);
+            window.push(head);
+            pending.push_front(tail);
+            break;
+        }
+        window.push(run);
+    }
+    window
+}
+
+fn split(run: Run, at: u32) -> (Run, Run) {
+    let target = match run.target {
+        Target::Frames { segment, slot } => Target::Frames { segment, slot: slot + at },
+        Target::Zero => Target::Zero,
+    };
+    (Run { len: at, ..run }, Run { page: run.page + at, len: run.len - at, target })
+}
+
+/// From the first page of the runs to their last.
+pub fn span(runs: &[Run]) -> Option<Pages> {
+    let (first, last) = (runs.first()?, runs.last()?);
+    Some(Pages { start: first.page, end: last.page + last.len })
+}
+
+/// CPU time of the calling thread; the agent's other thread uses next to none.
+fn cpu_time() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(page: u32, len: u32, slot: u32) -> Run {
+        Run { page, len, target: Target::Frames { segment: 1, slot } }
+    }
+
+    #[test]
+    fn windows_are_bounded_and_leave_nothing_out() {
+        let runs = vec![run(0, 10, 5), run(12, 1, 40), run(30, 100, 100), Run { page: 131, len: 3, target: Target::Zero }];
+        let mut pending = VecDeque::from(runs.clone());
+        let mut seen = Vec::new();
+        let mut windows = 0;
+        while !pending.is_empty() {
+            let window = take_window(&mut pending, 32);
+            let span = span(&window).unwrap();
+            assert!(span.len() <= 32);
+            assert!(window.windows(2).all(|w| w[1].page - (w[0].page + w[0].len) <= MAX_GAP));
+            windows += 1;
+            for run in window {
+                let slot = |page| match run.target {
+                    Target::Frames { slot, .. } => Some(slot + page - run.page),
+                    Target::Zero => None,
+                };
+                seen.extend((run.page..run.page + run.len).map(|page| (page, slot(page))));
+            }
+        }
+        let wanted = runs.iter().flat_map(|run| (0..run.len).map(move |i| (run.page + i, run)));
+        let wanted: Vec<_> = wanted
+            .map(|(page, run)| match run.target {
+                Target::Frames { slot, .. } => (page, Some(slot + page - run.page)),
+                Target::Zero => (page, None),
+            })
+            .collect();
+        assert_eq!(seen, wanted);
+        assert_eq!(windows, 5, "[0..13) then 100 pages by 32, the last with the zeros");
+    }
+}

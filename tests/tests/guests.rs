@@ -1,0 +1,207 @@
+//! Real guests under QEMU: they checksum their own files while their memory is merged.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use e2e::{Daemon, Guest, eventually, program, skipped};
+use serde_json::{Value, json};
+
+const MEMORY: u32 = 192;
+
+fn words() -> Option<Vec<String>> {
+    Guest::words(MEMORY).inspect_err(|why| skipped(why)).ok()
+}
+
+/// As libvirt starts QEMU.
+const SANDBOX: [&str; 2] = ["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"];
+
+#[test]
+fn guests_of_every_shape_merge_and_keep_every_byte() {
+    let Some(words) = words() else { return };
+    let daemon = Daemon::with(&["--merge-period", "1"]);
+    let mut plain = daemon.run(&[]);
+    plain.args(&words);
+    let mut sandboxed = daemon.run(&[]);
+    sandboxed.args(&words).args(SANDBOX);
+    // Two vCPUs, two memory backends, and the options in another order: -m last.
+    let mut numa = daemon.run(&[]);
+    let at = words.iter().position(|w| w == "-m").unwrap();
+    numa.args(&words[..at]).args(&words[at + 2..]);
+    numa.args([
+        "-smp",
+        "2",
+        "-object",
+        "memory-backend-ram,id=a,size=96M",
+        "-object",
+        "memory-backend-ram,id=b,size=96M",
+    ]);
+    numa.args(["-numa", "node,memdev=a,cpus=0", "-numa", "node,memdev=b,cpus=1", "-m", "192"]);
+    // A shell script that starts QEMU.
+    let mut shell = daemon.run(&[]);
+    shell.args(["sh", "-c", "\"$@\"; exit $?", "sh"]).args(&words);
+    let mut guests: Vec<Guest> = [plain, sandboxed, numa, shell].into_iter().map(Guest::start).collect();
+    for guest in &mut guests {
+        guest.pass_rounds(1);
+    }
+    let status = eventually("three quarters of the guests' memory is merged", Duration::from_secs(120), || {
+        let status = daemon.status();
+        let of =
+            |client: &Value| client["pages_merged"].as_u64().unwrap_or(0) + client["pages_zero"].as_u64().unwrap_or(0);
+        let clients = status["domains"][0]["clients"].as_array()?.clone();
+        (clients.len() == 4 && clients.iter().all(|c| of(c) > 15_000)).then_some(status)
+    });
+    println!("{status}");
+    assert!(status["pages_sharing"].as_u64() > Some(30_000), "{status}");
+    for guest in &mut guests {
+        guest.pass_rounds(2);
+    }
+}
+
+/// A connection to a guest's QMP socket.
+struct Qmp(BufReader<UnixStream>);
+
+impl Qmp {
+    fn connect(path: &Path) -> Self {
+        let stream = eventually("QMP", Duration::from_secs(20), || UnixStream::connect(path).ok());
+        let mut qmp = Self(BufReader::new(stream));
+        qmp.answer();
+        qmp.execute("qmp_capabilities", json!({}));
+        qmp
+    }
+
+    fn answer(&mut self) -> Value {
+        loop {
+            let mut line = String::new();
+            self.0.read_line(&mut line).unwrap();
+            let value: Value = serde_json::from_str(&line).unwrap();
+            if value.get("event").is_none() {
+                return value;
+            }
+        }
+    }
+
+    fn execute(&mut self, command: &str, arguments: Value) -> Value {
+        let request = json!({ "execute": command, "arguments": arguments });
+        writeln!(self.0.get_mut(), "{request}").unwrap();
+        let answer = self.answer();
+        assert!(answer.get("return").is_some(), "{command}: {answer}");
+        answer["return"].clone()
+    }
+}
+
+/// An archive with the modules that a balloon needs; the guest's init loads what it finds there.
+fn balloon_initrd(words: &[String], directory: &Path) -> Result<String, String> {
+    let after = |option: &str| words.iter().position(|w| w == option).map(|at| words[at + 1].clone());
+    let (kernel, initrd) = (after("-kernel").unwrap(), after("-initrd").unwrap());
+    let modules = Path::new(&kernel).parent().unwrap().join("modules");
+    let root = directory.join("root");
+    std::fs::create_dir_all(root.join("modules")).unwrap();
+    let mut list = "modules\n".to_string();
+    for name in
+        ["virtio", "virtio_ring", "virtio_pci_modern_dev", "virtio_pci_legacy_dev", "virtio_pci", "virtio_balloon"]
+    {
+        let module = modules.join(format!("{name}.ko"));
+        if module.exists() {
+            std::fs::copy(&module, root.join("modules").join(format!("{name}.ko"))).unwrap();
+            list += &format!("modules/{name}.ko\n");
+        } else if name == "virtio_balloon" {
+            return Err(format!("{} is missing; `scripts/deps.sh demo` fetches it", module.display()));
+        }
+    }
+    let both = directory.join("initrd");
+    std::fs::copy(initrd, &both).unwrap();
+    let mut cpio = Command::new("busybox");
+    cpio.args(["cpio", "-o", "-H", "newc"]).current_dir(&root);
+    let archive = std::fs::OpenOptions::new().append(true).open(&both).unwrap();
+    let mut cpio =
+        cpio.stdin(std::process::Stdio::piped()).stdout(archive).stderr(std::process::Stdio::null()).spawn().unwrap();
+    cpio.stdin.take().unwrap().write_all(list.as_bytes()).unwrap();
+    assert!(cpio.wait().unwrap().success());
+    Ok(both.display().to_string())
+}
+
+#[test]
+fn a_balloon_inflates_and_deflates_over_merged_pages() {
+    let Some(mut words) = words() else { return };
+    let daemon = Daemon::with(&["--merge-period", "0.5"]);
+    let directory = tempfile::tempdir().unwrap();
+    let initrd = match balloon_initrd(&words, directory.path()) {
+        Ok(initrd) => initrd,
+        Err(why) => return skipped(&why),
+    };
+    let at = words.iter().position(|w| w == "-initrd").unwrap();
+    words[at + 1] = initrd;
+    let socket = directory.path().join("qmp");
+    let start = |qmp: bool| {
+        let mut command = daemon.run(&[]);
+        command.args(&words).args(["-device", "virtio-balloon-pci"]);
+        if qmp {
+            command.args(["-qmp", &format!("unix:{},server=on,wait=off", socket.display())]);
+        }
+        Guest::start(command)
+    };
+    let (mut guest, mut other) = (start(true), start(false));
+    guest.pass_rounds(1);
+    other.pass_rounds(1);
+    let merged = |pid| {
+        let of = |c: &Value| c["pages_merged"].as_u64().unwrap_or(0) + c["pages_zero"].as_u64().unwrap_or(0);
+        daemon.client(pid).as_ref().map_or(0, of)
+    };
+    let mut qmp = Qmp::connect(&socket);
+    let actual = |qmp: &mut Qmp| qmp.execute("query-balloon", json!({}))["actual"].as_u64().unwrap() >> 20;
+    assert_eq!(actual(&mut qmp), u64::from(MEMORY));
+    for _ in 0..3 {
+        eventually("the guest is merged", Duration::from_secs(120), || (merged(guest.pid()) > 15_000).then_some(()));
+        qmp.execute("balloon", json!({ "value": 120u64 << 20 }));
+        eventually("the balloon is inflated", Duration::from_secs(120), || (actual(&mut qmp) <= 125).then_some(()));
+        guest.pass_rounds(1);
+        qmp.execute("balloon", json!({ "value": u64::from(MEMORY) << 20 }));
+        eventually("the balloon is deflated", Duration::from_secs(120), || {
+            (actual(&mut qmp) >= u64::from(MEMORY)).then_some(())
+        });
+        guest.pass_rounds(2);
+    }
+    other.pass_rounds(1);
+}
+
+#[test]
+fn a_detached_guest_goes_on() {
+    let Some(words) = words() else { return };
+    let daemon = Daemon::with(&["--merge-period", "0.5"]);
+    let mut guests: Vec<Guest> = (0..2)
+        .map(|_| {
+            let mut command = daemon.run(&[]);
+            command.args(&words);
+            Guest::start(command)
+        })
+        .collect();
+    guests.iter_mut().for_each(|g| g.pass_rounds(1));
+    daemon.wait_merged(guests[0].pid(), 10_000);
+    let out = daemon.pageone(&["detach", &guests[0].pid().to_string()]).output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", guests[0].pid())).unwrap();
+    assert!(!maps.contains("memfd:pageone"), "{maps}");
+    guests.iter_mut().for_each(|g| g.pass_rounds(2));
+}
+
+#[test]
+fn the_demo_succeeds_and_its_summary_adds_up() {
+    if words().is_none() {
+        return;
+    }
+    let mut command = Command::new(program("pageone"));
+    command.args(["demo", "--guests", "2", "--memory", "256", "--seconds", "25", "--merge-period", "1", "--json"]);
+    let out = command.output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let summary: Value = serde_json::from_slice(&out.stdout).unwrap();
+    println!("{summary}");
+    assert_eq!(summary["guests"], 2);
+    assert_eq!(summary["integrity_failures"], 0);
+    assert!(summary["integrity_checks"].as_u64() > Some(0));
+    assert!(summary["pages_sharing"].as_u64() > Some(10_000));
+    let (before, after) = (summary["used_before_mib"].as_f64().unwrap(), summary["used_after_mib"].as_f64().unwrap());
+    assert!((summary["saved_fraction"].as_f64().unwrap() - (1.0 - after / before)).abs() < 0.01);
+}

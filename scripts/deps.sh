@@ -8,7 +8,8 @@
 #
 # Guest kernels are unpacked from Debian's packages into the cache and never installed on the host:
 #   $PAGEONE_CACHE/kernels/VERSION/vmlinuz      (PAGEONE_CACHE: ${XDG_CACHE_HOME:-~/.cache}/pageone)
-# Only the image: the demo's guests need no modules, all their drivers are built in.
+# The demo's guests need no modules; the tests load a balloon driver from
+#   $PAGEONE_CACHE/kernels/VERSION/modules/virtio*.ko
 #
 # Exit: 0 all is there; 1 something failed; 2 something is for you to do (the command is printed).
 set -euo pipefail
@@ -116,16 +117,17 @@ fetch_kernel() {
     [ -n "$package" ] ||
         fail "apt knows no linux-image-cloud-amd64 in $source: run '${sudo_prefix}apt-get update', or give 'pageone demo --kernel FILE'"
     version=${package#linux-image-}
-    if [ -s "$cache/kernels/$version/vmlinuz" ]; then
-        say "$cache/kernels/$version/vmlinuz is there"
-        return
-    fi
-    say "fetches $package from $source and unpacks its vmlinuz to $cache/kernels/$version (guests boot it; nothing is installed)"
+    if cached "$version"; then return; fi
+    say "fetches $package from $source and unpacks its vmlinuz and virtio modules to $cache/kernels/$version (guests boot it; nothing is installed)"
     (cd "$scratch" && apt-get -qq "$@" download "$package") ||
         fail "cannot download $package: run '${sudo_prefix}apt-get update' and check the network"
     mkdir "$scratch/root"
     dpkg-deb -x "$scratch/$package"_*.deb "$scratch/root" || fail "cannot unpack $package"
     mkdir -p "$cache/kernels/$version" || fail "cannot create $cache/kernels/$version: set PAGEONE_CACHE"
+    mkdir -p "$cache/kernels/$version/modules"
+    # Newer packages compress their modules; the guest's busybox loads plain ones.
+    find "$scratch/root" -path '*/drivers/virtio/*.ko*' -exec cp {} "$cache/kernels/$version/modules/" \;
+    find "$cache/kernels/$version/modules" -name '*.ko.xz' -exec xz -df {} +
     # Renamed into place: an interrupted run leaves no half kernel that looks whole.
     cp "$scratch/root/boot/vmlinuz-$version" "$cache/kernels/$version/vmlinuz.part" &&
         mv "$cache/kernels/$version/vmlinuz.part" "$cache/kernels/$version/vmlinuz" ||
@@ -137,7 +139,7 @@ fetch_kernel() {
 cached() {
     local image
     for image in "$cache"/kernels/"$1"*/vmlinuz; do
-        [ -s "$image" ] && { say "$image is there"; return 0; }
+        [ -s "$image" ] && [ -s "${image%/*}/modules/virtio_balloon.ko" ] && { say "$image is there"; return 0; }
     done
     return 1
 }

@@ -23,9 +23,14 @@ pub fn program(name: &str) -> PathBuf {
     found.unwrap_or_else(|| panic!("{name} is in none of {places:?}; `make test` builds it first"))
 }
 
+/// How many times longer things may take here than on a quick machine: `PAGEONE_TEST_PATIENCE`, 1 if unset.
+pub fn patience() -> u32 {
+    std::env::var("PAGEONE_TEST_PATIENCE").ok().and_then(|p| p.parse().ok()).unwrap_or(1)
+}
+
 /// Runs `check` until it gives something, for at most `limit`.
 pub fn eventually<T>(what: &str, limit: Duration, mut check: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + limit;
+    let deadline = Instant::now() + limit * patience();
     loop {
         if let Some(found) = check() {
             return found;
@@ -143,9 +148,9 @@ impl Daemon {
     /// Waits until at least this many pages of a client map frames.
     pub fn wait_merged(&self, pid: i32, pages: u64) {
         let mut seen = 0;
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + Duration::from_secs(60) * patience();
         while seen < pages {
-            assert!(Instant::now() < deadline, "{seen} of {pages} pages merged after a minute: {}", self.status());
+            assert!(Instant::now() < deadline, "{seen} of {pages} pages merged in time: {}", self.status());
             std::thread::sleep(Duration::from_millis(50));
             seen = self.client(pid).and_then(|c| c["pages_merged"].as_u64()).unwrap_or(0);
         }

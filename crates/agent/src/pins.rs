@@ -29,7 +29,7 @@ const MOVE_MODE: u64 = 1 | 2;
 /// How often a page that the kernel is busy with is tried again.
 const TRIES: u32 = 16;
 
-const _: () = assert!(size_of::<uffdio_move>() == 40 && UFFDIO_MOVE as u32 == 0xC028_AA05);
+const _: () = assert!(size_of::<uffdio_move>() == 40 && UFFDIO_MOVE == 0xC028_AA05);
 
 /// After a fork the kernel takes pages for shared until they are written, also when the child is gone, and refuses to move them.
 /// This settles it for a page that nobody else maps any more: a write fault, without a write (`MADV_POPULATE_WRITE`), after which it counts as

@@ -12,7 +12,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use support::client;
 use support::daemon::{Daemon, Program, Store};
-use wire::{Fate, Run, Target, ToDaemon};
+use wire::{Fate, ToDaemon};
 
 /// Not a test: what the client runs.
 #[test]
@@ -102,15 +102,24 @@ fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
 
-#[test]
-fn pages_with_direct_input_on_its_way_are_not_merged() {
+/// Merges page 20 with its pattern and page 0 with zeros while input for each is on its way; how they fared, and whether the
+/// program got what was read.
+fn merge_in_flight(sabotage: &str) -> Option<Vec<(Fate, bool)>> {
     let file = match SlowFile::mount() {
         Ok(file) => file,
-        Err(why) => return println!("SKIPPED: a FUSE file system cannot be mounted: {why}"),
+        Err(why) => {
+            println!("SKIPPED: a FUSE file system cannot be mounted: {why}");
+            return None;
+        }
     };
+    let features = kmem::uffd::Features::WP_ASYNC | kmem::uffd::Features::MOVE;
+    if let Err(why) = kmem::uffd::Uffd::new(features) {
+        println!("SKIPPED: {why}");
+        return None;
+    }
     let mut daemon = Daemon::new();
     let path = file.path.to_str().unwrap();
-    let mut program = Program::start_with(&daemon.socket, Some(("PAGEONE_TEST_FILE", path)));
+    let mut program = Program::start_with(&daemon.socket, [("PAGEONE_TEST_FILE", path), ("PAGEONE_SABOTAGE", sabotage)]);
     program.ask("map 512");
     assert_eq!(program.ask("mark"), "0");
     daemon.seen = daemon.accept();
@@ -118,19 +127,29 @@ fn pages_with_direct_input_on_its_way_are_not_merged() {
     daemon.welcome();
     let store = Store::new();
     daemon.give(&store);
-    let zero = 0;
-    assert_eq!(support::pattern_of(zero), 0);
-    let cases: Vec<(usize, Vec<Run>)> = vec![
-        (20, store.runs(20..21)),
-        (zero, vec![Run { page: zero as u32, len: 1, target: Target::Zero }]),
-    ];
-    for (page, runs) in cases {
+    assert_eq!(support::pattern_of(0), 0);
+    let fared = [20, 0].map(|page| {
         program.ask(&format!("read {page}"));
         let request = file.serve_until_read();
-        let fates = daemon.merge(1, &runs);
+        let fates = daemon.merge(1, &store.runs(page..page + 1));
         file.answer(request, 0, &[0x77; 4096]);
         assert_eq!(program.ask("read-done"), "4096");
-        assert_eq!(program.ask(&format!("bytes {page}")), "7777777777777777", "what was read is lost; the merge said {fates:?}");
-        assert_eq!(fates, [(page as u32, Fate::Failed)]);
+        (fates[0].1, program.ask(&format!("bytes {page}")) == "7777777777777777")
+    });
+    Some(fared.to_vec())
+}
+
+#[test]
+fn pages_with_direct_input_on_its_way_are_not_merged() {
+    if let Some(fared) = merge_in_flight("") {
+        assert_eq!(fared, [(Fate::Failed, true), (Fate::Failed, true)]);
+    }
+}
+
+#[cfg(feature = "sabotage")]
+#[test]
+fn without_the_check_input_is_lost() {
+    if let Some(fared) = merge_in_flight("no-pin-check") {
+        assert_eq!(fared, [(Fate::Merged, false), (Fate::Merged, false)]);
     }
 }

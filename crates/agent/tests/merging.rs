@@ -1,5 +1,7 @@
 //! Merging a program's memory under its hands: nothing may be lost, whatever the program does with it meanwhile.
 
+#![allow(clippy::unwrap_used)] // In tests.
+
 mod support;
 
 use std::collections::HashMap;

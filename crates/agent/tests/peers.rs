@@ -1,5 +1,7 @@
 //! Daemons that are mad, slow or gone: the agent leaves them and comes back with a full account; the program never notices.
 
+#![allow(clippy::unwrap_used)] // In tests.
+
 mod support;
 
 use rustix::fs::{MemfdFlags, SealFlags};

@@ -39,16 +39,10 @@ fn time(name: &str, count: usize, threads: usize, f: impl Fn(usize) + Sync) {
     let mut times: Vec<f64> = thread::scope(|scope| {
         let run = &run;
         let workers: Vec<_> = (0..threads).map(|t| scope.spawn(move || run(t))).collect();
-        workers
-            .into_iter()
-            .flat_map(|worker| worker.join().unwrap())
-            .collect()
+        workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect()
     });
     times.sort_by(f64::total_cmp);
-    println!(
-        "{name:>8} {threads:>3} threads {:>8.1} ns",
-        times[times.len() / 2]
-    );
+    println!("{name:>8} {threads:>3} threads {:>8.1} ns", times[times.len() / 2]);
 }
 
 fn main() {
@@ -60,23 +54,11 @@ fn main() {
     let shuffled: Vec<usize> = (0..count).map(|i| (i * 7_368_787) % count).collect();
     for threads in [1, most] {
         let tree = SdTree::new(Table(keys.clone()));
-        time("insert", count, threads, |i| {
-            _ = tree.insert(&keys[i], Handle(i as u64))
-        });
+        time("insert", count, threads, |i| _ = tree.insert(&keys[i], Handle(i as u64)));
         let full = tree.stats();
-        time("find", count, threads, |i| {
-            assert!(tree.query(&keys[shuffled[i]]).is_some())
-        });
-        time("miss", count, threads, |i| {
-            assert!(tree.query(&mix((count + i) as u64).to_be_bytes()).is_none())
-        });
-        time("remove", count, threads, |i| {
-            _ = tree.remove(&keys[shuffled[i]], Handle(shuffled[i] as u64))
-        });
-        println!(
-            "{:.2} bytes a key; {full:?}; {} left",
-            full.bytes as f64 / count as f64,
-            tree.len()
-        );
+        time("find", count, threads, |i| assert!(tree.query(&keys[shuffled[i]]).is_some()));
+        time("miss", count, threads, |i| assert!(tree.query(&mix((count + i) as u64).to_be_bytes()).is_none()));
+        time("remove", count, threads, |i| _ = tree.remove(&keys[shuffled[i]], Handle(shuffled[i] as u64)));
+        println!("{:.2} bytes a key; {full:?}; {} left", full.bytes as f64 / count as f64, tree.len());
     }
 }

@@ -13,9 +13,7 @@ pub const MAX_KEY_LEN: usize = 4096;
 /// The bit of `key` at `position`: 0 or 1.
 #[inline]
 pub(crate) fn bit(key: &[u8], position: u16) -> usize {
-    let nine = key
-        .get(usize::from(position >> 4))
-        .map_or(0, |&byte| 0x100 | usize::from(byte));
+    let nine = key.get(usize::from(position >> 4)).map_or(0, |&byte| 0x100 | usize::from(byte));
     (nine >> (8 - (position & 15))) & 1
 }
 
@@ -46,11 +44,7 @@ fn common_prefix(a: &[u8], b: &[u8]) -> usize {
         }
     }
     let done = a_words.len() * 8;
-    done + a[done..]
-        .iter()
-        .zip(&b[done..])
-        .take_while(|(x, y)| x == y)
-        .count()
+    done + a[done..].iter().zip(&b[done..]).take_while(|(x, y)| x == y).count()
 }
 
 #[cfg(all(test, not(loom)))]
@@ -59,17 +53,12 @@ mod tests {
     use proptest::prelude::*;
 
     fn key() -> impl Strategy<Value = Vec<u8>> {
-        proptest::collection::vec(
-            prop_oneof![Just(0u8), Just(1), Just(0x80), any::<u8>()],
-            0..20,
-        )
+        proptest::collection::vec(prop_oneof![Just(0u8), Just(1), Just(0x80), any::<u8>()], 0..20)
     }
 
     #[test]
     fn bits_of_a_byte() {
-        let all: Vec<usize> = (0..9)
-            .map(|position| bit(&[0b1010_0101], position))
-            .collect();
+        let all: Vec<usize> = (0..9).map(|position| bit(&[0b1010_0101], position)).collect();
         assert_eq!(all, [1, 1, 0, 1, 0, 0, 1, 0, 1]);
         assert_eq!(bit(&[0xff], 16), 0, "past the end");
     }

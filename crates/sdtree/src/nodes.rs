@@ -66,10 +66,7 @@ struct Shard {
 }
 
 #[cfg(not(loom))]
-const _: () = assert!(
-    size_of::<Shard>() == 128,
-    "two cache lines, which processors fetch as a pair"
-);
+const _: () = assert!(size_of::<Shard>() == 128, "two cache lines, which processors fetch as a pair");
 
 /// The nodes of one tree.
 pub(crate) struct Nodes {
@@ -193,10 +190,8 @@ impl Nodes {
         let now = self.clock.load(Acquire);
         let before = ((now - 1) % COUNTS) as usize;
         // First look, then prove: the second reading must be a read-modify-write (see above).
-        let idle = |shard: &Shard| {
-            shard.pinned[before].load(Relaxed) == 0
-                && shard.pinned[before].fetch_add(0, AcqRel) == 0
-        };
+        let idle =
+            |shard: &Shard| shard.pinned[before].load(Relaxed) == 0 && shard.pinned[before].fetch_add(0, AcqRel) == 0;
         if self.shards.iter().all(idle) {
             // Failure: another thread has moved it on.
             let _ = self.clock.compare_exchange(now, now + 1, AcqRel, Relaxed);
@@ -214,10 +209,7 @@ impl Nodes {
         let mut head = shard.free.load(Acquire);
         while head != NIL {
             let next = self.next(head);
-            match shard
-                .free
-                .compare_exchange_weak(head, next, AcqRel, Acquire)
-            {
+            match shard.free.compare_exchange_weak(head, next, AcqRel, Acquire) {
                 Ok(_) => return Some(word::payload(head)),
                 Err(now) => head = now,
             }
@@ -252,12 +244,7 @@ impl Nodes {
             }
             let rest = self.next(first);
             // Mostly the free list is empty: that is why we are here.
-            if rest != NIL
-                && shard
-                    .free
-                    .compare_exchange(NIL, rest, AcqRel, Relaxed)
-                    .is_err()
-            {
+            if rest != NIL && shard.free.compare_exchange(NIL, rest, AcqRel, Relaxed).is_err() {
                 let mut end = rest;
                 loop {
                     let next = self.next(end);
@@ -266,11 +253,7 @@ impl Nodes {
                     }
                     end = next;
                 }
-                self.push(
-                    &shard.free,
-                    rest,
-                    (word::payload(end), word::list_side(end)),
-                );
+                self.push(&shard.free, rest, (word::payload(end), word::list_side(end)));
             }
             return Some(word::payload(first));
         }
@@ -280,10 +263,7 @@ impl Nodes {
     /// Takes a block of nodes from the slab and puts it into the shard's free list.
     fn add_block(&self, shard: &Shard) {
         let start = self.fresh.fetch_add(BLOCK, Relaxed);
-        assert!(
-            start + BLOCK <= MAX_PAYLOAD,
-            "a tree holds at most 2^40 keys"
-        );
+        assert!(start + BLOCK <= MAX_PAYLOAD, "a tree holds at most 2^40 keys");
         self.slab.ensure(start);
         let last = start + BLOCK - 1;
         for index in start..last {
@@ -294,8 +274,7 @@ impl Nodes {
 
     /// Keys in the tree.
     pub(crate) fn keys(&self) -> u64 {
-        let sum =
-            |f: fn(&Shard) -> &Counter| self.shards.iter().map(|s| f(s).load(Relaxed)).sum::<u64>();
+        let sum = |f: fn(&Shard) -> &Counter| self.shards.iter().map(|s| f(s).load(Relaxed)).sum::<u64>();
         // Removals first, and not below zero: the counters move while we add them up.
         let removed = sum(|s| &s.removed);
         sum(|s| &s.added).saturating_sub(removed)
@@ -308,18 +287,12 @@ impl Nodes {
             for head in shard.limbo.iter().chain([&shard.free]) {
                 let mut link = head.load(Acquire);
                 while link != NIL {
-                    assert!(
-                        live.insert(word::payload(link)),
-                        "live or listed twice: {link:#x}"
-                    );
+                    assert!(live.insert(word::payload(link)), "live or listed twice: {link:#x}");
                     link = self.next(link);
                 }
             }
         }
-        assert!(
-            live.iter().all(|&index| index >= BLOCK),
-            "a node that was never handed out"
-        );
+        assert!(live.iter().all(|&index| index >= BLOCK), "a node that was never handed out");
         assert_eq!(live.len() as u64, self.touched(), "nodes are lost");
     }
 
@@ -378,11 +351,7 @@ mod tests {
             assert_eq!(nodes.ticks(), ticks);
         }
         let pin = nodes.pin_on(0);
-        assert_eq!(
-            nodes.harvest(&nodes.shards[1], &pin),
-            Some(index),
-            "three ticks later"
-        );
+        assert_eq!(nodes.harvest(&nodes.shards[1], &pin), Some(index), "three ticks later");
     }
 }
 
@@ -437,10 +406,7 @@ mod tests {
             drop(pin);
             reader.join().unwrap();
         });
-        assert!(
-            REUSED.any() && SEEN.any(),
-            "the model never came to the point"
-        );
+        assert!(REUSED.any() && SEEN.any(), "the model never came to the point");
     }
 
     /// No node is handed out twice, though lists are popped, pushed and harvested at the same time.
@@ -458,15 +424,11 @@ mod tests {
                 }
             }
             (0..2).for_each(|_| nodes.tick());
-            let work = |nodes: &Nodes, owned: &[Counter; 8]| {
-                for round in 0..2 {
+            let work = |nodes: &Nodes, owned: &[Counter; 8], rounds: usize| {
+                for round in 0..rounds {
                     let pin = nodes.pin();
                     let index = nodes.allocate(&pin);
-                    assert_eq!(
-                        owned[index as usize].fetch_add(1, Relaxed),
-                        0,
-                        "node {index} has two owners"
-                    );
+                    assert_eq!(owned[index as usize].fetch_add(1, Relaxed), 0, "node {index} has two owners");
                     nodes.slab.get(index).0[round].store(0, Relaxed);
                     owned[index as usize].fetch_sub(1, Relaxed);
                     nodes.retire(&pin, index, round);
@@ -474,9 +436,9 @@ mod tests {
             };
             let other = {
                 let (nodes, owned) = (nodes.clone(), owned.clone());
-                thread::spawn(move || work(&nodes, &owned))
+                thread::spawn(move || work(&nodes, &owned, 1))
             };
-            work(&nodes, &owned);
+            work(&nodes, &owned, 2);
             other.join().unwrap();
         });
     }

@@ -19,11 +19,7 @@ const _: () = assert!(size_of::<Node>() == 16 && align_of::<Node>() == 16);
 /// log₂ of the number of nodes in the first bucket.
 const FIRST_BITS: u32 = if cfg!(loom) { 1 } else { 12 };
 /// Buckets for every index that a link can hold (a few under loom, which pays for each atomic).
-const BUCKETS: usize = if cfg!(loom) {
-    4
-} else {
-    (MAX_PAYLOAD.ilog2() + 1 - FIRST_BITS + 1) as usize
-};
+const BUCKETS: usize = if cfg!(loom) { 4 } else { (MAX_PAYLOAD.ilog2() + 1 - FIRST_BITS + 1) as usize };
 
 /// The buckets.
 pub(crate) struct Slab {
@@ -32,9 +28,7 @@ pub(crate) struct Slab {
 
 impl Slab {
     pub(crate) fn new() -> Self {
-        Slab {
-            buckets: std::array::from_fn(|_| AtomicPtr::new(ptr::null_mut())),
-        }
+        Slab { buckets: std::array::from_fn(|_| AtomicPtr::new(ptr::null_mut())) }
     }
 
     /// Bucket and offset of a node. Bucket `b` holds 2^(FIRST_BITS + b) nodes.
@@ -70,10 +64,7 @@ impl Slab {
             return;
         }
         let fresh = memory::allocate(Self::bucket_len(bucket));
-        if slot
-            .compare_exchange(ptr::null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire)
-            .is_err()
-        {
+        if slot.compare_exchange(ptr::null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire).is_err() {
             // SAFETY: `fresh` comes from `allocate` with this length and nobody else has seen it.
             unsafe { memory::free(fresh, Self::bucket_len(bucket)) };
         }
@@ -82,10 +73,7 @@ impl Slab {
     /// Bytes allocated for nodes.
     pub(crate) fn bytes_reserved(&self) -> u64 {
         let made = |b: &usize| !self.buckets[*b].load(Ordering::Relaxed).is_null();
-        (0..BUCKETS)
-            .filter(made)
-            .map(|b| (Self::bucket_len(b) * size_of::<Node>()) as u64)
-            .sum()
+        (0..BUCKETS).filter(made).map(|b| (Self::bucket_len(b) * size_of::<Node>()) as u64).sum()
     }
 }
 
@@ -141,9 +129,7 @@ mod memory {
     use super::{AtomicU64, Node};
 
     pub(super) fn allocate(len: usize) -> *mut Node {
-        let nodes: Box<[Node]> = (0..len)
-            .map(|_| Node([AtomicU64::new(0), AtomicU64::new(0)]))
-            .collect();
+        let nodes: Box<[Node]> = (0..len).map(|_| Node([AtomicU64::new(0), AtomicU64::new(0)])).collect();
         Box::into_raw(nodes).cast()
     }
 

@@ -48,12 +48,7 @@ enum Comparison {
 impl<K: KeySource> SdTree<K> {
     /// An empty tree over the keys in `keys`.
     pub fn new(keys: K) -> Self {
-        SdTree {
-            source: keys,
-            seed: random_seed(),
-            root: AtomicU64::new(EMPTY),
-            nodes: Nodes::new(),
-        }
+        SdTree { source: keys, seed: random_seed(), root: AtomicU64::new(EMPTY), nodes: Nodes::new() }
     }
 
     /// The key source.
@@ -74,9 +69,7 @@ impl<K: KeySource> SdTree<K> {
             return None;
         }
         let handle = Handle(payload(link));
-        self.source
-            .with_key(handle, |stored| stored == Some(key))
-            .then_some(handle)
+        self.source.with_key(handle, |stored| stored == Some(key)).then_some(handle)
     }
 
     /// Stores `handle` under `key`, unless the key is there already.
@@ -84,11 +77,7 @@ impl<K: KeySource> SdTree<K> {
     /// # Panics
     /// If `key` is longer than [`MAX_KEY_LEN`] or `handle` greater than [`Handle::MAX`].
     pub fn insert(&self, key: &[u8], handle: Handle) -> Insert {
-        assert!(
-            key.len() <= MAX_KEY_LEN,
-            "a key of {} bytes; the limit is {MAX_KEY_LEN}",
-            key.len()
-        );
+        assert!(key.len() <= MAX_KEY_LEN, "a key of {} bytes; the limit is {MAX_KEY_LEN}", key.len());
         assert!(handle <= Handle::MAX, "{handle:?} does not fit 40 bits");
         let pin = self.nodes.pin();
         let leaf = self.leaf(key, handle.0);
@@ -98,11 +87,7 @@ impl<K: KeySource> SdTree<K> {
             self.seek(&pin, key, &mut path);
             let end = path[path.len() - 1];
             if end.word == EMPTY {
-                if end
-                    .slot
-                    .compare_exchange(EMPTY, leaf, Release, Relaxed)
-                    .is_ok()
-                {
+                if end.slot.compare_exchange(EMPTY, leaf, Release, Relaxed).is_ok() {
                     break Insert::Inserted;
                 }
                 continue;
@@ -122,19 +107,14 @@ impl<K: KeySource> SdTree<K> {
                 }
             };
             // Above the first node that branches later; `compare` saw to it that none branches at `place` itself.
-            let at = path
-                [path.partition_point(|step| is_inner(step.word) && position(step.word) < place)];
+            let at = path[path.partition_point(|step| is_inner(step.word) && position(step.word) < place)];
             let index = spare.take().unwrap_or_else(|| self.nodes.allocate(&pin));
             let link = word::inner(index, place);
             let side = bit(key, place);
             let node = self.nodes.get(link);
             node.0[side].store(leaf, Relaxed);
             node.0[side ^ 1].store(at.word, Relaxed);
-            if at
-                .slot
-                .compare_exchange(at.word, link, Release, Relaxed)
-                .is_ok()
-            {
+            if at.slot.compare_exchange(at.word, link, Release, Relaxed).is_ok() {
                 break Insert::Inserted;
             }
             spare = Some(index);
@@ -212,17 +192,11 @@ impl<K: KeySource> SdTree<K> {
     fn seek<'a>(&'a self, pin: &Pin<'_>, key: &[u8], path: &mut Path<'a>) {
         'again: loop {
             path.clear();
-            let mut step = Step {
-                slot: &self.root,
-                word: self.root.load(Acquire),
-            };
+            let mut step = Step { slot: &self.root, word: self.root.load(Acquire) };
             while is_inner(step.word) {
                 let side = bit(key, position(step.word));
                 let slot = &self.nodes.get(step.word).0[side];
-                let next = Step {
-                    slot,
-                    word: slot.load(Acquire),
-                };
+                let next = Step { slot, word: slot.load(Acquire) };
                 if next.word & TAG != 0 {
                     self.unlink(pin, step, side ^ 1);
                     continue 'again;
@@ -245,14 +219,10 @@ impl<K: KeySource> SdTree<K> {
             // The key that was inserted here has this fingerprint, and the bits of `key` wherever the path branches.
             let fits = place.is_none_or(|place| {
                 let branches = path.iter().rev().skip(1).map(|step| position(step.word));
-                branches
-                    .take_while(|&branch| branch >= place)
-                    .all(|branch| bit(key, branch) == bit(stored, branch))
+                branches.take_while(|&branch| branch >= place).all(|branch| bit(key, branch) == bit(stored, branch))
             });
             match place {
-                _ if !fits || !word::same_fingerprint(link, self.leaf(stored, 0)) => {
-                    Comparison::Stale
-                }
+                _ if !fits || !word::same_fingerprint(link, self.leaf(stored, 0)) => Comparison::Stale,
                 Some(place) => Comparison::Differ(place),
                 None => Comparison::Same,
             }
@@ -276,11 +246,7 @@ impl<K: KeySource> SdTree<K> {
             } else {
                 // The last key needs no mark: nothing is to be unlinked.
                 let to = if path.len() == 1 { EMPTY } else { leaf | FLAG };
-                if end
-                    .slot
-                    .compare_exchange(leaf, to, AcqRel, Relaxed)
-                    .is_err()
-                {
+                if end.slot.compare_exchange(leaf, to, AcqRel, Relaxed).is_err() {
                     continue;
                 }
                 self.nodes.count_removed(pin);
@@ -298,10 +264,7 @@ impl<K: KeySource> SdTree<K> {
             return self.unlink(pin, parent, bit(key, position(parent.word)));
         }
         let flagged = path[0].word;
-        path[0]
-            .slot
-            .compare_exchange(flagged, EMPTY, AcqRel, Relaxed)
-            .is_ok()
+        path[0].slot.compare_exchange(flagged, EMPTY, AcqRel, Relaxed).is_ok()
     }
 
     /// Puts the sibling of a node's flagged leaf, on side `dead`, in the place of the node.
@@ -310,10 +273,7 @@ impl<K: KeySource> SdTree<K> {
         let node = self.nodes.get(step.word);
         debug_assert!(node.0[dead].load(Acquire) & (FLAG | LEAF) == FLAG | LEAF);
         let sibling = node.0[dead ^ 1].fetch_or(TAG, AcqRel) & !TAG; // its flag, if it has one, goes along
-        let done = step
-            .slot
-            .compare_exchange(step.word, sibling, AcqRel, Relaxed)
-            .is_ok();
+        let done = step.slot.compare_exchange(step.word, sibling, AcqRel, Relaxed).is_ok();
         if done {
             self.nodes.retire(pin, payload(step.word), dead);
         }
@@ -330,11 +290,7 @@ impl<K: KeySource> SdTree<K> {
         if root != EMPTY {
             self.check_below(root, &mut Vec::new(), &mut nodes);
         }
-        let keys = if root == EMPTY {
-            0
-        } else {
-            nodes.len() as u64 + 1
-        };
+        let keys = if root == EMPTY { 0 } else { nodes.len() as u64 + 1 };
         assert_eq!(keys, self.len());
         self.nodes.check(nodes);
         keys
@@ -349,27 +305,15 @@ impl<K: KeySource> SdTree<K> {
     ) -> Vec<u8> {
         assert_eq!(link & TAG, 0, "a mark is left");
         if !is_inner(link) {
-            let key = self
-                .source
-                .with_key(Handle(payload(link)), |key| key.map(<[u8]>::to_vec));
+            let key = self.source.with_key(Handle(payload(link)), |key| key.map(<[u8]>::to_vec));
             let key = key.expect("its key is there");
-            assert_eq!(
-                link,
-                self.leaf(&key, payload(link)),
-                "a mark is left, or another key"
-            );
-            assert!(
-                path.iter().all(|&(at, side)| bit(&key, at) == side),
-                "in the wrong place"
-            );
+            assert_eq!(link, self.leaf(&key, payload(link)), "a mark is left, or another key");
+            assert!(path.iter().all(|&(at, side)| bit(&key, at) == side), "in the wrong place");
             return key;
         }
         assert!(nodes.insert(payload(link)), "linked twice");
         let at = position(link);
-        assert!(
-            path.last().is_none_or(|&(above, _)| above < at),
-            "positions grow"
-        );
+        assert!(path.last().is_none_or(|&(above, _)| above < at), "positions grow");
         let [left, right] = [0, 1].map(|side| {
             path.push((at, side));
             let key = self.check_below(self.nodes.get(link).0[side].load(Acquire), path, nodes);

@@ -89,10 +89,7 @@ mod tests {
     fn fields_do_not_touch() {
         let node = inner(MAX_PAYLOAD, u16::MAX);
         assert!(is_inner(node) && !is_inner(EMPTY));
-        assert_eq!(
-            (payload(node), position(node), node & (FLAG | TAG)),
-            (MAX_PAYLOAD, u16::MAX, 0)
-        );
+        assert_eq!((payload(node), position(node), node & (FLAG | TAG)), (MAX_PAYLOAD, u16::MAX, 0));
         let key = leaf(MAX_PAYLOAD, u64::MAX);
         assert!(!is_inner(key));
         assert_eq!((payload(key), key & (FLAG | TAG)), (MAX_PAYLOAD, 0));
@@ -100,9 +97,6 @@ mod tests {
         assert!(!same_fingerprint(key, leaf(MAX_PAYLOAD, 1 << 20)));
         assert_ne!(leaf(0, 0), EMPTY);
         let link = list(7, 1);
-        assert_eq!(
-            (payload(link), list_side(link), link & (FLAG | LEAF | TAG)),
-            (7, 1, FLAG | LEAF)
-        );
+        assert_eq!((payload(link), list_side(link), link & (FLAG | LEAF | TAG)), (7, 1, FLAG | LEAF));
     }
 }

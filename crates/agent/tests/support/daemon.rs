@@ -25,14 +25,14 @@ impl Program {
     }
 
     /// The same with something in its environment.
-    pub fn start_with(socket: &std::path::Path, variable: Option<(&str, &str)>) -> Program {
+    pub fn start_with<'a>(socket: &std::path::Path, variables: impl IntoIterator<Item = (&'a str, &'a str)>) -> Program {
         let executable = std::env::current_exe().unwrap();
         let library = executable.with_file_name("libpageone_agent.so");
         assert!(library.exists(), "{} was not built", library.display());
         let mut command = Command::new(executable);
         command.args(["--exact", "client", "--nocapture", "--test-threads=1"]);
         command.env(ROLE, "1").env(wire::ENV_SOCKET, socket).env("LD_PRELOAD", library);
-        command.envs(variable);
+        command.envs(variables);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (commands, answers) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
         Program { child, commands, answers }

@@ -67,9 +67,7 @@ fn found(tree: &Tree, key: usize) -> bool {
 /// Two threads on a tree of the keys in `first`; then `last`, at rest. Returns nothing: asserts.
 fn two(first: &'static [usize], one: fn(&Tree), other: fn(&Tree), last: fn(&Tree)) {
     model(3, move || {
-        let tree = Arc::new(SdTree::new(Table(
-            KEYS.iter().map(|key| key.to_vec()).collect(),
-        )));
+        let tree = Arc::new(SdTree::new(Table(KEYS.iter().map(|key| key.to_vec()).collect())));
         for &key in first {
             assert_eq!(insert(&tree, key), Insert::Inserted);
         }
@@ -93,32 +91,17 @@ fn holds(tree: &Tree, there: &[usize], gone: &[usize]) {
 
 #[test]
 fn insert_insert_into_nothing() {
-    two(
-        &[],
-        |t| _ = insert(t, A),
-        |t| _ = insert(t, B),
-        |t| holds(t, &[A, B], &[]),
-    );
+    two(&[], |t| _ = insert(t, A), |t| _ = insert(t, B), |t| holds(t, &[A, B], &[]));
 }
 
 #[test]
 fn insert_insert_at_one_link() {
-    two(
-        &[A],
-        |t| _ = insert(t, B),
-        |t| _ = insert(t, D),
-        |t| holds(t, &[A, B, D], &[]),
-    );
+    two(&[A], |t| _ = insert(t, B), |t| _ = insert(t, D), |t| holds(t, &[A, B, D], &[]));
 }
 
 #[test]
 fn insert_insert_one_above_the_other() {
-    two(
-        &[A, B],
-        |t| _ = insert(t, C),
-        |t| _ = insert(t, D),
-        |t| holds(t, &[A, B, C, D], &[]),
-    );
+    two(&[A, B], |t| _ = insert(t, C), |t| _ = insert(t, D), |t| holds(t, &[A, B, C, D], &[]));
 }
 
 #[test]
@@ -131,12 +114,7 @@ fn insert_insert_same_key() {
             Insert::Exists(handle) => assert_eq!(handle, Handle(other as u64)),
         }
     }
-    two(
-        &[C],
-        |t| put(t, A, A2, &FIRST),
-        |t| put(t, A2, A, &SECOND),
-        |t| assert_eq!(t.len(), 2),
-    );
+    two(&[C], |t| put(t, A, A2, &FIRST), |t| put(t, A2, A, &SECOND), |t| assert_eq!(t.len(), 2));
     assert!(FIRST.any() && SECOND.any());
 }
 
@@ -144,24 +122,14 @@ fn insert_insert_same_key() {
 fn insert_beside_remove() {
     // The removal of `a` tags the link at which `d` goes in.
     let last: fn(&Tree) = |t| holds(t, &[B, D], &[A]);
-    two(
-        &[A, B],
-        |t| assert!(remove(t, A)),
-        |t| assert_eq!(insert(t, D), Insert::Inserted),
-        last,
-    );
+    two(&[A, B], |t| assert!(remove(t, A)), |t| assert_eq!(insert(t, D), Insert::Inserted), last);
 }
 
 /// The insertion may come to where `a` was when its node is already unlinked and in a list.
 #[test]
 fn insert_in_place_of_remove() {
     let last: fn(&Tree) = |t| holds(t, &[B, E], &[A]);
-    two(
-        &[A, B],
-        |t| assert!(remove(t, A)),
-        |t| assert_eq!(insert(t, E), Insert::Inserted),
-        last,
-    );
+    two(&[A, B], |t| assert!(remove(t, A)), |t| assert_eq!(insert(t, E), Insert::Inserted), last);
 }
 
 /// The same key and handle goes and comes back: the removal must not take it twice.
@@ -184,23 +152,13 @@ fn insert_again_beside_remove() {
 #[test]
 fn insert_above_remove() {
     let last: fn(&Tree) = |t| holds(t, &[B, C], &[A]);
-    two(
-        &[A, B],
-        |t| assert!(remove(t, A)),
-        |t| assert_eq!(insert(t, C), Insert::Inserted),
-        last,
-    );
+    two(&[A, B], |t| assert!(remove(t, A)), |t| assert_eq!(insert(t, C), Insert::Inserted), last);
 }
 
 #[test]
 fn insert_where_the_last_key_goes() {
     let last: fn(&Tree) = |t| holds(t, &[B], &[A]);
-    two(
-        &[A],
-        |t| assert!(remove(t, A)),
-        |t| assert_eq!(insert(t, B), Insert::Inserted),
-        last,
-    );
+    two(&[A], |t| assert!(remove(t, A)), |t| assert_eq!(insert(t, B), Insert::Inserted), last);
 }
 
 #[test]
@@ -212,22 +170,12 @@ fn insert_of_the_key_that_goes() {
             Insert::Exists(handle) => assert_eq!(handle, Handle(A as u64)),
         }
     }
-    two(
-        &[A, B],
-        |t| assert!(remove(t, A)),
-        put,
-        |t| assert!(found(t, B)),
-    );
+    two(&[A, B], |t| assert!(remove(t, A)), put, |t| assert!(found(t, B)));
 }
 
 #[test]
 fn remove_remove_siblings() {
-    two(
-        &[A, B, C],
-        |t| assert!(remove(t, A)),
-        |t| assert!(remove(t, B)),
-        |t| holds(t, &[C], &[A, B]),
-    );
+    two(&[A, B, C], |t| assert!(remove(t, A)), |t| assert!(remove(t, B)), |t| holds(t, &[C], &[A, B]));
 }
 
 #[test]
@@ -236,22 +184,12 @@ fn remove_remove_to_nothing() {
         holds(t, &[], &[A, B]);
         assert!(t.is_empty());
     };
-    two(
-        &[A, B],
-        |t| assert!(remove(t, A)),
-        |t| assert!(remove(t, B)),
-        last,
-    );
+    two(&[A, B], |t| assert!(remove(t, A)), |t| assert!(remove(t, B)), last);
 }
 
 #[test]
 fn remove_remove_of_neighbouring_nodes() {
-    two(
-        &[A, B, C],
-        |t| assert!(remove(t, C)),
-        |t| assert!(remove(t, B)),
-        |t| holds(t, &[A], &[B, C]),
-    );
+    two(&[A, B, C], |t| assert!(remove(t, C)), |t| assert!(remove(t, B)), |t| holds(t, &[A], &[B, C]));
 }
 
 #[test]
@@ -287,12 +225,7 @@ fn query_beside_remove() {
         }
         assert!(first || !found(tree, A), "gone is gone");
     }
-    two(
-        &[A, B, C],
-        |t| assert!(remove(t, A)),
-        look,
-        |t| holds(t, &[B, C], &[A]),
-    );
+    two(&[A, B, C], |t| assert!(remove(t, A)), look, |t| holds(t, &[B, C], &[A]));
     assert!(YES.any() && NO.any());
 }
 
@@ -302,12 +235,7 @@ fn query_beside_insert() {
         assert!(found(tree, A) && found(tree, B));
         assert!(!found(tree, D) || found(tree, D), "there is there");
     }
-    two(
-        &[A, B],
-        |t| _ = insert(t, D),
-        look,
-        |t| holds(t, &[A, B, D], &[]),
-    );
+    two(&[A, B], |t| _ = insert(t, D), look, |t| holds(t, &[A, B, D], &[]));
 }
 
 /// Nodes come and go under a query until they are used again, in another place.
@@ -324,12 +252,7 @@ fn query_beside_reuse() {
             REUSED.more();
         }
     }
-    two(
-        &[A, B, C],
-        change,
-        |t| assert!(found(t, B)),
-        |t| holds(t, &[B, C, D], &[A]),
-    );
+    two(&[A, B, C], change, |t| assert!(found(t, B)), |t| holds(t, &[B, C, D], &[A]));
     assert!(REUSED.any());
 }
 
@@ -342,12 +265,7 @@ fn remove_beside_reuse() {
             assert!(remove(tree, D));
         }
     }
-    two(
-        &[A, B, C],
-        change,
-        |t| assert!(remove(t, A)),
-        |t| holds(t, &[B, C], &[A, D]),
-    );
+    two(&[A, B, C], change, |t| assert!(remove(t, A)), |t| holds(t, &[B, C], &[A, D]));
 }
 
 #[test]
@@ -368,9 +286,7 @@ fn walk_beside_changes() {
 #[test]
 fn three_threads() {
     model(2, || {
-        let tree = Arc::new(SdTree::new(Table(
-            KEYS.iter().map(|key| key.to_vec()).collect(),
-        )));
+        let tree = Arc::new(SdTree::new(Table(KEYS.iter().map(|key| key.to_vec()).collect())));
         for key in [A, B, C] {
             insert(&tree, key);
         }
@@ -382,9 +298,7 @@ fn three_threads() {
             })
             .collect();
         assert!(found(&tree, C));
-        threads
-            .into_iter()
-            .for_each(|thread| thread.join().unwrap());
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
         holds(&tree, &[C], &[A, B]);
         tree.check();
     });

@@ -49,10 +49,7 @@ fn churn_is_bounded() {
         assert!(tree.remove(&key, Handle(i)));
     }
     let after = tree.stats();
-    assert!(
-        after.bytes <= before.bytes + 1000 * 16,
-        "{before:?} {after:?}"
-    );
+    assert!(after.bytes <= before.bytes + 1000 * 16, "{before:?} {after:?}");
     assert!(after.ticks > 1000, "{after:?}");
     assert_eq!(tree.check(), stay);
 }

@@ -32,14 +32,7 @@ fn key() -> impl Strategy<Value = Vec<u8>> {
         key
     });
     let dense = proptest::collection::vec(0..2u8, 0..7);
-    prop_oneof![
-        zeros,
-        one_bit,
-        last_byte,
-        page,
-        dense,
-        proptest::collection::vec(any::<u8>(), 0..20)
-    ]
+    prop_oneof![zeros, one_bit, last_byte, page, dense, proptest::collection::vec(any::<u8>(), 0..20)]
 }
 
 fn op() -> impl Strategy<Value = Op> {

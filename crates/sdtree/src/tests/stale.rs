@@ -18,12 +18,7 @@ impl Changing {
     }
 
     fn get(&self, handle: Handle) -> Option<Vec<u8>> {
-        self.0
-            .lock()
-            .unwrap()
-            .get(handle.0 as usize)
-            .cloned()
-            .flatten()
+        self.0.lock().unwrap().get(handle.0 as usize).cloned().flatten()
     }
 }
 
@@ -103,9 +98,7 @@ fn the_only_key_is_stale() {
 /// A source that has lost everything: every insertion ends, and the tree heals.
 #[test]
 fn all_keys_are_gone() {
-    let keys: Vec<[u8; 8]> = (0..1000u64)
-        .map(|i| Random(i).next().to_be_bytes())
-        .collect();
+    let keys: Vec<[u8; 8]> = (0..1000u64).map(|i| Random(i).next().to_be_bytes()).collect();
     let tree = tree_of(&keys.iter().map(|key| &key[..]).collect::<Vec<_>>());
     (0..1000).for_each(|i| tree.keys().set(i, None));
     for (i, key) in keys.iter().enumerate() {
@@ -123,12 +116,7 @@ fn steady_keys_are_always_found() {
     // Short keys over few values: the prefixes of steady and of changing keys are thoroughly mixed.
     let mut draw = move || -> (u64, Vec<u8>) {
         let len = 1 + random.below(4);
-        (
-            random.next(),
-            (0..len)
-                .map(|_| [0, 1, 0x80, 0xff][random.below(4)])
-                .collect(),
-        )
+        (random.next(), (0..len).map(|_| [0, 1, 0x80, 0xff][random.below(4)]).collect())
     };
     for _ in 0..300 {
         let tree = SdTree::new(Changing::default());
@@ -176,11 +164,7 @@ fn steady_keys_are_always_found() {
 #[test]
 fn everything_changes_all_the_time() {
     let tree = SdTree::new(Changing::default());
-    let rounds = if cfg!(debug_assertions) {
-        3_000
-    } else {
-        20_000
-    };
+    let rounds = if cfg!(debug_assertions) { 3_000 } else { 20_000 };
     thread::scope(|scope| {
         for seed in 0..3 {
             let tree = &tree;

@@ -12,11 +12,7 @@ use std::thread;
 const THREADS: usize = 4;
 
 fn rounds() -> usize {
-    if cfg!(debug_assertions) {
-        40_000
-    } else {
-        200_000
-    }
+    if cfg!(debug_assertions) { 40_000 } else { 200_000 }
 }
 
 /// Few distinct bytes and mixed lengths, so that neighbours in the tree belong to different threads.
@@ -25,11 +21,7 @@ fn keys(count: usize) -> Vec<Vec<u8>> {
     let mut keys = std::collections::BTreeSet::new();
     while keys.len() < count {
         let len = 1 + random.below(5);
-        keys.insert(
-            (0..len)
-                .map(|_| [0u8, 1, 3, 0x80][random.below(4)])
-                .collect::<Vec<u8>>(),
-        );
+        keys.insert((0..len).map(|_| [0u8, 1, 3, 0x80][random.below(4)]).collect::<Vec<u8>>());
     }
     keys.into_iter().collect()
 }
@@ -59,11 +51,7 @@ fn own_keys() {
                         let there = mine.entry(i).or_insert(false);
                         match random.below(3) {
                             0 => {
-                                let expected = if *there {
-                                    Insert::Exists(handle)
-                                } else {
-                                    Insert::Inserted
-                                };
+                                let expected = if *there { Insert::Exists(handle) } else { Insert::Inserted };
                                 assert_eq!(tree.insert(key, handle), expected);
                                 *there = true;
                             }
@@ -74,17 +62,11 @@ fn own_keys() {
                             _ => assert_eq!(tree.query(key), there.then_some(handle)),
                         }
                     }
-                    mine.into_iter()
-                        .filter(|&(_, there)| there)
-                        .map(|(i, _)| i)
-                        .collect()
+                    mine.into_iter().filter(|&(_, there)| there).map(|(i, _)| i).collect()
                 })
             })
             .collect();
-        threads
-            .into_iter()
-            .map(|thread| thread.join().unwrap())
-            .collect()
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     let mut left: Vec<usize> = left.concat();
     left.sort_unstable();
@@ -185,11 +167,7 @@ impl KeySource for Plain {
 #[test]
 fn keys_are_published() {
     let each = rounds() / 4;
-    let tree = SdTree::new(Plain(
-        (0..THREADS * each)
-            .map(|_| UnsafeCell::new([0; 8]))
-            .collect(),
-    ));
+    let tree = SdTree::new(Plain((0..THREADS * each).map(|_| UnsafeCell::new([0; 8])).collect()));
     let start = Barrier::new(THREADS);
     let inserted: usize = thread::scope(|scope| {
         let threads: Vec<_> = (0..THREADS)
@@ -205,22 +183,14 @@ fn keys_are_published() {
                         let handle = me * each + i;
                         // SAFETY: this thread alone writes this cell, once, before anybody has the handle.
                         unsafe { *tree.keys().0[handle].get() = key };
-                        inserted += usize::from(
-                            tree.insert(&key, Handle(handle as u64)) == Insert::Inserted,
-                        );
-                        assert!(
-                            tree.query(&key).is_some(),
-                            "this thread or another has inserted it"
-                        );
+                        inserted += usize::from(tree.insert(&key, Handle(handle as u64)) == Insert::Inserted);
+                        assert!(tree.query(&key).is_some(), "this thread or another has inserted it");
                     }
                     inserted
                 })
             })
             .collect();
-        threads
-            .into_iter()
-            .map(|thread| thread.join().unwrap())
-            .sum()
+        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
     });
     assert_eq!(tree.check(), inserted as u64);
 }

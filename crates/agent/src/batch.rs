@@ -178,7 +178,8 @@ mod tests {
 
     #[test]
     fn windows_are_bounded_and_leave_nothing_out() {
-        let runs = vec![run(0, 10, 5), run(12, 1, 40), run(30, 100, 100), Run { page: 131, len: 3, target: Target::Zero }];
+        let runs =
+            vec![run(0, 10, 5), run(12, 1, 40), run(30, 100, 100), Run { page: 131, len: 3, target: Target::Zero }];
         let mut pending = VecDeque::from(runs.clone());
         let mut seen = Vec::new();
         let mut windows = 0;

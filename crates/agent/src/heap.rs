@@ -138,7 +138,9 @@ mod tests {
     fn pieces_are_aligned_disjoint_and_used_again() {
         let heap = Heap::new();
         let mut pieces = Vec::new();
-        for (size, align) in [(1, 1), (16, 16), (24, 8), (4096, 4096), (65536, 65536), (65537, 8), (300_000, 4096), (40, 64)] {
+        for (size, align) in
+            [(1, 1), (16, 16), (24, 8), (4096, 4096), (65536, 65536), (65537, 8), (300_000, 4096), (40, 64)]
+        {
             for _ in 0..40 {
                 let layout = Layout::from_size_align(size, align).unwrap();
                 // SAFETY: the layout is not empty; the piece is written within its size.
@@ -153,7 +155,7 @@ mod tests {
         }
         pieces.sort_by_key(|&(start, ..)| start);
         assert!(pieces.windows(2).all(|w| w[0].0 + w[0].1 <= w[1].0), "pieces overlap");
-        let first = pieces[0];
+        let first = pieces.into_iter().find(|&(_, size, _)| size == 24).unwrap();
         // SAFETY: allocated above with the same layout.
         unsafe { heap.dealloc(first.0 as *mut u8, first.2) };
         // SAFETY: as above.

@@ -27,7 +27,14 @@ fn answer(before: c_int, answer: Answer) -> isize {
 
 /// mmap(2).
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mmap(start: *mut c_void, len: usize, prot: c_int, flags: c_int, fd: c_int, offset: i64) -> *mut c_void {
+pub unsafe extern "C" fn mmap(
+    start: *mut c_void,
+    len: usize,
+    prot: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: i64,
+) -> *mut c_void {
     let errno = raw::errno();
     let replaces = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) == libc::MAP_FIXED;
     // SAFETY: the caller's.
@@ -43,7 +50,14 @@ pub unsafe extern "C" fn mmap(start: *mut c_void, len: usize, prot: c_int, flags
 
 /// mmap(2), by its other name.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mmap64(start: *mut c_void, len: usize, prot: c_int, flags: c_int, fd: c_int, offset: i64) -> *mut c_void {
+pub unsafe extern "C" fn mmap64(
+    start: *mut c_void,
+    len: usize,
+    prot: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: i64,
+) -> *mut c_void {
     // SAFETY: the caller's.
     unsafe { mmap(start, len, prot, flags, fd, offset) }
 }
@@ -54,14 +68,24 @@ pub unsafe extern "C" fn munmap(start: *mut c_void, len: usize) -> c_int {
     let errno = raw::errno();
     // SAFETY: the caller's.
     let result = unsafe {
-        if WATCH.overlaps(start as usize, len) { guard::munmap(start as usize, len) } else { raw::munmap(start as usize, len) }
+        if WATCH.overlaps(start as usize, len) {
+            guard::munmap(start as usize, len)
+        } else {
+            raw::munmap(start as usize, len)
+        }
     };
     answer(errno, result) as c_int
 }
 
 /// mremap(2). Its last parameter is variadic in C; on the supported machines it arrives where a fixed one would.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mremap(old: *mut c_void, old_len: usize, new_len: usize, flags: c_int, new: *mut c_void) -> *mut c_void {
+pub unsafe extern "C" fn mremap(
+    old: *mut c_void,
+    old_len: usize,
+    new_len: usize,
+    flags: c_int,
+    new: *mut c_void,
+) -> *mut c_void {
     let errno = raw::errno();
     // The caller passes it only with these.
     let has_new = flags & (libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP) != 0;

@@ -201,7 +201,9 @@ fn handle(message: ToAgent, mut fds: Vec<OwnedFd>, merger: &mut Merger, welcomed
         (ToAgent::Refused { reason }, _) => return Err(End::Refused(reason)),
         (ToAgent::Welcome { version }, _) if version != wire::VERSION => {
             let ours = wire::VERSION;
-            return Err(End::Refused(format!("the daemon speaks version {version} of the protocol, this library {ours}")));
+            return Err(End::Refused(format!(
+                "the daemon speaks version {version} of the protocol, this library {ours}"
+            )));
         }
         (ToAgent::Welcome { .. }, Some(fd)) if !*welcomed => {
             STATE.lock().take_control_page(fd)?;

@@ -11,11 +11,11 @@
 #![allow(unsafe_code)] // Compares and replaces the program's memory.
 
 use crate::batch::{Maps, span};
-use crate::{pins, raw};
 use crate::regions::{Pages, Region};
 use crate::sabotage::{self, Sabotage};
 use crate::state::{Segment, State};
 use crate::window;
+use crate::{pins, raw};
 use kmem::{PAGE_SIZE, mm, procfs};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -147,7 +147,8 @@ impl State {
     fn replace(&mut self, index: usize, window: Pages, verdicts: Vec<(Pages, Verdict)>, done: &mut Done) {
         let State { regions, segments, maps, waiting, .. } = self;
         let region = &mut regions[index];
-        let mut equal = verdicts.iter().filter(|(_, verdict)| matches!(verdict, Verdict::Equal(_))).map(|(pages, _)| *pages);
+        let mut equal =
+            verdicts.iter().filter(|(_, verdict)| matches!(verdict, Verdict::Equal(_))).map(|(pages, _)| *pages);
         let hull = equal.next().map(|first| Pages { start: first.start, end: equal.next_back().unwrap_or(first).end });
         let checker = waiting.as_ref().filter(|waiting| waiting.can_check() && !sabotage::is_on(Sabotage::NoPinCheck));
         let held = match (hull, checker) {
@@ -175,7 +176,9 @@ impl State {
                     Some(checker) => {
                         let offset = |page: u32| (page - window.start) as usize * PAGE_SIZE;
                         // SAFETY: the pages equal their target, which is mapped in their place before the window closes.
-                        take_away(region, left, |part| unsafe { checker.take_away(region.bytes(part), offset(part.start)) })
+                        take_away(region, left, |part| unsafe {
+                            checker.take_away(region.bytes(part), offset(part.start))
+                        })
                     }
                     None => left.end,
                 };
@@ -259,11 +262,7 @@ fn compare(region: &Region, segments: &[Segment], run: &Run, verdicts: &mut Vec<
 }
 
 /// Takes pages away as far as they can be checked for pins; returns the first that must stay, or the end.
-fn take_away(
-    region: &Region,
-    pages: Pages,
-    take: impl Fn(Pages) -> (usize, Result<(), rustix::io::Errno>),
-) -> u32 {
+fn take_away(region: &Region, pages: Pages, take: impl Fn(Pages) -> (usize, Result<(), rustix::io::Errno>)) -> u32 {
     let mut left = pages;
     while let Some(part) = region.mapped.next_gap(left) {
         let (taken, result) = take(part);

@@ -40,7 +40,9 @@ pub fn own(page: Range) {
     let mut entry = [0; 8];
     let offset = (page.start / PAGE_SIZE * entry.len()) as u64;
     let file = std::fs::File::open("/proc/self/pagemap");
-    if file.and_then(|file| file.read_exact_at(&mut entry, offset)).is_ok() && u64::from_ne_bytes(entry) & EXCLUSIVE != 0 {
+    if file.and_then(|file| file.read_exact_at(&mut entry, offset)).is_ok()
+        && u64::from_ne_bytes(entry) & EXCLUSIVE != 0
+    {
         // SAFETY: changes no bytes.
         let _ = unsafe { raw::madvise(page.start, page.len, libc::MADV_POPULATE_WRITE) };
     }
@@ -59,7 +61,8 @@ impl Waiting {
         let Ok(uffd) = Uffd::new(features | Features::MOVE) else {
             return Ok(Waiting { uffd: Uffd::new(features)?, scratch: None });
         };
-        let scratch = raw::map_anonymous(MAX_PAGES as usize * PAGE_SIZE).map(|start| Range::new(start, MAX_PAGES as usize * PAGE_SIZE));
+        let scratch = raw::map_anonymous(MAX_PAGES as usize * PAGE_SIZE)
+            .map(|start| Range::new(start, MAX_PAGES as usize * PAGE_SIZE));
         let scratch = scratch.ok().filter(|&range| {
             // SAFETY: neither changes memory.
             unsafe {

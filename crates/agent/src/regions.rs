@@ -249,7 +249,11 @@ mod tests {
         region.drop_pages(Pages::new(90, 10));
         assert_eq!(region.managed(), [Pages::new(0, 10), Pages::new(35, 55)]);
         assert_eq!(region.holes().collect::<Vec<_>>(), [Pages::new(10, 25), Pages::new(90, 10)]);
-        assert!(region.manages(Pages::new(35, 55)) && !region.manages(Pages::new(9, 2)) && !region.manages(Pages::new(5, 40)));
+        assert!(
+            region.manages(Pages::new(35, 55))
+                && !region.manages(Pages::new(9, 2))
+                && !region.manages(Pages::new(5, 40))
+        );
         assert!(!region.mapped.any(Pages::new(10, 25)) && region.mapped.any(Pages::new(9, 2)));
         assert_eq!(region.bytes(Pages::new(35, 1)), Range::new(0x10_0000 + 35 * PAGE_SIZE, PAGE_SIZE));
         let around = Range::new(0x10_0000 + 5 * PAGE_SIZE, 40 * PAGE_SIZE);
@@ -275,7 +279,11 @@ mod tests {
             let pages = Pages::new(start, random(bits - start) + 1);
             let pages = if random(3) == 0 { pages } else { Pages::new(start, pages.len().min(7)) };
             let value = random(2) == 0;
-            if value { bitmap.set(pages) } else { bitmap.clear(pages) }
+            if value {
+                bitmap.set(pages)
+            } else {
+                bitmap.clear(pages)
+            }
             model[pages.start as usize..pages.end as usize].fill(value);
             let start = random(bits);
             let within = Pages::new(start, random(bits - start) + 1);

@@ -1,7 +1,7 @@
 //! Everything the agent knows, behind one lock.
 
-use crate::lock::Lock;
 use crate::batch::Maps;
+use crate::lock::Lock;
 use crate::outbox::Outbox;
 use crate::pins::Waiting;
 use crate::regions::{Pages, Region, Sticky};
@@ -160,6 +160,7 @@ pub static STASHED: AtomicBool = AtomicBool::new(false);
 /// Eventfds, as numbers, so that they can be signalled without the lock and closed in a forked child; -1 without one.
 static WAKE: AtomicI32 = AtomicI32::new(-1);
 static STOP: AtomicI32 = AtomicI32::new(-1);
+static SPARE: AtomicI32 = AtomicI32::new(-1);
 static WOKEN: AtomicBool = AtomicBool::new(false);
 
 /// Sets the eventfds that wake the agent thread and stop the event thread.
@@ -168,9 +169,14 @@ pub fn set_eventfds(wake: RawFd, stop: RawFd) {
     STOP.store(stop, Ordering::Release);
 }
 
+/// Sets the descriptor that the event thread keeps to make room with; -1 for none.
+pub fn set_spare(fd: RawFd) {
+    SPARE.store(fd, Ordering::Release);
+}
+
 /// Takes the eventfds away; returns those that were there.
 pub fn take_eventfds() -> impl Iterator<Item = RawFd> {
-    [WAKE.swap(-1, Ordering::AcqRel), STOP.swap(-1, Ordering::AcqRel)].into_iter().filter(|&fd| fd >= 0)
+    [&WAKE, &STOP, &SPARE].map(|fd| fd.swap(-1, Ordering::AcqRel)).into_iter().filter(|&fd| fd >= 0)
 }
 
 /// Tells the agent thread that messages wait.

@@ -53,7 +53,8 @@ fn try_start() -> Result<(), String> {
     }
     let tracking = Arc::new(tracking_uffd().map_err(|error| error.to_string())?);
     let waiting = Waiting::new().map_err(|error| error.to_string())?;
-    let pipe = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|error| format!("eventfd: {error}"));
+    let pipe =
+        || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|error| format!("eventfd: {error}"));
     let (wake, stop) = (pipe()?, Arc::new(pipe()?));
     if !fork::watch_forks() {
         return Err("no memory for fork handlers".into());
@@ -78,7 +79,8 @@ fn try_start() -> Result<(), String> {
 /// The userfaultfd that regions are registered with. Fork events need CAP_SYS_PTRACE: without it, forks that bypass the C library's
 /// `fork` go unseen.
 fn tracking_uffd() -> Result<Uffd, CreateError> {
-    let features = Features::WP | Features::WP_ASYNC | Features::WP_UNPOPULATED | Features::EVENT_REMAP | Features::EVENT_UNMAP;
+    let features =
+        Features::WP | Features::WP_ASYNC | Features::WP_UNPOPULATED | Features::EVENT_REMAP | Features::EVENT_UNMAP;
     Uffd::new(features | Features::EVENT_FORK).or_else(|error| match error {
         CreateError::NoForkEvents | CreateError::NoPermission => Uffd::new(features),
         other => Err(other),
@@ -127,32 +129,53 @@ pub fn interest(fd: RawFd, events: i16) -> libc::pollfd {
 /// then it is read without, and acted upon later.
 fn watch_events(uffd: &Uffd, stop: &OwnedFd) {
     let mut stash = Vec::new();
+    // Reading a fork's event takes a descriptor: when the program has used up its own, this one makes room.
+    let mut spare = keep_spare(stop);
     loop {
         let mut fds = [interest(state::number(uffd), libc::POLLIN), interest(state::number(stop), libc::POLLIN)];
         if stash.is_empty() && !wait(&mut fds, -1) || fds[1].revents != 0 || fds[0].revents & !libc::POLLIN != 0 {
             return;
         }
-        if FORKING.load(Ordering::Acquire) {
+        let event = if FORKING.load(Ordering::Acquire) {
             STASHED.store(true, Ordering::Release);
-            match uffd.read_event() {
-                Ok(Some(event)) => stash.push(event),
-                _ if stash.is_empty() => STASHED.store(false, Ordering::Release),
-                _ => std::thread::sleep(Duration::from_micros(100)),
+            let event = uffd.read_event();
+            if let Ok(Some(event)) = event {
+                stash.push(event);
+                continue;
             }
+            if stash.is_empty() {
+                STASHED.store(false, Ordering::Release);
+            }
+            event
         } else if let Some(mut state) = STATE.try_lock() {
-            for event in stash.drain(..) {
-                state.act(event);
-            }
+            stash.drain(..).for_each(|event| state.act(event));
             STASHED.store(false, Ordering::Release);
-            while let Ok(Some(event)) = uffd.read_event() {
-                state.act(event);
-            }
+            let event = loop {
+                match uffd.read_event() {
+                    Ok(Some(event)) => state.act(event),
+                    nothing => break nothing,
+                }
+            };
             drop(state);
             state::wake();
+            event
         } else {
-            std::thread::sleep(Duration::from_micros(100));
+            Ok(None)
+        };
+        if event.is_err() {
+            state::set_spare(-1);
+            spare = None;
+        } else if spare.is_none() {
+            spare = keep_spare(stop);
         }
+        std::thread::sleep(Duration::from_micros(100));
     }
+}
+
+fn keep_spare(stop: &OwnedFd) -> Option<OwnedFd> {
+    let spare = stop.try_clone().ok();
+    state::set_spare(spare.as_ref().map_or(-1, state::number));
+    spare
 }
 
 impl State {

@@ -37,9 +37,11 @@ impl Watch {
         // see it unfinished for ever: then the answer is yes.
         for _ in 0..10_000 {
             let before = self.sequence.load(Ordering::Acquire);
-            let found = self.slots.iter().take(self.used.load(Ordering::Relaxed)).any(|[low, high]| {
-                start < high.load(Ordering::Relaxed) && low.load(Ordering::Relaxed) < end
-            });
+            let found = self
+                .slots
+                .iter()
+                .take(self.used.load(Ordering::Relaxed))
+                .any(|[low, high]| start < high.load(Ordering::Relaxed) && low.load(Ordering::Relaxed) < end);
             fence(Ordering::Acquire);
             if before.is_multiple_of(2) && self.sequence.load(Ordering::Relaxed) == before {
                 return found;

@@ -119,7 +119,8 @@ fn merge_in_flight(sabotage: &str) -> Option<Vec<(Fate, bool)>> {
     }
     let mut daemon = Daemon::new();
     let path = file.path.to_str().unwrap();
-    let mut program = Program::start_with(&daemon.socket, [("PAGEONE_TEST_FILE", path), ("PAGEONE_SABOTAGE", sabotage)]);
+    let mut program =
+        Program::start_with(&daemon.socket, [("PAGEONE_TEST_FILE", path), ("PAGEONE_SABOTAGE", sabotage)]);
     program.ask("map 512");
     assert_eq!(program.ask("mark"), "0");
     daemon.seen = daemon.accept();

@@ -68,8 +68,12 @@ fn nothing_is_lost_under_writers() {
     }
     let writes = program.ask("stop-writers");
     windows.sort();
-    let (middle, late, longest) = (windows[windows.len() / 2], windows[windows.len() * 99 / 100], windows[windows.len() - 1]);
-    println!("{merged} merged, {differing} differed, {writes} writes, {} ns of CPU a page", cpu / u64::from(merged + differing));
+    let (middle, late, longest) =
+        (windows[windows.len() / 2], windows[windows.len() * 99 / 100], windows[windows.len() - 1]);
+    println!(
+        "{merged} merged, {differing} differed, {writes} writes, {} ns of CPU a page",
+        cpu / u64::from(merged + differing)
+    );
     println!("{} windows: half within {middle} us, 99 of 100 within {late} us, longest {longest} us", windows.len());
     assert!(merged > pages as u32 && differing > 0, "too little happened");
     assert_eq!(program.ask(&format!("check 0 {pages}")), "0", "pages were lost");
@@ -185,6 +189,7 @@ fn a_forked_child_has_the_same_memory() {
     // Pages that a child had cannot be told from pinned ones at first.
     daemon.merge(1, &store.runs(2048..4096));
     merge_all(&mut daemon, &store, 2048..4096);
+    assert_eq!(program.ask("fork-full"), "0", "with no descriptor free");
     // With MADV_DONTFORK on all of it children get nothing, and nothing is counted.
     assert_eq!(program.ask(&format!("advise 0 4096 {}", libc::MADV_DONTFORK)), "0");
     merge_all(&mut daemon, &store, 0..4096);

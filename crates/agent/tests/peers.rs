@@ -90,7 +90,10 @@ fn nonsense_is_left() {
     daemon.accept();
     daemon.welcome();
     daemon.give(&store);
-    assert!(daemon.merge(1, &store.runs(0..100)).iter().all(|&(_, fate)| fate == Fate::Merged), "the agent still serves");
+    assert!(
+        daemon.merge(1, &store.runs(0..100)).iter().all(|&(_, fate)| fate == Fate::Merged),
+        "the agent still serves"
+    );
     assert_eq!(program.ask(&format!("check 0 {PAGES}")), "0");
 }
 

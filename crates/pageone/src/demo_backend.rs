@@ -67,6 +67,7 @@ impl Backend for Daemon {
             pages_zero: status.pages.pages_zero,
             pages_unshared: status.pages.pages_unshared,
             general_profit: status.pages.general_profit,
+            pages_merged_total: status.pages_merged_total,
             cpu_seconds: status.daemon_cpu_seconds + status.agent_cpu_seconds,
         })
     }

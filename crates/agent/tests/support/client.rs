@@ -13,11 +13,15 @@ pub fn run_if_asked() -> bool {
     if std::env::var_os(ROLE).is_none() {
         return false;
     }
+    // A program that hangs shall fail its test.
+    // SAFETY: takes a number; the signal ends the process.
+    unsafe { libc::alarm(120) };
     let mut client = Client::default();
     for line in std::io::stdin().lock().lines() {
         let line = line.unwrap();
         let words: Vec<&str> = line.split(' ').collect();
-        let answer = client.obey(words[0], &words[1..].iter().map(|word| word.parse::<isize>().unwrap() as usize).collect::<Vec<_>>());
+        let answer = client
+            .obey(words[0], &words[1..].iter().map(|word| word.parse::<isize>().unwrap() as usize).collect::<Vec<_>>());
         println!("> {answer}");
         std::io::stdout().flush().unwrap();
     }
@@ -65,8 +69,13 @@ impl Client {
             }
             "move" => {
                 // SAFETY: as above.
-                let place = unsafe { libc::mremap(self.at(arg(0)).cast(), arg(1) * PAGE, arg(2) * PAGE, arg(3) as i32) };
-                if place == libc::MAP_FAILED { code(-1) } else { format!("{}", (place as isize - self.start as isize) / PAGE as isize) }
+                let place =
+                    unsafe { libc::mremap(self.at(arg(0)).cast(), arg(1) * PAGE, arg(2) * PAGE, arg(3) as i32) };
+                if place == libc::MAP_FAILED {
+                    code(-1)
+                } else {
+                    format!("{}", (place as isize - self.start as isize) / PAGE as isize)
+                }
             }
             "write" => {
                 // SAFETY: as above.
@@ -83,13 +92,17 @@ impl Client {
             }
             "check" => self.check(arg(0), arg(1)),
             "zeros" => {
-                let bad = (0..arg(1)).map(|i| arg(0).wrapping_add(i)).filter(|&page| self.bytes(page).iter().any(|&word| word != 0)).count();
+                let bad = (0..arg(1))
+                    .map(|i| arg(0).wrapping_add(i))
+                    .filter(|&page| self.bytes(page).iter().any(|&word| word != 0))
+                    .count();
                 format!("{bad}")
             }
             "start-writers" => self.start_writers(),
             "stop-writers" => self.stop_writers(),
             "files" => self.files_mapped(),
             "fork" => self.fork(),
+            "fork-full" => self.fork_without_descriptors(),
             "mappings" => make_mappings(arg(0)),
             "read" => self.read(arg(0)),
             "read-done" => self.readers.pop().unwrap().join().unwrap().to_string(),
@@ -188,7 +201,8 @@ impl Client {
         for line in maps.lines() {
             let fields: Vec<&str> = line.split_ascii_whitespace().collect();
             let (start, end) = fields[0].split_once('-').unwrap();
-            let bound = |text: &str| usize::from_str_radix(text, 16).unwrap().clamp(self.start, self.start + self.pages * PAGE);
+            let bound =
+                |text: &str| usize::from_str_radix(text, 16).unwrap().clamp(self.start, self.start + self.pages * PAGE);
             if fields[4] != "0" {
                 pages += (bound(end) - bound(start)) / PAGE;
             }
@@ -205,7 +219,9 @@ impl Client {
                 let mut wrong: i32 = self.check(0, self.pages).parse().unwrap();
                 let sockets = std::fs::read_dir("/proc/self/fd").unwrap().flatten().filter(|entry| {
                     let target = std::fs::read_link(entry.path()).unwrap_or_default();
-                    ["socket:", "userfaultfd", "eventfd", "memfd:"].iter().any(|kind| target.to_string_lossy().contains(kind))
+                    ["socket:", "userfaultfd", "eventfd", "memfd:"]
+                        .iter()
+                        .any(|kind| target.to_string_lossy().contains(kind))
                 });
                 let sockets: Vec<_> = sockets.map(|entry| std::fs::read_link(entry.path())).collect();
                 if !sockets.is_empty() {
@@ -228,6 +244,23 @@ impl Client {
                 // SAFETY: waits for the child made above.
                 unsafe { libc::waitpid(child, &mut status, 0) };
                 format!("{}", if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { -status })
+            }
+        }
+    }
+}
+
+impl Client {
+    /// Forks when no descriptor is free.
+    fn fork_without_descriptors(&self) -> String {
+        let mut taken: Vec<_> = std::iter::from_fn(|| std::fs::File::open("/dev/null").ok()).collect();
+        // SAFETY: the child ends at once.
+        match unsafe { libc::fork() } {
+            // SAFETY: as above.
+            0 => unsafe { libc::_exit(0) },
+            child => {
+                taken.clear();
+                // SAFETY: waits for the child made above.
+                code(unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) })
             }
         }
     }

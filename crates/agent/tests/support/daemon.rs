@@ -25,7 +25,10 @@ impl Program {
     }
 
     /// The same with something in its environment.
-    pub fn start_with<'a>(socket: &std::path::Path, variables: impl IntoIterator<Item = (&'a str, &'a str)>) -> Program {
+    pub fn start_with<'a>(
+        socket: &std::path::Path,
+        variables: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) -> Program {
         let executable = std::env::current_exe().unwrap();
         let library = executable.with_file_name("libpageone_agent.so");
         assert!(library.exists(), "{} was not built", library.display());

@@ -94,6 +94,8 @@ pub struct BackendStatus {
     pub general_profit: i64,
     /// CPU time that merging has taken, seconds, user and system.
     pub cpu_seconds: f64,
+    /// Pages merged so far, zero pages too, each time that it happened.
+    pub pages_merged_total: u64,
 }
 
 /// What the demo found.
@@ -117,6 +119,8 @@ pub struct Summary {
     pub saved_fraction: f64,
     /// CPU time that merging has taken, seconds.
     pub cpu_seconds: f64,
+    /// The same for each page merged, microseconds. What was spent on watching is in it, so the longer the demo, the higher.
+    pub us_per_merged_page: f64,
     /// Files verified by the guests.
     pub integrity_checks: u64,
     /// Files found wrong.
@@ -283,6 +287,7 @@ impl Demo<'_> {
             used_after_mib: after,
             saved_fraction: 1.0 - after / before,
             cpu_seconds: status.cpu_seconds,
+            us_per_merged_page: status.cpu_seconds * 1e6 / status.pages_merged_total.max(1) as f64,
             integrity_checks: checks,
             integrity_failures: failures,
             pages_shared: status.pages_shared,

@@ -160,7 +160,11 @@ pub fn print_summary(summary: &Summary, options: &Options) -> Result<()> {
         summary.pages_zero,
         summary.general_profit >> 20
     )?;
-    writeln!(out, "  CPU          {:.1} s", summary.cpu_seconds)?;
+    writeln!(
+        out,
+        "  CPU          {:.1} s, {:.1} µs for each page merged",
+        summary.cpu_seconds, summary.us_per_merged_page
+    )?;
     writeln!(
         out,
         "  integrity    {} files checked, {} wrong, {} guests dead: {}",

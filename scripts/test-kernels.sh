@@ -1,48 +1,83 @@
 #!/bin/bash
 # Runs the hazard tests inside a QEMU guest of Debian's 6.12 cloud kernel (and any other kernel of the cache that is
 # 6.7 or later): the supported range is tested, not claimed. Needs no hardware virtualisation; takes some minutes.
+#
+#   scripts/test-kernels.sh [BIN-DIR [TEST-NAME...]]
+#
+# BIN-DIR holds the built programs (default: the debug directory of the cargo target directory). Tests may be chosen by
+# parts of their names. PAGEONE_KERNELS_TIMEOUT: seconds for one guest, 1500 if unset.
+# Exit: 0 all tests passed on every kernel; 1 otherwise, also when a guest crashed or hung.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cache=${PAGEONE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/pageone}
-bin=${1:-target/debug}
+bin=${1:-${CARGO_TARGET_DIR:-target}/debug}
+limit=${PAGEONE_KERNELS_TIMEOUT:-1500}
 work=$(mktemp -d /tmp/pageone-kernels.XXXXXX)
 qemu=
-trap '[ -z "$qemu" ] || kill "$qemu" 2>/dev/null || true; rm -rf "$work"' EXIT
+cleanup() {
+    if [ -n "$qemu" ]; then kill "$qemu" 2>/dev/null && wait "$qemu" || true; fi
+    rm -rf "$work"
+}
+trap cleanup EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+fail() { echo "test-kernels: $*" >&2; exit 1; }
 
-tests=$(cargo test -p e2e --test hazards --no-run --message-format=json 2>/dev/null |
-    sed -n 's/.*"executable":"\([^"]*hazards[^"]*\)".*/\1/p' | tail -n 1)
-[ -x "$tests" ] || { echo "test-kernels: the hazard tests were not built" >&2; exit 1; }
+tests=$(cargo test --quiet -p e2e --test hazards --no-run --message-format=json-render-diagnostics |
+    sed -n 's/.*"executable":"\([^"]*hazards[^"]*\)".*/\1/p' | tail -n 1) && [ -x "$tests" ] ||
+    fail "the hazard tests could not be built"
+programs=("$bin/pageone" "$bin/pageone-test-client" "$bin/libpageone_agent.so")
+for program in "${programs[@]}"; do
+    [ -f "$program" ] || fail "$program is missing: run 'cargo build --workspace'"
+done
+# The shell and the wrappers that the tests run must be dynamic programs, which take the preload: busybox does not.
+wrappers=()
+for name in sh timeout ls wc; do wrappers+=("$(command -v "$name")"); done
 
 root=$work/root
-mkdir -p "$root"/{bin,lib64,lib,proc,sys,dev,tmp,run,pageone}
+mkdir -p "$root"/{bin,proc,sys,dev,tmp,pageone}
 cp "$(command -v busybox)" "$root/bin/busybox"
-cp "$bin/pageone" "$bin/pageone-test-client" "$bin/libpageone_agent.so" "$root/pageone/"
+cp -L "${wrappers[@]}" "$root/bin/"
+cp "${programs[@]}" "$root/pageone/"
 cp "$tests" "$root/pageone/hazards"
-strip "$root"/pageone/* 2>/dev/null || true
-# The C library, which all four use.
-ldd "$bin/pageone" "$bin/pageone-test-client" "$bin/libpageone_agent.so" "$tests" |
-    sed -n 's/.*\(\/[^ ]*\.so[^ ]*\) (.*/\1/p' | sort -u | while read -r library; do
-    mkdir -p "$root/$(dirname "$library")"
-    cp -L "$library" "$root/$library"
-done
+strip "$root"/pageone/*
+printf '%s\n' "${@:2}" > "$root/pageone/filters"
+# The libraries that they use, where the loader looks for them.
+ldd "${programs[@]}" "$tests" "${wrappers[@]}" | grep -o '/[^ ]*\.so[^ ]* (' | tr -d ' (' | sort -u |
+    while read -r library; do
+        mkdir -p "$root$(dirname "$library")"
+        cp -L "$library" "$root$library"
+    done
 cat > "$root/init" <<'INIT'
 #!/bin/busybox sh
-/bin/busybox --install -s /bin
-export PATH=/bin HOME=/tmp RUST_BACKTRACE=0
-mount -t proc proc /proc; mount -t sysfs sysfs /sys; mount -t devtmpfs dev /dev
-mkdir -p /dev/shm /sys/fs/cgroup
-mount -t tmpfs -o size=90% tmpfs /tmp; mount -t tmpfs tmpfs /dev/shm; mount -t cgroup2 cgroup /sys/fs/cgroup
+export PATH=/bin HOME=/tmp
+# Without overwriting: the dynamic programs stay.
+for name in $(/bin/busybox --list); do
+    [ -e "/bin/$name" ] || /bin/busybox ln -s busybox "/bin/$name"
+done
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t devtmpfs dev /dev
+mkdir /dev/shm
+mount -t tmpfs -o size=90% tmpfs /tmp
+mount -t tmpfs tmpfs /dev/shm
+mount -t cgroup2 cgroup /sys/fs/cgroup
 echo +memory > /sys/fs/cgroup/cgroup.subtree_control
-echo 1 > /proc/sys/kernel/printk
+# Only what ends the kernel goes to the console at once; the rest is looked through at the end.
+dmesg -n 1
 ip link set lo up
 echo "PAGEONE-KERNEL $(uname -r)"
 cd /tmp
-PAGEONE_BIN_DIR=/pageone PAGEONE_TEST_PATIENCE=8 /pageone/hazards --test-threads=1
-echo "PAGEONE-TESTS-ENDED $?"
+PAGEONE_BIN_DIR=/pageone PAGEONE_TEST_PATIENCE=8 \
+    /pageone/hazards --test-threads=1 --show-output $(cat /pageone/filters) 2>&1
+code=$?
+dmesg | grep -E 'WARNING:|BUG:|Oops|segfault|general protection|rcu: INFO|hung task|blocked for more'
+echo "PAGEONE-TESTS-ENDED $code"
 poweroff -f
 INIT
 chmod +x "$root/init"
-(cd "$root" && find . | busybox cpio -o -H newc 2>/dev/null) > "$work/initrd"
+(cd "$root" && find . | busybox cpio -o -H newc) > "$work/initrd" 2> "$work/cpio" ||
+    fail "the guest's file system could not be packed: $(cat "$work/cpio")"
 
 failed=0 ran=0
 for kernel in "$cache"/kernels/*/vmlinuz; do
@@ -50,20 +85,33 @@ for kernel in "$cache"/kernels/*/vmlinuz; do
     # 6.7 and later.
     if [ "$(printf '%s\n' 6.7 "$version" | sort -V | head -n 1)" != 6.7 ]; then continue; fi
     ran=$((ran + 1))
+    started=$SECONDS
     echo "test-kernels: Linux $version"
+    : > "$work/console"
     # Without cmpxchg16b, which QEMU 7.2 emulates with wrong flags.
-    timeout "${PAGEONE_KERNELS_TIMEOUT:-1500}" qemu-system-x86_64 -accel tcg,thread=multi -smp 2 -cpu qemu64,-cx16 -m 4096 \
+    timeout "$limit" qemu-system-x86_64 -accel tcg,thread=multi -smp 2 -cpu qemu64,-cx16 -m 4096 \
         -kernel "$kernel" -initrd "$work/initrd" -append 'console=ttyS0 quiet panic=-1 mitigations=off' \
         -nodefaults -no-user-config -no-reboot -display none -serial "file:$work/console" -monitor none < /dev/null &
     qemu=$!
-    wait "$qemu" || true
+    # Each line as it comes, with the seconds since the guest's start.
+    tail -n +1 -s 0.2 -f --pid="$qemu" "$work/console" | while IFS= read -r line || [ -n "$line" ]; do
+        printf '%4d  %s\n' $((SECONDS - started)) "${line%$'\r'}"
+    done &
+    shown=$!
+    code=0
+    wait "$qemu" || code=$?
     qemu=
-    tr -d '\r' < "$work/console" | grep -E '^PAGEONE|^test |test result|SKIPPED|panicked|Kernel panic' || true
-    if ! grep -q 'PAGEONE-TESTS-ENDED 0' "$work/console"; then
-        echo "test-kernels: Linux $version FAILED; its console's end:" >&2
-        tail -n 60 "$work/console" >&2
-        failed=1
+    wait "$shown"
+    if tr -d '\r' < "$work/console" | grep -qx 'PAGEONE-TESTS-ENDED 0' &&
+        grep -q '^test result: ok\. [1-9]' "$work/console"; then
+        echo "test-kernels: Linux $version passed in $((SECONDS - started)) s"
+        continue
     fi
+    failed=1
+    why='a test failed'
+    if ! grep -q '^PAGEONE-TESTS-ENDED' "$work/console"; then why="the guest ended before its tests (QEMU: $code)"; fi
+    if [ "$code" -eq 124 ]; then why="the guest was not done after $limit s"; fi
+    echo "test-kernels: Linux $version FAILED: $why" >&2
 done
-[ "$ran" -gt 0 ] || { echo "test-kernels: no kernel of 6.7 or later in $cache/kernels; scripts/deps.sh kernels fetches one" >&2; exit 1; }
+[ "$ran" -gt 0 ] || fail "no kernel of 6.7 or later in $cache/kernels: 'scripts/deps.sh kernels' fetches one"
 exit "$failed"

@@ -59,10 +59,13 @@ impl Daemon {
         Self::with(&["--merge-period", "0.1"])
     }
 
-    /// Starts one with these options of `pageone daemon`.
+    /// Starts one with these options of `pageone daemon`. Nothing here does direct I/O, so copied pages need no rest.
     pub fn with(args: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let args: Vec<String> = args.iter().map(|a| a.to_string()).collect();
+        let config = dir.path().join("config.toml");
+        std::fs::write(&config, "direct_io_seconds = 0\n").unwrap();
+        let mut args: Vec<String> = args.iter().map(|a| a.to_string()).collect();
+        args.extend(["--config".into(), config.display().to_string()]);
         let child = spawn_daemon(dir.path(), &args);
         let daemon = Self { dir, child, args };
         daemon.wait_ready();
@@ -206,7 +209,10 @@ impl Client {
 
     /// The next line that it says.
     pub fn hear(&mut self) -> String {
-        self.lines.next().map(|line| line.unwrap()).unwrap_or_else(|| "(it ended)".into())
+        match self.lines.next() {
+            Some(line) => line.unwrap(),
+            None => format!("(it ended: {})", self.child.wait().unwrap()),
+        }
     }
 
     /// Waits for this very line.

@@ -202,9 +202,13 @@ fn a_client_killed_in_the_middle_of_a_batch_takes_nothing_with_it() {
     }
     daemon.wait_merged(still.pid(), 8192);
     still.go();
-    eventually("the dead clients' frames are given back", Duration::from_secs(20), || {
-        (daemon.status()["pages_shared"] == 4096).then_some(())
-    });
+    let mut status = serde_json::Value::Null;
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while status["pages_shared"] != 4096 {
+        assert!(Instant::now() < deadline, "the dead clients' frames are not given back: {status}");
+        std::thread::sleep(Duration::from_millis(100));
+        status = daemon.status();
+    }
 }
 
 #[test]
@@ -290,15 +294,18 @@ fn children_do_not_inherit_what_the_program_kept_from_them() {
     client.go();
 }
 
+/// Puts `vm.max_map_count` back.
+struct Restore(String);
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        let _ = std::fs::write("/proc/sys/vm/max_map_count", &self.0);
+    }
+}
+
 #[test]
 fn mappings_stay_within_the_limit_and_status_says_that_it_binds() {
     let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
-    struct Restore(String);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            let _ = std::fs::write("/proc/sys/vm/max_map_count", &self.0);
-        }
-    }
     let _restore = Restore(limit.clone());
     if std::fs::write("/proc/sys/vm/max_map_count", "3000").is_err() {
         return skipped("vm.max_map_count can't be set by this account");
@@ -316,6 +323,29 @@ fn mappings_stay_within_the_limit_and_status_says_that_it_binds() {
     client.go();
     let text = daemon.pageone(&["status"]).output().unwrap();
     assert!(String::from_utf8_lossy(&text.stdout).contains("vm.max_map_count binds"));
+}
+
+#[test]
+fn a_limit_that_is_lowered_under_a_merged_program_harms_nothing() {
+    let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
+    if std::fs::write("/proc/sys/vm/max_map_count", limit.trim()).is_err() {
+        return skipped("vm.max_map_count can't be set by this account");
+    }
+    let _restore = Restore(limit);
+    let daemon = Daemon::start();
+    let mut client = daemon.scenario(&["writers", "32768", "8"]);
+    client.expect("ready");
+    client.tell("go");
+    eventually("it has many mappings", Duration::from_secs(20), || {
+        (kmem::procfs::count_maps(Some(client.pid())).ok()? > 500).then_some(())
+    });
+    // Below what it has: from now on the kernel refuses every new mapping.
+    for lowered in ["400", "65530", "100", "65530", "400"] {
+        std::fs::write("/proc/sys/vm/max_map_count", lowered).unwrap();
+        std::thread::sleep(Duration::from_millis(1000));
+    }
+    client.hear();
+    client.expect("ok");
 }
 
 #[test]

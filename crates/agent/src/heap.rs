@@ -16,8 +16,9 @@ use std::ptr::null_mut;
 const MIN_SHIFT: u32 = 4;
 /// Largest piece that comes from a chunk, as a power of two; what is larger is mapped on its own.
 const MAX_SHIFT: u32 = 16;
-/// Bytes asked of the kernel at a time.
-const CHUNK: usize = 256 << 10;
+/// Bytes asked of the kernel at a time. Untouched they cost nothing; so many last for good, and the agent does not fail (which
+/// would end the program) where the kernel refuses another mapping.
+const CHUNK: usize = 8 << 20;
 const CLASSES: usize = (MAX_SHIFT - MIN_SHIFT + 1) as usize;
 
 /// The allocator; see the module.

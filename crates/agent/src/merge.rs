@@ -11,6 +11,7 @@
 #![allow(unsafe_code)] // Compares and replaces the program's memory.
 
 use crate::batch::{Maps, span};
+use crate::pins::Waiting;
 use crate::regions::{Pages, Region};
 use crate::sabotage::{self, Sabotage};
 use crate::state::{Segment, State};
@@ -190,7 +191,11 @@ impl State {
                             let slot = slot + (replaced.start - pages.start);
                             // `compare` found it, under the same lock.
                             match segments.iter().find(|held| held.id == segment) {
-                                Some(held) => map_frames(region, replaced, held, slot, maps, checker.is_some()),
+                                Some(held) => {
+                                    let offset = (replaced.start - window.start) as usize * PAGE_SIZE;
+                                    let taken = checker.map(|checker| (checker, offset));
+                                    map_frames(region, replaced, held, slot, maps, taken)
+                                }
                                 None => Fate::Failed,
                             }
                         }
@@ -287,13 +292,23 @@ fn held_memory() -> Option<Fate> {
     }
 }
 
-/// Maps frames over pages that equal them; `taken`: the pages themselves may be gone already.
-fn map_frames(region: &mut Region, pages: Pages, held: &Segment, slot: u32, maps: &mut Maps, taken: bool) -> Fate {
+/// Maps frames over pages that equal them; `taken`: the pages have been taken away, to there.
+fn map_frames(
+    region: &mut Region,
+    pages: Pages,
+    held: &Segment,
+    slot: u32,
+    maps: &mut Maps,
+    taken: Option<(&Waiting, usize)>,
+) -> Fate {
     let place = region.bytes(pages);
     let offset = u64::from(slot) * PAGE_SIZE as u64;
     // SAFETY: the place holds, or held, the same bytes as the frames, and its writers wait.
     if unsafe { mm::map_fixed_private(held.fd.as_fd(), place, offset) }.is_err() {
-        if taken || raw::has_hole(place) {
+        // No more mappings, say, because the limit was lowered: the old one is there still, and takes its pages back.
+        let restored =
+            !raw::has_hole(place) && taken.is_none_or(|(waiting, from)| put_back(region, pages, waiting, from));
+        if !restored {
             fill_hole(region, pages, held, slot);
         }
         return Fate::Failed;
@@ -302,6 +317,18 @@ fn map_frames(region: &mut Region, pages: Pages, held: &Segment, slot: u32, maps
     window::advise(region, place, false);
     maps.add(2);
     Fate::Merged
+}
+
+/// Puts pages back that [`take_away`] took to `from` on; those that map a frame were not taken.
+fn put_back(region: &Region, pages: Pages, waiting: &Waiting, from: usize) -> bool {
+    let mut left = pages;
+    while let Some(part) = region.mapped.next_gap(left) {
+        if !waiting.put_back(region.bytes(part), from + (part.start - pages.start) as usize * PAGE_SIZE) {
+            return false;
+        }
+        left.start = part.end;
+    }
+    true
 }
 
 /// What was there is gone, and the new mapping could not be made (out of memory): the frames' bytes are what was there.

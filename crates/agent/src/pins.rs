@@ -128,6 +128,27 @@ impl Waiting {
         (done, Ok(()))
     }
 
+    /// Puts pages that were taken away from `to`, to `offset`, back into the mapping that they came from. `false`: not all could be.
+    pub fn put_back(&self, to: Range, offset: usize) -> bool {
+        let Some(scratch) = self.scratch else { return false };
+        // Page by page: the place may consist of several mappings.
+        (0..to.len).step_by(PAGE_SIZE).all(|at| {
+            let mut request = uffdio_move {
+                dst: (to.start + at) as u64,
+                src: (scratch.start + offset + at) as u64,
+                len: PAGE_SIZE as u64,
+                mode: MOVE_MODE,
+                move_: 0,
+            };
+            (0..TRIES).any(|_| {
+                // SAFETY: `uffdio_move` is UFFDIO_MOVE's argument; the scratch area is the agent's own, and where a page
+                // is in place already nothing is moved.
+                let result = unsafe { ioctl::ioctl(&self.uffd, Updater::<{ UFFDIO_MOVE }, _>::new(&mut request)) };
+                matches!(result, Ok(()) | Err(Errno::EXIST))
+            })
+        })
+    }
+
     /// Throws away what was taken to the first `len` bytes of the scratch area.
     pub fn throw_away(&self, len: usize) {
         if let Some(scratch) = self.scratch {

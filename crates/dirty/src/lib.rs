@@ -103,6 +103,11 @@ impl Bitmap {
         Some(index as u32 * 64 + word.trailing_zeros())
     }
 
+    /// All pages, ascending.
+    pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
+        std::iter::successors(self.next(0), |&page| self.next(page + 1))
+    }
+
     /// Up to `max` pages at or after `from`, ascending.
     pub fn collect_from(&self, from: u32, max: usize, into: &mut Vec<u32>) {
         into.clear();

@@ -108,6 +108,9 @@ pub(crate) fn rebuild(client: &Client) -> std::io::Result<()> {
         let mut state = client.state();
         let Some(region) = state.regions.get_mut(&id) else { continue };
         let page = (range.start - region.start as usize) / PAGE_SIZE;
+        for (i, _) in copied.iter().enumerate().filter(|(_, copied)| **copied) {
+            region.copied((page + i) as u32);
+        }
         for (i, _) in copied.iter().enumerate().filter(|(_, copied)| !**copied) {
             let frame = Frame(first.0 + i as u32);
             if store.adopt_ref(frame) && store.read(frame, &mut bytes) {

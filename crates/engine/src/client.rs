@@ -86,6 +86,8 @@ pub(crate) struct State {
     sent: HashSet<SegmentId>,
     /// Why nothing of this client is merged at present.
     pub(crate) refused: Option<String>,
+    /// When copies last had a turn of rest.
+    pub(crate) rested: std::time::Instant,
     /// Its agent did not answer in time.
     pub(crate) stalled: bool,
     /// Runs shorter than this are left out: the budget of mappings is short.
@@ -149,6 +151,7 @@ impl Client {
             outstanding: 0,
             sent: parts.held,
             refused: None,
+            rested: std::time::Instant::now(),
             stalled: false,
             min_run: 1,
             maps_bound: false,
@@ -385,7 +388,10 @@ impl Client {
                 Entry::Merged(_) if is.contains(Categories::FILE) => continue,
                 Entry::Zero | Entry::Fresh if zero => continue,
                 entry @ (Entry::Merged(_) | Entry::Unshared(_) | Entry::Zero) => {
-                    copied += u64::from(matches!(entry, Entry::Merged(_)));
+                    if matches!(entry, Entry::Merged(_)) {
+                        copied += 1;
+                        region.copied(page);
+                    }
                     region.set(page, Entry::Fresh);
                     self.drop_entry(id, page, entry);
                 }

@@ -16,6 +16,9 @@ pub struct Config {
     pub threads: usize,
     /// Memory that must be left, on the host and under every memory cgroup limit of the daemon, for the store to grow, in MiB.
     pub reserve_mib: u64,
+    /// Longest time, in seconds, that one direct I/O request into clients' memory may take. A page that was merged and
+    /// copied since can't be checked for such requests, and rests for this long before it is merged again.
+    pub direct_io_seconds: f64,
     /// Whether guests' huge pages are given up for merging (`split`) or left alone (`keep`).
     pub huge_pages: HugePages,
     /// Domains that span several uids, by name. A domain that is not listed is its uid's own.
@@ -52,6 +55,7 @@ impl Default for Config {
             merge_period: 20.0,
             threads: 0,
             reserve_mib: 64,
+            direct_io_seconds: 30.0,
             huge_pages: HugePages::Split,
             domains: BTreeMap::new(),
             exit_when_idle: 0.0,
@@ -80,6 +84,7 @@ impl Config {
             Err(ConfigError { key, problem: format!("{value} is not between {least} and {most} seconds") })
         };
         range("merge_period", self.merge_period, 0.05, 86_400.0)?;
+        range("direct_io_seconds", self.direct_io_seconds, 0.0, 86_400.0)?;
         range("exit_when_idle", self.exit_when_idle, 0.0, 1e9)?;
         if self.threads > 1024 {
             return Err(ConfigError { key: "threads", problem: format!("{} is more than 1024", self.threads) });

@@ -9,6 +9,11 @@
 //!      ▲                                                                     │ window
 //!      └──────────── written, or the window found it different ◀── merged ◀──┘
 //! ```
+//!
+//! *Copied pages rest.* A page that was merged and then written lies, as a copy, in a mapping of the store. There the agent
+//! can't check it for pins (`UFFDIO_MOVE` takes anonymous mappings only), and a device that is about to write into it, through
+//! a direct I/O request that hangs, would be cut off by a merge. Such pages must stay clean for a further time, longer than
+//! any one request takes: they wait in `resting` for one to two turns of it.
 
 use dirty::Bitmap;
 
@@ -81,6 +86,10 @@ pub(crate) struct Region {
     candidates: Bitmap,
     deferred: Bitmap,
     written: Bitmap,
+    /// Pages that lie in a mapping of the store as copies.
+    copies: Bitmap,
+    /// Copies that are clean, since this turn and since the one before.
+    resting: [Bitmap; 2],
 }
 
 impl Region {
@@ -99,6 +108,8 @@ impl Region {
             candidates: set(),
             deferred: set(),
             written: set(),
+            copies: set(),
+            resting: [set(), set()],
         }
     }
 
@@ -112,7 +123,7 @@ impl Region {
 
     /// Bytes that the ledger takes for this region.
     pub(crate) fn bytes(&self) -> u64 {
-        (self.entries.len() * 4 + 5 * self.young.bytes()) as u64
+        (self.entries.len() * 4 + 8 * self.young.bytes()) as u64
     }
 
     pub(crate) fn entry(&self, page: u32) -> Entry {
@@ -154,14 +165,35 @@ impl Region {
 
     /// The scan is over: every page gets older by a period, or young again.
     pub(crate) fn end_scan(&mut self) {
-        self.candidates.unite(&self.older);
-        self.candidates.subtract(&self.written);
-        self.deferred.subtract(&self.written);
+        let mut clean = std::mem::take(&mut self.older);
+        for page in clean.iter().filter(|&page| self.copies.contains(page)) {
+            self.resting[0].insert(page);
+        }
+        clean.subtract(&self.resting[0]);
+        self.candidates.unite(&clean);
+        self.older = clean;
+        let [now, before] = &mut self.resting;
+        for set in [&mut self.candidates, &mut self.deferred, now, before] {
+            set.subtract(&self.written);
+        }
         std::mem::swap(&mut self.older, &mut self.young);
         self.older.subtract(&self.written);
         std::mem::swap(&mut self.young, &mut self.written);
         self.volatile = u64::from(self.young.count()) + u64::from(self.older.count());
         self.first_scan = false;
+    }
+
+    /// The page was merged and has been written since: it is a copy now.
+    pub(crate) fn copied(&mut self, page: u32) {
+        self.copies.insert(page);
+    }
+
+    /// A turn of rest is over: copies that were clean all through it become candidates.
+    pub(crate) fn end_rest(&mut self) {
+        let [now, before] = &mut self.resting;
+        self.candidates.unite(before);
+        before.clear();
+        std::mem::swap(now, before);
     }
 
     /// Starts a page's life again: it will be read when it has been clean for two periods.
@@ -182,7 +214,10 @@ impl Region {
 
     /// The pages are not this region's any more, or are untouched memory.
     pub(crate) fn forget_ages(&mut self, first: u32, len: u32) {
-        for set in [&mut self.young, &mut self.older, &mut self.candidates, &mut self.deferred] {
+        let [now, before] = &mut self.resting;
+        for set in
+            [&mut self.young, &mut self.older, &mut self.candidates, &mut self.deferred, &mut self.copies, now, before]
+        {
             set.remove_range(first, len);
         }
     }
@@ -231,6 +266,36 @@ mod tests {
         assert!(scan(&mut region, &[2]).is_empty());
         region.retry_deferred();
         assert_eq!(scan(&mut region, &[]), [1]);
+    }
+
+    #[test]
+    fn copies_rest_for_a_whole_turn_more() {
+        let mut region = Region::new(0, 100);
+        region.copied(7);
+        scan(&mut region, &[7, 8]);
+        scan(&mut region, &[]);
+        assert_eq!(scan(&mut region, &[]), [8], "the copy rests");
+        region.end_rest();
+        assert_eq!(scan(&mut region, &[]), [8], "less than a turn, perhaps");
+        region.end_rest();
+        assert_eq!(scan(&mut region, &[]), [7, 8]);
+        scan(&mut region, &[7]);
+        scan(&mut region, &[]);
+        scan(&mut region, &[]);
+        region.end_rest();
+        assert_eq!(scan(&mut region, &[7]), [8], "a write while it rests starts everything again");
+        region.end_rest();
+        assert_eq!(scan(&mut region, &[]), [8]);
+    }
+
+    #[test]
+    fn discarded_copies_are_copies_no_more() {
+        let mut region = Region::new(0, 100);
+        region.copied(7);
+        region.forget_ages(0, 100);
+        scan(&mut region, &[7]);
+        scan(&mut region, &[]);
+        assert_eq!(scan(&mut region, &[]), [7]);
     }
 
     #[test]

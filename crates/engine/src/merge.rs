@@ -15,7 +15,7 @@ use wire::{MAX_BATCH_PAGES, RegionId};
 
 use crate::client::{Client, Goal, PlannedRun, Wish, pinned_reason};
 use crate::index::{Place, Seen, Sighting};
-use crate::ledger::Entry;
+use crate::ledger::{Entry, Region};
 use crate::service::Shared;
 use crate::store::{Cursor, Frame, GrowError};
 
@@ -58,7 +58,7 @@ enum Stop {
 
 /// One turn of `client`. `scan`: a merge period has passed, so look what was written first.
 pub(crate) fn turn(shared: &Shared, client: &Arc<Client>, scratch: &mut Scratch, scan: bool) {
-    if scan && !begin_period(client) {
+    if scan && !begin_period(shared, client) {
         return;
     }
     let cursor = Cursor::new(&client.domain.store);
@@ -91,7 +91,7 @@ pub(crate) fn turn(shared: &Shared, client: &Arc<Client>, scratch: &mut Scratch,
 }
 
 /// Refuses pinned memory, scans. `false`: nothing to do for this client now.
-fn begin_period(client: &Client) -> bool {
+fn begin_period(shared: &Shared, client: &Client) -> bool {
     let status = kmem::procfs::status(Some(client.pid));
     let mut state = client.state();
     if !state.connected || state.detached || state.outstanding > 0 {
@@ -113,10 +113,14 @@ fn begin_period(client: &Client) -> bool {
         tracing::warn!(pid = client.pid, "cannot scan its memory: {e}");
         return false;
     }
+    if state.rested.elapsed().as_secs_f64() >= shared.config.direct_io_seconds {
+        state.rested = std::time::Instant::now();
+        state.regions.values_mut().for_each(Region::end_rest);
+    }
     if state.totals.full_scans.is_multiple_of(RETRY_SCANS) {
         state.min_run = if state.maps_bound { state.min_run } else { 1 };
         state.maps_bound = false;
-        state.regions.values_mut().for_each(|region| region.retry_deferred());
+        state.regions.values_mut().for_each(Region::retry_deferred);
     }
     true
 }
@@ -160,15 +164,17 @@ impl Turn<'_> {
             let mut plan = Plan::default();
             let mut from = 0;
             while !self.shared.stopping() {
-                {
+                let going_on = {
                     let state = self.client.state();
-                    if !state.connected || state.refused.is_some() {
-                        return Err(Stop::Client);
-                    }
                     let Some(region) = state.regions.get(&id) else { break };
                     region.candidates(from, CHUNK, &mut scratch.pages);
                     scratch.addresses.clear();
                     scratch.addresses.extend(scratch.pages.iter().map(|&page| region.address(page)));
+                    state.connected && state.refused.is_none()
+                };
+                if !going_on {
+                    self.undo(id, &plan.runs, false);
+                    return Err(Stop::Client);
                 }
                 let Some(&last) = scratch.pages.last() else { break };
                 from = last + 1;

@@ -1,0 +1,149 @@
+//! The command line: bad input gets a clear message with the remedy and a documented exit code, and the started program
+//! runs in any case.
+
+use std::process::{Command, Output};
+
+use e2e::{Daemon, program, skipped};
+
+fn pageone(dir: &std::path::Path, args: &[&str]) -> Output {
+    Command::new(program("pageone")).arg("--dir").arg(dir).args(args).output().unwrap()
+}
+
+fn error(out: &Output) -> String {
+    String::from_utf8_lossy(&out.stderr).into_owned()
+}
+
+#[test]
+fn an_unknown_process_is_no_client() {
+    let daemon = Daemon::start();
+    let out = daemon.pageone(&["detach", "1"]).output().unwrap();
+    assert_eq!(out.status.code(), Some(4));
+    assert!(error(&out).contains("process 1") && error(&out).contains("pageone status"), "{}", error(&out));
+}
+
+#[test]
+fn without_a_daemon_status_says_how_to_start_one() {
+    let dir = tempfile::tempdir().unwrap();
+    for args in [&["status"][..], &["detach", "1"]] {
+        let out = pageone(dir.path(), args);
+        assert_eq!(out.status.code(), Some(3));
+        assert!(error(&out).contains("pageone daemon"), "{}", error(&out));
+    }
+}
+
+#[test]
+fn a_second_daemon_is_refused_and_the_first_goes_on() {
+    let daemon = Daemon::start();
+    let out = pageone(daemon.dir.path(), &["daemon"]);
+    assert_eq!(out.status.code(), Some(6));
+    assert!(error(&out).contains("another daemon") && error(&out).contains("--dir"), "{}", error(&out));
+    daemon.status();
+}
+
+#[test]
+fn a_wrong_configuration_is_named_by_file_line_and_key() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("pageone.toml");
+    for (text, words) in [
+        ("threads = 1\nmerge_perod = 2\n", vec!["line 2", "merge_perod"]),
+        ("merge_period = -1\n", vec!["merge_period", "-1"]),
+        ("[domains.x]\nuids = \"all\"\n", vec!["line 2", "uids"]),
+        ("= nonsense", vec!["line 1"]),
+    ] {
+        std::fs::write(&file, text).unwrap();
+        let out = pageone(dir.path(), &["daemon", "--config", file.to_str().unwrap()]);
+        assert_eq!(out.status.code(), Some(5), "{text}");
+        for word in words.iter().chain(&["pageone.toml"]) {
+            assert!(error(&out).contains(word), "{word}: {}", error(&out));
+        }
+    }
+    let out = pageone(dir.path(), &["daemon", "--config", "/nonexistent.toml"]);
+    assert_eq!(out.status.code(), Some(5));
+    assert!(error(&out).contains("/nonexistent.toml"), "{}", error(&out));
+    let out = pageone(dir.path(), &["daemon", "--merge-period", "0"]);
+    assert_eq!(out.status.code(), Some(5));
+}
+
+#[test]
+fn a_program_without_guest_memory_runs_as_ever() {
+    let daemon = Daemon::start();
+    let out = daemon.run(&[]).args(["echo", "hello"]).output().unwrap();
+    assert_eq!((out.stdout.as_slice(), out.status.code()), (&b"hello\n"[..], Some(0)));
+    assert_eq!(error(&out), "");
+    assert!(daemon.status()["domains"].as_array().unwrap().is_empty());
+}
+
+#[test]
+fn without_permission_the_program_runs_and_is_told_why_it_is_not_merged() {
+    if !rustix::process::geteuid().is_root() {
+        return skipped("only root can become nobody");
+    }
+    if std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").is_ok_and(|v| v.trim() == "1") {
+        return skipped("here every account may use userfaultfd");
+    }
+    let Ok(setpriv) = Command::new("setpriv").arg("--version").output() else {
+        return skipped("no setpriv (util-linux)");
+    };
+    assert!(setpriv.status.success());
+    // Where nobody can read it.
+    let dir = tempfile::tempdir_in("/tmp").unwrap();
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    for name in ["pageone", "libpageone_agent.so"] {
+        std::fs::copy(program(name), dir.path().join(name)).unwrap();
+    }
+    let nobody = |args: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"]);
+        command.arg(dir.path().join("pageone")).args(args).env("XDG_RUNTIME_DIR", "/nonexistent").output().unwrap()
+    };
+    let out = nobody(&["run", "--", "sh", "-c", "echo hello; exit 3"]);
+    assert_eq!((out.stdout.as_slice(), out.status.code()), (&b"hello\n"[..], Some(3)), "{}", error(&out));
+    assert!(error(&out).contains("runs without merging") && error(&out).contains("userfaultfd"), "{}", error(&out));
+    let out = nobody(&["doctor"]);
+    assert_eq!(out.status.code(), Some(7));
+    let text = String::from_utf8_lossy(&out.stdout).into_owned();
+    let line = text.lines().find(|l| l.contains("userfaultfd")).unwrap();
+    assert!(line.starts_with("MISSING") && line.contains("/dev/userfaultfd"), "{line}");
+}
+
+#[test]
+fn doctor_is_content_where_merging_works() {
+    let out = pageone(tempfile::tempdir().unwrap().path(), &["doctor", "--json"]);
+    assert_eq!(out.status.code(), Some(0), "{}{}", String::from_utf8_lossy(&out.stdout), error(&out));
+    let checks: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert!(checks.as_array().unwrap().iter().all(|c| c["verdict"] != "missing"));
+}
+
+#[test]
+fn run_starts_a_daemon_where_there_is_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = Command::new(program("pageone"));
+    command
+        .arg("--dir")
+        .arg(dir.path())
+        .args(["run", "--"])
+        .arg(program("pageone-test-client"))
+        .args(["hold", "4096", "2"]);
+    command.stderr(std::process::Stdio::null());
+    let mut client = e2e::Client::spawn(command);
+    client.expect("ready");
+    let status = e2e::eventually("the started daemon knows the client", std::time::Duration::from_secs(10), || {
+        let out = pageone(dir.path(), &["status", "--json"]);
+        let status: serde_json::Value = serde_json::from_slice(&out.stdout).ok()?;
+        (status["domains"][0]["clients"][0]["pid"] == client.pid()).then_some(status)
+    });
+    assert_eq!(status["merge_period_seconds"], 20.0);
+    client.go();
+    assert_eq!(client.finish(), Some(0));
+    // It would end by itself in a minute; its process is the one that holds the lock.
+    let locks =
+        std::fs::read_dir("/proc").unwrap().flatten().filter_map(|p| p.file_name().to_str()?.parse::<i32>().ok());
+    let own = dir.path().to_str().unwrap().to_string();
+    for pid in locks {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        if String::from_utf8_lossy(&line).contains(&own) && pid != std::process::id() as i32 {
+            e2e::signal_process(pid, libc::SIGTERM);
+        }
+    }
+}

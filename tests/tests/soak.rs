@@ -1,6 +1,7 @@
 //! The soak: guests under load while daemons are killed, guests come and go, and an oracle counts every write.
 //!
 //! `PAGEONE_SOAK_SECONDS` says how long; without it the test is skipped (`make soak`: 1800, in CI: 180).
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::time::{Duration, Instant};
 
@@ -93,7 +94,9 @@ fn guests_survive_everything() {
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     let maps = std::fs::read_to_string(format!("/proc/{}/maps", detached.pid())).unwrap();
     assert!(!maps.contains("memfd:pageone:"), "a store is still mapped");
-    println!("{} mappings after detaching", maps.lines().count());
+    let count = maps.lines().count();
+    println!("{count} mappings after detaching");
+    assert!(count < 500, "{count} mappings; a guest that was never merged has some 330");
     // No frame leaked: with the last guest the store is empty.
     drop(detached);
     guests.clear();

@@ -11,7 +11,7 @@ use crate::pins::Waiting;
 use crate::raw;
 use crate::state::{self, ENDED, PHASE, STATE, Segment, State};
 use crate::threads::{interest, wait};
-use crate::window::Users;
+use crate::window::Twin;
 use crate::{log, regions::Pages};
 use kmem::memfd;
 use kmem::seqpacket::Conn;
@@ -21,7 +21,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use wire::{SEGMENT_PAGES, ToAgent, ToDaemon, control};
+use wire::{RegionId, SEGMENT_PAGES, ToAgent, ToDaemon, control};
 
 /// First pause before the next attempt to connect; doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
@@ -264,24 +264,43 @@ fn most_segments() -> usize {
     (limit.unwrap_or(u64::MAX) / 4) as usize
 }
 
+/// Gives a region its plain memory back, window by window; the program gets its turn in between.
+fn restore(id: RegionId, pages: u32) -> Result<(), Errno> {
+    let mut twin: Option<Twin> = None;
+    for start in (0..pages).step_by(crate::window::MAX_PAGES as usize) {
+        let mut state = STATE.lock();
+        let Some(index) = state.position(id) else { break };
+        let region = &mut state.regions[index];
+        let window = Pages { start, end: pages.min(start + crate::window::MAX_PAGES) };
+        if twin.is_none() {
+            if !region.mapped.any(Pages::new(0, pages)) {
+                break;
+            }
+            twin = Some(Twin::new(region)?);
+        }
+        let bytes = region.bytes(window);
+        let parts: Vec<Pages> = region.managed_in(bytes).collect();
+        for part in parts {
+            if let Some(twin) = &mut twin {
+                state.restore(id, part, twin)?;
+            }
+        }
+        drop(state);
+        std::thread::sleep(Duration::from_micros(20));
+    }
+    Ok(())
+}
+
 /// Turns everything back into plain anonymous memory.
 fn detach() -> End {
     // Nothing is taken from here on.
     PHASE.store(ENDED, Ordering::Release);
-    loop {
-        let mut state = STATE.lock();
-        let merged = state.regions.iter().find_map(|region| {
-            let everything = Pages::new(0, region.range.pages() as u32);
-            Some((region.id, region.mapped.next_run(everything)?))
-        });
-        let Some((id, run)) = merged else { break };
-        let window = Pages { start: run.start, end: run.end.min(run.start.saturating_add(crate::window::MAX_PAGES)) };
-        if let Err(error) = state.unmerge(id, window, Users::Active) {
+    let regions: Vec<_> = STATE.lock().regions.iter().map(|region| (region.id, region.range.pages() as u32)).collect();
+    for (id, pages) in regions {
+        if let Err(error) = restore(id, pages) {
             PHASE.store(crate::state::RUNNING, Ordering::Release);
             return End::Lost(format!("memory could not be unmerged: {error}"));
         }
-        drop(state);
-        std::thread::sleep(Duration::from_micros(20));
     }
     let mut state = STATE.lock();
     for (id, pages) in state.pieces(kmem::range::Range::new(0, usize::MAX)) {

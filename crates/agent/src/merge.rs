@@ -15,7 +15,7 @@ use crate::pins::Waiting;
 use crate::regions::{Pages, Region};
 use crate::sabotage::{self, Sabotage};
 use crate::state::{Segment, State};
-use crate::window;
+use crate::window::{self, ZEROS};
 use crate::{pins, raw};
 use kmem::{PAGE_SIZE, mm, procfs};
 use std::os::fd::AsFd;
@@ -24,8 +24,6 @@ use wire::{Fate, Outcome, RegionId, Run, Target};
 
 /// How long a window may take.
 pub const MAX_TIME: Duration = Duration::from_millis(1);
-
-static ZEROS: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
 
 /// What became of a window.
 #[derive(Default)]

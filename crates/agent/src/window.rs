@@ -14,11 +14,13 @@ use crate::raw;
 use crate::regions::{Pages, Region, Sticky};
 use crate::sabotage::{self, Sabotage};
 use crate::state::State;
-use kmem::mm;
 use kmem::range::Range;
+use kmem::{PAGE_SIZE, mm};
 use rustix::io::Errno;
 use wire::RegionId;
 
+/// A page of zeros to compare with.
+pub static ZEROS: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
 /// Most pages in one window.
 pub const MAX_PAGES: u32 = 512;
 
@@ -106,6 +108,19 @@ impl State {
         Ok(())
     }
 
+    /// Gives a window of a region its plain memory back, all of it: what is not zero is copied to its place in `twin`, and that
+    /// part of the twin is moved over the window. `false`: not all of the window is managed, and nothing was done.
+    pub fn restore(&mut self, id: RegionId, pages: Pages, twin: &mut Twin) -> Result<bool, Errno> {
+        let Some(index) = self.position(id).filter(|&index| self.regions[index].manages(pages)) else {
+            return Ok(false);
+        };
+        let span = self.regions[index].bytes(pages);
+        self.open_window(span)?;
+        let done = twin.replace(&mut self.regions[index], pages);
+        self.close_window(span);
+        done.map(|()| true)
+    }
+
     /// Makes merged pages untouched memory, as the program discards them.
     pub fn discard(&mut self, id: RegionId, pages: Pages) -> Result<(), Errno> {
         let Some(index) = self.position(id) else { return Ok(()) };
@@ -126,6 +141,60 @@ impl State {
         }
         self.track(span);
         result
+    }
+}
+
+/// Memory as long as a region, to take the region's place window by window. It is one mapping, so that the kernel joins the
+/// moved pieces to one again; pieces of their own would stay pieces for ever.
+pub struct Twin {
+    start: usize,
+    /// What has not been moved yet.
+    left: Range,
+}
+
+impl Twin {
+    /// Memory for a region, untouched.
+    pub fn new(region: &mut Region) -> Result<Twin, Errno> {
+        let start = anonymous(0, region.range.len, 0, region.sticky)?;
+        let left = Range::new(start, region.range.len);
+        advise(region, left, true);
+        Ok(Twin { start, left })
+    }
+
+    /// Moves the part of these pages into place, with their bytes. Windows come in ascending order; what is left out is unmapped.
+    fn replace(&mut self, region: &mut Region, pages: Pages) -> Result<(), Errno> {
+        let place = region.bytes(pages);
+        let part = Range::new(self.start + pages.start as usize * PAGE_SIZE, place.len);
+        self.skip_to(part.start);
+        for offset in (0..place.len).step_by(PAGE_SIZE) {
+            // SAFETY: a page of mapped memory whose writers wait, and a page of the twin, which nobody else knows.
+            unsafe {
+                let from = (place.start + offset) as *const u8;
+                if libc::memcmp(from.cast(), ZEROS.as_ptr().cast(), PAGE_SIZE) != 0 {
+                    std::ptr::copy_nonoverlapping(from, (part.start + offset) as *mut u8, PAGE_SIZE);
+                }
+            }
+        }
+        // SAFETY: the bytes stay what they are.
+        unsafe { mm::remap_fixed(part, place.start) }?;
+        self.left = Range::new(part.end(), self.left.end() - part.end());
+        region.mapped.clear(pages);
+        Ok(())
+    }
+
+    fn skip_to(&mut self, start: usize) {
+        let unused = Range::new(self.left.start, start - self.left.start);
+        if unused.len > 0 {
+            // SAFETY: the twin's own memory, which was not moved.
+            let _ = unsafe { mm::unmap(unused) };
+        }
+        self.left = Range::new(start, self.left.end() - start);
+    }
+}
+
+impl Drop for Twin {
+    fn drop(&mut self) {
+        self.skip_to(self.left.end());
     }
 }
 

@@ -188,13 +188,13 @@ impl Index {
 
     /// Contents known.
     pub(crate) fn len(&self) -> u64 {
-        self.tree.len() as u64
+        self.tree.len()
     }
 
     /// Bytes of memory that the index takes.
     pub(crate) fn bytes(&self) -> u64 {
         let slots = u64::from(self.slots().next.load(Relaxed).div_ceil(CHUNK)) * u64::from(CHUNK) * 16;
-        self.tree.stats().bytes as u64 + slots
+        self.tree.stats().bytes + slots
     }
 }
 

@@ -433,7 +433,7 @@ impl<'s> Cursor<'s> {
         let allocate = |s: &Segment, slot: usize| memfd::allocate(s.fd(), slot as u64 * page, u64::from(len) * page);
         match self.store.with(frame, allocate) {
             Some(Ok(())) => self.populated = frame.0 + len,
-            Some(Err(e)) => return Err(GrowError::Allocate(e.into())),
+            Some(Err(e)) => return Err(GrowError::Allocate(e)),
             None => {}
         }
         Ok(())

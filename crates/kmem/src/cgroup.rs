@@ -18,16 +18,9 @@ struct Files {
     inactive_cache: &'static str,
 }
 
-const V1: Files = Files {
-    limit: "memory.limit_in_bytes",
-    usage: "memory.usage_in_bytes",
-    inactive_cache: "total_inactive_file",
-};
-const V2: Files = Files {
-    limit: "memory.max",
-    usage: "memory.current",
-    inactive_cache: "inactive_file",
-};
+const V1: Files =
+    Files { limit: "memory.limit_in_bytes", usage: "memory.usage_in_bytes", inactive_cache: "total_inactive_file" };
+const V2: Files = Files { limit: "memory.max", usage: "memory.current", inactive_cache: "inactive_file" };
 
 /// Version 1 writes "no limit" as the largest number of pages; anything like it is none.
 const UNLIMITED: u64 = 1 << 62;
@@ -41,13 +34,10 @@ const UNLIMITED: u64 = 1 << 62;
 pub fn memory_headroom() -> io::Result<Option<u64>> {
     let groups = read_to_string("/proc/self/cgroup")?;
     let mounts = read_to_string("/proc/self/mountinfo")?;
-    let least = [
-        (&V1, find(&groups, &mounts, true)),
-        (&V2, find(&groups, &mounts, false)),
-    ]
-    .into_iter()
-    .filter_map(|(files, place)| place.and_then(|(top, group)| headroom(files, &top, &group)))
-    .min();
+    let least = [(&V1, find(&groups, &mounts, true)), (&V2, find(&groups, &mounts, false))]
+        .into_iter()
+        .filter_map(|(files, place)| place.and_then(|(top, group)| headroom(files, &top, &group)))
+        .min();
     Ok(least)
 }
 
@@ -57,11 +47,7 @@ fn find(groups: &str, mounts: &str, v1: bool) -> Option<(PathBuf, PathBuf)> {
     let path = groups.lines().find_map(|line| {
         let (_, rest) = line.split_once(':')?;
         let (controllers, path) = rest.split_once(':')?;
-        let ours = if v1 {
-            controllers.split(',').any(|name| name == "memory")
-        } else {
-            line.starts_with("0::")
-        };
+        let ours = if v1 { controllers.split(',').any(|name| name == "memory") } else { line.starts_with("0::") };
         ours.then_some(path)
     })?;
     // `id parent major:minor root mountpoint options [optional...] - type source superoptions`
@@ -69,12 +55,7 @@ fn find(groups: &str, mounts: &str, v1: bool) -> Option<(PathBuf, PathBuf)> {
         let (mount, file_system) = line.split_once(" - ")?;
         let mut file_system = file_system.split(' ');
         let ours = match file_system.next()? {
-            "cgroup" => {
-                v1 && file_system
-                    .nth(1)?
-                    .split(',')
-                    .any(|option| option == "memory")
-            }
+            "cgroup" => v1 && file_system.nth(1)?.split(',').any(|option| option == "memory"),
             "cgroup2" => !v1,
             _ => false,
         };
@@ -112,13 +93,7 @@ fn number(file: &Path) -> Option<u64> {
 
 fn inactive_cache(files: &Files, directory: &Path) -> Option<u64> {
     let stat = read_to_string(directory.join("memory.stat")).ok()?;
-    stat.lines().find_map(|line| {
-        line.strip_prefix(files.inactive_cache)?
-            .strip_prefix(' ')?
-            .trim()
-            .parse()
-            .ok()
-    })
+    stat.lines().find_map(|line| line.strip_prefix(files.inactive_cache)?.strip_prefix(' ')?.trim().parse().ok())
 }
 
 #[cfg(test)]
@@ -142,16 +117,8 @@ mod tests {
         fs::write(top.join("a/memory.current"), "700000\n").unwrap();
         assert_eq!(headroom(&V2, top, &group), Some(300_000));
 
-        fs::write(
-            top.join("a/memory.stat"),
-            "anon 1\ninactive_file_x 9\ninactive_file 200000\n",
-        )
-        .unwrap();
-        assert_eq!(
-            headroom(&V2, top, &group),
-            Some(500_000),
-            "idle page cache can go"
-        );
+        fs::write(top.join("a/memory.stat"), "anon 1\ninactive_file_x 9\ninactive_file 200000\n").unwrap();
+        assert_eq!(headroom(&V2, top, &group), Some(500_000), "idle page cache can go");
 
         fs::write(group.join("memory.max"), "5000\n").unwrap();
         assert_eq!(headroom(&V2, top, &group), Some(904));
@@ -181,17 +148,8 @@ mod tests {
     fn finds_both_versions() {
         let groups = "4:memory:/box/inner\n1:cpu:/\n0::/user.slice\n";
         let at = |top: &str, group: &str| Some((PathBuf::from(top), PathBuf::from(group)));
-        assert_eq!(
-            find(groups, MOUNTS, true),
-            at("/sys/fs/cgroup/memory", "/sys/fs/cgroup/memory/inner")
-        );
-        assert_eq!(
-            find(groups, MOUNTS, false),
-            at(
-                "/sys/fs/cgroup/unified",
-                "/sys/fs/cgroup/unified/user.slice"
-            )
-        );
+        assert_eq!(find(groups, MOUNTS, true), at("/sys/fs/cgroup/memory", "/sys/fs/cgroup/memory/inner"));
+        assert_eq!(find(groups, MOUNTS, false), at("/sys/fs/cgroup/unified", "/sys/fs/cgroup/unified/user.slice"));
         assert_eq!(
             find("4:memory:/elsewhere\n", MOUNTS, true).unwrap().1,
             Path::new("/sys/fs/cgroup/memory/"),
@@ -204,10 +162,6 @@ mod tests {
     #[test]
     fn this_process() {
         // Whatever the limit here, it is a number of bytes that this test's own memory fits into.
-        assert!(
-            memory_headroom()
-                .unwrap()
-                .is_none_or(|bytes| bytes > 1 << 20)
-        );
+        assert!(memory_headroom().unwrap().is_none_or(|bytes| bytes > 1 << 20));
     }
 }

@@ -128,18 +128,13 @@ impl Ksm {
     /// `NotFound` when there is none.
     pub fn at(root: &Path) -> io::Result<Ksm> {
         fs::metadata(root.join("run"))?;
-        Ok(Ksm {
-            root: root.to_owned(),
-        })
+        Ok(Ksm { root: root.to_owned() })
     }
 
     fn read<T: std::str::FromStr>(&self, name: &str) -> io::Result<T> {
         let text = fs::read_to_string(self.root.join(name))?;
         text.trim().parse().map_err(|_| {
-            io::Error::new(
-                io::ErrorKind::InvalidData,
-                format!("{name}: {:?} is not understood", text.trim()),
-            )
+            io::Error::new(io::ErrorKind::InvalidData, format!("{name}: {:?} is not understood", text.trim()))
         })
     }
 
@@ -176,9 +171,7 @@ impl Ksm {
 
 /// The word in brackets: `[none] scan-time`.
 fn selected(text: &str) -> &str {
-    text.split_whitespace()
-        .find_map(|word| word.strip_prefix('[')?.strip_suffix(']'))
-        .unwrap_or(text.trim())
+    text.split_whitespace().find_map(|word| word.strip_prefix('[')?.strip_suffix(']')).unwrap_or(text.trim())
 }
 
 /// Every setting but the advisor, in the order in which they are put back; `run` starts ksmd, so it is last.
@@ -228,10 +221,7 @@ impl Snapshot {
                 values.push((name, value));
             }
         }
-        Ok(Snapshot {
-            ksm: ksm.clone(),
-            values,
-        })
+        Ok(Snapshot { ksm: ksm.clone(), values })
     }
 
     /// Puts back what is different now. All of it is tried, also when something fails.
@@ -246,10 +236,7 @@ impl Snapshot {
             let result = self.ksm.put_back(name, value).map_err(|error| {
                 io::Error::new(
                     error.kind(),
-                    format!(
-                        "putting {}/{name} back to {value}: {error}",
-                        self.ksm.root.display()
-                    ),
+                    format!("putting {}/{name} back to {value}: {error}", self.ksm.root.display()),
                 )
             });
             if outcome.is_ok() {
@@ -262,9 +249,7 @@ impl Snapshot {
 
 impl Ksm {
     fn value(&self, name: &str) -> io::Result<Option<String>> {
-        Ok(self
-            .read_if_there::<String>(name)?
-            .map(|text| selected(&text).to_owned()))
+        Ok(self.read_if_there::<String>(name)?.map(|text| selected(&text).to_owned()))
     }
 
     fn put_back(&self, name: &str, value: &str) -> io::Result<()> {
@@ -272,11 +257,7 @@ impl Ksm {
             return Ok(());
         }
         // While an advisor is on, pages_to_scan is its own; the advisor's turn to be put back comes later.
-        if name == "pages_to_scan"
-            && self
-                .value("advisor_mode")?
-                .is_some_and(|mode| mode != "none")
-        {
+        if name == "pages_to_scan" && self.value("advisor_mode")?.is_some_and(|mode| mode != "none") {
             self.set_advisor_mode("none")?;
         }
         self.write(name, &value)
@@ -302,9 +283,7 @@ pub struct ProcessStat {
 ///
 /// `NotFound` when the process is gone or the kernel is older than 6.1; `PermissionDenied`.
 pub fn process_stat(pid: i32) -> io::Result<ProcessStat> {
-    Ok(parse_process_stat(&fs::read_to_string(format!(
-        "/proc/{pid}/ksm_stat"
-    ))?))
+    Ok(parse_process_stat(&fs::read_to_string(format!("/proc/{pid}/ksm_stat"))?))
 }
 
 fn parse_process_stat(text: &str) -> ProcessStat {

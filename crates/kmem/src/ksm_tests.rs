@@ -4,23 +4,12 @@ use crate::testing::{Child, forking, is_root};
 #[test]
 fn reads_statistics_and_does_without() {
     let root = tempfile::tempdir().unwrap();
-    assert_eq!(
-        Ksm::at(root.path()).unwrap_err().kind(),
-        io::ErrorKind::NotFound
-    );
-    for (name, text) in [
-        ("run", "1\n"),
-        ("pages_shared", "12\n"),
-        ("general_profit", "-4096\n"),
-    ] {
+    assert_eq!(Ksm::at(root.path()).unwrap_err().kind(), io::ErrorKind::NotFound);
+    for (name, text) in [("run", "1\n"), ("pages_shared", "12\n"), ("general_profit", "-4096\n")] {
         fs::write(root.path().join(name), text).unwrap();
     }
     let ksm = Ksm::at(root.path()).unwrap();
-    let expected = Stats {
-        pages_shared: Some(12),
-        general_profit: Some(-4096),
-        ..Stats::default()
-    };
+    let expected = Stats { pages_shared: Some(12), general_profit: Some(-4096), ..Stats::default() };
     assert_eq!(ksm.stats().unwrap(), expected);
     fs::write(root.path().join("pages_shared"), "many").unwrap();
     assert_eq!(ksm.stats().unwrap_err().kind(), io::ErrorKind::InvalidData);
@@ -52,18 +41,10 @@ fn a_snapshot_puts_back_what_changed() {
     write("advisor_mode", "[none] scan-time\n");
     snapshot.restore().unwrap();
     assert_eq!(
-        (
-            read("run").as_str(),
-            read("pages_to_scan").as_str(),
-            read("advisor_mode").as_str()
-        ),
+        (read("run").as_str(), read("pages_to_scan").as_str(), read("advisor_mode").as_str()),
         ("0", "100", "scan-time")
     );
-    assert_eq!(
-        read("sleep_millisecs"),
-        "20\n",
-        "what did not change is not written"
-    );
+    assert_eq!(read("sleep_millisecs"), "20\n", "what did not change is not written");
 
     // One failure does not keep the rest from being put back, and names its file.
     ksm.set_run(1).unwrap();
@@ -90,21 +71,14 @@ fn this_systems_settings_are_put_back() {
     }
     let changed = ksm.sleep_millisecs().unwrap();
     snapshot.restore().unwrap();
-    assert_eq!(
-        (changed, ksm.sleep_millisecs().unwrap()),
-        (before + 1, before)
-    );
+    assert_eq!((changed, ksm.sleep_millisecs().unwrap()), (before + 1, before));
 }
 
 #[test]
 fn parses_process_stat() {
     let text = "ksm_rmap_items 7\nksm_zero_pages 3\nksm_merging_pages 2\nksm_process_profit -448\nksm_merge_any: no\n";
-    let expected = ProcessStat {
-        rmap_items: Some(7),
-        zero_pages: Some(3),
-        merging_pages: Some(2),
-        process_profit: Some(-448),
-    };
+    let expected =
+        ProcessStat { rmap_items: Some(7), zero_pages: Some(3), merging_pages: Some(2), process_profit: Some(-448) };
     assert_eq!(parse_process_stat(text), expected);
     match process_stat(std::process::id() as i32) {
         Ok(stat) => assert!(stat.rmap_items.is_some()),

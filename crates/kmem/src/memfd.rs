@@ -22,10 +22,8 @@ use rustix::io::Errno;
 use crate::{PAGE_SIZE, Range, mm};
 
 /// What a store is sealed with: nobody can shrink it, grow it, write it anew, or change the seals.
-pub const STORE_SEALS: SealFlags = SealFlags::SEAL
-    .union(SealFlags::SHRINK)
-    .union(SealFlags::GROW)
-    .union(SealFlags::FUTURE_WRITE);
+pub const STORE_SEALS: SealFlags =
+    SealFlags::SEAL.union(SealFlags::SHRINK).union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE);
 
 /// Why there is no memfd, or not one to trust.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -61,9 +59,7 @@ pub enum MemfdError {
     #[error("not a memfd (its seals cannot be read: {0})")]
     NotAMemfd(Errno),
     /// Somebody could still change it.
-    #[error(
-        "a memfd lacks the seals {missing:?}: its bytes could change or vanish, so it is not used"
-    )]
+    #[error("a memfd lacks the seals {missing:?}: its bytes could change or vanish, so it is not used")]
     MissingSeals {
         /// The seals that it lacks.
         missing: SealFlags,
@@ -91,10 +87,7 @@ fn create(name: &str) -> Result<OwnedFd, MemfdError> {
         Err(Errno::INVAL) => rustix::fs::memfd_create(name, flags),
         result => result,
     }
-    .map_err(|errno| MemfdError::Create {
-        name: name.to_owned(),
-        errno,
-    })
+    .map_err(|errno| MemfdError::Create { name: name.to_owned(), errno })
 }
 
 /// The seals of a memfd.
@@ -113,11 +106,7 @@ pub fn seals(fd: impl AsFd) -> io::Result<SealFlags> {
 /// [`MemfdError::NotAMemfd`], [`MemfdError::MissingSeals`].
 pub fn require_seals(fd: impl AsFd) -> Result<(), MemfdError> {
     let missing = STORE_SEALS - rustix::fs::fcntl_get_seals(fd).map_err(MemfdError::NotAMemfd)?;
-    if missing.is_empty() {
-        Ok(())
-    } else {
-        Err(MemfdError::MissingSeals { missing })
-    }
+    if missing.is_empty() { Ok(()) } else { Err(MemfdError::MissingSeals { missing }) }
 }
 
 /// What tells a file from every other one, as long as it is open somewhere; `/proc/PID/maps` shows the same.
@@ -136,10 +125,7 @@ pub struct FileId {
 /// Those of `fstat(2)`.
 pub fn identity(fd: impl AsFd) -> io::Result<FileId> {
     let stat = rustix::fs::fstat(fd)?;
-    Ok(FileId {
-        dev: stat.st_dev,
-        ino: stat.st_ino,
-    })
+    Ok(FileId { dev: stat.st_dev, ino: stat.st_ino })
 }
 
 /// Takes the memory (or disk space) for a part of a file now, so that writing it later cannot fail
@@ -198,19 +184,12 @@ pub fn map_shared(fd: impl AsFd, len: usize) -> Result<SharedMap, MemfdError> {
 }
 
 fn map(fd: impl AsFd, len: usize, writable: bool) -> Result<SharedMap, MemfdError> {
-    let protection = if writable {
-        libc::PROT_READ | libc::PROT_WRITE
-    } else {
-        libc::PROT_READ
-    };
+    let protection = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
     let fd = fd.as_fd().as_raw_fd();
     // SAFETY: a mapping that is not fixed replaces nothing.
     let start = unsafe { mm::mmap(Range::new(0, len), protection, libc::MAP_SHARED, fd, 0) }
         .map_err(|errno| MemfdError::Map { len, errno })?;
-    Ok(SharedMap {
-        range: Range::new(start, len),
-        writable,
-    })
+    Ok(SharedMap { range: Range::new(start, len), writable })
 }
 
 const WORDS: usize = PAGE_SIZE / 8;
@@ -234,18 +213,9 @@ impl SharedMap {
 
     /// The eight bytes at a byte offset.
     fn word(&self, offset: usize) -> *mut u64 {
-        assert!(
-            offset.is_multiple_of(8),
-            "offset {offset} of a word is not a multiple of 8"
-        );
-        let fits = offset
-            .checked_add(8)
-            .is_some_and(|end| end <= self.range.len);
-        assert!(
-            fits,
-            "offset {offset} lies outside of {} mapped bytes",
-            self.range.len
-        );
+        assert!(offset.is_multiple_of(8), "offset {offset} of a word is not a multiple of 8");
+        let fits = offset.checked_add(8).is_some_and(|end| end <= self.range.len);
+        assert!(fits, "offset {offset} lies outside of {} mapped bytes", self.range.len);
         self.as_ptr().wrapping_add(offset).cast()
     }
 
@@ -267,9 +237,7 @@ impl SharedMap {
             debug_assert!(i < WORDS);
             // SAFETY: word `i` of a mapped page, aligned, accessed atomically by everybody in this process; a relaxed
             // load of eight bytes is one plain load, which is allowed on read-only memory.
-            *bytes = unsafe { AtomicU64::from_ptr(words.add(i)) }
-                .load(Ordering::Relaxed)
-                .to_ne_bytes();
+            *bytes = unsafe { AtomicU64::from_ptr(words.add(i)) }.load(Ordering::Relaxed).to_ne_bytes();
         }
     }
 
@@ -279,16 +247,12 @@ impl SharedMap {
     ///
     /// When it lies outside, and when the map is for reading only.
     pub fn write_page(&self, index: usize, page: &[u8; PAGE_SIZE]) {
-        assert!(
-            self.writable,
-            "writing page {index} of a map made for reading only"
-        );
+        assert!(self.writable, "writing page {index} of a map made for reading only");
         let words = self.page(index);
         for (i, bytes) in page.as_chunks::<8>().0.iter().enumerate() {
             debug_assert!(i < WORDS);
             // SAFETY: word `i` of a mapped and writable page, aligned, accessed atomically by everybody in this process.
-            unsafe { AtomicU64::from_ptr(words.add(i)) }
-                .store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
+            unsafe { AtomicU64::from_ptr(words.add(i)) }.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
         }
     }
 

@@ -10,52 +10,23 @@ fn nobody_else_can_change_a_store() {
     assert!(seals(&fd).unwrap().contains(STORE_SEALS));
 
     let again = format!("/proc/self/fd/{}", fd.as_raw_fd());
-    let again = std::fs::File::options()
-        .read(true)
-        .write(true)
-        .open(again)
-        .unwrap();
+    let again = std::fs::File::options().read(true).write(true).open(again).unwrap();
     for fd in [fd.as_fd(), again.as_fd()] {
         assert_eq!(rustix::io::pwrite(fd, &[1], 0), Err(Errno::PERM), "write");
         assert_eq!(rustix::fs::ftruncate(fd, 0), Err(Errno::PERM), "shrink");
-        assert_eq!(
-            rustix::fs::ftruncate(fd, 8 * PAGE_SIZE as u64),
-            Err(Errno::PERM),
-            "grow"
-        );
+        assert_eq!(rustix::fs::ftruncate(fd, 8 * PAGE_SIZE as u64), Err(Errno::PERM), "grow");
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        assert_eq!(
-            rustix::fs::fallocate(fd, punch, 0, 4096),
-            Err(Errno::PERM),
-            "punch"
-        );
-        assert!(
-            allocate(fd, 4 * PAGE_SIZE as u64, 1).is_err(),
-            "grow by allocating"
-        );
+        assert_eq!(rustix::fs::fallocate(fd, punch, 0, 4096), Err(Errno::PERM), "punch");
+        assert!(allocate(fd, 4 * PAGE_SIZE as u64, 1).is_err(), "grow by allocating");
         let error = map_shared(fd, PAGE_SIZE).unwrap_err();
-        assert_eq!(
-            error,
-            MemfdError::Map {
-                len: PAGE_SIZE,
-                errno: Errno::PERM
-            }
-        );
-        assert_eq!(
-            rustix::fs::fcntl_add_seals(fd, SealFlags::WRITE),
-            Err(Errno::PERM),
-            "seal"
-        );
+        assert_eq!(error, MemfdError::Map { len: PAGE_SIZE, errno: Errno::PERM });
+        assert_eq!(rustix::fs::fcntl_add_seals(fd, SealFlags::WRITE), Err(Errno::PERM), "seal");
         // A map for reading cannot be made writable afterwards either.
         let reader = map_readonly(fd, 4 * PAGE_SIZE).unwrap();
         let writable = (libc::PROT_READ | libc::PROT_WRITE) as usize;
         // SAFETY: the test's own map.
-        let error = unsafe {
-            crate::syscall::syscall(
-                libc::SYS_mprotect,
-                [reader.range.start, reader.range.len, writable],
-            )
-        };
+        let error =
+            unsafe { crate::syscall::syscall(libc::SYS_mprotect, [reader.range.start, reader.range.len, writable]) };
         assert_eq!(error, Err(Errno::ACCESS));
         assert_eq!(reader.load_u64(PAGE_SIZE), u64::from_ne_bytes([7; 8]));
     }
@@ -82,39 +53,22 @@ fn private_mappings_share_and_copy() {
     memory.write(0, 1);
     store.write_page(1, &[9; PAGE_SIZE]);
     assert_eq!(memory.read(0), 1, "a copy of its own");
-    assert_eq!(
-        store.load_u64(PAGE_SIZE),
-        u64::from_ne_bytes([9; 8]),
-        "which the store knows nothing of"
-    );
+    assert_eq!(store.load_u64(PAGE_SIZE), u64::from_ne_bytes([9; 8]), "which the store knows nothing of");
 }
 
 #[test]
 fn a_store_from_somebody_else_is_checked() {
     let fd = create("kmem-test").unwrap();
     let has = seals(&fd).unwrap();
-    assert_eq!(
-        require_seals(&fd),
-        Err(MemfdError::MissingSeals {
-            missing: STORE_SEALS
-        })
-    );
+    assert_eq!(require_seals(&fd), Err(MemfdError::MissingSeals { missing: STORE_SEALS }));
     rustix::fs::fcntl_add_seals(&fd, STORE_SEALS - SealFlags::FUTURE_WRITE).unwrap();
     let error = require_seals(&fd).unwrap_err();
-    assert_eq!(
-        error,
-        MemfdError::MissingSeals {
-            missing: SealFlags::FUTURE_WRITE
-        }
-    );
+    assert_eq!(error, MemfdError::MissingSeals { missing: SealFlags::FUTURE_WRITE });
     assert!(error.to_string().contains("FUTURE_WRITE"));
     assert!(!has.intersects(STORE_SEALS));
     // An ordinary file has no seals to read, though one on tmpfs tells that it can be sealed no more.
     assert!(require_seals(tempfile::tempfile().unwrap()).is_err());
-    assert!(matches!(
-        require_seals(std::io::stdin()),
-        Err(MemfdError::NotAMemfd(_) | MemfdError::MissingSeals { .. })
-    ));
+    assert!(matches!(require_seals(std::io::stdin()), Err(MemfdError::NotAMemfd(_) | MemfdError::MissingSeals { .. })));
 }
 
 #[test]
@@ -126,14 +80,7 @@ fn maps_tells_the_same_identity() {
     let mut found = None;
     procfs::for_each_map(None, |line| {
         if line.range == store.range() {
-            found = Some((
-                FileId {
-                    dev: line.dev,
-                    ino: line.inode,
-                },
-                line.perms,
-                line.path.clone(),
-            ));
+            found = Some((FileId { dev: line.dev, ino: line.inode }, line.perms, line.path.clone()));
         }
     })
     .unwrap();
@@ -158,10 +105,7 @@ fn memory_is_taken_when_written_or_allocated() {
 fn atomics_reach_other_mappings() {
     let fd = create("kmem-test").unwrap();
     rustix::fs::ftruncate(&fd, PAGE_SIZE as u64).unwrap();
-    let (one, other) = (
-        map_shared(&fd, PAGE_SIZE).unwrap(),
-        map_readonly(&fd, PAGE_SIZE).unwrap(),
-    );
+    let (one, other) = (map_shared(&fd, PAGE_SIZE).unwrap(), map_readonly(&fd, PAGE_SIZE).unwrap());
     one.atomic_u64(4088).fetch_add(3, Ordering::Relaxed);
     assert_eq!(other.load_u64(4088), 3);
     assert_eq!((one.len(), one.range().pages()), (PAGE_SIZE, 1));
@@ -174,10 +118,7 @@ fn a_dropped_map_is_gone() {
     let id = identity(&fd).unwrap();
     let mapped = || {
         let mut count = 0;
-        procfs::for_each_map(None, |line| {
-            count += usize::from(line.inode == id.ino && line.dev == id.dev)
-        })
-        .unwrap();
+        procfs::for_each_map(None, |line| count += usize::from(line.inode == id.ino && line.dev == id.dev)).unwrap();
         count
     };
     let map = map_shared(&fd, PAGE_SIZE).unwrap();

@@ -29,14 +29,7 @@ pub(crate) unsafe fn mmap(
     unsafe {
         syscall(
             libc::SYS_mmap,
-            [
-                range.start,
-                range.len,
-                protection as usize,
-                flags as usize,
-                fd as usize,
-                offset as usize,
-            ],
+            [range.start, range.len, protection as usize, flags as usize, fd as usize, offset as usize],
         )
     }
 }
@@ -56,22 +49,9 @@ const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 ///
 /// `ENOMEM` when the process has `vm.max_map_count` mappings; `EINVAL` when something is not page aligned; `EBADF`,
 /// `EACCES` and `EPERM` for the descriptor.
-pub unsafe fn map_fixed_private(
-    fd: BorrowedFd<'_>,
-    range: Range,
-    file_offset: u64,
-) -> Result<(), Errno> {
+pub unsafe fn map_fixed_private(fd: BorrowedFd<'_>, range: Range, file_offset: u64) -> Result<(), Errno> {
     // SAFETY: as promised by the caller.
-    unsafe {
-        mmap(
-            range,
-            READ_WRITE,
-            PRIVATE | libc::MAP_FIXED,
-            fd.as_raw_fd(),
-            file_offset,
-        )
-    }
-    .map(drop)
+    unsafe { mmap(range, READ_WRITE, PRIVATE | libc::MAP_FIXED, fd.as_raw_fd(), file_offset) }.map(drop)
 }
 
 /// Maps untouched anonymous memory over `range`: readable, writable, private; it reads as zeros and costs nothing
@@ -86,16 +66,7 @@ pub unsafe fn map_fixed_private(
 /// As [`map_fixed_private`].
 pub unsafe fn map_fixed_anonymous(range: Range) -> Result<(), Errno> {
     // SAFETY: as promised by the caller.
-    unsafe {
-        mmap(
-            range,
-            READ_WRITE,
-            PRIVATE | libc::MAP_FIXED | libc::MAP_ANONYMOUS,
-            -1,
-            0,
-        )
-    }
-    .map(drop)
+    unsafe { mmap(range, READ_WRITE, PRIVATE | libc::MAP_FIXED | libc::MAP_ANONYMOUS, -1, 0) }.map(drop)
 }
 
 /// Maps `len` bytes of untouched anonymous memory (readable, writable, private, no swap reserved) where the kernel
@@ -110,15 +81,7 @@ pub unsafe fn map_fixed_anonymous(range: Range) -> Result<(), Errno> {
 /// `ENOMEM`; `EINVAL` when `len` is 0.
 pub unsafe fn map_anonymous(len: usize) -> Result<usize, Errno> {
     // SAFETY: a mapping that is not fixed replaces nothing.
-    unsafe {
-        mmap(
-            Range::new(0, len),
-            READ_WRITE,
-            PRIVATE | libc::MAP_ANONYMOUS,
-            -1,
-            0,
-        )
-    }
+    unsafe { mmap(Range::new(0, len), READ_WRITE, PRIVATE | libc::MAP_ANONYMOUS, -1, 0) }
 }
 
 /// Removes every mapping in `range`.
@@ -150,13 +113,7 @@ pub unsafe fn unmap(range: Range) -> Result<(), Errno> {
 pub unsafe fn remap_fixed(from: Range, to: usize) -> Result<(), Errno> {
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
     // SAFETY: as promised by the caller.
-    unsafe {
-        syscall(
-            libc::SYS_mremap,
-            [from.start, from.len, from.len, flags as usize, to],
-        )
-    }
-    .map(drop)
+    unsafe { syscall(libc::SYS_mremap, [from.start, from.len, from.len, flags as usize, to]) }.map(drop)
 }
 
 /// `madvise(2)` with one of the `MADV_*` values.

@@ -117,9 +117,7 @@ impl Pagemap {
     /// `NotFound` when there is no such process, `PermissionDenied` when this one may not look at it (`ptrace(2)`,
     /// "PTRACE_MODE_READ_FSCREDS").
     pub fn open(pid: i32) -> io::Result<Pagemap> {
-        Ok(Pagemap {
-            fd: File::open(format!("/proc/{pid}/pagemap"))?.into(),
-        })
+        Ok(Pagemap { fd: File::open(format!("/proc/{pid}/pagemap"))?.into() })
     }
 
     /// Opens this process's own.
@@ -128,9 +126,7 @@ impl Pagemap {
     ///
     /// As [`Pagemap::open`]; also when `/proc` is not mounted.
     pub fn open_self() -> io::Result<Pagemap> {
-        Ok(Pagemap {
-            fd: File::open("/proc/self/pagemap")?.into(),
-        })
+        Ok(Pagemap { fd: File::open("/proc/self/pagemap")?.into() })
     }
 
     /// Takes over a page map opened elsewhere.
@@ -148,17 +144,8 @@ impl Pagemap {
     /// `ENOTTY`: the kernel is older than 6.7. `EPERM`: see [`Query::check_wp_async`]. `EINVAL`: not page aligned, or
     /// the kernel has no asynchronous write-protection and was asked for it. `EFAULT`: not an address range.
     /// `ESRCH`: the process is gone.
-    pub fn scan(
-        &self,
-        range: Range,
-        query: &Query,
-        each: &mut dyn FnMut(PageRun),
-    ) -> Result<ScanTotals, Errno> {
-        const NONE: sys::page_region = sys::page_region {
-            start: 0,
-            end: 0,
-            categories: 0,
-        };
+    pub fn scan(&self, range: Range, query: &Query, each: &mut dyn FnMut(PageRun)) -> Result<ScanTotals, Errno> {
+        const NONE: sys::page_region = sys::page_region { start: 0, end: 0, categories: 0 };
         let mut regions = [NONE; RUNS];
         let mut flags = 0;
         if query.write_protect {
@@ -209,9 +196,7 @@ impl Pagemap {
                     categories: Categories::from_bits_retain(region.categories),
                 };
                 match &mut last {
-                    Some(last) if last.end == run.start && last.categories == run.categories => {
-                        last.end = run.end
-                    }
+                    Some(last) if last.end == run.start && last.categories == run.categories => last.end = run.end,
                     _ => {
                         if let Some(run) = last.replace(run) {
                             report(run);

@@ -3,9 +3,7 @@ use crate::testing::{Child, Memory, forking, uffd};
 use crate::uffd::Features;
 use crate::{memfd, mm};
 
-const ASYNC: Features = Features::WP
-    .union(Features::WP_ASYNC)
-    .union(Features::WP_UNPOPULATED);
+const ASYNC: Features = Features::WP.union(Features::WP_ASYNC).union(Features::WP_UNPOPULATED);
 
 /// Takes the pages written since the last scan, as the engine does each period.
 const WRITTEN: Query = Query {
@@ -23,26 +21,16 @@ fn scan(memory: &Memory, query: &Query) -> Vec<(usize, usize, Categories)> {
     let totals = Pagemap::open_self()
         .unwrap()
         .scan(memory.0, query, &mut |run| {
-            runs.push((
-                (run.start - memory.0.start) / PAGE_SIZE,
-                run.pages(),
-                run.categories,
-            ));
+            runs.push(((run.start - memory.0.start) / PAGE_SIZE, run.pages(), run.categories));
         })
         .unwrap();
     assert_eq!(totals.runs, runs.len() as u64);
-    assert_eq!(
-        totals.pages,
-        runs.iter().map(|run| run.1 as u64).sum::<u64>()
-    );
+    assert_eq!(totals.pages, runs.iter().map(|run| run.1 as u64).sum::<u64>());
     runs
 }
 
 fn places(memory: &Memory, query: &Query) -> Vec<(usize, usize)> {
-    scan(memory, query)
-        .into_iter()
-        .map(|(first, pages, _)| (first, pages))
-        .collect()
+    scan(memory, query).into_iter().map(|(first, pages, _)| (first, pages)).collect()
 }
 
 #[test]
@@ -52,39 +40,19 @@ fn each_period_reports_what_was_written_in_it() {
     memory.write(3, 1);
     memory.write(4, 1);
     uffd.register_wp(memory.0).unwrap();
-    assert_eq!(
-        places(&memory, &WRITTEN),
-        [(3, 2)],
-        "what was populated counts as written at first"
-    );
+    assert_eq!(places(&memory, &WRITTEN), [(3, 2)], "what was populated counts as written at first");
     assert_eq!(places(&memory, &WRITTEN), []);
 
     memory.write(4, 2);
     memory.write(9, 2);
     memory.write(10, 2);
     assert_eq!(memory.read(3), 1);
-    assert_eq!(
-        places(
-            &memory,
-            &Query {
-                write_protect: false,
-                ..WRITTEN
-            }
-        ),
-        [(4, 1), (9, 2)]
-    );
-    assert_eq!(
-        places(&memory, &WRITTEN),
-        [(4, 1), (9, 2)],
-        "looking alone protects nothing"
-    );
+    assert_eq!(places(&memory, &Query { write_protect: false, ..WRITTEN }), [(4, 1), (9, 2)]);
+    assert_eq!(places(&memory, &WRITTEN), [(4, 1), (9, 2)], "looking alone protects nothing");
     assert_eq!(places(&memory, &WRITTEN), []);
     memory.write(10, 3);
     assert_eq!(places(&memory, &WRITTEN), [(10, 1)]);
-    assert!(
-        uffd.read_event().unwrap().is_none(),
-        "asynchronous: no fault reaches the descriptor"
-    );
+    assert!(uffd.read_event().unwrap().is_none(), "asynchronous: no fault reaches the descriptor");
 
     // What the balloon does: emptied pages are not told of before somebody touches them again.
     // SAFETY: the test's own memory, to which nobody holds references.
@@ -94,10 +62,7 @@ fn each_period_reports_what_was_written_in_it() {
     assert_eq!(places(&memory, &WRITTEN), [(9, 1)]);
 
     uffd.unregister(memory.0).unwrap();
-    let error = Pagemap::open_self()
-        .unwrap()
-        .scan(memory.0, &WRITTEN, &mut |_| {})
-        .unwrap_err();
+    let error = Pagemap::open_self().unwrap().scan(memory.0, &WRITTEN, &mut |_| {}).unwrap_err();
     assert_eq!(error, Errno::PERM, "not registered any more");
 }
 
@@ -107,17 +72,10 @@ fn untouched_memory_counts_as_written_unless_left_out() {
     let memory = Memory::new(8);
     memory.write(3, 1);
     uffd.register_wp(memory.0).unwrap();
-    let with_untouched = Query {
-        any_of: Categories::empty(),
-        ..WRITTEN
-    };
+    let with_untouched = Query { any_of: Categories::empty(), ..WRITTEN };
     assert_eq!(places(&memory, &WRITTEN), [(3, 1)]);
     assert_eq!(places(&memory, &with_untouched), [(0, 3), (4, 4)]);
-    assert_eq!(
-        places(&memory, &with_untouched),
-        [],
-        "protected all the same"
-    );
+    assert_eq!(places(&memory, &with_untouched), [], "protected all the same");
     assert_eq!(memory.read(5), 0);
     assert_eq!(places(&memory, &WRITTEN), [], "reading is not writing");
     memory.write(6, 1);
@@ -139,11 +97,7 @@ fn the_whole_range_is_walked() {
     for page in 0..3000 {
         memory.write(page, 2);
     }
-    assert_eq!(
-        places(&memory, &WRITTEN),
-        [(0, 3000)],
-        "one run stays one run"
-    );
+    assert_eq!(places(&memory, &WRITTEN), [(0, 3000)], "one run stays one run");
 }
 
 #[test]
@@ -161,21 +115,12 @@ fn categories_tell_what_a_page_is() {
     assert_eq!(memory.read(2) & 0xff, 1);
     memory.write(3, 1);
 
-    let all = Query {
-        returned: Categories::all(),
-        any_of: Categories::PRESENT,
-        ..Query::default()
-    };
+    let all = Query { returned: Categories::all(), any_of: Categories::PRESENT, ..Query::default() };
     let is = |page: usize, has: Categories, lacks: Categories| {
         let runs = scan(&memory, &all);
-        let run = runs
-            .iter()
-            .find(|run| (run.0..run.0 + run.1).contains(&page));
+        let run = runs.iter().find(|run| (run.0..run.0 + run.1).contains(&page));
         let categories = run.map(|run| run.2).unwrap_or_default();
-        assert!(
-            categories.contains(has) && !categories.intersects(lacks),
-            "page {page}: {categories:?}"
-        );
+        assert!(categories.contains(has) && !categories.intersects(lacks), "page {page}: {categories:?}");
     };
     let (file, zero, present) = (Categories::FILE, Categories::PFNZERO, Categories::PRESENT);
     is(0, present | Categories::WPALLOWED, file | zero);
@@ -185,11 +130,8 @@ fn categories_tell_what_a_page_is() {
     is(4, Categories::empty(), present);
 
     // Those that are there and are no file's: what is looked for before merging.
-    let own = Query {
-        inverted: Categories::FILE,
-        required: Categories::FILE | Categories::PRESENT,
-        ..Query::default()
-    };
+    let own =
+        Query { inverted: Categories::FILE, required: Categories::FILE | Categories::PRESENT, ..Query::default() };
     assert_eq!(places(&memory, &own), [(0, 2), (3, 1)]);
 }
 
@@ -211,16 +153,10 @@ fn another_process_is_scanned_and_protected_from_outside() {
                 break event;
             }
         };
-        let crate::uffd::Event::Fork { child: fd } = event else {
-            panic!("{event:?}")
-        };
+        let crate::uffd::Event::Fork { child: fd } = event else { panic!("{event:?}") };
         let child = child.join().unwrap();
         let pagemap = Pagemap::open(child.0).unwrap();
-        let count = || {
-            pagemap
-                .scan(memory.0, &WRITTEN, &mut |_| {})
-                .map(|totals| totals.pages)
-        };
+        let count = || pagemap.scan(memory.0, &WRITTEN, &mut |_| {}).map(|totals| totals.pages);
         assert_eq!(count(), Ok(8));
         assert_eq!(count(), Ok(0));
         drop(child);
@@ -238,12 +174,6 @@ fn bad_ranges_are_refused() {
         return;
     }
     assert_eq!(error, Err(Errno::INVAL));
-    assert_eq!(
-        pagemap.scan(Range::new(0, 0), &Query::default(), &mut |_| {}),
-        Ok(ScanTotals::default())
-    );
-    assert_eq!(
-        Pagemap::open(i32::MAX).unwrap_err().kind(),
-        io::ErrorKind::NotFound
-    );
+    assert_eq!(pagemap.scan(Range::new(0, 0), &Query::default(), &mut |_| {}), Ok(ScanTotals::default()));
+    assert_eq!(Pagemap::open(i32::MAX).unwrap_err().kind(), io::ErrorKind::NotFound);
 }

@@ -24,9 +24,7 @@ impl PidFd {
     /// `ESRCH`: there is none. `InvalidInput`: not a positive number. `EINVAL`: a thread that is not a process.
     pub fn open(pid: i32) -> io::Result<PidFd> {
         let pid = Pid::from_raw(pid.max(0)).ok_or(io::ErrorKind::InvalidInput)?;
-        Ok(PidFd {
-            fd: pidfd_open(pid, PidfdFlags::empty())?,
-        })
+        Ok(PidFd { fd: pidfd_open(pid, PidfdFlags::empty())? })
     }
 
     /// Takes over a descriptor opened elsewhere.
@@ -37,10 +35,7 @@ impl PidFd {
     /// Whether the process has ended; a zombie has. To wait for it, `poll(2)` the descriptor for `POLLIN`.
     pub fn has_exited(&self) -> bool {
         let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
-        let at_once = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         loop {
             match poll(&mut fds, Some(&at_once)) {
                 Err(rustix::io::Errno::INTR) => {}
@@ -81,10 +76,7 @@ mod tests {
     #[test]
     fn knows_when_a_process_ends() {
         let _forking = crate::testing::forking();
-        let mut child = std::process::Command::new("sleep")
-            .arg("60")
-            .spawn()
-            .unwrap();
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let process = PidFd::open(child.id() as i32).unwrap();
         assert!(!process.has_exited());
         process.send_signal(0).unwrap();
@@ -93,25 +85,13 @@ mod tests {
         assert!(process.has_exited(), "a zombie has ended");
         child.wait().unwrap();
         assert!(process.has_exited());
-        assert_eq!(
-            process.send_signal(0).unwrap_err().raw_os_error(),
-            Some(libc::ESRCH)
-        );
+        assert_eq!(process.send_signal(0).unwrap_err().raw_os_error(), Some(libc::ESRCH));
     }
 
     #[test]
     fn refuses_what_is_no_process() {
-        assert_eq!(
-            PidFd::open(0).unwrap_err().kind(),
-            io::ErrorKind::InvalidInput
-        );
-        assert_eq!(
-            PidFd::open(-1).unwrap_err().kind(),
-            io::ErrorKind::InvalidInput
-        );
-        assert_eq!(
-            PidFd::open(i32::MAX).unwrap_err().raw_os_error(),
-            Some(libc::ESRCH)
-        );
+        assert_eq!(PidFd::open(0).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        assert_eq!(PidFd::open(-1).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        assert_eq!(PidFd::open(i32::MAX).unwrap_err().raw_os_error(), Some(libc::ESRCH));
     }
 }

@@ -19,10 +19,7 @@ fn path(pid: Option<i32>, file: &str) -> String {
 }
 
 fn invalid(what: impl Display) -> io::Error {
-    io::Error::new(
-        io::ErrorKind::InvalidData,
-        format!("{what} is not understood"),
-    )
+    io::Error::new(io::ErrorKind::InvalidData, format!("{what} is not understood"))
 }
 
 /// Calls `each` with name and value of every line `name: value`, the value without surrounding blanks.
@@ -36,11 +33,7 @@ fn fields(text: &str, mut each: impl FnMut(&str, &str)) {
 
 /// The number that a value starts with; 0 when there is none.
 fn number(value: &str) -> u64 {
-    value
-        .split_whitespace()
-        .next()
-        .and_then(|number| number.parse().ok())
-        .unwrap_or(0)
+    value.split_whitespace().next().and_then(|number| number.parse().ok()).unwrap_or(0)
 }
 
 /// Some of `/proc/PID/status`. What a kernel thread, or an older kernel, does not tell is 0.
@@ -81,13 +74,7 @@ fn parse_status(text: &str) -> Status {
         "Name" => status.name = value.to_owned(),
         "Tgid" => status.tgid = number(value) as i32,
         // Real, effective, saved, file system.
-        "Uid" => {
-            status.uid = value
-                .split_whitespace()
-                .nth(1)
-                .and_then(|uid| uid.parse().ok())
-                .unwrap_or(0)
-        }
+        "Uid" => status.uid = value.split_whitespace().nth(1).and_then(|uid| uid.parse().ok()).unwrap_or(0),
         "VmLck" => status.vm_lck_kib = number(value),
         "VmPin" => status.vm_pin_kib = number(value),
         "VmRSS" => status.vm_rss_kib = number(value),
@@ -126,10 +113,7 @@ pub struct SmapsRollup {
 ///
 /// `NotFound` or `ESRCH` when it is gone, `PermissionDenied` when it is somebody else's.
 pub fn smaps_rollup(pid: Option<i32>) -> io::Result<SmapsRollup> {
-    Ok(parse_smaps_rollup(&read_to_string(path(
-        pid,
-        "smaps_rollup",
-    ))?))
+    Ok(parse_smaps_rollup(&read_to_string(path(pid, "smaps_rollup"))?))
 }
 
 fn parse_smaps_rollup(text: &str) -> SmapsRollup {
@@ -207,10 +191,7 @@ fn parse_meminfo(text: &str) -> MemInfo {
 }
 
 fn number_in(file: &str) -> io::Result<u64> {
-    read_to_string(file)?
-        .trim()
-        .parse()
-        .map_err(|_| invalid(file))
+    read_to_string(file)?.trim().parse().map_err(|_| invalid(file))
 }
 
 /// `vm.max_map_count`: how many mappings a process may have.
@@ -225,26 +206,19 @@ pub fn max_map_count() -> io::Result<usize> {
 /// `kernel.yama.ptrace_scope`: 0 a user's processes may look at each other, 1 only at children, 2 only with
 /// CAP_SYS_PTRACE, 3 none. `None` without Yama, which is as 0.
 pub fn ptrace_scope() -> Option<u32> {
-    number_in("/proc/sys/kernel/yama/ptrace_scope")
-        .ok()
-        .map(|scope| scope as u32)
+    number_in("/proc/sys/kernel/yama/ptrace_scope").ok().map(|scope| scope as u32)
 }
 
 /// The running kernel: major and minor version and the whole release, such as `(6, 18, "6.18.44")`. Versions that are
 /// not understood are 0.
 pub fn kernel_release() -> (u32, u32, String) {
-    let release = read_to_string("/proc/sys/kernel/osrelease")
-        .unwrap_or_default()
-        .trim()
-        .to_owned();
+    let release = read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned();
     let (major, minor) = parse_release(&release);
     (major, minor, release)
 }
 
 fn parse_release(release: &str) -> (u32, u32) {
-    let mut numbers = release
-        .split(|c: char| !c.is_ascii_digit())
-        .map(|number| number.parse().unwrap_or(0));
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
@@ -268,9 +242,7 @@ pub fn thread_cpu_time(pid: i32, tid: i32) -> io::Result<Duration> {
 
 fn stat_time(file: &str) -> io::Result<Duration> {
     let ticks = parse_ticks(&read_to_string(file)?).ok_or_else(|| invalid(file))?;
-    Ok(Duration::from_secs_f64(
-        ticks as f64 / rustix::param::clock_ticks_per_second() as f64,
-    ))
+    Ok(Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64))
 }
 
 /// Fields 14 and 15 of `stat`. The second, the name, may hold anything: count from the last parenthesis.

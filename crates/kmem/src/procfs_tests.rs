@@ -21,46 +21,20 @@ fn parsed(text: &str) -> Option<MapLine> {
 fn parses_map_lines() {
     let line = parsed("7f12a000-7f12c000 r-xp 0001f000 fd:02 131 /usr/lib/a b.so").unwrap();
     assert_eq!(line.range, Range::new(0x7f12_a000, 0x2000));
-    assert_eq!(
-        line.perms,
-        Perms {
-            read: true,
-            write: false,
-            exec: true,
-            shared: false
-        }
-    );
-    assert_eq!(
-        (line.offset, line.dev, line.inode),
-        (0x1_f000, libc::makedev(0xfd, 2), 131)
-    );
+    assert_eq!(line.perms, Perms { read: true, write: false, exec: true, shared: false });
+    assert_eq!((line.offset, line.dev, line.inode), (0x1_f000, libc::makedev(0xfd, 2), 131));
     assert_eq!(line.path, "/usr/lib/a b.so");
 
-    let line = parsed(
-        "00400000-00401000 rw-s 00000000 00:01 2049                       /memfd:x (deleted)",
-    )
-    .unwrap();
-    assert_eq!(
-        (line.dev, line.inode, line.path.as_str()),
-        (1, 2049, "/memfd:x (deleted)")
-    );
+    let line = parsed("00400000-00401000 rw-s 00000000 00:01 2049                       /memfd:x (deleted)").unwrap();
+    assert_eq!((line.dev, line.inode, line.path.as_str()), (1, 2049, "/memfd:x (deleted)"));
     assert!(line.perms.shared && line.perms.write);
 
-    for anonymous in [
-        "1000-2000 ---p 00000000 00:00 0",
-        "1000-2000 ---p 00000000 00:00 0 ",
-    ] {
+    for anonymous in ["1000-2000 ---p 00000000 00:00 0", "1000-2000 ---p 00000000 00:00 0 "] {
         let line = parsed(anonymous).unwrap();
         assert_eq!((line.dev, line.inode, line.path.as_str()), (0, 0, ""));
     }
-    let line = parsed(
-        "ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsyscall]",
-    )
-    .unwrap();
-    assert_eq!(
-        (line.range.start, line.path.as_str()),
-        (0xffff_ffff_ff60_0000, "[vsyscall]")
-    );
+    let line = parsed("ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsyscall]").unwrap();
+    assert_eq!((line.range.start, line.path.as_str()), (0xffff_ffff_ff60_0000, "[vsyscall]"));
 
     for bad in [
         "",
@@ -87,10 +61,7 @@ fn lists_this_process() {
     let mut count = 0usize;
     let mut last = 0;
     for_each_map(None, |line| {
-        found |= line.range == memory.pages(2, 1)
-            && line.perms.read
-            && line.perms.write
-            && !line.perms.shared;
+        found |= line.range == memory.pages(2, 1) && line.perms.read && line.perms.write && !line.perms.shared;
         assert!(line.range.start >= last && line.range.pages() > 0);
         last = line.range.end();
         count += 1;
@@ -100,10 +71,7 @@ fn lists_this_process() {
     let again = count_maps(None).unwrap();
     assert!(again.abs_diff(count) < 100, "{count} {again}"); // Other tests map things meanwhile.
     assert!(again < max_map_count().unwrap());
-    assert_eq!(
-        count_maps(Some(i32::MAX)).unwrap_err().kind(),
-        io::ErrorKind::NotFound
-    );
+    assert_eq!(count_maps(Some(i32::MAX)).unwrap_err().kind(), io::ErrorKind::NotFound);
 }
 
 #[test]
@@ -138,19 +106,11 @@ fn many_mappings_are_all_listed() {
     let took = start.elapsed();
     assert_eq!(ours, PAGES.div_ceil(2));
     assert_eq!(count, count_maps(Some(child.0)).unwrap());
-    println!(
-        "{count} mappings listed in {took:?}, {} ns each",
-        took.as_nanos() / count as u128
-    );
+    println!("{count} mappings listed in {took:?}, {} ns each", took.as_nanos() / count as u128);
 }
 
 fn sleeping(pid: i32) -> bool {
-    read_to_string(format!("/proc/{pid}/stat"))
-        .unwrap()
-        .rsplit_once(") ")
-        .unwrap()
-        .1
-        .starts_with('S')
+    read_to_string(format!("/proc/{pid}/stat")).unwrap().rsplit_once(") ").unwrap().1.starts_with('S')
 }
 
 #[test]
@@ -217,10 +177,7 @@ fn rollup_follows_what_is_touched() {
         std::thread::yield_now();
     }
     let after = smaps_rollup(Some(busy.0)).unwrap();
-    assert!(
-        after.anonymous >= before.anonymous + 1000,
-        "{before:?} {after:?}"
-    );
+    assert!(after.anonymous >= before.anonymous + 1000, "{before:?} {after:?}");
     assert!(after.rss >= after.pss);
 }
 
@@ -272,10 +229,7 @@ fn knows_the_kernel() {
     assert_eq!(parse_release("6.7-rc1"), (6, 7));
     assert_eq!(parse_release("x"), (0, 0));
     let (major, minor, release) = kernel_release();
-    assert!(
-        major >= 5 && release.starts_with(&format!("{major}.{minor}")),
-        "{release}"
-    );
+    assert!(major >= 5 && release.starts_with(&format!("{major}.{minor}")), "{release}");
     let yama = std::path::Path::new("/proc/sys/kernel/yama").exists();
     assert_eq!(ptrace_scope().is_some(), yama);
 }

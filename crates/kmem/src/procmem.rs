@@ -66,52 +66,29 @@ const IOVECS: usize = 1024;
 /// # }
 /// ```
 pub fn read_pages(pid: i32, addresses: &[usize], out: &mut [u8]) -> Result<usize, ReadError> {
-    assert!(
-        out.len() / PAGE_SIZE >= addresses.len(),
-        "room for {} pages in {} bytes",
-        addresses.len(),
-        out.len()
-    );
-    let mut remote = [iovec {
-        iov_base: std::ptr::null_mut(),
-        iov_len: 0,
-    }; IOVECS];
+    assert!(out.len() / PAGE_SIZE >= addresses.len(), "room for {} pages in {} bytes", addresses.len(), out.len());
+    let mut remote = [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; IOVECS];
     let mut done = 0;
     while done < addresses.len() {
         let mut pieces = 0;
         let mut pages = 0;
         for &address in &addresses[done..] {
             match remote[..pieces].last_mut() {
-                Some(piece)
-                    if piece.iov_base.addr().checked_add(piece.iov_len) == Some(address) =>
-                {
+                Some(piece) if piece.iov_base.addr().checked_add(piece.iov_len) == Some(address) => {
                     piece.iov_len += PAGE_SIZE;
                 }
                 _ if pieces == IOVECS => break,
                 _ => {
-                    remote[pieces] = iovec {
-                        iov_base: std::ptr::without_provenance_mut(address),
-                        iov_len: PAGE_SIZE,
-                    };
+                    remote[pieces] = iovec { iov_base: std::ptr::without_provenance_mut(address), iov_len: PAGE_SIZE };
                     pieces += 1;
                 }
             }
             pages += 1;
         }
         let room = &mut out[done * PAGE_SIZE..(done + pages) * PAGE_SIZE];
-        let local = iovec {
-            iov_base: room.as_mut_ptr().cast(),
-            iov_len: room.len(),
-        };
+        let local = iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
         let local = (&raw const local).expose_provenance();
-        let args = [
-            pid as usize,
-            local,
-            1,
-            remote.as_ptr().expose_provenance(),
-            pieces,
-            0,
-        ];
+        let args = [pid as usize, local, 1, remote.as_ptr().expose_provenance(), pieces, 0];
         // SAFETY: the kernel writes at most `room.len()` bytes to `room`, which is ours alone; the remote addresses are
         // another process's, or this one's, which are only read.
         let read = unsafe { syscall(libc::SYS_process_vm_readv, args) };

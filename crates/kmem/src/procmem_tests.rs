@@ -23,17 +23,9 @@ fn reads_a_child_up_to_the_first_hole() {
     };
     assert_eq!(read(&[0, 1, 2]), (3, vec![100, 101, 102]));
     assert_eq!(read(&[5, 0, 4]), (3, vec![105, 100, 104]), "any order");
-    assert_eq!(
-        read(&[2, 2, 2]),
-        (3, vec![102, 102, 102]),
-        "again and again"
-    );
+    assert_eq!(read(&[2, 2, 2]), (3, vec![102, 102, 102]), "again and again");
     let (count, words) = read(&[1, 2, 3, 4]);
-    assert_eq!(
-        (count, &words[..2]),
-        (2, &[101, 102][..]),
-        "a hole inside of a piece"
-    );
+    assert_eq!((count, &words[..2]), (2, &[101, 102][..]), "a hole inside of a piece");
     let (count, words) = read(&[4, 3, 5]);
     assert_eq!((count, words[0]), (1, 104), "a hole between pieces");
     assert_eq!(read(&[3, 4]).0, 0, "a hole in front");
@@ -46,24 +38,14 @@ fn more_pieces_than_one_call_takes() {
     for page in 0..2500 {
         memory.write(page, page as u64);
     }
-    let backwards: Vec<usize> = (0..2500)
-        .rev()
-        .map(|page| memory.pages(page, 1).start)
-        .collect();
+    let backwards: Vec<usize> = (0..2500).rev().map(|page| memory.pages(page, 1).start).collect();
     let mut out = vec![0; 2500 * PAGE_SIZE];
-    assert_eq!(
-        read_pages(std::process::id() as i32, &backwards, &mut out),
-        Ok(2500)
-    );
+    assert_eq!(read_pages(std::process::id() as i32, &backwards, &mut out), Ok(2500));
     for (page, bytes) in (0..2500u64).rev().zip(out.chunks(PAGE_SIZE)) {
         assert_eq!(bytes[..8], page.to_ne_bytes());
     }
     memory.unmap(1000).unwrap();
-    assert_eq!(
-        read_pages(std::process::id() as i32, &backwards, &mut out),
-        Ok(1499),
-        "in the second call"
-    );
+    assert_eq!(read_pages(std::process::id() as i32, &backwards, &mut out), Ok(1499), "in the second call");
 }
 
 #[test]
@@ -76,10 +58,7 @@ fn errors_tell_who_and_why() {
     let pid = child.0;
     assert_eq!(read_pages(pid, &[memory.0.start], &mut out), Ok(1));
     drop(child);
-    assert_eq!(
-        read_pages(pid, &[memory.0.start], &mut out),
-        Err(ReadError::Gone { pid })
-    );
+    assert_eq!(read_pages(pid, &[memory.0.start], &mut out), Err(ReadError::Gone { pid }));
 
     if !is_root() {
         println!("SKIPPED: the rest needs root");
@@ -88,17 +67,10 @@ fn errors_tell_who_and_why() {
     let parent = std::process::id() as i32;
     let nobody = Child::fork(|| {
         become_nobody();
-        u8::from(
-            read_pages(parent, &[memory.0.start], &mut out)
-                == Err(ReadError::NoPermission { pid: parent }),
-        )
+        u8::from(read_pages(parent, &[memory.0.start], &mut out) == Err(ReadError::NoPermission { pid: parent }))
     });
     assert_eq!(nobody.code(), 1);
-    assert!(
-        ReadError::NoPermission { pid: 1 }
-            .to_string()
-            .contains("ptrace_scope")
-    );
+    assert!(ReadError::NoPermission { pid: 1 }.to_string().contains("ptrace_scope"));
 }
 
 #[test]

@@ -34,9 +34,7 @@ pub struct Pressure {
 /// Those of reading the file; `InvalidData` when it is not understood.
 pub fn memory() -> io::Result<Option<Pressure>> {
     match std::fs::read_to_string("/proc/pressure/memory") {
-        Ok(text) => parse(&text)
-            .map(Some)
-            .ok_or_else(|| io::ErrorKind::InvalidData.into()),
+        Ok(text) => parse(&text).map(Some).ok_or_else(|| io::ErrorKind::InvalidData.into()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(None),
         Err(error) => Err(error),
@@ -74,21 +72,14 @@ mod tests {
 
     #[test]
     fn parses() {
-        let text = "some avg10=1.25 avg60=0.50 avg300=0.10 total=123456\nfull avg10=0.75 avg60=0.00 avg300=0.00 total=99\n";
+        let text =
+            "some avg10=1.25 avg60=0.50 avg300=0.10 total=123456\nfull avg10=0.75 avg60=0.00 avg300=0.00 total=99\n";
         let pressure = parse(text).unwrap();
         assert_eq!(
             pressure.some,
-            Stall {
-                avg10: 1.25,
-                avg60: 0.5,
-                avg300: 0.1,
-                total: Duration::from_micros(123_456)
-            }
+            Stall { avg10: 1.25, avg60: 0.5, avg300: 0.1, total: Duration::from_micros(123_456) }
         );
-        assert_eq!(
-            (pressure.full.avg10, pressure.full.total),
-            (0.75, Duration::from_micros(99))
-        );
+        assert_eq!((pressure.full.avg10, pressure.full.total), (0.75, Duration::from_micros(99)));
         assert_eq!(parse(""), None);
         assert_eq!(parse("some avg10=x"), None);
     }

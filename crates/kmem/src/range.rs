@@ -58,18 +58,9 @@ mod tests {
         assert!(range.contains(&Range::new(0x3000, 0x1000)));
         assert!(!range.contains(&Range::new(0x3000, 0x2000)));
         assert!(!range.contains(&Range::new(0, 0x2000)));
-        assert_eq!(
-            range.intersect(&Range::new(0, 0x2000)),
-            Some(Range::new(0x1000, 0x1000))
-        );
-        assert_eq!(
-            range.intersect(&Range::new(0x3000, 0x9000)),
-            Some(Range::new(0x3000, 0x1000))
-        );
-        assert_eq!(
-            range.intersect(&Range::new(0x2000, 0x1000)),
-            Some(Range::new(0x2000, 0x1000))
-        );
+        assert_eq!(range.intersect(&Range::new(0, 0x2000)), Some(Range::new(0x1000, 0x1000)));
+        assert_eq!(range.intersect(&Range::new(0x3000, 0x9000)), Some(Range::new(0x3000, 0x1000)));
+        assert_eq!(range.intersect(&Range::new(0x2000, 0x1000)), Some(Range::new(0x2000, 0x1000)));
         assert_eq!(range.intersect(&Range::new(0x4000, 0x1000)), None);
         assert_eq!(range.intersect(&Range::new(0, 0x1000)), None);
     }

@@ -16,8 +16,8 @@ use std::path::Path;
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
 use crate::pidfd::PidFd;
@@ -31,12 +31,7 @@ const BACKLOG: i32 = 128;
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
 fn socket() -> io::Result<OwnedFd> {
-    Ok(rustix::net::socket_with(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        FLAGS,
-        None,
-    )?)
+    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?)
 }
 
 /// A socket that clients connect to.
@@ -130,8 +125,7 @@ impl Conn {
     ///
     /// Those of `socketpair(2)`.
     pub fn pair() -> io::Result<(Conn, Conn)> {
-        let (a, b) =
-            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?;
+        let (a, b) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?;
         Ok((Conn { fd: a }, Conn { fd: b }))
     }
 
@@ -174,12 +168,7 @@ impl Conn {
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
         let received = loop {
-            match rustix::net::recvmsg(
-                &self.fd,
-                &mut [IoSliceMut::new(buffer)],
-                &mut control,
-                flags,
-            ) {
+            match rustix::net::recvmsg(&self.fd, &mut [IoSliceMut::new(buffer)], &mut control, flags) {
                 Ok(received) => break received,
                 Err(Errno::AGAIN) => return Ok(None),
                 Err(Errno::INTR) => {}
@@ -187,14 +176,8 @@ impl Conn {
             }
         };
         // Descriptors that are not taken out of `control` are closed with it.
-        if received
-            .flags
-            .intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC)
-        {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidData,
-                "a message or its descriptors did not fit",
-            ));
+        if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "a message or its descriptors did not fit"));
         }
         if received.bytes > 0 {
             for message in control.drain() {
@@ -212,18 +195,10 @@ impl Conn {
     ///
     /// Those of `getsockopt(2)`.
     pub fn peer(&self) -> io::Result<Peer> {
-        let mut cred = libc::ucred {
-            pid: 0,
-            uid: 0,
-            gid: 0,
-        };
+        let mut cred = libc::ucred { pid: 0, uid: 0, gid: 0 };
         // SAFETY: SO_PEERCRED gives a ucred.
         unsafe { self.option(libc::SO_PEERCRED, &mut cred) }?;
-        Ok(Peer {
-            pid: cred.pid,
-            uid: cred.uid,
-            gid: cred.gid,
-        })
+        Ok(Peer { pid: cred.pid, uid: cred.uid, gid: cred.gid })
     }
 
     /// The process at the other end, as a descriptor (`SO_PEERPIDFD`, Linux 6.5). Before that its number is opened, which
@@ -240,9 +215,7 @@ impl Conn {
         match unsafe { self.option(SO_PEERPIDFD, &mut fd) } {
             // SAFETY: the kernel has just opened this descriptor for us.
             Ok(()) => Ok(PidFd::from_fd(unsafe { OwnedFd::from_raw_fd(fd) })),
-            Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => {
-                PidFd::open(self.peer()?.pid)
-            }
+            Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => PidFd::open(self.peer()?.pid),
             Err(error) => Err(error),
         }
     }
@@ -254,16 +227,7 @@ impl Conn {
         let mut len = size_of::<T>() as libc::socklen_t;
         let value = (&raw mut *value).cast();
         // SAFETY: the kernel writes at most `len` bytes to `value`, which the caller says are a valid T.
-        if unsafe {
-            libc::getsockopt(
-                self.fd.as_raw_fd(),
-                libc::SOL_SOCKET,
-                option,
-                value,
-                &mut len,
-            )
-        } != 0
-        {
+        if unsafe { libc::getsockopt(self.fd.as_raw_fd(), libc::SOL_SOCKET, option, value, &mut len) } != 0 {
             return Err(io::Error::last_os_error());
         }
         Ok(())
@@ -276,9 +240,7 @@ impl Conn {
     ///
     /// Those of `setsockopt(2)`.
     pub fn set_send_buffer(&self, bytes: usize) -> io::Result<()> {
-        Ok(rustix::net::sockopt::set_socket_send_buffer_size(
-            &self.fd, bytes,
-        )?)
+        Ok(rustix::net::sockopt::set_socket_send_buffer_size(&self.fd, bytes)?)
     }
 }
 

@@ -16,21 +16,13 @@ fn messages_stay_whole_and_carry_descriptors() {
     let (a, b) = Conn::pair().unwrap();
     assert_eq!(received(&b, 9).unwrap().0, None);
     let (store, map) = memfd::create_sealed("kmem-test", 4096).unwrap();
-    map.atomic_u64(0)
-        .store(42, std::sync::atomic::Ordering::Relaxed);
+    map.atomic_u64(0).store(42, std::sync::atomic::Ordering::Relaxed);
     a.send(b"one", &[store.as_fd(), store.as_fd()]).unwrap();
     a.send(b"two", &[]).unwrap();
     let (message, fds) = received(&b, 9).unwrap();
     assert_eq!((message.as_deref(), fds.len()), (Some(&b"one"[..]), 2));
-    assert_eq!(
-        memfd::identity(&fds[1]).unwrap(),
-        memfd::identity(&store).unwrap()
-    );
-    assert!(
-        rustix::io::fcntl_getfd(&fds[0])
-            .unwrap()
-            .contains(rustix::io::FdFlags::CLOEXEC)
-    );
+    assert_eq!(memfd::identity(&fds[1]).unwrap(), memfd::identity(&store).unwrap());
+    assert!(rustix::io::fcntl_getfd(&fds[0]).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
     assert_eq!(memfd::map_readonly(&fds[0], 4096).unwrap().load_u64(0), 42);
     let (message, fds) = received(&b, 3).unwrap();
     assert_eq!((message.as_deref(), fds.len()), (Some(&b"two"[..]), 0));
@@ -39,21 +31,12 @@ fn messages_stay_whole_and_carry_descriptors() {
     a.send(b"many", &many).unwrap();
     assert_eq!(received(&b, 9).unwrap().1.len(), MAX_FDS);
     let many = vec![store.as_fd(); MAX_FDS + 1];
-    assert_eq!(
-        a.send(b"many", &many).unwrap_err().kind(),
-        io::ErrorKind::InvalidInput
-    );
-    assert_eq!(
-        a.send(b"", &[]).unwrap_err().kind(),
-        io::ErrorKind::InvalidInput
-    );
+    assert_eq!(a.send(b"many", &many).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    assert_eq!(a.send(b"", &[]).unwrap_err().kind(), io::ErrorKind::InvalidInput);
 
     drop(a);
     assert_eq!(received(&b, 9).unwrap().0, Some(vec![]), "closed");
-    assert_eq!(
-        b.send(b"x", &[]).unwrap_err().kind(),
-        io::ErrorKind::BrokenPipe
-    );
+    assert_eq!(b.send(b"x", &[]).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
 }
 
 #[test]
@@ -63,10 +46,7 @@ fn a_message_that_does_not_fit_is_an_error_and_leaks_nothing() {
     let (reader, writer) = rustix::pipe::pipe().unwrap();
     a.send(b"too long", &[writer.as_fd()]).unwrap();
     drop(writer);
-    assert_eq!(
-        received(&b, 4).unwrap_err().kind(),
-        io::ErrorKind::InvalidData
-    );
+    assert_eq!(received(&b, 4).unwrap_err().kind(), io::ErrorKind::InvalidData);
     // Its descriptor was closed: the pipe has no writer left.
     assert_eq!(rustix::io::read(&reader, &mut [0; 1]), Ok(0));
     a.send(b"next", &[]).unwrap();
@@ -79,10 +59,7 @@ fn descriptors_beyond_the_limit_are_an_error() {
     let (a, b) = Conn::pair().unwrap();
     a.send(b"one", &[a.as_fd()]).unwrap();
     let child = Child::fork(|| {
-        let none = libc::rlimit {
-            rlim_cur: 0,
-            rlim_max: 0,
-        };
+        let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         // SAFETY: a limit for this child.
         if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &none) } != 0 {
             return 10;
@@ -113,11 +90,7 @@ fn a_full_queue_does_not_wait() {
     for _ in 0..sent {
         assert_eq!(received(&b, 4096).unwrap().0.unwrap(), message);
     }
-    assert_eq!(
-        received(&b, 4096).unwrap().0,
-        None,
-        "the refused one was not sent in part"
-    );
+    assert_eq!(received(&b, 4096).unwrap().0, None, "the refused one was not sent in part");
     a.send(&message, &[]).unwrap();
     let error = a.send(&[0; 1 << 20], &[]).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EMSGSIZE));
@@ -128,33 +101,17 @@ fn clients_connect_and_are_known() {
     let _forking = forking(); // A forked child would hold the other end open.
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("socket");
-    assert_eq!(
-        Conn::connect(&path).unwrap_err().kind(),
-        io::ErrorKind::NotFound
-    );
+    assert_eq!(Conn::connect(&path).unwrap_err().kind(), io::ErrorKind::NotFound);
     let listener = Listener::bind(&path, 0o660).unwrap();
-    assert_eq!(
-        std::fs::metadata(&path).unwrap().permissions().mode() & 0o777,
-        0o660
-    );
-    assert_eq!(
-        Listener::bind(&path, 0o660).unwrap_err().kind(),
-        io::ErrorKind::AddrInUse
-    );
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o660);
+    assert_eq!(Listener::bind(&path, 0o660).unwrap_err().kind(), io::ErrorKind::AddrInUse);
     assert!(listener.accept().unwrap().is_none());
 
     let client = Conn::connect(&path).unwrap();
     let server = listener.accept().unwrap().unwrap();
     client.send(b"hello", &[]).unwrap();
-    assert_eq!(
-        received(&server, 9).unwrap().0.as_deref(),
-        Some(&b"hello"[..])
-    );
-    assert_eq!(
-        received(&server, 9).unwrap().0,
-        None,
-        "accepted connections do not wait either"
-    );
+    assert_eq!(received(&server, 9).unwrap().0.as_deref(), Some(&b"hello"[..]));
+    assert_eq!(received(&server, 9).unwrap().0, None, "accepted connections do not wait either");
     let us = Peer {
         pid: std::process::id() as i32,
         uid: rustix::process::geteuid().as_raw(),
@@ -164,10 +121,7 @@ fn clients_connect_and_are_known() {
     assert_eq!(client.peer().unwrap(), us);
 
     drop(listener);
-    assert_eq!(
-        Conn::connect(&path).unwrap_err().kind(),
-        io::ErrorKind::ConnectionRefused
-    );
+    assert_eq!(Conn::connect(&path).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
     let long = directory.path().join("x".repeat(200));
     assert!(Listener::bind(&long, 0o600).is_err());
 }

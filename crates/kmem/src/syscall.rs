@@ -12,10 +12,7 @@ use rustix::io::Errno;
 /// # Safety
 ///
 /// As the call's manual page says; pointers among the arguments are exposed (`expose_provenance`).
-pub(crate) unsafe fn syscall<const N: usize>(
-    number: libc::c_long,
-    args: [usize; N],
-) -> Result<usize, Errno> {
+pub(crate) unsafe fn syscall<const N: usize>(number: libc::c_long, args: [usize; N]) -> Result<usize, Errno> {
     const { assert!(N <= 6) };
     let mut all = [0; 6];
     all[..N].copy_from_slice(&args);
@@ -24,9 +21,7 @@ pub(crate) unsafe fn syscall<const N: usize>(
     let value = unsafe { libc::syscall(number, a, b, c, d, e, f) };
     if value == -1 {
         // SAFETY: the function returns the address of this thread's errno, valid as long as the thread runs.
-        return Err(Errno::from_raw_os_error(unsafe {
-            *libc::__errno_location()
-        }));
+        return Err(Errno::from_raw_os_error(unsafe { *libc::__errno_location() }));
     }
     Ok(value as usize)
 }

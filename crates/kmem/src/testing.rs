@@ -106,10 +106,7 @@ impl Child {
         let pid = unsafe { libc::waitpid(self.0, &mut status, 0) };
         assert_eq!(pid, self.0);
         std::mem::forget(self);
-        assert!(
-            libc::WIFEXITED(status),
-            "the child was killed: status {status:#x}"
-        );
+        assert!(libc::WIFEXITED(status), "the child was killed: status {status:#x}");
         libc::WEXITSTATUS(status) as u8
     }
 }

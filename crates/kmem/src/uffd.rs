@@ -76,10 +76,7 @@ impl Features {
             (Features::WP, "Linux 5.7"),
             (Features::SIGBUS.union(Features::THREAD_ID), "Linux 4.14"),
         ];
-        SINCE
-            .iter()
-            .find(|(feature, _)| self.intersects(*feature))
-            .map_or("Linux 4.11", |(_, since)| since)
+        SINCE.iter().find(|(feature, _)| self.intersects(*feature)).map_or("Linux 4.11", |(_, since)| since)
     }
 }
 
@@ -107,9 +104,7 @@ pub enum CreateError {
         missing: Features,
     },
     /// `ENOSYS`: the kernel was built without userfaultfd, or a seccomp filter hides it.
-    #[error(
-        "this kernel has no userfaultfd: it needs CONFIG_USERFAULTFD=y (or a seccomp filter hides it)"
-    )]
+    #[error("this kernel has no userfaultfd: it needs CONFIG_USERFAULTFD=y (or a seccomp filter hides it)")]
     NotCompiledIn,
     /// Something else, such as no descriptor being left.
     #[error("userfaultfd: {0}")]
@@ -176,9 +171,7 @@ impl Uffd {
         let uffd = Uffd { fd: open()? };
         match uffd.handshake(features) {
             Ok(_) => Ok(uffd),
-            Err(Errno::PERM) if features.contains(Features::EVENT_FORK) => {
-                Err(CreateError::NoForkEvents)
-            }
+            Err(Errno::PERM) if features.contains(Features::EVENT_FORK) => Err(CreateError::NoForkEvents),
             Err(Errno::PERM) => Err(CreateError::NoPermission),
             Err(Errno::INVAL) => {
                 let missing = features - Self::supported_features()?;
@@ -209,11 +202,7 @@ impl Uffd {
     }
 
     fn handshake(&self, features: Features) -> Result<Features, Errno> {
-        let mut api = sys::uffdio_api {
-            api: sys::UFFD_API.into(),
-            features: features.bits(),
-            ioctls: 0,
-        };
+        let mut api = sys::uffdio_api { api: sys::UFFD_API.into(), features: features.bits(), ioctls: 0 };
         // SAFETY: `uffdio_api` is UFFDIO_API's argument.
         unsafe { ioctl::ioctl(&self.fd, Updater::<{ op::UFFDIO_API }, _>::new(&mut api)) }?;
         Ok(Features::from_bits_retain(api.features))
@@ -228,18 +217,9 @@ impl Uffd {
     /// cannot be done with (a file mapped shared). `EPERM`: a writable mapping of a file sealed against writing.
     pub fn register_wp(&self, range: Range) -> Result<(), Errno> {
         let mode = sys::UFFDIO_REGISTER_MODE_WP.into();
-        let mut register = sys::uffdio_register {
-            range: raw(range),
-            mode,
-            ioctls: 0,
-        };
+        let mut register = sys::uffdio_register { range: raw(range), mode, ioctls: 0 };
         // SAFETY: `uffdio_register` is UFFDIO_REGISTER's argument.
-        unsafe {
-            ioctl::ioctl(
-                &self.fd,
-                Updater::<{ op::UFFDIO_REGISTER }, _>::new(&mut register),
-            )
-        }
+        unsafe { ioctl::ioctl(&self.fd, Updater::<{ op::UFFDIO_REGISTER }, _>::new(&mut register)) }
     }
 
     /// Unregisters the range: protection is lifted, waiters wake and write.
@@ -254,12 +234,7 @@ impl Uffd {
     pub fn unregister(&self, range: Range) -> Result<(), Errno> {
         let mut raw_range = raw(range);
         // SAFETY: `uffdio_range` is UFFDIO_UNREGISTER's argument.
-        let result = unsafe {
-            ioctl::ioctl(
-                &self.fd,
-                Updater::<{ op::UFFDIO_UNREGISTER }, _>::new(&mut raw_range),
-            )
-        };
+        let result = unsafe { ioctl::ioctl(&self.fd, Updater::<{ op::UFFDIO_UNREGISTER }, _>::new(&mut raw_range)) };
         result.and(self.wake(range))
     }
 
@@ -270,17 +245,9 @@ impl Uffd {
     /// `ENOENT`: not registered. `EAGAIN`: an event about a changed mapping waits to be read; read, then try again.
     pub fn write_protect(&self, range: Range, on: bool) -> Result<(), Errno> {
         let mode = if on { WRITEPROTECT_MODE_WP } else { 0 };
-        let mut protect = sys::uffdio_writeprotect {
-            range: raw(range),
-            mode,
-        };
+        let mut protect = sys::uffdio_writeprotect { range: raw(range), mode };
         // SAFETY: `uffdio_writeprotect` is UFFDIO_WRITEPROTECT's argument.
-        unsafe {
-            ioctl::ioctl(
-                &self.fd,
-                Updater::<{ op::UFFDIO_WRITEPROTECT }, _>::new(&mut protect),
-            )
-        }
+        unsafe { ioctl::ioctl(&self.fd, Updater::<{ op::UFFDIO_WRITEPROTECT }, _>::new(&mut protect)) }
     }
 
     /// Wakes whoever waits for a page of the range. A thread whose page is still protected waits again.
@@ -329,11 +296,7 @@ impl Uffd {
                 let child = unsafe { OwnedFd::from_raw_fd(fd) };
                 Event::Fork { child }
             }
-            sys::UFFD_EVENT_REMAP => Event::Remap {
-                from: word(8),
-                to: word(16),
-                len: word(24),
-            },
+            sys::UFFD_EVENT_REMAP => Event::Remap { from: word(8), to: word(16), len: word(24) },
             sys::UFFD_EVENT_REMOVE => Event::Remove(between(word(8), word(16))),
             sys::UFFD_EVENT_UNMAP => Event::Unmap(between(word(8), word(16))),
             _ => return Err(Errno::PROTO),
@@ -360,10 +323,7 @@ impl From<Uffd> for OwnedFd {
 }
 
 fn raw(range: Range) -> sys::uffdio_range {
-    sys::uffdio_range {
-        start: range.start as u64,
-        len: range.len as u64,
-    }
+    sys::uffdio_range { start: range.start as u64, len: range.len as u64 }
 }
 
 const FLAGS: libc::c_int = libc::O_CLOEXEC | libc::O_NONBLOCK;
@@ -382,18 +342,10 @@ fn open() -> Result<OwnedFd, CreateError> {
 
 /// The same from `/dev/userfaultfd` (Linux 6.1), whose file permissions say who may.
 fn open_device() -> Result<OwnedFd, CreateError> {
-    let Ok(device) = rustix::fs::open(
-        "/dev/userfaultfd",
-        OFlags::RDWR | OFlags::CLOEXEC,
-        Mode::empty(),
-    ) else {
+    let Ok(device) = rustix::fs::open("/dev/userfaultfd", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) else {
         return Err(CreateError::NoPermission);
     };
-    let args = [
-        device.as_raw_fd() as usize,
-        USERFAULTFD_IOC_NEW,
-        FLAGS as usize,
-    ];
+    let args = [device.as_raw_fd() as usize, USERFAULTFD_IOC_NEW, FLAGS as usize];
     // SAFETY: this ioctl takes an integer and returns a new descriptor.
     let fd = unsafe { syscall(libc::SYS_ioctl, args) }?;
     // SAFETY: the kernel has just opened this descriptor for us.

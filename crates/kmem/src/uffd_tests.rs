@@ -11,15 +11,10 @@ use crate::{PAGE_SIZE, mm};
 
 /// The next event, within two seconds.
 fn next(uffd: &Uffd) -> Event {
-    let wait = Timespec {
-        tv_sec: 2,
-        tv_nsec: 0,
-    };
+    let wait = Timespec { tv_sec: 2, tv_nsec: 0 };
     let ready = poll(&mut [PollFd::new(uffd, PollFlags::IN)], Some(&wait)).unwrap();
     assert_eq!(ready, 1, "no event came");
-    uffd.read_event()
-        .unwrap()
-        .expect("poll said that there is an event")
+    uffd.read_event().unwrap().expect("poll said that there is an event")
 }
 
 #[test]
@@ -47,20 +42,10 @@ fn a_synchronous_window_holds_writers_and_lets_readers_go() {
         });
         let held = |page| {
             let event = next(&uffd);
-            let Event::Pagefault {
-                address,
-                write_protect: true,
-            } = event
-            else {
-                panic!("{event:?}")
-            };
+            let Event::Pagefault { address, write_protect: true } = event else { panic!("{event:?}") };
             assert_eq!(address, memory.pages(page, 1).start);
             let wait = Duration::from_millis(30);
-            assert_eq!(
-                written.recv_timeout(wait),
-                Err(RecvTimeoutError::Timeout),
-                "the writer went on"
-            );
+            assert_eq!(written.recv_timeout(wait), Err(RecvTimeoutError::Timeout), "the writer went on");
             assert_eq!(memory.read(page), 1, "readers go on, and see the old value");
         };
         held(2);
@@ -89,30 +74,16 @@ fn a_fork_hands_over_the_childs_userfaultfd() {
         // The fork returns when its event has been read.
         let child = scope.spawn(Child::idle);
         let event = next(&uffd);
-        let Event::Fork { child: fd } = event else {
-            panic!("{event:?}")
-        };
-        assert!(
-            rustix::io::fcntl_getfd(&fd)
-                .unwrap()
-                .contains(rustix::io::FdFlags::CLOEXEC)
-        );
+        let Event::Fork { child: fd } = event else { panic!("{event:?}") };
+        assert!(rustix::io::fcntl_getfd(&fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
         let child = child.join().unwrap();
         let of_child = Uffd::from_fd(fd);
         of_child.write_protect(memory.0, true).unwrap();
         of_child.unregister(memory.0).unwrap();
-        assert_eq!(
-            of_child.write_protect(memory.0, true),
-            Err(Errno::NOENT),
-            "the child's was unregistered"
-        );
+        assert_eq!(of_child.write_protect(memory.0, true), Err(Errno::NOENT), "the child's was unregistered");
         uffd.write_protect(memory.0, true).unwrap();
         drop(child);
-        assert_eq!(
-            of_child.unregister(memory.0),
-            Err(Errno::NOMEM),
-            "the child's memory is gone"
-        );
+        assert_eq!(of_child.unregister(memory.0), Err(Errno::NOMEM), "the child's memory is gone");
     });
 }
 
@@ -135,20 +106,10 @@ fn changed_mappings_raise_events() {
         // SAFETY: the test's own memory, to which nobody holds references.
         let call = scope.spawn(move || unsafe { mm::remap_fixed(range, to) });
         let event = next(&uffd);
-        let Event::Remap {
-            from,
-            to: told,
-            len,
-        } = event
-        else {
-            panic!("{event:?}")
-        };
+        let Event::Remap { from, to: told, len } = event else { panic!("{event:?}") };
         assert_eq!((from, told, len), (range.start, to, range.len));
         let event = next(&uffd);
-        assert!(
-            matches!(event, Event::Unmap(told) if told == range),
-            "the old place: {event:?}"
-        );
+        assert!(matches!(event, Event::Unmap(told) if told == range), "the old place: {event:?}");
         call.join().unwrap().unwrap();
         assert_eq!(elsewhere.read(1), 7);
 
@@ -156,10 +117,7 @@ fn changed_mappings_raise_events() {
         // SAFETY: as above.
         let call = scope.spawn(move || unsafe { mm::advise(range, libc::MADV_DONTNEED) });
         let event = next(&uffd);
-        assert!(
-            matches!(event, Event::Remove(told) if told == range),
-            "{event:?}"
-        );
+        assert!(matches!(event, Event::Remove(told) if told == range), "{event:?}");
         call.join().unwrap().unwrap();
         assert_eq!(memory.read(3), 0);
 
@@ -167,20 +125,14 @@ fn changed_mappings_raise_events() {
         // SAFETY: as above.
         let call = scope.spawn(move || unsafe { mm::unmap(range) });
         let event = next(&uffd);
-        assert!(
-            matches!(event, Event::Unmap(told) if told == range),
-            "{event:?}"
-        );
+        assert!(matches!(event, Event::Unmap(told) if told == range), "{event:?}");
         call.join().unwrap().unwrap();
 
         let range = memory.pages(7, 1);
         // SAFETY: as above.
         let call = scope.spawn(move || unsafe { mm::map_fixed_anonymous(range) });
         let event = next(&uffd);
-        assert!(
-            matches!(event, Event::Unmap(told) if told == range),
-            "mapped over: {event:?}"
-        );
+        assert!(matches!(event, Event::Unmap(told) if told == range), "mapped over: {event:?}");
         call.join().unwrap().unwrap();
         assert_eq!(memory.read(7), 0);
 
@@ -199,19 +151,12 @@ fn a_range_belongs_to_one_userfaultfd() {
         return;
     };
     let memory = Memory::new(2);
-    assert_eq!(
-        one.write_protect(memory.0, true),
-        Err(Errno::NOENT),
-        "not registered yet"
-    );
+    assert_eq!(one.write_protect(memory.0, true), Err(Errno::NOENT), "not registered yet");
     one.register_wp(memory.0).unwrap();
     assert_eq!(other.register_wp(memory.0), Err(Errno::BUSY));
     one.unregister(memory.0).unwrap();
     other.register_wp(memory.0).unwrap();
-    assert_eq!(
-        one.register_wp(Range::new(memory.0.start + 1, PAGE_SIZE)),
-        Err(Errno::INVAL)
-    );
+    assert_eq!(one.register_wp(Range::new(memory.0.start + 1, PAGE_SIZE)), Err(Errno::INVAL));
 }
 
 #[test]
@@ -222,37 +167,24 @@ fn a_missing_feature_is_named() {
     let future = Features::from_bits_retain(1 << 60);
     let error = Uffd::new(Features::WP | future).unwrap_err();
     assert_eq!(error, CreateError::MissingFeatures { missing: future });
-    let error = CreateError::MissingFeatures {
-        missing: Features::WP_ASYNC | Features::WP,
-    };
-    assert!(
-        error.to_string().contains("WP_ASYNC") && error.to_string().contains("Linux 6.7"),
-        "{error}"
-    );
+    let error = CreateError::MissingFeatures { missing: Features::WP_ASYNC | Features::WP };
+    assert!(error.to_string().contains("WP_ASYNC") && error.to_string().contains("Linux 6.7"), "{error}");
     assert_eq!(Features::WP_UNPOPULATED.since(), "Linux 6.4");
     assert_eq!(Features::EVENT_UNMAP.since(), "Linux 4.11");
-    assert!(
-        Uffd::supported_features()
-            .unwrap()
-            .contains(Features::WP | Features::EVENT_FORK)
-    );
+    assert!(Uffd::supported_features().unwrap().contains(Features::WP | Features::EVENT_FORK));
 }
 
 #[test]
 fn missing_permission_is_told() {
     let _forking = forking();
-    let sysctl =
-        std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").unwrap_or_default();
+    let sysctl = std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").unwrap_or_default();
     if !is_root() || sysctl.trim() != "0" {
         println!("SKIPPED: needs root and vm.unprivileged_userfaultfd=0");
         return;
     }
     let nobody = Child::fork(|| {
         become_nobody();
-        u8::from(matches!(
-            Uffd::new(Features::WP),
-            Err(CreateError::NoPermission)
-        ))
+        u8::from(matches!(Uffd::new(Features::WP), Err(CreateError::NoPermission)))
     });
     assert_eq!(nobody.code(), 1);
 
@@ -276,10 +208,7 @@ fn missing_permission_is_told() {
         let Ok(uffd) = Uffd::new(Features::WP) else {
             return 13;
         };
-        let flags = (
-            rustix::io::fcntl_getfd(&uffd),
-            rustix::fs::fcntl_getfl(&uffd),
-        );
+        let flags = (rustix::io::fcntl_getfd(&uffd), rustix::fs::fcntl_getfl(&uffd));
         if !matches!(flags, (Ok(fd), Ok(fl)) if !fd.is_empty() && fl.contains(OFlags::NONBLOCK)) {
             return 14;
         }

@@ -49,7 +49,8 @@ enum Command {
     Demo(demo_backend::Args),
     /// Print the command that starts a demo guest
     #[command(hide = true)]
-    GuestCommand(guest::GuestOptions),
+    #[command(name = "guest-command")]
+    PrintGuest(guest::GuestOptions),
 }
 
 /// What a failure means for the exit code.
@@ -84,7 +85,7 @@ fn main() -> ExitCode {
         Command::Status(args) => status::run(&args, dir),
         Command::Detach(args) => status::detach(&args, dir),
         Command::Demo(args) => demo_backend::run(&args),
-        Command::GuestCommand(options) => demo_backend::print_guest_command(&options),
+        Command::PrintGuest(options) => demo_backend::print_guest_command(&options),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

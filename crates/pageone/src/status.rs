@@ -42,7 +42,7 @@ pub(crate) fn detach(args: &DetachArgs, dir: Option<PathBuf>) -> Result<()> {
 }
 
 fn mib(pages: u64) -> u64 {
-    pages * kmem::PAGE_SIZE as u64 >> 20
+    (pages * kmem::PAGE_SIZE as u64) >> 20
 }
 
 fn summary(pages: &Pages) -> String {

@@ -60,8 +60,7 @@ pub fn for_each_map(pid: Option<i32>, mut each: impl FnMut(&MapLine)) -> io::Res
         if lines.read_until(b'\n', &mut text)? == 0 {
             return Ok(());
         }
-        parse(text.strip_suffix(b"\n").unwrap_or(&text), &mut line)
-            .ok_or_else(|| invalid(&file))?;
+        parse(text.strip_suffix(b"\n").unwrap_or(&text), &mut line).ok_or_else(|| invalid(&file))?;
         each(&line);
     }
 }
@@ -93,26 +92,16 @@ pub(super) fn parse(text: &[u8], line: &mut MapLine) -> Option<()> {
     let (offset, rest) = hexadecimal(rest, b' ')?;
     let (major, rest) = hexadecimal(rest, b':')?;
     let (minor, rest) = hexadecimal(rest, b' ')?;
-    let digits = rest
-        .iter()
-        .position(|byte| !byte.is_ascii_digit())
-        .unwrap_or(rest.len());
+    let digits = rest.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(rest.len());
     let (inode, rest) = rest.split_at(digits);
     line.range = Range::new(start as usize, end.checked_sub(start)? as usize);
-    line.perms = Perms {
-        read: perms[0] == b'r',
-        write: perms[1] == b'w',
-        exec: perms[2] == b'x',
-        shared: perms[3] == b's',
-    };
+    line.perms =
+        Perms { read: perms[0] == b'r', write: perms[1] == b'w', exec: perms[2] == b'x', shared: perms[3] == b's' };
     line.offset = offset;
     line.dev = libc::makedev(u32::try_from(major).ok()?, u32::try_from(minor).ok()?);
     line.inode = str::from_utf8(inode).ok()?.parse().ok()?;
     line.path.clear();
-    let name = rest
-        .iter()
-        .position(|&byte| byte != b' ')
-        .unwrap_or(rest.len());
+    let name = rest.iter().position(|&byte| byte != b' ').unwrap_or(rest.len());
     line.path.push_str(&String::from_utf8_lossy(&rest[name..]));
     Some(())
 }

@@ -30,8 +30,8 @@ test-loom:
 
 # The guards are also taken out one by one, to see that the tests notice.
 test-e2e:
+	$(CARGO) test -p agent --features sabotage --target-dir target/sabotage
 	$(CARGO) build --workspace
-	$(CARGO) build -p agent --features sabotage --target-dir target/sabotage
 	$(CARGO) test -p e2e -- --test-threads=1
 	PAGEONE_SOAK_SECONDS=180 $(CARGO) test -p e2e --test soak -- --nocapture
 

@@ -295,7 +295,8 @@ impl Guest {
     pub fn rounds(&mut self) -> usize {
         let console = self.console.lock().unwrap();
         let tail = console.len().saturating_sub(20);
-        assert!(!console.iter().any(|l| l.contains("CORRUPT") || l.contains("panic")), "{:#?}", &console[tail..]);
+        let bad = console.iter().find(|l| l.contains("CORRUPT") || l.contains("panic"));
+        assert!(bad.is_none(), "{bad:?}; {:#?}", &console[tail..]);
         if let Some(status) = self.child.try_wait().unwrap() {
             panic!("guest {} died: {status}; {:#?}", self.child.id(), &console[tail..]);
         }

@@ -1,1 +1,0 @@
-//! Every figure that the project publishes, and its rivals, in one run.

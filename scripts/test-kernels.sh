@@ -6,7 +6,7 @@
 #
 # BIN-DIR holds the built programs (default: the debug directory of the cargo target directory). Tests may be chosen by
 # parts of their names. PAGEONE_KERNELS_TIMEOUT: seconds for one guest, 1500 if unset.
-# Exit: 0 all tests passed on every kernel; 1 otherwise, also when a guest crashed or hung.
+# Exit: 0 all tests passed on every kernel; 1 otherwise, also when a guest crashed or hung or its kernel warned.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cache=${PAGEONE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/pageone}
@@ -81,6 +81,7 @@ chmod +x "$root/init"
 
 failed=0 ran=0
 for kernel in "$cache"/kernels/*/vmlinuz; do
+    [ -e "$kernel" ] || continue
     version=$(basename "$(dirname "$kernel")")
     # 6.7 and later.
     if [ "$(printf '%s\n' 6.7 "$version" | sort -V | head -n 1)" != 6.7 ]; then continue; fi
@@ -93,23 +94,30 @@ for kernel in "$cache"/kernels/*/vmlinuz; do
         -kernel "$kernel" -initrd "$work/initrd" -append 'console=ttyS0 quiet panic=-1 mitigations=off' \
         -nodefaults -no-user-config -no-reboot -display none -serial "file:$work/console" -monitor none < /dev/null &
     qemu=$!
-    # Each line as it comes, with the seconds since the guest's start.
+    # Each line as it comes, with the seconds since the guest's start; without the lists that only repeat the tests' names.
     tail -n +1 -s 0.2 -f --pid="$qemu" "$work/console" | while IFS= read -r line || [ -n "$line" ]; do
-        printf '%4d  %s\n' $((SECONDS - started)) "${line%$'\r'}"
+        line=${line%$'\r'}
+        if [[ $line =~ ^('    '[a-z0-9_]+|successes:|failures:)?$ ]]; then continue; fi
+        printf '%4d  %s\n' $((SECONDS - started)) "$line"
     done &
     shown=$!
     code=0
     wait "$qemu" || code=$?
     qemu=
     wait "$shown"
-    if tr -d '\r' < "$work/console" | grep -qx 'PAGEONE-TESTS-ENDED 0' &&
+    # The guest's kernel must be well too.
+    unwell=$(grep -c -E 'Kernel panic|WARNING:|BUG:|Oops' "$work/console") || true
+    if [ "$unwell" -eq 0 ] && tr -d '\r' < "$work/console" | grep -qx 'PAGEONE-TESTS-ENDED 0' &&
         grep -q '^test result: ok\. [1-9]' "$work/console"; then
         echo "test-kernels: Linux $version passed in $((SECONDS - started)) s"
         continue
     fi
     failed=1
-    why='a test failed'
-    if ! grep -q '^PAGEONE-TESTS-ENDED' "$work/console"; then why="the guest ended before its tests (QEMU: $code)"; fi
+    why='a test failed, or none was run'
+    if [ "$unwell" -gt 0 ]; then why='its kernel complained, see above'; fi
+    if ! grep -q '^PAGEONE-TESTS-ENDED' "$work/console"; then
+        why="the guest ended before its tests (QEMU: $code)"
+    fi
     if [ "$code" -eq 124 ]; then why="the guest was not done after $limit s"; fi
     echo "test-kernels: Linux $version FAILED: $why" >&2
 done

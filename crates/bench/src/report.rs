@@ -49,7 +49,9 @@ pub(crate) fn table(rows: &[Row]) -> String {
         let subjects = firsts(rows.iter().map(|row| row.subject.as_str()));
         // Writing into a string has no way to fail.
         let _ = write!(out, "{}: {}\n\n{:<34}{:>6}", case.0, case.1, "", "");
-        subjects.iter().for_each(|subject| drop(write!(out, "{subject:>16}")));
+        for subject in &subjects {
+            let _ = write!(out, "{subject:>16}");
+        }
         out.push('\n');
         for (metric, unit) in firsts(rows.iter().map(|row| (row.metric, row.unit))) {
             let _ = write!(out, "{metric:<34}{unit:>6}");

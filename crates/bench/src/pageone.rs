@@ -1,0 +1,193 @@
+//! The system under test: the `pageone` program, as its user sees it.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use serde::Deserialize;
+
+use crate::interrupt::Interrupt;
+
+/// What is needed of `pageone status --json`. Pages are counted.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Status {
+    /// Bytes saved less own cost.
+    pub(crate) general_profit: i64,
+    domains: Vec<Domain>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Domain {
+    clients: Vec<ClientStatus>,
+}
+
+/// What is needed of a client.
+#[derive(Debug, Deserialize)]
+pub(crate) struct ClientStatus {
+    /// Pages that map a frame.
+    pub(crate) pages_merged: u64,
+    /// Pages given back as zero pages.
+    pub(crate) pages_zero: u64,
+    /// Scans by this daemon.
+    pub(crate) full_scans: u64,
+    /// Why nothing of it is merged.
+    refused: Option<String>,
+}
+
+impl Status {
+    /// All clients.
+    pub(crate) fn clients(&self) -> impl Iterator<Item = &ClientStatus> {
+        self.domains.iter().flat_map(|domain| &domain.clients)
+    }
+
+    /// Pages that map a frame, of all clients.
+    pub(crate) fn merged(&self) -> u64 {
+        self.clients().map(|client| client.pages_merged).sum()
+    }
+
+    /// Pages given back as zero pages, of all clients.
+    pub(crate) fn zero(&self) -> u64 {
+        self.clients().map(|client| client.pages_zero).sum()
+    }
+
+    /// Scans of all clients.
+    pub(crate) fn scans(&self) -> u64 {
+        self.clients().map(|client| client.full_scans).sum()
+    }
+}
+
+/// Where a build of PageONE lies, and the directory that its daemon is to use.
+pub(crate) struct PageOne {
+    program: PathBuf,
+    dir: tempfile::TempDir,
+}
+
+impl PageOne {
+    /// Looks beside this program, or in `PAGEONE_BIN_DIR`.
+    ///
+    /// # Errors
+    ///
+    /// When it is not there.
+    pub(crate) fn find() -> Result<Self> {
+        let bin = match std::env::var_os("PAGEONE_BIN_DIR") {
+            Some(dir) => PathBuf::from(dir),
+            None => own_program()?.parent().map(Path::to_path_buf).unwrap_or_default(),
+        };
+        for name in ["pageone", "libpageone_agent.so"] {
+            ensure!(
+                bin.join(name).exists(),
+                "{name} is not in {}; build it with `make build`, or set PAGEONE_BIN_DIR",
+                bin.display()
+            );
+        }
+        let dir = tempfile::Builder::new().prefix("pageone-bench-").tempdir().context("no directory for the daemon")?;
+        Ok(Self { program: bin.join("pageone"), dir })
+    }
+
+    fn pageone(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(&self.program);
+        command.arg("--dir").arg(self.dir.path()).args(args);
+        command
+    }
+
+    /// The command that runs `program` as a client; what the agent says goes to a file.
+    pub(crate) fn launch(&self, program: &Command) -> Result<Command> {
+        let mut command = self.pageone(&["run", "--no-start", "--"]);
+        command.arg(program.get_program()).args(program.get_args());
+        let log = File::options().create(true).append(true).open(self.dir.path().join("clients.log"));
+        command.stderr(log.context("cannot write the clients' log")?);
+        Ok(command)
+    }
+
+    /// Starts a daemon with the default configuration and this merge period, in seconds, and waits until it answers.
+    pub(crate) fn daemon(&self, merge_period: f64, interrupt: &Interrupt) -> Result<Daemon> {
+        let path = self.dir.path().join("daemon.log");
+        let log = File::create(&path).context("cannot write the daemon's log")?;
+        let period = merge_period.to_string();
+        // Should this program be killed, the daemon ends too.
+        let mut command =
+            self.pageone(&["daemon", "--config", "/dev/null", "--exit-when-idle", "60", "--merge-period", &period]);
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn();
+        let mut daemon = Daemon { child: child.context("cannot start the daemon")? };
+        interrupt.until("the daemon answers", Duration::from_secs(20), || {
+            if let Some(end) = daemon.child.try_wait()? {
+                bail!("the daemon ended, {end}:\n{}", fs::read_to_string(&path).unwrap_or_default());
+            }
+            Ok(self.status().ok())
+        })?;
+        Ok(daemon)
+    }
+
+    /// Asks the daemon.
+    ///
+    /// # Errors
+    ///
+    /// When none answers, or when it refuses a client: then there is nothing to measure.
+    pub(crate) fn status(&self) -> Result<Status> {
+        let out = self.pageone(&["status", "--json"]).output().context("cannot run pageone")?;
+        ensure!(out.status.success(), "pageone status: {}", String::from_utf8_lossy(&out.stderr).trim_end());
+        let status: Status = serde_json::from_slice(&out.stdout).context("pageone status is not understood")?;
+        let refused = status.clients().find_map(|client| client.refused.clone());
+        refused.map_or(Ok(status), |why| bail!("a client is not merged: {why}"))
+    }
+}
+
+/// This program: it is its own client.
+pub(crate) fn own_program() -> Result<PathBuf> {
+    std::env::current_exe().context("cannot find this program")
+}
+
+/// A running daemon; it is killed with this value.
+pub(crate) struct Daemon {
+    child: Child,
+}
+
+impl Daemon {
+    /// The process.
+    pub(crate) fn pid(&self) -> i32 {
+        self.child.id() as i32
+    }
+
+    /// Ends it as an operator would. What is merged stays merged.
+    pub(crate) fn stop(mut self) -> Result<()> {
+        let pid = Pid::from_raw(self.pid()).context("the daemon has no number")?;
+        kill_process(pid, Signal::TERM).context("cannot stop the daemon")?;
+        let end = self.child.wait()?;
+        ensure!(end.success(), "the daemon ended, {end}");
+        Ok(())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // After `stop` there is nothing left to kill, and the standard library knows.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_is_summed_up_over_clients() {
+        let client = |refused: &str| {
+            format!(
+                r#"{{"pid":1,"pages_merged":5,"pages_zero":2,"full_scans":3,"refused":{refused},"state":"merging"}}"#
+            )
+        };
+        let text = format!(
+            r#"{{"uptime_seconds":1.0,"general_profit":-7,"domains":[{{"clients":[{}]}},{{"clients":[{},{}]}}]}}"#,
+            client("null"),
+            client("null"),
+            client("\"locked\"")
+        );
+        let status: Status = serde_json::from_str(&text).unwrap();
+        assert_eq!((status.merged(), status.zero(), status.scans(), status.general_profit), (15, 6, 9, -7));
+        assert_eq!(status.clients().filter(|client| client.refused.is_some()).count(), 1);
+    }
+}

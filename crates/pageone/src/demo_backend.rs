@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::demo::{self, Backend, BackendStatus};
-use crate::{control, guest, paths};
+use crate::{Code, Coded, control, guest, paths, run};
 
 /// Options of `pageone demo`.
 #[derive(clap::Args)]
@@ -86,6 +86,7 @@ impl Backend for Daemon {
 /// Runs the demo.
 pub(crate) fn run(args: &Args) -> Result<()> {
     paths::agent_library()?;
+    run::check_kernel().map_err(|e| Coded(Code::HostLacks, format!("{e:#}; `pageone doctor` says more")))?;
     let directory = std::env::temp_dir().join(format!("pageone-demo-{}", std::process::id()));
     std::fs::create_dir(&directory).with_context(|| format!("cannot create {}", directory.display()))?;
     let program = std::env::current_exe().context("cannot find this program")?;

@@ -45,7 +45,8 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     std::process::exit(if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 })
 }
 
-fn prepare(args: &Args, dir: Option<PathBuf>, command: &mut Command) -> Result<()> {
+/// Whether this kernel lets this account merge.
+pub(crate) fn check_kernel() -> Result<()> {
     use kmem::uffd::{Features, Uffd};
     let (major, minor, release) = kmem::procfs::kernel_release();
     anyhow::ensure!(
@@ -53,6 +54,11 @@ fn prepare(args: &Args, dir: Option<PathBuf>, command: &mut Command) -> Result<(
         "Linux {release} is too old; 6.7 or later is needed (see `pageone doctor`)"
     );
     Uffd::new(Features::WP | Features::WP_ASYNC | Features::WP_UNPOPULATED)?;
+    Ok(())
+}
+
+fn prepare(args: &Args, dir: Option<PathBuf>, command: &mut Command) -> Result<()> {
+    check_kernel()?;
     let library = paths::agent_library()?;
     let candidates = paths::candidates(dir);
     let directory = match running(&candidates) {

@@ -68,7 +68,7 @@ dmesg -n 1
 ip link set lo up
 echo "PAGEONE-KERNEL $(uname -r)"
 cd /tmp
-PAGEONE_BIN_DIR=/pageone PAGEONE_TEST_PATIENCE=8 \
+PAGEONE_BIN_DIR=/pageone PAGEONE_TEST_PATIENCE=8 PAGEONE_TEST_SYSCTL=1 \
     /pageone/hazards --test-threads=1 --show-output $(cat /pageone/filters) 2>&1
 code=$?
 dmesg | grep -E 'WARNING:|BUG:|Oops|segfault|general protection|rcu: INFO|hung task|blocked for more'

@@ -67,13 +67,18 @@ impl Daemon {
         let mut args: Vec<String> = args.iter().map(|a| a.to_string()).collect();
         args.extend(["--config".into(), config.display().to_string()]);
         let child = spawn_daemon(dir.path(), &args);
-        let daemon = Self { dir, child, args };
+        let mut daemon = Self { dir, child, args };
         daemon.wait_ready();
         daemon
     }
 
-    fn wait_ready(&self) {
-        eventually("the daemon answers", Duration::from_secs(20), || self.try_status());
+    fn wait_ready(&mut self) {
+        eventually("the daemon answers", Duration::from_secs(20), || {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                panic!("the daemon ended at once: {status}");
+            }
+            self.try_status()
+        });
     }
 
     /// Its process.

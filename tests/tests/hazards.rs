@@ -12,7 +12,9 @@ use e2e::{Client, Daemon, eventually, program, signal_process, skipped};
 #[test]
 fn two_threads_write_while_their_pages_merge() {
     let daemon = Daemon::start();
-    let mut client = daemon.scenario(&["writers", "65536", "15"]);
+    // On a slow machine 15 s are but a few merge periods, and pages are written to only after they merged.
+    let seconds = 15 * (1 + e2e::patience() / 4);
+    let mut client = daemon.scenario(&["writers", "65536", &seconds.to_string()]);
     client.expect("ready");
     client.tell("go");
     let longest = client.hear();
@@ -297,32 +299,54 @@ fn children_do_not_inherit_what_the_program_kept_from_them() {
     client.go();
 }
 
-/// Puts `vm.max_map_count` back.
-struct Restore(String);
+/// `vm.max_map_count`, which is the whole host's: lowering it can harm any program that runs there, so tests do that only where
+/// they are told that they may (`PAGEONE_TEST_SYSCTL=1`; `make test-kernels` does, in its guests).
+struct MapLimit(String);
 
-impl Drop for Restore {
+const MAP_LIMIT: &str = "/proc/sys/vm/max_map_count";
+
+impl MapLimit {
+    fn may_set() -> Option<Self> {
+        let allowed = std::env::var("PAGEONE_TEST_SYSCTL").is_ok_and(|v| v == "1");
+        allowed.then(|| Self(std::fs::read_to_string(MAP_LIMIT).unwrap()))
+    }
+
+    fn set(&self, limit: &str) {
+        std::fs::write(MAP_LIMIT, limit).unwrap();
+    }
+}
+
+impl Drop for MapLimit {
     fn drop(&mut self) {
-        let _ = std::fs::write("/proc/sys/vm/max_map_count", &self.0);
+        let _ = std::fs::write(MAP_LIMIT, &self.0);
     }
 }
 
 #[test]
 fn mappings_stay_within_the_limit_and_status_says_that_it_binds() {
-    let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
-    let _restore = Restore(limit.clone());
-    if std::fs::write("/proc/sys/vm/max_map_count", "3000").is_err() {
-        return skipped("vm.max_map_count can't be set by this account");
+    let own = MapLimit::may_set();
+    if let Some(limit) = &own {
+        limit.set("3000");
+    }
+    let limit = kmem::procfs::max_map_count().unwrap();
+    if limit > 70_000 {
+        return skipped("vm.max_map_count is so high that it would take gigabytes to come near it");
     }
     let daemon = Daemon::start();
-    let mut client = daemon.scenario(&["shuffled", "16384"]);
+    // No two neighbours have neighbouring frames: a mapping for each page.
+    let mut client = daemon.scenario(&["shuffled", &(limit * 2).to_string()]);
     client.expect("ready");
-    eventually("the limit binds", Duration::from_secs(30), || {
+    eventually("the limit binds", Duration::from_secs(120), || {
         (daemon.client(client.pid())?["max_map_count_binds"] == true).then_some(())
     });
-    std::thread::sleep(Duration::from_secs(1));
-    let maps = kmem::procfs::count_maps(Some(client.pid())).unwrap();
-    assert!(maps <= 2_200, "{maps} mappings under a limit of 3000: a third must stay free");
-    assert!(maps > 1_000, "the budget is used: {maps}");
+    for _ in 0..20 {
+        std::thread::sleep(Duration::from_millis(200));
+        let maps = kmem::procfs::count_maps(Some(client.pid())).unwrap();
+        assert!(maps <= limit * 3 / 4, "{maps} mappings under a limit of {limit}: about a third must stay free");
+        assert!(maps > limit / 3, "the budget is used: {maps} of {limit}");
+        let status = daemon.client(client.pid()).unwrap();
+        assert_eq!(status["max_map_count_binds"], true, "it goes on binding: {status}");
+    }
     client.go();
     let text = daemon.pageone(&["status"]).output().unwrap();
     assert!(String::from_utf8_lossy(&text.stdout).contains("vm.max_map_count binds"));
@@ -330,11 +354,11 @@ fn mappings_stay_within_the_limit_and_status_says_that_it_binds() {
 
 #[test]
 fn a_limit_that_is_lowered_under_a_merged_program_harms_nothing() {
-    let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
-    if std::fs::write("/proc/sys/vm/max_map_count", limit.trim()).is_err() {
-        return skipped("vm.max_map_count can't be set by this account");
-    }
-    let _restore = Restore(limit);
+    let Some(limit) = MapLimit::may_set() else {
+        return skipped(
+            "lowering vm.max_map_count could harm other programs here; `make test-kernels` does it in a guest",
+        );
+    };
     let daemon = Daemon::start();
     let mut client = daemon.scenario(&["writers", "32768", "8"]);
     client.expect("ready");
@@ -344,7 +368,7 @@ fn a_limit_that_is_lowered_under_a_merged_program_harms_nothing() {
     });
     // Below what it has: from now on the kernel refuses every new mapping.
     for lowered in ["400", "65530", "100", "65530", "400"] {
-        std::fs::write("/proc/sys/vm/max_map_count", lowered).unwrap();
+        limit.set(lowered);
         std::thread::sleep(Duration::from_millis(1000));
     }
     client.hear();

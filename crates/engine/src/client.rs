@@ -92,8 +92,10 @@ pub(crate) struct State {
     pub(crate) stalled: bool,
     /// Runs shorter than this are left out: the budget of mappings is short.
     pub(crate) min_run: u32,
-    /// Whether the budget of mappings has bound.
+    /// Whether the budget of mappings has bound since `min_run` was last thought over.
     pub(crate) maps_bound: bool,
+    /// The scan at which something was last left out for want of mappings.
+    pub(crate) left_out: Option<u64>,
     pub(crate) maps: u32,
     pub(crate) first_maps: u32,
     pub(crate) totals: Totals,
@@ -155,6 +157,7 @@ impl Client {
             stalled: false,
             min_run: 1,
             maps_bound: false,
+            left_out: None,
             maps,
             first_maps: maps,
             totals: Totals::default(),
@@ -333,6 +336,7 @@ impl Client {
             }
             Fate::NoMaps => {
                 region.defer(page);
+                state.left_out = Some(state.totals.full_scans);
                 if !state.maps_bound {
                     state.maps_bound = true;
                     state.min_run = (state.min_run * 2).clamp(4, 512);

@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// From so many neighbours of one content on, replicas are worth their memory.
 const STRETCH: u32 = 16;
 /// Pages that were put off are tried again every so many scans.
-const RETRY_SCANS: u64 = 16;
+pub(crate) const RETRY_SCANS: u64 = 16;
 
 /// A worker's buffers.
 pub(crate) struct Scratch {
@@ -395,6 +395,9 @@ impl Turn<'_> {
     /// Nothing came of these runs: their frames lose the user that was counted ahead. `later`: try again some time.
     fn undo(&self, id: RegionId, runs: &[PlannedRun], later: bool) {
         let mut state = self.client.state();
+        if later && !runs.is_empty() {
+            state.left_out = Some(state.totals.full_scans);
+        }
         for run in runs {
             for page in run.page..run.page + run.len {
                 if let Some(region) = state.regions.get_mut(&id) {

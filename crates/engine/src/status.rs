@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use crate::merge::RETRY_SCANS;
 use crate::service::Engine;
 
 /// Kernel memory for one mapping (`vm_area_struct`), measured.
@@ -158,7 +159,9 @@ impl Engine {
                     pages_differed_total: state.totals.differed,
                     full_scans: state.totals.full_scans,
                     mappings: state.maps,
-                    max_map_count_binds: state.maps_bound,
+                    max_map_count_binds: state
+                        .left_out
+                        .is_some_and(|scan| scan + 2 * RETRY_SCANS >= state.totals.full_scans),
                     window_max_us: state.totals.window_max_ns / 1000,
                     agent_cpu_seconds: state.totals.agent_cpu_ns as f64 / 1e9,
                     refused: state.refused.clone(),

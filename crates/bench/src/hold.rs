@@ -25,7 +25,6 @@ fn is_zero(page: usize) -> bool {
 }
 
 /// How many of `pages` are zero pages.
-#[cfg(test)]
 pub(crate) fn zero_pages(pages: usize) -> usize {
     pages / STRETCH * ZERO + (pages % STRETCH).saturating_sub(STRETCH - ZERO)
 }

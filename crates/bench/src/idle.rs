@@ -17,7 +17,7 @@ use kmem::PAGE_SIZE;
 use kmem::procfs;
 
 use crate::cpu::{self, Times};
-use crate::hold::{Client, order_all};
+use crate::hold::{self, Client, order_all};
 use crate::interrupt::Interrupt;
 use crate::ksm::{Pace, Rival};
 use crate::pageone::{self, Daemon, PageOne};
@@ -247,9 +247,8 @@ fn theirs(plan: &Plan, mut rival: Rival, interrupt: &Interrupt) -> Result<Vec<Ro
     let pages = rival.wait_merged(&clients, plan.goal(), MERGE_LIMIT, interrupt)?;
     let time = start.elapsed();
     Merging { time, cpu_ns: cpu::spent(&before, &rival.times()?), pages }.note(&mut sheet);
-    if let Some(profit) = rival.stats()?.general_profit {
-        sheet.add("general_profit", mib(profit), "MiB");
-    }
+    let frames = plan.pages - hold::zero_pages(plan.pages);
+    sheet.add("general_profit", mib(Rival::profit(&clients, frames)?), "MiB");
     order_all(&mut clients, "check")?;
 
     for (subject, pace) in [("ksm", Pace::DEFAULT), ("ksm-same-pace", Pace::of(plan.all_pages(), plan.period))] {
@@ -302,7 +301,7 @@ mod tests {
     #[test]
     fn all_of_the_content_can_be_merged() {
         for plan in [Plan::new(true), Plan::new(false)] {
-            assert_eq!(crate::hold::zero_pages(plan.pages) * 8, plan.pages);
+            assert_eq!(hold::zero_pages(plan.pages) * 8, plan.pages);
             assert!(plan.goal() < plan.all_pages() && plan.goal() > plan.all_pages() * 99 / 100);
         }
     }

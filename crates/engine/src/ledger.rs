@@ -16,6 +16,7 @@
 //! any one request takes: they wait in `resting` for one to two turns of it.
 
 use dirty::Bitmap;
+use kmem::pagemap::PageRun;
 
 use crate::store::Frame;
 
@@ -115,6 +116,12 @@ impl Region {
 
     pub(crate) fn address(&self, page: u32) -> usize {
         self.start as usize + page as usize * kmem::PAGE_SIZE
+    }
+
+    /// The pages of a run that a scan of this region found.
+    pub(crate) fn pages_of(&self, run: PageRun) -> std::ops::Range<u32> {
+        let page = |address: usize| ((address - self.start as usize) / kmem::PAGE_SIZE) as u32;
+        page(run.start)..page(run.end)
     }
 
     pub(crate) fn counts(&self) -> Counts {

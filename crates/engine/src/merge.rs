@@ -157,39 +157,49 @@ impl Stretch {
 }
 
 impl Turn<'_> {
-    /// Reads every candidate once.
+    /// Reads every candidate once. Each client begins at another place of its regions: two that hold the same content in the same
+    /// order would else be read side by side, be first by turns, and leave frames of both in a pattern without runs.
     fn read_candidates(&mut self, scratch: &mut Scratch) -> Result<(), Stop> {
-        let regions: Vec<RegionId> = self.client.state().regions.keys().copied().collect();
-        for id in regions {
-            let mut plan = Plan::default();
-            let mut from = 0;
-            while !self.shared.stopping() {
-                let going_on = {
-                    let state = self.client.state();
-                    let Some(region) = state.regions.get(&id) else { break };
-                    region.candidates(from, CHUNK, &mut scratch.pages);
-                    scratch.addresses.clear();
-                    scratch.addresses.extend(scratch.pages.iter().map(|&page| region.address(page)));
-                    state.connected && state.refused.is_none()
-                };
-                if !going_on {
-                    self.undo(id, &plan.runs, false);
-                    return Err(Stop::Client);
-                }
-                let Some(&last) = scratch.pages.last() else { break };
-                from = last + 1;
-                let result = self.read_chunk(id, scratch, &mut plan);
-                if let Err(stop) = result {
-                    self.send(id, plan)?;
-                    return Err(stop);
-                }
-                if plan.pages >= BATCH || plan.runs.len() >= BATCH_RUNS {
-                    self.send(id, std::mem::take(&mut plan))?;
-                }
-            }
-            self.send(id, plan)?;
+        let regions: Vec<(RegionId, u32)> = self.client.state().regions.iter().map(|(&id, r)| (id, r.pages)).collect();
+        // Multiples of the golden ratio lie far apart.
+        let place = self.client.number.wrapping_mul(0x9e37_79b9);
+        for (id, pages) in regions {
+            let begin = ((u64::from(place) * u64::from(pages)) >> 32) as u32;
+            self.read_range(id, begin..pages, scratch)?;
+            self.read_range(id, 0..begin, scratch)?;
         }
         Ok(())
+    }
+
+    fn read_range(&mut self, id: RegionId, pages: std::ops::Range<u32>, scratch: &mut Scratch) -> Result<(), Stop> {
+        let mut plan = Plan::default();
+        let mut from = pages.start;
+        while !self.shared.stopping() {
+            let going_on = {
+                let state = self.client.state();
+                let Some(region) = state.regions.get(&id) else { break };
+                region.candidates(from, CHUNK, &mut scratch.pages);
+                scratch.pages.retain(|&page| page < pages.end);
+                scratch.addresses.clear();
+                scratch.addresses.extend(scratch.pages.iter().map(|&page| region.address(page)));
+                state.connected && state.refused.is_none()
+            };
+            if !going_on {
+                self.undo(id, &plan.runs, false);
+                return Err(Stop::Client);
+            }
+            let Some(&last) = scratch.pages.last() else { break };
+            from = last + 1;
+            let result = self.read_chunk(id, scratch, &mut plan);
+            if let Err(stop) = result {
+                self.send(id, plan)?;
+                return Err(stop);
+            }
+            if plan.pages >= BATCH || plan.runs.len() >= BATCH_RUNS {
+                self.send(id, std::mem::take(&mut plan))?;
+            }
+        }
+        self.send(id, plan)
     }
 
     fn read_chunk(&mut self, id: RegionId, scratch: &mut Scratch, plan: &mut Plan) -> Result<(), Stop> {

@@ -124,6 +124,7 @@ fn main() {
         Some("hold") => hold(number(1, 4096), number(2, 4), number(3, 1) as u64),
         Some("shuffled") => shuffled(number(1, 4096)),
         Some("writers") => writers(number(1, 16_384), number(2, 10)),
+        Some("zeros") => zeros(number(1, 4096)),
         Some("dontneed") => dontneed(),
         Some("fork") => fork(),
         Some("mappings") => mappings(),
@@ -227,6 +228,18 @@ fn writers(pages: usize, seconds: usize) {
     let body = |page: usize| (0..WORDS - 1).any(|word| region.read(page, word) != pattern(seed(page), word));
     check(&mut problems, "corrupt", (0..pages).filter(|&page| body(page)).count());
     say(&format!("longest {}", longest.load(Relaxed)));
+    verdict(&problems);
+}
+
+/// `zeros PAGES`: pages of written zeros; they read as zeros ever after, and take new content.
+fn zeros(pages: usize) {
+    let region = Region::new(pages, true);
+    (0..pages).for_each(|page| region.fill(page, 0));
+    wait_go();
+    let mut problems = Vec::new();
+    check(&mut problems, "zeros", region.nonzero(0..pages));
+    (0..pages).step_by(3).for_each(|page| region.fill(page, 9));
+    check(&mut problems, "filled", region.wrong(0..pages, |page| if page % 3 == 0 { 9 } else { 0 }));
     verdict(&problems);
 }
 

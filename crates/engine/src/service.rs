@@ -527,6 +527,8 @@ impl Service {
                     Ok(message) => client.apply(message),
                     Err(e) => Err(e.to_string()),
                 },
+                // The agent closed with messages of ours unread; its own last words are still in the queue behind this.
+                Err(e) if e.kind() == std::io::ErrorKind::ConnectionReset => continue,
                 Err(e) => Err(e.to_string()),
             };
             if let Err(why) = result {

@@ -5,24 +5,26 @@
 //!
 //! # How it works
 //!
-//! It is a PATRICIA trie (Morrison, 1968). A key is read as a row of bits; an inner node stands for the first
-//! position at which two groups of keys differ; a leaf stands for one key. Keys `00`, `01`, `0110` and `10`
-//! (as bits, for the picture):
+//! A key has a *head*: 64 bits, mixed from a few of its words (module `key`). The first bits of the head choose a slot of the
+//! *directory*, the static upper tree. In each slot begins a PATRICIA trie (Morrison, 1968), the dynamic lower tree, mostly of no or one
+//! or two keys: an inner node stands for the first position at which two groups of keys differ, a leaf for one key. With heads that begin
+//! `00`, `0100`, `0101`, `0111` and `10`, and a directory for one bit:
 //!
 //! ```text
-//!   root ── position 0 ─┬ 0 ─ position 1 ─┬ 0 ─ leaf 00
-//!                       │                 └ 1 ─ position 2 ─┬ 0 ─ leaf 01
-//!                       │                                   └ 1 ─ leaf 0110
-//!                       └ 1 ─ leaf 10
+//!   directory   0 ── position 1 ─┬ 0 ─ leaf 00
+//!                                └ 1 ─ position 2 ─┬ 0 ─ position 3 ─┬ 0 ─ leaf 0100
+//!                                                  │                 └ 1 ─ leaf 0101
+//!                                                  └ 1 ─ leaf 0111
+//!               1 ── leaf 10
 //! ```
 //!
 //! A search looks only at the positions that the nodes name, takes the leaf where it ends as a *prediction*, and
-//! compares with that one stored key. A long common prefix costs nothing, whatever its length.
+//! compares with that one stored key. Heads decide where keys part, so the trie is balanced whatever the keys look like, and a long common
+//! prefix costs nothing. Keys with equal heads branch at their length or at their own bits.
 //!
-//! **A link is one 64-bit word**; it holds the position (inner node) or a fingerprint (leaf) besides the index or
-//! the handle, and two marks. **A node is two links**, 16 bytes; leaves need no node, so *n* keys take *n* − 1
-//! nodes. Every change of the tree is one compare-and-swap of one link (after Natarajan and Mittal, "Fast
-//! Concurrent Lock-Free Binary Search Trees", PPoPP 2014):
+//! **A link is one 64-bit word**; it holds the position (inner node) or a fingerprint (leaf) besides the address or
+//! the handle, and two marks. **A node is two links**, 16 bytes; leaves need no node. Every change of the tree is one
+//! compare-and-swap of one link (after Natarajan and Mittal, "Fast Concurrent Lock-Free Binary Search Trees", PPoPP 2014):
 //!
 //! ```text
 //!  insert X beside T          remove L:   1. flag L    2. tag the     3. swing the link
@@ -36,26 +38,36 @@
 //! is on its way out. A marked link cannot be swung, so no insertion is lost. Whoever meets a mark on the way to
 //! a change of its own finishes steps 2 and 3 for the other thread; nobody waits. Queries change nothing.
 //!
-//! A node that was unlinked is used again only after a grace period: three ticks of an epoch clock (module `nodes`).
+//! When there are too many keys for the directory, or few, one of another size takes its place, moved a few slots at a time by the
+//! operations that change the tree (module `resize`). Memory is used again, or given back to the system, only after a grace period: three
+//! ticks of an epoch clock (module `epoch`).
 //!
 //! # Keys that change
 //!
-//! The bytes behind a handle may change or vanish at any time. A leaf carries a 21-bit fingerprint of the key that
-//! it was inserted with. An insertion that meets a leaf whose present bytes no longer fit drops that leaf ("stale")
-//! and goes on; a query just answers `None`. So a stale key may cost a missed find, never a wrong answer.
+//! The bytes behind a handle may change or vanish at any time. A leaf carries a 20-bit fingerprint of the key that
+//! it was inserted with, a piece of its head. An insertion that meets a leaf whose present bytes no longer fit drops that leaf
+//! ("stale") and goes on; a query just answers `None`. So a stale key may cost a missed find, never a wrong answer.
 //! `docs/sdtree.md` has the proof sketch.
 
-mod bits;
-mod nodes;
+mod batch;
+#[cfg(any(test, fuzzing))]
+mod check;
+mod directory;
+mod epoch;
+mod key;
+mod memory;
+pub mod one;
+mod pool;
+mod prefetch;
 mod primitive;
-mod slab;
+mod resize;
 mod tree;
 mod word;
 
 #[cfg(test)]
 mod tests;
 
-pub use bits::MAX_KEY_LEN;
+pub use key::MAX_KEY_LEN;
 pub use tree::SdTree;
 
 /// The caller's name for a key: any number up to [`Handle::MAX`] (40 bits).
@@ -64,7 +76,7 @@ pub struct Handle(pub u64);
 
 impl Handle {
     /// The greatest handle that a tree can store: 2⁴⁰ − 1.
-    pub const MAX: Handle = Handle(word::MAX_PAYLOAD);
+    pub const MAX: Handle = Handle(word::MAX_HANDLE);
 }
 
 /// Where the keys live.
@@ -81,6 +93,12 @@ pub trait KeySource {
     /// The bytes must hold still while `f` runs. The tree's memory is not reclaimed meanwhile, so a slow source
     /// delays reclamation, but no other thread's operation.
     fn with_key<R>(&self, handle: Handle, f: impl FnOnce(Option<&[u8]>) -> R) -> R;
+
+    /// The key will probably be asked for soon: a hint, from calls that look up many keys at once. A source in memory may tell the
+    /// processor to fetch the key's first cache lines; by default nothing is done.
+    fn prefetch(&self, handle: Handle) {
+        let _ = handle;
+    }
 }
 
 /// What [`SdTree::insert`] did.
@@ -92,21 +110,33 @@ pub enum Insert {
     Exists(Handle),
 }
 
+/// What a look-up reads, from [`SdTree::examine`].
+#[derive(Copy, Clone, PartialEq, Eq, Debug, Default)]
+pub struct Examined {
+    /// Inner nodes on the way.
+    pub nodes: u64,
+    /// Bits of the key that were looked at: for its head, on the way, and in the comparison. A bit that is looked at
+    /// twice counts twice.
+    pub key_bits: u64,
+}
+
 /// Figures of a tree, from [`SdTree::stats`]. Exact while no other thread changes the tree.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Default)]
 pub struct Stats {
     /// Keys in the tree.
     pub keys: u64,
-    /// Inner nodes that the tree needs for them.
-    pub nodes_live: u64,
-    /// Nodes that are free, or wait for the end of their grace period.
-    pub nodes_free: u64,
-    /// Bytes of memory in use: every node that was ever handed out, and the tree's own fixed part.
+    /// Inner nodes in memory: in use, free, or waiting for the end of their grace period.
+    pub nodes: u64,
+    /// log₂ of the number of slots of the directory.
+    pub directory_bits: u32,
+    /// Bytes of memory in use: every node that was ever handed out, directories, and the tree's own fixed part.
     pub bytes: u64,
-    /// Bytes of address space allocated for nodes. What lies beyond `bytes` was never touched.
+    /// Bytes of address space. What lies beyond `bytes` was never touched (but for the rest of a huge page).
     pub bytes_reserved: u64,
     /// Stale keys that insertions have dropped, since the tree was made.
     pub stale_dropped: u64,
-    /// Ticks of the epoch clock that paces the reuse of nodes, since the tree was made.
+    /// Ticks of the epoch clock that paces the reuse of memory, since the tree was made.
     pub ticks: u64,
+    /// How often the tree has grown or shrunk.
+    pub resizes: u64,
 }

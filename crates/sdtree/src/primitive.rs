@@ -41,7 +41,7 @@ pub(crate) fn shard_count() -> usize {
 /// A number that differs from tree to tree.
 pub(crate) fn random_seed() -> u64 {
     use std::hash::{BuildHasher, Hasher, RandomState};
-    if cfg!(any(loom, test)) {
+    if cfg!(any(loom, test, fuzzing)) {
         return 0; // the same run every time
     }
     RandomState::new().build_hasher().finish()

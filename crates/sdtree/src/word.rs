@@ -1,84 +1,136 @@
 //! The link word.
 //!
 //! ```text
-//!  bit   63 ────────────── 24 23 ───────── 3   2     1     0
-//!       ┌────────────────────┬──────────────┬─────┬──────┬──────┐
-//!       │ node index, 40 bits│ position, 16 │ TAG │ FLAG │ LEAF │   inner node: LEAF = 0
-//!       │ handle, 40 bits    │ fingerprint  │ TAG │ FLAG │ LEAF │   leaf:       LEAF = 1
-//!       └────────────────────┴──────────────┴─────┴──────┴──────┘
+//!  bit   63 ───────── 48 47 ────────────── 4   3     2     1      0
+//!       ┌───────────────┬───────────────────┬─────┬─────┬──────┬──────┐
+//!       │ position, 16  │ node address / 16 │  0  │ TAG │  0   │ LEAF │   inner node: LEAF = 0
+//!       ├───────────────┴───────┬───────────┼─────┼─────┼──────┼──────┤
+//!       │ handle, 40            │ finger-   │ LIST│ TAG │ FLAG │ LEAF │   leaf:       LEAF = 1
+//!       │                       │ print, 20 │     │     │      │      │
+//!       └───────────────────────┴───────────┴─────┴─────┴──────┴──────┘
+//!        63 ───────────────── 24 23 ────── 4
 //! ```
 //!
-//! The position of a node stands in the link that leads to it, so that the node itself is two links and nothing else.
-//! Node 0 is never used: the word 0 ([`EMPTY`]) is the root of a tree without keys.
+//! The position of a node stands in the link that leads to it, so that the node itself is two links and nothing else. Nodes are
+//! aligned to 16 bytes and lie below 2⁴⁸, where the kernel places all mappings of a process that does not ask for more.
 
 /// The link leads to a leaf.
 pub(crate) const LEAF: u64 = 1;
 /// The leaf that this link leads to has been removed. Only on leaf links.
 pub(crate) const FLAG: u64 = 2;
-/// The node that holds this link is being unlinked: the link will not change any more.
+/// This link will not change any more: its node is being unlinked, or its slot is being moved to another directory.
 pub(crate) const TAG: u64 = 4;
+/// Not a leaf but the link of a list of nodes; reads as a removed leaf, because searches may still come by.
+const LIST: u64 = 8;
 
-/// The root of an empty tree.
-pub(crate) const EMPTY: u64 = 0;
+/// A slot of a directory that nothing was ever stored in.
+pub(crate) const VACANT: u64 = 0;
+/// A slot that is known to be empty: a removed leaf.
+pub(crate) const EMPTY: u64 = LEAF | FLAG;
+/// In debug builds, a word of a node that nobody may read: it is free.
+pub(crate) const POISON: u64 = LIST;
+/// The end of a list of nodes.
+pub(crate) const NIL: u64 = LEAF | FLAG | LIST;
 
+/// The first bit of a key's head that is part of the fingerprint. A directory has at least so many bits.
+pub(crate) const FINGERPRINT_START: u32 = if cfg!(loom) { 1 } else { 8 };
 /// Width of a fingerprint.
-pub(crate) const FINGERPRINT_BITS: u32 = 21;
-const MIDDLE_SHIFT: u32 = 3;
-const PAYLOAD_SHIFT: u32 = MIDDLE_SHIFT + FINGERPRINT_BITS;
-/// The greatest node index, and the greatest handle.
-pub(crate) const MAX_PAYLOAD: u64 = u64::MAX >> PAYLOAD_SHIFT;
+const FINGERPRINT_BITS: u32 = 20;
+/// The first position after the fingerprint. A directory has at most so many bits.
+pub(crate) const FINGERPRINT_END: u32 = FINGERPRINT_START + FINGERPRINT_BITS;
 
-/// A link to the inner node `index`, which branches at `position`.
-#[inline]
-pub(crate) fn inner(index: u64, position: u16) -> u64 {
-    debug_assert!(index != 0 && index <= MAX_PAYLOAD);
-    index << PAYLOAD_SHIFT | u64::from(position) << MIDDLE_SHIFT
+const FINGERPRINT_SHIFT: u32 = 4;
+const HANDLE_SHIFT: u32 = FINGERPRINT_SHIFT + FINGERPRINT_BITS;
+const FINGERPRINT_MASK: u64 = (1 << HANDLE_SHIFT) - (1 << FINGERPRINT_SHIFT);
+/// The greatest handle.
+pub(crate) const MAX_HANDLE: u64 = u64::MAX >> HANDLE_SHIFT;
+const POSITION_SHIFT: u32 = 48;
+const ADDRESS_MASK: u64 = (1 << POSITION_SHIFT) - 16;
+
+/// Whether a node may lie at this address.
+pub(crate) fn is_address(address: u64) -> bool {
+    address & !ADDRESS_MASK == 0 && address != 0
 }
 
-/// A link to the leaf `handle`; the fingerprint's low [`FINGERPRINT_BITS`] count.
+/// A link to the inner node at `address`, which branches at `position`.
 #[inline]
-pub(crate) fn leaf(handle: u64, fingerprint: u64) -> u64 {
-    debug_assert!(handle <= MAX_PAYLOAD);
-    handle << PAYLOAD_SHIFT | (fingerprint & ((1 << FINGERPRINT_BITS) - 1)) << MIDDLE_SHIFT | LEAF
+pub(crate) fn inner(address: u64, position: u16) -> u64 {
+    debug_assert!(is_address(address));
+    u64::from(position) << POSITION_SHIFT | address
 }
 
-/// Whether the word leads to an inner node ([`EMPTY`] does not).
+/// A link to the leaf `handle`, whose key has this head.
+#[inline]
+pub(crate) fn leaf(handle: u64, head: u64) -> u64 {
+    debug_assert!(handle <= MAX_HANDLE);
+    let fingerprint = (head << FINGERPRINT_START) >> (64 - FINGERPRINT_BITS);
+    handle << HANDLE_SHIFT | fingerprint << FINGERPRINT_SHIFT | LEAF
+}
+
+/// Whether the word leads to an inner node.
 #[inline]
 pub(crate) fn is_inner(word: u64) -> bool {
-    word & LEAF == 0 && word != EMPTY
+    debug_assert!(word & (LEAF | LIST) != POISON, "{word:#x}: the word of a free node was read");
+    word & LEAF == 0 && word & !TAG != VACANT
 }
 
-/// The node index of an inner link, the handle of a leaf.
+/// The address of an inner link's node, or of a list link's.
 #[inline]
-pub(crate) fn payload(word: u64) -> u64 {
-    word >> PAYLOAD_SHIFT
+pub(crate) fn address(word: u64) -> u64 {
+    word & ADDRESS_MASK
 }
 
 /// The position at which the node of an inner link branches.
 #[inline]
 pub(crate) fn position(word: u64) -> u16 {
-    (word >> MIDDLE_SHIFT) as u16
+    (word >> POSITION_SHIFT) as u16
 }
 
-/// Whether two leaf links have the same fingerprint.
+/// The handle of a leaf.
+#[inline]
+pub(crate) fn handle(word: u64) -> u64 {
+    word >> HANDLE_SHIFT
+}
+
+/// Whether two leaves have the same fingerprint.
 #[inline]
 pub(crate) fn same_fingerprint(a: u64, b: u64) -> bool {
-    (a ^ b) & (((1 << FINGERPRINT_BITS) - 1) << MIDDLE_SHIFT) == 0
+    (a ^ b) & FINGERPRINT_MASK == 0
 }
 
-/// A link in a list of unlinked or free nodes: the list goes on at node `index`, whose next such link is in its
-/// word `side`. Index 0 ends the list.
-///
-/// It reads as a removed leaf, because searches may still come by: see `nodes`.
+/// The first position at which the fingerprints of two leaves differ.
 #[inline]
-pub(crate) fn list(index: u64, side: usize) -> u64 {
-    index << PAYLOAD_SHIFT | (side as u64) << MIDDLE_SHIFT | FLAG | LEAF
+pub(crate) fn fingerprint_difference(a: u64, b: u64) -> Option<u16> {
+    let difference = (a ^ b) & FINGERPRINT_MASK;
+    let first = FINGERPRINT_START + difference.leading_zeros() - (64 - HANDLE_SHIFT);
+    (difference != 0).then_some(first as u16)
+}
+
+/// The bit of a leaf's head at `position`, which lies in the fingerprint.
+#[inline]
+pub(crate) fn fingerprint_bit(word: u64, position: u32) -> usize {
+    debug_assert!((FINGERPRINT_START..FINGERPRINT_END).contains(&position));
+    (word >> (HANDLE_SHIFT - 1 - (position - FINGERPRINT_START))) as usize & 1
+}
+
+/// A link in a list of unlinked or free nodes: the list goes on at the node at `address`, whose next such link is in its
+/// word `side`.
+#[inline]
+pub(crate) fn list(address: u64, side: usize) -> u64 {
+    debug_assert!(is_address(address));
+    (side as u64) << POSITION_SHIFT | address | NIL
+}
+
+/// Whether the word is a [`list`] link.
+#[inline]
+pub(crate) fn is_list(word: u64) -> bool {
+    word & NIL == NIL
 }
 
 /// The side of a [`list`] link.
 #[inline]
 pub(crate) fn list_side(word: u64) -> usize {
-    (word >> MIDDLE_SHIFT) as usize & 1
+    (word >> POSITION_SHIFT) as usize & 1
 }
 
 #[cfg(all(test, not(loom)))]
@@ -87,16 +139,30 @@ mod tests {
 
     #[test]
     fn fields_do_not_touch() {
-        let node = inner(MAX_PAYLOAD, u16::MAX);
-        assert!(is_inner(node) && !is_inner(EMPTY));
-        assert_eq!((payload(node), position(node), node & (FLAG | TAG)), (MAX_PAYLOAD, u16::MAX, 0));
-        let key = leaf(MAX_PAYLOAD, u64::MAX);
-        assert!(!is_inner(key));
-        assert_eq!((payload(key), key & (FLAG | TAG)), (MAX_PAYLOAD, 0));
+        let node = inner(ADDRESS_MASK, u16::MAX);
+        assert!(is_inner(node) && is_inner(node | TAG) && !is_inner(VACANT) && !is_inner(VACANT | TAG));
+        assert_eq!((address(node), position(node), node & (FLAG | TAG | LEAF)), (ADDRESS_MASK, u16::MAX, 0));
+        let key = leaf(MAX_HANDLE, u64::MAX);
+        assert!(!is_inner(key) && !is_list(key | FLAG | TAG));
+        assert_eq!((handle(key), key & (FLAG | TAG)), (MAX_HANDLE, 0));
         assert!(same_fingerprint(key | FLAG, leaf(0, u64::MAX)));
-        assert!(!same_fingerprint(key, leaf(MAX_PAYLOAD, 1 << 20)));
-        assert_ne!(leaf(0, 0), EMPTY);
-        let link = list(7, 1);
-        assert_eq!((payload(link), list_side(link), link & (FLAG | LEAF | TAG)), (7, 1, FLAG | LEAF));
+        let link = list(0x7fff_ffff_fff0, 1);
+        assert!(is_list(link) && is_list(link | TAG) && link & FLAG != 0);
+        assert_eq!((address(link), list_side(link), list_side(list(16, 0))), (0x7fff_ffff_fff0, 1, 0));
+        assert!(!is_address(0) && !is_address(1 << 48) && !is_address(8));
+    }
+
+    #[test]
+    fn a_fingerprint_is_a_piece_of_the_head() {
+        let head = 0x0012_3456_789a_bcde_u64;
+        let word = leaf(7, head);
+        for position in FINGERPRINT_START..FINGERPRINT_END {
+            assert_eq!(fingerprint_bit(word, position) as u64, (head >> (63 - position)) & 1);
+            let other = leaf(9, head ^ 1 << (63 - position));
+            assert_eq!(fingerprint_difference(word, other), Some(position as u16));
+        }
+        for outside in [0, FINGERPRINT_START - 1, FINGERPRINT_END, 63] {
+            assert_eq!(fingerprint_difference(word, leaf(7, head ^ 1 << (63 - outside))), None);
+        }
     }
 }

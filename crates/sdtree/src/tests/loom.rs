@@ -1,6 +1,6 @@
 //! Every interleaving (up to a bound of preemptions) of small cases, by loom.
 //!
-//! `RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 cargo test -p sdtree --lib --release`
+//! `RUSTFLAGS="--cfg loom" cargo test -p sdtree --lib --release`
 
 use super::Table;
 use crate::primitive::Counter;
@@ -9,10 +9,11 @@ use loom::sync::Arc;
 use loom::thread;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Runs `f` in every order, with at most `preemptions` (or what `LOOM_MAX_PREEMPTIONS` says) in each.
+/// Runs `f` in every order, with at most `preemptions` in each.
 pub(crate) fn model(preemptions: usize, f: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound.get_or_insert(preemptions);
+    builder.preemption_bound = Some(preemptions);
+    builder.max_branches = 10_000;
     builder.check(f);
 }
 
@@ -35,9 +36,10 @@ impl Count {
 
 type Tree = SdTree<Table>;
 
-/// `a`, `b` and `c` in one tree: the node of `a` and `b` hangs below the one of `c`. `d` goes on `b`'s side of that node,
-/// `e` on `a`'s.
-const KEYS: [&[u8]; 6] = [&[0x00], &[0x03], &[0x80], &[0x02], &[0x00], &[0x01]];
+/// In a model a key's head is its first bytes, and a directory has two slots at least. `a`, `b` and `c` are in one tree: the node of `a` and `b`
+/// hangs below the one of `c`. `d` goes on `b`'s side of that node, `e` on `a`'s. In a directory of four slots, `c` has one
+/// of its own.
+const KEYS: [&[u8]; 8] = [&[0x00], &[0x03], &[0x40], &[0x02], &[0x00], &[0x01], &[0x41], &[0x43]];
 const A: usize = 0;
 const B: usize = 1;
 const C: usize = 2;
@@ -45,6 +47,9 @@ const D: usize = 3;
 /// The same key as `A`, by another handle.
 const A2: usize = 4;
 const E: usize = 5;
+/// In `c`'s half.
+const F: usize = 6;
+const G: usize = 7;
 
 fn insert(tree: &Tree, key: usize) -> Insert {
     tree.insert(KEYS[key], Handle(key as u64))
@@ -64,13 +69,53 @@ fn found(tree: &Tree, key: usize) -> bool {
     }
 }
 
+/// Begins to move to a directory of so many bits, and moves the unit in which there are keys; or what is left to be moved.
+fn resize(tree: &Tree, bits: u32) {
+    let pin = tree.epoch.pin();
+    tree.resize(&pin, bits);
+    let dir = tree.current(&pin);
+    if let Some(next) = tree.directory(&dir.next, &pin) {
+        tree.move_unit(&pin, dir, next, 0);
+    }
+}
+
+/// Begins to move, and moves the unit in which there are no keys.
+fn prepare(tree: &Tree, bits: u32) {
+    let pin = tree.epoch.pin();
+    tree.resize(&pin, bits);
+    let dir = tree.current(&pin);
+    if let Some(next) = tree.directory(&dir.next, &pin) {
+        tree.move_unit(&pin, dir, next, 1);
+        // Some free nodes, since looking for them in all lists is a model of its own.
+        let stock = [(); 5].map(|_| next.pool.allocate(&tree.epoch, &pin));
+        stock.into_iter().for_each(|address| next.pool.release(&pin, address));
+    }
+}
+
+/// A tree of some keys, with a directory of so many bits.
+fn tree_of(bits: u32, first: &[usize]) -> Arc<Tree> {
+    let keys = Table(KEYS.iter().map(|key| key.to_vec()).collect());
+    let tree = Arc::new(SdTree::with_bits(keys, bits));
+    for &key in first {
+        assert_eq!(insert(&tree, key), Insert::Inserted);
+    }
+    tree
+}
+
 /// Two threads on a tree of the keys in `first`; then `last`, at rest. Returns nothing: asserts.
 fn two(first: &'static [usize], one: fn(&Tree), other: fn(&Tree), last: fn(&Tree)) {
-    model(3, move || {
-        let tree = Arc::new(SdTree::new(Table(KEYS.iter().map(|key| key.to_vec()).collect())));
-        for &key in first {
-            assert_eq!(insert(&tree, key), Insert::Inserted);
-        }
+    two_from(3, || tree_of(1, first), one, other, last);
+}
+
+fn two_from(
+    preemptions: usize,
+    first: impl Fn() -> Arc<Tree> + Send + Sync + 'static,
+    one: fn(&Tree),
+    other: fn(&Tree),
+    last: fn(&Tree),
+) {
+    model(preemptions, move || {
+        let tree = first();
         let thread = {
             let tree = tree.clone();
             thread::spawn(move || other(&tree))
@@ -265,7 +310,7 @@ fn remove_beside_reuse() {
             assert!(remove(tree, D));
         }
     }
-    two(&[A, B, C], change, |t| assert!(remove(t, A)), |t| holds(t, &[B, C], &[A, D]));
+    two_from(2, || tree_of(1, &[A, B, C]), change, |t| assert!(remove(t, A)), |t| holds(t, &[B, C], &[A, D]));
 }
 
 #[test]
@@ -286,10 +331,7 @@ fn walk_beside_changes() {
 #[test]
 fn three_threads() {
     model(2, || {
-        let tree = Arc::new(SdTree::new(Table(KEYS.iter().map(|key| key.to_vec()).collect())));
-        for key in [A, B, C] {
-            insert(&tree, key);
-        }
+        let tree = tree_of(1, &[A, B, C]);
         let threads: Vec<_> = [A, B]
             .into_iter()
             .map(|key| {
@@ -302,4 +344,146 @@ fn three_threads() {
         holds(&tree, &[C], &[A, B]);
         tree.check();
     });
+}
+
+fn growing() -> Arc<Tree> {
+    let tree = tree_of(1, &[A, B, C]);
+    prepare(&tree, 2);
+    tree
+}
+
+fn shrinking() -> Arc<Tree> {
+    let tree = tree_of(2, &[A, B, C]);
+    prepare(&tree, 1);
+    tree
+}
+
+/// Growing beside each other operation: `a`, `b` and `c`'s node becomes two slots.
+fn grow_beside(one: fn(&Tree), last: fn(&Tree)) {
+    two_from(3, growing, one, |t| resize(t, 2), last);
+}
+
+#[test]
+fn grow_beside_insert() {
+    fn put(tree: &Tree) {
+        assert_eq!(insert(tree, D), Insert::Inserted);
+        assert!(found(tree, D));
+    }
+    grow_beside(put, |t| holds(t, &[A, B, C, D], &[]));
+}
+
+#[test]
+fn grow_beside_remove_below() {
+    grow_beside(|t| assert!(remove(t, A)), |t| holds(t, &[B, C], &[A]));
+}
+
+#[test]
+fn grow_beside_remove_at_the_slot() {
+    grow_beside(|t| assert!(remove(t, C)), |t| holds(t, &[A, B], &[C]));
+}
+
+#[test]
+fn grow_beside_query() {
+    grow_beside(|t| assert!(found(t, A) && found(t, B) && found(t, C)), |t| holds(t, &[A, B, C], &[]));
+}
+
+#[test]
+fn grow_beside_walk() {
+    fn walk(tree: &Tree) {
+        let mut seen = 0;
+        tree.for_each(|_| seen += 1);
+        assert_eq!(seen, 3);
+    }
+    grow_beside(walk, |t| holds(t, &[A, B, C], &[]));
+}
+
+#[test]
+fn grow_beside_grow() {
+    grow_beside(|t| resize(t, 2), |t| holds(t, &[A, B, C], &[]));
+}
+
+/// A slot without a node at the new bit: the fingerprint of a leaf that is going tells the side.
+#[test]
+fn grow_by_the_fingerprint() {
+    two_from(3, || tree_of(1, &[A, B]), |t| assert!(remove(t, A)), |t| resize(t, 2), |t| holds(t, &[B], &[A]));
+}
+
+/// The leaf that is asked may stand in a node that was just unlinked, where a list's link took its place.
+#[test]
+fn grow_by_the_fingerprint_of_a_sibling() {
+    let last: fn(&Tree) = |t| holds(t, &[F, G], &[C]);
+    two_from(3, || tree_of(1, &[C, F, G]), |t| assert!(remove(t, C)), |t| resize(t, 2), last);
+}
+
+/// The node that became two slots is swept up and used again, beside a query that may stand on it.
+#[test]
+fn query_beside_sweep() {
+    static SWEPT: Count = Count::new();
+    fn change(tree: &Tree) {
+        resize(tree, 2);
+        insert(tree, D);
+        for key in [C, A, C, A, C] {
+            if !remove(tree, key) {
+                insert(tree, key);
+            }
+        }
+        if tree.left.load(loom::sync::atomic::Ordering::Relaxed).is_null() {
+            SWEPT.more();
+        }
+    }
+    two_from(3, growing, |t| assert!(found(t, B)), change, |t| holds(t, &[A, B, D], &[C]));
+    assert!(SWEPT.any());
+}
+
+/// Shrinking beside each other operation: `c`'s slot is joined with that of `a` and `b`, whose node is copied.
+fn shrink_beside(one: fn(&Tree), last: fn(&Tree)) {
+    two_from(2, shrinking, one, |t| resize(t, 1), last);
+}
+
+#[test]
+fn shrink_beside_insert() {
+    fn put(tree: &Tree) {
+        assert_eq!(insert(tree, D), Insert::Inserted);
+        assert!(found(tree, D));
+    }
+    shrink_beside(put, |t| holds(t, &[A, B, C, D], &[]));
+}
+
+#[test]
+fn shrink_beside_remove_below() {
+    shrink_beside(|t| assert!(remove(t, A)), |t| holds(t, &[B, C], &[A]));
+}
+
+#[test]
+fn shrink_beside_remove_at_the_slot() {
+    shrink_beside(|t| assert!(remove(t, C)), |t| holds(t, &[A, B], &[C]));
+}
+
+#[test]
+fn shrink_beside_query() {
+    shrink_beside(|t| assert!(found(t, A) && found(t, B) && found(t, C)), |t| holds(t, &[A, B, C], &[]));
+}
+
+#[test]
+fn shrink_beside_shrink() {
+    shrink_beside(|t| resize(t, 1), |t| holds(t, &[A, B, C], &[]));
+}
+
+/// The left directory and its nodes are dropped, beside a query that may stand in it.
+#[test]
+fn query_beside_drop() {
+    static DROPPED: Count = Count::new();
+    fn change(tree: &Tree) {
+        resize(tree, 1);
+        for key in [C, C, C, C] {
+            if !remove(tree, key) {
+                insert(tree, key);
+            }
+        }
+        if tree.doomed.load(loom::sync::atomic::Ordering::Relaxed).is_null() {
+            DROPPED.more();
+        }
+    }
+    two_from(3, shrinking, |t| assert!(found(t, B)), change, |t| holds(t, &[A, B, C], &[]));
+    assert!(DROPPED.any());
 }

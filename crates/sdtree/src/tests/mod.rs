@@ -7,6 +7,8 @@ mod memory;
 #[cfg(not(loom))]
 mod model;
 #[cfg(not(loom))]
+mod slots;
+#[cfg(not(loom))]
 mod stale;
 #[cfg(not(loom))]
 mod stress;

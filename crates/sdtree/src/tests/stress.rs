@@ -28,8 +28,7 @@ fn keys(count: usize) -> Vec<Vec<u8>> {
 
 /// Every thread changes only its own keys, and knows exactly what every answer about them must be; of the
 /// keys of others it knows that an answer names the right handle.
-#[test]
-fn own_keys() {
+fn own(seed: u64) {
     let keys = keys(400);
     let tree = SdTree::new(Table(keys.clone()));
     let start = Barrier::new(THREADS);
@@ -38,7 +37,7 @@ fn own_keys() {
             .map(|me| {
                 let (tree, keys, start) = (&tree, &keys, &start);
                 scope.spawn(move || {
-                    let mut random = Random(me as u64);
+                    let mut random = Random(seed << 8 | me as u64);
                     let mut mine: HashMap<usize, bool> = HashMap::new();
                     start.wait();
                     for _ in 0..rounds() {
@@ -77,9 +76,51 @@ fn own_keys() {
     assert_eq!(tree.check(), left.len() as u64);
 }
 
-/// All threads fight for a few keys: successful insertions and removals of a key must alternate.
 #[test]
-fn same_keys() {
+fn own_keys() {
+    own(0);
+}
+
+/// As above, with so many keys that come and go in waves that the tree grows and shrinks all the time.
+fn come_and_go(seed: u64) {
+    let key = |i| Random(seed << 32 | i).next().to_be_bytes().to_vec();
+    let keys: Vec<Vec<u8>> = (0..THREADS as u64 * 2_000).map(key).collect();
+    let tree = SdTree::new(Table(keys.clone()));
+    let (start, waves) = (Barrier::new(THREADS), rounds() / 10_000);
+    thread::scope(|scope| {
+        for me in 0..THREADS {
+            let (tree, keys, start) = (&tree, &keys, &start);
+            scope.spawn(move || {
+                let own = || (me..keys.len()).step_by(THREADS);
+                for wave in 0..waves {
+                    start.wait();
+                    own().for_each(|i| assert_eq!(tree.insert(&keys[i], Handle(i as u64)), Insert::Inserted));
+                    own().for_each(|i| assert_eq!(tree.query(&keys[i]), Some(Handle(i as u64))));
+                    if wave % 2 == 0 {
+                        start.wait(); // else some still insert while others remove
+                    }
+                    for i in own() {
+                        assert!(tree.remove(&keys[i], Handle(i as u64)));
+                        assert_eq!(tree.query(&keys[i]), None);
+                        let other = keys.len() - 1 - i;
+                        assert!(tree.query(&keys[other]).is_none_or(|found| found == Handle(other as u64)));
+                    }
+                }
+            });
+        }
+    });
+    let stats = tree.stats();
+    assert!(stats.resizes >= 2 * waves as u64 / 2, "{stats:?}");
+    assert_eq!(tree.check(), 0);
+}
+
+#[test]
+fn waves() {
+    come_and_go(0);
+}
+
+/// All threads fight for a few keys: successful insertions and removals of a key must alternate.
+fn same(seed: u64) {
     let keys = keys(6);
     let tree = SdTree::new(Table(keys.clone()));
     let start = Barrier::new(THREADS);
@@ -88,7 +129,7 @@ fn same_keys() {
         for me in 0..THREADS {
             let (tree, keys, start, balance) = (&tree, &keys, &start, &balance);
             scope.spawn(move || {
-                let mut random = Random(100 + me as u64);
+                let mut random = Random((seed << 8) + 100 + me as u64);
                 let mut own = vec![0; keys.len()];
                 start.wait();
                 for _ in 0..rounds() {
@@ -111,6 +152,28 @@ fn same_keys() {
         assert_eq!(balance.load(Ordering::Relaxed), there, "key {i}");
     }
     tree.check();
+}
+
+#[test]
+fn same_keys() {
+    same(0);
+}
+
+/// As long as `SDTREE_STRESS_SECONDS` says: `make stress`.
+#[test]
+#[ignore = "takes minutes to hours"]
+fn for_hours() {
+    let seconds = std::env::var("SDTREE_STRESS_SECONDS").map_or(60, |text| text.parse().unwrap());
+    let start = std::time::Instant::now();
+    let mut rounds = 0;
+    while start.elapsed().as_secs() < seconds {
+        rounds += 1;
+        own(rounds);
+        come_and_go(rounds);
+        same(rounds);
+        super::slots::engine(rounds, super::stress::rounds(), 500 << (rounds % 4));
+    }
+    println!("{rounds} rounds in {:.0} s", start.elapsed().as_secs_f64());
 }
 
 /// A key that is there throughout is found by every query and every walk, whatever happens beside it.

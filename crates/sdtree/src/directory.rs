@@ -1,0 +1,80 @@
+//! The directory: the static upper tree. A slot for each value of the first bits of a key's head, with a link to the
+//! dynamic tree of the keys that begin so.
+
+use crate::memory::Zeroed;
+use crate::pool::Pool;
+use crate::primitive::{AtomicPtr, AtomicU64};
+use crate::word::{FINGERPRINT_END, FINGERPRINT_START};
+use std::ptr;
+use std::sync::Arc;
+
+/// The least and the greatest number of bits that a directory tells apart. In between all are found in fingerprints.
+pub(crate) const MIN_BITS: u32 = FINGERPRINT_START;
+pub(crate) const MAX_BITS: u32 = if cfg!(loom) { 3 } else { FINGERPRINT_END };
+
+/// Slots, and what is needed to move to another directory: see `resize`.
+pub(crate) struct Directory {
+    /// log₂ of the number of slots.
+    pub(crate) bits: u32,
+    pub(crate) slots: Zeroed<AtomicU64>,
+    /// The nodes that branch within the fingerprint, below this directory.
+    pub(crate) pool: Arc<Pool>,
+    /// The directory that takes this one's place; set once.
+    pub(crate) next: AtomicPtr<Directory>,
+    /// Units that somebody was asked to move to `next`; goes round.
+    pub(crate) asked: AtomicU64,
+    /// Units that were moved to this directory.
+    pub(crate) moved: AtomicU64,
+    /// When this directory was left.
+    pub(crate) left_at: AtomicU64,
+    /// Slots that somebody was asked to sweep after that, and slots that were swept.
+    pub(crate) sweeping: AtomicU64,
+    pub(crate) swept: AtomicU64,
+    /// The next one in the list of those to be dropped.
+    pub(crate) doomed: AtomicPtr<Directory>,
+}
+
+impl Directory {
+    pub(crate) fn new(bits: u32, pool: Arc<Pool>) -> Self {
+        debug_assert!((MIN_BITS..=MAX_BITS).contains(&bits));
+        Directory {
+            bits,
+            slots: Zeroed::new(1 << bits),
+            pool,
+            next: AtomicPtr::new(ptr::null_mut()),
+            asked: AtomicU64::new(0),
+            moved: AtomicU64::new(0),
+            left_at: AtomicU64::new(0),
+            sweeping: AtomicU64::new(0),
+            swept: AtomicU64::new(0),
+            doomed: AtomicPtr::new(ptr::null_mut()),
+        }
+    }
+
+    /// The slot for keys with this head.
+    #[inline]
+    pub(crate) fn slot(&self, head: u64) -> &AtomicU64 {
+        &self.slots[(head >> (64 - self.bits)) as usize]
+    }
+
+    /// Moving to `next` goes by units: one slot of the smaller directory, and the slots of the larger one that
+    /// stand for the same keys.
+    pub(crate) fn units(&self, next: &Directory) -> u64 {
+        1 << self.bits.min(next.bits)
+    }
+
+    /// The unit of keys with this head.
+    pub(crate) fn unit(&self, next: &Directory, head: u64) -> usize {
+        (head >> (64 - self.bits.min(next.bits))) as usize
+    }
+
+    /// The slots of a unit of so many bits.
+    pub(crate) fn slots_of(&self, unit_bits: u32, unit: usize) -> &[AtomicU64] {
+        let shift = self.bits - unit_bits;
+        &self.slots[unit << shift..(unit + 1) << shift]
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        (size_of::<Self>() + size_of_val(&*self.slots)) as u64
+    }
+}

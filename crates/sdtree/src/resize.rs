@@ -1,0 +1,283 @@
+//! Growing and shrinking, a few slots at a time.
+//!
+//! A directory has between two thirds of a slot and one and a third for a key, until many keys are removed. When the tree has outgrown it, or has become much
+//! smaller, a new one is made, and every operation that changes the tree from then on moves a few *units* to it. Nobody waits, and
+//! no call does more than a few units; so there is no moment at which a tree of any size is rebuilt.
+//!
+//! Moving a unit, by whoever comes by, any number of threads at once:
+//!
+//! 1. The unit's slots in the old directory are *frozen*, that is tagged: no operation changes a tagged link. Searches that find a frozen
+//!    slot go to the new directory; where it is still vacant, they go on from the frozen link.
+//! 2. Growing, a slot becomes two. Where its tree branches at just this bit, its node's two links are frozen and become the links of the
+//!    two slots; otherwise all of the tree goes to the side that the fingerprint of any of its leaves tells.
+//!    Shrinking, some slots become one: all their nodes that branch within the fingerprint are frozen, and copied,
+//!    with new nodes where slots are joined.
+//! 3. The new slots are filled by compare-and-swap from vacant. What was frozen is the same for all threads, so it does not
+//!    matter who is first; the first who fills a unit's *first* slot, which comes last, counts the unit.
+//!
+//! Who counts the last unit makes the new directory the current one. After growing, the old one is *swept*, again a few slots at
+//! a time, when a grace period has passed: its nodes that became two slots are free now. After shrinking, all
+//! its nodes were copied, and go back to the system with their pool. The old directory goes after another grace period.
+//!
+//! Nodes that branch after the fingerprint come from a pool of their own and are never copied. There are few, unless many keys have
+//! equal heads.
+
+use crate::KeySource;
+use crate::directory::{Directory, MAX_BITS, MIN_BITS};
+use crate::epoch::{GRACE, Pin};
+use crate::pool::Pool;
+use crate::primitive::{AtomicU64, Ordering};
+use crate::tree::SdTree;
+use crate::word::{self, EMPTY, FINGERPRINT_END, FLAG, LEAF, TAG, VACANT, is_inner, position};
+use Ordering::{AcqRel, Acquire, Relaxed, Release};
+use smallvec::SmallVec;
+use std::ptr;
+use std::sync::Arc;
+
+/// Units that an operation moves, or slots that it sweeps. A power of two, at most 2^[`MIN_BITS`].
+const STEP: u64 = if cfg!(loom) { 1 } else { 8 };
+
+/// So many keys a directory of so many bits is for: three for two slots. With more, ways get longer; with fewer, both directories together
+/// would take more than 24 bytes a key while the tree grows.
+fn most(bits: u32) -> u64 {
+    3 << bits >> 1
+}
+
+/// Nodes that were made for a unit, to be given back if another thread was first.
+type Made = SmallVec<[u64; 16]>;
+
+impl<K: KeySource> SdTree<K> {
+    /// What an operation that has changed the tree does for its size. `look`: it is this one's turn to look at it.
+    #[inline]
+    pub(crate) fn upkeep(&self, pin: &Pin<'_>, look: bool) {
+        let dir = self.current(pin);
+        if let Some(next) = self.directory(&dir.next, pin) {
+            self.move_some(pin, dir, next);
+        } else if let Some(left) = self.directory(&self.left, pin) {
+            self.sweep(pin, left);
+        }
+        if look {
+            self.look(pin);
+        }
+    }
+
+    /// Begins to grow or to shrink if it is time; drops what can be dropped.
+    #[cold]
+    fn look(&self, pin: &Pin<'_>) {
+        if !self.left.load(Relaxed).is_null() || !self.doomed.load(Relaxed).is_null() {
+            self.epoch.tick();
+            self.drop_doomed(pin);
+        }
+        if cfg!(loom) {
+            return; // models say themselves when
+        }
+        let bits = self.current(pin).bits;
+        let keys = self.epoch.keys();
+        if keys > most(bits) && bits < MAX_BITS {
+            self.resize(pin, bits + 1);
+        } else if keys < most(bits) / 4 && bits > MIN_BITS {
+            // Small, but not so small that it has to grow again soon.
+            let fitting = (MIN_BITS..bits).find(|&fewer| 2 * keys <= most(fewer));
+            self.resize(pin, fitting.unwrap_or(bits - 1));
+        }
+    }
+
+    /// Begins to move to a directory of so many bits, unless the tree is still busy with the last one.
+    pub(crate) fn resize(&self, pin: &Pin<'_>, bits: u32) {
+        let dir = self.current(pin);
+        if !dir.next.load(Acquire).is_null() || !self.left.load(Acquire).is_null() || bits == dir.bits {
+            return;
+        }
+        debug_assert!(bits <= dir.bits + 1, "growing goes bit by bit");
+        let pool = if bits > dir.bits { dir.pool.clone() } else { Arc::new(Pool::new(&self.epoch)) };
+        let next = Box::into_raw(Box::new(Directory::new(bits, pool)));
+        if dir.next.compare_exchange(ptr::null_mut(), next, AcqRel, Relaxed).is_err() {
+            // Another thread has begun.
+            self.free_directory(next);
+        }
+    }
+
+    /// Moves a few units.
+    #[cold]
+    fn move_some(&self, pin: &Pin<'_>, dir: &Directory, next: &Directory) {
+        let units = dir.units(next);
+        let start = dir.asked.fetch_add(STEP, Relaxed);
+        for unit in start..start + STEP {
+            self.move_unit(pin, dir, next, (unit % units) as usize);
+        }
+    }
+
+    /// Sees to it that a unit is moved.
+    pub(crate) fn move_unit(&self, pin: &Pin<'_>, dir: &Directory, next: &Directory, unit: usize) {
+        let bits = dir.bits.min(next.bits);
+        let (old, new) = (dir.slots_of(bits, unit), next.slots_of(bits, unit));
+        if new[0].load(Acquire) != VACANT {
+            return;
+        }
+        let mut made = Made::new();
+        let done = if next.bits > dir.bits {
+            let [left, right] = self.split(pin, dir.bits, freeze(&old[0]));
+            let _ = new[1].compare_exchange(VACANT, right, AcqRel, Relaxed);
+            new[0].compare_exchange(VACANT, left, AcqRel, Relaxed).is_ok()
+        } else {
+            old.iter().for_each(|slot| _ = freeze(slot));
+            let link = self.join(pin, next, bits, old, &mut made);
+            new[0].compare_exchange(VACANT, link, AcqRel, Relaxed).is_ok()
+        };
+        if !done {
+            made.into_iter().for_each(|address| next.pool.retire(pin, address, 0));
+        } else if next.moved.fetch_add(1, AcqRel) + 1 == dir.units(next) {
+            self.leave(pin, dir, next);
+        }
+    }
+
+    /// The links of the two slots that take the place of one whose frozen link is `link`.
+    fn split(&self, pin: &Pin<'_>, bit: u32, link: u64) -> [u64; 2] {
+        if link == VACANT || link & FLAG != 0 {
+            return [EMPTY; 2];
+        }
+        if is_inner(link) && u32::from(position(link)) == bit {
+            let node = self.node(link, pin);
+            return [freeze(&node.0[0]), freeze(&node.0[1])];
+        }
+        // All keys below agree in this bit, so any leaf will do, a removed one too.
+        let mut leaf = link;
+        while is_inner(leaf) {
+            let node = self.node(leaf, pin);
+            leaf = node.load(0);
+            if word::is_list(leaf) {
+                leaf = node.load(1); // a node has one dead link at most
+            }
+        }
+        let mut links = [EMPTY; 2];
+        links[word::fingerprint_bit(leaf, bit)] = link;
+        links
+    }
+
+    /// The link of the slot that takes the place of these frozen ones, which begin to differ at bit `bit`.
+    fn join(&self, pin: &Pin<'_>, next: &Directory, bit: u32, old: &[AtomicU64], made: &mut Made) -> u64 {
+        if let [slot] = old {
+            return self.copy(pin, next, slot.load(Acquire) & !TAG, made);
+        }
+        let (left, right) = old.split_at(old.len() / 2);
+        let links = [left, right].map(|half| self.join(pin, next, bit + 1, half, made));
+        self.put_together(pin, next, bit as u16, links, made)
+    }
+
+    /// A copy of what hangs on a frozen link, without what has been removed.
+    fn copy(&self, pin: &Pin<'_>, next: &Directory, link: u64, made: &mut Made) -> u64 {
+        if link == VACANT || link & FLAG != 0 {
+            return EMPTY;
+        }
+        if link & LEAF != 0 || u32::from(position(link)) >= FINGERPRINT_END {
+            return link;
+        }
+        let node = self.node(link, pin);
+        let links = [0, 1].map(|side| self.copy(pin, next, freeze(&node.0[side]), made));
+        self.put_together(pin, next, position(link), links, made)
+    }
+
+    fn put_together(&self, pin: &Pin<'_>, next: &Directory, at: u16, links: [u64; 2], made: &mut Made) -> u64 {
+        match links {
+            [EMPTY, other] | [other, EMPTY] => other,
+            [left, right] => {
+                let address = next.pool.allocate(&self.epoch, pin);
+                made.push(address);
+                let link = word::inner(address, at);
+                let node = self.node(link, pin);
+                node.0[0].store(left, Relaxed);
+                node.0[1].store(right, Relaxed);
+                link
+            }
+        }
+    }
+
+    /// The last unit was moved: `next` is the directory now. One thread comes here, once for each directory.
+    fn leave(&self, pin: &Pin<'_>, dir: &Directory, next: &Directory) {
+        dir.left_at.store(pin.epoch, Relaxed);
+        let (old, new) = (ptr::from_ref(dir).cast_mut(), ptr::from_ref(next).cast_mut());
+        let grown = next.bits > dir.bits;
+        if grown {
+            // Before the new one is current, so that nobody begins to move from that one.
+            self.left.store(old, Release);
+        }
+        self.current.store(new, Release);
+        self.resizes.fetch_add(1, Relaxed);
+        if !grown {
+            self.doom(old, dir);
+        }
+    }
+
+    /// Frees the nodes that became slots, of a few slots of a directory that was left.
+    #[cold]
+    fn sweep(&self, pin: &Pin<'_>, left: &Directory) {
+        if pin.epoch < left.left_at.load(Relaxed) + GRACE {
+            return;
+        }
+        let slots = left.slots.len() as u64;
+        let start = left.sweeping.fetch_add(STEP, Relaxed);
+        if start >= slots {
+            return;
+        }
+        for slot in &left.slots[start as usize..(start + STEP) as usize] {
+            let link = slot.load(Relaxed) & !TAG;
+            if is_inner(link) && u32::from(position(link)) == left.bits {
+                left.pool.release(pin, word::address(link));
+            }
+        }
+        if left.swept.fetch_add(STEP, AcqRel) + STEP == slots {
+            left.left_at.store(pin.epoch, Relaxed);
+            let old = self.left.swap(ptr::null_mut(), AcqRel);
+            self.doom(old, left);
+        }
+    }
+
+    /// Puts a directory that nobody will come by any more among those to be dropped.
+    fn doom(&self, old: *mut Directory, dir: &Directory) {
+        let mut first = self.doomed.load(Relaxed);
+        loop {
+            dir.doomed.store(first, Relaxed);
+            match self.doomed.compare_exchange_weak(first, old, AcqRel, Relaxed) {
+                Ok(_) => return,
+                Err(now) => first = now,
+            }
+        }
+    }
+
+    /// Drops the directories whose grace period is over.
+    fn drop_doomed(&self, pin: &Pin<'_>) {
+        // Taken as a whole: so they are ours.
+        let mut list = self.doomed.swap(ptr::null_mut(), AcqRel);
+        while let Some(dir) = self.directory_at(list, pin) {
+            let this = list;
+            list = dir.doomed.load(Relaxed);
+            if pin.epoch >= dir.left_at.load(Relaxed) + GRACE {
+                self.free_directory(this);
+            } else {
+                self.doom(this, dir);
+            }
+        }
+    }
+
+    /// Finishes a resize that is under way, sweeps and drops what is left of it. Nobody may be pinned.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn finish(&self) {
+        loop {
+            {
+                let pin = self.epoch.pin();
+                let dir = self.current(&pin);
+                let busy = [&dir.next, &self.left, &self.doomed].iter().any(|at| !at.load(Acquire).is_null());
+                if !busy {
+                    return;
+                }
+                self.upkeep(&pin, true);
+            }
+            self.epoch.tick();
+        }
+    }
+}
+
+/// Freezes a link; returns what it is without the mark.
+fn freeze(link: &AtomicU64) -> u64 {
+    link.fetch_or(TAG, AcqRel) & !TAG
+}

@@ -1,0 +1,133 @@
+//! Zeroed atomic words that cost nothing until they are touched.
+//!
+//! Small sets come from the heap. Large ones are mapped without a promise of memory (`MAP_NORESERVE`), since a set of 2^40 frames
+//! spans 130 GiB of addresses, of which a sparse set touches little.
+
+#![allow(unsafe_code)] // Zeroed memory is used as atomic words without writing them one by one.
+
+use std::ops::{Deref, DerefMut};
+
+use crate::NewError;
+use crate::primitive::AtomicU64;
+
+/// Asks for the cache line of a word that is needed soon. Any index will do.
+#[inline]
+pub(crate) fn prefetch(words: &[AtomicU64], index: usize) {
+    #[cfg(all(target_arch = "x86_64", not(loom)))]
+    if let Some(word) = words.get(index) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: the address of a word of ours; a prefetch changes nothing but caches.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(word).cast()) };
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(loom))))]
+    let _ = (words, index);
+}
+
+/// Words from which on memory is mapped: 4 MiB.
+#[cfg(not(loom))]
+const MAPPED_FROM: usize = 1 << 19;
+
+/// The words.
+#[cfg(not(loom))]
+pub(crate) struct Words {
+    start: std::ptr::NonNull<AtomicU64>,
+    len: usize,
+}
+
+// SAFETY: it owns its words, as a boxed slice of them would.
+#[cfg(not(loom))]
+unsafe impl Send for Words {}
+// SAFETY: shared access gives out `&[AtomicU64]` only.
+#[cfg(not(loom))]
+unsafe impl Sync for Words {}
+
+#[cfg(not(loom))]
+impl Words {
+    /// `len` words, all 0.
+    pub(crate) fn new(len: usize) -> Result<Self, NewError> {
+        use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+        use std::ptr::NonNull;
+
+        let none = || NewError::Memory { bytes: len.saturating_mul(8) };
+        if len == 0 {
+            return Ok(Self { start: NonNull::dangling(), len });
+        }
+        let start = if len >= MAPPED_FROM {
+            let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+            let bytes = len.checked_mul(8).ok_or_else(none)?;
+            // SAFETY: a mapping of its own, anywhere.
+            let map = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags) };
+            map.map_err(|_| none())?.cast()
+        } else {
+            // SAFETY: the layout is not empty.
+            unsafe { std::alloc::alloc_zeroed(layout(len)) }.cast()
+        };
+        Ok(Self { start: NonNull::new(start).ok_or_else(none)?, len })
+    }
+}
+
+#[cfg(not(loom))]
+fn layout(len: usize) -> std::alloc::Layout {
+    // A cache line's alignment keeps neighbouring words together. 4 MiB are far below the limit of a layout.
+    std::alloc::Layout::from_size_align(len * 8, 64).expect("at most 4 MiB, aligned to a power of two")
+}
+
+#[cfg(not(loom))]
+impl Drop for Words {
+    fn drop(&mut self) {
+        if self.len >= MAPPED_FROM {
+            // SAFETY: the mapping that `new` made, whole; nobody can borrow from it any more.
+            let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len * 8) };
+        } else if self.len > 0 {
+            // SAFETY: allocated by `new` with this layout.
+            unsafe { std::alloc::dealloc(self.start.as_ptr().cast(), layout(self.len)) }
+        }
+    }
+}
+
+#[cfg(not(loom))]
+impl Deref for Words {
+    type Target = [AtomicU64];
+
+    #[inline]
+    fn deref(&self) -> &[AtomicU64] {
+        // SAFETY: `len` words, zeroed (a valid AtomicU64), aligned, owned, and alive as long as `self`.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+}
+
+#[cfg(not(loom))]
+impl DerefMut for Words {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [AtomicU64] {
+        // SAFETY: as above, and borrowed by nobody else.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+}
+
+/// The words, modelled.
+#[cfg(loom)]
+pub(crate) struct Words(Box<[AtomicU64]>);
+
+#[cfg(loom)]
+impl Words {
+    pub(crate) fn new(len: usize) -> Result<Self, NewError> {
+        Ok(Self((0..len).map(|_| AtomicU64::new(0)).collect()))
+    }
+}
+
+#[cfg(loom)]
+impl Deref for Words {
+    type Target = [AtomicU64];
+
+    fn deref(&self) -> &[AtomicU64] {
+        &self.0
+    }
+}
+
+#[cfg(loom)]
+impl DerefMut for Words {
+    fn deref_mut(&mut self) -> &mut [AtomicU64] {
+        &mut self.0
+    }
+}

@@ -32,6 +32,14 @@ macro_rules! stats {
                 Ok(Stats { $($name: self.read_if_there(stringify!($name))?,)* })
             }
         }
+
+        impl Stats {
+            /// All statistics by the names of their files, those that this kernel has.
+            pub fn values(&self) -> impl Iterator<Item = (&'static str, i64)> {
+                let all = [$((stringify!($name), self.$name.map(|value| value as i64)),)*];
+                all.into_iter().filter_map(|(name, value)| value.map(|value| (name, value)))
+            }
+        }
     };
 }
 
@@ -131,6 +139,21 @@ impl Ksm {
         Ok(Ksm { root: root.to_owned() })
     }
 
+    /// Only the statistics that tell how far the scan is, which takes few files: `pages_scanned`, `pages_skipped` and, read
+    /// last, `full_scans`.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading a file that is there.
+    pub fn progress(&self) -> io::Result<Stats> {
+        Ok(Stats {
+            pages_scanned: self.read_if_there("pages_scanned")?,
+            pages_skipped: self.read_if_there("pages_skipped")?,
+            full_scans: self.read_if_there("full_scans")?,
+            ..Stats::default()
+        })
+    }
+
     fn read<T: std::str::FromStr>(&self, name: &str) -> io::Result<T> {
         let text = fs::read_to_string(self.root.join(name))?;
         text.trim().parse().map_err(|_| {
@@ -209,6 +232,11 @@ impl Snapshot {
         Snapshot::of(&Ksm::open()?)
     }
 
+    /// The settings by the names of their files, those that this kernel has.
+    pub fn values(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        self.values.iter().map(|(name, value)| (*name, value.as_str()))
+    }
+
     /// Takes the settings of `ksm`.
     ///
     /// # Errors
@@ -264,6 +292,60 @@ impl Ksm {
     }
 }
 
+impl Stats {
+    /// Pages that KSM keeps track of: merged, unique and changing ones.
+    pub fn candidates(&self) -> u64 {
+        [self.pages_shared, self.pages_sharing, self.pages_unshared, self.pages_volatile].into_iter().flatten().sum()
+    }
+
+    /// Bytes saved less bytes of metadata: the kernel's figure, or the same sum where it gives none (before 6.4), where the
+    /// kernel keeps 64 bytes for each page that it keeps track of.
+    pub fn profit(&self) -> i64 {
+        self.general_profit.unwrap_or_else(|| {
+            let saved = self.pages_sharing.unwrap_or(0) + self.ksm_zero_pages.unwrap_or(0);
+            (saved * crate::PAGE_SIZE as u64) as i64 - (self.candidates() * 64) as i64
+        })
+    }
+}
+
+/// The kernel's thread that scans and merges.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub struct Ksmd {
+    /// Its process.
+    pub pid: i32,
+}
+
+impl Ksmd {
+    /// Finds it; `None` when there is none (no KSM) or it is hidden (a container's `/proc`).
+    ///
+    /// # Errors
+    ///
+    /// Those of reading `/proc`.
+    pub fn find() -> io::Result<Option<Ksmd>> {
+        for entry in fs::read_dir("/proc")? {
+            let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+            let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).ok();
+            // A program may have any name; only a kernel thread has no command line.
+            if read("comm").is_some_and(|name| name == "ksmd\n") && read("cmdline").is_some_and(|line| line.is_empty())
+            {
+                return Ok(Some(Ksmd { pid }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// CPU time that it has used: in nanoseconds where the kernel keeps them (`schedstat`), else in steps of 10 ms.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading its files in `/proc`.
+    pub fn cpu_time(&self) -> io::Result<std::time::Duration> {
+        let fine = fs::read_to_string(format!("/proc/{}/schedstat", self.pid)).ok();
+        let fine = fine.and_then(|text| text.split_whitespace().next()?.parse().ok());
+        fine.map_or_else(|| crate::procfs::cpu_time(self.pid), |ns| Ok(std::time::Duration::from_nanos(ns)))
+    }
+}
+
 /// `/proc/PID/ksm_stat`.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Default)]
 pub struct ProcessStat {
@@ -275,6 +357,10 @@ pub struct ProcessStat {
     pub merging_pages: Option<u64>,
     /// Bytes saved less bytes of metadata.
     pub process_profit: Option<i64>,
+    /// All of its memory is mergeable: see [`set_memory_merge`] (Linux 6.16).
+    pub merge_any: Option<bool>,
+    /// Some of its memory is mergeable (Linux 6.16).
+    pub mergeable: Option<bool>,
 }
 
 /// What KSM has done for a process.
@@ -293,23 +379,25 @@ fn parse_process_stat(text: &str) -> ProcessStat {
         let (Some(name), Some(value)) = (words.next(), words.next()) else {
             continue;
         };
-        match name {
+        match name.trim_end_matches(':') {
             "ksm_rmap_items" => stat.rmap_items = value.parse().ok(),
             "ksm_zero_pages" => stat.zero_pages = value.parse().ok(),
             "ksm_merging_pages" => stat.merging_pages = value.parse().ok(),
             "ksm_process_profit" => stat.process_profit = value.parse().ok(),
+            "ksm_merge_any" => stat.merge_any = Some(value == "yes"),
+            "ksm_mergeable" => stat.mergeable = Some(value == "yes"),
             _ => {}
         }
     }
     stat
 }
 
-/// Makes all memory of this process mergeable by KSM, or none (`PR_SET_MEMORY_MERGE`, Linux 6.4); children inherit it.
-/// Switching it off unmerges.
+/// Makes all memory of this process mergeable by KSM, or none (`PR_SET_MEMORY_MERGE`, Linux 6.4); children inherit it, and from
+/// Linux 6.10 on a program that it executes has it too. Switching it off unmerges.
 ///
 /// # Errors
 ///
-/// `EINVAL` on older kernels and without KSM; `EPERM` without CAP_SYS_RESOURCE.
+/// `EINVAL` on older kernels and without KSM; `ENOMEM`; `EPERM` where a security module forbids it.
 pub fn set_memory_merge(on: bool) -> io::Result<()> {
     // SAFETY: this prctl takes integers.
     unsafe { prctl(libc::PR_SET_MEMORY_MERGE, usize::from(on)) }.map(drop)

@@ -11,6 +11,7 @@ fn reads_statistics_and_does_without() {
     let ksm = Ksm::at(root.path()).unwrap();
     let expected = Stats { pages_shared: Some(12), general_profit: Some(-4096), ..Stats::default() };
     assert_eq!(ksm.stats().unwrap(), expected);
+    assert_eq!(expected.values().collect::<Vec<_>>(), [("pages_shared", 12), ("general_profit", -4096)]);
     fs::write(root.path().join("pages_shared"), "many").unwrap();
     assert_eq!(ksm.stats().unwrap_err().kind(), io::ErrorKind::InvalidData);
     assert_eq!(ksm.run().unwrap(), 1);
@@ -75,10 +76,43 @@ fn this_systems_settings_are_put_back() {
 }
 
 #[test]
+fn profit_is_the_kernels_or_the_same_sum() {
+    let stats = Stats { pages_shared: Some(1), pages_sharing: Some(3), pages_volatile: Some(6), ..Stats::default() };
+    assert_eq!((stats.candidates(), stats.profit()), (10, 3 * 4096 - 640));
+    assert_eq!(Stats { general_profit: Some(-5), ..stats }.profit(), -5);
+}
+
+#[test]
+fn the_kernels_thread_has_a_cpu_time() {
+    match Ksmd::find().unwrap() {
+        Some(ksmd) => {
+            let first = ksmd.cpu_time().unwrap();
+            assert!(ksmd.cpu_time().unwrap() >= first);
+        }
+        None => assert!(Ksm::open().is_err() || !is_root(), "KSM is there, so its thread is"),
+    }
+}
+
+#[test]
+fn a_snapshot_lists_what_it_holds() {
+    let root = tempfile::tempdir().unwrap();
+    fs::write(root.path().join("run"), "1\n").unwrap();
+    fs::write(root.path().join("advisor_mode"), "none [scan-time]\n").unwrap();
+    let snapshot = Snapshot::of(&Ksm::at(root.path()).unwrap()).unwrap();
+    assert_eq!(snapshot.values().collect::<Vec<_>>(), [("advisor_mode", "scan-time"), ("run", "1")]);
+}
+
+#[test]
 fn parses_process_stat() {
-    let text = "ksm_rmap_items 7\nksm_zero_pages 3\nksm_merging_pages 2\nksm_process_profit -448\nksm_merge_any: no\n";
-    let expected =
-        ProcessStat { rmap_items: Some(7), zero_pages: Some(3), merging_pages: Some(2), process_profit: Some(-448) };
+    let text = "ksm_rmap_items 7\nksm_zero_pages 3\nksm_merging_pages 2\nksm_process_profit -448\nksm_merge_any: no\nksm_mergeable: yes\n";
+    let expected = ProcessStat {
+        rmap_items: Some(7),
+        zero_pages: Some(3),
+        merging_pages: Some(2),
+        process_profit: Some(-448),
+        merge_any: Some(false),
+        mergeable: Some(true),
+    };
     assert_eq!(parse_process_stat(text), expected);
     match process_stat(std::process::id() as i32) {
         Ok(stat) => assert!(stat.rmap_items.is_some()),

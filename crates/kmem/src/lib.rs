@@ -12,6 +12,7 @@ compile_error!("kmem supports 64-bit Linux only");
 
 pub mod cgroup;
 pub mod ksm;
+pub mod kvm;
 pub mod memfd;
 pub mod mm;
 pub mod pagemap;
@@ -22,6 +23,7 @@ pub mod psi;
 pub mod range;
 pub mod seqpacket;
 mod syscall;
+pub mod track;
 pub mod uffd;
 
 pub use range::Range;

@@ -1,1 +1,40 @@
-//! Scan-rate control from a target scan time and a CPU limit.
+//! Scan-rate control: "look at everything within 30 s, never more than 20 % of a CPU" instead of `pages_to_scan`.
+//!
+//! Pure arithmetic: time and counters in, a rate and its reason out. Nothing here reads a clock, a file or a random number; the
+//! same readings give the same decisions.
+//!
+//! * [`Governor`] governs a scanner that works in batches and sleeps between them, as the kernel's ksmd does: how many pages
+//!   a batch may have. Its [`Mode`]s are `none`, `scan-time` ([`kernel`], the arithmetic of the kernel's own advisor) and
+//!   `target` ([`law`], ours).
+//! * [`Pace`] governs a scanner that knows how much it has to do and can wait at any moment, as our engine's workers can: how
+//!   long they wait. It has the same modes. [`Schedule`] spreads the work, [`Bucket`] is its CPU limit.
+//! * [`Window`] and [`guard`](window::guard) are the CPU limit of the first.
+//!
+//! ```text
+//!  reading ──▶ Model (work, cost, pause of a whole scan) ──▶ pages that meet the target ──┐
+//!     │                                                                                  least, and at least the minimum ──▶ decision
+//!     └──────▶ Window (CPU time of the last 10 s) ──▶ pages that keep the limit ──────────┘
+//! ```
+//!
+//! `docs/governor.md` has the control law, the argument for its stability, and the measurements.
+
+mod bucket;
+mod decision;
+mod governor;
+pub mod kernel;
+pub mod law;
+mod pace;
+mod schedule;
+mod settings;
+pub mod window;
+
+pub use bucket::Bucket;
+pub use decision::{Cause, Decision};
+pub use governor::{Governor, Reading};
+pub use pace::{Pace, PaceDecision, PaceSettings, PacedScan};
+pub use schedule::Schedule;
+pub use settings::{Mode, Settings, SettingsError};
+pub use window::Window;
+
+#[cfg(test)]
+mod tests;

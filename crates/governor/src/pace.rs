@@ -1,0 +1,357 @@
+//! The pace of a scanner that can wait at any moment and is told how much there is to do: our engine.
+//!
+//! A *scan* begins when the engine asks which pages were written, and ends when every page that is due then has been read
+//! once. [`Mode`]s:
+//!
+//! * `none`: every page at once, as fast as the CPU limit allows;
+//! * `target`: the pages spread evenly, so that the last one is read when the target is over ([`Schedule`]); nothing has to be learned
+//!   of the scanner, since a scan that is late is faster for the rest of it;
+//! * `scan-time`: as many pages every 20 ms as the kernel's advisor ([`kernel`]) would let ksmd scan between two
+//!   of its sleeps, given the time and CPU time of the scan before.
+//!
+//! The CPU limit ([`Bucket`]) holds in every mode.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::kernel::{self, Advisor, Tunables};
+use crate::{Bucket, Mode, Schedule, Window};
+
+/// What a [`Pace`] is to hold.
+#[derive(Copy, Clone, PartialEq, Debug)]
+pub struct PaceSettings {
+    /// How the pace is found.
+    pub mode: Mode,
+    /// How long a scan is to take, in seconds.
+    pub target: f64,
+    /// Most CPU time as a share of one CPU, over any [`Window::LENGTH`]; 0: no limit.
+    pub max_cpu: f64,
+}
+
+/// The part of the target that a scan fills, so that the next one can begin in time.
+const AIM: f64 = 0.99;
+/// ksmd's default sleep, and the kernel advisor's first `pages_to_scan`.
+const SLEEP: f64 = 0.020;
+const FIRST_PAGES: u32 = 500;
+/// A scan is late from here on.
+const LATE: f64 = 1.03;
+/// From this part of the limit on it is what held a late scan up: a little less is used than allowed.
+const NEAR: f64 = 0.8;
+/// How often the window takes a sample, in seconds.
+const SAMPLE: f64 = 0.1;
+
+/// One scan.
+#[derive(Copy, Clone, PartialEq, Debug, Default)]
+pub struct PacedScan {
+    /// Pages looked at.
+    pub pages: u64,
+    /// From its beginning until the last pages were taken and their part of the time was over, in seconds.
+    pub took: f64,
+    /// CPU time meanwhile, in seconds.
+    pub cpu: f64,
+}
+
+/// What the pace of a scan is, and why.
+#[derive(Copy, Clone, PartialEq, Debug, Default)]
+pub struct PaceDecision {
+    /// How the pace is found.
+    pub mode: Mode,
+    /// The scan before, if it had anything to do.
+    pub last: Option<PacedScan>,
+    /// The target, in seconds.
+    pub target: f64,
+    /// Pages that are due.
+    pub due: u64,
+    /// Pages a second in the scan before and in this one; infinite in mode `none`.
+    pub rate: [f64; 2],
+    /// Percent of a CPU over the last ten seconds, and its limit; 0: none.
+    pub cpu_percent: [f64; 2],
+    /// The CPU limit held the scan before up.
+    pub limited: bool,
+}
+
+impl fmt::Display for PaceDecision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.last {
+            Some(PacedScan { pages, took, .. }) if self.mode == Mode::None => {
+                write!(f, "scan of {pages} pages took {took:.2} s; ")?;
+            }
+            Some(PacedScan { pages, took, .. }) => {
+                write!(f, "scan of {pages} pages took {took:.2} s for a target of {} s; ", self.target)?;
+            }
+            None if self.mode == Mode::None => {}
+            None => write!(f, "a target of {} s; ", self.target)?,
+        }
+        write!(f, "{} pages due; ", self.due)?;
+        let [before, now] = self.rate.map(f64::round);
+        match () {
+            () if now.is_infinite() => f.write_str("as fast as may be")?,
+            () if before < now => write!(f, "raised {before:.0} → {now:.0} pages a second")?,
+            () if before > now => write!(f, "lowered {before:.0} → {now:.0} pages a second")?,
+            () => write!(f, "kept {now:.0} pages a second")?,
+        }
+        let [used, limit] = self.cpu_percent;
+        write!(f, "; CPU {used:.1} %")?;
+        if limit > 0.0 {
+            write!(f, " of {limit} %")?;
+        }
+        if self.limited { f.write_str(": the CPU limit binds") } else { Ok(()) }
+    }
+}
+
+/// See the module. Times count from any fixed start.
+#[derive(Clone, Debug)]
+pub struct Pace {
+    settings: PaceSettings,
+    bucket: Bucket,
+    window: Window,
+    sampled: f64,
+    /// CPU time charged so far, in seconds.
+    cpu: f64,
+    schedule: Schedule,
+    advisor: Advisor,
+    /// The advisor's `pages_to_scan`.
+    pages_to_scan: u32,
+    began: f64,
+    cpu_before: f64,
+    now: PacedScan,
+    last: Option<PacedScan>,
+    decided: bool,
+    decision: PaceDecision,
+}
+
+impl Pace {
+    /// A pace; the first scan has not begun.
+    pub fn new(settings: PaceSettings) -> Self {
+        Self {
+            settings,
+            bucket: Bucket::new(settings.max_cpu),
+            window: Window::default(),
+            sampled: f64::NEG_INFINITY,
+            cpu: 0.0,
+            schedule: Schedule::default(),
+            advisor: Advisor::default(),
+            pages_to_scan: FIRST_PAGES,
+            began: 0.0,
+            cpu_before: 0.0,
+            now: PacedScan::default(),
+            last: None,
+            decided: false,
+            decision: PaceDecision { mode: settings.mode, target: settings.target, ..PaceDecision::default() },
+        }
+    }
+
+    /// Another CPU limit from now on, as a share of one CPU.
+    pub fn set_max_cpu(&mut self, max_cpu: f64) {
+        self.settings.max_cpu = max_cpu;
+        self.bucket.set_limit(max_cpu);
+    }
+
+    /// A scan begins; what was left of the one before is due again.
+    pub fn begin(&mut self, now: Duration) {
+        let now = now.as_secs_f64();
+        if self.now.pages > 0 {
+            self.now.cpu = self.cpu - self.cpu_before;
+            self.last = Some(self.now);
+            if self.settings.mode == Mode::ScanTime {
+                self.step(self.now);
+            }
+        }
+        let PaceSettings { mode, target, .. } = self.settings;
+        self.schedule = match mode {
+            Mode::None => Schedule::until(now, now),
+            Mode::Target => Schedule::until(now, now + target * AIM),
+            Mode::ScanTime => Schedule::at_rate(now, f64::from(self.pages_to_scan) / SLEEP),
+        };
+        (self.began, self.cpu_before, self.decided) = (now, self.cpu, false);
+        self.now = PacedScan::default();
+    }
+
+    fn step(&mut self, scan: PacedScan) {
+        let kernel = Tunables::default();
+        let max_cpu = if self.settings.max_cpu > 0.0 { (self.settings.max_cpu * 100.0) as u32 } else { kernel.max_cpu };
+        let target_scan_time = self.settings.target as u64;
+        let tunables = Tunables { target_scan_time, max_cpu: max_cpu.max(1), ..kernel };
+        let seconds = kernel::scan_seconds((scan.took * 1e3) as u64);
+        let percent = kernel::cpu_percent((scan.cpu * 1e9) as u64, seconds);
+        // It can't be 0: the kernel's floor is ten pages.
+        self.pages_to_scan = self.advisor.step(&tunables, self.pages_to_scan, seconds, percent).max(1);
+    }
+
+    /// So many pages are due.
+    pub fn found(&mut self, now: Duration, pages: u64) {
+        self.schedule.found(now.as_secs_f64(), pages);
+    }
+
+    /// So many pages are being looked at. Returns until when to wait before more, and the decision if it is a new one.
+    pub fn took(&mut self, now: Duration, pages: u64) -> (Duration, Option<PaceDecision>) {
+        let at = now.as_secs_f64();
+        let decision = (!std::mem::replace(&mut self.decided, true)).then(|| {
+            let rate = if self.settings.mode == Mode::None { f64::INFINITY } else { self.schedule.rate() };
+            self.decision = PaceDecision {
+                last: self.last,
+                due: self.schedule.left(),
+                rate: [self.decision.rate[1], rate],
+                limited: self.limited(),
+                ..self.decision
+            };
+            self.decision(now)
+        });
+        self.now.pages += pages;
+        let until = self.schedule.took(pages);
+        self.now.took = until.max(at) - self.began;
+        (Duration::from_secs_f64(until.max(0.0)), decision)
+    }
+
+    fn limited(&self) -> bool {
+        let Some(last) = self.last else { return false };
+        let PaceSettings { mode, target, max_cpu } = self.settings;
+        mode != Mode::None
+            && max_cpu > 0.0
+            && last.took > target * LATE
+            && last.cpu > NEAR * max_cpu * last.took.min(Window::LENGTH)
+    }
+
+    /// Charges CPU time. Returns how long to wait before using more, while `in_hand` is being used elsewhere.
+    pub fn charge(&mut self, now: Duration, cpu: Duration, in_hand: Duration) -> Duration {
+        self.cpu += cpu.as_secs_f64();
+        let at = now.as_secs_f64();
+        if at >= self.sampled + SAMPLE {
+            self.sampled = at;
+            self.window.note(at, self.cpu);
+        }
+        if self.settings.max_cpu > 0.0 { self.bucket.spend(now, cpu, in_hand) } else { Duration::ZERO }
+    }
+
+    /// The last decision, with the CPU time of now.
+    pub fn decision(&self, now: Duration) -> PaceDecision {
+        let mut window = self.window.clone();
+        window.note(now.as_secs_f64(), self.cpu);
+        // Mode `none` has its limit too.
+        PaceDecision { cpu_percent: [window.percent(), self.settings.max_cpu * 100.0], ..self.decision }
+    }
+
+    /// The last scan that had anything to do.
+    pub fn last(&self) -> Option<PacedScan> {
+        self.last
+    }
+
+    /// Until when to wait before taking more pages.
+    pub fn until(&self) -> Duration {
+        Duration::from_secs_f64(self.schedule.clock().max(0.0))
+    }
+
+    /// Pages that are due and have not been looked at.
+    pub fn left(&self) -> u64 {
+        self.schedule.left()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CHUNK: u64 = 128;
+
+    fn seconds(s: f64) -> Duration {
+        Duration::from_secs_f64(s)
+    }
+
+    /// An engine with one worker: scans every `target` seconds, or when the last scan is over. Returns the scans' times.
+    fn engine(settings: PaceSettings, work: impl Fn(usize) -> u64, cost: f64, scans: usize) -> (Pace, Vec<f64>) {
+        let mut pace = Pace::new(settings);
+        let (mut now, mut next) = (0.0f64, 0.0f64);
+        let mut times = Vec::new();
+        for scan in 0..scans {
+            now = now.max(next);
+            next = now + settings.target;
+            let began = now;
+            pace.begin(seconds(now));
+            pace.found(seconds(now), work(scan));
+            let (mut left, mut took) = (work(scan), 0.0);
+            while left > 0 {
+                let pages = left.min(CHUNK);
+                let (until, _) = pace.took(seconds(now), pages);
+                took = now.max(until.as_secs_f64()) - began;
+                left -= pages;
+                let cpu = cost * pages as f64;
+                now += cpu;
+                let wait = pace.charge(seconds(now), seconds(cpu), Duration::ZERO);
+                now = (now + wait.as_secs_f64()).max(until.as_secs_f64());
+            }
+            times.push(took);
+        }
+        (pace, times)
+    }
+
+    #[test]
+    fn a_scan_takes_the_target_from_the_first_on_and_whatever_comes() {
+        let settings = PaceSettings { mode: Mode::Target, target: 5.0, max_cpu: 0.5 };
+        // Three times as much from one scan to the next, and a third.
+        let work = |scan: usize| if scan % 4 < 2 { 50_000 } else { 150_000 };
+        let (_, times) = engine(settings, work, 2e-6, 12);
+        assert!(times.iter().all(|time| (0.97..=1.0).contains(&(time / 5.0))), "{times:?}");
+    }
+
+    #[test]
+    fn the_limit_makes_scans_longer_and_is_named() {
+        let settings = PaceSettings { mode: Mode::Target, target: 5.0, max_cpu: 0.1 };
+        let (mut pace, times) = engine(settings, |_| 500_000, 2e-6, 4);
+        // A second of CPU time at a tenth of a CPU, less a reserve.
+        assert!(times[1..].iter().all(|time| (9.5..12.0).contains(time)), "{times:?}");
+        let now = seconds(60.0);
+        pace.begin(now);
+        pace.found(now, 500_000);
+        let decision = pace.took(now, 1).1.unwrap();
+        assert!(decision.limited, "{decision:?}");
+        assert!(decision.to_string().ends_with("of 10 %: the CPU limit binds"), "{decision}");
+        assert_eq!(pace.took(now, 1).1, None, "one decision a scan");
+    }
+
+    #[test]
+    fn no_pace_waits_for_cpu_time_alone() {
+        let settings = PaceSettings { mode: Mode::None, target: 5.0, max_cpu: 0.0 };
+        let (_, times) = engine(settings, |_| 500_000, 2e-6, 3);
+        assert!(times.iter().all(|time| (0.9..1.01).contains(time)), "{times:?}");
+    }
+
+    #[test]
+    fn the_kernels_arithmetic_settles_above_the_target() {
+        let settings = PaceSettings { mode: Mode::ScanTime, target: 100.0, max_cpu: 0.5 };
+        let (_, times) = engine(settings, |_| 2_000_000, 1e-5, 60);
+        let last = times.last().unwrap();
+        assert!((101.0..106.0).contains(last), "{times:?}");
+        // Nor does it ever use less than a tenth of a CPU.
+        let (_, times) = engine(settings, |_| 2_000_000, 2e-6, 60);
+        assert!(times.last().is_some_and(|time| (38.0..41.0).contains(time)), "{times:?}");
+        // With whole seconds and a small target it is as far off as the kernel's.
+        let (_, times) = engine(PaceSettings { target: 2.0, ..settings }, |_| 40_000, 1e-5, 60);
+        assert!(times.iter().skip(20).any(|time| (time / 2.0 - 1.0).abs() > 0.1), "{times:?}");
+    }
+
+    #[test]
+    fn reasons_have_words_and_figures() {
+        let decision = PaceDecision {
+            mode: Mode::Target,
+            last: Some(PacedScan { pages: 12_000, took: 41.0, cpu: 2.0 }),
+            target: 30.0,
+            due: 15_000,
+            rate: [404.0, 505.05],
+            cpu_percent: [12.04, 20.0],
+            limited: false,
+        };
+        assert_eq!(
+            decision.to_string(),
+            "scan of 12000 pages took 41.00 s for a target of 30 s; 15000 pages due; raised 404 → 505 pages a second; \
+             CPU 12.0 % of 20 %"
+        );
+        let fast = PaceDecision {
+            mode: Mode::None,
+            last: None,
+            rate: [0.0, f64::INFINITY],
+            cpu_percent: [3.0, 0.0],
+            ..decision
+        };
+        assert_eq!(fast.to_string(), "15000 pages due; as fast as may be; CPU 3.0 %");
+    }
+}

@@ -1,0 +1,151 @@
+//! A schedule, for a scanner that knows how many pages it has to look at and can wait between any two of them.
+//!
+//! A *clock* runs ahead of the scanner: each page that is taken moves it on by its part of the time that is left,
+//!
+//! ```text
+//! clock += pages · (deadline − clock) / left        left −= pages
+//! ```
+//!
+//! so that it reaches the deadline with the last page, and the pages are spread evenly whatever each of them costs. The scanner
+//! waits for the clock. When it is late, because its pages took longer or because it waits for CPU time, the clock is behind, and
+//! nothing waits until it has caught up. Pages that are found later stretch over what is left of the time.
+//!
+//! With a fixed *rate* the clock moves on by `pages / rate`, and there is no deadline.
+
+/// The schedule. Times are in seconds from any fixed start.
+#[derive(Clone, Debug, Default)]
+pub struct Schedule {
+    clock: f64,
+    deadline: f64,
+    /// Pages a second, where that is fixed.
+    rate: Option<f64>,
+    left: f64,
+}
+
+impl Schedule {
+    /// Begins a scan that is to end at `deadline`.
+    pub fn until(now: f64, deadline: f64) -> Self {
+        Self { clock: now, deadline, rate: None, left: 0.0 }
+    }
+
+    /// Begins a scan of `rate` pages a second.
+    pub fn at_rate(now: f64, rate: f64) -> Self {
+        Self { clock: now, deadline: f64::INFINITY, rate: Some(rate), left: 0.0 }
+    }
+
+    /// So many pages more are to be looked at.
+    pub fn found(&mut self, now: f64, pages: u64) {
+        if self.left == 0.0 {
+            self.clock = self.clock.max(now);
+        }
+        self.left += pages as f64;
+    }
+
+    /// So many pages are being looked at. Returns until when to wait before taking more.
+    pub fn took(&mut self, pages: u64) -> f64 {
+        let pages = (pages as f64).min(self.left);
+        if pages > 0.0 {
+            self.clock += match self.rate {
+                Some(rate) => pages / rate,
+                None => pages / self.left * (self.deadline - self.clock).max(0.0),
+            };
+            self.left -= pages;
+        }
+        self.clock
+    }
+
+    /// Pages that have not been taken.
+    pub fn left(&self) -> u64 {
+        self.left as u64
+    }
+
+    /// When more may be taken.
+    pub fn clock(&self) -> f64 {
+        self.clock
+    }
+
+    /// Pages a second, as things stand: 0 when nothing is left.
+    pub fn rate(&self) -> f64 {
+        match self.rate {
+            Some(rate) => rate,
+            None if self.left == 0.0 => 0.0,
+            None => self.left / (self.deadline - self.clock).max(1e-3),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_fixed_rate_is_kept() {
+        let mut schedule = Schedule::at_rate(10.0, 1000.0);
+        schedule.found(10.0, 5000);
+        assert_eq!(schedule.took(500), 10.5);
+        assert_eq!(schedule.took(1500), 12.0);
+        assert_eq!((schedule.left(), schedule.rate()), (3000, 1000.0));
+        // Pages that nobody announced wait for nothing.
+        schedule.took(3000);
+        assert_eq!(schedule.took(100_000), 15.0);
+    }
+
+    proptest! {
+        /// Whatever chunks cost and whenever more is found, a scanner that can keep up ends at the deadline, less its last chunk,
+        /// and is never ahead of an even pace by more than a chunk.
+        #[test]
+        fn pages_are_spread_evenly(
+            work in 1_000u64..1_000_000,
+            more in 0u64..500_000,
+            when in 0.0f64..0.7,
+            part in 100u64..1000,
+            cost in 0.0f64..0.2,
+        ) {
+            let chunk = work.div_ceil(part);
+            let target = 10.0;
+            let mut schedule = Schedule::until(0.0, target);
+            schedule.found(0.0, work);
+            let (mut now, mut done, mut added) = (0.0f64, 0u64, false);
+            let mut even = work as f64 / target;
+            let mut base = (0.0, 0.0);
+            let mut last = 0.0;
+            while schedule.left() > 0 {
+                if !added && now >= when * target {
+                    schedule.found(now, more);
+                    base = (now, done as f64);
+                    even = schedule.left() as f64 / (target - now);
+                    added = true;
+                }
+                let n = chunk.min(schedule.left());
+                let most = base.1 + even * (now - base.0) * 1.1 + 2.0 * chunk as f64;
+                prop_assert!(done as f64 <= most, "{done} of {most} at {now}");
+                last = now;
+                let until = schedule.took(n);
+                done += n;
+                // Reading takes a part of the time that the pace leaves for it.
+                now += cost * n as f64 * target / (work + more) as f64;
+                now = now.max(until);
+            }
+            prop_assert!((now - target).abs() < 1e-6, "{now}");
+            prop_assert!(last >= target * (1.0 - 3.0 * chunk as f64 / work as f64) - 1e-6, "{last}");
+        }
+
+        /// A scanner that is held up catches up as fast as it can, and waits for nothing while it is late.
+        #[test]
+        fn being_late_is_made_good(held in 1.0f64..20.0, work in 10_000u64..100_000) {
+            let mut schedule = Schedule::until(0.0, 10.0);
+            schedule.found(0.0, work);
+            let (mut now, mut waited) = (held, 0.0);
+            while schedule.left() > 0 {
+                let behind = now > schedule.clock() + 10.0 * 100.0 / work as f64;
+                let until = schedule.took(100);
+                prop_assert!(!behind || until <= now);
+                waited += (until - now).max(0.0);
+                now = now.max(until);
+            }
+            prop_assert!((now - held.max(10.0)).abs() < 1e-6, "{now}");
+            prop_assert!(held < 10.0 || waited < 1e-9);
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! The host's side: claim, recycle, release.
+//!
+//! For a word of F, with those of its bits that stand for managed RAM (*wanted*):
+//!
+//! 1. *Claim*: set the bits in C, **then** clear them in F. Bits that were still there are the host's own; C is cleared again for
+//!    the others at once.
+//! 2. *Recycle*: zero the pages, by runs.
+//! 3. *Release*: clear the bits in C.
+//!
+//! The guest is not trusted. All that is read from the pool is bits; what they can name is limited by the length of the pool and by
+//! [`Ram`], both the host's own. A guest that writes what it likes has its own RAM zeroed, or not, and nothing else.
+
+use std::ops::Range;
+
+use crate::pool::Pool;
+use crate::primitive::Ordering::SeqCst;
+use crate::ram::Ram;
+
+/// Words that are claimed together: at most 8,192 pages, so that long runs stay long and a guest never waits for more.
+pub const BATCH_WORDS: usize = 128;
+
+/// The host's operations. One thread at a time works on a pool.
+pub struct Host<'p> {
+    pool: &'p Pool,
+    ram: Ram,
+    runs: Vec<Range<u64>>,
+}
+
+/// What a sweep did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Recycled {
+    /// Pages given to the closure.
+    pub pages: u64,
+    /// Runs that they came in.
+    pub runs: u64,
+    /// Pages that the guest took back between the look and the claim.
+    pub lost: u64,
+}
+
+/// Pages of one word that are the host's, until this is dropped.
+#[must_use = "dropping a claim releases it"]
+pub struct Claim<'p> {
+    pool: &'p Pool,
+    word: usize,
+    bits: u64,
+}
+
+impl Claim<'_> {
+    /// The first frame of the word.
+    pub fn first(&self) -> u64 {
+        self.word as u64 * 64
+    }
+
+    /// The pages, bit `i` for frame `first() + i`.
+    pub fn bits(&self) -> u64 {
+        self.bits
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.pool.claims()[self.word].fetch_and(!self.bits, SeqCst);
+    }
+}
+
+impl<'p> Host<'p> {
+    /// The host of a pool whose guest has this RAM under management.
+    pub fn new(pool: &'p Pool, ram: Ram) -> Self {
+        Self { pool, ram, runs: Vec::with_capacity(BATCH_WORDS * 32) }
+    }
+
+    /// Releases what an earlier host left claimed when it died.
+    ///
+    /// Only for a host that is certain that no other is at work, in whatever process: it holds the exclusive `flock` on the pool's file, say,
+    /// which the kernel drops only after the last thread of a dead process is out of its last system call.
+    pub fn recover(&self) {
+        for claims in self.pool.claims() {
+            if claims.load(SeqCst) != 0 {
+                claims.store(0, SeqCst);
+            }
+        }
+    }
+
+    /// Forgets all marks. For a guest that was reset and does not run yet: its marks are those of a kernel that is gone.
+    pub fn forget(&self) {
+        for bits in self.pool.free().iter().chain(self.pool.summary()) {
+            if bits.load(SeqCst) != 0 {
+                bits.store(0, SeqCst);
+            }
+        }
+    }
+
+    /// Whether the guest says that it does not need the page. It may say otherwise a moment later.
+    #[inline]
+    pub fn is_free(&self, frame: u64) -> bool {
+        let word = self.pool.free().get((frame / 64) as usize);
+        word.is_some_and(|word| word.load(SeqCst) >> (frame % 64) & 1 == 1)
+    }
+
+    /// Marked pages of managed RAM. Reads all of F; for tests and for people.
+    pub fn marked(&self) -> u64 {
+        let free = self.pool.free().iter().enumerate();
+        free.map(|(word, bits)| u64::from((bits.load(SeqCst) & self.ram.mask(word)).count_ones())).sum()
+    }
+
+    /// Claims those of the wanted pages of a word that are marked and managed. `None`: there are none.
+    pub fn claim(&self, word: usize, wanted: u64) -> Option<Claim<'p>> {
+        self.claim_counted(word, wanted).0
+    }
+
+    /// A claim, and the pages that were lost to the guest.
+    fn claim_counted(&self, word: usize, wanted: u64) -> (Option<Claim<'p>>, u64) {
+        let free = &self.pool.free()[word];
+        let marked = free.load(SeqCst);
+        let ram = self.ram.mask(word);
+        let wanted = marked & ram & wanted;
+        // Bits outside RAM are nobody's. They go, for a word that never becomes 0 would hide later marks from S.
+        let strange = marked & !ram;
+        if wanted | strange == 0 {
+            return (None, 0);
+        }
+        if wanted != 0 {
+            self.pool.claims()[word].fetch_or(wanted, SeqCst);
+        }
+        let before = free.fetch_and(!(wanted | strange), SeqCst);
+        if before & !(wanted | strange) != 0 {
+            // Marked meanwhile, or not wanted now: nobody else will say that there is something here.
+            self.pool.raise(word);
+        }
+        let bits = before & wanted;
+        let lost = wanted & !bits;
+        if lost != 0 {
+            self.pool.claims()[word].fetch_and(!lost, SeqCst);
+        }
+        let claim = (bits != 0).then_some(Claim { pool: self.pool, word, bits });
+        (claim, u64::from(lost.count_ones()))
+    }
+
+    /// Words of F that S says to look at: whether there may be work. Reads S only, 4 KiB for 8 GiB of guest.
+    pub fn pending(&self) -> u64 {
+        self.pool.summary().iter().map(|node| u64::from(node.load(SeqCst).count_ones())).sum()
+    }
+
+    /// Recycles what is marked in `within`, rounded outwards to multiples of 64 frames, in batches of at most [`BATCH_WORDS`] words.
+    /// Ends after the batch in which `most` pages are reached.
+    ///
+    /// For each batch: claims it, calls `zero` with the runs of its pages, ascending, and releases it. `zero` must make the pages
+    /// read as zeros, or leave some of them as they are, **and nothing of that may be under way any more when it returns**.
+    /// `within` becomes what has not been looked at: empty, unless `most` or an error ended it.
+    ///
+    /// # Errors
+    /// The first that `zero` returns. The pages of that batch are released all the same, and are no longer marked: their saving
+    /// is lost, and nothing else.
+    pub fn recycle<E>(
+        &mut self,
+        within: &mut Range<u64>,
+        most: u64,
+        mut zero: impl FnMut(&[Range<u64>]) -> Result<(), E>,
+    ) -> Result<Recycled, E> {
+        let mut sum = Recycled::default();
+        let end = within.end.min(self.pool.frames()).div_ceil(64);
+        let mut next = within.start / 64;
+        while next < end && sum.pages < most {
+            let mut batch: [Option<Claim<'p>>; BATCH_WORDS] = [const { None }; BATCH_WORDS];
+            next = self.fill(next..end, most - sum.pages, &mut batch, &mut sum.lost);
+            within.start = (next * 64).min(within.end);
+            self.runs.clear();
+            for claim in batch.iter().flatten() {
+                sum.pages += u64::from(claim.bits.count_ones());
+                push_runs(&mut self.runs, claim.first(), claim.bits);
+            }
+            sum.runs += self.runs.len() as u64;
+            if !self.runs.is_empty() {
+                zero(&self.runs)?;
+            }
+        }
+        if next >= end {
+            within.start = within.end;
+        }
+        Ok(sum)
+    }
+
+    /// Claims the next words that have something, until the batch is full or has `most` pages. Returns the word to go on from.
+    fn fill(&self, words: Range<u64>, most: u64, batch: &mut [Option<Claim<'p>>], lost: &mut u64) -> u64 {
+        let (mut next, mut filled, mut pages) = (words.start, 0, 0);
+        while next < words.end {
+            // A word of S at a time: its bits for this range are taken, and put back from where the work ends.
+            let node = next / 64;
+            let stop = words.end.min((node + 1) * 64);
+            let mask = (u64::MAX >> (64 - (stop - next))) << (next % 64);
+            let summary = &self.pool.summary()[node as usize];
+            let mut looks = match summary.load(SeqCst) & mask {
+                0 => 0,
+                _ => summary.fetch_and(!mask, SeqCst) & mask,
+            };
+            while looks != 0 {
+                let word = node * 64 + u64::from(looks.trailing_zeros());
+                if filled == batch.len() || pages >= most {
+                    summary.fetch_or(looks, SeqCst);
+                    return word;
+                }
+                looks &= looks - 1;
+                let (claim, gone) = self.claim_counted(word as usize, u64::MAX);
+                *lost += gone;
+                if let Some(claim) = claim {
+                    pages += u64::from(claim.bits.count_ones());
+                    batch[filled] = Some(claim);
+                    filled += 1;
+                }
+            }
+            next = stop;
+        }
+        next
+    }
+}
+
+/// Adds the runs of a word's bits, joined to the last run where they go on from it.
+fn push_runs(runs: &mut Vec<Range<u64>>, first: u64, mut bits: u64) {
+    while bits != 0 {
+        let start = bits.trailing_zeros();
+        let len = (bits >> start).trailing_ones();
+        bits &= !((u64::MAX >> (64 - len)) << start);
+        let run = first + u64::from(start)..first + u64::from(start + len);
+        match runs.last_mut() {
+            Some(last) if last.end == run.start => last.end = run.end,
+            _ => runs.push(run),
+        }
+    }
+}

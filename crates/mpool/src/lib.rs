@@ -1,1 +1,86 @@
-//! The object-storage media pool.
+//! The object-storage media pool: immutable objects on media classes.
+//!
+//! A [`Pool`] lives in one directory for each [`MediaClass`]. It holds
+//!
+//! - **mblocks**: immutable once committed: [`Pool::mblock_alloc`], [`MblockWriter`], [`Mblock`];
+//! - **mlogs**: append-only: [`Mlog`];
+//! - **MDCs**, metadata containers: pairs of logs that compact into themselves: [`Mdc`];
+//! - and shows mblocks to programs as **mcache maps**: one mapping for any number of them, [`McacheMap`], whose pages a
+//!   reaper evicts by temperature before the kernel must.
+//!
+//! # On the media
+//!
+//! In each class's directory: `superblock`; `data`, a sparse file of all mblocks of the class, each with its checksums
+//! behind it; `mlog-ID` and `mdc-ID-{0,1}`. In the capacity class also `meta-0` and `meta-1`, the MDC that says which
+//! objects there are; what it does not say does not exist. So:
+//!
+//! - **Commit** is: data synced, then a record appended to the metadata and synced. A crash leaves all of an mblock or nothing.
+//! - **Space** is what the metadata leave over; nothing can be lost, since nothing is written down.
+//! - **A damaged metadata record** has a copy beside it. A torn tail is cut, damage is reported (module `frame`).
+//! - **Data** are checked block by block when they are read: through [`Mblock::read`], into a map, and by [`Pool::check`].
+//!
+//! After a failed sync nothing more is written: what is on the media is unknown until the pool is opened again.
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let dir = tempfile::tempdir()?;
+//! use mpool::{Allocation, Pool};
+//! let pool = Pool::create(dir.path(), "example")?;
+//! let mut writer = pool.mblock_alloc(Allocation::default())?;
+//! writer.write(&[std::io::IoSlice::new(b"hello")])?;
+//! let id = writer.commit()?;
+//! let mut bytes = [0; 5];
+//! pool.mblock(id)?.read(0, &mut bytes)?;
+//! assert_eq!(&bytes, b"hello");
+//! # Ok(())
+//! # }
+//! ```
+
+mod buffer;
+mod check;
+mod checksum;
+mod class;
+mod error;
+mod frame;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
+mod log;
+mod map;
+mod mblock;
+mod mdc;
+mod medium;
+mod meta;
+mod mlog;
+mod pool;
+mod reaper;
+mod record;
+mod registry;
+#[cfg(test)]
+mod sim;
+mod space;
+mod superblock;
+#[cfg(test)]
+mod tests;
+mod uring;
+
+pub use buffer::AlignedBuf;
+pub use check::{Finding, Report};
+pub use class::{ClassUsage, MediaClass};
+pub use error::{Damage, IoError, MapError, Object, ObjectError, PoolError};
+pub use map::{Advice, McacheMap, Temperature};
+pub use mblock::{Allocation, Fallback, Mblock, MblockProps, MblockWriter};
+pub use medium::{Disk, Medium, MediumFile, Open, ReadPiece, Room, Storage};
+pub use mlog::{LogProps, Mdc, Mlog};
+pub use pool::{Access, OpenOptions, Pool, PoolProps, Usage};
+pub use reaper::{CacheStats, Mcache, Settings};
+pub use registry::Registry;
+pub use superblock::FORMAT_VERSION;
+pub use uring::disable as disable_io_uring;
+
+/// Bytes of a block: the unit of direct I/O, of checksums and of maps.
+pub const BLOCK: usize = 4096;
+const _: () = assert!(BLOCK == kmem::PAGE_SIZE);
+
+/// The MDC that every pool has for what its user wants to find again.
+pub const ROOT_MDC: u64 = 1;

@@ -1,0 +1,164 @@
+//! Media classes.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+use crate::checksum;
+use crate::error::{During, IoError, Object, ObjectError};
+use crate::log::full_or;
+use crate::medium::{Medium, MediumFile, Open, Room};
+use crate::record::MblockRecord;
+use crate::space::{Extent, Space};
+
+/// What kind of medium: each is a directory, usually on a device of its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum MediaClass {
+    /// Large. Every pool has it; it holds the metadata.
+    #[default]
+    Capacity = 0,
+    /// Fast, for what is young or hot.
+    Staging = 1,
+    /// Persistent memory, or a `tmpfs` for what may be lost when the host stops.
+    Memory = 2,
+}
+
+impl MediaClass {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Capacity, Self::Staging, Self::Memory];
+
+    pub(crate) fn from_number(number: u32) -> Option<Self> {
+        Self::ALL.get(number as usize).copied()
+    }
+}
+
+impl fmt::Display for MediaClass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Capacity => "capacity",
+            Self::Staging => "staging",
+            Self::Memory => "memory",
+        })
+    }
+}
+
+impl FromStr for MediaClass {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|class| class.to_string() == name);
+        found.ok_or_else(|| format!("{name:?} is no media class: capacity, staging or memory"))
+    }
+}
+
+/// What a class holds, in bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClassUsage {
+    /// Which.
+    pub class: MediaClass,
+    /// Its directory.
+    pub path: PathBuf,
+    /// Whether the directory is there.
+    pub present: bool,
+    /// Whether reads and writes go past the page cache.
+    pub direct_io: bool,
+    /// Committed mblocks.
+    pub mblocks: u64,
+    /// Their data.
+    pub data_bytes: u64,
+    /// What the data file takes on the medium.
+    pub used_bytes: u64,
+    /// All and free on the file system.
+    pub room: Room,
+}
+
+/// The data file's name.
+pub(crate) const DATA: &str = "data";
+
+/// A class at work.
+pub(crate) struct Class {
+    pub(crate) class: MediaClass,
+    pub(crate) medium: Arc<dyn Medium>,
+    pub(crate) data: Arc<dyn MediumFile>,
+    space: Mutex<Space>,
+    /// A sync failed: what is on the medium is unknown, and the kernel tells only one of those who ask.
+    failed: Mutex<bool>,
+}
+
+impl Class {
+    /// Opens the data file. `used` are the committed mblocks; gives those that overlap others.
+    pub(crate) fn open(
+        class: MediaClass,
+        medium: Arc<dyn Medium>,
+        used: &[MblockRecord],
+        read_only: bool,
+    ) -> Result<(Self, Vec<Extent>), IoError> {
+        let name = format!("{}/{DATA}", medium.path().display());
+        let data = medium.open(DATA, Open { create: false, direct: true, read_only }).during("opening", &name)?;
+        let mut extents: Vec<Extent> =
+            used.iter().map(|m| Extent { offset: m.offset, len: checksum::stored_len(m.len) }).collect();
+        let (space, bad) = Space::new(&mut extents);
+        let this = Self { class, medium, data, space: Mutex::new(space), failed: Mutex::new(false) };
+        if !read_only && bad.is_empty() {
+            this.give_back_leftovers()?;
+        }
+        Ok((this, bad))
+    }
+
+    /// Gives the medium back what uncommitted mblocks left behind.
+    fn give_back_leftovers(&self) -> Result<(), IoError> {
+        let space = self.lock();
+        let name = self.medium.path().join(DATA);
+        if self.data.len().during("looking at", name.display())? > space.end() {
+            self.data.set_len(space.end()).during("cutting", name.display())?;
+        }
+        for hole in space.holes() {
+            self.data.punch(hole.offset, hole.len).during("punching", name.display())?;
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Space> {
+        self.space.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes all that was written durable.
+    pub(crate) fn sync(&self, object: Object) -> Result<(), ObjectError> {
+        let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        if *failed {
+            return Err(ObjectError::Failed(object));
+        }
+        self.data.sync().during("syncing", object).map_err(|e| {
+            *failed = true;
+            e.into()
+        })
+    }
+
+    /// Bytes that mblocks, also those being written, hold of the data file.
+    pub(crate) fn held(&self) -> u64 {
+        self.lock().held()
+    }
+
+    /// Space for `capacity` bytes of data and their checksums.
+    pub(crate) fn take(&self, capacity: u64) -> Result<Extent, ObjectError> {
+        let extent = self.lock().take(checksum::stored_len(capacity));
+        let name = self.medium.path().join(DATA);
+        match self.data.allocate(extent.offset, extent.len).during("allocating in", name.display()) {
+            Ok(()) => Ok(extent),
+            Err(e) => {
+                self.give(extent);
+                Err(full_or(e, self.class, capacity))
+            }
+        }
+    }
+
+    /// Gives the space of an extent back. An error only leaves it taken until the pool is opened again.
+    pub(crate) fn give(&self, extent: Extent) {
+        if extent.len > 0 && self.data.punch(extent.offset, extent.len).is_ok() {
+            self.lock().give(extent);
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! What can go wrong, one enum for each group of operations.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+use crate::MediaClass;
+
+/// What an error or a finding is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Object {
+    /// The superblock of a class.
+    Superblock(MediaClass),
+    /// One of the two logs of the pool's own metadata: 0 or 1.
+    Metadata(u8),
+    /// An mblock.
+    Mblock(u64),
+    /// An mlog.
+    Mlog(u64),
+    /// One of the two logs, 0 or 1, of an MDC.
+    Mdc(u64, u8),
+}
+
+impl fmt::Display for Object {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Superblock(class) => write!(f, "the superblock of class {class}"),
+            Self::Metadata(log) => write!(f, "metadata log {log}"),
+            Self::Mblock(id) => write!(f, "mblock {id:#x}"),
+            Self::Mlog(id) => write!(f, "mlog {id:#x}"),
+            Self::Mdc(id, log) => write!(f, "log {log} of MDC {id:#x}"),
+        }
+    }
+}
+
+/// Bytes that are not what was written.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{object} is damaged at byte {offset}: {what}")]
+pub struct Damage {
+    /// Whose bytes.
+    pub object: Object,
+    /// The first of them, counted from the start of the object.
+    pub offset: u64,
+    /// What was found.
+    pub what: &'static str,
+}
+
+/// A failed operation on a file or directory.
+#[derive(Debug, thiserror::Error)]
+#[error("{operation} {name}: {source}")]
+pub struct IoError {
+    operation: &'static str,
+    name: String,
+    source: io::Error,
+}
+
+impl IoError {
+    pub(crate) fn new(operation: &'static str, name: impl fmt::Display, source: io::Error) -> Self {
+        Self { operation, name: name.to_string(), source }
+    }
+
+    /// Whether there was no space left, or no quota.
+    pub fn is_full(&self) -> bool {
+        matches!(self.source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+    }
+
+    /// The system's reason.
+    pub fn os(&self) -> &io::Error {
+        &self.source
+    }
+}
+
+/// Turns a failed system call into an [`IoError`] that says what was tried on what.
+pub(crate) trait During<T> {
+    fn during(self, operation: &'static str, name: impl fmt::Display) -> Result<T, IoError>;
+}
+
+impl<T> During<T> for io::Result<T> {
+    fn during(self, operation: &'static str, name: impl fmt::Display) -> Result<T, IoError> {
+        self.map_err(|source| IoError::new(operation, name, source))
+    }
+}
+
+/// Why a pool cannot be created, opened, changed or destroyed.
+#[derive(Debug, thiserror::Error)]
+pub enum PoolError {
+    /// The system refused.
+    #[error(transparent)]
+    Io(#[from] IoError),
+    /// No pool there.
+    #[error("{} holds no pool; `pageone pool create` makes one", .0.display())]
+    NotAPool(PathBuf),
+    /// A pool, or part of one, is there already.
+    #[error("{} holds a pool, or a class of one, already", .0.display())]
+    Exists(PathBuf),
+    /// Opened elsewhere in a way that excludes this.
+    #[error("{} is in use: an exclusive opening excludes every other", .0.display())]
+    Busy(PathBuf),
+    /// Made by a version that this one does not know.
+    #[error("{} has format version {found}; this program knows version {known}", .path.display())]
+    Version {
+        /// The directory.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+        /// Ours.
+        known: u32,
+    },
+    /// Metadata were lost. The salvage option opens what is left for reading.
+    #[error("{0}; open it with the salvage option to read what is left")]
+    Damaged(#[from] Damage),
+    /// The class is not where the metadata say.
+    #[error("class {class} is missing: {} holds no class of this pool", .path.display())]
+    ClassMissing {
+        /// The class.
+        class: MediaClass,
+        /// Where it should be.
+        path: PathBuf,
+    },
+    /// The class is there already.
+    #[error("the pool has a class {0} already")]
+    ClassExists(MediaClass),
+    /// The pool was opened for reading.
+    #[error("the pool was opened for reading only")]
+    ReadOnly,
+    /// A sync failed earlier: what is on the media is unknown.
+    #[error("an earlier write to the metadata failed, so their state is unknown; close the pool and open it again")]
+    Failed,
+    /// A name that cannot be.
+    #[error("{0:?} is no name for a pool: 1 to 63 letters, digits, '-', '_' and '.', the first no '.'")]
+    Name(String),
+    /// No pool of that name.
+    #[error("no pool is called {0:?}; `pageone pool list` shows those there are")]
+    NoSuchPool(String),
+}
+
+/// Why an operation on an object failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ObjectError {
+    /// The system refused.
+    #[error(transparent)]
+    Io(#[from] IoError),
+    /// No space, or no quota, in any class that the caller allowed.
+    #[error("no space for {bytes} bytes in class {class}")]
+    Full {
+        /// The class asked for.
+        class: MediaClass,
+        /// Bytes wanted.
+        bytes: u64,
+    },
+    /// The bytes on the media are not what was written.
+    #[error(transparent)]
+    Damaged(#[from] Damage),
+    /// No such object, or not committed, or deleted.
+    #[error("{0} does not exist")]
+    NotFound(Object),
+    /// The pool has no such class.
+    #[error("the pool has no class {0}; `pageone pool add` adds one")]
+    NoClass(MediaClass),
+    /// A map still shows it.
+    #[error("{object} is mapped {times} times; unmap it first")]
+    Mapped {
+        /// The mblock.
+        object: Object,
+        /// By how many maps.
+        times: u32,
+    },
+    /// Somebody has it open.
+    #[error("{0} is open; close it first")]
+    Open(Object),
+    /// More than it was allocated for.
+    #[error("{object} has room for {capacity} bytes, not for {wanted}")]
+    Capacity {
+        /// The object.
+        object: Object,
+        /// Its size, in bytes.
+        capacity: u64,
+        /// What it would have needed.
+        wanted: u64,
+    },
+    /// A read past the end.
+    #[error("{object} ends at byte {len}, before {end}")]
+    PastEnd {
+        /// The object.
+        object: Object,
+        /// Its length.
+        len: u64,
+        /// Where the read would have ended.
+        end: u64,
+    },
+    /// The pool was opened for reading.
+    #[error("the pool was opened for reading only")]
+    ReadOnly,
+    /// A sync failed earlier.
+    #[error("an earlier write to {0} failed, so its state is unknown; close the pool and open it again")]
+    Failed(Object),
+    /// Compaction started twice, or ended without a start.
+    #[error("{0}: compaction is {1}")]
+    Compaction(Object, &'static str),
+}
+
+impl From<ObjectError> for PoolError {
+    fn from(error: ObjectError) -> Self {
+        match error {
+            ObjectError::Io(e) => Self::Io(e),
+            ObjectError::Damaged(e) => Self::Damaged(e),
+            ObjectError::ReadOnly => Self::ReadOnly,
+            ObjectError::Failed(_) => Self::Failed,
+            other => Self::Io(IoError::new("writing", "the metadata", io::Error::other(other.to_string()))),
+        }
+    }
+}
+
+/// Why a map cannot be made, or its pages not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum MapError {
+    /// An mblock of the list, or its data.
+    #[error(transparent)]
+    Object(#[from] ObjectError),
+    /// There is no userfaultfd.
+    #[error("an mcache map needs userfaultfd: {0}")]
+    Userfaultfd(#[from] kmem::uffd::CreateError),
+    /// No memory, no descriptor, or too many mappings.
+    #[error(transparent)]
+    Io(#[from] IoError),
+    /// Nothing to map.
+    #[error("a map needs at least one mblock")]
+    Empty,
+    /// An index or a range outside of the map.
+    #[error("no byte {offset} in mblock number {index} of the map")]
+    Outside {
+        /// Position in the list of mblocks.
+        index: usize,
+        /// Byte offset in it.
+        offset: u64,
+    },
+}

@@ -1,0 +1,197 @@
+//! Loading pages of maps: read, checked, put in their place; and who serves faults.
+
+use std::cell::RefCell;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+
+use kmem::uffd::Event;
+use rustix::event::{PollFd, PollFlags, poll};
+
+use super::{Advice, HUGE_PAGES, MapInner, Placed};
+use crate::BLOCK;
+use crate::buffer::AlignedBuf;
+use crate::error::{During, MapError};
+use crate::reaper::Core;
+
+/// Pages loaded in one go.
+const RUN: usize = 256;
+
+thread_local! {
+    static BOUNCE: RefCell<AlignedBuf> = RefCell::new(AlignedBuf::zeroed(0));
+}
+
+/// Lends this thread's buffer of at least `pages` pages.
+fn with_bounce<R>(pages: usize, f: impl FnOnce(&mut [u8]) -> R) -> R {
+    BOUNCE.with(|cell| {
+        let mut buffer = cell.borrow_mut();
+        if buffer.len() < pages * BLOCK {
+            *buffer = AlignedBuf::zeroed(pages * BLOCK);
+        }
+        f(&mut buffer[..pages * BLOCK])
+    })
+}
+
+/// Puts pages in their place, counts them, and then wakes who waits for them: what somebody has seen is counted.
+fn place(core: &Core, map: &MapInner, first: usize, pages: &[u8]) -> std::io::Result<()> {
+    let result = place_asleep(core, map, first, pages);
+    map.window.wake(&core.uffd, first, pages.len() / BLOCK);
+    result
+}
+
+fn place_asleep(core: &Core, map: &MapInner, first: usize, pages: &[u8]) -> std::io::Result<()> {
+    let count = pages.len() / BLOCK;
+    let mut done = 0;
+    while done < count {
+        let filled = map.window.fill(&core.uffd, first + done, &pages[done * BLOCK..])?;
+        for page in first + done..first + done + filled {
+            core.mark_resident(map, page);
+        }
+        done += filled;
+        if done < count {
+            // It is there already: somebody else loaded it.
+            core.mark_resident(map, first + done);
+            done += 1;
+        }
+    }
+    Ok(())
+}
+
+/// Loads `count` pages of an mblock, from its page `first` on.
+pub(crate) fn load_run(
+    core: &Core,
+    map: &MapInner,
+    placed: &Placed,
+    first: usize,
+    count: usize,
+) -> Result<(), MapError> {
+    let mut at = first;
+    while at < first + count {
+        let now = RUN.min(first + count - at);
+        core.admit(now);
+        let result = with_bounce(now, |bounce| {
+            placed.mblock.read_blocks(at as u64, bounce)?;
+            place(core, map, placed.first + at, bounce).during("filling", "a map").map_err(MapError::from)
+        });
+        core.settle(now);
+        result?;
+        at += now;
+    }
+    Ok(())
+}
+
+/// Loads single pages of an mblock.
+pub(crate) fn load_scattered(core: &Core, map: &MapInner, placed: &Placed, pages: &[usize]) -> Result<(), MapError> {
+    for pages in pages.chunks(RUN) {
+        if let [page] = pages {
+            load_run(core, map, placed, *page, 1)?;
+            continue;
+        }
+        core.admit(pages.len());
+        let blocks: Vec<u64> = pages.iter().map(|&page| page as u64).collect();
+        let result = with_bounce(pages.len(), |bounce| {
+            placed.mblock.read_scattered(&blocks, bounce)?;
+            pages.iter().zip(bounce.chunks_exact(BLOCK)).try_for_each(|(page, bytes)| {
+                place(core, map, placed.first + page, bytes).during("filling", "a map").map_err(MapError::from)
+            })
+        });
+        core.settle(pages.len());
+        result?;
+    }
+    Ok(())
+}
+
+/// Loads what is missing of a range, as long as memory is not short.
+pub(crate) fn load_ahead(
+    core: &Core,
+    map: &MapInner,
+    placed: &Placed,
+    first: usize,
+    count: usize,
+) -> Result<(), MapError> {
+    let (mut at, end) = (first, first + count);
+    while at < end && !core.is_short() {
+        if map.is_resident(placed.first + at) {
+            at += 1;
+            continue;
+        }
+        let run = (at..end.min(at + RUN)).take_while(|&page| !map.is_resident(placed.first + page)).count();
+        load_run(core, map, placed, at, run)?;
+        at += run;
+    }
+    collapse(core, map, placed.first + first, placed.first + at);
+    Ok(())
+}
+
+/// Huge pages where pages `first..end` of the window are all there: the processor finds them faster.
+fn collapse(core: &Core, map: &MapInner, first: usize, end: usize) {
+    let mut at = first.next_multiple_of(HUGE_PAGES);
+    while at + HUGE_PAGES <= end && !core.is_short() {
+        // Nothing is dropped meanwhile: who drops a part must know whether it is one of a huge page.
+        let _shape = map.shape.write().unwrap_or_else(PoisonError::into_inner);
+        let huge = &map.huge[at / HUGE_PAGES];
+        if !huge.load(Ordering::Relaxed)
+            && (at..at + HUGE_PAGES).all(|page| map.is_resident(page))
+            && map.window.collapse(at)
+        {
+            huge.store(true, Ordering::Release);
+            core.stats.huge.fetch_add(1, Ordering::Relaxed);
+        }
+        at += HUGE_PAGES;
+    }
+}
+
+/// Serves faults until the cache goes.
+pub(crate) fn serve_faults(core: &Arc<Core>, stop: BorrowedFd<'_>) {
+    loop {
+        let mut fds = [PollFd::new(&core.uffd, PollFlags::IN), PollFd::from_borrowed_fd(stop, PollFlags::IN)];
+        if poll(&mut fds, None).is_err() {
+            continue;
+        }
+        if !fds[1].revents().is_empty() {
+            return;
+        }
+        while let Ok(Some(event)) = core.uffd.read_event() {
+            if let Event::Pagefault { address, .. } = event {
+                serve(core, address);
+            }
+        }
+    }
+}
+
+fn serve(core: &Core, address: usize) {
+    // Gone: the toucher is a thread that reads from a map while it is dropped, which the borrow checker forbids.
+    let Some(map) = core.map_at(address) else { return };
+    let Some(_entered) = map.enter() else { return };
+    let page = (address - map.window.range().start) / BLOCK;
+    let placed = map.placed_at(page);
+    core.stats.faults.fetch_add(1, Ordering::Relaxed);
+    map.warm(page, 1);
+    if map.is_resident(page) {
+        // Loaded meanwhile; or dropped meanwhile, then the next touch comes back here.
+        if load_run(core, &map, placed, page - placed.first, 1).is_err() {
+            map.window.wake(&core.uffd, page, 1);
+        }
+        return;
+    }
+    let ahead = match map.advice.load(Ordering::Relaxed) {
+        a if a == Advice::Random as u8 => 1,
+        a if a == Advice::Sequential as u8 => core.throttled(RUN),
+        // What nobody asked for drives out what somebody did.
+        _ if core.is_full() && map.loaded_to.load(Ordering::Relaxed) != page => 1,
+        _ => core.throttled(core.settings.read_ahead),
+    };
+    let end = (placed.first + placed.pages).min(page + ahead);
+    let run = (page..end).take_while(|&page| !map.is_resident(page)).count().max(1);
+    map.loaded_to.store(page + run, Ordering::Relaxed);
+    let mut result = load_run(core, &map, placed, page - placed.first, run);
+    if result.is_err() && run > 1 {
+        // A neighbour may be the bad one.
+        result = load_run(core, &map, placed, page - placed.first, 1);
+    }
+    if result.is_err() {
+        core.stats.poisoned.fetch_add(1, Ordering::Relaxed);
+        let _ = map.window.poison(&core.uffd, page);
+        map.window.wake(&core.uffd, page, 1);
+    }
+}

@@ -1,0 +1,357 @@
+//! mcache maps: any number of mblocks, of any class and size, as one mapping.
+//!
+//! The mblocks of a map lie one behind the other, each from a page boundary on, in one [`window`]. Pages are loaded
+//! when they are asked for ([`McacheMap::get`], [`McacheMap::get_pages`], [`McacheMap::advise`]): then the caller's own thread reads
+//! them, with no fault at all. Or when they are touched: then a thread of the [`Mcache`] reads them while the toucher waits.
+//!
+//! What is resident is a bit for each page; how often a page was used lately is a byte, its *heat*. Both
+//! cover the whole map, so a page's past is still known when it comes back.
+
+pub(crate) mod fill;
+pub(crate) mod window;
+
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+
+use crate::error::{During, MapError, Object, ObjectError};
+use crate::mblock::Mblock;
+use crate::pool::Pool;
+use crate::reaper::{Handle, Mcache};
+use crate::{BLOCK, checksum};
+use window::{Window, zeroed_u8, zeroed_u64};
+
+/// Pages of a huge page.
+pub(crate) const HUGE_PAGES: usize = window::HUGE / BLOCK;
+
+/// How long pages that are not used shall stay.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Temperature {
+    /// For ever: the reaper leaves them alone.
+    Pinned,
+    /// A hundred times as long as cold ones.
+    Hot,
+    /// Ten times as long.
+    #[default]
+    Warm,
+    /// As long as [`crate::Settings::ttl`] says.
+    Cold,
+}
+
+/// How a map will be read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Advice {
+    /// A fault loads some pages behind the touched one too ([`crate::Settings::read_ahead`]); when memory is full only if it goes on
+    /// where the last one ended.
+    #[default]
+    Normal,
+    /// A fault loads one page.
+    Random,
+    /// A fault loads a megabyte.
+    Sequential,
+    /// The range is loaded now, as far as there is memory; with huge pages where the kernel can.
+    WillNeed,
+    /// The range can go now; a huge page that is partly in it goes whole.
+    DontNeed,
+}
+
+/// One mblock of a map.
+pub(crate) struct Placed {
+    pub(crate) mblock: Mblock,
+    /// Its first page in the window.
+    pub(crate) first: usize,
+    pub(crate) pages: usize,
+    /// Bytes of data.
+    len: usize,
+}
+
+/// Keeps mblocks from being deleted.
+fn hold(placed: &[Placed]) {
+    for placed in placed {
+        placed.mblock.info.maps.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+fn release(placed: &[Placed]) {
+    for placed in placed {
+        placed.mblock.info.maps.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// What a map is to the threads of its cache.
+pub(crate) struct MapInner {
+    pub(crate) window: Window,
+    pub(crate) placed: Vec<Placed>,
+    pub(crate) pages: usize,
+    pub(crate) resident: Box<[AtomicU64]>,
+    pub(crate) resident_pages: AtomicUsize,
+    pub(crate) heat: Box<[AtomicU8]>,
+    pub(crate) temperature: Temperature,
+    pub(crate) advice: AtomicU8,
+    /// The page behind those that the last fault loaded.
+    pub(crate) loaded_to: AtomicUsize,
+    /// Half-lives that this map's heat has seen, in units of the reaper's own.
+    pub(crate) aged: AtomicU64,
+    /// Which parts of the size of a huge page are one.
+    pub(crate) huge: Box<[AtomicBool]>,
+    /// Held for reading while pages are dropped, for writing while pages are made one.
+    pub(crate) shape: RwLock<()>,
+    /// Held for reading by the cache's threads while they load or drop pages; `true` once the map has been dropped.
+    gone: RwLock<bool>,
+}
+
+impl MapInner {
+    #[inline]
+    pub(crate) fn is_resident(&self, page: usize) -> bool {
+        self.resident[page / 64].load(Ordering::Acquire) >> (page % 64) & 1 == 1
+    }
+
+    /// Keeps the map while pages of it are loaded or dropped by a thread that has not borrowed it. `None`: it goes, or has
+    /// gone. Never waits: who holds this for one map may ask for another one.
+    pub(crate) fn enter(&self) -> Option<RwLockReadGuard<'_, bool>> {
+        self.gone.try_read().ok().filter(|gone| !**gone)
+    }
+
+    /// Waits until nobody works on the map any more, and lets nobody begin.
+    pub(crate) fn close(&self) {
+        *self.gone.write().unwrap_or_else(PoisonError::into_inner) = true;
+    }
+
+    /// Whether a page is part of a huge page.
+    pub(crate) fn is_huge(&self, page: usize) -> bool {
+        self.huge.get(page / HUGE_PAGES).is_some_and(|huge| huge.load(Ordering::Acquire))
+    }
+
+    /// Counts one more use of a page. Two at the same time may count as one.
+    #[inline]
+    pub(crate) fn warm(&self, page: usize, by: u8) {
+        let heat = &self.heat[page];
+        let now = heat.load(Ordering::Relaxed);
+        if now < u8::MAX {
+            heat.store(now.saturating_add(by), Ordering::Relaxed);
+        }
+    }
+
+    /// The mblock that a page of the window belongs to.
+    pub(crate) fn placed_at(&self, page: usize) -> &Placed {
+        &self.placed[self.placed.partition_point(|p| p.first <= page) - 1]
+    }
+}
+
+/// A map. Dropping it unmaps it; what was borrowed from it cannot outlive it.
+///
+/// A page that cannot be read, or does not match its checksum, is an error of the `get` functions; who just touches it gets
+/// `SIGBUS`, as with a mapped file. A child of `fork(2)` does not have the mapping.
+///
+/// ```compile_fail
+/// # fn f(map: mpool::McacheMap) {
+/// let slice = map.mblock(0);
+/// drop(map);
+/// println!("{}", slice[0]); // It cannot outlive its map.
+/// # }
+/// ```
+pub struct McacheMap {
+    pub(crate) inner: Arc<MapInner>,
+    handle: Arc<Handle>,
+}
+
+impl std::fmt::Debug for McacheMap {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (mblocks, bytes) = (self.inner.placed.len(), self.virtual_bytes());
+        f.debug_struct("McacheMap").field("mblocks", &mblocks).field("bytes", &bytes).finish_non_exhaustive()
+    }
+}
+
+impl Mcache {
+    /// Maps committed mblocks as one mapping. They cannot be deleted while it is there.
+    ///
+    /// # Errors
+    ///
+    /// `Empty`; `NotFound`, `NoClass`; `Io`: no memory, descriptor or mapping is left.
+    pub fn map(&self, pool: &Pool, ids: &[u64], temperature: Temperature) -> Result<McacheMap, MapError> {
+        let mut placed = Vec::with_capacity(ids.len());
+        let mut pages = 0;
+        let mut classes = [const { None }; 3];
+        {
+            let meta = pool.inner.meta();
+            for &id in ids {
+                let info = meta.tables.mblocks.get(&id).cloned();
+                let info = info.ok_or(ObjectError::NotFound(Object::Mblock(id)))?;
+                let class = &mut classes[info.record.class as usize];
+                if class.is_none() {
+                    *class = Some(pool.inner.class(info.record.class)?);
+                }
+                let Some(class) = class.clone() else { continue };
+                let (count, len) = (checksum::blocks(info.record.len) as usize, info.record.len as usize);
+                placed.push(Placed { mblock: Mblock { info, class }, first: pages, pages: count, len });
+                pages += count;
+            }
+            if pages == 0 {
+                return Err(MapError::Empty);
+            }
+            // Under the lock, so that none of them is deleted in between.
+            hold(&placed);
+        }
+        let core = &self.handle.core;
+        let window = match Window::new(&core.uffd, pages).during("mapping", format_args!("{} mblocks", ids.len())) {
+            Ok(window) => window,
+            Err(e) => {
+                release(&placed);
+                return Err(e.into());
+            }
+        };
+        let inner = Arc::new(MapInner {
+            window,
+            placed,
+            pages,
+            resident: zeroed_u64(pages.div_ceil(64)),
+            resident_pages: AtomicUsize::new(0),
+            heat: zeroed_u8(pages),
+            temperature,
+            advice: AtomicU8::new(Advice::Normal as u8),
+            loaded_to: AtomicUsize::new(0),
+            aged: AtomicU64::new(0),
+            huge: (0..pages / HUGE_PAGES).map(|_| AtomicBool::new(false)).collect(),
+            shape: RwLock::default(),
+            gone: RwLock::new(false),
+        });
+        core.add(&inner);
+        Ok(McacheMap { inner, handle: self.handle.clone() })
+    }
+}
+
+impl McacheMap {
+    fn placed(&self, index: usize, offset: u64, len: u64) -> Result<&Placed, MapError> {
+        let placed = self.inner.placed.get(index).ok_or(MapError::Outside { index, offset: 0 })?;
+        let inside = offset.checked_add(len).is_some_and(|end| end <= placed.len as u64);
+        if inside { Ok(placed) } else { Err(MapError::Outside { index, offset: offset.saturating_add(len) }) }
+    }
+
+    /// How many mblocks it shows.
+    #[allow(clippy::len_without_is_empty)] // There are no empty maps.
+    pub fn len(&self) -> usize {
+        self.inner.placed.len()
+    }
+
+    /// All data of the mblock at this position of the list. Its first byte is the mblock's base address.
+    ///
+    /// Nothing is loaded. Touching a page that is not there waits until a thread of the cache has read it; where that matters,
+    /// ask first: [`McacheMap::get`].
+    ///
+    /// # Panics
+    ///
+    /// When there is no such position.
+    pub fn mblock(&self, index: usize) -> &[u8] {
+        let placed = &self.inner.placed[index];
+        &self.inner.window.bytes()[placed.first * BLOCK..][..placed.len]
+    }
+
+    /// Bytes of an mblock, loaded first where need be.
+    ///
+    /// # Errors
+    ///
+    /// `Outside`; `Damaged`, `Io`.
+    #[inline]
+    pub fn get(&self, index: usize, offset: u64, len: usize) -> Result<&[u8], MapError> {
+        // The ordinary case, short: a part of one page, and it is there.
+        let start = offset as usize;
+        if let Some(placed) = self.inner.placed.get(index)
+            && start < placed.len
+            && len <= placed.len - start
+            && start % BLOCK + len <= BLOCK
+        {
+            let page = placed.first + start / BLOCK;
+            if self.inner.is_resident(page) {
+                self.inner.warm(page, 1);
+                return Ok(&self.inner.window.bytes()[placed.first * BLOCK + start..][..len]);
+            }
+        }
+        self.get_any(index, offset, len)
+    }
+
+    fn get_any(&self, index: usize, offset: u64, len: usize) -> Result<&[u8], MapError> {
+        let placed = self.placed(index, offset, len as u64)?;
+        let start = offset as usize;
+        let (mut page, last) = (start / BLOCK, (start + len.max(1) - 1) / BLOCK);
+        while page <= last && len > 0 {
+            let at = placed.first + page;
+            self.inner.warm(at, 1);
+            if !self.inner.is_resident(at) {
+                let missing = (at..=placed.first + last).take_while(|&at| !self.inner.is_resident(at)).count();
+                fill::load_run(&self.handle.core, &self.inner, placed, page, missing.max(1))?;
+            }
+            page += 1;
+        }
+        Ok(&self.inner.window.bytes()[placed.first * BLOCK + start..][..len])
+    }
+
+    /// Loads the pages of these numbers of an mblock, those that are missing several at a time, and adds them to `out`. The last
+    /// page of an mblock ends with zeros.
+    ///
+    /// # Errors
+    ///
+    /// `Outside`; `Damaged`, `Io`.
+    pub fn get_pages<'a>(&'a self, index: usize, pages: &[usize], out: &mut Vec<&'a [u8]>) -> Result<(), MapError> {
+        let placed = self.placed(index, 0, 0)?;
+        let mut missing = Vec::new();
+        for &page in pages {
+            if page >= placed.pages {
+                return Err(MapError::Outside { index, offset: (page * BLOCK) as u64 });
+            }
+            self.inner.warm(placed.first + page, 1);
+            if !self.inner.is_resident(placed.first + page) && !missing.contains(&page) {
+                missing.push(page);
+            }
+        }
+        if !missing.is_empty() {
+            fill::load_scattered(&self.handle.core, &self.inner, placed, &missing)?;
+        }
+        let bytes = self.inner.window.bytes();
+        out.extend(pages.iter().map(|page| &bytes[(placed.first + page) * BLOCK..][..BLOCK]));
+        Ok(())
+    }
+
+    /// Says how the map will be read. `Normal`, `Random` and `Sequential` are for all of it; `WillNeed` and `DontNeed` for `len`
+    /// bytes from `offset` of an mblock on.
+    ///
+    /// # Errors
+    ///
+    /// `Outside`; for `WillNeed` as [`McacheMap::get`].
+    pub fn advise(&self, index: usize, offset: u64, len: u64, advice: Advice) -> Result<(), MapError> {
+        let placed = self.placed(index, offset, len)?;
+        let (first, end) = ((offset / BLOCK as u64) as usize, checksum::blocks(offset + len) as usize);
+        match advice {
+            Advice::WillNeed => fill::load_ahead(&self.handle.core, &self.inner, placed, first, end - first),
+            Advice::DontNeed => {
+                self.handle.core.drop_pages(&self.inner, placed.first + first, end - first);
+                Ok(())
+            }
+            _ => {
+                self.inner.advice.store(advice as u8, Ordering::Relaxed);
+                Ok(())
+            }
+        }
+    }
+
+    /// Drops all of it from memory, pinned pages too.
+    pub fn purge(&self) {
+        self.handle.core.drop_pages(&self.inner, 0, self.inner.pages);
+    }
+
+    /// Bytes of it that are in memory.
+    pub fn resident_bytes(&self) -> u64 {
+        (self.inner.resident_pages.load(Ordering::Relaxed) * BLOCK) as u64
+    }
+
+    /// Bytes of address space that it takes.
+    pub fn virtual_bytes(&self) -> u64 {
+        (self.inner.pages * BLOCK) as u64
+    }
+}
+
+impl Drop for McacheMap {
+    fn drop(&mut self) {
+        self.handle.core.remove(&self.inner);
+        // Here, not when the last thread of the cache has let go: from now on the mblocks can be deleted.
+        release(&self.inner.placed);
+    }
+}

@@ -1,0 +1,202 @@
+//! The MDC, a metadata container: a pair of logs that compacts into itself.
+//!
+//! One log is active. Compaction erases the other one with a higher generation, and appends go there: first what is still
+//! needed, by the caller. Its end is written as a frame of its own and synced; from then on the other log is the
+//! active one. Opening takes the log with the higher generation if its compaction came to an end, and the other if not, so a
+//! crash leaves all of the old records or all of the new ones.
+//!
+//! Nothing is synced during a compaction, and a durable mark is written only behind a sync. So a log with a mark
+//! is complete even when damage has hit the end frame.
+
+use crate::MediaClass;
+use crate::error::{Damage, Object, ObjectError};
+use crate::frame::{Frame, Kind};
+use crate::log::{Log, Opened, Place};
+use crate::medium::Medium;
+
+/// An open pair of logs.
+pub(crate) struct Pair {
+    object: Object,
+    logs: [Log; 2],
+    active: usize,
+    compacting: bool,
+    /// The end of a compaction failed: which of the logs is the active one is known when they are opened again.
+    failed: bool,
+}
+
+/// An opened log of a pair, its records, and whether its compaction came to an end.
+type Half = (Log, Opened, Vec<Vec<u8>>, bool);
+
+/// What opening found.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    pub(crate) damage: Vec<Damage>,
+    /// Records that no copy is left of.
+    pub(crate) lost: u32,
+    /// Where a tail that was not whole was cut.
+    pub(crate) torn: Vec<(Object, u64)>,
+}
+
+/// Where a pair is, and whose it is.
+pub(crate) struct PairPlace<'a> {
+    pub(crate) medium: &'a dyn Medium,
+    pub(crate) names: [String; 2],
+    pub(crate) objects: [Object; 2],
+    pub(crate) class: MediaClass,
+    pub(crate) id: u64,
+    pub(crate) copies: u8,
+}
+
+impl PairPlace<'_> {
+    fn place(&self, i: usize) -> Place<'_> {
+        let (object, name) = (self.objects[i], self.names[i].as_str());
+        Place { medium: self.medium, name, object, class: self.class, id: self.id, copies: self.copies }
+    }
+}
+
+impl Pair {
+    /// Makes an empty pair. Its names are durable when the medium's names are synced.
+    pub(crate) fn create(place: &PairPlace<'_>) -> Result<Self, ObjectError> {
+        let mut logs = [Log::create(&place.place(0), 2)?, Log::create(&place.place(1), 1)?];
+        logs[0].append_compaction_end()?;
+        logs[0].close()?;
+        logs[1].release()?;
+        Ok(Self { object: place.objects[0], logs, active: 0, compacting: false, failed: false })
+    }
+
+    /// Opens a pair; `each` gets its records, one of the copies of each.
+    pub(crate) fn open(
+        place: &PairPlace<'_>,
+        repair: bool,
+        each: &mut dyn FnMut(&[u8]),
+    ) -> Result<(Self, Found), ObjectError> {
+        let open = |i: usize| -> Result<Half, ObjectError> {
+            let (mut records, mut last, mut ended) = (Vec::new(), None, false);
+            let (log, opened) = Log::open(&place.place(i), repair, &mut |frame: &Frame<'_>| match frame.kind {
+                Kind::Record if last == Some(frame.number) => {}
+                Kind::Record => {
+                    last = Some(frame.number);
+                    records.push(frame.payload.to_vec());
+                }
+                Kind::CompactionEnd => ended = true,
+                Kind::Mark => {}
+            })?;
+            let complete = ended || opened.marked;
+            Ok((log, opened, records, complete))
+        };
+        // A log whose header is gone entirely: the other one may hold everything, but nobody can tell.
+        let (zero, one) = (open(0)?, open(1)?);
+        let newer = usize::from(one.0.generation > zero.0.generation);
+        let mut both = [zero, one];
+        let active = if both[newer].3 { newer } else { 1 - newer };
+        let mut found = Found { lost: both[active].1.lost, ..Found::default() };
+        for (i, (_, opened, ..)) in both.iter_mut().enumerate() {
+            found.damage.append(&mut opened.damage);
+            found.torn.extend(opened.torn.filter(|_| i == active).map(|at| (place.objects[i], at)));
+        }
+        if !both[active].3 {
+            let what = "neither log of the pair is complete";
+            let damage = Damage { object: place.objects[active], offset: 0, what };
+            found.lost += 1;
+            found.damage.push(damage);
+        }
+        both[active].2.iter().for_each(|record| each(record));
+        let logs = both.map(|(log, ..)| log);
+        let mut pair = Self { object: place.objects[0], logs, active, compacting: false, failed: false };
+        if repair {
+            // A new mark.
+            pair.logs[active].sync()?;
+            let (now, other) = (pair.logs[active].generation, &mut pair.logs[1 - active]);
+            if other.generation > now {
+                // The end of that compaction may be on its way to the medium still.
+                other.erase(0)?;
+            } else if other.end > 0 {
+                other.release()?;
+            }
+        }
+        Ok((pair, found))
+    }
+
+    /// Whether something is open to doubt until the pair is opened again.
+    pub(crate) fn is_failed(&self) -> bool {
+        self.failed || self.logs[self.active].is_failed()
+    }
+
+    fn check(&self) -> Result<(), ObjectError> {
+        if self.failed { Err(ObjectError::Failed(self.object)) } else { Ok(()) }
+    }
+
+    fn log(&mut self) -> &mut Log {
+        &mut self.logs[self.active ^ usize::from(self.compacting)]
+    }
+
+    pub(crate) fn append(&mut self, records: &[&[u8]], releasing: bool) -> Result<(), ObjectError> {
+        self.check()?;
+        self.log().append(records, releasing)
+    }
+
+    /// Makes all records durable; during a compaction its end does.
+    pub(crate) fn sync(&mut self) -> Result<(), ObjectError> {
+        self.check()?;
+        if self.compacting { Ok(()) } else { self.log().sync() }
+    }
+
+    pub(crate) fn start_compaction(&mut self) -> Result<(), ObjectError> {
+        self.check()?;
+        if self.compacting {
+            return Err(ObjectError::Compaction(self.object, "under way already"));
+        }
+        let generation = self.logs[self.active].generation + 1;
+        self.logs[1 - self.active].erase(generation)?;
+        self.compacting = true;
+        Ok(())
+    }
+
+    pub(crate) fn end_compaction(&mut self) -> Result<(), ObjectError> {
+        if !self.compacting {
+            return Err(ObjectError::Compaction(self.object, "not under way"));
+        }
+        self.check()?;
+        self.failed = true;
+        let log = self.log();
+        log.append_compaction_end()?;
+        log.sync()?;
+        (self.compacting, self.failed) = (false, false);
+        self.active = 1 - self.active;
+        // Only space: the log is not read again. A failure costs nothing but that.
+        let _ = self.logs[1 - self.active].release();
+        Ok(())
+    }
+
+    /// Goes on as if the compaction had not been started.
+    pub(crate) fn abandon_compaction(&mut self) {
+        self.compacting = false;
+        let _ = self.logs[1 - self.active].release();
+    }
+
+    pub(crate) fn read(&self, position: u64) -> Result<Option<(Vec<u8>, u64)>, ObjectError> {
+        self.logs[self.active].read(position)
+    }
+
+    /// Bytes of frames in the log that is appended to.
+    pub(crate) fn appended(&self) -> u64 {
+        self.logs[self.active ^ usize::from(self.compacting)].end
+    }
+
+    /// Bytes of frames in the active log.
+    pub(crate) fn len(&self) -> u64 {
+        self.logs[self.active].end
+    }
+
+    pub(crate) fn used(&self) -> Result<u64, ObjectError> {
+        Ok(self.logs[0].used()? + self.logs[1].used()?)
+    }
+
+    pub(crate) fn close(&mut self) -> Result<(), ObjectError> {
+        self.check()?;
+        if self.compacting {
+            self.abandon_compaction();
+        }
+        self.log().close()
+    }
+}

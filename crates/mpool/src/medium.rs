@@ -1,0 +1,367 @@
+//! The I/O interface under everything: a directory with files.
+//!
+//! All of the pool's reads and writes go through [`Storage`], [`Medium`] and [`MediumFile`], so that tests can put a
+//! medium below it that fails, fills up, tears writes and forgets what was not synced.
+//!
+//! What the pool relies on, and no more: a write that was followed by a successful [`MediumFile::sync`] survives a crash, with
+//! the file's length; a name that was made or removed before a successful [`Medium::sync_names`] stays so. Everything
+//! else may be there after a crash, or not, or in part.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
+use rustix::io::Errno;
+
+use crate::uring;
+
+/// How to open a file.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Open {
+    /// Make it when it is not there.
+    pub create: bool,
+    /// Past the page cache, where the file system allows.
+    pub direct: bool,
+    /// For reading only.
+    pub read_only: bool,
+}
+
+/// Room on a medium, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Room {
+    /// All.
+    pub total: u64,
+    /// Not used by anybody.
+    pub free: u64,
+}
+
+/// Where directories come from.
+pub trait Storage: Send + Sync {
+    /// The directory at `path`, made (with its parents) when asked to.
+    ///
+    /// # Errors
+    ///
+    /// Those of `open(2)` and `mkdir(2)`.
+    fn directory(&self, path: &Path, create: bool) -> io::Result<Arc<dyn Medium>>;
+
+    /// Removes an empty directory.
+    ///
+    /// # Errors
+    ///
+    /// Those of `rmdir(2)`.
+    fn remove_directory(&self, path: &Path) -> io::Result<()>;
+}
+
+/// A directory.
+pub trait Medium: Send + Sync {
+    /// Its path.
+    fn path(&self) -> &Path;
+    /// Opens a file in it.
+    ///
+    /// # Errors
+    ///
+    /// Those of `open(2)`.
+    fn open(&self, name: &str, how: Open) -> io::Result<Arc<dyn MediumFile>>;
+    /// Removes a file.
+    ///
+    /// # Errors
+    ///
+    /// Those of `unlink(2)`.
+    fn remove(&self, name: &str) -> io::Result<()>;
+    /// The names of its files.
+    ///
+    /// # Errors
+    ///
+    /// Those of `readdir(3)`.
+    fn list(&self) -> io::Result<Vec<String>>;
+    /// Makes the names durable.
+    ///
+    /// # Errors
+    ///
+    /// Those of `fsync(2)`.
+    fn sync_names(&self) -> io::Result<()>;
+    /// Room on the file system.
+    ///
+    /// # Errors
+    ///
+    /// Those of `statvfs(3)`.
+    fn room(&self) -> io::Result<Room>;
+}
+
+/// One piece of [`MediumFile::read_many`].
+pub struct ReadPiece<'a> {
+    /// Where in the file.
+    pub offset: u64,
+    /// Where to.
+    pub into: &'a mut [u8],
+}
+
+/// A file. All calls may come from many threads.
+#[allow(clippy::len_without_is_empty)] // Nobody asks.
+pub trait MediumFile: Send + Sync {
+    /// Bytes in it.
+    ///
+    /// # Errors
+    ///
+    /// Those of `fstat(2)`.
+    fn len(&self) -> io::Result<u64>;
+    /// Bytes of the medium that it takes.
+    ///
+    /// # Errors
+    ///
+    /// Those of `fstat(2)`.
+    fn used(&self) -> io::Result<u64>;
+    /// Whether reads and writes go past the page cache; then memory, offsets and lengths are whole blocks.
+    fn is_direct(&self) -> bool;
+    /// Fills `into` from `offset` on.
+    ///
+    /// # Errors
+    ///
+    /// Those of `pread(2)`; `UnexpectedEof`.
+    fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<()>;
+    /// Writes all of `from` at `offset`.
+    ///
+    /// # Errors
+    ///
+    /// Those of `pwrite(2)`. Part of it may have been written.
+    fn write_at(&self, from: &[u8], offset: u64) -> io::Result<()>;
+    /// Makes contents and length durable.
+    ///
+    /// # Errors
+    ///
+    /// Those of `fdatasync(2)`: what is on the medium is unknown then.
+    fn sync(&self) -> io::Result<()>;
+    /// Takes the space for a part now; the file grows to hold it, new bytes read as zeros.
+    ///
+    /// # Errors
+    ///
+    /// `ENOSPC`, `EDQUOT`.
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<()>;
+    /// Gives the space of a part back; it reads as zeros.
+    ///
+    /// # Errors
+    ///
+    /// Those of `fallocate(2)`.
+    fn punch(&self, offset: u64, len: u64) -> io::Result<()>;
+    /// Cuts or extends the file.
+    ///
+    /// # Errors
+    ///
+    /// Those of `ftruncate(2)`.
+    fn set_len(&self, len: u64) -> io::Result<()>;
+    /// Takes the lock of the file, shared or exclusive, until it is closed; false when somebody else's excludes that.
+    ///
+    /// # Errors
+    ///
+    /// Those of `flock(2)`.
+    fn lock(&self, exclusive: bool) -> io::Result<bool>;
+
+    /// Reads every piece, several at a time where the medium can.
+    ///
+    /// # Errors
+    ///
+    /// As [`MediumFile::read_at`].
+    fn read_many(&self, pieces: &mut [ReadPiece<'_>]) -> io::Result<()> {
+        pieces.iter_mut().try_for_each(|piece| self.read_at(piece.into, piece.offset))
+    }
+
+    /// Writes as [`MediumFile::write_at`] and runs `meanwhile` once, during the write where the medium can.
+    ///
+    /// # Errors
+    ///
+    /// As [`MediumFile::write_at`].
+    fn write_while(&self, from: &[u8], offset: u64, meanwhile: &mut dyn FnMut()) -> io::Result<()> {
+        meanwhile();
+        self.write_at(from, offset)
+    }
+
+    /// Reads as [`MediumFile::read_at`] and runs `meanwhile` once, during the read where the medium can.
+    ///
+    /// # Errors
+    ///
+    /// As [`MediumFile::read_at`].
+    fn read_while(&self, into: &mut [u8], offset: u64, meanwhile: &mut dyn FnMut()) -> io::Result<()> {
+        meanwhile();
+        self.read_at(into, offset)
+    }
+}
+
+/// The file system.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Disk;
+
+impl Storage for Disk {
+    fn directory(&self, path: &Path, create: bool) -> io::Result<Arc<dyn Medium>> {
+        if create {
+            std::fs::create_dir_all(path)?;
+            if let Some(parent) = path.parent().filter(|p| !p.as_os_str().is_empty()) {
+                File::open(parent)?.sync_all()?;
+            }
+        }
+        let path = path.canonicalize()?;
+        Ok(Arc::new(DiskDirectory { handle: File::open(&path)?, path }))
+    }
+
+    fn remove_directory(&self, path: &Path) -> io::Result<()> {
+        std::fs::remove_dir(path)
+    }
+}
+
+struct DiskDirectory {
+    path: PathBuf,
+    handle: File,
+}
+
+impl Medium for DiskDirectory {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn open(&self, name: &str, how: Open) -> io::Result<Arc<dyn MediumFile>> {
+        let path = self.path.join(name);
+        let open = |direct: bool| {
+            let flags = if direct { OFlags::DIRECT.bits() as i32 } else { 0 };
+            let mut options = OpenOptions::new();
+            options.read(true).write(!how.read_only).create(how.create).mode(0o600).custom_flags(flags);
+            options.open(&path)
+        };
+        if how.direct {
+            // A file system without direct I/O refuses it when opening (EINVAL).
+            match open(true) {
+                Ok(file) => return Ok(Arc::new(DiskFile { file, direct: true })),
+                Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(Arc::new(DiskFile { file: open(false)?, direct: false }))
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        std::fs::remove_file(self.path.join(name))
+    }
+
+    fn list(&self) -> io::Result<Vec<String>> {
+        std::fs::read_dir(&self.path)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
+    }
+
+    fn sync_names(&self) -> io::Result<()> {
+        self.handle.sync_all()
+    }
+
+    fn room(&self) -> io::Result<Room> {
+        let stat = rustix::fs::fstatvfs(&self.handle)?;
+        Ok(Room { total: stat.f_blocks * stat.f_frsize, free: stat.f_bavail * stat.f_frsize })
+    }
+}
+
+struct DiskFile {
+    file: File,
+    direct: bool,
+}
+
+impl AsFd for DiskFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl MediumFile for DiskFile {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.len())
+    }
+
+    fn used(&self) -> io::Result<u64> {
+        use std::os::unix::fs::MetadataExt;
+        Ok(self.file.metadata()?.blocks() * 512)
+    }
+
+    fn is_direct(&self) -> bool {
+        self.direct
+    }
+
+    fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<()> {
+        self.file.read_exact_at(into, offset)
+    }
+
+    fn write_at(&self, from: &[u8], offset: u64) -> io::Result<()> {
+        self.file.write_all_at(from, offset)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
+        match fallocate(&self.file, FallocateFlags::empty(), offset, len) {
+            // No such operation on this file system: space is taken when it is written.
+            Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                if self.len()? < offset + len {
+                    self.set_len(offset + len)
+                } else {
+                    Ok(())
+                }
+            }
+            result => result,
+        }
+    }
+
+    fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
+        fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.file.set_len(len)
+    }
+
+    fn lock(&self, exclusive: bool) -> io::Result<bool> {
+        let how =
+            if exclusive { FlockOperation::NonBlockingLockExclusive } else { FlockOperation::NonBlockingLockShared };
+        match rustix::fs::flock(&self.file, how) {
+            Ok(()) => Ok(true),
+            Err(Errno::WOULDBLOCK) => Ok(false),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    fn read_many(&self, pieces: &mut [ReadPiece<'_>]) -> io::Result<()> {
+        if pieces.len() > 1 && uring::read_many(self.file.as_fd(), pieces)? {
+            return Ok(());
+        }
+        pieces.iter_mut().try_for_each(|piece| self.read_at(piece.into, piece.offset))
+    }
+
+    fn write_while(&self, from: &[u8], offset: u64, meanwhile: &mut dyn FnMut()) -> io::Result<()> {
+        match uring::write_while(self.file.as_fd(), from, offset, meanwhile).transpose()? {
+            Some(true) => Ok(()),
+            Some(false) => self.write_at(from, offset),
+            None => {
+                meanwhile();
+                self.write_at(from, offset)
+            }
+        }
+    }
+
+    fn read_while(&self, into: &mut [u8], offset: u64, meanwhile: &mut dyn FnMut()) -> io::Result<()> {
+        match uring::read_while(self.file.as_fd(), into, offset, meanwhile).transpose()? {
+            Some(true) => Ok(()),
+            Some(false) => self.read_at(into, offset),
+            None => {
+                meanwhile();
+                self.read_at(into, offset)
+            }
+        }
+    }
+}
+
+fn fallocate(file: &File, flags: FallocateFlags, offset: u64, len: u64) -> io::Result<()> {
+    loop {
+        match rustix::fs::fallocate(file, flags, offset, len) {
+            Err(Errno::INTR) => {}
+            result => return Ok(result?),
+        }
+    }
+}

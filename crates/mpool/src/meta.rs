@@ -1,0 +1,178 @@
+//! The pool's own metadata: which objects there are, in memory and in the metadata MDC.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::error::{Damage, Object, ObjectError};
+use crate::mblock::MblockInfo;
+use crate::mdc::{Found, Pair, PairPlace};
+use crate::medium::Medium;
+use crate::record::{LogRecord, Record};
+use crate::{MediaClass, ROOT_MDC};
+
+/// Bytes of metadata below which compacting is not worth while.
+const COMPACT_FROM: u64 = 1 << 20;
+/// A record with its copy, on average; metadata are compacted when they are four times as long as that for every object.
+const RECORD_BYTES: u64 = 2 * 48;
+
+/// What replaying the metadata gives.
+#[derive(Debug, Default)]
+pub(crate) struct Tables {
+    pub(crate) name: String,
+    pub(crate) classes: BTreeMap<MediaClass, PathBuf>,
+    pub(crate) mblocks: HashMap<u64, Arc<MblockInfo>>,
+    pub(crate) mlogs: BTreeMap<u64, LogRecord>,
+    pub(crate) mdcs: BTreeMap<u64, LogRecord>,
+    pub(crate) next_id: u64,
+}
+
+impl Tables {
+    fn apply(&mut self, record: Record) {
+        let mut seen = |id: u64| self.next_id = self.next_id.max(id.saturating_add(1));
+        match record {
+            Record::Name(name) => self.name = name,
+            Record::Class { class, path } => {
+                self.classes.insert(class, path);
+            }
+            Record::NextId(id) => self.next_id = self.next_id.max(id),
+            Record::Mblock(mblock) => {
+                seen(mblock.id);
+                self.mblocks.insert(mblock.id, Arc::new(MblockInfo::new(mblock)));
+            }
+            Record::MblockGone(id) => {
+                seen(id);
+                self.mblocks.remove(&id);
+            }
+            Record::Mlog(log) => {
+                seen(log.id);
+                self.mlogs.insert(log.id, log);
+            }
+            Record::MlogGone(id) => {
+                seen(id);
+                self.mlogs.remove(&id);
+            }
+            Record::Mdc(log) => {
+                seen(log.id);
+                self.mdcs.insert(log.id, log);
+            }
+            Record::MdcGone(id) => {
+                seen(id);
+                self.mdcs.remove(&id);
+            }
+        }
+    }
+
+    /// Everything, as few records.
+    fn snapshot(&self) -> Vec<Record> {
+        let mut all = vec![Record::Name(self.name.clone()), Record::NextId(self.next_id)];
+        all.extend(self.classes.iter().map(|(&class, path)| Record::Class { class, path: path.clone() }));
+        all.extend(self.mblocks.values().map(|m| Record::Mblock(m.record)));
+        all.extend(self.mlogs.values().map(|&log| Record::Mlog(log)));
+        all.extend(self.mdcs.values().map(|&log| Record::Mdc(log)));
+        all
+    }
+
+    fn objects(&self) -> u64 {
+        (self.mblocks.len() + self.mlogs.len() + self.mdcs.len() + self.classes.len() + 2) as u64
+    }
+}
+
+/// The metadata of an open pool.
+pub(crate) struct Meta {
+    pub(crate) tables: Tables,
+    pair: Pair,
+    /// Logs that somebody has open.
+    pub(crate) open_logs: HashSet<u64>,
+}
+
+fn place(medium: &dyn Medium) -> PairPlace<'_> {
+    PairPlace {
+        medium,
+        names: ["meta-0".into(), "meta-1".into()],
+        objects: [Object::Metadata(0), Object::Metadata(1)],
+        class: MediaClass::Capacity,
+        id: 0,
+        copies: 2,
+    }
+}
+
+impl Meta {
+    /// Makes the metadata of a new pool.
+    pub(crate) fn create(medium: &dyn Medium, name: &str, path: PathBuf) -> Result<Self, ObjectError> {
+        let pair = Pair::create(&place(medium))?;
+        let tables = Tables { next_id: ROOT_MDC + 1, ..Tables::default() };
+        let mut meta = Self { tables, pair, open_logs: HashSet::new() };
+        meta.commit(&[Record::Name(name.into()), Record::Class { class: MediaClass::Capacity, path }], false)?;
+        Ok(meta)
+    }
+
+    /// Reads them.
+    pub(crate) fn open(medium: &dyn Medium, repair: bool) -> Result<(Self, Found), ObjectError> {
+        let (mut tables, mut unknown) = (Tables { next_id: ROOT_MDC + 1, ..Tables::default() }, 0);
+        let (pair, mut found) = Pair::open(&place(medium), repair, &mut |bytes| match Record::decode(bytes) {
+            Some(record) => tables.apply(record),
+            None => unknown += 1,
+        })?;
+        if unknown > 0 {
+            let what = "a whole record that this version does not understand";
+            found.damage.push(Damage { object: Object::Metadata(0), offset: 0, what });
+            found.lost += unknown;
+        }
+        Ok((Self { tables, pair, open_logs: HashSet::new() }, found))
+    }
+
+    /// A write failed: what is on the media is known when the pool is opened again.
+    pub(crate) fn is_failed(&self) -> bool {
+        self.pair.is_failed()
+    }
+
+    /// Makes records durable, then applies them. After an error none of them is applied; after a failed write the metadata
+    /// can no longer be changed. `releasing`: they give space back, and may use what is kept for that.
+    pub(crate) fn commit(&mut self, records: &[Record], releasing: bool) -> Result<(), ObjectError> {
+        let bytes: Vec<Vec<u8>> = records.iter().map(Record::encode).collect();
+        let bytes: Vec<&[u8]> = bytes.iter().map(Vec::as_slice).collect();
+        self.pair.append(&bytes, releasing)?;
+        self.pair.sync()?;
+        records.iter().for_each(|record| self.tables.apply(record.clone()));
+        if self.pair.len() > COMPACT_FROM && self.pair.len() > 4 * RECORD_BYTES * self.tables.objects() {
+            // When it fails (a full disk), the old log is as good as before.
+            let _ = self.compact();
+        }
+        Ok(())
+    }
+
+    /// Writes the metadata anew, as few records.
+    pub(crate) fn compact(&mut self) -> Result<(), ObjectError> {
+        let records: Vec<Vec<u8>> = self.tables.snapshot().iter().map(Record::encode).collect();
+        self.pair.start_compaction()?;
+        let records: Vec<&[u8]> = records.iter().map(Vec::as_slice).collect();
+        let written = records.chunks(4096).try_for_each(|some| self.pair.append(some, false));
+        if let Err(e) = written {
+            self.pair.abandon_compaction();
+            return Err(e);
+        }
+        self.pair.end_compaction()
+    }
+
+    /// A number that no object ever had.
+    pub(crate) fn new_id(&mut self) -> u64 {
+        let id = self.tables.next_id;
+        self.tables.next_id += 1;
+        id
+    }
+
+    /// Bytes of records.
+    pub(crate) fn len(&self) -> u64 {
+        self.pair.len()
+    }
+
+    pub(crate) fn used(&self) -> Result<u64, ObjectError> {
+        self.pair.used()
+    }
+
+    pub(crate) fn close(&mut self) {
+        // Only the last durable mark is at stake.
+        let _ = self.pair.close();
+    }
+}

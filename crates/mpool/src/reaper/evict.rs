@@ -1,0 +1,277 @@
+//! Which pages go, and how their uses are seen.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, PoisonError, Weak};
+
+use kmem::Range;
+use kmem::pagemap::{Categories, Pagemap, Query};
+
+use super::{Core, lock, weight};
+use crate::BLOCK;
+use crate::map::{HUGE_PAGES, MapInner};
+
+/// The greatest weighted heat.
+const MAX_HEAT: usize = 256 * 100;
+/// Pages that are taken out of the page tables at a time: others wait for the lock meanwhile.
+const WATCH_STEP: usize = 2048;
+
+/// Pages evicted at a time by whoever needs memory, at least.
+const DIRECT: usize = 64;
+/// Pages chosen at a time for those who need memory; less when there are few, as what is chosen is dropped later.
+const QUEUE: usize = 512;
+
+/// Pages of one word of a map's resident bits that are to go. A map that is gone by then is let go.
+pub(super) struct Chosen {
+    map: Weak<MapInner>,
+    word: usize,
+    mask: u64,
+}
+
+/// Where the last choice among pages of the same heat ended, and what was chosen and not dropped yet.
+#[derive(Default)]
+pub(super) struct Hand {
+    map: usize,
+    word: usize,
+    queue: Vec<Chosen>,
+}
+
+/// Calls `each` for the resident pages of words `from..to`.
+fn each_resident(map: &MapInner, words: std::ops::Range<usize>, mut each: impl FnMut(usize)) {
+    for word in words {
+        let mut bits = map.resident[word].load(Ordering::Relaxed);
+        while bits != 0 {
+            each(word * 64 + bits.trailing_zeros() as usize);
+            bits &= bits - 1;
+        }
+    }
+}
+
+/// Drops pages of one word that are no huge page's. Gives how many there were.
+fn drop_small(map: &MapInner, word: usize, mask: u64) -> usize {
+    let had = map.resident[word].fetch_and(!mask, Ordering::AcqRel) & mask;
+    let mut bits = had;
+    while bits != 0 {
+        let first = bits.trailing_zeros() as usize;
+        let run = (!(bits >> first)).trailing_zeros().min(64 - first as u32) as usize;
+        // Whether it works or not: a page that stays is found there when it is loaded again.
+        let _ = map.window.punch(word * 64 + first, run);
+        bits &= if first + run == 64 { 0 } else { u64::MAX << (first + run) };
+    }
+    had.count_ones() as usize
+}
+
+/// Drops a huge page whole. Gives how many pages there were.
+fn drop_huge(map: &MapInner, word: usize) -> usize {
+    let huge = word * 64 / HUGE_PAGES;
+    let first = huge * HUGE_PAGES;
+    let words = &map.resident[first / 64..][..HUGE_PAGES / 64];
+    let had = words.iter().map(|word| word.swap(0, Ordering::AcqRel).count_ones() as usize).sum();
+    // If it does not work it is one still, and found there when it is loaded again.
+    if map.window.punch(first, HUGE_PAGES).is_ok() {
+        map.huge[huge].store(false, Ordering::Release);
+    }
+    had
+}
+
+/// For each part of the size of a huge page the heat of its hottest page, which stands for all; 0 for parts that are not one.
+fn hottest(map: &MapInner) -> Vec<u8> {
+    let parts = map.huge.iter().zip(map.heat.chunks(HUGE_PAGES));
+    let heat = |heats: &[AtomicU8]| heats.iter().map(|heat| heat.load(Ordering::Relaxed)).max().unwrap_or(0);
+    parts.map(|(huge, heats)| if huge.load(Ordering::Relaxed) { heat(heats) } else { 0 }).collect()
+}
+
+impl Core {
+    /// Drops pages of one word of the resident bits, and all of the huge page that they are part of. Gives how many there
+    /// were.
+    fn drop_word(&self, map: &MapInner, word: usize, mask: u64) -> usize {
+        let _shape = map.shape.read().unwrap_or_else(PoisonError::into_inner);
+        let count = if map.is_huge(word * 64) { drop_huge(map, word) } else { drop_small(map, word, mask) };
+        map.resident_pages.fetch_sub(count, Ordering::Relaxed);
+        self.resident.fetch_sub(count, Ordering::AcqRel);
+        count
+    }
+
+    /// Drops pages, whatever their temperature.
+    pub(crate) fn drop_pages(&self, map: &MapInner, first: usize, count: usize) {
+        let end = first + count;
+        let mut at = first;
+        while at < end {
+            let (word, bit) = (at / 64, at % 64);
+            let n = (64 - bit).min(end - at);
+            let mask = (u64::MAX >> (64 - n)) << bit;
+            if map.resident[word].load(Ordering::Relaxed) & mask != 0 {
+                self.drop_word(map, word, mask);
+            }
+            at += n;
+        }
+    }
+
+    /// Chooses about `want` pages, the coldest first, as words of the resident bits.
+    fn choose(&self, hand: &mut Hand, want: usize) -> Vec<Chosen> {
+        let maps: Vec<(Arc<MapInner>, usize)> = {
+            let maps = self.maps();
+            maps.values().filter_map(|map| Some((map.clone(), weight(map.temperature)?))).collect()
+        };
+        let maps: Vec<_> = maps.into_iter().map(|(map, weight)| (hottest(&map), map, weight)).collect();
+        let mut chosen = Vec::new();
+        if maps.is_empty() || want == 0 {
+            return chosen;
+        }
+        let heat = |(hottest, map, weight): &(Vec<u8>, Arc<MapInner>, usize), page: usize| {
+            let heat = map.heat[page].load(Ordering::Relaxed).max(*hottest.get(page / HUGE_PAGES).unwrap_or(&0));
+            // The one more is for pages that were loaded and not used yet: they too stay the longer the warmer their map is.
+            ((usize::from(heat) + 1) * weight).min(MAX_HEAT - 1)
+        };
+        let mut counts = vec![0u32; MAX_HEAT];
+        for entry in &maps {
+            each_resident(&entry.1, 0..entry.1.resident.len(), |page| counts[heat(entry, page)] += 1);
+        }
+        let (mut below, mut limit) = (0, 0);
+        while limit < MAX_HEAT && below + (counts[limit] as usize) < want {
+            below += counts[limit] as usize;
+            limit += 1;
+        }
+        // All that are colder than `limit`, and of those that are as warm only as many as it takes, in turn.
+        let mut at_limit = want.saturating_sub(below);
+        let (start, split) = (hand.map % maps.len(), hand.word);
+        for i in 0..=maps.len() {
+            let entry = &maps[(start + i) % maps.len()];
+            let map = &entry.1;
+            let words = map.resident.len();
+            // Of the first map first the part behind the hand; at last what is before it.
+            let from = if i == 0 { split.min(words) } else { 0 };
+            let to = if i == maps.len() { split.min(words) } else { words };
+            for word in from..to {
+                let mut mask = 0u64;
+                each_resident(map, word..word + 1, |page| {
+                    let heat = heat(entry, page);
+                    let goes = heat < limit || (heat == limit && at_limit > 0);
+                    at_limit -= usize::from(goes && heat == limit);
+                    mask |= u64::from(goes) << (page % 64);
+                });
+                if mask != 0 {
+                    chosen.push(Chosen { map: Arc::downgrade(map), word, mask });
+                    if at_limit > 0 {
+                        (hand.map, hand.word) = ((start + i) % maps.len(), word + 1);
+                    }
+                }
+            }
+        }
+        chosen
+    }
+
+    /// Evicts pages, the coldest first, until the high mark is reached. Gives how many.
+    pub(super) fn evict(&self) -> usize {
+        let chosen = {
+            // The lock is for choosing; giving the memory back takes longer.
+            let mut hand = lock(&self.hand);
+            // Looked at again, as others may have evicted by now.
+            let missing = self.look_at_memory().missing_to(self.settings.high);
+            self.choose(&mut hand, (missing / BLOCK as u64) as usize)
+        };
+        chosen.iter().map(|chosen| self.drop_chosen(chosen)).sum()
+    }
+
+    fn drop_chosen(&self, chosen: &Chosen) -> usize {
+        let Some(map) = chosen.map.upgrade() else { return 0 };
+        map.enter().map_or(0, |_entered| self.drop_word(&map, chosen.word, chosen.mask))
+    }
+
+    /// Evicts some pages in the thread of whoever needs `pages` of them, as many as are missing by now. With a reaper: the
+    /// coldest, as it would; without: in the order of addresses.
+    pub(super) fn evict_directly(&self, pages: usize) -> usize {
+        let gone = if self.settings.reaper { self.evict_from_queue(pages) } else { self.evict_in_turn(pages) };
+        self.stats.direct.fetch_add(gone as u64, Ordering::Relaxed);
+        gone
+    }
+
+    /// Choosing costs the same for few and for many: so many are chosen, and the next ones who need memory find them.
+    fn evict_from_queue(&self, pages: usize) -> usize {
+        let mut gone = 0;
+        while gone < DIRECT || (gone < pages && self.excess(pages) > 0) {
+            let next = {
+                let mut hand = lock(&self.hand);
+                if hand.queue.is_empty() {
+                    let some = QUEUE.min(self.resident.load(Ordering::Relaxed) / 32);
+                    hand.queue = self.choose(&mut hand, self.excess(pages).min(pages).max(some));
+                }
+                hand.queue.pop()
+            };
+            let Some(next) = next else { break };
+            gone += self.drop_chosen(&next);
+        }
+        gone
+    }
+
+    fn evict_in_turn(&self, pages: usize) -> usize {
+        let mut hand = lock(&self.hand);
+        let want = self.excess(pages).min(pages).max(DIRECT);
+        let maps: Vec<Arc<MapInner>> = {
+            let maps = self.maps();
+            maps.values().filter(|map| weight(map.temperature).is_some()).cloned().collect()
+        };
+        let mut gone = 0;
+        // Once around, and the start of the first map again.
+        for _ in 0..=maps.len() {
+            let Some(map) = maps.get(hand.map % maps.len().max(1)) else { break };
+            let entered = map.enter();
+            while entered.is_some() && hand.word < map.resident.len() {
+                if gone >= want {
+                    return gone;
+                }
+                gone += self.drop_word(map, hand.word, u64::MAX);
+                hand.word += 1;
+            }
+            (hand.map, hand.word) = (hand.map + 1, 0);
+        }
+        gone
+    }
+
+    /// Lets the pages of every map cool down, `half_lives` having passed since the reaper began.
+    pub(super) fn age(&self, half_lives: u64) {
+        for map in self.maps().values() {
+            let Some(weight) = weight(map.temperature) else { continue };
+            // What is warmer ages slower.
+            let due = half_lives / weight as u64;
+            let before = map.aged.swap(due, Ordering::Relaxed);
+            let shift = due.saturating_sub(before).min(8) as u32;
+            // A new map has not lived through the halvings before it.
+            if shift > 0 && before > 0 {
+                for heat in &map.heat {
+                    let now = heat.load(Ordering::Relaxed);
+                    if now > 0 {
+                        heat.store(now.checked_shr(shift).unwrap_or(0), Ordering::Relaxed);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Counts the pages that are in the page tables as used, and takes them out.
+    pub(super) fn watch(&self) {
+        let maps: Vec<Arc<MapInner>> = self.maps().values().cloned().collect();
+        let Ok(pagemap) = Pagemap::open_self() else { return };
+        let query = Query { required: Categories::PRESENT, ..Query::default() };
+        for map in maps {
+            if weight(map.temperature).is_none() {
+                continue;
+            }
+            let base = map.window.range().start;
+            for first in (0..map.pages).step_by(WATCH_STEP) {
+                let count = WATCH_STEP.min(map.pages - first);
+                let range = Range::new(base + first * BLOCK, count * BLOCK);
+                let mut seen = 0;
+                let _ = pagemap.scan(range, &query, &mut |run| {
+                    for page in (run.start - base) / BLOCK..(run.end - base) / BLOCK {
+                        map.warm(page, 1);
+                        seen += 1;
+                    }
+                });
+                if seen > 0 {
+                    map.window.forget_accesses(first, count);
+                    self.stats.seen.fetch_add(seen, Ordering::Relaxed);
+                }
+            }
+        }
+    }
+}

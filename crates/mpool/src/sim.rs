@@ -1,0 +1,434 @@
+//! A storage for tests that behaves as badly as the interface allows.
+//!
+//! Files live in memory. What was not synced is lost at a [`Sim::crash`], or not, or in part (512 bytes at a time), in any
+//! order; names too. Any operation can be made to fail once, to tear, to find the medium full, or to be the last one before
+//! the power goes.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use crate::BLOCK;
+use crate::medium::{Medium, MediumFile, Open, Room, Storage};
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// The operation fails and does nothing.
+    Error,
+    /// A write does its first half and fails.
+    Torn,
+    /// From here on the medium is full.
+    Full,
+    /// From here on nothing works.
+    PowerLoss,
+}
+
+#[derive(Clone)]
+enum Op {
+    Write(u64, Vec<u8>),
+    SetLen(u64),
+    Punch(u64, u64),
+    Allocate(u64, u64),
+}
+
+/// Whether an operation is on the medium.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// Not synced.
+    Pending,
+    /// A sync failed: no later one covers it.
+    Limbo,
+    Durable,
+}
+
+/// Contents, and which blocks have space.
+#[derive(Clone, Default)]
+struct Bytes {
+    data: Vec<u8>,
+    space: Vec<bool>,
+}
+
+impl Bytes {
+    fn grow(&mut self, len: usize) {
+        if self.data.len() < len {
+            self.data.resize(len, 0);
+        }
+        self.space.resize(self.data.len().div_ceil(BLOCK), false);
+    }
+
+    fn mark(&mut self, offset: usize, len: usize, space: bool) {
+        if len > 0 {
+            self.space[offset / BLOCK..(offset + len).div_ceil(BLOCK)].fill(space);
+        }
+    }
+
+    fn apply(&mut self, op: &Op) {
+        match op {
+            Op::Write(offset, bytes) => {
+                let at = *offset as usize;
+                self.grow(at + bytes.len());
+                self.data[at..at + bytes.len()].copy_from_slice(bytes);
+                self.mark(at, bytes.len(), true);
+            }
+            Op::SetLen(len) => {
+                self.grow(*len as usize);
+                self.data.truncate(*len as usize);
+                self.space.truncate(self.data.len().div_ceil(BLOCK));
+            }
+            Op::Punch(offset, len) => {
+                let (at, end) = (*offset as usize, ((offset + len) as usize).min(self.data.len()));
+                if at < end {
+                    self.data[at..end].fill(0);
+                    self.mark(at, end - at, false);
+                }
+            }
+            Op::Allocate(offset, len) => {
+                self.grow((offset + len) as usize);
+                self.mark(*offset as usize, *len as usize, true);
+            }
+        }
+    }
+}
+
+#[derive(Clone, Default)]
+struct FileState {
+    now: Bytes,
+    durable: Bytes,
+    /// What happened since, in order.
+    journal: Vec<(Op, Fate)>,
+    shared: usize,
+    exclusive: bool,
+}
+
+#[derive(Clone, Default)]
+struct Directory {
+    now: BTreeMap<String, u64>,
+    durable: BTreeMap<String, u64>,
+    /// Names made and removed, not synced.
+    pending: Vec<(String, Option<u64>)>,
+}
+
+#[derive(Default)]
+struct World {
+    directories: HashMap<PathBuf, Directory>,
+    files: HashMap<u64, FileState>,
+    next: u64,
+    operations: u64,
+    fault: Option<(u64, Fault)>,
+    full: bool,
+    dead: bool,
+}
+
+impl World {
+    /// Counts an operation; what is to go wrong with it.
+    fn step(&mut self, takes_space: bool) -> io::Result<Option<Fault>> {
+        let number = self.operations;
+        self.operations += 1;
+        let fault = self.fault.filter(|(at, _)| *at == number).map(|(_, fault)| fault);
+        self.full |= fault == Some(Fault::Full);
+        self.dead |= fault == Some(Fault::PowerLoss);
+        if self.dead || fault == Some(Fault::Error) {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
+        if self.full && takes_space {
+            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+        }
+        Ok(fault)
+    }
+}
+
+/// The storage.
+#[derive(Clone, Default)]
+pub(crate) struct Sim(Arc<Mutex<World>>);
+
+/// A small random number generator (xorshift64*).
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 16
+    }
+
+    pub(crate) fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit.max(1)
+    }
+}
+
+impl Sim {
+    fn world(&self) -> MutexGuard<'_, World> {
+        self.0.lock().unwrap()
+    }
+
+    pub(crate) fn storage(&self) -> Arc<dyn Storage> {
+        Arc::new(self.clone())
+    }
+
+    /// Operations so far that can go wrong.
+    pub(crate) fn operations(&self) -> u64 {
+        self.world().operations
+    }
+
+    /// Makes operation number `at` go wrong.
+    pub(crate) fn plan(&self, at: u64, fault: Fault) {
+        self.world().fault = Some((at, fault));
+    }
+
+    /// The medium has room and works again.
+    pub(crate) fn heal(&self) {
+        let mut world = self.world();
+        (world.fault, world.full) = (None, false);
+    }
+
+    /// What the power going now may leave. Handles of the old storage go on working on the old one.
+    pub(crate) fn crash(&self, random: &mut Random) -> Sim {
+        let old = self.world();
+        let mut new = World { next: old.next, ..World::default() };
+        for (path, directory) in &old.directories {
+            let mut names = directory.durable.clone();
+            for (name, id) in &directory.pending {
+                if random.below(2) == 0 {
+                    match id {
+                        Some(id) => names.insert(name.clone(), *id),
+                        None => names.remove(name),
+                    };
+                }
+            }
+            new.directories.insert(path.clone(), Directory { now: names.clone(), durable: names, pending: vec![] });
+        }
+        let mut ids: Vec<_> = old.files.keys().copied().collect();
+        ids.sort_unstable();
+        for id in ids {
+            let file = &old.files[&id];
+            let mut bytes = file.durable.clone();
+            for (op, fate) in &file.journal {
+                match (if *fate == Fate::Durable { 2 } else { random.below(3) }, op) {
+                    (0, _) => {}
+                    (1, Op::Write(offset, data)) => {
+                        for (i, sector) in data.chunks(512).enumerate() {
+                            if random.below(2) == 0 {
+                                bytes.apply(&Op::Write(offset + i as u64 * 512, sector.to_vec()));
+                            }
+                        }
+                    }
+                    _ => bytes.apply(op),
+                }
+            }
+            new.files.insert(id, FileState { now: bytes.clone(), durable: bytes, ..FileState::default() });
+        }
+        Sim(Arc::new(Mutex::new(new)))
+    }
+}
+
+impl Storage for Sim {
+    fn directory(&self, path: &Path, create: bool) -> io::Result<Arc<dyn Medium>> {
+        let mut world = self.world();
+        if !world.directories.contains_key(path) {
+            if !create {
+                return Err(ErrorKind::NotFound.into());
+            }
+            world.directories.insert(path.into(), Directory::default());
+        }
+        Ok(Arc::new(SimDirectory { sim: self.clone(), path: path.into() }))
+    }
+
+    fn remove_directory(&self, path: &Path) -> io::Result<()> {
+        let mut world = self.world();
+        match world.directories.get(path) {
+            Some(directory) if directory.now.is_empty() => drop(world.directories.remove(path)),
+            _ => return Err(ErrorKind::DirectoryNotEmpty.into()),
+        }
+        Ok(())
+    }
+}
+
+struct SimDirectory {
+    sim: Sim,
+    path: PathBuf,
+}
+
+impl SimDirectory {
+    fn with<R>(&self, f: impl FnOnce(&mut Directory) -> R) -> R {
+        f(self.sim.world().directories.entry(self.path.clone()).or_default())
+    }
+}
+
+impl Medium for SimDirectory {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn open(&self, name: &str, how: Open) -> io::Result<Arc<dyn MediumFile>> {
+        let found = self.with(|d| d.now.get(name).copied());
+        let id = match found {
+            Some(id) => id,
+            None if how.create => {
+                let mut world = self.sim.world();
+                world.step(true)?;
+                world.next += 1;
+                let id = world.next;
+                world.files.insert(id, FileState::default());
+                let directory = world.directories.entry(self.path.clone()).or_default();
+                directory.now.insert(name.into(), id);
+                directory.pending.push((name.into(), Some(id)));
+                id
+            }
+            None => return Err(ErrorKind::NotFound.into()),
+        };
+        Ok(Arc::new(SimFile { sim: self.sim.clone(), id, direct: how.direct, locked: Mutex::new(None) }))
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.sim.world().step(false)?;
+        self.with(|d| {
+            d.now.remove(name).ok_or(ErrorKind::NotFound)?;
+            d.pending.push((name.into(), None));
+            Ok(())
+        })
+    }
+
+    fn list(&self) -> io::Result<Vec<String>> {
+        Ok(self.with(|d| d.now.keys().cloned().collect()))
+    }
+
+    fn sync_names(&self) -> io::Result<()> {
+        self.sim.world().step(false)?;
+        self.with(|d| {
+            d.durable = d.now.clone();
+            d.pending.clear();
+        });
+        Ok(())
+    }
+
+    fn room(&self) -> io::Result<Room> {
+        Ok(Room { total: 1 << 40, free: 1 << 39 })
+    }
+}
+
+struct SimFile {
+    sim: Sim,
+    id: u64,
+    direct: bool,
+    locked: Mutex<Option<bool>>,
+}
+
+impl SimFile {
+    fn with<R>(&self, f: impl FnOnce(&mut FileState) -> R) -> R {
+        f(self.sim.world().files.entry(self.id).or_default())
+    }
+
+    fn change(&self, op: Op) {
+        self.with(|file| {
+            file.now.apply(&op);
+            file.journal.push((op, Fate::Pending));
+        });
+    }
+
+    fn check(&self, address: usize, offset: u64, len: usize) {
+        let whole = |n: usize| n.is_multiple_of(BLOCK);
+        assert!(
+            !self.direct || (whole(address) && whole(offset as usize) && whole(len)),
+            "direct I/O needs whole blocks"
+        );
+    }
+}
+
+impl Drop for SimFile {
+    fn drop(&mut self) {
+        let locked = *self.locked.lock().unwrap();
+        self.with(|file| match locked {
+            Some(true) => file.exclusive = false,
+            Some(false) => file.shared -= 1,
+            None => {}
+        });
+    }
+}
+
+impl MediumFile for SimFile {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.with(|file| file.now.data.len() as u64))
+    }
+
+    fn used(&self) -> io::Result<u64> {
+        Ok(self.with(|file| file.now.space.iter().filter(|&&s| s).count() as u64 * BLOCK as u64))
+    }
+
+    fn is_direct(&self) -> bool {
+        self.direct
+    }
+
+    fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<()> {
+        self.check(into.as_ptr().addr(), offset, into.len());
+        if self.sim.world().dead {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
+        self.with(|file| {
+            let from = file.now.data.get(offset as usize..offset as usize + into.len());
+            into.copy_from_slice(from.ok_or(ErrorKind::UnexpectedEof)?);
+            Ok(())
+        })
+    }
+
+    fn write_at(&self, from: &[u8], offset: u64) -> io::Result<()> {
+        self.check(from.as_ptr().addr(), offset, from.len());
+        let torn = self.sim.world().step(true)? == Some(Fault::Torn);
+        let len = if torn { from.len() / 2 } else { from.len() };
+        self.change(Op::Write(offset, from[..len].to_vec()));
+        if torn { Err(io::Error::from_raw_os_error(libc::EIO)) } else { Ok(()) }
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        let result = self.sim.world().step(false);
+        let torn = matches!(result, Ok(Some(Fault::Torn)));
+        self.with(|file| {
+            let fate = if result.is_err() || torn { Fate::Limbo } else { Fate::Durable };
+            file.journal.iter_mut().filter(|(_, f)| *f == Fate::Pending).for_each(|(_, f)| *f = fate);
+            if file.journal.iter().all(|(_, f)| *f == Fate::Durable) {
+                file.journal.drain(..).for_each(|(op, _)| file.durable.apply(&op));
+            }
+        });
+        result?;
+        if torn { Err(io::Error::from_raw_os_error(libc::EIO)) } else { Ok(()) }
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.sim.world().step(true)?;
+        self.change(Op::Allocate(offset, len));
+        Ok(())
+    }
+
+    fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.sim.world().step(false)?;
+        self.change(Op::Punch(offset, len));
+        Ok(())
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.sim.world().step(false)?;
+        self.change(Op::SetLen(len));
+        Ok(())
+    }
+
+    fn lock(&self, exclusive: bool) -> io::Result<bool> {
+        let free = self.with(|file| {
+            let free = !file.exclusive && (!exclusive || file.shared == 0);
+            if free {
+                file.exclusive |= exclusive;
+                file.shared += usize::from(!exclusive);
+            }
+            free
+        });
+        if free {
+            *self.locked.lock().unwrap() = Some(exclusive);
+        }
+        Ok(free)
+    }
+}

@@ -1,0 +1,138 @@
+//! Which bytes of a class's data file are free.
+//!
+//! The map is never written down: it is what the committed mblocks leave over, and is made anew when a pool is opened. So
+//! space cannot be lost. A hole in the file costs nothing, so addresses are plentiful: first fit is good enough.
+
+use std::collections::BTreeMap;
+
+use crate::BLOCK;
+
+/// Whole blocks of a data file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Extent {
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+}
+
+impl Extent {
+    pub(crate) fn end(self) -> u64 {
+        self.offset + self.len
+    }
+}
+
+/// Free extents below `end`; everything from there on is free too.
+#[derive(Debug, Default)]
+pub(crate) struct Space {
+    free: BTreeMap<u64, u64>,
+    end: u64,
+}
+
+impl Space {
+    /// What `used` leaves over. Gives the first extent that overlaps another, or is not made of blocks.
+    pub(crate) fn new(used: &mut [Extent]) -> (Self, Vec<Extent>) {
+        used.sort_by_key(|e| e.offset);
+        let (mut space, mut bad) = (Self::default(), Vec::new());
+        for extent in used {
+            let whole = extent.offset.is_multiple_of(BLOCK as u64) && extent.len.is_multiple_of(BLOCK as u64);
+            if extent.offset < space.end || !whole || extent.offset.checked_add(extent.len).is_none() {
+                bad.push(*extent);
+                continue;
+            }
+            if extent.offset > space.end {
+                space.free.insert(space.end, extent.offset - space.end);
+            }
+            space.end = extent.end();
+        }
+        (space, bad)
+    }
+
+    /// Takes `len` bytes, a multiple of the block.
+    pub(crate) fn take(&mut self, len: u64) -> Extent {
+        let found = self.free.iter().find(|(_, free)| **free >= len).map(|(&offset, &free)| (offset, free));
+        let Some((offset, free)) = found else {
+            let offset = self.end;
+            self.end += len;
+            return Extent { offset, len };
+        };
+        self.free.remove(&offset);
+        if free > len {
+            self.free.insert(offset + len, free - len);
+        }
+        Extent { offset, len }
+    }
+
+    /// Gives an extent, or a part of one, back.
+    pub(crate) fn give(&mut self, extent: Extent) {
+        if extent.len == 0 {
+            return;
+        }
+        let (mut offset, mut end) = (extent.offset, extent.end());
+        if let Some((&before, &len)) = self.free.range(..offset).next_back()
+            && before + len == offset
+        {
+            self.free.remove(&before);
+            offset = before;
+        }
+        if let Some(len) = self.free.remove(&end) {
+            end += len;
+        }
+        if end == self.end {
+            self.end = offset;
+        } else {
+            self.free.insert(offset, end - offset);
+        }
+    }
+
+    /// The end of the last extent in use.
+    pub(crate) fn end(&self) -> u64 {
+        self.end
+    }
+
+    /// Bytes in use.
+    pub(crate) fn held(&self) -> u64 {
+        self.end - self.free.values().sum::<u64>()
+    }
+
+    /// The free extents below the end.
+    pub(crate) fn holes(&self) -> Vec<Extent> {
+        self.free.iter().map(|(&offset, &len)| Extent { offset, len }).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const B: u64 = BLOCK as u64;
+
+    proptest! {
+        #[test]
+        fn nothing_is_given_twice_and_nothing_is_lost(steps in prop::collection::vec((any::<bool>(), 1u64..9, any::<usize>()), 1..80)) {
+            let mut space = Space::default();
+            let mut used: Vec<Extent> = Vec::new();
+            for (take, blocks, pick) in steps {
+                if take || used.is_empty() {
+                    let new = space.take(blocks * B);
+                    prop_assert!(used.iter().all(|e| e.end() <= new.offset || new.end() <= e.offset));
+                    used.push(new);
+                } else {
+                    space.give(used.swap_remove(pick % used.len()));
+                }
+                let held: u64 = used.iter().map(|e| e.len).sum();
+                let holes: u64 = space.holes().iter().map(|e| e.len).sum();
+                prop_assert_eq!((held + holes, space.held()), (space.end(), held));
+            }
+            let (again, bad) = Space::new(&mut used.clone());
+            prop_assert!(bad.is_empty());
+            prop_assert_eq!((again.end(), again.holes()), (space.end(), space.holes()));
+        }
+    }
+
+    #[test]
+    fn overlaps_are_found() {
+        let extent = |offset, len| Extent { offset: offset * B, len: len * B };
+        let (_, bad) = Space::new(&mut [extent(4, 4), extent(0, 5), extent(9, 1)]);
+        assert_eq!(bad, [extent(4, 4)]);
+    }
+}

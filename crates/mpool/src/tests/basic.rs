@@ -1,0 +1,230 @@
+//! The interface, on real files.
+
+use std::io::IoSlice;
+use std::path::Path;
+
+use super::model::content;
+use crate::{
+    Access, AlignedBuf, Allocation, BLOCK, Fallback, MediaClass, Object, ObjectError, OpenOptions, Pool, PoolError,
+    ROOT_MDC,
+};
+
+fn pool(dir: &Path) -> Pool {
+    Pool::create(&dir.join("pool"), "test").unwrap()
+}
+
+pub(super) fn write(pool: &Pool, bytes: &[u8]) -> u64 {
+    let mut writer = pool.mblock_alloc(Allocation { capacity: bytes.len() as u64, ..Allocation::default() }).unwrap();
+    writer.write(&[IoSlice::new(bytes)]).unwrap();
+    writer.commit().unwrap()
+}
+
+#[test]
+fn mblocks_are_written_read_and_deleted() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = pool(dir.path());
+    // Odd sizes, unaligned memory, parts; then aligned memory of several megabytes.
+    for len in [0, 1, 4095, 4096, 4097, 100_000, (1 << 20) + 5, 3 << 20] {
+        let bytes = content(len as u64, len);
+        let mut writer = pool.mblock_alloc(Allocation::default()).unwrap();
+        for part in bytes.chunks(70_001) {
+            writer.write(&[IoSlice::new(&part[..part.len() / 3]), IoSlice::new(&part[part.len() / 3..])]).unwrap();
+        }
+        assert!(matches!(pool.mblock(writer.id()), Err(ObjectError::NotFound(_))), "not before the commit");
+        let mblock = pool.mblock(writer.commit().unwrap()).unwrap();
+        assert_eq!(mblock.props().len, len as u64);
+        let mut read = vec![0; len];
+        mblock.read(0, &mut read).unwrap();
+        assert!(read == bytes, "{len}");
+        for (start, end) in [(0, len / 2), (len / 3, len), (len, len), (len.min(1), len)] {
+            let mut read = vec![0; end.max(start) - start];
+            mblock.read(start as u64, &mut read).unwrap();
+            assert!(read == bytes[start..end.max(start)], "{len}: {start}..{end}");
+        }
+        assert!(matches!(mblock.read(len as u64, &mut [0]), Err(ObjectError::PastEnd { .. })));
+    }
+    let mut aligned = AlignedBuf::zeroed(5 << 20);
+    aligned.copy_from_slice(&content(9, 5 << 20));
+    let id = write(&pool, &aligned);
+    let mut read = AlignedBuf::zeroed(3 << 20);
+    pool.mblock(id).unwrap().read(1 << 20, &mut read).unwrap();
+    assert!(read[..] == aligned[1 << 20..4 << 20]);
+    let held = pool.mblock(id).unwrap();
+    pool.mblock_delete(&[id]).unwrap();
+    assert!(matches!(held.read(0, &mut [0]), Err(ObjectError::NotFound(Object::Mblock(_)))));
+    assert!(matches!(pool.mblock_delete(&[id]), Err(ObjectError::NotFound(_))));
+    let all: Vec<u64> = pool.mblocks().iter().map(|m| m.id).collect();
+    pool.mblock_delete(&all).unwrap();
+    let usage = pool.usage().unwrap();
+    assert_eq!((usage.classes[0].mblocks, usage.classes[0].data_bytes), (0, 0));
+    assert!(usage.classes[0].used_bytes < 64 << 10, "{usage:?}");
+    assert!(pool.check(true).unwrap().is_clean());
+}
+
+#[test]
+fn a_writer_has_the_room_that_it_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = pool(dir.path());
+    let mut writer = pool.mblock_alloc(Allocation { capacity: 10, ..Allocation::default() }).unwrap();
+    assert!(matches!(writer.write(&[IoSlice::new(&[0; 11])]), Err(ObjectError::Capacity { wanted: 11, .. })));
+    writer.write(&[IoSlice::new(b"0123456789")]).unwrap();
+    let id = writer.commit().unwrap();
+    drop(pool.mblock_alloc(Allocation::default()).unwrap());
+    pool.mblock_alloc(Allocation::default()).unwrap().abort();
+    assert_eq!(pool.mblocks().len(), 1);
+    assert_eq!(pool.mblock(id).unwrap().props().stored, 2 * BLOCK as u64);
+}
+
+#[test]
+fn classes_fall_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = pool(dir.path());
+    let staging = Allocation { class: MediaClass::Staging, capacity: 10, fallback: Fallback::None };
+    assert!(matches!(pool.mblock_alloc(staging), Err(ObjectError::NoClass(MediaClass::Staging))));
+    let fallback = Allocation { fallback: Fallback::Capacity, ..staging };
+    assert_eq!(pool.mblock_alloc(fallback).unwrap().class(), MediaClass::Capacity);
+    pool.add_class(MediaClass::Staging, &dir.path().join("staging")).unwrap();
+    assert_eq!(pool.mblock_alloc(staging).unwrap().class(), MediaClass::Staging);
+    assert!(matches!(pool.add_class(MediaClass::Staging, &dir.path().join("more")), Err(PoolError::ClassExists(_))));
+    assert!(matches!(pool.add_class(MediaClass::Memory, &dir.path().join("staging")), Err(PoolError::Exists(_))));
+    assert!(matches!(pool.add_class(MediaClass::Memory, &dir.path().join("pool")), Err(PoolError::Exists(_))));
+
+    let mut writer = pool.mblock_alloc(staging).unwrap();
+    writer.write(&[IoSlice::new(b"staged")]).unwrap();
+    let id = writer.commit().unwrap();
+    drop(pool);
+    std::fs::rename(dir.path().join("staging"), dir.path().join("away")).unwrap();
+    let open = |options| Pool::open(&dir.path().join("pool"), options);
+    let missing = open(OpenOptions::default());
+    assert!(matches!(missing, Err(PoolError::ClassMissing { class: MediaClass::Staging, .. })), "{missing:?}");
+    let salvaged = open(OpenOptions { salvage: true, ..OpenOptions::default() }).unwrap();
+    assert!(matches!(salvaged.mblock(id), Err(ObjectError::NoClass(_))));
+    assert!(!salvaged.check(true).unwrap().is_clean());
+    drop(salvaged);
+    std::fs::rename(dir.path().join("away"), dir.path().join("staging")).unwrap();
+    let mut bytes = [0; 6];
+    open(OpenOptions::default()).unwrap().mblock(id).unwrap().read(0, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"staged");
+    Pool::destroy(&dir.path().join("pool")).unwrap();
+    assert!(!dir.path().join("staging").exists() && !dir.path().join("pool").exists());
+}
+
+#[test]
+fn one_writer_or_many_readers() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pool");
+    let shared = OpenOptions { access: Access::Shared, ..OpenOptions::default() };
+    assert!(matches!(Pool::open(&path, shared), Err(PoolError::NotAPool(_))));
+    let alone = pool(dir.path());
+    let id = write(&alone, b"hello");
+    assert!(matches!(Pool::create(&path, "again"), Err(PoolError::Exists(_))));
+    assert!(matches!(Pool::open(&path, OpenOptions::default()), Err(PoolError::Busy(_))));
+    assert!(matches!(Pool::open(&path, shared), Err(PoolError::Busy(_))));
+    assert!(matches!(Pool::destroy(&path), Err(PoolError::Busy(_))));
+    drop(alone);
+    let readers = [Pool::open(&path, shared).unwrap(), Pool::open(&path, shared).unwrap()];
+    assert!(matches!(Pool::open(&path, OpenOptions::default()), Err(PoolError::Busy(_))));
+    for reader in &readers {
+        let mut bytes = [0; 5];
+        reader.mblock(id).unwrap().read(0, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"hello");
+        assert!(matches!(reader.mblock_alloc(Allocation::default()), Err(ObjectError::ReadOnly)));
+        assert!(matches!(reader.mblock_delete(&[id]), Err(ObjectError::ReadOnly)));
+        assert!(matches!(reader.rename("x"), Err(PoolError::ReadOnly)));
+        assert!(matches!(reader.mlog_create(MediaClass::Capacity, 1), Err(ObjectError::ReadOnly)));
+        assert!(reader.check(true).unwrap().is_clean());
+    }
+}
+
+#[test]
+fn logs_keep_records_and_generations() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = pool(dir.path());
+    let id = pool.mlog_create(MediaClass::Capacity, 1000).unwrap();
+    let mut log = pool.mlog_open(id).unwrap();
+    assert!(matches!(pool.mlog_open(id), Err(ObjectError::Open(_))));
+    assert!(matches!(pool.mlog_delete(id), Err(ObjectError::Open(_))));
+    assert_eq!((log.generation(), log.is_empty(), log.read().unwrap()), (1, true, None));
+    log.append(b"one", true).unwrap();
+    log.append(b"", false).unwrap();
+    log.append(b"three", false).unwrap();
+    assert!(matches!(log.append(&[0; 1000], false), Err(ObjectError::Capacity { .. })));
+    assert_eq!(log.read().unwrap().unwrap(), b"one");
+    let second = log.position();
+    assert_eq!(log.read().unwrap().unwrap(), b"");
+    assert_eq!(log.read().unwrap().unwrap(), b"three");
+    log.seek(second);
+    assert_eq!(log.read().unwrap().unwrap(), b"");
+    drop(log);
+    let mut log = pool.mlog_open(id).unwrap();
+    let all: Vec<_> = std::iter::from_fn(|| log.read().unwrap()).collect();
+    assert_eq!(all, [&b"one"[..], b"", b"three"]);
+    assert_eq!((log.erase(0).unwrap(), log.len()), (2, 0));
+    assert_eq!(log.erase(9).unwrap(), 9);
+    log.append(b"new", true).unwrap();
+    drop(log);
+    let mut log = pool.mlog_open(id).unwrap();
+    assert_eq!((log.generation(), log.read().unwrap().unwrap()), (9, b"new".to_vec()));
+    drop(log);
+    pool.mlog_delete(id).unwrap();
+    assert!(matches!(pool.mlog_open(id), Err(ObjectError::NotFound(_))));
+}
+
+#[test]
+fn mdcs_compact_into_themselves() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = pool(dir.path());
+    let mut root = pool.mdc_open(ROOT_MDC).unwrap();
+    for round in 0..20u8 {
+        root.append(&[&[round; 100]], true).unwrap();
+    }
+    let full = root.usage();
+    root.start_compaction().unwrap();
+    assert!(matches!(root.start_compaction(), Err(ObjectError::Compaction(..))));
+    root.append(&[b"kept"], false).unwrap();
+    root.end_compaction().unwrap();
+    assert!(matches!(root.end_compaction(), Err(ObjectError::Compaction(..))));
+    assert!(root.usage() < full / 10);
+    root.append(&[b"more"], true).unwrap();
+    // One that is not ended leaves everything as it was.
+    root.start_compaction().unwrap();
+    root.append(&[b"never"], true).unwrap();
+    drop(root);
+    drop(pool);
+    let pool = Pool::open(&dir.path().join("pool"), OpenOptions::default()).unwrap();
+    let mut root = pool.mdc_open(ROOT_MDC).unwrap();
+    let all: Vec<_> = std::iter::from_fn(|| root.read().unwrap()).collect();
+    assert_eq!(all, [b"kept", b"more"]);
+    drop(root);
+    assert!(pool.mdc_delete(ROOT_MDC).is_err());
+    let id = pool.mdc_create(MediaClass::Capacity, 200).unwrap();
+    let mut mdc = pool.mdc_open(id).unwrap();
+    assert!(matches!(mdc.append(&[&[0; 300]], true), Err(ObjectError::Capacity { .. })));
+    drop(mdc);
+    pool.mdc_delete(id).unwrap();
+    assert_eq!(pool.mdcs().len(), 1);
+}
+
+#[test]
+fn metadata_are_compacted() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = pool(dir.path());
+    let keep = write(&pool, b"keep");
+    let before = pool.usage().unwrap().metadata_bytes;
+    let mut most = before;
+    for _ in 0..9000 {
+        let writer = pool.mblock_alloc(Allocation { capacity: 4096, ..Allocation::default() }).unwrap();
+        let id = writer.commit().unwrap();
+        pool.mblock_delete(&[id]).unwrap();
+        most = most.max(pool.usage().unwrap().metadata_bytes);
+        if pool.usage().unwrap().metadata_bytes < most / 2 {
+            break;
+        }
+    }
+    assert!(pool.usage().unwrap().metadata_bytes < most / 2, "never compacted: {most}");
+    drop(pool);
+    let pool = Pool::open(&dir.path().join("pool"), OpenOptions::default()).unwrap();
+    assert_eq!(pool.mblocks().iter().map(|m| m.id).collect::<Vec<_>>(), [keep]);
+    let next = write(&pool, b"next");
+    assert!(next > keep + 1000, "identities are not used again");
+}

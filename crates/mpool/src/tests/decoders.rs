@@ -1,0 +1,42 @@
+//! Every decoder of the on-disk format on arbitrary bytes, and on damaged ones that were whole: none may panic or loop.
+
+use proptest::prelude::*;
+
+use crate::fuzzing::decode_all;
+use crate::record::Record;
+use crate::superblock::Superblock;
+use crate::{BLOCK, MediaClass, frame};
+
+proptest! {
+    #[test]
+    fn arbitrary_bytes(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        decode_all(&bytes);
+    }
+
+    #[test]
+    fn damaged_structures(
+        payloads in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..60), 1..6),
+        hits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
+    ) {
+        // A log of generation 1, its generation in front.
+        let (mut frames, mut number) = (Vec::new(), 0);
+        for payload in &payloads {
+            number += 1;
+            let position = frames.len() as u64;
+            frame::encode(&mut frames, 1, position, number, frame::Kind::Record, payload);
+        }
+        let position = frames.len() as u64;
+        frame::encode(&mut frames, 1, position, number, frame::Kind::Mark, b"");
+        let log = [&[1], &frames[..]].concat();
+        let superblock = Superblock { version: 1, class: MediaClass::Memory, pool: [3; 16], created: 9 }.encode();
+        let record = Record::Name("damaged".into()).encode();
+        for whole in [log, superblock[..2 * BLOCK].to_vec(), record] {
+            let mut bytes = whole;
+            for (at, value) in &hits {
+                let at = at.index(bytes.len());
+                bytes[at] = *value;
+            }
+            decode_all(&bytes);
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! Tests of the whole library on the simulated storage and on real files.
+
+mod basic;
+mod crash;
+mod decoders;
+mod flips;
+mod maps;
+mod model;

@@ -1,0 +1,202 @@
+//! `io_uring(7)`: many reads at once, and work while a read or write is under way.
+//!
+//! Each thread has a ring of its own, made when it is first needed. Where the kernel or a filter refuses it, and with
+//! [`disable`], the callers fall back to `pread(2)` and `pwrite(2)`.
+//!
+//! Every call waits for all of its own requests before it returns, also when a closure panics, so no request outlives
+//! the memory it was given.
+
+#![allow(unsafe_code)] // Requests hold pointers to the caller's memory.
+
+use std::cell::RefCell;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use io_uring::{IoUring, opcode, squeue, types};
+
+use crate::medium::ReadPiece;
+
+/// Requests in flight on one ring.
+const DEPTH: usize = 32;
+
+static DISABLED: AtomicBool = AtomicBool::new(false);
+
+/// Does without `io_uring` from now on, in the whole process.
+pub fn disable() {
+    DISABLED.store(true, Ordering::Relaxed);
+}
+
+enum State {
+    Untried,
+    Refused,
+    Ready(Box<IoUring>),
+}
+
+thread_local! {
+    static RING: RefCell<State> = const { RefCell::new(State::Untried) };
+}
+
+/// Runs `f` on this thread's ring; `None` when there is none.
+fn with_ring<R>(f: impl FnOnce(&mut IoUring) -> R) -> Option<R> {
+    if DISABLED.load(Ordering::Relaxed) {
+        return None;
+    }
+    RING.with(|cell| {
+        let mut state = cell.try_borrow_mut().ok()?;
+        if matches!(*state, State::Untried) {
+            *state = IoUring::new(DEPTH as u32).map_or(State::Refused, |ring| State::Ready(Box::new(ring)));
+        }
+        match &mut *state {
+            State::Ready(ring) => Some(f(ring)),
+            _ => None,
+        }
+    })
+}
+
+/// Requests under way. Dropping it waits for them.
+struct Flight<'a> {
+    ring: &'a mut IoUring,
+    flying: usize,
+}
+
+impl Flight<'_> {
+    /// Queues a request.
+    ///
+    /// # Safety
+    ///
+    /// The memory that it names must stay valid, and for reads untouched, until this `Flight` is gone.
+    unsafe fn push(&mut self, entry: &squeue::Entry) {
+        // SAFETY: the memory outlives the flight, as promised by the caller. The queue has room: never more than DEPTH fly.
+        if unsafe { self.ring.submission().push(entry) }.is_ok() {
+            self.flying += 1;
+        }
+    }
+
+    /// Waits until at least one request, if any, is complete; gives each its number and result.
+    fn land(&mut self, mut each: impl FnMut(u64, i32)) -> io::Result<()> {
+        loop {
+            match self.ring.submit_and_wait(self.flying.min(1)) {
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+                Ok(_) => break,
+            }
+        }
+        let done: Vec<_> = self.ring.completion().map(|c| (c.user_data(), c.result())).collect();
+        self.flying -= done.len();
+        done.into_iter().for_each(|(number, result)| each(number, result));
+        Ok(())
+    }
+}
+
+impl Drop for Flight<'_> {
+    fn drop(&mut self) {
+        while self.flying > 0 {
+            if self.land(|_, _| {}).is_err() {
+                // The kernel may still write to the caller's memory: there is no safe way on.
+                std::process::abort();
+            }
+        }
+    }
+}
+
+fn check(result: i32) -> io::Result<usize> {
+    usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result))
+}
+
+/// Whether an error only says that this ring cannot do it, so that the plain call should be tried.
+fn unsupported(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP | libc::EAGAIN | libc::EINTR))
+}
+
+/// Reads every piece; false when it could not be done this way and nothing is known of any piece.
+pub(crate) fn read_many(fd: BorrowedFd<'_>, pieces: &mut [ReadPiece<'_>]) -> io::Result<bool> {
+    let fd = types::Fd(fd.as_raw_fd());
+    let run = |ring: &mut IoUring| -> io::Result<bool> {
+        let mut flight = Flight { ring, flying: 0 };
+        let (mut next, mut whole, mut failed) = (0, true, None);
+        let lengths: Vec<usize> = pieces.iter().map(|piece| piece.into.len()).collect();
+        while next < pieces.len() || flight.flying > 0 {
+            while next < pieces.len() && flight.flying < DEPTH {
+                let piece = &mut pieces[next];
+                let read = opcode::Read::new(fd, piece.into.as_mut_ptr(), piece.into.len() as u32)
+                    .offset(piece.offset)
+                    .build()
+                    .user_data(next as u64);
+                // SAFETY: the piece is borrowed exclusively for longer than the flight lives.
+                unsafe { flight.push(&read) };
+                next += 1;
+            }
+            flight.land(|number, result| match check(result) {
+                Ok(read) => whole &= read == lengths[number as usize],
+                Err(e) if unsupported(&e) => whole = false,
+                Err(e) => failed = Some(e),
+            })?;
+        }
+        failed.map_or(Ok(whole), Err)
+    };
+    with_ring(run).unwrap_or(Ok(false))
+}
+
+/// Bytes of one request of [`write_while`] and [`read_while`].
+const REQUEST: usize = 1 << 20;
+
+/// Writes all of `from`, in several requests at a time, and runs `meanwhile`. `None`: nothing was done. `Some(false)`: not all was
+/// written, and where not is not known.
+pub(crate) fn write_while(
+    fd: BorrowedFd<'_>,
+    from: &[u8],
+    offset: u64,
+    meanwhile: &mut dyn FnMut(),
+) -> Option<io::Result<bool>> {
+    let fd = types::Fd(fd.as_raw_fd());
+    let requests = (offset..).step_by(REQUEST).zip(from.chunks(REQUEST));
+    let requests: Vec<_> = requests
+        .map(|(at, part)| (opcode::Write::new(fd, part.as_ptr(), part.len() as u32).offset(at).build(), part.len()))
+        .collect();
+    // SAFETY: `from` is borrowed until this returns.
+    unsafe { all_while(&requests, meanwhile) }
+}
+
+/// Reads all of `into`, in several requests at a time, and runs `meanwhile`. As [`write_while`].
+pub(crate) fn read_while(
+    fd: BorrowedFd<'_>,
+    into: &mut [u8],
+    offset: u64,
+    meanwhile: &mut dyn FnMut(),
+) -> Option<io::Result<bool>> {
+    let fd = types::Fd(fd.as_raw_fd());
+    let requests = (offset..).step_by(REQUEST).zip(into.chunks_mut(REQUEST));
+    let requests: Vec<_> = requests
+        .map(|(at, part)| (opcode::Read::new(fd, part.as_mut_ptr(), part.len() as u32).offset(at).build(), part.len()))
+        .collect();
+    // SAFETY: `into` is borrowed exclusively until this returns.
+    unsafe { all_while(&requests, meanwhile) }
+}
+
+/// # Safety
+///
+/// The memory that the requests name must stay valid until this returns, and untouched where it is read into.
+unsafe fn all_while(requests: &[(squeue::Entry, usize)], meanwhile: &mut dyn FnMut()) -> Option<io::Result<bool>> {
+    if requests.len() > DEPTH {
+        return None;
+    }
+    with_ring(|ring| {
+        let mut flight = Flight { ring, flying: 0 };
+        for (number, (entry, _)) in requests.iter().enumerate() {
+            // SAFETY: as promised by the caller; the flight ends here.
+            unsafe { flight.push(&entry.clone().user_data(number as u64)) };
+        }
+        flight.ring.submit()?;
+        meanwhile();
+        let (mut whole, mut failed) = (true, None);
+        while flight.flying > 0 {
+            flight.land(|number, code| match check(code) {
+                Ok(done) => whole &= done == requests[number as usize].1,
+                Err(e) if unsupported(&e) => whole = false,
+                Err(e) => failed = Some(e),
+            })?;
+        }
+        failed.map_or(Ok(whole), Err)
+    })
+}

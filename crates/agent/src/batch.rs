@@ -1,22 +1,30 @@
 //! Batches of merges, cut into windows.
 //!
 //! A window is bounded in time, since writers to its pages wait. Its length adapts so that one takes about a millisecond; what
-//! is left when the time is over goes into the next.
+//! is left when the time is over goes into the next. Lengths are counted in *weight*, since mapping a run takes many times as long
+//! as comparing one of its pages.
 
 use crate::merge::MAX_TIME;
 use crate::regions::Pages;
 use crate::sabotage::{self, Sabotage};
 use crate::state::STATE;
 use crate::window::MAX_PAGES;
+use kmem::pagemap::Pagemap;
 use kmem::procfs;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 use wire::{Merge, Report, Run, Target, ToDaemon};
 
-/// Fewest pages that a window is cut to.
-const MIN_PAGES: u32 = 32;
+/// What mapping one run weighs. Comparing one page and taking it away weighs 1.
+const RUN_WEIGHT: u32 = 12;
+/// Least weight that a window is cut to.
+const MIN_WEIGHT: u32 = 128;
+/// Most that a window can weigh: every page a run.
+const MAX_WEIGHT: u32 = MAX_PAGES * (1 + RUN_WEIGHT);
 /// Runs this close together share a window.
-const MAX_GAP: u32 = 8;
+const MAX_GAP: u32 = 32;
+/// How often the daemon hears of a batch that takes long.
+const FLUSH_EVERY: Duration = Duration::from_millis(5);
 /// Counting the process's mappings may take one part in so many of the time,
 const COUNT_SHARE: u32 = 20;
 /// and is due after this long in any case: the program makes mappings too.
@@ -24,8 +32,8 @@ const COUNT_EVERY: Duration = Duration::from_secs(10);
 
 /// How many mappings the process has (estimated), and may have.
 ///
-/// Every run is taken to make two, which is the most. Where runs replace others that is far too much, so the mappings
-/// are counted again when the budget seems to be spent.
+/// Every run is taken to make one, and one more where the next page is not replaced too, which is the most. Where runs replace others
+/// that is too much, so the mappings are counted again when the budget seems to be spent.
 pub struct Maps {
     counted: usize,
     estimate: usize,
@@ -59,22 +67,28 @@ pub struct Merger {
     limit: u32,
     /// When the mappings may be counted again.
     next_count: Option<Instant>,
+    /// This process's; without it windows span pages that are being written.
+    pagemap: Option<Pagemap>,
 }
 
 impl Merger {
     /// Starts with short windows.
     pub fn new() -> Merger {
-        Merger { limit: 128, next_count: None }
+        Merger { limit: 4 * MIN_WEIGHT, next_count: None, pagemap: Pagemap::open_self().ok() }
     }
 
-    /// Carries out a batch and queues its reports. `flush` is called after each window, without the lock.
+    /// Carries out a batch and queues its reports. `flush` is called at its end, and now and then before, without the lock.
     pub fn batch(&mut self, merge: Merge, mut flush: impl FnMut()) {
         let mut pending = VecDeque::from(merge.runs);
+        // Until it has been seen that nothing is held; memory may be locked in the midst of a batch, but not before it unseen.
+        let mut look = true;
+        let mut flushed = Instant::now();
         loop {
             let runs = take_window(&mut pending, self.limit);
             self.count_maps(2 * runs.len());
             let mut state = STATE.lock();
-            let done = state.merge_window(merge.region, &runs);
+            let done = state.merge_window(merge.region, &runs, look, self.pagemap.as_ref());
+            look &= !done.free;
             done.rest.iter().rev().for_each(|&run| pending.push_front(run));
             let last = pending.is_empty();
             let (window_ns, maps) = (done.time.as_nanos() as u64, state.maps.estimate as u32);
@@ -84,7 +98,10 @@ impl Merger {
             let go_on = state.conn.is_some() && !state.outbox.has_overflowed();
             drop(state);
             self.adapt(&runs, done.time, !done.rest.is_empty());
-            flush();
+            if last || !go_on || flushed.elapsed() > FLUSH_EVERY {
+                flush();
+                flushed = Instant::now();
+            }
             if last || !go_on {
                 return;
             }
@@ -100,9 +117,9 @@ impl Merger {
 
     fn adapt(&mut self, runs: &[Run], time: Duration, cut: bool) {
         if cut || time > MAX_TIME {
-            self.limit = (self.limit / 2).max(MIN_PAGES);
-        } else if time < MAX_TIME / 2 && span(runs).is_some_and(|span| span.len() > self.limit / 2) {
-            self.limit = (self.limit * 2).min(MAX_PAGES);
+            self.limit = (self.limit / 2).max(MIN_WEIGHT);
+        } else if time < MAX_TIME / 2 && runs.iter().map(weight).sum::<u32>() > self.limit / 2 {
+            self.limit = (self.limit * 2).min(MAX_WEIGHT);
         }
     }
 
@@ -126,13 +143,19 @@ impl Merger {
     }
 }
 
-/// Cuts the next window off a batch: at most `limit` pages from its first to its last.
+/// How long a run takes, about.
+fn weight(run: &Run) -> u32 {
+    RUN_WEIGHT + run.len
+}
+
+/// Cuts the next window off a batch: runs of at most `limit` weight, and at most [`MAX_PAGES`] from the first page to the last.
 fn take_window(pending: &mut VecDeque<Run>, limit: u32) -> Vec<Run> {
     let mut window: Vec<Run> = Vec::new();
+    let mut left = limit;
     while let Some(run) = pending.pop_front() {
         let start = window.first().map_or(run.page, |first| first.page);
         let end = window.last().map_or(run.page, |last| last.page + last.len);
-        let room = (start + limit).saturating_sub(run.page);
+        let room = (start + MAX_PAGES).saturating_sub(run.page).min(left.saturating_sub(RUN_WEIGHT));
         if room == 0 || run.page - end > MAX_GAP {
             pending.push_front(run);
             break;
@@ -143,6 +166,7 @@ fn take_window(pending: &mut VecDeque<Run>, limit: u32) -> Vec<Run> {
             pending.push_front(tail);
             break;
         }
+        left -= weight(&run);
         window.push(run);
     }
     window
@@ -163,7 +187,7 @@ pub fn span(runs: &[Run]) -> Option<Pages> {
 }
 
 /// CPU time of the calling thread; the agent's other thread uses next to none.
-fn cpu_time() -> u64 {
+pub fn cpu_time() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
@@ -184,9 +208,9 @@ mod tests {
         let mut seen = Vec::new();
         let mut windows = 0;
         while !pending.is_empty() {
-            let window = take_window(&mut pending, 32);
+            let window = take_window(&mut pending, 60);
             let span = span(&window).unwrap();
-            assert!(span.len() <= 32);
+            assert!(window.iter().map(weight).sum::<u32>() <= 60 && span.len() <= MAX_PAGES);
             assert!(window.windows(2).all(|w| w[1].page - (w[0].page + w[0].len) <= MAX_GAP));
             windows += 1;
             for run in window {
@@ -205,6 +229,6 @@ mod tests {
             })
             .collect();
         assert_eq!(seen, wanted);
-        assert_eq!(windows, 5, "[0..13) then 100 pages by 32, the last with the zeros");
+        assert_eq!(windows, 4, "[0..13), 100 pages by 48, the rest with the zeros");
     }
 }

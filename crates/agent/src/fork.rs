@@ -49,6 +49,8 @@ impl State {
         // The control page stays: this process's own forks are counted there too.
         self.conn = None;
         self.outbox.close();
+        // The parent's guest, and the parent's marks.
+        self.recycler = None;
         self.waiting = None;
         let tracking = self.tracking.take().map(|tracking| {
             let number = crate::state::number(&*tracking);

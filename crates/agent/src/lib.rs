@@ -12,6 +12,7 @@
 //! ```text
 //! interpose ─▶ watch (is it ours?) ─▶ mark, guard ─▶ window ─▶ regions
 //! link ─▶ batch ─▶ merge ─▶ pins (may it be taken?) ─▶ window
+//! link ─▶ recycle (what the guest has marked as free) ─▶ window
 //! threads, fork: around all of these; everything shared lies in state, behind lock
 //! ```
 
@@ -29,6 +30,7 @@ mod outbox;
 mod pins;
 mod probe;
 mod raw;
+mod recycle;
 mod regions;
 mod sabotage;
 mod state;

@@ -9,6 +9,7 @@
 use crate::batch::Merger;
 use crate::pins::Waiting;
 use crate::raw;
+use crate::recycle::{self, Recycler};
 use crate::state::{self, ENDED, PHASE, STATE, Segment, State};
 use crate::threads::{interest, wait};
 use crate::window::Twin;
@@ -120,6 +121,7 @@ fn connect(path: &Path) -> Result<(), End> {
     }
     account.extend(state.segments.iter().map(|held| ToDaemon::SegmentHeld { segment: held.id }));
     account.push(ToDaemon::Ready);
+    account.extend(state.recycler.as_ref().map(Recycler::account));
     state.outbox.open(account.into_iter());
     Ok(())
 }
@@ -179,7 +181,10 @@ impl State {
                 ToDaemon::SegmentHeld { segment } => self.segments.iter().find(|held| held.id == *segment),
                 _ => None,
             };
-            let fds: Vec<_> = held.map(|held| held.fd.as_fd()).into_iter().collect();
+            let fds: Vec<_> = match (message, &self.recycler) {
+                (ToDaemon::Pool(_), Some(recycler)) => recycler.fds(),
+                _ => held.map(|held| held.fd.as_fd()).into_iter().collect(),
+            };
             if matches!(message, ToDaemon::SegmentHeld { .. }) && fds.is_empty() {
                 // Dropped in the meantime.
                 self.outbox.sent();
@@ -217,6 +222,12 @@ fn handle(message: ToAgent, mut fds: Vec<OwnedFd>, merger: &mut Merger, welcomed
             // What cannot be sent now, and why, comes up again in the next turn.
             let _ = STATE.lock().flush();
         }),
+        (ToAgent::Ram(extents), _) if *welcomed => STATE.lock().set_ram(extents),
+        (ToAgent::Recycle { budget_ns }, _) if *welcomed => {
+            recycle::sweep(Duration::from_nanos(budget_ns), || {
+                let _ = STATE.lock().flush();
+            });
+        }
         (ToAgent::Detach, _) if *welcomed => return Err(detach()),
         _ => return Err(End::Lost("a message out of turn".into())),
     }
@@ -313,6 +324,7 @@ fn detach() -> End {
     state.tracking = None;
     state.waiting.take().into_iter().for_each(Waiting::close);
     state.segments.clear();
+    state.recycler = None;
     let conn = state.conn.as_ref().map(|conn| state::number(&conn.as_fd()));
     drop(state);
     // The daemon may be slow, but not for ever.

@@ -1,5 +1,8 @@
 //! One window of a batch: compare, take away, replace.
 //!
+//! A window spans pages between its runs too. It ends before one of these that was written since the last scan: whoever wrote it may
+//! write again, and would wait; and the note of that write would be lost.
+//!
 //! Every page is compared with its frame, byte by byte, now that it cannot change: this decides, not what the daemon thinks. What
 //! equals is taken away if it has no pins ([`crate::pins`]), and each run of such pages becomes one mapping of frames, or untouched
 //! memory for zeros.
@@ -17,10 +20,12 @@ use crate::sabotage::{self, Sabotage};
 use crate::state::{Segment, State};
 use crate::window::{self, ZEROS};
 use crate::{pins, raw};
+use kmem::pagemap::{Categories, Pagemap, Query};
 use kmem::{PAGE_SIZE, mm, procfs};
 use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use wire::{Fate, Outcome, RegionId, Run, Target};
+use wire::{Fate, Outcome, RegionId, Run, Target, control};
 
 /// How long a window may take.
 pub const MAX_TIME: Duration = Duration::from_millis(1);
@@ -38,11 +43,16 @@ pub struct Done {
     stuck: Vec<Pages>,
     /// How long writers could have waited.
     pub time: Duration,
+    /// It was looked whether the process has pinned or locked memory, and it has not.
+    pub free: bool,
 }
 
 impl Done {
     fn tell(&mut self, pages: Pages, result: Fate) {
-        self.outcomes.push(Outcome { page: pages.start, len: pages.len(), result });
+        match self.outcomes.last_mut() {
+            Some(last) if last.result == result && last.page + last.len == pages.start => last.len += pages.len(),
+            _ => self.outcomes.push(Outcome { page: pages.start, len: pages.len(), result }),
+        }
         if !matches!(result, Fate::Merged | Fate::Failed) {
             self.leave(pages);
         }
@@ -65,8 +75,9 @@ enum Verdict {
 }
 
 impl State {
-    /// Carries out the runs of one window.
-    pub fn merge_window(&mut self, id: RegionId, runs: &[Run]) -> Done {
+    /// Carries out the runs of one window, as far as nobody writes between them, which `pagemap` tells. `look`: see whether the process has pinned or locked memory in any case; else only
+    /// where taking pages away would not tell.
+    pub fn merge_window(&mut self, id: RegionId, runs: &[Run], look: bool, pagemap: Option<&Pagemap>) -> Done {
         let mut done = Done::default();
         let (Some(mut window), mut runs) = (span(runs), runs) else { return done };
         let region = self.position(id).map(|index| (index, &self.regions[index]));
@@ -83,6 +94,12 @@ impl State {
             runs.iter().for_each(|run| done.tell(pages_of(run), Fate::Gone));
             return done;
         };
+        let quiet = pagemap.map_or(runs.len(), |pagemap| runs_without_writers(region, runs, pagemap));
+        if quiet < runs.len() {
+            done.rest.splice(0..0, runs[quiet..].iter().copied());
+            runs = &runs[..quiet];
+            window.end = runs[quiet - 1].page + runs[quiet - 1].len;
+        }
         let bytes = region.bytes(window);
         let mut new_maps = 0;
         let refused: Vec<Option<Fate>> = runs.iter().map(|run| self.refusal(run, &mut new_maps)).collect();
@@ -92,12 +109,17 @@ impl State {
         }
 
         let opened = Instant::now();
+        self.set_in_window(true);
         if self.open_window(bytes).is_err() {
+            self.set_in_window(false);
             runs.iter().for_each(|run| done.tell(pages_of(run), Fate::Gone));
             return done;
         }
         // Only now: who pins a page for writing from here on waits for the window, or gets a page of its own.
-        let held = held_memory();
+        let tells = self.waiting.as_ref().is_some_and(Waiting::can_check)
+            && !runs.iter().any(|run| self.regions[index].mapped.any(pages_of(run)));
+        let held = if look || !tells { held_memory() } else { None };
+        done.free = look && held.is_none();
         let mut verdicts = Vec::with_capacity(runs.len());
         for (i, (run, refusal)) in runs.iter().zip(refused).enumerate() {
             // Replacing takes about as long as comparing.
@@ -112,6 +134,7 @@ impl State {
         }
         self.replace(index, window, verdicts, &mut done);
         self.close_window(bytes);
+        self.set_in_window(false);
         done.time = opened.elapsed();
 
         if let Some(waiting) = &self.waiting {
@@ -127,6 +150,12 @@ impl State {
             }
         }
         done
+    }
+
+    fn set_in_window(&self, open: bool) {
+        if let Some(page) = &self.control {
+            page.atomic_u64(control::WINDOW).store(open.into(), Ordering::SeqCst);
+        }
     }
 
     /// Why a run is refused before its window is opened.
@@ -155,33 +184,39 @@ impl State {
             _ => true,
         };
         let mut at = window.start;
-        for (pages, verdict) in verdicts {
+        // Pages before this one have been taken away, whole stretches at a time: what costs is the call.
+        let mut taken = window.start;
+        let mut mapped = false;
+        for (i, (pages, verdict)) in verdicts.iter().enumerate() {
+            let pages = *pages;
             done.leave(Pages { start: at, end: pages.start });
             at = pages.end;
             let target = match verdict {
-                Verdict::Equal(target) if held => target,
+                Verdict::Equal(target) if held => *target,
                 Verdict::Equal(_) => {
                     done.tell(pages, Fate::Gone);
                     continue;
                 }
                 Verdict::Fate(fate) => {
-                    done.tell(pages, fate);
+                    done.tell(pages, *fate);
                     continue;
                 }
             };
+            let offset = |page: u32| (page - window.start) as usize * PAGE_SIZE;
             let mut left = pages;
             while left.start < left.end {
-                let free = match checker {
-                    Some(checker) => {
-                        let offset = |page: u32| (page - window.start) as usize * PAGE_SIZE;
-                        // SAFETY: the pages equal their target, which is mapped in their place before the window closes.
-                        take_away(region, left, |part| unsafe {
+                if taken <= left.start {
+                    let stretch = Pages { start: left.start, end: end_of_stretch(&verdicts[i..]) };
+                    taken = match checker {
+                        // SAFETY: the pages equal their targets, which are mapped in their place before the window closes.
+                        Some(checker) => take_away(region, stretch, |part| unsafe {
                             checker.take_away(region.bytes(part), offset(part.start))
-                        })
-                    }
-                    None => left.end,
-                };
-                let replaced = Pages { start: left.start, end: free };
+                        }),
+                        None => stretch.end,
+                    };
+                    maps.add(1);
+                }
+                let replaced = Pages { start: left.start, end: taken.min(left.end) };
                 if replaced.start < replaced.end {
                     let fate = match target {
                         Target::Zero => map_zeros(region, replaced, checker.is_some()),
@@ -190,23 +225,29 @@ impl State {
                             // `compare` found it, under the same lock.
                             match segments.iter().find(|held| held.id == segment) {
                                 Some(held) => {
-                                    let offset = (replaced.start - window.start) as usize * PAGE_SIZE;
-                                    let taken = checker.map(|checker| (checker, offset));
+                                    let taken = checker.map(|checker| (checker, offset(replaced.start)));
                                     map_frames(region, replaced, held, slot, maps, taken)
                                 }
                                 None => Fate::Failed,
                             }
                         }
                     };
+                    mapped |= fate == Fate::Merged;
                     done.tell(replaced, fate);
+                    left.start = replaced.end;
                 }
-                if free < left.end {
-                    let stuck = Pages::new(free, 1);
+                if left.start < left.end {
+                    let stuck = Pages::new(left.start, 1);
                     done.stuck.push(stuck);
                     done.tell(stuck, Fate::Failed);
+                    left.start += 1;
+                    taken = left.start;
                 }
-                left.start = (free + 1).min(left.end);
             }
+        }
+        if let Some(hull) = hull.filter(|_| mapped) {
+            // All at once. What was not replaced has had this advice before.
+            window::advise(region, region.bytes(hull), false);
         }
         done.leave(Pages { start: at, end: window.end });
     }
@@ -221,6 +262,48 @@ impl State {
             left.start = gap.end;
         }
     }
+}
+
+/// Where the first verdict's pages, and those that follow at once and equal their targets too, come to an end.
+fn end_of_stretch(verdicts: &[(Pages, Verdict)]) -> u32 {
+    let mut end = verdicts[0].0.end;
+    for (pages, verdict) in &verdicts[1..] {
+        if pages.start != end || !matches!(verdict, Verdict::Equal(_)) {
+            break;
+        }
+        end = pages.end;
+    }
+    end
+}
+
+/// How many of the runs, at least one, have no pages between them that were written since the last scan.
+fn runs_without_writers(region: &Region, runs: &[Run], pagemap: &Pagemap) -> usize {
+    let has_gaps = runs.windows(2).any(|pair| pair[0].page + pair[0].len < pair[1].page);
+    let Some(window) = span(runs).filter(|_| has_gaps) else { return runs.len() };
+    // The agent's own changes count as written too: frames are pages of a file, and zeros read the zero page.
+    let theirs = Categories::FILE | Categories::PFNZERO;
+    let query = Query {
+        inverted: theirs,
+        required: Categories::WRITTEN | theirs,
+        any_of: Categories::PRESENT | Categories::SWAPPED,
+        ..Query::default()
+    };
+    let mut quiet = runs.len();
+    let scanned = pagemap.scan(region.bytes(window), &query, &mut |written| {
+        let page = |address: usize| ((address - region.range.start) / PAGE_SIZE) as u32;
+        let (start, end) = (page(written.start), page(written.end));
+        let at = runs.partition_point(|run| run.page + run.len <= start);
+        // It begins before this run, or in it and goes on behind it.
+        let Some(run) = runs.get(at) else { return };
+        if start < run.page {
+            quiet = quiet.min(at);
+        } else if let Some(later) =
+            (at + 1..runs.len()).find(|&i| runs[i - 1].page + runs[i - 1].len < end.min(runs[i].page))
+        {
+            quiet = quiet.min(later);
+        }
+    });
+    if scanned.is_ok() { quiet.max(1) } else { runs.len() }
 }
 
 fn pages_of(run: &Run) -> Pages {
@@ -278,7 +361,7 @@ fn take_away(region: &Region, pages: Pages, take: impl Fn(Pages) -> (usize, Resu
 }
 
 /// Why nothing may be merged in this process now.
-fn held_memory() -> Option<Fate> {
+pub fn held_memory() -> Option<Fate> {
     if sabotage::is_on(Sabotage::NoPinCheck) {
         return None;
     }
@@ -312,8 +395,7 @@ fn map_frames(
         return Fate::Failed;
     }
     region.mapped.set(pages);
-    window::advise(region, place, false);
-    maps.add(2);
+    maps.add(1);
     Fate::Merged
 }
 

@@ -9,6 +9,8 @@ use wire::ToDaemon;
 
 /// The most messages that wait.
 const LIMIT: usize = 4096;
+/// The most outcomes in one report: each takes up to 11 bytes of a packet.
+const MOST_OUTCOMES: usize = 4096;
 
 /// The queue; see the module.
 #[derive(Default)]
@@ -55,6 +57,15 @@ impl Outbox {
                 return;
             }
         }
+        if let (ToDaemon::Report(report), Some(ToDaemon::Report(last))) = (&message, self.queue.back_mut())
+            && report.batch == last.batch
+            && report.outcomes.len() + last.outcomes.len() <= MOST_OUTCOMES
+        {
+            last.outcomes.extend_from_slice(&report.outcomes);
+            (last.last, last.cpu_ns, last.maps) = (report.last, report.cpu_ns, report.maps);
+            last.window_ns = last.window_ns.max(report.window_ns);
+            return;
+        }
         if self.queue.len() >= LIMIT {
             *self = Outbox { overflowed: true, ..Outbox::new() };
             return;
@@ -81,6 +92,7 @@ impl Outbox {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use wire::{Fate, Outcome, Report};
 
     fn discarded(page: u32, len: u32) -> ToDaemon {
         ToDaemon::Discarded { region: 1, page, len }
@@ -110,6 +122,24 @@ mod tests {
         outbox.push(ToDaemon::Discarded { region: 2, page: 21, len: 1 });
         assert_eq!(outbox.queue.len(), 4);
         assert_eq!(outbox.front(), Some(&discarded(0, 20)));
+    }
+
+    #[test]
+    fn reports_on_one_batch_become_one_but_never_past_another_message() {
+        let report = |batch, page, last| {
+            let outcomes = vec![Outcome { page, len: 1, result: Fate::Merged }];
+            ToDaemon::Report(Report { batch, last, outcomes, ..Report::default() })
+        };
+        let mut outbox = Outbox::new();
+        outbox.open(std::iter::empty());
+        for message in
+            [report(1, 1, false), report(1, 3, true), report(2, 5, false), discarded(1, 1), report(2, 7, true)]
+        {
+            outbox.push(message);
+        }
+        assert_eq!(outbox.queue.len(), 4);
+        let Some(ToDaemon::Report(first)) = outbox.front() else { panic!("a report") };
+        assert!(first.last && first.outcomes.iter().map(|o| o.page).eq([1, 3]));
     }
 
     #[test]

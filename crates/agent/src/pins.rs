@@ -105,19 +105,22 @@ impl Waiting {
         let Some(scratch) = self.scratch.filter(|scratch| offset + from.len <= scratch.len) else {
             return (0, Err(Errno::NOSYS));
         };
-        let (mut done, mut tries) = (0, 0);
+        let (mut done, mut tries, mut most) = (0, 0, from.len);
         while done < from.len {
+            let len = most.min(from.len - done);
             let mut request = uffdio_move {
                 dst: (scratch.start + offset + done) as u64,
                 src: (from.start + done) as u64,
-                len: (from.len - done) as u64,
+                len: len as u64,
                 mode: MOVE_MODE,
                 move_: 0,
             };
             // SAFETY: `uffdio_move` is UFFDIO_MOVE's argument; the pages are the caller's to give.
             let result = unsafe { ioctl::ioctl(&self.uffd, Updater::<{ UFFDIO_MOVE }, _>::new(&mut request)) };
             match result {
-                Ok(()) => done = from.len,
+                Ok(()) => (done, tries, most) = (done + len, 0, from.len),
+                // Pages of two mappings: there, by halves, is the border.
+                Err(Errno::INVAL) if len > PAGE_SIZE => most = (len / 2).next_multiple_of(PAGE_SIZE),
                 // As far as it came; the next call says why no further.
                 Err(Errno::AGAIN) if request.move_ > 0 => (done, tries) = (done + request.move_ as usize, 0),
                 Err(Errno::AGAIN) if tries < TRIES => tries += 1,

@@ -4,6 +4,7 @@ use crate::batch::Maps;
 use crate::lock::Lock;
 use crate::outbox::Outbox;
 use crate::pins::Waiting;
+use crate::recycle::Recycler;
 use crate::regions::{Pages, Region, Sticky};
 use crate::sabotage::{self, Sabotage};
 use crate::watch::Watch;
@@ -63,6 +64,8 @@ pub struct State {
     pub forks: u64,
     /// How many mappings the process has, and may have.
     pub maps: Maps,
+    /// The pool that free pages are marked in.
+    pub recycler: Option<Recycler>,
 }
 
 impl State {
@@ -79,6 +82,7 @@ impl State {
             control: None,
             forks: 0,
             maps: Maps::new(),
+            recycler: None,
         }
     }
 

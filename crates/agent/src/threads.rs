@@ -65,6 +65,7 @@ fn try_start() -> Result<(), String> {
     let mut state = STATE.lock();
     state.tracking = Some(tracking);
     state.waiting = Some(waiting);
+    state.recycler = crate::recycle::from_environment();
     drop(state);
     state::set_eventfds(state::number(&wake), state::number(&*stop));
     spawn("pageone-agent", move || {

@@ -105,6 +105,44 @@ fn merged_pages_map_frames_and_zeros_map_nothing() {
 }
 
 #[test]
+fn stretches_over_several_mappings_merge() {
+    let Some((mut daemon, mut program, store)) = start(1024, None) else { return };
+    // Each end of such a range is a border between two mappings; no stretch can be taken away as a whole.
+    for (page, len) in [(7, 93), (257, 1), (300, 211), (640, 2), (643, 200)] {
+        assert_eq!(program.ask(&format!("advise {page} {len} {}", libc::MADV_RANDOM)), "0");
+    }
+    merge_all(&mut daemon, &store, 0..1024);
+    assert_eq!(program.ask("check 0 1024"), "0");
+}
+
+#[test]
+fn the_note_of_a_write_between_runs_is_kept() {
+    use kmem::pagemap::{Categories, Pagemap, Query};
+    let Some((mut daemon, mut program, store)) = start(512, None) else { return };
+    let start: usize = program.ask("start").parse().unwrap();
+    let pagemap = Pagemap::open(program.pid()).unwrap();
+    let written = |protect: bool| {
+        let any_of = Categories::PRESENT | Categories::SWAPPED;
+        let query = Query { write_protect: protect, required: Categories::WRITTEN, any_of, ..Query::default() };
+        let mut pages = Vec::new();
+        let range = kmem::range::Range::new(start, 512 * 4096);
+        let page = |address: usize| (address - start) / 4096;
+        pagemap.scan(range, &query, &mut |run| pages.extend(page(run.start)..page(run.end))).unwrap();
+        pages
+    };
+    assert_eq!(written(true).len(), 512);
+    // Of 16 pages each, the last four belong to no run; in the second, two of these are written.
+    program.ask("write 28 5");
+    program.ask("write 30 5");
+    let mut runs: Vec<wire::Run> = (0..32).flat_map(|i| store.runs(i * 16..i * 16 + 12)).collect();
+    runs.sort_by_key(|run| run.page);
+    let fates = daemon.merge(1, &runs);
+    assert_eq!(count(&fates), HashMap::from([(Fate::Merged, 32 * 12)]));
+    let between: Vec<usize> = written(false).into_iter().filter(|page| page % 16 >= 12).collect();
+    assert_eq!(between, [28, 30], "and no other: windows leave what they span as clean as it was");
+}
+
+#[test]
 fn discarding_gives_zeros() {
     let Some((mut daemon, mut program, store)) = start(4096, None) else { return };
     for (i, advice) in [libc::MADV_DONTNEED, libc::MADV_DONTNEED_LOCKED].into_iter().enumerate() {
@@ -222,10 +260,11 @@ fn detaching_leaves_plain_memory() {
 fn held_memory_is_refused() {
     let Some((mut daemon, mut program, store)) = start(512, None) else { return };
     assert_eq!(program.ask("lock 0 1"), "0");
-    assert_eq!(count(&daemon.merge(1, &store.runs(100..200))), HashMap::from([(Fate::Locked, 100)]));
+    // Several windows, each of which must see it.
+    assert_eq!(count(&daemon.merge(1, &store.runs(0..512))), HashMap::from([(Fate::Locked, 512)]));
     assert_eq!(program.ask("unlock 0 1"), "0");
     match program.ask("pin 0 16").as_str() {
-        "0" => assert_eq!(count(&daemon.merge(1, &store.runs(100..200))), HashMap::from([(Fate::Pinned, 100)])),
+        "0" => assert_eq!(count(&daemon.merge(1, &store.runs(0..512))), HashMap::from([(Fate::Pinned, 512)])),
         errno => println!("SKIPPED the pinned part: io_uring answers {errno}"),
     }
     assert_eq!(program.ask("check 0 512"), "0");

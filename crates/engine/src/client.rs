@@ -2,50 +2,24 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicU32, Ordering::*};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kmem::PAGE_SIZE;
 use kmem::memfd::SharedMap;
-use kmem::pagemap::{Categories, PageRun, Pagemap, Query};
+use kmem::pagemap::Pagemap;
 use kmem::pidfd::PidFd;
-use kmem::range::Range;
 use kmem::seqpacket::Conn;
 use wire::{Fate, Merge, RegionId, Report, Run, SegmentId, Target, ToAgent, ToDaemon};
 
+use crate::batch::{Batch, Goal, PlannedRun};
 use crate::config::HugePages;
 use crate::domain::Domain;
 use crate::index::{MAX_REGIONS, Place, Sighting};
 use crate::ledger::{Entry, Region};
 use crate::store::Frame;
 
-/// What a planned page is to be merged with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Goal {
-    Frame(Frame),
-    Zero,
-}
-
-/// Consecutive pages of a batch with consecutive frames.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PlannedRun {
-    pub(crate) page: u32,
-    pub(crate) len: u32,
-    pub(crate) goal: Goal,
-}
-
-impl PlannedRun {
-    fn goal_of(&self, page: u32) -> Goal {
-        match self.goal {
-            Goal::Frame(first) => Goal::Frame(Frame(first.0 + (page - self.page))),
-            Goal::Zero => Goal::Zero,
-        }
-    }
-}
-
-struct Batch {
-    region: RegionId,
-    runs: Vec<PlannedRun>,
-}
+/// Pages under way with one agent before a turn ends.
+const IN_FLIGHT: u32 = 3072;
 
 /// Another client's worker made a frame of what was sighted here; this page should use it too.
 #[derive(Clone, Copy, Debug)]
@@ -86,10 +60,24 @@ pub(crate) struct State {
     sent: HashSet<SegmentId>,
     /// Why nothing of this client is merged at present.
     pub(crate) refused: Option<String>,
+    /// A scan now would take too great a part of the time.
+    pub(crate) next_scan: std::time::Instant,
+    /// A guess was wrong, so there are candidates that no turn has been asked for.
+    pub(crate) misguessed: bool,
+    /// A turn ended because the agent had enough to do; another is due when it has done half.
+    pub(crate) full: bool,
+    /// Clients that got wishes from a turn of this one that is not over.
+    pub(crate) asked: HashSet<u32>,
+    /// When the agent last reported, or was given something to do after it had been idle.
+    pub(crate) reported: std::time::Instant,
     /// When copies last had a turn of rest.
     pub(crate) rested: std::time::Instant,
     /// Its agent did not answer in time.
     pub(crate) stalled: bool,
+    /// So many hold it: no scan, no merge; see `hold`.
+    pub(crate) holds: u32,
+    /// It was held, so written pages may have gone unseen.
+    pub(crate) unsure: bool,
     /// Runs shorter than this are left out: the budget of mappings is short.
     pub(crate) min_run: u32,
     /// Whether the budget of mappings has bound since `min_run` was last thought over.
@@ -99,6 +87,10 @@ pub(crate) struct State {
     pub(crate) maps: u32,
     pub(crate) first_maps: u32,
     pub(crate) totals: Totals,
+    /// Somebody wants to know what it writes.
+    pub(crate) watch: Option<crate::rates::Watch>,
+    /// Its guest marks free pages.
+    pub(crate) recycling: Option<crate::recycle::Recycling>,
 }
 
 /// One client.
@@ -112,10 +104,9 @@ pub(crate) struct Client {
     pub(crate) pidfd: PidFd,
     control: SharedMap,
     forks_before: u64,
-    pagemap: Pagemap,
-    huge_pages: HugePages,
+    pub(crate) pagemap: Pagemap,
+    pub(crate) huge_pages: HugePages,
     state: Mutex<State>,
-    settled: Condvar,
     wishes: Mutex<Wishes>,
     /// Turns asked of the workers; see [`crate::work::Queue`].
     pub(crate) turns: AtomicU32,
@@ -153,14 +144,23 @@ impl Client {
             outstanding: 0,
             sent: parts.held,
             refused: None,
+            next_scan: std::time::Instant::now(),
+            misguessed: false,
+            full: false,
+            asked: HashSet::new(),
+            reported: std::time::Instant::now(),
             rested: std::time::Instant::now(),
             stalled: false,
+            holds: 0,
+            unsure: false,
             min_run: 1,
             maps_bound: false,
             left_out: None,
             maps,
             first_maps: maps,
             totals: Totals::default(),
+            watch: None,
+            recycling: None,
         };
         Self {
             number: parts.number,
@@ -175,7 +175,6 @@ impl Client {
             pagemap: parts.pagemap,
             huge_pages: parts.huge_pages,
             state: Mutex::new(state),
-            settled: Condvar::new(),
             wishes: Mutex::default(),
             turns: AtomicU32::new(0),
         }
@@ -191,6 +190,11 @@ impl Client {
         self.forks_before > 0 || self.control.atomic_u64(wire::control::FORKS).load(Acquire) > 0
     }
 
+    /// Whether its agent may have pages taken away just now.
+    pub(crate) fn is_in_window(&self) -> bool {
+        self.control.atomic_u64(wire::control::WINDOW).load(Acquire) > 0
+    }
+
     /// One page leaves its frame.
     pub(crate) fn release(&self, frame: Frame) {
         self.domain.release(frame, self.forked());
@@ -201,18 +205,19 @@ impl Client {
     }
 
     /// Whatever the ledger says of a page ends here: its frame loses a user, the index forgets it.
-    fn drop_entry(&self, region: RegionId, page: u32, entry: Entry) {
+    pub(crate) fn drop_entry(&self, region: RegionId, page: u32, entry: Entry) {
         match entry {
             Entry::Merged(frame) => self.release(frame),
             Entry::Unshared(handle) => {
                 self.domain.index.forget(handle, Place::Sighted(self.sighting(region, page)));
             }
-            Entry::Fresh | Entry::Zero | Entry::Pending => {}
+            Entry::Fresh | Entry::Zero | Entry::Pending | Entry::Recycled => {}
         }
     }
 
-    /// Applies one message. `Err` says what was wrong with it; the connection is then closed.
-    pub(crate) fn apply(&self, message: ToDaemon) -> Result<(), String> {
+    /// Applies one message; returns whether the client needs another turn. `Err` says what was wrong with it; the connection
+    /// is then closed.
+    pub(crate) fn apply(&self, message: ToDaemon) -> Result<bool, String> {
         let mut state = self.state();
         match message {
             ToDaemon::RegionAdded { region, start, len } => {
@@ -222,16 +227,22 @@ impl Client {
             ToDaemon::Discarded { region, page, len } => self.discard(&mut state, region, page, len)?,
             ToDaemon::Report(report) => {
                 self.report(&mut state, &report)?;
-                self.settled.notify_all();
+                let room = state.full && state.outstanding <= IN_FLIGHT / 2;
+                if room || state.outstanding == 0 {
+                    state.full = false;
+                    return Ok(room | std::mem::take(&mut state.misguessed));
+                }
             }
             ToDaemon::Detached => state.detached = true,
             ToDaemon::Ready => {}
             ToDaemon::Hello { .. } | ToDaemon::SegmentHeld { .. } => return Err("it introduced itself twice".into()),
+            // Applied by `recycle`.
+            ToDaemon::Pool(_) | ToDaemon::Recycled(_) | ToDaemon::Swept(_) => {}
         }
-        Ok(())
+        Ok(false)
     }
 
-    fn checked(state: &mut State, id: RegionId, page: u32, len: u32) -> Result<&mut Region, String> {
+    pub(crate) fn checked(state: &mut State, id: RegionId, page: u32, len: u32) -> Result<&mut Region, String> {
         let region =
             state.regions.get_mut(&id).ok_or_else(|| format!("it spoke of region {id}, which it never announced"))?;
         if page.checked_add(len).is_none_or(|end| end > region.pages) {
@@ -266,55 +277,57 @@ impl Client {
 
     fn report(&self, state: &mut State, report: &Report) -> Result<(), String> {
         state.stalled = false;
+        state.reported = std::time::Instant::now();
         state.maps = report.maps;
         state.totals.agent_cpu_ns = state.totals.agent_cpu_ns.max(report.cpu_ns);
         state.totals.window_max_ns = state.totals.window_max_ns.max(report.window_ns);
         if report.outcomes.iter().map(|o| u64::from(o.len)).sum::<u64>() > u64::from(wire::MAX_BATCH_PAGES) {
             return Err(format!("its report on batch {} names more pages than a batch can have", report.batch));
         }
-        let batch = match report.last {
-            true => state.batches.remove(&report.batch),
-            false => state
-                .batches
-                .get_mut(&report.batch)
-                .map(|b| Batch { region: b.region, runs: std::mem::take(&mut b.runs) }),
-        };
-        let Some(batch) = batch else {
+        let Some(mut batch) = state.batches.remove(&report.batch) else {
             return Err(format!("it reported on batch {}, which is not under way", report.batch));
         };
         for outcome in &report.outcomes {
             for page in outcome.page..outcome.page + outcome.len {
-                let at = batch.runs.partition_point(|run| run.page + run.len <= page);
-                if let Some(run) = batch.runs.get(at).filter(|run| run.page <= page) {
-                    self.settle(state, batch.region, page, run.goal_of(page), outcome.result);
-                }
+                self.settle(state, &mut batch, page, outcome.result);
             }
         }
+        let id = batch.region;
         if report.last {
-            for run in &batch.runs {
-                for page in run.page..run.page + run.len {
-                    self.settle(state, batch.region, page, run.goal_of(page), Fate::Gone);
-                }
-            }
-        } else if let Some(kept) = state.batches.get_mut(&report.batch) {
-            kept.runs = batch.runs;
+            self.settle_rest(state, batch);
+        } else {
+            state.batches.insert(report.batch, batch);
         }
-        if let Some(region) = state.regions.get(&batch.region)
+        if let Some(region) = state.regions.get(&id)
             && region.managed == 0
             && region.counts().pending == 0
         {
-            state.regions.remove(&batch.region);
+            state.regions.remove(&id);
         }
         Ok(())
     }
 
-    /// A planned page has met its fate. A page that is not pending has been settled before.
-    fn settle(&self, state: &mut State, id: RegionId, page: u32, goal: Goal, fate: Fate) {
-        let Some(region) = state.regions.get_mut(&id) else { return };
-        if region.entry(page) != Entry::Pending {
+    /// Whatever of a batch was not settled was not done.
+    fn settle_rest(&self, state: &mut State, mut batch: Batch) {
+        for page in batch.left() {
+            self.settle(state, &mut batch, page, Fate::Gone);
+        }
+    }
+
+    /// A page of a batch has met its fate, unless it had met one before.
+    fn settle(&self, state: &mut State, batch: &mut Batch, page: u32, fate: Fate) {
+        let Some(goal) = batch.settle(page) else { return };
+        let Some(region) = state.regions.get_mut(&batch.region) else { return };
+        debug_assert_eq!(region.entry(page), Entry::Pending, "page {page}");
+        state.outstanding = state.outstanding.saturating_sub(1);
+        if region.settle_guess(page, fate == Fate::Differs) {
+            state.misguessed = true;
+            region.set(page, Entry::Fresh);
+            if let Goal::Frame(frame) = goal {
+                self.release(frame);
+            }
             return;
         }
-        state.outstanding = state.outstanding.saturating_sub(1);
         if fate == Fate::Merged {
             match goal {
                 Goal::Frame(frame) => {
@@ -354,76 +367,6 @@ impl Client {
         }
     }
 
-    /// Scans every region for pages written since the last time, re-protecting them in the same step.
-    ///
-    /// Whether a page is one of a file is asked in a second step, of written pages that the ledger holds for merged: for that the
-    /// kernel looks at each page's `struct page`, a cache miss a page, where all else stands in the page table (8 GiB: 74 ms
-    /// against a few).
-    pub(crate) fn scan(&self, state: &mut State) -> Result<(), rustix::io::Errno> {
-        let state = &mut *state;
-        let mut written: Vec<PageRun> = Vec::new();
-        for (&id, region) in &mut state.regions {
-            let query = Query {
-                write_protect: true,
-                required: if region.first_scan { Categories::empty() } else { Categories::WRITTEN },
-                any_of: Categories::PRESENT | Categories::SWAPPED,
-                returned: Categories::PRESENT | Categories::PFNZERO | Categories::HUGE,
-                ..Query::default()
-            };
-            let range = Range::new(region.start as usize, region.pages as usize * PAGE_SIZE);
-            written.clear();
-            region.begin_scan();
-            self.pagemap.scan(range, &query, &mut |run| written.push(run))?;
-            let mut copied = 0;
-            for &run in &written {
-                if region.pages_of(run).any(|page| matches!(region.entry(page), Entry::Merged(_))) {
-                    let query = Query {
-                        any_of: Categories::PRESENT | Categories::SWAPPED,
-                        returned: query.returned | Categories::FILE,
-                        ..Query::default()
-                    };
-                    let range = Range::new(run.start, run.end - run.start);
-                    self.pagemap.scan(range, &query, &mut |run| copied += self.found_written(id, region, run))?;
-                } else {
-                    copied += self.found_written(id, region, run);
-                }
-            }
-            region.end_scan();
-            state.totals.copied += copied;
-        }
-        state.totals.full_scans += 1;
-        Ok(())
-    }
-
-    /// These pages were written, or first touched, since the last scan. Returns how many left their frame.
-    fn found_written(&self, id: RegionId, region: &mut Region, run: PageRun) -> u64 {
-        let is = run.categories;
-        let mut copied = 0;
-        let zero = is.contains(Categories::PFNZERO);
-        let kept_huge = is.contains(Categories::HUGE) && self.huge_pages == HugePages::Keep;
-        for page in region.pages_of(run) {
-            match region.entry(page) {
-                Entry::Pending => continue,
-                // The frame came into the page table by a read, or the zero page did.
-                Entry::Merged(_) if is.contains(Categories::FILE) => continue,
-                Entry::Zero | Entry::Fresh if zero => continue,
-                entry @ (Entry::Merged(_) | Entry::Unshared(_) | Entry::Zero) => {
-                    if matches!(entry, Entry::Merged(_)) {
-                        copied += 1;
-                        region.copied(page);
-                    }
-                    region.set(page, Entry::Fresh);
-                    self.drop_entry(id, page, entry);
-                }
-                Entry::Fresh => {}
-            }
-            if is.contains(Categories::PRESENT) && !kept_huge {
-                region.mark_written(page, 1);
-            }
-        }
-        copied
-    }
-
     /// Records a batch and sends it. The pages' entries become pending; their frames' users were counted by the caller.
     /// `Err` gives the runs back: nothing was sent.
     pub(crate) fn send_batch(
@@ -432,7 +375,7 @@ impl Client {
         runs: Vec<PlannedRun>,
     ) -> Result<(), (Vec<PlannedRun>, std::io::Error)> {
         let mut state = self.state();
-        if !state.connected || !state.regions.contains_key(&id) {
+        if !state.connected || state.holds > 0 || !state.regions.contains_key(&id) {
             return Err((runs, std::io::ErrorKind::NotConnected.into()));
         }
         let mut wire_runs = Vec::with_capacity(runs.len());
@@ -456,12 +399,19 @@ impl Client {
         let mut pages = 0;
         for run in &runs {
             for page in run.page..run.page + run.len {
-                region.set(page, Entry::Pending);
+                let before = region.set(page, Entry::Pending);
+                debug_assert!(
+                    matches!(before, Entry::Fresh | Entry::Zero | Entry::Recycled),
+                    "page {page} was {before:?}"
+                );
             }
             pages += run.len;
         }
+        if state.outstanding == 0 {
+            state.reported = std::time::Instant::now();
+        }
         state.outstanding += pages;
-        state.batches.insert(batch, Batch { region: id, runs });
+        state.batches.insert(batch, Batch::new(id, runs));
         Ok(())
     }
 
@@ -482,19 +432,11 @@ impl Client {
         }
     }
 
-    /// Waits until no more than `most` pages are under way; `false`: the agent did not answer for `patience`.
-    pub(crate) fn wait_settled(&self, most: u32, patience: std::time::Duration) -> bool {
+    /// Whether the agent has enough to do; then a turn is asked for when it has done half of it.
+    pub(crate) fn is_full(&self) -> bool {
         let mut state = self.state();
-        while state.outstanding > most && state.connected {
-            let before = state.outstanding;
-            let waited = self.settled.wait_timeout(state, patience);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
-            if state.outstanding == before {
-                state.stalled = true;
-                return false;
-            }
-        }
-        state.connected
+        state.full |= state.outstanding > IN_FLIGHT;
+        state.full
     }
 
     /// Adds a wish; gives it back if the client is gone.
@@ -514,7 +456,6 @@ impl Client {
     /// The connection is gone; the process may live. Its frames stay its own.
     pub(crate) fn disconnected(&self) {
         self.state().connected = false;
-        self.settled.notify_all();
     }
 
     /// The process is gone, or a newer connection has taken its place: gives back all that it held.
@@ -529,11 +470,7 @@ impl Client {
         state.connected = false;
         let batches = std::mem::take(&mut state.batches);
         for batch in batches.into_values() {
-            for run in &batch.runs {
-                for page in run.page..run.page + run.len {
-                    self.settle(&mut state, batch.region, page, run.goal_of(page), Fate::Gone);
-                }
-            }
+            self.settle_rest(&mut state, batch);
         }
         let regions = std::mem::take(&mut state.regions);
         for (id, region) in &regions {
@@ -541,7 +478,6 @@ impl Client {
                 self.drop_entry(*id, page, region.entry(page));
             }
         }
-        self.settled.notify_all();
     }
 }
 
@@ -570,6 +506,6 @@ pub(crate) fn add_region(
     if regions.contains_key(&id) {
         return Err(format!("it announced region {id} twice"));
     }
-    regions.insert(id, Region::new(start, pages));
+    regions.insert(id, Region::new(start, pages).map_err(|e| e.to_string())?);
     Ok(())
 }

@@ -4,7 +4,11 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use governor::Mode;
 use serde::{Deserialize, Serialize};
+
+/// The shortest period, in seconds.
+pub(crate) const SHORTEST_PERIOD: f64 = 0.05;
 
 /// Settings of the engine. Each has a default; the names are those of the configuration file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -12,8 +16,23 @@ use serde::{Deserialize, Serialize};
 pub struct Config {
     /// Merge period in seconds: how often memory is scanned. A page that did not change for two is merged.
     pub merge_period: f64,
+    /// Reclaim period in seconds: a page that a guest frees is back within it, where the guest marks free pages (`run --ppr`).
+    pub reclaim_period: f64,
+    /// Target scan time in seconds: how long it may take to look at all pages that are due; the work is spread over it. At most the
+    /// merge period; 0: as long.
+    pub target_scan_time: f64,
+    /// How the target is held: `target`; `scan-time`, with the arithmetic of the kernel's advisor; `none`, as fast as the CPU limit
+    /// allows.
+    #[serde(with = "mode_name")]
+    pub mode: Mode,
     /// Worker threads; 0: one for each CPU.
     pub threads: usize,
+    /// Most CPU time of daemon and agents, in percent of one CPU, over any 10 s; 0: no limit.
+    pub max_cpu: f64,
+    /// The same while memory is short (`pressure_percent`), since merging is what helps then; used if it is higher.
+    pub max_cpu_under_pressure: f64,
+    /// Memory is short when tasks lost more than so many percent of the last 10 s waiting for it (PSI, `some avg10`).
+    pub pressure_percent: f64,
     /// Memory that must be left, on the host and under every memory cgroup limit of the daemon, for the store to grow, in MiB.
     pub reserve_mib: u64,
     /// Longest time, in seconds, that one direct I/O request into clients' memory may take. A page that was merged and
@@ -53,7 +72,13 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             merge_period: 20.0,
+            reclaim_period: 2.0,
+            target_scan_time: 0.0,
+            mode: Mode::Target,
             threads: 0,
+            max_cpu: 0.0,
+            max_cpu_under_pressure: 0.0,
+            pressure_percent: 10.0,
             reserve_mib: 64,
             direct_io_seconds: 30.0,
             huge_pages: HugePages::Split,
@@ -61,6 +86,20 @@ impl Default for Config {
             exit_when_idle: 0.0,
             directory: PathBuf::new(),
         }
+    }
+}
+
+/// A [`Mode`] by its name.
+mod mode_name {
+    use super::Mode;
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub(super) fn serialize<S: Serializer>(mode: &Mode, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(mode)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Mode, D::Error> {
+        String::deserialize(from)?.parse().map_err(D::Error::custom)
     }
 }
 
@@ -83,7 +122,29 @@ impl Config {
             }
             Err(ConfigError { key, problem: format!("{value} is not between {least} and {most} seconds") })
         };
-        range("merge_period", self.merge_period, 0.05, 86_400.0)?;
+        let percent = |key, value: f64, most: f64| {
+            if value == 0.0 || (0.1..=most).contains(&value) {
+                return Ok(());
+            }
+            Err(ConfigError { key, problem: format!("{value} is not 0, for none, or between 0.1 and {most} percent") })
+        };
+        percent("max_cpu", self.max_cpu, 102_400.0)?;
+        percent("max_cpu_under_pressure", self.max_cpu_under_pressure, 102_400.0)?;
+        percent("pressure_percent", self.pressure_percent, 100.0)?;
+        range("merge_period", self.merge_period, SHORTEST_PERIOD, 86_400.0)?;
+        range("reclaim_period", self.reclaim_period, SHORTEST_PERIOD, 86_400.0)?;
+        if !(0.0..=self.merge_period).contains(&self.target_scan_time) {
+            let (target, period) = (self.target_scan_time, self.merge_period);
+            let problem = format!("{target} s is not between 0, for as long, and the merge period of {period} s");
+            return Err(ConfigError { key: "target_scan_time", problem });
+        }
+        if self.mode == Mode::ScanTime && self.target().fract() != 0.0 {
+            let problem = format!(
+                "mode scan-time counts in whole seconds, as the kernel does: {} s is not 1, 2, 3 …",
+                self.target()
+            );
+            return Err(ConfigError { key: "target_scan_time", problem });
+        }
         range("direct_io_seconds", self.direct_io_seconds, 0.0, 86_400.0)?;
         range("exit_when_idle", self.exit_when_idle, 0.0, 1e9)?;
         if self.threads > 1024 {
@@ -97,10 +158,26 @@ impl Config {
         Duration::from_secs_f64(self.merge_period)
     }
 
+    /// The target scan time in seconds, with the default filled in.
+    pub fn target(&self) -> f64 {
+        if self.target_scan_time == 0.0 { self.merge_period } else { self.target_scan_time }
+    }
+
     /// Worker threads, with the default filled in.
     pub fn workers(&self) -> usize {
         let cpus = || std::thread::available_parallelism().map_or(1, usize::from);
         if self.threads == 0 { cpus() } else { self.threads }
+    }
+
+    /// What the engine may use, as the pacer has it.
+    pub(crate) fn limits(&self) -> crate::pace::Limits {
+        crate::pace::Limits {
+            mode: self.mode,
+            target: self.target(),
+            usual: self.max_cpu / 100.0,
+            short: self.max_cpu_under_pressure / 100.0,
+            pressure: self.pressure_percent,
+        }
     }
 
     /// How long a freed slot of the store rests before it is used again.

@@ -143,10 +143,32 @@ impl Index {
 
     /// Looks `digest` up and, where it is not known, makes `place` stand for it. `None`: the index is full.
     pub(crate) fn see(&self, digest: u64, place: Place) -> Option<Seen> {
-        // Most pages of a second guest are known: ask first, so that no slot is taken in vain.
-        if let Some(handle) = self.tree.query(&digest.to_be_bytes()) {
-            return Some(Seen::Known(handle.0 as u32));
+        match self.tree.query(&digest.to_be_bytes()) {
+            Some(handle) => Some(Seen::Known(handle.0 as u32)),
+            None => self.add(digest, place),
         }
+    }
+
+    /// Looks up the digests of neighbouring pages together, so that the tree waits for memory once for many. Contents that were sighted one
+    /// after the other have handles in a row: `hint` is where the first may stand, and spares the search.
+    pub(crate) fn find(&self, digests: &[u64], hint: u32, found: &mut Vec<Option<u32>>) {
+        found.clear();
+        found.extend(digests.iter().zip(0..).map(|(&digest, at)| {
+            let hint = hint.wrapping_add(at);
+            self.is(hint, digest).then_some(hint)
+        }));
+        let unknown: Vec<usize> = (0..digests.len()).filter(|&at| found[at].is_none()).collect();
+        let bytes: Vec<[u8; 8]> = unknown.iter().map(|&at| digests[at].to_be_bytes()).collect();
+        let keys: Vec<&[u8]> = bytes.iter().map(|key| key.as_slice()).collect();
+        let mut handles = vec![None; keys.len()];
+        self.tree.query_many(&keys, &mut handles);
+        for (at, handle) in unknown.into_iter().zip(handles) {
+            found[at] = handle.map(|handle| handle.0 as u32);
+        }
+    }
+
+    /// As [`Index::see`] of what was not known a moment ago.
+    pub(crate) fn add(&self, digest: u64, place: Place) -> Option<Seen> {
         let handle = self.slots().take()?;
         let slot = self.slots().get(handle)?;
         slot.digest.store(digest, Release);
@@ -159,6 +181,13 @@ impl Index {
                 Some(Seen::Known(known.0 as u32))
             }
         }
+    }
+
+    /// Whether a handle stands for `digest`: a guess that saves a search.
+    pub(crate) fn is(&self, handle: u32, digest: u64) -> bool {
+        self.slots()
+            .get(handle)
+            .is_some_and(|slot| slot.digest.load(Acquire) == digest && slot.place.load(Acquire) != 0)
     }
 
     /// Where the content behind a handle is, if the handle still stands for `digest`.
@@ -227,6 +256,20 @@ mod tests {
         assert!(!index.forget(handle, Place::Sighted(sighting(1))), "it is a frame now");
         assert!(index.forget(handle, Place::Frame(Frame(5))));
         assert!(matches!(index.see(42, Place::Sighted(sighting(3))), Some(Seen::First(_))));
+    }
+
+    #[test]
+    fn neighbours_are_found_together() {
+        let index = Index::new();
+        for digest in 10..20u64 {
+            index.see(digest * 3, Place::Sighted(sighting(digest as u32)));
+        }
+        let digests: Vec<u64> = [30, 33, 34, 39, 57, 0].into();
+        let mut found = Vec::new();
+        for hint in [0, 1, 7, u32::MAX - 1] {
+            index.find(&digests, hint, &mut found);
+            assert_eq!(found, [Some(0), Some(1), None, Some(3), Some(9), None], "hint {hint}");
+        }
     }
 
     #[test]

@@ -15,7 +15,7 @@
 //! a direct I/O request that hangs, would be cut off by a merge. Such pages must stay clean for a further time, longer than
 //! any one request takes: they wait in `resting` for one to two turns of it.
 
-use dirty::Bitmap;
+use dirty::{DirtyTree, NewError};
 use kmem::pagemap::PageRun;
 
 use crate::store::Frame;
@@ -33,6 +33,8 @@ pub(crate) enum Entry {
     Zero,
     /// Part of a batch that is under way; the batch knows the target.
     Pending,
+    /// The guest does not need it; taken back, and untouched since.
+    Recycled,
 }
 
 const LOW: u32 = (1 << 30) - 1;
@@ -45,6 +47,7 @@ impl Entry {
             Entry::Merged(frame) => 2 << 30 | frame.0 & LOW,
             Entry::Zero => 3 << 30,
             Entry::Pending => 3 << 30 | 1,
+            Entry::Recycled => 3 << 30 | 2,
         }
     }
 
@@ -54,6 +57,7 @@ impl Entry {
             (1, handle) => Entry::Unshared(handle),
             (2, frame) => Entry::Merged(Frame(frame)),
             (_, 0) => Entry::Zero,
+            (_, 2) => Entry::Recycled,
             _ => Entry::Pending,
         }
     }
@@ -66,6 +70,7 @@ pub(crate) struct Counts {
     pub(crate) merged: u64,
     pub(crate) zero: u64,
     pub(crate) pending: u64,
+    pub(crate) recycled: u64,
 }
 
 /// One region under management.
@@ -80,38 +85,47 @@ pub(crate) struct Region {
     pub(crate) first_scan: bool,
     /// Present pages that changed within the last two periods, as of the last scan.
     pub(crate) volatile: u64,
+    /// When pages were written, while somebody wants to know.
+    pub(crate) stamps: Option<crate::rates::Stamps>,
+    /// What the guest has marked as free, if it marks.
+    pub(crate) free: Option<crate::recycle::FreePages>,
     entries: Vec<u32>,
     counts: Counts,
-    young: Bitmap,
-    older: Bitmap,
-    candidates: Bitmap,
-    deferred: Bitmap,
-    written: Bitmap,
+    young: DirtyTree,
+    older: DirtyTree,
+    candidates: DirtyTree,
+    deferred: DirtyTree,
+    written: DirtyTree,
+    /// Pages whose goal is a guess; among the candidates: those of which a guess was wrong.
+    guessed: DirtyTree,
     /// Pages that lie in a mapping of the store as copies.
-    copies: Bitmap,
+    copies: DirtyTree,
     /// Copies that are clean, since this turn and since the one before.
-    resting: [Bitmap; 2],
+    resting: [DirtyTree; 2],
 }
 
 impl Region {
-    pub(crate) fn new(start: u64, pages: u32) -> Self {
-        let set = || Bitmap::new(pages);
-        Self {
+    pub(crate) fn new(start: u64, pages: u32) -> Result<Self, NewError> {
+        let set = || DirtyTree::new(pages.into());
+        Ok(Self {
             start,
             pages,
             managed: pages,
             first_scan: true,
             volatile: 0,
+            stamps: None,
+            free: None,
             entries: vec![0; pages as usize],
             counts: Counts::default(),
-            young: set(),
-            older: set(),
-            candidates: set(),
-            deferred: set(),
-            written: set(),
-            copies: set(),
-            resting: [set(), set()],
-        }
+            young: set()?,
+            older: set()?,
+            candidates: set()?,
+            deferred: set()?,
+            written: set()?,
+            guessed: set()?,
+            copies: set()?,
+            resting: [set()?, set()?],
+        })
     }
 
     pub(crate) fn address(&self, page: u32) -> usize {
@@ -130,7 +144,8 @@ impl Region {
 
     /// Bytes that the ledger takes for this region.
     pub(crate) fn bytes(&self) -> u64 {
-        (self.entries.len() * 4 + 8 * self.young.bytes()) as u64
+        let stamps = self.stamps.as_ref().map_or(0, |stamps| stamps.bytes());
+        (self.entries.len() * 4 + 9 * self.young.bytes() + stamps) as u64
     }
 
     pub(crate) fn entry(&self, page: u32) -> Entry {
@@ -144,6 +159,7 @@ impl Region {
             Entry::Merged(_) => Some(&mut self.counts.merged),
             Entry::Zero => Some(&mut self.counts.zero),
             Entry::Pending => Some(&mut self.counts.pending),
+            Entry::Recycled => Some(&mut self.counts.recycled),
         }
     }
 
@@ -160,39 +176,57 @@ impl Region {
         before
     }
 
-    /// A scan begins.
-    pub(crate) fn begin_scan(&mut self) {
-        self.written.clear();
+    /// These pages were recycled; what is pending stays so. Calls `left` with whatever else was known of them.
+    pub(crate) fn recycle(&mut self, first: u32, len: u32, mut left: impl FnMut(u32, Entry)) {
+        self.forget_ages(first, len);
+        let Some(words) = self.entries.get_mut(first as usize..(first + len) as usize) else { return };
+        let mut fresh = 0;
+        let mut others = Vec::new();
+        for (page, word) in (first..).zip(words) {
+            match Entry::from_word(*word) {
+                // Nearly all: a guest's free pages are read by nobody.
+                Entry::Fresh => {
+                    *word = Entry::Recycled.word();
+                    fresh += 1;
+                }
+                Entry::Pending | Entry::Recycled => {}
+                entry => others.push((page, entry)),
+            }
+        }
+        self.counts.recycled += fresh;
+        for (page, entry) in others {
+            self.set(page, Entry::Recycled);
+            left(page, entry);
+        }
     }
 
     /// The scan found these pages written.
     pub(crate) fn mark_written(&mut self, first: u32, len: u32) {
-        self.written.insert_range(first, len);
+        self.written.insert_range(first.into(), len.into());
     }
 
     /// The scan is over: every page gets older by a period, or young again.
     pub(crate) fn end_scan(&mut self) {
-        let mut clean = std::mem::take(&mut self.older);
-        for page in clean.iter().filter(|&page| self.copies.contains(page)) {
-            self.resting[0].insert(page);
+        let Self { young, older, candidates, deferred, written, copies, resting: [now, before], .. } = self;
+        for page in older.iter().filter(|&page| copies.contains(page)) {
+            now.insert(page);
         }
-        clean.subtract(&self.resting[0]);
-        self.candidates.unite(&clean);
-        self.older = clean;
-        let [now, before] = &mut self.resting;
-        for set in [&mut self.candidates, &mut self.deferred, now, before] {
-            set.subtract(&self.written);
+        older.subtract(now);
+        candidates.unite(older);
+        for set in [candidates, deferred, now, before] {
+            set.subtract(written);
         }
-        std::mem::swap(&mut self.older, &mut self.young);
-        self.older.subtract(&self.written);
-        std::mem::swap(&mut self.young, &mut self.written);
-        self.volatile = u64::from(self.young.count()) + u64::from(self.older.count());
+        std::mem::swap(older, young);
+        older.subtract(written);
+        std::mem::swap(young, written);
+        written.clear();
+        self.volatile = self.young.count() + self.older.count();
         self.first_scan = false;
     }
 
     /// The page was merged and has been written since: it is a copy now.
     pub(crate) fn copied(&mut self, page: u32) {
-        self.copies.insert(page);
+        self.copies.insert(page.into());
     }
 
     /// A turn of rest is over: copies that were clean all through it become candidates.
@@ -203,14 +237,22 @@ impl Region {
         std::mem::swap(now, before);
     }
 
+    /// Copies that rest begin again: whether they were written is not known.
+    pub(crate) fn rest_anew(&mut self) {
+        for set in &mut self.resting {
+            self.young.unite(set);
+            set.clear();
+        }
+    }
+
     /// Starts a page's life again: it will be read when it has been clean for two periods.
     pub(crate) fn restart(&mut self, page: u32) {
-        self.young.insert(page);
+        self.young.insert(page.into());
     }
 
     /// Puts a page off until [`Region::retry_deferred`].
     pub(crate) fn defer(&mut self, page: u32) {
-        self.deferred.insert(page);
+        self.deferred.insert(page.into());
     }
 
     /// Whatever was put off becomes a candidate again.
@@ -222,21 +264,63 @@ impl Region {
     /// The pages are not this region's any more, or are untouched memory.
     pub(crate) fn forget_ages(&mut self, first: u32, len: u32) {
         let [now, before] = &mut self.resting;
-        for set in
-            [&mut self.young, &mut self.older, &mut self.candidates, &mut self.deferred, &mut self.copies, now, before]
-        {
-            set.remove_range(first, len);
+        let Self { young, older, candidates, deferred, copies, guessed, .. } = self;
+        for set in [young, older, candidates, deferred, copies, guessed, now, before] {
+            set.remove_range(first.into(), len.into());
         }
     }
 
-    /// Up to `max` candidates at or after `from`, ascending.
-    pub(crate) fn candidates(&self, from: u32, max: usize, into: &mut Vec<u32>) {
-        self.candidates.collect_from(from, max, into);
+    /// Pages that are to be looked at.
+    pub(crate) fn due(&self) -> u64 {
+        self.candidates.count()
+    }
+
+    /// Up to `max` candidates at or after `from`, ascending. Pages that the guest has marked as free are none: they will be
+    /// recycled, or written before they are used.
+    pub(crate) fn candidates(&mut self, from: u32, max: usize, into: &mut Vec<u32>) {
+        into.clear();
+        let all = self.candidates.iter_from(from.into()).map(|page| page as u32);
+        let Some(free) = &self.free else { return into.extend(all.take(max)) };
+        let mut left_out = Vec::new();
+        for page in all {
+            if free.contains(page) {
+                left_out.push(page);
+            } else {
+                into.push(page);
+            }
+            if into.len() == max {
+                break;
+            }
+        }
+        left_out.into_iter().for_each(|page| self.looked_at(page));
     }
 
     /// The page has been looked at.
     pub(crate) fn looked_at(&mut self, page: u32) {
-        self.candidates.remove(page);
+        self.candidates.remove(page.into());
+        self.guessed.remove(page.into());
+    }
+
+    /// Takes a candidate without looking at it, unless that was wrong before.
+    pub(crate) fn guess(&mut self, page: u32) -> bool {
+        let free = self.free.as_ref().is_some_and(|free| free.contains(page));
+        let may = self.candidates.contains(page.into()) && !self.guessed.contains(page.into()) && !free;
+        if may {
+            self.candidates.remove(page.into());
+            self.guessed.insert(page.into());
+        }
+        may
+    }
+
+    /// A planned page has met its fate. `true`: it differed from what was guessed; it is a candidate again, to be read.
+    pub(crate) fn settle_guess(&mut self, page: u32, differs: bool) -> bool {
+        let wrong = self.guessed.contains(page.into()) && differs;
+        if wrong {
+            self.candidates.insert(page.into());
+        } else {
+            self.guessed.remove(page.into());
+        }
+        wrong
     }
 }
 
@@ -245,7 +329,6 @@ mod tests {
     use super::*;
 
     fn scan(region: &mut Region, written: &[u32]) -> Vec<u32> {
-        region.begin_scan();
         written.iter().for_each(|&p| region.mark_written(p, 1));
         region.end_scan();
         let mut out = Vec::new();
@@ -255,7 +338,7 @@ mod tests {
 
     #[test]
     fn a_page_is_a_candidate_when_it_was_clean_for_two_periods() {
-        let mut region = Region::new(0, 100);
+        let mut region = Region::new(0, 100).unwrap();
         assert!(scan(&mut region, &[3, 4, 70]).is_empty());
         assert!(scan(&mut region, &[4]).is_empty(), "one period");
         assert_eq!(scan(&mut region, &[]), [3, 70], "two periods");
@@ -266,8 +349,27 @@ mod tests {
     }
 
     #[test]
+    fn a_wrong_guess_is_not_repeated_until_the_page_was_read() {
+        let mut region = Region::new(0, 10).unwrap();
+        for _ in 0..3 {
+            scan(&mut region, &[]);
+        }
+        let mut candidates = Vec::new();
+        (0..10).for_each(|page| region.restart(page));
+        scan(&mut region, &[]);
+        scan(&mut region, &[]);
+        assert!(region.guess(3) && !region.guess(3), "no candidate any more");
+        assert!(region.settle_guess(3, true));
+        region.candidates(0, 10, &mut candidates);
+        assert!(candidates.contains(&3) && !region.guess(3), "to be read");
+        region.looked_at(3);
+        assert!(!region.settle_guess(3, true), "no guess: what was read was written since");
+        assert!(region.guess(4) && !region.settle_guess(4, false));
+    }
+
+    #[test]
     fn deferred_pages_wait_until_they_are_asked_for_or_written() {
-        let mut region = Region::new(0, 10);
+        let mut region = Region::new(0, 10).unwrap();
         region.defer(1);
         region.defer(2);
         assert!(scan(&mut region, &[2]).is_empty());
@@ -277,7 +379,7 @@ mod tests {
 
     #[test]
     fn copies_rest_for_a_whole_turn_more() {
-        let mut region = Region::new(0, 100);
+        let mut region = Region::new(0, 100).unwrap();
         region.copied(7);
         scan(&mut region, &[7, 8]);
         scan(&mut region, &[]);
@@ -296,8 +398,26 @@ mod tests {
     }
 
     #[test]
+    fn after_a_hold_copies_rest_anew() {
+        let mut region = Region::new(0, 100).unwrap();
+        region.copied(7);
+        scan(&mut region, &[7]);
+        scan(&mut region, &[]);
+        scan(&mut region, &[]);
+        region.end_rest();
+        region.rest_anew();
+        region.end_rest();
+        assert!(scan(&mut region, &[]).is_empty(), "it would have been due");
+        scan(&mut region, &[]);
+        region.end_rest();
+        assert!(scan(&mut region, &[]).is_empty(), "it rests again");
+        region.end_rest();
+        assert_eq!(scan(&mut region, &[]), [7]);
+    }
+
+    #[test]
     fn discarded_copies_are_copies_no_more() {
-        let mut region = Region::new(0, 100);
+        let mut region = Region::new(0, 100).unwrap();
         region.copied(7);
         region.forget_ages(0, 100);
         scan(&mut region, &[7]);
@@ -306,16 +426,42 @@ mod tests {
     }
 
     #[test]
+    fn recycled_pages_are_counted_and_what_was_known_of_them_is_given_back() {
+        let mut region = Region::new(0, 8).unwrap();
+        region.set(1, Entry::Merged(Frame(5)));
+        region.set(2, Entry::Pending);
+        region.set(3, Entry::Unshared(9));
+        region.set(7, Entry::Merged(Frame(6)));
+        region.restart(4);
+        let mut left = Vec::new();
+        region.recycle(0, 6, |page, entry| left.push((page, entry)));
+        assert_eq!(left, [(1, Entry::Merged(Frame(5))), (3, Entry::Unshared(9))]);
+        assert_eq!(region.counts(), Counts { merged: 1, pending: 1, recycled: 5, ..Counts::default() });
+        scan(&mut region, &[]);
+        assert!(scan(&mut region, &[]).is_empty(), "recycled pages are no candidates");
+        region.recycle(0, 6, |_, _| panic!("nothing is left"));
+        assert_eq!(region.counts().recycled, 5);
+        region.recycle(7, 2, |_, _| panic!("past the end: nothing"));
+    }
+
+    #[test]
     fn entries_survive_their_word_and_are_counted() {
-        let mut region = Region::new(0, 8);
-        let entries = [Entry::Unshared(LOW), Entry::Merged(Frame(LOW)), Entry::Zero, Entry::Pending, Entry::Fresh];
+        let mut region = Region::new(0, 8).unwrap();
+        let entries = [
+            Entry::Unshared(LOW),
+            Entry::Merged(Frame(LOW)),
+            Entry::Zero,
+            Entry::Pending,
+            Entry::Fresh,
+            Entry::Recycled,
+        ];
         for (page, entry) in entries.into_iter().enumerate() {
             assert_eq!(region.set(page as u32, entry), Entry::Fresh);
             assert_eq!(region.entry(page as u32), entry);
         }
-        assert_eq!(region.counts(), Counts { unshared: 1, merged: 1, zero: 1, pending: 1 });
+        assert_eq!(region.counts(), Counts { unshared: 1, merged: 1, zero: 1, pending: 1, recycled: 1 });
         assert_eq!(region.set(1, Entry::Zero), Entry::Merged(Frame(LOW)));
-        assert_eq!(region.counts(), Counts { unshared: 1, merged: 0, zero: 2, pending: 1 });
+        assert_eq!(region.counts(), Counts { unshared: 1, merged: 0, zero: 2, pending: 1, recycled: 1 });
         assert_eq!(region.set(99, Entry::Zero), Entry::Fresh, "past the end: nothing");
         assert_eq!(region.entry(99), Entry::Fresh);
     }

@@ -19,17 +19,29 @@
 //! is kept. All the rest, digests, ages, ledgers, may be wrong or late and costs at most a missed merge.
 
 mod adopt;
+mod batch;
 mod client;
 mod config;
 mod domain;
+mod hold;
 mod index;
 mod ledger;
 mod merge;
+mod pace;
+mod plan;
+mod qmp;
+mod rates;
+mod recycle;
+mod scan;
 mod service;
 mod status;
 mod store;
 mod work;
 
 pub use config::{Config, ConfigError, DomainConfig, HugePages};
+pub use governor::Mode;
+pub use hold::{Hold, HoldError};
+pub use rates::{DirtyStatus, Heat, NotAClient, Window};
+pub use recycle::RecycleStatus;
 pub use service::{AGENT_SOCKET, DetachError, Engine, StartError};
-pub use status::{ClientStatus, DomainStatus, Pages, Status};
+pub use status::{ClientStatus, DomainStatus, GovernorStatus, Pages, Status};

@@ -4,28 +4,40 @@
 //! and to record a batch; while the agent works on one batch the worker reads the next. Content that is known as a frame
 //! is planned at once. Content that one other page has shown becomes a frame now, from the bytes in hand, and the other
 //! page's client gets a *wish* to use it too, to be worked on in a turn of its own.
+//!
+//! *Guesses.* Where page after page turned out to equal frame after frame, the next pages are planned without being read: the
+//! agent compares every page in any case. A few pages behind the guessed ones are read, and tell whether the run goes on; then
+//! the next guess is longer. A page that was guessed wrong is read next.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use kmem::PAGE_SIZE;
 use kmem::procmem::ReadError;
-use wire::{MAX_BATCH_PAGES, RegionId};
+use wire::RegionId;
 
-use crate::client::{Client, Goal, PlannedRun, Wish, pinned_reason};
+use crate::batch::{Goal, PlannedRun};
+use crate::client::{Client, Wish, pinned_reason};
 use crate::index::{Place, Seen, Sighting};
 use crate::ledger::{Entry, Region};
+use crate::plan::{GUESSES, Plan, Row, Stretch};
 use crate::service::Shared;
 use crate::store::{Cursor, Frame, GrowError};
 
 /// Pages read at a time.
 const CHUNK: usize = 128;
+/// Pages read behind a guess.
+const PROBE: usize = 4;
+/// So many pages in a row must have matched frames in a row before the next ones are guessed.
+const PROVEN: u32 = 8;
+/// Scanning all clients may take one part in so many of a CPU's time: many mappings make it slow, and agents that map, with the program's page
+/// faults behind them, wait for it. The first scans, in which every page is new, do not count.
+const SCAN_SHARE: u32 = 40;
+const FIRST_SCANS: u64 = 3;
 /// Pages in one batch: a few windows, so that the agent has work while the next is planned.
 const BATCH: u32 = 1024;
 const BATCH_RUNS: usize = 1024;
-/// Pages under way with one agent before its worker waits.
-const IN_FLIGHT: u32 = 4096;
 /// How long an agent may take for anything before the daemon turns to others.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// From so many neighbours of one content on, replicas are worth their memory.
@@ -38,11 +50,19 @@ pub(crate) struct Scratch {
     bytes: Vec<u8>,
     pages: Vec<u32>,
     addresses: Vec<usize>,
+    digests: Vec<u64>,
+    handles: Vec<Option<u32>>,
 }
 
 impl Scratch {
     pub(crate) fn new() -> Self {
-        Self { bytes: vec![0; CHUNK * PAGE_SIZE], pages: Vec::new(), addresses: Vec::new() }
+        Self {
+            bytes: vec![0; CHUNK * PAGE_SIZE],
+            pages: Vec::new(),
+            addresses: Vec::new(),
+            digests: Vec::new(),
+            handles: Vec::new(),
+        }
     }
 }
 
@@ -50,6 +70,8 @@ impl Scratch {
 enum Stop {
     /// The agent does not answer, or the client is gone.
     Client,
+    /// The agent has enough to do.
+    Full,
     /// The store is full for now.
     Store(GrowError),
     /// The client can't be read.
@@ -58,16 +80,31 @@ enum Stop {
 
 /// One turn of `client`. `scan`: a merge period has passed, so look what was written first.
 pub(crate) fn turn(shared: &Shared, client: &Arc<Client>, scratch: &mut Scratch, scan: bool) {
-    if scan && !begin_period(shared, client) {
+    if scan {
+        // All are scanned before any is read: only then is it known how much there is to be read in the time.
+        if begin_period(shared, client) {
+            shared.queue.ask(client, false);
+        }
         return;
     }
     let cursor = Cursor::new(&client.domain.store);
-    let mut turn = Turn { shared, client, cursor, asked: HashMap::new(), stretch: Stretch::default() };
-    let result = turn.grant_wishes().and_then(|()| turn.read_candidates(scratch)).and_then(|()| turn.grant_wishes());
+    let mut turn = Turn {
+        shared,
+        client,
+        cursor,
+        asked: std::mem::take(&mut client.state().asked),
+        stretch: Stretch::default(),
+        row: Row::default(),
+        hint: 0,
+    };
+    // Wishes come last, and others are told of theirs when all is read: many pages together make fewer windows.
+    let result = turn.read_candidates(scratch).and_then(|()| turn.grant_wishes());
     let asked = std::mem::take(&mut turn.asked);
     drop(turn);
-    for other in asked.into_values() {
-        shared.queue.ask(&other, false);
+    if matches!(result, Err(Stop::Full)) {
+        client.state().asked = asked;
+    } else {
+        asked.into_iter().filter_map(|number| shared.client(number)).for_each(|other| shared.queue.ask(&other, false));
     }
     match result {
         Ok(()) => {
@@ -75,7 +112,7 @@ pub(crate) fn turn(shared: &Shared, client: &Arc<Client>, scratch: &mut Scratch,
                 tracing::info!(domain = %client.domain.key, "the store can grow again; merging goes on");
             }
         }
-        Err(Stop::Client) => {}
+        Err(Stop::Client | Stop::Full) => {}
         Err(Stop::Store(e)) => {
             if client.domain.set_paused(Some(e.to_string())) {
                 tracing::warn!(domain = %client.domain.key, "merging pauses: {e}");
@@ -94,7 +131,9 @@ pub(crate) fn turn(shared: &Shared, client: &Arc<Client>, scratch: &mut Scratch,
 fn begin_period(shared: &Shared, client: &Client) -> bool {
     let status = kmem::procfs::status(Some(client.pid));
     let mut state = client.state();
-    if !state.connected || state.detached || state.outstanding > 0 {
+    let now = std::time::Instant::now();
+    state.stalled = state.outstanding > 0 && now.duration_since(state.reported) > PATIENCE;
+    if !state.connected || state.detached || state.holds > 0 || state.outstanding > 0 || now < state.next_scan {
         return false;
     }
     match status {
@@ -109,9 +148,14 @@ fn begin_period(shared: &Shared, client: &Client) -> bool {
         Ok(_) => state.refused = None,
         Err(_) => return false,
     }
-    if let Err(e) = client.scan(&mut state) {
+    let cpu = crate::pace::thread_cpu();
+    if let Err(e) = client.scan(&mut state, true) {
         tracing::warn!(pid = client.pid, "cannot scan its memory: {e}");
         return false;
+    }
+    if state.totals.full_scans > FIRST_SCANS {
+        state.next_scan =
+            now + Duration::from_nanos(crate::pace::thread_cpu() - cpu) * SCAN_SHARE * shared.clients().len() as u32;
     }
     if state.rested.elapsed().as_secs_f64() >= shared.config.direct_io_seconds {
         state.rested = std::time::Instant::now();
@@ -122,6 +166,7 @@ fn begin_period(shared: &Shared, client: &Client) -> bool {
         state.maps_bound = false;
         state.regions.values_mut().for_each(Region::retry_deferred);
     }
+    shared.pacer.found(state.regions.values().map(Region::due).sum());
     true
 }
 
@@ -129,31 +174,12 @@ struct Turn<'a> {
     shared: &'a Shared,
     client: &'a Arc<Client>,
     cursor: Cursor<'a>,
-    /// Clients that were asked for a page by a wish.
-    asked: HashMap<u32, Arc<Client>>,
+    /// Clients that have wishes of this one.
+    asked: HashSet<u32>,
     stretch: Stretch,
-}
-
-/// Neighbouring pages with one content, up to the page looked up last.
-#[derive(Default)]
-struct Stretch {
-    region: RegionId,
-    page: u32,
-    digest: u64,
-    /// The frame that the last page uses.
-    frame: Option<Frame>,
-    len: u32,
-}
-
-impl Stretch {
-    fn add(&mut self, region: RegionId, page: u32, digest: u64) {
-        if (self.region, self.page + 1, self.digest) == (region, page, digest) {
-            self.len += 1;
-        } else {
-            *self = Self { region, digest, frame: None, len: 1, page };
-        }
-        self.page = page;
-    }
+    row: Row,
+    /// The handle that the next page's content may stand under: contents that were sighted one after the other have handles in a row.
+    hint: u32,
 }
 
 impl Turn<'_> {
@@ -174,16 +200,26 @@ impl Turn<'_> {
     fn read_range(&mut self, id: RegionId, pages: std::ops::Range<u32>, scratch: &mut Scratch) -> Result<(), Stop> {
         let mut plan = Plan::default();
         let mut from = pages.start;
+        self.row = Row::default();
         while !self.shared.stopping() {
-            let going_on = {
-                let state = self.client.state();
-                let Some(region) = state.regions.get(&id) else { break };
-                region.candidates(from, CHUNK, &mut scratch.pages);
+            self.shared.pacer.pause(|| self.shared.stopping());
+            if plan.runs.is_empty() && self.client.is_full() {
+                return Err(Stop::Full);
+            }
+            let (going_on, pages) = {
+                let mut state = self.client.state();
+                let Some(region) = state.regions.get_mut(&id) else { break };
+                let guessed = if from == self.row.page + 1 { self.guess(region, pages.end, &mut plan) } else { 0 };
+                from += guessed;
+                let chunk = if guessed > 0 { PROBE } else { CHUNK };
+                region.candidates(from, chunk, &mut scratch.pages);
                 scratch.pages.retain(|&page| page < pages.end);
                 scratch.addresses.clear();
                 scratch.addresses.extend(scratch.pages.iter().map(|&page| region.address(page)));
-                state.connected && state.refused.is_none()
+                let going_on = state.connected && state.holds == 0 && state.refused.is_none();
+                (going_on, u64::from(guessed) + scratch.pages.len() as u64)
             };
+            self.shared.pacer.took(pages);
             if !going_on {
                 self.undo(id, &plan.runs, false);
                 return Err(Stop::Client);
@@ -202,6 +238,34 @@ impl Turn<'_> {
         self.send(id, plan)
     }
 
+    /// Plans pages behind the row without reading them; returns how many.
+    fn guess(&mut self, region: &mut Region, end: u32, plan: &mut Plan) -> u32 {
+        let row = &mut self.row;
+        if row.len < PROVEN {
+            return 0;
+        }
+        let mut guessed = 0;
+        while guessed < row.ahead && row.page + 1 < end && plan.pages < BATCH {
+            let (page, goal) = (row.page + 1, row.goal.next());
+            if let Goal::Frame(frame) = goal
+                && !self.client.domain.store.try_ref(frame)
+            {
+                break;
+            }
+            if !region.guess(page) {
+                if let Goal::Frame(frame) = goal {
+                    self.client.domain.release(frame, false);
+                }
+                break;
+            }
+            plan.push(page, goal);
+            (row.page, row.goal) = (page, goal);
+            guessed += 1;
+        }
+        row.ahead = (row.ahead * 2).min(*GUESSES.end());
+        guessed
+    }
+
     fn read_chunk(&mut self, id: RegionId, scratch: &mut Scratch, plan: &mut Plan) -> Result<(), Stop> {
         let mut done = 0;
         while done < scratch.pages.len() {
@@ -213,11 +277,18 @@ impl Turn<'_> {
                 Err(_) => 0,
             };
             let mut fates = Vec::with_capacity(read);
-            for at in 0..read {
+            let (pages, _) = scratch.bytes[..read * PAGE_SIZE].as_chunks::<PAGE_SIZE>();
+            scratch.digests.clear();
+            scratch.digests.extend(pages.iter().map(|bytes| self.client.domain.digest(bytes)));
+            self.client.domain.index.find(&scratch.digests, self.hint, &mut scratch.handles);
+            for (at, bytes) in pages.iter().enumerate() {
                 let page = scratch.pages[done + at];
-                let Some(bytes) = scratch.bytes[at * PAGE_SIZE..].first_chunk::<PAGE_SIZE>() else { break };
-                match self.look_up(id, page, bytes) {
-                    Ok(fate) => fates.push((page, fate)),
+                match self.look_up(id, page, bytes, scratch.digests[at], scratch.handles[at]) {
+                    Ok(found) => {
+                        let goal = if let Found::Goal(goal) = found { Some(goal) } else { None };
+                        self.row.add(page, goal);
+                        fates.push((page, found));
+                    }
                     Err(e) => {
                         self.record(id, &fates, plan);
                         return Err(Stop::Store(e));
@@ -235,10 +306,16 @@ impl Turn<'_> {
         Ok(())
     }
 
-    /// What is to be done about a page with these bytes.
-    fn look_up(&mut self, region: RegionId, page: u32, bytes: &[u8; PAGE_SIZE]) -> Result<Found, GrowError> {
+    /// What is to be done about a page with these bytes; `known`: the handle under which the content was found.
+    fn look_up(
+        &mut self,
+        region: RegionId,
+        page: u32,
+        bytes: &[u8; PAGE_SIZE],
+        digest: u64,
+        known: Option<u32>,
+    ) -> Result<Found, GrowError> {
         let domain = &self.client.domain;
-        let digest = domain.digest(bytes);
         if digest == domain.zero_digest() {
             return Ok(Found::Goal(Goal::Zero));
         }
@@ -250,21 +327,32 @@ impl Turn<'_> {
             self.stretch.frame = Some(frame);
             return Ok(Found::Goal(Goal::Frame(frame)));
         }
-        let found = self.find(region, page, digest, bytes)?;
+        let found = self.find(region, page, digest, bytes, known)?;
         if let Found::Goal(Goal::Frame(frame)) = found {
             self.stretch.frame = Some(frame);
         }
         Ok(found)
     }
 
-    fn find(&mut self, region: RegionId, page: u32, digest: u64, bytes: &[u8; PAGE_SIZE]) -> Result<Found, GrowError> {
+    fn find(
+        &mut self,
+        region: RegionId,
+        page: u32,
+        digest: u64,
+        bytes: &[u8; PAGE_SIZE],
+        known: Option<u32>,
+    ) -> Result<Found, GrowError> {
         let domain = &self.client.domain;
         let here = Sighting { client: self.client.number, region, page };
-        let handle = match domain.index.see(digest, Place::Sighted(here)) {
-            Some(Seen::First(handle)) => return Ok(Found::First(handle)),
-            Some(Seen::Known(handle)) => handle,
-            None => return Ok(Found::Nothing),
+        let handle = match known {
+            Some(handle) => handle,
+            None => match domain.index.add(digest, Place::Sighted(here)) {
+                Some(Seen::First(handle)) => return Ok(Found::First(handle)),
+                Some(Seen::Known(handle)) => handle,
+                None => return Ok(Found::Nothing),
+            },
         };
+        self.hint = handle + 1;
         // A second try settles the case that somebody promoted the sighting meanwhile.
         for _ in 0..2 {
             match domain.index.place(handle, digest) {
@@ -289,13 +377,14 @@ impl Turn<'_> {
     /// Asks the client of the first sighting to use the frame too.
     fn ask_for(&mut self, there: Sighting, handle: u32, frame: Frame) {
         let wish = Wish { region: there.region, page: there.page, handle, frame };
-        let client = self.asked.get(&there.client).cloned().or_else(|| self.shared.client(there.client));
-        let granted = client
-            .as_ref()
+        let granted = self
+            .shared
+            .client(there.client)
             .is_some_and(|other| Arc::ptr_eq(&other.domain, &self.client.domain) && other.wish(wish).is_ok());
-        match client {
-            Some(other) if granted => drop(self.asked.insert(there.client, other)),
-            _ => self.client.domain.release(frame, false),
+        if granted {
+            self.asked.insert(there.client);
+        } else {
+            self.client.domain.release(frame, false);
         }
     }
 
@@ -334,42 +423,45 @@ impl Turn<'_> {
         }
     }
 
-    /// Plans the pages that other turns made frames of.
+    /// Plans the pages that other turns made frames of, as long as the agent has room.
     fn grant_wishes(&mut self) -> Result<(), Stop> {
         let mut wishes = self.client.take_wishes();
         wishes.sort_unstable_by_key(|w| (w.region, w.page));
-        let mut plans: Vec<(RegionId, Plan)> = Vec::new();
-        {
-            let mut state = self.client.state();
-            let min_run = state.min_run;
-            for wish in wishes {
-                let region = state.regions.get_mut(&wish.region);
-                // Written since, discarded, or sighted anew: the wish has come too late.
-                let Some(region) = region.filter(|r| r.entry(wish.page) == Entry::Unshared(wish.handle)) else {
-                    self.client.domain.release(wish.frame, false);
-                    continue;
-                };
-                region.set(wish.page, Entry::Fresh);
-                match plans.last_mut() {
-                    Some((id, plan)) if *id == wish.region && plan.pages < BATCH && plan.runs.len() < BATCH_RUNS => {
-                        plan.push(wish.page, Goal::Frame(wish.frame));
-                    }
-                    _ => {
-                        let mut plan = Plan { min_run, ..Plan::default() };
-                        plan.push(wish.page, Goal::Frame(wish.frame));
-                        plans.push((wish.region, plan));
-                    }
+        let mut left = wishes.as_slice();
+        while let Some(id) = left.first().map(|wish| wish.region) {
+            if self.client.is_full() {
+                left.iter().for_each(|&wish| {
+                    self.client.wish(wish).unwrap_or_else(|w| self.client.domain.release(w.frame, false))
+                });
+                return Err(Stop::Full);
+            }
+            let count = left.partition_point(|wish| wish.region == id).min(BATCH as usize);
+            let (now, later) = left.split_at(count);
+            left = later;
+            let plan = self.plan_wishes(id, now);
+            if let Err(stop) = self.send(id, plan) {
+                left.iter().for_each(|wish| self.client.domain.release(wish.frame, false));
+                return Err(stop);
+            }
+        }
+        Ok(())
+    }
+
+    fn plan_wishes(&self, id: RegionId, wishes: &[Wish]) -> Plan {
+        let mut state = self.client.state();
+        let mut plan = Plan { min_run: state.min_run, ..Plan::default() };
+        for wish in wishes {
+            let region = state.regions.get_mut(&id).filter(|r| r.entry(wish.page) == Entry::Unshared(wish.handle));
+            match region {
+                Some(region) => {
+                    region.set(wish.page, Entry::Fresh);
+                    plan.push(wish.page, Goal::Frame(wish.frame));
                 }
+                // Written since, discarded, or sighted anew: the wish has come too late.
+                None => self.client.domain.release(wish.frame, false),
             }
         }
-        let mut result = Ok(());
-        for (id, plan) in plans {
-            match &result {
-                Ok(()) => result = self.send(id, plan),
-                Err(_) => self.undo(id, &plan.runs, false),
-            }
-        }
-        result
+        plan
     }
 
     /// Sends a plan as a batch, waiting for room. What can't be sent is undone.
@@ -379,15 +471,14 @@ impl Turn<'_> {
         if runs.is_empty() {
             return Ok(());
         }
-        if !self.client.wait_settled(IN_FLIGHT - BATCH, PATIENCE) {
-            self.undo(id, &runs, false);
-            return Err(Stop::Client);
-        }
         let mut runs = runs;
         let deadline = std::time::Instant::now() + PATIENCE;
         loop {
             match self.client.send_batch(id, runs) {
-                Ok(()) => return Ok(()),
+                Ok(()) => {
+                    self.shared.charge_agents();
+                    return Ok(());
+                }
                 Err((back, e))
                     if e.kind() == std::io::ErrorKind::WouldBlock && std::time::Instant::now() < deadline =>
                 {
@@ -430,73 +521,4 @@ enum Found {
     Goal(Goal),
     /// Its content is on its way out; look again later.
     Nothing,
-}
-
-/// Pages of one region, ascending, gathered into runs.
-#[derive(Default)]
-struct Plan {
-    runs: Vec<PlannedRun>,
-    pages: u32,
-    min_run: u32,
-}
-
-impl Plan {
-    fn push(&mut self, page: u32, goal: Goal) {
-        self.pages += 1;
-        if let Some(run) = self.runs.last_mut()
-            && run.page + run.len == page
-            && run.len < MAX_BATCH_PAGES
-        {
-            let follows = match (run.goal, goal) {
-                (Goal::Zero, Goal::Zero) => true,
-                (Goal::Frame(first), Goal::Frame(next)) => next.0 == first.0 + run.len && next.slot() != 0,
-                _ => false,
-            };
-            if follows {
-                run.len += 1;
-                return;
-            }
-        }
-        self.runs.push(PlannedRun { page, len: 1, goal });
-    }
-
-    /// The runs to send, and those too short for a short budget of mappings. Zero pages cost no mapping.
-    fn into_runs(self) -> (Vec<PlannedRun>, Vec<PlannedRun>) {
-        let min_run = self.min_run;
-        self.runs.into_iter().partition(|run| run.goal == Goal::Zero || run.len >= min_run)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn runs(pages: &[(u32, Goal)]) -> Vec<(u32, u32)> {
-        let mut plan = Plan::default();
-        pages.iter().for_each(|&(page, goal)| plan.push(page, goal));
-        plan.runs.iter().map(|r| (r.page, r.len)).collect()
-    }
-
-    #[test]
-    fn pages_join_a_run_when_they_and_their_frames_are_consecutive() {
-        let f = |n| Goal::Frame(Frame(n));
-        assert_eq!(runs(&[(1, f(7)), (2, f(8)), (3, f(9))]), [(1, 3)]);
-        assert_eq!(runs(&[(1, f(7)), (3, f(8))]), [(1, 1), (3, 1)], "a gap in the pages");
-        assert_eq!(runs(&[(1, f(7)), (2, f(9))]), [(1, 1), (2, 1)], "a gap in the frames");
-        assert_eq!(runs(&[(1, Goal::Zero), (2, Goal::Zero), (3, f(9))]), [(1, 2), (3, 1)]);
-        let end = wire::SEGMENT_PAGES - 1;
-        assert_eq!(runs(&[(1, f(end)), (2, f(end + 1))]), [(1, 1), (2, 1)], "two segments");
-    }
-
-    #[test]
-    fn a_short_budget_leaves_short_runs_out() {
-        let mut plan = Plan { min_run: 2, ..Plan::default() };
-        let f = |n| Goal::Frame(Frame(n));
-        for (page, goal) in [(1, f(1)), (2, f(2)), (5, f(9)), (7, Goal::Zero)] {
-            plan.push(page, goal);
-        }
-        let (sent, short) = plan.into_runs();
-        assert_eq!(sent.iter().map(|r| r.page).collect::<Vec<_>>(), [1, 7]);
-        assert_eq!(short.iter().map(|r| r.page).collect::<Vec<_>>(), [5]);
-    }
 }

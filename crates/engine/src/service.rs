@@ -4,32 +4,34 @@
 //! what agents report to the ledgers and never waits for a client. Every merge period it asks the workers for a turn of
 //! each client. An idle daemon wakes once a period.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+mod greet;
+
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use kmem::memfd::{self, SharedMap};
-use kmem::pagemap::Pagemap;
 use kmem::pidfd::PidFd;
-use kmem::seqpacket::{Conn, Listener, Peer};
+use kmem::seqpacket::Listener;
 use rustix::event::epoll;
-use wire::{SegmentId, ToAgent, ToDaemon};
+use wire::ToAgent;
 
+use self::greet::{GREETING_TIME, Greeting};
 use crate::adopt::{self, StateFile};
-use crate::client::{Client, Parts, add_region};
+use crate::client::Client;
 use crate::config::Config;
 use crate::domain::{Domain, DomainKey};
-use crate::index::MAX_CLIENTS;
 use crate::merge::{self, Scratch};
+use crate::pace::{IN_HAND, Pacer};
+use crate::recycle;
 use crate::work::Queue;
 
-/// Most connections that have not introduced themselves yet.
-const MAX_GREETINGS: usize = 256;
-/// How long a connection may take to introduce itself.
-const GREETING_TIME: Duration = Duration::from_secs(10);
+/// When no worker has done anything for so long, another scan begins though the last is not over.
+const STUCK: Duration = Duration::from_secs(2);
+/// How soon to try again to begin a scan, at the latest.
+const LATER: Duration = Duration::from_millis(50);
 /// Messages taken from one client before others get their turn.
 const FAIR_SHARE: usize = 64;
 
@@ -40,18 +42,23 @@ pub const AGENT_SOCKET: &str = "agent.sock";
 pub(crate) struct Shared {
     pub(crate) config: Config,
     pub(crate) queue: Queue,
+    pub(crate) pacer: Pacer,
     pub(crate) started: Instant,
     clients: RwLock<BTreeMap<u32, Arc<Client>>>,
     domains: Mutex<BTreeMap<DomainKey, Arc<Domain>>>,
     state_file: Mutex<StateFile>,
     stop: AtomicBool,
+    /// How many hold a process; see `hold`.
+    pub(crate) holds: Mutex<HashMap<i32, u32>>,
     /// CPU time of agents whose clients are gone, in nanoseconds.
     pub(crate) buried_cpu_ns: std::sync::atomic::AtomicU64,
     /// Pages merged by clients that are gone.
     pub(crate) buried_merged: std::sync::atomic::AtomicU64,
+    /// Pages recycled in clients that are gone.
+    pub(crate) buried_recycled: std::sync::atomic::AtomicU64,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -66,6 +73,24 @@ impl Shared {
 
     pub(crate) fn clients(&self) -> Vec<Arc<Client>> {
         self.clients.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    /// Charges the pacer with what agents have used and have in hand.
+    pub(crate) fn charge_agents(&self) {
+        let (mut cpu, mut in_hand) = (self.buried_cpu_ns.load(Relaxed), 0);
+        for client in self.clients() {
+            let state = client.state();
+            cpu += state.totals.agent_cpu_ns;
+            in_hand += if state.connected && state.reported.elapsed() < IN_HAND { state.outstanding } else { 0 };
+        }
+        self.pacer.charge_agents(cpu, in_hand);
+    }
+
+    /// A new client, or the new connection of one that is held.
+    fn add_client(&self, client: &Arc<Client>) {
+        let holds = lock(&self.holds);
+        client.state().holds = holds.get(&client.pid).copied().unwrap_or(0);
+        self.clients.write().unwrap_or_else(PoisonError::into_inner).insert(client.number, client.clone());
     }
 
     pub(crate) fn domains(&self) -> Vec<Arc<Domain>> {
@@ -101,16 +126,6 @@ fn io_error(what: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> S
     move |source| StartError::Io { what, path, source }
 }
 
-/// A connection that has not finished its introduction.
-struct Greeting {
-    conn: Conn,
-    peer: Peer,
-    since: Instant,
-    hello: Option<(Option<String>, String, u64)>,
-    regions: BTreeMap<u32, crate::ledger::Region>,
-    held: Vec<(SegmentId, OwnedFd)>,
-}
-
 /// What an epoll token stands for: kind in the upper half, number in the lower.
 const LISTENER: u64 = 0;
 const WAKE: u64 = 1;
@@ -128,6 +143,8 @@ struct Service {
     next_client: u32,
     packet: Vec<u8>,
     empty_since: Instant,
+    /// When pools are to be looked at.
+    next_reclaim: Option<Instant>,
 }
 
 /// A running engine.
@@ -167,6 +184,7 @@ impl Engine {
         }
         let workers = config.workers();
         let shared = Arc::new(Shared {
+            pacer: Pacer::new(config.limits()),
             config,
             queue: Queue::default(),
             started: Instant::now(),
@@ -174,8 +192,10 @@ impl Engine {
             domains: Mutex::default(),
             state_file: Mutex::new(state_file),
             stop: AtomicBool::new(false),
+            holds: Mutex::default(),
             buried_cpu_ns: Default::default(),
             buried_merged: Default::default(),
+            buried_recycled: Default::default(),
         });
         let mut service = Service {
             shared: shared.clone(),
@@ -187,6 +207,7 @@ impl Engine {
             next_client: 0,
             packet: vec![0; wire::MAX_MESSAGE],
             empty_since: Instant::now(),
+            next_reclaim: None,
         };
         let spawn = |name: String, body: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new().name(name).spawn(body).map_err(io_error("start threads for", &directory))
@@ -270,6 +291,8 @@ fn work(shared: &Shared) {
     let mut scratch = Scratch::new();
     while let Some((client, scan)) = shared.queue.take() {
         merge::turn(shared, &client, &mut scratch, scan);
+        shared.charge_agents();
+        shared.pacer.pause(|| shared.stopping());
         shared.queue.done(client);
     }
 }
@@ -280,7 +303,8 @@ impl Service {
         let mut next_scan = Instant::now() + period;
         let mut events = Vec::with_capacity(64);
         while !self.shared.stopping() {
-            let wait = next_scan.saturating_duration_since(Instant::now());
+            let next = self.next_reclaim.map_or(next_scan, |next| next.min(next_scan));
+            let wait = next.saturating_duration_since(Instant::now());
             let timeout =
                 rustix::event::Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) };
             events.clear();
@@ -294,9 +318,19 @@ impl Service {
             for event in &events {
                 self.handle(event.data.u64());
             }
-            if Instant::now() >= next_scan {
-                next_scan = Instant::now() + period;
+            let now = Instant::now();
+            if self.next_reclaim.is_some_and(|next| now >= next) {
+                self.next_reclaim = recycle::tick(&self.shared);
+            }
+            if now < next_scan {
+                continue;
+            }
+            // A scan that the CPU limit holds up puts the next one off; a worker that is stuck does not.
+            if self.shared.queue.is_idle() || !self.shared.pacer.is_busy(STUCK) {
+                next_scan = (next_scan + period).max(now);
                 self.period();
+            } else {
+                next_scan = now + (period / 64).min(LATER);
             }
         }
     }
@@ -307,7 +341,10 @@ impl Service {
             LISTENER => self.accept(),
             WAKE => drop(rustix::io::read(&*self.wake, &mut [0u8; 8])),
             _ if token >> 32 == GREETING >> 32 => self.greet(number),
-            _ if token >> 32 == CLIENT >> 32 => self.serve(number),
+            _ if token >> 32 == CLIENT >> 32 => {
+                self.serve(number);
+                self.shared.charge_agents();
+            }
             _ => self.process_ended(number),
         }
     }
@@ -325,6 +362,7 @@ impl Service {
         let now = Instant::now();
         self.greetings.retain(|_, g| now.duration_since(g.since) < GREETING_TIME);
         let clients = self.shared.clients();
+        self.shared.pacer.begin_scan();
         for client in &clients {
             self.shared.queue.ask(client, true);
         }
@@ -360,162 +398,6 @@ impl Service {
         }
     }
 
-    fn accept(&mut self) {
-        while let Ok(Some(conn)) = self.listener.accept() {
-            let Ok(peer) = conn.peer() else { continue };
-            if self.greetings.len() >= MAX_GREETINGS {
-                tracing::warn!("over {MAX_GREETINGS} connections wait to introduce themselves; one more is refused");
-                continue;
-            }
-            self.next_greeting = self.next_greeting.wrapping_add(1);
-            if self.watch(conn.as_fd(), GREETING | u64::from(self.next_greeting)) {
-                let greeting = Greeting {
-                    conn,
-                    peer,
-                    since: Instant::now(),
-                    hello: None,
-                    regions: BTreeMap::new(),
-                    held: Vec::new(),
-                };
-                self.greetings.insert(self.next_greeting, greeting);
-            }
-        }
-    }
-
-    fn greet(&mut self, number: u32) {
-        let Some(greeting) = self.greetings.get_mut(&number) else { return };
-        for _ in 0..FAIR_SHARE {
-            let mut fds = Vec::new();
-            let step = match greeting.conn.recv(&mut self.packet, &mut fds) {
-                Ok(None) => return,
-                Ok(Some(0)) => Err(String::new()),
-                Ok(Some(len)) => match wire::decode_to_daemon(&self.packet[..len]) {
-                    Ok(message) => introduce(greeting, message, fds),
-                    Err(e) => Err(e.to_string()),
-                },
-                Err(e) => Err(e.to_string()),
-            };
-            match step {
-                Ok(false) => {}
-                Ok(true) => {
-                    if let Some(greeting) = self.greetings.remove(&number) {
-                        self.unwatch(greeting.conn.as_fd());
-                        self.welcome(greeting);
-                    }
-                    return;
-                }
-                Err(why) => {
-                    if !why.is_empty() {
-                        tracing::warn!(pid = greeting.peer.pid, "connection closed: {why}");
-                    }
-                    self.greetings.remove(&number);
-                    return;
-                }
-            }
-        }
-    }
-
-    /// An agent has introduced itself: makes it a client, with whatever it had merged before.
-    fn welcome(&mut self, greeting: Greeting) {
-        let pid = greeting.peer.pid;
-        let refuse = |conn: &Conn, reason: String| {
-            tracing::warn!(pid, "refused: {reason}");
-            let _ = conn.send(&wire::encode(&ToAgent::Refused { reason }), &[]);
-        };
-        let Some((domain, name, forks)) = greeting.hello else { return };
-        let key = match DomainKey::of(&self.shared.config, greeting.peer.uid, domain.as_deref()) {
-            Ok(key) => key,
-            Err(why) => return refuse(&greeting.conn, why),
-        };
-        let (pidfd, pagemap) = match (greeting.conn.peer_pidfd(), Pagemap::open(pid)) {
-            (Ok(pidfd), Ok(pagemap)) => (pidfd, pagemap),
-            (Err(e), _) => return refuse(&greeting.conn, format!("its process can't be watched: {e}")),
-            (_, Err(e)) => {
-                return refuse(
-                    &greeting.conn,
-                    format!("/proc/{pid}/pagemap can't be opened: {e}; run the daemon as root or as the same user"),
-                );
-            }
-        };
-        let control = match send_control_page(&greeting.conn) {
-            Ok(control) => control,
-            Err(e) => return refuse(&greeting.conn, format!("no control page: {e}")),
-        };
-        let Some(number) = self.free_number() else {
-            return refuse(&greeting.conn, format!("there are {MAX_CLIENTS} clients"));
-        };
-        let domain = self.shared.domain(key);
-        let held = self.adopt_segments(&domain, pid, greeting.held);
-        let client = Arc::new(Client::new(Parts {
-            number,
-            pid,
-            uid: greeting.peer.uid,
-            name,
-            domain,
-            conn: greeting.conn,
-            pidfd,
-            control,
-            forks,
-            pagemap,
-            huge_pages: self.shared.config.huge_pages,
-            held,
-        }));
-        client.state().regions = greeting.regions;
-        if let Err(e) = adopt::rebuild(&client) {
-            tracing::warn!(pid, "its mappings can't be read; what it had merged stays merged and is not counted: {e}");
-        }
-        // Only now: the new ledger holds its own references.
-        self.bury_pid(pid);
-        tracing::info!(pid, name = client.name, domain = %client.domain.key, "client");
-        let watched = self.watch(client.conn.as_fd(), CLIENT | u64::from(number))
-            && self.watch(pidfd_of(&client), PROCESS | u64::from(number));
-        self.shared.clients.write().unwrap_or_else(PoisonError::into_inner).insert(number, client.clone());
-        if !watched {
-            return self.bury(number);
-        }
-        self.record_segments();
-        self.empty_since = Instant::now();
-        self.shared.queue.ask(&client, true);
-        // Messages may have come while nobody watched.
-        self.serve(number);
-    }
-
-    fn adopt_segments(&self, domain: &Domain, pid: i32, held: Vec<(SegmentId, OwnedFd)>) -> HashSet<SegmentId> {
-        let state_file = lock(&self.shared.state_file);
-        let mut known = HashSet::new();
-        for (segment, fd) in held {
-            let genuine = memfd::identity(fd.as_fd()).is_ok_and(|id| id.ino == segment)
-                && memfd::require_seals(fd.as_fd()).is_ok()
-                && state_file.knows(segment, &domain.key.to_string());
-            if domain.store.find(segment).is_some() {
-                known.insert(segment);
-            } else if !genuine {
-                tracing::warn!(
-                    pid,
-                    segment,
-                    "it holds a segment that no earlier daemon of this directory made for its domain; not taken"
-                );
-            } else {
-                match domain.store.adopt(segment, fd) {
-                    Ok(()) => drop(known.insert(segment)),
-                    Err(e) => tracing::warn!(pid, segment, "cannot take a segment back: {e}"),
-                }
-            }
-        }
-        known
-    }
-
-    fn free_number(&mut self) -> Option<u32> {
-        let clients = self.shared.clients.read().unwrap_or_else(PoisonError::into_inner);
-        for _ in 0..MAX_CLIENTS {
-            self.next_client = (self.next_client + 1) % MAX_CLIENTS;
-            if !clients.contains_key(&self.next_client) {
-                return Some(self.next_client);
-            }
-        }
-        None
-    }
-
     fn serve(&mut self, number: u32) {
         let Some(client) = self.shared.client(number) else { return };
         for _ in 0..FAIR_SHARE {
@@ -524,13 +406,23 @@ impl Service {
                 Ok(None) => return,
                 Ok(Some(0)) => Err(String::new()),
                 Ok(Some(len)) => match wire::decode_to_daemon(&self.packet[..len]) {
-                    Ok(message) => client.apply(message),
+                    Ok(message) => match recycle::apply(&self.shared, &client, message, fds) {
+                        Ok(recycle::Reply::Other(message)) => client.apply(message),
+                        Ok(recycle::Reply::Done { due }) => {
+                            self.next_reclaim = if due { Some(Instant::now()) } else { self.next_reclaim };
+                            Ok(false)
+                        }
+                        Err(e) => Err(e),
+                    },
                     Err(e) => Err(e.to_string()),
                 },
                 // The agent closed with messages of ours unread; its own last words are still in the queue behind this.
                 Err(e) if e.kind() == std::io::ErrorKind::ConnectionReset => continue,
                 Err(e) => Err(e.to_string()),
             };
+            if let Ok(true) = result {
+                self.shared.queue.ask(&client, false);
+            }
             if let Err(why) = result {
                 self.unwatch(client.conn.as_fd());
                 if !why.is_empty() {
@@ -565,7 +457,11 @@ impl Service {
         if let Some(client) = client {
             self.unwatch(client.conn.as_fd());
             self.unwatch(pidfd_of(&client));
-            let totals = client.state().totals;
+            let (totals, recycled) = {
+                let state = client.state();
+                (state.totals, state.recycling.as_ref().map_or(0, |recycling| recycling.totals.pages))
+            };
+            self.shared.buried_recycled.fetch_add(recycled, Relaxed);
             self.shared.buried_cpu_ns.fetch_add(totals.agent_cpu_ns, Relaxed);
             self.shared.buried_merged.fetch_add(totals.merged + totals.zeroed, Relaxed);
             client.bury();
@@ -575,45 +471,4 @@ impl Service {
 
 fn pidfd_of(client: &Client) -> &PidFd {
     &client.pidfd
-}
-
-/// Welcomes a client with its control page. The page can't shrink, so that reading it is safe whatever the client does.
-fn send_control_page(conn: &Conn) -> std::io::Result<SharedMap> {
-    use rustix::fs::{MemfdFlags, SealFlags};
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let fd = rustix::fs::memfd_create("pageone:control", flags)?;
-    rustix::fs::ftruncate(&fd, wire::control::LEN as u64)?;
-    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-    let map = memfd::map_shared(&fd, wire::control::LEN).map_err(std::io::Error::other)?;
-    conn.send(&wire::encode(&ToAgent::Welcome { version: wire::VERSION }), &[fd.as_fd()])?;
-    Ok(map)
-}
-
-/// One message of an introduction. `Ok(true)`: it is complete.
-fn introduce(greeting: &mut Greeting, message: ToDaemon, mut fds: Vec<OwnedFd>) -> Result<bool, String> {
-    match message {
-        ToDaemon::Hello { version, .. } if version != wire::VERSION => {
-            let reason = format!(
-                "the agent speaks protocol {version}, this daemon {}; restart the program with this version's `pageone run`",
-                wire::VERSION
-            );
-            let _ = greeting.conn.send(&wire::encode(&ToAgent::Refused { reason: reason.clone() }), &[]);
-            return Err(reason);
-        }
-        ToDaemon::Hello { domain, name, forks, .. } => {
-            greeting.hello = Some((domain, name.chars().take(64).collect(), forks))
-        }
-        _ if greeting.hello.is_none() => return Err("it spoke before it said hello".into()),
-        ToDaemon::RegionAdded { region, start, len } => add_region(&mut greeting.regions, region, start, len)?,
-        ToDaemon::SegmentHeld { segment } => match fds.pop() {
-            Some(fd) if greeting.held.len() < 4096 => greeting.held.push((segment, fd)),
-            Some(_) => return Err("it holds more segments than a store has".into()),
-            None => return Err("a segment came without its descriptor".into()),
-        },
-        // The ledger is rebuilt from the mappings themselves, which are already as these messages say.
-        ToDaemon::RegionShrunk { .. } | ToDaemon::Discarded { .. } | ToDaemon::Report(_) => {}
-        ToDaemon::Detached => return Err(String::new()),
-        ToDaemon::Ready => return Ok(true),
-    }
-    Ok(false)
 }

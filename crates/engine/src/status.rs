@@ -7,6 +7,7 @@
 //! | `pages_unshared` | looked at, unique so far |
 //! | `pages_volatile` | changing too fast |
 //! | `pages_zero` | given back as zero pages |
+//! | `pages_recycled` | freed by a guest, taken back, and untouched since |
 //! | `general_profit` | bytes saved less every byte that the system costs: ledgers, index, mappings, empty slots |
 
 use serde::{Deserialize, Serialize};
@@ -31,13 +32,46 @@ pub struct Status {
     pub daemon_cpu_seconds: f64,
     /// CPU time of all agents, those of ended clients too, in seconds.
     pub agent_cpu_seconds: f64,
+    /// What the governor does, and why.
+    pub governor: GovernorStatus,
     /// Pages merged so far, zero pages too.
     pub pages_merged_total: u64,
+    /// Pages recycled so far, by this daemon's clients.
+    pub pages_recycled_total: u64,
+    /// Reclaim period, in seconds.
+    pub reclaim_period_seconds: f64,
     /// Sums over the domains.
     #[serde(flatten)]
     pub pages: Pages,
     /// The domains.
     pub domains: Vec<DomainStatus>,
+}
+
+/// The governor. A scan begins with the question what was written, and ends when every page that was due then has been looked at.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct GovernorStatus {
+    /// `target`, `scan-time` or `none`.
+    pub mode: String,
+    /// How long a scan is to take.
+    pub target_scan_time_seconds: f64,
+    /// How long the last scan took that had anything to do …
+    pub scan_time_seconds: Option<f64>,
+    /// … the pages that it looked at …
+    pub scan_pages: u64,
+    /// … and the CPU time of daemon and agents from its beginning to that of the next.
+    pub scan_cpu_seconds: f64,
+    /// Pages that are due in the scan under way and have not been looked at.
+    pub pages_due: u64,
+    /// The pace; none in mode `none`.
+    pub pages_per_second: Option<f64>,
+    /// CPU time over the last 10 s, in percent of one CPU.
+    pub cpu_percent: f64,
+    /// Its limit at present; 0: none.
+    pub max_cpu_percent: f64,
+    /// The limit is that under memory pressure.
+    pub memory_is_short: bool,
+    /// The last decision, in words and figures.
+    pub reason: String,
 }
 
 /// Counts of pages.
@@ -53,6 +87,8 @@ pub struct Pages {
     pub pages_volatile: u64,
     /// Given back as zero pages.
     pub pages_zero: u64,
+    /// Recycled: freed by a guest, taken back, and untouched since.
+    pub pages_recycled: u64,
     /// Bytes saved less own cost.
     pub general_profit: i64,
 }
@@ -100,6 +136,10 @@ pub struct ClientStatus {
     pub pages_volatile: u64,
     /// Given back as zero pages.
     pub pages_zero: u64,
+    /// Recycled, and untouched since.
+    pub pages_recycled: u64,
+    /// What its recycler does, if its guest marks free pages.
+    pub recycling: Option<crate::recycle::RecycleStatus>,
     /// Pages in batches under way.
     pub pages_pending: u64,
     /// Pages that were merged and written since, over the client's life.
@@ -130,6 +170,9 @@ impl Engine {
         let mut status = Status {
             uptime_seconds: shared.started.elapsed().as_secs_f64(),
             merge_period_seconds: shared.config.merge_period,
+            reclaim_period_seconds: shared.config.reclaim_period,
+            pages_recycled_total: shared.buried_recycled.load(Relaxed),
+            governor: shared.pacer.status(),
             daemon_cpu_seconds: own_cpu().as_secs_f64(),
             agent_cpu_seconds: shared.buried_cpu_ns.load(Relaxed) as f64 / 1e9,
             pages_merged_total: shared.buried_merged.load(Relaxed),
@@ -165,6 +208,7 @@ impl Engine {
                     window_max_us: state.totals.window_max_ns / 1000,
                     agent_cpu_seconds: state.totals.agent_cpu_ns as f64 / 1e9,
                     refused: state.refused.clone(),
+                    recycling: state.recycling.as_ref().map(crate::recycle::Recycling::status),
                     ..ClientStatus::default()
                 };
                 one.state = match (state.detached, state.connected, state.stalled) {
@@ -181,10 +225,12 @@ impl Engine {
                     one.pages_unshared += counts.unshared;
                     one.pages_zero += counts.zero;
                     one.pages_pending += counts.pending;
+                    one.pages_recycled += counts.recycled;
                     one.pages_volatile += region.volatile;
                     // The agent's own bitmap is one bit a page.
                     cost += region.bytes() as i64 + i64::from(region.pages) / 8;
                 }
+                cost += one.recycling.as_ref().map_or(0, |recycling| recycling.pool_bytes as i64);
                 cost += i64::from(state.maps.saturating_sub(state.first_maps)) * MAPPING_BYTES;
                 status.agent_cpu_seconds += one.agent_cpu_seconds;
                 status.pages_merged_total += state.totals.merged + state.totals.zeroed;
@@ -192,6 +238,8 @@ impl Engine {
                 out.pages.pages_unshared += one.pages_unshared;
                 out.pages.pages_volatile += one.pages_volatile;
                 out.pages.pages_zero += one.pages_zero;
+                out.pages.pages_recycled += one.pages_recycled;
+                status.pages_recycled_total += one.recycling.as_ref().map_or(0, |r| r.pages_recycled_total);
                 if uid.is_none_or(|uid| uid == client.uid) {
                     out.clients.push(one);
                 }
@@ -199,7 +247,8 @@ impl Engine {
             out.pages.pages_shared = usage.frames;
             out.pages.pages_sharing = merged.saturating_sub(usage.frames);
             out.pages.general_profit =
-                (merged as i64 - usage.frames as i64 + out.pages.pages_zero as i64) * PAGE - cost;
+                (merged as i64 - usage.frames as i64 + (out.pages.pages_zero + out.pages.pages_recycled) as i64) * PAGE
+                    - cost;
             add(&mut status.pages, &out.pages);
             if uid.is_none() || !out.clients.is_empty() {
                 status.domains.push(out);
@@ -215,6 +264,7 @@ fn add(sum: &mut Pages, more: &Pages) {
     sum.pages_unshared += more.pages_unshared;
     sum.pages_volatile += more.pages_volatile;
     sum.pages_zero += more.pages_zero;
+    sum.pages_recycled += more.pages_recycled;
     sum.general_profit += more.general_profit;
 }
 

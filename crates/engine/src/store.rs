@@ -19,7 +19,8 @@
 //!
 //! *Placement.* Runs of pages should stay runs of frames, since each run costs the client one mapping. A worker reserves
 //! up to 512 consecutive slots, from a place drawn at random (so that an attacker cannot aim at neighbouring frames),
-//! and fills them in the order of the pages that ask.
+//! and fills them in the order of the pages that ask. What was used before has memory, which cannot be given back alone: places with it
+//! come first, as long as they are not mere crumbs.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -27,15 +28,17 @@ use std::sync::atomic::{AtomicU32, Ordering::*};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use dirty::Bitmap;
+use dirty::{DirtyTree, NewError};
 use kmem::PAGE_SIZE;
 use kmem::memfd::{self, SharedMap};
 use wire::{SEGMENT_PAGES, SegmentId};
 
 /// Slots that are given memory at once when a cursor comes to them.
-const POPULATE: u32 = 64;
+const POPULATE: u32 = 128;
 /// The longest run of slots that one cursor reserves.
 const EXTENT: u32 = 512;
+/// So many slots in a row that have memory are better than more of them without.
+const CRUMBS: u32 = 32;
 /// Set in a frame's reference count: a child of a user may map it, so its slot is never reused.
 const PINNED: u32 = 1 << 31;
 /// No handle: the frame is not in the index.
@@ -67,6 +70,8 @@ pub(crate) enum GrowError {
     Memfd(#[from] memfd::MemfdError),
     #[error("the store cannot take memory: {0}")]
     Allocate(std::io::Error),
+    #[error(transparent)]
+    Slots(#[from] NewError),
     #[error("the store has reached {0} segments")]
     Full(usize),
 }
@@ -98,7 +103,9 @@ impl Segment {
 #[derive(Default)]
 struct Free {
     /// One for each segment of the store; empty for those that cannot be written.
-    slots: Vec<Bitmap>,
+    slots: Vec<DirtyTree>,
+    /// Those among them that have memory.
+    backed: Vec<DirtyTree>,
     count: u64,
     quarantine: VecDeque<(Instant, Frame)>,
     /// State of a xorshift generator: where runs start.
@@ -111,6 +118,34 @@ impl Free {
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
         self.random
+    }
+
+    /// Looks at some of a set's runs, from places drawn at random on, for one with `enough` slots; else the longest that was met: its
+    /// first slot, as a frame, and its length.
+    fn longest(&mut self, set: impl Fn(&Self) -> &Vec<DirtyTree>, enough: u32) -> (u32, u32) {
+        const PLACES: u32 = 4;
+        const RUNS: u32 = 16;
+        let mut best = (0, 0);
+        for _ in 0..PLACES {
+            let segments = self.slots.len() as u64;
+            let (at, slot) = ((self.random() % segments) as usize, (self.random() % u64::from(SEGMENT_PAGES)) as u32);
+            let bits = &set(self)[at];
+            // From where a run begins, or it would be cut in two and leave crumbs.
+            let begin = (slot.saturating_sub(EXTENT)..slot).rev().take_while(|&s| bits.contains(s.into())).last();
+            let mut from = begin.unwrap_or(slot);
+            for _ in 0..RUNS {
+                let Some(slot) = bits.next(from.into()).or_else(|| bits.next(0)).map(|slot| slot as u32) else { break };
+                let len = run_length(bits, slot);
+                if len > best.1 {
+                    best = (at as u32 * SEGMENT_PAGES + slot, len);
+                }
+                if len >= enough {
+                    return best;
+                }
+                from = slot + len;
+            }
+        }
+        best
     }
 }
 
@@ -178,11 +213,13 @@ impl Store {
             return Err(GrowError::Full(MOST));
         }
         if at == segments.len() {
+            let backed = DirtyTree::new(SEGMENT_PAGES.into())?;
+            free.slots.push(DirtyTree::new(SEGMENT_PAGES.into())?);
+            free.backed.push(backed);
             segments.push(None);
-            free.slots.push(Bitmap::new(SEGMENT_PAGES));
         }
         if segment.writable {
-            free.slots[at].insert_range(0, SEGMENT_PAGES);
+            free.slots[at].insert_range(0, SEGMENT_PAGES.into());
             free.count += u64::from(SEGMENT_PAGES);
         }
         segments[at] = Some(segment);
@@ -217,8 +254,9 @@ impl Store {
         Ok(())
     }
 
-    /// Reserves a run of free slots: those behind `after` if they are free, else from a place drawn at random.
-    fn reserve(&self, after: Option<Frame>) -> Result<std::ops::Range<u32>, GrowError> {
+    /// Reserves a run of free slots: those behind `after` if they are free, else from a place drawn at random. Also says up to which
+    /// they have memory.
+    fn reserve(&self, after: Option<Frame>) -> Result<(std::ops::Range<u32>, u32), GrowError> {
         let mut free = lock(&self.free);
         if free.count < u64::from(EXTENT) {
             drop(free);
@@ -227,58 +265,58 @@ impl Store {
         }
         let segments = free.slots.len() as u64;
         let follows = after.map(|f| f.0 + 1).filter(|f| f % SEGMENT_PAGES != 0);
-        let follows = follows.filter(|&f| free.slots[Frame(f).segment()].contains(Frame(f).slot()));
-        let mut start = follows;
-        // Some tries for a place where a whole extent is free, then the longest that was met.
+        let follows = follows.filter(|&f| free.slots[Frame(f).segment()].contains(Frame(f).slot().into()));
         let mut best = (0, 0);
-        for _ in 0..16 {
-            if start.is_some() {
-                break;
-            }
-            let (at, slot) = ((free.random() % segments) as usize, (free.random() % u64::from(SEGMENT_PAGES)) as u32);
-            let found = free.slots[at].next(slot).or_else(|| free.slots[at].next(0));
-            if let Some(slot) = found {
-                let len = run_length(&free.slots[at], slot);
-                if len > best.1 {
-                    best = (at as u32 * SEGMENT_PAGES + slot, len);
-                }
-                if len == EXTENT {
-                    break;
-                }
+        if follows.is_none() {
+            best = free.longest(|free| &free.backed, CRUMBS);
+            if best.1 < CRUMBS {
+                best = free.longest(|free| &free.slots, EXTENT);
             }
         }
-        if start.is_none() && best.1 == 0 {
+        if follows.is_none() && best.1 == 0 {
             // The free slots are few and far: look through all.
-            let at = (0..free.slots.len()).find_map(|at| Some(at as u32 * SEGMENT_PAGES + free.slots[at].next(0)?));
+            let at =
+                (0..free.slots.len()).find_map(|at| Some(at as u32 * SEGMENT_PAGES + free.slots[at].next(0)? as u32));
             best.0 = at.ok_or(GrowError::Full(segments as usize))?;
         }
-        let first = *start.get_or_insert(best.0);
+        let first = follows.unwrap_or(best.0);
         let bits = &mut free.slots[Frame(first).segment()];
         let len = run_length(bits, Frame(first).slot());
-        bits.remove_range(Frame(first).slot(), len);
+        bits.remove_range(Frame(first).slot().into(), len.into());
+        let backed = &mut free.backed[Frame(first).segment()];
+        let populated = first + run_length(backed, Frame(first).slot());
+        backed.remove_range(Frame(first).slot().into(), len.into());
         free.count -= u64::from(len);
-        Ok(first..first + len)
+        Ok((first..first + len, populated))
     }
 
-    fn give_slots_back(&self, slots: std::ops::Range<u32>) {
+    /// Slots that were reserved and not used are free again; those below `populated` have memory.
+    fn give_slots_back(&self, slots: std::ops::Range<u32>, populated: u32) {
         if slots.is_empty() {
             return;
         }
         let mut free = lock(&self.free);
-        let len = slots.end - slots.start;
-        if let Some(bits) = free.slots.get_mut(Frame(slots.start).segment()) {
-            bits.insert_range(Frame(slots.start).slot(), len);
+        let (at, slot, len) = (Frame(slots.start).segment(), Frame(slots.start).slot(), slots.end - slots.start);
+        if at < free.slots.len() {
+            free.slots[at].insert_range(slot.into(), len.into());
+            free.backed[at].insert_range(slot.into(), populated.saturating_sub(slots.start).min(len).into());
             free.count += u64::from(len);
         }
     }
 
-    /// Makes a reserved slot a frame with these bytes and `refs` users.
-    fn publish(&self, frame: Frame, bytes: &[u8; PAGE_SIZE], refs: u32) {
-        self.with(frame, |segment, slot| {
-            segment.map.write_page(slot, bytes);
-            segment.handles[slot].store(NO_HANDLE, Relaxed);
-            segment.refs[slot].store(refs, Release);
-        });
+    /// Makes a reserved slot a frame with these bytes and `refs` users. `false`: it is pinned, and stays as it is.
+    fn publish(&self, frame: Frame, bytes: &[u8; PAGE_SIZE], refs: u32) -> bool {
+        let publish = |segment: &Segment, slot: usize| {
+            let before = segment.refs[slot].load(Acquire);
+            debug_assert_eq!(before & !PINNED, 0, "{frame:?} is in use");
+            if before == 0 {
+                segment.map.write_page(slot, bytes);
+                segment.handles[slot].store(NO_HANDLE, Relaxed);
+                segment.refs[slot].store(refs, Release);
+            }
+            before == 0
+        };
+        self.with(frame, publish).unwrap_or(false)
     }
 
     /// One more user, unless the frame has none left and is on its way out.
@@ -306,8 +344,16 @@ impl Store {
     /// out there and then calls [`Store::rest`].
     pub(crate) fn unref(&self, frame: Frame) -> Option<u32> {
         self.with(frame, |s, slot| {
-            let before = s.refs[slot].fetch_sub(1, AcqRel);
-            (before & !PINNED == 1).then(|| s.handles[slot].swap(NO_HANDLE, AcqRel))
+            let less = |refs: u32| (refs & !PINNED != 0).then(|| refs - 1);
+            match s.refs[slot].fetch_update(AcqRel, Acquire, less) {
+                Ok(before) => (before & !PINNED == 1).then(|| s.handles[slot].swap(NO_HANDLE, AcqRel)),
+                Err(_) => {
+                    // Somebody counted wrong: nothing is certain about this slot any more.
+                    s.refs[slot].fetch_or(PINNED, AcqRel);
+                    tracing::error!(?frame, "a frame lost a user that it did not have; its slot is not used again");
+                    None
+                }
+            }
         })?
     }
 
@@ -339,7 +385,9 @@ impl Store {
             }
             free.quarantine.pop_front();
             let (at, slot) = (frame.segment(), frame.slot());
-            free.slots[at].insert(slot);
+            debug_assert!(!free.slots[at].contains(slot.into()), "{frame:?} is free already");
+            free.slots[at].insert(slot.into());
+            free.backed[at].insert(slot.into());
             free.count += 1;
         }
         let resting: std::collections::HashSet<usize> = free.quarantine.iter().map(|(_, f)| f.segment()).collect();
@@ -350,12 +398,13 @@ impl Store {
             let unused = segment.refs.iter().all(|refs| refs.load(Acquire) & !PINNED == 0);
             let taken = segment.refs.iter().filter(|refs| refs.load(Relaxed) != 0).count() as u32;
             // A reserved slot is neither free nor counted by anyone: such a segment is in use.
-            let whole = !segment.writable || free.slots[at].count() + taken == SEGMENT_PAGES;
+            let whole = !segment.writable || free.slots[at].count() as u32 + taken == SEGMENT_PAGES;
             if unused && whole && !resting.contains(&at) {
                 closed.push(segment.id);
-                let count = u64::from(free.slots[at].count());
+                let count = free.slots[at].count();
                 free.count -= count;
                 free.slots[at].clear();
+                free.backed[at].clear();
                 segments[at] = None;
             }
         }
@@ -383,8 +432,8 @@ impl Store {
     }
 }
 
-fn run_length(free: &Bitmap, slot: u32) -> u32 {
-    (slot..SEGMENT_PAGES.min(slot + EXTENT)).take_while(|&s| free.contains(s)).count() as u32
+fn run_length(free: &DirtyTree, slot: u32) -> u32 {
+    (slot..SEGMENT_PAGES.min(slot + EXTENT)).take_while(|&s| free.contains(s.into())).count() as u32
 }
 
 /// A worker's place in the store: hands out consecutive slots.
@@ -402,32 +451,33 @@ impl<'s> Cursor<'s> {
 
     /// Makes a frame with these bytes and `refs` users.
     pub(crate) fn put(&mut self, bytes: &[u8; PAGE_SIZE], refs: u32) -> Result<Frame, GrowError> {
-        if self.slots.is_empty() {
-            self.store.check_memory()?;
-            self.slots = self.store.reserve(self.last)?;
-            self.populated = self.slots.start;
+        loop {
+            if self.slots.is_empty() {
+                self.store.check_memory()?;
+                (self.slots, self.populated) = self.store.reserve(self.last)?;
+            }
+            let frame = Frame(self.slots.start);
+            if frame.0 >= self.populated {
+                self.populate(frame)?;
+            }
+            self.slots.start += 1;
+            if self.store.publish(frame, bytes, refs) {
+                self.last = Some(frame);
+                return Ok(frame);
+            }
         }
-        let frame = Frame(self.slots.start);
-        if frame.0 >= self.populated {
-            self.populate(frame)?;
-        }
-        self.slots.start += 1;
-        self.last = Some(frame);
-        self.store.publish(frame, bytes, refs);
-        Ok(frame)
     }
 
-    /// Takes back a frame that [`Cursor::put`] made and that nobody has heard of.
+    /// Takes back a frame that [`Cursor::put`] made and that has no handle.
     pub(crate) fn undo(&mut self, frame: Frame, refs: u32) {
-        for _ in 0..refs {
-            self.store.unref(frame);
+        // A guess may have made it somebody's frame all the same: who leaves last lets it rest.
+        if (0..refs).any(|_| self.store.unref(frame).is_some()) {
+            self.store.rest(frame);
         }
-        self.store.rest(frame);
     }
 
     /// Takes the memory before it is written, so that a lack of it is an error here and no signal.
     fn populate(&mut self, frame: Frame) -> Result<(), GrowError> {
-        self.store.check_memory()?;
         let len = POPULATE.min(self.slots.end - frame.0);
         let page = PAGE_SIZE as u64;
         let allocate = |s: &Segment, slot: usize| memfd::allocate(s.fd(), slot as u64 * page, u64::from(len) * page);
@@ -442,7 +492,7 @@ impl<'s> Cursor<'s> {
 
 impl Drop for Cursor<'_> {
     fn drop(&mut self) {
-        self.store.give_slots_back(self.slots.clone());
+        self.store.give_slots_back(self.slots.clone(), self.populated);
     }
 }
 
@@ -456,6 +506,46 @@ mod tests {
 
     fn page(byte: u8) -> [u8; PAGE_SIZE] {
         [byte; PAGE_SIZE]
+    }
+
+    #[test]
+    fn slots_that_have_memory_come_first() {
+        let store = store();
+        let mut frames: Vec<Frame> = (0..200).map(|i| Cursor::new(&store).put(&page(i), 1).unwrap()).collect();
+        // Each cursor takes memory for 128 slots. Without regard to that 200 of them would fill the segment.
+        let resident = |store: &Store| store.usage().resident_bytes / PAGE_SIZE as u64;
+        assert!((200..500).contains(&resident(&store)), "{} pages", resident(&store));
+        frames.sort_unstable();
+        frames.dedup();
+        assert_eq!(frames.len(), 200);
+        for &frame in &frames {
+            assert!(store.unref(frame).is_some());
+            store.rest(frame);
+        }
+        let before = resident(&store);
+        let mut cursor = Cursor::new(&store);
+        let held = cursor.put(&page(1), 1).unwrap();
+        store.tidy(Instant::now() + Duration::from_secs(61));
+        drop(cursor);
+        (0..100).for_each(|i| assert!(Cursor::new(&store).put(&page(i), 1).is_ok()));
+        assert!(resident(&store) <= before + u64::from(POPULATE), "{} after {before}", resident(&store));
+        assert_eq!(store.users(held), 1);
+    }
+
+    #[test]
+    fn a_frame_that_is_left_once_too_often_is_never_used_again() {
+        let store = store();
+        let frame = Cursor::new(&store).put(&page(1), 1).unwrap();
+        assert!(store.unref(frame).is_some() && store.unref(frame).is_none());
+        store.rest(frame);
+        assert!(!store.try_ref(frame) && store.users(frame) == 0);
+        assert_eq!((store.usage().pinned, lock(&store.free).quarantine.len()), (1, 0));
+        // Not even if it should be taken for free.
+        store.give_slots_back(frame.0..frame.0 + 1, 0);
+        let mut cursor = Cursor::new(&store);
+        for _ in 0..SEGMENT_PAGES - 1 {
+            assert_ne!(cursor.put(&page(2), 1).unwrap(), frame);
+        }
     }
 
     #[test]
@@ -497,7 +587,7 @@ mod tests {
         assert!(store.unref(pinned).is_some());
         store.rest(pinned);
         store.tidy(Instant::now() + Duration::from_secs(61));
-        assert!(!lock(&store.free).slots[pinned.segment()].contains(pinned.slot()));
+        assert!(!lock(&store.free).slots[pinned.segment()].contains(pinned.slot().into()));
         assert!(store.unref(other).is_some());
         store.rest(other);
         assert_eq!(store.tidy(Instant::now() + Duration::from_secs(61)).len(), 1);

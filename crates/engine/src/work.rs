@@ -18,6 +18,8 @@ const BUSY: u32 = 4;
 #[derive(Default)]
 struct Waiting {
     clients: VecDeque<Arc<Client>>,
+    /// Turns under way.
+    turns: usize,
     closed: bool,
 }
 
@@ -56,6 +58,7 @@ impl Queue {
                 return None;
             }
             if let Some(client) = waiting.clients.pop_front() {
+                waiting.turns += 1;
                 let asked = client.turns.fetch_and(BUSY, AcqRel);
                 return Some((client, asked & SCAN != 0));
             }
@@ -68,5 +71,12 @@ impl Queue {
         if client.turns.compare_exchange(BUSY, 0, AcqRel, Acquire).is_err() {
             self.push(client);
         }
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).turns -= 1;
+    }
+
+    /// Whether no client waits for a turn or has one.
+    pub(crate) fn is_idle(&self) -> bool {
+        let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.clients.is_empty() && waiting.turns == 0
     }
 }

@@ -19,10 +19,12 @@
 //! Neither side trusts the other: decoding is bounded, and what a message asks for is checked against the receiver's own
 //! tables before it is done.
 
+pub mod recycle;
+
 use serde::{Deserialize, Serialize};
 
 /// Version of this protocol. Both sides must have the same.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// No packet is longer than this, in bytes.
 pub const MAX_MESSAGE: usize = 64 << 10;
 /// Pages in one segment of a store (64 MiB).
@@ -46,6 +48,8 @@ pub mod control {
     /// Offset of an `AtomicU64`: how many forks, which may have copied mappings of frames, the agent has seen. It is
     /// counted **before** the child exists, so a daemon that reads an old number knows of every child there can be.
     pub const FORKS: usize = 0;
+    /// Offset of an `AtomicU64`: 1 while the agent may have pages taken away, so that nobody can read them.
+    pub const WINDOW: usize = 8;
 }
 
 /// Names a region within its client; never used again for another region of the same process.
@@ -106,16 +110,22 @@ pub enum ToDaemon {
     Report(Report),
     /// Everything was unmerged and given back; the agent will not come again.
     Detached,
+    /// The guest marks its free pages; the pool's descriptor comes with the packet.
+    Pool(recycle::Pool),
+    /// Pages were recycled.
+    Recycled(recycle::Recycled),
+    /// A sweep has ended.
+    Swept(recycle::Sweep),
 }
 
-/// What became of one window of a batch.
+/// What became of a part of a batch: of one window, or several.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
     /// The batch.
     pub batch: u64,
     /// Whether this was its last window. A batch always gets one such report, also when nothing of it could be done.
     pub last: bool,
-    /// Outcomes, in the order of the runs asked for. A run may be cut into several outcomes; none is left out.
+    /// Outcomes, in the order of the runs asked for. An outcome may be a part of a run, or span several; none is left out.
     pub outcomes: Vec<Outcome>,
     /// CPU time that the agent's threads have used since the program started, in nanoseconds.
     pub cpu_ns: u64,
@@ -182,6 +192,13 @@ pub enum ToAgent {
     Merge(Merge),
     /// Unmerge everything and give every region back.
     Detach,
+    /// Where the guest's RAM lies.
+    Ram(Vec<recycle::Extent>),
+    /// Recycle what the guest has marked.
+    Recycle {
+        /// CPU time that it may take, in nanoseconds.
+        budget_ns: u64,
+    },
 }
 
 /// A batch: runs of one region, ascending and disjoint.
@@ -256,6 +273,8 @@ pub fn decode_to_daemon(packet: &[u8]) -> Result<ToDaemon, DecodeError> {
             page.checked_add(*len).is_some()
         }
         ToDaemon::Report(report) => report.outcomes.iter().all(|o| o.page.checked_add(o.len).is_some()),
+        ToDaemon::Pool(pool) => recycle::extents_are_sound(&pool.extents),
+        ToDaemon::Recycled(recycled) => recycle::spans_are_sound(&recycled.spans),
         _ => true,
     };
     if bounded { Ok(message) } else { Err(DecodeError::Invalid("a range is out of bounds")) }
@@ -266,6 +285,11 @@ pub fn decode_to_agent(packet: &[u8]) -> Result<ToAgent, DecodeError> {
     let message = decode(packet)?;
     if let ToAgent::Merge(merge) = &message {
         check_batch(merge)?;
+    }
+    if let ToAgent::Ram(extents) = &message
+        && !recycle::extents_are_sound(extents)
+    {
+        return Err(DecodeError::Invalid("extents are out of order or out of bounds"));
     }
     Ok(message)
 }

@@ -77,6 +77,7 @@ impl Client {
                     format!("{}", (place as isize - self.start as isize) / PAGE as isize)
                 }
             }
+            "start" => self.start.to_string(),
             "write" => {
                 // SAFETY: as above.
                 unsafe { self.words(arg(0)).add(PAGE / 8 - 1).write_volatile(arg(1) as u64) };

@@ -1,0 +1,373 @@
+//! The governor's hands: workers wait here, so that a scan takes its target and CPU time stays within its limit.
+//!
+//! The decisions are [`governor::Pace`]'s; here are the clocks. Every worker comes by at the points where it holds nothing
+//! ([`Pacer::pause`]). CPU time of this process is charged by itself, whichever thread uses it. CPU time that others use for us,
+//! the agents above all, is charged as they report it ([`Pacer::charge`]); until then, what they were told to do counts as *in hand*. While
+//! the host is short of memory (PSI), merging is what helps, and a second, higher limit applies.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use governor::{Mode, Pace, PaceSettings};
+
+use crate::status::GovernorStatus;
+
+/// The shortest wait, so that a fast pace is no stream of wake-ups, and the longest at a time, so that a worker sees that it is to end.
+const SHORTEST: Duration = Duration::from_millis(2);
+const LONGEST: Duration = Duration::from_millis(200);
+/// How often memory pressure is looked at.
+const LOOK: Duration = Duration::from_secs(1);
+/// CPU time of this process is read no more often.
+const SETTLE: Duration = Duration::from_micros(500);
+/// What a page costs an agent, at most: comparing it, and a mapping of its own.
+const AGENT_PAGE: Duration = Duration::from_micros(10);
+/// An agent that has not reported for so long is not working.
+pub(crate) const IN_HAND: Duration = Duration::from_secs(2);
+/// How often a decision is worth a line in the log; all of them are there at level `debug`.
+const NEWS: Duration = Duration::from_secs(60);
+
+/// What the operator has set.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Limits {
+    /// How the pace is found.
+    pub(crate) mode: Mode,
+    /// How long a scan is to take, in seconds.
+    pub(crate) target: f64,
+    /// CPU limits as shares of one CPU. 0: none. As a rule …
+    pub(crate) usual: f64,
+    /// … and while tasks lose more of their time to memory shortage than `pressure`.
+    pub(crate) short: f64,
+    /// Percent of the last 10 s.
+    pub(crate) pressure: f64,
+}
+
+struct State {
+    pace: Pace,
+    /// CPU time that has been charged, in nanoseconds: of this process, of agents.
+    own: u64,
+    agents: u64,
+    /// Pages that agents have in hand, since when.
+    in_hand: (u32, Duration),
+    settled: Duration,
+    looked: Option<Instant>,
+    short: bool,
+    /// The last line in the log: when, and whether the CPU limit bound.
+    told: Option<(Duration, bool)>,
+    /// When a worker last came by.
+    seen: Duration,
+}
+
+/// What all workers share.
+pub(crate) struct Pacer {
+    limits: Limits,
+    started: Instant,
+    /// CPU time so far, in nanoseconds.
+    clock: fn() -> u64,
+    state: Mutex<State>,
+}
+
+fn cpu(clock: rustix::time::ClockId) -> u64 {
+    let time = rustix::time::clock_gettime(clock);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// CPU time of this thread so far, in nanoseconds.
+pub(crate) fn thread_cpu() -> u64 {
+    cpu(rustix::time::ClockId::ThreadCPUTime)
+}
+
+fn process_cpu() -> u64 {
+    cpu(rustix::time::ClockId::ProcessCPUTime)
+}
+
+impl Pacer {
+    pub(crate) fn new(limits: Limits) -> Self {
+        Self::with_clock(limits, process_cpu)
+    }
+
+    fn with_clock(limits: Limits, clock: fn() -> u64) -> Self {
+        let Limits { mode, target, usual, .. } = limits;
+        let state = State {
+            pace: Pace::new(PaceSettings { mode, target, max_cpu: usual }),
+            own: 0,
+            agents: 0,
+            in_hand: (0, Duration::ZERO),
+            settled: Duration::ZERO,
+            looked: None,
+            short: false,
+            told: None,
+            seen: Duration::ZERO,
+        };
+        Self { limits, started: Instant::now(), clock, state: Mutex::new(state) }
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut State, Duration) -> T) -> T {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        // Taken under the lock, so that it does not go back.
+        let now = self.started.elapsed();
+        act(&mut state, now)
+    }
+
+    /// A scan of all clients begins.
+    pub(crate) fn begin_scan(&self) {
+        self.with(|state, now| {
+            state.seen = now;
+            state.pace.begin(now);
+        });
+    }
+
+    /// So many pages of a client are due.
+    pub(crate) fn found(&self, pages: u64) {
+        self.with(|state, now| state.pace.found(now, pages));
+    }
+
+    /// So many pages are being looked at.
+    pub(crate) fn took(&self, pages: u64) {
+        if pages == 0 {
+            return;
+        }
+        let decision = self.with(|state, now| {
+            state.seen = now;
+            let decision = state.pace.took(now, pages).1?;
+            let news = state.told.is_none_or(|(at, limited)| now - at >= NEWS || limited != decision.limited);
+            if news {
+                state.told = Some((now, decision.limited));
+            }
+            Some((decision, news))
+        });
+        match decision {
+            Some((decision, true)) => tracing::info!("{decision}"),
+            Some((decision, false)) => tracing::debug!("{decision}"),
+            None => {}
+        }
+    }
+
+    /// Waits until it is time for more pages, and until CPU time may be used. Not to be called with a lock held.
+    pub(crate) fn pause(&self, stopping: impl Fn() -> bool) {
+        // Its own place in the schedule; others take theirs meanwhile.
+        let until = self.with(|state, _| state.pace.until());
+        loop {
+            let (now, cpu) = self.settle(0, Duration::ZERO);
+            self.with(|state, now| state.seen = now);
+            let wait = until.saturating_sub(now).max(cpu);
+            if wait.is_zero() || stopping() {
+                return;
+            }
+            std::thread::sleep(wait.clamp(SHORTEST, LONGEST));
+        }
+    }
+
+    /// Charges CPU time that somebody outside of this process has used for us, in nanoseconds. This process's own is charged
+    /// already, on whichever thread: merging, scanning and recycling share the one budget.
+    pub(crate) fn charge(&self, cpu_ns: u64) {
+        self.settle(cpu_ns, SETTLE);
+    }
+
+    /// Charges agents. `total`: CPU time of all agents ever, in nanoseconds; `in_hand`: pages that they have been given and have not reported on.
+    pub(crate) fn charge_agents(&self, total: u64, in_hand: u32) {
+        let new = self.with(|state, now| {
+            state.in_hand = (in_hand, now);
+            let new = total.saturating_sub(state.agents);
+            state.agents = state.agents.max(total);
+            new
+        });
+        self.charge(new);
+    }
+
+    /// CPU time that work of at most `wanted` may take now, where it goes before all else; `None`: so much has been used that it has to wait, too.
+    pub(crate) fn allowance(&self, wanted: Duration) -> Option<Duration> {
+        if self.limits.usual <= 0.0 {
+            return Some(wanted);
+        }
+        let (_, owed) = self.settle(0, Duration::ZERO);
+        let share = wanted.mul_f64(self.limits.usual.max(self.limits.short).min(1.0));
+        (owed <= wanted).then_some(share)
+    }
+
+    /// Whether a worker came by within the last `time`.
+    pub(crate) fn is_busy(&self, time: Duration) -> bool {
+        self.with(|state, now| now.saturating_sub(state.seen) < time)
+    }
+
+    /// Charges `others`, and what this process has used unless that was done less than `least` ago. Returns the time and for how long to
+    /// use no more.
+    fn settle(&self, others: u64, least: Duration) -> (Duration, Duration) {
+        let memory_is_short = self.look();
+        self.with(|state, now| {
+            if let Some(short) = memory_is_short {
+                state.short = short;
+                state.pace.set_max_cpu(if short { self.limits.short } else { self.limits.usual });
+            }
+            let mut used = others;
+            if now.saturating_sub(state.settled) >= least.max(SETTLE) {
+                state.settled = now;
+                let own = (self.clock)();
+                used += own.saturating_sub(state.own);
+                state.own = state.own.max(own);
+            }
+            let (pages, since) = state.in_hand;
+            let in_hand = if now.saturating_sub(since) < IN_HAND { AGENT_PAGE * pages } else { Duration::ZERO };
+            (now, state.pace.charge(now, Duration::from_nanos(used), in_hand))
+        })
+    }
+
+    /// Looks at memory pressure now and then. `Some`: memory has become short, or no longer is.
+    fn look(&self) -> Option<bool> {
+        if self.limits.usual <= 0.0 || self.limits.short <= self.limits.usual {
+            return None;
+        }
+        let short = self.with(|state, _| {
+            let due = state.looked.is_none_or(|looked| looked.elapsed() >= LOOK);
+            due.then(|| {
+                state.looked = Some(Instant::now());
+                state.short
+            })
+        })?;
+        let pressure = kmem::psi::memory().ok().flatten().map_or(0.0, |pressure| pressure.some.avg10);
+        let is_short = pressure > self.limits.pressure;
+        if is_short == short {
+            return None;
+        }
+        let limit = 100.0 * if is_short { self.limits.short } else { self.limits.usual };
+        let bound = self.limits.pressure;
+        tracing::info!(
+            "memory pressure {pressure:.1} % for a bound of {bound} %; the CPU limit is {limit} % from now on"
+        );
+        Some(is_short)
+    }
+
+    /// What the governor does, and why.
+    pub(crate) fn status(&self) -> GovernorStatus {
+        self.settle(0, Duration::ZERO);
+        self.with(|state, now| {
+            let decision = state.pace.decision(now);
+            let [cpu_percent, max_cpu_percent] = decision.cpu_percent;
+            let rate = decision.rate[1];
+            GovernorStatus {
+                mode: self.limits.mode.to_string(),
+                target_scan_time_seconds: self.limits.target,
+                scan_time_seconds: state.pace.last().map(|scan| scan.took),
+                scan_pages: state.pace.last().map_or(0, |scan| scan.pages),
+                scan_cpu_seconds: state.pace.last().map_or(0.0, |scan| scan.cpu),
+                pages_due: state.pace.left(),
+                pages_per_second: rate.is_finite().then_some(rate),
+                cpu_percent,
+                max_cpu_percent,
+                memory_is_short: state.short,
+                reason: decision.to_string(),
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits { mode: Mode::None, target: 1.0, usual: 0.1, short: 0.0, pressure: 10.0 };
+
+    fn burn(time: Duration) {
+        let end = thread_cpu() + time.as_nanos() as u64;
+        while thread_cpu() < end {
+            std::hint::black_box(0);
+        }
+    }
+
+    /// Charges this thread only: other tests run in this process.
+    fn pacer(limits: Limits) -> Pacer {
+        let pacer = Pacer::with_clock(limits, thread_cpu);
+        pacer.with(|state, _| state.own = thread_cpu());
+        pacer
+    }
+
+    #[test]
+    fn a_worker_uses_no_more_than_its_share() {
+        // A burst of 50 ms, then 9 % of the time.
+        let (pacer, begin, start) = (pacer(LIMITS), Instant::now(), thread_cpu());
+        while begin.elapsed() < Duration::from_secs(2) {
+            burn(Duration::from_millis(2));
+            pacer.pause(|| false);
+        }
+        let used = (thread_cpu() - start) as f64 / 1e9;
+        let most = 0.05 + 0.09 * begin.elapsed().as_secs_f64() + 0.03;
+        assert!(used <= most, "{used} s of {most} s");
+        assert!(used > 0.05, "{used} s");
+    }
+
+    #[test]
+    fn agents_count_once_and_a_worker_that_is_to_end_does_not_wait() {
+        let pacer = pacer(LIMITS);
+        pacer.charge_agents(1_000_000_000, 0);
+        pacer.charge_agents(1_000_000_000, 0);
+        let wait = pacer.settle(0, Duration::ZERO).1.as_secs_f64();
+        // 1 s less the burst of 50 ms, at 9 %.
+        assert!((wait - 0.95 / 0.09).abs() < 0.2, "{wait}");
+        let begin = Instant::now();
+        pacer.pause(|| true);
+        assert!(begin.elapsed() < Duration::from_secs(1));
+    }
+
+    #[test]
+    fn work_that_goes_first_gets_its_share_until_too_much_is_owed() {
+        let limited = pacer(LIMITS);
+        let period = Duration::from_secs(1);
+        assert_eq!(limited.allowance(period), Some(Duration::from_millis(100)));
+        limited.charge_agents(100_000_000, 0);
+        assert!(limited.allowance(period).is_some(), "a little more than allowed: merging waits");
+        limited.charge_agents(1_000_000_000, 0);
+        assert_eq!(limited.allowance(period), None, "it waits too");
+        assert_eq!(pacer(Limits { usual: 0.0, ..LIMITS }).allowance(period), Some(period));
+    }
+
+    #[test]
+    fn what_agents_have_in_hand_counts_until_they_report_or_fall_silent() {
+        let pacer = pacer(LIMITS);
+        pacer.charge_agents(0, 20_000);
+        // 200 ms less the burst of 50 ms, at 9 %.
+        let wait = pacer.settle(0, Duration::ZERO).1.as_secs_f64();
+        assert!((wait - 0.15 / 0.09).abs() < 0.1, "{wait}");
+        pacer.charge_agents(40_000_000, 0);
+        assert_eq!(pacer.settle(0, Duration::ZERO).1, Duration::ZERO);
+        pacer.with(|state, _| state.in_hand.0 = 20_000);
+        pacer.with(|state, _| state.pace.charge(Duration::ZERO, Duration::ZERO, Duration::ZERO));
+        std::thread::sleep(IN_HAND);
+        assert_eq!(pacer.settle(0, Duration::ZERO).1, Duration::ZERO);
+    }
+
+    #[test]
+    fn a_scan_takes_its_target() {
+        for workers in [1, 3] {
+            let pacer = pacer(Limits { mode: Mode::Target, usual: 0.0, ..LIMITS });
+            pacer.begin_scan();
+            pacer.found(30_000);
+            let begin = Instant::now();
+            let worker = || {
+                for _ in 0..30_000 / 100 / workers {
+                    pacer.took(100);
+                    pacer.pause(|| false);
+                }
+            };
+            std::thread::scope(|scope| (0..workers).for_each(|_| drop(scope.spawn(worker))));
+            let took = begin.elapsed().as_secs_f64();
+            assert!((0.95..1.2).contains(&took), "{took} s with {workers} workers");
+            pacer.begin_scan();
+            let status = pacer.status();
+            assert_eq!(status.scan_pages, 30_000);
+            assert!(status.scan_time_seconds.is_some_and(|time| (0.95..1.2).contains(&time)), "{status:?}");
+            assert!(status.reason.contains("target of 1 s; 30000 pages due"), "{status:?}");
+        }
+    }
+
+    #[test]
+    fn no_limit_and_no_pace_never_wait() {
+        let pacer = pacer(Limits { usual: 0.0, ..LIMITS });
+        burn(Duration::from_millis(5));
+        let begin = Instant::now();
+        pacer.begin_scan();
+        pacer.found(1_000_000);
+        pacer.took(1_000_000);
+        pacer.charge_agents(1 << 60, 1 << 20);
+        pacer.pause(|| false);
+        assert!(begin.elapsed() < Duration::from_millis(100));
+    }
+}

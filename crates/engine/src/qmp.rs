@@ -1,0 +1,278 @@
+//! Where a QEMU guest's RAM lies in QEMU's memory, by QMP (docs/interop/qmp-spec.rst of QEMU).
+//!
+//! QEMU has no command that says it in one piece. The monitor's `info mtree -f` lists what the guest's physical addresses are made
+//! of, `gpa2hva` gives the host's address of one of them, and `query-memory-devices` names memory that may be unplugged, which is left out:
+//! what is left is RAM that was there when QEMU started, and stays where it is until it ends.
+//!
+//! ```text
+//! FlatView #0
+//!  AS "memory", root: system
+//!   0000000000000000-00000000000bffff (prio 0, ram): pc.ram
+//!   00000000000c0000-00000000000dffff (prio 1, rom): pc.rom
+//!   0000000000100000-000000007fffffff (prio 0, ram): pc.ram @0000000000100000
+//!   0000000100000000-00000001bfffffff (prio 0, ram): pc.ram @0000000080000000
+//! ```
+//!
+//! The socket may have been used by an earlier daemon, and events come at any time: every command carries an id, and what does not
+//! answer it is skipped.
+
+use std::io::{BufRead, BufReader, Write};
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+/// Below it, firmware changes what is RAM and what is not while it runs.
+const FIRST: u64 = 1 << 20;
+const PAGE: u64 = kmem::PAGE_SIZE as u64;
+/// No answer is longer.
+const MAX_ANSWER: u64 = 1 << 20;
+
+/// Why the guest's RAM could not be found.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum QmpError {
+    /// The socket failed, or QEMU did not answer in time.
+    #[error("QMP: {0}")]
+    Io(#[from] std::io::Error),
+    /// An answer that is none.
+    #[error("QMP: not understood: {0}")]
+    Malformed(String),
+    /// QEMU refused a command.
+    #[error("QMP: {command}: {why}")]
+    Refused {
+        /// The command.
+        command: String,
+        /// QEMU's words.
+        why: String,
+    },
+    /// RAM that QEMU lists has no host address, or not one piece.
+    #[error("QEMU lists RAM at {0:#x} that is not one piece of its memory")]
+    Torn(u64),
+}
+
+/// RAM of the guest: guest-physical addresses from `start` to `end`, at `host` in QEMU's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ram {
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+    pub(crate) host: u64,
+}
+
+/// A QMP session.
+struct Qmp {
+    stream: BufReader<UnixStream>,
+    deadline: Instant,
+    /// Tells this session's answers from an earlier one's.
+    session: u128,
+    next: u64,
+}
+
+/// Asks QEMU at the other end where its guest's RAM lies. Waits for at most `limit`: a QEMU that has just begun answers late.
+pub(crate) fn find_ram(socket: OwnedFd, limit: Duration) -> Result<Vec<Ram>, QmpError> {
+    let stream = UnixStream::from(socket);
+    // Our end may be shared with the client, and so is this.
+    stream.set_nonblocking(false)?;
+    stream.set_write_timeout(Some(limit))?;
+    let session = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |t| t.as_nanos());
+    let mut qmp = Qmp { stream: BufReader::new(stream), deadline: Instant::now() + limit, session, next: 0 };
+    match qmp.execute("qmp_capabilities", json!({})) {
+        // An earlier session has said it.
+        Ok(_) | Err(QmpError::Refused { .. }) => {}
+        Err(e) => return Err(e),
+    }
+    let mut found = Vec::new();
+    let removable = removable(&qmp.execute("query-memory-devices", json!({}))?);
+    let text = qmp.monitor("info mtree -f")?;
+    for range in parse_mtree(&text) {
+        if removable.iter().any(|device| device.start < range.end && range.start < device.end) {
+            continue;
+        }
+        let host = qmp.host_address(range.start)?;
+        let last = qmp.host_address(range.end - PAGE)?;
+        if last.checked_sub(host) != Some(range.end - PAGE - range.start) || host % PAGE != 0 {
+            return Err(QmpError::Torn(range.start));
+        }
+        found.push(Ram { start: range.start, end: range.end, host });
+    }
+    Ok(found)
+}
+
+impl Qmp {
+    fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, QmpError> {
+        self.next += 1;
+        let id = format!("pageone-{}-{}", self.session, self.next);
+        let mut line = json!({ "execute": command, "arguments": arguments, "id": id }).to_string();
+        line.push('\n');
+        self.stream.get_mut().write_all(line.as_bytes())?;
+        loop {
+            let left = self.deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into());
+            }
+            self.stream.get_ref().set_read_timeout(Some(left))?;
+            let mut line = String::new();
+            let read = std::io::Read::take(&mut self.stream, MAX_ANSWER).read_line(&mut line)?;
+            if read == 0 {
+                return Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof).into());
+            }
+            let answer: Value = serde_json::from_str(&line).map_err(|e| QmpError::Malformed(e.to_string()))?;
+            if answer["id"] != *id {
+                continue;
+            }
+            if let Some(error) = answer.get("error") {
+                let why = error["desc"].as_str().unwrap_or("no reason given").to_string();
+                return Err(QmpError::Refused { command: command.into(), why });
+            }
+            return Ok(answer["return"].clone());
+        }
+    }
+
+    /// A command of the human monitor.
+    fn monitor(&mut self, line: &str) -> Result<String, QmpError> {
+        let answer = self.execute("human-monitor-command", json!({ "command-line": line }))?;
+        answer.as_str().map(str::to_string).ok_or_else(|| QmpError::Malformed(format!("{line}: no text")))
+    }
+
+    fn host_address(&mut self, guest: u64) -> Result<u64, QmpError> {
+        let text = self.monitor(&format!("gpa2hva {guest:#x}"))?;
+        parse_gpa2hva(&text).ok_or(QmpError::Torn(guest))
+    }
+}
+
+/// `Host virtual address for 0x100000 (pc.ram) is 0x7f0bbbf00000`.
+fn parse_gpa2hva(text: &str) -> Option<u64> {
+    let (_, address) = text.trim().rsplit_once(" is 0x")?;
+    u64::from_str_radix(address, 16).ok()
+}
+
+/// RAM in the address space that CPUs see, above the firmware's first MiB.
+fn parse_mtree(text: &str) -> Vec<Range<u64>> {
+    let mut found = Vec::new();
+    let mut inside = false;
+    for line in text.lines() {
+        if line.starts_with("FlatView") {
+            inside = false;
+        } else if line.trim_start().starts_with("AS \"memory\",") {
+            inside = true;
+        } else if inside && let Some(range) = parse_ram(line) {
+            found.push(range);
+        }
+    }
+    found
+}
+
+fn parse_ram(line: &str) -> Option<Range<u64>> {
+    let (addresses, rest) = line.trim().split_once(' ')?;
+    // Devices' memory (a screen, say) has another priority.
+    if !rest.starts_with("(prio 0, ram)") {
+        return None;
+    }
+    let (start, last) = addresses.split_once('-')?;
+    let number = |text| u64::from_str_radix(text, 16).ok();
+    let (start, end) = (number(start)?.max(FIRST), number(last)?.checked_add(1)? / PAGE * PAGE);
+    let start = start.checked_next_multiple_of(PAGE)?;
+    (start < end).then_some(start..end)
+}
+
+/// The answer of `query-memory-devices`: what may be unplugged, by guest-physical address. A device without one is nowhere.
+fn removable(answer: &Value) -> Vec<Range<u64>> {
+    let devices = answer.as_array().into_iter().flatten();
+    let range = |device: &Value| {
+        let data = &device["data"];
+        let start = data.get("addr").or_else(|| data.get("memaddr"))?.as_u64()?;
+        // What a virtio-mem device has plugged at present says nothing of what it will have.
+        let size = data.get("max-size").or_else(|| data.get("size"))?.as_u64()?;
+        Some(start..start.saturating_add(size))
+    };
+    devices.filter_map(range).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MTREE: &str = r#"FlatView #0
+ AS "I/O", root: io
+ Root memory region: io
+  0000000000000000-000000000000ffff (prio 0, ram): no such RAM
+
+FlatView #1
+ AS "memory", root: system
+ AS "cpu-memory-0", root: system
+ Root memory region: system
+  0000000000000000-00000000000bffff (prio 0, ram): a KVM
+  00000000000c0000-00000000000dffff (prio 1, rom): pc.rom
+  0000000000100000-000000007fffffff (prio 0, ram): a @0000000000100000 KVM
+  00000000fec00000-00000000fec00fff (prio 0, i/o): ioapic
+  00000000fd000000-00000000fdffffff (prio 1, ram): vga.vram
+  00000000fffc0000-00000000ffffffff (prio 0, romd): pflash
+  0000000100000000-00000001bfffffff (prio 0, ram): b
+
+FlatView #2
+ AS "cpu-smm-0", root: memory
+  0000000000100000-000000007fffffff (prio 0, ram): a @0000000000100000
+"#;
+
+    #[test]
+    fn ram_is_found_on_both_sides_of_the_hole() {
+        let found = parse_mtree(MTREE);
+        assert_eq!(found, [0x10_0000..0x8000_0000, 0x1_0000_0000..0x1_c000_0000]);
+        assert!(parse_mtree("").is_empty());
+        assert_eq!(
+            parse_gpa2hva("Host virtual address for 0x100000 (pc.ram) is 0x7f0bbbf00000\r\n"),
+            Some(0x7f0b_bbf0_0000)
+        );
+        assert_eq!(parse_gpa2hva("No memory is mapped at address 0x100000000\r\n"), None);
+    }
+
+    #[test]
+    fn memory_that_may_be_unplugged_is_known() {
+        let answer = json!([
+            { "type": "dimm", "data": { "addr": 0x1_0000_0000u64, "size": 0x1000_0000 } },
+            { "type": "virtio-mem", "data": { "memaddr": 0x2_0000_0000u64, "size": 0, "max-size": 0x4000_0000 } }
+        ]);
+        assert_eq!(removable(&answer), [0x1_0000_0000..0x1_1000_0000, 0x2_0000_0000..0x2_4000_0000]);
+    }
+
+    #[test]
+    fn a_session_skips_what_is_not_its_answer() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let qemu = std::thread::spawn(move || {
+            let mut lines = BufReader::new(theirs.try_clone().unwrap()).lines();
+            let mut out = theirs;
+            writeln!(out, r#"{{"QMP": {{}}}}"#).unwrap();
+            while let Some(Ok(line)) = lines.next() {
+                let asked: Value = serde_json::from_str(&line).unwrap();
+                let text = asked["arguments"]["command-line"].as_str().unwrap_or("");
+                let answer = match asked["execute"].as_str().unwrap() {
+                    "qmp_capabilities" => json!({ "error": { "desc": "already complete" }, "id": asked["id"] }),
+                    "query-memory-devices" => json!({ "return": [], "id": asked["id"] }),
+                    _ if text.starts_with("gpa2hva ") => {
+                        let guest = u64::from_str_radix(&text[10..], 16).unwrap();
+                        let host = format!("Host virtual address for 0x0 (a) is {:#x}", guest + (7 << 40));
+                        json!({ "return": host, "id": asked["id"] })
+                    }
+                    _ => json!({ "return": MTREE, "id": asked["id"] }),
+                };
+                writeln!(out, r#"{{"event": "RTC_CHANGE"}}"#).unwrap();
+                writeln!(out, r#"{{"return": {{}}, "id": "pageone-1-1"}}"#).unwrap();
+                writeln!(out, "{answer}").unwrap();
+            }
+        });
+        let found = find_ram(ours.into(), Duration::from_secs(20)).unwrap();
+        qemu.join().unwrap();
+        assert_eq!(found.len(), 2);
+        assert!(found.iter().all(|ram| ram.host == ram.start + (7 << 40)));
+    }
+
+    #[test]
+    fn nobody_at_the_other_end_is_an_error_in_time() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let begin = Instant::now();
+        assert!(find_ram(ours.into(), Duration::from_millis(50)).is_err());
+        assert!(begin.elapsed() < Duration::from_secs(10));
+        drop(theirs);
+    }
+}

@@ -1,0 +1,188 @@
+//! What daemon and agent say to each other about recycling.
+//!
+//! ```text
+//! agent                                          daemon
+//!   Pool + fd of the pool (+ fd of QMP) ─────────▶
+//!                           ◀───────────────────── Ram       (only if the agent did not know it)
+//!                           ◀───────────────────── Recycle   (each period in which the guest has freed something)
+//!   Recycled … Swept ────────────────────────────▶
+//! ```
+
+use serde::{Deserialize, Serialize};
+
+use crate::RegionId;
+
+/// The most extents that RAM can have.
+pub const MAX_EXTENTS: usize = 64;
+/// The most spans in one [`Recycled`]: each takes up to 10 bytes of a packet.
+pub const MAX_SPANS: usize = 4096;
+
+/// Number of the pool's file descriptor, in the environment of a program that `pageone run --ppr` starts.
+pub const ENV_POOL: &str = "PAGEONE_PPR_POOL";
+/// Number of our end of a connected QMP socket, likewise.
+pub const ENV_QMP: &str = "PAGEONE_PPR_QMP";
+/// Reclaim period that the program asks for, in milliseconds; without it, the daemon's.
+pub const ENV_PERIOD: &str = "PAGEONE_PPR_PERIOD_MS";
+
+/// Consecutive guest frames that lie in consecutive pages of a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Extent {
+    /// First guest frame.
+    pub frame: u64,
+    /// The region.
+    pub region: RegionId,
+    /// First page, counted from the region's start.
+    pub page: u32,
+    /// Pages.
+    pub len: u32,
+}
+
+impl Extent {
+    /// The frames.
+    pub fn frames(&self) -> std::ops::Range<u64> {
+        self.frame..self.frame + u64::from(self.len)
+    }
+}
+
+/// Consecutive pages of a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Span {
+    /// First page, counted from the region's start.
+    pub page: u32,
+    /// Pages.
+    pub len: u32,
+}
+
+/// A pool that the client's guest marks its free pages in; its descriptor comes with the packet.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pool {
+    /// Where the guest's RAM lies, ascending by frame. Empty: not known yet; then a connected QMP socket comes too, and the daemon
+    /// answers with [`crate::ToAgent::Ram`].
+    pub extents: Vec<Extent>,
+    /// Reclaim period that the client asks for, in milliseconds; 0: the daemon's.
+    pub period_ms: u32,
+}
+
+/// These pages were recycled: they are untouched anonymous memory now and map no frame.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Recycled {
+    /// The region.
+    pub region: RegionId,
+    /// The pages, at most [`MAX_SPANS`] spans.
+    pub spans: Vec<Span>,
+}
+
+/// A sweep has ended. Every [`crate::ToAgent::Recycle`] gets one such answer.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sweep {
+    /// Pages recycled.
+    pub pages: u64,
+    /// Runs that they came in.
+    pub runs: u64,
+    /// Pages that the guest took back between the look and the claim.
+    pub lost: u64,
+    /// The longest that pages were claimed, in nanoseconds: a guest that needs one of them waits for so long at most.
+    pub longest_ns: u64,
+    /// CPU time of the sweep, in nanoseconds.
+    pub sweep_ns: u64,
+    /// CPU time that the agent's threads have used since the program started, in nanoseconds.
+    pub cpu_ns: u64,
+    /// The time was up before everything had been looked at.
+    pub more: bool,
+    /// Why nothing was recycled, and whether that is for good.
+    pub refused: Option<Refusal>,
+}
+
+/// Why an agent does not recycle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Refusal {
+    /// The process has pinned memory: a device would go on with the old frames.
+    Pinned,
+    /// The process has locked memory, which cannot be given back.
+    Locked,
+    /// The kernel would not take the pages back.
+    Kernel,
+    /// The pool's header is not what the host wrote: the guest is dropped.
+    Header,
+    /// There is no pool, or no map of the guest's RAM.
+    NoPool,
+}
+
+impl Refusal {
+    /// Whether it is for the rest of the client's life.
+    pub fn is_final(self) -> bool {
+        matches!(self, Refusal::Header)
+    }
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Refusal::Pinned => "the process has pinned memory (VmPin): a device holds on to its frames",
+            Refusal::Locked => "the process has locked memory (VmLck), which cannot be given back",
+            Refusal::Kernel => "the kernel refused to take pages back (MADV_DONTNEED)",
+            Refusal::Header => {
+                "its guest has overwritten the pool's header; it is dropped from recycling until it is started again"
+            }
+            Refusal::NoPool => "its agent has no pool, or does not know where the guest's RAM lies",
+        })
+    }
+}
+
+/// Whether extents are ascending, disjoint in frames, bounded and not too many.
+pub(crate) fn extents_are_sound(extents: &[Extent]) -> bool {
+    let mut end = 0;
+    extents.len() <= MAX_EXTENTS
+        && extents.iter().all(|extent| {
+            let sound = extent.frame >= end
+                && extent.len > 0
+                && extent.frame < 1 << 52
+                && extent.page.checked_add(extent.len).is_some();
+            end = extent.frame.saturating_add(extent.len.into());
+            sound
+        })
+}
+
+/// Whether spans are bounded and not too many.
+pub(crate) fn spans_are_sound(spans: &[Span]) -> bool {
+    spans.len() <= MAX_SPANS && spans.iter().all(|span| span.page.checked_add(span.len).is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ToAgent, ToDaemon, decode_to_agent, decode_to_daemon, encode};
+
+    fn extent(frame: u64, page: u32, len: u32) -> Extent {
+        Extent { frame, region: 1, page, len }
+    }
+
+    #[test]
+    fn extents_are_ascending_disjoint_and_bounded() {
+        let decodes = |extents: Vec<Extent>| {
+            let pool = Pool { extents: extents.clone(), period_ms: 0 };
+            let there = decode_to_daemon(&encode(&ToDaemon::Pool(pool))).is_ok();
+            assert_eq!(there, decode_to_agent(&encode(&ToAgent::Ram(extents))).is_ok());
+            there
+        };
+        assert!(decodes(vec![extent(256, 256, 100), extent(1 << 20, 400, 5)]));
+        assert!(!decodes(vec![extent(256, 0, 100), extent(300, 400, 5)]), "overlap");
+        assert!(!decodes(vec![extent(256, 0, 0)]), "empty");
+        assert!(!decodes(vec![extent(0, u32::MAX, 2)]), "pages wrap");
+        assert!(!decodes(vec![extent(u64::MAX, 0, 2)]), "frames wrap");
+        assert!(!decodes((0..=MAX_EXTENTS as u64).map(|i| extent(i, 0, 1)).collect()), "too many");
+    }
+
+    #[test]
+    fn as_many_spans_as_are_allowed_fit_into_a_packet() {
+        let recycled = |count| {
+            let spans = vec![Span { page: u32::MAX - 9, len: 9 }; count];
+            encode(&ToDaemon::Recycled(Recycled { region: u32::MAX, spans }))
+        };
+        assert!(recycled(MAX_SPANS).len() <= crate::MAX_MESSAGE && decode_to_daemon(&recycled(MAX_SPANS)).is_ok());
+        assert!(decode_to_daemon(&recycled(MAX_SPANS + 1)).is_err());
+        let span = Span { page: u32::MAX, len: 2 };
+        let message = ToDaemon::Recycled(Recycled { region: 1, spans: vec![span] });
+        assert!(decode_to_daemon(&encode(&message)).is_err(), "pages wrap");
+    }
+}

@@ -1,6 +1,6 @@
-//! The control socket: `status` and `detach` ask the daemon.
+//! The control socket: `status`, `dirty`, `detach` and `checkpoint` ask the daemon.
 //!
-//! One request a connection, one line of JSON each way. Everyone may connect; who is neither root nor the daemon's owner
+//! One request a connection, one line of JSON each way. A client is held as long as the connection that asked for it is open. Everyone may connect; who is neither root nor the daemon's owner
 //! sees and detaches only processes of their own.
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use engine::{Engine, Status};
+use engine::{DirtyStatus, Engine, Status};
 use serde::{Deserialize, Serialize};
 
 use crate::{Code, Coded};
@@ -26,12 +26,15 @@ const MAX_REQUEST: u64 = 4096;
 enum Request {
     Status,
     Detach(i32),
+    Dirty(Vec<i32>),
+    Hold(i32),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Answer {
     Status(Box<Status>),
+    Dirty(Vec<DirtyStatus>),
     Done,
     Unknown(String),
     Failed(String),
@@ -69,15 +72,35 @@ fn answer(engine: &Engine, stream: &UnixStream) -> Result<()> {
     let only = (peer != 0 && peer != own).then_some(peer);
     let mut line = String::new();
     BufReader::new(stream.take(MAX_REQUEST)).read_line(&mut line)?;
+    let mut hold = None;
     let answer = match serde_json::from_str(&line) {
         Ok(Request::Status) => Answer::Status(Box::new(engine.status(only))),
         Ok(Request::Detach(pid)) => detach(engine, pid, only),
+        Ok(Request::Hold(pid)) if only.is_some() && engine.owner(pid) != only => {
+            Answer::Unknown(engine::HoldError::NotAClient(pid).to_string())
+        }
+        Ok(Request::Hold(pid)) => match engine.hold(pid) {
+            Ok(held) => {
+                hold = Some(held);
+                Answer::Done
+            }
+            Err(e @ engine::HoldError::NotAClient(_)) => Answer::Unknown(e.to_string()),
+            Err(e) => Answer::Failed(e.to_string()),
+        },
+        Ok(Request::Dirty(pids)) => {
+            engine.dirty(&pids, only).map_or_else(|e| Answer::Unknown(e.to_string()), Answer::Dirty)
+        }
         Err(e) => Answer::Failed(format!("not a request: {e}")),
     };
     let mut out = serde_json::to_vec(&answer)?;
     out.push(b'\n');
     let mut stream = stream;
     stream.write_all(&out)?;
+    if hold.is_some() {
+        stream.set_read_timeout(None)?;
+        // Until the other end closes, or ends.
+        let _ = stream.read(&mut [0]);
+    }
     Ok(())
 }
 
@@ -104,13 +127,20 @@ fn detach(engine: &Engine, pid: i32, only: Option<u32>) -> Answer {
     ))
 }
 
+fn connect(directories: &[PathBuf]) -> Option<UnixStream> {
+    directories.iter().find_map(|dir| UnixStream::connect(dir.join(SOCKET)).ok())
+}
+
 fn ask(directories: &[PathBuf], request: &Request) -> Result<Answer> {
-    let found = directories.iter().find_map(|dir| UnixStream::connect(dir.join(SOCKET)).ok());
-    let Some(mut stream) = found else {
+    let Some(stream) = connect(directories) else {
         let list: Vec<_> = directories.iter().map(|d| d.display().to_string()).collect();
         let why = format!("no daemon answers in {}; start one with `pageone daemon`", list.join(" or "));
         return Err(Coded(Code::NoDaemon, why).into());
     };
+    talk(&stream, request)
+}
+
+fn talk(mut stream: &UnixStream, request: &Request) -> Result<Answer> {
     stream.set_read_timeout(Some(DETACH_TIMEOUT + TIMEOUT))?;
     let mut line = serde_json::to_vec(request)?;
     line.push(b'\n');
@@ -120,10 +150,46 @@ fn ask(directories: &[PathBuf], request: &Request) -> Result<Answer> {
     serde_json::from_str(&answer).context("the daemon's answer is cut off; is it of another version?")
 }
 
+/// That a daemon neither scans nor merges a client.
+pub(crate) struct Hold(UnixStream);
+
+impl Hold {
+    /// Asks the daemon of these directories, if there is one and it knows the process, or learns of it within `patience`: a client that
+    /// has just begun, or a daemon that has just been started, may not have met the other.
+    pub(crate) fn ask(directories: &[PathBuf], pid: i32, patience: Duration) -> Result<Option<Self>> {
+        let start = Instant::now();
+        loop {
+            let Some(stream) = connect(directories) else { return Ok(None) };
+            match talk(&stream, &Request::Hold(pid))? {
+                Answer::Done => return Ok(Some(Self(stream))),
+                Answer::Unknown(_) if start.elapsed() < patience => std::thread::sleep(Duration::from_millis(20)),
+                Answer::Unknown(_) => return Ok(None),
+                Answer::Failed(why) => bail!(why),
+                other => bail!("the daemon answered {other:?}"),
+            }
+        }
+    }
+
+    /// Whether it has been so all the time: a daemon that ended lets go.
+    pub(crate) fn lasts(&self) -> bool {
+        let nothing = rustix::net::recv(&self.0, &mut [0u8], rustix::net::RecvFlags::DONTWAIT);
+        matches!(nothing, Err(rustix::io::Errno::AGAIN))
+    }
+}
+
 /// The daemon's status.
 pub(crate) fn status(directories: &[PathBuf]) -> Result<Status> {
     match ask(directories, &Request::Status)? {
         Answer::Status(status) => Ok(*status),
+        other => bail!("the daemon answered {other:?}"),
+    }
+}
+
+/// What clients write: these processes, or all. The daemon scans them first.
+pub(crate) fn dirty(directories: &[PathBuf], pids: &[i32]) -> Result<Vec<DirtyStatus>> {
+    match ask(directories, &Request::Dirty(pids.to_vec()))? {
+        Answer::Dirty(clients) => Ok(clients),
+        Answer::Unknown(why) => Err(Coded(Code::NoClient, why).into()),
         other => bail!("the daemon answered {other:?}"),
     }
 }

@@ -25,20 +25,22 @@ struct Daemon {
     directory: PathBuf,
     program: PathBuf,
     merge_period: f64,
+    ppr: bool,
     child: Mutex<Option<Child>>,
 }
 
 impl Backend for Daemon {
     fn launcher(&self, _guest: usize) -> Vec<OsString> {
-        let words: [OsString; 6] = [
+        let mut words: Vec<OsString> = vec![
             self.program.clone().into(),
             "run".into(),
             "--dir".into(),
             self.directory.clone().into(),
             "--no-start".into(),
-            "--".into(),
         ];
-        words.into()
+        words.extend(self.ppr.then(|| "--ppr".into()));
+        words.push("--".into());
+        words
     }
 
     fn start_merging(&self) -> Result<()> {
@@ -65,6 +67,8 @@ impl Backend for Daemon {
             pages_shared: status.pages.pages_shared,
             pages_sharing: status.pages.pages_sharing,
             pages_zero: status.pages.pages_zero,
+            pages_recycled: status.pages.pages_recycled,
+            pages_recycled_total: status.pages_recycled_total,
             pages_unshared: status.pages.pages_unshared,
             general_profit: status.pages.general_profit,
             pages_merged_total: status.pages_merged_total,
@@ -90,7 +94,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let directory = std::env::temp_dir().join(format!("pageone-demo-{}", std::process::id()));
     std::fs::create_dir(&directory).with_context(|| format!("cannot create {}", directory.display()))?;
     let program = std::env::current_exe().context("cannot find this program")?;
-    let daemon = Daemon { directory, program, merge_period: args.merge_period, child: Mutex::new(None) };
+    let daemon = Daemon {
+        directory,
+        program,
+        merge_period: args.merge_period,
+        ppr: args.demo.guest.ppr,
+        child: Mutex::new(None),
+    };
     demo::run(&args.demo, &daemon).map(drop)
 }
 

@@ -2,14 +2,20 @@
 //!
 //! Each subcommand is a module; this one reads the command line and turns errors into messages and exit codes.
 
+mod checkpoint;
 mod control;
 mod daemon;
 mod demo;
 mod demo_backend;
+mod dirty;
 mod doctor;
+mod estimate;
 mod guest;
+mod ksm;
 mod paths;
+mod pool;
 mod run;
+mod run_ppr;
 mod settings;
 mod status;
 
@@ -31,7 +37,8 @@ struct Cli {
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 done · 1 failed · 2 wrong usage · 3 no daemon answers · 4 no such client · 5 the configuration is wrong ·
-6 another daemon is running · 7 this host or account lacks something. `run` has the exit code of the started program.";
+6 another daemon is running, or another writer of KSM's settings · 7 this host or account lacks something · 8 `estimate` left something out.
+`run` has the exit code of the started program.";
 
 #[derive(Subcommand)]
 enum Command {
@@ -43,8 +50,24 @@ enum Command {
     Run(run::Args),
     /// Show what is merged and what it costs
     Status(status::Args),
+    /// Show which pages clients write, how fast, and whether a migration would converge
+    Dirty(dirty::Args),
     /// Unmerge a client and give its memory back to it
     Detach(status::DetachArgs),
+    /// Govern the kernel's own merging (KSM), or show what it does
+    #[command(subcommand)]
+    Ksm(ksm::Command),
+    /// Say what merging would save, of processes, guests, files and directories; changes nothing
+    Estimate(estimate::Args),
+    /// Store the memory of a running guest in a pool
+    Checkpoint(checkpoint::Args),
+    /// Lets processes that a checkpoint has stopped go on
+    #[command(hide = true)]
+    CheckpointGuard(checkpoint::GuardArgs),
+    /// Give the memory that a checkpoint holds back, as a file
+    Restore(checkpoint::RestoreArgs),
+    /// Object pools: make, show, check, remove
+    Pool(pool::Args),
     /// Boot guests, merge them while they work, and show that no byte of theirs changed
     Demo(demo_backend::Args),
     /// Print the command that starts a demo guest
@@ -61,6 +84,7 @@ pub(crate) enum Code {
     Configuration = 5,
     SecondDaemon = 6,
     HostLacks = 7,
+    LeftOut = 8,
 }
 
 /// An error with an exit code of its own.
@@ -83,7 +107,14 @@ fn main() -> ExitCode {
         Command::Daemon(args) => daemon::run(args, dir),
         Command::Run(args) => run::run(&args, dir),
         Command::Status(args) => status::run(&args, dir),
+        Command::Dirty(args) => dirty::run(&args, dir),
         Command::Detach(args) => status::detach(&args, dir),
+        Command::Ksm(command) => ksm::run(&command),
+        Command::Estimate(args) => estimate::run(&args),
+        Command::Checkpoint(args) => checkpoint::run(&args, dir),
+        Command::CheckpointGuard(args) => checkpoint::guard(&args),
+        Command::Restore(args) => checkpoint::restore(&args),
+        Command::Pool(args) => pool::run(&args),
         Command::Demo(args) => demo_backend::run(&args),
         Command::PrintGuest(options) => demo_backend::print_guest_command(&options),
     };

@@ -24,6 +24,15 @@ pub(crate) struct Args {
     /// `split` merges pages out of huge pages, `keep` lets the program have its huge pages
     #[arg(long, value_name = "POLICY", default_value = "split", value_parser = ["split", "keep"])]
     huge_pages: String,
+    /// Who merges: PageONE's daemon what the program marks, or the kernel's KSM all of its memory (Linux 6.10 or later)
+    #[arg(long, value_name = "NAME", default_value = "pageone", value_parser = ["pageone", "ksm"])]
+    backend: String,
+    /// Take back what the guest frees (QEMU only): adds a device that the guest's driver marks its free pages in
+    #[arg(long)]
+    ppr: bool,
+    /// Seconds within which a page that the guest frees is back [default: the daemon's]
+    #[arg(long, value_name = "S", requires = "ppr")]
+    reclaim_period: Option<f64>,
     /// Do not start a daemon; the program joins one whenever it comes
     #[arg(long)]
     no_start: bool,
@@ -35,11 +44,25 @@ pub(crate) struct Args {
 /// Replaces this process by the program.
 pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let mut command = Command::new(&args.program[0]);
-    command.args(&args.program[1..]);
-    if let Err(e) = prepare(args, dir, &mut command) {
+    let prepared = if args.backend == "ksm" {
+        crate::ksm::enable(args.domain.as_deref())
+    } else {
+        prepare(args, dir, &mut command)
+    };
+    if let Err(e) = prepared {
         eprintln!("pageone: {} runs without merging: {e:#}", args.program[0].to_string_lossy());
     }
+    // Only now: a daemon that was started above must not inherit them. Closed if the program can't be started.
+    let mut inherited = None;
+    if args.ppr {
+        match crate::run_ppr::prepare(&mut command, &args.program[0], &args.program[1..], args.reclaim_period) {
+            Ok(fds) => inherited = Some(fds),
+            Err(e) => eprintln!("pageone: {} runs without recycling: {e:#}", args.program[0].to_string_lossy()),
+        }
+    }
+    command.args(&args.program[1..]);
     let error = command.exec();
+    drop(inherited);
     eprintln!("pageone: cannot run {}: {error}", args.program[0].to_string_lossy());
     // As a shell does.
     std::process::exit(if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 })

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use engine::{Pages, Status};
+use engine::{Pages, RecycleStatus, Status};
 
 use crate::{control, paths};
 
@@ -47,14 +47,32 @@ fn mib(pages: u64) -> u64 {
 
 fn summary(pages: &Pages) -> String {
     format!(
-        "pages_shared {} · pages_sharing {} · pages_zero {} · pages_unshared {} · pages_volatile {} · general_profit {} MiB",
+        "pages_shared {} · pages_sharing {} · pages_zero {} · pages_recycled {} · pages_unshared {} · pages_volatile {} · general_profit {} MiB",
         pages.pages_shared,
         pages.pages_sharing,
         pages.pages_zero,
+        pages.pages_recycled,
         pages.pages_unshared,
         pages.pages_volatile,
         pages.general_profit >> 20
     )
+}
+
+fn recycling_text(now: u64, of: &RecycleStatus) -> String {
+    match (of.state.as_str(), &of.why) {
+        ("starting", _) => "free pages: asking QEMU where the guest's memory lies".into(),
+        (state, Some(why)) => format!("free pages {state}: {why}"),
+        _ => format!(
+            "free pages: {} MiB taken back of {} · {:.1} MiB/s · {} MiB in all, {:.2} µs a page · {} runs · period {} s",
+            mib(now),
+            of.managed_bytes >> 20,
+            of.pages_recycled_per_second * kmem::PAGE_SIZE as f64 / f64::from(1 << 20),
+            mib(of.pages_recycled_total),
+            of.sweep_seconds * 1e6 / of.pages_recycled_total.max(1) as f64,
+            of.runs_total,
+            of.reclaim_period_seconds
+        ),
+    }
 }
 
 fn text(status: &Status) -> String {
@@ -70,6 +88,8 @@ fn text(status: &Status) -> String {
         status.agent_cpu_seconds,
         status.pages_merged_total
     );
+    let short = if status.governor.memory_is_short { " (memory is short)" } else { "" };
+    let _ = writeln!(out, "governor, mode {}: {}{short}", status.governor.mode, status.governor.reason);
     let _ = writeln!(out, "{}", summary(&status.pages));
     for domain in &status.domains {
         let _ = writeln!(
@@ -109,6 +129,9 @@ fn text(status: &Status) -> String {
             if let Some(why) = &client.refused {
                 let _ = writeln!(out, "           not merged: {why}");
             }
+            if let Some(recycling) = &client.recycling {
+                let _ = writeln!(out, "           {}", recycling_text(client.pages_recycled, recycling));
+            }
             if client.max_map_count_binds {
                 let _ = writeln!(
                     out,
@@ -127,7 +150,10 @@ mod tests {
 
     #[test]
     fn the_text_names_what_keeps_memory_from_merging() {
+        let dropped =
+            RecycleStatus { state: "dropped".into(), why: Some("overwritten".into()), ..RecycleStatus::default() };
         let client = ClientStatus {
+            recycling: Some(dropped),
             pid: 42,
             name: "qemu".into(),
             refused: Some("its memory is locked".into()),
@@ -136,7 +162,13 @@ mod tests {
         };
         let domain = DomainStatus { paused: Some("no room".into()), clients: vec![client], ..DomainStatus::default() };
         let out = text(&Status { domains: vec![domain], ..Status::default() });
-        for part in ["PAUSED: no room", "not merged: its memory is locked", "vm.max_map_count", "42 qemu"] {
+        for part in [
+            "dropped: overwritten",
+            "PAUSED: no room",
+            "not merged: its memory is locked",
+            "vm.max_map_count",
+            "42 qemu",
+        ] {
             assert!(out.contains(part), "{part} in {out}");
         }
     }

@@ -88,6 +88,10 @@ pub struct BackendStatus {
     pub pages_sharing: u64,
     /// Pages given back as zero pages.
     pub pages_zero: u64,
+    /// Pages that guests have freed, taken back, and untouched since.
+    pub pages_recycled: u64,
+    /// Pages taken back so far.
+    pub pages_recycled_total: u64,
     /// Pages looked at, unique so far.
     pub pages_unshared: u64,
     /// Bytes saved less bytes that the saving costs.
@@ -131,6 +135,10 @@ pub struct Summary {
     pub pages_sharing: u64,
     /// As in [`BackendStatus`].
     pub pages_zero: u64,
+    /// As in [`BackendStatus`].
+    pub pages_recycled: u64,
+    /// As in [`BackendStatus`].
+    pub pages_recycled_total: u64,
     /// As in [`BackendStatus`], bytes.
     pub general_profit: i64,
 }
@@ -293,6 +301,8 @@ impl Demo<'_> {
             pages_shared: status.pages_shared,
             pages_sharing: status.pages_sharing,
             pages_zero: status.pages_zero,
+            pages_recycled: status.pages_recycled,
+            pages_recycled_total: status.pages_recycled_total,
             general_profit: status.general_profit,
         }
     }

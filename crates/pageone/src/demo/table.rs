@@ -87,11 +87,12 @@ impl View {
         if let Some(status) = status {
             let _ = writeln!(
                 text,
-                "  CPU spent {:8.1} s    shared {}  sharing {}  zero {}  profit {} MiB",
+                "  CPU spent {:8.1} s    shared {}  sharing {}  zero {}  recycled {}  profit {} MiB",
                 status.cpu_seconds,
                 status.pages_shared,
                 status.pages_sharing,
                 status.pages_zero,
+                status.pages_recycled,
                 status.general_profit >> 20
             );
         }
@@ -154,10 +155,12 @@ pub fn print_summary(summary: &Summary, options: &Options) -> Result<()> {
     )?;
     writeln!(
         out,
-        "  pages        {} shared, {} sharing, {} zero; general profit {} MiB",
+        "  pages        {} shared, {} sharing, {} zero, {} recycled ({} in all); general profit {} MiB",
         summary.pages_shared,
         summary.pages_sharing,
         summary.pages_zero,
+        summary.pages_recycled,
+        summary.pages_recycled_total,
         summary.general_profit >> 20
     )?;
     writeln!(

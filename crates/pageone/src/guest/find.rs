@@ -99,6 +99,21 @@ pub fn find_kernel(explicit: Option<&Path>) -> Result<PathBuf> {
         })
 }
 
+/// The recycler's module for a kernel: `modules/ppr.ko` beside it.
+///
+/// # Errors
+/// If there is none; the message says how to get one.
+pub fn find_recycler(kernel: &Path) -> Result<PathBuf> {
+    let path = kernel.with_file_name("modules").join("ppr.ko");
+    if std::fs::File::open(&path).is_err() {
+        bail!(
+            "there is no {}: run 'scripts/deps.sh ppr' and then 'scripts/ppr-archive.sh', which builds it",
+            path.display()
+        );
+    }
+    Ok(path)
+}
+
 /// Of the files `dir/<prefix>VERSION<suffix>` that can be read, the one of the highest accepted version.
 fn newest(dir: &Path, prefix: &str, suffix: &str, accept: impl Fn(&str) -> bool) -> Option<PathBuf> {
     std::fs::read_dir(dir)

@@ -79,6 +79,34 @@ pub fn initramfs(cache: &Path, data_mib: u64) -> Result<PathBuf> {
     Ok(path)
 }
 
+/// The archive with the recycler's module in it: a second archive behind the first, as the kernel allows.
+///
+/// # Errors
+/// If the module cannot be read, or the cache cannot be written.
+pub fn with_recycler(archive: &Path, module: &Path) -> Result<PathBuf> {
+    let contents = std::fs::read(module).with_context(|| format!("cannot read {}", module.display()))?;
+    let mut hash = DefaultHasher::new();
+    contents.hash(&mut hash);
+    let path = archive.with_extension(format!("{:016x}.cpio", hash.finish()));
+    if path.exists() {
+        return Ok(path);
+    }
+    let part = archive.with_extension(format!("{}.part", std::process::id()));
+    let build = || -> Result<()> {
+        std::fs::copy(archive, &part)?;
+        let mut cpio = Cpio::new(BufWriter::new(File::options().append(true).open(&part)?));
+        cpio.directory("modules")?;
+        cpio.file("modules/ppr.ko", 0o644, &contents)?;
+        cpio.finish()?.flush()?;
+        Ok(std::fs::rename(&part, &path)?)
+    };
+    let built = build().with_context(|| format!("cannot write {} (disk full? set PAGEONE_CACHE)", path.display()));
+    if built.is_err() {
+        let _ = std::fs::remove_file(&part);
+    }
+    built.map(|()| path)
+}
+
 /// A running QEMU keeps the archive that it has open, so removing is safe.
 fn remove_older(cache: &Path, prefix: &str, keep: &Path) {
     for entry in std::fs::read_dir(cache).into_iter().flatten().flatten() {

@@ -61,6 +61,9 @@ pub struct GuestOptions {
     /// QEMU's accelerator
     #[arg(long, value_name = "NAME", default_value = "tcg", value_parser = ["tcg", "kvm"])]
     pub accel: String,
+    /// Guests mark what they free, and it is taken back: they load the recycler's module (see `scripts/deps.sh ppr`)
+    #[arg(long)]
+    pub ppr: bool,
     /// Further kernel parameters, such as PAGEONE_ROUNDS=3 (see guest/demo/init)
     #[arg(long, value_name = "WORDS", hide = true)]
     pub append: Option<String>,
@@ -87,12 +90,13 @@ impl Spec {
             options.memory
         );
         let data_mib = DATA_MIB_MAX.min((f64::from(options.memory - SYSTEM_MIB) * DATA_SHARE) as u64);
-        Ok(Spec {
-            qemu: find::find_program("qemu-system-x86_64", "qemu-system-x86")?,
-            kernel: find::find_kernel(options.kernel.as_deref())?,
-            initramfs: initramfs::initramfs(&find::cache_dir()?, data_mib)?,
-            options: options.clone(),
-        })
+        let kernel = find::find_kernel(options.kernel.as_deref())?;
+        let mut initramfs = initramfs::initramfs(&find::cache_dir()?, data_mib)?;
+        if options.ppr {
+            initramfs = initramfs::with_recycler(&initramfs, &find::find_recycler(&kernel)?)?;
+        }
+        let qemu = find::find_program("qemu-system-x86_64", "qemu-system-x86")?;
+        Ok(Spec { qemu, kernel, initramfs, options: options.clone() })
     }
 
     /// The arguments that start QEMU, the program first. Its console is standard output; it reads no

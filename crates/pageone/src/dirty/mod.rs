@@ -1,0 +1,122 @@
+//! `pageone dirty`: which pages clients write, how fast, and whether a pre-copy migration would converge.
+//!
+//! The daemon scans a client when it is asked (`engine::rates`), so this asks at least once a second, and prints when the
+//! interval is over.
+
+mod migration;
+mod text;
+
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{Result, bail};
+use engine::DirtyStatus;
+use serde::Serialize;
+
+use crate::{control, paths};
+
+use migration::{Link, Migration};
+
+/// Options of `pageone dirty`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Clients to look at [default: all]
+    #[arg(value_name = "PID")]
+    pids: Vec<i32>,
+    /// Seconds between two reports
+    #[arg(long, value_name = "S", default_value_t = 1.0)]
+    interval: f64,
+    /// End after so many reports [default: never]
+    #[arg(long, value_name = "N")]
+    count: Option<u64>,
+    /// One JSON object a report
+    #[arg(long)]
+    json: bool,
+    /// Say whether a pre-copy migration over a link of so many MiB a second would converge
+    #[arg(long, value_name = "MIB_S")]
+    bandwidth: Option<f64>,
+    /// Longest standstill at the end of that migration, in milliseconds
+    #[arg(long, value_name = "MS", default_value_t = 300.0)]
+    downtime: f64,
+}
+
+/// One report.
+#[derive(Serialize)]
+struct Report {
+    /// Seconds since 1970.
+    time: f64,
+    clients: Vec<Client>,
+}
+
+/// One client of a report.
+#[derive(Serialize)]
+struct Client {
+    #[serde(flatten)]
+    status: DirtyStatus,
+    /// MB (of 1,000,000 bytes) a second.
+    mb_per_second: f64,
+    /// How a migration would go; needs a bandwidth, and a client that has been watched for a second.
+    migration: Option<Migration>,
+}
+
+/// Prints reports until it is stopped.
+pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
+    let sensible = |value: f64, most: f64| value.is_finite() && value > 0.0 && value <= most;
+    if !sensible(args.interval, 86_400.0) || args.interval < 0.1 {
+        bail!("--interval {}: between 0.1 and 86400 seconds", args.interval);
+    }
+    if !args.bandwidth.is_none_or(|b| sensible(b, 1e9)) || !sensible(args.downtime, 1e9) {
+        bail!("--bandwidth and --downtime must be more than 0");
+    }
+    let link = args.bandwidth.map(|bandwidth| Link::new(bandwidth, args.downtime));
+    let directories = paths::candidates(dir);
+    // The first answer only begins the watch.
+    control::dirty(&directories, &args.pids)?;
+    let mut next = Instant::now();
+    let mut reports = 0;
+    while args.count.is_none_or(|count| reports < count) {
+        next += Duration::from_secs_f64(args.interval);
+        let clients = watch_until(next, || control::dirty(&directories, &args.pids))?;
+        let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        let clients = clients.into_iter().map(|status| Client::new(status, link.as_ref())).collect();
+        print(&Report { time, clients }, args.json)?;
+        reports += 1;
+    }
+    Ok(())
+}
+
+/// Asks at least once a second until `end`, and gives the last answer.
+fn watch_until<T>(end: Instant, mut ask: impl FnMut() -> Result<T>) -> Result<T> {
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        std::thread::sleep(left.min(Duration::from_secs(1)));
+        let answer = ask()?;
+        if Instant::now() >= end {
+            return Ok(answer);
+        }
+    }
+}
+
+impl Client {
+    fn new(status: DirtyStatus, link: Option<&Link>) -> Self {
+        let mb_per_second = status.pages_per_second * kmem::PAGE_SIZE as f64 / 1e6;
+        let migration = link.and_then(|link| migration::predict(&status, link));
+        Self { status, mb_per_second, migration }
+    }
+}
+
+fn print(report: &Report, json: bool) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    if json {
+        serde_json::to_writer(&mut out, report)?;
+        writeln!(out)?;
+    } else {
+        if out.is_terminal() {
+            // To the top of a clear screen.
+            write!(out, "\x1b[H\x1b[2J")?;
+        }
+        write!(out, "{}", text::report(report))?;
+    }
+    Ok(out.flush()?)
+}

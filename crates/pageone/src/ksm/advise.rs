@@ -1,0 +1,121 @@
+//! `pageone ksm advise`: governs KSM until it is told to end.
+//!
+//! The kernel's advisor was put into the kernel for three reasons, which are met here like this. *It needs ksmd's CPU time*:
+//! `/proc/PID/schedstat` has it in nanoseconds. *It must act at the end of a scan*: `full_scans` is read often enough
+//! that the end is seen within a thousandth of the target. *Other writers must be kept out*: they are noticed, named, and left alone.
+
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use governor::{Cause, Governor, Mode, Settings};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use super::report::Reporter;
+use super::scanner::Scanner;
+use crate::{Code, Coded};
+
+/// Options of `pageone ksm advise`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Seconds within which everything is to be looked at
+    #[arg(long, value_name = "S", default_value_t = 200.0)]
+    target: f64,
+    /// Most CPU time that ksmd may use, in percent of one CPU, over any 10 s
+    #[arg(long, value_name = "P", default_value_t = 70.0)]
+    max_cpu: f64,
+    /// Fewest pages of a batch; only the CPU limit goes below
+    #[arg(long, value_name = "N", default_value_t = 500)]
+    min_pages: u32,
+    /// Most pages of a batch
+    #[arg(long, value_name = "N", default_value_t = 30_000)]
+    max_pages: u32,
+    /// `target`, or `scan-time`: the arithmetic of the kernel's advisor
+    #[arg(long, value_name = "MODE", default_value = "target", value_parser = ["target", "scan-time"])]
+    mode: String,
+    /// Set it once, after one whole scan, leave it so, and end
+    #[arg(long, conflicts_with = "dry_run")]
+    once: bool,
+    /// Say what would be done, and change nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// One JSON object for each decision
+    #[arg(long)]
+    json: bool,
+}
+
+impl Args {
+    fn settings(&self) -> Result<Settings> {
+        let wrong = |e: governor::SettingsError| Coded(Code::Configuration, e.to_string());
+        let target = Duration::try_from_secs_f64(self.target)
+            .map_err(|_| wrong(governor::SettingsError::Target(self.target)))?;
+        let settings = Settings {
+            mode: self.mode.parse::<Mode>().map_err(wrong)?,
+            target,
+            max_cpu: self.max_cpu,
+            min_pages: self.min_pages,
+            max_pages: self.max_pages,
+        };
+        settings.check().map_err(wrong)?;
+        Ok(settings)
+    }
+}
+
+/// How often other writers are looked for, beside every change of ours.
+const WATCH: Duration = Duration::from_millis(500);
+
+/// Governs until SIGTERM, SIGINT or SIGHUP, or until somebody else does.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let settings = args.settings()?;
+    let mut ended = Ended::watch()?;
+    let mut scanner = Scanner::take(super::open()?, args.dry_run)?;
+    let mut governor = Governor::new(settings, scanner.sleep())?;
+    let mut reporter = Reporter::new(args.json);
+    let mut watched = Instant::now();
+    let mut first = true;
+    loop {
+        let reading = scanner.read(first)?;
+        first = false;
+        let decision = governor.observe(&reading);
+        if decision.changes() {
+            scanner.set(decision.pages)?;
+            watched = Instant::now();
+        } else if watched.elapsed() >= WATCH {
+            scanner.check_writers()?;
+            watched = Instant::now();
+        }
+        reporter.tell(reading.at, &decision)?;
+        if args.once && matches!(decision.cause, Cause::ScanEnded { .. }) {
+            scanner.keep();
+            return Ok(());
+        }
+        if ended.within(decision.check_after)? {
+            eprintln!("pageone: ends; KSM's settings are put back");
+            return Ok(());
+        }
+    }
+}
+
+/// Tells when a signal has come.
+struct Ended(UnixStream);
+
+impl Ended {
+    fn watch() -> Result<Self> {
+        let (read, write) = UnixStream::pair().context("cannot catch signals")?;
+        for signal in [SIGTERM, SIGINT, SIGHUP] {
+            signal_hook::low_level::pipe::register(signal, write.try_clone()?).context("cannot catch signals")?;
+        }
+        Ok(Self(read))
+    }
+
+    /// Waits for so long; `true` at once when a signal comes.
+    fn within(&mut self, wait: Duration) -> Result<bool> {
+        self.0.set_read_timeout(Some(wait.max(Duration::from_micros(100))))?;
+        match self.0.read(&mut [0]) {
+            Ok(_) => Ok(true),
+            Err(e) if matches!(e.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted) => Ok(false),
+            Err(e) => Err(e).context("cannot wait"),
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! `pageone ksm`: the kernel's own samepage merging, governed and shown.
+
+mod advise;
+mod report;
+mod scanner;
+mod status;
+
+use anyhow::{Result, ensure};
+use kmem::ksm::{Ksm, set_memory_merge};
+
+use crate::{Code, Coded};
+
+/// The subcommands of `pageone ksm`.
+#[derive(clap::Subcommand)]
+pub(crate) enum Command {
+    /// Set how many pages KSM scans, so that it looks at everything within a time and keeps a CPU limit
+    Advise(advise::Args),
+    /// Show what KSM does and what it gives, in all and for each process
+    Status(status::Args),
+}
+
+/// Runs one.
+pub(crate) fn run(command: &Command) -> Result<()> {
+    match command {
+        Command::Advise(args) => advise::run(args),
+        Command::Status(args) => status::run(args),
+    }
+}
+
+fn open() -> Result<Ksm> {
+    Ksm::open().map_err(|e| {
+        let why = format!("this kernel has no KSM (no /sys/kernel/mm/ksm: {e}); it needs CONFIG_KSM=y");
+        Coded(Code::HostLacks, why).into()
+    })
+}
+
+/// `pageone run --backend ksm`: makes all memory of this process, and of the program that it becomes, mergeable by KSM.
+pub(crate) fn enable(domain: Option<&str>) -> Result<()> {
+    ensure!(domain.is_none(), "KSM has no domains: it merges over all users and programs of the host");
+    let ksm = open()?;
+    let (major, minor, release) = kmem::procfs::kernel_release();
+    ensure!(
+        (major, minor) >= (6, 10),
+        "Linux {release} does not keep PR_SET_MEMORY_MERGE for a program that is executed; 6.10 or later does"
+    );
+    set_memory_merge(true)?;
+    if ksm.run().is_ok_and(|run| run != 1) {
+        eprintln!("pageone: KSM is stopped; start it with `pageone ksm advise`, or write 1 to /sys/kernel/mm/ksm/run");
+    }
+    Ok(())
+}

@@ -1,0 +1,66 @@
+//! What `pageone ksm advise` says: one line for each decision that is worth one.
+
+use std::io::Write;
+use std::time::Duration;
+
+use anyhow::Result;
+use governor::{Cause, Decision};
+use serde_json::json;
+
+/// Decisions in the middle of a scan come many a second; so often one of them is told.
+const OFTEN: Duration = Duration::from_secs(1);
+
+/// Tells decisions.
+pub(crate) struct Reporter {
+    json: bool,
+    last: Option<Duration>,
+}
+
+impl Reporter {
+    /// As text, or as JSON, one object a line.
+    pub(crate) fn new(json: bool) -> Self {
+        Self { json, last: None }
+    }
+
+    /// Tells a decision taken at this time.
+    pub(crate) fn tell(&mut self, at: Duration, decision: &Decision) -> Result<()> {
+        let due = match decision.cause {
+            Cause::Unchanged => return Ok(()),
+            Cause::Began { .. } | Cause::ScanEnded { .. } => true,
+            _ => self.last.is_none_or(|last| at >= last + OFTEN),
+        };
+        if !due {
+            return Ok(());
+        }
+        self.last = Some(at);
+        let mut out = std::io::stdout().lock();
+        match self.json {
+            true => writeln!(out, "{}", as_json(at, decision))?,
+            false => writeln!(out, "{:.1} s: {decision}", at.as_secs_f64())?,
+        }
+        Ok(out.flush()?)
+    }
+}
+
+fn as_json(at: Duration, decision: &Decision) -> serde_json::Value {
+    let (cause, seconds) = match decision.cause {
+        Cause::Began { .. } => ("began", None),
+        Cause::ScanEnded { took } => ("scan_ended", Some(took)),
+        Cause::MoreWork { so_far } => ("more_work", Some(so_far)),
+        Cause::CpuLimit => ("cpu_limit", None),
+        Cause::CpuLimitOver => ("cpu_limit_over", None),
+        Cause::Unchanged => ("unchanged", None),
+    };
+    json!({
+        "seconds": at.as_secs_f64(),
+        "cause": cause,
+        "scan_seconds": seconds,
+        "target_seconds": decision.target,
+        "pages_before": decision.before,
+        "pages_to_scan": decision.pages,
+        "bound": decision.bound,
+        "cpu_percent": decision.cpu_percent,
+        "max_cpu_percent": decision.max_cpu,
+        "reason": decision.to_string(),
+    })
+}

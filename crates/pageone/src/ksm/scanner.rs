@@ -1,0 +1,178 @@
+//! ksmd as the governor sees it: its counters, and its settings with the promise to put them back.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use governor::Reading;
+use kmem::ksm::{Ksm, Ksmd};
+
+use crate::{Code, Coded};
+
+/// The kernel's scanner under our hand. Settings that are still ours when this is dropped are put back.
+pub(crate) struct Scanner {
+    ksm: Ksm,
+    ksmd: Ksmd,
+    started: Instant,
+    /// `pages_to_scan` as found, and as set last.
+    found: u64,
+    set: u64,
+    sleep_millisecs: u64,
+    /// KSM was stopped when we came: with this in `run`.
+    was: Option<u32>,
+    /// Nothing is written.
+    dry_run: bool,
+    /// Pages of whole scans, for kernels that do not count them (before 6.6).
+    counted: Counted,
+}
+
+/// Every page that is known is scanned once in a scan, where nothing is passed over (before 6.7).
+#[derive(Default)]
+struct Counted {
+    pages: u64,
+    scans: u64,
+}
+
+impl Scanner {
+    /// Takes KSM over, or only looks on.
+    pub(crate) fn take(ksm: Ksm, dry_run: bool) -> Result<Self> {
+        let lacks = |why: String| Coded(Code::HostLacks, why);
+        let ksmd = Ksmd::find().context("cannot read /proc")?;
+        let ksmd = ksmd.ok_or_else(|| lacks("ksmd is not in /proc; run this outside of any container".into()))?;
+        if let Some(why) = other_writer(&ksm) {
+            return Err(Coded(Code::SecondDaemon, why).into());
+        }
+        let found = ksm.pages_to_scan()?;
+        let run = ksm.run()?;
+        if dry_run && run != 1 {
+            bail!("KSM is stopped (run is {run}), so there is nothing to see; without --dry-run it would be started");
+        }
+        let mut scanner = Self {
+            found,
+            set: found,
+            sleep_millisecs: ksm.sleep_millisecs()?,
+            ksm,
+            ksmd,
+            started: Instant::now(),
+            was: None,
+            dry_run,
+            counted: Counted::default(),
+        };
+        if !dry_run {
+            // Also shows whether this account may.
+            scanner
+                .ksm
+                .set_pages_to_scan(found)
+                .map_err(|e| lacks(format!("KSM's settings can't be written: {e}; run this as root")))?;
+            if run != 1 {
+                scanner.ksm.set_run(1).context("cannot start KSM")?;
+                scanner.was = Some(run);
+                eprintln!("pageone: KSM was stopped (run was {run}); it runs until this ends");
+            }
+        }
+        Ok(scanner)
+    }
+
+    /// How long ksmd sleeps after a batch.
+    pub(crate) fn sleep(&self) -> Duration {
+        Duration::from_millis(self.sleep_millisecs)
+    }
+
+    /// Reads the counters. `first`: with the candidates, which take more files.
+    pub(crate) fn read(&mut self, first: bool) -> Result<Reading> {
+        let at = self.started.elapsed();
+        let cpu = self.ksmd.cpu_time().context("cannot read the CPU time of ksmd")?;
+        let mut stats =
+            if first { self.ksm.stats() } else { self.ksm.progress() }.context("cannot read KSM's statistics")?;
+        let scans = stats.full_scans.unwrap_or(0);
+        let ended = scans.saturating_sub(std::mem::replace(&mut self.counted.scans, scans));
+        if !first && ended > 0 && stats.pages_scanned.is_none() {
+            stats = self.ksm.stats().context("cannot read KSM's statistics")?;
+            self.counted.pages += stats.candidates() * ended;
+        }
+        Ok(Reading {
+            at,
+            cpu,
+            pages: stats.pages_scanned.unwrap_or(self.counted.pages),
+            skipped: stats.pages_skipped.unwrap_or(0),
+            scans,
+            candidates: stats.candidates(),
+            pages_to_scan: if self.dry_run { self.ksm.pages_to_scan()? } else { self.set } as u32,
+        })
+    }
+
+    /// Sets the pages of a batch.
+    pub(crate) fn set(&mut self, pages: u32) -> Result<()> {
+        if self.dry_run {
+            return Ok(());
+        }
+        self.check_writers()?;
+        self.ksm.set_pages_to_scan(pages.into()).context("cannot set KSM's pages_to_scan")?;
+        self.set = pages.into();
+        Ok(())
+    }
+
+    /// Fails when somebody else has changed what is governed here.
+    pub(crate) fn check_writers(&self) -> Result<()> {
+        if self.dry_run {
+            return Ok(());
+        }
+        let pages = self.ksm.pages_to_scan()?;
+        let changed = if self.ksm.advisor_mode().is_ok_and(|mode| mode != "none") {
+            "the kernel's advisor was switched on (advisor_mode)".to_owned()
+        } else if pages != self.set {
+            format!("somebody else changed pages_to_scan to {pages}; it was set to {} here", self.set)
+        } else if self.ksm.sleep_millisecs()? != self.sleep_millisecs {
+            format!("somebody else changed sleep_millisecs, which was {}", self.sleep_millisecs)
+        } else if self.ksm.run()? != 1 {
+            "somebody else stopped KSM (run)".to_owned()
+        } else {
+            return Ok(());
+        };
+        let who = other_writer(&self.ksm).map_or(String::new(), |who| format!(": {who}"));
+        Err(Coded(Code::SecondDaemon, format!("{changed}{who}; two governors would fight, so this one ends")).into())
+    }
+
+    /// Leaves the pages as they are set now.
+    pub(crate) fn keep(mut self) {
+        self.found = self.set;
+        self.was = None;
+    }
+
+    /// Puts back what is still as it was set here; what somebody else has written since is theirs.
+    fn restore(&self) -> std::io::Result<()> {
+        if self.dry_run {
+            return Ok(());
+        }
+        let advisor = self.ksm.advisor_mode().is_ok_and(|mode| mode != "none");
+        if !advisor && self.set != self.found && self.ksm.pages_to_scan()? == self.set {
+            self.ksm.set_pages_to_scan(self.found)?;
+        }
+        match self.was {
+            Some(was) if self.ksm.run()? == 1 => self.ksm.set_run(was),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for Scanner {
+    fn drop(&mut self) {
+        if let Err(e) = self.restore() {
+            eprintln!("pageone: cannot put KSM's settings back (pages_to_scan was {}): {e}", self.found);
+        }
+    }
+}
+
+/// Who else is known to write `pages_to_scan`, and what to do about it.
+fn other_writer(ksm: &Ksm) -> Option<String> {
+    if ksm.advisor_mode().is_ok_and(|mode| mode != "none") {
+        return Some(
+            "the kernel's own advisor sets pages_to_scan; switch it off with `echo none >/sys/kernel/mm/ksm/advisor_mode`"
+                .into(),
+        );
+    }
+    let pids = std::fs::read_dir("/proc").ok()?.flatten().filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok());
+    let mut pids =
+        pids.filter(|pid| std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|c| c == "ksmtuned\n"));
+    pids.next()
+        .map(|pid| format!("ksmtuned (process {pid}) sets pages_to_scan; stop it with `systemctl stop ksmtuned`"))
+}

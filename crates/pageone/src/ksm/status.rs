@@ -1,0 +1,215 @@
+//! `pageone ksm status`: every statistic of KSM, in all and for each process.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use anyhow::{Context, Result};
+use kmem::ksm::{Ksm, Ksmd, ProcessStat, Snapshot, process_stat};
+use serde::Serialize;
+
+/// Options of `pageone ksm status`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is known of KSM. Names are the kernel's; what this kernel does not have is left out.
+#[derive(Debug, Default, Serialize)]
+struct Report {
+    settings: BTreeMap<&'static str, String>,
+    statistics: BTreeMap<&'static str, i64>,
+    /// From `/proc/vmstat`, counted since the system started.
+    vmstat: BTreeMap<String, u64>,
+    /// Bytes saved less bytes of KSM's metadata.
+    net_profit_bytes: i64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ksmd: Option<KsmdReport>,
+    processes: Vec<Process>,
+    /// Of other users, so that nothing is known of them.
+    processes_not_readable: usize,
+}
+
+#[derive(Debug, Serialize)]
+struct KsmdReport {
+    pid: i32,
+    cpu_seconds: f64,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct Process {
+    pid: i32,
+    name: String,
+    rmap_items: u64,
+    merging_pages: u64,
+    zero_pages: u64,
+    profit_bytes: i64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    merge_any: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mergeable: Option<bool>,
+}
+
+/// Prints it.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let report = Report::take(&super::open()?)?;
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        print!("{}", report.text());
+    }
+    Ok(())
+}
+
+impl Report {
+    fn take(ksm: &Ksm) -> Result<Self> {
+        let stats = ksm.stats().context("cannot read KSM's statistics")?;
+        let settings = Snapshot::of(ksm).context("cannot read KSM's settings")?;
+        let ksmd = Ksmd::find().ok().flatten();
+        let ksmd =
+            ksmd.and_then(|ksmd| Some(KsmdReport { pid: ksmd.pid, cpu_seconds: ksmd.cpu_time().ok()?.as_secs_f64() }));
+        let (processes, processes_not_readable) = processes()?;
+        Ok(Self {
+            settings: settings.values().map(|(name, value)| (name, value.to_owned())).collect(),
+            statistics: stats.values().collect(),
+            vmstat: vmstat(&std::fs::read_to_string("/proc/vmstat").unwrap_or_default()),
+            net_profit_bytes: stats.profit(),
+            ksmd,
+            processes,
+            processes_not_readable,
+        })
+    }
+
+    fn text(&self) -> String {
+        let mut out = String::new();
+        let line = |out: &mut String, title: &str, values: Vec<(String, String)>| {
+            let words: Vec<String> = values.into_iter().map(|(name, value)| format!("{name} {value}")).collect();
+            // Writing into a string has no way to fail.
+            let _ = writeln!(out, "{title}: {}", words.join(" · "));
+        };
+        let pairs = |map: &BTreeMap<&str, i64>| map.iter().map(|(n, v)| (n.to_string(), v.to_string())).collect();
+        line(&mut out, "settings", self.settings.iter().map(|(n, v)| (n.to_string(), v.clone())).collect());
+        line(&mut out, "statistics", pairs(&self.statistics));
+        line(&mut out, "since boot", self.vmstat.iter().map(|(n, v)| (n.clone(), v.to_string())).collect());
+        let _ = writeln!(out, "net profit: {:.1} MiB", mib(self.net_profit_bytes));
+        if let Some(ksmd) = &self.ksmd {
+            let _ = writeln!(out, "ksmd: process {}, {:.2} s of CPU time", ksmd.pid, ksmd.cpu_seconds);
+        }
+        if !self.processes.is_empty() {
+            let _ = writeln!(
+                out,
+                "\n{:>8} {:<20} {:>10} {:>10} {:>10} {:>12}  mergeable",
+                "PID", "program", "known", "merged", "zero", "profit MiB"
+            );
+        }
+        for process in &self.processes {
+            let how = match (process.merge_any, process.mergeable) {
+                (Some(true), _) => "all",
+                (_, Some(false)) => "none",
+                (_, Some(true)) => "marked",
+                (_, None) => "",
+            };
+            let _ = writeln!(
+                out,
+                "{:>8} {:<20.20} {:>10} {:>10} {:>10} {:>12.1}  {how}",
+                process.pid,
+                process.name,
+                process.rmap_items,
+                process.merging_pages,
+                process.zero_pages,
+                mib(process.profit_bytes)
+            );
+        }
+        if self.processes_not_readable > 0 {
+            let _ = writeln!(out, "{} processes of others can't be read; root can", self.processes_not_readable);
+        }
+        out
+    }
+}
+
+fn mib(bytes: i64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
+/// What KSM counts among the system's events: copies of merged pages, copies on swapping in.
+fn vmstat(text: &str) -> BTreeMap<String, u64> {
+    let pairs = text.lines().filter_map(|line| line.split_once(' '));
+    let ours = pairs.filter(|(name, _)| name.split('_').any(|word| word == "ksm"));
+    ours.filter_map(|(name, value)| Some((name.to_owned(), value.trim().parse().ok()?))).collect()
+}
+
+/// Those that have to do with KSM, those with most profit first; and how many could not be asked.
+fn processes() -> Result<(Vec<Process>, usize)> {
+    let mut all = Vec::new();
+    let mut not_readable = 0;
+    for entry in std::fs::read_dir("/proc").context("cannot read /proc")?.flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        match process_stat(pid) {
+            Ok(stat) => all.extend(Process::of(pid, &stat)),
+            Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => not_readable += 1,
+            // It has ended, or this kernel does not tell.
+            Err(_) => {}
+        }
+    }
+    all.sort_by_key(|process| std::cmp::Reverse(process.profit_bytes));
+    Ok((all, not_readable))
+}
+
+impl Process {
+    fn of(pid: i32, stat: &ProcessStat) -> Option<Self> {
+        let known = stat.rmap_items.unwrap_or(0);
+        if known == 0 && stat.merging_pages.unwrap_or(0) == 0 && stat.mergeable != Some(true) {
+            return None;
+        }
+        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        Some(Self {
+            pid,
+            name: name.trim_end().to_owned(),
+            rmap_items: known,
+            merging_pages: stat.merging_pages.unwrap_or(0),
+            zero_pages: stat.zero_pages.unwrap_or(0),
+            profit_bytes: stat.process_profit.unwrap_or(0),
+            merge_any: stat.merge_any,
+            mergeable: stat.mergeable,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_events_of_ksm_are_taken() {
+        let events = vmstat("nr_free_pages 5\nksm_swpin_copy 1\ncow_ksm 23\nnot_ksmall 7\n");
+        assert_eq!(
+            events.into_iter().collect::<Vec<_>>(),
+            [("cow_ksm".to_owned(), 23), ("ksm_swpin_copy".to_owned(), 1)]
+        );
+    }
+
+    #[test]
+    fn a_process_without_ksm_is_left_out_and_one_with_is_shown() {
+        assert!(Process::of(1, &ProcessStat { rmap_items: Some(0), ..ProcessStat::default() }).is_none());
+        let stat = ProcessStat {
+            rmap_items: Some(10),
+            merging_pages: Some(6),
+            process_profit: Some(3 << 20),
+            merge_any: Some(true),
+            ..ProcessStat::default()
+        };
+        let process = Process { name: "qemu".into(), ..Process::of(42, &stat).unwrap() };
+        let report = Report {
+            processes: vec![process],
+            statistics: BTreeMap::from([("pages_shared", 3)]),
+            net_profit_bytes: -(1 << 20),
+            processes_not_readable: 2,
+            ..Report::default()
+        };
+        let text = report.text();
+        for part in ["pages_shared 3", "net profit: -1.0 MiB", "42 qemu", "3.0  all", "2 processes"] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+    }
+}

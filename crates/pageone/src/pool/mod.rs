@@ -1,0 +1,320 @@
+//! `pageone pool`: object pools from the command line.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use mpool::{Access, MediaClass, OpenOptions, Pool, Registry};
+use serde_json::json;
+
+use crate::checkpoint::Catalog;
+
+/// Where the names of pools are.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Names {
+    /// Directory of the pools' names [default: /var/lib/pageone/pools for root, else ~/.local/state/pageone/pools]
+    #[arg(long, env = "PAGEONE_POOLS", value_name = "DIR")]
+    pools: Option<PathBuf>,
+}
+
+impl Names {
+    /// The registry.
+    pub(crate) fn registry(&self) -> Registry {
+        let own = || match std::env::var_os("HOME") {
+            Some(home) if !rustix::process::geteuid().is_root() => {
+                PathBuf::from(home).join(".local/state/pageone/pools")
+            }
+            _ => "/var/lib/pageone/pools".into(),
+        };
+        Registry::new(self.pools.clone().unwrap_or_else(own))
+    }
+
+    /// Opens a pool by its name or path.
+    pub(crate) fn open(&self, name: &str, access: Access) -> Result<Pool> {
+        let path = self.registry().find(name)?;
+        Ok(Pool::open(&path, OpenOptions { access, ..OpenOptions::default() })?)
+    }
+}
+
+/// Options of `pageone pool`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    names: Names,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    /// Make a pool
+    Create {
+        /// Its name
+        name: String,
+        /// Directory of its capacity class; a path, made if need be
+        #[arg(long, value_name = "DIR")]
+        capacity: PathBuf,
+        /// Directory of its staging class
+        #[arg(long, value_name = "DIR")]
+        staging: Option<PathBuf>,
+        /// Directory of its memory class
+        #[arg(long, value_name = "DIR")]
+        memory: Option<PathBuf>,
+    },
+    /// List the pools
+    List {
+        /// One JSON array
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove a pool with all that is in it
+    Destroy {
+        /// Name, or path of the capacity class
+        name: String,
+        /// Really
+        #[arg(long)]
+        yes: bool,
+    },
+    /// Give a pool another name
+    Rename {
+        /// Name, or path of the capacity class
+        from: String,
+        /// The new name
+        to: String,
+    },
+    /// Add a media class
+    Add {
+        /// Name, or path of the capacity class
+        name: String,
+        /// staging or memory
+        class: MediaClass,
+        /// Its directory, made if need be
+        directory: PathBuf,
+    },
+    /// Show what a pool is and holds
+    Show {
+        /// Name, or path of the capacity class
+        name: String,
+        /// One JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// Read everything and compare it with what it should be; opened alone, repair what can be repaired without loss
+    Check {
+        /// Name, or path of the capacity class
+        name: String,
+        /// Metadata only: do not read the data
+        #[arg(long)]
+        metadata: bool,
+        /// Repair nothing; others may read the pool meanwhile
+        #[arg(long)]
+        read_only: bool,
+        /// Open what is left of a pool that has lost metadata or a class; implies --read-only
+        #[arg(long)]
+        salvage: bool,
+    },
+    /// List the checkpoints in a pool
+    Ls {
+        /// Name, or path of the capacity class
+        name: String,
+        /// One JSON array
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show what the checkpoints in a pool hold, and what they take
+    Du {
+        /// Name, or path of the capacity class
+        name: String,
+        /// One JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove a checkpoint
+    Rm {
+        /// Name, or path of the capacity class
+        name: String,
+        /// The checkpoint
+        checkpoint: String,
+    },
+}
+
+/// Runs a subcommand.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let names = &args.names;
+    let registry = names.registry();
+    match &args.command {
+        Command::Create { name, capacity, staging, memory } => {
+            let pool = registry.create(name, capacity)?;
+            for (class, path) in [(MediaClass::Staging, staging), (MediaClass::Memory, memory)] {
+                if let Some(path) = path {
+                    pool.add_class(class, path)?;
+                }
+            }
+            print!("{}", show(&pool)?);
+        }
+        Command::List { json } => list(&registry, *json)?,
+        Command::Destroy { name, yes } => {
+            ensure!(*yes, "this removes {name} with all that is in it; say --yes if that is what you want");
+            registry.destroy(name)?;
+        }
+        Command::Rename { from, to } => registry.rename(from, to)?,
+        Command::Add { name, class, directory } => names.open(name, Access::Exclusive)?.add_class(*class, directory)?,
+        Command::Show { name, json } => {
+            let pool = names.open(name, Access::Shared)?;
+            if *json {
+                println!("{}", serde_json::to_string_pretty(&show_json(&pool)?)?);
+            } else {
+                print!("{}", show(&pool)?);
+            }
+        }
+        Command::Check { name, metadata, read_only, salvage } => {
+            let access = if *read_only { Access::Shared } else { Access::Exclusive };
+            let path = registry.find(name)?;
+            check(&Pool::open(&path, OpenOptions { access, salvage: *salvage })?, !metadata)?;
+        }
+        Command::Ls { name, json } => ls(&names.open(name, Access::Shared)?, *json)?,
+        Command::Du { name, json } => du(&names.open(name, Access::Shared)?, *json)?,
+        Command::Rm { name, checkpoint } => {
+            let pool = names.open(name, Access::Exclusive)?;
+            Catalog::open(&pool)?.remove(checkpoint)?;
+        }
+    }
+    Ok(())
+}
+
+fn list(registry: &Registry, json: bool) -> Result<()> {
+    let mut all = Vec::new();
+    for (name, path) in registry.list()? {
+        let state = match Pool::open(&path, OpenOptions { access: Access::Shared, ..OpenOptions::default() }) {
+            Ok(_) => "ready".to_string(),
+            Err(mpool::PoolError::Busy(_)) => "in use".into(),
+            Err(e) => e.to_string(),
+        };
+        all.push((name, path, state));
+    }
+    if json {
+        let all: Vec<_> =
+            all.iter().map(|(name, path, state)| json!({"name": name, "path": path, "state": state})).collect();
+        println!("{}", serde_json::to_string_pretty(&all)?);
+    } else {
+        for (name, path, state) in all {
+            println!("{name:<24} {:<48} {state}", path.display());
+        }
+    }
+    Ok(())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// Bytes for people.
+pub(crate) fn size(bytes: u64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let unit = ((bytes.max(1).ilog2() / 10) as usize).min(units.len() - 1);
+    match unit {
+        0 => format!("{bytes} B"),
+        _ => format!("{:.1} {}", bytes as f64 / (1u64 << (10 * unit)) as f64, units[unit]),
+    }
+}
+
+fn show(pool: &Pool) -> Result<String> {
+    use std::fmt::Write;
+    let (props, usage) = (pool.props(), pool.usage()?);
+    let mut out = String::new();
+    writeln!(out, "{} · {} · format {}", props.name, hex(&props.uuid), props.version)?;
+    writeln!(out, "mlogs {} · MDCs {} · metadata {}", usage.mlogs, usage.mdcs, size(usage.metadata_used))?;
+    for class in usage.classes {
+        let io = match (class.present, class.direct_io) {
+            (false, _) => "MISSING",
+            (true, true) => "direct I/O",
+            (true, false) => "no direct I/O here: through the page cache",
+        };
+        writeln!(
+            out,
+            "{:<9} {} · mblocks {} · data {} · on the medium {} · free {} of {} · {io}",
+            class.class,
+            class.path.display(),
+            class.mblocks,
+            size(class.data_bytes),
+            size(class.used_bytes),
+            size(class.room.free),
+            size(class.room.total)
+        )?;
+    }
+    Ok(out)
+}
+
+fn show_json(pool: &Pool) -> Result<serde_json::Value> {
+    let (props, usage) = (pool.props(), pool.usage()?);
+    let classes: Vec<_> = usage
+        .classes
+        .iter()
+        .map(|c| {
+            json!({
+                "class": c.class, "path": c.path, "present": c.present, "direct_io": c.direct_io, "mblocks": c.mblocks,
+                "data_bytes": c.data_bytes, "used_bytes": c.used_bytes, "free_bytes": c.room.free, "total_bytes": c.room.total,
+            })
+        })
+        .collect();
+    Ok(json!({
+        "name": props.name, "uuid": hex(&props.uuid), "created": props.created, "format": props.version,
+        "mlogs": usage.mlogs, "mdcs": usage.mdcs, "metadata_bytes": usage.metadata_used, "classes": classes,
+    }))
+}
+
+fn check(pool: &Pool, data: bool) -> Result<()> {
+    let report = pool.check(data).context("cannot look at the pool")?;
+    for finding in &report.findings {
+        println!("{finding}");
+    }
+    println!("{} mblocks, {} logs, {} of data read", report.mblocks, report.logs, size(report.bytes));
+    ensure!(report.is_clean(), "{} findings", report.findings.len());
+    Ok(())
+}
+
+fn ls(pool: &Pool, as_json: bool) -> Result<()> {
+    let catalog = Catalog::open(pool)?;
+    if as_json {
+        println!("{}", serde_json::to_string_pretty(catalog.checkpoints())?);
+        return Ok(());
+    }
+    println!("{:<24} {:>12} {:>10} {:>10}  source", "checkpoint", "created", "memory", "stored");
+    for c in catalog.checkpoints() {
+        let stored = (c.new_pages + c.map_pages()) * mpool::BLOCK as u64;
+        println!("{:<24} {:>12} {:>10} {:>10}  {}", c.name, c.created, size(c.bytes()), size(stored), c.source);
+    }
+    Ok(())
+}
+
+fn du(pool: &Pool, as_json: bool) -> Result<()> {
+    let catalog = Catalog::open(pool)?;
+    let logical: u64 = catalog.checkpoints().iter().map(|c| c.bytes()).sum();
+    let physical: u64 = pool.usage()?.classes.iter().map(|c| c.used_bytes).sum();
+    if as_json {
+        let all: Vec<_> = catalog
+            .checkpoints()
+            .iter()
+            .map(
+                |c| json!({"name": c.name, "logical_bytes": c.bytes(), "new_bytes": c.new_pages * mpool::BLOCK as u64}),
+            )
+            .collect();
+        println!("{}", json!({"logical_bytes": logical, "physical_bytes": physical, "checkpoints": all}));
+        return Ok(());
+    }
+    for c in catalog.checkpoints() {
+        println!("{:<24} memory {:>10}  new {:>10}", c.name, size(c.bytes()), size(c.new_pages * mpool::BLOCK as u64));
+    }
+    println!("{:<24} memory {:>10}  on the media {:>10}", "all", size(logical), size(physical));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_short() {
+        let cases = [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1 << 20, "1.0 MiB"), (3 << 29, "1.5 GiB")];
+        cases.into_iter().for_each(|(bytes, text)| assert_eq!(size(bytes), text));
+    }
+}

@@ -1,0 +1,170 @@
+//! `pageone run --ppr`: what a QEMU needs so that its guest's free pages can be recycled.
+//!
+//! A pool, which is a memfd that cannot change its length, becomes the memory of an `ivshmem-plain` device; the guest's driver marks its free
+//! pages there. One end of a socket pair becomes a QMP monitor; the daemon asks it, once, where the guest's RAM lies. Both are
+//! descriptors that QEMU inherits and the agent finds by their numbers in the environment: nothing has a name that another process could open,
+//! and nothing is left behind.
+//!
+//! Marks are those of a guest kernel that runs. After a reset they would be of one that is gone, and the new one's pages would be zeroed: so
+//! a reset ends QEMU (`-action reboot=shutdown`), as a shutdown does.
+
+#![allow(unsafe_code)] // Hands a mapping to the pool's code.
+
+use std::ffi::{OsStr, OsString};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
+use std::process::Command;
+use std::ptr::NonNull;
+
+use anyhow::{Context, Result, ensure};
+use kmem::memfd;
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::FdFlags;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+/// QEMU's memory when no `-m` is given.
+const DEFAULT_MEMORY: u64 = 128 << 20;
+
+/// What the started program inherits; closed with this value, so it has to live until then.
+pub(crate) struct Inherited {
+    _fds: [OwnedFd; 3],
+}
+
+/// Adds to `command`, which starts `program` with `arguments` behind what is added here.
+///
+/// # Errors
+/// When the program is no QEMU, or there is no memory.
+pub(crate) fn prepare(
+    command: &mut Command,
+    program: &OsStr,
+    arguments: &[OsString],
+    period: Option<f64>,
+) -> Result<Inherited> {
+    let name = Path::new(program).file_name().unwrap_or(program).to_string_lossy();
+    ensure!(
+        name.starts_with("qemu-system-x86_64") || name.starts_with("qemu-kvm") || name == "kvm",
+        "--ppr is for QEMU's x86-64 guests, and {name} is none (a script that starts it can't be given arguments)"
+    );
+    let memory = memory_of(arguments);
+    let layout = ppr::Layout::for_frames(ppr::guest_frames(memory))?;
+    let pool = make_pool(layout.pool_bytes()).context("cannot make the pool")?;
+    let (ours, qemus) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+        .context("cannot make a socket for QMP")?;
+    for fd in [&pool, &ours, &qemus] {
+        rustix::io::fcntl_setfd(fd, FdFlags::empty())?;
+    }
+    let (number, bytes) = (pool.as_raw_fd(), layout.pool_bytes());
+    let words = [
+        "-object",
+        &format!(
+            "memory-backend-file,id=pageone-ppr,mem-path=/proc/self/fd/{number},share=on,merge=off,dump=off,size={bytes}"
+        ),
+        "-device",
+        "ivshmem-plain,memdev=pageone-ppr",
+        "-chardev",
+        &format!("socket,id=pageone-qmp,fd={}", qemus.as_raw_fd()),
+        "-mon",
+        "chardev=pageone-qmp,mode=control",
+        "-action",
+        "reboot=shutdown",
+    ];
+    command.args(words);
+    command.env(wire::recycle::ENV_POOL, number.to_string());
+    command.env(wire::recycle::ENV_QMP, ours.as_raw_fd().to_string());
+    match period {
+        Some(seconds) => command.env(wire::recycle::ENV_PERIOD, format!("{:.0}", seconds * 1000.0)),
+        None => command.env_remove(wire::recycle::ENV_PERIOD),
+    };
+    Ok(Inherited { _fds: [pool, ours, qemus] })
+}
+
+/// An initialised pool that can neither shrink nor grow.
+fn make_pool(bytes: usize) -> Result<OwnedFd> {
+    let fd = rustix::fs::memfd_create("pageone-ppr", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    rustix::fs::ftruncate(&fd, bytes as u64)?;
+    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    let map = memfd::map_shared(&fd, bytes)?;
+    let start = NonNull::new(map.as_ptr()).context("mapped at 0")?;
+    // SAFETY: mapped for reading and writing, for longer than the pool is used; the file cannot shrink.
+    unsafe { ppr::Pool::from_mapping(start, map.len()) }?.initialise();
+    Ok(fd)
+}
+
+/// The guest's memory, as QEMU's `-m` says; the most that can be plugged in, if it says that.
+fn memory_of(arguments: &[OsString]) -> u64 {
+    let mut words = arguments.iter().map(|word| word.to_string_lossy());
+    let mut most = None;
+    while let Some(word) = words.next() {
+        if word == "-m" || word == "--m" {
+            let value = words.next().unwrap_or_default();
+            let sizes = value.split(',').enumerate().filter_map(|(at, part)| match part.split_once('=') {
+                Some(("size" | "maxmem", size)) => parse_size(size),
+                None if at == 0 => parse_size(part),
+                _ => None,
+            });
+            most = sizes.max().max(most);
+        }
+    }
+    most.unwrap_or(DEFAULT_MEMORY)
+}
+
+/// A size as QEMU reads it: MiB, or with a suffix.
+fn parse_size(text: &str) -> Option<u64> {
+    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let shift = match text[digits.len()..].to_ascii_lowercase().as_str() {
+        "" | "m" => 20,
+        "b" => 0,
+        "k" => 10,
+        "g" => 30,
+        "t" => 40,
+        _ => return None,
+    };
+    let (whole, part) = digits.split_once('.').unwrap_or((digits, ""));
+    let whole: u64 = whole.parse().ok()?;
+    // What is behind the point is rounded up.
+    (whole + u64::from(!part.is_empty())).checked_mul(1 << shift)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory(line: &str) -> u64 {
+        memory_of(&line.split(' ').map(OsString::from).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn memory_is_read_as_qemu_does() {
+        assert_eq!(memory("-m 256"), 256 << 20);
+        assert_eq!(memory("-cpu host -m 2G -smp 2"), 2 << 30);
+        assert_eq!(memory("-m size=1.5G,slots=4,maxmem=8G"), 8 << 30);
+        assert_eq!(memory("-m 512m,maxmem=1T"), 1 << 40);
+        assert_eq!(memory("-smp 2"), DEFAULT_MEMORY);
+        assert_eq!(memory("-m nonsense"), DEFAULT_MEMORY);
+    }
+
+    #[test]
+    fn a_pool_is_whole_and_keeps_its_length() {
+        let fd = make_pool(1 << 20).unwrap();
+        assert!(rustix::fs::ftruncate(&fd, 4096).is_err() && rustix::fs::ftruncate(&fd, 2 << 20).is_err());
+        let map = memfd::map_shared(&fd, 1 << 20).unwrap();
+        // SAFETY: mapped until the end of this test.
+        let pool = unsafe { ppr::Pool::from_mapping(NonNull::new(map.as_ptr()).unwrap(), map.len()) }.unwrap();
+        pool.validate().unwrap();
+    }
+
+    #[test]
+    fn only_qemu_gets_a_pool() {
+        let mut command = Command::new("sh");
+        let error = prepare(&mut command, OsStr::new("/bin/sh"), &[], None).err().unwrap();
+        assert!(error.to_string().contains("sh"), "{error}");
+        prepare(&mut command, OsStr::new("/usr/bin/qemu-system-x86_64"), &["-m".into(), "64".into()], Some(0.5))
+            .unwrap();
+        let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy().into_owned()).collect();
+        assert!(
+            words.iter().any(|word| word.contains("ivshmem")) && words.iter().any(|word| word == "reboot=shutdown")
+        );
+        let period = command.get_envs().find(|(name, _)| *name == wire::recycle::ENV_PERIOD).unwrap().1;
+        assert_eq!(period, Some(OsStr::new("500")));
+    }
+}

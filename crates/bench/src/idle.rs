@@ -16,11 +16,12 @@ use anyhow::{Context, Result, ensure};
 use kmem::PAGE_SIZE;
 use kmem::procfs;
 
-use crate::cpu::{self, Times};
-use crate::hold::{self, Client, order_all};
+use crate::content::{self, Case, Content};
+use crate::cpu;
+use crate::hold::{Client, Holding, order_all, pids};
 use crate::interrupt::Interrupt;
 use crate::ksm::{Pace, Rival};
-use crate::pageone::{self, Daemon, PageOne};
+use crate::pageone::{self, PageOne, Times};
 use crate::report::{Row, Sheet};
 
 /// How long merging may take.
@@ -55,6 +56,12 @@ impl Plan {
         (self.clients * self.pages) as u64
     }
 
+    fn reach(&self) -> Result<content::Reach> {
+        let contents: Vec<_> =
+            (0..self.clients).map(|client| Content::new(Case::Idle, client, self.pages)).collect::<Result<_>>()?;
+        Ok(content::reach(&contents, false))
+    }
+
     fn window(&self) -> Duration {
         Duration::from_secs_f64(self.period) * self.periods
     }
@@ -77,9 +84,9 @@ impl Plan {
 
     /// Clients with their memory filled and not yet marked.
     fn clients(&self, launch: impl Fn(&Command) -> Result<Command>) -> Result<Vec<Client>> {
-        let mut program = Command::new(pageone::own_program()?);
-        program.args(["hold-memory", &self.pages.to_string()]);
-        let start = |_| Client::start(launch(&program)?);
+        let program = pageone::own_program()?;
+        let command = |client| Holding { pages: self.pages, case: Case::Idle, client }.command(&program);
+        let start = |client| Client::start(launch(&command(client))?);
         let mut clients = (0..self.clients).map(start).collect::<Result<Vec<_>>>()?;
         clients.iter_mut().try_for_each(Client::wait_ready)?;
         Ok(clients)
@@ -154,27 +161,6 @@ fn mib(bytes: i64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-/// The CPU times of the daemon and of each client's agent.
-struct OurTimes {
-    daemon: Times,
-    agents: Vec<Times>,
-}
-
-impl OurTimes {
-    fn take(daemon: &Daemon, clients: &[Client]) -> Result<Self> {
-        let agent = |name: &str| matches!(name, "pageone-agent" | "pageone-events");
-        let daemon = cpu::thread_times(daemon.pid(), |_| true).context("cannot read the CPU time of the daemon")?;
-        let agents = clients.iter().map(|client| cpu::thread_times(client.pid(), agent));
-        Ok(Self { daemon, agents: agents.collect::<std::io::Result<_>>().context("cannot read that of a client")? })
-    }
-
-    /// Nanoseconds since: the daemon's, the agents'.
-    fn since(&self, before: &OurTimes) -> (u64, u64) {
-        let agents = before.agents.iter().zip(&self.agents).map(|(before, now)| cpu::spent(before, now)).sum();
-        (cpu::spent(&before.daemon, &self.daemon), agents)
-    }
-}
-
 fn ours(plan: &Plan, interrupt: &Interrupt) -> Result<Vec<Row>> {
     plan.check_memory()?;
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
@@ -185,14 +171,14 @@ fn ours(plan: &Plan, interrupt: &Interrupt) -> Result<Vec<Row>> {
     let daemon = pageone.daemon(FAST_PERIOD, interrupt)?;
 
     say("pageone: merging");
-    let (before, start) = (OurTimes::take(&daemon, &clients)?, Instant::now());
+    let (before, start) = (Times::take(&daemon, &pids(&clients))?, Instant::now());
     order_all(&mut clients, "mark")?;
     let merged = interrupt.until("PageONE has merged the clients' memory", MERGE_LIMIT, || {
         let status = pageone.status()?;
         Ok((status.merged() + status.zero() >= plan.goal()).then_some(status))
     })?;
     let time = start.elapsed();
-    let (daemons, agents) = OurTimes::take(&daemon, &clients)?.since(&before);
+    let (daemons, agents) = Times::take(&daemon, &pids(&clients))?.since(&before);
     Merging { time, cpu_ns: daemons + agents, pages: merged.merged() + merged.zero() }.note(&mut sheet);
     sheet.add("general_profit", mib(merged.general_profit), "MiB");
 
@@ -212,10 +198,10 @@ fn ours(plan: &Plan, interrupt: &Interrupt) -> Result<Vec<Row>> {
     // Half way between two scans, so that the window holds whole ones.
     interrupt.sleep(Duration::from_secs_f64(plan.period / 2.0))?;
     let scans = pageone.status()?.scans();
-    let (before, start) = (OurTimes::take(&daemon, &clients)?, Instant::now());
+    let (before, start) = (Times::take(&daemon, &pids(&clients))?, Instant::now());
     interrupt.sleep(plan.window())?;
     let time = start.elapsed();
-    let (daemons, agents) = OurTimes::take(&daemon, &clients)?.since(&before);
+    let (daemons, agents) = Times::take(&daemon, &pids(&clients))?.since(&before);
     let scans = pageone.status()?.scans() - scans;
     Idling { time, cpu_ns: daemons + agents, pages_scanned: Some(scans * plan.pages as u64) }.note(plan, &mut sheet);
     sheet.add("cpu_percent_of_one_daemon", percent(daemons, time), "%");
@@ -247,8 +233,7 @@ fn theirs(plan: &Plan, mut rival: Rival, interrupt: &Interrupt) -> Result<Vec<Ro
     let pages = rival.wait_merged(&clients, plan.goal(), MERGE_LIMIT, interrupt)?;
     let time = start.elapsed();
     Merging { time, cpu_ns: cpu::spent(&before, &rival.times()?), pages }.note(&mut sheet);
-    let frames = plan.pages - hold::zero_pages(plan.pages);
-    sheet.add("general_profit", mib(Rival::profit(&clients, frames)?), "MiB");
+    sheet.add("general_profit", mib(Rival::profit(&clients, plan.reach()?.frames)?), "MiB");
     order_all(&mut clients, "check")?;
 
     for (subject, pace) in [("ksm", Pace::DEFAULT), ("ksm-same-pace", Pace::of(plan.all_pages(), plan.period))] {
@@ -300,8 +285,9 @@ mod tests {
 
     #[test]
     fn all_of_the_content_can_be_merged() {
+        let plan = Plan::new(true);
+        assert_eq!(plan.reach().unwrap().mergeable, plan.all_pages());
         for plan in [Plan::new(true), Plan::new(false)] {
-            assert_eq!(hold::zero_pages(plan.pages) * 8, plan.pages);
             assert!(plan.goal() < plan.all_pages() && plan.goal() > plan.all_pages() * 99 / 100);
         }
     }

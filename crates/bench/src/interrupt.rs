@@ -45,8 +45,18 @@ impl Interrupt {
     /// # Errors
     ///
     /// When a signal comes, when asking fails, and after `limit`.
-    pub(crate) fn until<T>(
+    pub(crate) fn until<T>(&self, what: &str, limit: Duration, ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+        self.until_each(Duration::from_millis(500), what, limit, ask)
+    }
+
+    /// The same, asking at other intervals.
+    ///
+    /// # Errors
+    ///
+    /// As [`Interrupt::until`].
+    pub(crate) fn until_each<T>(
         &self,
+        step: Duration,
         what: &str,
         limit: Duration,
         mut ask: impl FnMut() -> Result<Option<T>>,
@@ -59,7 +69,7 @@ impl Interrupt {
             if Instant::now() >= end {
                 bail!("not within {limit:?}: {what}");
             }
-            self.sleep(Duration::from_millis(500))?;
+            self.sleep(step)?;
         }
     }
 }

@@ -27,7 +27,7 @@ impl Pace {
     /// The kernel's defaults.
     pub(crate) const DEFAULT: Pace = Pace { pages_to_scan: 100, sleep_millisecs: 20 };
     /// Without sleeping.
-    pub(crate) const FULL: Pace = Pace { pages_to_scan: 100_000, sleep_millisecs: 0 };
+    pub(crate) const FULL: Pace = Pace { pages_to_scan: 1_000_000, sleep_millisecs: 0 };
 
     /// The pace that looks at `pages` once in `seconds`.
     pub(crate) fn of(pages: u64, seconds: f64) -> Pace {
@@ -46,8 +46,8 @@ pub(crate) struct Rival {
 }
 
 impl Rival {
-    /// Starts KSM at full pace, with zero pages as zero pages and no advisor, which serves it best here. `Err` with the
-    /// reason in the inner result: it can't be measured on this host.
+    /// Starts KSM at full pace, with zero pages as zero pages and no advisor, which serves it best here, smart scan as the host
+    /// has it. `Err` with the reason in the inner result: it can't be measured on this host.
     pub(crate) fn start() -> Result<Result<Self, String>> {
         let ksm = match Ksm::open() {
             Ok(ksm) => ksm,
@@ -83,6 +83,15 @@ impl Rival {
         Ok(())
     }
 
+    /// Whether to pass over pages that were unique several times, as newer kernels do by default. `false`: this kernel can't.
+    pub(crate) fn set_smart_scan(&mut self, on: bool) -> Result<bool> {
+        if self.ksm.smart_scan().is_err() {
+            return Ok(false);
+        }
+        self.ksm.set_smart_scan(on.into()).context("cannot set KSM's smart_scan")?;
+        Ok(true)
+    }
+
     /// The statistics.
     ///
     /// # Errors
@@ -92,6 +101,11 @@ impl Rival {
         let now = Pace { pages_to_scan: self.ksm.pages_to_scan()?, sleep_millisecs: self.ksm.sleep_millisecs()? };
         ensure!(now == self.pace && self.ksm.run()? == 1, "somebody else has changed KSM's settings meanwhile");
         Ok(self.ksm.stats()?)
+    }
+
+    /// The kernel thread.
+    pub(crate) fn ksmd(&self) -> i32 {
+        self.ksmd
     }
 
     /// The CPU time of ksmd so far.
@@ -110,10 +124,10 @@ impl Rival {
 
     /// Bytes that the clients' memory saves less KSM's metadata on it, as `general_profit`, but without other programs'
     /// part. `frames`: how many distinct pages, not zero, the clients have.
-    pub(crate) fn profit(clients: &[Client], frames: usize) -> Result<i64> {
+    pub(crate) fn profit(clients: &[Client], frames: u64) -> Result<i64> {
         let profit = |client: &Client| Ok(process_stat(client.pid())?.process_profit.unwrap_or(0));
         let all = clients.iter().map(profit).sum::<Result<i64>>()?;
-        Ok(all - (frames * PAGE_SIZE) as i64)
+        Ok(all - (frames * PAGE_SIZE as u64) as i64)
     }
 
     /// A client of KSM is just a program.

@@ -3,13 +3,36 @@
 //! The real `pageone` program is measured from outside, as an operator could: nothing of the engine is linked. Each bench is a
 //! module that returns [`report::Row`]s. `docs/benchmarks.md` has the figures and how to read them.
 
+mod checkpoint;
+mod content;
 mod cpu;
+mod dirty;
+mod dirty_rivals;
+mod dump;
+mod engine;
+mod estimate;
+mod governor;
+mod governor_engine;
+mod governor_ksm;
+mod governor_load;
+mod governor_trace;
+mod guest;
+mod guests;
 mod hold;
+mod host;
 mod idle;
 mod interrupt;
 mod ksm;
+mod merge;
+mod mpool;
 mod pageone;
+mod plot;
+mod ppr;
+mod probe;
 mod report;
+mod rewrite;
+mod sdtree;
+mod steady;
 
 use std::process::ExitCode;
 
@@ -34,12 +57,40 @@ struct Cli {
 enum Bench {
     /// What an idle host costs whose memory is merged; rival: the kernel's KSM
     Idle,
-    /// The client of the benches: fills memory and holds it
+    /// How fast and how gently identical pages are merged; rival: the kernel's KSM
+    Merge(merge::Options),
+    /// What it costs to keep working guests merged, and how soon something new is found; rival: the kernel's KSM
+    Steady(steady::Options),
+    /// Guests of the demo under nothing, KSM and PageONE
+    Guests(guests::Options),
+    /// What it costs to note dirty frames and to harvest them; rivals: bitmap, list, the published tree, other sets
+    Dirty,
+    /// How fast `pageone estimate` looks at a file; rivals: a BTreeMap, a hash table, sha256sum
+    Estimate,
+    /// Object pools and mcache maps; rivals: files mapped one by one, fio, RocksDB
+    Mpool(mpool::Options),
+    /// Guests whose free pages are taken back; rivals: nothing, KSM, free page reporting
+    Ppr(ppr::Options),
+    /// A process of the mpool bench, in a memory control group
     #[command(hide = true)]
-    HoldMemory {
+    MpoolWorker(mpool::Worker),
+    /// Guests stored in a pool while they run
+    Checkpoint(checkpoint::Options),
+    /// What governing KSM costs and holds; rivals: static settings, the kernel's advisor, ksmtuned
+    Governor(governor::Options),
+    /// The load of `governor`: fills memory and holds it
+    #[command(hide = true)]
+    GovernorLoad {
         /// Pages to fill
         pages: usize,
+        /// Number of the process
+        number: usize,
     },
+    /// The SD tree on pages as keys; rivals: ordered maps, KSM's red-black tree, hash maps
+    Sdtree(sdtree::Options),
+    /// The client of the benches: fills memory and holds it
+    #[command(hide = true)]
+    HoldMemory(hold::Holding),
 }
 
 fn main() -> ExitCode {
@@ -55,7 +106,19 @@ fn main() -> ExitCode {
 fn run(cli: &Cli) -> Result<()> {
     let rows = match cli.bench {
         Bench::Idle => idle::run(cli.quick)?,
-        Bench::HoldMemory { pages } => return hold::run(pages),
+        Bench::Merge(ref options) => merge::run(options, cli.quick)?,
+        Bench::Steady(ref options) => steady::run(options, cli.quick)?,
+        Bench::Guests(ref options) => guests::run(options, cli.quick)?,
+        Bench::Dirty => dirty::run(cli.quick)?,
+        Bench::Estimate => estimate::run(cli.quick)?,
+        Bench::Mpool(ref options) => mpool::run(options, cli.quick)?,
+        Bench::Ppr(ref options) => ppr::run(options, cli.quick)?,
+        Bench::MpoolWorker(ref worker) => return mpool::work(worker),
+        Bench::Checkpoint(ref options) => checkpoint::run(options, cli.quick)?,
+        Bench::Governor(ref options) => governor::run(options, cli.quick)?,
+        Bench::GovernorLoad { pages, number } => return governor_load::run(pages, number),
+        Bench::Sdtree(ref options) => sdtree::run(options, cli.quick)?,
+        Bench::HoldMemory(ref holding) => return hold::run(holding),
     };
     if cli.json {
         for row in &rows {

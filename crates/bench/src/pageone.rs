@@ -1,6 +1,8 @@
 //! The system under test: the `pageone` program, as its user sees it.
 
 use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -9,14 +11,37 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
 
+use crate::cpu;
+use crate::guest;
 use crate::interrupt::Interrupt;
 
-/// What is needed of `pageone status --json`. Pages are counted.
+/// What is needed of the daemon's status. Pages are counted.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Status {
     /// Bytes saved less own cost.
     pub(crate) general_profit: i64,
+    /// Pages that use others' frames.
+    pub(crate) pages_sharing: u64,
+    /// What its governor does.
+    #[serde(default)]
+    pub(crate) governor: GovernorStatus,
     domains: Vec<Domain>,
+}
+
+/// What is needed of the governor's status.
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct GovernorStatus {
+    /// Of the last scan that had anything to do.
+    pub(crate) scan_time_seconds: Option<f64>,
+    /// Pages of that scan.
+    pub(crate) scan_pages: u64,
+    /// The pace.
+    pub(crate) pages_per_second: Option<f64>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Answer {
+    status: Status,
 }
 
 #[derive(Debug, Deserialize)]
@@ -87,7 +112,19 @@ impl PageOne {
         Ok(Self { program: bin.join("pageone"), dir })
     }
 
-    fn pageone(&self, args: &[&str]) -> Command {
+    /// The command that starts a guest of the demo with so much memory.
+    pub(crate) fn guest_command(&self, memory_mib: usize) -> Result<Command> {
+        let out = self.pageone(&["guest-command", "--memory", &memory_mib.to_string()]).output();
+        let out = out.context("cannot run pageone")?;
+        ensure!(out.status.success(), "pageone guest-command: {}", String::from_utf8_lossy(&out.stderr).trim_end());
+        let words = guest::words(&String::from_utf8(out.stdout)?);
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]);
+        Ok(command)
+    }
+
+    /// The command of the program with these arguments, for this daemon.
+    pub(crate) fn pageone(&self, args: &[&str]) -> Command {
         let mut command = Command::new(&self.program);
         command.arg("--dir").arg(self.dir.path()).args(args);
         command
@@ -95,7 +132,13 @@ impl PageOne {
 
     /// The command that runs `program` as a client; what the agent says goes to a file.
     pub(crate) fn launch(&self, program: &Command) -> Result<Command> {
-        let mut command = self.pageone(&["run", "--no-start", "--"]);
+        self.launch_with(program, &[])
+    }
+
+    /// The same, with options of `pageone run`.
+    pub(crate) fn launch_with(&self, program: &Command, options: &[&str]) -> Result<Command> {
+        let mut command = self.pageone(&["run", "--no-start"]);
+        command.args(options).arg("--");
         command.arg(program.get_program()).args(program.get_args());
         let log = File::options().create(true).append(true).open(self.dir.path().join("clients.log"));
         command.stderr(log.context("cannot write the clients' log")?);
@@ -104,12 +147,35 @@ impl PageOne {
 
     /// Starts a daemon with the default configuration and this merge period, in seconds, and waits until it answers.
     pub(crate) fn daemon(&self, merge_period: f64, interrupt: &Interrupt) -> Result<Daemon> {
+        self.daemon_with(merge_period, 0, interrupt)
+    }
+
+    /// The same, with so many threads; 0: as it likes. It does its work at once (`--mode none`), as KSM does that is to be compared with it.
+    pub(crate) fn daemon_with(&self, merge_period: f64, threads: usize, interrupt: &Interrupt) -> Result<Daemon> {
+        self.daemon_with_options(merge_period, threads, &[], interrupt)
+    }
+
+    /// The same, with further options of `pageone daemon`.
+    pub(crate) fn daemon_with_options(
+        &self,
+        merge_period: f64,
+        threads: usize,
+        options: &[&str],
+        interrupt: &Interrupt,
+    ) -> Result<Daemon> {
+        let (period, threads) = (merge_period.to_string(), threads.to_string());
+        let mut all = vec!["--merge-period", &period, "--threads", &threads, "--mode", "none"];
+        all.extend(options);
+        self.daemon_as(&all, interrupt)
+    }
+
+    /// Starts a daemon with the default configuration and these options, and waits until it answers.
+    pub(crate) fn daemon_as(&self, options: &[&str], interrupt: &Interrupt) -> Result<Daemon> {
         let path = self.dir.path().join("daemon.log");
         let log = File::create(&path).context("cannot write the daemon's log")?;
-        let period = merge_period.to_string();
         // Should this program be killed, the daemon ends too.
-        let mut command =
-            self.pageone(&["daemon", "--config", "/dev/null", "--exit-when-idle", "60", "--merge-period", &period]);
+        let mut command = self.pageone(&["daemon", "--config", "/dev/null", "--exit-when-idle", "60"]);
+        command.args(options);
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn();
         let mut daemon = Daemon { child: child.context("cannot start the daemon")? };
         interrupt.until("the daemon answers", Duration::from_secs(20), || {
@@ -121,17 +187,31 @@ impl PageOne {
         Ok(daemon)
     }
 
-    /// Asks the daemon.
+    /// Asks the daemon, as `pageone status --json` does, but without starting a program each time: that would take its share
+    /// of the CPUs.
     ///
     /// # Errors
     ///
     /// When none answers, or when it refuses a client: then there is nothing to measure.
     pub(crate) fn status(&self) -> Result<Status> {
-        let out = self.pageone(&["status", "--json"]).output().context("cannot run pageone")?;
-        ensure!(out.status.success(), "pageone status: {}", String::from_utf8_lossy(&out.stderr).trim_end());
-        let status: Status = serde_json::from_slice(&out.stdout).context("pageone status is not understood")?;
+        let Answer { status } = serde_json::from_str(&self.ask()?).context("pageone status is not understood")?;
         let refused = status.clients().find_map(|client| client.refused.clone());
         refused.map_or(Ok(status), |why| bail!("a client is not merged: {why}"))
+    }
+
+    /// The same, all of it.
+    pub(crate) fn status_json(&self) -> Result<serde_json::Value> {
+        let mut answer: serde_json::Value =
+            serde_json::from_str(&self.ask()?).context("pageone status is not understood")?;
+        Ok(answer["status"].take())
+    }
+
+    fn ask(&self) -> Result<String> {
+        let mut stream = UnixStream::connect(self.dir.path().join("control.sock")).context("no daemon answers")?;
+        stream.write_all(b"\"status\"\n")?;
+        let mut answer = String::new();
+        BufReader::new(stream).read_line(&mut answer)?;
+        Ok(answer)
     }
 }
 
@@ -169,6 +249,28 @@ impl Drop for Daemon {
     }
 }
 
+/// The CPU times of the daemon and of each client's agent.
+pub(crate) struct Times {
+    daemon: cpu::Times,
+    agents: Vec<cpu::Times>,
+}
+
+impl Times {
+    /// Takes them; `clients`: their processes.
+    pub(crate) fn take(daemon: &Daemon, clients: &[i32]) -> Result<Self> {
+        let agent = |name: &str| name.starts_with("pageone-");
+        let daemon = cpu::thread_times(daemon.pid(), |_| true).context("cannot read the CPU time of the daemon")?;
+        let agents = clients.iter().map(|&client| cpu::thread_times(client, agent));
+        Ok(Self { daemon, agents: agents.collect::<std::io::Result<_>>().context("cannot read that of a client")? })
+    }
+
+    /// Nanoseconds since: the daemon's, the agents'.
+    pub(crate) fn since(&self, before: &Times) -> (u64, u64) {
+        let agents = before.agents.iter().zip(&self.agents).map(|(before, now)| cpu::spent(before, now)).sum();
+        (cpu::spent(&before.daemon, &self.daemon), agents)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -181,7 +283,7 @@ mod tests {
             )
         };
         let text = format!(
-            r#"{{"uptime_seconds":1.0,"general_profit":-7,"domains":[{{"clients":[{}]}},{{"clients":[{},{}]}}]}}"#,
+            r#"{{"uptime_seconds":1.0,"general_profit":-7,"pages_sharing":4,"domains":[{{"clients":[{}]}},{{"clients":[{},{}]}}]}}"#,
             client("null"),
             client("null"),
             client("\"locked\"")

@@ -46,22 +46,54 @@ pub(crate) fn table(rows: &[Row]) -> String {
     let mut out = String::new();
     for case in firsts(rows.iter().map(|row| (row.bench, row.case.as_str()))) {
         let rows: Vec<&Row> = rows.iter().filter(|row| (row.bench, row.case.as_str()) == case).collect();
-        let subjects = firsts(rows.iter().map(|row| row.subject.as_str()));
+        let subjects = firsts(rows.iter().map(|row| (row.subject.as_str(), row.threads)));
         // Writing into a string has no way to fail.
         let _ = write!(out, "{}: {}\n\n{:<34}{:>6}", case.0, case.1, "", "");
-        for subject in &subjects {
-            let _ = write!(out, "{subject:>16}");
+        for &(subject, threads) in &subjects {
+            // Where one was measured with several numbers of threads, the number tells the columns apart.
+            let several = subjects.iter().filter(|other| other.0 == subject).count() > 1;
+            let name = if several { format!("{subject} x{threads}") } else { subject.to_owned() };
+            let _ = write!(out, "{name:>16}");
         }
         out.push('\n');
         for (metric, unit) in firsts(rows.iter().map(|row| (row.metric, row.unit))) {
             let _ = write!(out, "{metric:<34}{unit:>6}");
             for subject in &subjects {
-                let found = rows.iter().find(|row| row.metric == metric && row.subject == *subject);
+                let is_it = |row: &&&Row| row.metric == metric && (row.subject.as_str(), row.threads) == *subject;
+                let found = rows.iter().find(is_it);
                 let _ = write!(out, "{:>16}", found.map_or("-".into(), |row| short(row.value)));
             }
             out.push('\n');
         }
         out.push('\n');
+    }
+    out
+}
+
+/// The rows of several rounds, each figure once: the median.
+pub(crate) fn medians(rows: &[Row]) -> Vec<Row> {
+    let key = |row: &Row| (row.bench, row.case.clone(), row.subject.clone(), row.threads, row.metric);
+    let median = |wanted| {
+        let mut values: Vec<&Row> = rows.iter().filter(|row| key(row) == wanted).collect();
+        values.sort_by(|a, b| a.value.total_cmp(&b.value));
+        let (low, high) = (values[(values.len() - 1) / 2], values[values.len() / 2]);
+        Row { value: (low.value + high.value) / 2.0, ..low.clone() }
+    };
+    firsts(rows.iter().map(key)).into_iter().map(median).collect()
+}
+
+/// Figures of PageONE divided by the best, that is the lowest, of the others, except `nothing`: for each pair the metric, and the name
+/// of the ratio.
+pub(crate) fn ratios(rows: &[Row], metrics: &[(&str, &'static str)]) -> Vec<Row> {
+    let mut out = Vec::new();
+    for &(metric, name) in metrics {
+        for ours in rows.iter().filter(|row| row.metric == metric && row.subject == "pageone") {
+            let is_rival = |row: &&Row| {
+                row.metric == metric && row.case == ours.case && row.subject != "pageone" && row.subject != "nothing"
+            };
+            let best = rows.iter().filter(is_rival).map(|row| row.value).reduce(f64::min);
+            out.extend(best.map(|best| Row { metric: name, value: ours.value / best, unit: "", ..ours.clone() }));
+        }
     }
     out
 }
@@ -111,6 +143,29 @@ mod tests {
         assert_eq!(words[2], ["pageone", "ksm"]);
         assert_eq!(words[3], ["cpu", "%", "0.0123", "12.3"]);
         assert_eq!(words[4], ["scans", "%", "3", "-"]);
+    }
+
+    #[test]
+    fn rounds_become_medians() {
+        let rows = [1.0, 9.0, 2.0, 3.0].map(|value| row("ksm", "cpu", value));
+        assert_eq!(medians(&rows), [row("ksm", "cpu", 2.5)]);
+        let mut rows = [row("ksm", "cpu", 1.0), row("ksm", "cpu", 3.0), row("ksm", "cpu", 2.0)];
+        rows[1].threads = 1;
+        assert_eq!(medians(&rows).len(), 2);
+        assert!(table(&rows).contains("ksm x1"));
+    }
+
+    #[test]
+    fn ratios_are_to_the_better_rival_in_the_case() {
+        let mut rows = [("ksm", 10.0), ("ksm-smart-scan", 8.0), ("nothing", 1.0), ("pageone", 4.0), ("pageone", 2.0)]
+            .map(|(subject, value)| row(subject, "cpu", value))
+            .to_vec();
+        rows[4].threads = 1;
+        rows.push(Row { case: "another".into(), ..row("ksm", "cpu", 1.0) });
+        let found: Vec<_> =
+            ratios(&rows, &[("cpu", "r")]).iter().map(|row| (row.metric, row.threads, row.value)).collect();
+        assert_eq!(found, [("r", 2, 0.5), ("r", 1, 0.25)]);
+        assert!(ratios(&rows[2..5], &[("cpu", "r")]).is_empty());
     }
 
     #[test]

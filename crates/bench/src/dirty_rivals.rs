@@ -1,0 +1,372 @@
+//! The sets that `dirty` measures: ours, and what else one could take.
+//!
+//! | subject | what it is | threads insert at once | allocates while inserting |
+//! |---|---|---|---|
+//! | `pageone` | `dirty::DirtyTree` | yes | no |
+//! | `bitmap` | `dirty::Bitmap`: 64 frames a step, the same loop for bits as the tree's | yes | no |
+//! | `list` | `dirty::DirtyList`: a bounded ring | yes | no |
+//! | `array` | a plain array of frame numbers: what no list can beat | no | no |
+//! | `radix-8` | the published tree, rebuilt from its description | yes | no |
+//! | `roaring` | `roaring::RoaringBitmap` | no | yes |
+//! | `hi-sparse` | `hi_sparse_bitset::BitSet<_256bit>` | no | yes |
+
+use std::ops::ControlFlow;
+use std::sync::atomic::AtomicU8;
+use std::sync::atomic::Ordering::{AcqRel, Acquire};
+
+use anyhow::Result;
+use dirty::{Bitmap, DirtyList, DirtySet, DirtyTree};
+
+/// A set under measurement. Whole batches, so that no call through a pointer is measured.
+pub(crate) trait Subject {
+    /// Who it is.
+    fn name(&self) -> &'static str;
+    /// Inserts every frame.
+    fn insert(&mut self, frames: &[u64]);
+    /// Writes all frames down.
+    fn look(&mut self, out: &mut [u64]) -> usize;
+    /// Writes all frames down and empties the set.
+    fn take(&mut self, out: &mut [u64]) -> usize;
+    /// The same, for one who has the set alone, if there is a faster way then.
+    fn drain(&mut self, _: &mut [u64]) -> Option<usize> {
+        None
+    }
+    /// Memory that it takes now.
+    fn bytes(&self) -> usize;
+    /// Whether it inserts in constant time without allocating, and knows what is in it.
+    fn is_peer(&self) -> bool;
+}
+
+/// Their names, in the order of the table.
+pub(crate) const NAMES: [&str; 7] = ["pageone", "bitmap", "radix-8", "list", "array", "roaring", "hi-sparse"];
+
+/// All of them, for frames below `frames`.
+pub(crate) fn all(frames: u64) -> Result<Vec<Box<dyn Subject>>> {
+    Ok(vec![
+        Box::new(Ours(DirtyTree::new(frames)?)),
+        Box::new(Plain(Bitmap::new(frames)?)),
+        Box::new(Radix8::new(frames)),
+        Box::new(List(DirtyList::new(frames, frames as usize)?)),
+        Box::new(Array { frames: vec![0; frames as usize], len: 0 }),
+        Box::new(Roaring(roaring::RoaringBitmap::new())),
+        Box::new(HiSparse(hi_sparse_bitset::BitSet::new())),
+    ])
+}
+
+struct Ours(DirtyTree);
+
+impl Subject for Ours {
+    fn name(&self) -> &'static str {
+        "pageone"
+    }
+
+    fn insert(&mut self, frames: &[u64]) {
+        for &frame in frames {
+            self.0.insert(frame);
+        }
+    }
+
+    fn look(&mut self, out: &mut [u64]) -> usize {
+        self.0.harvest_frames(&mut (0..self.0.frames()), out)
+    }
+
+    fn take(&mut self, out: &mut [u64]) -> usize {
+        self.0.take_frames(&mut (0..self.0.frames()), out)
+    }
+
+    fn drain(&mut self, out: &mut [u64]) -> Option<usize> {
+        Some(self.0.drain_frames(&mut (0..self.0.frames()), out))
+    }
+
+    fn bytes(&self) -> usize {
+        self.0.bytes()
+    }
+
+    fn is_peer(&self) -> bool {
+        true
+    }
+}
+
+struct Plain(Bitmap);
+
+impl Subject for Plain {
+    fn name(&self) -> &'static str {
+        "bitmap"
+    }
+
+    fn insert(&mut self, frames: &[u64]) {
+        for &frame in frames {
+            self.0.insert(frame);
+        }
+    }
+
+    fn look(&mut self, out: &mut [u64]) -> usize {
+        self.0.harvest_frames(&mut (0..self.0.frames()), out)
+    }
+
+    fn take(&mut self, out: &mut [u64]) -> usize {
+        self.0.take_frames(&mut (0..self.0.frames()), out)
+    }
+
+    fn bytes(&self) -> usize {
+        self.0.bytes()
+    }
+
+    fn is_peer(&self) -> bool {
+        true
+    }
+}
+
+struct List(DirtyList);
+
+impl Subject for List {
+    fn name(&self) -> &'static str {
+        "list"
+    }
+
+    fn insert(&mut self, frames: &[u64]) {
+        for &frame in frames {
+            self.0.insert(frame);
+        }
+    }
+
+    fn look(&mut self, out: &mut [u64]) -> usize {
+        self.0.harvest_frames(out)
+    }
+
+    fn take(&mut self, out: &mut [u64]) -> usize {
+        self.0.take_frames(&mut (0..self.0.frames()), out)
+    }
+
+    fn bytes(&self) -> usize {
+        self.0.bytes()
+    }
+
+    fn is_peer(&self) -> bool {
+        false
+    }
+}
+
+struct Array {
+    frames: Vec<u64>,
+    len: usize,
+}
+
+impl Subject for Array {
+    fn name(&self) -> &'static str {
+        "array"
+    }
+
+    fn insert(&mut self, frames: &[u64]) {
+        for &frame in frames {
+            if let Some(place) = self.frames.get_mut(self.len) {
+                *place = frame;
+                self.len += 1;
+            }
+        }
+    }
+
+    fn look(&mut self, out: &mut [u64]) -> usize {
+        out[..self.len].copy_from_slice(&self.frames[..self.len]);
+        self.len
+    }
+
+    fn take(&mut self, out: &mut [u64]) -> usize {
+        let n = self.look(out);
+        self.len = 0;
+        n
+    }
+
+    fn bytes(&self) -> usize {
+        self.frames.len() * 8
+    }
+
+    fn is_peer(&self) -> bool {
+        false
+    }
+}
+
+/// "Dirty memory tracking for performant checkpointing" (kvm, 2016-05-05): radix 8, preallocated, each level a bitmap of
+/// the one below, the lowest the dirty bitmap. A node is a byte. Insertion goes up until a bit is set already.
+struct Radix8 {
+    levels: Vec<Vec<AtomicU8>>,
+}
+
+impl Radix8 {
+    fn new(frames: u64) -> Self {
+        let mut levels = Vec::new();
+        let mut bytes = frames.div_ceil(8) as usize;
+        loop {
+            levels.push((0..bytes).map(|_| AtomicU8::new(0)).collect());
+            if bytes == 1 {
+                return Self { levels };
+            }
+            bytes = bytes.div_ceil(8);
+        }
+    }
+
+    fn walk<const TAKE: bool>(&self, level: usize, index: usize, out: &mut [u64], filled: &mut usize) {
+        let byte = &self.levels[level][index];
+        let mut bits = if TAKE { byte.swap(0, AcqRel) } else { byte.load(Acquire) };
+        while bits != 0 {
+            let child = index * 8 + bits.trailing_zeros() as usize;
+            bits &= bits - 1;
+            if level == 0 {
+                out[*filled] = child as u64;
+                *filled += 1;
+            } else {
+                self.walk::<TAKE>(level - 1, child, out, filled);
+            }
+        }
+    }
+}
+
+impl Subject for Radix8 {
+    fn name(&self) -> &'static str {
+        "radix-8"
+    }
+
+    fn insert(&mut self, frames: &[u64]) {
+        for &frame in frames {
+            let mut at = frame as usize;
+            for level in &self.levels {
+                let bit = 1 << (at % 8);
+                at /= 8;
+                if level[at].load(Acquire) & bit != 0 {
+                    break;
+                }
+                level[at].fetch_or(bit, AcqRel);
+            }
+        }
+    }
+
+    fn look(&mut self, out: &mut [u64]) -> usize {
+        let mut filled = 0;
+        self.walk::<false>(self.levels.len() - 1, 0, out, &mut filled);
+        filled
+    }
+
+    fn take(&mut self, out: &mut [u64]) -> usize {
+        let mut filled = 0;
+        self.walk::<true>(self.levels.len() - 1, 0, out, &mut filled);
+        filled
+    }
+
+    fn bytes(&self) -> usize {
+        self.levels.iter().map(Vec::len).sum()
+    }
+
+    fn is_peer(&self) -> bool {
+        true
+    }
+}
+
+struct Roaring(roaring::RoaringBitmap);
+
+impl Subject for Roaring {
+    fn name(&self) -> &'static str {
+        "roaring"
+    }
+
+    fn insert(&mut self, frames: &[u64]) {
+        for &frame in frames {
+            self.0.insert(frame as u32);
+        }
+    }
+
+    fn look(&mut self, out: &mut [u64]) -> usize {
+        let mut filled = 0;
+        self.0.iter().zip(out).for_each(|(frame, place)| {
+            *place = u64::from(frame);
+            filled += 1;
+        });
+        filled
+    }
+
+    fn take(&mut self, out: &mut [u64]) -> usize {
+        let n = self.look(out);
+        self.0.clear();
+        n
+    }
+
+    fn bytes(&self) -> usize {
+        let s = self.0.statistics();
+        (s.n_bytes_array_containers + s.n_bytes_bitset_containers + s.n_bytes_run_containers) as usize
+    }
+
+    fn is_peer(&self) -> bool {
+        false
+    }
+}
+
+type Sparse = hi_sparse_bitset::BitSet<hi_sparse_bitset::config::_256bit>;
+
+struct HiSparse(Sparse);
+
+impl Subject for HiSparse {
+    fn name(&self) -> &'static str {
+        "hi-sparse"
+    }
+
+    fn insert(&mut self, frames: &[u64]) {
+        for &frame in frames {
+            self.0.insert(frame as usize);
+        }
+    }
+
+    fn look(&mut self, out: &mut [u64]) -> usize {
+        let mut filled = 0;
+        for block in self.0.block_iter() {
+            let _ = block.traverse(|frame| {
+                out[filled] = frame as u64;
+                filled += 1;
+                ControlFlow::<()>::Continue(())
+            });
+        }
+        filled
+    }
+
+    fn take(&mut self, out: &mut [u64]) -> usize {
+        let n = self.look(out);
+        self.0 = Sparse::new();
+        n
+    }
+
+    fn bytes(&self) -> usize {
+        use hi_sparse_bitset::MemInfo;
+        let info = self.0.mem_info();
+        MemInfo::<hi_sparse_bitset::config::_256bit>::ROOT_BLOCK_SIZE
+            + info.hi_blocks_cap() * MemInfo::<hi_sparse_bitset::config::_256bit>::HI_BLOCK_SIZE
+            + info.data_blocks_cap() * MemInfo::<hi_sparse_bitset::config::_256bit>::DATA_BLOCK_SIZE
+    }
+
+    fn is_peer(&self) -> bool {
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_of_them_are_sets() {
+        let frames = [3u64, 64, 4096, 99_999, 12_345, 0];
+        let mut sorted = frames;
+        assert!(all(100).unwrap().iter().map(|subject| subject.name()).eq(NAMES));
+        sorted.sort_unstable();
+        for mut subject in all(100_000).unwrap() {
+            for _ in 0..2 {
+                subject.insert(&frames);
+                let mut out = vec![0; 100];
+                let n = subject.look(&mut out);
+                out[..n].sort_unstable();
+                assert_eq!(out[..n], sorted, "{}", subject.name());
+                let n = subject.take(&mut out);
+                out[..n].sort_unstable();
+                assert_eq!(out[..n], sorted, "{}", subject.name());
+                assert_eq!(subject.take(&mut out), 0, "{}", subject.name());
+            }
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! The rivals' way: files, each mapped on its own through the page cache.
+
+#![allow(unsafe_code)] // Mappings of files.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+
+/// A file mapped for reading.
+pub(super) struct Mapped {
+    start: *mut libc::c_void,
+    len: usize,
+}
+
+// SAFETY: read-only memory of a file that nobody changes.
+unsafe impl Send for Mapped {}
+// SAFETY: as above.
+unsafe impl Sync for Mapped {}
+
+impl Mapped {
+    pub(super) fn new(file: &File, len: usize, flags: i32) -> io::Result<Self> {
+        let flags = libc::MAP_SHARED | flags;
+        // SAFETY: a mapping that is not fixed replaces nothing.
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, flags, file.as_raw_fd(), 0) };
+        if start == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(Self { start, len }) }
+    }
+
+    /// Memory of 4 KiB pages, written once.
+    pub(super) fn anonymous(len: usize) -> io::Result<Self> {
+        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a mapping that is not fixed replaces nothing.
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0) };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let mapped = Self { start, len };
+        mapped.advise(libc::MADV_NOHUGEPAGE);
+        // SAFETY: it was just mapped for writing, and nobody else has it yet.
+        unsafe { std::ptr::write_bytes(start.cast::<u8>(), 1, len) };
+        Ok(mapped)
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        // SAFETY: mapped as long as `self` lives; the benches do not change or cut their files.
+        unsafe { std::slice::from_raw_parts(self.start.cast(), self.len) }
+    }
+
+    pub(super) fn advise(&self, advice: i32) {
+        // SAFETY: the range is this mapping; the advice changes no contents.
+        unsafe { libc::madvise(self.start, self.len, advice) };
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: what was borrowed from it is gone.
+        unsafe { libc::munmap(self.start, self.len) };
+    }
+}
+
+/// Lets the page cache go, as far as root may ask for it.
+pub(super) fn drop_page_cache() {
+    rustix::fs::sync();
+    if let Err(e) = std::fs::write("/proc/sys/vm/drop_caches", "1") {
+        eprintln!("mpool: the page cache stays, so rivals start warm: {e}");
+    }
+}
+
+/// Mappings of this process whose file's path holds `name`.
+pub(super) fn mappings(name: &str) -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    maps.lines().filter(|line| line.contains(name)).count()
+}
+
+/// Bytes of kernel memory that one mapping takes: the slab object, as the kernel says to root.
+pub(super) fn vma_bytes() -> f64 {
+    let slabs = std::fs::read_to_string("/proc/slabinfo").unwrap_or_default();
+    let line = slabs.lines().find(|line| line.starts_with("vm_area_struct"));
+    line.and_then(|line| line.split_whitespace().nth(3)?.parse().ok()).unwrap_or(192.0)
+}

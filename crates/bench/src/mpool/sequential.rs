@@ -1,0 +1,90 @@
+//! `sequential`: writing and reading whole mblocks, against `fio` with direct I/O in the same directory.
+
+use std::io::IoSlice;
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use ::mpool::{AlignedBuf, Allocation, MblockWriter, Pool};
+use anyhow::{Context, Result, ensure};
+
+use super::median;
+use super::zipf::Random;
+use crate::report::{Row, Sheet};
+
+const MBLOCK: usize = 32 << 20;
+
+/// MiB a second.
+fn rate(bytes: usize, start: Instant) -> f64 {
+    (bytes >> 20) as f64 / start.elapsed().as_secs_f64()
+}
+
+/// The rate of one `fio` job, in MiB/s; `None` without `fio`.
+fn fio(directory: &Path, engine: &[&str], read: bool, bytes: usize) -> Result<Option<f64>> {
+    let mut command = Command::new("fio");
+    command.args(["--name=sequential", "--bs=1M", "--direct=1", "--output-format=json", "--end_fsync=1"]);
+    command.arg(format!("--filename={}", directory.join("fio").display())).arg(format!("--size={bytes}"));
+    command.arg(if read { "--rw=read" } else { "--rw=write" }).args(engine);
+    let out = match command.output() {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        out => out.context("cannot run fio")?,
+    };
+    ensure!(out.status.success(), "fio failed: {}", String::from_utf8_lossy(&out.stderr));
+    let json: serde_json::Value = serde_json::from_slice(&out.stdout)?;
+    let job = &json["jobs"][0][if read { "read" } else { "write" }];
+    Ok(job["bw_bytes"].as_f64().map(|bytes| bytes / f64::from(1 << 20)))
+}
+
+/// Runs it.
+pub(super) fn run(directory: &Path, quick: bool, rounds: usize) -> Result<Vec<Row>> {
+    let bytes = if quick { 256 << 20 } else { 1 << 30 };
+    let mut buffer = AlignedBuf::zeroed(4 << 20);
+    let mut random = Random::new(3);
+    buffer.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&random.next().to_ne_bytes()));
+    let pool = Pool::create(&directory.join("sequential-pool"), "bench")?;
+    let mut ours = [Vec::new(), Vec::new()];
+    const ENGINES: [(&str, &[&str]); 2] =
+        [("fio", &["--ioengine=psync"]), ("fio-io_uring-4", &["--ioengine=io_uring", "--iodepth=4"])];
+    let mut theirs = [[Vec::new(), Vec::new()], [Vec::new(), Vec::new()]];
+    for _ in 0..rounds.max(3) {
+        let start = Instant::now();
+        let mut writers = Vec::new();
+        for _ in 0..bytes / MBLOCK {
+            let mut writer = pool.mblock_alloc(Allocation { capacity: MBLOCK as u64, ..Allocation::default() })?;
+            (0..MBLOCK / buffer.len()).try_for_each(|_| writer.write(&[IoSlice::new(&buffer)]))?;
+            writers.push(writer);
+        }
+        let ids = MblockWriter::commit_all(writers)?;
+        ours[0].push(rate(bytes, start));
+        let mut into = AlignedBuf::zeroed(4 << 20);
+        let start = Instant::now();
+        for &id in &ids {
+            let mblock = pool.mblock(id)?;
+            (0..MBLOCK).step_by(into.len()).try_for_each(|at| mblock.read(at as u64, &mut into))?;
+        }
+        ours[1].push(rate(bytes, start));
+        pool.mblock_delete(&ids)?;
+        for (engine, times) in ENGINES.iter().zip(&mut theirs) {
+            for (read, times) in [false, true].into_iter().zip(times) {
+                times.extend(fio(directory, engine.1, read, bytes)?);
+            }
+        }
+        let _ = std::fs::remove_file(directory.join("fio"));
+    }
+    let case = format!("sequential, {} MiB in pieces of 1 MiB, direct I/O", bytes >> 20);
+    let mut sheet = Sheet { bench: "mpool", case, subject: "pageone", threads: 1, rows: Vec::new() };
+    let mut note = |subject, [write, read]: [Vec<f64>; 2]| {
+        if write.is_empty() {
+            eprintln!("SKIPPED {subject}: fio is not there; Debian's package is called fio");
+            return;
+        }
+        sheet.subject = subject;
+        sheet.add("write", median(write), "MiB/s");
+        sheet.add("read", median(read), "MiB/s");
+    };
+    note("pageone", ours);
+    for ((subject, _), rates) in ENGINES.into_iter().zip(theirs) {
+        note(subject, rates);
+    }
+    Ok(sheet.rows)
+}

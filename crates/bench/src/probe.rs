@@ -1,0 +1,224 @@
+//! A thread that times its own loads and stores, as a guest's would be, while its memory is merged.
+//!
+//! Each millisecond it does a burst: loads at random pages of the whole memory, stores at random pages among the written ones
+//! ([`crate::content::written`]), of the value that is there already. Every written page is written ten times a second on average,
+//! so that most are found quiet now and then and merged under the writer's hands. What is timed is the access alone, without the
+//! thread's waking up: page faults, copying, waiting for a window.
+
+#![allow(unsafe_code)] // Raw memory that is exchanged while it is used.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+
+/// Between two bursts.
+const STEP: Duration = Duration::from_millis(1);
+/// In a burst.
+const LOADS: usize = 40;
+/// A written page is written so often, a second.
+const STORES_A_SECOND: usize = 10;
+
+/// Times up to 17 s, in nanoseconds, with three significant bits and a half more: buckets are at most 1/32 wide.
+#[derive(Clone)]
+pub(crate) struct Histogram {
+    buckets: Vec<u64>,
+    count: u64,
+    max: u64,
+}
+
+const FINE: u32 = 5;
+
+impl Histogram {
+    pub(crate) fn new() -> Self {
+        Self { buckets: vec![0; (30 << FINE) + 1], count: 0, max: 0 }
+    }
+
+    fn bucket(ns: u64) -> usize {
+        let shift = (64 - FINE - 1).saturating_sub(ns.leading_zeros());
+        ((shift as usize) << FINE) + (ns >> shift) as usize
+    }
+
+    /// The highest time of a bucket.
+    fn top(bucket: usize) -> u64 {
+        let fine = 1usize << FINE;
+        let shift = (bucket / fine).saturating_sub(1);
+        ((bucket - shift * fine + 1) << shift) as u64 - 1
+    }
+
+    pub(crate) fn add(&mut self, ns: u64) {
+        let last = self.buckets.len() - 1;
+        self.buckets[Self::bucket(ns).min(last)] += 1;
+        self.count += 1;
+        self.max = self.max.max(ns);
+    }
+
+    /// The time that a share of all does not exceed, in nanoseconds; 0 when there are none.
+    pub(crate) fn quantile(&self, share: f64) -> u64 {
+        let wanted = (self.count as f64 * share).ceil() as u64;
+        let mut sum = 0;
+        for (bucket, &count) in self.buckets.iter().enumerate() {
+            sum += count;
+            if sum >= wanted && count > 0 {
+                return Self::top(bucket).min(self.max);
+            }
+        }
+        self.max
+    }
+}
+
+/// What was timed of one kind of access.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Timing {
+    /// How many.
+    pub(crate) count: u64,
+    /// 99.99 % are not slower, in nanoseconds.
+    pub(crate) p9999: u64,
+    /// The slowest, in nanoseconds.
+    pub(crate) max: u64,
+}
+
+impl Timing {
+    fn of(histogram: &Histogram) -> Self {
+        Self { count: histogram.count, p9999: histogram.quantile(0.9999), max: histogram.max }
+    }
+
+    /// As a client says it.
+    pub(crate) fn say(&self) -> String {
+        format!("{} {} {}", self.count, self.p9999, self.max)
+    }
+
+    /// What a client has said of loads and of stores.
+    pub(crate) fn hear(line: &str) -> Result<[Timing; 2]> {
+        let numbers: Vec<u64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        match numbers[..] {
+            [a, b, c, d, e, f] => Ok([Timing { count: a, p9999: b, max: c }, Timing { count: d, p9999: e, max: f }]),
+            _ => Err(anyhow!("a client says {line:?} of its times")),
+        }
+    }
+}
+
+/// Memory to probe; it outlives the thread.
+pub(crate) struct Target {
+    /// A word of each page to load.
+    pub(crate) loads: Vec<usize>,
+    /// Addresses of words to store to, and what is there.
+    pub(crate) stores: Vec<(usize, u64)>,
+}
+
+/// The running thread.
+pub(crate) struct Probe {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<[Timing; 2]>,
+}
+
+impl Probe {
+    /// Starts it.
+    ///
+    /// # Safety
+    ///
+    /// All addresses are of words in memory of this process that stays mapped, readable and writable, until [`Probe::end`],
+    /// and nobody else writes to the words to store to.
+    pub(crate) unsafe fn start(target: Target) -> Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let seen = stop.clone();
+        let body = move || {
+            // SAFETY: as promised by the caller.
+            unsafe { run(&target, &seen) }
+        };
+        let thread = std::thread::Builder::new().name("bench-probe".into()).spawn(body).context("no thread")?;
+        Ok(Self { stop, thread })
+    }
+
+    /// Ends it: loads and stores.
+    pub(crate) fn end(self) -> Result<[Timing; 2]> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().map_err(|_| anyhow!("the probing thread panicked"))
+    }
+}
+
+/// # Safety
+///
+/// As [`Probe::start`].
+unsafe fn run(target: &Target, stop: &AtomicBool) -> [Timing; 2] {
+    let (mut loads, mut stores) = (Histogram::new(), Histogram::new());
+    let mut state = 0x2545_f491_4f6c_dd1d_u64;
+    let mut random = move |below: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        ((u128::from(state) * below as u128) >> 64) as usize
+    };
+    let mut next = Instant::now();
+    // Fractions of a store are carried over.
+    let (mut due, a_step) = (0, target.stores.len() * STORES_A_SECOND * STEP.as_millis() as usize);
+    while !stop.load(Ordering::Relaxed) {
+        due += a_step;
+        for _ in 0..LOADS.min(target.loads.len()) {
+            let address = target.loads[random(target.loads.len())];
+            let start = Instant::now();
+            // SAFETY: a word of mapped memory, as promised by the caller; volatile, since the memory under it is exchanged.
+            std::hint::black_box(unsafe { (address as *const u64).read_volatile() });
+            loads.add(start.elapsed().as_nanos() as u64);
+        }
+        while due >= 1000 {
+            due -= 1000;
+            let (address, value) = target.stores[random(target.stores.len())];
+            let start = Instant::now();
+            // SAFETY: as above; nobody else writes to it.
+            unsafe { (address as *mut u64).write_volatile(value) }
+            stores.add(start.elapsed().as_nanos() as u64);
+        }
+        // Bursts that a stall has delayed are not made up for.
+        next = (next + STEP).max(Instant::now());
+        std::thread::sleep(next - Instant::now().min(next));
+    }
+    [Timing::of(&loads), Timing::of(&stores)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_within_a_bucket() {
+        let mut histogram = Histogram::new();
+        (1..=100_000).for_each(|ns| histogram.add(ns));
+        for share in [0.001, 0.1, 0.5, 0.99, 0.9999, 1.0] {
+            let (exact, found) = (share * 1e5, histogram.quantile(share) as f64);
+            assert!(found >= exact && found <= exact * 1.04 + 1.0, "{share}: {found}");
+        }
+        histogram.add(u64::MAX);
+        assert_eq!(histogram.max, u64::MAX);
+        assert_eq!(Histogram::new().quantile(0.5), 0);
+    }
+
+    #[test]
+    fn buckets_cover_every_time_once() {
+        let mut before = 0;
+        for ns in 0..100_000 {
+            let bucket = Histogram::bucket(ns);
+            assert!(bucket == before || bucket == before + 1, "{ns}");
+            assert!(ns <= Histogram::top(bucket) && (bucket == 0 || ns > Histogram::top(bucket - 1)), "{ns}");
+            before = bucket;
+        }
+    }
+
+    #[test]
+    fn accesses_are_timed_and_change_nothing() {
+        let mut memory = vec![7u64; 4096];
+        let stores = memory.iter_mut().map(|word| (std::ptr::from_mut(word) as usize, 7)).collect();
+        let loads = memory.iter().map(|word| std::ptr::from_ref(word) as usize).collect();
+        // SAFETY: `memory` outlives the thread, and is not touched meanwhile.
+        let probe = unsafe { Probe::start(Target { loads, stores }) }.unwrap();
+        std::thread::sleep(Duration::from_millis(200));
+        let [loads, stores] = probe.end().unwrap();
+        assert!(loads.count > 0 && stores.count > 0 && loads.p9999 <= loads.max);
+        assert!(memory.iter().all(|&word| word == 7));
+        let line = format!("{} {}", loads.say(), stores.say());
+        assert_eq!(Timing::hear(&line).unwrap(), [loads, stores]);
+        assert!(Timing::hear("ok").is_err());
+    }
+}

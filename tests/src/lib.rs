@@ -61,9 +61,14 @@ impl Daemon {
 
     /// Starts one with these options of `pageone daemon`. Nothing here does direct I/O, so copied pages need no rest.
     pub fn with(args: &[&str]) -> Self {
+        Self::with_config(args, "")
+    }
+
+    /// The same, with more lines of configuration.
+    pub fn with_config(args: &[&str], lines: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let config = dir.path().join("config.toml");
-        std::fs::write(&config, "direct_io_seconds = 0\n").unwrap();
+        std::fs::write(&config, format!("direct_io_seconds = 0\n{lines}")).unwrap();
         let mut args: Vec<String> = args.iter().map(|a| a.to_string()).collect();
         args.extend(["--config".into(), config.display().to_string()]);
         let child = spawn_daemon(dir.path(), &args);
@@ -169,9 +174,12 @@ impl Drop for Daemon {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        let log = std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default();
         if std::thread::panicking() {
-            let log = std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default();
             eprintln!("--- the daemon's log:\n{log}");
+        } else {
+            // A worker's panic, or a frame that was counted wrong, may harm nobody for hours.
+            assert!(!log.contains("panicked at") && !log.contains("did not have"), "{log}");
         }
     }
 }
@@ -256,6 +264,51 @@ impl Drop for Client {
     }
 }
 
+/// Kernels, and archives to boot them with, for guests whose free pages are recycled (`scripts/ppr-archive.sh`); or why there are none.
+pub fn recycler_guests() -> Result<Vec<(String, String)>, String> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/ppr-archive.sh");
+    let out = Command::new(script).output().map_err(|e| e.to_string())?;
+    if !out.status.success() {
+        return Err(String::from_utf8_lossy(&out.stderr).trim().to_string());
+    }
+    let text = String::from_utf8_lossy(&out.stdout).into_owned();
+    let pair = |line: &str| line.split_once(' ').map(|(kernel, archive)| (kernel.to_string(), archive.to_string()));
+    Ok(text.lines().filter_map(pair).collect())
+}
+
+/// Words of the command that starts a guest of [`recycler_guests`]; `work`: parameters for `guest/load/init`.
+pub fn recycler_words(guest: &(String, String), memory_mib: u32, work: &str) -> Vec<String> {
+    let append = format!("console=ttyS0 quiet panic=-1 nokaslr no_timer_check mitigations=off {work}");
+    let memory = memory_mib.to_string();
+    let words = [
+        "qemu-system-x86_64",
+        "-accel",
+        "tcg,tb-size=16",
+        "-cpu",
+        "qemu64,-cx16",
+        "-m",
+        &memory,
+        "-kernel",
+        &guest.0,
+        "-initrd",
+        &guest.1,
+        "-append",
+        &append,
+        "-nodefaults",
+        "-no-user-config",
+        "-no-reboot",
+        "-display",
+        "none",
+        "-chardev",
+        "stdio,id=console,signal=off",
+        "-serial",
+        "chardev:console",
+        "-monitor",
+        "none",
+    ];
+    words.map(str::to_string).to_vec()
+}
+
 /// A demo guest: checksums its files for ever and says so on its console.
 pub struct Guest {
     child: Child,
@@ -294,6 +347,11 @@ impl Guest {
     /// Its process.
     pub fn pid(&self) -> i32 {
         self.child.id() as i32
+    }
+
+    /// What it has said.
+    pub fn console(&self) -> Vec<String> {
+        self.console.lock().unwrap().clone()
     }
 
     /// Rounds of checks that it passed. Panics if it saw a wrong byte or died.

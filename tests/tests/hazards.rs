@@ -54,6 +54,55 @@ fn two_clients_share_frames_and_leave_no_trace() {
 }
 
 #[test]
+fn pages_that_were_guessed_wrong_keep_their_bytes_and_the_others_merge() {
+    let daemon = Daemon::start();
+    let mut alike: Vec<Client> = (0..2).map(|_| daemon.scenario(&["hold", "8192", "1", "5"])).collect();
+    alike.iter_mut().for_each(|client| client.expect("ready"));
+    alike.iter().for_each(|client| daemon.wait_merged(client.pid(), 8192));
+    // Row after row of matches, each followed by a page that does not match.
+    let mut other = daemon.scenario(&["hold", "8192", "1", "5", "100"]);
+    other.expect("ready");
+    daemon.wait_merged(other.pid(), 8192 - 81);
+    // The pages that did not match are read when their turn comes.
+    let status = eventually("all is looked at", Duration::from_secs(20), || {
+        daemon.client(other.pid()).filter(|status| status["pages_unshared"].as_u64() >= Some(81))
+    });
+    assert_eq!((&status["pages_merged"], &status["pages_unshared"]), (&(8192 - 81).into(), &81.into()), "{status}");
+    other.go();
+    alike.iter_mut().for_each(Client::go);
+}
+
+/// Frames come and go as fast as can be, shared between clients; one that is used again too early would show as a wrong byte.
+#[test]
+fn frames_that_come_and_go_are_never_taken_from_their_users() {
+    let seconds: u64 = std::env::var("PAGEONE_CHURN_SECONDS").map_or(10, |s| s.parse().unwrap());
+    let mut daemon = Daemon::with(&["--merge-period", "0.05"]);
+    let mut clients: Vec<Client> = (0..3).map(|_| daemon.scenario(&["churn", "8192", &seconds.to_string()])).collect();
+    for client in &mut clients {
+        client.expect("ready");
+        client.tell("go");
+    }
+    let end = Instant::now() + Duration::from_secs(seconds);
+    let mut sharing = 0;
+    while Instant::now() < end {
+        // Pauses leave batches half done and reports unread.
+        let stopped = if sharing % 2 == 0 { daemon.pid() } else { clients[1].pid() };
+        signal_process(stopped, libc::SIGSTOP);
+        std::thread::sleep(Duration::from_millis(100));
+        signal_process(stopped, libc::SIGCONT);
+        std::thread::sleep(Duration::from_millis(900));
+        sharing = sharing.max(daemon.status()["pages_sharing"].as_u64().unwrap());
+    }
+    clients.iter_mut().for_each(|client| client.expect("ok"));
+    assert!(sharing > 1000, "little was merged: {sharing} pages_sharing");
+    drop(clients);
+    eventually("the store is empty", Duration::from_secs(30), || {
+        daemon.status()["domains"].as_array()?.iter().all(|d| d["segments"] == 0).then_some(())
+    });
+    assert_eq!(daemon.stop(), Some(0));
+}
+
+#[test]
 fn zero_pages_become_untouched_memory() {
     let daemon = Daemon::start();
     let mut client = daemon.scenario(&["zeros", "4096"]);

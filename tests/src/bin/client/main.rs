@@ -5,6 +5,8 @@
 #![allow(unsafe_code, reason = "it maps and writes raw memory, as the programs that it stands for do")]
 #![allow(clippy::unwrap_used, reason = "a test program fails by panicking")]
 
+mod recycle;
+
 use std::io::{BufRead, Write};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::time::{Duration, Instant};
@@ -121,9 +123,11 @@ fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let number = |at: usize, default: usize| args.get(at).map_or(default, |a| a.parse().unwrap());
     match args.first().map(String::as_str) {
-        Some("hold") => hold(number(1, 4096), number(2, 4), number(3, 1) as u64),
+        Some("recycle") => recycle::run(number(1, 4096), number(2, 3)),
+        Some("hold") => hold(number(1, 4096), number(2, 4), number(3, 1) as u64, number(4, 0)),
         Some("shuffled") => shuffled(number(1, 4096)),
         Some("writers") => writers(number(1, 16_384), number(2, 10)),
+        Some("churn") => churn(number(1, 8192), number(2, 10)),
         Some("zeros") => zeros(number(1, 4096)),
         Some("dontneed") => dontneed(),
         Some("fork") => fork(),
@@ -138,12 +142,17 @@ fn main() {
     while hear().is_some() {}
 }
 
-/// `hold PAGES COPIES BASE`: each content COPIES times; checks it whenever it is told to. `rewrite` gives every page new
-/// content.
-fn hold(pages: usize, copies: usize, base: u64) {
+/// `hold PAGES COPIES BASE [OWN]`: each content COPIES times, but every OWN-th page has one that nobody else has; checks it
+/// whenever it is told to. `rewrite` gives every page new content.
+fn hold(pages: usize, copies: usize, base: u64, own: usize) {
     let region = Region::new(pages, true);
     let mut base = base << 32;
-    let fill = |base| (0..pages).for_each(|page| region.fill(page, base + 1 + (page % (pages / copies)) as u64));
+    let mine = u64::from(std::process::id()) << 40;
+    let seed = |base: u64, page: usize| match own {
+        1.. if page % own == own - 1 => mine + page as u64,
+        _ => base + 1 + (page % (pages / copies)) as u64,
+    };
+    let fill = |base| (0..pages).for_each(|page| region.fill(page, seed(base, page)));
     fill(base);
     say("ready");
     while let Some(line) = hear() {
@@ -152,7 +161,7 @@ fn hold(pages: usize, copies: usize, base: u64) {
             fill(base);
         }
         let mut problems = Vec::new();
-        check(&mut problems, "held", region.wrong(0..pages, |page| base + 1 + (page % (pages / copies)) as u64));
+        check(&mut problems, "held", region.wrong(0..pages, |page| seed(base, page)));
         verdict(&problems);
     }
     std::process::exit(0);
@@ -228,6 +237,70 @@ fn writers(pages: usize, seconds: usize) {
     let body = |page: usize| (0..WORDS - 1).any(|word| region.read(page, word) != pattern(seed(page), word));
     check(&mut problems, "corrupt", (0..pages).filter(|&page| body(page)).count());
     say(&format!("longest {}", longest.load(Relaxed)));
+    verdict(&problems);
+}
+
+/// `churn PAGES SECONDS`: rows of pages get contents that other rows, and other clients, have in the same order; single words
+/// change, rows are discarded; everything is checked all the time. Frames come and go as fast as the daemon can follow.
+fn churn(pages: usize, seconds: usize) {
+    const CONTENTS: u64 = 2048;
+    let region = Region::new(pages, true);
+    wait_go();
+    let end = Instant::now() + Duration::from_secs(seconds as u64);
+    let mut problems = Vec::new();
+    std::thread::scope(|scope| {
+        let half = pages / 2;
+        let threads: Vec<_> = (0..2usize)
+            .map(|part| {
+                let region = &region;
+                scope.spawn(move || {
+                    let first = part * half;
+                    let mut seeds = vec![0u64; half];
+                    let mut random = (u64::from(std::process::id()) << 20) + 0x1234_5671 + part as u64;
+                    let mut below = move |n: usize| {
+                        random ^= random << 13;
+                        random ^= random >> 7;
+                        random ^= random << 17;
+                        (random % n as u64) as usize
+                    };
+                    let mut wrong = 0;
+                    while Instant::now() < end && wrong == 0 {
+                        let start = below(half);
+                        let row = start..(start + 1 + below(200)).min(half);
+                        let content = below(CONTENTS as usize) as u64;
+                        match below(10) {
+                            0 => {
+                                region.advise(first + row.start..first + row.end, libc::MADV_DONTNEED).unwrap();
+                                row.for_each(|page| seeds[page] = 0);
+                            }
+                            1 => {
+                                let own = (u64::from(std::process::id()) << 32) + below(1 << 30) as u64;
+                                seeds[start] = own;
+                                region.fill(first + start, own);
+                            }
+                            2 | 3 => {
+                                for page in row {
+                                    wrong += region.wrong(first + page..first + page + 1, |_| seeds[page]);
+                                }
+                            }
+                            _ => {
+                                for (i, page) in row.enumerate() {
+                                    wrong += region.wrong(first + page..first + page + 1, |_| seeds[page]);
+                                    seeds[page] = 1 + (content + i as u64) % CONTENTS;
+                                    region.fill(first + page, seeds[page]);
+                                }
+                            }
+                        }
+                        std::thread::sleep(Duration::from_millis(below(10) as u64));
+                    }
+                    wrong + region.wrong(first..first + half, |page| seeds[page - first])
+                })
+            })
+            .collect();
+        for thread in threads {
+            check(&mut problems, "churn", thread.join().unwrap());
+        }
+    });
     verdict(&problems);
 }
 

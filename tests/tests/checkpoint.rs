@@ -1,0 +1,251 @@
+//! `pageone checkpoint` and `pageone restore`: a client that writes, a stopped process, real guests.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use e2e::{Daemon, Guest, program, signal_process, skipped};
+use serde_json::Value;
+
+fn run(dir: &Path, args: &[&str]) -> (Option<i32>, String, String) {
+    let out = Command::new(program("pageone")).args(args).env("PAGEONE_POOLS", dir.join("names")).output().unwrap();
+    (out.status.code(), String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap())
+}
+
+fn ok(dir: &Path, args: &[&str]) -> String {
+    let (code, out, err) = run(dir, args);
+    assert_eq!(code, Some(0), "{args:?}: {err}");
+    out
+}
+
+fn make_pool(dir: &Path) {
+    ok(dir, &["pool", "create", "store", "--capacity", &dir.join("capacity").display().to_string()]);
+}
+
+fn checkpoint(dir: &Path, daemon: Option<&Daemon>, pid: i32, name: &str, more: &[&str]) -> Value {
+    let pid = pid.to_string();
+    let mut args: Vec<&str> = Vec::new();
+    let path = daemon.map(|d| d.dir.path().display().to_string());
+    if let Some(path) = &path {
+        args.extend(["--dir", path]);
+    }
+    args.extend(["checkpoint", &pid, "--to", "store", "--name", name, "--json"]);
+    args.extend(more);
+    let out = ok(dir, &args);
+    println!("{out}");
+    serde_json::from_str(&out).unwrap()
+}
+
+fn restore(dir: &Path, name: &str) -> Vec<u8> {
+    let file = dir.join("restored");
+    ok(dir, &["restore", "store", name, "--to", &file.display().to_string()]);
+    std::fs::read(file).unwrap()
+}
+
+/// Memory of a process, as the restored file has it.
+fn memory(pid: i32, regions: &[(u64, u64)]) -> Vec<u8> {
+    use std::os::unix::fs::FileExt;
+    let file = std::fs::File::open(format!("/proc/{pid}/mem")).unwrap();
+    let mut all = Vec::new();
+    for (address, len) in regions {
+        let start = all.len();
+        all.resize(start + *len as usize, 0);
+        file.read_exact_at(&mut all[start..], *address).unwrap();
+    }
+    all
+}
+
+fn regions(dir: &Path, name: &str) -> Vec<(u64, u64)> {
+    let list: Value = serde_json::from_str(&ok(dir, &["pool", "ls", "store", "--json"])).unwrap();
+    let found = list.as_array().unwrap().iter().find(|c| c["name"] == name).unwrap();
+    found["regions"].as_array().unwrap().iter().map(|r| (r[0].as_u64().unwrap(), r[1].as_u64().unwrap())).collect()
+}
+
+/// A program that fills 64 MiB and then sleeps.
+fn sleeper() -> std::process::Child {
+    let script = "import time,sys,os\nb=bytearray(os.urandom(1<<20))*64\nprint('ready',flush=True)\ntime.sleep(600)";
+    let mut child = Command::new("python3").args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.as_mut().unwrap()), &mut line).unwrap();
+    child
+}
+
+#[test]
+fn any_process_can_be_stopped_and_stored() {
+    if Command::new("python3").arg("--version").output().is_err() {
+        return skipped("no python3");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    make_pool(dir.path());
+    let mut child = sleeper();
+    let pid = child.id() as i32;
+    let (code, _, err) = run(dir.path(), &["checkpoint", &pid.to_string(), "--to", "store"]);
+    assert!(code == Some(1) && err.contains("pageone run"), "{err}");
+    let first = checkpoint(dir.path(), None, pid, "first", &["--stop"]);
+    assert!(first["memory_bytes"].as_u64().unwrap() >= 64 << 20);
+    // Each of its megabytes is the same.
+    assert!(first["stored_bytes"].as_u64().unwrap() < 16 << 20, "{first}");
+    let second = checkpoint(dir.path(), None, pid, "second", &["--stop"]);
+    assert!(second["stored_bytes"].as_u64().unwrap() < 1 << 20, "{second}");
+    let want = memory(pid, &regions(dir.path(), "first"));
+    assert!(restore(dir.path(), "first") == want && restore(dir.path(), "second") == want);
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    assert!(!stat.contains(") T "), "it runs again");
+    ok(dir.path(), &["pool", "rm", "store", "first"]);
+    assert!(restore(dir.path(), "second") == want, "what the second needs is still there");
+    assert!(ok(dir.path(), &["pool", "check", "store"]).contains("mblocks"));
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn a_killed_checkpoint_leaves_nobody_stopped() {
+    if Command::new("python3").arg("--version").output().is_err() {
+        return skipped("no python3");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    make_pool(dir.path());
+    let mut child = sleeper();
+    let pid = child.id() as i32;
+    for wait in [5, 20, 60, 150] {
+        let mut command = Command::new(program("pageone"));
+        command.args(["checkpoint", &pid.to_string(), "--to", "store", "--stop", "--name", "killed"]);
+        let mut running = command.env("PAGEONE_POOLS", dir.path().join("names")).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(wait));
+        running.kill().unwrap();
+        running.wait().unwrap();
+        e2e::eventually("the process runs again", Duration::from_secs(5), || {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+            (!stat.contains(") T ")).then_some(())
+        });
+        let _ = run(dir.path(), &["pool", "rm", "store", "killed"]);
+    }
+    checkpoint(dir.path(), None, pid, "whole", &["--stop"]);
+    assert!(restore(dir.path(), "whole") == memory(pid, &regions(dir.path(), "whole")));
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn a_daemon_that_ends_meanwhile_is_noticed() {
+    let dir = tempfile::tempdir().unwrap();
+    make_pool(dir.path());
+    let mut daemon = Daemon::start();
+    let mut client = daemon.scenario(&["hold", "65536", "1"]);
+    client.expect("ready");
+    let (path, pid) = (daemon.dir.path().display().to_string(), client.pid().to_string());
+    let mut command = Command::new(program("pageone"));
+    command.args(["--dir", &path, "checkpoint", &pid, "--to", "store", "--name", "cut"]);
+    let running = command.env("PAGEONE_POOLS", dir.path().join("names")).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    daemon.kill();
+    let out = running.wait_with_output().unwrap();
+    let err = String::from_utf8(out.stderr).unwrap();
+    assert!(out.status.code() == Some(1) && err.contains("take the checkpoint again"), "{err}");
+    daemon.restart();
+    checkpoint(dir.path(), Some(&daemon), client.pid(), "whole", &["--max-pause", "500"]);
+    client.go();
+}
+
+#[test]
+fn memory_merges_on_after_a_checkpoint_and_no_frame_is_kept_for_nobody() {
+    let dir = tempfile::tempdir().unwrap();
+    make_pool(dir.path());
+    let mut daemon = Daemon::start();
+    let mut client = daemon.scenario(&["churn", "8192", "8"]);
+    client.expect("ready");
+    client.tell("go");
+    for i in 0..3 {
+        checkpoint(dir.path(), Some(&daemon), client.pid(), &format!("c{i}"), &["--max-pause", "2000"]);
+        std::thread::sleep(Duration::from_secs(1));
+    }
+    client.expect("ok");
+    let merged = |daemon: &Daemon| daemon.status()["pages_sharing"].as_u64().unwrap();
+    e2e::eventually("it merges on", Duration::from_secs(20), || (merged(&daemon) > 1000).then_some(()));
+    drop(client);
+    e2e::eventually("the store is empty", Duration::from_secs(30), || {
+        daemon.status()["domains"].as_array()?.iter().all(|d| d["segments"] == 0).then_some(())
+    });
+    assert_eq!(daemon.stop(), Some(0));
+}
+
+#[test]
+fn guests_are_stored_while_they_run() {
+    let words = match Guest::words(256) {
+        Ok(words) => words,
+        Err(why) => return skipped(&why),
+    };
+    let dir = tempfile::tempdir().unwrap();
+    make_pool(dir.path());
+    let daemon = Daemon::start();
+    let mut command = daemon.run(&[]);
+    command.args(&words);
+    let mut guest = Guest::start(command);
+    guest.pass_rounds(2);
+    let first = checkpoint(dir.path(), Some(&daemon), guest.pid(), "first", &["--max-pause", "500"]);
+    guest.pass_rounds(1);
+    // Stopped, so that it can be compared; the pages written since the first checkpoint are all that is new.
+    let second = checkpoint(dir.path(), Some(&daemon), guest.pid(), "second", &["--max-pause", "500"]);
+    assert!(second["stored_bytes"].as_u64() < first["stored_bytes"].as_u64(), "{first} {second}");
+    signal_process(guest.pid(), libc::SIGSTOP);
+    let third = checkpoint(dir.path(), Some(&daemon), guest.pid(), "third", &[]);
+    let want = memory(guest.pid(), &regions(dir.path(), "third"));
+    let got = restore(dir.path(), "third");
+    assert_eq!(got.len(), want.len(), "{third}");
+    let pages = got.chunks(4096).zip(want.chunks(4096)).enumerate();
+    let differ: Vec<usize> = pages.filter(|(_, (got, want))| got != want).map(|(page, _)| page).collect();
+    let few = &differ[..differ.len().min(8)];
+    let zeros = |bytes: &[u8], page: usize| bytes[page * 4096..][..4096].iter().all(|&b| b == 0);
+    let kinds: Vec<_> = few.iter().map(|&page| (zeros(&got, page), zeros(&want, page))).collect();
+    assert!(differ.is_empty(), "{} pages, {few:?}, zeros (stored, guest) {kinds:?}: {third}", differ.len());
+    signal_process(guest.pid(), libc::SIGCONT);
+    guest.pass_rounds(1);
+    assert!(daemon.client(guest.pid()).is_some(), "the daemon goes on");
+}
+
+/// What the pool takes for checkpoints, as `pageone pool du` says.
+fn physical(dir: &Path) -> u64 {
+    let du: Value = serde_json::from_str(&ok(dir, &["pool", "du", "store", "--json"])).unwrap();
+    du["physical_bytes"].as_u64().unwrap()
+}
+
+#[test]
+fn guests_of_one_image_share_what_they_have_in_common() {
+    let words = match Guest::words(512) {
+        Ok(words) => words,
+        Err(why) => return skipped(&why),
+    };
+    let dir = tempfile::tempdir().unwrap();
+    make_pool(dir.path());
+    let daemon = Daemon::start();
+    let start = || {
+        let mut command = daemon.run(&[]);
+        command.args(&words);
+        Guest::start(command)
+    };
+    let mut guests = vec![start()];
+    guests[0].pass_rounds(2);
+    let take =
+        |guest: &Guest, name: &str| checkpoint(dir.path(), Some(&daemon), guest.pid(), name, &["--max-pause", "1000"]);
+    take(&guests[0], "first");
+    let one = physical(dir.path());
+    let again = take(&guests[0], "again");
+    let idle = physical(dir.path()) - one;
+    guests.extend((1..4).map(|_| start()));
+    guests.iter_mut().for_each(|guest| guest.pass_rounds(2));
+    for (i, guest) in guests.iter().enumerate().skip(1) {
+        take(guest, &format!("guest-{i}"));
+    }
+    let four = physical(dir.path()) - idle;
+    println!(
+        "one guest of 512 MiB {} MiB; the same again {:.1} MiB, {:.2} s, {:.0} ms paused; four guests {:.2} times one",
+        one >> 20,
+        idle as f64 / f64::from(1 << 20),
+        again["seconds"].as_f64().unwrap(),
+        again["pause_ms"].as_f64().unwrap(),
+        four as f64 / one as f64
+    );
+    assert!(idle * 20 <= 512 << 20, "a second checkpoint took {idle} bytes");
+    assert!(four * 10 <= one * 16, "four guests take {four} bytes, one {one}");
+}

@@ -1,0 +1,290 @@
+//! The KSM driver: it governs the real ksmd, puts back what it found, and gives way to others. KSM's settings are the host's, so
+//! these tests run only where nobody else uses KSM, one at a time, and put everything back.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use e2e::{eventually, program, signal_process, skipped};
+use kmem::ksm::{Ksm, Snapshot};
+use serde_json::Value;
+
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// KSM for the time of a test.
+struct Host {
+    ksm: Ksm,
+    before: Snapshot,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Host {
+    fn take() -> Option<Self> {
+        let turn = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let Ok(ksm) = Ksm::open() else {
+            skipped("this kernel has no KSM");
+            return None;
+        };
+        if !rustix::process::geteuid().is_root() || ksm.run().unwrap() == 1 {
+            skipped("needs root, and KSM not in use");
+            return None;
+        }
+        let before = Snapshot::of(&ksm).unwrap();
+        ksm.set_run(0).unwrap();
+        if ksm.advisor_mode().is_ok() {
+            ksm.set_advisor_mode("none").unwrap();
+        }
+        ksm.set_pages_to_scan(123).unwrap();
+        Some(Self { ksm, before, _turn: turn })
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.ksm.set_run(2).unwrap();
+        self.before.restore().unwrap();
+    }
+}
+
+fn advise(args: &[&str]) -> Command {
+    let mut command = Command::new(program("pageone"));
+    command.args(["ksm", "advise"]).args(args).stdin(Stdio::null());
+    command
+}
+
+fn failed(out: &Output) -> String {
+    assert!(!out.status.success());
+    String::from_utf8_lossy(&out.stderr).into_owned()
+}
+
+/// A process with memory that KSM may merge; ended with this value.
+struct Mergeable(Child);
+
+impl Mergeable {
+    fn start(pages: usize) -> Self {
+        let script = "import mmap,struct,sys\nn=int(sys.argv[1])\nm=mmap.mmap(-1,n*4096,flags=mmap.MAP_PRIVATE|mmap.MAP_ANONYMOUS)\n\
+                      for i in range(n): m[i*4096:i*4096+8]=struct.pack('<Q',i//2)\n\
+                      m.madvise(12)\nprint('ready',flush=True)\nsys.stdin.read()";
+        let mut command = Command::new("python3");
+        command.args(["-c", script, &pages.to_string()]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        Self(child)
+    }
+}
+
+impl Drop for Mergeable {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn it_governs_and_puts_back_what_it_found_after_sigterm() {
+    let Some(host) = Host::take() else { return };
+    let _memory = Mergeable::start(20_000);
+    let mut command = advise(&["--target", "1", "--max-cpu", "50", "--min-pages", "50", "--json"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut ended = Vec::new();
+    for line in lines {
+        let decision: Value = serde_json::from_str(&line.unwrap()).unwrap();
+        if decision["cause"] == "scan_ended" {
+            assert!(decision["reason"].as_str().unwrap().starts_with("scan took"), "{decision}");
+            ended.push(decision["scan_seconds"].as_f64().unwrap());
+        }
+        if ended.len() == 6 {
+            break;
+        }
+    }
+    assert_eq!(host.ksm.run().unwrap(), 1);
+    assert_ne!(host.ksm.pages_to_scan().unwrap(), 123);
+    assert!(ended[3..].iter().any(|time| (time - 1.0).abs() < 0.2), "{ended:?}");
+    signal_process(child.id() as i32, libc::SIGTERM);
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert_eq!((host.ksm.pages_to_scan().unwrap(), host.ksm.run().unwrap()), (123, 0));
+}
+
+#[test]
+fn it_gives_way_to_another_writer_and_leaves_what_that_one_wrote() {
+    let Some(host) = Host::take() else { return };
+    let mut child = advise(&["--target", "5"]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    eventually("KSM runs", Duration::from_secs(5), || (host.ksm.run().ok()? == 1).then_some(()));
+    // The first decision may still be on its way.
+    std::thread::sleep(Duration::from_millis(200));
+    host.ksm.set_pages_to_scan(777).unwrap();
+    let status = eventually("it ends", Duration::from_secs(5), || child.try_wait().unwrap());
+    let mut text = String::new();
+    std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut text).unwrap();
+    assert_eq!(status.code(), Some(6), "{text}");
+    assert!(text.contains("777") && text.contains("somebody else"), "{text}");
+    assert_eq!(host.ksm.pages_to_scan().unwrap(), 777);
+}
+
+#[test]
+fn it_does_not_begin_beside_the_kernels_advisor() {
+    let Some(host) = Host::take() else { return };
+    if host.ksm.set_advisor_mode("scan-time").is_err() {
+        return skipped("this kernel has no advisor");
+    }
+    let out = advise(&["--target", "5"]).output().unwrap();
+    assert_eq!(out.status.code(), Some(6));
+    assert!(failed(&out).contains("advisor_mode"), "{}", failed(&out));
+    assert_eq!(host.ksm.run().unwrap(), 0, "it has not been started");
+}
+
+#[test]
+fn bad_input_is_named_with_its_range() {
+    for (args, words) in [
+        (&["--target", "0"][..], ["0.1", "86400"]),
+        (&["--target=-3"], ["-3", "86400"]),
+        (&["--max-cpu", "200"], ["200 %", "0.1 and 100 %"]),
+        (&["--min-pages", "9", "--max-pages", "8"], ["9 to 8", "10000000"]),
+        (&["--mode", "scan-time", "--target", "1.5"], ["1.5", "whole seconds"]),
+    ] {
+        let out = advise(args).output().unwrap();
+        assert_eq!(out.status.code(), Some(5), "{args:?}");
+        let error = failed(&out);
+        assert!(words.iter().all(|word| error.contains(word)), "{args:?}: {error}");
+    }
+}
+
+#[test]
+fn the_daemons_limits_are_named_with_their_range() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = Command::new(program("pageone"));
+    command.arg("--dir").arg(dir.path()).args(["daemon", "--config", "/dev/null", "--max-cpu", "0.01"]);
+    let out = command.output().unwrap();
+    assert_eq!(out.status.code(), Some(5));
+    assert!(failed(&out).contains("max_cpu") && failed(&out).contains("0.1"), "{}", failed(&out));
+}
+
+#[test]
+fn status_shows_every_statistic() {
+    if Ksm::open().is_err() {
+        return skipped("this kernel has no KSM");
+    }
+    let out = Command::new(program("pageone")).args(["ksm", "status", "--json"]).output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let report: Value = serde_json::from_slice(&out.stdout).unwrap();
+    for name in ["pages_shared", "pages_sharing", "pages_unshared", "pages_volatile", "full_scans"] {
+        assert!(report["statistics"][name].is_i64(), "{name}: {report}");
+    }
+    assert!(report["settings"]["pages_to_scan"].is_string() && report["net_profit_bytes"].is_i64());
+}
+
+#[test]
+fn a_program_runs_with_all_of_its_memory_mergeable() {
+    let (major, minor, _) = kmem::procfs::kernel_release();
+    if Ksm::open().is_err() || (major, minor) < (6, 16) {
+        return skipped("needs KSM, and Linux 6.16 to see it");
+    }
+    let run = |options: &[&str]| {
+        let mut command = Command::new(program("pageone"));
+        command.args(["run", "--backend", "ksm"]).args(options).args(["--", "cat", "/proc/self/ksm_stat"]);
+        command.output().unwrap()
+    };
+    let out = run(&[]);
+    assert!(String::from_utf8_lossy(&out.stdout).contains("ksm_merge_any: yes"), "{out:?}");
+    // What KSM cannot give is not silently left out, and the program runs all the same.
+    let out = run(&["--domain", "web"]);
+    assert!(String::from_utf8_lossy(&out.stdout).contains("ksm_merge_any: no"), "{out:?}");
+    assert!(String::from_utf8_lossy(&out.stderr).contains("no domains"), "{out:?}");
+}
+
+/// Tracing is the kernel's own account of what its advisor saw and decided.
+struct Tracing {
+    root: std::path::PathBuf,
+    /// It was not there before.
+    mounted: bool,
+}
+
+impl Tracing {
+    fn start() -> Option<Self> {
+        let root = std::path::PathBuf::from("/sys/kernel/tracing");
+        let mounted = !root.join("events").exists();
+        if mounted {
+            let done = Command::new("mount").args(["-t", "tracefs", "tracefs"]).arg(&root).status();
+            if !done.is_ok_and(|status| status.success()) {
+                return None;
+            }
+        }
+        let event = root.join("events/ksm/ksm_advisor/enable");
+        std::fs::write(root.join("trace"), "").ok()?;
+        std::fs::OpenOptions::new().write(true).open(event).ok()?.write_all(b"1").ok()?;
+        Some(Self { root, mounted })
+    }
+
+    /// Scan time, pages and CPU percentage of each decision.
+    fn decisions(&self) -> Vec<(u64, u32, u32)> {
+        let text = std::fs::read_to_string(self.root.join("trace")).unwrap();
+        let number = |line: &str, before: &str| -> Option<u64> {
+            line.split_once(before)?.1.split_whitespace().next()?.parse().ok()
+        };
+        let one = |line: &str| {
+            let time = number(line, "ksm scan time ")?;
+            let (pages, cpu) = (number(line, "pages_to_scan ")?, number(line, "cpu percent ")?);
+            Some((time, pages as u32, cpu as u32))
+        };
+        text.lines().filter_map(one).collect()
+    }
+}
+
+impl Drop for Tracing {
+    fn drop(&mut self) {
+        let _ = std::fs::write(self.root.join("events/ksm/ksm_advisor/enable"), "0");
+        if self.mounted {
+            let _ = Command::new("umount").arg(&self.root).status();
+        }
+    }
+}
+
+#[test]
+fn the_kernels_advisor_decides_as_ours_does_in_its_mode() {
+    use governor::kernel::{Advisor, Tunables};
+    let Some(host) = Host::take() else { return };
+    if host.ksm.advisor_mode().is_err() {
+        return skipped("this kernel has no advisor");
+    }
+    let Some(tracing) = Tracing::start() else { return skipped("the tracepoint ksm_advisor can't be used here") };
+    let target = 1;
+    std::fs::write("/sys/kernel/mm/ksm/advisor_target_scan_time", target.to_string()).unwrap();
+    // Limits that bind now and then, so that every part of the arithmetic has its turn.
+    std::fs::write("/sys/kernel/mm/ksm/advisor_max_cpu", "20").unwrap();
+    std::fs::write("/sys/kernel/mm/ksm/advisor_max_pages_to_scan", "200000").unwrap();
+    let begin: u32 =
+        std::fs::read_to_string("/sys/kernel/mm/ksm/advisor_min_pages_to_scan").unwrap().trim().parse().unwrap();
+    host.ksm.set_advisor_mode("scan-time").unwrap();
+    host.ksm.set_run(1).unwrap();
+    // Memory comes and goes, so that scans take from a moment to some seconds.
+    let wanted = 220;
+    let mut memory = vec![Mergeable::start(30_000)];
+    let deadline = Instant::now() + Duration::from_secs(75);
+    let mut step = 0;
+    while tracing.decisions().len() < wanted && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(1500));
+        step += 1;
+        match step % 6 {
+            2 => memory.extend((0..3).map(|_| Mergeable::start(60_000))),
+            5 => memory.truncate(1),
+            _ => {}
+        }
+    }
+    host.ksm.set_run(0).unwrap();
+    let decisions = tracing.decisions();
+    assert!(decisions.len() >= 200, "only {} decisions", decisions.len());
+    let tunables = Tunables { target_scan_time: target, max_cpu: 20, max_pages_to_scan: 200_000 };
+    let (mut advisor, mut pages) = (Advisor::default(), begin);
+    for (n, &(scan_time, decided, cpu)) in decisions.iter().enumerate() {
+        pages = advisor.step(&tunables, pages, scan_time, cpu);
+        assert_eq!(pages, decided, "decision {n} of {}: {:?}", decisions.len(), &decisions[..=n]);
+    }
+    let different: std::collections::BTreeSet<u32> = decisions.iter().map(|d| d.1).collect();
+    println!("{} decisions agree, {} different numbers of pages", decisions.len(), different.len());
+    assert!(different.len() >= 8, "too few different decisions to tell anything: {different:?}");
+}

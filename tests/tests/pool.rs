@@ -1,0 +1,78 @@
+//! `pageone pool`, as its user sees it.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use e2e::program;
+use serde_json::Value;
+
+fn pool(dir: &Path, args: &[&str]) -> Output {
+    Command::new(program("pageone")).arg("pool").arg("--pools").arg(dir.join("names")).args(args).output().unwrap()
+}
+
+fn ok(dir: &Path, args: &[&str]) -> String {
+    let out = pool(dir, args);
+    assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8(out.stdout).unwrap()
+}
+
+fn refused(dir: &Path, args: &[&str]) -> String {
+    let out = pool(dir, args);
+    assert_eq!(out.status.code(), Some(1), "{args:?}");
+    String::from_utf8(out.stderr).unwrap()
+}
+
+#[test]
+fn a_pool_from_its_making_to_its_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).display().to_string();
+    let (capacity, staging) = (at("capacity"), at("staging"));
+    assert!(ok(dir.path(), &["create", "one", "--capacity", &capacity]).contains("capacity"));
+    assert!(refused(dir.path(), &["create", "one", "--capacity", &at("other")]).contains("already"));
+    assert!(refused(dir.path(), &["create", "two", "--capacity", &capacity]).contains("already"));
+    ok(dir.path(), &["add", "one", "staging", &staging]);
+    assert!(refused(dir.path(), &["add", "one", "staging", &at("more")]).contains("staging"));
+    ok(dir.path(), &["rename", "one", "first"]);
+    let list: Value = serde_json::from_str(&ok(dir.path(), &["list", "--json"])).unwrap();
+    assert_eq!((list[0]["name"].as_str(), list[0]["state"].as_str()), (Some("first"), Some("ready")));
+    let shown: Value = serde_json::from_str(&ok(dir.path(), &["show", "first", "--json"])).unwrap();
+    assert_eq!((shown["name"].as_str(), shown["classes"].as_array().unwrap().len()), (Some("first"), 2));
+    assert!(ok(dir.path(), &["check", "first"]).contains("0 mblocks"));
+    assert!(ok(dir.path(), &["ls", "first"]).contains("checkpoint"));
+    assert!(ok(dir.path(), &["du", "first"]).contains("on the media"));
+    assert!(refused(dir.path(), &["rm", "first", "nothing"]).contains("nothing"));
+    assert!(refused(dir.path(), &["show", "one"]).contains("no pool is called"));
+    assert!(refused(dir.path(), &["destroy", "first"]).contains("--yes"));
+    ok(dir.path(), &["destroy", "first", "--yes"]);
+    assert!(!Path::new(&capacity).exists() && !Path::new(&staging).exists());
+    assert_eq!(ok(dir.path(), &["list"]), "");
+}
+
+#[test]
+fn a_damaged_superblock_is_said_and_repaired() {
+    let dir = tempfile::tempdir().unwrap();
+    let capacity = dir.path().join("capacity");
+    ok(dir.path(), &["create", "one", "--capacity", &capacity.display().to_string()]);
+    let mut bytes = std::fs::read(capacity.join("superblock")).unwrap();
+    bytes[20] ^= 4;
+    std::fs::write(capacity.join("superblock"), &bytes).unwrap();
+    let out = pool(dir.path(), &["check", "one", "--read-only"]);
+    let text = String::from_utf8(out.stdout).unwrap();
+    assert_eq!(out.status.code(), Some(1), "{text}");
+    assert!(text.contains("the superblock of class capacity is damaged at byte 0"), "{text}");
+    assert!(ok(dir.path(), &["check", "one"]).contains("repaired"));
+    assert!(!ok(dir.path(), &["check", "one", "--read-only"]).contains("damaged"));
+}
+
+#[test]
+fn a_pool_in_use_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let capacity = dir.path().join("capacity");
+    ok(dir.path(), &["create", "one", "--capacity", &capacity.display().to_string()]);
+    let file = std::fs::File::open(capacity.join("superblock")).unwrap();
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    assert!(refused(dir.path(), &["show", "one"]).contains("in use"));
+    assert!(ok(dir.path(), &["list"]).contains("in use"));
+    assert!(refused(dir.path(), &["destroy", "one", "--yes"]).contains("in use"));
+}

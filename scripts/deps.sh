@@ -4,12 +4,18 @@
 #   scripts/deps.sh build     what compiling needs
 #   scripts/deps.sh demo      what `pageone demo` needs: QEMU, busybox, a guest kernel
 #   scripts/deps.sh test      both
+#   scripts/deps.sh bench     rivals in the benches: Debian's ksmtuned, unpacked into the cache and not installed (it would start);
+#                             RocksDB's library (for `--features rocksdb`), fio
+#   scripts/deps.sh fuzz      what `make fuzz` needs: a nightly toolchain and cargo-fuzz
 #   scripts/deps.sh kernels   the guest kernels to test with: Debian's 6.1 and 6.12 cloud kernels
+#   scripts/deps.sh ppr       those, and what building the guest's recycler module for them needs
 #
 # Guest kernels are unpacked from Debian's packages into the cache and never installed on the host:
 #   $PAGEONE_CACHE/kernels/VERSION/vmlinuz      (PAGEONE_CACHE: ${XDG_CACHE_HOME:-~/.cache}/pageone)
 # The demo's guests need no modules; the tests load a balloon driver from
 #   $PAGEONE_CACHE/kernels/VERSION/modules/virtio*.ko
+#
+# Their headers are unpacked beside them, to $PAGEONE_CACHE/headers/VERSION.
 #
 # Exit: 0 all is there; 1 something failed; 2 something is for you to do (the command is printed).
 set -euo pipefail
@@ -152,9 +158,10 @@ kernel_6_1() {
 }
 
 # Debian 12 has 6.12 in bookworm-backports. The host's own apt configuration stays as it is: lists
-# and sources are private to this run.
-kernel_6_12() {
-    if cached 6.12.; then return; fi
+# and sources are private to this run. Sets `private` to apt's options for it.
+private=()
+backports() {
+    [ ${#private[@]} -eq 0 ] || return 0
     need_debian_amd64
     [ -e "$keyring" ] || fail "$keyring is missing, so packages cannot be verified: install debian-archive-keyring"
     scratch_dir
@@ -169,7 +176,7 @@ kernel_6_12() {
         chown -R _apt "$scratch/lists" "$scratch/archives"
     fi
     echo "deb [signed-by=$keyring] $mirror bookworm-backports main" > "$scratch/sources.list"
-    local private=(
+    private=(
         -o "Dir::Etc::sourcelist=$scratch/sources.list" -o Dir::Etc::sourceparts=-
         -o "Dir::State::Lists=$scratch/lists" -o "Dir::Cache=$scratch"
         -o "Dir::Cache::archives=$scratch/archives" -o Acquire::Languages=none
@@ -177,7 +184,76 @@ kernel_6_12() {
     say "reads the package list of bookworm-backports from $mirror (into a private, temporary place)"
     apt-get -qq "${private[@]}" update ||
         fail "cannot read bookworm-backports from $mirror: check the network, or that the mirror has it"
+}
+
+kernel_6_12() {
+    if cached 6.12.; then return; fi
+    backports
     fetch_kernel bookworm-backports "${private[@]}"
+}
+
+# ---- headers, for the guest's module ------------------------------------------------------------
+
+deps_ppr() {
+    want gcc-12 'Debian built its kernels with it, and modules are built alike' have gcc-12
+    want make 'builds the module' have make
+    install_missing
+    kernel_6_1
+    kernel_6_12
+    local image version
+    for image in "$cache"/kernels/*/vmlinuz; do
+        version=$(basename "${image%/vmlinuz}")
+        case $version in 6.1.* | 6.12.*) headers "$version" ;; esac
+    done
+}
+
+# headers VERSION: unpacks the headers of a cached kernel, what all its flavours share, and the build tools.
+headers() {
+    local version=$1 root=$cache/headers/$1 package part packages=() options=()
+    local common=linux-headers-${version%-cloud-amd64}-common
+    if [ -e "$root/complete" ]; then say "$root is there"; return; fi
+    need_debian_amd64
+    scratch_dir
+    case $version in 6.12.*) backports; options=("${private[@]}") ;; esac
+    # linux-kbuild's name follows the series in one release and the version in the other.
+    part=$(apt-cache "${options[@]}" depends "linux-headers-$version" 2>/dev/null |
+        sed -n 's/^ *Depends: \(linux-kbuild-[0-9].*\)$/\1/p' | head -n 1)
+    [ -n "$part" ] ||
+        fail "apt has no headers for the cached kernel $version any more: remove $cache/kernels/$version, run '${sudo_prefix}apt-get update', and run this again"
+    packages=("linux-headers-$version" "$common" "$part")
+    say "fetches ${packages[*]} and unpacks them to $root (nothing is installed)"
+    for package in "${packages[@]}"; do
+        (cd "$scratch" && apt-get -qq "${options[@]}" download "$package") || fail "cannot download $package"
+        mkdir -p "$root" && dpkg-deb -x "$scratch/$package"_*.deb "$root" || fail "cannot unpack $package to $root"
+        rm -f "$scratch/$package"_*.deb
+    done
+    # They name each other as if they were installed.
+    sed -i "s#^include /usr/src/#include $root/usr/src/#" "$root/usr/src/linux-headers-$version/Makefile"
+    touch "$root/complete"
+}
+
+# ---- rivals -------------------------------------------------------------------------------------
+
+deps_bench() {
+    want librocksdb-dev "RocksDB as a rival of mpool: cargo build --release -p bench --features rocksdb" test -e /usr/include/rocksdb/c.h
+    want fio "mpool's sequential bench compares with it" have fio
+    install_missing
+    if [ -e /usr/sbin/ksmtuned ] || [ -e "$cache/ksmtuned/usr/sbin/ksmtuned" ]; then return; fi
+    have apt-get >/dev/null || fail "there is no apt-get here: the benches run without ksmtuned, and say so"
+    scratch_dir
+    say "fetches ksmtuned and unpacks it to $cache/ksmtuned"
+    (cd "$scratch" && apt-get -qq download ksmtuned) || fail "cannot download ksmtuned: run '${sudo_prefix}apt-get update'"
+    mkdir -p "$cache/ksmtuned" && dpkg-deb -x "$scratch"/ksmtuned_*.deb "$cache/ksmtuned" ||
+        fail "cannot unpack ksmtuned to $cache/ksmtuned"
+}
+
+# ---- fuzzing ------------------------------------------------------------------------------------
+
+# Neither is a package of Debian's, and both go into your home: so it is for you to say yes.
+deps_fuzz() {
+    rustc +nightly --version >/dev/null 2>&1 ||
+        yours "rustup toolchain install nightly    (fuzzing needs a nightly compiler's sanitizers)"
+    have cargo-fuzz >/dev/null || yours "cargo install cargo-fuzz    (it drives libFuzzer)"
 }
 
 # -------------------------------------------------------------------------------------------------
@@ -186,7 +262,10 @@ case ${1:-} in
     build) deps_build ;;
     demo) deps_demo ;;
     test) deps_build; deps_demo ;;
+    bench) deps_build; deps_bench ;;
+    fuzz) deps_build; deps_fuzz ;;
     kernels) kernel_6_1; kernel_6_12 ;;
+    ppr) deps_ppr ;;
     *) sed -n '2,/^set -e/{/^#/s/^# \{0,1\}//p}' "$0" >&2; exit 2 ;;
 esac
 say "$1: all is there"

@@ -34,7 +34,7 @@ const LIMIT: Duration = Duration::from_secs(300);
 /// How often is asked how far it has come.
 const STEP: Duration = Duration::from_millis(20);
 /// The shortest merge period that the daemon takes, in seconds.
-const PERIOD: f64 = 0.05;
+const LEAST_PERIOD: f64 = 0.05;
 /// The time of probing before merging starts.
 const LEAD: Duration = Duration::from_millis(200);
 /// Nothing more was merged for so long: merging has come to rest …
@@ -58,6 +58,9 @@ pub(crate) struct Options {
     /// Worker threads of PageONE; one, then all by default
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
+    /// PageONE's merge period; the default is the shortest. Pages rest for two of them, and those that are written within are let be
+    #[arg(long, value_name = "SECONDS", default_value_t = LEAST_PERIOD)]
+    merge_period: f64,
     /// Rounds; figures are medians over them
     #[arg(long, value_name = "N", default_value_t = 1)]
     rounds: usize,
@@ -113,6 +116,7 @@ impl Plan {
 /// Runs the bench.
 pub(crate) fn run(options: &Options, quick: bool) -> Result<Vec<Row>> {
     ensure!(options.clients > 0 && options.rounds > 0, "--clients and --rounds are at least 1");
+    ensure!(options.merge_period >= LEAST_PERIOD, "--merge-period is at least {LEAST_PERIOD} s");
     let interrupt = Interrupt::watch()?;
     let all = [Case::Random, Case::ZeroPrefix, Case::Clones, Case::Zero, Case::Guest];
     let cases = options.case.map_or(all.to_vec(), |case| vec![case]);
@@ -143,7 +147,9 @@ pub(crate) fn run(options: &Options, quick: bool) -> Result<Vec<Row>> {
                     subject.threads(),
                     round + 1
                 ));
-                if let Some(outcome) = measure(&plan, subject, &interrupt).context(subject.name())? {
+                if let Some(outcome) =
+                    measure(&plan, options.merge_period, subject, &interrupt).context(subject.name())?
+                {
                     let mut sheet = plan.sheet(subject);
                     outcome.note(&plan, subject, &mut sheet);
                     rounds.extend(sheet.rows);
@@ -185,7 +191,7 @@ struct Outcome {
 }
 
 /// One round. `None`: that engine can't be measured here.
-fn measure(plan: &Plan, subject: Subject, interrupt: &Interrupt) -> Result<Option<Outcome>> {
+fn measure(plan: &Plan, merge_period: f64, subject: Subject, interrupt: &Interrupt) -> Result<Option<Outcome>> {
     plan.check_memory()?;
     let Some(mut engine) = Engine::prepare(subject)? else { return Ok(None) };
     let base = host::used()?;
@@ -198,7 +204,7 @@ fn measure(plan: &Plan, subject: Subject, interrupt: &Interrupt) -> Result<Optio
     let mut clients = (0..plan.clients).map(start).collect::<Result<Vec<_>>>()?;
     clients.iter_mut().try_for_each(Client::wait_ready)?;
     let before = host::used()?;
-    engine.start(PERIOD, subject, interrupt)?;
+    engine.start(merge_period, subject, interrupt)?;
     ensure!(clients[0].ask("probe")? == "ok", "the first client does not probe");
     interrupt.sleep(LEAD)?;
 

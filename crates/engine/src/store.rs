@@ -39,6 +39,8 @@ const POPULATE: u32 = 128;
 const EXTENT: u32 = 512;
 /// So many slots in a row that have memory are better than more of them without.
 const CRUMBS: u32 = 32;
+/// How long it holds that there is enough memory left: at a gigabyte a second, the most that is written, ten megabytes.
+const CHECK_EVERY: Duration = Duration::from_millis(10);
 /// Set in a frame's reference count: a child of a user may map it, so its slot is never reused.
 const PINNED: u32 = 1 << 31;
 /// No handle: the frame is not in the index.
@@ -108,6 +110,8 @@ struct Free {
     backed: Vec<DirtyTree>,
     count: u64,
     quarantine: VecDeque<(Instant, Frame)>,
+    /// When the memory that is left was last looked at, with success.
+    checked: Option<Instant>,
     /// State of a xorshift generator: where runs start.
     random: u64,
 }
@@ -241,6 +245,9 @@ impl Store {
     }
 
     fn check_memory(&self) -> Result<(), GrowError> {
+        if lock(&self.free).checked.is_some_and(|checked| checked.elapsed() < CHECK_EVERY) {
+            return Ok(());
+        }
         let (reserve, mib) = (self.reserve_bytes, 1 << 20);
         if let Ok(Some(left)) = kmem::cgroup::memory_headroom()
             && left < reserve
@@ -251,6 +258,7 @@ impl Store {
         if available < reserve {
             return Err(GrowError::Host { left_mib: available / mib, reserve_mib: reserve / mib });
         }
+        lock(&self.free).checked = Some(Instant::now());
         Ok(())
     }
 

@@ -6,7 +6,7 @@
 //! daemon of this directory wrote down that it made it for this domain ([`StateFile`]). A segment taken back can't be
 //! written any more, by anyone; its frames are shared until their last user goes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -28,6 +28,8 @@ pub(crate) struct StateFile {
     path: PathBuf,
     known: BTreeMap<SegmentId, String>,
     written: BTreeMap<SegmentId, String>,
+    /// Made by earlier daemons.
+    earlier: BTreeSet<SegmentId>,
 }
 
 impl StateFile {
@@ -43,15 +45,18 @@ impl StateFile {
             .filter_map(|line| line.split_once(' '))
             .filter_map(|(inode, domain)| Some((inode.parse().ok()?, domain.to_string())))
             .collect();
-        Ok(Self { path, written: known.clone(), known })
+        Ok(Self { path, written: known.clone(), earlier: known.keys().copied().collect(), known })
     }
 
     pub(crate) fn knows(&self, segment: SegmentId, domain: &str) -> bool {
         self.known.get(&segment).is_some_and(|d| d == domain)
     }
 
-    /// Writes down the segments there are now. Those that earlier daemons made stay known: their holders may come yet.
-    pub(crate) fn record(&mut self, now: BTreeMap<SegmentId, String>) -> std::io::Result<()> {
+    /// Writes down the segments there are now, without those that this daemon made and closed: nobody has anything to hand back of
+    /// them, and their numbers may come again. Those that earlier daemons made stay known: their holders may come yet.
+    pub(crate) fn record(&mut self, now: BTreeMap<SegmentId, String>, closed: &[SegmentId]) -> std::io::Result<()> {
+        let Self { known, earlier, .. } = self;
+        known.retain(|segment, _| earlier.contains(segment) || !closed.contains(segment));
         self.known.extend(now);
         if self.known == self.written {
             return Ok(());
@@ -134,14 +139,19 @@ mod tests {
     fn the_state_file_remembers_what_daemons_made() {
         let directory = tempfile::tempdir().unwrap();
         let mut first = StateFile::load(directory.path()).unwrap();
-        first.record(BTreeMap::from([(7, "a b".to_string())])).unwrap();
+        first.record(BTreeMap::from([(7, "a b".to_string())]), &[]).unwrap();
         let mut second = StateFile::load(directory.path()).unwrap();
         assert!(second.knows(7, "a b"));
         assert!(!second.knows(7, "a"), "another domain");
         assert!(!second.knows(8, "a b"));
-        second.record(BTreeMap::from([(9, "c".to_string())])).unwrap();
-        let third = StateFile::load(directory.path()).unwrap();
+        second.record(BTreeMap::from([(9, "c".to_string())]), &[]).unwrap();
+        let mut third = StateFile::load(directory.path()).unwrap();
         assert!(third.knows(7, "a b") && third.knows(9, "c"));
+        third.record(BTreeMap::from([(11, "d".to_string())]), &[]).unwrap();
+        third.record(BTreeMap::new(), &[7, 11]).unwrap();
+        let fourth = StateFile::load(directory.path()).unwrap();
+        assert!(fourth.knows(7, "a b") && fourth.knows(9, "c"), "made by earlier daemons");
+        assert!(!fourth.knows(11, "d"), "made and closed");
     }
 
     #[test]

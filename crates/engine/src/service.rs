@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use kmem::pidfd::PidFd;
 use kmem::seqpacket::Listener;
 use rustix::event::epoll;
-use wire::ToAgent;
+use wire::{SegmentId, ToAgent};
 
 use self::greet::{GREETING_TIME, Greeting};
 use crate::adopt::{self, StateFile};
@@ -366,14 +366,16 @@ impl Service {
         for client in &clients {
             self.shared.queue.ask(client, true);
         }
+        let mut all_closed = Vec::new();
         for domain in self.shared.domains() {
             domain.tidy_replicas();
             let closed = domain.store.tidy(now);
             for &segment in &closed {
                 clients.iter().filter(|c| Arc::ptr_eq(&c.domain, &domain)).for_each(|c| c.drop_segment(segment));
             }
+            all_closed.extend(closed);
         }
-        self.record_segments();
+        self.record_segments(&all_closed);
         if !clients.is_empty() {
             self.empty_since = now;
         }
@@ -386,14 +388,14 @@ impl Service {
     }
 
     /// Keeps the list of segments that a later daemon may take back.
-    fn record_segments(&self) {
+    fn record_segments(&self, closed: &[SegmentId]) {
         let mut all = BTreeMap::new();
         for domain in self.shared.domains() {
             for segment in domain.store.segment_ids() {
                 all.insert(segment, domain.key.to_string());
             }
         }
-        if let Err(e) = lock(&self.shared.state_file).record(all) {
+        if let Err(e) = lock(&self.shared.state_file).record(all, closed) {
             tracing::warn!("cannot write the state file; a restarted daemon could not take this store back: {e}");
         }
     }

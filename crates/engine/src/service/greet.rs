@@ -145,7 +145,7 @@ impl Service {
         if !watched {
             return self.bury(number);
         }
-        self.record_segments();
+        self.record_segments(&[]);
         self.empty_since = Instant::now();
         self.shared.queue.ask(&client, true);
         // Messages may have come while nobody watched.

@@ -93,27 +93,8 @@ pub(crate) struct State {
     pub(crate) recycling: Option<crate::recycle::Recycling>,
 }
 
-/// One client.
-pub(crate) struct Client {
-    pub(crate) number: u32,
-    pub(crate) pid: i32,
-    pub(crate) uid: u32,
-    pub(crate) name: String,
-    pub(crate) domain: Arc<Domain>,
-    pub(crate) conn: Conn,
-    pub(crate) pidfd: PidFd,
-    control: SharedMap,
-    forks_before: u64,
-    pub(crate) pagemap: Pagemap,
-    pub(crate) huge_pages: HugePages,
-    state: Mutex<State>,
-    wishes: Mutex<Wishes>,
-    /// Turns asked of the workers; see [`crate::work::Queue`].
-    pub(crate) turns: AtomicU32,
-}
-
-/// What a client is made from.
-pub(crate) struct Parts {
+/// Who a client is and how it is reached; this does not change.
+pub(crate) struct Identity {
     pub(crate) number: u32,
     pub(crate) pid: i32,
     pub(crate) uid: u32,
@@ -122,10 +103,26 @@ pub(crate) struct Parts {
     pub(crate) conn: Conn,
     pub(crate) pidfd: PidFd,
     pub(crate) control: SharedMap,
-    pub(crate) forks: u64,
+    /// Forks with regions that its children inherited, before it was a client of this daemon.
+    pub(crate) forks_before: u64,
     pub(crate) pagemap: Pagemap,
     pub(crate) huge_pages: HugePages,
-    pub(crate) held: HashSet<SegmentId>,
+}
+
+/// One client.
+pub(crate) struct Client {
+    identity: Identity,
+    state: Mutex<State>,
+    wishes: Mutex<Wishes>,
+    /// Turns asked of the workers; see [`crate::work::Queue`].
+    pub(crate) turns: AtomicU32,
+}
+
+impl std::ops::Deref for Client {
+    type Target = Identity;
+    fn deref(&self) -> &Identity {
+        &self.identity
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -133,8 +130,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Client {
-    pub(crate) fn new(parts: Parts) -> Self {
-        let maps = kmem::procfs::count_maps(Some(parts.pid)).unwrap_or(0) as u32;
+    /// `held`: segments whose descriptors its agent has.
+    pub(crate) fn new(identity: Identity, held: HashSet<SegmentId>) -> Self {
+        let maps = kmem::procfs::count_maps(Some(identity.pid)).unwrap_or(0) as u32;
         let state = State {
             connected: true,
             detached: false,
@@ -142,7 +140,7 @@ impl Client {
             batches: HashMap::new(),
             next_batch: 1,
             outstanding: 0,
-            sent: parts.held,
+            sent: held,
             refused: None,
             next_scan: std::time::Instant::now(),
             misguessed: false,
@@ -162,22 +160,7 @@ impl Client {
             watch: None,
             recycling: None,
         };
-        Self {
-            number: parts.number,
-            pid: parts.pid,
-            uid: parts.uid,
-            name: parts.name,
-            domain: parts.domain,
-            conn: parts.conn,
-            pidfd: parts.pidfd,
-            control: parts.control,
-            forks_before: parts.forks,
-            pagemap: parts.pagemap,
-            huge_pages: parts.huge_pages,
-            state: Mutex::new(state),
-            wishes: Mutex::default(),
-            turns: AtomicU32::new(0),
-        }
+        Self { identity, state: Mutex::new(state), wishes: Mutex::default(), turns: AtomicU32::new(0) }
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {

@@ -12,7 +12,7 @@ use wire::{SegmentId, ToAgent, ToDaemon};
 
 use super::{CLIENT, FAIR_SHARE, GREETING, PROCESS, Service, lock, pidfd_of};
 use crate::adopt;
-use crate::client::{Client, Parts, add_region};
+use crate::client::{Client, Identity, add_region};
 use crate::domain::{Domain, DomainKey};
 use crate::index::MAX_CLIENTS;
 
@@ -118,7 +118,7 @@ impl Service {
         };
         let domain = self.shared.domain(key);
         let held = self.adopt_segments(&domain, pid, greeting.held);
-        let client = Arc::new(Client::new(Parts {
+        let identity = Identity {
             number,
             pid,
             uid: greeting.peer.uid,
@@ -127,11 +127,11 @@ impl Service {
             conn: greeting.conn,
             pidfd,
             control,
-            forks,
+            forks_before: forks,
             pagemap,
             huge_pages: self.shared.config.huge_pages,
-            held,
-        }));
+        };
+        let client = Arc::new(Client::new(identity, held));
         client.state().regions = greeting.regions;
         if let Err(e) = adopt::rebuild(&client) {
             tracing::warn!(pid, "its mappings can't be read; what it had merged stays merged and is not counted: {e}");

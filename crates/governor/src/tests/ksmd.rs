@@ -123,7 +123,7 @@ impl Ksmd {
         let cost = match (stretch.merged, age) {
             (true, _) => MERGED,
             (false, 0) => FIRST,
-            (false, _) if index % 4 == 0 && many => {
+            (false, _) if index.is_multiple_of(4) && many => {
                 stretch.merged = true;
                 MERGE
             }

@@ -277,7 +277,8 @@ impl Governor {
         let whole = model(self.places).pages_for(target);
         let left = (self.places - places).max(0.0);
         let rest = model(left).pages_for(target - time).clamp(whole / CORRECTION, whole * CORRECTION);
-        // Were all that is left as dear as it can be, there would be no time for it: quick, until there is. Never with so long a batch that it could
+        // Were all that is left as dear as it can be, there would be no time for it: quick, until there is. Never with so long a batch
+        // that it could
         // sweep over much of what is left.
         let dear = slower * self.dear;
         let ahead = left - self.share() * (target - time) / dear;

@@ -1,4 +1,5 @@
-//! The kernel's ksmd in simulated time, with what makes its work jump: pages cost by what is found, smart scan passes over what was unique
+//! The kernel's ksmd in simulated time, with what makes its work jump: pages cost by what is found, smart scan passes over what was
+//! unique
 //! several times, more seldom each time, and a new process waits behind the cursor for the next scan.
 
 use std::time::Duration;
@@ -231,7 +232,8 @@ struct Shown {
 
 const TARGET: f64 = 2.0;
 
-/// Governs while there are so many processes from so many seconds on; the last entry is the end. 12 runs, with the changes at different moments.
+/// Governs while there are so many processes from so many seconds on; the last entry is the end. 12 runs, with the changes at different
+/// moments.
 fn govern(load: &[(f64, usize)]) -> Shown {
     let mut shown = Shown::default();
     for seed in 1..=12u64 {

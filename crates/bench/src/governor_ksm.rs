@@ -10,6 +10,7 @@ use kmem::ksm::{Ksm, Ksmd, Snapshot, process_stat};
 use crate::governor::{Governed, Plan};
 use crate::governor_load::Load;
 use crate::governor_trace::Trace;
+use crate::interrupt::Interrupt;
 use crate::pageone;
 
 /// KSM under way.
@@ -44,11 +45,36 @@ impl GovernedKsm {
         Ok(Ok(Settings(Snapshot::of(&ksm)?, ksm)))
     }
 
-    /// Sets KSM as the subject has it, and starts it.
-    pub(crate) fn start(plan: &Plan, subject: &str) -> Result<Result<Self, String>> {
+    /// What a page costs when all are looked at and none is new, in seconds of CPU time: the third scan of the load that is there. Stops
+    /// KSM
+    /// then and makes it forget.
+    pub(crate) fn cost(plan: &Plan, interrupt: &Interrupt) -> Result<f64> {
         let ksm = Ksm::open()?;
         let ksmd = Ksmd::find()?.context("ksmd is gone")?;
-        let governing = match start(plan, subject, &ksm)? {
+        if ksm.advisor_mode().is_ok() {
+            ksm.set_advisor_mode("none")?;
+        }
+        ksm.set_pages_to_scan(plan.static_pages(Duration::from_millis(ksm.sleep_millisecs()?), 0.0))?;
+        let scans = || anyhow::Ok(ksm.stats()?.full_scans.unwrap_or(0));
+        let first = scans()?;
+        ksm.set_run(1)?;
+        let at = |scan: u64| {
+            while scans()? < first + scan {
+                interrupt.sleep(Duration::from_millis(2))?;
+            }
+            let pages = ksm.stats()?.pages_scanned.context("this kernel does not count scanned pages")?;
+            anyhow::Ok((ksmd.cpu_time()?.as_secs_f64(), pages))
+        };
+        let (before, after) = (at(2)?, at(3)?);
+        ksm.set_run(2)?;
+        Ok((after.0 - before.0) / (after.1 - before.1).max(1) as f64)
+    }
+
+    /// Sets KSM as the subject has it, and starts it. `cost`: of a page, for `static`.
+    pub(crate) fn start(plan: &Plan, subject: &str, cost: f64) -> Result<Result<Self, String>> {
+        let ksm = Ksm::open()?;
+        let ksmd = Ksmd::find()?.context("ksmd is gone")?;
+        let governing = match start(plan, subject, cost, &ksm)? {
             Ok(governing) => governing,
             Err(why) => return Ok(Err(why)),
         };
@@ -135,7 +161,7 @@ fn tree_cpu(pid: i32) -> f64 {
 }
 
 /// Sets KSM as the subject has it, and starts it.
-fn start(plan: &Plan, subject: &str, ksm: &Ksm) -> Result<Result<Governing, String>> {
+fn start(plan: &Plan, subject: &str, cost: f64, ksm: &Ksm) -> Result<Result<Governing, String>> {
     let sleep = Duration::from_millis(ksm.sleep_millisecs()?);
     if ksm.advisor_mode().is_ok() {
         ksm.set_advisor_mode("none")?;
@@ -149,8 +175,8 @@ fn start(plan: &Plan, subject: &str, ksm: &Ksm) -> Result<Result<Governing, Stri
         anyhow::Ok(Governing(Some(command.spawn().context("cannot start it")?)))
     };
     let governing = match subject {
-        "static" => {
-            ksm.set_pages_to_scan(plan.static_pages(sleep))?;
+        "static" | "static-unloaded" => {
+            ksm.set_pages_to_scan(plan.static_pages(sleep, cost))?;
             Governing(None)
         }
         "ksm-advisor" => {

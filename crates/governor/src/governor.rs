@@ -79,6 +79,8 @@ pub struct Governor {
     here: (f64, f64, f64),
     /// CPU time of a page, the most ever seen, in seconds.
     worst_cost: f64,
+    /// CPU time of a place where places are dearest, in this scan or, with less and less weight, in those before; in seconds.
+    dear: f64,
     /// The last decision was the CPU limit's.
     limited: bool,
 }
@@ -101,9 +103,15 @@ const BLUR: f64 = 0.03;
 const FORGET: f64 = 0.9;
 /// The part of the limit at which the limiter aims, so that the guard seldom has to step in.
 const AIM: f64 = 0.97;
+/// What is known of the dearest places counts for so much in the next scan.
+const FADE: f64 = 0.9;
+/// So many times as long a batch may be as the one before it while there is no time to lose.
+const HURRY: f64 = 4.0;
+/// … and so much of what is left.
+const SWEEP: f64 = 1.0 / 3.0;
 /// Within so many seconds what the window allows may be used up, with so much of a CPU at most.
-const SOON: f64 = 3.0;
-const BUSIEST: f64 = 0.7;
+const SOON: f64 = 2.0;
+const BUSIEST: f64 = 0.8;
 /// How often to look while the limit is near, and at most, in seconds.
 const NEAR: f64 = 0.1;
 const FAR: f64 = 1.0;
@@ -130,6 +138,7 @@ impl Governor {
             late: (0.0, 0.0),
             here: (0.0, 0.0, 0.0),
             worst_cost: WORST_COST,
+            dear: 0.0,
             limited: false,
         })
     }
@@ -199,6 +208,9 @@ impl Governor {
         let keep = (-(pages + skipped) / (HERE * self.places).max(1.0)).exp();
         let (here_cpu, here_pages, here_places) = self.here;
         self.here = (here_cpu * keep + cpu, here_pages * keep + pages, here_places * keep + pages + skipped);
+        if self.here.2 >= HERE * self.places / 2.0 {
+            self.dear = self.dear.max(self.here.0 / self.here.2.max(1.0));
+        }
         self.late.0 = self.late.0 * FORGET + cpu;
         self.late.1 = self.late.1 * FORGET + pages;
         if pages >= ENOUGH_PAGES {
@@ -213,6 +225,7 @@ impl Governor {
     /// A scan has ended, or several since the last reading. What is left of it, had it been seen from its beginning.
     fn end_scan(&mut self, at: f64, ended: u64) -> Option<Ended> {
         let scan = std::mem::replace(&mut self.scan, UnderWay::new(at, true));
+        self.dear *= FADE;
         let known = std::mem::replace(&mut self.known, true);
         if !scan.whole {
             // The end of a scan tells what a page costs; of the work it tells the least that it can be.
@@ -264,10 +277,22 @@ impl Governor {
         let whole = model(self.places).pages_for(target);
         let left = (self.places - places).max(0.0);
         let rest = model(left).pages_for(target - time).clamp(whole / CORRECTION, whole * CORRECTION);
-        let pages = density * rest;
-        // What is left is known to within a batch; a change has to be worth it.
-        let blur = (in_force / (density * left).max(1.0)).max(BLUR);
-        if (pages / in_force - 1.0).abs() <= blur { in_force } else { pages }
+        // Were all that is left as dear as it can be, there would be no time for it: quick, until there is. Never with so long a batch
+        // that it could
+        // sweep over much of what is left.
+        let dear = slower * self.dear;
+        let ahead = left - self.share() * (target - time) / dear;
+        let hurry = if dear > 0.0 { ahead.min(left * SWEEP).min(HURRY * in_force / density) } else { 0.0 };
+        let pages = density * rest.max(hurry);
+        // A change has to be worth it.
+        if (pages / in_force - 1.0).abs() <= BLUR { in_force } else { pages }
+    }
+
+    /// The share of a CPU that may be used now. What was not used of late may be used up soon: a scan that has much to merge is done
+    /// in time. Longer batches would be known of too late: one that begins where pages are dear sweeps over the cheap ones behind them.
+    fn share(&self) -> f64 {
+        let limit = self.settings.max_cpu / 100.0;
+        (self.window.allowance(limit) / SOON).min(BUSIEST).max(limit * AIM)
     }
 
     fn step(&mut self, scan: &Ended, pages: u32) -> u32 {
@@ -286,15 +311,13 @@ impl Governor {
             return Decision { pages: wanted, ..self.as_is(now, cause) };
         }
         let limit = self.settings.max_cpu / 100.0;
+        let aim = self.share();
         let risk = Risk {
             allowance: self.window.allowance(limit),
             under_way: f64::from(now.pages_to_scan) * self.worst_cost,
             worst_cost: self.worst_cost,
             pause: self.sleep,
         };
-        // What was not used of late may be used up soon: a scan that has much to merge is done in time. Longer batches would be known of too
-        // late: one that begins where pages are dear sweeps over the cheap ones behind them.
-        let aim = (risk.allowance / SOON).min(BUSIEST).max(limit * AIM);
         let cost = if self.late.1 >= ENOUGH_PAGES { self.late.0 / self.late.1 } else { Model::FIRST_COST };
         let average = if aim < 1.0 { self.model.pause * aim / (1.0 - aim) / cost } else { f64::INFINITY };
         let far = if f64::from(wanted) <= guard(&risk, FAR) { FAR } else { NEAR };

@@ -12,7 +12,8 @@
 //! batches is `pause`.
 //!
 //! *Within a scan.* The kernel passes over pages that were unique several times (smart scan), many of them in the same scans, so
-//! that one scan's work may be half of the last one's, and one program's half of its neighbour's. The *places* that a scan comes by, scanned
+//! that one scan's work may be half of the last one's, and one program's half of its neighbour's. The *places* that a scan comes by,
+//! scanned
 //! or passed over, stay the same: those that are left, over the time that is left, are the speed to keep. How many of them are
 //! scanned and what they cost is taken from the last hundredth of the scan:
 //!
@@ -20,7 +21,14 @@
 //! places a batch = left · pause / (time left − left · cost a place)         p = places a batch · pages a place
 //! ```
 //!
-//! no less than a quarter and no more than four times that of the whole. A scan that has come by more places than the last has
+//! no less than a quarter and no more than four times that of the whole. What is left might all be dear, though, while what came so far
+//! was cheap. So until
+//!
+//! ```text
+//! left · cost of the dearest places ≤ time left · share of a CPU that may be used
+//! ```
+//!
+//! a scan is quicker than that, and no further than to there. A scan that has come by more places than the last has
 //! met something new, which must be looked at in any case: from there on it is as fast as the CPU limit allows.
 //!
 //! A wrong guess of how the pause depends on `p` makes the next guess better, not worse: see

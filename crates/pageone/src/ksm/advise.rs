@@ -62,7 +62,7 @@ impl Args {
     }
 }
 
-/// How often other writers are looked for, beside every change of ours.
+/// How often other writers are looked for; before every change of ours `pages_to_scan` is looked at besides.
 const WATCH: Duration = Duration::from_millis(500);
 
 /// Governs until SIGTERM, SIGINT or SIGHUP, or until somebody else does.
@@ -80,8 +80,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         let decision = governor.observe(&reading);
         if decision.changes() {
             scanner.set(decision.pages)?;
-            watched = Instant::now();
-        } else if watched.elapsed() >= WATCH {
+        }
+        if watched.elapsed() >= WATCH {
             scanner.check_writers()?;
             watched = Instant::now();
         }

@@ -105,8 +105,14 @@ impl Scanner {
         if self.dry_run {
             return Ok(());
         }
-        self.check_writers()?;
-        self.ksm.set_pages_to_scan(pages.into()).context("cannot set KSM's pages_to_scan")?;
+        // The rest is looked at twice a second; while the kernel's advisor is on, writing fails.
+        if self.ksm.pages_to_scan()? != self.set {
+            self.check_writers()?;
+        }
+        if let Err(e) = self.ksm.set_pages_to_scan(pages.into()) {
+            self.check_writers()?;
+            return Err(e).context("cannot set KSM's pages_to_scan");
+        }
         self.set = pages.into();
         Ok(())
     }

@@ -432,6 +432,19 @@ mod tests {
     }
 
     #[test]
+    fn pages_written_lately_are_known_for_a_turn_of_rest() {
+        let mut region = Region::new(0, 100).unwrap();
+        region.written_lately(3, 2);
+        region.end_rest();
+        region.written_lately(50, 1);
+        assert_eq!(region.lately().collect::<Vec<_>>(), [50, 3, 4]);
+        region.end_rest();
+        assert_eq!(region.lately().collect::<Vec<_>>(), [50], "those were written longer ago than a turn");
+        region.end_rest();
+        assert_eq!(region.lately().count(), 0);
+    }
+
+    #[test]
     fn discarded_copies_are_copies_no_more() {
         let mut region = Region::new(0, 100).unwrap();
         region.copied(7);

@@ -116,7 +116,7 @@ fn answer(engine: &Engine, stream: &UnixStream) -> Result<()> {
     stream.write_all(&out)?;
     if let Some(hold) = hold {
         stream.set_read_timeout(None)?;
-        let mut lines = BufReader::new(stream.take(MAX_MARK));
+        let mut lines = BufReader::new(stream.take(if only.is_none() { MAX_MARK } else { MAX_REQUEST }));
         line.clear();
         if lines.read_line(&mut line)? > 0 {
             let mark: Mark = serde_json::from_str(&line)?;

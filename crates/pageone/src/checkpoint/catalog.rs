@@ -246,7 +246,7 @@ impl Catalog {
                 continue;
             }
             // Pages that lie one behind the other are given in one go.
-            let run = (1..256).take_while(|&i| map.get(at + i) == Some(&(map[at] + i as u64))).count() + 1;
+            let run = (1..256).take_while(|&i| map.get(at + i) == Some(&map[at].wrapping_add(i as u64))).count() + 1;
             let index =
                 ids.binary_search(&(map[at] >> 16)).map_err(|_| anyhow::anyhow!("a data mblock is not mapped"))?;
             let bytes = pages.get(index, (map[at] & 0xFFFF) * BLOCK as u64, run * BLOCK).with_context(damaged)?;
@@ -318,10 +318,10 @@ impl Catalog {
             self.compact()?;
         }
         let mut index = Index::default();
-        index.reserve(self.data.iter().map(|(_, pages)| *pages as usize).sum::<usize>().min(1 << 24));
         for &(id, pages) in &self.data {
             match self.hashes(id, pages) {
                 Ok(hashes) => {
+                    index.reserve(pages as usize);
                     for (page, hash) in hashes.as_chunks::<HASH>().0.iter().enumerate() {
                         index.entry(u128::from_le_bytes(*hash)).or_insert(id << 16 | page as u64);
                     }

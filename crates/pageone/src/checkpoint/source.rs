@@ -25,11 +25,14 @@ const LEAST: usize = 16 << 20;
 const STOP_LIMIT: Duration = Duration::from_secs(5);
 /// How long to wait for another checkpoint of the process: one that was killed has it for a moment still.
 const LOCK_LIMIT: Duration = Duration::from_secs(1);
-/// Without a daemon: the agent is at rest when so many looks, so far apart, find the same memory; a window takes a millisecond.
+/// Without a daemon: the agent is at rest when so many looks, so far apart, find the same memory as the one before; a window takes a
+/// millisecond. With one that says so, it may still take back a page that the guest has freed, so one look is not enough either.
 const LOOKS: u32 = 4;
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// … and how long that may take.
 const REST_LIMIT: Duration = Duration::from_secs(10);
+/// How often to look whether the memory is where it was.
+const LOOKS_AFTER: usize = 10;
 
 use super::guard::First;
 
@@ -98,12 +101,13 @@ impl Source {
 
     /// Looks for its memory again. `alone`: no daemon says that the agent is at rest.
     pub(super) fn find_at_rest(&mut self, alone: bool) -> Result<()> {
+        let looks = if alone { LOOKS } else { 1 };
         let (start, mut same) = (Instant::now(), 0);
         loop {
             let before = std::mem::take(&mut self.regions);
             self.find()?;
             same = if self.regions == before { same + 1 } else { 0 };
-            if !alone || same >= LOOKS {
+            if same >= looks {
                 return Ok(());
             }
             ensure!(
@@ -118,8 +122,16 @@ impl Source {
     /// Whether its memory is where it was. Looks for merged pages too, see [`Source::merged`].
     pub(super) fn is_as_found(&mut self) -> Result<bool> {
         let before = self.regions.clone();
-        self.find()?;
-        Ok(self.regions == before)
+        for look in 0..LOOKS_AFTER {
+            if look > 0 {
+                std::thread::sleep(LOOK_EVERY);
+            }
+            self.find()?;
+            if self.regions == before {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// The parts that were mapped files, merged pages, when the memory was last looked for.

@@ -326,6 +326,7 @@ fn a_full_pool_is_said_and_can_be_emptied() {
     if !mount.status.success() {
         return skipped("mounting is not permitted");
     }
+    let mounted = Mounted(&small);
     make_pool(dir.path());
     let sleeper = || {
         let script = "import time,sys,os\nb=os.urandom(48<<20)\nprint('ready',flush=True)\ntime.sleep(600)";
@@ -350,6 +351,8 @@ fn a_full_pool_is_said_and_can_be_emptied() {
     let mut rest = std::io::BufWriter::with_capacity(4096, rest);
     while std::io::Write::write_all(&mut rest, &[1; 4096]).is_ok() {}
     ok(dir.path(), &["pool", "rm", "store", "first"]);
+    drop(rest);
+    std::fs::remove_file(small.join("rest")).unwrap();
     checkpoint(dir.path(), None, two.id() as i32, "second", &["--stop"]);
     let want = memory(two.id() as i32, &regions(dir.path(), "second"));
     assert_eq!(differing(&restore(dir.path(), "second"), &want), [0; 0]);
@@ -357,7 +360,16 @@ fn a_full_pool_is_said_and_can_be_emptied() {
         child.kill().unwrap();
         child.wait().unwrap();
     }
-    assert!(Command::new("umount").arg(&small).status().unwrap().success());
+    drop(mounted);
+}
+
+/// A mounted file system.
+struct Mounted<'a>(&'a Path);
+
+impl Drop for Mounted<'_> {
+    fn drop(&mut self) {
+        assert!(Command::new("umount").args(["--lazy"]).arg(self.0).status().unwrap().success());
+    }
 }
 
 #[test]

@@ -756,6 +756,7 @@ mod tests {
             let catalog = Catalog::open(&pool).unwrap();
             let error = catalog.map(catalog.find(&name).unwrap()).unwrap_err();
             assert!(error.to_string().contains(&format!("pageone pool rm test {name}")), "{error:#}");
+            drop(catalog);
             Catalog::open(&pool).unwrap().append(&[Entry::Gone(name)]).unwrap();
         }
         assert!(load(&pool, "one") == [super::tests::page(1), super::tests::page(2), super::tests::page(3)]);

@@ -62,10 +62,11 @@ soak: deps-test
 	PAGEONE_SOAK_SECONDS=1800 $(CARGO) test -p e2e --test soak -- --nocapture
 	PAGEONE_SOAK_SECONDS=600 $(CARGO) test -p e2e --test ppr -- --test-threads=1 --nocapture
 
-# The on-disk structures of mpool, each target for FUZZ_SECONDS.
+# The on-disk structures of mpool, and the checkpoints in a pool, each target for FUZZ_SECONDS.
 fuzz-mpool: deps-fuzz
 	cd crates/mpool && for target in decode files; do \
 	    $(CARGO) +nightly fuzz run $$target -- -max_total_time=$(FUZZ_SECONDS) || exit 1; done
+	cd crates/pageone && $(CARGO) +nightly fuzz run catalog -- -max_total_time=$(FUZZ_SECONDS)
 
 clean:
 	$(CARGO) clean

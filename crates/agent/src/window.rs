@@ -22,7 +22,7 @@ use wire::RegionId;
 /// A page of zeros to compare with.
 pub static ZEROS: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
 /// Most pages in one window.
-pub const MAX_PAGES: u32 = 512;
+pub const MAX_PAGES: u32 = wire::MAX_WINDOW_PAGES;
 
 /// How memory is unmerged.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -74,8 +74,10 @@ pub(crate) struct State {
     pub(crate) rested: std::time::Instant,
     /// Its agent did not answer in time.
     pub(crate) stalled: bool,
-    /// So many hold it: no scan, no merge; see `hold`.
-    pub(crate) holds: u32,
+    /// Somebody holds it: no scan, no merge; see `hold`.
+    pub(crate) held: bool,
+    /// What it has changed since a checkpoint.
+    pub(crate) since: Option<crate::since::Log>,
     /// It was held, so written pages may have gone unseen.
     pub(crate) unsure: bool,
     /// Runs shorter than this are left out: the budget of mappings is short.
@@ -149,7 +151,8 @@ impl Client {
             reported: std::time::Instant::now(),
             rested: std::time::Instant::now(),
             stalled: false,
-            holds: 0,
+            held: false,
+            since: None,
             unsure: false,
             min_run: 1,
             maps_bound: false,
@@ -358,7 +361,7 @@ impl Client {
         runs: Vec<PlannedRun>,
     ) -> Result<(), (Vec<PlannedRun>, std::io::Error)> {
         let mut state = self.state();
-        if !state.connected || state.holds > 0 || !state.regions.contains_key(&id) {
+        if !state.connected || state.held || !state.regions.contains_key(&id) {
             return Err((runs, std::io::ErrorKind::NotConnected.into()));
         }
         let mut wire_runs = Vec::with_capacity(runs.len());
@@ -378,7 +381,11 @@ impl Client {
             return Err((runs, e));
         }
         state.next_batch += 1;
+        let state = &mut *state;
         let Some(region) = state.regions.get_mut(&id) else { return Ok(()) };
+        if let Some(since) = &mut state.since {
+            since.batch(region.start, &runs);
+        }
         let mut pages = 0;
         for run in &runs {
             for page in run.page..run.page + run.len {

@@ -102,6 +102,8 @@ pub(crate) struct Region {
     copies: DirtyTree,
     /// Copies that are clean, since this turn and since the one before.
     resting: [DirtyTree; 2],
+    /// Pages found written in this turn of rest, and in the one before.
+    lately: [DirtyTree; 2],
 }
 
 impl Region {
@@ -125,6 +127,7 @@ impl Region {
             guessed: set()?,
             copies: set()?,
             resting: [set()?, set()?],
+            lately: [set()?, set()?],
         })
     }
 
@@ -145,7 +148,7 @@ impl Region {
     /// Bytes that the ledger takes for this region.
     pub(crate) fn bytes(&self) -> u64 {
         let stamps = self.stamps.as_ref().map_or(0, |stamps| stamps.bytes());
-        (self.entries.len() * 4 + 9 * self.young.bytes() + stamps) as u64
+        (self.entries.len() * 4 + 11 * self.young.bytes() + stamps) as u64
     }
 
     pub(crate) fn entry(&self, page: u32) -> Entry {
@@ -235,6 +238,19 @@ impl Region {
         self.candidates.unite(before);
         before.clear();
         std::mem::swap(now, before);
+        let [now, before] = &mut self.lately;
+        before.clear();
+        std::mem::swap(now, before);
+    }
+
+    /// These pages were written just now, whatever else they are.
+    pub(crate) fn written_lately(&mut self, first: u32, len: u32) {
+        self.lately[0].insert_range(first.into(), len.into());
+    }
+
+    /// Pages that were written within the last one or two turns of rest.
+    pub(crate) fn lately(&self) -> impl Iterator<Item = u32> {
+        self.lately.iter().flat_map(|set| set.iter().map(|page| page as u32))
     }
 
     /// Copies that rest begin again: whether they were written is not known.
@@ -413,6 +429,19 @@ mod tests {
         assert!(scan(&mut region, &[]).is_empty(), "it rests again");
         region.end_rest();
         assert_eq!(scan(&mut region, &[]), [7]);
+    }
+
+    #[test]
+    fn pages_written_lately_are_known_for_a_turn_of_rest() {
+        let mut region = Region::new(0, 100).unwrap();
+        region.written_lately(3, 2);
+        region.end_rest();
+        region.written_lately(50, 1);
+        assert_eq!(region.lately().collect::<Vec<_>>(), [50, 3, 4]);
+        region.end_rest();
+        assert_eq!(region.lately().collect::<Vec<_>>(), [50], "those were written longer ago than a turn");
+        region.end_rest();
+        assert_eq!(region.lately().count(), 0);
     }
 
     #[test]

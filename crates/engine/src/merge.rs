@@ -133,7 +133,7 @@ fn begin_period(shared: &Shared, client: &Client) -> bool {
     let mut state = client.state();
     let now = std::time::Instant::now();
     state.stalled = state.outstanding > 0 && now.duration_since(state.reported) > PATIENCE;
-    if !state.connected || state.detached || state.holds > 0 || state.outstanding > 0 || now < state.next_scan {
+    if !state.connected || state.detached || state.held || state.outstanding > 0 || now < state.next_scan {
         return false;
     }
     match status {
@@ -216,7 +216,7 @@ impl Turn<'_> {
                 scratch.pages.retain(|&page| page < pages.end);
                 scratch.addresses.clear();
                 scratch.addresses.extend(scratch.pages.iter().map(|&page| region.address(page)));
-                let going_on = state.connected && state.holds == 0 && state.refused.is_none();
+                let going_on = state.connected && !state.held && state.refused.is_none();
                 (going_on, u64::from(guessed) + scratch.pages.len() as u64)
             };
             self.shared.pacer.took(pages);

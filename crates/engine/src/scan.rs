@@ -27,13 +27,15 @@ impl Client {
     ///
     /// `ageing`: a merge period has passed. Otherwise what is found is kept for that scan; see `rates`.
     pub(crate) fn scan(&self, state: &mut State, ageing: bool) -> Result<(), Errno> {
-        if state.holds > 0 {
+        if state.held {
             return Ok(());
         }
         if std::mem::take(&mut state.unsure) {
             self.find_copies(state)?;
         }
         crate::rates::begin_scan(state, Instant::now());
+        // Lost when a scan fails: what it found until then is no more in the kernel's notes.
+        let mut since = state.since.take();
         let mut written: Vec<PageRun> = Vec::new();
         for (&id, region) in &mut state.regions {
             let query = Query {
@@ -48,6 +50,11 @@ impl Client {
             self.scan_gently(range, &query, &mut |run| written.push(run))?;
             let mut copied = 0;
             for &run in &written {
+                let pages = region.pages_of(run);
+                region.written_lately(pages.start, pages.end - pages.start);
+                if let Some(since) = &mut since {
+                    since.add(Range::new(run.start, run.end - run.start));
+                }
                 if region.pages_of(run).any(|page| matches!(region.entry(page), Entry::Merged(_))) {
                     let query = Query {
                         any_of: Categories::PRESENT | Categories::SWAPPED,
@@ -65,6 +72,7 @@ impl Client {
             }
             state.totals.copied += copied;
         }
+        state.since = since.and_then(|mut since| (!since.is_too_long()).then_some(since));
         state.totals.full_scans += u64::from(ageing);
         Ok(())
     }

@@ -6,7 +6,7 @@
 
 mod greet;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::*};
@@ -48,8 +48,8 @@ pub(crate) struct Shared {
     domains: Mutex<BTreeMap<DomainKey, Arc<Domain>>>,
     state_file: Mutex<StateFile>,
     stop: AtomicBool,
-    /// How many hold a process; see `hold`.
-    pub(crate) holds: Mutex<HashMap<i32, u32>>,
+    /// Processes that somebody holds; see `hold`.
+    pub(crate) holds: Mutex<HashSet<i32>>,
     /// CPU time of agents whose clients are gone, in nanoseconds.
     pub(crate) buried_cpu_ns: std::sync::atomic::AtomicU64,
     /// Pages merged by clients that are gone.
@@ -89,7 +89,7 @@ impl Shared {
     /// A new client, or the new connection of one that is held.
     fn add_client(&self, client: &Arc<Client>) {
         let holds = lock(&self.holds);
-        client.state().holds = holds.get(&client.pid).copied().unwrap_or(0);
+        client.state().held = holds.contains(&client.pid);
         self.clients.write().unwrap_or_else(PoisonError::into_inner).insert(client.number, client.clone());
     }
 

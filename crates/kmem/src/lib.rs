@@ -21,6 +21,7 @@ pub mod procfs;
 pub mod procmem;
 pub mod psi;
 pub mod range;
+pub mod sched;
 pub mod seqpacket;
 mod syscall;
 pub mod track;

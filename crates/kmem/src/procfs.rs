@@ -68,6 +68,44 @@ pub fn status(pid: Option<i32>) -> io::Result<Status> {
     Ok(parse_status(&read_to_string(path(pid, "status"))?))
 }
 
+/// Whether a process is stopped (by a signal, or by a tracer): every thread of it. The first one alone may be stopped while others
+/// still run to where they notice.
+///
+/// # Errors
+///
+/// `NotFound`, or `ESRCH`, when there is no such process.
+pub fn is_stopped(pid: i32) -> io::Result<bool> {
+    let mut stopped = false;
+    for thread in threads(pid)? {
+        let stat = match read_to_string(format!("/proc/{pid}/task/{thread}/stat")) {
+            Ok(stat) => stat,
+            // It has ended.
+            Err(e) if e.kind() == io::ErrorKind::NotFound || e.raw_os_error() == Some(libc::ESRCH) => continue,
+            Err(e) => return Err(e),
+        };
+        // The name, in brackets, may hold anything.
+        match stat.rsplit(") ").next().and_then(|rest| rest.chars().next()) {
+            Some('T' | 't') => stopped = true,
+            Some('Z' | 'X') => {}
+            _ => return Ok(false),
+        }
+    }
+    Ok(stopped)
+}
+
+/// The numbers of a process's threads.
+///
+/// # Errors
+///
+/// `NotFound`, or `ESRCH`, when there is no such process.
+pub fn threads(pid: i32) -> io::Result<Vec<i32>> {
+    let mut all = Vec::new();
+    for entry in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        all.extend(entry?.file_name().to_str().and_then(|name| name.parse::<i32>().ok()));
+    }
+    Ok(all)
+}
+
 fn parse_status(text: &str) -> Status {
     let mut status = Status::default();
     fields(text, |name, value| match name {

@@ -233,3 +233,33 @@ fn knows_the_kernel() {
     let yama = std::path::Path::new("/proc/sys/kernel/yama").exists();
     assert_eq!(ptrace_scope().is_some(), yama);
 }
+
+#[test]
+#[allow(unsafe_code)] // Ends one thread.
+fn a_process_is_stopped_when_all_of_its_threads_are() {
+    let _forking = forking();
+    let child = Child::fork(|| {
+        std::thread::spawn(|| pause_for_ever());
+        // SAFETY: ends this thread, the process's first, and nothing else.
+        unsafe { libc::syscall(libc::SYS_exit, 0) };
+        0
+    });
+    let soon = |what: &str, is: &dyn Fn() -> bool| {
+        let until = Instant::now() + Duration::from_secs(60);
+        while !is() {
+            assert!(Instant::now() < until, "{what}");
+            std::thread::yield_now();
+        }
+    };
+    let state = || read_to_string(format!("/proc/{}/stat", child.0)).unwrap();
+    soon("its first thread has ended", &|| state().contains(") Z "));
+    assert_eq!(threads(child.0).unwrap().len(), 2);
+    let process = crate::pidfd::PidFd::open(child.0).unwrap();
+    assert!(!is_stopped(child.0).unwrap());
+    process.send_signal(libc::SIGSTOP).unwrap();
+    soon("it stops", &|| is_stopped(child.0).unwrap());
+    assert!(state().contains(") Z "), "of the first thread nothing is to be seen");
+    process.send_signal(libc::SIGCONT).unwrap();
+    soon("it goes on", &|| !is_stopped(child.0).unwrap());
+    assert!(is_stopped(i32::MAX).is_err());
+}

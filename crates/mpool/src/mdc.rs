@@ -178,6 +178,11 @@ impl Pair {
         self.logs[self.active].read(position)
     }
 
+    /// The first whole frame of the active log behind damage at `position`; the end when there is none.
+    pub(crate) fn skip_damage(&self, position: u64) -> Result<u64, ObjectError> {
+        self.logs[self.active].skip_damage(position)
+    }
+
     /// Bytes of frames in the log that is appended to.
     pub(crate) fn appended(&self) -> u64 {
         self.logs[self.active ^ usize::from(self.compacting)].end

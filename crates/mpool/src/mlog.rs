@@ -433,13 +433,23 @@ impl Mdc {
     ///
     /// # Errors
     ///
-    /// `Damaged`.
+    /// `Damaged`: the cursor stays; [`Mdc::skip_damaged`] moves it on.
     pub fn read(&mut self) -> Result<Option<Vec<u8>>, ObjectError> {
         let found = self.pair.read(self.cursor)?;
         Ok(found.map(|(record, next)| {
             self.cursor = next;
             record
         }))
+    }
+
+    /// Moves the cursor to the first whole record behind the damage where it is.
+    ///
+    /// # Errors
+    ///
+    /// `Io`.
+    pub fn skip_damaged(&mut self) -> Result<(), ObjectError> {
+        self.cursor = self.pair.skip_damage(self.cursor)?;
+        Ok(())
     }
 
     /// Puts the cursor back to the start.

@@ -1,7 +1,8 @@
 //! The control socket: `status`, `dirty`, `detach` and `checkpoint` ask the daemon.
 //!
-//! One request a connection, one line of JSON each way. A client is held as long as the connection that asked for it is open. Everyone may connect; who is neither root nor the daemon's owner
-//! sees and detaches only processes of their own.
+//! One request a connection, one line of JSON each way. A client is held as long as the connection that asked for it is open; at the end a
+//! mark may follow there. Everyone may connect; who is neither root nor the daemon's owner sees, holds and detaches only processes of their
+//! own, and neither sets marks nor learns of them: the next checkpoint that root takes would rely on them.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -10,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use engine::{DirtyStatus, Engine, Status};
+use engine::{DirtyStatus, Engine, Since, Status};
 use serde::{Deserialize, Serialize};
 
 use crate::{Code, Coded};
@@ -20,6 +21,10 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// Unmerging copies every merged page.
 const DETACH_TIMEOUT: Duration = Duration::from_secs(120);
 const MAX_REQUEST: u64 = 4096;
+/// A mark lists parts of memory.
+const MAX_MARK: u64 = 16 << 20;
+/// How long to wait for another checkpoint's hold: one that was killed has it for a moment still.
+const HELD_PATIENCE: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -30,13 +35,24 @@ enum Request {
     Hold(i32),
 }
 
+/// What may follow a hold: the memory was stored.
+#[derive(Debug, Serialize, Deserialize)]
+struct Mark {
+    /// What the next hold is told.
+    label: String,
+    /// See [`engine::Hold::mark`].
+    written: Option<Vec<(u64, u64)>>,
+}
+
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Answer {
     Status(Box<Status>),
     Dirty(Vec<DirtyStatus>),
     Done,
+    Held(Option<Since>),
     Unknown(String),
+    Busy(String),
     Failed(String),
 }
 
@@ -80,11 +96,13 @@ fn answer(engine: &Engine, stream: &UnixStream) -> Result<()> {
             Answer::Unknown(engine::HoldError::NotAClient(pid).to_string())
         }
         Ok(Request::Hold(pid)) => match engine.hold(pid) {
-            Ok(held) => {
+            Ok(mut held) => {
+                let since = held.since().filter(|_| only.is_none());
                 hold = Some(held);
-                Answer::Done
+                Answer::Held(since)
             }
             Err(e @ engine::HoldError::NotAClient(_)) => Answer::Unknown(e.to_string()),
+            Err(e @ engine::HoldError::Held(_)) => Answer::Busy(e.to_string()),
             Err(e) => Answer::Failed(e.to_string()),
         },
         Ok(Request::Dirty(pids)) => {
@@ -96,10 +114,19 @@ fn answer(engine: &Engine, stream: &UnixStream) -> Result<()> {
     out.push(b'\n');
     let mut stream = stream;
     stream.write_all(&out)?;
-    if hold.is_some() {
+    if let Some(hold) = hold {
         stream.set_read_timeout(None)?;
-        // Until the other end closes, or ends.
-        let _ = stream.read(&mut [0]);
+        let mut lines = BufReader::new(stream.take(if only.is_none() { MAX_MARK } else { MAX_REQUEST }));
+        line.clear();
+        if lines.read_line(&mut line)? > 0 {
+            let mark: Mark = serde_json::from_str(&line)?;
+            if only.is_none() {
+                hold.mark(&mark.label, mark.written.as_deref());
+            }
+            stream.write_all(b"\"done\"\n")?;
+            // Until the other end closes, or ends.
+            let _ = stream.read(&mut [0]);
+        }
     }
     Ok(())
 }
@@ -151,7 +178,11 @@ fn talk(mut stream: &UnixStream, request: &Request) -> Result<Answer> {
 }
 
 /// That a daemon neither scans nor merges a client.
-pub(crate) struct Hold(UnixStream);
+pub(crate) struct Hold {
+    stream: UnixStream,
+    /// What the client has changed since the last mark.
+    pub(crate) since: Option<Since>,
+}
 
 impl Hold {
     /// Asks the daemon of these directories, if there is one and it knows the process, or learns of it within `patience`: a client that
@@ -161,7 +192,9 @@ impl Hold {
         loop {
             let Some(stream) = connect(directories) else { return Ok(None) };
             match talk(&stream, &Request::Hold(pid))? {
-                Answer::Done => return Ok(Some(Self(stream))),
+                Answer::Held(since) => return Ok(Some(Self { stream, since })),
+                Answer::Busy(_) if start.elapsed() < HELD_PATIENCE => std::thread::sleep(Duration::from_millis(20)),
+                Answer::Busy(why) => bail!(why),
                 Answer::Unknown(_) if start.elapsed() < patience => std::thread::sleep(Duration::from_millis(20)),
                 Answer::Unknown(_) => return Ok(None),
                 Answer::Failed(why) => bail!(why),
@@ -170,9 +203,20 @@ impl Hold {
         }
     }
 
+    /// Marks this moment for the next hold. A daemon that does not answer knows of no mark: that costs the next checkpoint some time.
+    pub(crate) fn mark(&self, label: String, written: Option<Vec<(u64, u64)>>) -> Result<()> {
+        let mut line = serde_json::to_vec(&Mark { label, written })?;
+        line.push(b'\n');
+        if line.len() as u64 <= MAX_MARK {
+            (&self.stream).write_all(&line)?;
+            let _ = BufReader::new(&self.stream).read_line(&mut String::new())?;
+        }
+        Ok(())
+    }
+
     /// Whether it has been so all the time: a daemon that ended lets go.
     pub(crate) fn lasts(&self) -> bool {
-        let nothing = rustix::net::recv(&self.0, &mut [0u8], rustix::net::RecvFlags::DONTWAIT);
+        let nothing = rustix::net::recv(&self.stream, &mut [0u8], rustix::net::RecvFlags::DONTWAIT);
         matches!(nothing, Err(rustix::io::Errno::AGAIN))
     }
 }

@@ -31,6 +31,8 @@ pub const MAX_MESSAGE: usize = 64 << 10;
 pub const SEGMENT_PAGES: u32 = 16_384;
 /// The most pages that one [`ToAgent::Merge`] may name.
 pub const MAX_BATCH_PAGES: u32 = 4_096;
+/// Most pages that a window spans, from its first run to its last.
+pub const MAX_WINDOW_PAGES: u32 = 512;
 /// The most runs that one [`ToAgent::Merge`] may name.
 pub const MAX_BATCH_RUNS: usize = 2_048;
 

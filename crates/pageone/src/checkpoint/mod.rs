@@ -4,10 +4,15 @@
 //! 2. Rounds: what was written is stored again, until what is left can be copied within the longest pause.
 //! 3. The guest stops, what is left is copied into memory, the guest goes on. Only then is it stored.
 //!
-//! Pages that any checkpoint in the pool has already are not stored again ([`catalog`]).
+//! Pages that any checkpoint in the pool has already are not stored again ([`catalog`]). What the daemon knows to be unchanged since the last
+//! checkpoint is not even read.
 //!
 //! The kernel clears its notes of written pages when somebody reads them. The daemon reads them too, so it is asked to leave the process
 //! alone while its checkpoint is taken ([`Hold`]). A guest does not stay stopped, whatever happens here ([`guard`]).
+//!
+//! *Direct I/O.* The kernel notes a page when a request takes hold of it; the device may write to it later, when it has been stored and the
+//! note is cleared. So in a process that may do direct I/O what was noted in any round is copied once more while it stands, the latest first,
+//! as far as the pause allows.
 
 mod catalog;
 mod guard;
@@ -19,14 +24,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use dirty::DirtyTree;
-use mpool::{Access, AlignedBuf, BLOCK, Mcache, Settings, Temperature};
-use rustix::process::{getpriority_process, setpriority_process};
+use mpool::{Access, AlignedBuf, BLOCK};
 use serde_json::json;
 
 pub(crate) use catalog::Catalog;
-use catalog::{Writer, hash};
+use catalog::{Checkpoint, Writer, hash};
 pub(crate) use guard::{Args as GuardArgs, run as guard};
 use source::Source;
+
+use engine::Since;
 
 use crate::control::Hold;
 use crate::paths;
@@ -52,6 +58,9 @@ pub(crate) struct Args {
     /// Stop the process for the whole time: for one that is no client, or writes faster than it can be stored
     #[arg(long)]
     stop: bool,
+    /// Read and compare all of the memory, also what has not changed since the last checkpoint
+    #[arg(long)]
+    full: bool,
     /// One JSON object
     #[arg(long)]
     json: bool,
@@ -84,6 +93,8 @@ const FEW: u64 = 1024;
 const PAGE_COPY: Duration = Duration::from_micros(1);
 /// What stopping and scanning is reckoned at.
 const STOPPING: Duration = Duration::from_millis(10);
+/// How often the process is stopped, when each time the agent or the guest gave memory back or took some in hand.
+const STOPS: usize = 4;
 
 /// How long a daemon that does not know the process may take to meet it: agents look for one every 5 s at least.
 const MEETING: Duration = Duration::from_secs(6);
@@ -207,34 +218,29 @@ fn store_read(pages: &[u64], bytes: &[u8], writer: &mut Writer) -> Result<()> {
 /// A buffer for what is copied during the pause of which `pages` pages are known, and some more. Its memory is there: getting it takes
 /// longer than copying.
 fn room(pages: u64) -> AlignedBuf {
-    let mut bytes = AlignedBuf::zeroed((pages + pages / 4 + 4 * FEW) as usize * BLOCK);
+    let mut bytes = AlignedBuf::zeroed((pages + pages / 4 + FEW) as usize * BLOCK);
     bytes.iter_mut().step_by(BLOCK).for_each(|byte| *byte = 1);
     bytes
 }
 
-/// Goes before everybody else while it is there: the guest stands, and waits for nothing but this. Without permission it changes nothing.
-struct Urgent(Option<i32>);
-
-impl Urgent {
-    fn begin() -> Self {
-        let before = getpriority_process(None).ok();
-        Self(before.filter(|_| setpriority_process(None, -20).is_ok()))
-    }
-}
-
-impl Drop for Urgent {
-    fn drop(&mut self) {
-        if let Some(before) = self.0 {
-            let _ = setpriority_process(None, before);
-        }
-    }
+/// What came of it.
+struct Taken {
+    /// How long the process stood, at the longest.
+    pause: Duration,
+    rounds: usize,
+    /// Pages copied while it stood.
+    last: u64,
+    /// Pages that were not read: the daemon knows that they have not changed since the last checkpoint.
+    unchanged: u64,
+    /// What was found written, in a process that may do direct I/O.
+    written: Option<Vec<(u64, u64)>>,
 }
 
 /// Stores a checkpoint.
 pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let (start, mut phases) = (Instant::now(), Phases::new());
     let pid = find_process(&args.target)?;
-    let source = Source::find(pid)?;
+    let mut source = Source::open(pid)?;
     ensure!(
         source.tracked || args.stop,
         "nothing tracks what process {pid} writes: start it with `pageone run`, or let it be stopped for the whole time with --stop"
@@ -243,126 +249,263 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs();
     let name = args.name.clone().unwrap_or_else(|| format!("{program}-{pid}-{seconds}"));
     let pool = args.names.open(&args.to, Access::Exclusive)?;
-    let pages = source.pages();
-    let mut writer = Catalog::open(&pool)?.begin(&name, pages as usize)?;
+    let mut writer = Catalog::open(&pool)?.begin(&name)?;
     phases.end("open");
-
-    let set = || DirtyTree::new(pages).context("cannot make a set of pages");
-    let mut rounds = 0;
-    let (pause, last);
-    if args.stop {
-        let resume = source.to_resume();
-        let _guard = guard::Guard::start(&resume)?;
-        let stopped = source.stop()?;
-        let all = set()?;
-        source.populated(&source.files()?, &all)?;
-        last = store(&source, &all, &mut writer)?.pages;
-        pause = stopped.resume();
-    } else {
-        let directories = paths::candidates(dir);
-        let hold = Hold::ask(&directories, pid, MEETING)?;
-        let resume = source.to_resume();
-        let _guard = guard::Guard::start(&resume)?;
-        // From here on every write is noted; then everything is copied.
-        phases.end("hold");
-        let mut merged = source.files()?;
-        source.written(true, &set()?)?;
-        let all = set()?;
-        source.populated(&source.files()?, &all)?;
-        phases.end("scan");
-        let mut stored = store(&source, &all, &mut writer)?;
-        phases.end("first_pass");
-        let budget = Duration::from_millis(args.max_pause).saturating_sub(STOPPING);
-        // What is written while the rest is copied during the pause comes on top.
-        let fits = |each: Duration| (budget.as_nanos() / each.max(PAGE_COPY).as_nanos() / 2) as u64;
-        let mut before = u64::MAX;
-        let rest = loop {
-            rounds += 1;
-            let written = set()?;
-            source.written(true, &written)?;
-            // An agent may have finished a batch that it had, and with it notes of writes: what it mapped counts as written.
-            let files = source.files()?;
-            files.difference(&merged).for_each(|part| written.insert_range(part.first, part.pages));
-            merged = files;
-            let count = written.count();
-            // As fast as it went just now, others having worked too.
-            let each = stored.reading / stored.pages.clamp(1, u64::from(u32::MAX)) as u32;
-            // As long as rounds get shorter, so does the pause.
-            if count <= fits(each) && (count <= FEW || count > before / 2) {
-                break written;
-            }
-            before = count;
-            if rounds >= ROUNDS {
-                ensure!(
-                    count <= fits(PAGE_COPY),
-                    "the guest writes faster than it can be stored: {count} pages are left after {rounds} rounds; use --max-pause {} or --stop",
-                    2 * count / 1000 + 20
-                );
-                break written;
-            }
-            stored = store(&source, &written, &mut writer)?;
-        };
-        phases.end("rounds");
-        ensure!(
-            !resume.is_empty() || source.is_stopped(),
-            "process {pid} was stopped and went on meanwhile: take the checkpoint again"
-        );
-        let mut bytes = room(rest.count());
-        let urgent = Urgent::begin();
-        let stopped = source.stop()?;
-        phases.end("pause_stop");
-        source.written(false, &rest)?;
-        phases.end("pause_written");
-        let files = source.files()?;
-        files.difference(&merged).for_each(|part| rest.insert_range(part.first, part.pages));
-        phases.end("pause_files");
-        // What was given back since (by a balloon, say) is zeros now, as reading tells.
-        let now = set()?;
-        source.populated(&files, &now)?;
-        all.iter().filter(|&page| !now.contains(page)).for_each(|page| {
-            rest.insert(page);
-        });
-        phases.end("pause_populated");
-        let list: Vec<u64> = rest.iter().collect();
-        if bytes.len() < list.len() * BLOCK {
-            bytes = AlignedBuf::zeroed(list.len() * BLOCK);
+    let directories = paths::candidates(dir);
+    let mut hold = if source.tracked { Hold::ask(&directories, pid, MEETING)? } else { None };
+    phases.end("hold");
+    let taken = take(args, &mut source, hold.as_mut(), &directories, &mut writer, &mut phases);
+    let taken = match taken {
+        Ok(taken) => taken,
+        Err(e) => {
+            writer.abandon();
+            return Err(e).with_context(|| format!("checkpoint {name} was not stored"));
         }
-        let bytes = &mut bytes[..list.len() * BLOCK];
-        source.read(&list, bytes)?;
-        pause = stopped.resume();
-        phases.end("pause_read");
-        let alone = match &hold {
-            Some(hold) => hold.lasts(),
-            None => Hold::ask(&directories, pid, Duration::ZERO)?.is_none(),
-        };
-        ensure!(
-            alone,
-            "a daemon was started, or ended, meanwhile, and may have cleared notes of writes: take the checkpoint again"
-        );
-        last = list.len() as u64;
-        drop(urgent);
-        store_read(&list, bytes, &mut writer)?;
-    }
-    let regions = source.regions.iter().map(|r| (r.start as u64, r.len as u64)).collect();
-    let checkpoint = writer.commit(format!("{program} {pid}"), regions)?;
+    };
+    let checkpoint = writer.commit(format!("{program} {pid}"), source.addresses()).map_err(|e| full(e, &args.to))?;
     phases.end("commit");
+    let noted = taken.written.is_some() || !source.may_do_direct_io();
+    if let Some(hold) = hold.filter(|_| noted && !source.is_pinned()) {
+        // Without a mark the next checkpoint reads everything.
+        let _ = hold.mark(Catalog::label(&pool, &checkpoint), taken.written.clone());
+    }
+    report(args, &checkpoint, &taken, start.elapsed(), phases);
+    Ok(())
+}
+
+/// Says what helps against a full pool.
+fn full(error: anyhow::Error, pool: &str) -> anyhow::Error {
+    match error.downcast_ref() {
+        Some(mpool::ObjectError::Full { .. }) => error
+            .context(format!("pool {pool} is full: `pageone pool rm {pool} CHECKPOINT` removes an earlier checkpoint")),
+        _ => error,
+    }
+}
+
+fn report(args: &Args, checkpoint: &Checkpoint, taken: &Taken, time: Duration, phases: Phases) {
     let stored = (checkpoint.new_pages + checkpoint.map_pages()) * BLOCK as u64;
-    let (seconds, pause_ms) = (start.elapsed().as_secs_f64(), pause.as_secs_f64() * 1e3);
+    let (seconds, pause_ms) = (time.as_secs_f64(), taken.pause.as_secs_f64() * 1e3);
     if args.json {
         let out = json!({
             "name": checkpoint.name, "memory_bytes": checkpoint.bytes(), "stored_bytes": stored, "seconds": seconds,
-            "pause_ms": pause_ms, "rounds": rounds, "pages_in_pause": last, "phases": phases.all,
+            "pause_ms": pause_ms, "rounds": taken.rounds, "pages_in_pause": taken.last, "pages_unchanged": taken.unchanged,
+            "phases": phases.all,
         });
         println!("{out}");
     } else {
         println!(
-            "{}: {} of memory, {} stored, {seconds:.2} s, {rounds} rounds, stopped for {pause_ms:.1} ms",
+            "{}: {} of memory, {} stored, {seconds:.2} s, {} rounds, stopped for {pause_ms:.1} ms",
             checkpoint.name,
             size(checkpoint.bytes()),
-            size(stored)
+            size(stored),
+            taken.rounds
         );
     }
-    Ok(())
+}
+
+/// Stores the memory, all but committing it.
+fn take(
+    args: &Args,
+    source: &mut Source,
+    hold: Option<&mut Hold>,
+    directories: &[PathBuf],
+    writer: &mut Writer,
+    phases: &mut Phases,
+) -> Result<Taken> {
+    // Only now: the agent is at rest.
+    source.find_at_rest(source.tracked && hold.is_none())?;
+    writer.set_pages(source.pages() as usize);
+    let taken = if args.stop {
+        take_stopped(source, writer).map_err(|e| full(e, &args.to))?
+    } else {
+        take_running(args, source, hold.as_deref().map(|hold| hold.since.as_ref()).unwrap_or_default(), writer, phases)
+            .map_err(|e| full(e, &args.to))?
+    };
+    let alone = match &hold {
+        Some(hold) => hold.lasts(),
+        None => !source.tracked || Hold::ask(directories, source.pid, Duration::ZERO)?.is_none(),
+    };
+    ensure!(
+        alone,
+        "a daemon was started, or ended, meanwhile, and may have cleared notes of writes: take the checkpoint again"
+    );
+    Ok(taken)
+}
+
+fn set(source: &Source) -> Result<DirtyTree> {
+    DirtyTree::new(source.pages()).context("cannot make a set of pages")
+}
+
+fn take_stopped(source: &Source, writer: &mut Writer) -> Result<Taken> {
+    let mut guard = guard::Guard::start(&source.to_resume())?;
+    guard.ready()?;
+    let stopped = source.stop()?;
+    ensure!(!source.tracked || source.is_tracked()?, "the agent is changing mappings: take the checkpoint again");
+    let all = set(source)?;
+    source.populated(&source.files()?, &all)?;
+    let last = store(source, &all, writer)?.pages;
+    Ok(Taken { pause: stopped.resume(), rounds: 0, last, unchanged: 0, written: None })
+}
+
+/// Notes the unchanged pages as they were; gives how many, and the rest of `all`.
+fn carry(
+    source: &Source,
+    since: &Since,
+    map: &[u64],
+    all: &DirtyTree,
+    noted: &DirtyTree,
+    writer: &mut Writer,
+) -> Result<(u64, DirtyTree)> {
+    let (changed, rest) = (set(source)?, set(source)?);
+    source.insert(&since.changed, &changed);
+    changed.unite(noted);
+    let mut unchanged = 0;
+    for page in all.iter() {
+        if changed.contains(page) {
+            rest.insert(page);
+        } else {
+            writer.carry(page, map[page as usize]);
+            unchanged += 1;
+        }
+    }
+    Ok((unchanged, rest))
+}
+
+fn take_running(
+    args: &Args,
+    source: &mut Source,
+    since: Option<&Since>,
+    writer: &mut Writer,
+    phases: &mut Phases,
+) -> Result<Taken> {
+    let pid = source.pid;
+    let resume = source.to_resume();
+    let mut guard = guard::Guard::start(&resume)?;
+    let direct = source.may_do_direct_io();
+    // From here on every write is noted; then everything is copied. As a rule what is merged stays as it is, the agent being at rest; whether
+    // it did is looked at when all is done.
+    let mut merged = source.merged().clone();
+    let noted = set(source)?;
+    source.written(&noted)?;
+    let all = set(source)?;
+    source.populated(&merged, &all)?;
+    phases.end("scan");
+    let earlier = match since.filter(|_| !args.full && !source.is_pinned()) {
+        Some(since) => writer.earlier(&since.label, &source.addresses()).map(|map| map.map(|map| (since, map))),
+        None => Ok(None),
+    };
+    let earlier = earlier.unwrap_or_else(|e| {
+        eprintln!("pageone: {e:#}; all of the memory is read");
+        None
+    });
+    let (unchanged, mut stored) = match earlier {
+        Some((since, map)) => {
+            let (unchanged, rest) = carry(source, since, &map, &all, &noted, writer)?;
+            (unchanged, store(source, &rest, writer)?)
+        }
+        None => (0, store(source, &all, writer)?),
+    };
+    phases.end("first_pass");
+    let budget = Duration::from_millis(args.max_pause).saturating_sub(STOPPING);
+    // What is written while the rest is copied during the pause comes on top.
+    let fits = |each: Duration| (budget.as_nanos() / each.max(PAGE_COPY).as_nanos() / 2) as u64;
+    let mut before = u64::MAX;
+    let mut rounds = 0;
+    // What each round found, the first look too.
+    let mut found = vec![noted];
+    let (rest, each) = loop {
+        rounds += 1;
+        let written = set(source)?;
+        source.written(&written)?;
+        let count = written.count();
+        // As fast as it went just now, others having worked too.
+        let each = stored.reading / stored.pages.clamp(1, u64::from(u32::MAX)) as u32;
+        // As long as rounds get shorter, so does the pause.
+        if count <= fits(each) && (count <= FEW || count > before / 2) {
+            break (written, each);
+        }
+        before = count;
+        if rounds >= ROUNDS {
+            ensure!(
+                count <= fits(PAGE_COPY),
+                "the guest writes faster than it can be stored: {count} pages are left after {rounds} rounds; use --max-pause {} or --stop",
+                2 * count / 1000 + 20
+            );
+            break (written, each);
+        }
+        stored = store(source, &written, writer)?;
+        found.push(written);
+    };
+    let mut written = None;
+    if direct {
+        let noted = set(source)?;
+        noted.unite(&rest);
+        for older in found.iter().rev() {
+            noted.unite(older);
+            if noted.count() <= fits(each) {
+                rest.unite(older);
+            }
+        }
+        written = Some(source.parts(&noted));
+    }
+    drop(found);
+    phases.end("rounds");
+    ensure!(
+        !resume.is_empty() || source.is_stopped(),
+        "process {pid} was stopped and went on meanwhile: take the checkpoint again"
+    );
+    guard.ready()?;
+    phases.end("guard");
+    let mut pause = Duration::ZERO;
+    let mut bytes;
+    let mut stops = 0;
+    let list: Vec<u64> = loop {
+        stops += 1;
+        bytes = room(rest.count());
+        phases.end("room");
+        // The guest stands, and waits for nothing but this.
+        let first = guard::First::begin(None);
+        let stopped = source.stop()?;
+        phases.end("pause_stop");
+        // Asking for the mappings takes longest; as a rule they are what they were before, as is looked at afterwards.
+        let files = if stops < STOPS { None } else { Some(source.files()?) };
+        let now = set(source)?;
+        source.look(files.as_ref().unwrap_or(&merged), &rest, &now)?;
+        let tracked = source.is_tracked()?;
+        files
+            .iter()
+            .flat_map(|files| files.difference(&merged))
+            .for_each(|part| rest.insert_range(part.first, part.pages));
+        // What was given back since (by a balloon, say) is zeros now, as reading tells.
+        let gone: Vec<u64> = all.iter().filter(|&page| !now.contains(page)).collect();
+        gone.into_iter().for_each(|page| {
+            rest.insert(page);
+        });
+        phases.end("pause_look");
+        let list: Vec<u64> = rest.iter().collect();
+        if bytes.len() < list.len() * BLOCK {
+            bytes = AlignedBuf::zeroed(list.len() * BLOCK);
+        }
+        source.read(&list, &mut bytes[..list.len() * BLOCK])?;
+        pause = pause.max(stopped.resume());
+        drop(first);
+        phases.end("pause_read");
+        ensure!(
+            source.is_as_found()?,
+            "process {pid} has mapped or unmapped memory meanwhile: take the checkpoint again"
+        );
+        let after = source.merged();
+        if tracked && (files.is_some() || *after == merged) {
+            break list;
+        }
+        ensure!(stops < STOPS, "the agent in process {pid} is changing mappings: take the checkpoint again");
+        after.difference(&merged).for_each(|part| rest.insert_range(part.first, part.pages));
+        merged = after.clone();
+    };
+    phases.end("look_again");
+    store_read(&list, &bytes[..list.len() * BLOCK], writer)?;
+    phases.end("store_rest");
+    Ok(Taken { pause, rounds, last: list.len() as u64, unchanged, written })
 }
 
 /// Writes a checkpoint's memory to a file.
@@ -370,8 +513,18 @@ pub(crate) fn restore(args: &RestoreArgs) -> Result<()> {
     let pool = args.names.open(&args.from, Access::Shared)?;
     let catalog = Catalog::open(&pool)?;
     let checkpoint = catalog.find(&args.checkpoint)?;
-    let map = catalog.map(checkpoint)?;
-    write_image(&pool, &map, &args.to)?;
+    if let Some(damage) = catalog.damage() {
+        eprintln!("pageone: {damage}");
+    }
+    // Under another name until it is whole: a part of a memory is no memory.
+    let mut part = args.to.clone().into_os_string();
+    part.push(".part");
+    let part = PathBuf::from(part);
+    let written = write_image(&catalog, checkpoint, &part);
+    if let Err(e) = written.and_then(|()| Ok(std::fs::rename(&part, &args.to)?)) {
+        let _ = std::fs::remove_file(&part);
+        return Err(e).with_context(|| format!("{} was not written", args.to.display()));
+    }
     let mut offset = 0;
     for (address, len) in &checkpoint.regions {
         println!("{offset:#14x} {len:#14x}  was at {address:#x}");
@@ -380,33 +533,10 @@ pub(crate) fn restore(args: &RestoreArgs) -> Result<()> {
     Ok(())
 }
 
-/// The pages come from one mcache map of all data mblocks that the checkpoint needs.
-fn write_image(pool: &mpool::Pool, map: &[u64], to: &Path) -> Result<()> {
+fn write_image(catalog: &Catalog, checkpoint: &Checkpoint, to: &Path) -> Result<()> {
     use std::os::unix::fs::FileExt;
     let file = std::fs::File::create(to).with_context(|| format!("cannot make {}", to.display()))?;
-    file.set_len((map.len() * BLOCK) as u64)?;
-    let mut ids: Vec<u64> = map.iter().filter(|&&at| at != 0).map(|at| at >> 16).collect();
-    ids.sort_unstable();
-    ids.dedup();
-    if ids.is_empty() {
-        return Ok(());
-    }
-    let cache = Mcache::new(Settings::default())?;
-    let pages = cache.map(pool, &ids, Temperature::Cold)?;
-    pages.advise(0, 0, 0, mpool::Advice::Sequential)?;
-    let mut at = 0;
-    while at < map.len() {
-        if map[at] == 0 {
-            at += 1;
-            continue;
-        }
-        // Pages that lie one behind the other are written in one go.
-        let run = (1..256).take_while(|&i| map.get(at + i) == Some(&(map[at] + i as u64))).count() + 1;
-        let index = ids.binary_search(&(map[at] >> 16)).map_err(|_| anyhow::anyhow!("a data mblock is not mapped"))?;
-        let bytes = pages.get(index, (map[at] & 0xFFFF) * BLOCK as u64, run * BLOCK)?;
-        file.write_all_at(bytes, (at * BLOCK) as u64)?;
-        at += run;
-    }
-    file.sync_data()?;
-    Ok(())
+    file.set_len(checkpoint.bytes())?;
+    catalog.each_run(checkpoint, |offset, bytes| Ok(file.write_all_at(bytes, offset)?))?;
+    Ok(file.sync_data()?)
 }

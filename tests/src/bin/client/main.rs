@@ -128,6 +128,7 @@ fn main() {
         Some("shuffled") => shuffled(number(1, 4096)),
         Some("writers") => writers(number(1, 16_384), number(2, 10)),
         Some("churn") => churn(number(1, 8192), number(2, 10)),
+        Some("steps") => steps(number(1, 16_384)),
         Some("zeros") => zeros(number(1, 4096)),
         Some("dontneed") => dontneed(),
         Some("fork") => fork(),
@@ -302,6 +303,57 @@ fn churn(pages: usize, seconds: usize) {
         }
     });
     verdict(&problems);
+}
+
+/// `steps PAGES`: most pages are unlike all others. At each line that it hears, some get new content, some one that others have, some are
+/// discarded, and some of these read; then it says whether all are as they should be.
+fn steps(pages: usize) {
+    const CONTENTS: usize = 64;
+    let region = Region::new(pages, true);
+    let own = u64::from(std::process::id()) << 32;
+    let mut seeds: Vec<u64> = (0..pages as u64).map(|page| own + page + 1).collect();
+    (0..pages).for_each(|page| region.fill(page, seeds[page]));
+    let (mut random, mut news) = (0x1234_5671u64, own + (1 << 24));
+    let mut below = move |n: usize| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        (random % n as u64) as usize
+    };
+    say("ready");
+    while hear().is_some() {
+        for _ in 0..pages / 100 {
+            let start = below(pages);
+            let row = start..(start + 1 + below(8)).min(pages);
+            match below(4) {
+                0 => {
+                    region.advise(row.clone(), libc::MADV_DONTNEED).unwrap();
+                    row.clone().for_each(|page| seeds[page] = 0);
+                    if below(2) == 0 {
+                        row.for_each(|page| assert_eq!(region.read(page, 5), 0));
+                    }
+                }
+                1 => {
+                    for page in row {
+                        news += 1;
+                        seeds[page] = news;
+                        region.fill(page, news);
+                    }
+                }
+                _ => {
+                    let content = below(CONTENTS);
+                    for (i, page) in row.enumerate() {
+                        seeds[page] = 1 + ((content + i) % CONTENTS) as u64;
+                        region.fill(page, seeds[page]);
+                    }
+                }
+            }
+        }
+        let mut problems = Vec::new();
+        check(&mut problems, "steps", region.wrong(0..pages, |page| seeds[page]));
+        verdict(&problems);
+    }
+    std::process::exit(0);
 }
 
 /// `zeros PAGES`: pages of written zeros; they read as zeros ever after, and take new content.

@@ -1,0 +1,72 @@
+//! `sched_setscheduler(2)`: threads that go before all others for a moment.
+//!
+//! Nice values count among the threads of one control group (or session, `CONFIG_SCHED_AUTOGROUP`) only; a real-time policy counts
+//! everywhere. It takes `CAP_SYS_NICE` or `RLIMIT_RTPRIO`.
+
+#![allow(unsafe_code)] // The system call takes a pointer.
+
+use rustix::io::Errno;
+
+use crate::syscall::syscall;
+
+/// A thread's policy (`SCHED_*`); thread 0 is the calling one.
+///
+/// # Errors
+///
+/// `ESRCH`: no such thread.
+pub fn policy(thread: i32) -> Result<i32, Errno> {
+    // SAFETY: takes a number.
+    let policy = unsafe { syscall(libc::SYS_sched_getscheduler, [thread as usize]) }?;
+    Ok(policy as i32 & !libc::SCHED_RESET_ON_FORK)
+}
+
+/// Whether a policy shares time by weight: not real-time, and without parameters of its own.
+pub fn is_usual(policy: i32) -> bool {
+    matches!(policy, libc::SCHED_OTHER | libc::SCHED_BATCH | libc::SCHED_IDLE)
+}
+
+/// Lets a thread of a usual policy run before all of them (`SCHED_FIFO`, the lowest priority).
+///
+/// # Errors
+///
+/// `EPERM`, `ESRCH`.
+pub fn go_first(thread: i32) -> Result<(), Errno> {
+    set(thread, libc::SCHED_FIFO, 1)
+}
+
+/// Gives a thread a usual policy; its nice value is what it was.
+///
+/// # Errors
+///
+/// `EPERM`, `ESRCH`.
+pub fn go_back(thread: i32, policy: i32) -> Result<(), Errno> {
+    set(thread, policy, 0)
+}
+
+fn set(thread: i32, policy: i32, priority: i32) -> Result<(), Errno> {
+    let param = libc::sched_param { sched_priority: priority };
+    let args = [thread as usize, policy as usize, (&raw const param).expose_provenance()];
+    // SAFETY: the kernel reads one `sched_param`.
+    unsafe { syscall(libc::SYS_sched_setscheduler, args) }.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_goes_first_and_back() {
+        let thread = || {
+            let before = policy(0).unwrap();
+            assert!(is_usual(before) && !is_usual(libc::SCHED_FIFO));
+            if go_first(0).is_err() {
+                return println!("SKIPPED: not permitted");
+            }
+            assert_eq!(policy(0), Ok(libc::SCHED_FIFO));
+            go_back(0, before).unwrap();
+            assert_eq!(policy(0), Ok(before));
+        };
+        std::thread::spawn(thread).join().unwrap();
+        assert_eq!(policy(i32::MAX), Err(Errno::SRCH));
+    }
+}

@@ -59,9 +59,12 @@ impl IoError {
         Self { operation, name: name.to_string(), source }
     }
 
-    /// Whether there was no space left, or no quota.
+    /// Whether there was no space left, no quota, or no file can be so long.
     pub fn is_full(&self) -> bool {
-        matches!(self.source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+        matches!(
+            self.source.kind(),
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge
+        )
     }
 
     /// The system's reason.
@@ -93,6 +96,12 @@ pub enum PoolError {
     /// A pool, or part of one, is there already.
     #[error("{} holds a pool, or a class of one, already", .0.display())]
     Exists(PathBuf),
+    /// A file `data` with contents is there, but no superblock.
+    #[error(
+        "{} has no superblock, but a file `data` that is not empty: a damaged pool, or somebody else's; move it away first",
+        .0.display()
+    )]
+    Occupied(PathBuf),
     /// Opened elsewhere in a way that excludes this.
     #[error("{} is in use: an exclusive opening excludes every other", .0.display())]
     Busy(PathBuf),

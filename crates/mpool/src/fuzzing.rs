@@ -94,7 +94,7 @@ pub fn use_pool(directory: &Path) {
         }
         let all: Vec<u64> = pool.mblocks().iter().map(|mblock| mblock.id).collect();
         let _ = pool.mblock_delete(&all);
-        let _ = pool.mblock_alloc(Allocation::default()).map(drop);
+        let _ = pool.mblock_alloc(Allocation { capacity: 1 << 16, ..Allocation::default() }).map(drop);
         let _ = pool.usage();
     }
 }

@@ -47,29 +47,30 @@ pub struct Damage {
 
 /// A failed operation on a file or directory.
 #[derive(Debug, thiserror::Error)]
-#[error("{operation} {name}: {source}")]
+#[error("{operation} {name}: {cause}")]
 pub struct IoError {
     operation: &'static str,
     name: String,
-    source: io::Error,
+    /// Not a `source`: who prints the chain would print it twice.
+    cause: io::Error,
 }
 
 impl IoError {
     pub(crate) fn new(operation: &'static str, name: impl fmt::Display, source: io::Error) -> Self {
-        Self { operation, name: name.to_string(), source }
+        Self { operation, name: name.to_string(), cause: source }
     }
 
     /// Whether there was no space left, no quota, or no file can be so long.
     pub fn is_full(&self) -> bool {
         matches!(
-            self.source.kind(),
+            self.cause.kind(),
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge
         )
     }
 
     /// The system's reason.
     pub fn os(&self) -> &io::Error {
-        &self.source
+        &self.cause
     }
 }
 

@@ -251,6 +251,11 @@ impl Mcache {
         let stop = Arc::new(stop.during("making", "an eventfd")?);
         let mut handle = Handle { core: core.clone(), stop: stop.clone(), threads: Vec::new() };
         let mut start = |name: String, run: Box<dyn FnOnce() + Send>| -> Result<(), MapError> {
+            let run = move || {
+                // Only a wish: where it is refused these threads wait longer for the processor.
+                let _ = kmem::turns::request_turns(TURNS);
+                run();
+            };
             let thread = std::thread::Builder::new().name(name).spawn(run).during("starting", "a thread")?;
             handle.threads.push(thread);
             Ok(())
@@ -300,6 +305,10 @@ pub(crate) fn add_time(counter: &AtomicU64, start: Instant) -> Instant {
     counter.fetch_add((now - start).as_nanos() as u64, Ordering::Relaxed);
     now
 }
+
+/// What the threads of a cache ask the scheduler for: they run often and briefly, and others wait for them; the reaper runs longer,
+/// and should not keep others from the processor for so long.
+const TURNS: Duration = Duration::from_micros(100);
 
 /// The default of [`Settings::watch`].
 const WATCH: Duration = Duration::from_secs(1);

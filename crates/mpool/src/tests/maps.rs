@@ -257,7 +257,7 @@ fn what_was_popular_cools_down_by_the_uses_of_others() {
     let id = write(&pool, &content(1, 1 << 20));
     let map = cache.map(&pool, &[id], Temperature::Cold).unwrap();
     let hottest = || map.inner.heat[..16].iter().map(|heat| heat.load(Ordering::Relaxed)).max().unwrap();
-    (0..200).for_each(|_| drop(map.get(0, 0, 64 << 10).unwrap()));
+    (0..200).for_each(|_| _ = map.get(0, 0, 64 << 10).unwrap());
     let start = Instant::now();
     while hottest() > 32 {
         assert!(start.elapsed() < Duration::from_secs(60), "{} and {:?}", hottest(), cache.stats());

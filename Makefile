@@ -64,8 +64,8 @@ soak: deps-test
 
 # The on-disk structures of mpool, and the checkpoints in a pool, each target for FUZZ_SECONDS.
 fuzz-mpool: deps-fuzz
-	cd crates/mpool && for target in decode files; do \
-	    $(CARGO) +nightly fuzz run $$target -- -max_total_time=$(FUZZ_SECONDS) || exit 1; done
+	cd crates/mpool && for target in decode records files; do \
+	    $(CARGO) +nightly fuzz run $$target -- -max_total_time=$(FUZZ_SECONDS) -max_len=8192 -len_control=0 || exit 1; done
 	cd crates/pageone && $(CARGO) +nightly fuzz run catalog -- -max_total_time=$(FUZZ_SECONDS)
 
 clean:

@@ -25,6 +25,7 @@ pub mod sched;
 pub mod seqpacket;
 mod syscall;
 pub mod track;
+pub mod turns;
 pub mod uffd;
 
 pub use range::Range;

@@ -36,10 +36,10 @@ pub(crate) fn blocks(len: u64) -> u64 {
     len.div_ceil(BLOCK as u64)
 }
 
-/// Bytes of data and checksums on the medium.
+/// Bytes of data and checksums on the medium; `u64::MAX`, which no medium has, when that is more than can be counted.
 pub(crate) fn stored_len(len: u64) -> u64 {
     let blocks = blocks(len);
-    (blocks + (blocks * 4).div_ceil(BLOCK as u64)) * BLOCK as u64
+    (blocks + (blocks * 4).div_ceil(BLOCK as u64)).saturating_mul(BLOCK as u64)
 }
 
 /// The table as it is stored.

@@ -144,12 +144,15 @@ impl Class {
 
     /// Space for `capacity` bytes of data and their checksums.
     pub(crate) fn take(&self, capacity: u64) -> Result<Extent, ObjectError> {
-        let extent = self.lock().take(checksum::stored_len(capacity));
+        let taken = self.lock().take(checksum::stored_len(capacity));
+        let extent = taken.ok_or(ObjectError::Full { class: self.class, bytes: capacity })?;
         let name = self.medium.path().join(DATA);
         match self.data.allocate(extent.offset, extent.len).during("allocating in", name.display()) {
             Ok(()) => Ok(extent),
             Err(e) => {
-                self.give(extent);
+                // Nobody has written there, so it can be had again whether this works or not (no file may be so long).
+                let _ = self.data.punch(extent.offset, extent.len);
+                self.lock().give(extent);
                 Err(full_or(e, self.class, capacity))
             }
         }

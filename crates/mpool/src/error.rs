@@ -47,26 +47,30 @@ pub struct Damage {
 
 /// A failed operation on a file or directory.
 #[derive(Debug, thiserror::Error)]
-#[error("{operation} {name}: {source}")]
+#[error("{operation} {name}: {cause}")]
 pub struct IoError {
     operation: &'static str,
     name: String,
-    source: io::Error,
+    /// Not a `source`: who prints the chain would print it twice.
+    cause: io::Error,
 }
 
 impl IoError {
     pub(crate) fn new(operation: &'static str, name: impl fmt::Display, source: io::Error) -> Self {
-        Self { operation, name: name.to_string(), source }
+        Self { operation, name: name.to_string(), cause: source }
     }
 
-    /// Whether there was no space left, or no quota.
+    /// Whether there was no space left, no quota, or no file can be so long.
     pub fn is_full(&self) -> bool {
-        matches!(self.source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+        matches!(
+            self.cause.kind(),
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge
+        )
     }
 
     /// The system's reason.
     pub fn os(&self) -> &io::Error {
-        &self.source
+        &self.cause
     }
 }
 
@@ -93,6 +97,12 @@ pub enum PoolError {
     /// A pool, or part of one, is there already.
     #[error("{} holds a pool, or a class of one, already", .0.display())]
     Exists(PathBuf),
+    /// A file `data` with contents is there, but no superblock.
+    #[error(
+        "{} has no superblock, but a file `data` that is not empty: a damaged pool, or somebody else's; move it away first",
+        .0.display()
+    )]
+    Occupied(PathBuf),
     /// Opened elsewhere in a way that excludes this.
     #[error("{} is in use: an exclusive opening excludes every other", .0.display())]
     Busy(PathBuf),

@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::error::Object;
 use crate::record::Record;
 use crate::superblock::{self, Superblock};
-use crate::{Access, OpenOptions, Pool, frame, log};
+use crate::{Access, Allocation, BLOCK, MediaClass, OpenOptions, Pool, frame, log};
 
 /// Gives the bytes to every decoder. None may panic or loop; what one accepts must be what is written for it.
 ///
@@ -17,6 +17,17 @@ pub fn decode_all(bytes: &[u8]) {
         assert_eq!(found.encode()[..], bytes[..superblock::LEN], "what passes is what is written");
     }
     let _ = log::decode_header(bytes, 0);
+    // And with the checksums put right, so that what is behind them is reached.
+    let mut block = bytes.to_vec();
+    block.resize(BLOCK, 0);
+    block[..8].copy_from_slice(b"PGONEPL1");
+    let crc = crc32c::crc32c(&block[..BLOCK - 4]);
+    block[BLOCK - 4..].copy_from_slice(&crc.to_le_bytes());
+    let _ = Superblock::decode(&block);
+    block[..8].copy_from_slice(b"PGONELOG");
+    let crc = crc32c::crc32c(&block[..24]);
+    block[24..28].copy_from_slice(&crc.to_le_bytes());
+    assert!(log::decode_header(&block, u64::from_le_bytes(block[16..24].try_into().unwrap_or_default())).is_some());
     if let Some((&generation, frames)) = bytes.split_first() {
         let walk = frame::walk(frames, generation.into(), Object::Mlog(0), &mut |_| {});
         assert!(walk.end as usize <= frames.len());
@@ -24,6 +35,36 @@ pub fn decode_all(bytes: &[u8]) {
     if let Some(record) = Record::decode(bytes) {
         assert_eq!(Record::decode(&record.encode()), Some(record));
     }
+}
+
+/// Writes these as the metadata of a pool that has a name, a capacity class and a root MDC, in frames that are whole: only what they
+/// say can be wrong.
+///
+/// # Panics
+///
+/// When the file cannot be written.
+pub fn write_metadata(directory: &Path, payloads: &[&[u8]]) {
+    use crate::record::LogRecord;
+    let class = MediaClass::Capacity;
+    let first = [
+        Record::Name("fuzzed".into()),
+        Record::Class { class, path: directory.into() },
+        Record::Mdc(LogRecord { id: crate::ROOT_MDC, class, capacity: 1 << 20 }),
+    ];
+    let first = first.map(|record| record.encode());
+    let mut frames = Vec::new();
+    let mut number = 0;
+    for payload in first.iter().map(Vec::as_slice).chain(payloads.iter().copied()) {
+        number += 1;
+        for _copy in 0..2 {
+            let position = frames.len() as u64;
+            frame::encode(&mut frames, 9, position, number, frame::Kind::Record, payload);
+        }
+    }
+    let position = frames.len() as u64;
+    frame::encode(&mut frames, 9, position, number, frame::Kind::Mark, b"");
+    let header = log::header(9, 0).repeat(2);
+    std::fs::write(directory.join("meta-0"), [header, frames].concat()).expect("metadata can be written");
 }
 
 /// Opens a pool, however damaged its files are, reads all that is there, and checks it. Errors are right, panics are not.
@@ -36,6 +77,8 @@ pub fn use_pool(directory: &Path) {
         for mblock in pool.mblocks() {
             let len = usize::try_from(mblock.len).unwrap_or(usize::MAX).min(1 << 16);
             let _ = pool.mblock(mblock.id).and_then(|mblock| mblock.read(0, &mut vec![0; len]));
+            let end = mblock.len.saturating_sub(1);
+            let _ = pool.mblock(mblock.id).and_then(|mblock| mblock.read(end, &mut [0]));
         }
         for props in pool.mlogs() {
             let Ok(mut mlog) = pool.mlog_open(props.id) else { continue };
@@ -45,5 +88,13 @@ pub fn use_pool(directory: &Path) {
             while matches!(mdc.read(), Ok(Some(_))) {}
         }
         let _ = pool.check(false);
+        // Its space is used, too.
+        if let Ok(writer) = pool.mblock_alloc(Allocation { capacity: 1, ..Allocation::default() }) {
+            let _ = writer.commit();
+        }
+        let all: Vec<u64> = pool.mblocks().iter().map(|mblock| mblock.id).collect();
+        let _ = pool.mblock_delete(&all);
+        let _ = pool.mblock_alloc(Allocation { capacity: 1 << 16, ..Allocation::default() }).map(drop);
+        let _ = pool.usage();
     }
 }

@@ -59,7 +59,7 @@ pub(crate) struct Opened {
     pub(crate) marked: bool,
 }
 
-fn header(generation: u64, id: u64) -> Vec<u8> {
+pub(crate) fn header(generation: u64, id: u64) -> Vec<u8> {
     let mut block = vec![0; BLOCK];
     block[..8].copy_from_slice(MAGIC);
     block[8..16].copy_from_slice(&generation.to_le_bytes());
@@ -236,7 +236,8 @@ impl Log {
 
     /// The last frame of a compaction.
     pub(crate) fn append_compaction_end(&mut self) -> Result<(), ObjectError> {
-        self.append_kind(Kind::CompactionEnd, &[b""], false)
+        // It gives space back: the old log goes.
+        self.append_kind(Kind::CompactionEnd, &[b""], true)
     }
 
     /// Makes all records durable.

@@ -96,6 +96,11 @@ impl MblockInfo {
         Extent { offset: self.record.offset, len: checksum::stored_len(self.record.len) }
     }
 
+    /// What is to be said when the data file is shorter.
+    pub(crate) fn cut_off(&self) -> Damage {
+        Damage { object: Object::Mblock(self.record.id), offset: 0, what: "the data file ends before it does" }
+    }
+
     pub(crate) fn props(&self) -> MblockProps {
         let MblockRecord { id, class, len, .. } = self.record;
         MblockProps { id, class, len, stored: self.extent().len, maps: self.maps.load(Ordering::Relaxed) }
@@ -430,6 +435,9 @@ impl Mblock {
     pub(crate) fn read_table(&self) -> Result<(Vec<u32>, Option<Damage>), ObjectError> {
         let object = self.object();
         let blocks = checksum::blocks(self.info.record.len);
+        if self.info.extent().end() > self.class.data.len().during("looking at the data file of", object)? {
+            return Err(self.info.cut_off().into());
+        }
         let mut bytes = AlignedBuf::zeroed(blocks as usize * 4);
         let at = self.info.record.offset + blocks * BLOCK as u64;
         if !bytes.is_empty() {

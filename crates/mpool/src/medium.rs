@@ -141,7 +141,7 @@ pub trait MediumFile: Send + Sync {
     ///
     /// `ENOSPC`, `EDQUOT`.
     fn allocate(&self, offset: u64, len: u64) -> io::Result<()>;
-    /// Gives the space of a part back; it reads as zeros.
+    /// Gives the space of a part back, where the file system can; nobody reads it before it is written again.
     ///
     /// # Errors
     ///
@@ -197,18 +197,34 @@ pub struct Disk;
 impl Storage for Disk {
     fn directory(&self, path: &Path, create: bool) -> io::Result<Arc<dyn Medium>> {
         if create {
-            std::fs::create_dir_all(path)?;
-            if let Some(parent) = path.parent().filter(|p| !p.as_os_str().is_empty()) {
-                File::open(parent)?.sync_all()?;
-            }
+            make_directory(path)?;
         }
         let path = path.canonicalize()?;
-        Ok(Arc::new(DiskDirectory { handle: File::open(&path)?, path }))
+        // Not anything else: opening a pipe waits for its other end.
+        let handle = OpenOptions::new().read(true).custom_flags(OFlags::DIRECTORY.bits() as i32).open(&path)?;
+        Ok(Arc::new(DiskDirectory { handle, path }))
     }
 
     fn remove_directory(&self, path: &Path) -> io::Result<()> {
         std::fs::remove_dir(path)
     }
+}
+
+/// Makes a directory, and those that it lies in, durably.
+pub(crate) fn make_directory(path: &Path) -> io::Result<()> {
+    // The name of each is in the one above it. Its own is synced in any case: it may be as young as that.
+    let missing = path.ancestors().skip(1).take_while(|p| !p.as_os_str().is_empty() && !p.exists());
+    let new: Vec<&Path> = std::iter::once(path).chain(missing).collect();
+    std::fs::create_dir_all(path)?;
+    for above in new.iter().filter_map(|made| made.parent()) {
+        sync_directory(if above.as_os_str().is_empty() { Path::new(".") } else { above })?;
+    }
+    Ok(())
+}
+
+/// Makes the names in a directory durable.
+pub(crate) fn sync_directory(path: &Path) -> io::Result<()> {
+    File::open(path)?.sync_all()
 }
 
 struct DiskDirectory {
@@ -310,7 +326,11 @@ impl MediumFile for DiskFile {
     }
 
     fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
-        fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len)
+        match fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len) {
+            // No such operation on this file system: the space is used again, but not given back.
+            Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(()),
+            result => result,
+        }
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {

@@ -63,6 +63,15 @@ impl Tables {
         }
     }
 
+    /// What is to be recorded when all objects of a class are gone.
+    pub(crate) fn gone_with(&self, class: MediaClass) -> Vec<Record> {
+        let mblocks =
+            self.mblocks.values().filter(|m| m.record.class == class).map(|m| Record::MblockGone(m.record.id));
+        let mlogs = self.mlogs.values().filter(|log| log.class == class).map(|log| Record::MlogGone(log.id));
+        let mdcs = self.mdcs.values().filter(|log| log.class == class).map(|log| Record::MdcGone(log.id));
+        mblocks.chain(mlogs).chain(mdcs).collect()
+    }
+
     /// Everything, as few records.
     fn snapshot(&self) -> Vec<Record> {
         let mut all = vec![Record::Name(self.name.clone()), Record::NextId(self.next_id)];

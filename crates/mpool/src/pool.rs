@@ -133,6 +133,25 @@ fn read_superblock(medium: &dyn Medium) -> Result<Option<(Superblock, Option<Dam
     Ok(Some((found, damage)))
 }
 
+/// Writes both copies anew.
+fn repair_superblock(medium: &dyn Medium, superblock: &Superblock) -> Result<(), PoolError> {
+    let at = || medium.path().display();
+    let file = medium.open(superblock::NAME, Open::default()).during("opening the superblock in", at())?;
+    file.write_at(&superblock.encode(), 0).during("repairing the superblock in", at())?;
+    Ok(file.sync().during("syncing the superblock in", at())?)
+}
+
+/// A `data` file with contents, but without a superblock, belongs to a damaged pool or to somebody else: neither is to be emptied.
+fn refuse_others_data(medium: &dyn Medium) -> Result<(), PoolError> {
+    let at = || medium.path().display();
+    let file = match medium.open(class::DATA, Open { read_only: true, ..Open::default() }) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        file => file.during("opening data in", at())?,
+    };
+    let len = file.len().during("looking at data in", at())?;
+    if len == 0 { Ok(()) } else { Err(PoolError::Occupied(medium.path().into())) }
+}
+
 /// Makes the files of a class; the superblock last.
 fn create_class(medium: &dyn Medium, superblock: &Superblock) -> Result<(), PoolError> {
     let path = medium.path().to_owned();
@@ -153,7 +172,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// `Exists`, `Name`, `Io`.
+    /// `Exists`, `Occupied`, `Busy`, `Name`, `Io`.
     pub fn create(path: &Path, name: &str) -> Result<Self, PoolError> {
         Self::create_on(Arc::new(Disk), path, name)
     }
@@ -167,9 +186,18 @@ impl Pool {
         registry::check_name(name)?;
         let medium = storage.directory(path, true).during("making", path.display())?;
         let path = medium.path().to_owned();
-        if read_superblock(&*medium)?.is_some() {
-            return Err(PoolError::Exists(path));
+        let is_free = || match read_superblock(&*medium)? {
+            Some(_) => Err(PoolError::Exists(path.clone())),
+            None => refuse_others_data(&*medium),
+        };
+        is_free()?;
+        // Two that make a pool in the same directory: one is first.
+        let lock = medium.open(superblock::NAME, Open { create: true, ..Open::default() });
+        let lock = lock.during("creating the superblock in", path.display())?;
+        if !lock.lock(true).during("locking", path.display())? {
+            return Err(PoolError::Busy(path));
         }
+        is_free()?;
         let mut uuid = [0; 16];
         rustix::rand::getrandom(&mut uuid, rustix::rand::GetRandomFlags::empty())
             .map_err(io::Error::from)
@@ -181,6 +209,7 @@ impl Pool {
         meta.close();
         drop(meta);
         create_class(&*medium, &superblock)?;
+        drop(lock);
         Self::open_on(storage, &path, OpenOptions::default())
     }
 
@@ -218,8 +247,7 @@ impl Pool {
         let mut findings: Vec<Finding> = Vec::new();
         if let Some(damage) = damage {
             if exclusive {
-                lock.write_at(&superblock.encode(), 0).during("repairing the superblock in", path.display())?;
-                lock.sync().during("syncing the superblock in", path.display())?;
+                repair_superblock(&*medium, &superblock)?;
             }
             findings.push(Finding::Damage { damage, repaired: exclusive });
         }
@@ -245,11 +273,10 @@ impl Pool {
                 MediaClass::Capacity => Some(medium.clone()),
                 _ => storage.directory(class_path, false).ok(),
             };
-            let ours = |m: &Arc<dyn Medium>| -> Result<bool, PoolError> {
-                Ok(read_superblock(&**m)?.is_some_and(|(s, _)| s.pool == superblock.pool && s.class == class))
-            };
-            let Some(class_medium) = found.map(|m| ours(&m).map(|ours| ours.then_some(m))).transpose()?.flatten()
-            else {
+            let found = found.map(|m| Ok::<_, PoolError>((read_superblock(&*m)?, m))).transpose()?;
+            let ours = |s: &Superblock| s.pool == superblock.pool && s.class == class;
+            let found = found.and_then(|(s, m)| Some((s.filter(|(s, _)| ours(s))?, m)));
+            let Some(((its_superblock, its_damage), class_medium)) = found else {
                 // What lay in memory only is gone after a restart of the host, and nobody was promised more.
                 if class != MediaClass::Memory && !options.salvage {
                     return Err(PoolError::ClassMissing { class, path: class_path.clone() });
@@ -257,6 +284,14 @@ impl Pool {
                 findings.push(Finding::ClassMissing { class, path: class_path.clone(), mblocks: used.len() as u64 });
                 continue;
             };
+            if class != MediaClass::Capacity
+                && let Some(damage) = its_damage
+            {
+                if exclusive {
+                    repair_superblock(&*class_medium, &its_superblock)?;
+                }
+                findings.push(Finding::Damage { damage, repaired: exclusive });
+            }
             let (opened, overlaps) = Class::open(class, class_medium, &used, !exclusive)?;
             findings.extend(overlaps.into_iter().filter_map(|extent| {
                 let id = used.iter().find(|m| m.offset == extent.offset)?.id;
@@ -310,8 +345,8 @@ impl Pool {
             return Err(PoolError::Busy(medium.path().into()));
         }
         let classes = Meta::open(&*medium, false).map(|(meta, _)| meta.tables.classes).unwrap_or_default();
-        // The capacity class last and its superblock first: then there is no pool any more.
-        let mut media: Vec<Arc<dyn Medium>> = vec![medium.clone()];
+        // The capacity class last, and of each class the superblock: what was cut short can be done again.
+        let mut media: Vec<Arc<dyn Medium>> = Vec::new();
         let uuid = read_superblock(&*medium)?.map(|(s, _)| s.pool);
         for path in classes.iter().filter(|(class, _)| **class != MediaClass::Capacity).map(|(_, path)| path) {
             if let Ok(other) = storage.directory(path, false)
@@ -320,45 +355,52 @@ impl Pool {
                 media.push(other);
             }
         }
+        media.push(medium);
         for medium in media {
             let at = medium.path().display();
-            medium.remove(superblock::NAME).during("removing the superblock in", &at)?;
-            medium.sync_names().during("syncing", &at)?;
             let ours = |name: &str| {
                 name == class::DATA || ["meta-", "mlog-", "mdc-"].iter().any(|start| name.starts_with(start))
             };
             for name in medium.list().during("listing", &at)?.iter().filter(|name| ours(name)) {
                 medium.remove(name).during("removing a file in", &at)?;
             }
+            medium.sync_names().during("syncing", &at)?;
+            medium.remove(superblock::NAME).during("removing the superblock in", &at)?;
+            medium.sync_names().during("syncing", &at)?;
             // Somebody else's files may be there too.
             let _ = storage.remove_directory(medium.path());
         }
         Ok(())
     }
 
-    /// Adds a media class, whose directory is made if need be.
+    /// Adds a media class, whose directory is made if need be. A memory class that was missing when the pool was opened (its
+    /// `tmpfs` went with the host) is made anew, without the objects that it had.
     ///
     /// # Errors
     ///
-    /// `ClassExists`; `Exists`: the directory belongs to a pool already; `ReadOnly`, `Failed`, `Io`.
+    /// `ClassExists`; `Exists`: the directory belongs to a pool already, or is the missing class, back again; `Occupied`, `ReadOnly`,
+    /// `Failed`, `Io`.
     pub fn add_class(&self, class: MediaClass, path: &Path) -> Result<(), PoolError> {
         self.inner.check_writable()?;
         let medium = self.inner.storage.directory(path, true).during("making", path.display())?;
         let path = medium.path().to_owned();
         let mut meta = self.inner.meta();
-        if meta.tables.classes.contains_key(&class) {
+        let known = meta.tables.classes.contains_key(&class);
+        if known && (class != MediaClass::Memory || self.inner.class(class).is_ok()) {
             return Err(PoolError::ClassExists(class));
         }
         let superblock = Superblock { class, ..self.inner.superblock };
         match read_superblock(&*medium)? {
             // Left by an addition that was cut short.
-            Some((found, _)) if found == superblock => {}
+            Some((found, _)) if found == superblock && !known => {}
             Some(_) => return Err(PoolError::Exists(path)),
-            None => {}
+            None => refuse_others_data(&*medium)?,
         }
         create_class(&*medium, &superblock)?;
         let (opened, _) = Class::open(class, medium, &[], false)?;
-        meta.commit(&[Record::Class { class, path }], false)?;
+        let mut records = meta.tables.gone_with(class);
+        records.push(Record::Class { class, path });
+        meta.commit(&records, false)?;
         let mut classes = self.inner.classes.write().unwrap_or_else(PoisonError::into_inner);
         classes[class as usize] = Some(Arc::new(opened));
         Ok(())
@@ -411,7 +453,8 @@ impl Pool {
             };
             classes.push(ClassUsage {
                 class,
-                path: path.clone(),
+                // Where it was found, which is not what the metadata say when a pool was moved.
+                path: open.as_ref().map_or_else(|| path.clone(), |open| open.medium.path().into()),
                 present: open.is_some(),
                 direct_io: open.is_some_and(|c| c.data.is_direct()),
                 mblocks: of_class().count() as u64,
@@ -481,6 +524,8 @@ impl Pool {
             }
             infos.push(info);
         }
+        // One that is named twice must not be given back twice.
+        infos.sort_by_key(|info| info.record.id);
         infos.dedup_by_key(|info| info.record.id);
         let records: Vec<Record> = infos.iter().map(|info| Record::MblockGone(info.record.id)).collect();
         meta.commit(&records, true)?;

@@ -7,7 +7,10 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::MediaClass;
+use crate::{BLOCK, MediaClass, checksum, space};
+
+/// The highest identity: the next ones can be counted for ever.
+const MAX_ID: u64 = u64::MAX / 2;
 
 /// One change of the pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,8 +64,21 @@ impl Record {
         postcard::to_allocvec(self).unwrap_or_default()
     }
 
+    /// `None`: this is no record, or says what cannot be, so no program of this format has written it.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
-        postcard::from_bytes(bytes).ok()
+        postcard::from_bytes(bytes).ok().filter(Self::is_possible)
+    }
+
+    fn is_possible(&self) -> bool {
+        match self {
+            Self::Name(_) | Self::Class { .. } => true,
+            Self::NextId(id) | Self::MblockGone(id) | Self::MlogGone(id) | Self::MdcGone(id) => *id <= MAX_ID,
+            Self::Mlog(log) | Self::Mdc(log) => log.id <= MAX_ID,
+            Self::Mblock(m) => {
+                let end = m.offset.checked_add(checksum::stored_len(m.len));
+                m.id <= MAX_ID && m.offset.is_multiple_of(BLOCK as u64) && end.is_some_and(|end| end <= space::MAX_LEN)
+            }
+        }
     }
 }
 
@@ -90,5 +106,20 @@ mod tests {
             assert_eq!(Record::decode(bytes), Some(record));
         }
         assert_eq!(Record::decode(b"\x09"), None);
+    }
+
+    #[test]
+    fn what_cannot_be_is_no_record() {
+        let whole = MblockRecord { id: 3, class: MediaClass::Capacity, offset: 4096, len: 5, table_crc: 0 };
+        let bad = [
+            Record::Mblock(MblockRecord { offset: 1, ..whole }),
+            Record::Mblock(MblockRecord { offset: u64::MAX - 4095, ..whole }),
+            Record::Mblock(MblockRecord { len: u64::MAX, ..whole }),
+            Record::Mblock(MblockRecord { id: u64::MAX, ..whole }),
+            Record::NextId(u64::MAX),
+            Record::MdcGone(u64::MAX),
+        ];
+        assert!(Record::decode(&Record::Mblock(whole).encode()).is_some());
+        bad.iter().for_each(|record| assert_eq!(Record::decode(&record.encode()), None, "{record:?}"));
     }
 }

@@ -4,7 +4,10 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
+
 use crate::error::{During, PoolError};
+use crate::medium::{make_directory, sync_directory};
 use crate::pool::{Access, OpenOptions, Pool};
 
 /// A directory of pools' names.
@@ -78,9 +81,10 @@ impl Registry {
         if fs::symlink_metadata(&link).is_ok() {
             return Err(PoolError::Exists(link));
         }
-        fs::create_dir_all(&self.directory).during("making", self.directory.display())?;
+        make_directory(&self.directory).during("making", self.directory.display())?;
         let pool = Pool::create(path, name)?;
         std::os::unix::fs::symlink(pool.path(), &link).during("entering", link.display())?;
+        self.sync()?;
         Ok(pool)
     }
 
@@ -98,7 +102,8 @@ impl Registry {
         let pool = Pool::open(&self.find(from)?, OpenOptions { access: Access::Exclusive, ..OpenOptions::default() })?;
         if named {
             // First the way to the pool, then what it calls itself: the way is what people use.
-            fs::rename(self.link(from)?, &new).during("renaming", new.display())?;
+            rename_to_free(&self.link(from)?, &new)?;
+            self.sync()?;
         }
         pool.rename(to)
     }
@@ -119,8 +124,24 @@ impl Registry {
         if !name.contains('/') {
             let link = self.link(name)?;
             fs::remove_file(&link).during("removing", link.display())?;
+            self.sync()?;
         }
         Ok(())
+    }
+
+    fn sync(&self) -> Result<(), PoolError> {
+        Ok(sync_directory(&self.directory).during("syncing", self.directory.display())?)
+    }
+}
+
+/// Renames a link. A name that somebody has taken meanwhile is not taken from them.
+fn rename_to_free(from: &Path, to: &Path) -> Result<(), PoolError> {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        Err(Errno::EXIST) => Err(PoolError::Exists(to.into())),
+        // Not every file system knows the flag.
+        Err(Errno::INVAL) => Ok(fs::rename(from, to).during("renaming", to.display())?),
+        result => Ok(result.map_err(io::Error::from).during("renaming", to.display())?),
     }
 }
 

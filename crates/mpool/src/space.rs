@@ -7,6 +7,9 @@ use std::collections::BTreeMap;
 
 use crate::BLOCK;
 
+/// The longest that a file can be.
+pub(crate) const MAX_LEN: u64 = i64::MAX as u64;
+
 /// Whole blocks of a data file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Extent {
@@ -34,7 +37,8 @@ impl Space {
         let (mut space, mut bad) = (Self::default(), Vec::new());
         for extent in used {
             let whole = extent.offset.is_multiple_of(BLOCK as u64) && extent.len.is_multiple_of(BLOCK as u64);
-            if extent.offset < space.end || !whole || extent.offset.checked_add(extent.len).is_none() {
+            let fits = extent.offset.checked_add(extent.len).is_some_and(|end| end <= MAX_LEN);
+            if extent.offset < space.end || !whole || !fits {
                 bad.push(*extent);
                 continue;
             }
@@ -46,19 +50,19 @@ impl Space {
         (space, bad)
     }
 
-    /// Takes `len` bytes, a multiple of the block.
-    pub(crate) fn take(&mut self, len: u64) -> Extent {
+    /// Takes `len` bytes, a multiple of the block. `None`: no file can be so long.
+    pub(crate) fn take(&mut self, len: u64) -> Option<Extent> {
         let found = self.free.iter().find(|(_, free)| **free >= len).map(|(&offset, &free)| (offset, free));
         let Some((offset, free)) = found else {
             let offset = self.end;
-            self.end += len;
-            return Extent { offset, len };
+            self.end = offset.checked_add(len).filter(|&end| end <= MAX_LEN)?;
+            return Some(Extent { offset, len });
         };
         self.free.remove(&offset);
         if free > len {
             self.free.insert(offset + len, free - len);
         }
-        Extent { offset, len }
+        Some(Extent { offset, len })
     }
 
     /// Gives an extent, or a part of one, back.
@@ -113,7 +117,7 @@ mod tests {
             let mut used: Vec<Extent> = Vec::new();
             for (take, blocks, pick) in steps {
                 if take || used.is_empty() {
-                    let new = space.take(blocks * B);
+                    let new = space.take(blocks * B).unwrap();
                     prop_assert!(used.iter().all(|e| e.end() <= new.offset || new.end() <= e.offset));
                     used.push(new);
                 } else {
@@ -127,6 +131,16 @@ mod tests {
             prop_assert!(bad.is_empty());
             prop_assert_eq!((again.end(), again.holes()), (space.end(), space.holes()));
         }
+    }
+
+    #[test]
+    fn what_no_file_can_hold_is_not_taken() {
+        let mut space = Space::default();
+        let one = space.take(B);
+        assert_eq!((space.take(u64::MAX), space.take(MAX_LEN), space.end()), (None, None, B));
+        assert_eq!(one, Some(Extent { offset: 0, len: B }));
+        let (_, bad) = Space::new(&mut [Extent { offset: u64::MAX / B * B - B, len: B }]);
+        assert_eq!(bad.len(), 1);
     }
 
     #[test]

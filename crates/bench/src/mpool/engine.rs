@@ -10,10 +10,13 @@ use std::io::{IoSlice, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use ::mpool::{AlignedBuf, Allocation, Mcache, McacheMap, MediaClass, Mlog, OpenOptions, Pool, Settings, Temperature};
+use ::mpool::{
+    AlignedBuf, Allocation, CacheStats, Mcache, McacheMap, MediaClass, Mlog, OpenOptions, Pool, Settings, Temperature,
+};
 use anyhow::{Context, Result, ensure};
 
 use super::files::Mapped;
+use super::trace::Loads;
 use super::zipf::mix;
 
 /// Bytes of a record: 8 of key, the rest value.
@@ -97,6 +100,10 @@ pub(super) trait Store: Send + Sync {
     fn loaded(&self) -> Option<u64> {
         None
     }
+    /// Where its reads from the medium spent their time, if it counts that.
+    fn trace(&self) -> Option<Loads> {
+        None
+    }
     /// Something to be told about the run.
     fn note(&self) -> String {
         String::new()
@@ -115,6 +122,7 @@ trait Blocks: Send + Sync {
     /// Appends to the log.
     fn log(&self, record: &[u8]) -> Result<()>;
     fn loaded(&self) -> Option<u64>;
+    fn trace(&self) -> Option<Loads>;
     fn note(&self) -> String;
 }
 
@@ -214,6 +222,10 @@ impl<B: Blocks> Store for Tables<B> {
         self.blocks.loaded()
     }
 
+    fn trace(&self) -> Option<Loads> {
+        self.blocks.trace()
+    }
+
     fn note(&self) -> String {
         self.blocks.note()
     }
@@ -260,6 +272,11 @@ impl Blocks for PoolBlocks {
 
     fn loaded(&self) -> Option<u64> {
         Some(self.cache.stats().loaded)
+    }
+
+    fn trace(&self) -> Option<Loads> {
+        let CacheStats { loads: misses, delayed, waited, reading, placing, .. } = self.cache.stats();
+        Some(Loads { misses, delayed, waited, reading, placing })
     }
 
     fn note(&self) -> String {
@@ -311,6 +328,10 @@ impl Blocks for FileBlocks {
     }
 
     fn loaded(&self) -> Option<u64> {
+        None
+    }
+
+    fn trace(&self) -> Option<Loads> {
         None
     }
 

@@ -12,6 +12,7 @@ mod maps;
 #[cfg(feature = "rocksdb")]
 mod rocksdb;
 mod sequential;
+mod trace;
 mod worker;
 mod ycsb;
 mod zipf;
@@ -43,6 +44,15 @@ pub(crate) struct Options {
     /// How many reads a second the medium may serve in ycsb (a limit of the block I/O control group) [default: what it can]
     #[arg(long, value_name = "N")]
     iops: Option<u64>,
+    /// How many megabytes a second may be read in ycsb, as --iops [default: what the medium can]
+    #[arg(long, value_name = "MB")]
+    mbps: Option<u64>,
+    /// Print where the time of ycsb goes too: misses, what the medium and the processors did, and what a miss waited for
+    #[arg(long)]
+    trace: bool,
+    /// Threads of ycsb
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    threads: usize,
     /// Seconds of ycsb before measuring; a slow medium takes long to fill the memory [default: 10; with --quick 5]
     #[arg(long, value_name = "S")]
     warm: Option<f64>,

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::engine::{self, Shape, Store};
 use super::files::{mappings, vma_bytes};
 use super::histogram::Histogram;
+use super::trace::{self, Sample, device_counters};
 use super::zipf::{Random, Zipf, mix};
 
 /// What the worker is to do.
@@ -58,6 +59,8 @@ pub(super) struct Outcome {
     pub(super) cpu_seconds: f64,
     /// Pages read from the medium, or major faults.
     pub(super) loads: u64,
+    /// See [`trace`].
+    pub(super) trace: Vec<f64>,
     pub(super) note: String,
 }
 
@@ -113,7 +116,8 @@ pub(crate) fn run(worker: &Worker) -> Result<()> {
     let vmas = ["/memfd:mcache", ".table", ".sst"].iter().map(|name| mappings(name)).sum::<usize>();
     let zipf = Zipf::new(shape.records() as u64, 0.99);
     let phase = AtomicU8::new(0);
-    let (results, seconds, cpu, loads) = std::thread::scope(|scope| {
+    let counters = device_counters(&worker.directory);
+    let (results, seconds, cpu, loads, (first, last)) = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..worker.threads)
             .map(|i| {
                 let (store, zipf, phase) = (&*store, &zipf, &phase);
@@ -125,13 +129,16 @@ pub(crate) fn run(worker: &Worker) -> Result<()> {
         let loads = |faults: i64| store.loaded().unwrap_or(faults as u64);
         let (start, (cpu, faults)) = (Instant::now(), used());
         let before = loads(faults);
+        let sample = || Sample::take(counters.as_deref(), store.trace());
+        let first = sample();
         phase.store(1, Ordering::Relaxed);
         std::thread::sleep(Duration::from_secs_f64(worker.seconds));
+        let last = sample();
         phase.store(2, Ordering::Relaxed);
         let (seconds, now) = (start.elapsed().as_secs_f64(), used());
         let after = loads(now.1);
         let results: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
-        (results, seconds, now.0 - cpu, after - before)
+        (results, seconds, now.0 - cpu, after - before, (first, last))
     });
     let (mut reads, mut writes) = (Histogram::new(), Histogram::new());
     for result in results {
@@ -151,6 +158,7 @@ pub(crate) fn run(worker: &Worker) -> Result<()> {
         vma_bytes: vmas as f64 * vma_bytes(),
         cpu_seconds: cpu,
         loads,
+        trace: trace::between(&first, &last, reads.count() + writes.count()),
         note: store.note(),
     };
     println!("{}", serde_json::to_string(&outcome)?);

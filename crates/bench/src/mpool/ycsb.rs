@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::IoSlice;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -16,6 +16,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::engine::{self, RECORD, Shape, TABLES, fill_record};
 use super::files::drop_page_cache;
+use super::trace::{self, device_of};
 use super::worker::Outcome;
 use super::{Options, median};
 use crate::pageone::own_program;
@@ -47,7 +48,6 @@ impl Workload {
     }
 }
 
-const THREADS: usize = 8;
 const SUBJECTS: &[&str] = &[
     "pageone",
     "pageone-no-reaper",
@@ -62,18 +62,6 @@ const SUBJECTS: &[&str] = &[
 /// When they are named.
 const TOUCHED: [&str; 2] = ["touched", "touched-no-reaper"];
 
-/// The device that a directory lies on, as `major:minor`; of a partition the whole disk.
-fn device_of(directory: &Path) -> Result<String> {
-    let device = fs::metadata(directory)?.dev();
-    let number = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
-    let sys = Path::new("/sys/dev/block").join(&number);
-    let sys = sys.canonicalize().with_context(|| format!("{} lies on no block device", directory.display()))?;
-    match sys.parent() {
-        Some(disk) if sys.join("partition").exists() => Ok(fs::read_to_string(disk.join("dev"))?.trim().to_owned()),
-        _ => Ok(number),
-    }
-}
-
 /// A memory control group, version 1 or 2, and one of block I/O, if that is limited too.
 struct Group {
     path: PathBuf,
@@ -81,7 +69,7 @@ struct Group {
 }
 
 impl Group {
-    fn new(limit: usize, iops: Option<u64>, directory: &Path) -> Result<Self> {
+    fn new(limit: usize, medium: Medium, directory: &Path) -> Result<Self> {
         let name = format!("pageone-bench-{}", std::process::id());
         let v1 = Path::new("/sys/fs/cgroup/memory");
         let (top, file) = if v1.join("memory.limit_in_bytes").exists() {
@@ -95,16 +83,20 @@ impl Group {
         fs::create_dir(&group.path).with_context(|| format!("cannot make {}; are you root?", group.path.display()))?;
         fs::write(group.path.join(file), limit.to_string()).context("cannot set the memory limit")?;
         let _ = fs::write(group.path.join("memory.swap.max"), "0");
-        if let Some(iops) = iops {
+        let limits = [("read_iops_device", "riops", medium.iops), ("read_bps_device", "rbps", medium.bytes)];
+        let limits = limits.into_iter().filter_map(|(v1, v2, value)| Some((v1, v2, value?)));
+        for (old, new, value) in limits {
             let device = device_of(directory)?;
             let v1 = Path::new("/sys/fs/cgroup/blkio");
             let (file, text) = if v1.exists() {
-                let path = v1.join(name);
-                fs::create_dir(&path).with_context(|| format!("cannot make {}", path.display()))?;
-                group.io = Some(path.clone());
-                (path.join("blkio.throttle.read_iops_device"), format!("{device} {iops}"))
+                let path = v1.join(&name);
+                if group.io.is_none() {
+                    fs::create_dir(&path).with_context(|| format!("cannot make {}", path.display()))?;
+                    group.io = Some(path.clone());
+                }
+                (path.join(format!("blkio.throttle.{old}")), format!("{device} {value}"))
             } else {
-                (group.path.join("io.max"), format!("{device} riops={iops}"))
+                (group.path.join("io.max"), format!("{device} {new}={value}"))
             };
             fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
         }
@@ -159,12 +151,29 @@ struct Plan {
     limit: usize,
     warm: f64,
     seconds: f64,
+    medium: Medium,
+    threads: usize,
+}
+
+/// What the medium may serve, when that is limited.
+#[derive(Clone, Copy, Debug)]
+struct Medium {
+    /// Reads a second.
     iops: Option<u64>,
+    /// Bytes read a second.
+    bytes: Option<u64>,
+}
+
+impl std::fmt::Display for Medium {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.iops.map_or(Ok(()), |iops| write!(f, ", {iops} reads a second"))?;
+        self.bytes.map_or(Ok(()), |bytes| write!(f, ", {} MB read a second", bytes / 1_000_000))
+    }
 }
 
 fn one(directory: &Path, plan: &Plan, workload: Workload, subject: &str) -> Result<Outcome> {
     drop_page_cache();
-    let group = Group::new(plan.limit, plan.iops, directory)?;
+    let group = Group::new(plan.limit, plan.medium, directory)?;
     let mut command = Command::new(own_program()?);
     command.args(["mpool-worker", "--subject", subject, "--updates", &workload.updates().to_string()]);
     command.arg("--directory").arg(directory);
@@ -174,7 +183,7 @@ fn one(directory: &Path, plan: &Plan, workload: Workload, subject: &str) -> Resu
     let numbers = [
         ("--blocks", plan.shape.blocks.to_string()),
         ("--block-bytes", plan.shape.block_bytes.to_string()),
-        ("--threads", THREADS.to_string()),
+        ("--threads", plan.threads.to_string()),
         ("--warm", plan.warm.to_string()),
         ("--seconds", plan.seconds.to_string()),
     ];
@@ -201,7 +210,8 @@ pub(super) fn run(
     };
     let (warm, seconds) = if quick { (5.0, 5.0) } else { (10.0, 10.0) };
     let warm = options.warm.unwrap_or(warm);
-    let plan = Plan { shape, limit: shape.bytes() / 4, warm, seconds, iops: options.iops };
+    let medium = Medium { iops: options.iops, bytes: options.mbps.map(|mb| mb * 1_000_000) };
+    let plan = Plan { shape, limit: shape.bytes() / 4, warm, seconds, medium, threads: options.threads.max(1) };
     eprintln!("mpool: writing {} MiB, twice", shape.bytes() >> 20);
     let named = |s: &str| options.subjects.iter().any(|o| o == s);
     let usual = SUBJECTS.iter().filter(|s| options.subjects.is_empty() || named(s));
@@ -230,14 +240,15 @@ pub(super) fn run(
             }
         }
         let case = format!(
-            "{}, {TABLES} tables of {} blocks of {} MiB, {} MiB of memory, {THREADS} threads{}",
+            "{}, {TABLES} tables of {} blocks of {} MiB, {} MiB of memory, {} threads{}",
             workload.name(),
             shape.blocks,
             shape.block_bytes >> 20,
             plan.limit >> 20,
-            plan.iops.map_or_else(String::new, |iops| format!(", {iops} reads a second"))
+            plan.threads,
+            plan.medium
         );
-        let mut sheet = Sheet { bench: "mpool", case, subject: "", threads: THREADS, rows: Vec::new() };
+        let mut sheet = Sheet { bench: "mpool", case, subject: "", threads: plan.threads, rows: Vec::new() };
         for &subject in &subjects {
             let Some(outcomes) = outcomes.get(subject) else { continue };
             sheet.subject = subject;
@@ -254,6 +265,12 @@ pub(super) fn run(
             sheet.add("vma_bytes", of(|o| o.vma_bytes), "B");
             sheet.add("cpu_seconds", of(|o| o.cpu_seconds), "s");
             sheet.add("cpu_us_per_operation", of(|o| o.cpu_seconds * 1e6 / o.operations as f64), "us");
+            if options.trace {
+                let middle: Vec<f64> = (0..outcomes[0].trace.len())
+                    .map(|figure| median(outcomes.iter().map(|o| o.trace[figure]).collect()))
+                    .collect();
+                trace::rows(&middle).for_each(|(name, value, unit)| sheet.add(name, value, unit));
+            }
         }
         sheet.subject = "best-possible";
         sheet.add("loads_per_operation", engine::least_misses(shape, plan.limit), "");

@@ -12,7 +12,7 @@ use super::{Advice, HUGE_PAGES, MapInner, Placed};
 use crate::BLOCK;
 use crate::buffer::AlignedBuf;
 use crate::error::{During, MapError};
-use crate::reaper::Core;
+use crate::reaper::{Core, add_time};
 
 /// Pages loaded in one go.
 const RUN: usize = 256;
@@ -68,10 +68,13 @@ pub(crate) fn load_run(
     let mut at = first;
     while at < first + count {
         let now = RUN.min(first + count - at);
-        core.admit(now);
-        let result = with_bounce(now, |bounce| {
+        let start = core.admit(now);
+        let result: Result<(), MapError> = with_bounce(now, |bounce| {
             placed.mblock.read_blocks(at as u64, bounce)?;
-            place(core, map, placed.first + at, bounce).during("filling", "a map").map_err(MapError::from)
+            let start = add_time(&core.stats.reading, start);
+            place(core, map, placed.first + at, bounce).during("filling", "a map")?;
+            add_time(&core.stats.placing, start);
+            Ok(())
         });
         core.settle(now);
         result?;
@@ -87,13 +90,16 @@ pub(crate) fn load_scattered(core: &Core, map: &MapInner, placed: &Placed, pages
             load_run(core, map, placed, *page, 1)?;
             continue;
         }
-        core.admit(pages.len());
+        let start = core.admit(pages.len());
         let blocks: Vec<u64> = pages.iter().map(|&page| page as u64).collect();
-        let result = with_bounce(pages.len(), |bounce| {
+        let result: Result<(), MapError> = with_bounce(pages.len(), |bounce| {
             placed.mblock.read_scattered(&blocks, bounce)?;
-            pages.iter().zip(bounce.chunks_exact(BLOCK)).try_for_each(|(page, bytes)| {
-                place(core, map, placed.first + page, bytes).during("filling", "a map").map_err(MapError::from)
-            })
+            let start = add_time(&core.stats.reading, start);
+            for (page, bytes) in pages.iter().zip(bounce.chunks_exact(BLOCK)) {
+                place(core, map, placed.first + page, bytes).during("filling", "a map")?;
+            }
+            add_time(&core.stats.placing, start);
+            Ok(())
         });
         core.settle(pages.len());
         result?;

@@ -166,7 +166,7 @@ impl Mcache {
     ///
     /// # Errors
     ///
-    /// `Empty`; `NotFound`, `NoClass`; `Io`: no memory, descriptor or mapping is left.
+    /// `Empty`; `NotFound`, `NoClass`; `Damaged`: the data file is too short; `Io`: no memory, descriptor or mapping is left.
     pub fn map(&self, pool: &Pool, ids: &[u64], temperature: Temperature) -> Result<McacheMap, MapError> {
         let mut placed = Vec::with_capacity(ids.len());
         let mut pages = 0;
@@ -178,9 +178,14 @@ impl Mcache {
                 let info = info.ok_or(ObjectError::NotFound(Object::Mblock(id)))?;
                 let class = &mut classes[info.record.class as usize];
                 if class.is_none() {
-                    *class = Some(pool.inner.class(info.record.class)?);
+                    let open = pool.inner.class(info.record.class)?;
+                    let len = open.data.len().during("looking at the data of class", info.record.class)?;
+                    *class = Some((open, len));
                 }
-                let Some(class) = class.clone() else { continue };
+                let Some((class, len)) = class.clone() else { continue };
+                if info.extent().end() > len {
+                    return Err(ObjectError::from(info.cut_off()).into());
+                }
                 let (count, len) = (checksum::blocks(info.record.len) as usize, info.record.len as usize);
                 placed.push(Placed { mblock: Mblock { info, class }, first: pages, pages: count, len });
                 pages += count;
@@ -295,7 +300,7 @@ impl McacheMap {
         let mut missing = Vec::new();
         for &page in pages {
             if page >= placed.pages {
-                return Err(MapError::Outside { index, offset: (page * BLOCK) as u64 });
+                return Err(MapError::Outside { index, offset: page.saturating_mul(BLOCK) as u64 });
             }
             self.inner.warm(placed.first + page, 1);
             if !self.inner.is_resident(placed.first + page) && !missing.contains(&page) {

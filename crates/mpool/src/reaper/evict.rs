@@ -247,6 +247,13 @@ impl Core {
         }
     }
 
+    /// The heat of all pages that can be evicted, in memory or not.
+    pub(super) fn heat(&self) -> u64 {
+        let maps = self.maps();
+        let some = maps.values().filter(|map| weight(map.temperature).is_some());
+        some.flat_map(|map| &map.heat).map(|heat| u64::from(heat.load(Ordering::Relaxed))).sum()
+    }
+
     /// Counts the pages that are in the page tables as used, and takes them out.
     pub(super) fn watch(&self) {
         let maps: Vec<Arc<MapInner>> = self.maps().values().cloned().collect();

@@ -15,8 +15,9 @@
 //!
 //! # Which pages go
 //!
-//! Each page has a *heat*: a use adds 1, and every half-life halves it. A page that was not used for a whole time to live
-//! ([`Settings::ttl`], 8 half-lives) has none left; those go first. Beyond that the coldest pages go, a page of a
+//! Each page has a *heat*: a use adds 1, and every half-life halves it. A half-life has passed when 16 uses are remembered for each
+//! page that there is memory for, or an eighth of the time to live ([`Settings::ttl`]) is over. A page that was not used for a whole
+//! time to live has no heat left; those go first. Beyond that the coldest pages go, a page of a
 //! warm map counting ten times, of a hot one a hundred times. Heat stays with a page after it is evicted: what
 //! is read often, though rarely in a row, wins against what was read last. (With a zipfian load, a quarter of the data in memory, this
 //! misses a fifth less often than the page cache does.)
@@ -57,7 +58,8 @@ pub struct Settings {
     pub high: f64,
     /// Share of the total that is never used. Default: 0.02.
     pub floor: f64,
-    /// How long a page of a cold map keeps some heat without being used, while there is no pressure. Default: 80 s.
+    /// How long a page of a cold map keeps some heat without being used, while there is no pressure; less when the others are used
+    /// a lot. Default: 640 s.
     pub ttl: Duration,
     /// By how much full pressure divides the time to live. Default: 25.
     pub ttl_divisor: f64,
@@ -83,9 +85,9 @@ impl Default for Settings {
             low: 0.05,
             high: 0.07,
             floor: 0.02,
-            ttl: Duration::from_secs(80),
+            ttl: Duration::from_secs(640),
             ttl_divisor: 25.0,
-            watch: Some(Duration::from_secs(1)),
+            watch: Some(WATCH),
             tick: Duration::from_millis(10),
             fault_threads: 4,
             max_delay: Duration::from_millis(1),
@@ -110,6 +112,16 @@ pub struct CacheStats {
     pub pressure: f64,
     /// Pages loaded.
     pub loaded: u64,
+    /// Times that some were: what was missing of one call, or for one fault, read together.
+    pub loads: u64,
+    /// How long, of all loads together, loading was delayed under pressure.
+    pub delayed: Duration,
+    /// How long it waited for memory: for the reaper, or for evicting something itself.
+    pub waited: Duration,
+    /// How long it read from the media, and checked what it had read.
+    pub reading: Duration,
+    /// How long it put pages in their place.
+    pub placing: Duration,
     /// Faults that a thread of the cache served.
     pub faults: u64,
     /// Pages that the reaper evicted.
@@ -129,6 +141,12 @@ pub struct CacheStats {
 #[derive(Default)]
 pub(crate) struct Counters {
     pub(crate) loaded: AtomicU64,
+    pub(crate) loads: AtomicU64,
+    /// Nanoseconds.
+    pub(crate) delayed: AtomicU64,
+    pub(crate) waited: AtomicU64,
+    pub(crate) reading: AtomicU64,
+    pub(crate) placing: AtomicU64,
     pub(crate) faults: AtomicU64,
     pub(crate) reaped: AtomicU64,
     pub(crate) direct: AtomicU64,
@@ -233,6 +251,11 @@ impl Mcache {
         let stop = Arc::new(stop.during("making", "an eventfd")?);
         let mut handle = Handle { core: core.clone(), stop: stop.clone(), threads: Vec::new() };
         let mut start = |name: String, run: Box<dyn FnOnce() + Send>| -> Result<(), MapError> {
+            let run = move || {
+                // Only a wish: where it is refused these threads wait longer for the processor.
+                let _ = kmem::turns::request_turns(TURNS);
+                run();
+            };
             let thread = std::thread::Builder::new().name(name).spawn(run).during("starting", "a thread")?;
             handle.threads.push(thread);
             Ok(())
@@ -252,6 +275,7 @@ impl Mcache {
         let core = &self.handle.core;
         let levels = *lock(&core.levels);
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let time = |counter: &AtomicU64| Duration::from_nanos(get(counter));
         CacheStats {
             maps: core.maps().len(),
             resident_bytes: (core.resident.load(Ordering::Relaxed) * BLOCK) as u64,
@@ -259,6 +283,11 @@ impl Mcache {
             available_bytes: levels.available,
             pressure: core.pressure(),
             loaded: get(&core.stats.loaded),
+            loads: get(&core.stats.loads),
+            delayed: time(&core.stats.delayed),
+            waited: time(&core.stats.waited),
+            reading: time(&core.stats.reading),
+            placing: time(&core.stats.placing),
             faults: get(&core.stats.faults),
             reaped: get(&core.stats.reaped),
             evicted_directly: get(&core.stats.direct),
@@ -269,6 +298,24 @@ impl Mcache {
         }
     }
 }
+
+/// Adds the time since `start` to a counter; gives the time now.
+pub(crate) fn add_time(counter: &AtomicU64, start: Instant) -> Instant {
+    let now = Instant::now();
+    counter.fetch_add((now - start).as_nanos() as u64, Ordering::Relaxed);
+    now
+}
+
+/// What the threads of a cache ask the scheduler for: they run often and briefly, and others wait for them; the reaper runs longer,
+/// and should not keep others from the processor for so long.
+const TURNS: Duration = Duration::from_micros(100);
+
+/// The default of [`Settings::watch`].
+const WATCH: Duration = Duration::from_secs(1);
+
+/// So many uses are remembered for each page that there is memory for; when there are more, a half-life has passed. Fewer tell
+/// popular pages from lucky ones badly; with more it takes longer to notice that others have become popular.
+const USES: u64 = 16;
 
 /// How long to wait for the reaper before helping oneself.
 const PATIENCE: Duration = Duration::from_micros(500);
@@ -335,12 +382,20 @@ impl Core {
         self.work.1.notify_one();
     }
 
-    /// Waits until `pages` more may be loaded; [`Core::settle`] ends their loading.
-    pub(crate) fn admit(&self, pages: usize) {
+    /// Waits until `pages` more may be loaded; [`Core::settle`] ends their loading. Gives the time when it was done.
+    pub(crate) fn admit(&self, pages: usize) -> Instant {
+        let start = Instant::now();
         let pressure = self.pressure();
         if pressure > 0.5 && self.settings.reaper {
             std::thread::sleep(self.settings.max_delay.mul_f64((pressure - 0.5) * 2.0));
         }
+        self.stats.loads.fetch_add(1, Ordering::Relaxed);
+        let start = add_time(&self.stats.delayed, start);
+        self.make_room(pages);
+        add_time(&self.stats.waited, start)
+    }
+
+    fn make_room(&self, pages: usize) {
         // Also when there is a reaper: it may not have had the processor for long.
         self.look_if_stale();
         let mut waited = false;
@@ -440,11 +495,14 @@ impl Core {
             half_lives += aged.elapsed().as_secs_f64() * speed * 8.0 / self.settings.ttl.as_secs_f64().max(1e-3);
             aged = Instant::now();
             self.age(half_lives as u64);
-            if let Some(period) = self.settings.watch
-                && near
-                && watched.elapsed() >= period
-            {
-                self.watch();
+            if near && watched.elapsed() >= self.settings.watch.unwrap_or(WATCH) {
+                if self.settings.watch.is_some() {
+                    self.watch();
+                }
+                // However fast or slow pages are used: a half-life by the clock is too short for one and too long for another.
+                if self.heat() > USES * self.resident.load(Ordering::Relaxed) as u64 {
+                    half_lives += 1.0;
+                }
                 watched = Instant::now();
             }
             let pause = self.settings.tick * if near { 1 } else { 10 };

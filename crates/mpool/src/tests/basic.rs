@@ -62,6 +62,110 @@ fn mblocks_are_written_read_and_deleted() {
 }
 
 #[test]
+fn one_that_is_deleted_twice_at_once_gives_its_space_back_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = pool(dir.path());
+    // Each takes three blocks.
+    let ids: Vec<u64> = (0..4).map(|seed| write(&pool, &content(seed, 5000))).collect();
+    pool.mblock_delete(&[ids[1], ids[0], ids[1]]).unwrap();
+    // The first one takes six, all that is free.
+    let sizes = [(10, 20_000), (11, 5000), (12, 5000)];
+    let new = sizes.map(|(seed, len)| (write(&pool, &content(seed, len)), seed, len));
+    for (id, seed, len) in new.into_iter().chain([(ids[2], 2, 5000), (ids[3], 3, 5000)]) {
+        let mut bytes = vec![0; len];
+        let read = pool.mblock(id).unwrap().read(0, &mut bytes);
+        assert!(read.is_ok() && bytes == content(seed, len), "mblock {id} lies where another one does: {read:?}");
+    }
+    assert!(pool.check(true).unwrap().is_clean());
+}
+
+#[test]
+fn what_no_medium_can_hold_is_refused_and_costs_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = pool(dir.path());
+    // The last but one would come out as next to nothing if it were counted modulo 2^64.
+    for capacity in [1 << 50, 1 << 60, u64::MAX / 1025 * 1024 + 4096, u64::MAX] {
+        let refused = pool.mblock_alloc(Allocation { capacity, ..Allocation::default() });
+        assert!(matches!(refused, Err(ObjectError::Full { .. })), "{capacity}: {refused:?}");
+    }
+    write(&pool, b"fits");
+    let data = std::fs::metadata(dir.path().join("pool").join("data")).unwrap();
+    assert!(data.len() <= 2 * BLOCK as u64, "its place is at the start: {}", data.len());
+}
+
+#[test]
+fn what_somebody_else_has_written_is_not_emptied() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pool");
+    std::fs::create_dir(&path).unwrap();
+    std::fs::write(path.join("data"), b"mine").unwrap();
+    assert!(matches!(Pool::create(&path, "test"), Err(PoolError::Occupied(_))));
+    assert!(!path.join("superblock").exists());
+    let other = Pool::create(&dir.path().join("other"), "test").unwrap();
+    assert!(matches!(other.add_class(MediaClass::Staging, &path), Err(PoolError::Occupied(_))));
+    assert_eq!(std::fs::read(path.join("data")).unwrap(), b"mine");
+    // A pool that has lost both copies of its superblock is no empty directory either.
+    write(&other, b"precious");
+    drop(other);
+    let path = dir.path().join("other");
+    std::fs::write(path.join("superblock"), [0; 2 * BLOCK]).unwrap();
+    assert!(matches!(Pool::create(&path, "test"), Err(PoolError::Occupied(_))));
+    assert!(std::fs::read(path.join("data")).unwrap().starts_with(b"precious"));
+}
+
+#[test]
+fn of_two_that_make_a_pool_in_one_place_one_does() {
+    let dir = tempfile::tempdir().unwrap();
+    for round in 0..8 {
+        let path = dir.path().join(round.to_string());
+        let make = || Pool::create(&path, "test").map(|pool| write(&pool, b"first"));
+        let results = std::thread::scope(|scope| [scope.spawn(make), scope.spawn(make)].map(|t| t.join().unwrap()));
+        let pool = Pool::open(&path, OpenOptions::default()).unwrap();
+        assert!(pool.check(true).unwrap().is_clean());
+        let written = results.iter().flatten().count();
+        assert_eq!(pool.mblocks().len(), written, "what was committed is there: {results:?}");
+    }
+}
+
+#[test]
+fn a_memory_class_that_went_with_the_host_is_made_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let memory = dir.path().join("memory");
+    let alone = pool(dir.path());
+    let keep = write(&alone, b"keep");
+    alone.add_class(MediaClass::Memory, &memory).unwrap();
+    let allocation = Allocation { class: MediaClass::Memory, capacity: 10, fallback: Fallback::None };
+    let gone = alone.mblock_alloc(allocation).unwrap().commit().unwrap();
+    alone.mlog_create(MediaClass::Memory, 1000).unwrap();
+    drop(alone);
+    std::fs::rename(&memory, dir.path().join("away")).unwrap();
+    let open = || Pool::open(&dir.path().join("pool"), OpenOptions::default()).unwrap();
+    let pool = open();
+    assert!(matches!(pool.mblock(gone), Err(ObjectError::NoClass(MediaClass::Memory))));
+    // It is back: nothing of it may be lost.
+    std::fs::rename(dir.path().join("away"), &memory).unwrap();
+    assert!(matches!(pool.add_class(MediaClass::Memory, &memory), Err(PoolError::Exists(_))));
+    drop(pool);
+    assert!(open().mblock(gone).is_ok());
+    std::fs::remove_dir_all(&memory).unwrap();
+    open().add_class(MediaClass::Memory, &memory).unwrap();
+    let pool = open();
+    assert!(pool.check(true).unwrap().findings.is_empty());
+    assert_eq!(pool.mblocks().iter().map(|m| m.id).collect::<Vec<_>>(), [keep]);
+    assert!(pool.mlogs().is_empty() && pool.mblock_alloc(allocation).is_ok());
+}
+
+#[test]
+fn a_pool_that_was_moved_says_where_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(pool(dir.path()));
+    let moved = dir.path().canonicalize().unwrap().join("moved");
+    std::fs::rename(dir.path().join("pool"), &moved).unwrap();
+    let pool = Pool::open(&moved, OpenOptions::default()).unwrap();
+    assert_eq!(pool.usage().unwrap().classes[0].path, moved);
+}
+
+#[test]
 fn a_writer_has_the_room_that_it_asked_for() {
     let dir = tempfile::tempdir().unwrap();
     let pool = pool(dir.path());

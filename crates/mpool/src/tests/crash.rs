@@ -1,7 +1,11 @@
 //! Power loss at every operation, and every operation failing, tearing or finding the medium full.
 
+use std::io::IoSlice;
+use std::path::Path;
+
 use super::model::Driver;
 use crate::sim::{Fault, Random, Sim};
+use crate::{Allocation, MediaClass, Pool, PoolError};
 
 /// Runs a workload with a fault; then what a crash leaves, and what closing leaves, must both be whole, and usable.
 fn run(seed: u64, steps: u64, fault: Option<(u64, Fault)>) -> u64 {
@@ -48,6 +52,42 @@ fn every_operation_goes_wrong_in_turn() {
             for fault in [Fault::Error, Fault::Torn, Fault::Full, Fault::PowerLoss] {
                 run(seed, 40, Some((at, fault)));
             }
+        }
+    }
+}
+
+/// Making a pool, and removing one of two classes, cut short anywhere, can be done again, and leaves nothing.
+#[test]
+fn making_and_removing_is_cut_short() {
+    let (path, staging) = (Path::new("/pool"), Path::new("/staging"));
+    let make = |sim: &Sim| Pool::create_on(sim.storage(), path, "short");
+    let fill = |pool: Pool| {
+        pool.add_class(MediaClass::Staging, staging)?;
+        let mut writer = pool.mblock_alloc(Allocation { capacity: 9, ..Allocation::default() })?;
+        writer.write(&[IoSlice::new(b"something")])?;
+        writer.commit().map_err(PoolError::from)
+    };
+    let remove = |sim: &Sim| Pool::destroy_on(sim.storage(), path);
+    let whole = Sim::default();
+    let pool = make(&whole).unwrap();
+    let made = whole.operations();
+    fill(pool).unwrap();
+    let filled = whole.operations();
+    remove(&whole).unwrap();
+    for at in (0..made).chain(filled..whole.operations()) {
+        for fault in [Fault::Error, Fault::Torn, Fault::PowerLoss] {
+            let (sim, what) = (Sim::default(), format!("{fault:?} at {at}"));
+            sim.plan(at, fault);
+            let _ = make(&sim).and_then(fill).and_then(|_| remove(&sim));
+            let crashed = sim.crash(&mut Random::new(at));
+            match remove(&crashed) {
+                Ok(()) | Err(PoolError::NotAPool(_)) => {}
+                // The directory is gone.
+                Err(PoolError::Io(e)) if e.os().kind() == std::io::ErrorKind::NotFound => {}
+                Err(e) => panic!("{what}: {e}"),
+            }
+            // Nothing that was left is in the way, not of the other class either.
+            make(&crashed).and_then(fill).unwrap_or_else(|e| panic!("{what}, again: {e}"));
         }
     }
 }

@@ -13,6 +13,7 @@ const SIZES: [usize; 4] = [100, 9000, 70_000, 4096];
 
 fn make(path: &Path) -> (Vec<u64>, u64) {
     let pool = Pool::create(path, "flips").unwrap();
+    pool.add_class(MediaClass::Staging, &path.join("staging")).unwrap();
     let ids = SIZES.iter().map(|&len| write(&pool, &content(len as u64, len))).collect();
     let log = pool.mlog_create(MediaClass::Capacity, 1 << 20).unwrap();
     let mut mlog = pool.mlog_open(log).unwrap();
@@ -49,14 +50,15 @@ fn every_flipped_bit_is_found_and_the_rest_is_served() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("pool");
     let (ids, log) = make(&path);
-    let names: Vec<String> =
-        fs::read_dir(&path).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    let names = fs::read_dir(&path).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = names.filter(|name| name != "staging").collect();
+    names.push("staging/superblock".into());
     let mut random = Random::new(5);
     let mut seen = std::collections::HashSet::new();
     for name in &names {
         let file = path.join(name);
         // Beyond the content of a log lie zeros that mean nothing.
-        let end = if name == "data" || name == "superblock" {
+        let end = if name == "data" || name.ends_with("superblock") {
             fs::metadata(&file).unwrap().len()
         } else {
             content_end(&file)

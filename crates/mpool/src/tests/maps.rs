@@ -1,7 +1,7 @@
 //! mcache maps: what is mapped is what was written, whatever comes and goes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::basic::write;
 use super::model::content;
@@ -244,6 +244,26 @@ fn what_is_used_stays_and_temperature_counts() {
     }
     let loaded = cache.stats().loaded - before;
     assert!(loaded < 24, "{loaded} of 48 pages that were used five times had gone; {stats:?}");
+}
+
+#[test]
+fn what_was_popular_cools_down_by_the_uses_of_others() {
+    // By the clock nothing does.
+    let (watch, ttl) = (Some(Duration::from_millis(10)), Duration::from_secs(100_000));
+    let settings = Settings { max_bytes: Some(1 << 20), low: 0.1, high: 0.2, watch, ttl, ..Settings::default() };
+    let Some(cache) = cache(settings) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let pool = Pool::create(dir.path(), "maps").unwrap();
+    let id = write(&pool, &content(1, 1 << 20));
+    let map = cache.map(&pool, &[id], Temperature::Cold).unwrap();
+    let hottest = || map.inner.heat[..16].iter().map(|heat| heat.load(Ordering::Relaxed)).max().unwrap();
+    (0..200).for_each(|_| _ = map.get(0, 0, 64 << 10).unwrap());
+    let start = Instant::now();
+    while hottest() > 32 {
+        assert!(start.elapsed() < Duration::from_secs(60), "{} and {:?}", hottest(), cache.stats());
+        map.get(0, 64 << 10, 900 << 10).unwrap();
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 #[test]

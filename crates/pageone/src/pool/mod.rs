@@ -146,7 +146,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             let pool = registry.create(name, capacity)?;
             for (class, path) in [(MediaClass::Staging, staging), (MediaClass::Memory, memory)] {
                 if let Some(path) = path {
-                    pool.add_class(class, path)?;
+                    let what = || format!("{name} is made, but without class {class}; `pageone pool add` adds it");
+                    pool.add_class(class, path).with_context(what)?;
                 }
             }
             print!("{}", show(&pool)?);

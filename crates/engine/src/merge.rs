@@ -148,6 +148,9 @@ fn begin_period(shared: &Shared, client: &Client) -> bool {
         Ok(_) => state.refused = None,
         Err(_) => return false,
     }
+    if state.recycling.as_mut().is_some_and(|recycling| recycling.is_awaited()) {
+        return false;
+    }
     let cpu = crate::pace::thread_cpu();
     if let Err(e) = client.scan(&mut state, true) {
         tracing::warn!(pid = client.pid, "cannot scan its memory: {e}");

@@ -29,12 +29,18 @@ use crate::ledger::Region;
 use crate::qmp;
 use crate::service::Shared;
 
+/// Why RAM that QEMU has is not recycled.
+const UNMANAGED: &str = "none of it is memory that the agent manages. RAM that other processes map (share=on, as vhost-user and virtiofsd \
+    need) and RAM that is not to be merged (mem-merge=off, merge=off) cannot be taken back: start QEMU without these, or use \
+    virtio-balloon's free-page-reporting=on instead of --ppr";
 /// How long a QEMU that starts may take to answer.
 const QMP_TIME: Duration = Duration::from_secs(120);
 /// An agent that has not answered for so long is asked again.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How often a client is looked at whose guest's RAM is not found yet.
 const START_STEP: Duration = Duration::from_millis(200);
+/// How long a guest may take to boot and to load its module, before its memory is merged though nothing is marked.
+const BOOT_TIME: Duration = Duration::from_secs(60);
 /// The part of a reclaim period after which marks are looked for: what is left of it is for the work.
 const LOOK_AFTER: f64 = 0.8;
 /// The part of a reclaim period that one sweep may take where there is no other limit.
@@ -72,9 +78,18 @@ impl Marks {
         Ok(Marks { host, pool, _map: map })
     }
 
-    fn bytes(&self) -> u64 {
+    fn pool(&self) -> &ppr::Pool {
         // SAFETY: it lives as long as this.
-        unsafe { self.pool.as_ref() }.layout().bytes as u64
+        unsafe { self.pool.as_ref() }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.pool().layout().bytes as u64
+    }
+
+    /// How often the guest says that its driver has started.
+    fn guest_starts(&self) -> u64 {
+        self.pool().read(ppr::Field::GuestStarts)
     }
 }
 
@@ -115,6 +130,8 @@ pub(crate) struct Recycling {
     note: Option<String>,
     /// For good.
     dropped: bool,
+    /// Until when its guest may be booting.
+    boots_until: Option<Instant>,
     pub(crate) totals: Totals,
     /// Pages and time at the last two looks, for the rate.
     window: (Instant, u64),
@@ -187,16 +204,31 @@ impl Recycling {
         }
     }
 
+    /// Whether the guest will soon tell which of its pages are free. Until then most of what could be merged is what booting has left behind:
+    /// frames that nobody would map any more a moment later, and whose memory the store would keep.
+    pub(crate) fn is_awaited(&mut self) -> bool {
+        let awaited = self.boots_until.is_some_and(|until| Instant::now() < until)
+            && self.note.is_none()
+            && self.totals.sweeps == 0
+            && self.marks.guest_starts() == 0;
+        if !awaited {
+            self.boots_until = None;
+        }
+        awaited
+    }
+
     fn swept(&mut self, sweep: &Sweep) {
         self.asked = None;
         self.note = sweep.refused.map(|why| why.to_string());
         self.dropped |= sweep.refused.is_some_and(wire::recycle::Refusal::is_final);
+        // A sweep passes each page once. Whatever a client says, sums stay far from overflow.
+        let most: u64 = self.extents.iter().map(|extent| u64::from(extent.len)).sum();
         let totals = &mut self.totals;
         totals.sweeps += 1;
-        totals.pages += sweep.pages;
-        totals.runs += sweep.runs;
-        totals.lost += sweep.lost;
-        totals.sweep_ns += sweep.sweep_ns;
+        totals.pages += sweep.pages.min(most);
+        totals.runs += sweep.runs.min(most);
+        totals.lost += sweep.lost.min(most);
+        totals.sweep_ns = totals.sweep_ns.saturating_add(sweep.sweep_ns);
         totals.longest_ns = totals.longest_ns.max(sweep.longest_ns);
         let elapsed = self.window.0.elapsed().as_secs_f64();
         if elapsed >= 2.0 {
@@ -282,6 +314,8 @@ fn take_pool(
         asked: None,
         note: None,
         dropped: false,
+        // An agent that knows where the RAM lies has served an earlier daemon, or a program that marks pages of its own.
+        boots_until: pool.extents.is_empty().then(|| now + BOOT_TIME),
         totals: Totals::default(),
         window: (now, 0),
         rate: 0.0,
@@ -295,12 +329,22 @@ fn take_pool(
     let (shared, of) = (shared.clone(), client.clone());
     let ask = move || {
         let found = qmp::find_ram(qmp, QMP_TIME).map_err(|e| e.to_string()).and_then(|ram| {
-            let extents = extents_of(&of.state().regions, &ram);
             // Frames that the pool has no room for are nobody's.
-            if extents.is_empty() { Err("none of its guest's RAM is under management".into()) } else { Ok(extents) }
+            let extents = extents_of(&of.state().regions, &ram);
+            let all = ram.iter().map(|ram| (ram.end - ram.start) / PAGE_SIZE as u64).fold(0, u64::saturating_add);
+            let managed: u64 = extents.iter().map(|extent| u64::from(extent.len)).sum();
+            let unmanaged = all.saturating_sub(managed);
+            match extents.is_empty() {
+                true => Err(UNMANAGED.into()),
+                false => Ok((extents, unmanaged)),
+            }
         });
         match found {
-            Ok(extents) => {
+            Ok((extents, unmanaged)) => {
+                if unmanaged > 0 {
+                    let mib = (unmanaged * PAGE_SIZE as u64) >> 20;
+                    tracing::warn!(pid = of.pid, "{mib} MiB of its guest's RAM are not recycled: {UNMANAGED}");
+                }
                 let message = wire::encode(&ToAgent::Ram(extents.clone()));
                 let sent = send_patiently(&shared, &of, &message);
                 if sent {
@@ -353,7 +397,8 @@ fn extents_of(regions: &BTreeMap<RegionId, Region>, ram: &[qmp::Ram]) -> Vec<Ext
         for (&id, region) in regions {
             let (first, end) = (
                 region.start.max(ram.host),
-                (region.start + u64::from(region.pages) * page).min(ram.host + (ram.end - ram.start)),
+                // What QEMU says may be anything.
+                (region.start + u64::from(region.pages) * page).min(ram.host.saturating_add(ram.end - ram.start)),
             );
             if first < end {
                 extents.push(Extent {
@@ -417,7 +462,8 @@ pub(crate) fn tick(shared: &Shared) -> Option<Instant> {
         let waits = recycling.asked.is_some_and(|asked| now < asked + PATIENCE);
         if now >= recycling.due {
             recycling.due = now + recycling.period.mul_f64(LOOK_AFTER);
-            let work = !waits && recycling.marks.host.pending() > 0;
+            let end = recycling.extents.last().map_or(0, |extent| extent.frames().end);
+            let work = !waits && recycling.marks.host.pending(end) > 0;
             if work && let Some(budget) = shared.pacer.allowance(recycling.period.mul_f64(SWEEP_SHARE)) {
                 let message = wire::encode(&ToAgent::Recycle { budget_ns: budget.as_nanos() as u64 });
                 // A full socket: next time.
@@ -484,6 +530,58 @@ mod tests {
         assert_eq!(found, [8, 9, 12, 20]);
     }
 
+    fn recycling(fd: &OwnedFd, extents: Vec<Extent>, booting: bool) -> Recycling {
+        let now = Instant::now();
+        Recycling {
+            marks: Arc::new(Marks::open(fd).unwrap()),
+            extents,
+            period: Duration::from_secs(1),
+            due: now,
+            asked: None,
+            note: None,
+            dropped: false,
+            boots_until: booting.then(|| now + BOOT_TIME),
+            totals: Totals::default(),
+            window: (now, 0),
+            rate: 0.0,
+        }
+    }
+
+    #[test]
+    fn a_client_that_lies_about_its_sweeps_overflows_nothing() {
+        let (fd, _map) = pool(SealFlags::SHRINK | SealFlags::GROW);
+        let mut recycling = recycling(&fd, vec![Extent { frame: 256, region: 1, page: 0, len: 50 }], false);
+        recycling.window.0 = Instant::now() - Duration::from_secs(5);
+        let lie = Sweep {
+            pages: u64::MAX,
+            runs: u64::MAX,
+            lost: u64::MAX,
+            sweep_ns: u64::MAX,
+            longest_ns: u64::MAX,
+            ..Sweep::default()
+        };
+        (0..3).for_each(|_| recycling.swept(&lie));
+        assert_eq!(recycling.status().pages_recycled_total, 150);
+        assert_eq!(recycling.totals.lost, 150);
+    }
+
+    #[test]
+    fn a_guest_that_boots_is_awaited_until_it_marks_or_time_is_up() {
+        let (fd, map) = pool(SealFlags::SHRINK | SealFlags::GROW);
+        assert!(!recycling(&fd, Vec::new(), false).is_awaited(), "a program, or a second daemon");
+        let mut late = recycling(&fd, Vec::new(), true);
+        assert!(late.is_awaited());
+        late.boots_until = Some(Instant::now());
+        assert!(!late.is_awaited(), "time is up");
+        let mut refused = recycling(&fd, Vec::new(), true);
+        refused.note = Some("no RAM".into());
+        assert!(!refused.is_awaited(), "it will never mark");
+        let mut guest = recycling(&fd, Vec::new(), true);
+        assert!(guest.is_awaited());
+        guest_side(&map).set_guest_state(ppr::GuestState::Active);
+        assert!(!guest.is_awaited(), "its module is there");
+    }
+
     #[test]
     fn a_pool_that_can_shrink_is_refused() {
         let (fd, _map) = pool(SealFlags::GROW);
@@ -503,6 +601,8 @@ mod tests {
         ];
         let extent = |frame, region, page, len| Extent { frame, region, page, len };
         let above = (1 << 32) / page;
+        let absurd = qmp::Ram { start: 0, end: 2 * page, host: u64::MAX - page + 1 };
+        assert!(extents_of(&regions, &[absurd]).is_empty());
         assert_eq!(
             extents_of(&regions, &ram),
             [extent(256, 1, 0, 100), extent(above, 1, 50, 50), extent(above + 150, 2, 0, 50)]

@@ -80,7 +80,8 @@ impl Shared {
         let (mut cpu, mut in_hand) = (self.buried_cpu_ns.load(Relaxed), 0);
         for client in self.clients() {
             let state = client.state();
-            cpu += state.totals.agent_cpu_ns;
+            // What a client says of itself: it must not overflow.
+            cpu = cpu.saturating_add(state.totals.agent_cpu_ns);
             in_hand += if state.connected && state.reported.elapsed() < IN_HAND { state.outstanding } else { 0 };
         }
         self.pacer.charge_agents(cpu, in_hand);

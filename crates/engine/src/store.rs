@@ -19,8 +19,8 @@
 //!
 //! *Placement.* Runs of pages should stay runs of frames, since each run costs the client one mapping. A worker reserves
 //! up to 512 consecutive slots, from a place drawn at random (so that an attacker cannot aim at neighbouring frames),
-//! and fills them in the order of the pages that ask. What was used before has memory, which cannot be given back alone: places with it
-//! come first, as long as they are not mere crumbs.
+//! and fills them in the order of the pages that ask; what it leaves over, the next one fills. What was used before has memory, which cannot
+//! be given back alone: places with it come first, as long as they are not mere crumbs.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -43,6 +43,8 @@ const CRUMBS: u32 = 32;
 const CHECK_EVERY: Duration = Duration::from_millis(10);
 /// Set in a frame's reference count: a child of a user may map it, so its slot is never reused.
 const PINNED: u32 = 1 << 31;
+/// So many stretches that are begun are remembered; each worker has one.
+const BEGUN: usize = 64;
 /// No handle: the frame is not in the index.
 pub(crate) const NO_HANDLE: u32 = u32::MAX;
 
@@ -109,6 +111,8 @@ struct Free {
     /// Those among them that have memory.
     backed: Vec<DirtyTree>,
     count: u64,
+    /// What cursors left over of the stretches that they had begun to fill, the latest last.
+    begun: Vec<std::ops::Range<u32>>,
     quarantine: VecDeque<(Instant, Frame)>,
     /// When the memory that is left was last looked at, with success.
     checked: Option<Instant>,
@@ -122,6 +126,16 @@ impl Free {
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
         self.random
+    }
+
+    /// What is left of a stretch that was begun and that nobody else has taken since.
+    fn take_begun(&mut self) -> Option<std::ops::Range<u32>> {
+        while let Some(rest) = self.begun.pop() {
+            if self.slots[Frame(rest.start).segment()].contains(Frame(rest.start).slot().into()) {
+                return Some(rest);
+            }
+        }
+        None
     }
 
     /// Looks at some of a set's runs, from places drawn at random on, for one with `enough` slots; else the longest that was met: its
@@ -262,8 +276,8 @@ impl Store {
         Ok(())
     }
 
-    /// Reserves a run of free slots: those behind `after` if they are free, else from a place drawn at random. Also says up to which
-    /// they have memory.
+    /// Reserves a run of free slots: those behind `after` if they are free, else what is left of a stretch that was begun, else from a place
+    /// drawn at random. Also says up to which they have memory.
     fn reserve(&self, after: Option<Frame>) -> Result<(std::ops::Range<u32>, u32), GrowError> {
         let mut free = lock(&self.free);
         if free.count < u64::from(EXTENT) {
@@ -274,22 +288,25 @@ impl Store {
         let segments = free.slots.len() as u64;
         let follows = after.map(|f| f.0 + 1).filter(|f| f % SEGMENT_PAGES != 0);
         let follows = follows.filter(|&f| free.slots[Frame(f).segment()].contains(Frame(f).slot().into()));
+        let begun = if follows.is_none() { free.take_begun() } else { None };
+        let most = begun.as_ref().map_or(EXTENT, |rest| rest.end - rest.start);
+        let known = follows.or(begun.map(|rest| rest.start));
         let mut best = (0, 0);
-        if follows.is_none() {
+        if known.is_none() {
             best = free.longest(|free| &free.backed, CRUMBS);
             if best.1 < CRUMBS {
                 best = free.longest(|free| &free.slots, EXTENT);
             }
         }
-        if follows.is_none() && best.1 == 0 {
+        if known.is_none() && best.1 == 0 {
             // The free slots are few and far: look through all.
             let at =
                 (0..free.slots.len()).find_map(|at| Some(at as u32 * SEGMENT_PAGES + free.slots[at].next(0)? as u32));
             best.0 = at.ok_or(GrowError::Full(segments as usize))?;
         }
-        let first = follows.unwrap_or(best.0);
+        let first = known.unwrap_or(best.0);
         let bits = &mut free.slots[Frame(first).segment()];
-        let len = run_length(bits, Frame(first).slot());
+        let len = run_length(bits, Frame(first).slot()).min(most);
         bits.remove_range(Frame(first).slot().into(), len.into());
         let backed = &mut free.backed[Frame(first).segment()];
         let populated = first + run_length(backed, Frame(first).slot());
@@ -298,7 +315,8 @@ impl Store {
         Ok((first..first + len, populated))
     }
 
-    /// Slots that were reserved and not used are free again; those below `populated` have memory.
+    /// Slots that were reserved and not used are free again; those below `populated` have memory. The next who needs slots goes on here:
+    /// a few with memory at the beginning of a stretch would else be left over each time.
     fn give_slots_back(&self, slots: std::ops::Range<u32>, populated: u32) {
         if slots.is_empty() {
             return;
@@ -309,6 +327,9 @@ impl Store {
             free.slots[at].insert_range(slot.into(), len.into());
             free.backed[at].insert_range(slot.into(), populated.saturating_sub(slots.start).min(len).into());
             free.count += u64::from(len);
+            if free.begun.len() < BEGUN {
+                free.begun.push(slots);
+            }
         }
     }
 
@@ -413,6 +434,7 @@ impl Store {
                 free.count -= count;
                 free.slots[at].clear();
                 free.backed[at].clear();
+                free.begun.retain(|rest| Frame(rest.start).segment() != at);
                 segments[at] = None;
             }
         }
@@ -538,6 +560,26 @@ mod tests {
         (0..100).for_each(|i| assert!(Cursor::new(&store).put(&page(i), 1).is_ok()));
         assert!(resident(&store) <= before + u64::from(POPULATE), "{} after {before}", resident(&store));
         assert_eq!(store.users(held), 1);
+    }
+
+    #[test]
+    fn a_stretch_that_was_begun_is_filled_before_another_is() {
+        let store = store();
+        // Each worker's turn makes as many frames as there is something new; then it drops its cursor.
+        for turn in 0..40u32 {
+            let mut cursor = Cursor::new(&store);
+            (0..100 + turn % 3).for_each(|i| assert!(cursor.put(&page(i as u8), 1).is_ok()));
+        }
+        let usage = store.usage();
+        let idle = usage.resident_bytes / PAGE_SIZE as u64 - usage.frames;
+        assert!(idle <= u64::from(POPULATE), "{idle} pages of memory without a frame, of {}", usage.frames);
+        // Two at a time do not get in each other's way.
+        let (mut one, mut other) = (Cursor::new(&store), Cursor::new(&store));
+        let mut frames: Vec<Frame> =
+            (0..300).flat_map(|_| [one.put(&page(1), 1).unwrap(), other.put(&page(2), 1).unwrap()]).collect();
+        frames.sort_unstable();
+        frames.dedup();
+        assert_eq!(frames.len(), 600);
     }
 
     #[test]

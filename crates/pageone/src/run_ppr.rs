@@ -45,6 +45,7 @@ pub(crate) fn prepare(
         name.starts_with("qemu-system-x86_64") || name.starts_with("qemu-kvm") || name == "kvm",
         "--ppr is for QEMU's x86-64 guests, and {name} is none (a script that starts it can't be given arguments)"
     );
+    check(arguments)?;
     let memory = memory_of(arguments);
     let layout = ppr::Layout::for_frames(ppr::guest_frames(memory))?;
     let pool = make_pool(layout.pool_bytes()).context("cannot make the pool")?;
@@ -76,6 +77,39 @@ pub(crate) fn prepare(
         None => command.env_remove(wire::recycle::ENV_PERIOD),
     };
     Ok(Inherited { _fds: [pool, ours, qemus] })
+}
+
+/// Refuses what would lose the guest's memory, and warns of what keeps it from being recycled.
+///
+/// # Errors
+/// The arguments let the guest go on after a reset.
+fn check(arguments: &[OsString]) -> Result<()> {
+    let words: Vec<_> = arguments.iter().map(|word| word.to_string_lossy()).collect();
+    let follows = |option: &str, at: usize| at > 0 && words[at - 1].trim_start_matches('-') == option;
+    let has = |word: &str, setting: &str| word.split(',').any(|part| part == setting);
+    for (at, word) in words.iter().enumerate() {
+        ensure!(
+            !(follows("action", at) && has(word, "reboot=reset")),
+            "-action reboot=reset would let the guest go on after a reset, with marks of a kernel that is gone: pages in use would be zeroed. \
+             Leave it out: with --ppr a reset ends QEMU, and whoever started it starts it again"
+        );
+        let shared = follows("object", at)
+            && ["memory-backend-memfd", "memory-backend-shm"].iter().any(|kind| word.starts_with(kind))
+            && !has(word, "share=off");
+        let shared = shared || follows("object", at) && word.starts_with("memory-backend-") && has(word, "share=on");
+        if shared {
+            eprintln!(
+                "pageone: {word}: free pages of memory that other processes may map (share=on, the default of memory-backend-memfd) are not \
+                 taken back; if it is the guest's RAM, leave --ppr out and use virtio-balloon's free-page-reporting=on"
+            );
+        }
+        if follows("machine", at) && has(word, "mem-merge=off") {
+            eprintln!(
+                "pageone: {word}: with mem-merge=off the guest's memory is not managed, and its free pages are not taken back"
+            );
+        }
+    }
+    Ok(())
 }
 
 /// An initialised pool that can neither shrink nor grow.
@@ -141,6 +175,16 @@ mod tests {
         assert_eq!(memory("-m 512m,maxmem=1T"), 1 << 40);
         assert_eq!(memory("-smp 2"), DEFAULT_MEMORY);
         assert_eq!(memory("-m nonsense"), DEFAULT_MEMORY);
+    }
+
+    #[test]
+    fn a_guest_may_not_go_on_after_a_reset() {
+        let check = |line: &str| check(&line.split(' ').map(OsString::from).collect::<Vec<_>>());
+        assert!(check("-m 256 -action panic=pause,reboot=reset").unwrap_err().to_string().contains("reset ends QEMU"));
+        assert!(check("-m 256 --action reboot=reset").is_err());
+        assert!(check("-m 256 -action reboot=shutdown,panic=pause -no-reboot -name reboot=reset").is_ok());
+        assert!(check("-object memory-backend-memfd,id=a,size=1G -machine q35,mem-merge=off").is_ok(), "it only warns");
+        assert!(check("").is_ok());
     }
 
     #[test]

@@ -136,9 +136,11 @@ impl<'p> Host<'p> {
         (claim, u64::from(lost.count_ones()))
     }
 
-    /// Words of F that S says to look at: whether there may be work. Reads S only, 4 KiB for 8 GiB of guest.
-    pub fn pending(&self) -> u64 {
-        self.pool.summary().iter().map(|node| u64::from(node.load(SeqCst).count_ones())).sum()
+    /// Words of F that S says to look at: whether there may be work in frames below `end`, rounded up to a multiple of 4,096. Reads that
+    /// part of S only, 4 KiB for 8 GiB of guest, however long the pool is.
+    pub fn pending(&self, end: u64) -> u64 {
+        let nodes = (end.min(self.pool.frames()).div_ceil(64 * 64)) as usize;
+        self.pool.summary().iter().take(nodes).map(|node| u64::from(node.load(SeqCst).count_ones())).sum()
     }
 
     /// Recycles what is marked in `within`, rounded outwards to multiples of 64 frames, in batches of at most [`BATCH_WORDS`] words.

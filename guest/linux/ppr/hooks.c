@@ -24,6 +24,7 @@
 #include <linux/list.h>
 #include <linux/mm.h>
 #include <linux/mmzone.h>
+#include <linux/mutex.h>
 #include <linux/nodemask.h>
 #include <linux/string.h>
 #include <linux/tracepoint.h>
@@ -193,12 +194,14 @@ static void mark_if_free(unsigned long block)
 	spin_unlock_irqrestore(&zone->lock, flags);
 }
 
-/* Marks what was freed past the per-CPU lists. One caller at a time. */
+/* Marks what was freed past the per-CPU lists. When it returns, nobody looks at what was freed before. */
 void ppr_mark_deferred(void)
 {
+	static DEFINE_MUTEX(lock);
 	static unsigned long blocks[ARRAY_SIZE(((struct ring *)0)->blocks)];
 	unsigned int cpu, count, i;
 
+	mutex_lock(&lock);
 	for_each_possible_cpu(cpu) {
 		struct ring *ring = per_cpu_ptr(&rings, cpu);
 		unsigned long flags;
@@ -215,6 +218,7 @@ void ppr_mark_deferred(void)
 	}
 	if (atomic_xchg(&overflowed, 0))
 		ppr_mark_free_lists(PAGE_ALLOC_COSTLY_ORDER + 1);
+	mutex_unlock(&lock);
 }
 
 /* Marks all blocks of at least this order that are on the free lists. Holds a zone's lock for one list at a time. */

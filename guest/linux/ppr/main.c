@@ -180,7 +180,7 @@ static void work_fn(struct work_struct *unused)
 static int cpu_changes(unsigned int cpu)
 {
 	marks_hold();
-	if (ppr_pool_wait_claims(10))
+	if (ppr_pool_wait_claims(10, true))
 		return 0;
 	marks_release();
 	pr_err("ppr: the host holds pages: processor %u cannot come or go before it lets go of them\n", cpu);
@@ -227,7 +227,7 @@ static int on_reboot(struct notifier_block *nb, unsigned long action, void *data
 {
 	cancel_delayed_work_sync(&work);
 	marks_hold();
-	if (!ppr_pool_wait_claims(60))
+	if (!ppr_pool_wait_claims(60, true))
 		pr_emerg("ppr: the host still holds pages: it may zero pages of the next kernel\n");
 	return NOTIFY_DONE;
 }
@@ -237,7 +237,7 @@ static int on_panic(struct notifier_block *nb, unsigned long action, void *data)
 {
 	WRITE_ONCE(ppr_marking, false);
 	ppr_pool_cancel_all();
-	ppr_pool_wait_claims(5);
+	ppr_pool_wait_claims(5, false);
 	return NOTIFY_DONE;
 }
 
@@ -261,6 +261,9 @@ static int on_memory(struct notifier_block *nb, unsigned long action, void *data
 {
 	struct memory_notify *arg = data;
 
+	/* What was freed there and waits to be marked is looked at no more: its struct pages may be about to go. */
+	if (action == MEM_OFFLINE)
+		ppr_mark_deferred();
 	if (action == MEM_OFFLINE || action == MEM_GOING_ONLINE)
 		ppr_cancel(arg->start_pfn, arg->nr_pages);
 	return NOTIFY_OK;
@@ -324,7 +327,7 @@ static int __init ppr_init(void)
 		return ret;
 	/* Marks of a kernel that went before, and what the host still does about them. */
 	ppr_pool_cancel_all();
-	if (!ppr_pool_wait_claims(10)) {
+	if (!ppr_pool_wait_claims(10, true)) {
 		pr_err("ppr: a host has held pages for 10 seconds: it is dead or stopped; start it again first\n");
 		ret = -EBUSY;
 		goto close;
@@ -371,7 +374,7 @@ static void __exit ppr_exit(void)
 	ppr_hooks_mark_stop();
 	marks_hold();
 	/* What the host has in its hands must not be used until it lets go, and only the hooks see to that. */
-	while (!ppr_pool_wait_claims(1))
+	while (!ppr_pool_wait_claims(1, true))
 		if (!(++seconds % 10))
 			pr_warn("ppr: unloading waits for the host to let go of pages, %u s now: start the host again\n", seconds);
 	cpus_stop();

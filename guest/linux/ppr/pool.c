@@ -101,15 +101,21 @@ unsigned long ppr_pool_marked(void)
 	return marked;
 }
 
-/* Waits, in any context, until the host has let go of every page; false: it has not within so many seconds. */
-bool ppr_pool_wait_claims(unsigned int seconds)
+/*
+ * Waits until the host has let go of every page; false: it has not within so many seconds. `sleep`: where that is allowed, lest a processor
+ * that spins for so long be taken for one that hangs.
+ */
+bool ppr_pool_wait_claims(unsigned int seconds, bool sleep)
 {
 	u64 end = ktime_get_mono_fast_ns() + seconds * (u64)NSEC_PER_SEC;
 
 	while (ppr_pool_claimed()) {
 		if (ktime_get_mono_fast_ns() > end)
 			return false;
-		cpu_relax();
+		if (sleep)
+			usleep_range(200, 1000);
+		else
+			cpu_relax();
 	}
 	return true;
 }

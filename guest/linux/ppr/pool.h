@@ -63,7 +63,7 @@ DECLARE_PER_CPU(struct ppr_stats, ppr_stats);
 
 int ppr_pool_open(void *base, size_t len, unsigned long frames);
 void ppr_pool_cancel_all(void);
-bool ppr_pool_wait_claims(unsigned int seconds);
+bool ppr_pool_wait_claims(unsigned int seconds, bool sleep);
 bool ppr_pool_claimed(void);
 unsigned long ppr_pool_marked(void);
 void ppr_pool_wait_word(unsigned long word, u64 bits);

@@ -59,7 +59,8 @@ fn whatever_a_guest_writes_only_its_own_ram_is_named() {
                 assert_eq!(done.unwrap().pages, in_batch);
                 pages += in_batch;
             }
-            let _ = (host.pending(), host.marked(), host.is_free(sweeps), host.is_free(u64::MAX), pool.validate());
+            let _ =
+                (host.pending(u64::MAX), host.marked(), host.is_free(sweeps), host.is_free(u64::MAX), pool.validate());
             sweeps += 1;
             if sweeps % 16 == 0 {
                 host.recover();

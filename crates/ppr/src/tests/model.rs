@@ -53,8 +53,17 @@ fn what_is_marked_is_recycled_by_runs_and_once() {
     assert_eq!(seen, [5..100, 101..700, 89_990..90_000]);
     assert_eq!(done.unwrap().pages, 95 + 599 + 10);
     assert!(within.is_empty());
-    assert_eq!((host.marked(), host.pending()), (0, 0));
+    assert_eq!((host.marked(), host.pending(u64::MAX)), (0, 0));
     assert_eq!(guest.cancel(5..700, || false).unwrap().won, 0);
+}
+
+#[test]
+fn work_is_looked_for_below_a_limit_only() {
+    let pool = Pool::private(100_000).unwrap();
+    let (guest, host) = (Guest::new(&pool), Host::new(&pool, Ram::default()));
+    guest.mark(5..6);
+    guest.mark(90_000..90_001);
+    assert_eq!([0, 1, 4096, 90_001, u64::MAX].map(|end| host.pending(end)), [0, 1, 1, 2, 2]);
 }
 
 /// Frames of the model, which is more than one word of S.
@@ -134,6 +143,6 @@ proptest! {
         });
         prop_assert_eq!(sweep.unwrap().pages, left.len() as u64);
         prop_assert_eq!(left, marked.into_iter().collect::<Vec<_>>());
-        prop_assert_eq!(host.pending(), 0);
+        prop_assert_eq!(host.pending(u64::MAX), 0);
     }
 }

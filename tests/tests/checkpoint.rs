@@ -308,7 +308,9 @@ fn a_process_that_ends_meanwhile_leaves_nothing() {
             let err = String::from_utf8(out.stderr).unwrap();
             assert!(err.contains(&format!("process {pid}")), "{err}");
         }
-        assert_eq!(physical(dir.path()), before, "its space is free at once");
+        // But for what the pool and the file system need to keep account of it; data would be megabytes.
+        let after = physical(dir.path());
+        assert!(after <= before + (64 << 10), "its space is free at once: {before}, {after}");
     }
     let (len, want) = (4096 * 4096, memory(first.pid(), &regions(dir.path(), "first")));
     assert!(want.len() == len && restore(dir.path(), "first") == want);
@@ -342,7 +344,7 @@ fn a_full_pool_is_said_and_can_be_emptied() {
     for _ in 0..2 {
         let (code, _, err) = run(dir.path(), &["checkpoint", &pid, "--to", "store", "--stop", "--name", "second"]);
         assert!(code == Some(1) && err.contains("is full") && err.contains("pool rm"), "{err}");
-        assert_eq!(physical(dir.path()), before, "what was stored of it is free again");
+        assert!(physical(dir.path()) <= before + (64 << 10), "what was stored of it is free again");
     }
     let want = memory(one.id() as i32, &regions(dir.path(), "first"));
     assert_eq!(differing(&restore(dir.path(), "first"), &want), [0; 0]);

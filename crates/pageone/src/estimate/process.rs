@@ -227,26 +227,26 @@ fn areas(pid: i32, guest: bool) -> io::Result<Vec<Range>> {
         })?;
         return Ok(areas);
     }
-    // Where PageONE has merged some of it already, guest RAM is in pieces: so count neighbours as one.
+    // Where PageONE has merged some of it already, guest RAM is in pieces: so count neighbours as one. Else a neighbour is something
+    // else of QEMU's that happens to lie there.
     let mut span: Vec<Range> = Vec::new();
     let mut before = Range::new(0, 0);
-    let mut len = 0;
-    let mut flush = |span: &mut Vec<Range>, len: usize| {
-        if len >= GUEST_MIN {
-            areas.append(span);
-        }
-        span.clear();
+    let (mut len, mut merged) = (0, false);
+    let mut flush = |span: &mut Vec<Range>, len: usize, merged: bool| {
+        span.retain(|area| if merged { len >= GUEST_MIN } else { area.len >= GUEST_MIN });
+        areas.append(span);
     };
     procfs::for_each_map(Some(pid), |line| {
         let store = line.path.starts_with("/memfd:pageone");
         let ram = line.perms.read && line.perms.write && !line.perms.exec && !line.perms.shared;
         let ram = ram && (store || anonymous(line) && !line.path.starts_with("[heap"));
         if !ram || before.end() != line.range.start {
-            flush(&mut span, std::mem::take(&mut len));
+            flush(&mut span, std::mem::take(&mut len), std::mem::take(&mut merged));
         }
         before = line.range;
         if ram {
             len += line.range.len;
+            merged |= store;
             if !store {
                 span.push(line.range);
             }
@@ -254,7 +254,7 @@ fn areas(pid: i32, guest: bool) -> io::Result<Vec<Range>> {
             before = Range::new(0, 0);
         }
     })?;
-    flush(&mut span, len);
+    flush(&mut span, len, merged);
     Ok(areas)
 }
 

@@ -81,12 +81,16 @@ fn guests_survive_everything() {
     client.hear();
     client.expect("ok");
     drop(client);
+    // On a slow machine no daemon may have lived long enough.
+    eventually("much is merged", Duration::from_secs(180), || {
+        most_merged = most_merged.max(daemon.status()["pages_sharing"].as_u64().unwrap_or(0));
+        (most_merged > 20_000).then_some(())
+    });
     guests.iter_mut().for_each(|g| g.pass_rounds(1));
     rounds += guests.iter_mut().map(Guest::rounds).sum::<usize>();
     println!(
         "{kills} daemons killed, {ended} guests ended, {rounds} rounds passed, at most {most_merged} pages_sharing"
     );
-    assert!(most_merged > 20_000, "the soak proves nothing if little was merged");
 
     // No mapping leaked: a guest that is detached has about as many as one that was never merged.
     let detached = guests.pop().unwrap();

@@ -47,7 +47,6 @@ test-tsan:
 
 # The SD tree's threads against what they know, with all checks on. STRESS_SECONDS=36000 for a night.
 STRESS_SECONDS ?= 120
-test-stress: STRESS_SECONDS = 60
 test-stress stress:
 	SDTREE_STRESS_SECONDS=$(STRESS_SECONDS) CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true $(CARGO) test --release --target-dir target/stress -p sdtree --lib for_hours -- --ignored --nocapture
 

@@ -48,6 +48,15 @@ want() {
 
 have() { command -v "$1"; }
 
+# A machine that is new has no package lists, or old ones. Once a run, and for root only.
+refreshed=
+refresh() {
+    [ -z "$refreshed" ] && [ "$(id -u)" -eq 0 ] || return 1
+    refreshed=yes
+    say 'runs: apt-get update'
+    apt-get -qq update
+}
+
 # Guests run busybox with no libraries beside it.
 static_busybox() { have busybox && ! LC_ALL=C ldd "$(command -v busybox)"; }
 
@@ -58,7 +67,7 @@ install_missing() {
         fail "there is no apt-get here: install your system's equivalents of ${missing[*]} yourself"
     [ -z "$sudo_prefix" ] || yours "$sudo_prefix$line"
     say "runs: $line"
-    DEBIAN_FRONTEND=noninteractive $line ||
+    DEBIAN_FRONTEND=noninteractive $line || { refresh && DEBIAN_FRONTEND=noninteractive $line; } ||
         fail "apt-get could not install ${missing[*]}: run 'apt-get update', then this again"
 }
 
@@ -118,8 +127,13 @@ need_debian_amd64() {
 fetch_kernel() {
     local source=$1 package version
     shift
-    package=$(apt-cache "$@" depends linux-image-cloud-amd64 2>/dev/null |
-        sed -n 's/^ *Depends: \(linux-image-[0-9].*\)$/\1/p' | head -n 1)
+    newest() {
+        # Nothing known is no error here.
+        apt-cache "$@" depends linux-image-cloud-amd64 2>/dev/null |
+            sed -n 's/^ *Depends: \(linux-image-[0-9].*\)$/\1/p' | head -n 1 || true
+    }
+    package=$(newest "$@")
+    if [ -z "$package" ] && refresh; then package=$(newest "$@"); fi
     [ -n "$package" ] ||
         fail "apt knows no linux-image-cloud-amd64 in $source: run '${sudo_prefix}apt-get update', or give 'pageone demo --kernel FILE'"
     version=${package#linux-image-}
@@ -217,7 +231,7 @@ headers() {
     case $version in 6.12.*) backports; options=("${private[@]}") ;; esac
     # linux-kbuild's name follows the series in one release and the version in the other.
     part=$(apt-cache "${options[@]}" depends "linux-headers-$version" 2>/dev/null |
-        sed -n 's/^ *Depends: \(linux-kbuild-[0-9].*\)$/\1/p' | head -n 1)
+        sed -n 's/^ *Depends: \(linux-kbuild-[0-9].*\)$/\1/p' | head -n 1) || true
     [ -n "$part" ] ||
         fail "apt has no headers for the cached kernel $version any more: remove $cache/kernels/$version, run '${sudo_prefix}apt-get update', and run this again"
     packages=("linux-headers-$version" "$common" "$part")

@@ -35,6 +35,8 @@ const PROVEN: u32 = 8;
 /// faults behind them, wait for it. The first scans, in which every page is new, do not count.
 const SCAN_SHARE: u32 = 40;
 const FIRST_SCANS: u64 = 3;
+/// One page in so many is much that was written at once.
+const MUCH: u64 = 16;
 /// Pages in one batch: a few windows, so that the agent has work while the next is planned.
 const BATCH: u32 = 1024;
 const BATCH_RUNS: usize = 1024;
@@ -152,13 +154,20 @@ fn begin_period(shared: &Shared, client: &Client) -> bool {
         return false;
     }
     let cpu = crate::pace::thread_cpu();
-    if let Err(e) = client.scan(&mut state, true) {
-        tracing::warn!(pid = client.pid, "cannot scan its memory: {e}");
-        return false;
-    }
-    if state.totals.full_scans > FIRST_SCANS {
-        state.next_scan =
-            now + Duration::from_nanos(crate::pace::thread_cpu() - cpu) * SCAN_SHARE * shared.clients().len() as u32;
+    match client.scan(&mut state, true) {
+        // Where much is written or new the scan was dear once, for that, and what it found must not wait long for the scans in which it has to rest.
+        Ok(found)
+            if state.totals.full_scans > FIRST_SCANS
+                && found * MUCH < state.regions.values().map(|region| u64::from(region.pages)).sum() =>
+        {
+            let took = Duration::from_nanos(crate::pace::thread_cpu() - cpu);
+            state.next_scan = now + took * SCAN_SHARE * shared.clients().len() as u32;
+        }
+        Ok(_) => {}
+        Err(e) => {
+            tracing::warn!(pid = client.pid, "cannot scan its memory: {e}");
+            return false;
+        }
     }
     if state.rested.elapsed().as_secs_f64() >= shared.config.direct_io_seconds {
         state.rested = std::time::Instant::now();

@@ -25,10 +25,11 @@ impl Client {
     /// kernel looks at each page's `struct page`, a cache miss a page, where all else stands in the page table (8 GiB: 74 ms
     /// against a few).
     ///
-    /// `ageing`: a merge period has passed. Otherwise what is found is kept for that scan; see `rates`.
-    pub(crate) fn scan(&self, state: &mut State, ageing: bool) -> Result<(), Errno> {
+    /// `ageing`: a merge period has passed. Otherwise what is found is kept for that scan; see `rates`. Returns how many pages were written,
+    /// or are new.
+    pub(crate) fn scan(&self, state: &mut State, ageing: bool) -> Result<u64, Errno> {
         if state.held {
-            return Ok(());
+            return Ok(0);
         }
         if std::mem::take(&mut state.unsure) {
             self.find_copies(state)?;
@@ -37,6 +38,7 @@ impl Client {
         // Lost when a scan fails: what it found until then is no more in the kernel's notes.
         let mut since = state.since.take();
         let mut written: Vec<PageRun> = Vec::new();
+        let mut found = 0;
         for (&id, region) in &mut state.regions {
             let query = Query {
                 write_protect: true,
@@ -52,6 +54,7 @@ impl Client {
             for &run in &written {
                 let pages = region.pages_of(run);
                 region.written_lately(pages.start, pages.end - pages.start);
+                found += u64::from(pages.end - pages.start);
                 if let Some(since) = &mut since {
                     since.add(Range::new(run.start, run.end - run.start));
                 }
@@ -74,7 +77,7 @@ impl Client {
         }
         state.since = since.and_then(|mut since| (!since.is_too_long()).then_some(since));
         state.totals.full_scans += u64::from(ageing);
-        Ok(())
+        Ok(found)
     }
 
     /// Scans part by part, each short enough: while the kernel scans, an agent that maps has to wait, and behind it the program's page

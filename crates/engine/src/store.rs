@@ -21,8 +21,11 @@
 //! up to 512 consecutive slots, from a place drawn at random (so that an attacker cannot aim at neighbouring frames),
 //! and fills them in the order of the pages that ask; what it leaves over, the next one fills. What was used before has memory, which cannot
 //! be given back alone: places with it come first, as long as they are not mere crumbs.
+//!
+//! *Huge pages.* A piece of 512 slots of which none was used becomes a huge page at one stroke where the kernel has one (`MADV_COLLAPSE`;
+//! `/sys/kernel/mm/transparent_hugepage/shmem_enabled` set to `deny` forbids it). It is taken, cleared and mapped as a whole: neither the daemon that writes frames
+//! nor the agent that compares with them takes a page fault for each, which was most of what a frame cost.
 
-use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering::*};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -33,8 +36,19 @@ use kmem::PAGE_SIZE;
 use kmem::memfd::{self, SharedMap};
 use wire::{SEGMENT_PAGES, SegmentId};
 
-/// Slots that are given memory at once when a cursor comes to them.
+mod free;
+#[cfg(test)]
+mod tests;
+
+use free::{ALL_FRESH, Free, HUGE, run_length};
+
+/// Slots that are given memory at once when a cursor comes to them and there is no huge page.
 const POPULATE: u32 = 128;
+/// How long no huge page is asked for after the kernel had none, or after one that was too dear.
+const REFUSED: Duration = Duration::from_secs(10);
+/// CPU time that a huge page may cost; 0.2 ms is usual. In a virtual machine whose free memory its host takes back (free page reporting, above all of huge pages),
+/// the host has to find it again first: 5 ms were seen. Single pages, used a moment ago by somebody else, come cheaper there.
+const HUGE_COST: Duration = Duration::from_millis(1);
 /// The longest run of slots that one cursor reserves.
 const EXTENT: u32 = 512;
 /// So many slots in a row that have memory are better than more of them without.
@@ -103,68 +117,13 @@ impl Segment {
     }
 }
 
-/// Free slots of the writable segments, and what waits to become free.
-#[derive(Default)]
-struct Free {
-    /// One for each segment of the store; empty for those that cannot be written.
-    slots: Vec<DirtyTree>,
-    /// Those among them that have memory.
-    backed: Vec<DirtyTree>,
-    count: u64,
-    /// What cursors left over of the stretches that they had begun to fill, the latest last.
-    begun: Vec<std::ops::Range<u32>>,
-    quarantine: VecDeque<(Instant, Frame)>,
-    /// When the memory that is left was last looked at, with success.
-    checked: Option<Instant>,
-    /// State of a xorshift generator: where runs start.
-    random: u64,
-}
-
-impl Free {
-    fn random(&mut self) -> u64 {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        self.random
-    }
-
-    /// What is left of a stretch that was begun and that nobody else has taken since.
-    fn take_begun(&mut self) -> Option<std::ops::Range<u32>> {
-        while let Some(rest) = self.begun.pop() {
-            if self.slots[Frame(rest.start).segment()].contains(Frame(rest.start).slot().into()) {
-                return Some(rest);
-            }
-        }
-        None
-    }
-
-    /// Looks at some of a set's runs, from places drawn at random on, for one with `enough` slots; else the longest that was met: its
-    /// first slot, as a frame, and its length.
-    fn longest(&mut self, set: impl Fn(&Self) -> &Vec<DirtyTree>, enough: u32) -> (u32, u32) {
-        const PLACES: u32 = 4;
-        const RUNS: u32 = 16;
-        let mut best = (0, 0);
-        for _ in 0..PLACES {
-            let segments = self.slots.len() as u64;
-            let (at, slot) = ((self.random() % segments) as usize, (self.random() % u64::from(SEGMENT_PAGES)) as u32);
-            let bits = &set(self)[at];
-            // From where a run begins, or it would be cut in two and leave crumbs.
-            let begin = (slot.saturating_sub(EXTENT)..slot).rev().take_while(|&s| bits.contains(s.into())).last();
-            let mut from = begin.unwrap_or(slot);
-            for _ in 0..RUNS {
-                let Some(slot) = bits.next(from.into()).or_else(|| bits.next(0)).map(|slot| slot as u32) else { break };
-                let len = run_length(bits, slot);
-                if len > best.1 {
-                    best = (at as u32 * SEGMENT_PAGES + slot, len);
-                }
-                if len >= enough {
-                    return best;
-                }
-                from = slot + len;
-            }
-        }
-        best
-    }
+/// Slots of one piece that nobody else has.
+struct Reserved {
+    slots: std::ops::Range<u32>,
+    /// Those before this one have memory.
+    populated: u32,
+    /// It is a whole piece that can be made a huge page, and is filled from this slot of it on: where runs start is drawn at random.
+    cut: Option<u32>,
 }
 
 /// How much of the store is used.
@@ -234,10 +193,12 @@ impl Store {
             let backed = DirtyTree::new(SEGMENT_PAGES.into())?;
             free.slots.push(DirtyTree::new(SEGMENT_PAGES.into())?);
             free.backed.push(backed);
+            free.fresh.push(0);
             segments.push(None);
         }
         if segment.writable {
             free.slots[at].insert_range(0, SEGMENT_PAGES.into());
+            free.fresh[at] = ALL_FRESH;
             free.count += u64::from(SEGMENT_PAGES);
         }
         segments[at] = Some(segment);
@@ -276,9 +237,9 @@ impl Store {
         Ok(())
     }
 
-    /// Reserves a run of free slots: those behind `after` if they are free, else what is left of a stretch that was begun, else from a place
-    /// drawn at random. Also says up to which they have memory.
-    fn reserve(&self, after: Option<Frame>) -> Result<(std::ops::Range<u32>, u32), GrowError> {
+    /// Reserves a run of free slots, all in one piece: those behind `after` if they are free, else what is left of a stretch that was begun, else from
+    /// a place drawn at random.
+    fn reserve(&self, after: Option<Frame>) -> Result<Reserved, GrowError> {
         let mut free = lock(&self.free);
         if free.count < u64::from(EXTENT) {
             drop(free);
@@ -290,11 +251,14 @@ impl Store {
         let follows = follows.filter(|&f| free.slots[Frame(f).segment()].contains(Frame(f).slot().into()));
         let begun = if follows.is_none() { free.take_begun() } else { None };
         let most = begun.as_ref().map_or(EXTENT, |rest| rest.end - rest.start);
-        let known = follows.or(begun.map(|rest| rest.start));
+        let mut known = follows.or(begun.map(|rest| rest.start));
         let mut best = (0, 0);
         if known.is_none() {
             best = free.longest(|free| &free.backed, CRUMBS);
             if best.1 < CRUMBS {
+                known = free.fresh_piece();
+            }
+            if best.1 < CRUMBS && known.is_none() {
                 best = free.longest(|free| &free.slots, EXTENT);
             }
         }
@@ -305,14 +269,39 @@ impl Store {
             best.0 = at.ok_or(GrowError::Full(segments as usize))?;
         }
         let first = known.unwrap_or(best.0);
-        let bits = &mut free.slots[Frame(first).segment()];
-        let len = run_length(bits, Frame(first).slot()).min(most);
-        bits.remove_range(Frame(first).slot().into(), len.into());
-        let backed = &mut free.backed[Frame(first).segment()];
-        let populated = first + run_length(backed, Frame(first).slot());
-        backed.remove_range(Frame(first).slot().into(), len.into());
+        let (at, slot) = (Frame(first).segment(), Frame(first).slot());
+        let bits = &mut free.slots[at];
+        let len = run_length(bits, slot).min(most).min(HUGE - slot % HUGE);
+        bits.remove_range(slot.into(), len.into());
+        let backed = &mut free.backed[at];
+        let populated = first + run_length(backed, slot);
+        backed.remove_range(slot.into(), len.into());
+        let piece = 1 << (slot / HUGE);
+        let fresh = free.fresh[at] & piece != 0 && len == HUGE;
+        free.fresh[at] &= !piece;
+        let huge = fresh && free.refused.is_none_or(|refused| refused.elapsed() > REFUSED);
+        let cut = if huge && follows.is_none() { (free.random() % u64::from(HUGE)) as u32 } else { 0 };
         free.count -= u64::from(len);
-        Ok((first..first + len, populated))
+        Ok(Reserved { slots: first..first + len, populated, cut: huge.then_some(cut) })
+    }
+
+    /// Makes a huge page of a fresh piece, which begins with this frame. `false`: there is none to be had.
+    fn make_huge(&self, first: Frame) -> bool {
+        let huge = |segment: &Segment, slot: usize| {
+            let offset = slot * PAGE_SIZE;
+            memfd::allocate(segment.fd(), offset as u64, PAGE_SIZE as u64).and_then(|()| segment.map.make_huge(offset))
+        };
+        let began = crate::pace::thread_cpu();
+        let done = self.with(first, huge);
+        let took = Duration::from_nanos(crate::pace::thread_cpu() - began);
+        if let Some(Err(e)) = &done {
+            tracing::debug!("no huge page for the store: {e}");
+        }
+        let made = matches!(done, Some(Ok(())));
+        if !made || took > HUGE_COST {
+            lock(&self.free).refused = Some(Instant::now());
+        }
+        made
     }
 
     /// Slots that were reserved and not used are free again; those below `populated` have memory. The next who needs slots goes on here:
@@ -434,6 +423,7 @@ impl Store {
                 free.count -= count;
                 free.slots[at].clear();
                 free.backed[at].clear();
+                free.fresh[at] = 0;
                 free.begun.retain(|rest| Frame(rest.start).segment() != at);
                 segments[at] = None;
             }
@@ -462,10 +452,6 @@ impl Store {
     }
 }
 
-fn run_length(free: &DirtyTree, slot: u32) -> u32 {
-    (slot..SEGMENT_PAGES.min(slot + EXTENT)).take_while(|&s| free.contains(s.into())).count() as u32
-}
-
 /// A worker's place in the store: hands out consecutive slots.
 pub(crate) struct Cursor<'s> {
     store: &'s Store,
@@ -484,7 +470,7 @@ impl<'s> Cursor<'s> {
         loop {
             if self.slots.is_empty() {
                 self.store.check_memory()?;
-                (self.slots, self.populated) = self.store.reserve(self.last)?;
+                self.reserve()?;
             }
             let frame = Frame(self.slots.start);
             if frame.0 >= self.populated {
@@ -496,6 +482,20 @@ impl<'s> Cursor<'s> {
                 return Ok(frame);
             }
         }
+    }
+
+    fn reserve(&mut self) -> Result<(), GrowError> {
+        let Reserved { slots, populated, cut } = self.store.reserve(self.last)?;
+        (self.slots, self.populated) = (slots, populated);
+        if let Some(cut) = cut
+            && self.store.make_huge(Frame(self.slots.start))
+        {
+            self.populated = self.slots.end;
+            let begin = self.slots.start..self.slots.start + cut;
+            self.slots.start = begin.end;
+            self.store.give_slots_back(begin.clone(), begin.end);
+        }
+        Ok(())
     }
 
     /// Takes back a frame that [`Cursor::put`] made and that has no handle.
@@ -523,167 +523,5 @@ impl<'s> Cursor<'s> {
 impl Drop for Cursor<'_> {
     fn drop(&mut self) {
         self.store.give_slots_back(self.slots.clone(), self.populated);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn store() -> Store {
-        Store::new("test", Duration::from_secs(60), 1 << 20)
-    }
-
-    fn page(byte: u8) -> [u8; PAGE_SIZE] {
-        [byte; PAGE_SIZE]
-    }
-
-    #[test]
-    fn slots_that_have_memory_come_first() {
-        let store = store();
-        let mut frames: Vec<Frame> = (0..200).map(|i| Cursor::new(&store).put(&page(i), 1).unwrap()).collect();
-        // Each cursor takes memory for 128 slots. Without regard to that 200 of them would fill the segment.
-        let resident = |store: &Store| store.usage().resident_bytes / PAGE_SIZE as u64;
-        assert!((200..500).contains(&resident(&store)), "{} pages", resident(&store));
-        frames.sort_unstable();
-        frames.dedup();
-        assert_eq!(frames.len(), 200);
-        for &frame in &frames {
-            assert!(store.unref(frame).is_some());
-            store.rest(frame);
-        }
-        let before = resident(&store);
-        let mut cursor = Cursor::new(&store);
-        let held = cursor.put(&page(1), 1).unwrap();
-        store.tidy(Instant::now() + Duration::from_secs(61));
-        drop(cursor);
-        (0..100).for_each(|i| assert!(Cursor::new(&store).put(&page(i), 1).is_ok()));
-        assert!(resident(&store) <= before + u64::from(POPULATE), "{} after {before}", resident(&store));
-        assert_eq!(store.users(held), 1);
-    }
-
-    #[test]
-    fn a_stretch_that_was_begun_is_filled_before_another_is() {
-        let store = store();
-        // Each worker's turn makes as many frames as there is something new; then it drops its cursor.
-        for turn in 0..40u32 {
-            let mut cursor = Cursor::new(&store);
-            (0..100 + turn % 3).for_each(|i| assert!(cursor.put(&page(i as u8), 1).is_ok()));
-        }
-        let usage = store.usage();
-        let idle = usage.resident_bytes / PAGE_SIZE as u64 - usage.frames;
-        assert!(idle <= u64::from(POPULATE), "{idle} pages of memory without a frame, of {}", usage.frames);
-        // Two at a time do not get in each other's way.
-        let (mut one, mut other) = (Cursor::new(&store), Cursor::new(&store));
-        let mut frames: Vec<Frame> =
-            (0..300).flat_map(|_| [one.put(&page(1), 1).unwrap(), other.put(&page(2), 1).unwrap()]).collect();
-        frames.sort_unstable();
-        frames.dedup();
-        assert_eq!(frames.len(), 600);
-    }
-
-    #[test]
-    fn a_frame_that_is_left_once_too_often_is_never_used_again() {
-        let store = store();
-        let frame = Cursor::new(&store).put(&page(1), 1).unwrap();
-        assert!(store.unref(frame).is_some() && store.unref(frame).is_none());
-        store.rest(frame);
-        assert!(!store.try_ref(frame) && store.users(frame) == 0);
-        assert_eq!((store.usage().pinned, lock(&store.free).quarantine.len()), (1, 0));
-        // Not even if it should be taken for free.
-        store.give_slots_back(frame.0..frame.0 + 1, 0);
-        let mut cursor = Cursor::new(&store);
-        for _ in 0..SEGMENT_PAGES - 1 {
-            assert_ne!(cursor.put(&page(2), 1).unwrap(), frame);
-        }
-    }
-
-    #[test]
-    fn frames_of_one_cursor_are_consecutive_and_keep_their_bytes() {
-        let store = store();
-        let mut cursor = Cursor::new(&store);
-        let frames: Vec<Frame> = (0..600u32).map(|i| cursor.put(&page(i as u8), 1).unwrap()).collect();
-        let breaks = frames.windows(2).filter(|w| w[1].0 != w[0].0 + 1).count();
-        assert!(breaks <= 1, "{breaks} breaks: only the end of a segment may break a run");
-        let mut bytes = page(0);
-        for (i, &frame) in frames.iter().enumerate() {
-            assert!(store.read(frame, &mut bytes));
-            assert_eq!(bytes, page(i as u8));
-        }
-    }
-
-    #[test]
-    fn a_frame_without_users_cannot_be_taken_and_rests_before_reuse() {
-        let store = store();
-        let frame = Cursor::new(&store).put(&page(7), 1).unwrap();
-        assert!(store.try_ref(frame));
-        assert!(store.unref(frame).is_none(), "one user is left");
-        assert!(store.unref(frame).is_some(), "the last one leaves");
-        assert!(!store.try_ref(frame), "no way back");
-        store.rest(frame);
-        assert!(store.tidy(Instant::now()).is_empty(), "the segment waits for the quarantine");
-        assert_eq!(lock(&store.free).count, u64::from(SEGMENT_PAGES) - 1);
-        assert_eq!(store.tidy(Instant::now() + Duration::from_secs(61)).len(), 1, "then it goes");
-        assert_eq!(store.usage().segments, 0);
-    }
-
-    #[test]
-    fn a_pinned_frame_is_never_reused_but_goes_with_its_segment() {
-        let store = store();
-        let mut cursor = Cursor::new(&store);
-        let (pinned, other) = (cursor.put(&page(1), 1).unwrap(), cursor.put(&page(2), 1).unwrap());
-        drop(cursor);
-        store.pin(pinned);
-        assert!(store.unref(pinned).is_some());
-        store.rest(pinned);
-        store.tidy(Instant::now() + Duration::from_secs(61));
-        assert!(!lock(&store.free).slots[pinned.segment()].contains(pinned.slot().into()));
-        assert!(store.unref(other).is_some());
-        store.rest(other);
-        assert_eq!(store.tidy(Instant::now() + Duration::from_secs(61)).len(), 1);
-    }
-
-    #[test]
-    fn a_segment_with_a_cursor_in_it_stays() {
-        let store = store();
-        let mut cursor = Cursor::new(&store);
-        let frame = cursor.put(&page(1), 1).unwrap();
-        store.unref(frame);
-        store.rest(frame);
-        assert!(store.tidy(Instant::now() + Duration::from_secs(61)).is_empty());
-        drop(cursor);
-        assert_eq!(store.tidy(Instant::now() + Duration::from_secs(61)).len(), 1);
-    }
-
-    #[test]
-    fn slots_that_were_not_used_come_back() {
-        let store = store();
-        let mut cursor = Cursor::new(&store);
-        cursor.put(&page(1), 1).unwrap();
-        drop(cursor);
-        assert_eq!(lock(&store.free).count, u64::from(SEGMENT_PAGES) - 1);
-    }
-
-    #[test]
-    fn a_store_without_memory_says_so() {
-        let store = Store::new("test", Duration::ZERO, u64::MAX);
-        assert!(matches!(Cursor::new(&store).put(&page(1), 1), Err(GrowError::Host { .. } | GrowError::Cgroup { .. })));
-    }
-
-    #[test]
-    fn a_segment_of_an_earlier_daemon_is_read_and_never_written() {
-        let (fd, map) = memfd::create_sealed("old", SEGMENT_PAGES as usize * PAGE_SIZE).unwrap();
-        map.write_page(5, &page(9));
-        let id = memfd::identity(fd.as_fd()).unwrap().ino;
-        let store = store();
-        store.adopt(id, fd).unwrap();
-        let frame = Frame(store.find(id).unwrap().0 + 5);
-        assert!(store.adopt_ref(frame), "the first user");
-        let mut bytes = page(0);
-        assert!(store.read(frame, &mut bytes));
-        assert_eq!(bytes, page(9));
-        assert!(store.unref(frame).is_some());
-        store.rest(frame);
-        assert_eq!(store.tidy(Instant::now()), vec![id], "it goes without a quarantine: nothing is reused");
     }
 }

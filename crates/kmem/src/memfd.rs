@@ -183,16 +183,41 @@ pub fn map_shared(fd: impl AsFd, len: usize) -> Result<SharedMap, MemfdError> {
     map(fd, len, true)
 }
 
+/// What can hold a huge page is mapped at a multiple of one, or the kernel could not map it as such.
 fn map(fd: impl AsFd, len: usize, writable: bool) -> Result<SharedMap, MemfdError> {
     let protection = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
     let fd = fd.as_fd().as_raw_fd();
+    let failed = |errno| MemfdError::Map { len, errno };
+    if len < HUGE_PAGE_SIZE {
+        // SAFETY: a mapping that is not fixed replaces nothing.
+        let start = unsafe { mm::mmap(Range::new(0, len), protection, libc::MAP_SHARED, fd, 0) }.map_err(failed)?;
+        return Ok(SharedMap { range: Range::new(start, len), writable });
+    }
+    let room = len.next_multiple_of(PAGE_SIZE) + HUGE_PAGE_SIZE;
+    let nothing = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: a mapping that is not fixed replaces nothing.
-    let start = unsafe { mm::mmap(Range::new(0, len), protection, libc::MAP_SHARED, fd, 0) }
-        .map_err(|errno| MemfdError::Map { len, errno })?;
-    Ok(SharedMap { range: Range::new(start, len), writable })
+    let reserved = unsafe { mm::mmap(Range::new(0, room), libc::PROT_NONE, nothing, -1, 0) }.map_err(failed)?;
+    let range = Range::new(reserved.next_multiple_of(HUGE_PAGE_SIZE), len.next_multiple_of(PAGE_SIZE));
+    let (head, tail) =
+        (Range::new(reserved, range.start - reserved), Range::new(range.end(), reserved + room - range.end()));
+    // SAFETY: it replaces a part of what was reserved just now, which nobody knows of.
+    let mapped = unsafe { mm::mmap(range, protection, libc::MAP_SHARED | libc::MAP_FIXED, fd, 0) };
+    if let Err(errno) = mapped {
+        // SAFETY: as above.
+        let _ = unsafe { mm::unmap(Range::new(reserved, room)) };
+        return Err(failed(errno));
+    }
+    for rest in [head, tail].into_iter().filter(|rest| rest.len > 0) {
+        // SAFETY: as above. Failing, it stays reserved: addresses, no memory.
+        let _ = unsafe { mm::unmap(rest) };
+    }
+    Ok(SharedMap { range: Range::new(range.start, len), writable })
 }
 
 const WORDS: usize = PAGE_SIZE / 8;
+
+/// Bytes of a huge page of x86-64, and of other processors with pages of 4 KiB.
+pub const HUGE_PAGE_SIZE: usize = 2 << 20;
 
 impl SharedMap {
     /// The first byte.
@@ -224,6 +249,27 @@ impl SharedMap {
         let pages = self.range.pages();
         assert!(index < pages, "page {index} of {pages} mapped pages");
         self.as_ptr().wrapping_add(index * PAGE_SIZE).cast()
+    }
+
+    /// Makes one huge page of the part at byte `offset`, a multiple of [`HUGE_PAGE_SIZE`], whatever the system's settings for huge pages of
+    /// files are (except `deny`). Some of the part must have memory already. What it holds stays as it is; the rest becomes zeros.
+    ///
+    /// Source: `madvise(2)`, `MADV_COLLAPSE` (Linux 6.1).
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: the kernel knows no such thing, or is told to make none; `ENOMEM`, `EAGAIN`: no huge page is to be had now.
+    ///
+    /// # Panics
+    ///
+    /// When the part lies outside or `offset` is no such multiple.
+    pub fn make_huge(&self, offset: usize) -> io::Result<()> {
+        assert!(offset.is_multiple_of(HUGE_PAGE_SIZE), "offset {offset} is no multiple of a huge page");
+        let fits = offset.checked_add(HUGE_PAGE_SIZE).is_some_and(|end| end <= self.range.len);
+        assert!(fits, "offset {offset} of a huge page lies outside of {} mapped bytes", self.range.len);
+        let part = Range::new(self.range.start + offset, HUGE_PAGE_SIZE);
+        // SAFETY: the bytes of the part stay as they are.
+        Ok(unsafe { mm::advise(part, linux_raw_sys::general::MADV_COLLAPSE as i32) }?)
     }
 
     /// Copies page `index` out.

@@ -156,3 +156,41 @@ fn crooked_words_are_refused() {
 fn reading_maps_are_not_written() {
     small(false).write_page(0, &[0; PAGE_SIZE]);
 }
+
+#[test]
+fn a_huge_page_keeps_what_was_there() {
+    let (fd, map) = create_sealed("kmem-test", 2 * HUGE_PAGE_SIZE).unwrap();
+    let at = HUGE_PAGE_SIZE / PAGE_SIZE + 3;
+    map.write_page(at, &[7; PAGE_SIZE]);
+    match map.make_huge(HUGE_PAGE_SIZE) {
+        Err(e) => {
+            eprintln!("SKIPPED: this machine gives no huge page: {e}");
+            assert_eq!(resident_bytes(&fd).unwrap(), PAGE_SIZE as u64);
+        }
+        Ok(()) => assert_eq!(resident_bytes(&fd).unwrap(), HUGE_PAGE_SIZE as u64),
+    }
+    let mut page = [1; PAGE_SIZE];
+    map.read_page(at, &mut page);
+    assert_eq!(page, [7; PAGE_SIZE]);
+    map.read_page(at + 1, &mut page);
+    assert_eq!(page, [0; PAGE_SIZE]);
+    assert!(map.range().start.is_multiple_of(HUGE_PAGE_SIZE));
+}
+
+#[test]
+fn maps_of_all_lengths_hold_what_they_should() {
+    let fd = create("kmem-test").unwrap();
+    rustix::fs::ftruncate(&fd, 8 << 20).unwrap();
+    for len in [1, PAGE_SIZE, HUGE_PAGE_SIZE - 1, HUGE_PAGE_SIZE, HUGE_PAGE_SIZE + 1, 3 * HUGE_PAGE_SIZE + PAGE_SIZE] {
+        let map = map_shared(&fd, len).unwrap();
+        let last = (len / PAGE_SIZE).saturating_sub(1);
+        assert_eq!(map.len(), len);
+        if len >= PAGE_SIZE {
+            map.write_page(last, &[len as u8; PAGE_SIZE]);
+            let mut page = [0; PAGE_SIZE];
+            map.read_page(last, &mut page);
+            assert_eq!(page, [len as u8; PAGE_SIZE]);
+        }
+    }
+    assert!(map_shared(&fd, 0).is_err());
+}

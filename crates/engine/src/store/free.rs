@@ -1,0 +1,107 @@
+//! Free slots: which there are, and which are taken next.
+//!
+//! A segment is divided into pieces of a huge page each. One of which no slot was ever used is *fresh*: it can be made a huge page at one
+//! stroke.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use dirty::DirtyTree;
+use kmem::PAGE_SIZE;
+use kmem::memfd::HUGE_PAGE_SIZE;
+use wire::SEGMENT_PAGES;
+
+use super::{EXTENT, Frame};
+
+/// Slots of a huge page.
+pub(super) const HUGE: u32 = (HUGE_PAGE_SIZE / PAGE_SIZE) as u32;
+/// All pieces of a segment.
+pub(super) const ALL_FRESH: u32 = u32::MAX;
+const _: () = assert!(SEGMENT_PAGES == HUGE * u32::BITS);
+
+/// Free slots of the writable segments, and what waits to become free.
+#[derive(Default)]
+pub(super) struct Free {
+    /// One for each segment of the store; empty for those that cannot be written.
+    pub(super) slots: Vec<DirtyTree>,
+    /// Those among them that have memory.
+    pub(super) backed: Vec<DirtyTree>,
+    /// Huge pages of each segment of which no slot has ever had memory, a bit each.
+    pub(super) fresh: Vec<u32>,
+    pub(super) count: u64,
+    /// What cursors left over of the stretches that they had begun to fill, the latest last.
+    pub(super) begun: Vec<std::ops::Range<u32>>,
+    pub(super) quarantine: VecDeque<(Instant, Frame)>,
+    /// When the kernel last had no huge page for us, or only a dear one.
+    pub(super) refused: Option<Instant>,
+    /// When the memory that is left was last looked at, with success.
+    pub(super) checked: Option<Instant>,
+    /// State of a xorshift generator: where runs start.
+    pub(super) random: u64,
+}
+
+impl Free {
+    pub(super) fn random(&mut self) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random
+    }
+
+    /// The first slot of a fresh huge page drawn at random, as a frame.
+    pub(super) fn fresh_piece(&mut self) -> Option<u32> {
+        let count: u32 = self.fresh.iter().map(|bits| bits.count_ones()).sum();
+        let mut skip = (count > 0).then(|| (self.random() % u64::from(count)) as u32)?;
+        for (at, &bits) in self.fresh.iter().enumerate() {
+            if skip < bits.count_ones() {
+                let piece = (0..u32::BITS).filter(|piece| bits & (1 << piece) != 0).nth(skip as usize)?;
+                return Some(at as u32 * SEGMENT_PAGES + piece * HUGE);
+            }
+            skip -= bits.count_ones();
+        }
+        None
+    }
+
+    /// What is left of a stretch that was begun and that nobody else has taken since.
+    pub(super) fn take_begun(&mut self) -> Option<std::ops::Range<u32>> {
+        while let Some(rest) = self.begun.pop() {
+            if self.slots[Frame(rest.start).segment()].contains(Frame(rest.start).slot().into()) {
+                return Some(rest);
+            }
+        }
+        None
+    }
+
+    /// Looks at some of a set's runs, from places drawn at random on, for one with `enough` slots; else the longest that was met: its
+    /// first slot, as a frame, and its length.
+    pub(super) fn longest(&mut self, set: impl Fn(&Self) -> &Vec<DirtyTree>, enough: u32) -> (u32, u32) {
+        const PLACES: u32 = 4;
+        const RUNS: u32 = 16;
+        let mut best = (0, 0);
+        for _ in 0..PLACES {
+            let segments = self.slots.len() as u64;
+            let (at, slot) = ((self.random() % segments) as usize, (self.random() % u64::from(SEGMENT_PAGES)) as u32);
+            let bits = &set(self)[at];
+            // From where a run begins, or it would be cut in two and leave crumbs.
+            let begin = (slot.saturating_sub(EXTENT)..slot).rev().take_while(|&s| bits.contains(s.into())).last();
+            let mut from = begin.unwrap_or(slot);
+            for _ in 0..RUNS {
+                let Some(slot) = bits.next(from.into()).or_else(|| bits.next(0)).map(|slot| slot as u32) else { break };
+                let len = run_length(bits, slot);
+                if len > best.1 {
+                    best = (at as u32 * SEGMENT_PAGES + slot, len);
+                }
+                if len >= enough {
+                    return best;
+                }
+                from = slot + len;
+            }
+        }
+        best
+    }
+}
+
+/// Free slots from this one on, without a gap; [`EXTENT`] at most.
+pub(super) fn run_length(free: &DirtyTree, slot: u32) -> u32 {
+    (slot..SEGMENT_PAGES.min(slot + EXTENT)).take_while(|&s| free.contains(s.into())).count() as u32
+}

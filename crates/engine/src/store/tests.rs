@@ -1,0 +1,196 @@
+use super::*;
+
+fn store() -> Store {
+    Store::new("test", Duration::from_secs(60), 1 << 20)
+}
+
+fn page(byte: u8) -> [u8; PAGE_SIZE] {
+    [byte; PAGE_SIZE]
+}
+
+#[test]
+fn slots_that_have_memory_come_first() {
+    let store = store();
+    let mut frames: Vec<Frame> = (0..200).map(|i| Cursor::new(&store).put(&page(i), 1).unwrap()).collect();
+    // Each cursor takes memory for 128 slots or more. Without regard to that 200 of them would fill the segment.
+    let resident = |store: &Store| store.usage().resident_bytes / PAGE_SIZE as u64;
+    assert!((200..=u64::from(HUGE)).contains(&resident(&store)), "{} pages", resident(&store));
+    frames.sort_unstable();
+    frames.dedup();
+    assert_eq!(frames.len(), 200);
+    for &frame in &frames {
+        assert!(store.unref(frame).is_some());
+        store.rest(frame);
+    }
+    let before = resident(&store);
+    let mut cursor = Cursor::new(&store);
+    let held = cursor.put(&page(1), 1).unwrap();
+    store.tidy(Instant::now() + Duration::from_secs(61));
+    drop(cursor);
+    (0..100).for_each(|i| assert!(Cursor::new(&store).put(&page(i), 1).is_ok()));
+    assert!(resident(&store) <= before + u64::from(HUGE), "{} after {before}", resident(&store));
+    assert_eq!(store.users(held), 1);
+}
+
+#[test]
+fn a_stretch_that_was_begun_is_filled_before_another_is() {
+    let store = store();
+    // Each worker's turn makes as many frames as there is something new; then it drops its cursor.
+    for turn in 0..40u32 {
+        let mut cursor = Cursor::new(&store);
+        (0..100 + turn % 3).for_each(|i| assert!(cursor.put(&page(i as u8), 1).is_ok()));
+    }
+    let usage = store.usage();
+    let idle = usage.resident_bytes / PAGE_SIZE as u64 - usage.frames;
+    assert!(idle <= 2 * u64::from(HUGE), "{idle} pages of memory without a frame, of {}", usage.frames);
+    // Two at a time do not get in each other's way.
+    let (mut one, mut other) = (Cursor::new(&store), Cursor::new(&store));
+    let mut frames: Vec<Frame> =
+        (0..300).flat_map(|_| [one.put(&page(1), 1).unwrap(), other.put(&page(2), 1).unwrap()]).collect();
+    frames.sort_unstable();
+    frames.dedup();
+    assert_eq!(frames.len(), 600);
+}
+
+#[test]
+fn pieces_are_filled_whole_whether_there_are_huge_pages_or_not() {
+    for refused in [false, true] {
+        let store = store();
+        let mut cursor = Cursor::new(&store);
+        cursor.put(&page(0), 1).unwrap();
+        // As if the kernel had none.
+        let refuse = || lock(&store.free).refused = refused.then(Instant::now);
+        refuse();
+        let mut frames: Vec<u32> = Vec::new();
+        for i in 0..4 * HUGE {
+            refuse();
+            frames.push(cursor.put(&page(i as u8), 1).unwrap().0);
+        }
+        let mut bytes = page(0);
+        for (i, &frame) in frames.iter().enumerate() {
+            assert!(store.read(Frame(frame), &mut bytes));
+            assert_eq!(bytes, page(i as u8));
+        }
+        drop(cursor);
+        let usage = store.usage();
+        let idle = usage.resident_bytes / PAGE_SIZE as u64 - usage.frames;
+        assert!(idle <= 2 * u64::from(HUGE), "{idle} pages of memory without a frame");
+        // What no piece has any more is found all the same: the segment can be filled.
+        let mut cursor = Cursor::new(&store);
+        for _ in usage.frames as u32..SEGMENT_PAGES {
+            frames.push(cursor.put(&page(1), 1).unwrap().0);
+        }
+        frames.sort_unstable();
+        frames.dedup();
+        assert_eq!(frames.len() as u32, SEGMENT_PAGES - 1, "a slot was used twice");
+        assert!(frames.iter().filter(|&&frame| frame / SEGMENT_PAGES == 0).count() as u32 > SEGMENT_PAGES - 2 * HUGE);
+    }
+}
+
+#[test]
+fn a_frame_that_is_left_once_too_often_is_never_used_again() {
+    let store = store();
+    let frame = Cursor::new(&store).put(&page(1), 1).unwrap();
+    assert!(store.unref(frame).is_some() && store.unref(frame).is_none());
+    store.rest(frame);
+    assert!(!store.try_ref(frame) && store.users(frame) == 0);
+    assert_eq!((store.usage().pinned, lock(&store.free).quarantine.len()), (1, 0));
+    // Not even if it should be taken for free.
+    store.give_slots_back(frame.0..frame.0 + 1, 0);
+    let mut cursor = Cursor::new(&store);
+    for _ in 0..SEGMENT_PAGES - 1 {
+        assert_ne!(cursor.put(&page(2), 1).unwrap(), frame);
+    }
+}
+
+#[test]
+fn frames_of_one_cursor_are_consecutive_and_keep_their_bytes() {
+    let store = store();
+    let mut cursor = Cursor::new(&store);
+    let frames: Vec<Frame> = (0..600u32).map(|i| cursor.put(&page(i as u8), 1).unwrap()).collect();
+    let breaks = frames.windows(2).filter(|w| w[1].0 != w[0].0 + 1).count();
+    assert!(
+        breaks <= 2,
+        "{breaks} breaks: only the end of a segment and where the first piece was begun may break a run"
+    );
+    let mut bytes = page(0);
+    for (i, &frame) in frames.iter().enumerate() {
+        assert!(store.read(frame, &mut bytes));
+        assert_eq!(bytes, page(i as u8));
+    }
+}
+
+#[test]
+fn a_frame_without_users_cannot_be_taken_and_rests_before_reuse() {
+    let store = store();
+    let frame = Cursor::new(&store).put(&page(7), 1).unwrap();
+    assert!(store.try_ref(frame));
+    assert!(store.unref(frame).is_none(), "one user is left");
+    assert!(store.unref(frame).is_some(), "the last one leaves");
+    assert!(!store.try_ref(frame), "no way back");
+    store.rest(frame);
+    assert!(store.tidy(Instant::now()).is_empty(), "the segment waits for the quarantine");
+    assert_eq!(lock(&store.free).count, u64::from(SEGMENT_PAGES) - 1);
+    assert_eq!(store.tidy(Instant::now() + Duration::from_secs(61)).len(), 1, "then it goes");
+    assert_eq!(store.usage().segments, 0);
+}
+
+#[test]
+fn a_pinned_frame_is_never_reused_but_goes_with_its_segment() {
+    let store = store();
+    let mut cursor = Cursor::new(&store);
+    let (pinned, other) = (cursor.put(&page(1), 1).unwrap(), cursor.put(&page(2), 1).unwrap());
+    drop(cursor);
+    store.pin(pinned);
+    assert!(store.unref(pinned).is_some());
+    store.rest(pinned);
+    store.tidy(Instant::now() + Duration::from_secs(61));
+    assert!(!lock(&store.free).slots[pinned.segment()].contains(pinned.slot().into()));
+    assert!(store.unref(other).is_some());
+    store.rest(other);
+    assert_eq!(store.tidy(Instant::now() + Duration::from_secs(61)).len(), 1);
+}
+
+#[test]
+fn a_segment_with_a_cursor_in_it_stays() {
+    let store = store();
+    let mut cursor = Cursor::new(&store);
+    let frame = cursor.put(&page(1), 1).unwrap();
+    store.unref(frame);
+    store.rest(frame);
+    assert!(store.tidy(Instant::now() + Duration::from_secs(61)).is_empty());
+    drop(cursor);
+    assert_eq!(store.tidy(Instant::now() + Duration::from_secs(61)).len(), 1);
+}
+
+#[test]
+fn slots_that_were_not_used_come_back() {
+    let store = store();
+    let mut cursor = Cursor::new(&store);
+    cursor.put(&page(1), 1).unwrap();
+    drop(cursor);
+    assert_eq!(lock(&store.free).count, u64::from(SEGMENT_PAGES) - 1);
+}
+
+#[test]
+fn a_store_without_memory_says_so() {
+    let store = Store::new("test", Duration::ZERO, u64::MAX);
+    assert!(matches!(Cursor::new(&store).put(&page(1), 1), Err(GrowError::Host { .. } | GrowError::Cgroup { .. })));
+}
+
+#[test]
+fn a_segment_of_an_earlier_daemon_is_read_and_never_written() {
+    let (fd, map) = memfd::create_sealed("old", SEGMENT_PAGES as usize * PAGE_SIZE).unwrap();
+    map.write_page(5, &page(9));
+    let id = memfd::identity(fd.as_fd()).unwrap().ino;
+    let store = store();
+    store.adopt(id, fd).unwrap();
+    let frame = Frame(store.find(id).unwrap().0 + 5);
+    assert!(store.adopt_ref(frame), "the first user");
+    let mut bytes = page(0);
+    assert!(store.read(frame, &mut bytes));
+    assert_eq!(bytes, page(9));
+    assert!(store.unref(frame).is_some());
+    store.rest(frame);
+    assert_eq!(store.tidy(Instant::now()), vec![id], "it goes without a quarantine: nothing is reused");
+}

@@ -87,7 +87,7 @@ impl Merger {
             let runs = take_window(&mut pending, self.limit);
             self.count_maps(2 * runs.len());
             let mut state = STATE.lock();
-            let done = state.merge_window(merge.region, &runs, look, self.pagemap.as_ref());
+            let done = state.merge_window(merge.region, &runs, look, merge.calm, self.pagemap.as_ref());
             look &= !done.free;
             done.rest.iter().rev().for_each(|&run| pending.push_front(run));
             let last = pending.is_empty();
@@ -97,7 +97,7 @@ impl Merger {
             state.outbox.push(ToDaemon::Report(report));
             let go_on = state.conn.is_some() && !state.outbox.has_overflowed();
             drop(state);
-            self.adapt(&runs, done.time, !done.rest.is_empty());
+            self.adapt(&runs, done.time, done.ran_out);
             if last || !go_on || flushed.elapsed() > FLUSH_EVERY {
                 flush();
                 flushed = Instant::now();
@@ -172,7 +172,8 @@ fn take_window(pending: &mut VecDeque<Run>, limit: u32) -> Vec<Run> {
     window
 }
 
-fn split(run: Run, at: u32) -> (Run, Run) {
+/// The first `at` pages of a run, and the others.
+pub fn split(run: Run, at: u32) -> (Run, Run) {
     let target = match run.target {
         Target::Frames { segment, slot } => Target::Frames { segment, slot: slot + at },
         Target::Zero => Target::Zero,

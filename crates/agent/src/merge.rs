@@ -1,7 +1,8 @@
 //! One window of a batch: compare, take away, replace.
 //!
 //! A window spans pages between its runs too. It ends before one of these that was written since the last scan: whoever wrote it may
-//! write again, and would wait; and the note of that write would be lost.
+//! write again, and would wait; and the note of that write would be lost. It ends before such a page of a run as well, and that
+//! page is let be: it may be long since it was read, and what is written often is not worth merging.
 //!
 //! Every page is compared with its frame, byte by byte, now that it cannot change: this decides, not what the daemon thinks. What
 //! equals is taken away if it has no pins ([`crate::pins`]), and each run of such pages becomes one mapping of frames, or untouched
@@ -13,7 +14,7 @@
 
 #![allow(unsafe_code)] // Compares and replaces the program's memory.
 
-use crate::batch::{Maps, span};
+use crate::batch::{Maps, span, split};
 use crate::pins::Waiting;
 use crate::regions::{Pages, Region};
 use crate::sabotage::{self, Sabotage};
@@ -41,6 +42,8 @@ pub struct Done {
     untouched: Vec<Pages>,
     /// Pages that could not be taken away.
     stuck: Vec<Pages>,
+    /// Whether that is because the time was over.
+    pub ran_out: bool,
     /// How long writers could have waited.
     pub time: Duration,
     /// It was looked whether the process has pinned or locked memory, and it has not.
@@ -75,9 +78,16 @@ enum Verdict {
 }
 
 impl State {
-    /// Carries out the runs of one window, as far as nobody writes between them, which `pagemap` tells. `look`: see whether the process has pinned or locked memory in any case; else only
-    /// where taking pages away would not tell.
-    pub fn merge_window(&mut self, id: RegionId, runs: &[Run], look: bool, pagemap: Option<&Pagemap>) -> Done {
+    /// Carries out the runs of one window, as far as nobody writes between them (`calm`: nor to them), which `pagemap` tells. `look`: see whether
+    /// the process has pinned or locked memory in any case; else only where taking pages away would not tell.
+    pub fn merge_window(
+        &mut self,
+        id: RegionId,
+        runs: &[Run],
+        look: bool,
+        calm: bool,
+        pagemap: Option<&Pagemap>,
+    ) -> Done {
         let mut done = Done::default();
         let (Some(mut window), mut runs) = (span(runs), runs) else { return done };
         let region = self.position(id).map(|index| (index, &self.regions[index]));
@@ -94,11 +104,17 @@ impl State {
             runs.iter().for_each(|run| done.tell(pages_of(run), Fate::Gone));
             return done;
         };
-        let quiet = pagemap.map_or(runs.len(), |pagemap| runs_without_writers(region, runs, pagemap));
-        if quiet < runs.len() {
-            done.rest.splice(0..0, runs[quiet..].iter().copied());
-            runs = &runs[..quiet];
-            window.end = runs[quiet - 1].page + runs[quiet - 1].len;
+        let part = pagemap.map(|pagemap| calm_part(runs, &written_pages(region, window, runs, calm, pagemap), calm));
+        if let Some(part) = &part {
+            // Not through `tell`: their notes of having been written stay.
+            let written = part.written.iter().map(|w| Outcome { page: w.start, len: w.len(), result: Fate::Differs });
+            done.outcomes.extend(written);
+            done.rest.splice(0..0, part.rest.iter().copied());
+            runs = &part.now;
+            match span(runs) {
+                Some(span) => window = span,
+                None => return done,
+            }
         }
         let bytes = region.bytes(window);
         let mut new_maps = 0;
@@ -125,6 +141,7 @@ impl State {
             // Replacing takes about as long as comparing.
             if i > 0 && opened.elapsed() > MAX_TIME / 2 {
                 done.rest.splice(0..0, runs[i..].iter().copied());
+                done.ran_out = true;
                 break;
             }
             match held.or(refusal) {
@@ -276,10 +293,14 @@ fn end_of_stretch(verdicts: &[(Pages, Verdict)]) -> u32 {
     end
 }
 
-/// How many of the runs, at least one, have no pages between them that were written since the last scan.
-fn runs_without_writers(region: &Region, runs: &[Run], pagemap: &Pagemap) -> usize {
+/// The pages of a window that the program has written since the last scan, ascending. Those between runs are all that is looked for where the
+/// runs themselves need not be calm.
+fn written_pages(region: &Region, window: Pages, runs: &[Run], calm: bool, pagemap: &Pagemap) -> Vec<Pages> {
+    let mut written = Vec::new();
     let has_gaps = runs.windows(2).any(|pair| pair[0].page + pair[0].len < pair[1].page);
-    let Some(window) = span(runs).filter(|_| has_gaps) else { return runs.len() };
+    if !calm && !has_gaps {
+        return written;
+    }
     // The agent's own changes count as written too: frames are pages of a file, and zeros read the zero page.
     let theirs = Categories::FILE | Categories::PFNZERO;
     let query = Query {
@@ -288,22 +309,69 @@ fn runs_without_writers(region: &Region, runs: &[Run], pagemap: &Pagemap) -> usi
         any_of: Categories::PRESENT | Categories::SWAPPED,
         ..Query::default()
     };
-    let mut quiet = runs.len();
-    let scanned = pagemap.scan(region.bytes(window), &query, &mut |written| {
-        let page = |address: usize| ((address - region.range.start) / PAGE_SIZE) as u32;
-        let (start, end) = (page(written.start), page(written.end));
-        let at = runs.partition_point(|run| run.page + run.len <= start);
-        // It begins before this run, or in it and goes on behind it.
-        let Some(run) = runs.get(at) else { return };
-        if start < run.page {
-            quiet = quiet.min(at);
-        } else if let Some(later) =
-            (at + 1..runs.len()).find(|&i| runs[i - 1].page + runs[i - 1].len < end.min(runs[i].page))
-        {
-            quiet = quiet.min(later);
-        }
+    let page = |address: usize| ((address - region.range.start) / PAGE_SIZE) as u32;
+    // What a scan that fails has not told is taken for calm: it costs a writer some waiting.
+    let _ = pagemap.scan(region.bytes(window), &query, &mut |run| {
+        written.push(Pages { start: page(run.start), end: page(run.end) });
     });
-    if scanned.is_ok() { quiet.max(1) } else { runs.len() }
+    written
+}
+
+/// What of some runs can share a window.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct CalmPart {
+    /// Pages before [`CalmPart::now`] that were written.
+    written: Vec<Pages>,
+    now: Vec<Run>,
+    rest: Vec<Run>,
+}
+
+/// Cuts runs before the first page that was written, in a gap between them or (`calm`) in one of them. Written pages that come first of all are set
+/// apart.
+fn calm_part(runs: &[Run], written: &[Pages], calm: bool) -> CalmPart {
+    let mut part = CalmPart::default();
+    let mut written = written.iter().copied().peekable();
+    for (i, &run) in runs.iter().enumerate() {
+        let (mut left, end) = (run, run.page + run.len);
+        loop {
+            // Behind what this window has already, or in the gap before the first run, which is no part of it.
+            let done = part.now.last().map_or(left.page, |last| last.page + last.len);
+            while written.peek().is_some_and(|w| w.end <= done) {
+                written.next();
+            }
+            let next = written.peek().copied().filter(|w| w.start < end);
+            match next {
+                Some(w) if w.start < left.page && done < left.page && !part.now.is_empty() => {
+                    // In the gap.
+                    part.rest = std::iter::once(left).chain(runs[i + 1..].iter().copied()).collect();
+                    return part;
+                }
+                Some(w) if calm && w.start <= left.page => {
+                    if !part.now.is_empty() {
+                        part.rest = std::iter::once(left).chain(runs[i + 1..].iter().copied()).collect();
+                        return part;
+                    }
+                    let to = w.end.min(end);
+                    part.written.push(Pages { start: left.page, end: to });
+                    if to == end {
+                        break;
+                    }
+                    left = split(left, to - left.page).1;
+                }
+                Some(w) if calm => {
+                    let (now, rest) = split(left, w.start - left.page);
+                    part.now.push(now);
+                    part.rest = std::iter::once(rest).chain(runs[i + 1..].iter().copied()).collect();
+                    return part;
+                }
+                _ => {
+                    part.now.push(left);
+                    break;
+                }
+            }
+        }
+    }
+    part
 }
 
 fn pages_of(run: &Run) -> Pages {
@@ -447,6 +515,39 @@ fn map_zeros(region: &mut Region, pages: Pages, taken: bool) -> Fate {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn windows_end_before_what_is_written() {
+        let run = |page, len| Run { page, len, target: Target::Frames { segment: 1, slot: 100 + page } };
+        let pages = |start, end| Pages { start, end };
+        let part = |runs: &[Run], written: &[Pages], calm| calm_part(runs, written, calm);
+        let runs = [run(0, 4), run(4, 4), run(10, 5)];
+        let all = CalmPart { now: runs.to_vec(), ..CalmPart::default() };
+        assert_eq!(part(&runs, &[], true), all);
+        assert_eq!(part(&runs, &[pages(15, 90)], true), all, "behind them");
+        // In the gap, whether or not it reaches into the run behind.
+        for end in [9, 11] {
+            let cut = CalmPart { now: runs[..2].to_vec(), rest: runs[2..].to_vec(), ..CalmPart::default() };
+            assert_eq!(part(&runs, &[pages(8, end)], true), cut);
+            assert_eq!(part(&runs, &[pages(8, end)], false), cut);
+        }
+        // In a run.
+        let inside = [pages(5, 6)];
+        let cut =
+            CalmPart { now: vec![run(0, 4), run(4, 1)], rest: vec![run(5, 3), run(10, 5)], ..CalmPart::default() };
+        assert_eq!(part(&runs, &inside, true), cut);
+        assert_eq!(part(&runs, &inside, false), all);
+        let next = CalmPart { written: inside.to_vec(), now: vec![run(6, 2), run(10, 5)], ..CalmPart::default() };
+        assert_eq!(part(&cut.rest, &inside, true), next);
+        // The first pages of all, over several runs, and a gap behind them.
+        let first = part(&runs, &[pages(0, 9), pages(11, 12)], true);
+        assert_eq!(first.written, [pages(0, 4), pages(4, 8)]);
+        assert_eq!((first.now, first.rest), (vec![run(10, 1)], vec![run(11, 4)]));
+        // Everything.
+        let none = part(&runs, &[pages(0, 20)], true);
+        assert_eq!(none.written, [pages(0, 4), pages(4, 8), pages(10, 15)]);
+        assert!(none.now.is_empty() && none.rest.is_empty());
+    }
 
     #[test]
     fn untouched_parts_join() {

@@ -115,21 +115,48 @@ fn stretches_over_several_mappings_merge() {
     assert_eq!(program.ask("check 0 1024"), "0");
 }
 
-#[test]
-fn the_note_of_a_write_between_runs_is_kept() {
+/// Tells which of the first `pages` pages were written since the last call with `true`, which marks them all as clean.
+fn scanner(program: &mut Program, pages: usize) -> impl Fn(bool) -> Vec<usize> + use<> {
     use kmem::pagemap::{Categories, Pagemap, Query};
-    let Some((mut daemon, mut program, store)) = start(512, None) else { return };
     let start: usize = program.ask("start").parse().unwrap();
     let pagemap = Pagemap::open(program.pid()).unwrap();
-    let written = |protect: bool| {
+    move |protect| {
         let any_of = Categories::PRESENT | Categories::SWAPPED;
         let query = Query { write_protect: protect, required: Categories::WRITTEN, any_of, ..Query::default() };
-        let mut pages = Vec::new();
-        let range = kmem::range::Range::new(start, 512 * 4096);
+        let mut written = Vec::new();
+        let range = kmem::range::Range::new(start, pages * 4096);
         let page = |address: usize| (address - start) / 4096;
-        pagemap.scan(range, &query, &mut |run| pages.extend(page(run.start)..page(run.end))).unwrap();
-        pages
-    };
+        pagemap.scan(range, &query, &mut |run| written.extend(page(run.start)..page(run.end))).unwrap();
+        written
+    }
+}
+
+#[test]
+fn what_was_written_since_the_last_scan_is_let_be() {
+    let Some((mut daemon, mut program, store)) = start(512, None) else { return };
+    let written = scanner(&mut program, 512);
+    assert_eq!(written(true).len(), 512);
+    for page in [0, 28, 100, 101, 511] {
+        // It holds what it held; only that it was written counts.
+        program.ask(&format!("write {page} 0"));
+    }
+    daemon.calm = true;
+    let fates = daemon.merge(1, &store.runs(0..512));
+    let mut differing: Vec<u32> =
+        fates.iter().filter(|&&(_, fate)| fate == Fate::Differs).map(|&(page, _)| page).collect();
+    differing.sort_unstable();
+    assert_eq!(differing, [0, 28, 100, 101, 511]);
+    assert_eq!(count(&fates), HashMap::from([(Fate::Differs, 5), (Fate::Merged, 507)]));
+    let mut kept = written(false);
+    kept.retain(|page| differing.contains(&(*page as u32)));
+    assert_eq!(kept, [0, 28, 100, 101, 511], "their notes are for the next scan");
+    assert_eq!(program.ask("check 0 512"), "0");
+}
+
+#[test]
+fn the_note_of_a_write_between_runs_is_kept() {
+    let Some((mut daemon, mut program, store)) = start(512, None) else { return };
+    let written = scanner(&mut program, 512);
     assert_eq!(written(true).len(), 512);
     // Of 16 pages each, the last four belong to no run; in the second, two of these are written.
     program.ask("write 28 5");

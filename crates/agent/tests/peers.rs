@@ -50,8 +50,9 @@ fn nonsense_is_left() {
     let null = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
     let (control, _map) = control_page();
     let welcome = ToAgent::Welcome { version: wire::VERSION };
-    let early = ToAgent::Merge(Merge { batch: 1, region: 1, runs: store.runs(0..8) });
-    let descending = ToAgent::Merge(Merge { batch: 1, region: 1, runs: store.runs(0..40).into_iter().rev().collect() });
+    let early = ToAgent::Merge(Merge { batch: 1, region: 1, runs: store.runs(0..8), calm: false });
+    let descending =
+        ToAgent::Merge(Merge { batch: 1, region: 1, runs: store.runs(0..40).into_iter().rev().collect(), calm: false });
 
     /// Whether a welcome comes first, the packet, its descriptors.
     type Case<'a> = (bool, Vec<u8>, Vec<&'a OwnedFd>);

@@ -376,7 +376,7 @@ impl Client {
             wire_runs.push(Run { page: run.page, len: run.len, target });
         }
         let batch = state.next_batch;
-        let message = wire::encode(&ToAgent::Merge(Merge { batch, region: id, runs: wire_runs }));
+        let message = wire::encode(&ToAgent::Merge(Merge { batch, region: id, runs: wire_runs, calm: true }));
         if let Err(e) = self.conn.send(&message, &[]) {
             return Err((runs, e));
         }

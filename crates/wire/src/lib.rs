@@ -24,7 +24,7 @@ pub mod recycle;
 use serde::{Deserialize, Serialize};
 
 /// Version of this protocol. Both sides must have the same.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// No packet is longer than this, in bytes.
 pub const MAX_MESSAGE: usize = 64 << 10;
 /// Pages in one segment of a store (64 MiB).
@@ -153,7 +153,7 @@ pub struct Outcome {
 pub enum Fate {
     /// It equalled the target and maps it now.
     Merged,
-    /// It differs from the target; nothing was changed.
+    /// It differs from the target, or may by now ([`Merge::calm`]); nothing was changed.
     Differs,
     /// The region does not cover it any more, or the window could not be opened.
     Gone,
@@ -212,6 +212,8 @@ pub struct Merge {
     pub region: RegionId,
     /// At most [`MAX_BATCH_RUNS`] runs of at most [`MAX_BATCH_PAGES`] pages together.
     pub runs: Vec<Run>,
+    /// Pages that were written since the last scan are let be ([`Fate::Differs`]): who wrote them may write again, and would wait.
+    pub calm: bool,
 }
 
 /// Consecutive pages that want consecutive frames, or zeros.
@@ -331,7 +333,7 @@ mod tests {
     use super::*;
 
     fn merge(runs: Vec<Run>) -> Vec<u8> {
-        encode(&ToAgent::Merge(Merge { batch: 1, region: 2, runs }))
+        encode(&ToAgent::Merge(Merge { batch: 1, region: 2, runs, calm: false }))
     }
 
     fn run(page: u32, len: u32, slot: u32) -> Run {
@@ -346,6 +348,7 @@ mod tests {
             batch: 7,
             region: 1,
             runs: vec![run(0, 4, 3), Run { page: 9, len: 1, target: Target::Zero }],
+            calm: true,
         });
         assert_eq!(decode_to_agent(&encode(&batch)).unwrap(), batch);
     }

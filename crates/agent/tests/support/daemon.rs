@@ -142,6 +142,8 @@ pub struct Daemon {
     pub control: Option<SharedMap>,
     /// What came while something else was waited for.
     pub seen: Vec<ToDaemon>,
+    /// Whether batches let be what was written since the last scan.
+    pub calm: bool,
     batch: u64,
 }
 
@@ -160,7 +162,7 @@ impl Daemon {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("agent");
         let listener = Listener::bind(&socket, 0o666).unwrap();
-        Daemon { _dir: dir, socket, listener, conn: None, control: None, seen: Vec::new(), batch: 0 }
+        Daemon { _dir: dir, socket, listener, conn: None, control: None, seen: Vec::new(), calm: false, batch: 0 }
     }
 
     /// Waits for the agent to connect and tell its regions; returns these messages.
@@ -261,7 +263,7 @@ impl Daemon {
         let mut reports = Vec::new();
         for runs in runs.chunks(256) {
             self.batch += 1;
-            self.send(&ToAgent::Merge(Merge { batch: self.batch, region, runs: runs.to_vec() }), &[]);
+            self.send(&ToAgent::Merge(Merge { batch: self.batch, region, runs: runs.to_vec(), calm: self.calm }), &[]);
             let mut told = Vec::new();
             loop {
                 match self.next() {

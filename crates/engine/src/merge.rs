@@ -89,17 +89,9 @@ pub(crate) fn turn(shared: &Shared, client: &Arc<Client>, scratch: &mut Scratch,
         }
         return;
     }
-    let cursor = Cursor::new(&client.domain.store);
-    let mut turn = Turn {
-        shared,
-        client,
-        cursor,
-        asked: std::mem::take(&mut client.state().asked),
-        stretch: Stretch::default(),
-        row: Row::default(),
-        hint: 0,
-    };
-    // Wishes come last, and others are told of theirs when all is read: many pages together make fewer windows.
+    let mut turn = Turn::new(shared, client);
+    turn.asked = std::mem::take(&mut client.state().asked);
+    // Wishes come last, and others are told of theirs when all is read, or a row is long: many pages together make fewer windows.
     let result = turn.read_candidates(scratch).and_then(|()| turn.grant_wishes());
     let asked = std::mem::take(&mut turn.asked);
     drop(turn);
@@ -192,9 +184,23 @@ struct Turn<'a> {
     row: Row,
     /// The handle that the next page's content may stand under: contents that were sighted one after the other have handles in a row.
     hint: u32,
+    wished: Wished,
 }
 
-impl Turn<'_> {
+impl<'a> Turn<'a> {
+    fn new(shared: &'a Shared, client: &'a Arc<Client>) -> Self {
+        Self {
+            shared,
+            client,
+            cursor: Cursor::new(&client.domain.store),
+            asked: HashSet::new(),
+            stretch: Stretch::default(),
+            row: Row::default(),
+            hint: 0,
+            wished: Wished::default(),
+        }
+    }
+
     /// Reads every candidate once. Each client begins at another place of its regions: two that hold the same content in the same
     /// order would else be read side by side, be first by turns, and leave frames of both in a pattern without runs.
     fn read_candidates(&mut self, scratch: &mut Scratch) -> Result<(), Stop> {
@@ -239,6 +245,7 @@ impl Turn<'_> {
             let Some(&last) = scratch.pages.last() else { break };
             from = last + 1;
             let result = self.read_chunk(id, scratch, &mut plan);
+            self.grant_row();
             if let Err(stop) = result {
                 self.send(id, plan)?;
                 return Err(stop);
@@ -395,6 +402,7 @@ impl Turn<'_> {
             .is_some_and(|other| Arc::ptr_eq(&other.domain, &self.client.domain) && other.wish(wish).is_ok());
         if granted {
             self.asked.insert(there.client);
+            self.wished.add(there);
         } else {
             self.client.domain.release(frame, false);
         }
@@ -433,6 +441,21 @@ impl Turn<'_> {
             Found::Goal(Goal::Frame(frame)) => self.client.domain.release(frame, false),
             Found::Goal(Goal::Zero) | Found::Nothing => {}
         }
+    }
+
+    /// Grants the wishes of a client that has a long row of them, so that its agent need not wait until all is read here.
+    fn grant_row(&mut self) {
+        if self.wished.len < BATCH {
+            return;
+        }
+        self.wished.len = 0;
+        let Some(other) = self.shared.client(self.wished.client) else { return };
+        if !Arc::ptr_eq(&other.domain, &self.client.domain) || !self.shared.queue.claim(&other) {
+            return;
+        }
+        // What can't be granted now stays, and the other client was asked.
+        let _ = Turn::new(self.shared, &other).grant_wishes();
+        self.shared.queue.done(other);
     }
 
     /// Plans the pages that other turns made frames of, as long as the agent has room.
@@ -521,6 +544,25 @@ impl Turn<'_> {
                 (0..run.len).for_each(|i| self.client.domain.release(Frame(first.0 + i), false));
             }
         }
+    }
+}
+
+/// Pages of another client, one after the other, that it was asked to merge.
+#[derive(Default)]
+struct Wished {
+    client: u32,
+    /// The page behind the last.
+    next: (RegionId, u32),
+    len: u32,
+}
+
+impl Wished {
+    fn add(&mut self, there: Sighting) {
+        if (self.client, self.next) != (there.client, (there.region, there.page)) {
+            *self = Self { client: there.client, ..Self::default() };
+        }
+        self.next = (there.region, there.page + 1);
+        self.len += 1;
     }
 }
 

@@ -66,6 +66,17 @@ impl Queue {
         }
     }
 
+    /// Gives the caller a turn of `client` at once, also if it waits for one, which it still gets afterwards. `false`: another worker has it.
+    pub(crate) fn claim(&self, client: &Arc<Client>) -> bool {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        if client.turns.fetch_or(BUSY, AcqRel) & BUSY != 0 {
+            let Some(at) = waiting.clients.iter().position(|other| Arc::ptr_eq(other, client)) else { return false };
+            waiting.clients.remove(at);
+        }
+        waiting.turns += 1;
+        true
+    }
+
     /// The turn is over.
     pub(crate) fn done(&self, client: Arc<Client>) {
         if client.turns.compare_exchange(BUSY, 0, AcqRel, Acquire).is_err() {

@@ -25,24 +25,49 @@ const V2: Files = Files { limit: "memory.max", usage: "memory.current", inactive
 /// Version 1 writes "no limit" as the largest number of pages; anything like it is none.
 const UNLIMITED: u64 = 1 << 62;
 
+/// Where a hierarchy is mounted, and this process's directory in it.
+type Place = (PathBuf, PathBuf);
+
+/// The memory control groups (version 1 or 2) that this process is in; at least until somebody moves it.
+#[derive(Clone, Debug, Default)]
+pub struct MemoryGroups {
+    v1: Option<Place>,
+    v2: Option<Place>,
+}
+
+impl MemoryGroups {
+    /// Finds them. It takes longer than looking at them.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading `/proc/self/cgroup` and `/proc/self/mountinfo`.
+    pub fn find() -> io::Result<Self> {
+        let groups = read_to_string("/proc/self/cgroup")?;
+        let mounts = read_to_string("/proc/self/mountinfo")?;
+        Ok(Self { v1: find(&groups, &mounts, true), v2: find(&groups, &mounts, false) })
+    }
+
+    /// Bytes that may still be allocated before the limit of one of them, or of one above it, is met; `None` without any limit.
+    pub fn headroom(&self) -> Option<u64> {
+        let both = [(&V1, &self.v1), (&V2, &self.v2)];
+        both.into_iter()
+            .filter_map(|(files, place)| place.as_ref().and_then(|(top, group)| headroom(files, top, group)))
+            .min()
+    }
+}
+
 /// Bytes that this process may still allocate before it meets the limit of its memory control group (version 1 or 2) or of
 /// one above it; `None` without any limit. Memory of the whole system is another matter.
 ///
 /// # Errors
 ///
-/// Those of reading `/proc/self/cgroup` and `/proc/self/mountinfo`.
+/// As [`MemoryGroups::find`].
 pub fn memory_headroom() -> io::Result<Option<u64>> {
-    let groups = read_to_string("/proc/self/cgroup")?;
-    let mounts = read_to_string("/proc/self/mountinfo")?;
-    let least = [(&V1, find(&groups, &mounts, true)), (&V2, find(&groups, &mounts, false))]
-        .into_iter()
-        .filter_map(|(files, place)| place.and_then(|(top, group)| headroom(files, &top, &group)))
-        .min();
-    Ok(least)
+    Ok(MemoryGroups::find()?.headroom())
 }
 
 /// Where the hierarchy is mounted and this process's directory in it, when there is such a hierarchy.
-fn find(groups: &str, mounts: &str, v1: bool) -> Option<(PathBuf, PathBuf)> {
+fn find(groups: &str, mounts: &str, v1: bool) -> Option<Place> {
     // `number:controllers:path`; version 2 has no controllers.
     let path = groups.lines().find_map(|line| {
         let (_, rest) = line.split_once(':')?;

@@ -14,7 +14,7 @@ use crate::record::{MblockRecord, Record};
 use crate::space::Extent;
 use crate::{BLOCK, MediaClass};
 
-/// Bytes written or read at a time.
+/// Bytes written at a time.
 const PIECE: usize = 4 << 20;
 /// Bytes collected before they are written, when the caller's memory is not aligned.
 const STAGING: usize = 1 << 20;
@@ -381,23 +381,16 @@ impl Mblock {
         Ok(())
     }
 
-    /// Reads whole blocks from number `first` on. While one piece is read the one before it is checked.
+    /// Reads whole blocks from number `first` on. While some are read those that have come are checked.
     pub(crate) fn read_blocks(&self, first: u64, into: &mut [u8]) -> Result<(), ObjectError> {
         let table = self.table()?;
+        let MblockRecord { id, offset, .. } = self.info.record;
         let mut bad = None;
-        let mut before: Option<(u64, &[u8])> = None;
-        let mut number = first;
-        let id = self.info.record.id;
-        let mut check = |before: Option<(u64, &[u8])>| {
-            bad = bad.or_else(|| before.and_then(|(first, data)| checksum::first_bad(table, id, first, data)));
+        let mut check = |at: usize, part: &[u8]| {
+            let found = checksum::first_bad(table, id, first + (at / BLOCK) as u64, part);
+            bad = bad.into_iter().chain(found).min();
         };
-        for piece in into.chunks_mut(PIECE) {
-            let at = self.info.record.offset + number * BLOCK as u64;
-            self.class.data.read_while(piece, at, &mut || check(before)).during("reading", self.object())?;
-            before = Some((number, piece));
-            number += (before.map_or(0, |(_, piece)| piece.len()) / BLOCK) as u64;
-        }
-        check(before);
+        self.class.data.read_while(into, offset + first * BLOCK as u64, &mut check).during("reading", self.object())?;
         bad.map_or(Ok(()), |block| Err(self.damage(block).into()))
     }
 

@@ -179,14 +179,16 @@ pub trait MediumFile: Send + Sync {
         self.write_at(from, offset)
     }
 
-    /// Reads as [`MediumFile::read_at`] and runs `meanwhile` once, during the read where the medium can.
+    /// Reads as [`MediumFile::read_at`] and gives each part, with its place in `into`, to `landed` as soon as it is there, while the
+    /// others are under way where the medium can. Parts are whole blocks when `into` is.
     ///
     /// # Errors
     ///
     /// As [`MediumFile::read_at`].
-    fn read_while(&self, into: &mut [u8], offset: u64, meanwhile: &mut dyn FnMut()) -> io::Result<()> {
-        meanwhile();
-        self.read_at(into, offset)
+    fn read_while(&self, into: &mut [u8], offset: u64, landed: &mut dyn FnMut(usize, &[u8])) -> io::Result<()> {
+        self.read_at(into, offset)?;
+        landed(0, into);
+        Ok(())
     }
 }
 
@@ -365,15 +367,15 @@ impl MediumFile for DiskFile {
         }
     }
 
-    fn read_while(&self, into: &mut [u8], offset: u64, meanwhile: &mut dyn FnMut()) -> io::Result<()> {
-        match uring::read_while(self.file.as_fd(), into, offset, meanwhile).transpose()? {
-            Some(true) => Ok(()),
-            Some(false) => self.read_at(into, offset),
-            None => {
-                meanwhile();
-                self.read_at(into, offset)
-            }
-        }
+    fn read_while(&self, into: &mut [u8], offset: u64, landed: &mut dyn FnMut(usize, &[u8])) -> io::Result<()> {
+        // Of one request there is nothing to be done while it is under way, and this way is shorter.
+        let several =
+            (into.len() > uring::REQUEST).then(|| uring::read_while(&self.file, into, offset, landed)).flatten();
+        several.unwrap_or_else(|| {
+            self.read_at(into, offset)?;
+            landed(0, into);
+            Ok(())
+        })
     }
 }
 

@@ -9,8 +9,10 @@
 #![allow(unsafe_code)] // Requests hold pointers to the caller's memory.
 
 use std::cell::RefCell;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use io_uring::{IoUring, opcode, squeue, types};
@@ -139,7 +141,7 @@ pub(crate) fn read_many(fd: BorrowedFd<'_>, pieces: &mut [ReadPiece<'_>]) -> io:
 }
 
 /// Bytes of one request of [`write_while`] and [`read_while`].
-const REQUEST: usize = 1 << 20;
+pub(crate) const REQUEST: usize = 1 << 20;
 
 /// Writes all of `from`, in several requests at a time, and runs `meanwhile`. `None`: nothing was done. `Some(false)`: not all was
 /// written, and where not is not known.
@@ -150,53 +152,71 @@ pub(crate) fn write_while(
     meanwhile: &mut dyn FnMut(),
 ) -> Option<io::Result<bool>> {
     let fd = types::Fd(fd.as_raw_fd());
-    let requests = (offset..).step_by(REQUEST).zip(from.chunks(REQUEST));
-    let requests: Vec<_> = requests
-        .map(|(at, part)| (opcode::Write::new(fd, part.as_ptr(), part.len() as u32).offset(at).build(), part.len()))
-        .collect();
-    // SAFETY: `from` is borrowed until this returns.
-    unsafe { all_while(&requests, meanwhile) }
-}
-
-/// Reads all of `into`, in several requests at a time, and runs `meanwhile`. As [`write_while`].
-pub(crate) fn read_while(
-    fd: BorrowedFd<'_>,
-    into: &mut [u8],
-    offset: u64,
-    meanwhile: &mut dyn FnMut(),
-) -> Option<io::Result<bool>> {
-    let fd = types::Fd(fd.as_raw_fd());
-    let requests = (offset..).step_by(REQUEST).zip(into.chunks_mut(REQUEST));
-    let requests: Vec<_> = requests
-        .map(|(at, part)| (opcode::Read::new(fd, part.as_mut_ptr(), part.len() as u32).offset(at).build(), part.len()))
-        .collect();
-    // SAFETY: `into` is borrowed exclusively until this returns.
-    unsafe { all_while(&requests, meanwhile) }
-}
-
-/// # Safety
-///
-/// The memory that the requests name must stay valid until this returns, and untouched where it is read into.
-unsafe fn all_while(requests: &[(squeue::Entry, usize)], meanwhile: &mut dyn FnMut()) -> Option<io::Result<bool>> {
-    if requests.len() > DEPTH {
+    if from.len() > DEPTH * REQUEST {
         return None;
     }
     with_ring(|ring| {
         let mut flight = Flight { ring, flying: 0 };
-        for (number, (entry, _)) in requests.iter().enumerate() {
-            // SAFETY: as promised by the caller; the flight ends here.
-            unsafe { flight.push(&entry.clone().user_data(number as u64)) };
+        for (number, part) in from.chunks(REQUEST).enumerate() {
+            let write = opcode::Write::new(fd, part.as_ptr(), part.len() as u32);
+            let write = write.offset(offset + (number * REQUEST) as u64).build().user_data(number as u64);
+            // SAFETY: `from` is borrowed for longer than the flight lives.
+            unsafe { flight.push(&write) };
         }
         flight.ring.submit()?;
         meanwhile();
         let (mut whole, mut failed) = (true, None);
         while flight.flying > 0 {
             flight.land(|number, code| match check(code) {
-                Ok(done) => whole &= done == requests[number as usize].1,
+                Ok(done) => whole &= done == REQUEST.min(from.len() - number as usize * REQUEST),
                 Err(e) if unsupported(&e) => whole = false,
                 Err(e) => failed = Some(e),
             })?;
         }
         failed.map_or(Ok(whole), Err)
+    })
+}
+
+/// Requests of [`read_while`] in flight.
+const READS: usize = 4;
+
+/// Fills `into`, in several requests at a time, and gives each part, with its place, to `landed` when it is there, while others are
+/// still under way. `None`: nothing was done.
+pub(crate) fn read_while(
+    file: &File,
+    into: &mut [u8],
+    offset: u64,
+    landed: &mut dyn FnMut(usize, &[u8]),
+) -> Option<io::Result<()>> {
+    let fd = types::Fd(file.as_raw_fd());
+    with_ring(|ring| {
+        let mut parts: Vec<&mut [u8]> = into.chunks_mut(REQUEST).collect();
+        let mut flight = Flight { ring, flying: 0 };
+        let (mut next, mut failed) = (0, None);
+        while (next < parts.len() && failed.is_none()) || flight.flying > 0 {
+            while next < parts.len() && failed.is_none() && flight.flying < READS {
+                let part = &mut *parts[next];
+                let read = opcode::Read::new(fd, part.as_mut_ptr(), part.len() as u32);
+                let read = read.offset(offset + (next * REQUEST) as u64).build().user_data(next as u64);
+                // SAFETY: the part is borrowed exclusively for longer than the flight lives, and not looked at before it has landed.
+                unsafe { flight.push(&read) };
+                next += 1;
+            }
+            flight.land(|number, code| {
+                let at = number as usize * REQUEST;
+                let part = &mut *parts[number as usize];
+                let result = match check(code) {
+                    Ok(done) if done == part.len() => Ok(()),
+                    Err(e) if !unsupported(&e) => Err(e),
+                    // In part, or not this way.
+                    _ => file.read_exact_at(part, offset + at as u64),
+                };
+                match result {
+                    Ok(()) => landed(at, part),
+                    Err(e) => failed = failed.take().or(Some(e)),
+                }
+            })?;
+        }
+        failed.map_or(Ok(()), Err)
     })
 }

@@ -77,6 +77,9 @@ pub(crate) fn load_run(
             Ok(())
         });
         core.settle(now);
+        // A fast medium may have answered before this thread could sleep. The kernel would let it go on for milliseconds, from one load to
+        // the next, and whoever waits for the processor, or for these pages, waits on.
+        std::thread::yield_now();
         result?;
         at += now;
     }

@@ -15,6 +15,9 @@ const MAX_HEAT: usize = 256 * 100;
 /// Pages that are taken out of the page tables at a time: others wait for the lock meanwhile.
 const WATCH_STEP: usize = 2048;
 
+/// Words of pages that the reaper drops before it lets others run: it takes a few microseconds a page, and the kernel itself looks only once in a few
+/// milliseconds whether somebody else should have the processor.
+const STEP: usize = 8;
 /// Pages evicted at a time by whoever needs memory, at least.
 const DIRECT: usize = 64;
 /// Pages chosen at a time for those who need memory; less when there are few, as what is chosen is dropped later.
@@ -169,7 +172,12 @@ impl Core {
             let missing = self.look_at_memory().missing_to(self.settings.high);
             self.choose(&mut hand, (missing / BLOCK as u64) as usize)
         };
-        chosen.iter().map(|chosen| self.drop_chosen(chosen)).sum()
+        let mut gone = 0;
+        for some in chosen.chunks(STEP) {
+            gone += some.iter().map(|chosen| self.drop_chosen(chosen)).sum::<usize>();
+            std::thread::yield_now();
+        }
+        gone
     }
 
     fn drop_chosen(&self, chosen: &Chosen) -> usize {
@@ -277,6 +285,7 @@ impl Core {
                 if seen > 0 {
                     map.window.forget_accesses(first, count);
                     self.stats.seen.fetch_add(seen, Ordering::Relaxed);
+                    std::thread::yield_now();
                 }
             }
         }

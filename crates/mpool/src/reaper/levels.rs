@@ -1,8 +1,10 @@
 //! How much memory there is.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kmem::{cgroup, procfs, psi};
+use kmem::cgroup::MemoryGroups;
+use kmem::{procfs, psi};
 
 use super::Settings;
 
@@ -11,32 +13,33 @@ const FULL_STALL: f64 = 40.0;
 /// Bytes left to the rest of the program, which may take them before memory is looked at again: what the maps hold cannot be swapped
 /// out, and a control group that is full kills.
 const RESERVE: u64 = 4 << 20;
-/// The kernel's averages change slowly; looking often tells nothing new.
-const STALL_PERIOD: Duration = Duration::from_secs(1);
+/// The kernel's averages change slowly, and hardly anybody moves a process to another control group: looking often tells nothing new.
+const SLOW_PERIOD: Duration = Duration::from_secs(1);
 
 /// What was seen last. Bytes.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Levels {
     /// What the maps have and could have.
     pub(super) total: u64,
     /// What they could have besides.
     pub(super) available: u64,
     stall: f64,
+    groups: Arc<MemoryGroups>,
     looked: Option<Instant>,
-    looked_at_stall: Option<Instant>,
+    looked_at_slow: Option<Instant>,
 }
 
 impl Levels {
     /// Looks anew. Where something cannot be read, what is known stays.
     pub(super) fn look(&mut self, resident: u64, settings: &Settings) {
-        let system = procfs::meminfo().ok().map(|m| m.available_kib << 10);
-        let group = cgroup::memory_headroom().ok().flatten();
-        let available = system.into_iter().chain(group).min().unwrap_or(self.available);
-        self.set(resident, available.saturating_sub(RESERVE), settings);
-        if self.looked_at_stall.is_none_or(|at| at.elapsed() >= STALL_PERIOD) {
+        if self.looked_at_slow.is_none_or(|at| at.elapsed() >= SLOW_PERIOD) {
             self.stall = psi::memory().ok().flatten().map_or(0.0, |pressure| pressure.some.avg10);
-            self.looked_at_stall = Some(Instant::now());
+            self.groups = MemoryGroups::find().map_or_else(|_| self.groups.clone(), Arc::new);
+            self.looked_at_slow = Some(Instant::now());
         }
+        let system = procfs::meminfo().ok().map(|m| m.available_kib << 10);
+        let available = system.into_iter().chain(self.groups.headroom()).min().unwrap_or(self.available);
+        self.set(resident, available.saturating_sub(RESERVE), settings);
         self.looked = Some(Instant::now());
     }
 

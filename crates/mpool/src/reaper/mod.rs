@@ -273,7 +273,7 @@ impl Mcache {
     /// What it did and has.
     pub fn stats(&self) -> CacheStats {
         let core = &self.handle.core;
-        let levels = *lock(&core.levels);
+        let levels = lock(&core.levels).clone();
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let time = |counter: &AtomicU64| Duration::from_nanos(get(counter));
         CacheStats {
@@ -461,7 +461,7 @@ impl Core {
         self.alarm.store((levels.until(self.settings.low) / BLOCK as u64) as usize, Ordering::Relaxed);
         self.pressure.store(pressure.to_bits(), Ordering::Relaxed);
         self.short.store(levels.is_below(self.settings.low), Ordering::Relaxed);
-        *levels
+        levels.clone()
     }
 
     fn look_if_stale(&self) {

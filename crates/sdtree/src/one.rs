@@ -21,7 +21,26 @@
 //! the comparison that ends a search of the tree is the proof of equality. A longer object has a 128-bit digest for a key, and is
 //! compared with the stored object, byte by byte, before it counts as the same. Should two different objects
 //! have one key (a digest met twice), the second is kept as well, but is not found by content: that costs space,
-//! never a wrong answer.
+//! never a wrong answer. An object that the store has lost makes room for its like.
+//!
+//! # Objects that outlive the engine
+//!
+//! Where reading the store is dear, or its objects are there before the engine, the caller makes the digests and keeps them beside the
+//! objects. Then nothing is read to fill the index ([`One::over`]) or to look into it ([`One::find`]); whoever puts
+//! ([`One::put_by`]) or claims ([`One::claim`]) an object still has it compared byte by byte. Such an object has its digest for a key, however
+//! short it is. An object is found only in the way that it was put: use one way for all.
+//!
+//! ```
+//! use sdtree::one::{MemoryStore, ObjectId, ObjectStore, One};
+//! let digest = |object: &[u8]| object.iter().fold(0, |sum, &byte| sum * 31 + u128::from(byte)); // anything
+//! let store = MemoryStore::new();
+//! store.put(ObjectId(0), b"from before")?;
+//! let one = One::over(store, [digest(b"from before")]);
+//! let found = one.find(digest(b"from before")).filter(|&id| one.claim(id, b"from before"));
+//! assert_eq!(found, Some(ObjectId(0)));
+//! assert!(one.put_by(digest(b"another"), b"another")?.new);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 //!
 //! # Races
 //!
@@ -35,10 +54,12 @@
 //! operations that were under way at its release have ended: so within one operation an identity means one object. All
 //! operations are lock-free as far as the store is.
 
+use crate::prefetch::prefetch;
 use crate::primitive::{AtomicU64, Ordering, random_seed};
 use crate::{Handle, Insert, KeySource, MAX_KEY_LEN, SdTree};
 use Ordering::{AcqRel, Acquire, Relaxed, Release};
 use crossbeam_queue::SegQueue;
+use smallvec::SmallVec;
 use std::sync::Arc;
 use table::Table;
 use xxhash_rust::xxh3::xxh3_128_with_seed;
@@ -64,8 +85,8 @@ pub struct ObjectId(pub u64);
 /// Where objects live. Identities are small numbers, so that a store may be an array.
 ///
 /// An object must stay as it is from [`put`](ObjectStore::put) to [`remove`](ObjectStore::remove). A store that cannot promise
-/// that may answer `None` for what is gone: such an object may be missed when its like is put, and is
-/// never taken for another one.
+/// that may answer `None` for what is gone: such an object is missed when its like is put, which is stored and found from then on;
+/// it is never taken for another one.
 pub trait ObjectStore {
     /// Why an object cannot be stored.
     type Error;
@@ -81,7 +102,7 @@ pub trait ObjectStore {
     /// removed.
     fn with_object<R>(&self, id: ObjectId, f: impl FnOnce(Option<&[u8]>) -> R) -> R;
 
-    /// Forgets the object.
+    /// Forgets the object, if it has not lost it.
     fn remove(&self, id: ObjectId);
 }
 
@@ -105,12 +126,10 @@ pub struct UnknownObject {
 /// What ONE knows of an object.
 #[derive(Default)]
 struct Entry {
-    /// References. 0: dead, or never used.
-    references: AtomicU64,
-    /// The digest of an object longer than a key; of no meaning otherwise.
+    /// Twice the number of references, and 1 more if the key is a digest. No references: dead, or never used.
+    state: AtomicU64,
+    /// The digest that is the key; of no meaning if the object is its own.
     digest: [AtomicU64; 2],
-    /// Whether the object is longer than a key: 0 or 1.
-    long: AtomicU64,
 }
 
 /// The store and the entries: the tree's key source.
@@ -142,23 +161,44 @@ impl Entry {
         (high << 64 | low).to_be_bytes()
     }
 
-    fn is_long(&self) -> bool {
-        self.long.load(Relaxed) != 0
+    fn is_by_digest(&self) -> bool {
+        self.state.load(Relaxed) & 1 != 0
     }
 
-    /// Another reference, unless the object is dead.
-    fn acquire(&self) -> bool {
-        let more = |count| if count == 0 { None } else { Some(count + 1) };
-        self.references.fetch_update(AcqRel, Acquire, more).is_ok()
+    fn references(&self) -> u64 {
+        self.state.load(Acquire) / 2
+    }
+
+    /// Another reference, unless the object is dead. Gives how many there are.
+    fn acquire(&self) -> Option<u64> {
+        let more = |state: u64| (state > 1).then(|| state + 2);
+        self.state.fetch_update(AcqRel, Acquire, more).ok().map(|before| before / 2 + 1)
+    }
+
+    /// One reference less, unless there is none. Gives how many are left.
+    fn give_back(&self) -> Option<u64> {
+        let less = |state: u64| state.checked_sub(2);
+        self.state.fetch_update(AcqRel, Acquire, less).ok().map(|before| before / 2 - 1)
+    }
+
+    /// It was made, and nobody is to have it.
+    fn kill(&self) {
+        self.state.store(0, Relaxed);
     }
 }
 
 impl<S: ObjectStore> KeySource for Objects<S> {
     fn with_key<R>(&self, handle: Handle, f: impl FnOnce(Option<&[u8]>) -> R) -> R {
         match self.entries.get(handle.0) {
-            Some(entry) if entry.is_long() => f(Some(&entry.digest())),
+            Some(entry) if entry.is_by_digest() => f(Some(&entry.digest())),
             Some(_) => self.store.with_object(ObjectId(handle.0), f),
             None => f(None),
+        }
+    }
+
+    fn prefetch(&self, handle: Handle) {
+        if let Some(entry) = self.entries.get(handle.0) {
+            prefetch(entry);
         }
     }
 }
@@ -178,6 +218,8 @@ enum Met {
     Same,
     /// The same, or once the same, and dead.
     Dead,
+    /// The store has lost it; whether it was the same cannot be known.
+    Lost,
     /// Another one under the same key.
     Other,
 }
@@ -193,6 +235,35 @@ impl<S: ObjectStore> One<S> {
         }
     }
 
+    /// An engine over a store that has objects already: the first one's identity is 0, and this its digest, the next one's is 1, and so on.
+    /// Each has one reference, the caller's. They are found as if they had been put by [`put_by`](One::put_by); of several with
+    /// one digest, the last. None of them is read.
+    ///
+    /// # Panics
+    ///
+    /// Beyond 2⁴⁰ objects.
+    pub fn over(store: S, digests: impl IntoIterator<Item = u128>) -> Self {
+        const GROUP: usize = 64;
+        let one = One::new(store);
+        let mut digests = digests.into_iter().map(u128::to_be_bytes);
+        loop {
+            let keys: SmallVec<[[u8; 16]; GROUP]> = digests.by_ref().take(GROUP).collect();
+            let handles = keys.iter().map(|key| Handle(one.make(&Key::Digest(*key)).0));
+            let items: SmallVec<[(&[u8], Handle); GROUP]> = keys.iter().map(|key| &key[..]).zip(handles).collect();
+            let mut results = [Insert::Inserted; GROUP];
+            one.tree.insert_many(&items, &mut results[..items.len()]);
+            for (&(key, handle), result) in items.iter().zip(results) {
+                if result != Insert::Inserted {
+                    one.tree.query(key).map(|earlier| one.tree.remove(key, earlier));
+                    one.tree.insert(key, handle);
+                }
+            }
+            if keys.len() < GROUP {
+                return one;
+            }
+        }
+    }
+
     /// The store.
     pub fn store(&self) -> &S {
         &self.tree.keys().store
@@ -204,33 +275,45 @@ impl<S: ObjectStore> One<S> {
     ///
     /// Those of the store; nothing has changed then.
     pub fn put(&self, object: &[u8]) -> Result<Put, S::Error> {
+        self.put_under(&self.key(object), object)
+    }
+
+    /// As [`put`](One::put), under a digest of the caller's: whatever makes equal objects equal numbers, and others hardly ever.
+    ///
+    /// # Errors
+    ///
+    /// As [`put`](One::put).
+    pub fn put_by(&self, digest: u128, object: &[u8]) -> Result<Put, S::Error> {
+        self.put_under(&Key::Digest(digest.to_be_bytes()), object)
+    }
+
+    fn put_under(&self, key: &Key<'_>, object: &[u8]) -> Result<Put, S::Error> {
         let guard = pin::pin();
-        let key = self.key(object);
         if let Some(handle) = self.tree.query(key.bytes())
-            && let Met::Same = self.meet(handle, object)
+            && let Met::Same = self.meet(handle, key, object)
         {
             return Ok(Put { id: ObjectId(handle.0), new: false });
         }
-        let id = self.make(&key);
+        let id = self.make(key);
         if let Err(error) = self.store().put(id, object) {
-            self.entry(id).references.store(0, Relaxed);
-            self.give_back(id, &guard);
+            self.entry(id).kill();
+            self.use_again(id, &guard);
             return Err(error);
         }
         loop {
             let Insert::Exists(handle) = self.tree.insert(key.bytes(), Handle(id.0)) else {
                 return Ok(Put { id, new: true });
             };
-            match self.meet(handle, object) {
+            match self.meet(handle, key, object) {
                 Met::Same => {
-                    self.entry(id).references.store(0, Relaxed);
+                    self.entry(id).kill();
                     self.store().remove(id);
-                    self.give_back(id, &guard);
+                    self.use_again(id, &guard);
                     return Ok(Put { id: ObjectId(handle.0), new: false });
                 }
                 Met::Other => return Ok(Put { id, new: true }),
-                // Pinned: this handle still means the dead object, and no other that we would take out in error.
-                Met::Dead => _ = self.tree.remove(key.bytes(), handle),
+                // Pinned: this handle still means the dead or lost object, and no other that we would take out in error.
+                Met::Dead | Met::Lost => _ = self.tree.remove(key.bytes(), handle),
             }
         }
     }
@@ -240,9 +323,52 @@ impl<S: ObjectStore> One<S> {
     /// Takes no reference: where others release, the answer may be out of date at once. To be sure, [`put`](One::put).
     pub fn query(&self, object: &[u8]) -> Option<ObjectId> {
         let _guard = pin::pin();
-        let handle = self.tree.query(self.key(object).bytes())?;
-        let dead = || self.entry(ObjectId(handle.0)).references.load(Acquire) == 0;
-        (self.is_equal(handle, object) && !dead()).then_some(ObjectId(handle.0))
+        let key = self.key(object);
+        let handle = self.tree.query(key.bytes())?;
+        let is_same = matches!(self.compare(handle, &key, object), Met::Same);
+        (is_same && self.references(ObjectId(handle.0)) > 0).then_some(ObjectId(handle.0))
+    }
+
+    /// Looks for an object that was put by this digest. Nothing is read or compared: what is found is likely the one that is looked
+    /// for, which [`claim`](One::claim) proves. Takes no reference.
+    pub fn find(&self, digest: u128) -> Option<ObjectId> {
+        let _guard = pin::pin();
+        let id = ObjectId(self.tree.query(&digest.to_be_bytes())?.0);
+        self.is_findable(id).then_some(id)
+    }
+
+    /// [`find`](One::find) for each of these digests, in their order; quicker, for what they need is fetched side by side.
+    pub fn find_many(&self, digests: &[u128]) -> Vec<Option<ObjectId>> {
+        const GROUP: usize = 64;
+        let mut all = Vec::with_capacity(digests.len());
+        for digests in digests.chunks(GROUP) {
+            let _guard = pin::pin();
+            let keys: SmallVec<[[u8; 16]; GROUP]> = digests.iter().map(|digest| digest.to_be_bytes()).collect();
+            let keys: SmallVec<[&[u8]; GROUP]> = keys.iter().map(|key| &key[..]).collect();
+            let mut found = [None; GROUP];
+            self.tree.query_many(&keys, &mut found[..keys.len()]);
+            let ids = found[..keys.len()].iter().map(|handle| handle.map(|handle| ObjectId(handle.0)));
+            all.extend(ids.map(|id| id.filter(|&id| self.is_findable(id))));
+        }
+        all
+    }
+
+    fn is_findable(&self, id: ObjectId) -> bool {
+        self.entry(id).is_by_digest() && self.references(id) > 0
+    }
+
+    /// Takes a reference to an object if it is there and equal to `object`, byte by byte; says whether it did.
+    pub fn claim(&self, id: ObjectId, object: &[u8]) -> bool {
+        let _guard = pin::pin();
+        if self.tree.keys().entries.get(id.0).and_then(Entry::acquire).is_none() {
+            return false;
+        }
+        let equal = self.store().with_object(id, |stored| stored == Some(object));
+        if !equal {
+            // This may be the last reference by now; an error is impossible, for it is ours.
+            let _ = self.release(id);
+        }
+        equal
     }
 
     /// Takes a further reference to an object that the caller holds a reference to. Gives how many there are now.
@@ -252,8 +378,7 @@ impl<S: ObjectStore> One<S> {
     /// [`UnknownObject`].
     pub fn retain(&self, id: ObjectId) -> Result<u64, UnknownObject> {
         let _guard = pin::pin();
-        let entry = self.tree.keys().entries.get(id.0).filter(|entry| entry.acquire());
-        entry.map(|entry| entry.references.load(Relaxed)).ok_or(UnknownObject { id })
+        self.tree.keys().entries.get(id.0).and_then(Entry::acquire).ok_or(UnknownObject { id })
     }
 
     /// Gives back a reference; the last one takes the object out of the store. Gives how many are left.
@@ -266,23 +391,21 @@ impl<S: ObjectStore> One<S> {
     /// [`UnknownObject`]: nobody held a reference.
     pub fn release(&self, id: ObjectId) -> Result<u64, UnknownObject> {
         let guard = pin::pin();
-        let entry = self.tree.keys().entries.get(id.0).ok_or(UnknownObject { id })?;
-        let less = |count: u64| count.checked_sub(1);
-        let left = entry.references.fetch_update(AcqRel, Acquire, less).map_err(|_| UnknownObject { id })? - 1;
+        let left = self.tree.keys().entries.get(id.0).and_then(Entry::give_back).ok_or(UnknownObject { id })?;
         if left == 0 {
             // It may not be in the tree: taken out by a `put`, or never in. Where the store has lost it, the tree
             // drops it when it meets it.
             let handle = Handle(id.0);
             self.tree.keys().with_key(handle, |key| key.is_some_and(|key| self.tree.remove(key, handle)));
             self.store().remove(id);
-            self.give_back(id, &guard);
+            self.use_again(id, &guard);
         }
         Ok(left)
     }
 
     /// References to an object; 0 if it is not there.
     pub fn references(&self, id: ObjectId) -> u64 {
-        self.tree.keys().entries.get(id.0).map_or(0, |entry| entry.references.load(Acquire))
+        self.tree.keys().entries.get(id.0).map_or(0, Entry::references)
     }
 
     /// Objects that can be found. Exact while no other thread changes anything.
@@ -325,40 +448,44 @@ impl<S: ObjectStore> One<S> {
             entry.digest[0].store((digest >> 64) as u64, Relaxed);
             entry.digest[1].store(digest as u64, Relaxed);
         }
-        entry.long.store(u64::from(matches!(key, Key::Digest(_))), Relaxed);
         // Release, for whoever comes by the identity in another way than through the tree.
-        entry.references.store(1, Release);
+        entry.state.store(2 | u64::from(matches!(key, Key::Digest(_))), Release);
         id
     }
 
     /// The identity may be used again when everybody who may know it has ended what they are at.
-    fn give_back(&self, id: ObjectId, guard: &pin::Guard) {
+    fn use_again(&self, id: ObjectId, guard: &pin::Guard) {
         let free = self.free.clone();
         pin::later(guard, move || free.push(id.0));
     }
 
-    /// Whether the object behind a handle, which the tree gave for the key of `object`, is equal to it.
-    fn is_equal(&self, handle: Handle, object: &[u8]) -> bool {
+    /// What the object behind a handle, which the tree gave for `key`, is to `object`, which has that key.
+    fn compare(&self, handle: Handle, key: &Key<'_>, object: &[u8]) -> Met {
         let id = ObjectId(handle.0);
-        match (self.entry(id).is_long(), object.len() > MAX_KEY_LEN) {
-            (false, false) => true, // the tree has compared the key, which is the object
-            (true, true) => self.store().with_object(id, |stored| stored == Some(object)),
-            _ => false, // a short object that is another one's digest
+        match (self.entry(id).is_by_digest(), key) {
+            (false, Key::Own(_)) => Met::Same, // the tree has compared the key, which is the object
+            (true, Key::Digest(_)) => self.store().with_object(id, |stored| match stored {
+                None => Met::Lost,
+                Some(stored) if stored == object => Met::Same,
+                Some(_) => Met::Other,
+            }),
+            _ => Met::Other, // an object that is another one's digest
         }
     }
 
-    fn meet(&self, handle: Handle, object: &[u8]) -> Met {
+    /// As [`One::compare`]; takes a reference to what is the same.
+    fn meet(&self, handle: Handle, key: &Key<'_>, object: &[u8]) -> Met {
         // The reference first: what is held cannot go while it is compared.
         let id = ObjectId(handle.0);
-        if !self.entry(id).acquire() {
+        if self.entry(id).acquire().is_none() {
             return Met::Dead;
         }
-        if self.is_equal(handle, object) {
-            return Met::Same;
+        let met = self.compare(handle, key, object);
+        if !matches!(met, Met::Same) {
+            // This may be the last reference by now; an error is impossible, for it is ours.
+            let _ = self.release(id);
         }
-        // This may be the last reference by now; an error is impossible, for it is ours.
-        let _ = self.release(id);
-        Met::Other
+        met
     }
 }
 

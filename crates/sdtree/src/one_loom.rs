@@ -98,3 +98,29 @@ fn one_last_release_and_last_release() {
     }
     two(body, body, last);
 }
+
+#[test]
+fn one_put_and_put_of_what_was_lost() {
+    static SAME: Count = Count::new();
+    const LOST: u128 = 7 << 64;
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(2);
+    builder.check(|| {
+        // The store has it no more, but somebody holds a reference.
+        let one = loom::sync::Arc::new(One::over(Store::default(), [LOST]));
+        let put = |one: &One<Store>| one.put_by(LOST, OBJECT).unwrap();
+        let thread = {
+            let one = one.clone();
+            thread::spawn(move || put(&one))
+        };
+        let (here, there) = (put(&one), thread.join().unwrap());
+        assert!(here.new != there.new && here.id == there.id && here.id.0 != 0, "stored once: {here:?} {there:?}");
+        if here.id.0 == 2 {
+            SAME.more();
+        }
+        assert_eq!((one.find(LOST), one.references(here.id), one.references(ObjectId(0))), (Some(here.id), 2, 1));
+        assert_eq!(one.store().0.lock().unwrap().len(), 1);
+        one.tree.check();
+    });
+    assert!(SAME.any());
+}

@@ -24,11 +24,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use dirty::DirtyTree;
-use mpool::{Access, AlignedBuf, BLOCK};
+use mpool::{Access, AlignedBuf, BLOCK, Mcache, Settings};
 use serde_json::json;
 
 pub(crate) use catalog::Catalog;
-use catalog::{Checkpoint, Writer, hash};
+use catalog::{Checkpoint, PutOff, Writer, hash};
 pub(crate) use guard::{Args as GuardArgs, run as guard};
 use source::Source;
 
@@ -196,7 +196,7 @@ fn store(source: &Source, set: &DirtyTree, writer: &mut Writer) -> Result<Stored
     let put = |pages: &[u64], bytes: &[u8]| writer.put(pages, bytes, &hashes(bytes, seed));
     let mut reading = pump(source, all.chunks(BATCH), |pages| pages.to_vec(), put)?;
     let off = writer.put_off();
-    let pages = |off: &&[(u64, u64)]| off.iter().map(|(_, page)| *page).collect();
+    let pages = |off: &&[PutOff]| off.iter().map(|off| off.page).collect();
     reading += pump(source, off.chunks(BATCH), pages, |off, bytes| writer.put_again(off, bytes))?;
     Ok(Stored { pages: (all.len() + off.len()) as u64, reading })
 }
@@ -206,7 +206,7 @@ fn store_read(pages: &[u64], bytes: &[u8], writer: &mut Writer) -> Result<()> {
     writer.put(pages, bytes, &hashes(bytes, writer.seed()))?;
     let mut batch = AlignedBuf::zeroed(BATCH * BLOCK);
     for off in writer.put_off().chunks(BATCH) {
-        for ((_, page), to) in off.iter().zip(batch.chunks_exact_mut(BLOCK)) {
+        for (PutOff { page, .. }, to) in off.iter().zip(batch.chunks_exact_mut(BLOCK)) {
             let at = pages.binary_search(page).map_err(|_| anyhow::anyhow!("page {page} was not read"))?;
             to.copy_from_slice(&bytes[at * BLOCK..(at + 1) * BLOCK]);
         }
@@ -537,6 +537,7 @@ fn write_image(catalog: &Catalog, checkpoint: &Checkpoint, to: &Path) -> Result<
     use std::os::unix::fs::FileExt;
     let file = std::fs::File::create(to).with_context(|| format!("cannot make {}", to.display()))?;
     file.set_len(checkpoint.bytes())?;
-    catalog.each_run(checkpoint, |offset, bytes| Ok(file.write_all_at(bytes, offset)?))?;
+    let cache = Mcache::new(Settings::default())?;
+    catalog.each_run(&cache, checkpoint, |offset, bytes| Ok(file.write_all_at(bytes, offset)?))?;
     Ok(file.sync_data()?)
 }

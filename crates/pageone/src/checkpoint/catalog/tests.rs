@@ -1,0 +1,180 @@
+//! Checkpoints in pools on disk: kept once, removed, damaged, cut short.
+
+use std::io::IoSlice;
+
+use mpool::Allocation;
+
+use super::*;
+
+fn page(seed: u64) -> Vec<u8> {
+    (0..BLOCK as u64).map(|i| (seed * 31 + i * (seed + 7)) as u8).collect()
+}
+
+fn store(pool: &Pool, name: &str, seeds: &[u64]) -> Checkpoint {
+    let mut writer = Catalog::open(pool).unwrap().begin(name).unwrap();
+    writer.set_pages(seeds.len());
+    let bytes: Vec<u8> = seeds.iter().flat_map(|&s| if s == 0 { vec![0; BLOCK] } else { page(s) }).collect();
+    let hashes: Vec<_> = bytes.chunks(BLOCK).map(|page| hash(page, writer.seed())).collect();
+    writer.put(&(0..seeds.len() as u64).collect::<Vec<_>>(), &bytes, &hashes).unwrap();
+    let off = writer.put_off();
+    let again: Vec<u8> = off.iter().flat_map(|off| &bytes[off.page as usize * BLOCK..][..BLOCK]).copied().collect();
+    writer.put_again(&off, &again).unwrap();
+    writer.commit("test".into(), vec![(0, (seeds.len() * BLOCK) as u64)]).unwrap()
+}
+
+fn load(pool: &Pool, name: &str) -> Vec<Vec<u8>> {
+    let catalog = Catalog::open(pool).unwrap();
+    let map = catalog.map(catalog.find(name).unwrap()).unwrap();
+    map.into_iter()
+        .map(|at| {
+            let mut page = vec![0; BLOCK];
+            if at != 0 {
+                pool.mblock(at >> 16).unwrap().read((at & 0xFFFF) * BLOCK as u64, &mut page).unwrap();
+            }
+            page
+        })
+        .collect()
+}
+
+#[test]
+fn pages_are_kept_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = Pool::create(&dir.path().join("pool"), "test").unwrap();
+    assert_eq!(store(&pool, "one", &[1, 2, 0, 1, 3]).new_pages, 3);
+    assert_eq!(store(&pool, "two", &[3, 2, 4, 0, 0, 1]).new_pages, 1);
+    let want = |seeds: &[u64]| -> Vec<Vec<u8>> {
+        seeds.iter().map(|&seed| if seed == 0 { vec![0; BLOCK] } else { page(seed) }).collect()
+    };
+    assert!(load(&pool, "one") == want(&[1, 2, 0, 1, 3]) && load(&pool, "two") == want(&[3, 2, 4, 0, 0, 1]));
+    assert!(Catalog::open(&pool).unwrap().begin("one").is_err());
+    Catalog::open(&pool).unwrap().remove("one").unwrap();
+    assert!(load(&pool, "two") == want(&[3, 2, 4, 0, 0, 1]));
+    Catalog::open(&pool).unwrap().remove("two").unwrap();
+    assert!(pool.mblocks().is_empty());
+}
+
+#[test]
+fn equal_hashes_are_not_equality() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = Pool::create(&dir.path().join("pool"), "test").unwrap();
+    let mut writer = Catalog::open(&pool).unwrap().begin("lie").unwrap();
+    writer.set_pages(2);
+    writer.put(&[0], &page(1), &[Some(7)]).unwrap();
+    writer.put(&[1], &page(2), &[Some(7)]).unwrap();
+    writer.commit("test".into(), vec![(0, 2 * BLOCK as u64)]).unwrap();
+    assert!(load(&pool, "lie") == [page(1), page(2)]);
+}
+
+#[test]
+fn a_damaged_page_is_stored_once_more_and_found_from_then_on() {
+    use std::os::unix::fs::FileExt;
+    let dir = tempfile::tempdir().unwrap();
+    let pool = Pool::create(&dir.path().join("pool"), "test").unwrap();
+    store(&pool, "one", &[1, 2, 3]);
+    let data = dir.path().join("pool/data");
+    let at = std::fs::read(&data).unwrap().chunks(BLOCK).position(|block| *block == page(2)).unwrap();
+    std::fs::File::options().write(true).open(&data).unwrap().write_all_at(b"?", (at * BLOCK + 99) as u64).unwrap();
+    assert_eq!(store(&pool, "two", &[2, 2, 1, 3, 2]).new_pages, 1);
+    assert!(load(&pool, "two") == [page(2), page(2), page(1), page(3), page(2)]);
+    assert_eq!(store(&pool, "three", &[3, 2]).new_pages, 0, "where it is whole");
+    assert!(load(&pool, "three") == [page(3), page(2)]);
+}
+
+#[test]
+fn data_of_no_checkpoint_are_removed_and_never_missed() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = Pool::create(&dir.path().join("pool"), "test").unwrap();
+    store(&pool, "one", &[1, 2]);
+    // A crash cut the list's end off: the record of data is there, that of their checkpoint is not.
+    let mut writer = pool.mblock_alloc(Allocation::default()).unwrap();
+    writer.write(&[IoSlice::new(&[7; BLOCK + HASH])]).unwrap();
+    let id = writer.commit().unwrap();
+    Catalog::open(&pool).unwrap().append(&[Entry::Data { id, pages: 1 }]).unwrap();
+    assert_eq!(store(&pool, "two", &[2, 3]).new_pages, 1);
+    assert!(pool.mblock(id).is_err(), "its space is free");
+    assert_eq!(store(&pool, "three", &[3]).new_pages, 0);
+    assert!(load(&pool, "two") == [page(2), page(3)] && load(&pool, "three") == [page(3)]);
+    // The record that the last checkpoint is gone is there, those of its data are not.
+    let gone = ["one", "two", "three"].map(|name| Entry::Gone(name.into()));
+    Catalog::open(&pool).unwrap().append(&gone).unwrap();
+    assert_eq!(store(&pool, "four", &[3]).new_pages, 1);
+    assert_eq!(pool.mblocks().len(), 2, "data and map of the last one");
+}
+
+#[test]
+fn what_is_given_up_frees_its_space_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = Pool::create(&dir.path().join("pool"), "test").unwrap();
+    store(&pool, "one", &[1, 2]);
+    let before = pool.mblocks();
+    let mut writer = Catalog::open(&pool).unwrap().begin("cut").unwrap();
+    writer.set_pages(PAGES + 5);
+    for number in 0..PAGES + 5 {
+        writer.put(&[number as u64], &page(number as u64 + 5), &[Some(number as u128)]).unwrap();
+    }
+    assert!(pool.mblocks().len() > before.len());
+    writer.abandon();
+    assert_eq!(pool.mblocks(), before);
+    assert!(load(&pool, "one") == [page(1), page(2)]);
+}
+
+#[test]
+fn what_is_carried_is_what_an_earlier_checkpoint_has() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = Pool::create(&dir.path().join("pool"), "test").unwrap();
+    let first = store(&pool, "first", &[1, 2, 3]);
+    let label = Catalog::label(&pool, &first);
+    let mut writer = Catalog::open(&pool).unwrap().begin("second").unwrap();
+    assert!(writer.earlier("something", &first.regions).unwrap().is_none());
+    assert!(writer.earlier(&label, &[(4096, 3 * BLOCK as u64)]).unwrap().is_none(), "of other memory");
+    let map = writer.earlier(&label, &first.regions).unwrap().unwrap();
+    writer.set_pages(3);
+    (0..3).for_each(|page| writer.carry(page, map[page as usize]));
+    writer.put(&[1], &page(9), &[hash(&page(9), writer.seed())]).unwrap();
+    writer.put(&[2], &[0; BLOCK], &[None]).unwrap();
+    writer.commit("test".into(), first.regions.clone()).unwrap();
+    Catalog::open(&pool).unwrap().remove("first").unwrap();
+    assert!(load(&pool, "second") == [page(1), page(9), vec![0; BLOCK]]);
+}
+
+#[test]
+fn records_that_do_not_fit_the_mblocks_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = Pool::create(&dir.path().join("pool"), "test").unwrap();
+    let one = store(&pool, "one", &[1, 2, 3]);
+    let page = BLOCK as u64;
+    let wrong = [
+        Checkpoint { regions: vec![(0, 4 * page)], ..one.clone() },
+        Checkpoint { regions: vec![(0, 3 * page - 1)], ..one.clone() },
+        Checkpoint { regions: vec![(0, u64::MAX - 4095), (0, u64::MAX - 4095)], ..one.clone() },
+        Checkpoint { map: 77, ..one.clone() },
+        // Data, not a map.
+        Checkpoint { map: one.map - 1, regions: vec![(0, (3 * (page + HASH as u64)) / 8 * page)], ..one.clone() },
+    ];
+    for (i, wrong) in wrong.into_iter().enumerate() {
+        let name = format!("wrong-{i}");
+        let entry = Entry::Checkpoint(Checkpoint { name: name.clone(), ..wrong });
+        Catalog::open(&pool).unwrap().append(&[entry]).unwrap();
+        let catalog = Catalog::open(&pool).unwrap();
+        let error = catalog.map(catalog.find(&name).unwrap()).unwrap_err();
+        assert!(error.to_string().contains(&format!("pageone pool rm test {name}")), "{error:#}");
+        drop(catalog);
+        Catalog::open(&pool).unwrap().append(&[Entry::Gone(name)]).unwrap();
+    }
+    assert!(load(&pool, "one") == [self::page(1), self::page(2), self::page(3)]);
+}
+
+#[test]
+fn what_was_cut_short_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = Pool::create(&dir.path().join("pool"), "test").unwrap();
+    let mut writer = Catalog::open(&pool).unwrap().begin("cut").unwrap();
+    writer.set_pages(PAGES + 5);
+    for number in 0..PAGES + 5 {
+        writer.put(&[number as u64], &page(number as u64 + 1), &[Some(number as u128 + 1)]).unwrap();
+    }
+    drop(writer);
+    assert_eq!(pool.mblocks().len(), 1, "the first data mblock was committed");
+    store(&pool, "whole", &[1]);
+    assert_eq!(pool.mblocks().len(), 2, "it is gone; data and map of the new one are there");
+}

@@ -6,19 +6,21 @@
 
 #![no_main]
 
-#[path = "../../src/checkpoint/catalog.rs"]
-#[allow(dead_code)]
+#[path = "../../src/checkpoint/catalog/mod.rs"]
+#[allow(dead_code, unused_imports)]
 mod catalog;
+mod memory;
 
-use std::fs;
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
 
 use anyhow::Result;
 use catalog::{Catalog, Checkpoint, hash};
-use mpool::{Access, BLOCK, OpenOptions, Pool, ROOT_MDC};
+use memory::{Directory, Memory};
+use mpool::{Access, BLOCK, Mcache, OpenOptions, Pool, ROOT_MDC, Settings};
 use serde::Serialize;
+
+const PATH: &str = "/pool";
 
 /// Contents of the pages of each checkpoint; 0: zeros.
 const STORED: [(&str, &[u8]); 3] = [("one", &[1, 2, 0, 1, 3]), ("two", &[3, 2, 4, 0, 0, 1]), ("three", &[5, 1, 6])];
@@ -36,10 +38,10 @@ enum Entry {
 }
 
 struct Whole {
-    files: Vec<(PathBuf, Vec<u8>)>,
+    files: Directory,
     /// Of every mblock.
     ids: Vec<u64>,
-    directory: tempfile::TempDir,
+    cache: Mcache,
 }
 
 fn page(content: u8) -> Vec<u8> {
@@ -57,7 +59,7 @@ fn store(catalog: Catalog, name: &str, contents: &[u8]) -> Result<Checkpoint> {
     let hashes: Vec<_> = bytes.chunks(BLOCK).map(|page| hash(page, writer.seed())).collect();
     writer.put(&(0..contents.len() as u64).collect::<Vec<_>>(), &bytes, &hashes)?;
     let off = writer.put_off();
-    let again: Vec<u8> = off.iter().flat_map(|(_, page)| &bytes[*page as usize * BLOCK..][..BLOCK]).copied().collect();
+    let again: Vec<u8> = off.iter().flat_map(|off| &bytes[off.page as usize * BLOCK..][..BLOCK]).copied().collect();
     writer.put_again(&off, &again)?;
     writer.commit("fuzzed".into(), vec![(1 << 30, bytes.len() as u64)])
 }
@@ -66,7 +68,7 @@ fn store(catalog: Catalog, name: &str, contents: &[u8]) -> Result<Checkpoint> {
 fn load(catalog: &Catalog, checkpoint: &Checkpoint) -> Option<Vec<u8>> {
     let len = checkpoint.bytes();
     let mut all = vec![0; if len < 1 << 20 { len as usize } else { 0 }];
-    let read = catalog.each_run(checkpoint, |offset, bytes| {
+    let read = catalog.each_run(&whole().cache, checkpoint, |offset, bytes| {
         if !all.is_empty() {
             all[offset as usize..][..bytes.len()].copy_from_slice(bytes);
         }
@@ -75,47 +77,49 @@ fn load(catalog: &Catalog, checkpoint: &Checkpoint) -> Option<Vec<u8>> {
     read.is_ok().then_some(all)
 }
 
-fn open(directory: &Path, access: Access) -> Option<(Pool, Catalog)> {
-    let pool = Pool::open(directory, OpenOptions { access, ..OpenOptions::default() }).ok()?;
+fn open(memory: &Memory, access: Access) -> Option<(Pool, Catalog)> {
+    let options = OpenOptions { access, ..OpenOptions::default() };
+    let pool = Pool::open_on(Arc::new(memory.clone()), Path::new(PATH), options).ok()?;
     let catalog = Catalog::open(&pool).ok()?;
     Some((pool, catalog))
 }
 
-/// A pool with some checkpoints, and the bytes of its files.
+/// A pool with some checkpoints.
 fn whole() -> &'static Whole {
     static WHOLE: OnceLock<Whole> = OnceLock::new();
     WHOLE.get_or_init(|| {
-        let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a directory");
-        drop(Pool::create(directory.path(), "fuzzed").expect("a pool"));
+        let memory = Memory::default();
+        drop(Pool::create_on(Arc::new(memory.clone()), Path::new(PATH), "fuzzed").expect("a pool"));
         for (name, contents) in STORED {
-            let (_, catalog) = open(directory.path(), Access::Exclusive).expect("a catalogue");
+            let (_, catalog) = open(&memory, Access::Exclusive).expect("a catalogue");
             store(catalog, name, contents).expect("stored");
         }
-        let ids = open(directory.path(), Access::Shared).expect("a pool").0.mblocks().iter().map(|m| m.id).collect();
-        let files = fs::read_dir(directory.path()).expect("files").flatten();
-        let mut files: Vec<_> = files.map(|file| (file.path(), fs::read(file.path()).expect("a file"))).collect();
-        files.sort();
-        Whole { files, ids, directory }
+        let ids = open(&memory, Access::Shared).expect("a pool").0.mblocks().iter().map(|m| m.id).collect();
+        Whole { files: memory.files(), ids, cache: Mcache::new(Settings::default()).expect("a cache") }
     })
 }
 
 /// 8 bytes a hit: the file (1), the way (1: cut there; the file's end written there; two bytes changed), an offset (4), a value (2).
-fn damage(whole: &Whole, input: &[u8]) {
+fn damage(files: &mut Directory, input: &[u8]) {
     for hit in input.chunks_exact(8).take(8) {
-        let (path, bytes) = &whole.files[usize::from(hit[0]) % whole.files.len()];
-        let at = u32::from_le_bytes([hit[2], hit[3], hit[4], hit[5]]) as usize % bytes.len().max(1);
-        let file = fs::OpenOptions::new().write(true).open(path).expect("open");
+        let count = files.len();
+        let Some(file) = files.values_mut().nth(usize::from(hit[0]) % count) else { return };
+        let at = u32::from_le_bytes([hit[2], hit[3], hit[4], hit[5]]) as usize % file.len.max(1);
         match hit[1] % 4 {
-            0 => file.set_len(at as u64).expect("cut"),
-            1 => file.write_all_at(&bytes[bytes.len() - at.min(bytes.len())..], at as u64 / 2).expect("moved"),
-            _ => file.write_all_at(&hit[6..8], at as u64).expect("hit"),
+            0 => file.set_len(at),
+            1 => {
+                let end: Vec<u8> = file.read(file.len - at.min(file.len), at.min(file.len));
+                file.write(at / 2, &end);
+            }
+            _ => file.write(at, &hit[6..8]),
         }
     }
 }
 
 /// 12 bytes a record: the kind (1), which name (1), which mblock (1), a shift (1), a number (8).
-fn add_records(whole: &Whole, input: &[u8]) {
-    let pool = Pool::open(whole.directory.path(), OpenOptions::default()).expect("a whole pool");
+fn add_records(memory: &Memory, input: &[u8]) {
+    let (whole, path) = (whole(), Path::new(PATH));
+    let pool = Pool::open_on(Arc::new(memory.clone()), path, OpenOptions::default()).expect("a whole pool");
     let mut list = pool.mdc_open(ROOT_MDC).expect("its list");
     for bytes in input.chunks_exact(12).take(16) {
         let number = u64::from_le_bytes(bytes[4..12].try_into().expect("8 bytes")) >> (bytes[3] % 64);
@@ -139,12 +143,14 @@ fn add_records(whole: &Whole, input: &[u8]) {
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
     let Some((how, input)) = input.split_first() else { return };
-    let (whole, files) = (whole(), how % 2 == 0);
-    let directory = whole.directory.path();
+    let files = how % 2 == 0;
+    let mut there = whole().files.clone();
     if files {
-        damage(whole, input);
-    } else {
-        add_records(whole, input);
+        damage(&mut there, input);
+    }
+    let storage = &Memory::of(there);
+    if !files {
+        add_records(storage, input);
     }
     let is_right = |catalog: &Catalog| {
         for checkpoint in catalog.checkpoints() {
@@ -157,23 +163,20 @@ libfuzzer_sys::fuzz_target!(|input: &[u8]| {
             }
         }
     };
-    if let Some((_, catalog)) = open(directory, Access::Shared) {
+    if let Some((_, catalog)) = open(storage, Access::Shared) {
         is_right(&catalog);
     }
-    if let Some((_, catalog)) = open(directory, Access::Exclusive)
+    if let Some((_, catalog)) = open(storage, Access::Exclusive)
         && store(catalog, "added", ADDED).is_ok()
-        && let Some((_, catalog)) = open(directory, Access::Exclusive)
+        && let Some((_, catalog)) = open(storage, Access::Exclusive)
     {
         let added = catalog.find("added").expect("it was stored");
         let is = load(&catalog, added);
         assert!(!files || is.is_some(), "what was stored just now can be read");
         is_right(&catalog);
     }
-    if let Some((_, mut catalog)) = open(directory, Access::Exclusive) {
+    if let Some((_, mut catalog)) = open(storage, Access::Exclusive) {
         let _ = catalog.remove("one");
         is_right(&catalog);
     }
-    let there = fs::read_dir(directory).expect("files").flatten().map(|file| file.path());
-    there.filter(|path| !whole.files.iter().any(|(known, _)| known == path)).for_each(|path| fs::remove_file(path).expect("removed"));
-    whole.files.iter().for_each(|(path, bytes)| fs::write(path, bytes).expect("written"));
 });

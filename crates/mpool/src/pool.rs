@@ -273,12 +273,14 @@ impl Pool {
                 MediaClass::Capacity => Some(medium.clone()),
                 _ => storage.directory(class_path, false).ok(),
             };
+            // Adding one without may have been cut short.
+            let has_objects = !meta.tables.gone_with(class).is_empty();
             let found = found.map(|m| Ok::<_, PoolError>((read_superblock(&*m)?, m))).transpose()?;
             let ours = |s: &Superblock| s.pool == superblock.pool && s.class == class;
             let found = found.and_then(|(s, m)| Some((s.filter(|(s, _)| ours(s))?, m)));
             let Some(((its_superblock, its_damage), class_medium)) = found else {
                 // What lay in memory only is gone after a restart of the host, and nobody was promised more.
-                if class != MediaClass::Memory && !options.salvage {
+                if class != MediaClass::Memory && !options.salvage && has_objects {
                     return Err(PoolError::ClassMissing { class, path: class_path.clone() });
                 }
                 findings.push(Finding::ClassMissing { class, path: class_path.clone(), mblocks: used.len() as u64 });
@@ -349,24 +351,31 @@ impl Pool {
         let mut media: Vec<Arc<dyn Medium>> = Vec::new();
         let uuid = read_superblock(&*medium)?.map(|(s, _)| s.pool);
         for path in classes.iter().filter(|(class, _)| **class != MediaClass::Capacity).map(|(_, path)| path) {
-            if let Ok(other) = storage.directory(path, false)
-                && read_superblock(&*other).ok().flatten().map(|(s, _)| s.pool) == uuid
-            {
-                media.push(other);
+            let Ok(other) = storage.directory(path, false) else { continue };
+            match read_superblock(&*other) {
+                Ok(Some((found, _))) if Some(found.pool) == uuid => media.push(other),
+                // Adding it was cut short, or removing it: at most a superblock in the making is there, and an empty data file.
+                Ok(None) if refuse_others_data(&*other).is_ok() => media.push(other),
+                _ => {}
             }
         }
         media.push(medium);
         for medium in media {
             let at = medium.path().display();
+            let names = medium.list().during("listing", &at)?;
+            let finished = read_superblock(&*medium)?.is_some();
             let ours = |name: &str| {
-                name == class::DATA || ["meta-", "mlog-", "mdc-"].iter().any(|start| name.starts_with(start))
+                name == class::DATA
+                    || finished && ["meta-", "mlog-", "mdc-"].iter().any(|start| name.starts_with(start))
             };
-            for name in medium.list().during("listing", &at)?.iter().filter(|name| ours(name)) {
+            for name in names.iter().filter(|name| ours(name)) {
                 medium.remove(name).during("removing a file in", &at)?;
             }
             medium.sync_names().during("syncing", &at)?;
-            medium.remove(superblock::NAME).during("removing the superblock in", &at)?;
-            medium.sync_names().during("syncing", &at)?;
+            if names.iter().any(|name| name == superblock::NAME) {
+                medium.remove(superblock::NAME).during("removing the superblock in", &at)?;
+                medium.sync_names().during("syncing", &at)?;
+            }
             // Somebody else's files may be there too.
             let _ = storage.remove_directory(medium.path());
         }
@@ -374,7 +383,8 @@ impl Pool {
     }
 
     /// Adds a media class, whose directory is made if need be. A memory class that was missing when the pool was opened (its
-    /// `tmpfs` went with the host) is made anew, without the objects that it had.
+    /// `tmpfs` went with the host) is made anew, without the objects that it had; so is any class that has no objects. After an error the
+    /// class may be known and missing: then it can be added again.
     ///
     /// # Errors
     ///
@@ -385,22 +395,24 @@ impl Pool {
         let medium = self.inner.storage.directory(path, true).during("making", path.display())?;
         let path = medium.path().to_owned();
         let mut meta = self.inner.meta();
+        let mut records = meta.tables.gone_with(class);
+        // One that is known and has no objects may have been cut short when it was added.
         let known = meta.tables.classes.contains_key(&class);
-        if known && (class != MediaClass::Memory || self.inner.class(class).is_ok()) {
+        let missing = self.inner.class(class).is_err() && (class == MediaClass::Memory || records.is_empty());
+        if known && !missing {
             return Err(PoolError::ClassExists(class));
         }
         let superblock = Superblock { class, ..self.inner.superblock };
         match read_superblock(&*medium)? {
-            // Left by an addition that was cut short.
-            Some((found, _)) if found == superblock && !known => {}
+            Some((found, _)) if found == superblock && records.is_empty() => {}
             Some(_) => return Err(PoolError::Exists(path)),
             None => refuse_others_data(&*medium)?,
         }
-        create_class(&*medium, &superblock)?;
-        let (opened, _) = Class::open(class, medium, &[], false)?;
-        let mut records = meta.tables.gone_with(class);
+        // First the record, so that whoever removes the pool knows where to look.
         records.push(Record::Class { class, path });
         meta.commit(&records, false)?;
+        create_class(&*medium, &superblock)?;
+        let (opened, _) = Class::open(class, medium, &[], false)?;
         let mut classes = self.inner.classes.write().unwrap_or_else(PoisonError::into_inner);
         classes[class as usize] = Some(Arc::new(opened));
         Ok(())

@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use e2e::{Daemon, Guest, program, signal_process, skipped};
+use kmem::{procfs, sched};
 use serde_json::Value;
 
 fn run(dir: &Path, args: &[&str]) -> (Option<i32>, String, String) {
@@ -143,6 +144,37 @@ fn a_killed_checkpoint_leaves_nobody_stopped() {
     assert!(restore(dir.path(), "whole") == memory(pid, &regions(dir.path(), "whole")));
     child.kill().unwrap();
     child.wait().unwrap();
+}
+
+/// What the guard is for: the command is killed while threads of the process go first and stand.
+#[test]
+fn the_guard_gives_threads_their_policy_back() {
+    if Command::new("python3").arg("--version").output().is_err() {
+        return skipped("no python3");
+    }
+    let (mut usual, mut own) = (sleeper(), sleeper());
+    let [pid, own_pid] = [&usual, &own].map(|child| child.id() as i32);
+    // This one's policy is its own choice.
+    if sched::go_first(own_pid).is_err() {
+        return skipped("real-time policies are not permitted");
+    }
+    let before = sched::policy(pid).unwrap();
+    let mut guard = Command::new(program("pageone"));
+    guard.arg("checkpoint-guard").args([pid, own_pid].map(|pid| pid.to_string()));
+    let mut guard = guard.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(guard.stdout.as_mut().unwrap()), &mut line).unwrap();
+    assert_eq!(line, "ready\n");
+    sched::go_first(pid).unwrap();
+    signal_process(pid, libc::SIGSTOP);
+    drop(guard.stdin.take());
+    assert!(guard.wait().unwrap().success());
+    assert_eq!((sched::policy(pid), sched::policy(own_pid)), (Ok(before), Ok(libc::SCHED_FIFO)));
+    e2e::eventually("it runs again", Duration::from_secs(5), || (!procfs::is_stopped(pid).unwrap()).then_some(()));
+    for child in [&mut usual, &mut own] {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
 }
 
 #[test]

@@ -5,10 +5,12 @@
 //! 2. Three more guests of the same image boot, and are stored while the daemon merges them with a short merge period: `merging`, the
 //!    slowest and the longest pause of the three. `four guests` is what the pool takes for all four, in sizes of the first.
 //!
+//! `--loops`: so many endless loops at usual priority run while checkpoints are taken, as on a host without a processor to spare.
+//!
 //! The bars that were set are printed beside the figures.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -31,6 +33,36 @@ pub(crate) struct Options {
     /// Rounds; figures are medians over them
     #[arg(long, value_name = "N", default_value_t = 1)]
     rounds: usize,
+    /// Endless loops beside the checkpoints
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    loops: usize,
+}
+
+/// Endless loops, until this is dropped.
+struct Loops(Vec<Child>);
+
+impl Loops {
+    fn start(count: usize) -> Result<Self> {
+        let mut loops = Self(Vec::new());
+        for _ in 0..count {
+            let child = Command::new("sh").args(["-c", "while :; do :; done"]).spawn();
+            loops.0.push(child.context("cannot start an endless loop")?);
+        }
+        if count > 0 {
+            // They have their share of the processors by then.
+            std::thread::sleep(Duration::from_secs(1));
+        }
+        Ok(loops)
+    }
+}
+
+impl Drop for Loops {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
 }
 
 /// What `pageone checkpoint --json` says.
@@ -52,6 +84,8 @@ struct Usage {
 struct Store<'a> {
     pageone: &'a PageOne,
     directory: &'a Path,
+    /// Endless loops beside.
+    loops: usize,
 }
 
 impl Store<'_> {
@@ -68,6 +102,7 @@ impl Store<'_> {
     }
 
     fn take(&self, guest: &Guest, name: &str) -> Result<Stored> {
+        let _loops = Loops::start(self.loops)?;
         let pid = guest.pid().to_string();
         let out = self.run(&["checkpoint", &pid, "--to", "store", "--name", name, "--max-pause", "100", "--json"])?;
         eprint!("checkpoint: {}", String::from_utf8_lossy(&out));
@@ -87,16 +122,16 @@ pub(crate) fn run(options: &Options, quick: bool) -> Result<Vec<Row>> {
     let interrupt = Interrupt::watch()?;
     let mut rows = Vec::new();
     for _ in 0..options.rounds.max(1) {
-        rows.extend(round(&place, memory_mib, &interrupt)?);
+        rows.extend(round(&place, memory_mib, options.loops, &interrupt)?);
     }
     Ok(medians(&rows))
 }
 
-fn round(place: &Path, memory_mib: usize, interrupt: &Interrupt) -> Result<Vec<Row>> {
+fn round(place: &Path, memory_mib: usize, loops: usize, interrupt: &Interrupt) -> Result<Vec<Row>> {
     let directory = tempfile::Builder::new().prefix("pageone-bench-checkpoint-").tempdir_in(place)?;
     let pageone = PageOne::find()?;
     let program = pageone.guest_command(memory_mib)?;
-    let store = Store { pageone: &pageone, directory: directory.path() };
+    let store = Store { pageone: &pageone, directory: directory.path(), loops };
     let capacity = directory.path().join("capacity").display().to_string();
     store.run(&["pool", "create", "store", "--capacity", &capacity])?;
     // Before the guests, so that it ends after them.
@@ -118,7 +153,8 @@ fn round(place: &Path, memory_mib: usize, interrupt: &Interrupt) -> Result<Vec<R
     let merging = taken.collect::<Result<Vec<_>>>()?;
     let four = store.physical()? - idle;
 
-    let case = format!("guests of {memory_mib} MiB, merge period {PERIOD} s");
+    let beside = if loops > 0 { format!(", {loops} endless loops beside") } else { String::new() };
+    let case = format!("guests of {memory_mib} MiB, merge period {PERIOD} s{beside}");
     let mut sheet = Sheet { bench: "checkpoint", case, subject: "", threads: 1, rows: Vec::new() };
     let worst = |of: fn(&Stored) -> f64| merging.iter().map(of).fold(0.0, f64::max);
     let worst = Stored {

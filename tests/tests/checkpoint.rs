@@ -185,15 +185,21 @@ fn a_daemon_that_ends_meanwhile_is_noticed() {
     let mut client = daemon.scenario(&["hold", "65536", "1"]);
     client.expect("ready");
     let (path, pid) = (daemon.dir.path().display().to_string(), client.pid().to_string());
-    let mut command = Command::new(program("pageone"));
-    command.args(["--dir", &path, "checkpoint", &pid, "--to", "store", "--name", "cut"]);
-    let running = command.env("PAGEONE_POOLS", dir.path().join("names")).stderr(Stdio::piped()).spawn().unwrap();
-    std::thread::sleep(Duration::from_millis(100));
-    daemon.kill();
-    let out = running.wait_with_output().unwrap();
-    let err = String::from_utf8(out.stderr).unwrap();
-    assert!(out.status.code() == Some(1) && err.contains("take the checkpoint again"), "{err}");
-    daemon.restart();
+    let mut seen = Vec::new();
+    // Too early the command knows of no daemon yet, too late it is done.
+    let noticed = [100, 30, 300, 1000].into_iter().any(|wait| {
+        let mut command = Command::new(program("pageone"));
+        let name = format!("cut-{wait}");
+        command.args(["--dir", &path, "checkpoint", &pid, "--to", "store", "--name", &name]);
+        let running = command.env("PAGEONE_POOLS", dir.path().join("names")).stderr(Stdio::piped()).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(wait));
+        daemon.kill();
+        let out = running.wait_with_output().unwrap();
+        daemon.restart();
+        seen.push(String::from_utf8(out.stderr).unwrap());
+        out.status.code() == Some(1) && seen.last().is_some_and(|err| err.contains("take the checkpoint again"))
+    });
+    assert!(noticed, "{seen:?}");
     checkpoint(dir.path(), Some(&daemon), client.pid(), "whole", &["--max-pause", "500"]);
     client.go();
 }

@@ -32,7 +32,7 @@ impl Client {
             return Ok(0);
         }
         if std::mem::take(&mut state.unsure) {
-            self.find_copies(state)?;
+            self.find_unseen(state)?;
         }
         crate::rates::begin_scan(state, Instant::now());
         // Lost when a scan fails: what it found until then is no more in the kernel's notes.
@@ -99,9 +99,10 @@ impl Client {
         Ok(())
     }
 
-    /// After a hold: finds the merged pages that were copied while somebody else cleared the notes of writes. What was written of all
-    /// others shows when it is compared, except that a device may be about to write into copies: these rest anew.
-    fn find_copies(&self, state: &mut State) -> Result<(), Errno> {
+    /// After a hold: finds what was written while somebody else cleared the notes of writes: merged pages that were copied, and pages that hold something
+    /// where nothing was known. What was written of those that were read before shows when they are compared. A device may be about
+    /// to write into copies: these rest anew.
+    fn find_unseen(&self, state: &mut State) -> Result<(), Errno> {
         for (&id, region) in &mut state.regions {
             region.rest_anew();
             let query = Query {
@@ -115,7 +116,7 @@ impl Client {
             self.scan_gently(range, &query, &mut |run| {
                 for page in region
                     .pages_of(run)
-                    .filter(|&page| matches!(region.entry(page), Entry::Merged(_)))
+                    .filter(|&page| !matches!(region.entry(page), Entry::Unshared(_) | Entry::Pending))
                     .collect::<Vec<_>>()
                 {
                     let start = region.address(page);

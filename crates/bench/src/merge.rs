@@ -73,10 +73,6 @@ pub(crate) struct Options {
     /// With 1, 2, 4, 8 and 16 GiB of memory, one after the other, as far as there is memory: how cost grows
     #[arg(long, conflicts_with = "pages")]
     scale: bool,
-    /// Touch so much free memory before each engine begins. In a virtual machine whose host takes free memory back (free page reporting) the first use of
-    /// any page costs much, which the engine that needs memory for its frames would have to answer for
-    #[arg(long, value_name = "GIB", default_value_t = 0)]
-    touch: usize,
     /// Directory for a plot of each case: merged pages over time, in the first round
     #[arg(long, value_name = "DIR")]
     plots: Option<PathBuf>,
@@ -206,7 +202,6 @@ fn measure(plan: &Plan, options: &Options, subject: Subject, interrupt: &Interru
     let mut clients = (0..plan.clients).map(start).collect::<Result<Vec<_>>>()?;
     clients.iter_mut().try_for_each(Client::wait_ready)?;
     let before = host::used()?;
-    touch(options.touch)?;
     engine.start(options.merge_period, subject, interrupt)?;
     ensure!(clients[0].ask("probe")? == "ok", "the first client does not probe");
     interrupt.sleep(LEAD)?;
@@ -230,16 +225,6 @@ fn measure(plan: &Plan, options: &Options, subject: Subject, interrupt: &Interru
     let (merged_at_rest, saved_pages) = (engine.merged(&clients)?, engine.saved()?);
     let used = [base, before, host::used()?];
     Ok(Some(Outcome { time, cpu_ns, merged, accesses, merged_at_rest, saved_pages, progress, used }))
-}
-
-/// Takes memory, writes to each page of it, and gives it back.
-fn touch(gib: usize) -> Result<()> {
-    let there = procfs::meminfo()?.available_kib.saturating_sub(RESERVE_KIB);
-    ensure!((gib as u64) << 20 <= there, "--touch {gib}: only {} GiB of memory are available", there >> 20);
-    let mut memory = vec![0u8; gib << 30];
-    memory.iter_mut().step_by(PAGE_SIZE).for_each(|byte| *byte = 1);
-    std::hint::black_box(&memory);
-    Ok(())
 }
 
 /// Waits until nothing more is merged.

@@ -42,7 +42,7 @@ pub struct Done {
     untouched: Vec<Pages>,
     /// Pages that could not be taken away.
     stuck: Vec<Pages>,
-    /// Whether that is because the time was over.
+    /// The time was over before all runs were looked at.
     pub ran_out: bool,
     /// How long writers could have waited.
     pub time: Duration,
@@ -332,43 +332,35 @@ fn calm_part(runs: &[Run], written: &[Pages], calm: bool) -> CalmPart {
     let mut part = CalmPart::default();
     let mut written = written.iter().copied().peekable();
     for (i, &run) in runs.iter().enumerate() {
-        let (mut left, end) = (run, run.page + run.len);
+        let end = run.page + run.len;
+        let with_rest = |left: Run| std::iter::once(left).chain(runs[i + 1..].iter().copied()).collect();
+        let mut left = run;
         loop {
-            // Behind what this window has already, or in the gap before the first run, which is no part of it.
+            // Where this window ends so far; the gap before its first run is no part of it.
             let done = part.now.last().map_or(left.page, |last| last.page + last.len);
-            while written.peek().is_some_and(|w| w.end <= done) {
-                written.next();
+            while written.next_if(|w| w.end <= done).is_some() {}
+            // Where the runs need not be calm, only what begins before a gap's end counts.
+            let counts = |w: &&Pages| if calm { w.start < end } else { done < left.page && w.start < left.page };
+            let Some(&w) = written.peek().filter(counts) else {
+                part.now.push(left);
+                break;
+            };
+            if w.start > left.page {
+                let (now, rest) = split(left, w.start - left.page);
+                part.now.push(now);
+                part.rest = with_rest(rest);
+                return part;
             }
-            let next = written.peek().copied().filter(|w| w.start < end);
-            match next {
-                Some(w) if w.start < left.page && done < left.page && !part.now.is_empty() => {
-                    // In the gap.
-                    part.rest = std::iter::once(left).chain(runs[i + 1..].iter().copied()).collect();
-                    return part;
-                }
-                Some(w) if calm && w.start <= left.page => {
-                    if !part.now.is_empty() {
-                        part.rest = std::iter::once(left).chain(runs[i + 1..].iter().copied()).collect();
-                        return part;
-                    }
-                    let to = w.end.min(end);
-                    part.written.push(Pages { start: left.page, end: to });
-                    if to == end {
-                        break;
-                    }
-                    left = split(left, to - left.page).1;
-                }
-                Some(w) if calm => {
-                    let (now, rest) = split(left, w.start - left.page);
-                    part.now.push(now);
-                    part.rest = std::iter::once(rest).chain(runs[i + 1..].iter().copied()).collect();
-                    return part;
-                }
-                _ => {
-                    part.now.push(left);
-                    break;
-                }
+            if !part.now.is_empty() {
+                part.rest = with_rest(left);
+                return part;
             }
+            let to = w.end.min(end);
+            part.written.push(Pages { start: left.page, end: to });
+            if to == end {
+                break;
+            }
+            left = split(left, to - left.page).1;
         }
     }
     part
@@ -537,6 +529,7 @@ mod tests {
             CalmPart { now: vec![run(0, 4), run(4, 1)], rest: vec![run(5, 3), run(10, 5)], ..CalmPart::default() };
         assert_eq!(part(&runs, &inside, true), cut);
         assert_eq!(part(&runs, &inside, false), all);
+        assert_eq!(part(&runs, &[pages(0, 6)], false), all, "over a border without a gap");
         let next = CalmPart { written: inside.to_vec(), now: vec![run(6, 2), run(10, 5)], ..CalmPart::default() };
         assert_eq!(part(&cut.rest, &inside, true), next);
         // The first pages of all, over several runs, and a gap behind them.

@@ -147,7 +147,9 @@ pub(crate) fn run(options: &Options, quick: bool) -> Result<Vec<Row>> {
                     subject.threads(),
                     round + 1
                 ));
-                if let Some(outcome) = measure(&plan, options, subject, &interrupt).context(subject.name())? {
+                if let Some(outcome) =
+                    measure(&plan, options.merge_period, subject, &interrupt).context(subject.name())?
+                {
                     let mut sheet = plan.sheet(subject);
                     outcome.note(&plan, subject, &mut sheet);
                     rounds.extend(sheet.rows);
@@ -189,7 +191,7 @@ struct Outcome {
 }
 
 /// One round. `None`: that engine can't be measured here.
-fn measure(plan: &Plan, options: &Options, subject: Subject, interrupt: &Interrupt) -> Result<Option<Outcome>> {
+fn measure(plan: &Plan, merge_period: f64, subject: Subject, interrupt: &Interrupt) -> Result<Option<Outcome>> {
     plan.check_memory()?;
     let Some(mut engine) = Engine::prepare(subject)? else { return Ok(None) };
     let base = host::used()?;
@@ -202,7 +204,7 @@ fn measure(plan: &Plan, options: &Options, subject: Subject, interrupt: &Interru
     let mut clients = (0..plan.clients).map(start).collect::<Result<Vec<_>>>()?;
     clients.iter_mut().try_for_each(Client::wait_ready)?;
     let before = host::used()?;
-    engine.start(options.merge_period, subject, interrupt)?;
+    engine.start(merge_period, subject, interrupt)?;
     ensure!(clients[0].ask("probe")? == "ok", "the first client does not probe");
     interrupt.sleep(LEAD)?;
 

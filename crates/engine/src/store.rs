@@ -122,8 +122,10 @@ struct Reserved {
     slots: std::ops::Range<u32>,
     /// Those before this one have memory.
     populated: u32,
-    /// It is a whole piece that can be made a huge page, and is filled from this slot of it on: where runs start is drawn at random.
-    cut: Option<u32>,
+    /// It is a whole piece that can be made a huge page.
+    huge: bool,
+    /// Slots at its beginning that are filled last: where runs start is drawn at random.
+    cut: u32,
 }
 
 /// How much of the store is used.
@@ -280,19 +282,18 @@ impl Store {
         let fresh = free.fresh[at] & piece != 0 && len == HUGE;
         free.fresh[at] &= !piece;
         let huge = fresh && free.refused.is_none_or(|refused| refused.elapsed() > REFUSED);
-        let cut = if huge && follows.is_none() { (free.random() % u64::from(HUGE)) as u32 } else { 0 };
+        let cut = if fresh && follows.is_none() { (free.random() % u64::from(HUGE)) as u32 } else { 0 };
         free.count -= u64::from(len);
-        Ok(Reserved { slots: first..first + len, populated, cut: huge.then_some(cut) })
+        Ok(Reserved { slots: first..first + len, populated, huge, cut })
     }
 
     /// Makes a huge page of a fresh piece, which begins with this frame. `false`: there is none to be had.
     fn make_huge(&self, first: Frame) -> bool {
-        let huge = |segment: &Segment, slot: usize| {
-            let offset = slot * PAGE_SIZE;
-            memfd::allocate(segment.fd(), offset as u64, PAGE_SIZE as u64).and_then(|()| segment.map.make_huge(offset))
-        };
         let began = crate::pace::thread_cpu();
-        let done = self.with(first, huge);
+        let done = self.segment(first).map(|segment| {
+            let offset = first.slot() as usize * PAGE_SIZE;
+            memfd::allocate(segment.fd(), offset as u64, PAGE_SIZE as u64).and_then(|()| segment.map.make_huge(offset))
+        });
         let took = Duration::from_nanos(crate::pace::thread_cpu() - began);
         if let Some(Err(e)) = &done {
             tracing::debug!("no huge page for the store: {e}");
@@ -485,16 +486,13 @@ impl<'s> Cursor<'s> {
     }
 
     fn reserve(&mut self) -> Result<(), GrowError> {
-        let Reserved { slots, populated, cut } = self.store.reserve(self.last)?;
-        (self.slots, self.populated) = (slots, populated);
-        if let Some(cut) = cut
-            && self.store.make_huge(Frame(self.slots.start))
-        {
-            self.populated = self.slots.end;
-            let begin = self.slots.start..self.slots.start + cut;
-            self.slots.start = begin.end;
-            self.store.give_slots_back(begin.clone(), begin.end);
+        let Reserved { slots, mut populated, huge, cut } = self.store.reserve(self.last)?;
+        if huge && self.store.make_huge(Frame(slots.start)) {
+            populated = slots.end;
         }
+        let begin = slots.start..slots.start + cut;
+        (self.slots, self.populated) = (begin.end..slots.end, populated);
+        self.store.give_slots_back(begin, populated);
         Ok(())
     }
 

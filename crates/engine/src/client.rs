@@ -354,15 +354,26 @@ impl Client {
     }
 
     /// Records a batch and sends it. The pages' entries become pending; their frames' users were counted by the caller.
-    /// `Err` gives the runs back: nothing was sent.
+    /// Runs with a page that was found written meanwhile are left out. `Err` gives the other runs back: nothing was sent.
     pub(crate) fn send_batch(
         &self,
         id: RegionId,
         runs: Vec<PlannedRun>,
     ) -> Result<(), (Vec<PlannedRun>, std::io::Error)> {
         let mut state = self.state();
-        if !state.connected || state.held || !state.regions.contains_key(&id) {
+        let ready = state.connected && !state.held;
+        let Some(region) = state.regions.get_mut(&id).filter(|_| ready) else {
             return Err((runs, std::io::ErrorKind::NotConnected.into()));
+        };
+        let (written, runs): (Vec<_>, Vec<_>) = runs.into_iter().partition(|run| region.is_written(run.page, run.len));
+        for run in written {
+            (run.page..run.page + run.len).for_each(|page| region.restart(page));
+            if let Goal::Frame(first) = run.goal {
+                (0..run.len).for_each(|i| self.release(Frame(first.0 + i)));
+            }
+        }
+        if runs.is_empty() {
+            return Ok(());
         }
         let mut wire_runs = Vec::with_capacity(runs.len());
         for run in &runs {

@@ -203,9 +203,16 @@ impl Region {
         }
     }
 
-    /// The scan found these pages written.
+    /// A scan found these pages written: they are no candidates any more.
     pub(crate) fn mark_written(&mut self, first: u32, len: u32) {
         self.written.insert_range(first.into(), len.into());
+        self.candidates.remove_range(first.into(), len.into());
+    }
+
+    /// Whether a scan between two merge periods has found one of these pages written, perhaps since it was read or planned: such
+    /// a page must not be merged now, and grows old from the next period on.
+    pub(crate) fn is_written(&self, first: u32, len: u32) -> bool {
+        self.written.iter_from(first.into()).next().is_some_and(|page| page < u64::from(first + len))
     }
 
     /// The scan is over: every page gets older by a period, or young again.
@@ -381,6 +388,27 @@ mod tests {
         region.looked_at(3);
         assert!(!region.settle_guess(3, true), "no guess: what was read was written since");
         assert!(region.guess(4) && !region.settle_guess(4, false));
+    }
+
+    #[test]
+    fn a_page_found_written_between_two_periods_is_no_candidate_from_then_on() {
+        let mut region = Region::new(0, 10).unwrap();
+        for _ in 0..3 {
+            scan(&mut region, &[]);
+        }
+        [2, 3, 4].iter().for_each(|&page| region.restart(page));
+        scan(&mut region, &[]);
+        assert_eq!(scan(&mut region, &[]), [2, 3, 4]);
+        region.mark_written(3, 1);
+        let mut candidates = Vec::new();
+        region.candidates(0, 10, &mut candidates);
+        assert_eq!((candidates.as_slice(), region.guess(3)), ([2, 4].as_slice(), false));
+        assert!(region.is_written(3, 1) && region.is_written(0, 10));
+        assert!(!region.is_written(2, 1) && !region.is_written(4, 6));
+        assert_eq!(scan(&mut region, &[]), [2, 4]);
+        assert!(!region.is_written(0, 10));
+        assert_eq!(scan(&mut region, &[]), [2, 4]);
+        assert_eq!(scan(&mut region, &[]), [2, 3, 4]);
     }
 
     #[test]

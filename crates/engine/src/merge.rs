@@ -421,6 +421,10 @@ impl<'a> Turn<'a> {
         };
         for &(page, found) in found {
             region.looked_at(page);
+            if region.is_written(page, 1) {
+                self.give_up(id, page, found);
+                continue;
+            }
             match found {
                 Found::First(handle) => {
                     region.set(page, Entry::Unshared(handle));

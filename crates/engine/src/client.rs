@@ -117,7 +117,13 @@ pub(crate) struct Client {
     state: Mutex<State>,
     wishes: Mutex<Wishes>,
     /// Turns asked of the workers; see [`crate::work::Queue`].
-    pub(crate) turns: AtomicU32,
+    turns: AtomicU32,
+}
+
+impl crate::work::TakesTurns for Client {
+    fn turns(&self) -> &AtomicU32 {
+        &self.turns
+    }
 }
 
 impl std::ops::Deref for Client {

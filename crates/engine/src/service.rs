@@ -41,7 +41,7 @@ pub const AGENT_SOCKET: &str = "agent.sock";
 /// What the threads share.
 pub(crate) struct Shared {
     pub(crate) config: Config,
-    pub(crate) queue: Queue,
+    pub(crate) queue: Queue<Client>,
     pub(crate) pacer: Pacer,
     pub(crate) started: Instant,
     clients: RwLock<BTreeMap<u32, Arc<Client>>>,

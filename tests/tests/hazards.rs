@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use e2e::{Client, Daemon, eventually, program, signal_process, skipped};
@@ -560,11 +561,11 @@ fn a_peer_that_talks_nonsense_or_nobody_at_all_leaves_the_program_alone() {
     crowded.go();
     drop(held);
     // A peer that answers nonsense to everything.
-    let stop = std::sync::atomic::AtomicBool::new(false);
+    let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut answered = 0u32;
-            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+            while !stop.load(Relaxed) {
                 while let Ok(Some(conn)) = listener.accept() {
                     answered += 1;
                     let nonsense: &[u8] = match answered % 3 {
@@ -583,6 +584,104 @@ fn a_peer_that_talks_nonsense_or_nobody_at_all_leaves_the_program_alone() {
             client.go();
             crowded.go();
         }
-        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        stop.store(true, Relaxed);
     });
+}
+
+/// An agent that says of its pages that they hold what `other`'s hold. It speaks for this process, until `stop`; `told`: lies so far.
+fn lie(socket: &std::path::Path, other: i32, told: &AtomicU64, stop: &AtomicBool) {
+    use kmem::uffd::{Features, Uffd};
+    use wire::{Digests, Fate, Outcome, Report, ToAgent, ToDaemon};
+    const PAGES: usize = 4096;
+    const PAGE: usize = kmem::PAGE_SIZE;
+    let maps = std::fs::read_to_string(format!("/proc/{other}/maps")).unwrap();
+    let mut ranges = maps.lines().filter_map(|line| line.split_once(' ')?.0.split_once('-')).map(|(start, end)| {
+        let number = |text| usize::from_str_radix(text, 16).unwrap();
+        number(start)..number(end)
+    });
+    let theirs = ranges.find(|range| range.len() == PAGES * PAGE).unwrap().start;
+    let addresses: Vec<usize> = (0..PAGES).map(|page| theirs + page * PAGE).collect();
+    let mut content = vec![0; PAGES * PAGE];
+    assert_eq!(kmem::procmem::read_pages(other, &addresses, &mut content), Ok(PAGES));
+
+    let mut memory = vec![0u8; (PAGES + 1) * PAGE];
+    let start = memory.as_ptr().addr().next_multiple_of(PAGE);
+    let skipped = start - memory.as_ptr().addr();
+    for (page, number) in memory[skipped..].chunks_exact_mut(PAGE).zip(1u64..) {
+        page[..8].copy_from_slice(&number.to_ne_bytes());
+    }
+    let uffd = Uffd::new(Features::WP | Features::WP_ASYNC | Features::WP_UNPOPULATED).unwrap();
+    uffd.register_wp(kmem::range::Range::new(start, PAGES * PAGE)).unwrap();
+
+    let conn = kmem::seqpacket::Conn::connect(socket).unwrap();
+    let send = |message: ToDaemon| conn.send(&wire::encode(&message), &[]).unwrap();
+    send(ToDaemon::Hello { version: wire::VERSION, domain: None, name: "liar".into(), forks: 0 });
+    send(ToDaemon::RegionAdded { region: 1, start: start as u64, len: (PAGES * PAGE) as u64 });
+    send(ToDaemon::Ready);
+    let mut packet = vec![0; wire::MAX_MESSAGE];
+    while !stop.load(Relaxed) {
+        let len = match conn.recv(&mut packet, &mut Vec::new()).unwrap() {
+            Some(0) => panic!("the daemon has hung up"),
+            Some(len) => len,
+            None => {
+                std::thread::sleep(Duration::from_micros(100));
+                continue;
+            }
+        };
+        match wire::decode_to_agent(&packet[..len]).unwrap() {
+            ToAgent::Digest(asked) => {
+                let pages = asked.spans.iter().flat_map(|span| span.page..span.page + span.len);
+                let digest = |page: u32| {
+                    let bytes = &content[page as usize * PAGE..][..PAGE];
+                    xxhash_rust::xxh3::xxh3_64_with_seed(bytes, asked.seed)
+                };
+                let digests: Vec<u64> = pages.map(digest).collect();
+                let count = digests.len() as u64;
+                send(ToDaemon::Digests(Digests { request: asked.request, digests, cpu_ns: 0 }));
+                told.fetch_add(count, Relaxed);
+            }
+            ToAgent::Merge(merge) => {
+                // So that what it is said to share stays.
+                let merged = |run: &wire::Run| Outcome { page: run.page, len: run.len, result: Fate::Merged };
+                let outcomes = merge.runs.iter().map(merged).collect();
+                send(ToDaemon::Report(Report { batch: merge.batch, last: true, outcomes, ..Report::default() }));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Ends a thread also when the test fails.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
+#[test]
+fn an_agent_that_lies_about_its_pages_keeps_nobody_from_merging() {
+    let daemon = Daemon::start();
+    let mut first = daemon.scenario(&["hold", "4096", "1", "5"]);
+    first.expect("ready");
+    eventually("the first client's pages are known", Duration::from_secs(30), || {
+        (daemon.client(first.pid())?["pages_unshared"] == 4096).then_some(())
+    });
+    let (told, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+    let socket = daemon.dir.path().join("agent.sock");
+    std::thread::scope(|scope| {
+        let stop = Stop(&stop);
+        let liar = scope.spawn(|| lie(&socket, first.pid(), &told, stop.0));
+        eventually("lies are told", Duration::from_secs(30), || (told.load(Relaxed) >= 512).then_some(()));
+        std::thread::sleep(Duration::from_secs(1));
+        let mut second = daemon.scenario(&["hold", "4096", "1", "5"]);
+        second.expect("ready");
+        daemon.wait_merged(second.pid(), 4096);
+        daemon.wait_merged(first.pid(), 4096);
+        second.go();
+        drop(stop);
+        liar.join().unwrap();
+    });
+    first.go();
 }

@@ -105,13 +105,7 @@ impl Merger {
             if last || !go_on {
                 return;
             }
-            // The mutex is not fair.
-            for _ in 0..50 {
-                if !STATE.is_wanted() {
-                    break;
-                }
-                std::thread::sleep(Duration::from_micros(20));
-            }
+            STATE.let_others();
         }
     }
 

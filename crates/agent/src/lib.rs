@@ -12,11 +12,13 @@
 //! ```text
 //! interpose ─▶ watch (is it ours?) ─▶ mark, guard ─▶ window ─▶ regions
 //! link ─▶ batch ─▶ merge ─▶ pins (may it be taken?) ─▶ window
+//! link ─▶ digest (what the daemon knows pages by)
 //! link ─▶ recycle (what the guest has marked as free) ─▶ window
 //! threads, fork: around all of these; everything shared lies in state, behind lock
 //! ```
 
 mod batch;
+mod digest;
 mod fork;
 mod guard;
 mod heap;

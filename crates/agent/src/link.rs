@@ -7,6 +7,7 @@
 #![allow(unsafe_code)] // prctl(2), getrlimit(2).
 
 use crate::batch::Merger;
+use crate::digest;
 use crate::pins::Waiting;
 use crate::raw;
 use crate::recycle::{self, Recycler};
@@ -222,6 +223,7 @@ fn handle(message: ToAgent, mut fds: Vec<OwnedFd>, merger: &mut Merger, welcomed
             // What cannot be sent now, and why, comes up again in the next turn.
             let _ = STATE.lock().flush();
         }),
+        (ToAgent::Digest(asked), _) if *welcomed => digest::answer(&asked),
         (ToAgent::Ram(extents), _) if *welcomed => STATE.lock().set_ram(extents),
         (ToAgent::Recycle { budget_ns }, _) if *welcomed => {
             recycle::sweep(Duration::from_nanos(budget_ns), || {

@@ -99,8 +99,18 @@ impl<T> Lock<T> {
     }
 
     /// Whether somebody waits for it. The mutex is not fair, so whoever takes it again and again must make way.
-    pub fn is_wanted(&self) -> bool {
+    fn is_wanted(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) > 0
+    }
+
+    /// Makes way, for a millisecond at most.
+    pub fn let_others(&self) {
+        for _ in 0..50 {
+            if !self.is_wanted() {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_micros(20));
+        }
     }
 
     /// Takes the lock back after [`Guard::keep_across_fork`], in the parent or in the child.

@@ -26,8 +26,8 @@ use std::ops::Range as Frames;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
-use wire::recycle::{Extent, MAX_EXTENTS, MAX_SPANS, Recycled, Refusal, Span, Sweep};
-use wire::{Fate, RegionId, ToDaemon};
+use wire::recycle::{Extent, MAX_EXTENTS, MAX_SPANS, Recycled, Refusal, Sweep};
+use wire::{Fate, RegionId, Span, ToDaemon};
 
 /// Pages claimed at a time (and up to a word more): some 0.2 ms of work.
 const BATCH_PAGES: u64 = 1024;
@@ -304,13 +304,7 @@ pub fn sweep(budget: Duration, mut flush: impl FnMut()) {
                 flush();
                 flushed = Instant::now();
             }
-            // The mutex is not fair.
-            for _ in 0..50 {
-                if !STATE.is_wanted() {
-                    break;
-                }
-                std::thread::sleep(Duration::from_micros(20));
-            }
+            STATE.let_others();
         }
     }
     sum.cpu_ns = cpu_time();

@@ -7,7 +7,7 @@ mod support;
 use std::collections::HashMap;
 use support::client;
 use support::daemon::{Daemon, Program, Store};
-use wire::{Fate, ToAgent, ToDaemon};
+use wire::{Digest, Fate, Span, ToAgent, ToDaemon};
 
 /// Not a test: what the client runs.
 #[test]
@@ -102,6 +102,52 @@ fn merged_pages_map_frames_and_zeros_map_nothing() {
     assert_eq!(daemon.merge(77, &store.runs(9..10)), [(9, Fate::Gone)]);
     assert!(daemon.merge(1, &store.runs(4094..4098)).iter().any(|&(_, fate)| fate == Fate::Gone));
     assert!(daemon.merge(1, &[]).is_empty(), "an empty batch gets its report");
+}
+
+/// The digests that the agent tells of these pages.
+fn digests(daemon: &mut Daemon, region: u32, request: u64, spans: &[(u32, u32)]) -> Vec<u64> {
+    let spans = spans.iter().map(|&(page, len)| Span { page, len }).collect();
+    daemon.send(&ToAgent::Digest(Digest { request, region, seed: 7, spans }), &[]);
+    loop {
+        match daemon.next() {
+            ToDaemon::Digests(answer) if answer.request == request => return answer.digests,
+            other => daemon.seen.push(other),
+        }
+    }
+}
+
+#[test]
+fn digests_are_of_what_pages_hold() {
+    let Some((mut daemon, mut program, store)) = start(4096, None) else { return };
+    let expected = |pages: std::ops::Range<usize>| -> Vec<u64> {
+        let digest = |page| xxhash_rust::xxh3::xxh3_64_with_seed(&support::daemon::bytes(support::pattern_of(page)), 7);
+        pages.map(digest).collect()
+    };
+    assert_eq!(digests(&mut daemon, 1, 1, &[(0, 1000)]), expected(0..1000));
+    // Merged or not, in any pieces.
+    merge_all(&mut daemon, &store, 0..100);
+    let parts = [expected(3..9), expected(90..300)].concat();
+    assert_eq!(digests(&mut daemon, 1, 2, &[(3, 6), (90, 210)]), parts);
+    // They end where something can't be read, some pages before at most.
+    for (request, unmap, page) in [(3, "unmap 500 50", 500), (4, "raw-unmap 1500 50", 1500)] {
+        assert_eq!(program.ask(unmap), "0");
+        let told = digests(&mut daemon, 1, request, &[(page - 300, 600)]);
+        assert!(told.len() <= 300 && told.len() > 100, "{} digests", told.len());
+        assert_eq!(told, expected(page as usize - 300..page as usize - 300 + told.len()));
+    }
+    assert!(digests(&mut daemon, 1, 5, &[(4000, 500)]).len() <= 96, "past the end");
+    assert!(digests(&mut daemon, 77, 6, &[(0, 1)]).is_empty(), "no such region");
+}
+
+#[test]
+fn writers_go_on_while_digests_are_computed() {
+    let Some((mut daemon, mut program, _store)) = start(4096, None) else { return };
+    program.ask("start-writers");
+    for request in 0..200 {
+        assert_eq!(digests(&mut daemon, 1, request, &[(2000, 1000)]).len(), 1000);
+    }
+    program.ask("stop-writers");
+    assert_eq!(program.ask("check 0 4096"), "0");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 use support::client;
 use support::daemon::{Daemon, Program, Store, control_page};
-use wire::{Fate, Merge, ToAgent, ToDaemon};
+use wire::{Digest, Fate, Merge, Span, ToAgent, ToDaemon};
 
 const PAGES: usize = 4096;
 
@@ -54,6 +54,9 @@ fn nonsense_is_left() {
     let descending =
         ToAgent::Merge(Merge { batch: 1, region: 1, runs: store.runs(0..40).into_iter().rev().collect(), calm: false });
 
+    let spans = vec![Span { page: 0, len: wire::MAX_DIGESTS + 1 }];
+    let too_many = ToAgent::Digest(Digest { request: 1, region: 1, seed: 0, spans });
+
     /// Whether a welcome comes first, the packet, its descriptors.
     type Case<'a> = (bool, Vec<u8>, Vec<&'a OwnedFd>);
     let cases: Vec<Case> = vec![
@@ -67,6 +70,7 @@ fn nonsense_is_left() {
         (true, wire::encode(&welcome), vec![&control]),
         (true, vec![0x7f], vec![]),
         (true, wire::encode(&descending), vec![]),
+        (true, wire::encode(&too_many), vec![]),
         (true, wire::encode(&ToAgent::Segment { segment: store.id }), vec![]),
         (true, wire::encode(&ToAgent::Segment { segment: store.id + 1 }), vec![&store.fd]),
         (true, wire::encode(&ToAgent::Segment { segment: unsealed_id }), vec![&unsealed]),

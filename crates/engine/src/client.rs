@@ -13,6 +13,7 @@ use wire::{Fate, Merge, RegionId, Report, Run, SegmentId, Target, ToAgent, ToDae
 
 use crate::batch::{Batch, Goal, PlannedRun};
 use crate::config::HugePages;
+use crate::digests::Answers;
 use crate::domain::Domain;
 use crate::index::{MAX_REGIONS, Place, Sighting};
 use crate::ledger::{Entry, Region};
@@ -116,6 +117,8 @@ pub(crate) struct Client {
     identity: Identity,
     state: Mutex<State>,
     wishes: Mutex<Wishes>,
+    /// What its agent says of its pages.
+    pub(crate) answers: Answers,
     /// Turns asked of the workers; see [`crate::work::Queue`].
     turns: AtomicU32,
 }
@@ -169,7 +172,13 @@ impl Client {
             watch: None,
             recycling: None,
         };
-        Self { identity, state: Mutex::new(state), wishes: Mutex::default(), turns: AtomicU32::new(0) }
+        Self {
+            identity,
+            state: Mutex::new(state),
+            wishes: Mutex::default(),
+            answers: Answers::default(),
+            turns: AtomicU32::new(0),
+        }
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
@@ -224,6 +233,11 @@ impl Client {
                     state.full = false;
                     return Ok(room | std::mem::take(&mut state.misguessed));
                 }
+            }
+            ToDaemon::Digests(answer) => {
+                state.totals.agent_cpu_ns = state.totals.agent_cpu_ns.max(answer.cpu_ns);
+                drop(state);
+                self.answers.put(answer);
             }
             ToDaemon::Detached => state.detached = true,
             ToDaemon::Ready => {}
@@ -463,6 +477,7 @@ impl Client {
     /// The connection is gone; the process may live. Its frames stay its own.
     pub(crate) fn disconnected(&self) {
         self.state().connected = false;
+        self.answers.close();
     }
 
     /// The process is gone, or a newer connection has taken its place: gives back all that it held.
@@ -473,6 +488,7 @@ impl Client {
             std::mem::take(&mut wishes.list)
         };
         wishes.iter().for_each(|wish| self.release(wish.frame));
+        self.answers.close();
         let mut state = self.state();
         state.connected = false;
         let batches = std::mem::take(&mut state.batches);

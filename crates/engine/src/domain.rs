@@ -68,7 +68,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Domain {
     pub(crate) fn new(key: DomainKey, config: &Config) -> Self {
         let mut seed = [0u8; 8];
-        // A known seed would let a guest prepare colliding pages; it could then prevent merges, and nothing worse.
+        // A known seed would let a guest prepare colliding pages; it could then prevent merges, and nothing worse. The agents of the domain
+        // know it, guests don't.
         let _ = rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty());
         let seed = u64::from_ne_bytes(seed);
         Self {
@@ -85,6 +86,11 @@ impl Domain {
     /// The digest of a page: its key in the index.
     pub(crate) fn digest(&self, page: &[u8]) -> u64 {
         xxhash_rust::xxh3::xxh3_64_with_seed(page, self.seed)
+    }
+
+    /// The seed of the digests.
+    pub(crate) fn seed(&self) -> u64 {
+        self.seed
     }
 
     /// The digest of a page of zeros.

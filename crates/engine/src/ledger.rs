@@ -318,6 +318,11 @@ impl Region {
         left_out.into_iter().for_each(|page| self.looked_at(page));
     }
 
+    /// Whether a page is to be looked at.
+    pub(crate) fn is_candidate(&self, page: u32) -> bool {
+        self.candidates.contains(page.into())
+    }
+
     /// The page has been looked at.
     pub(crate) fn looked_at(&mut self, page: u32) {
         self.candidates.remove(page.into());

@@ -22,6 +22,7 @@ mod adopt;
 mod batch;
 mod client;
 mod config;
+mod digests;
 mod domain;
 mod hold;
 mod index;

@@ -5,11 +5,14 @@
 //! is planned at once. Content that one other page has shown becomes a frame now, from the bytes in hand, and the other
 //! page's client gets a *wish* to use it too, to be worked on in a turn of its own.
 //!
+//! *Digests.* Where most of what was read of late had not been seen before, the agent is asked for the digests of the next pages ([`crate::digests`]):
+//! nothing else is needed of a first sighting. The bytes of a page are read when it becomes a frame after all.
+//!
 //! *Guesses.* Where page after page turned out to equal frame after frame, the next pages are planned without being read: the
 //! agent compares every page in any case. A few pages behind the guessed ones are read, and tell whether the run goes on; then
 //! the next guess is longer. A page that was guessed wrong is read next.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,6 +30,10 @@ use crate::store::{Cursor, Frame, GrowError};
 
 /// Pages read at a time.
 const CHUNK: usize = 128;
+/// Pages that the agent is asked about at a time, how many times ahead, and how few are read from outside.
+const ASK: usize = 512;
+const AHEAD: usize = 2;
+const FEW: usize = 64;
 /// Pages read behind a guess.
 const PROBE: usize = 4;
 /// So many pages in a row must have matched frames in a row before the next ones are guessed.
@@ -50,8 +57,10 @@ pub(crate) const RETRY_SCANS: u64 = 16;
 /// A worker's buffers.
 pub(crate) struct Scratch {
     bytes: Vec<u8>,
+    page: Box<[u8; PAGE_SIZE]>,
     pages: Vec<u32>,
     addresses: Vec<usize>,
+    /// Of the first pages; for the others they are not known yet.
     digests: Vec<u64>,
     handles: Vec<Option<u32>>,
 }
@@ -60,6 +69,7 @@ impl Scratch {
     pub(crate) fn new() -> Self {
         Self {
             bytes: vec![0; CHUNK * PAGE_SIZE],
+            page: Box::new([0; PAGE_SIZE]),
             pages: Vec::new(),
             addresses: Vec::new(),
             digests: Vec::new(),
@@ -185,6 +195,28 @@ struct Turn<'a> {
     /// The handle that the next page's content may stand under: contents that were sighted one after the other have handles in a row.
     hint: u32,
     wished: Wished,
+    /// What the agent was asked about, in the order of the pages.
+    ahead: VecDeque<Ahead>,
+    /// Contents of the chunk in hand that nobody had shown.
+    firsts: usize,
+    /// Whether that were most of the last chunk: then digests will do for the next.
+    digests_do: bool,
+}
+
+/// Pages whose digests the agent was asked for.
+struct Ahead {
+    request: u64,
+    pages: Vec<u32>,
+}
+
+/// Where the bytes of some pages are.
+enum Source<'s> {
+    Read(&'s [[u8; PAGE_SIZE]]),
+    /// Not read yet.
+    Client {
+        addresses: &'s [usize],
+        buffer: &'s mut [u8; PAGE_SIZE],
+    },
 }
 
 impl<'a> Turn<'a> {
@@ -198,6 +230,9 @@ impl<'a> Turn<'a> {
             row: Row::default(),
             hint: 0,
             wished: Wished::default(),
+            ahead: VecDeque::new(),
+            firsts: 0,
+            digests_do: false,
         }
     }
 
@@ -219,21 +254,40 @@ impl<'a> Turn<'a> {
         let mut plan = Plan::default();
         let mut from = pages.start;
         self.row = Row::default();
+        self.forget_ahead();
         while !self.shared.stopping() {
             self.shared.pacer.pause(|| self.shared.stopping());
             if plan.runs.is_empty() && self.client.is_full() {
                 return Err(Stop::Full);
             }
+            let (mut positions, mut to_ask) = (Vec::new(), Vec::new());
+            let asked;
             let (going_on, pages) = {
                 let mut state = self.client.state();
+                let is_idle = state.outstanding == 0;
                 let Some(region) = state.regions.get_mut(&id) else { break };
                 let guessed = if from == self.row.page + 1 { self.guess(region, pages.end, &mut plan) } else { 0 };
                 from += guessed;
-                let chunk = if guessed > 0 { PROBE } else { CHUNK };
-                region.candidates(from, chunk, &mut scratch.pages);
-                scratch.pages.retain(|&page| page < pages.end);
+                if guessed > 0 {
+                    self.forget_ahead();
+                }
+                asked = self.ahead.pop_front();
+                if let Some(Ahead { pages, .. }) = &asked {
+                    // Some may have been written, discarded or recycled by now.
+                    positions.extend((0..pages.len()).filter(|&at| region.is_candidate(pages[at])));
+                    scratch.pages.clear();
+                    scratch.pages.extend(positions.iter().map(|&at| pages[at]));
+                } else {
+                    let chunk = if guessed > 0 { PROBE } else { CHUNK };
+                    region.candidates(from, chunk, &mut scratch.pages);
+                    scratch.pages.retain(|&page| page < pages.end);
+                }
                 scratch.addresses.clear();
                 scratch.addresses.extend(scratch.pages.iter().map(|&page| region.address(page)));
+                if is_idle && self.digests_do && guessed == 0 {
+                    let last = asked.as_ref().map_or(&scratch.pages, |asked: &Ahead| &asked.pages).last();
+                    to_ask = self.to_ask(region, last.map_or(pages.end, |last| last + 1)..pages.end);
+                }
                 let going_on = state.connected && !state.held && state.refused.is_none();
                 (going_on, u64::from(guessed) + scratch.pages.len() as u64)
             };
@@ -242,8 +296,29 @@ impl<'a> Turn<'a> {
                 self.undo(id, &plan.runs, false);
                 return Err(Stop::Client);
             }
-            let Some(&last) = scratch.pages.last() else { break };
-            from = last + 1;
+            for pages in to_ask {
+                let Some(request) = self.client.answers.ask(&self.client.conn, id, self.client.domain.seed(), &pages)
+                else {
+                    break;
+                };
+                self.ahead.push_back(Ahead { request, pages });
+            }
+            scratch.digests.clear();
+            match &asked {
+                Some(Ahead { request, pages }) => {
+                    from = pages.last().map_or(from, |last| last + 1);
+                    match self.client.answers.wait(*request) {
+                        Some(digests) => {
+                            scratch.digests.extend(positions.iter().map_while(|&at| digests.get(at).copied()));
+                        }
+                        None => self.forget_ahead(),
+                    }
+                }
+                None => {
+                    let Some(&last) = scratch.pages.last() else { break };
+                    from = last + 1;
+                }
+            }
             let result = self.read_chunk(id, scratch, &mut plan);
             self.grant_row();
             if let Err(stop) = result {
@@ -255,6 +330,26 @@ impl<'a> Turn<'a> {
             }
         }
         self.send(id, plan)
+    }
+
+    /// What the agent should be asked about now: candidates behind what it was asked last, or from the range's start.
+    fn to_ask(&self, region: &mut Region, range: std::ops::Range<u32>) -> Vec<Vec<u32>> {
+        let mut from = self.ahead.back().and_then(|last| last.pages.last()).map_or(range.start, |last| last + 1);
+        let mut to_ask = Vec::new();
+        while self.ahead.len() + to_ask.len() < AHEAD {
+            let mut pages = Vec::new();
+            region.candidates(from, ASK, &mut pages);
+            pages.retain(|&page| page < range.end);
+            let Some(last) = pages.last().filter(|_| pages.len() >= FEW) else { break };
+            from = last + 1;
+            to_ask.push(pages);
+        }
+        to_ask
+    }
+
+    fn forget_ahead(&mut self) {
+        self.ahead.clear();
+        self.client.answers.forget();
     }
 
     /// Plans pages behind the row without reading them; returns how many.
@@ -285,52 +380,81 @@ impl<'a> Turn<'a> {
         guessed
     }
 
+    /// Looks a chunk up: pages with digests at once, the others when they are read.
     fn read_chunk(&mut self, id: RegionId, scratch: &mut Scratch, plan: &mut Plan) -> Result<(), Stop> {
-        let mut done = 0;
-        while done < scratch.pages.len() {
-            let read = match kmem::procmem::read_pages(self.client.pid, &scratch.addresses[done..], &mut scratch.bytes)
-            {
+        let Scratch { bytes, page: buffer, pages, addresses, digests, handles } = scratch;
+        self.firsts = 0;
+        let mut done = digests.len();
+        self.look_up_all(id, &pages[..done], Source::Client { addresses, buffer }, digests, handles, plan)?;
+        while done < pages.len() {
+            let chunk = &addresses[done..(done + CHUNK).min(pages.len())];
+            let read = match kmem::procmem::read_pages(self.client.pid, chunk, bytes) {
                 Ok(read) => read,
                 Err(ReadError::Gone { .. }) => return Err(Stop::Client),
                 Err(e @ ReadError::NoPermission { .. }) => return Err(Stop::Fatal(e.to_string())),
                 Err(_) => 0,
             };
-            let mut fates = Vec::with_capacity(read);
-            let (pages, _) = scratch.bytes[..read * PAGE_SIZE].as_chunks::<PAGE_SIZE>();
-            scratch.digests.clear();
-            scratch.digests.extend(pages.iter().map(|bytes| self.client.domain.digest(bytes)));
-            self.client.domain.index.find(&scratch.digests, self.hint, &mut scratch.handles);
-            for (at, bytes) in pages.iter().enumerate() {
-                let page = scratch.pages[done + at];
-                match self.look_up(id, page, bytes, scratch.digests[at], scratch.handles[at]) {
-                    Ok(found) => {
-                        let goal = if let Found::Goal(goal) = found { Some(goal) } else { None };
-                        self.row.add(page, goal);
-                        fates.push((page, found));
-                    }
-                    Err(e) => {
-                        self.record(id, &fates, plan);
-                        return Err(Stop::Store(e));
-                    }
-                }
-            }
-            self.record(id, &fates, plan);
+            let (read_pages, _) = bytes[..read * PAGE_SIZE].as_chunks::<PAGE_SIZE>();
+            digests.clear();
+            digests.extend(read_pages.iter().map(|bytes| self.client.domain.digest(bytes)));
+            self.look_up_all(id, &pages[done..done + read], Source::Read(read_pages), digests, handles, plan)?;
             done += read;
-            if done < scratch.pages.len() && read == 0 {
+            if done < pages.len() && read == 0 {
                 // This page can't be read: it was unmapped just now. The next scan will tell.
-                self.record(id, &[(scratch.pages[done], Found::Nothing)], plan);
+                self.record(id, &[(pages[done], Found::Nothing)], plan);
                 done += 1;
             }
         }
+        self.digests_do = self.firsts * 4 > pages.len() * 3;
         Ok(())
     }
 
-    /// What is to be done about a page with these bytes; `known`: the handle under which the content was found.
+    fn look_up_all(
+        &mut self,
+        id: RegionId,
+        pages: &[u32],
+        mut source: Source<'_>,
+        digests: &[u64],
+        handles: &mut Vec<Option<u32>>,
+        plan: &mut Plan,
+    ) -> Result<(), Stop> {
+        self.client.domain.index.find(digests, self.hint, handles);
+        let mut fates = Vec::with_capacity(pages.len());
+        for (at, &page) in pages.iter().enumerate() {
+            match self.look_up((id, page), (&mut source, at), digests[at], handles[at]) {
+                Ok(found) => {
+                    let goal = if let Found::Goal(goal) = found { Some(goal) } else { None };
+                    self.row.add(page, goal);
+                    self.firsts += usize::from(matches!(found, Found::First(_)));
+                    fates.push((page, found));
+                }
+                Err(e) => {
+                    self.record(id, &fates, plan);
+                    return Err(Stop::Store(e));
+                }
+            }
+        }
+        self.record(id, &fates, plan);
+        Ok(())
+    }
+
+    /// The bytes of one page of a source. `None`: it can't be read, or is not what its agent said.
+    fn bytes<'s>(&self, source: &'s mut Source<'_>, at: usize, digest: u64) -> Option<&'s [u8; PAGE_SIZE]> {
+        match source {
+            Source::Read(pages) => pages.get(at),
+            Source::Client { addresses, buffer } => {
+                let read = kmem::procmem::read_pages(self.client.pid, &addresses[at..at + 1], &mut buffer[..]);
+                // A frame under a wrong digest would keep others from merging that content.
+                (read == Ok(1) && self.client.domain.digest(&buffer[..]) == digest).then_some(&**buffer)
+            }
+        }
+    }
+
+    /// What is to be done about a page, whose bytes are in a source; `known`: the handle under which the content was found.
     fn look_up(
         &mut self,
-        region: RegionId,
-        page: u32,
-        bytes: &[u8; PAGE_SIZE],
+        (region, page): (RegionId, u32),
+        (source, at): (&mut Source<'_>, usize),
         digest: u64,
         known: Option<u32>,
     ) -> Result<Found, GrowError> {
@@ -341,12 +465,13 @@ impl<'a> Turn<'a> {
         self.stretch.add(region, page, digest);
         if self.stretch.len >= STRETCH
             && let Some(before) = self.stretch.frame
+            && let Some(bytes) = self.bytes(source, at, digest)
             && let Some(frame) = domain.next_replica(digest, before, bytes, &mut self.cursor)?
         {
             self.stretch.frame = Some(frame);
             return Ok(Found::Goal(Goal::Frame(frame)));
         }
-        let found = self.find(region, page, digest, bytes, known)?;
+        let found = self.find((region, page), (source, at), digest, known)?;
         if let Found::Goal(Goal::Frame(frame)) = found {
             self.stretch.frame = Some(frame);
         }
@@ -355,10 +480,9 @@ impl<'a> Turn<'a> {
 
     fn find(
         &mut self,
-        region: RegionId,
-        page: u32,
+        (region, page): (RegionId, u32),
+        (source, at): (&mut Source<'_>, usize),
         digest: u64,
-        bytes: &[u8; PAGE_SIZE],
         known: Option<u32>,
     ) -> Result<Found, GrowError> {
         let domain = &self.client.domain;
@@ -378,6 +502,7 @@ impl<'a> Turn<'a> {
                 Some(Place::Frame(frame)) if domain.store.try_ref(frame) => return Ok(Found::Goal(Goal::Frame(frame))),
                 Some(Place::Sighted(there)) if there == here => return Ok(Found::First(handle)),
                 Some(Place::Sighted(there)) => {
+                    let Some(bytes) = self.bytes(source, at, digest) else { return Ok(Found::Nothing) };
                     let frame = self.cursor.put(bytes, 2)?;
                     domain.store.set_handle(frame, handle);
                     if domain.index.promote(handle, there, frame) {

@@ -11,6 +11,8 @@
 //!   SegmentHeld + fd … (after a restart) ──▶   takes its store back
 //!                    ◀──────────────────────── Welcome + fd of the control page
 //!                    ◀──────────────────────── Segment + fd   (before its first use)
+//!                    ◀──────────────────────── Digest
+//!   Digests ───────────────────────────────▶
 //!                    ◀──────────────────────── Merge
 //!   Report (one for each window) ──────────▶
 //!   Discarded / RegionShrunk (any time) ───▶
@@ -24,7 +26,7 @@ pub mod recycle;
 use serde::{Deserialize, Serialize};
 
 /// Version of this protocol. Both sides must have the same.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 /// No packet is longer than this, in bytes.
 pub const MAX_MESSAGE: usize = 64 << 10;
 /// Pages in one segment of a store (64 MiB).
@@ -35,6 +37,8 @@ pub const MAX_BATCH_PAGES: u32 = 4_096;
 pub const MAX_WINDOW_PAGES: u32 = 512;
 /// The most runs that one [`ToAgent::Merge`] may name.
 pub const MAX_BATCH_RUNS: usize = 2_048;
+/// The most pages that one [`ToAgent::Digest`] may name.
+pub const MAX_DIGESTS: u32 = 1_024;
 
 /// Path of the daemon's agent socket, in the environment of a started program.
 pub const ENV_SOCKET: &str = "PAGEONE_SOCKET";
@@ -110,6 +114,8 @@ pub enum ToDaemon {
     },
     /// What became of one window of a batch.
     Report(Report),
+    /// Answer to [`ToAgent::Digest`].
+    Digests(Digests),
     /// Everything was unmerged and given back; the agent will not come again.
     Detached,
     /// The guest marks its free pages; the pool's descriptor comes with the packet.
@@ -146,6 +152,17 @@ pub struct Outcome {
     pub len: u32,
     /// How they fared.
     pub result: Fate,
+}
+
+/// The digests of pages, as far as they could be read. They are what the agent says; nothing may depend on their being true.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Digests {
+    /// Which [`Digest`] this answers.
+    pub request: u64,
+    /// xxh3 (64 bits) of each page, in the order asked for. They end where a page could not be read, or some pages before.
+    pub digests: Vec<u64>,
+    /// CPU time that the agent's threads have used since the program started, in nanoseconds.
+    pub cpu_ns: u64,
 }
 
 /// How a page fared in the merge window.
@@ -192,6 +209,8 @@ pub enum ToAgent {
     },
     /// Map these runs, if their pages equal the targets.
     Merge(Merge),
+    /// Tell the digests of these pages.
+    Digest(Digest),
     /// Unmerge everything and give every region back.
     Detach,
     /// Where the guest's RAM lies.
@@ -214,6 +233,28 @@ pub struct Merge {
     pub runs: Vec<Run>,
     /// Pages that were written since the last scan are let be ([`Fate::Differs`]): who wrote them may write again, and would wait.
     pub calm: bool,
+}
+
+/// Pages of one region whose digests are wanted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Digest {
+    /// The answer names it.
+    pub request: u64,
+    /// The region.
+    pub region: RegionId,
+    /// Seed of the digests.
+    pub seed: u64,
+    /// At most [`MAX_DIGESTS`] pages, ascending and disjoint.
+    pub spans: Vec<Span>,
+}
+
+/// Consecutive pages of a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Span {
+    /// First page, counted from the region's start.
+    pub page: u32,
+    /// Pages.
+    pub len: u32,
 }
 
 /// Consecutive pages that want consecutive frames, or zeros.
@@ -276,6 +317,7 @@ pub fn decode_to_daemon(packet: &[u8]) -> Result<ToDaemon, DecodeError> {
         ToDaemon::RegionShrunk { page, len, .. } | ToDaemon::Discarded { page, len, .. } => {
             page.checked_add(*len).is_some()
         }
+        ToDaemon::Digests(answer) => answer.digests.len() <= MAX_DIGESTS as usize,
         ToDaemon::Report(report) => report.outcomes.iter().all(|o| o.page.checked_add(o.len).is_some()),
         ToDaemon::Pool(pool) => recycle::extents_are_sound(&pool.extents),
         ToDaemon::Recycled(recycled) => recycle::spans_are_sound(&recycled.spans),
@@ -290,6 +332,9 @@ pub fn decode_to_agent(packet: &[u8]) -> Result<ToAgent, DecodeError> {
     if let ToAgent::Merge(merge) = &message {
         check_batch(merge)?;
     }
+    if let ToAgent::Digest(digest) = &message {
+        check_spans(&digest.spans)?;
+    }
     if let ToAgent::Ram(extents) = &message
         && !recycle::extents_are_sound(extents)
     {
@@ -303,6 +348,21 @@ fn decode<'a, M: Deserialize<'a>>(packet: &'a [u8]) -> Result<M, DecodeError> {
         Ok((message, [])) => Ok(message),
         _ => Err(DecodeError::Malformed { len: packet.len() }),
     }
+}
+
+fn check_spans(spans: &[Span]) -> Result<(), DecodeError> {
+    let (mut end, mut pages) = (0u64, 0u64);
+    for span in spans {
+        if span.len == 0 || u64::from(span.page) < end {
+            return Err(DecodeError::Invalid("spans are not ascending and disjoint"));
+        }
+        end = u64::from(span.page) + u64::from(span.len);
+        pages += u64::from(span.len);
+    }
+    if pages > u64::from(MAX_DIGESTS) || end > u64::from(u32::MAX) {
+        return Err(DecodeError::Invalid("digests of too many pages are asked for"));
+    }
+    Ok(())
 }
 
 fn check_batch(merge: &Merge) -> Result<(), DecodeError> {
@@ -370,6 +430,25 @@ mod tests {
         assert!(decode_to_agent(&merge(vec![run(0, 2, SEGMENT_PAGES - 1)])).is_err(), "past the segment");
         assert!(decode_to_agent(&merge(vec![run(0, MAX_BATCH_PAGES + 1, 0)])).is_err(), "too many pages");
         assert!(decode_to_agent(&merge(vec![run(u32::MAX, 2, 0)])).is_err(), "page numbers wrap");
+    }
+
+    #[test]
+    fn digests_are_asked_for_in_ascending_spans_and_bounded() {
+        let asked = |spans: &[(u32, u32)]| {
+            let spans = spans.iter().map(|&(page, len)| Span { page, len }).collect();
+            decode_to_agent(&encode(&ToAgent::Digest(Digest { request: 1, region: 2, seed: 3, spans }))).is_ok()
+        };
+        assert!(asked(&[]) && asked(&[(0, 4), (4, 1), (u32::MAX - 1, 1)]) && asked(&[(0, MAX_DIGESTS)]));
+        for bad in [&[(0, 0)][..], &[(0, 4), (3, 1)], &[(0, 1), (1, MAX_DIGESTS)], &[(u32::MAX, 2)]] {
+            assert!(!asked(bad), "{bad:?}");
+        }
+        let told = |count| {
+            let answer = Digests { request: u64::MAX, digests: vec![u64::MAX; count], cpu_ns: u64::MAX };
+            encode(&ToDaemon::Digests(answer))
+        };
+        let most = told(MAX_DIGESTS as usize);
+        assert!(most.len() <= MAX_MESSAGE && decode_to_daemon(&most).is_ok());
+        assert!(decode_to_daemon(&told(MAX_DIGESTS as usize + 1)).is_err());
     }
 
     #[test]

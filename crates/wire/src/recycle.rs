@@ -10,7 +10,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::RegionId;
+use crate::{RegionId, Span};
 
 /// The most extents that RAM can have.
 pub const MAX_EXTENTS: usize = 64;
@@ -42,15 +42,6 @@ impl Extent {
     pub fn frames(&self) -> std::ops::Range<u64> {
         self.frame..self.frame + u64::from(self.len)
     }
-}
-
-/// Consecutive pages of a region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Span {
-    /// First page, counted from the region's start.
-    pub page: u32,
-    /// Pages.
-    pub len: u32,
 }
 
 /// A pool that the client's guest marks its free pages in; its descriptor comes with the packet.

@@ -125,7 +125,8 @@ impl Store {
     }
 }
 
-fn bytes(number: u32) -> [u8; PAGE] {
+/// The bytes of a pattern.
+pub fn bytes(number: u32) -> [u8; PAGE] {
     let mut page = [0; PAGE];
     for (bytes, word) in page.chunks_exact_mut(8).zip(pattern(number)) {
         bytes.copy_from_slice(&word.to_ne_bytes());

@@ -223,7 +223,7 @@ fn introduce(greeting: &mut Greeting, message: ToDaemon, mut fds: Vec<OwnedFd>) 
             None => return Err("a segment came without its descriptor".into()),
         },
         // The ledger is rebuilt from the mappings themselves, which are already as these messages say.
-        ToDaemon::RegionShrunk { .. } | ToDaemon::Discarded { .. } | ToDaemon::Report(_) => {}
+        ToDaemon::RegionShrunk { .. } | ToDaemon::Discarded { .. } | ToDaemon::Report(_) | ToDaemon::Digests(_) => {}
         ToDaemon::Recycled(_) | ToDaemon::Swept(_) => {}
         ToDaemon::Pool(_) => return Err("it spoke of a pool before it was ready".into()),
         ToDaemon::Detached => return Err(String::new()),

@@ -1,0 +1,170 @@
+//! Digests that a client's agent computes of its own pages.
+//!
+//! To read a page from outside the kernel walks page tables and copies it; its own process only looks at it. So a worker asks
+//! the agent for the digests of the pages that it will come to next, some chunks ahead, and takes the answers in order. It reads from outside
+//! where bytes are needed in any case: where most contents are known by one other page, and become frames.
+//!
+//! *An agent can be slow, stopped or a liar.* A worker waits for [`PATIENCE`] at most, reads for itself then, and asks nothing for [`PAUSE`]. A
+//! digest is a hint: the bytes of a frame are read, and hashed, by the daemon, and the merge window compares bytes. A wrong one costs a missed
+//! merge of the liar's own page.
+
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use kmem::seqpacket::Conn;
+use wire::{Digest, Digests, RegionId, Span, ToAgent};
+
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_millis(20);
+/// After an answer that took longer nothing is asked for so long.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// What one agent was asked, and what it has answered.
+#[derive(Default)]
+pub(crate) struct Answers {
+    state: Mutex<State>,
+    news: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    next: u64,
+    /// Requests under way, in order.
+    asked: VecDeque<u64>,
+    /// What has been answered of these.
+    come: VecDeque<Digests>,
+    resume: Option<Instant>,
+    closed: bool,
+}
+
+impl Answers {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks for the digests of `pages`, ascending, at most [`wire::MAX_DIGESTS`]. `None`: it is not to be asked now.
+    pub(crate) fn ask(&self, conn: &Conn, region: RegionId, seed: u64, pages: &[u32]) -> Option<u64> {
+        let mut state = self.state();
+        if state.closed || state.resume.is_some_and(|resume| Instant::now() < resume) {
+            return None;
+        }
+        let request = state.next;
+        let message = ToAgent::Digest(Digest { request, region, seed, spans: spans(pages) });
+        conn.send(&wire::encode(&message), &[]).ok()?;
+        state.next += 1;
+        state.asked.push_back(request);
+        Some(request)
+    }
+
+    /// The digests of the pages asked for, as far as the agent could read them; waits. `None`: it does not answer.
+    pub(crate) fn wait(&self, request: u64) -> Option<Vec<u64>> {
+        let deadline = Instant::now() + PATIENCE;
+        let mut state = self.state();
+        loop {
+            if let Some(at) = state.come.iter().position(|answer| answer.request == request) {
+                state.asked.retain(|&asked| asked != request);
+                return state.come.remove(at).map(|answer| answer.digests);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if state.closed || left.is_zero() {
+                state.resume = Some(Instant::now() + PAUSE);
+                return None;
+            }
+            state = self.news.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// An answer has come. What nobody waits for any more is thrown away.
+    pub(crate) fn put(&self, answer: Digests) {
+        let mut state = self.state();
+        let wanted = state.asked.contains(&answer.request);
+        if wanted && state.come.iter().all(|come| come.request != answer.request) {
+            state.come.push_back(answer);
+            self.news.notify_all();
+        }
+    }
+
+    /// What was asked is not wanted any more.
+    pub(crate) fn forget(&self) {
+        let mut state = self.state();
+        state.asked.clear();
+        state.come.clear();
+    }
+
+    /// No more answers come.
+    pub(crate) fn close(&self) {
+        self.state().closed = true;
+        self.news.notify_all();
+    }
+}
+
+fn spans(pages: &[u32]) -> Vec<Span> {
+    let mut spans: Vec<Span> = Vec::new();
+    for &page in pages {
+        match spans.last_mut() {
+            Some(last) if last.page + last.len == page => last.len += 1,
+            _ => spans.push(Span { page, len: 1 }),
+        }
+    }
+    spans
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn received(agent: &Conn) -> ToAgent {
+        let mut packet = vec![0; wire::MAX_MESSAGE];
+        let len = agent.recv(&mut packet, &mut Vec::new()).unwrap().unwrap();
+        wire::decode_to_agent(&packet[..len]).unwrap()
+    }
+
+    fn answer(request: u64, digests: &[u64]) -> Digests {
+        Digests { request, digests: digests.to_vec(), cpu_ns: 0 }
+    }
+
+    #[test]
+    fn answers_are_taken_in_any_order_and_each_once() {
+        let (ours, agent) = Conn::pair().unwrap();
+        let answers = Answers::default();
+        let first = answers.ask(&ours, 3, 9, &[1, 2, 3, 7]).unwrap();
+        let second = answers.ask(&ours, 3, 9, &[8]).unwrap();
+        let spans = vec![Span { page: 1, len: 3 }, Span { page: 7, len: 1 }];
+        assert_eq!(received(&agent), ToAgent::Digest(Digest { request: first, region: 3, seed: 9, spans }));
+        answers.put(answer(second, &[5]));
+        answers.put(answer(first, &[1, 2, 3]));
+        answers.put(answer(first, &[6, 6, 6]));
+        answers.put(answer(second + 1, &[4]));
+        assert_eq!(answers.wait(first), Some(vec![1, 2, 3]));
+        assert_eq!(answers.wait(second), Some(vec![5]));
+        assert!(answers.state().come.is_empty() && answers.state().asked.is_empty());
+    }
+
+    #[test]
+    fn an_agent_that_does_not_answer_is_not_asked_for_a_while() {
+        let (ours, _agent) = Conn::pair().unwrap();
+        let answers = Answers::default();
+        let request = answers.ask(&ours, 1, 0, &[1]).unwrap();
+        assert_eq!(answers.wait(request), None);
+        assert_eq!(answers.ask(&ours, 1, 0, &[1]), None);
+        answers.state().resume = Some(Instant::now());
+        assert!(answers.ask(&ours, 1, 0, &[1]).is_some());
+        answers.forget();
+        answers.put(answer(request, &[1]));
+        assert!(answers.state().come.is_empty(), "too late");
+    }
+
+    #[test]
+    fn nobody_waits_for_a_client_that_is_gone() {
+        let (ours, _agent) = Conn::pair().unwrap();
+        let answers = Answers::default();
+        let request = answers.ask(&ours, 1, 0, &[1]).unwrap();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| answers.wait(request));
+            answers.close();
+            assert_eq!(waiting.join().unwrap(), None);
+        });
+        assert_eq!(answers.ask(&ours, 1, 0, &[1]), None);
+    }
+}

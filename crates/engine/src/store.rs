@@ -44,11 +44,13 @@ use free::{ALL_FRESH, Free, HUGE, run_length};
 
 /// Slots that are given memory at once when a cursor comes to them and there is no huge page.
 const POPULATE: u32 = 128;
-/// How long no huge page is asked for after the kernel had none, or after one that was too dear.
+/// How long no huge page is asked for after the kernel had none.
 const REFUSED: Duration = Duration::from_secs(10);
 /// CPU time that a huge page may cost; 0.2 ms is usual. In a virtual machine whose free memory its host takes back (free page reporting, above all of huge pages),
 /// the host has to find it again first: 5 ms were seen. Single pages, used a moment ago by somebody else, come cheaper there.
 const HUGE_COST: Duration = Duration::from_millis(1);
+/// After one that was dearer none is asked for so many times as long: those that merging gives back come cheap again.
+const HUGE_PAUSE: u32 = 20;
 /// The longest run of slots that one cursor reserves.
 const EXTENT: u32 = 512;
 /// So many slots in a row that have memory are better than more of them without.
@@ -281,7 +283,7 @@ impl Store {
         let piece = 1 << (slot / HUGE);
         let fresh = free.fresh[at] & piece != 0 && len == HUGE;
         free.fresh[at] &= !piece;
-        let huge = fresh && free.refused.is_none_or(|refused| refused.elapsed() > REFUSED);
+        let huge = fresh && free.no_huge_until.is_none_or(|until| Instant::now() > until);
         let cut = if fresh && follows.is_none() { (free.random() % u64::from(HUGE)) as u32 } else { 0 };
         free.count -= u64::from(len);
         Ok(Reserved { slots: first..first + len, populated, huge, cut })
@@ -300,7 +302,8 @@ impl Store {
         }
         let made = matches!(done, Some(Ok(())));
         if !made || took > HUGE_COST {
-            lock(&self.free).refused = Some(Instant::now());
+            let pause = if made { took * HUGE_PAUSE } else { REFUSED };
+            lock(&self.free).no_huge_until = Some(Instant::now() + pause);
         }
         made
     }

@@ -32,8 +32,8 @@ pub(super) struct Free {
     /// What cursors left over of the stretches that they had begun to fill, the latest last.
     pub(super) begun: Vec<std::ops::Range<u32>>,
     pub(super) quarantine: VecDeque<(Instant, Frame)>,
-    /// When the kernel last had no huge page for us, or only a dear one.
-    pub(super) refused: Option<Instant>,
+    /// Until when no huge page is asked for: the kernel had none, or only a dear one.
+    pub(super) no_huge_until: Option<Instant>,
     /// When the memory that is left was last looked at, with success.
     pub(super) checked: Option<Instant>,
     /// State of a xorshift generator: where runs start.

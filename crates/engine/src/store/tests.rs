@@ -59,7 +59,7 @@ fn pieces_are_filled_whole_whether_there_are_huge_pages_or_not() {
         let mut cursor = Cursor::new(&store);
         cursor.put(&page(0), 1).unwrap();
         // As if the kernel had none.
-        let refuse = || lock(&store.free).refused = refused.then(Instant::now);
+        let refuse = || lock(&store.free).no_huge_until = refused.then(|| Instant::now() + REFUSED);
         refuse();
         let mut frames: Vec<u32> = Vec::new();
         for i in 0..4 * HUGE {

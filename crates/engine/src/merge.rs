@@ -209,6 +209,27 @@ struct Ahead {
     pages: Vec<u32>,
 }
 
+/// What is to be looked at next; the pages themselves are in [`Scratch`].
+struct Chunk {
+    going_on: bool,
+    /// Pages planned without being read.
+    guessed: u32,
+    /// The pages were asked about before; which of these they are.
+    asked: Option<(Ahead, Vec<usize>)>,
+    /// What the agent should be asked about now.
+    to_ask: Vec<Vec<u32>>,
+}
+
+impl Chunk {
+    /// The last page that it takes the turn to. `None`: there are no more candidates.
+    fn last(&self, scratch: &Scratch) -> Option<u32> {
+        match &self.asked {
+            Some((asked, _)) => asked.pages.last().copied(),
+            None => scratch.pages.last().copied(),
+        }
+    }
+}
+
 /// Where the bytes of some pages are.
 enum Source<'s> {
     Read(&'s [[u8; PAGE_SIZE]]),
@@ -260,63 +281,24 @@ impl<'a> Turn<'a> {
             if plan.runs.is_empty() && self.client.is_full() {
                 return Err(Stop::Full);
             }
-            let (mut positions, mut to_ask) = (Vec::new(), Vec::new());
-            let asked;
-            let (going_on, pages) = {
-                let mut state = self.client.state();
-                let is_idle = state.outstanding == 0;
-                let Some(region) = state.regions.get_mut(&id) else { break };
-                let guessed = if from == self.row.page + 1 { self.guess(region, pages.end, &mut plan) } else { 0 };
-                from += guessed;
-                if guessed > 0 {
-                    self.forget_ahead();
-                }
-                asked = self.ahead.pop_front();
-                if let Some(Ahead { pages, .. }) = &asked {
-                    // Some may have been written, discarded or recycled by now.
-                    positions.extend((0..pages.len()).filter(|&at| region.is_candidate(pages[at])));
-                    scratch.pages.clear();
-                    scratch.pages.extend(positions.iter().map(|&at| pages[at]));
-                } else {
-                    let chunk = if guessed > 0 { PROBE } else { CHUNK };
-                    region.candidates(from, chunk, &mut scratch.pages);
-                    scratch.pages.retain(|&page| page < pages.end);
-                }
-                scratch.addresses.clear();
-                scratch.addresses.extend(scratch.pages.iter().map(|&page| region.address(page)));
-                if is_idle && self.digests_do && guessed == 0 {
-                    let last = asked.as_ref().map_or(&scratch.pages, |asked: &Ahead| &asked.pages).last();
-                    to_ask = self.to_ask(region, last.map_or(pages.end, |last| last + 1)..pages.end);
-                }
-                let going_on = state.connected && !state.held && state.refused.is_none();
-                (going_on, u64::from(guessed) + scratch.pages.len() as u64)
-            };
-            self.shared.pacer.took(pages);
-            if !going_on {
+            let Some(chunk) = self.pick(id, from..pages.end, &mut plan, scratch) else { break };
+            self.shared.pacer.took(u64::from(chunk.guessed) + scratch.pages.len() as u64);
+            if !chunk.going_on {
                 self.undo(id, &plan.runs, false);
                 return Err(Stop::Client);
             }
-            for pages in to_ask {
-                let Some(request) = self.client.answers.ask(&self.client.conn, id, self.client.domain.seed(), &pages)
-                else {
-                    break;
-                };
+            let Some(last) = chunk.last(scratch) else { break };
+            from = last + 1;
+            for pages in chunk.to_ask {
+                let seed = self.client.domain.seed();
+                let Some(request) = self.client.answers.ask(&self.client.conn, id, seed, &pages) else { break };
                 self.ahead.push_back(Ahead { request, pages });
             }
             scratch.digests.clear();
-            match &asked {
-                Some(Ahead { request, pages }) => {
-                    from = pages.last().map_or(from, |last| last + 1);
-                    match self.client.answers.wait(*request) {
-                        Some(digests) => {
-                            scratch.digests.extend(positions.iter().map_while(|&at| digests.get(at).copied()));
-                        }
-                        None => self.forget_ahead(),
-                    }
-                }
-                None => {
-                    let Some(&last) = scratch.pages.last() else { break };
-                    from = last + 1;
+            if let Some((asked, wanted)) = chunk.asked {
+                match self.client.answers.wait(asked.request) {
+                    Some(digests) => scratch.digests.extend(wanted.iter().map_while(|&at| digests.get(at).copied())),
+                    None => self.forget_ahead(),
                 }
             }
             let result = self.read_chunk(id, scratch, &mut plan);
@@ -332,7 +314,54 @@ impl<'a> Turn<'a> {
         self.send(id, plan)
     }
 
-    /// What the agent should be asked about now: candidates behind what it was asked last, or from the range's start.
+    /// Picks the next candidates of a region in `range`: guesses first, then what the agent was asked about, or a chunk to read.
+    /// `None`: the region is gone.
+    fn pick(
+        &mut self,
+        id: RegionId,
+        range: std::ops::Range<u32>,
+        plan: &mut Plan,
+        scratch: &mut Scratch,
+    ) -> Option<Chunk> {
+        let mut state = self.client.state();
+        let going_on = state.connected && !state.held && state.refused.is_none();
+        let is_idle = state.outstanding == 0;
+        let region = state.regions.get_mut(&id)?;
+        let guessed = if range.start == self.row.page + 1 { self.guess(region, range.end, plan) } else { 0 };
+        if guessed > 0 {
+            self.forget_ahead();
+        }
+        let asked = self.ahead.pop_front().map(|asked| {
+            // Some may have been written, discarded or recycled by now.
+            let wanted: Vec<usize> =
+                (0..asked.pages.len()).filter(|&at| region.is_candidate(asked.pages[at])).collect();
+            (asked, wanted)
+        });
+        match &asked {
+            Some((asked, wanted)) => {
+                scratch.pages.clear();
+                scratch.pages.extend(wanted.iter().map(|&at| asked.pages[at]));
+            }
+            None => {
+                let most = if guessed > 0 { PROBE } else { CHUNK };
+                region.candidates(range.start + guessed, most, &mut scratch.pages);
+                scratch.pages.retain(|&page| page < range.end);
+            }
+        }
+        scratch.addresses.clear();
+        scratch.addresses.extend(scratch.pages.iter().map(|&page| region.address(page)));
+        let mut chunk = Chunk { going_on, guessed, asked, to_ask: Vec::new() };
+        if is_idle
+            && self.digests_do
+            && guessed == 0
+            && let Some(last) = chunk.last(scratch)
+        {
+            chunk.to_ask = self.to_ask(region, last + 1..range.end);
+        }
+        Some(chunk)
+    }
+
+    /// What the agent should be asked about: candidates of the range, or what follows those that it was asked about last.
     fn to_ask(&self, region: &mut Region, range: std::ops::Range<u32>) -> Vec<Vec<u32>> {
         let mut from = self.ahead.back().and_then(|last| last.pages.last()).map_or(range.start, |last| last + 1);
         let mut to_ask = Vec::new();

@@ -105,12 +105,11 @@ impl Plan {
         Sheet { bench: "merge", case, subject: subject.name(), threads: subject.threads(), rows: Vec::new() }
     }
 
-    /// What clients and frames take, and some to spare.
-    fn check_memory(&self) -> Result<u64> {
+    fn check_memory(&self) -> Result<()> {
         let pages = self.reach.resident + self.reach.frames;
         let (need, there) = (pages * (PAGE_SIZE as u64 >> 10) + RESERVE_KIB, procfs::meminfo()?.available_kib);
         ensure!(there >= need, "this needs {} MiB of memory, {} are available", need >> 10, there >> 10);
-        Ok(need << 10)
+        Ok(())
     }
 }
 
@@ -193,9 +192,8 @@ struct Outcome {
 
 /// One round. `None`: that engine can't be measured here.
 fn measure(plan: &Plan, merge_period: f64, subject: Subject, interrupt: &Interrupt) -> Result<Option<Outcome>> {
-    let needed = plan.check_memory()?;
+    plan.check_memory()?;
     let Some(mut engine) = Engine::prepare(subject)? else { return Ok(None) };
-    touch(needed);
     let base = host::used()?;
     let program = pageone::own_program()?;
     let start = |client| {
@@ -229,14 +227,6 @@ fn measure(plan: &Plan, merge_period: f64, subject: Subject, interrupt: &Interru
     let (merged_at_rest, saved_pages) = (engine.merged(&clients)?, engine.saved()?);
     let used = [base, before, host::used()?];
     Ok(Some(Outcome { time, cpu_ns, merged, accesses, merged_at_rest, saved_pages, progress, used }))
-}
-
-/// Takes so many bytes of memory, writes to each page of it, and gives it back. In a virtual machine whose free memory goes back to its host (free page
-/// reporting) the first use of any page costs much, and only an engine that needs memory for its frames would have to answer for it.
-fn touch(bytes: u64) {
-    let mut memory = vec![0u8; bytes as usize];
-    memory.iter_mut().step_by(PAGE_SIZE).for_each(|byte| *byte = 1);
-    std::hint::black_box(&memory);
 }
 
 /// Waits until nothing more is merged.

@@ -264,7 +264,7 @@ fn the_kernels_advisor_decides_as_ours_does_in_its_mode() {
     // Memory comes and goes, so that scans take from a moment to some seconds.
     let (wanted, enough) = (220, 60);
     let mut memory = vec![Mergeable::start(30_000)];
-    // Some seconds; ksmd is nice, so on a busy machine it may take minutes.
+    // A minute; ksmd is nice, so on a busy machine it may take some.
     let start = Instant::now();
     let mut step = 0;
     while tracing.decisions().len() < if start.elapsed() < Duration::from_secs(75) { wanted } else { enough }

@@ -373,6 +373,24 @@ impl Client {
         }
     }
 
+    /// Nothing came of these runs: their frames lose the user that was counted ahead. `later`: try again some time.
+    pub(crate) fn undo(&self, state: &mut State, id: RegionId, runs: &[PlannedRun], later: bool) {
+        if later && !runs.is_empty() {
+            state.left_out = Some(state.totals.full_scans);
+        }
+        for run in runs {
+            for page in run.page..run.page + run.len {
+                if let Some(region) = state.regions.get_mut(&id) {
+                    if later { region.defer(page) } else { region.restart(page) }
+                }
+            }
+            if let Goal::Frame(first) = run.goal {
+                // No child can map what was never mapped.
+                (0..run.len).for_each(|i| self.domain.release(Frame(first.0 + i), false));
+            }
+        }
+    }
+
     /// Records a batch and sends it. The pages' entries become pending; their frames' users were counted by the caller.
     /// Runs with a page that was found written meanwhile are left out. `Err` gives the other runs back: nothing was sent.
     pub(crate) fn send_batch(
@@ -386,12 +404,7 @@ impl Client {
             return Err((runs, std::io::ErrorKind::NotConnected.into()));
         };
         let (written, runs): (Vec<_>, Vec<_>) = runs.into_iter().partition(|run| region.is_written(run.page, run.len));
-        for run in written {
-            (run.page..run.page + run.len).for_each(|page| region.restart(page));
-            if let Goal::Frame(first) = run.goal {
-                (0..run.len).for_each(|i| self.release(Frame(first.0 + i)));
-            }
-        }
+        self.undo(&mut state, id, &written, false);
         if runs.is_empty() {
             return Ok(());
         }

@@ -1,8 +1,8 @@
 //! Digests that a client's agent computes of its own pages.
 //!
 //! To read a page from outside the kernel walks page tables and copies it; its own process only looks at it. So a worker asks
-//! the agent for the digests of the pages that it will come to next, some chunks ahead, and takes the answers in order. It reads from outside
-//! where bytes are needed in any case: where most contents are known by one other page, and become frames.
+//! the agent for the digests of the pages that it will come to next, some chunks ahead, and takes the answers in order. It does so where most
+//! contents are new; elsewhere bytes are needed for frames, or guesses overtake the answers, and it reads from outside.
 //!
 //! *An agent can be slow, stopped or a liar.* A worker waits for [`PATIENCE`] at most, reads for itself then, and asks nothing for [`PAUSE`]. A
 //! digest is a hint: the bytes of a frame are read, and hashed, by the daemon, and the merge window compares bytes. A wrong one costs a missed

@@ -16,28 +16,21 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use kmem::PAGE_SIZE;
-use kmem::procmem::ReadError;
 use wire::RegionId;
 
 use crate::batch::{Goal, PlannedRun};
 use crate::client::{Client, Wish, pinned_reason};
 use crate::index::{Place, Seen, Sighting};
 use crate::ledger::{Entry, Region};
-use crate::plan::{GUESSES, Plan, Row, Stretch};
+use crate::plan::{Plan, Row, Stretch};
 use crate::service::Shared;
 use crate::store::{Cursor, Frame, GrowError};
 
-/// Pages read at a time.
-const CHUNK: usize = 128;
-/// Pages that the agent is asked about at a time, how many times ahead, and how few are read from outside.
-const ASK: usize = 512;
-const AHEAD: usize = 2;
-const FEW: usize = 64;
-/// Pages read behind a guess.
-const PROBE: usize = 4;
-/// So many pages in a row must have matched frames in a row before the next ones are guessed.
-const PROVEN: u32 = 8;
+mod read;
+
+pub(crate) use read::Scratch;
+use read::{Ahead, Source};
+
 /// Scanning all clients may take one part in so many of a CPU's time: many mappings make it slow, and agents that map, with the program's page
 /// faults behind them, wait for it. The first scans, in which every page is new, do not count.
 const SCAN_SHARE: u32 = 40;
@@ -53,30 +46,6 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const STRETCH: u32 = 16;
 /// Pages that were put off are tried again every so many scans.
 pub(crate) const RETRY_SCANS: u64 = 16;
-
-/// A worker's buffers.
-pub(crate) struct Scratch {
-    bytes: Vec<u8>,
-    page: Box<[u8; PAGE_SIZE]>,
-    pages: Vec<u32>,
-    addresses: Vec<usize>,
-    /// Of the first pages; for the others they are not known yet.
-    digests: Vec<u64>,
-    handles: Vec<Option<u32>>,
-}
-
-impl Scratch {
-    pub(crate) fn new() -> Self {
-        Self {
-            bytes: vec![0; CHUNK * PAGE_SIZE],
-            page: Box::new([0; PAGE_SIZE]),
-            pages: Vec::new(),
-            addresses: Vec::new(),
-            digests: Vec::new(),
-            handles: Vec::new(),
-        }
-    }
-}
 
 /// Why a turn ended early; all but `Fatal` are part of life.
 enum Stop {
@@ -203,43 +172,6 @@ struct Turn<'a> {
     digests_do: bool,
 }
 
-/// Pages whose digests the agent was asked for.
-struct Ahead {
-    request: u64,
-    pages: Vec<u32>,
-}
-
-/// What is to be looked at next; the pages themselves are in [`Scratch`].
-struct Chunk {
-    going_on: bool,
-    /// Pages planned without being read.
-    guessed: u32,
-    /// The pages were asked about before; which of these they are.
-    asked: Option<(Ahead, Vec<usize>)>,
-    /// What the agent should be asked about now.
-    to_ask: Vec<Vec<u32>>,
-}
-
-impl Chunk {
-    /// The last page that it takes the turn to. `None`: there are no more candidates.
-    fn last(&self, scratch: &Scratch) -> Option<u32> {
-        match &self.asked {
-            Some((asked, _)) => asked.pages.last().copied(),
-            None => scratch.pages.last().copied(),
-        }
-    }
-}
-
-/// Where the bytes of some pages are.
-enum Source<'s> {
-    Read(&'s [[u8; PAGE_SIZE]]),
-    /// Not read yet.
-    Client {
-        addresses: &'s [usize],
-        buffer: &'s mut [u8; PAGE_SIZE],
-    },
-}
-
 impl<'a> Turn<'a> {
     fn new(shared: &'a Shared, client: &'a Arc<Client>) -> Self {
         Self {
@@ -255,187 +187,6 @@ impl<'a> Turn<'a> {
             firsts: 0,
             digests_do: false,
         }
-    }
-
-    /// Reads every candidate once. Each client begins at another place of its regions: two that hold the same content in the same
-    /// order would else be read side by side, be first by turns, and leave frames of both in a pattern without runs.
-    fn read_candidates(&mut self, scratch: &mut Scratch) -> Result<(), Stop> {
-        let regions: Vec<(RegionId, u32)> = self.client.state().regions.iter().map(|(&id, r)| (id, r.pages)).collect();
-        // Multiples of the golden ratio lie far apart.
-        let place = self.client.number.wrapping_mul(0x9e37_79b9);
-        for (id, pages) in regions {
-            let begin = ((u64::from(place) * u64::from(pages)) >> 32) as u32;
-            self.read_range(id, begin..pages, scratch)?;
-            self.read_range(id, 0..begin, scratch)?;
-        }
-        Ok(())
-    }
-
-    fn read_range(&mut self, id: RegionId, pages: std::ops::Range<u32>, scratch: &mut Scratch) -> Result<(), Stop> {
-        let mut plan = Plan::default();
-        let mut from = pages.start;
-        self.row = Row::default();
-        self.forget_ahead();
-        while !self.shared.stopping() {
-            self.shared.pacer.pause(|| self.shared.stopping());
-            if plan.runs.is_empty() && self.client.is_full() {
-                return Err(Stop::Full);
-            }
-            let Some(chunk) = self.pick(id, from..pages.end, &mut plan, scratch) else { break };
-            self.shared.pacer.took(u64::from(chunk.guessed) + scratch.pages.len() as u64);
-            if !chunk.going_on {
-                self.undo(id, &plan.runs, false);
-                return Err(Stop::Client);
-            }
-            let Some(last) = chunk.last(scratch) else { break };
-            from = last + 1;
-            for pages in chunk.to_ask {
-                let seed = self.client.domain.seed();
-                let Some(request) = self.client.answers.ask(&self.client.conn, id, seed, &pages) else { break };
-                self.ahead.push_back(Ahead { request, pages });
-            }
-            scratch.digests.clear();
-            if let Some((asked, wanted)) = chunk.asked {
-                match self.client.answers.wait(asked.request) {
-                    Some(digests) => scratch.digests.extend(wanted.iter().map_while(|&at| digests.get(at).copied())),
-                    None => self.forget_ahead(),
-                }
-            }
-            let result = self.read_chunk(id, scratch, &mut plan);
-            self.grant_row();
-            if let Err(stop) = result {
-                self.send(id, plan)?;
-                return Err(stop);
-            }
-            if plan.pages >= BATCH || plan.runs.len() >= BATCH_RUNS {
-                self.send(id, std::mem::take(&mut plan))?;
-            }
-        }
-        self.send(id, plan)
-    }
-
-    /// Picks the next candidates of a region in `range`: guesses first, then what the agent was asked about, or a chunk to read.
-    /// `None`: the region is gone.
-    fn pick(
-        &mut self,
-        id: RegionId,
-        range: std::ops::Range<u32>,
-        plan: &mut Plan,
-        scratch: &mut Scratch,
-    ) -> Option<Chunk> {
-        let mut state = self.client.state();
-        let going_on = state.connected && !state.held && state.refused.is_none();
-        let is_idle = state.outstanding == 0;
-        let region = state.regions.get_mut(&id)?;
-        let guessed = if range.start == self.row.page + 1 { self.guess(region, range.end, plan) } else { 0 };
-        if guessed > 0 {
-            self.forget_ahead();
-        }
-        let asked = self.ahead.pop_front().map(|asked| {
-            // Some may have been written, discarded or recycled by now.
-            let wanted: Vec<usize> =
-                (0..asked.pages.len()).filter(|&at| region.is_candidate(asked.pages[at])).collect();
-            (asked, wanted)
-        });
-        match &asked {
-            Some((asked, wanted)) => {
-                scratch.pages.clear();
-                scratch.pages.extend(wanted.iter().map(|&at| asked.pages[at]));
-            }
-            None => {
-                let most = if guessed > 0 { PROBE } else { CHUNK };
-                region.candidates(range.start + guessed, most, &mut scratch.pages);
-                scratch.pages.retain(|&page| page < range.end);
-            }
-        }
-        scratch.addresses.clear();
-        scratch.addresses.extend(scratch.pages.iter().map(|&page| region.address(page)));
-        let mut chunk = Chunk { going_on, guessed, asked, to_ask: Vec::new() };
-        if is_idle
-            && self.digests_do
-            && guessed == 0
-            && let Some(last) = chunk.last(scratch)
-        {
-            chunk.to_ask = self.to_ask(region, last + 1..range.end);
-        }
-        Some(chunk)
-    }
-
-    /// What the agent should be asked about: candidates of the range, or what follows those that it was asked about last.
-    fn to_ask(&self, region: &mut Region, range: std::ops::Range<u32>) -> Vec<Vec<u32>> {
-        let mut from = self.ahead.back().and_then(|last| last.pages.last()).map_or(range.start, |last| last + 1);
-        let mut to_ask = Vec::new();
-        while self.ahead.len() + to_ask.len() < AHEAD {
-            let mut pages = Vec::new();
-            region.candidates(from, ASK, &mut pages);
-            pages.retain(|&page| page < range.end);
-            let Some(last) = pages.last().filter(|_| pages.len() >= FEW) else { break };
-            from = last + 1;
-            to_ask.push(pages);
-        }
-        to_ask
-    }
-
-    fn forget_ahead(&mut self) {
-        self.ahead.clear();
-        self.client.answers.forget();
-    }
-
-    /// Plans pages behind the row without reading them; returns how many.
-    fn guess(&mut self, region: &mut Region, end: u32, plan: &mut Plan) -> u32 {
-        let row = &mut self.row;
-        if row.len < PROVEN {
-            return 0;
-        }
-        let mut guessed = 0;
-        while guessed < row.ahead && row.page + 1 < end && plan.pages < BATCH {
-            let (page, goal) = (row.page + 1, row.goal.next());
-            if let Goal::Frame(frame) = goal
-                && !self.client.domain.store.try_ref(frame)
-            {
-                break;
-            }
-            if !region.guess(page) {
-                if let Goal::Frame(frame) = goal {
-                    self.client.domain.release(frame, false);
-                }
-                break;
-            }
-            plan.push(page, goal);
-            (row.page, row.goal) = (page, goal);
-            guessed += 1;
-        }
-        row.ahead = (row.ahead * 2).min(*GUESSES.end());
-        guessed
-    }
-
-    /// Looks a chunk up: pages with digests at once, the others when they are read.
-    fn read_chunk(&mut self, id: RegionId, scratch: &mut Scratch, plan: &mut Plan) -> Result<(), Stop> {
-        let Scratch { bytes, page: buffer, pages, addresses, digests, handles } = scratch;
-        self.firsts = 0;
-        let mut done = digests.len();
-        self.look_up_all(id, &pages[..done], Source::Client { addresses, buffer }, digests, handles, plan)?;
-        while done < pages.len() {
-            let chunk = &addresses[done..(done + CHUNK).min(pages.len())];
-            let read = match kmem::procmem::read_pages(self.client.pid, chunk, bytes) {
-                Ok(read) => read,
-                Err(ReadError::Gone { .. }) => return Err(Stop::Client),
-                Err(e @ ReadError::NoPermission { .. }) => return Err(Stop::Fatal(e.to_string())),
-                Err(_) => 0,
-            };
-            let (read_pages, _) = bytes[..read * PAGE_SIZE].as_chunks::<PAGE_SIZE>();
-            digests.clear();
-            digests.extend(read_pages.iter().map(|bytes| self.client.domain.digest(bytes)));
-            self.look_up_all(id, &pages[done..done + read], Source::Read(read_pages), digests, handles, plan)?;
-            done += read;
-            if done < pages.len() && read == 0 {
-                // This page can't be read: it was unmapped just now. The next scan will tell.
-                self.record(id, &[(pages[done], Found::Nothing)], plan);
-                done += 1;
-            }
-        }
-        self.digests_do = self.firsts * 4 > pages.len() * 3;
-        Ok(())
     }
 
     fn look_up_all(
@@ -465,18 +216,6 @@ impl<'a> Turn<'a> {
         }
         self.record(id, &fates, plan);
         Ok(())
-    }
-
-    /// The bytes of one page of a source. `None`: it can't be read, or is not what its agent said.
-    fn bytes<'s>(&self, source: &'s mut Source<'_>, at: usize, digest: u64) -> Option<&'s [u8; PAGE_SIZE]> {
-        match source {
-            Source::Read(pages) => pages.get(at),
-            Source::Client { addresses, buffer } => {
-                let read = kmem::procmem::read_pages(self.client.pid, &addresses[at..at + 1], &mut buffer[..]);
-                // A frame under a wrong digest would keep others from merging that content.
-                (read == Ok(1) && self.client.domain.digest(&buffer[..]) == digest).then_some(&**buffer)
-            }
-        }
     }
 
     /// What is to be done about a page, whose bytes are in a source; `known`: the handle under which the content was found.
@@ -686,22 +425,9 @@ impl<'a> Turn<'a> {
         }
     }
 
-    /// Nothing came of these runs: their frames lose the user that was counted ahead. `later`: try again some time.
+    /// See [`Client::undo`].
     fn undo(&self, id: RegionId, runs: &[PlannedRun], later: bool) {
-        let mut state = self.client.state();
-        if later && !runs.is_empty() {
-            state.left_out = Some(state.totals.full_scans);
-        }
-        for run in runs {
-            for page in run.page..run.page + run.len {
-                if let Some(region) = state.regions.get_mut(&id) {
-                    if later { region.defer(page) } else { region.restart(page) }
-                }
-            }
-            if let Goal::Frame(first) = run.goal {
-                (0..run.len).for_each(|i| self.client.domain.release(Frame(first.0 + i), false));
-            }
-        }
+        self.client.undo(&mut self.client.state(), id, runs, later);
     }
 }
 

@@ -104,8 +104,10 @@ for kernel in "$cache"/kernels/*/vmlinuz; do
     started=$SECONDS
     echo "test-kernels: Linux $version"
     : > "$work/console"
-    # Without cmpxchg16b, which QEMU 7.2 emulates with wrong flags.
-    timeout "$limit" qemu-system-x86_64 -accel tcg,thread=multi -smp 2 -cpu qemu64,-cx16 -m 4096 \
+    # Without cmpxchg16b, which QEMU 7.2 emulates with wrong flags. With two NUMA nodes.
+    timeout "$limit" qemu-system-x86_64 -accel tcg,thread=multi -smp 2,sockets=2 -cpu qemu64,-cx16 -m 4096 \
+        -object memory-backend-ram,size=2G,id=ram0 -object memory-backend-ram,size=2G,id=ram1 \
+        -numa node,memdev=ram0,cpus=0 -numa node,memdev=ram1,cpus=1 \
         -kernel "$kernel" -initrd "$work/initrd" -append 'console=ttyS0 quiet panic=-1 mitigations=off' \
         -nodefaults -no-user-config -no-reboot -display none -serial "file:$work/console" -monitor none < /dev/null &
     qemu=$!

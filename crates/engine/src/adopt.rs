@@ -120,8 +120,8 @@ pub(crate) fn rebuild(client: &Client) -> std::io::Result<()> {
             let frame = Frame(first.0 + i as u32);
             if store.adopt_ref(frame) && store.read(frame, &mut bytes) {
                 // Its first user since the restart: the index must learn of it.
-                let digest = client.domain.digest(&bytes);
-                if let Some(Seen::First(handle)) = client.domain.index.see(digest, Place::Frame(frame)) {
+                let key = client.domain.key_of(client.domain.digest(&bytes), store.node(frame));
+                if let Some(Seen::First(handle)) = client.domain.index.see(key, Place::Frame(frame)) {
                     store.set_handle(frame, handle);
                 }
             }

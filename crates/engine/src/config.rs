@@ -40,6 +40,9 @@ pub struct Config {
     pub direct_io_seconds: f64,
     /// Whether guests' huge pages are given up for merging (`split`) or left alone (`keep`).
     pub huge_pages: HugePages,
+    /// Whether pages on different NUMA nodes share a frame, as KSM's setting of that name. If not, a page shares with pages of its own
+    /// node, and their frame lies there.
+    pub merge_across_nodes: bool,
     /// Domains that span several uids, by name. A domain that is not listed is its uid's own.
     pub domains: BTreeMap<String, DomainConfig>,
     /// Seconds without a client after which the daemon ends; 0: never.
@@ -82,6 +85,7 @@ impl Default for Config {
             reserve_mib: 64,
             direct_io_seconds: 30.0,
             huge_pages: HugePages::Split,
+            merge_across_nodes: true,
             domains: BTreeMap::new(),
             exit_when_idle: 0.0,
             directory: PathBuf::new(),

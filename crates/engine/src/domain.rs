@@ -72,8 +72,9 @@ impl Domain {
         // know it, guests don't.
         let _ = rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty());
         let seed = u64::from_ne_bytes(seed);
+        let by_node = !config.merge_across_nodes && kmem::numa::nodes() > 1;
         Self {
-            store: Store::new(&key.to_string(), config.quarantine(), config.reserve_mib << 20),
+            store: Store::new(&key.to_string(), by_node, config.quarantine(), config.reserve_mib << 20),
             index: Index::new(),
             seed,
             zero_digest: xxhash_rust::xxh3::xxh3_64_with_seed(&[0; kmem::PAGE_SIZE], seed),
@@ -83,9 +84,20 @@ impl Domain {
         }
     }
 
-    /// The digest of a page: its key in the index.
+    /// The digest of a page.
     pub(crate) fn digest(&self, page: &[u8]) -> u64 {
         xxhash_rust::xxh3::xxh3_64_with_seed(page, self.seed)
+    }
+
+    /// The key of a page in the index: its digest, and where nodes are kept apart its node, so that contents of two nodes are two
+    /// contents. Pages of zeros take no memory of any node.
+    pub(crate) fn key_of(&self, digest: u64, node: Option<u32>) -> u64 {
+        match node {
+            Some(node) if digest != self.zero_digest => {
+                digest ^ (u64::from(node) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            }
+            _ => digest,
+        }
     }
 
     /// The seed of the digests.
@@ -168,5 +180,20 @@ impl Domain {
     /// Why no frames can be made for now.
     pub(crate) fn paused(&self) -> Option<String> {
         lock(&self.paused).clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_content_has_a_key_for_each_node_but_zeros_have_one() {
+        let key = DomainKey { name: "test".into(), uid: None };
+        let domain = Domain::new(key, &Config::default());
+        let digest = domain.digest(&[7; kmem::PAGE_SIZE]);
+        let keys = [None, Some(0), Some(1)].map(|node| domain.key_of(digest, node));
+        assert!(keys[0] == digest && keys[1] != digest && keys[2] != digest && keys[1] != keys[2]);
+        assert_eq!(domain.key_of(domain.zero_digest(), Some(1)), domain.zero_digest());
     }
 }

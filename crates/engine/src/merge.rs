@@ -12,7 +12,7 @@
 //! agent compares every page in any case. A few pages behind the guessed ones are read, and tell whether the run goes on; then
 //! the next guess is longer. A page that was guessed wrong is read next.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -156,7 +156,10 @@ fn begin_period(shared: &Shared, client: &Client) -> bool {
 struct Turn<'a> {
     shared: &'a Shared,
     client: &'a Arc<Client>,
-    cursor: Cursor<'a>,
+    /// The NUMA node of the page in hand, where nodes are kept apart.
+    node: Option<u32>,
+    /// Where frames of each node are made.
+    cursors: BTreeMap<Option<u32>, Cursor<'a>>,
     /// Clients that have wishes of this one.
     asked: HashSet<u32>,
     stretch: Stretch,
@@ -177,7 +180,8 @@ impl<'a> Turn<'a> {
         Self {
             shared,
             client,
-            cursor: Cursor::new(&client.domain.store),
+            node: None,
+            cursors: BTreeMap::new(),
             asked: HashSet::new(),
             stretch: Stretch::default(),
             row: Row::default(),
@@ -189,19 +193,32 @@ impl<'a> Turn<'a> {
         }
     }
 
+    /// Where frames for the page in hand are made.
+    fn cursor(&mut self) -> &mut Cursor<'a> {
+        let (client, node) = (self.client, self.node);
+        self.cursors.entry(node).or_insert_with(|| Cursor::new(&client.domain.store, node))
+    }
+
+    /// Looks pages up; `keys`: their digests, which become their keys in the index.
     fn look_up_all(
         &mut self,
         id: RegionId,
-        pages: &[u32],
+        (pages, addresses): (&[u32], &[usize]),
         mut source: Source<'_>,
-        digests: &[u64],
+        keys: &mut [u64],
         handles: &mut Vec<Option<u32>>,
         plan: &mut Plan,
     ) -> Result<(), Stop> {
-        self.client.domain.index.find(digests, self.hint, handles);
+        let nodes = self.nodes_of(addresses);
+        let node_of = |at: usize| nodes.get(at).copied().flatten();
+        for (at, key) in keys.iter_mut().enumerate() {
+            *key = self.client.domain.key_of(*key, node_of(at));
+        }
+        self.client.domain.index.find(keys, self.hint, handles);
         let mut fates = Vec::with_capacity(pages.len());
         for (at, &page) in pages.iter().enumerate() {
-            match self.look_up((id, page), (&mut source, at), digests[at], handles[at]) {
+            self.node = node_of(at);
+            match self.look_up((id, page), (&mut source, at), keys[at], handles[at]) {
                 Ok(found) => {
                     let goal = if let Found::Goal(goal) = found { Some(goal) } else { None };
                     self.row.add(page, goal);
@@ -218,28 +235,39 @@ impl<'a> Turn<'a> {
         Ok(())
     }
 
+    /// The NUMA nodes that pages of this client lie on, one for one; empty where nodes are not kept apart, or not known.
+    fn nodes_of(&self, addresses: &[usize]) -> Vec<Option<u32>> {
+        let mut nodes = Vec::new();
+        if self.client.domain.store.by_node
+            && let Err(e) = kmem::numa::nodes_of(self.client.pid, addresses, &mut nodes)
+        {
+            tracing::debug!(pid = self.client.pid, "the NUMA nodes of its pages are not known: {e}");
+        }
+        nodes
+    }
+
     /// What is to be done about a page, whose bytes are in a source; `known`: the handle under which the content was found.
     fn look_up(
         &mut self,
         (region, page): (RegionId, u32),
         (source, at): (&mut Source<'_>, usize),
-        digest: u64,
+        key: u64,
         known: Option<u32>,
     ) -> Result<Found, GrowError> {
         let domain = &self.client.domain;
-        if digest == domain.zero_digest() {
+        if key == domain.zero_digest() {
             return Ok(Found::Goal(Goal::Zero));
         }
-        self.stretch.add(region, page, digest);
+        self.stretch.add(region, page, key);
         if self.stretch.len >= STRETCH
             && let Some(before) = self.stretch.frame
-            && let Some(bytes) = self.bytes(source, at, digest)
-            && let Some(frame) = domain.next_replica(digest, before, bytes, &mut self.cursor)?
+            && let Some(bytes) = self.bytes(source, at, key)
+            && let Some(frame) = domain.next_replica(key, before, bytes, self.cursor())?
         {
             self.stretch.frame = Some(frame);
             return Ok(Found::Goal(Goal::Frame(frame)));
         }
-        let found = self.find((region, page), (source, at), digest, known)?;
+        let found = self.find((region, page), (source, at), key, known)?;
         if let Found::Goal(Goal::Frame(frame)) = found {
             self.stretch.frame = Some(frame);
         }
@@ -250,14 +278,14 @@ impl<'a> Turn<'a> {
         &mut self,
         (region, page): (RegionId, u32),
         (source, at): (&mut Source<'_>, usize),
-        digest: u64,
+        key: u64,
         known: Option<u32>,
     ) -> Result<Found, GrowError> {
         let domain = &self.client.domain;
         let here = Sighting { client: self.client.number, region, page };
         let handle = match known {
             Some(handle) => handle,
-            None => match domain.index.add(digest, Place::Sighted(here)) {
+            None => match domain.index.add(key, Place::Sighted(here)) {
                 Some(Seen::First(handle)) => return Ok(Found::First(handle)),
                 Some(Seen::Known(handle)) => handle,
                 None => return Ok(Found::Nothing),
@@ -266,19 +294,19 @@ impl<'a> Turn<'a> {
         self.hint = handle + 1;
         // A second try settles the case that somebody promoted the sighting meanwhile.
         for _ in 0..2 {
-            match domain.index.place(handle, digest) {
+            match domain.index.place(handle, key) {
                 Some(Place::Frame(frame)) if domain.store.try_ref(frame) => return Ok(Found::Goal(Goal::Frame(frame))),
                 Some(Place::Sighted(there)) if there == here => return Ok(Found::First(handle)),
                 Some(Place::Sighted(there)) => {
-                    let Some(bytes) = self.bytes(source, at, digest) else { return Ok(Found::Nothing) };
-                    let frame = self.cursor.put(bytes, 2)?;
+                    let Some(bytes) = self.bytes(source, at, key) else { return Ok(Found::Nothing) };
+                    let frame = self.cursor().put(bytes, 2)?;
                     domain.store.set_handle(frame, handle);
                     if domain.index.promote(handle, there, frame) {
                         self.ask_for(there, handle, frame);
                         return Ok(Found::Goal(Goal::Frame(frame)));
                     }
                     domain.store.set_handle(frame, crate::store::NO_HANDLE);
-                    self.cursor.undo(frame, 2);
+                    self.cursor().undo(frame, 2);
                 }
                 _ => return Ok(Found::Nothing),
             }

@@ -101,6 +101,8 @@ pub(crate) struct Segment {
     pub(crate) id: SegmentId,
     fd: OwnedFd,
     map: SharedMap,
+    /// The NUMA node that it lies on, where nodes are kept apart.
+    node: Option<u32>,
     /// Whether this daemon made it; one that came back from an earlier daemon can only be read.
     writable: bool,
     refs: Box<[AtomicU32]>,
@@ -108,9 +110,9 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    fn new(id: SegmentId, fd: OwnedFd, map: SharedMap, writable: bool) -> Arc<Self> {
+    fn new(id: SegmentId, fd: OwnedFd, map: SharedMap, node: Option<u32>, writable: bool) -> Arc<Self> {
         let atomics = |value| (0..SEGMENT_PAGES).map(|_| AtomicU32::new(value)).collect();
-        Arc::new(Self { id, fd, map, writable, refs: atomics(0), handles: atomics(NO_HANDLE) })
+        Arc::new(Self { id, fd, map, node, writable, refs: atomics(0), handles: atomics(NO_HANDLE) })
     }
 
     /// To pass to clients.
@@ -143,6 +145,8 @@ pub(crate) struct Usage {
 /// The frames of one domain.
 pub(crate) struct Store {
     name: String,
+    /// Whether each NUMA node has frames of its own.
+    pub(crate) by_node: bool,
     segments: RwLock<Vec<Option<Arc<Segment>>>>,
     free: Mutex<Free>,
     quarantine: Duration,
@@ -154,14 +158,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Store {
-    /// A store without segments. `quarantine`: how long a slot rests before it is used again; `reserve_bytes`: memory
+    /// A store without segments. `by_node`: each NUMA node has frames of its own; `quarantine`: how long a slot rests before it is used again; `reserve_bytes`: memory
     /// that must be left, on the host and under every cgroup limit, for the store to grow.
-    pub(crate) fn new(name: &str, quarantine: Duration, reserve_bytes: u64) -> Self {
+    pub(crate) fn new(name: &str, by_node: bool, quarantine: Duration, reserve_bytes: u64) -> Self {
         let mut seed = [0u8; 8];
         // Without randomness the store works; only the defence against aimed placement is weaker.
         let _ = rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty());
         let free = Free { random: u64::from_ne_bytes(seed) | 1, ..Free::default() };
-        Self { name: name.into(), segments: RwLock::default(), free: Mutex::new(free), quarantine, reserve_bytes }
+        let free = Mutex::new(free);
+        Self { name: name.into(), by_node, segments: RwLock::default(), free, quarantine, reserve_bytes }
     }
 
     fn segments(&self) -> std::sync::RwLockReadGuard<'_, Vec<Option<Arc<Segment>>>> {
@@ -198,12 +203,14 @@ impl Store {
             free.slots.push(DirtyTree::new(SEGMENT_PAGES.into())?);
             free.backed.push(backed);
             free.fresh.push(0);
+            free.nodes.push(None);
             segments.push(None);
         }
+        free.nodes[at] = segment.node;
         if segment.writable {
             free.slots[at].insert_range(0, SEGMENT_PAGES.into());
             free.fresh[at] = ALL_FRESH;
-            free.count += u64::from(SEGMENT_PAGES);
+            *free.count(segment.node) += u64::from(SEGMENT_PAGES);
         }
         segments[at] = Some(segment);
         Ok(at)
@@ -214,13 +221,17 @@ impl Store {
     pub(crate) fn adopt(&self, id: SegmentId, fd: OwnedFd) -> Result<(), GrowError> {
         memfd::require_seals(fd.as_fd())?;
         let map = memfd::map_readonly(fd.as_fd(), SEGMENT_PAGES as usize * PAGE_SIZE)?;
-        self.add(Segment::new(id, fd, map, false)).map(drop)
+        let node = map.preferred_node().filter(|_| self.by_node);
+        self.add(Segment::new(id, fd, map, node, false)).map(drop)
     }
 
-    fn grow(&self) -> Result<(), GrowError> {
+    fn grow(&self, node: Option<u32>) -> Result<(), GrowError> {
         let (fd, map) = memfd::create_sealed(&format!("pageone:{}", self.name), SEGMENT_PAGES as usize * PAGE_SIZE)?;
         let id = memfd::identity(fd.as_fd()).map_err(GrowError::Allocate)?.ino;
-        self.add(Segment::new(id, fd, map, true)).map(drop)
+        if let Some(Err(e)) = node.map(|node| map.prefer_node(node)) {
+            tracing::warn!(store = self.name, "its frames may lie on any NUMA node: {e}");
+        }
+        self.add(Segment::new(id, fd, map, node, true)).map(drop)
     }
 
     fn check_memory(&self) -> Result<(), GrowError> {
@@ -241,36 +252,40 @@ impl Store {
         Ok(())
     }
 
-    /// Reserves a run of free slots, all in one piece: those behind `after` if they are free, else what is left of a stretch that was begun, else from
+    /// The NUMA node that a frame lies on, where nodes are kept apart.
+    pub(crate) fn node(&self, frame: Frame) -> Option<u32> {
+        self.with(frame, |segment, _| segment.node)?
+    }
+
+    /// Reserves a run of free slots of a node, all in one piece: those behind `after` if they are free, else what is left of a stretch that was begun, else from
     /// a place drawn at random.
-    fn reserve(&self, after: Option<Frame>) -> Result<Reserved, GrowError> {
+    fn reserve(&self, after: Option<Frame>, node: Option<u32>) -> Result<Reserved, GrowError> {
         let mut free = lock(&self.free);
-        if free.count < u64::from(EXTENT) {
+        if *free.count(node) < u64::from(EXTENT) {
             drop(free);
-            self.grow()?;
+            self.grow(node)?;
             free = lock(&self.free);
         }
-        let segments = free.slots.len() as u64;
         let follows = after.map(|f| f.0 + 1).filter(|f| f % SEGMENT_PAGES != 0);
         let follows = follows.filter(|&f| free.slots[Frame(f).segment()].contains(Frame(f).slot().into()));
-        let begun = if follows.is_none() { free.take_begun() } else { None };
+        let begun = if follows.is_none() { free.take_begun(node) } else { None };
         let most = begun.as_ref().map_or(EXTENT, |rest| rest.end - rest.start);
         let mut known = follows.or(begun.map(|rest| rest.start));
         let mut best = (0, 0);
         if known.is_none() {
-            best = free.longest(|free| &free.backed, CRUMBS);
+            best = free.longest(node, |free| &free.backed, CRUMBS);
             if best.1 < CRUMBS {
-                known = free.fresh_piece();
+                known = free.fresh_piece(node);
             }
             if best.1 < CRUMBS && known.is_none() {
-                best = free.longest(|free| &free.slots, EXTENT);
+                best = free.longest(node, |free| &free.slots, EXTENT);
             }
         }
         if known.is_none() && best.1 == 0 {
             // The free slots are few and far: look through all.
-            let at =
-                (0..free.slots.len()).find_map(|at| Some(at as u32 * SEGMENT_PAGES + free.slots[at].next(0)? as u32));
-            best.0 = at.ok_or(GrowError::Full(segments as usize))?;
+            let mut segments = free.segments(node);
+            let first = segments.find_map(|at| Some(at as u32 * SEGMENT_PAGES + free.slots[at].next(0)? as u32));
+            best.0 = first.ok_or(GrowError::Full(free.slots.len()))?;
         }
         let first = known.unwrap_or(best.0);
         let (at, slot) = (Frame(first).segment(), Frame(first).slot());
@@ -285,7 +300,7 @@ impl Store {
         free.fresh[at] &= !piece;
         let huge = fresh && free.no_huge_until.is_none_or(|until| Instant::now() > until);
         let cut = if fresh && follows.is_none() { (free.random() % u64::from(HUGE)) as u32 } else { 0 };
-        free.count -= u64::from(len);
+        *free.count(node) -= u64::from(len);
         Ok(Reserved { slots: first..first + len, populated, huge, cut })
     }
 
@@ -319,7 +334,8 @@ impl Store {
         if at < free.slots.len() {
             free.slots[at].insert_range(slot.into(), len.into());
             free.backed[at].insert_range(slot.into(), populated.saturating_sub(slots.start).min(len).into());
-            free.count += u64::from(len);
+            let node = free.nodes[at];
+            *free.count(node) += u64::from(len);
             if free.begun.len() < BEGUN {
                 free.begun.push(slots);
             }
@@ -410,7 +426,8 @@ impl Store {
             debug_assert!(!free.slots[at].contains(slot.into()), "{frame:?} is free already");
             free.slots[at].insert(slot.into());
             free.backed[at].insert(slot.into());
-            free.count += 1;
+            let node = free.nodes[at];
+            *free.count(node) += 1;
         }
         let resting: std::collections::HashSet<usize> = free.quarantine.iter().map(|(_, f)| f.segment()).collect();
         let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
@@ -424,7 +441,7 @@ impl Store {
             if unused && whole && !resting.contains(&at) {
                 closed.push(segment.id);
                 let count = free.slots[at].count();
-                free.count -= count;
+                *free.count(segment.node) -= count;
                 free.slots[at].clear();
                 free.backed[at].clear();
                 free.fresh[at] = 0;
@@ -459,14 +476,16 @@ impl Store {
 /// A worker's place in the store: hands out consecutive slots.
 pub(crate) struct Cursor<'s> {
     store: &'s Store,
+    node: Option<u32>,
     slots: std::ops::Range<u32>,
     populated: u32,
     last: Option<Frame>,
 }
 
 impl<'s> Cursor<'s> {
-    pub(crate) fn new(store: &'s Store) -> Self {
-        Self { store, slots: 0..0, populated: 0, last: None }
+    /// `node`: where its frames lie, if the store keeps NUMA nodes apart.
+    pub(crate) fn new(store: &'s Store, node: Option<u32>) -> Self {
+        Self { store, node, slots: 0..0, populated: 0, last: None }
     }
 
     /// Makes a frame with these bytes and `refs` users.
@@ -489,7 +508,7 @@ impl<'s> Cursor<'s> {
     }
 
     fn reserve(&mut self) -> Result<(), GrowError> {
-        let Reserved { slots, mut populated, huge, cut } = self.store.reserve(self.last)?;
+        let Reserved { slots, mut populated, huge, cut } = self.store.reserve(self.last, self.node)?;
         if huge && self.store.make_huge(Frame(slots.start)) {
             populated = slots.end;
         }

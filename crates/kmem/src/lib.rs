@@ -15,6 +15,7 @@ pub mod ksm;
 pub mod kvm;
 pub mod memfd;
 pub mod mm;
+pub mod numa;
 pub mod pagemap;
 pub mod pidfd;
 pub mod procfs;

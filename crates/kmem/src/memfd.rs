@@ -25,6 +25,11 @@ use crate::{PAGE_SIZE, Range, mm};
 pub const STORE_SEALS: SealFlags =
     SealFlags::SEAL.union(SealFlags::SHRINK).union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE);
 
+/// `linux/mempolicy.h`.
+const MPOL_PREFERRED: usize = 1;
+/// Words of a set of NUMA nodes: as many as any kernel has (`MAX_NUMNODES`).
+const NODE_WORDS: usize = 16;
+
 /// Why there is no memfd, or not one to trust.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MemfdError {
@@ -270,6 +275,39 @@ impl SharedMap {
         let part = Range::new(self.range.start + offset, HUGE_PAGE_SIZE);
         // SAFETY: the bytes of the part stay as they are.
         Ok(unsafe { mm::advise(part, linux_raw_sys::general::MADV_COLLAPSE as i32) }?)
+    }
+
+    /// Makes memory that the file is given from now on come from this NUMA node, if the node has any.
+    ///
+    /// Source: `mbind(2)`, `MPOL_PREFERRED`: of a shared mapping it is the file's policy.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: there is no such node; `ENOSYS`: the kernel knows of none.
+    pub fn prefer_node(&self, node: u32) -> io::Result<()> {
+        let mut nodes = [0u64; NODE_WORDS];
+        let word = nodes.get_mut(node as usize / 64).ok_or(Errno::INVAL)?;
+        *word = 1 << (node % 64);
+        let mask = nodes.as_ptr().expose_provenance();
+        // The kernel takes one bit fewer than it is told.
+        let args = [self.range.start, self.range.len, MPOL_PREFERRED, mask, nodes.len() * 64 + 1, 0];
+        // SAFETY: the kernel reads as many bits of the mask; no byte of the mapping changes.
+        unsafe { crate::syscall::syscall(libc::SYS_mbind, args) }?;
+        Ok(())
+    }
+
+    /// The NUMA node that the file's memory should come from, if [`SharedMap::prefer_node`] has named one.
+    ///
+    /// Source: `get_mempolicy(2)`, `MPOL_F_ADDR`.
+    pub fn preferred_node(&self) -> Option<u32> {
+        const MPOL_F_ADDR: usize = 2;
+        let (mut mode, mut nodes) = (0i32, [0u64; NODE_WORDS]);
+        let (mode_at, mask) = ((&raw mut mode).expose_provenance(), nodes.as_mut_ptr().expose_provenance());
+        let args = [mode_at, mask, NODE_WORDS * 64 + 1, self.range.start, MPOL_F_ADDR];
+        // SAFETY: the kernel writes the mode and as many bits of the mask, which live until the call is over.
+        unsafe { crate::syscall::syscall(libc::SYS_get_mempolicy, args) }.ok()?;
+        let word = nodes.iter().position(|&word| word != 0).filter(|_| mode == MPOL_PREFERRED as i32)?;
+        Some(word as u32 * 64 + nodes[word].trailing_zeros())
     }
 
     /// Copies page `index` out.

@@ -194,3 +194,14 @@ fn maps_of_all_lengths_hold_what_they_should() {
     }
     assert!(map_shared(&fd, 0).is_err());
 }
+
+#[test]
+fn a_file_keeps_the_node_that_its_memory_should_come_from() {
+    let (fd, map) = create_sealed("kmem:node", PAGE_SIZE).unwrap();
+    assert_eq!(map.preferred_node(), None);
+    map.prefer_node(0).unwrap();
+    let again = map_readonly(&fd, PAGE_SIZE).unwrap();
+    drop(map);
+    assert_eq!(again.preferred_node(), Some(0), "whoever maps it");
+    assert!(again.prefer_node(1023).is_err() && again.prefer_node(1 << 20).is_err());
+}

@@ -208,17 +208,24 @@ impl Turn<'_> {
 
     /// Plans pages behind the row without reading them; returns how many.
     fn guess(&mut self, region: &mut Region, end: u32, plan: &mut Plan) -> u32 {
-        let row = &mut self.row;
-        if row.len < PROVEN {
+        if self.row.len < PROVEN {
             return 0;
         }
+        let store = &self.client.domain.store;
+        // A page of another node is none of the run, whatever it holds; one of which nothing is known may be anywhere.
+        let nodes = store.by_node.then(|| {
+            let pages = self.row.page + 1..(self.row.page + 1 + self.row.ahead).min(end);
+            self.nodes_of(&pages.map(|page| region.address(page)).collect::<Vec<_>>())
+        });
+        let row = &mut self.row;
         let mut guessed = 0;
         while guessed < row.ahead && row.page + 1 < end && plan.pages < BATCH {
             let (page, goal) = (row.page + 1, row.goal.next());
-            if let Goal::Frame(frame) = goal
-                && !self.client.domain.store.try_ref(frame)
-            {
-                break;
+            if let Goal::Frame(frame) = goal {
+                let near = nodes.as_ref().is_none_or(|nodes| nodes.get(guessed as usize) == Some(&store.node(frame)));
+                if !near || !store.try_ref(frame) {
+                    break;
+                }
             }
             if !region.guess(page) {
                 if let Goal::Frame(frame) = goal {
@@ -240,7 +247,8 @@ impl Turn<'_> {
         self.firsts = 0;
         let mut done = digests.len();
         if done > 0 {
-            self.look_up_all(id, &pages[..done], Source::Client { addresses, buffer }, digests, handles, plan)?;
+            let source = Source::Client { addresses, buffer };
+            self.look_up_all(id, (&pages[..done], &addresses[..done]), source, digests, handles, plan)?;
         }
         while done < pages.len() {
             let chunk = &addresses[done..(done + CHUNK).min(pages.len())];
@@ -253,7 +261,8 @@ impl Turn<'_> {
             let (read_pages, _) = bytes[..read * PAGE_SIZE].as_chunks::<PAGE_SIZE>();
             digests.clear();
             digests.extend(read_pages.iter().map(|bytes| self.client.domain.digest(bytes)));
-            self.look_up_all(id, &pages[done..done + read], Source::Read(read_pages), digests, handles, plan)?;
+            let chunk = (&pages[done..done + read], &chunk[..read]);
+            self.look_up_all(id, chunk, Source::Read(read_pages), digests, handles, plan)?;
             done += read;
             if done < pages.len() && read == 0 {
                 // This page can't be read: it was unmapped just now. The next scan will tell.
@@ -266,13 +275,14 @@ impl Turn<'_> {
     }
 
     /// The bytes of one page of a source. `None`: it can't be read, or is not what its agent said.
-    pub(super) fn bytes<'s>(&self, source: &'s mut Source<'_>, at: usize, digest: u64) -> Option<&'s [u8; PAGE_SIZE]> {
+    pub(super) fn bytes<'s>(&self, source: &'s mut Source<'_>, at: usize, key: u64) -> Option<&'s [u8; PAGE_SIZE]> {
         match source {
             Source::Read(pages) => pages.get(at),
             Source::Client { addresses, buffer } => {
                 let read = kmem::procmem::read_pages(self.client.pid, &addresses[at..at + 1], &mut buffer[..]);
-                // A frame under a wrong digest would keep others from merging that content.
-                (read == Ok(1) && self.client.domain.digest(&buffer[..]) == digest).then_some(&**buffer)
+                let domain = &self.client.domain;
+                // A frame under a wrong key would keep others from merging that content.
+                (read == Ok(1) && domain.key_of(domain.digest(&buffer[..]), self.node) == key).then_some(&**buffer)
             }
         }
     }

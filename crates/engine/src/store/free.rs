@@ -3,7 +3,7 @@
 //! A segment is divided into pieces of a huge page each. One of which no slot was ever used is *fresh*: it can be made a huge page at one
 //! stroke.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
 use dirty::DirtyTree;
@@ -28,7 +28,10 @@ pub(super) struct Free {
     pub(super) backed: Vec<DirtyTree>,
     /// Huge pages of each segment of which no slot has ever had memory, a bit each.
     pub(super) fresh: Vec<u32>,
-    pub(super) count: u64,
+    /// The NUMA node of each segment, where nodes are kept apart.
+    pub(super) nodes: Vec<Option<u32>>,
+    /// How many there are on each node.
+    pub(super) counts: BTreeMap<Option<u32>, u64>,
     /// What cursors left over of the stretches that they had begun to fill, the latest last.
     pub(super) begun: Vec<std::ops::Range<u32>>,
     pub(super) quarantine: VecDeque<(Instant, Frame)>,
@@ -48,11 +51,22 @@ impl Free {
         self.random
     }
 
-    /// The first slot of a fresh huge page drawn at random, as a frame.
-    pub(super) fn fresh_piece(&mut self) -> Option<u32> {
-        let count: u32 = self.fresh.iter().map(|bits| bits.count_ones()).sum();
+    /// How many there are on this node.
+    pub(super) fn count(&mut self, node: Option<u32>) -> &mut u64 {
+        self.counts.entry(node).or_default()
+    }
+
+    /// The segments of a node.
+    pub(super) fn segments(&self, node: Option<u32>) -> impl Iterator<Item = usize> {
+        self.nodes.iter().enumerate().filter(move |&(_, of)| *of == node).map(|(at, _)| at)
+    }
+
+    /// The first slot of a fresh huge page of a node, drawn at random, as a frame.
+    pub(super) fn fresh_piece(&mut self, node: Option<u32>) -> Option<u32> {
+        let count: u32 = self.segments(node).map(|at| self.fresh[at].count_ones()).sum();
         let mut skip = (count > 0).then(|| (self.random() % u64::from(count)) as u32)?;
-        for (at, &bits) in self.fresh.iter().enumerate() {
+        for at in self.segments(node) {
+            let bits = self.fresh[at];
             if skip < bits.count_ones() {
                 let piece = (0..u32::BITS).filter(|piece| bits & (1 << piece) != 0).nth(skip as usize)?;
                 return Some(at as u32 * SEGMENT_PAGES + piece * HUGE);
@@ -62,9 +76,10 @@ impl Free {
         None
     }
 
-    /// What is left of a stretch that was begun and that nobody else has taken since.
-    pub(super) fn take_begun(&mut self) -> Option<std::ops::Range<u32>> {
-        while let Some(rest) = self.begun.pop() {
+    /// What is left of a stretch of a node that was begun and that nobody else has taken since.
+    pub(super) fn take_begun(&mut self, node: Option<u32>) -> Option<std::ops::Range<u32>> {
+        while let Some(at) = self.begun.iter().rposition(|rest| self.nodes[Frame(rest.start).segment()] == node) {
+            let rest = self.begun.remove(at);
             if self.slots[Frame(rest.start).segment()].contains(Frame(rest.start).slot().into()) {
                 return Some(rest);
             }
@@ -72,15 +87,21 @@ impl Free {
         None
     }
 
-    /// Looks at some of a set's runs, from places drawn at random on, for one with `enough` slots; else the longest that was met: its
+    /// Looks at some of a set's runs on a node, from places drawn at random on, for one with `enough` slots; else the longest that was met: its
     /// first slot, as a frame, and its length.
-    pub(super) fn longest(&mut self, set: impl Fn(&Self) -> &Vec<DirtyTree>, enough: u32) -> (u32, u32) {
+    pub(super) fn longest(
+        &mut self,
+        node: Option<u32>,
+        set: impl Fn(&Self) -> &Vec<DirtyTree>,
+        enough: u32,
+    ) -> (u32, u32) {
         const PLACES: u32 = 4;
         const RUNS: u32 = 16;
         let mut best = (0, 0);
-        for _ in 0..PLACES {
-            let segments = self.slots.len() as u64;
-            let (at, slot) = ((self.random() % segments) as usize, (self.random() % u64::from(SEGMENT_PAGES)) as u32);
+        let segments: Vec<usize> = self.segments(node).collect();
+        for _ in 0..PLACES.min(segments.len() as u32 * PLACES) {
+            let at = segments[(self.random() % segments.len() as u64) as usize];
+            let slot = (self.random() % u64::from(SEGMENT_PAGES)) as u32;
             let bits = &set(self)[at];
             // From where a run begins, or it would be cut in two and leave crumbs.
             let begin = (slot.saturating_sub(EXTENT)..slot).rev().take_while(|&s| bits.contains(s.into())).last();

@@ -1,7 +1,7 @@
 use super::*;
 
 fn store() -> Store {
-    Store::new("test", Duration::from_secs(60), 1 << 20)
+    Store::new("test", false, Duration::from_secs(60), 1 << 20)
 }
 
 fn page(byte: u8) -> [u8; PAGE_SIZE] {
@@ -11,7 +11,7 @@ fn page(byte: u8) -> [u8; PAGE_SIZE] {
 #[test]
 fn slots_that_have_memory_come_first() {
     let store = store();
-    let mut frames: Vec<Frame> = (0..200).map(|i| Cursor::new(&store).put(&page(i), 1).unwrap()).collect();
+    let mut frames: Vec<Frame> = (0..200).map(|i| Cursor::new(&store, None).put(&page(i), 1).unwrap()).collect();
     // Each cursor takes memory for 128 slots or more. Without regard to that 200 of them would fill the segment.
     let resident = |store: &Store| store.usage().resident_bytes / PAGE_SIZE as u64;
     assert!((200..=u64::from(HUGE)).contains(&resident(&store)), "{} pages", resident(&store));
@@ -23,11 +23,11 @@ fn slots_that_have_memory_come_first() {
         store.rest(frame);
     }
     let before = resident(&store);
-    let mut cursor = Cursor::new(&store);
+    let mut cursor = Cursor::new(&store, None);
     let held = cursor.put(&page(1), 1).unwrap();
     store.tidy(Instant::now() + Duration::from_secs(61));
     drop(cursor);
-    (0..100).for_each(|i| assert!(Cursor::new(&store).put(&page(i), 1).is_ok()));
+    (0..100).for_each(|i| assert!(Cursor::new(&store, None).put(&page(i), 1).is_ok()));
     assert!(resident(&store) <= before + u64::from(HUGE), "{} after {before}", resident(&store));
     assert_eq!(store.users(held), 1);
 }
@@ -37,14 +37,14 @@ fn a_stretch_that_was_begun_is_filled_before_another_is() {
     let store = store();
     // Each worker's turn makes as many frames as there is something new; then it drops its cursor.
     for turn in 0..40u32 {
-        let mut cursor = Cursor::new(&store);
+        let mut cursor = Cursor::new(&store, None);
         (0..100 + turn % 3).for_each(|i| assert!(cursor.put(&page(i as u8), 1).is_ok()));
     }
     let usage = store.usage();
     let idle = usage.resident_bytes / PAGE_SIZE as u64 - usage.frames;
     assert!(idle <= 2 * u64::from(HUGE), "{idle} pages of memory without a frame, of {}", usage.frames);
     // Two at a time do not get in each other's way.
-    let (mut one, mut other) = (Cursor::new(&store), Cursor::new(&store));
+    let (mut one, mut other) = (Cursor::new(&store, None), Cursor::new(&store, None));
     let mut frames: Vec<Frame> =
         (0..300).flat_map(|_| [one.put(&page(1), 1).unwrap(), other.put(&page(2), 1).unwrap()]).collect();
     frames.sort_unstable();
@@ -56,7 +56,7 @@ fn a_stretch_that_was_begun_is_filled_before_another_is() {
 fn pieces_are_filled_whole_whether_there_are_huge_pages_or_not() {
     for refused in [false, true] {
         let store = store();
-        let mut cursor = Cursor::new(&store);
+        let mut cursor = Cursor::new(&store, None);
         cursor.put(&page(0), 1).unwrap();
         // As if the kernel had none.
         let refuse = || lock(&store.free).no_huge_until = refused.then(|| Instant::now() + REFUSED);
@@ -76,7 +76,7 @@ fn pieces_are_filled_whole_whether_there_are_huge_pages_or_not() {
         let idle = usage.resident_bytes / PAGE_SIZE as u64 - usage.frames;
         assert!(idle <= 2 * u64::from(HUGE), "{idle} pages of memory without a frame");
         // What no piece has any more is found all the same: the segment can be filled.
-        let mut cursor = Cursor::new(&store);
+        let mut cursor = Cursor::new(&store, None);
         for _ in usage.frames as u32..SEGMENT_PAGES {
             frames.push(cursor.put(&page(1), 1).unwrap().0);
         }
@@ -90,14 +90,14 @@ fn pieces_are_filled_whole_whether_there_are_huge_pages_or_not() {
 #[test]
 fn a_frame_that_is_left_once_too_often_is_never_used_again() {
     let store = store();
-    let frame = Cursor::new(&store).put(&page(1), 1).unwrap();
+    let frame = Cursor::new(&store, None).put(&page(1), 1).unwrap();
     assert!(store.unref(frame).is_some() && store.unref(frame).is_none());
     store.rest(frame);
     assert!(!store.try_ref(frame) && store.users(frame) == 0);
     assert_eq!((store.usage().pinned, lock(&store.free).quarantine.len()), (1, 0));
     // Not even if it should be taken for free.
     store.give_slots_back(frame.0..frame.0 + 1, 0);
-    let mut cursor = Cursor::new(&store);
+    let mut cursor = Cursor::new(&store, None);
     for _ in 0..SEGMENT_PAGES - 1 {
         assert_ne!(cursor.put(&page(2), 1).unwrap(), frame);
     }
@@ -106,7 +106,7 @@ fn a_frame_that_is_left_once_too_often_is_never_used_again() {
 #[test]
 fn frames_of_one_cursor_are_consecutive_and_keep_their_bytes() {
     let store = store();
-    let mut cursor = Cursor::new(&store);
+    let mut cursor = Cursor::new(&store, None);
     let frames: Vec<Frame> = (0..600u32).map(|i| cursor.put(&page(i as u8), 1).unwrap()).collect();
     let breaks = frames.windows(2).filter(|w| w[1].0 != w[0].0 + 1).count();
     assert!(
@@ -123,14 +123,14 @@ fn frames_of_one_cursor_are_consecutive_and_keep_their_bytes() {
 #[test]
 fn a_frame_without_users_cannot_be_taken_and_rests_before_reuse() {
     let store = store();
-    let frame = Cursor::new(&store).put(&page(7), 1).unwrap();
+    let frame = Cursor::new(&store, None).put(&page(7), 1).unwrap();
     assert!(store.try_ref(frame));
     assert!(store.unref(frame).is_none(), "one user is left");
     assert!(store.unref(frame).is_some(), "the last one leaves");
     assert!(!store.try_ref(frame), "no way back");
     store.rest(frame);
     assert!(store.tidy(Instant::now()).is_empty(), "the segment waits for the quarantine");
-    assert_eq!(lock(&store.free).count, u64::from(SEGMENT_PAGES) - 1);
+    assert_eq!(*lock(&store.free).count(None), u64::from(SEGMENT_PAGES) - 1);
     assert_eq!(store.tidy(Instant::now() + Duration::from_secs(61)).len(), 1, "then it goes");
     assert_eq!(store.usage().segments, 0);
 }
@@ -138,7 +138,7 @@ fn a_frame_without_users_cannot_be_taken_and_rests_before_reuse() {
 #[test]
 fn a_pinned_frame_is_never_reused_but_goes_with_its_segment() {
     let store = store();
-    let mut cursor = Cursor::new(&store);
+    let mut cursor = Cursor::new(&store, None);
     let (pinned, other) = (cursor.put(&page(1), 1).unwrap(), cursor.put(&page(2), 1).unwrap());
     drop(cursor);
     store.pin(pinned);
@@ -154,7 +154,7 @@ fn a_pinned_frame_is_never_reused_but_goes_with_its_segment() {
 #[test]
 fn a_segment_with_a_cursor_in_it_stays() {
     let store = store();
-    let mut cursor = Cursor::new(&store);
+    let mut cursor = Cursor::new(&store, None);
     let frame = cursor.put(&page(1), 1).unwrap();
     store.unref(frame);
     store.rest(frame);
@@ -166,16 +166,19 @@ fn a_segment_with_a_cursor_in_it_stays() {
 #[test]
 fn slots_that_were_not_used_come_back() {
     let store = store();
-    let mut cursor = Cursor::new(&store);
+    let mut cursor = Cursor::new(&store, None);
     cursor.put(&page(1), 1).unwrap();
     drop(cursor);
-    assert_eq!(lock(&store.free).count, u64::from(SEGMENT_PAGES) - 1);
+    assert_eq!(*lock(&store.free).count(None), u64::from(SEGMENT_PAGES) - 1);
 }
 
 #[test]
 fn a_store_without_memory_says_so() {
-    let store = Store::new("test", Duration::ZERO, u64::MAX);
-    assert!(matches!(Cursor::new(&store).put(&page(1), 1), Err(GrowError::Host { .. } | GrowError::Cgroup { .. })));
+    let store = Store::new("test", false, Duration::ZERO, u64::MAX);
+    assert!(matches!(
+        Cursor::new(&store, None).put(&page(1), 1),
+        Err(GrowError::Host { .. } | GrowError::Cgroup { .. })
+    ));
 }
 
 #[test]
@@ -193,4 +196,26 @@ fn a_segment_of_an_earlier_daemon_is_read_and_never_written() {
     assert!(store.unref(frame).is_some());
     store.rest(frame);
     assert_eq!(store.tidy(Instant::now()), vec![id], "it goes without a quarantine: nothing is reused");
+}
+
+#[test]
+fn each_node_has_segments_of_its_own() {
+    let store = Store::new("test", true, Duration::ZERO, 1 << 20);
+    // The machine need not have these nodes: a segment whose memory can't be bound is used all the same.
+    let nodes = [Some(0), Some(1), None];
+    let segments = nodes.map(|node| {
+        let frames: Vec<Frame> = (0..5).map(|i| Cursor::new(&store, node).put(&page(i), 1).unwrap()).collect();
+        assert!(frames.iter().all(|&frame| store.node(frame) == node && frame.segment() == frames[0].segment()));
+        assert_eq!(*lock(&store.free).count(node), u64::from(SEGMENT_PAGES) - 5);
+        for &frame in &frames {
+            store.unref(frame).unwrap();
+            store.rest(frame);
+        }
+        frames[0].segment()
+    });
+    assert!(segments[0] != segments[1] && segments[1] != segments[2] && segments[2] != segments[0]);
+    assert_eq!(store.tidy(Instant::now()).len(), 3, "nobody uses them");
+    assert!(nodes.iter().all(|&node| *lock(&store.free).count(node) == 0));
+    let frame = Cursor::new(&store, Some(1)).put(&page(9), 1).unwrap();
+    assert_eq!((store.node(frame), store.segment_ids().len()), (Some(1), 1), "in the place of another node's segment");
 }

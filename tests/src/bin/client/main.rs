@@ -119,7 +119,19 @@ fn check(problems: &mut Vec<String>, what: &str, wrong: usize) {
     }
 }
 
+/// Takes memory from one NUMA node only, as under `numactl --membind`.
+fn bind_to_node(node: u32) {
+    const MPOL_BIND: usize = 2;
+    let mask = 1u64 << node;
+    // SAFETY: the kernel reads 64 bits of the mask, one fewer than it is told.
+    let result = unsafe { libc::syscall(libc::SYS_set_mempolicy, MPOL_BIND, &raw const mask, 65usize) };
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+}
+
 fn main() {
+    if let Ok(node) = std::env::var("PAGEONE_TEST_NODE") {
+        bind_to_node(node.parse().unwrap());
+    }
     let args: Vec<String> = std::env::args().skip(1).collect();
     let number = |at: usize, default: usize| args.get(at).map_or(default, |a| a.parse().unwrap());
     match args.first().map(String::as_str) {

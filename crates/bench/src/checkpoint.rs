@@ -130,7 +130,7 @@ pub(crate) fn run(options: &Options, quick: bool) -> Result<Vec<Row>> {
 fn round(place: &Path, memory_mib: usize, loops: usize, interrupt: &Interrupt) -> Result<Vec<Row>> {
     let directory = tempfile::Builder::new().prefix("pageone-bench-checkpoint-").tempdir_in(place)?;
     let pageone = PageOne::find()?;
-    let program = pageone.guest_command(memory_mib)?;
+    let program = pageone.guest_command(memory_mib, &[])?;
     let store = Store { pageone: &pageone, directory: directory.path(), loops };
     let capacity = directory.path().join("capacity").display().to_string();
     store.run(&["pool", "create", "store", "--capacity", &capacity])?;

@@ -171,7 +171,7 @@ pub(crate) fn make_dumps(guests: usize, interrupt: &Interrupt) -> Result<()> {
         return Ok(());
     }
     eprintln!("pageone-bench: {guests} guests boot, once, and their memory goes to {}", directory.display());
-    let program = PageOne::find()?.guest_command(MEMORY_MIB)?;
+    let program = PageOne::find()?.guest_command(MEMORY_MIB, &[])?;
     let mut running = Vec::new();
     for _ in 0..guests {
         let mut command = Command::new(program.get_program());

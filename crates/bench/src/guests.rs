@@ -6,6 +6,9 @@
 //!
 //! Both engines look for what is new at the same pace, as in [`crate::steady`]: PageONE has a merge period of 2 s, KSM is set to look at all
 //! memory once in 3 s, as far as it gets CPU time: ksmd runs at nice 5.
+//!
+//! These guests do not sleep between rounds, as those of the demo do: guests that began together sleep together, and whatever sets them apart makes their
+//! rounds shorter, by a fifth. `--pause 3` has them as in the demo.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -41,6 +44,12 @@ pub(crate) struct Options {
     /// How long to merge and watch, in seconds [default: 120; with --quick 12]
     #[arg(long, value_name = "S")]
     seconds: Option<usize>,
+    /// How long guests sleep between rounds, in seconds; 3 in the demo
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    pause: u32,
+    /// Let guests have their huge pages under PageONE, which then merges nothing out of them
+    #[arg(long)]
+    keep_huge_pages: bool,
     /// Only under this; may be given more than once; all by default
     #[arg(long, value_enum)]
     only: Vec<Who>,
@@ -71,6 +80,8 @@ struct Plan {
     memory_mib: usize,
     seconds: usize,
     threads: usize,
+    pause: u32,
+    keep_huge_pages: bool,
 }
 
 /// Runs the bench.
@@ -81,6 +92,8 @@ pub(crate) fn run(options: &Options, quick: bool) -> Result<Vec<Row>> {
         seconds: options.seconds.unwrap_or(seconds),
         memory_mib,
         threads: std::thread::available_parallelism().map_or(1, usize::from),
+        pause: options.pause,
+        keep_huge_pages: options.keep_huge_pages,
     };
     let interrupt = Interrupt::watch()?;
     let (mut rows, mut series) = (Vec::new(), Vec::new());
@@ -92,7 +105,13 @@ pub(crate) fn run(options: &Options, quick: bool) -> Result<Vec<Row>> {
             eprintln!("guests: {}, round {}", who.name(), round + 1);
             let Some(outcome) = measure(&plan, who, &interrupt).context(who.name())? else { continue };
             let threads = if who == Who::Pageone { plan.threads } else { 1 };
-            let case = format!("{} guests of {} MiB, {} s", plan.guests, plan.memory_mib, plan.seconds);
+            let mut case = format!("{} guests of {} MiB, {} s", plan.guests, plan.memory_mib, plan.seconds);
+            if plan.pause > 0 {
+                case += &format!(", pauses of {} s", plan.pause);
+            }
+            if plan.keep_huge_pages {
+                case += ", huge pages kept";
+            }
             let mut sheet = Sheet { bench: "guests", case, subject: who.name(), threads, rows: Vec::new() };
             outcome.note(&mut sheet);
             rows.extend(sheet.rows);
@@ -139,11 +158,15 @@ impl Outcome {
 
 fn measure(plan: &Plan, who: Who, interrupt: &Interrupt) -> Result<Option<Outcome>> {
     let pageone = PageOne::find()?;
-    let program = pageone.guest_command(plan.memory_mib)?;
+    let pause = format!("PAGEONE_PAUSE={}", plan.pause);
+    let program = pageone.guest_command(plan.memory_mib, &["--append", &pause])?;
     let ours = Subject::PageOne { threads: plan.threads };
     let base = host::used()?;
     // Declared before the guests, so that it ends after them. KSM comes later: it would begin while they boot.
     let mut engine = if who == Who::Pageone { Engine::prepare(ours)? } else { None };
+    if let (Some(Engine::PageOne { pageone, .. }), true) = (&mut engine, plan.keep_huge_pages) {
+        pageone.keep_huge_pages()?;
+    }
     let command = || engine.as_ref().map_or_else(|| Ok(Rival::launch(&program)), |engine| engine.launch(&program));
     let mut guests = (0..plan.guests).map(|_| Guest::start(command()?)).collect::<Result<Vec<_>>>()?;
     guest::wait_checked(&mut guests, interrupt)?;

@@ -88,6 +88,7 @@ impl Status {
 pub(crate) struct PageOne {
     program: PathBuf,
     dir: tempfile::TempDir,
+    keeps_huge_pages: bool,
 }
 
 impl PageOne {
@@ -109,18 +110,28 @@ impl PageOne {
             );
         }
         let dir = tempfile::Builder::new().prefix("pageone-bench-").tempdir().context("no directory for the daemon")?;
-        Ok(Self { program: bin.join("pageone"), dir })
+        Ok(Self { program: bin.join("pageone"), dir, keeps_huge_pages: false })
     }
 
-    /// The command that starts a guest of the demo with so much memory.
-    pub(crate) fn guest_command(&self, memory_mib: usize) -> Result<Command> {
-        let out = self.pageone(&["guest-command", "--memory", &memory_mib.to_string()]).output();
+    /// The command that starts a guest of the demo with so much memory, and further options of `pageone guest-command`.
+    pub(crate) fn guest_command(&self, memory_mib: usize, options: &[&str]) -> Result<Command> {
+        let out = self.pageone(&["guest-command", "--memory", &memory_mib.to_string()]).args(options).output();
         let out = out.context("cannot run pageone")?;
         ensure!(out.status.success(), "pageone guest-command: {}", String::from_utf8_lossy(&out.stderr).trim_end());
         let words = guest::words(&String::from_utf8(out.stdout)?);
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]);
         Ok(command)
+    }
+
+    /// Lets clients have their huge pages and merges nothing out of them, from now on.
+    pub(crate) fn keep_huge_pages(&mut self) -> Result<()> {
+        self.keeps_huge_pages = true;
+        fs::write(self.config(), "huge_pages = \"keep\"\n").context("cannot write the daemon's configuration")
+    }
+
+    fn config(&self) -> PathBuf {
+        if self.keeps_huge_pages { self.dir.path().join("bench.toml") } else { "/dev/null".into() }
     }
 
     /// The command of the program with these arguments, for this daemon.
@@ -138,6 +149,9 @@ impl PageOne {
     /// The same, with options of `pageone run`.
     pub(crate) fn launch_with(&self, program: &Command, options: &[&str]) -> Result<Command> {
         let mut command = self.pageone(&["run", "--no-start"]);
+        if self.keeps_huge_pages {
+            command.args(["--huge-pages", "keep"]);
+        }
         command.args(options).arg("--");
         command.arg(program.get_program()).args(program.get_args());
         let log = File::options().create(true).append(true).open(self.dir.path().join("clients.log"));
@@ -174,8 +188,8 @@ impl PageOne {
         let path = self.dir.path().join("daemon.log");
         let log = File::create(&path).context("cannot write the daemon's log")?;
         // Should this program be killed, the daemon ends too.
-        let mut command = self.pageone(&["daemon", "--config", "/dev/null", "--exit-when-idle", "60"]);
-        command.args(options);
+        let mut command = self.pageone(&["daemon", "--exit-when-idle", "60", "--config"]);
+        command.arg(self.config()).args(options);
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn();
         let mut daemon = Daemon { child: child.context("cannot start the daemon")? };
         interrupt.until("the daemon answers", Duration::from_secs(20), || {

@@ -386,7 +386,8 @@ impl<'a> Turn<'a> {
     /// Plans the pages that other turns made frames of, as long as the agent has room.
     fn grant_wishes(&mut self) -> Result<(), Stop> {
         let mut wishes = self.client.take_wishes();
-        wishes.sort_unstable_by_key(|w| (w.region, w.page));
+        // What was left the last time is sorted, which this sort knows to use.
+        wishes.sort_by_key(|w| u64::from(w.region) << 32 | u64::from(w.page));
         let mut left = wishes.as_slice();
         while let Some(id) = left.first().map(|wish| wish.region) {
             if self.client.is_full() {

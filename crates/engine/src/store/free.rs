@@ -99,7 +99,10 @@ impl Free {
         const RUNS: u32 = 16;
         let mut best = (0, 0);
         let segments: Vec<usize> = self.segments(node).collect();
-        for _ in 0..PLACES.min(segments.len() as u32 * PLACES) {
+        if segments.is_empty() {
+            return best;
+        }
+        for _ in 0..PLACES {
             let at = segments[(self.random() % segments.len() as u64) as usize];
             let slot = (self.random() % u64::from(SEGMENT_PAGES)) as u32;
             let bits = &set(self)[at];

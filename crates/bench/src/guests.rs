@@ -7,8 +7,8 @@
 //! Both engines look for what is new at the same pace, as in [`crate::steady`]: PageONE has a merge period of 2 s, KSM is set to look at all
 //! memory once in 3 s, as far as it gets CPU time: ksmd runs at nice 5.
 //!
-//! These guests do not sleep between rounds, as those of the demo do: guests that began together sleep together, and whatever sets them apart makes their
-//! rounds shorter, by a fifth. `--pause 3` has them as in the demo.
+//! These guests do not sleep between rounds, as those of the demo do, so that their rounds tell what the engines leave of the CPUs. `--pause 3` has them as in the demo; then
+//! there are idle CPUs, which ksmd needs to get anywhere.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

@@ -25,8 +25,6 @@ use crate::{PAGE_SIZE, Range, mm};
 pub const STORE_SEALS: SealFlags =
     SealFlags::SEAL.union(SealFlags::SHRINK).union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE);
 
-/// `linux/mempolicy.h`.
-const MPOL_PREFERRED: usize = 1;
 /// Words of a set of NUMA nodes: as many as any kernel has (`MAX_NUMNODES`).
 const NODE_WORDS: usize = 16;
 
@@ -290,7 +288,7 @@ impl SharedMap {
         *word = 1 << (node % 64);
         let mask = nodes.as_ptr().expose_provenance();
         // The kernel takes one bit fewer than it is told.
-        let args = [self.range.start, self.range.len, MPOL_PREFERRED, mask, nodes.len() * 64 + 1, 0];
+        let args = [self.range.start, self.range.len, libc::MPOL_PREFERRED as usize, mask, NODE_WORDS * 64 + 1, 0];
         // SAFETY: the kernel reads as many bits of the mask; no byte of the mapping changes.
         unsafe { crate::syscall::syscall(libc::SYS_mbind, args) }?;
         Ok(())
@@ -300,13 +298,14 @@ impl SharedMap {
     ///
     /// Source: `get_mempolicy(2)`, `MPOL_F_ADDR`.
     pub fn preferred_node(&self) -> Option<u32> {
+        // `linux/mempolicy.h`.
         const MPOL_F_ADDR: usize = 2;
         let (mut mode, mut nodes) = (0i32, [0u64; NODE_WORDS]);
         let (mode_at, mask) = ((&raw mut mode).expose_provenance(), nodes.as_mut_ptr().expose_provenance());
         let args = [mode_at, mask, NODE_WORDS * 64 + 1, self.range.start, MPOL_F_ADDR];
         // SAFETY: the kernel writes the mode and as many bits of the mask, which live until the call is over.
         unsafe { crate::syscall::syscall(libc::SYS_get_mempolicy, args) }.ok()?;
-        let word = nodes.iter().position(|&word| word != 0).filter(|_| mode == MPOL_PREFERRED as i32)?;
+        let word = nodes.iter().position(|&word| word != 0).filter(|_| mode == libc::MPOL_PREFERRED)?;
         Some(word as u32 * 64 + nodes[word].trailing_zeros())
     }
 

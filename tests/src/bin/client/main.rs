@@ -121,10 +121,9 @@ fn check(problems: &mut Vec<String>, what: &str, wrong: usize) {
 
 /// Takes memory from one NUMA node only, as under `numactl --membind`.
 fn bind_to_node(node: u32) {
-    const MPOL_BIND: usize = 2;
     let mask = 1u64 << node;
     // SAFETY: the kernel reads 64 bits of the mask, one fewer than it is told.
-    let result = unsafe { libc::syscall(libc::SYS_set_mempolicy, MPOL_BIND, &raw const mask, 65usize) };
+    let result = unsafe { libc::syscall(libc::SYS_set_mempolicy, libc::MPOL_BIND as usize, &raw const mask, 65usize) };
     assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
 }
 

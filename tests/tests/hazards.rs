@@ -507,29 +507,59 @@ fn a_client_of_one_domain_sees_nothing_of_another() {
 
 /// `make test-kernels` runs this in guests with two nodes.
 #[test]
+fn what_a_newcomer_shows_before_its_holders_come_back_after_a_restart_is_merged_with_theirs() {
+    let mut daemon = Daemon::start();
+    let mut holders = [(); 2].map(|()| daemon.scenario(&["hold", "4096", "1", "6"]));
+    holders.iter_mut().for_each(|client| client.expect("ready"));
+    holders.iter().for_each(|client| daemon.wait_merged(client.pid(), 4096));
+    let stop = |signal| holders.iter().for_each(|client| signal_process(client.pid(), signal));
+    stop(libc::SIGSTOP);
+    daemon.kill();
+    daemon.restart();
+    let mut newcomer = daemon.scenario(&["hold", "4096", "1", "6"]);
+    newcomer.expect("ready");
+    eventually("the newcomer is looked at", Duration::from_secs(60), || {
+        (daemon.client(newcomer.pid())?["pages_unshared"] == 4096).then_some(())
+    });
+    stop(libc::SIGCONT);
+    daemon.wait_merged(newcomer.pid(), 4096);
+    assert_eq!(daemon.status()["domains"][0]["pages_shared"], 4096, "in the frames that there were");
+    newcomer.go();
+    holders.iter_mut().for_each(Client::go);
+}
+
+#[test]
 fn pages_of_two_numa_nodes_share_nothing_if_so_configured() {
     if kmem::numa::nodes() < 2 {
         return skipped("this machine has one NUMA node; `make test-kernels` makes guests with two");
     }
-    let daemon = Daemon::with_config(&["--merge-period", "0.1"], "merge_across_nodes = false");
-    let start = |node: &str| {
+    let mut daemon = Daemon::with_config(&["--merge-period", "0.1"], "merge_across_nodes = false");
+    let start = |daemon: &Daemon, node: &str| {
         let mut client = daemon.scenario_with(&[], &["hold", "4096", "1", "6"], &[("PAGEONE_TEST_NODE", node)]);
         client.expect("ready");
         client
     };
-    let (mut zero, mut one) = (start("0"), start("1"));
-    eventually("both are looked at", Duration::from_secs(60) * e2e::patience(), || {
+    let (mut zero, mut one) = (start(&daemon, "0"), start(&daemon, "1"));
+    eventually("both are looked at", Duration::from_secs(60), || {
         let looked = |pid| Some(daemon.client(pid)?["pages_unshared"] == 4096);
         (looked(zero.pid())? && looked(one.pid())?).then_some(())
     });
     assert_eq!(daemon.status()["pages_shared"], 0, "the same content on two nodes is not shared");
-    let mut other = start("1");
+    let mut other = start(&daemon, "1");
     daemon.wait_merged(other.pid(), 4096);
     daemon.wait_merged(one.pid(), 4096);
     let maps = std::fs::read_to_string(format!("/proc/{}/numa_maps", daemon.pid())).unwrap();
     let store: Vec<&str> = maps.lines().filter(|line| line.contains("memfd:pageone:uid-")).collect();
     assert!(!store.is_empty() && store.iter().all(|line| line.contains(" N1=") && !line.contains(" N0=")), "{store:?}");
-    [&mut zero, &mut one, &mut other].into_iter().for_each(Client::go);
+    // The successor knows where its predecessor's frames lie.
+    daemon.kill();
+    daemon.restart();
+    let mut late = start(&daemon, "1");
+    daemon.wait_merged(late.pid(), 4096);
+    eventually("the other node's pages are looked at again", Duration::from_secs(60), || {
+        (daemon.client(zero.pid())?["pages_unshared"] == 4096).then_some(())
+    });
+    [&mut zero, &mut one, &mut other, &mut late].into_iter().for_each(Client::go);
 }
 
 #[test]

@@ -9,6 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use kmem::PAGE_SIZE;
 use kmem::pagemap::{Categories, PageRun, Pagemap, Query};
@@ -16,9 +17,11 @@ use kmem::range::Range;
 use wire::{RegionId, SegmentId};
 
 use crate::client::Client;
+use crate::domain::Domain;
 use crate::index::{Place, Seen};
 use crate::ledger::Entry;
-use crate::store::Frame;
+use crate::service::Shared;
+use crate::store::{Frame, NO_HANDLE};
 
 /// Name of the state file in the daemon's directory.
 pub(crate) const STATE_FILE: &str = "segments";
@@ -76,7 +79,7 @@ impl StateFile {
 }
 
 /// Fills a new client's ledger with what its mappings say.
-pub(crate) fn rebuild(client: &Client) -> std::io::Result<()> {
+pub(crate) fn rebuild(shared: &Shared, client: &Client) -> std::io::Result<()> {
     let store = &client.domain.store;
     let mut found: Vec<(RegionId, Range, Frame)> = Vec::new();
     {
@@ -120,15 +123,34 @@ pub(crate) fn rebuild(client: &Client) -> std::io::Result<()> {
             let frame = Frame(first.0 + i as u32);
             if store.adopt_ref(frame) && store.read(frame, &mut bytes) {
                 // Its first user since the restart: the index must learn of it.
-                let key = client.domain.key_of(client.domain.digest(&bytes), store.node(frame));
-                if let Some(Seen::First(handle)) = client.domain.index.see(key, Place::Frame(frame)) {
-                    store.set_handle(frame, handle);
+                if let Some(key) = client.domain.key_of(client.domain.digest(&bytes), store.node(frame)) {
+                    enter(shared, &client.domain, key, frame);
                 }
             }
             region.set((page + i) as u32, Entry::Merged(frame));
         }
     }
     Ok(())
+}
+
+/// Makes a frame stand for its content, also where a client that was quicker to come has shown the same: that one's page is to use it too.
+fn enter(shared: &Shared, domain: &Arc<Domain>, key: u64, frame: Frame) {
+    let (index, store) = (&domain.index, &domain.store);
+    match index.see(key, Place::Frame(frame)) {
+        Some(Seen::First(handle)) => store.set_handle(frame, handle),
+        Some(Seen::Known(handle)) => {
+            let Some(Place::Sighted(there)) = index.place(handle, key) else { return };
+            store.adopt_ref(frame);
+            store.set_handle(frame, handle);
+            if index.promote(handle, there, frame) {
+                shared.wish(domain, there, handle, frame);
+            } else {
+                store.set_handle(frame, NO_HANDLE);
+                domain.release(frame, false);
+            }
+        }
+        None => {}
+    }
 }
 
 #[cfg(test)]

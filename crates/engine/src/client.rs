@@ -61,6 +61,8 @@ pub(crate) struct State {
     sent: HashSet<SegmentId>,
     /// Why nothing of this client is merged at present.
     pub(crate) refused: Option<String>,
+    /// Why its memory could not be read the last time.
+    pub(crate) failed: Option<String>,
     /// A scan now would take too great a part of the time.
     pub(crate) next_scan: std::time::Instant,
     /// A guess was wrong, so there are candidates that no turn has been asked for.
@@ -154,6 +156,7 @@ impl Client {
             sent: held,
             refused: None,
             next_scan: std::time::Instant::now(),
+            failed: None,
             misguessed: false,
             full: false,
             asked: HashSet::new(),

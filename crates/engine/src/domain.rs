@@ -90,13 +90,12 @@ impl Domain {
     }
 
     /// The key of a page in the index: its digest, and where nodes are kept apart its node, so that contents of two nodes are two
-    /// contents. Pages of zeros take no memory of any node.
-    pub(crate) fn key_of(&self, digest: u64, node: Option<u32>) -> u64 {
+    /// contents. Pages of zeros take no memory of any node. `None`: the node is not known, and without it nothing may be said of the page.
+    pub(crate) fn key_of(&self, digest: u64, node: Option<u32>) -> Option<u64> {
         match node {
-            Some(node) if digest != self.zero_digest => {
-                digest ^ (u64::from(node) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-            }
-            _ => digest,
+            _ if digest == self.zero_digest || !self.store.by_node => Some(digest),
+            Some(node) => Some(digest ^ (u64::from(node) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)),
+            None => None,
         }
     }
 
@@ -190,10 +189,17 @@ mod tests {
     #[test]
     fn a_content_has_a_key_for_each_node_but_zeros_have_one() {
         let key = DomainKey { name: "test".into(), uid: None };
-        let domain = Domain::new(key, &Config::default());
+        let mut domain = Domain::new(key, &Config::default());
         let digest = domain.digest(&[7; kmem::PAGE_SIZE]);
-        let keys = [None, Some(0), Some(1)].map(|node| domain.key_of(digest, node));
-        assert!(keys[0] == digest && keys[1] != digest && keys[2] != digest && keys[1] != keys[2]);
-        assert_eq!(domain.key_of(domain.zero_digest(), Some(1)), domain.zero_digest());
+        for node in [None, Some(0), Some(1)] {
+            assert_eq!(domain.key_of(digest, node), Some(digest), "nodes are not kept apart");
+        }
+        domain.store.by_node = true;
+        let keys = [Some(0), Some(1)].map(|node| domain.key_of(digest, node).unwrap());
+        assert!(keys[0] != digest && keys[1] != digest && keys[0] != keys[1]);
+        assert_eq!(domain.key_of(digest, None), None, "it may be on either");
+        for node in [None, Some(1)] {
+            assert_eq!(domain.key_of(domain.zero_digest(), node), Some(domain.zero_digest()));
+        }
     }
 }

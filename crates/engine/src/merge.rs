@@ -16,6 +16,7 @@ use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::io::Errno;
 use wire::RegionId;
 
 use crate::batch::{Goal, PlannedRun};
@@ -24,7 +25,7 @@ use crate::index::{Place, Seen, Sighting};
 use crate::ledger::{Entry, Region};
 use crate::plan::{Plan, Row, Stretch};
 use crate::service::Shared;
-use crate::store::{Cursor, Frame, GrowError};
+use crate::store::{Cursor, GrowError};
 
 mod read;
 
@@ -81,6 +82,7 @@ pub(crate) fn turn(shared: &Shared, client: &Arc<Client>, scratch: &mut Scratch,
     }
     match result {
         Ok(()) => {
+            client.state().failed = None;
             if client.domain.set_paused(None) {
                 tracing::info!(domain = %client.domain.key, "the store can grow again; merging goes on");
             }
@@ -92,9 +94,12 @@ pub(crate) fn turn(shared: &Shared, client: &Arc<Client>, scratch: &mut Scratch,
             }
         }
         Err(Stop::Fatal(why)) => {
-            let news = client.state().refused.replace(why.clone()).is_none();
-            if news {
+            let mut state = client.state();
+            state.refused = Some(why.clone());
+            // It is tried again in each period, and said once.
+            if state.failed.as_ref() != Some(&why) {
                 tracing::warn!(pid = client.pid, "not merged: {why}");
+                state.failed = Some(why);
             }
         }
     }
@@ -209,14 +214,24 @@ impl<'a> Turn<'a> {
         handles: &mut Vec<Option<u32>>,
         plan: &mut Plan,
     ) -> Result<(), Stop> {
-        let nodes = self.nodes_of(addresses);
+        let nodes = self.nodes_of(addresses)?;
         let node_of = |at: usize| nodes.get(at).copied().flatten();
+        let mut unknown = Vec::new();
         for (at, key) in keys.iter_mut().enumerate() {
-            *key = self.client.domain.key_of(*key, node_of(at));
+            match self.client.domain.key_of(*key, node_of(at)) {
+                Some(known) => *key = known,
+                None => unknown.push(at),
+            }
         }
         self.client.domain.index.find(keys, self.hint, handles);
         let mut fates = Vec::with_capacity(pages.len());
         for (at, &page) in pages.iter().enumerate() {
+            if unknown.binary_search(&at).is_ok() {
+                // The kernel is moving it, say. As content without a node it would never meet its likes.
+                self.row.add(page, None);
+                fates.push((page, Found::Nothing));
+                continue;
+            }
             self.node = node_of(at);
             match self.look_up((id, page), (&mut source, at), keys[at], handles[at]) {
                 Ok(found) => {
@@ -235,15 +250,21 @@ impl<'a> Turn<'a> {
         Ok(())
     }
 
-    /// The NUMA nodes that pages of this client lie on, one for one; empty where nodes are not kept apart, or not known.
-    fn nodes_of(&self, addresses: &[usize]) -> Vec<Option<u32>> {
+    /// The NUMA nodes that pages of this client lie on, one for one; empty where nodes are not kept apart.
+    fn nodes_of(&self, addresses: &[usize]) -> Result<Vec<Option<u32>>, Stop> {
         let mut nodes = Vec::new();
         if self.client.domain.store.by_node
             && let Err(e) = kmem::numa::nodes_of(self.client.pid, addresses, &mut nodes)
         {
-            tracing::debug!(pid = self.client.pid, "the NUMA nodes of its pages are not known: {e}");
+            return Err(match Errno::from_io_error(&e) {
+                Some(Errno::SRCH) => Stop::Client,
+                _ => Stop::Fatal(format!(
+                    "the kernel does not tell the NUMA nodes of its pages (move_pages: {e}), and merge_across_nodes = false keeps nodes apart; \
+                     run the daemon with CAP_SYS_NICE and CAP_SYS_PTRACE and without a filter on that call, or set merge_across_nodes = true"
+                )),
+            });
         }
-        nodes
+        Ok(nodes)
     }
 
     /// What is to be done about a page, whose bytes are in a source; `known`: the handle under which the content was found.
@@ -302,7 +323,10 @@ impl<'a> Turn<'a> {
                     let frame = self.cursor().put(bytes, 2)?;
                     domain.store.set_handle(frame, handle);
                     if domain.index.promote(handle, there, frame) {
-                        self.ask_for(there, handle, frame);
+                        if self.shared.wish(domain, there, handle, frame) {
+                            self.asked.insert(there.client);
+                            self.wished.add(there);
+                        }
                         return Ok(Found::Goal(Goal::Frame(frame)));
                     }
                     domain.store.set_handle(frame, crate::store::NO_HANDLE);
@@ -312,21 +336,6 @@ impl<'a> Turn<'a> {
             }
         }
         Ok(Found::Nothing)
-    }
-
-    /// Asks the client of the first sighting to use the frame too.
-    fn ask_for(&mut self, there: Sighting, handle: u32, frame: Frame) {
-        let wish = Wish { region: there.region, page: there.page, handle, frame };
-        let granted = self
-            .shared
-            .client(there.client)
-            .is_some_and(|other| Arc::ptr_eq(&other.domain, &self.client.domain) && other.wish(wish).is_ok());
-        if granted {
-            self.asked.insert(there.client);
-            self.wished.add(there);
-        } else {
-            self.client.domain.release(frame, false);
-        }
     }
 
     /// Enters what was found into the ledger and the plan.

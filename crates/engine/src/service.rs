@@ -20,12 +20,14 @@ use wire::{SegmentId, ToAgent};
 
 use self::greet::{GREETING_TIME, Greeting};
 use crate::adopt::{self, StateFile};
-use crate::client::Client;
+use crate::client::{Client, Wish};
 use crate::config::Config;
 use crate::domain::{Domain, DomainKey};
+use crate::index::Sighting;
 use crate::merge::{self, Scratch};
 use crate::pace::{IN_HAND, Pacer};
 use crate::recycle;
+use crate::store::Frame;
 use crate::work::Queue;
 
 /// When no worker has done anything for so long, another scan begins though the last is not over.
@@ -85,6 +87,17 @@ impl Shared {
             in_hand += if state.connected && state.reported.elapsed() < IN_HAND { state.outstanding } else { 0 };
         }
         self.pacer.charge_agents(cpu, in_hand);
+    }
+
+    /// Asks the client of a sighting to use a frame of this content too; it has been counted as a user. `false`: nobody is there to ask.
+    pub(crate) fn wish(&self, domain: &Arc<Domain>, there: Sighting, handle: u32, frame: Frame) -> bool {
+        let wish = Wish { region: there.region, page: there.page, handle, frame };
+        let client = self.client(there.client).filter(|client| Arc::ptr_eq(&client.domain, domain));
+        let granted = client.is_some_and(|client| client.wish(wish).is_ok());
+        if !granted {
+            domain.release(frame, false);
+        }
+        granted
     }
 
     /// A new client, or the new connection of one that is held.

@@ -215,7 +215,8 @@ impl Turn<'_> {
         // A page of another node is none of the run, whatever it holds; one of which nothing is known may be anywhere.
         let nodes = store.by_node.then(|| {
             let pages = self.row.page + 1..(self.row.page + 1 + self.row.ahead).min(end);
-            self.nodes_of(&pages.map(|page| region.address(page)).collect::<Vec<_>>())
+            // Unknown, they are read next, which tells why.
+            self.nodes_of(&pages.map(|page| region.address(page)).collect::<Vec<_>>()).unwrap_or_default()
         });
         let row = &mut self.row;
         let mut guessed = 0;
@@ -282,7 +283,8 @@ impl Turn<'_> {
                 let read = kmem::procmem::read_pages(self.client.pid, &addresses[at..at + 1], &mut buffer[..]);
                 let domain = &self.client.domain;
                 // A frame under a wrong key would keep others from merging that content.
-                (read == Ok(1) && domain.key_of(domain.digest(&buffer[..]), self.node) == key).then_some(&**buffer)
+                (read == Ok(1) && domain.key_of(domain.digest(&buffer[..]), self.node) == Some(key))
+                    .then_some(&**buffer)
             }
         }
     }

@@ -133,7 +133,7 @@ impl Service {
         };
         let client = Arc::new(Client::new(identity, held));
         client.state().regions = greeting.regions;
-        if let Err(e) = adopt::rebuild(&client) {
+        if let Err(e) = adopt::rebuild(&self.shared, &client) {
             tracing::warn!(pid, "its mappings can't be read; what it had merged stays merged and is not counted: {e}");
         }
         // Only now: the new ledger holds its own references.

@@ -507,6 +507,36 @@ fn a_client_of_one_domain_sees_nothing_of_another() {
 
 /// `make test-kernels` runs this in guests with two nodes.
 #[test]
+fn a_huge_page_is_split_only_when_enough_of_it_merges() {
+    let daemon = Daemon::with_config(&["--merge-period", "0.1"], "huge_page_share = 85");
+    let mut clients = [(); 2].map(|()| daemon.scenario_with(&["--huge-pages", "keep"], &["huge", "10", "90"], &[]));
+    clients.iter_mut().for_each(|client| client.expect("ready"));
+    let huge_kib = |client: &Client| kmem::procfs::smaps_rollup(Some(client.pid())).unwrap().anon_huge_pages;
+    let before = clients.each_ref().map(huge_kib);
+    if before.iter().any(|&kib| kib < 4096) {
+        return skipped(
+            "the kernel gave no huge pages; it does with `madvise` in /sys/kernel/mm/transparent_hugepage/enabled, where memory is free",
+        );
+    }
+    // Of the second huge page of each 461 pages have their like, of the first 52.
+    clients.iter().for_each(|client| daemon.wait_merged(client.pid(), 461));
+    eventually("what is left in huge pages is known", Duration::from_secs(20), || {
+        let known = clients.iter().all(|client| daemon.client(client.pid()).unwrap()["pages_kept_huge"] == 52);
+        known.then_some(())
+    });
+    std::thread::sleep(Duration::from_secs(1));
+    for (client, before) in clients.iter().zip(before) {
+        assert_eq!(daemon.client(client.pid()).unwrap()["pages_merged"], 461);
+        assert_eq!(huge_kib(client), before - 2048, "the first stays whole");
+    }
+    // A write takes it apart in any case: then nothing is left to keep.
+    clients.iter_mut().for_each(|client| client.tell("write"));
+    clients.iter_mut().for_each(|client| client.expect("ok"));
+    clients.iter().for_each(|client| daemon.wait_merged(client.pid(), 461 + 52));
+    clients.iter_mut().for_each(Client::go);
+}
+
+#[test]
 fn what_a_newcomer_shows_before_its_holders_come_back_after_a_restart_is_merged_with_theirs() {
     let mut daemon = Daemon::start();
     let mut holders = [(); 2].map(|()| daemon.scenario(&["hold", "4096", "1", "6"]));

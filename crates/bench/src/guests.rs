@@ -15,13 +15,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use kmem::PAGE_SIZE;
+use kmem::procfs::smaps_rollup;
 
 use crate::engine::{Engine, Subject};
 use crate::guest::{self, Guest};
 use crate::host::{self, Others};
 use crate::interrupt::Interrupt;
 use crate::ksm::{Pace, Rival};
-use crate::pageone::PageOne;
+use crate::pageone::{HugePages, PageOne};
 use crate::plot;
 use crate::report::{Row, Sheet, medians, ratios};
 
@@ -47,9 +48,9 @@ pub(crate) struct Options {
     /// How long guests sleep between rounds, in seconds; 3 in the demo
     #[arg(long, value_name = "S", default_value_t = 0)]
     pause: u32,
-    /// Let guests have their huge pages under PageONE, which then merges nothing out of them
-    #[arg(long)]
-    keep_huge_pages: bool,
+    /// Under PageONE: `split` huge pages, `keep` them, or split those of which more than this percentage can be merged
+    #[arg(long, value_name = "POLICY", default_value = "split")]
+    huge_pages: HugePages,
     /// Only under this; may be given more than once; all by default
     #[arg(long, value_enum)]
     only: Vec<Who>,
@@ -81,7 +82,7 @@ struct Plan {
     seconds: usize,
     threads: usize,
     pause: u32,
-    keep_huge_pages: bool,
+    huge_pages: HugePages,
 }
 
 /// Runs the bench.
@@ -93,7 +94,7 @@ pub(crate) fn run(options: &Options, quick: bool) -> Result<Vec<Row>> {
         memory_mib,
         threads: std::thread::available_parallelism().map_or(1, usize::from),
         pause: options.pause,
-        keep_huge_pages: options.keep_huge_pages,
+        huge_pages: options.huge_pages,
     };
     let interrupt = Interrupt::watch()?;
     let (mut rows, mut series) = (Vec::new(), Vec::new());
@@ -109,8 +110,10 @@ pub(crate) fn run(options: &Options, quick: bool) -> Result<Vec<Row>> {
             if plan.pause > 0 {
                 case += &format!(", pauses of {} s", plan.pause);
             }
-            if plan.keep_huge_pages {
-                case += ", huge pages kept";
+            match plan.huge_pages {
+                HugePages::Split(0) => {}
+                HugePages::Split(percent) => case += &format!(", huge pages split above {percent} %"),
+                HugePages::Keep => case += ", huge pages kept",
             }
             let mut sheet = Sheet { bench: "guests", case, subject: who.name(), threads, rows: Vec::new() };
             outcome.note(&mut sheet);
@@ -132,6 +135,8 @@ pub(crate) fn run(options: &Options, quick: bool) -> Result<Vec<Row>> {
 struct Outcome {
     /// Seconds and MiB.
     used: Vec<(f64, f64)>,
+    /// Memory of the guests in huge pages at the end.
+    huge_mib: f64,
     cpu_ns: u64,
     rounds_a_minute: f64,
 }
@@ -151,6 +156,7 @@ impl Outcome {
             }
         }
         sheet.add("used_mib_at_end", used(last), "MiB");
+        sheet.add("huge_mib_at_end", self.huge_mib, "MiB");
         sheet.add("cpu_seconds", self.cpu_ns as f64 / 1e9, "s");
         sheet.add("rounds_a_minute", self.rounds_a_minute, "");
     }
@@ -164,8 +170,8 @@ fn measure(plan: &Plan, who: Who, interrupt: &Interrupt) -> Result<Option<Outcom
     let base = host::used()?;
     // Declared before the guests, so that it ends after them. KSM comes later: it would begin while they boot.
     let mut engine = if who == Who::Pageone { Engine::prepare(ours)? } else { None };
-    if let (Some(Engine::PageOne { pageone, .. }), true) = (&mut engine, plan.keep_huge_pages) {
-        pageone.keep_huge_pages()?;
+    if let Some(Engine::PageOne { pageone, .. }) = &mut engine {
+        pageone.set_huge_pages(plan.huge_pages)?;
     }
     let command = || engine.as_ref().map_or_else(|| Ok(Rival::launch(&program)), |engine| engine.launch(&program));
     let mut guests = (0..plan.guests).map(|_| Guest::start(command()?)).collect::<Result<Vec<_>>>()?;
@@ -191,7 +197,8 @@ fn measure(plan: &Plan, who: Who, interrupt: &Interrupt) -> Result<Option<Outcom
     let pids: Vec<i32> = guests.iter().map(Guest::pid).collect();
     let times = engine.as_ref().map(|engine| engine.times(&pids)).transpose()?;
     let others = Others::watch(pids.iter().copied().chain(engine.as_ref().and_then(Engine::pid)).collect())?;
-    let mut outcome = Outcome { used: vec![(0.0, readings[READINGS / 2])], cpu_ns: 0, rounds_a_minute: 0.0 };
+    let mut outcome =
+        Outcome { used: vec![(0.0, readings[READINGS / 2])], huge_mib: 0.0, cpu_ns: 0, rounds_a_minute: 0.0 };
     for second in 1..=plan.seconds as u64 {
         interrupt.sleep((start + Duration::from_secs(second)).saturating_duration_since(Instant::now()))?;
         outcome.used.push((start.elapsed().as_secs_f64(), used()?));
@@ -201,6 +208,10 @@ fn measure(plan: &Plan, who: Who, interrupt: &Interrupt) -> Result<Option<Outcom
         outcome.cpu_ns = engine.times(&pids)?.since(times).0;
     }
     others.report()?;
+    for &pid in &pids {
+        let memory = smaps_rollup(Some(pid)).with_context(|| format!("the memory of guest {pid} can't be read"))?;
+        outcome.huge_mib += memory.anon_huge_pages as f64 / 1024.0;
+    }
     outcome.rounds_a_minute = guests.iter().map(|guest| guest.rounds_a_second(start)).sum::<f64>() * 60.0;
     Ok(Some(outcome))
 }

@@ -84,11 +84,38 @@ impl Status {
     }
 }
 
+/// Name of the daemon's configuration in its directory, if it has any.
+const CONFIG: &str = "bench.toml";
+
+/// What becomes of clients' huge pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HugePages {
+    /// They are split when more than so many percent of one can be merged. With 0 clients are given none.
+    Split(u32),
+    /// They are kept.
+    Keep,
+}
+
+impl std::str::FromStr for HugePages {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "split" => Ok(HugePages::Split(0)),
+            "keep" => Ok(HugePages::Keep),
+            _ => match text.parse() {
+                Ok(percent @ 1..=100) => Ok(HugePages::Split(percent)),
+                _ => Err("it is `split`, `keep`, or a percentage from 1 to 100".into()),
+            },
+        }
+    }
+}
+
 /// Where a build of PageONE lies, and the directory that its daemon is to use.
 pub(crate) struct PageOne {
     program: PathBuf,
     dir: tempfile::TempDir,
-    keeps_huge_pages: bool,
+    huge_pages: HugePages,
 }
 
 impl PageOne {
@@ -110,7 +137,7 @@ impl PageOne {
             );
         }
         let dir = tempfile::Builder::new().prefix("pageone-bench-").tempdir().context("no directory for the daemon")?;
-        Ok(Self { program: bin.join("pageone"), dir, keeps_huge_pages: false })
+        Ok(Self { program: bin.join("pageone"), dir, huge_pages: HugePages::Split(0) })
     }
 
     /// The command that starts a guest of the demo with so much memory, and further options of `pageone guest-command`.
@@ -124,14 +151,19 @@ impl PageOne {
         Ok(command)
     }
 
-    /// Lets clients have their huge pages and merges nothing out of them, from now on.
-    pub(crate) fn keep_huge_pages(&mut self) -> Result<()> {
-        self.keeps_huge_pages = true;
-        fs::write(self.config(), "huge_pages = \"keep\"\n").context("cannot write the daemon's configuration")
+    /// What becomes of clients' huge pages, from now on.
+    pub(crate) fn set_huge_pages(&mut self, policy: HugePages) -> Result<()> {
+        self.huge_pages = policy;
+        let line = match policy {
+            HugePages::Keep => "huge_pages = \"keep\"\n".to_string(),
+            HugePages::Split(percent) => format!("huge_page_share = {percent}\n"),
+        };
+        fs::write(self.dir.path().join(CONFIG), line).context("cannot write the daemon's configuration")
     }
 
     fn config(&self) -> PathBuf {
-        if self.keeps_huge_pages { self.dir.path().join("bench.toml") } else { "/dev/null".into() }
+        let config = self.dir.path().join(CONFIG);
+        if config.exists() { config } else { "/dev/null".into() }
     }
 
     /// The command of the program with these arguments, for this daemon.
@@ -149,7 +181,7 @@ impl PageOne {
     /// The same, with options of `pageone run`.
     pub(crate) fn launch_with(&self, program: &Command, options: &[&str]) -> Result<Command> {
         let mut command = self.pageone(&["run", "--no-start"]);
-        if self.keeps_huge_pages {
+        if self.huge_pages != HugePages::Split(0) {
             command.args(["--huge-pages", "keep"]);
         }
         command.args(options).arg("--");

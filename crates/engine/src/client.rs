@@ -112,6 +112,7 @@ pub(crate) struct Identity {
     pub(crate) forks_before: u64,
     pub(crate) pagemap: Pagemap,
     pub(crate) huge_pages: HugePages,
+    pub(crate) huge_page_share: f64,
 }
 
 /// One client.
@@ -119,6 +120,8 @@ pub(crate) struct Client {
     identity: Identity,
     state: Mutex<State>,
     wishes: Mutex<Wishes>,
+    /// What was sighted here and another client has in a huge page that is not split yet: its page is to count in a huge page here.
+    shown: Mutex<Vec<(Sighting, u32)>>,
     /// What its agent says of its pages.
     pub(crate) answers: Answers,
     /// Turns asked of the workers; see [`crate::work::Queue`].
@@ -155,8 +158,8 @@ impl Client {
             outstanding: 0,
             sent: held,
             refused: None,
-            next_scan: std::time::Instant::now(),
             failed: None,
+            next_scan: std::time::Instant::now(),
             misguessed: false,
             full: false,
             asked: HashSet::new(),
@@ -179,6 +182,7 @@ impl Client {
             identity,
             state: Mutex::new(state),
             wishes: Mutex::default(),
+            shown: Mutex::default(),
             answers: Answers::default(),
             turns: AtomicU32::new(0),
         }
@@ -484,6 +488,30 @@ impl Client {
         }
         wishes.list.push(wish);
         Ok(())
+    }
+
+    /// Another client has the content of a sighting, too, in a huge page that is not split yet.
+    pub(crate) fn shown_elsewhere(&self, here: Sighting, handle: u32) {
+        lock(&self.shown).push((here, handle));
+    }
+
+    /// Counts what others have shown among what can be merged of huge pages here. Whether one is given up with that.
+    pub(crate) fn count_shown(&self) -> bool {
+        let shown = std::mem::take(&mut *lock(&self.shown));
+        if shown.is_empty() {
+            return false;
+        }
+        let mut state = self.state();
+        let mut given_up = false;
+        for (Sighting { region, page, .. }, handle) in shown {
+            if let Some(region) = state.regions.get_mut(&region)
+                && region.entry(page) == Entry::Unshared(handle)
+                && region.keeps_huge(page)
+            {
+                given_up |= region.can_merge(page);
+            }
+        }
+        given_up
     }
 
     pub(crate) fn take_wishes(&self) -> Vec<Wish> {

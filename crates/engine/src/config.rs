@@ -40,6 +40,8 @@ pub struct Config {
     pub direct_io_seconds: f64,
     /// Whether guests' huge pages are given up for merging (`split`) or left alone (`keep`).
     pub huge_pages: HugePages,
+    /// With `split`: a huge page is split only when more than so many percent of its pages can be merged; 0: for any.
+    pub huge_page_share: f64,
     /// Whether pages on different NUMA nodes share a frame, as KSM's setting of that name. If not, a page shares with pages of its own
     /// node, and their frame lies there.
     pub merge_across_nodes: bool,
@@ -85,6 +87,7 @@ impl Default for Config {
             reserve_mib: 64,
             direct_io_seconds: 30.0,
             huge_pages: HugePages::Split,
+            huge_page_share: 0.0,
             merge_across_nodes: true,
             domains: BTreeMap::new(),
             exit_when_idle: 0.0,
@@ -151,6 +154,14 @@ impl Config {
         }
         range("direct_io_seconds", self.direct_io_seconds, 0.0, 86_400.0)?;
         range("exit_when_idle", self.exit_when_idle, 0.0, 1e9)?;
+        if !(0.0..=100.0).contains(&self.huge_page_share) {
+            let problem = format!("{} is not between 0 and 100 percent", self.huge_page_share);
+            return Err(ConfigError { key: "huge_page_share", problem });
+        }
+        if self.huge_page_share > 0.0 && self.huge_pages == HugePages::Keep {
+            let problem = "with huge_pages = \"keep\" no huge page is split; leave one of the two out".into();
+            return Err(ConfigError { key: "huge_page_share", problem });
+        }
         if self.threads > 1024 {
             return Err(ConfigError { key: "threads", problem: format!("{} is more than 1024", self.threads) });
         }

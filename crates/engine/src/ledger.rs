@@ -18,6 +18,7 @@
 use dirty::{DirtyTree, NewError};
 use kmem::pagemap::PageRun;
 
+use crate::huge::HugePagesOf;
 use crate::store::Frame;
 
 /// What the ledger says of a page.
@@ -89,6 +90,8 @@ pub(crate) struct Region {
     pub(crate) stamps: Option<crate::rates::Stamps>,
     /// What the guest has marked as free, if it marks.
     pub(crate) free: Option<crate::recycle::FreePages>,
+    /// Its huge pages, where these are split only above a share; made when the first is found.
+    pub(crate) huge: Option<HugePagesOf>,
     entries: Vec<u32>,
     counts: Counts,
     young: DirtyTree,
@@ -117,6 +120,7 @@ impl Region {
             volatile: 0,
             stamps: None,
             free: None,
+            huge: None,
             entries: vec![0; pages as usize],
             counts: Counts::default(),
             young: set()?,
@@ -148,7 +152,8 @@ impl Region {
     /// Bytes that the ledger takes for this region.
     pub(crate) fn bytes(&self) -> u64 {
         let stamps = self.stamps.as_ref().map_or(0, |stamps| stamps.bytes());
-        (self.entries.len() * 4 + 11 * self.young.bytes() + stamps) as u64
+        let huge = self.huge.as_ref().map_or(0, HugePagesOf::bytes);
+        (self.entries.len() * 4 + 11 * self.young.bytes() + stamps + huge) as u64
     }
 
     pub(crate) fn entry(&self, page: u32) -> Entry {
@@ -201,6 +206,38 @@ impl Region {
             self.set(page, Entry::Recycled);
             left(page, entry);
         }
+    }
+
+    /// A scan found these pages written, or new, in huge pages that are split only above this share.
+    pub(crate) fn found_huge(&mut self, pages: std::ops::Range<u32>, share: f64) {
+        if self.huge.is_none() {
+            // Without memory for the sets they are as small pages are.
+            self.huge = HugePagesOf::new(self.start, self.pages, share).ok();
+        }
+        if let Some(huge) = &mut self.huge {
+            huge.found(pages);
+        }
+    }
+
+    /// These pages are in no huge page any more: what was left alone for its sake is to be looked at.
+    pub(crate) fn lost_huge(&mut self, pages: std::ops::Range<u32>) {
+        for page in self.huge.as_mut().map(|huge| huge.lost(pages)).unwrap_or_default() {
+            self.candidates.insert(page.into());
+        }
+    }
+
+    /// Whether the page is in a huge page that is not to be split yet.
+    pub(crate) fn keeps_huge(&self, page: u32) -> bool {
+        self.huge.as_ref().is_some_and(|huge| huge.keeps(page))
+    }
+
+    /// This page of a huge page that was kept can be merged. Whether its huge page is given up with that; there are candidates then.
+    pub(crate) fn can_merge(&mut self, page: u32) -> bool {
+        let Some(noted) = self.huge.as_mut().and_then(|huge| huge.can_merge(page)) else { return false };
+        for page in noted {
+            self.candidates.insert(page.into());
+        }
+        true
     }
 
     /// A scan found these pages written: they are no candidates any more.
@@ -286,6 +323,7 @@ impl Region {
 
     /// The pages are not this region's any more, or are untouched memory.
     pub(crate) fn forget_ages(&mut self, first: u32, len: u32) {
+        self.lost_huge(first..first + len);
         let [now, before] = &mut self.resting;
         let Self { young, older, candidates, deferred, copies, guessed, .. } = self;
         for set in [young, older, candidates, deferred, copies, guessed, now, before] {
@@ -329,10 +367,11 @@ impl Region {
         self.guessed.remove(page.into());
     }
 
-    /// Takes a candidate without looking at it, unless that was wrong before.
+    /// Takes a candidate without looking at it, unless that was wrong before or it must be read.
     pub(crate) fn guess(&mut self, page: u32) -> bool {
         let free = self.free.as_ref().is_some_and(|free| free.contains(page));
-        let may = self.candidates.contains(page.into()) && !self.guessed.contains(page.into()) && !free;
+        let read = self.keeps_huge(page) || matches!(self.entry(page), Entry::Unshared(_));
+        let may = self.candidates.contains(page.into()) && !self.guessed.contains(page.into()) && !free && !read;
         if may {
             self.candidates.remove(page.into());
             self.guessed.insert(page.into());

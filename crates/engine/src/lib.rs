@@ -25,6 +25,7 @@ mod config;
 mod digests;
 mod domain;
 mod hold;
+mod huge;
 mod index;
 mod ledger;
 mod merge;

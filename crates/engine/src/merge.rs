@@ -225,11 +225,23 @@ impl<'a> Turn<'a> {
         }
         self.client.domain.index.find(keys, self.hint, handles);
         let mut fates = Vec::with_capacity(pages.len());
+        let in_huge: Vec<u32> = {
+            let state = self.client.state();
+            let region = state.regions.get(&id).filter(|region| region.huge.is_some());
+            region
+                .map(|region| pages.iter().copied().filter(|&page| region.keeps_huge(page)).collect())
+                .unwrap_or_default()
+        };
         for (at, &page) in pages.iter().enumerate() {
             if unknown.binary_search(&at).is_ok() {
                 // The kernel is moving it, say. As content without a node it would never meet its likes.
                 self.row.add(page, None);
                 fates.push((page, Found::Nothing));
+                continue;
+            }
+            if in_huge.binary_search(&page).is_ok() {
+                self.row.add(page, None);
+                fates.push((page, self.look_up_huge((id, page), keys[at], handles[at])));
                 continue;
             }
             self.node = node_of(at);
@@ -295,6 +307,34 @@ impl<'a> Turn<'a> {
         Ok(found)
     }
 
+    /// Whether a page could be merged that is in a huge page which is not to be split yet.
+    fn look_up_huge(&mut self, (region, page): (RegionId, u32), key: u64, known: Option<u32>) -> Found {
+        let domain = &self.client.domain;
+        let here = Place::Sighted(Sighting { client: self.client.number, region, page });
+        if key == domain.zero_digest() {
+            return Found::Kept;
+        }
+        let handle = match known.map(Seen::Known).or_else(|| domain.index.add(key, here)) {
+            Some(Seen::First(handle)) => return Found::First(handle),
+            Some(Seen::Known(handle)) => handle,
+            None => return Found::Nothing,
+        };
+        self.hint = handle + 1;
+        match domain.index.place(handle, key) {
+            Some(place) if place == here => Found::First(handle),
+            Some(Place::Sighted(there)) => {
+                if let Some(other) = self.shared.client(there.client).filter(|other| Arc::ptr_eq(&other.domain, domain))
+                {
+                    other.shown_elsewhere(there, handle);
+                    self.asked.insert(there.client);
+                }
+                Found::Kept
+            }
+            Some(Place::Frame(_)) => Found::Kept,
+            None => Found::Nothing,
+        }
+    }
+
     fn find(
         &mut self,
         (region, page): (RegionId, u32),
@@ -342,6 +382,7 @@ impl<'a> Turn<'a> {
     fn record(&self, id: RegionId, found: &[(u32, Found)], plan: &mut Plan) {
         let mut state = self.client.state();
         let min_run = state.min_run;
+        let mut given_up = false;
         let Some(region) = state.regions.get_mut(&id) else {
             drop(state);
             for &(page, found) in found {
@@ -360,10 +401,21 @@ impl<'a> Turn<'a> {
                     region.set(page, Entry::Unshared(handle));
                 }
                 Found::Nothing => region.restart(page),
-                Found::Goal(goal) => plan.push(page, goal),
+                Found::Kept => given_up |= region.can_merge(page),
+                Found::Goal(goal) => {
+                    // Sighted here once, in a huge page that was given up since, and shown by somebody else.
+                    if let entry @ Entry::Unshared(_) = region.entry(page) {
+                        region.set(page, Entry::Fresh);
+                        self.client.drop_entry(id, page, entry);
+                    }
+                    plan.push(page, goal);
+                }
             }
         }
         plan.min_run = min_run;
+        if given_up {
+            self.shared.queue.ask(self.client, false);
+        }
     }
 
     fn give_up(&self, region: RegionId, page: u32, found: Found) {
@@ -373,7 +425,7 @@ impl<'a> Turn<'a> {
                 self.client.domain.index.forget(handle, Place::Sighted(here));
             }
             Found::Goal(Goal::Frame(frame)) => self.client.domain.release(frame, false),
-            Found::Goal(Goal::Zero) | Found::Nothing => {}
+            Found::Goal(Goal::Zero) | Found::Kept | Found::Nothing => {}
         }
     }
 
@@ -394,6 +446,9 @@ impl<'a> Turn<'a> {
 
     /// Plans the pages that other turns made frames of, as long as the agent has room.
     fn grant_wishes(&mut self) -> Result<(), Stop> {
+        if self.client.count_shown() {
+            self.shared.queue.ask(self.client, false);
+        }
         let mut wishes = self.client.take_wishes();
         // What was left the last time is sorted, which this sort knows to use.
         wishes.sort_by_key(|w| u64::from(w.region) << 32 | u64::from(w.page));
@@ -420,16 +475,26 @@ impl<'a> Turn<'a> {
     fn plan_wishes(&self, id: RegionId, wishes: &[Wish]) -> Plan {
         let mut state = self.client.state();
         let mut plan = Plan { min_run: state.min_run, ..Plan::default() };
+        let mut given_up = false;
         for wish in wishes {
             let region = state.regions.get_mut(&id).filter(|r| r.entry(wish.page) == Entry::Unshared(wish.handle));
             match region {
+                Some(region) if region.keeps_huge(wish.page) => {
+                    region.set(wish.page, Entry::Fresh);
+                    given_up |= region.can_merge(wish.page);
+                    self.client.domain.release(wish.frame, false);
+                }
                 Some(region) => {
                     region.set(wish.page, Entry::Fresh);
+                    region.looked_at(wish.page);
                     plan.push(wish.page, Goal::Frame(wish.frame));
                 }
                 // Written since, discarded, or sighted anew: the wish has come too late.
                 None => self.client.domain.release(wish.frame, false),
             }
+        }
+        if given_up {
+            self.shared.queue.ask(self.client, false);
         }
         plan
     }
@@ -495,6 +560,8 @@ enum Found {
     First(u32),
     /// Merge it.
     Goal(Goal),
+    /// It could be merged, but is in a huge page.
+    Kept,
     /// Its content is on its way out; look again later.
     Nothing,
 }

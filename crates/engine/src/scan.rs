@@ -13,9 +13,10 @@ use crate::config::HugePages;
 use crate::ledger::{Entry, Region};
 
 /// How long one system call that scans should take, and how much memory it looks at: to begin with, at least, at most.
+const HUGE_BYTES: usize = 2 << 20;
 const SCAN_TIME: Duration = Duration::from_micros(100);
 const SCAN_BYTES: usize = 32 << 20;
-const LEAST_SCAN_BYTES: usize = 1 << 20;
+const LEAST_SCAN_BYTES: usize = HUGE_BYTES;
 const MOST_SCAN_BYTES: usize = 256 << 20;
 
 impl Client {
@@ -81,11 +82,13 @@ impl Client {
     }
 
     /// Scans part by part, each short enough: while the kernel scans, an agent that maps has to wait, and behind it the program's page
-    /// faults do. A part's length follows what the one before took, since many mappings make it slow.
+    /// faults do. A part's length follows what the one before took, since many mappings make it slow. Parts end between huge pages: one that is
+    /// write-protected in part is split.
     fn scan_gently(&self, range: Range, query: &Query, each: &mut dyn FnMut(PageRun)) -> Result<(), Errno> {
         let (mut start, mut len) = (range.start, SCAN_BYTES);
         while start < range.end() {
-            let part = Range::new(start, len.min(range.end() - start));
+            let end = ((start + len) & !(HUGE_BYTES - 1)).min(range.end());
+            let part = Range::new(start, end - start);
             let begin = Instant::now();
             self.pagemap.scan(part, query, each)?;
             let time = begin.elapsed();
@@ -133,7 +136,13 @@ impl Client {
         let is = run.categories;
         let mut copied = 0;
         let zero = is.contains(Categories::PFNZERO);
-        let kept_huge = is.contains(Categories::HUGE) && self.huge_pages == HugePages::Keep;
+        let huge = is.contains(Categories::HUGE);
+        let kept_huge = huge && self.huge_pages == HugePages::Keep;
+        if huge && self.huge_page_share > 0.0 {
+            region.found_huge(region.pages_of(run), self.huge_page_share);
+        } else {
+            region.lost_huge(region.pages_of(run));
+        }
         for page in region.pages_of(run) {
             match region.entry(page) {
                 Entry::Pending => continue,

@@ -140,6 +140,8 @@ pub struct ClientStatus {
     pub pages_recycled: u64,
     /// What its recycler does, if its guest marks free pages.
     pub recycling: Option<crate::recycle::RecycleStatus>,
+    /// Pages that can be merged and are left in huge pages, of which too few can (`huge_page_share`).
+    pub pages_kept_huge: u64,
     /// Pages in batches under way.
     pub pages_pending: u64,
     /// Pages that were merged and written since, over the client's life.
@@ -227,6 +229,7 @@ impl Engine {
                     one.pages_pending += counts.pending;
                     one.pages_recycled += counts.recycled;
                     one.pages_volatile += region.volatile;
+                    one.pages_kept_huge += region.huge.as_ref().map_or(0, |huge| huge.kept());
                     // The agent's own bitmap is one bit a page.
                     cost += region.bytes() as i64 + i64::from(region.pages) / 8;
                 }

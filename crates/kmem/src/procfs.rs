@@ -141,6 +141,8 @@ pub struct SmapsRollup {
     pub shared_dirty: u64,
     /// Of no file.
     pub anonymous: u64,
+    /// Of no file, in huge pages that the page tables have as such.
+    pub anon_huge_pages: u64,
     /// Anonymous memory in swap.
     pub swap: u64,
 }
@@ -165,6 +167,7 @@ fn parse_smaps_rollup(text: &str) -> SmapsRollup {
             "Shared_Clean" => &mut rollup.shared_clean,
             "Shared_Dirty" => &mut rollup.shared_dirty,
             "Anonymous" => &mut rollup.anonymous,
+            "AnonHugePages" => &mut rollup.anon_huge_pages,
             "Swap" => &mut rollup.swap,
             _ => return,
         };

@@ -147,7 +147,7 @@ fn tells_this_process() {
 fn parses_smaps_rollup() {
     let text = "00400000-7fff rw-p 00000000 00:00 0    [rollup]\nRss:     884 kB\nPss:     385 kB\nPss_Dirty: 68 kB\n\
                 Shared_Clean:  696 kB\nShared_Dirty: 1 kB\nPrivate_Clean:  120 kB\nPrivate_Dirty:   67 kB\n\
-                Anonymous:  68 kB\nSwap:  3 kB\nSwapPss: 4 kB\n";
+                Anonymous:  68 kB\nAnonHugePages: 5 kB\nSwap:  3 kB\nSwapPss: 4 kB\n";
     let expected = SmapsRollup {
         rss: 884,
         pss: 385,
@@ -156,6 +156,7 @@ fn parses_smaps_rollup() {
         shared_clean: 696,
         shared_dirty: 1,
         anonymous: 68,
+        anon_huge_pages: 5,
         swap: 3,
     };
     assert_eq!(parse_smaps_rollup(text), expected);

@@ -53,6 +53,10 @@ mod tests {
         assert!(error.contains("line 2") && error.contains("merge_perod") && error.contains("merge_period"), "{error}");
         let error = format!("{:#}", parse("merge_period = 0\n").unwrap_err());
         assert!(error.contains("merge_period") && error.contains("0.05"), "{error}");
+        let error = format!("{:#}", parse("huge_page_share = 101\n").unwrap_err());
+        assert!(error.contains("huge_page_share: 101") && error.contains("between 0 and 100"), "{error}");
+        let error = format!("{:#}", parse("huge_page_share = 50\nhuge_pages = \"keep\"\n").unwrap_err());
+        assert!(error.contains("huge_page_share") && error.contains("leave one of the two out"), "{error}");
         let error = format!("{:#}", parse("threads = \"two\"\n").unwrap_err());
         assert!(error.contains("line 1") && error.contains("threads"), "{error}");
         assert!(load(Some(Path::new("/nonexistent/file"))).unwrap_err().to_string().contains("/nonexistent/file"));

@@ -132,6 +132,13 @@ fn text(status: &Status) -> String {
             if let Some(recycling) = &client.recycling {
                 let _ = writeln!(out, "           {}", recycling_text(client.pages_recycled, recycling));
             }
+            if client.pages_kept_huge > 0 {
+                let _ = writeln!(
+                    out,
+                    "           {} MiB more could be merged and are left in huge pages (huge_page_share)",
+                    mib(client.pages_kept_huge)
+                );
+            }
             if client.max_map_count_binds {
                 let _ = writeln!(
                     out,
@@ -158,6 +165,7 @@ mod tests {
             name: "qemu".into(),
             refused: Some("its memory is locked".into()),
             max_map_count_binds: true,
+            pages_kept_huge: 1280,
             ..ClientStatus::default()
         };
         let domain = DomainStatus { paused: Some("no room".into()), clients: vec![client], ..DomainStatus::default() };
@@ -167,6 +175,7 @@ mod tests {
             "PAUSED: no room",
             "not merged: its memory is locked",
             "vm.max_map_count",
+            "5 MiB more could be merged",
             "42 qemu",
         ] {
             assert!(out.contains(part), "{part} in {out}");

@@ -130,6 +130,7 @@ impl Service {
             forks_before: forks,
             pagemap,
             huge_pages: self.shared.config.huge_pages,
+            huge_page_share: self.shared.config.huge_page_share,
         };
         let client = Arc::new(Client::new(identity, held));
         client.state().regions = greeting.regions;

@@ -26,23 +26,31 @@ unsafe impl Sync for Region {}
 
 impl Region {
     fn new(pages: usize, dontfork: bool) -> Self {
-        // SAFETY: a fresh anonymous mapping; nothing else knows its address.
-        unsafe {
-            let start = libc::mmap(
-                std::ptr::null_mut(),
-                pages * PAGE,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            );
-            assert_ne!(start, libc::MAP_FAILED);
-            if dontfork {
-                assert_eq!(libc::madvise(start, pages * PAGE, libc::MADV_DONTFORK), 0);
-            }
-            assert_eq!(libc::madvise(start, pages * PAGE, libc::MADV_MERGEABLE), 0);
-            Self { start: start.cast(), pages }
+        let region = Self::unmarked(pages);
+        if dontfork {
+            region.advise(0..pages, libc::MADV_DONTFORK).unwrap();
         }
+        region.advise(0..pages, libc::MADV_MERGEABLE).unwrap();
+        region
+    }
+
+    /// Huge pages, as far as the kernel gives any.
+    fn huge(count: usize) -> Self {
+        const HUGE: usize = 512;
+        let all = Self::unmarked((count + 1) * HUGE);
+        let skipped = all.start.addr().next_multiple_of(HUGE * PAGE) - all.start.addr();
+        let region = Self { start: all.start.wrapping_byte_add(skipped), pages: count * HUGE };
+        region.advise(0..region.pages, libc::MADV_HUGEPAGE).unwrap();
+        region.advise(0..region.pages, libc::MADV_MERGEABLE).unwrap();
+        region
+    }
+
+    fn unmarked(pages: usize) -> Self {
+        let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a fresh anonymous mapping; nothing else knows its address.
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), pages * PAGE, prot, flags, -1, 0) };
+        assert_ne!(start, libc::MAP_FAILED);
+        Self { start: start.cast(), pages }
     }
 
     fn address(&self, page: usize) -> *mut libc::c_void {
@@ -136,6 +144,7 @@ fn main() {
     match args.first().map(String::as_str) {
         Some("recycle") => recycle::run(number(1, 4096), number(2, 3)),
         Some("hold") => hold(number(1, 4096), number(2, 4), number(3, 1) as u64, number(4, 0)),
+        Some("huge") => huge(&args[1..].iter().map(|part| part.parse().unwrap()).collect::<Vec<_>>()),
         Some("shuffled") => shuffled(number(1, 4096)),
         Some("writers") => writers(number(1, 16_384), number(2, 10)),
         Some("churn") => churn(number(1, 8192), number(2, 10)),
@@ -174,6 +183,28 @@ fn hold(pages: usize, copies: usize, base: u64, own: usize) {
         }
         let mut problems = Vec::new();
         check(&mut problems, "held", region.wrong(0..pages, |page| seed(base, page)));
+        verdict(&problems);
+    }
+    std::process::exit(0);
+}
+
+/// `huge PERCENT…`: a huge page for each number; so many percent of its pages hold what every client of this scenario holds there. Checks
+/// all whenever it is told to; `write` writes to each huge page first.
+fn huge(shares: &[usize]) {
+    const HUGE: usize = 512;
+    let region = Region::huge(shares.len());
+    let mine = u64::from(std::process::id()) << 40;
+    let seed =
+        |page: usize| if page % HUGE * 100 < shares[page / HUGE] * HUGE { 1 + page as u64 } else { mine + page as u64 };
+    (0..region.pages).for_each(|page| region.fill(page, seed(page)));
+    say("ready");
+    while let Some(line) = hear() {
+        if line == "write" {
+            (0..shares.len())
+                .for_each(|huge| region.fill(huge * HUGE + HUGE - 1, mine + (huge * HUGE + HUGE - 1) as u64));
+        }
+        let mut problems = Vec::new();
+        check(&mut problems, "huge", region.wrong(0..region.pages, seed));
         verdict(&problems);
     }
     std::process::exit(0);

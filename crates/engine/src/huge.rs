@@ -1,0 +1,163 @@
+//! Huge pages of a client that are split only when it pays.
+//!
+//! To merge one page out of a huge page the kernel has to split it: 4 KiB come back, and the program walks page tables for the other 511.
+//! So with a least share (`huge_page_share`) the pages of a huge page are looked at first and merged only when more than this share
+//! of them can be. A scan tells which pages are huge. What is read of them takes its place in the index as ever; those that have their like
+//! somewhere, and zeros, are noted here, and so are those that another client shows later: it tells the one that showed them first. When there are enough,
+//! the huge page is *given up*: the pages noted become candidates, are read anew and merged.
+//!
+//! A huge page that was written has lost its entry in the page tables (the kernel resolves the fault of a tracked write page by page), as
+//! has one that was discarded or recycled in part. There is nothing left to keep then: it is given up too.
+
+use std::ops::Range;
+
+use dirty::{DirtyTree, NewError};
+
+/// Pages in a huge page.
+const HUGE: u32 = 512;
+
+/// The huge pages of one region.
+pub(crate) struct HugePagesOf {
+    /// Pages before the first boundary of 2 MiB, which belong to no block.
+    before: u32,
+    /// Most pages of a block that are left alone although they can be merged.
+    most: u32,
+    /// Blocks that are huge pages and not given up.
+    blocks: DirtyTree,
+    /// Pages of these that can be merged.
+    mergeable: DirtyTree,
+}
+
+impl HugePagesOf {
+    /// `start`: the region's first byte; `share`: percent.
+    pub(crate) fn new(start: u64, pages: u32, share: f64) -> Result<Self, NewError> {
+        let before =
+            ((start / kmem::PAGE_SIZE as u64).next_multiple_of(HUGE.into()) - start / kmem::PAGE_SIZE as u64) as u32;
+        let most = (f64::from(HUGE) * share / 100.0) as u32;
+        Ok(Self {
+            before,
+            most,
+            blocks: DirtyTree::new((pages / HUGE).max(1).into())?,
+            mergeable: DirtyTree::new(pages.into())?,
+        })
+    }
+
+    fn block(&self, page: u32) -> Option<u32> {
+        Some(page.checked_sub(self.before)? / HUGE)
+    }
+
+    fn pages(&self, block: u32) -> Range<u32> {
+        let first = self.before + block * HUGE;
+        first..first + HUGE
+    }
+
+    /// Bytes that it takes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.blocks.bytes() + self.mergeable.bytes()
+    }
+
+    /// Pages that can be merged and are left in huge pages.
+    pub(crate) fn kept(&self) -> u64 {
+        self.mergeable.count()
+    }
+
+    /// A scan found these pages written, or new, in huge pages.
+    pub(crate) fn found(&mut self, pages: Range<u32>) {
+        self.mergeable.remove_range(pages.start.into(), pages.len() as u64);
+        let (Some(first), Some(last)) = (self.block(pages.start), self.block(pages.end - 1)) else { return };
+        // Only whole blocks of the region.
+        self.blocks.insert_range(first.into(), u64::from(last - first) + 1);
+    }
+
+    /// Whether the page is in a huge page that was not given up.
+    pub(crate) fn keeps(&self, page: u32) -> bool {
+        self.block(page).is_some_and(|block| self.blocks.contains(block.into()))
+    }
+
+    /// This page of a huge page can be merged. `Some`: enough of its huge page can be, so it is given up; these are the pages that were noted. (It
+    /// alone, if its huge page was given up since it was looked at.)
+    pub(crate) fn can_merge(&mut self, page: u32) -> Option<Vec<u32>> {
+        let Some(block) = self.block(page).filter(|_| self.keeps(page)) else { return Some(vec![page]) };
+        self.mergeable.insert(page.into());
+        let pages = self.pages(block);
+        let noted = self.mergeable.iter_from(pages.start.into()).take_while(|&page| page < pages.end.into()).count();
+        if noted as u32 > self.most { Some(self.give_up(block)) } else { None }
+    }
+
+    /// These pages are in no huge page any more. Returns those noted of the huge pages that they were in.
+    pub(crate) fn lost(&mut self, pages: Range<u32>) -> Vec<u32> {
+        let (first, last) = (self.block(pages.start).unwrap_or(0), self.block(pages.end.saturating_sub(1)));
+        let Some(last) = last else { return Vec::new() };
+        let blocks: Vec<u64> = self.blocks.iter_from(first.into()).take_while(|&block| block <= last.into()).collect();
+        blocks.into_iter().flat_map(|block| self.give_up(block as u32)).collect()
+    }
+
+    fn give_up(&mut self, block: u32) -> Vec<u32> {
+        self.blocks.remove(block.into());
+        let pages = self.pages(block);
+        let noted = self.mergeable.iter_from(pages.start.into()).take_while(|&page| page < pages.end.into());
+        let noted = noted.map(|page| page as u32).collect();
+        self.mergeable.remove_range(pages.start.into(), HUGE.into());
+        noted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A region of four huge pages that begins 100 pages before the first; they are the second and third.
+    fn two_of_four(share: f64) -> HugePagesOf {
+        let mut huge = HugePagesOf::new((512 - 100) * kmem::PAGE_SIZE as u64, 100 + 4 * 512, share).unwrap();
+        huge.found(612..612 + 1024);
+        huge
+    }
+
+    #[test]
+    fn a_huge_page_is_given_up_when_more_than_the_share_of_it_can_be_merged() {
+        let mut huge = two_of_four(25.0);
+        assert_eq!(
+            [0, 99, 100, 611, 612, 1635, 1636, 2147].map(|page| huge.keeps(page)),
+            [false, false, false, false, true, true, false, false]
+        );
+        for page in 612..612 + 128 {
+            assert_eq!(huge.can_merge(page), None);
+            assert_eq!(huge.can_merge(page), None, "one page counts once");
+        }
+        assert_eq!(huge.can_merge(1124), None, "it is in another huge page");
+        assert_eq!(huge.kept(), 129);
+        assert_eq!(huge.can_merge(1000).unwrap(), (612..612 + 128).chain([1000]).collect::<Vec<_>>());
+        assert!(!huge.keeps(612) && !huge.keeps(1123) && huge.keeps(1124));
+        assert_eq!(huge.can_merge(1001), Some(vec![1001]), "it was looked at before the huge page was given up");
+        assert_eq!(huge.kept(), 1);
+    }
+
+    #[test]
+    fn what_is_no_huge_page_any_more_is_given_up() {
+        let mut huge = two_of_four(50.0);
+        for page in [612, 1123, 1124] {
+            assert_eq!(huge.can_merge(page), None);
+        }
+        assert!(huge.lost(0..612).is_empty(), "the pages before");
+        assert_eq!(huge.lost(700..701), [612, 1123]);
+        assert!(huge.lost(700..701).is_empty(), "once");
+        assert_eq!(huge.lost(0..3000), [1124]);
+        assert_eq!(huge.kept(), 0);
+        huge.lost(0..0);
+    }
+
+    #[test]
+    fn a_huge_page_found_anew_begins_with_nothing() {
+        let mut huge = two_of_four(50.0);
+        huge.can_merge(700);
+        huge.found(612..1124);
+        assert_eq!(huge.kept(), 0);
+        assert!(huge.keeps(700));
+    }
+
+    #[test]
+    fn with_a_share_of_everything_none_is_given_up() {
+        let mut huge = two_of_four(100.0);
+        assert!((612..1636).all(|page| huge.can_merge(page).is_none()));
+    }
+}

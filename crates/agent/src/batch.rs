@@ -25,15 +25,17 @@ const MAX_WEIGHT: u32 = MAX_PAGES * (1 + RUN_WEIGHT);
 const MAX_GAP: u32 = 32;
 /// How often the daemon hears of a batch that takes long.
 const FLUSH_EVERY: Duration = Duration::from_millis(5);
-/// Counting the process's mappings may take one part in so many of the time,
+/// Counting the process's mappings may take one part in so many of the time while the budget seems to be spent.
 const COUNT_SHARE: u32 = 20;
-/// and is due after this long in any case: the program makes mappings too.
+/// In any case it is due after this long: the program makes mappings too.
 const COUNT_EVERY: Duration = Duration::from_secs(10);
+/// And so much later for each mapping: a hundred times what counting one takes.
+const COUNT_EVERY_MAP: Duration = Duration::from_micros(100);
 
 /// How many mappings the process has (estimated), and may have.
 ///
-/// Every run is taken to make one, and one more where the next page is not replaced too, which is the most. Where runs replace others
-/// that is too much, so the mappings are counted again when the budget seems to be spent.
+/// Runs are taken to make as many as they can, which is exact where they lie in plain memory. Where they replace others, or join what the
+/// kernel makes one of, that is too much, so the mappings are counted again when the budget seems to be spent.
 pub struct Maps {
     counted: usize,
     estimate: usize,
@@ -124,7 +126,8 @@ impl Merger {
             None => true,
             Some(next) => {
                 let maps = &STATE.lock().maps;
-                now >= next + COUNT_EVERY || !maps.has_room(wanted) && (now >= next || maps.is_vague())
+                let routine = COUNT_EVERY + COUNT_EVERY_MAP * maps.estimate as u32;
+                now >= next + routine || !maps.has_room(wanted) && (now >= next || maps.is_vague())
             }
         };
         if !is_due {

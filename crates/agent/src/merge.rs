@@ -231,12 +231,11 @@ impl State {
                         }),
                         None => stretch.end,
                     };
-                    maps.add(1);
                 }
                 let replaced = Pages { start: left.start, end: taken.min(left.end) };
                 if replaced.start < replaced.end {
                     let fate = match target {
-                        Target::Zero => map_zeros(region, replaced, checker.is_some()),
+                        Target::Zero => map_zeros(region, replaced, maps, checker.is_some()),
                         Target::Frames { segment, slot } => {
                             let slot = slot + (replaced.start - pages.start);
                             // `compare` found it, under the same lock.
@@ -454,8 +453,8 @@ fn map_frames(
         }
         return Fate::Failed;
     }
+    maps.add(region.new_maps(pages));
     region.mapped.set(pages);
-    maps.add(1);
     Fate::Merged
 }
 
@@ -492,9 +491,10 @@ fn fill_hole(region: &mut Region, pages: Pages, held: &Segment, slot: u32) {
 }
 
 /// Makes pages of zeros untouched memory; `taken`: those that map no frame are that already.
-fn map_zeros(region: &mut Region, pages: Pages, taken: bool) -> Fate {
+fn map_zeros(region: &mut Region, pages: Pages, maps: &mut Maps, taken: bool) -> Fate {
     let place = region.bytes(pages);
     let done = if region.mapped.any(pages) {
+        maps.add(region.new_maps(pages));
         // SAFETY: the place holds zeros, and its writers wait.
         unsafe { window::cover_anonymous(region, pages) }.is_ok()
     } else {

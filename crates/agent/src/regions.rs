@@ -125,6 +125,17 @@ impl Region {
         self.mapped.clear(pages);
     }
 
+    /// How many mappings more there are at most when these pages get one of their own: it takes the place of what lies
+    /// between two others, or leaves rests of it on its sides.
+    pub fn new_maps(&self, pages: Pages) -> usize {
+        if self.mapped.any(pages) {
+            return 2;
+        }
+        let before = pages.start.checked_sub(1).map(|page| Pages::new(page, 1));
+        let behind = (pages.end < self.mapped.bits).then_some(Pages::new(pages.end, 1));
+        [before, behind].into_iter().flatten().filter(|&page| !self.mapped.any(page)).count()
+    }
+
     /// The parts that are not managed any more, ascending.
     pub fn holes(&self) -> impl Iterator<Item = Pages> {
         let ends = self.managed.iter().map(|part| part.end);
@@ -238,6 +249,18 @@ mod tests {
 
     fn region(pages: usize) -> Region {
         Region::new(1, Range::new(0x10_0000, pages * PAGE_SIZE), Sticky::default()).unwrap()
+    }
+
+    #[test]
+    fn a_mapping_more_is_what_lies_beside_it() {
+        let mut region = region(10);
+        assert_eq!(region.new_maps(Pages::new(0, 10)), 0, "all of it");
+        assert_eq!(region.new_maps(Pages::new(0, 1)), 1, "a rest behind");
+        assert_eq!(region.new_maps(Pages::new(4, 2)), 2, "a rest on either side");
+        region.mapped.set(Pages::new(4, 2));
+        assert_eq!(region.new_maps(Pages::new(6, 1)), 1);
+        assert_eq!(region.new_maps(Pages::new(6, 4)), 0, "all between two, and at the end");
+        assert_eq!(region.new_maps(Pages::new(4, 1)), 2, "in a mapping: as if in its middle");
     }
 
     #[test]

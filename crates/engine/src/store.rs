@@ -261,7 +261,8 @@ impl Store {
     /// a place drawn at random.
     fn reserve(&self, after: Option<Frame>, node: Option<u32>) -> Result<Reserved, GrowError> {
         let mut free = lock(&self.free);
-        if *free.count(node) < u64::from(EXTENT) {
+        // Again if what was made was closed at once, since nobody used it yet.
+        while *free.count(node) < u64::from(EXTENT) {
             drop(free);
             self.grow(node)?;
             free = lock(&self.free);

@@ -225,13 +225,12 @@ impl<'a> Turn<'a> {
         }
         self.client.domain.index.find(keys, self.hint, handles);
         let mut fates = Vec::with_capacity(pages.len());
-        let in_huge: Vec<u32> = {
-            let state = self.client.state();
-            let region = state.regions.get(&id).filter(|region| region.huge.is_some());
-            region
-                .map(|region| pages.iter().copied().filter(|&page| region.keeps_huge(page)).collect())
-                .unwrap_or_default()
-        };
+        let mut in_huge = Vec::new();
+        if self.client.huge_page_share > 0.0
+            && let Some(region) = self.client.state().regions.get(&id)
+        {
+            in_huge.extend(pages.iter().copied().filter(|&page| region.keeps_huge(page)));
+        }
         for (at, &page) in pages.iter().enumerate() {
             if unknown.binary_search(&at).is_ok() {
                 // The kernel is moving it, say. As content without a node it would never meet its likes.

@@ -21,7 +21,8 @@ pub(crate) struct Args {
     /// Domain to join: clients merge only with others of their domain [default: all of this user's]
     #[arg(long, value_name = "NAME")]
     domain: Option<String>,
-    /// `split` merges pages out of huge pages, `keep` lets the program have its huge pages
+    /// `split` leaves the program without huge pages, as far as it asks for them; `keep` lets it have them, and the daemon's configuration says
+    /// whether any are split
     #[arg(long, value_name = "POLICY", default_value = "split", value_parser = ["split", "keep"])]
     huge_pages: String,
     /// Who merges: PageONE's daemon what the program marks, or the kernel's KSM all of its memory (Linux 6.10 or later)

@@ -21,7 +21,7 @@ use crate::domain::Domain;
 use crate::index::{Place, Seen};
 use crate::ledger::Entry;
 use crate::service::Shared;
-use crate::store::{Frame, NO_HANDLE};
+use crate::store::Frame;
 
 /// Name of the state file in the daemon's directory.
 pub(crate) const STATE_FILE: &str = "segments";
@@ -141,11 +141,9 @@ fn enter(shared: &Shared, domain: &Arc<Domain>, key: u64, frame: Frame) {
         Some(Seen::Known(handle)) => {
             let Some(Place::Sighted(there)) = index.place(handle, key) else { return };
             store.adopt_ref(frame);
-            store.set_handle(frame, handle);
-            if index.promote(handle, there, frame) {
+            if domain.promote(handle, there, frame) {
                 shared.wish(domain, there, handle, frame);
             } else {
-                store.set_handle(frame, NO_HANDLE);
                 domain.release(frame, false);
             }
         }

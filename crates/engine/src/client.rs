@@ -120,7 +120,7 @@ pub(crate) struct Client {
     identity: Identity,
     state: Mutex<State>,
     wishes: Mutex<Wishes>,
-    /// What was sighted here and another client has in a huge page that is not split yet: its page is to count in a huge page here.
+    /// What was sighted here and another client has too, in a huge page that is not split yet; see [`crate::huge`].
     shown: Mutex<Vec<(Sighting, u32)>>,
     /// What its agent says of its pages.
     pub(crate) answers: Answers,

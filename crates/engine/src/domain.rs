@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::config::Config;
-use crate::index::{Index, Place};
+use crate::index::{Index, Place, Sighting};
 use crate::store::{Cursor, Frame, GrowError, NO_HANDLE, Store};
 
 /// Frames of a content that fills stretches of memory.
@@ -107,6 +107,16 @@ impl Domain {
     /// The digest of a page of zeros.
     pub(crate) fn zero_digest(&self) -> u64 {
         self.zero_digest
+    }
+
+    /// Makes a frame stand for content that was sighted. `false`: somebody was quicker, or it was forgotten.
+    pub(crate) fn promote(&self, handle: u32, there: Sighting, frame: Frame) -> bool {
+        self.store.set_handle(frame, handle);
+        let done = self.index.promote(handle, there, frame);
+        if !done {
+            self.store.set_handle(frame, NO_HANDLE);
+        }
+        done
     }
 
     /// One user of a frame left. `forked`: a child that nobody reports on may map it still.

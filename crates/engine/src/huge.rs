@@ -12,9 +12,11 @@
 use std::ops::Range;
 
 use dirty::{DirtyTree, NewError};
+use kmem::PAGE_SIZE;
+use kmem::memfd::HUGE_PAGE_SIZE;
 
 /// Pages in a huge page.
-const HUGE: u32 = 512;
+const HUGE: u32 = (HUGE_PAGE_SIZE / PAGE_SIZE) as u32;
 
 /// The huge pages of one region.
 pub(crate) struct HugePagesOf {
@@ -31,8 +33,7 @@ pub(crate) struct HugePagesOf {
 impl HugePagesOf {
     /// `start`: the region's first byte; `share`: percent.
     pub(crate) fn new(start: u64, pages: u32, share: f64) -> Result<Self, NewError> {
-        let before =
-            ((start / kmem::PAGE_SIZE as u64).next_multiple_of(HUGE.into()) - start / kmem::PAGE_SIZE as u64) as u32;
+        let before = (start.next_multiple_of(HUGE_PAGE_SIZE as u64) - start) as u32 / PAGE_SIZE as u32;
         let most = (f64::from(HUGE) * share / 100.0) as u32;
         Ok(Self {
             before,
@@ -108,7 +109,7 @@ mod tests {
 
     /// A region of four huge pages that begins 100 pages before the first; they are the second and third.
     fn two_of_four(share: f64) -> HugePagesOf {
-        let mut huge = HugePagesOf::new((512 - 100) * kmem::PAGE_SIZE as u64, 100 + 4 * 512, share).unwrap();
+        let mut huge = HugePagesOf::new((512 - 100) * PAGE_SIZE as u64, 100 + 4 * 512, share).unwrap();
         huge.found(612..612 + 1024);
         huge
     }

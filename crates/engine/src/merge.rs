@@ -360,15 +360,13 @@ impl<'a> Turn<'a> {
                 Some(Place::Sighted(there)) => {
                     let Some(bytes) = self.bytes(source, at, key) else { return Ok(Found::Nothing) };
                     let frame = self.cursor().put(bytes, 2)?;
-                    domain.store.set_handle(frame, handle);
-                    if domain.index.promote(handle, there, frame) {
+                    if domain.promote(handle, there, frame) {
                         if self.shared.wish(domain, there, handle, frame) {
                             self.asked.insert(there.client);
                             self.wished.add(there);
                         }
                         return Ok(Found::Goal(Goal::Frame(frame)));
                     }
-                    domain.store.set_handle(frame, crate::store::NO_HANDLE);
                     self.cursor().undo(frame, 2);
                 }
                 _ => return Ok(Found::Nothing),

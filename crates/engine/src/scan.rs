@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use kmem::PAGE_SIZE;
+use kmem::memfd::HUGE_PAGE_SIZE;
 use kmem::pagemap::{Categories, PageRun, Query};
 use kmem::range::Range;
 use rustix::io::Errno;
@@ -13,10 +14,9 @@ use crate::config::HugePages;
 use crate::ledger::{Entry, Region};
 
 /// How long one system call that scans should take, and how much memory it looks at: to begin with, at least, at most.
-const HUGE_BYTES: usize = 2 << 20;
 const SCAN_TIME: Duration = Duration::from_micros(100);
 const SCAN_BYTES: usize = 32 << 20;
-const LEAST_SCAN_BYTES: usize = HUGE_BYTES;
+const LEAST_SCAN_BYTES: usize = HUGE_PAGE_SIZE;
 const MOST_SCAN_BYTES: usize = 256 << 20;
 
 impl Client {
@@ -87,7 +87,7 @@ impl Client {
     fn scan_gently(&self, range: Range, query: &Query, each: &mut dyn FnMut(PageRun)) -> Result<(), Errno> {
         let (mut start, mut len) = (range.start, SCAN_BYTES);
         while start < range.end() {
-            let end = ((start + len) & !(HUGE_BYTES - 1)).min(range.end());
+            let end = ((start + len) & !(HUGE_PAGE_SIZE - 1)).min(range.end());
             let part = Range::new(start, end - start);
             let begin = Instant::now();
             self.pagemap.scan(part, query, each)?;

@@ -12,6 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::time::{Duration, Instant};
 
 const PAGE: usize = 4096;
+/// Pages of a huge page.
+const HUGE: usize = 512;
 const WORDS: usize = PAGE / 8;
 
 /// Memory marked as mergeable.
@@ -36,7 +38,6 @@ impl Region {
 
     /// Huge pages, as far as the kernel gives any.
     fn huge(count: usize) -> Self {
-        const HUGE: usize = 512;
         let all = Self::unmarked((count + 1) * HUGE);
         let skipped = all.start.addr().next_multiple_of(HUGE * PAGE) - all.start.addr();
         let region = Self { start: all.start.wrapping_byte_add(skipped), pages: count * HUGE };
@@ -191,7 +192,6 @@ fn hold(pages: usize, copies: usize, base: u64, own: usize) {
 /// `huge PERCENT…`: a huge page for each number; so many percent of its pages hold what every client of this scenario holds there. Checks
 /// all whenever it is told to; `write` writes to each huge page first.
 fn huge(shares: &[usize]) {
-    const HUGE: usize = 512;
     let region = Region::huge(shares.len());
     let mine = u64::from(std::process::id()) << 40;
     let seed =

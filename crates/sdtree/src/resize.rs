@@ -71,20 +71,22 @@ impl<K: KeySource> SdTree<K> {
         if cfg!(loom) {
             return; // models say themselves when
         }
-        let bits = self.current(pin).bits;
-        let keys = self.epoch.keys();
+        let dir = self.current(pin);
+        let (bits, keys) = (dir.bits, self.epoch.keys());
         if keys > most(bits) && bits < MAX_BITS {
-            self.resize(pin, bits + 1);
+            self.resize(dir, bits + 1);
         } else if keys < most(bits) / 4 && bits > MIN_BITS {
             // Small, but not so small that it has to grow again soon.
             let fitting = (MIN_BITS..bits).find(|&fewer| 2 * keys <= most(fewer));
-            self.resize(pin, fitting.unwrap_or(bits - 1));
+            self.resize(dir, fitting.unwrap_or(bits - 1));
         }
     }
 
-    /// Begins to move to a directory of so many bits, unless the tree is still busy with the last one.
-    pub(crate) fn resize(&self, pin: &Pin<'_>, bits: u32) {
-        let dir = self.current(pin);
+    /// Begins to move from `dir` to a directory of so many bits, unless the tree is still busy with the last one, or has
+    /// left `dir` since the caller came to want this. The bits are meant for that directory and no other: a unit of a
+    /// growing one becomes two slots, never four.
+    pub(crate) fn resize(&self, dir: &Directory, bits: u32) {
+        // A directory that was left has a next one for good.
         if !dir.next.load(Acquire).is_null() || !self.left.load(Acquire).is_null() || bits == dir.bits {
             return;
         }

@@ -2,6 +2,8 @@
 
 use super::{Random, Table};
 use crate::{Handle, Insert, KeySource, SdTree};
+use std::ptr;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc;
 use std::thread;
 
@@ -116,6 +118,30 @@ fn nodes_go_round_between_threads() {
     let stats = tree.stats();
     assert!(stats.nodes < pairs / 4, "{stats:?}");
     assert_eq!((tree.check(), tree.is_empty()), (0, true));
+}
+
+/// Who counts the keys of a large tree for long may find its directory left when it has: what it then wants was meant for that
+/// directory. To the one that is there now it may be several bits more, of which a unit would fill two slots and lose the rest.
+#[test]
+fn a_directory_that_was_left_is_not_resized() {
+    let tree = SdTree::with_bits(Computed, 12);
+    for i in 0..100 {
+        tree.insert(&Computed::key(i), Handle(i));
+    }
+    {
+        let pin = tree.epoch.pin();
+        let counted = tree.current(&pin);
+        tree.resize(counted, 8);
+        while ptr::eq(tree.current(&pin), counted) {
+            tree.upkeep(&pin, false);
+        }
+        tree.resize(counted, 13);
+        tree.resize(counted, 10);
+        assert!(tree.current(&pin).next.load(Relaxed).is_null());
+    }
+    tree.finish();
+    assert_eq!(tree.stats().directory_bits, 8);
+    assert_eq!(tree.check(), 100);
 }
 
 /// A pinned thread (here: inside `for_each`) holds memory back, and nothing else.

@@ -87,9 +87,10 @@ proptest! {
                 }
                 Op::Resize(more) => {
                     let pin = tree.epoch.pin();
-                    let bits = tree.current(&pin).bits;
+                    let dir = tree.current(&pin);
+                    let bits = dir.bits;
                     // One more, or any number less.
-                    tree.resize(&pin, if more == 0 { 8 } else { (bits + more - 2).clamp(8, bits + 1) });
+                    tree.resize(dir, if more == 0 { 8 } else { (bits + more - 2).clamp(8, bits + 1) });
                 }
                 Op::Finish => tree.finish(),
             }

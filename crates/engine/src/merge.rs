@@ -224,6 +224,12 @@ impl<'a> Turn<'a> {
             }
         }
         self.client.domain.index.find(keys, self.hint, handles);
+        if let Source::Read { sighted, .. } = &mut source {
+            let index = &self.client.domain.index;
+            let is_sighted =
+                |key: u64, handle: Option<u32>| matches!(index.place(handle?, key)?, Place::Sighted(_)).then_some(());
+            sighted.extend(keys.iter().zip(&*handles).map(|(&key, &handle)| is_sighted(key, handle).is_some()));
+        }
         let mut fates = Vec::with_capacity(pages.len());
         let mut in_huge = Vec::new();
         if self.client.huge_page_share > 0.0
@@ -358,6 +364,7 @@ impl<'a> Turn<'a> {
                 Some(Place::Frame(frame)) if domain.store.try_ref(frame) => return Ok(Found::Goal(Goal::Frame(frame))),
                 Some(Place::Sighted(there)) if there == here => return Ok(Found::First(handle)),
                 Some(Place::Sighted(there)) => {
+                    self.cursor().expect(source.sighted(at))?;
                     let Some(bytes) = self.bytes(source, at, key) else { return Ok(Found::Nothing) };
                     let frame = self.cursor().put(bytes, 2)?;
                     if domain.promote(handle, there, frame) {

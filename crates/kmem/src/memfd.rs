@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::Errno;
 
+use crate::uffd::{self, Features, Uffd};
 use crate::{PAGE_SIZE, Range, mm};
 
 /// What a store is sealed with: nobody can shrink it, grow it, write it anew, or change the seals.
@@ -67,6 +68,15 @@ pub enum MemfdError {
         /// The seals that it lacks.
         missing: SealFlags,
     },
+}
+
+/// What [`SharedMap::fill`] goes through: a userfaultfd that is never asked to hold anybody up.
+///
+/// # Errors
+///
+/// As [`Uffd::new`]; filling needs Linux 5.19.
+pub fn filler() -> Result<Uffd, uffd::CreateError> {
+    Uffd::new(Features::WP | Features::WP_HUGETLBFS_SHMEM)
 }
 
 /// Creates a store of `len` bytes (a multiple of the page size), all zeros: see the module's page. The map that is
@@ -337,6 +347,62 @@ impl SharedMap {
             // SAFETY: word `i` of a mapped and writable page, aligned, accessed atomically by everybody in this process.
             unsafe { AtomicU64::from_ptr(words.add(i)) }.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
         }
+    }
+
+    /// Whether page `index` has these bytes.
+    ///
+    /// # Panics
+    ///
+    /// When it lies outside.
+    pub fn page_equals(&self, index: usize, page: &[u8; PAGE_SIZE]) -> bool {
+        let words = self.page(index);
+        page.as_chunks::<8>().0.iter().enumerate().all(|(i, bytes)| {
+            debug_assert!(i < WORDS);
+            // SAFETY: as in `read_page`.
+            unsafe { AtomicU64::from_ptr(words.add(i)) }.load(Ordering::Relaxed) == u64::from_ne_bytes(*bytes)
+        })
+    }
+
+    /// Makes [`SharedMap::fill`] possible for the part of the file between two bytes. Where huge pages are wanted it must come after them.
+    ///
+    /// # Errors
+    ///
+    /// As [`Uffd::register_wp`]: the kernel may know no such thing for files.
+    ///
+    /// # Panics
+    ///
+    /// When the part lies outside.
+    pub fn register(&self, filler: &Uffd, part: std::ops::Range<usize>) -> io::Result<()> {
+        Ok(filler.register_wp(self.part(part))?)
+    }
+
+    /// Ends what [`SharedMap::register`] began. What was filled stays.
+    ///
+    /// # Panics
+    ///
+    /// When the part lies outside.
+    pub fn unregister(&self, filler: &Uffd, part: std::ops::Range<usize>) {
+        // Fails only where nothing is mapped.
+        let _ = filler.unregister(self.part(part));
+    }
+
+    fn part(&self, part: std::ops::Range<usize>) -> Range {
+        assert!(part.start < part.end && part.end <= self.range.len, "{part:?} of {} mapped bytes", self.range.len);
+        Range::new(self.range.start + part.start, part.end - part.start)
+    }
+
+    /// Gives pages from `index` on memory, and these bytes, at one stroke: they are not cleared first, and take no faults. They have none yet, and were
+    /// registered with the same [`filler`]. Returns how many were written; 0: the kernel would not.
+    ///
+    /// # Panics
+    ///
+    /// When one lies outside, and when the map is for reading only.
+    pub fn fill(&self, filler: &Uffd, index: usize, pages: &[[u8; PAGE_SIZE]]) -> usize {
+        let Some(last) = pages.len().checked_sub(1) else { return 0 };
+        assert!(self.writable, "writing page {index} of a map made for reading only");
+        let (first, _) = (self.page(index), self.page(index + last));
+        // SAFETY: pages of this mapping, to which this process holds no references; who reads them meanwhile sees zeros or these bytes.
+        unsafe { filler.copy(first.expose_provenance(), pages.as_flattened()) }.map_or(0, |bytes| bytes / PAGE_SIZE)
     }
 
     /// The eight bytes at byte `offset` as an atomic.

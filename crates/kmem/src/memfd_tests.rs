@@ -178,6 +178,40 @@ fn a_huge_page_keeps_what_was_there() {
 }
 
 #[test]
+fn pages_without_memory_are_filled_at_one_stroke() {
+    let filler = match filler() {
+        Ok(filler) => filler,
+        Err(e) => return eprintln!("SKIPPED: {e}"),
+    };
+    let (fd, map) = create_sealed("kmem-test", 16 * PAGE_SIZE).unwrap();
+    let pages: Vec<[u8; PAGE_SIZE]> = (1..=4).map(|byte| [byte; PAGE_SIZE]).collect();
+    assert_eq!(map.fill(&filler, 0, &pages), 0, "not registered");
+    map.register(&filler, 0..8 * PAGE_SIZE).unwrap();
+    map.register(&filler, 0..8 * PAGE_SIZE).unwrap();
+    assert_eq!(map.fill(&filler, 1, &pages), 4);
+    assert_eq!((map.fill(&filler, 1, &pages), map.fill(&filler, 0, &[])), (0, 0), "they have memory by now");
+    map.write_page(7, &[9; PAGE_SIZE]);
+    assert_eq!(map.fill(&filler, 5, &pages), 0, "beyond what is registered");
+    assert_eq!(map.fill(&filler, 5, &pages[..3]), 2, "up to one that has");
+    assert_eq!(resident_bytes(&fd).unwrap(), 7 * PAGE_SIZE as u64);
+    for (index, byte) in [1, 2, 3, 4, 1, 2, 9, 0].into_iter().enumerate() {
+        assert!(map.page_equals(index + 1, &[byte; PAGE_SIZE]), "page {}", index + 1);
+    }
+    let mut other = [2; PAGE_SIZE];
+    other[PAGE_SIZE - 1] = 3;
+    assert!(!map.page_equals(2, &other));
+    // What is registered can be written, and takes memory, as before.
+    map.write_page(0, &[8; PAGE_SIZE]);
+    map.write_page(2, &[8; PAGE_SIZE]);
+    map.unregister(&filler, 0..8 * PAGE_SIZE);
+    assert!(
+        map.page_equals(0, &[8; PAGE_SIZE])
+            && map.page_equals(2, &[8; PAGE_SIZE])
+            && map.page_equals(3, &[3; PAGE_SIZE])
+    );
+}
+
+#[test]
 fn maps_of_all_lengths_hold_what_they_should() {
     let fd = create("kmem-test").unwrap();
     rustix::fs::ftruncate(&fd, 8 << 20).unwrap();

@@ -148,9 +148,12 @@ const _: () = assert!(size_of::<sys::uffdio_api>() == 24);
 const _: () = assert!(size_of::<sys::uffdio_register>() == 32);
 const _: () = assert!(size_of::<sys::uffdio_writeprotect>() == 24);
 const _: () = assert!(size_of::<sys::uffdio_range>() == 16);
+const _: () = assert!(size_of::<sys::uffdio_copy>() == 40);
 
 /// `UFFDIO_WRITEPROTECT_MODE_WP`; the bindings leave out values written as shifts.
 const WRITEPROTECT_MODE_WP: u64 = 1;
+/// `UFFDIO_COPY_MODE_DONTWAKE`.
+const COPY_MODE_DONTWAKE: u64 = 1;
 /// `USERFAULTFD_IOC_NEW` = `_IO(0xAA, 0x00)`, the one ioctl of `/dev/userfaultfd` (Linux 6.1).
 const USERFAULTFD_IOC_NEW: usize = 0xAA00;
 
@@ -214,7 +217,7 @@ impl Uffd {
     /// # Errors
     ///
     /// `EBUSY`: another userfaultfd has it. `EINVAL`: not page aligned, not mapped, or memory of a kind that this
-    /// cannot be done with (a file mapped shared). `EPERM`: a writable mapping of a file sealed against writing.
+    /// cannot be done with (a file mapped shared that is no memfd). `EPERM`: a writable mapping of a file sealed against writing.
     pub fn register_wp(&self, range: Range) -> Result<(), Errno> {
         let mode = sys::UFFDIO_REGISTER_MODE_WP.into();
         let mut register = sys::uffdio_register { range: raw(range), mode, ioctls: 0 };
@@ -248,6 +251,30 @@ impl Uffd {
         let mut protect = sys::uffdio_writeprotect { range: raw(range), mode };
         // SAFETY: `uffdio_writeprotect` is UFFDIO_WRITEPROTECT's argument.
         unsafe { ioctl::ioctl(&self.fd, Updater::<{ op::UFFDIO_WRITEPROTECT }, _>::new(&mut protect)) }
+    }
+
+    /// Gives registered memory that has no pages yet pages with these bytes (`UFFDIO_COPY`), at one stroke: they are not cleared first, and
+    /// take no faults. Returns how many bytes were copied: it ends before the first page that is there already, and when there
+    /// is no memory.
+    ///
+    /// # Safety
+    ///
+    /// Nobody refers to the bytes of `to`..`to` + `bytes.len()`, or relies on what they are.
+    ///
+    /// # Errors
+    ///
+    /// If nothing was copied. `EEXIST`: the first page is there; `ENOENT`: the range is not registered with this, or not all of one mapping; `ENOMEM`: no
+    /// memory; `EAGAIN`: as [`Uffd::write_protect`].
+    pub unsafe fn copy(&self, to: usize, bytes: &[u8]) -> Result<usize, Errno> {
+        let (dst, src, len) = (to as u64, bytes.as_ptr().expose_provenance() as u64, bytes.len() as u64);
+        let mut copy = sys::uffdio_copy { dst, src, len, mode: COPY_MODE_DONTWAKE, copy: 0 };
+        // SAFETY: `uffdio_copy` is UFFDIO_COPY's argument, which reads `bytes`; the caller vouches for what is written.
+        let result = unsafe { ioctl::ioctl(&self.fd, Updater::<{ op::UFFDIO_COPY }, _>::new(&mut copy)) };
+        // After a part of it the call fails with EAGAIN, and tells how much it was.
+        match result {
+            Err(errno) if copy.copy <= 0 => Err(errno),
+            _ => Ok(copy.copy as usize),
+        }
     }
 
     /// Wakes whoever waits for a page of the range. A thread whose page is still protected waits again.

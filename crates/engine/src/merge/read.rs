@@ -73,12 +73,29 @@ impl Chunk {
 
 /// Where the bytes of some pages are.
 pub(super) enum Source<'s> {
-    Read(&'s [[u8; PAGE_SIZE]]),
-    /// Not read yet.
-    Client {
-        addresses: &'s [usize],
-        buffer: &'s mut [u8; PAGE_SIZE],
+    Read {
+        pages: &'s [[u8; PAGE_SIZE]],
+        /// Whose content one other page had shown before these were looked up.
+        sighted: Vec<bool>,
     },
+    /// Not read yet.
+    Client { addresses: &'s [usize], buffer: &'s mut [u8; PAGE_SIZE] },
+}
+
+impl Source<'_> {
+    /// This page and those behind it that will become frames too, as far as can be told, in pieces without gaps.
+    pub(super) fn sighted(&self, at: usize) -> impl Iterator<Item = &[[u8; PAGE_SIZE]]> {
+        let (pages, sighted) = match self {
+            Source::Read { pages, sighted } => (*pages, sighted.as_slice()),
+            Source::Client { .. } => Default::default(),
+        };
+        let (mut from, is_one) = (at, move |&page: &usize| page == at || sighted[page]);
+        std::iter::from_fn(move || {
+            let start = (from..pages.len()).find(is_one)?;
+            from = (start..pages.len()).find(|page| !is_one(page)).unwrap_or(pages.len());
+            Some(&pages[start..from])
+        })
+    }
 }
 
 impl Turn<'_> {
@@ -263,7 +280,8 @@ impl Turn<'_> {
             digests.clear();
             digests.extend(read_pages.iter().map(|bytes| self.client.domain.digest(bytes)));
             let chunk = (&pages[done..done + read], &chunk[..read]);
-            self.look_up_all(id, chunk, Source::Read(read_pages), digests, handles, plan)?;
+            let source = Source::Read { pages: read_pages, sighted: Vec::with_capacity(read) };
+            self.look_up_all(id, chunk, source, digests, handles, plan)?;
             done += read;
             if done < pages.len() && read == 0 {
                 // This page can't be read: it was unmapped just now. The next scan will tell.
@@ -278,7 +296,7 @@ impl Turn<'_> {
     /// The bytes of one page of a source. `None`: it can't be read, or is not what its agent said.
     pub(super) fn bytes<'s>(&self, source: &'s mut Source<'_>, at: usize, key: u64) -> Option<&'s [u8; PAGE_SIZE]> {
         match source {
-            Source::Read(pages) => pages.get(at),
+            Source::Read { pages, .. } => pages.get(at),
             Source::Client { addresses, buffer } => {
                 let read = kmem::procmem::read_pages(self.client.pid, &addresses[at..at + 1], &mut buffer[..]);
                 let domain = &self.client.domain;

@@ -88,6 +88,51 @@ fn pieces_are_filled_whole_whether_there_are_huge_pages_or_not() {
 }
 
 #[test]
+fn what_was_expected_becomes_frames_only_when_it_is_asked_for() {
+    let store = store();
+    // As if the kernel had no huge pages.
+    lock(&store.free).no_huge_until = Some(Instant::now() + REFUSED);
+    let mut cursor = Cursor::new(&store, None);
+    let pages: Vec<[u8; PAGE_SIZE]> = (0..100).map(|i| page(i + 1)).collect();
+    let mut holds = Vec::new();
+    let mut put = |cursor: &mut Cursor<'_>, i: usize| holds.push((cursor.put(&pages[i], 1).unwrap(), i));
+    cursor.expect([&pages[..40], &pages[50..90]]).unwrap();
+    let filled = store.filler.is_some();
+    if !filled {
+        eprintln!("SKIPPED: that slots are filled: this system has no userfaultfd for files");
+    }
+    assert_eq!(store.usage().frames, 0);
+    assert!(
+        !filled || store.usage().resident_bytes == 80 * PAGE_SIZE as u64 && cursor.filled - cursor.slots.start == 80
+    );
+    // As expected; then with some that are not asked for, others that are, and one that is asked for twice.
+    (0..20).chain(30..40).chain([50, 50, 95]).chain(60..90).for_each(|i| put(&mut cursor, i));
+    assert!(!filled || store.usage().resident_bytes == 80 * PAGE_SIZE as u64);
+    // Nothing is filled while there are slots with memory, and nothing behind the end of the stretch.
+    cursor.expect([&pages[..]]).unwrap();
+    assert!(!filled || store.usage().resident_bytes == 80 * PAGE_SIZE as u64);
+    while cursor.slots.len() > 30 {
+        put(&mut cursor, 7);
+    }
+    while cursor.slots.start < cursor.populated {
+        put(&mut cursor, 8);
+    }
+    cursor.expect([&pages[..]]).unwrap();
+    assert!(cursor.populated <= cursor.slots.end);
+    (0..100).for_each(|i| put(&mut cursor, i));
+    cursor.expect([&pages[50..]]).unwrap();
+    drop(cursor);
+    // What was left filled is memory that the next cursor writes.
+    let mut cursor = Cursor::new(&store, None);
+    (0..100).for_each(|i| put(&mut cursor, i));
+    for &(frame, i) in &holds {
+        let mut bytes = page(0);
+        assert!(store.read(frame, &mut bytes) && bytes == pages[i], "{frame:?} holds {} for {}", bytes[0], i + 1);
+    }
+    assert_eq!(store.usage().frames, holds.len() as u64);
+}
+
+#[test]
 fn a_frame_that_is_left_once_too_often_is_never_used_again() {
     let store = store();
     let frame = Cursor::new(&store, None).put(&page(1), 1).unwrap();

@@ -27,7 +27,7 @@
 //! nor the agent that compares with them takes a page fault for each, which was most of what a frame cost.
 //!
 //! *Filling.* Where there is no huge page, and the contents of the next frames can be told, slots get memory and bytes in one call for all of
-//! them (`UFFDIO_COPY`): pages are not cleared first, and the daemon takes no faults (2 us a page instead of 3). They are frames only when somebody asks for just these bytes.
+//! them (`UFFDIO_COPY`): pages are not cleared first, and the daemon takes no faults. They are frames only when somebody asks for just these bytes.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering::*};

@@ -562,7 +562,8 @@ impl<'s> Cursor<'s> {
         pieces: impl IntoIterator<Item = &'b [[u8; PAGE_SIZE]]>,
     ) -> Result<(), GrowError> {
         self.need_slots()?;
-        if self.slots.start < self.populated {
+        let mut pieces = pieces.into_iter().peekable();
+        if self.slots.start < self.populated || pieces.peek().is_none() {
             return Ok(());
         }
         if self.filling.is_none() {
@@ -618,6 +619,8 @@ impl<'s> Cursor<'s> {
 
 impl Drop for Cursor<'_> {
     fn drop(&mut self) {
+        // Before somebody else can have the slots, and make them ready to be filled.
+        self.filling = None;
         self.store.give_slots_back(self.slots.clone(), self.populated);
     }
 }

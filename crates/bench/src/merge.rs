@@ -267,6 +267,8 @@ impl Outcome {
         sheet.add("reader_max_us", us(loads.max), "us");
         sheet.add("writer_p9999_us", us(stores.p9999), "us");
         sheet.add("writer_max_us", us(stores.max), "us");
+        sheet.add("writer_p9999_unqueued_us", us(stores.unqueued_p9999), "us");
+        sheet.add("writer_max_unqueued_us", us(stores.unqueued_max), "us");
         sheet.add("writer_samples", stores.count as f64, "");
     }
 }

@@ -4,9 +4,15 @@
 //! ([`crate::content::written`]), of the value that is there already. Every written page is written ten times a second on average,
 //! so that most are found quiet now and then and merged under the writer's hands. What is timed is the access alone, without the
 //! thread's waking up: page faults, copying, waiting for a window.
+//!
+//! *Unqueued* times leave out how long the thread stood in line for a CPU that others had, which the kernel counts for each thread
+//! (`/proc/thread-self/schedstat`, the second number): what is left is about what a host with an idle CPU would see. It is less than that would be
+//! in no case: an agent that had to wait for a CPU in the midst of its window is not left out.
 
 #![allow(unsafe_code)] // Raw memory that is exchanged while it is used.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -18,6 +24,10 @@ use anyhow::{Context, Result, anyhow};
 const STEP: Duration = Duration::from_millis(1);
 /// In a burst.
 const LOADS: usize = 40;
+/// Slower accesses are asked for the time in line.
+const SLOW: u64 = 20_000;
+/// Between two accesses of a burst somebody else had the CPU if there is more time than this.
+const GAP: u64 = 10_000;
 /// A written page is written so often, a second.
 const STORES_A_SECOND: usize = 10;
 
@@ -78,23 +88,35 @@ pub(crate) struct Timing {
     pub(crate) p9999: u64,
     /// The slowest, in nanoseconds.
     pub(crate) max: u64,
+    /// Both of unqueued times.
+    pub(crate) unqueued_p9999: u64,
+    /// As above.
+    pub(crate) unqueued_max: u64,
 }
 
 impl Timing {
-    fn of(histogram: &Histogram) -> Self {
-        Self { count: histogram.count, p9999: histogram.quantile(0.9999), max: histogram.max }
+    fn of([all, unqueued]: &[Histogram; 2]) -> Self {
+        Self {
+            count: all.count,
+            p9999: all.quantile(0.9999),
+            max: all.max,
+            unqueued_p9999: unqueued.quantile(0.9999),
+            unqueued_max: unqueued.max,
+        }
     }
 
     /// As a client says it.
     pub(crate) fn say(&self) -> String {
-        format!("{} {} {}", self.count, self.p9999, self.max)
+        format!("{} {} {} {} {}", self.count, self.p9999, self.max, self.unqueued_p9999, self.unqueued_max)
     }
 
     /// What a client has said of loads and of stores.
     pub(crate) fn hear(line: &str) -> Result<[Timing; 2]> {
         let numbers: Vec<u64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
-        match numbers[..] {
-            [a, b, c, d, e, f] => Ok([Timing { count: a, p9999: b, max: c }, Timing { count: d, p9999: e, max: f }]),
+        let timing =
+            |of: &[u64]| Timing { count: of[0], p9999: of[1], max: of[2], unqueued_p9999: of[3], unqueued_max: of[4] };
+        match numbers.len() {
+            10 => Ok([timing(&numbers[..5]), timing(&numbers[5..])]),
             _ => Err(anyhow!("a client says {line:?} of its times")),
         }
     }
@@ -139,11 +161,54 @@ impl Probe {
     }
 }
 
+/// The time that the calling thread has stood in line for a CPU.
+struct Line {
+    schedstat: Option<File>,
+    /// In nanoseconds, when it was last asked.
+    stood: u64,
+    /// When the last access was over.
+    since: Instant,
+}
+
+impl Line {
+    fn new() -> Self {
+        let path = "/proc/thread-self/schedstat";
+        let schedstat =
+            File::open(path).inspect_err(|e| eprintln!("unqueued times include waiting for a CPU: {path}: {e}")).ok();
+        Self { schedstat, stood: 0, since: Instant::now() }
+    }
+
+    /// Nanoseconds since this was last asked.
+    fn more(&mut self) -> u64 {
+        let mut text = [0; 64];
+        let len = self.schedstat.as_ref().and_then(|file| file.read_at(&mut text, 0).ok()).unwrap_or(0);
+        let text = String::from_utf8_lossy(&text[..len]);
+        let stood = text.split_whitespace().nth(1).and_then(|number| number.parse().ok()).unwrap_or(self.stood);
+        stood - std::mem::replace(&mut self.stood, stood)
+    }
+
+    /// Times an access, and enters how long it took, as it was and unqueued.
+    fn time(&mut self, into: &mut [Histogram; 2], access: impl FnOnce()) {
+        let mut start = Instant::now();
+        if start.duration_since(self.since).as_nanos() as u64 > GAP {
+            self.more();
+            start = Instant::now();
+        }
+        access();
+        let ns = start.elapsed().as_nanos() as u64;
+        let queued = if ns > SLOW { self.more() } else { 0 };
+        into[0].add(ns);
+        into[1].add(ns.saturating_sub(queued));
+        self.since = Instant::now();
+    }
+}
+
 /// # Safety
 ///
 /// As [`Probe::start`].
 unsafe fn run(target: &Target, stop: &AtomicBool) -> [Timing; 2] {
-    let (mut loads, mut stores) = (Histogram::new(), Histogram::new());
+    let [mut loads, mut stores] = [(); 2].map(|()| [(); 2].map(|()| Histogram::new()));
+    let mut line = Line::new();
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
     let mut random = move |below: usize| {
         state ^= state << 13;
@@ -158,18 +223,14 @@ unsafe fn run(target: &Target, stop: &AtomicBool) -> [Timing; 2] {
         due += a_step;
         for _ in 0..LOADS.min(target.loads.len()) {
             let address = target.loads[random(target.loads.len())];
-            let start = Instant::now();
             // SAFETY: a word of mapped memory, as promised by the caller; volatile, since the memory under it is exchanged.
-            std::hint::black_box(unsafe { (address as *const u64).read_volatile() });
-            loads.add(start.elapsed().as_nanos() as u64);
+            line.time(&mut loads, || _ = std::hint::black_box(unsafe { (address as *const u64).read_volatile() }));
         }
         while due >= 1000 {
             due -= 1000;
             let (address, value) = target.stores[random(target.stores.len())];
-            let start = Instant::now();
             // SAFETY: as above; nobody else writes to it.
-            unsafe { (address as *mut u64).write_volatile(value) }
-            stores.add(start.elapsed().as_nanos() as u64);
+            line.time(&mut stores, || unsafe { (address as *mut u64).write_volatile(value) });
         }
         // Bursts that a stall has delayed are not made up for.
         next = (next + STEP).max(Instant::now());
@@ -207,6 +268,34 @@ mod tests {
     }
 
     #[test]
+    fn time_in_line_is_left_out() {
+        let mut line = Line::new();
+        if line.schedstat.is_none() {
+            return eprintln!("SKIPPED: no schedstat");
+        }
+        // As many threads that do nothing but run as there are CPUs, and two: somebody stands in line before long.
+        let stop = AtomicBool::new(false);
+        let mut times = [(); 2].map(|()| Histogram::new());
+        std::thread::scope(|scope| {
+            for _ in 0..std::thread::available_parallelism().map_or(4, |n| n.get()) + 2 {
+                scope.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        std::hint::spin_loop();
+                    }
+                });
+            }
+            let end = Instant::now() + Duration::from_secs(10);
+            // Each access takes a millisecond of the clock, in which others may have the CPU.
+            while times[0].max < times[1].max + 1_000_000 && Instant::now() < end {
+                let begin = Instant::now();
+                line.time(&mut times, || while begin.elapsed() < Duration::from_millis(1) {});
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        assert!(times[0].max >= times[1].max + 1_000_000, "{} and {} ns", times[0].max, times[1].max);
+    }
+
+    #[test]
     fn accesses_are_timed_and_change_nothing() {
         let mut memory = vec![7u64; 4096];
         let stores = memory.iter_mut().map(|word| (std::ptr::from_mut(word) as usize, 7)).collect();
@@ -216,6 +305,7 @@ mod tests {
         std::thread::sleep(Duration::from_millis(200));
         let [loads, stores] = probe.end().unwrap();
         assert!(loads.count > 0 && stores.count > 0 && loads.p9999 <= loads.max);
+        assert!(stores.unqueued_p9999 <= stores.unqueued_max && stores.unqueued_max <= stores.max);
         assert!(memory.iter().all(|&word| word == 7));
         let line = format!("{} {}", loads.say(), stores.say());
         assert_eq!(Timing::hear(&line).unwrap(), [loads, stores]);

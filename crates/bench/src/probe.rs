@@ -6,8 +6,8 @@
 //! thread's waking up: page faults, copying, waiting for a window.
 //!
 //! *Unqueued* times leave out how long the thread stood in line for a CPU that others had, which the kernel counts for each thread
-//! (`/proc/thread-self/schedstat`, the second number): what is left is about what a host with an idle CPU would see. It is less than that would be
-//! in no case: an agent that had to wait for a CPU in the midst of its window is not left out.
+//! (`/proc/thread-self/schedstat`, the second number). A host with an idle CPU would see about that, or less: an agent that had to wait for a CPU in the midst of
+//! its window is not left out.
 
 #![allow(unsafe_code)] // Raw memory that is exchanged while it is used.
 

@@ -72,8 +72,7 @@ fn found(tree: &Tree, key: usize) -> bool {
 /// Begins to move to a directory of so many bits, and moves the unit in which there are keys; or what is left to be moved.
 fn resize(tree: &Tree, bits: u32) {
     let pin = tree.epoch.pin();
-    let dir = tree.current(&pin);
-    tree.resize(dir, bits);
+    tree.resize(tree.current(&pin), bits);
     let dir = tree.current(&pin);
     if let Some(next) = tree.directory(&dir.next, &pin) {
         tree.move_unit(&pin, dir, next, 0);
@@ -83,8 +82,7 @@ fn resize(tree: &Tree, bits: u32) {
 /// Begins to move, and moves the unit in which there are no keys.
 fn prepare(tree: &Tree, bits: u32) {
     let pin = tree.epoch.pin();
-    let dir = tree.current(&pin);
-    tree.resize(dir, bits);
+    tree.resize(tree.current(&pin), bits);
     let dir = tree.current(&pin);
     if let Some(next) = tree.directory(&dir.next, &pin) {
         tree.move_unit(&pin, dir, next, 1);

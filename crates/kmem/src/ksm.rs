@@ -422,5 +422,4 @@ unsafe fn prctl(option: libc::c_int, argument: usize) -> io::Result<usize> {
 }
 
 #[cfg(test)]
-#[path = "ksm_tests.rs"]
 mod tests;

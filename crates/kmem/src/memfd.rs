@@ -437,5 +437,4 @@ impl Drop for SharedMap {
 }
 
 #[cfg(test)]
-#[path = "memfd_tests.rs"]
 mod tests;

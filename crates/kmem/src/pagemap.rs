@@ -245,5 +245,4 @@ unsafe impl Ioctl for &mut ScanCall {
 }
 
 #[cfg(test)]
-#[path = "pagemap_tests.rs"]
 mod tests;

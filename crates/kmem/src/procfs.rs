@@ -301,5 +301,4 @@ fn lines_of(file: &str) -> io::Result<BufReader<File>> {
 }
 
 #[cfg(test)]
-#[path = "procfs_tests.rs"]
 mod tests;

@@ -109,5 +109,4 @@ pub fn read_pages(pid: i32, addresses: &[usize], out: &mut [u8]) -> Result<usize
 }
 
 #[cfg(test)]
-#[path = "procmem_tests.rs"]
 mod tests;

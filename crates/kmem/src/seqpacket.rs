@@ -251,5 +251,4 @@ impl AsFd for Conn {
 }
 
 #[cfg(test)]
-#[path = "seqpacket_tests.rs"]
 mod tests;

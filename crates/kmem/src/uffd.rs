@@ -380,5 +380,4 @@ fn open_device() -> Result<OwnedFd, CreateError> {
 }
 
 #[cfg(test)]
-#[path = "uffd_tests.rs"]
 mod tests;

@@ -64,16 +64,12 @@ use std::sync::Arc;
 use table::Table;
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
-#[path = "one_memory.rs"]
 mod memory;
-#[path = "one_table.rs"]
 mod table;
 
 #[cfg(all(test, loom))]
-#[path = "one_loom.rs"]
 mod loom_tests;
 #[cfg(all(test, not(loom)))]
-#[path = "one_tests.rs"]
 mod tests;
 
 pub use memory::MemoryStore;

@@ -6,7 +6,7 @@
 
 #![no_main]
 
-#[path = "../../src/checkpoint/catalog/mod.rs"]
+#[path = "../../src/checkpoint/catalog.rs"]
 #[allow(dead_code, unused_imports)]
 mod catalog;
 mod memory;

@@ -387,5 +387,4 @@ impl State {
 }
 
 #[cfg(test)]
-#[path = "index_tests.rs"]
 mod tests;

@@ -1,7 +1,7 @@
 //! Helpers for the end-to-end tests: real daemons, real clients, real guests.
 //!
-//! The programs under test are taken from the directory of the test itself (or `PAGEONE_BIN_DIR`), so the same test binary
-//! runs in a build tree and inside a guest of another kernel.
+//! The programs under test are taken from the directory of the test itself (or `PAGEONE_BIN_DIR`),
+//! so the same test binary runs in a build tree and inside a guest of another kernel.
 #![allow(clippy::unwrap_used, reason = "a test helper fails by panicking")]
 
 use std::io::{BufRead, BufReader, Lines, Write};
@@ -23,7 +23,8 @@ pub fn program(name: &str) -> PathBuf {
     found.unwrap_or_else(|| panic!("{name} is in none of {places:?}; `make test` builds it first"))
 }
 
-/// How many times longer things may take here than on a quick machine: `PAGEONE_TEST_PATIENCE`, 1 if unset.
+/// How many times longer things may take here than on a quick machine: `PAGEONE_TEST_PATIENCE`, 1
+/// if unset.
 pub fn patience() -> u32 {
     std::env::var("PAGEONE_TEST_PATIENCE").ok().and_then(|p| p.parse().ok()).unwrap_or(1)
 }
@@ -59,7 +60,8 @@ impl Daemon {
         Self::with(&["--merge-period", "0.1"])
     }
 
-    /// Starts one with these options of `pageone daemon`. Nothing here does direct I/O, so copied pages need no rest.
+    /// Starts one with these options of `pageone daemon`. Nothing here does direct I/O, so copied
+    /// pages need no rest.
     pub fn with(args: &[&str]) -> Self {
         Self::with_config(args, "")
     }
@@ -264,7 +266,8 @@ impl Drop for Client {
     }
 }
 
-/// Kernels, and archives to boot them with, for guests whose free pages are recycled (`scripts/ppr-archive.sh`); or why there are none.
+/// Kernels, and archives to boot them with, for guests whose free pages are recycled
+/// (`scripts/ppr-archive.sh`); or why there are none.
 pub fn recycler_guests() -> Result<Vec<(String, String)>, String> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/ppr-archive.sh");
     let out = Command::new(script).output().map_err(|e| e.to_string())?;
@@ -276,7 +279,8 @@ pub fn recycler_guests() -> Result<Vec<(String, String)>, String> {
     Ok(text.lines().filter_map(pair).collect())
 }
 
-/// Words of the command that starts a guest of [`recycler_guests`]; `work`: parameters for `guest/load/init`.
+/// Words of the command that starts a guest of [`recycler_guests`]; `work`: parameters for
+/// `guest/load/init`.
 pub fn recycler_words(guest: &(String, String), memory_mib: u32, work: &str) -> Vec<String> {
     let append = format!("console=ttyS0 quiet panic=-1 nokaslr no_timer_check mitigations=off {work}");
     let memory = memory_mib.to_string();

@@ -1,4 +1,5 @@
-//! `pageone checkpoint` and `pageone restore`: a client that writes, a stopped process, real guests.
+//! `pageone checkpoint` and `pageone restore`: a client that writes, a stopped process, real
+//! guests.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::Path;
@@ -38,8 +39,8 @@ fn checkpoint(dir: &Path, daemon: Option<&Daemon>, pid: i32, name: &str, more: &
     serde_json::from_str(&out).unwrap()
 }
 
-/// Stops a process and takes its checkpoint. In the midst of a window its pages are not in their places, and that is said: then it
-/// goes on for a moment, and is stopped again.
+/// Stops a process and takes its checkpoint. In the midst of a window its pages are not in their
+/// places, and that is said: then it goes on for a moment, and is stopped again.
 fn checkpoint_of_stopped(dir: &Path, daemon: &Daemon, pid: i32, name: &str) -> Value {
     let (path, number) = (daemon.dir.path().display().to_string(), pid.to_string());
     for _ in 0..5 {
@@ -243,7 +244,8 @@ fn guests_are_stored_while_they_run() {
     guest.pass_rounds(2);
     let first = checkpoint(dir.path(), Some(&daemon), guest.pid(), "first", &["--max-pause", "500"]);
     guest.pass_rounds(1);
-    // Stopped, so that it can be compared; the pages written since the first checkpoint are all that is new.
+    // Stopped, so that it can be compared; the pages written since the first checkpoint are all that is
+    // new.
     let second = checkpoint(dir.path(), Some(&daemon), guest.pid(), "second", &["--max-pause", "500"]);
     assert!(second["stored_bytes"].as_u64() < first["stored_bytes"].as_u64(), "{first} {second}");
     signal_process(guest.pid(), libc::SIGSTOP);

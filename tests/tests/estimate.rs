@@ -1,4 +1,5 @@
-//! `pageone estimate`: right figures, nothing changed, and bad targets named while the others go on.
+//! `pageone estimate`: right figures, nothing changed, and bad targets named while the others go
+//! on.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -61,7 +62,8 @@ impl Random {
     }
 }
 
-/// Content number `n` of `len` bytes: 0 is zero, odd ones differ from the next even one in the last byte alone.
+/// Content number `n` of `len` bytes: 0 is zero, odd ones differ from the next even one in the last
+/// byte alone.
 fn content(n: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     if n > 0 {

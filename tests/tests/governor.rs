@@ -1,4 +1,5 @@
-//! The governor of the engine: real daemons, real clients. What it promises is checked from outside, by the kernel's own counters.
+//! The governor of the engine: real daemons, real clients. What it promises is checked from
+//! outside, by the kernel's own counters.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -37,7 +38,8 @@ fn clients(daemon: &Daemon, count: usize) -> Vec<Client> {
     clients
 }
 
-/// Times and CPU times of daemon and agents while clients write all their memory anew, one after the other, for `seconds`.
+/// Times and CPU times of daemon and agents while clients write all their memory anew, one after
+/// the other, for `seconds`.
 fn under_load(daemon: &Daemon, clients: &mut [Client], seconds: f64) -> Vec<(f64, f64)> {
     let mut samples = Vec::new();
     let begin = Instant::now();
@@ -60,7 +62,8 @@ fn under_load(daemon: &Daemon, clients: &mut [Client], seconds: f64) -> Vec<(f64
     }
 }
 
-/// The most that was used in a window that begins with a sample and is no longer than [`WINDOW`], in percent of a CPU.
+/// The most that was used in a window that begins with a sample and is no longer than [`WINDOW`],
+/// in percent of a CPU.
 fn most(samples: &[(f64, f64)]) -> f64 {
     let used = |n: usize| {
         let last = samples.partition_point(|sample| sample.0 <= samples[n].0 + WINDOW) - 1;

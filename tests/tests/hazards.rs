@@ -1,7 +1,8 @@
-//! The hazards of merging, each with a client that would notice: a real daemon, a real agent, real memory.
+//! The hazards of merging, each with a client that would notice: a real daemon, a real agent, real
+//! memory.
 //!
-//! These tests need no guest; `make test-kernels` runs the same binary inside guests of other kernels. That each fails
-//! without its guard is shown by `sabotage.rs`.
+//! These tests need no guest; `make test-kernels` runs the same binary inside guests of other
+//! kernels. That each fails without its guard is shown by `sabotage.rs`.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::process::{Command, Stdio};
@@ -13,7 +14,8 @@ use e2e::{Client, Daemon, eventually, program, signal_process, skipped};
 #[test]
 fn two_threads_write_while_their_pages_merge() {
     let daemon = Daemon::start();
-    // On a slow machine 15 s are but a few merge periods, and pages are written to only after they merged.
+    // On a slow machine 15 s are but a few merge periods, and pages are written to only after they
+    // merged.
     let seconds = 15 * (1 + e2e::patience() / 4);
     let mut client = daemon.scenario(&["writers", "65536", &seconds.to_string()]);
     client.expect("ready");
@@ -73,7 +75,8 @@ fn pages_that_were_guessed_wrong_keep_their_bytes_and_the_others_merge() {
     alike.iter_mut().for_each(Client::go);
 }
 
-/// Frames come and go as fast as can be, shared between clients; one that is used again too early would show as a wrong byte.
+/// Frames come and go as fast as can be, shared between clients; one that is used again too early
+/// would show as a wrong byte.
 #[test]
 fn frames_that_come_and_go_are_never_taken_from_their_users() {
     let seconds: u64 = std::env::var("PAGEONE_CHURN_SECONDS").map_or(10, |s| s.parse().unwrap());
@@ -130,7 +133,8 @@ fn discarded_memory_reads_as_zeros() {
     }
 }
 
-/// Fills the rest of the segment that a client's frames are in, so that freed slots are the only ones left.
+/// Fills the rest of the segment that a client's frames are in, so that freed slots are the only
+/// ones left.
 fn press_on_slots(daemon: &Daemon) -> Client {
     let mut press = daemon.scenario(&["hold", "57344", "2", "9"]);
     press.expect("ready");
@@ -295,7 +299,8 @@ fn signals_reach_the_program() {
 #[test]
 fn wrappers_and_shells_work_as_ever() {
     let daemon = Daemon::start();
-    // timeout(1) ends its child by an alarm and says so by its exit code; sh starts the client as its child.
+    // timeout(1) ends its child by an alarm and says so by its exit code; sh starts the client as its
+    // child.
     let mut command = daemon.run(&[]);
     let client = program("pageone-test-client");
     command.args(["timeout", "2", "sh", "-c"]).arg(format!("{} hold 4096 2; exit 7", client.display()));
@@ -350,8 +355,9 @@ fn children_do_not_inherit_what_the_program_kept_from_them() {
     client.go();
 }
 
-/// `vm.max_map_count`, which is the whole host's: lowering it can harm any program that runs there, so tests do that only where
-/// they are told that they may (`PAGEONE_TEST_SYSCTL=1`; `make test-kernels` does, in its guests).
+/// `vm.max_map_count`, which is the whole host's: lowering it can harm any program that runs there,
+/// so tests do that only where they are told that they may (`PAGEONE_TEST_SYSCTL=1`; `make
+/// test-kernels` does, in its guests).
 struct MapLimit(String);
 
 const MAP_LIMIT: &str = "/proc/sys/vm/max_map_count";
@@ -674,7 +680,8 @@ fn a_peer_that_talks_nonsense_or_nobody_at_all_leaves_the_program_alone() {
     });
 }
 
-/// An agent that says of its pages that they hold what `other`'s hold. It speaks for this process, until `stop`; `told`: lies so far.
+/// An agent that says of its pages that they hold what `other`'s hold. It speaks for this process,
+/// until `stop`; `told`: lies so far.
 fn lie(socket: &std::path::Path, other: i32, told: &AtomicU64, stop: &AtomicBool) {
     use kmem::uffd::{Features, Uffd};
     use wire::{Digests, Fate, Outcome, Report, ToAgent, ToDaemon};

@@ -1,6 +1,8 @@
-//! The soak: guests under load while daemons are killed, guests come and go, and an oracle counts every write.
+//! The soak: guests under load while daemons are killed, guests come and go, and an oracle counts
+//! every write.
 //!
-//! `PAGEONE_SOAK_SECONDS` says how long; without it the test is skipped (`make soak`: 1800, in CI: 180).
+//! `PAGEONE_SOAK_SECONDS` says how long; without it the test is skipped (`make soak`: 1800, in CI:
+//! 180).
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::time::{Duration, Instant};

@@ -1,8 +1,8 @@
 //! Batches of merges, cut into windows.
 //!
-//! A window is bounded in time, since writers to its pages wait. Its length adapts so that one takes about a millisecond; what
-//! is left when the time is over goes into the next. Lengths are counted in *weight*, since mapping a run takes many times as long
-//! as comparing one of its pages.
+//! A window is bounded in time, since writers to its pages wait. Its length adapts so that one
+//! takes about a millisecond; what is left when the time is over goes into the next. Lengths are
+//! counted in *weight*, since mapping a run takes many times as long as comparing one of its pages.
 
 use crate::merge::MAX_TIME;
 use crate::regions::Pages;
@@ -25,7 +25,8 @@ const MAX_WEIGHT: u32 = MAX_PAGES * (1 + RUN_WEIGHT);
 const MAX_GAP: u32 = 32;
 /// How often the daemon hears of a batch that takes long.
 const FLUSH_EVERY: Duration = Duration::from_millis(5);
-/// Counting the process's mappings may take one part in so many of the time while the budget seems to be spent.
+/// Counting the process's mappings may take one part in so many of the time while the budget seems
+/// to be spent.
 const COUNT_SHARE: u32 = 20;
 /// In any case it is due after this long: the program makes mappings too.
 const COUNT_EVERY: Duration = Duration::from_secs(10);
@@ -34,8 +35,9 @@ const COUNT_EVERY_MAP: Duration = Duration::from_micros(100);
 
 /// How many mappings the process has (estimated), and may have.
 ///
-/// Runs are taken to make as many as they can, which is exact where they lie in plain memory. Where they replace others, or join what the
-/// kernel makes one of, that is too much, so the mappings are counted again when the budget seems to be spent.
+/// Runs are taken to make as many as they can, which is exact where they lie in plain memory. Where
+/// they replace others, or join what the kernel makes one of, that is too much, so the mappings are
+/// counted again when the budget seems to be spent.
 pub struct Maps {
     counted: usize,
     estimate: usize,
@@ -79,10 +81,12 @@ impl Merger {
         Merger { limit: 4 * MIN_WEIGHT, next_count: None, pagemap: Pagemap::open_self().ok() }
     }
 
-    /// Carries out a batch and queues its reports. `flush` is called at its end, and now and then before, without the lock.
+    /// Carries out a batch and queues its reports. `flush` is called at its end, and now and then
+    /// before, without the lock.
     pub fn batch(&mut self, merge: Merge, mut flush: impl FnMut()) {
         let mut pending = VecDeque::from(merge.runs);
-        // Until it has been seen that nothing is held; memory may be locked in the midst of a batch, but not before it unseen.
+        // Until it has been seen that nothing is held; memory may be locked in the midst of a batch, but
+        // not before it unseen.
         let mut look = true;
         let mut flushed = Instant::now();
         loop {
@@ -119,7 +123,8 @@ impl Merger {
         }
     }
 
-    /// Counts the mappings when the estimate leaves no room; without the lock, since it takes milliseconds.
+    /// Counts the mappings when the estimate leaves no room; without the lock, since it takes
+    /// milliseconds.
     fn count_maps(&mut self, wanted: usize) {
         let now = Instant::now();
         let is_due = match self.next_count {
@@ -145,7 +150,8 @@ fn weight(run: &Run) -> u32 {
     RUN_WEIGHT + run.len
 }
 
-/// Cuts the next window off a batch: runs of at most `limit` weight, and at most [`MAX_PAGES`] from the first page to the last.
+/// Cuts the next window off a batch: runs of at most `limit` weight, and at most [`MAX_PAGES`] from
+/// the first page to the last.
 fn take_window(pending: &mut VecDeque<Run>, limit: u32) -> Vec<Run> {
     let mut window: Vec<Run> = Vec::new();
     let mut left = limit;

@@ -1,7 +1,9 @@
-//! Digests of pages: what the daemon wants to know before it knows whether a page is worth anything.
+//! Digests of pages: what the daemon wants to know before it knows whether a page is worth
+//! anything.
 //!
-//! Read here, a page costs one pass over mapped memory. Read from outside it costs the kernel a walk of the page tables and a
-//! copy first. Which pages are read, and what comes of it, is the daemon's business.
+//! Read here, a page costs one pass over mapped memory. Read from outside it costs the kernel a
+//! walk of the page tables and a copy first. Which pages are read, and what comes of it, is the
+//! daemon's business.
 
 #![allow(unsafe_code)] // Reads the program's memory while it runs.
 
@@ -16,7 +18,8 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// Pages read without letting go of the lock: some 30 us.
 const PART: u32 = 64;
 
-/// Computes what is asked for, and queues the answer. It ends before the first part that can't be read.
+/// Computes what is asked for, and queues the answer. It ends before the first part that can't be
+/// read.
 pub fn answer(asked: &Digest) {
     let mut digests = Vec::with_capacity(wire::MAX_DIGESTS as usize);
     let parts = asked.spans.iter().flat_map(|span| {
@@ -46,8 +49,9 @@ impl State {
         }
         let mut page = [0u8; PAGE_SIZE];
         for address in (place.start..place.end()).step_by(PAGE_SIZE) {
-            // SAFETY: managed memory is mapped and readable, and stays so while the lock is held. The program may write to it meanwhile:
-            // then this is a mixture of bytes before and after, of which nothing is claimed.
+            // SAFETY: managed memory is mapped and readable, and stays so while the lock is held. The program
+            // may write to it meanwhile: then this is a mixture of bytes before and after, of which
+            // nothing is claimed.
             unsafe { libc::memcpy(page.as_mut_ptr().cast(), address as *const libc::c_void, PAGE_SIZE) };
             into.push(xxh3_64_with_seed(&page, seed));
         }

@@ -1,9 +1,10 @@
 //! Fork: the lock is held across it, so that the child gets whole tables.
 //!
-//! A child has the parent's mappings (but where `MADV_DONTFORK` holds), merged pages among them, and none of its threads. It keeps
-//! the tables for the guards, closes what it inherited, and takes no memory of its own under management.
-//! A fork that copies mappings of frames is counted in the control page before the child exists; one made by a bare
-//! `clone` is counted when its event is read, which is when the child may begin to run: somewhat too late.
+//! A child has the parent's mappings (but where `MADV_DONTFORK` holds), merged pages among them,
+//! and none of its threads. It keeps the tables for the guards, closes what it inherited, and takes
+//! no memory of its own under management. A fork that copies mappings of frames is counted in the
+//! control page before the child exists; one made by a bare `clone` is counted when its event is
+//! read, which is when the child may begin to run: somewhat too late.
 
 #![allow(unsafe_code)] // Registers handlers with the C library.
 

@@ -1,11 +1,13 @@
 //! What the program does to managed memory itself.
 //!
-//! Each function gets a call that overlaps managed memory, makes it safe under the lock, makes it, and keeps the tables true.
-//! The rule: a call that the agent does not understand fully finds plain anonymous memory, unmerged and given back.
+//! Each function gets a call that overlaps managed memory, makes it safe under the lock, makes it,
+//! and keeps the tables true. The rule: a call that the agent does not understand fully finds plain
+//! anonymous memory, unmerged and given back.
 //!
-//! Not seen: calls that bypass the C library. The userfaultfd events tell of `munmap` and `mremap` among these, after the fact.
-//! (`UFFD_FEATURE_EVENT_REMOVE` is not used: our own `MADV_DONTNEED`, under the lock, would wait for it to be read.)
-//! Not kept for parts that become anonymous memory again: a NUMA policy set with `mbind`.
+//! Not seen: calls that bypass the C library. The userfaultfd events tell of `munmap` and `mremap`
+//! among these, after the fact. (`UFFD_FEATURE_EVENT_REMOVE` is not used: our own `MADV_DONTNEED`,
+//! under the lock, would wait for it to be read.) Not kept for parts that become anonymous memory
+//! again: a NUMA policy set with `mbind`.
 
 #![allow(unsafe_code)] // Passes the program's system calls on.
 
@@ -135,8 +137,9 @@ fn replace_pieces(state: &mut State, pieces: Pieces, call: impl FnOnce() -> Answ
 
 /// `mremap` from, or with `MREMAP_FIXED` onto, managed memory.
 ///
-/// The kernel wants one mapping to grow (and before Linux 6.17 to move), so the memory is unmerged in place. While it moves
-/// nobody may use it; where it may not move, others may, and growing is refused as the kernel does for want of room.
+/// The kernel wants one mapping to grow (and before Linux 6.17 to move), so the memory is unmerged
+/// in place. While it moves nobody may use it; where it may not move, others may, and growing is
+/// refused as the kernel does for want of room.
 ///
 /// # Safety
 /// As for the call.
@@ -219,7 +222,8 @@ fn whole_region(state: &State, id: RegionId, pages: Pages) -> Option<usize> {
     state.position(id).filter(|&index| state.regions[index].managed() == [pages])
 }
 
-/// Advice that sticks to mappings is remembered for whole regions; a part that differs is given back.
+/// Advice that sticks to mappings is remembered for whole regions; a part that differs is given
+/// back.
 fn remember(state: &mut State, pieces: Pieces, advice: c_int) -> Result<(), c_int> {
     for (id, pages) in pieces {
         match whole_region(state, id, pages) {

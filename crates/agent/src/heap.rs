@@ -1,9 +1,9 @@
 //! The agent's own heap.
 //!
-//! The program's `malloc` must not be used here. It may hold its locks while it calls `madvise`, which waits for the
-//! agent's lock; and its memory may itself be a region, so that the agent would wait for the end of its own merge window
-//! when it writes to it. This heap takes chunks straight from the kernel: one free list for each power of two, larger
-//! pieces are mappings of their own.
+//! The program's `malloc` must not be used here. It may hold its locks while it calls `madvise`,
+//! which waits for the agent's lock; and its memory may itself be a region, so that the agent would
+//! wait for the end of its own merge window when it writes to it. This heap takes chunks straight
+//! from the kernel: one free list for each power of two, larger pieces are mappings of their own.
 
 #![allow(unsafe_code)] // A global allocator deals in raw memory.
 
@@ -16,8 +16,8 @@ use std::ptr::null_mut;
 const MIN_SHIFT: u32 = 4;
 /// Largest piece that comes from a chunk, as a power of two; what is larger is mapped on its own.
 const MAX_SHIFT: u32 = 16;
-/// Bytes asked of the kernel at a time. Untouched they cost nothing; so many last for good, and the agent does not fail (which
-/// would end the program) where the kernel refuses another mapping.
+/// Bytes asked of the kernel at a time. Untouched they cost nothing; so many last for good, and the
+/// agent does not fail (which would end the program) where the kernel refuses another mapping.
 const CHUNK: usize = 8 << 20;
 const CLASSES: usize = (MAX_SHIFT - MIN_SHIFT + 1) as usize;
 
@@ -51,7 +51,8 @@ impl Heap {
 
     /// Keeps every other thread out, so that a fork copies the heap in a whole state.
     pub fn hold(&self) {
-        // SAFETY: the mutex is initialised, never moves (the heap is a static) and is not held by this thread.
+        // SAFETY: the mutex is initialised, never moves (the heap is a static) and is not held by this
+        // thread.
         unsafe { libc::pthread_mutex_lock(self.mutex.get()) };
     }
 
@@ -78,7 +79,8 @@ impl Lists {
             return head.cast();
         }
         let size = 1usize << (class as u32 + MIN_SHIFT);
-        // Pieces are aligned to their size, since chunks are aligned to pages and larger pieces to themselves.
+        // Pieces are aligned to their size, since chunks are aligned to pages and larger pieces to
+        // themselves.
         let start = self.next.next_multiple_of(size);
         if start + size <= self.end {
             self.next = start + size;
@@ -93,8 +95,9 @@ impl Lists {
     }
 }
 
-// SAFETY: pieces are disjoint, at least as large and as aligned as the layout (a class is a power of two and not below
-// either; mappings are aligned to pages, and a larger alignment is refused), and live until they are given back.
+// SAFETY: pieces are disjoint, at least as large and as aligned as the layout (a class is a power
+// of two and not below either; mappings are aligned to pages, and a larger alignment is refused),
+// and live until they are given back.
 unsafe impl GlobalAlloc for Heap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match Heap::class(&layout) {

@@ -1,7 +1,8 @@
 //! The symbols that the program calls instead of the C library's.
 //!
-//! Most calls are about memory that is none of the agent's business: one look at a small table, and the system call is
-//! made as the C library would. No `dlsym`, no lock, no allocation: these run before constructors and inside allocators.
+//! Most calls are about memory that is none of the agent's business: one look at a small table, and
+//! the system call is made as the C library would. No `dlsym`, no lock, no allocation: these run
+//! before constructors and inside allocators.
 
 #![allow(unsafe_code)] // Defines symbols of the C library.
 #![allow(clippy::missing_safety_doc)] // The manual pages of the same names.
@@ -77,7 +78,8 @@ pub unsafe extern "C" fn munmap(start: *mut c_void, len: usize) -> c_int {
     answer(errno, result) as c_int
 }
 
-/// mremap(2). Its last parameter is variadic in C; on the supported machines it arrives where a fixed one would.
+/// mremap(2). Its last parameter is variadic in C; on the supported machines it arrives where a
+/// fixed one would.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mremap(
     old: *mut c_void,

@@ -1,13 +1,15 @@
 //! The library loaded into a client (`LD_PRELOAD`): announces regions, executes mapping batches.
 //!
-//! It does nothing until the program marks memory with `madvise(MADV_MERGEABLE)`, as QEMU does with guest RAM: from then on the
-//! memory is a *region*, tracked with userfaultfd, and a thread waits for the daemon's batches: pages, and the frames that
-//! they are thought to equal. What equals is mapped onto the frames, private and copy-on-write, in short *windows* in which writers wait. The daemon
-//! is never needed: a window runs to its end by itself, and merged memory stays what it is when the daemon dies.
+//! It does nothing until the program marks memory with `madvise(MADV_MERGEABLE)`, as QEMU does with
+//! guest RAM: from then on the memory is a *region*, tracked with userfaultfd, and a thread waits
+//! for the daemon's batches: pages, and the frames that they are thought to equal. What equals is
+//! mapped onto the frames, private and copy-on-write, in short *windows* in which writers wait. The
+//! daemon is never needed: a window runs to its end by itself, and merged memory stays what it is
+//! when the daemon dies.
 //!
-//! All policy is the daemon's. What is decided here is safety: whether bytes are equal ([`merge`]), whether memory may be
-//! merged at all ([`probe`], [`pins`], locked memory), and that every call of the program on merged memory does what it would
-//! do on anonymous memory ([`guard`]).
+//! All policy is the daemon's. What is decided here is safety: whether bytes are equal ([`merge`]),
+//! whether memory may be merged at all ([`probe`], [`pins`], locked memory), and that every call of
+//! the program on merged memory does what it would do on anonymous memory ([`guard`]).
 //!
 //! ```text
 //! interpose ─▶ watch (is it ours?) ─▶ mark, guard ─▶ window ─▶ regions

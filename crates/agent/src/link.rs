@@ -1,8 +1,9 @@
 //! The connection to the daemon.
 //!
-//! The daemon may be missing, slow, stopped, restarted or mad: nothing here waits for it with the lock held, and a peer that says
-//! what the protocol does not allow is left and tried again later. All traffic is non-blocking and done under the agent's lock, so
-//! that a fork never copies a descriptor that the child does not know of.
+//! The daemon may be missing, slow, stopped, restarted or mad: nothing here waits for it with the
+//! lock held, and a peer that says what the protocol does not allow is left and tried again later.
+//! All traffic is non-blocking and done under the agent's lock, so that a fork never copies a
+//! descriptor that the child does not know of.
 
 #![allow(unsafe_code)] // prctl(2), getrlimit(2).
 
@@ -103,7 +104,8 @@ fn connect(path: &Path) -> Result<(), End> {
     if peer.uid != 0 && peer.uid != rustix::process::geteuid().as_raw() {
         return Err(End::Lost(format!("the peer runs as uid {}, not as root or this user", peer.uid)));
     }
-    // Where Yama asks for it, the daemon is allowed to read this process. It fails where there is no Yama.
+    // Where Yama asks for it, the daemon is allowed to read this process. It fails where there is no
+    // Yama.
     // SAFETY: takes a number.
     unsafe { libc::prctl(libc::PR_SET_PTRACER, peer.pid as libc::c_ulong, 0, 0, 0) };
     let hello = ToDaemon::Hello {

@@ -1,8 +1,9 @@
 //! The agent's lock, and signals.
 //!
-//! A `pthread` mutex in a static, since it must be taken before a fork and released on both sides of it, which a lock of
-//! the standard library does not offer. While it is held all signals are blocked: a handler that calls `madvise` or
-//! `munmap` on a region would otherwise wait for its own thread.
+//! A `pthread` mutex in a static, since it must be taken before a fork and released on both sides
+//! of it, which a lock of the standard library does not offer. While it is held all signals are
+//! blocked: a handler that calls `madvise` or `munmap` on a region would otherwise wait for its own
+//! thread.
 
 #![allow(unsafe_code)] // A lock hands out references to shared data.
 
@@ -78,8 +79,8 @@ impl<T> Lock<T> {
     /// Waits for the lock.
     pub fn lock(&'static self) -> Guard<T> {
         let signals = Blocked::all();
-        // SAFETY: the mutex is initialised and never moves, being in a static; this thread does not hold it, since guards
-        // are not kept while program code runs, signal handlers included.
+        // SAFETY: the mutex is initialised and never moves, being in a static; this thread does not hold
+        // it, since guards are not kept while program code runs, signal handlers included.
         unsafe {
             if libc::pthread_mutex_trylock(self.mutex.get()) != 0 {
                 self.waiting.fetch_add(1, Ordering::Relaxed);
@@ -98,7 +99,8 @@ impl<T> Lock<T> {
         free.then_some(Guard { lock: self, signals: Some(signals) })
     }
 
-    /// Whether somebody waits for it. The mutex is not fair, so whoever takes it again and again must make way.
+    /// Whether somebody waits for it. The mutex is not fair, so whoever takes it again and again
+    /// must make way.
     fn is_wanted(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) > 0
     }
@@ -116,7 +118,8 @@ impl<T> Lock<T> {
     /// Takes the lock back after [`Guard::keep_across_fork`], in the parent or in the child.
     ///
     /// # Safety
-    /// This thread (or the one that it is a copy of) called `keep_across_fork` and has not called this since.
+    /// This thread (or the one that it is a copy of) called `keep_across_fork` and has not called
+    /// this since.
     pub unsafe fn after_fork(&'static self) -> Guard<T> {
         // SAFETY: the mutex is held by this thread.
         let signals = unsafe { (*self.across_fork.get()).take() };

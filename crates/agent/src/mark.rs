@@ -1,4 +1,5 @@
-//! `madvise(MADV_MERGEABLE)`: the program's consent, as for the kernel's KSM, and the only way into management.
+//! `madvise(MADV_MERGEABLE)`: the program's consent, as for the kernel's KSM, and the only way into
+//! management.
 
 use crate::guard::whole_pages;
 use crate::lock::Blocked;

@@ -1,16 +1,18 @@
 //! One window of a batch: compare, take away, replace.
 //!
-//! A window spans pages between its runs too. It ends before one of these that was written since the last scan: whoever wrote it may
-//! write again, and would wait; and the note of that write would be lost. It ends before such a page of a run as well, and that
-//! page is let be: it may be long since it was read, and what is written often is not worth merging.
+//! A window spans pages between its runs too. It ends before one of these that was written since
+//! the last scan: whoever wrote it may write again, and would wait; and the note of that write
+//! would be lost. It ends before such a page of a run as well, and that page is let be: it may be
+//! long since it was read, and what is written often is not worth merging.
 //!
-//! Every page is compared with its frame, byte by byte, now that it cannot change: this decides, not what the daemon thinks. What
-//! equals is taken away if it has no pins ([`crate::pins`]), and each run of such pages becomes one mapping of frames, or untouched
-//! memory for zeros.
+//! Every page is compared with its frame, byte by byte, now that it cannot change: this decides,
+//! not what the daemon thinks. What equals is taken away if it has no pins ([`crate::pins`]), and
+//! each run of such pages becomes one mapping of frames, or untouched memory for zeros.
 //!
-//! Afterwards the pages that were not replaced are write-protected for the tracking again (they were clean in the last scan; a
-//! write that slips in between costs a missed merge at most, since every merge compares). Those that map a frame are
-//! not: if one is written, its copy must show in the next scan, or its frame would be kept for ever.
+//! Afterwards the pages that were not replaced are write-protected for the tracking again (they
+//! were clean in the last scan; a write that slips in between costs a missed merge at most, since
+//! every merge compares). Those that map a frame are not: if one is written, its copy must show in
+//! the next scan, or its frame would be kept for ever.
 
 #![allow(unsafe_code)] // Compares and replaces the program's memory.
 
@@ -78,8 +80,9 @@ enum Verdict {
 }
 
 impl State {
-    /// Carries out the runs of one window, as far as nobody writes between them (`calm`: nor to them), which `pagemap` tells. `look`: see whether
-    /// the process has pinned or locked memory in any case; else only where taking pages away would not tell.
+    /// Carries out the runs of one window, as far as nobody writes between them (`calm`: nor to
+    /// them), which `pagemap` tells. `look`: see whether the process has pinned or locked
+    /// memory in any case; else only where taking pages away would not tell.
     pub fn merge_window(
         &mut self,
         id: RegionId,
@@ -131,7 +134,8 @@ impl State {
             runs.iter().for_each(|run| done.tell(pages_of(run), Fate::Gone));
             return done;
         }
-        // Only now: who pins a page for writing from here on waits for the window, or gets a page of its own.
+        // Only now: who pins a page for writing from here on waits for the window, or gets a page of its
+        // own.
         let tells = self.waiting.as_ref().is_some_and(Waiting::can_check)
             && !runs.iter().any(|run| self.regions[index].mapped.any(pages_of(run)));
         let held = if look || !tells { held_memory() } else { None };
@@ -225,7 +229,8 @@ impl State {
                 if taken <= left.start {
                     let stretch = Pages { start: left.start, end: end_of_stretch(&verdicts[i..]) };
                     taken = match checker {
-                        // SAFETY: the pages equal their targets, which are mapped in their place before the window closes.
+                        // SAFETY: the pages equal their targets, which are mapped in their place before the window
+                        // closes.
                         Some(checker) => take_away(region, stretch, |part| unsafe {
                             checker.take_away(region.bytes(part), offset(part.start))
                         }),
@@ -280,7 +285,8 @@ impl State {
     }
 }
 
-/// Where the first verdict's pages, and those that follow at once and equal their targets too, come to an end.
+/// Where the first verdict's pages, and those that follow at once and equal their targets too, come
+/// to an end.
 fn end_of_stretch(verdicts: &[(Pages, Verdict)]) -> u32 {
     let mut end = verdicts[0].0.end;
     for (pages, verdict) in &verdicts[1..] {
@@ -292,15 +298,16 @@ fn end_of_stretch(verdicts: &[(Pages, Verdict)]) -> u32 {
     end
 }
 
-/// The pages of a window that the program has written since the last scan, ascending. Those between runs are all that is looked for where the
-/// runs themselves need not be calm.
+/// The pages of a window that the program has written since the last scan, ascending. Those between
+/// runs are all that is looked for where the runs themselves need not be calm.
 fn written_pages(region: &Region, window: Pages, runs: &[Run], calm: bool, pagemap: &Pagemap) -> Vec<Pages> {
     let mut written = Vec::new();
     let has_gaps = runs.windows(2).any(|pair| pair[0].page + pair[0].len < pair[1].page);
     if !calm && !has_gaps {
         return written;
     }
-    // The agent's own changes count as written too: frames are pages of a file, and zeros read the zero page.
+    // The agent's own changes count as written too: frames are pages of a file, and zeros read the zero
+    // page.
     let theirs = Categories::FILE | Categories::PFNZERO;
     let query = Query {
         inverted: theirs,
@@ -325,8 +332,8 @@ struct CalmPart {
     rest: Vec<Run>,
 }
 
-/// Cuts runs before the first page that was written, in a gap between them or (`calm`) in one of them. Written pages that come first of all are set
-/// apart.
+/// Cuts runs before the first page that was written, in a gap between them or (`calm`) in one of
+/// them. Written pages that come first of all are set apart.
 fn calm_part(runs: &[Run], written: &[Pages], calm: bool) -> CalmPart {
     let mut part = CalmPart::default();
     let mut written = written.iter().copied().peekable();
@@ -383,8 +390,8 @@ fn compare(region: &Region, segments: &[Segment], run: &Run, verdicts: &mut Vec<
         let offset = page as usize * PAGE_SIZE;
         // In bounds: a run that leaves its segment does not decode, and every segment has the full length.
         let target = frames.map_or(ZEROS.as_ptr(), |frames| frames.wrapping_add(offset));
-        // SAFETY: both are a page of mapped memory: the window's span is managed, so mapped. Nobody writes to either: the page
-        // is write-protected and the frame immutable.
+        // SAFETY: both are a page of mapped memory: the window's span is managed, so mapped. Nobody writes
+        // to either: the page is write-protected and the frame immutable.
         unsafe { libc::memcmp((place + offset) as *const _, target.cast(), PAGE_SIZE) == 0 }
     };
     let mut start = 0;
@@ -406,7 +413,8 @@ fn compare(region: &Region, segments: &[Segment], run: &Run, verdicts: &mut Vec<
     }
 }
 
-/// Takes pages away as far as they can be checked for pins; returns the first that must stay, or the end.
+/// Takes pages away as far as they can be checked for pins; returns the first that must stay, or
+/// the end.
 fn take_away(region: &Region, pages: Pages, take: impl Fn(Pages) -> (usize, Result<(), rustix::io::Errno>)) -> u32 {
     let mut left = pages;
     while let Some(part) = region.mapped.next_gap(left) {
@@ -445,7 +453,8 @@ fn map_frames(
     let offset = u64::from(slot) * PAGE_SIZE as u64;
     // SAFETY: the place holds, or held, the same bytes as the frames, and its writers wait.
     if unsafe { mm::map_fixed_private(held.fd.as_fd(), place, offset) }.is_err() {
-        // No more mappings, say, because the limit was lowered: the old one is there still, and takes its pages back.
+        // No more mappings, say, because the limit was lowered: the old one is there still, and takes its
+        // pages back.
         let restored =
             !raw::has_hole(place) && taken.is_none_or(|(waiting, from)| put_back(region, pages, waiting, from));
         if !restored {
@@ -470,13 +479,14 @@ fn put_back(region: &Region, pages: Pages, waiting: &Waiting, from: usize) -> bo
     true
 }
 
-/// What was there is gone, and the new mapping could not be made (out of memory): the frames' bytes are what was there.
+/// What was there is gone, and the new mapping could not be made (out of memory): the frames' bytes
+/// are what was there.
 fn fill_hole(region: &mut Region, pages: Pages, held: &Segment, slot: u32) {
     let place = region.bytes(pages);
     let from = held.map.as_ptr().wrapping_add(slot as usize * PAGE_SIZE);
     for _ in 0..1000 {
-        // SAFETY: the place is part of a region and equals the frames, so covering it and copying them keeps its bytes; until then
-        // whoever touches the hole faults either way.
+        // SAFETY: the place is part of a region and equals the frames, so covering it and copying them
+        // keeps its bytes; until then whoever touches the hole faults either way.
         unsafe {
             if window::cover_anonymous(region, pages).is_ok() {
                 std::ptr::copy_nonoverlapping(from, place.start as *mut u8, place.len);

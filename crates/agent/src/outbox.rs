@@ -1,8 +1,9 @@
 //! Messages that wait to be sent.
 //!
-//! They are queued under the agent's lock, together with the change of mappings that they tell of, and sent by the agent
-//! thread in that order. The queue is bounded: when the daemon does not read, everything is forgotten and the connection
-//! closed; the next one starts with a full account of regions, and the daemon finds the mappings in `/proc/PID/maps`.
+//! They are queued under the agent's lock, together with the change of mappings that they tell of,
+//! and sent by the agent thread in that order. The queue is bounded: when the daemon does not read,
+//! everything is forgotten and the connection closed; the next one starts with a full account of
+//! regions, and the daemon finds the mappings in `/proc/PID/maps`.
 
 use std::collections::VecDeque;
 use wire::ToDaemon;

@@ -1,13 +1,16 @@
 //! Telling pinned pages from others.
 //!
-//! A device that reads into guest RAM (`O_DIRECT`, as QEMU does with `cache=none`) writes to the physical page, past every
-//! protection, also when something else is mapped there by then: what it read would be lost. Such short pins are not counted in
-//! `VmPin`. What does look is `UFFDIO_MOVE` (Linux 6.8): it refuses pages that may be pinned, or that another process shares,
-//! and looks again once nobody can reach the page any more. So the pages of a merge are moved to a *scratch* area first, and thrown
-//! away there. For that moment readers wait too, as the span is registered for missing pages.
+//! A device that reads into guest RAM (`O_DIRECT`, as QEMU does with `cache=none`) writes to the
+//! physical page, past every protection, also when something else is mapped there by then: what it
+//! read would be lost. Such short pins are not counted in `VmPin`. What does look is `UFFDIO_MOVE`
+//! (Linux 6.8): it refuses pages that may be pinned, or that another process shares,
+//! and looks again once nobody can reach the page any more. So the pages of a merge are moved to a
+//! *scratch* area first, and thrown away there. For that moment readers wait too, as the span is
+//! registered for missing pages.
 //!
-//! It works on anonymous mappings only. A page that was merged before and has been copied since lies in a mapping of the
-//! store, and cannot be checked; so it is with every page before Linux 6.8.
+//! It works on anonymous mappings only. A page that was merged before and has been copied since
+//! lies in a mapping of the store, and cannot be checked; so it is with every page before Linux
+//! 6.8.
 
 #![allow(unsafe_code)] // ioctls on the program's memory.
 
@@ -24,16 +27,18 @@ use std::os::unix::fs::FileExt;
 
 /// `_IOWR(0xAA, _UFFDIO_MOVE, struct uffdio_move)`; the bindings leave it out.
 const UFFDIO_MOVE: ioctl::Opcode = ioctl::opcode::read_write::<uffdio_move>(0xAA, sys::_UFFDIO_MOVE as u8);
-/// `UFFDIO_MOVE_MODE_DONTWAKE | UFFDIO_MOVE_MODE_ALLOW_SRC_HOLES`; the bindings leave out values written as shifts.
+/// `UFFDIO_MOVE_MODE_DONTWAKE | UFFDIO_MOVE_MODE_ALLOW_SRC_HOLES`; the bindings leave out values
+/// written as shifts.
 const MOVE_MODE: u64 = 1 | 2;
 /// How often a page that the kernel is busy with is tried again.
 const TRIES: u32 = 16;
 
 const _: () = assert!(size_of::<uffdio_move>() == 40 && UFFDIO_MOVE == 0xC028_AA05);
 
-/// After a fork the kernel takes pages for shared until they are written, also when the child is gone, and refuses to move them.
-/// This settles it for a page that nobody else maps any more: a write fault, without a write (`MADV_POPULATE_WRITE`), after which it counts as
-/// written. A page that a child still maps stays as it is, since this would copy it.
+/// After a fork the kernel takes pages for shared until they are written, also when the child is
+/// gone, and refuses to move them. This settles it for a page that nobody else maps any more: a
+/// write fault, without a write (`MADV_POPULATE_WRITE`), after which it counts as written. A page
+/// that a child still maps stays as it is, since this would copy it.
 pub fn own(page: Range) {
     /// Bit 56: the page is mapped only here (Documentation/admin-guide/mm/pagemap.rst).
     const EXCLUSIVE: u64 = 1 << 56;
@@ -84,8 +89,8 @@ impl Waiting {
         self.scratch.is_some()
     }
 
-    /// Makes readers of pages that are taken away wait, until the span is unregistered. From here on the agent itself must not
-    /// touch the span either.
+    /// Makes readers of pages that are taken away wait, until the span is unregistered. From here
+    /// on the agent itself must not touch the span either.
     pub fn hold_readers(&self, span: Range) -> Result<(), Errno> {
         let mode = u64::from(sys::UFFDIO_REGISTER_MODE_MISSING | sys::UFFDIO_REGISTER_MODE_WP);
         let range = sys::uffdio_range { start: span.start as u64, len: span.len as u64 };
@@ -94,8 +99,8 @@ impl Waiting {
         unsafe { ioctl::ioctl(&self.uffd, Updater::<{ UFFDIO_REGISTER }, _>::new(&mut register)) }
     }
 
-    /// Takes pages away, from the first on; returns how many bytes were taken, and why the page behind these was not.
-    /// `EBUSY`: it may be pinned.
+    /// Takes pages away, from the first on; returns how many bytes were taken, and why the page
+    /// behind these was not. `EBUSY`: it may be pinned.
     ///
     /// They go to the scratch area from `offset` on, which must be empty there.
     ///
@@ -131,7 +136,8 @@ impl Waiting {
         (done, Ok(()))
     }
 
-    /// Puts pages that were taken away from `to`, to `offset`, back into the mapping that they came from. `false`: not all could be.
+    /// Puts pages that were taken away from `to`, to `offset`, back into the mapping that they came
+    /// from. `false`: not all could be.
     pub fn put_back(&self, to: Range, offset: usize) -> bool {
         let Some(scratch) = self.scratch else { return false };
         // Page by page: the place may consist of several mappings.
@@ -144,8 +150,8 @@ impl Waiting {
                 move_: 0,
             };
             (0..TRIES).any(|_| {
-                // SAFETY: `uffdio_move` is UFFDIO_MOVE's argument; the scratch area is the agent's own, and where a page
-                // is in place already nothing is moved.
+                // SAFETY: `uffdio_move` is UFFDIO_MOVE's argument; the scratch area is the agent's own, and where a
+                // page is in place already nothing is moved.
                 let result = unsafe { ioctl::ioctl(&self.uffd, Updater::<{ UFFDIO_MOVE }, _>::new(&mut request)) };
                 matches!(result, Ok(()) | Err(Errno::EXIST))
             })
@@ -160,7 +166,8 @@ impl Waiting {
         }
     }
 
-    /// Gives everything back. (A forked child did not inherit the scratch area, and just drops this.)
+    /// Gives everything back. (A forked child did not inherit the scratch area, and just drops
+    /// this.)
     pub fn close(self) {
         if let Some(scratch) = self.scratch {
             // SAFETY: as above.

@@ -1,7 +1,8 @@
 //! Which memory is fit to be a region: the kernel is asked (`/proc/self/smaps`, proc_pid_smaps(5)).
 //!
-//! Fit is private anonymous memory, readable and writable and not executable, of ordinary pages, without gaps, that no other
-//! userfaultfd has and whose advice is one that the agent can repeat on new mappings.
+//! Fit is private anonymous memory, readable and writable and not executable, of ordinary pages,
+//! without gaps, that no other userfaultfd has and whose advice is one that the agent can repeat on
+//! new mappings.
 
 use crate::regions::Sticky;
 use kmem::range::Range;

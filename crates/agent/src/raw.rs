@@ -1,4 +1,5 @@
-//! The system calls that the agent passes on or needs for itself, past the C library's symbols (which are the agent's own).
+//! The system calls that the agent passes on or needs for itself, past the C library's symbols
+//! (which are the agent's own).
 
 #![allow(unsafe_code)] // System calls.
 
@@ -71,7 +72,8 @@ pub unsafe fn madvise(start: usize, len: usize, advice: c_int) -> Answer {
     unsafe { call(libc::SYS_madvise, [start, len, advice as usize, 0, 0, 0]) }
 }
 
-/// `process_madvise(2)` on this process itself (`PIDFD_SELF`, Linux 6.14). Returns how many bytes were advised.
+/// `process_madvise(2)` on this process itself (`PIDFD_SELF`, Linux 6.14). Returns how many bytes
+/// were advised.
 ///
 /// # Safety
 /// As for [`madvise`] of each part.

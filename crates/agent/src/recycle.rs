@@ -1,13 +1,16 @@
 //! Recycling: pages that the guest has marked as free become untouched memory.
 //!
-//! Claim, zero and release all happen here, in the process that is the guest (see `ppr`): a daemon that dies, or stops, in the middle
-//! leaves no page claimed, and a guest that waits for a claim waits for a thread of its own process. The daemon only says when
-//! (`ToAgent::Recycle`), and how much CPU time a sweep may take.
+//! Claim, zero and release all happen here, in the process that is the guest (see `ppr`): a daemon
+//! that dies, or stops, in the middle leaves no page claimed, and a guest that waits for a claim
+//! waits for a thread of its own process. The daemon only says when (`ToAgent::Recycle`), and how
+//! much CPU time a sweep may take.
 //!
-//! A sweep goes over the guest's RAM, at most [`BATCH_PAGES`] pages at a time: takes the agent's lock (before it claims, since the guest
-//! waits for claims, and nobody who waits for the lock is waited for), claims, turns merged pages among them into anonymous
-//! memory, gives all of them back to the kernel in one `process_madvise(2)`, releases, tells the daemon. The guest is not trusted: what it
-//! can name is limited by [`ppr::Ram`], and that to parts of regions; the pool cannot shrink.
+//! A sweep goes over the guest's RAM, at most [`BATCH_PAGES`] pages at a time: takes the agent's
+//! lock (before it claims, since the guest waits for claims, and nobody who waits for the lock is
+//! waited for), claims, turns merged pages among them into anonymous memory, gives all of them back
+//! to the kernel in one `process_madvise(2)`, releases, tells the daemon. The guest is not trusted:
+//! what it can name is limited by [`ppr::Ram`], and that to parts of regions; the pool cannot
+//! shrink.
 
 #![allow(unsafe_code)] // Discards the guest's free pages; maps the pool.
 
@@ -93,7 +96,8 @@ pub fn from_environment() -> Option<Recycler> {
     let number = |name| std::env::var(name).ok()?.parse::<u32>().ok();
     let fd = number(wire::recycle::ENV_POOL)?;
     let take = |number: u32| {
-        // SAFETY: only duplicated, which fails if it is closed; and whatever it is, it is checked before it is used.
+        // SAFETY: only duplicated, which fails if it is closed; and whatever it is, it is checked before it
+        // is used.
         let fd = unsafe { BorrowedFd::borrow_raw(number as c_int) };
         let own = rustix::io::fcntl_dupfd_cloexec(fd, 3).ok();
         // Children have no business with the program's own copy.
@@ -106,9 +110,10 @@ pub fn from_environment() -> Option<Recycler> {
     recycler.inspect_err(|error: &String| log::line(format_args!("free pages are not recycled: {error}"))).ok()
 }
 
-/// Gives the agent a pool in which this program marks pages of its own: frame `n` of the pool is page `n` from `start` on. The
-/// memory must be marked as mergeable. Returns 0, or an errno: `ENOMEM` if not all of it is one region, `EBUSY` if there is a pool,
-/// `EINVAL` if the file is no pool.
+/// Gives the agent a pool in which this program marks pages of its own: frame `n` of the pool is
+/// page `n` from `start` on. The memory must be marked as mergeable. Returns 0, or an errno:
+/// `ENOMEM` if not all of it is one region, `EBUSY` if there is a pool, `EINVAL` if the file is no
+/// pool.
 ///
 /// # Safety
 /// A page that is marked may become zeros at any time until it is cancelled.
@@ -235,7 +240,8 @@ fn pages_of(extents: &[Extent], run: &Frames<u64>) -> impl Iterator<Item = (Regi
     })
 }
 
-/// Gives memory back to the kernel, in one call where it takes lists (Linux 6.14), so that translations are dropped once.
+/// Gives memory back to the kernel, in one call where it takes lists (Linux 6.14), so that
+/// translations are dropped once.
 fn discard_all(places: &[Range]) -> Result<(), Errno> {
     static LISTS: OnceLock<bool> = OnceLock::new();
     // The first call tells; an empty list is refused by older kernels too.
@@ -265,7 +271,8 @@ fn discard_all(places: &[Range]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Recycles what is marked, for at most `budget` of CPU time, and queues the answer. `flush` is called now and then, without the lock.
+/// Recycles what is marked, for at most `budget` of CPU time, and queues the answer. `flush` is
+/// called now and then, without the lock.
 pub fn sweep(budget: Duration, mut flush: impl FnMut()) {
     let begin = cpu_time();
     let mut sum = Sweep::default();

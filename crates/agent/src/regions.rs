@@ -1,7 +1,7 @@
 //! What the agent knows of each region. Pure tables: no mapping is changed here.
 //!
-//! Page numbers count from the region's original start. A region can be cut: it keeps its name and its numbering, and a
-//! list of the parts that are still managed.
+//! Page numbers count from the region's original start. A region can be cut: it keeps its name and
+//! its numbering, and a list of the parts that are still managed.
 
 #![allow(unsafe_code)] // The bitmap lies in memory mapped for it, so that parts never touched cost nothing.
 
@@ -42,7 +42,8 @@ impl Pages {
     }
 }
 
-/// Advice of the program that belongs to mappings, so that every mapping which the agent puts there needs it again.
+/// Advice of the program that belongs to mappings, so that every mapping which the agent puts there
+/// needs it again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Sticky {
     /// `MADV_DONTFORK`.
@@ -71,7 +72,8 @@ pub struct Region {
 }
 
 impl Region {
-    /// A region, all of it managed, nothing of it merged. `None` if there is no memory for its bitmap.
+    /// A region, all of it managed, nothing of it merged. `None` if there is no memory for its
+    /// bitmap.
     pub fn new(id: RegionId, range: Range, sticky: Sticky) -> Option<Region> {
         let pages = u32::try_from(range.pages()).ok()?;
         Some(Region {
@@ -125,8 +127,8 @@ impl Region {
         self.mapped.clear(pages);
     }
 
-    /// How many mappings more there are at most when these pages get one of their own: it takes the place of what lies
-    /// between two others, or leaves rests of it on its sides.
+    /// How many mappings more there are at most when these pages get one of their own: it takes the
+    /// place of what lies between two others, or leaves rests of it on its sides.
     pub fn new_maps(&self, pages: Pages) -> usize {
         if self.mapped.any(pages) {
             return 2;

@@ -1,6 +1,8 @@
-//! Switches one guard off, for tests that must prove that they would notice (`PAGEONE_SABOTAGE=<guard>`).
+//! Switches one guard off, for tests that must prove that they would notice
+//! (`PAGEONE_SABOTAGE=<guard>`).
 //!
-//! Compiled in only with the cargo feature `sabotage`; without it every guard is on and this costs nothing.
+//! Compiled in only with the cargo feature `sabotage`; without it every guard is on and this costs
+//! nothing.
 
 /// A guard that can be switched off, or a hazard that can be made larger.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

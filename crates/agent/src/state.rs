@@ -26,7 +26,8 @@ pub static WATCH: Watch = Watch::new();
 pub const IDLE: u8 = 0;
 /// The threads run, and memory that the program marks is taken.
 pub const RUNNING: u8 = 1;
-/// No memory is taken any more: not possible here, given back, or this is a forked child. The guards go on.
+/// No memory is taken any more: not possible here, given back, or this is a forked child. The
+/// guards go on.
 pub const ENDED: u8 = 2;
 /// One of the three.
 pub static PHASE: AtomicU8 = AtomicU8::new(IDLE);
@@ -46,7 +47,8 @@ pub struct State {
     /// What is managed.
     pub regions: Vec<Region>,
     next_region: RegionId,
-    /// The userfaultfd with `WP_ASYNC`: managed memory is registered with it whenever no window is open over it.
+    /// The userfaultfd with `WP_ASYNC`: managed memory is registered with it whenever no window is
+    /// open over it.
     pub tracking: Option<Arc<Uffd>>,
     /// The userfaultfd of the windows: who writes to what it protects, waits.
     pub waiting: Option<Waiting>,
@@ -156,12 +158,14 @@ impl State {
     }
 }
 
-/// A fork is between its handlers: the forking thread holds the lock and waits for the event thread.
+/// A fork is between its handlers: the forking thread holds the lock and waits for the event
+/// thread.
 pub static FORKING: AtomicBool = AtomicBool::new(false);
 /// The event thread holds events that it has not acted upon yet.
 pub static STASHED: AtomicBool = AtomicBool::new(false);
 
-/// Eventfds, as numbers, so that they can be signalled without the lock and closed in a forked child; -1 without one.
+/// Eventfds, as numbers, so that they can be signalled without the lock and closed in a forked
+/// child; -1 without one.
 static WAKE: AtomicI32 = AtomicI32::new(-1);
 static STOP: AtomicI32 = AtomicI32::new(-1);
 static SPARE: AtomicI32 = AtomicI32::new(-1);

@@ -1,8 +1,10 @@
-//! The agent's two threads, started when the program marks memory for the first time, with every signal blocked.
+//! The agent's two threads, started when the program marks memory for the first time, with every
+//! signal blocked.
 //!
-//! The *agent* thread speaks with the daemon and merges. The *event* thread reads what the tracking userfaultfd tells: whoever
-//! forks, moves or unmaps registered memory past the C library waits until it has.
-//! A panic in either ends management and never the program: the tables and the guards stay.
+//! The *agent* thread speaks with the daemon and merges. The *event* thread reads what the tracking
+//! userfaultfd tells: whoever forks, moves or unmaps registered memory past the C library waits
+//! until it has. A panic in either ends management and never the program: the tables and the guards
+//! stay.
 
 #![allow(unsafe_code)] // poll(2) on descriptors kept as numbers.
 
@@ -77,8 +79,8 @@ fn try_start() -> Result<(), String> {
     })
 }
 
-/// The userfaultfd that regions are registered with. Fork events need CAP_SYS_PTRACE: without it, forks that bypass the C library's
-/// `fork` go unseen.
+/// The userfaultfd that regions are registered with. Fork events need CAP_SYS_PTRACE: without it,
+/// forks that bypass the C library's `fork` go unseen.
 fn tracking_uffd() -> Result<Uffd, CreateError> {
     let features =
         Features::WP | Features::WP_ASYNC | Features::WP_UNPOPULATED | Features::EVENT_REMAP | Features::EVENT_UNMAP;
@@ -103,8 +105,8 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), String>
     thread.map(drop).map_err(|error| format!("thread {name}: {error}"))
 }
 
-/// Ends management after a panic. Closing the userfaultfds unregisters everything and wakes whoever waits; merged pages stay
-/// merged, and guarded.
+/// Ends management after a panic. Closing the userfaultfds unregisters everything and wakes whoever
+/// waits; merged pages stay merged, and guarded.
 fn end() {
     PHASE.store(ENDED, Ordering::Release);
     let mut state = STATE.lock();
@@ -125,12 +127,14 @@ pub fn interest(fd: RawFd, events: i16) -> libc::pollfd {
     libc::pollfd { fd, events, revents: 0 }
 }
 
-/// The event thread. Events are read under the lock, so that memory marked later at the same address is not taken for the one
-/// that an old event is about. During a fork the forking thread holds the lock and waits for the event to be read:
-/// then it is read without, and acted upon later.
+/// The event thread. Events are read under the lock, so that memory marked later at the same
+/// address is not taken for the one that an old event is about. During a fork the forking thread
+/// holds the lock and waits for the event to be read: then it is read without, and acted upon
+/// later.
 fn watch_events(uffd: &Uffd, stop: &OwnedFd) {
     let mut stash = Vec::new();
-    // Reading a fork's event takes a descriptor: when the program has used up its own, this one makes room.
+    // Reading a fork's event takes a descriptor: when the program has used up its own, this one makes
+    // room.
     let mut spare = keep_spare(stop);
     loop {
         let mut fds = [interest(state::number(uffd), libc::POLLIN), interest(state::number(stop), libc::POLLIN)];

@@ -1,8 +1,9 @@
 //! Which addresses the agent cares for, answered without a lock.
 //!
-//! Every interposed call asks this first, from any thread: before constructors have run, inside allocators that hold their
-//! own locks, between `fork` and `exec`. So it allocates nothing, takes no lock and touches no thread-local storage: a small
-//! table of ranges guarded by a sequence number. Writers hold the agent's lock.
+//! Every interposed call asks this first, from any thread: before constructors have run, inside
+//! allocators that hold their own locks, between `fork` and `exec`. So it allocates nothing, takes
+//! no lock and touches no thread-local storage: a small table of ranges guarded by a sequence
+//! number. Writers hold the agent's lock.
 
 use kmem::range::Range;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
@@ -27,14 +28,15 @@ impl Watch {
         }
     }
 
-    /// Whether `len` bytes from `start` on (rounded out to pages) overlap memory that the agent cares for.
+    /// Whether `len` bytes from `start` on (rounded out to pages) overlap memory that the agent
+    /// cares for.
     pub fn overlaps(&self, start: usize, len: usize) -> bool {
         if self.used.load(Ordering::Acquire) == 0 {
             return false;
         }
         let end = start.saturating_add(len);
-        // Updates are rare and take nanoseconds. A copy of the process that a raw `clone` made in the middle of one would
-        // see it unfinished for ever: then the answer is yes.
+        // Updates are rare and take nanoseconds. A copy of the process that a raw `clone` made in the
+        // middle of one would see it unfinished for ever: then the answer is yes.
         for _ in 0..10_000 {
             let before = self.sequence.load(Ordering::Acquire);
             let found = self

@@ -1,11 +1,13 @@
 //! Changing the mappings under a running program.
 //!
-//! A *window* is a span over which writers wait: it is taken from the tracking userfaultfd (`WP_ASYNC`: the kernel resolves
-//! faults itself), given to the waiting one and write-protected. Readers go on. What is changed inside keeps the bytes
-//! as they are, so nobody can tell. Closing it unregisters the span, which wakes the writers, and tracks it again.
+//! A *window* is a span over which writers wait: it is taken from the tracking userfaultfd
+//! (`WP_ASYNC`: the kernel resolves faults itself), given to the waiting one and write-protected.
+//! Readers go on. What is changed inside keeps the bytes as they are, so nobody can tell. Closing
+//! it unregisters the span, which wakes the writers, and tracks it again.
 //!
-//! Everything here runs with the agent's lock held, and unregisters from the tracking userfaultfd before it unmaps
-//! anything: that one raises events, which the event thread reads only when it gets the lock.
+//! Everything here runs with the agent's lock held, and unregisters from the tracking userfaultfd
+//! before it unmaps anything: that one raises events, which the event thread reads only when it
+//! gets the lock.
 
 #![allow(unsafe_code)] // Replaces mappings of the program's memory.
 
@@ -29,7 +31,8 @@ pub const MAX_PAGES: u32 = wire::MAX_WINDOW_PAGES;
 pub enum Users {
     /// Other threads read and write it: each run is replaced in one step.
     Active,
-    /// Nobody may use it just now (the program moves it): filled in place, so that it is one mapping afterwards.
+    /// Nobody may use it just now (the program moves it): filled in place, so that it is one
+    /// mapping afterwards.
     None,
 }
 
@@ -108,8 +111,9 @@ impl State {
         Ok(())
     }
 
-    /// Gives a window of a region its plain memory back, all of it: what is not zero is copied to its place in `twin`, and that
-    /// part of the twin is moved over the window. `false`: not all of the window is managed, and nothing was done.
+    /// Gives a window of a region its plain memory back, all of it: what is not zero is copied to
+    /// its place in `twin`, and that part of the twin is moved over the window. `false`: not
+    /// all of the window is managed, and nothing was done.
     pub fn restore(&mut self, id: RegionId, pages: Pages, twin: &mut Twin) -> Result<bool, Errno> {
         let Some(index) = self.position(id).filter(|&index| self.regions[index].manages(pages)) else {
             return Ok(false);
@@ -144,8 +148,9 @@ impl State {
     }
 }
 
-/// Memory as long as a region, to take the region's place window by window. It is one mapping, so that the kernel joins the
-/// moved pieces to one again; pieces of their own would stay pieces for ever.
+/// Memory as long as a region, to take the region's place window by window. It is one mapping, so
+/// that the kernel joins the moved pieces to one again; pieces of their own would stay pieces for
+/// ever.
 pub struct Twin {
     start: usize,
     /// What has not been moved yet.
@@ -161,13 +166,15 @@ impl Twin {
         Ok(Twin { start, left })
     }
 
-    /// Moves the part of these pages into place, with their bytes. Windows come in ascending order; what is left out is unmapped.
+    /// Moves the part of these pages into place, with their bytes. Windows come in ascending order;
+    /// what is left out is unmapped.
     fn replace(&mut self, region: &mut Region, pages: Pages) -> Result<(), Errno> {
         let place = region.bytes(pages);
         let part = Range::new(self.start + pages.start as usize * PAGE_SIZE, place.len);
         self.skip_to(part.start);
         for offset in (0..place.len).step_by(PAGE_SIZE) {
-            // SAFETY: a page of mapped memory whose writers wait, and a page of the twin, which nobody else knows.
+            // SAFETY: a page of mapped memory whose writers wait, and a page of the twin, which nobody else
+            // knows.
             unsafe {
                 let from = (place.start + offset) as *const u8;
                 if libc::memcmp(from.cast(), ZEROS.as_ptr().cast(), PAGE_SIZE) != 0 {
@@ -206,8 +213,8 @@ fn unmerge_window(region: &mut Region, window: Pages, users: Users) -> Result<()
             Users::Active => {
                 let copy = anonymous(0, place.len, 0, region.sticky)?;
                 let from = Range::new(copy, place.len);
-                // SAFETY: `copy` is fresh memory of that length; the place is mapped and its writers wait. Moving the copy over
-                // the place leaves its bytes as they are.
+                // SAFETY: `copy` is fresh memory of that length; the place is mapped and its writers wait. Moving
+                // the copy over the place leaves its bytes as they are.
                 let moved = unsafe {
                     std::ptr::copy_nonoverlapping(place.start as *const u8, copy as *mut u8, place.len);
                     advise(region, from, true);
@@ -235,7 +242,8 @@ fn unmerge_window(region: &mut Region, window: Pages, users: Users) -> Result<()
     Ok(())
 }
 
-/// Maps untouched memory over pages of a region and repeats the program's advice. The pages are not tracked afterwards.
+/// Maps untouched memory over pages of a region and repeats the program's advice. The pages are not
+/// tracked afterwards.
 ///
 /// # Safety
 /// What was there is gone.
@@ -247,7 +255,8 @@ pub unsafe fn cover_anonymous(region: &mut Region, pages: Pages) -> Result<(), E
     Ok(())
 }
 
-/// Anonymous memory with the flags of the program's own, so that the kernel joins it with its neighbours.
+/// Anonymous memory with the flags of the program's own, so that the kernel joins it with its
+/// neighbours.
 fn anonymous(start: usize, len: usize, fixed: i32, sticky: Sticky) -> Result<usize, Errno> {
     let reserve = if sticky.no_reserve { libc::MAP_NORESERVE } else { 0 };
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | fixed | reserve;

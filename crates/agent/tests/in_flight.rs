@@ -1,7 +1,9 @@
-//! Direct input on its way into memory: the device writes to the physical page, whatever is mapped by then. A page with such a
-//! pin must not be merged, or the program would never see what was read.
+//! Direct input on its way into memory: the device writes to the physical page, whatever is mapped
+//! by then. A page with such a pin must not be merged, or the program would never see what was
+//! read.
 //!
-//! The slow device is a FUSE file of our own, opened for direct input, whose server answers when it is told.
+//! The slow device is a FUSE file of our own, opened for direct input, whose server answers when it
+//! is told.
 
 #![allow(clippy::unwrap_used)] // In tests.
 
@@ -63,9 +65,11 @@ impl SlowFile {
             let word = |at: usize| u32::from_ne_bytes(request[at..at + 4].try_into().unwrap());
             let unique = u64::from_ne_bytes(request[8..16].try_into().unwrap());
             match word(4) {
-                // major, minor, max_readahead, flags, max_background and congestion_threshold, max_write, time_gran, unused.
+                // major, minor, max_readahead, flags, max_background and congestion_threshold, max_write, time_gran,
+                // unused.
                 INIT => self.answer(unique, 0, &words(&[7, 31, 0, 0, 0x0010_0010, 4096, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0])),
-                // attr_valid, its nanoseconds, dummy; ino, size, blocks, three times, their nanoseconds, mode, nlink, uid, gid, rdev, blksize, flags.
+                // attr_valid, its nanoseconds, dummy; ino, size, blocks, three times, their nanoseconds, mode, nlink,
+                // uid, gid, rdev, blksize, flags.
                 GETATTR => {
                     let mut attr = [0u32; 26];
                     (attr[4], attr[6], attr[19], attr[20]) = (1, 1 << 20, 0o100644, 1);
@@ -102,8 +106,8 @@ fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
 
-/// Merges page 20 with its pattern and page 0 with zeros while input for each is on its way; how they fared, and whether the
-/// program got what was read.
+/// Merges page 20 with its pattern and page 0 with zeros while input for each is on its way; how
+/// they fared, and whether the program got what was read.
 fn merge_in_flight(sabotage: &str) -> Option<Vec<(Fate, bool)>> {
     let file = match SlowFile::mount() {
         Ok(file) => file,

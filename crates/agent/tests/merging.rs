@@ -1,4 +1,5 @@
-//! Merging a program's memory under its hands: nothing may be lost, whatever the program does with it meanwhile.
+//! Merging a program's memory under its hands: nothing may be lost, whatever the program does with
+//! it meanwhile.
 
 #![allow(clippy::unwrap_used)] // In tests.
 
@@ -153,7 +154,8 @@ fn writers_go_on_while_digests_are_computed() {
 #[test]
 fn stretches_over_several_mappings_merge() {
     let Some((mut daemon, mut program, store)) = start(1024, None) else { return };
-    // Each end of such a range is a border between two mappings; no stretch can be taken away as a whole.
+    // Each end of such a range is a border between two mappings; no stretch can be taken away as a
+    // whole.
     for (page, len) in [(7, 93), (257, 1), (300, 211), (640, 2), (643, 200)] {
         assert_eq!(program.ask(&format!("advise {page} {len} {}", libc::MADV_RANDOM)), "0");
     }
@@ -161,7 +163,8 @@ fn stretches_over_several_mappings_merge() {
     assert_eq!(program.ask("check 0 1024"), "0");
 }
 
-/// Tells which of the first `pages` pages were written since the last call with `true`, which marks them all as clean.
+/// Tells which of the first `pages` pages were written since the last call with `true`, which marks
+/// them all as clean.
 fn scanner(program: &mut Program, pages: usize) -> impl Fn(bool) -> Vec<usize> + use<> {
     use kmem::pagemap::{Categories, Pagemap, Query};
     let start: usize = program.ask("start").parse().unwrap();
@@ -280,7 +283,8 @@ fn unmapping_moving_and_protecting_parts() {
     assert!(!store.is_damaged());
 }
 
-/// Pages of the runs of 90..160 that are gone with the unmapped 100..150: a run that is partly unmanaged is gone whole.
+/// Pages of the runs of 90..160 that are gone with the unmapped 100..150: a run that is partly
+/// unmanaged is gone whole.
 fn count_gone_around(store: &Store) -> usize {
     let partly = |run: &&wire::Run| run.page < 150 && run.page + run.len > 100;
     store.runs(90..160).iter().filter(partly).map(|run| run.len as usize).sum::<usize>() - 50

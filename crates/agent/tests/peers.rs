@@ -1,4 +1,5 @@
-//! Daemons that are mad, slow or gone: the agent leaves them and comes back with a full account; the program never notices.
+//! Daemons that are mad, slow or gone: the agent leaves them and comes back with a full account;
+//! the program never notices.
 
 #![allow(clippy::unwrap_used)] // In tests.
 

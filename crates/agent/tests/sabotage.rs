@@ -1,5 +1,5 @@
-//! With a guard switched off the program must come to harm; otherwise the other tests prove nothing.
-//! Run with `--features sabotage`.
+//! With a guard switched off the program must come to harm; otherwise the other tests prove
+//! nothing. Run with `--features sabotage`.
 #![cfg(feature = "sabotage")]
 #![allow(clippy::unwrap_used)] // In tests.
 

@@ -1,11 +1,12 @@
 //! What lies on the pages of the benches' clients, and what of it can be merged.
 //!
-//! Every process makes its content from its own number and the page's, so that nothing has to be handed over, and the bench
-//! can count what is reachable without looking at a client. A page has an identity: pages with equal identities hold equal
-//! bytes, and identity 0 is the zero page. The bytes are words of a hash over identity and place.
+//! Every process makes its content from its own number and the page's, so that nothing has to be
+//! handed over, and the bench can count what is reachable without looking at a client. A page has
+//! an identity: pages with equal identities hold equal bytes, and identity 0 is the zero page. The
+//! bytes are words of a hash over identity and place.
 //!
-//! *Written pages.* Of each stretch of 4096 pages, 64 in the middle are the ones that a client writes to while it times itself
-//! ([`crate::probe`]). They do not count as reachable.
+//! *Written pages.* Of each stretch of 4096 pages, 64 in the middle are the ones that a client
+//! writes to while it times itself ([`crate::probe`]). They do not count as reachable.
 
 use std::ops::Range;
 
@@ -95,7 +96,8 @@ impl Content {
         }
     }
 
-    /// Gives pages new content: clients to which the same seed is given have the same there. Not for a guest's memory.
+    /// Gives pages new content: clients to which the same seed is given have the same there. Not
+    /// for a guest's memory.
     pub(crate) fn duplicate(&mut self, pages: Range<usize>, seed: u64) {
         self.duplicates.push((pages, seed));
     }
@@ -105,7 +107,8 @@ impl Content {
         self.dump.as_ref().is_none_or(|dump| dump.words(page).is_some())
     }
 
-    /// Writes the page through `put`, word by word; zeros too, so that the page becomes resident. Nothing for an untouched one.
+    /// Writes the page through `put`, word by word; zeros too, so that the page becomes resident.
+    /// Nothing for an untouched one.
     pub(crate) fn write(&self, page: usize, mut put: impl FnMut(usize, u64)) {
         if let Some(dump) = &self.dump {
             if let Some(words) = dump.words(page) {
@@ -177,7 +180,8 @@ pub(crate) struct Reach {
     pub(crate) frames: u64,
 }
 
-/// Counts what `clients` hold. `left_out`: the first client's written pages do not count as mergeable.
+/// Counts what `clients` hold. `left_out`: the first client's written pages do not count as
+/// mergeable.
 pub(crate) fn reach(clients: &[Content], left_out: bool) -> Reach {
     let mut reach = Reach::default();
     let mut seen = Vec::new();

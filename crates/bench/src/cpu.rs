@@ -1,6 +1,8 @@
-//! CPU time of threads in nanoseconds, from `/proc/PID/task/TID/schedstat` (Documentation/scheduler/sched-stats.rst).
+//! CPU time of threads in nanoseconds, from `/proc/PID/task/TID/schedstat`
+//! (Documentation/scheduler/sched-stats.rst).
 //!
-//! `/proc/PID/stat` counts in steps of 10 ms, which is longer than everything that an idle daemon does in a minute.
+//! `/proc/PID/stat` counts in steps of 10 ms, which is longer than everything that an idle daemon
+//! does in a minute.
 
 use std::collections::BTreeMap;
 use std::fs;

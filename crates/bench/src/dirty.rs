@@ -1,11 +1,15 @@
 //! `dirty`: what it costs to note dirty frames and to harvest them.
 //!
-//! 10,000,000 frames, the published counts of dirty ones, in random places or in a row. Each round, each subject in turn: the frames are inserted (`insert_ns`, for
-//! one), inserted again while they are there (`insert_again_ns`), harvested (`harvest_ns`, for all) and harvested with clearing
-//! (`harvest_clear_ns`), ours also by one who has the tree alone (`drain_ns`). Few frames are done many times over. Medians of the rounds.
+//! 10,000,000 frames, the published counts of dirty ones, in random places or in a row. Each round,
+//! each subject in turn: the frames are inserted (`insert_ns`, for one), inserted again while they
+//! are there (`insert_again_ns`), harvested (`harvest_ns`, for all) and harvested with clearing
+//! (`harvest_clear_ns`), ours also by one who has the tree alone (`drain_ns`). Few frames are done
+//! many times over. Medians of the rounds.
 //!
-//! Then, for ours and the bitmap: inserting frames that are dirty already and whose words are in the first-level cache, and two threads on a
-//! half each against one; the fastest of many short runs. Beside the latter stands what two threads gain that only calculate: more than that this machine has not to give.
+//! Then, for ours and the bitmap: inserting frames that are dirty already and whose words are in
+//! the first-level cache, and two threads on a half each against one; the fastest of many short
+//! runs. Beside the latter stands what two threads gain that only calculate: more than that this
+//! machine has not to give.
 
 use std::hint::black_box;
 use std::sync::Barrier;

@@ -186,8 +186,9 @@ impl Subject for Array {
     }
 }
 
-/// "Dirty memory tracking for performant checkpointing" (kvm, 2016-05-05): radix 8, preallocated, each level a bitmap of
-/// the one below, the lowest the dirty bitmap. A node is a byte. Insertion goes up until a bit is set already.
+/// "Dirty memory tracking for performant checkpointing" (kvm, 2016-05-05): radix 8, preallocated,
+/// each level a bitmap of the one below, the lowest the dirty bitmap. A node is a byte. Insertion
+/// goes up until a bit is set already.
 struct Radix8 {
     levels: Vec<Vec<AtomicU8>>,
 }

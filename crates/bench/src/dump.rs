@@ -1,7 +1,7 @@
 //! Dumps of guests' memory: pages of a guest that ran, to be held by a client.
 //!
-//! A dump is a file of page numbers, ascending, 4 bytes each, and one with these pages' bytes. Pages that the guest
-//! never touched are in neither.
+//! A dump is a file of page numbers, ascending, 4 bytes each, and one with these pages' bytes.
+//! Pages that the guest never touched are in neither.
 
 #![allow(unsafe_code)] // mmap(2) of the dump, so that clients share it in the page cache.
 
@@ -83,8 +83,8 @@ impl Dump {
     /// A page's words; `None`: untouched.
     pub(crate) fn words(&self, page: usize) -> Option<&[u64]> {
         let place = (*self.places.get(page)? as usize).checked_sub(1)?;
-        // SAFETY: `place` is one of the index's, and the file has so many pages; it is mapped for as long as this value
-        // lives, and nothing writes to a dump that is complete.
+        // SAFETY: `place` is one of the index's, and the file has so many pages; it is mapped for as long
+        // as this value lives, and nothing writes to a dump that is complete.
         Some(unsafe { std::slice::from_raw_parts(self.words.add(place * WORDS), WORDS) })
     }
 

@@ -74,7 +74,8 @@ pub(crate) enum Engine {
 }
 
 impl Engine {
-    /// Makes an engine ready. `None`, and a line on standard error: it can't be measured on this host.
+    /// Makes an engine ready. `None`, and a line on standard error: it can't be measured on this
+    /// host.
     pub(crate) fn prepare(subject: Subject) -> Result<Option<Self>> {
         let Subject::Ksm { smart_scan } = subject else {
             return Ok(Some(Engine::PageOne { pageone: PageOne::find()?, daemon: None }));

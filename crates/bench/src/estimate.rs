@@ -1,9 +1,11 @@
 //! `estimate`: how fast `pageone estimate` looks at a file.
 //!
-//! The file lies in memory (tmpfs), so that no disk is measured. Two contents: all pages distinct, which is the most work for an
-//! index; and every page twice, as two guests that were booted alike. Rivals read the same file in blocks of 256 KiB and
-//! hash each page with the same function, on one thread: into a `BTreeMap`; into a hash table of digests, the fastest there is for
-//! this; and `sha256sum`, which only reads and hashes. A core's time is the CPU time of the process, or of the rival's thread.
+//! The file lies in memory (tmpfs), so that no disk is measured. Two contents: all pages distinct,
+//! which is the most work for an index; and every page twice, as two guests that were booted alike.
+//! Rivals read the same file in blocks of 256 KiB and hash each page with the same function, on one
+//! thread: into a `BTreeMap`; into a hash table of digests, the fastest there is for
+//! this; and `sha256sum`, which only reads and hashes. A core's time is the CPU time of the
+//! process, or of the rival's thread.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;

@@ -1,5 +1,5 @@
-//! `governor`: one workload, governed in turn by each: candidates grow fivefold while programs start, stay, drop by half,
-//! and grow again.
+//! `governor`: one workload, governed in turn by each: candidates grow fivefold while programs
+//! start, stay, drop by half, and grow again.
 //!
 //! | subject | |
 //! |---|---|
@@ -10,10 +10,11 @@
 //! | `governor` | KSM with `pageone ksm advise` |
 //! | `pageone` | our engine, with the same target and limit |
 //!
-//! What a page of the peak costs is measured first: the third scan of it, when what can be merged has been and nothing is passed over
-//! yet.
+//! What a page of the peak costs is measured first: the third scan of it, when what can be merged
+//! has been and nothing is passed over yet.
 //!
-//! Everything else about KSM is as the kernel has it by default. Whoever governs counts with its own CPU time.
+//! Everything else about KSM is as the kernel has it by default. Whoever governs counts with its
+//! own CPU time.
 //!
 //! A second, short workload triples the candidates at once.
 
@@ -47,7 +48,8 @@ pub(crate) struct Options {
     /// Memory of a process, in MiB [default: 128; quick: 32]
     #[arg(long, value_name = "MIB")]
     memory: Option<usize>,
-    /// Write plots of the pages of a batch and of the CPU time, as SVG, and the governor's decisions into this directory
+    /// Write plots of the pages of a batch and of the CPU time, as SVG, and the governor's
+    /// decisions into this directory
     #[arg(long, value_name = "DIR")]
     plots: Option<PathBuf>,
 }
@@ -79,7 +81,8 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Stays as long as each other, 16 target scan times and more: what a rate costs shows when the start is over.
+    /// Stays as long as each other, 16 target scan times and more: what a rate costs shows when the
+    /// start is over.
     fn new(options: &Options, quick: bool, tripling: bool) -> Self {
         let (memory, target, scale) = if quick { (32, 1, 0.4) } else { (128, 2, 1.0) };
         let pages = options.memory.unwrap_or(memory) << 20 >> 12;
@@ -120,8 +123,8 @@ impl Plan {
         self.load.iter().map(|&(_, count)| count).max().unwrap_or(0)
     }
 
-    /// `pages_to_scan` that looks at all of the peak within the target, or comes as near to it as the CPU limit allows, if a page costs
-    /// so many
+    /// `pages_to_scan` that looks at all of the peak within the target, or comes as near to it as
+    /// the CPU limit allows, if a page costs so many
     /// seconds of CPU time.
     pub(crate) fn static_pages(&self, sleep: Duration, cost: f64) -> u64 {
         let (work, sleep, limit) = ((self.peak() * self.pages) as f64, sleep.as_secs_f64(), self.max_cpu / 100.0);
@@ -307,8 +310,8 @@ mod tests {
         let plan = Plan::new(&options, false, false);
         let sleep = Duration::from_millis(20);
         assert_eq!(plan.static_pages(sleep, 0.0), 3277);
-        // 327,680 pages at 2 µs leave 1.34 s to sleep in; at 5 µs nothing is left within the limit of 60 %: 30 ms of work for 20 ms of
-        // sleep.
+        // 327,680 pages at 2 µs leave 1.34 s to sleep in; at 5 µs nothing is left within the limit of 60 %:
+        // 30 ms of work for 20 ms of sleep.
         assert_eq!((plan.static_pages(sleep, 2e-6), plan.static_pages(sleep, 5e-6)), (4874, 6000));
         // Every stay is long against a scan, and none much longer than another.
         let ends = [plan.load[5].0, plan.load[6].0, plan.end];

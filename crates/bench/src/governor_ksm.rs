@@ -45,8 +45,8 @@ impl GovernedKsm {
         Ok(Ok(Settings(Snapshot::of(&ksm)?, ksm)))
     }
 
-    /// What a page costs when all are looked at and none is new, in seconds of CPU time: the third scan of the load that is there. Stops
-    /// KSM
+    /// What a page costs when all are looked at and none is new, in seconds of CPU time: the third
+    /// scan of the load that is there. Stops KSM
     /// then and makes it forget.
     pub(crate) fn cost(plan: &Plan, interrupt: &Interrupt) -> Result<f64> {
         let ksm = Ksm::open()?;

@@ -1,4 +1,5 @@
-//! The load of the `governor` bench: processes that come and go, each with memory a quarter of which all others have too.
+//! The load of the `governor` bench: processes that come and go, each with memory a quarter of
+//! which all others have too.
 //!
 //! Pages lie in stretches of 64: one that all processes have, three that only this process has.
 
@@ -66,7 +67,8 @@ impl<'a> Load<'a> {
         Self { program, launch, pages, started: 0, clients: Vec::new() }
     }
 
-    /// Lets there be so many: starts new ones and waits until they have filled their memory, or ends the oldest.
+    /// Lets there be so many: starts new ones and waits until they have filled their memory, or
+    /// ends the oldest.
     pub(crate) fn become_so_many(&mut self, count: usize) -> Result<()> {
         if self.clients.len() > count {
             self.clients.drain(..self.clients.len() - count);

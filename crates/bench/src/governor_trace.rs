@@ -6,7 +6,8 @@ use crate::report::Sheet;
 
 /// Over how long the CPU limit holds, in seconds.
 const WINDOW: f64 = 10.0;
-/// So many scans in a row that are no further from the target than this part of it show that it has recovered.
+/// So many scans in a row that are no further from the target than this part of it show that it has
+/// recovered.
 const IN_A_ROW: usize = 3;
 const RECOVERED: f64 = 0.03;
 /// The part of what can be merged that counts as all.
@@ -42,7 +43,8 @@ pub(crate) struct Trace {
 }
 
 impl Trace {
-    /// Times of the scans that are steady: the load has not changed, and all that can be merged has been merged two scans ago.
+    /// Times of the scans that are steady: the load has not changed, and all that can be merged has
+    /// been merged two scans ago.
     pub(crate) fn steady_scans(&self) -> Vec<f64> {
         let ends = |from: f64| self.ends.partition_point(|&end| end <= from);
         let mut times = Vec::new();
@@ -55,7 +57,8 @@ impl Trace {
         times
     }
 
-    /// Seconds from each change until all that can be merged then is merged; `None` where that did not come.
+    /// Seconds from each change until all that can be merged then is merged; `None` where that did
+    /// not come.
     fn sharing_times(&self) -> Vec<Option<f64>> {
         let all = |look: &&Look| look.mergeable > 0 && look.merged as f64 >= ALL * look.mergeable as f64;
         let after = |n: usize| {
@@ -84,15 +87,16 @@ impl Trace {
         seconds
     }
 
-    /// Scans that end after a change before [`IN_A_ROW`] are within [`RECOVERED`] of the target, the one under way at the change
-    /// among them. `None`: to the end.
+    /// Scans that end after a change before [`IN_A_ROW`] are within [`RECOVERED`] of the target,
+    /// the one under way at the change among them. `None`: to the end.
     fn scans_to_recover(&self, change: usize, target: f64) -> Option<usize> {
         let from = self.ends.partition_point(|&end| end <= self.changes[change]).max(1);
         let times: Vec<f64> = self.ends[from - 1..].windows(2).map(|pair| pair[1] - pair[0]).collect();
         times.windows(IN_A_ROW).position(|row| row.iter().all(|time| (time / target - 1.0).abs() <= RECOVERED))
     }
 
-    /// The figures. `grown`: which changes ended the two growths; `tripled`: which tripled the candidates.
+    /// The figures. `grown`: which changes ended the two growths; `tripled`: which tripled the
+    /// candidates.
     pub(crate) fn note(
         &self,
         sheet: &mut Sheet,

@@ -1,4 +1,5 @@
-//! The guests of `pageone demo`, started by the bench: they check their own files for ever and count the rounds.
+//! The guests of `pageone demo`, started by the bench: they check their own files for ever and
+//! count the rounds.
 
 #![allow(unsafe_code)] // A step between fork and exec.
 
@@ -42,7 +43,8 @@ impl Guest {
     pub(crate) fn start(mut command: Command) -> Result<Self> {
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         // Should this program be killed, its guests end too.
-        // SAFETY: between fork and exec the closure makes one system call and touches no memory that another thread may have locked.
+        // SAFETY: between fork and exec the closure makes one system call and touches no memory that
+        // another thread may have locked.
         unsafe {
             command.pre_exec(|| Ok(rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?));
         }

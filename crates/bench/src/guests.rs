@@ -1,14 +1,17 @@
 //! `guests`: the guests of `pageone demo` under nothing, under KSM and under PageONE.
 //!
-//! Guests boot and check all of their files once; then merging starts, and time. Until its end, the memory in use on the host is
-//! read each second, above what it was before the first guest; guests go on checking, and their rounds are counted.
-//! Guests that find a wrong byte, or end, end the bench.
+//! Guests boot and check all of their files once; then merging starts, and time. Until its end, the
+//! memory in use on the host is read each second, above what it was before the first guest; guests
+//! go on checking, and their rounds are counted. Guests that find a wrong byte, or end, end the
+//! bench.
 //!
-//! Both engines look for what is new at the same pace, as in [`crate::steady`]: PageONE has a merge period of 2 s, KSM is set to look at all
-//! memory once in 3 s, as far as it gets CPU time: ksmd runs at nice 5.
+//! Both engines look for what is new at the same pace, as in [`crate::steady`]: PageONE has a merge
+//! period of 2 s, KSM is set to look at all memory once in 3 s, as far as it gets CPU time: ksmd
+//! runs at nice 5.
 //!
-//! These guests do not sleep between rounds, as those of the demo do, so that their rounds tell what the engines leave of the CPUs. `--pause 3` has them as in the demo; then
-//! there are idle CPUs, which ksmd needs to get anywhere.
+//! These guests do not sleep between rounds, as those of the demo do, so that their rounds tell
+//! what the engines leave of the CPUs. `--pause 3` has them as in the demo; then there are idle
+//! CPUs, which ksmd needs to get anywhere.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -48,7 +51,8 @@ pub(crate) struct Options {
     /// How long guests sleep between rounds, in seconds; 3 in the demo
     #[arg(long, value_name = "S", default_value_t = 0)]
     pause: u32,
-    /// Under PageONE: `split` huge pages, `keep` them, or split those of which more than this percentage can be merged
+    /// Under PageONE: `split` huge pages, `keep` them, or split those of which more than this
+    /// percentage can be merged
     #[arg(long, value_name = "POLICY", default_value = "split")]
     huge_pages: HugePages,
     /// Only under this; may be given more than once; all by default
@@ -168,7 +172,8 @@ fn measure(plan: &Plan, who: Who, interrupt: &Interrupt) -> Result<Option<Outcom
     let program = pageone.guest_command(plan.memory_mib, &["--append", &pause])?;
     let ours = Subject::PageOne { threads: plan.threads };
     let base = host::used()?;
-    // Declared before the guests, so that it ends after them. KSM comes later: it would begin while they boot.
+    // Declared before the guests, so that it ends after them. KSM comes later: it would begin while
+    // they boot.
     let mut engine = if who == Who::Pageone { Engine::prepare(ours)? } else { None };
     if let Some(Engine::PageOne { pageone, .. }) = &mut engine {
         pageone.set_huge_pages(plan.huge_pages)?;

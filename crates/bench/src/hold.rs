@@ -1,7 +1,7 @@
 //! The client of the benches: a process that holds memory as a guest does.
 //!
-//! In this process ([`run`]) it fills its memory ([`crate::content`]), prints `ready`, and obeys lines on its standard input until
-//! that ends; each is answered by a line:
+//! In this process ([`run`]) it fills its memory ([`crate::content`]), prints `ready`, and obeys
+//! lines on its standard input until that ends; each is answered by a line:
 //!
 //! | order | |
 //! |---|---|
@@ -87,11 +87,13 @@ impl Memory {
     }
 
     fn put(&self, content: &Content, page: usize) {
-        // SAFETY: in bounds, as `word` asserts; volatile, since zeros must be written too, to make the page resident.
+        // SAFETY: in bounds, as `word` asserts; volatile, since zeros must be written too, to make the page
+        // resident.
         content.write(page, |word, value| unsafe { self.word(page, word).write_volatile(value) });
     }
 
-    /// How many pages are not as filled, going by one word of each; every page is mapped afterwards.
+    /// How many pages are not as filled, going by one word of each; every page is mapped
+    /// afterwards.
     fn wrong(&self, content: &Content) -> usize {
         let differs = |&page: &usize| {
             // SAFETY: in bounds; volatile, since the memory under it is exchanged while this runs.
@@ -143,7 +145,8 @@ impl Server {
                 wrong => format!("{wrong} pages are wrong"),
             },
             ["probe"] => {
-                // SAFETY: the memory stays mapped until this process ends, and nothing else here writes to those words.
+                // SAFETY: the memory stays mapped until this process ends, and nothing else here writes to those
+                // words.
                 self.probe = Some(unsafe { Probe::start(self.memory.target(&self.content)) }?);
                 ok()
             }
@@ -187,7 +190,8 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Starts `command`, which ends up as `pageone-bench hold-memory PAGES`; see [`Client::wait_ready`].
+    /// Starts `command`, which ends up as `pageone-bench hold-memory PAGES`; see
+    /// [`Client::wait_ready`].
     pub(crate) fn start(mut command: Command) -> Result<Self> {
         let mut child = command
             .stdin(Stdio::piped())

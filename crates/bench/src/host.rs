@@ -6,15 +6,17 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use kmem::procfs;
 
-/// Memory that is in use and can't be had without swapping, in bytes: programs' pages, a page of KSM once; shared memory, among
-/// it PageONE's store; the kernel's objects, among them mappings and KSM's items; page tables; stacks. The page cache of files is
-/// not in it, and neither is what the kernel keeps free on lists of its CPUs, which makes `MemFree` jump.
+/// Memory that is in use and can't be had without swapping, in bytes: programs' pages, a page of
+/// KSM once; shared memory, among it PageONE's store; the kernel's objects, among them mappings and
+/// KSM's items; page tables; stacks. The page cache of files is not in it, and neither is what the
+/// kernel keeps free on lists of its CPUs, which makes `MemFree` jump.
 ///
 /// # Errors
 ///
 /// Those of reading `/proc/meminfo`.
 pub(crate) fn used() -> Result<u64> {
-    // Threshold of the counters: the kernel adds up what its CPUs have counted when this is read (Linux 4.7); root only.
+    // Threshold of the counters: the kernel adds up what its CPUs have counted when this is read (Linux
+    // 4.7); root only.
     let _ = fs::read("/proc/sys/vm/stat_refresh");
     Ok(sum(&fs::read_to_string("/proc/meminfo").context("cannot read /proc/meminfo")?))
 }
@@ -29,7 +31,8 @@ fn sum(meminfo: &str) -> u64 {
     meminfo.lines().filter_map(value).sum()
 }
 
-/// Watches whether programs that are no part of a measurement use the CPUs: then its figures are rough.
+/// Watches whether programs that are no part of a measurement use the CPUs: then its figures are
+/// rough.
 pub(crate) struct Others {
     parts: Vec<i32>,
     start: Instant,
@@ -47,7 +50,8 @@ impl Others {
         Ok(Self { start: Instant::now(), busy: busy()?, own: own(&parts), parts })
     }
 
-    /// Ends; says so on standard error where others had more than a small share of a CPU, or the host of this virtual machine did.
+    /// Ends; says so on standard error where others had more than a small share of a CPU, or the
+    /// host of this virtual machine did.
     pub(crate) fn report(self) -> Result<()> {
         let others = (busy()? - self.busy).saturating_sub(own(&self.parts).saturating_sub(self.own));
         let time = self.start.elapsed().as_secs_f64();

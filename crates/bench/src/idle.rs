@@ -1,13 +1,18 @@
 //! `idle`: what a host costs whose memory is merged and does not change.
 //!
-//! 1. Clients fill memory, all with the same content ([`crate::hold`]). A daemon with a short merge period is there already.
-//! 2. They mark it. From here to the moment when 99.5 % of all pages are merged is `seconds_to_merge`.
-//! 3. That daemon is stopped, one with the ordinary merge period takes the clients over. Each client reads every page and
-//!    compares: nothing was lost, and every page is mapped again, as in a guest that has run for a while.
-//! 4. After three scans the CPU time of the daemon and of the agents is taken over whole merge periods.
+//! 1. Clients fill memory, all with the same content ([`crate::hold`]). A daemon with a short merge
+//!    period is there already.
+//! 2. They mark it. From here to the moment when 99.5 % of all pages are merged is
+//!    `seconds_to_merge`.
+//! 3. That daemon is stopped, one with the ordinary merge period takes the clients over. Each
+//!    client reads every page and compares: nothing was lost, and every page is mapped again, as in
+//!    a guest that has run for a while.
+//! 4. After three scans the CPU time of the daemon and of the agents is taken over whole merge
+//!    periods.
 //!
-//! The rival goes through the same, without the second daemon: KSM at full pace until all is merged, then at the kernel's default
-//! pace, then at the pace that looks at all memory once in a merge period, as PageONE does.
+//! The rival goes through the same, without the second daemon: KSM at full pace until all is
+//! merged, then at the kernel's default pace, then at the pace that looks at all memory once in a
+//! merge period, as PageONE does.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -66,7 +71,8 @@ impl Plan {
         Duration::from_secs_f64(self.period) * self.periods
     }
 
-    /// So many merged pages, zero pages too, are all: a few may be of use to the client at the wrong moment.
+    /// So many merged pages, zero pages too, are all: a few may be of use to the client at the
+    /// wrong moment.
     fn goal(&self) -> u64 {
         self.all_pages() * 995 / 1000
     }

@@ -1,4 +1,5 @@
-//! Waiting that a signal ends: SIGINT and SIGTERM become an error, so that every guard on the way out does its work.
+//! Waiting that a signal ends: SIGINT and SIGTERM become an error, so that every guard on the way
+//! out does its work.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,5 @@
-//! The rival: the kernel's KSM, under our settings for the time of a bench, under the host's own afterwards.
+//! The rival: the kernel's KSM, under our settings for the time of a bench, under the host's own
+//! afterwards.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -46,8 +47,9 @@ pub(crate) struct Rival {
 }
 
 impl Rival {
-    /// Starts KSM at full pace, with zero pages as zero pages and no advisor, which serves it best here, smart scan as the host
-    /// has it. `Err` with the reason in the inner result: it can't be measured on this host.
+    /// Starts KSM at full pace, with zero pages as zero pages and no advisor, which serves it best
+    /// here, smart scan as the host has it. `Err` with the reason in the inner result: it can't
+    /// be measured on this host.
     pub(crate) fn start() -> Result<Result<Self, String>> {
         let ksm = match Ksm::open() {
             Ok(ksm) => ksm,
@@ -83,7 +85,8 @@ impl Rival {
         Ok(())
     }
 
-    /// Whether to pass over pages that were unique several times, as newer kernels do by default. `false`: this kernel can't.
+    /// Whether to pass over pages that were unique several times, as newer kernels do by default.
+    /// `false`: this kernel can't.
     pub(crate) fn set_smart_scan(&mut self, on: bool) -> Result<bool> {
         if self.ksm.smart_scan().is_err() {
             return Ok(false);
@@ -122,8 +125,9 @@ impl Rival {
         clients.iter().map(merged).sum()
     }
 
-    /// Bytes that the clients' memory saves less KSM's metadata on it, as `general_profit`, but without other programs'
-    /// part. `frames`: how many distinct pages, not zero, the clients have.
+    /// Bytes that the clients' memory saves less KSM's metadata on it, as `general_profit`, but
+    /// without other programs' part. `frames`: how many distinct pages, not zero, the clients
+    /// have.
     pub(crate) fn profit(clients: &[Client], frames: u64) -> Result<i64> {
         let profit = |client: &Client| Ok(process_stat(client.pid())?.process_profit.unwrap_or(0));
         let all = clients.iter().map(profit).sum::<Result<i64>>()?;
@@ -151,8 +155,9 @@ impl Rival {
         Ok(merged)
     }
 
-    /// ksmd keeps what it knew of an ended process until it comes by there; stopped before, it would keep that for ever.
-    /// What is left after two more scans is in use: other programs, QEMU for one, mark memory too.
+    /// ksmd keeps what it knew of an ended process until it comes by there; stopped before, it
+    /// would keep that for ever. What is left after two more scans is in use: other programs,
+    /// QEMU for one, mark memory too.
     fn settle(&self) -> Result<()> {
         self.ksm.set_sleep_millisecs(0)?;
         self.ksm.set_pages_to_scan(Pace::FULL.pages_to_scan)?;

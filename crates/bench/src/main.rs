@@ -1,7 +1,9 @@
-//! `pageone-bench NAME [--json] [--quick]`: every figure that the project publishes, and its rivals, in one run.
+//! `pageone-bench NAME [--json] [--quick]`: every figure that the project publishes, and its
+//! rivals, in one run.
 //!
-//! The real `pageone` program is measured from outside, as an operator could: nothing of the engine is linked. Each bench is a
-//! module that returns [`report::Row`]s. `docs/benchmarks.md` has the figures and how to read them.
+//! The real `pageone` program is measured from outside, as an operator could: nothing of the engine
+//! is linked. Each bench is a module that returns [`report::Row`]s. `docs/benchmarks.md` has the
+//! figures and how to read them.
 
 mod checkpoint;
 mod content;
@@ -59,11 +61,13 @@ enum Bench {
     Idle,
     /// How fast and how gently identical pages are merged; rival: the kernel's KSM
     Merge(merge::Options),
-    /// What it costs to keep working guests merged, and how soon something new is found; rival: the kernel's KSM
+    /// What it costs to keep working guests merged, and how soon something new is found; rival: the
+    /// kernel's KSM
     Steady(steady::Options),
     /// Guests of the demo under nothing, KSM and PageONE
     Guests(guests::Options),
-    /// What it costs to note dirty frames and to harvest them; rivals: bitmap, list, the published tree, other sets
+    /// What it costs to note dirty frames and to harvest them; rivals: bitmap, list, the published
+    /// tree, other sets
     Dirty,
     /// How fast `pageone estimate` looks at a file; rivals: a BTreeMap, a hash table, sha256sum
     Estimate,

@@ -1,15 +1,19 @@
 //! `merge`: how fast, at what cost and how gently identical pages are merged.
 //!
-//! 1. Clients fill their memory ([`crate::content`]). The engine runs already, and has nothing to do.
+//! 1. Clients fill their memory ([`crate::content`]). The engine runs already, and has nothing to
+//!    do.
 //! 2. A thread in the first client begins to time its own accesses ([`crate::probe`]).
-//! 3. The clients mark their memory as mergeable: time starts. It ends when 99 % of the pages that have an equal are merged, zero
-//!    pages among them. The pages that the timing thread writes to are not among those 99 %.
+//! 3. The clients mark their memory as mergeable: time starts. It ends when 99 % of the pages that
+//!    have an equal are merged, zero pages among them. The pages that the timing thread writes to
+//!    are not among those 99 %.
 //! 4. CPU time is taken: all threads of the daemon and of the agents; ksmd.
-//! 5. When merging has come to rest, each client reads all of its pages and checks them, and the host's memory is compared with that
-//!    of step 1, so that everything that an engine needs is in it.
+//! 5. When merging has come to rest, each client reads all of its pages and checks them, and the
+//!    host's memory is compared with that of step 1, so that everything that an engine needs is in
+//!    it.
 //!
-//! PageONE waits until a page did not change for two merge periods, and has the shortest period here; all of the waiting counts. KSM is
-//! measured with smart scan and without; ratios are to the better of both.
+//! PageONE waits until a page did not change for two merge periods, and has the shortest period
+//! here; all of the waiting counts. KSM is measured with smart scan and without; ratios are to the
+//! better of both.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -58,7 +62,8 @@ pub(crate) struct Options {
     /// Worker threads of PageONE; one, then all by default
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
-    /// PageONE's merge period; the default is the shortest. Pages rest for two of them, and those that are written within are let be
+    /// PageONE's merge period; the default is the shortest. Pages rest for two of them, and those
+    /// that are written within are let be
     #[arg(long, value_name = "SECONDS", default_value_t = LEAST_PERIOD)]
     merge_period: f64,
     /// Rounds; figures are medians over them
@@ -70,7 +75,8 @@ pub(crate) struct Options {
     /// Pages of each client [default: 262144; with --quick 65536]
     #[arg(long, value_name = "N")]
     pages: Option<usize>,
-    /// With 1, 2, 4, 8 and 16 GiB of memory, one after the other, as far as there is memory: how cost grows
+    /// With 1, 2, 4, 8 and 16 GiB of memory, one after the other, as far as there is memory: how
+    /// cost grows
     #[arg(long, conflicts_with = "pages")]
     scale: bool,
     /// Directory for a plot of each case: merged pages over time, in the first round
@@ -186,7 +192,8 @@ struct Outcome {
     saved_pages: u64,
     /// Seconds, and percent of what can be merged.
     progress: Vec<(f64, f64)>,
-    /// Bytes of the host in use: before the clients came, when they had filled their memory, at rest.
+    /// Bytes of the host in use: before the clients came, when they had filled their memory, at
+    /// rest.
     used: [u64; 3],
 }
 

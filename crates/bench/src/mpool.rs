@@ -1,9 +1,12 @@
-//! `mpool`: object pools and mcache maps against plain files, `mmap` of each mblock on its own, and RocksDB.
+//! `mpool`: object pools and mcache maps against plain files, `mmap` of each mblock on its own, and
+//! RocksDB.
 //!
 //! - `map`: making and removing a map of 1,000 mblocks, against 1,000 mappings of files;
 //! - `warm`: reading what is in memory, against a mapped file;
-//! - `sequential`: writing and reading one mblock after the other, against `fio` in the same directory;
-//! - `ycsb`: point reads and updates on sorted tables four times as large as the memory limit ([`ycsb`]).
+//! - `sequential`: writing and reading one mblock after the other, against `fio` in the same
+//!   directory;
+//! - `ycsb`: point reads and updates on sorted tables four times as large as the memory limit
+//!   ([`ycsb`]).
 
 mod engine;
 mod files;
@@ -31,8 +34,9 @@ pub(crate) struct Options {
     /// Only this: map, warm, sequential, ycsb-b or ycsb-c
     #[arg(long)]
     only: Option<String>,
-    /// Only these of ycsb's subjects: pageone, pageone-no-reaper, mmap, mmap-default, rocksdb, rocksdb-tuned; only when they are named:
-    /// touched, touched-no-reaper (pages are touched, not asked for, with read-ahead)
+    /// Only these of ycsb's subjects: pageone, pageone-no-reaper, mmap, mmap-default, rocksdb,
+    /// rocksdb-tuned; only when they are named: touched, touched-no-reaper (pages are touched,
+    /// not asked for, with read-ahead)
     #[arg(long, value_delimiter = ',')]
     subjects: Vec<String>,
     /// Directory for the data, on the medium to be measured [default: a temporary one]
@@ -41,19 +45,22 @@ pub(crate) struct Options {
     /// Rounds; medians are printed
     #[arg(long)]
     rounds: Option<usize>,
-    /// How many reads a second the medium may serve in ycsb (a limit of the block I/O control group) [default: what it can]
+    /// How many reads a second the medium may serve in ycsb (a limit of the block I/O control
+    /// group) [default: what it can]
     #[arg(long, value_name = "N")]
     iops: Option<u64>,
     /// How many megabytes a second may be read in ycsb, as --iops [default: what the medium can]
     #[arg(long, value_name = "MB")]
     mbps: Option<u64>,
-    /// Print where the time of ycsb goes too: misses, what the medium and the processors did, and what a miss waited for
+    /// Print where the time of ycsb goes too: misses, what the medium and the processors did, and
+    /// what a miss waited for
     #[arg(long)]
     trace: bool,
     /// Threads of ycsb
     #[arg(long, value_name = "N", default_value_t = 8)]
     threads: usize,
-    /// Seconds of ycsb before measuring; a slow medium takes long to fill the memory [default: 10; with --quick 5]
+    /// Seconds of ycsb before measuring; a slow medium takes long to fill the memory [default: 10;
+    /// with --quick 5]
     #[arg(long, value_name = "S")]
     warm: Option<f64>,
 }

@@ -90,7 +90,8 @@ const CONFIG: &str = "bench.toml";
 /// What becomes of clients' huge pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HugePages {
-    /// They are split when more than so many percent of one can be merged. With 0 clients are given none.
+    /// They are split when more than so many percent of one can be merged. With 0 clients are given
+    /// none.
     Split(u32),
     /// They are kept.
     Keep,
@@ -140,7 +141,8 @@ impl PageOne {
         Ok(Self { program: bin.join("pageone"), dir, huge_pages: HugePages::Split(0) })
     }
 
-    /// The command that starts a guest of the demo with so much memory, and further options of `pageone guest-command`.
+    /// The command that starts a guest of the demo with so much memory, and further options of
+    /// `pageone guest-command`.
     pub(crate) fn guest_command(&self, memory_mib: usize, options: &[&str]) -> Result<Command> {
         let out = self.pageone(&["guest-command", "--memory", &memory_mib.to_string()]).args(options).output();
         let out = out.context("cannot run pageone")?;
@@ -191,12 +193,14 @@ impl PageOne {
         Ok(command)
     }
 
-    /// Starts a daemon with the default configuration and this merge period, in seconds, and waits until it answers.
+    /// Starts a daemon with the default configuration and this merge period, in seconds, and waits
+    /// until it answers.
     pub(crate) fn daemon(&self, merge_period: f64, interrupt: &Interrupt) -> Result<Daemon> {
         self.daemon_with(merge_period, 0, interrupt)
     }
 
-    /// The same, with so many threads; 0: as it likes. It does its work at once (`--mode none`), as KSM does that is to be compared with it.
+    /// The same, with so many threads; 0: as it likes. It does its work at once (`--mode none`), as
+    /// KSM does that is to be compared with it.
     pub(crate) fn daemon_with(&self, merge_period: f64, threads: usize, interrupt: &Interrupt) -> Result<Daemon> {
         self.daemon_with_options(merge_period, threads, &[], interrupt)
     }
@@ -215,7 +219,8 @@ impl PageOne {
         self.daemon_as(&all, interrupt)
     }
 
-    /// Starts a daemon with the default configuration and these options, and waits until it answers.
+    /// Starts a daemon with the default configuration and these options, and waits until it
+    /// answers.
     pub(crate) fn daemon_as(&self, options: &[&str], interrupt: &Interrupt) -> Result<Daemon> {
         let path = self.dir.path().join("daemon.log");
         let log = File::create(&path).context("cannot write the daemon's log")?;
@@ -233,8 +238,8 @@ impl PageOne {
         Ok(daemon)
     }
 
-    /// Asks the daemon, as `pageone status --json` does, but without starting a program each time: that would take its share
-    /// of the CPUs.
+    /// Asks the daemon, as `pageone status --json` does, but without starting a program each time:
+    /// that would take its share of the CPUs.
     ///
     /// # Errors
     ///

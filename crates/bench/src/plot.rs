@@ -1,4 +1,5 @@
-//! Line plots as SVG, for `docs/`: axes with round ticks, one coloured line for each series, a legend.
+//! Line plots as SVG, for `docs/`: axes with round ticks, one coloured line for each series, a
+//! legend.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -15,8 +16,8 @@ const COLOURS: [&str; 7] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00
 /// A series: its name, and its points in the order of x.
 pub(crate) type Series<'a> = (&'a str, Vec<(f64, f64)>);
 
-/// Writes a plot of `series` to `path`. Both axes begin at 0 unless there are values below; a value that is not finite breaks
-/// its line.
+/// Writes a plot of `series` to `path`. Both axes begin at 0 unless there are values below; a value
+/// that is not finite breaks its line.
 ///
 /// # Errors
 ///

@@ -1,13 +1,18 @@
-//! `ppr`: guests whose free pages are taken back, against the same guests with nothing, KSM and free page reporting.
+//! `ppr`: guests whose free pages are taken back, against the same guests with nothing, KSM and
+//! free page reporting.
 //!
-//! - *copy*: one guest writes files, checks them and deletes them; what a recycled page costs the host, and a mark or cancel the guest.
-//! - *stretch*, *scatter*: one guest frees 128 MiB at once, or every second page of 128 MiB one by one; how much of it is back within one
-//!   reclaim period, and what it costs. Rival: free page reporting, as the kernel has it, and with `page_reporting_order=0`.
+//! - *copy*: one guest writes files, checks them and deletes them; what a recycled page costs the
+//!   host, and a mark or cancel the guest.
+//! - *stretch*, *scatter*: one guest frees 128 MiB at once, or every second page of 128 MiB one by
+//!   one; how much of it is back within one reclaim period, and what it costs. Rival: free page
+//!   reporting, as the kernel has it, and with `page_reporting_order=0`.
 //! - *idle*: one guest of 8 GiB does nothing.
-//! - *density*: guests that need most of their memory for a twelfth of the time, one after the other.
+//! - *density*: guests that need most of their memory for a twelfth of the time, one after the
+//!   other.
 //!
-//! Cycles are CPU time, of the agent's threads and of the daemon, times the rate of the time-stamp counter. Guests run under emulation (TCG): what
-//! is counted inside them takes several times as long as it would on a processor.
+//! Cycles are CPU time, of the agent's threads and of the daemon, times the rate of the time-stamp
+//! counter. Guests run under emulation (TCG): what is counted inside them takes several times as
+//! long as it would on a processor.
 
 mod floor;
 mod guest;
@@ -36,7 +41,8 @@ pub(crate) struct Options {
     /// Only this case; may be given more than once; all by default
     #[arg(long, value_enum)]
     case: Vec<Case>,
-    /// Only this subject of `stretch`, `scatter` and `density`; may be given more than once; all by default
+    /// Only this subject of `stretch`, `scatter` and `density`; may be given more than once; all by
+    /// default
     #[arg(long, value_enum)]
     only: Vec<Who>,
     /// Reclaim period, in seconds

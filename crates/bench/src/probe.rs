@@ -1,13 +1,15 @@
 //! A thread that times its own loads and stores, as a guest's would be, while its memory is merged.
 //!
-//! Each millisecond it does a burst: loads at random pages of the whole memory, stores at random pages among the written ones
-//! ([`crate::content::written`]), of the value that is there already. Every written page is written ten times a second on average,
-//! so that most are found quiet now and then and merged under the writer's hands. What is timed is the access alone, without the
+//! Each millisecond it does a burst: loads at random pages of the whole memory, stores at random
+//! pages among the written ones ([`crate::content::written`]), of the value that is there already.
+//! Every written page is written ten times a second on average, so that most are found quiet now
+//! and then and merged under the writer's hands. What is timed is the access alone, without the
 //! thread's waking up: page faults, copying, waiting for a window.
 //!
-//! *Unqueued* times leave out how long the thread stood in line for a CPU that others had, which the kernel counts for each thread
-//! (`/proc/thread-self/schedstat`, the second number). A host with an idle CPU would see about that, or less: an agent that had to wait for a CPU in the midst of
-//! its window is not left out.
+//! *Unqueued* times leave out how long the thread stood in line for a CPU that others had, which
+//! the kernel counts for each thread (`/proc/thread-self/schedstat`, the second number). A host
+//! with an idle CPU would see about that, or less: an agent that had to wait for a CPU in the midst
+//! of its window is not left out.
 
 #![allow(unsafe_code)] // Raw memory that is exchanged while it is used.
 
@@ -31,7 +33,8 @@ const GAP: u64 = 10_000;
 /// A written page is written so often, a second.
 const STORES_A_SECOND: usize = 10;
 
-/// Times up to 17 s, in nanoseconds, with three significant bits and a half more: buckets are at most 1/32 wide.
+/// Times up to 17 s, in nanoseconds, with three significant bits and a half more: buckets are at
+/// most 1/32 wide.
 #[derive(Clone)]
 pub(crate) struct Histogram {
     buckets: Vec<u64>,
@@ -141,8 +144,8 @@ impl Probe {
     ///
     /// # Safety
     ///
-    /// All addresses are of words in memory of this process that stays mapped, readable and writable, until [`Probe::end`],
-    /// and nobody else writes to the words to store to.
+    /// All addresses are of words in memory of this process that stays mapped, readable and
+    /// writable, until [`Probe::end`], and nobody else writes to the words to store to.
     pub(crate) unsafe fn start(target: Target) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let seen = stop.clone();
@@ -223,7 +226,8 @@ unsafe fn run(target: &Target, stop: &AtomicBool) -> [Timing; 2] {
         due += a_step;
         for _ in 0..LOADS.min(target.loads.len()) {
             let address = target.loads[random(target.loads.len())];
-            // SAFETY: a word of mapped memory, as promised by the caller; volatile, since the memory under it is exchanged.
+            // SAFETY: a word of mapped memory, as promised by the caller; volatile, since the memory under it
+            // is exchanged.
             line.time(&mut loads, || _ = std::hint::black_box(unsafe { (address as *const u64).read_volatile() }));
         }
         while due >= 1000 {
@@ -273,7 +277,8 @@ mod tests {
         if line.schedstat.is_none() {
             return eprintln!("SKIPPED: no schedstat");
         }
-        // This thread and another that does nothing but run, which inherits this one's CPU: one of them stands in line.
+        // This thread and another that does nothing but run, which inherits this one's CPU: one of them
+        // stands in line.
         let mut one = rustix::thread::CpuSet::new();
         one.set(rustix::thread::sched_getcpu());
         rustix::thread::sched_setaffinity(None, &one).unwrap();

@@ -41,7 +41,8 @@ impl Sheet {
     }
 }
 
-/// A table for people: a line for each metric, a column for each subject, both in the order of their first figure.
+/// A table for people: a line for each metric, a column for each subject, both in the order of
+/// their first figure.
 pub(crate) fn table(rows: &[Row]) -> String {
     let mut out = String::new();
     for case in firsts(rows.iter().map(|row| (row.bench, row.case.as_str()))) {
@@ -82,8 +83,8 @@ pub(crate) fn medians(rows: &[Row]) -> Vec<Row> {
     firsts(rows.iter().map(key)).into_iter().map(median).collect()
 }
 
-/// Figures of PageONE divided by the best, that is the lowest, of the others, except `nothing`: for each pair the metric, and the name
-/// of the ratio.
+/// Figures of PageONE divided by the best, that is the lowest, of the others, except `nothing`: for
+/// each pair the metric, and the name of the ratio.
 pub(crate) fn ratios(rows: &[Row], metrics: &[(&str, &'static str)]) -> Vec<Row> {
     let mut out = Vec::new();
     for &(metric, name) in metrics {

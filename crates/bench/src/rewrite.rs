@@ -19,11 +19,13 @@ pub(crate) struct Rewriting {
 }
 
 impl Rewriting {
-    /// Starts it: `a_second` of the words at these addresses, at random, get a new value each second.
+    /// Starts it: `a_second` of the words at these addresses, at random, get a new value each
+    /// second.
     ///
     /// # Safety
     ///
-    /// They are words of memory of this process that stays mapped and writable until [`Rewriting::end`], and nobody else uses them.
+    /// They are words of memory of this process that stays mapped and writable until
+    /// [`Rewriting::end`], and nobody else uses them.
     pub(crate) unsafe fn start(words: Vec<usize>, a_second: u64) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let seen = stop.clone();

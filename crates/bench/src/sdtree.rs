@@ -1,9 +1,11 @@
 //! `sdtree`: the SD tree and its rivals on pages as keys.
 //!
-//! All subjects hold the same keys, which lie in one mapping, and answer the same questions in turn; medians of several rounds.
-//! Times are per call and thread. Who is what: `sdtree` ours; `skiplist`, `scc-treeindex`, `concurrent-map`, `rwlock-btreemap` and
-//! `rwlock-rbtree` (a red-black tree over page pointers, as KSM has) are ordered and compare bytes; `contrie` and `papaya-xxh3`
-//! hash the page and compare bytes at a hit; `compare-only` knows the answer and only compares.
+//! All subjects hold the same keys, which lie in one mapping, and answer the same questions in
+//! turn; medians of several rounds. Times are per call and thread. Who is what: `sdtree` ours;
+//! `skiplist`, `scc-treeindex`, `concurrent-map`, `rwlock-btreemap` and `rwlock-rbtree` (a
+//! red-black tree over page pointers, as KSM has) are ordered and compare bytes; `contrie` and
+//! `papaya-xxh3` hash the page and compare bytes at a hit; `compare-only` knows the answer and only
+//! compares.
 
 mod guest;
 mod measure;

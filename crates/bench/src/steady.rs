@@ -1,15 +1,17 @@
-//! `steady`: what it costs to keep memory merged while guests work, and how soon something new is found.
+//! `steady`: what it costs to keep memory merged while guests work, and how soon something new is
+//! found.
 //!
 //! 1. Clients hold the same pages in the same order, behind some that are unique. They are merged.
-//! 2. A share of all pages gets new, unique content each second, at random places. After a while CPU time is taken for a window.
-//! 3. At a moment in the first half of the window two clients give 10,000 pages of theirs, until then unique, content that both have.
-//!    `seconds_to_find` counts from there until 99 % of these pages are shared, going by the clients' page tables, not by what the
-//!    engines say.
+//! 2. A share of all pages gets new, unique content each second, at random places. After a while
+//!    CPU time is taken for a window.
+//! 3. At a moment in the first half of the window two clients give 10,000 pages of theirs, until
+//!    then unique, content that both have. `seconds_to_find` counts from there until 99 % of these
+//!    pages are shared, going by the clients' page tables, not by what the engines say.
 //! 4. The next share.
 //!
-//! PageONE finds a duplicate two to three merge periods after it was written, KSM one to two scans after. KSM's pace is set so that one
-//! of its scans takes one and a half merge periods, by trying, with the rewriting under way: then both find what is new within the
-//! same time.
+//! PageONE finds a duplicate two to three merge periods after it was written, KSM one to two scans
+//! after. KSM's pace is set so that one of its scans takes one and a half merge periods, by trying,
+//! with the rewriting under way: then both find what is new within the same time.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -42,7 +44,8 @@ pub(crate) struct Options {
     /// Only this engine; may be given more than once; all by default
     #[arg(long, value_enum)]
     engine: Vec<Kind>,
-    /// Only this share of all pages is rewritten each second, in percent [default: 0, then 0.1, then 1]
+    /// Only this share of all pages is rewritten each second, in percent [default: 0, then 0.1,
+    /// then 1]
     #[arg(long, value_name = "PERCENT")]
     share: Option<f64>,
     /// Rounds; figures are medians over them
@@ -255,7 +258,8 @@ fn shared([one, other]: &mut [PageTable; 2]) -> Result<usize> {
     Ok(one.read()?.zip(other.read()?).filter(|&(one, other)| is_shared(one, other)).count())
 }
 
-/// Whether a page is shared: it has the same frame in both, or was replaced and nobody has looked at it since.
+/// Whether a page is shared: it has the same frame in both, or was replaced and nobody has looked
+/// at it since.
 fn is_shared(one: u64, other: u64) -> bool {
     // Bit 63: present; bits 0 to 54: the frame (Documentation/admin-guide/mm/pagemap.rst).
     let frame = |entry: u64| (entry >> 63 == 1).then_some(entry & ((1 << 55) - 1));

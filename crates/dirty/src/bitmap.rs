@@ -1,4 +1,5 @@
-//! The plain bitmap: one bit a frame, in the layout of `KVM_GET_DIRTY_LOG`. A harvest looks at every word.
+//! The plain bitmap: one bit a frame, in the layout of `KVM_GET_DIRTY_LOG`. A harvest looks at
+//! every word.
 
 use std::ops::Range;
 
@@ -8,7 +9,8 @@ use crate::tree::{MAX_FRAMES, NewError, mask};
 use crate::words::Words;
 use crate::{DirtySet, barrier};
 
-/// A set of frame numbers below a fixed size: a bitmap. Best where most frames are dirty at each harvest.
+/// A set of frame numbers below a fixed size: a bitmap. Best where most frames are dirty at each
+/// harvest.
 pub struct Bitmap {
     words: Words,
     frames: u64,

@@ -1,11 +1,13 @@
 //! Harvesting a tree: top down, into a buffer, with or without clearing.
 //!
-//! A node that lies in the range as a whole is read, or taken, as one word; below it no bounds are looked at. A node at
-//! an edge of the range is taken bit by bit of what is inside, and leaves the bits of children that are only partly inside.
+//! A node that lies in the range as a whole is read, or taken, as one word; below it no bounds are
+//! looked at. A node at an edge of the range is taken bit by bit of what is inside, and leaves the
+//! bits of children that are only partly inside.
 //!
-//! How many bits a word has can't be predicted, and each wrong guess costs as much as ten right steps. So nodes just above the leaves
-//! write down which leaves they lead to, and the leaves are visited in one long loop, which also knows early enough
-//! which ones it will need from memory. Where all 64 leaves are there, the way through them is a plain loop, as over a bitmap.
+//! How many bits a word has can't be predicted, and each wrong guess costs as much as ten right
+//! steps. So nodes just above the leaves write down which leaves they lead to, and the leaves are
+//! visited in one long loop, which also knows early enough which ones it will need from memory.
+//! Where all 64 leaves are there, the way through them is a plain loop, as over a bitmap.
 
 use std::ops::Range;
 
@@ -19,7 +21,8 @@ use crate::words::prefetch;
 /// The frame at which the room ended.
 struct Full(u64);
 
-/// How words are read: they stay; they are taken from among inserters; they are taken by the one who has the tree alone.
+/// How words are read: they stay; they are taken from among inserters; they are taken by the one
+/// who has the tree alone.
 const LOOK: u8 = 0;
 const TAKE: u8 = 1;
 const DRAIN: u8 = 2;
@@ -29,17 +32,20 @@ const BATCH: usize = 64;
 /// How far ahead a leaf is asked for.
 const AHEAD: usize = 8;
 
-/// A harvest under way. The sink is handed from call to call, for the compiler then knows that it is nobody else's.
+/// A harvest under way. The sink is handed from call to call, for the compiler then knows that it
+/// is nobody else's.
 struct Walk<'a> {
     tree: &'a DirtyTree,
-    /// Leaves to visit, ascending. Fewer than `BATCH` wait when a node adds its own; behind those is looked at, not visited.
+    /// Leaves to visit, ascending. Fewer than `BATCH` wait when a node adds its own; behind those
+    /// is looked at, not visited.
     leaves: [usize; BATCH + 64 + AHEAD],
     waiting: usize,
 }
 
 impl DirtyTree {
-    /// Writes the frames of the set that lie in `within` to `out`, ascending, and returns how many. `within` becomes what is left to
-    /// look at: empty, unless `out` was too small. What lies in `out` behind those frames is undefined.
+    /// Writes the frames of the set that lie in `within` to `out`, ascending, and returns how many.
+    /// `within` becomes what is left to look at: empty, unless `out` was too small. What lies
+    /// in `out` behind those frames is undefined.
     pub fn harvest_frames(&self, within: &mut Range<u64>, out: &mut [u64]) -> usize {
         let mut sink = Frames { out, filled: 0 };
         self.harvest::<LOOK, _>(within, &mut sink);
@@ -53,8 +59,9 @@ impl DirtyTree {
         sink.filled
     }
 
-    /// Harvests and clears: takes frames out of the set, each given to one harvest only. What threads wrote before they
-    /// inserted such a frame is visible now. See [`DirtyTree::harvest_frames`] for the arguments.
+    /// Harvests and clears: takes frames out of the set, each given to one harvest only. What
+    /// threads wrote before they inserted such a frame is visible now. See
+    /// [`DirtyTree::harvest_frames`] for the arguments.
     pub fn take_frames(&self, within: &mut Range<u64>, out: &mut [u64]) -> usize {
         let mut sink = Frames { out, filled: 0 };
         self.harvest::<TAKE, _>(within, &mut sink);
@@ -74,8 +81,8 @@ impl DirtyTree {
         sink.filled
     }
 
-    /// Harvests and clears while nobody inserts: for a guest that is stopped. Without atomic exchanges it takes half the time of
-    /// [`DirtyTree::take_frames`].
+    /// Harvests and clears while nobody inserts: for a guest that is stopped. Without atomic
+    /// exchanges it takes half the time of [`DirtyTree::take_frames`].
     pub fn drain_frames(&mut self, within: &mut Range<u64>, out: &mut [u64]) -> usize {
         let mut sink = Frames { out, filled: 0 };
         self.harvest::<DRAIN, _>(within, &mut sink);
@@ -114,7 +121,8 @@ impl DirtyTree {
         within.start = within.end;
     }
 
-    /// Visits all leaves of a node. A function of its own, so that the loop has the registers to itself.
+    /// Visits all leaves of a node. A function of its own, so that the loop has the registers to
+    /// itself.
     #[inline(never)]
     fn visit_64<const HOW: u8, S: Sink>(&self, node: usize, sink: &mut S) -> Result<(), Full> {
         let first = node * 64;
@@ -125,7 +133,8 @@ impl DirtyTree {
     }
 }
 
-/// Visits a leaf. What finds no room is put back; what leads there is put back by those who took it.
+/// Visits a leaf. What finds no room is put back; what leads there is put back by those who took
+/// it.
 #[inline(always)]
 fn visit<const HOW: u8, S: Sink>(word: &AtomicU64, index: usize, wanted: u64, sink: &mut S) -> Result<(), Full> {
     let bits = read::<HOW>(word, wanted) & wanted;

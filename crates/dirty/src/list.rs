@@ -1,9 +1,10 @@
-//! The bounded list: a ring of frame numbers in the order of their insertion. Nothing is faster for few frames, and it says so
-//! when there are too many. It does not notice that a frame is in it already.
+//! The bounded list: a ring of frame numbers in the order of their insertion. Nothing is faster for
+//! few frames, and it says so when there are too many. It does not notice that a frame is in it
+//! already.
 //!
-//! An inserter draws a place (`tail`) and then stores its frame there; one harvester at a time looks at the places from `head` on,
-//! passing over those that have been drawn and not been filled yet. A place is free again when `head` has passed it, and is
-//! [`EMPTY`] by then.
+//! An inserter draws a place (`tail`) and then stores its frame there; one harvester at a time
+//! looks at the places from `head` on, passing over those that have been drawn and not been filled
+//! yet. A place is free again when `head` has passed it, and is [`EMPTY`] by then.
 
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -20,7 +21,8 @@ const EMPTY: u64 = 0;
 /// Taken out from behind others.
 const TAKEN: u64 = u64::MAX;
 
-/// A bounded multiset of frame numbers below a fixed size. Its harvests are in no order, and `contains` looks at everything.
+/// A bounded multiset of frame numbers below a fixed size. Its harvests are in no order, and
+/// `contains` looks at everything.
 pub struct DirtyList {
     /// A frame number more 1, [`EMPTY`] or [`TAKEN`].
     places: Words,

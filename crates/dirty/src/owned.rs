@@ -39,8 +39,8 @@ impl DirtyTree {
         }
     }
 
-    /// Gives the set another size, as memory is plugged in or out: frames below both sizes stay as they are, new ones
-    /// are clean. Allocates; on failure nothing has changed.
+    /// Gives the set another size, as memory is plugged in or out: frames below both sizes stay as
+    /// they are, new ones are clean. Allocates; on failure nothing has changed.
     ///
     /// # Errors
     ///

@@ -4,14 +4,15 @@ use std::ops::Range;
 
 /// Takes words of a bitmap, in ascending order.
 pub(crate) trait Sink {
-    /// Writes down the frames `base + i` for every bit `i` of `word`. Returns the bits that there was no room for.
+    /// Writes down the frames `base + i` for every bit `i` of `word`. Returns the bits that there
+    /// was no room for.
     fn put(&mut self, base: u64, word: u64) -> u64;
 }
 
 /// Writes `base + i` for every bit `i` of `word` to `out`, and returns how many.
 ///
-/// Four at a time, wanted or not: the number of bits can't be predicted, the number of fours often can. What is too much
-/// is written over by whatever comes next.
+/// Four at a time, wanted or not: the number of bits can't be predicted, the number of fours often
+/// can. What is too much is written over by whatever comes next.
 #[inline]
 pub(crate) fn positions<T: Place>(word: u64, base: T, out: &mut [T; 64]) -> usize {
     let count = word.count_ones() as usize;

@@ -1,25 +1,29 @@
-//! The tree: layout, insertion, and the set as others see it at once. `harvest.rs` empties it, `owned.rs` is for the
-//! one who has it alone.
+//! The tree: layout, insertion, and the set as others see it at once. `harvest.rs` empties it,
+//! `owned.rs` is for the one who has it alone.
 //!
 //! # Order of things
 //!
-//! An insertion sets the leaf's bit first and then the bits above it, upward; it looks at every level, and changes only
-//! what is not set. A harvest that clears goes downward: it takes a word (exchanges it for 0) and then the words below that
-//! it led to. The claim: *when an insertion returns, the frame can be found from the root, or a harvest that is under way
-//! will report it.*
+//! An insertion sets the leaf's bit first and then the bits above it, upward; it looks at every
+//! level, and changes only what is not set. A harvest that clears goes downward: it takes a word
+//! (exchanges it for 0) and then the words below that it led to. The claim: *when an insertion
+//! returns, the frame can be found from the root, or a harvest that is under way will report it.*
 //!
-//! Look at one level: a harvest does `P: parent ← 0`, then `L: leaf ← 0`; an insertion sets or sees the leaf's bit (`l`), then
-//! looks at the parent's (`p`). If `l` comes before `L` in the leaf's order of changes, the harvest gets the frame. If it comes
-//! after, `l` has read from `L` or from a later read-modify-write; those are all acquire and release, so `P` happened before `p`, and `p` sees
-//! the parent cleared, or set again since, and sets it if need be. The same argument holds between any two neighbouring
-//! levels, with "the bit was seen set or was set" in place of the leaf's. So no sequentially consistent order is
-//! needed, and loom, which has none, can check what is compiled.
+//! Look at one level: a harvest does `P: parent ← 0`, then `L: leaf ← 0`; an insertion sets or sees
+//! the leaf's bit (`l`), then looks at the parent's (`p`). If `l` comes before `L` in the leaf's
+//! order of changes, the harvest gets the frame. If it comes after, `l` has read from `L` or from a
+//! later read-modify-write; those are all acquire and release, so `P` happened before `p`, and `p`
+//! sees the parent cleared, or set again since, and sets it if need be. The same argument holds
+//! between any two neighbouring levels, with "the bit was seen set or was set" in place of the
+//! leaf's. So no sequentially consistent order is needed, and loom, which has none, can check what
+//! is compiled.
 //!
-//! A frame is reported once for any number of insertions between two harvests of it, since whoever takes a word is the only one who
-//! gets its bits. A harvest that runs out of room puts the rest back like an insertion: the leaf first, then what is above.
+//! A frame is reported once for any number of insertions between two harvests of it, since whoever
+//! takes a word is the only one who gets its bits. A harvest that runs out of room puts the rest
+//! back like an insertion: the leaf first, then what is above.
 //!
-//! A bit above the leaves may be left set with nothing below it (a harvest of part of a node, or one that passed between an
-//! insertion's two steps): that costs a look, and goes with the next harvest of all. The other way round never lasts.
+//! A bit above the leaves may be left set with nothing below it (a harvest of part of a node, or
+//! one that passed between an insertion's two steps): that costs a look, and goes with the next
+//! harvest of all. The other way round never lasts.
 
 use std::ops::Range;
 
@@ -49,7 +53,8 @@ pub enum NewError {
 
 /// A set of frame numbers below a fixed size: a packed radix tree.
 ///
-/// Every method that takes `&self` may be called from any number of threads at once, and none of them waits or allocates.
+/// Every method that takes `&self` may be called from any number of threads at once, and none of
+/// them waits or allocates.
 pub struct DirtyTree {
     /// All levels in one piece, the leaves first: level 0 is the bitmap itself.
     pub(crate) words: Words,
@@ -95,7 +100,8 @@ impl DirtyTree {
 
     /// Adds a frame. Returns whether there is such a frame: past the end nothing is added.
     ///
-    /// What the calling thread wrote before is visible to whoever takes the frame out afterwards; so write to the page first.
+    /// What the calling thread wrote before is visible to whoever takes the frame out afterwards;
+    /// so write to the page first.
     #[inline]
     pub fn insert(&self, frame: u64) -> bool {
         if frame >= self.frames {
@@ -149,8 +155,8 @@ impl DirtyTree {
         self.starts[1].min(self.words.len())
     }
 
-    /// Adds the frames of a bitmap in the layout of `KVM_GET_DIRTY_LOG`: bit `i % 64` of `bitmap[i / 64]` stands for frame
-    /// `first + i`. Frames past the end are left out.
+    /// Adds the frames of a bitmap in the layout of `KVM_GET_DIRTY_LOG`: bit `i % 64` of `bitmap[i
+    /// / 64]` stands for frame `first + i`. Frames past the end are left out.
     pub fn merge(&self, first: u64, bitmap: &[u64]) {
         if first >= self.frames {
             return;
@@ -178,8 +184,8 @@ impl DirtyTree {
         }
     }
 
-    /// Copies the set into a bitmap in the layout of `KVM_GET_DIRTY_LOG`, from frame 0 on, as far as it goes. Words behind
-    /// the set's end become 0.
+    /// Copies the set into a bitmap in the layout of `KVM_GET_DIRTY_LOG`, from frame 0 on, as far
+    /// as it goes. Words behind the set's end become 0.
     pub fn export(&self, bitmap: &mut [u64]) {
         let (whole, rest) = bitmap.split_at_mut(self.leaves().min(bitmap.len()));
         for (to, from) in whole.iter_mut().zip(self.words.iter()) {

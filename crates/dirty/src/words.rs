@@ -1,7 +1,8 @@
 //! Zeroed atomic words that cost nothing until they are touched.
 //!
-//! Small sets come from the heap. Large ones are mapped without a promise of memory (`MAP_NORESERVE`), since a set of 2^40 frames
-//! spans 130 GiB of addresses, of which a sparse set touches little.
+//! Small sets come from the heap. Large ones are mapped without a promise of memory
+//! (`MAP_NORESERVE`), since a set of 2^40 frames spans 130 GiB of addresses, of which a sparse set
+//! touches little.
 
 #![allow(unsafe_code)] // Zeroed memory is used as atomic words without writing them one by one.
 
@@ -68,7 +69,8 @@ impl Words {
 
 #[cfg(not(loom))]
 fn layout(len: usize) -> std::alloc::Layout {
-    // A cache line's alignment keeps neighbouring words together. 4 MiB are far below the limit of a layout.
+    // A cache line's alignment keeps neighbouring words together. 4 MiB are far below the limit of a
+    // layout.
     std::alloc::Layout::from_size_align(len * 8, 64).expect("at most 4 MiB, aligned to a power of two")
 }
 

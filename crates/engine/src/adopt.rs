@@ -1,10 +1,11 @@
 //! Taking clients back: after a restart of the daemon, and after a lost connection.
 //!
-//! What a client has merged stands in the kernel's own tables, so nothing about it is asked of the agent: a mapping of a
-//! segment in `/proc/PID/maps` names the segment (by inode number) and the slot (by offset), and `PAGEMAP_SCAN` says
-//! which of its pages were copied since. An agent hands its segments' descriptors back; the daemon takes one only if a
-//! daemon of this directory wrote down that it made it for this domain ([`StateFile`]). A segment taken back can't be
-//! written any more, by anyone; its frames are shared until their last user goes.
+//! What a client has merged stands in the kernel's own tables, so nothing about it is asked of the
+//! agent: a mapping of a segment in `/proc/PID/maps` names the segment (by inode number) and the
+//! slot (by offset), and `PAGEMAP_SCAN` says which of its pages were copied since. An agent hands
+//! its segments' descriptors back; the daemon takes one only if a daemon of this directory wrote
+//! down that it made it for this domain ([`StateFile`]). A segment taken back can't be written any
+//! more, by anyone; its frames are shared until their last user goes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -55,8 +56,9 @@ impl StateFile {
         self.known.get(&segment).is_some_and(|d| d == domain)
     }
 
-    /// Writes down the segments there are now, without those that this daemon made and closed: nobody has anything to hand back of
-    /// them, and their numbers may come again. Those that earlier daemons made stay known: their holders may come yet.
+    /// Writes down the segments there are now, without those that this daemon made and closed:
+    /// nobody has anything to hand back of them, and their numbers may come again. Those that
+    /// earlier daemons made stay known: their holders may come yet.
     pub(crate) fn record(&mut self, now: BTreeMap<SegmentId, String>, closed: &[SegmentId]) -> std::io::Result<()> {
         let Self { known, earlier, .. } = self;
         known.retain(|segment, _| earlier.contains(segment) || !closed.contains(segment));
@@ -108,7 +110,8 @@ pub(crate) fn rebuild(shared: &Shared, client: &Client) -> std::io::Result<()> {
     for (id, range, first) in found {
         let mut copied = vec![false; range.pages()];
         pagemap.scan(range, &query, &mut |run: PageRun| {
-            // Present and not of a file: copied. What is neither here nor swapped was not touched since it was merged.
+            // Present and not of a file: copied. What is neither here nor swapped was not touched since it was
+            // merged.
             if !run.categories.contains(Categories::FILE) && run.categories.contains(Categories::PRESENT) {
                 copied[(run.start - range.start) / PAGE_SIZE..(run.end - range.start) / PAGE_SIZE].fill(true);
             }
@@ -133,7 +136,8 @@ pub(crate) fn rebuild(shared: &Shared, client: &Client) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Makes a frame stand for its content, also where a client that was quicker to come has shown the same: that one's page is to use it too.
+/// Makes a frame stand for its content, also where a client that was quicker to come has shown the
+/// same: that one's page is to use it too.
 fn enter(shared: &Shared, domain: &Arc<Domain>, key: u64, frame: Frame) {
     let (index, store) = (&domain.index, &domain.store);
     match index.see(key, Place::Frame(frame)) {

@@ -1,4 +1,5 @@
-//! A client as the daemon knows it: its regions' ledgers, the batches under way, and what its agent reports.
+//! A client as the daemon knows it: its regions' ledgers, the batches under way, and what its agent
+//! reports.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicU32, Ordering::*};
@@ -120,7 +121,8 @@ pub(crate) struct Client {
     identity: Identity,
     state: Mutex<State>,
     wishes: Mutex<Wishes>,
-    /// What was sighted here and another client has too, in a huge page that is not split yet; see [`crate::huge`].
+    /// What was sighted here and another client has too, in a huge page that is not split yet; see
+    /// [`crate::huge`].
     shown: Mutex<Vec<(Sighting, u32)>>,
     /// What its agent says of its pages.
     pub(crate) answers: Answers,
@@ -192,8 +194,8 @@ impl Client {
         lock(&self.state)
     }
 
-    /// Whether the process has ever forked with regions that its children inherit. Frames that it leaves from then on may
-    /// be mapped by a child.
+    /// Whether the process has ever forked with regions that its children inherit. Frames that it
+    /// leaves from then on may be mapped by a child.
     fn forked(&self) -> bool {
         self.forks_before > 0 || self.control.atomic_u64(wire::control::FORKS).load(Acquire) > 0
     }
@@ -223,8 +225,8 @@ impl Client {
         }
     }
 
-    /// Applies one message; returns whether the client needs another turn. `Err` says what was wrong with it; the connection
-    /// is then closed.
+    /// Applies one message; returns whether the client needs another turn. `Err` says what was
+    /// wrong with it; the connection is then closed.
     pub(crate) fn apply(&self, message: ToDaemon) -> Result<bool, String> {
         let mut state = self.state();
         match message {
@@ -380,7 +382,8 @@ impl Client {
         }
     }
 
-    /// Nothing came of these runs: their frames lose the user that was counted ahead. `later`: try again some time.
+    /// Nothing came of these runs: their frames lose the user that was counted ahead. `later`: try
+    /// again some time.
     pub(crate) fn undo(&self, state: &mut State, id: RegionId, runs: &[PlannedRun], later: bool) {
         if later && !runs.is_empty() {
             state.left_out = Some(state.totals.full_scans);
@@ -398,8 +401,9 @@ impl Client {
         }
     }
 
-    /// Records a batch and sends it. The pages' entries become pending; their frames' users were counted by the caller.
-    /// Runs with a page that was found written meanwhile are left out. `Err` gives the other runs back: nothing was sent.
+    /// Records a batch and sends it. The pages' entries become pending; their frames' users were
+    /// counted by the caller. Runs with a page that was found written meanwhile are left out.
+    /// `Err` gives the other runs back: nothing was sent.
     pub(crate) fn send_batch(
         &self,
         id: RegionId,
@@ -495,7 +499,8 @@ impl Client {
         lock(&self.shown).push((here, handle));
     }
 
-    /// Counts what others have shown among what can be merged of huge pages here. Whether one is given up with that.
+    /// Counts what others have shown among what can be merged of huge pages here. Whether one is
+    /// given up with that.
     pub(crate) fn count_shown(&self) -> bool {
         let shown = std::mem::take(&mut *lock(&self.shown));
         if shown.is_empty() {

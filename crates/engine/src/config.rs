@@ -14,36 +14,43 @@ pub(crate) const SHORTEST_PERIOD: f64 = 0.05;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Merge period in seconds: how often memory is scanned. A page that did not change for two is merged.
+    /// Merge period in seconds: how often memory is scanned. A page that did not change for two is
+    /// merged.
     pub merge_period: f64,
-    /// Reclaim period in seconds: a page that a guest frees is back within it, where the guest marks free pages (`run --ppr`).
+    /// Reclaim period in seconds: a page that a guest frees is back within it, where the guest
+    /// marks free pages (`run --ppr`).
     pub reclaim_period: f64,
-    /// Target scan time in seconds: how long it may take to look at all pages that are due; the work is spread over it. At most the
-    /// merge period; 0: as long.
+    /// Target scan time in seconds: how long it may take to look at all pages that are due; the
+    /// work is spread over it. At most the merge period; 0: as long.
     pub target_scan_time: f64,
-    /// How the target is held: `target`; `scan-time`, with the arithmetic of the kernel's advisor; `none`, as fast as the CPU limit
-    /// allows.
+    /// How the target is held: `target`; `scan-time`, with the arithmetic of the kernel's advisor;
+    /// `none`, as fast as the CPU limit allows.
     #[serde(with = "mode_name")]
     pub mode: Mode,
     /// Worker threads; 0: one for each CPU.
     pub threads: usize,
     /// Most CPU time of daemon and agents, in percent of one CPU, over any 10 s; 0: no limit.
     pub max_cpu: f64,
-    /// The same while memory is short (`pressure_percent`), since merging is what helps then; used if it is higher.
+    /// The same while memory is short (`pressure_percent`), since merging is what helps then; used
+    /// if it is higher.
     pub max_cpu_under_pressure: f64,
-    /// Memory is short when tasks lost more than so many percent of the last 10 s waiting for it (PSI, `some avg10`).
+    /// Memory is short when tasks lost more than so many percent of the last 10 s waiting for it
+    /// (PSI, `some avg10`).
     pub pressure_percent: f64,
-    /// Memory that must be left, on the host and under every memory cgroup limit of the daemon, for the store to grow, in MiB.
+    /// Memory that must be left, on the host and under every memory cgroup limit of the daemon, for
+    /// the store to grow, in MiB.
     pub reserve_mib: u64,
-    /// Longest time, in seconds, that one direct I/O request into clients' memory may take. A page that was merged and
-    /// copied since can't be checked for such requests, and rests for this long before it is merged again.
+    /// Longest time, in seconds, that one direct I/O request into clients' memory may take. A page
+    /// that was merged and copied since can't be checked for such requests, and rests for this
+    /// long before it is merged again.
     pub direct_io_seconds: f64,
     /// Whether guests' huge pages are given up for merging (`split`) or left alone (`keep`).
     pub huge_pages: HugePages,
-    /// With `split`: a huge page is split only when more than so many percent of its pages can be merged; 0: for any.
+    /// With `split`: a huge page is split only when more than so many percent of its pages can be
+    /// merged; 0: for any.
     pub huge_page_share: f64,
-    /// Whether pages on different NUMA nodes share a frame, as KSM's setting of that name. If not, a page shares with pages of its own
-    /// node, and their frame lies there.
+    /// Whether pages on different NUMA nodes share a frame, as KSM's setting of that name. If not,
+    /// a page shares with pages of its own node, and their frame lies there.
     pub merge_across_nodes: bool,
     /// Domains that span several uids, by name. A domain that is not listed is its uid's own.
     pub domains: BTreeMap<String, DomainConfig>,

@@ -1,12 +1,15 @@
 //! Digests that a client's agent computes of its own pages.
 //!
-//! To read a page from outside the kernel walks page tables and copies it; its own process only looks at it. So a worker asks
-//! the agent for the digests of the pages that it will come to next, some chunks ahead, and takes the answers in order. It does so where most
-//! contents are new; elsewhere bytes are needed for frames, or guesses overtake the answers, and it reads from outside.
+//! To read a page from outside the kernel walks page tables and copies it; its own process only
+//! looks at it. So a worker asks the agent for the digests of the pages that it will come to next,
+//! some chunks ahead, and takes the answers in order. It does so where most contents are new;
+//! elsewhere bytes are needed for frames, or guesses overtake the answers, and it reads from
+//! outside.
 //!
-//! *An agent can be slow, stopped or a liar.* A worker waits for [`PATIENCE`] at most, reads for itself then, and asks nothing for [`PAUSE`]. A
-//! digest is a hint: the bytes of a frame are read, and hashed, by the daemon, and the merge window compares bytes. A wrong one costs a missed
-//! merge of the liar's own page.
+//! *An agent can be slow, stopped or a liar.* A worker waits for [`PATIENCE`] at most, reads for
+//! itself then, and asks nothing for [`PAUSE`]. A digest is a hint: the bytes of a frame are read,
+//! and hashed, by the daemon, and the merge window compares bytes. A wrong one costs a missed merge
+//! of the liar's own page.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -43,7 +46,8 @@ impl Answers {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks for the digests of `pages`, ascending, at most [`wire::MAX_DIGESTS`]. `None`: it is not to be asked now.
+    /// Asks for the digests of `pages`, ascending, at most [`wire::MAX_DIGESTS`]. `None`: it is not
+    /// to be asked now.
     pub(crate) fn ask(&self, conn: &Conn, region: RegionId, seed: u64, pages: &[u32]) -> Option<u64> {
         let mut state = self.state();
         if state.closed || state.resume.is_some_and(|resume| Instant::now() < resume) {
@@ -57,7 +61,8 @@ impl Answers {
         Some(request)
     }
 
-    /// The digests of the pages asked for, as far as the agent could read them; waits. `None`: it does not answer.
+    /// The digests of the pages asked for, as far as the agent could read them; waits. `None`: it
+    /// does not answer.
     pub(crate) fn wait(&self, request: u64) -> Option<Vec<u64>> {
         let deadline = Instant::now() + PATIENCE;
         let mut state = self.state();

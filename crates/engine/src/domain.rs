@@ -1,9 +1,10 @@
 //! A domain: clients that may share memory with each other, their store and their index.
 //!
-//! *Replicas.* A content that fills whole stretches of memory (a freed archive that the kernel poisoned with one byte, a
-//! frame buffer of one colour) would map one frame over page after page: a mapping for each page, where a run needs
-//! consecutive frames. Such a content gets [`REPLICAS`] consecutive frames of the same bytes; a stretch then takes one
-//! mapping for that many pages, for half a MiB once.
+//! *Replicas.* A content that fills whole stretches of memory (a freed archive that the kernel
+//! poisoned with one byte, a frame buffer of one colour) would map one frame over page after page:
+//! a mapping for each page, where a run needs consecutive frames. Such a content gets [`REPLICAS`]
+//! consecutive frames of the same bytes; a stretch then takes one mapping for that many pages, for
+//! half a MiB once.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -15,7 +16,8 @@ use crate::store::{Cursor, Frame, GrowError, NO_HANDLE, Store};
 /// Frames of a content that fills stretches of memory.
 const REPLICAS: u32 = 128;
 
-/// Which domain a client belongs to. Clients of different uids never meet, unless the operator's configuration says so.
+/// Which domain a client belongs to. Clients of different uids never meet, unless the operator's
+/// configuration says so.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct DomainKey {
     /// Its name.
@@ -25,7 +27,8 @@ pub(crate) struct DomainKey {
 }
 
 impl DomainKey {
-    /// The domain of a client of this uid that asks for `name`. `Err`: the configuration keeps it out.
+    /// The domain of a client of this uid that asks for `name`. `Err`: the configuration keeps it
+    /// out.
     pub(crate) fn of(config: &Config, uid: u32, name: Option<&str>) -> Result<Self, String> {
         let Some(name) = name.filter(|n| !n.is_empty()) else {
             return Ok(Self { name: format!("uid-{uid}"), uid: Some(uid) });
@@ -57,7 +60,8 @@ pub(crate) struct Domain {
     seed: u64,
     zero_digest: u64,
     paused: Mutex<Option<String>>,
-    /// By digest: consecutive frames of the same bytes. Each has one user more than pages map it: this table.
+    /// By digest: consecutive frames of the same bytes. Each has one user more than pages map it:
+    /// this table.
     replicas: Mutex<HashMap<u64, std::ops::Range<u32>>>,
 }
 
@@ -68,8 +72,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Domain {
     pub(crate) fn new(key: DomainKey, config: &Config) -> Self {
         let mut seed = [0u8; 8];
-        // A known seed would let a guest prepare colliding pages; it could then prevent merges, and nothing worse. The agents of the domain
-        // know it, guests don't.
+        // A known seed would let a guest prepare colliding pages; it could then prevent merges, and nothing
+        // worse. The agents of the domain know it, guests don't.
         let _ = rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty());
         let seed = u64::from_ne_bytes(seed);
         let by_node = !config.merge_across_nodes && kmem::numa::nodes() > 1;
@@ -89,8 +93,9 @@ impl Domain {
         xxhash_rust::xxh3::xxh3_64_with_seed(page, self.seed)
     }
 
-    /// The key of a page in the index: its digest, and where nodes are kept apart its node, so that contents of two nodes are two
-    /// contents. Pages of zeros take no memory of any node. `None`: the node is not known, and without it nothing may be said of the page.
+    /// The key of a page in the index: its digest, and where nodes are kept apart its node, so that
+    /// contents of two nodes are two contents. Pages of zeros take no memory of any node.
+    /// `None`: the node is not known, and without it nothing may be said of the page.
     pub(crate) fn key_of(&self, digest: u64, node: Option<u32>) -> Option<u64> {
         match node {
             _ if digest == self.zero_digest || !self.store.by_node => Some(digest),
@@ -109,7 +114,8 @@ impl Domain {
         self.zero_digest
     }
 
-    /// Makes a frame stand for content that was sighted. `false`: somebody was quicker, or it was forgotten.
+    /// Makes a frame stand for content that was sighted. `false`: somebody was quicker, or it was
+    /// forgotten.
     pub(crate) fn promote(&self, handle: u32, there: Sighting, frame: Frame) -> bool {
         self.store.set_handle(frame, handle);
         let done = self.index.promote(handle, there, frame);
@@ -132,8 +138,9 @@ impl Domain {
         }
     }
 
-    /// A frame for a page whose neighbour before it has the same content and uses `before`: the next replica. The caller
-    /// is counted as its user. `None`: the replicas could not all be made; any frame of this content will do.
+    /// A frame for a page whose neighbour before it has the same content and uses `before`: the
+    /// next replica. The caller is counted as its user. `None`: the replicas could not all be
+    /// made; any frame of this content will do.
     pub(crate) fn next_replica(
         &self,
         digest: u64,
@@ -178,7 +185,8 @@ impl Domain {
         });
     }
 
-    /// Says why no frames can be made for now, or that they can again. Returns whether that is news.
+    /// Says why no frames can be made for now, or that they can again. Returns whether that is
+    /// news.
     pub(crate) fn set_paused(&self, why: Option<String>) -> bool {
         let mut paused = lock(&self.paused);
         let news = paused.is_some() != why.is_some();

@@ -1,12 +1,13 @@
 //! Holding a client: for a while nothing of it is scanned or merged.
 //!
-//! The kernel notes which pages were written, and clears its notes for whoever reads them. Who wants to read them in the daemon's
-//! place, for a checkpoint, holds the client: batches under way are finished (in a process that is stopped: not in the midst of a
-//! window), and no other begins. Nothing is lost with the notes: afterwards the daemon looks which merged pages were copied, and every
-//! other page is compared before it is merged.
+//! The kernel notes which pages were written, and clears its notes for whoever reads them. Who
+//! wants to read them in the daemon's place, for a checkpoint, holds the client: batches under way
+//! are finished (in a process that is stopped: not in the midst of a window), and no other begins.
+//! Nothing is lost with the notes: afterwards the daemon looks which merged pages were copied, and
+//! every other page is compared before it is merged.
 //!
-//! Who has stored the client's memory may [mark](Hold::mark) that moment. The next one that holds it learns what has changed since
-//! ([`crate::since`]).
+//! Who has stored the client's memory may [mark](Hold::mark) that moment. The next one that holds
+//! it learns what has changed since ([`crate::since`]).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -46,16 +47,19 @@ pub struct Hold {
 }
 
 impl Hold {
-    /// What the client has changed since the last mark, if that is known. What no scan has found yet is in the kernel's notes still.
-    /// Gives it once; whoever holds a client takes it away from all others.
+    /// What the client has changed since the last mark, if that is known. What no scan has found
+    /// yet is in the kernel's notes still. Gives it once; whoever holds a client takes it away
+    /// from all others.
     pub fn since(&mut self) -> Option<Since> {
         self.since.take()
     }
 
-    /// Marks this moment: the memory was stored, as it was after the caller last cleared the kernel's notes, or later.
+    /// Marks this moment: the memory was stored, as it was after the caller last cleared the
+    /// kernel's notes, or later.
     ///
-    /// `written`, for a process that may do direct I/O: what the caller found written, address and length in bytes of each part. It
-    /// counts as changed, like everything else that was written lately.
+    /// `written`, for a process that may do direct I/O: what the caller found written, address and
+    /// length in bytes of each part. It counts as changed, like everything else that was
+    /// written lately.
     pub fn mark(&self, label: &str, written: Option<&[(u64, u64)]>) {
         let clients: Vec<_> = self.shared.clients().into_iter().filter(|client| client.pid == self.pid).collect();
         // An old connection and a new one: what happens to the old one's batches is not known.
@@ -80,7 +84,8 @@ impl Hold {
 }
 
 impl Engine {
-    /// Holds a client; returns when its agent has nothing left to do. Only one may hold a client at a time.
+    /// Holds a client; returns when its agent has nothing left to do. Only one may hold a client at
+    /// a time.
     pub fn hold(&self, pid: i32) -> Result<Hold, HoldError> {
         let find = || self.shared.clients().into_iter().find(|client| client.pid == pid);
         find().ok_or(HoldError::NotAClient(pid))?;

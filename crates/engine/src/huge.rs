@@ -1,13 +1,16 @@
 //! Huge pages of a client that are split only when it pays.
 //!
-//! To merge one page out of a huge page the kernel has to split it: 4 KiB come back, and the program walks page tables for the other 511.
-//! So with a least share (`huge_page_share`) the pages of a huge page are looked at first and merged only when more than this share
-//! of them can be. A scan tells which pages are huge. What is read of them takes its place in the index as ever; those that have their like
-//! somewhere, and zeros, are noted here, and so are those that another client shows later: it tells the one that showed them first. When there are enough,
+//! To merge one page out of a huge page the kernel has to split it: 4 KiB come back, and the
+//! program walks page tables for the other 511. So with a least share (`huge_page_share`) the pages
+//! of a huge page are looked at first and merged only when more than this share of them can be. A
+//! scan tells which pages are huge. What is read of them takes its place in the index as ever;
+//! those that have their like somewhere, and zeros, are noted here, and so are those that another
+//! client shows later: it tells the one that showed them first. When there are enough,
 //! the huge page is *given up*: the pages noted become candidates, are read anew and merged.
 //!
-//! A huge page that was written has lost its entry in the page tables (the kernel resolves the fault of a tracked write page by page), as
-//! has one that was discarded or recycled in part. There is nothing left to keep then: it is given up too.
+//! A huge page that was written has lost its entry in the page tables (the kernel resolves the
+//! fault of a tracked write page by page), as has one that was discarded or recycled in part. There
+//! is nothing left to keep then: it is given up too.
 
 use std::ops::Range;
 
@@ -75,8 +78,9 @@ impl HugePagesOf {
         self.block(page).is_some_and(|block| self.blocks.contains(block.into()))
     }
 
-    /// This page of a huge page can be merged. `Some`: enough of its huge page can be, so it is given up; these are the pages that were noted. (It
-    /// alone, if its huge page was given up since it was looked at.)
+    /// This page of a huge page can be merged. `Some`: enough of its huge page can be, so it is
+    /// given up; these are the pages that were noted. (It alone, if its huge page was given up
+    /// since it was looked at.)
     pub(crate) fn can_merge(&mut self, page: u32) -> Option<Vec<u32>> {
         let Some(block) = self.block(page).filter(|_| self.keeps(page)) else { return Some(vec![page]) };
         self.mergeable.insert(page.into());
@@ -85,7 +89,8 @@ impl HugePagesOf {
         if noted as u32 > self.most { Some(self.give_up(block)) } else { None }
     }
 
-    /// These pages are in no huge page any more. Returns those noted of the huge pages that they were in.
+    /// These pages are in no huge page any more. Returns those noted of the huge pages that they
+    /// were in.
     pub(crate) fn lost(&mut self, pages: Range<u32>) -> Vec<u32> {
         let (first, last) = (self.block(pages.start).unwrap_or(0), self.block(pages.end.saturating_sub(1)));
         let Some(last) = last else { return Vec::new() };
@@ -107,7 +112,8 @@ impl HugePagesOf {
 mod tests {
     use super::*;
 
-    /// A region of four huge pages that begins 100 pages before the first; they are the second and third.
+    /// A region of four huge pages that begins 100 pages before the first; they are the second and
+    /// third.
     fn two_of_four(share: f64) -> HugePagesOf {
         let mut huge = HugePagesOf::new((512 - 100) * PAGE_SIZE as u64, 100 + 4 * 512, share).unwrap();
         huge.found(612..612 + 1024);

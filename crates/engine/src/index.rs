@@ -1,15 +1,17 @@
 //! What content is known: the SD tree over page digests.
 //!
-//! A key is the 64-bit digest (xxh3, seeded at random) of a page. The design asked for the page's own bytes as the key,
-//! read from the other process when the tree wants them. A digest was found better for live memory: it is computed from
-//! bytes that were read anyway; a look-up needs no read of a second process (about 1 µs) and cannot meet a key that has
-//! changed under it. What a digest can't do is prove equality; it need not: the merge window compares every byte with the
-//! page held still. Two contents with one digest cost a missed merge.
+//! A key is the 64-bit digest (xxh3, seeded at random) of a page. The design asked for the page's
+//! own bytes as the key, read from the other process when the tree wants them. A digest was found
+//! better for live memory: it is computed from bytes that were read anyway; a look-up needs no read
+//! of a second process (about 1 µs) and cannot meet a key that has changed under it. What a digest
+//! can't do is prove equality; it need not: the merge window compares every byte with the page held
+//! still. Two contents with one digest cost a missed merge.
 //!
-//! Behind each key stands a *handle*, a slot here with the digest and the *place* of the content: where a page with it was
-//! sighted, or the frame that holds it. The second sighting promotes the place by one compare-and-swap; the tree does not
-//! change. Slots are reused in turn, the oldest first, and every reader checks the digest, so a reader that comes late sees
-//! at worst another content, which the window then tells apart.
+//! Behind each key stands a *handle*, a slot here with the digest and the *place* of the content:
+//! where a page with it was sighted, or the frame that holds it. The second sighting promotes the
+//! place by one compare-and-swap; the tree does not change. Slots are reused in turn, the oldest
+//! first, and every reader checks the digest, so a reader that comes late sees at worst another
+//! content, which the window then tells apart.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
@@ -141,7 +143,8 @@ impl Index {
         self.tree.keys()
     }
 
-    /// Looks `digest` up and, where it is not known, makes `place` stand for it. `None`: the index is full.
+    /// Looks `digest` up and, where it is not known, makes `place` stand for it. `None`: the index
+    /// is full.
     pub(crate) fn see(&self, digest: u64, place: Place) -> Option<Seen> {
         match self.tree.query(&digest.to_be_bytes()) {
             Some(handle) => Some(Seen::Known(handle.0 as u32)),
@@ -149,8 +152,9 @@ impl Index {
         }
     }
 
-    /// Looks up the digests of neighbouring pages together, so that the tree waits for memory once for many. Contents that were sighted one
-    /// after the other have handles in a row: `hint` is where the first may stand, and spares the search.
+    /// Looks up the digests of neighbouring pages together, so that the tree waits for memory once
+    /// for many. Contents that were sighted one after the other have handles in a row: `hint`
+    /// is where the first may stand, and spares the search.
     pub(crate) fn find(&self, digests: &[u64], hint: u32, found: &mut Vec<Option<u32>>) {
         found.clear();
         found.extend(digests.iter().zip(0..).map(|(&digest, at)| {

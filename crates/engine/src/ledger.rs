@@ -1,8 +1,9 @@
 //! The page ledger of one region: what is known of each page, and which pages it is time to read.
 //!
-//! An entry is 4 bytes a page. Ages are three sets: a page that a scan finds written goes into `young`; one that stays
-//! clean moves on to `older` with the next scan and to `candidates` with the one after: it did not change for two merge
-//! periods, and will be read once. A write at any time takes it back to `young`.
+//! An entry is 4 bytes a page. Ages are three sets: a page that a scan finds written goes into
+//! `young`; one that stays clean moves on to `older` with the next scan and to `candidates` with
+//! the one after: it did not change for two merge periods, and will be read once. A write at any
+//! time takes it back to `young`.
 //!
 //! ```text
 //!   written ──▶ young ──clean──▶ older ──clean──▶ candidates ──read──▶ unshared / pending
@@ -10,9 +11,10 @@
 //!      └──────────── written, or the window found it different ◀── merged ◀──┘
 //! ```
 //!
-//! *Copied pages rest.* A page that was merged and then written lies, as a copy, in a mapping of the store. There the agent
-//! can't check it for pins (`UFFDIO_MOVE` takes anonymous mappings only), and a device that is about to write into it, through
-//! a direct I/O request that hangs, would be cut off by a merge. Such pages must stay clean for a further time, longer than
+//! *Copied pages rest.* A page that was merged and then written lies, as a copy, in a mapping of
+//! the store. There the agent can't check it for pins (`UFFDIO_MOVE` takes anonymous mappings
+//! only), and a device that is about to write into it, through a direct I/O request that hangs,
+//! would be cut off by a merge. Such pages must stay clean for a further time, longer than
 //! any one request takes: they wait in `resting` for one to two turns of it.
 
 use dirty::{DirtyTree, NewError};
@@ -184,7 +186,8 @@ impl Region {
         before
     }
 
-    /// These pages were recycled; what is pending stays so. Calls `left` with whatever else was known of them.
+    /// These pages were recycled; what is pending stays so. Calls `left` with whatever else was
+    /// known of them.
     pub(crate) fn recycle(&mut self, first: u32, len: u32, mut left: impl FnMut(u32, Entry)) {
         self.forget_ages(first, len);
         let Some(words) = self.entries.get_mut(first as usize..(first + len) as usize) else { return };
@@ -208,7 +211,8 @@ impl Region {
         }
     }
 
-    /// A scan found these pages written, or new, in huge pages that are split only above this share.
+    /// A scan found these pages written, or new, in huge pages that are split only above this
+    /// share.
     pub(crate) fn found_huge(&mut self, pages: std::ops::Range<u32>, share: f64) {
         if self.huge.is_none() {
             // Without memory for the sets they are as small pages are.
@@ -219,7 +223,8 @@ impl Region {
         }
     }
 
-    /// These pages are in no huge page any more: what was left alone for its sake is to be looked at.
+    /// These pages are in no huge page any more: what was left alone for its sake is to be looked
+    /// at.
     pub(crate) fn lost_huge(&mut self, pages: std::ops::Range<u32>) {
         for page in self.huge.as_mut().map(|huge| huge.lost(pages)).unwrap_or_default() {
             self.candidates.insert(page.into());
@@ -231,7 +236,8 @@ impl Region {
         self.huge.as_ref().is_some_and(|huge| huge.keeps(page))
     }
 
-    /// This page of a huge page that was kept can be merged. Whether its huge page is given up with that; there are candidates then.
+    /// This page of a huge page that was kept can be merged. Whether its huge page is given up with
+    /// that; there are candidates then.
     pub(crate) fn can_merge(&mut self, page: u32) -> bool {
         let Some(noted) = self.huge.as_mut().and_then(|huge| huge.can_merge(page)) else { return false };
         for page in noted {
@@ -246,8 +252,9 @@ impl Region {
         self.candidates.remove_range(first.into(), len.into());
     }
 
-    /// Whether a scan between two merge periods has found one of these pages written, perhaps since it was read or planned: such
-    /// a page must not be merged now, and grows old from the next period on.
+    /// Whether a scan between two merge periods has found one of these pages written, perhaps since
+    /// it was read or planned: such a page must not be merged now, and grows old from the next
+    /// period on.
     pub(crate) fn is_written(&self, first: u32, len: u32) -> bool {
         self.written.iter_from(first.into()).next().is_some_and(|page| page < u64::from(first + len))
     }
@@ -336,8 +343,8 @@ impl Region {
         self.candidates.count()
     }
 
-    /// Up to `max` candidates at or after `from`, ascending. Pages that the guest has marked as free are none: they will be
-    /// recycled, or written before they are used.
+    /// Up to `max` candidates at or after `from`, ascending. Pages that the guest has marked as
+    /// free are none: they will be recycled, or written before they are used.
     pub(crate) fn candidates(&mut self, from: u32, max: usize, into: &mut Vec<u32>) {
         into.clear();
         let all = self.candidates.iter_from(from.into()).map(|page| page as u32);
@@ -379,7 +386,8 @@ impl Region {
         may
     }
 
-    /// A planned page has met its fate. `true`: it differed from what was guessed; it is a candidate again, to be read.
+    /// A planned page has met its fate. `true`: it differed from what was guessed; it is a
+    /// candidate again, to be read.
     pub(crate) fn settle_guess(&mut self, page: u32, differs: bool) -> bool {
         let wrong = self.guessed.contains(page.into()) && differs;
         if wrong {

@@ -13,10 +13,11 @@
 //!                  store (sealed memfds) ◀── adopt (a restarted daemon takes all this back)
 //! ```
 //!
-//! [`Engine::start`] runs it all; [`Engine::status`] says what it does. The safety of clients' memory rests on three
-//! things only: an agent maps a frame over a page when it has compared the two, byte by byte, with the page held still;
-//! a frame's bytes are never written again while a mapping of it can exist (`store`); and everything that is not certain
-//! is kept. All the rest, digests, ages, ledgers, may be wrong or late and costs at most a missed merge.
+//! [`Engine::start`] runs it all; [`Engine::status`] says what it does. The safety of clients'
+//! memory rests on three things only: an agent maps a frame over a page when it has compared the
+//! two, byte by byte, with the page held still; a frame's bytes are never written again while a
+//! mapping of it can exist (`store`); and everything that is not certain is kept. All the rest,
+//! digests, ages, ledgers, may be wrong or late and costs at most a missed merge.
 
 mod adopt;
 mod batch;

@@ -1,16 +1,19 @@
 //! One turn of a client: scan, read what is due, look it up, plan, and send batches.
 //!
-//! A turn reads candidates in the order of their addresses, in chunks, and keeps the client's lock only to pick a chunk
-//! and to record a batch; while the agent works on one batch the worker reads the next. Content that is known as a frame
-//! is planned at once. Content that one other page has shown becomes a frame now, from the bytes in hand, and the other
-//! page's client gets a *wish* to use it too, to be worked on in a turn of its own.
+//! A turn reads candidates in the order of their addresses, in chunks, and keeps the client's lock
+//! only to pick a chunk and to record a batch; while the agent works on one batch the worker reads
+//! the next. Content that is known as a frame is planned at once. Content that one other page has
+//! shown becomes a frame now, from the bytes in hand, and the other page's client gets a *wish* to
+//! use it too, to be worked on in a turn of its own.
 //!
-//! *Digests.* Where most of what was read of late had not been seen before, the agent is asked for the digests of the next pages ([`crate::digests`]):
-//! nothing else is needed of a first sighting. The bytes of a page are read when it becomes a frame after all.
+//! *Digests.* Where most of what was read of late had not been seen before, the agent is asked for
+//! the digests of the next pages ([`crate::digests`]): nothing else is needed of a first sighting.
+//! The bytes of a page are read when it becomes a frame after all.
 //!
-//! *Guesses.* Where page after page turned out to equal frame after frame, the next pages are planned without being read: the
-//! agent compares every page in any case. A few pages behind the guessed ones are read, and tell whether the run goes on; then
-//! the next guess is longer. A page that was guessed wrong is read next.
+//! *Guesses.* Where page after page turned out to equal frame after frame, the next pages are
+//! planned without being read: the agent compares every page in any case. A few pages behind the
+//! guessed ones are read, and tell whether the run goes on; then the next guess is longer. A page
+//! that was guessed wrong is read next.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -32,8 +35,9 @@ mod read;
 pub(crate) use read::Scratch;
 use read::{Ahead, Source};
 
-/// Scanning all clients may take one part in so many of a CPU's time: many mappings make it slow, and agents that map, with the program's page
-/// faults behind them, wait for it. The first scans, in which every page is new, do not count.
+/// Scanning all clients may take one part in so many of a CPU's time: many mappings make it slow,
+/// and agents that map, with the program's page faults behind them, wait for it. The first scans,
+/// in which every page is new, do not count.
 const SCAN_SHARE: u32 = 40;
 const FIRST_SCANS: u64 = 3;
 /// One page in so many is much that was written at once.
@@ -63,7 +67,8 @@ enum Stop {
 /// One turn of `client`. `scan`: a merge period has passed, so look what was written first.
 pub(crate) fn turn(shared: &Shared, client: &Arc<Client>, scratch: &mut Scratch, scan: bool) {
     if scan {
-        // All are scanned before any is read: only then is it known how much there is to be read in the time.
+        // All are scanned before any is read: only then is it known how much there is to be read in the
+        // time.
         if begin_period(shared, client) {
             shared.queue.ask(client, false);
         }
@@ -71,7 +76,8 @@ pub(crate) fn turn(shared: &Shared, client: &Arc<Client>, scratch: &mut Scratch,
     }
     let mut turn = Turn::new(shared, client);
     turn.asked = std::mem::take(&mut client.state().asked);
-    // Wishes come last, and others are told of theirs when all is read, or a row is long: many pages together make fewer windows.
+    // Wishes come last, and others are told of theirs when all is read, or a row is long: many pages
+    // together make fewer windows.
     let result = turn.read_candidates(scratch).and_then(|()| turn.grant_wishes());
     let asked = std::mem::take(&mut turn.asked);
     drop(turn);
@@ -131,7 +137,8 @@ fn begin_period(shared: &Shared, client: &Client) -> bool {
     }
     let cpu = crate::pace::thread_cpu();
     match client.scan(&mut state, true) {
-        // Where much is written or new the scan was dear once, for that, and what it found must not wait long for the scans in which it has to rest.
+        // Where much is written or new the scan was dear once, for that, and what it found must not wait long for the
+        // scans in which it has to rest.
         Ok(found)
             if state.totals.full_scans > FIRST_SCANS
                 && found * MUCH < state.regions.values().map(|region| u64::from(region.pages)).sum() =>
@@ -169,7 +176,8 @@ struct Turn<'a> {
     asked: HashSet<u32>,
     stretch: Stretch,
     row: Row,
-    /// The handle that the next page's content may stand under: contents that were sighted one after the other have handles in a row.
+    /// The handle that the next page's content may stand under: contents that were sighted one
+    /// after the other have handles in a row.
     hint: u32,
     wished: Wished,
     /// What the agent was asked about, in the order of the pages.
@@ -267,7 +275,8 @@ impl<'a> Turn<'a> {
         Ok(())
     }
 
-    /// The NUMA nodes that pages of this client lie on, one for one; empty where nodes are not kept apart.
+    /// The NUMA nodes that pages of this client lie on, one for one; empty where nodes are not kept
+    /// apart.
     fn nodes_of(&self, addresses: &[usize]) -> Result<Vec<Option<u32>>, Stop> {
         let mut nodes = Vec::new();
         if self.client.domain.store.by_node
@@ -284,7 +293,8 @@ impl<'a> Turn<'a> {
         Ok(nodes)
     }
 
-    /// What is to be done about a page, whose bytes are in a source; `known`: the handle under which the content was found.
+    /// What is to be done about a page, whose bytes are in a source; `known`: the handle under
+    /// which the content was found.
     fn look_up(
         &mut self,
         (region, page): (RegionId, u32),
@@ -433,7 +443,8 @@ impl<'a> Turn<'a> {
         }
     }
 
-    /// Grants the wishes of a client that has a long row of them, so that its agent need not wait until all is read here.
+    /// Grants the wishes of a client that has a long row of them, so that its agent need not wait
+    /// until all is read here.
     fn grant_row(&mut self) {
         if self.wished.len < BATCH {
             return;

@@ -1,9 +1,12 @@
-//! The governor's hands: workers wait here, so that a scan takes its target and CPU time stays within its limit.
+//! The governor's hands: workers wait here, so that a scan takes its target and CPU time stays
+//! within its limit.
 //!
-//! The decisions are [`governor::Pace`]'s; here are the clocks. Every worker comes by at the points where it holds nothing
-//! ([`Pacer::pause`]). CPU time of this process is charged by itself, whichever thread uses it. CPU time that others use for us,
-//! the agents above all, is charged as they report it ([`Pacer::charge`]); until then, what they were told to do counts as *in hand*. While
-//! the host is short of memory (PSI), merging is what helps, and a second, higher limit applies.
+//! The decisions are [`governor::Pace`]'s; here are the clocks. Every worker comes by at the points
+//! where it holds nothing ([`Pacer::pause`]). CPU time of this process is charged by itself,
+//! whichever thread uses it. CPU time that others use for us, the agents above all, is charged as
+//! they report it ([`Pacer::charge`]); until then, what they were told to do counts as *in hand*.
+//! While the host is short of memory (PSI), merging is what helps, and a second, higher limit
+//! applies.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,7 +15,8 @@ use governor::{Mode, Pace, PaceSettings};
 
 use crate::status::GovernorStatus;
 
-/// The shortest wait, so that a fast pace is no stream of wake-ups, and the longest at a time, so that a worker sees that it is to end.
+/// The shortest wait, so that a fast pace is no stream of wake-ups, and the longest at a time, so
+/// that a worker sees that it is to end.
 const SHORTEST: Duration = Duration::from_millis(2);
 const LONGEST: Duration = Duration::from_millis(200);
 /// How often memory pressure is looked at.
@@ -142,7 +146,8 @@ impl Pacer {
         }
     }
 
-    /// Waits until it is time for more pages, and until CPU time may be used. Not to be called with a lock held.
+    /// Waits until it is time for more pages, and until CPU time may be used. Not to be called with
+    /// a lock held.
     pub(crate) fn pause(&self, stopping: impl Fn() -> bool) {
         // Its own place in the schedule; others take theirs meanwhile.
         let until = self.with(|state, _| state.pace.until());
@@ -157,13 +162,15 @@ impl Pacer {
         }
     }
 
-    /// Charges CPU time that somebody outside of this process has used for us, in nanoseconds. This process's own is charged
-    /// already, on whichever thread: merging, scanning and recycling share the one budget.
+    /// Charges CPU time that somebody outside of this process has used for us, in nanoseconds. This
+    /// process's own is charged already, on whichever thread: merging, scanning and recycling
+    /// share the one budget.
     pub(crate) fn charge(&self, cpu_ns: u64) {
         self.settle(cpu_ns, SETTLE);
     }
 
-    /// Charges agents. `total`: CPU time of all agents ever, in nanoseconds; `in_hand`: pages that they have been given and have not reported on.
+    /// Charges agents. `total`: CPU time of all agents ever, in nanoseconds; `in_hand`: pages that
+    /// they have been given and have not reported on.
     pub(crate) fn charge_agents(&self, total: u64, in_hand: u32) {
         let new = self.with(|state, now| {
             state.in_hand = (in_hand, now);
@@ -174,7 +181,8 @@ impl Pacer {
         self.charge(new);
     }
 
-    /// CPU time that work of at most `wanted` may take now, where it goes before all else; `None`: so much has been used that it has to wait, too.
+    /// CPU time that work of at most `wanted` may take now, where it goes before all else; `None`:
+    /// so much has been used that it has to wait, too.
     pub(crate) fn allowance(&self, wanted: Duration) -> Option<Duration> {
         if self.limits.usual <= 0.0 {
             return Some(wanted);
@@ -189,8 +197,8 @@ impl Pacer {
         self.with(|state, now| now.saturating_sub(state.seen) < time)
     }
 
-    /// Charges `others`, and what this process has used unless that was done less than `least` ago. Returns the time and for how long to
-    /// use no more.
+    /// Charges `others`, and what this process has used unless that was done less than `least` ago.
+    /// Returns the time and for how long to use no more.
     fn settle(&self, others: u64, least: Duration) -> (Duration, Duration) {
         let memory_is_short = self.look();
         self.with(|state, now| {

@@ -1,4 +1,5 @@
-//! What a turn has in hand: pages gathered into runs, and rows and stretches that tell what the next pages may be.
+//! What a turn has in hand: pages gathered into runs, and rows and stretches that tell what the
+//! next pages may be.
 
 use wire::{MAX_BATCH_PAGES, RegionId};
 
@@ -84,7 +85,8 @@ impl Plan {
         self.runs.push(PlannedRun { page, len: 1, goal });
     }
 
-    /// The runs to send, and those too short for a short budget of mappings. Zero pages cost no mapping.
+    /// The runs to send, and those too short for a short budget of mappings. Zero pages cost no
+    /// mapping.
     pub(crate) fn into_runs(self) -> (Vec<PlannedRun>, Vec<PlannedRun>) {
         let min_run = self.min_run;
         self.runs.into_iter().partition(|run| run.goal == Goal::Zero || run.len >= min_run)

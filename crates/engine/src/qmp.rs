@@ -1,8 +1,9 @@
 //! Where a QEMU guest's RAM lies in QEMU's memory, by QMP (docs/interop/qmp-spec.rst of QEMU).
 //!
-//! QEMU has no command that says it in one piece. The monitor's `info mtree -f` lists what the guest's physical addresses are made
-//! of, `gpa2hva` gives the host's address of one of them, and `query-memory-devices` names memory that may be unplugged, which is left out:
-//! what is left is RAM that was there when QEMU started, and stays where it is until it ends.
+//! QEMU has no command that says it in one piece. The monitor's `info mtree -f` lists what the
+//! guest's physical addresses are made of, `gpa2hva` gives the host's address of one of them, and
+//! `query-memory-devices` names memory that may be unplugged, which is left out: what is left is
+//! RAM that was there when QEMU started, and stays where it is until it ends.
 //!
 //! ```text
 //! FlatView #0
@@ -13,8 +14,8 @@
 //!   0000000100000000-00000001bfffffff (prio 0, ram): pc.ram @0000000080000000
 //! ```
 //!
-//! The socket may have been used by an earlier daemon, and events come at any time: every command carries an id, and what does not
-//! answer it is skipped.
+//! The socket may have been used by an earlier daemon, and events come at any time: every command
+//! carries an id, and what does not answer it is skipped.
 
 use std::io::{BufRead, BufReader, Write};
 use std::ops::Range;
@@ -69,7 +70,8 @@ struct Qmp {
     next: u64,
 }
 
-/// Asks QEMU at the other end where its guest's RAM lies. Waits for at most `limit`: a QEMU that has just begun answers late.
+/// Asks QEMU at the other end where its guest's RAM lies. Waits for at most `limit`: a QEMU that
+/// has just begun answers late.
 pub(crate) fn find_ram(socket: OwnedFd, limit: Duration) -> Result<Vec<Ram>, QmpError> {
     let stream = UnixStream::from(socket);
     // Our end may be shared with the client, and so is this.
@@ -176,7 +178,8 @@ fn parse_ram(line: &str) -> Option<Range<u64>> {
     (start < end).then_some(start..end)
 }
 
-/// The answer of `query-memory-devices`: what may be unplugged, by guest-physical address. A device without one is nowhere.
+/// The answer of `query-memory-devices`: what may be unplugged, by guest-physical address. A device
+/// without one is nowhere.
 fn removable(answer: &Value) -> Vec<Range<u64>> {
     let devices = answer.as_array().into_iter().flatten();
     let range = |device: &Value| {

@@ -1,13 +1,15 @@
 //! Dirty rates: how many pages clients write, and where, while somebody asks.
 //!
-//! Every scan of a client's memory, for merging or for this, finds the pages written since the last; while a client is watched
-//! its regions keep for each page when it was last found so. A watched client is scanned whenever somebody asks ([`Engine::dirty`]):
-//! who wants to tell a second from the next asks each second. Such a scan makes no page older: pages that it finds are
-//! kept for the next merge period's, so that watching does not change what is merged. It costs what any scan costs, and its
-//! protecting makes the client's next write to each of those pages a microsecond slower.
+//! Every scan of a client's memory, for merging or for this, finds the pages written since the
+//! last; while a client is watched its regions keep for each page when it was last found so. A
+//! watched client is scanned whenever somebody asks ([`Engine::dirty`]): who wants to tell a second
+//! from the next asks each second. Such a scan makes no page older: pages that it finds are
+//! kept for the next merge period's, so that watching does not change what is merged. It costs what
+//! any scan costs, and its protecting makes the client's next write to each of those pages a
+//! microsecond slower.
 //!
-//! A page found by a scan was written at some time since the scan before. A scan belongs to a window if the middle of that
-//! time does.
+//! A page found by a scan was written at some time since the scan before. A scan belongs to a
+//! window if the middle of that time does.
 
 use std::time::{Duration, Instant};
 
@@ -27,7 +29,8 @@ const PART_PAGES: u32 = 512;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Several who ask at once share a scan.
 const SHARED: Duration = Duration::from_millis(50);
-/// When stamps are counted back, and by how much. What is older than the longest window is as good as never.
+/// When stamps are counted back, and by how much. What is older than the longest window is as good
+/// as never.
 const REBASE_AT: u16 = 60_000;
 const REBASE_BY: u16 = 50_000;
 
@@ -88,7 +91,8 @@ impl Watch {
     }
 }
 
-/// A scan begins: what it finds is stamped with this time. Ends watching when nobody has asked for long.
+/// A scan begins: what it finds is stamped with this time. Ends watching when nobody has asked for
+/// long.
 pub(crate) fn begin_scan(state: &mut State, now: Instant) {
     let Some(watch) = &mut state.watch else { return };
     if now.duration_since(watch.asked) > PATIENCE {
@@ -161,7 +165,8 @@ pub struct DirtyStatus {
     pub interval_seconds: f64,
     /// Pages found written by scans within that time, a second.
     pub pages_per_second: f64,
-    /// Distinct pages written within the last seconds, for several windows, of which none is shorter than the time between two scans.
+    /// Distinct pages written within the last seconds, for several windows, of which none is
+    /// shorter than the time between two scans.
     pub windows: Vec<Window>,
     /// Where.
     pub regions: Vec<Heat>,
@@ -201,8 +206,8 @@ pub struct Heat {
 pub struct NotAClient(pub i32);
 
 impl Engine {
-    /// Which pages clients write: of these processes, or of all if there are none. Scans them first. `uid`: only what belongs
-    /// to this user.
+    /// Which pages clients write: of these processes, or of all if there are none. Scans them
+    /// first. `uid`: only what belongs to this user.
     ///
     /// # Errors
     ///

@@ -1,14 +1,18 @@
-//! Recycling: when agents are to take back what their guests have marked as free, and what came of it.
+//! Recycling: when agents are to take back what their guests have marked as free, and what came of
+//! it.
 //!
-//! The work is the agent's, in the client's own process (see `ppr` on why). Here is the policy: each *reclaim period* the daemon looks at the
-//! summary of a client's pool, 4 KiB for 8 GiB of guest; where it says that something is marked, the agent is asked for a sweep, with
-//! as much CPU time as the budget that merging and recycling share allows. Recycling goes first, being some hundred times cheaper for a page: what it
-//! uses is charged to the budget, and merging waits.
+//! The work is the agent's, in the client's own process (see `ppr` on why). Here is the policy:
+//! each *reclaim period* the daemon looks at the summary of a client's pool, 4 KiB for 8 GiB of
+//! guest; where it says that something is marked, the agent is asked for a sweep, with as much CPU
+//! time as the budget that merging and recycling share allows. Recycling goes first, being some
+//! hundred times cheaper for a page: what it uses is charged to the budget, and merging waits.
 //!
-//! The ledger is told of every page: a recycled page leaves its frame or its place in the index, and is counted as recycled until the guest
-//! writes to it again. A page that is marked is never looked at for merging ([`FreePages`]).
+//! The ledger is told of every page: a recycled page leaves its frame or its place in the index,
+//! and is counted as recycled until the guest writes to it again. A page that is marked is never
+//! looked at for merging ([`FreePages`]).
 //!
-//! Where the guest's RAM lies is found out once, by QMP ([`crate::qmp`]), on a thread of its own; then the agent keeps it, also for later daemons.
+//! Where the guest's RAM lies is found out once, by QMP ([`crate::qmp`]), on a thread of its own;
+//! then the agent keeps it, also for later daemons.
 
 #![allow(unsafe_code)] // Memory that a guest writes.
 
@@ -39,9 +43,11 @@ const QMP_TIME: Duration = Duration::from_secs(120);
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How often a client is looked at whose guest's RAM is not found yet.
 const START_STEP: Duration = Duration::from_millis(200);
-/// How long a guest may take to boot and to load its module, before its memory is merged though nothing is marked.
+/// How long a guest may take to boot and to load its module, before its memory is merged though
+/// nothing is marked.
 const BOOT_TIME: Duration = Duration::from_secs(60);
-/// The part of a reclaim period after which marks are looked for: what is left of it is for the work.
+/// The part of a reclaim period after which marks are looked for: what is left of it is for the
+/// work.
 const LOOK_AFTER: f64 = 0.8;
 /// The part of a reclaim period that one sweep may take where there is no other limit.
 const SWEEP_SHARE: f64 = 0.5;
@@ -69,8 +75,8 @@ impl Marks {
         let len = rustix::fs::fstat(fd).map_err(|e| e.to_string())?.st_size;
         let map = memfd::map_readonly(fd, usize::try_from(len).unwrap_or(0)).map_err(|e| e.to_string())?;
         let start = NonNull::new(map.as_ptr()).ok_or("its pool is mapped at 0")?;
-        // SAFETY: mapped for as long as `map`, which is dropped after the pool. The file cannot shrink. The map is read-only: here
-        // only `is_free` and `pending` are used, which read.
+        // SAFETY: mapped for as long as `map`, which is dropped after the pool. The file cannot shrink. The
+        // map is read-only: here only `is_free` and `pending` are used, which read.
         let pool = unsafe { ppr::Pool::from_mapping(start, map.len()) }.map_err(|e| e.to_string())?;
         let pool = NonNull::from(Box::leak(Box::new(pool)));
         // SAFETY: freed in `drop`, and nobody gets the host out of here.
@@ -204,8 +210,9 @@ impl Recycling {
         }
     }
 
-    /// Whether the guest will soon tell which of its pages are free. Until then most of what could be merged is what booting has left behind:
-    /// frames that nobody would map any more a moment later, and whose memory the store would keep.
+    /// Whether the guest will soon tell which of its pages are free. Until then most of what could
+    /// be merged is what booting has left behind: frames that nobody would map any more a
+    /// moment later, and whose memory the store would keep.
     pub(crate) fn is_awaited(&mut self) -> bool {
         let awaited = self.boots_until.is_some_and(|until| Instant::now() < until)
             && self.note.is_none()
@@ -252,7 +259,8 @@ pub(crate) enum Reply {
     Other(ToDaemon),
 }
 
-/// Applies a message if it is about recycling. `Err` says what was wrong with it; the connection is then closed.
+/// Applies a message if it is about recycling. `Err` says what was wrong with it; the connection is
+/// then closed.
 pub(crate) fn apply(
     shared: &Arc<Shared>,
     client: &Arc<Client>,
@@ -314,7 +322,8 @@ fn take_pool(
         asked: None,
         note: None,
         dropped: false,
-        // An agent that knows where the RAM lies has served an earlier daemon, or a program that marks pages of its own.
+        // An agent that knows where the RAM lies has served an earlier daemon, or a program that marks pages of its
+        // own.
         boots_until: pool.extents.is_empty().then(|| now + BOOT_TIME),
         totals: Totals::default(),
         window: (now, 0),

@@ -1,4 +1,5 @@
-//! Scanning a client: which of its pages were written since the last time, and what that says of each.
+//! Scanning a client: which of its pages were written since the last time, and what that says of
+//! each.
 
 use std::time::{Duration, Instant};
 
@@ -13,21 +14,23 @@ use crate::client::{Client, State};
 use crate::config::HugePages;
 use crate::ledger::{Entry, Region};
 
-/// How long one system call that scans should take, and how much memory it looks at: to begin with, at least, at most.
+/// How long one system call that scans should take, and how much memory it looks at: to begin with,
+/// at least, at most.
 const SCAN_TIME: Duration = Duration::from_micros(100);
 const SCAN_BYTES: usize = 32 << 20;
 const LEAST_SCAN_BYTES: usize = HUGE_PAGE_SIZE;
 const MOST_SCAN_BYTES: usize = 256 << 20;
 
 impl Client {
-    /// Scans every region for pages written since the last time, re-protecting them in the same step.
+    /// Scans every region for pages written since the last time, re-protecting them in the same
+    /// step.
     ///
-    /// Whether a page is one of a file is asked in a second step, of written pages that the ledger holds for merged: for that the
-    /// kernel looks at each page's `struct page`, a cache miss a page, where all else stands in the page table (8 GiB: 74 ms
-    /// against a few).
+    /// Whether a page is one of a file is asked in a second step, of written pages that the ledger
+    /// holds for merged: for that the kernel looks at each page's `struct page`, a cache miss a
+    /// page, where all else stands in the page table (8 GiB: 74 ms against a few).
     ///
-    /// `ageing`: a merge period has passed. Otherwise what is found is kept for that scan; see `rates`. Returns how many pages were written,
-    /// or are new.
+    /// `ageing`: a merge period has passed. Otherwise what is found is kept for that scan; see
+    /// `rates`. Returns how many pages were written, or are new.
     pub(crate) fn scan(&self, state: &mut State, ageing: bool) -> Result<u64, Errno> {
         if state.held {
             return Ok(0);
@@ -81,8 +84,9 @@ impl Client {
         Ok(found)
     }
 
-    /// Scans part by part, each short enough: while the kernel scans, an agent that maps has to wait, and behind it the program's page
-    /// faults do. A part's length follows what the one before took, since many mappings make it slow. Parts end between huge pages: one that is
+    /// Scans part by part, each short enough: while the kernel scans, an agent that maps has to
+    /// wait, and behind it the program's page faults do. A part's length follows what the one
+    /// before took, since many mappings make it slow. Parts end between huge pages: one that is
     /// write-protected in part is split.
     fn scan_gently(&self, range: Range, query: &Query, each: &mut dyn FnMut(PageRun)) -> Result<(), Errno> {
         let (mut start, mut len) = (range.start, SCAN_BYTES);
@@ -102,8 +106,9 @@ impl Client {
         Ok(())
     }
 
-    /// After a hold: finds what was written while somebody else cleared the notes of writes: merged pages that were copied, and pages that hold something
-    /// where nothing was known. What was written of those that were read before shows when they are compared. A device may be about
+    /// After a hold: finds what was written while somebody else cleared the notes of writes: merged
+    /// pages that were copied, and pages that hold something where nothing was known. What was
+    /// written of those that were read before shows when they are compared. A device may be about
     /// to write into copies: these rest anew.
     fn find_unseen(&self, state: &mut State) -> Result<(), Errno> {
         for (&id, region) in &mut state.regions {
@@ -131,7 +136,8 @@ impl Client {
         Ok(())
     }
 
-    /// These pages were written, or first touched, since the last scan. Returns how many left their frame.
+    /// These pages were written, or first touched, since the last scan. Returns how many left their
+    /// frame.
     fn found_written(&self, id: RegionId, region: &mut Region, run: PageRun) -> u64 {
         let is = run.categories;
         let mut copied = 0;
@@ -146,8 +152,8 @@ impl Client {
         for page in region.pages_of(run) {
             match region.entry(page) {
                 Entry::Pending => continue,
-                // The frame came into the page table by a read, or the zero page did. A frame that the kernel has swapped out
-                // since may show as neither present nor of a file.
+                // The frame came into the page table by a read, or the zero page did. A frame that the kernel has
+                // swapped out since may show as neither present nor of a file.
                 Entry::Merged(_) if is.contains(Categories::FILE) || !is.contains(Categories::PRESENT) => continue,
                 Entry::Zero | Entry::Fresh | Entry::Recycled if zero => continue,
                 entry @ (Entry::Merged(_) | Entry::Unshared(_) | Entry::Zero | Entry::Recycled) => {

@@ -1,8 +1,8 @@
 //! The daemon's heart: sockets, clients coming and going, periods, workers.
 //!
-//! One thread waits for everything that comes from outside: new connections, messages, the ends of processes. It applies
-//! what agents report to the ledgers and never waits for a client. Every merge period it asks the workers for a turn of
-//! each client. An idle daemon wakes once a period.
+//! One thread waits for everything that comes from outside: new connections, messages, the ends of
+//! processes. It applies what agents report to the ledgers and never waits for a client. Every
+//! merge period it asks the workers for a turn of each client. An idle daemon wakes once a period.
 
 mod greet;
 
@@ -89,7 +89,8 @@ impl Shared {
         self.pacer.charge_agents(cpu, in_hand);
     }
 
-    /// Asks the client of a sighting to use a frame of this content too; it has been counted as a user. `false`: nobody is there to ask.
+    /// Asks the client of a sighting to use a frame of this content too; it has been counted as a
+    /// user. `false`: nobody is there to ask.
     pub(crate) fn wish(&self, domain: &Arc<Domain>, there: Sighting, handle: u32, frame: Frame) -> bool {
         let wish = Wish { region: there.region, page: there.page, handle, frame };
         let client = self.client(there.client).filter(|client| Arc::ptr_eq(&client.domain, domain));
@@ -249,7 +250,8 @@ impl Engine {
         }
     }
 
-    /// Asks a client's agent to unmerge everything and give its regions back. Poll [`Engine::is_client`] for the end.
+    /// Asks a client's agent to unmerge everything and give its regions back. Poll
+    /// [`Engine::is_client`] for the end.
     pub fn detach(&self, pid: i32) -> Result<(), DetachError> {
         let client = self.shared.clients().into_iter().find(|c| c.pid == pid).ok_or(DetachError::NotAClient(pid))?;
         client.conn.send(&wire::encode(&ToAgent::Detach), &[]).map_err(|source| DetachError::Agent { pid, source })

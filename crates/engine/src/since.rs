@@ -1,16 +1,19 @@
 //! What a client has changed since a checkpoint of it.
 //!
-//! The kernel notes which pages were written, and the daemon's scans clear the notes. So whoever wants to know later what a client has
-//! written since a certain moment has to ask the daemon: it keeps every page that a scan found written since, and every page that
-//! an agent was told to merge (a window clears notes of pages that it does not replace). What no scan has found yet is in the
-//! kernel's notes still. Pages that were given back read as zeros, as the page map tells; they are none of this.
+//! The kernel notes which pages were written, and the daemon's scans clear the notes. So whoever
+//! wants to know later what a client has written since a certain moment has to ask the daemon: it
+//! keeps every page that a scan found written since, and every page that an agent was told to merge
+//! (a window clears notes of pages that it does not replace). What no scan has found yet is in the
+//! kernel's notes still. Pages that were given back read as zeros, as the page map tells; they are
+//! none of this.
 //!
-//! It errs on the side of too much. What it cannot say it forgets: after a scan that failed, when the list gets long, when somebody
-//! else holds the client, and with the client's connection.
+//! It errs on the side of too much. What it cannot say it forgets: after a scan that failed, when
+//! the list gets long, when somebody else holds the client, and with the client's connection.
 //!
-//! *Devices write without a note.* The kernel notes a page when a direct I/O request pins it, and the request may write to it later, after a scan
-//! has cleared the note. So of a process that may do direct I/O, pages that were written lately count as changed: they were written
-//! within the last one or two turns of rest (see `ledger`), longer than any one request takes.
+//! *Devices write without a note.* The kernel notes a page when a direct I/O request pins it, and
+//! the request may write to it later, after a scan has cleared the note. So of a process that may
+//! do direct I/O, pages that were written lately count as changed: they were written within the
+//! last one or two turns of rest (see `ledger`), longer than any one request takes.
 
 use kmem::PAGE_SIZE;
 use kmem::range::Range;
@@ -20,7 +23,8 @@ use serde::{Deserialize, Serialize};
 
 /// More parts than this are not kept.
 const MOST: usize = 1 << 16;
-/// Parts are joined when there are twice as many as after the last time, but not with fewer than this.
+/// Parts are joined when there are twice as many as after the last time, but not with fewer than
+/// this.
 const JOIN_FROM: usize = 1 << 12;
 
 /// What a client has changed since a moment that has a label.
@@ -81,7 +85,8 @@ impl Log {
         self.parts.add(range);
     }
 
-    /// An agent is told to merge these pages of a region that begins there. Its windows span what lies between them, too.
+    /// An agent is told to merge these pages of a region that begins there. Its windows span what
+    /// lies between them, too.
     pub(crate) fn batch(&mut self, region: u64, runs: &[PlannedRun]) {
         let address = |page: u32| region as usize + page as usize * PAGE_SIZE;
         for (i, run) in runs.iter().enumerate() {

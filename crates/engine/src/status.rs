@@ -47,7 +47,8 @@ pub struct Status {
     pub domains: Vec<DomainStatus>,
 }
 
-/// The governor. A scan begins with the question what was written, and ends when every page that was due then has been looked at.
+/// The governor. A scan begins with the question what was written, and ends when every page that
+/// was due then has been looked at.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GovernorStatus {
     /// `target`, `scan-time` or `none`.
@@ -140,7 +141,8 @@ pub struct ClientStatus {
     pub pages_recycled: u64,
     /// What its recycler does, if its guest marks free pages.
     pub recycling: Option<crate::recycle::RecycleStatus>,
-    /// Pages that can be merged and are left in huge pages, of which too few can (`huge_page_share`).
+    /// Pages that can be merged and are left in huge pages, of which too few can
+    /// (`huge_page_share`).
     pub pages_kept_huge: u64,
     /// Pages in batches under way.
     pub pages_pending: u64,

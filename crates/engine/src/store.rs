@@ -1,13 +1,15 @@
 //! The store: where a domain's shared frames live.
 //!
-//! A store is a growing list of *segments*, sealed memfds of 64 MiB each. The daemon writes a frame through the one
-//! writable mapping that existed before the seals (`F_SEAL_FUTURE_WRITE`); clients get the file descriptor and can map
-//! it, privately, and read it; nobody can open another way to write.
+//! A store is a growing list of *segments*, sealed memfds of 64 MiB each. The daemon writes a frame
+//! through the one writable mapping that existed before the seals (`F_SEAL_FUTURE_WRITE`); clients
+//! get the file descriptor and can map it, privately, and read it; nobody can open another way to
+//! write.
 //!
-//! Those seals forbid hole punching too (also to us: the kernel refuses `fallocate(PUNCH_HOLE)` and `MADV_REMOVE` with
-//! `EPERM`), which is as well: a hole under a mapping that somebody still has would be zeros in a guest. A frame whose
-//! last user left is *reused*, after a quarantine, and a segment whose last frame went is closed, which gives its memory
-//! back at the very moment that the kernel sees no mapping of it. No count of ours has to be right for that.
+//! Those seals forbid hole punching too (also to us: the kernel refuses `fallocate(PUNCH_HOLE)` and
+//! `MADV_REMOVE` with `EPERM`), which is as well: a hole under a mapping that somebody still has
+//! would be zeros in a guest. A frame whose last user left is *reused*, after a quarantine, and a
+//! segment whose last frame went is closed, which gives its memory back at the very moment that the
+//! kernel sees no mapping of it. No count of ours has to be right for that.
 //!
 //! ```text
 //! slot:  free ──reserve──▶ reserved ──publish──▶ refs ≥ 1 ──last user left──▶ quarantine ──time──▶ free
@@ -17,17 +19,21 @@
 //!                                                pinned: never reused; goes with its segment
 //! ```
 //!
-//! *Placement.* Runs of pages should stay runs of frames, since each run costs the client one mapping. A worker reserves
-//! up to 512 consecutive slots, from a place drawn at random (so that an attacker cannot aim at neighbouring frames),
-//! and fills them in the order of the pages that ask; what it leaves over, the next one fills. What was used before has memory, which cannot
+//! *Placement.* Runs of pages should stay runs of frames, since each run costs the client one
+//! mapping. A worker reserves up to 512 consecutive slots, from a place drawn at random (so that an
+//! attacker cannot aim at neighbouring frames), and fills them in the order of the pages that ask;
+//! what it leaves over, the next one fills. What was used before has memory, which cannot
 //! be given back alone: places with it come first, as long as they are not mere crumbs.
 //!
-//! *Huge pages.* A piece of 512 slots of which none was used becomes a huge page at one stroke where the kernel has one (`MADV_COLLAPSE`;
-//! `/sys/kernel/mm/transparent_hugepage/shmem_enabled` set to `deny` forbids it). It is taken, cleared and mapped as a whole: neither the daemon that writes frames
-//! nor the agent that compares with them takes a page fault for each, which was most of what a frame cost.
+//! *Huge pages.* A piece of 512 slots of which none was used becomes a huge page at one stroke
+//! where the kernel has one (`MADV_COLLAPSE`; `/sys/kernel/mm/transparent_hugepage/shmem_enabled`
+//! set to `deny` forbids it). It is taken, cleared and mapped as a whole: neither the daemon that
+//! writes frames nor the agent that compares with them takes a page fault for each, which was most
+//! of what a frame cost.
 //!
-//! *Filling.* Where there is no huge page, and the contents of the next frames can be told, slots get memory and bytes in one call for all of
-//! them (`UFFDIO_COPY`): pages are not cleared first, and the daemon takes no faults. They are frames only when somebody asks for just these bytes.
+//! *Filling.* Where there is no huge page, and the contents of the next frames can be told, slots
+//! get memory and bytes in one call for all of them (`UFFDIO_COPY`): pages are not cleared first,
+//! and the daemon takes no faults. They are frames only when somebody asks for just these bytes.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering::*};
@@ -50,16 +56,19 @@ use free::{ALL_FRESH, Free, HUGE, run_length};
 const POPULATE: u32 = 128;
 /// How long no huge page is asked for after the kernel had none.
 const REFUSED: Duration = Duration::from_secs(10);
-/// CPU time that a huge page may cost; 0.2 ms is usual. In a virtual machine whose free memory its host takes back (free page reporting, above all of huge pages),
-/// the host has to find it again first: 5 ms were seen. Single pages, used a moment ago by somebody else, come cheaper there.
+/// CPU time that a huge page may cost; 0.2 ms is usual. In a virtual machine whose free memory its
+/// host takes back (free page reporting, above all of huge pages), the host has to find it again
+/// first: 5 ms were seen. Single pages, used a moment ago by somebody else, come cheaper there.
 const HUGE_COST: Duration = Duration::from_millis(1);
-/// After one that was dearer none is asked for so many times as long: those that merging gives back come cheap again.
+/// After one that was dearer none is asked for so many times as long: those that merging gives back
+/// come cheap again.
 const HUGE_PAUSE: u32 = 20;
 /// The longest run of slots that one cursor reserves.
 const EXTENT: u32 = 512;
 /// So many slots in a row that have memory are better than more of them without.
 const CRUMBS: u32 = 32;
-/// How long it holds that there is enough memory left: at a gigabyte a second, the most that is written, ten megabytes.
+/// How long it holds that there is enough memory left: at a gigabyte a second, the most that is
+/// written, ten megabytes.
 const CHECK_EVERY: Duration = Duration::from_millis(10);
 /// Set in a frame's reference count: a child of a user may map it, so its slot is never reused.
 const PINNED: u32 = 1 << 31;
@@ -164,8 +173,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Store {
-    /// A store without segments. `by_node`: each NUMA node has frames of its own; `quarantine`: how long a slot rests before it is used again; `reserve_bytes`: memory
-    /// that must be left, on the host and under every cgroup limit, for the store to grow.
+    /// A store without segments. `by_node`: each NUMA node has frames of its own; `quarantine`: how
+    /// long a slot rests before it is used again; `reserve_bytes`: memory that must be left, on
+    /// the host and under every cgroup limit, for the store to grow.
     pub(crate) fn new(name: &str, by_node: bool, quarantine: Duration, reserve_bytes: u64) -> Self {
         let mut seed = [0u8; 8];
         // Without randomness the store works; only the defence against aimed placement is weaker.
@@ -224,8 +234,8 @@ impl Store {
         Ok(at)
     }
 
-    /// Takes a segment of an earlier daemon back, to read and to share, never to write. The caller has made sure of
-    /// where it comes from.
+    /// Takes a segment of an earlier daemon back, to read and to share, never to write. The caller
+    /// has made sure of where it comes from.
     pub(crate) fn adopt(&self, id: SegmentId, fd: OwnedFd) -> Result<(), GrowError> {
         memfd::require_seals(fd.as_fd())?;
         let map = memfd::map_readonly(fd.as_fd(), SEGMENT_PAGES as usize * PAGE_SIZE)?;
@@ -265,8 +275,8 @@ impl Store {
         self.with(frame, |segment, _| segment.node)?
     }
 
-    /// Reserves a run of free slots of a node, all in one piece: those behind `after` if they are free, else what is left of a stretch that was begun, else from
-    /// a place drawn at random.
+    /// Reserves a run of free slots of a node, all in one piece: those behind `after` if they are
+    /// free, else what is left of a stretch that was begun, else from a place drawn at random.
     fn reserve(&self, after: Option<Frame>, node: Option<u32>) -> Result<Reserved, GrowError> {
         let mut free = lock(&self.free);
         // Again if what was made was closed at once, since nobody used it yet.
@@ -313,7 +323,8 @@ impl Store {
         Ok(Reserved { slots: first..first + len, populated, huge, cut })
     }
 
-    /// Makes a huge page of a fresh piece, which begins with this frame. `false`: there is none to be had.
+    /// Makes a huge page of a fresh piece, which begins with this frame. `false`: there is none to
+    /// be had.
     fn make_huge(&self, first: Frame) -> bool {
         let began = crate::pace::thread_cpu();
         let done = self.segment(first).map(|segment| {
@@ -332,8 +343,9 @@ impl Store {
         made
     }
 
-    /// Slots that were reserved and not used are free again; those below `populated` have memory. The next who needs slots goes on here:
-    /// a few with memory at the beginning of a stretch would else be left over each time.
+    /// Slots that were reserved and not used are free again; those below `populated` have memory.
+    /// The next who needs slots goes on here: a few with memory at the beginning of a stretch
+    /// would else be left over each time.
     fn give_slots_back(&self, slots: std::ops::Range<u32>, populated: u32) {
         if slots.is_empty() {
             return;
@@ -351,7 +363,8 @@ impl Store {
         }
     }
 
-    /// Makes a reserved slot a frame with these bytes and `refs` users; `filled`: it may have them. `false`: it is pinned, and stays as it is.
+    /// Makes a reserved slot a frame with these bytes and `refs` users; `filled`: it may have them.
+    /// `false`: it is pinned, and stays as it is.
     fn publish(&self, frame: Frame, bytes: &[u8; PAGE_SIZE], refs: u32, filled: bool) -> bool {
         let publish = |segment: &Segment, slot: usize| {
             let before = segment.refs[slot].load(Acquire);
@@ -384,13 +397,14 @@ impl Store {
         self.with(frame, |s, slot| s.refs[slot].fetch_add(1, AcqRel) & !PINNED == 0).unwrap_or(false)
     }
 
-    /// Remembers that a process that nobody reports on may map this frame: its slot is never used again.
+    /// Remembers that a process that nobody reports on may map this frame: its slot is never used
+    /// again.
     pub(crate) fn pin(&self, frame: Frame) {
         self.with(frame, |s, slot| s.refs[slot].fetch_or(PINNED, AcqRel));
     }
 
-    /// One user less. With the last one, returns the handle that stands for the frame in the index; the caller takes it
-    /// out there and then calls [`Store::rest`].
+    /// One user less. With the last one, returns the handle that stands for the frame in the index;
+    /// the caller takes it out there and then calls [`Store::rest`].
     pub(crate) fn unref(&self, frame: Frame) -> Option<u32> {
         self.with(frame, |s, slot| {
             let less = |refs: u32| (refs & !PINNED != 0).then(|| refs - 1);
@@ -406,8 +420,8 @@ impl Store {
         })?
     }
 
-    /// A frame without users goes into quarantine; a pinned one, or one of a segment that cannot be written, stays as
-    /// it is until its segment goes.
+    /// A frame without users goes into quarantine; a pinned one, or one of a segment that cannot be
+    /// written, stays as it is until its segment goes.
     pub(crate) fn rest(&self, frame: Frame) {
         let reusable = self.with(frame, |s, slot| s.writable && s.refs[slot].load(Acquire) == 0).unwrap_or(false);
         if reusable {
@@ -425,7 +439,8 @@ impl Store {
         self.with(frame, |s, slot| s.map.read_page(slot, into)).is_some()
     }
 
-    /// Frees slots whose quarantine is over and closes segments without users. Returns those that were closed.
+    /// Frees slots whose quarantine is over and closes segments without users. Returns those that
+    /// were closed.
     pub(crate) fn tidy(&self, now: Instant) -> Vec<SegmentId> {
         let mut free = lock(&self.free);
         while let Some(&(since, frame)) = free.quarantine.front() {
@@ -484,7 +499,8 @@ impl Store {
     }
 }
 
-/// Reserved slots that can be filled while this lives. Afterwards the segment is one mapping again: the daemon's mappings are limited too.
+/// Reserved slots that can be filled while this lives. Afterwards the segment is one mapping again:
+/// the daemon's mappings are limited too.
 struct Filling<'s> {
     filler: &'s Uffd,
     segment: Arc<Segment>,
@@ -556,7 +572,8 @@ impl<'s> Cursor<'s> {
         Ok(())
     }
 
-    /// Says what the next frames will probably hold, in this order, in pieces that lie together in memory.
+    /// Says what the next frames will probably hold, in this order, in pieces that lie together in
+    /// memory.
     pub(crate) fn expect<'b>(
         &mut self,
         pieces: impl IntoIterator<Item = &'b [[u8; PAGE_SIZE]]>,

@@ -1,7 +1,8 @@
 //! The workers' queue: clients that want a turn.
 //!
-//! A client has one worker at a time. Asking for a turn while one is under way makes another follow it. A turn that scans and one that
-//! goes on where the last ended are two things: who asks for one gets that one, whatever was asked besides.
+//! A client has one worker at a time. Asking for a turn while one is under way makes another follow
+//! it. A turn that scans and one that goes on where the last ended are two things: who asks for one
+//! gets that one, whatever was asked besides.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering::*};
@@ -79,7 +80,8 @@ impl<C: TakesTurns> Queue<C> {
         }
     }
 
-    /// Gives the caller a turn of `client` at once, also if it waits for one, which it still gets afterwards. `false`: another worker has it.
+    /// Gives the caller a turn of `client` at once, also if it waits for one, which it still gets
+    /// afterwards. `false`: another worker has it.
     pub(crate) fn claim(&self, client: &Arc<C>) -> bool {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         if client.turns().fetch_or(BUSY, AcqRel) & BUSY != 0 {

@@ -1,10 +1,12 @@
 //! A token bucket of CPU time, for a scanner that can wait at any moment.
 //!
-//! CPU time drains at `rate`; what was spent and has not drained is the *level*. A worker that has spent waits until the level
-//! is no higher than `burst`. Over any time `w` at most `rate·w + burst` is spent, plus the one piece of work that each
-//! worker has in hand: so a rate of `limit − burst/w` keeps `limit` over every `w`.
+//! CPU time drains at `rate`; what was spent and has not drained is the *level*. A worker that has
+//! spent waits until the level is no higher than `burst`. Over any time `w` at most `rate·w +
+//! burst` is spent, plus the one piece of work that each worker has in hand: so a rate of `limit −
+//! burst/w` keeps `limit` over every `w`.
 //!
-//! Work that was handed to others and shows in the books only later is *in hand*: it counts as spent until it does.
+//! Work that was handed to others and shows in the books only later is *in hand*: it counts as
+//! spent until it does.
 
 use std::time::Duration;
 
@@ -38,7 +40,8 @@ impl Bucket {
         self.rate = limit * (1.0 - 2.0 * Self::BURST);
     }
 
-    /// Notes CPU time that was spent. Tells how long to wait before spending more, while `in_hand` is being spent elsewhere.
+    /// Notes CPU time that was spent. Tells how long to wait before spending more, while `in_hand`
+    /// is being spent elsewhere.
     pub fn spend(&mut self, now: Duration, cpu: Duration, in_hand: Duration) -> Duration {
         let now = now.as_secs_f64();
         self.level = (self.level - (now - self.at).max(0.0) * self.rate).max(0.0) + cpu.as_secs_f64();

@@ -49,7 +49,8 @@ impl UnderWay {
     }
 }
 
-/// A whole scan, in seconds: how long it took, that without the time when it was stopped, and CPU time.
+/// A whole scan, in seconds: how long it took, that without the time when it was stopped, and CPU
+/// time.
 struct Ended {
     took: f64,
     time: f64,
@@ -65,7 +66,8 @@ pub struct Governor {
     model: Model,
     /// Pages that the last scan came by, scanned or passed over.
     places: f64,
-    /// The same of the last two, whichever were more: what the end of a fast scan takes from the next one is no news.
+    /// The same of the last two, whichever were more: what the end of a fast scan takes from the
+    /// next one is no news.
     most_places: f64,
     /// The end of a scan was seen, or candidates were known at the beginning.
     known: bool,
@@ -79,13 +81,15 @@ pub struct Governor {
     here: (f64, f64, f64),
     /// CPU time of a page, the most ever seen, in seconds.
     worst_cost: f64,
-    /// CPU time of a place where places are dearest, in this scan or, with less and less weight, in those before; in seconds.
+    /// CPU time of a place where places are dearest, in this scan or, with less and less weight, in
+    /// those before; in seconds.
     dear: f64,
     /// The last decision was the CPU limit's.
     limited: bool,
 }
 
-/// The most that a page is taken to cost until one has cost more, in seconds: merging one takes this.
+/// The most that a page is taken to cost until one has cost more, in seconds: merging one takes
+/// this.
 const WORST_COST: f64 = 10e-6;
 /// So many pages tell what a page costs.
 const ENOUGH_PAGES: f64 = 256.0;
@@ -184,7 +188,8 @@ impl Governor {
         self.decide(now, wanted, cause)
     }
 
-    /// Adds what happened since the last reading to the scan under way, and to what is known of costs.
+    /// Adds what happened since the last reading to the scan under way, and to what is known of
+    /// costs.
     fn add(&mut self, now: &Reading, before: &Reading) {
         let time = now.at.saturating_sub(before.at).as_secs_f64();
         let cpu = now.cpu.saturating_sub(before.cpu).as_secs_f64();
@@ -195,7 +200,8 @@ impl Governor {
             self.scan.time += time;
             self.scan.expected += pages * self.model.pause / f64::from(now.pages_to_scan) + cpu;
         }
-        // After a change a batch of the old size may still be under way; and while more work shows, every batch changes.
+        // After a change a batch of the old size may still be under way; and while more work shows, every
+        // batch changes.
         let steady = now.pages_to_scan == before.pages_to_scan && sums.pages + self.scan.skipped <= self.places;
         if steady && now.pages_to_scan > 0 {
             sums.between += time - cpu;
@@ -222,7 +228,8 @@ impl Governor {
         }
     }
 
-    /// A scan has ended, or several since the last reading. What is left of it, had it been seen from its beginning.
+    /// A scan has ended, or several since the last reading. What is left of it, had it been seen
+    /// from its beginning.
     fn end_scan(&mut self, at: f64, ended: u64) -> Option<Ended> {
         let scan = std::mem::replace(&mut self.scan, UnderWay::new(at, true));
         self.dear *= FADE;
@@ -246,7 +253,8 @@ impl Governor {
         Some(Ended { took: (at - scan.since) / each, time: scan.time / each, cpu: sums.cpu })
     }
 
-    /// More pages than in the last scan, so that there is no telling how many more. Readings are late by a batch or so.
+    /// More pages than in the last scan, so that there is no telling how many more. Readings are
+    /// late by a batch or so.
     fn overrun(&self, in_force: u32) -> bool {
         self.scan.sums.pages + self.scan.skipped > self.most_places * (1.0 + BLUR) + 2.0 * f64::from(in_force)
     }
@@ -277,8 +285,8 @@ impl Governor {
         let whole = model(self.places).pages_for(target);
         let left = (self.places - places).max(0.0);
         let rest = model(left).pages_for(target - time).clamp(whole / CORRECTION, whole * CORRECTION);
-        // Were all that is left as dear as it can be, there would be no time for it: quick, until there is. Never with so long a batch
-        // that it could
+        // Were all that is left as dear as it can be, there would be no time for it: quick, until there is.
+        // Never with so long a batch that it could
         // sweep over much of what is left.
         let dear = slower * self.dear;
         let ahead = left - self.share() * (target - time) / dear;
@@ -288,8 +296,9 @@ impl Governor {
         if (pages / in_force - 1.0).abs() <= BLUR { in_force } else { pages }
     }
 
-    /// The share of a CPU that may be used now. What was not used of late may be used up soon: a scan that has much to merge is done
-    /// in time. Longer batches would be known of too late: one that begins where pages are dear sweeps over the cheap ones behind them.
+    /// The share of a CPU that may be used now. What was not used of late may be used up soon: a
+    /// scan that has much to merge is done in time. Longer batches would be known of too late:
+    /// one that begins where pages are dear sweeps over the cheap ones behind them.
     fn share(&self) -> f64 {
         let limit = self.settings.max_cpu / 100.0;
         (self.window.allowance(limit) / SOON).min(BUSIEST).max(limit * AIM)
@@ -339,7 +348,8 @@ impl Governor {
         Decision { pages, bound, check_after: Duration::from_secs_f64(check_after), ..self.as_is(now, cause) }
     }
 
-    /// The end of a scan is to be seen to within a thousandth of the target when it is near, and a hundredth in any case.
+    /// The end of a scan is to be seen to within a thousandth of the target when it is near, and a
+    /// hundredth in any case.
     fn check_after(&self, pages: u32) -> f64 {
         let target = self.settings.target.as_secs_f64();
         let (least, most) = ((target / 1000.0).clamp(0.002, FAR), (target / 100.0).clamp(0.005, FAR));

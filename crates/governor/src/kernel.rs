@@ -1,6 +1,8 @@
-//! The arithmetic of the kernel's advisor, exactly: the same integers in give the same integers out.
+//! The arithmetic of the kernel's advisor, exactly: the same integers in give the same integers
+//! out.
 //!
-//! After each full scan, with `t` the scan time in whole seconds and `cpu` the percentage of a CPU over it:
+//! After each full scan, with `t` the scan time in whole seconds and `cpu` the percentage of a CPU
+//! over it:
 //!
 //! ```text
 //! factor = target·100 / t                                     at least 1
@@ -9,13 +11,15 @@
 //! pages  = at most (pages before / cpu)·max_cpu, then at least (pages before / cpu)·10, then at most max_pages
 //! ```
 //!
-//! Every division truncates. The types are the kernel's on 64-bit machines, so products wrap where they wrap there.
-//! Source: `scan_time_advisor()` in mm/ksm.c, Linux 6.8 to 6.18; linux-mm 2023-12, "Add ksm advisor".
+//! Every division truncates. The types are the kernel's on 64-bit machines, so products wrap where
+//! they wrap there. Source: `scan_time_advisor()` in mm/ksm.c, Linux 6.8 to 6.18; linux-mm 2023-12,
+//! "Add ksm advisor".
 //!
-//! What comes of it, and why there is another mode: at a scan time that holds, `change` creeps up to 97 and stays there, since
-//! 70·97 + 30·100 is 9790; so `factor` must settle at 97 as well, which is a scan time 3 % above the target. The scan
-//! time counts in whole seconds, so that with a target of 5 s a factor is 100 or 83 and nothing between. `min_pages` is
-//! where it starts, not a bound; the bound is a tenth of a CPU. When it is switched on in the middle of a scan, the first
+//! What comes of it, and why there is another mode: at a scan time that holds, `change` creeps up
+//! to 97 and stays there, since 70·97 + 30·100 is 9790; so `factor` must settle at 97 as well,
+//! which is a scan time 3 % above the target. The scan time counts in whole seconds, so that with a
+//! target of 5 s a factor is 100 or 83 and nothing between. `min_pages` is where it starts, not a
+//! bound; the bound is a tenth of a CPU. When it is switched on in the middle of a scan, the first
 //! `t` counts from the start of the system and the first `cpu` holds all that ksmd ever used.
 
 /// The advisor's settings; names and defaults are the kernel's.
@@ -40,8 +44,8 @@ const MIN_CPU: u64 = 10;
 /// `EWMA_WEIGHT`.
 const EWMA_WEIGHT: u64 = 30;
 
-/// What the advisor keeps from one scan to the next. `advisor_min_pages_to_scan` is not here: it is the value of
-/// `pages_to_scan` with which the kernel begins.
+/// What the advisor keeps from one scan to the next. `advisor_min_pages_to_scan` is not here: it is
+/// the value of `pages_to_scan` with which the kernel begins.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Default)]
 pub struct Advisor {
     scan_time: u64,
@@ -49,8 +53,9 @@ pub struct Advisor {
 }
 
 impl Advisor {
-    /// The `pages_to_scan` after a scan that took `scan_time` whole seconds and `cpu_percent` of a CPU, both as
-    /// [`scan_seconds`] and [`cpu_percent`] give them, and as the tracepoint `ksm:ksm_advisor` shows them.
+    /// The `pages_to_scan` after a scan that took `scan_time` whole seconds and `cpu_percent` of a
+    /// CPU, both as [`scan_seconds`] and [`cpu_percent`] give them, and as the tracepoint
+    /// `ksm:ksm_advisor` shows them.
     pub fn step(&mut self, tunables: &Tunables, pages_to_scan: u32, scan_time: u64, cpu_percent: u32) -> u32 {
         let scan_time = scan_time.max(1);
         let cpu_percent = cpu_percent.max(1);
@@ -76,7 +81,8 @@ pub fn scan_seconds(milliseconds: u64) -> u64 {
     (milliseconds / 1000).max(1)
 }
 
-/// CPU use as the advisor sees it: percent of a CPU, at least 1, over a scan of so many whole seconds.
+/// CPU use as the advisor sees it: percent of a CPU, at least 1, over a scan of so many whole
+/// seconds.
 pub fn cpu_percent(cpu_nanoseconds: u64, scan_seconds: u64) -> u32 {
     let milliseconds = cpu_nanoseconds / 1000 / 1000;
     ((milliseconds.wrapping_mul(100) / scan_seconds.max(1).wrapping_mul(1000)) as u32).max(1)
@@ -90,11 +96,14 @@ mod tests {
     fn the_first_steps_by_hand() {
         let mut advisor = Advisor::default();
         let tunables = Tunables { target_scan_time: 30, ..Tunables::default() };
-        // factor 3000/41 = 73; change (0 + 3000)/100 = 30; 50000/73 = 684, ·30/100 = 205; cost 500/12 = 41: at least 410.
+        // factor 3000/41 = 73; change (0 + 3000)/100 = 30; 50000/73 = 684, ·30/100 = 205; cost 500/12 = 41:
+        // at least 410.
         assert_eq!(advisor.step(&tunables, 500, 41, 12), 410);
-        // factor 3000/60 = 50; change (70·30 + 30·(6000/41 = 146))/100 = 64; 820·64/100 = 524; cost 410/5 = 82: at least 820.
+        // factor 3000/60 = 50; change (70·30 + 30·(6000/41 = 146))/100 = 64; 820·64/100 = 524; cost 410/5 =
+        // 82: at least 820.
         assert_eq!(advisor.step(&tunables, 410, 60, 5), 820);
-        // factor 3000/25 = 120; change (70·64 + 30·41)/100 = 57; 683·57/100 = 389; cost 820/90 = 9: at most 630.
+        // factor 3000/25 = 120; change (70·64 + 30·41)/100 = 57; 683·57/100 = 389; cost 820/90 = 9: at most
+        // 630.
         assert_eq!(advisor.step(&tunables, 820, 25, 90), 389);
     }
 

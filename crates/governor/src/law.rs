@@ -1,35 +1,38 @@
-//! The control law of mode `target`: a model of the scanner, fitted to the last whole scan and solved for the target.
+//! The control law of mode `target`: a model of the scanner, fitted to the last whole scan and
+//! solved for the target.
 //!
-//! A scan of `work` pages in batches of `p` is `work / p` batches; each page costs `cost` of CPU time, each batch `pause` of
-//! everything else (sleeping, and waiting for a CPU). So
+//! A scan of `work` pages in batches of `p` is `work / p` batches; each page costs `cost` of CPU
+//! time, each batch `pause` of everything else (sleeping, and waiting for a CPU). So
 //!
 //! ```text
 //! scan time = work · pause / p + work · cost        and for a scan time of `target`:
 //! p         = work · pause / (target − work · cost)
 //! ```
 //!
-//! One scan gives all three: its pages are `work`, its CPU time over its pages is `cost`, what remains of its time over its
-//! batches is `pause`.
+//! One scan gives all three: its pages are `work`, its CPU time over its pages is `cost`, what
+//! remains of its time over its batches is `pause`.
 //!
-//! *Within a scan.* The kernel passes over pages that were unique several times (smart scan), many of them in the same scans, so
-//! that one scan's work may be half of the last one's, and one program's half of its neighbour's. The *places* that a scan comes by,
-//! scanned
-//! or passed over, stay the same: those that are left, over the time that is left, are the speed to keep. How many of them are
-//! scanned and what they cost is taken from the last hundredth of the scan:
+//! *Within a scan.* The kernel passes over pages that were unique several times (smart scan), many
+//! of them in the same scans, so that one scan's work may be half of the last one's, and one
+//! program's half of its neighbour's. The *places* that a scan comes by, scanned
+//! or passed over, stay the same: those that are left, over the time that is left, are the speed to
+//! keep. How many of them are scanned and what they cost is taken from the last hundredth of the
+//! scan:
 //!
 //! ```text
 //! places a batch = left · pause / (time left − left · cost a place)         p = places a batch · pages a place
 //! ```
 //!
-//! no less than a quarter and no more than four times that of the whole. What is left might all be dear, though, while what came so far
-//! was cheap. So until
+//! no less than a quarter and no more than four times that of the whole. What is left might all be
+//! dear, though, while what came so far was cheap. So until
 //!
 //! ```text
 //! left · cost of the dearest places ≤ time left · share of a CPU that may be used
 //! ```
 //!
-//! a scan is quicker than that, and no further than to there. A scan that has come by more places than the last has
-//! met something new, which must be looked at in any case: from there on it is as fast as the CPU limit allows.
+//! a scan is quicker than that, and no further than to there. A scan that has come by more places
+//! than the last has met something new, which must be looked at in any case: from there on it is as
+//! fast as the CPU limit allows.
 //!
 //! A wrong guess of how the pause depends on `p` makes the next guess better, not worse: see
 //! `docs/governor.md`. Fractions stay fractions: nothing is truncated but the pages, at the end.
@@ -67,7 +70,8 @@ const NEWEST: f64 = 0.7;
 const ENOUGH_BATCHES: f64 = 100.0;
 
 impl Model {
-    /// CPU time of a page until one was seen: about what it takes to look at one that is known and has not changed.
+    /// CPU time of a page until one was seen: about what it takes to look at one that is known and
+    /// has not changed.
     pub const FIRST_COST: f64 = 5e-7;
 
     /// Before the first whole scan. `sleep`: how long the scanner says that it sleeps, in seconds.
@@ -90,7 +94,8 @@ impl Model {
         }
     }
 
-    /// The pages of a batch for which a scan takes `target` seconds: infinitely many if the CPU time alone takes that long.
+    /// The pages of a batch for which a scan takes `target` seconds: infinitely many if the CPU
+    /// time alone takes that long.
     pub fn pages_for(&self, target: f64) -> f64 {
         let left = target - self.work * self.cost;
         if left > 0.0 { self.work * self.pause / left } else { f64::INFINITY }

@@ -1,13 +1,15 @@
-//! The pace of a scanner that can wait at any moment and is told how much there is to do: our engine.
+//! The pace of a scanner that can wait at any moment and is told how much there is to do: our
+//! engine.
 //!
-//! A *scan* begins when the engine asks which pages were written, and ends when every page that is due then has been read
-//! once. [`Mode`]s:
+//! A *scan* begins when the engine asks which pages were written, and ends when every page that is
+//! due then has been read once. [`Mode`]s:
 //!
 //! * `none`: every page at once, as fast as the CPU limit allows;
-//! * `target`: the pages spread evenly, so that the last one is read when the target is over ([`Schedule`]); nothing has to be learned
-//!   of the scanner, since a scan that is late is faster for the rest of it;
-//! * `scan-time`: as many pages every 20 ms as the kernel's advisor ([`kernel`]) would let ksmd scan between two
-//!   of its sleeps, given the time and CPU time of the scan before.
+//! * `target`: the pages spread evenly, so that the last one is read when the target is over
+//!   ([`Schedule`]); nothing has to be learned of the scanner, since a scan that is late is faster
+//!   for the rest of it;
+//! * `scan-time`: as many pages every 20 ms as the kernel's advisor ([`kernel`]) would let ksmd
+//!   scan between two of its sleeps, given the time and CPU time of the scan before.
 //!
 //! The CPU limit ([`Bucket`]) holds in every mode.
 
@@ -35,7 +37,8 @@ const SLEEP: f64 = 0.020;
 const FIRST_PAGES: u32 = 500;
 /// A scan is late from here on.
 const LATE: f64 = 1.03;
-/// From this part of the limit on it is what held a late scan up: a little less is used than allowed.
+/// From this part of the limit on it is what held a late scan up: a little less is used than
+/// allowed.
 const NEAR: f64 = 0.8;
 /// How often the window takes a sample, in seconds.
 const SAMPLE: f64 = 0.1;
@@ -45,7 +48,8 @@ const SAMPLE: f64 = 0.1;
 pub struct PacedScan {
     /// Pages looked at.
     pub pages: u64,
-    /// From its beginning until the last pages were taken and their part of the time was over, in seconds.
+    /// From its beginning until the last pages were taken and their part of the time was over, in
+    /// seconds.
     pub took: f64,
     /// CPU time meanwhile, in seconds.
     pub cpu: f64,
@@ -183,7 +187,8 @@ impl Pace {
         self.schedule.found(now.as_secs_f64(), pages);
     }
 
-    /// So many pages are being looked at. Returns until when to wait before more, and the decision if it is a new one.
+    /// So many pages are being looked at. Returns until when to wait before more, and the decision
+    /// if it is a new one.
     pub fn took(&mut self, now: Duration, pages: u64) -> (Duration, Option<PaceDecision>) {
         let at = now.as_secs_f64();
         let decision = (!std::mem::replace(&mut self.decided, true)).then(|| {
@@ -212,7 +217,8 @@ impl Pace {
             && last.cpu > NEAR * max_cpu * last.took.min(Window::LENGTH)
     }
 
-    /// Charges CPU time. Returns how long to wait before using more, while `in_hand` is being used elsewhere.
+    /// Charges CPU time. Returns how long to wait before using more, while `in_hand` is being used
+    /// elsewhere.
     pub fn charge(&mut self, now: Duration, cpu: Duration, in_hand: Duration) -> Duration {
         self.cpu += cpu.as_secs_f64();
         let at = now.as_secs_f64();
@@ -257,7 +263,8 @@ mod tests {
         Duration::from_secs_f64(s)
     }
 
-    /// An engine with one worker: scans every `target` seconds, or when the last scan is over. Returns the scans' times.
+    /// An engine with one worker: scans every `target` seconds, or when the last scan is over.
+    /// Returns the scans' times.
     fn engine(settings: PaceSettings, work: impl Fn(usize) -> u64, cost: f64, scans: usize) -> (Pace, Vec<f64>) {
         let mut pace = Pace::new(settings);
         let (mut now, mut next) = (0.0f64, 0.0f64);

@@ -1,14 +1,17 @@
-//! A schedule, for a scanner that knows how many pages it has to look at and can wait between any two of them.
+//! A schedule, for a scanner that knows how many pages it has to look at and can wait between any
+//! two of them.
 //!
-//! A *clock* runs ahead of the scanner: each page that is taken moves it on by its part of the time that is left,
+//! A *clock* runs ahead of the scanner: each page that is taken moves it on by its part of the time
+//! that is left,
 //!
 //! ```text
 //! clock += pages · (deadline − clock) / left        left −= pages
 //! ```
 //!
-//! so that it reaches the deadline with the last page, and the pages are spread evenly whatever each of them costs. The scanner
-//! waits for the clock. When it is late, because its pages took longer or because it waits for CPU time, the clock is behind, and
-//! nothing waits until it has caught up. Pages that are found later stretch over what is left of the time.
+//! so that it reaches the deadline with the last page, and the pages are spread evenly whatever
+//! each of them costs. The scanner waits for the clock. When it is late, because its pages took
+//! longer or because it waits for CPU time, the clock is behind, and nothing waits until it has
+//! caught up. Pages that are found later stretch over what is left of the time.
 //!
 //! With a fixed *rate* the clock moves on by `pages / rate`, and there is no deadline.
 

@@ -42,9 +42,11 @@ impl FromStr for Mode {
 pub struct Settings {
     /// How the rate is found.
     pub mode: Mode,
-    /// How long a scan of everything is to take; 0.1 s to a day, and whole seconds for [`Mode::ScanTime`].
+    /// How long a scan of everything is to take; 0.1 s to a day, and whole seconds for
+    /// [`Mode::ScanTime`].
     pub target: Duration,
-    /// Most CPU time, in percent of one CPU, over any [`Window::LENGTH`](crate::Window::LENGTH); 0.1 to 100.
+    /// Most CPU time, in percent of one CPU, over any [`Window::LENGTH`](crate::Window::LENGTH);
+    /// 0.1 to 100.
     pub max_cpu: f64,
     /// Fewest pages in a batch, at least 1; only the CPU limit goes below.
     pub min_pages: u32,

@@ -1,22 +1,26 @@
-//! The CPU limit: how much was used in the last ten seconds, and what may be risked until the next look.
+//! The CPU limit: how much was used in the last ten seconds, and what may be risked until the next
+//! look.
 //!
-//! A batch that has begun cannot be stopped, and what its pages cost is known only afterwards: passing over a page takes
-//! a fraction of a microsecond, merging it ten. So a number of pages is allowed only if the limit would hold even when every
-//! page of the time ahead cost as much as the dearest seen:
+//! A batch that has begun cannot be stopped, and what its pages cost is known only afterwards:
+//! passing over a page takes a fraction of a microsecond, merging it ten. So a number of pages is
+//! allowed only if the limit would hold even when every page of the time ahead cost as much as the
+//! dearest seen:
 //!
 //! ```text
 //! allowance = limit · 10 s − used in the last 10 s
 //!           ≥ what the batch under way may cost + what batches may cost until the next look + one batch more, begun just before
 //! ```
 //!
-//! The last term is the next look's first: by induction the limit holds over every window that ends at any moment.
+//! The last term is the next look's first: by induction the limit holds over every window that ends
+//! at any moment.
 
 use std::collections::VecDeque;
 
 /// CPU time over the recent past. Times are in seconds from any fixed start and do not decrease.
 #[derive(Clone, Debug, Default)]
 pub struct Window {
-    /// Time and CPU time of each sample, the oldest first; the first is the last one that is out of the window.
+    /// Time and CPU time of each sample, the oldest first; the first is the last one that is out of
+    /// the window.
     samples: VecDeque<(f64, f64)>,
 }
 
@@ -32,8 +36,9 @@ impl Window {
         }
     }
 
-    /// CPU time in the window that ends with the last sample, and how long it is: that up to the first sample out of the
-    /// window counts in full, so that this is rather too much than too little.
+    /// CPU time in the window that ends with the last sample, and how long it is: that up to the
+    /// first sample out of the window counts in full, so that this is rather too much than too
+    /// little.
     pub fn used(&self) -> (f64, f64) {
         match (self.samples.front(), self.samples.back()) {
             (Some(first), Some(last)) => (last.1 - first.1, last.0 - first.0),
@@ -66,10 +71,12 @@ pub struct Risk {
     pub pause: f64,
 }
 
-/// The most pages of a batch for which the limit holds when the next look comes `wait` seconds from now.
+/// The most pages of a batch for which the limit holds when the next look comes `wait` seconds from
+/// now.
 ///
-/// With `x` the greatest cost of a batch: `wait·x/(pause + x) + x ≤ allowance − under_way`, solved for `x`. Batches begun within
-/// `wait` take `x/(pause + x)` of the time at most, and a CPU is all that one thread can use.
+/// With `x` the greatest cost of a batch: `wait·x/(pause + x) + x ≤ allowance − under_way`, solved
+/// for `x`. Batches begun within `wait` take `x/(pause + x)` of the time at most, and a CPU is all
+/// that one thread can use.
 pub fn guard(risk: &Risk, wait: f64) -> f64 {
     let room = risk.allowance - risk.under_way;
     if room <= 0.0 {

@@ -1,10 +1,11 @@
 //! Memory control groups: how much this process may still allocate.
 //!
-//! A group's limit binds everything below it, so the headroom is the least over the group that this process is in and all of
-//! its ancestors: limit less usage, where page cache that is not in active use does not count as used, since the
-//! kernel drops it first.
+//! A group's limit binds everything below it, so the headroom is the least over the group that this
+//! process is in and all of its ancestors: limit less usage, where page cache that is not in active
+//! use does not count as used, since the kernel drops it first.
 //!
-//! Sources: Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst, `cgroups(7)`, `proc_pid_mountinfo(5)`.
+//! Sources: Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst, `cgroups(7)`,
+//! `proc_pid_mountinfo(5)`.
 
 use std::fs::read_to_string;
 use std::io;
@@ -28,7 +29,8 @@ const UNLIMITED: u64 = 1 << 62;
 /// Where a hierarchy is mounted, and this process's directory in it.
 type Place = (PathBuf, PathBuf);
 
-/// The memory control groups (version 1 or 2) that this process is in; at least until somebody moves it.
+/// The memory control groups (version 1 or 2) that this process is in; at least until somebody
+/// moves it.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryGroups {
     v1: Option<Place>,
@@ -47,7 +49,8 @@ impl MemoryGroups {
         Ok(Self { v1: find(&groups, &mounts, true), v2: find(&groups, &mounts, false) })
     }
 
-    /// Bytes that may still be allocated before the limit of one of them, or of one above it, is met; `None` without any limit.
+    /// Bytes that may still be allocated before the limit of one of them, or of one above it, is
+    /// met; `None` without any limit.
     pub fn headroom(&self) -> Option<u64> {
         let both = [(&V1, &self.v1), (&V2, &self.v2)];
         both.into_iter()
@@ -56,8 +59,9 @@ impl MemoryGroups {
     }
 }
 
-/// Bytes that this process may still allocate before it meets the limit of its memory control group (version 1 or 2) or of
-/// one above it; `None` without any limit. Memory of the whole system is another matter.
+/// Bytes that this process may still allocate before it meets the limit of its memory control group
+/// (version 1 or 2) or of one above it; `None` without any limit. Memory of the whole system is
+/// another matter.
 ///
 /// # Errors
 ///
@@ -66,7 +70,8 @@ pub fn memory_headroom() -> io::Result<Option<u64>> {
     Ok(MemoryGroups::find()?.headroom())
 }
 
-/// Where the hierarchy is mounted and this process's directory in it, when there is such a hierarchy.
+/// Where the hierarchy is mounted and this process's directory in it, when there is such a
+/// hierarchy.
 fn find(groups: &str, mounts: &str, v1: bool) -> Option<Place> {
     // `number:controllers:path`; version 2 has no controllers.
     let path = groups.lines().find_map(|line| {
@@ -90,7 +95,8 @@ fn find(groups: &str, mounts: &str, v1: bool) -> Option<Place> {
         let mut mount = mount.split(' ').skip(3);
         let root = mount.next()?;
         let top = PathBuf::from(mount.next()?);
-        // In a container the mount may show only a part of the hierarchy, and the path may be told from outside.
+        // In a container the mount may show only a part of the hierarchy, and the path may be told from
+        // outside.
         let below = Path::new(path).strip_prefix(root).unwrap_or(Path::new(""));
         let group = top.join(below);
         Some((top, group))

@@ -1,6 +1,8 @@
-//! The kernel's own samepage merging: statistics and settings under `/sys/kernel/mm/ksm`, and per process.
+//! The kernel's own samepage merging: statistics and settings under `/sys/kernel/mm/ksm`, and per
+//! process.
 //!
-//! Source: Documentation/admin-guide/mm/ksm.rst. Values that the running kernel does not have are `None`.
+//! Source: Documentation/admin-guide/mm/ksm.rst. Values that the running kernel does not have are
+//! `None`.
 
 #![allow(unsafe_code)] // prctl.
 
@@ -139,8 +141,8 @@ impl Ksm {
         Ok(Ksm { root: root.to_owned() })
     }
 
-    /// Only the statistics that tell how far the scan is, which takes few files: `pages_scanned`, `pages_skipped` and, read
-    /// last, `full_scans`.
+    /// Only the statistics that tell how far the scan is, which takes few files: `pages_scanned`,
+    /// `pages_skipped` and, read last, `full_scans`.
     ///
     /// # Errors
     ///
@@ -197,7 +199,8 @@ fn selected(text: &str) -> &str {
     text.split_whitespace().find_map(|word| word.strip_prefix('[')?.strip_suffix(']')).unwrap_or(text.trim())
 }
 
-/// Every setting but the advisor, in the order in which they are put back; `run` starts ksmd, so it is last.
+/// Every setting but the advisor, in the order in which they are put back; `run` starts ksmd, so it
+/// is last.
 const SETTINGS: [&str; 13] = [
     "merge_across_nodes",
     "max_page_sharing",
@@ -256,8 +259,8 @@ impl Snapshot {
     ///
     /// # Errors
     ///
-    /// The first failure: `EBUSY` when `merge_across_nodes` or `max_page_sharing` changed and pages have been merged since
-    /// (set `run` to 2 first); `PermissionDenied`.
+    /// The first failure: `EBUSY` when `merge_across_nodes` or `max_page_sharing` changed and pages
+    /// have been merged since (set `run` to 2 first); `PermissionDenied`.
     pub fn restore(&self) -> io::Result<()> {
         let mut outcome = Ok(());
         for (name, value) in &self.values {
@@ -298,8 +301,8 @@ impl Stats {
         [self.pages_shared, self.pages_sharing, self.pages_unshared, self.pages_volatile].into_iter().flatten().sum()
     }
 
-    /// Bytes saved less bytes of metadata: the kernel's figure, or the same sum where it gives none (before 6.4), where the
-    /// kernel keeps 64 bytes for each page that it keeps track of.
+    /// Bytes saved less bytes of metadata: the kernel's figure, or the same sum where it gives none
+    /// (before 6.4), where the kernel keeps 64 bytes for each page that it keeps track of.
     pub fn profit(&self) -> i64 {
         self.general_profit.unwrap_or_else(|| {
             let saved = self.pages_sharing.unwrap_or(0) + self.ksm_zero_pages.unwrap_or(0);
@@ -334,7 +337,8 @@ impl Ksmd {
         Ok(None)
     }
 
-    /// CPU time that it has used: in nanoseconds where the kernel keeps them (`schedstat`), else in steps of 10 ms.
+    /// CPU time that it has used: in nanoseconds where the kernel keeps them (`schedstat`), else in
+    /// steps of 10 ms.
     ///
     /// # Errors
     ///
@@ -392,8 +396,9 @@ fn parse_process_stat(text: &str) -> ProcessStat {
     stat
 }
 
-/// Makes all memory of this process mergeable by KSM, or none (`PR_SET_MEMORY_MERGE`, Linux 6.4); children inherit it, and from
-/// Linux 6.10 on a program that it executes has it too. Switching it off unmerges.
+/// Makes all memory of this process mergeable by KSM, or none (`PR_SET_MEMORY_MERGE`, Linux 6.4);
+/// children inherit it, and from Linux 6.10 on a program that it executes has it too. Switching it
+/// off unmerges.
 ///
 /// # Errors
 ///
@@ -417,7 +422,8 @@ pub fn memory_merge() -> io::Result<bool> {
 ///
 /// As this option's argument asks for.
 unsafe fn prctl(option: libc::c_int, argument: usize) -> io::Result<usize> {
-    // SAFETY: as promised by the caller; the kernel wants the arguments that the option does not use to be 0.
+    // SAFETY: as promised by the caller; the kernel wants the arguments that the option does not use to
+    // be 0.
     Ok(unsafe { syscall(libc::SYS_prctl, [option as usize, argument, 0, 0, 0]) }?)
 }
 

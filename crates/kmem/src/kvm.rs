@@ -1,10 +1,11 @@
 //! KVM's ways to tell which guest pages were written: the dirty log and the dirty ring.
 //!
-//! Both work on descriptors that a VMM has: of the VM, and of its vCPUs. A VM has one or the other: with rings enabled, asking for
-//! a log fails with `ENXIO`.
+//! Both work on descriptors that a VMM has: of the VM, and of its vCPUs. A VM has one or the other:
+//! with rings enabled, asking for a log fails with `ENXIO`.
 //!
-//! Source: Documentation/virt/kvm/api.rst, "KVM_GET_DIRTY_LOG" (4.8), "KVM_CLEAR_DIRTY_LOG" (4.117),
-//! "KVM_RESET_DIRTY_RINGS" (4.133), "KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2" (7.18), "KVM_CAP_DIRTY_LOG_RING" (8.29).
+//! Source: Documentation/virt/kvm/api.rst, "KVM_GET_DIRTY_LOG" (4.8), "KVM_CLEAR_DIRTY_LOG"
+//! (4.117), "KVM_RESET_DIRTY_RINGS" (4.133), "KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2" (7.18),
+//! "KVM_CAP_DIRTY_LOG_RING" (8.29).
 
 #![allow(unsafe_code)] // ioctls whose arguments hold pointers, and memory shared with the kernel.
 
@@ -118,8 +119,8 @@ fn enable_cap(vm: BorrowedFd<'_>, cap: u32, value: u64) -> Result<(), Errno> {
     unsafe { ioctl::ioctl(vm, call) }.map(drop)
 }
 
-/// Lets [`clear_dirty_log`] do the protecting, so that [`dirty_log`] only reads. `false`: this kernel (before 5.1) can't, and
-/// reading clears.
+/// Lets [`clear_dirty_log`] do the protecting, so that [`dirty_log`] only reads. `false`: this
+/// kernel (before 5.1) can't, and reading clears.
 ///
 /// # Errors
 ///
@@ -131,7 +132,8 @@ pub fn enable_manual_protect(vm: BorrowedFd<'_>) -> Result<bool, Errno> {
     enable_cap(vm, CAP_MANUAL_DIRTY_LOG_PROTECT2, MANUAL_PROTECT_ENABLE).map(|()| true)
 }
 
-/// Reads the dirty log of a memory slot (`KVM_GET_DIRTY_LOG`): bit `i % 64` of word `i / 64` stands for the slot's page `i`.
+/// Reads the dirty log of a memory slot (`KVM_GET_DIRTY_LOG`): bit `i % 64` of word `i / 64` stands
+/// for the slot's page `i`.
 ///
 /// # Errors
 ///
@@ -139,20 +141,23 @@ pub fn enable_manual_protect(vm: BorrowedFd<'_>) -> Result<bool, Errno> {
 ///
 /// # Safety
 ///
-/// `bitmap` must have a bit for every page of the slot, in whole words: the kernel writes that many.
+/// `bitmap` must have a bit for every page of the slot, in whole words: the kernel writes that
+/// many.
 pub unsafe fn dirty_log(vm: BorrowedFd<'_>, slot: u32, bitmap: &mut [u64]) -> Result<(), Errno> {
     let mut argument = DirtyLog { slot, padding: 0, bitmap: bitmap.as_mut_ptr() };
     let call = Call { opcode: KVM_GET_DIRTY_LOG, argument: (&raw mut argument).cast() };
-    // SAFETY: KVM_GET_DIRTY_LOG reads a `kvm_dirty_log` and writes its bitmap, as long as the caller promises.
+    // SAFETY: KVM_GET_DIRTY_LOG reads a `kvm_dirty_log` and writes its bitmap, as long as the caller
+    // promises.
     unsafe { ioctl::ioctl(vm, call) }.map(drop)
 }
 
-/// Clears pages of a slot in its log and write-protects them (`KVM_CLEAR_DIRTY_LOG`): the first `pages` pages, those whose bit is
-/// set in `bitmap`.
+/// Clears pages of a slot in its log and write-protects them (`KVM_CLEAR_DIRTY_LOG`): the first
+/// `pages` pages, those whose bit is set in `bitmap`.
 ///
 /// # Errors
 ///
-/// `EINVAL`: `pages` is neither a multiple of 64 nor the slot's size, or manual protection was not enabled.
+/// `EINVAL`: `pages` is neither a multiple of 64 nor the slot's size, or manual protection was not
+/// enabled.
 ///
 /// # Panics
 ///
@@ -161,11 +166,13 @@ pub fn clear_dirty_log(vm: BorrowedFd<'_>, slot: u32, pages: u32, bitmap: &[u64]
     assert!(bitmap.len() >= pages.div_ceil(64) as usize, "a bitmap for {pages} pages");
     let mut argument = ClearDirtyLog { slot, num_pages: pages, first_page: 0, bitmap: bitmap.as_ptr() };
     let call = Call { opcode: KVM_CLEAR_DIRTY_LOG, argument: (&raw mut argument).cast() };
-    // SAFETY: KVM_CLEAR_DIRTY_LOG reads a `kvm_clear_dirty_log` and the bitmap, whose length was checked.
+    // SAFETY: KVM_CLEAR_DIRTY_LOG reads a `kvm_clear_dirty_log` and the bitmap, whose length was
+    // checked.
     unsafe { ioctl::ioctl(vm, call) }.map(drop)
 }
 
-/// Gives every vCPU made from now on a ring of `entries` entries. `false`: this kernel (before 5.11) has no rings.
+/// Gives every vCPU made from now on a ring of `entries` entries. `false`: this kernel (before
+/// 5.11) has no rings.
 ///
 /// # Errors
 ///
@@ -180,8 +187,8 @@ pub fn enable_dirty_rings(vm: BorrowedFd<'_>, entries: u32) -> Result<bool, Errn
     Ok(false)
 }
 
-/// Write-protects the pages of all entries that have been taken from the rings, and lets the entries be used again
-/// (`KVM_RESET_DIRTY_RINGS`). Returns how many.
+/// Write-protects the pages of all entries that have been taken from the rings, and lets the
+/// entries be used again (`KVM_RESET_DIRTY_RINGS`). Returns how many.
 ///
 /// # Errors
 ///
@@ -223,11 +230,13 @@ impl DirtyRing {
         Ok(DirtyRing { memory: Range::new(start, memory.len), entries, next: 0 })
     }
 
-    /// Takes the oldest entry; `None`: there are no more now. The page stays writable until [`reset_dirty_rings`].
+    /// Takes the oldest entry; `None`: there are no more now. The page stays writable until
+    /// [`reset_dirty_rings`].
     pub fn take(&mut self) -> Option<DirtyPage> {
         let ring: *mut DirtyGfn = std::ptr::with_exposed_provenance_mut(self.memory.start);
-        // SAFETY: `next` is reduced to an entry of the mapping, which lives as long as `self`; the kernel shares it, and
-        // whose turn it is to write an entry is said by its flags, read and written atomically.
+        // SAFETY: `next` is reduced to an entry of the mapping, which lives as long as `self`; the kernel
+        // shares it, and whose turn it is to write an entry is said by its flags, read and written
+        // atomically.
         let flags = unsafe { &(*ring.add((self.next & (self.entries - 1)) as usize)).flags };
         if flags.load(Ordering::Acquire) & GFN_DIRTY == 0 {
             return None;

@@ -1,12 +1,13 @@
 //! `memfd_create(2)`: sealed stores, and shared mappings that hand out no references.
 //!
-//! A *store* is a memfd that one process can write and no other ever will: it is mapped writable first and sealed
-//! with [`STORE_SEALS`] then. `F_SEAL_FUTURE_WRITE` leaves the mapping that is there writable and refuses every other
-//! way: `write(2)`, new writable shared mappings, hole punching (through the mapping too: `MADV_REMOVE` fails with
-//! `EPERM`). Private mappings are allowed, writes to them copy the page.
+//! A *store* is a memfd that one process can write and no other ever will: it is mapped writable
+//! first and sealed with [`STORE_SEALS`] then. `F_SEAL_FUTURE_WRITE` leaves the mapping that is
+//! there writable and refuses every other way: `write(2)`, new writable shared mappings, hole
+//! punching (through the mapping too: `MADV_REMOVE` fails with `EPERM`). Private mappings are
+//! allowed, writes to them copy the page.
 //!
-//! So a store's memory is given back by dropping every mapping and descriptor of the whole store, not page by page,
-//! and a process that has lost its [`SharedMap`] can never write the store again.
+//! So a store's memory is given back by dropping every mapping and descriptor of the whole store,
+//! not page by page, and a process that has lost its [`SharedMap`] can never write the store again.
 //!
 //! Sources: `memfd_create(2)`, `fcntl(2)` "File sealing".
 
@@ -79,8 +80,9 @@ pub fn filler() -> Result<Uffd, uffd::CreateError> {
     Uffd::new(Features::WP | Features::WP_HUGETLBFS_SHMEM)
 }
 
-/// Creates a store of `len` bytes (a multiple of the page size), all zeros: see the module's page. The map that is
-/// returned is the only way to write it, for ever. Memory is taken page by page as it is written.
+/// Creates a store of `len` bytes (a multiple of the page size), all zeros: see the module's page.
+/// The map that is returned is the only way to write it, for ever. Memory is taken page by page as
+/// it is written.
 ///
 /// # Errors
 ///
@@ -122,7 +124,8 @@ pub fn require_seals(fd: impl AsFd) -> Result<(), MemfdError> {
     if missing.is_empty() { Ok(()) } else { Err(MemfdError::MissingSeals { missing }) }
 }
 
-/// What tells a file from every other one, as long as it is open somewhere; `/proc/PID/maps` shows the same.
+/// What tells a file from every other one, as long as it is open somewhere; `/proc/PID/maps` shows
+/// the same.
 #[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub struct FileId {
     /// `st_dev`.
@@ -156,7 +159,8 @@ pub fn allocate(fd: impl AsFd, offset: u64, len: u64) -> io::Result<()> {
     }
 }
 
-/// Bytes of memory (and swap) that a memfd takes, or of disk that a file takes (`st_blocks` times 512).
+/// Bytes of memory (and swap) that a memfd takes, or of disk that a file takes (`st_blocks` times
+/// 512).
 ///
 /// # Errors
 ///
@@ -167,11 +171,13 @@ pub fn resident_bytes(fd: impl AsFd) -> io::Result<u64> {
 
 /// A shared mapping of a file from its start.
 ///
-/// Other processes, and other threads through the same map, may change the memory at any moment. So no references
-/// into it are given out, except to atomics: pages are copied in and out, eight bytes at a time, each eight whole. A page
-/// that is being written while it is copied comes out as a mixture; keeping writers apart is the caller's business.
+/// Other processes, and other threads through the same map, may change the memory at any moment. So
+/// no references into it are given out, except to atomics: pages are copied in and out, eight bytes
+/// at a time, each eight whole. A page that is being written while it is copied comes out as a
+/// mixture; keeping writers apart is the caller's business.
 ///
-/// Touching a part that the file does not have (any more) raises SIGBUS: map only files that cannot shrink.
+/// Touching a part that the file does not have (any more) raises SIGBUS: map only files that cannot
+/// shrink.
 #[derive(Debug)]
 pub struct SharedMap {
     range: Range,
@@ -196,7 +202,8 @@ pub fn map_shared(fd: impl AsFd, len: usize) -> Result<SharedMap, MemfdError> {
     map(fd, len, true)
 }
 
-/// What can hold a huge page is mapped at a multiple of one, or the kernel could not map it as such.
+/// What can hold a huge page is mapped at a multiple of one, or the kernel could not map it as
+/// such.
 fn map(fd: impl AsFd, len: usize, writable: bool) -> Result<SharedMap, MemfdError> {
     let protection = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
     let fd = fd.as_fd().as_raw_fd();
@@ -264,14 +271,16 @@ impl SharedMap {
         self.as_ptr().wrapping_add(index * PAGE_SIZE).cast()
     }
 
-    /// Makes one huge page of the part at byte `offset`, a multiple of [`HUGE_PAGE_SIZE`], whatever the system's settings for huge pages of
-    /// files are (except `deny`). Some of the part must have memory already. What it holds stays as it is; the rest becomes zeros.
+    /// Makes one huge page of the part at byte `offset`, a multiple of [`HUGE_PAGE_SIZE`], whatever
+    /// the system's settings for huge pages of files are (except `deny`). Some of the part must
+    /// have memory already. What it holds stays as it is; the rest becomes zeros.
     ///
     /// Source: `madvise(2)`, `MADV_COLLAPSE` (Linux 6.1).
     ///
     /// # Errors
     ///
-    /// `EINVAL`: the kernel knows no such thing, or is told to make none; `ENOMEM`, `EAGAIN`: no huge page is to be had now.
+    /// `EINVAL`: the kernel knows no such thing, or is told to make none; `ENOMEM`, `EAGAIN`: no
+    /// huge page is to be had now.
     ///
     /// # Panics
     ///
@@ -285,7 +294,8 @@ impl SharedMap {
         Ok(unsafe { mm::advise(part, linux_raw_sys::general::MADV_COLLAPSE as i32) }?)
     }
 
-    /// Makes memory that the file is given from now on come from this NUMA node, if the node has any.
+    /// Makes memory that the file is given from now on come from this NUMA node, if the node has
+    /// any.
     ///
     /// Source: `mbind(2)`, `MPOL_PREFERRED`: of a shared mapping it is the file's policy.
     ///
@@ -304,7 +314,8 @@ impl SharedMap {
         Ok(())
     }
 
-    /// The NUMA node that the file's memory should come from, if [`SharedMap::prefer_node`] has named one.
+    /// The NUMA node that the file's memory should come from, if [`SharedMap::prefer_node`] has
+    /// named one.
     ///
     /// Source: `get_mempolicy(2)`, `MPOL_F_ADDR`.
     pub fn preferred_node(&self) -> Option<u32> {
@@ -313,7 +324,8 @@ impl SharedMap {
         let (mut mode, mut nodes) = (0i32, [0u64; NODE_WORDS]);
         let (mode_at, mask) = ((&raw mut mode).expose_provenance(), nodes.as_mut_ptr().expose_provenance());
         let args = [mode_at, mask, NODE_WORDS * 64 + 1, self.range.start, MPOL_F_ADDR];
-        // SAFETY: the kernel writes the mode and as many bits of the mask, which live until the call is over.
+        // SAFETY: the kernel writes the mode and as many bits of the mask, which live until the call is
+        // over.
         unsafe { crate::syscall::syscall(libc::SYS_get_mempolicy, args) }.ok()?;
         let word = nodes.iter().position(|&word| word != 0).filter(|_| mode == libc::MPOL_PREFERRED)?;
         Some(word as u32 * 64 + nodes[word].trailing_zeros())
@@ -328,8 +340,8 @@ impl SharedMap {
         let words = self.page(index);
         for (i, bytes) in page.as_chunks_mut::<8>().0.iter_mut().enumerate() {
             debug_assert!(i < WORDS);
-            // SAFETY: word `i` of a mapped page, aligned, accessed atomically by everybody in this process; a relaxed
-            // load of eight bytes is one plain load, which is allowed on read-only memory.
+            // SAFETY: word `i` of a mapped page, aligned, accessed atomically by everybody in this process; a
+            // relaxed load of eight bytes is one plain load, which is allowed on read-only memory.
             *bytes = unsafe { AtomicU64::from_ptr(words.add(i)) }.load(Ordering::Relaxed).to_ne_bytes();
         }
     }
@@ -344,7 +356,8 @@ impl SharedMap {
         let words = self.page(index);
         for (i, bytes) in page.as_chunks::<8>().0.iter().enumerate() {
             debug_assert!(i < WORDS);
-            // SAFETY: word `i` of a mapped and writable page, aligned, accessed atomically by everybody in this process.
+            // SAFETY: word `i` of a mapped and writable page, aligned, accessed atomically by everybody in this
+            // process.
             unsafe { AtomicU64::from_ptr(words.add(i)) }.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
         }
     }
@@ -363,7 +376,8 @@ impl SharedMap {
         })
     }
 
-    /// Makes [`SharedMap::fill`] possible for the part of the file between two bytes. Where huge pages are wanted it must come after them.
+    /// Makes [`SharedMap::fill`] possible for the part of the file between two bytes. Where huge
+    /// pages are wanted it must come after them.
     ///
     /// # Errors
     ///
@@ -391,8 +405,9 @@ impl SharedMap {
         Range::new(self.range.start + part.start, part.end - part.start)
     }
 
-    /// Gives pages from `index` on memory, and these bytes, at one stroke: they are not cleared first, and take no faults. They have none yet, and were
-    /// registered with the same [`filler`]. Returns how many were written; 0: the kernel would not.
+    /// Gives pages from `index` on memory, and these bytes, at one stroke: they are not cleared
+    /// first, and take no faults. They have none yet, and were registered with the same
+    /// [`filler`]. Returns how many were written; 0: the kernel would not.
     ///
     /// # Panics
     ///
@@ -401,7 +416,8 @@ impl SharedMap {
         let Some(last) = pages.len().checked_sub(1) else { return 0 };
         assert!(self.writable, "writing page {index} of a map made for reading only");
         let (first, _) = (self.page(index), self.page(index + last));
-        // SAFETY: pages of this mapping, to which this process holds no references; who reads them meanwhile sees zeros or these bytes.
+        // SAFETY: pages of this mapping, to which this process holds no references; who reads them
+        // meanwhile sees zeros or these bytes.
         unsafe { filler.copy(first.expose_provenance(), pages.as_flattened()) }.map_or(0, |bytes| bytes / PAGE_SIZE)
     }
 
@@ -413,7 +429,8 @@ impl SharedMap {
     /// [`SharedMap::load_u64`]).
     pub fn atomic_u64(&self, offset: usize) -> &AtomicU64 {
         assert!(self.writable, "an atomic in a map made for reading only");
-        // SAFETY: aligned, mapped and writable as long as `self` lives; everybody here accesses it atomically.
+        // SAFETY: aligned, mapped and writable as long as `self` lives; everybody here accesses it
+        // atomically.
         unsafe { AtomicU64::from_ptr(self.word(offset)) }
     }
 
@@ -423,15 +440,16 @@ impl SharedMap {
     ///
     /// When `offset` lies outside or is no multiple of 8.
     pub fn load_u64(&self, offset: usize) -> u64 {
-        // SAFETY: aligned and mapped; an acquiring load of eight bytes is one plain load on 64-bit processors.
+        // SAFETY: aligned and mapped; an acquiring load of eight bytes is one plain load on 64-bit
+        // processors.
         unsafe { AtomicU64::from_ptr(self.word(offset)) }.load(Ordering::Acquire)
     }
 }
 
 impl Drop for SharedMap {
     fn drop(&mut self) {
-        // SAFETY: the map is ours, and what was borrowed from it cannot outlive it. It cannot fail: the range is the
-        // one that mmap returned, and taking a whole mapping away needs no new one.
+        // SAFETY: the map is ours, and what was borrowed from it cannot outlive it. It cannot fail: the
+        // range is the one that mmap returned, and taking a whole mapping away needs no new one.
         let _ = unsafe { mm::unmap(self.range) };
     }
 }

@@ -23,17 +23,20 @@ fn count(list: &str) -> usize {
     list.trim().split(',').filter_map(of_part).sum()
 }
 
-/// The node of each of these pages of a process, one for one. `None`: the page has no memory now, or is the kernel's page of zeros.
+/// The node of each of these pages of a process, one for one. `None`: the page has no memory now,
+/// or is the kernel's page of zeros.
 ///
 /// # Errors
 ///
-/// `EPERM`: as for [`crate::procmem::read_pages`]; `ESRCH`: there is no such process; `ENOSYS`: the kernel knows of no nodes.
+/// `EPERM`: as for [`crate::procmem::read_pages`]; `ESRCH`: there is no such process; `ENOSYS`: the
+/// kernel knows of no nodes.
 pub fn nodes_of(pid: i32, addresses: &[usize], nodes: &mut Vec<Option<u32>>) -> io::Result<()> {
     nodes.clear();
     let mut status = vec![-1i32; addresses.len()];
     let pages = addresses.as_ptr().expose_provenance();
     let args = [pid as usize, addresses.len(), pages, 0, status.as_mut_ptr().expose_provenance(), 0];
-    // SAFETY: the kernel reads as many addresses and writes as many numbers; without a list of nodes it moves nothing.
+    // SAFETY: the kernel reads as many addresses and writes as many numbers; without a list of nodes it
+    // moves nothing.
     unsafe { syscall(libc::SYS_move_pages, args) }?;
     nodes.extend(status.into_iter().map(|node| u32::try_from(node).ok()));
     Ok(())

@@ -1,12 +1,15 @@
-//! `PAGEMAP_SCAN`: which pages of a process are in which state, and write-protecting them in the same step.
+//! `PAGEMAP_SCAN`: which pages of a process are in which state, and write-protecting them in the
+//! same step.
 //!
-//! One ioctl on `/proc/PID/pagemap` walks a range and reports runs of pages that match a [`Query`]. With
-//! [`Query::write_protect`] the pages reported are write-protected as they are reported, atomically with respect to
-//! writers: a page that is written afterwards is reported by the next scan, one that was written before by this. This
-//! needs memory registered with a userfaultfd that has [`WP_ASYNC`](crate::uffd::Features::WP_ASYNC).
+//! One ioctl on `/proc/PID/pagemap` walks a range and reports runs of pages that match a [`Query`].
+//! With [`Query::write_protect`] the pages reported are write-protected as they are reported,
+//! atomically with respect to writers: a page that is written afterwards is reported by the next
+//! scan, one that was written before by this. This needs memory registered with a userfaultfd that
+//! has [`WP_ASYNC`](crate::uffd::Features::WP_ASYNC).
 //!
 //! Memory that was never touched counts as written, and protecting it takes page tables. Asking for
-//! `required: WRITTEN, any_of: PRESENT | SWAPPED` leaves it out; it is reported when somebody has written to it.
+//! `required: WRITTEN, any_of: PRESENT | SWAPPED` leaves it out; it is reported when somebody has
+//! written to it.
 //!
 //! Source: Documentation/admin-guide/mm/pagemap.rst; Linux 6.7 or newer.
 
@@ -47,14 +50,15 @@ bitflags::bitflags! {
 
 /// Which pages to report, and what to do with them.
 ///
-/// A page matches when, after the categories in `inverted` are flipped, it has all of `required` and, unless
-/// `any_of` is empty, at least one of `any_of`.
+/// A page matches when, after the categories in `inverted` are flipped, it has all of `required`
+/// and, unless `any_of` is empty, at least one of `any_of`.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Default)]
 pub struct Query {
-    /// Write-protect what is reported (`PM_SCAN_WP_MATCHING`). Mappings where this cannot be done are passed over.
+    /// Write-protect what is reported (`PM_SCAN_WP_MATCHING`). Mappings where this cannot be done
+    /// are passed over.
     pub write_protect: bool,
-    /// Fail with `EPERM` when a mapping in the range is not registered for asynchronous write-protection
-    /// (`PM_SCAN_CHECK_WPASYNC`).
+    /// Fail with `EPERM` when a mapping in the range is not registered for asynchronous
+    /// write-protection (`PM_SCAN_CHECK_WPASYNC`).
     pub check_wp_async: bool,
     /// Categories to flip before matching.
     pub inverted: Categories,
@@ -62,7 +66,8 @@ pub struct Query {
     pub required: Categories,
     /// Categories of which one must be there; empty asks for none.
     pub any_of: Categories,
-    /// Categories to report, as they are (not flipped). Runs are cut where these differ, so ask for little.
+    /// Categories to report, as they are (not flipped). Runs are cut where these differ, so ask for
+    /// little.
     pub returned: Categories,
 }
 
@@ -100,10 +105,12 @@ const _: () = assert!(size_of::<sys::pm_scan_arg>() == 96);
 const _: () = assert!(std::mem::offset_of!(sys::pm_scan_arg, walk_end) == 32);
 const _: () = assert!(size_of::<sys::page_region>() == 24);
 
-/// Runs per call. The kernel works through 2 MiB (512 pages) at a time itself; the array takes 12 KiB of stack.
+/// Runs per call. The kernel works through 2 MiB (512 pages) at a time itself; the array takes 12
+/// KiB of stack.
 const RUNS: usize = 512;
 
-/// An open `/proc/PID/pagemap`. It goes on meaning the same process image, even when the PID is used again.
+/// An open `/proc/PID/pagemap`. It goes on meaning the same process image, even when the PID is
+/// used again.
 #[derive(Debug)]
 pub struct Pagemap {
     fd: OwnedFd,
@@ -114,8 +121,8 @@ impl Pagemap {
     ///
     /// # Errors
     ///
-    /// `NotFound` when there is no such process, `PermissionDenied` when this one may not look at it (`ptrace(2)`,
-    /// "PTRACE_MODE_READ_FSCREDS").
+    /// `NotFound` when there is no such process, `PermissionDenied` when this one may not look at
+    /// it (`ptrace(2)`, "PTRACE_MODE_READ_FSCREDS").
     pub fn open(pid: i32) -> io::Result<Pagemap> {
         Ok(Pagemap { fd: File::open(format!("/proc/{pid}/pagemap"))?.into() })
     }
@@ -134,16 +141,18 @@ impl Pagemap {
         Pagemap { fd }
     }
 
-    /// Calls `each`, in ascending order, for every run of matching pages in `range`. The whole range is walked,
-    /// however many runs there are; adjacent pages with equal categories are one run.
+    /// Calls `each`, in ascending order, for every run of matching pages in `range`. The whole
+    /// range is walked, however many runs there are; adjacent pages with equal categories are
+    /// one run.
     ///
-    /// When it fails midway, what was reported by then is reported (and protected, if that was asked for).
+    /// When it fails midway, what was reported by then is reported (and protected, if that was
+    /// asked for).
     ///
     /// # Errors
     ///
-    /// `ENOTTY`: the kernel is older than 6.7. `EPERM`: see [`Query::check_wp_async`]. `EINVAL`: not page aligned, or
-    /// the kernel has no asynchronous write-protection and was asked for it. `EFAULT`: not an address range.
-    /// `ESRCH`: the process is gone.
+    /// `ENOTTY`: the kernel is older than 6.7. `EPERM`: see [`Query::check_wp_async`]. `EINVAL`:
+    /// not page aligned, or the kernel has no asynchronous write-protection and was asked for
+    /// it. `EFAULT`: not an address range. `ESRCH`: the process is gone.
     pub fn scan(&self, range: Range, query: &Query, each: &mut dyn FnMut(PageRun)) -> Result<ScanTotals, Errno> {
         const NONE: sys::page_region = sys::page_region { start: 0, end: 0, categories: 0 };
         let mut regions = [NONE; RUNS];
@@ -178,8 +187,8 @@ impl Pagemap {
         // The kernel cuts a run where its array is full, so each call's last run waits for the next call.
         let mut last: Option<PageRun> = None;
         while call.0.start < end {
-            // SAFETY: `ScanCall` is PAGEMAP_SCAN with its argument, whose `vec` is an array of `vec_len` regions that
-            // outlives the call.
+            // SAFETY: `ScanCall` is PAGEMAP_SCAN with its argument, whose `vec` is an array of `vec_len`
+            // regions that outlives the call.
             let filled = match unsafe { ioctl::ioctl(&self.fd, &mut call) } {
                 Ok(filled) => filled,
                 Err(errno) => {
@@ -225,7 +234,8 @@ impl AsFd for Pagemap {
 /// The ioctl with its argument; it returns how many regions it filled in.
 struct ScanCall(sys::pm_scan_arg);
 
-// SAFETY: PAGEMAP_SCAN takes a `pm_scan_arg`, changes it (`walk_end`) and what its `vec` points to, and returns a count.
+// SAFETY: PAGEMAP_SCAN takes a `pm_scan_arg`, changes it (`walk_end`) and what its `vec` points to,
+// and returns a count.
 unsafe impl Ioctl for &mut ScanCall {
     type Output = usize;
 

@@ -21,7 +21,8 @@ impl PidFd {
     ///
     /// # Errors
     ///
-    /// `ESRCH`: there is none. `InvalidInput`: not a positive number. `EINVAL`: a thread that is not a process.
+    /// `ESRCH`: there is none. `InvalidInput`: not a positive number. `EINVAL`: a thread that is
+    /// not a process.
     pub fn open(pid: i32) -> io::Result<PidFd> {
         let pid = Pid::from_raw(pid.max(0)).ok_or(io::ErrorKind::InvalidInput)?;
         Ok(PidFd { fd: pidfd_open(pid, PidfdFlags::empty())? })
@@ -32,7 +33,8 @@ impl PidFd {
         PidFd { fd }
     }
 
-    /// Whether the process has ended; a zombie has. To wait for it, `poll(2)` the descriptor for `POLLIN`.
+    /// Whether the process has ended; a zombie has. To wait for it, `poll(2)` the descriptor for
+    /// `POLLIN`.
     pub fn has_exited(&self) -> bool {
         let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };

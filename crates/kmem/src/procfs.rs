@@ -1,6 +1,8 @@
-//! `/proc`: mappings, status, memory use and CPU time of processes; memory and identity of the system.
+//! `/proc`: mappings, status, memory use and CPU time of processes; memory and identity of the
+//! system.
 //!
-//! A process is named by its number, or `None` for this one. Sources: `proc(5)` and its pages per file.
+//! A process is named by its number, or `None` for this one. Sources: `proc(5)` and its pages per
+//! file.
 
 use std::fmt::Display;
 use std::fs::{File, read_to_string};
@@ -22,7 +24,8 @@ fn invalid(what: impl Display) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("{what} is not understood"))
 }
 
-/// Calls `each` with name and value of every line `name: value`, the value without surrounding blanks.
+/// Calls `each` with name and value of every line `name: value`, the value without surrounding
+/// blanks.
 fn fields(text: &str, mut each: impl FnMut(&str, &str)) {
     for line in text.lines() {
         if let Some((name, value)) = line.split_once(':') {
@@ -68,8 +71,8 @@ pub fn status(pid: Option<i32>) -> io::Result<Status> {
     Ok(parse_status(&read_to_string(path(pid, "status"))?))
 }
 
-/// Whether a process is stopped (by a signal, or by a tracer): every thread of it. The first one alone may be stopped while others
-/// still run to where they notice.
+/// Whether a process is stopped (by a signal, or by a tracer): every thread of it. The first one
+/// alone may be stopped while others still run to where they notice.
 ///
 /// # Errors
 ///
@@ -147,7 +150,8 @@ pub struct SmapsRollup {
     pub swap: u64,
 }
 
-/// The memory of a process. Walks all of its page tables: slow for large ones (about 1 ms per resident 100 MiB).
+/// The memory of a process. Walks all of its page tables: slow for large ones (about 1 ms per
+/// resident 100 MiB).
 ///
 /// # Errors
 ///
@@ -244,14 +248,14 @@ pub fn max_map_count() -> io::Result<usize> {
     number_in("/proc/sys/vm/max_map_count").map(|count| count as usize)
 }
 
-/// `kernel.yama.ptrace_scope`: 0 a user's processes may look at each other, 1 only at children, 2 only with
-/// CAP_SYS_PTRACE, 3 none. `None` without Yama, which is as 0.
+/// `kernel.yama.ptrace_scope`: 0 a user's processes may look at each other, 1 only at children, 2
+/// only with CAP_SYS_PTRACE, 3 none. `None` without Yama, which is as 0.
 pub fn ptrace_scope() -> Option<u32> {
     number_in("/proc/sys/kernel/yama/ptrace_scope").ok().map(|scope| scope as u32)
 }
 
-/// The running kernel: major and minor version and the whole release, such as `(6, 18, "6.18.44")`. Versions that are
-/// not understood are 0.
+/// The running kernel: major and minor version and the whole release, such as `(6, 18, "6.18.44")`.
+/// Versions that are not understood are 0.
 pub fn kernel_release() -> (u32, u32, String) {
     let release = read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned();
     let (major, minor) = parse_release(&release);
@@ -263,7 +267,8 @@ fn parse_release(release: &str) -> (u32, u32) {
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
-/// The CPU time that a process has used, all of its threads, in user and kernel mode; in steps of 10 ms as a rule.
+/// The CPU time that a process has used, all of its threads, in user and kernel mode; in steps of
+/// 10 ms as a rule.
 ///
 /// # Errors
 ///
@@ -286,7 +291,8 @@ fn stat_time(file: &str) -> io::Result<Duration> {
     Ok(Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64))
 }
 
-/// Fields 14 and 15 of `stat`. The second, the name, may hold anything: count from the last parenthesis.
+/// Fields 14 and 15 of `stat`. The second, the name, may hold anything: count from the last
+/// parenthesis.
 fn parse_ticks(stat: &str) -> Option<u64> {
     let (_, rest) = stat.rsplit_once(')')?;
     let mut times = rest.split_whitespace().skip(11);
@@ -295,7 +301,8 @@ fn parse_ticks(stat: &str) -> Option<u64> {
     Some(user + system)
 }
 
-/// A file to be read line by line, through a buffer of the size that the kernel fills at once for such files.
+/// A file to be read line by line, through a buffer of the size that the kernel fills at once for
+/// such files.
 fn lines_of(file: &str) -> io::Result<BufReader<File>> {
     Ok(BufReader::with_capacity(16 << 10, File::open(file)?))
 }

@@ -36,14 +36,17 @@ pub enum ReadError {
     },
 }
 
-/// `IOV_MAX` (`UIO_MAXIOV`): as many as the kernel takes in one call. The array takes 16 KiB of stack.
+/// `IOV_MAX` (`UIO_MAXIOV`): as many as the kernel takes in one call. The array takes 16 KiB of
+/// stack.
 const IOVECS: usize = 1024;
 
-/// Reads whole pages of process `pid` into `out`, one behind the other, and returns how many were read from the
-/// front: reading stops at the first page that cannot be read (not mapped, or not readable).
+/// Reads whole pages of process `pid` into `out`, one behind the other, and returns how many were
+/// read from the front: reading stops at the first page that cannot be read (not mapped, or not
+/// readable).
 ///
-/// `addresses` are page aligned and in any order; neighbours in memory that follow each other are read as one piece,
-/// and up to 1024 pieces go into one call. The process runs on: a page may change while it is read.
+/// `addresses` are page aligned and in any order; neighbours in memory that follow each other are
+/// read as one piece, and up to 1024 pieces go into one call. The process runs on: a page may
+/// change while it is read.
 ///
 /// # Errors
 ///
@@ -89,8 +92,8 @@ pub fn read_pages(pid: i32, addresses: &[usize], out: &mut [u8]) -> Result<usize
         let local = iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
         let local = (&raw const local).expose_provenance();
         let args = [pid as usize, local, 1, remote.as_ptr().expose_provenance(), pieces, 0];
-        // SAFETY: the kernel writes at most `room.len()` bytes to `room`, which is ours alone; the remote addresses are
-        // another process's, or this one's, which are only read.
+        // SAFETY: the kernel writes at most `room.len()` bytes to `room`, which is ours alone; the remote
+        // addresses are another process's, or this one's, which are only read.
         let read = unsafe { syscall(libc::SYS_process_vm_readv, args) };
         match read {
             Ok(bytes) => {

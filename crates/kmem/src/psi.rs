@@ -27,7 +27,8 @@ pub struct Pressure {
     pub full: Stall,
 }
 
-/// The system's memory pressure; `None` when the kernel does not tell (built without, or started with `psi=0`).
+/// The system's memory pressure; `None` when the kernel does not tell (built without, or started
+/// with `psi=0`).
 ///
 /// # Errors
 ///

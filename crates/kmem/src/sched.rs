@@ -1,7 +1,7 @@
 //! `sched_setscheduler(2)`: threads that go before all others for a moment.
 //!
-//! Nice values count among the threads of one control group (or session, `CONFIG_SCHED_AUTOGROUP`) only; a real-time policy counts
-//! everywhere. It takes `CAP_SYS_NICE` or `RLIMIT_RTPRIO`.
+//! Nice values count among the threads of one control group (or session, `CONFIG_SCHED_AUTOGROUP`)
+//! only; a real-time policy counts everywhere. It takes `CAP_SYS_NICE` or `RLIMIT_RTPRIO`.
 
 #![allow(unsafe_code)] // The system call takes a pointer.
 

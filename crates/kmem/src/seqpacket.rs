@@ -1,8 +1,8 @@
 //! Unix sockets of type `SOCK_SEQPACKET`: messages stay whole and in order, and carry descriptors.
 //!
-//! Nothing here ever waits: a call that would is told as `WouldBlock` or `None`, and the caller polls the descriptor.
-//! A message is never split; the longest that fits is about the peer's send buffer
-//! ([`Conn::set_send_buffer`], 208 KiB by default).
+//! Nothing here ever waits: a call that would is told as `WouldBlock` or `None`, and the caller
+//! polls the descriptor. A message is never split; the longest that fits is about the peer's send
+//! buffer ([`Conn::set_send_buffer`], 208 KiB by default).
 //!
 //! Sources: `unix(7)`, `socket(7)`, `recv(2)`, `cmsg(3)`.
 
@@ -41,12 +41,13 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Binds `path`, with these permission bits, and listens. The path stays behind when the listener is dropped.
+    /// Binds `path`, with these permission bits, and listens. The path stays behind when the
+    /// listener is dropped.
     ///
     /// # Errors
     ///
-    /// `AddrInUse` when the path exists, left over or not: whoever knows it to be left over removes it first.
-    /// `ENAMETOOLONG` for more than 107 bytes; those of `bind(2)`.
+    /// `AddrInUse` when the path exists, left over or not: whoever knows it to be left over removes
+    /// it first. `ENAMETOOLONG` for more than 107 bytes; those of `bind(2)`.
     pub fn bind(path: &Path, mode: u32) -> io::Result<Listener> {
         let fd = socket()?;
         rustix::net::bind(&fd, &SocketAddrUnix::new(path)?)?;
@@ -111,8 +112,8 @@ impl Conn {
     ///
     /// # Errors
     ///
-    /// `WouldBlock` when too many clients wait there already; `NotFound`, `ConnectionRefused` (nobody listens),
-    /// `PermissionDenied`.
+    /// `WouldBlock` when too many clients wait there already; `NotFound`, `ConnectionRefused`
+    /// (nobody listens), `PermissionDenied`.
     pub fn connect(path: &Path) -> io::Result<Conn> {
         let fd = socket()?;
         rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
@@ -133,9 +134,10 @@ impl Conn {
     ///
     /// # Errors
     ///
-    /// `WouldBlock`: the receiver has not taken enough yet. `BrokenPipe`, `ConnectionReset`: it is gone (no SIGPIPE is raised).
-    /// `EMSGSIZE`: longer than the send buffer. `ETOOMANYREFS`: too many descriptors on their way.
-    /// `InvalidInput`: an empty message, which could not be told from the end, or too many descriptors.
+    /// `WouldBlock`: the receiver has not taken enough yet. `BrokenPipe`, `ConnectionReset`: it is
+    /// gone (no SIGPIPE is raised). `EMSGSIZE`: longer than the send buffer. `ETOOMANYREFS`:
+    /// too many descriptors on their way. `InvalidInput`: an empty message, which could not be
+    /// told from the end, or too many descriptors.
     pub fn send(&self, message: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         if message.is_empty() || fds.len() > MAX_FDS {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -155,14 +157,14 @@ impl Conn {
         }
     }
 
-    /// Receives one message into `buffer` and appends its descriptors (close-on-exec) to `fds`. Gives its length,
-    /// `Some(0)` when the other end is closed, `None` when there is none now.
+    /// Receives one message into `buffer` and appends its descriptors (close-on-exec) to `fds`.
+    /// Gives its length, `Some(0)` when the other end is closed, `None` when there is none now.
     ///
     /// # Errors
     ///
-    /// `InvalidData`: the message is longer than `buffer`, or not all of its descriptors could be taken (more than
-    /// this process may open); it is gone then, with every descriptor that came. `ConnectionReset`: the other end
-    /// closed with messages unread.
+    /// `InvalidData`: the message is longer than `buffer`, or not all of its descriptors could be
+    /// taken (more than this process may open); it is gone then, with every descriptor that
+    /// came. `ConnectionReset`: the other end closed with messages unread.
     pub fn recv(&self, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<Option<usize>> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -201,8 +203,9 @@ impl Conn {
         Ok(Peer { pid: cred.pid, uid: cred.uid, gid: cred.gid })
     }
 
-    /// The process at the other end, as a descriptor (`SO_PEERPIDFD`, Linux 6.5). Before that its number is opened, which
-    /// may be another process's by then: compare what matters (such as its owner) afterwards.
+    /// The process at the other end, as a descriptor (`SO_PEERPIDFD`, Linux 6.5). Before that its
+    /// number is opened, which may be another process's by then: compare what matters (such as
+    /// its owner) afterwards.
     ///
     /// # Errors
     ///
@@ -233,8 +236,8 @@ impl Conn {
         Ok(())
     }
 
-    /// Sets the room for messages that were sent and not received yet, in bytes (`SO_SNDBUF`). The kernel doubles it
-    /// for its own needs and cuts it at `net.core.wmem_max`.
+    /// Sets the room for messages that were sent and not received yet, in bytes (`SO_SNDBUF`). The
+    /// kernel doubles it for its own needs and cuts it at `net.core.wmem_max`.
     ///
     /// # Errors
     ///

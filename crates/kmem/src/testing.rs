@@ -16,7 +16,8 @@ impl Memory {
         // SAFETY: needs nothing.
         let start = unsafe { mm::map_anonymous(len) }.unwrap();
         let range = Range::new(start, len);
-        // No huge pages: they would blur what is said of single pages. Kernels without them refuse the advice.
+        // No huge pages: they would blur what is said of single pages. Kernels without them refuse the
+        // advice.
         // SAFETY: this advice changes no memory.
         let _ = unsafe { mm::advise(range, libc::MADV_NOHUGEPAGE) };
         Memory(range)
@@ -79,8 +80,8 @@ pub fn forking() -> MutexGuard<'static, ()> {
 pub struct Child(pub i32);
 
 impl Child {
-    /// Forks; the child runs `body` and exits with what it returns. The parent's other threads do not exist there, so
-    /// `body` does little: it must not panic, print, or take locks.
+    /// Forks; the child runs `body` and exits with what it returns. The parent's other threads do
+    /// not exist there, so `body` does little: it must not panic, print, or take locks.
     pub fn fork(body: impl FnOnce() -> u8) -> Child {
         // SAFETY: the child keeps to what is said above and leaves by _exit.
         match unsafe { libc::fork() } {

@@ -1,4 +1,5 @@
-//! Where dirty frames come from: one trait, and a source for each way in which the kernel tells of writes.
+//! Where dirty frames come from: one trait, and a source for each way in which the kernel tells of
+//! writes.
 //!
 //! | source | whose memory | what it needs | told of writes by |
 //! |---|---|---|---|
@@ -7,9 +8,10 @@
 //! | [`KvmLogSource`] | a guest | the VM's descriptor | KVM's dirty log |
 //! | [`KvmRingSource`] | a guest | the VM's and the vCPUs' descriptors, Linux 5.11 | KVM's dirty rings |
 //!
-//! A source numbers frames as the caller says: each piece of memory has a first frame. [`Source::collect`] adds what was written
-//! since the last call to a [`DirtyTree`] and has further writes noticed again, in that order of things that loses
-//! none: a write that comes while it works is reported by this call or by the next. Read a page only after the call that reported it.
+//! A source numbers frames as the caller says: each piece of memory has a first frame.
+//! [`Source::collect`] adds what was written since the last call to a [`DirtyTree`] and has further
+//! writes noticed again, in that order of things that loses none: a write that comes while it works
+//! is reported by this call or by the next. Read a page only after the call that reported it.
 
 mod kvm_log;
 mod kvm_ring;
@@ -28,12 +30,13 @@ use crate::Range;
 
 /// A source of dirty frames.
 pub trait Source {
-    /// Adds the frames that were written since the last call, and returns how many reports of pages there were. The first call of a
-    /// source may report everything that is populated.
+    /// Adds the frames that were written since the last call, and returns how many reports of pages
+    /// there were. The first call of a source may report everything that is populated.
     ///
     /// # Errors
     ///
-    /// [`SourceError`]. What was collected by then is in the tree; call again, or take everything for dirty.
+    /// [`SourceError`]. What was collected by then is in the tree; call again, or take everything
+    /// for dirty.
     fn collect(&mut self, into: &DirtyTree) -> Result<u64, SourceError>;
 }
 

@@ -1,7 +1,8 @@
 //! How long a thread runs at a stretch: `sched_setattr(2)`.
 //!
-//! Among threads that want to run the kernel takes the one whose turn would end first. So who asks for short turns waits less for
-//! them, and gets no more time than others (Linux 6.12; earlier kernels take the wish and do nothing).
+//! Among threads that want to run the kernel takes the one whose turn would end first. So who asks
+//! for short turns waits less for them, and gets no more time than others (Linux 6.12; earlier
+//! kernels take the wish and do nothing).
 
 #![allow(unsafe_code)] // System calls that take pointers.
 
@@ -26,7 +27,8 @@ struct Attributes {
 
 const _: () = assert!(size_of::<Attributes>() == 48);
 
-/// Asks for turns of this length for the calling thread: 0.1 ms to 100 ms. All else stays as it is. No privilege is needed.
+/// Asks for turns of this length for the calling thread: 0.1 ms to 100 ms. All else stays as it is.
+/// No privilege is needed.
 ///
 /// # Errors
 ///
@@ -35,7 +37,8 @@ pub fn request_turns(of: Duration) -> io::Result<()> {
     let size = size_of::<Attributes>();
     let mut attributes = Attributes::default();
     let pointer = (&raw mut attributes).expose_provenance();
-    // SAFETY: the kernel writes at most `size` bytes, all of `attributes`, which is ours for the time of the call.
+    // SAFETY: the kernel writes at most `size` bytes, all of `attributes`, which is ours for the time
+    // of the call.
     unsafe { syscall(libc::SYS_sched_getattr, [0, pointer, size, 0]) }?;
     attributes.size = size as u32;
     attributes.runtime = u64::try_from(of.as_nanos()).unwrap_or(u64::MAX);

@@ -1,16 +1,18 @@
 //! `userfaultfd(2)` for write-protection and for notice of changed mappings.
 //!
-//! A [`Uffd`] is created with the features that it shall have; the memory of *this* process is then registered with
-//! it in write-protect mode. What a write to a protected page does depends on the features:
+//! A [`Uffd`] is created with the features that it shall have; the memory of *this* process is then
+//! registered with it in write-protect mode. What a write to a protected page does depends on the
+//! features:
 //!
-//! - without [`Features::WP_ASYNC`] the writing thread sleeps, and the descriptor yields [`Event::Pagefault`], until
-//!   somebody lifts the protection, unregisters the range or wakes it;
+//! - without [`Features::WP_ASYNC`] the writing thread sleeps, and the descriptor yields
+//!   [`Event::Pagefault`], until somebody lifts the protection, unregisters the range or wakes it;
 //! - with it the kernel lifts the protection itself and remembers the page as written, which
 //!   [`crate::pagemap::Pagemap::scan`] reports.
 //!
-//! The `EVENT_*` features make `fork`, `mremap`, `madvise(MADV_DONTNEED | MADV_REMOVE)` and `munmap` of registered
-//! memory *wait* until their event is read: whoever asks for them needs a thread that reads without fail, and that
-//! thread must not itself make such calls on registered memory.
+//! The `EVENT_*` features make `fork`, `mremap`, `madvise(MADV_DONTNEED | MADV_REMOVE)` and
+//! `munmap` of registered memory *wait* until their event is read: whoever asks for them needs a
+//! thread that reads without fail, and that thread must not itself make such calls on registered
+//! memory.
 //!
 //! Sources: `userfaultfd(2)`, `ioctl_userfaultfd(2)`, Documentation/admin-guide/mm/userfaultfd.rst.
 
@@ -119,8 +121,8 @@ pub enum Event {
         /// The child's userfaultfd, with this one's features.
         child: OwnedFd,
     },
-    /// `mremap(2)` moved memory; it stays registered at its new place. An [`Event::Unmap`] of the old place follows,
-    /// and the call returns when both have been read.
+    /// `mremap(2)` moved memory; it stays registered at its new place. An [`Event::Unmap`] of the
+    /// old place follows, and the call returns when both have been read.
     Remap {
         /// Its old address.
         from: usize,
@@ -135,7 +137,8 @@ pub enum Event {
     Unmap(Range),
     /// A thread waits for this page.
     Pagefault {
-        /// The faulting address, rounded down to the page unless [`Features::EXACT_ADDRESS`] was asked for.
+        /// The faulting address, rounded down to the page unless [`Features::EXACT_ADDRESS`] was
+        /// asked for.
         address: usize,
         /// Whether it wrote to a write-protected page.
         write_protect: bool,
@@ -164,12 +167,13 @@ pub struct Uffd {
 }
 
 impl Uffd {
-    /// Creates a userfaultfd (`O_CLOEXEC | O_NONBLOCK`) with exactly these features. Where the system call is not
-    /// permitted, `/dev/userfaultfd` is tried.
+    /// Creates a userfaultfd (`O_CLOEXEC | O_NONBLOCK`) with exactly these features. Where the
+    /// system call is not permitted, `/dev/userfaultfd` is tried.
     ///
     /// # Errors
     ///
-    /// [`CreateError`] tells missing permission, missing features and a kernel without userfaultfd apart.
+    /// [`CreateError`] tells missing permission, missing features and a kernel without userfaultfd
+    /// apart.
     pub fn new(features: Features) -> Result<Uffd, CreateError> {
         let uffd = Uffd { fd: open()? };
         match uffd.handshake(features) {
@@ -199,7 +203,8 @@ impl Uffd {
         Ok(uffd.handshake(Features::empty())?)
     }
 
-    /// Takes over a userfaultfd that was set up elsewhere: passed by another process, or from [`Event::Fork`].
+    /// Takes over a userfaultfd that was set up elsewhere: passed by another process, or from
+    /// [`Event::Fork`].
     pub fn from_fd(fd: OwnedFd) -> Uffd {
         Uffd { fd }
     }
@@ -211,13 +216,14 @@ impl Uffd {
         Ok(Features::from_bits_retain(api.features))
     }
 
-    /// Registers the range for write-protection (`UFFDIO_REGISTER` with `UFFDIO_REGISTER_MODE_WP`). Nothing is
-    /// protected yet.
+    /// Registers the range for write-protection (`UFFDIO_REGISTER` with `UFFDIO_REGISTER_MODE_WP`).
+    /// Nothing is protected yet.
     ///
     /// # Errors
     ///
-    /// `EBUSY`: another userfaultfd has it. `EINVAL`: not page aligned, not mapped, or memory of a kind that this
-    /// cannot be done with (a file mapped shared that is no memfd). `EPERM`: a writable mapping of a file sealed against writing.
+    /// `EBUSY`: another userfaultfd has it. `EINVAL`: not page aligned, not mapped, or memory of a
+    /// kind that this cannot be done with (a file mapped shared that is no memfd). `EPERM`: a
+    /// writable mapping of a file sealed against writing.
     pub fn register_wp(&self, range: Range) -> Result<(), Errno> {
         let mode = sys::UFFDIO_REGISTER_MODE_WP.into();
         let mut register = sys::uffdio_register { range: raw(range), mode, ioctls: 0 };
@@ -227,13 +233,14 @@ impl Uffd {
 
     /// Unregisters the range: protection is lifted, waiters wake and write.
     ///
-    /// `UFFDIO_UNREGISTER` wakes nobody who waits in a range registered for write-protection only (seen up to
-    /// Linux 6.18), so this adds `UFFDIO_WAKE`, also when unregistering failed: nobody is left asleep.
+    /// `UFFDIO_UNREGISTER` wakes nobody who waits in a range registered for write-protection only
+    /// (seen up to Linux 6.18), so this adds `UFFDIO_WAKE`, also when unregistering failed:
+    /// nobody is left asleep.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: nothing in the range is mapped, or part of it is of a kind that cannot be registered. `ENOMEM`: the
-    /// process is gone.
+    /// `EINVAL`: nothing in the range is mapped, or part of it is of a kind that cannot be
+    /// registered. `ENOMEM`: the process is gone.
     pub fn unregister(&self, range: Range) -> Result<(), Errno> {
         let mut raw_range = raw(range);
         // SAFETY: `uffdio_range` is UFFDIO_UNREGISTER's argument.
@@ -245,7 +252,8 @@ impl Uffd {
     ///
     /// # Errors
     ///
-    /// `ENOENT`: not registered. `EAGAIN`: an event about a changed mapping waits to be read; read, then try again.
+    /// `ENOENT`: not registered. `EAGAIN`: an event about a changed mapping waits to be read; read,
+    /// then try again.
     pub fn write_protect(&self, range: Range, on: bool) -> Result<(), Errno> {
         let mode = if on { WRITEPROTECT_MODE_WP } else { 0 };
         let mut protect = sys::uffdio_writeprotect { range: raw(range), mode };
@@ -253,8 +261,9 @@ impl Uffd {
         unsafe { ioctl::ioctl(&self.fd, Updater::<{ op::UFFDIO_WRITEPROTECT }, _>::new(&mut protect)) }
     }
 
-    /// Gives registered memory that has no pages yet pages with these bytes (`UFFDIO_COPY`), at one stroke: they are not cleared first, and
-    /// take no faults. Returns how many bytes were copied: it ends before the first page that is there already, and when there
+    /// Gives registered memory that has no pages yet pages with these bytes (`UFFDIO_COPY`), at one
+    /// stroke: they are not cleared first, and take no faults. Returns how many bytes were
+    /// copied: it ends before the first page that is there already, and when there
     /// is no memory.
     ///
     /// # Safety
@@ -263,12 +272,14 @@ impl Uffd {
     ///
     /// # Errors
     ///
-    /// If nothing was copied. `EEXIST`: the first page is there; `ENOENT`: the range is not registered with this, or not all of one mapping; `ENOMEM`: no
-    /// memory; `EAGAIN`: as [`Uffd::write_protect`].
+    /// If nothing was copied. `EEXIST`: the first page is there; `ENOENT`: the range is not
+    /// registered with this, or not all of one mapping; `ENOMEM`: no memory; `EAGAIN`: as
+    /// [`Uffd::write_protect`].
     pub unsafe fn copy(&self, to: usize, bytes: &[u8]) -> Result<usize, Errno> {
         let (dst, src, len) = (to as u64, bytes.as_ptr().expose_provenance() as u64, bytes.len() as u64);
         let mut copy = sys::uffdio_copy { dst, src, len, mode: COPY_MODE_DONTWAKE, copy: 0 };
-        // SAFETY: `uffdio_copy` is UFFDIO_COPY's argument, which reads `bytes`; the caller vouches for what is written.
+        // SAFETY: `uffdio_copy` is UFFDIO_COPY's argument, which reads `bytes`; the caller vouches for what
+        // is written.
         let result = unsafe { ioctl::ioctl(&self.fd, Updater::<{ op::UFFDIO_COPY }, _>::new(&mut copy)) };
         // After a part of it the call fails with EAGAIN, and tells how much it was.
         match result {
@@ -277,7 +288,8 @@ impl Uffd {
         }
     }
 
-    /// Wakes whoever waits for a page of the range. A thread whose page is still protected waits again.
+    /// Wakes whoever waits for a page of the range. A thread whose page is still protected waits
+    /// again.
     ///
     /// # Errors
     ///
@@ -292,8 +304,8 @@ impl Uffd {
     ///
     /// # Errors
     ///
-    /// `EPROTO`: an event of a kind that is not known here; those of `read(2)`, among them `EMFILE` when a fork event
-    /// finds no descriptor free (the forking thread then waits on).
+    /// `EPROTO`: an event of a kind that is not known here; those of `read(2)`, among them `EMFILE`
+    /// when a fork event finds no descriptor free (the forking thread then waits on).
     pub fn read_event(&self) -> Result<Option<Event>, Errno> {
         let mut message = [0; size_of::<sys::uffd_msg>()];
         loop {
@@ -305,7 +317,8 @@ impl Uffd {
                 Err(errno) => return Err(errno),
             }
         }
-        // A byte of type and seven reserved ones, then the arguments: three words, or one half word for a descriptor.
+        // A byte of type and seven reserved ones, then the arguments: three words, or one half word for a
+        // descriptor.
         let word = |at: usize| {
             let mut word = [0; 8];
             word.copy_from_slice(&message[at..at + 8]);
@@ -319,7 +332,8 @@ impl Uffd {
             },
             sys::UFFD_EVENT_FORK => {
                 let fd = RawFd::from_ne_bytes([message[8], message[9], message[10], message[11]]);
-                // SAFETY: the kernel has just opened this descriptor for the reader of this message: it is ours alone.
+                // SAFETY: the kernel has just opened this descriptor for the reader of this message: it is ours
+                // alone.
                 let child = unsafe { OwnedFd::from_raw_fd(fd) };
                 Event::Fork { child }
             }

@@ -99,8 +99,9 @@ impl Report {
 const SLACK: u64 = 1 << 20;
 
 impl Pool {
-    /// Looks at every object; with `data` every byte of data is read too. What opening the pool found is in the report. Opened
-    /// exclusively, everything that can be repaired without losing anything committed was repaired then.
+    /// Looks at every object; with `data` every byte of data is read too. What opening the pool
+    /// found is in the report. Opened exclusively, everything that can be repaired without
+    /// losing anything committed was repaired then.
     ///
     /// # Errors
     ///

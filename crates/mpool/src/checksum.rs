@@ -1,6 +1,7 @@
 //! Checksums of data: one for each block, which knows the mblock and the position too.
 //!
-//! A block that is whole but belongs elsewhere does not pass, so misdirected reads and writes are found.
+//! A block that is whole but belongs elsewhere does not pass, so misdirected reads and writes are
+//! found.
 
 use crate::BLOCK;
 
@@ -36,7 +37,8 @@ pub(crate) fn blocks(len: u64) -> u64 {
     len.div_ceil(BLOCK as u64)
 }
 
-/// Bytes of data and checksums on the medium; `u64::MAX`, which no medium has, when that is more than can be counted.
+/// Bytes of data and checksums on the medium; `u64::MAX`, which no medium has, when that is more
+/// than can be counted.
 pub(crate) fn stored_len(len: u64) -> u64 {
     let blocks = blocks(len);
     (blocks + (blocks * 4).div_ceil(BLOCK as u64)).saturating_mul(BLOCK as u64)

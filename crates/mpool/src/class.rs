@@ -84,7 +84,8 @@ pub(crate) struct Class {
     pub(crate) medium: Arc<dyn Medium>,
     pub(crate) data: Arc<dyn MediumFile>,
     space: Mutex<Space>,
-    /// A sync failed: what is on the medium is unknown, and the kernel tells only one of those who ask.
+    /// A sync failed: what is on the medium is unknown, and the kernel tells only one of those who
+    /// ask.
     failed: Mutex<bool>,
 }
 
@@ -150,7 +151,8 @@ impl Class {
         match self.data.allocate(extent.offset, extent.len).during("allocating in", name.display()) {
             Ok(()) => Ok(extent),
             Err(e) => {
-                // Nobody has written there, so it can be had again whether this works or not (no file may be so long).
+                // Nobody has written there, so it can be had again whether this works or not (no file may be so
+                // long).
                 let _ = self.data.punch(extent.offset, extent.len);
                 self.lock().give(extent);
                 Err(full_or(e, self.class, capacity))
@@ -158,7 +160,8 @@ impl Class {
         }
     }
 
-    /// Gives the space of an extent back. An error only leaves it taken until the pool is opened again.
+    /// Gives the space of an extent back. An error only leaves it taken until the pool is opened
+    /// again.
     pub(crate) fn give(&self, extent: Extent) {
         if extent.len > 0 && self.data.punch(extent.offset, extent.len).is_ok() {
             self.lock().give(extent);

@@ -10,17 +10,18 @@
 //! | 12 | kind: 1 record, 2 durable mark, 3 end of a compaction |
 //! | 13..16 | zeros |
 //!
-//! The generation changes when a log is erased, so frames from before it are none. The position makes a frame that
-//! landed elsewhere none.
+//! The generation changes when a log is erased, so frames from before it are none. The position
+//! makes a frame that landed elsewhere none.
 //!
-//! **Durable marks.** After every successful sync a mark is written, itself not synced. It stands only where
-//! everything before it had reached the medium. So of bytes that are no frame:
+//! **Durable marks.** After every successful sync a mark is written, itself not synced. It stands
+//! only where everything before it had reached the medium. So of bytes that are no frame:
 //!
-//! - with a mark of this generation somewhere behind them, they were durable once and are **damaged**;
+//! - with a mark of this generation somewhere behind them, they were durable once and are
+//!   **damaged**;
 //! - else they are a **torn tail**: nobody was told that they are safe. They are cut.
 //!
-//! **Copies.** A log may hold each record more than once in a row, with the same number. Damage that hits one copy loses nothing;
-//! a gap in the numbers tells what was lost.
+//! **Copies.** A log may hold each record more than once in a row, with the same number. Damage
+//! that hits one copy loses nothing; a gap in the numbers tells what was lost.
 
 use crate::error::{Damage, Object};
 
@@ -123,8 +124,8 @@ pub(crate) struct Walk {
     pub(crate) last_mark: Option<u64>,
 }
 
-/// Walks over the frames of a log from position 0. `each` gets every whole frame; a record of which there are copies
-/// comes once for each copy.
+/// Walks over the frames of a log from position 0. `each` gets every whole frame; a record of which
+/// there are copies comes once for each copy.
 pub(crate) fn walk(bytes: &[u8], generation: u64, object: Object, each: &mut dyn FnMut(&Frame<'_>)) -> Walk {
     let mut walk = Walk { next_number: 1, ..Walk::default() };
     let mut last_mark = None;

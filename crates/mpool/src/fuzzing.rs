@@ -1,4 +1,5 @@
-//! What fuzzing and the tests of decoders call: every decoder of the on-disk format, and pools whose files were damaged.
+//! What fuzzing and the tests of decoders call: every decoder of the on-disk format, and pools
+//! whose files were damaged.
 
 use std::path::Path;
 
@@ -7,7 +8,8 @@ use crate::record::Record;
 use crate::superblock::{self, Superblock};
 use crate::{Access, Allocation, BLOCK, MediaClass, OpenOptions, Pool, frame, log};
 
-/// Gives the bytes to every decoder. None may panic or loop; what one accepts must be what is written for it.
+/// Gives the bytes to every decoder. None may panic or loop; what one accepts must be what is
+/// written for it.
 ///
 /// # Panics
 ///
@@ -37,8 +39,8 @@ pub fn decode_all(bytes: &[u8]) {
     }
 }
 
-/// Writes these as the metadata of a pool that has a name, a capacity class and a root MDC, in frames that are whole: only what they
-/// say can be wrong.
+/// Writes these as the metadata of a pool that has a name, a capacity class and a root MDC, in
+/// frames that are whole: only what they say can be wrong.
 ///
 /// # Panics
 ///
@@ -67,7 +69,8 @@ pub fn write_metadata(directory: &Path, payloads: &[&[u8]]) {
     std::fs::write(directory.join("meta-0"), [header, frames].concat()).expect("metadata can be written");
 }
 
-/// Opens a pool, however damaged its files are, reads all that is there, and checks it. Errors are right, panics are not.
+/// Opens a pool, however damaged its files are, reads all that is there, and checks it. Errors are
+/// right, panics are not.
 pub fn use_pool(directory: &Path) {
     for salvage in [false, true] {
         let access = if salvage { Access::Shared } else { Access::Exclusive };

@@ -5,21 +5,26 @@
 //! - **mblocks**: immutable once committed: [`Pool::mblock_alloc`], [`MblockWriter`], [`Mblock`];
 //! - **mlogs**: append-only: [`Mlog`];
 //! - **MDCs**, metadata containers: pairs of logs that compact into themselves: [`Mdc`];
-//! - and shows mblocks to programs as **mcache maps**: one mapping for any number of them, [`McacheMap`], whose pages a
-//!   reaper evicts by temperature before the kernel must.
+//! - and shows mblocks to programs as **mcache maps**: one mapping for any number of them,
+//!   [`McacheMap`], whose pages a reaper evicts by temperature before the kernel must.
 //!
 //! # On the media
 //!
-//! In each class's directory: `superblock`; `data`, a sparse file of all mblocks of the class, each with its checksums
-//! behind it; `mlog-ID` and `mdc-ID-{0,1}`. In the capacity class also `meta-0` and `meta-1`, the MDC that says which
-//! objects there are; what it does not say does not exist. So:
+//! In each class's directory: `superblock`; `data`, a sparse file of all mblocks of the class, each
+//! with its checksums behind it; `mlog-ID` and `mdc-ID-{0,1}`. In the capacity class also `meta-0`
+//! and `meta-1`, the MDC that says which objects there are; what it does not say does not exist.
+//! So:
 //!
-//! - **Commit** is: data synced, then a record appended to the metadata and synced. A crash leaves all of an mblock or nothing.
+//! - **Commit** is: data synced, then a record appended to the metadata and synced. A crash leaves
+//!   all of an mblock or nothing.
 //! - **Space** is what the metadata leave over; nothing can be lost, since nothing is written down.
-//! - **A damaged metadata record** has a copy beside it. A torn tail is cut, damage is reported (module `frame`).
-//! - **Data** are checked block by block when they are read: through [`Mblock::read`], into a map, and by [`Pool::check`].
+//! - **A damaged metadata record** has a copy beside it. A torn tail is cut, damage is reported
+//!   (module `frame`).
+//! - **Data** are checked block by block when they are read: through [`Mblock::read`], into a map,
+//!   and by [`Pool::check`].
 //!
-//! After a failed sync nothing more is written: what is on the media is unknown until the pool is opened again.
+//! After a failed sync nothing more is written: what is on the media is unknown until the pool is
+//! opened again.
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -1,6 +1,7 @@
 //! A log file: frames (see [`crate::frame`]) behind a header, with a generation.
 //!
-//! The header is two blocks with the same content; the higher generation of the whole ones counts. Little-endian:
+//! The header is two blocks with the same content; the higher generation of the whole ones counts.
+//! Little-endian:
 //!
 //! | bytes | what |
 //! |---|---|
@@ -10,9 +11,9 @@
 //! | 24..28 | crc32c of all before |
 //! | 28..4096 | zeros |
 //!
-//! What counts is inside of 512 bytes, which media write whole or not at all. Erasing writes the second block with the new
-//! generation and syncs; then frames are cut off, and the first block follows. A crash leaves the old log or an empty new
-//! one.
+//! What counts is inside of 512 bytes, which media write whole or not at all. Erasing writes the
+//! second block with the new generation and syncs; then frames are cut off, and the first block
+//! follows. A crash leaves the old log or an empty new one.
 
 use std::sync::Arc;
 
@@ -102,8 +103,8 @@ impl Log {
         Ok(Self { file, object, class, id, generation, end, synced, next_number: 1, allocated, copies, failed: false })
     }
 
-    /// Opens a log; `each` gets its frames. With `repair` a torn tail is cut, a bad header block written anew, and all that
-    /// was read is made durable.
+    /// Opens a log; `each` gets its frames. With `repair` a torn tail is cut, a bad header block
+    /// written anew, and all that was read is made durable.
     pub(crate) fn open(
         place: &Place<'_>,
         repair: bool,
@@ -155,7 +156,8 @@ impl Log {
             if !same {
                 log.file.write_at(&header(generation, id).repeat(2), 0).during("repairing", object)?;
             }
-            // If a sync failed before, what was read here may be in the page cache only, where no later sync looks for it.
+            // If a sync failed before, what was read here may be in the page cache only, where no later sync
+            // looks for it.
             let doubtful = walk.last_mark.unwrap_or(0);
             let bytes = &frames[doubtful as usize..end as usize];
             log.file.write_at(bytes, DATA + doubtful).during("writing again", object)?;
@@ -174,7 +176,8 @@ impl Log {
         Ok(())
     }
 
-    /// Whether a write or a sync failed: what is on the medium is known when the log is opened again.
+    /// Whether a write or a sync failed: what is on the medium is known when the log is opened
+    /// again.
     pub(crate) fn is_failed(&self) -> bool {
         self.failed
     }
@@ -210,8 +213,8 @@ impl Log {
         Ok(())
     }
 
-    /// Appends records; they are durable after the next [`Log::sync`]. All or, after an error, none of them are there, unless
-    /// the log is [`Log::is_failed`] then.
+    /// Appends records; they are durable after the next [`Log::sync`]. All or, after an error, none
+    /// of them are there, unless the log is [`Log::is_failed`] then.
     pub(crate) fn append(&mut self, records: &[&[u8]], releasing: bool) -> Result<(), ObjectError> {
         self.append_kind(Kind::Record, records, releasing)
     }
@@ -247,7 +250,8 @@ impl Log {
             return Ok(());
         }
         if let Err(e) = self.file.sync().during("syncing", self.object) {
-            // After a failed sync nobody knows what is on the medium; the kernel does not try those pages again.
+            // After a failed sync nobody knows what is on the medium; the kernel does not try those pages
+            // again.
             self.failed = true;
             return Err(e.into());
         }
@@ -263,7 +267,8 @@ impl Log {
         Ok(())
     }
 
-    /// Empties the log; its generation becomes `generation`, or the next one if that is higher. Durable at once.
+    /// Empties the log; its generation becomes `generation`, or the next one if that is higher.
+    /// Durable at once.
     pub(crate) fn erase(&mut self, generation: u64) -> Result<(), ObjectError> {
         self.check()?;
         let generation = generation.max(self.generation + 1);

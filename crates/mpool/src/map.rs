@@ -1,11 +1,12 @@
 //! mcache maps: any number of mblocks, of any class and size, as one mapping.
 //!
-//! The mblocks of a map lie one behind the other, each from a page boundary on, in one [`window`]. Pages are loaded
-//! when they are asked for ([`McacheMap::get`], [`McacheMap::get_pages`], [`McacheMap::advise`]): then the caller's own thread reads
-//! them, with no fault at all. Or when they are touched: then a thread of the [`Mcache`] reads them while the toucher waits.
+//! The mblocks of a map lie one behind the other, each from a page boundary on, in one [`window`].
+//! Pages are loaded when they are asked for ([`McacheMap::get`], [`McacheMap::get_pages`],
+//! [`McacheMap::advise`]): then the caller's own thread reads them, with no fault at all. Or when
+//! they are touched: then a thread of the [`Mcache`] reads them while the toucher waits.
 //!
-//! What is resident is a bit for each page; how often a page was used lately is a byte, its *heat*. Both
-//! cover the whole map, so a page's past is still known when it comes back.
+//! What is resident is a bit for each page; how often a page was used lately is a byte, its *heat*.
+//! Both cover the whole map, so a page's past is still known when it comes back.
 
 pub(crate) mod fill;
 pub(crate) mod window;
@@ -40,8 +41,8 @@ pub enum Temperature {
 /// How a map will be read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Advice {
-    /// A fault loads some pages behind the touched one too ([`crate::Settings::read_ahead`]); when memory is full only if it goes on
-    /// where the last one ended.
+    /// A fault loads some pages behind the touched one too ([`crate::Settings::read_ahead`]); when
+    /// memory is full only if it goes on where the last one ended.
     #[default]
     Normal,
     /// A fault loads one page.
@@ -95,7 +96,8 @@ pub(crate) struct MapInner {
     pub(crate) huge: Box<[AtomicBool]>,
     /// Held for reading while pages are dropped, for writing while pages are made one.
     pub(crate) shape: RwLock<()>,
-    /// Held for reading by the cache's threads while they load or drop pages; `true` once the map has been dropped.
+    /// Held for reading by the cache's threads while they load or drop pages; `true` once the map
+    /// has been dropped.
     gone: RwLock<bool>,
 }
 
@@ -105,8 +107,9 @@ impl MapInner {
         self.resident[page / 64].load(Ordering::Acquire) >> (page % 64) & 1 == 1
     }
 
-    /// Keeps the map while pages of it are loaded or dropped by a thread that has not borrowed it. `None`: it goes, or has
-    /// gone. Never waits: who holds this for one map may ask for another one.
+    /// Keeps the map while pages of it are loaded or dropped by a thread that has not borrowed it.
+    /// `None`: it goes, or has gone. Never waits: who holds this for one map may ask for
+    /// another one.
     pub(crate) fn enter(&self) -> Option<RwLockReadGuard<'_, bool>> {
         self.gone.try_read().ok().filter(|gone| !**gone)
     }
@@ -139,8 +142,9 @@ impl MapInner {
 
 /// A map. Dropping it unmaps it; what was borrowed from it cannot outlive it.
 ///
-/// A page that cannot be read, or does not match its checksum, is an error of the `get` functions; who just touches it gets
-/// `SIGBUS`, as with a mapped file. A child of `fork(2)` does not have the mapping.
+/// A page that cannot be read, or does not match its checksum, is an error of the `get` functions;
+/// who just touches it gets `SIGBUS`, as with a mapped file. A child of `fork(2)` does not have the
+/// mapping.
 ///
 /// ```compile_fail
 /// # fn f(map: mpool::McacheMap) {
@@ -166,7 +170,8 @@ impl Mcache {
     ///
     /// # Errors
     ///
-    /// `Empty`; `NotFound`, `NoClass`; `Damaged`: the data file is too short; `Io`: no memory, descriptor or mapping is left.
+    /// `Empty`; `NotFound`, `NoClass`; `Damaged`: the data file is too short; `Io`: no memory,
+    /// descriptor or mapping is left.
     pub fn map(&self, pool: &Pool, ids: &[u64], temperature: Temperature) -> Result<McacheMap, MapError> {
         let mut placed = Vec::with_capacity(ids.len());
         let mut pages = 0;
@@ -237,10 +242,11 @@ impl McacheMap {
         self.inner.placed.len()
     }
 
-    /// All data of the mblock at this position of the list. Its first byte is the mblock's base address.
+    /// All data of the mblock at this position of the list. Its first byte is the mblock's base
+    /// address.
     ///
-    /// Nothing is loaded. Touching a page that is not there waits until a thread of the cache has read it; where that matters,
-    /// ask first: [`McacheMap::get`].
+    /// Nothing is loaded. Touching a page that is not there waits until a thread of the cache has
+    /// read it; where that matters, ask first: [`McacheMap::get`].
     ///
     /// # Panics
     ///
@@ -289,8 +295,8 @@ impl McacheMap {
         Ok(&self.inner.window.bytes()[placed.first * BLOCK + start..][..len])
     }
 
-    /// Loads the pages of these numbers of an mblock, those that are missing several at a time, and adds them to `out`. The last
-    /// page of an mblock ends with zeros.
+    /// Loads the pages of these numbers of an mblock, those that are missing several at a time, and
+    /// adds them to `out`. The last page of an mblock ends with zeros.
     ///
     /// # Errors
     ///
@@ -315,8 +321,8 @@ impl McacheMap {
         Ok(())
     }
 
-    /// Says how the map will be read. `Normal`, `Random` and `Sequential` are for all of it; `WillNeed` and `DontNeed` for `len`
-    /// bytes from `offset` of an mblock on.
+    /// Says how the map will be read. `Normal`, `Random` and `Sequential` are for all of it;
+    /// `WillNeed` and `DontNeed` for `len` bytes from `offset` of an mblock on.
     ///
     /// # Errors
     ///

@@ -36,7 +36,8 @@ pub enum Fallback {
 pub struct Allocation {
     /// The class wanted.
     pub class: MediaClass,
-    /// The most bytes that will be written. The space is taken at once; what was not used comes back at the commit.
+    /// The most bytes that will be written. The space is taken at once; what was not used comes
+    /// back at the commit.
     pub capacity: u64,
     /// What to do when there is no space in the class.
     pub fallback: Fallback,
@@ -165,8 +166,8 @@ impl MblockWriter {
         self.written + self.staged as u64
     }
 
-    /// Appends the buffers, one behind the other. Aligned memory ([`AlignedBuf`]) of whole blocks is written without being
-    /// copied first.
+    /// Appends the buffers, one behind the other. Aligned memory ([`AlignedBuf`]) of whole blocks
+    /// is written without being copied first.
     ///
     /// # Errors
     ///
@@ -243,13 +244,15 @@ impl MblockWriter {
     ///
     /// # Errors
     ///
-    /// `Failed`: whether it was committed shows when the pool is opened again. Others: it was not, and its space is free.
+    /// `Failed`: whether it was committed shows when the pool is opened again. Others: it was not,
+    /// and its space is free.
     pub fn commit(self) -> Result<u64, ObjectError> {
         let id = self.id;
         Self::commit_all(vec![self]).map(|_| id)
     }
 
-    /// Commits several at the price of one; gives their identities. After a crash some may be there and some not.
+    /// Commits several at the price of one; gives their identities. After a crash some may be there
+    /// and some not.
     ///
     /// # Errors
     ///
@@ -338,12 +341,13 @@ impl Mblock {
         Object::Mblock(self.info.record.id)
     }
 
-    /// Reads `into.len()` bytes from byte `offset` on, and checks them. Any offset and length will do; whole blocks into
-    /// aligned memory ([`AlignedBuf`]) are read without being copied.
+    /// Reads `into.len()` bytes from byte `offset` on, and checks them. Any offset and length will
+    /// do; whole blocks into aligned memory ([`AlignedBuf`]) are read without being copied.
     ///
     /// # Errors
     ///
-    /// `PastEnd`; `Damaged` names the first bad block; `NotFound` when it was deleted meanwhile. `into` holds anything then.
+    /// `PastEnd`; `Damaged` names the first bad block; `NotFound` when it was deleted meanwhile.
+    /// `into` holds anything then.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), ObjectError> {
         let (object, len) = (self.object(), self.info.record.len);
         let end = offset.saturating_add(into.len() as u64);
@@ -381,7 +385,8 @@ impl Mblock {
         Ok(())
     }
 
-    /// Reads whole blocks from number `first` on. While some are read those that have come are checked.
+    /// Reads whole blocks from number `first` on. While some are read those that have come are
+    /// checked.
     pub(crate) fn read_blocks(&self, first: u64, into: &mut [u8]) -> Result<(), ObjectError> {
         let table = self.table()?;
         let MblockRecord { id, offset, .. } = self.info.record;
@@ -423,8 +428,8 @@ impl Mblock {
         Ok(self.info.table.get_or_init(|| table))
     }
 
-    /// Reads the checksums; and whether they are as they were written. Damaged ones are of use still: blocks whose checksum
-    /// is whole pass, the others are reported.
+    /// Reads the checksums; and whether they are as they were written. Damaged ones are of use
+    /// still: blocks whose checksum is whole pass, the others are reported.
     pub(crate) fn read_table(&self) -> Result<(Vec<u32>, Option<Damage>), ObjectError> {
         let object = self.object();
         let blocks = checksum::blocks(self.info.record.len);

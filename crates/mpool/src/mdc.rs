@@ -1,12 +1,13 @@
 //! The MDC, a metadata container: a pair of logs that compacts into itself.
 //!
-//! One log is active. Compaction erases the other one with a higher generation, and appends go there: first what is still
-//! needed, by the caller. Its end is written as a frame of its own and synced; from then on the other log is the
-//! active one. Opening takes the log with the higher generation if its compaction came to an end, and the other if not, so a
-//! crash leaves all of the old records or all of the new ones.
+//! One log is active. Compaction erases the other one with a higher generation, and appends go
+//! there: first what is still needed, by the caller. Its end is written as a frame of its own and
+//! synced; from then on the other log is the active one. Opening takes the log with the higher
+//! generation if its compaction came to an end, and the other if not, so a crash leaves all of the
+//! old records or all of the new ones.
 //!
-//! Nothing is synced during a compaction, and a durable mark is written only behind a sync. So a log with a mark
-//! is complete even when damage has hit the end frame.
+//! Nothing is synced during a compaction, and a durable mark is written only behind a sync. So a
+//! log with a mark is complete even when damage has hit the end frame.
 
 use crate::MediaClass;
 use crate::error::{Damage, Object, ObjectError};
@@ -20,7 +21,8 @@ pub(crate) struct Pair {
     logs: [Log; 2],
     active: usize,
     compacting: bool,
-    /// The end of a compaction failed: which of the logs is the active one is known when they are opened again.
+    /// The end of a compaction failed: which of the logs is the active one is known when they are
+    /// opened again.
     failed: bool,
 }
 
@@ -178,7 +180,8 @@ impl Pair {
         self.logs[self.active].read(position)
     }
 
-    /// The first whole frame of the active log behind damage at `position`; the end when there is none.
+    /// The first whole frame of the active log behind damage at `position`; the end when there is
+    /// none.
     pub(crate) fn skip_damage(&self, position: u64) -> Result<u64, ObjectError> {
         self.logs[self.active].skip_damage(position)
     }

@@ -1,11 +1,13 @@
 //! The I/O interface under everything: a directory with files.
 //!
-//! All of the pool's reads and writes go through [`Storage`], [`Medium`] and [`MediumFile`], so that tests can put a
-//! medium below it that fails, fills up, tears writes and forgets what was not synced.
+//! All of the pool's reads and writes go through [`Storage`], [`Medium`] and [`MediumFile`], so
+//! that tests can put a medium below it that fails, fills up, tears writes and forgets what was not
+//! synced.
 //!
-//! What the pool relies on, and no more: a write that was followed by a successful [`MediumFile::sync`] survives a crash, with
-//! the file's length; a name that was made or removed before a successful [`Medium::sync_names`] stays so. Everything
-//! else may be there after a crash, or not, or in part.
+//! What the pool relies on, and no more: a write that was followed by a successful
+//! [`MediumFile::sync`] survives a crash, with the file's length; a name that was made or removed
+//! before a successful [`Medium::sync_names`] stays so. Everything else may be there after a crash,
+//! or not, or in part.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -115,7 +117,8 @@ pub trait MediumFile: Send + Sync {
     ///
     /// Those of `fstat(2)`.
     fn used(&self) -> io::Result<u64>;
-    /// Whether reads and writes go past the page cache; then memory, offsets and lengths are whole blocks.
+    /// Whether reads and writes go past the page cache; then memory, offsets and lengths are whole
+    /// blocks.
     fn is_direct(&self) -> bool;
     /// Fills `into` from `offset` on.
     ///
@@ -141,7 +144,8 @@ pub trait MediumFile: Send + Sync {
     ///
     /// `ENOSPC`, `EDQUOT`.
     fn allocate(&self, offset: u64, len: u64) -> io::Result<()>;
-    /// Gives the space of a part back, where the file system can; nobody reads it before it is written again.
+    /// Gives the space of a part back, where the file system can; nobody reads it before it is
+    /// written again.
     ///
     /// # Errors
     ///
@@ -153,7 +157,8 @@ pub trait MediumFile: Send + Sync {
     ///
     /// Those of `ftruncate(2)`.
     fn set_len(&self, len: u64) -> io::Result<()>;
-    /// Takes the lock of the file, shared or exclusive, until it is closed; false when somebody else's excludes that.
+    /// Takes the lock of the file, shared or exclusive, until it is closed; false when somebody
+    /// else's excludes that.
     ///
     /// # Errors
     ///
@@ -169,7 +174,8 @@ pub trait MediumFile: Send + Sync {
         pieces.iter_mut().try_for_each(|piece| self.read_at(piece.into, piece.offset))
     }
 
-    /// Writes as [`MediumFile::write_at`] and runs `meanwhile` once, during the write where the medium can.
+    /// Writes as [`MediumFile::write_at`] and runs `meanwhile` once, during the write where the
+    /// medium can.
     ///
     /// # Errors
     ///
@@ -179,8 +185,9 @@ pub trait MediumFile: Send + Sync {
         self.write_at(from, offset)
     }
 
-    /// Reads as [`MediumFile::read_at`] and gives each part, with its place in `into`, to `landed` as soon as it is there, while the
-    /// others are under way where the medium can. Parts are whole blocks when `into` is.
+    /// Reads as [`MediumFile::read_at`] and gives each part, with its place in `into`, to `landed`
+    /// as soon as it is there, while the others are under way where the medium can. Parts are
+    /// whole blocks when `into` is.
     ///
     /// # Errors
     ///
@@ -214,7 +221,8 @@ impl Storage for Disk {
 
 /// Makes a directory, and those that it lies in, durably.
 pub(crate) fn make_directory(path: &Path) -> io::Result<()> {
-    // The name of each is in the one above it. Its own is synced in any case: it may be as young as that.
+    // The name of each is in the one above it. Its own is synced in any case: it may be as young as
+    // that.
     let missing = path.ancestors().skip(1).take_while(|p| !p.as_os_str().is_empty() && !p.exists());
     let new: Vec<&Path> = std::iter::once(path).chain(missing).collect();
     std::fs::create_dir_all(path)?;

@@ -13,7 +13,8 @@ use crate::{MediaClass, ROOT_MDC};
 
 /// Bytes of metadata below which compacting is not worth while.
 const COMPACT_FROM: u64 = 1 << 20;
-/// A record with its copy, on average; metadata are compacted when they are four times as long as that for every object.
+/// A record with its copy, on average; metadata are compacted when they are four times as long as
+/// that for every object.
 const RECORD_BYTES: u64 = 2 * 48;
 
 /// What replaying the metadata gives.
@@ -136,8 +137,9 @@ impl Meta {
         self.pair.is_failed()
     }
 
-    /// Makes records durable, then applies them. After an error none of them is applied; after a failed write the metadata
-    /// can no longer be changed. `releasing`: they give space back, and may use what is kept for that.
+    /// Makes records durable, then applies them. After an error none of them is applied; after a
+    /// failed write the metadata can no longer be changed. `releasing`: they give space back,
+    /// and may use what is kept for that.
     pub(crate) fn commit(&mut self, records: &[Record], releasing: bool) -> Result<(), ObjectError> {
         let bytes: Vec<Vec<u8>> = records.iter().map(Record::encode).collect();
         let bytes: Vec<&[u8]> = bytes.iter().map(Vec::as_slice).collect();

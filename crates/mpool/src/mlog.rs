@@ -20,7 +20,8 @@ pub struct LogProps {
     pub id: u64,
     /// Its class.
     pub class: MediaClass,
-    /// Bytes of records, with 16 to 23 more for each, that it may hold; of an MDC, each of its two logs.
+    /// Bytes of records, with 16 to 23 more for each, that it may hold; of an MDC, each of its two
+    /// logs.
     pub capacity: u64,
 }
 
@@ -53,7 +54,8 @@ pub(crate) fn create_root(medium: &dyn Medium, meta: &mut Meta) -> Result<(), Ob
     meta.commit(&[Record::Mdc(record)], false)
 }
 
-/// Removes the files of logs that the metadata do not know: left by a crash between making or deleting and recording.
+/// Removes the files of logs that the metadata do not know: left by a crash between making or
+/// deleting and recording.
 pub(crate) fn remove_leftovers(inner: &Inner) -> Result<(), PoolError> {
     let (mlogs, mdcs) = {
         let meta = inner.meta();
@@ -77,7 +79,8 @@ pub(crate) fn remove_leftovers(inner: &Inner) -> Result<(), PoolError> {
 }
 
 impl Pool {
-    /// Makes an mlog; it is there when this returns. `capacity`: bytes of records, with 16 to 23 more for each.
+    /// Makes an mlog; it is there when this returns. `capacity`: bytes of records, with 16 to 23
+    /// more for each.
     ///
     /// # Errors
     ///
@@ -355,7 +358,8 @@ impl Mlog {
         self.log.generation
     }
 
-    /// Empties it; its generation becomes `at_least` or the next one, whichever is higher. Durable when this returns.
+    /// Empties it; its generation becomes `at_least` or the next one, whichever is higher. Durable
+    /// when this returns.
     ///
     /// # Errors
     ///
@@ -407,8 +411,8 @@ impl Mdc {
         self.torn
     }
 
-    /// Appends records. With `sync` they, and all before them, are durable when this returns; during a compaction, when it
-    /// ends.
+    /// Appends records. With `sync` they, and all before them, are durable when this returns;
+    /// during a compaction, when it ends.
     ///
     /// # Errors
     ///
@@ -429,7 +433,8 @@ impl Mdc {
         self.pair.sync()
     }
 
-    /// The record at the cursor, which moves behind it. `None` at the end. During a compaction these are the old records.
+    /// The record at the cursor, which moves behind it. `None` at the end. During a compaction
+    /// these are the old records.
     ///
     /// # Errors
     ///

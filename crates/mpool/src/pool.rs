@@ -31,7 +31,8 @@ pub enum Access {
 pub struct OpenOptions {
     /// Alone or with others.
     pub access: Access,
-    /// Opens what is left of a pool whose metadata lost records, or a class. Implies [`Access::Shared`].
+    /// Opens what is left of a pool whose metadata lost records, or a class. Implies
+    /// [`Access::Shared`].
     pub salvage: bool,
 }
 
@@ -65,7 +66,8 @@ pub struct Usage {
     pub metadata_used: u64,
 }
 
-/// An open pool. Clones are the same pool; it is closed when the last one, and the last handle of its objects, is gone.
+/// An open pool. Clones are the same pool; it is closed when the last one, and the last handle of
+/// its objects, is gone.
 #[derive(Clone)]
 pub struct Pool {
     pub(crate) inner: Arc<Inner>,
@@ -141,7 +143,8 @@ fn repair_superblock(medium: &dyn Medium, superblock: &Superblock) -> Result<(),
     Ok(file.sync().during("syncing the superblock in", at())?)
 }
 
-/// A `data` file with contents, but without a superblock, belongs to a damaged pool or to somebody else: neither is to be emptied.
+/// A `data` file with contents, but without a superblock, belongs to a damaged pool or to somebody
+/// else: neither is to be emptied.
 fn refuse_others_data(medium: &dyn Medium) -> Result<(), PoolError> {
     let at = || medium.path().display();
     let file = match medium.open(class::DATA, Open { read_only: true, ..Open::default() }) {
@@ -336,7 +339,8 @@ impl Pool {
     ///
     /// As [`Pool::destroy`].
     pub fn destroy_on(storage: Arc<dyn Storage>, path: &Path) -> Result<(), PoolError> {
-        // Damage must not keep anybody from that; but somebody who has it open must. The lock outlives the salvage opening.
+        // Damage must not keep anybody from that; but somebody who has it open must. The lock outlives the
+        // salvage opening.
         let medium = storage.directory(path, false).during("opening", path.display())?;
         if read_superblock(&*medium)?.is_none() {
             return Err(PoolError::NotAPool(medium.path().into()));
@@ -354,7 +358,8 @@ impl Pool {
             let Ok(other) = storage.directory(path, false) else { continue };
             match read_superblock(&*other) {
                 Ok(Some((found, _))) if Some(found.pool) == uuid => media.push(other),
-                // Adding it was cut short, or removing it: at most a superblock in the making is there, and an empty data file.
+                // Adding it was cut short, or removing it: at most a superblock in the making is there, and an empty
+                // data file.
                 Ok(None) if refuse_others_data(&*other).is_ok() => media.push(other),
                 _ => {}
             }
@@ -382,14 +387,15 @@ impl Pool {
         Ok(())
     }
 
-    /// Adds a media class, whose directory is made if need be. A memory class that was missing when the pool was opened (its
-    /// `tmpfs` went with the host) is made anew, without the objects that it had; so is any class that has no objects. After an error the
-    /// class may be known and missing: then it can be added again.
+    /// Adds a media class, whose directory is made if need be. A memory class that was missing when
+    /// the pool was opened (its `tmpfs` went with the host) is made anew, without the objects
+    /// that it had; so is any class that has no objects. After an error the class may be known
+    /// and missing: then it can be added again.
     ///
     /// # Errors
     ///
-    /// `ClassExists`; `Exists`: the directory belongs to a pool already, or is the missing class, back again; `Occupied`, `ReadOnly`,
-    /// `Failed`, `Io`.
+    /// `ClassExists`; `Exists`: the directory belongs to a pool already, or is the missing class,
+    /// back again; `Occupied`, `ReadOnly`, `Failed`, `Io`.
     pub fn add_class(&self, class: MediaClass, path: &Path) -> Result<(), PoolError> {
         self.inner.check_writable()?;
         let medium = self.inner.storage.directory(path, true).during("making", path.display())?;
@@ -518,7 +524,8 @@ impl Pool {
         all
     }
 
-    /// Deletes mblocks: all of them, or after an error none. When this returns, they stay deleted and their space is free.
+    /// Deletes mblocks: all of them, or after an error none. When this returns, they stay deleted
+    /// and their space is free.
     ///
     /// # Errors
     ///

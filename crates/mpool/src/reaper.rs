@@ -1,32 +1,36 @@
-//! The cache that maps share: how much memory there is for them, who serves their faults, and the reaper.
+//! The cache that maps share: how much memory there is for them, who serves their faults, and the
+//! reaper.
 //!
 //! # How much memory
 //!
-//! `total` is what the maps hold and what could still be had: the least of the system's available memory, the headroom of the
-//! memory control group (both less 4 MiB for the rest of the program), and [`Settings::max_bytes`]. Three marks, shares of `total`, say what to do when less than that is
-//! available:
+//! `total` is what the maps hold and what could still be had: the least of the system's available
+//! memory, the headroom of the memory control group (both less 4 MiB for the rest of the program),
+//! and [`Settings::max_bytes`]. Three marks, shares of `total`, say what to do when less than that
+//! is available:
 //!
 //! - below `high`: uses of pages are watched;
 //! - below `low`: the reaper evicts until `high` is available again;
 //! - `floor` is never used: whoever wants a page waits for the reaper, or evicts.
 //!
-//! *Pressure* is 0 at `low` and 1 at `floor`, or follows the kernel's pressure stall information when that is
-//! worse. Read-ahead shrinks with it, faults are delayed, and pages age faster.
+//! *Pressure* is 0 at `low` and 1 at `floor`, or follows the kernel's pressure stall information
+//! when that is worse. Read-ahead shrinks with it, faults are delayed, and pages age faster.
 //!
 //! # Which pages go
 //!
-//! Each page has a *heat*: a use adds 1, and every half-life halves it. A half-life has passed when 16 uses are remembered for each
-//! page that there is memory for, or an eighth of the time to live ([`Settings::ttl`]) is over. A page that was not used for a whole
-//! time to live has no heat left; those go first. Beyond that the coldest pages go, a page of a
-//! warm map counting ten times, of a hot one a hundred times. Heat stays with a page after it is evicted: what
-//! is read often, though rarely in a row, wins against what was read last. (With a zipfian load, a quarter of the data in memory, this
-//! misses a fifth less often than the page cache does.)
+//! Each page has a *heat*: a use adds 1, and every half-life halves it. A half-life has passed when
+//! 16 uses are remembered for each page that there is memory for, or an eighth of the time to live
+//! ([`Settings::ttl`]) is over. A page that was not used for a whole time to live has no heat left;
+//! those go first. Beyond that the coldest pages go, a page of a warm map counting ten times, of a
+//! hot one a hundred times. Heat stays with a page after it is evicted: what is read often, though
+//! rarely in a row, wins against what was read last. (With a zipfian load, a quarter of the data in
+//! memory, this misses a fifth less often than the page cache does.)
 //!
 //! # Real uses, not only faults
 //!
-//! Asking for a page counts. Of memory that is just read the kernel tells nothing; so once in [`Settings::watch`] the
-//! reaper looks into the page tables which pages are there, counts those as used, and takes them out of the page
-//! tables (not out of memory): a page that is used again comes back in a fraction of a microsecond, and shows next time.
+//! Asking for a page counts. Of memory that is just read the kernel tells nothing; so once in
+//! [`Settings::watch`] the reaper looks into the page tables which pages are there, counts those as
+//! used, and takes them out of the page tables (not out of memory): a page that is used again comes
+//! back in a fraction of a microsecond, and shows next time.
 
 mod evict;
 mod levels;
@@ -58,12 +62,13 @@ pub struct Settings {
     pub high: f64,
     /// Share of the total that is never used. Default: 0.02.
     pub floor: f64,
-    /// How long a page of a cold map keeps some heat without being used, while there is no pressure; less when the others are used
-    /// a lot. Default: 640 s.
+    /// How long a page of a cold map keeps some heat without being used, while there is no
+    /// pressure; less when the others are used a lot. Default: 640 s.
     pub ttl: Duration,
     /// By how much full pressure divides the time to live. Default: 25.
     pub ttl_divisor: f64,
-    /// How often page tables are looked at for uses, while memory is below `high`. `None`: never. Default: 1 s.
+    /// How often page tables are looked at for uses, while memory is below `high`. `None`: never.
+    /// Default: 1 s.
     pub watch: Option<Duration>,
     /// How often memory is looked at. Default: 10 ms while it is short, ten times that while not.
     pub tick: Duration,
@@ -73,8 +78,8 @@ pub struct Settings {
     pub max_delay: Duration,
     /// Pages that a fault loads, without pressure, when nothing was advised. Default: 8.
     pub read_ahead: usize,
-    /// Whether there is a reaper. Without, whoever needs memory evicts pages in the order of their addresses, faults are not
-    /// delayed, and read-ahead is not cut. Default: yes.
+    /// Whether there is a reaper. Without, whoever needs memory evicts pages in the order of their
+    /// addresses, faults are not delayed, and read-ahead is not cut. Default: yes.
     pub reaper: bool,
 }
 
@@ -185,8 +190,8 @@ pub(crate) struct Core {
     stopping: AtomicBool,
 }
 
-/// Memory for maps, with the threads that serve faults and evict. Clones are the same cache; it ends with the last of
-/// them and of its maps.
+/// Memory for maps, with the threads that serve faults and evict. Clones are the same cache; it
+/// ends with the last of them and of its maps.
 #[derive(Clone)]
 pub struct Mcache {
     pub(crate) handle: Arc<Handle>,
@@ -306,15 +311,16 @@ pub(crate) fn add_time(counter: &AtomicU64, start: Instant) -> Instant {
     now
 }
 
-/// What the threads of a cache ask the scheduler for: they run often and briefly, and others wait for them; the reaper runs longer,
-/// and should not keep others from the processor for so long.
+/// What the threads of a cache ask the scheduler for: they run often and briefly, and others wait
+/// for them; the reaper runs longer, and should not keep others from the processor for so long.
 const TURNS: Duration = Duration::from_micros(100);
 
 /// The default of [`Settings::watch`].
 const WATCH: Duration = Duration::from_secs(1);
 
-/// So many uses are remembered for each page that there is memory for; when there are more, a half-life has passed. Fewer tell
-/// popular pages from lucky ones badly; with more it takes longer to notice that others have become popular.
+/// So many uses are remembered for each page that there is memory for; when there are more, a
+/// half-life has passed. Fewer tell popular pages from lucky ones badly; with more it takes longer
+/// to notice that others have become popular.
 const USES: u64 = 16;
 
 /// How long to wait for the reaper before helping oneself.
@@ -334,8 +340,8 @@ impl Core {
         let mut maps = self.maps.write().unwrap_or_else(PoisonError::into_inner);
         maps.remove(&map.window.range().start);
         drop(maps);
-        // A fault thread may still be loading pages, the reaper dropping some: what is counted after this would be counted for
-        // ever, what was not taken off yet would still be there.
+        // A fault thread may still be loading pages, the reaper dropping some: what is counted after this
+        // would be counted for ever, what was not taken off yet would still be there.
         map.close();
         if Arc::strong_count(map) > 1 {
             // Somebody has it in hand yet: its memory goes now, its addresses when they let go.
@@ -382,7 +388,8 @@ impl Core {
         self.work.1.notify_one();
     }
 
-    /// Waits until `pages` more may be loaded; [`Core::settle`] ends their loading. Gives the time when it was done.
+    /// Waits until `pages` more may be loaded; [`Core::settle`] ends their loading. Gives the time
+    /// when it was done.
     pub(crate) fn admit(&self, pages: usize) -> Instant {
         let start = Instant::now();
         let pressure = self.pressure();
@@ -499,7 +506,8 @@ impl Core {
                 if self.settings.watch.is_some() {
                     self.watch();
                 }
-                // However fast or slow pages are used: a half-life by the clock is too short for one and too long for another.
+                // However fast or slow pages are used: a half-life by the clock is too short for one and too long
+                // for another.
                 if self.heat() > USES * self.resident.load(Ordering::Relaxed) as u64 {
                     half_lives += 1.0;
                 }

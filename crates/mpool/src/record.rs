@@ -1,7 +1,7 @@
 //! What the pool's own metadata consist of: records in an MDC, each twice.
 //!
-//! `postcard` encodes them; a variant's number and its fields are the format. Add new variants at the end only, and
-//! raise [`crate::FORMAT_VERSION`] when an old program could not do without them.
+//! `postcard` encodes them; a variant's number and its fields are the format. Add new variants at
+//! the end only, and raise [`crate::FORMAT_VERSION`] when an old program could not do without them.
 
 use std::path::PathBuf;
 
@@ -35,8 +35,8 @@ pub(crate) enum Record {
     MdcGone(u64),
 }
 
-/// A committed mblock. In the data file at `offset`: the data, zeros up to a whole block, then the checksums: for each block
-/// 4 bytes, little-endian, zeros up to a whole block.
+/// A committed mblock. In the data file at `offset`: the data, zeros up to a whole block, then the
+/// checksums: for each block 4 bytes, little-endian, zeros up to a whole block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MblockRecord {
     pub(crate) id: u64,
@@ -64,7 +64,8 @@ impl Record {
         postcard::to_allocvec(self).unwrap_or_default()
     }
 
-    /// `None`: this is no record, or says what cannot be, so no program of this format has written it.
+    /// `None`: this is no record, or says what cannot be, so no program of this format has written
+    /// it.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         postcard::from_bytes(bytes).ok().filter(Self::is_possible)
     }

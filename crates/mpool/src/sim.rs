@@ -1,8 +1,8 @@
 //! A storage for tests that behaves as badly as the interface allows.
 //!
-//! Files live in memory. What was not synced is lost at a [`Sim::crash`], or not, or in part (512 bytes at a time), in any
-//! order; names too. Any operation can be made to fail once, to tear, to find the medium full, or to be the last one before
-//! the power goes.
+//! Files live in memory. What was not synced is lost at a [`Sim::crash`], or not, or in part (512
+//! bytes at a time), in any order; names too. Any operation can be made to fail once, to tear, to
+//! find the medium full, or to be the last one before the power goes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, ErrorKind};

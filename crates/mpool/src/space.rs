@@ -1,7 +1,8 @@
 //! Which bytes of a class's data file are free.
 //!
-//! The map is never written down: it is what the committed mblocks leave over, and is made anew when a pool is opened. So
-//! space cannot be lost. A hole in the file costs nothing, so addresses are plentiful: first fit is good enough.
+//! The map is never written down: it is what the committed mblocks leave over, and is made anew
+//! when a pool is opened. So space cannot be lost. A hole in the file costs nothing, so addresses
+//! are plentiful: first fit is good enough.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +32,8 @@ pub(crate) struct Space {
 }
 
 impl Space {
-    /// What `used` leaves over. Gives the first extent that overlaps another, or is not made of blocks.
+    /// What `used` leaves over. Gives the first extent that overlaps another, or is not made of
+    /// blocks.
     pub(crate) fn new(used: &mut [Extent]) -> (Self, Vec<Extent>) {
         used.sort_by_key(|e| e.offset);
         let (mut space, mut bad) = (Self::default(), Vec::new());

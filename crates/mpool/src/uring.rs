@@ -1,10 +1,10 @@
 //! `io_uring(7)`: many reads at once, and work while a read or write is under way.
 //!
-//! Each thread has a ring of its own, made when it is first needed. Where the kernel or a filter refuses it, and with
-//! [`disable`], the callers fall back to `pread(2)` and `pwrite(2)`.
+//! Each thread has a ring of its own, made when it is first needed. Where the kernel or a filter
+//! refuses it, and with [`disable`], the callers fall back to `pread(2)` and `pwrite(2)`.
 //!
-//! Every call waits for all of its own requests before it returns, also when a closure panics, so no request outlives
-//! the memory it was given.
+//! Every call waits for all of its own requests before it returns, also when a closure panics, so
+//! no request outlives the memory it was given.
 
 #![allow(unsafe_code)] // Requests hold pointers to the caller's memory.
 
@@ -67,9 +67,11 @@ impl Flight<'_> {
     ///
     /// # Safety
     ///
-    /// The memory that it names must stay valid, and for reads untouched, until this `Flight` is gone.
+    /// The memory that it names must stay valid, and for reads untouched, until this `Flight` is
+    /// gone.
     unsafe fn push(&mut self, entry: &squeue::Entry) {
-        // SAFETY: the memory outlives the flight, as promised by the caller. The queue has room: never more than DEPTH fly.
+        // SAFETY: the memory outlives the flight, as promised by the caller. The queue has room: never more
+        // than DEPTH fly.
         if unsafe { self.ring.submission().push(entry) }.is_ok() {
             self.flying += 1;
         }
@@ -143,8 +145,8 @@ pub(crate) fn read_many(fd: BorrowedFd<'_>, pieces: &mut [ReadPiece<'_>]) -> io:
 /// Bytes of one request of [`write_while`] and [`read_while`].
 pub(crate) const REQUEST: usize = 1 << 20;
 
-/// Writes all of `from`, in several requests at a time, and runs `meanwhile`. `None`: nothing was done. `Some(false)`: not all was
-/// written, and where not is not known.
+/// Writes all of `from`, in several requests at a time, and runs `meanwhile`. `None`: nothing was
+/// done. `Some(false)`: not all was written, and where not is not known.
 pub(crate) fn write_while(
     fd: BorrowedFd<'_>,
     from: &[u8],
@@ -180,8 +182,8 @@ pub(crate) fn write_while(
 /// Requests of [`read_while`] in flight.
 const READS: usize = 4;
 
-/// Fills `into`, in several requests at a time, and gives each part, with its place, to `landed` when it is there, while others are
-/// still under way. `None`: nothing was done.
+/// Fills `into`, in several requests at a time, and gives each part, with its place, to `landed`
+/// when it is there, while others are still under way. `None`: nothing was done.
 pub(crate) fn read_while(
     file: &File,
     into: &mut [u8],
@@ -198,7 +200,8 @@ pub(crate) fn read_while(
                 let part = &mut *parts[next];
                 let read = opcode::Read::new(fd, part.as_mut_ptr(), part.len() as u32);
                 let read = read.offset(offset + (next * REQUEST) as u64).build().user_data(next as u64);
-                // SAFETY: the part is borrowed exclusively for longer than the flight lives, and not looked at before it has landed.
+                // SAFETY: the part is borrowed exclusively for longer than the flight lives, and not looked at
+                // before it has landed.
                 unsafe { flight.push(&read) };
                 next += 1;
             }

@@ -1,7 +1,9 @@
-//! `kill -9` at random points of a workload of all operations; then everything that was promised is there, and no more.
+//! `kill -9` at random points of a workload of all operations; then everything that was promised is
+//! there, and no more.
 //!
-//! The test starts itself as a child that works on a pool and writes down what was promised to it, before (`want`) and after
-//! (`done`) each operation, in a file beside the pool. 20 rounds; `MPOOL_KILLS` says how many else.
+//! The test starts itself as a child that works on a pool and writes down what was promised to it,
+//! before (`want`) and after (`done`) each operation, in a file beside the pool. 20 rounds;
+//! `MPOOL_KILLS` says how many else.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -183,8 +185,8 @@ fn check(dir: &Path) -> String {
     }
     for usage in pool.usage().unwrap().classes {
         let stored: u64 = pool.mblocks().iter().filter(|m| m.class == usage.class).map(|m| m.stored).sum();
-        // The file system counts its own tree of extents too: a block for every 340 of them at best, half of that when its
-        // blocks were split.
+        // The file system counts its own tree of extents too: a block for every 340 of them at best, half
+        // of that when its blocks were split.
         let own = (64 << 10) + usage.mblocks / 100 * 4096;
         assert!(usage.used_bytes <= stored + own, "space was lost: {usage:?}, {stored} needed");
     }

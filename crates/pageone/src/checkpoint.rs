@@ -1,18 +1,23 @@
 //! `pageone checkpoint` and `pageone restore`: the RAM of a running guest into an mpool and back.
 //!
-//! 1. Every page that is there is stored, while the guest runs; those that it writes meanwhile are noted.
-//! 2. Rounds: what was written is stored again, until what is left can be copied within the longest pause.
-//! 3. The guest stops, what is left is copied into memory, the guest goes on. Only then is it stored.
+//! 1. Every page that is there is stored, while the guest runs; those that it writes meanwhile are
+//!    noted.
+//! 2. Rounds: what was written is stored again, until what is left can be copied within the longest
+//!    pause.
+//! 3. The guest stops, what is left is copied into memory, the guest goes on. Only then is it
+//!    stored.
 //!
-//! Pages that any checkpoint in the pool has already are not stored again ([`catalog`]). What the daemon knows to be unchanged since the last
-//! checkpoint is not even read.
+//! Pages that any checkpoint in the pool has already are not stored again ([`catalog`]). What the
+//! daemon knows to be unchanged since the last checkpoint is not even read.
 //!
-//! The kernel clears its notes of written pages when somebody reads them. The daemon reads them too, so it is asked to leave the process
-//! alone while its checkpoint is taken ([`Hold`]). A guest does not stay stopped, whatever happens here ([`guard`]).
+//! The kernel clears its notes of written pages when somebody reads them. The daemon reads them
+//! too, so it is asked to leave the process alone while its checkpoint is taken ([`Hold`]). A guest
+//! does not stay stopped, whatever happens here ([`guard`]).
 //!
-//! *Direct I/O.* The kernel notes a page when a request takes hold of it; the device may write to it later, when it has been stored and the
-//! note is cleared. So in a process that may do direct I/O what was noted in any round is copied once more while it stands, the latest first,
-//! as far as the pause allows.
+//! *Direct I/O.* The kernel notes a page when a request takes hold of it; the device may write to
+//! it later, when it has been stored and the note is cleared. So in a process that may do direct
+//! I/O what was noted in any round is copied once more while it stands, the latest first, as far as
+//! the pause allows.
 
 mod catalog;
 mod guard;
@@ -55,7 +60,8 @@ pub(crate) struct Args {
     /// The longest pause, in milliseconds
     #[arg(long, default_value_t = 100)]
     max_pause: u64,
-    /// Stop the process for the whole time: for one that is no client, or writes faster than it can be stored
+    /// Stop the process for the whole time: for one that is no client, or writes faster than it can
+    /// be stored
     #[arg(long)]
     stop: bool,
     /// Read and compare all of the memory, also what has not changed since the last checkpoint
@@ -93,10 +99,12 @@ const FEW: u64 = 1024;
 const PAGE_COPY: Duration = Duration::from_micros(1);
 /// What stopping and scanning is reckoned at.
 const STOPPING: Duration = Duration::from_millis(10);
-/// How often the process is stopped, when each time the agent or the guest gave memory back or took some in hand.
+/// How often the process is stopped, when each time the agent or the guest gave memory back or took
+/// some in hand.
 const STOPS: usize = 4;
 
-/// How long a daemon that does not know the process may take to meet it: agents look for one every 5 s at least.
+/// How long a daemon that does not know the process may take to meet it: agents look for one every
+/// 5 s at least.
 const MEETING: Duration = Duration::from_secs(6);
 
 /// Where the time goes.
@@ -154,8 +162,8 @@ fn hashes(bytes: &[u8], seed: u64) -> Vec<Option<u128>> {
     bytes.chunks_exact(BLOCK).map(|page| hash(page, seed)).collect()
 }
 
-/// Reads the pages of each batch in a thread of its own, while `put` takes what was read before. The buffers go round: new ones would
-/// cost more than what is done with them.
+/// Reads the pages of each batch in a thread of its own, while `put` takes what was read before.
+/// The buffers go round: new ones would cost more than what is done with them.
 fn pump<T: Send>(
     source: &Source,
     batches: impl Iterator<Item = T> + Send,
@@ -188,8 +196,8 @@ fn pump<T: Send>(
     })
 }
 
-/// Stores the pages of a set: first those that the pool has not; then those that look like a page of the pool are read again,
-/// in the order in which the pool has them, and compared.
+/// Stores the pages of a set: first those that the pool has not; then those that look like a page
+/// of the pool are read again, in the order in which the pool has them, and compared.
 fn store(source: &Source, set: &DirtyTree, writer: &mut Writer) -> Result<Stored> {
     let all: Vec<u64> = set.iter().collect();
     let seed = writer.seed();
@@ -215,8 +223,8 @@ fn store_read(pages: &[u64], bytes: &[u8], writer: &mut Writer) -> Result<()> {
     Ok(())
 }
 
-/// A buffer for what is copied during the pause of which `pages` pages are known, and some more. Its memory is there: getting it takes
-/// longer than copying.
+/// A buffer for what is copied during the pause of which `pages` pages are known, and some more.
+/// Its memory is there: getting it takes longer than copying.
 fn room(pages: u64) -> AlignedBuf {
     let mut bytes = AlignedBuf::zeroed((pages + pages / 4 + FEW) as usize * BLOCK);
     bytes.iter_mut().step_by(BLOCK).for_each(|byte| *byte = 1);
@@ -230,7 +238,8 @@ struct Taken {
     rounds: usize,
     /// Pages copied while it stood.
     last: u64,
-    /// Pages that were not read: the daemon knows that they have not changed since the last checkpoint.
+    /// Pages that were not read: the daemon knows that they have not changed since the last
+    /// checkpoint.
     unchanged: u64,
     /// What was found written, in a process that may do direct I/O.
     written: Option<Vec<(u64, u64)>>,
@@ -382,8 +391,8 @@ fn take_running(
     let resume = source.to_resume();
     let mut guard = guard::Guard::start(&resume)?;
     let direct = source.may_do_direct_io();
-    // From here on every write is noted; then everything is copied. As a rule what is merged stays as it is, the agent being at rest; whether
-    // it did is looked at when all is done.
+    // From here on every write is noted; then everything is copied. As a rule what is merged stays as
+    // it is, the agent being at rest; whether it did is looked at when all is done.
     let mut merged = source.merged().clone();
     let noted = set(source)?;
     source.written(&noted)?;
@@ -467,7 +476,8 @@ fn take_running(
         let first = guard::First::begin(None);
         let stopped = source.stop()?;
         phases.end("pause_stop");
-        // Asking for the mappings takes longest; as a rule they are what they were before, as is looked at afterwards.
+        // Asking for the mappings takes longest; as a rule they are what they were before, as is looked at
+        // afterwards.
         let files = if stops < STOPS { None } else { Some(source.files()?) };
         let now = set(source)?;
         source.look(files.as_ref().unwrap_or(&merged), &rest, &now)?;

@@ -1,8 +1,10 @@
 //! The control socket: `status`, `dirty`, `detach` and `checkpoint` ask the daemon.
 //!
-//! One request a connection, one line of JSON each way. A client is held as long as the connection that asked for it is open; at the end a
-//! mark may follow there. Everyone may connect; who is neither root nor the daemon's owner sees, holds and detaches only processes of their
-//! own, and neither sets marks nor learns of them: the next checkpoint that root takes would rely on them.
+//! One request a connection, one line of JSON each way. A client is held as long as the connection
+//! that asked for it is open; at the end a mark may follow there. Everyone may connect; who is
+//! neither root nor the daemon's owner sees, holds and detaches only processes of their
+//! own, and neither sets marks nor learns of them: the next checkpoint that root takes would rely
+//! on them.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -185,8 +187,9 @@ pub(crate) struct Hold {
 }
 
 impl Hold {
-    /// Asks the daemon of these directories, if there is one and it knows the process, or learns of it within `patience`: a client that
-    /// has just begun, or a daemon that has just been started, may not have met the other.
+    /// Asks the daemon of these directories, if there is one and it knows the process, or learns of
+    /// it within `patience`: a client that has just begun, or a daemon that has just been
+    /// started, may not have met the other.
     pub(crate) fn ask(directories: &[PathBuf], pid: i32, patience: Duration) -> Result<Option<Self>> {
         let start = Instant::now();
         loop {
@@ -203,7 +206,8 @@ impl Hold {
         }
     }
 
-    /// Marks this moment for the next hold. A daemon that does not answer knows of no mark: that costs the next checkpoint some time.
+    /// Marks this moment for the next hold. A daemon that does not answer knows of no mark: that
+    /// costs the next checkpoint some time.
     pub(crate) fn mark(&self, label: String, written: Option<Vec<(u64, u64)>>) -> Result<()> {
         let mut line = serde_json::to_vec(&Mark { label, written })?;
         line.push(b'\n');

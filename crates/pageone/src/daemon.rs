@@ -19,14 +19,16 @@ pub(crate) struct Args {
     /// Seconds between two scans; a page that did not change for two is merged
     #[arg(long, value_name = "S")]
     merge_period: Option<f64>,
-    /// Seconds within which a page that a guest frees is back, where guests mark free pages (`run --ppr`)
+    /// Seconds within which a page that a guest frees is back, where guests mark free pages (`run
+    /// --ppr`)
     #[arg(long, value_name = "S")]
     reclaim_period: Option<f64>,
-    /// Seconds within which all that is due is to be looked at, at most the merge period [default: the merge period]; alone it sets both
+    /// Seconds within which all that is due is to be looked at, at most the merge period [default:
+    /// the merge period]; alone it sets both
     #[arg(long, value_name = "S")]
     target_scan_time: Option<f64>,
-    /// How the target is held: `target`; `scan-time`, with the arithmetic of the kernel's advisor; `none`, as fast as `--max-cpu`
-    /// allows [default: target]
+    /// How the target is held: `target`; `scan-time`, with the arithmetic of the kernel's advisor;
+    /// `none`, as fast as `--max-cpu` allows [default: target]
     #[arg(long, value_name = "MODE")]
     mode: Option<String>,
     /// Most CPU time of daemon and agents, in percent of one CPU, over any 10 s [default: no limit]

@@ -47,8 +47,8 @@ pub struct Options {
 
 /// What merges the guests. Its methods are called in the order in which they stand here.
 pub trait Backend {
-    /// Called before the first guest starts, after the host's used memory was noted: what the backend
-    /// needs from here on is counted as its cost.
+    /// Called before the first guest starts, after the host's used memory was noted: what the
+    /// backend needs from here on is counted as its cost.
     ///
     /// # Errors
     /// End the demo.
@@ -123,7 +123,8 @@ pub struct Summary {
     pub saved_fraction: f64,
     /// CPU time that merging has taken, seconds.
     pub cpu_seconds: f64,
-    /// The same for each page merged, microseconds. What was spent on watching is in it, so the longer the demo, the higher.
+    /// The same for each page merged, microseconds. What was spent on watching is in it, so the
+    /// longer the demo, the higher.
     pub us_per_merged_page: f64,
     /// Files verified by the guests.
     pub integrity_checks: u64,
@@ -144,15 +145,16 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Whether every guest lives and every byte was right. If not, the program's exit code is not 0.
+    /// Whether every guest lives and every byte was right. If not, the program's exit code is not
+    /// 0.
     pub fn passed(&self) -> bool {
         self.passed
     }
 }
 
 /// Runs the demo and prints its summary. SIGINT and SIGTERM end it in order, guests and backend
-/// too; handlers that were there before run as well. Afterwards, where there were none, both signals
-/// are ignored and no longer end the program: it is about to end anyway.
+/// too; handlers that were there before run as well. Afterwards, where there were none, both
+/// signals are ignored and no longer end the program: it is about to end anyway.
 ///
 /// # Errors
 /// If something is missing, the backend fails, a guest dies before its first round, or a signal

@@ -1,7 +1,8 @@
-//! `pageone dirty`: which pages clients write, how fast, and whether a pre-copy migration would converge.
+//! `pageone dirty`: which pages clients write, how fast, and whether a pre-copy migration would
+//! converge.
 //!
-//! The daemon scans a client when it is asked (`engine::rates`), so this asks at least once a second, and prints when the
-//! interval is over.
+//! The daemon scans a client when it is asked (`engine::rates`), so this asks at least once a
+//! second, and prints when the interval is over.
 
 mod migration;
 mod text;
@@ -56,7 +57,8 @@ struct Client {
     status: DirtyStatus,
     /// MB (of 1,000,000 bytes) a second.
     mb_per_second: f64,
-    /// How a migration would go; needs a bandwidth, and a client that has been watched for a second.
+    /// How a migration would go; needs a bandwidth, and a client that has been watched for a
+    /// second.
     migration: Option<Migration>,
 }
 

@@ -1,4 +1,5 @@
-//! `pageone doctor`: what the kernel and this account must allow, tried for real where that can be done.
+//! `pageone doctor`: what the kernel and this account must allow, tried for real where that can be
+//! done.
 
 use std::path::PathBuf;
 

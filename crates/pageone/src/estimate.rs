@@ -1,11 +1,13 @@
-//! `pageone estimate`: what merging would save, of processes, guests, files and directories, without changing anything.
+//! `pageone estimate`: what merging would save, of processes, guests, files and directories,
+//! without changing anything.
 //!
-//! Targets are looked at one after the other, each by all threads ([`scan`]). Every chunk that is not zero is hashed
-//! (64-bit xxh3 with a random seed) and counted in the [`index`]. From the index come the figures ([`report`]) and what KSM and PageONE
-//! would each save and cost ([`cost`]).
+//! Targets are looked at one after the other, each by all threads ([`scan`]). Every chunk that is
+//! not zero is hashed (64-bit xxh3 with a random seed) and counted in the [`index`]. From the index
+//! come the figures ([`report`]) and what KSM and PageONE would each save and cost ([`cost`]).
 //!
-//! Chunks with one digest count as equal here. With 2²⁸ distinct chunks (1 TiB of pages) the chance that two different ones meet is
-//! 1 in 500; and it would be one page in 268 million. Where memory is merged, and in `sdtree::one`, bytes are compared.
+//! Chunks with one digest count as equal here. With 2²⁸ distinct chunks (1 TiB of pages) the chance
+//! that two different ones meet is 1 in 500; and it would be one page in 268 million. Where memory
+//! is merged, and in `sdtree::one`, bytes are compared.
 
 mod cost;
 mod counter;
@@ -161,7 +163,8 @@ fn cpu_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// The most memory that this process had resident, in bytes (`VmHWM`, proc_pid_status(5)); 0 if the kernel does not tell.
+/// The most memory that this process had resident, in bytes (`VmHWM`, proc_pid_status(5)); 0 if the
+/// kernel does not tell.
 fn peak_memory() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

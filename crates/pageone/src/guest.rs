@@ -7,11 +7,12 @@
 //!
 //! - its files, in a ramfs: the same bytes, on pages of their own;
 //! - the kernel. It would be relocated to a random address at each boot, so that no page with an
-//!   absolute address in it were like another guest's; [`KERNEL_PARAMETERS`] has `nokaslr`. With it,
-//!   guests booted alike lay out nearly all of their memory alike, which long runs need;
-//! - the loaded archive, freed after unpacking: the kernel fills it with one byte (0xcc), and all of it
-//!   is one page. A host's guests are full of such leftovers; whoever merges finds them;
-//! - what it writes again and again: 4 MiB random and 4 MiB copied each round; nobody can merge that.
+//!   absolute address in it were like another guest's; [`KERNEL_PARAMETERS`] has `nokaslr`. With
+//!   it, guests booted alike lay out nearly all of their memory alike, which long runs need;
+//! - the loaded archive, freed after unpacking: the kernel fills it with one byte (0xcc), and all
+//!   of it is one page. A host's guests are full of such leftovers; whoever merges finds them;
+//! - what it writes again and again: 4 MiB random and 4 MiB copied each round; nobody can merge
+//!   that.
 //!
 //! QEMU itself marks guest RAM `MADV_MERGEABLE` (`mem-merge=on` is its default), so the same guests
 //! serve the kernel's KSM.
@@ -29,8 +30,8 @@ use std::io::Write;
 use std::path::PathBuf;
 
 /// `panic=-1` with QEMU's `-no-reboot`: a panic ends the guest. `mitigations=off`: nothing hostile
-/// runs here, and emulation makes mitigations dear. `rootfstype=ramfs`: a tmpfs would be limited to half
-/// of what is free while the archive still lies in memory, too little to unpack it.
+/// runs here, and emulation makes mitigations dear. `rootfstype=ramfs`: a tmpfs would be limited to
+/// half of what is free while the archive still lies in memory, too little to unpack it.
 const KERNEL_PARAMETERS: &str = "console=ttyS0 quiet panic=-1 nokaslr mitigations=off rootfstype=ramfs";
 
 /// What the kernel and init need of a guest's memory; the archive and the unpacked files, which are
@@ -40,13 +41,13 @@ const DATA_SHARE: f64 = 0.45;
 const DATA_MIB_MAX: u64 = 150;
 const MEMORY_MIB_MIN: u32 = 192;
 
-/// What QEMU may spend on translated code, MiB. It counts as memory used on the host, in each guest; QEMU's
-/// own default is up to 1 GiB. When it is full, translation starts over.
+/// What QEMU may spend on translated code, MiB. It counts as memory used on the host, in each
+/// guest; QEMU's own default is up to 1 GiB. When it is full, translation starts over.
 const TRANSLATION_CACHE_MIB: u32 = 16;
 
-/// Without cmpxchg16b: under QEMU 7.2's emulation Linux 6.12 failed to boot in 15 of 24 tries with it and
-/// in none of 24 without. The one looked at closely was a double fault right after that instruction in
-/// the slab allocator, with impossible flags.
+/// Without cmpxchg16b: under QEMU 7.2's emulation Linux 6.12 failed to boot in 15 of 24 tries with
+/// it and in none of 24 without. The one looked at closely was a double fault right after that
+/// instruction in the slab allocator, with impossible flags.
 const EMULATED_CPU: &str = "qemu64,-cx16";
 
 /// What a person may choose about the guests.
@@ -61,7 +62,8 @@ pub struct GuestOptions {
     /// QEMU's accelerator
     #[arg(long, value_name = "NAME", default_value = "tcg", value_parser = ["tcg", "kvm"])]
     pub accel: String,
-    /// Guests mark what they free, and it is taken back: they load the recycler's module (see `scripts/deps.sh ppr`)
+    /// Guests mark what they free, and it is taken back: they load the recycler's module (see
+    /// `scripts/deps.sh ppr`)
     #[arg(long)]
     pub ppr: bool,
     /// Further kernel parameters, such as PAGEONE_ROUNDS=3 (see guest/demo/init)
@@ -99,8 +101,8 @@ impl Spec {
         Ok(Spec { qemu, kernel, initramfs, options: options.clone() })
     }
 
-    /// The arguments that start QEMU, the program first. Its console is standard output; it reads no
-    /// input.
+    /// The arguments that start QEMU, the program first. Its console is standard output; it reads
+    /// no input.
     pub fn command_line(&self) -> Vec<OsString> {
         let (accel, cpu) = match self.options.accel.as_str() {
             "tcg" => (format!("tcg,tb-size={TRANSLATION_CACHE_MIB}"), EMULATED_CPU),

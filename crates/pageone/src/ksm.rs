@@ -13,7 +13,8 @@ use crate::{Code, Coded};
 /// The subcommands of `pageone ksm`.
 #[derive(clap::Subcommand)]
 pub(crate) enum Command {
-    /// Set how many pages KSM scans, so that it looks at everything within a time and keeps a CPU limit
+    /// Set how many pages KSM scans, so that it looks at everything within a time and keeps a CPU
+    /// limit
     Advise(advise::Args),
     /// Show what KSM does and what it gives, in all and for each process
     Status(status::Args),
@@ -34,7 +35,8 @@ fn open() -> Result<Ksm> {
     })
 }
 
-/// `pageone run --backend ksm`: makes all memory of this process, and of the program that it becomes, mergeable by KSM.
+/// `pageone run --backend ksm`: makes all memory of this process, and of the program that it
+/// becomes, mergeable by KSM.
 pub(crate) fn enable(domain: Option<&str>) -> Result<()> {
     ensure!(domain.is_none(), "KSM has no domains: it merges over all users and programs of the host");
     let ksm = open()?;

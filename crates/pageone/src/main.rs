@@ -1,6 +1,7 @@
 //! `pageone`: the program.
 //!
-//! Each subcommand is a module; this one reads the command line and turns errors into messages and exit codes.
+//! Each subcommand is a module; this one reads the command line and turns errors into messages and
+//! exit codes.
 
 mod checkpoint;
 mod control;
@@ -24,11 +25,13 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// Gives a virtual-machine host its memory back: merges identical pages of running guests, from user space.
+/// Gives a virtual-machine host its memory back: merges identical pages of running guests, from
+/// user space.
 #[derive(Parser)]
 #[command(version, after_help = EXIT_CODES)]
 struct Cli {
-    /// Directory of the daemon's sockets [default: /run/pageone for root, else $XDG_RUNTIME_DIR/pageone]
+    /// Directory of the daemon's sockets [default: /run/pageone for root, else
+    /// $XDG_RUNTIME_DIR/pageone]
     #[arg(long, global = true, env = "PAGEONE_DIR", value_name = "DIR")]
     dir: Option<PathBuf>,
     #[command(subcommand)]

@@ -34,7 +34,8 @@ pub(crate) fn candidates(dir: Option<PathBuf>) -> Vec<PathBuf> {
     all
 }
 
-/// A directory under /tmp could be anyone's: it must belong to this user or to root, and be writable by no other.
+/// A directory under /tmp could be anyone's: it must belong to this user or to root, and be
+/// writable by no other.
 pub(crate) fn check_owner(dir: &Path) -> Result<()> {
     use std::os::unix::fs::MetadataExt;
     let Ok(meta) = std::fs::symlink_metadata(dir) else {
@@ -49,7 +50,8 @@ pub(crate) fn check_owner(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The library that is loaded into clients: `PAGEONE_AGENT`, else beside this program, else where packages put it.
+/// The library that is loaded into clients: `PAGEONE_AGENT`, else beside this program, else where
+/// packages put it.
 pub(crate) fn agent_library() -> Result<PathBuf> {
     const NAME: &str = "libpageone_agent.so";
     let mut places: Vec<PathBuf> = std::env::var_os("PAGEONE_AGENT").map(PathBuf::from).into_iter().collect();

@@ -11,7 +11,8 @@ use crate::checkpoint::Catalog;
 /// Where the names of pools are.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Names {
-    /// Directory of the pools' names [default: /var/lib/pageone/pools for root, else ~/.local/state/pageone/pools]
+    /// Directory of the pools' names [default: /var/lib/pageone/pools for root, else
+    /// ~/.local/state/pageone/pools]
     #[arg(long, env = "PAGEONE_POOLS", value_name = "DIR")]
     pools: Option<PathBuf>,
 }
@@ -98,7 +99,8 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Read everything and compare it with what it should be; opened alone, repair what can be repaired without loss
+    /// Read everything and compare it with what it should be; opened alone, repair what can be
+    /// repaired without loss
     Check {
         /// Name, or path of the capacity class
         name: String,

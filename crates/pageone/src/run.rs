@@ -1,6 +1,7 @@
 //! `pageone run`: starts a program with the agent in it.
 //!
-//! Whatever goes wrong on the way, the program runs; it is then not merged, and a line on standard error says why.
+//! Whatever goes wrong on the way, the program runs; it is then not merged, and a line on standard
+//! error says why.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -21,14 +22,16 @@ pub(crate) struct Args {
     /// Domain to join: clients merge only with others of their domain [default: all of this user's]
     #[arg(long, value_name = "NAME")]
     domain: Option<String>,
-    /// `split` leaves the program without huge pages, as far as it asks for them; `keep` lets it have them, and the daemon's configuration says
-    /// whether any are split
+    /// `split` leaves the program without huge pages, as far as it asks for them; `keep` lets it
+    /// have them, and the daemon's configuration says whether any are split
     #[arg(long, value_name = "POLICY", default_value = "split", value_parser = ["split", "keep"])]
     huge_pages: String,
-    /// Who merges: PageONE's daemon what the program marks, or the kernel's KSM all of its memory (Linux 6.10 or later)
+    /// Who merges: PageONE's daemon what the program marks, or the kernel's KSM all of its memory
+    /// (Linux 6.10 or later)
     #[arg(long, value_name = "NAME", default_value = "pageone", value_parser = ["pageone", "ksm"])]
     backend: String,
-    /// Take back what the guest frees (QEMU only): adds a device that the guest's driver marks its free pages in
+    /// Take back what the guest frees (QEMU only): adds a device that the guest's driver marks its
+    /// free pages in
     #[arg(long)]
     ppr: bool,
     /// Seconds within which a page that the guest frees is back [default: the daemon's]
@@ -53,7 +56,8 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     if let Err(e) = prepared {
         eprintln!("pageone: {} runs without merging: {e:#}", args.program[0].to_string_lossy());
     }
-    // Only now: a daemon that was started above must not inherit them. Closed if the program can't be started.
+    // Only now: a daemon that was started above must not inherit them. Closed if the program can't be
+    // started.
     let mut inherited = None;
     if args.ppr {
         match crate::run_ppr::prepare(&mut command, &args.program[0], &args.program[1..], args.reclaim_period) {

@@ -1,12 +1,14 @@
 //! `pageone run --ppr`: what a QEMU needs so that its guest's free pages can be recycled.
 //!
-//! A pool, which is a memfd that cannot change its length, becomes the memory of an `ivshmem-plain` device; the guest's driver marks its free
-//! pages there. One end of a socket pair becomes a QMP monitor; the daemon asks it, once, where the guest's RAM lies. Both are
-//! descriptors that QEMU inherits and the agent finds by their numbers in the environment: nothing has a name that another process could open,
-//! and nothing is left behind.
+//! A pool, which is a memfd that cannot change its length, becomes the memory of an `ivshmem-plain`
+//! device; the guest's driver marks its free pages there. One end of a socket pair becomes a QMP
+//! monitor; the daemon asks it, once, where the guest's RAM lies. Both are descriptors that QEMU
+//! inherits and the agent finds by their numbers in the environment: nothing has a name that
+//! another process could open, and nothing is left behind.
 //!
-//! Marks are those of a guest kernel that runs. After a reset they would be of one that is gone, and the new one's pages would be zeroed: so
-//! a reset ends QEMU (`-action reboot=shutdown`), as a shutdown does.
+//! Marks are those of a guest kernel that runs. After a reset they would be of one that is gone,
+//! and the new one's pages would be zeroed: so a reset ends QEMU (`-action reboot=shutdown`), as a
+//! shutdown does.
 
 #![allow(unsafe_code)] // Hands a mapping to the pool's code.
 

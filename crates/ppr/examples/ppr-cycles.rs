@@ -1,8 +1,10 @@
-//! What the guest's two operations cost on this processor, in cycles of its time-stamp counter: `ppr-cycles`.
+//! What the guest's two operations cost on this processor, in cycles of its time-stamp counter:
+//! `ppr-cycles`.
 //!
-//! A guest without hardware virtualisation cannot count its own cycles. These are the same atomic steps on the same layout as the kernel module's,
-//! run natively; the median of several rounds over a guest of 8 GiB, for blocks of the sizes that a page allocator moves.
-//! The module adds the call of a tracepoint and counters.
+//! A guest without hardware virtualisation cannot count its own cycles. These are the same atomic
+//! steps on the same layout as the kernel module's, run natively; the median of several rounds over
+//! a guest of 8 GiB, for blocks of the sizes that a page allocator moves. The module adds the call
+//! of a tracepoint and counters.
 #![allow(clippy::print_stdout)] // A program prints.
 
 use anyhow::Result;
@@ -17,7 +19,8 @@ fn cycles() -> u64 {
 const FRAMES: u64 = 2 << 20;
 const ROUNDS: usize = 7;
 
-/// Median cycles of a mark and of a cancel, for blocks of `pages` pages at `step` frames from each other.
+/// Median cycles of a mark and of a cancel, for blocks of `pages` pages at `step` frames from each
+/// other.
 fn measure(guest: Guest, pages: u64, step: u64) -> Result<(u64, u64)> {
     let blocks = 20_000;
     let frame = |i: u64| i * step % (FRAMES - pages);

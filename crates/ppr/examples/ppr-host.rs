@@ -1,4 +1,5 @@
-//! A host of its own, as small as can be: recycles the pages of a QEMU guest whose RAM is a shared file.
+//! A host of its own, as small as can be: recycles the pages of a QEMU guest whose RAM is a shared
+//! file.
 //!
 //! ```text
 //! ppr-host POOL RAM MIB [--period MS] [--slow US] [--seconds S]
@@ -8,10 +9,12 @@
 //!     -object memory-backend-file,id=pool,size=SIZE,mem-path=POOL,share=on -device ivshmem-plain,memdev=pool
 //! ```
 //!
-//! It makes both files where they are not there, prints `POOL SIZE` (the bytes of the pool), and then once a second what it has done.
-//! `--slow` holds each claim for so many microseconds, so that the guest loses races. It stands outside the guest's process, so a guest that
-//! meets a claim of a `ppr-host` that was killed waits until the next one is started; PageONE's own agent is inside. The
-//! guest must have less than 2816 MiB (its RAM is then one piece), and must not be reset while this runs.
+//! It makes both files where they are not there, prints `POOL SIZE` (the bytes of the pool), and
+//! then once a second what it has done. `--slow` holds each claim for so many microseconds, so that
+//! the guest loses races. It stands outside the guest's process, so a guest that meets a claim of a
+//! `ppr-host` that was killed waits until the next one is started; PageONE's own agent is inside.
+//! The guest must have less than 2816 MiB (its RAM is then one piece), and must not be reset while
+//! this runs.
 #![allow(unsafe_code, clippy::print_stdout)] // A file is mapped; a program prints.
 
 use std::fs::{File, OpenOptions};

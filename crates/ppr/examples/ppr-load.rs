@@ -1,12 +1,15 @@
 //! Memory-hungry work for a guest under test, which notices any byte that changes by itself.
 //!
-//! `ppr-load SECONDS MIB`, MIB being three quarters of what is available: first huge pages are made in memory that is full of holes; then five
-//! processes work for so long with together about so much memory. Each keeps pieces of memory, filled with words that follow from a
-//! seed; makes new ones, checks old ones and frees them, in ways that use the page allocator's different doors: single pages and huge
-//! pages, pages given back one by one (`MADV_DONTNEED`), forks that copy on write, files (the page cache), pipes. One process
-//! forces compaction, drops caches, and takes and returns huge pages, where the kernel lets it.
+//! `ppr-load SECONDS MIB`, MIB being three quarters of what is available: first huge pages are made
+//! in memory that is full of holes; then five processes work for so long with together about so
+//! much memory. Each keeps pieces of memory, filled with words that follow from a seed; makes new
+//! ones, checks old ones and frees them, in ways that use the page allocator's different doors:
+//! single pages and huge pages, pages given back one by one (`MADV_DONTNEED`), forks that copy on
+//! write, files (the page cache), pipes. One process forces compaction, drops caches, and takes and
+//! returns huge pages, where the kernel lets it.
 //!
-//! Ends with `PPR-LOAD PASS checks=N` or, as soon as a byte is wrong, with `PPR-LOAD CORRUPT ...` and exit code 1.
+//! Ends with `PPR-LOAD PASS checks=N` or, as soon as a byte is wrong, with `PPR-LOAD CORRUPT ...`
+//! and exit code 1.
 #![allow(unsafe_code, clippy::print_stdout)] // Memory is mapped and processes are forked; a program prints.
 
 use std::io::{Read, Write};
@@ -77,7 +80,8 @@ impl Piece {
         CHECKS.fetch_add(self.words.len() as u64 / 512, Relaxed);
     }
 
-    /// Gives every second page back. The guest's memory is full of holes then, which compaction has to close.
+    /// Gives every second page back. The guest's memory is full of holes then, which compaction has
+    /// to close.
     fn give_back_half(&mut self) {
         for page in (1..self.words.len() / 512).step_by(2) {
             // SAFETY: a page of our own mapping, of which nothing is borrowed.
@@ -124,8 +128,9 @@ fn churn(random: &mut Random, pieces: &mut Vec<Piece>, budget: usize) {
     }
 }
 
-/// Fills memory with small pages, gives every second one back, and asks for huge pages then. There are none: who asks has to move the
-/// others together, and captures each huge page as it comes about, with free pages in it that never were allocated.
+/// Fills memory with small pages, gives every second one back, and asks for huge pages then. There
+/// are none: who asks has to move the others together, and captures each huge page as it comes
+/// about, with free pages in it that never were allocated.
 fn capture(random: &mut Random, budget: usize) {
     let mut holes = Piece::new(random, budget * 11 / 10, false);
     holes.iter_mut().for_each(Piece::give_back_half);

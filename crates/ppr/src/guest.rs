@@ -1,11 +1,14 @@
 //! The guest's side: mark what is free, cancel before use.
 //!
-//! - *Mark*: set the page's bit in F. Whoever turns a word of F from 0 to something sets its bit in S.
-//! - *Cancel*: clear the page's bit in F: no host can come to own the page any more. Then wait until its bit in C is clear: a host that came
-//!   to own it before has finished. C counts even where the bit in F was still there, for a page may have been marked
-//!   anew while a host was zeroing it.
+//! - *Mark*: set the page's bit in F. Whoever turns a word of F from 0 to something sets its bit in
+//!   S.
+//! - *Cancel*: clear the page's bit in F: no host can come to own the page any more. Then wait
+//!   until its bit in C is clear: a host that came to own it before has finished. C counts even
+//!   where the bit in F was still there, for a page may have been marked anew while a host was
+//!   zeroing it.
 //!
-//! A page is used only after a cancel that said so; this is the one rule, and all of the guest's safety lies in it.
+//! A page is used only after a cancel that said so; this is the one rule, and all of the guest's
+//! safety lies in it.
 
 use std::ops::Range;
 
@@ -14,7 +17,8 @@ use thiserror::Error;
 use crate::pool::Pool;
 use crate::primitive::Ordering::SeqCst;
 
-/// The guest's operations. Any number of threads may work at once, as long as each page has one owner at a time.
+/// The guest's operations. Any number of threads may work at once, as long as each page has one
+/// owner at a time.
 #[derive(Clone, Copy)]
 pub struct Guest<'p> {
     pool: &'p Pool,
@@ -29,8 +33,8 @@ pub struct Cancelled {
     pub waits: u64,
 }
 
-/// A host holds pages of the range, and patience ended. The pages must not be used: the host may zero them at any time until
-/// [`Guest::claimed`] says `false`.
+/// A host holds pages of the range, and patience ended. The pages must not be used: the host may
+/// zero them at any time until [`Guest::claimed`] says `false`.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[error("a host has claimed pages of word {word} and does not let go: keep the pages unused, and look again later")]
 pub struct Stuck {
@@ -44,7 +48,8 @@ impl<'p> Guest<'p> {
         Self { pool }
     }
 
-    /// Says that the pages are not needed. From now on they may become zeros at any time. Frames beyond the pool are left out.
+    /// Says that the pages are not needed. From now on they may become zeros at any time. Frames
+    /// beyond the pool are left out.
     pub fn mark(&self, frames: Range<u64>) {
         for (word, bits) in words(frames, self.pool.frames()) {
             if self.pool.free()[word].fetch_or(bits, SeqCst) == 0 {
@@ -53,8 +58,9 @@ impl<'p> Guest<'p> {
         }
     }
 
-    /// Takes pages back before they are used. They are either what they were, or zeros. Waits for a host that is zeroing
-    /// them; calls `patience` each time that it looks, and gives up when that returns `false`.
+    /// Takes pages back before they are used. They are either what they were, or zeros. Waits for a
+    /// host that is zeroing them; calls `patience` each time that it looks, and gives up when
+    /// that returns `false`.
     ///
     /// # Errors
     /// [`Stuck`]: the pages are not to be used. None of them is marked any more, so no host will claim them anew.

@@ -2,13 +2,14 @@
 //!
 //! For a word of F, with those of its bits that stand for managed RAM (*wanted*):
 //!
-//! 1. *Claim*: set the bits in C, **then** clear them in F. Bits that were still there are the host's own; C is cleared again for
-//!    the others at once.
+//! 1. *Claim*: set the bits in C, **then** clear them in F. Bits that were still there are the
+//!    host's own; C is cleared again for the others at once.
 //! 2. *Recycle*: zero the pages, by runs.
 //! 3. *Release*: clear the bits in C.
 //!
-//! The guest is not trusted. All that is read from the pool is bits; what they can name is limited by the length of the pool and by
-//! [`Ram`], both the host's own. A guest that writes what it likes has its own RAM zeroed, or not, and nothing else.
+//! The guest is not trusted. All that is read from the pool is bits; what they can name is limited
+//! by the length of the pool and by [`Ram`], both the host's own. A guest that writes what it likes
+//! has its own RAM zeroed, or not, and nothing else.
 
 use std::ops::Range;
 
@@ -16,7 +17,8 @@ use crate::pool::Pool;
 use crate::primitive::Ordering::SeqCst;
 use crate::ram::Ram;
 
-/// Words that are claimed together: at most 8,192 pages, so that long runs stay long and a guest never waits for more.
+/// Words that are claimed together: at most 8,192 pages, so that long runs stay long and a guest
+/// never waits for more.
 pub const BATCH_WORDS: usize = 128;
 
 /// The host's operations. One thread at a time works on a pool.
@@ -71,8 +73,9 @@ impl<'p> Host<'p> {
 
     /// Releases what an earlier host left claimed when it died.
     ///
-    /// Only for a host that is certain that no other is at work, in whatever process: it holds the exclusive `flock` on the pool's file, say,
-    /// which the kernel drops only after the last thread of a dead process is out of its last system call.
+    /// Only for a host that is certain that no other is at work, in whatever process: it holds the
+    /// exclusive `flock` on the pool's file, say, which the kernel drops only after the last
+    /// thread of a dead process is out of its last system call.
     pub fn recover(&self) {
         for claims in self.pool.claims() {
             if claims.load(SeqCst) != 0 {
@@ -81,7 +84,8 @@ impl<'p> Host<'p> {
         }
     }
 
-    /// Forgets all marks. For a guest that was reset and does not run yet: its marks are those of a kernel that is gone.
+    /// Forgets all marks. For a guest that was reset and does not run yet: its marks are those of a
+    /// kernel that is gone.
     pub fn forget(&self) {
         for bits in self.pool.free().iter().chain(self.pool.summary()) {
             if bits.load(SeqCst) != 0 {
@@ -103,7 +107,8 @@ impl<'p> Host<'p> {
         free.map(|(word, bits)| u64::from((bits.load(SeqCst) & self.ram.mask(word)).count_ones())).sum()
     }
 
-    /// Claims those of the wanted pages of a word that are marked and managed. `None`: there are none.
+    /// Claims those of the wanted pages of a word that are marked and managed. `None`: there are
+    /// none.
     pub fn claim(&self, word: usize, wanted: u64) -> Option<Claim<'p>> {
         self.claim_counted(word, wanted).0
     }
@@ -114,7 +119,8 @@ impl<'p> Host<'p> {
         let marked = free.load(SeqCst);
         let ram = self.ram.mask(word);
         let wanted = marked & ram & wanted;
-        // Bits outside RAM are nobody's. They go, for a word that never becomes 0 would hide later marks from S.
+        // Bits outside RAM are nobody's. They go, for a word that never becomes 0 would hide later marks
+        // from S.
         let strange = marked & !ram;
         if wanted | strange == 0 {
             return (None, 0);
@@ -136,23 +142,26 @@ impl<'p> Host<'p> {
         (claim, u64::from(lost.count_ones()))
     }
 
-    /// Words of F that S says to look at: whether there may be work in frames below `end`, rounded up to a multiple of 4,096. Reads that
-    /// part of S only, 4 KiB for 8 GiB of guest, however long the pool is.
+    /// Words of F that S says to look at: whether there may be work in frames below `end`, rounded
+    /// up to a multiple of 4,096. Reads that part of S only, 4 KiB for 8 GiB of guest, however
+    /// long the pool is.
     pub fn pending(&self, end: u64) -> u64 {
         let nodes = (end.min(self.pool.frames()).div_ceil(64 * 64)) as usize;
         self.pool.summary().iter().take(nodes).map(|node| u64::from(node.load(SeqCst).count_ones())).sum()
     }
 
-    /// Recycles what is marked in `within`, rounded outwards to multiples of 64 frames, in batches of at most [`BATCH_WORDS`] words.
-    /// Ends after the batch in which `most` pages are reached.
+    /// Recycles what is marked in `within`, rounded outwards to multiples of 64 frames, in batches
+    /// of at most [`BATCH_WORDS`] words. Ends after the batch in which `most` pages are
+    /// reached.
     ///
-    /// For each batch: claims it, calls `zero` with the runs of its pages, ascending, and releases it. `zero` must make the pages
-    /// read as zeros, or leave some of them as they are, **and nothing of that may be under way any more when it returns**.
-    /// `within` becomes what has not been looked at: empty, unless `most` or an error ended it.
+    /// For each batch: claims it, calls `zero` with the runs of its pages, ascending, and releases
+    /// it. `zero` must make the pages read as zeros, or leave some of them as they are, **and
+    /// nothing of that may be under way any more when it returns**. `within` becomes what has
+    /// not been looked at: empty, unless `most` or an error ended it.
     ///
     /// # Errors
-    /// The first that `zero` returns. The pages of that batch are released all the same, and are no longer marked: their saving
-    /// is lost, and nothing else.
+    /// The first that `zero` returns. The pages of that batch are released all the same, and are no
+    /// longer marked: their saving is lost, and nothing else.
     pub fn recycle<E>(
         &mut self,
         within: &mut Range<u64>,
@@ -182,7 +191,8 @@ impl<'p> Host<'p> {
         Ok(sum)
     }
 
-    /// Claims the next words that have something, until the batch is full or has `most` pages. Returns the word to go on from.
+    /// Claims the next words that have something, until the batch is full or has `most` pages.
+    /// Returns the word to go on from.
     fn fill(&self, words: Range<u64>, most: u64, batch: &mut [Option<Claim<'p>>], lost: &mut u64) -> u64 {
         let (mut next, mut filled, mut pages) = (words.start, 0, 0);
         while next < words.end {

@@ -1,7 +1,7 @@
 //! Where things lie in a pool.
 //!
-//! A pool is a piece of memory of a power of two of bytes (a PCI BAR cannot be anything else). All its fields are 64-bit
-//! little-endian words:
+//! A pool is a piece of memory of a power of two of bytes (a PCI BAR cannot be anything else). All
+//! its fields are 64-bit little-endian words:
 //!
 //! ```text
 //!   page 0       the header
@@ -10,9 +10,10 @@
 //!   F/64 pages   S: one bit for each word of F; set: look at that word
 //! ```
 //!
-//! One page of F stands for 32,768 frames, which is 128 MiB of guest. **The layout follows from the pool's length alone**, so that
-//! the host, who knows the length from the file that it made itself, believes nothing that stands in the pool. The header
-//! repeats it for the guest, who refuses a header that says anything else.
+//! One page of F stands for 32,768 frames, which is 128 MiB of guest. **The layout follows from the
+//! pool's length alone**, so that the host, who knows the length from the file that it made itself,
+//! believes nothing that stands in the pool. The header repeats it for the guest, who refuses a
+//! header that says anything else.
 
 use thiserror::Error;
 
@@ -24,10 +25,12 @@ pub const VERSION: u64 = 1;
 pub(crate) const UNIT: usize = if cfg!(loom) { 128 } else { 4096 };
 /// Frames that one page of F stands for.
 const UNIT_FRAMES: u64 = UNIT as u64 * 8;
-/// Frames that no guest has more of: 64 TiB of 4 KiB pages. Keeps all arithmetic below far from overflow.
+/// Frames that no guest has more of: 64 TiB of 4 KiB pages. Keeps all arithmetic below far from
+/// overflow.
 pub const MAX_FRAMES: u64 = 1 << 34;
 
-/// The header's words, in order. Those of the first cache line are written once, by the host, when it makes the pool.
+/// The header's words, in order. Those of the first cache line are written once, by the host, when
+/// it makes the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Field {
@@ -35,7 +38,8 @@ pub enum Field {
     Magic = 0,
     /// [`VERSION`].
     Version = 1,
-    /// Features of the host, as bits; none are defined yet, and a guest refuses those that it does not know.
+    /// Features of the host, as bits; none are defined yet, and a guest refuses those that it does
+    /// not know.
     Features = 2,
     /// Frames that the bitmaps have room for: frame numbers are below it.
     Frames = 3,
@@ -49,7 +53,8 @@ pub enum Field {
     Bytes = 7,
     /// What the guest is doing, a [`GuestState`]. Written by the guest; for people to read.
     GuestState = 8,
-    /// How often a guest's driver has started on this pool. Written by the guest; for people to read.
+    /// How often a guest's driver has started on this pool. Written by the guest; for people to
+    /// read.
     GuestStarts = 9,
     /// What the host is doing, a [`HostState`]. Written by the host; for people to read.
     HostState = 12,
@@ -141,8 +146,9 @@ impl Layout {
     }
 }
 
-/// Frames that a pool needs for a QEMU x86 guest with `bytes` of RAM (`-m`), the hole below 4 GiB included. (From 2816 MiB on
-/// `q35` places what is above 2 GiB behind 4 GiB; other machine types leave smaller holes.)
+/// Frames that a pool needs for a QEMU x86 guest with `bytes` of RAM (`-m`), the hole below 4 GiB
+/// included. (From 2816 MiB on `q35` places what is above 2 GiB behind 4 GiB; other machine types
+/// leave smaller holes.)
 pub fn guest_frames(bytes: u64) -> u64 {
     let top = if bytes < 0xb000_0000 { bytes } else { bytes.saturating_add(0x8000_0000) };
     top.div_ceil(4096)

@@ -1,10 +1,12 @@
-//! An allocator whose freed pages are back with the host at once: the guest's side in a user-space program.
+//! An allocator whose freed pages are back with the host at once: the guest's side in a user-space
+//! program.
 //!
-//! It hands out whole pages of one piece of memory, the *arena*, and marks each that it gets back. A recycler, in the same process or in
-//! the one that runs the guest, takes them. What is smaller than a page, or does not fit, goes to the system's allocator.
+//! It hands out whole pages of one piece of memory, the *arena*, and marks each that it gets back.
+//! A recycler, in the same process or in the one that runs the guest, takes them. What is smaller
+//! than a page, or does not fit, goes to the system's allocator.
 //!
-//! The order is what matters: pages are marked **before** the map says that they are free, and cancelled **after** it says that they are taken; so
-//! a marked page has no owner.
+//! The order is what matters: pages are marked **before** the map says that they are free, and
+//! cancelled **after** it says that they are taken; so a marked page has no owner.
 
 #![allow(unsafe_code)] // `GlobalAlloc` is an unsafe trait.
 
@@ -17,11 +19,12 @@ use crate::guest::Guest;
 use crate::pool::Pool;
 
 const PAGE: usize = 4096;
-/// How long an allocation waits for a recycler before it leaves the pages alone for good and takes others.
+/// How long an allocation waits for a recycler before it leaves the pages alone for good and takes
+/// others.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The allocator. `#[global_allocator] static HEAP: PageAlloc = PageAlloc::new();` is the system's allocator until
-/// [`PageAlloc::serve`] gives it an arena.
+/// The allocator. `#[global_allocator] static HEAP: PageAlloc = PageAlloc::new();` is the system's
+/// allocator until [`PageAlloc::serve`] gives it an arena.
 pub struct PageAlloc {
     arena: OnceLock<Arena>,
 }
@@ -40,12 +43,13 @@ impl PageAlloc {
         Self { arena: OnceLock::new() }
     }
 
-    /// Serves allocations of a page and more from `pages` pages at `start`; page `i` is frame `i` of the pool. Only the first call
-    /// counts; returns whether this was it. At most as many pages as the pool has frames are used.
+    /// Serves allocations of a page and more from `pages` pages at `start`; page `i` is frame `i`
+    /// of the pool. Only the first call counts; returns whether this was it. At most as many
+    /// pages as the pool has frames are used.
     ///
     /// # Safety
-    /// The memory is mapped, readable, writable, aligned to pages, stays so for ever, and nobody else uses it. A recycler of this pool makes
-    /// pages zero or leaves them as they are.
+    /// The memory is mapped, readable, writable, aligned to pages, stays so for ever, and nobody
+    /// else uses it. A recycler of this pool makes pages zero or leaves them as they are.
     pub unsafe fn serve(&self, start: NonNull<u8>, pages: usize, pool: &'static Pool) -> bool {
         let pages = pages.min(pool.frames() as usize);
         let taken = Mutex::new(vec![0; pages.div_ceil(64)].into_boxed_slice());
@@ -110,8 +114,9 @@ impl Arena {
     }
 }
 
-// SAFETY: memory of the arena has one owner at a time, by its map, and is not zeroed while it has one, by `Guest::cancel`; it is as
-// large as asked for and aligned to pages. The rest is the system's allocator. Nothing here panics or allocates.
+// SAFETY: memory of the arena has one owner at a time, by its map, and is not zeroed while it has
+// one, by `Guest::cancel`; it is as large as asked for and aligned to pages. The rest is the
+// system's allocator. Nothing here panics or allocates.
 unsafe impl GlobalAlloc for PageAlloc {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let arena = self.arena.get().filter(|_| layout.size() >= PAGE && layout.align() <= PAGE);

@@ -38,23 +38,24 @@ pub enum PoolError {
     },
 }
 
-/// The memory that guest and host share. Everything about it but the bits themselves is known from its length, so nothing that the
-/// other side writes can lead an access astray.
+/// The memory that guest and host share. Everything about it but the bits themselves is known from
+/// its length, so nothing that the other side writes can lead an access astray.
 pub struct Pool {
     words: Words,
     layout: Layout,
 }
 
 impl Pool {
-    /// A pool in memory that is mapped already: a `mmap` of the `ivshmem` device's file on the host, or of its BAR 2 in a guest's user
-    /// space. Neither reads nor writes it.
+    /// A pool in memory that is mapped already: a `mmap` of the `ivshmem` device's file on the
+    /// host, or of its BAR 2 in a guest's user space. Neither reads nor writes it.
     ///
     /// # Errors
     /// The mapping is too small, or not aligned.
     ///
     /// # Safety
-    /// `len` bytes from `base` are mapped, readable and writable, for as long as the pool lives; and nothing in this process accesses
-    /// them in another way than through a `Pool`. The file must not shrink meanwhile (`F_SEAL_SHRINK`), for that is a `SIGBUS`.
+    /// `len` bytes from `base` are mapped, readable and writable, for as long as the pool lives;
+    /// and nothing in this process accesses them in another way than through a `Pool`. The file
+    /// must not shrink meanwhile (`F_SEAL_SHRINK`), for that is a `SIGBUS`.
     #[cfg(not(loom))]
     pub unsafe fn from_mapping(base: std::ptr::NonNull<u8>, len: usize) -> Result<Self, PoolError> {
         let layout = Layout::of_pool(len)?;
@@ -64,7 +65,8 @@ impl Pool {
         Ok(Self { words: Words::Mapped(base.cast(), layout.bytes / 8), layout })
     }
 
-    /// An initialised pool in private memory, for at least `frames` frames: for an allocator and its recycler in one process.
+    /// An initialised pool in private memory, for at least `frames` frames: for an allocator and
+    /// its recycler in one process.
     ///
     /// # Errors
     /// Too many frames.
@@ -75,7 +77,8 @@ impl Pool {
         Ok(pool)
     }
 
-    /// The host's first act on a pool: writes the header. All bits have to be 0 (a new file's are); the magic comes last.
+    /// The host's first act on a pool: writes the header. All bits have to be 0 (a new file's are);
+    /// the magic comes last.
     pub fn initialise(&self) {
         for (field, value) in self.expected() {
             self.field(field).store(value, SeqCst);
@@ -83,7 +86,8 @@ impl Pool {
         self.field(Field::Magic).store(MAGIC, SeqCst);
     }
 
-    /// The guest's check of the header: whether a host has made this pool, for this version and for this length.
+    /// The guest's check of the header: whether a host has made this pool, for this version and for
+    /// this length.
     ///
     /// # Errors
     /// It has not, and why.

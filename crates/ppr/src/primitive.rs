@@ -1,4 +1,5 @@
-//! The atomics: the standard library's, or loom's where `--cfg loom` asks for a model-checked build.
+//! The atomics: the standard library's, or loom's where `--cfg loom` asks for a model-checked
+//! build.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicU64, Ordering};

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-/// Frames that may be recycled, as the host knows them (from QMP, say): ascending ranges that do not touch.
+/// Frames that may be recycled, as the host knows them (from QMP, say): ascending ranges that do
+/// not touch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ram {
     ranges: Vec<Range<u64>>,

@@ -1,7 +1,8 @@
 //! Many look-ups at once, interleaved so that one thread waits for many cache misses at a time.
 //!
-//! Keys are taken in groups. For all of a group the words that go into heads are asked for, then the slots of the directory, then, step by
-//! step, the nodes on their ways, then the stored keys where fingerprints are equal; only then the keys are compared.
+//! Keys are taken in groups. For all of a group the words that go into heads are asked for, then
+//! the slots of the directory, then, step by step, the nodes on their ways, then the stored keys
+//! where fingerprints are equal; only then the keys are compared.
 
 use crate::epoch::Pin;
 use crate::key::{Key, Mixer};
@@ -16,7 +17,8 @@ use smallvec::SmallVec;
 const GROUP: usize = 16;
 
 impl<K: KeySource> SdTree<K> {
-    /// [`query`](SdTree::query) for each of `keys`, the answers in `out`; several times as fast when the tree is larger than the caches.
+    /// [`query`](SdTree::query) for each of `keys`, the answers in `out`; several times as fast
+    /// when the tree is larger than the caches.
     ///
     /// Each answer is linearisable by itself, at some moment inside the call.
     ///
@@ -33,7 +35,8 @@ impl<K: KeySource> SdTree<K> {
         }
     }
 
-    /// [`insert`](SdTree::insert) for each of `items`, in their order, the results in `out`; what an insertion needs is in the caches by then.
+    /// [`insert`](SdTree::insert) for each of `items`, in their order, the results in `out`; what
+    /// an insertion needs is in the caches by then.
     ///
     /// # Panics
     /// As `insert`; and if `out` has another length than `items`.

@@ -16,8 +16,8 @@ impl<K: KeySource> SdTree<K> {
         tree
     }
 
-    /// Checks every invariant of a tree at rest whose keys are all as they were inserted, after a resize that was under way is
-    /// finished; returns the number of keys.
+    /// Checks every invariant of a tree at rest whose keys are all as they were inserted, after a
+    /// resize that was under way is finished; returns the number of keys.
     ///
     /// # Panics
     /// If one does not hold.
@@ -46,7 +46,8 @@ impl<K: KeySource> SdTree<K> {
         keys
     }
 
-    /// Checks what is below `link`, to which the positions and sides in `path` lead. Returns a key from there.
+    /// Checks what is below `link`, to which the positions and sides in `path` lead. Returns a key
+    /// from there.
     fn check_below(
         &self,
         pin: &Pin<'_>,

@@ -1,5 +1,5 @@
-//! The directory: the static upper tree. A slot for each value of the first bits of a key's head, with a link to the
-//! dynamic tree of the keys that begin so.
+//! The directory: the static upper tree. A slot for each value of the first bits of a key's head,
+//! with a link to the dynamic tree of the keys that begin so.
 
 use crate::memory::Zeroed;
 use crate::pool::Pool;
@@ -8,7 +8,8 @@ use crate::word::{FINGERPRINT_END, FINGERPRINT_START};
 use std::ptr;
 use std::sync::Arc;
 
-/// The least and the greatest number of bits that a directory tells apart. In between all are found in fingerprints.
+/// The least and the greatest number of bits that a directory tells apart. In between all are found
+/// in fingerprints.
 pub(crate) const MIN_BITS: u32 = FINGERPRINT_START;
 pub(crate) const MAX_BITS: u32 = if cfg!(loom) { 3 } else { FINGERPRINT_END };
 
@@ -57,8 +58,8 @@ impl Directory {
         &self.slots[(head >> (64 - self.bits)) as usize]
     }
 
-    /// Moving to `next` goes by units: one slot of the smaller directory, and the slots of the larger one that
-    /// stand for the same keys.
+    /// Moving to `next` goes by units: one slot of the smaller directory, and the slots of the
+    /// larger one that stand for the same keys.
     pub(crate) fn units(&self, next: &Directory) -> u64 {
         1 << self.bits.min(next.bits)
     }

@@ -1,23 +1,28 @@
 //! The epoch clock, which says when memory that was unlinked may be used again.
 //!
-//! Epoch-based reclamation (Fraser, 2004), kept per tree. An operation *pins* the epoch: it reads the clock, adds itself to
-//! the count of that epoch, and reads the clock again; if it has moved, it starts over. The clock goes from *e* to *e* + 1
-//! only when nobody is counted at *e* − 1. So while someone is pinned at *p*, the clock shows *p* or *p* + 1:
+//! Epoch-based reclamation (Fraser, 2004), kept per tree. An operation *pins* the epoch: it reads
+//! the clock, adds itself to the count of that epoch, and reads the clock again; if it has moved,
+//! it starts over. The clock goes from *e* to *e* + 1 only when nobody is counted at *e* − 1. So
+//! while someone is pinned at *p*, the clock shows *p* or *p* + 1:
 //!
 //! The clock would go from *p* + 1 to *p* + 2 after reading the count of *p*, which is done by a
-//! read-modify-write. If that comes before our addition to the same count, our second reading of the clock comes
-//! after it, sees at least *p* + 1, and we are not pinned. If it comes after, it sees us counted.
+//! read-modify-write. If that comes before our addition to the same count, our second reading of
+//! the clock comes after it, sees at least *p* + 1, and we are not pinned. If it comes after, it
+//! sees us counted.
 //!
 //! # Grace
 //!
-//! What was unlinked by a thread pinned at *p* may be used again by a thread pinned at *p* + [`GRACE`] or later:
+//! What was unlinked by a thread pinned at *p* may be used again by a thread pinned at *p* +
+//! [`GRACE`] or later:
 //!
-//! - when it was unlinked, the clock showed at most *p* + 1; whoever pins at *p* + 2 or later sees it unlinked, because the
-//!   clock came to *p* + 2 after the unlinking thread had been counted out;
-//! - the clock comes to *p* + 3 only when everybody who pinned at *p* + 1 or before has been counted out.
+//! - when it was unlinked, the clock showed at most *p* + 1; whoever pins at *p* + 2 or later sees
+//!   it unlinked, because the clock came to *p* + 2 after the unlinking thread had been counted
+//!   out;
+//! - the clock comes to *p* + 3 only when everybody who pinned at *p* + 1 or before has been
+//!   counted out.
 //!
-//! All of this follows from acquire and release on single words; there is no fence and no sequential consistency, so loom
-//! models it exactly and ThreadSanitizer understands it.
+//! All of this follows from acquire and release on single words; there is no fence and no
+//! sequential consistency, so loom models it exactly and ThreadSanitizer understands it.
 
 use crate::primitive::{AtomicU64, Counter, Ordering, shard_count, thread_number};
 use Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -28,8 +33,8 @@ pub(crate) const GRACE: u64 = 3;
 const COUNTS: u64 = 4;
 /// The clock starts late enough for the ages of lists to be subtracted.
 const START: u64 = 16;
-/// A shard tries to move the clock on after this many removals, and looks at the tree's size after as many changes. Both
-/// mean reading what all other threads write, so it must be seldom.
+/// A shard tries to move the clock on after this many removals, and looks at the tree's size after
+/// as many changes. Both mean reading what all other threads write, so it must be seldom.
 const TICK_EVERY: u64 = if cfg!(loom) { 1 } else { 128 };
 
 /// What threads would otherwise contend for.

@@ -10,12 +10,14 @@
 //!
 //! All of it is a function of the key, and the bytes are there, so different keys differ somewhere.
 //!
-//! The head is what makes the trie balanced, whatever the keys look like. Without it, keys that start with zeros of random length would
-//! make a comb as deep as the zeros are long; with it, only keys that agree in all words that go into the head meet
-//! bits of their own, and then at the first that differs. Of a key of up to 64 bytes all words go into the head; of a
-//! longer one eight, evenly spread, among them the first and the last, then the length of the *run* at its start, and the word
-//! that follows it. The run goes up to the first byte that is unlike the one eight bytes before it: zeros, or any fill pattern of up to
-//! eight bytes. For a page that does not begin with a run these are eight cache lines of 64, 1.8 % of its bits.
+//! The head is what makes the trie balanced, whatever the keys look like. Without it, keys that
+//! start with zeros of random length would make a comb as deep as the zeros are long; with it, only
+//! keys that agree in all words that go into the head meet bits of their own, and then at the first
+//! that differs. Of a key of up to 64 bytes all words go into the head; of a longer one eight,
+//! evenly spread, among them the first and the last, then the length of the *run* at its start, and
+//! the word that follows it. The run goes up to the first byte that is unlike the one eight bytes
+//! before it: zeros, or any fill pattern of up to eight bytes. For a page that does not begin with
+//! a run these are eight cache lines of 64, 1.8 % of its bits.
 
 use std::array;
 
@@ -37,7 +39,8 @@ const LENGTH: u16 = 64;
 /// The first position of the bytes.
 const BYTES: u16 = 128;
 
-/// What heads are mixed with: numbers that differ from tree to tree, so that nobody can choose keys with equal heads.
+/// What heads are mixed with: numbers that differ from tree to tree, so that nobody can choose keys
+/// with equal heads.
 pub(crate) struct Mixer {
     secrets: [u64; SAMPLES + 1],
     /// Bits of the head that count; the others are 0. A test makes heads equal with it.
@@ -66,8 +69,9 @@ fn word(bytes: &[u8], at: usize) -> u64 {
 
 /// The length of the run at the start of a key of more than [`SHORT`] bytes: where it ends.
 ///
-/// Looked for coarsely and then finely, so that neither step makes the processor guess: a wrong guess about bytes that
-/// are still on their way from memory costs as much as fetching them. A deviation that both steps jump over does not end a run.
+/// Looked for coarsely and then finely, so that neither step makes the processor guess: a wrong
+/// guess about bytes that are still on their way from memory costs as much as fetching them. A
+/// deviation that both steps jump over does not end a run.
 #[inline]
 fn run(bytes: &[u8]) -> usize {
     let first = word(bytes, 0);
@@ -181,8 +185,8 @@ impl Key<'_> {
     }
 }
 
-/// The first position at which the two keys differ; `None` if they are equal. One of them is at most
-/// [`MAX_KEY_LEN`] long.
+/// The first position at which the two keys differ; `None` if they are equal. One of them is at
+/// most [`MAX_KEY_LEN`] long.
 pub(crate) fn first_difference(a: &Key<'_>, b: &Key<'_>) -> Option<u16> {
     let head = a.head ^ b.head;
     if head != 0 {
@@ -296,7 +300,8 @@ mod tests {
         (0..MAX_KEY_LEN).map(|_| random.next() as u8).collect()
     }
 
-    /// Runs of any length and period end where they end, as long as what comes after is not like them.
+    /// Runs of any length and period end where they end, as long as what comes after is not like
+    /// them.
     #[test]
     fn runs() {
         for (period, len) in [1usize, 2, 4, 8].into_iter().flat_map(|p| (8..600).map(move |len| (p, len))) {

@@ -1,14 +1,16 @@
-//! The SD tree (Static and Dynamic tree): a lock-free bit trie that finds whether a key is already known.
+//! The SD tree (Static and Dynamic tree): a lock-free bit trie that finds whether a key is already
+//! known.
 //!
-//! The tree does not copy keys. It stores a [`Handle`] for each, and asks a [`KeySource`] for the bytes behind a
-//! handle when it must compare.
+//! The tree does not copy keys. It stores a [`Handle`] for each, and asks a [`KeySource`] for the
+//! bytes behind a handle when it must compare.
 //!
 //! # How it works
 //!
-//! A key has a *head*: 64 bits, mixed from a few of its words (module `key`). The first bits of the head choose a slot of the
-//! *directory*, the static upper tree. In each slot begins a PATRICIA trie (Morrison, 1968), the dynamic lower tree, mostly of no or one
-//! or two keys: an inner node stands for the first position at which two groups of keys differ, a leaf for one key. With heads that begin
-//! `00`, `0100`, `0101`, `0111` and `10`, and a directory for one bit:
+//! A key has a *head*: 64 bits, mixed from a few of its words (module `key`). The first bits of the
+//! head choose a slot of the *directory*, the static upper tree. In each slot begins a PATRICIA
+//! trie (Morrison, 1968), the dynamic lower tree, mostly of no or one or two keys: an inner node
+//! stands for the first position at which two groups of keys differ, a leaf for one key. With heads
+//! that begin `00`, `0100`, `0101`, `0111` and `10`, and a directory for one bit:
 //!
 //! ```text
 //!   directory   0 ── position 1 ─┬ 0 ─ leaf 00
@@ -18,13 +20,15 @@
 //!               1 ── leaf 10
 //! ```
 //!
-//! A search looks only at the positions that the nodes name, takes the leaf where it ends as a *prediction*, and
-//! compares with that one stored key. Heads decide where keys part, so the trie is balanced whatever the keys look like, and a long common
-//! prefix costs nothing. Keys with equal heads branch at their length or at their own bits.
+//! A search looks only at the positions that the nodes name, takes the leaf where it ends as a
+//! *prediction*, and compares with that one stored key. Heads decide where keys part, so the trie
+//! is balanced whatever the keys look like, and a long common prefix costs nothing. Keys with equal
+//! heads branch at their length or at their own bits.
 //!
-//! **A link is one 64-bit word**; it holds the position (inner node) or a fingerprint (leaf) besides the address or
-//! the handle, and two marks. **A node is two links**, 16 bytes; leaves need no node. Every change of the tree is one
-//! compare-and-swap of one link (after Natarajan and Mittal, "Fast Concurrent Lock-Free Binary Search Trees", PPoPP 2014):
+//! **A link is one 64-bit word**; it holds the position (inner node) or a fingerprint (leaf)
+//! besides the address or the handle, and two marks. **A node is two links**, 16 bytes; leaves need
+//! no node. Every change of the tree is one compare-and-swap of one link (after Natarajan and
+//! Mittal, "Fast Concurrent Lock-Free Binary Search Trees", PPoPP 2014):
 //!
 //! ```text
 //!  insert X beside T          remove L:   1. flag L    2. tag the     3. swing the link
@@ -34,20 +38,23 @@
 //!            └ X
 //! ```
 //!
-//! A *flagged* link leads to a leaf that has been removed; a *tagged* link will never change again because its node
-//! is on its way out. A marked link cannot be swung, so no insertion is lost. Whoever meets a mark on the way to
-//! a change of its own finishes steps 2 and 3 for the other thread; nobody waits. Queries change nothing.
+//! A *flagged* link leads to a leaf that has been removed; a *tagged* link will never change again
+//! because its node is on its way out. A marked link cannot be swung, so no insertion is lost.
+//! Whoever meets a mark on the way to a change of its own finishes steps 2 and 3 for the other
+//! thread; nobody waits. Queries change nothing.
 //!
-//! When there are too many keys for the directory, or few, one of another size takes its place, moved a few slots at a time by the
-//! operations that change the tree (module `resize`). Memory is used again, or given back to the system, only after a grace period: three
-//! ticks of an epoch clock (module `epoch`).
+//! When there are too many keys for the directory, or few, one of another size takes its place,
+//! moved a few slots at a time by the operations that change the tree (module `resize`). Memory is
+//! used again, or given back to the system, only after a grace period: three ticks of an epoch
+//! clock (module `epoch`).
 //!
 //! # Keys that change
 //!
-//! The bytes behind a handle may change or vanish at any time. A leaf carries a 20-bit fingerprint of the key that
-//! it was inserted with, a piece of its head. An insertion that meets a leaf whose present bytes no longer fit drops that leaf
-//! ("stale") and goes on; a query just answers `None`. So a stale key may cost a missed find, never a wrong answer.
-//! `docs/sdtree.md` has the proof sketch.
+//! The bytes behind a handle may change or vanish at any time. A leaf carries a 20-bit fingerprint
+//! of the key that it was inserted with, a piece of its head. An insertion that meets a leaf whose
+//! present bytes no longer fit drops that leaf ("stale") and goes on; a query just answers `None`.
+//! So a stale key may cost a missed find, never a wrong answer. `docs/sdtree.md` has the proof
+//! sketch.
 
 mod batch;
 #[cfg(any(test, fuzzing))]
@@ -81,21 +88,23 @@ impl Handle {
 
 /// Where the keys live.
 ///
-/// A handle should have its key before it is given to [`SdTree::insert`], and until it was removed. What a thread wrote
-/// before it inserted a handle is visible to whoever the tree asks for that handle. Calls that were under way when
-/// a handle was removed may still ask for it.
+/// A handle should have its key before it is given to [`SdTree::insert`], and until it was removed.
+/// What a thread wrote before it inserted a handle is visible to whoever the tree asks for that
+/// handle. Calls that were under way when a handle was removed may still ask for it.
 ///
-/// An answer of `None`, or of other bytes than at insertion, is allowed at any time: such a key may cost a missed find,
-/// and an insertion that meets it may drop it from the tree; never a wrong answer, a panic or an endless loop.
+/// An answer of `None`, or of other bytes than at insertion, is allowed at any time: such a key may
+/// cost a missed find, and an insertion that meets it may drop it from the tree; never a wrong
+/// answer, a panic or an endless loop.
 pub trait KeySource {
     /// Calls `f` once with the bytes behind `handle`, or with `None` if they cannot be had.
     ///
-    /// The bytes must hold still while `f` runs. The tree's memory is not reclaimed meanwhile, so a slow source
-    /// delays reclamation, but no other thread's operation.
+    /// The bytes must hold still while `f` runs. The tree's memory is not reclaimed meanwhile, so a
+    /// slow source delays reclamation, but no other thread's operation.
     fn with_key<R>(&self, handle: Handle, f: impl FnOnce(Option<&[u8]>) -> R) -> R;
 
-    /// The key will probably be asked for soon: a hint, from calls that look up many keys at once. A source in memory may tell the
-    /// processor to fetch the key's first cache lines; by default nothing is done.
+    /// The key will probably be asked for soon: a hint, from calls that look up many keys at once.
+    /// A source in memory may tell the processor to fetch the key's first cache lines; by
+    /// default nothing is done.
     fn prefetch(&self, handle: Handle) {
         let _ = handle;
     }
@@ -106,7 +115,8 @@ pub trait KeySource {
 pub enum Insert {
     /// The handle is in the tree now.
     Inserted,
-    /// The key was there already, under this handle; nothing changed. The bytes were equal when they were compared.
+    /// The key was there already, under this handle; nothing changed. The bytes were equal when
+    /// they were compared.
     Exists(Handle),
 }
 
@@ -115,8 +125,8 @@ pub enum Insert {
 pub struct Examined {
     /// Inner nodes on the way.
     pub nodes: u64,
-    /// Bits of the key that were looked at: for its head, on the way, and in the comparison. A bit that is looked at
-    /// twice counts twice.
+    /// Bits of the key that were looked at: for its head, on the way, and in the comparison. A bit
+    /// that is looked at twice counts twice.
     pub key_bits: u64,
 }
 
@@ -129,9 +139,11 @@ pub struct Stats {
     pub nodes: u64,
     /// log₂ of the number of slots of the directory.
     pub directory_bits: u32,
-    /// Bytes of memory in use: every node that was ever handed out, directories, and the tree's own fixed part.
+    /// Bytes of memory in use: every node that was ever handed out, directories, and the tree's own
+    /// fixed part.
     pub bytes: u64,
-    /// Bytes of address space. What lies beyond `bytes` was never touched (but for the rest of a huge page).
+    /// Bytes of address space. What lies beyond `bytes` was never touched (but for the rest of a
+    /// huge page).
     pub bytes_reserved: u64,
     /// Stale keys that insertions have dropped, since the tree was made.
     pub stale_dropped: u64,

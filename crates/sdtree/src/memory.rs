@@ -1,7 +1,7 @@
 //! Zeroed memory straight from the kernel, and back to it: for nodes and directories.
 //!
-//! What was not touched costs nothing; large pieces lie on huge pages where the kernel has them, since every look-up
-//! goes to random places of them.
+//! What was not touched costs nothing; large pieces lie on huge pages where the kernel has them,
+//! since every look-up goes to random places of them.
 #![allow(unsafe_code)] // mmap(2), and slices of what it returns
 
 use std::ops::Deref;
@@ -37,7 +37,8 @@ mod backing {
     pub(super) fn allocate<T: Zeroable>(len: usize) -> *mut T {
         const { assert!(align_of::<T>() <= 4096) };
         let Ok(layout) = Layout::array::<T>(len) else { unreachable!("lengths are bounded by the link word") };
-        // More than is needed, so that a huge page can start where the piece starts; what is over is given back.
+        // More than is needed, so that a huge page can start where the piece starts; what is over is given
+        // back.
         let slack = if layout.size() >= 2 * HUGE && layout.size().is_multiple_of(HUGE) { HUGE } else { 0 };
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a fresh mapping replaces nothing.
@@ -122,7 +123,8 @@ impl<T: Zeroable> Zeroed<T> {
     }
 
     /// # Safety
-    /// `start` comes from [`Zeroed::into_raw`] of a slice of this length, and is not used otherwise any more.
+    /// `start` comes from [`Zeroed::into_raw`] of a slice of this length, and is not used otherwise
+    /// any more.
     pub(crate) unsafe fn from_raw(start: *mut T, len: usize) -> Self {
         Zeroed { start, len }
     }
@@ -133,8 +135,8 @@ impl<T: Zeroable> Deref for Zeroed<T> {
 
     #[inline]
     fn deref(&self) -> &[T] {
-        // SAFETY: `allocate` returned memory for `len` elements, aligned to a page, whose zeros are valid values; it is freed
-        // by `drop` alone.
+        // SAFETY: `allocate` returned memory for `len` elements, aligned to a page, whose zeros are valid
+        // values; it is freed by `drop` alone.
         unsafe { std::slice::from_raw_parts(self.start, self.len) }
     }
 }

@@ -1,7 +1,8 @@
 //! ONE, the Object Non-duplicate Engine: every object is kept once, and counts its users.
 //!
-//! An object is any row of bytes: a page, a chunk of a file, a whole file. The bytes live in an [`ObjectStore`] of the caller's;
-//! ONE finds whether an object is there already, gives it an identity, and counts references.
+//! An object is any row of bytes: a page, a chunk of a file, a whole file. The bytes live in an
+//! [`ObjectStore`] of the caller's; ONE finds whether an object is there already, gives it an
+//! identity, and counts references.
 //!
 //! ```
 //! use sdtree::one::{MemoryStore, One};
@@ -17,18 +18,21 @@
 //!
 //! # How it works
 //!
-//! The index is one [`SdTree`]. **An object of up to [`MAX_KEY_LEN`] bytes is its own key**: no digest is made of it, and
-//! the comparison that ends a search of the tree is the proof of equality. A longer object has a 128-bit digest for a key, and is
-//! compared with the stored object, byte by byte, before it counts as the same. Should two different objects
-//! have one key (a digest met twice), the second is kept as well, but is not found by content: that costs space,
+//! The index is one [`SdTree`]. **An object of up to [`MAX_KEY_LEN`] bytes is its own key**: no
+//! digest is made of it, and the comparison that ends a search of the tree is the proof of
+//! equality. A longer object has a 128-bit digest for a key, and is compared with the stored
+//! object, byte by byte, before it counts as the same. Should two different objects have one key (a
+//! digest met twice), the second is kept as well, but is not found by content: that costs space,
 //! never a wrong answer. An object that the store has lost makes room for its like.
 //!
 //! # Objects that outlive the engine
 //!
-//! Where reading the store is dear, or its objects are there before the engine, the caller makes the digests and keeps them beside the
-//! objects. Then nothing is read to fill the index ([`One::over`]) or to look into it ([`One::find`]); whoever puts
-//! ([`One::put_by`]) or claims ([`One::claim`]) an object still has it compared byte by byte. Such an object has its digest for a key, however
-//! short it is. An object is found only in the way that it was put: use one way for all.
+//! Where reading the store is dear, or its objects are there before the engine, the caller makes
+//! the digests and keeps them beside the objects. Then nothing is read to fill the index
+//! ([`One::over`]) or to look into it ([`One::find`]); whoever puts ([`One::put_by`]) or claims
+//! ([`One::claim`]) an object still has it compared byte by byte. Such an object has its digest for
+//! a key, however short it is. An object is found only in the way that it was put: use one way for
+//! all.
 //!
 //! ```
 //! use sdtree::one::{MemoryStore, ObjectId, ObjectStore, One};
@@ -44,15 +48,17 @@
 //!
 //! # Races
 //!
-//! The count of an object decides: it goes from 0 to 1 once, when the object is made, and from 1 to 0 once, by its last
-//! release; an object whose count is 0 is dead and stays so. A [`put`](One::put) takes its reference by raising a count that
-//! is not 0. So a `put` that meets the last release either comes first, and the object lives on under its
-//! identity, or comes second, and the object is stored anew under another identity, as new. It never returns a dead one.
-//! It does not wait for the releasing thread either, but takes the dead object out of the tree itself.
+//! The count of an object decides: it goes from 0 to 1 once, when the object is made, and from 1 to
+//! 0 once, by its last release; an object whose count is 0 is dead and stays so. A
+//! [`put`](One::put) takes its reference by raising a count that is not 0. So a `put` that meets
+//! the last release either comes first, and the object lives on under its identity, or comes
+//! second, and the object is stored anew under another identity, as new. It never returns a dead
+//! one. It does not wait for the releasing thread either, but takes the dead object out of the tree
+//! itself.
 //!
-//! Identities are used again. Every operation is pinned (`crossbeam-epoch`), and an identity comes back only when all
-//! operations that were under way at its release have ended: so within one operation an identity means one object. All
-//! operations are lock-free as far as the store is.
+//! Identities are used again. Every operation is pinned (`crossbeam-epoch`), and an identity comes
+//! back only when all operations that were under way at its release have ended: so within one
+//! operation an identity means one object. All operations are lock-free as far as the store is.
 
 use crate::prefetch::prefetch;
 use crate::primitive::{AtomicU64, Ordering, random_seed};
@@ -74,15 +80,16 @@ mod tests;
 
 pub use memory::MemoryStore;
 
-/// The name of an object, as long as somebody holds a reference; later it may become that of another one.
+/// The name of an object, as long as somebody holds a reference; later it may become that of
+/// another one.
 #[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub struct ObjectId(pub u64);
 
 /// Where objects live. Identities are small numbers, so that a store may be an array.
 ///
-/// An object must stay as it is from [`put`](ObjectStore::put) to [`remove`](ObjectStore::remove). A store that cannot promise
-/// that may answer `None` for what is gone: such an object is missed when its like is put, which is stored and found from then on;
-/// it is never taken for another one.
+/// An object must stay as it is from [`put`](ObjectStore::put) to [`remove`](ObjectStore::remove).
+/// A store that cannot promise that may answer `None` for what is gone: such an object is missed
+/// when its like is put, which is stored and found from then on; it is never taken for another one.
 pub trait ObjectStore {
     /// Why an object cannot be stored.
     type Error;
@@ -94,8 +101,8 @@ pub trait ObjectStore {
     /// The store's own. Nothing is kept then.
     fn put(&self, id: ObjectId, object: &[u8]) -> Result<(), Self::Error>;
 
-    /// Calls `f` once with the object, or with `None` if there is none (any more). May be called for an object that is being
-    /// removed.
+    /// Calls `f` once with the object, or with `None` if there is none (any more). May be called
+    /// for an object that is being removed.
     fn with_object<R>(&self, id: ObjectId, f: impl FnOnce(Option<&[u8]>) -> R) -> R;
 
     /// Forgets the object, if it has not lost it.
@@ -122,7 +129,8 @@ pub struct UnknownObject {
 /// What ONE knows of an object.
 #[derive(Default)]
 struct Entry {
-    /// Twice the number of references, and 1 more if the key is a digest. No references: dead, or never used.
+    /// Twice the number of references, and 1 more if the key is a digest. No references: dead, or
+    /// never used.
     state: AtomicU64,
     /// The digest that is the key; of no meaning if the object is its own.
     digest: [AtomicU64; 2],
@@ -231,9 +239,10 @@ impl<S: ObjectStore> One<S> {
         }
     }
 
-    /// An engine over a store that has objects already: the first one's identity is 0, and this its digest, the next one's is 1, and so on.
-    /// Each has one reference, the caller's. They are found as if they had been put by [`put_by`](One::put_by); of several with
-    /// one digest, the last. None of them is read.
+    /// An engine over a store that has objects already: the first one's identity is 0, and this its
+    /// digest, the next one's is 1, and so on. Each has one reference, the caller's. They are
+    /// found as if they had been put by [`put_by`](One::put_by); of several with one digest,
+    /// the last. None of them is read.
     ///
     /// # Panics
     ///
@@ -274,7 +283,8 @@ impl<S: ObjectStore> One<S> {
         self.put_under(&self.key(object), object)
     }
 
-    /// As [`put`](One::put), under a digest of the caller's: whatever makes equal objects equal numbers, and others hardly ever.
+    /// As [`put`](One::put), under a digest of the caller's: whatever makes equal objects equal
+    /// numbers, and others hardly ever.
     ///
     /// # Errors
     ///
@@ -308,7 +318,8 @@ impl<S: ObjectStore> One<S> {
                     return Ok(Put { id: ObjectId(handle.0), new: false });
                 }
                 Met::Other => return Ok(Put { id, new: true }),
-                // Pinned: this handle still means the dead or lost object, and no other that we would take out in error.
+                // Pinned: this handle still means the dead or lost object, and no other that we would take out in
+                // error.
                 Met::Dead | Met::Lost => _ = self.tree.remove(key.bytes(), handle),
             }
         }
@@ -316,7 +327,8 @@ impl<S: ObjectStore> One<S> {
 
     /// Looks for an object. The stored object's bytes were equal when they were compared.
     ///
-    /// Takes no reference: where others release, the answer may be out of date at once. To be sure, [`put`](One::put).
+    /// Takes no reference: where others release, the answer may be out of date at once. To be sure,
+    /// [`put`](One::put).
     pub fn query(&self, object: &[u8]) -> Option<ObjectId> {
         let _guard = pin::pin();
         let key = self.key(object);
@@ -325,15 +337,17 @@ impl<S: ObjectStore> One<S> {
         (is_same && self.references(ObjectId(handle.0)) > 0).then_some(ObjectId(handle.0))
     }
 
-    /// Looks for an object that was put by this digest. Nothing is read or compared: what is found is likely the one that is looked
-    /// for, which [`claim`](One::claim) proves. Takes no reference.
+    /// Looks for an object that was put by this digest. Nothing is read or compared: what is found
+    /// is likely the one that is looked for, which [`claim`](One::claim) proves. Takes no
+    /// reference.
     pub fn find(&self, digest: u128) -> Option<ObjectId> {
         let _guard = pin::pin();
         let id = ObjectId(self.tree.query(&digest.to_be_bytes())?.0);
         self.is_findable(id).then_some(id)
     }
 
-    /// [`find`](One::find) for each of these digests, in their order; quicker, for what they need is fetched side by side.
+    /// [`find`](One::find) for each of these digests, in their order; quicker, for what they need
+    /// is fetched side by side.
     pub fn find_many(&self, digests: &[u128]) -> Vec<Option<ObjectId>> {
         const GROUP: usize = 64;
         let mut all = Vec::with_capacity(digests.len());
@@ -353,7 +367,8 @@ impl<S: ObjectStore> One<S> {
         self.entry(id).is_by_digest() && self.references(id) > 0
     }
 
-    /// Takes a reference to an object if it is there and equal to `object`, byte by byte; says whether it did.
+    /// Takes a reference to an object if it is there and equal to `object`, byte by byte; says
+    /// whether it did.
     pub fn claim(&self, id: ObjectId, object: &[u8]) -> bool {
         let _guard = pin::pin();
         if self.tree.keys().entries.get(id.0).and_then(Entry::acquire).is_none() {
@@ -367,7 +382,8 @@ impl<S: ObjectStore> One<S> {
         equal
     }
 
-    /// Takes a further reference to an object that the caller holds a reference to. Gives how many there are now.
+    /// Takes a further reference to an object that the caller holds a reference to. Gives how many
+    /// there are now.
     ///
     /// # Errors
     ///
@@ -377,10 +393,11 @@ impl<S: ObjectStore> One<S> {
         self.tree.keys().entries.get(id.0).and_then(Entry::acquire).ok_or(UnknownObject { id })
     }
 
-    /// Gives back a reference; the last one takes the object out of the store. Gives how many are left.
+    /// Gives back a reference; the last one takes the object out of the store. Gives how many are
+    /// left.
     ///
-    /// The caller must hold a reference. Whoever releases more often than that releases somebody else's: an error is
-    /// all but certain, but which object it hits is not.
+    /// The caller must hold a reference. Whoever releases more often than that releases somebody
+    /// else's: an error is all but certain, but which object it hits is not.
     ///
     /// # Errors
     ///
@@ -389,8 +406,8 @@ impl<S: ObjectStore> One<S> {
         let guard = pin::pin();
         let left = self.tree.keys().entries.get(id.0).and_then(Entry::give_back).ok_or(UnknownObject { id })?;
         if left == 0 {
-            // It may not be in the tree: taken out by a `put`, or never in. Where the store has lost it, the tree
-            // drops it when it meets it.
+            // It may not be in the tree: taken out by a `put`, or never in. Where the store has lost it, the
+            // tree drops it when it meets it.
             let handle = Handle(id.0);
             self.tree.keys().with_key(handle, |key| key.is_some_and(|key| self.tree.remove(key, handle)));
             self.store().remove(id);
@@ -455,7 +472,8 @@ impl<S: ObjectStore> One<S> {
         pin::later(guard, move || free.push(id.0));
     }
 
-    /// What the object behind a handle, which the tree gave for `key`, is to `object`, which has that key.
+    /// What the object behind a handle, which the tree gave for `key`, is to `object`, which has
+    /// that key.
     fn compare(&self, handle: Handle, key: &Key<'_>, object: &[u8]) -> Met {
         let id = ObjectId(handle.0);
         match (self.entry(id).is_by_digest(), key) {

@@ -1,17 +1,20 @@
 //! Nodes to take and to give back.
 //!
-//! Nodes lie in regions of memory, each twice as large as the one before, that stay where they are as long as the pool lives. A pool
-//! is given back to the system whole: the tree makes a new one when it has shrunk (module `resize`).
+//! Nodes lie in regions of memory, each twice as large as the one before, that stay where they are
+//! as long as the pool lives. A pool is given back to the system whole: the tree makes a new one
+//! when it has shrunk (module `resize`).
 //!
-//! Unlinked nodes hang in *limbo* lists, one per shard and epoch modulo 8; free ones in a *free* list per shard. The
-//! lists run through the nodes: an unlinked node has one dead link, to the leaf whose removal unlinked it, and the list's
-//! link takes its place and still reads as a removed leaf, so that a search that stands on the node finds the same. (A
-//! thread that still helps to unlink the node may even tag that link; so its tag is ignored.) All are stacks with a
-//! compare-and-swap at the head. A limbo list is only ever taken whole. A pop from a free list cannot be fooled by a head that went and
-//! came back (ABA): it is done pinned, and a node gets into a free list once in its life, after a grace period.
+//! Unlinked nodes hang in *limbo* lists, one per shard and epoch modulo 8; free ones in a *free*
+//! list per shard. The lists run through the nodes: an unlinked node has one dead link, to the leaf
+//! whose removal unlinked it, and the list's link takes its place and still reads as a removed
+//! leaf, so that a search that stands on the node finds the same. (A thread that still helps to
+//! unlink the node may even tag that link; so its tag is ignored.) All are stacks with a
+//! compare-and-swap at the head. A limbo list is only ever taken whole. A pop from a free list
+//! cannot be fooled by a head that went and came back (ABA): it is done pinned, and a node gets
+//! into a free list once in its life, after a grace period.
 //!
-//! A thread pinned at *q* takes the lists of *q* − 3 to *q* − 6 modulo 8. Nobody meanwhile is pinned later than
-//! *q* + 1, which is *q* − 7 modulo 8, so nothing too young can be in them.
+//! A thread pinned at *q* takes the lists of *q* − 3 to *q* − 6 modulo 8. Nobody meanwhile is
+//! pinned later than *q* + 1, which is *q* − 7 modulo 8, so nothing too young can be in them.
 //!
 //! Sharding is for speed alone: every thread may take from every shard.
 #![allow(unsafe_code)] // nodes are reached through addresses in link words
@@ -77,14 +80,14 @@ pub(crate) struct Pool {
 /// The node that an inner link leads to.
 ///
 /// # Safety
-/// `link` was read in the tree under `pin`, or comes from [`Pool::allocate`] under it, or from a list that the caller owns
-/// under it.
+/// `link` was read in the tree under `pin`, or comes from [`Pool::allocate`] under it, or from a
+/// list that the caller owns under it.
 #[inline]
 pub(crate) unsafe fn node<'p>(link: u64, _pin: &'p Pin<'_>) -> &'p Node {
-    // SAFETY: an address gets into a word only from `Pool::allocate`, so it is that of an element of one of its pool's
-    // regions, whose provenance was exposed there. A pool lives at least until a grace period has passed since the last link
-    // into it was in reach (`resize`), so until the pin ends. A node is two atomics, so shared references are all
-    // that is ever made to it.
+    // SAFETY: an address gets into a word only from `Pool::allocate`, so it is that of an element of
+    // one of its pool's regions, whose provenance was exposed there. A pool lives at least until a
+    // grace period has passed since the last link into it was in reach (`resize`), so until the pin
+    // ends. A node is two atomics, so shared references are all that is ever made to it.
     unsafe { &*ptr::with_exposed_provenance::<Node>(word::address(link) as usize) }
 }
 
@@ -136,8 +139,8 @@ impl Pool {
         self.push(&self.shards[pin.number].free, word::list(address, 0), word::list(address, 0), pin);
     }
 
-    /// Makes the other word of a free node one that no search may meet; debug builds find out those that do. (Loom
-    /// has enough to do.)
+    /// Makes the other word of a free node one that no search may meet; debug builds find out those
+    /// that do. (Loom has enough to do.)
     #[inline]
     fn poison(&self, link: u64, pin: &Pin<'_>) {
         if cfg!(all(debug_assertions, not(loom))) {
@@ -148,7 +151,8 @@ impl Pool {
 
     /// The word of a list's node that holds the list's next link.
     fn next<'p>(&self, link: u64, pin: &'p Pin<'_>) -> &'p AtomicU64 {
-        // SAFETY: list links lead to nodes of this pool, which lives as long as `self`; and the lists are read under a pin.
+        // SAFETY: list links lead to nodes of this pool, which lives as long as `self`; and the lists are
+        // read under a pin.
         unsafe { &node(link, pin).0[word::list_side(link)] }
     }
 
@@ -170,7 +174,8 @@ impl Pool {
         let end = self.next(last, pin);
         let mut now = head.load(Relaxed);
         loop {
-            // A swap, not a store: loom may put a store on either side of a late helper's tag, and read neither.
+            // A swap, not a store: loom may put a store on either side of a late helper's tag, and read
+            // neither.
             end.swap(now, Relaxed);
             match head.compare_exchange_weak(now, first, AcqRel, Relaxed) {
                 Ok(_) => return,
@@ -236,7 +241,8 @@ impl Pool {
         1 << (FIRST_BITS as usize + region)
     }
 
-    /// The address of the first node of a block, by its number; makes its region if it is not there yet.
+    /// The address of the first node of a block, by its number; makes its region if it is not there
+    /// yet.
     fn address(&self, number: u64) -> u64 {
         let (region, offset) = Self::place(number);
         assert!(region < REGIONS, "a tree has at most 2^40 nodes");
@@ -275,8 +281,8 @@ impl Pool {
         (0..REGIONS).filter(made).map(|region| (Self::region_len(region) * size_of::<Node>()) as u64).sum()
     }
 
-    /// Checks, at rest, that every node is live or in a list, and that once. `live` holds addresses, of which it takes this
-    /// pool's out.
+    /// Checks, at rest, that every node is live or in a list, and that once. `live` holds
+    /// addresses, of which it takes this pool's out.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn check(&self, live: &mut std::collections::BTreeSet<u64>, pin: &Pin<'_>) {
         let mut own = std::collections::BTreeSet::new();
@@ -375,7 +381,8 @@ mod tests {
 
     const LIVE: u64 = 11;
 
-    /// A reader who got a node before it was unlinked must find in it what was there; a node is used again all the same.
+    /// A reader who got a node before it was unlinked must find in it what was there; a node is
+    /// used again all the same.
     #[test]
     fn grace() {
         static REUSED: Count = Count::new();

@@ -1,11 +1,13 @@
-//! The atomics: the standard library's, or loom's where `--cfg loom` asks for a model-checked build.
+//! The atomics: the standard library's, or loom's where `--cfg loom` asks for a model-checked
+//! build.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-/// Counters that nothing depends on. The standard library's under loom too: they need not be modelled.
+/// Counters that nothing depends on. The standard library's under loom too: they need not be
+/// modelled.
 pub(crate) use std::sync::atomic::AtomicU64 as Counter;
 
 /// A number for this thread; threads that start one after the other get different ones.

@@ -1,26 +1,32 @@
 //! Growing and shrinking, a few slots at a time.
 //!
-//! A directory has between two thirds of a slot and one and a third for a key, until many keys are removed. When the tree has outgrown it, or has become much
-//! smaller, a new one is made, and every operation that changes the tree from then on moves a few *units* to it. Nobody waits, and
-//! no call does more than a few units; so there is no moment at which a tree of any size is rebuilt.
+//! A directory has between two thirds of a slot and one and a third for a key, until many keys are
+//! removed. When the tree has outgrown it, or has become much smaller, a new one is made, and every
+//! operation that changes the tree from then on moves a few *units* to it. Nobody waits, and
+//! no call does more than a few units; so there is no moment at which a tree of any size is
+//! rebuilt.
 //!
 //! Moving a unit, by whoever comes by, any number of threads at once:
 //!
-//! 1. The unit's slots in the old directory are *frozen*, that is tagged: no operation changes a tagged link. Searches that find a frozen
-//!    slot go to the new directory; where it is still vacant, they go on from the frozen link.
-//! 2. Growing, a slot becomes two. Where its tree branches at just this bit, its node's two links are frozen and become the links of the
-//!    two slots; otherwise all of the tree goes to the side that the fingerprint of any of its leaves tells.
-//!    Shrinking, some slots become one: all their nodes that branch within the fingerprint are frozen, and copied,
-//!    with new nodes where slots are joined.
-//! 3. The new slots are filled by compare-and-swap from vacant. What was frozen is the same for all threads, so it does not
-//!    matter who is first; the first who fills a unit's *first* slot, which comes last, counts the unit.
+//! 1. The unit's slots in the old directory are *frozen*, that is tagged: no operation changes a
+//!    tagged link. Searches that find a frozen slot go to the new directory; where it is still
+//!    vacant, they go on from the frozen link.
+//! 2. Growing, a slot becomes two. Where its tree branches at just this bit, its node's two links
+//!    are frozen and become the links of the two slots; otherwise all of the tree goes to the side
+//!    that the fingerprint of any of its leaves tells. Shrinking, some slots become one: all their
+//!    nodes that branch within the fingerprint are frozen, and copied, with new nodes where slots
+//!    are joined.
+//! 3. The new slots are filled by compare-and-swap from vacant. What was frozen is the same for all
+//!    threads, so it does not matter who is first; the first who fills a unit's *first* slot, which
+//!    comes last, counts the unit.
 //!
-//! Who counts the last unit makes the new directory the current one. After growing, the old one is *swept*, again a few slots at
-//! a time, when a grace period has passed: its nodes that became two slots are free now. After shrinking, all
-//! its nodes were copied, and go back to the system with their pool. The old directory goes after another grace period.
+//! Who counts the last unit makes the new directory the current one. After growing, the old one is
+//! *swept*, again a few slots at a time, when a grace period has passed: its nodes that became two
+//! slots are free now. After shrinking, all its nodes were copied, and go back to the system with
+//! their pool. The old directory goes after another grace period.
 //!
-//! Nodes that branch after the fingerprint come from a pool of their own and are never copied. There are few, unless many keys have
-//! equal heads.
+//! Nodes that branch after the fingerprint come from a pool of their own and are never copied.
+//! There are few, unless many keys have equal heads.
 
 use crate::KeySource;
 use crate::directory::{Directory, MAX_BITS, MIN_BITS};
@@ -37,8 +43,9 @@ use std::sync::Arc;
 /// Units that an operation moves, or slots that it sweeps. A power of two, at most 2^[`MIN_BITS`].
 const STEP: u64 = if cfg!(loom) { 1 } else { 8 };
 
-/// So many keys a directory of so many bits is for: three for two slots. With more, ways get longer; with fewer, both directories together
-/// would take more than 24 bytes a key while the tree grows.
+/// So many keys a directory of so many bits is for: three for two slots. With more, ways get
+/// longer; with fewer, both directories together would take more than 24 bytes a key while the tree
+/// grows.
 fn most(bits: u32) -> u64 {
     3 << bits >> 1
 }
@@ -47,7 +54,8 @@ fn most(bits: u32) -> u64 {
 type Made = SmallVec<[u64; 16]>;
 
 impl<K: KeySource> SdTree<K> {
-    /// What an operation that has changed the tree does for its size. `look`: it is this one's turn to look at it.
+    /// What an operation that has changed the tree does for its size. `look`: it is this one's turn
+    /// to look at it.
     #[inline]
     pub(crate) fn upkeep(&self, pin: &Pin<'_>, look: bool) {
         let dir = self.current(pin);
@@ -82,9 +90,9 @@ impl<K: KeySource> SdTree<K> {
         }
     }
 
-    /// Begins to move from `dir` to a directory of so many bits, unless the tree is still busy with the last one, or has
-    /// left `dir` since the caller came to want this. The bits are meant for that directory and no other: a unit of a
-    /// growing one becomes two slots, never four.
+    /// Begins to move from `dir` to a directory of so many bits, unless the tree is still busy with
+    /// the last one, or has left `dir` since the caller came to want this. The bits are meant
+    /// for that directory and no other: a unit of a growing one becomes two slots, never four.
     pub(crate) fn resize(&self, dir: &Directory, bits: u32) {
         // A directory that was left has a next one for good.
         if !dir.next.load(Acquire).is_null() || !self.left.load(Acquire).is_null() || bits == dir.bits {
@@ -156,7 +164,8 @@ impl<K: KeySource> SdTree<K> {
         links
     }
 
-    /// The link of the slot that takes the place of these frozen ones, which begin to differ at bit `bit`.
+    /// The link of the slot that takes the place of these frozen ones, which begin to differ at bit
+    /// `bit`.
     fn join(&self, pin: &Pin<'_>, next: &Directory, bit: u32, old: &[AtomicU64], made: &mut Made) -> u64 {
         if let [slot] = old {
             return self.copy(pin, next, slot.load(Acquire) & !TAG, made);
@@ -194,7 +203,8 @@ impl<K: KeySource> SdTree<K> {
         }
     }
 
-    /// The last unit was moved: `next` is the directory now. One thread comes here, once for each directory.
+    /// The last unit was moved: `next` is the directory now. One thread comes here, once for each
+    /// directory.
     fn leave(&self, pin: &Pin<'_>, dir: &Directory, next: &Directory) {
         dir.left_at.store(pin.epoch, Relaxed);
         let (old, new) = (ptr::from_ref(dir).cast_mut(), ptr::from_ref(next).cast_mut());
@@ -261,7 +271,8 @@ impl<K: KeySource> SdTree<K> {
         }
     }
 
-    /// Finishes a resize that is under way, sweeps and drops what is left of it. Nobody may be pinned.
+    /// Finishes a resize that is under way, sweeps and drops what is left of it. Nobody may be
+    /// pinned.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn finish(&self) {
         loop {

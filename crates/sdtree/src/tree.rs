@@ -1,9 +1,11 @@
-//! The tree: search, insertion, removal. The picture is at the top of the crate, the proof sketch in `docs/sdtree.md`.
+//! The tree: search, insertion, removal. The picture is at the top of the crate, the proof sketch
+//! in `docs/sdtree.md`.
 //!
-//! What holds of every node from its first link to its last: *all keys that are ever below it agree before its
-//! position* (its prefix, which never changes), *and the keys below its side `b` have bit `b` there*. So an insertion that
-//! knows one key below a node knows where its own key leaves the node's prefix; and this is still true when its
-//! compare-and-swap comes, however many keys have come and gone below the node.
+//! What holds of every node from its first link to its last: *all keys that are ever below it agree
+//! before its position* (its prefix, which never changes), *and the keys below its side `b` have
+//! bit `b` there*. So an insertion that knows one key below a node knows where its own key leaves
+//! the node's prefix; and this is still true when its compare-and-swap comes, however many keys
+//! have come and gone below the node.
 #![allow(unsafe_code)] // nodes and directories are reached through addresses in atomics
 
 use crate::directory::{Directory, MIN_BITS};
@@ -21,8 +23,8 @@ use std::sync::Arc;
 
 /// A lock-free set of keys that live with the caller: see the crate's page.
 ///
-/// Any number of threads may call anything at any time; every call is linearisable except the counting ones and
-/// [`for_each`](SdTree::for_each).
+/// Any number of threads may call anything at any time; every call is linearisable except the
+/// counting ones and [`for_each`](SdTree::for_each).
 pub struct SdTree<K: KeySource> {
     source: K,
     pub(crate) mixer: Mixer,
@@ -45,7 +47,8 @@ struct Step<'p> {
     word: u64,
 }
 
-/// The way of a search from a slot of the directory to a leaf (or to a slot without one). Positions grow along it.
+/// The way of a search from a slot of the directory to a leaf (or to a slot without one). Positions
+/// grow along it.
 type Path<'p> = SmallVec<[Step<'p>; 16]>;
 
 /// Bytes of a cache line.
@@ -89,7 +92,8 @@ impl<K: KeySource> SdTree<K> {
 
     /// Looks for `key`. The stored key's bytes were equal to it when they were compared.
     ///
-    /// Where the fingerprint at the predicted place is not this key's, the source is not asked at all.
+    /// Where the fingerprint at the predicted place is not this key's, the source is not asked at
+    /// all.
     pub fn query(&self, key: &[u8]) -> Option<Handle> {
         let pin = self.epoch.pin();
         let key = self.mixer.key(key);
@@ -127,7 +131,8 @@ impl<K: KeySource> SdTree<K> {
         self.source.with_key(handle, |stored| stored.is_some_and(|stored| equal(stored, key.bytes))).then_some(handle)
     }
 
-    /// What a look-up of `key` costs, counted: a second, slower query that answers nothing else. For statistics.
+    /// What a look-up of `key` costs, counted: a second, slower query that answers nothing else.
+    /// For statistics.
     pub fn examine(&self, key: &[u8]) -> Examined {
         let pin = self.epoch.pin();
         let key = self.mixer.key(key);
@@ -221,8 +226,9 @@ impl<K: KeySource> SdTree<K> {
 
     /// Removes `key` if it is stored under `handle`, and says whether it was.
     ///
-    /// The source is not asked: this works when it no longer has the key. `key` must be as it was at insertion. (If `handle` is stored
-    /// under another key that has the same place and fingerprint, that one may be removed instead.)
+    /// The source is not asked: this works when it no longer has the key. `key` must be as it was
+    /// at insertion. (If `handle` is stored under another key that has the same place and
+    /// fingerprint, that one may be removed instead.)
     pub fn remove(&self, key: &[u8], handle: Handle) -> bool {
         if key.len() > MAX_KEY_LEN || handle > Handle::MAX {
             return false;
@@ -273,8 +279,9 @@ impl<K: KeySource> SdTree<K> {
 
     /// Calls `f` for every handle, in no particular order.
     ///
-    /// Weakly consistent: a key that is there throughout is seen exactly once; one that comes or goes meanwhile may be seen or
-    /// not, and one that goes and comes back may be seen twice. No memory is reclaimed while this runs. `f` may change the tree.
+    /// Weakly consistent: a key that is there throughout is seen exactly once; one that comes or
+    /// goes meanwhile may be seen or not, and one that goes and comes back may be seen twice.
+    /// No memory is reclaimed while this runs. `f` may change the tree.
     pub fn for_each(&self, mut f: impl FnMut(Handle)) {
         let pin = self.epoch.pin();
         let dir = self.current(&pin);
@@ -291,8 +298,9 @@ impl<K: KeySource> SdTree<K> {
             && let Some(next) = self.directory(&dir.next, pin)
             && next.bits > dir.bits
         {
-            // Of a slot that becomes two, both are looked at in the same directory: a key is in one or in the other. What comes
-            // after a shrunk directory is not looked at: what was frozen has all that was there throughout.
+            // Of a slot that becomes two, both are looked at in the same directory: a key is in one or in the
+            // other. What comes after a shrunk directory is not looked at: what was frozen has all
+            // that was there throughout.
             let [left, right] = [2 * slot, 2 * slot + 1];
             if next.slots[left].load(Acquire) != VACANT {
                 self.walk_slot(pin, next, left, todo, f);
@@ -329,24 +337,27 @@ impl<K: KeySource> SdTree<K> {
 
     #[inline]
     pub(crate) fn directory_at<'p>(&self, at: *const Directory, _pin: &'p Pin<'_>) -> Option<&'p Directory> {
-        // SAFETY: all pointers between directories come from `Box::into_raw`, and were read under the pin. A directory is dropped
-        // by whoever took it out of the list of doomed ones, when a grace period has passed since it got there, and before
-        // it got there no other pointer to it was left in reach.
+        // SAFETY: all pointers between directories come from `Box::into_raw`, and were read under the pin.
+        // A directory is dropped by whoever took it out of the list of doomed ones, when a grace
+        // period has passed since it got there, and before it got there no other pointer to it was
+        // left in reach.
         unsafe { at.as_ref() }
     }
 
     /// Frees a directory.
     pub(crate) fn free_directory(&self, at: *mut Directory) {
-        // SAFETY: the callers are those who found the grace period over, who made it and kept it, and `drop`; each has it
-        // alone, and it came from `Box::into_raw`.
+        // SAFETY: the callers are those who found the grace period over, who made it and kept it, and
+        // `drop`; each has it alone, and it came from `Box::into_raw`.
         drop(unsafe { Box::from_raw(at) });
     }
 
-    /// The node that an inner link leads to, which was read in this tree under `pin`, or was made from a new node.
+    /// The node that an inner link leads to, which was read in this tree under `pin`, or was made
+    /// from a new node.
     #[inline]
     pub(crate) fn node<'p>(&self, link: u64, pin: &'p Pin<'_>) -> &'p Node {
         debug_assert!(is_inner(link));
-        // SAFETY: all callers are in this module and in `resize` and `batch`, and keep to what is said above.
+        // SAFETY: all callers are in this module and in `resize` and `batch`, and keep to what is said
+        // above.
         unsafe { node(link, pin) }
     }
 
@@ -356,8 +367,8 @@ impl<K: KeySource> SdTree<K> {
         if u32::from(position) < FINGERPRINT_END { &dir.pool } else { &self.far }
     }
 
-    /// Goes down to where `key` leads, and finishes the removals and moves whose tagged links lie on the way. Returns the
-    /// directory in which the way begins.
+    /// Goes down to where `key` leads, and finishes the removals and moves whose tagged links lie
+    /// on the way. Returns the directory in which the way begins.
     fn seek<'p>(&self, pin: &'p Pin<'_>, key: &Key<'_>, path: &mut Path<'p>) -> &'p Directory {
         'again: loop {
             path.clear();
@@ -389,7 +400,8 @@ impl<K: KeySource> SdTree<K> {
         }
     }
 
-    /// Compares `key` with the key of the leaf at the end of `path`, which has the same fingerprint.
+    /// Compares `key` with the key of the leaf at the end of `path`, which has the same
+    /// fingerprint.
     fn compare(&self, pin: &Pin<'_>, key: &Key<'_>, path: &Path<'_>) -> Comparison {
         let end = path[path.len() - 1].word;
         let branches = || path.iter().rev().skip(1).map(|step| position(step.word));
@@ -400,7 +412,8 @@ impl<K: KeySource> SdTree<K> {
             let Some(place) = first_difference(key, &stored) else {
                 return Comparison::Same;
             };
-            // The key that was inserted here has this fingerprint, and the bits of `key` wherever the path branches.
+            // The key that was inserted here has this fingerprint, and the bits of `key` wherever the path
+            // branches.
             let fits = |branch| key.bit(branch) == stored.bit(branch);
             if word::same_fingerprint(end, word::leaf(0, stored.head)) && branches().all(fits) {
                 Comparison::Differ(place)
@@ -414,8 +427,9 @@ impl<K: KeySource> SdTree<K> {
         }
     }
 
-    /// Whether a second key agrees that `key` leaves the others at `place`: one from the other side of the node above which it
-    /// would go. Without one, or if that one is itself not what it was, the first is believed.
+    /// Whether a second key agrees that `key` leaves the others at `place`: one from the other side
+    /// of the node above which it would go. Without one, or if that one is itself not what it
+    /// was, the first is believed.
     fn confirmed(&self, pin: &Pin<'_>, key: &Key<'_>, path: &Path<'_>, place: u16) -> bool {
         let below = path[place_in(path, place)].word;
         if !is_inner(below) {
@@ -474,14 +488,16 @@ impl<K: KeySource> SdTree<K> {
         flagged
     }
 
-    /// Unlinks the flagged leaf at the end of `path`; false if something else has changed there first.
+    /// Unlinks the flagged leaf at the end of `path`; false if something else has changed there
+    /// first.
     fn unlink_leaf(&self, pin: &Pin<'_>, dir: &Directory, key: &Key<'_>, path: &Path<'_>) -> bool {
         let parent = path[path.len() - 2];
         self.unlink(pin, dir, parent, key.bit(position(parent.word)))
     }
 
-    /// Puts the sibling of a node's flagged leaf, on side `dead`, in the place of the node. Does nothing if there is no such leaf: then
-    /// the node is frozen because its slot is being moved.
+    /// Puts the sibling of a node's flagged leaf, on side `dead`, in the place of the node. Does
+    /// nothing if there is no such leaf: then the node is frozen because its slot is being
+    /// moved.
     fn unlink(&self, pin: &Pin<'_>, dir: &Directory, step: Step<'_>, dead: usize) -> bool {
         let node = self.node(step.word, pin);
         if node.load(dead) & FLAG == 0 {
@@ -496,9 +512,10 @@ impl<K: KeySource> SdTree<K> {
     }
 }
 
-/// Whether two keys are equal, which is likely: their fingerprints are. All of the stored key is asked for before anything is compared,
-/// because long keys mostly come from memory, and the processor's own prefetching takes a while to get under way. (For the
-/// other key, whose samples were read already, it costs more than it saves.)
+/// Whether two keys are equal, which is likely: their fingerprints are. All of the stored key is
+/// asked for before anything is compared, because long keys mostly come from memory, and the
+/// processor's own prefetching takes a while to get under way. (For the other key, whose samples
+/// were read already, it costs more than it saves.)
 #[inline]
 fn equal(stored: &[u8], key: &[u8]) -> bool {
     if stored.len() != key.len() {
@@ -518,8 +535,8 @@ impl<K: KeySource> Drop for SdTree<K> {
         let mut all: SmallVec<[*mut Directory; 4]> = SmallVec::new();
         for first in [&self.current, &self.left, &self.doomed] {
             let mut at = first.load(Relaxed);
-            // SAFETY: `&mut self`: nobody else has any of them, and each is in one place. The current one leads to the next; the one that
-            // was left leads to the current one, which is freed as such.
+            // SAFETY: `&mut self`: nobody else has any of them, and each is in one place. The current one leads
+            // to the next; the one that was left leads to the current one, which is freed as such.
             while let Some(dir) = unsafe { at.as_ref() } {
                 all.push(at);
                 at = match first {

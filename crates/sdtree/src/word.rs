@@ -11,16 +11,19 @@
 //!        63 ───────────────── 24 23 ────── 4
 //! ```
 //!
-//! The position of a node stands in the link that leads to it, so that the node itself is two links and nothing else. Nodes are
-//! aligned to 16 bytes and lie below 2⁴⁸, where the kernel places all mappings of a process that does not ask for more.
+//! The position of a node stands in the link that leads to it, so that the node itself is two links
+//! and nothing else. Nodes are aligned to 16 bytes and lie below 2⁴⁸, where the kernel places all
+//! mappings of a process that does not ask for more.
 
 /// The link leads to a leaf.
 pub(crate) const LEAF: u64 = 1;
 /// The leaf that this link leads to has been removed. Only on leaf links.
 pub(crate) const FLAG: u64 = 2;
-/// This link will not change any more: its node is being unlinked, or its slot is being moved to another directory.
+/// This link will not change any more: its node is being unlinked, or its slot is being moved to
+/// another directory.
 pub(crate) const TAG: u64 = 4;
-/// Not a leaf but the link of a list of nodes; reads as a removed leaf, because searches may still come by.
+/// Not a leaf but the link of a list of nodes; reads as a removed leaf, because searches may still
+/// come by.
 const LIST: u64 = 8;
 
 /// A slot of a directory that nothing was ever stored in.
@@ -32,7 +35,8 @@ pub(crate) const POISON: u64 = LIST;
 /// The end of a list of nodes.
 pub(crate) const NIL: u64 = LEAF | FLAG | LIST;
 
-/// The first bit of a key's head that is part of the fingerprint. A directory has at least so many bits.
+/// The first bit of a key's head that is part of the fingerprint. A directory has at least so many
+/// bits.
 pub(crate) const FINGERPRINT_START: u32 = if cfg!(loom) { 1 } else { 8 };
 /// Width of a fingerprint.
 const FINGERPRINT_BITS: u32 = 20;
@@ -113,8 +117,8 @@ pub(crate) fn fingerprint_bit(word: u64, position: u32) -> usize {
     (word >> (HANDLE_SHIFT - 1 - (position - FINGERPRINT_START))) as usize & 1
 }
 
-/// A link in a list of unlinked or free nodes: the list goes on at the node at `address`, whose next such link is in its
-/// word `side`.
+/// A link in a list of unlinked or free nodes: the list goes on at the node at `address`, whose
+/// next such link is in its word `side`.
 #[inline]
 pub(crate) fn list(address: u64, side: usize) -> u64 {
     debug_assert!(is_address(address));

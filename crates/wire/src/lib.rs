@@ -1,8 +1,9 @@
 //! The messages between the daemon and the agent inside a client.
 //!
-//! One `SOCK_SEQPACKET` connection per client; every packet is one message, encoded with `postcard`. The order of the
-//! packets is the order of events: the agent queues a [`ToDaemon::Report`] or [`ToDaemon::Discarded`] under the same lock
-//! that it holds while it changes mappings, so that a reader who applies them in order has the truth.
+//! One `SOCK_SEQPACKET` connection per client; every packet is one message, encoded with
+//! `postcard`. The order of the packets is the order of events: the agent queues a
+//! [`ToDaemon::Report`] or [`ToDaemon::Discarded`] under the same lock that it holds while it
+//! changes mappings, so that a reader who applies them in order has the truth.
 //!
 //! ```text
 //! agent                                   daemon
@@ -18,8 +19,8 @@
 //!   Discarded / RegionShrunk (any time) ───▶
 //! ```
 //!
-//! Neither side trusts the other: decoding is bounded, and what a message asks for is checked against the receiver's own
-//! tables before it is done.
+//! Neither side trusts the other: decoding is bounded, and what a message asks for is checked
+//! against the receiver's own tables before it is done.
 
 pub mod recycle;
 
@@ -44,17 +45,20 @@ pub const MAX_DIGESTS: u32 = 1_024;
 pub const ENV_SOCKET: &str = "PAGEONE_SOCKET";
 /// Name of the domain that the program asks to join.
 pub const ENV_DOMAIN: &str = "PAGEONE_DOMAIN";
-/// `split` (the default: `madvise(MADV_HUGEPAGE)` on a region is swallowed) or `keep` (it is let through).
+/// `split` (the default: `madvise(MADV_HUGEPAGE)` on a region is swallowed) or `keep` (it is let
+/// through).
 pub const ENV_HUGE_PAGES: &str = "PAGEONE_HUGEPAGES";
 
 /// Layout of the control page: one page of memory shared by daemon and agent, made by the daemon.
 pub mod control {
     /// Bytes in the control page.
     pub const LEN: usize = 4096;
-    /// Offset of an `AtomicU64`: how many forks, which may have copied mappings of frames, the agent has seen. It is
-    /// counted **before** the child exists, so a daemon that reads an old number knows of every child there can be.
+    /// Offset of an `AtomicU64`: how many forks, which may have copied mappings of frames, the
+    /// agent has seen. It is counted **before** the child exists, so a daemon that reads an old
+    /// number knows of every child there can be.
     pub const FORKS: usize = 0;
-    /// Offset of an `AtomicU64`: 1 while the agent may have pages taken away, so that nobody can read them.
+    /// Offset of an `AtomicU64`: 1 while the agent may have pages taken away, so that nobody can
+    /// read them.
     pub const WINDOW: usize = 8;
 }
 
@@ -78,7 +82,8 @@ pub enum ToDaemon {
         /// Forks seen so far (see [`control::FORKS`]).
         forks: u64,
     },
-    /// The program marked this memory as mergeable, and it is registered for asynchronous write-protection.
+    /// The program marked this memory as mergeable, and it is registered for asynchronous
+    /// write-protection.
     RegionAdded {
         /// Its name from now on.
         region: RegionId,
@@ -87,14 +92,16 @@ pub enum ToDaemon {
         /// Bytes, page aligned.
         len: u64,
     },
-    /// A segment that this client holds from an earlier daemon; its file descriptor comes with the packet.
+    /// A segment that this client holds from an earlier daemon; its file descriptor comes with the
+    /// packet.
     SegmentHeld {
         /// Which.
         segment: SegmentId,
     },
     /// Regions and segments are all told.
     Ready,
-    /// This part of a region is no longer managed: unmapped, moved, protected or given back. It maps no frame any more.
+    /// This part of a region is no longer managed: unmapped, moved, protected or given back. It
+    /// maps no frame any more.
     RegionShrunk {
         /// The region.
         region: RegionId,
@@ -131,9 +138,11 @@ pub enum ToDaemon {
 pub struct Report {
     /// The batch.
     pub batch: u64,
-    /// Whether this was its last window. A batch always gets one such report, also when nothing of it could be done.
+    /// Whether this was its last window. A batch always gets one such report, also when nothing of
+    /// it could be done.
     pub last: bool,
-    /// Outcomes, in the order of the runs asked for. An outcome may be a part of a run, or span several; none is left out.
+    /// Outcomes, in the order of the runs asked for. An outcome may be a part of a run, or span
+    /// several; none is left out.
     pub outcomes: Vec<Outcome>,
     /// CPU time that the agent's threads have used since the program started, in nanoseconds.
     pub cpu_ns: u64,
@@ -154,12 +163,14 @@ pub struct Outcome {
     pub result: Fate,
 }
 
-/// The digests of pages, as far as they could be read. They are what the agent says; nothing may depend on their being true.
+/// The digests of pages, as far as they could be read. They are what the agent says; nothing may
+/// depend on their being true.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Digests {
     /// Which [`Digest`] this answers.
     pub request: u64,
-    /// xxh3 (64 bits) of each page, in the order asked for. They end where a page could not be read, or some pages before.
+    /// xxh3 (64 bits) of each page, in the order asked for. They end where a page could not be
+    /// read, or some pages before.
     pub digests: Vec<u64>,
     /// CPU time that the agent's threads have used since the program started, in nanoseconds.
     pub cpu_ns: u64,
@@ -231,7 +242,8 @@ pub struct Merge {
     pub region: RegionId,
     /// At most [`MAX_BATCH_RUNS`] runs of at most [`MAX_BATCH_PAGES`] pages together.
     pub runs: Vec<Run>,
-    /// Pages that were written since the last scan are let be ([`Fate::Differs`]): who wrote them may write again, and would wait.
+    /// Pages that were written since the last scan are let be ([`Fate::Differs`]): who wrote them
+    /// may write again, and would wait.
     pub calm: bool,
 }
 
@@ -302,7 +314,8 @@ pub fn encode<M: Serialize>(message: &M) -> Vec<u8> {
     postcard::to_allocvec(message).unwrap_or_default()
 }
 
-/// Decodes one packet from an agent. The result is well-formed, not trusted: regions and frames are the caller's to check.
+/// Decodes one packet from an agent. The result is well-formed, not trusted: regions and frames are
+/// the caller's to check.
 pub fn decode_to_daemon(packet: &[u8]) -> Result<ToDaemon, DecodeError> {
     let message = decode(packet)?;
     let bounded = match &message {
@@ -326,7 +339,8 @@ pub fn decode_to_daemon(packet: &[u8]) -> Result<ToDaemon, DecodeError> {
     if bounded { Ok(message) } else { Err(DecodeError::Invalid("a range is out of bounds")) }
 }
 
-/// Decodes one packet from the daemon; a batch that comes out is ascending, disjoint and within the limits.
+/// Decodes one packet from the daemon; a batch that comes out is ascending, disjoint and within the
+/// limits.
 pub fn decode_to_agent(packet: &[u8]) -> Result<ToAgent, DecodeError> {
     let message = decode(packet)?;
     if let ToAgent::Merge(merge) = &message {

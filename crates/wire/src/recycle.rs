@@ -17,7 +17,8 @@ pub const MAX_EXTENTS: usize = 64;
 /// The most spans in one [`Recycled`]: each takes up to 10 bytes of a packet.
 pub const MAX_SPANS: usize = 4096;
 
-/// Number of the pool's file descriptor, in the environment of a program that `pageone run --ppr` starts.
+/// Number of the pool's file descriptor, in the environment of a program that `pageone run --ppr`
+/// starts.
 pub const ENV_POOL: &str = "PAGEONE_PPR_POOL";
 /// Number of our end of a connected QMP socket, likewise.
 pub const ENV_QMP: &str = "PAGEONE_PPR_QMP";
@@ -47,8 +48,8 @@ impl Extent {
 /// A pool that the client's guest marks its free pages in; its descriptor comes with the packet.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pool {
-    /// Where the guest's RAM lies, ascending by frame. Empty: not known yet; then a connected QMP socket comes too, and the daemon
-    /// answers with [`crate::ToAgent::Ram`].
+    /// Where the guest's RAM lies, ascending by frame. Empty: not known yet; then a connected QMP
+    /// socket comes too, and the daemon answers with [`crate::ToAgent::Ram`].
     pub extents: Vec<Extent>,
     /// Reclaim period that the client asks for, in milliseconds; 0: the daemon's.
     pub period_ms: u32,
@@ -72,7 +73,8 @@ pub struct Sweep {
     pub runs: u64,
     /// Pages that the guest took back between the look and the claim.
     pub lost: u64,
-    /// The longest that pages were claimed, in nanoseconds: a guest that needs one of them waits for so long at most.
+    /// The longest that pages were claimed, in nanoseconds: a guest that needs one of them waits
+    /// for so long at most.
     pub longest_ns: u64,
     /// CPU time of the sweep, in nanoseconds.
     pub sweep_ns: u64,

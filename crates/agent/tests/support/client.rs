@@ -211,9 +211,11 @@ impl Client {
         format!("{pages}")
     }
 
-    /// Forks; the child checks everything, discards some and moves some. Answers how many things were wrong.
+    /// Forks; the child checks everything, discards some and moves some. Answers how many things
+    /// were wrong.
     fn fork(&self) -> String {
-        // SAFETY: the child makes system calls, and uses the heap only after the C library's own handlers put it in order.
+        // SAFETY: the child makes system calls, and uses the heap only after the C library's own handlers
+        // put it in order.
         match unsafe { libc::fork() } {
             -1 => "cannot fork".into(),
             0 => {
@@ -271,8 +273,8 @@ fn code(result: i32) -> String {
     if result == -1 { format!("{}", std::io::Error::last_os_error().raw_os_error().unwrap()) } else { "0".into() }
 }
 
-/// Writes to pages of one parity, each time checking that the last write is still there. Most writes put back what a
-/// frame holds, so that pages come and go.
+/// Writes to pages of one parity, each time checking that the last write is still there. Most
+/// writes put back what a frame holds, so that pages come and go.
 fn write(words: *mut u64, pages: usize, parity: usize) -> u64 {
     let counts = COUNTS.get().unwrap();
     let (mut seed, mut writes) = (parity as u64 * 77 + 1, 0);
@@ -315,7 +317,8 @@ fn make_mappings(count: usize) -> String {
 fn pin(start: *mut u8, len: usize) -> String {
     let mut params = [0u8; 120];
     let buffer = libc::iovec { iov_base: start.cast(), iov_len: len };
-    // SAFETY: io_uring_setup takes a zeroed io_uring_params of 120 bytes; IORING_REGISTER_BUFFERS (0) an array of iovecs.
+    // SAFETY: io_uring_setup takes a zeroed io_uring_params of 120 bytes; IORING_REGISTER_BUFFERS (0)
+    // an array of iovecs.
     unsafe {
         let ring = libc::syscall(libc::SYS_io_uring_setup, 2, params.as_mut_ptr());
         if ring < 0 {

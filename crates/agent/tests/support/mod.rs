@@ -1,7 +1,7 @@
 //! A small program that marks its memory, and a small daemon that merges it.
 //!
-//! The test executable starts itself again with the library preloaded and a role in its environment; the program then obeys
-//! commands, one a line, and answers each with one line.
+//! The test executable starts itself again with the library preloaded and a role in its
+//! environment; the program then obeys commands, one a line, and answers each with one line.
 
 #![allow(unsafe_code)] // Maps and marks memory.
 #![allow(dead_code)] // Each test file uses its part.

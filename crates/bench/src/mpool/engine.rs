@@ -1,8 +1,9 @@
 //! A small reader of sorted tables: enough of a storage engine for point reads and updates.
 //!
-//! 16 tables share the key space. A table is several blocks (mblocks, or files) of sorted records of 1 KiB, four to a
-//! page; the first key of each page is kept in memory. Updates go to a log and to a memtable; when that holds 4 MiB it
-//! is written as one more block, whose keys are kept in memory and are looked up before the tables.
+//! 16 tables share the key space. A table is several blocks (mblocks, or files) of sorted records
+//! of 1 KiB, four to a page; the first key of each page is kept in memory. Updates go to a log and
+//! to a memtable; when that holds 4 MiB it is written as one more block, whose keys are kept in
+//! memory and are looked up before the tables.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -57,8 +58,8 @@ impl Shape {
     }
 }
 
-/// The share of reads that miss when exactly those pages are in memory that are asked for most: nothing that decides by
-/// pages can do better for long.
+/// The share of reads that miss when exactly those pages are in memory that are asked for most:
+/// nothing that decides by pages can do better for long.
 pub(super) fn least_misses(shape: Shape, memory: usize) -> f64 {
     let records = shape.records();
     let keys = shape.keys();

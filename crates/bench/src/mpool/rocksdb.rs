@@ -59,7 +59,8 @@ pub(super) struct Rocks {
     writing: Ptr,
 }
 
-// SAFETY: "a DB is safe for concurrent access from multiple threads without any external synchronization" (its manual).
+// SAFETY: "a DB is safe for concurrent access from multiple threads without any external
+// synchronization" (its manual).
 unsafe impl Send for Rocks {}
 // SAFETY: as above; the options are only read.
 unsafe impl Sync for Rocks {}
@@ -74,8 +75,9 @@ fn check(error: *mut c_char) -> Result<()> {
 }
 
 impl Rocks {
-    /// `rocksdb` has its defaults, but no compression, as nobody else here compresses. `rocksdb-tuned` reads directly, with a block
-    /// cache of half the memory limit, write buffers of a sixteenth (the default of 64 MiB does not fit) and bloom filters.
+    /// `rocksdb` has its defaults, but no compression, as nobody else here compresses.
+    /// `rocksdb-tuned` reads directly, with a block cache of half the memory limit, write
+    /// buffers of a sixteenth (the default of 64 MiB does not fit) and bloom filters.
     pub(super) fn open(path: &Path, subject: &str, limit: usize) -> Result<Self> {
         let name = CString::new(path.as_os_str().as_encoded_bytes())?;
         let mut error = null_mut();

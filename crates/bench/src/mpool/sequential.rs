@@ -1,7 +1,8 @@
-//! `sequential`: writing and reading whole mblocks, against `fio` with direct I/O in the same directory.
+//! `sequential`: writing and reading whole mblocks, against `fio` with direct I/O in the same
+//! directory.
 //!
-//! An mblock is written to space that was free. So `fio`'s `write` is to a new file; `overwrite` is to the same one once more, which mblocks
-//! cannot do.
+//! An mblock is written to space that was free. So `fio`'s `write` is to a new file; `overwrite` is
+//! to the same one once more, which mblocks cannot do.
 
 use std::io::IoSlice;
 use std::path::{Path, PathBuf};

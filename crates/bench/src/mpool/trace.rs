@@ -1,6 +1,7 @@
 //! `--trace`: where the time of a run went, from the kernel's counters and the cache's own.
 //!
-//! The medium's figures are the whole device's, those of the processors the whole machine's: others count too.
+//! The medium's figures are the whole device's, those of the processors the whole machine's: others
+//! count too.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,8 @@
-//! `ycsb-b` and `ycsb-c`: 95 % or 100 % reads of records of 1 KiB, zipfian 0.99, from tables four times as large as the memory
-//! limit.
+//! `ycsb-b` and `ycsb-c`: 95 % or 100 % reads of records of 1 KiB, zipfian 0.99, from tables four
+//! times as large as the memory limit.
 //!
-//! Every run is a process of its own in a memory control group of its own, with a cold page cache; it runs for a while
-//! before it is measured. Subjects take turns.
+//! Every run is a process of its own in a memory control group of its own, with a cold page cache;
+//! it runs for a while before it is measured. Subjects take turns.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,5 +1,5 @@
-//! The request distribution of YCSB: zipfian, scattered over all items (Gray et al., "Quickly generating billion-record synthetic
-//! databases", SIGMOD 1994, as YCSB has it).
+//! The request distribution of YCSB: zipfian, scattered over all items (Gray et al., "Quickly
+//! generating billion-record synthetic databases", SIGMOD 1994, as YCSB has it).
 
 /// xorshift64*.
 pub(super) struct Random(u64);

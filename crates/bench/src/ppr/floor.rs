@@ -1,4 +1,5 @@
-//! What the kernel alone takes for giving pages back: `madvise(MADV_DONTNEED)` of touched memory, in this process, nothing else around it.
+//! What the kernel alone takes for giving pages back: `madvise(MADV_DONTNEED)` of touched memory,
+//! in this process, nothing else around it.
 
 #![allow(unsafe_code)] // Maps and discards memory of its own.
 
@@ -15,7 +16,8 @@ fn cpu() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Nanoseconds of CPU time for each page, in runs of `run` pages with as many kept behind each (`kept`), or none.
+/// Nanoseconds of CPU time for each page, in runs of `run` pages with as many kept behind each
+/// (`kept`), or none.
 pub(crate) fn ns_per_page(run: usize, kept: bool) -> Result<f64> {
     let len = PAGES * PAGE_SIZE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;

@@ -29,8 +29,8 @@ pub(crate) struct Archive {
 }
 
 impl Archive {
-    /// Makes the archives, or finds them; takes that of the 6.1 kernel, the reference. `Err` with the reason in the inner result: it cannot be
-    /// measured on this host.
+    /// Makes the archives, or finds them; takes that of the 6.1 kernel, the reference. `Err` with
+    /// the reason in the inner result: it cannot be measured on this host.
     pub(crate) fn find() -> Result<Result<Self, String>> {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/ppr-archive.sh");
         let out = Command::new(&script).output().with_context(|| format!("cannot run {}", script.display()))?;
@@ -98,7 +98,8 @@ impl Guest {
         };
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         // Should this program be killed, its guests end too.
-        // SAFETY: between fork and exec the closure makes one system call and touches no memory that another thread may have locked.
+        // SAFETY: between fork and exec the closure makes one system call and touches no memory that
+        // another thread may have locked.
         unsafe {
             command.pre_exec(|| Ok(rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?));
         }
@@ -178,7 +179,8 @@ impl Guest {
         line.rsplit_once(' ')?.1.parse().ok()
     }
 
-    /// Bytes of the host's memory that the guest's RAM takes, without what is shared in a store. A page of KSM counts in parts.
+    /// Bytes of the host's memory that the guest's RAM takes, without what is shared in a store. A
+    /// page of KSM counts in parts.
     pub(crate) fn resident(&self) -> Result<u64> {
         let text = fs::read_to_string(format!("/proc/{}/smaps", self.pid())).context("cannot read a guest's smaps")?;
         Ok(sum(&text, self.ram) << 10)

@@ -1,7 +1,9 @@
 //! The measuring: each subject in turn, several rounds, medians.
 //!
-//! A thread looks at the clock every [`SLICE`] calls, and the median of these slices counts: what other programs on the machine take is
-//! not in it. Before each row of calls other memory is read, so that no subject finds in the caches what the one before it has asked for. Of several threads, only slices count during which all the others were running too.
+//! A thread looks at the clock every [`SLICE`] calls, and the median of these slices counts: what
+//! other programs on the machine take is not in it. Before each row of calls other memory is read,
+//! so that no subject finds in the caches what the one before it has asked for. Of several threads,
+//! only slices count during which all the others were running too.
 
 use std::collections::BTreeMap;
 use std::sync::Barrier;
@@ -146,8 +148,8 @@ impl Slice {
     }
 }
 
-/// Nanoseconds per call: the median of the slices of every thread during which the others were running; the mean over threads. NaN if
-/// there are none.
+/// Nanoseconds per call: the median of the slices of every thread during which the others were
+/// running; the mean over threads. NaN if there are none.
 fn per_call(threads: &[&[Slice]]) -> f64 {
     let typical = |slices: &[Slice]| median(&slices.iter().map(Slice::each).collect::<Vec<_>>());
     // A thread that lost its processor made one long slice.
@@ -278,8 +280,8 @@ fn mixed(s: &mut dyn Session, share: &Share<'_>) -> usize {
     share.hits().enumerate().map(step).filter(|&done| done).count()
 }
 
-/// Keeps this thread on one processor, the same for the same share of the keys, so that what it wrote before is in its own cache.
-/// Where that is not allowed, times scatter a little more.
+/// Keeps this thread on one processor, the same for the same share of the keys, so that what it
+/// wrote before is in its own cache. Where that is not allowed, times scatter a little more.
 fn stay_on(processor: usize) {
     let mut set = rustix::thread::CpuSet::new();
     set.set(processor);

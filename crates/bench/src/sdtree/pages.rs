@@ -1,8 +1,9 @@
 //! The keys of the bench: pages in one mapping, all subjects alike.
 //!
-//! `keys` pages are what gets stored. `hits` are copies of them in other places, as a page that is looked up lies somewhere else
-//! than the one that is known; `misses` are drawn like the keys and equal none of them. A query therefore reads two different
-//! places of memory when it compares, whoever makes it.
+//! `keys` pages are what gets stored. `hits` are copies of them in other places, as a page that is
+//! looked up lies somewhere else than the one that is known; `misses` are drawn like the keys and
+//! equal none of them. A query therefore reads two different places of memory when it compares,
+//! whoever makes it.
 #![allow(unsafe_code)] // one mapping, reached by raw pointers, because rivals want keys that live for ever
 
 use std::cmp::Ordering;
@@ -20,8 +21,8 @@ const HUGE: usize = 2 << 20;
 #[derive(Copy, Clone)]
 pub(super) struct Key(*const [u8; PAGE]);
 
-// SAFETY: a key points into the mapping of a `Pages`, which is never unmapped, and which is written only by `Pages::fill`,
-// whose caller holds it alone and has no subjects.
+// SAFETY: a key points into the mapping of a `Pages`, which is never unmapped, and which is written
+// only by `Pages::fill`, whose caller holds it alone and has no subjects.
 unsafe impl Send for Key {}
 // SAFETY: as above; sharing a key allows reading only.
 unsafe impl Sync for Key {}
@@ -95,7 +96,8 @@ unsafe impl Sync for Pages {}
 unsafe impl Send for Pages {}
 
 impl Pages {
-    /// Memory for so many pages, on huge pages where the kernel has them. It is kept until the process ends.
+    /// Memory for so many pages, on huge pages where the kernel has them. It is kept until the
+    /// process ends.
     pub(super) fn new(pages: usize) -> Result<Self> {
         let len = (pages * PAGE).next_multiple_of(HUGE);
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
@@ -113,7 +115,8 @@ impl Pages {
         self.pages
     }
 
-    /// Writes every page, `f(number, page)`, from several threads. No keys of before may be in use any more.
+    /// Writes every page, `f(number, page)`, from several threads. No keys of before may be in use
+    /// any more.
     pub(super) fn fill(&mut self, f: impl Fn(usize, &mut [u8; PAGE]) + Sync) {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         // SAFETY: the mapping is ours alone (`&mut self`), and has so many pages.
@@ -147,7 +150,8 @@ impl Pages {
 pub(crate) enum Case {
     /// The first 8 bytes differ, the rest is the same everywhere
     Easy,
-    /// Zero bytes of random length, 128 on average, then 8 bytes that differ, then the same everywhere
+    /// Zero bytes of random length, 128 on average, then 8 bytes that differ, then the same
+    /// everywhere
     ZeroPrefix,
     /// Only the last 8 bytes differ
     Late,

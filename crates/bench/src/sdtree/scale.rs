@@ -47,7 +47,8 @@ fn row(case: &str, threads: usize, metric: &'static str, value: f64, unit: &'sta
 /// Calls shorter than this are not looked into.
 const NOTABLE: Duration = Duration::from_micros(20);
 
-/// How often this thread has lost its processor to another: a call in which that happens took longer for no fault of its own.
+/// How often this thread has lost its processor to another: a call in which that happens took
+/// longer for no fault of its own.
 #[allow(unsafe_code)] // getrusage(2)
 fn preemptions() -> i64 {
     // SAFETY: all zeros is a value of the type, and the call writes one.

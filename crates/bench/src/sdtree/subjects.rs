@@ -1,6 +1,7 @@
 //! Who is measured: the SD tree, its rivals, and the floor under all of them.
 //!
-//! Every rival has the same key, a pointer to a page that compares or hashes by the page's bytes, and the same value, 4 bytes.
+//! Every rival has the same key, a pointer to a page that compares or hashes by the page's bytes,
+//! and the same value, 4 bytes.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher};

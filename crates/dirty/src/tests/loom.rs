@@ -1,4 +1,5 @@
-//! Every interleaving of insertions with harvests, on both sides of a level. Run as `docs/dirty.md` says.
+//! Every interleaving of insertions with harvests, on both sides of a level. Run as `docs/dirty.md`
+//! says.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -122,7 +123,8 @@ fn two_insert_below_different_nodes_while_they_are_taken() {
     two_insert_against_take(THREE_LEVELS, 3, 4100);
 }
 
-/// When an insertion has returned, a harvest that begins then finds the frame, whoever else is about to insert it.
+/// When an insertion has returned, a harvest that begins then finds the frame, whoever else is
+/// about to insert it.
 fn found_at_once(frames: u64) {
     both_ways(move || {
         let tree = Arc::new(DirtyTree::new(frames).unwrap());
@@ -198,7 +200,8 @@ fn two_harvests_share_what_there_is() {
     });
 }
 
-/// What was written before an insertion is visible to whoever takes the frame; with read-modify-writes, which loom can check.
+/// What was written before an insertion is visible to whoever takes the frame; with
+/// read-modify-writes, which loom can check.
 fn content_is_visible<S: DirtySet + 'static>(make: fn() -> S, there: bool) {
     loom::model(move || {
         barrier::choose(false);

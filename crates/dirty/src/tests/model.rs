@@ -31,7 +31,8 @@ enum Step {
     Resize(u64),
 }
 
-/// Frames are numbers in thousandths of a thousandth of the size, pulled towards its end and its word boundaries.
+/// Frames are numbers in thousandths of a thousandth of the size, pulled towards its end and its
+/// word boundaries.
 fn frame(frames: u64) -> impl Strategy<Value = u64> {
     prop_oneof![
         4 => 0..frames + frames / 8 + 3,
@@ -290,7 +291,8 @@ fn every_single_frame_of_every_size_is_found() {
     }
 }
 
-/// Nodes with all, all but one, or half of their leaves, in all orders: the ways through them differ.
+/// Nodes with all, all but one, or half of their leaves, in all orders: the ways through them
+/// differ.
 #[test]
 fn nodes_of_every_fullness_follow_each_other() {
     let kinds: [u64; 5] = [u64::MAX, u64::MAX << 1, u64::MAX >> 1, 0x5555_5555_5555_5555, 0];

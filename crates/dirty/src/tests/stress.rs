@@ -1,5 +1,6 @@
-//! Threads insert while another one takes, with an oracle: a page's content is a counter that its writer raises before it
-//! inserts, and the harvester reads after it has taken the frame. At the end every counter must have been seen at its last value.
+//! Threads insert while another one takes, with an oracle: a page's content is a counter that its
+//! writer raises before it inserts, and the harvester reads after it has taken the frame. At the
+//! end every counter must have been seen at its last value.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
@@ -17,7 +18,8 @@ fn next(state: &mut u64) -> u64 {
     *state
 }
 
-/// `harvesters` threads take from the set while others write. `room`: frames of a harvester's buffer.
+/// `harvesters` threads take from the set while others write. `room`: frames of a harvester's
+/// buffer.
 fn stress(set: &dyn DirtySet, harvesters: usize, room: usize, hot: u64) {
     let frames = set.frames();
     let pages: Vec<AtomicU64> = (0..frames).map(|_| AtomicU64::new(0)).collect();
@@ -106,8 +108,8 @@ fn a_list_loses_nothing() {
     stress(&DirtyList::new(64 * 64 + 17, 64).unwrap(), 2, 10, 300);
 }
 
-/// When an insertion has returned and no harvest is under way, the frame is found: also where the bits above it were
-/// somebody else's to set.
+/// When an insertion has returned and no harvest is under way, the frame is found: also where the
+/// bits above it were somebody else's to set.
 #[test]
 fn what_was_inserted_is_found_at_once() {
     let tree = DirtyTree::new(64 * 64 * 2).unwrap();

@@ -1,4 +1,5 @@
-//! The reading half of a turn: which candidates come next, by guesses, by digests of the agent's, or from outside.
+//! The reading half of a turn: which candidates come next, by guesses, by digests of the agent's,
+//! or from outside.
 
 use kmem::PAGE_SIZE;
 use kmem::procmem::ReadError;
@@ -11,7 +12,8 @@ use crate::plan::{GUESSES, Plan, Row};
 
 /// Pages read at a time.
 const CHUNK: usize = 128;
-/// Pages that the agent is asked about at a time, how many times ahead, and how few are read from outside.
+/// Pages that the agent is asked about at a time, how many times ahead, and how few are read from
+/// outside.
 const ASK: usize = 512;
 const AHEAD: usize = 2;
 const FEW: usize = 64;
@@ -83,7 +85,8 @@ pub(super) enum Source<'s> {
 }
 
 impl Source<'_> {
-    /// This page and those behind it that will become frames too, as far as can be told, in pieces without gaps.
+    /// This page and those behind it that will become frames too, as far as can be told, in pieces
+    /// without gaps.
     pub(super) fn sighted(&self, at: usize) -> impl Iterator<Item = &[[u8; PAGE_SIZE]]> {
         let (pages, sighted) = match self {
             Source::Read { pages, sighted } => (*pages, sighted.as_slice()),
@@ -99,8 +102,9 @@ impl Source<'_> {
 }
 
 impl Turn<'_> {
-    /// Reads every candidate once. Each client begins at another place of its regions: two that hold the same content in the same
-    /// order would else be read side by side, be first by turns, and leave frames of both in a pattern without runs.
+    /// Reads every candidate once. Each client begins at another place of its regions: two that
+    /// hold the same content in the same order would else be read side by side, be first by
+    /// turns, and leave frames of both in a pattern without runs.
     pub(super) fn read_candidates(&mut self, scratch: &mut Scratch) -> Result<(), Stop> {
         let regions: Vec<(RegionId, u32)> = self.client.state().regions.iter().map(|(&id, r)| (id, r.pages)).collect();
         // Multiples of the golden ratio lie far apart.
@@ -156,8 +160,8 @@ impl Turn<'_> {
         self.send(id, plan)
     }
 
-    /// Picks the next candidates of a region in `range`: guesses first, then what the agent was asked about, or a chunk to read.
-    /// `None`: the region is gone.
+    /// Picks the next candidates of a region in `range`: guesses first, then what the agent was
+    /// asked about, or a chunk to read. `None`: the region is gone.
     fn pick(
         &mut self,
         id: RegionId,
@@ -203,7 +207,8 @@ impl Turn<'_> {
         Some(chunk)
     }
 
-    /// What the agent should be asked about: candidates of the range, or what follows those that it was asked about last.
+    /// What the agent should be asked about: candidates of the range, or what follows those that it
+    /// was asked about last.
     fn to_ask(&self, region: &mut Region, range: std::ops::Range<u32>) -> Vec<Vec<u32>> {
         let mut from = self.ahead.back().and_then(|last| last.pages.last()).map_or(range.start, |last| last + 1);
         let mut to_ask = Vec::new();
@@ -229,7 +234,8 @@ impl Turn<'_> {
             return 0;
         }
         let store = &self.client.domain.store;
-        // A page of another node is none of the run, whatever it holds; one of which nothing is known may be anywhere.
+        // A page of another node is none of the run, whatever it holds; one of which nothing is known may
+        // be anywhere.
         let nodes = store.by_node.then(|| {
             let pages = self.row.page + 1..(self.row.page + 1 + self.row.ahead).min(end);
             // Unknown, they are read next, which tells why.

@@ -1,4 +1,5 @@
-//! How a client introduces itself: a connection, what it says of its process and its regions, and the client that comes of it.
+//! How a client introduces itself: a connection, what it says of its process and its regions, and
+//! the client that comes of it.
 
 use std::collections::{BTreeMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
@@ -190,7 +191,8 @@ impl Service {
     }
 }
 
-/// Welcomes a client with its control page. The page can't shrink, so that reading it is safe whatever the client does.
+/// Welcomes a client with its control page. The page can't shrink, so that reading it is safe
+/// whatever the client does.
 fn send_control_page(conn: &Conn) -> std::io::Result<SharedMap> {
     use rustix::fs::{MemfdFlags, SealFlags};
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;

@@ -1,7 +1,7 @@
 //! Free slots: which there are, and which are taken next.
 //!
-//! A segment is divided into pieces of a huge page each. One of which no slot was ever used is *fresh*: it can be made a huge page at one
-//! stroke.
+//! A segment is divided into pieces of a huge page each. One of which no slot was ever used is
+//! *fresh*: it can be made a huge page at one stroke.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
@@ -87,8 +87,9 @@ impl Free {
         None
     }
 
-    /// Looks at some of a set's runs on a node, from places drawn at random on, for one with `enough` slots; else the longest that was met: its
-    /// first slot, as a frame, and its length.
+    /// Looks at some of a set's runs on a node, from places drawn at random on, for one with
+    /// `enough` slots; else the longest that was met: its first slot, as a frame, and its
+    /// length.
     pub(super) fn longest(
         &mut self,
         node: Option<u32>,

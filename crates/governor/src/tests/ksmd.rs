@@ -1,6 +1,7 @@
-//! The kernel's ksmd in simulated time, with what makes its work jump: pages cost by what is found, smart scan passes over what was
-//! unique
-//! several times, more seldom each time, and a new process waits behind the cursor for the next scan.
+//! The kernel's ksmd in simulated time, with what makes its work jump: pages cost by what is found,
+//! smart scan passes over what was unique
+//! several times, more seldom each time, and a new process waits behind the cursor for the next
+//! scan.
 
 use std::time::Duration;
 
@@ -13,8 +14,8 @@ const STRETCHES: usize = 512;
 /// Between batches, in seconds, and how much longer it may take.
 const SLEEP: f64 = 0.02;
 const LATE: f64 = 0.002;
-/// CPU time in seconds: of a page that is passed over, looked at for the first time, merged already, unique, and merged now; and
-/// of a batch.
+/// CPU time in seconds: of a page that is passed over, looked at for the first time, merged
+/// already, unique, and merged now; and of a batch.
 const SKIP: f64 = 0.12e-6;
 const FIRST: f64 = 1.4e-6;
 const MERGED: f64 = 1.1e-6;
@@ -91,7 +92,8 @@ impl Ksmd {
         }
     }
 
-    /// The oldest process ends. They stand in any order; the kernel's list has the oldest where they began.
+    /// The oldest process ends. They stand in any order; the kernel's list has the oldest where
+    /// they began.
     pub(crate) fn end(&mut self, index: usize) {
         self.processes.remove(index);
         if index < self.cursor.0 {
@@ -232,8 +234,8 @@ struct Shown {
 
 const TARGET: f64 = 2.0;
 
-/// Governs while there are so many processes from so many seconds on; the last entry is the end. 12 runs, with the changes at different
-/// moments.
+/// Governs while there are so many processes from so many seconds on; the last entry is the end. 12
+/// runs, with the changes at different moments.
 fn govern(load: &[(f64, usize)]) -> Shown {
     let mut shown = Shown::default();
     for seed in 1..=12u64 {

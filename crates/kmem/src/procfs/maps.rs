@@ -31,18 +31,21 @@ pub struct MapLine {
     pub dev: u64,
     /// The file's inode; 0 without a file.
     pub inode: u64,
-    /// The file's path, or a name such as `[heap]`; empty for nameless memory. A memfd is `/memfd:NAME (deleted)`.
+    /// The file's path, or a name such as `[heap]`; empty for nameless memory. A memfd is
+    /// `/memfd:NAME (deleted)`.
     pub path: String,
 }
 
-/// Calls `each` for every mapping of a process, in ascending order. The line is used again for the next one.
+/// Calls `each` for every mapping of a process, in ascending order. The line is used again for the
+/// next one.
 ///
-/// The list is not taken at one moment: mappings that change meanwhile may be missed or told twice in part.
+/// The list is not taken at one moment: mappings that change meanwhile may be missed or told twice
+/// in part.
 ///
 /// # Errors
 ///
-/// `NotFound` or `ESRCH` when the process is gone, `PermissionDenied` when it is somebody else's, `InvalidData` for a
-/// line that is not understood.
+/// `NotFound` or `ESRCH` when the process is gone, `PermissionDenied` when it is somebody else's,
+/// `InvalidData` for a line that is not understood.
 pub fn for_each_map(pid: Option<i32>, mut each: impl FnMut(&MapLine)) -> io::Result<()> {
     let file = path(pid, "maps");
     let mut lines = lines_of(&file)?;

@@ -1,4 +1,5 @@
-//! A guest that writes a known pattern of frames: a few bytes of 32-bit code without paging, and nothing else.
+//! A guest that writes a known pattern of frames: a few bytes of 32-bit code without paging, and
+//! nothing else.
 
 #![allow(unsafe_code)] // Guest memory is handed to KVM, and its dirty log is read.
 
@@ -10,7 +11,8 @@ use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 use crate::testing::Memory;
 use crate::{PAGE_SIZE, kvm};
 
-/// The slot whose pages are written, with a dirty log; its pages and its first page's frame, which is no multiple of 64.
+/// The slot whose pages are written, with a dirty log; its pages and its first page's frame, which
+/// is no multiple of 64.
 pub const SLOT: u32 = 1;
 pub const PAGES: u32 = 1 << 17;
 pub const FIRST: u64 = 0x1_0003;
@@ -88,7 +90,8 @@ impl Guest {
         (Guest { vcpu, _vm: vm, _code: code, memory }, result)
     }
 
-    /// Lets the guest write `count` pages of the pattern from number `first` on. `full` is called when its ring is full.
+    /// Lets the guest write `count` pages of the pattern from number `first` on. `full` is called
+    /// when its ring is full.
     pub fn write(&mut self, first: u32, count: u32, mut full: impl FnMut()) {
         let mut regs = self.vcpu.get_regs().unwrap();
         regs.rip = 0;
@@ -109,8 +112,9 @@ impl Guest {
     }
 }
 
-/// From number eax on, ecx times: writes ecx into the page, and goes to the next number. Every 32 pages it leaves the guest, for
-/// a KVM that interprets this code (there is no hardware for it on some machines) looks only then whether a ring is full.
+/// From number eax on, ecx times: writes ecx into the page, and goes to the next number. Every 32
+/// pages it leaves the guest, for a KVM that interprets this code (there is no hardware for it on
+/// some machines) looks only then whether a ring is full.
 fn program() -> Vec<u8> {
     let mut code = vec![0x89, 0xC7]; //                          next: mov edi, eax
     code.extend([0xC1, 0xE7, 0x0C]); //                                shl edi, 12

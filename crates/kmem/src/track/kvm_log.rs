@@ -7,8 +7,8 @@ use dirty::DirtyTree;
 use super::{Slot, Source, SourceError, kvm};
 use crate::kvm as api;
 
-/// Pages that a guest wrote to, from the log of each memory slot. Reading costs a walk over the slot's bitmap, however few pages are dirty;
-/// pages are protected again a slot at a time.
+/// Pages that a guest wrote to, from the log of each memory slot. Reading costs a walk over the
+/// slot's bitmap, however few pages are dirty; pages are protected again a slot at a time.
 #[derive(Debug)]
 pub struct KvmLogSource {
     vm: OwnedFd,
@@ -26,8 +26,8 @@ impl KvmLogSource {
     ///
     /// # Safety
     ///
-    /// The slots must have as many pages as is said, or fewer, as long as the source is asked: the kernel writes a bit for each
-    /// page that a slot has.
+    /// The slots must have as many pages as is said, or fewer, as long as the source is asked: the
+    /// kernel writes a bit for each page that a slot has.
     #[allow(unsafe_code, reason = "what the kernel writes depends on what the caller says")]
     pub unsafe fn new(vm: OwnedFd, slots: Vec<Slot>) -> Result<Self, SourceError> {
         let manual = api::enable_manual_protect(vm.as_fd()).map_err(kvm("KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2"))?;

@@ -7,11 +7,13 @@ use dirty::DirtyTree;
 use super::{Slot, Source, SourceError, kvm};
 use crate::kvm::{self as api, DirtyRing};
 
-/// Pages that a guest wrote to, from a ring for each vCPU: costs what was written, whatever the size of the guest.
+/// Pages that a guest wrote to, from a ring for each vCPU: costs what was written, whatever the
+/// size of the guest.
 ///
-/// A vCPU whose ring is full leaves the guest with [`EXIT_DIRTY_RING_FULL`](api::EXIT_DIRTY_RING_FULL); whoever runs it then
-/// calls [`Source::collect`] and runs it on. A processor may note pages for some time before it writes them to the ring
-/// (PML): for a last, complete look every vCPU must have left the guest.
+/// A vCPU whose ring is full leaves the guest with
+/// [`EXIT_DIRTY_RING_FULL`](api::EXIT_DIRTY_RING_FULL); whoever runs it then
+/// calls [`Source::collect`] and runs it on. A processor may note pages for some time before it
+/// writes them to the ring (PML): for a last, complete look every vCPU must have left the guest.
 #[derive(Debug)]
 pub struct KvmRingSource {
     vm: OwnedFd,
@@ -21,8 +23,8 @@ pub struct KvmRingSource {
 }
 
 impl KvmRingSource {
-    /// A source of these slots of a VM, whose descriptor it takes (a duplicate will do), with rings of `entries` entries. The VM
-    /// must not have vCPUs yet.
+    /// A source of these slots of a VM, whose descriptor it takes (a duplicate will do), with rings
+    /// of `entries` entries. The VM must not have vCPUs yet.
     ///
     /// # Errors
     ///

@@ -6,8 +6,8 @@ use super::{Extent, Source, SourceError};
 use crate::PAGE_SIZE;
 use crate::pagemap::{Categories, Pagemap, Query};
 
-/// Pages that a process wrote to, in memory that is registered for asynchronous write-protection. The scan that finds them
-/// protects them again, in one step.
+/// Pages that a process wrote to, in memory that is registered for asynchronous write-protection.
+/// The scan that finds them protects them again, in one step.
 #[derive(Debug)]
 pub struct PagemapSource {
     pagemap: Pagemap,

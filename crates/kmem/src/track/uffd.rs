@@ -1,10 +1,12 @@
 //! Dirty frames from a synchronous userfaultfd, for kernels before 6.7.
 //!
-//! The memory is write-protected. A thread that writes to a protected page sleeps until somebody has served its fault: the page is
-//! noted, its protection lifted. [`Source::collect`] hands over what was noted and protects it again.
+//! The memory is write-protected. A thread that writes to a protected page sleeps until somebody
+//! has served its fault: the page is noted, its protection lifted. [`Source::collect`] hands over
+//! what was noted and protects it again.
 //!
-//! Serving and collecting exclude each other: between noting a page and lifting its protection, a collector would protect what
-//! is protected, then the server would lift it, and later writes would go unnoticed.
+//! Serving and collecting exclude each other: between noting a page and lifting its protection, a
+//! collector would protect what is protected, then the server would lift it, and later writes would
+//! go unnoticed.
 
 #![allow(unsafe_code)] // Populating memory is advice to the kernel.
 
@@ -21,7 +23,8 @@ use crate::{PAGE_SIZE, Range, mm};
 /// Ranges of frames that are protected again in one go.
 const BATCH: usize = 64;
 
-/// Pages of this process that any of its threads wrote to. Shared by reference: one thread serves faults, another collects.
+/// Pages of this process that any of its threads wrote to. Shared by reference: one thread serves
+/// faults, another collects.
 #[derive(Debug)]
 pub struct UffdSource {
     uffd: Uffd,
@@ -35,11 +38,12 @@ fn failed(call: &'static str) -> impl FnOnce(Errno) -> SourceError {
 }
 
 impl UffdSource {
-    /// Protects these pieces of memory of this process (private and anonymous). From now on somebody must call
-    /// [`UffdSource::serve`] whenever the descriptor is readable, or writers sleep.
+    /// Protects these pieces of memory of this process (private and anonymous). From now on
+    /// somebody must call [`UffdSource::serve`] whenever the descriptor is readable, or writers
+    /// sleep.
     ///
-    /// Before Linux 6.4 only populated pages can be protected; there all of the memory is populated first (with zero pages, where it is
-    /// untouched).
+    /// Before Linux 6.4 only populated pages can be protected; there all of the memory is populated
+    /// first (with zero pages, where it is untouched).
     ///
     /// # Errors
     ///
@@ -60,7 +64,8 @@ impl UffdSource {
         Ok(source)
     }
 
-    /// Serves the faults that wait now, and returns how many. Wait with `poll(2)` on the descriptor (`POLLIN`).
+    /// Serves the faults that wait now, and returns how many. Wait with `poll(2)` on the descriptor
+    /// (`POLLIN`).
     ///
     /// # Errors
     ///

@@ -32,7 +32,8 @@ fn with_bounce<R>(pages: usize, f: impl FnOnce(&mut [u8]) -> R) -> R {
     })
 }
 
-/// Puts pages in their place, counts them, and then wakes who waits for them: what somebody has seen is counted.
+/// Puts pages in their place, counts them, and then wakes who waits for them: what somebody has
+/// seen is counted.
 fn place(core: &Core, map: &MapInner, first: usize, pages: &[u8]) -> std::io::Result<()> {
     let result = place_asleep(core, map, first, pages);
     map.window.wake(&core.uffd, first, pages.len() / BLOCK);
@@ -77,8 +78,9 @@ pub(crate) fn load_run(
             Ok(())
         });
         core.settle(now);
-        // A fast medium may have answered before this thread could sleep. The kernel would let it go on for milliseconds, from one load to
-        // the next, and whoever waits for the processor, or for these pages, waits on.
+        // A fast medium may have answered before this thread could sleep. The kernel would let it go on for
+        // milliseconds, from one load to the next, and whoever waits for the processor, or for
+        // these pages, waits on.
         std::thread::yield_now();
         result?;
         at += now;
@@ -132,7 +134,8 @@ pub(crate) fn load_ahead(
     Ok(())
 }
 
-/// Huge pages where pages `first..end` of the window are all there: the processor finds them faster.
+/// Huge pages where pages `first..end` of the window are all there: the processor finds them
+/// faster.
 fn collapse(core: &Core, map: &MapInner, first: usize, end: usize) {
     let mut at = first.next_multiple_of(HUGE_PAGES);
     while at + HUGE_PAGES <= end && !core.is_short() {
@@ -169,7 +172,8 @@ pub(crate) fn serve_faults(core: &Arc<Core>, stop: BorrowedFd<'_>) {
 }
 
 fn serve(core: &Core, address: usize) {
-    // Gone: the toucher is a thread that reads from a map while it is dropped, which the borrow checker forbids.
+    // Gone: the toucher is a thread that reads from a map while it is dropped, which the borrow checker
+    // forbids.
     let Some(map) = core.map_at(address) else { return };
     let Some(_entered) = map.enter() else { return };
     let page = (address - map.window.range().start) / BLOCK;

@@ -1,11 +1,13 @@
 //! The memory of a map: one mapping of one memfd, whose missing pages a userfaultfd reports.
 //!
-//! A page appears whole or not at all: it is read elsewhere, checked, and put in its place by `UFFDIO_COPY`. A page goes away by
-//! punching a hole into the memfd; who touches it after that waits for it to be filled again, with the same bytes. So
-//! readers see nothing but the mblocks' data, and may hold ordinary references.
+//! A page appears whole or not at all: it is read elsewhere, checked, and put in its place by
+//! `UFFDIO_COPY`. A page goes away by punching a hole into the memfd; who touches it after that
+//! waits for it to be filled again, with the same bytes. So readers see nothing but the mblocks'
+//! data, and may hold ordinary references.
 //!
-//! Write-protect mode is registered besides, and never used: the kernel then maps exactly the page that was touched,
-//! and not its neighbours ("fault around"), so that the page tables tell which pages were used.
+//! Write-protect mode is registered besides, and never used: the kernel then maps exactly the page
+//! that was touched, and not its neighbours ("fault around"), so that the page tables tell which
+//! pages were used.
 //!
 //! Sources: `userfaultfd(2)`, `ioctl_userfaultfd(2)`, Documentation/admin-guide/mm/userfaultfd.rst.
 
@@ -81,13 +83,14 @@ impl Window {
     #[inline]
     pub(crate) fn bytes(&self) -> &[u8] {
         let start: *const u8 = std::ptr::with_exposed_provenance(self.range.start);
-        // SAFETY: mapped and readable as long as `self` lives. Nobody can write to it: the mapping is read-only, the memfd
-        // is nowhere else. Pages come and go, but to a reader each always has the same bytes: see the module's page.
+        // SAFETY: mapped and readable as long as `self` lives. Nobody can write to it: the mapping is
+        // read-only, the memfd is nowhere else. Pages come and go, but to a reader each always has
+        // the same bytes: see the module's page.
         unsafe { std::slice::from_raw_parts(start, self.range.len) }
     }
 
-    /// Puts whole pages in their place; [`Window::wake`] wakes who waits for them. Gives how many from the front were put there; fewer than
-    /// asked for when the next one is there already.
+    /// Puts whole pages in their place; [`Window::wake`] wakes who waits for them. Gives how many
+    /// from the front were put there; fewer than asked for when the next one is there already.
     pub(crate) fn fill(&self, uffd: &Uffd, first: usize, pages: &[u8]) -> io::Result<usize> {
         assert!(pages.len().is_multiple_of(BLOCK) && (first * BLOCK).saturating_add(pages.len()) <= self.range.len);
         let mut done = 0;
@@ -99,7 +102,8 @@ impl Window {
                 mode: u64::from(sys::UFFDIO_COPY_MODE_DONTWAKE),
                 copy: 0,
             };
-            // SAFETY: `uffdio_copy` is UFFDIO_COPY's argument; it reads `pages` and writes missing pages of this window.
+            // SAFETY: `uffdio_copy` is UFFDIO_COPY's argument; it reads `pages` and writes missing pages of
+            // this window.
             let result = unsafe { ioctl::ioctl(uffd, Updater::<{ op::UFFDIO_COPY }, _>::new(&mut copy)) };
             match result {
                 Ok(()) => return Ok(pages.len() / BLOCK),
@@ -128,8 +132,9 @@ impl Window {
         }
     }
 
-    /// Drops pages; their memory is free. Never a part of a huge page: the kernel would fill the part with zeros first, then
-    /// split the huge page, and leave the zeros where it cannot (somebody else has it in hand, a fault is enough).
+    /// Drops pages; their memory is free. Never a part of a huge page: the kernel would fill the
+    /// part with zeros first, then split the huge page, and leave the zeros where it cannot
+    /// (somebody else has it in hand, a fault is enough).
     pub(crate) fn punch(&self, first: usize, count: usize) -> io::Result<()> {
         let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         loop {
@@ -140,8 +145,8 @@ impl Window {
         }
     }
 
-    /// Turns a whole huge page's worth of loaded pages into one, where the kernel can (`MADV_COLLAPSE`, Linux 6.1). It refuses
-    /// when a page is missing.
+    /// Turns a whole huge page's worth of loaded pages into one, where the kernel can
+    /// (`MADV_COLLAPSE`, Linux 6.1). It refuses when a page is missing.
     pub(crate) fn collapse(&self, first: usize) -> bool {
         // A mapping that is registered for write-protection cannot be asked for it, but any other one can.
         let Ok(other) = map_aligned(&self.memfd, HUGE, (first * BLOCK) as i64) else { return false };
@@ -152,11 +157,12 @@ impl Window {
         result.is_ok()
     }
 
-    /// Takes pages out of the page tables, not out of memory: who touches one next puts it back, and that shows.
+    /// Takes pages out of the page tables, not out of memory: who touches one next puts it back,
+    /// and that shows.
     pub(crate) fn forget_accesses(&self, first: usize, count: usize) {
         let range = Range::new(self.range.start + first * BLOCK, count * BLOCK);
-        // SAFETY: the range is inside this window. Of a shared mapping this drops page table entries only; the memfd keeps
-        // the bytes.
+        // SAFETY: the range is inside this window. Of a shared mapping this drops page table entries only;
+        // the memfd keeps the bytes.
         let _ = unsafe { mm::advise(range, libc::MADV_DONTNEED) };
     }
 }
@@ -171,7 +177,8 @@ impl Drop for Window {
 /// Maps a file for reading, from a huge page's boundary on.
 fn map_aligned(file: &OwnedFd, len: usize, offset: i64) -> io::Result<Range> {
     let map = |at: *mut libc::c_void, len, fd, flags, offset| {
-        // SAFETY: either not fixed, then nothing is replaced; or inside of what was reserved here and nobody has used.
+        // SAFETY: either not fixed, then nothing is replaced; or inside of what was reserved here and
+        // nobody has used.
         let start = unsafe { libc::mmap(at, len, libc::PROT_READ, flags, fd, offset) };
         if start == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(start) }
     };
@@ -197,13 +204,15 @@ fn map_aligned(file: &OwnedFd, len: usize, offset: i64) -> io::Result<Range> {
 /// Counters, zero at first; memory is taken as they are written.
 pub(crate) fn zeroed_u8(len: usize) -> Box<[AtomicU8]> {
     let plain = Box::into_raw(vec![0u8; len].into_boxed_slice());
-    // SAFETY: `AtomicU8` has the size, alignment and valid values of `u8`; the box is handed over whole.
+    // SAFETY: `AtomicU8` has the size, alignment and valid values of `u8`; the box is handed over
+    // whole.
     unsafe { Box::from_raw(plain as *mut [AtomicU8]) }
 }
 
 /// As [`zeroed_u8`].
 pub(crate) fn zeroed_u64(len: usize) -> Box<[AtomicU64]> {
     let plain = Box::into_raw(vec![0u64; len].into_boxed_slice());
-    // SAFETY: on the 64-bit systems that this crate is for, `AtomicU64` is to `u64` what `AtomicU8` is to `u8`.
+    // SAFETY: on the 64-bit systems that this crate is for, `AtomicU64` is to `u64` what `AtomicU8` is
+    // to `u8`.
     unsafe { Box::from_raw(plain as *mut [AtomicU64]) }
 }

@@ -15,12 +15,14 @@ const MAX_HEAT: usize = 256 * 100;
 /// Pages that are taken out of the page tables at a time: others wait for the lock meanwhile.
 const WATCH_STEP: usize = 2048;
 
-/// Words of pages that the reaper drops before it lets others run: it takes a few microseconds a page, and the kernel itself looks only once in a few
-/// milliseconds whether somebody else should have the processor.
+/// Words of pages that the reaper drops before it lets others run: it takes a few microseconds a
+/// page, and the kernel itself looks only once in a few milliseconds whether somebody else should
+/// have the processor.
 const STEP: usize = 8;
 /// Pages evicted at a time by whoever needs memory, at least.
 const DIRECT: usize = 64;
-/// Pages chosen at a time for those who need memory; less when there are few, as what is chosen is dropped later.
+/// Pages chosen at a time for those who need memory; less when there are few, as what is chosen is
+/// dropped later.
 const QUEUE: usize = 512;
 
 /// Pages of one word of a map's resident bits that are to go. A map that is gone by then is let go.
@@ -30,7 +32,8 @@ pub(super) struct Chosen {
     mask: u64,
 }
 
-/// Where the last choice among pages of the same heat ended, and what was chosen and not dropped yet.
+/// Where the last choice among pages of the same heat ended, and what was chosen and not dropped
+/// yet.
 #[derive(Default)]
 pub(super) struct Hand {
     map: usize,
@@ -76,7 +79,8 @@ fn drop_huge(map: &MapInner, word: usize) -> usize {
     had
 }
 
-/// For each part of the size of a huge page the heat of its hottest page, which stands for all; 0 for parts that are not one.
+/// For each part of the size of a huge page the heat of its hottest page, which stands for all; 0
+/// for parts that are not one.
 fn hottest(map: &MapInner) -> Vec<u8> {
     let parts = map.huge.iter().zip(map.heat.chunks(HUGE_PAGES));
     let heat = |heats: &[AtomicU8]| heats.iter().map(|heat| heat.load(Ordering::Relaxed)).max().unwrap_or(0);
@@ -84,8 +88,8 @@ fn hottest(map: &MapInner) -> Vec<u8> {
 }
 
 impl Core {
-    /// Drops pages of one word of the resident bits, and all of the huge page that they are part of. Gives how many there
-    /// were.
+    /// Drops pages of one word of the resident bits, and all of the huge page that they are part
+    /// of. Gives how many there were.
     fn drop_word(&self, map: &MapInner, word: usize, mask: u64) -> usize {
         let _shape = map.shape.read().unwrap_or_else(PoisonError::into_inner);
         let count = if map.is_huge(word * 64) { drop_huge(map, word) } else { drop_small(map, word, mask) };
@@ -122,7 +126,8 @@ impl Core {
         }
         let heat = |(hottest, map, weight): &(Vec<u8>, Arc<MapInner>, usize), page: usize| {
             let heat = map.heat[page].load(Ordering::Relaxed).max(*hottest.get(page / HUGE_PAGES).unwrap_or(&0));
-            // The one more is for pages that were loaded and not used yet: they too stay the longer the warmer their map is.
+            // The one more is for pages that were loaded and not used yet: they too stay the longer the warmer
+            // their map is.
             ((usize::from(heat) + 1) * weight).min(MAX_HEAT - 1)
         };
         let mut counts = vec![0u32; MAX_HEAT];
@@ -134,7 +139,8 @@ impl Core {
             below += counts[limit] as usize;
             limit += 1;
         }
-        // All that are colder than `limit`, and of those that are as warm only as many as it takes, in turn.
+        // All that are colder than `limit`, and of those that are as warm only as many as it takes, in
+        // turn.
         let mut at_limit = want.saturating_sub(below);
         let (start, split) = (hand.map % maps.len(), hand.word);
         for i in 0..=maps.len() {
@@ -185,15 +191,16 @@ impl Core {
         map.enter().map_or(0, |_entered| self.drop_word(&map, chosen.word, chosen.mask))
     }
 
-    /// Evicts some pages in the thread of whoever needs `pages` of them, as many as are missing by now. With a reaper: the
-    /// coldest, as it would; without: in the order of addresses.
+    /// Evicts some pages in the thread of whoever needs `pages` of them, as many as are missing by
+    /// now. With a reaper: the coldest, as it would; without: in the order of addresses.
     pub(super) fn evict_directly(&self, pages: usize) -> usize {
         let gone = if self.settings.reaper { self.evict_from_queue(pages) } else { self.evict_in_turn(pages) };
         self.stats.direct.fetch_add(gone as u64, Ordering::Relaxed);
         gone
     }
 
-    /// Choosing costs the same for few and for many: so many are chosen, and the next ones who need memory find them.
+    /// Choosing costs the same for few and for many: so many are chosen, and the next ones who need
+    /// memory find them.
     fn evict_from_queue(&self, pages: usize) -> usize {
         let mut gone = 0;
         while gone < DIRECT || (gone < pages && self.excess(pages) > 0) {

@@ -10,10 +10,11 @@ use super::Settings;
 
 /// Share of time lost to memory, in percent, that counts as full pressure.
 const FULL_STALL: f64 = 40.0;
-/// Bytes left to the rest of the program, which may take them before memory is looked at again: what the maps hold cannot be swapped
-/// out, and a control group that is full kills.
+/// Bytes left to the rest of the program, which may take them before memory is looked at again:
+/// what the maps hold cannot be swapped out, and a control group that is full kills.
 const RESERVE: u64 = 4 << 20;
-/// The kernel's averages change slowly, and hardly anybody moves a process to another control group: looking often tells nothing new.
+/// The kernel's averages change slowly, and hardly anybody moves a process to another control
+/// group: looking often tells nothing new.
 const SLOW_PERIOD: Duration = Duration::from_secs(1);
 
 /// What was seen last. Bytes.

@@ -7,7 +7,8 @@ use super::model::Driver;
 use crate::sim::{Fault, Random, Sim};
 use crate::{Allocation, MediaClass, Pool, PoolError};
 
-/// Runs a workload with a fault; then what a crash leaves, and what closing leaves, must both be whole, and usable.
+/// Runs a workload with a fault; then what a crash leaves, and what closing leaves, must both be
+/// whole, and usable.
 fn run(seed: u64, steps: u64, fault: Option<(u64, Fault)>) -> u64 {
     let sim = Sim::default();
     if let Some((at, fault)) = fault {
@@ -56,7 +57,8 @@ fn every_operation_goes_wrong_in_turn() {
     }
 }
 
-/// Making a pool, adding a class and removing both, cut short anywhere, can be done again, and leaves nothing.
+/// Making a pool, adding a class and removing both, cut short anywhere, can be done again, and
+/// leaves nothing.
 #[test]
 fn making_and_removing_is_cut_short() {
     let (path, staging) = (Path::new("/pool"), Path::new("/staging"));

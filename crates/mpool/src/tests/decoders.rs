@@ -1,4 +1,5 @@
-//! Every decoder of the on-disk format on arbitrary bytes, and on damaged ones that were whole: none may panic or loop.
+//! Every decoder of the on-disk format on arbitrary bytes, and on damaged ones that were whole:
+//! none may panic or loop.
 
 use proptest::prelude::*;
 

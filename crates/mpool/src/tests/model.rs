@@ -256,7 +256,8 @@ impl Driver {
         self.pool = None;
     }
 
-    /// Opens the pool and compares all of it with the model. What was open to doubt is known afterwards.
+    /// Opens the pool and compares all of it with the model. What was open to doubt is known
+    /// afterwards.
     pub(super) fn reopen(&mut self, what: &str) {
         if self.model.classes.is_empty() {
             return;

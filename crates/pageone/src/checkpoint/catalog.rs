@@ -1,17 +1,21 @@
 //! Checkpoints in a pool: pages kept once, and for each checkpoint a map of pages.
 //!
-//! A *data* mblock holds up to 8192 pages, and behind them their hashes. A *map* mblock holds 8 bytes for each page of a checkpoint:
-//! the data mblock's identity and the page in it (`id << 16 | page`), or 0 for zeros. The pool's root MDC says which
-//! mblocks there are and what they are; a data mblock counts from the record of a checkpoint on that follows it. An mblock that it
-//! does not name is left of a checkpoint that was cut short, and is removed when the next one begins.
+//! A *data* mblock holds up to 8192 pages, and behind them their hashes. A *map* mblock holds 8
+//! bytes for each page of a checkpoint: the data mblock's identity and the page in it (`id << 16 |
+//! page`), or 0 for zeros. The pool's root MDC says which mblocks there are and what they are; a
+//! data mblock counts from the record of a checkpoint on that follows it. An mblock that it
+//! does not name is left of a checkpoint that was cut short, and is removed when the next one
+//! begins.
 //!
-//! A page is found again by its hash (128 bits of XXH3, seeded with the pool's identity) and then compared, byte by
-//! byte, with what the pool holds: that comparison decides, no hash. Both is ONE's business ([`sdtree::one`]); its store is the pool (`pages`),
-//! what is put into it comes from a checkpoint (`writer`).
+//! A page is found again by its hash (128 bits of XXH3, seeded with the pool's identity) and then
+//! compared, byte by byte, with what the pool holds: that comparison decides, no hash. Both is
+//! ONE's business ([`sdtree::one`]); its store is the pool (`pages`), what is put into it comes
+//! from a checkpoint (`writer`).
 //!
-//! *Damage.* mpool finds bytes that are not what was written, and what the records say is checked against the mblocks before it is used. A
-//! damaged checkpoint is an error that says so; the others are served. In a catalogue of which records are gone nothing is changed
-//! any more: an mblock that no record names could be needed. A page of the pool that cannot be read is stored again.
+//! *Damage.* mpool finds bytes that are not what was written, and what the records say is checked
+//! against the mblocks before it is used. A damaged checkpoint is an error that says so; the others
+//! are served. In a catalogue of which records are gone nothing is changed any more: an mblock that
+//! no record names could be needed. A page of the pool that cannot be read is stored again.
 
 mod pages;
 #[cfg(test)]
@@ -221,8 +225,9 @@ impl Catalog {
         Ok(map)
     }
 
-    /// Gives the memory of a checkpoint, run by run, ascending: the offset in bytes and what is there. Between them are zeros.
-    /// The pages come from one mcache map of all data mblocks that the checkpoint needs.
+    /// Gives the memory of a checkpoint, run by run, ascending: the offset in bytes and what is
+    /// there. Between them are zeros. The pages come from one mcache map of all data mblocks
+    /// that the checkpoint needs.
     pub(crate) fn each_run(
         &self,
         cache: &Mcache,

@@ -1,5 +1,5 @@
-//! Nobody stays stopped: a child process lets them go on when this one is gone, however it went. Nor does a thread keep the priority that
-//! it was given to stop sooner.
+//! Nobody stays stopped: a child process lets them go on when this one is gone, however it went.
+//! Nor does a thread keep the priority that it was given to stop sooner.
 
 use std::io::Read;
 use std::process::{Child, Command, Stdio};

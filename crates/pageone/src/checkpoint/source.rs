@@ -1,11 +1,13 @@
 //! The memory that a checkpoint stores: a guest's, read from outside while it runs.
 //!
-//! A client's RAM is what its agent has registered for asynchronous write-protection: `PAGEMAP_SCAN` tells it apart, and tells
-//! which of its pages were written since the last look. Only one may ask that at a time: whoever asks clears the answer. So the page map
+//! A client's RAM is what its agent has registered for asynchronous write-protection:
+//! `PAGEMAP_SCAN` tells it apart, and tells which of its pages were written since the last look.
+//! Only one may ask that at a time: whoever asks clears the answer. So the page map
 //! is locked (`flock(2)`) for as long as it is in use here.
 //!
-//! While an agent merges, the memory that it has in hand is neither tracked nor all in its place. So memory is looked for when the agent
-//! is at rest, and whether all of it is tracked is asked again while the process stands.
+//! While an agent merges, the memory that it has in hand is neither tracked nor all in its place.
+//! So memory is looked for when the agent is at rest, and whether all of it is tracked is asked
+//! again while the process stands.
 
 use std::collections::HashSet;
 use std::os::fd::AsFd;
@@ -23,10 +25,12 @@ use rustix::io::Errno;
 const LEAST: usize = 16 << 20;
 /// How long a process may take to stop.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
-/// How long to wait for another checkpoint of the process: one that was killed has it for a moment still.
+/// How long to wait for another checkpoint of the process: one that was killed has it for a moment
+/// still.
 const LOCK_LIMIT: Duration = Duration::from_secs(1);
-/// Without a daemon: the agent is at rest when so many looks, so far apart, find the same memory as the one before; a window takes a
-/// millisecond. With one that says so, it may still take back a page that the guest has freed, so one look is not enough either.
+/// Without a daemon: the agent is at rest when so many looks, so far apart, find the same memory as
+/// the one before; a window takes a millisecond. With one that says so, it may still take back a
+/// page that the guest has freed, so one look is not enough either.
 const LOOKS: u32 = 4;
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// … and how long that may take.
@@ -73,7 +77,8 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// Opens a process, for nobody else, and looks for its memory: a client's RAM; of another process the large writable mappings.
+    /// Opens a process, for nobody else, and looks for its memory: a client's RAM; of another
+    /// process the large writable mappings.
     pub(super) fn open(pid: i32) -> Result<Self> {
         let process = PidFd::open(pid).with_context(|| format!("no process {pid}"))?;
         let pagemap = Pagemap::open(pid).with_context(|| format!("cannot look at the memory of process {pid}"))?;
@@ -183,7 +188,8 @@ impl Source {
         self.regions.iter().map(|region| (region.start as u64, region.len as u64)).collect()
     }
 
-    /// Adds the pages of parts of the process's memory, addresses and lengths in bytes, as far as they are its regions'.
+    /// Adds the pages of parts of the process's memory, addresses and lengths in bytes, as far as
+    /// they are its regions'.
     pub(super) fn insert(&self, parts: &[(u64, u64)], into: &DirtyTree) {
         for &(start, len) in parts {
             let part = Range::new(start as usize, len as usize);
@@ -208,7 +214,8 @@ impl Source {
         all
     }
 
-    /// Whether every page is tracked; an agent that merges takes those that it has in hand away from the tracking.
+    /// Whether every page is tracked; an agent that merges takes those that it has in hand away
+    /// from the tracking.
     pub(super) fn is_tracked(&self) -> Result<bool> {
         let mut tracked = true;
         let query = Query { inverted: Categories::WPALLOWED, required: Categories::WPALLOWED, ..Query::default() };
@@ -219,8 +226,9 @@ impl Source {
         Ok(tracked)
     }
 
-    /// Whether a device may write to its memory some time after the kernel has noted that: by direct I/O, whose requests hold on to
-    /// pages. The kernel notes when one begins, not when it ends.
+    /// Whether a device may write to its memory some time after the kernel has noted that: by
+    /// direct I/O, whose requests hold on to pages. The kernel notes when one begins, not when
+    /// it ends.
     pub(super) fn may_do_direct_io(&self) -> bool {
         const DIRECT: u64 = 0o40000; // O_DIRECT on x86-64.
         const DEVICES: [&str; 6] = ["/dev/sg", "/dev/bsg", "/dev/ng", "/dev/nvme", "/dev/vfio", "/dev/infiniband"];
@@ -276,8 +284,8 @@ impl Source {
         Ok(())
     }
 
-    /// Adds the pages that are there at all. A page of a mapped file (a merged one) is there also while no page table says so.
-    /// `files` are the mapped files.
+    /// Adds the pages that are there at all. A page of a mapped file (a merged one) is there also
+    /// while no page table says so. `files` are the mapped files.
     pub(super) fn populated(&self, files: &HashSet<FilePart>, into: &DirtyTree) -> Result<()> {
         files.iter().for_each(|file| into.insert_range(file.first, file.pages));
         self.scan(&Query { any_of: Categories::PRESENT | Categories::SWAPPED, ..Query::default() }, into)
@@ -311,8 +319,8 @@ impl Source {
         self.scan(&Query { write_protect: true, required: Categories::WRITTEN, any_of, ..Query::default() }, into)
     }
 
-    /// In one look, for a process that stands: adds the pages that were written since they were last protected, and, as
-    /// [`Source::populated`], those that are there at all.
+    /// In one look, for a process that stands: adds the pages that were written since they were
+    /// last protected, and, as [`Source::populated`], those that are there at all.
     pub(super) fn look(&self, files: &HashSet<FilePart>, written: &DirtyTree, populated: &DirtyTree) -> Result<()> {
         files.iter().for_each(|file| populated.insert_range(file.first, file.pages));
         let any_of = Categories::PRESENT | Categories::SWAPPED;
@@ -350,7 +358,8 @@ impl Source {
         procfs::is_stopped(self.pid).unwrap_or(false)
     }
 
-    /// The process, if it is to run again after it was stopped: unless somebody else has stopped it already.
+    /// The process, if it is to run again after it was stopped: unless somebody else has stopped it
+    /// already.
     pub(super) fn to_resume(&self) -> Vec<i32> {
         if self.is_stopped() { Vec::new() } else { vec![self.pid] }
     }
@@ -363,7 +372,8 @@ impl Source {
         }
         self.process.send_signal(libc::SIGSTOP).context("cannot stop the process")?;
         let stopped = Stopped { process: Some(&self.process), start };
-        // On a busy machine threads wait for a processor to notice the signal on. None of them does anything else before.
+        // On a busy machine threads wait for a processor to notice the signal on. None of them does
+        // anything else before.
         let _first = First::begin(Some(self.pid));
         while !self.is_stopped() {
             ensure!(start.elapsed() < STOP_LIMIT, "process {} does not stop", self.pid);

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 /// Seconds between two lines where output is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
-/// The live view. With `--json` it goes to standard error and leaves standard output to the summary.
+/// The live view. With `--json` it goes to standard error and leaves standard output to the
+/// summary.
 pub struct View {
     terminal: bool,
     to_stderr: bool,

@@ -1,10 +1,11 @@
 //! Whether a pre-copy migration would converge.
 //!
-//! Pre-copy sends all of a guest's memory while it runs, then what was written meanwhile, and so on; when what is left can be sent
-//! within the standstill that is allowed, the guest is stopped for it. How many distinct pages a guest writes within a
-//! time is measured, for several times; between them a straight line is drawn, as it is from nothing to the first. The
-//! true curve bends the other way, so short rounds look a little better here than they are. Past the last measured time the curve goes on
-//! as it ended.
+//! Pre-copy sends all of a guest's memory while it runs, then what was written meanwhile, and so
+//! on; when what is left can be sent within the standstill that is allowed, the guest is stopped
+//! for it. How many distinct pages a guest writes within a time is measured, for several times;
+//! between them a straight line is drawn, as it is from nothing to the first. The true curve bends
+//! the other way, so short rounds look a little better here than they are. Past the last measured
+//! time the curve goes on as it ended.
 
 use engine::DirtyStatus;
 use kmem::PAGE_SIZE;
@@ -22,7 +23,8 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// A link of so many MiB a second, with a standstill of at most so many milliseconds at the end.
+    /// A link of so many MiB a second, with a standstill of at most so many milliseconds at the
+    /// end.
     pub(crate) fn new(mib_per_second: f64, downtime_ms: f64) -> Self {
         Self {
             pages_per_second: mib_per_second * f64::from(1 << 20) / PAGE_SIZE as f64,

@@ -1,13 +1,15 @@
 //! What the kernel's KSM and PageONE would save, and what each would cost.
 //!
-//! Both sides at their best: KSM with `use_zero_pages`, PageONE with every run mapped that can be. Costs of CPU are those that
-//! `pageone-bench idle` measured (docs/benchmarks.md): on another machine they differ, their ratio does not much.
+//! Both sides at their best: KSM with `use_zero_pages`, PageONE with every run mapped that can be.
+//! Costs of CPU are those that `pageone-bench idle` measured (docs/benchmarks.md): on another
+//! machine they differ, their ratio does not much.
 
 use serde::Serialize;
 
 const PAGE: f64 = kmem::PAGE_SIZE as f64;
 
-/// `struct ksm_rmap_item`, for every page that KSM has looked at (Documentation/admin-guide/mm/ksm.rst, `general_profit`).
+/// `struct ksm_rmap_item`, for every page that KSM has looked at
+/// (Documentation/admin-guide/mm/ksm.rst, `general_profit`).
 const KSM_PAGE_BYTES: f64 = 64.0;
 /// `struct ksm_stable_node`, for every frame.
 const KSM_FRAME_BYTES: f64 = 64.0;

@@ -38,9 +38,10 @@ enum Before {
 
 /// Takes chunks in the order in which they lie.
 ///
-/// It also counts mappings. Frames are placed in the order in which contents are first seen, so a run of known chunks whose
-/// contents were first seen one after the other, or that all have one content, can be mapped as one; and where
-/// memory of its own follows a run, that becomes a mapping as well.
+/// It also counts mappings. Frames are placed in the order in which contents are first seen, so a
+/// run of known chunks whose contents were first seen one after the other, or that all have one
+/// content, can be mapped as one; and where memory of its own follows a run, that becomes a mapping
+/// as well.
 pub(super) struct Counter<'a> {
     index: &'a Index,
     seed: u64,
@@ -48,7 +49,8 @@ pub(super) struct Counter<'a> {
     chunk: usize,
     taker: Taker,
     before: Option<(u64, Before)>,
-    /// For each chunk of a block, whether it is zero; for each that is not, its digest, and what became of that.
+    /// For each chunk of a block, whether it is zero; for each that is not, its digest, and what
+    /// became of that.
     zero: Vec<bool>,
     digests: Vec<u64>,
     seen: Vec<Seen>,

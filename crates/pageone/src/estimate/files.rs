@@ -1,8 +1,8 @@
 //! Files and directories: opened, walked, read.
 //!
-//! A file is read as it is, whatever is in it. Its holes (`SEEK_DATA`, lseek(2)) count as zero and are not read; its last
-//! chunk is filled up with zeros, as the page cache does. Directories are walked without following links and without leaving
-//! their file system.
+//! A file is read as it is, whatever is in it. Its holes (`SEEK_DATA`, lseek(2)) count as zero and
+//! are not read; its last chunk is filled up with zeros, as the page cache does. Directories are
+//! walked without following links and without leaving their file system.
 
 use std::collections::HashSet;
 use std::fs::{File, OpenOptions, ReadDir};
@@ -77,9 +77,11 @@ fn special(kind: std::fs::FileType) -> Result<(), String> {
 }
 
 impl OpenFile {
-    /// The next bytes in `range` that are not a hole, widened to whole chunks; empty and at the end if there are none.
+    /// The next bytes in `range` that are not a hole, widened to whole chunks; empty and at the end
+    /// if there are none.
     ///
-    /// Looks at everything up to the next hole, so it is not to be asked for one extent more than once.
+    /// Looks at everything up to the next hole, so it is not to be asked for one extent more than
+    /// once.
     pub(super) fn next_data(&self, range: std::ops::Range<u64>, chunk: usize) -> std::ops::Range<u64> {
         let chunk = chunk as u64;
         let data = match seek(&self.file, SeekFrom::Data(range.start)) {
@@ -159,7 +161,8 @@ impl OpenFile {
 pub(super) struct Walk {
     device: u64,
     stack: Vec<(PathBuf, ReadDir)>,
-    /// Files and directories that are targets by themselves, and files with several names that were met.
+    /// Files and directories that are targets by themselves, and files with several names that were
+    /// met.
     skip: HashSet<Identity>,
 }
 
@@ -179,7 +182,8 @@ impl Walk {
         Ok(Walk { device: meta.dev(), stack: vec![(dir.to_owned(), top)], skip: own.clone() })
     }
 
-    /// Whether this file is to be counted here: not one that is a target by itself, nor one met under another name.
+    /// Whether this file is to be counted here: not one that is a target by itself, nor one met
+    /// under another name.
     pub(super) fn admits(&mut self, file: &OpenFile) -> bool {
         if file.links > 1 { self.skip.insert(file.identity) } else { !self.skip.contains(&file.identity) }
     }

@@ -1,23 +1,25 @@
 //! Which contents were seen, how often, and in which targets; in bounded memory.
 //!
-//! The index is an SD tree over 64-bit digests. A content has a *slot* of 16 bytes: its digest, and how often the latest target
-//! that has it was seen with it. Targets are looked at one after the other; when the next one meets the content, the
-//! former's count moves to a *record* of 8 bytes, and records form a list from the latest to the first:
+//! The index is an SD tree over 64-bit digests. A content has a *slot* of 16 bytes: its digest, and
+//! how often the latest target that has it was seen with it. Targets are looked at one after the
+//! other; when the next one meets the content, the former's count moves to a *record* of 8 bytes,
+//! and records form a list from the latest to the first:
 //!
 //! ```text
 //!   slot    digest │ count 20 bits │ target 16 │ record 28 ─┐
 //!   record           count         │ target    │ record ◀───┘ ─▶ … 0 ends the list
 //! ```
 //!
-//! A count that is full moves to a record in the same way. With the tree's node, a content costs 32 bytes, and 8 for each further
-//! target that has it.
+//! A count that is full moves to a record in the same way. With the tree's node, a content costs 32
+//! bytes, and 8 for each further target that has it.
 //!
 //! # When memory is short
 //!
-//! At level *k* only digests with *k* low zero bits are let in: a fair sample of the contents, each of which then stands
-//! for 2^*k*. When the limit is reached the level goes up, and contents that no longer belong are dropped. Contents
-//! that were seen most often by then are kept all the same, with the weight that they had, in up to a quarter of the memory: what
-//! is rare can be sampled well, but one content that makes a third of all pages can not. So every content has a known
+//! At level *k* only digests with *k* low zero bits are let in: a fair sample of the contents, each
+//! of which then stands for 2^*k*. When the limit is reached the level goes up, and contents that
+//! no longer belong are dropped. Contents that were seen most often by then are kept all the same,
+//! with the weight that they had, in up to a quarter of the memory: what is rare can be sampled
+//! well, but one content that makes a third of all pages can not. So every content has a known
 //! chance to be here (1 ÷ weight), and sums over the contents, each times its weight, are unbiased.
 
 use std::collections::HashMap;
@@ -115,7 +117,8 @@ impl Contents {
         }
     }
 
-    /// The sightings of a content: target and count, the latest target first. A target may come twice in a row.
+    /// The sightings of a content: target and count, the latest target first. A target may come
+    /// twice in a row.
     fn sightings(&self, word: u64) -> impl Iterator<Item = (u16, u64)> {
         let mut next = Some(Word::from(word));
         std::iter::from_fn(move || {
@@ -129,7 +132,8 @@ impl Contents {
         self.sightings(word).map(|(_, count)| count).sum()
     }
 
-    /// Copies the records behind a slot's word to another index; gives the word that leads to them there.
+    /// Copies the records behind a slot's word to another index; gives the word that leads to them
+    /// there.
     fn copy(&self, word: u64, to: &Contents) -> u64 {
         let sightings: Vec<_> = self.sightings(word).collect();
         let mut copy = 0;
@@ -167,7 +171,8 @@ pub(super) struct Index {
     limit: u64,
 }
 
-/// What became of a digest. Contents that one worker saw first one after the other have consecutive numbers.
+/// What became of a digest. Contents that one worker saw first one after the other have consecutive
+/// numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Seen {
     /// Seen for the first time.
@@ -224,7 +229,8 @@ impl Index {
         self.state.read().unwrap_or_else(PoisonError::into_inner).bytes()
     }
 
-    /// Calls `f` for every content with its weight and its sightings: target and count, the latest target first.
+    /// Calls `f` for every content with its weight and its sightings: target and count, the latest
+    /// target first.
     pub(super) fn for_each(&self, mut f: impl FnMut(f64, &[(u16, u64)])) {
         let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
         let contents = &state.contents;
@@ -364,7 +370,8 @@ impl State {
         }
     }
 
-    /// From how many sightings on a content is worth keeping: so that those kept take half of the room that is left for such.
+    /// From how many sightings on a content is worth keeping: so that those kept take half of the
+    /// room that is left for such.
     fn often(&self, limit: u64) -> u64 {
         let mut counts = [0u64; 64];
         for handle in 0..self.contents.next_slot.load(Relaxed) {

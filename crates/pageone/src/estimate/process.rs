@@ -1,7 +1,9 @@
-//! Processes: which of their pages there are, and reading those. Nothing is changed in them, nothing is stopped.
+//! Processes: which of their pages there are, and reading those. Nothing is changed in them,
+//! nothing is stopped.
 //!
-//! Looked at is private memory of no file that is present: neither what is in swap, which reading would bring back, nor
-//! what was never written. The page map tells which pages those are (`PAGEMAP_SCAN`), `process_vm_readv(2)` reads them.
+//! Looked at is private memory of no file that is present: neither what is in swap, which reading
+//! would bring back, nor what was never written. The page map tells which pages those are
+//! (`PAGEMAP_SCAN`), `process_vm_readv(2)` reads them.
 
 use std::io;
 
@@ -91,7 +93,8 @@ impl Process {
         self.spans.iter().map(|span| span.len as u64).sum()
     }
 
-    /// Cuts the memory into pieces of about `piece` bytes: ranges of addresses, each of whole chunks.
+    /// Cuts the memory into pieces of about `piece` bytes: ranges of addresses, each of whole
+    /// chunks.
     pub(super) fn pieces(&self, piece: usize) -> Vec<Vec<Range>> {
         let mut pieces = Vec::new();
         let mut current = Vec::new();
@@ -115,8 +118,8 @@ impl Process {
         pieces
     }
 
-    /// Gives the chunks of a piece to `counter`. Pages that went away meanwhile count as zero when they are part of a larger
-    /// chunk, and not at all otherwise.
+    /// Gives the chunks of a piece to `counter`. Pages that went away meanwhile count as zero when
+    /// they are part of a larger chunk, and not at all otherwise.
     ///
     /// # Errors
     ///
@@ -227,8 +230,8 @@ fn areas(pid: i32, guest: bool) -> io::Result<Vec<Range>> {
         })?;
         return Ok(areas);
     }
-    // Where PageONE has merged some of it already, guest RAM is in pieces: so count neighbours as one. Else a neighbour is something
-    // else of QEMU's that happens to lie there.
+    // Where PageONE has merged some of it already, guest RAM is in pieces: so count neighbours as one.
+    // Else a neighbour is something else of QEMU's that happens to lie there.
     let mut span: Vec<Range> = Vec::new();
     let mut before = Range::new(0, 0);
     let (mut len, mut merged) = (0, false);
@@ -316,7 +319,8 @@ mod tests {
         assert!(error.contains("guest memory"), "{error}");
     }
 
-    /// Also when its number is another process's by then: what counts is the process that was opened.
+    /// Also when its number is another process's by then: what counts is the process that was
+    /// opened.
     #[test]
     fn a_process_that_has_ended_is_not_counted() {
         let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();

@@ -91,8 +91,8 @@ pub(super) struct Total {
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Report {
     pub(super) chunk_bytes: usize,
-    /// 1: every content was counted. Otherwise memory was short, and one content in so many was; the
-    /// figures are estimates, `…_plus_minus` says how good.
+    /// 1: every content was counted. Otherwise memory was short, and one content in so many was;
+    /// the figures are estimates, `…_plus_minus` says how good.
     pub(super) sampled_one_in: u64,
     pub(super) total: Total,
     pub(super) targets: Vec<TargetReport>,

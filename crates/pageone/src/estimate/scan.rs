@@ -1,8 +1,8 @@
 //! Looking at one target with several threads.
 //!
-//! A target is cut into pieces of about 4 MiB, so that its pages are taken mostly in the order in which they lie, and
-//! threads still share the work. Pieces are handed out one by one; the files of a directory are found on the way, so that
-//! memory does not depend on how many there are.
+//! A target is cut into pieces of about 4 MiB, so that its pages are taken mostly in the order in
+//! which they lie, and threads still share the work. Pieces are handed out one by one; the files of
+//! a directory are found on the way, so that memory does not depend on how many there are.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

@@ -71,8 +71,9 @@ fn wants_interpreter(image: &[u8]) -> bool {
     image.starts_with(b"\x7fELF\x02\x01") && scan().unwrap_or(false)
 }
 
-/// The kernel to boot guests with: `explicit`, else `$PAGEONE_GUEST_KERNEL`, else from the cache the
-/// newest 6.1 (the reference), else the cache's newest, else the newest `/boot/vmlinuz-*-cloud-amd64`.
+/// The kernel to boot guests with: `explicit`, else `$PAGEONE_GUEST_KERNEL`, else from the cache
+/// the newest 6.1 (the reference), else the cache's newest, else the newest
+/// `/boot/vmlinuz-*-cloud-amd64`.
 ///
 /// # Errors
 /// If there is none, or the one that was asked for cannot be read.
@@ -114,7 +115,8 @@ pub fn find_recycler(kernel: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Of the files `dir/<prefix>VERSION<suffix>` that can be read, the one of the highest accepted version.
+/// Of the files `dir/<prefix>VERSION<suffix>` that can be read, the one of the highest accepted
+/// version.
 fn newest(dir: &Path, prefix: &str, suffix: &str, accept: impl Fn(&str) -> bool) -> Option<PathBuf> {
     std::fs::read_dir(dir)
         .ok()?

@@ -79,7 +79,8 @@ pub fn initramfs(cache: &Path, data_mib: u64) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// The archive with the recycler's module in it: a second archive behind the first, as the kernel allows.
+/// The archive with the recycler's module in it: a second archive behind the first, as the kernel
+/// allows.
 ///
 /// # Errors
 /// If the module cannot be read, or the cache cannot be written.
@@ -119,7 +120,8 @@ fn remove_older(cache: &Path, prefix: &str, keep: &Path) {
     }
 }
 
-/// Regular files below each of `sources` in sorted order, an equal share of `budget` bytes from each.
+/// Regular files below each of `sources` in sorted order, an equal share of `budget` bytes from
+/// each.
 fn select(sources: &[&Path], budget: u64) -> Vec<Input> {
     let mut inputs = Vec::new();
     for source in sources {

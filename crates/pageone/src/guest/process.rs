@@ -1,8 +1,8 @@
 //! A running guest: QEMU started through a launcher, its console read by a thread.
 //!
-//! Each guest is a process group of its own: Ctrl-C at the terminal reaches us and not the guests, and
-//! killing the group ends QEMU also where the launcher did not replace itself by it. Should we be
-//! killed outright, the kernel ends the guests (`PR_SET_PDEATHSIG`).
+//! Each guest is a process group of its own: Ctrl-C at the terminal reaches us and not the guests,
+//! and killing the group ends QEMU also where the launcher did not replace itself by it. Should we
+//! be killed outright, the kernel ends the guests (`PR_SET_PDEATHSIG`).
 #![allow(unsafe_code)] // Command::pre_exec, to ask for the parent's death signal.
 
 use super::Spec;
@@ -109,9 +109,9 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Starts QEMU as `launcher... qemu...`. The launcher has to replace itself by QEMU or to stay for as
-    /// long as it: its end is taken for QEMU's. The thread that calls has to outlive the guest: the
-    /// kernel takes its end for the parent's death (PR_SET_PDEATHSIG(2const)).
+    /// Starts QEMU as `launcher... qemu...`. The launcher has to replace itself by QEMU or to stay
+    /// for as long as it: its end is taken for QEMU's. The thread that calls has to outlive the
+    /// guest: the kernel takes its end for the parent's death (PR_SET_PDEATHSIG(2const)).
     ///
     /// # Errors
     /// If the program (the launcher's, if there is one) cannot be run.

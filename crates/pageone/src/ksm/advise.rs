@@ -1,8 +1,9 @@
 //! `pageone ksm advise`: governs KSM until it is told to end.
 //!
-//! The kernel's advisor was put into the kernel for three reasons, which are met here like this. *It needs ksmd's CPU time*:
-//! `/proc/PID/schedstat` has it in nanoseconds. *It must act at the end of a scan*: `full_scans` is read often enough
-//! that the end is seen within a thousandth of the target. *Other writers must be kept out*: they are noticed, named, and left alone.
+//! The kernel's advisor was put into the kernel for three reasons, which are met here like this.
+//! *It needs ksmd's CPU time*: `/proc/PID/schedstat` has it in nanoseconds. *It must act at the end
+//! of a scan*: `full_scans` is read often enough that the end is seen within a thousandth of the
+//! target. *Other writers must be kept out*: they are noticed, named, and left alone.
 
 use std::io::Read;
 use std::os::unix::net::UnixStream;
@@ -62,7 +63,8 @@ impl Args {
     }
 }
 
-/// How often other writers are looked for; before every change of ours `pages_to_scan` is looked at besides.
+/// How often other writers are looked for; before every change of ours `pages_to_scan` is looked at
+/// besides.
 const WATCH: Duration = Duration::from_millis(500);
 
 /// Governs until SIGTERM, SIGINT or SIGHUP, or until somebody else does.

@@ -8,7 +8,8 @@ use kmem::ksm::{Ksm, Ksmd};
 
 use crate::{Code, Coded};
 
-/// The kernel's scanner under our hand. Settings that are still ours when this is dropped are put back.
+/// The kernel's scanner under our hand. Settings that are still ours when this is dropped are put
+/// back.
 pub(crate) struct Scanner {
     ksm: Ksm,
     ksmd: Ksmd,

@@ -1,7 +1,8 @@
 //! Every interleaving of the guest's steps with the host's, with the death of either at any step.
 //!
-//! A page's content is a loom cell: that guest and host touch it at once, or in an order that no synchronisation gives, is an
-//! error by itself. Besides, what the guest wrote to its page has to be there as long as it has it.
+//! A page's content is a loom cell: that guest and host touch it at once, or in an order that no
+//! synchronisation gives, is an error by itself. Besides, what the guest wrote to its page has to
+//! be there as long as it has it.
 
 #![allow(unsafe_code)] // Cells are what two threads must not touch at once: whether they do is the question.
 
@@ -14,7 +15,8 @@ use loom::thread;
 
 use crate::{Guest, Host, Pool, Ram};
 
-/// A pool, and pages that it stands for. Loom's memory is small: so is the pool (1,024 frames), and pages 0 to 3 exist.
+/// A pool, and pages that it stands for. Loom's memory is small: so is the pool (1,024 frames), and
+/// pages 0 to 3 exist.
 struct World {
     pool: Pool,
     pages: [UnsafeCell<u64>; 4],
@@ -132,8 +134,8 @@ fn loom_no_mark_is_hidden() {
     });
 }
 
-/// The host's steps one by one, of which the first `steps` are done, before it dies. What a dead host's process had under way is over when
-/// its successor has the lock.
+/// The host's steps one by one, of which the first `steps` are done, before it dies. What a dead
+/// host's process had under way is over when its successor has the lock.
 fn dying_host(world: &World, steps: usize) {
     let (free, claims) = (&world.pool.free()[0], &world.pool.claims()[0]);
     let wanted = free.load(SeqCst) & 1;
@@ -176,7 +178,8 @@ fn loom_a_host_dies_at_any_step_and_has_a_successor() {
     }
 }
 
-/// Without a successor, a guest whose patience ends keeps its hands off the page, and finds it released if it ever is.
+/// Without a successor, a guest whose patience ends keeps its hands off the page, and finds it
+/// released if it ever is.
 #[test]
 fn loom_a_host_dies_and_patience_ends() {
     for steps in 0..=4 {
@@ -227,7 +230,8 @@ fn loom_a_guest_dies_at_any_step_and_has_a_successor() {
     }
 }
 
-/// A host that stops in the middle, because its closure fails or its time is over, has released what it claimed, and hides nothing.
+/// A host that stops in the middle, because its closure fails or its time is over, has released
+/// what it claimed, and hides nothing.
 #[test]
 fn loom_a_host_gives_up_in_the_middle() {
     loom::model(|| {

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use crate::{Guest, Host, Pool, Ram};
 
-/// Guests that free and take pages as fast as they can, against a host that takes its time with every claim: the guest loses the race
-/// thousands of times, and never a page.
+/// Guests that free and take pages as fast as they can, against a host that takes its time with
+/// every claim: the guest loses the race thousands of times, and never a page.
 #[test]
 fn a_guest_that_loses_the_race_waits_and_loses_no_page() {
     const PAGES: u64 = 256;

@@ -9,8 +9,8 @@ type Slot = RwLock<Option<Box<[u8]>>>;
 
 /// Keeps objects in memory, each in an allocation of its own.
 ///
-/// An object has a lock of its own, which is held for writing only while the object comes or goes: readers never wait for
-/// each other, and nobody waits for what is done to another object.
+/// An object has a lock of its own, which is held for writing only while the object comes or goes:
+/// readers never wait for each other, and nobody waits for what is done to another object.
 pub struct MemoryStore {
     slots: Table<Slot>,
 }

@@ -1,7 +1,9 @@
-//! A growing array: an element stays where it is, and growing takes no lock that a reader would meet.
+//! A growing array: an element stays where it is, and growing takes no lock that a reader would
+//! meet.
 //!
-//! Elements lie in chunks; a directory of buckets, each twice as long as the one before, leads to the chunks. So memory beyond
-//! what is used is at most one chunk, and a sixteenth of a byte an element for the directory.
+//! Elements lie in chunks; a directory of buckets, each twice as long as the one before, leads to
+//! the chunks. So memory beyond what is used is at most one chunk, and a sixteenth of a byte an
+//! element for the directory.
 
 use std::sync::OnceLock;
 

@@ -8,7 +8,8 @@ use std::collections::HashMap;
 use std::sync::Barrier;
 use std::thread;
 
-/// Objects shorter than, as long as and longer than a key; colliding ones; one that is another one's key; the empty one.
+/// Objects shorter than, as long as and longer than a key; colliding ones; one that is another
+/// one's key; the empty one.
 fn objects(one: &One<MemoryStore>) -> Vec<Vec<u8>> {
     let long = |last: u8| [vec![1; MAX_KEY_LEN], vec![last]].concat();
     let colliding = |last: u8| [MARK, &long(last)].concat();
@@ -270,8 +271,8 @@ fn different_objects_with_one_key_are_both_kept() {
     assert!(one.is_empty());
 }
 
-/// Identities are used again. Another test's thread that is pinned and has no CPU holds them back for a while, so what
-/// counts is the best of many rounds.
+/// Identities are used again. Another test's thread that is pinned and has no CPU holds them back
+/// for a while, so what counts is the best of many rounds.
 #[test]
 fn identities_come_back() {
     const PUTS: u32 = 20_000;
@@ -334,8 +335,8 @@ fn a_store_may_fail_or_lose_an_object() {
     }
 }
 
-/// Threads put and release the same few objects. While a thread holds a reference, the object is there with its bytes, and
-/// whoever puts it gets the same identity.
+/// Threads put and release the same few objects. While a thread holds a reference, the object is
+/// there with its bytes, and whoever puts it gets the same identity.
 #[test]
 fn puts_and_last_releases() {
     const THREADS: usize = 4;

@@ -36,9 +36,9 @@ impl Count {
 
 type Tree = SdTree<Table>;
 
-/// In a model a key's head is its first bytes, and a directory has two slots at least. `a`, `b` and `c` are in one tree: the node of `a` and `b`
-/// hangs below the one of `c`. `d` goes on `b`'s side of that node, `e` on `a`'s. In a directory of four slots, `c` has one
-/// of its own.
+/// In a model a key's head is its first bytes, and a directory has two slots at least. `a`, `b` and
+/// `c` are in one tree: the node of `a` and `b` hangs below the one of `c`. `d` goes on `b`'s side
+/// of that node, `e` on `a`'s. In a directory of four slots, `c` has one of its own.
 const KEYS: [&[u8]; 8] = [&[0x00], &[0x03], &[0x40], &[0x02], &[0x00], &[0x01], &[0x41], &[0x43]];
 const A: usize = 0;
 const B: usize = 1;
@@ -69,7 +69,8 @@ fn found(tree: &Tree, key: usize) -> bool {
     }
 }
 
-/// Begins to move to a directory of so many bits, and moves the unit in which there are keys; or what is left to be moved.
+/// Begins to move to a directory of so many bits, and moves the unit in which there are keys; or
+/// what is left to be moved.
 fn resize(tree: &Tree, bits: u32) {
     let pin = tree.epoch.pin();
     tree.resize(tree.current(&pin), bits);
@@ -408,7 +409,8 @@ fn grow_by_the_fingerprint() {
     two_from(3, || tree_of(1, &[A, B]), |t| assert!(remove(t, A)), |t| resize(t, 2), |t| holds(t, &[B], &[A]));
 }
 
-/// The leaf that is asked may stand in a node that was just unlinked, where a list's link took its place.
+/// The leaf that is asked may stand in a node that was just unlinked, where a list's link took its
+/// place.
 #[test]
 fn grow_by_the_fingerprint_of_a_sibling() {
     let last: fn(&Tree) = |t| holds(t, &[F, G], &[C]);
@@ -435,7 +437,8 @@ fn query_beside_sweep() {
     assert!(SWEPT.any());
 }
 
-/// Shrinking beside each other operation: `c`'s slot is joined with that of `a` and `b`, whose node is copied.
+/// Shrinking beside each other operation: `c`'s slot is joined with that of `a` and `b`, whose node
+/// is copied.
 fn shrink_beside(one: fn(&Tree), last: fn(&Tree)) {
     two_from(2, shrinking, one, |t| resize(t, 1), last);
 }

@@ -91,7 +91,8 @@ fn removals_give_memory_back() {
     assert!(refilled > 10, "{refilled}");
 }
 
-/// One thread only inserts, another only removes: nodes must find their way from the one to the other.
+/// One thread only inserts, another only removes: nodes must find their way from the one to the
+/// other.
 #[test]
 fn nodes_go_round_between_threads() {
     let tree = SdTree::new(Computed);
@@ -114,14 +115,16 @@ fn nodes_go_round_between_threads() {
         drop(send);
         remover.join().unwrap();
     });
-    // A thread that loses the processor in the middle of an operation holds the clock; generous for that.
+    // A thread that loses the processor in the middle of an operation holds the clock; generous for
+    // that.
     let stats = tree.stats();
     assert!(stats.nodes < pairs / 4, "{stats:?}");
     assert_eq!((tree.check(), tree.is_empty()), (0, true));
 }
 
-/// Who counts the keys of a large tree for long may find its directory left when it has: what it then wants was meant for that
-/// directory. To the one that is there now it may be several bits more, of which a unit would fill two slots and lose the rest.
+/// Who counts the keys of a large tree for long may find its directory left when it has: what it
+/// then wants was meant for that directory. To the one that is there now it may be several bits
+/// more, of which a unit would fill two slots and lose the rest.
 #[test]
 fn a_directory_that_was_left_is_not_resized() {
     let tree = SdTree::with_bits(Computed, 12);

@@ -16,7 +16,8 @@ enum Op {
     Finish,
 }
 
-/// All zeros, prefixes of each other, one bit apart, different in the last byte, empty, the longest, and anything.
+/// All zeros, prefixes of each other, one bit apart, different in the last byte, empty, the
+/// longest, and anything.
 fn key() -> impl Strategy<Value = Vec<u8>> {
     let zeros = (0..40usize).prop_map(|len| vec![0; len]);
     let one_bit = (0..32usize, 1..40usize).prop_map(|(bit, len)| {

@@ -1,5 +1,6 @@
-//! The tree as an engine uses it that keeps digests in slots: handles are slots, the source reads a slot's digest, which changes
-//! when the slot is used again, and slots are used again by whoever comes next.
+//! The tree as an engine uses it that keeps digests in slots: handles are slots, the source reads a
+//! slot's digest, which changes when the slot is used again, and slots are used again by whoever
+//! comes next.
 
 use super::Random;
 use crate::{Handle, Insert, KeySource, SdTree};
@@ -41,7 +42,8 @@ fn slot(tree: &SdTree<Slots>, handle: Handle) -> &Slot {
     &tree.keys().slots[handle.0 as usize]
 }
 
-/// Looks `digest` up, and makes `place` stand for it where it is not known. Whether it was new, and the handle.
+/// Looks `digest` up, and makes `place` stand for it where it is not known. Whether it was new, and
+/// the handle.
 fn see(tree: &SdTree<Slots>, digest: u64, place: u64, ask_first: bool) -> (bool, Handle) {
     if ask_first && let Some(handle) = tree.query(&digest.to_be_bytes()) {
         return (false, handle);
@@ -74,8 +76,9 @@ fn digest(owner: usize, number: usize) -> u64 {
     Random((owner as u64) << 32 | number as u64).next() | 1
 }
 
-/// Each thread owns digests, of which it knows exactly which are there and under which handle; all threads fight for some
-/// others, under places of their own. Waves let the tree grow to thousands of keys and shrink to few.
+/// Each thread owns digests, of which it knows exactly which are there and under which handle; all
+/// threads fight for some others, under places of their own. Waves let the tree grow to thousands
+/// of keys and shrink to few.
 pub(super) fn engine(seed: u64, rounds: usize, own: usize) {
     let shared = 50;
     let tree = SdTree::new(slots((THREADS * (own + shared + REST)) as u64));

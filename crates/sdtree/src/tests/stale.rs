@@ -62,8 +62,8 @@ fn a_gone_key_gives_way() {
     assert_eq!((tree.check(), tree.stats().stale_dropped), (2, 1));
 }
 
-/// A changed key must not lead an insertion to the wrong place: it would hide every key below. Where heads differ, nobody asks
-/// for its bytes at all.
+/// A changed key must not lead an insertion to the wrong place: it would hide every key below.
+/// Where heads differ, nobody asks for its bytes at all.
 #[test]
 fn a_changed_key_misleads_nobody() {
     let tree = tree_of(&[b"aaaa", b"aaab", b"aabb", b"aabc"]);
@@ -78,8 +78,9 @@ fn a_changed_key_misleads_nobody() {
     assert_eq!((tree.check(), tree.stats().stale_dropped), (4, 0));
 }
 
-/// Where heads are equal, bytes are compared. A key whose head changed is found out by its fingerprint, one that does not
-/// fit its way by its bits, one that was changed elsewhere by a second key.
+/// Where heads are equal, bytes are compared. A key whose head changed is found out by its
+/// fingerprint, one that does not fit its way by its bits, one that was changed elsewhere by a
+/// second key.
 #[test]
 fn a_changed_key_among_equal_heads() {
     let changes: [&[u8]; 3] = [b"\xff\0\0\x01", b"\0\xff\0\x02", b"\0\xff\0\x01"];
@@ -118,7 +119,8 @@ fn a_changed_second_key_is_not_believed() {
     }
 }
 
-/// A key that changed into the one that is looked for is in the wrong place: no find, no wrong answer.
+/// A key that changed into the one that is looked for is in the wrong place: no find, no wrong
+/// answer.
 #[test]
 fn a_key_that_became_another() {
     let tree = tree_of(&[b"abc", b"xyz"]);
@@ -205,7 +207,8 @@ fn steady_keys_are_always_found() {
     }
 }
 
-/// Insertions, removals and queries while another thread changes every key all the time: all end, none lies.
+/// Insertions, removals and queries while another thread changes every key all the time: all end,
+/// none lies.
 #[test]
 fn everything_changes_all_the_time() {
     let tree = SdTree::new(Changing::default());

@@ -15,7 +15,8 @@ fn rounds() -> usize {
     if cfg!(debug_assertions) { 40_000 } else { 200_000 }
 }
 
-/// Few distinct bytes and mixed lengths, so that neighbours in the tree belong to different threads.
+/// Few distinct bytes and mixed lengths, so that neighbours in the tree belong to different
+/// threads.
 fn keys(count: usize) -> Vec<Vec<u8>> {
     let mut random = Random(7);
     let mut keys = std::collections::BTreeSet::new();
@@ -26,8 +27,8 @@ fn keys(count: usize) -> Vec<Vec<u8>> {
     keys.into_iter().collect()
 }
 
-/// Every thread changes only its own keys, and knows exactly what every answer about them must be; of the
-/// keys of others it knows that an answer names the right handle.
+/// Every thread changes only its own keys, and knows exactly what every answer about them must be;
+/// of the keys of others it knows that an answer names the right handle.
 fn own(seed: u64) {
     let keys = keys(400);
     let tree = SdTree::new(Table(keys.clone()));
@@ -81,7 +82,8 @@ fn own_keys() {
     own(0);
 }
 
-/// As above, with so many keys that come and go in waves that the tree grows and shrinks all the time.
+/// As above, with so many keys that come and go in waves that the tree grows and shrinks all the
+/// time.
 fn come_and_go(seed: u64) {
     let key = |i| Random(seed << 32 | i).next().to_be_bytes().to_vec();
     let keys: Vec<Vec<u8>> = (0..THREADS as u64 * 2_000).map(key).collect();
@@ -176,7 +178,8 @@ fn for_hours() {
     println!("{rounds} rounds in {:.0} s", start.elapsed().as_secs_f64());
 }
 
-/// A key that is there throughout is found by every query and every walk, whatever happens beside it.
+/// A key that is there throughout is found by every query and every walk, whatever happens beside
+/// it.
 #[test]
 fn steady_key_amid_changes() {
     let keys = keys(64);
@@ -215,8 +218,8 @@ fn steady_key_amid_changes() {
 /// Keys in plain memory, each written once by the thread that is about to insert its handle.
 struct Plain(Vec<UnsafeCell<[u8; 8]>>);
 
-// SAFETY: a cell is written by one thread, before it gives the handle to the tree, and read only by those who have the
-// handle from the tree. That this is enough is what the test tests.
+// SAFETY: a cell is written by one thread, before it gives the handle to the tree, and read only by
+// those who have the handle from the tree. That this is enough is what the test tests.
 unsafe impl Sync for Plain {}
 
 impl KeySource for Plain {
@@ -226,7 +229,8 @@ impl KeySource for Plain {
     }
 }
 
-/// What a thread wrote before it inserted a handle is seen by every thread that the tree leads to that handle.
+/// What a thread wrote before it inserted a handle is seen by every thread that the tree leads to
+/// that handle.
 #[test]
 fn keys_are_published() {
     let each = rounds() / 4;

@@ -1,7 +1,9 @@
-//! A program that is merged: maps memory, marks it as mergeable, and checks that it stays what it was.
+//! A program that is merged: maps memory, marks it as mergeable, and checks that it stays what it
+//! was.
 //!
-//! `pageone-test-client SCENARIO [ARGS…]`. It prints `ready` when its memory is filled, waits for `go`, does what the
-//! scenario says, prints `ok` or what is wrong, and ends when its standard input does.
+//! `pageone-test-client SCENARIO [ARGS…]`. It prints `ready` when its memory is filled, waits for
+//! `go`, does what the scenario says, prints `ok` or what is wrong, and ends when its standard
+//! input does.
 #![allow(unsafe_code, reason = "it maps and writes raw memory, as the programs that it stands for do")]
 #![allow(clippy::unwrap_used, reason = "a test program fails by panicking")]
 
@@ -22,8 +24,8 @@ struct Region {
     pages: usize,
 }
 
-// SAFETY: the memory is raw and lives until the process ends; threads share it as they would any raw memory, each on
-// pages of its own.
+// SAFETY: the memory is raw and lives until the process ends; threads share it as they would any
+// raw memory, each on pages of its own.
 unsafe impl Sync for Region {}
 
 impl Region {
@@ -85,7 +87,8 @@ impl Region {
     }
 
     fn advise(&self, pages: std::ops::Range<usize>, advice: i32) -> Result<(), i32> {
-        // SAFETY: a range of this mapping; what the advice does to its content is what the scenario is about.
+        // SAFETY: a range of this mapping; what the advice does to its content is what the scenario is
+        // about.
         match unsafe { libc::madvise(self.address(pages.start), pages.len() * PAGE, advice) } {
             0 => Ok(()),
             _ => Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(0)),
@@ -164,8 +167,8 @@ fn main() {
     while hear().is_some() {}
 }
 
-/// `hold PAGES COPIES BASE [OWN]`: each content COPIES times, but every OWN-th page has one that nobody else has; checks it
-/// whenever it is told to. `rewrite` gives every page new content.
+/// `hold PAGES COPIES BASE [OWN]`: each content COPIES times, but every OWN-th page has one that
+/// nobody else has; checks it whenever it is told to. `rewrite` gives every page new content.
 fn hold(pages: usize, copies: usize, base: u64, own: usize) {
     let region = Region::new(pages, true);
     let mut base = base << 32;
@@ -189,8 +192,9 @@ fn hold(pages: usize, copies: usize, base: u64, own: usize) {
     std::process::exit(0);
 }
 
-/// `huge PERCENT…`: a huge page for each number; so many percent of its pages hold what every client of this scenario holds there. Checks
-/// all whenever it is told to; `write` writes to each huge page first.
+/// `huge PERCENT…`: a huge page for each number; so many percent of its pages hold what every
+/// client of this scenario holds there. Checks all whenever it is told to; `write` writes to each
+/// huge page first.
 fn huge(shares: &[usize]) {
     let region = Region::huge(shares.len());
     let mine = u64::from(std::process::id()) << 40;
@@ -222,8 +226,8 @@ fn shuffled(pages: usize) {
     verdict(&problems);
 }
 
-/// `writers PAGES SECONDS`: two threads write to pages that merge all the time; an oracle counts every write. Prints the
-/// longest time that a write took.
+/// `writers PAGES SECONDS`: two threads write to pages that merge all the time; an oracle counts
+/// every write. Prints the longest time that a write took.
 fn writers(pages: usize, seconds: usize) {
     let region = Region::new(pages, true);
     let seed = |page: usize| 1 + (page % (pages / 8)) as u64;
@@ -283,8 +287,9 @@ fn writers(pages: usize, seconds: usize) {
     verdict(&problems);
 }
 
-/// `churn PAGES SECONDS`: rows of pages get contents that other rows, and other clients, have in the same order; single words
-/// change, rows are discarded; everything is checked all the time. Frames come and go as fast as the daemon can follow.
+/// `churn PAGES SECONDS`: rows of pages get contents that other rows, and other clients, have in
+/// the same order; single words change, rows are discarded; everything is checked all the time.
+/// Frames come and go as fast as the daemon can follow.
 fn churn(pages: usize, seconds: usize) {
     const CONTENTS: u64 = 2048;
     let region = Region::new(pages, true);
@@ -347,8 +352,9 @@ fn churn(pages: usize, seconds: usize) {
     verdict(&problems);
 }
 
-/// `steps PAGES`: most pages are unlike all others. At each line that it hears, some get new content, some one that others have, some are
-/// discarded, and some of these read; then it says whether all are as they should be.
+/// `steps PAGES`: most pages are unlike all others. At each line that it hears, some get new
+/// content, some one that others have, some are discarded, and some of these read; then it says
+/// whether all are as they should be.
 fn steps(pages: usize) {
     const CONTENTS: usize = 64;
     let region = Region::new(pages, true);
@@ -445,13 +451,15 @@ fn dontneed() {
     std::process::exit(0);
 }
 
-/// Forks with merged memory. The parent rewrites all of its own and ends; the child, which outlives it, checks.
+/// Forks with merged memory. The parent rewrites all of its own and ends; the child, which outlives
+/// it, checks.
 fn fork() {
     let region = Region::new(4096, false);
     let seed = |page: usize| 77_000_000 + (page % 1024) as u64;
     (0..region.pages).for_each(|page| region.fill(page, seed(page)));
     wait_go();
-    // SAFETY: the process has no other thread of its own that holds a lock; the child only reads, prints and exits.
+    // SAFETY: the process has no other thread of its own that holds a lock; the child only reads,
+    // prints and exits.
     match unsafe { libc::fork() } {
         0 => {
             // The child has not touched its memory yet. `go` comes when the store has been reused.
@@ -577,14 +585,16 @@ fn locked() {
     verdict(&problems);
 }
 
-/// Registers part of the region as an io_uring buffer, which pins it; the kernel then writes through the pin.
+/// Registers part of the region as an io_uring buffer, which pins it; the kernel then writes
+/// through the pin.
 fn pinned() {
     let region = Region::new(4096, true);
     let seed = |page: usize| 1 + (page % 512) as u64;
     (0..region.pages).for_each(|page| region.fill(page, seed(page)));
     const SETUP: libc::c_long = 425;
     const REGISTER: libc::c_long = 427;
-    // SAFETY: io_uring_setup(2) writes 120 bytes of parameters; io_uring_register(2), opcode 0, reads one iovec.
+    // SAFETY: io_uring_setup(2) writes 120 bytes of parameters; io_uring_register(2), opcode 0, reads
+    // one iovec.
     unsafe {
         let mut params = [0u64; 15];
         let ring = libc::syscall(SETUP, 4, params.as_mut_ptr());

@@ -1,7 +1,9 @@
-//! `recycle PAGES SECONDS`: a program that marks pages of its own, as a guest's driver would, and checks that none that it uses is taken.
+//! `recycle PAGES SECONDS`: a program that marks pages of its own, as a guest's driver would, and
+//! checks that none that it uses is taken.
 //!
-//! Told `free`, it marks every second page, one by one. Told `work`, two threads allocate, fill, check and free pages for so long, at
-//! random. Told `hostile`, a thread writes whatever it likes into the pool meanwhile: then any page may be zeros, but nothing else.
+//! Told `free`, it marks every second page, one by one. Told `work`, two threads allocate, fill,
+//! check and free pages for so long, at random. Told `hostile`, a thread writes whatever it likes
+//! into the pool meanwhile: then any page may be zeros, but nothing else.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
@@ -27,7 +29,8 @@ fn share(region: &Region) -> Shared {
     // SAFETY: mapped until the process ends; the file cannot shrink.
     let pool = unsafe { ppr::Pool::from_mapping(NonNull::new(map.as_ptr()).unwrap(), map.len()) }.unwrap();
     pool.initialise();
-    // SAFETY: a symbol of the agent, with this signature; it takes a descriptor and memory of this process.
+    // SAFETY: a symbol of the agent, with this signature; it takes a descriptor and memory of this
+    // process.
     let answer = unsafe {
         let symbol = libc::dlsym(libc::RTLD_DEFAULT, c"pageone_ppr_share".as_ptr());
         assert!(!symbol.is_null(), "the agent is not here");
@@ -163,7 +166,8 @@ fn page_is_mixed_of_zeros(region: &Region, page: usize, seed: u64) -> bool {
     (0..super::WORDS).all(|word| [0, pattern(seed, word)].contains(&region.read(page, word)))
 }
 
-/// Writes into the pool behind its header as a guest could that is out for mischief; the last thing that it does is to spoil the header.
+/// Writes into the pool behind its header as a guest could that is out for mischief; the last thing
+/// that it does is to spoil the header.
 fn fuzz(map: &SharedMap, stop: &AtomicBool) {
     let mut random = 0x1234_5678_9abc_def1u64;
     while !stop.load(Relaxed) {

@@ -1,8 +1,10 @@
-//! The pages of a pool as ONE's objects: those in data mblocks, and those of the data mblock that is being filled.
+//! The pages of a pool as ONE's objects: those in data mblocks, and those of the data mblock that
+//! is being filled.
 //!
-//! ONE finds a page by its hash and asks for it only to compare it. Then all that is wanted of its *chunk* is read at once
-//! ([`Pages::bring`]). What cannot be read counts as lost, and so is stored again. No page is removed by itself: its data mblock goes
-//! when no checkpoint's map names a page of it.
+//! ONE finds a page by its hash and asks for it only to compare it. Then all that is wanted of its
+//! *chunk* is read at once ([`Pages::bring`]). What cannot be read counts as lost, and so is stored
+//! again. No page is removed by itself: its data mblock goes when no checkpoint's map names a page
+//! of it.
 
 use std::cell::RefCell;
 use std::io::IoSlice;
@@ -17,7 +19,8 @@ use super::{HASH, PAGES};
 /// Pages of a data mblock that are read at once for comparing, at most. A divisor of 65536.
 const CHUNK: usize = 256;
 
-/// A data mblock that is being filled. It gets its identity at once, so that the map can name its pages.
+/// A data mblock that is being filled. It gets its identity at once, so that the map can name its
+/// pages.
 struct OpenData {
     writer: MblockWriter,
     /// Pieces of [`CHUNK`] pages: most second checkpoints need one.
@@ -67,7 +70,8 @@ impl State {
         })
     }
 
-    /// Reads the pages `first..=last` of one chunk. Those that are damaged are not there afterwards.
+    /// Reads the pages `first..=last` of one chunk. Those that are damaged are not there
+    /// afterwards.
     fn fetch(&mut self, pool: &Pool, first: u64, last: u64) -> Result<(), ObjectError> {
         self.cached = 0..0;
         let cache = self.cache.get_or_insert_with(|| AlignedBuf::zeroed(CHUNK * BLOCK));
@@ -92,7 +96,8 @@ fn hashes(pool: &Pool, id: u64, pages: u32) -> Result<Vec<u8>> {
     Ok(hashes)
 }
 
-/// ONE over the pages of these data mblocks: their identities, and how many pages each has. Only hashes are read.
+/// ONE over the pages of these data mblocks: their identities, and how many pages each has. Only
+/// hashes are read.
 pub(super) fn open(pool: &Pool, data: &[(u64, u32)]) -> One<Pages> {
     let mut damaged = Vec::new();
     let mut places = Vec::with_capacity(data.iter().map(|(_, pages)| PAGES.min(*pages as usize)).sum());
@@ -137,7 +142,8 @@ impl Pages {
         state.fetch(&self.pool, first, last)
     }
 
-    /// The hash of the page that was put just now. A data mblock that is full is written and committed.
+    /// The hash of the page that was put just now. A data mblock that is full is written and
+    /// committed.
     pub(super) fn put_hash(&self, hash: u128) -> Result<(), ObjectError> {
         let is_full = self.state.borrow_mut().open.as_mut().is_some_and(|open| {
             open.hashes.push(hash);

@@ -25,8 +25,9 @@ pub(crate) struct PutOff {
 pub(crate) struct Writer {
     catalog: Catalog,
     name: String,
-    /// Knows all pages of the pool by their hashes. References are taken and never given back: a page is in the pool as long as its data
-    /// mblock is, whatever becomes of the memory that it was found in.
+    /// Knows all pages of the pool by their hashes. References are taken and never given back: a
+    /// page is in the pool as long as its data mblock is, whatever becomes of the memory that
+    /// it was found in.
     one: LazyCell<One<Pages>, Box<dyn FnOnce() -> One<Pages>>>,
     seed: u64,
     map: Vec<u64>,
@@ -68,7 +69,8 @@ impl Writer {
         self.map = vec![0; pages];
     }
 
-    /// The map of the checkpoint of that [`Catalog::label`], if it is in this pool and of the same regions.
+    /// The map of the checkpoint of that [`Catalog::label`], if it is in this pool and of the same
+    /// regions.
     pub(crate) fn earlier(&self, label: &str, regions: &[(u64, u64)]) -> Result<Option<Vec<u64>>> {
         let catalog = &self.catalog;
         let found = catalog.checkpoints.iter().find(|c| Catalog::label(&catalog.pool, c) == label);
@@ -85,8 +87,9 @@ impl Writer {
         self.seed
     }
 
-    /// Stores pages; `hashes` are their hashes, `None` for zeros. What looks like a page of the pool is put off: it is given
-    /// back by [`Writer::put_off`] in the order in which the pool has it.
+    /// Stores pages; `hashes` are their hashes, `None` for zeros. What looks like a page of the
+    /// pool is put off: it is given back by [`Writer::put_off`] in the order in which the pool
+    /// has it.
     pub(crate) fn put(&mut self, pages: &[u64], bytes: &[u8], hashes: &[Option<u128>]) -> Result<()> {
         let digests: Vec<u128> = hashes.iter().flatten().copied().collect();
         let mut found = self.one.find_many(&digests).into_iter();
@@ -108,7 +111,8 @@ impl Writer {
         off
     }
 
-    /// Stores pages that were put off; `bytes` is what they are now. Sorted, the pool is read from front to back.
+    /// Stores pages that were put off; `bytes` is what they are now. Sorted, the pool is read from
+    /// front to back.
     pub(crate) fn put_again(&mut self, off: &[PutOff], bytes: &[u8]) -> Result<()> {
         for (i, (&PutOff { object, page }, bytes)) in off.iter().zip(bytes.chunks_exact(BLOCK)).enumerate() {
             self.one.store().bring(off[i..].iter().map(|off| off.object))?;

@@ -83,8 +83,8 @@ fn one_worker_numbers_contents_in_order() {
     assert_eq!(see(&index, &mut taker, 0, &[mix(4)]), [Seen::New(3)], "no number is lost");
 }
 
-/// In a sixteenth of the memory that it would take: within the limit, and right on the whole. One content is a third of all
-/// sightings: it must not be lost, whatever its digest.
+/// In a sixteenth of the memory that it would take: within the limit, and right on the whole. One
+/// content is a third of all sightings: it must not be lost, whatever its digest.
 #[test]
 fn a_sample_is_within_its_limit_and_unbiased() {
     const CONTENTS: u64 = 400_000;

@@ -7,9 +7,9 @@
 //! daemon is never needed: a window runs to its end by itself, and merged memory stays what it is
 //! when the daemon dies.
 //!
-//! All policy is the daemon's. What is decided here is safety: whether bytes are equal ([`merge`]),
-//! whether memory may be merged at all ([`probe`], [`pins`], locked memory), and that every call of
-//! the program on merged memory does what it would do on anonymous memory ([`guard`]).
+//! All policy is the daemon's. What is decided here is safety: whether bytes are equal ([`window::merge`]),
+//! whether memory may be merged at all ([`intercept::probe`], [`window::pins`], locked memory), and that every call of
+//! the program on merged memory does what it would do on anonymous memory ([`intercept::guard`]).
 //!
 //! ```text
 //! interpose ─▶ watch (is it ours?) ─▶ mark, guard ─▶ window ─▶ regions
@@ -19,28 +19,11 @@
 //! threads, fork: around all of these; everything shared lies in state, behind lock
 //! ```
 
-mod batch;
-mod digest;
-mod fork;
-mod guard;
-mod heap;
-mod interpose;
-mod link;
-mod lock;
-mod log;
-mod mark;
-mod merge;
-mod outbox;
-mod pins;
-mod probe;
-mod raw;
+mod daemon;
+mod intercept;
 mod recycle;
-mod regions;
-mod sabotage;
-mod state;
-mod threads;
-mod watch;
+mod runtime;
 mod window;
 
 #[global_allocator]
-static HEAP: heap::Heap = heap::Heap::new();
+static HEAP: runtime::heap::Heap = runtime::heap::Heap::new();

@@ -14,11 +14,12 @@
 
 #![allow(unsafe_code)] // Discards the guest's free pages; maps the pool.
 
-use crate::batch::cpu_time;
-use crate::merge::held_memory;
-use crate::regions::Pages;
-use crate::state::{STATE, State, wake};
-use crate::{log, raw};
+use crate::daemon::batch::cpu_time;
+use crate::runtime::log;
+use crate::runtime::raw;
+use crate::runtime::regions::Pages;
+use crate::runtime::state::{STATE, State, wake};
+use crate::window::merge::held_memory;
 use kmem::PAGE_SIZE;
 use kmem::memfd;
 use kmem::range::Range;

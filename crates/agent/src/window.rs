@@ -11,11 +11,14 @@
 
 #![allow(unsafe_code)] // Replaces mappings of the program's memory.
 
-use crate::pins::Waiting;
-use crate::raw;
-use crate::regions::{Pages, Region, Sticky};
-use crate::sabotage::{self, Sabotage};
-use crate::state::State;
+pub mod merge;
+pub mod pins;
+
+use crate::runtime::raw;
+use crate::runtime::regions::{Pages, Region, Sticky};
+use crate::runtime::sabotage::{self, Sabotage};
+use crate::runtime::state::State;
+use crate::window::pins::Waiting;
 use kmem::range::Range;
 use kmem::{PAGE_SIZE, mm};
 use rustix::io::Errno;

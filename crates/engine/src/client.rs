@@ -1,6 +1,10 @@
 //! A client as the daemon knows it: its regions' ledgers, the batches under way, and what its agent
 //! reports.
 
+pub(crate) mod batch;
+pub(crate) mod changes;
+pub(crate) mod digests;
+
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicU32, Ordering::*};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,13 +16,13 @@ use kmem::pidfd::PidFd;
 use kmem::seqpacket::Conn;
 use wire::{Fate, Merge, RegionId, Report, Run, SegmentId, Target, ToAgent, ToDaemon};
 
-use crate::batch::{Batch, Goal, PlannedRun};
+use crate::client::batch::{Batch, Goal, PlannedRun};
+use crate::client::digests::Answers;
 use crate::config::HugePages;
-use crate::digests::Answers;
-use crate::domain::Domain;
-use crate::index::{MAX_REGIONS, Place, Sighting};
+use crate::content::domain::Domain;
+use crate::content::index::{MAX_REGIONS, Place, Sighting};
+use crate::content::store::Frame;
 use crate::ledger::{Entry, Region};
-use crate::store::Frame;
 
 /// Pages under way with one agent before a turn ends.
 const IN_FLIGHT: u32 = 3072;
@@ -81,7 +85,7 @@ pub(crate) struct State {
     /// Somebody holds it: no scan, no merge; see `hold`.
     pub(crate) held: bool,
     /// What it has changed since a checkpoint.
-    pub(crate) since: Option<crate::since::Log>,
+    pub(crate) since: Option<crate::client::changes::Log>,
     /// It was held, so written pages may have gone unseen.
     pub(crate) unsure: bool,
     /// Runs shorter than this are left out: the budget of mappings is short.
@@ -94,9 +98,9 @@ pub(crate) struct State {
     pub(crate) first_maps: u32,
     pub(crate) totals: Totals,
     /// Somebody wants to know what it writes.
-    pub(crate) watch: Option<crate::rates::Watch>,
+    pub(crate) watch: Option<crate::report::rates::Watch>,
     /// Its guest marks free pages.
-    pub(crate) recycling: Option<crate::recycle::Recycling>,
+    pub(crate) recycling: Option<crate::recycle::policy::Recycling>,
 }
 
 /// Who a client is and how it is reached; this does not change.
@@ -122,15 +126,15 @@ pub(crate) struct Client {
     state: Mutex<State>,
     wishes: Mutex<Wishes>,
     /// What was sighted here and another client has too, in a huge page that is not split yet; see
-    /// [`crate::huge`].
+    /// [`crate::ledger::huge`].
     shown: Mutex<Vec<(Sighting, u32)>>,
     /// What its agent says of its pages.
     pub(crate) answers: Answers,
-    /// Turns asked of the workers; see [`crate::work::Queue`].
+    /// Turns asked of the workers; see [`crate::world::queue::Queue`].
     turns: AtomicU32,
 }
 
-impl crate::work::TakesTurns for Client {
+impl crate::world::queue::TakesTurns for Client {
     fn turns(&self) -> &AtomicU32 {
         &self.turns
     }

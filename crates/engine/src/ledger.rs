@@ -17,11 +17,13 @@
 //! would be cut off by a merge. Such pages must stay clean for a further time, longer than
 //! any one request takes: they wait in `resting` for one to two turns of it.
 
+pub(crate) mod huge;
+
 use dirty::{DirtyTree, NewError};
 use kmem::pagemap::PageRun;
 
-use crate::huge::HugePagesOf;
-use crate::store::Frame;
+use crate::content::store::Frame;
+use crate::ledger::huge::HugePagesOf;
 
 /// What the ledger says of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -89,9 +91,9 @@ pub(crate) struct Region {
     /// Present pages that changed within the last two periods, as of the last scan.
     pub(crate) volatile: u64,
     /// When pages were written, while somebody wants to know.
-    pub(crate) stamps: Option<crate::rates::Stamps>,
+    pub(crate) stamps: Option<crate::report::rates::Stamps>,
     /// What the guest has marked as free, if it marks.
-    pub(crate) free: Option<crate::recycle::FreePages>,
+    pub(crate) free: Option<crate::recycle::policy::FreePages>,
     /// Its huge pages, where these are split only above a share; made when the first is found.
     pub(crate) huge: Option<HugePagesOf>,
     entries: Vec<u32>,

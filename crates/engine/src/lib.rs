@@ -19,34 +19,22 @@
 //! mapping of it can exist (`store`); and everything that is not certain is kept. All the rest,
 //! digests, ages, ledgers, may be wrong or late and costs at most a missed merge.
 
-mod adopt;
-mod batch;
 mod client;
 mod config;
-mod digests;
-mod domain;
-mod hold;
-mod huge;
-mod index;
+mod content;
+mod daemon;
 mod ledger;
 mod merge;
 mod pace;
-mod plan;
-mod qmp;
-mod rates;
 mod recycle;
-mod scan;
-mod service;
-mod since;
-mod status;
-mod store;
-mod work;
+mod report;
+mod world;
 
+pub use client::changes::Since;
 pub use config::{Config, ConfigError, DomainConfig, HugePages};
+pub use daemon::freeze::{Hold, HoldError};
+pub use daemon::service::{AGENT_SOCKET, DetachError, Engine, StartError};
 pub use governor::Mode;
-pub use hold::{Hold, HoldError};
-pub use rates::{DirtyStatus, Heat, NotAClient, Window};
-pub use recycle::RecycleStatus;
-pub use service::{AGENT_SOCKET, DetachError, Engine, StartError};
-pub use since::Since;
-pub use status::{ClientStatus, DomainStatus, GovernorStatus, Pages, Status};
+pub use recycle::policy::RecycleStatus;
+pub use report::rates::{DirtyStatus, Heat, NotAClient, Window};
+pub use report::status::{ClientStatus, DomainStatus, GovernorStatus, Pages, Status};

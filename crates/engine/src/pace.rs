@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use governor::{Mode, Pace, PaceSettings};
 
-use crate::status::GovernorStatus;
+use crate::report::status::GovernorStatus;
 
 /// The shortest wait, so that a fast pace is no stream of wake-ups, and the longest at a time, so
 /// that a worker sees that it is to end.

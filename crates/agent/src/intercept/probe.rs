@@ -1,0 +1,134 @@
+//! Which memory is fit to be a region: the kernel is asked (`/proc/self/smaps`, proc_pid_smaps(5)).
+//!
+//! Fit is private anonymous memory, readable and writable and not executable, of ordinary pages,
+//! without gaps, that no other userfaultfd has and whose advice is one that the agent can repeat on
+//! new mappings.
+
+use crate::runtime::regions::Sticky;
+use kmem::range::Range;
+use std::io::BufRead;
+
+/// The advice on a range that is fit, or why it is not.
+pub fn probe(range: Range) -> Result<Sticky, &'static str> {
+    let file = std::fs::File::open("/proc/self/smaps").map_err(|_| "/proc/self/smaps cannot be read")?;
+    probe_in(std::io::BufReader::with_capacity(64 << 10, file), range)
+}
+
+fn probe_in(smaps: impl BufRead, range: Range) -> Result<Sticky, &'static str> {
+    let (mut covered, mut inside) = (range.start, false);
+    let mut sticky = None;
+    for line in smaps.lines() {
+        let line = line.map_err(|_| "/proc/self/smaps cannot be read")?;
+        if let Some((start, end, rest)) = header(&line) {
+            if start >= range.end() {
+                break;
+            }
+            inside = end > range.start;
+            if inside {
+                if start > covered {
+                    return Err("part of it is not mapped");
+                }
+                let mut fields = rest.split_ascii_whitespace();
+                let (perms, _offset, _device, inode) = (fields.next(), fields.next(), fields.next(), fields.next());
+                if perms != Some("rw-p") || inode != Some("0") {
+                    return Err("not private anonymous memory that can be read and written");
+                }
+                if fields.next().is_some_and(|name| name != "[heap]" && !name.starts_with("[anon:")) {
+                    return Err("memory with a special use");
+                }
+                covered = end;
+            }
+        } else if inside && let Some(flags) = line.strip_prefix("VmFlags:") {
+            let this = advice(flags)?;
+            if *sticky.get_or_insert(this) != this {
+                return Err("parts of it were advised differently");
+            }
+        }
+    }
+    match sticky {
+        Some(sticky) if covered >= range.end() => Ok(sticky),
+        _ => Err("part of it is not mapped"),
+    }
+}
+
+/// The first line of a mapping: its bounds, and what follows.
+fn header(line: &str) -> Option<(usize, usize, &str)> {
+    let (bounds, rest) = line.split_once(' ')?;
+    let (start, end) = bounds.split_once('-')?;
+    Some((usize::from_str_radix(start, 16).ok()?, usize::from_str_radix(end, 16).ok()?, rest))
+}
+
+fn advice(flags: &str) -> Result<Sticky, &'static str> {
+    let mut sticky = Sticky::default();
+    for flag in flags.split_ascii_whitespace() {
+        match flag {
+            "dc" => sticky.dont_fork = true,
+            "dd" => sticky.dont_dump = true,
+            "hg" => sticky.huge = Some(true),
+            "nh" => sticky.huge = Some(false),
+            "nr" => sticky.no_reserve = true,
+            "mg" => return Err("the kernel's KSM has it already"),
+            "um" | "uw" | "ui" => return Err("another userfaultfd has it"),
+            "lo" => return Err("locked memory"),
+            "gd" => return Err("memory that grows down"),
+            "wf" => return Err("wiped on fork"),
+            "ht" => return Err("huge pages from a pool"),
+            "pf" | "io" | "mm" | "sl" | "dp" => return Err("memory with a special use"),
+            _ => {}
+        }
+    }
+    Ok(sticky)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAPS: &str = "\
+7f0000000000-7f0000100000 rw-p 00000000 00:00 0 
+Rss:                   0 kB
+VmFlags: rd wr mr mw me ac sd 
+7f0000100000-7f0000200000 rw-p 00000000 00:00 0                          [anon:guest]
+VmFlags: rd wr mr mw me ac sd 
+7f0000200000-7f0000300000 rw-p 00000000 00:00 0 
+VmFlags: rd wr mr mw me dc dd ac nh 
+7f0000300000-7f0000400000 rw-s 00000000 00:01 77                         /dev/zero (deleted)
+VmFlags: rd wr sh mr mw me ms sd 
+7f0000500000-7f0000600000 rw-p 00000000 00:00 0 
+VmFlags: rd wr mr mw me ac mg 
+";
+
+    fn fit(start: usize, len: usize) -> Result<Sticky, &'static str> {
+        probe_in(MAPS.as_bytes(), Range::new(0x7f00_0000_0000 + start, len))
+    }
+
+    #[test]
+    fn takes_private_anonymous_memory_only() {
+        assert_eq!(fit(0, 0x200000), Ok(Sticky::default()));
+        assert_eq!(fit(0x1000, 0x1000), Ok(Sticky::default()));
+        let advised = Sticky { dont_fork: true, dont_dump: true, huge: Some(false), no_reserve: false };
+        assert_eq!(fit(0x200000, 0x100000), Ok(advised));
+        assert!(fit(0x1ff000, 0x2000).is_err(), "advised differently");
+        assert!(fit(0x300000, 0x1000).is_err(), "shared");
+        assert!(fit(0x400000, 0x1000).is_err(), "not mapped");
+        assert!(fit(0x4ff000, 0x2000).is_err(), "starts before the mapping");
+        assert!(fit(0x500000, 0x100000).is_err(), "KSM");
+        assert!(fit(0x600000, 0x1000).is_err(), "behind the last mapping");
+    }
+
+    #[test]
+    fn asks_the_kernel() {
+        let len = 4 << 20;
+        let start = crate::runtime::raw::map_anonymous(len).unwrap();
+        assert_eq!(probe(Range::new(start, len)).map(|sticky| sticky.dont_fork), Ok(false));
+        // SAFETY: mapped above, unused.
+        #[allow(unsafe_code)]
+        unsafe {
+            crate::runtime::raw::madvise(start, len, libc::MADV_DONTFORK).unwrap();
+            assert_eq!(probe(Range::new(start, len)).map(|sticky| sticky.dont_fork), Ok(true));
+            crate::runtime::raw::mprotect(start + 4096, 4096, libc::PROT_READ).unwrap();
+            assert!(probe(Range::new(start, len)).is_err());
+            crate::runtime::raw::munmap(start, len).unwrap();
+        }
+    }
+}

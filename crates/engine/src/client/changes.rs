@@ -1,0 +1,159 @@
+//! What a client has changed since a checkpoint of it.
+//!
+//! The kernel notes which pages were written, and the daemon's scans clear the notes. So whoever
+//! wants to know later what a client has written since a certain moment has to ask the daemon: it
+//! keeps every page that a scan found written since, and every page that an agent was told to merge
+//! (a window clears notes of pages that it does not replace). What no scan has found yet is in the
+//! kernel's notes still. Pages that were given back read as zeros, as the page map tells; they are
+//! none of this.
+//!
+//! It errs on the side of too much. What it cannot say it forgets: after a scan that failed, when
+//! the list gets long, when somebody else holds the client, and with the client's connection.
+//!
+//! *Devices write without a note.* The kernel notes a page when a direct I/O request pins it, and
+//! the request may write to it later, after a scan has cleared the note. So of a process that may
+//! do direct I/O, pages that were written lately count as changed: they were written within the
+//! last one or two turns of rest (see `ledger`), longer than any one request takes.
+
+use kmem::PAGE_SIZE;
+use kmem::range::Range;
+
+use crate::client::batch::PlannedRun;
+use serde::{Deserialize, Serialize};
+
+/// More parts than this are not kept.
+const MOST: usize = 1 << 16;
+/// Parts are joined when there are twice as many as after the last time, but not with fewer than
+/// this.
+const JOIN_FROM: usize = 1 << 12;
+
+/// What a client has changed since a moment that has a label.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Since {
+    /// Whatever was given to [`crate::Hold::mark`].
+    pub label: String,
+    /// Address and length in bytes of each part, ascending.
+    pub changed: Vec<(u64, u64)>,
+}
+
+/// Parts of memory; they may overlap.
+#[derive(Debug, Default)]
+struct Parts {
+    list: Vec<(usize, usize)>,
+    join_at: usize,
+}
+
+impl Parts {
+    fn add(&mut self, range: Range) {
+        match self.list.last_mut() {
+            Some((_, end)) if *end == range.start => *end = range.end(),
+            _ => self.list.push((range.start, range.end())),
+        }
+        if self.list.len() >= self.join_at.max(JOIN_FROM) {
+            self.join();
+        }
+    }
+
+    /// Sorts, and makes one of those that overlap or follow each other.
+    fn join(&mut self) {
+        self.list.sort_unstable();
+        self.list.dedup_by(|next, last| {
+            let joins = next.0 <= last.1;
+            if joins {
+                last.1 = last.1.max(next.1);
+            }
+            joins
+        });
+        self.join_at = 2 * self.list.len();
+    }
+}
+
+/// [`Since`], as it grows.
+#[derive(Debug)]
+pub(crate) struct Log {
+    label: String,
+    parts: Parts,
+}
+
+impl Log {
+    pub(crate) fn new(label: String) -> Self {
+        Self { label, parts: Parts::default() }
+    }
+
+    /// These bytes may have changed.
+    pub(crate) fn add(&mut self, range: Range) {
+        self.parts.add(range);
+    }
+
+    /// An agent is told to merge these pages of a region that begins there. Its windows span what
+    /// lies between them, too.
+    pub(crate) fn batch(&mut self, region: u64, runs: &[PlannedRun]) {
+        let address = |page: u32| region as usize + page as usize * PAGE_SIZE;
+        for (i, run) in runs.iter().enumerate() {
+            let own = run.page + run.len;
+            let end = match runs.get(i + 1) {
+                Some(next) if next.page > own && next.page - own <= wire::MAX_WINDOW_PAGES => next.page,
+                _ => own,
+            };
+            self.add(Range::new(address(run.page), (end - run.page) as usize * PAGE_SIZE));
+        }
+    }
+
+    /// Whether there is too much to keep.
+    pub(crate) fn is_too_long(&mut self) -> bool {
+        if self.parts.list.len() > MOST {
+            self.parts.join();
+        }
+        self.parts.list.len() > MOST
+    }
+
+    pub(crate) fn end(mut self) -> Since {
+        self.parts.join();
+        let changed = self.parts.list.iter().map(|&(start, end)| (start as u64, (end - start) as u64)).collect();
+        Since { label: self.label, changed }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::batch::Goal;
+
+    const PAGE: u64 = PAGE_SIZE as u64;
+
+    fn pages(log: Log) -> Vec<(u64, u64)> {
+        log.end().changed.iter().map(|(start, len)| (start / PAGE, len / PAGE)).collect()
+    }
+
+    #[test]
+    fn parts_are_joined() {
+        let mut log = Log::new("x".into());
+        for page in [9, 3, 4, 5, 4, 20] {
+            log.add(Range::new(page * PAGE_SIZE, PAGE_SIZE));
+        }
+        log.add(Range::new(2 * PAGE_SIZE, 10 * PAGE_SIZE));
+        assert_eq!(pages(log), [(2, 10), (20, 1)]);
+    }
+
+    #[test]
+    fn what_lies_between_the_runs_of_a_window_counts() {
+        let mut log = Log::new("x".into());
+        let run = |page, len| PlannedRun { page, len, goal: Goal::Zero };
+        log.batch(100 * PAGE, &[run(1, 2), run(10, 1), run(600, 3), run(601 + 2 * 512, 1), run(5, 1)]);
+        let far = wire::MAX_WINDOW_PAGES;
+        assert_eq!(far, 512);
+        assert_eq!(pages(log), [(101, 10), (700, 3), (1725, 1)], "589 pages apart share no window");
+    }
+
+    #[test]
+    fn a_list_that_gets_long_is_noticed() {
+        let mut log = Log::new("x".into());
+        for page in 0..MOST {
+            log.add(Range::new(2 * page * PAGE_SIZE, PAGE_SIZE));
+            log.add(Range::new(2 * page * PAGE_SIZE, PAGE_SIZE));
+        }
+        assert!(!log.is_too_long());
+        log.add(Range::new(2 * MOST * PAGE_SIZE, PAGE_SIZE));
+        assert!(log.is_too_long());
+    }
+}

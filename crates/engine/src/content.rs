@@ -1,0 +1,5 @@
+//! Contents and where they are kept: frames, stores, the index, sharing domains.
+
+pub(crate) mod domain;
+pub(crate) mod index;
+pub(crate) mod store;

@@ -1,0 +1,223 @@
+//! A domain: clients that may share memory with each other, their store and their index.
+//!
+//! *Replicas.* A content that fills whole stretches of memory (a freed archive that the kernel
+//! poisoned with one byte, a frame buffer of one colour) would map one frame over page after page:
+//! a mapping for each page, where a run needs consecutive frames. Such a content gets [`REPLICAS`]
+//! consecutive frames of the same bytes; a stretch then takes one mapping for that many pages, for
+//! half a MiB once.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::config::Config;
+use crate::content::index::{Index, Place, Sighting};
+use crate::content::store::{Cursor, Frame, GrowError, NO_HANDLE, Store};
+
+/// Frames of a content that fills stretches of memory.
+const REPLICAS: u32 = 128;
+
+/// Which domain a client belongs to. Clients of different uids never meet, unless the operator's
+/// configuration says so.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct DomainKey {
+    /// Its name.
+    pub(crate) name: String,
+    /// The uid that it belongs to; `None`: the configuration lists who may join.
+    pub(crate) uid: Option<u32>,
+}
+
+impl DomainKey {
+    /// The domain of a client of this uid that asks for `name`. `Err`: the configuration keeps it
+    /// out.
+    pub(crate) fn of(config: &Config, uid: u32, name: Option<&str>) -> Result<Self, String> {
+        let Some(name) = name.filter(|n| !n.is_empty()) else {
+            return Ok(Self { name: format!("uid-{uid}"), uid: Some(uid) });
+        };
+        match config.domains.get(name) {
+            Some(domain) if domain.uids.contains(&uid) => Ok(Self { name: name.into(), uid: None }),
+            Some(_) => Err(format!(
+                "uid {uid} may not join domain {name:?}; the configuration's [domains.{name}] lists those that may"
+            )),
+            None => Ok(Self { name: name.chars().take(64).collect(), uid: Some(uid) }),
+        }
+    }
+}
+
+impl std::fmt::Display for DomainKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.uid {
+            Some(uid) if self.name != format!("uid-{uid}") => write!(f, "{}@{uid}", self.name),
+            _ => f.write_str(&self.name),
+        }
+    }
+}
+
+/// One domain.
+pub(crate) struct Domain {
+    pub(crate) key: DomainKey,
+    pub(crate) store: Store,
+    pub(crate) index: Index,
+    seed: u64,
+    zero_digest: u64,
+    paused: Mutex<Option<String>>,
+    /// By digest: consecutive frames of the same bytes. Each has one user more than pages map it:
+    /// this table.
+    replicas: Mutex<HashMap<u64, std::ops::Range<u32>>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Domain {
+    pub(crate) fn new(key: DomainKey, config: &Config) -> Self {
+        let mut seed = [0u8; 8];
+        // A known seed would let a guest prepare colliding pages; it could then prevent merges, and nothing
+        // worse. The agents of the domain know it, guests don't.
+        let _ = rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty());
+        let seed = u64::from_ne_bytes(seed);
+        let by_node = !config.merge_across_nodes && kmem::numa::nodes() > 1;
+        Self {
+            store: Store::new(&key.to_string(), by_node, config.quarantine(), config.reserve_mib << 20),
+            index: Index::new(),
+            seed,
+            zero_digest: xxhash_rust::xxh3::xxh3_64_with_seed(&[0; kmem::PAGE_SIZE], seed),
+            paused: Mutex::default(),
+            replicas: Mutex::default(),
+            key,
+        }
+    }
+
+    /// The digest of a page.
+    pub(crate) fn digest(&self, page: &[u8]) -> u64 {
+        xxhash_rust::xxh3::xxh3_64_with_seed(page, self.seed)
+    }
+
+    /// The key of a page in the index: its digest, and where nodes are kept apart its node, so that
+    /// contents of two nodes are two contents. Pages of zeros take no memory of any node.
+    /// `None`: the node is not known, and without it nothing may be said of the page.
+    pub(crate) fn key_of(&self, digest: u64, node: Option<u32>) -> Option<u64> {
+        match node {
+            _ if digest == self.zero_digest || !self.store.by_node => Some(digest),
+            Some(node) => Some(digest ^ (u64::from(node) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)),
+            None => None,
+        }
+    }
+
+    /// The seed of the digests.
+    pub(crate) fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// The digest of a page of zeros.
+    pub(crate) fn zero_digest(&self) -> u64 {
+        self.zero_digest
+    }
+
+    /// Makes a frame stand for content that was sighted. `false`: somebody was quicker, or it was
+    /// forgotten.
+    pub(crate) fn promote(&self, handle: u32, there: Sighting, frame: Frame) -> bool {
+        self.store.set_handle(frame, handle);
+        let done = self.index.promote(handle, there, frame);
+        if !done {
+            self.store.set_handle(frame, NO_HANDLE);
+        }
+        done
+    }
+
+    /// One user of a frame left. `forked`: a child that nobody reports on may map it still.
+    pub(crate) fn release(&self, frame: Frame, forked: bool) {
+        if forked {
+            self.store.pin(frame);
+        }
+        if let Some(handle) = self.store.unref(frame) {
+            if handle != NO_HANDLE {
+                self.index.forget(handle, Place::Frame(frame));
+            }
+            self.store.rest(frame);
+        }
+    }
+
+    /// A frame for a page whose neighbour before it has the same content and uses `before`: the
+    /// next replica. The caller is counted as its user. `None`: the replicas could not all be
+    /// made; any frame of this content will do.
+    pub(crate) fn next_replica(
+        &self,
+        digest: u64,
+        before: Frame,
+        bytes: &[u8; kmem::PAGE_SIZE],
+        cursor: &mut Cursor<'_>,
+    ) -> Result<Option<Frame>, GrowError> {
+        let mut replicas = lock(&self.replicas);
+        let run = match replicas.get(&digest) {
+            Some(run) => run.clone(),
+            None => {
+                let first = cursor.put(bytes, 1)?.0;
+                let mut run = first..first + 1;
+                while run.end - run.start < REPLICAS {
+                    match cursor.put(bytes, 1) {
+                        Ok(frame) if frame.0 == run.end => run.end += 1,
+                        Ok(frame) => {
+                            // The stretch of slots ended here; what there is will do.
+                            cursor.undo(frame, 1);
+                            break;
+                        }
+                        Err(_) => break,
+                    }
+                }
+                replicas.insert(digest, run.clone());
+                run
+            }
+        };
+        let next = before.0 + 1;
+        let frame = Frame(if run.contains(&before.0) && run.contains(&next) { next } else { run.start });
+        Ok(self.store.try_ref(frame).then_some(frame))
+    }
+
+    /// Gives replicas back that no page maps any more.
+    pub(crate) fn tidy_replicas(&self) {
+        lock(&self.replicas).retain(|_, run| {
+            let used = run.clone().any(|frame| self.store.users(Frame(frame)) > 1);
+            if !used {
+                run.clone().for_each(|frame| self.release(Frame(frame), false));
+            }
+            used
+        });
+    }
+
+    /// Says why no frames can be made for now, or that they can again. Returns whether that is
+    /// news.
+    pub(crate) fn set_paused(&self, why: Option<String>) -> bool {
+        let mut paused = lock(&self.paused);
+        let news = paused.is_some() != why.is_some();
+        *paused = why;
+        news
+    }
+
+    /// Why no frames can be made for now.
+    pub(crate) fn paused(&self) -> Option<String> {
+        lock(&self.paused).clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_content_has_a_key_for_each_node_but_zeros_have_one() {
+        let key = DomainKey { name: "test".into(), uid: None };
+        let mut domain = Domain::new(key, &Config::default());
+        let digest = domain.digest(&[7; kmem::PAGE_SIZE]);
+        for node in [None, Some(0), Some(1)] {
+            assert_eq!(domain.key_of(digest, node), Some(digest), "nodes are not kept apart");
+        }
+        domain.store.by_node = true;
+        let keys = [Some(0), Some(1)].map(|node| domain.key_of(digest, node).unwrap());
+        assert!(keys[0] != digest && keys[1] != digest && keys[0] != keys[1]);
+        assert_eq!(domain.key_of(digest, None), None, "it may be on either");
+        for node in [None, Some(1)] {
+            assert_eq!(domain.key_of(domain.zero_digest(), node), Some(domain.zero_digest()));
+        }
+    }
+}

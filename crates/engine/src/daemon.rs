@@ -1,0 +1,6 @@
+//! The event loop: sockets, handshakes, process ends, periods; a restarted daemon takes its clients
+//! back.
+
+pub(crate) mod adopt;
+pub(crate) mod freeze;
+pub(crate) mod service;

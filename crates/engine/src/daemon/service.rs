@@ -1,0 +1,492 @@
+//! The daemon's heart: sockets, clients coming and going, periods, workers.
+//!
+//! One thread waits for everything that comes from outside: new connections, messages, the ends of
+//! processes. It applies what agents report to the ledgers and never waits for a client. Every
+//! merge period it asks the workers for a turn of each client. An idle daemon wakes once a period.
+
+mod handshake;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::*};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use kmem::pidfd::PidFd;
+use kmem::seqpacket::Listener;
+use rustix::event::epoll;
+use wire::{SegmentId, ToAgent};
+
+use self::handshake::{GREETING_TIME, Greeting};
+use crate::client::{Client, Wish};
+use crate::config::Config;
+use crate::content::domain::{Domain, DomainKey};
+use crate::content::index::Sighting;
+use crate::content::store::Frame;
+use crate::daemon::adopt::{self, StateFile};
+use crate::merge::pass::{self, Scratch};
+use crate::pace::{IN_HAND, Pacer};
+use crate::recycle::policy;
+use crate::world::queue::Queue;
+
+/// When no worker has done anything for so long, another scan begins though the last is not over.
+const STUCK: Duration = Duration::from_secs(2);
+/// How soon to try again to begin a scan, at the latest.
+const LATER: Duration = Duration::from_millis(50);
+/// Messages taken from one client before others get their turn.
+const FAIR_SHARE: usize = 64;
+
+/// The name of the agents' socket in the daemon's directory.
+pub const AGENT_SOCKET: &str = "agent.sock";
+
+/// What the threads share.
+pub(crate) struct Shared {
+    pub(crate) config: Config,
+    pub(crate) queue: Queue<Client>,
+    pub(crate) pacer: Pacer,
+    pub(crate) started: Instant,
+    clients: RwLock<BTreeMap<u32, Arc<Client>>>,
+    domains: Mutex<BTreeMap<DomainKey, Arc<Domain>>>,
+    state_file: Mutex<StateFile>,
+    stop: AtomicBool,
+    /// Processes that somebody holds; see `hold`.
+    pub(crate) holds: Mutex<HashSet<i32>>,
+    /// CPU time of agents whose clients are gone, in nanoseconds.
+    pub(crate) buried_cpu_ns: std::sync::atomic::AtomicU64,
+    /// Pages merged by clients that are gone.
+    pub(crate) buried_merged: std::sync::atomic::AtomicU64,
+    /// Pages recycled in clients that are gone.
+    pub(crate) buried_recycled: std::sync::atomic::AtomicU64,
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    pub(crate) fn stopping(&self) -> bool {
+        self.stop.load(Relaxed)
+    }
+
+    pub(crate) fn client(&self, number: u32) -> Option<Arc<Client>> {
+        self.clients.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned()
+    }
+
+    pub(crate) fn clients(&self) -> Vec<Arc<Client>> {
+        self.clients.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    /// Charges the pacer with what agents have used and have in hand.
+    pub(crate) fn charge_agents(&self) {
+        let (mut cpu, mut in_hand) = (self.buried_cpu_ns.load(Relaxed), 0);
+        for client in self.clients() {
+            let state = client.state();
+            // What a client says of itself: it must not overflow.
+            cpu = cpu.saturating_add(state.totals.agent_cpu_ns);
+            in_hand += if state.connected && state.reported.elapsed() < IN_HAND { state.outstanding } else { 0 };
+        }
+        self.pacer.charge_agents(cpu, in_hand);
+    }
+
+    /// Asks the client of a sighting to use a frame of this content too; it has been counted as a
+    /// user. `false`: nobody is there to ask.
+    pub(crate) fn wish(&self, domain: &Arc<Domain>, there: Sighting, handle: u32, frame: Frame) -> bool {
+        let wish = Wish { region: there.region, page: there.page, handle, frame };
+        let client = self.client(there.client).filter(|client| Arc::ptr_eq(&client.domain, domain));
+        let granted = client.is_some_and(|client| client.wish(wish).is_ok());
+        if !granted {
+            domain.release(frame, false);
+        }
+        granted
+    }
+
+    /// A new client, or the new connection of one that is held.
+    fn add_client(&self, client: &Arc<Client>) {
+        let holds = lock(&self.holds);
+        client.state().held = holds.contains(&client.pid);
+        self.clients.write().unwrap_or_else(PoisonError::into_inner).insert(client.number, client.clone());
+    }
+
+    pub(crate) fn domains(&self) -> Vec<Arc<Domain>> {
+        lock(&self.domains).values().cloned().collect()
+    }
+
+    fn domain(&self, key: DomainKey) -> Arc<Domain> {
+        let mut domains = lock(&self.domains);
+        domains.entry(key.clone()).or_insert_with(|| Arc::new(Domain::new(key, &self.config))).clone()
+    }
+}
+
+/// Why the engine could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// Another daemon serves this directory.
+    #[error("another daemon is running in {0}; stop it first, or give this one a directory of its own (--dir)")]
+    SecondDaemon(std::path::PathBuf),
+    /// Something about the directory or the sockets.
+    #[error("cannot {what} {path}: {source}")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// On what.
+        path: std::path::PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+}
+
+fn io_error(what: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> StartError {
+    let path = path.to_path_buf();
+    move |source| StartError::Io { what, path, source }
+}
+
+/// What an epoll token stands for: kind in the upper half, number in the lower.
+const LISTENER: u64 = 0;
+const WAKE: u64 = 1;
+const GREETING: u64 = 1 << 32;
+const CLIENT: u64 = 2 << 32;
+const PROCESS: u64 = 3 << 32;
+
+struct Service {
+    shared: Arc<Shared>,
+    epoll: OwnedFd,
+    listener: Listener,
+    wake: Arc<OwnedFd>,
+    greetings: HashMap<u32, Greeting>,
+    next_greeting: u32,
+    next_client: u32,
+    packet: Vec<u8>,
+    empty_since: Instant,
+    /// When pools are to be looked at.
+    next_reclaim: Option<Instant>,
+}
+
+/// A running engine.
+pub struct Engine {
+    pub(crate) shared: Arc<Shared>,
+    wake: Arc<OwnedFd>,
+    threads: Mutex<Vec<std::thread::JoinHandle<()>>>,
+    _lock: OwnedFd,
+}
+
+impl Engine {
+    /// Starts the engine in `config.directory`, which is made if it is missing.
+    pub fn start(config: Config) -> Result<Engine, StartError> {
+        use std::os::unix::fs::DirBuilderExt;
+        let directory = config.directory.clone();
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create(&directory)
+            .map_err(io_error("create", &directory))?;
+        let lock = take_lock(&directory)?;
+        let socket = directory.join(AGENT_SOCKET);
+        match std::fs::remove_file(&socket) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(io_error("replace", &socket)(e)),
+            _ => {}
+        }
+        // Any user may connect: each gets a domain of its own.
+        let listener = Listener::bind(&socket, 0o666).map_err(io_error("listen on", &socket))?;
+        let state_file = StateFile::load(&directory).map_err(io_error("read", &directory.join(adopt::STATE_FILE)))?;
+        let errno = |e: rustix::io::Errno| io_error("watch", &socket)(e.into());
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(errno)?;
+        let wake =
+            rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK);
+        let wake = Arc::new(wake.map_err(errno)?);
+        for (fd, token) in [(listener.as_fd(), LISTENER), (wake.as_fd(), WAKE)] {
+            epoll::add(&epoll, fd, epoll::EventData::new_u64(token), epoll::EventFlags::IN).map_err(errno)?;
+        }
+        let workers = config.workers();
+        let shared = Arc::new(Shared {
+            pacer: Pacer::new(config.limits()),
+            config,
+            queue: Queue::default(),
+            started: Instant::now(),
+            clients: RwLock::default(),
+            domains: Mutex::default(),
+            state_file: Mutex::new(state_file),
+            stop: AtomicBool::new(false),
+            holds: Mutex::default(),
+            buried_cpu_ns: Default::default(),
+            buried_merged: Default::default(),
+            buried_recycled: Default::default(),
+        });
+        let mut service = Service {
+            shared: shared.clone(),
+            epoll,
+            listener,
+            wake: wake.clone(),
+            greetings: HashMap::new(),
+            next_greeting: 0,
+            next_client: 0,
+            packet: vec![0; wire::MAX_MESSAGE],
+            empty_since: Instant::now(),
+            next_reclaim: None,
+        };
+        let spawn = |name: String, body: Box<dyn FnOnce() + Send>| {
+            std::thread::Builder::new().name(name).spawn(body).map_err(io_error("start threads for", &directory))
+        };
+        let mut threads = vec![spawn("service".into(), Box::new(move || service.run()))?];
+        for n in 0..workers {
+            let shared = shared.clone();
+            threads.push(spawn(format!("merge-{n}"), Box::new(move || work(&shared)))?);
+        }
+        Ok(Engine { shared, wake, threads: Mutex::new(threads), _lock: lock })
+    }
+
+    /// Whether the engine has ended by itself (`exit_when_idle`).
+    pub fn ended(&self) -> bool {
+        self.shared.stopping()
+    }
+
+    /// Ends every thread. Merged memory stays merged; clients wait for the next daemon.
+    pub fn stop(&self) {
+        self.shared.stop.store(true, Relaxed);
+        let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
+        self.shared.queue.close();
+        for thread in lock(&self.threads).drain(..) {
+            let _ = thread.join();
+        }
+    }
+
+    /// Asks a client's agent to unmerge everything and give its regions back. Poll
+    /// [`Engine::is_client`] for the end.
+    pub fn detach(&self, pid: i32) -> Result<(), DetachError> {
+        let client = self.shared.clients().into_iter().find(|c| c.pid == pid).ok_or(DetachError::NotAClient(pid))?;
+        client.conn.send(&wire::encode(&ToAgent::Detach), &[]).map_err(|source| DetachError::Agent { pid, source })
+    }
+
+    /// The owner of a client process.
+    pub fn owner(&self, pid: i32) -> Option<u32> {
+        self.shared.clients().iter().find(|c| c.pid == pid).map(|c| c.uid)
+    }
+
+    /// Whether this process has regions under management.
+    pub fn is_client(&self, pid: i32) -> bool {
+        self.shared.clients().iter().any(|c| c.pid == pid && !c.state().detached)
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Why a client could not be detached.
+#[derive(Debug, thiserror::Error)]
+pub enum DetachError {
+    /// No such client.
+    #[error("process {0} is no client of this daemon; `pageone status` lists them")]
+    NotAClient(i32),
+    /// Its agent can't be reached.
+    #[error("the agent in process {pid} can't be reached: {source}")]
+    Agent {
+        /// The process.
+        pid: i32,
+        /// Why not.
+        source: std::io::Error,
+    },
+}
+
+/// Only one daemon serves a directory; the lock goes with its process.
+fn take_lock(directory: &Path) -> Result<OwnedFd, StartError> {
+    use rustix::fs::{FlockOperation, Mode, OFlags};
+    let path = directory.join("daemon.lock");
+    let file = rustix::fs::open(&path, OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR)
+        .map_err(|e| io_error("open", &path)(e.into()))?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(StartError::SecondDaemon(directory.to_path_buf())),
+        Err(e) => Err(io_error("lock", &path)(e.into())),
+    }
+}
+
+fn work(shared: &Shared) {
+    let mut scratch = Scratch::new();
+    while let Some((client, scan)) = shared.queue.take() {
+        pass::turn(shared, &client, &mut scratch, scan);
+        shared.charge_agents();
+        shared.pacer.pause(|| shared.stopping());
+        shared.queue.done(client);
+    }
+}
+
+impl Service {
+    fn run(&mut self) {
+        let period = self.shared.config.period();
+        let mut next_scan = Instant::now() + period;
+        let mut events = Vec::with_capacity(64);
+        while !self.shared.stopping() {
+            let next = self.next_reclaim.map_or(next_scan, |next| next.min(next_scan));
+            let wait = next.saturating_duration_since(Instant::now());
+            let timeout =
+                rustix::event::Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) };
+            events.clear();
+            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout)) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(e) => {
+                    tracing::error!("cannot wait for events: {e}");
+                    break;
+                }
+            }
+            for event in &events {
+                self.handle(event.data.u64());
+            }
+            let now = Instant::now();
+            if self.next_reclaim.is_some_and(|next| now >= next) {
+                self.next_reclaim = policy::tick(&self.shared);
+            }
+            if now < next_scan {
+                continue;
+            }
+            // A scan that the CPU limit holds up puts the next one off; a worker that is stuck does not.
+            if self.shared.queue.is_idle() || !self.shared.pacer.is_busy(STUCK) {
+                next_scan = (next_scan + period).max(now);
+                self.period();
+            } else {
+                next_scan = now + (period / 64).min(LATER);
+            }
+        }
+    }
+
+    fn handle(&mut self, token: u64) {
+        let number = token as u32;
+        match token {
+            LISTENER => self.accept(),
+            WAKE => drop(rustix::io::read(&*self.wake, &mut [0u8; 8])),
+            _ if token >> 32 == GREETING >> 32 => self.greet(number),
+            _ if token >> 32 == CLIENT >> 32 => {
+                self.serve(number);
+                self.shared.charge_agents();
+            }
+            _ => self.process_ended(number),
+        }
+    }
+
+    fn watch(&self, fd: impl AsFd, token: u64) -> bool {
+        let added = epoll::add(&self.epoll, &fd, epoll::EventData::new_u64(token), epoll::EventFlags::IN);
+        added.inspect_err(|e| tracing::warn!("cannot watch descriptor {}: {e}", fd.as_fd().as_raw_fd())).is_ok()
+    }
+
+    fn unwatch(&self, fd: impl AsFd) {
+        let _ = epoll::delete(&self.epoll, fd);
+    }
+
+    fn period(&mut self) {
+        let now = Instant::now();
+        self.greetings.retain(|_, g| now.duration_since(g.since) < GREETING_TIME);
+        let clients = self.shared.clients();
+        self.shared.pacer.begin_scan();
+        for client in &clients {
+            self.shared.queue.ask(client, true);
+        }
+        let mut all_closed = Vec::new();
+        for domain in self.shared.domains() {
+            domain.tidy_replicas();
+            let closed = domain.store.tidy(now);
+            for &segment in &closed {
+                clients.iter().filter(|c| Arc::ptr_eq(&c.domain, &domain)).for_each(|c| c.drop_segment(segment));
+            }
+            all_closed.extend(closed);
+        }
+        self.record_segments(&all_closed);
+        if !clients.is_empty() {
+            self.empty_since = now;
+        }
+        let idle = self.shared.config.exit_when_idle;
+        if idle > 0.0 && now.duration_since(self.empty_since).as_secs_f64() >= idle {
+            tracing::info!("no client for {idle} s; the daemon ends");
+            self.shared.stop.store(true, Relaxed);
+            self.shared.queue.close();
+        }
+    }
+
+    /// Keeps the list of segments that a later daemon may take back.
+    fn record_segments(&self, closed: &[SegmentId]) {
+        let mut all = BTreeMap::new();
+        for domain in self.shared.domains() {
+            for segment in domain.store.segment_ids() {
+                all.insert(segment, domain.key.to_string());
+            }
+        }
+        if let Err(e) = lock(&self.shared.state_file).record(all, closed) {
+            tracing::warn!("cannot write the state file; a restarted daemon could not take this store back: {e}");
+        }
+    }
+
+    fn serve(&mut self, number: u32) {
+        let Some(client) = self.shared.client(number) else { return };
+        for _ in 0..FAIR_SHARE {
+            let mut fds = Vec::new();
+            let result = match client.conn.recv(&mut self.packet, &mut fds) {
+                Ok(None) => return,
+                Ok(Some(0)) => Err(String::new()),
+                Ok(Some(len)) => match wire::decode_to_daemon(&self.packet[..len]) {
+                    Ok(message) => match policy::apply(&self.shared, &client, message, fds) {
+                        Ok(policy::Reply::Other(message)) => client.apply(message),
+                        Ok(policy::Reply::Done { due }) => {
+                            self.next_reclaim = if due { Some(Instant::now()) } else { self.next_reclaim };
+                            Ok(false)
+                        }
+                        Err(e) => Err(e),
+                    },
+                    Err(e) => Err(e.to_string()),
+                },
+                // The agent closed with messages of ours unread; its own last words are still in the queue behind this.
+                Err(e) if e.kind() == std::io::ErrorKind::ConnectionReset => continue,
+                Err(e) => Err(e.to_string()),
+            };
+            if let Ok(true) = result {
+                self.shared.queue.ask(&client, false);
+            }
+            if let Err(why) = result {
+                self.unwatch(client.conn.as_fd());
+                if !why.is_empty() {
+                    tracing::warn!(pid = client.pid, "connection closed: {why}");
+                    let _ = rustix::net::shutdown(client.conn.as_fd(), rustix::net::Shutdown::Both);
+                }
+                client.disconnected();
+                let detached = client.state().detached;
+                if detached || client.pidfd.has_exited() {
+                    tracing::info!(pid = client.pid, "client gone");
+                    self.bury(number);
+                }
+                return;
+            }
+        }
+    }
+
+    fn process_ended(&mut self, number: u32) {
+        if let Some(client) = self.shared.client(number) {
+            tracing::info!(pid = client.pid, name = client.name, "client ended");
+            self.bury(number);
+        }
+    }
+
+    fn bury_pid(&mut self, pid: i32) {
+        let old: Vec<u32> = self.shared.clients().iter().filter(|c| c.pid == pid).map(|c| c.number).collect();
+        old.into_iter().for_each(|number| self.bury(number));
+    }
+
+    fn bury(&mut self, number: u32) {
+        let client = self.shared.clients.write().unwrap_or_else(PoisonError::into_inner).remove(&number);
+        if let Some(client) = client {
+            self.unwatch(client.conn.as_fd());
+            self.unwatch(pidfd_of(&client));
+            let (totals, recycled) = {
+                let state = client.state();
+                (state.totals, state.recycling.as_ref().map_or(0, |recycling| recycling.totals.pages))
+            };
+            self.shared.buried_recycled.fetch_add(recycled, Relaxed);
+            self.shared.buried_cpu_ns.fetch_add(totals.agent_cpu_ns, Relaxed);
+            self.shared.buried_merged.fetch_add(totals.merged + totals.zeroed, Relaxed);
+            client.bury();
+        }
+    }
+}
+
+fn pidfd_of(client: &Client) -> &PidFd {
+    &client.pidfd
+}

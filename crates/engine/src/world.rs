@@ -1,0 +1,3 @@
+//! What the workers share.
+
+pub(crate) mod queue;

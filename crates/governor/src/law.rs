@@ -35,7 +35,8 @@
 //! fast as the CPU limit allows.
 //!
 //! A wrong guess of how the pause depends on `p` makes the next guess better, not worse: see
-//! `docs/governor.md`. Fractions stay fractions: nothing is truncated but the pages, at the end.
+//! `docs/design/governor.md`. Fractions stay fractions: nothing is truncated but the pages, at the
+//! end.
 
 /// A scanner, as one scan showed it.
 #[derive(Copy, Clone, PartialEq, Debug)]

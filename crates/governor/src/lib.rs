@@ -18,7 +18,8 @@
 //!     └──────▶ Window (CPU time of the last 10 s) ──▶ pages that keep the limit ──────────┘
 //! ```
 //!
-//! `docs/governor.md` has the control law, the argument for its stability, and the measurements.
+//! `docs/design/governor.md` has the control law, the argument for its stability, and the
+//! measurements.
 
 mod bucket;
 mod decision;

@@ -15,7 +15,7 @@
 //! A bit of F is cleared by exactly one side. If by the guest, no host can come to own the page any
 //! more. If by the host, then C was set before that, and is cleared only when the page is zero: the
 //! guest, having cleared F or found it clear, sees C set until it is safe. So **a page in use is
-//! never zeroed**; `docs/ppr.md` has the argument in full, and `tests/loom.rs` tries every
+//! never zeroed**; `docs/design/ppr.md` has the argument in full, and `tests/loom.rs` tries every
 //! interleaving.
 //!
 //! # Who may be a host

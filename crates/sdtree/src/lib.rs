@@ -53,8 +53,8 @@
 //! The bytes behind a handle may change or vanish at any time. A leaf carries a 20-bit fingerprint
 //! of the key that it was inserted with, a piece of its head. An insertion that meets a leaf whose
 //! present bytes no longer fit drops that leaf ("stale") and goes on; a query just answers `None`.
-//! So a stale key may cost a missed find, never a wrong answer. `docs/sdtree.md` has the proof
-//! sketch.
+//! So a stale key may cost a missed find, never a wrong answer. `docs/design/sdtree.md` has the
+//! proof sketch.
 
 mod batch;
 #[cfg(any(test, fuzzing))]

@@ -1,5 +1,5 @@
 //! The tree: search, insertion, removal. The picture is at the top of the crate, the proof sketch
-//! in `docs/sdtree.md`.
+//! in `docs/design/sdtree.md`.
 //!
 //! What holds of every node from its first link to its last: *all keys that are ever below it agree
 //! before its position* (its prefix, which never changes), *and the keys below its side `b` have

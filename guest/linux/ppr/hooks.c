@@ -2,7 +2,7 @@
 /*
  * Where pages leave the buddy allocator, and where they enter it.
  *
- * A page that leaves without being cancelled may be zeroed while it is in use. So there is no "mostly" on that side: docs/ppr.md lists
+ * A page that leaves without being cancelled may be zeroed while it is in use. So there is no "mostly" on that side: docs/design/ppr.md lists
  * every caller of del_page_from_free_list() in each supported kernel, and which of the hooks here sees it. On the other side, a page
  * that enters without being marked is a saving lost.
  *

@@ -3,7 +3,7 @@
  * The memory that guest and host share, and the guest's two operations on it.
  *
  * F says which pages the guest does not need, C which of them the host is about to zero; S says which words of F are worth
- * a look. crates/ppr has the same layout in Rust; docs/ppr.md has the protocol, and why no page can be lost.
+ * a look. crates/ppr has the same layout in Rust; docs/design/ppr.md has the protocol, and why no page can be lost.
  */
 #ifndef PPR_POOL_H
 #define PPR_POOL_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * The kernels whose every way out of the buddy allocator was read (docs/ppr.md). Another version may have another way, and a page that
+ * The kernels whose every way out of the buddy allocator was read (docs/design/ppr.md). Another version may have another way, and a page that
  * leaves unseen is a page whose content is lost: so others do not compile, and a module of one kernel does not load into another.
  */
 #ifndef PPR_VERSIONS_H
@@ -12,7 +12,7 @@
 
 #if !(PPR_IS(6, 1, 170) || PPR_IS(6, 1, 176) || PPR_IS(6, 1, 187) || PPR_IS(6, 1, 190) || PPR_IS(6, 1, 192) || \
       PPR_IS(6, 12, 95) || PPR_IS(6, 12, 107) || PPR_IS(6, 12, 111) || PPR_IS(6, 12, 117))
-#error "ppr: this kernel's page allocator has not been examined: see docs/ppr.md"
+#error "ppr: this kernel's page allocator has not been examined: see docs/design/ppr.md"
 #endif
 #if !defined(CONFIG_X86_64) || !defined(CONFIG_DYNAMIC_FTRACE_WITH_REGS) || !defined(CONFIG_TRACEPOINTS)
 #error "ppr: needs x86-64, ftrace with registers, and tracepoints"

@@ -1,5 +1,5 @@
-//! Every interleaving of insertions with harvests, on both sides of a level. Run as `docs/dirty.md`
-//! says.
+//! Every interleaving of insertions with harvests, on both sides of a level. How to run it:
+//! `docs/design/dirty.md`.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,0 +1,284 @@
+//! What lies on the pages of the benches' clients, and what of it can be merged.
+//!
+//! Every process makes its content from its own number and the page's, so that nothing has to be
+//! handed over, and the bench can count what is reachable without looking at a client. A page has
+//! an identity: pages with equal identities hold equal bytes, and identity 0 is the zero page. The
+//! bytes are words of a hash over identity and place.
+//!
+//! *Written pages.* Of each stretch of 4096 pages, 64 in the middle are the ones that a client
+//! writes to while it times itself ([`crate::harness::probe`]). They do not count as reachable.
+
+use std::ops::Range;
+
+use anyhow::Result;
+use clap::ValueEnum;
+use kmem::PAGE_SIZE;
+
+use crate::harness::dump::Dump;
+
+/// Words of a page.
+pub(crate) const WORDS: usize = PAGE_SIZE / 8;
+/// Of so many pages …
+const STRETCH: usize = 4096;
+/// … in `idle` so many, the last, are zero …
+const ZERO: usize = STRETCH / 8;
+/// … and so many, in the middle, are written to while merging is timed.
+const WRITTEN: Range<usize> = STRETCH / 2..STRETCH / 2 + STRETCH / 64;
+/// Mean length of the zeros in front of a page of `zero-prefix`.
+const PREFIX: f64 = 128.0;
+
+/// What the clients hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Case {
+    /// Each page drawn from as many different ones as a client has pages, in any order
+    Random,
+    /// The same, with zero bytes of mean length 128 in front
+    ZeroPrefix,
+    /// All clients hold the same pages in the same order
+    Clones,
+    /// As `random`, but a third are zero pages
+    Zero,
+    /// The memory of guests of `pageone demo`, each of which has checked all of its files once
+    Guest,
+    /// As `clones`, but the last eighth of every 16 MiB is zero
+    Idle,
+    /// Unique pages first ([`UNIQUE`]), then as `clones`
+    Steady,
+}
+
+/// How many pages of `steady` are unique, at the beginning; later duplicates are written over them.
+pub(crate) const UNIQUE: usize = 30_000;
+
+impl Case {
+    /// As on the command line.
+    pub(crate) fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+}
+
+/// A client's content.
+pub(crate) struct Content {
+    case: Case,
+    client: u64,
+    pages: usize,
+    dump: Option<Dump>,
+    /// Pages that have been given the content of a seed since.
+    duplicates: Vec<(Range<usize>, u64)>,
+}
+
+impl Content {
+    /// Content of client number `client`, `pages` long.
+    ///
+    /// # Errors
+    ///
+    /// When a guest's dump is not there.
+    pub(crate) fn new(case: Case, client: usize, pages: usize) -> Result<Self> {
+        let dump = if case == Case::Guest { Some(Dump::open(client)?) } else { None };
+        Ok(Self { case, client: client as u64, pages, dump, duplicates: Vec::new() })
+    }
+
+    /// The page's identity; `None`: nobody has touched that page.
+    pub(crate) fn identity(&self, page: usize) -> Option<u64> {
+        if let Some((range, seed)) = self.duplicates.iter().find(|(range, _)| range.contains(&page)) {
+            return Some(hash(seed << 40 | (page - range.start) as u64) | 1 << 63);
+        }
+        let any = || 1 + hash(self.client << 40 | page as u64) % self.pages as u64;
+        match self.case {
+            Case::Random | Case::ZeroPrefix => Some(any()),
+            Case::Clones => Some(page as u64 + 1),
+            Case::Zero if hash(!(self.client << 40 | page as u64)).is_multiple_of(3) => Some(0),
+            Case::Zero => Some(any()),
+            Case::Idle if page % STRETCH >= STRETCH - ZERO => Some(0),
+            Case::Idle => Some(page as u64 + 1),
+            Case::Steady if page < UNIQUE => Some((self.client + 1) << 40 | page as u64),
+            Case::Steady => Some(page as u64 + 1),
+            Case::Guest => self.dump.as_ref()?.identity(page),
+        }
+    }
+
+    /// Gives pages new content: clients to which the same seed is given have the same there. Not
+    /// for a guest's memory.
+    pub(crate) fn duplicate(&mut self, pages: Range<usize>, seed: u64) {
+        self.duplicates.push((pages, seed));
+    }
+
+    /// Whether anybody has touched the page.
+    pub(crate) fn is_resident(&self, page: usize) -> bool {
+        self.dump.as_ref().is_none_or(|dump| dump.words(page).is_some())
+    }
+
+    /// Writes the page through `put`, word by word; zeros too, so that the page becomes resident.
+    /// Nothing for an untouched one.
+    pub(crate) fn write(&self, page: usize, mut put: impl FnMut(usize, u64)) {
+        if let Some(dump) = &self.dump {
+            if let Some(words) = dump.words(page) {
+                words.iter().enumerate().for_each(|(word, &value)| put(word, value));
+            }
+            return;
+        }
+        let Some(identity) = self.identity(page) else { return };
+        let prefix = self.prefix(identity);
+        (0..WORDS).for_each(|word| put(word, made(identity, word, prefix)));
+    }
+
+    /// One word; 0 on an untouched page.
+    pub(crate) fn word(&self, page: usize, word: usize) -> u64 {
+        match &self.dump {
+            Some(dump) => dump.words(page).map_or(0, |words| words[word]),
+            None => self.identity(page).map_or(0, |identity| made(identity, word, self.prefix(identity))),
+        }
+    }
+
+    /// Zero bytes in front: geometrically distributed.
+    fn prefix(&self, identity: u64) -> usize {
+        if self.case != Case::ZeroPrefix {
+            return 0;
+        }
+        let uniform = (hash(!identity) >> 11) as f64 / (1u64 << 53) as f64;
+        // Not all of a page, however unlikely: then it would be a zero page.
+        ((-(1.0 - uniform).ln() * PREFIX) as usize).min(PAGE_SIZE / 2)
+    }
+}
+
+/// A word of a page with `prefix` zero bytes in front.
+fn made(identity: u64, word: usize, prefix: usize) -> u64 {
+    if identity == 0 {
+        return 0;
+    }
+    let value = (identity << 16 ^ word as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let value = value ^ value >> 32;
+    match prefix.saturating_sub(word * 8) {
+        0 => value,
+        zeros @ 1..8 => value & u64::MAX << (8 * zeros),
+        _ => 0,
+    }
+}
+
+/// SplitMix64's finalizer (Steele, Lea, Flood 2014).
+fn hash(value: u64) -> u64 {
+    let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ value >> 31
+}
+
+/// The pages that a client writes to while it times itself.
+pub(crate) fn written(pages: usize) -> impl Iterator<Item = usize> {
+    (0..pages).filter(|page| WRITTEN.contains(&(page % STRETCH)))
+}
+
+/// What all clients together could save.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Reach {
+    /// Pages that are resident.
+    pub(crate) resident: u64,
+    /// Pages that have an equal, zero pages among them.
+    pub(crate) mergeable: u64,
+    /// Zero pages.
+    pub(crate) zero: u64,
+    /// Frames that these would need.
+    pub(crate) frames: u64,
+}
+
+/// Counts what `clients` hold. `left_out`: the first client's written pages do not count as
+/// mergeable.
+pub(crate) fn reach(clients: &[Content], left_out: bool) -> Reach {
+    let mut reach = Reach::default();
+    let mut seen = Vec::new();
+    for (number, client) in clients.iter().enumerate() {
+        for page in 0..client.pages {
+            let Some(identity) = client.identity(page) else { continue };
+            reach.resident += 1;
+            if !(left_out && number == 0 && WRITTEN.contains(&(page % STRETCH))) {
+                seen.push(identity);
+            }
+        }
+    }
+    seen.sort_unstable();
+    for equal in seen.chunk_by(|a, b| a == b) {
+        match equal {
+            [0, ..] => reach.zero += equal.len() as u64,
+            [_] => {}
+            _ => {
+                reach.mergeable += equal.len() as u64;
+                reach.frames += 1;
+            }
+        }
+    }
+    reach.mergeable += reach.zero;
+    reach
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    fn contents(case: Case, pages: usize) -> Vec<Content> {
+        (0..4).map(|client| Content::new(case, client, pages).unwrap()).collect()
+    }
+
+    #[test]
+    fn identity_decides_on_the_bytes() {
+        let bytes = |content: &Content, page| {
+            let mut words = vec![u64::MAX; WORDS];
+            content.write(page, |word, value| words[word] = value);
+            assert!((0..WORDS).all(|word| words[word] == content.word(page, word)));
+            words
+        };
+        for case in [Case::Random, Case::ZeroPrefix, Case::Zero, Case::Clones, Case::Idle, Case::Steady] {
+            let contents = contents(case, 300);
+            let pages = || contents.iter().flat_map(|client| (0..300).map(move |page| (client, page)));
+            let identities: HashSet<_> = pages().map(|(client, page)| client.identity(page).unwrap()).collect();
+            let distinct: HashSet<_> = pages().map(|(client, page)| bytes(client, page)).collect();
+            assert_eq!(identities.len(), distinct.len(), "{case:?}");
+            for (client, page) in pages() {
+                let zero = bytes(client, page).iter().all(|&word| word == 0);
+                assert_eq!(zero, client.identity(page) == Some(0), "{case:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn reach_is_what_the_case_says() {
+        let pages = 2 * STRETCH;
+        let all = 4 * pages as u64;
+        let clones = reach(&contents(Case::Clones, pages), false);
+        assert_eq!(clones, Reach { resident: all, mergeable: all, zero: 0, frames: pages as u64 });
+        assert_eq!(reach(&contents(Case::Clones, pages), true).mergeable, all - written(pages).count() as u64);
+        assert_eq!(written(pages).count(), pages / 64);
+        assert_eq!(reach(&contents(Case::Idle, pages), false).zero, all / 8);
+        let unique = reach(&contents(Case::Steady, pages.min(UNIQUE)), false);
+        assert_eq!(unique, Reach { resident: all, ..Reach::default() });
+        let zero = reach(&contents(Case::Zero, pages), false).zero;
+        assert!(zero.abs_diff(all / 3) < all / 50, "{zero} of {all}");
+        // Four draws for each of as many contents: a page is alone with probability e^-4.
+        let random = reach(&contents(Case::Random, pages), false);
+        let expected = all as f64 * (1.0 - (-4.0f64).exp());
+        assert!((random.mergeable as f64 - expected).abs() < all as f64 / 100.0, "{random:?}");
+        assert_eq!(random, reach(&contents(Case::ZeroPrefix, pages), false));
+    }
+
+    #[test]
+    fn duplicates_are_equal_where_their_seeds_are() {
+        let mut contents = contents(Case::Steady, 300);
+        contents[0].duplicate(10..20, 7);
+        contents[1].duplicate(10..20, 7);
+        contents[2].duplicate(10..20, 8);
+        assert_eq!(reach(&contents, false).frames, 10);
+        assert_eq!(contents[0].word(15, 3), contents[1].word(15, 3));
+        assert_ne!(contents[0].word(15, 3), contents[2].word(15, 3));
+        assert_ne!(contents[0].word(20, 3), contents[1].word(20, 3));
+    }
+
+    #[test]
+    fn prefixes_have_their_mean() {
+        let content = Content::new(Case::ZeroPrefix, 0, STRETCH).unwrap();
+        let lengths = (1..=STRETCH as u64).map(|identity| content.prefix(identity));
+        let mean = lengths.sum::<usize>() as f64 / STRETCH as f64;
+        assert!((mean - PREFIX).abs() < 8.0, "{mean}");
+        assert_eq!(made(5, 2, 16), made(5, 2, 0));
+        assert_eq!(made(5, 1, 16), 0);
+        assert_eq!(made(5, 1, 11), made(5, 1, 0) & u64::MAX << 24);
+    }
+}

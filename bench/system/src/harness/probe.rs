@@ -1,0 +1,321 @@
+//! A thread that times its own loads and stores, as a guest's would be, while its memory is merged.
+//!
+//! Each millisecond it does a burst: loads at random pages of the whole memory, stores at random
+//! pages among the written ones ([`crate::harness::content::written`]), of the value that is there already.
+//! Every written page is written ten times a second on average, so that most are found quiet now
+//! and then and merged under the writer's hands. What is timed is the access alone, without the
+//! thread's waking up: page faults, copying, waiting for a window.
+//!
+//! *Unqueued* times leave out how long the thread stood in line for a CPU that others had, which
+//! the kernel counts for each thread (`/proc/thread-self/schedstat`, the second number). A host
+//! with an idle CPU would see about that, or less: an agent that had to wait for a CPU in the midst
+//! of its window is not left out.
+
+#![allow(unsafe_code)] // Raw memory that is exchanged while it is used.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+
+/// Between two bursts.
+const STEP: Duration = Duration::from_millis(1);
+/// In a burst.
+const LOADS: usize = 40;
+/// Slower accesses are asked for the time in line.
+const SLOW: u64 = 20_000;
+/// Between two accesses of a burst somebody else had the CPU if there is more time than this.
+const GAP: u64 = 10_000;
+/// A written page is written so often, a second.
+const STORES_A_SECOND: usize = 10;
+
+/// Times up to 17 s, in nanoseconds, with three significant bits and a half more: buckets are at
+/// most 1/32 wide.
+#[derive(Clone)]
+pub(crate) struct Histogram {
+    buckets: Vec<u64>,
+    count: u64,
+    max: u64,
+}
+
+const FINE: u32 = 5;
+
+impl Histogram {
+    pub(crate) fn new() -> Self {
+        Self { buckets: vec![0; (30 << FINE) + 1], count: 0, max: 0 }
+    }
+
+    fn bucket(ns: u64) -> usize {
+        let shift = (64 - FINE - 1).saturating_sub(ns.leading_zeros());
+        ((shift as usize) << FINE) + (ns >> shift) as usize
+    }
+
+    /// The highest time of a bucket.
+    fn top(bucket: usize) -> u64 {
+        let fine = 1usize << FINE;
+        let shift = (bucket / fine).saturating_sub(1);
+        ((bucket - shift * fine + 1) << shift) as u64 - 1
+    }
+
+    pub(crate) fn add(&mut self, ns: u64) {
+        let last = self.buckets.len() - 1;
+        self.buckets[Self::bucket(ns).min(last)] += 1;
+        self.count += 1;
+        self.max = self.max.max(ns);
+    }
+
+    /// The time that a share of all does not exceed, in nanoseconds; 0 when there are none.
+    pub(crate) fn quantile(&self, share: f64) -> u64 {
+        let wanted = (self.count as f64 * share).ceil() as u64;
+        let mut sum = 0;
+        for (bucket, &count) in self.buckets.iter().enumerate() {
+            sum += count;
+            if sum >= wanted && count > 0 {
+                return Self::top(bucket).min(self.max);
+            }
+        }
+        self.max
+    }
+}
+
+/// What was timed of one kind of access.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Timing {
+    /// How many.
+    pub(crate) count: u64,
+    /// 99.99 % are not slower, in nanoseconds.
+    pub(crate) p9999: u64,
+    /// The slowest, in nanoseconds.
+    pub(crate) max: u64,
+    /// 99.99 % of the unqueued times are not longer, in nanoseconds.
+    pub(crate) unqueued_p9999: u64,
+    /// The longest unqueued time, in nanoseconds.
+    pub(crate) unqueued_max: u64,
+}
+
+impl Timing {
+    fn of([all, unqueued]: &[Histogram; 2]) -> Self {
+        Self {
+            count: all.count,
+            p9999: all.quantile(0.9999),
+            max: all.max,
+            unqueued_p9999: unqueued.quantile(0.9999),
+            unqueued_max: unqueued.max,
+        }
+    }
+
+    /// As a client says it.
+    pub(crate) fn say(&self) -> String {
+        format!("{} {} {} {} {}", self.count, self.p9999, self.max, self.unqueued_p9999, self.unqueued_max)
+    }
+
+    /// What a client has said of loads and of stores.
+    pub(crate) fn hear(line: &str) -> Result<[Timing; 2]> {
+        let numbers: Vec<u64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        let timing =
+            |of: &[u64]| Timing { count: of[0], p9999: of[1], max: of[2], unqueued_p9999: of[3], unqueued_max: of[4] };
+        match numbers.len() {
+            10 => Ok([timing(&numbers[..5]), timing(&numbers[5..])]),
+            _ => Err(anyhow!("a client says {line:?} of its times")),
+        }
+    }
+}
+
+/// Memory to probe; it outlives the thread.
+pub(crate) struct Target {
+    /// A word of each page to load.
+    pub(crate) loads: Vec<usize>,
+    /// Addresses of words to store to, and what is there.
+    pub(crate) stores: Vec<(usize, u64)>,
+}
+
+/// The running thread.
+pub(crate) struct Probe {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<[Timing; 2]>,
+}
+
+impl Probe {
+    /// Starts it.
+    ///
+    /// # Safety
+    ///
+    /// All addresses are of words in memory of this process that stays mapped, readable and
+    /// writable, until [`Probe::end`], and nobody else writes to the words to store to.
+    pub(crate) unsafe fn start(target: Target) -> Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let seen = stop.clone();
+        let body = move || {
+            // SAFETY: as promised by the caller.
+            unsafe { run(&target, &seen) }
+        };
+        let thread = std::thread::Builder::new().name("bench-probe".into()).spawn(body).context("no thread")?;
+        Ok(Self { stop, thread })
+    }
+
+    /// Ends it: loads and stores.
+    pub(crate) fn end(self) -> Result<[Timing; 2]> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().map_err(|_| anyhow!("the probing thread panicked"))
+    }
+}
+
+/// The time that the calling thread has stood in line for a CPU.
+struct Line {
+    schedstat: Option<File>,
+    /// In nanoseconds, when it was last asked.
+    stood: u64,
+    /// When the last access was over.
+    since: Instant,
+}
+
+impl Line {
+    fn new() -> Self {
+        let path = "/proc/thread-self/schedstat";
+        let schedstat =
+            File::open(path).inspect_err(|e| eprintln!("unqueued times include waiting for a CPU: {path}: {e}")).ok();
+        Self { schedstat, stood: 0, since: Instant::now() }
+    }
+
+    /// Nanoseconds since this was last asked.
+    fn more(&mut self) -> u64 {
+        let mut text = [0; 64];
+        let len = self.schedstat.as_ref().and_then(|file| file.read_at(&mut text, 0).ok()).unwrap_or(0);
+        let text = String::from_utf8_lossy(&text[..len]);
+        let stood = text.split_whitespace().nth(1).and_then(|number| number.parse().ok()).unwrap_or(self.stood);
+        stood - std::mem::replace(&mut self.stood, stood)
+    }
+
+    /// Times an access, and enters how long it took, as it was and unqueued.
+    fn time(&mut self, into: &mut [Histogram; 2], access: impl FnOnce()) {
+        let mut start = Instant::now();
+        if start.duration_since(self.since).as_nanos() as u64 > GAP {
+            self.more();
+            start = Instant::now();
+        }
+        access();
+        let ns = start.elapsed().as_nanos() as u64;
+        let queued = if ns > SLOW { self.more() } else { 0 };
+        into[0].add(ns);
+        into[1].add(ns.saturating_sub(queued));
+        self.since = Instant::now();
+    }
+}
+
+/// # Safety
+///
+/// As [`Probe::start`].
+unsafe fn run(target: &Target, stop: &AtomicBool) -> [Timing; 2] {
+    let [mut loads, mut stores] = [(); 2].map(|()| [(); 2].map(|()| Histogram::new()));
+    let mut line = Line::new();
+    let mut state = 0x2545_f491_4f6c_dd1d_u64;
+    let mut random = move |below: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        ((u128::from(state) * below as u128) >> 64) as usize
+    };
+    let mut next = Instant::now();
+    // Fractions of a store are carried over.
+    let (mut due, a_step) = (0, target.stores.len() * STORES_A_SECOND * STEP.as_millis() as usize);
+    while !stop.load(Ordering::Relaxed) {
+        due += a_step;
+        for _ in 0..LOADS.min(target.loads.len()) {
+            let address = target.loads[random(target.loads.len())];
+            // SAFETY: a word of mapped memory, as promised by the caller; volatile, since the memory under it
+            // is exchanged.
+            line.time(&mut loads, || _ = std::hint::black_box(unsafe { (address as *const u64).read_volatile() }));
+        }
+        while due >= 1000 {
+            due -= 1000;
+            let (address, value) = target.stores[random(target.stores.len())];
+            // SAFETY: as above; nobody else writes to it.
+            line.time(&mut stores, || unsafe { (address as *mut u64).write_volatile(value) });
+        }
+        // Bursts that a stall has delayed are not made up for.
+        next = (next + STEP).max(Instant::now());
+        std::thread::sleep(next - Instant::now().min(next));
+    }
+    [Timing::of(&loads), Timing::of(&stores)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_within_a_bucket() {
+        let mut histogram = Histogram::new();
+        (1..=100_000).for_each(|ns| histogram.add(ns));
+        for share in [0.001, 0.1, 0.5, 0.99, 0.9999, 1.0] {
+            let (exact, found) = (share * 1e5, histogram.quantile(share) as f64);
+            assert!(found >= exact && found <= exact * 1.04 + 1.0, "{share}: {found}");
+        }
+        histogram.add(u64::MAX);
+        assert_eq!(histogram.max, u64::MAX);
+        assert_eq!(Histogram::new().quantile(0.5), 0);
+    }
+
+    #[test]
+    fn buckets_cover_every_time_once() {
+        let mut before = 0;
+        for ns in 0..100_000 {
+            let bucket = Histogram::bucket(ns);
+            assert!(bucket == before || bucket == before + 1, "{ns}");
+            assert!(ns <= Histogram::top(bucket) && (bucket == 0 || ns > Histogram::top(bucket - 1)), "{ns}");
+            before = bucket;
+        }
+    }
+
+    #[test]
+    fn time_in_line_is_left_out() {
+        let mut line = Line::new();
+        if line.schedstat.is_none() {
+            return eprintln!("SKIPPED: no schedstat");
+        }
+        // This thread and another that does nothing but run, which inherits this one's CPU: one of them
+        // stands in line.
+        let mut one = rustix::thread::CpuSet::new();
+        one.set(rustix::thread::sched_getcpu());
+        rustix::thread::sched_setaffinity(None, &one).unwrap();
+        let stop = AtomicBool::new(false);
+        let mut left_out = 0;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+            let end = Instant::now() + Duration::from_secs(10);
+            // Each access takes a millisecond of the clock, in which the other may have the CPU.
+            while left_out < 100_000 && Instant::now() < end {
+                let (begin, mut times) = (Instant::now(), [(); 2].map(|()| Histogram::new()));
+                line.time(&mut times, || while begin.elapsed() < Duration::from_millis(1) {});
+                left_out = times[0].max - times[1].max;
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        assert!(left_out >= 100_000, "{left_out} ns");
+    }
+
+    #[test]
+    fn accesses_are_timed_and_change_nothing() {
+        let mut memory = vec![7u64; 4096];
+        let stores = memory.iter_mut().map(|word| (std::ptr::from_mut(word) as usize, 7)).collect();
+        let loads = memory.iter().map(|word| std::ptr::from_ref(word) as usize).collect();
+        // SAFETY: `memory` outlives the thread, and is not touched meanwhile.
+        let probe = unsafe { Probe::start(Target { loads, stores }) }.unwrap();
+        std::thread::sleep(Duration::from_millis(200));
+        let [loads, stores] = probe.end().unwrap();
+        assert!(loads.count > 0 && stores.count > 0 && loads.p9999 <= loads.max);
+        assert!(stores.unqueued_p9999 <= stores.unqueued_max && stores.unqueued_max <= stores.max);
+        assert!(memory.iter().all(|&word| word == 7));
+        let line = format!("{} {}", loads.say(), stores.say());
+        assert_eq!(Timing::hear(&line).unwrap(), [loads, stores]);
+        assert!(Timing::hear("ok").is_err());
+    }
+}

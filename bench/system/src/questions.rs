@@ -1,0 +1,10 @@
+//! What is asked of them: a bench each.
+
+pub(crate) mod checkpoint;
+pub(crate) mod estimate;
+pub(crate) mod governor;
+pub(crate) mod guests;
+pub(crate) mod idle;
+pub(crate) mod merge;
+pub(crate) mod ppr;
+pub(crate) mod steady;

@@ -1,0 +1,5 @@
+//! Benches of data structures.
+
+pub(crate) mod dirty;
+pub(crate) mod mpool;
+pub(crate) mod sdtree;

@@ -1,0 +1,307 @@
+//! `dirty`: what it costs to note dirty frames and to harvest them.
+//!
+//! 10,000,000 frames, the published counts of dirty ones, in random places or in a row. Each round,
+//! each subject in turn: the frames are inserted (`insert_ns`, for one), inserted again while they
+//! are there (`insert_again_ns`), harvested (`harvest_ns`, for all) and harvested with clearing
+//! (`harvest_clear_ns`), ours also by one who has the tree alone (`drain_ns`). Few frames are done
+//! many times over. Medians of the rounds.
+//!
+//! Then, for ours and the bitmap: inserting frames that are dirty already and whose words are in
+//! the first-level cache, and two threads on a half each against one; the fastest of many short
+//! runs. Beside the latter stands what two threads gain that only calculate: more than that this
+//! machine has not to give.
+
+mod rivals;
+
+use std::hint::black_box;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use dirty::{Bitmap, DirtySet, DirtyTree};
+
+use crate::harness::report::{Row, Sheet, medians};
+use rivals::Subject;
+
+const FRAMES: u64 = 10_000_000;
+const COUNTS: [usize; 6] = [100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000];
+
+/// Runs it.
+pub(crate) fn run(quick: bool) -> Result<Vec<Row>> {
+    let rounds = if quick { 3 } else { 7 };
+    let mut subjects = rivals::all(FRAMES)?;
+    // Touched before it is measured; a little longer than needed, so that nobody meets its end.
+    let mut out = vec![1; FRAMES as usize + 64];
+    let mut rows = Vec::new();
+    for order in ["random", "sequential"] {
+        let all = places(order);
+        for count in COUNTS {
+            eprintln!("dirty: {order}, {count}");
+            let mut found = Vec::new();
+            for round in 0..rounds {
+                // Other places in each round.
+                let first = if count == all.len() { 0 } else { (round * 1_234_567) % (all.len() - count) };
+                let frames = &all[first..first + count];
+                // Who comes first changes: what the others leave in caches and page tables is everybody's.
+                subjects.rotate_left(1);
+                for subject in &mut subjects {
+                    found.extend(measure(subject.as_mut(), order, frames, &mut out)?);
+                }
+            }
+            let mut found = medians(&found);
+            // In one order, however they were measured.
+            found.sort_by_key(|row| rivals::NAMES.iter().position(|name| *name == row.subject));
+            rows.extend(against(&found, &subjects));
+            rows.extend(found);
+        }
+    }
+    drop(subjects);
+    rows.extend(hot(rounds)?);
+    rows.extend(two_threads(rounds)?);
+    Ok(rows)
+}
+
+/// All frames, each once.
+fn places(order: &str) -> Vec<u64> {
+    let mut all: Vec<u64> = (0..FRAMES).collect();
+    if order == "random" {
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+        for i in (1..all.len()).rev() {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            all.swap(i, (state % (i as u64 + 1)) as usize);
+        }
+    }
+    all
+}
+
+fn time(work: impl FnOnce()) -> Duration {
+    let start = Instant::now();
+    work();
+    start.elapsed()
+}
+
+/// What asking for the time twice costs.
+fn clock() -> f64 {
+    let mut times: Vec<Duration> = (0..1001).map(|_| time(|| ())).collect();
+    times.sort_unstable();
+    times[500].as_nanos() as f64
+}
+
+/// One round of one subject, as rows.
+fn measure(subject: &mut dyn Subject, order: &str, frames: &[u64], out: &mut [u64]) -> Result<Vec<Row>> {
+    let count = frames.len();
+    let repeats = (100_000 / count).clamp(1, 301);
+    let mut times: [Vec<f64>; 5] = Default::default();
+    for _ in 0..repeats {
+        let mut n = [0; 2];
+        times[0].push(time(|| subject.insert(black_box(frames))).as_nanos() as f64);
+        times[1].push(time(|| n[0] = subject.look(black_box(out))).as_nanos() as f64);
+        times[2].push(time(|| n[1] = subject.take(black_box(out))).as_nanos() as f64);
+        ensure!(n == [count; 2], "{} reported {n:?} of {count} frames", subject.name());
+    }
+    for _ in 0..repeats {
+        subject.insert(frames);
+        let mut n = None;
+        let spent = time(|| n = subject.drain(black_box(out)));
+        if n.is_none() {
+            subject.take(out);
+            break;
+        }
+        times[4].push(spent.as_nanos() as f64);
+        ensure!(n == Some(count), "{} drained {n:?} of {count} frames", subject.name());
+    }
+    // A list would hold them twice.
+    subject.insert(frames);
+    let bytes = subject.bytes();
+    if subject.is_peer() {
+        for _ in 0..repeats {
+            times[3].push(time(|| subject.insert(black_box(frames))).as_nanos() as f64);
+        }
+    }
+    subject.take(out);
+    let clock = clock();
+    let mut median = |which: usize| {
+        times[which].sort_by(f64::total_cmp);
+        times[which].get(times[which].len() / 2).map(|t| (t - clock).max(0.0))
+    };
+    let case = format!("{order}, {count} of {FRAMES} frames");
+    let mut sheet = Sheet { bench: "dirty", case, subject: subject.name(), threads: 1, rows: Vec::new() };
+    let per_frame = |t: f64| t / count as f64;
+    for (metric, value) in [
+        ("harvest_ns", median(1)),
+        ("harvest_clear_ns", median(2)),
+        ("drain_ns", median(4)),
+        ("insert_ns", median(0).map(per_frame)),
+        ("insert_again_ns", median(3).map(per_frame)),
+    ] {
+        if let Some(value) = value {
+            sheet.add(metric, value, "ns");
+        }
+    }
+    sheet.add("bytes", bytes as f64, "B");
+    Ok(sheet.rows)
+}
+
+/// Ours divided by others.
+fn against(rows: &[Row], subjects: &[Box<dyn Subject>]) -> Vec<Row> {
+    let value = |subject: &str, metric: &str| {
+        rows.iter().find(|row| row.subject == subject && row.metric == metric).map(|row| row.value)
+    };
+    let mut out = Vec::new();
+    for (metric, rivals, to_list, to_bitmap, to_tree, to_best) in [
+        (
+            "harvest_clear_ns",
+            "harvest_clear_ns",
+            "clear_to_list",
+            "clear_to_bitmap",
+            "clear_to_radix8",
+            "clear_to_best_peer",
+        ),
+        ("drain_ns", "harvest_clear_ns", "drain_to_list", "drain_to_bitmap", "drain_to_radix8", "drain_to_best_peer"),
+        (
+            "harvest_ns",
+            "harvest_ns",
+            "harvest_to_list",
+            "harvest_to_bitmap",
+            "harvest_to_radix8",
+            "harvest_to_best_peer",
+        ),
+    ] {
+        let Some(ours) = value("pageone", metric) else { continue };
+        let peers = subjects.iter().filter(|s| s.is_peer() && s.name() != "pageone");
+        let best = peers.filter_map(|s| value(s.name(), rivals)).reduce(f64::min);
+        let list = value("list", rivals);
+        let all = [
+            (to_list, list),
+            (to_bitmap, value("bitmap", rivals)),
+            (to_tree, value("radix-8", rivals)),
+            (to_best, best),
+        ];
+        for (name, theirs) in all {
+            let row = rows.iter().find(|row| row.subject == "pageone").zip(theirs);
+            out.extend(row.map(|(row, theirs)| Row { metric: name, value: ours / theirs, unit: "", ..row.clone() }));
+        }
+    }
+    out
+}
+
+/// The least of several times: whatever else runs on the machine can only add to it.
+fn least(times: usize, mut work: impl FnMut() -> Duration) -> Duration {
+    (0..times).map(|_| work()).min().unwrap_or_default()
+}
+
+/// Frames that are dirty already, in the first-level cache.
+fn hot(rounds: usize) -> Result<Vec<Row>> {
+    let (tree, bitmap) = (DirtyTree::new(FRAMES)?, Bitmap::new(FRAMES)?);
+    let frames: Vec<u64> = (0..256).map(|i| i * 39_007 % FRAMES).collect();
+    let mut rows = Vec::new();
+    for subject in ["pageone", "bitmap"] {
+        const TIMES: u32 = 400;
+        let again = || if subject == "pageone" { again(&tree, &frames, TIMES) } else { again(&bitmap, &frames, TIMES) };
+        let spent = least(rounds * 200, again);
+        let case = "frames that are dirty already, in cache".to_owned();
+        let mut sheet = Sheet { bench: "dirty", case, subject, threads: 1, rows: Vec::new() };
+        sheet.add("insert_ns", spent.as_nanos() as f64 / f64::from(TIMES) / frames.len() as f64, "ns");
+        rows.extend(sheet.rows);
+    }
+    Ok(rows)
+}
+
+fn again(set: &impl DirtySet, frames: &[u64], times: u32) -> Duration {
+    assert!(frames.iter().all(|&frame| set.insert(frame)));
+    time(|| {
+        for _ in 0..times {
+            for &frame in black_box(frames) {
+                set.insert(frame);
+            }
+        }
+    })
+}
+
+/// One thread on one half, then two on a half each.
+fn two_threads(rounds: usize) -> Result<Vec<Row>> {
+    const NEW: usize = 200_000;
+    const HOT: usize = 4096;
+    let tree = DirtyTree::new(FRAMES)?;
+    let half = FRAMES / 2;
+    let (low, high): (Vec<u64>, Vec<u64>) = places("random").into_iter().partition(|&frame| frame < half);
+    let insert = |frames: &[u64], times: usize| {
+        for _ in 0..times {
+            for &frame in black_box(frames) {
+                tree.insert(frame);
+            }
+        }
+    };
+    let calculate = || {
+        let mut sums = black_box([1u64, 2, 3, 4]);
+        for i in 0..1_000_000 {
+            let [a, b, c, d] = sums;
+            sums = [a.wrapping_add(i) ^ b, b.rotate_left(3) ^ i, c ^ a, d.rotate_left(5) ^ i];
+        }
+        black_box(sums);
+    };
+    let mut out = vec![1; 2 * NEW + 64];
+    let mut clear = || assert!(tree.take_frames(&mut (0..FRAMES), &mut out) <= 2 * NEW);
+    let new: Works<'_> = [&|| insert(&low[..NEW], 1), &|| insert(&high[..NEW], 1)];
+    let known: Works<'_> = [&|| insert(&low[..HOT], 100), &|| insert(&high[..HOT], 100)];
+    let mut rows = compare("pageone", "new frames", new, NEW, rounds * 20, &mut clear);
+    clear();
+    known.iter().for_each(|work| work());
+    let case = "frames that are dirty already";
+    rows.extend(compare("pageone", case, known, 100 * HOT, rounds * 50, &mut || ()));
+    rows.extend(compare("calculating", case, [&calculate, &calculate], 1_000_000, rounds * 50, &mut || ()));
+    Ok(rows)
+}
+
+type Works<'a> = [&'a (dyn Fn() + Sync); 2];
+
+/// Both works one after the other, then at once; `steps` is what each does.
+fn compare(
+    subject: &'static str,
+    case: &str,
+    works: Works<'_>,
+    steps: usize,
+    times: usize,
+    before: &mut dyn FnMut(),
+) -> Vec<Row> {
+    let alone = least(times, || {
+        before();
+        time(|| works.iter().for_each(|work| work()))
+    });
+    let start = Barrier::new(2);
+    let over = AtomicBool::new(false);
+    let both = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            loop {
+                start.wait();
+                if over.load(Relaxed) {
+                    return;
+                }
+                works[1]();
+                start.wait();
+            }
+        });
+        let both = least(times, || {
+            before();
+            start.wait();
+            time(|| {
+                works[0]();
+                start.wait();
+            })
+        });
+        over.store(true, Relaxed);
+        start.wait();
+        both
+    });
+    let case = format!("two threads on a half each: {case}");
+    let mut sheet = Sheet { bench: "dirty", case, subject, threads: 1, rows: Vec::new() };
+    let per_step = |spent: Duration| spent.as_nanos() as f64 / (2 * steps) as f64;
+    sheet.add("insert_ns", per_step(alone), "ns");
+    sheet.threads = 2;
+    sheet.add("insert_ns", per_step(both), "ns");
+    sheet.add("speed_to_one_thread", alone.as_secs_f64() / both.as_secs_f64(), "");
+    sheet.rows
+}

@@ -1,0 +1,115 @@
+//! `sequential`: writing and reading whole mblocks, against `fio` with direct I/O in the same
+//! directory.
+//!
+//! An mblock is written to space that was free. So `fio`'s `write` is to a new file; `overwrite` is
+//! to the same one once more, which mblocks cannot do.
+
+use std::io::IoSlice;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use ::mpool::{AlignedBuf, Allocation, MblockWriter, Pool};
+use anyhow::{Context, Result, ensure};
+
+use super::median;
+use super::zipf::Random;
+use crate::harness::report::{Row, Sheet};
+
+const MBLOCK: usize = 32 << 20;
+
+/// MiB a second.
+fn rate(bytes: usize, start: Instant) -> f64 {
+    (bytes >> 20) as f64 / start.elapsed().as_secs_f64()
+}
+
+/// A file for `fio`, which writes to a new one as the pool does, reads it, and writes over it.
+struct Target<'a> {
+    directory: &'a Path,
+    bytes: usize,
+}
+
+impl Target<'_> {
+    fn path(&self) -> PathBuf {
+        self.directory.join("fio")
+    }
+}
+
+impl Drop for Target<'_> {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(self.path());
+    }
+}
+
+/// The rate of one `fio` job, in MiB/s; `None` without `fio`.
+fn fio(target: &Target<'_>, engine: &[&str], read: bool) -> Result<Option<f64>> {
+    let mut command = Command::new("fio");
+    command.args(["--name=sequential", "--bs=1M", "--direct=1", "--output-format=json", "--end_fsync=1"]);
+    command.arg(format!("--filename={}", target.path().display())).arg(format!("--size={}", target.bytes));
+    command.arg(if read { "--rw=read" } else { "--rw=write" }).args(engine);
+    let out = match command.output() {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        out => out.context("cannot run fio")?,
+    };
+    ensure!(out.status.success(), "fio failed: {}", String::from_utf8_lossy(&out.stderr));
+    let json: serde_json::Value = serde_json::from_slice(&out.stdout)?;
+    let job = &json["jobs"][0][if read { "read" } else { "write" }];
+    Ok(job["bw_bytes"].as_f64().map(|bytes| bytes / f64::from(1 << 20)))
+}
+
+/// Runs it.
+pub(super) fn run(directory: &Path, quick: bool, rounds: usize) -> Result<Vec<Row>> {
+    let bytes = if quick { 256 << 20 } else { 1 << 30 };
+    let mut buffer = AlignedBuf::zeroed(4 << 20);
+    let mut random = Random::new(3);
+    buffer.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&random.next().to_ne_bytes()));
+    let pool = Pool::create(&directory.join("sequential-pool"), "bench")?;
+    let mut ours = [const { Vec::new() }; 3];
+    const ENGINES: [(&str, &[&str]); 2] =
+        [("fio", &["--ioengine=psync"]), ("fio-io_uring-4", &["--ioengine=io_uring", "--iodepth=4"])];
+    let mut theirs = [const { [const { Vec::new() }; 3] }; ENGINES.len()];
+    for _ in 0..rounds.max(3) {
+        let start = Instant::now();
+        let mut writers = Vec::new();
+        for _ in 0..bytes / MBLOCK {
+            let mut writer = pool.mblock_alloc(Allocation { capacity: MBLOCK as u64, ..Allocation::default() })?;
+            (0..MBLOCK / buffer.len()).try_for_each(|_| writer.write(&[IoSlice::new(&buffer)]))?;
+            writers.push(writer);
+        }
+        let ids = MblockWriter::commit_all(writers)?;
+        ours[0].push(rate(bytes, start));
+        let mut into = AlignedBuf::zeroed(4 << 20);
+        let start = Instant::now();
+        for &id in &ids {
+            let mblock = pool.mblock(id)?;
+            (0..MBLOCK).step_by(into.len()).try_for_each(|at| mblock.read(at as u64, &mut into))?;
+        }
+        ours[1].push(rate(bytes, start));
+        pool.mblock_delete(&ids)?;
+        for (engine, times) in ENGINES.iter().zip(&mut theirs) {
+            let target = Target { directory, bytes };
+            for (read, times) in [false, true, false].into_iter().zip(times) {
+                times.extend(fio(&target, engine.1, read)?);
+            }
+        }
+    }
+    let case = format!("sequential, {} MiB in pieces of 1 MiB, direct I/O", bytes >> 20);
+    let mut sheet = Sheet { bench: "mpool", case, subject: "pageone", threads: 1, rows: Vec::new() };
+    let mut note = |subject, [write, read, overwrite]: [Vec<f64>; 3]| {
+        if write.is_empty() {
+            eprintln!("SKIPPED {subject}: fio is not there; Debian's package is called fio");
+            return;
+        }
+        sheet.subject = subject;
+        sheet.add("write", median(write), "MiB/s");
+        sheet.add("read", median(read), "MiB/s");
+        if !overwrite.is_empty() {
+            sheet.add("overwrite", median(overwrite), "MiB/s");
+        }
+    };
+    note("pageone", ours);
+    for ((subject, _), rates) in ENGINES.into_iter().zip(theirs) {
+        note(subject, rates);
+    }
+    Ok(sheet.rows)
+}

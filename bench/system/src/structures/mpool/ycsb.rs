@@ -1,0 +1,280 @@
+//! `ycsb-b` and `ycsb-c`: 95 % or 100 % reads of records of 1 KiB, zipfian 0.99, from tables four
+//! times as large as the memory limit.
+//!
+//! Every run is a process of its own in a memory control group of its own, with a cold page cache;
+//! it runs for a while before it is measured. Subjects take turns.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::IoSlice;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use ::mpool::{AlignedBuf, Allocation, MblockWriter, Pool};
+use anyhow::{Context, Result, ensure};
+
+use super::engine::{self, RECORD, Shape, TABLES, fill_record};
+use super::files::drop_page_cache;
+use super::trace::{self, device_of};
+use super::worker::Outcome;
+use super::{Options, median};
+use crate::harness::report::{Row, Sheet};
+use crate::subjects::pageone::own_program;
+
+/// Which mix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Workload {
+    B,
+    C,
+}
+
+impl Workload {
+    pub(super) const ALL: [Self; 2] = [Self::B, Self::C];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::B => "ycsb-b",
+            Self::C => "ycsb-c",
+        }
+    }
+
+    /// Percent.
+    fn updates(self) -> u64 {
+        match self {
+            Self::B => 5,
+            Self::C => 0,
+        }
+    }
+}
+
+const SUBJECTS: &[&str] = &[
+    "pageone",
+    "pageone-no-reaper",
+    "mmap",
+    "mmap-default",
+    #[cfg(feature = "rocksdb")]
+    "rocksdb",
+    #[cfg(feature = "rocksdb")]
+    "rocksdb-tuned",
+];
+
+/// When they are named.
+const TOUCHED: [&str; 2] = ["touched", "touched-no-reaper"];
+
+/// A memory control group, version 1 or 2, and one of block I/O, if that is limited too.
+struct Group {
+    path: PathBuf,
+    io: Option<PathBuf>,
+}
+
+impl Group {
+    fn new(limit: usize, medium: Medium, directory: &Path) -> Result<Self> {
+        let name = format!("pageone-bench-{}", std::process::id());
+        let v1 = Path::new("/sys/fs/cgroup/memory");
+        let (top, file) = if v1.join("memory.limit_in_bytes").exists() {
+            (v1, "memory.limit_in_bytes")
+        } else {
+            // The root of version 2 has to hand the controller on.
+            let _ = fs::write("/sys/fs/cgroup/cgroup.subtree_control", "+memory +io");
+            (Path::new("/sys/fs/cgroup"), "memory.max")
+        };
+        let mut group = Self { path: top.join(&name), io: None };
+        fs::create_dir(&group.path).with_context(|| format!("cannot make {}; are you root?", group.path.display()))?;
+        fs::write(group.path.join(file), limit.to_string()).context("cannot set the memory limit")?;
+        let _ = fs::write(group.path.join("memory.swap.max"), "0");
+        let limits = [("read_iops_device", "riops", medium.iops), ("read_bps_device", "rbps", medium.bytes)];
+        let limits = limits.into_iter().filter_map(|(v1, v2, value)| Some((v1, v2, value?)));
+        for (old, new, value) in limits {
+            let device = device_of(directory)?;
+            let v1 = Path::new("/sys/fs/cgroup/blkio");
+            let (file, text) = if v1.exists() {
+                let path = v1.join(&name);
+                if group.io.is_none() {
+                    fs::create_dir(&path).with_context(|| format!("cannot make {}", path.display()))?;
+                    group.io = Some(path.clone());
+                }
+                (path.join(format!("blkio.throttle.{old}")), format!("{device} {value}"))
+            } else {
+                (group.path.join("io.max"), format!("{device} {new}={value}"))
+            };
+            fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
+        }
+        Ok(group)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // Pages that are still charged move up when the group goes.
+        for _ in 0..20 {
+            let io = self.io.as_ref().is_none_or(|path| fs::remove_dir(path).is_ok() || !path.exists());
+            if fs::remove_dir(&self.path).is_ok() && io {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+    }
+}
+
+/// Writes the tables: as mblocks, and as files with the same bytes.
+#[cfg_attr(not(feature = "rocksdb"), expect(unused_variables))]
+fn prepare(directory: &Path, shape: Shape, subjects: &[&str]) -> Result<()> {
+    let keys = shape.keys();
+    let pool = Pool::create(&directory.join("pool"), "bench")?;
+    let files = directory.join("files");
+    fs::create_dir_all(&files)?;
+    let mut bytes = AlignedBuf::zeroed(shape.block_bytes);
+    for (block, keys) in keys.chunks(shape.block_bytes / RECORD).enumerate() {
+        for (record, key) in bytes.chunks_exact_mut(RECORD).zip(keys) {
+            fill_record(record, *key, 0);
+        }
+        let mut writer = pool.mblock_alloc(Allocation { capacity: bytes.len() as u64, ..Allocation::default() })?;
+        writer.write(&[IoSlice::new(&bytes)])?;
+        MblockWriter::commit(writer)?;
+        let mut file = fs::OpenOptions::new();
+        file.write(true).create(true).truncate(true).custom_flags(libc::O_DIRECT);
+        let path = Shape::table_file(&files, block);
+        let file = file.open(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        std::os::unix::fs::FileExt::write_all_at(&file, &bytes, 0)?;
+    }
+    ensure!(pool.mblocks().len() == TABLES * shape.blocks, "as many mblocks as blocks");
+    #[cfg(feature = "rocksdb")]
+    for subject in subjects.iter().filter(|subject| subject.starts_with("rocksdb")) {
+        super::rocksdb::Rocks::load(&directory.join(subject), subject, &keys, shape.bytes() / 4)?;
+    }
+    Ok(())
+}
+
+struct Plan {
+    shape: Shape,
+    limit: usize,
+    warm: f64,
+    seconds: f64,
+    medium: Medium,
+    threads: usize,
+}
+
+/// What the medium may serve, when that is limited.
+#[derive(Clone, Copy, Debug)]
+struct Medium {
+    /// Reads a second.
+    iops: Option<u64>,
+    /// Bytes read a second.
+    bytes: Option<u64>,
+}
+
+impl std::fmt::Display for Medium {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.iops.map_or(Ok(()), |iops| write!(f, ", {iops} reads a second"))?;
+        self.bytes.map_or(Ok(()), |bytes| write!(f, ", {} MB read a second", bytes / 1_000_000))
+    }
+}
+
+fn one(directory: &Path, plan: &Plan, workload: Workload, subject: &str) -> Result<Outcome> {
+    drop_page_cache();
+    let group = Group::new(plan.limit, plan.medium, directory)?;
+    let mut command = Command::new(own_program()?);
+    command.args(["mpool-worker", "--subject", subject, "--updates", &workload.updates().to_string()]);
+    command.arg("--directory").arg(directory);
+    for path in [&group.path].into_iter().chain(&group.io) {
+        command.arg("--group").arg(path);
+    }
+    let numbers = [
+        ("--blocks", plan.shape.blocks.to_string()),
+        ("--block-bytes", plan.shape.block_bytes.to_string()),
+        ("--threads", plan.threads.to_string()),
+        ("--warm", plan.warm.to_string()),
+        ("--seconds", plan.seconds.to_string()),
+    ];
+    for (name, value) in &numbers {
+        command.arg(name).arg(value);
+    }
+    let out = command.stderr(Stdio::inherit()).output().context("cannot start the worker")?;
+    engine::clean(directory, plan.shape)?;
+    ensure!(out.status.success(), "{subject} failed in {}: {}", workload.name(), out.status);
+    serde_json::from_slice(&out.stdout).context("the worker's answer")
+}
+
+/// Runs the workloads.
+pub(super) fn run(
+    directory: &Path,
+    quick: bool,
+    rounds: usize,
+    workloads: &[Workload],
+    options: &Options,
+) -> Result<Vec<Row>> {
+    let shape = match quick {
+        true => Shape { blocks: 4, block_bytes: 8 << 20 },
+        false => Shape { blocks: 8, block_bytes: 16 << 20 },
+    };
+    let (warm, seconds) = if quick { (5.0, 5.0) } else { (10.0, 10.0) };
+    let warm = options.warm.unwrap_or(warm);
+    let medium = Medium { iops: options.iops, bytes: options.mbps.map(|mb| mb * 1_000_000) };
+    let plan = Plan { shape, limit: shape.bytes() / 4, warm, seconds, medium, threads: options.threads.max(1) };
+    eprintln!("mpool: writing {} MiB, twice", shape.bytes() >> 20);
+    let named = |s: &str| options.subjects.iter().any(|o| o == s);
+    let usual = SUBJECTS.iter().filter(|s| options.subjects.is_empty() || named(s));
+    let subjects: Vec<&'static str> = usual.chain(TOUCHED.iter().filter(|s| named(s))).copied().collect();
+    prepare(directory, shape, &subjects)?;
+    let mut rows = Vec::new();
+    for &workload in workloads {
+        let mut outcomes: BTreeMap<&str, Vec<Outcome>> = BTreeMap::new();
+        for round in 0..rounds {
+            for &subject in &subjects {
+                let outcome = match one(directory, &plan, workload, subject) {
+                    Ok(outcome) => outcome,
+                    // Killed in its control group, say: the others go on.
+                    Err(error) => {
+                        eprintln!("mpool: FAILED {error:#}");
+                        continue;
+                    }
+                };
+                let rate = outcome.operations as f64 / outcome.seconds;
+                eprintln!(
+                    "mpool: {} round {round}: {subject}: {rate:.0} operations/s {}",
+                    workload.name(),
+                    outcome.note
+                );
+                outcomes.entry(subject).or_default().push(outcome);
+            }
+        }
+        let case = format!(
+            "{}, {TABLES} tables of {} blocks of {} MiB, {} MiB of memory, {} threads{}",
+            workload.name(),
+            shape.blocks,
+            shape.block_bytes >> 20,
+            plan.limit >> 20,
+            plan.threads,
+            plan.medium
+        );
+        let mut sheet = Sheet { bench: "mpool", case, subject: "", threads: plan.threads, rows: Vec::new() };
+        for &subject in &subjects {
+            let Some(outcomes) = outcomes.get(subject) else { continue };
+            sheet.subject = subject;
+            let of = |f: fn(&Outcome) -> f64| median(outcomes.iter().map(f).collect());
+            sheet.add("ops_per_second", of(|o| o.operations as f64 / o.seconds), "1/s");
+            sheet.add("read_p50_us", of(|o| o.read_p50_us), "us");
+            sheet.add("read_p99_us", of(|o| o.read_p99_us), "us");
+            sheet.add("read_p9999_us", of(|o| o.read_p9999_us), "us");
+            if workload.updates() > 0 {
+                sheet.add("update_p9999_us", of(|o| o.update_p9999_us), "us");
+            }
+            sheet.add("loads_per_operation", of(|o| o.loads as f64 / o.operations as f64), "");
+            sheet.add("vmas", of(|o| o.vmas as f64), "");
+            sheet.add("vma_bytes", of(|o| o.vma_bytes), "B");
+            sheet.add("cpu_seconds", of(|o| o.cpu_seconds), "s");
+            sheet.add("cpu_us_per_operation", of(|o| o.cpu_seconds * 1e6 / o.operations as f64), "us");
+            if options.trace {
+                let middle: Vec<f64> = (0..outcomes[0].trace.len())
+                    .map(|figure| median(outcomes.iter().map(|o| o.trace[figure]).collect()))
+                    .collect();
+                trace::rows(&middle).for_each(|(name, value, unit)| sheet.add(name, value, unit));
+            }
+        }
+        sheet.subject = "best-possible";
+        sheet.add("loads_per_operation", engine::least_misses(shape, plan.limit), "");
+        rows.extend(sheet.rows);
+    }
+    Ok(rows)
+}

@@ -1,0 +1,346 @@
+//! The system under test: the `pageone` program, as its user sees it.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use serde::Deserialize;
+
+use crate::harness::cpu;
+use crate::harness::guest;
+use crate::harness::interrupt::Interrupt;
+
+/// What is needed of the daemon's status. Pages are counted.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Status {
+    /// Bytes saved less own cost.
+    pub(crate) general_profit: i64,
+    /// Pages that use others' frames.
+    pub(crate) pages_sharing: u64,
+    /// What its governor does.
+    #[serde(default)]
+    pub(crate) governor: GovernorStatus,
+    domains: Vec<Domain>,
+}
+
+/// What is needed of the governor's status.
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct GovernorStatus {
+    /// Of the last scan that had anything to do.
+    pub(crate) scan_time_seconds: Option<f64>,
+    /// Pages of that scan.
+    pub(crate) scan_pages: u64,
+    /// The pace.
+    pub(crate) pages_per_second: Option<f64>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Answer {
+    status: Status,
+}
+
+#[derive(Debug, Deserialize)]
+struct Domain {
+    clients: Vec<ClientStatus>,
+}
+
+/// What is needed of a client.
+#[derive(Debug, Deserialize)]
+pub(crate) struct ClientStatus {
+    /// Pages that map a frame.
+    pub(crate) pages_merged: u64,
+    /// Pages given back as zero pages.
+    pub(crate) pages_zero: u64,
+    /// Scans by this daemon.
+    pub(crate) full_scans: u64,
+    /// Why nothing of it is merged.
+    refused: Option<String>,
+}
+
+impl Status {
+    /// All clients.
+    pub(crate) fn clients(&self) -> impl Iterator<Item = &ClientStatus> {
+        self.domains.iter().flat_map(|domain| &domain.clients)
+    }
+
+    /// Pages that map a frame, of all clients.
+    pub(crate) fn merged(&self) -> u64 {
+        self.clients().map(|client| client.pages_merged).sum()
+    }
+
+    /// Pages given back as zero pages, of all clients.
+    pub(crate) fn zero(&self) -> u64 {
+        self.clients().map(|client| client.pages_zero).sum()
+    }
+
+    /// Scans of all clients.
+    pub(crate) fn scans(&self) -> u64 {
+        self.clients().map(|client| client.full_scans).sum()
+    }
+}
+
+/// Name of the daemon's configuration in its directory, if it has any.
+const CONFIG: &str = "bench.toml";
+
+/// What becomes of clients' huge pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HugePages {
+    /// They are split when more than so many percent of one can be merged. With 0 clients are given
+    /// none.
+    Split(u32),
+    /// They are kept.
+    Keep,
+}
+
+impl std::str::FromStr for HugePages {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "split" => Ok(HugePages::Split(0)),
+            "keep" => Ok(HugePages::Keep),
+            _ => match text.parse() {
+                Ok(percent @ 1..=100) => Ok(HugePages::Split(percent)),
+                _ => Err("it is `split`, `keep`, or a percentage from 1 to 100".into()),
+            },
+        }
+    }
+}
+
+/// Where a build of PageONE lies, and the directory that its daemon is to use.
+pub(crate) struct PageOne {
+    program: PathBuf,
+    dir: tempfile::TempDir,
+    huge_pages: HugePages,
+}
+
+impl PageOne {
+    /// Looks beside this program, or in `PAGEONE_BIN_DIR`.
+    ///
+    /// # Errors
+    ///
+    /// When it is not there.
+    pub(crate) fn find() -> Result<Self> {
+        let bin = match std::env::var_os("PAGEONE_BIN_DIR") {
+            Some(dir) => PathBuf::from(dir),
+            None => own_program()?.parent().map(Path::to_path_buf).unwrap_or_default(),
+        };
+        for name in ["pageone", "libpageone_agent.so"] {
+            ensure!(
+                bin.join(name).exists(),
+                "{name} is not in {}; build it with `make build`, or set PAGEONE_BIN_DIR",
+                bin.display()
+            );
+        }
+        let dir = tempfile::Builder::new().prefix("pageone-bench-").tempdir().context("no directory for the daemon")?;
+        Ok(Self { program: bin.join("pageone"), dir, huge_pages: HugePages::Split(0) })
+    }
+
+    /// The command that starts a guest of the demo with so much memory, and further options of
+    /// `pageone guest-command`.
+    pub(crate) fn guest_command(&self, memory_mib: usize, options: &[&str]) -> Result<Command> {
+        let out = self.pageone(&["guest-command", "--memory", &memory_mib.to_string()]).args(options).output();
+        let out = out.context("cannot run pageone")?;
+        ensure!(out.status.success(), "pageone guest-command: {}", String::from_utf8_lossy(&out.stderr).trim_end());
+        let words = guest::words(&String::from_utf8(out.stdout)?);
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]);
+        Ok(command)
+    }
+
+    /// What becomes of clients' huge pages, from now on.
+    pub(crate) fn set_huge_pages(&mut self, policy: HugePages) -> Result<()> {
+        self.huge_pages = policy;
+        let line = match policy {
+            HugePages::Keep => "huge_pages = \"keep\"\n".to_string(),
+            HugePages::Split(percent) => format!("huge_page_share = {percent}\n"),
+        };
+        fs::write(self.dir.path().join(CONFIG), line).context("cannot write the daemon's configuration")
+    }
+
+    fn config(&self) -> PathBuf {
+        let config = self.dir.path().join(CONFIG);
+        if config.exists() { config } else { "/dev/null".into() }
+    }
+
+    /// The command of the program with these arguments, for this daemon.
+    pub(crate) fn pageone(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(&self.program);
+        command.arg("--dir").arg(self.dir.path()).args(args);
+        command
+    }
+
+    /// The command that runs `program` as a client; what the agent says goes to a file.
+    pub(crate) fn launch(&self, program: &Command) -> Result<Command> {
+        self.launch_with(program, &[])
+    }
+
+    /// The same, with options of `pageone run`.
+    pub(crate) fn launch_with(&self, program: &Command, options: &[&str]) -> Result<Command> {
+        let mut command = self.pageone(&["run", "--no-start"]);
+        if self.huge_pages != HugePages::Split(0) {
+            command.args(["--huge-pages", "keep"]);
+        }
+        command.args(options).arg("--");
+        command.arg(program.get_program()).args(program.get_args());
+        let log = File::options().create(true).append(true).open(self.dir.path().join("clients.log"));
+        command.stderr(log.context("cannot write the clients' log")?);
+        Ok(command)
+    }
+
+    /// Starts a daemon with the default configuration and this merge period, in seconds, and waits
+    /// until it answers.
+    pub(crate) fn daemon(&self, merge_period: f64, interrupt: &Interrupt) -> Result<Daemon> {
+        self.daemon_with(merge_period, 0, interrupt)
+    }
+
+    /// The same, with so many threads; 0: as it likes. It does its work at once (`--mode none`), as
+    /// KSM does that is to be compared with it.
+    pub(crate) fn daemon_with(&self, merge_period: f64, threads: usize, interrupt: &Interrupt) -> Result<Daemon> {
+        self.daemon_with_options(merge_period, threads, &[], interrupt)
+    }
+
+    /// The same, with further options of `pageone daemon`.
+    pub(crate) fn daemon_with_options(
+        &self,
+        merge_period: f64,
+        threads: usize,
+        options: &[&str],
+        interrupt: &Interrupt,
+    ) -> Result<Daemon> {
+        let (period, threads) = (merge_period.to_string(), threads.to_string());
+        let mut all = vec!["--merge-period", &period, "--threads", &threads, "--mode", "none"];
+        all.extend(options);
+        self.daemon_as(&all, interrupt)
+    }
+
+    /// Starts a daemon with the default configuration and these options, and waits until it
+    /// answers.
+    pub(crate) fn daemon_as(&self, options: &[&str], interrupt: &Interrupt) -> Result<Daemon> {
+        let path = self.dir.path().join("daemon.log");
+        let log = File::create(&path).context("cannot write the daemon's log")?;
+        // Should this program be killed, the daemon ends too.
+        let mut command = self.pageone(&["daemon", "--exit-when-idle", "60", "--config"]);
+        command.arg(self.config()).args(options);
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn();
+        let mut daemon = Daemon { child: child.context("cannot start the daemon")? };
+        interrupt.until("the daemon answers", Duration::from_secs(20), || {
+            if let Some(end) = daemon.child.try_wait()? {
+                bail!("the daemon ended, {end}:\n{}", fs::read_to_string(&path).unwrap_or_default());
+            }
+            Ok(self.status().ok())
+        })?;
+        Ok(daemon)
+    }
+
+    /// Asks the daemon, as `pageone status --json` does, but without starting a program each time:
+    /// that would take its share of the CPUs.
+    ///
+    /// # Errors
+    ///
+    /// When none answers, or when it refuses a client: then there is nothing to measure.
+    pub(crate) fn status(&self) -> Result<Status> {
+        let Answer { status } = serde_json::from_str(&self.ask()?).context("pageone status is not understood")?;
+        let refused = status.clients().find_map(|client| client.refused.clone());
+        refused.map_or(Ok(status), |why| bail!("a client is not merged: {why}"))
+    }
+
+    /// The same, all of it.
+    pub(crate) fn status_json(&self) -> Result<serde_json::Value> {
+        let mut answer: serde_json::Value =
+            serde_json::from_str(&self.ask()?).context("pageone status is not understood")?;
+        Ok(answer["status"].take())
+    }
+
+    fn ask(&self) -> Result<String> {
+        let mut stream = UnixStream::connect(self.dir.path().join("control.sock")).context("no daemon answers")?;
+        stream.write_all(b"\"status\"\n")?;
+        let mut answer = String::new();
+        BufReader::new(stream).read_line(&mut answer)?;
+        Ok(answer)
+    }
+}
+
+/// This program: it is its own client.
+pub(crate) fn own_program() -> Result<PathBuf> {
+    std::env::current_exe().context("cannot find this program")
+}
+
+/// A running daemon; it is killed with this value.
+pub(crate) struct Daemon {
+    child: Child,
+}
+
+impl Daemon {
+    /// The process.
+    pub(crate) fn pid(&self) -> i32 {
+        self.child.id() as i32
+    }
+
+    /// Ends it as an operator would. What is merged stays merged.
+    pub(crate) fn stop(mut self) -> Result<()> {
+        let pid = Pid::from_raw(self.pid()).context("the daemon has no number")?;
+        kill_process(pid, Signal::TERM).context("cannot stop the daemon")?;
+        let end = self.child.wait()?;
+        ensure!(end.success(), "the daemon ended, {end}");
+        Ok(())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // After `stop` there is nothing left to kill, and the standard library knows.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The CPU times of the daemon and of each client's agent.
+pub(crate) struct Times {
+    daemon: cpu::Times,
+    agents: Vec<cpu::Times>,
+}
+
+impl Times {
+    /// Takes them; `clients`: their processes.
+    pub(crate) fn take(daemon: &Daemon, clients: &[i32]) -> Result<Self> {
+        let agent = |name: &str| name.starts_with("pageone-");
+        let daemon = cpu::thread_times(daemon.pid(), |_| true).context("cannot read the CPU time of the daemon")?;
+        let agents = clients.iter().map(|&client| cpu::thread_times(client, agent));
+        Ok(Self { daemon, agents: agents.collect::<std::io::Result<_>>().context("cannot read that of a client")? })
+    }
+
+    /// Nanoseconds since: the daemon's, the agents'.
+    pub(crate) fn since(&self, before: &Times) -> (u64, u64) {
+        let agents = before.agents.iter().zip(&self.agents).map(|(before, now)| cpu::spent(before, now)).sum();
+        (cpu::spent(&before.daemon, &self.daemon), agents)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_is_summed_up_over_clients() {
+        let client = |refused: &str| {
+            format!(
+                r#"{{"pid":1,"pages_merged":5,"pages_zero":2,"full_scans":3,"refused":{refused},"state":"merging"}}"#
+            )
+        };
+        let text = format!(
+            r#"{{"uptime_seconds":1.0,"general_profit":-7,"pages_sharing":4,"domains":[{{"clients":[{}]}},{{"clients":[{},{}]}}]}}"#,
+            client("null"),
+            client("null"),
+            client("\"locked\"")
+        );
+        let status: Status = serde_json::from_str(&text).unwrap();
+        assert_eq!((status.merged(), status.zero(), status.scans(), status.general_profit), (15, 6, 9, -7));
+        assert_eq!(status.clients().filter(|client| client.refused.is_some()).count(), 1);
+    }
+}

@@ -16,13 +16,11 @@
 
 use crate::daemon::batch::cpu_time;
 use crate::runtime::log;
-use crate::runtime::raw;
 use crate::runtime::regions::Pages;
 use crate::runtime::state::{STATE, State, wake};
 use crate::window::merge::held_memory;
-use kmem::PAGE_SIZE;
-use kmem::memfd;
 use kmem::range::Range;
+use kmem::{PAGE_SIZE, memfd, raw};
 use rustix::fs::SealFlags;
 use rustix::io::{Errno, FdFlags};
 use std::ffi::{c_int, c_void};
@@ -267,7 +265,7 @@ fn discard_all(places: &[Range]) -> Result<(), Errno> {
     }
     for range in left {
         // SAFETY: as above.
-        unsafe { raw::madvise(range.start, range.len, libc::MADV_DONTNEED) }.map_err(Errno::from_raw_os_error)?;
+        unsafe { raw::madvise(range.start, range.len, libc::MADV_DONTNEED) }?;
     }
     Ok(())
 }
@@ -341,7 +339,7 @@ mod tests {
     #[test]
     fn memory_is_given_back_in_one_call_or_in_many() {
         let pages = 3000;
-        let start = raw::map_anonymous(pages * PAGE_SIZE).unwrap();
+        let start = kmem::mm::map_anonymous(pages * PAGE_SIZE).unwrap();
         // SAFETY: mapped above, for this test alone.
         let memory = unsafe { std::slice::from_raw_parts_mut(start as *mut u8, pages * PAGE_SIZE) };
         memory.fill(7);

@@ -3,7 +3,6 @@
 pub mod heap;
 pub mod lock;
 pub mod log;
-pub mod raw;
 pub mod regions;
 pub mod sabotage;
 pub mod state;

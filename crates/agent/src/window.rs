@@ -14,13 +14,12 @@
 pub mod merge;
 pub mod pins;
 
-use crate::runtime::raw;
 use crate::runtime::regions::{Pages, Region, Sticky};
 use crate::runtime::sabotage::{self, Sabotage};
 use crate::runtime::state::State;
 use crate::window::pins::Waiting;
 use kmem::range::Range;
-use kmem::{PAGE_SIZE, mm};
+use kmem::{PAGE_SIZE, mm, raw};
 use rustix::io::Errno;
 use wire::RegionId;
 
@@ -264,7 +263,7 @@ fn anonymous(start: usize, len: usize, fixed: i32, sticky: Sticky) -> Result<usi
     let reserve = if sticky.no_reserve { libc::MAP_NORESERVE } else { 0 };
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | fixed | reserve;
     // SAFETY: replaces nothing, or with MAP_FIXED what the caller gave up.
-    unsafe { raw::mmap(start, len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) }.map_err(Errno::from_raw_os_error)
+    unsafe { raw::mmap(start, len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) }
 }
 
 /// Repeats the program's advice on a new mapping of a region.

@@ -70,18 +70,8 @@ pub(crate) struct Pacer {
     state: Mutex<State>,
 }
 
-fn cpu(clock: rustix::time::ClockId) -> u64 {
-    let time = rustix::time::clock_gettime(clock);
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
-}
-
-/// CPU time of this thread so far, in nanoseconds.
-pub(crate) fn thread_cpu() -> u64 {
-    cpu(rustix::time::ClockId::ThreadCPUTime)
-}
-
 fn process_cpu() -> u64 {
-    cpu(rustix::time::ClockId::ProcessCPUTime)
+    kmem::cpu::process_time().as_nanos() as u64
 }
 
 impl Pacer {
@@ -273,6 +263,10 @@ mod tests {
     use super::*;
 
     const LIMITS: Limits = Limits { mode: Mode::None, target: 1.0, usual: 0.1, short: 0.0, pressure: 10.0 };
+
+    fn thread_cpu() -> u64 {
+        kmem::cpu::thread_time().as_nanos() as u64
+    }
 
     fn burn(time: Duration) {
         let end = thread_cpu() + time.as_nanos() as u64;

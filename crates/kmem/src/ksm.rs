@@ -11,7 +11,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::syscall::syscall;
+use crate::raw::syscall;
 
 const SYSFS: &str = "/sys/kernel/mm/ksm";
 

@@ -12,6 +12,7 @@
 compile_error!("kmem supports 64-bit Linux only");
 
 pub mod cgroup;
+pub mod cpu;
 pub mod ksm;
 pub mod kvm;
 pub mod memfd;
@@ -23,11 +24,10 @@ pub mod procfs;
 pub mod procmem;
 pub mod psi;
 pub mod range;
+pub mod raw;
 pub mod sched;
 pub mod seqpacket;
-mod syscall;
 pub mod track;
-pub mod turns;
 pub mod uffd;
 
 pub use range::Range;

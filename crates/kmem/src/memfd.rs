@@ -310,7 +310,7 @@ impl SharedMap {
         // The kernel takes one bit fewer than it is told.
         let args = [self.range.start, self.range.len, libc::MPOL_PREFERRED as usize, mask, NODE_WORDS * 64 + 1, 0];
         // SAFETY: the kernel reads as many bits of the mask; no byte of the mapping changes.
-        unsafe { crate::syscall::syscall(libc::SYS_mbind, args) }?;
+        unsafe { crate::raw::syscall(libc::SYS_mbind, args) }?;
         Ok(())
     }
 
@@ -326,7 +326,7 @@ impl SharedMap {
         let args = [mode_at, mask, NODE_WORDS * 64 + 1, self.range.start, MPOL_F_ADDR];
         // SAFETY: the kernel writes the mode and as many bits of the mask, which live until the call is
         // over.
-        unsafe { crate::syscall::syscall(libc::SYS_get_mempolicy, args) }.ok()?;
+        unsafe { crate::raw::syscall(libc::SYS_get_mempolicy, args) }.ok()?;
         let word = nodes.iter().position(|&word| word != 0).filter(|_| mode == libc::MPOL_PREFERRED)?;
         Some(word as u32 * 64 + nodes[word].trailing_zeros())
     }

@@ -1,8 +1,9 @@
-//! Changing the mappings of this process: `mmap(2)`, `munmap(2)`, `mremap(2)`, `madvise(2)`.
+//! Changing the mappings of this process: `mmap(2)`, `munmap(2)`, `mremap(2)`, `madvise(2)`,
+//! `mincore(2)`.
 //!
-//! Every call goes to the kernel by number (`syscall(2)`). A preloaded library that defines `mmap`
-//! and `madvise` itself can therefore use this module inside its own definitions without being
-//! entered again. `errno` is changed by a failing call, as by the calls themselves.
+//! Every call goes through [`crate::raw`]: by number, with no allocation, and `errno` stays as it
+//! was. A preloaded library that defines `mmap` and `madvise` itself can therefore use this module
+//! inside its own definitions without being entered again.
 
 #![allow(unsafe_code)] // Mapping over addresses is what this module is for.
 
@@ -10,14 +11,14 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use rustix::io::Errno;
 
-use crate::Range;
-use crate::syscall::syscall;
+use crate::raw::{self, syscall};
+use crate::{PAGE_SIZE, Range};
 
-/// `mmap(2)` by number.
+/// `mmap(2)` of a range.
 ///
 /// # Safety
 ///
-/// With `MAP_FIXED` among the flags, see [`map_fixed_private`].
+/// The contract of [`raw::mmap`].
 pub(crate) unsafe fn mmap(
     range: Range,
     protection: libc::c_int,
@@ -25,62 +26,54 @@ pub(crate) unsafe fn mmap(
     fd: libc::c_int,
     offset: u64,
 ) -> Result<usize, Errno> {
-    // SAFETY: the kernel checks every argument; what a fixed mapping replaces is the caller's promise.
-    unsafe {
-        syscall(
-            libc::SYS_mmap,
-            [range.start, range.len, protection as usize, flags as usize, fd as usize, offset as usize],
-        )
-    }
+    // SAFETY: the contract is the same.
+    unsafe { raw::mmap(range.start, range.len, protection, flags, fd, offset as i64) }
 }
 
 const PRIVATE: libc::c_int = libc::MAP_PRIVATE | libc::MAP_NORESERVE;
 const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 
-/// Maps `range.len` bytes of a file from `file_offset` over `range`: readable, writable, private (a
-/// write copies the page), with no swap reserved.
+/// Maps `range.len` bytes of a file from byte `file_offset` over `range`: readable, writable, private
+/// (a write copies the page), with no swap reserved.
 ///
 /// # Safety
 ///
-/// Whatever was mapped there is gone: nobody may hold a reference into the range unless the file's
-/// bytes equal what the range held, and nobody may be writing there. The file must stay at least as
-/// long as the mapped part.
+/// - No code uses what was mapped in the range, unless the file's bytes equal what the range held
+///   and no thread writes there during the call.
+/// - The file stays at least as long as the mapped part; otherwise access raises SIGBUS.
 ///
 /// # Errors
 ///
-/// `ENOMEM` when the process has `vm.max_map_count` mappings; `EINVAL` when something is not page
-/// aligned; `EBADF`, `EACCES` and `EPERM` for the descriptor.
+/// `ENOMEM` when the process has `vm.max_map_count` mappings; `EINVAL` when an address, length or
+/// offset is not page aligned; `EBADF`, `EACCES` and `EPERM` for the descriptor.
 pub unsafe fn map_fixed_private(fd: BorrowedFd<'_>, range: Range, file_offset: u64) -> Result<(), Errno> {
-    // SAFETY: as promised by the caller.
+    // SAFETY: by the contract no code can tell the file's bytes from those that the mapping replaces.
     unsafe { mmap(range, READ_WRITE, PRIVATE | libc::MAP_FIXED, fd.as_raw_fd(), file_offset) }.map(drop)
 }
 
-/// Maps untouched anonymous memory over `range`: readable, writable, private; it reads as zeros and
-/// costs nothing until it is touched.
+/// Maps untouched anonymous memory over `range`: readable, writable, private. It reads as zeros and
+/// takes no memory until it is touched.
 ///
 /// # Safety
 ///
-/// Whatever was mapped there is gone: nobody may rely on what the range held.
+/// No code relies on what the range held.
 ///
 /// # Errors
 ///
-/// As [`map_fixed_private`].
+/// Those of [`map_fixed_private`] that are not about a descriptor.
 pub unsafe fn map_fixed_anonymous(range: Range) -> Result<(), Errno> {
-    // SAFETY: as promised by the caller.
+    // SAFETY: by the contract no code relies on the mappings that this replaces.
     unsafe { mmap(range, READ_WRITE, PRIVATE | libc::MAP_FIXED | libc::MAP_ANONYMOUS, -1, 0) }.map(drop)
 }
 
-/// Maps `len` bytes of untouched anonymous memory (readable, writable, private, no swap reserved)
-/// where the kernel likes, and returns the address.
-///
-/// # Safety
-///
-/// None needed for the call itself; the memory is the caller's to [`unmap`].
+/// Maps `len` bytes of untouched anonymous memory (readable, writable, private, no swap reserved) at
+/// a free place and returns its address. The kernel rounds `len` up to whole pages. The memory stays
+/// mapped until [`unmap`].
 ///
 /// # Errors
 ///
 /// `ENOMEM`; `EINVAL` when `len` is 0.
-pub unsafe fn map_anonymous(len: usize) -> Result<usize, Errno> {
+pub fn map_anonymous(len: usize) -> Result<usize, Errno> {
     // SAFETY: a mapping that is not fixed replaces nothing.
     unsafe { mmap(Range::new(0, len), READ_WRITE, PRIVATE | libc::MAP_ANONYMOUS, -1, 0) }
 }
@@ -89,15 +82,15 @@ pub unsafe fn map_anonymous(len: usize) -> Result<usize, Errno> {
 ///
 /// # Safety
 ///
-/// Nobody may use the range again before something else is mapped there.
+/// No code uses the range before something else is mapped there.
 ///
 /// # Errors
 ///
-/// `EINVAL` when something is not page aligned or the range is empty; `ENOMEM` when a mapping would
-/// be cut in two and the process has `vm.max_map_count` of them.
+/// `EINVAL` when the range is not page aligned or is empty; `ENOMEM` when a mapping would be cut in
+/// two and the process has `vm.max_map_count` of them.
 pub unsafe fn unmap(range: Range) -> Result<(), Errno> {
-    // SAFETY: as promised by the caller.
-    unsafe { syscall(libc::SYS_munmap, [range.start, range.len]) }.map(drop)
+    // SAFETY: the contract is the same.
+    unsafe { raw::munmap(range.start, range.len) }.map(drop)
 }
 
 /// Moves the mapping of `from` to the address `to`, in place of whatever is mapped there
@@ -105,29 +98,57 @@ pub unsafe fn unmap(range: Range) -> Result<(), Errno> {
 ///
 /// # Safety
 ///
-/// Nobody may hold references into either range.
+/// No code uses `from` afterwards, and none relies on what was mapped at `to`. No reference into
+/// either range exists.
 ///
 /// # Errors
 ///
 /// `EFAULT` when `from` is more than one mapping (before Linux 6.17; since then it may be several);
-/// `EINVAL` when something is not page aligned or the two overlap; `ENOMEM`.
+/// `EINVAL` when an address or the length is not page aligned or the two ranges overlap; `ENOMEM`.
 pub unsafe fn remap_fixed(from: Range, to: usize) -> Result<(), Errno> {
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-    // SAFETY: as promised by the caller.
-    unsafe { syscall(libc::SYS_mremap, [from.start, from.len, from.len, flags as usize, to]) }.map(drop)
+    // SAFETY: the contract covers both ranges.
+    unsafe { raw::mremap(from.start, from.len, from.len, flags, to) }.map(drop)
 }
 
 /// `madvise(2)` with one of the `MADV_*` values.
 ///
 /// # Safety
 ///
-/// Some advice changes memory (`MADV_DONTNEED`, `MADV_FREE`, `MADV_REMOVE`): nobody may rely on
+/// Where the advice discards memory (`MADV_DONTNEED`, `MADV_FREE`, `MADV_REMOVE`), no code relies on
 /// what the range held.
 ///
 /// # Errors
 ///
 /// Those of the manual page; `EAGAIN` is worth a second try.
 pub unsafe fn advise(range: Range, advice: i32) -> Result<(), Errno> {
-    // SAFETY: as promised by the caller.
-    unsafe { syscall(libc::SYS_madvise, [range.start, range.len, advice as usize]) }.map(drop)
+    // SAFETY: the contract is the same.
+    unsafe { raw::madvise(range.start, range.len, advice) }.map(drop)
+}
+
+/// Whether some page of the range is not mapped at all (`mincore(2)` answers `ENOMEM`).
+pub fn has_hole(range: Range) -> bool {
+    let mut residency = [0u8; 512];
+    (range.start..range.end()).step_by(residency.len() * PAGE_SIZE).any(|start| {
+        let len = (range.end() - start).min(residency.len() * PAGE_SIZE);
+        let vector = residency.as_mut_ptr().expose_provenance();
+        // SAFETY: the kernel writes one byte for each page of `len`, and `len` is at most as many pages
+        // as `residency` has bytes.
+        let answer = unsafe { syscall(libc::SYS_mincore, [start, len, vector]) };
+        answer == Err(Errno::NOMEM)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Memory;
+
+    #[test]
+    fn a_hole_is_found() {
+        let memory = Memory::new(1030);
+        assert!(!has_hole(memory.0));
+        memory.unmap(1029).unwrap();
+        assert!(has_hole(memory.0) && !has_hole(memory.pages(0, 1029)));
+    }
 }

@@ -6,7 +6,7 @@
 
 use std::io;
 
-use crate::syscall::syscall;
+use crate::raw::syscall;
 
 /// How many nodes of this machine have memory; 1 where the kernel does not say.
 pub fn nodes() -> usize {

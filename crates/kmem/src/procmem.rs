@@ -6,7 +6,7 @@ use libc::iovec;
 use rustix::io::Errno;
 
 use crate::PAGE_SIZE;
-use crate::syscall::syscall;
+use crate::raw::syscall;
 
 /// Why nothing can be read of a process.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]

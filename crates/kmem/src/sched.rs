@@ -7,7 +7,9 @@
 
 use rustix::io::Errno;
 
-use crate::syscall::syscall;
+use crate::raw::syscall;
+
+pub mod slice;
 
 /// A thread's policy (`SCHED_*`); thread 0 is the calling one.
 ///

@@ -13,8 +13,7 @@ pub struct Memory(pub Range);
 impl Memory {
     pub fn new(pages: usize) -> Memory {
         let len = pages * PAGE_SIZE;
-        // SAFETY: needs nothing.
-        let start = unsafe { mm::map_anonymous(len) }.unwrap();
+        let start = mm::map_anonymous(len).unwrap();
         let range = Range::new(start, len);
         // No huge pages: they would blur what is said of single pages. Kernels without them refuse the
         // advice.

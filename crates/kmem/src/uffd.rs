@@ -27,7 +27,7 @@ use rustix::io::Errno;
 use rustix::ioctl::{self, Updater};
 
 use crate::Range;
-use crate::syscall::syscall;
+use crate::raw::syscall;
 
 bitflags::bitflags! {
     /// `UFFD_FEATURE_*`.
@@ -152,11 +152,17 @@ const _: () = assert!(size_of::<sys::uffdio_register>() == 32);
 const _: () = assert!(size_of::<sys::uffdio_writeprotect>() == 24);
 const _: () = assert!(size_of::<sys::uffdio_range>() == 16);
 const _: () = assert!(size_of::<sys::uffdio_copy>() == 40);
+const _: () = assert!(size_of::<sys::uffdio_move>() == 40 && UFFDIO_MOVE == 0xC028_AA05);
 
 /// `UFFDIO_WRITEPROTECT_MODE_WP`; the bindings leave out values written as shifts.
 const WRITEPROTECT_MODE_WP: u64 = 1;
 /// `UFFDIO_COPY_MODE_DONTWAKE`.
 const COPY_MODE_DONTWAKE: u64 = 1;
+/// `_IOWR(0xAA, _UFFDIO_MOVE, struct uffdio_move)`; the bindings leave it out.
+const UFFDIO_MOVE: ioctl::Opcode = ioctl::opcode::read_write::<sys::uffdio_move>(0xAA, sys::_UFFDIO_MOVE as u8);
+/// `UFFDIO_MOVE_MODE_DONTWAKE | UFFDIO_MOVE_MODE_ALLOW_SRC_HOLES`; the bindings leave out values
+/// written as shifts.
+const MOVE_MODE: u64 = 1 | 2;
 /// `USERFAULTFD_IOC_NEW` = `_IO(0xAA, 0x00)`, the one ioctl of `/dev/userfaultfd` (Linux 6.1).
 const USERFAULTFD_IOC_NEW: usize = 0xAA00;
 
@@ -225,8 +231,21 @@ impl Uffd {
     /// kind that this cannot be done with (a file mapped shared that is no memfd). `EPERM`: a
     /// writable mapping of a file sealed against writing.
     pub fn register_wp(&self, range: Range) -> Result<(), Errno> {
-        let mode = sys::UFFDIO_REGISTER_MODE_WP.into();
-        let mut register = sys::uffdio_register { range: raw(range), mode, ioctls: 0 };
+        self.register(range, sys::UFFDIO_REGISTER_MODE_WP)
+    }
+
+    /// Registers the range for write-protection and for missing pages: a thread that touches a page
+    /// which has no memory waits too.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Uffd::register_wp`].
+    pub fn register_missing_wp(&self, range: Range) -> Result<(), Errno> {
+        self.register(range, sys::UFFDIO_REGISTER_MODE_MISSING | sys::UFFDIO_REGISTER_MODE_WP)
+    }
+
+    fn register(&self, range: Range, mode: u32) -> Result<(), Errno> {
+        let mut register = sys::uffdio_register { range: raw(range), mode: mode.into(), ioctls: 0 };
         // SAFETY: `uffdio_register` is UFFDIO_REGISTER's argument.
         unsafe { ioctl::ioctl(&self.fd, Updater::<{ op::UFFDIO_REGISTER }, _>::new(&mut register)) }
     }
@@ -285,6 +304,37 @@ impl Uffd {
         match result {
             Err(errno) if copy.copy <= 0 => Err(errno),
             _ => Ok(copy.copy as usize),
+        }
+    }
+
+    /// Moves pages of anonymous memory from one place to another (`UFFDIO_MOVE`, Linux 6.8); pages
+    /// without memory are passed over. Returns how many bytes were moved, at least one page; it ends
+    /// before the first page that cannot be moved. Nobody is woken.
+    ///
+    /// The kernel refuses pages that may be pinned or that another process shares. `to` is registered
+    /// with this userfaultfd, which has [`Features::MOVE`], and has no pages yet.
+    ///
+    /// # Safety
+    ///
+    /// - No code relies on what `from` held: afterwards it has no pages.
+    /// - No reference exists into either range.
+    ///
+    /// # Errors
+    ///
+    /// If nothing was moved. `EBUSY`: the first page may be pinned or is shared; `EAGAIN`: the kernel
+    /// is busy with the page; `EEXIST`: there is a page at `to`; `EINVAL`: a range is not page
+    /// aligned, spans several mappings, or is not of private anonymous memory.
+    pub unsafe fn move_pages(&self, from: Range, to: usize) -> Result<usize, Errno> {
+        let (dst, src, len) = (to as u64, from.start as u64, from.len as u64);
+        let mut request = sys::uffdio_move { dst, src, len, mode: MOVE_MODE, move_: 0 };
+        // SAFETY: `uffdio_move` is UFFDIO_MOVE's argument. By the contract no code relies on the pages
+        // of `from`, and pages at `to` are not replaced but refused.
+        let result = unsafe { ioctl::ioctl(&self.fd, Updater::<{ UFFDIO_MOVE }, _>::new(&mut request)) };
+        // After a part of it the call fails with EAGAIN, and tells how much it was.
+        match result {
+            Err(errno) if request.move_ <= 0 => Err(errno),
+            Err(_) => Ok(request.move_ as usize),
+            Ok(()) => Ok(from.len),
         }
     }
 

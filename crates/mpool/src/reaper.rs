@@ -258,7 +258,7 @@ impl Mcache {
         let mut start = |name: String, run: Box<dyn FnOnce() + Send>| -> Result<(), MapError> {
             let run = move || {
                 // Only a wish: where it is refused these threads wait longer for the processor.
-                let _ = kmem::turns::request_turns(TURNS);
+                let _ = kmem::sched::slice::request(SLICE);
                 run();
             };
             let thread = std::thread::Builder::new().name(name).spawn(run).during("starting", "a thread")?;
@@ -313,7 +313,7 @@ pub(crate) fn add_time(counter: &AtomicU64, start: Instant) -> Instant {
 
 /// What the threads of a cache ask the scheduler for: they run often and briefly, and others wait
 /// for them; the reaper runs longer, and should not keep others from the processor for so long.
-const TURNS: Duration = Duration::from_micros(100);
+const SLICE: Duration = Duration::from_micros(100);
 
 /// The default of [`Settings::watch`].
 const WATCH: Duration = Duration::from_secs(1);

@@ -18,7 +18,7 @@ mod report;
 mod scan;
 mod target;
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -92,7 +92,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     report.notes.extend(map_count_note(&report));
     report.left_out = targets.left_out;
     report.seconds = start.elapsed().as_secs_f64();
-    report.cpu_seconds = cpu_time().as_secs_f64();
+    report.cpu_seconds = kmem::cpu::process_time().as_secs_f64();
     report.threads = threads;
     report.peak_bytes = peak_memory();
     if args.json {
@@ -155,12 +155,6 @@ fn progress() -> ProgressBar {
         bar.set_style(style);
     }
     bar
-}
-
-/// The CPU time of this process.
-fn cpu_time() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 /// The most memory that this process had resident, in bytes (`VmHWM`, proc_pid_status(5)); 0 if the

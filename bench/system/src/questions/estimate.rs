@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use kmem::PAGE_SIZE;
-use rustix::time::{ClockId, clock_gettime};
+use kmem::cpu::thread_time;
 use serde::Deserialize;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -197,7 +197,7 @@ impl Counts for Digests {
 
 fn rival<C: Counts>(path: &Path, distinct: usize) -> Result<Run> {
     let file = File::open(path)?;
-    let (start, before) = (Instant::now(), thread_cpu());
+    let (start, before) = (Instant::now(), thread_time());
     let mut counts = C::default();
     let mut block = vec![0; BLOCK];
     let mut at = 0;
@@ -212,12 +212,7 @@ fn rival<C: Counts>(path: &Path, distinct: usize) -> Result<Run> {
     ensure!(counts.contents() == distinct, "{} contents found where there are {distinct}", counts.contents());
     // As for the program, its memory has to be given back too.
     drop(counts);
-    Ok(Run { wall: start.elapsed(), cpu: thread_cpu() - before, index_bytes: None })
-}
-
-fn thread_cpu() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+    Ok(Run { wall: start.elapsed(), cpu: thread_time() - before, index_bytes: None })
 }
 
 /// `None` if there is no such program. It has one thread, which is always on a CPU.

@@ -192,8 +192,7 @@ pub fn span(runs: &[Run]) -> Option<Pages> {
 
 /// CPU time of the calling thread; the agent's other thread uses next to none.
 pub fn cpu_time() -> u64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+    kmem::cpu::thread_time().as_nanos() as u64
 }
 
 #[cfg(test)]

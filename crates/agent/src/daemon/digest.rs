@@ -8,7 +8,6 @@
 #![allow(unsafe_code)] // Reads the program's memory while it runs.
 
 use crate::daemon::batch::cpu_time;
-use crate::runtime::raw;
 use crate::runtime::regions::Pages;
 use crate::runtime::state::{STATE, State};
 use kmem::PAGE_SIZE;
@@ -44,7 +43,7 @@ impl State {
         };
         let place = region.bytes(pages);
         // Somebody may have unmapped it past the C library.
-        if raw::has_hole(place) {
+        if kmem::mm::has_hole(place) {
             return false;
         }
         let mut page = [0u8; PAGE_SIZE];

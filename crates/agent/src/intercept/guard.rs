@@ -11,13 +11,13 @@
 
 #![allow(unsafe_code)] // Passes the program's system calls on.
 
-use crate::runtime::raw::{self, Answer};
 use crate::runtime::regions::Pages;
 use crate::runtime::sabotage::{self, Sabotage};
 use crate::runtime::state::{STATE, State, wake};
 use crate::window::Users;
 use kmem::PAGE_SIZE;
 use kmem::range::Range;
+use kmem::raw::{self, Answer};
 use rustix::io::Errno;
 use std::ffi::c_int;
 use wire::{RegionId, ToDaemon};
@@ -50,7 +50,7 @@ pub unsafe fn madvise(start: usize, len: usize, advice: c_int) -> Answer {
             discarded.and_then(|()| call())
         }
         // As on anonymous memory.
-        libc::MADV_REMOVE => Err(libc::EINVAL),
+        libc::MADV_REMOVE => Err(Errno::INVAL),
         libc::MADV_HUGEPAGE if !keeps_huge_pages() => Ok(0),
         libc::MADV_HUGEPAGE | libc::MADV_NOHUGEPAGE => {
             for (id, pages) in pieces {
@@ -168,7 +168,7 @@ pub unsafe fn mremap(old: usize, old_len: usize, new_len: usize, flags: c_int, n
         }
         Ok(())
     } else if flags & libc::MREMAP_MAYMOVE == 0 && merged(&state) {
-        Err(libc::ENOMEM)
+        Err(Errno::NOMEM)
     } else {
         give_back(&mut state, moved, Users::None)
     };
@@ -195,9 +195,9 @@ pub fn mprotect(start: usize, len: usize, prot: c_int, call: impl FnOnce() -> An
 }
 
 /// Unmerges parts and takes them out of management.
-fn give_back(state: &mut State, pieces: Pieces, users: Users) -> Result<(), c_int> {
+fn give_back(state: &mut State, pieces: Pieces, users: Users) -> Result<(), Errno> {
     for (id, pages) in pieces {
-        state.unmerge(id, pages, users).map_err(Errno::raw_os_error)?;
+        state.unmerge(id, pages, users)?;
         if let Some(bytes) = state.bytes(id, pages) {
             state.untrack(bytes);
         }
@@ -206,12 +206,12 @@ fn give_back(state: &mut State, pieces: Pieces, users: Users) -> Result<(), c_in
     Ok(())
 }
 
-fn discard(state: &mut State, pieces: &Pieces) -> Result<(), c_int> {
+fn discard(state: &mut State, pieces: &Pieces) -> Result<(), Errno> {
     if sabotage::is_on(Sabotage::NoDontneedGuard) {
         return Ok(());
     }
     for &(id, pages) in pieces {
-        state.discard(id, pages).map_err(Errno::raw_os_error)?;
+        state.discard(id, pages)?;
         state.outbox.push(ToDaemon::Discarded { region: id, page: pages.start, len: pages.len() });
     }
     Ok(())
@@ -224,7 +224,7 @@ fn whole_region(state: &State, id: RegionId, pages: Pages) -> Option<usize> {
 
 /// Advice that sticks to mappings is remembered for whole regions; a part that differs is given
 /// back.
-fn remember(state: &mut State, pieces: Pieces, advice: c_int) -> Result<(), c_int> {
+fn remember(state: &mut State, pieces: Pieces, advice: c_int) -> Result<(), Errno> {
     for (id, pages) in pieces {
         match whole_region(state, id, pages) {
             Some(index) => {

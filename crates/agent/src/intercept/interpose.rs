@@ -9,8 +9,8 @@
 
 use crate::intercept::guard;
 use crate::intercept::mark;
-use crate::runtime::raw::{self, Answer};
 use crate::runtime::state::WATCH;
+use kmem::raw::{self, Answer};
 use std::ffi::{c_int, c_void};
 
 /// Answers as the C library does: -1 and `errno`, or the value; a success leaves `errno` alone.
@@ -21,7 +21,7 @@ fn answer(before: c_int, answer: Answer) -> isize {
             value as isize
         }
         Err(error) => {
-            raw::set_errno(error);
+            raw::set_errno(error.raw_os_error());
             -1
         }
     }

@@ -119,16 +119,16 @@ VmFlags: rd wr mr mw me ac mg
     #[test]
     fn asks_the_kernel() {
         let len = 4 << 20;
-        let start = crate::runtime::raw::map_anonymous(len).unwrap();
+        let start = kmem::mm::map_anonymous(len).unwrap();
         assert_eq!(probe(Range::new(start, len)).map(|sticky| sticky.dont_fork), Ok(false));
         // SAFETY: mapped above, unused.
         #[allow(unsafe_code)]
         unsafe {
-            crate::runtime::raw::madvise(start, len, libc::MADV_DONTFORK).unwrap();
+            kmem::raw::madvise(start, len, libc::MADV_DONTFORK).unwrap();
             assert_eq!(probe(Range::new(start, len)).map(|sticky| sticky.dont_fork), Ok(true));
-            crate::runtime::raw::mprotect(start + 4096, 4096, libc::PROT_READ).unwrap();
+            kmem::raw::mprotect(start + 4096, 4096, libc::PROT_READ).unwrap();
             assert!(probe(Range::new(start, len)).is_err());
-            crate::runtime::raw::munmap(start, len).unwrap();
+            kmem::raw::munmap(start, len).unwrap();
         }
     }
 }

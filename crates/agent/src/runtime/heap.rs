@@ -7,7 +7,7 @@
 
 #![allow(unsafe_code)] // A global allocator deals in raw memory.
 
-use crate::runtime::raw;
+use kmem::{mm, raw};
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::UnsafeCell;
 use std::ptr::null_mut;
@@ -86,7 +86,7 @@ impl Lists {
             self.next = start + size;
             return start as *mut u8;
         }
-        let Ok(chunk) = raw::map_anonymous(CHUNK) else { return null_mut() };
+        let Ok(chunk) = mm::map_anonymous(CHUNK) else { return null_mut() };
         self.end = chunk + CHUNK;
         self.next = chunk.next_multiple_of(size);
         let start = self.next;
@@ -109,7 +109,7 @@ unsafe impl GlobalAlloc for Heap {
                 piece
             }
             None if layout.align() > kmem::PAGE_SIZE => null_mut(),
-            None => raw::map_anonymous(layout.size()).map_or(null_mut(), |start| start as *mut u8),
+            None => mm::map_anonymous(layout.size()).map_or(null_mut(), |start| start as *mut u8),
         }
     }
 

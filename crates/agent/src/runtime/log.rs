@@ -10,6 +10,6 @@ pub fn line(text: Arguments<'_>) {
     static WANTED: OnceLock<bool> = OnceLock::new();
     if *WANTED.get_or_init(|| std::env::var_os("PAGEONE_LOG").is_some()) {
         let line = format!("pageone-agent[{}]: {text}\n", std::process::id());
-        crate::runtime::raw::print(line.as_bytes());
+        kmem::raw::print(line.as_bytes());
     }
 }

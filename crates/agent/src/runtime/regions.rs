@@ -5,9 +5,8 @@
 
 #![allow(unsafe_code)] // The bitmap lies in memory mapped for it, so that parts never touched cost nothing.
 
-use crate::runtime::raw;
-use kmem::PAGE_SIZE;
 use kmem::range::Range;
+use kmem::{PAGE_SIZE, mm, raw};
 use wire::RegionId;
 
 /// Consecutive pages of a region: from `start` up to and without `end`.
@@ -162,7 +161,7 @@ unsafe impl Send for Bitmap {}
 impl Bitmap {
     /// All clear.
     pub fn new(bits: u32) -> Option<Bitmap> {
-        let words = raw::map_anonymous(Bitmap::size(bits)).ok()? as *mut u64;
+        let words = mm::map_anonymous(Bitmap::size(bits)).ok()? as *mut u64;
         Some(Bitmap { words, bits })
     }
 

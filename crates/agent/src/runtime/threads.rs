@@ -119,7 +119,7 @@ fn end() {
 pub fn wait(fds: &mut [libc::pollfd], timeout_ms: i32) -> bool {
     // SAFETY: the slice is valid for its length; descriptors that are closed are reported, not used.
     let ready = unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout_ms) };
-    ready >= 0 || crate::runtime::raw::errno() == libc::EINTR
+    ready >= 0 || kmem::raw::errno() == libc::EINTR
 }
 
 /// An entry for [`wait`].

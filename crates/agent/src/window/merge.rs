@@ -17,15 +17,13 @@
 #![allow(unsafe_code)] // Compares and replaces the program's memory.
 
 use crate::daemon::batch::{Maps, span, split};
-use crate::runtime::raw;
 use crate::runtime::regions::{Pages, Region};
 use crate::runtime::sabotage::{self, Sabotage};
 use crate::runtime::state::{Segment, State};
-use crate::window::pins;
-use crate::window::pins::Waiting;
+use crate::window::pins::{self, Waiting};
 use crate::window::{self, ZEROS};
 use kmem::pagemap::{Categories, Pagemap, Query};
-use kmem::{PAGE_SIZE, mm, procfs};
+use kmem::{PAGE_SIZE, mm, procfs, raw};
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -457,7 +455,7 @@ fn map_frames(
         // No more mappings, say, because the limit was lowered: the old one is there still, and takes its
         // pages back.
         let restored =
-            !raw::has_hole(place) && taken.is_none_or(|(waiting, from)| put_back(region, pages, waiting, from));
+            !mm::has_hole(place) && taken.is_none_or(|(waiting, from)| put_back(region, pages, waiting, from));
         if !restored {
             fill_hole(region, pages, held, slot);
         }

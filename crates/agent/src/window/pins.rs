@@ -14,26 +14,15 @@
 
 #![allow(unsafe_code)] // ioctls on the program's memory.
 
-use crate::runtime::raw;
 use crate::window::MAX_PAGES;
-use kmem::PAGE_SIZE;
 use kmem::range::Range;
 use kmem::uffd::{Features, Uffd};
-use linux_raw_sys::general::{self as sys, uffdio_move, uffdio_register};
-use linux_raw_sys::ioctl::UFFDIO_REGISTER;
+use kmem::{PAGE_SIZE, mm, raw};
 use rustix::io::Errno;
-use rustix::ioctl::{self, Updater};
 use std::os::unix::fs::FileExt;
 
-/// `_IOWR(0xAA, _UFFDIO_MOVE, struct uffdio_move)`; the bindings leave it out.
-const UFFDIO_MOVE: ioctl::Opcode = ioctl::opcode::read_write::<uffdio_move>(0xAA, sys::_UFFDIO_MOVE as u8);
-/// `UFFDIO_MOVE_MODE_DONTWAKE | UFFDIO_MOVE_MODE_ALLOW_SRC_HOLES`; the bindings leave out values
-/// written as shifts.
-const MOVE_MODE: u64 = 1 | 2;
 /// How often a page that the kernel is busy with is tried again.
 const TRIES: u32 = 16;
-
-const _: () = assert!(size_of::<uffdio_move>() == 40 && UFFDIO_MOVE == 0xC028_AA05);
 
 /// After a fork the kernel takes pages for shared until they are written, also when the child is
 /// gone, and refuses to move them. This settles it for a page that nobody else maps any more: a
@@ -66,7 +55,7 @@ impl Waiting {
         let Ok(uffd) = Uffd::new(features | Features::MOVE) else {
             return Ok(Waiting { uffd: Uffd::new(features)?, scratch: None });
         };
-        let scratch = raw::map_anonymous(MAX_PAGES as usize * PAGE_SIZE)
+        let scratch = mm::map_anonymous(MAX_PAGES as usize * PAGE_SIZE)
             .map(|start| Range::new(start, MAX_PAGES as usize * PAGE_SIZE));
         let scratch = scratch.ok().filter(|&range| {
             // SAFETY: neither changes memory.
@@ -92,11 +81,7 @@ impl Waiting {
     /// Makes readers of pages that are taken away wait, until the span is unregistered. From here
     /// on the agent itself must not touch the span either.
     pub fn hold_readers(&self, span: Range) -> Result<(), Errno> {
-        let mode = u64::from(sys::UFFDIO_REGISTER_MODE_MISSING | sys::UFFDIO_REGISTER_MODE_WP);
-        let range = sys::uffdio_range { start: span.start as u64, len: span.len as u64 };
-        let mut register = uffdio_register { range, mode, ioctls: 0 };
-        // SAFETY: `uffdio_register` is UFFDIO_REGISTER's argument.
-        unsafe { ioctl::ioctl(&self.uffd, Updater::<{ UFFDIO_REGISTER }, _>::new(&mut register)) }
+        self.uffd.register_missing_wp(span)
     }
 
     /// Takes pages away, from the first on; returns how many bytes were taken, and why the page
@@ -105,7 +90,7 @@ impl Waiting {
     /// They go to the scratch area from `offset` on, which must be empty there.
     ///
     /// # Safety
-    /// Nobody may miss the pages.
+    /// No code relies on the pages of `from`, or refers to them: afterwards the range has none.
     pub unsafe fn take_away(&self, from: Range, offset: usize) -> (usize, Result<(), Errno>) {
         let Some(scratch) = self.scratch.filter(|scratch| offset + from.len <= scratch.len) else {
             return (0, Err(Errno::NOSYS));
@@ -113,21 +98,14 @@ impl Waiting {
         let (mut done, mut tries, mut most) = (0, 0, from.len);
         while done < from.len {
             let len = most.min(from.len - done);
-            let mut request = uffdio_move {
-                dst: (scratch.start + offset + done) as u64,
-                src: (from.start + done) as u64,
-                len: len as u64,
-                mode: MOVE_MODE,
-                move_: 0,
-            };
-            // SAFETY: `uffdio_move` is UFFDIO_MOVE's argument; the pages are the caller's to give.
-            let result = unsafe { ioctl::ioctl(&self.uffd, Updater::<{ UFFDIO_MOVE }, _>::new(&mut request)) };
-            match result {
-                Ok(()) => (done, tries, most) = (done + len, 0, from.len),
+            let part = Range::new(from.start + done, len);
+            // SAFETY: by the contract no code misses the pages; the scratch area is the agent's own.
+            match unsafe { self.uffd.move_pages(part, scratch.start + offset + done) } {
+                Ok(moved) if moved == len => (done, tries, most) = (done + len, 0, from.len),
                 // Pages of two mappings: there, by halves, is the border.
                 Err(Errno::INVAL) if len > PAGE_SIZE => most = (len / 2).next_multiple_of(PAGE_SIZE),
                 // As far as it came; the next call says why no further.
-                Err(Errno::AGAIN) if request.move_ > 0 => (done, tries) = (done + request.move_ as usize, 0),
+                Ok(moved) => (done, tries) = (done + moved, 0),
                 Err(Errno::AGAIN) if tries < TRIES => tries += 1,
                 Err(Errno::AGAIN) => return (done, Err(Errno::BUSY)),
                 Err(error) => return (done, Err(error)),
@@ -142,18 +120,11 @@ impl Waiting {
         let Some(scratch) = self.scratch else { return false };
         // Page by page: the place may consist of several mappings.
         (0..to.len).step_by(PAGE_SIZE).all(|at| {
-            let mut request = uffdio_move {
-                dst: (to.start + at) as u64,
-                src: (scratch.start + offset + at) as u64,
-                len: PAGE_SIZE as u64,
-                mode: MOVE_MODE,
-                move_: 0,
-            };
+            let page = Range::new(scratch.start + offset + at, PAGE_SIZE);
             (0..TRIES).any(|_| {
-                // SAFETY: `uffdio_move` is UFFDIO_MOVE's argument; the scratch area is the agent's own, and where a
-                // page is in place already nothing is moved.
-                let result = unsafe { ioctl::ioctl(&self.uffd, Updater::<{ UFFDIO_MOVE }, _>::new(&mut request)) };
-                matches!(result, Ok(()) | Err(Errno::EXIST))
+                // SAFETY: the scratch area is the agent's own, and no code refers to it. Where a page is in
+                // place already nothing is moved.
+                matches!(unsafe { self.uffd.move_pages(page, to.start + at) }, Ok(_) | Err(Errno::EXIST))
             })
         })
     }

@@ -326,12 +326,12 @@ impl Store {
     /// Makes a huge page of a fresh piece, which begins with this frame. `false`: there is none to
     /// be had.
     fn make_huge(&self, first: Frame) -> bool {
-        let began = crate::pace::thread_cpu();
+        let began = kmem::cpu::thread_time();
         let done = self.segment(first).map(|segment| {
             let offset = first.slot() as usize * PAGE_SIZE;
             memfd::allocate(segment.fd(), offset as u64, PAGE_SIZE as u64).and_then(|()| segment.map.make_huge(offset))
         });
-        let took = Duration::from_nanos(crate::pace::thread_cpu() - began);
+        let took = kmem::cpu::thread_time() - began;
         if let Some(Err(e)) = &done {
             tracing::debug!("no huge page for the store: {e}");
         }

@@ -135,7 +135,7 @@ fn begin_period(shared: &Shared, client: &Client) -> bool {
     if state.recycling.as_mut().is_some_and(|recycling| recycling.is_awaited()) {
         return false;
     }
-    let cpu = crate::pace::thread_cpu();
+    let cpu = kmem::cpu::thread_time();
     match client.scan(&mut state, true) {
         // Where much is written or new the scan was dear once, for that, and what it found must not wait long for the
         // scans in which it has to rest.
@@ -143,7 +143,7 @@ fn begin_period(shared: &Shared, client: &Client) -> bool {
             if state.totals.full_scans > FIRST_SCANS
                 && found * MUCH < state.regions.values().map(|region| u64::from(region.pages)).sum() =>
         {
-            let took = Duration::from_nanos(crate::pace::thread_cpu() - cpu);
+            let took = kmem::cpu::thread_time() - cpu;
             state.next_scan = now + took * SCAN_SHARE * shared.clients().len() as u32;
         }
         Ok(_) => {}

@@ -26,7 +26,7 @@ fn nobody_else_can_change_a_store() {
         let writable = (libc::PROT_READ | libc::PROT_WRITE) as usize;
         // SAFETY: the test's own map.
         let error =
-            unsafe { crate::syscall::syscall(libc::SYS_mprotect, [reader.range.start, reader.range.len, writable]) };
+            unsafe { crate::raw::syscall(libc::SYS_mprotect, [reader.range.start, reader.range.len, writable]) };
         assert_eq!(error, Err(Errno::ACCESS));
         assert_eq!(reader.load_u64(PAGE_SIZE), u64::from_ne_bytes([7; 8]));
     }

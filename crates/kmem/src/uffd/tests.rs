@@ -220,3 +220,26 @@ fn missing_permission_is_told() {
     });
     assert_eq!(incapable.code(), 1);
 }
+
+#[test]
+fn pages_move_and_a_page_that_is_in_place_is_refused() {
+    let Some(uffd) = uffd(Features::WP) else { return };
+    if !Uffd::supported_features().unwrap().contains(Features::MOVE) {
+        return println!("SKIPPED: no UFFDIO_MOVE");
+    }
+    drop(uffd);
+    let uffd = Uffd::new(Features::WP | Features::MOVE).unwrap();
+    let (from, to) = (Memory::new(4), Memory::new(4));
+    uffd.register_missing_wp(to.0).unwrap();
+    (0..3).for_each(|page| from.write(page, 7 + page as u64));
+    // SAFETY: the tests' own memory, without references.
+    let moved = |first, count| unsafe { uffd.move_pages(from.pages(first, count), to.pages(first, 1).start) };
+    assert_eq!(moved(0, 2), Ok(2 * PAGE_SIZE));
+    assert_eq!([to.read(0), to.read(1), from.read(0)], [7, 8, 0]);
+    from.write(1, 1);
+    assert_eq!(moved(1, 1), Err(Errno::EXIST));
+    assert_eq!((to.read(1), from.read(1)), (8, 1), "nothing was replaced");
+    assert_eq!(moved(1, 3), Err(Errno::EXIST));
+    assert_eq!(moved(2, 2), Ok(2 * PAGE_SIZE), "a hole is passed over");
+    assert_eq!(to.read(2), 9);
+}

@@ -3,18 +3,12 @@
 
 #![allow(unsafe_code)] // Maps and discards memory of its own.
 
-use std::time::Duration;
-
 use anyhow::{Result, ensure};
 use kmem::PAGE_SIZE;
+use kmem::cpu::thread_time;
 
 /// Pages that are given back.
 const PAGES: usize = 65_536;
-
-fn cpu() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
-}
 
 /// Nanoseconds of CPU time for each page, in runs of `run` pages with as many kept behind each
 /// (`kept`), or none.
@@ -28,13 +22,13 @@ pub(crate) fn ns_per_page(run: usize, kept: bool) -> Result<f64> {
     let (spent, pages) = unsafe {
         libc::madvise(start, len, libc::MADV_NOHUGEPAGE);
         std::ptr::write_bytes(start.cast::<u8>(), 7, len);
-        let (begin, mut pages) = (cpu(), 0);
+        let (begin, mut pages) = (thread_time(), 0);
         let step = if kept { 2 * run } else { run };
         for page in (0..PAGES).step_by(step) {
             libc::madvise(start.add(page * PAGE_SIZE), run * PAGE_SIZE, libc::MADV_DONTNEED);
             pages += run;
         }
-        let spent = cpu() - begin;
+        let spent = thread_time() - begin;
         libc::munmap(start, len);
         (spent, pages)
     };

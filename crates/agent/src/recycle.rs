@@ -45,7 +45,7 @@ pub struct Recycler {
     period_ms: u32,
     /// Never unmapped: the pool is used for as long as the process lives.
     pool: &'static ppr::Pool,
-    host: ppr::Host<'static>,
+    host: ppr::Host<&'static ppr::Pool>,
     /// Ascending by frame.
     extents: Vec<Extent>,
     /// The guest has overwritten the header.

@@ -11,7 +11,7 @@
 //! by the length of the pool and by [`Ram`], both the host's own. A guest that writes what it likes
 //! has its own RAM zeroed, or not, and nothing else.
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
 
 use crate::pool::Pool;
 use crate::primitive::Ordering::SeqCst;
@@ -22,8 +22,11 @@ use crate::ram::Ram;
 pub const BATCH_WORDS: usize = 128;
 
 /// The host's operations. One thread at a time works on a pool.
-pub struct Host<'p> {
-    pool: &'p Pool,
+///
+/// `P` is how the host reaches its pool: `&Pool` where the pool outlives the host, `Arc<Pool>` or
+/// `Box<Pool>` where the host is to own it.
+pub struct Host<P> {
+    pool: P,
     ram: Ram,
     runs: Vec<Range<u64>>,
 }
@@ -65,10 +68,15 @@ impl Drop for Claim<'_> {
     }
 }
 
-impl<'p> Host<'p> {
+impl<P: Deref<Target = Pool>> Host<P> {
     /// The host of a pool whose guest has this RAM under management.
-    pub fn new(pool: &'p Pool, ram: Ram) -> Self {
+    pub fn new(pool: P, ram: Ram) -> Self {
         Self { pool, ram, runs: Vec::with_capacity(BATCH_WORDS * 32) }
+    }
+
+    /// The pool.
+    pub fn pool(&self) -> &Pool {
+        &self.pool
     }
 
     /// Releases what an earlier host left claimed when it died.
@@ -109,12 +117,12 @@ impl<'p> Host<'p> {
 
     /// Claims those of the wanted pages of a word that are marked and managed. `None`: there are
     /// none.
-    pub fn claim(&self, word: usize, wanted: u64) -> Option<Claim<'p>> {
+    pub fn claim(&self, word: usize, wanted: u64) -> Option<Claim<'_>> {
         self.claim_counted(word, wanted).0
     }
 
     /// A claim, and the pages that were lost to the guest.
-    fn claim_counted(&self, word: usize, wanted: u64) -> (Option<Claim<'p>>, u64) {
+    fn claim_counted(&self, word: usize, wanted: u64) -> (Option<Claim<'_>>, u64) {
         let free = &self.pool.free()[word];
         let marked = free.load(SeqCst);
         let ram = self.ram.mask(word);
@@ -138,7 +146,7 @@ impl<'p> Host<'p> {
         if lost != 0 {
             self.pool.claims()[word].fetch_and(!lost, SeqCst);
         }
-        let claim = (bits != 0).then_some(Claim { pool: self.pool, word, bits });
+        let claim = (bits != 0).then_some(Claim { pool: &self.pool, word, bits });
         (claim, u64::from(lost.count_ones()))
     }
 
@@ -166,23 +174,37 @@ impl<'p> Host<'p> {
         &mut self,
         within: &mut Range<u64>,
         most: u64,
+        zero: impl FnMut(&[Range<u64>]) -> Result<(), E>,
+    ) -> Result<Recycled, E> {
+        // Claims borrow the host; the buffer of runs is the host's too, and is used beside them.
+        let mut runs = std::mem::take(&mut self.runs);
+        let result = self.recycle_with(&mut runs, within, most, zero);
+        self.runs = runs;
+        result
+    }
+
+    fn recycle_with<E>(
+        &self,
+        runs: &mut Vec<Range<u64>>,
+        within: &mut Range<u64>,
+        most: u64,
         mut zero: impl FnMut(&[Range<u64>]) -> Result<(), E>,
     ) -> Result<Recycled, E> {
         let mut sum = Recycled::default();
         let end = within.end.min(self.pool.frames()).div_ceil(64);
         let mut next = within.start / 64;
         while next < end && sum.pages < most {
-            let mut batch: [Option<Claim<'p>>; BATCH_WORDS] = [const { None }; BATCH_WORDS];
+            let mut batch: [Option<Claim<'_>>; BATCH_WORDS] = [const { None }; BATCH_WORDS];
             next = self.fill(next..end, most - sum.pages, &mut batch, &mut sum.lost);
             within.start = (next * 64).min(within.end);
-            self.runs.clear();
+            runs.clear();
             for claim in batch.iter().flatten() {
                 sum.pages += u64::from(claim.bits.count_ones());
-                push_runs(&mut self.runs, claim.first(), claim.bits);
+                push_runs(runs, claim.first(), claim.bits);
             }
-            sum.runs += self.runs.len() as u64;
-            if !self.runs.is_empty() {
-                zero(&self.runs)?;
+            sum.runs += runs.len() as u64;
+            if !runs.is_empty() {
+                zero(runs)?;
             }
         }
         if next >= end {
@@ -193,7 +215,7 @@ impl<'p> Host<'p> {
 
     /// Claims the next words that have something, until the batch is full or has `most` pages.
     /// Returns the word to go on from.
-    fn fill(&self, words: Range<u64>, most: u64, batch: &mut [Option<Claim<'p>>], lost: &mut u64) -> u64 {
+    fn fill<'c>(&'c self, words: Range<u64>, most: u64, batch: &mut [Option<Claim<'c>>], lost: &mut u64) -> u64 {
         let (mut next, mut filled, mut pages) = (words.start, 0, 0);
         while next < words.end {
             // A word of S at a time: its bits for this range are taken, and put back from where the work ends.

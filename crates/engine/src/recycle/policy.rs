@@ -52,57 +52,56 @@ const LOOK_AFTER: f64 = 0.8;
 /// The part of a reclaim period that one sweep may take where there is no other limit.
 const SWEEP_SHARE: f64 = 0.5;
 
-/// The marks of one guest, read-only.
+/// Why the marks of a guest cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum MarksError {
+    #[error("its pool is no memfd: {0}")]
+    NoMemfd(std::io::Error),
+    #[error("its pool can shrink or grow")]
+    Unsealed,
+    #[error("the length of its pool is not known: {0}")]
+    Length(rustix::io::Errno),
+    #[error("its pool cannot be mapped: {0}")]
+    Map(memfd::MemfdError),
+    #[error("its pool is mapped at address 0")]
+    Null,
+    #[error(transparent)]
+    Pool(#[from] ppr::PoolError),
+}
+
+/// The marks of one guest, mapped read-only.
 pub(crate) struct Marks {
-    /// Borrows from `pool`, which borrows from `map`.
-    host: ppr::Host<'static>,
-    pool: NonNull<ppr::Pool>,
+    /// Declared before the map: fields are dropped in this order, and the pool lies in the map.
+    host: ppr::Host<Box<ppr::Pool>>,
     _map: SharedMap,
 }
 
-// SAFETY: nothing in it belongs to a thread; the pool is one of atomic words.
-unsafe impl Send for Marks {}
-// SAFETY: as above; all that is called through a shared reference are atomic loads.
-unsafe impl Sync for Marks {}
-
 impl Marks {
     /// Maps a pool that an agent sent.
-    fn open(fd: &OwnedFd) -> Result<Marks, String> {
-        let seals = memfd::seals(fd).map_err(|e| format!("its pool is no memfd: {e}"))?;
+    fn open(fd: &OwnedFd) -> Result<Self, MarksError> {
+        let seals = memfd::seals(fd).map_err(MarksError::NoMemfd)?;
         if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
-            return Err("its pool can shrink or grow".into());
+            return Err(MarksError::Unsealed);
         }
-        let len = rustix::fs::fstat(fd).map_err(|e| e.to_string())?.st_size;
-        let map = memfd::map_readonly(fd, usize::try_from(len).unwrap_or(0)).map_err(|e| e.to_string())?;
-        let start = NonNull::new(map.as_ptr()).ok_or("its pool is mapped at 0")?;
-        // SAFETY: mapped for as long as `map`, which is dropped after the pool. The file cannot shrink. The
-        // map is read-only: here only `is_free` and `pending` are used, which read.
-        let pool = unsafe { ppr::Pool::from_mapping(start, map.len()) }.map_err(|e| e.to_string())?;
-        let pool = NonNull::from(Box::leak(Box::new(pool)));
-        // SAFETY: freed in `drop`, and nobody gets the host out of here.
-        let host = ppr::Host::new(unsafe { pool.as_ref() }, ppr::Ram::default());
-        Ok(Marks { host, pool, _map: map })
-    }
-
-    fn pool(&self) -> &ppr::Pool {
-        // SAFETY: it lives as long as this.
-        unsafe { self.pool.as_ref() }
+        let len = rustix::fs::fstat(fd).map_err(MarksError::Length)?.st_size;
+        let map = memfd::map_readonly(fd, usize::try_from(len).unwrap_or(0)).map_err(MarksError::Map)?;
+        let start = NonNull::new(map.as_ptr()).ok_or(MarksError::Null)?;
+        // SAFETY: `map.len()` bytes from `start` are mapped for as long as `map` lives. `Marks` owns both and
+        // drops the pool first; neither leaves it. The seals keep the file from shrinking, so no access
+        // raises SIGBUS. Nothing else in this process uses the mapping. It is read-only, and a store to it
+        // would fault: of the pool only `layout` and `read`, of the host only `is_free`, `pending` and
+        // `pool` are called, and these load and never store.
+        let pool = unsafe { ppr::Pool::from_mapping(start, map.len()) }?;
+        Ok(Self { host: ppr::Host::new(Box::new(pool), ppr::Ram::default()), _map: map })
     }
 
     fn bytes(&self) -> u64 {
-        self.pool().layout().bytes as u64
+        self.host.pool().layout().bytes as u64
     }
 
     /// How often the guest says that its driver has started.
     fn guest_starts(&self) -> u64 {
-        self.pool().read(ppr::Field::GuestStarts)
-    }
-}
-
-impl Drop for Marks {
-    fn drop(&mut self) {
-        // SAFETY: leaked in `open`; the host, which borrows it, has no destructor that would look at it.
-        drop(unsafe { Box::from_raw(self.pool.as_ptr()) });
+        self.host.pool().read(ppr::Field::GuestStarts)
     }
 }
 
@@ -594,7 +593,7 @@ mod tests {
     #[test]
     fn a_pool_that_can_shrink_is_refused() {
         let (fd, _map) = pool(SealFlags::GROW);
-        assert!(Marks::open(&fd).err().unwrap().contains("shrink"));
+        assert!(matches!(Marks::open(&fd), Err(MarksError::Unsealed)));
         let file = tempfile::tempfile().unwrap();
         assert!(Marks::open(&file.into()).is_err(), "no memfd");
     }

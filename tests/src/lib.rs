@@ -314,60 +314,36 @@ pub fn recycler_words(guest: &(String, String), memory_mib: u32, work: &str) -> 
 }
 
 /// A demo guest: checksums its files for ever and says so on its console.
-pub struct Guest {
-    child: Child,
-    console: std::sync::Arc<std::sync::Mutex<Vec<String>>>,
-}
+pub struct Guest(testguest::Guest);
 
 impl Guest {
     /// Words of the command that starts a demo guest, or why there can be none here.
     pub fn words(memory_mib: u32) -> Result<Vec<String>, String> {
-        let mut command = Command::new(program("pageone"));
-        command.args(["guest-command", "--memory", &memory_mib.to_string(), "--append", "PAGEONE_PAUSE=1"]);
-        let out = command.output().unwrap();
-        if !out.status.success() {
-            return Err(String::from_utf8_lossy(&out.stderr).into_owned());
-        }
-        // Quoted for a shell; the words have no quotes inside.
-        let line = String::from_utf8(out.stdout).unwrap();
-        Ok(line.trim().trim_matches('\'').split("' '").map(str::to_string).collect())
+        let append = Some("PAGEONE_PAUSE=1".to_string());
+        let options = testguest::Options { memory_mib, append, ..Default::default() };
+        let spec = testguest::Spec::prepare(&options).map_err(|e| e.to_string())?;
+        Ok(spec.words().into_iter().map(|word| word.into_string().unwrap()).collect())
     }
 
     /// Starts a guest.
-    pub fn start(mut command: Command) -> Self {
-        // A group of its own, so that a script's QEMU ends with the script.
-        std::os::unix::process::CommandExt::process_group(&mut command, 0);
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
-        let console = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
-        let (out, lines) = (child.stdout.take().unwrap(), console.clone());
-        std::thread::spawn(move || {
-            for line in BufReader::new(out).split(b'\n').map_while(Result::ok) {
-                lines.lock().unwrap().push(String::from_utf8_lossy(&line).trim_end().to_string());
-            }
-        });
-        Self { child, console }
+    pub fn start(command: Command) -> Self {
+        Self(testguest::Guest::start(command).unwrap())
     }
 
     /// Its process.
     pub fn pid(&self) -> i32 {
-        self.child.id() as i32
+        self.0.pid()
     }
 
     /// What it has said.
     pub fn console(&self) -> Vec<String> {
-        self.console.lock().unwrap().clone()
+        self.0.console()
     }
 
     /// Rounds of checks that it passed. Panics if it saw a wrong byte or died.
     pub fn rounds(&mut self) -> usize {
-        let console = self.console.lock().unwrap();
-        let tail = console.len().saturating_sub(20);
-        let bad = console.iter().find(|l| l.contains("CORRUPT") || l.contains("panic"));
-        assert!(bad.is_none(), "{bad:?}; {:#?}", &console[tail..]);
-        if let Some(status) = self.child.try_wait().unwrap() {
-            panic!("guest {} died: {status}; {:#?}", self.child.id(), &console[tail..]);
-        }
-        console.iter().filter(|l| l.contains("PAGEONE-ROUND") && l.contains("PASS")).count()
+        self.0.check().unwrap_or_else(|e| panic!("{e}:\n{}", self.0.console_tail()));
+        self.0.rounds() as usize
     }
 
     /// Waits for so many more rounds.
@@ -378,17 +354,6 @@ impl Guest {
 
     /// Ends it.
     pub fn kill(&mut self) {
-        if let Some(group) =
-            rustix::process::Pid::from_raw(self.pid()).filter(|_| matches!(self.child.try_wait(), Ok(None)))
-        {
-            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
-        }
-        let _ = self.child.wait();
-    }
-}
-
-impl Drop for Guest {
-    fn drop(&mut self) {
-        self.kill();
+        self.0.kill();
     }
 }

@@ -2,7 +2,6 @@
 
 pub(crate) mod content;
 pub(crate) mod cpu;
-pub(crate) mod dump;
 pub(crate) mod guest;
 pub(crate) mod hold;
 pub(crate) mod host;

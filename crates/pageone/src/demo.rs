@@ -12,13 +12,14 @@
 
 mod table;
 
-use crate::guest::{Guest, GuestOptions, Spec, Verdict};
 use anyhow::{Context, Result, bail, ensure};
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use table::View;
+use testguest::{Accelerator, Guest, PrepareError, Spec, Verdict};
 
 /// Booting takes seconds; under emulation, with many guests on few cores, minutes.
 const FIRST_ROUND_LIMIT: Duration = Duration::from_secs(900);
@@ -43,6 +44,39 @@ pub struct Options {
     /// The guests' own options.
     #[command(flatten)]
     pub guest: GuestOptions,
+}
+
+/// The guests' options, see [`testguest::Options`].
+#[derive(Clone, Debug, clap::Args)]
+pub struct GuestOptions {
+    /// Memory of each guest, MiB
+    #[arg(long, value_name = "MIB", default_value_t = 512)]
+    pub memory: u32,
+    /// Kernel image to boot [default: from the cache, see scripts/deps.sh]
+    #[arg(long, value_name = "FILE")]
+    pub kernel: Option<PathBuf>,
+    /// QEMU's accelerator
+    #[arg(long, value_name = "NAME", default_value = "tcg", value_parser = ["tcg", "kvm"])]
+    pub accel: String,
+    /// Guests mark what they free, and it is taken back: they load the recycler's module (see
+    /// `scripts/deps.sh ppr`)
+    #[arg(long)]
+    pub ppr: bool,
+    /// Further kernel parameters, such as PAGEONE_ROUNDS=3 (see guest/demo/init)
+    #[arg(long, value_name = "WORDS", hide = true)]
+    pub append: Option<String>,
+}
+
+impl GuestOptions {
+    fn to_spec(&self) -> testguest::Options {
+        testguest::Options {
+            memory_mib: self.memory,
+            kernel: self.kernel.clone(),
+            accelerator: if self.accel == "kvm" { Accelerator::Kvm } else { Accelerator::Tcg },
+            ppr: self.ppr,
+            append: self.append.clone(),
+        }
+    }
 }
 
 /// What merges the guests. Its methods are called in the order in which they stand here.
@@ -162,7 +196,12 @@ impl Summary {
 /// [`passed`](Summary::passed).
 pub fn run(options: &Options, backend: &dyn Backend) -> Result<Summary> {
     ensure!(options.guests > 0, "--guests 0: there is nothing to merge");
-    let spec = Spec::prepare(&options.guest)?;
+    let spec = match Spec::prepare(&options.guest.to_spec()) {
+        Err(error @ PrepareError::MemoryTooSmall) => {
+            return Err(error).with_context(|| format!("--memory {}", options.guest.memory));
+        }
+        prepared => prepared?,
+    };
     let interrupted = Interrupt::catch()?;
     let mut demo = Demo { options, backend, guests: Vec::new(), view: View::new(options), interrupted, base_mib: 0.0 };
     let result = demo.run(&spec);
@@ -197,10 +236,9 @@ impl Demo<'_> {
 
         let started = Instant::now();
         for number in 0..self.options.guests {
-            self.guests.push(
-                Guest::start(&self.backend.launcher(number), spec)
-                    .with_context(|| format!("cannot start guest {number}"))?,
-            );
+            let command = spec.command(&self.backend.launcher(number));
+            let guest = Guest::start_with_stderr(command);
+            self.guests.push(guest.with_context(|| format!("cannot start guest {number}"))?);
         }
         self.view.phase("booting", FIRST_ROUND_LIMIT);
         while self.guests.iter().any(|guest| guest.rounds() == 0) {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::demo::{self, Backend, BackendStatus};
-use crate::{Code, Coded, control, guest, paths, run};
+use crate::{Code, Coded, control, paths, run};
 
 /// Options of `pageone demo`.
 #[derive(clap::Args)]
@@ -102,9 +102,4 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         child: Mutex::new(None),
     };
     demo::run(&args.demo, &daemon).map(drop)
-}
-
-/// Prints the command that starts a demo guest.
-pub(crate) fn print_guest_command(options: &guest::GuestOptions) -> Result<()> {
-    guest::print_command_line(options, &mut std::io::stdout())
 }

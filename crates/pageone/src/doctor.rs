@@ -10,7 +10,7 @@ use kmem::range::Range;
 use kmem::uffd::{Features, Uffd};
 use serde::Serialize;
 
-use crate::{Code, Coded, control, guest, paths};
+use crate::{Code, Coded, control, paths};
 
 /// Options of `pageone doctor`.
 #[derive(clap::Args)]
@@ -149,14 +149,14 @@ fn checks(dir: Option<PathBuf>) -> Vec<Check> {
         ),
         wish(
             "demo: QEMU",
-            guest::find::find_program("qemu-system-x86_64", "qemu-system-x86")
+            testguest::find::find_program("qemu-system-x86_64", "qemu-system-x86")
                 .map(|p| p.display().to_string())
                 .map_err(|e| format!("{e:#}")),
             "`make demo` installs it",
         ),
         wish(
             "demo: kernel",
-            guest::find::find_kernel(None).map(|p| p.display().to_string()).map_err(|e| format!("{e:#}")),
+            testguest::find::find_kernel(None).map(|p| p.display().to_string()).map_err(|e| format!("{e:#}")),
             "`make demo` fetches it",
         ),
         wish(

@@ -11,7 +11,6 @@ mod demo_backend;
 mod dirty;
 mod doctor;
 mod estimate;
-mod guest;
 mod ksm;
 mod paths;
 mod pool;
@@ -73,10 +72,6 @@ enum Command {
     Pool(pool::Args),
     /// Boot guests, merge them while they work, and show that no byte of theirs changed
     Demo(demo_backend::Args),
-    /// Print the command that starts a demo guest
-    #[command(hide = true)]
-    #[command(name = "guest-command")]
-    PrintGuest(guest::GuestOptions),
 }
 
 /// What a failure means for the exit code.
@@ -119,7 +114,6 @@ fn main() -> ExitCode {
         Command::Restore(args) => checkpoint::restore(&args),
         Command::Pool(args) => pool::run(&args),
         Command::Demo(args) => demo_backend::run(&args),
-        Command::PrintGuest(options) => demo_backend::print_guest_command(&options),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

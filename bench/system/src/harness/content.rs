@@ -13,8 +13,7 @@ use std::ops::Range;
 use anyhow::Result;
 use clap::ValueEnum;
 use kmem::PAGE_SIZE;
-
-use crate::harness::dump::Dump;
+use testguest::dump::Dump;
 
 /// Words of a page.
 pub(crate) const WORDS: usize = PAGE_SIZE / 8;

@@ -17,8 +17,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
+use testguest::Guest;
 
-use crate::harness::guest::{self, Guest};
+use crate::harness::guest;
 use crate::harness::interrupt::Interrupt;
 use crate::harness::report::{Row, Sheet, medians};
 use crate::subjects::pageone::PageOne;
@@ -132,14 +133,15 @@ pub(crate) fn run(options: &Options, quick: bool) -> Result<Vec<Row>> {
 fn round(place: &Path, memory_mib: usize, loops: usize, interrupt: &Interrupt) -> Result<Vec<Row>> {
     let directory = tempfile::Builder::new().prefix("pageone-bench-checkpoint-").tempdir_in(place)?;
     let pageone = PageOne::find()?;
-    let program = pageone.guest_command(memory_mib, &[])?;
+    let program = guest::command(memory_mib, None)?;
     let store = Store { pageone: &pageone, directory: directory.path(), loops };
     let capacity = directory.path().join("capacity").display().to_string();
     store.run(&["pool", "create", "store", "--capacity", &capacity])?;
     // Before the guests, so that it ends after them.
     let _daemon = pageone.daemon(PERIOD, interrupt)?;
     let boot = |count: usize| -> Result<Vec<Guest>> {
-        let mut guests = (0..count).map(|_| Guest::start(pageone.launch(&program)?)).collect::<Result<Vec<_>>>()?;
+        let mut guests =
+            (0..count).map(|_| Ok(Guest::start(pageone.launch(&program)?)?)).collect::<Result<Vec<_>>>()?;
         guest::wait_checked(&mut guests, interrupt)?;
         Ok(guests)
     };

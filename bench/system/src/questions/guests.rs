@@ -19,15 +19,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use kmem::PAGE_SIZE;
 use kmem::procfs::smaps_rollup;
+use testguest::Guest;
 
-use crate::harness::guest::{self, Guest};
+use crate::harness::guest;
 use crate::harness::host::{self, Others};
 use crate::harness::interrupt::Interrupt;
 use crate::harness::plot;
 use crate::harness::report::{Row, Sheet, medians, ratios};
 use crate::subjects::engine::{Engine, Subject};
 use crate::subjects::ksm::{Pace, Rival};
-use crate::subjects::pageone::{HugePages, PageOne};
+use crate::subjects::pageone::HugePages;
 
 /// Merge period, in seconds.
 const PERIOD: f64 = 2.0;
@@ -167,9 +168,8 @@ impl Outcome {
 }
 
 fn measure(plan: &Plan, who: Who, interrupt: &Interrupt) -> Result<Option<Outcome>> {
-    let pageone = PageOne::find()?;
     let pause = format!("PAGEONE_PAUSE={}", plan.pause);
-    let program = pageone.guest_command(plan.memory_mib, &["--append", &pause])?;
+    let program = guest::command(plan.memory_mib, Some(pause))?;
     let ours = Subject::PageOne { threads: plan.threads };
     let base = host::used()?;
     // Declared before the guests, so that it ends after them. KSM comes later: it would begin while
@@ -179,7 +179,7 @@ fn measure(plan: &Plan, who: Who, interrupt: &Interrupt) -> Result<Option<Outcom
         pageone.set_huge_pages(plan.huge_pages)?;
     }
     let command = || engine.as_ref().map_or_else(|| Ok(Rival::launch(&program)), |engine| engine.launch(&program));
-    let mut guests = (0..plan.guests).map(|_| Guest::start(command()?)).collect::<Result<Vec<_>>>()?;
+    let mut guests = (0..plan.guests).map(|_| Ok(Guest::start(command()?)?)).collect::<Result<Vec<_>>>()?;
     guest::wait_checked(&mut guests, interrupt)?;
     let used = || anyhow::Ok((host::used()? as f64 - base as f64) / f64::from(1 << 20));
     let mut readings = Vec::new();

@@ -94,7 +94,7 @@ struct Plan {
 
 impl Plan {
     fn new(case: Case, options: &Options, pages: usize) -> Result<Self> {
-        let pages = if case == Case::Guest { crate::harness::dump::pages(options.clients)? } else { pages };
+        let pages = if case == Case::Guest { testguest::dump::pages(options.clients)? } else { pages };
         let contents = (0..options.clients).map(|client| Content::new(case, client, pages));
         let reach = content::reach(&contents.collect::<Result<Vec<_>>>()?, true);
         ensure!(reach.mergeable > 0, "no page of {} has an equal", case.name());

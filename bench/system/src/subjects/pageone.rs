@@ -12,7 +12,6 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
 
 use crate::harness::cpu;
-use crate::harness::guest;
 use crate::harness::interrupt::Interrupt;
 
 /// What is needed of the daemon's status. Pages are counted.
@@ -139,18 +138,6 @@ impl PageOne {
         }
         let dir = tempfile::Builder::new().prefix("pageone-bench-").tempdir().context("no directory for the daemon")?;
         Ok(Self { program: bin.join("pageone"), dir, huge_pages: HugePages::Split(0) })
-    }
-
-    /// The command that starts a guest of the demo with so much memory, and further options of
-    /// `pageone guest-command`.
-    pub(crate) fn guest_command(&self, memory_mib: usize, options: &[&str]) -> Result<Command> {
-        let out = self.pageone(&["guest-command", "--memory", &memory_mib.to_string()]).args(options).output();
-        let out = out.context("cannot run pageone")?;
-        ensure!(out.status.success(), "pageone guest-command: {}", String::from_utf8_lossy(&out.stderr).trim_end());
-        let words = guest::words(&String::from_utf8(out.stdout)?);
-        let mut command = Command::new(&words[0]);
-        command.args(&words[1..]);
-        Ok(command)
     }
 
     /// What becomes of clients' huge pages, from now on.

@@ -1,11 +1,11 @@
 //! What the demo shows: a table redrawn in place on a terminal, a line now and then elsewhere.
 
 use super::{BackendStatus, Options, Summary};
-use crate::guest::Guest;
 use anyhow::Result;
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
+use testguest::Guest;
 
 /// Seconds between two lines where output is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);

@@ -3,10 +3,10 @@
 use std::collections::HashSet;
 
 use anyhow::{Context, Result, ensure};
+use testguest::dump::Dump;
 
 use super::measure::Plan;
 use super::pages::{Layout, Pages, mix};
-use crate::harness::dump::Dump;
 use crate::harness::guest;
 use crate::harness::interrupt::Interrupt;
 
@@ -23,7 +23,7 @@ pub(super) struct Contents {
 impl Contents {
     pub(super) fn read() -> Result<Self> {
         guest::make_dumps(GUESTS, &Interrupt::watch()?).context("no guests to take pages from")?;
-        let dumps = (0..GUESTS).map(Dump::open).collect::<Result<Vec<_>>>()?;
+        let dumps = (0..GUESTS).map(Dump::open).collect::<Result<Vec<_>, _>>()?;
         let mut known = HashSet::new();
         let all = dumps.iter().enumerate().flat_map(|(guest, dump)| (0..dump.pages()).map(move |page| (guest, page)));
         let is_new = |&(guest, page): &(usize, usize)| dumps[guest].identity(page).is_some_and(|id| known.insert(id));

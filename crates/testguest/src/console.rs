@@ -1,14 +1,15 @@
-//! What a demo guest says on its serial console.
+//! The lines that a guest's init prints on the serial console.
 //!
-//! `guest/demo/init` prints one line when it has booted and one per round. Firmware, kernel and the
-//! launcher may print anything between; a line counts only if it holds one of our words. Reading is
-//! lopsided on purpose: PASS has to be exact to the last character, while whatever mentions a round
-//! and CORRUPT is a failure, however garbled. A lost PASS costs nothing, a lost CORRUPT the proof.
+//! `guest/demo/init` prints one line after booting and one for each round. Firmware, kernel and
+//! launcher may print anything in between; a line counts only if it contains one of our words.
+//! Reading is asymmetric on purpose: a PASS must be exact to the last character, but any line with
+//! a round and CORRUPT is a failure, however garbled. A lost PASS costs nothing; a lost CORRUPT
+//! hides a wrong byte.
 
-/// One line that means something.
+/// One line of init, or a kernel panic.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Line {
-    /// The guest runs its init.
+pub(crate) enum Line {
+    /// Init has started.
     Booted,
     /// A round has ended.
     Round(Round),
@@ -16,21 +17,21 @@ pub enum Line {
     Panic(String),
 }
 
-/// The outcome of one round of checks.
+/// The result of one round of checks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Round {
-    /// Counted from 0 at boot.
-    pub number: u64,
-    /// Files whose checksum was verified.
-    pub checks: u64,
-    /// Files whose checksum did not match (or could not be computed).
-    pub failures: u64,
-    /// The first such file.
-    pub first_failure: Option<String>,
+pub(crate) struct Round {
+    /// Number of the round, from 0 at boot.
+    pub(crate) number: u64,
+    /// Number of files checked.
+    pub(crate) checks: u64,
+    /// Number of files whose checksum did not match or could not be computed.
+    pub(crate) failures: u64,
+    /// Name of the first such file.
+    pub(crate) first_failure: Option<String>,
 }
 
-/// Reads one line of the console; `None` if it is none of ours.
-pub fn parse(line: &str) -> Option<Line> {
+/// Reads one line of the console; `None` if it is not one of [`Line`].
+pub(crate) fn parse(line: &str) -> Option<Line> {
     let line = line.trim_end();
     if let Some(at) = line.find("Kernel panic") {
         return Some(Line::Panic(line[at..].to_owned()));

@@ -1,10 +1,66 @@
-//! Finding what a guest is made of: QEMU, a static busybox, a kernel, and the cache directory.
+//! Finding the parts of a guest: QEMU, a static busybox, a kernel, and the cache directory.
 
-use anyhow::{Context, Result, bail};
+use std::io;
 use std::path::{Path, PathBuf};
 
-/// `$PAGEONE_CACHE`, else `pageone` below `$XDG_CACHE_HOME`, else below `~/.cache`.
-pub fn cache_dir() -> Result<PathBuf> {
+/// Why a part was not found. The messages name the remedy.
+#[derive(Debug, thiserror::Error)]
+pub enum FindError {
+    /// The environment names no directory for the cache.
+    #[error("no place for the cache: none of PAGEONE_CACHE, XDG_CACHE_HOME and HOME is set; set one")]
+    NoCache,
+    /// A program is not installed.
+    #[error("{name} is not on PATH: install Debian's package {package} (scripts/deps.sh demo does)")]
+    NotOnPath {
+        /// The program.
+        name: String,
+        /// Debian's package with the program.
+        package: String,
+    },
+    /// A file cannot be read.
+    #[error("cannot read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The busybox on `PATH` needs libraries.
+    #[error(
+        "{} is dynamically linked and cannot run in a guest: install Debian's package busybox-static \
+         (scripts/deps.sh demo does)", .0.display()
+    )]
+    Dynamic(PathBuf),
+    /// The kernel that the user named cannot be read.
+    #[error("cannot read the guest kernel {} ({origin})", path.display())]
+    Kernel {
+        /// The kernel.
+        path: PathBuf,
+        /// The option or variable that named it.
+        origin: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+    /// No kernel is installed.
+    #[error(
+        "no guest kernel in {} nor /boot/vmlinuz-*-cloud-amd64: run scripts/deps.sh demo, or give --kernel FILE",
+        .0.display()
+    )]
+    NoKernel(PathBuf),
+    /// The recycler's module is not built for the kernel.
+    #[error(
+        "there is no {}: run 'scripts/deps.sh ppr' and then 'scripts/ppr-archive.sh', which builds it",
+        .0.display()
+    )]
+    NoRecycler(PathBuf),
+}
+
+/// The directory for what is built or fetched once: `$PAGEONE_CACHE`, else `pageone` below
+/// `$XDG_CACHE_HOME`, else below `~/.cache`.
+///
+/// # Errors
+/// If none of the variables is set.
+pub fn cache_dir() -> Result<PathBuf, FindError> {
     let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
     if let Some(dir) = set("PAGEONE_CACHE") {
         return Ok(dir.into());
@@ -12,24 +68,21 @@ pub fn cache_dir() -> Result<PathBuf> {
     if let Some(dir) = set("XDG_CACHE_HOME") {
         return Ok(Path::new(&dir).join("pageone"));
     }
-    let home = set("HOME")
-        .context("no place for the cache: none of PAGEONE_CACHE, XDG_CACHE_HOME and HOME is set; set one")?;
+    let home = set("HOME").ok_or(FindError::NoCache)?;
     Ok(Path::new(&home).join(".cache/pageone"))
 }
 
 /// A program on `PATH`.
 ///
 /// # Errors
-/// If there is none; the message names Debian's `package` that holds it.
-pub fn find_program(name: &str, package: &str) -> Result<PathBuf> {
+/// If `PATH` has no such program; the message names Debian's `package` that contains it.
+pub fn find_program(name: &str, package: &str) -> Result<PathBuf, FindError> {
     std::env::var_os("PATH")
         .iter()
         .flat_map(std::env::split_paths)
         .map(|dir| dir.join(name))
         .find(|path| is_executable(path))
-        .with_context(|| {
-            format!("{name} is not on PATH: install Debian's package {package} (scripts/deps.sh demo does)")
-        })
+        .ok_or_else(|| FindError::NotOnPath { name: name.into(), package: package.into() })
 }
 
 fn is_executable(path: &Path) -> bool {
@@ -37,26 +90,19 @@ fn is_executable(path: &Path) -> bool {
     path.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
 }
 
-/// A busybox that runs where there are no libraries.
+/// A busybox that needs no libraries.
 ///
 /// # Errors
-/// If there is none, or the one on `PATH` is dynamically linked.
-pub fn find_busybox() -> Result<PathBuf> {
+/// If `PATH` has no busybox, or a dynamically linked one.
+pub fn find_busybox() -> Result<PathBuf, FindError> {
     let path = find_program("busybox", "busybox-static")?;
-    let image = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    if wants_interpreter(&image) {
-        bail!(
-            "{} is dynamically linked and cannot run in a guest: install Debian's package \
-             busybox-static (scripts/deps.sh demo does)",
-            path.display()
-        );
-    }
-    Ok(path)
+    let image = std::fs::read(&path).map_err(|source| FindError::Read { path: path.clone(), source })?;
+    if needs_interpreter(&image) { Err(FindError::Dynamic(path)) } else { Ok(path) }
 }
 
-/// Whether an ELF64 little-endian image has a `PT_INTERP` program header (elf(5)): asks for a
-/// dynamic loader. Anything else has none.
-fn wants_interpreter(image: &[u8]) -> bool {
+/// Whether an ELF64 little-endian image has a `PT_INTERP` program header (elf(5)), which names a
+/// dynamic loader. `false` for anything else.
+fn needs_interpreter(image: &[u8]) -> bool {
     const PT_INTERP: u64 = 3;
     let number = |at: usize, len: usize| -> Option<u64> {
         let bytes = image.get(at..at.checked_add(len)?)?;
@@ -76,47 +122,35 @@ fn wants_interpreter(image: &[u8]) -> bool {
 /// `/boot/vmlinuz-*-cloud-amd64`.
 ///
 /// # Errors
-/// If there is none, or the one that was asked for cannot be read.
-pub fn find_kernel(explicit: Option<&Path>) -> Result<PathBuf> {
-    let asked = explicit.map(|path| (path.to_owned(), "--kernel")).or_else(|| {
+/// If no kernel is installed, or the named one cannot be read.
+pub fn find_kernel(explicit: Option<&Path>) -> Result<PathBuf, FindError> {
+    let named = explicit.map(|path| (path.to_owned(), "--kernel")).or_else(|| {
         let path = std::env::var_os("PAGEONE_GUEST_KERNEL").filter(|path| !path.is_empty())?;
         Some((path.into(), "PAGEONE_GUEST_KERNEL"))
     });
-    if let Some((path, origin)) = asked {
-        std::fs::File::open(&path)
-            .with_context(|| format!("cannot read the guest kernel {} ({origin})", path.display()))?;
-        return Ok(path);
+    if let Some((path, origin)) = named {
+        return match std::fs::File::open(&path) {
+            Ok(_) => Ok(path),
+            Err(source) => Err(FindError::Kernel { path, origin, source }),
+        };
     }
     let cache = cache_dir()?.join("kernels");
     newest(&cache, "", "/vmlinuz", |version| version.starts_with("6.1."))
         .or_else(|| newest(&cache, "", "/vmlinuz", |_| true))
         .or_else(|| newest(Path::new("/boot"), "vmlinuz-", "", |version| version.ends_with("-cloud-amd64")))
-        .with_context(|| {
-            format!(
-                "no guest kernel in {} nor /boot/vmlinuz-*-cloud-amd64: run scripts/deps.sh demo, \
-                 or give --kernel FILE",
-                cache.display()
-            )
-        })
+        .ok_or(FindError::NoKernel(cache))
 }
 
 /// The recycler's module for a kernel: `modules/ppr.ko` beside it.
 ///
 /// # Errors
-/// If there is none; the message says how to get one.
-pub fn find_recycler(kernel: &Path) -> Result<PathBuf> {
+/// If it is not built; the message says how to build it.
+pub fn find_recycler(kernel: &Path) -> Result<PathBuf, FindError> {
     let path = kernel.with_file_name("modules").join("ppr.ko");
-    if std::fs::File::open(&path).is_err() {
-        bail!(
-            "there is no {}: run 'scripts/deps.sh ppr' and then 'scripts/ppr-archive.sh', which builds it",
-            path.display()
-        );
-    }
-    Ok(path)
+    if std::fs::File::open(&path).is_ok() { Ok(path) } else { Err(FindError::NoRecycler(path)) }
 }
 
-/// Of the files `dir/<prefix>VERSION<suffix>` that can be read, the one of the highest accepted
-/// version.
+/// The readable file `dir/<prefix>VERSION<suffix>` of the highest accepted version.
 fn newest(dir: &Path, prefix: &str, suffix: &str, accept: impl Fn(&str) -> bool) -> Option<PathBuf> {
     std::fs::read_dir(dir)
         .ok()?
@@ -130,7 +164,7 @@ fn newest(dir: &Path, prefix: &str, suffix: &str, accept: impl Fn(&str) -> bool)
         .map(|(_, path)| path)
 }
 
-/// The numbers in a version, for comparing: 6.1.0-56 comes after 6.1.0-9.
+/// The numbers in a version, in order, so that 6.1.0-56 sorts after 6.1.0-9.
 fn version_key(version: &str) -> Vec<u64> {
     version.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse().ok()).collect()
 }
@@ -176,8 +210,8 @@ mod tests {
     fn a_dynamic_program_is_told_from_a_static_one() {
         // This test itself: Rust links against the C library dynamically, unless told otherwise.
         let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
-        assert_eq!(wants_interpreter(&own), cfg!(not(target_feature = "crt-static")));
-        assert!(!wants_interpreter(&own[..0x30]), "cut off inside the header");
-        assert!(!wants_interpreter(b"#!/bin/sh\n"));
+        assert_eq!(needs_interpreter(&own), cfg!(not(target_feature = "crt-static")));
+        assert!(!needs_interpreter(&own[..0x30]), "cut off inside the header");
+        assert!(!needs_interpreter(b"#!/bin/sh\n"));
     }
 }

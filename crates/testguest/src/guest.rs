@@ -1,0 +1,415 @@
+//! A running guest: QEMU, started directly or through a launcher, and a thread that reads its
+//! console.
+//!
+//! Each guest is a process group of its own. Ctrl-C at the terminal reaches the caller but not the
+//! guests, and killing the group ends QEMU even if the launcher did not replace itself by it. If
+//! the caller is killed, the kernel kills the guests (`PR_SET_PDEATHSIG`).
+#![allow(unsafe_code, reason = "Command::pre_exec, to ask for the parent's death signal")]
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io::{self, BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustix::process::{Pid, Signal};
+
+use crate::console::{self, Line, Round};
+
+/// Console lines in an error message.
+const TAIL_LINES: usize = 12;
+/// Console lines kept: hours of rounds, and a bound on what a faulty guest can make the caller keep.
+const LINES_KEPT: usize = 8192;
+/// Length at which a console line is cut, bytes: a guest is not trusted.
+const LINE_BYTES: u64 = 4096;
+/// A guest that is silent for this long hangs. A round takes seconds, tens of seconds on a busy
+/// machine.
+const SILENCE: Duration = Duration::from_secs(180);
+/// How long to wait for the end of a killed guest.
+const KILL_LIMIT: Duration = Duration::from_secs(10);
+
+/// The state of a guest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// QEMU has started; init has not.
+    Starting,
+    /// The guest checks its files for the first time.
+    Booted,
+    /// Every round so far was right.
+    Pass {
+        /// Number of the last round, from 0.
+        round: u64,
+    },
+    /// A round found a wrong byte. This verdict is final.
+    Corrupt {
+        /// The first such round.
+        round: u64,
+        /// The first file in it.
+        file: String,
+    },
+    /// QEMU has ended, the guest's kernel has panicked, or the console was silent for too long.
+    Dead(String),
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Starting => write!(f, "starting"),
+            Self::Booted => write!(f, "booted, first round"),
+            Self::Pass { round } => write!(f, "PASS round {round}"),
+            Self::Corrupt { round, file } => write!(f, "CORRUPT round {round}: {file}"),
+            Self::Dead(reason) => write!(f, "DEAD: {reason}"),
+        }
+    }
+}
+
+/// Why [`Guest::start`] failed.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// No pipe for the console.
+    #[error("cannot make a guest's console pipe")]
+    Pipe(#[source] io::Error),
+    /// The program cannot be run.
+    #[error("cannot run {program}")]
+    Run {
+        /// The command's program: the launcher, if there is one.
+        program: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// No thread to read the console.
+    #[error("cannot start a guest's console thread")]
+    Thread(#[source] io::Error),
+}
+
+/// What [`Guest::check`] found.
+#[derive(Debug, thiserror::Error)]
+pub enum Broken {
+    /// A round found a wrong byte.
+    #[error("guest {pid} found wrong bytes in round {round}: {file}")]
+    Corrupt {
+        /// The guest's process.
+        pid: i32,
+        /// The first such round.
+        round: u64,
+        /// The first file in it.
+        file: String,
+    },
+    /// The guest's kernel has panicked.
+    #[error("guest {pid} panicked: {text}")]
+    Panicked {
+        /// The guest's process.
+        pid: i32,
+        /// The kernel's message.
+        text: String,
+    },
+    /// QEMU has ended.
+    #[error("guest {pid} ended, {status}")]
+    Ended {
+        /// The guest's process.
+        pid: i32,
+        /// How QEMU ended.
+        status: ExitStatus,
+    },
+    /// The state of QEMU's process is unknown.
+    #[error("cannot wait for guest {pid}")]
+    Wait {
+        /// The guest's process.
+        pid: i32,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// What the console has printed.
+#[derive(Debug)]
+struct Heard {
+    booted: bool,
+    /// The end of each round.
+    rounds: Vec<Instant>,
+    checks: u64,
+    failures: u64,
+    last_round: u64,
+    corrupt: Option<Round>,
+    panic: Option<String>,
+    /// When init last printed a line.
+    at: Instant,
+    lines: VecDeque<String>,
+}
+
+impl Heard {
+    fn new() -> Self {
+        Self {
+            booted: false,
+            rounds: Vec::new(),
+            checks: 0,
+            failures: 0,
+            last_round: 0,
+            corrupt: None,
+            panic: None,
+            at: Instant::now(),
+            lines: VecDeque::new(),
+        }
+    }
+
+    fn line(&mut self, line: &str) {
+        match console::parse(line) {
+            None => {}
+            Some(Line::Booted) => {
+                self.booted = true;
+                self.at = Instant::now();
+            }
+            Some(Line::Panic(text)) => self.panic = Some(text),
+            Some(Line::Round(round)) => {
+                self.at = Instant::now();
+                self.rounds.push(self.at);
+                self.checks += round.checks;
+                self.failures += round.failures;
+                self.last_round = round.number;
+                if round.failures > 0 {
+                    self.corrupt.get_or_insert(round);
+                }
+            }
+        }
+        if self.lines.len() == LINES_KEPT {
+            self.lines.pop_front();
+        }
+        self.lines.push_back(line.trim_end().to_owned());
+    }
+
+    /// The first round with a wrong file, and that file.
+    fn corrupt(&self) -> Option<(u64, String)> {
+        let Round { number, first_failure, .. } = self.corrupt.as_ref()?;
+        Some((*number, first_failure.clone().unwrap_or_else(|| "(file not named)".into())))
+    }
+}
+
+/// A running guest. Dropping it kills it.
+#[derive(Debug)]
+pub struct Guest {
+    child: Child,
+    heard: Arc<Mutex<Heard>>,
+}
+
+impl Guest {
+    /// Starts a command, such as [`Spec::command`](crate::Spec::command), with the console on
+    /// standard output. The command must become QEMU or run for as long as QEMU: its end counts as
+    /// QEMU's. The calling thread must outlive the guest, because the kernel takes the thread's end
+    /// for the parent's death (PR_SET_PDEATHSIG(2const)).
+    ///
+    /// # Errors
+    /// If the command's program cannot be run.
+    pub fn start(command: Command) -> Result<Self, StartError> {
+        Self::start_with(command, false)
+    }
+
+    /// Like [`Guest::start`]; standard error counts as console too, so that the launcher's messages
+    /// appear in [`Guest::console_tail`].
+    ///
+    /// # Errors
+    /// If the command's program cannot be run.
+    pub fn start_with_stderr(command: Command) -> Result<Self, StartError> {
+        Self::start_with(command, true)
+    }
+
+    fn start_with(mut command: Command, stderr: bool) -> Result<Self, StartError> {
+        let (console, output) = io::pipe().map_err(StartError::Pipe)?;
+        if stderr {
+            command.stderr(output.try_clone().map_err(StartError::Pipe)?);
+        }
+        command.stdin(Stdio::null()).stdout(output).process_group(0);
+        // SAFETY: the closure runs in the child between fork and exec, where only async-signal-safe calls
+        // are allowed. It makes one system call, prctl(2): it takes no lock and allocates nothing.
+        unsafe {
+            command.pre_exec(|| Ok(rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?));
+        }
+        let child = command
+            .spawn()
+            .map_err(|source| StartError::Run { program: command.get_program().display().to_string(), source })?;
+        let heard = Arc::new(Mutex::new(Heard::new()));
+        let listener = Arc::clone(&heard);
+        let guest = Self { child, heard };
+        // The thread ends when every process that holds the pipe's other end has ended.
+        std::thread::Builder::new()
+            .name("console".into())
+            .spawn(move || listen(BufReader::new(console), &listener))
+            .map_err(StartError::Thread)?;
+        Ok(guest)
+    }
+
+    /// The command's process: QEMU, if the launcher replaces itself by it.
+    pub fn pid(&self) -> i32 {
+        self.child.id() as i32
+    }
+
+    /// Number of rounds that have ended, right or wrong.
+    pub fn rounds(&self) -> u64 {
+        self.heard.lock().rounds.len() as u64
+    }
+
+    /// Rounds per second, between the first and the last round that ended after `since`.
+    pub fn rounds_a_second(&self, since: Instant) -> f64 {
+        let rounds: Vec<Instant> = self.heard.lock().rounds.iter().copied().filter(|&at| at >= since).collect();
+        match rounds[..] {
+            [first, .., last] => (rounds.len() - 1) as f64 / (last - first).as_secs_f64(),
+            // Too few for an interval between two of them.
+            _ => rounds.len() as f64 / since.elapsed().as_secs_f64(),
+        }
+    }
+
+    /// Number of files checked in all rounds, and of those that were wrong.
+    pub fn checks(&self) -> (u64, u64) {
+        let heard = self.heard.lock();
+        (heard.checks, heard.failures)
+    }
+
+    /// The state of the guest. A wrong byte outweighs everything later.
+    pub fn verdict(&mut self) -> Verdict {
+        let ended = self.child.try_wait();
+        let heard = self.heard.lock();
+        if let Some((round, file)) = heard.corrupt() {
+            return Verdict::Corrupt { round, file };
+        }
+        if let Some(text) = &heard.panic {
+            return Verdict::Dead(text.clone());
+        }
+        match ended {
+            Ok(None) if heard.at.elapsed() > SILENCE => {
+                Verdict::Dead(format!("silent for {} s", heard.at.elapsed().as_secs()))
+            }
+            Ok(None) if !heard.rounds.is_empty() => Verdict::Pass { round: heard.last_round },
+            Ok(None) if heard.booted => Verdict::Booted,
+            Ok(None) => Verdict::Starting,
+            Ok(Some(status)) => Verdict::Dead(format!("QEMU ended ({status})")),
+            Err(error) => Verdict::Dead(format!("cannot wait for QEMU: {error}")),
+        }
+    }
+
+    /// Checks that the guest runs and that every file was right so far. Unlike
+    /// [`Guest::verdict`], silence is not an error.
+    ///
+    /// # Errors
+    /// If a round found a wrong byte, the guest's kernel has panicked, or QEMU has ended.
+    pub fn check(&mut self) -> Result<(), Broken> {
+        let pid = self.pid();
+        let heard = self.heard.lock();
+        if let Some((round, file)) = heard.corrupt() {
+            return Err(Broken::Corrupt { pid, round, file });
+        }
+        if let Some(text) = &heard.panic {
+            return Err(Broken::Panicked { pid, text: text.clone() });
+        }
+        match self.child.try_wait() {
+            Ok(None) => Ok(()),
+            Ok(Some(status)) => Err(Broken::Ended { pid, status }),
+            Err(source) => Err(Broken::Wait { pid, source }),
+        }
+    }
+
+    /// The console's lines, the last few thousand of them.
+    pub fn console(&self) -> Vec<String> {
+        self.heard.lock().lines.iter().cloned().collect()
+    }
+
+    /// The last lines of the console, for an error message.
+    pub fn console_tail(&self) -> String {
+        let heard = self.heard.lock();
+        let skipped = heard.lines.len().saturating_sub(TAIL_LINES);
+        heard.lines.iter().skip(skipped).map(|line| format!("    | {line}\n")).collect()
+    }
+
+    /// Kills the guest and waits until it has ended. Does nothing the second time.
+    pub fn kill(&mut self) {
+        let Some(group) = Pid::from_raw(self.pid()) else {
+            return;
+        };
+        if !matches!(self.child.try_wait(), Ok(None)) {
+            return; // Reaped: the number may belong to another process by now.
+        }
+        let _ = rustix::process::kill_process_group(group, Signal::KILL);
+        let _ = self.child.wait();
+        // A launcher that did not replace itself by QEMU may end before QEMU, which has memory to free.
+        let until = Instant::now() + KILL_LIMIT;
+        while rustix::process::test_kill_process_group(group).is_ok() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Reads the console until its end.
+fn listen(mut console: impl BufRead, heard: &Mutex<Heard>) {
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        match console.by_ref().take(LINE_BYTES).read_until(b'\n', &mut line) {
+            Ok(0) => return,
+            Ok(_) => heard.lock().line(&String::from_utf8_lossy(&line)),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => return,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    fn wait_for(guest: &Guest, lines: usize) {
+        let until = Instant::now() + Duration::from_secs(60);
+        while guest.console().len() < lines {
+            assert!(Instant::now() < until, "{:?}", guest.console());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn rounds_and_failures_are_heard() {
+        let mut heard = Heard::new();
+        for line in ["PAGEONE-BOOTED files=3", "PAGEONE-ROUND 0 PASS checks=3\r\n", "x PAGEONE-ROUND 1 PASS checks=3"] {
+            heard.line(line);
+        }
+        assert!(heard.booted && heard.corrupt.is_none() && heard.panic.is_none());
+        assert_eq!((heard.rounds.len(), heard.checks, heard.last_round), (2, 6, 1));
+        heard.line("PAGEONE-ROUND 2 CORRUPT checks=3 failures=1 file=a");
+        heard.line("[ 1.0] Kernel panic - not syncing");
+        assert_eq!(heard.corrupt(), Some((2, "a".into())));
+        assert!(heard.failures == 1 && heard.panic.is_some());
+    }
+
+    #[test]
+    fn a_guest_is_checked_through_its_console() {
+        let script = "echo PAGEONE-BOOTED; echo PAGEONE-ROUND 0 PASS checks=2; echo oops >&2; exec sleep 600";
+        let mut guest = Guest::start_with_stderr(shell(script)).unwrap();
+        wait_for(&guest, 3);
+        assert_eq!((guest.verdict(), guest.rounds(), guest.checks()), (Verdict::Pass { round: 0 }, 1, (2, 0)));
+        guest.check().unwrap();
+        assert!(guest.console_tail().contains("    | oops\n"));
+        guest.kill();
+        assert!(matches!(guest.check(), Err(Broken::Ended { .. })));
+        assert!(matches!(guest.verdict(), Verdict::Dead(_)));
+    }
+
+    #[test]
+    fn a_wrong_byte_outweighs_the_end() {
+        let mut guest = Guest::start(shell("echo PAGEONE-ROUND 4 CORRUPT checks=2 failures=1 file=x")).unwrap();
+        wait_for(&guest, 1);
+        assert_eq!(guest.verdict(), Verdict::Corrupt { round: 4, file: "x".into() });
+        assert!(matches!(guest.check(), Err(Broken::Corrupt { round: 4, .. })));
+        assert!(matches!(Guest::start(Command::new("/nonexistent")), Err(StartError::Run { .. })));
+    }
+}

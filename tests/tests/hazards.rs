@@ -684,7 +684,7 @@ fn a_peer_that_talks_nonsense_or_nobody_at_all_leaves_the_program_alone() {
 /// until `stop`; `told`: lies so far.
 fn lie(socket: &std::path::Path, other: i32, told: &AtomicU64, stop: &AtomicBool) {
     use kmem::uffd::{Features, Uffd};
-    use wire::{Digests, Fate, Outcome, Report, ToAgent, ToDaemon};
+    use wire::{Digests, MergeRun, Outcome, PageNo, RegionId, Report, RunOutcome, ToAgent, ToDaemon};
     const PAGES: usize = 4096;
     const PAGE: usize = kmem::PAGE_SIZE;
     let maps = std::fs::read_to_string(format!("/proc/{other}/maps")).unwrap();
@@ -709,7 +709,7 @@ fn lie(socket: &std::path::Path, other: i32, told: &AtomicU64, stop: &AtomicBool
     let conn = kmem::seqpacket::Conn::connect(socket).unwrap();
     let send = |message: ToDaemon| conn.send(&wire::encode(&message), &[]).unwrap();
     send(ToDaemon::Hello { version: wire::VERSION, domain: None, name: "liar".into(), forks: 0 });
-    send(ToDaemon::RegionAdded { region: 1, start: start as u64, len: (PAGES * PAGE) as u64 });
+    send(ToDaemon::RegionAdded { region: RegionId(1), start: start as u64, len: (PAGES * PAGE) as u64 });
     send(ToDaemon::Ready);
     let mut packet = vec![0; wire::MAX_MESSAGE];
     while !stop.load(Relaxed) {
@@ -723,9 +723,9 @@ fn lie(socket: &std::path::Path, other: i32, told: &AtomicU64, stop: &AtomicBool
         };
         match wire::decode_to_agent(&packet[..len]).unwrap() {
             ToAgent::Digest(asked) => {
-                let pages = asked.spans.iter().flat_map(|span| span.page..span.page + span.len);
-                let digest = |page: u32| {
-                    let bytes = &content[page as usize * PAGE..][..PAGE];
+                let pages = asked.runs.iter().flat_map(|run| run.pages());
+                let digest = |page: PageNo| {
+                    let bytes = &content[page.index() * PAGE..][..PAGE];
                     xxhash_rust::xxh3::xxh3_64_with_seed(bytes, asked.seed)
                 };
                 let digests: Vec<u64> = pages.map(digest).collect();
@@ -735,7 +735,7 @@ fn lie(socket: &std::path::Path, other: i32, told: &AtomicU64, stop: &AtomicBool
             }
             ToAgent::Merge(merge) => {
                 // So that what it is said to share stays.
-                let merged = |run: &wire::Run| Outcome { page: run.page, len: run.len, result: Fate::Merged };
+                let merged = |merge: &MergeRun| RunOutcome { run: merge.run, outcome: Outcome::Merged };
                 let outcomes = merge.runs.iter().map(merged).collect();
                 send(ToDaemon::Report(Report { batch: merge.batch, last: true, outcomes, ..Report::default() }));
             }

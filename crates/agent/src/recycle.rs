@@ -28,8 +28,8 @@ use std::ops::Range as Frames;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
-use wire::recycle::{Extent, MAX_EXTENTS, MAX_SPANS, Recycled, Refusal, Sweep};
-use wire::{Fate, RegionId, Span, ToDaemon};
+use wire::recycle::{Extent, MAX_EXTENTS, MAX_RUNS, Recycled, Refusal, Sweep};
+use wire::{Outcome, RegionId, Run, ToDaemon};
 
 /// Pages claimed at a time (and up to a word more): some 0.2 ms of work.
 const BATCH_PAGES: u64 = 1024;
@@ -133,7 +133,7 @@ pub unsafe extern "C" fn pageone_ppr_share(fd: c_int, start: *mut c_void, len: u
     }
     match Recycler::new(own, None, 0) {
         Ok(mut recycler) => {
-            recycler.set_extents(vec![Extent { frame: 0, region, page: pages.start, len: pages.len() }]);
+            recycler.set_extents(vec![Extent { frame: 0, region, run: pages.into() }]);
             state.outbox.push(recycler.account());
             state.recycler = Some(recycler);
         }
@@ -153,11 +153,11 @@ impl State {
         let Some(mut recycler) = self.recycler.take() else { return };
         let is_managed = |extent: &Extent| {
             let region = self.position(extent.region).map(|index| &self.regions[index]);
-            region.is_some_and(|region| region.manages(Pages::new(extent.page, extent.len)))
+            region.is_some_and(|region| region.manages(extent.run.into()))
         };
         // Once: RAM does not move, and memory that comes later is not in it.
         if recycler.extents.is_empty() && !extents.is_empty() && extents.iter().all(is_managed) {
-            let frames: u64 = extents.iter().map(|extent| u64::from(extent.len)).sum();
+            let frames: u64 = extents.iter().map(|extent| u64::from(extent.run.len)).sum();
             log::line(format_args!("recycles {} MiB of guest memory", (frames * PAGE_SIZE as u64) >> 20));
             recycler.set_extents(extents);
         }
@@ -176,8 +176,8 @@ impl State {
             return Some(Refusal::Header);
         }
         match held_memory() {
-            Some(Fate::Pinned) => Some(Refusal::Pinned),
-            Some(Fate::Locked) => Some(Refusal::Locked),
+            Some(Outcome::Pinned) => Some(Refusal::Pinned),
+            Some(Outcome::Locked) => Some(Refusal::Locked),
             Some(_) => Some(Refusal::Kernel),
             None => None,
         }
@@ -196,7 +196,7 @@ impl State {
     /// Turns runs of claimed frames into untouched memory.
     fn take_back(&mut self, extents: &[Extent], runs: &[Frames<u64>]) -> Result<(), Errno> {
         let mut places = Vec::with_capacity(runs.len());
-        let mut spans: Vec<(RegionId, Vec<Span>)> = Vec::new();
+        let mut recycled: Vec<(RegionId, Vec<Run>)> = Vec::new();
         let mut result = Ok(());
         for (region, pages) in runs.iter().flat_map(|run| pages_of(extents, run)) {
             let Some(index) = self.position(region).filter(|&index| self.regions[index].manages(pages)) else {
@@ -210,16 +210,15 @@ impl State {
                 break;
             }
             places.push(self.regions[index].bytes(pages));
-            let span = Span { page: pages.start, len: pages.len() };
-            match spans.last_mut() {
-                Some((last, spans)) if *last == region && spans.len() < MAX_SPANS => spans.push(span),
-                _ => spans.push((region, vec![span])),
+            match recycled.last_mut() {
+                Some((last, runs)) if *last == region && runs.len() < MAX_RUNS => runs.push(pages.into()),
+                _ => recycled.push((region, vec![pages.into()])),
             }
         }
         let result = result.and(discard_all(&places));
         // Told of also after an error: a part may be gone, and the ledger must not take it for merged.
-        for (region, spans) in spans {
-            self.outbox.push(ToDaemon::Recycled(Recycled { region, spans }));
+        for (region, runs) in recycled {
+            self.outbox.push(ToDaemon::Recycled(Recycled { region, runs }));
         }
         result
     }
@@ -233,7 +232,7 @@ fn pages_of(extents: &[Extent], run: &Frames<u64>) -> impl Iterator<Item = (Regi
         let run = run.clone();
         move |extent| {
             let (start, end) = (run.start.max(extent.frame), run.end.min(extent.frames().end));
-            let page = extent.page + (start - extent.frame) as u32;
+            let page = extent.run.page.0 + (start - extent.frame) as u32;
             (extent.region, Pages::new(page, (end - start) as u32))
         }
     })
@@ -321,18 +320,19 @@ pub fn sweep(budget: Duration, mut flush: impl FnMut()) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use wire::PageNo;
 
     #[test]
     fn runs_are_cut_at_extents() {
         let extents = [
-            Extent { frame: 256, region: 1, page: 256, len: 100 },
-            Extent { frame: 356, region: 2, page: 7, len: 10 },
-            Extent { frame: 1000, region: 1, page: 400, len: 50 },
+            Extent { frame: 256, region: RegionId(1), run: Run::new(PageNo(256), 100) },
+            Extent { frame: 356, region: RegionId(2), run: Run::new(PageNo(7), 10) },
+            Extent { frame: 1000, region: RegionId(1), run: Run::new(PageNo(400), 50) },
         ];
         let of = |run: Frames<u64>| pages_of(&extents, &run).collect::<Vec<_>>();
-        assert_eq!(of(300..310), [(1, Pages::new(300, 10))]);
-        assert_eq!(of(350..360), [(1, Pages::new(350, 6)), (2, Pages::new(7, 4))]);
-        assert_eq!(of(360..1001), [(2, Pages::new(11, 6)), (1, Pages::new(400, 1))]);
+        assert_eq!(of(300..310), [(RegionId(1), Pages::new(300, 10))]);
+        assert_eq!(of(350..360), [(RegionId(1), Pages::new(350, 6)), (RegionId(2), Pages::new(7, 4))]);
+        assert_eq!(of(360..1001), [(RegionId(2), Pages::new(11, 6)), (RegionId(1), Pages::new(400, 1))]);
         assert!(of(0..256).is_empty() && of(366..1000).is_empty() && of(1050..2000).is_empty());
     }
 

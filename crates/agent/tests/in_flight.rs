@@ -14,7 +14,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use support::client;
 use support::daemon::{Daemon, Program, Store};
-use wire::{Fate, ToDaemon};
+use wire::{Outcome, ToDaemon};
 
 /// Not a test: what the client runs.
 #[test]
@@ -108,7 +108,7 @@ fn words(words: &[u32]) -> Vec<u8> {
 
 /// Merges page 20 with its pattern and page 0 with zeros while input for each is on its way; how
 /// they fared, and whether the program got what was read.
-fn merge_in_flight(sabotage: &str) -> Option<Vec<(Fate, bool)>> {
+fn merge_in_flight(sabotage: &str) -> Option<Vec<(Outcome, bool)>> {
     let file = match SlowFile::mount() {
         Ok(file) => file,
         Err(why) => {
@@ -147,7 +147,7 @@ fn merge_in_flight(sabotage: &str) -> Option<Vec<(Fate, bool)>> {
 #[test]
 fn pages_with_direct_input_on_its_way_are_not_merged() {
     if let Some(fared) = merge_in_flight("") {
-        assert_eq!(fared, [(Fate::Failed, true), (Fate::Failed, true)]);
+        assert_eq!(fared, [(Outcome::Failed, true), (Outcome::Failed, true)]);
     }
 }
 
@@ -155,6 +155,6 @@ fn pages_with_direct_input_on_its_way_are_not_merged() {
 #[test]
 fn without_the_check_input_is_lost() {
     if let Some(fared) = merge_in_flight("no-pin-check") {
-        assert_eq!(fared, [(Fate::Merged, false), (Fate::Merged, false)]);
+        assert_eq!(fared, [(Outcome::Merged, false), (Outcome::Merged, false)]);
     }
 }

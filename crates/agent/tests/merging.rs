@@ -8,7 +8,7 @@ mod support;
 use std::collections::HashMap;
 use support::client;
 use support::daemon::{Daemon, Program, Store};
-use wire::{Digest, Fate, Span, ToAgent, ToDaemon};
+use wire::{Digest, Outcome, PageNo, Run, ToAgent, ToDaemon};
 
 /// Not a test: what the client runs.
 #[test]
@@ -27,7 +27,9 @@ fn start(pages: usize, sabotage: Option<&str>) -> Option<(Daemon, Program, Store
     let start: u64 = program.ask(&format!("map {pages}")).parse().unwrap();
     assert_eq!(program.ask("mark"), "0");
     daemon.seen = daemon.accept();
-    daemon.wait_for(|message| *message == ToDaemon::RegionAdded { region: 1, start, len: pages as u64 * 4096 });
+    daemon.wait_for(|message| {
+        *message == ToDaemon::RegionAdded { region: wire::RegionId(1), start, len: pages as u64 * 4096 }
+    });
     daemon.welcome();
     let store = Store::new();
     daemon.give(&store);
@@ -35,7 +37,7 @@ fn start(pages: usize, sabotage: Option<&str>) -> Option<(Daemon, Program, Store
 }
 
 /// How many pages fared how.
-fn count(fates: &[(u32, Fate)]) -> HashMap<Fate, usize> {
+fn count(fates: &[(u32, Outcome)]) -> HashMap<Outcome, usize> {
     let mut counts = HashMap::new();
     fates.iter().for_each(|&(_, fate)| *counts.entry(fate).or_default() += 1);
     counts
@@ -44,7 +46,7 @@ fn count(fates: &[(u32, Fate)]) -> HashMap<Fate, usize> {
 fn merge_all(daemon: &mut Daemon, store: &Store, pages: std::ops::Range<usize>) {
     let len = pages.len();
     let fates = daemon.merge(1, &store.runs(pages));
-    assert_eq!(count(&fates), HashMap::from([(Fate::Merged, len)]));
+    assert_eq!(count(&fates), HashMap::from([(Outcome::Merged, len)]));
 }
 
 #[test]
@@ -59,9 +61,9 @@ fn nothing_is_lost_under_writers() {
             windows.push(report.window_ns / 1000);
             cpu = report.cpu_ns;
             for outcome in report.outcomes {
-                match outcome.result {
-                    Fate::Merged => merged += outcome.len,
-                    Fate::Differs => differing += outcome.len,
+                match outcome.outcome {
+                    Outcome::Merged => merged += outcome.run.len,
+                    Outcome::Differs => differing += outcome.run.len,
                     other => panic!("{other:?} with {} mappings", report.maps),
                 }
             }
@@ -94,21 +96,21 @@ fn merged_pages_map_frames_and_zeros_map_nothing() {
     assert_eq!(program.ask("files"), (4096 - zeros - 1).to_string());
     // What does not equal stays as it is.
     let fates = daemon.merge(1, &store.runs(page..page + 1));
-    assert_eq!(count(&fates), HashMap::from([(Fate::Differs, 1)]));
+    assert_eq!(count(&fates), HashMap::from([(Outcome::Differs, 1)]));
     assert_eq!(program.ask(&format!("zeros {page} 1")), "0");
     // Unknown segment, unknown region, past the end.
     let mut runs = store.runs(9..10);
-    runs[0].target = wire::Target::Frames { segment: 1, slot: 0 };
-    assert_eq!(daemon.merge(1, &runs), [(9, Fate::Failed)]);
-    assert_eq!(daemon.merge(77, &store.runs(9..10)), [(9, Fate::Gone)]);
-    assert!(daemon.merge(1, &store.runs(4094..4098)).iter().any(|&(_, fate)| fate == Fate::Gone));
+    runs[0].target = wire::Target::Frames { segment: 1, slot: wire::Slot(0) };
+    assert_eq!(daemon.merge(1, &runs), [(9, Outcome::Failed)]);
+    assert_eq!(daemon.merge(77, &store.runs(9..10)), [(9, Outcome::Gone)]);
+    assert!(daemon.merge(1, &store.runs(4094..4098)).iter().any(|&(_, fate)| fate == Outcome::Gone));
     assert!(daemon.merge(1, &[]).is_empty(), "an empty batch gets its report");
 }
 
 /// The digests that the agent tells of these pages.
 fn digests(daemon: &mut Daemon, region: u32, request: u64, spans: &[(u32, u32)]) -> Vec<u64> {
-    let spans = spans.iter().map(|&(page, len)| Span { page, len }).collect();
-    daemon.send(&ToAgent::Digest(Digest { request, region, seed: 7, spans }), &[]);
+    let runs = spans.iter().map(|&(page, len)| Run::new(PageNo(page), len)).collect();
+    daemon.send(&ToAgent::Digest(Digest { request, region: wire::RegionId(region), seed: 7, runs }), &[]);
     loop {
         match daemon.next() {
             ToDaemon::Digests(answer) if answer.request == request => return answer.digests,
@@ -192,10 +194,10 @@ fn what_was_written_since_the_last_scan_is_let_be() {
     daemon.calm = true;
     let fates = daemon.merge(1, &store.runs(0..512));
     let mut differing: Vec<u32> =
-        fates.iter().filter(|&&(_, fate)| fate == Fate::Differs).map(|&(page, _)| page).collect();
+        fates.iter().filter(|&&(_, fate)| fate == Outcome::Differs).map(|&(page, _)| page).collect();
     differing.sort_unstable();
     assert_eq!(differing, [0, 28, 100, 101, 511]);
-    assert_eq!(count(&fates), HashMap::from([(Fate::Differs, 5), (Fate::Merged, 507)]));
+    assert_eq!(count(&fates), HashMap::from([(Outcome::Differs, 5), (Outcome::Merged, 507)]));
     let mut kept = written(false);
     kept.retain(|page| differing.contains(&(*page as u32)));
     assert_eq!(kept, [0, 28, 100, 101, 511], "their notes are for the next scan");
@@ -210,10 +212,10 @@ fn the_note_of_a_write_between_runs_is_kept() {
     // Of 16 pages each, the last four belong to no run; in the second, two of these are written.
     program.ask("write 28 5");
     program.ask("write 30 5");
-    let mut runs: Vec<wire::Run> = (0..32).flat_map(|i| store.runs(i * 16..i * 16 + 12)).collect();
-    runs.sort_by_key(|run| run.page);
+    let mut runs: Vec<wire::MergeRun> = (0..32).flat_map(|i| store.runs(i * 16..i * 16 + 12)).collect();
+    runs.sort_by_key(|merge| merge.run.page);
     let fates = daemon.merge(1, &runs);
-    assert_eq!(count(&fates), HashMap::from([(Fate::Merged, 32 * 12)]));
+    assert_eq!(count(&fates), HashMap::from([(Outcome::Merged, 32 * 12)]));
     let between: Vec<usize> = written(false).into_iter().filter(|page| page % 16 >= 12).collect();
     assert_eq!(between, [28, 30], "and no other: windows leave what they span as clean as it was");
 }
@@ -226,7 +228,9 @@ fn discarding_gives_zeros() {
         merge_all(&mut daemon, &store, 1000 * i..1000 * (i + 1));
         assert_eq!(program.ask(&format!("advise {first} 300 {advice}")), "0");
         let page = first as u32;
-        daemon.wait_for(|message| *message == ToDaemon::Discarded { region: 1, page, len: 300 });
+        daemon.wait_for(|message| {
+            *message == ToDaemon::Discarded { region: wire::RegionId(1), run: Run::new(PageNo(page), 300) }
+        });
         assert_eq!(program.ask(&format!("zeros {first} 300")), "0");
         assert_eq!(program.ask(&format!("check {} 500", 1000 * i)), "0");
     }
@@ -240,14 +244,18 @@ fn discarding_gives_zeros() {
 #[test]
 fn unmapping_moving_and_protecting_parts() {
     let Some((mut daemon, mut program, store)) = start(4096, None) else { return };
-    let shrunk = |page, len| move |message: &ToDaemon| *message == ToDaemon::RegionShrunk { region: 1, page, len };
+    let shrunk = |page, len| {
+        move |message: &ToDaemon| {
+            *message == ToDaemon::RegionShrunk { region: wire::RegionId(1), run: Run::new(PageNo(page), len) }
+        }
+    };
     merge_all(&mut daemon, &store, 0..4096);
 
     assert_eq!(program.ask("unmap 100 50"), "0");
     daemon.wait_for(shrunk(100, 50));
     assert_eq!(program.ask("fresh 100 50"), "0");
     assert_eq!(program.ask("zeros 100 50"), "0");
-    assert_eq!(count(&daemon.merge(1, &store.runs(90..160)))[&Fate::Gone], 50 + count_gone_around(&store));
+    assert_eq!(count(&daemon.merge(1, &store.runs(90..160)))[&Outcome::Gone], 50 + count_gone_around(&store));
 
     assert_eq!(program.ask("fresh 200 50"), "0");
     daemon.wait_for(shrunk(200, 50));
@@ -286,8 +294,8 @@ fn unmapping_moving_and_protecting_parts() {
 /// Pages of the runs of 90..160 that are gone with the unmapped 100..150: a run that is partly
 /// unmanaged is gone whole.
 fn count_gone_around(store: &Store) -> usize {
-    let partly = |run: &&wire::Run| run.page < 150 && run.page + run.len > 100;
-    store.runs(90..160).iter().filter(partly).map(|run| run.len as usize).sum::<usize>() - 50
+    let partly = |merge: &&wire::MergeRun| merge.run.page.0 < 150 && merge.run.end().0 > 100;
+    store.runs(90..160).iter().filter(partly).map(|merge| merge.run.len as usize).sum::<usize>() - 50
 }
 
 #[test]
@@ -320,7 +328,9 @@ fn detaching_leaves_plain_memory() {
     merge_all(&mut daemon, &store, 0..8192);
     program.ask("start-writers");
     daemon.send(&ToAgent::Detach, &[]);
-    daemon.wait_for(|message| *message == ToDaemon::RegionShrunk { region: 1, page: 0, len: 8192 });
+    daemon.wait_for(|message| {
+        *message == ToDaemon::RegionShrunk { region: wire::RegionId(1), run: Run::new(PageNo(0), 8192) }
+    });
     daemon.wait_for(|message| *message == ToDaemon::Detached);
     daemon.wait_for_close();
     program.ask("stop-writers");
@@ -338,10 +348,10 @@ fn held_memory_is_refused() {
     let Some((mut daemon, mut program, store)) = start(512, None) else { return };
     assert_eq!(program.ask("lock 0 1"), "0");
     // Several windows, each of which must see it.
-    assert_eq!(count(&daemon.merge(1, &store.runs(0..512))), HashMap::from([(Fate::Locked, 512)]));
+    assert_eq!(count(&daemon.merge(1, &store.runs(0..512))), HashMap::from([(Outcome::Locked, 512)]));
     assert_eq!(program.ask("unlock 0 1"), "0");
     match program.ask("pin 0 16").as_str() {
-        "0" => assert_eq!(count(&daemon.merge(1, &store.runs(0..512))), HashMap::from([(Fate::Pinned, 512)])),
+        "0" => assert_eq!(count(&daemon.merge(1, &store.runs(0..512))), HashMap::from([(Outcome::Pinned, 512)])),
         errno => println!("SKIPPED the pinned part: io_uring answers {errno}"),
     }
     assert_eq!(program.ask("check 0 512"), "0");
@@ -356,7 +366,7 @@ fn mappings_have_a_budget() {
     let Some((mut daemon, mut program, store)) = start(512, None) else { return };
     assert_eq!(program.ask(&format!("mappings {}", most - most / 3)), "0");
     let fates = count(&daemon.merge(1, &store.runs(1..100)));
-    assert_eq!(fates[&Fate::NoMaps], 99 - fates.get(&Fate::Merged).unwrap_or(&0), "zeros take no mapping");
+    assert_eq!(fates[&Outcome::NoMaps], 99 - fates.get(&Outcome::Merged).unwrap_or(&0), "zeros take no mapping");
     assert_eq!(program.ask("files"), "0");
     assert_eq!(program.ask("check 0 512"), "0");
 }

@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 use support::client;
 use support::daemon::{Daemon, Program, Store, control_page};
-use wire::{Digest, Fate, Merge, Span, ToAgent, ToDaemon};
+use wire::{Digest, Merge, Outcome, PageNo, Run, ToAgent, ToDaemon};
 
 const PAGES: usize = 4096;
 
@@ -51,12 +51,16 @@ fn nonsense_is_left() {
     let null = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
     let (control, _map) = control_page();
     let welcome = ToAgent::Welcome { version: wire::VERSION };
-    let early = ToAgent::Merge(Merge { batch: 1, region: 1, runs: store.runs(0..8), calm: false });
-    let descending =
-        ToAgent::Merge(Merge { batch: 1, region: 1, runs: store.runs(0..40).into_iter().rev().collect(), calm: false });
+    let early = ToAgent::Merge(Merge { batch: 1, region: wire::RegionId(1), runs: store.runs(0..8), calm: false });
+    let descending = ToAgent::Merge(Merge {
+        batch: 1,
+        region: wire::RegionId(1),
+        runs: store.runs(0..40).into_iter().rev().collect(),
+        calm: false,
+    });
 
-    let spans = vec![Span { page: 0, len: wire::MAX_DIGESTS + 1 }];
-    let too_many = ToAgent::Digest(Digest { request: 1, region: 1, seed: 0, spans });
+    let runs = vec![Run::new(PageNo(0), wire::MAX_DIGESTS + 1)];
+    let too_many = ToAgent::Digest(Digest { request: 1, region: wire::RegionId(1), seed: 0, runs });
 
     /// Whether a welcome comes first, the packet, its descriptors.
     type Case<'a> = (bool, Vec<u8>, Vec<&'a OwnedFd>);
@@ -97,7 +101,7 @@ fn nonsense_is_left() {
     daemon.welcome();
     daemon.give(&store);
     assert!(
-        daemon.merge(1, &store.runs(0..100)).iter().all(|&(_, fate)| fate == Fate::Merged),
+        daemon.merge(1, &store.runs(0..100)).iter().all(|&(_, fate)| fate == Outcome::Merged),
         "the agent still serves"
     );
     assert_eq!(program.ask(&format!("check 0 {PAGES}")), "0");
@@ -117,20 +121,20 @@ fn a_restarted_daemon_takes_everything_back() {
     assert_eq!(program.ask(&format!("advise 200 10 {}", libc::MADV_DONTNEED)), "0");
     let account = daemon.accept();
     assert!(matches!(account[0], ToDaemon::Hello { forks: 1.., .. }), "{account:?}");
-    assert!(matches!(account[1], ToDaemon::RegionAdded { region: 1, .. }));
+    assert!(matches!(account[1], ToDaemon::RegionAdded { region: wire::RegionId(1), .. }));
     let rest = [
-        ToDaemon::RegionShrunk { region: 1, page: 100, len: 10 },
+        ToDaemon::RegionShrunk { region: wire::RegionId(1), run: Run::new(PageNo(100), 10) },
         ToDaemon::SegmentHeld { segment: store.id },
         ToDaemon::Ready,
     ];
     assert_eq!(account[2..], rest);
     daemon.welcome();
     // The segment is still held: nothing needs to be given.
-    assert!(daemon.merge(1, &store.runs(1000..2000)).iter().all(|&(_, fate)| fate == Fate::Merged));
+    assert!(daemon.merge(1, &store.runs(1000..2000)).iter().all(|&(_, fate)| fate == Outcome::Merged));
     assert_eq!(program.ask("zeros 200 10"), "0");
     daemon.send(&ToAgent::DropSegment { segment: store.id }, &[]);
     let page = (300..).find(|&page| support::pattern_of(page) != 0).unwrap();
-    assert_eq!(daemon.merge(1, &store.runs(page..page + 1)), [(page as u32, Fate::Failed)]);
+    assert_eq!(daemon.merge(1, &store.runs(page..page + 1)), [(page as u32, Outcome::Failed)]);
     assert_eq!(program.ask("check 210 3000"), "0", "mapped frames outlive the segment's descriptor");
 }
 
@@ -151,7 +155,7 @@ fn a_daemon_that_does_not_read_stalls_nobody() {
     let account = daemon.accept();
     assert!(account.contains(&ToDaemon::SegmentHeld { segment: store.id }), "{account:?}");
     daemon.welcome();
-    assert!(daemon.merge(1, &store.runs(1..2)).iter().all(|&(_, fate)| fate == Fate::Merged));
+    assert!(daemon.merge(1, &store.runs(1..2)).iter().all(|&(_, fate)| fate == Outcome::Merged));
     assert_eq!(program.ask("zeros 2000 1"), "0");
     assert_eq!(program.ask("check 2001 1"), "0");
 }

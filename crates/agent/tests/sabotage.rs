@@ -7,7 +7,7 @@ mod support;
 
 use support::client;
 use support::daemon::{Daemon, Program, Store};
-use wire::{Fate, Run, Target, ToDaemon};
+use wire::{MergeRun, Outcome, PageNo, Run, Target, ToDaemon};
 
 /// Not a test: what the client runs.
 #[test]
@@ -65,8 +65,8 @@ fn without_its_guard_unmapped_memory_is_merged() {
     assert_eq!(program.ask("fresh 100 100"), "0");
     assert_eq!(program.ask("zeros 100 100"), "0");
     // The program never marked what is there now.
-    let fates = daemon.merge(1, &[Run { page: 100, len: 100, target: Target::Zero }]);
-    assert!(fates.iter().any(|&(_, fate)| fate == Fate::Merged), "the agent did not believe in the memory");
+    let fates = daemon.merge(1, &[MergeRun { run: Run::new(PageNo(100), 100), target: Target::Zero }]);
+    assert!(fates.iter().any(|&(_, fate)| fate == Outcome::Merged), "the agent did not believe in the memory");
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn without_unmerging_growing_fails() {
 fn without_the_check_locked_memory_is_merged() {
     let (mut daemon, mut program, store) = start(1024, "no-pin-check");
     assert_eq!(program.ask("lock 0 1"), "0");
-    assert!(daemon.merge(1, &store.runs(100..200)).iter().all(|&(_, fate)| fate == Fate::Merged));
+    assert!(daemon.merge(1, &store.runs(100..200)).iter().all(|&(_, fate)| fate == Outcome::Merged));
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn without_a_budget_mappings_run_out() {
     let (mut daemon, mut program, store) = start(512, "no-budget");
     let most = kmem::procfs::max_map_count().unwrap();
     assert_eq!(program.ask(&format!("mappings {}", most - most / 3)), "0");
-    assert!(daemon.merge(1, &store.runs(0..100)).iter().all(|&(_, fate)| fate == Fate::Merged));
+    assert!(daemon.merge(1, &store.runs(0..100)).iter().all(|&(_, fate)| fate == Outcome::Merged));
 }
 
 #[test]

@@ -14,13 +14,13 @@ use kmem::memfd::SharedMap;
 use kmem::pagemap::Pagemap;
 use kmem::pidfd::PidFd;
 use kmem::seqpacket::Conn;
-use wire::{Fate, Merge, RegionId, Report, Run, SegmentId, Target, ToAgent, ToDaemon};
+use wire::{Merge, MergeRun, Outcome, PageNo, RegionId, Report, Run, SegmentId, ToAgent, ToDaemon};
 
-use crate::client::batch::{Batch, Goal, PlannedRun};
+use crate::client::batch::{Batch, PlannedRun, Target};
 use crate::client::digests::Answers;
 use crate::config::HugePages;
 use crate::content::domain::Domain;
-use crate::content::index::{MAX_REGIONS, Place, Sighting};
+use crate::content::index::{ClientId, MAX_REGIONS, Place, Sighting};
 use crate::content::store::Frame;
 use crate::ledger::{Entry, Region};
 
@@ -31,7 +31,7 @@ const IN_FLIGHT: u32 = 3072;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wish {
     pub(crate) region: RegionId,
-    pub(crate) page: u32,
+    pub(crate) page: PageNo,
     pub(crate) handle: u32,
     pub(crate) frame: Frame,
 }
@@ -75,7 +75,7 @@ pub(crate) struct State {
     /// A turn ended because the agent had enough to do; another is due when it has done half.
     pub(crate) full: bool,
     /// Clients that got wishes from a turn of this one that is not over.
-    pub(crate) asked: HashSet<u32>,
+    pub(crate) asked: HashSet<ClientId>,
     /// When the agent last reported, or was given something to do after it had been idle.
     pub(crate) reported: std::time::Instant,
     /// When copies last had a turn of rest.
@@ -105,7 +105,7 @@ pub(crate) struct State {
 
 /// Who a client is and how it is reached; this does not change.
 pub(crate) struct Identity {
-    pub(crate) number: u32,
+    pub(crate) number: ClientId,
     pub(crate) pid: i32,
     pub(crate) uid: u32,
     pub(crate) name: String,
@@ -214,12 +214,12 @@ impl Client {
         self.domain.release(frame, self.forked());
     }
 
-    fn sighting(&self, region: RegionId, page: u32) -> Sighting {
+    fn sighting(&self, region: RegionId, page: PageNo) -> Sighting {
         Sighting { client: self.number, region, page }
     }
 
     /// Whatever the ledger says of a page ends here: its frame loses a user, the index forgets it.
-    pub(crate) fn drop_entry(&self, region: RegionId, page: u32, entry: Entry) {
+    pub(crate) fn drop_entry(&self, region: RegionId, page: PageNo, entry: Entry) {
         match entry {
             Entry::Merged(frame) => self.release(frame),
             Entry::Unshared(handle) => {
@@ -237,8 +237,8 @@ impl Client {
             ToDaemon::RegionAdded { region, start, len } => {
                 add_region(&mut state.regions, region, start, len)?;
             }
-            ToDaemon::RegionShrunk { region, page, len } => self.shrink(&mut state, region, page, len)?,
-            ToDaemon::Discarded { region, page, len } => self.discard(&mut state, region, page, len)?,
+            ToDaemon::RegionShrunk { region, run } => self.shrink(&mut state, region, run)?,
+            ToDaemon::Discarded { region, run } => self.discard(&mut state, region, run)?,
             ToDaemon::Report(report) => {
                 self.report(&mut state, &report)?;
                 let room = state.full && state.outstanding <= IN_FLIGHT / 2;
@@ -261,29 +261,29 @@ impl Client {
         Ok(false)
     }
 
-    pub(crate) fn checked(state: &mut State, id: RegionId, page: u32, len: u32) -> Result<&mut Region, String> {
+    pub(crate) fn checked(state: &mut State, id: RegionId, run: Run) -> Result<&mut Region, String> {
         let region =
             state.regions.get_mut(&id).ok_or_else(|| format!("it spoke of region {id}, which it never announced"))?;
-        if page.checked_add(len).is_none_or(|end| end > region.pages) {
-            return Err(format!("it spoke of pages {page}+{len} of region {id}, which has {}", region.pages));
+        if !run.is_bounded() || run.end().0 > region.pages {
+            return Err(format!("it spoke of pages {run} of region {id}, which has {}", region.pages));
         }
         Ok(region)
     }
 
-    fn shrink(&self, state: &mut State, id: RegionId, page: u32, len: u32) -> Result<(), String> {
-        self.discard(state, id, page, len)?;
-        let region = Self::checked(state, id, page, len)?;
-        region.managed = region.managed.saturating_sub(len);
+    fn shrink(&self, state: &mut State, id: RegionId, run: Run) -> Result<(), String> {
+        self.discard(state, id, run)?;
+        let region = Self::checked(state, id, run)?;
+        region.managed = region.managed.saturating_sub(run.len);
         if region.managed == 0 && region.counts().pending == 0 {
             state.regions.remove(&id);
         }
         Ok(())
     }
 
-    fn discard(&self, state: &mut State, id: RegionId, page: u32, len: u32) -> Result<(), String> {
-        let region = Self::checked(state, id, page, len)?;
-        region.forget_ages(page, len);
-        for page in page..page + len {
+    fn discard(&self, state: &mut State, id: RegionId, run: Run) -> Result<(), String> {
+        let region = Self::checked(state, id, run)?;
+        region.forget_ages(run);
+        for page in run.pages() {
             let entry = region.entry(page);
             // A pending page is settled by its batch's report, which is on its way.
             if entry != Entry::Fresh && entry != Entry::Pending {
@@ -300,15 +300,17 @@ impl Client {
         state.maps = report.maps;
         state.totals.agent_cpu_ns = state.totals.agent_cpu_ns.max(report.cpu_ns);
         state.totals.window_max_ns = state.totals.window_max_ns.max(report.window_ns);
-        if report.outcomes.iter().map(|o| u64::from(o.len)).sum::<u64>() > u64::from(wire::MAX_BATCH_PAGES) {
+        if report.outcomes.iter().map(|outcome| u64::from(outcome.run.len)).sum::<u64>()
+            > u64::from(wire::MAX_BATCH_PAGES)
+        {
             return Err(format!("its report on batch {} names more pages than a batch can have", report.batch));
         }
         let Some(mut batch) = state.batches.remove(&report.batch) else {
             return Err(format!("it reported on batch {}, which is not under way", report.batch));
         };
         for outcome in &report.outcomes {
-            for page in outcome.page..outcome.page + outcome.len {
-                self.settle(state, &mut batch, page, outcome.result);
+            for page in outcome.run.pages() {
+                self.settle(state, &mut batch, page, outcome.outcome);
             }
         }
         let id = batch.region;
@@ -329,31 +331,31 @@ impl Client {
     /// Whatever of a batch was not settled was not done.
     fn settle_rest(&self, state: &mut State, mut batch: Batch) {
         for page in batch.left() {
-            self.settle(state, &mut batch, page, Fate::Gone);
+            self.settle(state, &mut batch, page, Outcome::Gone);
         }
     }
 
-    /// A page of a batch has met its fate, unless it had met one before.
-    fn settle(&self, state: &mut State, batch: &mut Batch, page: u32, fate: Fate) {
-        let Some(goal) = batch.settle(page) else { return };
+    /// A page of a batch has met its outcome, unless it had met one before.
+    fn settle(&self, state: &mut State, batch: &mut Batch, page: PageNo, outcome: Outcome) {
+        let Some(target) = batch.settle(page) else { return };
         let Some(region) = state.regions.get_mut(&batch.region) else { return };
         debug_assert_eq!(region.entry(page), Entry::Pending, "page {page}");
         state.outstanding = state.outstanding.saturating_sub(1);
-        if region.settle_guess(page, fate == Fate::Differs) {
+        if region.settle_guess(page, outcome == Outcome::Differs) {
             state.misguessed = true;
             region.set(page, Entry::Fresh);
-            if let Goal::Frame(frame) = goal {
+            if let Target::Frame(frame) = target {
                 self.release(frame);
             }
             return;
         }
-        if fate == Fate::Merged {
-            match goal {
-                Goal::Frame(frame) => {
+        if outcome == Outcome::Merged {
+            match target {
+                Target::Frame(frame) => {
                     state.totals.merged += 1;
                     region.set(page, Entry::Merged(frame));
                 }
-                Goal::Zero => {
+                Target::Zero => {
                     state.totals.zeroed += 1;
                     region.set(page, Entry::Zero);
                 }
@@ -361,12 +363,12 @@ impl Client {
             return;
         }
         region.set(page, Entry::Fresh);
-        match fate {
-            Fate::Differs => {
+        match outcome {
+            Outcome::Differs => {
                 state.totals.differed += 1;
                 region.restart(page);
             }
-            Fate::NoMaps => {
+            Outcome::NoMaps => {
                 region.defer(page);
                 state.left_out = Some(state.totals.full_scans);
                 if !state.maps_bound {
@@ -374,14 +376,14 @@ impl Client {
                     state.min_run = (state.min_run * 2).clamp(4, 512);
                 }
             }
-            Fate::Pinned => state.refused = Some(pinned_reason(self.pid)),
-            Fate::Locked => state.refused = Some(pinned_reason(self.pid)),
-            Fate::Gone | Fate::Failed | Fate::Merged => {}
+            Outcome::Pinned => state.refused = Some(pinned_reason(self.pid)),
+            Outcome::Locked => state.refused = Some(pinned_reason(self.pid)),
+            Outcome::Gone | Outcome::Failed | Outcome::Merged => {}
         }
-        if matches!(fate, Fate::Pinned | Fate::Locked | Fate::Failed | Fate::Gone) {
+        if matches!(outcome, Outcome::Pinned | Outcome::Locked | Outcome::Failed | Outcome::Gone) {
             region.restart(page);
         }
-        if let Goal::Frame(frame) = goal {
+        if let Target::Frame(frame) = target {
             self.release(frame);
         }
     }
@@ -392,13 +394,13 @@ impl Client {
         if later && !runs.is_empty() {
             state.left_out = Some(state.totals.full_scans);
         }
-        for run in runs {
-            for page in run.page..run.page + run.len {
+        for PlannedRun { run, target } in runs {
+            for page in run.pages() {
                 if let Some(region) = state.regions.get_mut(&id) {
                     if later { region.defer(page) } else { region.restart(page) }
                 }
             }
-            if let Goal::Frame(first) = run.goal {
+            if let Target::Frame(first) = *target {
                 // No child can map what was never mapped.
                 (0..run.len).for_each(|i| self.domain.release(Frame(first.0 + i), false));
             }
@@ -418,21 +420,21 @@ impl Client {
         let Some(region) = state.regions.get_mut(&id).filter(|_| ready) else {
             return Err((runs, std::io::ErrorKind::NotConnected.into()));
         };
-        let (written, runs): (Vec<_>, Vec<_>) = runs.into_iter().partition(|run| region.is_written(run.page, run.len));
+        let (written, runs): (Vec<_>, Vec<_>) = runs.into_iter().partition(|run| region.is_written(run.run));
         self.undo(&mut state, id, &written, false);
         if runs.is_empty() {
             return Ok(());
         }
         let mut wire_runs = Vec::with_capacity(runs.len());
-        for run in &runs {
-            let target = match run.goal {
-                Goal::Zero => Target::Zero,
-                Goal::Frame(frame) => match self.announce_segment(&mut state, frame) {
-                    Ok(segment) => Target::Frames { segment, slot: frame.slot() },
+        for &PlannedRun { run, target } in &runs {
+            let target = match target {
+                Target::Zero => wire::Target::Zero,
+                Target::Frame(frame) => match self.announce_segment(&mut state, frame) {
+                    Ok(segment) => wire::Target::Frames { segment, slot: frame.slot() },
                     Err(e) => return Err((runs, e)),
                 },
             };
-            wire_runs.push(Run { page: run.page, len: run.len, target });
+            wire_runs.push(MergeRun { run, target });
         }
         let batch = state.next_batch;
         let message = wire::encode(&ToAgent::Merge(Merge { batch, region: id, runs: wire_runs, calm: true }));
@@ -446,8 +448,8 @@ impl Client {
             since.batch(region.start, &runs);
         }
         let mut pages = 0;
-        for run in &runs {
-            for page in run.page..run.page + run.len {
+        for PlannedRun { run, .. } in &runs {
+            for page in run.pages() {
                 let before = region.set(page, Entry::Pending);
                 debug_assert!(
                     matches!(before, Entry::Fresh | Entry::Zero | Entry::Recycled),
@@ -550,7 +552,7 @@ impl Client {
         }
         let regions = std::mem::take(&mut state.regions);
         for (id, region) in &regions {
-            for page in 0..region.pages {
+            for page in region.all().pages() {
                 self.drop_entry(*id, page, region.entry(page));
             }
         }
@@ -574,7 +576,7 @@ pub(crate) fn add_region(
     start: u64,
     len: u64,
 ) -> Result<(), String> {
-    if id >= MAX_REGIONS {
+    if id.0 >= MAX_REGIONS {
         return Err(format!("it announced region {id}; there can be {MAX_REGIONS}"));
     }
     let pages =

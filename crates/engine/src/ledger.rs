@@ -21,6 +21,7 @@ pub(crate) mod huge;
 
 use dirty::{DirtyTree, NewError};
 use kmem::pagemap::PageRun;
+use wire::{PageNo, Run};
 
 use crate::content::store::Frame;
 use crate::ledger::huge::HugePagesOf;
@@ -103,7 +104,7 @@ pub(crate) struct Region {
     candidates: DirtyTree,
     deferred: DirtyTree,
     written: DirtyTree,
-    /// Pages whose goal is a guess; among the candidates: those of which a guess was wrong.
+    /// Pages whose target is a guess; among the candidates: those of which a guess was wrong.
     guessed: DirtyTree,
     /// Pages that lie in a mapping of the store as copies.
     copies: DirtyTree,
@@ -139,14 +140,19 @@ impl Region {
         })
     }
 
-    pub(crate) fn address(&self, page: u32) -> usize {
-        self.start as usize + page as usize * kmem::PAGE_SIZE
+    pub(crate) fn address(&self, page: PageNo) -> usize {
+        self.start as usize + page.index() * kmem::PAGE_SIZE
     }
 
     /// The pages of a run that a scan of this region found.
-    pub(crate) fn pages_of(&self, run: PageRun) -> std::ops::Range<u32> {
-        let page = |address: usize| ((address - self.start as usize) / kmem::PAGE_SIZE) as u32;
-        page(run.start)..page(run.end)
+    pub(crate) fn pages_of(&self, run: PageRun) -> Run {
+        let page = |address: usize| PageNo(((address - self.start as usize) / kmem::PAGE_SIZE) as u32);
+        Run::between(page(run.start), page(run.end))
+    }
+
+    /// All its pages.
+    pub(crate) fn all(&self) -> Run {
+        Run::new(PageNo(0), self.pages)
     }
 
     pub(crate) fn counts(&self) -> Counts {
@@ -160,8 +166,8 @@ impl Region {
         (self.entries.len() * 4 + 11 * self.young.bytes() + stamps + huge) as u64
     }
 
-    pub(crate) fn entry(&self, page: u32) -> Entry {
-        self.entries.get(page as usize).map_or(Entry::Fresh, |&word| Entry::from_word(word))
+    pub(crate) fn entry(&self, page: PageNo) -> Entry {
+        self.entries.get(page.index()).map_or(Entry::Fresh, |&word| Entry::from_word(word))
     }
 
     fn count(&mut self, entry: Entry) -> Option<&mut u64> {
@@ -176,8 +182,8 @@ impl Region {
     }
 
     /// Writes an entry and returns the one before it.
-    pub(crate) fn set(&mut self, page: u32, entry: Entry) -> Entry {
-        let Some(word) = self.entries.get_mut(page as usize) else { return Entry::Fresh };
+    pub(crate) fn set(&mut self, page: PageNo, entry: Entry) -> Entry {
+        let Some(word) = self.entries.get_mut(page.index()) else { return Entry::Fresh };
         let before = Entry::from_word(std::mem::replace(word, entry.word()));
         if let Some(n) = self.count(before) {
             *n -= 1;
@@ -190,12 +196,12 @@ impl Region {
 
     /// These pages were recycled; what is pending stays so. Calls `left` with whatever else was
     /// known of them.
-    pub(crate) fn recycle(&mut self, first: u32, len: u32, mut left: impl FnMut(u32, Entry)) {
-        self.forget_ages(first, len);
-        let Some(words) = self.entries.get_mut(first as usize..(first + len) as usize) else { return };
+    pub(crate) fn recycle(&mut self, run: Run, mut left: impl FnMut(PageNo, Entry)) {
+        self.forget_ages(run);
+        let Some(words) = self.entries.get_mut(run.page.index()..run.end().index()) else { return };
         let mut fresh = 0;
         let mut others = Vec::new();
-        for (page, word) in (first..).zip(words) {
+        for (page, word) in run.pages().zip(words) {
             match Entry::from_word(*word) {
                 // Nearly all: a guest's free pages are read by nobody.
                 Entry::Fresh => {
@@ -215,7 +221,7 @@ impl Region {
 
     /// A scan found these pages written, or new, in huge pages that are split only above this
     /// share.
-    pub(crate) fn found_huge(&mut self, pages: std::ops::Range<u32>, share: f64) {
+    pub(crate) fn found_huge(&mut self, pages: Run, share: f64) {
         if self.huge.is_none() {
             // Without memory for the sets they are as small pages are.
             self.huge = HugePagesOf::new(self.start, self.pages, share).ok();
@@ -227,20 +233,20 @@ impl Region {
 
     /// These pages are in no huge page any more: what was left alone for its sake is to be looked
     /// at.
-    pub(crate) fn lost_huge(&mut self, pages: std::ops::Range<u32>) {
+    pub(crate) fn lost_huge(&mut self, pages: Run) {
         for page in self.huge.as_mut().map(|huge| huge.lost(pages)).unwrap_or_default() {
             self.candidates.insert(page.into());
         }
     }
 
     /// Whether the page is in a huge page that is not to be split yet.
-    pub(crate) fn keeps_huge(&self, page: u32) -> bool {
+    pub(crate) fn keeps_huge(&self, page: PageNo) -> bool {
         self.huge.as_ref().is_some_and(|huge| huge.keeps(page))
     }
 
     /// This page of a huge page that was kept can be merged. Whether its huge page is given up with
     /// that; there are candidates then.
-    pub(crate) fn can_merge(&mut self, page: u32) -> bool {
+    pub(crate) fn can_merge(&mut self, page: PageNo) -> bool {
         let Some(noted) = self.huge.as_mut().and_then(|huge| huge.can_merge(page)) else { return false };
         for page in noted {
             self.candidates.insert(page.into());
@@ -249,16 +255,16 @@ impl Region {
     }
 
     /// A scan found these pages written: they are no candidates any more.
-    pub(crate) fn mark_written(&mut self, first: u32, len: u32) {
-        self.written.insert_range(first.into(), len.into());
-        self.candidates.remove_range(first.into(), len.into());
+    pub(crate) fn mark_written(&mut self, run: Run) {
+        self.written.insert_range(run.page.into(), run.len.into());
+        self.candidates.remove_range(run.page.into(), run.len.into());
     }
 
     /// Whether a scan between two merge periods has found one of these pages written, perhaps since
     /// it was read or planned: such a page must not be merged now, and grows old from the next
     /// period on.
-    pub(crate) fn is_written(&self, first: u32, len: u32) -> bool {
-        self.written.iter_from(first.into()).next().is_some_and(|page| page < u64::from(first + len))
+    pub(crate) fn is_written(&self, run: Run) -> bool {
+        self.written.iter_from(run.page.into()).next().is_some_and(|page| page < u64::from(run.end()))
     }
 
     /// The scan is over: every page gets older by a period, or young again.
@@ -281,7 +287,7 @@ impl Region {
     }
 
     /// The page was merged and has been written since: it is a copy now.
-    pub(crate) fn copied(&mut self, page: u32) {
+    pub(crate) fn copied(&mut self, page: PageNo) {
         self.copies.insert(page.into());
     }
 
@@ -297,13 +303,13 @@ impl Region {
     }
 
     /// These pages were written just now, whatever else they are.
-    pub(crate) fn written_lately(&mut self, first: u32, len: u32) {
-        self.lately[0].insert_range(first.into(), len.into());
+    pub(crate) fn written_lately(&mut self, run: Run) {
+        self.lately[0].insert_range(run.page.into(), run.len.into());
     }
 
     /// Pages that were written within the last one or two turns of rest.
-    pub(crate) fn lately(&self) -> impl Iterator<Item = u32> {
-        self.lately.iter().flat_map(|set| set.iter().map(|page| page as u32))
+    pub(crate) fn lately(&self) -> impl Iterator<Item = PageNo> {
+        self.lately.iter().flat_map(|set| set.iter().map(|page| PageNo(page as u32)))
     }
 
     /// Copies that rest begin again: whether they were written is not known.
@@ -315,12 +321,12 @@ impl Region {
     }
 
     /// Starts a page's life again: it will be read when it has been clean for two periods.
-    pub(crate) fn restart(&mut self, page: u32) {
+    pub(crate) fn restart(&mut self, page: PageNo) {
         self.young.insert(page.into());
     }
 
     /// Puts a page off until [`Region::retry_deferred`].
-    pub(crate) fn defer(&mut self, page: u32) {
+    pub(crate) fn defer(&mut self, page: PageNo) {
         self.deferred.insert(page.into());
     }
 
@@ -331,12 +337,12 @@ impl Region {
     }
 
     /// The pages are not this region's any more, or are untouched memory.
-    pub(crate) fn forget_ages(&mut self, first: u32, len: u32) {
-        self.lost_huge(first..first + len);
+    pub(crate) fn forget_ages(&mut self, run: Run) {
+        self.lost_huge(run);
         let [now, before] = &mut self.resting;
         let Self { young, older, candidates, deferred, copies, guessed, .. } = self;
         for set in [young, older, candidates, deferred, copies, guessed, now, before] {
-            set.remove_range(first.into(), len.into());
+            set.remove_range(run.page.into(), run.len.into());
         }
     }
 
@@ -347,9 +353,9 @@ impl Region {
 
     /// Up to `max` candidates at or after `from`, ascending. Pages that the guest has marked as
     /// free are none: they will be recycled, or written before they are used.
-    pub(crate) fn candidates(&mut self, from: u32, max: usize, into: &mut Vec<u32>) {
+    pub(crate) fn candidates(&mut self, from: PageNo, max: usize, into: &mut Vec<PageNo>) {
         into.clear();
-        let all = self.candidates.iter_from(from.into()).map(|page| page as u32);
+        let all = self.candidates.iter_from(from.into()).map(|page| PageNo(page as u32));
         let Some(free) = &self.free else { return into.extend(all.take(max)) };
         let mut left_out = Vec::new();
         for page in all {
@@ -366,18 +372,18 @@ impl Region {
     }
 
     /// Whether a page is to be looked at.
-    pub(crate) fn is_candidate(&self, page: u32) -> bool {
+    pub(crate) fn is_candidate(&self, page: PageNo) -> bool {
         self.candidates.contains(page.into())
     }
 
     /// The page has been looked at.
-    pub(crate) fn looked_at(&mut self, page: u32) {
+    pub(crate) fn looked_at(&mut self, page: PageNo) {
         self.candidates.remove(page.into());
         self.guessed.remove(page.into());
     }
 
     /// Takes a candidate without looking at it, unless that was wrong before or it must be read.
-    pub(crate) fn guess(&mut self, page: u32) -> bool {
+    pub(crate) fn guess(&mut self, page: PageNo) -> bool {
         let free = self.free.as_ref().is_some_and(|free| free.contains(page));
         let read = self.keeps_huge(page) || matches!(self.entry(page), Entry::Unshared(_));
         let may = self.candidates.contains(page.into()) && !self.guessed.contains(page.into()) && !free && !read;
@@ -388,9 +394,9 @@ impl Region {
         may
     }
 
-    /// A planned page has met its fate. `true`: it differed from what was guessed; it is a
+    /// A planned page has met its outcome. `true`: it differed from what was guessed; it is a
     /// candidate again, to be read.
-    pub(crate) fn settle_guess(&mut self, page: u32, differs: bool) -> bool {
+    pub(crate) fn settle_guess(&mut self, page: PageNo, differs: bool) -> bool {
         let wrong = self.guessed.contains(page.into()) && differs;
         if wrong {
             self.candidates.insert(page.into());
@@ -406,11 +412,19 @@ mod tests {
     use super::*;
 
     fn scan(region: &mut Region, written: &[u32]) -> Vec<u32> {
-        written.iter().for_each(|&p| region.mark_written(p, 1));
+        written.iter().for_each(|&page| region.mark_written(run(page, 1)));
         region.end_scan();
+        candidates(region)
+    }
+
+    fn candidates(region: &mut Region) -> Vec<u32> {
         let mut out = Vec::new();
-        region.candidates(0, usize::MAX, &mut out);
-        out
+        region.candidates(PageNo(0), usize::MAX, &mut out);
+        out.into_iter().map(|page| page.0).collect()
+    }
+
+    fn run(page: u32, len: u32) -> Run {
+        Run::new(PageNo(page), len)
     }
 
     #[test]
@@ -420,7 +434,7 @@ mod tests {
         assert!(scan(&mut region, &[4]).is_empty(), "one period");
         assert_eq!(scan(&mut region, &[]), [3, 70], "two periods");
         assert_eq!(scan(&mut region, &[70]), [3, 4], "a write takes it back");
-        region.looked_at(3);
+        region.looked_at(PageNo(3));
         assert_eq!(scan(&mut region, &[]), [4]);
         assert_eq!(scan(&mut region, &[]), [4, 70]);
     }
@@ -431,17 +445,15 @@ mod tests {
         for _ in 0..3 {
             scan(&mut region, &[]);
         }
-        let mut candidates = Vec::new();
-        (0..10).for_each(|page| region.restart(page));
+        (0..10).for_each(|page| region.restart(PageNo(page)));
         scan(&mut region, &[]);
         scan(&mut region, &[]);
-        assert!(region.guess(3) && !region.guess(3), "no candidate any more");
-        assert!(region.settle_guess(3, true));
-        region.candidates(0, 10, &mut candidates);
-        assert!(candidates.contains(&3) && !region.guess(3), "to be read");
-        region.looked_at(3);
-        assert!(!region.settle_guess(3, true), "no guess: what was read was written since");
-        assert!(region.guess(4) && !region.settle_guess(4, false));
+        assert!(region.guess(PageNo(3)) && !region.guess(PageNo(3)), "no candidate any more");
+        assert!(region.settle_guess(PageNo(3), true));
+        assert!(candidates(&mut region).contains(&3) && !region.guess(PageNo(3)), "to be read");
+        region.looked_at(PageNo(3));
+        assert!(!region.settle_guess(PageNo(3), true), "no guess: what was read was written since");
+        assert!(region.guess(PageNo(4)) && !region.settle_guess(PageNo(4), false));
     }
 
     #[test]
@@ -450,17 +462,15 @@ mod tests {
         for _ in 0..3 {
             scan(&mut region, &[]);
         }
-        [2, 3, 4].iter().for_each(|&page| region.restart(page));
+        [2, 3, 4].iter().for_each(|&page| region.restart(PageNo(page)));
         scan(&mut region, &[]);
         assert_eq!(scan(&mut region, &[]), [2, 3, 4]);
-        region.mark_written(3, 1);
-        let mut candidates = Vec::new();
-        region.candidates(0, 10, &mut candidates);
-        assert_eq!((candidates.as_slice(), region.guess(3)), ([2, 4].as_slice(), false));
-        assert!(region.is_written(3, 1) && region.is_written(0, 10));
-        assert!(!region.is_written(2, 1) && !region.is_written(4, 6));
+        region.mark_written(run(3, 1));
+        assert_eq!((candidates(&mut region), region.guess(PageNo(3))), (vec![2, 4], false));
+        assert!(region.is_written(run(3, 1)) && region.is_written(run(0, 10)));
+        assert!(!region.is_written(run(2, 1)) && !region.is_written(run(4, 6)));
         assert_eq!(scan(&mut region, &[]), [2, 4]);
-        assert!(!region.is_written(0, 10));
+        assert!(!region.is_written(run(0, 10)));
         assert_eq!(scan(&mut region, &[]), [2, 4]);
         assert_eq!(scan(&mut region, &[]), [2, 3, 4]);
     }
@@ -468,8 +478,8 @@ mod tests {
     #[test]
     fn deferred_pages_wait_until_they_are_asked_for_or_written() {
         let mut region = Region::new(0, 10).unwrap();
-        region.defer(1);
-        region.defer(2);
+        region.defer(PageNo(1));
+        region.defer(PageNo(2));
         assert!(scan(&mut region, &[2]).is_empty());
         region.retry_deferred();
         assert_eq!(scan(&mut region, &[]), [1]);
@@ -478,7 +488,7 @@ mod tests {
     #[test]
     fn copies_rest_for_a_whole_turn_more() {
         let mut region = Region::new(0, 100).unwrap();
-        region.copied(7);
+        region.copied(PageNo(7));
         scan(&mut region, &[7, 8]);
         scan(&mut region, &[]);
         assert_eq!(scan(&mut region, &[]), [8], "the copy rests");
@@ -498,7 +508,7 @@ mod tests {
     #[test]
     fn after_a_hold_copies_rest_anew() {
         let mut region = Region::new(0, 100).unwrap();
-        region.copied(7);
+        region.copied(PageNo(7));
         scan(&mut region, &[7]);
         scan(&mut region, &[]);
         scan(&mut region, &[]);
@@ -516,12 +526,16 @@ mod tests {
     #[test]
     fn pages_written_lately_are_known_for_a_turn_of_rest() {
         let mut region = Region::new(0, 100).unwrap();
-        region.written_lately(3, 2);
+        region.written_lately(run(3, 2));
         region.end_rest();
-        region.written_lately(50, 1);
-        assert_eq!(region.lately().collect::<Vec<_>>(), [50, 3, 4]);
+        region.written_lately(run(50, 1));
+        assert_eq!(region.lately().map(|page| page.0).collect::<Vec<_>>(), [50, 3, 4]);
         region.end_rest();
-        assert_eq!(region.lately().collect::<Vec<_>>(), [50], "those were written longer ago than a turn");
+        assert_eq!(
+            region.lately().map(|page| page.0).collect::<Vec<_>>(),
+            [50],
+            "those were written longer ago than a turn"
+        );
         region.end_rest();
         assert_eq!(region.lately().count(), 0);
     }
@@ -529,8 +543,8 @@ mod tests {
     #[test]
     fn discarded_copies_are_copies_no_more() {
         let mut region = Region::new(0, 100).unwrap();
-        region.copied(7);
-        region.forget_ages(0, 100);
+        region.copied(PageNo(7));
+        region.forget_ages(run(0, 100));
         scan(&mut region, &[7]);
         scan(&mut region, &[]);
         assert_eq!(scan(&mut region, &[]), [7]);
@@ -539,20 +553,20 @@ mod tests {
     #[test]
     fn recycled_pages_are_counted_and_what_was_known_of_them_is_given_back() {
         let mut region = Region::new(0, 8).unwrap();
-        region.set(1, Entry::Merged(Frame(5)));
-        region.set(2, Entry::Pending);
-        region.set(3, Entry::Unshared(9));
-        region.set(7, Entry::Merged(Frame(6)));
-        region.restart(4);
+        region.set(PageNo(1), Entry::Merged(Frame(5)));
+        region.set(PageNo(2), Entry::Pending);
+        region.set(PageNo(3), Entry::Unshared(9));
+        region.set(PageNo(7), Entry::Merged(Frame(6)));
+        region.restart(PageNo(4));
         let mut left = Vec::new();
-        region.recycle(0, 6, |page, entry| left.push((page, entry)));
+        region.recycle(run(0, 6), |page, entry| left.push((page.0, entry)));
         assert_eq!(left, [(1, Entry::Merged(Frame(5))), (3, Entry::Unshared(9))]);
         assert_eq!(region.counts(), Counts { merged: 1, pending: 1, recycled: 5, ..Counts::default() });
         scan(&mut region, &[]);
         assert!(scan(&mut region, &[]).is_empty(), "recycled pages are no candidates");
-        region.recycle(0, 6, |_, _| panic!("nothing is left"));
+        region.recycle(run(0, 6), |_, _| panic!("nothing is left"));
         assert_eq!(region.counts().recycled, 5);
-        region.recycle(7, 2, |_, _| panic!("past the end: nothing"));
+        region.recycle(run(7, 2), |_, _| panic!("past the end: nothing"));
     }
 
     #[test]
@@ -567,13 +581,13 @@ mod tests {
             Entry::Recycled,
         ];
         for (page, entry) in entries.into_iter().enumerate() {
-            assert_eq!(region.set(page as u32, entry), Entry::Fresh);
-            assert_eq!(region.entry(page as u32), entry);
+            assert_eq!(region.set(PageNo(page as u32), entry), Entry::Fresh);
+            assert_eq!(region.entry(PageNo(page as u32)), entry);
         }
         assert_eq!(region.counts(), Counts { unshared: 1, merged: 1, zero: 1, pending: 1, recycled: 1 });
-        assert_eq!(region.set(1, Entry::Zero), Entry::Merged(Frame(LOW)));
+        assert_eq!(region.set(PageNo(1), Entry::Zero), Entry::Merged(Frame(LOW)));
         assert_eq!(region.counts(), Counts { unshared: 1, merged: 0, zero: 2, pending: 1, recycled: 1 });
-        assert_eq!(region.set(99, Entry::Zero), Entry::Fresh, "past the end: nothing");
-        assert_eq!(region.entry(99), Entry::Fresh);
+        assert_eq!(region.set(PageNo(99), Entry::Zero), Entry::Fresh, "past the end: nothing");
+        assert_eq!(region.entry(PageNo(99)), Entry::Fresh);
     }
 }

@@ -24,7 +24,11 @@
 
 pub mod recycle;
 
+mod page;
+
 use serde::{Deserialize, Serialize};
+
+pub use page::{PageNo, RegionId, Run, Slot};
 
 /// Version of this protocol. Both sides must have the same.
 pub const VERSION: u16 = 4;
@@ -61,9 +65,6 @@ pub mod control {
     /// read them.
     pub const WINDOW: usize = 8;
 }
-
-/// Names a region within its client; never used again for another region of the same process.
-pub type RegionId = u32;
 
 /// A segment of a store: the inode number of its memfd, which also stands in `/proc/PID/maps`.
 pub type SegmentId = u64;
@@ -105,19 +106,15 @@ pub enum ToDaemon {
     RegionShrunk {
         /// The region.
         region: RegionId,
-        /// First page, counted from the region's start.
-        page: u32,
-        /// Pages.
-        len: u32,
+        /// The pages.
+        run: Run,
     },
     /// The program discarded these pages; they are untouched anonymous memory now and map no frame.
     Discarded {
         /// The region.
         region: RegionId,
-        /// First page, counted from the region's start.
-        page: u32,
-        /// Pages.
-        len: u32,
+        /// The pages.
+        run: Run,
     },
     /// What became of one window of a batch.
     Report(Report),
@@ -143,7 +140,7 @@ pub struct Report {
     pub last: bool,
     /// Outcomes, in the order of the runs asked for. An outcome may be a part of a run, or span
     /// several; none is left out.
-    pub outcomes: Vec<Outcome>,
+    pub outcomes: Vec<RunOutcome>,
     /// CPU time that the agent's threads have used since the program started, in nanoseconds.
     pub cpu_ns: u64,
     /// How long writers to these pages could have waited, in nanoseconds.
@@ -152,15 +149,13 @@ pub struct Report {
     pub maps: u32,
 }
 
-/// Pages of a window that fared alike.
+/// Consecutive pages of a window that had the same outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Outcome {
-    /// First page, counted from the region's start.
-    pub page: u32,
-    /// Pages.
-    pub len: u32,
-    /// How they fared.
-    pub result: Fate,
+pub struct RunOutcome {
+    /// The pages.
+    pub run: Run,
+    /// Their outcome.
+    pub outcome: Outcome,
 }
 
 /// The digests of pages, as far as they could be read. They are what the agent says; nothing may
@@ -176,9 +171,9 @@ pub struct Digests {
     pub cpu_ns: u64,
 }
 
-/// How a page fared in the merge window.
+/// What the merge window did with a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Fate {
+pub enum Outcome {
     /// It equalled the target and maps it now.
     Merged,
     /// It differs from the target, or may by now ([`Merge::calm`]); nothing was changed.
@@ -241,8 +236,8 @@ pub struct Merge {
     /// The region.
     pub region: RegionId,
     /// At most [`MAX_BATCH_RUNS`] runs of at most [`MAX_BATCH_PAGES`] pages together.
-    pub runs: Vec<Run>,
-    /// Pages that were written since the last scan are let be ([`Fate::Differs`]): who wrote them
+    pub runs: Vec<MergeRun>,
+    /// Pages that were written since the last scan are let be ([`Outcome::Differs`]): who wrote them
     /// may write again, and would wait.
     pub calm: bool,
 }
@@ -257,25 +252,14 @@ pub struct Digest {
     /// Seed of the digests.
     pub seed: u64,
     /// At most [`MAX_DIGESTS`] pages, ascending and disjoint.
-    pub spans: Vec<Span>,
+    pub runs: Vec<Run>,
 }
 
-/// Consecutive pages of a region.
+/// Consecutive pages to be merged with consecutive frames, or with zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Span {
-    /// First page, counted from the region's start.
-    pub page: u32,
-    /// Pages.
-    pub len: u32,
-}
-
-/// Consecutive pages that want consecutive frames, or zeros.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Run {
-    /// First page, counted from the region's start.
-    pub page: u32,
-    /// Pages.
-    pub len: u32,
+pub struct MergeRun {
+    /// The pages.
+    pub run: Run,
     /// What they are thought to equal.
     pub target: Target,
 }
@@ -288,7 +272,7 @@ pub enum Target {
         /// The segment.
         segment: SegmentId,
         /// Slot of the first page's frame.
-        slot: u32,
+        slot: Slot,
     },
     /// Zeros: the pages become untouched anonymous memory.
     Zero,
@@ -327,13 +311,11 @@ pub fn decode_to_daemon(packet: &[u8]) -> Result<ToDaemon, DecodeError> {
                 && len / page <= u64::from(u32::MAX)
                 && start.checked_add(*len).is_some_and(|end| end < 1 << 57)
         }
-        ToDaemon::RegionShrunk { page, len, .. } | ToDaemon::Discarded { page, len, .. } => {
-            page.checked_add(*len).is_some()
-        }
+        ToDaemon::RegionShrunk { run, .. } | ToDaemon::Discarded { run, .. } => run.is_bounded(),
         ToDaemon::Digests(answer) => answer.digests.len() <= MAX_DIGESTS as usize,
-        ToDaemon::Report(report) => report.outcomes.iter().all(|o| o.page.checked_add(o.len).is_some()),
+        ToDaemon::Report(report) => report.outcomes.iter().all(|outcome| outcome.run.is_bounded()),
         ToDaemon::Pool(pool) => recycle::extents_are_sound(&pool.extents),
-        ToDaemon::Recycled(recycled) => recycle::spans_are_sound(&recycled.spans),
+        ToDaemon::Recycled(recycled) => recycle::runs_are_sound(&recycled.runs),
         _ => true,
     };
     if bounded { Ok(message) } else { Err(DecodeError::Invalid("a range is out of bounds")) }
@@ -347,7 +329,7 @@ pub fn decode_to_agent(packet: &[u8]) -> Result<ToAgent, DecodeError> {
         check_batch(merge)?;
     }
     if let ToAgent::Digest(digest) = &message {
-        check_spans(&digest.spans)?;
+        check_digest(&digest.runs)?;
     }
     if let ToAgent::Ram(extents) = &message
         && !recycle::extents_are_sound(extents)
@@ -364,17 +346,12 @@ fn decode<'a, M: Deserialize<'a>>(packet: &'a [u8]) -> Result<M, DecodeError> {
     }
 }
 
-fn check_spans(spans: &[Span]) -> Result<(), DecodeError> {
-    let (mut end, mut pages) = (0u64, 0u64);
-    for span in spans {
-        if span.len == 0 || u64::from(span.page) < end {
-            return Err(DecodeError::Invalid("spans are not ascending and disjoint"));
-        }
-        end = u64::from(span.page) + u64::from(span.len);
-        pages += u64::from(span.len);
-    }
+fn check_digest(runs: &[Run]) -> Result<(), DecodeError> {
+    let Some((pages, end)) = measure(runs.iter().copied()) else {
+        return Err(DecodeError::Invalid("the runs of a digest request are not ascending and disjoint"));
+    };
     if pages > u64::from(MAX_DIGESTS) || end > u64::from(u32::MAX) {
-        return Err(DecodeError::Invalid("digests of too many pages are asked for"));
+        return Err(DecodeError::Invalid("a digest request names too many pages"));
     }
     Ok(())
 }
@@ -383,18 +360,15 @@ fn check_batch(merge: &Merge) -> Result<(), DecodeError> {
     if merge.runs.len() > MAX_BATCH_RUNS {
         return Err(DecodeError::Invalid("too many runs in a batch"));
     }
-    let (mut end, mut pages) = (0u64, 0u64);
-    for run in &merge.runs {
-        if run.len == 0 || u64::from(run.page) < end {
-            return Err(DecodeError::Invalid("the runs of a batch are not ascending and disjoint"));
-        }
-        end = u64::from(run.page) + u64::from(run.len);
-        pages += u64::from(run.len);
-        if let Target::Frames { slot, .. } = run.target
-            && u64::from(slot) + u64::from(run.len) > u64::from(SEGMENT_PAGES)
-        {
-            return Err(DecodeError::Invalid("a run leaves its segment"));
-        }
+    let Some((pages, end)) = measure(merge.runs.iter().map(|merge| merge.run)) else {
+        return Err(DecodeError::Invalid("the runs of a batch are not ascending and disjoint"));
+    };
+    let leaves_segment = |merge: &MergeRun| match merge.target {
+        Target::Frames { slot, .. } => u64::from(slot.0) + u64::from(merge.run.len) > u64::from(SEGMENT_PAGES),
+        Target::Zero => false,
+    };
+    if merge.runs.iter().any(leaves_segment) {
+        return Err(DecodeError::Invalid("a run leaves its segment"));
     }
     if pages > u64::from(MAX_BATCH_PAGES) || end > u64::from(u32::MAX) {
         return Err(DecodeError::Invalid("a batch names too many pages"));
@@ -402,16 +376,30 @@ fn check_batch(merge: &Merge) -> Result<(), DecodeError> {
     Ok(())
 }
 
+/// The pages of some runs and the end of the last. `None`: they are not ascending and disjoint, or
+/// one is empty.
+fn measure(runs: impl Iterator<Item = Run>) -> Option<(u64, u64)> {
+    let (mut pages, mut end) = (0u64, 0u64);
+    for run in runs {
+        if run.len == 0 || u64::from(run.page) < end {
+            return None;
+        }
+        end = u64::from(run.page) + u64::from(run.len);
+        pages += u64::from(run.len);
+    }
+    Some((pages, end))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn merge(runs: Vec<Run>) -> Vec<u8> {
-        encode(&ToAgent::Merge(Merge { batch: 1, region: 2, runs, calm: false }))
+    fn merge(runs: Vec<MergeRun>) -> Vec<u8> {
+        encode(&ToAgent::Merge(Merge { batch: 1, region: RegionId(2), runs, calm: false }))
     }
 
-    fn run(page: u32, len: u32, slot: u32) -> Run {
-        Run { page, len, target: Target::Frames { segment: 9, slot } }
+    fn run(page: u32, len: u32, slot: u32) -> MergeRun {
+        MergeRun { run: Run::new(PageNo(page), len), target: Target::Frames { segment: 9, slot: Slot(slot) } }
     }
 
     #[test]
@@ -420,8 +408,8 @@ mod tests {
         assert_eq!(decode_to_daemon(&encode(&hello)).unwrap(), hello);
         let batch = ToAgent::Merge(Merge {
             batch: 7,
-            region: 1,
-            runs: vec![run(0, 4, 3), Run { page: 9, len: 1, target: Target::Zero }],
+            region: RegionId(1),
+            runs: vec![run(0, 4, 3), MergeRun { run: Run::new(PageNo(9), 1), target: Target::Zero }],
             calm: true,
         });
         assert_eq!(decode_to_agent(&encode(&batch)).unwrap(), batch);
@@ -448,9 +436,10 @@ mod tests {
 
     #[test]
     fn digests_are_asked_for_in_ascending_spans_and_bounded() {
-        let asked = |spans: &[(u32, u32)]| {
-            let spans = spans.iter().map(|&(page, len)| Span { page, len }).collect();
-            decode_to_agent(&encode(&ToAgent::Digest(Digest { request: 1, region: 2, seed: 3, spans }))).is_ok()
+        let asked = |runs: &[(u32, u32)]| {
+            let runs = runs.iter().map(|&(page, len)| Run::new(PageNo(page), len)).collect();
+            decode_to_agent(&encode(&ToAgent::Digest(Digest { request: 1, region: RegionId(2), seed: 3, runs })))
+                .is_ok()
         };
         assert!(asked(&[]) && asked(&[(0, 4), (4, 1), (u32::MAX - 1, 1)]) && asked(&[(0, MAX_DIGESTS)]));
         for bad in [&[(0, 0)][..], &[(0, 4), (3, 1)], &[(0, 1), (1, MAX_DIGESTS)], &[(u32::MAX, 2)]] {
@@ -467,7 +456,7 @@ mod tests {
 
     #[test]
     fn regions_are_page_aligned_and_in_the_address_space() {
-        let added = |start, len| encode(&ToDaemon::RegionAdded { region: 1, start, len });
+        let added = |start, len| encode(&ToDaemon::RegionAdded { region: RegionId(1), start, len });
         assert!(decode_to_daemon(&added(4096, 8192)).is_ok());
         for (start, len) in [(1, 4096), (4096, 1), (4096, 0), (u64::MAX - 4095, 4096), (0, !4095)] {
             assert!(decode_to_daemon(&added(start, len)).is_err(), "{start} {len}");

@@ -10,12 +10,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{RegionId, Span};
+use crate::{RegionId, Run};
 
 /// The most extents that RAM can have.
 pub const MAX_EXTENTS: usize = 64;
-/// The most spans in one [`Recycled`]: each takes up to 10 bytes of a packet.
-pub const MAX_SPANS: usize = 4096;
+/// The most runs in one [`Recycled`]: each takes up to 10 bytes of a packet.
+pub const MAX_RUNS: usize = 4096;
 
 /// Number of the pool's file descriptor, in the environment of a program that `pageone run --ppr`
 /// starts.
@@ -32,16 +32,14 @@ pub struct Extent {
     pub frame: u64,
     /// The region.
     pub region: RegionId,
-    /// First page, counted from the region's start.
-    pub page: u32,
-    /// Pages.
-    pub len: u32,
+    /// The pages.
+    pub run: Run,
 }
 
 impl Extent {
     /// The frames.
     pub fn frames(&self) -> std::ops::Range<u64> {
-        self.frame..self.frame + u64::from(self.len)
+        self.frame..self.frame + u64::from(self.run.len)
     }
 }
 
@@ -60,8 +58,8 @@ pub struct Pool {
 pub struct Recycled {
     /// The region.
     pub region: RegionId,
-    /// The pages, at most [`MAX_SPANS`] spans.
-    pub spans: Vec<Span>,
+    /// The pages, at most [`MAX_RUNS`] runs.
+    pub runs: Vec<Run>,
 }
 
 /// A sweep has ended. Every [`crate::ToAgent::Recycle`] gets one such answer.
@@ -127,27 +125,24 @@ pub(crate) fn extents_are_sound(extents: &[Extent]) -> bool {
     let mut end = 0;
     extents.len() <= MAX_EXTENTS
         && extents.iter().all(|extent| {
-            let sound = extent.frame >= end
-                && extent.len > 0
-                && extent.frame < 1 << 52
-                && extent.page.checked_add(extent.len).is_some();
-            end = extent.frame.saturating_add(extent.len.into());
+            let sound = extent.frame >= end && extent.run.len > 0 && extent.frame < 1 << 52 && extent.run.is_bounded();
+            end = extent.frame.saturating_add(extent.run.len.into());
             sound
         })
 }
 
-/// Whether spans are bounded and not too many.
-pub(crate) fn spans_are_sound(spans: &[Span]) -> bool {
-    spans.len() <= MAX_SPANS && spans.iter().all(|span| span.page.checked_add(span.len).is_some())
+/// Whether runs are bounded and not too many.
+pub(crate) fn runs_are_sound(runs: &[Run]) -> bool {
+    runs.len() <= MAX_RUNS && runs.iter().all(Run::is_bounded)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ToAgent, ToDaemon, decode_to_agent, decode_to_daemon, encode};
+    use crate::{PageNo, ToAgent, ToDaemon, decode_to_agent, decode_to_daemon, encode};
 
     fn extent(frame: u64, page: u32, len: u32) -> Extent {
-        Extent { frame, region: 1, page, len }
+        Extent { frame, region: RegionId(1), run: Run::new(PageNo(page), len) }
     }
 
     #[test]
@@ -169,13 +164,13 @@ mod tests {
     #[test]
     fn as_many_spans_as_are_allowed_fit_into_a_packet() {
         let recycled = |count| {
-            let spans = vec![Span { page: u32::MAX - 9, len: 9 }; count];
-            encode(&ToDaemon::Recycled(Recycled { region: u32::MAX, spans }))
+            let runs = vec![Run::new(PageNo(u32::MAX - 9), 9); count];
+            encode(&ToDaemon::Recycled(Recycled { region: RegionId(u32::MAX), runs }))
         };
-        assert!(recycled(MAX_SPANS).len() <= crate::MAX_MESSAGE && decode_to_daemon(&recycled(MAX_SPANS)).is_ok());
-        assert!(decode_to_daemon(&recycled(MAX_SPANS + 1)).is_err());
-        let span = Span { page: u32::MAX, len: 2 };
-        let message = ToDaemon::Recycled(Recycled { region: 1, spans: vec![span] });
+        assert!(recycled(MAX_RUNS).len() <= crate::MAX_MESSAGE && decode_to_daemon(&recycled(MAX_RUNS)).is_ok());
+        assert!(decode_to_daemon(&recycled(MAX_RUNS + 1)).is_err());
+        let run = Run::new(PageNo(u32::MAX), 2);
+        let message = ToDaemon::Recycled(Recycled { region: RegionId(1), runs: vec![run] });
         assert!(decode_to_daemon(&encode(&message)).is_err(), "pages wrap");
     }
 }

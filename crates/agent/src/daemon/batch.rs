@@ -13,7 +13,7 @@ use kmem::pagemap::Pagemap;
 use kmem::procfs;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
-use wire::{Merge, Report, Run, Target, ToDaemon};
+use wire::{Merge, MergeRun, Report, Run, Target, ToDaemon};
 
 /// What mapping one run weighs. Comparing one page and taking it away weighs 1.
 const RUN_WEIGHT: u32 = 12;
@@ -115,7 +115,7 @@ impl Merger {
         }
     }
 
-    fn adapt(&mut self, runs: &[Run], time: Duration, cut: bool) {
+    fn adapt(&mut self, runs: &[MergeRun], time: Duration, cut: bool) {
         if cut || time > MAX_TIME {
             self.limit = (self.limit / 2).max(MIN_WEIGHT);
         } else if time < MAX_TIME / 2 && runs.iter().map(weight).sum::<u32>() > self.limit / 2 {
@@ -146,24 +146,24 @@ impl Merger {
 }
 
 /// How long a run takes, about.
-fn weight(run: &Run) -> u32 {
-    RUN_WEIGHT + run.len
+fn weight(run: &MergeRun) -> u32 {
+    RUN_WEIGHT + run.run.len
 }
 
 /// Cuts the next window off a batch: runs of at most `limit` weight, and at most [`MAX_PAGES`] from
 /// the first page to the last.
-fn take_window(pending: &mut VecDeque<Run>, limit: u32) -> Vec<Run> {
-    let mut window: Vec<Run> = Vec::new();
+fn take_window(pending: &mut VecDeque<MergeRun>, limit: u32) -> Vec<MergeRun> {
+    let mut window: Vec<MergeRun> = Vec::new();
     let mut left = limit;
     while let Some(run) = pending.pop_front() {
-        let start = window.first().map_or(run.page, |first| first.page);
-        let end = window.last().map_or(run.page, |last| last.page + last.len);
-        let room = (start + MAX_PAGES).saturating_sub(run.page).min(left.saturating_sub(RUN_WEIGHT));
-        if room == 0 || run.page - end > MAX_GAP {
+        let start = window.first().map_or(run.run.page, |first| first.run.page);
+        let end = window.last().map_or(run.run.page, |last| last.run.end());
+        let room = (start.0 + MAX_PAGES).saturating_sub(run.run.page.0).min(left.saturating_sub(RUN_WEIGHT));
+        if room == 0 || run.run.page - end > MAX_GAP {
             pending.push_front(run);
             break;
         }
-        if run.len > room {
+        if run.run.len > room {
             let (head, tail) = split(run, room);
             window.push(head);
             pending.push_front(tail);
@@ -176,18 +176,19 @@ fn take_window(pending: &mut VecDeque<Run>, limit: u32) -> Vec<Run> {
 }
 
 /// The first `at` pages of a run, and the others.
-pub fn split(run: Run, at: u32) -> (Run, Run) {
+pub fn split(run: MergeRun, at: u32) -> (MergeRun, MergeRun) {
     let target = match run.target {
         Target::Frames { segment, slot } => Target::Frames { segment, slot: slot + at },
         Target::Zero => Target::Zero,
     };
-    (Run { len: at, ..run }, Run { page: run.page + at, len: run.len - at, target })
+    let (head, tail) = (Run::new(run.run.page, at), Run::new(run.run.page + at, run.run.len - at));
+    (MergeRun { run: head, target: run.target }, MergeRun { run: tail, target })
 }
 
 /// From the first page of the runs to their last.
-pub fn span(runs: &[Run]) -> Option<Pages> {
+pub fn span(runs: &[MergeRun]) -> Option<Pages> {
     let (first, last) = (runs.first()?, runs.last()?);
-    Some(Pages { start: first.page, end: last.page + last.len })
+    Some(Pages { start: first.run.page.0, end: last.run.end().0 })
 }
 
 /// CPU time of the calling thread; the agent's other thread uses next to none.
@@ -198,15 +199,20 @@ pub fn cpu_time() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use wire::{PageNo, Slot};
 
-    fn run(page: u32, len: u32, slot: u32) -> Run {
-        Run { page, len, target: Target::Frames { segment: 1, slot } }
+    fn run(page: u32, len: u32, slot: u32) -> MergeRun {
+        MergeRun { run: Run::new(PageNo(page), len), target: Target::Frames { segment: 1, slot: Slot(slot) } }
     }
 
     #[test]
     fn windows_are_bounded_and_leave_nothing_out() {
-        let runs =
-            vec![run(0, 10, 5), run(12, 1, 40), run(30, 100, 100), Run { page: 131, len: 3, target: Target::Zero }];
+        let runs = vec![
+            run(0, 10, 5),
+            run(12, 1, 40),
+            run(30, 100, 100),
+            MergeRun { run: Run::new(PageNo(131), 3), target: Target::Zero },
+        ];
         let mut pending = VecDeque::from(runs.clone());
         let mut seen = Vec::new();
         let mut windows = 0;
@@ -214,20 +220,20 @@ mod tests {
             let window = take_window(&mut pending, 60);
             let span = span(&window).unwrap();
             assert!(window.iter().map(weight).sum::<u32>() <= 60 && span.len() <= MAX_PAGES);
-            assert!(window.windows(2).all(|w| w[1].page - (w[0].page + w[0].len) <= MAX_GAP));
+            assert!(window.windows(2).all(|w| w[1].run.page - w[0].run.end() <= MAX_GAP));
             windows += 1;
             for run in window {
                 let slot = |page| match run.target {
-                    Target::Frames { slot, .. } => Some(slot + page - run.page),
+                    Target::Frames { slot, .. } => Some(slot + (page - run.run.page)),
                     Target::Zero => None,
                 };
-                seen.extend((run.page..run.page + run.len).map(|page| (page, slot(page))));
+                seen.extend(run.run.pages().map(|page| (page, slot(page))));
             }
         }
-        let wanted = runs.iter().flat_map(|run| (0..run.len).map(move |i| (run.page + i, run)));
+        let wanted = runs.iter().flat_map(|run| run.run.pages().map(move |page| (page, run)));
         let wanted: Vec<_> = wanted
             .map(|(page, run)| match run.target {
-                Target::Frames { slot, .. } => (page, Some(slot + page - run.page)),
+                Target::Frames { slot, .. } => (page, Some(slot + (page - run.run.page))),
                 Target::Zero => (page, None),
             })
             .collect();

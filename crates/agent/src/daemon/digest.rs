@@ -21,9 +21,9 @@ const PART: u32 = 64;
 /// read.
 pub fn answer(asked: &Digest) {
     let mut digests = Vec::with_capacity(wire::MAX_DIGESTS as usize);
-    let parts = asked.spans.iter().flat_map(|span| {
-        let end = span.page + span.len;
-        (span.page..end).step_by(PART as usize).map(move |start| Pages { start, end: (start + PART).min(end) })
+    let parts = asked.runs.iter().flat_map(|run| {
+        let end = run.end().0;
+        (run.page.0..end).step_by(PART as usize).map(move |start| Pages { start, end: (start + PART).min(end) })
     });
     for part in parts {
         if !STATE.lock().digest(asked.region, part, asked.seed, &mut digests) {

@@ -119,7 +119,7 @@ fn connect(path: &Path) -> Result<(), End> {
     for region in &state.regions {
         let (start, len) = (region.range.start as u64, region.range.len as u64);
         account.push(ToDaemon::RegionAdded { region: region.id, start, len });
-        let shrunk = |hole: Pages| ToDaemon::RegionShrunk { region: region.id, page: hole.start, len: hole.len() };
+        let shrunk = |hole: Pages| ToDaemon::RegionShrunk { region: region.id, run: hole.into() };
         account.extend(region.holes().map(shrunk));
     }
     account.extend(state.segments.iter().map(|held| ToDaemon::SegmentHeld { segment: held.id }));

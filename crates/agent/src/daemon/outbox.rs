@@ -6,7 +6,7 @@
 //! regions, and the daemon finds the mappings in `/proc/PID/maps`.
 
 use std::collections::VecDeque;
-use wire::ToDaemon;
+use wire::{Run, ToDaemon};
 
 /// The most messages that wait.
 const LIMIT: usize = 4096;
@@ -42,19 +42,17 @@ impl Outbox {
         if !self.open {
             return;
         }
-        if let (
-            ToDaemon::Discarded { region, page, len },
-            Some(ToDaemon::Discarded { region: last_region, page: last_page, len: last_len }),
-        ) = (&message, self.queue.back_mut())
+        if let (ToDaemon::Discarded { region, run }, Some(ToDaemon::Discarded { region: last_region, run: last })) =
+            (&message, self.queue.back_mut())
             && region == last_region
         {
             // A balloon discards page by page, upwards or downwards.
-            if last_page.checked_add(*last_len) == Some(*page) {
-                *last_len += len;
+            if last.page.0.checked_add(last.len) == Some(run.page.0) {
+                last.len += run.len;
                 return;
             }
-            if page.checked_add(*len) == Some(*last_page) {
-                (*last_page, *last_len) = (*page, *last_len + len);
+            if run.page.0.checked_add(run.len) == Some(last.page.0) {
+                *last = Run::new(run.page, last.len + run.len);
                 return;
             }
         }
@@ -93,10 +91,10 @@ impl Outbox {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wire::{Fate, Outcome, Report};
+    use wire::{Outcome, PageNo, RegionId, Report, RunOutcome};
 
     fn discarded(page: u32, len: u32) -> ToDaemon {
-        ToDaemon::Discarded { region: 1, page, len }
+        ToDaemon::Discarded { region: RegionId(1), run: Run::new(PageNo(page), len) }
     }
 
     #[test]
@@ -118,9 +116,9 @@ mod tests {
         for page in (10..20).chain((0..10).rev()) {
             outbox.push(discarded(page, 1));
         }
-        outbox.push(ToDaemon::RegionShrunk { region: 1, page: 20, len: 1 });
+        outbox.push(ToDaemon::RegionShrunk { region: RegionId(1), run: Run::one(PageNo(20)) });
         outbox.push(discarded(20, 1));
-        outbox.push(ToDaemon::Discarded { region: 2, page: 21, len: 1 });
+        outbox.push(ToDaemon::Discarded { region: RegionId(2), run: Run::one(PageNo(21)) });
         assert_eq!(outbox.queue.len(), 4);
         assert_eq!(outbox.front(), Some(&discarded(0, 20)));
     }
@@ -128,7 +126,7 @@ mod tests {
     #[test]
     fn reports_on_one_batch_become_one_but_never_past_another_message() {
         let report = |batch, page, last| {
-            let outcomes = vec![Outcome { page, len: 1, result: Fate::Merged }];
+            let outcomes = vec![RunOutcome { run: Run::one(PageNo(page)), outcome: Outcome::Merged }];
             ToDaemon::Report(Report { batch, last, outcomes, ..Report::default() })
         };
         let mut outbox = Outbox::new();
@@ -140,7 +138,7 @@ mod tests {
         }
         assert_eq!(outbox.queue.len(), 4);
         let Some(ToDaemon::Report(first)) = outbox.front() else { panic!("a report") };
-        assert!(first.last && first.outcomes.iter().map(|o| o.page).eq([1, 3]));
+        assert!(first.last && first.outcomes.iter().map(|o| o.run.page.0).eq([1, 3]));
     }
 
     #[test]

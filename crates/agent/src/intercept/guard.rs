@@ -212,7 +212,7 @@ fn discard(state: &mut State, pieces: &Pieces) -> Result<(), Errno> {
     }
     for &(id, pages) in pieces {
         state.discard(id, pages)?;
-        state.outbox.push(ToDaemon::Discarded { region: id, page: pages.start, len: pages.len() });
+        state.outbox.push(ToDaemon::Discarded { region: id, run: pages.into() });
     }
     Ok(())
 }

@@ -7,7 +7,7 @@
 
 use kmem::range::Range;
 use kmem::{PAGE_SIZE, mm, raw};
-use wire::RegionId;
+use wire::{PageNo, RegionId, Run};
 
 /// Consecutive pages of a region: from `start` up to and without `end`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,6 +38,18 @@ impl Pages {
     /// Whether all of `other` is in it.
     pub const fn contains(&self, other: Pages) -> bool {
         self.start <= other.start && other.end <= self.end
+    }
+}
+
+impl From<Run> for Pages {
+    fn from(run: Run) -> Pages {
+        Pages::new(run.page.0, run.len)
+    }
+}
+
+impl From<Pages> for Run {
+    fn from(pages: Pages) -> Run {
+        Run::new(PageNo(pages.start), pages.len())
     }
 }
 
@@ -249,7 +261,7 @@ mod tests {
     use super::*;
 
     fn region(pages: usize) -> Region {
-        Region::new(1, Range::new(0x10_0000, pages * PAGE_SIZE), Sticky::default()).unwrap()
+        Region::new(RegionId(1), Range::new(0x10_0000, pages * PAGE_SIZE), Sticky::default()).unwrap()
     }
 
     #[test]

@@ -74,7 +74,7 @@ impl State {
     const fn new() -> State {
         State {
             regions: Vec::new(),
-            next_region: 1,
+            next_region: RegionId(1),
             tracking: None,
             waiting: None,
             untracked: Vec::new(),
@@ -110,7 +110,7 @@ impl State {
         let id = self.next_region;
         let region = Region::new(id, range, sticky).ok_or("no memory for its bitmap")?;
         tracking.register_wp(range).map_err(|_| "it cannot be registered with userfaultfd")?;
-        self.next_region += 1;
+        self.next_region.0 += 1;
         self.regions.push(region);
         self.outbox.push(ToDaemon::RegionAdded { region: id, start: range.start as u64, len: range.len as u64 });
         self.rewatch();
@@ -121,7 +121,7 @@ impl State {
     pub fn give_up(&mut self, id: RegionId, pages: Pages) {
         let Some(index) = self.position(id) else { return };
         self.regions[index].drop_pages(pages);
-        self.outbox.push(ToDaemon::RegionShrunk { region: id, page: pages.start, len: pages.len() });
+        self.outbox.push(ToDaemon::RegionShrunk { region: id, run: pages.into() });
         if self.regions[index].managed().is_empty() {
             self.regions.swap_remove(index);
         }

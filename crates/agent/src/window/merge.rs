@@ -27,7 +27,7 @@ use kmem::{PAGE_SIZE, mm, procfs, raw};
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use wire::{Fate, Outcome, RegionId, Run, Target, control};
+use wire::{MergeRun, Outcome, RegionId, RunOutcome, Slot, Target, control};
 
 /// How long a window may take.
 pub const MAX_TIME: Duration = Duration::from_millis(1);
@@ -36,9 +36,9 @@ pub const MAX_TIME: Duration = Duration::from_millis(1);
 #[derive(Default)]
 pub struct Done {
     /// Outcomes, in the order of the runs.
-    pub outcomes: Vec<Outcome>,
+    pub outcomes: Vec<RunOutcome>,
     /// Runs that were not looked at.
-    pub rest: Vec<Run>,
+    pub rest: Vec<MergeRun>,
     /// Pages whose mapping was left as it was.
     untouched: Vec<Pages>,
     /// Pages that could not be taken away.
@@ -52,12 +52,12 @@ pub struct Done {
 }
 
 impl Done {
-    fn tell(&mut self, pages: Pages, result: Fate) {
+    fn tell(&mut self, pages: Pages, outcome: Outcome) {
         match self.outcomes.last_mut() {
-            Some(last) if last.result == result && last.page + last.len == pages.start => last.len += pages.len(),
-            _ => self.outcomes.push(Outcome { page: pages.start, len: pages.len(), result }),
+            Some(last) if last.outcome == outcome && last.run.end().0 == pages.start => last.run.len += pages.len(),
+            _ => self.outcomes.push(RunOutcome { run: pages.into(), outcome }),
         }
-        if !matches!(result, Fate::Merged | Fate::Failed) {
+        if !matches!(outcome, Outcome::Merged | Outcome::Failed) {
             self.leave(pages);
         }
     }
@@ -73,7 +73,7 @@ impl Done {
 
 /// What the comparison says of some pages.
 enum Verdict {
-    Fate(Fate),
+    Outcome(Outcome),
     /// They equal the target.
     Equal(Target),
 }
@@ -85,7 +85,7 @@ impl State {
     pub fn merge_window(
         &mut self,
         id: RegionId,
-        runs: &[Run],
+        runs: &[MergeRun],
         look: bool,
         calm: bool,
         pagemap: Option<&Pagemap>,
@@ -100,16 +100,16 @@ impl State {
             let (first, rest) = runs.split_at(1);
             done.rest = rest.to_vec();
             runs = first;
-            window = Pages::new(runs[0].page, runs[0].len);
+            window = pages_of(&runs[0]);
         }
         let Some((index, region)) = region.filter(|(_, region)| region.manages(window)) else {
-            runs.iter().for_each(|run| done.tell(pages_of(run), Fate::Gone));
+            runs.iter().for_each(|run| done.tell(pages_of(run), Outcome::Gone));
             return done;
         };
         let part = pagemap.map(|pagemap| calm_part(runs, &written_pages(region, window, runs, calm, pagemap), calm));
         if let Some(part) = &part {
             // Not through `tell`: their notes of having been written stay.
-            let written = part.written.iter().map(|w| Outcome { page: w.start, len: w.len(), result: Fate::Differs });
+            let written = part.written.iter().map(|&w| RunOutcome { run: w.into(), outcome: Outcome::Differs });
             done.outcomes.extend(written);
             done.rest.splice(0..0, part.rest.iter().copied());
             runs = &part.now;
@@ -120,8 +120,8 @@ impl State {
         }
         let bytes = region.bytes(window);
         let mut new_maps = 0;
-        let refused: Vec<Option<Fate>> = runs.iter().map(|run| self.refusal(run, &mut new_maps)).collect();
-        if let Some(fates) = refused.iter().copied().collect::<Option<Vec<Fate>>>() {
+        let refused: Vec<Option<Outcome>> = runs.iter().map(|run| self.refusal(run, &mut new_maps)).collect();
+        if let Some(fates) = refused.iter().copied().collect::<Option<Vec<Outcome>>>() {
             runs.iter().zip(fates).for_each(|(run, fate)| done.tell(pages_of(run), fate));
             return done;
         }
@@ -130,7 +130,7 @@ impl State {
         self.set_in_window(true);
         if self.open_window(bytes).is_err() {
             self.set_in_window(false);
-            runs.iter().for_each(|run| done.tell(pages_of(run), Fate::Gone));
+            runs.iter().for_each(|run| done.tell(pages_of(run), Outcome::Gone));
             return done;
         }
         // Only now: who pins a page for writing from here on waits for the window, or gets a page of its
@@ -148,7 +148,7 @@ impl State {
                 break;
             }
             match held.or(refusal) {
-                Some(fate) => verdicts.push((pages_of(run), Verdict::Fate(fate))),
+                Some(fate) => verdicts.push((pages_of(run), Verdict::Outcome(fate))),
                 None => compare(&self.regions[index], &self.segments, run, &mut verdicts),
             }
         }
@@ -179,13 +179,13 @@ impl State {
     }
 
     /// Why a run is refused before its window is opened.
-    fn refusal(&self, run: &Run, new_maps: &mut usize) -> Option<Fate> {
+    fn refusal(&self, run: &MergeRun, new_maps: &mut usize) -> Option<Outcome> {
         let Target::Frames { segment, .. } = run.target else { return None };
         *new_maps += 2;
         if !self.maps.has_room(*new_maps) {
-            Some(Fate::NoMaps)
+            Some(Outcome::NoMaps)
         } else if !self.segments.iter().any(|held| held.id == segment) {
-            Some(Fate::Failed)
+            Some(Outcome::Failed)
         } else {
             None
         }
@@ -214,10 +214,10 @@ impl State {
             let target = match verdict {
                 Verdict::Equal(target) if held => *target,
                 Verdict::Equal(_) => {
-                    done.tell(pages, Fate::Gone);
+                    done.tell(pages, Outcome::Gone);
                     continue;
                 }
-                Verdict::Fate(fate) => {
+                Verdict::Outcome(fate) => {
                     done.tell(pages, *fate);
                     continue;
                 }
@@ -248,18 +248,18 @@ impl State {
                                     let taken = checker.map(|checker| (checker, offset(replaced.start)));
                                     map_frames(region, replaced, held, slot, maps, taken)
                                 }
-                                None => Fate::Failed,
+                                None => Outcome::Failed,
                             }
                         }
                     };
-                    mapped |= fate == Fate::Merged;
+                    mapped |= fate == Outcome::Merged;
                     done.tell(replaced, fate);
                     left.start = replaced.end;
                 }
                 if left.start < left.end {
                     let stuck = Pages::new(left.start, 1);
                     done.stuck.push(stuck);
-                    done.tell(stuck, Fate::Failed);
+                    done.tell(stuck, Outcome::Failed);
                     left.start += 1;
                     taken = left.start;
                 }
@@ -299,9 +299,9 @@ fn end_of_stretch(verdicts: &[(Pages, Verdict)]) -> u32 {
 
 /// The pages of a window that the program has written since the last scan, ascending. Those between
 /// runs are all that is looked for where the runs themselves need not be calm.
-fn written_pages(region: &Region, window: Pages, runs: &[Run], calm: bool, pagemap: &Pagemap) -> Vec<Pages> {
+fn written_pages(region: &Region, window: Pages, runs: &[MergeRun], calm: bool, pagemap: &Pagemap) -> Vec<Pages> {
     let mut written = Vec::new();
-    let has_gaps = runs.windows(2).any(|pair| pair[0].page + pair[0].len < pair[1].page);
+    let has_gaps = runs.windows(2).any(|pair| pair[0].run.end() < pair[1].run.page);
     if !calm && !has_gaps {
         return written;
     }
@@ -327,31 +327,32 @@ fn written_pages(region: &Region, window: Pages, runs: &[Run], calm: bool, pagem
 struct CalmPart {
     /// Pages before [`CalmPart::now`] that were written.
     written: Vec<Pages>,
-    now: Vec<Run>,
-    rest: Vec<Run>,
+    now: Vec<MergeRun>,
+    rest: Vec<MergeRun>,
 }
 
 /// Cuts runs before the first page that was written, in a gap between them or (`calm`) in one of
 /// them. Written pages that come first of all are set apart.
-fn calm_part(runs: &[Run], written: &[Pages], calm: bool) -> CalmPart {
+fn calm_part(runs: &[MergeRun], written: &[Pages], calm: bool) -> CalmPart {
     let mut part = CalmPart::default();
     let mut written = written.iter().copied().peekable();
     for (i, &run) in runs.iter().enumerate() {
-        let end = run.page + run.len;
-        let with_rest = |left: Run| std::iter::once(left).chain(runs[i + 1..].iter().copied()).collect();
+        let Pages { end, .. } = pages_of(&run);
+        let with_rest = |left: MergeRun| std::iter::once(left).chain(runs[i + 1..].iter().copied()).collect();
         let mut left = run;
         loop {
+            let start = left.run.page.0;
             // Where this window ends so far; the gap before its first run is no part of it.
-            let done = part.now.last().map_or(left.page, |last| last.page + last.len);
+            let done = part.now.last().map_or(start, |last| pages_of(last).end);
             while written.next_if(|w| w.end <= done).is_some() {}
             // Where the runs need not be calm, only what begins before a gap's end counts.
-            let counts = |w: &&Pages| if calm { w.start < end } else { done < left.page && w.start < left.page };
+            let counts = |w: &&Pages| if calm { w.start < end } else { done < start && w.start < start };
             let Some(&w) = written.peek().filter(counts) else {
                 part.now.push(left);
                 break;
             };
-            if w.start > left.page {
-                let (now, rest) = split(left, w.start - left.page);
+            if w.start > start {
+                let (now, rest) = split(left, w.start - start);
                 part.now.push(now);
                 part.rest = with_rest(rest);
                 return part;
@@ -361,28 +362,28 @@ fn calm_part(runs: &[Run], written: &[Pages], calm: bool) -> CalmPart {
                 return part;
             }
             let to = w.end.min(end);
-            part.written.push(Pages { start: left.page, end: to });
+            part.written.push(Pages { start, end: to });
             if to == end {
                 break;
             }
-            left = split(left, to - left.page).1;
+            left = split(left, to - start).1;
         }
     }
     part
 }
 
-fn pages_of(run: &Run) -> Pages {
-    Pages::new(run.page, run.len)
+fn pages_of(run: &MergeRun) -> Pages {
+    run.run.into()
 }
 
 /// Compares a run with its target, page by page.
-fn compare(region: &Region, segments: &[Segment], run: &Run, verdicts: &mut Vec<(Pages, Verdict)>) {
+fn compare(region: &Region, segments: &[Segment], run: &MergeRun, verdicts: &mut Vec<(Pages, Verdict)>) {
     let place = region.bytes(pages_of(run)).start;
     let frames = match run.target {
         Target::Zero => None,
         Target::Frames { segment, slot } => match segments.iter().find(|held| held.id == segment) {
-            Some(held) => Some(held.map.as_ptr().wrapping_add(slot as usize * PAGE_SIZE)),
-            None => return verdicts.push((pages_of(run), Verdict::Fate(Fate::Failed))),
+            Some(held) => Some(held.map.as_ptr().wrapping_add(slot.index() * PAGE_SIZE)),
+            None => return verdicts.push((pages_of(run), Verdict::Outcome(Outcome::Failed))),
         },
     };
     let equals = |page: u32| {
@@ -395,14 +396,14 @@ fn compare(region: &Region, segments: &[Segment], run: &Run, verdicts: &mut Vec<
     };
     let mut start = 0;
     let mut equal = equals(0);
-    for page in 1..=run.len {
-        let next = page < run.len && equals(page);
-        if page < run.len && next == equal {
+    for page in 1..=run.run.len {
+        let next = page < run.run.len && equals(page);
+        if page < run.run.len && next == equal {
             continue;
         }
-        let pages = Pages { start: run.page + start, end: run.page + page };
+        let pages = Pages { start: run.run.page.0 + start, end: run.run.page.0 + page };
         verdicts.push(match (equal, run.target) {
-            (false, _) => (pages, Verdict::Fate(Fate::Differs)),
+            (false, _) => (pages, Verdict::Outcome(Outcome::Differs)),
             (true, Target::Zero) => (pages, Verdict::Equal(Target::Zero)),
             (true, Target::Frames { segment, slot }) => {
                 (pages, Verdict::Equal(Target::Frames { segment, slot: slot + start }))
@@ -427,15 +428,15 @@ fn take_away(region: &Region, pages: Pages, take: impl Fn(Pages) -> (usize, Resu
 }
 
 /// Why nothing may be merged in this process now.
-pub fn held_memory() -> Option<Fate> {
+pub fn held_memory() -> Option<Outcome> {
     if sabotage::is_on(Sabotage::NoPinCheck) {
         return None;
     }
     match procfs::status(None) {
-        Ok(status) if status.vm_pin_kib > 0 => Some(Fate::Pinned),
-        Ok(status) if status.vm_lck_kib > 0 => Some(Fate::Locked),
+        Ok(status) if status.vm_pin_kib > 0 => Some(Outcome::Pinned),
+        Ok(status) if status.vm_lck_kib > 0 => Some(Outcome::Locked),
         Ok(_) => None,
-        Err(_) => Some(Fate::Failed),
+        Err(_) => Some(Outcome::Failed),
     }
 }
 
@@ -444,10 +445,10 @@ fn map_frames(
     region: &mut Region,
     pages: Pages,
     held: &Segment,
-    slot: u32,
+    slot: Slot,
     maps: &mut Maps,
     taken: Option<(&Waiting, usize)>,
-) -> Fate {
+) -> Outcome {
     let place = region.bytes(pages);
     let offset = u64::from(slot) * PAGE_SIZE as u64;
     // SAFETY: the place holds, or held, the same bytes as the frames, and its writers wait.
@@ -459,11 +460,11 @@ fn map_frames(
         if !restored {
             fill_hole(region, pages, held, slot);
         }
-        return Fate::Failed;
+        return Outcome::Failed;
     }
     maps.add(region.new_maps(pages));
     region.mapped.set(pages);
-    Fate::Merged
+    Outcome::Merged
 }
 
 /// Puts pages back that [`take_away`] took to `from` on; those that map a frame were not taken.
@@ -480,9 +481,9 @@ fn put_back(region: &Region, pages: Pages, waiting: &Waiting, from: usize) -> bo
 
 /// What was there is gone, and the new mapping could not be made (out of memory): the frames' bytes
 /// are what was there.
-fn fill_hole(region: &mut Region, pages: Pages, held: &Segment, slot: u32) {
+fn fill_hole(region: &mut Region, pages: Pages, held: &Segment, slot: Slot) {
     let place = region.bytes(pages);
-    let from = held.map.as_ptr().wrapping_add(slot as usize * PAGE_SIZE);
+    let from = held.map.as_ptr().wrapping_add(slot.index() * PAGE_SIZE);
     for _ in 0..1000 {
         // SAFETY: the place is part of a region and equals the frames, so covering it and copying them
         // keeps its bytes; until then whoever touches the hole faults either way.
@@ -500,7 +501,7 @@ fn fill_hole(region: &mut Region, pages: Pages, held: &Segment, slot: u32) {
 }
 
 /// Makes pages of zeros untouched memory; `taken`: those that map no frame are that already.
-fn map_zeros(region: &mut Region, pages: Pages, maps: &mut Maps, taken: bool) -> Fate {
+fn map_zeros(region: &mut Region, pages: Pages, maps: &mut Maps, taken: bool) -> Outcome {
     let place = region.bytes(pages);
     let done = if region.mapped.any(pages) {
         maps.add(region.new_maps(pages));
@@ -510,7 +511,7 @@ fn map_zeros(region: &mut Region, pages: Pages, maps: &mut Maps, taken: bool) ->
         // SAFETY: as above; it is anonymous memory all through.
         taken || unsafe { raw::madvise(place.start, place.len, libc::MADV_DONTNEED) }.is_ok()
     };
-    if done { Fate::Merged } else { Fate::Failed }
+    if done { Outcome::Merged } else { Outcome::Failed }
 }
 
 #[cfg(test)]
@@ -519,9 +520,12 @@ mod tests {
 
     #[test]
     fn windows_end_before_what_is_written() {
-        let run = |page, len| Run { page, len, target: Target::Frames { segment: 1, slot: 100 + page } };
+        let run = |page, len| MergeRun {
+            run: Pages::new(page, len).into(),
+            target: Target::Frames { segment: 1, slot: Slot(100 + page) },
+        };
         let pages = |start, end| Pages { start, end };
-        let part = |runs: &[Run], written: &[Pages], calm| calm_part(runs, written, calm);
+        let part = |runs: &[MergeRun], written: &[Pages], calm| calm_part(runs, written, calm);
         let runs = [run(0, 4), run(4, 4), run(10, 5)];
         let all = CalmPart { now: runs.to_vec(), ..CalmPart::default() };
         assert_eq!(part(&runs, &[], true), all);
@@ -555,9 +559,9 @@ mod tests {
     fn untouched_parts_join() {
         let mut done = Done::default();
         done.leave(Pages::new(0, 0));
-        done.tell(Pages::new(0, 2), Fate::Differs);
+        done.tell(Pages::new(0, 2), Outcome::Differs);
         done.leave(Pages::new(2, 3));
-        done.tell(Pages::new(5, 1), Fate::Merged);
+        done.tell(Pages::new(5, 1), Outcome::Merged);
         done.leave(Pages::new(6, 1));
         assert_eq!(done.untouched, [Pages::new(0, 5), Pages::new(6, 1)]);
     }

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
-use wire::{Fate, Merge, Report, Run, SEGMENT_PAGES, Target, ToAgent, ToDaemon};
+use wire::{Merge, MergeRun, Outcome, PageNo, RegionId, Report, Run, SEGMENT_PAGES, Slot, Target, ToAgent, ToDaemon};
 
 /// A running client.
 pub struct Program {
@@ -106,19 +106,20 @@ impl Store {
     }
 
     /// Runs that merge these pages of the client with their patterns, zeros with zeros.
-    pub fn runs(&self, pages: std::ops::Range<usize>) -> Vec<Run> {
-        let mut runs: Vec<Run> = Vec::new();
+    pub fn runs(&self, pages: std::ops::Range<usize>) -> Vec<MergeRun> {
+        let mut runs: Vec<MergeRun> = Vec::new();
         for page in pages {
             let number = pattern_of(page);
-            let target = if number == 0 { Target::Zero } else { Target::Frames { segment: self.id, slot: number } };
+            let target =
+                if number == 0 { Target::Zero } else { Target::Frames { segment: self.id, slot: Slot(number) } };
             match runs.last_mut() {
                 Some(last)
-                    if last.page + last.len == page as u32
-                        && matches!(last.target, Target::Frames { slot, .. } if slot + last.len == number) =>
+                    if last.run.end() == PageNo(page as u32)
+                        && matches!(last.target, Target::Frames { slot, .. } if slot + last.run.len == Slot(number)) =>
                 {
-                    last.len += 1;
+                    last.run.len += 1;
                 }
-                _ => runs.push(Run { page: page as u32, len: 1, target }),
+                _ => runs.push(MergeRun { run: Run::one(PageNo(page as u32)), target }),
             }
         }
         runs
@@ -256,15 +257,23 @@ impl Daemon {
     }
 
     /// Merges the runs, a batch at a time, and returns how each page fared.
-    pub fn merge(&mut self, region: u32, runs: &[Run]) -> Vec<(u32, Fate)> {
+    pub fn merge(&mut self, region: u32, runs: &[MergeRun]) -> Vec<(u32, Outcome)> {
         self.merge_reports(region, runs).iter().flat_map(|report| &report.outcomes).flat_map(pages_of).collect()
     }
 
-    pub fn merge_reports(&mut self, region: u32, runs: &[Run]) -> Vec<Report> {
+    pub fn merge_reports(&mut self, region: u32, runs: &[MergeRun]) -> Vec<Report> {
         let mut reports = Vec::new();
         for runs in runs.chunks(256) {
             self.batch += 1;
-            self.send(&ToAgent::Merge(Merge { batch: self.batch, region, runs: runs.to_vec(), calm: self.calm }), &[]);
+            self.send(
+                &ToAgent::Merge(Merge {
+                    batch: self.batch,
+                    region: RegionId(region),
+                    runs: runs.to_vec(),
+                    calm: self.calm,
+                }),
+                &[],
+            );
             let mut told = Vec::new();
             loop {
                 match self.next() {
@@ -280,14 +289,14 @@ impl Daemon {
                     other => self.seen.push(other),
                 }
             }
-            let asked: Vec<u32> = runs.iter().flat_map(|run| run.page..run.page + run.len).collect();
+            let asked: Vec<u32> = runs.iter().flat_map(|run| run.run.pages().map(|page| page.0)).collect();
             assert_eq!(told, asked, "every page is told of once, in order");
         }
         reports
     }
 }
 
-fn pages_of(outcome: &wire::Outcome) -> impl Iterator<Item = (u32, Fate)> + use<> {
-    let result = outcome.result;
-    (outcome.page..outcome.page + outcome.len).map(move |page| (page, result))
+fn pages_of(outcome: &wire::RunOutcome) -> impl Iterator<Item = (u32, Outcome)> + use<> {
+    let result = outcome.outcome;
+    outcome.run.pages().map(move |page| (page.0, result))
 }

@@ -1,22 +1,22 @@
 //! What an agent is told to do: runs of pages and what they are to be merged with.
 
-use wire::RegionId;
+use wire::{PageNo, RegionId, Run};
 
 use crate::content::store::Frame;
 
 /// What a planned page is to be merged with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Goal {
+pub(crate) enum Target {
     Frame(Frame),
     Zero,
 }
 
-impl Goal {
-    /// The goal of the page behind, in a run.
+impl Target {
+    /// The target of the page behind, in a run.
     pub(crate) fn next(self) -> Self {
         match self {
-            Goal::Frame(frame) => Goal::Frame(Frame(frame.0 + 1)),
-            Goal::Zero => Goal::Zero,
+            Target::Frame(frame) => Target::Frame(Frame(frame.0 + 1)),
+            Target::Zero => Target::Zero,
         }
     }
 }
@@ -24,16 +24,15 @@ impl Goal {
 /// Consecutive pages of a batch with consecutive frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PlannedRun {
-    pub(crate) page: u32,
-    pub(crate) len: u32,
-    pub(crate) goal: Goal,
+    pub(crate) run: Run,
+    pub(crate) target: Target,
 }
 
 impl PlannedRun {
-    fn goal_of(&self, page: u32) -> Goal {
-        match self.goal {
-            Goal::Frame(first) => Goal::Frame(Frame(first.0 + (page - self.page))),
-            Goal::Zero => Goal::Zero,
+    fn target_of(&self, page: PageNo) -> Target {
+        match self.target {
+            Target::Frame(first) => Target::Frame(Frame(first.0 + (page - self.run.page))),
+            Target::Zero => Target::Zero,
         }
     }
 }
@@ -55,22 +54,22 @@ impl Batch {
         let mut firsts = Vec::with_capacity(runs.len());
         for run in &runs {
             firsts.push(pages);
-            pages += run.len;
+            pages += run.run.len;
         }
         Self { region, runs, firsts, settled: vec![false; pages as usize] }
     }
 
-    /// Settles a page: gives its goal, once.
-    pub(crate) fn settle(&mut self, page: u32) -> Option<Goal> {
-        let at = self.runs.partition_point(|run| run.page + run.len <= page);
-        let run = self.runs.get(at).filter(|run| run.page <= page)?;
-        let settled = self.settled.get_mut((self.firsts[at] + page - run.page) as usize)?;
-        (!std::mem::replace(settled, true)).then(|| run.goal_of(page))
+    /// Settles a page: gives its target, once.
+    pub(crate) fn settle(&mut self, page: PageNo) -> Option<Target> {
+        let at = self.runs.partition_point(|planned| planned.run.end() <= page);
+        let run = self.runs.get(at).filter(|planned| planned.run.page <= page)?;
+        let settled = self.settled.get_mut((self.firsts[at] + (page - run.run.page)) as usize)?;
+        (!std::mem::replace(settled, true)).then(|| run.target_of(page))
     }
 
     /// The pages that are not settled.
-    pub(crate) fn left(&self) -> Vec<u32> {
-        let pages = self.runs.iter().flat_map(|run| run.page..run.page + run.len);
+    pub(crate) fn left(&self) -> Vec<PageNo> {
+        let pages = self.runs.iter().flat_map(|planned| planned.run.pages());
         pages.zip(&self.settled).filter(|(_, settled)| !**settled).map(|(page, _)| page).collect()
     }
 }
@@ -81,21 +80,21 @@ mod tests {
 
     #[test]
     fn a_page_is_settled_once_in_each_batch() {
-        let frame = |n| Goal::Frame(Frame(n));
+        let frame = |n| Target::Frame(Frame(n));
         let runs = vec![
-            PlannedRun { page: 3, len: 2, goal: frame(10) },
-            PlannedRun { page: 9, len: 1, goal: Goal::Zero },
-            PlannedRun { page: 10, len: 3, goal: frame(50) },
+            PlannedRun { run: Run::new(PageNo(3), 2), target: frame(10) },
+            PlannedRun { run: Run::new(PageNo(9), 1), target: Target::Zero },
+            PlannedRun { run: Run::new(PageNo(10), 3), target: frame(50) },
         ];
-        let mut batch = Batch::new(0, runs);
-        assert_eq!(batch.settle(4), Some(frame(11)));
-        assert_eq!(batch.settle(4), None, "settled, whatever has become of the page since");
-        assert_eq!(batch.settle(9), Some(Goal::Zero));
+        let mut batch = Batch::new(RegionId(0), runs);
+        assert_eq!(batch.settle(PageNo(4)), Some(frame(11)));
+        assert_eq!(batch.settle(PageNo(4)), None, "settled, whatever has become of the page since");
+        assert_eq!(batch.settle(PageNo(9)), Some(Target::Zero));
         for page in [0, 2, 5, 8, 13, u32::MAX] {
-            assert_eq!(batch.settle(page), None, "page {page} is not in it");
+            assert_eq!(batch.settle(PageNo(page)), None, "page {page} is not in it");
         }
-        assert_eq!(batch.left(), [3, 10, 11, 12]);
-        assert_eq!(batch.settle(12), Some(frame(52)));
-        assert_eq!(batch.left(), [3, 10, 11]);
+        assert_eq!(batch.left(), [3, 10, 11, 12].map(PageNo));
+        assert_eq!(batch.settle(PageNo(12)), Some(frame(52)));
+        assert_eq!(batch.left(), [3, 10, 11].map(PageNo));
     }
 }

@@ -18,8 +18,10 @@
 use kmem::PAGE_SIZE;
 use kmem::range::Range;
 
-use crate::client::batch::PlannedRun;
 use serde::{Deserialize, Serialize};
+use wire::PageNo;
+
+use crate::client::batch::PlannedRun;
 
 /// More parts than this are not kept.
 const MOST: usize = 1 << 16;
@@ -88,11 +90,13 @@ impl Log {
     /// An agent is told to merge these pages of a region that begins there. Its windows span what
     /// lies between them, too.
     pub(crate) fn batch(&mut self, region: u64, runs: &[PlannedRun]) {
-        let address = |page: u32| region as usize + page as usize * PAGE_SIZE;
-        for (i, run) in runs.iter().enumerate() {
-            let own = run.page + run.len;
+        let address = |page: PageNo| region as usize + page.index() * PAGE_SIZE;
+        for (i, PlannedRun { run, .. }) in runs.iter().enumerate() {
+            let own = run.end();
             let end = match runs.get(i + 1) {
-                Some(next) if next.page > own && next.page - own <= wire::MAX_WINDOW_PAGES => next.page,
+                Some(PlannedRun { run: next, .. }) if next.page > own && next.page - own <= wire::MAX_WINDOW_PAGES => {
+                    next.page
+                }
                 _ => own,
             };
             self.add(Range::new(address(run.page), (end - run.page) as usize * PAGE_SIZE));
@@ -117,7 +121,9 @@ impl Log {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::client::batch::Goal;
+    use wire::Run;
+
+    use crate::client::batch::Target;
 
     const PAGE: u64 = PAGE_SIZE as u64;
 
@@ -138,7 +144,7 @@ mod tests {
     #[test]
     fn what_lies_between_the_runs_of_a_window_counts() {
         let mut log = Log::new("x".into());
-        let run = |page, len| PlannedRun { page, len, goal: Goal::Zero };
+        let run = |page, len| PlannedRun { run: Run::new(PageNo(page), len), target: Target::Zero };
         log.batch(100 * PAGE, &[run(1, 2), run(10, 1), run(600, 3), run(601 + 2 * 512, 1), run(5, 1)]);
         let far = wire::MAX_WINDOW_PAGES;
         assert_eq!(far, 512);

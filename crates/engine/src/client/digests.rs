@@ -16,7 +16,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kmem::seqpacket::Conn;
-use wire::{Digest, Digests, RegionId, Span, ToAgent};
+use wire::{Digest, Digests, PageNo, RegionId, Run, ToAgent};
 
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_millis(20);
@@ -48,13 +48,13 @@ impl Answers {
 
     /// Asks for the digests of `pages`, ascending, at most [`wire::MAX_DIGESTS`]. `None`: it is not
     /// to be asked now.
-    pub(crate) fn ask(&self, conn: &Conn, region: RegionId, seed: u64, pages: &[u32]) -> Option<u64> {
+    pub(crate) fn ask(&self, conn: &Conn, region: RegionId, seed: u64, pages: &[PageNo]) -> Option<u64> {
         let mut state = self.state();
         if state.closed || state.resume.is_some_and(|resume| Instant::now() < resume) {
             return None;
         }
         let request = state.next;
-        let message = ToAgent::Digest(Digest { request, region, seed, spans: spans(pages) });
+        let message = ToAgent::Digest(Digest { request, region, seed, runs: runs(pages) });
         conn.send(&wire::encode(&message), &[]).ok()?;
         state.next += 1;
         state.asked.push_back(request);
@@ -104,15 +104,15 @@ impl Answers {
     }
 }
 
-fn spans(pages: &[u32]) -> Vec<Span> {
-    let mut spans: Vec<Span> = Vec::new();
+fn runs(pages: &[PageNo]) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
     for &page in pages {
-        match spans.last_mut() {
-            Some(last) if last.page + last.len == page => last.len += 1,
-            _ => spans.push(Span { page, len: 1 }),
+        match runs.last_mut() {
+            Some(last) if last.end() == page => last.len += 1,
+            _ => runs.push(Run::one(page)),
         }
     }
-    spans
+    runs
 }
 
 #[cfg(test)]
@@ -133,10 +133,10 @@ mod tests {
     fn answers_are_taken_in_any_order_and_each_once() {
         let (ours, agent) = Conn::pair().unwrap();
         let answers = Answers::default();
-        let first = answers.ask(&ours, 3, 9, &[1, 2, 3, 7]).unwrap();
-        let second = answers.ask(&ours, 3, 9, &[8]).unwrap();
-        let spans = vec![Span { page: 1, len: 3 }, Span { page: 7, len: 1 }];
-        assert_eq!(received(&agent), ToAgent::Digest(Digest { request: first, region: 3, seed: 9, spans }));
+        let first = answers.ask(&ours, RegionId(3), 9, &[1, 2, 3, 7].map(PageNo)).unwrap();
+        let second = answers.ask(&ours, RegionId(3), 9, &[PageNo(8)]).unwrap();
+        let runs = vec![Run::new(PageNo(1), 3), Run::one(PageNo(7))];
+        assert_eq!(received(&agent), ToAgent::Digest(Digest { request: first, region: RegionId(3), seed: 9, runs }));
         answers.put(answer(second, &[5]));
         answers.put(answer(first, &[1, 2, 3]));
         answers.put(answer(first, &[6, 6, 6]));
@@ -150,11 +150,11 @@ mod tests {
     fn an_agent_that_does_not_answer_is_not_asked_for_a_while() {
         let (ours, _agent) = Conn::pair().unwrap();
         let answers = Answers::default();
-        let request = answers.ask(&ours, 1, 0, &[1]).unwrap();
+        let request = answers.ask(&ours, RegionId(1), 0, &[PageNo(1)]).unwrap();
         assert_eq!(answers.wait(request), None);
-        assert_eq!(answers.ask(&ours, 1, 0, &[1]), None);
+        assert_eq!(answers.ask(&ours, RegionId(1), 0, &[PageNo(1)]), None);
         answers.state().resume = Some(Instant::now());
-        assert!(answers.ask(&ours, 1, 0, &[1]).is_some());
+        assert!(answers.ask(&ours, RegionId(1), 0, &[PageNo(1)]).is_some());
         answers.forget();
         answers.put(answer(request, &[1]));
         assert!(answers.state().come.is_empty(), "too late");
@@ -164,12 +164,12 @@ mod tests {
     fn nobody_waits_for_a_client_that_is_gone() {
         let (ours, _agent) = Conn::pair().unwrap();
         let answers = Answers::default();
-        let request = answers.ask(&ours, 1, 0, &[1]).unwrap();
+        let request = answers.ask(&ours, RegionId(1), 0, &[PageNo(1)]).unwrap();
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| answers.wait(request));
             answers.close();
             assert_eq!(waiting.join().unwrap(), None);
         });
-        assert_eq!(answers.ask(&ours, 1, 0, &[1]), None);
+        assert_eq!(answers.ask(&ours, RegionId(1), 0, &[PageNo(1)]), None);
     }
 }

@@ -19,6 +19,8 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use sdtree::{Handle, Insert, KeySource, SdTree};
 
+use wire::{PageNo, RegionId};
+
 use crate::content::store::Frame;
 
 const CHUNK: u32 = 1 << 16;
@@ -26,15 +28,20 @@ const CHUNKS: u32 = 1 << 14;
 /// A freed slot is reused only when this many more have been freed.
 const REST: usize = 4096;
 
+/// Number of a client, below [`MAX_CLIENTS`]; given to another when it is gone.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct ClientId(pub(crate) u32);
+
 /// A page of a client: where content was seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Sighting {
     /// The client's number, below 2^16.
-    pub client: u32,
+    pub client: ClientId,
     /// The region, below 2^12.
-    pub region: u32,
+    pub region: RegionId,
     /// The page in the region.
-    pub page: u32,
+    pub page: PageNo,
 }
 
 /// Most clients at a time.
@@ -56,7 +63,9 @@ impl Place {
     fn word(self) -> u64 {
         match self {
             Place::Frame(frame) => FRAME | u64::from(frame.0),
-            Place::Sighted(s) => SIGHTED | u64::from(s.client) << 44 | u64::from(s.region) << 32 | u64::from(s.page),
+            Place::Sighted(s) => {
+                SIGHTED | u64::from(s.client.0) << 44 | u64::from(s.region.0) << 32 | u64::from(s.page)
+            }
         }
     }
 
@@ -66,7 +75,7 @@ impl Place {
             Some(Place::Frame(Frame(low)))
         } else if word & SIGHTED != 0 {
             let (client, region) = ((word >> 44) as u32 & (MAX_CLIENTS - 1), (word >> 32) as u32 & (MAX_REGIONS - 1));
-            Some(Place::Sighted(Sighting { client, region, page: low }))
+            Some(Place::Sighted(Sighting { client: ClientId(client), region: RegionId(region), page: PageNo(low) }))
         } else {
             None
         }
@@ -236,7 +245,7 @@ mod tests {
     use super::*;
 
     fn sighting(page: u32) -> Sighting {
-        Sighting { client: MAX_CLIENTS - 1, region: MAX_REGIONS - 1, page }
+        Sighting { client: ClientId(MAX_CLIENTS - 1), region: RegionId(MAX_REGIONS - 1), page: PageNo(page) }
     }
 
     #[test]

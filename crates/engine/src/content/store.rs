@@ -44,7 +44,7 @@ use dirty::{DirtyTree, NewError};
 use kmem::PAGE_SIZE;
 use kmem::memfd::{self, SharedMap};
 use kmem::uffd::Uffd;
-use wire::{SEGMENT_PAGES, SegmentId};
+use wire::{SEGMENT_PAGES, SegmentId, Slot};
 
 mod free;
 #[cfg(test)]
@@ -82,8 +82,8 @@ pub(crate) const NO_HANDLE: u32 = u32::MAX;
 pub(crate) struct Frame(pub u32);
 
 impl Frame {
-    pub(crate) fn slot(self) -> u32 {
-        self.0 % SEGMENT_PAGES
+    pub(crate) fn slot(self) -> Slot {
+        Slot(self.0 % SEGMENT_PAGES)
     }
     fn segment(self) -> usize {
         (self.0 / SEGMENT_PAGES) as usize
@@ -199,7 +199,7 @@ impl Store {
     fn with<R>(&self, frame: Frame, f: impl FnOnce(&Segment, usize) -> R) -> Option<R> {
         let segments = self.segments();
         let segment = segments.get(frame.segment())?.as_ref()?;
-        Some(f(segment, frame.slot() as usize))
+        Some(f(segment, frame.slot().index()))
     }
 
     /// First frame of a segment, if the store has it.
@@ -307,7 +307,7 @@ impl Store {
             best.0 = first.ok_or(GrowError::Full(free.slots.len()))?;
         }
         let first = known.unwrap_or(best.0);
-        let (at, slot) = (Frame(first).segment(), Frame(first).slot());
+        let (at, slot) = (Frame(first).segment(), Frame(first).slot().0);
         let bits = &mut free.slots[at];
         let len = run_length(bits, slot).min(most).min(HUGE - slot % HUGE);
         bits.remove_range(slot.into(), len.into());
@@ -328,7 +328,7 @@ impl Store {
     fn make_huge(&self, first: Frame) -> bool {
         let began = kmem::cpu::thread_time();
         let done = self.segment(first).map(|segment| {
-            let offset = first.slot() as usize * PAGE_SIZE;
+            let offset = first.slot().index() * PAGE_SIZE;
             memfd::allocate(segment.fd(), offset as u64, PAGE_SIZE as u64).and_then(|()| segment.map.make_huge(offset))
         });
         let took = kmem::cpu::thread_time() - began;
@@ -351,7 +351,7 @@ impl Store {
             return;
         }
         let mut free = lock(&self.free);
-        let (at, slot, len) = (Frame(slots.start).segment(), Frame(slots.start).slot(), slots.end - slots.start);
+        let (at, slot, len) = (Frame(slots.start).segment(), Frame(slots.start).slot().0, slots.end - slots.start);
         if at < free.slots.len() {
             free.slots[at].insert_range(slot.into(), len.into());
             free.backed[at].insert_range(slot.into(), populated.saturating_sub(slots.start).min(len).into());
@@ -511,7 +511,7 @@ impl<'s> Filling<'s> {
     /// `None`: the system does not have it, or not now.
     fn new(store: &'s Store, slots: std::ops::Range<u32>) -> Option<Self> {
         let (filler, segment) = (store.filler.as_ref()?, store.segment(Frame(slots.start))?);
-        let start = Frame(slots.start).slot() as usize * PAGE_SIZE;
+        let start = Frame(slots.start).slot().index() * PAGE_SIZE;
         let part = start..start + (slots.end - slots.start) as usize * PAGE_SIZE;
         segment.map.register(filler, part.clone()).ok()?;
         Some(Self { filler, segment, part })
@@ -519,7 +519,7 @@ impl<'s> Filling<'s> {
 
     /// Gives slots without memory these bytes; returns how many.
     fn fill(&self, first: Frame, pages: &[[u8; PAGE_SIZE]]) -> usize {
-        self.segment.map.fill(self.filler, first.slot() as usize, pages)
+        self.segment.map.fill(self.filler, first.slot().index(), pages)
     }
 }
 

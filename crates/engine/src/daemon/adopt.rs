@@ -15,7 +15,7 @@ use std::sync::Arc;
 use kmem::PAGE_SIZE;
 use kmem::pagemap::{Categories, PageRun, Pagemap, Query};
 use kmem::range::Range;
-use wire::{RegionId, SegmentId};
+use wire::{PageNo, RegionId, SegmentId};
 
 use crate::client::Client;
 use crate::content::domain::Domain;
@@ -118,9 +118,9 @@ pub(crate) fn rebuild(shared: &Shared, client: &Client) -> std::io::Result<()> {
         })?;
         let mut state = client.state();
         let Some(region) = state.regions.get_mut(&id) else { continue };
-        let page = (range.start - region.start as usize) / PAGE_SIZE;
+        let first_page = PageNo(((range.start - region.start as usize) / PAGE_SIZE) as u32);
         for (i, _) in copied.iter().enumerate().filter(|(_, copied)| **copied) {
-            region.copied((page + i) as u32);
+            region.copied(first_page + i as u32);
         }
         for (i, _) in copied.iter().enumerate().filter(|(_, copied)| !**copied) {
             let frame = Frame(first.0 + i as u32);
@@ -130,7 +130,7 @@ pub(crate) fn rebuild(shared: &Shared, client: &Client) -> std::io::Result<()> {
                     enter(shared, &client.domain, key, frame);
                 }
             }
-            region.set((page + i) as u32, Entry::Merged(frame));
+            region.set(first_page + i as u32, Entry::Merged(frame));
         }
     }
     Ok(())

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use kmem::PAGE_SIZE;
 use kmem::range::Range;
+use wire::{PageNo, Run};
 
 use crate::client::Client;
 use crate::client::changes::{Log, Since};
@@ -75,7 +76,8 @@ impl Hold {
             let parts =
                 written.unwrap_or_default().iter().map(|&(start, len)| Range::new(start as usize, len as usize));
             for part in parts.filter_map(|part| all.intersect(&part)) {
-                region.written_lately(((part.start - all.start) / PAGE_SIZE) as u32, part.pages() as u32);
+                let page = PageNo(((part.start - all.start) / PAGE_SIZE) as u32);
+                region.written_lately(Run::new(page, part.pages() as u32));
             }
             region.lately().for_each(|page| log.add(Range::new(region.address(page), PAGE_SIZE)));
         }

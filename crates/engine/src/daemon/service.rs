@@ -22,7 +22,7 @@ use self::handshake::{GREETING_TIME, Greeting};
 use crate::client::{Client, Wish};
 use crate::config::Config;
 use crate::content::domain::{Domain, DomainKey};
-use crate::content::index::Sighting;
+use crate::content::index::{ClientId, Sighting};
 use crate::content::store::Frame;
 use crate::daemon::adopt::{self, StateFile};
 use crate::merge::pass::{self, Scratch};
@@ -46,7 +46,7 @@ pub(crate) struct Shared {
     pub(crate) queue: Queue<Client>,
     pub(crate) pacer: Pacer,
     pub(crate) started: Instant,
-    clients: RwLock<BTreeMap<u32, Arc<Client>>>,
+    clients: RwLock<BTreeMap<ClientId, Arc<Client>>>,
     domains: Mutex<BTreeMap<DomainKey, Arc<Domain>>>,
     state_file: Mutex<StateFile>,
     stop: AtomicBool,
@@ -69,7 +69,7 @@ impl Shared {
         self.stop.load(Relaxed)
     }
 
-    pub(crate) fn client(&self, number: u32) -> Option<Arc<Client>> {
+    pub(crate) fn client(&self, number: ClientId) -> Option<Arc<Client>> {
         self.clients.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned()
     }
 
@@ -155,7 +155,7 @@ struct Service {
     wake: Arc<OwnedFd>,
     greetings: HashMap<u32, Greeting>,
     next_greeting: u32,
-    next_client: u32,
+    next_client: ClientId,
     packet: Vec<u8>,
     empty_since: Instant,
     /// When pools are to be looked at.
@@ -219,7 +219,7 @@ impl Engine {
             wake: wake.clone(),
             greetings: HashMap::new(),
             next_greeting: 0,
-            next_client: 0,
+            next_client: ClientId(0),
             packet: vec![0; wire::MAX_MESSAGE],
             empty_since: Instant::now(),
             next_reclaim: None,
@@ -358,10 +358,10 @@ impl Service {
             WAKE => drop(rustix::io::read(&*self.wake, &mut [0u8; 8])),
             _ if token >> 32 == GREETING >> 32 => self.greet(number),
             _ if token >> 32 == CLIENT >> 32 => {
-                self.serve(number);
+                self.serve(ClientId(number));
                 self.shared.charge_agents();
             }
-            _ => self.process_ended(number),
+            _ => self.process_ended(ClientId(number)),
         }
     }
 
@@ -416,7 +416,7 @@ impl Service {
         }
     }
 
-    fn serve(&mut self, number: u32) {
+    fn serve(&mut self, number: ClientId) {
         let Some(client) = self.shared.client(number) else { return };
         for _ in 0..FAIR_SHARE {
             let mut fds = Vec::new();
@@ -458,7 +458,7 @@ impl Service {
         }
     }
 
-    fn process_ended(&mut self, number: u32) {
+    fn process_ended(&mut self, number: ClientId) {
         if let Some(client) = self.shared.client(number) {
             tracing::info!(pid = client.pid, name = client.name, "client ended");
             self.bury(number);
@@ -466,11 +466,11 @@ impl Service {
     }
 
     fn bury_pid(&mut self, pid: i32) {
-        let old: Vec<u32> = self.shared.clients().iter().filter(|c| c.pid == pid).map(|c| c.number).collect();
+        let old: Vec<ClientId> = self.shared.clients().iter().filter(|c| c.pid == pid).map(|c| c.number).collect();
         old.into_iter().for_each(|number| self.bury(number));
     }
 
-    fn bury(&mut self, number: u32) {
+    fn bury(&mut self, number: ClientId) {
         let client = self.shared.clients.write().unwrap_or_else(PoisonError::into_inner).remove(&number);
         if let Some(client) = client {
             self.unwatch(client.conn.as_fd());

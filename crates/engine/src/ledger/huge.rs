@@ -12,11 +12,10 @@
 //! fault of a tracked write page by page), as has one that was discarded or recycled in part. There
 //! is nothing left to keep then: it is given up too.
 
-use std::ops::Range;
-
 use dirty::{DirtyTree, NewError};
 use kmem::PAGE_SIZE;
 use kmem::memfd::HUGE_PAGE_SIZE;
+use wire::{PageNo, Run};
 
 /// Pages in a huge page.
 const HUGE: u32 = (HUGE_PAGE_SIZE / PAGE_SIZE) as u32;
@@ -46,13 +45,12 @@ impl HugePagesOf {
         })
     }
 
-    fn block(&self, page: u32) -> Option<u32> {
-        Some(page.checked_sub(self.before)? / HUGE)
+    fn block(&self, page: PageNo) -> Option<u32> {
+        Some(page.0.checked_sub(self.before)? / HUGE)
     }
 
-    fn pages(&self, block: u32) -> Range<u32> {
-        let first = self.before + block * HUGE;
-        first..first + HUGE
+    fn pages(&self, block: u32) -> Run {
+        Run::new(PageNo(self.before + block * HUGE), HUGE)
     }
 
     /// Bytes that it takes.
@@ -66,44 +64,44 @@ impl HugePagesOf {
     }
 
     /// A scan found these pages written, or new, in huge pages.
-    pub(crate) fn found(&mut self, pages: Range<u32>) {
-        self.mergeable.remove_range(pages.start.into(), pages.len() as u64);
-        let (Some(first), Some(last)) = (self.block(pages.start), self.block(pages.end - 1)) else { return };
+    pub(crate) fn found(&mut self, pages: Run) {
+        self.mergeable.remove_range(pages.page.into(), pages.len.into());
+        let (Some(first), Some(last)) = (self.block(pages.page), self.block(PageNo(pages.end().0 - 1))) else { return };
         // Only whole blocks of the region.
         self.blocks.insert_range(first.into(), u64::from(last - first) + 1);
     }
 
     /// Whether the page is in a huge page that was not given up.
-    pub(crate) fn keeps(&self, page: u32) -> bool {
+    pub(crate) fn keeps(&self, page: PageNo) -> bool {
         self.block(page).is_some_and(|block| self.blocks.contains(block.into()))
     }
 
     /// This page of a huge page can be merged. `Some`: enough of its huge page can be, so it is
     /// given up; these are the pages that were noted. (It alone, if its huge page was given up
     /// since it was looked at.)
-    pub(crate) fn can_merge(&mut self, page: u32) -> Option<Vec<u32>> {
+    pub(crate) fn can_merge(&mut self, page: PageNo) -> Option<Vec<PageNo>> {
         let Some(block) = self.block(page).filter(|_| self.keeps(page)) else { return Some(vec![page]) };
         self.mergeable.insert(page.into());
         let pages = self.pages(block);
-        let noted = self.mergeable.iter_from(pages.start.into()).take_while(|&page| page < pages.end.into()).count();
+        let noted = self.mergeable.iter_from(pages.page.into()).take_while(|&page| page < pages.end().into()).count();
         if noted as u32 > self.most { Some(self.give_up(block)) } else { None }
     }
 
     /// These pages are in no huge page any more. Returns those noted of the huge pages that they
     /// were in.
-    pub(crate) fn lost(&mut self, pages: Range<u32>) -> Vec<u32> {
-        let (first, last) = (self.block(pages.start).unwrap_or(0), self.block(pages.end.saturating_sub(1)));
+    pub(crate) fn lost(&mut self, pages: Run) -> Vec<PageNo> {
+        let (first, last) = (self.block(pages.page).unwrap_or(0), self.block(PageNo(pages.end().0.saturating_sub(1))));
         let Some(last) = last else { return Vec::new() };
         let blocks: Vec<u64> = self.blocks.iter_from(first.into()).take_while(|&block| block <= last.into()).collect();
         blocks.into_iter().flat_map(|block| self.give_up(block as u32)).collect()
     }
 
-    fn give_up(&mut self, block: u32) -> Vec<u32> {
+    fn give_up(&mut self, block: u32) -> Vec<PageNo> {
         self.blocks.remove(block.into());
         let pages = self.pages(block);
-        let noted = self.mergeable.iter_from(pages.start.into()).take_while(|&page| page < pages.end.into());
-        let noted = noted.map(|page| page as u32).collect();
-        self.mergeable.remove_range(pages.start.into(), HUGE.into());
+        let noted = self.mergeable.iter_from(pages.page.into()).take_while(|&page| page < pages.end().into());
+        let noted = noted.map(|page| PageNo(page as u32)).collect();
+        self.mergeable.remove_range(pages.page.into(), HUGE.into());
         noted
     }
 }
@@ -112,11 +110,15 @@ impl HugePagesOf {
 mod tests {
     use super::*;
 
+    fn pages(pages: std::ops::Range<u32>) -> Run {
+        Run::between(PageNo(pages.start), PageNo(pages.end))
+    }
+
     /// A region of four huge pages that begins 100 pages before the first; they are the second and
     /// third.
     fn two_of_four(share: f64) -> HugePagesOf {
         let mut huge = HugePagesOf::new((512 - 100) * PAGE_SIZE as u64, 100 + 4 * 512, share).unwrap();
-        huge.found(612..612 + 1024);
+        huge.found(pages(612..612 + 1024));
         huge
     }
 
@@ -124,18 +126,25 @@ mod tests {
     fn a_huge_page_is_given_up_when_more_than_the_share_of_it_can_be_merged() {
         let mut huge = two_of_four(25.0);
         assert_eq!(
-            [0, 99, 100, 611, 612, 1635, 1636, 2147].map(|page| huge.keeps(page)),
+            [0, 99, 100, 611, 612, 1635, 1636, 2147].map(|page| huge.keeps(PageNo(page))),
             [false, false, false, false, true, true, false, false]
         );
         for page in 612..612 + 128 {
-            assert_eq!(huge.can_merge(page), None);
-            assert_eq!(huge.can_merge(page), None, "one page counts once");
+            assert_eq!(huge.can_merge(PageNo(page)), None);
+            assert_eq!(huge.can_merge(PageNo(page)), None, "one page counts once");
         }
-        assert_eq!(huge.can_merge(1124), None, "it is in another huge page");
+        assert_eq!(huge.can_merge(PageNo(1124)), None, "it is in another huge page");
         assert_eq!(huge.kept(), 129);
-        assert_eq!(huge.can_merge(1000).unwrap(), (612..612 + 128).chain([1000]).collect::<Vec<_>>());
-        assert!(!huge.keeps(612) && !huge.keeps(1123) && huge.keeps(1124));
-        assert_eq!(huge.can_merge(1001), Some(vec![1001]), "it was looked at before the huge page was given up");
+        assert_eq!(
+            huge.can_merge(PageNo(1000)).unwrap(),
+            (612..612 + 128).chain([1000]).map(PageNo).collect::<Vec<_>>()
+        );
+        assert!(!huge.keeps(PageNo(612)) && !huge.keeps(PageNo(1123)) && huge.keeps(PageNo(1124)));
+        assert_eq!(
+            huge.can_merge(PageNo(1001)),
+            Some(vec![PageNo(1001)]),
+            "it was looked at before the huge page was given up"
+        );
         assert_eq!(huge.kept(), 1);
     }
 
@@ -143,28 +152,28 @@ mod tests {
     fn what_is_no_huge_page_any_more_is_given_up() {
         let mut huge = two_of_four(50.0);
         for page in [612, 1123, 1124] {
-            assert_eq!(huge.can_merge(page), None);
+            assert_eq!(huge.can_merge(PageNo(page)), None);
         }
-        assert!(huge.lost(0..612).is_empty(), "the pages before");
-        assert_eq!(huge.lost(700..701), [612, 1123]);
-        assert!(huge.lost(700..701).is_empty(), "once");
-        assert_eq!(huge.lost(0..3000), [1124]);
+        assert!(huge.lost(pages(0..612)).is_empty(), "the pages before");
+        assert_eq!(huge.lost(pages(700..701)), [612, 1123].map(PageNo));
+        assert!(huge.lost(pages(700..701)).is_empty(), "once");
+        assert_eq!(huge.lost(pages(0..3000)), [PageNo(1124)]);
         assert_eq!(huge.kept(), 0);
-        huge.lost(0..0);
+        huge.lost(pages(0..0));
     }
 
     #[test]
     fn a_huge_page_found_anew_begins_with_nothing() {
         let mut huge = two_of_four(50.0);
-        huge.can_merge(700);
-        huge.found(612..1124);
+        huge.can_merge(PageNo(700));
+        huge.found(pages(612..1124));
         assert_eq!(huge.kept(), 0);
-        assert!(huge.keeps(700));
+        assert!(huge.keeps(PageNo(700)));
     }
 
     #[test]
     fn with_a_share_of_everything_none_is_given_up() {
         let mut huge = two_of_four(100.0);
-        assert!((612..1636).all(|page| huge.can_merge(page).is_none()));
+        assert!((612..1636).all(|page| huge.can_merge(PageNo(page)).is_none()));
     }
 }

@@ -20,11 +20,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use wire::RegionId;
+use wire::{PageNo, RegionId, Run};
 
-use crate::client::batch::{Goal, PlannedRun};
+use crate::client::batch::{PlannedRun, Target};
 use crate::client::{Client, Wish, pinned_reason};
-use crate::content::index::{Place, Seen, Sighting};
+use crate::content::index::{ClientId, Place, Seen, Sighting};
 use crate::content::store::{Cursor, GrowError};
 use crate::daemon::service::Shared;
 use crate::ledger::{Entry, Region};
@@ -173,7 +173,7 @@ struct Turn<'a> {
     /// Where frames of each node are made.
     cursors: BTreeMap<Option<u32>, Cursor<'a>>,
     /// Clients that have wishes of this one.
-    asked: HashSet<u32>,
+    asked: HashSet<ClientId>,
     stretch: Stretch,
     row: Row,
     /// The handle that the next page's content may stand under: contents that were sighted one
@@ -216,7 +216,7 @@ impl<'a> Turn<'a> {
     fn look_up_all(
         &mut self,
         id: RegionId,
-        (pages, addresses): (&[u32], &[usize]),
+        (pages, addresses): (&[PageNo], &[usize]),
         mut source: Source<'_>,
         keys: &mut [u64],
         handles: &mut Vec<Option<u32>>,
@@ -238,7 +238,7 @@ impl<'a> Turn<'a> {
                 |key: u64, handle: Option<u32>| matches!(index.place(handle?, key)?, Place::Sighted(_)).then_some(());
             sighted.extend(keys.iter().zip(&*handles).map(|(&key, &handle)| is_sighted(key, handle).is_some()));
         }
-        let mut fates = Vec::with_capacity(pages.len());
+        let mut findings = Vec::with_capacity(pages.len());
         let mut in_huge = Vec::new();
         if self.client.huge_page_share > 0.0
             && let Some(region) = self.client.state().regions.get(&id)
@@ -249,29 +249,29 @@ impl<'a> Turn<'a> {
             if unknown.binary_search(&at).is_ok() {
                 // The kernel is moving it, say. As content without a node it would never meet its likes.
                 self.row.add(page, None);
-                fates.push((page, Found::Nothing));
+                findings.push((page, Found::Nothing));
                 continue;
             }
             if in_huge.binary_search(&page).is_ok() {
                 self.row.add(page, None);
-                fates.push((page, self.look_up_huge((id, page), keys[at], handles[at])));
+                findings.push((page, self.look_up_huge((id, page), keys[at], handles[at])));
                 continue;
             }
             self.node = node_of(at);
             match self.look_up((id, page), (&mut source, at), keys[at], handles[at]) {
                 Ok(found) => {
-                    let goal = if let Found::Goal(goal) = found { Some(goal) } else { None };
-                    self.row.add(page, goal);
+                    let target = if let Found::Target(target) = found { Some(target) } else { None };
+                    self.row.add(page, target);
                     self.firsts += usize::from(matches!(found, Found::First(_)));
-                    fates.push((page, found));
+                    findings.push((page, found));
                 }
                 Err(e) => {
-                    self.record(id, &fates, plan);
+                    self.record(id, &findings, plan);
                     return Err(Stop::Store(e));
                 }
             }
         }
-        self.record(id, &fates, plan);
+        self.record(id, &findings, plan);
         Ok(())
     }
 
@@ -297,14 +297,14 @@ impl<'a> Turn<'a> {
     /// which the content was found.
     fn look_up(
         &mut self,
-        (region, page): (RegionId, u32),
+        (region, page): (RegionId, PageNo),
         (source, at): (&mut Source<'_>, usize),
         key: u64,
         known: Option<u32>,
     ) -> Result<Found, GrowError> {
         let domain = &self.client.domain;
         if key == domain.zero_digest() {
-            return Ok(Found::Goal(Goal::Zero));
+            return Ok(Found::Target(Target::Zero));
         }
         self.stretch.add(region, page, key);
         if self.stretch.len >= STRETCH
@@ -313,17 +313,17 @@ impl<'a> Turn<'a> {
             && let Some(frame) = domain.next_replica(key, before, bytes, self.cursor())?
         {
             self.stretch.frame = Some(frame);
-            return Ok(Found::Goal(Goal::Frame(frame)));
+            return Ok(Found::Target(Target::Frame(frame)));
         }
         let found = self.find((region, page), (source, at), key, known)?;
-        if let Found::Goal(Goal::Frame(frame)) = found {
+        if let Found::Target(Target::Frame(frame)) = found {
             self.stretch.frame = Some(frame);
         }
         Ok(found)
     }
 
     /// Whether a page could be merged that is in a huge page which is not to be split yet.
-    fn look_up_huge(&mut self, (region, page): (RegionId, u32), key: u64, known: Option<u32>) -> Found {
+    fn look_up_huge(&mut self, (region, page): (RegionId, PageNo), key: u64, known: Option<u32>) -> Found {
         let domain = &self.client.domain;
         let here = Place::Sighted(Sighting { client: self.client.number, region, page });
         if key == domain.zero_digest() {
@@ -352,7 +352,7 @@ impl<'a> Turn<'a> {
 
     fn find(
         &mut self,
-        (region, page): (RegionId, u32),
+        (region, page): (RegionId, PageNo),
         (source, at): (&mut Source<'_>, usize),
         key: u64,
         known: Option<u32>,
@@ -371,7 +371,9 @@ impl<'a> Turn<'a> {
         // A second try settles the case that somebody promoted the sighting meanwhile.
         for _ in 0..2 {
             match domain.index.place(handle, key) {
-                Some(Place::Frame(frame)) if domain.store.try_ref(frame) => return Ok(Found::Goal(Goal::Frame(frame))),
+                Some(Place::Frame(frame)) if domain.store.try_ref(frame) => {
+                    return Ok(Found::Target(Target::Frame(frame)));
+                }
                 Some(Place::Sighted(there)) if there == here => return Ok(Found::First(handle)),
                 Some(Place::Sighted(there)) => {
                     self.cursor().expect(source.sighted(at))?;
@@ -382,7 +384,7 @@ impl<'a> Turn<'a> {
                             self.asked.insert(there.client);
                             self.wished.add(there);
                         }
-                        return Ok(Found::Goal(Goal::Frame(frame)));
+                        return Ok(Found::Target(Target::Frame(frame)));
                     }
                     self.cursor().undo(frame, 2);
                 }
@@ -393,7 +395,7 @@ impl<'a> Turn<'a> {
     }
 
     /// Enters what was found into the ledger and the plan.
-    fn record(&self, id: RegionId, found: &[(u32, Found)], plan: &mut Plan) {
+    fn record(&self, id: RegionId, found: &[(PageNo, Found)], plan: &mut Plan) {
         let mut state = self.client.state();
         let min_run = state.min_run;
         let mut given_up = false;
@@ -406,7 +408,7 @@ impl<'a> Turn<'a> {
         };
         for &(page, found) in found {
             region.looked_at(page);
-            if region.is_written(page, 1) {
+            if region.is_written(Run::one(page)) {
                 self.give_up(id, page, found);
                 continue;
             }
@@ -416,13 +418,13 @@ impl<'a> Turn<'a> {
                 }
                 Found::Nothing => region.restart(page),
                 Found::Kept => given_up |= region.can_merge(page),
-                Found::Goal(goal) => {
+                Found::Target(target) => {
                     // Sighted here once, in a huge page that was given up since, and shown by somebody else.
                     if let entry @ Entry::Unshared(_) = region.entry(page) {
                         region.set(page, Entry::Fresh);
                         self.client.drop_entry(id, page, entry);
                     }
-                    plan.push(page, goal);
+                    plan.push(page, target);
                 }
             }
         }
@@ -432,14 +434,14 @@ impl<'a> Turn<'a> {
         }
     }
 
-    fn give_up(&self, region: RegionId, page: u32, found: Found) {
+    fn give_up(&self, region: RegionId, page: PageNo, found: Found) {
         match found {
             Found::First(handle) => {
                 let here = Sighting { client: self.client.number, region, page };
                 self.client.domain.index.forget(handle, Place::Sighted(here));
             }
-            Found::Goal(Goal::Frame(frame)) => self.client.domain.release(frame, false),
-            Found::Goal(Goal::Zero) | Found::Kept | Found::Nothing => {}
+            Found::Target(Target::Frame(frame)) => self.client.domain.release(frame, false),
+            Found::Target(Target::Zero) | Found::Kept | Found::Nothing => {}
         }
     }
 
@@ -466,7 +468,7 @@ impl<'a> Turn<'a> {
         }
         let mut wishes = self.client.take_wishes();
         // What was left the last time is sorted, which this sort knows to use.
-        wishes.sort_by_key(|w| u64::from(w.region) << 32 | u64::from(w.page));
+        wishes.sort_by_key(|w| (w.region, w.page));
         let mut left = wishes.as_slice();
         while let Some(id) = left.first().map(|wish| wish.region) {
             if self.client.is_full() {
@@ -502,7 +504,7 @@ impl<'a> Turn<'a> {
                 Some(region) => {
                     region.set(wish.page, Entry::Fresh);
                     region.looked_at(wish.page);
-                    plan.push(wish.page, Goal::Frame(wish.frame));
+                    plan.push(wish.page, Target::Frame(wish.frame));
                 }
                 // Written since, discarded, or sighted anew: the wish has come too late.
                 None => self.client.domain.release(wish.frame, false),
@@ -552,9 +554,9 @@ impl<'a> Turn<'a> {
 /// Pages of another client, one after the other, that it was asked to merge.
 #[derive(Default)]
 struct Wished {
-    client: u32,
+    client: ClientId,
     /// The page behind the last.
-    next: (RegionId, u32),
+    next: (RegionId, PageNo),
     len: u32,
 }
 
@@ -574,7 +576,7 @@ enum Found {
     /// Nobody else has it: it is unshared, under this handle.
     First(u32),
     /// Merge it.
-    Goal(Goal),
+    Target(Target),
     /// It could be merged, but is in a huge page.
     Kept,
     /// Its content is on its way out; look again later.

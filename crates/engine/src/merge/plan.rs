@@ -1,17 +1,17 @@
 //! What a turn has in hand: pages gathered into runs, and rows and stretches that tell what the
 //! next pages may be.
 
-use wire::{MAX_BATCH_PAGES, RegionId};
+use wire::{MAX_BATCH_PAGES, PageNo, RegionId, Run, Slot};
 
-use crate::client::batch::{Goal, PlannedRun};
+use crate::client::batch::{PlannedRun, Target};
 use crate::content::store::Frame;
 
 /// Pages guessed at a time, first and most.
 pub(crate) const GUESSES: std::ops::RangeInclusive<u32> = 64..=512;
 /// Pages in a row that equal frames in a row (or zeros), up to the page looked at last.
 pub(crate) struct Row {
-    pub(crate) page: u32,
-    pub(crate) goal: Goal,
+    pub(crate) page: PageNo,
+    pub(crate) target: Target,
     pub(crate) len: u32,
     /// How many pages the next guess takes.
     pub(crate) ahead: u32,
@@ -19,19 +19,19 @@ pub(crate) struct Row {
 
 impl Default for Row {
     fn default() -> Self {
-        Self { page: 0, goal: Goal::Zero, len: 0, ahead: *GUESSES.start() }
+        Self { page: PageNo(0), target: Target::Zero, len: 0, ahead: *GUESSES.start() }
     }
 }
 
 impl Row {
     /// A page was read; `None`: it equals no frame that there was before.
-    pub(crate) fn add(&mut self, page: u32, goal: Option<Goal>) {
-        match goal {
-            Some(goal) if self.len > 0 && page == self.page + 1 && goal == self.goal.next() => self.len += 1,
-            Some(goal) => *self = Self { goal, len: 1, ..Self::default() },
+    pub(crate) fn add(&mut self, page: PageNo, target: Option<Target>) {
+        match target {
+            Some(target) if self.len > 0 && page == self.page + 1 && target == self.target.next() => self.len += 1,
+            Some(target) => *self = Self { target, len: 1, ..Self::default() },
             None => *self = Self::default(),
         }
-        (self.page, self.goal) = (page, goal.unwrap_or(self.goal));
+        (self.page, self.target) = (page, target.unwrap_or(self.target));
     }
 }
 
@@ -39,7 +39,7 @@ impl Row {
 #[derive(Default)]
 pub(crate) struct Stretch {
     pub(crate) region: RegionId,
-    pub(crate) page: u32,
+    pub(crate) page: PageNo,
     pub(crate) digest: u64,
     /// The frame that the last page uses.
     pub(crate) frame: Option<Frame>,
@@ -47,7 +47,7 @@ pub(crate) struct Stretch {
 }
 
 impl Stretch {
-    pub(crate) fn add(&mut self, region: RegionId, page: u32, digest: u64) {
+    pub(crate) fn add(&mut self, region: RegionId, page: PageNo, digest: u64) {
         if (self.region, self.page + 1, self.digest) == (region, page, digest) {
             self.len += 1;
         } else {
@@ -66,15 +66,15 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    pub(crate) fn push(&mut self, page: u32, goal: Goal) {
+    pub(crate) fn push(&mut self, page: PageNo, target: Target) {
         self.pages += 1;
-        if let Some(run) = self.runs.last_mut()
-            && run.page + run.len == page
+        if let Some(PlannedRun { run, target: first }) = self.runs.last_mut()
+            && run.end() == page
             && run.len < MAX_BATCH_PAGES
         {
-            let follows = match (run.goal, goal) {
-                (Goal::Zero, Goal::Zero) => true,
-                (Goal::Frame(first), Goal::Frame(next)) => next.0 == first.0 + run.len && next.slot() != 0,
+            let follows = match (*first, target) {
+                (Target::Zero, Target::Zero) => true,
+                (Target::Frame(first), Target::Frame(next)) => next.0 == first.0 + run.len && next.slot() != Slot(0),
                 _ => false,
             };
             if follows {
@@ -82,14 +82,14 @@ impl Plan {
                 return;
             }
         }
-        self.runs.push(PlannedRun { page, len: 1, goal });
+        self.runs.push(PlannedRun { run: Run::one(page), target });
     }
 
     /// The runs to send, and those too short for a short budget of mappings. Zero pages cost no
     /// mapping.
     pub(crate) fn into_runs(self) -> (Vec<PlannedRun>, Vec<PlannedRun>) {
         let min_run = self.min_run;
-        self.runs.into_iter().partition(|run| run.goal == Goal::Zero || run.len >= min_run)
+        self.runs.into_iter().partition(|run| run.target == Target::Zero || run.run.len >= min_run)
     }
 }
 
@@ -97,19 +97,19 @@ impl Plan {
 mod tests {
     use super::*;
 
-    fn runs(pages: &[(u32, Goal)]) -> Vec<(u32, u32)> {
+    fn runs(pages: &[(u32, Target)]) -> Vec<(u32, u32)> {
         let mut plan = Plan::default();
-        pages.iter().for_each(|&(page, goal)| plan.push(page, goal));
-        plan.runs.iter().map(|r| (r.page, r.len)).collect()
+        pages.iter().for_each(|&(page, target)| plan.push(PageNo(page), target));
+        plan.runs.iter().map(|planned| (planned.run.page.0, planned.run.len)).collect()
     }
 
     #[test]
     fn pages_join_a_run_when_they_and_their_frames_are_consecutive() {
-        let f = |n| Goal::Frame(Frame(n));
+        let f = |n| Target::Frame(Frame(n));
         assert_eq!(runs(&[(1, f(7)), (2, f(8)), (3, f(9))]), [(1, 3)]);
         assert_eq!(runs(&[(1, f(7)), (3, f(8))]), [(1, 1), (3, 1)], "a gap in the pages");
         assert_eq!(runs(&[(1, f(7)), (2, f(9))]), [(1, 1), (2, 1)], "a gap in the frames");
-        assert_eq!(runs(&[(1, Goal::Zero), (2, Goal::Zero), (3, f(9))]), [(1, 2), (3, 1)]);
+        assert_eq!(runs(&[(1, Target::Zero), (2, Target::Zero), (3, f(9))]), [(1, 2), (3, 1)]);
         let end = wire::SEGMENT_PAGES - 1;
         assert_eq!(runs(&[(1, f(end)), (2, f(end + 1))]), [(1, 1), (2, 1)], "two segments");
     }
@@ -117,12 +117,12 @@ mod tests {
     #[test]
     fn a_short_budget_leaves_short_runs_out() {
         let mut plan = Plan { min_run: 2, ..Plan::default() };
-        let f = |n| Goal::Frame(Frame(n));
-        for (page, goal) in [(1, f(1)), (2, f(2)), (5, f(9)), (7, Goal::Zero)] {
-            plan.push(page, goal);
+        let f = |n| Target::Frame(Frame(n));
+        for (page, target) in [(1, f(1)), (2, f(2)), (5, f(9)), (7, Target::Zero)] {
+            plan.push(PageNo(page), target);
         }
         let (sent, short) = plan.into_runs();
-        assert_eq!(sent.iter().map(|r| r.page).collect::<Vec<_>>(), [1, 7]);
-        assert_eq!(short.iter().map(|r| r.page).collect::<Vec<_>>(), [5]);
+        assert_eq!(sent.iter().map(|planned| planned.run.page.0).collect::<Vec<_>>(), [1, 7]);
+        assert_eq!(short.iter().map(|planned| planned.run.page.0).collect::<Vec<_>>(), [5]);
     }
 }

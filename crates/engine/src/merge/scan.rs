@@ -8,7 +8,7 @@ use kmem::memfd::HUGE_PAGE_SIZE;
 use kmem::pagemap::{Categories, PageRun, Query};
 use kmem::range::Range;
 use rustix::io::Errno;
-use wire::RegionId;
+use wire::{RegionId, Run};
 
 use crate::client::{Client, State};
 use crate::config::HugePages;
@@ -57,12 +57,12 @@ impl Client {
             let mut copied = 0;
             for &run in &written {
                 let pages = region.pages_of(run);
-                region.written_lately(pages.start, pages.end - pages.start);
-                found += u64::from(pages.end - pages.start);
+                region.written_lately(pages);
+                found += u64::from(pages.len);
                 if let Some(since) = &mut since {
                     since.add(Range::new(run.start, run.end - run.start));
                 }
-                if region.pages_of(run).any(|page| matches!(region.entry(page), Entry::Merged(_))) {
+                if region.pages_of(run).pages().any(|page| matches!(region.entry(page), Entry::Merged(_))) {
                     let query = Query {
                         any_of: Categories::PRESENT | Categories::SWAPPED,
                         returned: query.returned | Categories::FILE,
@@ -124,6 +124,7 @@ impl Client {
             self.scan_gently(range, &query, &mut |run| {
                 for page in region
                     .pages_of(run)
+                    .pages()
                     .filter(|&page| !matches!(region.entry(page), Entry::Unshared(_) | Entry::Pending))
                     .collect::<Vec<_>>()
                 {
@@ -149,7 +150,7 @@ impl Client {
         } else {
             region.lost_huge(region.pages_of(run));
         }
-        for page in region.pages_of(run) {
+        for page in region.pages_of(run).pages() {
             match region.entry(page) {
                 Entry::Pending => continue,
                 // The frame came into the page table by a read, or the zero page did. A frame that the kernel has
@@ -170,7 +171,7 @@ impl Client {
                 stamps.record(page);
             }
             if is.contains(Categories::PRESENT) && !kept_huge {
-                region.mark_written(page, 1);
+                region.mark_written(Run::one(page));
             }
         }
         copied

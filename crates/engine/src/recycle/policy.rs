@@ -26,7 +26,7 @@ use kmem::PAGE_SIZE;
 use kmem::memfd::{self, SharedMap};
 use rustix::fs::SealFlags;
 use wire::recycle::{Extent, Recycled, Sweep};
-use wire::{RegionId, ToAgent, ToDaemon};
+use wire::{PageNo, RegionId, Run, ToAgent, ToDaemon};
 
 use crate::client::{Client, State};
 use crate::daemon::service::Shared;
@@ -115,10 +115,10 @@ pub(crate) struct FreePages {
 
 impl FreePages {
     /// Whether the guest has marked the page as free.
-    pub(crate) fn contains(&self, page: u32) -> bool {
-        let at = self.extents.partition_point(|extent| extent.page + extent.len <= page);
-        let found = self.extents.get(at).filter(|extent| extent.page <= page);
-        found.is_some_and(|extent| self.marks.host.is_free(extent.frame + u64::from(page - extent.page)))
+    pub(crate) fn contains(&self, page: PageNo) -> bool {
+        let at = self.extents.partition_point(|extent| extent.run.end() <= page);
+        let found = self.extents.get(at).filter(|extent| extent.run.page <= page);
+        found.is_some_and(|extent| self.marks.host.is_free(extent.frame + u64::from(page - extent.run.page)))
     }
 }
 
@@ -196,7 +196,7 @@ impl Recycling {
         RecycleStatus {
             state: state.into(),
             why: self.note.clone(),
-            managed_bytes: self.extents.iter().map(|extent| u64::from(extent.len) * PAGE_SIZE as u64).sum(),
+            managed_bytes: self.extents.iter().map(|extent| u64::from(extent.run.len) * PAGE_SIZE as u64).sum(),
             pool_bytes: self.marks.bytes(),
             reclaim_period_seconds: self.period.as_secs_f64(),
             pages_recycled_total: totals.pages,
@@ -228,7 +228,7 @@ impl Recycling {
         self.note = sweep.refused.map(|why| why.to_string());
         self.dropped |= sweep.refused.is_some_and(wire::recycle::Refusal::is_final);
         // A sweep passes each page once. Whatever a client says, sums stay far from overflow.
-        let most: u64 = self.extents.iter().map(|extent| u64::from(extent.len)).sum();
+        let most: u64 = self.extents.iter().map(|extent| u64::from(extent.run.len)).sum();
         let totals = &mut self.totals;
         totals.sweeps += 1;
         totals.pages += sweep.pages.min(most);
@@ -340,7 +340,7 @@ fn take_pool(
             // Frames that the pool has no room for are nobody's.
             let extents = extents_of(&of.state().regions, &ram);
             let all = ram.iter().map(|ram| (ram.end - ram.start) / PAGE_SIZE as u64).fold(0, u64::saturating_add);
-            let managed: u64 = extents.iter().map(|extent| u64::from(extent.len)).sum();
+            let managed: u64 = extents.iter().map(|extent| u64::from(extent.run.len)).sum();
             let unmanaged = all.saturating_sub(managed);
             match extents.is_empty() {
                 true => Err(UNMANAGED.into()),
@@ -388,7 +388,7 @@ fn send_patiently(shared: &Shared, client: &Client, message: &[u8]) -> bool {
 fn check_extents(state: &State, extents: &[Extent]) -> Result<(), String> {
     let inside = |extent: &Extent| {
         let region = state.regions.get(&extent.region);
-        region.is_some_and(|region| u64::from(extent.page) + u64::from(extent.len) <= u64::from(region.pages))
+        region.is_some_and(|region| extent.run.end().0 <= region.pages)
     };
     // A region may have been given back since the agent learnt of it.
     match extents.iter().filter(|extent| state.regions.contains_key(&extent.region)).find(|extent| !inside(extent)) {
@@ -412,8 +412,7 @@ fn extents_of(regions: &BTreeMap<RegionId, Region>, ram: &[qmp::Ram]) -> Vec<Ext
                 extents.push(Extent {
                     frame: (ram.start + (first - ram.host)) / page,
                     region: id,
-                    page: ((first - region.start) / page) as u32,
-                    len: ((end - first) / page) as u32,
+                    run: Run::new(PageNo(((first - region.start) / page) as u32), ((end - first) / page) as u32),
                 });
             }
         }
@@ -430,7 +429,7 @@ fn set_extents(state: &mut State, extents: Vec<Extent>) {
     recycling.extents = extents.clone();
     for (&id, region) in &mut state.regions {
         let mut own: Vec<Extent> = extents.iter().filter(|extent| extent.region == id).copied().collect();
-        own.sort_by_key(|extent| extent.page);
+        own.sort_by_key(|extent| extent.run.page);
         if !own.is_empty() {
             region.free = Some(FreePages { marks: marks.clone(), extents: own });
         }
@@ -441,9 +440,9 @@ impl Client {
     /// Pages were recycled: whatever they were, they are untouched memory now.
     fn recycled(&self, recycled: &Recycled) -> Result<(), String> {
         let mut state = self.state();
-        for span in &recycled.spans {
-            let region = Self::checked(&mut state, recycled.region, span.page, span.len)?;
-            region.recycle(span.page, span.len, |page, entry| self.drop_entry(recycled.region, page, entry));
+        for &run in &recycled.runs {
+            let region = Self::checked(&mut state, recycled.region, run)?;
+            region.recycle(run, |page, entry| self.drop_entry(recycled.region, page, entry));
         }
         Ok(())
     }
@@ -511,31 +510,31 @@ mod tests {
         let pool = guest_side(&map);
         let guest = ppr::Guest::new(&pool);
         let extents = vec![
-            Extent { frame: 256, region: 1, page: 0, len: 50 },
-            Extent { frame: 1000, region: 1, page: 60, len: 40 },
+            Extent { frame: 256, region: RegionId(1), run: Run::new(PageNo(0), 50) },
+            Extent { frame: 1000, region: RegionId(1), run: Run::new(PageNo(60), 40) },
         ];
         let mut region = Region::new(0, 100).unwrap();
         region.free = Some(FreePages { marks: Arc::new(Marks::open(&fd).unwrap()), extents });
-        region.mark_written(0, 100);
+        region.mark_written(Run::new(PageNo(0), 100));
         (0..3).for_each(|_| region.end_scan());
         guest.mark(256 + 10..256 + 20);
         guest.mark(1000..1005);
         guest.mark(1050..1100);
         let mut found = Vec::new();
-        region.candidates(0, 12, &mut found);
-        assert_eq!(found, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 20, 21], "as many as were asked for");
-        region.candidates(0, 100, &mut found);
-        let expected: Vec<u32> = (0..10).chain(20..60).chain(65..100).collect();
+        region.candidates(PageNo(0), 12, &mut found);
+        assert_eq!(found, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 20, 21].map(PageNo), "as many as were asked for");
+        region.candidates(PageNo(0), 100, &mut found);
+        let expected: Vec<PageNo> = (0..10).chain(20..60).chain(65..100).map(PageNo).collect();
         assert_eq!(found, expected);
-        assert!(region.guess(3), "in use");
+        assert!(region.guess(PageNo(3)), "in use");
         guest.mark(256 + 5..256 + 6);
-        assert!(!region.guess(5), "freed since");
+        assert!(!region.guess(PageNo(5)), "freed since");
         // What was marked, and is used again, comes back when it is written.
         guest.cancel(256 + 10..256 + 20, || true).unwrap();
-        region.mark_written(12, 1);
+        region.mark_written(Run::new(PageNo(12), 1));
         (0..3).for_each(|_| region.end_scan());
-        region.candidates(8, 4, &mut found);
-        assert_eq!(found, [8, 9, 12, 20]);
+        region.candidates(PageNo(8), 4, &mut found);
+        assert_eq!(found, [8, 9, 12, 20].map(PageNo));
     }
 
     fn recycling(fd: &OwnedFd, extents: Vec<Extent>, booting: bool) -> Recycling {
@@ -558,7 +557,8 @@ mod tests {
     #[test]
     fn a_client_that_lies_about_its_sweeps_overflows_nothing() {
         let (fd, _map) = pool(SealFlags::SHRINK | SealFlags::GROW);
-        let mut recycling = recycling(&fd, vec![Extent { frame: 256, region: 1, page: 0, len: 50 }], false);
+        let mut recycling =
+            recycling(&fd, vec![Extent { frame: 256, region: RegionId(1), run: Run::new(PageNo(0), 50) }], false);
         recycling.window.0 = Instant::now() - Duration::from_secs(5);
         let lie = Sweep {
             pages: u64::MAX,
@@ -602,12 +602,13 @@ mod tests {
     fn ram_is_cut_at_regions() {
         let page = PAGE_SIZE as u64;
         let region = |start: u64, pages| Region::new(start * page, pages).unwrap();
-        let regions = [(1, region(1000, 100)), (2, region(1200, 50))].into();
+        let regions = [(RegionId(1), region(1000, 100)), (RegionId(2), region(1200, 50))].into();
         let ram = [
             qmp::Ram { start: 256 * page, end: 356 * page, host: 1000 * page },
             qmp::Ram { start: 1 << 32, end: (1 << 32) + 300 * page, host: 1050 * page },
         ];
-        let extent = |frame, region, page, len| Extent { frame, region, page, len };
+        let extent =
+            |frame, region, page, len| Extent { frame, region: RegionId(region), run: Run::new(PageNo(page), len) };
         let above = (1 << 32) / page;
         let absurd = qmp::Ram { start: 0, end: 2 * page, host: u64::MAX - page + 1 };
         assert!(extents_of(&regions, &[absurd]).is_empty());

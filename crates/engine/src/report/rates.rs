@@ -14,6 +14,7 @@
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use wire::PageNo;
 
 use crate::client::{Client, State};
 use crate::daemon::service::Engine;
@@ -42,8 +43,8 @@ pub(crate) struct Stamps {
 }
 
 impl Stamps {
-    pub(crate) fn record(&mut self, page: u32) {
-        if let Some(stamp) = self.pages.get_mut(page as usize) {
+    pub(crate) fn record(&mut self, page: PageNo) {
+        if let Some(stamp) = self.pages.get_mut(page.index()) {
             *stamp = self.now;
             self.found += 1;
         }
@@ -293,7 +294,7 @@ mod tests {
     #[test]
     fn a_page_is_recorded_once_a_scan() {
         let mut one = stamps(&[0; 4], 5);
-        [3, 3, 9].into_iter().for_each(|page| one.record(page));
+        [3, 3, 9].into_iter().for_each(|page| one.record(PageNo(page)));
         assert_eq!((one.pages.as_ref(), one.found), (&[0, 0, 0, 5][..], 2));
     }
 }

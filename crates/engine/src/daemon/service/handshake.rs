@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use kmem::memfd::{self, SharedMap};
 use kmem::pagemap::Pagemap;
 use kmem::seqpacket::{Conn, Peer};
-use wire::{SegmentId, ToAgent, ToDaemon};
+use wire::{RegionId, SegmentId, ToAgent, ToDaemon};
 
 use super::{CLIENT, FAIR_SHARE, GREETING, PROCESS, Service, lock, pidfd_of};
 use crate::client::{Client, Identity, add_region};
 use crate::content::domain::{Domain, DomainKey};
-use crate::content::index::MAX_CLIENTS;
+use crate::content::index::{ClientId, MAX_CLIENTS};
 use crate::daemon::adopt;
 
 /// Most connections that have not introduced themselves yet.
@@ -28,7 +28,7 @@ pub(super) struct Greeting {
     peer: Peer,
     pub(super) since: Instant,
     hello: Option<(Option<String>, String, u64)>,
-    regions: BTreeMap<u32, crate::ledger::Region>,
+    regions: BTreeMap<RegionId, crate::ledger::Region>,
     held: Vec<(SegmentId, OwnedFd)>,
 }
 
@@ -141,8 +141,8 @@ impl Service {
         // Only now: the new ledger holds its own references.
         self.bury_pid(pid);
         tracing::info!(pid, name = client.name, domain = %client.domain.key, "client");
-        let watched = self.watch(client.conn.as_fd(), CLIENT | u64::from(number))
-            && self.watch(pidfd_of(&client), PROCESS | u64::from(number));
+        let watched = self.watch(client.conn.as_fd(), CLIENT | u64::from(number.0))
+            && self.watch(pidfd_of(&client), PROCESS | u64::from(number.0));
         self.shared.add_client(&client);
         if !watched {
             return self.bury(number);
@@ -179,10 +179,10 @@ impl Service {
         known
     }
 
-    fn free_number(&mut self) -> Option<u32> {
+    fn free_number(&mut self) -> Option<ClientId> {
         let clients = self.shared.clients.read().unwrap_or_else(PoisonError::into_inner);
         for _ in 0..MAX_CLIENTS {
-            self.next_client = (self.next_client + 1) % MAX_CLIENTS;
+            self.next_client = ClientId((self.next_client.0 + 1) % MAX_CLIENTS);
             if !clients.contains_key(&self.next_client) {
                 return Some(self.next_client);
             }

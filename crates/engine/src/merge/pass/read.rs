@@ -3,10 +3,10 @@
 
 use kmem::PAGE_SIZE;
 use kmem::procmem::ReadError;
-use wire::RegionId;
+use wire::{PageNo, RegionId, Run};
 
 use super::{BATCH, BATCH_RUNS, Found, Stop, Turn};
-use crate::client::batch::Goal;
+use crate::client::batch::Target;
 use crate::ledger::Region;
 use crate::merge::plan::{GUESSES, Plan, Row};
 
@@ -26,7 +26,7 @@ const PROVEN: u32 = 8;
 pub(crate) struct Scratch {
     bytes: Vec<u8>,
     page: Box<[u8; PAGE_SIZE]>,
-    pages: Vec<u32>,
+    pages: Vec<PageNo>,
     addresses: Vec<usize>,
     /// Of the first pages; for the others they are not known yet.
     digests: Vec<u64>,
@@ -49,7 +49,7 @@ impl Scratch {
 /// Pages whose digests the agent was asked for.
 pub(super) struct Ahead {
     request: u64,
-    pages: Vec<u32>,
+    pages: Vec<PageNo>,
 }
 
 /// What is to be looked at next; the pages themselves are in [`Scratch`].
@@ -60,12 +60,12 @@ struct Chunk {
     /// The pages were asked about before; which of these they are.
     asked: Option<(Ahead, Vec<usize>)>,
     /// What the agent should be asked about now.
-    to_ask: Vec<Vec<u32>>,
+    to_ask: Vec<Vec<PageNo>>,
 }
 
 impl Chunk {
     /// The last page that it takes the turn to. `None`: there are no more candidates.
-    fn last(&self, scratch: &Scratch) -> Option<u32> {
+    fn last(&self, scratch: &Scratch) -> Option<PageNo> {
         match &self.asked {
             Some((asked, _)) => asked.pages.last().copied(),
             None => scratch.pages.last().copied(),
@@ -108,18 +108,18 @@ impl Turn<'_> {
     pub(super) fn read_candidates(&mut self, scratch: &mut Scratch) -> Result<(), Stop> {
         let regions: Vec<(RegionId, u32)> = self.client.state().regions.iter().map(|(&id, r)| (id, r.pages)).collect();
         // Multiples of the golden ratio lie far apart.
-        let place = self.client.number.wrapping_mul(0x9e37_79b9);
+        let place = self.client.number.0.wrapping_mul(0x9e37_79b9);
         for (id, pages) in regions {
-            let begin = ((u64::from(place) * u64::from(pages)) >> 32) as u32;
-            self.read_range(id, begin..pages, scratch)?;
-            self.read_range(id, 0..begin, scratch)?;
+            let begin = PageNo(((u64::from(place) * u64::from(pages)) >> 32) as u32);
+            self.read_range(id, Run::between(begin, PageNo(pages)), scratch)?;
+            self.read_range(id, Run::between(PageNo(0), begin), scratch)?;
         }
         Ok(())
     }
 
-    fn read_range(&mut self, id: RegionId, pages: std::ops::Range<u32>, scratch: &mut Scratch) -> Result<(), Stop> {
+    fn read_range(&mut self, id: RegionId, pages: Run, scratch: &mut Scratch) -> Result<(), Stop> {
         let mut plan = Plan::default();
-        let mut from = pages.start;
+        let mut from = pages.page;
         self.row = Row::default();
         self.forget_ahead();
         while !self.shared.stopping() {
@@ -127,7 +127,7 @@ impl Turn<'_> {
             if plan.runs.is_empty() && self.client.is_full() {
                 return Err(Stop::Full);
             }
-            let Some(chunk) = self.pick(id, from..pages.end, &mut plan, scratch) else { break };
+            let Some(chunk) = self.pick(id, Run::between(from, pages.end()), &mut plan, scratch) else { break };
             self.shared.pacer.took(u64::from(chunk.guessed) + scratch.pages.len() as u64);
             if !chunk.going_on {
                 self.undo(id, &plan.runs, false);
@@ -162,18 +162,12 @@ impl Turn<'_> {
 
     /// Picks the next candidates of a region in `range`: guesses first, then what the agent was
     /// asked about, or a chunk to read. `None`: the region is gone.
-    fn pick(
-        &mut self,
-        id: RegionId,
-        range: std::ops::Range<u32>,
-        plan: &mut Plan,
-        scratch: &mut Scratch,
-    ) -> Option<Chunk> {
+    fn pick(&mut self, id: RegionId, range: Run, plan: &mut Plan, scratch: &mut Scratch) -> Option<Chunk> {
         let mut state = self.client.state();
         let going_on = state.connected && !state.held && state.refused.is_none();
         let is_idle = state.outstanding == 0;
         let region = state.regions.get_mut(&id)?;
-        let guessed = if range.start == self.row.page + 1 { self.guess(region, range.end, plan) } else { 0 };
+        let guessed = if range.page == self.row.page + 1 { self.guess(region, range.end(), plan) } else { 0 };
         if guessed > 0 && !self.ahead.is_empty() {
             self.forget_ahead();
         }
@@ -190,8 +184,8 @@ impl Turn<'_> {
             }
             None => {
                 let most = if guessed > 0 { PROBE } else { CHUNK };
-                region.candidates(range.start + guessed, most, &mut scratch.pages);
-                scratch.pages.retain(|&page| page < range.end);
+                region.candidates(range.page + guessed, most, &mut scratch.pages);
+                scratch.pages.retain(|&page| page < range.end());
             }
         }
         scratch.addresses.clear();
@@ -202,21 +196,21 @@ impl Turn<'_> {
             && guessed == 0
             && let Some(last) = chunk.last(scratch)
         {
-            chunk.to_ask = self.to_ask(region, last + 1..range.end);
+            chunk.to_ask = self.to_ask(region, Run::between(last + 1, range.end()));
         }
         Some(chunk)
     }
 
     /// What the agent should be asked about: candidates of the range, or what follows those that it
     /// was asked about last.
-    fn to_ask(&self, region: &mut Region, range: std::ops::Range<u32>) -> Vec<Vec<u32>> {
-        let mut from = self.ahead.back().and_then(|last| last.pages.last()).map_or(range.start, |last| last + 1);
+    fn to_ask(&self, region: &mut Region, range: Run) -> Vec<Vec<PageNo>> {
+        let mut from = self.ahead.back().and_then(|last| last.pages.last()).map_or(range.page, |&last| last + 1);
         let mut to_ask = Vec::new();
         while self.ahead.len() + to_ask.len() < AHEAD {
             let mut pages = Vec::new();
             region.candidates(from, ASK, &mut pages);
-            pages.retain(|&page| page < range.end);
-            let Some(last) = pages.last().filter(|_| pages.len() >= FEW) else { break };
+            pages.retain(|&page| page < range.end());
+            let Some(&last) = pages.last().filter(|_| pages.len() >= FEW) else { break };
             from = last + 1;
             to_ask.push(pages);
         }
@@ -229,7 +223,7 @@ impl Turn<'_> {
     }
 
     /// Plans pages behind the row without reading them; returns how many.
-    fn guess(&mut self, region: &mut Region, end: u32, plan: &mut Plan) -> u32 {
+    fn guess(&mut self, region: &mut Region, end: PageNo, plan: &mut Plan) -> u32 {
         if self.row.len < PROVEN {
             return 0;
         }
@@ -237,28 +231,29 @@ impl Turn<'_> {
         // A page of another node is none of the run, whatever it holds; one of which nothing is known may
         // be anywhere.
         let nodes = store.by_node.then(|| {
-            let pages = self.row.page + 1..(self.row.page + 1 + self.row.ahead).min(end);
+            let next = self.row.page + 1;
+            let pages = Run::between(next, (next + self.row.ahead).min(end));
             // Unknown, they are read next, which tells why.
-            self.nodes_of(&pages.map(|page| region.address(page)).collect::<Vec<_>>()).unwrap_or_default()
+            self.nodes_of(&pages.pages().map(|page| region.address(page)).collect::<Vec<_>>()).unwrap_or_default()
         });
         let row = &mut self.row;
         let mut guessed = 0;
         while guessed < row.ahead && row.page + 1 < end && plan.pages < BATCH {
-            let (page, goal) = (row.page + 1, row.goal.next());
-            if let Goal::Frame(frame) = goal {
+            let (page, target) = (row.page + 1, row.target.next());
+            if let Target::Frame(frame) = target {
                 let near = nodes.as_ref().is_none_or(|nodes| nodes.get(guessed as usize) == Some(&store.node(frame)));
                 if !near || !store.try_ref(frame) {
                     break;
                 }
             }
             if !region.guess(page) {
-                if let Goal::Frame(frame) = goal {
+                if let Target::Frame(frame) = target {
                     self.client.domain.release(frame, false);
                 }
                 break;
             }
-            plan.push(page, goal);
-            (row.page, row.goal) = (page, goal);
+            plan.push(page, target);
+            (row.page, row.target) = (page, target);
             guessed += 1;
         }
         row.ahead = (row.ahead * 2).min(*GUESSES.end());

@@ -1,0 +1,158 @@
+//! Numbers of pages, slots and regions, each a type of its own, and runs of pages.
+
+use std::fmt;
+use std::ops::{Add, AddAssign, Sub};
+
+use serde::{Deserialize, Serialize};
+
+/// Number of a page within its region; the region's first page is 0.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct PageNo(pub u32);
+
+/// Number of a frame's slot within its segment, below [`crate::SEGMENT_PAGES`].
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Slot(pub u32);
+
+/// Names a region within its client; never used again for another region of the same process.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct RegionId(pub u32);
+
+impl PageNo {
+    /// The number as an index.
+    #[inline]
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl From<PageNo> for u64 {
+    #[inline]
+    fn from(page: PageNo) -> Self {
+        page.0.into()
+    }
+}
+
+impl Add<u32> for PageNo {
+    type Output = Self;
+    #[inline]
+    fn add(self, pages: u32) -> Self {
+        Self(self.0 + pages)
+    }
+}
+
+impl AddAssign<u32> for PageNo {
+    #[inline]
+    fn add_assign(&mut self, pages: u32) {
+        self.0 += pages;
+    }
+}
+
+/// The distance in pages.
+impl Sub for PageNo {
+    type Output = u32;
+    #[inline]
+    fn sub(self, earlier: Self) -> u32 {
+        self.0 - earlier.0
+    }
+}
+
+impl fmt::Display for PageNo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl Slot {
+    /// The number as an index.
+    #[inline]
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl From<Slot> for u64 {
+    #[inline]
+    fn from(slot: Slot) -> Self {
+        slot.0.into()
+    }
+}
+
+impl Add<u32> for Slot {
+    type Output = Self;
+    #[inline]
+    fn add(self, slots: u32) -> Self {
+        Self(self.0 + slots)
+    }
+}
+
+impl fmt::Display for RegionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Consecutive pages of a region.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Run {
+    /// The first page.
+    pub page: PageNo,
+    /// Pages.
+    pub len: u32,
+}
+
+impl Run {
+    /// `len` pages from `page` on.
+    #[inline]
+    pub const fn new(page: PageNo, len: u32) -> Self {
+        Self { page, len }
+    }
+
+    /// One page.
+    #[inline]
+    pub const fn one(page: PageNo) -> Self {
+        Self { page, len: 1 }
+    }
+
+    /// The pages from `start` up to `end`, without `end`. Empty if `end` is not above `start`.
+    #[inline]
+    pub const fn between(start: PageNo, end: PageNo) -> Self {
+        Self { page: start, len: end.0.saturating_sub(start.0) }
+    }
+
+    /// The page behind the last. Only of a run that [is bounded](Run::is_bounded), as all decoded
+    /// ones are.
+    #[inline]
+    pub fn end(self) -> PageNo {
+        self.page + self.len
+    }
+
+    /// The pages, ascending.
+    #[inline]
+    pub fn pages(self) -> impl DoubleEndedIterator<Item = PageNo> + ExactSizeIterator {
+        (self.page.0..self.page.0 + self.len).map(PageNo)
+    }
+
+    /// Whether the page is one of these.
+    #[inline]
+    pub fn contains(self, page: PageNo) -> bool {
+        page >= self.page && page.0 - self.page.0 < self.len
+    }
+
+    /// Whether the number of the page behind the last can be represented.
+    #[inline]
+    pub const fn is_bounded(&self) -> bool {
+        self.page.0.checked_add(self.len).is_some()
+    }
+}
+
+impl fmt::Display for Run {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}+{}", self.page, self.len)
+    }
+}

@@ -3,10 +3,12 @@
 
 use std::path::Path;
 
+use crate::disk::frame;
+use crate::disk::log;
+use crate::disk::record::Record;
+use crate::disk::superblock::{self, Superblock};
 use crate::error::Object;
-use crate::record::Record;
-use crate::superblock::{self, Superblock};
-use crate::{Access, Allocation, BLOCK, MediaClass, OpenOptions, Pool, frame, log};
+use crate::{Access, Allocation, BLOCK, MediaClass, OpenOptions, Pool};
 
 /// Gives the bytes to every decoder. None may panic or loop; what one accepts must be what is
 /// written for it.
@@ -46,7 +48,7 @@ pub fn decode_all(bytes: &[u8]) {
 ///
 /// When the file cannot be written.
 pub fn write_metadata(directory: &Path, payloads: &[&[u8]]) {
-    use crate::record::LogRecord;
+    use crate::disk::record::LogRecord;
     let class = MediaClass::Capacity;
     let first = [
         Record::Name("fuzzed".into()),

@@ -41,47 +41,42 @@
 //! # }
 //! ```
 
-mod buffer;
-mod check;
-mod checksum;
-mod class;
+mod disk;
 mod error;
-mod frame;
+mod finding;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
-mod log;
 mod map;
-mod mblock;
-mod mdc;
-mod medium;
-mod meta;
-mod mlog;
+mod media_class;
+mod objects;
 mod pool;
-mod reaper;
-mod record;
-mod registry;
 #[cfg(test)]
 mod sim;
-mod space;
-mod superblock;
 #[cfg(test)]
 mod tests;
-mod uring;
 
-pub use buffer::AlignedBuf;
-pub use check::{Finding, Report};
-pub use class::{ClassUsage, MediaClass};
+pub use disk::buffer::AlignedBuf;
+pub use disk::medium::{Disk, Medium, MediumFile, Open, ReadPiece, Room, Storage};
+pub use disk::superblock::FORMAT_VERSION;
+pub use disk::uring::disable as disable_io_uring;
 pub use error::{Damage, IoError, MapError, Object, ObjectError, PoolError};
-pub use map::{Advice, McacheMap, Temperature};
-pub use mblock::{Allocation, Fallback, Mblock, MblockProps, MblockWriter};
-pub use medium::{Disk, Medium, MediumFile, Open, ReadPiece, Room, Storage};
-pub use mlog::{LogProps, Mdc, Mlog};
-pub use pool::{Access, OpenOptions, Pool, PoolProps, Usage};
-pub use reaper::{CacheStats, Mcache, Settings};
-pub use registry::Registry;
-pub use superblock::FORMAT_VERSION;
-pub use uring::disable as disable_io_uring;
+pub use finding::Finding;
+pub use map::McacheMap;
+pub use map::cache::Mcache;
+pub use map::settings::{CacheStats, Settings};
+pub use map::state::{Advice, Temperature};
+pub use media_class::{MediaClass, UnknownClass};
+pub use objects::class::ClassUsage;
+pub use objects::info::MblockProps;
+pub use objects::inner::Access;
+pub use objects::log_files::LogProps;
+pub use objects::mblock::{Allocation, Fallback, Mblock, MblockWriter};
+pub use objects::mdc::Mdc;
+pub use objects::mlog::Mlog;
+pub use pool::check::Report;
+pub use pool::registry::Registry;
+pub use pool::{OpenOptions, Pool, PoolProps, Usage};
 
 /// Bytes of a block: the unit of direct I/O, of checksums and of maps.
 pub const BLOCK: usize = 4096;

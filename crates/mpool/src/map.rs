@@ -8,137 +8,27 @@
 //! What is resident is a bit for each page; how often a page was used lately is a byte, its *heat*.
 //! Both cover the whole map, so a page's past is still known when it comes back.
 
-pub(crate) mod fill;
-pub(crate) mod window;
+pub(crate) mod cache;
+mod core;
+mod fill;
+pub(crate) mod settings;
+pub(crate) mod state;
+mod window;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
+use parking_lot::RwLock;
+
+use crate::BLOCK;
+use crate::disk::checksum;
 use crate::error::{During, MapError, Object, ObjectError};
-use crate::mblock::Mblock;
+use crate::objects::mblock::Mblock;
 use crate::pool::Pool;
-use crate::reaper::{Handle, Mcache};
-use crate::{BLOCK, checksum};
+use cache::{Handle, Mcache};
+use fill::Loader;
+use state::{Advice, HUGE_PAGES, MapState, Placed, Temperature, hold, release};
 use window::{Window, zeroed_u8, zeroed_u64};
-
-/// Pages of a huge page.
-pub(crate) const HUGE_PAGES: usize = window::HUGE / BLOCK;
-
-/// How long pages that are not used shall stay.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Temperature {
-    /// For ever: the reaper leaves them alone.
-    Pinned,
-    /// A hundred times as long as cold ones.
-    Hot,
-    /// Ten times as long.
-    #[default]
-    Warm,
-    /// As long as [`crate::Settings::ttl`] says.
-    Cold,
-}
-
-/// How a map will be read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Advice {
-    /// A fault loads some pages behind the touched one too ([`crate::Settings::read_ahead`]); when
-    /// memory is full only if it goes on where the last one ended.
-    #[default]
-    Normal,
-    /// A fault loads one page.
-    Random,
-    /// A fault loads a megabyte.
-    Sequential,
-    /// The range is loaded now, as far as there is memory; with huge pages where the kernel can.
-    WillNeed,
-    /// The range can go now; a huge page that is partly in it goes whole.
-    DontNeed,
-}
-
-/// One mblock of a map.
-pub(crate) struct Placed {
-    pub(crate) mblock: Mblock,
-    /// Its first page in the window.
-    pub(crate) first: usize,
-    pub(crate) pages: usize,
-    /// Bytes of data.
-    len: usize,
-}
-
-/// Keeps mblocks from being deleted.
-fn hold(placed: &[Placed]) {
-    for placed in placed {
-        placed.mblock.info.maps.fetch_add(1, Ordering::AcqRel);
-    }
-}
-
-fn release(placed: &[Placed]) {
-    for placed in placed {
-        placed.mblock.info.maps.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-/// What a map is to the threads of its cache.
-pub(crate) struct MapInner {
-    pub(crate) window: Window,
-    pub(crate) placed: Vec<Placed>,
-    pub(crate) pages: usize,
-    pub(crate) resident: Box<[AtomicU64]>,
-    pub(crate) resident_pages: AtomicUsize,
-    pub(crate) heat: Box<[AtomicU8]>,
-    pub(crate) temperature: Temperature,
-    pub(crate) advice: AtomicU8,
-    /// The page behind those that the last fault loaded.
-    pub(crate) loaded_to: AtomicUsize,
-    /// Half-lives that this map's heat has seen, in units of the reaper's own.
-    pub(crate) aged: AtomicU64,
-    /// Which parts of the size of a huge page are one.
-    pub(crate) huge: Box<[AtomicBool]>,
-    /// Held for reading while pages are dropped, for writing while pages are made one.
-    pub(crate) shape: RwLock<()>,
-    /// Held for reading by the cache's threads while they load or drop pages; `true` once the map
-    /// has been dropped.
-    gone: RwLock<bool>,
-}
-
-impl MapInner {
-    #[inline]
-    pub(crate) fn is_resident(&self, page: usize) -> bool {
-        self.resident[page / 64].load(Ordering::Acquire) >> (page % 64) & 1 == 1
-    }
-
-    /// Keeps the map while pages of it are loaded or dropped by a thread that has not borrowed it.
-    /// `None`: it goes, or has gone. Never waits: who holds this for one map may ask for
-    /// another one.
-    pub(crate) fn enter(&self) -> Option<RwLockReadGuard<'_, bool>> {
-        self.gone.try_read().ok().filter(|gone| !**gone)
-    }
-
-    /// Waits until nobody works on the map any more, and lets nobody begin.
-    pub(crate) fn close(&self) {
-        *self.gone.write().unwrap_or_else(PoisonError::into_inner) = true;
-    }
-
-    /// Whether a page is part of a huge page.
-    pub(crate) fn is_huge(&self, page: usize) -> bool {
-        self.huge.get(page / HUGE_PAGES).is_some_and(|huge| huge.load(Ordering::Acquire))
-    }
-
-    /// Counts one more use of a page. Two at the same time may count as one.
-    #[inline]
-    pub(crate) fn warm(&self, page: usize, by: u8) {
-        let heat = &self.heat[page];
-        let now = heat.load(Ordering::Relaxed);
-        if now < u8::MAX {
-            heat.store(now.saturating_add(by), Ordering::Relaxed);
-        }
-    }
-
-    /// The mblock that a page of the window belongs to.
-    pub(crate) fn placed_at(&self, page: usize) -> &Placed {
-        &self.placed[self.placed.partition_point(|p| p.first <= page) - 1]
-    }
-}
 
 /// A map. Dropping it unmaps it; what was borrowed from it cannot outlive it.
 ///
@@ -154,7 +44,7 @@ impl MapInner {
 /// # }
 /// ```
 pub struct McacheMap {
-    pub(crate) inner: Arc<MapInner>,
+    pub(crate) inner: Arc<MapState>,
     handle: Arc<Handle>,
 }
 
@@ -209,7 +99,7 @@ impl Mcache {
                 return Err(e.into());
             }
         };
-        let inner = Arc::new(MapInner {
+        let inner = Arc::new(MapState {
             window,
             placed,
             pages,
@@ -230,6 +120,10 @@ impl Mcache {
 }
 
 impl McacheMap {
+    fn loader<'a>(&'a self, placed: &'a Placed) -> Loader<'a> {
+        Loader { core: &self.handle.core, map: &self.inner, placed }
+    }
+
     fn placed(&self, index: usize, offset: u64, len: u64) -> Result<&Placed, MapError> {
         let placed = self.inner.placed.get(index).ok_or(MapError::Outside { index, offset: 0 })?;
         let inside = offset.checked_add(len).is_some_and(|end| end <= placed.len as u64);
@@ -288,7 +182,7 @@ impl McacheMap {
             self.inner.warm(at, 1);
             if !self.inner.is_resident(at) {
                 let missing = (at..=placed.first + last).take_while(|&at| !self.inner.is_resident(at)).count();
-                fill::load_run(&self.handle.core, &self.inner, placed, page, missing.max(1))?;
+                self.loader(placed).load_run(page, missing.max(1))?;
             }
             page += 1;
         }
@@ -314,7 +208,7 @@ impl McacheMap {
             }
         }
         if !missing.is_empty() {
-            fill::load_scattered(&self.handle.core, &self.inner, placed, &missing)?;
+            self.loader(placed).load_scattered(&missing)?;
         }
         let bytes = self.inner.window.bytes();
         out.extend(pages.iter().map(|page| &bytes[(placed.first + page) * BLOCK..][..BLOCK]));
@@ -331,7 +225,7 @@ impl McacheMap {
         let placed = self.placed(index, offset, len)?;
         let (first, end) = ((offset / BLOCK as u64) as usize, checksum::blocks(offset + len) as usize);
         match advice {
-            Advice::WillNeed => fill::load_ahead(&self.handle.core, &self.inner, placed, first, end - first),
+            Advice::WillNeed => self.loader(placed).load_ahead(first, end - first),
             Advice::DontNeed => {
                 self.handle.core.drop_pages(&self.inner, placed.first + first, end - first);
                 Ok(())

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::BLOCK;
-use crate::medium::{Medium, MediumFile, Open, Room, Storage};
+use crate::disk::medium::{Medium, MediumFile, Open, Room, Storage};
 
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,17 +2,17 @@
 
 use std::cell::RefCell;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 
 use kmem::uffd::Event;
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::{Advice, HUGE_PAGES, MapInner, Placed};
+use super::core::{Core, add_time};
+use super::state::{Advice, HUGE_PAGES, MapState, Placed};
 use crate::BLOCK;
-use crate::buffer::AlignedBuf;
+use crate::disk::buffer::AlignedBuf;
 use crate::error::{During, MapError};
-use crate::reaper::{Core, add_time};
 
 /// Pages loaded in one go.
 const RUN: usize = 256;
@@ -34,13 +34,13 @@ fn with_bounce<R>(pages: usize, f: impl FnOnce(&mut [u8]) -> R) -> R {
 
 /// Puts pages in their place, counts them, and then wakes who waits for them: what somebody has
 /// seen is counted.
-fn place(core: &Core, map: &MapInner, first: usize, pages: &[u8]) -> std::io::Result<()> {
+fn place(core: &Core, map: &MapState, first: usize, pages: &[u8]) -> std::io::Result<()> {
     let result = place_asleep(core, map, first, pages);
     map.window.wake(&core.uffd, first, pages.len() / BLOCK);
     result
 }
 
-fn place_asleep(core: &Core, map: &MapInner, first: usize, pages: &[u8]) -> std::io::Result<()> {
+fn place_asleep(core: &Core, map: &MapState, first: usize, pages: &[u8]) -> std::io::Result<()> {
     let count = pages.len() / BLOCK;
     let mut done = 0;
     while done < count {
@@ -58,89 +58,90 @@ fn place_asleep(core: &Core, map: &MapInner, first: usize, pages: &[u8]) -> std:
     Ok(())
 }
 
-/// Loads `count` pages of an mblock, from its page `first` on.
-pub(crate) fn load_run(
-    core: &Core,
-    map: &MapInner,
-    placed: &Placed,
-    first: usize,
-    count: usize,
-) -> Result<(), MapError> {
-    let mut at = first;
-    while at < first + count {
-        let now = RUN.min(first + count - at);
-        let start = core.admit(now);
-        let result: Result<(), MapError> = with_bounce(now, |bounce| {
-            placed.mblock.read_blocks(at as u64, bounce)?;
-            let start = add_time(&core.stats.reading, start);
-            place(core, map, placed.first + at, bounce).during("filling", "a map")?;
-            add_time(&core.stats.placing, start);
-            Ok(())
-        });
-        core.settle(now);
-        // A fast medium may have answered before this thread could sleep. The kernel would let it go on for
-        // milliseconds, from one load to the next, and whoever waits for the processor, or for
-        // these pages, waits on.
-        std::thread::yield_now();
-        result?;
-        at += now;
-    }
-    Ok(())
+/// Loads pages of one mblock of a map.
+#[derive(Clone, Copy)]
+pub(super) struct Loader<'a> {
+    pub(super) core: &'a Core,
+    pub(super) map: &'a MapState,
+    pub(super) placed: &'a Placed,
 }
 
-/// Loads single pages of an mblock.
-pub(crate) fn load_scattered(core: &Core, map: &MapInner, placed: &Placed, pages: &[usize]) -> Result<(), MapError> {
-    for pages in pages.chunks(RUN) {
-        if let [page] = pages {
-            load_run(core, map, placed, *page, 1)?;
-            continue;
+impl Loader<'_> {
+    /// Loads `count` pages of an mblock, from its page `first` on.
+    pub(crate) fn load_run(&self, first: usize, count: usize) -> Result<(), MapError> {
+        let Self { core, map, placed } = *self;
+        let mut at = first;
+        while at < first + count {
+            let now = RUN.min(first + count - at);
+            let start = core.admit(now);
+            let result: Result<(), MapError> = with_bounce(now, |bounce| {
+                placed.mblock.read_blocks(at as u64, bounce)?;
+                let start = add_time(&core.stats.reading, start);
+                place(core, map, placed.first + at, bounce).during("filling", "a map")?;
+                add_time(&core.stats.placing, start);
+                Ok(())
+            });
+            core.settle(now);
+            // A fast medium may have answered before this thread could sleep. The kernel would let it go on for
+            // milliseconds, from one load to the next, and whoever waits for the processor, or for
+            // these pages, waits on.
+            std::thread::yield_now();
+            result?;
+            at += now;
         }
-        let start = core.admit(pages.len());
-        let blocks: Vec<u64> = pages.iter().map(|&page| page as u64).collect();
-        let result: Result<(), MapError> = with_bounce(pages.len(), |bounce| {
-            placed.mblock.read_scattered(&blocks, bounce)?;
-            let start = add_time(&core.stats.reading, start);
-            for (page, bytes) in pages.iter().zip(bounce.chunks_exact(BLOCK)) {
-                place(core, map, placed.first + page, bytes).during("filling", "a map")?;
+        Ok(())
+    }
+
+    /// Loads single pages of an mblock.
+    pub(crate) fn load_scattered(&self, pages: &[usize]) -> Result<(), MapError> {
+        let Self { core, map, placed } = *self;
+        for pages in pages.chunks(RUN) {
+            if let [page] = pages {
+                self.load_run(*page, 1)?;
+                continue;
             }
-            add_time(&core.stats.placing, start);
-            Ok(())
-        });
-        core.settle(pages.len());
-        result?;
-    }
-    Ok(())
-}
-
-/// Loads what is missing of a range, as long as memory is not short.
-pub(crate) fn load_ahead(
-    core: &Core,
-    map: &MapInner,
-    placed: &Placed,
-    first: usize,
-    count: usize,
-) -> Result<(), MapError> {
-    let (mut at, end) = (first, first + count);
-    while at < end && !core.is_short() {
-        if map.is_resident(placed.first + at) {
-            at += 1;
-            continue;
+            let start = core.admit(pages.len());
+            let blocks: Vec<u64> = pages.iter().map(|&page| page as u64).collect();
+            let result: Result<(), MapError> = with_bounce(pages.len(), |bounce| {
+                placed.mblock.read_scattered(&blocks, bounce)?;
+                let start = add_time(&core.stats.reading, start);
+                for (page, bytes) in pages.iter().zip(bounce.chunks_exact(BLOCK)) {
+                    place(core, map, placed.first + page, bytes).during("filling", "a map")?;
+                }
+                add_time(&core.stats.placing, start);
+                Ok(())
+            });
+            core.settle(pages.len());
+            result?;
         }
-        let run = (at..end.min(at + RUN)).take_while(|&page| !map.is_resident(placed.first + page)).count();
-        load_run(core, map, placed, at, run)?;
-        at += run;
+        Ok(())
     }
-    collapse(core, map, placed.first + first, placed.first + at);
-    Ok(())
+
+    /// Loads what is missing of a range, as long as memory is not short.
+    pub(crate) fn load_ahead(&self, first: usize, count: usize) -> Result<(), MapError> {
+        let Self { core, map, placed } = *self;
+        let (mut at, end) = (first, first + count);
+        while at < end && !core.is_short() {
+            if map.is_resident(placed.first + at) {
+                at += 1;
+                continue;
+            }
+            let run = (at..end.min(at + RUN)).take_while(|&page| !map.is_resident(placed.first + page)).count();
+            self.load_run(at, run)?;
+            at += run;
+        }
+        collapse(core, map, placed.first + first, placed.first + at);
+        Ok(())
+    }
 }
 
 /// Huge pages where pages `first..end` of the window are all there: the processor finds them
 /// faster.
-fn collapse(core: &Core, map: &MapInner, first: usize, end: usize) {
+fn collapse(core: &Core, map: &MapState, first: usize, end: usize) {
     let mut at = first.next_multiple_of(HUGE_PAGES);
     while at + HUGE_PAGES <= end && !core.is_short() {
         // Nothing is dropped meanwhile: who drops a part must know whether it is one of a huge page.
-        let _shape = map.shape.write().unwrap_or_else(PoisonError::into_inner);
+        let _shape = map.shape.write();
         let huge = &map.huge[at / HUGE_PAGES];
         if !huge.load(Ordering::Relaxed)
             && (at..at + HUGE_PAGES).all(|page| map.is_resident(page))
@@ -178,11 +179,12 @@ fn serve(core: &Core, address: usize) {
     let Some(_entered) = map.enter() else { return };
     let page = (address - map.window.range().start) / BLOCK;
     let placed = map.placed_at(page);
+    let loader = Loader { core, map: &map, placed };
     core.stats.faults.fetch_add(1, Ordering::Relaxed);
     map.warm(page, 1);
     if map.is_resident(page) {
         // Loaded meanwhile; or dropped meanwhile, then the next touch comes back here.
-        if load_run(core, &map, placed, page - placed.first, 1).is_err() {
+        if loader.load_run(page - placed.first, 1).is_err() {
             map.window.wake(&core.uffd, page, 1);
         }
         return;
@@ -197,10 +199,10 @@ fn serve(core: &Core, address: usize) {
     let end = (placed.first + placed.pages).min(page + ahead);
     let run = (page..end).take_while(|&page| !map.is_resident(page)).count().max(1);
     map.loaded_to.store(page + run, Ordering::Relaxed);
-    let mut result = load_run(core, &map, placed, page - placed.first, run);
+    let mut result = loader.load_run(page - placed.first, run);
     if result.is_err() && run > 1 {
         // A neighbour may be the bad one.
-        result = load_run(core, &map, placed, page - placed.first, 1);
+        result = loader.load_run(page - placed.first, 1);
     }
     if result.is_err() {
         core.stats.poisoned.fetch_add(1, Ordering::Relaxed);

@@ -3,10 +3,11 @@
 
 use proptest::prelude::*;
 
+use crate::disk::frame;
+use crate::disk::record::Record;
+use crate::disk::superblock::Superblock;
 use crate::fuzzing::decode_all;
-use crate::record::Record;
-use crate::superblock::Superblock;
-use crate::{BLOCK, MediaClass, frame};
+use crate::{BLOCK, MediaClass};
 
 proptest! {
     #[test]

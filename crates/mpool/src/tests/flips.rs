@@ -116,7 +116,7 @@ fn metadata_without_any_copy_left_are_salvaged() {
     let (ids, _) = make(&path);
     // The record of the first mblock, both copies.
     let mut bytes = fs::read(path.join("meta-0")).unwrap();
-    let needle = crate::record::Record::Mblock(crate::record::MblockRecord {
+    let needle = crate::disk::record::Record::Mblock(crate::disk::record::MblockRecord {
         id: ids[0],
         class: MediaClass::Capacity,
         offset: 0,

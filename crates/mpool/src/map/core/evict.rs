@@ -1,14 +1,14 @@
 //! Which pages go, and how their uses are seen.
 
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use kmem::Range;
 use kmem::pagemap::{Categories, Pagemap, Query};
 
-use super::{Core, lock, weight};
+use super::Core;
 use crate::BLOCK;
-use crate::map::{HUGE_PAGES, MapInner};
+use crate::map::state::{HUGE_PAGES, MapState, Temperature};
 
 /// The greatest weighted heat.
 const MAX_HEAT: usize = 256 * 100;
@@ -27,7 +27,7 @@ const QUEUE: usize = 512;
 
 /// Pages of one word of a map's resident bits that are to go. A map that is gone by then is let go.
 pub(super) struct Chosen {
-    map: Weak<MapInner>,
+    map: Weak<MapState>,
     word: usize,
     mask: u64,
 }
@@ -42,7 +42,7 @@ pub(super) struct Hand {
 }
 
 /// Calls `each` for the resident pages of words `from..to`.
-fn each_resident(map: &MapInner, words: std::ops::Range<usize>, mut each: impl FnMut(usize)) {
+fn each_resident(map: &MapState, words: std::ops::Range<usize>, mut each: impl FnMut(usize)) {
     for word in words {
         let mut bits = map.resident[word].load(Ordering::Relaxed);
         while bits != 0 {
@@ -53,7 +53,7 @@ fn each_resident(map: &MapInner, words: std::ops::Range<usize>, mut each: impl F
 }
 
 /// Drops pages of one word that are no huge page's. Gives how many there were.
-fn drop_small(map: &MapInner, word: usize, mask: u64) -> usize {
+fn drop_small(map: &MapState, word: usize, mask: u64) -> usize {
     let had = map.resident[word].fetch_and(!mask, Ordering::AcqRel) & mask;
     let mut bits = had;
     while bits != 0 {
@@ -67,7 +67,7 @@ fn drop_small(map: &MapInner, word: usize, mask: u64) -> usize {
 }
 
 /// Drops a huge page whole. Gives how many pages there were.
-fn drop_huge(map: &MapInner, word: usize) -> usize {
+fn drop_huge(map: &MapState, word: usize) -> usize {
     let huge = word * 64 / HUGE_PAGES;
     let first = huge * HUGE_PAGES;
     let words = &map.resident[first / 64..][..HUGE_PAGES / 64];
@@ -81,17 +81,27 @@ fn drop_huge(map: &MapInner, word: usize) -> usize {
 
 /// For each part of the size of a huge page the heat of its hottest page, which stands for all; 0
 /// for parts that are not one.
-fn hottest(map: &MapInner) -> Vec<u8> {
+fn hottest(map: &MapState) -> Vec<u8> {
     let parts = map.huge.iter().zip(map.heat.chunks(HUGE_PAGES));
     let heat = |heats: &[AtomicU8]| heats.iter().map(|heat| heat.load(Ordering::Relaxed)).max().unwrap_or(0);
     parts.map(|(huge, heats)| if huge.load(Ordering::Relaxed) { heat(heats) } else { 0 }).collect()
 }
 
+/// How much a page of such a map weighs against one of a cold map; `None`: it never goes.
+fn weight(temperature: Temperature) -> Option<usize> {
+    match temperature {
+        Temperature::Pinned => None,
+        Temperature::Hot => Some(100),
+        Temperature::Warm => Some(10),
+        Temperature::Cold => Some(1),
+    }
+}
+
 impl Core {
     /// Drops pages of one word of the resident bits, and all of the huge page that they are part
     /// of. Gives how many there were.
-    fn drop_word(&self, map: &MapInner, word: usize, mask: u64) -> usize {
-        let _shape = map.shape.read().unwrap_or_else(PoisonError::into_inner);
+    fn drop_word(&self, map: &MapState, word: usize, mask: u64) -> usize {
+        let _shape = map.shape.read();
         let count = if map.is_huge(word * 64) { drop_huge(map, word) } else { drop_small(map, word, mask) };
         map.resident_pages.fetch_sub(count, Ordering::Relaxed);
         self.resident.fetch_sub(count, Ordering::AcqRel);
@@ -99,7 +109,7 @@ impl Core {
     }
 
     /// Drops pages, whatever their temperature.
-    pub(crate) fn drop_pages(&self, map: &MapInner, first: usize, count: usize) {
+    pub(crate) fn drop_pages(&self, map: &MapState, first: usize, count: usize) {
         let end = first + count;
         let mut at = first;
         while at < end {
@@ -115,7 +125,7 @@ impl Core {
 
     /// Chooses about `want` pages, the coldest first, as words of the resident bits.
     fn choose(&self, hand: &mut Hand, want: usize) -> Vec<Chosen> {
-        let maps: Vec<(Arc<MapInner>, usize)> = {
+        let maps: Vec<(Arc<MapState>, usize)> = {
             let maps = self.maps();
             maps.values().filter_map(|map| Some((map.clone(), weight(map.temperature)?))).collect()
         };
@@ -124,7 +134,7 @@ impl Core {
         if maps.is_empty() || want == 0 {
             return chosen;
         }
-        let heat = |(hottest, map, weight): &(Vec<u8>, Arc<MapInner>, usize), page: usize| {
+        let heat = |(hottest, map, weight): &(Vec<u8>, Arc<MapState>, usize), page: usize| {
             let heat = map.heat[page].load(Ordering::Relaxed).max(*hottest.get(page / HUGE_PAGES).unwrap_or(&0));
             // The one more is for pages that were loaded and not used yet: they too stay the longer the warmer
             // their map is.
@@ -173,7 +183,7 @@ impl Core {
     pub(super) fn evict(&self) -> usize {
         let chosen = {
             // The lock is for choosing; giving the memory back takes longer.
-            let mut hand = lock(&self.hand);
+            let mut hand = self.hand.lock();
             // Looked at again, as others may have evicted by now.
             let missing = self.look_at_memory().missing_to(self.settings.high);
             self.choose(&mut hand, (missing / BLOCK as u64) as usize)
@@ -205,7 +215,7 @@ impl Core {
         let mut gone = 0;
         while gone < DIRECT || (gone < pages && self.excess(pages) > 0) {
             let next = {
-                let mut hand = lock(&self.hand);
+                let mut hand = self.hand.lock();
                 if hand.queue.is_empty() {
                     let some = QUEUE.min(self.resident.load(Ordering::Relaxed) / 32);
                     hand.queue = self.choose(&mut hand, self.excess(pages).min(pages).max(some));
@@ -219,9 +229,9 @@ impl Core {
     }
 
     fn evict_in_turn(&self, pages: usize) -> usize {
-        let mut hand = lock(&self.hand);
+        let mut hand = self.hand.lock();
         let want = self.excess(pages).min(pages).max(DIRECT);
-        let maps: Vec<Arc<MapInner>> = {
+        let maps: Vec<Arc<MapState>> = {
             let maps = self.maps();
             maps.values().filter(|map| weight(map.temperature).is_some()).cloned().collect()
         };
@@ -271,7 +281,7 @@ impl Core {
 
     /// Counts the pages that are in the page tables as used, and takes them out.
     pub(super) fn watch(&self) {
-        let maps: Vec<Arc<MapInner>> = self.maps().values().cloned().collect();
+        let maps: Vec<Arc<MapState>> = self.maps().values().cloned().collect();
         let Ok(pagemap) = Pagemap::open_self() else { return };
         let query = Query { required: Categories::PRESENT, ..Query::default() };
         for map in maps {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use kmem::cgroup::MemoryGroups;
 use kmem::{procfs, psi};
 
-use super::Settings;
+use crate::map::settings::Settings;
 
 /// Share of time lost to memory, in percent, that counts as full pressure.
 const FULL_STALL: f64 = 40.0;
@@ -19,11 +19,11 @@ const SLOW_PERIOD: Duration = Duration::from_secs(1);
 
 /// What was seen last. Bytes.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Levels {
+pub(crate) struct Levels {
     /// What the maps have and could have.
-    pub(super) total: u64,
+    pub(crate) total: u64,
     /// What they could have besides.
-    pub(super) available: u64,
+    pub(crate) available: u64,
     stall: f64,
     groups: Arc<MemoryGroups>,
     looked: Option<Instant>,

@@ -1,58 +1,17 @@
-//! Media classes.
+//! A media class at work: its directory, its data file, and the free space in it.
 
-use std::fmt;
 use std::path::PathBuf;
-use std::str::FromStr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
+use parking_lot::{Mutex, MutexGuard};
 
-use crate::checksum;
+use crate::MediaClass;
+use crate::disk::checksum;
+use crate::disk::log::full_or;
+use crate::disk::medium::{Medium, MediumFile, Open, Room};
+use crate::disk::record::MblockRecord;
+use crate::disk::space::{Extent, Space};
 use crate::error::{During, IoError, Object, ObjectError};
-use crate::log::full_or;
-use crate::medium::{Medium, MediumFile, Open, Room};
-use crate::record::MblockRecord;
-use crate::space::{Extent, Space};
-
-/// What kind of medium: each is a directory, usually on a device of its own.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum MediaClass {
-    /// Large. Every pool has it; it holds the metadata.
-    #[default]
-    Capacity = 0,
-    /// Fast, for what is young or hot.
-    Staging = 1,
-    /// Persistent memory, or a `tmpfs` for what may be lost when the host stops.
-    Memory = 2,
-}
-
-impl MediaClass {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Capacity, Self::Staging, Self::Memory];
-
-    pub(crate) fn from_number(number: u32) -> Option<Self> {
-        Self::ALL.get(number as usize).copied()
-    }
-}
-
-impl fmt::Display for MediaClass {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Capacity => "capacity",
-            Self::Staging => "staging",
-            Self::Memory => "memory",
-        })
-    }
-}
-
-impl FromStr for MediaClass {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Self, String> {
-        let found = Self::ALL.into_iter().find(|class| class.to_string() == name);
-        found.ok_or_else(|| format!("{name:?} is no media class: capacity, staging or memory"))
-    }
-}
 
 /// What a class holds, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,7 +70,7 @@ impl Class {
 
     /// Gives the medium back what uncommitted mblocks left behind.
     fn give_back_leftovers(&self) -> Result<(), IoError> {
-        let space = self.lock();
+        let space = self.space();
         let name = self.medium.path().join(DATA);
         if self.data.len().during("looking at", name.display())? > space.end() {
             self.data.set_len(space.end()).during("cutting", name.display())?;
@@ -122,13 +81,13 @@ impl Class {
         Ok(())
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Space> {
-        self.space.lock().unwrap_or_else(PoisonError::into_inner)
+    fn space(&self) -> MutexGuard<'_, Space> {
+        self.space.lock()
     }
 
     /// Makes all that was written durable.
     pub(crate) fn sync(&self, object: Object) -> Result<(), ObjectError> {
-        let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failed = self.failed.lock();
         if *failed {
             return Err(ObjectError::Failed(object));
         }
@@ -140,12 +99,12 @@ impl Class {
 
     /// Bytes that mblocks, also those being written, hold of the data file.
     pub(crate) fn held(&self) -> u64 {
-        self.lock().held()
+        self.space().held()
     }
 
     /// Space for `capacity` bytes of data and their checksums.
     pub(crate) fn take(&self, capacity: u64) -> Result<Extent, ObjectError> {
-        let taken = self.lock().take(checksum::stored_len(capacity));
+        let taken = self.space().take(checksum::stored_len(capacity));
         let extent = taken.ok_or(ObjectError::Full { class: self.class, bytes: capacity })?;
         let name = self.medium.path().join(DATA);
         match self.data.allocate(extent.offset, extent.len).during("allocating in", name.display()) {
@@ -154,7 +113,7 @@ impl Class {
                 // Nobody has written there, so it can be had again whether this works or not (no file may be so
                 // long).
                 let _ = self.data.punch(extent.offset, extent.len);
-                self.lock().give(extent);
+                self.space().give(extent);
                 Err(full_or(e, self.class, capacity))
             }
         }
@@ -164,7 +123,7 @@ impl Class {
     /// again.
     pub(crate) fn give(&self, extent: Extent) {
         if extent.len > 0 && self.data.punch(extent.offset, extent.len).is_ok() {
-            self.lock().give(extent);
+            self.space().give(extent);
         }
     }
 }

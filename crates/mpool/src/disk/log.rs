@@ -17,9 +17,9 @@
 
 use std::sync::Arc;
 
+use crate::disk::frame::{self, Frame, Kind};
+use crate::disk::medium::{Medium, MediumFile, Open};
 use crate::error::{Damage, During, IoError, Object, ObjectError};
-use crate::frame::{self, Frame, Kind};
-use crate::medium::{Medium, MediumFile, Open};
 use crate::{BLOCK, MediaClass};
 
 /// Bytes before the first frame.

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
+use crate::disk::medium::{make_directory, sync_directory};
 use crate::error::{During, PoolError};
-use crate::medium::{make_directory, sync_directory};
 use crate::pool::{Access, OpenOptions, Pool};
 
 /// A directory of pools' names.

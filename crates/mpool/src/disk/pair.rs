@@ -10,10 +10,10 @@
 //! log with a mark is complete even when damage has hit the end frame.
 
 use crate::MediaClass;
+use crate::disk::frame::{Frame, Kind};
+use crate::disk::log::{Log, Opened, Place};
+use crate::disk::medium::Medium;
 use crate::error::{Damage, Object, ObjectError};
-use crate::frame::{Frame, Kind};
-use crate::log::{Log, Opened, Place};
-use crate::medium::Medium;
 
 /// An open pair of logs.
 pub(crate) struct Pair {

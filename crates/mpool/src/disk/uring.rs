@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use io_uring::{IoUring, opcode, squeue, types};
 
-use crate::medium::ReadPiece;
+use crate::disk::medium::ReadPiece;
 
 /// Requests in flight on one ring.
 const DEPTH: usize = 32;

@@ -7,7 +7,9 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{BLOCK, MediaClass, checksum, space};
+use crate::disk::checksum;
+use crate::disk::space;
+use crate::{BLOCK, MediaClass};
 
 /// The highest identity: the next ones can be counted for ever.
 const MAX_ID: u64 = u64::MAX / 2;

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::disk::medium::Medium;
+use crate::disk::pair::{Found, Pair, PairPlace};
+use crate::disk::record::{LogRecord, Record};
 use crate::error::{Damage, Object, ObjectError};
-use crate::mblock::MblockInfo;
-use crate::mdc::{Found, Pair, PairPlace};
-use crate::medium::Medium;
-use crate::record::{LogRecord, Record};
+use crate::objects::info::MblockInfo;
 use crate::{MediaClass, ROOT_MDC};
 
 /// Bytes of metadata below which compacting is not worth while.

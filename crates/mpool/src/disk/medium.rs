@@ -19,7 +19,7 @@ use std::sync::Arc;
 use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
 use rustix::io::Errno;
 
-use crate::uring;
+use crate::disk::uring;
 
 /// How to open a file.
 #[derive(Clone, Copy, Debug, Default)]

@@ -1,17 +1,19 @@
 //! mblocks: written once, by appending, then committed and immutable.
 
 use std::io::IoSlice;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
 
-use crate::buffer::{AlignedBuf, is_aligned};
-use crate::checksum;
-use crate::class::Class;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::disk::buffer::{AlignedBuf, is_aligned};
+use crate::disk::checksum;
+use crate::disk::medium::ReadPiece;
+use crate::disk::record::{MblockRecord, Record};
+use crate::disk::space::Extent;
 use crate::error::{Damage, During, Object, ObjectError};
-use crate::medium::ReadPiece;
-use crate::pool::Inner;
-use crate::record::{MblockRecord, Record};
-use crate::space::Extent;
+use crate::objects::class::Class;
+use crate::objects::info::{MblockInfo, MblockProps};
+use crate::objects::inner::Inner;
 use crate::{BLOCK, MediaClass};
 
 /// Bytes written at a time.
@@ -60,51 +62,6 @@ impl Allocation {
         };
         let first = self.class;
         std::iter::once(first).chain(more.iter().copied().filter(move |&class| class != first))
-    }
-}
-
-/// What is known of a committed mblock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MblockProps {
-    /// Its identity, for ever.
-    pub id: u64,
-    /// Its class.
-    pub class: MediaClass,
-    /// Bytes of data.
-    pub len: u64,
-    /// Bytes on the medium, checksums too.
-    pub stored: u64,
-    /// Maps that show it.
-    pub maps: u32,
-}
-
-/// A committed mblock as the pool knows it.
-#[derive(Debug)]
-pub(crate) struct MblockInfo {
-    pub(crate) record: MblockRecord,
-    pub(crate) maps: AtomicU32,
-    pub(crate) deleted: AtomicBool,
-    /// Its checksums, once somebody needed them.
-    table: OnceLock<Vec<u32>>,
-}
-
-impl MblockInfo {
-    pub(crate) fn new(record: MblockRecord) -> Self {
-        Self { record, maps: AtomicU32::new(0), deleted: AtomicBool::new(false), table: OnceLock::new() }
-    }
-
-    pub(crate) fn extent(&self) -> Extent {
-        Extent { offset: self.record.offset, len: checksum::stored_len(self.record.len) }
-    }
-
-    /// What is to be said when the data file is shorter.
-    pub(crate) fn cut_off(&self) -> Damage {
-        Damage { object: Object::Mblock(self.record.id), offset: 0, what: "the data file ends before it does" }
-    }
-
-    pub(crate) fn props(&self) -> MblockProps {
-        let MblockRecord { id, class, len, .. } = self.record;
-        MblockProps { id, class, len, stored: self.extent().len, maps: self.maps.load(Ordering::Relaxed) }
     }
 }
 
@@ -313,7 +270,7 @@ fn put(
         .data
         .write_while(blocks, extent.offset + *written, &mut || checksum::extend(table, id, blocks))
         .during("writing", Object::Mblock(id))
-        .map_err(|e| crate::log::full_or(e, class.class, blocks.len() as u64))?;
+        .map_err(|e| crate::disk::log::full_or(e, class.class, blocks.len() as u64))?;
     *written += blocks.len() as u64;
     Ok(())
 }

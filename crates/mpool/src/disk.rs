@@ -1,0 +1,12 @@
+//! What lies on the media, and how it is read and written: files, checked blocks, logs of records.
+
+pub(crate) mod buffer;
+pub(crate) mod checksum;
+pub(crate) mod frame;
+pub(crate) mod log;
+pub(crate) mod medium;
+pub(crate) mod pair;
+pub(crate) mod record;
+pub(crate) mod space;
+pub(crate) mod superblock;
+pub(crate) mod uring;

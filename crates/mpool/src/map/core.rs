@@ -1,0 +1,307 @@
+//! The cache that maps share: how much memory there is for them, who serves their faults, and the
+//! reaper.
+//!
+//! # How much memory
+//!
+//! `total` is what the maps hold and what could still be had: the least of the system's available
+//! memory, the headroom of the memory control group (both less 4 MiB for the rest of the program),
+//! and [`Settings::max_bytes`]. Three marks, shares of `total`, say what to do when less than that
+//! is available:
+//!
+//! - below `high`: uses of pages are watched;
+//! - below `low`: the reaper evicts until `high` is available again;
+//! - `floor` is never used: whoever wants a page waits for the reaper, or evicts.
+//!
+//! *Pressure* is 0 at `low` and 1 at `floor`, or follows the kernel's pressure stall information
+//! when that is worse. Read-ahead shrinks with it, faults are delayed, and pages age faster.
+//!
+//! # Which pages go
+//!
+//! Each page has a *heat*: a use adds 1, and every half-life halves it. A half-life has passed when
+//! 16 uses are remembered for each page that there is memory for, or an eighth of the time to live
+//! ([`Settings::ttl`]) is over. A page that was not used for a whole time to live has no heat left;
+//! those go first. Beyond that the coldest pages go, a page of a warm map counting ten times, of a
+//! hot one a hundred times. Heat stays with a page after it is evicted: what is read often, though
+//! rarely in a row, wins against what was read last. (With a zipfian load, a quarter of the data in
+//! memory, this misses a fifth less often than the page cache does.)
+//!
+//! # Real uses, not only faults
+//!
+//! Asking for a page counts. Of memory that is just read the kernel tells nothing; so once in
+//! [`Settings::watch`] the reaper looks into the page tables which pages are there, counts those as
+//! used, and takes them out of the page tables (not out of memory): a page that is used again comes
+//! back in a fraction of a microsecond, and shows next time.
+
+mod evict;
+mod levels;
+mod reaper;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use kmem::uffd::Uffd;
+use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
+
+use super::settings::Settings;
+use super::state::MapState;
+use super::window;
+use crate::BLOCK;
+use crate::error::MapError;
+use levels::Levels;
+
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub(crate) loaded: AtomicU64,
+    pub(crate) loads: AtomicU64,
+    /// Nanoseconds.
+    pub(crate) delayed: AtomicU64,
+    pub(crate) waited: AtomicU64,
+    pub(crate) reading: AtomicU64,
+    pub(crate) placing: AtomicU64,
+    pub(crate) faults: AtomicU64,
+    pub(crate) reaped: AtomicU64,
+    pub(crate) direct: AtomicU64,
+    pub(crate) waits: AtomicU64,
+    pub(crate) seen: AtomicU64,
+    pub(crate) poisoned: AtomicU64,
+    pub(crate) huge: AtomicU64,
+}
+
+/// What the maps and the threads of a cache share.
+pub(crate) struct Core {
+    pub(crate) uffd: Uffd,
+    pub(crate) settings: Settings,
+    pub(crate) stats: Counters,
+    maps: RwLock<BTreeMap<usize, Arc<MapState>>>,
+    /// Pages in memory.
+    resident: AtomicUsize,
+    /// Pages about to be.
+    loading: AtomicUsize,
+    /// Pages that may be there and about to be.
+    limit: AtomicUsize,
+    /// From so many on the reaper is woken.
+    alarm: AtomicUsize,
+    alarmed: AtomicBool,
+    levels: Mutex<Levels>,
+    /// `f64` bits of the pressure.
+    pressure: AtomicU64,
+    short: AtomicBool,
+    full: AtomicBool,
+    /// Wakes the reaper.
+    work: (Mutex<bool>, Condvar),
+    /// Says that the reaper has evicted.
+    room: (Mutex<u64>, Condvar),
+    /// One chooses at a time.
+    hand: Mutex<evict::Hand>,
+    stopping: AtomicBool,
+}
+
+/// Adds the time since `start` to a counter; gives the time now.
+pub(crate) fn add_time(counter: &AtomicU64, start: Instant) -> Instant {
+    let now = Instant::now();
+    counter.fetch_add((now - start).as_nanos() as u64, Ordering::Relaxed);
+    now
+}
+
+/// How long to wait for the reaper before helping oneself.
+const PATIENCE: Duration = Duration::from_micros(500);
+
+impl Core {
+    /// A cache without maps.
+    ///
+    /// # Errors
+    ///
+    /// `Userfaultfd`.
+    pub(crate) fn new(settings: Settings) -> Result<Self, MapError> {
+        Ok(Self {
+            uffd: window::userfaultfd()?,
+            settings,
+            stats: Counters::default(),
+            maps: RwLock::default(),
+            resident: AtomicUsize::new(0),
+            loading: AtomicUsize::new(0),
+            limit: AtomicUsize::new(0),
+            alarm: AtomicUsize::new(0),
+            alarmed: AtomicBool::new(false),
+            levels: Mutex::default(),
+            pressure: AtomicU64::new(0),
+            short: AtomicBool::new(false),
+            full: AtomicBool::new(false),
+            work: Default::default(),
+            room: Default::default(),
+            hand: Mutex::default(),
+            stopping: AtomicBool::new(false),
+        })
+    }
+
+    /// Memory as it was last looked at.
+    pub(crate) fn levels(&self) -> Levels {
+        self.levels.lock().clone()
+    }
+
+    /// Pages in memory.
+    pub(crate) fn resident_pages(&self) -> usize {
+        self.resident.load(Ordering::Relaxed)
+    }
+
+    /// Ends the reaper.
+    pub(crate) fn stop(&self) {
+        self.stopping.store(true, Ordering::Release);
+        self.wake_reaper();
+    }
+
+    pub(crate) fn maps(&self) -> RwLockReadGuard<'_, BTreeMap<usize, Arc<MapState>>> {
+        self.maps.read()
+    }
+
+    pub(crate) fn add(&self, map: &Arc<MapState>) {
+        let mut maps = self.maps.write();
+        maps.insert(map.window.range().start, map.clone());
+    }
+
+    pub(crate) fn remove(&self, map: &Arc<MapState>) {
+        let mut maps = self.maps.write();
+        maps.remove(&map.window.range().start);
+        drop(maps);
+        // A fault thread may still be loading pages, the reaper dropping some: what is counted after this
+        // would be counted for ever, what was not taken off yet would still be there.
+        map.close();
+        if Arc::strong_count(map) > 1 {
+            // Somebody has it in hand yet: its memory goes now, its addresses when they let go.
+            let _ = map.window.punch(0, map.pages);
+        }
+        let mut gone = 0;
+        for word in &map.resident {
+            gone += word.swap(0, Ordering::AcqRel).count_ones() as usize;
+        }
+        map.resident_pages.fetch_sub(gone, Ordering::Relaxed);
+        self.resident.fetch_sub(gone, Ordering::Relaxed);
+    }
+
+    pub(crate) fn map_at(&self, address: usize) -> Option<Arc<MapState>> {
+        let maps = self.maps();
+        let (_, map) = maps.range(..=address).next_back()?;
+        (address < map.window.range().end()).then(|| map.clone())
+    }
+
+    pub(crate) fn pressure(&self) -> f64 {
+        f64::from_bits(self.pressure.load(Ordering::Relaxed))
+    }
+
+    /// Less than the low mark is available.
+    pub(crate) fn is_short(&self) -> bool {
+        self.short.load(Ordering::Relaxed)
+    }
+
+    /// What is loaded drives something out; so the reaper says.
+    pub(crate) fn is_full(&self) -> bool {
+        self.full.load(Ordering::Relaxed)
+    }
+
+    /// So many pages of read-ahead, less under pressure, but one. It is the reaper that sees to it.
+    pub(crate) fn throttled(&self, pages: usize) -> usize {
+        if !self.settings.reaper {
+            return pages.max(1);
+        }
+        ((pages as f64 * (1.0 - self.pressure())) as usize).max(1)
+    }
+
+    fn wake_reaper(&self) {
+        *self.work.0.lock() = true;
+        self.work.1.notify_one();
+    }
+
+    /// Waits until `pages` more may be loaded; [`Core::settle`] ends their loading. Gives the time
+    /// when it was done.
+    pub(crate) fn admit(&self, pages: usize) -> Instant {
+        let start = Instant::now();
+        let pressure = self.pressure();
+        if pressure > 0.5 && self.settings.reaper {
+            std::thread::sleep(self.settings.max_delay.mul_f64((pressure - 0.5) * 2.0));
+        }
+        self.stats.loads.fetch_add(1, Ordering::Relaxed);
+        let start = add_time(&self.stats.delayed, start);
+        self.make_room(pages);
+        add_time(&self.stats.waited, start)
+    }
+
+    fn make_room(&self, pages: usize) {
+        // Also when there is a reaper: it may not have had the processor for long.
+        self.look_if_stale();
+        let mut waited = false;
+        loop {
+            let wanted =
+                self.loading.fetch_add(pages, Ordering::AcqRel) + pages + self.resident.load(Ordering::Acquire);
+            if wanted <= self.limit.load(Ordering::Relaxed) {
+                if wanted > self.alarm.load(Ordering::Relaxed)
+                    && self.settings.reaper
+                    && !self.alarmed.swap(true, Ordering::Relaxed)
+                {
+                    self.wake_reaper();
+                }
+                return;
+            }
+            self.loading.fetch_sub(pages, Ordering::AcqRel);
+            if self.settings.reaper && !waited {
+                waited = true;
+                self.stats.waits.fetch_add(1, Ordering::Relaxed);
+                let mut seen = self.room.0.lock();
+                self.wake_reaper();
+                self.room.1.wait_for(&mut seen, PATIENCE);
+                continue;
+            }
+            if self.evict_directly(pages) == 0 {
+                // All that there is is pinned, or others'. Pages must come, so the limit gives.
+                self.loading.fetch_add(pages, Ordering::AcqRel);
+                return;
+            }
+        }
+    }
+
+    /// How many pages too many there would be with so many more.
+    fn excess(&self, pages: usize) -> usize {
+        let wanted = self.loading.load(Ordering::Acquire) + pages + self.resident.load(Ordering::Acquire);
+        wanted.saturating_sub(self.limit.load(Ordering::Relaxed))
+    }
+
+    /// The pages are loaded, or not.
+    pub(crate) fn settle(&self, pages: usize) {
+        self.loading.fetch_sub(pages, Ordering::AcqRel);
+    }
+
+    pub(crate) fn mark_resident(&self, map: &MapState, page: usize) {
+        let bit = 1 << (page % 64);
+        // Counted before the bit says so: who drops the page at once takes off what is there.
+        map.resident_pages.fetch_add(1, Ordering::Relaxed);
+        self.resident.fetch_add(1, Ordering::Relaxed);
+        if map.resident[page / 64].fetch_or(bit, Ordering::AcqRel) & bit == 0 {
+            self.stats.loaded.fetch_add(1, Ordering::Relaxed);
+        } else {
+            map.resident_pages.fetch_sub(1, Ordering::Relaxed);
+            self.resident.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Looks at how much memory there is, and sets the limit and the pressure.
+    pub(crate) fn look_at_memory(&self) -> Levels {
+        let mut levels = self.levels.lock();
+        levels.look((self.resident.load(Ordering::Relaxed) * BLOCK) as u64, &self.settings);
+        let (limit, pressure) = (levels.limit(&self.settings), levels.pressure(&self.settings));
+        self.limit.store((limit / BLOCK as u64) as usize, Ordering::Relaxed);
+        self.alarm.store((levels.until(self.settings.low) / BLOCK as u64) as usize, Ordering::Relaxed);
+        self.pressure.store(pressure.to_bits(), Ordering::Relaxed);
+        self.short.store(levels.is_below(self.settings.low), Ordering::Relaxed);
+        levels.clone()
+    }
+
+    fn look_if_stale(&self) {
+        // A reaper has its turn first.
+        let due = self.settings.tick * (1 + u32::from(self.settings.reaper));
+        let stale = self.levels.try_lock().is_some_and(|levels| levels.age() > due);
+        if stale {
+            self.look_at_memory();
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! The reaper's thread: it evicts before the kernel must, ages pages, and watches their uses.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::Core;
+
+/// The default of [`Settings::watch`].
+const WATCH: Duration = Duration::from_secs(1);
+
+/// So many uses are remembered for each page that there is memory for; when there are more, a
+/// half-life has passed. Fewer tell popular pages from lucky ones badly; with more it takes longer
+/// to notice that others have become popular.
+const USES: u64 = 16;
+
+impl Core {
+    /// The reaper's life.
+    pub(crate) fn reap(&self) {
+        let mut watched = Instant::now();
+        let mut aged = Instant::now();
+        let mut half_lives = 0.0;
+        while !self.stopping.load(Ordering::Acquire) {
+            self.alarmed.store(false, Ordering::Relaxed);
+            let levels = self.look_at_memory();
+            let near = levels.is_below(self.settings.high * 1.5);
+            self.full.store(near, Ordering::Relaxed);
+            if levels.is_below(self.settings.low) {
+                let gone = self.evict();
+                self.stats.reaped.fetch_add(gone as u64, Ordering::Relaxed);
+                self.look_at_memory();
+                *self.room.0.lock() += 1;
+                self.room.1.notify_all();
+            }
+            // Time passes faster under pressure.
+            let speed = 1.0 + self.pressure() * (self.settings.ttl_divisor - 1.0).max(0.0);
+            half_lives += aged.elapsed().as_secs_f64() * speed * 8.0 / self.settings.ttl.as_secs_f64().max(1e-3);
+            aged = Instant::now();
+            self.age(half_lives as u64);
+            if near && watched.elapsed() >= self.settings.watch.unwrap_or(WATCH) {
+                if self.settings.watch.is_some() {
+                    self.watch();
+                }
+                // However fast or slow pages are used: a half-life by the clock is too short for one and too long
+                // for another.
+                if self.heat() > USES * self.resident.load(Ordering::Relaxed) as u64 {
+                    half_lives += 1.0;
+                }
+                watched = Instant::now();
+            }
+            let pause = self.settings.tick * if near { 1 } else { 10 };
+            let mut asked = self.work.0.lock();
+            self.work.1.wait_while_for(&mut asked, |asked| !*asked, pause);
+            *asked = false;
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! What an open mlog and an open MDC have in common: the log files, a cursor for reading, what
+//! opening found, and that nobody else has the object open.
+
+use std::sync::Arc;
+
+use crate::disk::frame::frame_len;
+use crate::disk::log::Log;
+use crate::disk::pair::Pair;
+use crate::disk::record::LogRecord;
+use crate::error::{Damage, Object, ObjectError};
+use crate::objects::class::Class;
+use crate::objects::inner::Inner;
+use crate::objects::meta::Meta;
+
+/// Log files whose records can be read one after the other.
+pub(crate) trait Records {
+    /// The record at `position`, and the position behind it. `None` at the end.
+    fn read(&self, position: u64) -> Result<Option<(Vec<u8>, u64)>, ObjectError>;
+    /// The position of the first whole record behind damage at `position`.
+    fn skip_damage(&self, position: u64) -> Result<u64, ObjectError>;
+}
+
+impl Records for Log {
+    fn read(&self, position: u64) -> Result<Option<(Vec<u8>, u64)>, ObjectError> {
+        Self::read(self, position)
+    }
+
+    fn skip_damage(&self, position: u64) -> Result<u64, ObjectError> {
+        Self::skip_damage(self, position)
+    }
+}
+
+impl Records for Pair {
+    fn read(&self, position: u64) -> Result<Option<(Vec<u8>, u64)>, ObjectError> {
+        Self::read(self, position)
+    }
+
+    fn skip_damage(&self, position: u64) -> Result<u64, ObjectError> {
+        Self::skip_damage(self, position)
+    }
+}
+
+/// An open mlog or MDC.
+pub(crate) struct Handle<L> {
+    pub(crate) log: L,
+    /// Where the next record is read: bytes from the start of the log.
+    pub(crate) cursor: u64,
+    /// Damage found when it was opened.
+    pub(crate) damage: Vec<Damage>,
+    /// Where opening it cut an unfinished end off.
+    pub(crate) torn: Option<(Object, u64)>,
+    pub(crate) claim: Claim,
+}
+
+impl<L: Records> Handle<L> {
+    pub(crate) fn new(log: L, claim: Claim, damage: Vec<Damage>, torn: Option<(Object, u64)>) -> Self {
+        Self { log, cursor: 0, damage, torn, claim }
+    }
+
+    /// The record at the cursor, which moves behind it. `None` at the end.
+    pub(crate) fn read(&mut self) -> Result<Option<Vec<u8>>, ObjectError> {
+        let Some((record, next)) = self.log.read(self.cursor)? else { return Ok(None) };
+        self.cursor = next;
+        Ok(Some(record))
+    }
+
+    /// Moves the cursor to the first whole record behind the damage where it is.
+    pub(crate) fn skip_damaged(&mut self) -> Result<(), ObjectError> {
+        self.cursor = self.log.skip_damage(self.cursor)?;
+        Ok(())
+    }
+}
+
+/// One handle has the object open. It ends with this value.
+pub(crate) struct Claim {
+    pub(crate) inner: Arc<Inner>,
+    pub(crate) record: LogRecord,
+    object: Object,
+}
+
+impl Claim {
+    /// Claims the object that `find` knows; gives its class too.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound`; `NoClass`; `Open`: somebody else has it open.
+    pub(crate) fn open(
+        inner: &Arc<Inner>,
+        id: u64,
+        object: Object,
+        find: impl FnOnce(&Meta) -> Option<LogRecord>,
+    ) -> Result<(Self, Arc<Class>), ObjectError> {
+        let mut meta = inner.meta();
+        let record = find(&meta).ok_or(ObjectError::NotFound(object))?;
+        let class = inner.class(record.class)?;
+        if !meta.open_logs.insert(id) {
+            return Err(ObjectError::Open(object));
+        }
+        Ok((Self { inner: inner.clone(), record, object }, class))
+    }
+
+    /// Checks that `records` fit behind `len` bytes, and that the pool may be written.
+    ///
+    /// # Errors
+    ///
+    /// `ReadOnly`, `Capacity`.
+    pub(crate) fn check_room(&self, len: u64, records: &[&[u8]]) -> Result<(), ObjectError> {
+        self.inner.check_writable()?;
+        let more: usize = records.iter().map(|r| frame_len(r.len())).sum();
+        let (object, capacity, wanted) = (self.object, self.record.capacity, len + more as u64);
+        if wanted > capacity { Err(ObjectError::Capacity { object, capacity, wanted }) } else { Ok(()) }
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.inner.meta().open_logs.remove(&self.record.id);
+    }
+}

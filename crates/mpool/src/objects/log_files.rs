@@ -1,0 +1,50 @@
+//! The files of mlogs and MDCs: their names, and what is known of them.
+
+use crate::disk::log::Place;
+use crate::disk::medium::Medium;
+use crate::disk::pair::{Pair, PairPlace};
+use crate::disk::record::{LogRecord, Record};
+use crate::error::{During, Object, ObjectError};
+use crate::objects::meta::Meta;
+use crate::{MediaClass, ROOT_MDC};
+
+/// What is known of an mlog or an MDC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogProps {
+    /// Its identity.
+    pub id: u64,
+    /// Its class.
+    pub class: MediaClass,
+    /// Bytes of records, with 16 to 23 more for each, that it may hold; of an MDC, each of its two
+    /// logs.
+    pub capacity: u64,
+}
+
+impl From<LogRecord> for LogProps {
+    fn from(LogRecord { id, class, capacity }: LogRecord) -> Self {
+        Self { id, class, capacity }
+    }
+}
+
+pub(crate) fn mlog_name(id: u64) -> String {
+    format!("mlog-{id:016x}")
+}
+
+pub(crate) fn mlog_place<'a>(medium: &'a dyn Medium, record: LogRecord, name: &'a str) -> Place<'a> {
+    let LogRecord { id, class, .. } = record;
+    Place { medium, name, object: Object::Mlog(id), class, id, copies: 1 }
+}
+
+pub(crate) fn mdc_place(medium: &dyn Medium, record: LogRecord) -> PairPlace<'_> {
+    let LogRecord { id, class, .. } = record;
+    let names = [0, 1].map(|i| format!("mdc-{id:016x}-{i}"));
+    PairPlace { medium, names, objects: [Object::Mdc(id, 0), Object::Mdc(id, 1)], class, id, copies: 1 }
+}
+
+/// Makes the root MDC of a new pool.
+pub(crate) fn create_root(medium: &dyn Medium, meta: &mut Meta) -> Result<(), ObjectError> {
+    let record = LogRecord { id: ROOT_MDC, class: MediaClass::Capacity, capacity: 1 << 30 };
+    Pair::create(&mdc_place(medium, record))?;
+    medium.sync_names().during("syncing", medium.path().display())?;
+    meta.commit(&[Record::Mdc(record)], false)
+}

@@ -1,0 +1,51 @@
+//! Adding a media class to a pool.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::Pool;
+use super::directory::{create_class, read_superblock, refuse_others_data};
+use crate::MediaClass;
+use crate::disk::record::Record;
+use crate::disk::superblock::Superblock;
+use crate::error::{During, PoolError};
+use crate::objects::class::Class;
+
+impl Pool {
+    /// Adds a media class, whose directory is made if need be. A memory class that was missing when
+    /// the pool was opened (its `tmpfs` went with the host) is made anew, without the objects
+    /// that it had; so is any class that has no objects. After an error the class may be known
+    /// and missing: then it can be added again.
+    ///
+    /// # Errors
+    ///
+    /// `ClassExists`; `Exists`: the directory belongs to a pool already, or is the missing class,
+    /// back again; `Occupied`, `ReadOnly`, `Failed`, `Io`.
+    pub fn add_class(&self, class: MediaClass, path: &Path) -> Result<(), PoolError> {
+        self.inner.check_writable()?;
+        let medium = self.inner.storage.directory(path, true).during("making", path.display())?;
+        let path = medium.path().to_owned();
+        let mut meta = self.inner.meta();
+        let mut records = meta.tables.gone_with(class);
+        // One that is known and has no objects may have been cut short when it was added.
+        let known = meta.tables.classes.contains_key(&class);
+        let missing = self.inner.class(class).is_err() && (class == MediaClass::Memory || records.is_empty());
+        if known && !missing {
+            return Err(PoolError::ClassExists(class));
+        }
+        let superblock = Superblock { class, ..self.inner.superblock };
+        match read_superblock(&*medium)? {
+            Some((found, _)) if found == superblock && records.is_empty() => {}
+            Some(_) => return Err(PoolError::Exists(path)),
+            None => refuse_others_data(&*medium)?,
+        }
+        // First the record, so that whoever removes the pool knows where to look.
+        records.push(Record::Class { class, path });
+        meta.commit(&records, false)?;
+        create_class(&*medium, &superblock)?;
+        let (opened, _) = Class::open(class, medium, &[], false)?;
+        let mut classes = self.inner.classes.write();
+        classes[class as usize] = Some(Arc::new(opened));
+        Ok(())
+    }
+}

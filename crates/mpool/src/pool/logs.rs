@@ -1,0 +1,176 @@
+//! The mlogs and MDCs of a pool: make, list, open, delete.
+
+use crate::disk::log::Log;
+use crate::disk::medium::Medium;
+use crate::disk::pair::Pair;
+use crate::disk::record::{LogRecord, Record};
+use crate::error::{During, Object, ObjectError, PoolError};
+use crate::objects::handle::{Claim, Handle};
+use crate::objects::inner::Inner;
+use crate::objects::log_files::{LogProps, mdc_place, mlog_name, mlog_place};
+use crate::objects::mdc::Mdc;
+use crate::objects::meta::Meta;
+use crate::objects::mlog::Mlog;
+use crate::pool::Pool;
+use crate::{MediaClass, ROOT_MDC};
+
+/// Removes the files of logs that the metadata do not know: left by a crash between making or
+/// deleting and recording.
+pub(super) fn remove_leftovers(inner: &Inner) -> Result<(), PoolError> {
+    let (mlogs, mdcs) = {
+        let meta = inner.meta();
+        (meta.tables.mlogs.clone(), meta.tables.mdcs.clone())
+    };
+    for class in MediaClass::ALL {
+        let Ok(open) = inner.class(class) else { continue };
+        let medium = &*open.medium;
+        let known = |name: &String| {
+            mlogs.values().any(|l| l.class == class && mlog_name(l.id) == *name)
+                || mdcs.values().any(|l| l.class == class && mdc_place(medium, *l).names.contains(name))
+        };
+        let at = || medium.path().display();
+        let names = medium.list().during("listing", at())?;
+        let ours = |name: &&String| name.starts_with("mlog-") || name.starts_with("mdc-");
+        for name in names.iter().filter(ours).filter(|name| !known(name)) {
+            medium.remove(name).during("removing a leftover in", at())?;
+        }
+    }
+    Ok(())
+}
+
+impl Pool {
+    /// Makes an mlog; it is there when this returns. `capacity`: bytes of records, with 16 to 23
+    /// more for each.
+    ///
+    /// # Errors
+    ///
+    /// `Full`, `NoClass`, `ReadOnly`, `Failed`, `Io`.
+    pub fn mlog_create(&self, class: MediaClass, capacity: u64) -> Result<u64, ObjectError> {
+        self.create_log(class, capacity, Record::Mlog, |medium, record| {
+            Log::create(&mlog_place(medium, record, &mlog_name(record.id)), 1).map(drop)
+        })
+    }
+
+    /// Makes an MDC; it is there when this returns. `capacity` is each of its two logs'.
+    ///
+    /// # Errors
+    ///
+    /// As [`Pool::mlog_create`].
+    pub fn mdc_create(&self, class: MediaClass, capacity: u64) -> Result<u64, ObjectError> {
+        self.create_log(class, capacity, Record::Mdc, |medium, record| {
+            Pair::create(&mdc_place(medium, record)).map(drop)
+        })
+    }
+
+    fn create_log(
+        &self,
+        class: MediaClass,
+        capacity: u64,
+        to_record: impl FnOnce(LogRecord) -> Record,
+        make: impl FnOnce(&dyn Medium, LogRecord) -> Result<(), ObjectError>,
+    ) -> Result<u64, ObjectError> {
+        self.inner.check_writable()?;
+        let open = self.inner.class(class)?;
+        let id = self.inner.meta().new_id();
+        let record = LogRecord { id, class, capacity };
+        let made = make(&*open.medium, record)
+            .and_then(|()| Ok(open.medium.sync_names().during("syncing", open.medium.path().display())?));
+        let made = made.and_then(|()| self.inner.meta().commit(&[to_record(record)], false));
+        if made.is_err() && !self.inner.meta().is_failed() {
+            let names = mdc_place(&*open.medium, record).names;
+            for name in names.iter().chain([&mlog_name(id)]) {
+                // What stays is removed when the pool is opened again.
+                let _ = open.medium.remove(name);
+            }
+        }
+        made.map(|()| id)
+    }
+
+    /// All mlogs, by identity.
+    pub fn mlogs(&self) -> Vec<LogProps> {
+        self.inner.meta().tables.mlogs.values().map(|&l| l.into()).collect()
+    }
+
+    /// All MDCs, the root MDC too, by identity.
+    pub fn mdcs(&self) -> Vec<LogProps> {
+        self.inner.meta().tables.mdcs.values().map(|&l| l.into()).collect()
+    }
+
+    /// Opens an mlog; one handle at a time.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound`, `Open`, `NoClass`, `Io`; `Damaged`: not even its header can be read.
+    pub fn mlog_open(&self, id: u64) -> Result<Mlog, ObjectError> {
+        let object = Object::Mlog(id);
+        let (claim, class) = Claim::open(&self.inner, id, object, |meta| meta.tables.mlogs.get(&id).copied())?;
+        let writable = self.inner.check_writable().is_ok();
+        let name = mlog_name(id);
+        let (log, opened) = Log::open(&mlog_place(&*class.medium, claim.record, &name), writable, &mut |_| {})?;
+        let torn = opened.torn.map(|at| (object, at));
+        Ok(Mlog(Handle::new(log, claim, opened.damage, torn)))
+    }
+
+    /// Opens an MDC; one handle at a time.
+    ///
+    /// # Errors
+    ///
+    /// As [`Pool::mlog_open`].
+    pub fn mdc_open(&self, id: u64) -> Result<Mdc, ObjectError> {
+        let object = Object::Mdc(id, 0);
+        let (claim, class) = Claim::open(&self.inner, id, object, |meta| meta.tables.mdcs.get(&id).copied())?;
+        let writable = self.inner.check_writable().is_ok();
+        let (pair, found) = Pair::open(&mdc_place(&*class.medium, claim.record), writable, &mut |_| {})?;
+        Ok(Mdc(Handle::new(pair, claim, found.damage, found.torn.first().copied())))
+    }
+
+    /// Deletes an mlog.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound`, `Open`, `ReadOnly`, `Failed`, `Io`.
+    pub fn mlog_delete(&self, id: u64) -> Result<(), ObjectError> {
+        let record =
+            self.delete_log(id, Object::Mlog(id), Record::MlogGone(id), |meta| meta.tables.mlogs.get(&id).copied())?;
+        if let Ok(class) = self.inner.class(record.class) {
+            let _ = class.medium.remove(&mlog_name(id));
+        }
+        Ok(())
+    }
+
+    /// Deletes an MDC. The root MDC cannot be deleted.
+    ///
+    /// # Errors
+    ///
+    /// As [`Pool::mlog_delete`].
+    pub fn mdc_delete(&self, id: u64) -> Result<(), ObjectError> {
+        if id == ROOT_MDC {
+            return Err(ObjectError::Open(Object::Mdc(id, 0)));
+        }
+        let record =
+            self.delete_log(id, Object::Mdc(id, 0), Record::MdcGone(id), |meta| meta.tables.mdcs.get(&id).copied())?;
+        if let Ok(class) = self.inner.class(record.class) {
+            for name in mdc_place(&*class.medium, record).names {
+                let _ = class.medium.remove(&name);
+            }
+        }
+        Ok(())
+    }
+
+    fn delete_log(
+        &self,
+        id: u64,
+        object: Object,
+        gone: Record,
+        find: impl FnOnce(&Meta) -> Option<LogRecord>,
+    ) -> Result<LogRecord, ObjectError> {
+        self.inner.check_writable()?;
+        let mut meta = self.inner.meta();
+        let record = find(&meta).ok_or(ObjectError::NotFound(object))?;
+        if meta.open_logs.contains(&id) {
+            return Err(ObjectError::Open(object));
+        }
+        meta.commit(&[gone], true)?;
+        Ok(record)
+    }
+}

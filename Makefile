@@ -26,7 +26,7 @@ test-unit:
 	$(CARGO) test --workspace --exclude e2e
 
 test-loom:
-	RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 $(CARGO) test --release --target-dir target/loom -p sdtree -p dirty -p ppr --lib loom
+	RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 $(CARGO) test --release --target-dir target/loom -p sdtree -p one -p dirty -p ppr --lib loom
 
 # The guards are also taken out one by one, to see that the tests notice.
 test-e2e:

@@ -9,4 +9,4 @@ if [ ! -e "$source" ]; then
     exit 0
 fi
 export RUSTFLAGS='-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer'
-exec cargo +nightly test -Zbuild-std --target x86_64-unknown-linux-gnu --target-dir target/tsan -p sdtree -p dirty --lib
+exec cargo +nightly test -Zbuild-std --target x86_64-unknown-linux-gnu --target-dir target/tsan -p sdtree -p one -p dirty --lib

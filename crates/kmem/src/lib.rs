@@ -27,7 +27,6 @@ pub mod range;
 pub mod raw;
 pub mod sched;
 pub mod seqpacket;
-pub mod track;
 pub mod uffd;
 
 pub use range::Range;
@@ -43,5 +42,6 @@ pub fn page_size() -> usize {
     rustix::param::page_size()
 }
 
-#[cfg(test)]
-mod testing;
+#[doc(hidden)]
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;

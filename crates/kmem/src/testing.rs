@@ -1,6 +1,7 @@
 //! What several tests need: memory of their own, children, and a userfaultfd or a reason why not.
 
 #![allow(unsafe_code)] // Tests of unsafe interfaces.
+#![allow(clippy::unwrap_used)] // For tests only.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

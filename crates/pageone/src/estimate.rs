@@ -7,7 +7,7 @@
 //!
 //! Chunks with one digest count as equal here. With 2²⁸ distinct chunks (1 TiB of pages) the chance
 //! that two different ones meet is 1 in 500; and it would be one page in 268 million. Where memory
-//! is merged, and in `sdtree::one`, bytes are compared.
+//! is merged, and in `one`, bytes are compared.
 
 mod cost;
 mod counter;

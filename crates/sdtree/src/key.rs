@@ -44,7 +44,7 @@ const BYTES: u16 = 128;
 pub(crate) struct Mixer {
     secrets: [u64; SAMPLES + 1],
     /// Bits of the head that count; the others are 0. A test makes heads equal with it.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, fuzzing, feature = "check"))]
     pub(crate) mask: u64,
 }
 
@@ -103,7 +103,7 @@ impl Mixer {
         });
         Mixer {
             secrets,
-            #[cfg(any(test, fuzzing))]
+            #[cfg(any(test, fuzzing, feature = "check"))]
             mask: u64::MAX,
         }
     }
@@ -112,7 +112,7 @@ impl Mixer {
     #[inline]
     pub(crate) fn key<'k>(&self, bytes: &'k [u8]) -> Key<'k> {
         let head = self.head(bytes);
-        #[cfg(any(test, fuzzing))]
+        #[cfg(any(test, fuzzing, feature = "check"))]
         let head = head & self.mask;
         Key { head, bytes }
     }

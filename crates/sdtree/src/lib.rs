@@ -57,13 +57,12 @@
 //! proof sketch.
 
 mod batch;
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, fuzzing, feature = "check"))]
 mod check;
 mod directory;
 mod epoch;
 mod key;
 mod memory;
-pub mod one;
 mod pool;
 mod prefetch;
 mod primitive;
@@ -75,6 +74,7 @@ mod word;
 mod tests;
 
 pub use key::MAX_KEY_LEN;
+pub use prefetch::prefetch;
 pub use tree::SdTree;
 
 /// The caller's name for a key: any number up to [`Handle::MAX`] (40 bits).

@@ -283,7 +283,7 @@ impl Pool {
 
     /// Checks, at rest, that every node is live or in a list, and that once. `live` holds
     /// addresses, of which it takes this pool's out.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, fuzzing, feature = "check"))]
     pub(crate) fn check(&self, live: &mut std::collections::BTreeSet<u64>, pin: &Pin<'_>) {
         let mut own = std::collections::BTreeSet::new();
         for shard in &self.shards {

@@ -3,7 +3,7 @@
 
 /// Asks for the cache line at `at`. Any address is allowed.
 #[inline]
-pub(crate) fn prefetch<T>(at: *const T) {
+pub fn prefetch<T>(at: *const T) {
     #[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
     // SAFETY: a prefetch has no effect but on speed, whatever the address.
     unsafe {

@@ -273,7 +273,7 @@ impl<K: KeySource> SdTree<K> {
 
     /// Finishes a resize that is under way, sweeps and drops what is left of it. Nobody may be
     /// pinned.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, fuzzing, feature = "check"))]
     pub(crate) fn finish(&self) {
         loop {
             {

@@ -9,7 +9,7 @@
 //!
 //! A page is found again by its hash (128 bits of XXH3, seeded with the pool's identity) and then
 //! compared, byte by byte, with what the pool holds: that comparison decides, no hash. Both is
-//! ONE's business ([`sdtree::one`]); its store is the pool (`pages`), what is put into it comes
+//! ONE's business ([`one`]); its store is the pool (`pages`), what is put into it comes
 //! from a checkpoint (`writer`).
 //!
 //! *Damage.* mpool finds bytes that are not what was written, and what the records say is checked

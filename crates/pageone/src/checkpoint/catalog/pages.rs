@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use anyhow::{Result, ensure};
 use mpool::{AlignedBuf, Allocation, BLOCK, MblockWriter, ObjectError, Pool};
-use sdtree::one::{ObjectId, ObjectStore, One};
+use one::{ObjectId, ObjectStore, One};
 
 use super::{HASH, PAGES};
 

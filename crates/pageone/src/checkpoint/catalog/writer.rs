@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Result, ensure};
 use mpool::{Allocation, BLOCK, MblockWriter};
-use sdtree::one::{ObjectId, One};
+use one::{ObjectId, One};
 
 use super::pages::{self, Pages};
 use super::{Catalog, Checkpoint, Entry};

@@ -1,26 +1,26 @@
 //! Dirty frames from a synchronous userfaultfd, for kernels before 6.7.
 //!
-//! The memory is write-protected. A thread that writes to a protected page sleeps until somebody
-//! has served its fault: the page is noted, its protection lifted. [`Source::collect`] hands over
-//! what was noted and protects it again.
+//! The memory is write-protected. A thread that writes to a protected page sleeps until its fault is
+//! served: the page is noted and its protection lifted. [`Source::collect`] hands over the noted
+//! pages and protects them again.
 //!
-//! Serving and collecting exclude each other: between noting a page and lifting its protection, a
-//! collector would protect what is protected, then the server would lift it, and later writes would
-//! go unnoticed.
+//! Serving and collecting exclude each other. A collector that ran between the noting of a page and
+//! the lifting of its protection would protect a page that is protected already. Then the server
+//! would lift the protection, and later writes would go unnoticed.
 
-#![allow(unsafe_code)] // Populating memory is advice to the kernel.
+#![allow(unsafe_code)] // madvise(2), which populates memory.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Mutex, PoisonError};
 
 use dirty::DirtyTree;
+use kmem::uffd::{Event, Features, Uffd};
+use kmem::{PAGE_SIZE, Range, mm};
+use parking_lot::Mutex;
 use rustix::io::Errno;
 
-use super::{Extent, Source, SourceError};
-use crate::uffd::{Event, Features, Uffd};
-use crate::{PAGE_SIZE, Range, mm};
+use crate::{Extent, Source, SourceError};
 
-/// Ranges of frames that are protected again in one go.
+/// Ranges of frames taken from the set at a time: as many as a small array on the stack holds.
 const BATCH: usize = 64;
 
 /// Pages of this process that any of its threads wrote to. Shared by reference: one thread serves
@@ -30,7 +30,8 @@ pub struct UffdSource {
     uffd: Uffd,
     extents: Vec<Extent>,
     noted: DirtyTree,
-    turn: Mutex<()>,
+    /// Held while a fault is served, and during a collection.
+    exclusive: Mutex<()>,
 }
 
 fn failed(call: &'static str) -> impl FnOnce(Errno) -> SourceError {
@@ -38,24 +39,23 @@ fn failed(call: &'static str) -> impl FnOnce(Errno) -> SourceError {
 }
 
 impl UffdSource {
-    /// Protects these pieces of memory of this process (private and anonymous). From now on
-    /// somebody must call [`UffdSource::serve`] whenever the descriptor is readable, or writers
-    /// sleep.
+    /// Protects these pieces of memory of this process (private and anonymous). From now on a thread
+    /// must call [`UffdSource::serve`] whenever the descriptor is readable; until then writers sleep.
     ///
-    /// Before Linux 6.4 only populated pages can be protected; there all of the memory is populated
-    /// first (with zero pages, where it is untouched).
+    /// Before Linux 6.4 only populated pages can be protected. There all of the memory is populated
+    /// first, with zero pages where it is untouched.
     ///
     /// # Errors
     ///
-    /// [`SourceError`]; nothing is protected then.
+    /// [`SourceError`]; no memory is protected then.
     pub fn new(extents: Vec<Extent>) -> Result<Self, SourceError> {
         let unpopulated = Uffd::supported_features()? & Features::WP_UNPOPULATED;
         let uffd = Uffd::new(Features::WP | unpopulated)?;
         let frames = extents.iter().map(|extent| extent.first + extent.memory.pages() as u64).max().unwrap_or(0);
-        let source = Self { uffd, extents, noted: DirtyTree::new(frames)?, turn: Mutex::new(()) };
+        let source = Self { uffd, extents, noted: DirtyTree::new(frames)?, exclusive: Mutex::new(()) };
         for extent in &source.extents {
             if unpopulated.is_empty() {
-                // SAFETY: populating changes no content.
+                // SAFETY: populating for reading changes no byte and removes no mapping.
                 unsafe { mm::advise(extent.memory, libc::MADV_POPULATE_READ) }.map_err(failed("MADV_POPULATE_READ"))?;
             }
             source.uffd.register_wp(extent.memory).map_err(failed("UFFDIO_REGISTER"))?;
@@ -64,18 +64,18 @@ impl UffdSource {
         Ok(source)
     }
 
-    /// Serves the faults that wait now, and returns how many. Wait with `poll(2)` on the descriptor
-    /// (`POLLIN`).
+    /// Serves the faults that wait now, and returns how many. Wait for faults with `poll(2)` on the
+    /// descriptor (`POLLIN`).
     ///
     /// # Errors
     ///
-    /// [`SourceError::Uffd`]; threads may sleep still: dropping the source wakes them.
+    /// [`SourceError::Uffd`]; writers may still sleep then. Dropping the source wakes them.
     pub fn serve(&self) -> Result<u64, SourceError> {
         let mut served = 0;
         while let Some(event) = self.uffd.read_event().map_err(failed("reading a userfaultfd"))? {
             if let Event::Pagefault { address, .. } = event {
                 let page = Range::new(address & !(PAGE_SIZE - 1), PAGE_SIZE);
-                let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+                let _exclusive = self.exclusive.lock();
                 if let Some(extent) = self.extents.iter().find(|extent| extent.memory.contains(&page)) {
                     self.noted.insert(extent.first + ((page.start - extent.memory.start) / PAGE_SIZE) as u64);
                 }
@@ -86,7 +86,7 @@ impl UffdSource {
         Ok(served)
     }
 
-    /// Where a range of frames lies, in its parts.
+    /// The memory of a range of frames, in the parts that lie in one extent each.
     fn memory(&self, frames: std::ops::Range<u64>) -> impl Iterator<Item = Range> + '_ {
         self.extents.iter().filter_map(move |extent| {
             let start = frames.start.max(extent.first);
@@ -105,13 +105,13 @@ impl AsFd for UffdSource {
 
 impl Source for &UffdSource {
     fn collect(&mut self, into: &DirtyTree) -> Result<u64, SourceError> {
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let _exclusive = self.exclusive.lock();
         let mut ranges = [const { 0..0 }; BATCH];
         let (mut pages, mut all) = (0, 0..self.noted.frames());
         while !all.is_empty() {
             let n = self.noted.take_ranges(&mut all, &mut ranges);
             for frames in &ranges[..n] {
-                // Reported first: if protecting fails, nothing is lost.
+                // Reported before it is protected again: if that fails, no write is lost.
                 into.insert_range(frames.start, frames.end - frames.start);
                 pages += frames.end - frames.start;
                 for memory in self.memory(frames.clone()) {

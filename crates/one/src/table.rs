@@ -1,27 +1,26 @@
-//! A growing array: an element stays where it is, and growing takes no lock that a reader would
-//! meet.
+//! A growing array. An element never moves, and growing takes no lock that a reader would wait for.
 //!
-//! Elements lie in chunks; a directory of buckets, each twice as long as the one before, leads to
-//! the chunks. So memory beyond what is used is at most one chunk, and a sixteenth of a byte an
-//! element for the directory.
+//! Elements lie in chunks. A directory of buckets, each twice as long as the one before, leads to
+//! the chunks. Unused memory is therefore at most one chunk, and the directory takes a sixteenth of
+//! a byte for each element.
 
 use std::sync::OnceLock;
 
-/// Elements in a chunk.
+/// Elements in a chunk: a few pages of entries. Four in a model, so that chunks are met.
 const CHUNK: u64 = if cfg!(loom) { 4 } else { 4096 };
 /// Buckets of the directory, enough for 2⁴⁰ elements.
 const BUCKETS: usize = 30;
 
 type Chunk<T> = OnceLock<Box<[T]>>;
 
-/// See the module's page.
+/// A growing array of up to 2⁴⁰ elements.
 pub(crate) struct Table<T> {
     buckets: [OnceLock<Box<[Chunk<T>]>>; BUCKETS],
 }
 
 impl<T: Default> Table<T> {
     pub(crate) fn new() -> Self {
-        Table { buckets: [const { OnceLock::new() }; BUCKETS] }
+        Self { buckets: [const { OnceLock::new() }; BUCKETS] }
     }
 
     /// Bucket, chunk in it, element in that.

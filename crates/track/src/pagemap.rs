@@ -1,10 +1,10 @@
 //! Dirty frames from `PAGEMAP_SCAN`.
 
 use dirty::DirtyTree;
+use kmem::PAGE_SIZE;
+use kmem::pagemap::{Categories, Pagemap, Query};
 
-use super::{Extent, Source, SourceError};
-use crate::PAGE_SIZE;
-use crate::pagemap::{Categories, Pagemap, Query};
+use crate::{Extent, Source, SourceError};
 
 /// Pages that a process wrote to, in memory that is registered for asynchronous write-protection.
 /// The scan that finds them protects them again, in one step.

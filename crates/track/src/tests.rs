@@ -3,12 +3,12 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use dirty::DirtyTree;
+use kmem::pagemap::Pagemap;
+use kmem::testing::{Memory, uffd};
+use kmem::uffd::Features;
 
 use super::guest::{FIRST, Guest, PAGES, SLOT, borrow, open, pattern};
 use super::*;
-use crate::pagemap::Pagemap;
-use crate::testing::{Memory, uffd};
-use crate::uffd::Features;
 
 fn drain(tree: &DirtyTree) -> BTreeSet<u64> {
     let (mut all, mut out) = (0..u64::MAX, vec![0; PAGES as usize + 64]);
@@ -52,8 +52,7 @@ fn memory_that_is_not_registered_is_refused() {
     assert!(matches!(error, SourceError::Scan(_)) && error.to_string().contains("userfaultfd"), "{error}");
 }
 
-/// Writers go on while pages are collected: each write is reported by a collection that ends after
-/// it.
+/// Writers run while pages are collected: each write is reported by a collection that ends after it.
 #[test]
 fn a_synchronous_userfaultfd_loses_no_write() {
     const PAGES_EACH: usize = 64;
@@ -102,7 +101,7 @@ fn a_synchronous_userfaultfd_loses_no_write() {
         served.store(true, Relaxed);
     });
     let lost = (0..3 * PAGES_EACH).filter(|&page| seen[page] != memory.read(page)).count();
-    assert_eq!(lost, 0, "pages whose last write nobody was told of");
+    assert_eq!(lost, 0, "pages whose last write was not reported");
     assert!(reports >= 3 * PAGES_EACH, "{reports} reports: every page was written");
 }
 
@@ -178,7 +177,7 @@ fn log_and_ring_report_exactly_what_a_guest_wrote() {
             (0..FRAMES / PART).map(|part| pattern(part * PART, PART).map(|page| FIRST + page).collect()).collect();
         let (mut guest, vm) = Guest::new(&kvm, |vm| vm.try_clone_to_owned().unwrap());
         #[allow(unsafe_code)]
-        // SAFETY: the slot has as many pages as `SLOTS` says.
+        // SAFETY: the guest's slot has `PAGES` pages all the time, as `SLOTS` says.
         let mut log = unsafe { KvmLogSource::new(vm, SLOTS.to_vec()) }.unwrap();
         let by_log = run(&mut guest, &mut log, &mut |_, _| panic!("a log is never full"));
         assert!(by_log == expected, "the log's report");

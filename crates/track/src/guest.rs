@@ -5,20 +5,20 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use kmem::testing::Memory;
+use kmem::{PAGE_SIZE, kvm};
 use kvm_bindings::{KVM_MEM_LOG_DIRTY_PAGES, kvm_segment, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 
-use crate::testing::Memory;
-use crate::{PAGE_SIZE, kvm};
-
-/// The slot whose pages are written, with a dirty log; its pages and its first page's frame, which
-/// is no multiple of 64.
+/// The slot whose pages the guest writes, with a dirty log.
 pub const SLOT: u32 = 1;
+/// Pages of that slot.
 pub const PAGES: u32 = 1 << 17;
+/// Frame number of its first page; not a multiple of 64.
 pub const FIRST: u64 = 0x1_0003;
-/// Where it lies for the guest.
+/// Its address in the guest, in bytes.
 const ADDRESS: u64 = FIRST * PAGE_SIZE as u64;
-/// A port that nobody listens to.
+/// A port without a device.
 const PORT: u16 = 0x80;
 /// An odd number: counting in steps of it meets every page once.
 const STEP: u32 = 0x9E37_79B1 & (PAGES - 1);
@@ -38,7 +38,7 @@ pub struct Guest {
 }
 
 pub fn borrow(fd: &impl AsRawFd) -> BorrowedFd<'_> {
-    // SAFETY: open as long as its owner is borrowed.
+    // SAFETY: the descriptor stays open as long as its owner is borrowed.
     unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) }
 }
 
@@ -54,7 +54,7 @@ pub fn open() -> Option<Kvm> {
 }
 
 impl Guest {
-    /// A guest; `before` is given the VM before it has vCPUs.
+    /// A guest; `before` is called with the VM before it has vCPUs.
     pub fn new<T>(kvm: &Kvm, before: impl FnOnce(BorrowedFd<'_>) -> T) -> (Guest, T) {
         let vm = kvm.create_vm().unwrap();
         let result = before(borrow(&vm));
@@ -64,12 +64,14 @@ impl Guest {
         {
             let (memory_size, userspace_addr) = (range.len as u64, range.start as u64);
             let region = kvm_userspace_memory_region { slot, flags, guest_phys_addr, memory_size, userspace_addr };
-            // SAFETY: the memory outlives the VM and is reached through pointers only.
+            // SAFETY: the memory outlives the VM (`Guest` drops it later), and no reference into it is
+            // made: `Memory` gives out pointers only.
             unsafe { vm.set_user_memory_region(region) }.unwrap();
         }
         let program = program();
         let start: *mut u8 = std::ptr::with_exposed_provenance_mut(code.0.start);
-        // SAFETY: a page of ours, longer than the program; no vCPU runs yet.
+        // SAFETY: the page is mapped, belongs to this guest, and is longer than the program; no vCPU runs
+        // yet.
         unsafe { start.copy_from_nonoverlapping(program.as_ptr(), program.len()) };
         let vcpu = vm.create_vcpu(0).unwrap();
         let mut sregs = vcpu.get_sregs().unwrap();
@@ -90,7 +92,7 @@ impl Guest {
         (Guest { vcpu, _vm: vm, _code: code, memory }, result)
     }
 
-    /// Lets the guest write `count` pages of the pattern from number `first` on. `full` is called
+    /// Makes the guest write `count` pages of the pattern from number `first` on. `full` is called
     /// when its ring is full.
     pub fn write(&mut self, first: u32, count: u32, mut full: impl FnMut()) {
         let mut regs = self.vcpu.get_regs().unwrap();
@@ -112,9 +114,9 @@ impl Guest {
     }
 }
 
-/// From number eax on, ecx times: writes ecx into the page, and goes to the next number. Every 32
-/// pages it leaves the guest, for a KVM that interprets this code (there is no hardware for it on
-/// some machines) looks only then whether a ring is full.
+/// From number eax on, ecx times: writes ecx into the page, and goes to the next number. It leaves
+/// the guest every 32 pages. Where the hardware cannot run this code, KVM interprets it, and checks
+/// for a full ring only at an exit.
 fn program() -> Vec<u8> {
     let mut code = vec![0x89, 0xC7]; //                          next: mov edi, eax
     code.extend([0xC1, 0xE7, 0x0C]); //                                shl edi, 12

@@ -3,17 +3,18 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use dirty::DirtyTree;
+use kmem::kvm::{self as api, DirtyRing};
 
-use super::{Slot, Source, SourceError, kvm};
-use crate::kvm::{self as api, DirtyRing};
+use crate::{Slot, Source, SourceError, kvm};
 
-/// Pages that a guest wrote to, from a ring for each vCPU: costs what was written, whatever the
-/// size of the guest.
+/// Pages that a guest wrote to, from a ring for each vCPU. The cost of a call depends on the number
+/// of writes, not on the size of the guest.
 ///
 /// A vCPU whose ring is full leaves the guest with
-/// [`EXIT_DIRTY_RING_FULL`](api::EXIT_DIRTY_RING_FULL); whoever runs it then
-/// calls [`Source::collect`] and runs it on. A processor may note pages for some time before it
-/// writes them to the ring (PML): for a last, complete look every vCPU must have left the guest.
+/// [`EXIT_DIRTY_RING_FULL`](api::EXIT_DIRTY_RING_FULL); the thread that runs it calls
+/// [`Source::collect`] and resumes it. A processor may note pages for some time before it writes
+/// them to the ring (page modification logging). For a last, complete report every vCPU must have
+/// left the guest.
 #[derive(Debug)]
 pub struct KvmRingSource {
     vm: OwnedFd,
@@ -23,12 +24,13 @@ pub struct KvmRingSource {
 }
 
 impl KvmRingSource {
-    /// A source of these slots of a VM, whose descriptor it takes (a duplicate will do), with rings
-    /// of `entries` entries. The VM must not have vCPUs yet.
+    /// A source of these slots of a VM, with rings of `entries` entries. It takes the VM's
+    /// descriptor; a duplicate will do. The VM must not have vCPUs yet.
     ///
     /// # Errors
     ///
-    /// [`SourceError::NoRings`], and [`SourceError::Kvm`] as [`api::enable_dirty_rings`] says.
+    /// [`SourceError::NoRings`]: the kernel has none; [`SourceError::Kvm`]: the errors of
+    /// [`api::enable_dirty_rings`].
     pub fn new(vm: OwnedFd, entries: u32, slots: Vec<Slot>) -> Result<Self, SourceError> {
         match api::enable_dirty_rings(vm.as_fd(), entries) {
             Ok(true) => Ok(Self { vm, slots, entries, rings: Vec::new() }),
@@ -41,7 +43,7 @@ impl KvmRingSource {
     ///
     /// # Errors
     ///
-    /// [`SourceError::Kvm`]: its ring can't be mapped.
+    /// [`SourceError::Kvm`]: its ring cannot be mapped.
     pub fn add_vcpu(&mut self, vcpu: BorrowedFd<'_>) -> Result<(), SourceError> {
         self.rings.push(DirtyRing::map(vcpu, self.entries).map_err(kvm("mapping a vCPU's dirty ring"))?);
         Ok(())

@@ -3,12 +3,14 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use dirty::DirtyTree;
+use kmem::kvm as api;
 
-use super::{Slot, Source, SourceError, kvm};
-use crate::kvm as api;
+use crate::{Slot, Source, SourceError, kvm};
 
-/// Pages that a guest wrote to, from the log of each memory slot. Reading costs a walk over the
-/// slot's bitmap, however few pages are dirty; pages are protected again a slot at a time.
+/// Pages that a guest wrote to, from the log of each memory slot.
+///
+/// A call reads each slot's whole bitmap, however few pages are dirty. Pages are protected again one
+/// slot at a time.
 #[derive(Debug)]
 pub struct KvmLogSource {
     vm: OwnedFd,
@@ -18,17 +20,18 @@ pub struct KvmLogSource {
 }
 
 impl KvmLogSource {
-    /// A source of these slots of a VM, whose descriptor it takes (a duplicate will do).
+    /// A source of these slots of a VM. It takes the VM's descriptor; a duplicate will do.
     ///
     /// # Errors
     ///
-    /// [`SourceError::Kvm`]: not a VM.
+    /// [`SourceError::Kvm`]: the descriptor is not a VM's.
     ///
     /// # Safety
     ///
-    /// The slots must have as many pages as is said, or fewer, as long as the source is asked: the
-    /// kernel writes a bit for each page that a slot has.
-    #[allow(unsafe_code, reason = "what the kernel writes depends on what the caller says")]
+    /// At every call of [`Source::collect`] each slot of the VM has at most as many pages as
+    /// [`Slot::pages`] says. The kernel writes one bit for each page that the slot has, whatever the
+    /// size of the buffer.
+    #[allow(unsafe_code, reason = "the size that the kernel writes depends on `slots`")]
     pub unsafe fn new(vm: OwnedFd, slots: Vec<Slot>) -> Result<Self, SourceError> {
         let manual = api::enable_manual_protect(vm.as_fd()).map_err(kvm("KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2"))?;
         let words = slots.iter().map(|slot| slot.pages.div_ceil(64) as usize).max().unwrap_or(0);
@@ -41,14 +44,15 @@ impl Source for KvmLogSource {
         let mut pages = 0;
         for slot in &self.slots {
             let bitmap = &mut self.bitmap[..slot.pages.div_ceil(64) as usize];
-            #[allow(unsafe_code, reason = "see `new`")]
-            // SAFETY: a bit for each page that the slot has, as `new`'s caller promised.
+            #[allow(unsafe_code, reason = "the kernel writes to the bitmap")]
+            // SAFETY: the kernel writes one bit for each page that the slot has. The bitmap has one for
+            // each of `slot.pages`, which by the contract of `new` are at least as many.
             unsafe { api::dirty_log(self.vm.as_fd(), slot.slot, bitmap) }.map_err(kvm("KVM_GET_DIRTY_LOG"))?;
             let dirty: u64 = bitmap.iter().map(|word| u64::from(word.count_ones())).sum();
             if dirty == 0 {
                 continue;
             }
-            // Reported before it is protected: if that fails, nothing is lost.
+            // Reported before it is protected again: if that fails, no write is lost.
             into.merge(slot.first, bitmap);
             pages += dirty;
             if self.manual {

@@ -1,16 +1,18 @@
 //! Objects in this process's memory.
 
-use super::table::Table;
-use super::{ObjectId, ObjectStore};
 use std::convert::Infallible;
-use std::sync::{PoisonError, RwLock};
+
+use parking_lot::RwLock;
+
+use crate::table::Table;
+use crate::{ObjectId, ObjectStore};
 
 type Slot = RwLock<Option<Box<[u8]>>>;
 
 /// Keeps objects in memory, each in an allocation of its own.
 ///
-/// An object has a lock of its own, which is held for writing only while the object comes or goes:
-/// readers never wait for each other, and nobody waits for what is done to another object.
+/// Each object has its own lock, which is held for writing only while the object comes or goes.
+/// Readers never wait for each other, and operations on different objects never wait for each other.
 pub struct MemoryStore {
     slots: Table<Slot>,
 }
@@ -18,11 +20,11 @@ pub struct MemoryStore {
 impl MemoryStore {
     /// An empty store.
     pub fn new() -> Self {
-        MemoryStore { slots: Table::new() }
+        Self { slots: Table::new() }
     }
 
     fn set(&self, id: ObjectId, object: Option<Box<[u8]>>) {
-        *self.slots.ensure(id.0).write().unwrap_or_else(PoisonError::into_inner) = object;
+        *self.slots.ensure(id.0).write() = object;
     }
 }
 
@@ -42,7 +44,7 @@ impl ObjectStore for MemoryStore {
 
     fn with_object<R>(&self, id: ObjectId, f: impl FnOnce(Option<&[u8]>) -> R) -> R {
         let Some(slot) = self.slots.get(id.0) else { return f(None) };
-        f(slot.read().unwrap_or_else(PoisonError::into_inner).as_deref())
+        f(slot.read().as_deref())
     }
 
     fn remove(&self, id: ObjectId) {

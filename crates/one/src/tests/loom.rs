@@ -1,13 +1,36 @@
 //! Every interleaving of two threads on one object.
 
-use super::*;
-use crate::tests::loom::Count;
-use loom::thread;
+use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+use loom::thread;
+
+use crate::{ObjectId, ObjectStore, One};
+
+/// Counts over all runs of a model, to show that it came to the point. The standard library's
+/// counter: it need not be modelled.
+struct Count(AtomicU64);
+
+impl Count {
+    const fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+
+    fn more(&self) {
+        self.0.fetch_add(1, Relaxed);
+    }
+
+    fn any(&self) -> bool {
+        self.0.load(Relaxed) > 0
+    }
+}
 
 /// Objects that come and go in one step: what the store does inside is not modelled.
 #[derive(Default)]
-struct Store(std::sync::Mutex<std::collections::BTreeMap<u64, Vec<u8>>>);
+struct Store(Mutex<BTreeMap<u64, Vec<u8>>>);
 
 impl ObjectStore for Store {
     type Error = Infallible;
@@ -81,8 +104,8 @@ fn one_put_and_last_release() {
         let id = one.query(OBJECT).unwrap();
         assert_eq!(one.references(id), 1);
         assert_eq!(one.store().0.lock().unwrap().len(), 2);
-        // Identities are given out in turn: 0 and 1, and another one if the object was stored anew or in
-        // vain.
+        // Identities are given out in order: 0 and 1, and another one if the object was stored again or
+        // for nothing.
         if id.0 > 1 { ANEW.more() } else { KEPT.more() }
     }
     two(|one| _ = one.put(OBJECT), other, last);

@@ -4,8 +4,10 @@
 pub(crate) mod batch;
 pub(crate) mod changes;
 pub(crate) mod digests;
+pub(crate) mod recycling;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering::*};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -100,7 +102,7 @@ pub(crate) struct State {
     /// Somebody wants to know what it writes.
     pub(crate) watch: Option<crate::report::rates::Watch>,
     /// Its guest marks free pages.
-    pub(crate) recycling: Option<crate::recycle::policy::Recycling>,
+    pub(crate) recycling: Option<crate::client::recycling::Recycling>,
 }
 
 /// Who a client is and how it is reached; this does not change.
@@ -118,6 +120,20 @@ pub(crate) struct Identity {
     pub(crate) pagemap: Pagemap,
     pub(crate) huge_pages: HugePages,
     pub(crate) huge_page_share: f64,
+    /// Reclaim period in seconds, unless its agent names another.
+    pub(crate) reclaim_period: f64,
+}
+
+/// What a message of an agent leads to.
+pub(crate) enum Next {
+    Nothing,
+    /// The client needs another merge pass.
+    Pass,
+    /// It is time to look whether a sweep is due.
+    Reclaim,
+    /// Where its guest's RAM lies is to be found out from QEMU's monitor, at this socket; then as
+    /// [`Next::Reclaim`].
+    FindRam(OwnedFd),
 }
 
 /// One client.
@@ -229,9 +245,9 @@ impl Client {
         }
     }
 
-    /// Applies one message; returns whether the client needs another turn. `Err` says what was
-    /// wrong with it; the connection is then closed.
-    pub(crate) fn apply(&self, message: ToDaemon) -> Result<bool, String> {
+    /// Applies one message and returns what it leads to. `Err` says what was wrong with it; the
+    /// connection is then closed.
+    pub(crate) fn apply(&self, message: ToDaemon, fds: Vec<OwnedFd>) -> Result<Next, String> {
         let mut state = self.state();
         match message {
             ToDaemon::RegionAdded { region, start, len } => {
@@ -244,7 +260,8 @@ impl Client {
                 let room = state.full && state.outstanding <= IN_FLIGHT / 2;
                 if room || state.outstanding == 0 {
                     state.full = false;
-                    return Ok(room | std::mem::take(&mut state.misguessed));
+                    let pass = room | std::mem::take(&mut state.misguessed);
+                    return Ok(if pass { Next::Pass } else { Next::Nothing });
                 }
             }
             ToDaemon::Digests(answer) => {
@@ -255,10 +272,11 @@ impl Client {
             ToDaemon::Detached => state.detached = true,
             ToDaemon::Ready => {}
             ToDaemon::Hello { .. } | ToDaemon::SegmentHeld { .. } => return Err("it introduced itself twice".into()),
-            // Applied by `recycle`.
-            ToDaemon::Pool(_) | ToDaemon::Recycled(_) | ToDaemon::Swept(_) => {}
+            ToDaemon::Pool(pool) => return self.add_pool(&mut state, pool, fds),
+            ToDaemon::Recycled(recycled) => self.recycled(&mut state, &recycled)?,
+            ToDaemon::Swept(sweep) => return self.swept(&mut state, &sweep),
         }
-        Ok(false)
+        Ok(Next::Nothing)
     }
 
     pub(crate) fn checked(state: &mut State, id: RegionId, run: Run) -> Result<&mut Region, String> {

@@ -17,6 +17,7 @@
 //! would be cut off by a merge. Such pages must stay clean for a further time, longer than
 //! any one request takes: they wait in `resting` for one to two turns of it.
 
+pub(crate) mod free_pages;
 pub(crate) mod huge;
 
 use dirty::{DirtyTree, NewError};
@@ -94,7 +95,7 @@ pub(crate) struct Region {
     /// When pages were written, while somebody wants to know.
     pub(crate) stamps: Option<crate::report::rates::Stamps>,
     /// What the guest has marked as free, if it marks.
-    pub(crate) free: Option<crate::recycle::policy::FreePages>,
+    pub(crate) free: Option<crate::ledger::free_pages::FreePages>,
     /// Its huge pages, where these are split only above a share; made when the first is found.
     pub(crate) huge: Option<HugePagesOf>,
     entries: Vec<u32>,

@@ -2,3 +2,4 @@
 
 pub(crate) mod policy;
 pub(crate) mod qmp;
+pub(crate) mod ram;

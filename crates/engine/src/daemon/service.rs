@@ -19,7 +19,7 @@ use rustix::event::epoll;
 use wire::{SegmentId, ToAgent};
 
 use self::handshake::{GREETING_TIME, Greeting};
-use crate::client::{Client, Wish};
+use crate::client::{Client, Next, Wish};
 use crate::config::Config;
 use crate::content::domain::{Domain, DomainKey};
 use crate::content::index::{ClientId, Sighting};
@@ -27,7 +27,7 @@ use crate::content::store::Frame;
 use crate::daemon::adopt::{self, StateFile};
 use crate::merge::pass::{self, Scratch};
 use crate::pace::{IN_HAND, Pacer};
-use crate::recycle::policy;
+use crate::recycle::{policy, ram};
 use crate::world::queue::Queue;
 
 /// When no worker has done anything for so long, another scan begins though the last is not over.
@@ -424,37 +424,45 @@ impl Service {
                 Ok(None) => return,
                 Ok(Some(0)) => Err(String::new()),
                 Ok(Some(len)) => match wire::decode_to_daemon(&self.packet[..len]) {
-                    Ok(message) => match policy::apply(&self.shared, &client, message, fds) {
-                        Ok(policy::Reply::Other(message)) => client.apply(message),
-                        Ok(policy::Reply::Done { due }) => {
-                            self.next_reclaim = if due { Some(Instant::now()) } else { self.next_reclaim };
-                            Ok(false)
-                        }
-                        Err(e) => Err(e),
-                    },
+                    Ok(message) => client.apply(message, fds),
                     Err(e) => Err(e.to_string()),
                 },
                 // The agent closed with messages of ours unread; its own last words are still in the queue behind this.
                 Err(e) if e.kind() == std::io::ErrorKind::ConnectionReset => continue,
                 Err(e) => Err(e.to_string()),
             };
-            if let Ok(true) = result {
-                self.shared.queue.ask(&client, false);
+            match result {
+                Ok(next) => self.follow(&client, next),
+                Err(why) => return self.disconnect(&client, &why),
             }
-            if let Err(why) = result {
-                self.unwatch(client.conn.as_fd());
-                if !why.is_empty() {
-                    tracing::warn!(pid = client.pid, "connection closed: {why}");
-                    let _ = rustix::net::shutdown(client.conn.as_fd(), rustix::net::Shutdown::Both);
-                }
-                client.disconnected();
-                let detached = client.state().detached;
-                if detached || client.pidfd.has_exited() {
-                    tracing::info!(pid = client.pid, "client gone");
-                    self.bury(number);
-                }
-                return;
+        }
+    }
+
+    /// Does what a client's message led to.
+    fn follow(&mut self, client: &Arc<Client>, next: Next) {
+        match next {
+            Next::Nothing => {}
+            Next::Pass => self.shared.queue.ask(client, false),
+            Next::Reclaim => self.next_reclaim = Some(Instant::now()),
+            Next::FindRam(socket) => {
+                ram::locate(&self.shared, client, socket);
+                self.next_reclaim = Some(Instant::now());
             }
+        }
+    }
+
+    /// A connection has ended, or has to. `why`: what was wrong with it, if anything was.
+    fn disconnect(&mut self, client: &Arc<Client>, why: &str) {
+        self.unwatch(client.conn.as_fd());
+        if !why.is_empty() {
+            tracing::warn!(pid = client.pid, "connection closed: {why}");
+            let _ = rustix::net::shutdown(client.conn.as_fd(), rustix::net::Shutdown::Both);
+        }
+        client.disconnected();
+        let detached = client.state().detached;
+        if detached || client.pidfd.has_exited() {
+            tracing::info!(pid = client.pid, "client gone");
+            self.bury(client.number);
         }
     }
 

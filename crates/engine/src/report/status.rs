@@ -140,7 +140,7 @@ pub struct ClientStatus {
     /// Recycled, and untouched since.
     pub pages_recycled: u64,
     /// What its recycler does, if its guest marks free pages.
-    pub recycling: Option<crate::recycle::policy::RecycleStatus>,
+    pub recycling: Option<crate::client::recycling::RecycleStatus>,
     /// Pages that can be merged and are left in huge pages, of which too few can
     /// (`huge_page_share`).
     pub pages_kept_huge: u64,
@@ -212,7 +212,7 @@ impl Engine {
                     window_max_us: state.totals.window_max_ns / 1000,
                     agent_cpu_seconds: state.totals.agent_cpu_ns as f64 / 1e9,
                     refused: state.refused.clone(),
-                    recycling: state.recycling.as_ref().map(crate::recycle::policy::Recycling::status),
+                    recycling: state.recycling.as_ref().map(crate::client::recycling::Recycling::status),
                     ..ClientStatus::default()
                 };
                 one.state = match (state.detached, state.connected, state.stalled) {

@@ -132,6 +132,7 @@ impl Service {
             pagemap,
             huge_pages: self.shared.config.huge_pages,
             huge_page_share: self.shared.config.huge_page_share,
+            reclaim_period: self.shared.config.reclaim_period,
         };
         let client = Arc::new(Client::new(identity, held));
         client.state().regions = greeting.regions;

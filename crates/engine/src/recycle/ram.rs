@@ -1,0 +1,143 @@
+//! Where a guest's RAM lies in the regions of its client, found once by QMP.
+//!
+//! QEMU may take minutes to answer, so a thread of its own asks it, one for each guest. The agent
+//! keeps the answer, also for later daemons.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kmem::PAGE_SIZE;
+use wire::recycle::Extent;
+use wire::{PageNo, RegionId, Run, ToAgent};
+
+use crate::client::Client;
+use crate::daemon::service::Shared;
+use crate::ledger::Region;
+use crate::recycle::qmp::{self, QmpError};
+
+/// Why RAM that QEMU has is not recycled.
+const UNMANAGED: &str = "none of it is memory that the agent manages. RAM that other processes map (share=on, as vhost-user and virtiofsd \
+    need) and RAM that is not to be merged (mem-merge=off, merge=off) cannot be taken back: start QEMU without these, or use \
+    virtio-balloon's free-page-reporting=on instead of --ppr";
+/// How long a QEMU that starts may take to answer.
+const QMP_TIME: Duration = Duration::from_secs(120);
+/// How long an agent may take to make room in its socket.
+const SEND_TIME: Duration = Duration::from_secs(10);
+/// Pause between two attempts to send.
+const SEND_STEP: Duration = Duration::from_millis(5);
+
+/// Why the guest's RAM could not be located.
+#[derive(Debug, thiserror::Error)]
+enum RamError {
+    #[error(transparent)]
+    Qmp(#[from] QmpError),
+    #[error("{UNMANAGED}")]
+    Unmanaged,
+}
+
+/// Starts the search for the RAM of a client's guest; `socket` is QEMU's monitor. The thread tells
+/// the agent and the client's ledger what it finds, and ends.
+pub(crate) fn locate(shared: &Arc<Shared>, client: &Arc<Client>, socket: OwnedFd) {
+    let (shared, of) = (shared.clone(), client.clone());
+    let search = move || match extents(&of, socket) {
+        Ok(extents) => {
+            let message = wire::encode(&ToAgent::Ram(extents.clone()));
+            if send(&shared, &of, &message) {
+                of.state().set_extents(extents);
+            }
+        }
+        Err(why) => {
+            tracing::warn!(pid = of.pid, "not recycled: {why}");
+            if let Some(recycling) = &mut of.state().recycling {
+                recycling.refuse(why.to_string());
+            }
+        }
+    };
+    if let Err(e) = std::thread::Builder::new().name("memory-map".into()).spawn(search) {
+        tracing::warn!(pid = client.pid, "not recycled: no thread to ask QEMU with: {e}");
+    }
+}
+
+/// Asks QEMU; gives the extents of RAM that the client's agent manages.
+fn extents(client: &Client, socket: OwnedFd) -> Result<Vec<Extent>, RamError> {
+    let ram = qmp::find_ram(socket, QMP_TIME)?;
+    // Frames that the pool has no room for are never recycled.
+    let extents = extents_of(&client.state().regions, &ram);
+    if extents.is_empty() {
+        return Err(RamError::Unmanaged);
+    }
+    let all = ram.iter().map(|ram| (ram.end - ram.start) / PAGE_SIZE as u64).fold(0, u64::saturating_add);
+    let managed: u64 = extents.iter().map(|extent| u64::from(extent.run.len)).sum();
+    let unmanaged = all.saturating_sub(managed);
+    if unmanaged > 0 {
+        let mib = (unmanaged * PAGE_SIZE as u64) >> 20;
+        tracing::warn!(pid = client.pid, "{mib} MiB of its guest's RAM are not recycled: {UNMANAGED}");
+    }
+    Ok(extents)
+}
+
+/// Sends a message, and waits where the socket is full. `false`: the client is gone, or the daemon
+/// ends, or the time is over.
+fn send(shared: &Shared, client: &Client, message: &[u8]) -> bool {
+    let deadline = Instant::now() + SEND_TIME;
+    while !shared.stopping() && Instant::now() < deadline && client.state().connected {
+        match client.conn.send(message, &[]) {
+            Ok(()) => return true,
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => std::thread::sleep(SEND_STEP),
+            Err(_) => return false,
+        }
+    }
+    false
+}
+
+/// The parts of RAM that lie in regions.
+fn extents_of(regions: &BTreeMap<RegionId, Region>, ram: &[qmp::Ram]) -> Vec<Extent> {
+    let page = PAGE_SIZE as u64;
+    let mut extents = Vec::new();
+    for ram in ram {
+        for (&id, region) in regions {
+            let (first, end) = (
+                region.start.max(ram.host),
+                // What QEMU says may be anything.
+                (region.start + u64::from(region.pages) * page).min(ram.host.saturating_add(ram.end - ram.start)),
+            );
+            if first < end {
+                extents.push(Extent {
+                    frame: (ram.start + (first - ram.host)) / page,
+                    region: id,
+                    run: Run::new(PageNo(((first - region.start) / page) as u32), ((end - first) / page) as u32),
+                });
+            }
+        }
+    }
+    extents.sort_by_key(|extent| extent.frame);
+    extents.truncate(wire::recycle::MAX_EXTENTS);
+    extents
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ram_is_cut_at_regions() {
+        let page = PAGE_SIZE as u64;
+        let region = |start: u64, pages| Region::new(start * page, pages).unwrap();
+        let regions = [(RegionId(1), region(1000, 100)), (RegionId(2), region(1200, 50))].into();
+        let ram = [
+            qmp::Ram { start: 256 * page, end: 356 * page, host: 1000 * page },
+            qmp::Ram { start: 1 << 32, end: (1 << 32) + 300 * page, host: 1050 * page },
+        ];
+        let extent =
+            |frame, region, page, len| Extent { frame, region: RegionId(region), run: Run::new(PageNo(page), len) };
+        let above = (1 << 32) / page;
+        let absurd = qmp::Ram { start: 0, end: 2 * page, host: u64::MAX - page + 1 };
+        assert!(extents_of(&regions, &[absurd]).is_empty());
+        assert_eq!(
+            extents_of(&regions, &ram),
+            [extent(256, 1, 0, 100), extent(above, 1, 50, 50), extent(above + 150, 2, 0, 50)]
+        );
+    }
+}

@@ -4,7 +4,9 @@
 pub(crate) mod batch;
 pub(crate) mod changes;
 pub(crate) mod digests;
+mod protocol;
 pub(crate) mod recycling;
+pub(crate) mod watch;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -20,6 +22,9 @@ use wire::{Merge, MergeRun, Outcome, PageNo, RegionId, Report, Run, SegmentId, T
 
 use crate::client::batch::{Batch, PlannedRun, Target};
 use crate::client::digests::Answers;
+pub(crate) use crate::client::protocol::ProtocolError;
+use crate::client::recycling::Recycling;
+use crate::client::watch::Watch;
 use crate::config::HugePages;
 use crate::content::domain::Domain;
 use crate::content::index::{ClientId, MAX_REGIONS, Place, Sighting};
@@ -100,9 +105,9 @@ pub(crate) struct State {
     pub(crate) first_maps: u32,
     pub(crate) totals: Totals,
     /// Somebody wants to know what it writes.
-    pub(crate) watch: Option<crate::report::rates::Watch>,
+    pub(crate) watch: Option<Watch>,
     /// Its guest marks free pages.
-    pub(crate) recycling: Option<crate::client::recycling::Recycling>,
+    pub(crate) recycling: Option<Recycling>,
 }
 
 /// Who a client is and how it is reached; this does not change.
@@ -247,7 +252,7 @@ impl Client {
 
     /// Applies one message and returns what it leads to. `Err` says what was wrong with it; the
     /// connection is then closed.
-    pub(crate) fn apply(&self, message: ToDaemon, fds: Vec<OwnedFd>) -> Result<Next, String> {
+    pub(crate) fn apply(&self, message: ToDaemon, fds: Vec<OwnedFd>) -> Result<Next, ProtocolError> {
         let mut state = self.state();
         match message {
             ToDaemon::RegionAdded { region, start, len } => {
@@ -271,7 +276,7 @@ impl Client {
             }
             ToDaemon::Detached => state.detached = true,
             ToDaemon::Ready => {}
-            ToDaemon::Hello { .. } | ToDaemon::SegmentHeld { .. } => return Err("it introduced itself twice".into()),
+            ToDaemon::Hello { .. } | ToDaemon::SegmentHeld { .. } => return Err(ProtocolError::IntroducedTwice),
             ToDaemon::Pool(pool) => return self.add_pool(&mut state, pool, fds),
             ToDaemon::Recycled(recycled) => self.recycled(&mut state, &recycled)?,
             ToDaemon::Swept(sweep) => return self.swept(&mut state, &sweep),
@@ -279,16 +284,15 @@ impl Client {
         Ok(Next::Nothing)
     }
 
-    pub(crate) fn checked(state: &mut State, id: RegionId, run: Run) -> Result<&mut Region, String> {
-        let region =
-            state.regions.get_mut(&id).ok_or_else(|| format!("it spoke of region {id}, which it never announced"))?;
+    pub(crate) fn checked(state: &mut State, id: RegionId, run: Run) -> Result<&mut Region, ProtocolError> {
+        let region = state.regions.get_mut(&id).ok_or(ProtocolError::UnknownRegion(id))?;
         if !run.is_bounded() || run.end().0 > region.pages {
-            return Err(format!("it spoke of pages {run} of region {id}, which has {}", region.pages));
+            return Err(ProtocolError::OutsideRegion { region: id, run, pages: region.pages });
         }
         Ok(region)
     }
 
-    fn shrink(&self, state: &mut State, id: RegionId, run: Run) -> Result<(), String> {
+    fn shrink(&self, state: &mut State, id: RegionId, run: Run) -> Result<(), ProtocolError> {
         self.discard(state, id, run)?;
         let region = Self::checked(state, id, run)?;
         region.managed = region.managed.saturating_sub(run.len);
@@ -298,7 +302,7 @@ impl Client {
         Ok(())
     }
 
-    fn discard(&self, state: &mut State, id: RegionId, run: Run) -> Result<(), String> {
+    fn discard(&self, state: &mut State, id: RegionId, run: Run) -> Result<(), ProtocolError> {
         let region = Self::checked(state, id, run)?;
         region.forget_ages(run);
         for page in run.pages() {
@@ -312,7 +316,7 @@ impl Client {
         Ok(())
     }
 
-    fn report(&self, state: &mut State, report: &Report) -> Result<(), String> {
+    fn report(&self, state: &mut State, report: &Report) -> Result<(), ProtocolError> {
         state.stalled = false;
         state.reported = std::time::Instant::now();
         state.maps = report.maps;
@@ -321,10 +325,10 @@ impl Client {
         if report.outcomes.iter().map(|outcome| u64::from(outcome.run.len)).sum::<u64>()
             > u64::from(wire::MAX_BATCH_PAGES)
         {
-            return Err(format!("its report on batch {} names more pages than a batch can have", report.batch));
+            return Err(ProtocolError::ReportTooLong(report.batch));
         }
         let Some(mut batch) = state.batches.remove(&report.batch) else {
-            return Err(format!("it reported on batch {}, which is not under way", report.batch));
+            return Err(ProtocolError::UnknownBatch(report.batch));
         };
         for outcome in &report.outcomes {
             for page in outcome.run.pages() {
@@ -593,15 +597,14 @@ pub(crate) fn add_region(
     id: RegionId,
     start: u64,
     len: u64,
-) -> Result<(), String> {
+) -> Result<(), ProtocolError> {
     if id.0 >= MAX_REGIONS {
-        return Err(format!("it announced region {id}; there can be {MAX_REGIONS}"));
+        return Err(ProtocolError::TooManyRegions(id));
     }
-    let pages =
-        u32::try_from(len / PAGE_SIZE as u64).map_err(|_| "it announced a region of over 16 TiB".to_string())?;
+    let pages = u32::try_from(len / PAGE_SIZE as u64).map_err(|_| ProtocolError::RegionTooLarge)?;
     if regions.contains_key(&id) {
-        return Err(format!("it announced region {id} twice"));
+        return Err(ProtocolError::RegionTwice(id));
     }
-    regions.insert(id, Region::new(start, pages).map_err(|e| e.to_string())?);
+    regions.insert(id, Region::new(start, pages)?);
     Ok(())
 }

@@ -19,13 +19,16 @@
 
 pub(crate) mod free_pages;
 pub(crate) mod huge;
+pub(crate) mod stamps;
 
 use dirty::{DirtyTree, NewError};
 use kmem::pagemap::PageRun;
 use wire::{PageNo, Run};
 
 use crate::content::store::Frame;
+use crate::ledger::free_pages::FreePages;
 use crate::ledger::huge::HugePagesOf;
+use crate::ledger::stamps::Stamps;
 
 /// What the ledger says of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -93,9 +96,9 @@ pub(crate) struct Region {
     /// Present pages that changed within the last two periods, as of the last scan.
     pub(crate) volatile: u64,
     /// When pages were written, while somebody wants to know.
-    pub(crate) stamps: Option<crate::report::rates::Stamps>,
+    pub(crate) stamps: Option<Stamps>,
     /// What the guest has marked as free, if it marks.
-    pub(crate) free: Option<crate::ledger::free_pages::FreePages>,
+    pub(crate) free: Option<FreePages>,
     /// Its huge pages, where these are split only above a share; made when the first is found.
     pub(crate) huge: Option<HugePagesOf>,
     entries: Vec<u32>,

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use kmem::PAGE_SIZE;
 use wire::recycle::{Extent, Pool, Recycled, Sweep};
 
-use super::{Client, Next, State};
+use super::{Client, Next, ProtocolError, State};
 use crate::ledger::free_pages::{FreePages, Marks};
 
 /// Seconds that a guest may take to boot and to load its module. Then its memory is merged though
@@ -207,11 +207,11 @@ impl State {
 
 impl Client {
     /// Its agent announced a pool.
-    pub(super) fn add_pool(&self, state: &mut State, pool: Pool, fds: Vec<OwnedFd>) -> Result<Next, String> {
+    pub(super) fn add_pool(&self, state: &mut State, pool: Pool, fds: Vec<OwnedFd>) -> Result<Next, ProtocolError> {
         let mut fds = fds.into_iter();
-        let fd = fds.next().ok_or("a pool came without its descriptor")?;
+        let fd = fds.next().ok_or(ProtocolError::PoolWithoutDescriptor)?;
         if state.recycling.is_some() {
-            return Err("it announced a pool twice".into());
+            return Err(ProtocolError::PoolTwice);
         }
         check_extents(state, &pool.extents)?;
         let period = match pool.period_ms {
@@ -235,14 +235,14 @@ impl Client {
         }
         match fds.next() {
             Some(qmp) => Ok(Next::FindRam(qmp)),
-            None => Err("a pool came without extents and without QMP".into()),
+            None => Err(ProtocolError::PoolWithoutPlace),
         }
     }
 
     /// A sweep has ended.
-    pub(super) fn swept(&self, state: &mut State, sweep: &Sweep) -> Result<Next, String> {
+    pub(super) fn swept(&self, state: &mut State, sweep: &Sweep) -> Result<Next, ProtocolError> {
         state.totals.agent_cpu_ns = state.totals.agent_cpu_ns.max(sweep.cpu_ns);
-        let Some(recycling) = &mut state.recycling else { return Err("it swept without a pool".into()) };
+        let recycling = state.recycling.as_mut().ok_or(ProtocolError::SweptWithoutPool)?;
         let before = recycling.note.clone();
         recycling.swept(sweep);
         if let Some(why) = recycling.note.as_ref().filter(|why| before.as_ref() != Some(*why)) {
@@ -252,7 +252,7 @@ impl Client {
     }
 
     /// Pages were recycled: whatever they were, they are untouched memory now.
-    pub(super) fn recycled(&self, state: &mut State, recycled: &Recycled) -> Result<(), String> {
+    pub(super) fn recycled(&self, state: &mut State, recycled: &Recycled) -> Result<(), ProtocolError> {
         for &run in &recycled.runs {
             let region = Self::checked(state, recycled.region, run)?;
             region.recycle(run, |page, entry| self.drop_entry(recycled.region, page, entry));
@@ -261,14 +261,14 @@ impl Client {
     }
 }
 
-fn check_extents(state: &State, extents: &[Extent]) -> Result<(), String> {
+fn check_extents(state: &State, extents: &[Extent]) -> Result<(), ProtocolError> {
     let inside = |extent: &Extent| {
         let region = state.regions.get(&extent.region);
         region.is_some_and(|region| extent.run.end().0 <= region.pages)
     };
     // A region may have been given back since the agent learnt of it.
     match extents.iter().filter(|extent| state.regions.contains_key(&extent.region)).find(|extent| !inside(extent)) {
-        Some(extent) => Err(format!("its guest's RAM leaves region {}", extent.region)),
+        Some(extent) => Err(ProtocolError::RamLeavesRegion(extent.region)),
         None => Ok(()),
     }
 }

@@ -424,7 +424,7 @@ impl Service {
                 Ok(None) => return,
                 Ok(Some(0)) => Err(String::new()),
                 Ok(Some(len)) => match wire::decode_to_daemon(&self.packet[..len]) {
-                    Ok(message) => client.apply(message, fds),
+                    Ok(message) => client.apply(message, fds).map_err(|e| e.to_string()),
                     Err(e) => Err(e.to_string()),
                 },
                 // The agent closed with messages of ours unread; its own last words are still in the queue behind this.

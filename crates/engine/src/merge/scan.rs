@@ -38,7 +38,7 @@ impl Client {
         if std::mem::take(&mut state.unsure) {
             self.find_unseen(state)?;
         }
-        crate::report::rates::begin_scan(state, Instant::now());
+        state.stamp_scan(Instant::now());
         // Lost when a scan fails: what it found until then is no more in the kernel's notes.
         let mut since = state.since.take();
         let mut written: Vec<PageRun> = Vec::new();

@@ -220,7 +220,9 @@ fn introduce(greeting: &mut Greeting, message: ToDaemon, mut fds: Vec<OwnedFd>) 
             greeting.hello = Some((domain, name.chars().take(64).collect(), forks))
         }
         _ if greeting.hello.is_none() => return Err("it spoke before it said hello".into()),
-        ToDaemon::RegionAdded { region, start, len } => add_region(&mut greeting.regions, region, start, len)?,
+        ToDaemon::RegionAdded { region, start, len } => {
+            add_region(&mut greeting.regions, region, start, len).map_err(|e| e.to_string())?
+        }
         ToDaemon::SegmentHeld { segment } => match fds.pop() {
             Some(fd) if greeting.held.len() < 4096 => greeting.held.push((segment, fd)),
             Some(_) => return Err("it holds more segments than a store has".into()),

@@ -1,12 +1,8 @@
-//! What every bench needs: content and clients that hold it, clocks, guests, reports, plots.
+//! What the benches of the system need: contents, clients that hold them, probes, clocks.
 
 pub(crate) mod content;
 pub(crate) mod cpu;
-pub(crate) mod guest;
 pub(crate) mod hold;
 pub(crate) mod host;
-pub(crate) mod interrupt;
-pub(crate) mod plot;
 pub(crate) mod probe;
-pub(crate) mod report;
 pub(crate) mod rewrite;

@@ -2,26 +2,29 @@
 //! rivals, in one run.
 //!
 //! The real `pageone` program is measured from outside, as an operator could: nothing of the engine
-//! is linked. Each bench is a module that returns [`report::Row`]s. `docs/benchmarks.md` has the
-//! figures and how to read them.
+//! is linked. Each bench is a module of `questions` that returns [`report::Row`]s. The benches of
+//! data structures (`dirty`, `mpool`, `sdtree`) are a program of their own with many rivals, so that
+//! these here build without them; this program starts that one. `docs/benchmarks.md` has the figures
+//! and how to read them.
 
 mod harness;
 mod questions;
-mod structures;
 mod subjects;
 
-use std::process::ExitCode;
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use bench_common::{own_program, report};
 use clap::{Parser, Subcommand};
 
-use crate::harness::{hold, report};
+use crate::harness::hold;
 use crate::questions::{checkpoint, estimate, governor, guests, idle, merge, ppr, steady};
-use crate::structures::{dirty, mpool, sdtree};
 
 /// Measures PageONE and its rivals.
 #[derive(Parser)]
-#[command(version)]
+#[command(version, after_help = "Data structures, each beside its rivals: dirty, mpool, sdtree")]
 struct Cli {
     /// One JSON object a line instead of a table
     #[arg(long, global = true)]
@@ -44,18 +47,10 @@ enum Bench {
     Steady(steady::Options),
     /// Guests of the demo under nothing, KSM and PageONE
     Guests(guests::Options),
-    /// What it costs to note dirty frames and to harvest them; rivals: bitmap, list, the published
-    /// tree, other sets
-    Dirty,
     /// How fast `pageone estimate` looks at a file; rivals: a BTreeMap, a hash table, sha256sum
     Estimate,
-    /// Object pools and mcache maps; rivals: files mapped one by one, fio, RocksDB
-    Mpool(mpool::Options),
     /// Guests whose free pages are taken back; rivals: nothing, KSM, free page reporting
     Ppr(ppr::Options),
-    /// A process of the mpool bench, in a memory control group
-    #[command(hide = true)]
-    MpoolWorker(mpool::Worker),
     /// Guests stored in a pool while they run
     Checkpoint(checkpoint::Options),
     /// What governing KSM costs and holds; rivals: static settings, the kernel's advisor, ksmtuned
@@ -68,11 +63,11 @@ enum Bench {
         /// Number of the process
         number: usize,
     },
-    /// The SD tree on pages as keys; rivals: ordered maps, KSM's red-black tree, hash maps
-    Sdtree(sdtree::Options),
     /// The client of the benches: fills memory and holds it
     #[command(hide = true)]
     HoldMemory(hold::Holding),
+    #[command(external_subcommand)]
+    Structure(Vec<OsString>),
 }
 
 fn main() -> ExitCode {
@@ -91,25 +86,28 @@ fn run(cli: &Cli) -> Result<()> {
         Bench::Merge(ref options) => merge::run(options, cli.quick)?,
         Bench::Steady(ref options) => steady::run(options, cli.quick)?,
         Bench::Guests(ref options) => guests::run(options, cli.quick)?,
-        Bench::Dirty => dirty::run(cli.quick)?,
         Bench::Estimate => estimate::run(cli.quick)?,
-        Bench::Mpool(ref options) => mpool::run(options, cli.quick)?,
         Bench::Ppr(ref options) => ppr::run(options, cli.quick)?,
-        Bench::MpoolWorker(ref worker) => return mpool::work(worker),
         Bench::Checkpoint(ref options) => checkpoint::run(options, cli.quick)?,
         Bench::Governor(ref options) => governor::run(options, cli.quick)?,
         Bench::GovernorLoad { pages, number } => return governor::load::run(pages, number),
-        Bench::Sdtree(ref options) => sdtree::run(options, cli.quick)?,
         Bench::HoldMemory(ref holding) => return hold::run(holding),
+        Bench::Structure(ref words) => return structures(words, cli),
     };
-    if cli.json {
-        for row in &rows {
-            println!("{}", serde_json::to_string(row)?);
-        }
-    } else {
-        print!("{}", report::table(&rows));
-    }
-    Ok(())
+    report::print(&rows, cli.json)
+}
+
+/// Becomes the program with the benches of data structures, which lies beside this one.
+///
+/// # Errors
+///
+/// When it is not there.
+fn structures(words: &[OsString], cli: &Cli) -> Result<()> {
+    let program = own_program()?.with_file_name("pageone-bench-structures");
+    let options = [(cli.json, "--json"), (cli.quick, "--quick")];
+    let options = options.into_iter().filter_map(|(set, name)| set.then_some(name));
+    let error = Command::new(&program).args(words).args(options).exec();
+    Err(error).with_context(|| format!("cannot start {}; build it with `make build`", program.display()))
 }
 
 #[cfg(test)]

@@ -19,10 +19,10 @@ use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 use testguest::Guest;
 
-use crate::harness::guest;
-use crate::harness::interrupt::Interrupt;
-use crate::harness::report::{Row, Sheet, medians};
 use crate::subjects::pageone::PageOne;
+use bench_common::guest;
+use bench_common::interrupt::Interrupt;
+use bench_common::report::{Row, Sheet, medians};
 
 /// Merge period, in seconds.
 const PERIOD: f64 = 2.0;

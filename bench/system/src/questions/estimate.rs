@@ -22,8 +22,8 @@ use kmem::cpu::thread_time;
 use serde::Deserialize;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::harness::report::{Row, medians};
-use crate::subjects::pageone::own_program;
+use bench_common::own_program;
+use bench_common::report::{Row, medians};
 
 const BLOCK: usize = 256 << 10;
 

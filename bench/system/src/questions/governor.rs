@@ -29,10 +29,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use kmem::PAGE_SIZE;
 
-use crate::harness::interrupt::Interrupt;
-use crate::harness::plot;
-use crate::harness::report::{Row, Sheet};
-use crate::subjects::pageone::{self, PageOne};
+use crate::subjects::pageone::PageOne;
+use bench_common::interrupt::Interrupt;
+use bench_common::own_program;
+use bench_common::plot;
+use bench_common::report::{Row, Sheet};
 use engine::GovernedEngine;
 use ksm::GovernedKsm;
 use load::Load;
@@ -212,7 +213,7 @@ pub(crate) trait Governed {
 }
 
 fn one(plan: &Plan, subject: &'static str, interrupt: &Interrupt) -> Result<Result<Trace, String>> {
-    let program = pageone::own_program()?;
+    let program = own_program()?;
     if subject == "pageone" {
         let pageone = PageOne::find()?;
         let launch = |command: std::process::Command| pageone.launch(&command);

@@ -21,14 +21,14 @@ use kmem::PAGE_SIZE;
 use kmem::procfs::smaps_rollup;
 use testguest::Guest;
 
-use crate::harness::guest;
 use crate::harness::host::{self, Others};
-use crate::harness::interrupt::Interrupt;
-use crate::harness::plot;
-use crate::harness::report::{Row, Sheet, medians, ratios};
 use crate::subjects::engine::{Engine, Subject};
 use crate::subjects::ksm::{Pace, Rival};
 use crate::subjects::pageone::HugePages;
+use bench_common::guest;
+use bench_common::interrupt::Interrupt;
+use bench_common::plot;
+use bench_common::report::{Row, Sheet, medians, ratios};
 
 /// Merge period, in seconds.
 const PERIOD: f64 = 2.0;

@@ -24,10 +24,11 @@ use kmem::procfs;
 use crate::harness::content::{self, Case, Content};
 use crate::harness::cpu;
 use crate::harness::hold::{Client, Holding, order_all, pids};
-use crate::harness::interrupt::Interrupt;
-use crate::harness::report::{Row, Sheet};
 use crate::subjects::ksm::{Pace, Rival};
-use crate::subjects::pageone::{self, PageOne, Times};
+use crate::subjects::pageone::{PageOne, Times};
+use bench_common::interrupt::Interrupt;
+use bench_common::own_program;
+use bench_common::report::{Row, Sheet};
 
 /// How long merging may take.
 const MERGE_LIMIT: Duration = Duration::from_secs(600);
@@ -90,7 +91,7 @@ impl Plan {
 
     /// Clients with their memory filled and not yet marked.
     fn clients(&self, launch: impl Fn(&Command) -> Result<Command>) -> Result<Vec<Client>> {
-        let program = pageone::own_program()?;
+        let program = own_program()?;
         let command = |client| Holding { pages: self.pages, case: Case::Idle, client }.command(&program);
         let start = |client| Client::start(launch(&command(client))?);
         let mut clients = (0..self.clients).map(start).collect::<Result<Vec<_>>>()?;

@@ -23,15 +23,15 @@ use kmem::PAGE_SIZE;
 use kmem::procfs;
 
 use crate::harness::content::{self, Case, Content, Reach};
-use crate::harness::guest;
 use crate::harness::hold::{Client, Holding, order_all, pids};
 use crate::harness::host::{self, MapLimit, Others};
-use crate::harness::interrupt::Interrupt;
-use crate::harness::plot;
 use crate::harness::probe::Timing;
-use crate::harness::report::{Row, Sheet, medians, ratios};
 use crate::subjects::engine::{self, Engine, Subject};
-use crate::subjects::pageone;
+use bench_common::guest;
+use bench_common::interrupt::Interrupt;
+use bench_common::own_program;
+use bench_common::plot;
+use bench_common::report::{Row, Sheet, medians, ratios};
 
 /// How long merging may take.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -202,7 +202,7 @@ fn measure(plan: &Plan, merge_period: f64, subject: Subject, interrupt: &Interru
     plan.check_memory()?;
     let Some(mut engine) = Engine::prepare(subject)? else { return Ok(None) };
     let base = host::used()?;
-    let program = pageone::own_program()?;
+    let program = own_program()?;
     let start = |client| {
         let holding = Holding { pages: plan.pages, case: plan.case, client };
         Client::start(engine.launch(&holding.command(&program))?)

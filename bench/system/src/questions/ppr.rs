@@ -22,10 +22,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 
 use crate::harness::cpu;
-use crate::harness::interrupt::Interrupt;
-use crate::harness::report::{Row, Sheet};
 use crate::subjects::ksm::{Pace, Rival};
 use crate::subjects::pageone::{Daemon, PageOne, Times};
+use bench_common::interrupt::Interrupt;
+use bench_common::report::{Row, Sheet};
 use guest::{Archive, Guest, Way};
 
 /// Memory of a guest, in MiB.

@@ -24,12 +24,12 @@ use kmem::PAGE_SIZE;
 use crate::harness::content::{self, Case, Content};
 use crate::harness::hold::{Client, Holding, order_all, pids};
 use crate::harness::host::Others;
-use crate::harness::interrupt::Interrupt;
-use crate::harness::plot;
-use crate::harness::report::{Row, Sheet, medians, ratios};
 use crate::subjects::engine::{self, Engine, Kind, Subject};
 use crate::subjects::ksm::{Pace, Rival};
-use crate::subjects::pageone;
+use bench_common::interrupt::Interrupt;
+use bench_common::own_program;
+use bench_common::plot;
+use bench_common::report::{Row, Sheet, medians, ratios};
 
 /// How long merging everything at first may take.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -134,7 +134,7 @@ struct Outcome {
 
 fn measure(plan: &Plan, subject: Subject, interrupt: &Interrupt) -> Result<Option<Outcome>> {
     let Some(mut engine) = Engine::prepare(subject)? else { return Ok(None) };
-    let program = pageone::own_program()?;
+    let program = own_program()?;
     let holding = |client| Holding { pages: plan.pages, case: Case::Steady, client };
     let start = |client| Client::start(engine.launch(&holding(client).command(&program))?);
     let mut clients = (0..plan.clients).map(start).collect::<Result<Vec<_>>>()?;

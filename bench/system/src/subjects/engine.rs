@@ -6,9 +6,9 @@ use anyhow::{Result, bail};
 use clap::ValueEnum;
 
 use crate::harness::hold::Client;
-use crate::harness::interrupt::Interrupt;
 use crate::subjects::ksm::Rival;
 use crate::subjects::pageone::{Daemon, PageOne, Times};
+use bench_common::interrupt::Interrupt;
 
 /// Which engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

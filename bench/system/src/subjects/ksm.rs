@@ -10,7 +10,7 @@ use kmem::ksm::{Ksm, Snapshot, Stats, process_stat};
 
 use crate::harness::cpu::{self, Times};
 use crate::harness::hold::Client;
-use crate::harness::interrupt::Interrupt;
+use bench_common::interrupt::Interrupt;
 
 /// How long ksmd may take to forget the clients.
 const SETTLE: Duration = Duration::from_secs(20);

@@ -12,7 +12,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
 
 use crate::harness::cpu;
-use crate::harness::interrupt::Interrupt;
+use bench_common::interrupt::Interrupt;
+use bench_common::own_program;
 
 /// What is needed of the daemon's status. Pages are counted.
 #[derive(Debug, Deserialize)]
@@ -251,11 +252,6 @@ impl PageOne {
         BufReader::new(stream).read_line(&mut answer)?;
         Ok(answer)
     }
-}
-
-/// This program: it is its own client.
-pub(crate) fn own_program() -> Result<PathBuf> {
-    std::env::current_exe().context("cannot find this program")
 }
 
 /// A running daemon; it is killed with this value.

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result};
 
 use crate::harness::cpu;
-use crate::harness::interrupt::Interrupt;
 use crate::questions::governor::load::Load;
 use crate::questions::governor::trace::Trace;
 use crate::questions::governor::{Governed, Plan};
 use crate::subjects::pageone::{Daemon, PageOne, Status};
+use bench_common::interrupt::Interrupt;
 
 /// A scan with fewer pages has nothing to spread.
 const LEAST: u64 = 10_000;

@@ -7,11 +7,11 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use kmem::ksm::{Ksm, Ksmd, Snapshot, process_stat};
 
-use crate::harness::interrupt::Interrupt;
 use crate::questions::governor::load::Load;
 use crate::questions::governor::trace::Trace;
 use crate::questions::governor::{Governed, Plan};
-use crate::subjects::pageone;
+use bench_common::interrupt::Interrupt;
+use bench_common::own_program;
 
 /// KSM under way.
 pub(crate) struct GovernedKsm {
@@ -198,7 +198,7 @@ fn start(plan: &Plan, subject: &str, cost: f64, ksm: &Ksm) -> Result<Result<Gove
         }
         _ => {
             let bin = std::env::var_os("PAGEONE_BIN_DIR").map(PathBuf::from);
-            let beside = || pageone::own_program().ok()?.parent().map(Path::to_path_buf);
+            let beside = || own_program().ok()?.parent().map(Path::to_path_buf);
             let program = bin.or_else(beside).unwrap_or_default().join("pageone");
             let (target, max_cpu) = (plan.target.as_secs_f64().to_string(), plan.max_cpu.to_string());
             let mut command = Command::new(program);

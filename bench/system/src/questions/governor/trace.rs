@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::harness::report::Sheet;
+use bench_common::report::Sheet;
 
 /// Over how long the CPU limit holds, in seconds.
 const WINDOW: f64 = 10.0;

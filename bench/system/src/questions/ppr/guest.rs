@@ -15,9 +15,9 @@ use kmem::procfs;
 use kmem::range::Range;
 use rustix::process::Signal;
 
-use crate::harness::interrupt::Interrupt;
 use crate::subjects::ksm::Rival;
 use crate::subjects::pageone::PageOne;
+use bench_common::interrupt::Interrupt;
 
 /// How long a guest may take to say something that it is waited for.
 const LIMIT: Duration = Duration::from_secs(90);

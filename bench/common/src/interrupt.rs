@@ -12,11 +12,11 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 const STEP: Duration = Duration::from_millis(100);
 
 /// Whether a signal has come.
-pub(crate) struct Interrupt(Arc<AtomicBool>);
+pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
     /// Catches the signals from here on.
-    pub(crate) fn watch() -> Result<Self> {
+    pub fn watch() -> Result<Self> {
         let flag = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM] {
             signal_hook::flag::register(signal, flag.clone()).context("cannot catch signals")?;
@@ -29,7 +29,7 @@ impl Interrupt {
     /// # Errors
     ///
     /// When a signal comes.
-    pub(crate) fn sleep(&self, time: Duration) -> Result<()> {
+    pub fn sleep(&self, time: Duration) -> Result<()> {
         let end = Instant::now() + time;
         loop {
             ensure!(!self.0.load(Ordering::Relaxed), "interrupted");
@@ -46,7 +46,7 @@ impl Interrupt {
     /// # Errors
     ///
     /// When a signal comes, when asking fails, and after `limit`.
-    pub(crate) fn until<T>(&self, what: &str, limit: Duration, ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    pub fn until<T>(&self, what: &str, limit: Duration, ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
         self.until_each(Duration::from_millis(500), what, limit, ask)
     }
 
@@ -55,7 +55,7 @@ impl Interrupt {
     /// # Errors
     ///
     /// As [`Interrupt::until`].
-    pub(crate) fn until_each<T>(
+    pub fn until_each<T>(
         &self,
         step: Duration,
         what: &str,

@@ -19,8 +19,8 @@ use super::files::drop_page_cache;
 use super::trace::{self, device_of};
 use super::worker::Outcome;
 use super::{Options, median};
-use crate::harness::report::{Row, Sheet};
-use crate::subjects::pageone::own_program;
+use bench_common::own_program;
+use bench_common::report::{Row, Sheet};
 
 /// Which mix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,48 +2,70 @@
 
 use std::fmt::Write;
 
+use anyhow::Result;
 use serde::Serialize;
 
 /// One figure.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct Row {
+pub struct Row {
     /// The bench.
-    pub(crate) bench: &'static str,
+    pub bench: &'static str,
     /// What was done.
-    pub(crate) case: String,
+    pub case: String,
     /// Who was measured: `pageone`, or a rival.
-    pub(crate) subject: String,
+    pub subject: String,
     /// Threads that did the work.
-    pub(crate) threads: usize,
+    pub threads: usize,
     /// What was measured.
-    pub(crate) metric: &'static str,
+    pub metric: &'static str,
     /// How much.
-    pub(crate) value: f64,
+    pub value: f64,
     /// Of what.
-    pub(crate) unit: &'static str,
+    pub unit: &'static str,
 }
 
-/// Where figures are collected: what they have in common is said once.
-pub(crate) struct Sheet {
-    pub(crate) bench: &'static str,
-    pub(crate) case: String,
-    pub(crate) subject: &'static str,
-    pub(crate) threads: usize,
-    pub(crate) rows: Vec<Row>,
+/// A collection of figures; what they have in common is said once.
+pub struct Sheet {
+    /// The bench.
+    pub bench: &'static str,
+    /// What was done.
+    pub case: String,
+    /// Who was measured.
+    pub subject: &'static str,
+    /// Threads that did the work.
+    pub threads: usize,
+    /// The figures, in the order of their collection.
+    pub rows: Vec<Row>,
 }
 
 impl Sheet {
     /// Notes a figure.
-    pub(crate) fn add(&mut self, metric: &'static str, value: f64, unit: &'static str) {
+    pub fn add(&mut self, metric: &'static str, value: f64, unit: &'static str) {
         let Sheet { bench, case, subject, threads, .. } = self;
         let (case, subject) = (case.clone(), (*subject).to_owned());
         self.rows.push(Row { bench, case, subject, threads: *threads, metric, value, unit });
     }
 }
 
+/// Prints figures: a table for people, or one JSON object a line.
+///
+/// # Errors
+///
+/// When a figure is no JSON number.
+pub fn print(rows: &[Row], json: bool) -> Result<()> {
+    if json {
+        for row in rows {
+            println!("{}", serde_json::to_string(row)?);
+        }
+    } else {
+        print!("{}", table(rows));
+    }
+    Ok(())
+}
+
 /// A table for people: a line for each metric, a column for each subject, both in the order of
 /// their first figure.
-pub(crate) fn table(rows: &[Row]) -> String {
+pub fn table(rows: &[Row]) -> String {
     let mut out = String::new();
     for case in firsts(rows.iter().map(|row| (row.bench, row.case.as_str()))) {
         let rows: Vec<&Row> = rows.iter().filter(|row| (row.bench, row.case.as_str()) == case).collect();
@@ -72,7 +94,7 @@ pub(crate) fn table(rows: &[Row]) -> String {
 }
 
 /// The rows of several rounds, each figure once: the median.
-pub(crate) fn medians(rows: &[Row]) -> Vec<Row> {
+pub fn medians(rows: &[Row]) -> Vec<Row> {
     let key = |row: &Row| (row.bench, row.case.clone(), row.subject.clone(), row.threads, row.metric);
     let median = |wanted| {
         let mut values: Vec<&Row> = rows.iter().filter(|row| key(row) == wanted).collect();
@@ -85,7 +107,7 @@ pub(crate) fn medians(rows: &[Row]) -> Vec<Row> {
 
 /// Figures of PageONE divided by the best, that is the lowest, of the others, except `nothing`: for
 /// each pair the metric, and the name of the ratio.
-pub(crate) fn ratios(rows: &[Row], metrics: &[(&str, &'static str)]) -> Vec<Row> {
+pub fn ratios(rows: &[Row], metrics: &[(&str, &'static str)]) -> Vec<Row> {
     let mut out = Vec::new();
     for &(metric, name) in metrics {
         for ours in rows.iter().filter(|row| row.metric == metric && row.subject == "pageone") {

@@ -7,8 +7,8 @@ use testguest::dump::Dump;
 
 use super::measure::Plan;
 use super::pages::{Layout, Pages, mix};
-use crate::harness::guest;
-use crate::harness::interrupt::Interrupt;
+use bench_common::guest;
+use bench_common::interrupt::Interrupt;
 
 /// Guests to take pages from.
 const GUESTS: usize = 4;

@@ -19,7 +19,7 @@ use anyhow::{Result, ensure};
 
 use self::measure::{Plan, median};
 use self::pages::{Case, Layout, PAGE, Pages};
-use crate::harness::report::Row;
+use bench_common::report::Row;
 
 /// What to measure.
 #[derive(clap::Args)]

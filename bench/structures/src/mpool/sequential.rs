@@ -14,7 +14,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::median;
 use super::zipf::Random;
-use crate::harness::report::{Row, Sheet};
+use bench_common::report::{Row, Sheet};
 
 const MBLOCK: usize = 32 << 20;
 

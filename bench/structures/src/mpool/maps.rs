@@ -12,7 +12,7 @@ use anyhow::Result;
 use super::files::{Mapped, mappings, vma_bytes};
 use super::median;
 use super::zipf::Random;
-use crate::harness::report::{Row, Sheet};
+use bench_common::report::{Row, Sheet};
 
 fn us(start: Instant) -> f64 {
     start.elapsed().as_nanos() as f64 / 1e3

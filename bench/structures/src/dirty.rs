@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use dirty::{Bitmap, DirtySet, DirtyTree};
 
-use crate::harness::report::{Row, Sheet, medians};
+use bench_common::report::{Row, Sheet, medians};
 use rivals::Subject;
 
 const FRAMES: u64 = 10_000_000;

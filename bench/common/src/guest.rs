@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use testguest::{Guest, Options, Spec, dump};
 
-use crate::harness::interrupt::Interrupt;
+use crate::interrupt::Interrupt;
 
 /// Memory of a guest that is dumped, MiB.
-pub(crate) const MEMORY_MIB: usize = 512;
+pub const MEMORY_MIB: usize = 512;
 /// How long booting and a first round of checks may take: under emulation, minutes.
 const BOOT_LIMIT: Duration = Duration::from_secs(900);
 
 /// The command that starts a guest with this much memory and these further kernel parameters.
-pub(crate) fn command(memory_mib: usize, append: Option<String>) -> Result<Command> {
+pub fn command(memory_mib: usize, append: Option<String>) -> Result<Command> {
     let options = Options { memory_mib: u32::try_from(memory_mib)?, append, ..Options::default() };
     Ok(Spec::prepare(&options)?.command(&[]))
 }
@@ -25,7 +25,7 @@ pub(crate) fn command(memory_mib: usize, append: Option<String>) -> Result<Comma
 /// # Errors
 ///
 /// When a guest found a wrong byte or ended, when a signal comes, and after [`BOOT_LIMIT`].
-pub(crate) fn wait_checked(guests: &mut [Guest], interrupt: &Interrupt) -> Result<()> {
+pub fn wait_checked(guests: &mut [Guest], interrupt: &Interrupt) -> Result<()> {
     interrupt.until("every guest has checked its files", BOOT_LIMIT, || {
         guests.iter_mut().try_for_each(Guest::check)?;
         Ok(guests.iter().all(|guest| guest.rounds() > 0).then_some(()))
@@ -37,7 +37,7 @@ pub(crate) fn wait_checked(guests: &mut [Guest], interrupt: &Interrupt) -> Resul
 /// # Errors
 ///
 /// When a guest cannot be started or dumped, and as [`wait_checked`].
-pub(crate) fn make_dumps(guests: usize, interrupt: &Interrupt) -> Result<()> {
+pub fn make_dumps(guests: usize, interrupt: &Interrupt) -> Result<()> {
     let directory = dump::directory()?;
     if (0..guests).all(|guest| dump::files(&directory, guest)[0].exists()) {
         return Ok(());

@@ -14,7 +14,7 @@ const MARGIN: (f64, f64, f64, f64) = (80.0, 40.0, 190.0, 55.0);
 const COLOURS: [&str; 7] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"];
 
 /// A series: its name, and its points in the order of x.
-pub(crate) type Series<'a> = (&'a str, Vec<(f64, f64)>);
+pub type Series<'a> = (&'a str, Vec<(f64, f64)>);
 
 /// Writes a plot of `series` to `path`. Both axes begin at 0 unless there are values below; a value
 /// that is not finite breaks its line.
@@ -22,7 +22,7 @@ pub(crate) type Series<'a> = (&'a str, Vec<(f64, f64)>);
 /// # Errors
 ///
 /// When the file cannot be written.
-pub(crate) fn lines(path: &Path, title: &str, x_label: &str, y_label: &str, series: &[Series<'_>]) -> Result<()> {
+pub fn lines(path: &Path, title: &str, x_label: &str, y_label: &str, series: &[Series<'_>]) -> Result<()> {
     std::fs::write(path, svg(title, x_label, y_label, series))
         .with_context(|| format!("cannot write {}", path.display()))
 }

@@ -8,7 +8,7 @@ use sdtree::{Handle, Insert, KeySource, SdTree};
 
 use super::BENCH;
 use super::pages::mix;
-use crate::harness::report::Row;
+use bench_common::report::Row;
 
 struct Computed;
 

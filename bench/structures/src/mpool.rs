@@ -24,7 +24,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 
-use crate::harness::report::Row;
+use bench_common::report::Row;
 
 pub(crate) use worker::{Worker, run as work};
 

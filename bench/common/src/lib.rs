@@ -1,0 +1,20 @@
+//! What all benches share: figures and how they are printed, plots, waiting that a signal ends, and
+//! guests' memory to work on.
+
+pub mod guest;
+pub mod interrupt;
+pub mod plot;
+pub mod report;
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+
+/// This program: benches start themselves anew, as clients and workers.
+///
+/// # Errors
+///
+/// When the kernel does not say which file it is.
+pub fn own_program() -> Result<PathBuf> {
+    std::env::current_exe().context("cannot find this program")
+}

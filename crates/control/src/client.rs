@@ -1,0 +1,163 @@
+//! Asks a daemon over its control socket. Each function takes the directories in which a daemon may
+//! have its socket, the best first, and asks the first daemon that accepts a connection.
+
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use crate::SOCKET;
+use crate::dirty::DirtyStatus;
+use crate::protocol::{Answer, ChangeLog, MAX_MARK, Mark, Request};
+use crate::server::{DETACH_TIMEOUT, TIMEOUT};
+use crate::status::Status;
+
+/// How long to wait for another checkpoint's freeze to end: a checkpoint that was killed keeps the
+/// client frozen for a moment.
+const FROZEN_PATIENCE: Duration = Duration::from_secs(1);
+/// Time between two attempts to freeze a client.
+const RETRY: Duration = Duration::from_millis(20);
+
+/// Why a daemon did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No daemon accepts a connection.
+    #[error("no daemon answers in {}; start one with `pageone daemon`", list(.0))]
+    NoDaemon(Vec<PathBuf>),
+    /// The process is not a client of the daemon.
+    #[error("{0}")]
+    NoClient(String),
+    /// The daemon says why it cannot.
+    #[error("{0}")]
+    Failed(String),
+    /// The connection broke.
+    #[error("the connection to the daemon broke")]
+    Broken(#[from] io::Error),
+    /// The answer is not one of this protocol.
+    #[error("the daemon's answer is cut off; is it of another version?")]
+    Garbled(#[source] serde_json::Error),
+    /// The answer belongs to another request.
+    #[error("the daemon answered {0}")]
+    Unexpected(String),
+}
+
+fn list(directories: &[PathBuf]) -> String {
+    directories.iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>().join(" or ")
+}
+
+impl From<Answer> for Error {
+    fn from(answer: Answer) -> Self {
+        match answer {
+            Answer::Unknown(why) => Error::NoClient(why),
+            Answer::Busy(why) | Answer::Failed(why) => Error::Failed(why),
+            other => Error::Unexpected(format!("{other:?}")),
+        }
+    }
+}
+
+fn connect(directories: &[PathBuf]) -> Option<UnixStream> {
+    directories.iter().find_map(|dir| UnixStream::connect(dir.join(SOCKET)).ok())
+}
+
+fn ask(directories: &[PathBuf], request: &Request) -> Result<Answer, Error> {
+    let stream = connect(directories).ok_or_else(|| Error::NoDaemon(directories.to_vec()))?;
+    talk(&stream, request)
+}
+
+fn talk(mut stream: &UnixStream, request: &Request) -> Result<Answer, Error> {
+    stream.set_read_timeout(Some(DETACH_TIMEOUT + TIMEOUT))?;
+    let mut line = serde_json::to_vec(request).map_err(io::Error::from)?;
+    line.push(b'\n');
+    stream.write_all(&line)?;
+    let mut answer = String::new();
+    BufReader::new(stream).read_line(&mut answer)?;
+    serde_json::from_str(&answer).map_err(Error::Garbled)
+}
+
+/// The daemon's status.
+///
+/// # Errors
+///
+/// When no daemon answers.
+pub fn status(directories: &[PathBuf]) -> Result<Status, Error> {
+    match ask(directories, &Request::Status)? {
+        Answer::Status(status) => Ok(*status),
+        other => Err(other.into()),
+    }
+}
+
+/// Which pages these processes write; all clients if `pids` is empty. The daemon scans them first.
+///
+/// # Errors
+///
+/// When no daemon answers, or a process is not its client.
+pub fn dirty(directories: &[PathBuf], pids: &[i32]) -> Result<Vec<DirtyStatus>, Error> {
+    match ask(directories, &Request::Dirty(pids.to_vec()))? {
+        Answer::Dirty(clients) => Ok(clients),
+        other => Err(other.into()),
+    }
+}
+
+/// Detaches a client. Returns when all of its memory is unmerged.
+///
+/// # Errors
+///
+/// When no daemon answers, the process is not its client, or the agent in it does not answer.
+pub fn detach(directories: &[PathBuf], pid: i32) -> Result<(), Error> {
+    match ask(directories, &Request::Detach(pid))? {
+        Answer::Done => Ok(()),
+        other => Err(other.into()),
+    }
+}
+
+/// A client that its daemon neither scans nor merges while this value lives.
+pub struct Freeze {
+    stream: UnixStream,
+    /// What the client has changed since the last mark, if the daemon knows.
+    pub changes: Option<ChangeLog>,
+}
+
+impl Freeze {
+    /// Asks the daemon of these directories to freeze a client. `None`: no daemon answers, or the
+    /// process does not become its client within `patience`. A client or a daemon that has just
+    /// started may not have met the other yet.
+    ///
+    /// # Errors
+    ///
+    /// When another checkpoint of the process is taken, or the agent in it does not answer.
+    pub fn ask(directories: &[PathBuf], pid: i32, patience: Duration) -> Result<Option<Self>, Error> {
+        let start = Instant::now();
+        loop {
+            let Some(stream) = connect(directories) else { return Ok(None) };
+            match talk(&stream, &Request::Freeze(pid))? {
+                Answer::Frozen(changes) => return Ok(Some(Self { stream, changes })),
+                Answer::Busy(_) if start.elapsed() < FROZEN_PATIENCE => std::thread::sleep(RETRY),
+                Answer::Unknown(_) if start.elapsed() < patience => std::thread::sleep(RETRY),
+                Answer::Unknown(_) => return Ok(None),
+                other => return Err(other.into()),
+            }
+        }
+    }
+
+    /// Marks this moment for the next freeze. A daemon that does not answer keeps no mark, and the
+    /// next checkpoint takes longer.
+    ///
+    /// # Errors
+    ///
+    /// When the connection breaks.
+    pub fn mark(&self, label: String, written: Option<Vec<(u64, u64)>>) -> Result<(), Error> {
+        let mut line = serde_json::to_vec(&Mark { label, written }).map_err(io::Error::from)?;
+        line.push(b'\n');
+        if line.len() as u64 <= MAX_MARK {
+            (&self.stream).write_all(&line)?;
+            let _ = BufReader::new(&self.stream).read_line(&mut String::new())?;
+        }
+        Ok(())
+    }
+
+    /// Whether the client has been frozen all the time: a daemon that ends lets it go.
+    pub fn lasts(&self) -> bool {
+        let nothing = rustix::net::recv(&self.stream, &mut [0u8], rustix::net::RecvFlags::DONTWAIT);
+        matches!(nothing, Err(rustix::io::Errno::AGAIN))
+    }
+}

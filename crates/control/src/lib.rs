@@ -1,0 +1,34 @@
+//! The daemon's control socket: protocol, server, client, and the status that it gives.
+//!
+//! ```text
+//! pageone, benches ── client ──▶ control.sock ──▶ server ── Handler ──▶ engine
+//!                        │                           │
+//!                        └────────── protocol ───────┘
+//!                                       │
+//!                                    status ◀── metrics (one table)
+//! ```
+//!
+//! This crate knows nothing of the engine: the server calls a [`Handler`], which the engine
+//! implements. The types of an answer are here, so that a program can ask a daemon without the
+//! engine's code. Every metric is one entry of the table in [`metrics`]: its field in the JSON
+//! object, its sum, its place in the text and in the reference page come from that entry.
+
+pub mod client;
+pub mod metrics;
+pub mod server;
+
+mod dirty;
+mod protocol;
+mod status;
+mod table;
+mod text;
+
+pub use dirty::{DirtyStatus, Heat, Window};
+pub use metrics::{Kind, Metric, Scope, Unit, Value};
+pub use protocol::ChangeLog;
+pub use server::{Freeze, Handler, Refusal};
+pub use status::{ClientStatus, DomainStatus, GovernorStatus, RecycleStatus, Source, Status};
+pub use table::{ClientMetrics, DomainMetrics, GovernorMetrics, HostMetrics, METRICS, RecyclerMetrics};
+
+/// Name of the control socket in the daemon's directory.
+pub const SOCKET: &str = "control.sock";

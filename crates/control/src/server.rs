@@ -1,0 +1,187 @@
+//! The daemon's side of the control socket: one thread for each connection.
+//!
+//! Every user may connect. Root and the daemon's owner see and freeze every client. Other users see,
+//! freeze and detach only their own processes. They neither set marks nor get change logs: the next
+//! checkpoint that root takes would rely on their marks.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::SOCKET;
+use crate::dirty::DirtyStatus;
+use crate::protocol::{Answer, ChangeLog, MAX_MARK, MAX_REQUEST, Mark, Request};
+use crate::status::Status;
+
+/// Time within which a client must send its request and read its answer.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
+/// Time within which a client must be detached: unmerging copies every merged page.
+pub(crate) const DETACH_TIMEOUT: Duration = Duration::from_secs(120);
+/// Time between two looks whether a client is detached: short for a person who waits.
+const DETACH_POLL: Duration = Duration::from_millis(20);
+
+/// Why a handler refuses a request. The text names the process and the remedy.
+#[derive(Debug)]
+pub enum Refusal {
+    /// No such client.
+    Unknown(String),
+    /// Another connection has frozen the client.
+    Busy(String),
+    /// The request cannot be fulfilled.
+    Failed(String),
+}
+
+impl From<Refusal> for Answer {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Unknown(why) => Answer::Unknown(why),
+            Refusal::Busy(why) => Answer::Busy(why),
+            Refusal::Failed(why) => Answer::Failed(why),
+        }
+    }
+}
+
+/// What the server asks of the engine. `uid`: answer only about this user's processes.
+pub trait Handler: Send + Sync + 'static {
+    /// A client that is frozen while this value lives.
+    type Freeze: Freeze;
+
+    /// The status of everything.
+    fn status(&self, uid: Option<u32>) -> Status;
+
+    /// Which pages these processes write; all clients if `pids` is empty.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::Unknown`] for the first process that is not a client.
+    fn dirty(&self, pids: &[i32], uid: Option<u32>) -> Result<Vec<DirtyStatus>, Refusal>;
+
+    /// Tells a client to unmerge its memory. Returns at once; [`is_client`](Self::is_client) says
+    /// when it is done.
+    ///
+    /// # Errors
+    ///
+    /// When the process is not a client, or cannot be told.
+    fn detach(&self, pid: i32, uid: Option<u32>) -> Result<(), Refusal>;
+
+    /// Whether this process is a client.
+    fn is_client(&self, pid: i32) -> bool;
+
+    /// Freezes a client: until the value is dropped, nothing of it is scanned or merged. Returns
+    /// when the client's agent has nothing left to do.
+    ///
+    /// # Errors
+    ///
+    /// When the process is not a client, is frozen already, or its agent does not answer.
+    fn freeze(&self, pid: i32, uid: Option<u32>) -> Result<Self::Freeze, Refusal>;
+}
+
+/// A client is frozen while this value lives.
+pub trait Freeze {
+    /// What the client has changed since the last mark, if that is known. Gives it once.
+    fn changes(&mut self) -> Option<ChangeLog>;
+
+    /// Marks this moment: the client's memory was stored as it was when the caller last cleared the
+    /// kernel's notes, or later.
+    ///
+    /// `written`, for a process that may do direct I/O: what the caller found written, address and
+    /// length in bytes of each part. It counts as changed at the next freeze.
+    fn mark(&self, label: &str, written: Option<&[(u64, u64)]>);
+}
+
+/// Serves the control socket in `directory` until the process ends.
+///
+/// # Errors
+///
+/// When the socket cannot be made, or its thread cannot be started.
+pub fn serve<H: Handler>(handler: Arc<H>, directory: &Path) -> io::Result<()> {
+    let path = directory.join(SOCKET);
+    let _ = std::fs::remove_file(&path);
+    let listener = UnixListener::bind(&path)?;
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666))?;
+    let accept = move || {
+        for stream in listener.incoming().flatten() {
+            let handler = handler.clone();
+            let serve_one = move || {
+                if let Err(e) = serve_one(&*handler, &stream) {
+                    tracing::debug!("a control request failed: {e}");
+                }
+            };
+            if let Err(e) = std::thread::Builder::new().name("control".into()).spawn(serve_one) {
+                tracing::warn!("a control request was dropped: {e}");
+            }
+        }
+    };
+    std::thread::Builder::new().name("control".into()).spawn(accept)?;
+    Ok(())
+}
+
+fn serve_one<H: Handler>(handler: &H, stream: &UnixStream) -> io::Result<()> {
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
+    let peer = rustix::net::sockopt::socket_peercred(stream)?.uid.as_raw();
+    let own = rustix::process::geteuid().as_raw();
+    let uid = (peer != 0 && peer != own).then_some(peer);
+    let mut line = String::new();
+    BufReader::new(stream.take(MAX_REQUEST)).read_line(&mut line)?;
+    let answer = match serde_json::from_str(&line) {
+        Ok(Request::Status) => Answer::Status(Box::new(handler.status(uid))),
+        Ok(Request::Detach(pid)) => detach(handler, pid, uid),
+        Ok(Request::Dirty(pids)) => handler.dirty(&pids, uid).map_or_else(Answer::from, Answer::Dirty),
+        Ok(Request::Freeze(pid)) => match handler.freeze(pid, uid) {
+            Ok(freeze) => return serve_freeze(freeze, uid.is_none(), stream),
+            Err(refusal) => refusal.into(),
+        },
+        Err(e) => Answer::Failed(format!("not a request: {e}")),
+    };
+    send(stream, &answer)
+}
+
+fn send(mut stream: &UnixStream, answer: &Answer) -> io::Result<()> {
+    let mut out = serde_json::to_vec(answer)?;
+    out.push(b'\n');
+    stream.write_all(&out)
+}
+
+/// Keeps a client frozen until its connection closes. `trusted`: it may set a mark and get the
+/// change log.
+fn serve_freeze(mut freeze: impl Freeze, trusted: bool, mut stream: &UnixStream) -> io::Result<()> {
+    let changes = freeze.changes().filter(|_| trusted);
+    send(stream, &Answer::Frozen(changes))?;
+    stream.set_read_timeout(None)?;
+    let mut line = String::new();
+    let mut lines = BufReader::new(stream.take(if trusted { MAX_MARK } else { MAX_REQUEST }));
+    if lines.read_line(&mut line)? > 0 {
+        let mark: Mark = serde_json::from_str(&line)?;
+        if trusted {
+            freeze.mark(&mark.label, mark.written.as_deref());
+        }
+        send(stream, &Answer::Done)?;
+        // Until the other end closes, or ends.
+        let _ = stream.read(&mut [0]);
+    }
+    Ok(())
+}
+
+fn detach<H: Handler>(handler: &H, pid: i32, uid: Option<u32>) -> Answer {
+    if let Err(refusal) = handler.detach(pid, uid) {
+        return refusal.into();
+    }
+    let deadline = Instant::now() + DETACH_TIMEOUT;
+    while Instant::now() < deadline {
+        if !handler.is_client(pid) {
+            return Answer::Done;
+        }
+        std::thread::sleep(DETACH_POLL);
+    }
+    Answer::Failed(format!(
+        "the agent in process {pid} has not answered within {} s; is the process stopped?",
+        DETACH_TIMEOUT.as_secs()
+    ))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,114 @@
+use std::sync::Mutex;
+
+use super::*;
+use crate::client::{self, Error};
+
+/// A daemon with one client, process 7, that can be detached once and frozen once at a time.
+#[derive(Default)]
+struct Fake {
+    frozen: Arc<Mutex<bool>>,
+    marked: Arc<Mutex<Option<ChangeLog>>>,
+    detached: Mutex<bool>,
+}
+
+struct Frozen {
+    frozen: Arc<Mutex<bool>>,
+    marked: Arc<Mutex<Option<ChangeLog>>>,
+}
+
+impl Freeze for Frozen {
+    fn changes(&mut self) -> Option<ChangeLog> {
+        self.marked.lock().unwrap().take()
+    }
+
+    fn mark(&self, label: &str, written: Option<&[(u64, u64)]>) {
+        let changed = written.unwrap_or_default().to_vec();
+        *self.marked.lock().unwrap() = Some(ChangeLog { label: label.into(), changed });
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        *self.frozen.lock().unwrap() = false;
+    }
+}
+
+fn known(pid: i32) -> Result<(), Refusal> {
+    if pid == 7 { Ok(()) } else { Err(Refusal::Unknown(format!("process {pid} is no client"))) }
+}
+
+impl Handler for Fake {
+    type Freeze = Frozen;
+
+    fn status(&self, _: Option<u32>) -> Status {
+        let mut status = Status::default();
+        status.metrics.pages_shared = 5;
+        status
+    }
+
+    fn dirty(&self, pids: &[i32], _: Option<u32>) -> Result<Vec<DirtyStatus>, Refusal> {
+        pids.iter().try_for_each(|&pid| known(pid))?;
+        Ok(vec![DirtyStatus { pid: 7, ..DirtyStatus::default() }])
+    }
+
+    fn detach(&self, pid: i32, _: Option<u32>) -> Result<(), Refusal> {
+        known(pid)?;
+        *self.detached.lock().unwrap() = true;
+        Ok(())
+    }
+
+    fn is_client(&self, pid: i32) -> bool {
+        pid == 7 && !*self.detached.lock().unwrap()
+    }
+
+    fn freeze(&self, pid: i32, _: Option<u32>) -> Result<Frozen, Refusal> {
+        known(pid)?;
+        let mut frozen = self.frozen.lock().unwrap();
+        if std::mem::replace(&mut *frozen, true) {
+            return Err(Refusal::Busy("another checkpoint is being taken".into()));
+        }
+        Ok(Frozen { frozen: self.frozen.clone(), marked: self.marked.clone() })
+    }
+}
+
+#[test]
+fn what_a_daemon_is_asked_is_answered() {
+    let dir = tempfile::tempdir().unwrap();
+    let places = [dir.path().join("nobody"), dir.path().to_path_buf()];
+    assert!(matches!(client::status(&places), Err(Error::NoDaemon(_))));
+    serve(Arc::new(Fake::default()), dir.path()).unwrap();
+
+    assert_eq!(client::status(&places).unwrap().metrics.pages_shared, 5);
+    assert_eq!(client::dirty(&places, &[]).unwrap()[0].pid, 7);
+    assert!(matches!(client::dirty(&places, &[8]), Err(Error::NoClient(why)) if why.contains('8')));
+    assert!(matches!(client::detach(&places, 8), Err(Error::NoClient(_))));
+    client::detach(&places, 7).unwrap();
+}
+
+#[test]
+fn a_freeze_lasts_as_long_as_its_connection_and_keeps_a_mark() {
+    let dir = tempfile::tempdir().unwrap();
+    let places = [dir.path().to_path_buf()];
+    assert!(client::Freeze::ask(&places, 7, Duration::ZERO).unwrap().is_none(), "no daemon");
+    serve(Arc::new(Fake::default()), dir.path()).unwrap();
+
+    assert!(client::Freeze::ask(&places, 8, Duration::ZERO).unwrap().is_none(), "no client");
+    let first = client::Freeze::ask(&places, 7, Duration::ZERO).unwrap().unwrap();
+    assert!(first.changes.is_none() && first.lasts());
+    assert!(client::Freeze::ask(&places, 7, Duration::ZERO).is_err(), "it is frozen");
+    first.mark("a".into(), Some(vec![(4096, 8192)])).unwrap();
+    drop(first);
+    let second = client::Freeze::ask(&places, 7, Duration::ZERO).unwrap().unwrap();
+    assert_eq!(second.changes, Some(ChangeLog { label: "a".into(), changed: vec![(4096, 8192)] }));
+}
+
+#[test]
+fn a_line_that_is_no_request_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    serve(Arc::new(Fake::default()), dir.path()).unwrap();
+    let mut stream = UnixStream::connect(dir.path().join(SOCKET)).unwrap();
+    stream.write_all(b"\"nonsense\"\n").unwrap();
+    let mut answer = String::new();
+    BufReader::new(stream).read_line(&mut answer).unwrap();
+    assert!(answer.contains("not a request"), "{answer}");
+}

@@ -1,0 +1,119 @@
+//! The daemon's status: the metrics of each scope beside names, states and reasons.
+
+use serde::{Deserialize, Serialize};
+
+use crate::metrics::{Metric, Value};
+use crate::table::{ClientMetrics, DomainMetrics, GovernorMetrics, HostMetrics, RecyclerMetrics};
+
+/// The whole daemon. Its fields are those of the JSON object of `pageone status --json`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// Its metrics.
+    #[serde(flatten)]
+    pub metrics: HostMetrics,
+    /// What the governor does, and why.
+    pub governor: GovernorStatus,
+    /// The domains.
+    pub domains: Vec<DomainStatus>,
+}
+
+/// The governor. A scan begins when the kernel is asked what was written, and ends when every page
+/// that was due then has been looked at.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct GovernorStatus {
+    /// `target`, `scan-time` or `none`.
+    pub mode: String,
+    /// Its metrics.
+    #[serde(flatten)]
+    pub metrics: GovernorMetrics,
+    /// The last decision, in words and figures.
+    pub reason: String,
+}
+
+/// One domain.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct DomainStatus {
+    /// Its name.
+    pub name: String,
+    /// Its metrics.
+    #[serde(flatten)]
+    pub metrics: DomainMetrics,
+    /// Why no frames can be made at present.
+    pub paused: Option<String>,
+    /// Its clients.
+    pub clients: Vec<ClientStatus>,
+}
+
+/// One client.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ClientStatus {
+    /// Its process.
+    pub pid: i32,
+    /// The name of its program.
+    pub name: String,
+    /// The user that owns it.
+    pub uid: u32,
+    /// Its metrics.
+    #[serde(flatten)]
+    pub metrics: ClientMetrics,
+    /// What its recycler does, if its guest marks free pages.
+    pub recycling: Option<RecycleStatus>,
+    /// `merging`, `disconnected`, `stalled` or `detached`.
+    pub state: String,
+    /// Why nothing of it is merged at present.
+    pub refused: Option<String>,
+}
+
+/// The recycler of one client.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RecycleStatus {
+    /// `recycling`, `starting`, `refused` or `dropped`.
+    pub state: String,
+    /// Why it does not recycle.
+    pub why: Option<String>,
+    /// Its metrics.
+    #[serde(flatten)]
+    pub metrics: RecyclerMetrics,
+}
+
+/// What a value belongs to.
+#[derive(Clone, Copy, Debug)]
+pub enum Source<'a> {
+    /// The daemon and its host.
+    Host,
+    /// The governor.
+    Governor,
+    /// A domain.
+    Domain(&'a DomainStatus),
+    /// A client, and its domain.
+    Client(&'a DomainStatus, &'a ClientStatus),
+    /// A client's recycler, and its domain.
+    Recycler(&'a DomainStatus, &'a ClientStatus),
+}
+
+impl Status {
+    /// All clients, domain by domain.
+    pub fn clients(&self) -> impl Iterator<Item = &ClientStatus> {
+        self.domains.iter().flat_map(|domain| &domain.clients)
+    }
+
+    /// Calls `visit` with every value of every scope.
+    pub fn for_each_metric(&self, visit: &mut dyn FnMut(Source<'_>, &'static Metric, Value)) {
+        self.metrics.for_each_metric(&mut |metric, value| visit(Source::Host, metric, value));
+        self.governor.metrics.for_each_metric(&mut |metric, value| visit(Source::Governor, metric, value));
+        for domain in &self.domains {
+            domain.metrics.for_each_metric(&mut |metric, value| visit(Source::Domain(domain), metric, value));
+            for client in &domain.clients {
+                let source = Source::Client(domain, client);
+                client.metrics.for_each_metric(&mut |metric, value| visit(source, metric, value));
+                let source = Source::Recycler(domain, client);
+                if let Some(recycler) = &client.recycling {
+                    recycler.metrics.for_each_metric(&mut |metric, value| visit(source, metric, value));
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

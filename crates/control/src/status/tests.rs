@@ -1,0 +1,124 @@
+use std::collections::BTreeSet;
+
+use super::*;
+use crate::{METRICS, Scope};
+
+fn keys(value: &serde_json::Value) -> BTreeSet<String> {
+    value.as_object().into_iter().flatten().map(|(key, _)| key.clone()).collect()
+}
+
+fn full() -> Status {
+    let recycling = Some(RecycleStatus { state: "recycling".into(), ..RecycleStatus::default() });
+    let client = ClientStatus { pid: 7, recycling, ..ClientStatus::default() };
+    let domain = DomainStatus { name: "uid 0".into(), clients: vec![client], ..DomainStatus::default() };
+    Status { domains: vec![domain], ..Status::default() }
+}
+
+#[test]
+fn a_status_survives_json_and_keeps_its_keys() {
+    let mut status = full();
+    status.metrics.uptime_seconds = 1.0;
+    status.metrics.general_profit = -7;
+    status.governor.metrics.scan_time_seconds = Some(0.5);
+    status.domains[0].clients[0].metrics.max_map_count_binds = true;
+    let text = serde_json::to_string(&status).unwrap();
+    assert_eq!(serde_json::from_str::<Status>(&text).unwrap(), status);
+
+    let json = serde_json::to_value(&status).unwrap();
+    let expect = |value: &serde_json::Value, words: &str| {
+        assert_eq!(keys(value), words.split_whitespace().map(str::to_owned).collect::<BTreeSet<_>>());
+    };
+    let pages = "pages_unshared pages_volatile pages_zero pages_recycled";
+    expect(
+        &json,
+        &format!(
+            "uptime_seconds merge_period_seconds daemon_cpu_seconds agent_cpu_seconds governor pages_merged_total \
+             pages_recycled_total reclaim_period_seconds pages_shared pages_sharing general_profit domains {pages}"
+        ),
+    );
+    expect(
+        &json["governor"],
+        "mode target_scan_time_seconds scan_time_seconds scan_pages scan_cpu_seconds pages_due pages_per_second \
+         cpu_percent max_cpu_percent memory_is_short reason",
+    );
+    expect(
+        &json["domains"][0],
+        &format!(
+            "name pages_shared pages_sharing general_profit segments store_bytes pages_pinned known_contents paused \
+             clients {pages}"
+        ),
+    );
+    expect(
+        &json["domains"][0]["clients"][0],
+        &format!(
+            "pid name uid regions region_bytes pages_merged recycling pages_kept_huge pages_pending \
+             pages_copied_total pages_differed_total full_scans mappings max_map_count_binds window_max_us \
+             agent_cpu_seconds state refused {pages}"
+        ),
+    );
+    expect(
+        &json["domains"][0]["clients"][0]["recycling"],
+        "state why managed_bytes pool_bytes reclaim_period_seconds pages_recycled_total pages_recycled_per_second \
+         runs_total pages_lost_total sweeps_total sweep_seconds claim_max_us",
+    );
+    assert!(json["governor"]["pages_per_second"].is_null(), "a metric without a value is null");
+}
+
+#[test]
+fn sums_add_what_the_table_says_and_nothing_else() {
+    let mut client = ClientMetrics { pages_merged: 1, pages_zero: 2, agent_cpu_seconds: 0.5, ..Default::default() };
+    client.full_scans = 9;
+    let mut domain = DomainMetrics { store_bytes: 4096, ..Default::default() };
+    domain += &client;
+    domain += &client;
+    assert_eq!(domain, DomainMetrics { pages_zero: 4, store_bytes: 4096, ..Default::default() });
+    domain.general_profit = -5;
+    let recycler = RecyclerMetrics { pages_recycled_total: 3, reclaim_period_seconds: 2.0, ..Default::default() };
+    let mut host = HostMetrics { pages_recycled_total: 10, reclaim_period_seconds: 1.0, ..Default::default() };
+    host += &domain;
+    host += &client;
+    host += &recycler;
+    let expected = HostMetrics {
+        pages_zero: 4,
+        general_profit: -5,
+        agent_cpu_seconds: 0.5,
+        pages_recycled_total: 13,
+        reclaim_period_seconds: 1.0,
+        ..Default::default()
+    };
+    assert_eq!(host, expected);
+}
+
+#[test]
+fn every_metric_is_visited_in_every_scope_that_has_it() {
+    let mut status = full();
+    status.governor.metrics.scan_time_seconds = Some(1.0);
+    status.governor.metrics.pages_per_second = Some(1.0);
+    let mut seen = BTreeSet::new();
+    status.for_each_metric(&mut |source, metric, _| {
+        let scope = match source {
+            Source::Host => Scope::Host,
+            Source::Governor => Scope::Governor,
+            Source::Domain(_) => Scope::Domain,
+            Source::Client(..) => Scope::Client,
+            Source::Recycler(..) => Scope::Recycler,
+        };
+        assert!(metric.is_in(scope), "{}", metric.name);
+        assert!(seen.insert((metric.name, scope as usize)), "{} twice", metric.name);
+    });
+    let scopes = |metric: &Metric| Scope::ALL.into_iter().filter(|&scope| metric.is_in(scope)).count();
+    assert_eq!(seen.len(), METRICS.iter().map(scopes).sum::<usize>());
+}
+
+#[test]
+fn every_metric_is_defined_once_and_explained() {
+    let names: BTreeSet<_> = METRICS.iter().map(|metric| metric.name).collect();
+    assert_eq!(names.len(), METRICS.len(), "a name stands twice");
+    for metric in METRICS {
+        assert!(metric.help().ends_with('.') && !metric.help().contains("  "), "{}: {}", metric.name, metric.help());
+        assert!(Scope::ALL.into_iter().any(|scope| metric.is_in(scope)), "{}", metric.name);
+        for scope in Scope::ALL {
+            assert!(!metric.is_sum_in(scope) || metric.is_in(scope), "{}", metric.name);
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! The status as text, for people.
+
+use std::fmt::{self, Display, Formatter};
+
+use crate::metrics::{Metric, Scope, Unit, Value};
+use crate::status::{ClientStatus, DomainStatus, RecycleStatus, Status};
+
+const PAGE: u64 = kmem::PAGE_SIZE as u64;
+/// Indents a remark about a client to the column of its program.
+const REMARK: &str = "           ";
+
+fn mib(pages: u64) -> u64 {
+    (pages * PAGE) >> 20
+}
+
+/// `name value` of the metrics that the host sums up over its domains; bytes in MiB.
+struct Summary(Vec<(&'static Metric, Value)>);
+
+impl Summary {
+    fn collect(&mut self, metric: &'static Metric, value: Value) {
+        if metric.is_sum_in(Scope::Host) && metric.is_in(Scope::Domain) {
+            self.0.push((metric, value));
+        }
+    }
+}
+
+impl Display for Summary {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        for (at, (metric, value)) in self.0.iter().enumerate() {
+            let separator = if at == 0 { "" } else { " · " };
+            write!(f, "{separator}{} ", metric.name)?;
+            match (metric.unit, *value) {
+                (Unit::Bytes, Value::Signed(bytes)) => write!(f, "{} MiB", bytes >> 20)?,
+                (Unit::Bytes, Value::Unsigned(bytes)) => write!(f, "{} MiB", bytes >> 20)?,
+                (_, value) => value.fmt(f)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Display for Status {
+    /// Several lines, with line ends.
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let metrics = &self.metrics;
+        writeln!(
+            f,
+            "up {:.0} s · merge period {} s · CPU {:.2} s (daemon) + {:.2} s (agents) · merged so far {} pages",
+            metrics.uptime_seconds,
+            metrics.merge_period_seconds,
+            metrics.daemon_cpu_seconds,
+            metrics.agent_cpu_seconds,
+            metrics.pages_merged_total
+        )?;
+        let short = if self.governor.metrics.memory_is_short { " (memory is short)" } else { "" };
+        writeln!(f, "governor, mode {}: {}{short}", self.governor.mode, self.governor.reason)?;
+        let mut summary = Summary(Vec::new());
+        metrics.for_each_metric(&mut |metric, value| summary.collect(metric, value));
+        writeln!(f, "{summary}")?;
+        self.domains.iter().try_for_each(|domain| domain_text(f, domain))
+    }
+}
+
+fn domain_text(f: &mut Formatter<'_>, domain: &DomainStatus) -> fmt::Result {
+    let metrics = &domain.metrics;
+    writeln!(f, "\ndomain {} · store {} MiB in {} segments", domain.name, metrics.store_bytes >> 20, metrics.segments)?;
+    let mut summary = Summary(Vec::new());
+    metrics.for_each_metric(&mut |metric, value| summary.collect(metric, value));
+    writeln!(f, "  {summary}")?;
+    if let Some(why) = &domain.paused {
+        writeln!(f, "  PAUSED: {why}")?;
+    }
+    if domain.clients.is_empty() {
+        return Ok(());
+    }
+    writeln!(
+        f,
+        "  {:>8} {:<20} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} {:>8}  state",
+        "PID", "program", "MiB", "merged", "zero", "unshared", "volatile", "maps", "CPU s"
+    )?;
+    domain.clients.iter().try_for_each(|client| client_text(f, client))
+}
+
+fn client_text(f: &mut Formatter<'_>, client: &ClientStatus) -> fmt::Result {
+    let metrics = &client.metrics;
+    writeln!(
+        f,
+        "  {:>8} {:<20.20} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} {:>8.2}  {}",
+        client.pid,
+        client.name,
+        metrics.region_bytes >> 20,
+        mib(metrics.pages_merged),
+        mib(metrics.pages_zero),
+        mib(metrics.pages_unshared),
+        mib(metrics.pages_volatile),
+        metrics.mappings,
+        metrics.agent_cpu_seconds,
+        client.state
+    )?;
+    if let Some(why) = &client.refused {
+        writeln!(f, "{REMARK}not merged: {why}")?;
+    }
+    if let Some(recycling) = &client.recycling {
+        recycling_text(f, metrics.pages_recycled, recycling)?;
+    }
+    if metrics.pages_kept_huge > 0 {
+        let left = mib(metrics.pages_kept_huge);
+        writeln!(f, "{REMARK}{left} MiB more could be merged and are left in huge pages (huge_page_share)")?;
+    }
+    if metrics.max_map_count_binds {
+        let remedy = "`sysctl vm.max_map_count=1048576` would let more in";
+        writeln!(f, "{REMARK}vm.max_map_count binds: only long runs are merged; {remedy}")?;
+    }
+    Ok(())
+}
+
+/// `now`: pages that are taken back at present.
+fn recycling_text(f: &mut Formatter<'_>, now: u64, recycling: &RecycleStatus) -> fmt::Result {
+    let metrics = &recycling.metrics;
+    match (recycling.state.as_str(), &recycling.why) {
+        ("starting", _) => writeln!(f, "{REMARK}free pages: asking QEMU where the guest's memory lies"),
+        (state, Some(why)) => writeln!(f, "{REMARK}free pages {state}: {why}"),
+        _ => writeln!(
+            f,
+            "{REMARK}free pages: {} MiB taken back of {} · {:.1} MiB/s · {} MiB in all, {:.2} µs a page · {} runs · period {} s",
+            mib(now),
+            metrics.managed_bytes >> 20,
+            metrics.pages_recycled_per_second * PAGE as f64 / f64::from(1 << 20),
+            mib(metrics.pages_recycled_total),
+            metrics.sweep_seconds * 1e6 / metrics.pages_recycled_total.max(1) as f64,
+            metrics.runs_total,
+            metrics.reclaim_period_seconds
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ClientMetrics, HostMetrics};
+
+    #[test]
+    fn the_text_names_what_keeps_memory_from_merging() {
+        let dropped =
+            RecycleStatus { state: "dropped".into(), why: Some("overwritten".into()), ..RecycleStatus::default() };
+        let metrics = ClientMetrics { max_map_count_binds: true, pages_kept_huge: 1280, ..ClientMetrics::default() };
+        let client = ClientStatus {
+            recycling: Some(dropped),
+            pid: 42,
+            name: "qemu".into(),
+            refused: Some("its memory is locked".into()),
+            metrics,
+            ..ClientStatus::default()
+        };
+        let domain = DomainStatus { paused: Some("no room".into()), clients: vec![client], ..DomainStatus::default() };
+        let out = Status { domains: vec![domain], ..Status::default() }.to_string();
+        for part in [
+            "dropped: overwritten",
+            "PAUSED: no room",
+            "not merged: its memory is locked",
+            "vm.max_map_count",
+            "5 MiB more could be merged",
+            "42 qemu",
+        ] {
+            assert!(out.contains(part), "{part} in {out}");
+        }
+    }
+
+    #[test]
+    fn the_summary_lists_what_the_host_sums_over_its_domains() {
+        let metrics = HostMetrics { pages_sharing: 7, general_profit: -(3 << 20), ..HostMetrics::default() };
+        let out = Status { metrics, ..Status::default() }.to_string();
+        assert!(
+            out.contains(
+                "pages_shared 0 · pages_sharing 7 · pages_zero 0 · pages_recycled 0 · pages_unshared 0 · \
+                 pages_volatile 0 · general_profit -3 MiB\n"
+            ),
+            "{out}"
+        );
+    }
+}

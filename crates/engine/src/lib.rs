@@ -30,11 +30,8 @@ mod recycle;
 mod report;
 mod world;
 
-pub use client::changes::Since;
-pub use client::recycling::RecycleStatus;
 pub use config::{Config, ConfigError, DomainConfig, HugePages};
 pub use daemon::freeze::{Hold, HoldError};
 pub use daemon::service::{AGENT_SOCKET, DetachError, Engine, StartError};
 pub use governor::Mode;
-pub use report::rates::{DirtyStatus, Heat, NotAClient, Window};
-pub use report::status::{ClientStatus, DomainStatus, GovernorStatus, Pages, Status};
+pub use report::rates::NotAClient;

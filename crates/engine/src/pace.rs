@@ -11,9 +11,8 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use control::{GovernorMetrics, GovernorStatus};
 use governor::{Mode, Pace, PaceSettings};
-
-use crate::report::status::GovernorStatus;
 
 /// The shortest wait, so that a fast pace is no stream of wake-ups, and the longest at a time, so
 /// that a worker sees that it is to end.
@@ -243,15 +242,17 @@ impl Pacer {
             let rate = decision.rate[1];
             GovernorStatus {
                 mode: self.limits.mode.to_string(),
-                target_scan_time_seconds: self.limits.target,
-                scan_time_seconds: state.pace.last().map(|scan| scan.took),
-                scan_pages: state.pace.last().map_or(0, |scan| scan.pages),
-                scan_cpu_seconds: state.pace.last().map_or(0.0, |scan| scan.cpu),
-                pages_due: state.pace.left(),
-                pages_per_second: rate.is_finite().then_some(rate),
-                cpu_percent,
-                max_cpu_percent,
-                memory_is_short: state.short,
+                metrics: GovernorMetrics {
+                    target_scan_time_seconds: self.limits.target,
+                    scan_time_seconds: state.pace.last().map(|scan| scan.took),
+                    scan_pages: state.pace.last().map_or(0, |scan| scan.pages),
+                    scan_cpu_seconds: state.pace.last().map_or(0.0, |scan| scan.cpu),
+                    pages_due: state.pace.left(),
+                    pages_per_second: rate.is_finite().then_some(rate),
+                    cpu_percent,
+                    max_cpu_percent,
+                    memory_is_short: state.short,
+                },
                 reason: decision.to_string(),
             }
         })
@@ -355,8 +356,8 @@ mod tests {
             assert!((0.95..3.0).contains(&took), "{took} s with {workers} workers");
             pacer.begin_scan();
             let status = pacer.status();
-            assert_eq!(status.scan_pages, 30_000);
-            assert!(status.scan_time_seconds.is_some_and(|time| (0.95..3.0).contains(&time)), "{status:?}");
+            assert_eq!(status.metrics.scan_pages, 30_000);
+            assert!(status.metrics.scan_time_seconds.is_some_and(|time| (0.95..3.0).contains(&time)), "{status:?}");
             assert!(status.reason.contains("target of 1 s; 30000 pages due"), "{status:?}");
         }
     }

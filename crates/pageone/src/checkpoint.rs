@@ -11,7 +11,7 @@
 //! daemon knows to be unchanged since the last checkpoint is not even read.
 //!
 //! The kernel clears its notes of written pages when somebody reads them. The daemon reads them
-//! too, so it is asked to leave the process alone while its checkpoint is taken ([`Hold`]). A guest
+//! too, so it is asked to leave the process alone while its checkpoint is taken ([`Freeze`]). A guest
 //! does not stay stopped, whatever happens here ([`guard`]).
 //!
 //! *Direct I/O.* The kernel notes a page when a request takes hold of it; the device may write to
@@ -37,9 +37,9 @@ use catalog::{Checkpoint, PutOff, Writer, hash};
 pub(crate) use guard::{Args as GuardArgs, run as guard};
 use source::Source;
 
-use engine::Since;
+use control::ChangeLog;
+use control::client::Freeze;
 
-use crate::control::Hold;
 use crate::paths;
 use crate::pool::{Names, size};
 
@@ -261,7 +261,7 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let mut writer = Catalog::open(&pool)?.begin(&name)?;
     phases.end("open");
     let directories = paths::candidates(dir);
-    let mut hold = if source.tracked { Hold::ask(&directories, pid, MEETING)? } else { None };
+    let mut hold = if source.tracked { Freeze::ask(&directories, pid, MEETING)? } else { None };
     phases.end("hold");
     let taken = take(args, &mut source, hold.as_mut(), &directories, &mut writer, &mut phases);
     let taken = match taken {
@@ -316,7 +316,7 @@ fn report(args: &Args, checkpoint: &Checkpoint, taken: &Taken, time: Duration, p
 fn take(
     args: &Args,
     source: &mut Source,
-    hold: Option<&mut Hold>,
+    hold: Option<&mut Freeze>,
     directories: &[PathBuf],
     writer: &mut Writer,
     phases: &mut Phases,
@@ -327,12 +327,18 @@ fn take(
     let taken = if args.stop {
         take_stopped(source, writer).map_err(|e| full(e, &args.to))?
     } else {
-        take_running(args, source, hold.as_deref().map(|hold| hold.since.as_ref()).unwrap_or_default(), writer, phases)
-            .map_err(|e| full(e, &args.to))?
+        take_running(
+            args,
+            source,
+            hold.as_deref().map(|hold| hold.changes.as_ref()).unwrap_or_default(),
+            writer,
+            phases,
+        )
+        .map_err(|e| full(e, &args.to))?
     };
     let alone = match &hold {
         Some(hold) => hold.lasts(),
-        None => !source.tracked || Hold::ask(directories, source.pid, Duration::ZERO)?.is_none(),
+        None => !source.tracked || Freeze::ask(directories, source.pid, Duration::ZERO)?.is_none(),
     };
     ensure!(
         alone,
@@ -359,7 +365,7 @@ fn take_stopped(source: &Source, writer: &mut Writer) -> Result<Taken> {
 /// Notes the unchanged pages as they were; gives how many, and the rest of `all`.
 fn carry(
     source: &Source,
-    since: &Since,
+    since: &ChangeLog,
     map: &[u64],
     all: &DirtyTree,
     noted: &DirtyTree,
@@ -383,7 +389,7 @@ fn carry(
 fn take_running(
     args: &Args,
     source: &mut Source,
-    since: Option<&Since>,
+    since: Option<&ChangeLog>,
     writer: &mut Writer,
     phases: &mut Phases,
 ) -> Result<Taken> {

@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use crate::cmd::run;
 use crate::demo::{self, Backend, BackendStatus};
-use crate::{Code, Coded, control, paths, run};
+use crate::{Code, Coded, paths};
 
 /// Options of `pageone demo`.
 #[derive(clap::Args)]
@@ -62,17 +63,17 @@ impl Backend for Daemon {
     }
 
     fn status(&self) -> Result<BackendStatus> {
-        let status = control::status(std::slice::from_ref(&self.directory))?;
+        let status = control::client::status(std::slice::from_ref(&self.directory))?;
         Ok(BackendStatus {
-            pages_shared: status.pages.pages_shared,
-            pages_sharing: status.pages.pages_sharing,
-            pages_zero: status.pages.pages_zero,
-            pages_recycled: status.pages.pages_recycled,
-            pages_recycled_total: status.pages_recycled_total,
-            pages_unshared: status.pages.pages_unshared,
-            general_profit: status.pages.general_profit,
-            pages_merged_total: status.pages_merged_total,
-            cpu_seconds: status.daemon_cpu_seconds + status.agent_cpu_seconds,
+            pages_shared: status.metrics.pages_shared,
+            pages_sharing: status.metrics.pages_sharing,
+            pages_zero: status.metrics.pages_zero,
+            pages_recycled: status.metrics.pages_recycled,
+            pages_recycled_total: status.metrics.pages_recycled_total,
+            pages_unshared: status.metrics.pages_unshared,
+            general_profit: status.metrics.general_profit,
+            pages_merged_total: status.metrics.pages_merged_total,
+            cpu_seconds: status.metrics.daemon_cpu_seconds + status.metrics.agent_cpu_seconds,
         })
     }
 

@@ -1,7 +1,7 @@
 //! `pageone dirty`: which pages clients write, how fast, and whether a pre-copy migration would
 //! converge.
 //!
-//! The daemon scans a client when it is asked (`engine::rates`), so this asks at least once a
+//! The daemon scans a client when it is asked (`engine::report::rates`), so this asks at least once a
 //! second, and prints when the interval is over.
 
 mod migration;
@@ -12,10 +12,10 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Result, bail};
-use engine::DirtyStatus;
+use control::DirtyStatus;
 use serde::Serialize;
 
-use crate::{control, paths};
+use crate::paths;
 
 use migration::{Link, Migration};
 
@@ -74,12 +74,12 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let link = args.bandwidth.map(|bandwidth| Link::new(bandwidth, args.downtime));
     let directories = paths::candidates(dir);
     // The first answer only begins the watch.
-    control::dirty(&directories, &args.pids)?;
+    control::client::dirty(&directories, &args.pids)?;
     let mut next = Instant::now();
     let mut reports = 0;
     while args.count.is_none_or(|count| reports < count) {
         next += Duration::from_secs_f64(args.interval);
-        let clients = watch_until(next, || control::dirty(&directories, &args.pids))?;
+        let clients = watch_until(next, || Ok(control::client::dirty(&directories, &args.pids)?))?;
         let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         let clients = clients.into_iter().map(|status| Client::new(status, link.as_ref())).collect();
         print(&Report { time, clients }, args.json)?;

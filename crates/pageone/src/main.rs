@@ -1,33 +1,32 @@
-//! `pageone`: the program.
+//! `pageone`: the command line.
 //!
-//! Each subcommand is a module; this one reads the command line and turns errors into messages and
-//! exit codes.
+//! Each subcommand is a module in `cmd`. This one reads the command line, runs the subcommand, and
+//! turns an error into a message and an exit code.
 
 mod checkpoint;
-mod control;
-mod daemon;
+mod cmd;
 mod demo;
 mod demo_backend;
 mod dirty;
-mod doctor;
 mod estimate;
+mod exit;
 mod ksm;
 mod paths;
 mod pool;
-mod run;
-mod run_ppr;
 mod settings;
-mod status;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use crate::cmd::{daemon, detach, doctor, run, status};
+pub(crate) use crate::exit::{Code, Coded};
+
 /// Gives a virtual-machine host its memory back: merges identical pages of running guests, from
 /// user space.
 #[derive(Parser)]
-#[command(version, after_help = EXIT_CODES)]
+#[command(version, after_help = exit::help())]
 struct Cli {
     /// Directory of the daemon's sockets [default: /run/pageone for root, else
     /// $XDG_RUNTIME_DIR/pageone]
@@ -36,11 +35,6 @@ struct Cli {
     #[command(subcommand)]
     command: Command,
 }
-
-const EXIT_CODES: &str = "\
-Exit codes: 0 done · 1 failed · 2 wrong usage · 3 no daemon answers · 4 no such client · 5 the configuration is wrong ·
-6 another daemon is running, or another writer of KSM's settings · 7 this host or account lacks something · 8 `estimate` left something out.
-`run` has the exit code of the started program.";
 
 #[derive(Subcommand)]
 enum Command {
@@ -55,7 +49,7 @@ enum Command {
     /// Show which pages clients write, how fast, and whether a migration would converge
     Dirty(dirty::Args),
     /// Unmerge a client and give its memory back to it
-    Detach(status::DetachArgs),
+    Detach(detach::Args),
     /// Govern the kernel's own merging (KSM), or show what it does
     #[command(subcommand)]
     Ksm(ksm::Command),
@@ -74,29 +68,6 @@ enum Command {
     Demo(demo_backend::Args),
 }
 
-/// What a failure means for the exit code.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Code {
-    NoDaemon = 3,
-    NoClient = 4,
-    Configuration = 5,
-    SecondDaemon = 6,
-    HostLacks = 7,
-    LeftOut = 8,
-}
-
-/// An error with an exit code of its own.
-#[derive(Debug)]
-pub(crate) struct Coded(pub(crate) Code, pub(crate) String);
-
-impl std::fmt::Display for Coded {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.1)
-    }
-}
-
-impl std::error::Error for Coded {}
-
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let dir = cli.dir;
@@ -106,7 +77,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(&args, dir),
         Command::Status(args) => status::run(&args, dir),
         Command::Dirty(args) => dirty::run(&args, dir),
-        Command::Detach(args) => status::detach(&args, dir),
+        Command::Detach(args) => detach::run(&args, dir),
         Command::Ksm(command) => ksm::run(&command),
         Command::Estimate(args) => estimate::run(&args),
         Command::Checkpoint(args) => checkpoint::run(&args, dir),
@@ -119,8 +90,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("pageone: {error:#}");
-            let code = error.chain().find_map(|e| e.downcast_ref::<Coded>()).map_or(1, |coded| coded.0 as u8);
-            ExitCode::from(code)
+            ExitCode::from(Code::of(&error) as u8)
         }
     }
 }

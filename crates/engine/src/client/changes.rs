@@ -15,10 +15,10 @@
 //! do direct I/O, pages that were written lately count as changed: they were written within the
 //! last one or two turns of rest (see `ledger`), longer than any one request takes.
 
+use control::ChangeLog;
 use kmem::PAGE_SIZE;
 use kmem::range::Range;
 
-use serde::{Deserialize, Serialize};
 use wire::PageNo;
 
 use crate::client::batch::PlannedRun;
@@ -28,15 +28,6 @@ const MOST: usize = 1 << 16;
 /// Parts are joined when there are twice as many as after the last time, but not with fewer than
 /// this.
 const JOIN_FROM: usize = 1 << 12;
-
-/// What a client has changed since a moment that has a label.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Since {
-    /// Whatever was given to [`crate::Hold::mark`].
-    pub label: String,
-    /// Address and length in bytes of each part, ascending.
-    pub changed: Vec<(u64, u64)>,
-}
 
 /// Parts of memory; they may overlap.
 #[derive(Debug, Default)]
@@ -70,7 +61,7 @@ impl Parts {
     }
 }
 
-/// [`Since`], as it grows.
+/// A [`ChangeLog`] as it grows.
 #[derive(Debug)]
 pub(crate) struct Log {
     label: String,
@@ -111,10 +102,10 @@ impl Log {
         self.parts.list.len() > MOST
     }
 
-    pub(crate) fn end(mut self) -> Since {
+    pub(crate) fn end(mut self) -> ChangeLog {
         self.parts.join();
         let changed = self.parts.list.iter().map(|&(start, end)| (start as u64, (end - start) as u64)).collect();
-        Since { label: self.label, changed }
+        ChangeLog { label: self.label, changed }
     }
 }
 

@@ -11,6 +11,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use control::{RecycleStatus, RecyclerMetrics};
 use kmem::PAGE_SIZE;
 use wire::recycle::{Extent, Pool, Recycled, Sweep};
 
@@ -52,35 +53,6 @@ pub(crate) struct Totals {
     pub(crate) sweeps: u64,
     pub(crate) sweep_ns: u64,
     pub(crate) longest_ns: u64,
-}
-
-/// What `status` says of recycling in one client.
-#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
-pub struct RecycleStatus {
-    /// `recycling`, `starting`, `refused` or `dropped`.
-    pub state: String,
-    /// Why it does not recycle.
-    pub why: Option<String>,
-    /// Guest memory that can be recycled, in bytes.
-    pub managed_bytes: u64,
-    /// Bytes of the pool.
-    pub pool_bytes: u64,
-    /// Reclaim period, in seconds.
-    pub reclaim_period_seconds: f64,
-    /// Pages taken back so far.
-    pub pages_recycled_total: u64,
-    /// Pages taken back a second, over the last seconds.
-    pub pages_recycled_per_second: f64,
-    /// Runs that they came in.
-    pub runs_total: u64,
-    /// Pages that the guest took back itself between the look and the claim.
-    pub pages_lost_total: u64,
-    /// Sweeps so far.
-    pub sweeps_total: u64,
-    /// CPU time of all sweeps, in seconds.
-    pub sweep_seconds: f64,
-    /// The longest that pages were claimed, in microseconds.
-    pub claim_max_us: u64,
 }
 
 impl Recycling {
@@ -138,16 +110,18 @@ impl Recycling {
         RecycleStatus {
             state: state.into(),
             why: self.note.clone(),
-            managed_bytes: self.extents.iter().map(|extent| u64::from(extent.run.len) * PAGE_SIZE as u64).sum(),
-            pool_bytes: self.marks.bytes(),
-            reclaim_period_seconds: self.period.as_secs_f64(),
-            pages_recycled_total: totals.pages,
-            pages_recycled_per_second: if idle { 0.0 } else { self.rate },
-            runs_total: totals.runs,
-            pages_lost_total: totals.lost,
-            sweeps_total: totals.sweeps,
-            sweep_seconds: totals.sweep_ns as f64 / 1e9,
-            claim_max_us: totals.longest_ns / 1000,
+            metrics: RecyclerMetrics {
+                managed_bytes: self.extents.iter().map(|extent| u64::from(extent.run.len) * PAGE_SIZE as u64).sum(),
+                pool_bytes: self.marks.bytes(),
+                reclaim_period_seconds: self.period.as_secs_f64(),
+                pages_recycled_total: totals.pages,
+                pages_recycled_per_second: if idle { 0.0 } else { self.rate },
+                runs_total: totals.runs,
+                pages_lost_total: totals.lost,
+                sweeps_total: totals.sweeps,
+                sweep_seconds: totals.sweep_ns as f64 / 1e9,
+                claim_max_us: totals.longest_ns / 1000,
+            },
         }
     }
 
@@ -300,7 +274,7 @@ mod tests {
             ..Sweep::default()
         };
         (0..3).for_each(|_| recycling.swept(&lie));
-        assert_eq!(recycling.status().pages_recycled_total, 150);
+        assert_eq!(recycling.status().metrics.pages_recycled_total, 150);
         assert_eq!(recycling.totals.lost, 150);
     }
 

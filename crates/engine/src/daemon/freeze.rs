@@ -12,12 +12,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use control::ChangeLog;
 use kmem::PAGE_SIZE;
 use kmem::range::Range;
 use wire::{PageNo, Run};
 
 use crate::client::Client;
-use crate::client::changes::{Log, Since};
+use crate::client::changes::Log;
 use crate::daemon::service::{Engine, Shared, lock};
 
 /// How long an agent may take to finish what it was told.
@@ -44,14 +45,14 @@ pub enum HoldError {
 pub struct Hold {
     shared: Arc<Shared>,
     pid: i32,
-    since: Option<Since>,
+    since: Option<ChangeLog>,
 }
 
 impl Hold {
     /// What the client has changed since the last mark, if that is known. What no scan has found
     /// yet is in the kernel's notes still. Gives it once; whoever holds a client takes it away
     /// from all others.
-    pub fn since(&mut self) -> Option<Since> {
+    pub fn since(&mut self) -> Option<ChangeLog> {
         self.since.take()
     }
 

@@ -13,7 +13,7 @@
 
 use std::time::Instant;
 
-use serde::{Deserialize, Serialize};
+use control::{DirtyStatus, Heat, Window};
 
 use crate::client::{Client, State};
 use crate::daemon::service::Engine;
@@ -32,54 +32,6 @@ fn ask(client: &Client, state: &mut State) -> Result<(), rustix::io::Errno> {
     client.scan(state, false)?;
     state.watched(now);
     Ok(())
-}
-
-/// What a client writes.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct DirtyStatus {
-    /// Process.
-    pub pid: i32,
-    /// Program.
-    pub name: String,
-    /// Pages under management.
-    pub pages: u64,
-    /// For how long it has been watched, up to the last scan.
-    pub watched_seconds: f64,
-    /// Between the last two scans; 0 before the second.
-    pub interval_seconds: f64,
-    /// Pages found written by scans within that time, a second.
-    pub pages_per_second: f64,
-    /// Distinct pages written within the last seconds, for several windows, of which none is
-    /// shorter than the time between two scans.
-    pub windows: Vec<Window>,
-    /// Where.
-    pub regions: Vec<Heat>,
-    /// Why there is no newer figure.
-    pub held_up: Option<String>,
-}
-
-/// Distinct pages written within some time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Window {
-    /// The time.
-    pub seconds: f64,
-    /// The pages.
-    pub pages: u64,
-    /// Whether the client has been watched for so long.
-    pub complete: bool,
-}
-
-/// Where a region is written.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Heat {
-    /// First byte in the client's memory.
-    pub start: u64,
-    /// Its pages.
-    pub pages: u32,
-    /// Pages of a part; the last part may have fewer.
-    pub part_pages: u32,
-    /// For each part, how many of its pages were written within the last ten seconds.
-    pub parts: Vec<u32>,
 }
 
 /// No client.

@@ -7,7 +7,7 @@
 //! the other way, so short rounds look a little better here than they are. Past the last measured
 //! time the curve goes on as it ended.
 
-use engine::DirtyStatus;
+use control::DirtyStatus;
 use kmem::PAGE_SIZE;
 use serde::Serialize;
 
@@ -91,7 +91,7 @@ fn written_within(points: &[(f64, f64)], seconds: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use engine::Window;
+    use control::Window;
 
     /// 1 GiB, and the curve of what it writes.
     fn client(curve: &[(f64, u64)]) -> DirtyStatus {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use engine::Heat;
+use control::Heat;
 use kmem::PAGE_SIZE;
 
 use super::{Client, Report};
@@ -116,7 +116,7 @@ fn hottest(regions: &[Heat]) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::dirty::migration::Migration;
-    use engine::{DirtyStatus, Window};
+    use control::{DirtyStatus, Window};
 
     fn heat(parts: Vec<u32>) -> Heat {
         Heat { start: 0x7f00_0000_0000, pages: 512 * parts.len() as u32 - 256, part_pages: 512, parts }

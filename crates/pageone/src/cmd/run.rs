@@ -3,6 +3,8 @@
 //! Whatever goes wrong on the way, the program runs; it is then not merged, and a line on standard
 //! error says why.
 
+pub(crate) mod ppr;
+
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -60,7 +62,7 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     // started.
     let mut inherited = None;
     if args.ppr {
-        match crate::run_ppr::prepare(&mut command, &args.program[0], &args.program[1..], args.reclaim_period) {
+        match ppr::prepare(&mut command, &args.program[0], &args.program[1..], args.reclaim_period) {
             Ok(fds) => inherited = Some(fds),
             Err(e) => eprintln!("pageone: {} runs without recycling: {e:#}", args.program[0].to_string_lossy()),
         }

@@ -10,7 +10,7 @@ use kmem::range::Range;
 use kmem::uffd::{Features, Uffd};
 use serde::Serialize;
 
-use crate::{Code, Coded, control, paths};
+use crate::{Code, Coded, paths};
 
 /// Options of `pageone doctor`.
 #[derive(clap::Args)]
@@ -161,7 +161,7 @@ fn checks(dir: Option<PathBuf>) -> Vec<Check> {
         ),
         wish(
             "daemon",
-            control::status(&paths::candidates(dir))
+            control::client::status(&paths::candidates(dir))
                 .map(|s| format!("running, {} domains", s.domains.len()))
                 .map_err(|e| format!("{e:#}")),
             "`pageone run` starts one",

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use engine::{Engine, StartError};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::{Code, Coded, control, paths, settings};
+use crate::{Code, Coded, paths, settings};
 
 /// Options of `pageone daemon`.
 #[derive(clap::Args)]
@@ -76,7 +76,8 @@ pub(crate) fn run(args: Args, dir: Option<PathBuf>) -> Result<()> {
         }
         Err(e) => return Err(e.into()),
     };
-    control::serve(engine.clone(), &directory)?;
+    let socket = || directory.join(control::SOCKET).display().to_string();
+    control::server::serve(engine.clone(), &directory).with_context(|| format!("cannot listen on {}", socket()))?;
     tracing::info!(directory = %directory.display(), merge_period = period, threads, "pageone daemon {} is ready", env!("CARGO_PKG_VERSION"));
     tell_service_manager();
     while !engine.ended() {

@@ -1,0 +1,110 @@
+//! The exit codes of `pageone`.
+
+use std::fmt;
+
+use control::client;
+
+/// What the exit code says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Code {
+    Done = 0,
+    Failed = 1,
+    Usage = 2,
+    NoDaemon = 3,
+    NoClient = 4,
+    Configuration = 5,
+    SecondDaemon = 6,
+    HostLacks = 7,
+    LeftOut = 8,
+}
+
+impl Code {
+    /// All codes, in ascending order.
+    pub(crate) const ALL: [Code; 9] = [
+        Code::Done,
+        Code::Failed,
+        Code::Usage,
+        Code::NoDaemon,
+        Code::NoClient,
+        Code::Configuration,
+        Code::SecondDaemon,
+        Code::HostLacks,
+        Code::LeftOut,
+    ];
+
+    /// Its meaning, as `--help` and the reference page have it.
+    pub(crate) fn meaning(self) -> &'static str {
+        match self {
+            Code::Done => "done",
+            Code::Failed => "failed",
+            Code::Usage => "wrong usage",
+            Code::NoDaemon => "no daemon answers",
+            Code::NoClient => "no such client",
+            Code::Configuration => "the configuration is wrong",
+            Code::SecondDaemon => "another daemon is running, or another writer of KSM's settings",
+            Code::HostLacks => "this host or account lacks something",
+            Code::LeftOut => "`estimate` left something out",
+        }
+    }
+
+    /// The code of a failure: that of the first error in its chain which has one.
+    pub(crate) fn of(error: &anyhow::Error) -> Code {
+        error.chain().find_map(code_of).unwrap_or(Code::Failed)
+    }
+}
+
+fn code_of(error: &(dyn std::error::Error + 'static)) -> Option<Code> {
+    if let Some(coded) = error.downcast_ref::<Coded>() {
+        return Some(coded.0);
+    }
+    match error.downcast_ref::<client::Error>()? {
+        client::Error::NoDaemon(_) => Some(Code::NoDaemon),
+        client::Error::NoClient(_) => Some(Code::NoClient),
+        _ => None,
+    }
+}
+
+/// The longest line of help, in characters.
+const WIDTH: usize = 120;
+
+/// The paragraph on exit codes below `pageone --help`.
+pub(crate) fn help() -> String {
+    let mut lines = vec![String::from("Exit codes:")];
+    for code in Code::ALL {
+        let part = format!(" {} {} ·", code as u8, code.meaning());
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + part.chars().count() <= WIDTH => line.push_str(&part),
+            _ => lines.push(part.trim_start().into()),
+        }
+    }
+    let codes = lines.join("\n");
+    format!("{}.\n`run` has the exit code of the started program.", codes.trim_end_matches(" ·"))
+}
+
+/// An error with an exit code of its own.
+#[derive(Debug)]
+pub(crate) struct Coded(pub(crate) Code, pub(crate) String);
+
+impl fmt::Display for Coded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.1)
+    }
+}
+
+impl std::error::Error for Coded {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_listed_in_order_and_an_error_keeps_its_own() {
+        assert!(Code::ALL.iter().enumerate().all(|(at, &code)| at == code as usize));
+        let code = |error: anyhow::Error| Code::of(&error.context("while something else was done"));
+        assert_eq!(code(Coded(Code::LeftOut, "x".into()).into()), Code::LeftOut);
+        assert_eq!(code(client::Error::NoDaemon(Vec::new()).into()), Code::NoDaemon);
+        assert_eq!(code(client::Error::NoClient("x".into()).into()), Code::NoClient);
+        assert_eq!(code(client::Error::Failed("x".into()).into()), Code::Failed);
+        assert_eq!(code(anyhow::anyhow!("x")), Code::Failed);
+    }
+}

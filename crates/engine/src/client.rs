@@ -10,14 +10,15 @@ pub(crate) mod watch;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::*};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kmem::PAGE_SIZE;
 use kmem::memfd::SharedMap;
 use kmem::pagemap::Pagemap;
 use kmem::pidfd::PidFd;
 use kmem::seqpacket::Conn;
+use parking_lot::{Mutex, MutexGuard};
 use wire::{Merge, MergeRun, Outcome, PageNo, RegionId, Report, Run, SegmentId, ToAgent, ToDaemon};
 
 use crate::client::batch::{Batch, PlannedRun, Target};
@@ -27,12 +28,15 @@ use crate::client::recycling::Recycling;
 use crate::client::watch::Watch;
 use crate::config::HugePages;
 use crate::content::domain::Domain;
+use crate::content::frame::Frame;
 use crate::content::index::{ClientId, MAX_REGIONS, Place, Sighting};
-use crate::content::store::Frame;
 use crate::ledger::{Entry, Region};
 
 /// Pages under way with one agent before a turn ends.
 const IN_FLIGHT: u32 = 3072;
+
+/// Pages that were put off are tried again every so many scans.
+const RETRY_SCANS: u64 = 16;
 
 /// Another client's worker made a frame of what was sighted here; this page should use it too.
 #[derive(Clone, Copy, Debug)]
@@ -110,6 +114,22 @@ pub(crate) struct State {
     pub(crate) recycling: Option<Recycling>,
 }
 
+impl State {
+    /// Whether, of late, pages were left out because the budget of mappings is short.
+    pub(crate) fn is_short_of_maps(&self) -> bool {
+        self.left_out.is_some_and(|scan| scan + 2 * RETRY_SCANS >= self.totals.full_scans)
+    }
+
+    /// After every [`RETRY_SCANS`]th scan: what was put off becomes a candidate again.
+    pub(crate) fn retry_deferred(&mut self) {
+        if self.totals.full_scans.is_multiple_of(RETRY_SCANS) {
+            self.min_run = if self.maps_bound { self.min_run } else { 1 };
+            self.maps_bound = false;
+            self.regions.values_mut().for_each(Region::retry_deferred);
+        }
+    }
+}
+
 /// Who a client is and how it is reached; this does not change.
 pub(crate) struct Identity {
     pub(crate) number: ClientId,
@@ -168,10 +188,6 @@ impl std::ops::Deref for Client {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Client {
     /// `held`: segments whose descriptors its agent has.
     pub(crate) fn new(identity: Identity, held: HashSet<SegmentId>) -> Self {
@@ -216,7 +232,7 @@ impl Client {
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
+        self.state.lock()
     }
 
     /// Whether the process has ever forked with regions that its children inherit. Frames that it
@@ -514,7 +530,7 @@ impl Client {
 
     /// Adds a wish; gives it back if the client is gone.
     pub(crate) fn wish(&self, wish: Wish) -> Result<(), Wish> {
-        let mut wishes = lock(&self.wishes);
+        let mut wishes = self.wishes.lock();
         if wishes.closed {
             return Err(wish);
         }
@@ -524,13 +540,13 @@ impl Client {
 
     /// Another client has the content of a sighting, too, in a huge page that is not split yet.
     pub(crate) fn shown_elsewhere(&self, here: Sighting, handle: u32) {
-        lock(&self.shown).push((here, handle));
+        self.shown.lock().push((here, handle));
     }
 
     /// Counts what others have shown among what can be merged of huge pages here. Whether one is
     /// given up with that.
     pub(crate) fn count_shown(&self) -> bool {
-        let shown = std::mem::take(&mut *lock(&self.shown));
+        let shown = std::mem::take(&mut *self.shown.lock());
         if shown.is_empty() {
             return false;
         }
@@ -548,7 +564,7 @@ impl Client {
     }
 
     pub(crate) fn take_wishes(&self) -> Vec<Wish> {
-        std::mem::take(&mut lock(&self.wishes).list)
+        std::mem::take(&mut self.wishes.lock().list)
     }
 
     /// The connection is gone; the process may live. Its frames stay its own.
@@ -560,7 +576,7 @@ impl Client {
     /// The process is gone, or a newer connection has taken its place: gives back all that it held.
     pub(crate) fn bury(&self) {
         let wishes = {
-            let mut wishes = lock(&self.wishes);
+            let mut wishes = self.wishes.lock();
             wishes.closed = true;
             std::mem::take(&mut wishes.list)
         };

@@ -191,17 +191,6 @@ impl Config {
         if self.threads == 0 { cpus() } else { self.threads }
     }
 
-    /// What the engine may use, as the pacer has it.
-    pub(crate) fn limits(&self) -> crate::pace::Limits {
-        crate::pace::Limits {
-            mode: self.mode,
-            target: self.target(),
-            usual: self.max_cpu / 100.0,
-            short: self.max_cpu_under_pressure / 100.0,
-            pressure: self.pressure_percent,
-        }
-    }
-
     /// How long a freed slot of the store rests before it is used again.
     pub(crate) fn quarantine(&self) -> Duration {
         self.period() * 2

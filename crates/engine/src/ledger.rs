@@ -25,7 +25,7 @@ use dirty::{DirtyTree, NewError};
 use kmem::pagemap::PageRun;
 use wire::{PageNo, Run};
 
-use crate::content::store::Frame;
+use crate::content::frame::Frame;
 use crate::ledger::free_pages::FreePages;
 use crate::ledger::huge::HugePagesOf;
 use crate::ledger::stamps::Stamps;

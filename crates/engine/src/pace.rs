@@ -8,11 +8,13 @@
 //! While the host is short of memory (PSI), merging is what helps, and a second, higher limit
 //! applies.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use control::{GovernorMetrics, GovernorStatus};
 use governor::{Mode, Pace, PaceSettings};
+use parking_lot::Mutex;
+
+use crate::config::Config;
 
 /// The shortest wait, so that a fast pace is no stream of wake-ups, and the longest at a time, so
 /// that a worker sees that it is to end.
@@ -42,6 +44,18 @@ pub(crate) struct Limits {
     pub(crate) short: f64,
     /// Percent of the last 10 s.
     pub(crate) pressure: f64,
+}
+
+impl From<&Config> for Limits {
+    fn from(config: &Config) -> Self {
+        Self {
+            mode: config.mode,
+            target: config.target(),
+            usual: config.max_cpu / 100.0,
+            short: config.max_cpu_under_pressure / 100.0,
+            pressure: config.pressure_percent,
+        }
+    }
 }
 
 struct State {
@@ -74,8 +88,8 @@ fn process_cpu() -> u64 {
 }
 
 impl Pacer {
-    pub(crate) fn new(limits: Limits) -> Self {
-        Self::with_clock(limits, process_cpu)
+    pub(crate) fn new(config: &Config) -> Self {
+        Self::with_clock(config.into(), process_cpu)
     }
 
     fn with_clock(limits: Limits, clock: fn() -> u64) -> Self {
@@ -95,7 +109,7 @@ impl Pacer {
     }
 
     fn with<T>(&self, act: impl FnOnce(&mut State, Duration) -> T) -> T {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         // Taken under the lock, so that it does not go back.
         let now = self.started.elapsed();
         act(&mut state, now)

@@ -1,3 +1,5 @@
 //! What the workers share.
 
 pub(crate) mod queue;
+pub(crate) mod shared;
+pub(crate) mod state_file;

@@ -2,7 +2,7 @@
 
 use wire::{PageNo, RegionId, Run};
 
-use crate::content::store::Frame;
+use crate::content::frame::Frame;
 
 /// What a planned page is to be merged with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

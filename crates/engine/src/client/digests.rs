@@ -12,10 +12,10 @@
 //! of the liar's own page.
 
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kmem::seqpacket::Conn;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use wire::{Digest, Digests, PageNo, RegionId, Run, ToAgent};
 
 /// How long an answer may take.
@@ -43,7 +43,7 @@ struct State {
 
 impl Answers {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Asks for the digests of `pages`, ascending, at most [`wire::MAX_DIGESTS`]. `None`: it is not
@@ -76,7 +76,7 @@ impl Answers {
                 state.resume = Some(Instant::now() + PAUSE);
                 return None;
             }
-            state = self.news.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.news.wait_for(&mut state, left);
         }
     }
 

@@ -7,11 +7,13 @@
 //! half a MiB once.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use parking_lot::Mutex;
 
 use crate::config::Config;
+use crate::content::frame::{Frame, NO_HANDLE};
 use crate::content::index::{Index, Place, Sighting};
-use crate::content::store::{Cursor, Frame, GrowError, NO_HANDLE, Store};
+use crate::content::store::{Cursor, GrowError, Store};
 
 /// Frames of a content that fills stretches of memory.
 const REPLICAS: u32 = 128;
@@ -63,10 +65,6 @@ pub(crate) struct Domain {
     /// By digest: consecutive frames of the same bytes. Each has one user more than pages map it:
     /// this table.
     replicas: Mutex<HashMap<u64, std::ops::Range<u32>>>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Domain {
@@ -148,7 +146,7 @@ impl Domain {
         bytes: &[u8; kmem::PAGE_SIZE],
         cursor: &mut Cursor<'_>,
     ) -> Result<Option<Frame>, GrowError> {
-        let mut replicas = lock(&self.replicas);
+        let mut replicas = self.replicas.lock();
         let run = match replicas.get(&digest) {
             Some(run) => run.clone(),
             None => {
@@ -176,7 +174,7 @@ impl Domain {
 
     /// Gives replicas back that no page maps any more.
     pub(crate) fn tidy_replicas(&self) {
-        lock(&self.replicas).retain(|_, run| {
+        self.replicas.lock().retain(|_, run| {
             let used = run.clone().any(|frame| self.store.users(Frame(frame)) > 1);
             if !used {
                 run.clone().for_each(|frame| self.release(Frame(frame), false));
@@ -188,7 +186,7 @@ impl Domain {
     /// Says why no frames can be made for now, or that they can again. Returns whether that is
     /// news.
     pub(crate) fn set_paused(&self, why: Option<String>) -> bool {
-        let mut paused = lock(&self.paused);
+        let mut paused = self.paused.lock();
         let news = paused.is_some() != why.is_some();
         *paused = why;
         news
@@ -196,7 +194,7 @@ impl Domain {
 
     /// Why no frames can be made for now.
     pub(crate) fn paused(&self) -> Option<String> {
-        lock(&self.paused).clone()
+        self.paused.lock().clone()
     }
 }
 

@@ -14,14 +14,15 @@
 //! content, which the window then tells apart.
 
 use std::collections::VecDeque;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
-use std::sync::{Mutex, OnceLock, PoisonError};
 
+use parking_lot::Mutex;
 use sdtree::{Handle, Insert, KeySource, SdTree};
 
 use wire::{PageNo, RegionId};
 
-use crate::content::store::Frame;
+use crate::content::frame::Frame;
 
 const CHUNK: u32 = 1 << 16;
 const CHUNKS: u32 = 1 << 14;
@@ -102,7 +103,7 @@ impl Slots {
 
     fn take(&self) -> Option<u32> {
         {
-            let mut freed = self.freed.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut freed = self.freed.lock();
             if freed.len() > REST {
                 return freed.pop_front();
             }
@@ -117,7 +118,7 @@ impl Slots {
     }
 
     fn give_back(&self, handle: u32) {
-        self.freed.lock().unwrap_or_else(PoisonError::into_inner).push_back(handle);
+        self.freed.lock().push_back(handle);
     }
 }
 

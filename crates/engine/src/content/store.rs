@@ -36,15 +36,18 @@
 //! and the daemon takes no faults. They are frames only when somebody asks for just these bytes.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::*};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use dirty::{DirtyTree, NewError};
 use kmem::PAGE_SIZE;
 use kmem::memfd::{self, SharedMap};
 use kmem::uffd::Uffd;
-use wire::{SEGMENT_PAGES, SegmentId, Slot};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use wire::{SEGMENT_PAGES, SegmentId};
+
+use crate::content::frame::{Frame, NO_HANDLE};
 
 mod free;
 #[cfg(test)]
@@ -74,22 +77,6 @@ const CHECK_EVERY: Duration = Duration::from_millis(10);
 const PINNED: u32 = 1 << 31;
 /// So many stretches that are begun are remembered; each worker has one.
 const BEGUN: usize = 64;
-/// No handle: the frame is not in the index.
-pub(crate) const NO_HANDLE: u32 = u32::MAX;
-
-/// A frame of one store: number of the segment in the store times [`SEGMENT_PAGES`], plus the slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct Frame(pub u32);
-
-impl Frame {
-    pub(crate) fn slot(self) -> Slot {
-        Slot(self.0 % SEGMENT_PAGES)
-    }
-    fn segment(self) -> usize {
-        (self.0 / SEGMENT_PAGES) as usize
-    }
-}
-
 /// Why the store can take no more frames for now.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum GrowError {
@@ -168,10 +155,6 @@ pub(crate) struct Store {
     filler: Option<Uffd>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Store {
     /// A store without segments. `by_node`: each NUMA node has frames of its own; `quarantine`: how
     /// long a slot rests before it is used again; `reserve_bytes`: memory that must be left, on
@@ -187,8 +170,8 @@ impl Store {
         Self { name: name.into(), by_node, segments: RwLock::default(), free, quarantine, reserve_bytes, filler }
     }
 
-    fn segments(&self) -> std::sync::RwLockReadGuard<'_, Vec<Option<Arc<Segment>>>> {
-        self.segments.read().unwrap_or_else(PoisonError::into_inner)
+    fn segments(&self) -> RwLockReadGuard<'_, Vec<Option<Arc<Segment>>>> {
+        self.segments.read()
     }
 
     /// The segment that holds a frame.
@@ -210,8 +193,8 @@ impl Store {
 
     fn add(&self, segment: Arc<Segment>) -> Result<usize, GrowError> {
         const MOST: usize = (1 << 30) / SEGMENT_PAGES as usize;
-        let mut free = lock(&self.free);
-        let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
+        let mut free = self.free.lock();
+        let mut segments = self.segments.write();
         let at = segments.iter().position(Option::is_none).unwrap_or(segments.len());
         if at >= MOST {
             return Err(GrowError::Full(MOST));
@@ -253,7 +236,7 @@ impl Store {
     }
 
     fn check_memory(&self) -> Result<(), GrowError> {
-        if lock(&self.free).checked.is_some_and(|checked| checked.elapsed() < CHECK_EVERY) {
+        if self.free.lock().checked.is_some_and(|checked| checked.elapsed() < CHECK_EVERY) {
             return Ok(());
         }
         let (reserve, mib) = (self.reserve_bytes, 1 << 20);
@@ -266,7 +249,7 @@ impl Store {
         if available < reserve {
             return Err(GrowError::Host { left_mib: available / mib, reserve_mib: reserve / mib });
         }
-        lock(&self.free).checked = Some(Instant::now());
+        self.free.lock().checked = Some(Instant::now());
         Ok(())
     }
 
@@ -278,12 +261,12 @@ impl Store {
     /// Reserves a run of free slots of a node, all in one piece: those behind `after` if they are
     /// free, else what is left of a stretch that was begun, else from a place drawn at random.
     fn reserve(&self, after: Option<Frame>, node: Option<u32>) -> Result<Reserved, GrowError> {
-        let mut free = lock(&self.free);
+        let mut free = self.free.lock();
         // Again if what was made was closed at once, since nobody used it yet.
         while *free.count(node) < u64::from(EXTENT) {
             drop(free);
             self.grow(node)?;
-            free = lock(&self.free);
+            free = self.free.lock();
         }
         let follows = after.map(|f| f.0 + 1).filter(|f| f % SEGMENT_PAGES != 0);
         let follows = follows.filter(|&f| free.slots[Frame(f).segment()].contains(Frame(f).slot().into()));
@@ -338,7 +321,7 @@ impl Store {
         let made = matches!(done, Some(Ok(())));
         if !made || took > HUGE_COST {
             let pause = if made { took * HUGE_PAUSE } else { REFUSED };
-            lock(&self.free).no_huge_until = Some(Instant::now() + pause);
+            self.free.lock().no_huge_until = Some(Instant::now() + pause);
         }
         made
     }
@@ -350,7 +333,7 @@ impl Store {
         if slots.is_empty() {
             return;
         }
-        let mut free = lock(&self.free);
+        let mut free = self.free.lock();
         let (at, slot, len) = (Frame(slots.start).segment(), Frame(slots.start).slot().0, slots.end - slots.start);
         if at < free.slots.len() {
             free.slots[at].insert_range(slot.into(), len.into());
@@ -425,7 +408,7 @@ impl Store {
     pub(crate) fn rest(&self, frame: Frame) {
         let reusable = self.with(frame, |s, slot| s.writable && s.refs[slot].load(Acquire) == 0).unwrap_or(false);
         if reusable {
-            lock(&self.free).quarantine.push_back((Instant::now(), frame));
+            self.free.lock().quarantine.push_back((Instant::now(), frame));
         }
     }
 
@@ -442,7 +425,7 @@ impl Store {
     /// Frees slots whose quarantine is over and closes segments without users. Returns those that
     /// were closed.
     pub(crate) fn tidy(&self, now: Instant) -> Vec<SegmentId> {
-        let mut free = lock(&self.free);
+        let mut free = self.free.lock();
         while let Some(&(since, frame)) = free.quarantine.front() {
             if now.duration_since(since) < self.quarantine {
                 break;
@@ -456,7 +439,7 @@ impl Store {
             *free.count(node) += 1;
         }
         let resting: std::collections::HashSet<usize> = free.quarantine.iter().map(|(_, f)| f.segment()).collect();
-        let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
+        let mut segments = self.segments.write();
         let mut closed = Vec::new();
         for at in 0..segments.len() {
             let Some(segment) = &segments[at] else { continue };

@@ -19,7 +19,8 @@ use wire::{PageNo, Run};
 
 use crate::client::Client;
 use crate::client::changes::Log;
-use crate::daemon::service::{Engine, Shared, lock};
+use crate::daemon::service::Engine;
+use crate::world::shared::Shared;
 
 /// How long an agent may take to finish what it was told.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -93,7 +94,7 @@ impl Engine {
         let find = || self.shared.clients().into_iter().find(|client| client.pid == pid);
         find().ok_or(HoldError::NotAClient(pid))?;
         // Under the lock, so that a new connection learns of it or is told.
-        let mut holds = lock(&self.shared.holds);
+        let mut holds = self.shared.holds.lock();
         if !holds.insert(pid) {
             return Err(HoldError::Held(pid));
         }
@@ -137,7 +138,7 @@ impl Shared {
 impl Drop for Hold {
     fn drop(&mut self) {
         // Under the lock, so that a new connection learns of it or is told.
-        let mut holds = lock(&self.shared.holds);
+        let mut holds = self.shared.holds.lock();
         holds.remove(&self.pid);
         let clients = self.shared.set_held(self.pid, false);
         drop(holds);

@@ -6,29 +6,27 @@
 
 mod handshake;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering::*};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::*;
 use std::time::{Duration, Instant};
 
 use kmem::pidfd::PidFd;
 use kmem::seqpacket::Listener;
+use parking_lot::Mutex;
 use rustix::event::epoll;
 use wire::{SegmentId, ToAgent};
 
 use self::handshake::{GREETING_TIME, Greeting};
-use crate::client::{Client, Next, Wish};
+use crate::client::{Client, Next};
 use crate::config::Config;
-use crate::content::domain::{Domain, DomainKey};
-use crate::content::index::{ClientId, Sighting};
-use crate::content::store::Frame;
-use crate::daemon::adopt::{self, StateFile};
+use crate::content::index::ClientId;
 use crate::merge::pass::{self, Scratch};
-use crate::pace::{IN_HAND, Pacer};
 use crate::recycle::{policy, ram};
-use crate::world::queue::Queue;
+use crate::world::shared::Shared;
+use crate::world::state_file::{STATE_FILE, StateFile};
 
 /// When no worker has done anything for so long, another scan begins though the last is not over.
 const STUCK: Duration = Duration::from_secs(2);
@@ -39,84 +37,6 @@ const FAIR_SHARE: usize = 64;
 
 /// The name of the agents' socket in the daemon's directory.
 pub const AGENT_SOCKET: &str = "agent.sock";
-
-/// What the threads share.
-pub(crate) struct Shared {
-    pub(crate) config: Config,
-    pub(crate) queue: Queue<Client>,
-    pub(crate) pacer: Pacer,
-    pub(crate) started: Instant,
-    clients: RwLock<BTreeMap<ClientId, Arc<Client>>>,
-    domains: Mutex<BTreeMap<DomainKey, Arc<Domain>>>,
-    state_file: Mutex<StateFile>,
-    stop: AtomicBool,
-    /// Processes that somebody holds; see `hold`.
-    pub(crate) holds: Mutex<HashSet<i32>>,
-    /// CPU time of agents whose clients are gone, in nanoseconds.
-    pub(crate) buried_cpu_ns: std::sync::atomic::AtomicU64,
-    /// Pages merged by clients that are gone.
-    pub(crate) buried_merged: std::sync::atomic::AtomicU64,
-    /// Pages recycled in clients that are gone.
-    pub(crate) buried_recycled: std::sync::atomic::AtomicU64,
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Shared {
-    pub(crate) fn stopping(&self) -> bool {
-        self.stop.load(Relaxed)
-    }
-
-    pub(crate) fn client(&self, number: ClientId) -> Option<Arc<Client>> {
-        self.clients.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned()
-    }
-
-    pub(crate) fn clients(&self) -> Vec<Arc<Client>> {
-        self.clients.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
-    }
-
-    /// Charges the pacer with what agents have used and have in hand.
-    pub(crate) fn charge_agents(&self) {
-        let (mut cpu, mut in_hand) = (self.buried_cpu_ns.load(Relaxed), 0);
-        for client in self.clients() {
-            let state = client.state();
-            // What a client says of itself: it must not overflow.
-            cpu = cpu.saturating_add(state.totals.agent_cpu_ns);
-            in_hand += if state.connected && state.reported.elapsed() < IN_HAND { state.outstanding } else { 0 };
-        }
-        self.pacer.charge_agents(cpu, in_hand);
-    }
-
-    /// Asks the client of a sighting to use a frame of this content too; it has been counted as a
-    /// user. `false`: nobody is there to ask.
-    pub(crate) fn wish(&self, domain: &Arc<Domain>, there: Sighting, handle: u32, frame: Frame) -> bool {
-        let wish = Wish { region: there.region, page: there.page, handle, frame };
-        let client = self.client(there.client).filter(|client| Arc::ptr_eq(&client.domain, domain));
-        let granted = client.is_some_and(|client| client.wish(wish).is_ok());
-        if !granted {
-            domain.release(frame, false);
-        }
-        granted
-    }
-
-    /// A new client, or the new connection of one that is held.
-    fn add_client(&self, client: &Arc<Client>) {
-        let holds = lock(&self.holds);
-        client.state().held = holds.contains(&client.pid);
-        self.clients.write().unwrap_or_else(PoisonError::into_inner).insert(client.number, client.clone());
-    }
-
-    pub(crate) fn domains(&self) -> Vec<Arc<Domain>> {
-        lock(&self.domains).values().cloned().collect()
-    }
-
-    fn domain(&self, key: DomainKey) -> Arc<Domain> {
-        let mut domains = lock(&self.domains);
-        domains.entry(key.clone()).or_insert_with(|| Arc::new(Domain::new(key, &self.config))).clone()
-    }
-}
 
 /// Why the engine could not start.
 #[derive(Debug, thiserror::Error)]
@@ -155,7 +75,7 @@ struct Service {
     wake: Arc<OwnedFd>,
     greetings: HashMap<u32, Greeting>,
     next_greeting: u32,
-    next_client: ClientId,
+    last_client: ClientId,
     packet: Vec<u8>,
     empty_since: Instant,
     /// When pools are to be looked at.
@@ -188,7 +108,7 @@ impl Engine {
         }
         // Any user may connect: each gets a domain of its own.
         let listener = Listener::bind(&socket, 0o666).map_err(io_error("listen on", &socket))?;
-        let state_file = StateFile::load(&directory).map_err(io_error("read", &directory.join(adopt::STATE_FILE)))?;
+        let state_file = StateFile::load(&directory).map_err(io_error("read", &directory.join(STATE_FILE)))?;
         let errno = |e: rustix::io::Errno| io_error("watch", &socket)(e.into());
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(errno)?;
         let wake =
@@ -198,20 +118,7 @@ impl Engine {
             epoll::add(&epoll, fd, epoll::EventData::new_u64(token), epoll::EventFlags::IN).map_err(errno)?;
         }
         let workers = config.workers();
-        let shared = Arc::new(Shared {
-            pacer: Pacer::new(config.limits()),
-            config,
-            queue: Queue::default(),
-            started: Instant::now(),
-            clients: RwLock::default(),
-            domains: Mutex::default(),
-            state_file: Mutex::new(state_file),
-            stop: AtomicBool::new(false),
-            holds: Mutex::default(),
-            buried_cpu_ns: Default::default(),
-            buried_merged: Default::default(),
-            buried_recycled: Default::default(),
-        });
+        let shared = Arc::new(Shared::new(config, state_file));
         let mut service = Service {
             shared: shared.clone(),
             epoll,
@@ -219,7 +126,7 @@ impl Engine {
             wake: wake.clone(),
             greetings: HashMap::new(),
             next_greeting: 0,
-            next_client: ClientId(0),
+            last_client: ClientId(0),
             packet: vec![0; wire::MAX_MESSAGE],
             empty_since: Instant::now(),
             next_reclaim: None,
@@ -242,10 +149,9 @@ impl Engine {
 
     /// Ends every thread. Merged memory stays merged; clients wait for the next daemon.
     pub fn stop(&self) {
-        self.shared.stop.store(true, Relaxed);
+        self.shared.stop();
         let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
-        self.shared.queue.close();
-        for thread in lock(&self.threads).drain(..) {
+        for thread in self.threads.lock().drain(..) {
             let _ = thread.join();
         }
     }
@@ -398,8 +304,7 @@ impl Service {
         let idle = self.shared.config.exit_when_idle;
         if idle > 0.0 && now.duration_since(self.empty_since).as_secs_f64() >= idle {
             tracing::info!("no client for {idle} s; the daemon ends");
-            self.shared.stop.store(true, Relaxed);
-            self.shared.queue.close();
+            self.shared.stop();
         }
     }
 
@@ -411,7 +316,7 @@ impl Service {
                 all.insert(segment, domain.key.to_string());
             }
         }
-        if let Err(e) = lock(&self.shared.state_file).record(all, closed) {
+        if let Err(e) = self.shared.state_file.lock().record(all, closed) {
             tracing::warn!("cannot write the state file; a restarted daemon could not take this store back: {e}");
         }
     }
@@ -479,7 +384,7 @@ impl Service {
     }
 
     fn bury(&mut self, number: ClientId) {
-        let client = self.shared.clients.write().unwrap_or_else(PoisonError::into_inner).remove(&number);
+        let client = self.shared.remove_client(number);
         if let Some(client) = client {
             self.unwatch(client.conn.as_fd());
             self.unwatch(pidfd_of(&client));

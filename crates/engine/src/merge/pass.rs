@@ -26,9 +26,9 @@ use crate::client::batch::{PlannedRun, Target};
 use crate::client::{Client, Wish, pinned_reason};
 use crate::content::index::{ClientId, Place, Seen, Sighting};
 use crate::content::store::{Cursor, GrowError};
-use crate::daemon::service::Shared;
 use crate::ledger::{Entry, Region};
 use crate::merge::plan::{Plan, Row, Stretch};
+use crate::world::shared::Shared;
 
 mod read;
 
@@ -49,8 +49,6 @@ const BATCH_RUNS: usize = 1024;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// From so many neighbours of one content on, replicas are worth their memory.
 const STRETCH: u32 = 16;
-/// Pages that were put off are tried again every so many scans.
-pub(crate) const RETRY_SCANS: u64 = 16;
 
 /// Why a turn ended early; all but `Fatal` are part of life.
 enum Stop {
@@ -156,11 +154,7 @@ fn begin_period(shared: &Shared, client: &Client) -> bool {
         state.rested = std::time::Instant::now();
         state.regions.values_mut().for_each(Region::end_rest);
     }
-    if state.totals.full_scans.is_multiple_of(RETRY_SCANS) {
-        state.min_run = if state.maps_bound { state.min_run } else { 1 };
-        state.maps_bound = false;
-        state.regions.values_mut().for_each(Region::retry_deferred);
-    }
+    state.retry_deferred();
     shared.pacer.found(state.regions.values().map(Region::due).sum());
     true
 }

@@ -4,7 +4,7 @@
 use wire::{MAX_BATCH_PAGES, PageNo, RegionId, Run, Slot};
 
 use crate::client::batch::{PlannedRun, Target};
-use crate::content::store::Frame;
+use crate::content::frame::Frame;
 
 /// Pages guessed at a time, first and most.
 pub(crate) const GUESSES: std::ops::RangeInclusive<u32> = 64..=512;

@@ -12,7 +12,7 @@ use wire::ToAgent;
 
 use crate::client::Client;
 use crate::client::recycling::Recycling;
-use crate::daemon::service::Shared;
+use crate::world::shared::Shared;
 
 /// An agent that has not answered for this long is asked again.
 const PATIENCE: Duration = Duration::from_secs(10);

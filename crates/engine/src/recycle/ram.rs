@@ -13,9 +13,9 @@ use wire::recycle::Extent;
 use wire::{PageNo, RegionId, Run, ToAgent};
 
 use crate::client::Client;
-use crate::daemon::service::Shared;
 use crate::ledger::Region;
 use crate::recycle::qmp::{self, QmpError};
+use crate::world::shared::Shared;
 
 /// Why RAM that QEMU has is not recycled.
 const UNMANAGED: &str = "none of it is memory that the agent manages. RAM that other processes map (share=on, as vhost-user and virtiofsd \

@@ -11,8 +11,8 @@ use control::{ClientMetrics, ClientStatus, DomainMetrics, DomainStatus, HostMetr
 use crate::client::recycling::Recycling;
 use crate::client::{Client, State};
 use crate::content::domain::Domain;
-use crate::daemon::service::{Engine, Shared};
-use crate::merge::pass::RETRY_SCANS;
+use crate::daemon::service::Engine;
+use crate::world::shared::Shared;
 
 /// Bytes of kernel memory for one mapping (`vm_area_struct`), measured.
 const MAPPING_BYTES: i64 = 225;
@@ -100,7 +100,7 @@ fn client_status(client: &Client, state: &State) -> ClientStatus {
         pages_differed_total: state.totals.differed,
         full_scans: state.totals.full_scans,
         mappings: state.maps,
-        max_map_count_binds: state.left_out.is_some_and(|scan| scan + 2 * RETRY_SCANS >= state.totals.full_scans),
+        max_map_count_binds: state.is_short_of_maps(),
         window_max_us: state.totals.window_max_ns / 1000,
         agent_cpu_seconds: state.totals.agent_cpu_ns as f64 / 1e9,
         ..ClientMetrics::default()

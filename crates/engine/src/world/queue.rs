@@ -5,8 +5,10 @@
 //! gets that one, whatever was asked besides.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::*};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use parking_lot::{Condvar, Mutex};
 
 /// A turn was asked for.
 const ASKED: u32 = 1;
@@ -51,19 +53,19 @@ impl<C: TakesTurns> Queue<C> {
     }
 
     fn push(&self, client: Arc<C>) {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).clients.push_back(client);
+        self.waiting.lock().clients.push_back(client);
         self.more.notify_one();
     }
 
     /// Ends the workers.
     pub(crate) fn close(&self) {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).closed = true;
+        self.waiting.lock().closed = true;
         self.more.notify_all();
     }
 
     /// The next client and whether to scan it; waits. `None`: the queue is closed.
     pub(crate) fn take(&self) -> Option<(Arc<C>, bool)> {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.waiting.lock();
         loop {
             if waiting.closed {
                 return None;
@@ -76,14 +78,14 @@ impl<C: TakesTurns> Queue<C> {
                 }
                 return Some((client, scan));
             }
-            waiting = self.more.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+            self.more.wait(&mut waiting);
         }
     }
 
     /// Gives the caller a turn of `client` at once, also if it waits for one, which it still gets
     /// afterwards. `false`: another worker has it.
     pub(crate) fn claim(&self, client: &Arc<C>) -> bool {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.waiting.lock();
         if client.turns().fetch_or(BUSY, AcqRel) & BUSY != 0 {
             let Some(at) = waiting.clients.iter().position(|other| Arc::ptr_eq(other, client)) else { return false };
             waiting.clients.remove(at);
@@ -97,12 +99,12 @@ impl<C: TakesTurns> Queue<C> {
         if client.turns().compare_exchange(BUSY, 0, AcqRel, Acquire).is_err() {
             self.push(client);
         }
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).turns -= 1;
+        self.waiting.lock().turns -= 1;
     }
 
     /// Whether no client waits for a turn or has one.
     pub(crate) fn is_idle(&self) -> bool {
-        let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let waiting = self.waiting.lock();
         waiting.clients.is_empty() && waiting.turns == 0
     }
 }

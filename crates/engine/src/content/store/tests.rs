@@ -60,7 +60,7 @@ fn pieces_are_filled_whole_whether_there_are_huge_pages_or_not() {
         let mut cursor = Cursor::new(&store, None);
         cursor.put(&page(0), 1).unwrap();
         // As if the kernel had none.
-        let refuse = || lock(&store.free).no_huge_until = refused.then(|| Instant::now() + REFUSED);
+        let refuse = || store.free.lock().no_huge_until = refused.then(|| Instant::now() + REFUSED);
         refuse();
         let mut frames: Vec<u32> = Vec::new();
         for i in 0..4 * HUGE {
@@ -92,7 +92,7 @@ fn pieces_are_filled_whole_whether_there_are_huge_pages_or_not() {
 fn what_was_expected_becomes_frames_only_when_it_is_asked_for() {
     let store = store();
     // As if the kernel had no huge pages.
-    lock(&store.free).no_huge_until = Some(Instant::now() + REFUSED);
+    store.free.lock().no_huge_until = Some(Instant::now() + REFUSED);
     let mut cursor = Cursor::new(&store, None);
     // Where the first stretch begins is drawn at random; the one behind it begins a piece.
     let mut others = 0;
@@ -149,7 +149,7 @@ fn a_frame_that_is_left_once_too_often_is_never_used_again() {
     assert!(store.unref(frame).is_some() && store.unref(frame).is_none());
     store.rest(frame);
     assert!(!store.try_ref(frame) && store.users(frame) == 0);
-    assert_eq!((store.usage().pinned, lock(&store.free).quarantine.len()), (1, 0));
+    assert_eq!((store.usage().pinned, store.free.lock().quarantine.len()), (1, 0));
     // Not even if it should be taken for free.
     store.give_slots_back(frame.0..frame.0 + 1, 0);
     let mut cursor = Cursor::new(&store, None);
@@ -185,7 +185,7 @@ fn a_frame_without_users_cannot_be_taken_and_rests_before_reuse() {
     assert!(!store.try_ref(frame), "no way back");
     store.rest(frame);
     assert!(store.tidy(Instant::now()).is_empty(), "the segment waits for the quarantine");
-    assert_eq!(*lock(&store.free).count(None), u64::from(SEGMENT_PAGES) - 1);
+    assert_eq!(*store.free.lock().count(None), u64::from(SEGMENT_PAGES) - 1);
     assert_eq!(store.tidy(Instant::now() + Duration::from_secs(61)).len(), 1, "then it goes");
     assert_eq!(store.usage().segments, 0);
 }
@@ -200,7 +200,7 @@ fn a_pinned_frame_is_never_reused_but_goes_with_its_segment() {
     assert!(store.unref(pinned).is_some());
     store.rest(pinned);
     store.tidy(Instant::now() + Duration::from_secs(61));
-    assert!(!lock(&store.free).slots[pinned.segment()].contains(pinned.slot().into()));
+    assert!(!store.free.lock().slots[pinned.segment()].contains(pinned.slot().into()));
     assert!(store.unref(other).is_some());
     store.rest(other);
     assert_eq!(store.tidy(Instant::now() + Duration::from_secs(61)).len(), 1);
@@ -224,7 +224,7 @@ fn slots_that_were_not_used_come_back() {
     let mut cursor = Cursor::new(&store, None);
     cursor.put(&page(1), 1).unwrap();
     drop(cursor);
-    assert_eq!(*lock(&store.free).count(None), u64::from(SEGMENT_PAGES) - 1);
+    assert_eq!(*store.free.lock().count(None), u64::from(SEGMENT_PAGES) - 1);
 }
 
 #[test]
@@ -262,7 +262,7 @@ fn each_node_has_segments_of_its_own() {
     let segments = nodes.map(|node| {
         let frames: Vec<Frame> = (0..5).map(|i| Cursor::new(&store, node).put(&page(i), 1).unwrap()).collect();
         assert!(frames.iter().all(|&frame| store.node(frame) == node && frame.segment() == frames[0].segment()));
-        assert_eq!(*lock(&store.free).count(node), u64::from(SEGMENT_PAGES) - 5);
+        assert_eq!(*store.free.lock().count(node), u64::from(SEGMENT_PAGES) - 5);
         for &frame in &frames {
             store.unref(frame).unwrap();
             store.rest(frame);
@@ -271,7 +271,7 @@ fn each_node_has_segments_of_its_own() {
     });
     assert!(segments[0] != segments[1] && segments[1] != segments[2] && segments[2] != segments[0]);
     assert_eq!(store.tidy(Instant::now()).len(), 3, "nobody uses them");
-    assert!(nodes.iter().all(|&node| *lock(&store.free).count(node) == 0));
+    assert!(nodes.iter().all(|&node| *store.free.lock().count(node) == 0));
     let frame = Cursor::new(&store, Some(1)).put(&page(9), 1).unwrap();
     assert_eq!((store.node(frame), store.segment_ids().len()), (Some(1), 1), "in the place of another node's segment");
 }

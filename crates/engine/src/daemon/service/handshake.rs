@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kmem::memfd::{self, SharedMap};
@@ -11,10 +11,10 @@ use kmem::pagemap::Pagemap;
 use kmem::seqpacket::{Conn, Peer};
 use wire::{RegionId, SegmentId, ToAgent, ToDaemon};
 
-use super::{CLIENT, FAIR_SHARE, GREETING, PROCESS, Service, lock, pidfd_of};
+use super::{CLIENT, FAIR_SHARE, GREETING, PROCESS, Service, pidfd_of};
 use crate::client::{Client, Identity, add_region};
 use crate::content::domain::{Domain, DomainKey};
-use crate::content::index::{ClientId, MAX_CLIENTS};
+use crate::content::index::MAX_CLIENTS;
 use crate::daemon::adopt;
 
 /// Most connections that have not introduced themselves yet.
@@ -114,9 +114,10 @@ impl Service {
             Ok(control) => control,
             Err(e) => return refuse(&greeting.conn, format!("no control page: {e}")),
         };
-        let Some(number) = self.free_number() else {
+        let Some(number) = self.shared.free_number(self.last_client) else {
             return refuse(&greeting.conn, format!("there are {MAX_CLIENTS} clients"));
         };
+        self.last_client = number;
         let domain = self.shared.domain(key);
         let held = self.adopt_segments(&domain, pid, greeting.held);
         let identity = Identity {
@@ -156,7 +157,7 @@ impl Service {
     }
 
     fn adopt_segments(&self, domain: &Domain, pid: i32, held: Vec<(SegmentId, OwnedFd)>) -> HashSet<SegmentId> {
-        let state_file = lock(&self.shared.state_file);
+        let state_file = self.shared.state_file.lock();
         let mut known = HashSet::new();
         for (segment, fd) in held {
             let genuine = memfd::identity(fd.as_fd()).is_ok_and(|id| id.ino == segment)
@@ -178,17 +179,6 @@ impl Service {
             }
         }
         known
-    }
-
-    fn free_number(&mut self) -> Option<ClientId> {
-        let clients = self.shared.clients.read().unwrap_or_else(PoisonError::into_inner);
-        for _ in 0..MAX_CLIENTS {
-            self.next_client = ClientId((self.next_client.0 + 1) % MAX_CLIENTS);
-            if !clients.contains_key(&self.next_client) {
-                return Some(self.next_client);
-            }
-        }
-        None
     }
 }
 

@@ -1,0 +1,127 @@
+//! What all threads of the engine share.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use std::time::Instant;
+
+use parking_lot::{Mutex, RwLock};
+
+use crate::client::{Client, Wish};
+use crate::config::Config;
+use crate::content::domain::{Domain, DomainKey};
+use crate::content::frame::Frame;
+use crate::content::index::{ClientId, MAX_CLIENTS, Sighting};
+use crate::pace::{IN_HAND, Pacer};
+use crate::world::queue::Queue;
+use crate::world::state_file::StateFile;
+
+/// What the threads share.
+pub(crate) struct Shared {
+    pub(crate) config: Config,
+    pub(crate) queue: Queue<Client>,
+    pub(crate) pacer: Pacer,
+    pub(crate) started: Instant,
+    clients: RwLock<BTreeMap<ClientId, Arc<Client>>>,
+    domains: Mutex<BTreeMap<DomainKey, Arc<Domain>>>,
+    pub(crate) state_file: Mutex<StateFile>,
+    stop: AtomicBool,
+    /// Processes that somebody holds; see `hold`.
+    pub(crate) holds: Mutex<HashSet<i32>>,
+    /// CPU time of agents whose clients are gone, in nanoseconds.
+    pub(crate) buried_cpu_ns: AtomicU64,
+    /// Pages merged by clients that are gone.
+    pub(crate) buried_merged: AtomicU64,
+    /// Pages recycled in clients that are gone.
+    pub(crate) buried_recycled: AtomicU64,
+}
+
+impl Shared {
+    pub(crate) fn new(config: Config, state_file: StateFile) -> Self {
+        Self {
+            pacer: Pacer::new(&config),
+            config,
+            queue: Queue::default(),
+            started: Instant::now(),
+            clients: RwLock::default(),
+            domains: Mutex::default(),
+            state_file: Mutex::new(state_file),
+            stop: AtomicBool::new(false),
+            holds: Mutex::default(),
+            buried_cpu_ns: AtomicU64::default(),
+            buried_merged: AtomicU64::default(),
+            buried_recycled: AtomicU64::default(),
+        }
+    }
+
+    /// Ends every thread.
+    pub(crate) fn stop(&self) {
+        self.stop.store(true, Relaxed);
+        self.queue.close();
+    }
+
+    /// Whether the threads are to end.
+    pub(crate) fn stopping(&self) -> bool {
+        self.stop.load(Relaxed)
+    }
+
+    pub(crate) fn client(&self, number: ClientId) -> Option<Arc<Client>> {
+        self.clients.read().get(&number).cloned()
+    }
+
+    pub(crate) fn clients(&self) -> Vec<Arc<Client>> {
+        self.clients.read().values().cloned().collect()
+    }
+
+    /// Charges the pacer with what agents have used and have in hand.
+    pub(crate) fn charge_agents(&self) {
+        let (mut cpu, mut in_hand) = (self.buried_cpu_ns.load(Relaxed), 0);
+        for client in self.clients() {
+            let state = client.state();
+            // What a client says of itself: it must not overflow.
+            cpu = cpu.saturating_add(state.totals.agent_cpu_ns);
+            in_hand += if state.connected && state.reported.elapsed() < IN_HAND { state.outstanding } else { 0 };
+        }
+        self.pacer.charge_agents(cpu, in_hand);
+    }
+
+    /// Asks the client of a sighting to use a frame of this content too; it has been counted as a
+    /// user. `false`: nobody is there to ask.
+    pub(crate) fn wish(&self, domain: &Arc<Domain>, there: Sighting, handle: u32, frame: Frame) -> bool {
+        let wish = Wish { region: there.region, page: there.page, handle, frame };
+        let client = self.client(there.client).filter(|client| Arc::ptr_eq(&client.domain, domain));
+        let granted = client.is_some_and(|client| client.wish(wish).is_ok());
+        if !granted {
+            domain.release(frame, false);
+        }
+        granted
+    }
+
+    /// A new client, or the new connection of one that is held.
+    pub(crate) fn add_client(&self, client: &Arc<Client>) {
+        let holds = self.holds.lock();
+        client.state().held = holds.contains(&client.pid);
+        self.clients.write().insert(client.number, client.clone());
+    }
+
+    /// Takes a client out.
+    pub(crate) fn remove_client(&self, number: ClientId) -> Option<Arc<Client>> {
+        self.clients.write().remove(&number)
+    }
+
+    /// The first number behind `last` that no client has.
+    pub(crate) fn free_number(&self, last: ClientId) -> Option<ClientId> {
+        let clients = self.clients.read();
+        (1..=MAX_CLIENTS).map(|i| ClientId((last.0 + i) % MAX_CLIENTS)).find(|number| !clients.contains_key(number))
+    }
+
+    pub(crate) fn domains(&self) -> Vec<Arc<Domain>> {
+        self.domains.lock().values().cloned().collect()
+    }
+
+    /// The domain of this name, made if it is missing.
+    pub(crate) fn domain(&self, key: DomainKey) -> Arc<Domain> {
+        let mut domains = self.domains.lock();
+        domains.entry(key.clone()).or_insert_with(|| Arc::new(Domain::new(key, &self.config))).clone()
+    }
+}

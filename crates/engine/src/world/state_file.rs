@@ -1,0 +1,97 @@
+//! The state file: which segments daemons of this directory have made, so that a restarted daemon
+//! takes back no others.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use wire::SegmentId;
+
+/// Name of the state file in the daemon's directory.
+pub(crate) const STATE_FILE: &str = "segments";
+
+/// The segments that daemons of this directory have made: one `INODE DOMAIN` a line.
+pub(crate) struct StateFile {
+    path: PathBuf,
+    known: BTreeMap<SegmentId, String>,
+    written: BTreeMap<SegmentId, String>,
+    /// Made by earlier daemons.
+    earlier: BTreeSet<SegmentId>,
+}
+
+impl StateFile {
+    pub(crate) fn load(directory: &Path) -> std::io::Result<Self> {
+        let path = directory.join(STATE_FILE);
+        let text = match std::fs::read_to_string(&path) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
+            other => other?,
+        };
+        // A line that is no segment is dropped: at worst a segment is not taken back.
+        let known: BTreeMap<_, _> = text
+            .lines()
+            .filter_map(|line| line.split_once(' '))
+            .filter_map(|(inode, domain)| Some((inode.parse().ok()?, domain.to_string())))
+            .collect();
+        Ok(Self { path, written: known.clone(), earlier: known.keys().copied().collect(), known })
+    }
+
+    pub(crate) fn knows(&self, segment: SegmentId, domain: &str) -> bool {
+        self.known.get(&segment).is_some_and(|d| d == domain)
+    }
+
+    /// Writes down the segments there are now, without those that this daemon made and closed:
+    /// nobody has anything to hand back of them, and their numbers may come again. Those that
+    /// earlier daemons made stay known: their holders may come yet.
+    pub(crate) fn record(&mut self, now: BTreeMap<SegmentId, String>, closed: &[SegmentId]) -> std::io::Result<()> {
+        let Self { known, earlier, .. } = self;
+        known.retain(|segment, _| earlier.contains(segment) || !closed.contains(segment));
+        self.known.extend(now);
+        if self.known == self.written {
+            return Ok(());
+        }
+        let mut text = String::new();
+        for (segment, domain) in &self.known {
+            text += &format!("{segment} {domain}\n");
+        }
+        let new = self.path.with_extension("new");
+        use std::os::unix::fs::OpenOptionsExt;
+        let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+        file.write_all(text.as_bytes())?;
+        std::fs::rename(&new, &self.path)?;
+        self.written = self.known.clone();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_state_file_remembers_what_daemons_made() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut first = StateFile::load(directory.path()).unwrap();
+        first.record(BTreeMap::from([(7, "a b".to_string())]), &[]).unwrap();
+        let mut second = StateFile::load(directory.path()).unwrap();
+        assert!(second.knows(7, "a b"));
+        assert!(!second.knows(7, "a"), "another domain");
+        assert!(!second.knows(8, "a b"));
+        second.record(BTreeMap::from([(9, "c".to_string())]), &[]).unwrap();
+        let mut third = StateFile::load(directory.path()).unwrap();
+        assert!(third.knows(7, "a b") && third.knows(9, "c"));
+        third.record(BTreeMap::from([(11, "d".to_string())]), &[]).unwrap();
+        third.record(BTreeMap::new(), &[7, 11]).unwrap();
+        let fourth = StateFile::load(directory.path()).unwrap();
+        assert!(fourth.knows(7, "a b") && fourth.knows(9, "c"), "made by earlier daemons");
+        assert!(!fourth.knows(11, "d"), "made and closed");
+    }
+
+    #[test]
+    fn a_damaged_state_file_loses_only_the_damaged_lines() {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join(STATE_FILE), "7 a\nnonsense\n-1 b\n8 c\n").unwrap();
+        let state = StateFile::load(directory.path()).unwrap();
+        assert!(state.knows(7, "a") && state.knows(8, "c"));
+        assert_eq!(state.known.len(), 2);
+    }
+}

@@ -1,4 +1,4 @@
-//! What can go wrong, one enum for each group of operations.
+//! Errors: one enum for each group of operations.
 
 use std::fmt;
 use std::io;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use crate::MediaClass;
 
-/// What an error or a finding is about.
+/// The object of an error or a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Object {
     /// The superblock of a class.
@@ -33,11 +33,11 @@ impl fmt::Display for Object {
     }
 }
 
-/// Bytes that are not what was written.
+/// Bytes that differ from what was written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{object} is damaged at byte {offset}: {what}")]
 pub struct Damage {
-    /// Whose bytes.
+    /// The damaged object.
     pub object: Object,
     /// The first of them, counted from the start of the object.
     pub offset: u64,
@@ -51,7 +51,7 @@ pub struct Damage {
 pub struct IoError {
     operation: &'static str,
     name: String,
-    /// Not a `source`: who prints the chain would print it twice.
+    /// Not a `source`: printing the chain would print it twice.
     cause: io::Error,
 }
 
@@ -74,7 +74,7 @@ impl IoError {
     }
 }
 
-/// Turns a failed system call into an [`IoError`] that says what was tried on what.
+/// Turns a failed system call into an [`IoError`] that names the operation and the file.
 pub(crate) trait During<T> {
     fn during(self, operation: &'static str, name: impl fmt::Display) -> Result<T, IoError>;
 }
@@ -116,7 +116,7 @@ pub enum PoolError {
         /// Ours.
         known: u32,
     },
-    /// Metadata were lost. The salvage option opens what is left for reading.
+    /// Metadata were lost. The salvage option opens the rest for reading.
     #[error("{0}; open it with the salvage option to read what is left")]
     Damaged(#[from] Damage),
     /// The class is not where the metadata say.
@@ -133,7 +133,7 @@ pub enum PoolError {
     /// The pool was opened for reading.
     #[error("the pool was opened for reading only")]
     ReadOnly,
-    /// A sync failed earlier: what is on the media is unknown.
+    /// A sync failed earlier: the media's contents are unknown.
     #[error("an earlier write to the metadata failed, so their state is unknown; close the pool and open it again")]
     Failed,
     /// A name that cannot be.
@@ -158,7 +158,7 @@ pub enum ObjectError {
         /// Bytes wanted.
         bytes: u64,
     },
-    /// The bytes on the media are not what was written.
+    /// The bytes on the media differ from what was written.
     #[error(transparent)]
     Damaged(#[from] Damage),
     /// No such object, or not committed, or deleted.
@@ -175,7 +175,7 @@ pub enum ObjectError {
         /// By how many maps.
         times: u32,
     },
-    /// Somebody has it open.
+    /// Another handle has it open.
     #[error("{0} is open; close it first")]
     Open(Object),
     /// More than it was allocated for.
@@ -221,7 +221,7 @@ impl From<ObjectError> for PoolError {
     }
 }
 
-/// Why a map cannot be made, or its pages not be had.
+/// Why a map cannot be made, or its pages cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum MapError {
     /// An mblock of the list, or its data.

@@ -1,4 +1,4 @@
-//! What opening or checking a pool found.
+//! Findings of opening or checking a pool.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -6,17 +6,17 @@ use std::path::PathBuf;
 use crate::MediaClass;
 use crate::error::{Damage, Object};
 
-/// Something that is not as it should be.
+/// A difference between a pool and what it should be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finding {
-    /// Bytes that are not what was written.
+    /// Bytes that differ from what was written.
     Damage {
         /// Where.
         damage: Damage,
         /// Whether it was put right; nothing was lost then.
         repaired: bool,
     },
-    /// A log ended in something unfinished, as after a crash. Nobody was told that it was safe.
+    /// A log ended in something unfinished, as after a crash. It was never acknowledged as durable.
     TornTail {
         /// The log.
         object: Object,

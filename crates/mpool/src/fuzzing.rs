@@ -1,5 +1,5 @@
-//! What fuzzing and the tests of decoders call: every decoder of the on-disk format, and pools
-//! whose files were damaged.
+//! For fuzzing and the tests of decoders: every decoder of the on-disk format, and pools with
+//! damaged files.
 
 use std::path::Path;
 
@@ -10,8 +10,8 @@ use crate::disk::superblock::{self, Superblock};
 use crate::error::Object;
 use crate::{Access, Allocation, BLOCK, MediaClass, OpenOptions, Pool};
 
-/// Gives the bytes to every decoder. None may panic or loop; what one accepts must be what is
-/// written for it.
+/// Gives the bytes to every decoder. None may panic or loop. Encoding an accepted value must give
+/// the same bytes.
 ///
 /// # Panics
 ///
@@ -21,7 +21,7 @@ pub fn decode_all(bytes: &[u8]) {
         assert_eq!(found.encode()[..], bytes[..superblock::LEN], "what passes is what is written");
     }
     let _ = log::decode_header(bytes, 0);
-    // And with the checksums put right, so that what is behind them is reached.
+    // Also with correct checksums, so that the code behind them is reached.
     let mut block = bytes.to_vec();
     block.resize(BLOCK, 0);
     block[..8].copy_from_slice(b"PGONEPL1");
@@ -42,7 +42,7 @@ pub fn decode_all(bytes: &[u8]) {
 }
 
 /// Writes these as the metadata of a pool that has a name, a capacity class and a root MDC, in
-/// frames that are whole: only what they say can be wrong.
+/// frames that are whole: only their contents can be wrong.
 ///
 /// # Panics
 ///
@@ -71,8 +71,8 @@ pub fn write_metadata(directory: &Path, payloads: &[&[u8]]) {
     std::fs::write(directory.join("meta-0"), [header, frames].concat()).expect("metadata can be written");
 }
 
-/// Opens a pool, however damaged its files are, reads all that is there, and checks it. Errors are
-/// right, panics are not.
+/// Opens a pool with damaged files, reads all its objects, and checks it. Errors are right, panics
+/// are not.
 pub fn use_pool(directory: &Path) {
     for salvage in [false, true] {
         let access = if salvage { Access::Shared } else { Access::Exclusive };

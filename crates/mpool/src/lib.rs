@@ -12,18 +12,17 @@
 //!
 //! In each class's directory: `superblock`; `data`, a sparse file of all mblocks of the class, each
 //! with its checksums behind it; `mlog-ID` and `mdc-ID-{0,1}`. In the capacity class also `meta-0`
-//! and `meta-1`, the MDC that says which objects there are; what it does not say does not exist.
-//! So:
+//! and `meta-1`: the MDC that lists the objects. Anything that it does not list does not exist. So:
 //!
 //! - **Commit** is: data synced, then a record appended to the metadata and synced. A crash leaves
 //!   all of an mblock or nothing.
-//! - **Space** is what the metadata leave over; nothing can be lost, since nothing is written down.
+//! - **Free space** is all space without a listed object. It is not stored, so it cannot be lost.
 //! - **A damaged metadata record** has a copy beside it. A torn tail is cut, damage is reported
 //!   (module `frame`).
 //! - **Data** are checked block by block when they are read: through [`Mblock::read`], into a map,
 //!   and by [`Pool::check`].
 //!
-//! After a failed sync nothing more is written: what is on the media is unknown until the pool is
+//! After a failed sync nothing more is written: the media's contents are unknown until the pool is
 //! opened again.
 //!
 //! ```
@@ -82,5 +81,5 @@ pub use pool::{OpenOptions, Pool, PoolProps, Usage};
 pub const BLOCK: usize = 4096;
 const _: () = assert!(BLOCK == kmem::PAGE_SIZE);
 
-/// The MDC that every pool has for what its user wants to find again.
+/// The MDC that every pool has, for its user's own catalogue.
 pub const ROOT_MDC: u64 = 1;

@@ -3,10 +3,10 @@
 //! The mblocks of a map lie one behind the other, each from a page boundary on, in one [`window`].
 //! Pages are loaded when they are asked for ([`McacheMap::get`], [`McacheMap::get_pages`],
 //! [`McacheMap::advise`]): then the caller's own thread reads them, with no fault at all. Or when
-//! they are touched: then a thread of the [`Mcache`] reads them while the toucher waits.
+//! they are touched: then a thread of the [`Mcache`] reads them while the touching thread waits.
 //!
-//! What is resident is a bit for each page; how often a page was used lately is a byte, its *heat*.
-//! Both cover the whole map, so a page's past is still known when it comes back.
+//! A bit for each page says whether it is resident; a byte, its *heat*, how often it was used
+//! lately. Both cover the whole map, so a page's past is still known when it comes back.
 
 pub(crate) mod cache;
 mod core;
@@ -30,10 +30,10 @@ use fill::Loader;
 use state::{Advice, HUGE_PAGES, MapState, Placed, Temperature, hold, release};
 use window::{Window, zeroed_u8, zeroed_u64};
 
-/// A map. Dropping it unmaps it; what was borrowed from it cannot outlive it.
+/// A map. Dropping it unmaps it; borrowed slices cannot outlive it.
 ///
 /// A page that cannot be read, or does not match its checksum, is an error of the `get` functions;
-/// who just touches it gets `SIGBUS`, as with a mapped file. A child of `fork(2)` does not have the
+/// touching it raises `SIGBUS`, as with a mapped file. A child of `fork(2)` does not have the
 /// mapping.
 ///
 /// ```compile_fail
@@ -220,7 +220,7 @@ impl McacheMap {
     ///
     /// # Errors
     ///
-    /// `Outside`; for `WillNeed` as [`McacheMap::get`].
+    /// `Outside`; for `WillNeed` those of [`McacheMap::get`].
     pub fn advise(&self, index: usize, offset: u64, len: u64, advice: Advice) -> Result<(), MapError> {
         let placed = self.placed(index, offset, len)?;
         let (first, end) = ((offset / BLOCK as u64) as usize, checksum::blocks(offset + len) as usize);
@@ -256,7 +256,7 @@ impl McacheMap {
 impl Drop for McacheMap {
     fn drop(&mut self) {
         self.handle.core.remove(&self.inner);
-        // Here, not when the last thread of the cache has let go: from now on the mblocks can be deleted.
+        // Here, not when the last thread of the cache is done: from now on the mblocks can be deleted.
         release(&self.inner.placed);
     }
 }

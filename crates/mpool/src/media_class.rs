@@ -1,19 +1,19 @@
-//! Media classes: what kind of medium objects lie on.
+//! Media classes: the kinds of medium that objects lie on.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// What kind of medium: each is a directory, usually on a device of its own.
+/// A kind of medium. Each is a directory, usually on a device of its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum MediaClass {
     /// Large. Every pool has it; it holds the metadata.
     #[default]
     Capacity = 0,
-    /// Fast, for what is young or hot.
+    /// Fast, for young or hot objects.
     Staging = 1,
-    /// Persistent memory, or a `tmpfs` for what may be lost when the host stops.
+    /// Persistent memory, or a `tmpfs` for objects that may be lost when the host stops.
     Memory = 2,
 }
 

@@ -1,4 +1,5 @@
-//! What a pool holds: media classes, the metadata that say which objects there are, and the objects.
+//! What a pool holds: media classes, the metadata that say which objects there are, and the
+//! objects.
 
 pub(crate) mod class;
 pub(crate) mod handle;

@@ -32,12 +32,12 @@ use directory::{create_class, read_superblock, refuse_others_data};
 pub struct OpenOptions {
     /// Alone or with others.
     pub access: Access,
-    /// Opens what is left of a pool whose metadata lost records, or a class. Implies
+    /// Opens the rest of a pool that lost metadata records, or a class. Implies
     /// [`Access::Shared`].
     pub salvage: bool,
 }
 
-/// What a pool is.
+/// The properties of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolProps {
     /// Its name.
@@ -52,7 +52,7 @@ pub struct PoolProps {
     pub access: Access,
 }
 
-/// What a pool holds.
+/// The contents of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Usage {
     /// Of each class.
@@ -90,11 +90,11 @@ impl Pool {
         Self::create_on(Arc::new(Disk), path, name)
     }
 
-    /// As [`Pool::create`], on a storage of the caller's.
+    /// Creates a pool as [`Pool::create`] does, on the given storage.
     ///
     /// # Errors
     ///
-    /// As [`Pool::create`].
+    /// Those of [`Pool::create`].
     pub fn create_on(storage: Arc<dyn Storage>, path: &Path, name: &str) -> Result<Self, PoolError> {
         registry::check_name(name)?;
         let medium = storage.directory(path, true).during("making", path.display())?;
@@ -104,7 +104,7 @@ impl Pool {
             None => refuse_others_data(&*medium),
         };
         is_free()?;
-        // Two that make a pool in the same directory: one is first.
+        // Two programs may create a pool in the same directory: the lock decides.
         let lock = medium.open(superblock::NAME, Open { create: true, ..Open::default() });
         let lock = lock.during("creating the superblock in", path.display())?;
         if !lock.lock(true).during("locking", path.display())? {
@@ -137,7 +137,7 @@ impl Pool {
         Ok(self.inner.meta().commit(&[Record::Name(name.into())], false)?)
     }
 
-    /// What it is.
+    /// Its properties.
     pub fn props(&self) -> PoolProps {
         let Superblock { version, pool: uuid, created, .. } = self.inner.superblock;
         PoolProps { name: self.inner.meta().tables.name.clone(), uuid, created, version, access: self.inner.access }
@@ -148,12 +148,12 @@ impl Pool {
         &self.inner.path
     }
 
-    /// What opening it found.
+    /// The findings of opening it.
     pub fn findings(&self) -> &[Finding] {
         &self.inner.findings
     }
 
-    /// What it holds.
+    /// Its contents.
     ///
     /// # Errors
     ///
@@ -173,7 +173,7 @@ impl Pool {
             };
             classes.push(ClassUsage {
                 class,
-                // Where it was found, which is not what the metadata say when a pool was moved.
+                // Where it was found: the metadata name another place when the pool was moved.
                 path: open.as_ref().map_or_else(|| path.clone(), |open| open.medium.path().into()),
                 present: open.is_some(),
                 direct_io: open.is_some_and(|c| c.data.is_direct()),

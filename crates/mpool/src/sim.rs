@@ -1,6 +1,6 @@
 //! A storage for tests that behaves as badly as the interface allows.
 //!
-//! Files live in memory. What was not synced is lost at a [`Sim::crash`], or not, or in part (512
+//! Files live in memory. Unsynced data are lost at a [`Sim::crash`], or kept, or lost in part (512
 //! bytes at a time), in any order; names too. Any operation can be made to fail once, to tear, to
 //! find the medium full, or to be the last one before the power goes.
 
@@ -122,7 +122,7 @@ struct World {
 }
 
 impl World {
-    /// Counts an operation; what is to go wrong with it.
+    /// Counts an operation. Gives the fault that it meets.
     fn step(&mut self, takes_space: bool) -> io::Result<Option<Fault>> {
         let number = self.operations;
         self.operations += 1;
@@ -188,7 +188,7 @@ impl Sim {
         (world.fault, world.full) = (None, false);
     }
 
-    /// What the power going now may leave. Handles of the old storage go on working on the old one.
+    /// The contents that a power loss now may leave. Handles of the old storage keep working on it.
     pub(crate) fn crash(&self, random: &mut Random) -> Sim {
         let old = self.world();
         let mut new = World { next: old.next, ..World::default() };

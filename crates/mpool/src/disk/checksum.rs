@@ -17,7 +17,7 @@ pub(crate) fn of_block(id: u64, block: u64, data: &[u8]) -> u32 {
     crc32c::crc32c_append(seed(id, block), data)
 }
 
-/// Adds those of whole blocks, the first of which is the next one of the table.
+/// Adds the checksums of whole blocks; the first block is the next one of the table.
 pub(crate) fn extend(table: &mut Vec<u32>, id: u64, data: &[u8]) {
     for block in data.chunks_exact(BLOCK) {
         table.push(of_block(id, table.len() as u64, block));

@@ -18,10 +18,10 @@
 //!
 //! - with a mark of this generation somewhere behind them, they were durable once and are
 //!   **damaged**;
-//! - else they are a **torn tail**: nobody was told that they are safe. They are cut.
+//! - else they are a **torn tail**: no one was told that they are safe. They are cut off.
 //!
 //! **Copies.** A log may hold each record more than once in a row, with the same number. Damage
-//! that hits one copy loses nothing; a gap in the numbers tells what was lost.
+//! to one copy loses nothing. A gap in the numbers shows which records were lost.
 
 use crate::error::{Damage, Object};
 

@@ -1,4 +1,4 @@
-//! A log file: frames (see [`crate::frame`]) behind a header, with a generation.
+//! A log file: frames (module `frame`) behind a header, with a generation.
 //!
 //! The header is two blocks with the same content; the higher generation of the whole ones counts.
 //! Little-endian:
@@ -11,7 +11,7 @@
 //! | 24..28 | crc32c of all before |
 //! | 28..4096 | zeros |
 //!
-//! What counts is inside of 512 bytes, which media write whole or not at all. Erasing writes the
+//! The fields lie within 512 bytes, which media write whole or not at all. Erasing writes the
 //! second block with the new generation and syncs; then frames are cut off, and the first block
 //! follows. A crash leaves the old log or an empty new one.
 
@@ -24,9 +24,9 @@ use crate::{BLOCK, MediaClass};
 
 /// Bytes before the first frame.
 pub(crate) const DATA: u64 = 2 * BLOCK as u64;
-/// Space is taken in such steps, so that an append finds it there.
+/// Space is allocated in steps of this many bytes, so that an append finds it there.
 const STEP: u64 = 256 << 10;
-/// Of which this much is kept for records that give space back.
+/// Bytes of the allocated space that only records which free space may use.
 const RESERVE: u64 = 64 << 10;
 const MAGIC: &[u8; 8] = b"PGONELOG";
 
@@ -78,7 +78,7 @@ pub(crate) fn decode_header(block: &[u8], id: u64) -> Option<u64> {
     (whole && word(16)? == id).then(|| word(8)).flatten()
 }
 
-/// Where a log is, and whose it is.
+/// Where a log lies, and to which object it belongs.
 pub(crate) struct Place<'a> {
     pub(crate) medium: &'a dyn Medium,
     pub(crate) name: &'a str,
@@ -128,7 +128,7 @@ impl Log {
         let zeros = |copy: usize| bytes[copy * BLOCK + 28..(copy + 1) * BLOCK].iter().all(|&b| b == 0);
         let whole = [0, 1].map(|copy| generations[copy].is_some() && zeros(copy));
         for (copy, whole) in whole.into_iter().enumerate() {
-            // An older generation in one is what an interrupted erasure leaves.
+            // An interrupted erasure leaves an older generation in one block.
             if !whole {
                 let what = "a copy of the log's header is not whole";
                 opened.damage.push(Damage { object, offset: (copy * BLOCK) as u64, what });
@@ -176,7 +176,7 @@ impl Log {
         Ok(())
     }
 
-    /// Whether a write or a sync failed: what is on the medium is known when the log is opened
+    /// Whether a write or a sync failed. The medium's contents are unknown until the log is opened
     /// again.
     pub(crate) fn is_failed(&self) -> bool {
         self.failed
@@ -186,7 +186,7 @@ impl Log {
         if self.failed { Err(ObjectError::Failed(self.object)) } else { Ok(()) }
     }
 
-    /// Sees to it that `more` bytes of frames find space. `releasing` records may use the reserve.
+    /// Allocates space for `more` bytes of frames. `releasing` records may use the reserve.
     fn reserve(&mut self, more: u64, releasing: bool) -> Result<(), ObjectError> {
         let need = self.end + more;
         if need + RESERVE <= self.allocated {
@@ -205,7 +205,7 @@ impl Log {
 
     fn write(&mut self, frames: &[u8], records: u32) -> Result<(), ObjectError> {
         let written = self.file.write_at(frames, DATA + self.end).during("appending to", self.object);
-        // What was written in part may hold whole frames.
+        // A partial write may have left whole frames.
         self.failed |= written.is_err();
         written.map_err(|e| full_or(e, self.class, frames.len() as u64))?;
         self.end += frames.len() as u64;
@@ -250,7 +250,7 @@ impl Log {
             return Ok(());
         }
         if let Err(e) = self.file.sync().during("syncing", self.object) {
-            // After a failed sync nobody knows what is on the medium; the kernel does not try those pages
+            // After a failed sync the medium's contents are unknown; the kernel does not write those pages
             // again.
             self.failed = true;
             return Err(e.into());
@@ -290,7 +290,7 @@ impl Log {
         Ok(())
     }
 
-    /// Cuts the frames off, without a new generation: for a log that nobody reads any more.
+    /// Cuts the frames off without a new generation: for a log that is not read again.
     pub(crate) fn release(&mut self) -> Result<(), ObjectError> {
         (self.end, self.synced, self.next_number, self.allocated) = (0, 0, 1, 0);
         Ok(self.file.set_len(DATA).during("cutting", self.object)?)

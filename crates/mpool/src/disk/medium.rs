@@ -1,8 +1,8 @@
 //! The I/O interface under everything: a directory with files.
 //!
 //! All of the pool's reads and writes go through [`Storage`], [`Medium`] and [`MediumFile`], so
-//! that tests can put a medium below it that fails, fills up, tears writes and forgets what was not
-//! synced.
+//! that tests can put a medium below it that fails, fills up, tears writes and loses data that was
+//! not synced.
 //!
 //! What the pool relies on, and no more: a write that was followed by a successful
 //! [`MediumFile::sync`] survives a crash, with the file's length; a name that was made or removed
@@ -37,7 +37,7 @@ pub struct Open {
 pub struct Room {
     /// All.
     pub total: u64,
-    /// Not used by anybody.
+    /// Free.
     pub free: u64,
 }
 
@@ -136,7 +136,7 @@ pub trait MediumFile: Send + Sync {
     ///
     /// # Errors
     ///
-    /// Those of `fdatasync(2)`: what is on the medium is unknown then.
+    /// Those of `fdatasync(2)`; the medium's contents are unknown then.
     fn sync(&self) -> io::Result<()>;
     /// Takes the space for a part now; the file grows to hold it, new bytes read as zeros.
     ///
@@ -144,7 +144,7 @@ pub trait MediumFile: Send + Sync {
     ///
     /// `ENOSPC`, `EDQUOT`.
     fn allocate(&self, offset: u64, len: u64) -> io::Result<()>;
-    /// Gives the space of a part back, where the file system can; nobody reads it before it is
+    /// Frees the space of a part, where the file system can. The part is not read before it is
     /// written again.
     ///
     /// # Errors
@@ -157,8 +157,7 @@ pub trait MediumFile: Send + Sync {
     ///
     /// Those of `ftruncate(2)`.
     fn set_len(&self, len: u64) -> io::Result<()>;
-    /// Takes the lock of the file, shared or exclusive, until it is closed; false when somebody
-    /// else's excludes that.
+    /// Locks the file, shared or exclusive, until it is closed. False: another lock excludes it.
     ///
     /// # Errors
     ///
@@ -169,7 +168,7 @@ pub trait MediumFile: Send + Sync {
     ///
     /// # Errors
     ///
-    /// As [`MediumFile::read_at`].
+    /// Those of [`MediumFile::read_at`].
     fn read_many(&self, pieces: &mut [ReadPiece<'_>]) -> io::Result<()> {
         pieces.iter_mut().try_for_each(|piece| self.read_at(piece.into, piece.offset))
     }
@@ -179,7 +178,7 @@ pub trait MediumFile: Send + Sync {
     ///
     /// # Errors
     ///
-    /// As [`MediumFile::write_at`].
+    /// Those of [`MediumFile::write_at`].
     fn write_while(&self, from: &[u8], offset: u64, meanwhile: &mut dyn FnMut()) -> io::Result<()> {
         meanwhile();
         self.write_at(from, offset)
@@ -191,7 +190,7 @@ pub trait MediumFile: Send + Sync {
     ///
     /// # Errors
     ///
-    /// As [`MediumFile::read_at`].
+    /// Those of [`MediumFile::read_at`].
     fn read_while(&self, into: &mut [u8], offset: u64, landed: &mut dyn FnMut(usize, &[u8])) -> io::Result<()> {
         self.read_at(into, offset)?;
         landed(0, into);

@@ -1,8 +1,8 @@
 //! The MDC, a metadata container: a pair of logs that compacts into itself.
 //!
 //! One log is active. Compaction erases the other one with a higher generation, and appends go
-//! there: first what is still needed, by the caller. Its end is written as a frame of its own and
-//! synced; from then on the other log is the active one. Opening takes the log with the higher
+//! there: first the records that the caller still needs. Its end is written as a frame of its own
+//! and synced; from then on the other log is the active one. Opening takes the log with the higher
 //! generation if its compaction came to an end, and the other if not, so a crash leaves all of the
 //! old records or all of the new ones.
 //!
@@ -21,8 +21,7 @@ pub(crate) struct Pair {
     logs: [Log; 2],
     active: usize,
     compacting: bool,
-    /// The end of a compaction failed: which of the logs is the active one is known when they are
-    /// opened again.
+    /// The end of a compaction failed. Which log is active is unknown until they are opened again.
     failed: bool,
 }
 
@@ -39,7 +38,7 @@ pub(crate) struct Found {
     pub(crate) torn: Vec<(Object, u64)>,
 }
 
-/// Where a pair is, and whose it is.
+/// Where a pair lies, and to which object it belongs.
 pub(crate) struct PairPlace<'a> {
     pub(crate) medium: &'a dyn Medium,
     pub(crate) names: [String; 2],
@@ -86,7 +85,7 @@ impl Pair {
             let complete = ended || opened.marked;
             Ok((log, opened, records, complete))
         };
-        // A log whose header is gone entirely: the other one may hold everything, but nobody can tell.
+        // With one header lost entirely, the other log may hold everything; nothing proves it.
         let (zero, one) = (open(0)?, open(1)?);
         let newer = usize::from(one.0.generation > zero.0.generation);
         let mut both = [zero, one];

@@ -1,4 +1,4 @@
-//! What the pool's own metadata consist of: records in an MDC, each twice.
+//! The records of the pool's own metadata, in an MDC, each written twice.
 //!
 //! `postcard` encodes them; a variant's number and its fields are the format. Add new variants at
 //! the end only, and raise [`crate::FORMAT_VERSION`] when an old program could not do without them.
@@ -66,8 +66,8 @@ impl Record {
         postcard::to_allocvec(self).unwrap_or_default()
     }
 
-    /// `None`: this is no record, or says what cannot be, so no program of this format has written
-    /// it.
+    /// `None`: this is no record, or its fields contradict each other, so no program of this format
+    /// wrote it.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         postcard::from_bytes(bytes).ok().filter(Self::is_possible)
     }

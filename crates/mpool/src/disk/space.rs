@@ -1,6 +1,6 @@
 //! Which bytes of a class's data file are free.
 //!
-//! The map is never written down: it is what the committed mblocks leave over, and is made anew
+//! The map is never stored: all space without a committed mblock is free, and the map is rebuilt
 //! when a pool is opened. So space cannot be lost. A hole in the file costs nothing, so addresses
 //! are plentiful: first fit is good enough.
 
@@ -32,8 +32,8 @@ pub(crate) struct Space {
 }
 
 impl Space {
-    /// What `used` leaves over. Gives the first extent that overlaps another, or is not made of
-    /// blocks.
+    /// The space that `used` does not take. Gives the first extent that overlaps another, or is not
+    /// made of blocks.
     pub(crate) fn new(used: &mut [Extent]) -> (Self, Vec<Extent>) {
         used.sort_by_key(|e| e.offset);
         let (mut space, mut bad) = (Self::default(), Vec::new());

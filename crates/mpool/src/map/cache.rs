@@ -15,8 +15,8 @@ use super::settings::{CacheStats, Settings};
 use crate::BLOCK;
 use crate::error::{During, MapError};
 
-/// What the threads of a cache ask the scheduler for: they run often and briefly, and others wait
-/// for them; the reaper runs longer, and should not keep others from the processor for so long.
+/// The time slice that the cache's threads ask the scheduler for. Fault threads run often and
+/// briefly while others wait for them; the reaper runs longer and should yield the CPU.
 const SLICE: Duration = Duration::from_micros(100);
 
 /// Memory for maps, with the threads that serve faults and evict. Clones are the same cache; it
@@ -63,7 +63,7 @@ impl Mcache {
         let mut handle = Handle { core: core.clone(), stop: stop.clone(), threads: Vec::new() };
         let mut start = |name: String, run: Box<dyn FnOnce() + Send>| -> Result<(), MapError> {
             let run = move || {
-                // Only a wish: where it is refused these threads wait longer for the processor.
+                // Optional: without it these threads wait longer for the CPU.
                 let _ = kmem::sched::slice::request(SLICE);
                 run();
             };
@@ -81,7 +81,7 @@ impl Mcache {
         Ok(Self { handle: Arc::new(handle) })
     }
 
-    /// What it did and has.
+    /// Its statistics.
     pub fn stats(&self) -> CacheStats {
         let core = &self.handle.core;
         let levels = core.levels();

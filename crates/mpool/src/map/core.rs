@@ -1,16 +1,15 @@
-//! The cache that maps share: how much memory there is for them, who serves their faults, and the
-//! reaper.
+//! The core of a cache: how much memory its maps may hold, and which pages are evicted.
 //!
 //! # How much memory
 //!
-//! `total` is what the maps hold and what could still be had: the least of the system's available
-//! memory, the headroom of the memory control group (both less 4 MiB for the rest of the program),
-//! and [`Settings::max_bytes`]. Three marks, shares of `total`, say what to do when less than that
-//! is available:
+//! `total` is the memory that the maps hold plus the memory still available: the least of the
+//! system's available memory, the headroom of the memory control group (both less 4 MiB for the
+//! rest of the program), and [`Settings::max_bytes`]. Three marks, shares of `total`, rule what
+//! happens when less than that is available:
 //!
 //! - below `high`: uses of pages are watched;
 //! - below `low`: the reaper evicts until `high` is available again;
-//! - `floor` is never used: whoever wants a page waits for the reaper, or evicts.
+//! - `floor` is never used: a thread that needs a page waits for the reaper, or evicts.
 //!
 //! *Pressure* is 0 at `low` and 1 at `floor`, or follows the kernel's pressure stall information
 //! when that is worse. Read-ahead shrinks with it, faults are delayed, and pages age faster.
@@ -21,16 +20,16 @@
 //! 16 uses are remembered for each page that there is memory for, or an eighth of the time to live
 //! ([`Settings::ttl`]) is over. A page that was not used for a whole time to live has no heat left;
 //! those go first. Beyond that the coldest pages go, a page of a warm map counting ten times, of a
-//! hot one a hundred times. Heat stays with a page after it is evicted: what is read often, though
-//! rarely in a row, wins against what was read last. (With a zipfian load, a quarter of the data in
-//! memory, this misses a fifth less often than the page cache does.)
+//! hot one a hundred times. Heat stays with a page after it is evicted: a page that is read often,
+//! though rarely in a row, wins against the page that was read last. (With a zipfian load, a
+//! quarter of the data in memory, this misses a fifth less often than the page cache does.)
 //!
 //! # Real uses, not only faults
 //!
-//! Asking for a page counts. Of memory that is just read the kernel tells nothing; so once in
-//! [`Settings::watch`] the reaper looks into the page tables which pages are there, counts those as
-//! used, and takes them out of the page tables (not out of memory): a page that is used again comes
-//! back in a fraction of a microsecond, and shows next time.
+//! Asking for a page counts. Plain reads of mapped memory are not reported by the kernel. So once
+//! in [`Settings::watch`] the reaper looks into the page tables which pages are there, counts those
+//! as used, and takes them out of the page tables (not out of memory): a page that is used again
+//! comes back in a fraction of a microsecond, and shows next time.
 
 mod evict;
 mod levels;
@@ -69,7 +68,7 @@ pub(crate) struct Counters {
     pub(crate) huge: AtomicU64,
 }
 
-/// What the maps and the threads of a cache share.
+/// The state that the maps and the threads of a cache share.
 pub(crate) struct Core {
     pub(crate) uffd: Uffd,
     pub(crate) settings: Settings,
@@ -77,11 +76,11 @@ pub(crate) struct Core {
     maps: RwLock<BTreeMap<usize, Arc<MapState>>>,
     /// Pages in memory.
     resident: AtomicUsize,
-    /// Pages about to be.
+    /// Pages that are being loaded.
     loading: AtomicUsize,
-    /// Pages that may be there and about to be.
+    /// The most pages in memory and being loaded.
     limit: AtomicUsize,
-    /// From so many on the reaper is woken.
+    /// The number of pages that wakes the reaper.
     alarm: AtomicUsize,
     alarmed: AtomicBool,
     levels: Mutex<Levels>,
@@ -93,7 +92,7 @@ pub(crate) struct Core {
     work: (Mutex<bool>, Condvar),
     /// Says that the reaper has evicted.
     room: (Mutex<u64>, Condvar),
-    /// One chooses at a time.
+    /// One thread chooses at a time.
     hand: Mutex<evict::Hand>,
     stopping: AtomicBool,
 }
@@ -105,7 +104,7 @@ pub(crate) fn add_time(counter: &AtomicU64, start: Instant) -> Instant {
     now
 }
 
-/// How long to wait for the reaper before helping oneself.
+/// How long a thread waits for the reaper before it evicts pages itself.
 const PATIENCE: Duration = Duration::from_micros(500);
 
 impl Core {
@@ -165,11 +164,11 @@ impl Core {
         let mut maps = self.maps.write();
         maps.remove(&map.window.range().start);
         drop(maps);
-        // A fault thread may still be loading pages, the reaper dropping some: what is counted after this
-        // would be counted for ever, what was not taken off yet would still be there.
+        // A fault thread may still be loading pages, the reaper dropping some. Pages counted after this
+        // would be counted forever.
         map.close();
         if Arc::strong_count(map) > 1 {
-            // Somebody has it in hand yet: its memory goes now, its addresses when they let go.
+            // Another thread still uses it: its memory is freed now, its addresses when that thread is done.
             let _ = map.window.punch(0, map.pages);
         }
         let mut gone = 0;
@@ -195,12 +194,13 @@ impl Core {
         self.short.load(Ordering::Relaxed)
     }
 
-    /// What is loaded drives something out; so the reaper says.
+    /// Whether loading a page evicts another, as the reaper last found.
     pub(crate) fn is_full(&self) -> bool {
         self.full.load(Ordering::Relaxed)
     }
 
-    /// So many pages of read-ahead, less under pressure, but one. It is the reaper that sees to it.
+    /// Read-ahead of up to `pages` pages: less under pressure, at least one. Without a reaper it is
+    /// not cut.
     pub(crate) fn throttled(&self, pages: usize) -> usize {
         if !self.settings.reaper {
             return pages.max(1);
@@ -228,7 +228,7 @@ impl Core {
     }
 
     fn make_room(&self, pages: usize) {
-        // Also when there is a reaper: it may not have had the processor for long.
+        // Also with a reaper: it may not have run for long.
         self.look_if_stale();
         let mut waited = false;
         loop {
@@ -253,14 +253,14 @@ impl Core {
                 continue;
             }
             if self.evict_directly(pages) == 0 {
-                // All that there is is pinned, or others'. Pages must come, so the limit gives.
+                // All resident pages are pinned, or other maps'. The page is needed, so the limit yields.
                 self.loading.fetch_add(pages, Ordering::AcqRel);
                 return;
             }
         }
     }
 
-    /// How many pages too many there would be with so many more.
+    /// By how many pages `pages` more would exceed the limit.
     fn excess(&self, pages: usize) -> usize {
         let wanted = self.loading.load(Ordering::Acquire) + pages + self.resident.load(Ordering::Acquire);
         wanted.saturating_sub(self.limit.load(Ordering::Relaxed))
@@ -273,7 +273,7 @@ impl Core {
 
     pub(crate) fn mark_resident(&self, map: &MapState, page: usize) {
         let bit = 1 << (page % 64);
-        // Counted before the bit says so: who drops the page at once takes off what is there.
+        // Counted before the bit is set, so that a thread that drops the page at once finds it counted.
         map.resident_pages.fetch_add(1, Ordering::Relaxed);
         self.resident.fetch_add(1, Ordering::Relaxed);
         if map.resident[page / 64].fetch_or(bit, Ordering::AcqRel) & bit == 0 {
@@ -297,7 +297,7 @@ impl Core {
     }
 
     fn look_if_stale(&self) {
-        // A reaper has its turn first.
+        // The reaper looks first.
         let due = self.settings.tick * (1 + u32::from(self.settings.reaper));
         let stale = self.levels.try_lock().is_some_and(|levels| levels.age() > due);
         if stale {

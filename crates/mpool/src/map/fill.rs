@@ -1,4 +1,4 @@
-//! Loading pages of maps: read, checked, put in their place; and who serves faults.
+//! Loading pages of maps (read, check, put in place), and serving faults.
 
 use std::cell::RefCell;
 use std::os::fd::BorrowedFd;
@@ -32,8 +32,8 @@ fn with_bounce<R>(pages: usize, f: impl FnOnce(&mut [u8]) -> R) -> R {
     })
 }
 
-/// Puts pages in their place, counts them, and then wakes who waits for them: what somebody has
-/// seen is counted.
+/// Puts pages in their place, counts them, and then wakes the threads that wait for them: every
+/// page that a thread has seen is counted.
 fn place(core: &Core, map: &MapState, first: usize, pages: &[u8]) -> std::io::Result<()> {
     let result = place_asleep(core, map, first, pages);
     map.window.wake(&core.uffd, first, pages.len() / BLOCK);
@@ -50,7 +50,7 @@ fn place_asleep(core: &Core, map: &MapState, first: usize, pages: &[u8]) -> std:
         }
         done += filled;
         if done < count {
-            // It is there already: somebody else loaded it.
+            // It is there already: another thread loaded it.
             core.mark_resident(map, first + done);
             done += 1;
         }
@@ -82,9 +82,8 @@ impl Loader<'_> {
                 Ok(())
             });
             core.settle(now);
-            // A fast medium may have answered before this thread could sleep. The kernel would let it go on for
-            // milliseconds, from one load to the next, and whoever waits for the processor, or for
-            // these pages, waits on.
+            // A fast medium may have answered before this thread slept. The kernel would let it run on for
+            // milliseconds, from one load to the next, while threads wait for the CPU or for these pages.
             std::thread::yield_now();
             result?;
             at += now;
@@ -117,7 +116,7 @@ impl Loader<'_> {
         Ok(())
     }
 
-    /// Loads what is missing of a range, as long as memory is not short.
+    /// Loads the missing pages of a range, as long as memory is not short.
     pub(crate) fn load_ahead(&self, first: usize, count: usize) -> Result<(), MapError> {
         let Self { core, map, placed } = *self;
         let (mut at, end) = (first, first + count);
@@ -140,7 +139,7 @@ impl Loader<'_> {
 fn collapse(core: &Core, map: &MapState, first: usize, end: usize) {
     let mut at = first.next_multiple_of(HUGE_PAGES);
     while at + HUGE_PAGES <= end && !core.is_short() {
-        // Nothing is dropped meanwhile: who drops a part must know whether it is one of a huge page.
+        // No page is dropped meanwhile: dropping must know whether a page is part of a huge page.
         let _shape = map.shape.write();
         let huge = &map.huge[at / HUGE_PAGES];
         if !huge.load(Ordering::Relaxed)
@@ -173,8 +172,7 @@ pub(crate) fn serve_faults(core: &Arc<Core>, stop: BorrowedFd<'_>) {
 }
 
 fn serve(core: &Core, address: usize) {
-    // Gone: the toucher is a thread that reads from a map while it is dropped, which the borrow checker
-    // forbids.
+    // No map: a thread reads from a map that is being dropped, which the borrow checker forbids.
     let Some(map) = core.map_at(address) else { return };
     let Some(_entered) = map.enter() else { return };
     let page = (address - map.window.range().start) / BLOCK;
@@ -183,7 +181,7 @@ fn serve(core: &Core, address: usize) {
     core.stats.faults.fetch_add(1, Ordering::Relaxed);
     map.warm(page, 1);
     if map.is_resident(page) {
-        // Loaded meanwhile; or dropped meanwhile, then the next touch comes back here.
+        // Loaded meanwhile. Where it was dropped again, the next touch comes back here.
         if loader.load_run(page - placed.first, 1).is_err() {
             map.window.wake(&core.uffd, page, 1);
         }
@@ -192,7 +190,7 @@ fn serve(core: &Core, address: usize) {
     let ahead = match map.advice.load(Ordering::Relaxed) {
         a if a == Advice::Random as u8 => 1,
         a if a == Advice::Sequential as u8 => core.throttled(RUN),
-        // What nobody asked for drives out what somebody did.
+        // Read-ahead must not evict pages that were asked for.
         _ if core.is_full() && map.loaded_to.load(Ordering::Relaxed) != page => 1,
         _ => core.throttled(core.settings.read_ahead),
     };
@@ -201,7 +199,7 @@ fn serve(core: &Core, address: usize) {
     map.loaded_to.store(page + run, Ordering::Relaxed);
     let mut result = loader.load_run(page - placed.first, run);
     if result.is_err() && run > 1 {
-        // A neighbour may be the bad one.
+        // The damage may be in a neighbour.
         result = loader.load_run(page - placed.first, 1);
     }
     if result.is_err() {

@@ -5,7 +5,7 @@ use std::time::Duration;
 /// The knobs of a cache.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// The most bytes that the maps may hold together. Default: none but what the system allows.
+    /// The most bytes that the maps may hold together. Default: as much as the system allows.
     pub max_bytes: Option<u64>,
     /// Share of the total below which the reaper begins. Default: 0.05.
     pub low: f64,
@@ -29,8 +29,8 @@ pub struct Settings {
     pub max_delay: Duration,
     /// Pages that a fault loads, without pressure, when nothing was advised. Default: 8.
     pub read_ahead: usize,
-    /// Whether there is a reaper. Without, whoever needs memory evicts pages in the order of their
-    /// addresses, faults are not delayed, and read-ahead is not cut. Default: yes.
+    /// Whether there is a reaper. Without one, threads that need memory evict pages in the order of
+    /// their addresses, faults are not delayed, and read-ahead is not cut. Default: yes.
     pub reaper: bool,
 }
 
@@ -53,7 +53,7 @@ impl Default for Settings {
     }
 }
 
-/// What a cache did and has.
+/// Statistics of a cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CacheStats {
     /// Maps.
@@ -62,19 +62,19 @@ pub struct CacheStats {
     pub resident_bytes: u64,
     /// Bytes that they could hold.
     pub total_bytes: u64,
-    /// Bytes still to be had.
+    /// Bytes still available.
     pub available_bytes: u64,
     /// 0 to 1.
     pub pressure: f64,
     /// Pages loaded.
     pub loaded: u64,
-    /// Times that some were: what was missing of one call, or for one fault, read together.
+    /// Loads: the missing pages of one call, or of one fault, are read together.
     pub loads: u64,
     /// How long, of all loads together, loading was delayed under pressure.
     pub delayed: Duration,
     /// How long it waited for memory: for the reaper, or for evicting something itself.
     pub waited: Duration,
-    /// How long it read from the media, and checked what it had read.
+    /// How long it read from the media and checked the bytes.
     pub reading: Duration,
     /// How long it put pages in their place.
     pub placing: Duration,
@@ -82,9 +82,9 @@ pub struct CacheStats {
     pub faults: u64,
     /// Pages that the reaper evicted.
     pub reaped: u64,
-    /// Pages that whoever needed memory had to evict.
+    /// Pages that threads in need of memory evicted themselves.
     pub evicted_directly: u64,
-    /// Times that somebody waited for memory.
+    /// Times that a thread waited for memory.
     pub waits: u64,
     /// Pages seen used in page tables.
     pub seen_used: u64,

@@ -11,10 +11,10 @@ use crate::objects::mblock::Mblock;
 /// Pages of a huge page.
 pub(crate) const HUGE_PAGES: usize = window::HUGE / BLOCK;
 
-/// How long pages that are not used shall stay.
+/// How long unused pages stay in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Temperature {
-    /// For ever: the reaper leaves them alone.
+    /// Forever: the reaper never evicts them.
     Pinned,
     /// A hundred times as long as cold ones.
     Hot,
@@ -65,7 +65,7 @@ pub(crate) fn release(placed: &[Placed]) {
     }
 }
 
-/// What a map is to the threads of its cache.
+/// The state of a map that the threads of its cache work on.
 pub(crate) struct MapState {
     pub(crate) window: Window,
     pub(crate) placed: Vec<Placed>,
@@ -79,7 +79,7 @@ pub(crate) struct MapState {
     pub(crate) loaded_to: AtomicUsize,
     /// Half-lives that this map's heat has seen, in units of the reaper's own.
     pub(crate) aged: AtomicU64,
-    /// Which parts of the size of a huge page are one.
+    /// For each aligned part of the size of a huge page, whether it is a huge page.
     pub(crate) huge: Box<[AtomicBool]>,
     /// Held for reading while pages are dropped, for writing while pages are made one.
     pub(crate) shape: RwLock<()>,
@@ -95,13 +95,13 @@ impl MapState {
     }
 
     /// Keeps the map while pages of it are loaded or dropped by a thread that has not borrowed it.
-    /// `None`: it goes, or has gone. Never waits: who holds this for one map may ask for
-    /// another one.
+    /// `None`: the map is being dropped. Never waits: a thread may hold this for one map
+    /// and ask for another.
     pub(crate) fn enter(&self) -> Option<RwLockReadGuard<'_, bool>> {
         self.gone.try_read().filter(|gone| !**gone)
     }
 
-    /// Waits until nobody works on the map any more, and lets nobody begin.
+    /// Waits until no thread works on the map any more, and lets none begin.
     pub(crate) fn close(&self) {
         *self.gone.write() = true;
     }

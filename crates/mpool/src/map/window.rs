@@ -1,7 +1,7 @@
 //! The memory of a map: one mapping of one memfd, whose missing pages a userfaultfd reports.
 //!
 //! A page appears whole or not at all: it is read elsewhere, checked, and put in its place by
-//! `UFFDIO_COPY`. A page goes away by punching a hole into the memfd; who touches it after that
+//! `UFFDIO_COPY`. A page is dropped by punching a hole into the memfd; the next touch
 //! waits for it to be filled again, with the same bytes. So readers see nothing but the mblocks'
 //! data, and may hold ordinary references.
 //!
@@ -64,7 +64,7 @@ impl Window {
         }?;
         rustix::fs::ftruncate(&memfd, len as u64)?;
         let window = Self { range: map_aligned(&memfd, len, 0)?, memfd };
-        // A child would see zeros where nobody fills its pages; like this it sees nothing.
+        // A child would see zeros where its pages are not filled; now it has no mapping there.
         // SAFETY: the range is this window; the advice changes no contents.
         unsafe { mm::advise(window.range, libc::MADV_DONTFORK) }?;
         let range = sys::uffdio_range { start: window.range.start as u64, len: len as u64 };
@@ -83,14 +83,15 @@ impl Window {
     #[inline]
     pub(crate) fn bytes(&self) -> &[u8] {
         let start: *const u8 = std::ptr::with_exposed_provenance(self.range.start);
-        // SAFETY: mapped and readable as long as `self` lives. Nobody can write to it: the mapping is
-        // read-only, the memfd is nowhere else. Pages come and go, but to a reader each always has
-        // the same bytes: see the module's page.
+        // SAFETY: mapped and readable as long as `self` lives. Nothing can write to it: the mapping is
+        // read-only, and no one else has the memfd. Pages come and go, but a reader always finds the
+        // same bytes in each (see the module's header).
         unsafe { std::slice::from_raw_parts(start, self.range.len) }
     }
 
-    /// Puts whole pages in their place; [`Window::wake`] wakes who waits for them. Gives how many
-    /// from the front were put there; fewer than asked for when the next one is there already.
+    /// Puts whole pages in their place; [`Window::wake`] wakes the threads that wait for them.
+    /// Gives how many from the front were put there; fewer than asked for when the next one is
+    /// there already.
     pub(crate) fn fill(&self, uffd: &Uffd, first: usize, pages: &[u8]) -> io::Result<usize> {
         assert!(pages.len().is_multiple_of(BLOCK) && (first * BLOCK).saturating_add(pages.len()) <= self.range.len);
         let mut done = 0;
@@ -116,7 +117,7 @@ impl Window {
         Ok(done / BLOCK)
     }
 
-    /// Lets who waits for these pages look again.
+    /// Wakes the threads that wait for these pages.
     pub(crate) fn wake(&self, uffd: &Uffd, first: usize, count: usize) {
         let _ = uffd.wake(Range::new(self.range.start + first * BLOCK, count * BLOCK));
     }
@@ -152,12 +153,12 @@ impl Window {
         let Ok(other) = map_aligned(&self.memfd, HUGE, (first * BLOCK) as i64) else { return false };
         // SAFETY: the range was just mapped; the contents stay the same.
         let result = unsafe { mm::advise(other, libc::MADV_COLLAPSE) };
-        // SAFETY: nobody else knows of it.
+        // SAFETY: no other code has the descriptor or the address.
         let _ = unsafe { mm::unmap(other) };
         result.is_ok()
     }
 
-    /// Takes pages out of the page tables, not out of memory: who touches one next puts it back,
+    /// Takes pages out of the page tables, not out of memory: the next touch puts one back,
     /// and that shows.
     pub(crate) fn forget_accesses(&self, first: usize, count: usize) {
         let range = Range::new(self.range.start + first * BLOCK, count * BLOCK);

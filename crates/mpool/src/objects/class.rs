@@ -43,8 +43,7 @@ pub(crate) struct Class {
     pub(crate) medium: Arc<dyn Medium>,
     pub(crate) data: Arc<dyn MediumFile>,
     space: Mutex<Space>,
-    /// A sync failed: what is on the medium is unknown, and the kernel tells only one of those who
-    /// ask.
+    /// A sync failed: the medium's contents are unknown, and the kernel reports that only once.
     failed: Mutex<bool>,
 }
 
@@ -68,7 +67,7 @@ impl Class {
         Ok((this, bad))
     }
 
-    /// Gives the medium back what uncommitted mblocks left behind.
+    /// Frees the space that uncommitted mblocks left behind.
     fn give_back_leftovers(&self) -> Result<(), IoError> {
         let space = self.space();
         let name = self.medium.path().join(DATA);
@@ -110,8 +109,8 @@ impl Class {
         match self.data.allocate(extent.offset, extent.len).during("allocating in", name.display()) {
             Ok(()) => Ok(extent),
             Err(e) => {
-                // Nobody has written there, so it can be had again whether this works or not (no file may be so
-                // long).
+                // Nothing was written there, so the space is free whether this works or not (no file may be
+                // that long).
                 let _ = self.data.punch(extent.offset, extent.len);
                 self.space().give(extent);
                 Err(full_or(e, self.class, capacity))

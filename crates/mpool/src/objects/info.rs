@@ -9,7 +9,7 @@ use crate::disk::record::MblockRecord;
 use crate::disk::space::Extent;
 use crate::error::{Damage, Object};
 
-/// What is known of a committed mblock.
+/// The properties of a committed mblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MblockProps {
     /// Its identity, for ever.
@@ -30,7 +30,7 @@ pub(crate) struct MblockInfo {
     pub(crate) record: MblockRecord,
     pub(crate) maps: AtomicU32,
     pub(crate) deleted: AtomicBool,
-    /// Its checksums, once somebody needed them.
+    /// Its checksums, read when they are first needed.
     pub(crate) table: OnceLock<Vec<u32>>,
 }
 
@@ -43,7 +43,7 @@ impl MblockInfo {
         Extent { offset: self.record.offset, len: checksum::stored_len(self.record.len) }
     }
 
-    /// What is to be said when the data file is shorter.
+    /// The damage to report when the data file is shorter.
     pub(crate) fn cut_off(&self) -> Damage {
         Damage { object: Object::Mblock(self.record.id), offset: 0, what: "the data file ends before it does" }
     }

@@ -13,13 +13,13 @@ use crate::finding::Finding;
 use crate::objects::class::Class;
 use crate::objects::meta::Meta;
 
-/// Who may open the pool besides.
+/// Whether others may open the pool at the same time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Access {
-    /// Nobody; reading and writing.
+    /// No: for reading and writing.
     #[default]
     Exclusive,
-    /// Any number of others, all of them for reading only.
+    /// Yes, any number; all for reading only.
     Shared,
 }
 
@@ -31,9 +31,9 @@ pub(crate) struct Inner {
     pub(crate) access: Access,
     pub(crate) classes: RwLock<[Option<Arc<Class>>; 3]>,
     pub(crate) metadata: Mutex<Meta>,
-    /// What opening found.
+    /// Findings of opening the pool.
     pub(crate) findings: Vec<Finding>,
-    /// Holds the lock.
+    /// Keeps the pool locked.
     pub(crate) _lock: Arc<dyn MediumFile>,
 }
 

@@ -1,4 +1,4 @@
-//! The files of mlogs and MDCs: their names, and what is known of them.
+//! The files of mlogs and MDCs: names, places, properties.
 
 use crate::disk::log::Place;
 use crate::disk::medium::Medium;
@@ -8,14 +8,14 @@ use crate::error::{During, Object, ObjectError};
 use crate::objects::meta::Meta;
 use crate::{MediaClass, ROOT_MDC};
 
-/// What is known of an mlog or an MDC.
+/// The properties of an mlog or an MDC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogProps {
     /// Its identity.
     pub id: u64,
     /// Its class.
     pub class: MediaClass,
-    /// Bytes of records, with 16 to 23 more for each, that it may hold; of an MDC, each of its two
+    /// Bytes that it may hold: its records, and 16 to 23 more for each. For an MDC: each of its two
     /// logs.
     pub capacity: u64,
 }

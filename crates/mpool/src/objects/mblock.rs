@@ -38,8 +38,8 @@ pub enum Fallback {
 pub struct Allocation {
     /// The class wanted.
     pub class: MediaClass,
-    /// The most bytes that will be written. The space is taken at once; what was not used comes
-    /// back at the commit.
+    /// The most bytes that will be written. The space is allocated at once; the commit frees the
+    /// unused part.
     pub capacity: u64,
     /// What to do when there is no space in the class.
     pub fallback: Fallback,
@@ -79,7 +79,7 @@ pub struct MblockWriter {
     staged: usize,
     /// A write failed: only aborting is left.
     failed: bool,
-    /// The space is somebody else's now.
+    /// The space was handed over to the committed mblock, or freed.
     settled: bool,
 }
 
@@ -167,7 +167,7 @@ impl MblockWriter {
         Ok(())
     }
 
-    /// Writes what was staged; a last part of a block is filled up with zeros.
+    /// Writes the staged bytes; the last block is padded with zeros.
     fn flush(&mut self) -> Result<(), ObjectError> {
         let end = self.staged.next_multiple_of(BLOCK);
         self.staging[self.staged..end].fill(0);
@@ -176,7 +176,7 @@ impl MblockWriter {
         Ok(())
     }
 
-    /// Writes everything down, without making it durable; gives what is to be recorded.
+    /// Writes everything, without making it durable. Gives the record for the metadata.
     fn finish(&mut self) -> Result<MblockRecord, ObjectError> {
         let object = Object::Mblock(self.id);
         if self.failed {
@@ -289,7 +289,7 @@ impl std::fmt::Debug for Mblock {
 }
 
 impl Mblock {
-    /// What is known of it.
+    /// Its properties.
     pub fn props(&self) -> MblockProps {
         self.info.props()
     }
@@ -385,8 +385,8 @@ impl Mblock {
         Ok(self.info.table.get_or_init(|| table))
     }
 
-    /// Reads the checksums; and whether they are as they were written. Damaged ones are of use
-    /// still: blocks whose checksum is whole pass, the others are reported.
+    /// Reads the checksums, and whether they are whole. Damaged ones are still useful: blocks whose
+    /// checksum is whole pass, the others are reported.
     pub(crate) fn read_table(&self) -> Result<(Vec<u32>, Option<Damage>), ObjectError> {
         let object = self.object();
         let blocks = checksum::blocks(self.info.record.len);

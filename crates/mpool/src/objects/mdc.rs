@@ -16,7 +16,7 @@ impl std::fmt::Debug for Mdc {
 }
 
 impl Mdc {
-    /// What is known of it.
+    /// Its properties.
     pub fn props(&self) -> LogProps {
         self.0.claim.record.into()
     }
@@ -36,7 +36,7 @@ impl Mdc {
     ///
     /// # Errors
     ///
-    /// As [`Mlog::append`]; `Capacity`: compact it.
+    /// Those of [`crate::Mlog::append`]; `Capacity`: compact it.
     pub fn append(&mut self, records: &[&[u8]], sync: bool) -> Result<(), ObjectError> {
         self.0.claim.check_room(self.0.log.appended(), records)?;
         self.0.log.append(records, false)?;
@@ -97,7 +97,7 @@ impl Mdc {
         self.0.log.end_compaction()
     }
 
-    /// Bytes of records, with what is around them, in the active log.
+    /// Bytes of records, and of the frames around them, in the active log.
     pub fn usage(&self) -> u64 {
         self.0.log.len()
     }

@@ -11,13 +11,13 @@ use crate::error::{Damage, Object, ObjectError};
 use crate::objects::info::MblockInfo;
 use crate::{MediaClass, ROOT_MDC};
 
-/// Bytes of metadata below which compacting is not worth while.
+/// Bytes of metadata below which compacting is not worthwhile.
 const COMPACT_FROM: u64 = 1 << 20;
 /// A record with its copy, on average; metadata are compacted when they are four times as long as
 /// that for every object.
 const RECORD_BYTES: u64 = 2 * 48;
 
-/// What replaying the metadata gives.
+/// The tables that replaying the metadata gives.
 #[derive(Debug, Default)]
 pub(crate) struct Tables {
     pub(crate) name: String,
@@ -64,7 +64,7 @@ impl Tables {
         }
     }
 
-    /// What is to be recorded when all objects of a class are gone.
+    /// The records to write when all objects of a class are lost.
     pub(crate) fn gone_with(&self, class: MediaClass) -> Vec<Record> {
         let mblocks =
             self.mblocks.values().filter(|m| m.record.class == class).map(|m| Record::MblockGone(m.record.id));
@@ -92,7 +92,7 @@ impl Tables {
 pub(crate) struct Meta {
     pub(crate) tables: Tables,
     pair: Pair,
-    /// Logs that somebody has open.
+    /// Logs that are open.
     pub(crate) open_logs: HashSet<u64>,
 }
 
@@ -117,7 +117,7 @@ impl Meta {
         Ok(meta)
     }
 
-    /// Reads them.
+    /// Reads the metadata of a pool.
     pub(crate) fn open(medium: &dyn Medium, repair: bool) -> Result<(Self, Found), ObjectError> {
         let (mut tables, mut unknown) = (Tables { next_id: ROOT_MDC + 1, ..Tables::default() }, 0);
         let (pair, mut found) = Pair::open(&place(medium), repair, &mut |bytes| match Record::decode(bytes) {
@@ -132,14 +132,14 @@ impl Meta {
         Ok((Self { tables, pair, open_logs: HashSet::new() }, found))
     }
 
-    /// A write failed: what is on the media is known when the pool is opened again.
+    /// Whether a write failed: the media's contents are unknown until the pool is opened again.
     pub(crate) fn is_failed(&self) -> bool {
         self.pair.is_failed()
     }
 
     /// Makes records durable, then applies them. After an error none of them is applied; after a
     /// failed write the metadata can no longer be changed. `releasing`: they give space back,
-    /// and may use what is kept for that.
+    /// and may use the reserve.
     pub(crate) fn commit(&mut self, records: &[Record], releasing: bool) -> Result<(), ObjectError> {
         let bytes: Vec<Vec<u8>> = records.iter().map(Record::encode).collect();
         let bytes: Vec<&[u8]> = bytes.iter().map(Vec::as_slice).collect();

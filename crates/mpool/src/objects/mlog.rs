@@ -5,7 +5,7 @@ use crate::error::{Damage, Object, ObjectError};
 use crate::objects::handle::Handle;
 use crate::objects::log_files::LogProps;
 
-/// An open mlog. What was appended and synced survives a crash; what was appended only may.
+/// An open mlog. Synced records survive a crash; records that were only appended may.
 pub struct Mlog(pub(crate) Handle<Log>);
 
 impl std::fmt::Debug for Mlog {
@@ -15,7 +15,7 @@ impl std::fmt::Debug for Mlog {
 }
 
 impl Mlog {
-    /// What is known of it.
+    /// Its properties.
     pub fn props(&self) -> LogProps {
         self.0.claim.record.into()
     }
@@ -84,7 +84,7 @@ impl Mlog {
         self.0.skip_damaged()
     }
 
-    /// Bytes of records, with what is around them.
+    /// Bytes of records and of the frames around them.
     pub fn len(&self) -> u64 {
         self.0.log.end
     }

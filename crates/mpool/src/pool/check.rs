@@ -1,4 +1,4 @@
-//! `check`: everything is read and compared with what it should be.
+//! Checking a pool: every object is read and compared with its checksums and records.
 
 use std::sync::atomic::Ordering;
 
@@ -11,10 +11,10 @@ use crate::objects::inner::Access;
 use crate::objects::mblock::Mblock;
 use crate::pool::Pool;
 
-/// What a check found.
+/// The result of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// What is not as it should be, opening the pool included.
+    /// All findings, those of opening the pool included.
     pub findings: Vec<Finding>,
     /// mblocks looked at.
     pub mblocks: u64,
@@ -37,13 +37,13 @@ impl Report {
 const SLACK: u64 = 1 << 20;
 
 impl Pool {
-    /// Looks at every object; with `data` every byte of data is read too. What opening the pool
-    /// found is in the report. Opened exclusively, everything that can be repaired without
+    /// Checks every object; with `data` every byte of data is read too. The report includes the
+    /// findings of opening the pool. Opened exclusively, everything that can be repaired without
     /// losing anything committed was repaired then.
     ///
     /// # Errors
     ///
-    /// Those of looking at the files; what cannot be read of an object is a finding.
+    /// Those of looking at the files. An object that cannot be read is a finding, not an error.
     pub fn check(&self, data: bool) -> Result<Report, PoolError> {
         let mut report = Report { findings: self.findings().to_vec(), ..Report::default() };
         let note = |findings: &mut Vec<Finding>, error: ObjectError| match error {

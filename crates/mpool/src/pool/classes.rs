@@ -27,7 +27,7 @@ impl Pool {
         let path = medium.path().to_owned();
         let mut meta = self.inner.meta();
         let mut records = meta.tables.gone_with(class);
-        // One that is known and has no objects may have been cut short when it was added.
+        // Adding a class that is known and has no objects may have been interrupted.
         let known = meta.tables.classes.contains_key(&class);
         let missing = self.inner.class(class).is_err() && (class == MediaClass::Memory || records.is_empty());
         if known && !missing {
@@ -39,7 +39,7 @@ impl Pool {
             Some(_) => return Err(PoolError::Exists(path)),
             None => refuse_others_data(&*medium)?,
         }
-        // First the record, so that whoever removes the pool knows where to look.
+        // First the record, so that removing the pool finds the directory.
         records.push(Record::Class { class, path });
         meta.commit(&records, false)?;
         create_class(&*medium, &superblock)?;

@@ -13,23 +13,23 @@ use crate::objects::class;
 use crate::objects::meta::Meta;
 
 impl Pool {
-    /// Removes a pool with all that is in it. Nobody may have it open.
+    /// Removes a pool with everything in it. It must not be open.
     ///
     /// # Errors
     ///
-    /// As [`Pool::open`].
+    /// Those of [`Pool::open`].
     pub fn destroy(path: &Path) -> Result<(), PoolError> {
         Self::destroy_on(Arc::new(Disk), path)
     }
 
-    /// As [`Pool::destroy`], on a storage of the caller's.
+    /// Removes a pool as [`Pool::destroy`] does, on the given storage.
     ///
     /// # Errors
     ///
-    /// As [`Pool::destroy`].
+    /// Those of [`Pool::destroy`].
     pub fn destroy_on(storage: Arc<dyn Storage>, path: &Path) -> Result<(), PoolError> {
-        // Damage must not keep anybody from that; but somebody who has it open must. The lock outlives the
-        // salvage opening.
+        // A damaged pool can be removed, an open one cannot. The lock outlives the reading of the
+        // metadata.
         let medium = storage.directory(path, false).during("opening", path.display())?;
         if read_superblock(&*medium)?.is_none() {
             return Err(PoolError::NotAPool(medium.path().into()));
@@ -40,14 +40,15 @@ impl Pool {
             return Err(PoolError::Busy(medium.path().into()));
         }
         let classes = Meta::open(&*medium, false).map(|(meta, _)| meta.tables.classes).unwrap_or_default();
-        // The capacity class last, and of each class the superblock: what was cut short can be done again.
+        // The capacity class last, and in each class the superblock last: an interrupted removal can be
+        // repeated.
         let mut media: Vec<Arc<dyn Medium>> = Vec::new();
         let uuid = read_superblock(&*medium)?.map(|(s, _)| s.pool);
         for path in classes.iter().filter(|(class, _)| **class != MediaClass::Capacity).map(|(_, path)| path) {
             let Ok(other) = storage.directory(path, false) else { continue };
             match read_superblock(&*other) {
                 Ok(Some((found, _))) if Some(found.pool) == uuid => media.push(other),
-                // Adding it was cut short, or removing it: at most a superblock in the making is there, and an empty
+                // Adding or removing it was interrupted: there is at most an unfinished superblock and an empty
                 // data file.
                 Ok(None) if refuse_others_data(&*other).is_ok() => media.push(other),
                 _ => {}
@@ -70,7 +71,7 @@ impl Pool {
                 medium.remove(superblock::NAME).during("removing the superblock in", &at)?;
                 medium.sync_names().during("syncing", &at)?;
             }
-            // Somebody else's files may be there too.
+            // The directory may hold other files.
             let _ = storage.remove_directory(medium.path());
         }
         Ok(())

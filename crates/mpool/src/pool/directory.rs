@@ -31,8 +31,8 @@ pub(super) fn repair_superblock(medium: &dyn Medium, superblock: &Superblock) ->
     Ok(file.sync().during("syncing the superblock in", at())?)
 }
 
-/// A `data` file with contents, but without a superblock, belongs to a damaged pool or to somebody
-/// else: neither is to be emptied.
+/// Refuses a directory whose `data` file has contents but no superblock: it belongs to a damaged
+/// pool, or is no pool's, and must not be emptied.
 pub(super) fn refuse_others_data(medium: &dyn Medium) -> Result<(), PoolError> {
     let at = || medium.path().display();
     let file = match medium.open(class::DATA, Open { read_only: true, ..Open::default() }) {

@@ -55,7 +55,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// As [`Pool::mlog_create`].
+    /// Those of [`Pool::mlog_create`].
     pub fn mdc_create(&self, class: MediaClass, capacity: u64) -> Result<u64, ObjectError> {
         self.create_log(class, capacity, Record::Mdc, |medium, record| {
             Pair::create(&mdc_place(medium, record)).map(drop)
@@ -79,7 +79,7 @@ impl Pool {
         if made.is_err() && !self.inner.meta().is_failed() {
             let names = mdc_place(&*open.medium, record).names;
             for name in names.iter().chain([&mlog_name(id)]) {
-                // What stays is removed when the pool is opened again.
+                // Files that stay are removed when the pool is opened again.
                 let _ = open.medium.remove(name);
             }
         }
@@ -115,7 +115,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// As [`Pool::mlog_open`].
+    /// Those of [`Pool::mlog_open`].
     pub fn mdc_open(&self, id: u64) -> Result<Mdc, ObjectError> {
         let object = Object::Mdc(id, 0);
         let (claim, class) = Claim::open(&self.inner, id, object, |meta| meta.tables.mdcs.get(&id).copied())?;
@@ -142,7 +142,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// As [`Pool::mlog_delete`].
+    /// Those of [`Pool::mlog_delete`].
     pub fn mdc_delete(&self, id: u64) -> Result<(), ObjectError> {
         if id == ROOT_MDC {
             return Err(ObjectError::Open(Object::Mdc(id, 0)));

@@ -67,7 +67,7 @@ impl Pool {
             }
             infos.push(info);
         }
-        // One that is named twice must not be given back twice.
+        // An mblock that is named twice must not be freed twice.
         infos.sort_by_key(|info| info.record.id);
         infos.dedup_by_key(|info| info.record.id);
         let records: Vec<Record> = infos.iter().map(|info| Record::MblockGone(info.record.id)).collect();

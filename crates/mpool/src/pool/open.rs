@@ -120,7 +120,8 @@ impl Opening {
         Ok(meta)
     }
 
-    /// Opens a class in its directory. `None`: it is missing, and the pool can be opened without it.
+    /// Opens a class in its directory. `None`: it is missing, and the pool can be opened without
+    /// it.
     fn class(
         &mut self,
         meta: &Meta,

@@ -75,7 +75,7 @@ impl Registry {
     ///
     /// # Errors
     ///
-    /// `Exists`: the name is taken; as [`Pool::create`].
+    /// `Exists`: the name is taken; those of [`Pool::create`].
     pub fn create(&self, name: &str, path: &Path) -> Result<Pool, PoolError> {
         let link = self.link(name)?;
         if fs::symlink_metadata(&link).is_ok() {
@@ -88,11 +88,11 @@ impl Registry {
         Ok(pool)
     }
 
-    /// Gives a pool another name. A name that is a path changes only what the pool calls itself.
+    /// Renames a pool. For a path, only the name inside the pool changes.
     ///
     /// # Errors
     ///
-    /// `Exists`: the new name is taken; as [`Pool::open`].
+    /// `Exists`: the new name is taken; those of [`Pool::open`].
     pub fn rename(&self, from: &str, to: &str) -> Result<(), PoolError> {
         let new = self.link(to)?;
         let named = !from.contains('/');
@@ -101,7 +101,7 @@ impl Registry {
         }
         let pool = Pool::open(&self.find(from)?, OpenOptions { access: Access::Exclusive, ..OpenOptions::default() })?;
         if named {
-            // First the way to the pool, then what it calls itself: the way is what people use.
+            // First the link, then the name inside the pool: people use the link.
             rename_to_free(&self.link(from)?, &new)?;
             self.sync()?;
         }
@@ -112,7 +112,7 @@ impl Registry {
     ///
     /// # Errors
     ///
-    /// As [`Pool::destroy`].
+    /// Those of [`Pool::destroy`].
     pub fn destroy(&self, name: &str) -> Result<(), PoolError> {
         let path = self.find(name)?;
         match Pool::destroy(&path) {
@@ -134,7 +134,7 @@ impl Registry {
     }
 }
 
-/// Renames a link. A name that somebody has taken meanwhile is not taken from them.
+/// Renames a link. A name that was taken meanwhile is not overwritten.
 fn rename_to_free(from: &Path, to: &Path) -> Result<(), PoolError> {
     use rustix::fs::{CWD, RenameFlags, renameat_with};
     match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {

@@ -7,8 +7,8 @@ use super::model::Driver;
 use crate::sim::{Fault, Random, Sim};
 use crate::{Allocation, MediaClass, Pool, PoolError};
 
-/// Runs a workload with a fault; then what a crash leaves, and what closing leaves, must both be
-/// whole, and usable.
+/// Runs a workload with a fault. The pool must be whole and usable both after a crash and after
+/// closing it.
 fn run(seed: u64, steps: u64, fault: Option<(u64, Fault)>) -> u64 {
     let sim = Sim::default();
     if let Some((at, fault)) = fault {
@@ -88,7 +88,7 @@ fn making_and_removing_is_cut_short() {
             }
             let left = crashed.storage().directory(staging, false).and_then(|other| other.list()).unwrap_or_default();
             assert!(left.is_empty(), "{what}: of the other class is left {left:?}");
-            // Nothing that was left is in the way.
+            // No leftover is in the way.
             make(&crashed).and_then(fill).unwrap_or_else(|e| panic!("{what}, again: {e}"));
         }
     }

@@ -1,4 +1,4 @@
-//! mcache maps: what is mapped is what was written, whatever comes and goes.
+//! mcache maps: a map always shows the written bytes, while pages come and go.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ fn cache(settings: Settings) -> Option<Mcache> {
     }
 }
 
-/// The inodes of what is mapped in this range. Other tests have maps at the same time.
+/// The inodes of the files mapped in this range. Other tests have maps at the same time.
 fn mappings(range: std::ops::Range<usize>) -> Vec<u64> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let lines = maps.lines().filter_map(|line| {
@@ -149,7 +149,7 @@ fn churn(settings: Settings) {
 
 const TIGHT: u64 = 2 << 20;
 
-/// A fault that somebody else's loading ended, while a thread of the cache still loads for it.
+/// A fault that another thread's loading ended, while a thread of the cache still loads for it.
 #[test]
 fn nothing_is_counted_after_a_map_is_dropped() {
     let Some(cache) = cache(Settings::default()) else { return };
@@ -169,7 +169,7 @@ fn nothing_is_counted_after_a_map_is_dropped() {
     }
 }
 
-/// The reaper, and whoever else needs memory, dropping pages of maps that go.
+/// The reaper, and threads in need of memory, dropping pages of maps that are being dropped.
 #[test]
 fn nothing_is_counted_after_maps_are_dropped_under_pressure() {
     let settings = Settings { max_bytes: Some(TIGHT), low: 0.4, high: 0.6, floor: 0.1, ..Settings::default() };

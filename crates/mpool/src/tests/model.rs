@@ -32,7 +32,7 @@ pub(super) struct Block {
 pub(super) struct LogModel {
     /// All appended since the last erasure.
     records: Vec<Vec<u8>>,
-    /// So many of them must survive.
+    /// How many of them must survive.
     synced: usize,
     /// Erased, perhaps: then it may be empty.
     maybe_empty: bool,
@@ -89,7 +89,7 @@ impl Driver {
             0..4 => self.write(&pool, random),
             4 => self.delete(&pool, random),
             5 => {
-                // Abort, or commit what was begun before, several at once.
+                // Abort, or commit several unfinished mblocks at once.
                 let writers = std::mem::take(&mut self.writers);
                 if random.below(2) == 0 {
                     self.commit(writers);
@@ -133,7 +133,7 @@ impl Driver {
         let result = MblockWriter::commit_all(writers.into_iter().map(|(w, ..)| w).collect());
         let failed = match result {
             Ok(_) => There::Yes,
-            // Synced or not: nobody knows.
+            // Synced or not: unknown.
             Err(_) => There::Maybe,
         };
         for (id, seed, len) in known {

@@ -16,13 +16,13 @@ const MAX_HEAT: usize = 256 * 100;
 const WATCH_STEP: usize = 2048;
 
 /// Words of pages that the reaper drops before it lets others run: it takes a few microseconds a
-/// page, and the kernel itself looks only once in a few milliseconds whether somebody else should
-/// have the processor.
+/// page, and the kernel itself checks only every few milliseconds whether another thread should
+/// run.
 const STEP: usize = 8;
-/// Pages evicted at a time by whoever needs memory, at least.
+/// The fewest pages that a thread in need of memory evicts at a time.
 const DIRECT: usize = 64;
-/// Pages chosen at a time for those who need memory; less when there are few, as what is chosen is
-/// dropped later.
+/// Pages chosen at a time for threads in need of memory; less when there are few, as chosen pages
+/// are dropped later.
 const QUEUE: usize = 512;
 
 /// Pages of one word of a map's resident bits that are to go. A map that is gone by then is let go.
@@ -32,8 +32,7 @@ pub(super) struct Chosen {
     mask: u64,
 }
 
-/// Where the last choice among pages of the same heat ended, and what was chosen and not dropped
-/// yet.
+/// Where the last choice among pages of the same heat ended, and the chosen pages not dropped yet.
 #[derive(Default)]
 pub(super) struct Hand {
     map: usize,
@@ -157,7 +156,7 @@ impl Core {
             let entry = &maps[(start + i) % maps.len()];
             let map = &entry.1;
             let words = map.resident.len();
-            // Of the first map first the part behind the hand; at last what is before it.
+            // Of the first map, first the part behind the hand; last, the part before it.
             let from = if i == 0 { split.min(words) } else { 0 };
             let to = if i == maps.len() { split.min(words) } else { words };
             for word in from..to {
@@ -201,7 +200,7 @@ impl Core {
         map.enter().map_or(0, |_entered| self.drop_word(&map, chosen.word, chosen.mask))
     }
 
-    /// Evicts some pages in the thread of whoever needs `pages` of them, as many as are missing by
+    /// Evicts some pages in the thread that needs `pages` of them, as many as are missing by
     /// now. With a reaper: the coldest, as it would; without: in the order of addresses.
     pub(super) fn evict_directly(&self, pages: usize) -> usize {
         let gone = if self.settings.reaper { self.evict_from_queue(pages) } else { self.evict_in_turn(pages) };

@@ -11,18 +11,18 @@ use crate::map::settings::Settings;
 /// Share of time lost to memory, in percent, that counts as full pressure.
 const FULL_STALL: f64 = 40.0;
 /// Bytes left to the rest of the program, which may take them before memory is looked at again:
-/// what the maps hold cannot be swapped out, and a control group that is full kills.
+/// the maps' memory cannot be swapped out, and a full control group kills.
 const RESERVE: u64 = 4 << 20;
-/// The kernel's averages change slowly, and hardly anybody moves a process to another control
-/// group: looking often tells nothing new.
+/// The kernel's averages change slowly, and processes rarely move to another control group: looking
+/// more often shows nothing new.
 const SLOW_PERIOD: Duration = Duration::from_secs(1);
 
-/// What was seen last. Bytes.
+/// The memory levels last read, bytes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Levels {
-    /// What the maps have and could have.
+    /// Memory that the maps hold, plus available memory.
     pub(crate) total: u64,
-    /// What they could have besides.
+    /// Available memory.
     pub(crate) available: u64,
     stall: f64,
     groups: Arc<MemoryGroups>,
@@ -31,7 +31,7 @@ pub(crate) struct Levels {
 }
 
 impl Levels {
-    /// Looks anew. Where something cannot be read, what is known stays.
+    /// Reads the memory levels. A level that cannot be read keeps its last value.
     pub(super) fn look(&mut self, resident: u64, settings: &Settings) {
         if self.looked_at_slow.is_none_or(|at| at.elapsed() >= SLOW_PERIOD) {
             self.stall = psi::memory().ok().flatten().map_or(0.0, |pressure| pressure.some.avg10);

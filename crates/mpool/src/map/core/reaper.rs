@@ -8,13 +8,13 @@ use super::Core;
 /// The default of [`Settings::watch`].
 const WATCH: Duration = Duration::from_secs(1);
 
-/// So many uses are remembered for each page that there is memory for; when there are more, a
-/// half-life has passed. Fewer tell popular pages from lucky ones badly; with more it takes longer
-/// to notice that others have become popular.
+/// Uses remembered for each page that there is memory for; with more, a half-life has passed. Fewer
+/// uses distinguish popular pages badly from lucky ones; with more it takes longer to notice newly
+/// popular pages.
 const USES: u64 = 16;
 
 impl Core {
-    /// The reaper's life.
+    /// Runs the reaper until the cache ends.
     pub(crate) fn reap(&self) {
         let mut watched = Instant::now();
         let mut aged = Instant::now();
@@ -40,8 +40,8 @@ impl Core {
                 if self.settings.watch.is_some() {
                     self.watch();
                 }
-                // However fast or slow pages are used: a half-life by the clock is too short for one and too long
-                // for another.
+                // Counted in uses, since a half-life by the clock is too short for one load and too long for
+                // another.
                 if self.heat() > USES * self.resident.load(Ordering::Relaxed) as u64 {
                     half_lives += 1.0;
                 }

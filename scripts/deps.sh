@@ -249,7 +249,7 @@ headers() {
 # ---- rivals -------------------------------------------------------------------------------------
 
 deps_bench() {
-    want librocksdb-dev "RocksDB as a rival of mpool: cargo build --release -p bench --features rocksdb" test -e /usr/include/rocksdb/c.h
+    want librocksdb-dev "RocksDB as a rival of mpool: cargo build --release -p bench-structures --features rocksdb" test -e /usr/include/rocksdb/c.h
     want fio "mpool's sequential bench compares with it" have fio
     install_missing
     if [ -e /usr/sbin/ksmtuned ] || [ -e "$cache/ksmtuned/usr/sbin/ksmtuned" ]; then return; fi

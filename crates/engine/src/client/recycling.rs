@@ -199,8 +199,8 @@ impl Client {
                 return Ok(Next::Reclaim);
             }
         };
-        // An agent that knows where the RAM lies has served an earlier daemon, or a program that marks pages
-        // of its own.
+        // An agent that knows where the RAM lies has served an earlier daemon, or a program that
+        // marks pages of its own.
         let boots = pool.extents.is_empty();
         state.recycling = Some(Recycling::new(marks, Duration::from_secs_f64(period), boots));
         if !boots {

@@ -23,7 +23,7 @@ use self::handshake::{GREETING_TIME, Greeting};
 use crate::client::{Client, Next};
 use crate::config::Config;
 use crate::content::index::ClientId;
-use crate::merge::pass::{self, Scratch};
+use crate::merge::pass::{self, Buffers};
 use crate::recycle::{policy, ram};
 use crate::world::shared::Shared;
 use crate::world::state_file::{STATE_FILE, StateFile};
@@ -210,9 +210,9 @@ fn take_lock(directory: &Path) -> Result<OwnedFd, StartError> {
 }
 
 fn work(shared: &Shared) {
-    let mut scratch = Scratch::new();
+    let mut buffers = Buffers::new();
     while let Some((client, scan)) = shared.queue.take() {
-        pass::turn(shared, &client, &mut scratch, scan);
+        pass::run(shared, &client, &mut buffers, scan);
         shared.charge_agents();
         shared.pacer.pause(|| shared.stopping());
         shared.queue.done(client);

@@ -50,11 +50,11 @@ impl Marks {
         let len = rustix::fs::fstat(fd).map_err(MarksError::Length)?.st_size;
         let map = memfd::map_readonly(fd, usize::try_from(len).unwrap_or(0)).map_err(MarksError::Map)?;
         let start = NonNull::new(map.as_ptr()).ok_or(MarksError::Null)?;
-        // SAFETY: `map.len()` bytes from `start` are mapped for as long as `map` lives. `Marks` owns both and
-        // drops the pool first; neither leaves it. The seals keep the file from shrinking, so no access
-        // raises SIGBUS. Nothing else in this process uses the mapping. It is read-only, and a store to it
-        // would fault: of the pool only `layout` and `read`, of the host only `is_free`, `pending` and
-        // `pool` are called, and these load and never store.
+        // SAFETY: `map.len()` bytes from `start` are mapped for as long as `map` lives. `Marks`
+        // owns both and drops the pool first; neither leaves it. The seals keep the file from
+        // shrinking, so no access raises SIGBUS. Nothing else in this process uses the mapping. It
+        // is read-only, and a store to it would fault: of the pool only `layout` and `read`, of the
+        // host only `is_free`, `pending` and `pool` are called, and these load and never store.
         let pool = unsafe { ppr::Pool::from_mapping(start, map.len()) }?;
         Ok(Self { host: ppr::Host::new(Box::new(pool), ppr::Ram::default()), _map: map })
     }

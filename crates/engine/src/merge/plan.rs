@@ -1,72 +1,61 @@
-//! What a turn has in hand: pages gathered into runs, and rows and stretches that tell what the
-//! next pages may be.
+//! Plans: verdicts on pages, entered into the ledger and gathered into runs for the agent.
 
 use wire::{MAX_BATCH_PAGES, PageNo, RegionId, Run, Slot};
 
+use crate::client::Client;
 use crate::client::batch::{PlannedRun, Target};
-use crate::content::frame::Frame;
+use crate::content::index::{Place, Sighting};
+use crate::ledger::Entry;
 
-/// Pages guessed at a time, first and most.
-pub(crate) const GUESSES: std::ops::RangeInclusive<u32> = 64..=512;
-/// Pages in a row that equal frames in a row (or zeros), up to the page looked at last.
-pub(crate) struct Row {
-    pub(crate) page: PageNo,
-    pub(crate) target: Target,
-    pub(crate) len: u32,
-    /// How many pages the next guess takes.
-    pub(crate) ahead: u32,
+/// Pages in one batch: a few windows, so that the agent has work while the next is planned.
+pub(super) const BATCH: u32 = 1024;
+/// Runs in one batch.
+const BATCH_RUNS: usize = 1024;
+
+/// What a look-up says of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// No other page has this content: it is unshared, under this handle.
+    First(u32),
+    /// Merge it. A frame is counted as used once more already.
+    Merge(Target),
+    /// It could be merged, but is in a huge page.
+    Kept,
+    /// Its content is on its way out, or cannot be told. Look again later.
+    Nothing,
 }
 
-impl Default for Row {
-    fn default() -> Self {
-        Self { page: PageNo(0), target: Target::Zero, len: 0, ahead: *GUESSES.start() }
+impl Verdict {
+    /// What the page is to be merged with.
+    pub(super) fn target(self) -> Option<Target> {
+        if let Self::Merge(target) = self { Some(target) } else { None }
     }
-}
 
-impl Row {
-    /// A page was read; `None`: it equals no frame that there was before.
-    pub(crate) fn add(&mut self, page: PageNo, target: Option<Target>) {
-        match target {
-            Some(target) if self.len > 0 && page == self.page + 1 && target == self.target.next() => self.len += 1,
-            Some(target) => *self = Self { target, len: 1, ..Self::default() },
-            None => *self = Self::default(),
+    /// Gives back what a verdict holds, when nothing comes of it.
+    fn give_up(self, client: &Client, region: RegionId, page: PageNo) {
+        match self {
+            Self::First(handle) => {
+                let here = Sighting { client: client.number, region, page };
+                client.domain.index.forget(handle, Place::Sighted(here));
+            }
+            Self::Merge(Target::Frame(frame)) => client.domain.release(frame, false),
+            Self::Merge(Target::Zero) | Self::Kept | Self::Nothing => {}
         }
-        (self.page, self.target) = (page, target.unwrap_or(self.target));
-    }
-}
-
-/// Neighbouring pages with one content, up to the page looked up last.
-#[derive(Default)]
-pub(crate) struct Stretch {
-    pub(crate) region: RegionId,
-    pub(crate) page: PageNo,
-    pub(crate) digest: u64,
-    /// The frame that the last page uses.
-    pub(crate) frame: Option<Frame>,
-    pub(crate) len: u32,
-}
-
-impl Stretch {
-    pub(crate) fn add(&mut self, region: RegionId, page: PageNo, digest: u64) {
-        if (self.region, self.page + 1, self.digest) == (region, page, digest) {
-            self.len += 1;
-        } else {
-            *self = Self { region, digest, frame: None, len: 1, page };
-        }
-        self.page = page;
     }
 }
 
 /// Pages of one region, ascending, gathered into runs.
 #[derive(Default)]
-pub(crate) struct Plan {
-    pub(crate) runs: Vec<PlannedRun>,
-    pub(crate) pages: u32,
-    pub(crate) min_run: u32,
+pub(super) struct Plan {
+    pub(super) runs: Vec<PlannedRun>,
+    pub(super) pages: u32,
+    /// Shorter runs are left out: the budget of mappings is short.
+    pub(super) min_run: u32,
 }
 
 impl Plan {
-    pub(crate) fn push(&mut self, page: PageNo, target: Target) {
+    /// Adds a page behind those of the plan.
+    pub(super) fn push(&mut self, page: PageNo, target: Target) {
         self.pages += 1;
         if let Some(PlannedRun { run, target: first }) = self.runs.last_mut()
             && run.end() == page
@@ -85,9 +74,52 @@ impl Plan {
         self.runs.push(PlannedRun { run: Run::one(page), target });
     }
 
+    /// Enters verdicts on pages of a region, ascending, into the client's ledger and this plan. A
+    /// page that was written since it was read is left out. Returns whether a huge page is given up
+    /// with that, so that there are new candidates.
+    pub(super) fn record(&mut self, client: &Client, id: RegionId, verdicts: &[(PageNo, Verdict)]) -> bool {
+        let mut state = client.state();
+        self.min_run = state.min_run;
+        let mut given_up = false;
+        let Some(region) = state.regions.get_mut(&id) else {
+            drop(state);
+            verdicts.iter().for_each(|&(page, verdict)| verdict.give_up(client, id, page));
+            return false;
+        };
+        for &(page, verdict) in verdicts {
+            region.looked_at(page);
+            if region.is_written(Run::one(page)) {
+                verdict.give_up(client, id, page);
+                continue;
+            }
+            match verdict {
+                Verdict::First(handle) => {
+                    region.set(page, Entry::Unshared(handle));
+                }
+                Verdict::Nothing => region.restart(page),
+                Verdict::Kept => given_up |= region.can_merge(page),
+                Verdict::Merge(target) => {
+                    // Sighted here once, in a huge page that was given up since, and seen
+                    // elsewhere.
+                    if let entry @ Entry::Unshared(_) = region.entry(page) {
+                        region.set(page, Entry::Fresh);
+                        client.drop_entry(id, page, entry);
+                    }
+                    self.push(page, target);
+                }
+            }
+        }
+        given_up
+    }
+
+    /// Whether there is enough for a batch.
+    pub(super) fn is_full(&self) -> bool {
+        self.pages >= BATCH || self.runs.len() >= BATCH_RUNS
+    }
+
     /// The runs to send, and those too short for a short budget of mappings. Zero pages cost no
     /// mapping.
-    pub(crate) fn into_runs(self) -> (Vec<PlannedRun>, Vec<PlannedRun>) {
+    pub(super) fn into_runs(self) -> (Vec<PlannedRun>, Vec<PlannedRun>) {
         let min_run = self.min_run;
         self.runs.into_iter().partition(|run| run.target == Target::Zero || run.run.len >= min_run)
     }
@@ -96,6 +128,7 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::content::frame::Frame;
 
     fn runs(pages: &[(u32, Target)]) -> Vec<(u32, u32)> {
         let mut plan = Plan::default();

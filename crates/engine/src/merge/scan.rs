@@ -153,8 +153,8 @@ impl Client {
         for page in region.pages_of(run).pages() {
             match region.entry(page) {
                 Entry::Pending => continue,
-                // The frame came into the page table by a read, or the zero page did. A frame that the kernel has
-                // swapped out since may show as neither present nor of a file.
+                // The frame came into the page table by a read, or the zero page did. A frame that
+                // the kernel has swapped out since may show as neither present nor of a file.
                 Entry::Merged(_) if is.contains(Categories::FILE) || !is.contains(Categories::PRESENT) => continue,
                 Entry::Zero | Entry::Fresh | Entry::Recycled if zero => continue,
                 entry @ (Entry::Merged(_) | Entry::Unshared(_) | Entry::Zero | Entry::Recycled) => {

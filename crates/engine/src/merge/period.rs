@@ -1,0 +1,67 @@
+//! What begins a merge period for a client: whether it may be merged at all, and the scan.
+
+use std::time::{Duration, Instant};
+
+use crate::client::{Client, pinned_reason};
+use crate::ledger::Region;
+use crate::world::shared::Shared;
+
+/// Scanning all clients may take one part in 40 of a CPU's time. Many mappings make it slow, and
+/// agents that map, with the program's page faults behind them, wait for it.
+const SCAN_SHARE: u32 = 40;
+/// Scans that do not count for that: in them every page is new.
+const FIRST_SCANS: u64 = 3;
+/// A scan that finds more than one page in 16 was slow for that, and does not count either.
+const MUCH: u64 = 16;
+/// How long an agent may work on its batches before it counts as stalled.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Refuses pinned memory, and scans. `false`: there is nothing to do for this client now.
+pub(super) fn begin(shared: &Shared, client: &Client) -> bool {
+    let status = kmem::procfs::status(Some(client.pid));
+    let mut state = client.state();
+    let now = Instant::now();
+    state.stalled = state.outstanding > 0 && now.duration_since(state.reported) > PATIENCE;
+    if !state.connected || state.detached || state.held || state.outstanding > 0 || now < state.next_scan {
+        return false;
+    }
+    match status {
+        Ok(status) if status.vm_pin_kib > 0 || status.vm_lck_kib > 0 => {
+            if state.refused.is_none() {
+                let why = pinned_reason(client.pid);
+                tracing::warn!(pid = client.pid, "not merged: {why}");
+                state.refused = Some(why);
+            }
+            return false;
+        }
+        Ok(_) => state.refused = None,
+        Err(_) => return false,
+    }
+    if state.recycling.as_mut().is_some_and(|recycling| recycling.is_awaited()) {
+        return false;
+    }
+    let cpu = kmem::cpu::thread_time();
+    match client.scan(&mut state, true) {
+        // Where much is written or new the scan was slow once, for that, and what it found must not
+        // wait long for the scans that its pages have to stay clean in.
+        Ok(found)
+            if state.totals.full_scans > FIRST_SCANS
+                && found * MUCH < state.regions.values().map(|region| u64::from(region.pages)).sum() =>
+        {
+            let took = kmem::cpu::thread_time() - cpu;
+            state.next_scan = now + took * SCAN_SHARE * shared.clients().len() as u32;
+        }
+        Ok(_) => {}
+        Err(e) => {
+            tracing::warn!(pid = client.pid, "cannot scan its memory: {e}");
+            return false;
+        }
+    }
+    if state.rested.elapsed().as_secs_f64() >= shared.config.direct_io_seconds {
+        state.rested = Instant::now();
+        state.regions.values_mut().for_each(Region::end_rest);
+    }
+    state.retry_deferred();
+    shared.pacer.found(state.regions.values().map(Region::due).sum());
+    true
+}

@@ -1,8 +1,8 @@
-//! Memory control groups: how much this process may still allocate.
+//! Memory control groups: how much memory this process may still allocate.
 //!
-//! A group's limit binds everything below it, so the headroom is the least over the group that this
-//! process is in and all of its ancestors: limit less usage, where page cache that is not in active
-//! use does not count as used, since the kernel drops it first.
+//! A group's limit applies to all groups below it. The headroom is therefore the least over this
+//! process's group and all of its ancestors. A group's headroom is its limit less its usage.
+//! Inactive page cache does not count as used, since the kernel drops it first.
 //!
 //! Sources: Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst, `cgroups(7)`,
 //! `proc_pid_mountinfo(5)`.
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 struct Files {
     limit: &'static str,
     usage: &'static str,
-    /// In `memory.stat`.
+    /// The name of the line in `memory.stat`.
     inactive_cache: &'static str,
 }
 
@@ -23,14 +23,14 @@ const V1: Files =
     Files { limit: "memory.limit_in_bytes", usage: "memory.usage_in_bytes", inactive_cache: "total_inactive_file" };
 const V2: Files = Files { limit: "memory.max", usage: "memory.current", inactive_cache: "inactive_file" };
 
-/// Version 1 writes "no limit" as the largest number of pages; anything like it is none.
+/// Bytes. Version 1 writes "no limit" as the largest number of whole pages below 2⁶³; a limit from
+/// here on means that there is none.
 const UNLIMITED: u64 = 1 << 62;
 
-/// Where a hierarchy is mounted, and this process's directory in it.
+/// The mount point of a hierarchy, and this process's directory in it.
 type Place = (PathBuf, PathBuf);
 
-/// The memory control groups (version 1 or 2) that this process is in; at least until somebody
-/// moves it.
+/// The memory control groups (version 1 or 2) that this process was in when they were looked up.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryGroups {
     v1: Option<Place>,
@@ -38,7 +38,7 @@ pub struct MemoryGroups {
 }
 
 impl MemoryGroups {
-    /// Finds them. It takes longer than looking at them.
+    /// Looks up the groups of this process. This takes longer than [`MemoryGroups::headroom`].
     ///
     /// # Errors
     ///
@@ -49,8 +49,8 @@ impl MemoryGroups {
         Ok(Self { v1: find(&groups, &mounts, true), v2: find(&groups, &mounts, false) })
     }
 
-    /// Bytes that may still be allocated before the limit of one of them, or of one above it, is
-    /// met; `None` without any limit.
+    /// Bytes that may still be allocated before a limit is reached: of one of the groups, or of a
+    /// group above them. `None`: there is no limit.
     pub fn headroom(&self) -> Option<u64> {
         let both = [(&V1, &self.v1), (&V2, &self.v2)];
         both.into_iter()
@@ -59,19 +59,17 @@ impl MemoryGroups {
     }
 }
 
-/// Bytes that this process may still allocate before it meets the limit of its memory control group
-/// (version 1 or 2) or of one above it; `None` without any limit. Memory of the whole system is
-/// another matter.
+/// [`MemoryGroups::headroom`] of the groups that this process is in now. The memory of the whole
+/// system may be less.
 ///
 /// # Errors
 ///
-/// As [`MemoryGroups::find`].
+/// Those of reading `/proc/self/cgroup` and `/proc/self/mountinfo`.
 pub fn memory_headroom() -> io::Result<Option<u64>> {
     Ok(MemoryGroups::find()?.headroom())
 }
 
-/// Where the hierarchy is mounted and this process's directory in it, when there is such a
-/// hierarchy.
+/// The place of this process in the memory hierarchy of that version, if there is one.
 fn find(groups: &str, mounts: &str, v1: bool) -> Option<Place> {
     // `number:controllers:path`; version 2 has no controllers.
     let path = groups.lines().find_map(|line| {
@@ -95,21 +93,21 @@ fn find(groups: &str, mounts: &str, v1: bool) -> Option<Place> {
         let mut mount = mount.split(' ').skip(3);
         let root = mount.next()?;
         let top = PathBuf::from(mount.next()?);
-        // In a container the mount may show only a part of the hierarchy, and the path may be told from
-        // outside.
+        // In a container the mount may show only a part of the hierarchy, while the path starts at the
+        // whole hierarchy's root.
         let below = Path::new(path).strip_prefix(root).unwrap_or(Path::new(""));
         let group = top.join(below);
         Some((top, group))
     })
 }
 
-/// The least headroom of `group` and what is above it, up to `top`.
+/// The least headroom of `group` and its ancestors, up to `top`.
 fn headroom(files: &Files, top: &Path, group: &Path) -> Option<u64> {
     group
         .ancestors()
         .take_while(|directory| directory.starts_with(top))
         .filter_map(|directory| {
-            // The root of version 2 has no limit file, and "max" is no number: neither limits.
+            // The root of version 2 has no limit file, and "max" is no number: neither is a limit.
             let limit = number(&directory.join(files.limit)).filter(|&limit| limit < UNLIMITED)?;
             let usage = number(&directory.join(files.usage))?;
             let cache = inactive_cache(files, directory).unwrap_or(0);
@@ -184,7 +182,7 @@ mod tests {
         assert_eq!(
             find("4:memory:/elsewhere\n", MOUNTS, true).unwrap().1,
             Path::new("/sys/fs/cgroup/memory/"),
-            "a path told from outside of the container"
+            "a path from outside of the container"
         );
         assert_eq!(find("1:cpu:/\n", MOUNTS, true), None);
         assert_eq!(find("", "", false), None);

@@ -1,7 +1,7 @@
-//! KVM's ways to tell which guest pages were written: the dirty log and the dirty ring.
+//! KVM's reports of written guest pages: the dirty log and the dirty ring.
 //!
-//! Both work on descriptors that a VMM has: of the VM, and of its vCPUs. A VM has one or the other:
-//! with rings enabled, asking for a log fails with `ENXIO`.
+//! Both work on descriptors that the VMM has: the VM's and its vCPUs'. A VM has either a log or
+//! rings: with rings enabled, a request for a log fails with `ENXIO`.
 //!
 //! Source: Documentation/virt/kvm/api.rst, "KVM_GET_DIRTY_LOG" (4.8), "KVM_CLEAR_DIRTY_LOG"
 //! (4.117), "KVM_RESET_DIRTY_RINGS" (4.133), "KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2" (7.18),
@@ -71,13 +71,16 @@ const CAP_DIRTY_LOG_RING: u32 = 192;
 const CAP_DIRTY_LOG_RING_ACQ_REL: u32 = 223;
 /// `KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE`.
 const MANUAL_PROTECT_ENABLE: u64 = 1;
-/// `KVM_DIRTY_LOG_PAGE_OFFSET`: where a vCPU's ring is mapped, in pages (x86-64 and arm64).
+/// `KVM_DIRTY_LOG_PAGE_OFFSET`: the offset of the ring in a vCPU's descriptor, in pages (x86-64 and
+/// arm64).
 const RING_PAGE_OFFSET: u64 = 64;
-/// `KVM_DIRTY_GFN_F_DIRTY`, `KVM_DIRTY_GFN_F_RESET`.
+/// `KVM_DIRTY_GFN_F_DIRTY`: the kernel has filled the entry in.
 const GFN_DIRTY: u32 = 1;
+/// `KVM_DIRTY_GFN_F_RESET`: the entry was read.
 const GFN_RESET: u32 = 2;
 
-/// The exit reason `KVM_EXIT_DIRTY_RING_FULL`: collect and reset the rings before the vCPU runs on.
+/// The exit reason `KVM_EXIT_DIRTY_RING_FULL`: collect and reset the rings before the vCPU runs
+/// again.
 pub const EXIT_DIRTY_RING_FULL: u32 = 31;
 
 /// One ioctl that returns a number.
@@ -86,7 +89,9 @@ struct Call {
     argument: *mut c_void,
 }
 
-// SAFETY: whoever makes a `Call` pairs the opcode with its argument.
+// SAFETY: the trait asks that `opcode` and `as_ptr` fit together and that the output is decoded as
+// the ioctl defines it. `Call` is private; each of the functions below that makes one pairs an
+// opcode with the argument of that opcode. Each of these ioctls returns a number.
 unsafe impl Ioctl for Call {
     type Output = u32;
 
@@ -105,26 +110,27 @@ unsafe impl Ioctl for Call {
     }
 }
 
-/// `KVM_CHECK_EXTENSION` of a VM: 0 when it has no such capability.
+/// `KVM_CHECK_EXTENSION` of a VM. 0: it has no such capability.
 fn check_extension(vm: BorrowedFd<'_>, cap: u32) -> Result<u32, Errno> {
     let call = Call { opcode: KVM_CHECK_EXTENSION, argument: std::ptr::without_provenance_mut(cap as usize) };
-    // SAFETY: KVM_CHECK_EXTENSION takes a number.
+    // SAFETY: KVM_CHECK_EXTENSION takes a number in place of a pointer, and writes nothing.
     unsafe { ioctl::ioctl(vm, call) }
 }
 
 fn enable_cap(vm: BorrowedFd<'_>, cap: u32, value: u64) -> Result<(), Errno> {
     let mut argument = EnableCap { cap, flags: 0, args: [value, 0, 0, 0], pad: [0; 64] };
     let call = Call { opcode: KVM_ENABLE_CAP, argument: (&raw mut argument).cast() };
-    // SAFETY: KVM_ENABLE_CAP reads a `kvm_enable_cap`; the capabilities used here take one number.
+    // SAFETY: KVM_ENABLE_CAP reads a `kvm_enable_cap`, a local that outlives the call. The capabilities
+    // used here take one number in `args`, and no pointer.
     unsafe { ioctl::ioctl(vm, call) }.map(drop)
 }
 
-/// Lets [`clear_dirty_log`] do the protecting, so that [`dirty_log`] only reads. `false`: this
-/// kernel (before 5.1) can't, and reading clears.
+/// Makes [`dirty_log`] only read; [`clear_dirty_log`] then protects pages again. `false`: the kernel
+/// is older than 5.1, and reading the log also clears it and protects its pages.
 ///
 /// # Errors
 ///
-/// `EBADF`, `ENOTTY`: not a VM.
+/// `EBADF`, `ENOTTY`: the descriptor is not a VM's.
 pub fn enable_manual_protect(vm: BorrowedFd<'_>) -> Result<bool, Errno> {
     if u64::from(check_extension(vm, CAP_MANUAL_DIRTY_LOG_PROTECT2)?) & MANUAL_PROTECT_ENABLE == 0 {
         return Ok(false);
@@ -137,22 +143,23 @@ pub fn enable_manual_protect(vm: BorrowedFd<'_>) -> Result<bool, Errno> {
 ///
 /// # Errors
 ///
-/// `ENOENT`: no such slot, or it has no log (`KVM_MEM_LOG_DIRTY_PAGES`). `ENXIO`: the VM has rings.
+/// `ENOENT`: no such slot, or the slot has no log (`KVM_MEM_LOG_DIRTY_PAGES`). `ENXIO`: the VM has
+/// rings.
 ///
 /// # Safety
 ///
-/// `bitmap` must have a bit for every page of the slot, in whole words: the kernel writes that
-/// many.
+/// `bitmap` has at least one bit for every page that the slot has at the time of the call, in whole
+/// words. The kernel writes that many bits, whatever the length of `bitmap`.
 pub unsafe fn dirty_log(vm: BorrowedFd<'_>, slot: u32, bitmap: &mut [u64]) -> Result<(), Errno> {
     let mut argument = DirtyLog { slot, padding: 0, bitmap: bitmap.as_mut_ptr() };
     let call = Call { opcode: KVM_GET_DIRTY_LOG, argument: (&raw mut argument).cast() };
-    // SAFETY: KVM_GET_DIRTY_LOG reads a `kvm_dirty_log` and writes its bitmap, as long as the caller
-    // promises.
+    // SAFETY: KVM_GET_DIRTY_LOG reads a `kvm_dirty_log`, a local that outlives the call. It writes one
+    // bit for each page of the slot to `bitmap`, which by the contract has as many.
     unsafe { ioctl::ioctl(vm, call) }.map(drop)
 }
 
-/// Clears pages of a slot in its log and write-protects them (`KVM_CLEAR_DIRTY_LOG`): the first
-/// `pages` pages, those whose bit is set in `bitmap`.
+/// Clears pages of a slot in its log and write-protects them (`KVM_CLEAR_DIRTY_LOG`): those of the
+/// first `pages` pages whose bit is set in `bitmap`.
 ///
 /// # Errors
 ///
@@ -161,22 +168,23 @@ pub unsafe fn dirty_log(vm: BorrowedFd<'_>, slot: u32, bitmap: &mut [u64]) -> Re
 ///
 /// # Panics
 ///
-/// When `bitmap` has too few words.
+/// When `bitmap` has fewer than `pages` bits.
 pub fn clear_dirty_log(vm: BorrowedFd<'_>, slot: u32, pages: u32, bitmap: &[u64]) -> Result<(), Errno> {
     assert!(bitmap.len() >= pages.div_ceil(64) as usize, "a bitmap for {pages} pages");
     let mut argument = ClearDirtyLog { slot, num_pages: pages, first_page: 0, bitmap: bitmap.as_ptr() };
     let call = Call { opcode: KVM_CLEAR_DIRTY_LOG, argument: (&raw mut argument).cast() };
-    // SAFETY: KVM_CLEAR_DIRTY_LOG reads a `kvm_clear_dirty_log` and the bitmap, whose length was
-    // checked.
+    // SAFETY: KVM_CLEAR_DIRTY_LOG reads a `kvm_clear_dirty_log`, a local that outlives the call, and
+    // `pages` bits of the bitmap, whose length was checked above.
     unsafe { ioctl::ioctl(vm, call) }.map(drop)
 }
 
-/// Gives every vCPU made from now on a ring of `entries` entries. `false`: this kernel (before
-/// 5.11) has no rings.
+/// Gives every vCPU that is created from now on a ring of `entries` entries. `false`: the kernel is
+/// older than 5.11 and has no rings.
 ///
 /// # Errors
 ///
-/// `EINVAL`: not a power of two, under a page's worth (256), too many, or there are vCPUs already.
+/// `EINVAL`: `entries` is not a power of two, is less than 256 (one page) or too many, or the VM has
+/// vCPUs already.
 pub fn enable_dirty_rings(vm: BorrowedFd<'_>, entries: u32) -> Result<bool, Errno> {
     for cap in [CAP_DIRTY_LOG_RING_ACQ_REL, CAP_DIRTY_LOG_RING] {
         if check_extension(vm, cap)? > 0 {
@@ -187,19 +195,19 @@ pub fn enable_dirty_rings(vm: BorrowedFd<'_>, entries: u32) -> Result<bool, Errn
     Ok(false)
 }
 
-/// Write-protects the pages of all entries that have been taken from the rings, and lets the
-/// entries be used again (`KVM_RESET_DIRTY_RINGS`). Returns how many.
+/// Write-protects the pages of all entries that were taken from the rings, and frees the entries
+/// for the kernel (`KVM_RESET_DIRTY_RINGS`). Returns their number.
 ///
 /// # Errors
 ///
 /// `EINVAL`: the VM has no rings.
 pub fn reset_dirty_rings(vm: BorrowedFd<'_>) -> Result<u32, Errno> {
     let call = Call { opcode: KVM_RESET_DIRTY_RINGS, argument: std::ptr::null_mut() };
-    // SAFETY: KVM_RESET_DIRTY_RINGS takes no argument.
+    // SAFETY: KVM_RESET_DIRTY_RINGS takes no argument, and writes only to the VM's own rings.
     unsafe { ioctl::ioctl(vm, call) }
 }
 
-/// A vCPU's ring, mapped. One thread takes entries from it; the vCPU may run meanwhile.
+/// The mapped ring of a vCPU. One thread takes entries from it; the vCPU may run meanwhile.
 #[derive(Debug)]
 pub struct DirtyRing {
     memory: Range,
@@ -212,38 +220,39 @@ pub struct DirtyRing {
 pub struct DirtyPage {
     /// Address space (16 bits; 1 is x86's system management mode) and memory slot (16 bits).
     pub slot: u32,
-    /// The slot's page.
+    /// The number of the page in its slot.
     pub offset: u64,
 }
 
 impl DirtyRing {
-    /// Maps the ring of a vCPU, which has as many entries as [`enable_dirty_rings`] was told.
+    /// Maps the ring of a vCPU. `entries` is the number that was passed to [`enable_dirty_rings`].
     ///
     /// # Errors
     ///
-    /// `EINVAL`: the vCPU has no ring, or one of another size.
+    /// `EINVAL`: the vCPU has no ring, or its ring has another size.
     pub fn map(vcpu: BorrowedFd<'_>, entries: u32) -> Result<DirtyRing, Errno> {
         let memory = Range::new(0, entries as usize * size_of::<DirtyGfn>());
         let (protection, offset) = (libc::PROT_READ | libc::PROT_WRITE, RING_PAGE_OFFSET * PAGE_SIZE as u64);
-        // SAFETY: a mapping where the kernel likes replaces nothing.
+        // SAFETY: a mapping that is not fixed replaces nothing.
         let start = unsafe { mm::mmap(memory, protection, libc::MAP_SHARED, vcpu.as_raw_fd(), offset) }?;
         Ok(DirtyRing { memory: Range::new(start, memory.len), entries, next: 0 })
     }
 
-    /// Takes the oldest entry; `None`: there are no more now. The page stays writable until
+    /// Takes the oldest entry. `None`: there are no more now. The page stays writable until
     /// [`reset_dirty_rings`].
     pub fn take(&mut self) -> Option<DirtyPage> {
         let ring: *mut DirtyGfn = std::ptr::with_exposed_provenance_mut(self.memory.start);
-        // SAFETY: `next` is reduced to an entry of the mapping, which lives as long as `self`; the kernel
-        // shares it, and whose turn it is to write an entry is said by its flags, read and written
-        // atomically.
-        let flags = unsafe { &(*ring.add((self.next & (self.entries - 1)) as usize)).flags };
+        // SAFETY: the mask leaves at most `entries - 1`, so the entry lies in the mapping, which lives as
+        // long as `self`.
+        let entry = unsafe { ring.add((self.next & (self.entries - 1)) as usize) };
+        // SAFETY: the entry lies in the mapping and is aligned. The kernel writes the flags too, and both
+        // sides access them atomically.
+        let flags = unsafe { &(*entry).flags };
         if flags.load(Ordering::Acquire) & GFN_DIRTY == 0 {
             return None;
         }
-        // SAFETY: as above; the entry is dirty, so it is this side's to read until it is marked for reset.
-        let entry = unsafe { ring.add((self.next & (self.entries - 1)) as usize) };
-        // SAFETY: as above.
+        // SAFETY: the entry lies in the mapping and is aligned. Its flags say that it is dirty: the kernel
+        // has filled it in, and does not write it again before this side marks it for reset.
         let page = unsafe {
             DirtyPage {
                 slot: (&raw const (*entry).slot).read_volatile(),
@@ -258,7 +267,7 @@ impl DirtyRing {
 
 impl Drop for DirtyRing {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this ring's own.
+        // SAFETY: this ring made the mapping, and `take` gives out copies, so no pointer into it is left.
         let _ = unsafe { mm::unmap(self.memory) };
     }
 }

@@ -8,13 +8,13 @@ use std::io;
 
 use crate::raw::syscall;
 
-/// How many nodes of this machine have memory; 1 where the kernel does not say.
+/// The number of this machine's nodes that have memory; 1 where the kernel does not tell.
 pub fn nodes() -> usize {
     let list = std::fs::read_to_string("/sys/devices/system/node/has_memory").unwrap_or_default();
     count(&list).max(1)
 }
 
-/// How many numbers a list such as `0,2-3` has.
+/// The number of nodes in a list such as `0,2-3`.
 fn count(list: &str) -> usize {
     let of_part = |part: &str| match part.split_once('-') {
         Some((first, last)) => Some((last.parse::<usize>().ok()? + 1).saturating_sub(first.parse().ok()?)),
@@ -23,20 +23,20 @@ fn count(list: &str) -> usize {
     list.trim().split(',').filter_map(of_part).sum()
 }
 
-/// The node of each of these pages of a process, one for one. `None`: the page has no memory now,
-/// or is the kernel's page of zeros.
+/// Puts the node of each of these pages of a process into `nodes`, in their order. `None`: the page
+/// has no memory now, or is the kernel's zero page. `addresses` are the pages' first bytes.
 ///
 /// # Errors
 ///
-/// `EPERM`: as for [`crate::procmem::read_pages`]; `ESRCH`: there is no such process; `ENOSYS`: the
-/// kernel knows of no nodes.
+/// `EPERM`: no permission to look at the process (ptrace(2)); `ESRCH`: there is no such process;
+/// `ENOSYS`: the kernel was built without NUMA.
 pub fn nodes_of(pid: i32, addresses: &[usize], nodes: &mut Vec<Option<u32>>) -> io::Result<()> {
     nodes.clear();
     let mut status = vec![-1i32; addresses.len()];
     let pages = addresses.as_ptr().expose_provenance();
     let args = [pid as usize, addresses.len(), pages, 0, status.as_mut_ptr().expose_provenance(), 0];
-    // SAFETY: the kernel reads as many addresses and writes as many numbers; without a list of nodes it
-    // moves nothing.
+    // SAFETY: the kernel reads `addresses.len()` addresses and writes as many numbers to `status`,
+    // which is as long. Both outlive the call. Without a list of nodes the call moves no page.
     unsafe { syscall(libc::SYS_move_pages, args) }?;
     nodes.extend(status.into_iter().map(|node| u32::try_from(node).ok()));
     Ok(())

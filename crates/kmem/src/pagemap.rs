@@ -1,15 +1,14 @@
-//! `PAGEMAP_SCAN`: which pages of a process are in which state, and write-protecting them in the
-//! same step.
+//! `PAGEMAP_SCAN`: finds the pages of a process that are in some state, and write-protects them in
+//! the same step.
 //!
 //! One ioctl on `/proc/PID/pagemap` walks a range and reports runs of pages that match a [`Query`].
-//! With [`Query::write_protect`] the pages reported are write-protected as they are reported,
-//! atomically with respect to writers: a page that is written afterwards is reported by the next
-//! scan, one that was written before by this. This needs memory registered with a userfaultfd that
-//! has [`WP_ASYNC`](crate::uffd::Features::WP_ASYNC).
+//! With [`Query::write_protect`] it also write-protects the pages that it reports, atomically with
+//! respect to writers. A page that was written before is reported by this scan, a page that is
+//! written afterwards by the next. This needs memory registered with a userfaultfd that has
+//! [`WP_ASYNC`](crate::uffd::Features::WP_ASYNC).
 //!
-//! Memory that was never touched counts as written, and protecting it takes page tables. Asking for
-//! `required: WRITTEN, any_of: PRESENT | SWAPPED` leaves it out; it is reported when somebody has
-//! written to it.
+//! Memory that was never touched counts as written, and protecting it allocates page tables. The
+//! query `required: WRITTEN, any_of: PRESENT | SWAPPED` leaves it out until it is written.
 //!
 //! Source: Documentation/admin-guide/mm/pagemap.rst; Linux 6.7 or newer.
 
@@ -33,7 +32,7 @@ bitflags::bitflags! {
         const WPALLOWED = sys::PAGE_IS_WPALLOWED as u64;
         /// Written since it was last write-protected, or never populated nor protected.
         const WRITTEN = sys::PAGE_IS_WRITTEN as u64;
-        /// It is a page of a file (a memfd's too), not a private copy of one.
+        /// A page of a file (a memfd is one too), not a private copy of it.
         const FILE = sys::PAGE_IS_FILE as u64;
         /// In memory.
         const PRESENT = sys::PAGE_IS_PRESENT as u64;
@@ -54,20 +53,19 @@ bitflags::bitflags! {
 /// and, unless `any_of` is empty, at least one of `any_of`.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Default)]
 pub struct Query {
-    /// Write-protect what is reported (`PM_SCAN_WP_MATCHING`). Mappings where this cannot be done
-    /// are passed over.
+    /// Write-protect the reported pages (`PM_SCAN_WP_MATCHING`). Mappings that cannot be protected
+    /// are skipped.
     pub write_protect: bool,
     /// Fail with `EPERM` when a mapping in the range is not registered for asynchronous
     /// write-protection (`PM_SCAN_CHECK_WPASYNC`).
     pub check_wp_async: bool,
     /// Categories to flip before matching.
     pub inverted: Categories,
-    /// Categories that must all be there.
+    /// Categories that a page must all have.
     pub required: Categories,
-    /// Categories of which one must be there; empty asks for none.
+    /// Categories of which a page must have at least one; empty: it need not.
     pub any_of: Categories,
-    /// Categories to report, as they are (not flipped). Runs are cut where these differ, so ask for
-    /// little.
+    /// Categories to report, as they are (not flipped). A run ends where they change, so request few.
     pub returned: Categories,
 }
 
@@ -83,7 +81,7 @@ pub struct PageRun {
 }
 
 impl PageRun {
-    /// How many pages.
+    /// The number of pages.
     pub const fn pages(&self) -> usize {
         (self.end - self.start) / PAGE_SIZE
     }
@@ -92,9 +90,9 @@ impl PageRun {
 /// What a scan reported.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Default)]
 pub struct ScanTotals {
-    /// Runs.
+    /// Number of runs.
     pub runs: u64,
-    /// Pages in them.
+    /// Number of pages in the runs.
     pub pages: u64,
 }
 
@@ -105,12 +103,12 @@ const _: () = assert!(size_of::<sys::pm_scan_arg>() == 96);
 const _: () = assert!(std::mem::offset_of!(sys::pm_scan_arg, walk_end) == 32);
 const _: () = assert!(size_of::<sys::page_region>() == 24);
 
-/// Runs per call. The kernel works through 2 MiB (512 pages) at a time itself; the array takes 12
-/// KiB of stack.
+/// Runs in one call. The kernel itself works in steps of 2 MiB (512 pages). The array takes 12 KiB
+/// of stack.
 const RUNS: usize = 512;
 
-/// An open `/proc/PID/pagemap`. It goes on meaning the same process image, even when the PID is
-/// used again.
+/// An open `/proc/PID/pagemap`. It means the same address space for ever, even when the process
+/// number is used again.
 #[derive(Debug)]
 pub struct Pagemap {
     fd: OwnedFd,
@@ -121,17 +119,17 @@ impl Pagemap {
     ///
     /// # Errors
     ///
-    /// `NotFound` when there is no such process, `PermissionDenied` when this one may not look at
-    /// it (`ptrace(2)`, "PTRACE_MODE_READ_FSCREDS").
+    /// `NotFound`: there is no such process; `PermissionDenied`: this process may not look at it
+    /// (`ptrace(2)`, "PTRACE_MODE_READ_FSCREDS").
     pub fn open(pid: i32) -> io::Result<Pagemap> {
         Ok(Pagemap { fd: File::open(format!("/proc/{pid}/pagemap"))?.into() })
     }
 
-    /// Opens this process's own.
+    /// Opens the page map of this process.
     ///
     /// # Errors
     ///
-    /// As [`Pagemap::open`]; also when `/proc` is not mounted.
+    /// `NotFound`: `/proc` is not mounted; those of `open(2)`.
     pub fn open_self() -> io::Result<Pagemap> {
         Ok(Pagemap { fd: File::open("/proc/self/pagemap")?.into() })
     }
@@ -141,87 +139,108 @@ impl Pagemap {
         Pagemap { fd }
     }
 
-    /// Calls `each`, in ascending order, for every run of matching pages in `range`. The whole
-    /// range is walked, however many runs there are; adjacent pages with equal categories are
-    /// one run.
+    /// Calls `each`, in ascending order, for every run of matching pages in `range`. The whole range
+    /// is walked, whatever the number of runs. Adjacent pages with equal categories are one run.
     ///
-    /// When it fails midway, what was reported by then is reported (and protected, if that was
-    /// asked for).
+    /// When it fails midway, `each` has been called for all runs found until then. They are protected,
+    /// if the query says so.
     ///
     /// # Errors
     ///
-    /// `ENOTTY`: the kernel is older than 6.7. `EPERM`: see [`Query::check_wp_async`]. `EINVAL`:
-    /// not page aligned, or the kernel has no asynchronous write-protection and was asked for
-    /// it. `EFAULT`: not an address range. `ESRCH`: the process is gone.
+    /// `ENOTTY`: the kernel is older than 6.7. `EPERM`: see [`Query::check_wp_async`]. `EINVAL`: the
+    /// range is not page aligned, or the query needs asynchronous write-protection and the kernel has
+    /// none. `EFAULT`: not a range of addresses. `ESRCH`: the process is gone.
     pub fn scan(&self, range: Range, query: &Query, each: &mut dyn FnMut(PageRun)) -> Result<ScanTotals, Errno> {
         const NONE: sys::page_region = sys::page_region { start: 0, end: 0, categories: 0 };
         let mut regions = [NONE; RUNS];
-        let mut flags = 0;
-        if query.write_protect {
-            flags |= u64::from(sys::PM_SCAN_WP_MATCHING);
-        }
-        if query.check_wp_async {
-            flags |= u64::from(sys::PM_SCAN_CHECK_WPASYNC);
-        }
         let end = range.end() as u64;
-        let mut call = ScanCall(sys::pm_scan_arg {
-            size: size_of::<sys::pm_scan_arg>() as u64,
-            flags,
-            start: range.start as u64,
-            end,
-            walk_end: 0,
-            vec: regions.as_mut_ptr() as u64,
-            vec_len: RUNS as u64,
-            max_pages: 0,
-            category_inverted: query.inverted.bits(),
-            category_mask: query.required.bits(),
-            category_anyof_mask: query.any_of.bits(),
-            return_mask: query.returned.bits(),
-        });
-        let mut totals = ScanTotals::default();
-        let mut report = |run: PageRun| {
-            totals.runs += 1;
-            totals.pages += run.pages() as u64;
-            each(run);
-        };
-        // The kernel cuts a run where its array is full, so each call's last run waits for the next call.
-        let mut last: Option<PageRun> = None;
+        let mut call = ScanCall(query.argument(range, &mut regions));
+        let mut joiner = Joiner { last: None, totals: ScanTotals::default(), each };
         while call.0.start < end {
             // SAFETY: `ScanCall` is PAGEMAP_SCAN with its argument, whose `vec` is an array of `vec_len`
             // regions that outlives the call.
             let filled = match unsafe { ioctl::ioctl(&self.fd, &mut call) } {
                 Ok(filled) => filled,
                 Err(errno) => {
-                    if let Some(run) = last {
-                        report(run);
-                    }
+                    joiner.finish();
                     return Err(errno);
                 }
             };
             for region in &regions[..filled.min(RUNS)] {
-                let run = PageRun {
+                joiner.add(PageRun {
                     start: region.start as usize,
                     end: region.end as usize,
                     categories: Categories::from_bits_retain(region.categories),
-                };
-                match &mut last {
-                    Some(last) if last.end == run.start && last.categories == run.categories => last.end = run.end,
-                    _ => {
-                        if let Some(run) = last.replace(run) {
-                            report(run);
-                        }
-                    }
-                }
+                });
             }
             if call.0.walk_end <= call.0.start {
-                return Err(Errno::IO); // The kernel promises progress; without it this would go on for ever.
+                // The kernel promises progress. Without it this loop would not end.
+                return Err(Errno::IO);
             }
             call.0.start = call.0.walk_end;
         }
-        if let Some(run) = last {
-            report(run);
+        Ok(joiner.finish())
+    }
+}
+
+impl Query {
+    /// The ioctl's argument for a scan of `range` that reports to `regions`.
+    fn argument(&self, range: Range, regions: &mut [sys::page_region; RUNS]) -> sys::pm_scan_arg {
+        let mut flags = 0;
+        if self.write_protect {
+            flags |= u64::from(sys::PM_SCAN_WP_MATCHING);
         }
-        Ok(totals)
+        if self.check_wp_async {
+            flags |= u64::from(sys::PM_SCAN_CHECK_WPASYNC);
+        }
+        sys::pm_scan_arg {
+            size: size_of::<sys::pm_scan_arg>() as u64,
+            flags,
+            start: range.start as u64,
+            end: range.end() as u64,
+            walk_end: 0,
+            vec: regions.as_mut_ptr().expose_provenance() as u64,
+            vec_len: RUNS as u64,
+            max_pages: 0,
+            category_inverted: self.inverted.bits(),
+            category_mask: self.required.bits(),
+            category_anyof_mask: self.any_of.bits(),
+            return_mask: self.returned.bits(),
+        }
+    }
+}
+
+/// Joins runs that continue each other. The kernel ends a run where its array is full, so the last
+/// run of each call waits for the next call.
+struct Joiner<'a> {
+    last: Option<PageRun>,
+    totals: ScanTotals,
+    each: &'a mut dyn FnMut(PageRun),
+}
+
+impl Joiner<'_> {
+    fn add(&mut self, run: PageRun) {
+        match &mut self.last {
+            Some(last) if last.end == run.start && last.categories == run.categories => last.end = run.end,
+            _ => {
+                let before = self.last.replace(run);
+                self.report(before);
+            }
+        }
+    }
+
+    fn report(&mut self, run: Option<PageRun>) {
+        if let Some(run) = run {
+            self.totals.runs += 1;
+            self.totals.pages += run.pages() as u64;
+            (self.each)(run);
+        }
+    }
+
+    fn finish(mut self) -> ScanTotals {
+        let last = self.last.take();
+        self.report(last);
+        self.totals
     }
 }
 
@@ -231,11 +250,11 @@ impl AsFd for Pagemap {
     }
 }
 
-/// The ioctl with its argument; it returns how many regions it filled in.
+/// The ioctl with its argument. It returns the number of regions that it filled in.
 struct ScanCall(sys::pm_scan_arg);
 
-// SAFETY: PAGEMAP_SCAN takes a `pm_scan_arg`, changes it (`walk_end`) and what its `vec` points to,
-// and returns a count.
+// SAFETY: the trait asks that opcode, argument and output fit together. PAGEMAP_SCAN takes a pointer
+// to a `pm_scan_arg`, changes it (`walk_end`) and the array behind its `vec`, and returns a count.
 unsafe impl Ioctl for &mut ScanCall {
     type Output = usize;
 

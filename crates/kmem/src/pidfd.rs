@@ -1,4 +1,5 @@
-//! `pidfd_open(2)`: a process that cannot be mistaken for another one that got its number later.
+//! `pidfd_open(2)`: a reference to a process. The kernel may give the process's number to another
+//! process later; the reference stays right.
 
 #![allow(unsafe_code)] // Signals go by number, which the typed wrapper does not take.
 
@@ -21,8 +22,8 @@ impl PidFd {
     ///
     /// # Errors
     ///
-    /// `ESRCH`: there is none. `InvalidInput`: not a positive number. `EINVAL`: a thread that is
-    /// not a process.
+    /// `ESRCH`: there is no such process. `InvalidInput`: the number is not positive. `EINVAL`: a
+    /// thread that is not a process.
     pub fn open(pid: i32) -> io::Result<PidFd> {
         let pid = Pid::from_raw(pid.max(0)).ok_or(io::ErrorKind::InvalidInput)?;
         Ok(PidFd { fd: pidfd_open(pid, PidfdFlags::empty())? })
@@ -33,8 +34,8 @@ impl PidFd {
         PidFd { fd }
     }
 
-    /// Whether the process has ended; a zombie has. To wait for it, `poll(2)` the descriptor for
-    /// `POLLIN`.
+    /// Whether the process has ended; a zombie has ended. To wait for the end, `poll(2)` the
+    /// descriptor for `POLLIN`.
     pub fn has_exited(&self) -> bool {
         let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -50,10 +51,12 @@ impl PidFd {
     ///
     /// # Errors
     ///
-    /// `ESRCH`: it has ended and was waited for. `EPERM`. `EINVAL`: no such signal.
+    /// `ESRCH`: the process has ended and was reaped. `EPERM`: no permission. `EINVAL`: no such
+    /// signal.
     pub fn send_signal(&self, signal: i32) -> io::Result<()> {
         let args = [self.fd.as_raw_fd() as usize, signal as usize, 0, 0];
-        // SAFETY: a null pointer stands for the same information as kill(2) sends; nothing is written.
+        // SAFETY: the third argument is a null pointer, which the call allows: it then sends the same
+        // information as kill(2). The kernel writes nothing to this process's memory.
         unsafe { syscall(libc::SYS_pidfd_send_signal, args) }?;
         Ok(())
     }

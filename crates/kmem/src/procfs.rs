@@ -1,8 +1,8 @@
-//! `/proc`: mappings, status, memory use and CPU time of processes; memory and identity of the
+//! `/proc`: mappings, status, memory use and CPU time of processes; memory and release of the
 //! system.
 //!
-//! A process is named by its number, or `None` for this one. Sources: `proc(5)` and its pages per
-//! file.
+//! Functions take the number of a process, or `None` for this process. Sources: `proc(5)` and its
+//! pages for single files.
 
 use std::fmt::Display;
 use std::fs::{File, read_to_string};
@@ -24,7 +24,7 @@ fn invalid(what: impl Display) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("{what} is not understood"))
 }
 
-/// Calls `each` with name and value of every line `name: value`, the value without surrounding
+/// Calls `each` with name and value of every line `name: value`. The value has no surrounding
 /// blanks.
 fn fields(text: &str, mut each: impl FnMut(&str, &str)) {
     for line in text.lines() {
@@ -34,17 +34,17 @@ fn fields(text: &str, mut each: impl FnMut(&str, &str)) {
     }
 }
 
-/// The number that a value starts with; 0 when there is none.
+/// The number at the start of a value; 0 without one.
 fn number(value: &str) -> u64 {
     value.split_whitespace().next().and_then(|number| number.parse().ok()).unwrap_or(0)
 }
 
-/// Some of `/proc/PID/status`. What a kernel thread, or an older kernel, does not tell is 0.
+/// Some of `/proc/PID/status`. A value that a kernel thread or an older kernel does not have is 0.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Status {
     /// The command's name, up to 15 bytes.
     pub name: String,
-    /// Thread group: the process's number.
+    /// Thread group: the number of the process.
     pub tgid: i32,
     /// Effective user.
     pub uid: u32,
@@ -54,9 +54,9 @@ pub struct Status {
     pub vm_pin_kib: u64,
     /// Resident memory, KiB.
     pub vm_rss_kib: u64,
-    /// Threads.
+    /// Number of threads.
     pub threads: u64,
-    /// `no_new_privs` is set.
+    /// Whether `no_new_privs` is set.
     pub no_new_privs: bool,
     /// Seccomp: 0 none, 1 strict, 2 filter.
     pub seccomp: u32,
@@ -66,27 +66,27 @@ pub struct Status {
 ///
 /// # Errors
 ///
-/// `NotFound`, or `ESRCH`, when there is no such process.
+/// `NotFound` or `ESRCH`: there is no such process.
 pub fn status(pid: Option<i32>) -> io::Result<Status> {
     Ok(parse_status(&read_to_string(path(pid, "status"))?))
 }
 
-/// Whether a process is stopped (by a signal, or by a tracer): every thread of it. The first one
-/// alone may be stopped while others still run to where they notice.
+/// Whether every thread of a process is stopped, by a signal or by a tracer. The first thread may be
+/// stopped while others still run on to the point where they stop.
 ///
 /// # Errors
 ///
-/// `NotFound`, or `ESRCH`, when there is no such process.
+/// `NotFound` or `ESRCH`: there is no such process.
 pub fn is_stopped(pid: i32) -> io::Result<bool> {
     let mut stopped = false;
     for thread in threads(pid)? {
         let stat = match read_to_string(format!("/proc/{pid}/task/{thread}/stat")) {
             Ok(stat) => stat,
-            // It has ended.
+            // The thread has ended.
             Err(e) if e.kind() == io::ErrorKind::NotFound || e.raw_os_error() == Some(libc::ESRCH) => continue,
             Err(e) => return Err(e),
         };
-        // The name, in brackets, may hold anything.
+        // The name, in parentheses, may hold any characters.
         match stat.rsplit(") ").next().and_then(|rest| rest.chars().next()) {
             Some('T' | 't') => stopped = true,
             Some('Z' | 'X') => {}
@@ -100,7 +100,7 @@ pub fn is_stopped(pid: i32) -> io::Result<bool> {
 ///
 /// # Errors
 ///
-/// `NotFound`, or `ESRCH`, when there is no such process.
+/// `NotFound` or `ESRCH`: there is no such process.
 pub fn threads(pid: i32) -> io::Result<Vec<i32>> {
     let mut all = Vec::new();
     for entry in std::fs::read_dir(format!("/proc/{pid}/task"))? {
@@ -127,14 +127,14 @@ fn parse_status(text: &str) -> Status {
     status
 }
 
-/// `/proc/PID/smaps_rollup`: the memory of a process, in KiB, summed up over its mappings.
+/// `/proc/PID/smaps_rollup`: the memory of a process in KiB, summed over its mappings.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Default)]
 pub struct SmapsRollup {
-    /// Resident.
+    /// Resident memory.
     pub rss: u64,
-    /// Resident, every shared page divided among those who share it.
+    /// Resident memory; each shared page is divided by the number of processes that map it.
     pub pss: u64,
-    /// Mapped by this process alone, unchanged since read from its file.
+    /// Mapped by this process alone, unchanged since it was read from its file.
     pub private_clean: u64,
     /// Mapped by this process alone, changed.
     pub private_dirty: u64,
@@ -142,20 +142,20 @@ pub struct SmapsRollup {
     pub shared_clean: u64,
     /// Mapped by several processes, changed.
     pub shared_dirty: u64,
-    /// Of no file.
+    /// Anonymous memory.
     pub anonymous: u64,
-    /// Of no file, in huge pages that the page tables have as such.
+    /// Anonymous memory in huge pages that the page tables map as such.
     pub anon_huge_pages: u64,
     /// Anonymous memory in swap.
     pub swap: u64,
 }
 
-/// The memory of a process. Walks all of its page tables: slow for large ones (about 1 ms per
-/// resident 100 MiB).
+/// The memory of a process. The kernel walks all of its page tables, which takes about 1 ms for 100
+/// MiB of resident memory.
 ///
 /// # Errors
 ///
-/// `NotFound` or `ESRCH` when it is gone, `PermissionDenied` when it is somebody else's.
+/// `NotFound` or `ESRCH`: the process is gone; `PermissionDenied`: it belongs to another user.
 pub fn smaps_rollup(pid: Option<i32>) -> io::Result<SmapsRollup> {
     Ok(parse_smaps_rollup(&read_to_string(path(pid, "smaps_rollup"))?))
 }
@@ -183,29 +183,29 @@ fn parse_smaps_rollup(text: &str) -> SmapsRollup {
 /// Some of `/proc/meminfo`, in KiB.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Default)]
 pub struct MemInfo {
-    /// Memory that the kernel manages.
+    /// All memory that the kernel manages.
     pub total_kib: u64,
-    /// Unused.
+    /// Unused memory.
     pub free_kib: u64,
-    /// An estimate of what could be used without swapping.
+    /// The kernel's estimate of the memory that can be used without swapping.
     pub available_kib: u64,
-    /// Page cache, shared memory among it.
+    /// Page cache, with shared memory.
     pub cached_kib: u64,
     /// Shared memory: memfds, tmpfs, shared anonymous mappings.
     pub shmem_kib: u64,
     /// Anonymous pages mapped by programs.
     pub anon_pages_kib: u64,
-    /// The kernel's objects.
+    /// The kernel's own objects.
     pub slab_kib: u64,
     /// Page tables.
     pub page_tables_kib: u64,
     /// Swap space.
     pub swap_total_kib: u64,
-    /// Swap space that is unused.
+    /// Unused swap space.
     pub swap_free_kib: u64,
 }
 
-/// The system's memory.
+/// The memory of the system.
 ///
 /// # Errors
 ///
@@ -239,7 +239,7 @@ fn number_in(file: &str) -> io::Result<u64> {
     read_to_string(file)?.trim().parse().map_err(|_| invalid(file))
 }
 
-/// `vm.max_map_count`: how many mappings a process may have.
+/// `vm.max_map_count`: the most mappings that a process may have.
 ///
 /// # Errors
 ///
@@ -248,14 +248,15 @@ pub fn max_map_count() -> io::Result<usize> {
     number_in("/proc/sys/vm/max_map_count").map(|count| count as usize)
 }
 
-/// `kernel.yama.ptrace_scope`: 0 a user's processes may look at each other, 1 only at children, 2
-/// only with CAP_SYS_PTRACE, 3 none. `None` without Yama, which is as 0.
+/// `kernel.yama.ptrace_scope`: whether processes of one user may look at each other. 0: they may; 1:
+/// only at their children; 2: only with CAP_SYS_PTRACE; 3: none may. `None`: the kernel has no Yama,
+/// which is like 0.
 pub fn ptrace_scope() -> Option<u32> {
     number_in("/proc/sys/kernel/yama/ptrace_scope").ok().map(|scope| scope as u32)
 }
 
 /// The running kernel: major and minor version and the whole release, such as `(6, 18, "6.18.44")`.
-/// Versions that are not understood are 0.
+/// A version that cannot be read is 0.
 pub fn kernel_release() -> (u32, u32, String) {
     let release = read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned();
     let (major, minor) = parse_release(&release);
@@ -267,12 +268,12 @@ fn parse_release(release: &str) -> (u32, u32) {
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
-/// The CPU time that a process has used, all of its threads, in user and kernel mode; in steps of
-/// 10 ms as a rule.
+/// The CPU time that all threads of a process have used, in user and kernel mode; usually in steps
+/// of 10 ms.
 ///
 /// # Errors
 ///
-/// `NotFound` or `ESRCH` when it is gone.
+/// `NotFound` or `ESRCH`: the process is gone.
 pub fn cpu_time(pid: i32) -> io::Result<Duration> {
     stat_time(&format!("/proc/{pid}/stat"))
 }
@@ -281,7 +282,7 @@ pub fn cpu_time(pid: i32) -> io::Result<Duration> {
 ///
 /// # Errors
 ///
-/// As [`cpu_time`].
+/// `NotFound` or `ESRCH`: the thread is gone.
 pub fn thread_cpu_time(pid: i32, tid: i32) -> io::Result<Duration> {
     stat_time(&format!("/proc/{pid}/task/{tid}/stat"))
 }
@@ -291,8 +292,8 @@ fn stat_time(file: &str) -> io::Result<Duration> {
     Ok(Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64))
 }
 
-/// Fields 14 and 15 of `stat`. The second, the name, may hold anything: count from the last
-/// parenthesis.
+/// The sum of fields 14 and 15 of `stat`. Field 2, the name, may hold any characters, so fields are
+/// counted from the last parenthesis.
 fn parse_ticks(stat: &str) -> Option<u64> {
     let (_, rest) = stat.rsplit_once(')')?;
     let mut times = rest.split_whitespace().skip(11);
@@ -301,8 +302,8 @@ fn parse_ticks(stat: &str) -> Option<u64> {
     Some(user + system)
 }
 
-/// A file to be read line by line, through a buffer of the size that the kernel fills at once for
-/// such files.
+/// A file to be read line by line. The buffer is as large as the piece that the kernel fills at once
+/// for such files.
 fn lines_of(file: &str) -> io::Result<BufReader<File>> {
     Ok(BufReader::with_capacity(16 << 10, File::open(file)?))
 }

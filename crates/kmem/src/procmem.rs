@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use crate::PAGE_SIZE;
 use crate::raw::syscall;
 
-/// Why nothing can be read of a process.
+/// Why the memory of a process cannot be read.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
     /// `EPERM`.
@@ -17,40 +17,40 @@ pub enum ReadError {
          `sysctl kernel.yama.ptrace_scope=0`"
     )]
     NoPermission {
-        /// The process.
+        /// The process's number.
         pid: i32,
     },
     /// `ESRCH`.
     #[error("process {pid} is gone")]
     Gone {
-        /// The process.
+        /// The process's number.
         pid: i32,
     },
-    /// Something else.
+    /// Another error.
     #[error("reading the memory of process {pid}: {errno}")]
     Other {
-        /// The process.
+        /// The process's number.
         pid: i32,
-        /// The system's reason.
+        /// The kernel's error.
         errno: Errno,
     },
 }
 
-/// `IOV_MAX` (`UIO_MAXIOV`): as many as the kernel takes in one call. The array takes 16 KiB of
+/// Pieces in one call: `UIO_MAXIOV`, the most that the kernel takes. The array takes 16 KiB of
 /// stack.
 const IOVECS: usize = 1024;
 
-/// Reads whole pages of process `pid` into `out`, one behind the other, and returns how many were
-/// read from the front: reading stops at the first page that cannot be read (not mapped, or not
-/// readable).
+/// Reads whole pages of process `pid` into `out`, one behind the other. Returns how many were read
+/// from the front: reading stops at the first page that is not mapped or not readable.
 ///
-/// `addresses` are page aligned and in any order; neighbours in memory that follow each other are
-/// read as one piece, and up to 1024 pieces go into one call. The process runs on: a page may
-/// change while it is read.
+/// `addresses` are page aligned and in any order. Pages that are neighbours in the list and in memory
+/// are read as one piece, and up to 1024 pieces go into one call. The process is not stopped: a page
+/// may change while it is read.
 ///
 /// # Errors
 ///
-/// [`ReadError`]. When it happens midway, `out` holds what was read until then, but not how much.
+/// [`ReadError`]. After an error midway `out` holds the pages read until then; their number is
+/// unknown.
 ///
 /// # Panics
 ///
@@ -92,8 +92,9 @@ pub fn read_pages(pid: i32, addresses: &[usize], out: &mut [u8]) -> Result<usize
         let local = iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
         let local = (&raw const local).expose_provenance();
         let args = [pid as usize, local, 1, remote.as_ptr().expose_provenance(), pieces, 0];
-        // SAFETY: the kernel writes at most `room.len()` bytes to `room`, which is ours alone; the remote
-        // addresses are another process's, or this one's, which are only read.
+        // SAFETY: the kernel reads one local and `pieces` remote vectors, which outlive the call. It writes
+        // at most `room.len()` bytes to `room`, which is borrowed for writing. The remote memory, of another
+        // process or of this one, is only read, and an address that is not mapped is an error.
         let read = unsafe { syscall(libc::SYS_process_vm_readv, args) };
         match read {
             Ok(bytes) => {

@@ -1,11 +1,11 @@
-//! Pressure stall information of memory: how much time is lost waiting for it.
+//! Pressure stall information of memory: the share of time that tasks lose waiting for it.
 //!
 //! Source: Documentation/accounting/psi.rst.
 
 use std::io;
 use std::time::Duration;
 
-/// One line: how much of the time tasks were stalled.
+/// One line of the file: the share of time for which tasks were stalled.
 #[derive(Copy, Clone, PartialEq, Debug, Default)]
 pub struct Stall {
     /// Percent of the last 10 seconds.
@@ -14,7 +14,7 @@ pub struct Stall {
     pub avg60: f64,
     /// Percent of the last 300 seconds.
     pub avg300: f64,
-    /// Since the system started.
+    /// Stalled time since the system started.
     pub total: Duration,
 }
 
@@ -27,12 +27,11 @@ pub struct Pressure {
     pub full: Stall,
 }
 
-/// The system's memory pressure; `None` when the kernel does not tell (built without, or started
-/// with `psi=0`).
+/// The system's memory pressure. `None`: the kernel was built without it, or started with `psi=0`.
 ///
 /// # Errors
 ///
-/// Those of reading the file; `InvalidData` when it is not understood.
+/// Those of reading the file; `InvalidData`: the file is not understood.
 pub fn memory() -> io::Result<Option<Pressure>> {
     match std::fs::read_to_string("/proc/pressure/memory") {
         Ok(text) => parse(&text).map(Some).ok_or_else(|| io::ErrorKind::InvalidData.into()),

@@ -2,8 +2,8 @@
 
 use crate::PAGE_SIZE;
 
-/// `len` bytes from `start`; both are multiples of the page size wherever the kernel is told of the
-/// range.
+/// `len` bytes from `start`. Where a range is passed to the kernel, both are multiples of the page
+/// size.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Hash)]
 pub struct Range {
     /// The first byte's address.

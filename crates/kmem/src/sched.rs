@@ -1,7 +1,8 @@
-//! `sched_setscheduler(2)`: threads that go before all others for a moment.
+//! `sched_setscheduler(2)`: threads that run before all others for a moment.
 //!
-//! Nice values count among the threads of one control group (or session, `CONFIG_SCHED_AUTOGROUP`)
-//! only; a real-time policy counts everywhere. It takes `CAP_SYS_NICE` or `RLIMIT_RTPRIO`.
+//! A nice value counts only among the threads of one control group (or session,
+//! `CONFIG_SCHED_AUTOGROUP`). A real-time policy counts among all threads of the system. It needs
+//! `CAP_SYS_NICE` or `RLIMIT_RTPRIO`.
 
 #![allow(unsafe_code)] // The system call takes a pointer.
 
@@ -11,13 +12,13 @@ use crate::raw::syscall;
 
 pub mod slice;
 
-/// A thread's policy (`SCHED_*`); thread 0 is the calling one.
+/// The scheduling policy (`SCHED_*`) of a thread; 0 names the calling thread.
 ///
 /// # Errors
 ///
 /// `ESRCH`: no such thread.
 pub fn policy(thread: i32) -> Result<i32, Errno> {
-    // SAFETY: takes a number.
+    // SAFETY: the call takes a number, and changes nothing.
     let policy = unsafe { syscall(libc::SYS_sched_getscheduler, [thread as usize]) }?;
     Ok(policy as i32 & !libc::SCHED_RESET_ON_FORK)
 }
@@ -27,20 +28,20 @@ pub fn is_usual(policy: i32) -> bool {
     matches!(policy, libc::SCHED_OTHER | libc::SCHED_BATCH | libc::SCHED_IDLE)
 }
 
-/// Lets a thread of a usual policy run before all of them (`SCHED_FIFO`, the lowest priority).
+/// Makes a thread run before all threads of a usual policy (`SCHED_FIFO`, the lowest priority).
 ///
 /// # Errors
 ///
-/// `EPERM`, `ESRCH`.
+/// `EPERM`: no privilege; `ESRCH`: no such thread.
 pub fn go_first(thread: i32) -> Result<(), Errno> {
     set(thread, libc::SCHED_FIFO, 1)
 }
 
-/// Gives a thread a usual policy; its nice value is what it was.
+/// Gives a thread back a usual policy; its nice value stays as it was.
 ///
 /// # Errors
 ///
-/// `EPERM`, `ESRCH`.
+/// `EPERM`: no privilege; `ESRCH`: no such thread.
 pub fn go_back(thread: i32, policy: i32) -> Result<(), Errno> {
     set(thread, policy, 0)
 }
@@ -48,7 +49,7 @@ pub fn go_back(thread: i32, policy: i32) -> Result<(), Errno> {
 fn set(thread: i32, policy: i32, priority: i32) -> Result<(), Errno> {
     let param = libc::sched_param { sched_priority: priority };
     let args = [thread as usize, policy as usize, (&raw const param).expose_provenance()];
-    // SAFETY: the kernel reads one `sched_param`.
+    // SAFETY: the kernel reads one `sched_param`, a local that outlives the call.
     unsafe { syscall(libc::SYS_sched_setscheduler, args) }.map(drop)
 }
 

@@ -1,12 +1,12 @@
 //! Unix sockets of type `SOCK_SEQPACKET`: messages stay whole and in order, and carry descriptors.
 //!
-//! Nothing here ever waits: a call that would is told as `WouldBlock` or `None`, and the caller
-//! polls the descriptor. A message is never split; the longest that fits is about the peer's send
+//! No call here ever waits: instead of waiting it returns `WouldBlock` or `None`; then `poll(2)` the
+//! descriptor. A message is never split. The longest message is about as long as the sender's send
 //! buffer ([`Conn::set_send_buffer`], 208 KiB by default).
 //!
 //! Sources: `unix(7)`, `socket(7)`, `recv(2)`, `cmsg(3)`.
 
-#![allow(unsafe_code)] // Socket options that the typed wrappers lack.
+#![allow(unsafe_code)] // Socket options that rustix lacks.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -22,10 +22,10 @@ use rustix::net::{
 
 use crate::pidfd::PidFd;
 
-/// `SCM_MAX_FD`: as many descriptors as one message carries.
+/// `SCM_MAX_FD`: the most descriptors that one message carries.
 pub const MAX_FDS: usize = 253;
 
-/// Clients that may wait to be accepted.
+/// Clients that may wait to be accepted (listen(2)): more than connect at one moment in practice.
 const BACKLOG: i32 = 128;
 
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
@@ -41,17 +41,17 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Binds `path`, with these permission bits, and listens. The path stays behind when the
-    /// listener is dropped.
+    /// Binds `path`, with these permission bits, and listens. Dropping the listener leaves the path
+    /// behind.
     ///
     /// # Errors
     ///
-    /// `AddrInUse` when the path exists, left over or not: whoever knows it to be left over removes
-    /// it first. `ENAMETOOLONG` for more than 107 bytes; those of `bind(2)`.
+    /// `AddrInUse`: the path exists, maybe left over from an earlier process; then remove it first.
+    /// `ENAMETOOLONG`: the path has more than 107 bytes. Those of `bind(2)`.
     pub fn bind(path: &Path, mode: u32) -> io::Result<Listener> {
         let fd = socket()?;
         rustix::net::bind(&fd, &SocketAddrUnix::new(path)?)?;
-        // Until it listens nobody can connect, so the permissions are right from the first moment.
+        // No client can connect before the socket listens, so the permissions hold from the beginning.
         rustix::fs::chmod(path, Mode::from_raw_mode(mode))?;
         rustix::net::listen(&fd, BACKLOG)?;
         Ok(Listener { fd })
@@ -67,11 +67,11 @@ impl Listener {
         Ok(Listener { fd })
     }
 
-    /// The next client; `None` when nobody waits.
+    /// Accepts the next client. `None`: no client waits.
     ///
     /// # Errors
     ///
-    /// Those of `accept(2)`, such as `EMFILE`; the client goes on waiting then.
+    /// Those of `accept(2)`, such as `EMFILE`; the client goes on waiting.
     pub fn accept(&self) -> io::Result<Option<Conn>> {
         loop {
             match rustix::net::accept_with(&self.fd, FLAGS) {
@@ -90,10 +90,10 @@ impl AsFd for Listener {
     }
 }
 
-/// Who is at the other end: as it was when that end was connected, or began to listen.
+/// The process at the other end, as it was when that end connected or began to listen.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub struct Peer {
-    /// Process; 0 when it lies outside of this one's PID namespace.
+    /// Process; 0: it lies outside of this process's PID namespace.
     pub pid: i32,
     /// Effective user.
     pub uid: u32,
@@ -112,15 +112,15 @@ impl Conn {
     ///
     /// # Errors
     ///
-    /// `WouldBlock` when too many clients wait there already; `NotFound`, `ConnectionRefused`
-    /// (nobody listens), `PermissionDenied`.
+    /// `WouldBlock`: too many clients wait there already; `NotFound`: no such path;
+    /// `ConnectionRefused`: no process listens; `PermissionDenied`.
     pub fn connect(path: &Path) -> io::Result<Conn> {
         let fd = socket()?;
         rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
         Ok(Conn { fd })
     }
 
-    /// Two ends that are connected with each other.
+    /// A pair of connected ends.
     ///
     /// # Errors
     ///
@@ -134,10 +134,10 @@ impl Conn {
     ///
     /// # Errors
     ///
-    /// `WouldBlock`: the receiver has not taken enough yet. `BrokenPipe`, `ConnectionReset`: it is
-    /// gone (no SIGPIPE is raised). `EMSGSIZE`: longer than the send buffer. `ETOOMANYREFS`:
-    /// too many descriptors on their way. `InvalidInput`: an empty message, which could not be
-    /// told from the end, or too many descriptors.
+    /// `WouldBlock`: the buffer is full until the receiver takes messages. `BrokenPipe`,
+    /// `ConnectionReset`: the receiver is gone (no SIGPIPE is raised). `EMSGSIZE`: the message is longer
+    /// than the send buffer. `ETOOMANYREFS`: too many descriptors are on their way. `InvalidInput`: too
+    /// many descriptors, or an empty message, which would look like the end of the connection.
     pub fn send(&self, message: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         if message.is_empty() || fds.len() > MAX_FDS {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -158,13 +158,13 @@ impl Conn {
     }
 
     /// Receives one message into `buffer` and appends its descriptors (close-on-exec) to `fds`.
-    /// Gives its length, `Some(0)` when the other end is closed, `None` when there is none now.
+    /// Returns its length in bytes. `Some(0)`: the other end is closed; `None`: there is no message now.
     ///
     /// # Errors
     ///
-    /// `InvalidData`: the message is longer than `buffer`, or not all of its descriptors could be
-    /// taken (more than this process may open); it is gone then, with every descriptor that
-    /// came. `ConnectionReset`: the other end closed with messages unread.
+    /// `InvalidData`: the message is longer than `buffer`, or has more descriptors than this process may
+    /// open. The message is lost then, and its descriptors are closed. `ConnectionReset`: the other end
+    /// was closed before it read all messages.
     pub fn recv(&self, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<Option<usize>> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -177,7 +177,7 @@ impl Conn {
                 Err(errno) => return Err(errno.into()),
             }
         };
-        // Descriptors that are not taken out of `control` are closed with it.
+        // Dropping `control` closes the descriptors that are still in it.
         if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "a message or its descriptors did not fit"));
         }
@@ -191,45 +191,48 @@ impl Conn {
         Ok(Some(received.bytes))
     }
 
-    /// Who is at the other end (`SO_PEERCRED`).
+    /// The process at the other end (`SO_PEERCRED`).
     ///
     /// # Errors
     ///
     /// Those of `getsockopt(2)`.
     pub fn peer(&self) -> io::Result<Peer> {
         let mut cred = libc::ucred { pid: 0, uid: 0, gid: 0 };
-        // SAFETY: SO_PEERCRED gives a ucred.
+        // SAFETY: the value of SO_PEERCRED is a `ucred`.
         unsafe { self.option(libc::SO_PEERCRED, &mut cred) }?;
         Ok(Peer { pid: cred.pid, uid: cred.uid, gid: cred.gid })
     }
 
-    /// The process at the other end, as a descriptor (`SO_PEERPIDFD`, Linux 6.5). Before that its
-    /// number is opened, which may be another process's by then: compare what matters (such as
-    /// its owner) afterwards.
+    /// The process at the other end, as a descriptor (`SO_PEERPIDFD`, Linux 6.5). On older kernels this
+    /// opens the process's number, which another process may have by then: compare what matters, such
+    /// as the owner, afterwards.
     ///
     /// # Errors
     ///
-    /// `ESRCH` or `EINVAL`: it has ended.
+    /// `ESRCH` or `EINVAL`: the process has ended.
     pub fn peer_pidfd(&self) -> io::Result<PidFd> {
         /// Not in every version of the C library.
         const SO_PEERPIDFD: libc::c_int = 77;
         let mut fd: RawFd = -1;
-        // SAFETY: SO_PEERPIDFD gives a descriptor.
+        // SAFETY: the value of SO_PEERPIDFD is a descriptor, an `int`.
         match unsafe { self.option(SO_PEERPIDFD, &mut fd) } {
-            // SAFETY: the kernel has just opened this descriptor for us.
+            // SAFETY: the kernel has just opened this descriptor, and no other code knows it.
             Ok(()) => Ok(PidFd::from_fd(unsafe { OwnedFd::from_raw_fd(fd) })),
             Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => PidFd::open(self.peer()?.pid),
             Err(error) => Err(error),
         }
     }
 
+    /// Reads an option of `SOL_SOCKET`.
+    ///
     /// # Safety
     ///
-    /// `T` is what this option of `SOL_SOCKET` yields.
+    /// `T` is the type of this option's value, or a type for which all bytes of it are valid.
     unsafe fn option<T>(&self, option: libc::c_int, value: &mut T) -> io::Result<()> {
         let mut len = size_of::<T>() as libc::socklen_t;
         let value = (&raw mut *value).cast();
-        // SAFETY: the kernel writes at most `len` bytes to `value`, which the caller says are a valid T.
+        // SAFETY: the kernel writes at most `len` bytes to `value`, which is borrowed for writing and as
+        // long. By the contract the result is a valid `T`.
         if unsafe { libc::getsockopt(self.fd.as_raw_fd(), libc::SOL_SOCKET, option, value, &mut len) } != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -237,7 +240,7 @@ impl Conn {
     }
 
     /// Sets the room for messages that were sent and not received yet, in bytes (`SO_SNDBUF`). The
-    /// kernel doubles it for its own needs and cuts it at `net.core.wmem_max`.
+    /// kernel limits the number to `net.core.wmem_max` and doubles it for its own needs.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! What several tests need: memory of their own, children, and a userfaultfd or a reason why not.
+//! Helpers of tests: memory, child processes, and a userfaultfd or the reason why there is none.
 
 #![allow(unsafe_code)] // Tests of unsafe interfaces.
 #![allow(clippy::unwrap_used)] // For tests only.
@@ -16,9 +16,8 @@ impl Memory {
         let len = pages * PAGE_SIZE;
         let start = mm::map_anonymous(len).unwrap();
         let range = Range::new(start, len);
-        // No huge pages: they would blur what is said of single pages. Kernels without them refuse the
-        // advice.
-        // SAFETY: this advice changes no memory.
+        // No huge pages: tests look at single pages. Kernels without huge pages refuse the advice.
+        // SAFETY: this advice changes no byte.
         let _ = unsafe { mm::advise(range, libc::MADV_NOHUGEPAGE) };
         Memory(range)
     }
@@ -28,9 +27,9 @@ impl Memory {
         Range::new(self.0.start + first * PAGE_SIZE, count * PAGE_SIZE)
     }
 
-    /// Makes a hole of one page.
+    /// Unmaps one page.
     pub fn unmap(&self, page: usize) -> Result<(), rustix::io::Errno> {
-        // SAFETY: nobody holds references, and the test touches it no more.
+        // SAFETY: the memory is reached through pointers only, and the test does not touch this page again.
         unsafe { mm::unmap(self.pages(page, 1)) }
     }
 
@@ -40,25 +39,25 @@ impl Memory {
 
     /// Writes a page's first word.
     pub fn write(&self, page: usize, value: u64) {
-        // SAFETY: mapped and writable; nobody holds references.
+        // SAFETY: the word is mapped, writable and aligned; no reference to it exists.
         unsafe { self.word(page).write_volatile(value) }
     }
 
     /// Reads a page's first word.
     pub fn read(&self, page: usize) -> u64 {
-        // SAFETY: mapped and readable; nobody holds references.
+        // SAFETY: the word is mapped, readable and aligned; no reference to it exists.
         unsafe { self.word(page).read_volatile() }
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: the test is done with it.
+        // SAFETY: the memory is reached through pointers only, by way of this value.
         let _ = unsafe { mm::unmap(self.0) };
     }
 }
 
-/// A userfaultfd, or `None` when this machine has none to give; says so then.
+/// A userfaultfd. `None`: this machine permits none, which is printed.
 pub fn uffd(features: Features) -> Option<Uffd> {
     match Uffd::new(features) {
         Ok(uffd) => Some(uffd),
@@ -70,7 +69,7 @@ pub fn uffd(features: Features) -> Option<Uffd> {
     }
 }
 
-/// Held by every test that forks: a fork waits for whoever has fork events to read.
+/// Held by every test that forks: a fork waits until a test with fork events has read its event.
 pub fn forking() -> MutexGuard<'static, ()> {
     static FORKING: Mutex<()> = Mutex::new(());
     FORKING.lock().unwrap_or_else(PoisonError::into_inner)
@@ -80,15 +79,15 @@ pub fn forking() -> MutexGuard<'static, ()> {
 pub struct Child(pub i32);
 
 impl Child {
-    /// Forks; the child runs `body` and exits with what it returns. The parent's other threads do
-    /// not exist there, so `body` does little: it must not panic, print, or take locks.
+    /// Forks. The child runs `body` and exits with its result. The parent's other threads do not exist
+    /// there, so `body` must not panic, print, or take locks.
     pub fn fork(body: impl FnOnce() -> u8) -> Child {
-        // SAFETY: the child keeps to what is said above and leaves by _exit.
+        // SAFETY: the child runs only `body`, which takes no lock, and leaves by _exit.
         match unsafe { libc::fork() } {
             -1 => panic!("fork: {}", std::io::Error::last_os_error()),
             0 => {
                 let code = body();
-                // SAFETY: ends the child without running anything of the parent's.
+                // SAFETY: ends the child without running the parent's exit handlers.
                 unsafe { libc::_exit(code.into()) }
             }
             pid => Child(pid),
@@ -100,10 +99,10 @@ impl Child {
         Child::fork(|| pause_for_ever())
     }
 
-    /// Waits for the child's end and gives its exit code.
+    /// Waits for the child's end and returns its exit code.
     pub fn code(self) -> u8 {
         let mut status = 0;
-        // SAFETY: a child of ours, and a place for its status.
+        // SAFETY: a child of this process that was not waited for; `status` outlives the call.
         let pid = unsafe { libc::waitpid(self.0, &mut status, 0) };
         assert_eq!(pid, self.0);
         std::mem::forget(self);
@@ -114,7 +113,7 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // SAFETY: a child of ours that was not waited for, so the number is still its own.
+        // SAFETY: a child of this process that was not waited for, so the number is still its own.
         unsafe {
             libc::kill(self.0, libc::SIGKILL);
             libc::waitpid(self.0, std::ptr::null_mut(), 0);
@@ -122,17 +121,18 @@ impl Drop for Child {
     }
 }
 
-/// What a forked child does that only has to be there.
+/// The body of a forked child that only has to exist.
 pub fn pause_for_ever() -> ! {
     loop {
-        // SAFETY: waits for a signal.
+        // SAFETY: the call takes no argument; it waits for a signal.
         unsafe { libc::pause() };
     }
 }
 
-/// Makes a forked child run as nobody, for good.
+/// Makes a forked child run as the user nobody from now on.
 pub fn become_nobody() {
-    // SAFETY: by number, so that only this (the only) thread is told.
+    // SAFETY: the calls take numbers and null pointers. They are made by number, so that they change the
+    // one thread of this child only.
     unsafe {
         libc::syscall(libc::SYS_setgroups, 0usize, 0usize);
         libc::syscall(libc::SYS_setresgid, 65534usize, 65534usize, 65534usize);

@@ -1,18 +1,18 @@
 //! `userfaultfd(2)` for write-protection and for notice of changed mappings.
 //!
-//! A [`Uffd`] is created with the features that it shall have; the memory of *this* process is then
-//! registered with it in write-protect mode. What a write to a protected page does depends on the
-//! features:
+//! A [`Uffd`] is created with a set of features. Memory of *this* process is then registered with
+//! it in write-protect mode. The features decide what a write to a protected page does:
 //!
 //! - without [`Features::WP_ASYNC`] the writing thread sleeps, and the descriptor yields
-//!   [`Event::Pagefault`], until somebody lifts the protection, unregisters the range or wakes it;
+//!   [`Event::Pagefault`]. The thread sleeps until another one lifts the protection, unregisters the
+//!   range or wakes it;
 //! - with it the kernel lifts the protection itself and remembers the page as written, which
 //!   [`crate::pagemap::Pagemap::scan`] reports.
 //!
 //! The `EVENT_*` features make `fork`, `mremap`, `madvise(MADV_DONTNEED | MADV_REMOVE)` and
-//! `munmap` of registered memory *wait* until their event is read: whoever asks for them needs a
-//! thread that reads without fail, and that thread must not itself make such calls on registered
-//! memory.
+//! `munmap` of registered memory *wait* until their event is read. A process with these features
+//! needs a thread that always reads the events. That thread must not make such calls on registered
+//! memory itself.
 //!
 //! Sources: `userfaultfd(2)`, `ioctl_userfaultfd(2)`, Documentation/admin-guide/mm/userfaultfd.rst.
 
@@ -29,89 +29,9 @@ use rustix::ioctl::{self, Updater};
 use crate::Range;
 use crate::raw::syscall;
 
-bitflags::bitflags! {
-    /// `UFFD_FEATURE_*`.
-    #[derive(Copy, Clone, PartialEq, Eq, Debug, Hash)]
-    pub struct Features: u64 {
-        /// Write-protect faults on anonymous memory (`UFFD_FEATURE_PAGEFAULT_FLAG_WP`, Linux 5.7).
-        const WP = sys::UFFD_FEATURE_PAGEFAULT_FLAG_WP as u64;
-        /// [`Event::Fork`] (Linux 4.11); needs CAP_SYS_PTRACE.
-        const EVENT_FORK = sys::UFFD_FEATURE_EVENT_FORK as u64;
-        /// [`Event::Remap`] (Linux 4.11).
-        const EVENT_REMAP = sys::UFFD_FEATURE_EVENT_REMAP as u64;
-        /// [`Event::Remove`] (Linux 4.11).
-        const EVENT_REMOVE = sys::UFFD_FEATURE_EVENT_REMOVE as u64;
-        /// [`Event::Unmap`] (Linux 4.11).
-        const EVENT_UNMAP = sys::UFFD_FEATURE_EVENT_UNMAP as u64;
-        /// A fault raises SIGBUS instead of an event (Linux 4.14).
-        const SIGBUS = sys::UFFD_FEATURE_SIGBUS as u64;
-        /// Fault messages carry the thread (Linux 4.14).
-        const THREAD_ID = sys::UFFD_FEATURE_THREAD_ID as u64;
-        /// Minor faults on shared memory (Linux 5.14).
-        const MINOR_SHMEM = sys::UFFD_FEATURE_MINOR_SHMEM as u64;
-        /// Fault addresses are not rounded down to the page (Linux 5.18).
-        const EXACT_ADDRESS = sys::UFFD_FEATURE_EXACT_ADDRESS as u64;
-        /// Write-protection of shared and huge-page memory (Linux 5.19).
-        const WP_HUGETLBFS_SHMEM = sys::UFFD_FEATURE_WP_HUGETLBFS_SHMEM as u64;
-        /// Pages that are not populated yet can be write-protected too (Linux 6.4).
-        const WP_UNPOPULATED = sys::UFFD_FEATURE_WP_UNPOPULATED as u64;
-        /// `UFFDIO_POISON` (Linux 6.6).
-        const POISON = sys::UFFD_FEATURE_POISON as u64;
-        /// The kernel lifts write-protection itself and remembers the write (Linux 6.7).
-        const WP_ASYNC = sys::UFFD_FEATURE_WP_ASYNC as u64;
-        /// `UFFDIO_MOVE` (Linux 6.8).
-        const MOVE = sys::UFFD_FEATURE_MOVE as u64;
-    }
-}
+mod features;
 
-impl Features {
-    /// The kernel that has all of these features first, as far as known here.
-    pub fn since(self) -> &'static str {
-        const SINCE: [(Features, &str); 9] = [
-            (Features::MOVE, "Linux 6.8"),
-            (Features::WP_ASYNC, "Linux 6.7"),
-            (Features::POISON, "Linux 6.6"),
-            (Features::WP_UNPOPULATED, "Linux 6.4"),
-            (Features::WP_HUGETLBFS_SHMEM, "Linux 5.19"),
-            (Features::EXACT_ADDRESS, "Linux 5.18"),
-            (Features::MINOR_SHMEM, "Linux 5.14"),
-            (Features::WP, "Linux 5.7"),
-            (Features::SIGBUS.union(Features::THREAD_ID), "Linux 4.14"),
-        ];
-        SINCE.iter().find(|(feature, _)| self.intersects(*feature)).map_or("Linux 4.11", |(_, since)| since)
-    }
-}
-
-/// Why there is no userfaultfd.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum CreateError {
-    /// Neither the system call nor `/dev/userfaultfd` is allowed.
-    #[error(
-        "not permitted to create a userfaultfd: run as root or with CAP_SYS_PTRACE, set \
-         `sysctl vm.unprivileged_userfaultfd=1`, or give access to /dev/userfaultfd"
-    )]
-    NoPermission,
-    /// A userfaultfd is allowed, but not the fork event.
-    #[error(
-        "not permitted to receive fork events on a userfaultfd: run as root or with CAP_SYS_PTRACE, or do without EVENT_FORK"
-    )]
-    NoForkEvents,
-    /// The kernel is too old, or was built without, for some of the features.
-    #[error(
-        "this kernel's userfaultfd lacks {missing:?}: it needs {} or newer on an architecture that has it",
-        missing.since()
-    )]
-    MissingFeatures {
-        /// What was asked for and is not there.
-        missing: Features,
-    },
-    /// `ENOSYS`: the kernel was built without userfaultfd, or a seccomp filter hides it.
-    #[error("this kernel has no userfaultfd: it needs CONFIG_USERFAULTFD=y (or a seccomp filter hides it)")]
-    NotCompiledIn,
-    /// Something else, such as no descriptor being left.
-    #[error("userfaultfd: {0}")]
-    Os(#[from] Errno),
-}
+pub use features::{CreateError, Features};
 
 /// What happened to registered memory.
 #[derive(Debug)]
@@ -124,28 +44,27 @@ pub enum Event {
     /// `mremap(2)` moved memory; it stays registered at its new place. An [`Event::Unmap`] of the
     /// old place follows, and the call returns when both have been read.
     Remap {
-        /// Its old address.
+        /// The old address.
         from: usize,
-        /// Its new address.
+        /// The new address.
         to: usize,
-        /// Bytes (of the old place).
+        /// Bytes, as long as the old place was.
         len: usize,
     },
     /// `madvise(2)` with `MADV_DONTNEED` or `MADV_REMOVE` is about to empty the range.
     Remove(Range),
     /// The range was unmapped, or something else was mapped over it.
     Unmap(Range),
-    /// A thread waits for this page.
+    /// A thread waits for a page.
     Pagefault {
-        /// The faulting address, rounded down to the page unless [`Features::EXACT_ADDRESS`] was
-        /// asked for.
+        /// The faulting address, rounded down to the page without [`Features::EXACT_ADDRESS`].
         address: usize,
-        /// Whether it wrote to a write-protected page.
+        /// Whether the thread wrote to a write-protected page.
         write_protect: bool,
     },
 }
 
-// What the kernel writes into `read_event`'s buffer.
+// The layouts that the kernel and this module must agree on.
 const _: () = assert!(size_of::<sys::uffd_msg>() == 32);
 const _: () = assert!(size_of::<sys::uffdio_api>() == 24);
 const _: () = assert!(size_of::<sys::uffdio_register>() == 32);
@@ -166,7 +85,7 @@ const MOVE_MODE: u64 = 1 | 2;
 /// `USERFAULTFD_IOC_NEW` = `_IO(0xAA, 0x00)`, the one ioctl of `/dev/userfaultfd` (Linux 6.1).
 const USERFAULTFD_IOC_NEW: usize = 0xAA00;
 
-/// A userfaultfd. Dropping it unregisters its memory and wakes whoever waits.
+/// A userfaultfd. Dropping it unregisters its memory and wakes the threads that wait.
 #[derive(Debug)]
 pub struct Uffd {
     fd: OwnedFd,
@@ -178,8 +97,8 @@ impl Uffd {
     ///
     /// # Errors
     ///
-    /// [`CreateError`] tells missing permission, missing features and a kernel without userfaultfd
-    /// apart.
+    /// [`CreateError`], which distinguishes missing permission, missing features and a kernel without
+    /// userfaultfd.
     pub fn new(features: Features) -> Result<Uffd, CreateError> {
         let uffd = Uffd { fd: open()? };
         match uffd.handshake(features) {
@@ -198,13 +117,13 @@ impl Uffd {
         }
     }
 
-    /// The features that this kernel has; bits without a name in [`Features`] are kept.
+    /// The features that this kernel has. Bits without a name in [`Features`] are kept.
     ///
     /// # Errors
     ///
-    /// As [`Uffd::new`].
+    /// Those of [`Uffd::new`] that are not about features.
     pub fn supported_features() -> Result<Features, CreateError> {
-        // A descriptor is told its features once; one that asks for none is told all that there are.
+        // The handshake works once for a descriptor, and answers with all features of the kernel.
         let uffd = Uffd { fd: open()? };
         Ok(uffd.handshake(Features::empty())?)
     }
@@ -217,7 +136,7 @@ impl Uffd {
 
     fn handshake(&self, features: Features) -> Result<Features, Errno> {
         let mut api = sys::uffdio_api { api: sys::UFFD_API.into(), features: features.bits(), ioctls: 0 };
-        // SAFETY: `uffdio_api` is UFFDIO_API's argument.
+        // SAFETY: `uffdio_api` is UFFDIO_API's argument, a local that outlives the call.
         unsafe { ioctl::ioctl(&self.fd, Updater::<{ op::UFFDIO_API }, _>::new(&mut api)) }?;
         Ok(Features::from_bits_retain(api.features))
     }
@@ -227,9 +146,9 @@ impl Uffd {
     ///
     /// # Errors
     ///
-    /// `EBUSY`: another userfaultfd has it. `EINVAL`: not page aligned, not mapped, or memory of a
-    /// kind that this cannot be done with (a file mapped shared that is no memfd). `EPERM`: a
-    /// writable mapping of a file sealed against writing.
+    /// `EBUSY`: the range is registered with another userfaultfd. `EINVAL`: it is not page aligned, not
+    /// mapped, or of a kind that cannot be registered (a shared mapping of a file that is not a memfd).
+    /// `EPERM`: a writable mapping of a file sealed against writing.
     pub fn register_wp(&self, range: Range) -> Result<(), Errno> {
         self.register(range, sys::UFFDIO_REGISTER_MODE_WP)
     }
@@ -246,61 +165,62 @@ impl Uffd {
 
     fn register(&self, range: Range, mode: u32) -> Result<(), Errno> {
         let mut register = sys::uffdio_register { range: raw(range), mode: mode.into(), ioctls: 0 };
-        // SAFETY: `uffdio_register` is UFFDIO_REGISTER's argument.
+        // SAFETY: `uffdio_register` is UFFDIO_REGISTER's argument, a local that outlives the call.
         unsafe { ioctl::ioctl(&self.fd, Updater::<{ op::UFFDIO_REGISTER }, _>::new(&mut register)) }
     }
 
-    /// Unregisters the range: protection is lifted, waiters wake and write.
+    /// Unregisters the range: its protection is lifted, and waiting threads wake and write.
     ///
-    /// `UFFDIO_UNREGISTER` wakes nobody who waits in a range registered for write-protection only
-    /// (seen up to Linux 6.18), so this adds `UFFDIO_WAKE`, also when unregistering failed:
-    /// nobody is left asleep.
+    /// `UFFDIO_UNREGISTER` does not wake threads in a range that is registered for write-protection
+    /// only (seen up to Linux 6.18). Therefore this adds `UFFDIO_WAKE`, also when unregistering failed:
+    /// no thread is left asleep.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: nothing in the range is mapped, or part of it is of a kind that cannot be
-    /// registered. `ENOMEM`: the process is gone.
+    /// `EINVAL`: the range has no mapping, or part of it is of a kind that cannot be registered.
+    /// `ENOMEM`: the process is gone.
     pub fn unregister(&self, range: Range) -> Result<(), Errno> {
         let mut raw_range = raw(range);
-        // SAFETY: `uffdio_range` is UFFDIO_UNREGISTER's argument.
+        // SAFETY: `uffdio_range` is UFFDIO_UNREGISTER's argument, a local that outlives the call.
         let result = unsafe { ioctl::ioctl(&self.fd, Updater::<{ op::UFFDIO_UNREGISTER }, _>::new(&mut raw_range)) };
         result.and(self.wake(range))
     }
 
-    /// Protects the range against writing, or lifts the protection and wakes whoever waits.
+    /// Protects the range against writing, or lifts the protection and wakes the threads that wait.
     ///
     /// # Errors
     ///
-    /// `ENOENT`: not registered. `EAGAIN`: an event about a changed mapping waits to be read; read,
-    /// then try again.
+    /// `ENOENT`: the range is not registered. `EAGAIN`: an event about a changed mapping has not been
+    /// read yet; read it, then try again.
     pub fn write_protect(&self, range: Range, on: bool) -> Result<(), Errno> {
         let mode = if on { WRITEPROTECT_MODE_WP } else { 0 };
         let mut protect = sys::uffdio_writeprotect { range: raw(range), mode };
-        // SAFETY: `uffdio_writeprotect` is UFFDIO_WRITEPROTECT's argument.
+        // SAFETY: `uffdio_writeprotect` is UFFDIO_WRITEPROTECT's argument, a local that outlives the call.
         unsafe { ioctl::ioctl(&self.fd, Updater::<{ op::UFFDIO_WRITEPROTECT }, _>::new(&mut protect)) }
     }
 
-    /// Gives registered memory that has no pages yet pages with these bytes (`UFFDIO_COPY`), at one
-    /// stroke: they are not cleared first, and take no faults. Returns how many bytes were
-    /// copied: it ends before the first page that is there already, and when there
-    /// is no memory.
+    /// Gives registered memory that has no pages yet pages with these bytes (`UFFDIO_COPY`), in one
+    /// step: the kernel neither clears them first nor takes faults. Returns how many bytes were copied.
+    /// It ends before the first page that has memory already, and when there is no free memory.
     ///
     /// # Safety
     ///
-    /// Nobody refers to the bytes of `to`..`to` + `bytes.len()`, or relies on what they are.
+    /// No reference exists to the bytes of `to`..`to + bytes.len()`, and no code relies on their being
+    /// zeros.
     ///
     /// # Errors
     ///
-    /// If nothing was copied. `EEXIST`: the first page is there; `ENOENT`: the range is not
-    /// registered with this, or not all of one mapping; `ENOMEM`: no memory; `EAGAIN`: as
-    /// [`Uffd::write_protect`].
+    /// If nothing was copied. `EEXIST`: the first page has memory; `ENOENT`: the range is not registered
+    /// with this userfaultfd, or is not one mapping; `ENOMEM`: no free memory; `EAGAIN`: an event about
+    /// a changed mapping has not been read yet.
     pub unsafe fn copy(&self, to: usize, bytes: &[u8]) -> Result<usize, Errno> {
         let (dst, src, len) = (to as u64, bytes.as_ptr().expose_provenance() as u64, bytes.len() as u64);
         let mut copy = sys::uffdio_copy { dst, src, len, mode: COPY_MODE_DONTWAKE, copy: 0 };
-        // SAFETY: `uffdio_copy` is UFFDIO_COPY's argument, which reads `bytes`; the caller vouches for what
-        // is written.
+        // SAFETY: `uffdio_copy` is UFFDIO_COPY's argument, a local that outlives the call. The kernel reads
+        // `bytes`, which is borrowed, and writes to `to` only where there is no page; the contract covers
+        // the users of that range.
         let result = unsafe { ioctl::ioctl(&self.fd, Updater::<{ op::UFFDIO_COPY }, _>::new(&mut copy)) };
-        // After a part of it the call fails with EAGAIN, and tells how much it was.
+        // After a part the call fails with EAGAIN and says how many bytes that part was.
         match result {
             Err(errno) if copy.copy <= 0 => Err(errno),
             _ => Ok(copy.copy as usize),
@@ -327,10 +247,11 @@ impl Uffd {
     pub unsafe fn move_pages(&self, from: Range, to: usize) -> Result<usize, Errno> {
         let (dst, src, len) = (to as u64, from.start as u64, from.len as u64);
         let mut request = sys::uffdio_move { dst, src, len, mode: MOVE_MODE, move_: 0 };
-        // SAFETY: `uffdio_move` is UFFDIO_MOVE's argument. By the contract no code relies on the pages
-        // of `from`, and pages at `to` are not replaced but refused.
+        // SAFETY: `uffdio_move` is UFFDIO_MOVE's argument, a local that outlives the call. By the contract
+        // no code relies on the pages of `from`. A page that exists at `to` is not replaced: the kernel
+        // refuses.
         let result = unsafe { ioctl::ioctl(&self.fd, Updater::<{ UFFDIO_MOVE }, _>::new(&mut request)) };
-        // After a part of it the call fails with EAGAIN, and tells how much it was.
+        // After a part the call fails with EAGAIN and says how many bytes that part was.
         match result {
             Err(errno) if request.move_ <= 0 => Err(errno),
             Err(_) => Ok(request.move_ as usize),
@@ -338,24 +259,24 @@ impl Uffd {
         }
     }
 
-    /// Wakes whoever waits for a page of the range. A thread whose page is still protected waits
-    /// again.
+    /// Wakes the threads that wait for a page of the range. A thread whose page is still protected
+    /// waits again.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: not page aligned, or empty.
+    /// `EINVAL`: the range is not page aligned, or is empty.
     pub fn wake(&self, range: Range) -> Result<(), Errno> {
         let mut range = raw(range);
-        // SAFETY: `uffdio_range` is UFFDIO_WAKE's argument.
+        // SAFETY: `uffdio_range` is UFFDIO_WAKE's argument, a local that outlives the call.
         unsafe { ioctl::ioctl(&self.fd, Updater::<{ op::UFFDIO_WAKE }, _>::new(&mut range)) }
     }
 
-    /// Takes the next event; `None` when there is none now. Wait for one with `poll(2)` (`POLLIN`).
+    /// Takes the next event. `None`: there is none now; wait for one with `poll(2)` (`POLLIN`).
     ///
     /// # Errors
     ///
-    /// `EPROTO`: an event of a kind that is not known here; those of `read(2)`, among them `EMFILE`
-    /// when a fork event finds no descriptor free (the forking thread then waits on).
+    /// `EPROTO`: an event of an unknown kind. Those of `read(2)`, among them `EMFILE`: a fork event finds
+    /// no free descriptor, and the forking thread goes on waiting.
     pub fn read_event(&self) -> Result<Option<Event>, Errno> {
         let mut message = [0; size_of::<sys::uffd_msg>()];
         loop {
@@ -367,7 +288,7 @@ impl Uffd {
                 Err(errno) => return Err(errno),
             }
         }
-        // A byte of type and seven reserved ones, then the arguments: three words, or one half word for a
+        // One byte of type, seven reserved bytes, then the arguments: three words, or half a word for a
         // descriptor.
         let word = |at: usize| {
             let mut word = [0; 8];
@@ -382,8 +303,8 @@ impl Uffd {
             },
             sys::UFFD_EVENT_FORK => {
                 let fd = RawFd::from_ne_bytes([message[8], message[9], message[10], message[11]]);
-                // SAFETY: the kernel has just opened this descriptor for the reader of this message: it is ours
-                // alone.
+                // SAFETY: the kernel has just opened this descriptor for the reader of this message, and no other
+                // code knows it.
                 let child = unsafe { OwnedFd::from_raw_fd(fd) };
                 Event::Fork { child }
             }
@@ -419,11 +340,11 @@ fn raw(range: Range) -> sys::uffdio_range {
 
 const FLAGS: libc::c_int = libc::O_CLOEXEC | libc::O_NONBLOCK;
 
-/// A new userfaultfd that has not been told its features.
+/// A new userfaultfd, before its handshake.
 fn open() -> Result<OwnedFd, CreateError> {
-    // SAFETY: the call takes one integer.
+    // SAFETY: the call takes a number.
     match unsafe { syscall(libc::SYS_userfaultfd, [FLAGS as usize]) } {
-        // SAFETY: the kernel has just opened this descriptor for us.
+        // SAFETY: the kernel has just opened this descriptor, and no other code knows it.
         Ok(fd) => Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) }),
         Err(Errno::NOSYS) => Err(CreateError::NotCompiledIn),
         Err(Errno::PERM) => open_device(),
@@ -431,15 +352,15 @@ fn open() -> Result<OwnedFd, CreateError> {
     }
 }
 
-/// The same from `/dev/userfaultfd` (Linux 6.1), whose file permissions say who may.
+/// [`open`] by way of `/dev/userfaultfd` (Linux 6.1), whose file permissions decide.
 fn open_device() -> Result<OwnedFd, CreateError> {
     let Ok(device) = rustix::fs::open("/dev/userfaultfd", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) else {
         return Err(CreateError::NoPermission);
     };
     let args = [device.as_raw_fd() as usize, USERFAULTFD_IOC_NEW, FLAGS as usize];
-    // SAFETY: this ioctl takes an integer and returns a new descriptor.
+    // SAFETY: this ioctl takes a number and returns a new descriptor.
     let fd = unsafe { syscall(libc::SYS_ioctl, args) }?;
-    // SAFETY: the kernel has just opened this descriptor for us.
+    // SAFETY: the kernel has just opened this descriptor, and no other code knows it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
 }
 

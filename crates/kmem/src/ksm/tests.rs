@@ -1,3 +1,4 @@
+use super::process::parse_process_stat;
 use super::*;
 use crate::testing::{Child, forking, is_root};
 

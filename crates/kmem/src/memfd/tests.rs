@@ -1,6 +1,11 @@
+#![allow(unsafe_code)] // Tests of mappings.
+
+use std::os::fd::AsRawFd;
+use std::sync::atomic::Ordering;
+
 use super::*;
-use crate::procfs;
 use crate::testing::Memory;
+use crate::{PAGE_SIZE, mm, procfs, raw};
 
 #[test]
 fn nobody_else_can_change_a_store() {
@@ -23,15 +28,14 @@ fn nobody_else_can_change_a_store() {
         assert_eq!(rustix::fs::fcntl_add_seals(fd, SealFlags::WRITE), Err(Errno::PERM), "seal");
         // A map for reading cannot be made writable afterwards either.
         let reader = map_readonly(fd, 4 * PAGE_SIZE).unwrap();
-        let writable = (libc::PROT_READ | libc::PROT_WRITE) as usize;
-        // SAFETY: the test's own map.
-        let error =
-            unsafe { crate::raw::syscall(libc::SYS_mprotect, [reader.range.start, reader.range.len, writable]) };
+        let writable = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: the test's own map, without references.
+        let error = unsafe { raw::mprotect(reader.range().start, reader.range().len, writable) };
         assert_eq!(error, Err(Errno::ACCESS));
         assert_eq!(reader.load_u64(PAGE_SIZE), u64::from_ne_bytes([7; 8]));
     }
-    // Not even its owner gives single pages back: what is said in the module's page.
-    // SAFETY: the store's own memory, which nobody refers to.
+    // Not even the owner can give single pages back.
+    // SAFETY: the store's own memory, without references.
     let punched = unsafe { mm::advise(store.range(), libc::MADV_REMOVE) };
     assert_eq!(punched, Err(Errno::PERM));
     store.write_page(1, &[8; PAGE_SIZE]);
@@ -45,7 +49,7 @@ fn private_mappings_share_and_copy() {
     let (fd, store) = create_sealed("kmem-test", 2 * PAGE_SIZE).unwrap();
     store.write_page(1, &[5; PAGE_SIZE]);
     let memory = Memory::new(2);
-    // SAFETY: the test's own memory, to which nobody holds references.
+    // SAFETY: the test's own memory, without references.
     unsafe { mm::map_fixed_private(fd.as_fd(), memory.pages(0, 1), PAGE_SIZE as u64) }.unwrap();
     assert_eq!(memory.read(0), u64::from_ne_bytes([5; 8]));
     store.write_page(1, &[6; PAGE_SIZE]);
@@ -66,7 +70,7 @@ fn a_store_from_somebody_else_is_checked() {
     assert_eq!(error, MemfdError::MissingSeals { missing: SealFlags::FUTURE_WRITE });
     assert!(error.to_string().contains("FUTURE_WRITE"));
     assert!(!has.intersects(STORE_SEALS));
-    // An ordinary file has no seals to read, though one on tmpfs tells that it can be sealed no more.
+    // An ordinary file has no seals, but a file on tmpfs says that it cannot be sealed any more.
     assert!(require_seals(tempfile::tempfile().unwrap()).is_err());
     assert!(matches!(require_seals(std::io::stdin()), Err(MemfdError::NotAMemfd(_) | MemfdError::MissingSeals { .. })));
 }
@@ -130,7 +134,7 @@ fn a_dropped_map_is_gone() {
 fn small(writable: bool) -> SharedMap {
     let fd = create("kmem-test").unwrap();
     rustix::fs::ftruncate(&fd, PAGE_SIZE as u64).unwrap();
-    map(&fd, PAGE_SIZE, writable).unwrap()
+    if writable { map_shared(&fd, PAGE_SIZE) } else { map_readonly(&fd, PAGE_SIZE) }.unwrap()
 }
 
 #[test]
@@ -200,7 +204,7 @@ fn pages_without_memory_are_filled_at_one_stroke() {
     let mut other = [2; PAGE_SIZE];
     other[PAGE_SIZE - 1] = 3;
     assert!(!map.page_equals(2, &other));
-    // What is registered can be written, and takes memory, as before.
+    // Registered memory can be written, and takes memory, as before.
     map.write_page(0, &[8; PAGE_SIZE]);
     map.write_page(2, &[8; PAGE_SIZE]);
     map.unregister(&filler, 0..8 * PAGE_SIZE);

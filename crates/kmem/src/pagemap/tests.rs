@@ -54,8 +54,8 @@ fn each_period_reports_what_was_written_in_it() {
     assert_eq!(places(&memory, &WRITTEN), [(10, 1)]);
     assert!(uffd.read_event().unwrap().is_none(), "asynchronous: no fault reaches the descriptor");
 
-    // What the balloon does: emptied pages are not told of before somebody touches them again.
-    // SAFETY: the test's own memory, to which nobody holds references.
+    // As the balloon does: emptied pages are not reported before they are touched again.
+    // SAFETY: the test's own memory, without references.
     unsafe { mm::advise(memory.pages(9, 2), libc::MADV_DONTNEED) }.unwrap();
     assert_eq!(places(&memory, &WRITTEN), []);
     memory.write(9, 4);
@@ -107,7 +107,7 @@ fn categories_tell_what_a_page_is() {
     let (fd, store) = memfd::create_sealed("kmem-test", 2 * PAGE_SIZE).unwrap();
     store.write_page(0, &[1; PAGE_SIZE]);
     store.write_page(1, &[1; PAGE_SIZE]);
-    // SAFETY: the test's own memory, to which nobody holds references.
+    // SAFETY: the test's own memory, without references.
     unsafe { mm::map_fixed_private(fd.as_fd(), memory.pages(2, 2), 0) }.unwrap();
     uffd.register_wp(memory.0).unwrap();
     memory.write(0, 1);
@@ -129,7 +129,7 @@ fn categories_tell_what_a_page_is() {
     is(3, present | Categories::WRITTEN, file | zero);
     is(4, Categories::empty(), present);
 
-    // Those that are there and are no file's: what is looked for before merging.
+    // Pages that are present and not a file's: the query before merging.
     let own =
         Query { inverted: Categories::FILE, required: Categories::FILE | Categories::PRESENT, ..Query::default() };
     assert_eq!(places(&memory, &own), [(0, 2), (3, 1)]);

@@ -1,11 +1,11 @@
-//! `/proc/PID/maps`, line by line: a client with merged memory has tens of thousands.
+//! `/proc/PID/maps`, line by line. A client with merged memory has tens of thousands of lines.
 
 use std::io::{self, BufRead};
 
 use super::{invalid, lines_of, path};
 use crate::Range;
 
-/// What may be done with a mapping.
+/// The permissions of a mapping.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Default)]
 pub struct Perms {
     /// Readable.
@@ -14,38 +14,37 @@ pub struct Perms {
     pub write: bool,
     /// Executable.
     pub exec: bool,
-    /// `MAP_SHARED`; otherwise private, copied on writing.
+    /// `MAP_SHARED`; otherwise `MAP_PRIVATE`.
     pub shared: bool,
 }
 
 /// One mapping.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MapLine {
-    /// Where.
+    /// Its addresses.
     pub range: Range,
-    /// What may be done with it.
+    /// Its permissions.
     pub perms: Perms,
-    /// Where in the file it starts, in bytes.
+    /// The offset of its start in the file, in bytes.
     pub offset: u64,
     /// The file's device, as `st_dev`; 0 without a file.
     pub dev: u64,
     /// The file's inode; 0 without a file.
     pub inode: u64,
-    /// The file's path, or a name such as `[heap]`; empty for nameless memory. A memfd is
-    /// `/memfd:NAME (deleted)`.
+    /// The file's path, or a name such as `[heap]`; empty for memory without a name. A
+    /// memfd's path is `/memfd:NAME (deleted)`.
     pub path: String,
 }
 
-/// Calls `each` for every mapping of a process, in ascending order. The line is used again for the
-/// next one.
+/// Calls `each` for every mapping of a process, in ascending order. All calls share one [`MapLine`].
 ///
-/// The list is not taken at one moment: mappings that change meanwhile may be missed or told twice
-/// in part.
+/// The kernel does not list all mappings at one moment: a mapping that changes meanwhile may be
+/// missed, or appear twice in part.
 ///
 /// # Errors
 ///
-/// `NotFound` or `ESRCH` when the process is gone, `PermissionDenied` when it is somebody else's,
-/// `InvalidData` for a line that is not understood.
+/// `NotFound` or `ESRCH`: the process is gone; `PermissionDenied`: it belongs to another user;
+/// `InvalidData`: a line is not understood.
 pub fn for_each_map(pid: Option<i32>, mut each: impl FnMut(&MapLine)) -> io::Result<()> {
     let file = path(pid, "maps");
     let mut lines = lines_of(&file)?;
@@ -68,11 +67,11 @@ pub fn for_each_map(pid: Option<i32>, mut each: impl FnMut(&MapLine)) -> io::Res
     }
 }
 
-/// How many mappings a process has; cheaper than [`for_each_map`].
+/// The number of mappings of a process; cheaper than [`for_each_map`].
 ///
 /// # Errors
 ///
-/// As [`for_each_map`].
+/// `NotFound` or `ESRCH`: the process is gone; `PermissionDenied`: it belongs to another user.
 pub fn count_maps(pid: Option<i32>) -> io::Result<usize> {
     let mut lines = lines_of(&path(pid, "maps"))?;
     let mut count = 0;
@@ -87,7 +86,8 @@ pub fn count_maps(pid: Option<i32>) -> io::Result<usize> {
     }
 }
 
-/// `start-end perms offset major:minor inode   path`, numbers in hexadecimal except for the inode.
+/// Parses `start-end perms offset major:minor inode   path`. The numbers are hexadecimal, except for
+/// the inode.
 pub(super) fn parse(text: &[u8], line: &mut MapLine) -> Option<()> {
     let (start, rest) = hexadecimal(text, b'-')?;
     let (end, rest) = hexadecimal(rest, b' ')?;
@@ -109,7 +109,7 @@ pub(super) fn parse(text: &[u8], line: &mut MapLine) -> Option<()> {
     Some(())
 }
 
-/// A hexadecimal number up to `end`, and what comes behind that.
+/// A hexadecimal number that ends at `end`, and the text behind that.
 fn hexadecimal(text: &[u8], end: u8) -> Option<(u64, &[u8])> {
     let mut value: u64 = 0;
     for (i, &byte) in text.iter().enumerate() {

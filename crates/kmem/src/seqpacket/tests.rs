@@ -60,7 +60,7 @@ fn descriptors_beyond_the_limit_are_an_error() {
     a.send(b"one", &[a.as_fd()]).unwrap();
     let child = Child::fork(|| {
         let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: a limit for this child.
+        // SAFETY: sets a limit of this child alone.
         if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &none) } != 0 {
             return 10;
         }

@@ -31,7 +31,7 @@ fn a_synchronous_window_holds_writers_and_lets_readers_go() {
     uffd.write_protect(memory.0, true).unwrap();
 
     thread::scope(|scope| {
-        let uffd = uffd; // Dropped when an assertion fails, so that nobody waits for ever.
+        let uffd = uffd; // Dropped when an assertion fails, so that no thread waits for ever.
         let (done, written) = mpsc::channel();
         let memory = &memory;
         scope.spawn(move || {
@@ -70,7 +70,7 @@ fn a_fork_hands_over_the_childs_userfaultfd() {
     memory.write(0, 1);
     uffd.register_wp(memory.0).unwrap();
     thread::scope(|scope| {
-        let uffd = uffd; // Dropped when an assertion fails, so that nobody waits for ever.
+        let uffd = uffd; // Dropped when an assertion fails, so that no thread waits for ever.
         // The fork returns when its event has been read.
         let child = scope.spawn(Child::idle);
         let event = next(&uffd);
@@ -101,9 +101,9 @@ fn changed_mappings_raise_events() {
     uffd.register_wp(memory.0).unwrap();
 
     thread::scope(|scope| {
-        let uffd = uffd; // Dropped when an assertion fails, so that nobody waits for ever.
+        let uffd = uffd; // Dropped when an assertion fails, so that no thread waits for ever.
         let (range, to) = (memory.pages(0, 2), elsewhere.0.start);
-        // SAFETY: the test's own memory, to which nobody holds references.
+        // SAFETY: the test's own memory, without references.
         let call = scope.spawn(move || unsafe { mm::remap_fixed(range, to) });
         let event = next(&uffd);
         let Event::Remap { from, to: told, len } = event else { panic!("{event:?}") };
@@ -114,7 +114,7 @@ fn changed_mappings_raise_events() {
         assert_eq!(elsewhere.read(1), 7);
 
         let range = memory.pages(3, 1);
-        // SAFETY: as above.
+        // SAFETY: the test's own memory, without references.
         let call = scope.spawn(move || unsafe { mm::advise(range, libc::MADV_DONTNEED) });
         let event = next(&uffd);
         assert!(matches!(event, Event::Remove(told) if told == range), "{event:?}");
@@ -122,21 +122,21 @@ fn changed_mappings_raise_events() {
         assert_eq!(memory.read(3), 0);
 
         let range = memory.pages(4, 2);
-        // SAFETY: as above.
+        // SAFETY: the test's own memory, without references.
         let call = scope.spawn(move || unsafe { mm::unmap(range) });
         let event = next(&uffd);
         assert!(matches!(event, Event::Unmap(told) if told == range), "{event:?}");
         call.join().unwrap().unwrap();
 
         let range = memory.pages(7, 1);
-        // SAFETY: as above.
+        // SAFETY: the test's own memory, without references.
         let call = scope.spawn(move || unsafe { mm::map_fixed_anonymous(range) });
         let event = next(&uffd);
         assert!(matches!(event, Event::Unmap(told) if told == range), "mapped over: {event:?}");
         call.join().unwrap().unwrap();
         assert_eq!(memory.read(7), 0);
 
-        // What is left of it is unregistered first, so that the end of the test raises no event that nobody
+        // The rest is unregistered first, so that the end of the test raises no event that no thread
         // reads.
         uffd.unregister(elsewhere.0).unwrap();
         for (first, count) in [(2, 2), (6, 1)] {
@@ -202,7 +202,7 @@ fn missing_permission_is_told() {
         if rustix::thread::set_capabilities(None, sets).is_err() {
             return 11;
         }
-        // SAFETY: the call takes one integer.
+        // SAFETY: the call takes a number.
         if unsafe { syscall(libc::SYS_userfaultfd, [FLAGS as usize]) } != Err(Errno::PERM) {
             return 12;
         }
@@ -232,7 +232,7 @@ fn pages_move_and_a_page_that_is_in_place_is_refused() {
     let (from, to) = (Memory::new(4), Memory::new(4));
     uffd.register_missing_wp(to.0).unwrap();
     (0..3).for_each(|page| from.write(page, 7 + page as u64));
-    // SAFETY: the tests' own memory, without references.
+    // SAFETY: the test's own memory, without references.
     let moved = |first, count| unsafe { uffd.move_pages(from.pages(first, count), to.pages(first, 1).start) };
     assert_eq!(moved(0, 2), Ok(2 * PAGE_SIZE));
     assert_eq!([to.read(0), to.read(1), from.read(0)], [7, 8, 0]);

@@ -1,7 +1,12 @@
 //! The subcommands of `pageone`, a file each: its options, and a function that runs it.
 
+pub(crate) mod checkpoint;
 pub(crate) mod daemon;
+pub(crate) mod demo;
 pub(crate) mod detach;
+pub(crate) mod dirty;
 pub(crate) mod doctor;
+pub(crate) mod ksm;
+pub(crate) mod pool;
 pub(crate) mod run;
 pub(crate) mod status;

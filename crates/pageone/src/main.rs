@@ -3,16 +3,10 @@
 //! Each subcommand is a module in `cmd`. This one reads the command line, runs the subcommand, and
 //! turns an error into a message and an exit code.
 
-mod checkpoint;
 mod cmd;
-mod demo;
-mod demo_backend;
-mod dirty;
 mod estimate;
 mod exit;
-mod ksm;
 mod paths;
-mod pool;
 mod settings;
 
 use std::path::PathBuf;
@@ -20,7 +14,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::cmd::{daemon, detach, doctor, run, status};
+use crate::cmd::{checkpoint, daemon, demo, detach, dirty, doctor, ksm, pool, run, status};
 pub(crate) use crate::exit::{Code, Coded};
 
 /// Gives a virtual-machine host its memory back: merges identical pages of running guests, from
@@ -65,7 +59,7 @@ enum Command {
     /// Object pools: make, show, check, remove
     Pool(pool::Args),
     /// Boot guests, merge them while they work, and show that no byte of theirs changed
-    Demo(demo_backend::Args),
+    Demo(demo::Args),
 }
 
 fn main() -> ExitCode {
@@ -84,7 +78,7 @@ fn main() -> ExitCode {
         Command::CheckpointGuard(args) => checkpoint::guard(&args),
         Command::Restore(args) => checkpoint::restore(&args),
         Command::Pool(args) => pool::run(&args),
-        Command::Demo(args) => demo_backend::run(&args),
+        Command::Demo(args) => demo::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

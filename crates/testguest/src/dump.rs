@@ -1,7 +1,7 @@
 //! Dumps of guests' memory, from which a bench fills memory with a guest's pages.
 //!
-//! A dump is two files: the numbers of the pages that the guest has touched, ascending, 4 bytes each
-//! (little-endian), and the bytes of these pages. Untouched pages are in neither.
+//! A dump is two files: the numbers of the pages that the guest has touched, ascending, 4 bytes
+//! each (little-endian), and the bytes of these pages. Untouched pages are in neither.
 #![allow(unsafe_code, reason = "mmap(2) of a dump, so that processes share it in the page cache")]
 
 use std::fs::{self, File};
@@ -184,9 +184,10 @@ impl Dump {
     /// The [`WORDS`] words of a page; `None`: untouched.
     pub fn words(&self, page: usize) -> Option<&[u64]> {
         let place = (*self.places.get(page)? as usize).checked_sub(1)?;
-        // SAFETY: `words` points to `len` mapped bytes for the life of `self`; mmap(2) aligns them to a
-        // page. `open` made one place for each of the index's `len / PAGE_SIZE` entries and checked that
-        // the file has `len` bytes, so page `place` is inside. A complete dump is never written again.
+        // SAFETY: `words` points to `len` mapped bytes for the life of `self`; mmap(2) aligns them
+        // to a page. `open` made one place for each of the index's `len / PAGE_SIZE` entries and
+        // checked that the file has `len` bytes, so page `place` is inside. A complete dump is
+        // never written again.
         Some(unsafe { std::slice::from_raw_parts(self.words.add(place * WORDS), WORDS) })
     }
 
@@ -204,8 +205,8 @@ impl Dump {
 
 impl Drop for Dump {
     fn drop(&mut self) {
-        // SAFETY: `open` mapped exactly these `len` bytes for this value, nothing else unmaps them, and
-        // slices into them borrow `self`, which ends here.
+        // SAFETY: `open` mapped exactly these `len` bytes for this value, nothing else unmaps them,
+        // and slices into them borrow `self`, which ends here.
         let _ = unsafe { rustix::mm::munmap(self.words.cast_mut().cast(), self.len) };
     }
 }

@@ -21,7 +21,8 @@ use crate::console::{self, Line, Round};
 
 /// Console lines in an error message.
 const TAIL_LINES: usize = 12;
-/// Console lines kept: hours of rounds, and a bound on what a faulty guest can make the caller keep.
+/// Console lines kept: hours of rounds, and a bound on what a faulty guest can make the caller
+/// keep.
 const LINES_KEPT: usize = 8192;
 /// Length at which a console line is cut, bytes: a guest is not trusted.
 const LINE_BYTES: u64 = 4096;
@@ -221,8 +222,9 @@ impl Guest {
             command.stderr(output.try_clone().map_err(StartError::Pipe)?);
         }
         command.stdin(Stdio::null()).stdout(output).process_group(0);
-        // SAFETY: the closure runs in the child between fork and exec, where only async-signal-safe calls
-        // are allowed. It makes one system call, prctl(2): it takes no lock and allocates nothing.
+        // SAFETY: the closure runs in the child between fork and exec, where only async-signal-safe
+        // calls are allowed. It makes one system call, prctl(2): it takes no lock and allocates
+        // nothing.
         unsafe {
             command.pre_exec(|| Ok(rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?));
         }
@@ -331,7 +333,8 @@ impl Guest {
         }
         let _ = rustix::process::kill_process_group(group, Signal::KILL);
         let _ = self.child.wait();
-        // A launcher that did not replace itself by QEMU may end before QEMU, which has memory to free.
+        // A launcher that did not replace itself by QEMU may end before QEMU, which has memory to
+        // free.
         let until = Instant::now() + KILL_LIMIT;
         while rustix::process::test_kill_process_group(group).is_ok() && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(10));

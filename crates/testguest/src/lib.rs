@@ -9,9 +9,10 @@
 //! A guest's memory holds:
 //!
 //! - its files, in a ramfs. Every guest has the same bytes, on pages of its own;
-//! - the kernel. [`Spec`] boots it with `nokaslr`. Otherwise the kernel relocates itself to a random
-//!   address at each boot, and no page that contains an absolute address equals another guest's.
-//!   Guests booted alike lay out nearly all of their memory alike, so duplicate runs are long;
+//! - the kernel. [`Spec`] boots it with `nokaslr`. Otherwise the kernel relocates itself to a
+//!   random address at each boot, and no page that contains an absolute address equals another
+//!   guest's. Guests booted alike lay out nearly all of their memory alike, so duplicate runs are
+//!   long;
 //! - the loaded archive, which the kernel frees after unpacking and fills with one byte (0xcc): all
 //!   of it is one page, many times. Guests on real hosts are full of such leftovers;
 //! - what it rewrites: 4 MiB of random bytes and a 4 MiB copy in each round. Neither can be merged.

@@ -6,16 +6,13 @@
 
 #![no_main]
 
-#[path = "../../src/checkpoint/catalog.rs"]
-#[allow(dead_code, unused_imports)]
-mod catalog;
 mod memory;
 
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use anyhow::Result;
-use catalog::{Catalog, Checkpoint, hash};
+use checkpoint::{Catalog, Checkpoint, hash};
 use memory::{Directory, Memory};
 use mpool::{Access, BLOCK, Mcache, OpenOptions, Pool, ROOT_MDC, Settings};
 use serde::Serialize;
@@ -61,7 +58,7 @@ fn store(catalog: Catalog, name: &str, contents: &[u8]) -> Result<Checkpoint> {
     let off = writer.put_off();
     let again: Vec<u8> = off.iter().flat_map(|off| &bytes[off.page as usize * BLOCK..][..BLOCK]).copied().collect();
     writer.put_again(&off, &again)?;
-    writer.commit("fuzzed".into(), vec![(1 << 30, bytes.len() as u64)])
+    Ok(writer.commit("fuzzed".into(), vec![(1 << 30, bytes.len() as u64)])?)
 }
 
 /// The memory of a checkpoint, unless it is too much for a test.

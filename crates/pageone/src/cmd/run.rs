@@ -51,7 +51,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let mut command = Command::new(&args.program[0]);
     let prepared = if args.backend == "ksm" {
-        crate::ksm::enable(args.domain.as_deref())
+        crate::cmd::ksm::enable(args.domain.as_deref())
     } else {
         prepare(args, dir, &mut command)
     };

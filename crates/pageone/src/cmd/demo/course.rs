@@ -10,15 +10,14 @@
 //!
 //! What merges is a [`Backend`]. The demo knows only how to start it, ask it and stop it.
 
-mod table;
-
 use anyhow::{Context, Result, bail, ensure};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use table::View;
+
+use super::table::{self, View};
 use testguest::{Accelerator, Guest, PrepareError, Spec, Verdict};
 
 /// Booting takes seconds; under emulation, with many guests on few cores, minutes.

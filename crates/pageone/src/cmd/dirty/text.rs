@@ -115,7 +115,7 @@ fn hottest(regions: &[Heat]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dirty::migration::Migration;
+    use crate::cmd::dirty::migration::Migration;
     use control::{DirtyStatus, Window};
 
     fn heat(parts: Vec<u32>) -> Heat {

@@ -1,6 +1,6 @@
 //! What the demo shows: a table redrawn in place on a terminal, a line now and then elsewhere.
 
-use super::{BackendStatus, Options, Summary};
+use super::course::{BackendStatus, Options, Summary};
 use anyhow::Result;
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};

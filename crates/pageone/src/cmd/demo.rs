@@ -1,5 +1,8 @@
 //! What the demo merges with: a daemon of its own, in a directory of its own.
 
+mod course;
+mod table;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -8,15 +11,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use self::course::{Backend, BackendStatus};
 use crate::cmd::run;
-use crate::demo::{self, Backend, BackendStatus};
 use crate::{Code, Coded, paths};
 
 /// Options of `pageone demo`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    demo: demo::Options,
+    demo: course::Options,
     /// Seconds between two scans
     #[arg(long, value_name = "S", default_value_t = 2.0)]
     merge_period: f64,
@@ -102,5 +105,5 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         ppr: args.demo.guest.ppr,
         child: Mutex::new(None),
     };
-    demo::run(&args.demo, &daemon).map(drop)
+    course::run(&args.demo, &daemon).map(drop)
 }

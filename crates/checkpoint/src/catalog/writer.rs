@@ -5,55 +5,61 @@ use std::collections::HashSet;
 use std::io::IoSlice;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::{Result, ensure};
 use mpool::{Allocation, BLOCK, MblockWriter};
 use one::{ObjectId, One};
 
 use super::pages::{self, Pages};
-use super::{Catalog, Checkpoint, Entry};
+use super::{BeginError, Catalog, Checkpoint, Entry, ReadError, StoreError, Warning};
 
-/// A page that looks like one that the pool has.
+/// Bytes of the longest name.
+const LONGEST_NAME: usize = 127;
+
+/// A page with the hash of a page in the pool: it is compared later.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct PutOff {
-    /// The pool's. First, so that sorted ones are in the order in which the pool has them.
+pub struct PutOff {
+    /// The page in the pool. The first field, so that sorting gives the pool's order.
     object: ObjectId,
-    /// Its number.
-    pub(crate) page: u64,
+    /// Number of the page in the checkpoint.
+    pub page: u64,
 }
 
-/// See the module's page.
-pub(crate) struct Writer {
+/// A checkpoint that is being stored.
+pub struct Writer {
     catalog: Catalog,
     name: String,
-    /// Knows all pages of the pool by their hashes. References are taken and never given back: a
-    /// page is in the pool as long as its data mblock is, whatever becomes of the memory that
-    /// it was found in.
+    /// All pages of the pool by their hashes. References are never released: a page stays in the
+    /// pool as long as its data mblock does.
     one: LazyCell<One<Pages>, Box<dyn FnOnce() -> One<Pages>>>,
     seed: u64,
     map: Vec<u64>,
     off: Vec<PutOff>,
-    /// Data mblocks of which something could not be read.
+    /// Data mblocks with a warning.
     damaged: HashSet<u64>,
 }
 
-/// What a page is known by; `None` for zeros.
-pub(crate) fn hash(page: &[u8], seed: u64) -> Option<u128> {
+/// The hash of a page; `None` for zeros. `seed` is [`Writer::seed`].
+pub fn hash(page: &[u8], seed: u64) -> Option<u128> {
     let zeros = page.as_chunks::<16>().0.iter().all(|word| u128::from_ne_bytes(*word) == 0);
     (!zeros).then(|| xxhash_rust::xxh3::xxh3_128_with_seed(page, seed))
 }
 
 impl Catalog {
-    /// Begins a checkpoint.
-    pub(crate) fn begin(mut self, name: &str) -> Result<Writer> {
-        ensure!(!self.checkpoints.iter().any(|c| c.name == name), "there is a checkpoint called {name:?} already");
-        ensure!(!name.is_empty() && name.len() < 128, "a checkpoint's name has 1 to 127 bytes");
+    /// Begins a checkpoint. Removes the leftovers of an interrupted one.
+    ///
+    /// # Errors
+    /// If the name is taken or too long, or the catalogue is damaged or cannot be written.
+    pub fn begin(mut self, name: &str) -> Result<Writer, BeginError> {
+        if self.checkpoints.iter().any(|c| c.name == name) {
+            return Err(BeginError::Exists(name.into()));
+        }
+        if name.is_empty() || name.len() > LONGEST_NAME {
+            return Err(BeginError::Name);
+        }
         self.ensure_whole()?;
         self.sweep()?;
-        if self.mdc.usage() > 1 << 20 {
-            self.compact()?;
-        }
+        self.compact()?;
         let (pool, data) = (self.pool.clone(), self.data.clone());
-        // It takes as long as finding out what has changed, and nobody needs it before.
+        // Reading the hashes takes as long as finding the changed pages, which happens meanwhile.
         let opening = std::thread::spawn(move || pages::open(&pool, &data));
         let join = || opening.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         let one = LazyCell::new(Box::new(join) as Box<dyn FnOnce() -> One<Pages>>);
@@ -64,74 +70,81 @@ impl Catalog {
 }
 
 impl Writer {
-    /// Says how many pages there are. All are zeros until they are stored.
-    pub(crate) fn set_pages(&mut self, pages: usize) {
+    /// Sets the number of pages. All are zeros until they are stored.
+    pub fn set_pages(&mut self, pages: usize) {
         self.map = vec![0; pages];
     }
 
-    /// The map of the checkpoint of that [`Catalog::label`], if it is in this pool and of the same
-    /// regions.
-    pub(crate) fn earlier(&self, label: &str, regions: &[(u64, u64)]) -> Result<Option<Vec<u64>>> {
+    /// The map of the checkpoint with this [`Catalog::label`], if this pool has it and its regions
+    /// are these.
+    ///
+    /// # Errors
+    /// If the map cannot be read.
+    pub fn earlier(&self, label: &str, regions: &[(u64, u64)]) -> Result<Option<Vec<u64>>, ReadError> {
         let catalog = &self.catalog;
         let found = catalog.checkpoints.iter().find(|c| Catalog::label(&catalog.pool, c) == label);
         found.filter(|c| c.regions == regions).map(|c| catalog.map(c)).transpose()
     }
 
-    /// The page is what an earlier checkpoint's map says.
-    pub(crate) fn carry(&mut self, page: u64, at: u64) {
+    /// Takes over a page's place from an earlier checkpoint's map.
+    pub fn carry(&mut self, page: u64, at: u64) {
         self.map[page as usize] = at;
     }
 
-    /// For [`hash`].
-    pub(crate) fn seed(&self) -> u64 {
+    /// The seed of [`hash`] in this pool.
+    pub fn seed(&self) -> u64 {
         self.seed
     }
 
-    /// Stores pages; `hashes` are their hashes, `None` for zeros. What looks like a page of the
-    /// pool is put off: it is given back by [`Writer::put_off`] in the order in which the pool
-    /// has it.
-    pub(crate) fn put(&mut self, pages: &[u64], bytes: &[u8], hashes: &[Option<u128>]) -> Result<()> {
+    /// Stores pages: their numbers, contents and hashes ([`hash`]). A page with the hash of a page
+    /// in the pool is put off, to be compared in the pool's order: see [`Writer::put_off`].
+    ///
+    /// # Errors
+    /// If the pool is full or cannot be written.
+    pub fn put(&mut self, pages: &[u64], bytes: &[u8], hashes: &[Option<u128>]) -> Result<(), StoreError> {
         let digests: Vec<u128> = hashes.iter().flatten().copied().collect();
         let mut found = self.one.find_many(&digests).into_iter();
         for ((&page, bytes), &hash) in pages.iter().zip(bytes.chunks_exact(BLOCK)).zip(hashes) {
             match hash.map(|hash| (hash, found.next().flatten())) {
                 None => self.map[page as usize] = 0,
                 Some((_, Some(object))) if !self.one.store().is_open(object) => self.off.push(PutOff { object, page }),
-                // Also where it was found missing: one before it may have been its like.
+                // Looks the hash up again: a page earlier in this batch may be its duplicate.
                 Some((hash, _)) => self.keep(page, bytes, hash)?,
             }
         }
         Ok(())
     }
 
-    /// The pages that were put off, sorted.
-    pub(crate) fn put_off(&mut self) -> Vec<PutOff> {
+    /// The pages that were put off, in the order of the pool. They are to be read again and given
+    /// to [`Writer::put_again`].
+    pub fn put_off(&mut self) -> Vec<PutOff> {
         let mut off = std::mem::take(&mut self.off);
         off.sort_unstable();
         off
     }
 
-    /// Stores pages that were put off; `bytes` is what they are now. Sorted, the pool is read from
-    /// front to back.
-    pub(crate) fn put_again(&mut self, off: &[PutOff], bytes: &[u8]) -> Result<()> {
+    /// Stores pages that were put off, with their contents now.
+    ///
+    /// # Errors
+    /// If the pool is full or cannot be read or written.
+    pub fn put_again(&mut self, off: &[PutOff], bytes: &[u8]) -> Result<(), StoreError> {
         for (i, (&PutOff { object, page }, bytes)) in off.iter().zip(bytes.chunks_exact(BLOCK)).enumerate() {
             self.one.store().bring(off[i..].iter().map(|off| off.object))?;
             if self.one.claim(object, bytes) {
                 self.map[page as usize] = self.one.store().place(object);
                 continue;
             }
-            // It has been written since, was only like it, or cannot be compared.
+            // The page has been written since, only its hash was equal, or it cannot be compared.
             match hash(bytes, self.seed) {
                 None => self.map[page as usize] = 0,
                 Some(hash) => self.keep(page, bytes, hash)?,
             }
         }
-        self.warn();
         Ok(())
     }
 
-    /// Makes sure that the pool has the page.
-    fn keep(&mut self, page: u64, bytes: &[u8], hash: u128) -> Result<()> {
+    /// Stores the page unless the pool has it.
+    fn keep(&mut self, page: u64, bytes: &[u8], hash: u128) -> Result<(), StoreError> {
         let put = self.one.put_by(hash, bytes)?;
         self.map[page as usize] = self.one.store().place(put.id);
         if put.new {
@@ -140,26 +153,29 @@ impl Writer {
         Ok(())
     }
 
-    fn warn(&mut self) {
-        for (id, why) in self.one.store().take_damaged() {
-            if self.damaged.insert(id) {
-                self.catalog.warn_of(id, &why);
-            }
-        }
+    /// Warnings of pages that the pool cannot read and that were or will be stored again; each
+    /// data mblock is reported once.
+    pub fn warnings(&mut self) -> Vec<Warning> {
+        let mut new = self.one.store().take_damaged();
+        new.retain(|(id, _)| self.damaged.insert(*id));
+        new.into_iter().map(|(id, why)| self.catalog.warning(id, why)).collect()
     }
 
-    /// Gives up: frees what was stored.
-    pub(crate) fn abandon(self) {
+    /// Ends the checkpoint without storing it, and frees its space.
+    pub fn abandon(self) {
         let Self { mut catalog, one, .. } = self;
-        LazyCell::force(&one); // the other thread has the pool no more
+        LazyCell::force(&one); // Ends the thread that reads hashes, which has the pool open.
         drop(one);
-        // What cannot be removed now is when the next checkpoint begins.
+        // Mblocks that cannot be removed now are removed when the next checkpoint begins.
         let _ = catalog.sweep();
     }
 
-    /// Commits the checkpoint.
-    pub(crate) fn commit(mut self, source: String, regions: Vec<(u64, u64)>) -> Result<Checkpoint> {
-        self.warn();
+    /// Commits the checkpoint. `source` describes the process; `regions` are addresses and lengths
+    /// in bytes, as many pages as [`Writer::set_pages`] said.
+    ///
+    /// # Errors
+    /// If the pool is full or cannot be written.
+    pub fn commit(mut self, source: String, regions: Vec<(u64, u64)>) -> Result<Checkpoint, StoreError> {
         let mut writers: Vec<MblockWriter> = self.one.store().finish()?.into_iter().collect();
         let bytes: Vec<u8> = self.map.iter().flat_map(|at| at.to_le_bytes()).collect();
         let mut writer =

@@ -1,29 +1,28 @@
 //! The pages of a pool as ONE's objects: those in data mblocks, and those of the data mblock that
 //! is being filled.
 //!
-//! ONE finds a page by its hash and asks for it only to compare it. Then all that is wanted of its
-//! *chunk* is read at once ([`Pages::bring`]). What cannot be read counts as lost, and so is stored
-//! again. No page is removed by itself: its data mblock goes when no checkpoint's map names a page
-//! of it.
+//! ONE finds a page by its hash and reads it only to compare it. Then all pages needed from its
+//! *chunk* are read at once ([`Pages::bring`]). A page that cannot be read counts as lost and is
+//! stored again. Pages are not removed one by one: a data mblock is removed when no checkpoint's
+//! map names any of its pages.
 
 use std::cell::RefCell;
 use std::io::IoSlice;
 use std::ops::Range;
 
-use anyhow::{Result, ensure};
 use mpool::{AlignedBuf, Allocation, BLOCK, MblockWriter, ObjectError, Pool};
 use one::{ObjectId, ObjectStore, One};
 
-use super::{HASH, PAGES};
+use super::{HASH, PAGES, PageFlaw};
 
-/// Pages of a data mblock that are read at once for comparing, at most. A divisor of 65536.
+/// Pages of a data mblock that are read at once for comparing, at most: 1 MiB. A divisor of 65536.
 const CHUNK: usize = 256;
 
-/// A data mblock that is being filled. It gets its identity at once, so that the map can name its
-/// pages.
+/// A data mblock that is being filled. It has its identity from the start, so that the map can name
+/// its pages.
 struct OpenData {
     writer: MblockWriter,
-    /// Pieces of [`CHUNK`] pages: most second checkpoints need one.
+    /// Buffers of [`CHUNK`] pages, allocated when needed: most second checkpoints need one.
     bytes: Vec<AlignedBuf>,
     pages: usize,
     hashes: Vec<u128>,
@@ -37,21 +36,21 @@ impl OpenData {
 
 #[derive(Default)]
 struct State {
-    /// Where each object is, see [`Pages::place`].
+    /// The place of each object, see [`Pages::place`].
     places: Vec<u64>,
     open: Option<OpenData>,
-    /// Data mblocks that were filled, and their pages.
+    /// Identity and number of pages of each filled data mblock.
     filled: Vec<(u64, u32)>,
-    /// What was read last to compare with, and which pages that is.
+    /// The pages read last for comparing, and their places.
     cache: Option<AlignedBuf>,
     cached: Range<u64>,
-    /// Data mblocks of which something could not be read.
-    damaged: Vec<(u64, anyhow::Error)>,
-    /// Why a page that was asked for was not read, other than damage.
+    /// Data mblocks that could not be read in part, and why.
+    damaged: Vec<(u64, PageFlaw)>,
+    /// Why the last page asked for was not read, other than damage.
     failed: Option<ObjectError>,
 }
 
-/// See the module's page.
+/// The store of ONE.
 pub(super) struct Pages {
     pool: Pool,
     state: RefCell<State>,
@@ -70,8 +69,7 @@ impl State {
         })
     }
 
-    /// Reads the pages `first..=last` of one chunk. Those that are damaged are not there
-    /// afterwards.
+    /// Caches the pages `first..=last` of one chunk; if they are damaged, none of them.
     fn fetch(&mut self, pool: &Pool, first: u64, last: u64) -> Result<(), ObjectError> {
         self.cached = 0..0;
         let cache = self.cache.get_or_insert_with(|| AlignedBuf::zeroed(CHUNK * BLOCK));
@@ -87,21 +85,23 @@ impl State {
 }
 
 /// The hashes of a data mblock's pages.
-fn hashes(pool: &Pool, id: u64, pages: u32) -> Result<Vec<u8>> {
+fn hashes(pool: &Pool, id: u64, pages: u32) -> Result<Vec<u8>, PageFlaw> {
     let mblock = pool.mblock(id)?;
-    let (want, is) = (u64::from(pages) * (BLOCK + HASH) as u64, mblock.props().len);
-    ensure!(want == is && pages as usize <= PAGES, "data mblock {id:#x} has {is} bytes, and {want} for {pages} pages");
+    let (expected, is) = (u64::from(pages) * (BLOCK + HASH) as u64, mblock.props().len);
+    if expected != is || pages as usize > PAGES {
+        return Err(PageFlaw::Length { mblock: id, is, expected, pages });
+    }
     let mut hashes = vec![0; pages as usize * HASH];
     mblock.read(u64::from(pages) * BLOCK as u64, &mut hashes)?;
     Ok(hashes)
 }
 
-/// ONE over the pages of these data mblocks: their identities, and how many pages each has. Only
-/// hashes are read.
+/// ONE over the pages of these data mblocks, given by identity and number of pages. Reads only
+/// their hashes.
 pub(super) fn open(pool: &Pool, data: &[(u64, u32)]) -> One<Pages> {
     let mut damaged = Vec::new();
     let mut places = Vec::with_capacity(data.iter().map(|(_, pages)| PAGES.min(*pages as usize)).sum());
-    // The latest last: what was damaged and stored again is found where it is whole.
+    // The latest last: a page that was damaged and stored again is found at its new place.
     let known = data.iter().flat_map(|&(id, pages)| {
         let hashes = hashes(pool, id, pages).unwrap_or_else(|e| {
             damaged.push((id, e));
@@ -119,7 +119,7 @@ pub(super) fn open(pool: &Pool, data: &[(u64, u32)]) -> One<Pages> {
 }
 
 impl Pages {
-    /// Where an object is: the data mblock's identity and the page in it, `id << 16 | page`.
+    /// The place of an object: the data mblock's identity and the page in it, `id << 16 | page`.
     pub(super) fn place(&self, object: ObjectId) -> u64 {
         self.state.borrow().places[object.0 as usize]
     }
@@ -129,7 +129,8 @@ impl Pages {
         self.state.borrow().open_page(self.place(object)).is_some()
     }
 
-    /// Reads the first of some objects, sorted, and all others in its chunk, unless it is at hand.
+    /// Caches the first of these objects and all others in its chunk, unless it is cached. The
+    /// objects are sorted.
     pub(super) fn bring(&self, mut objects: impl Iterator<Item = ObjectId>) -> Result<(), ObjectError> {
         let Some(first) = objects.next().map(|object| self.place(object)) else { return Ok(()) };
         let mut state = self.state.borrow_mut();
@@ -142,8 +143,8 @@ impl Pages {
         state.fetch(&self.pool, first, last)
     }
 
-    /// The hash of the page that was put just now. A data mblock that is full is written and
-    /// committed.
+    /// Adds the hash of the page that was put last. Writes and commits the data mblock if it is
+    /// full.
     pub(super) fn put_hash(&self, hash: u128) -> Result<(), ObjectError> {
         let is_full = self.state.borrow_mut().open.as_mut().is_some_and(|open| {
             open.hashes.push(hash);
@@ -155,7 +156,7 @@ impl Pages {
         Ok(())
     }
 
-    /// Writes the data mblock that is being filled; it is still to be committed.
+    /// Writes the data mblock that is being filled, but does not commit it.
     pub(super) fn finish(&self) -> Result<Option<MblockWriter>, ObjectError> {
         let mut state = self.state.borrow_mut();
         let Some(mut open) = state.open.take() else { return Ok(None) };
@@ -169,13 +170,13 @@ impl Pages {
         Ok(Some(open.writer))
     }
 
-    /// Data mblocks that were filled, and their pages.
+    /// Identity and number of pages of each filled data mblock.
     pub(super) fn filled(&self) -> Vec<(u64, u32)> {
         self.state.borrow().filled.clone()
     }
 
-    /// Data mblocks of which something could not be read, since this was asked last.
-    pub(super) fn take_damaged(&self) -> Vec<(u64, anyhow::Error)> {
+    /// Data mblocks that could not be read in part since the last call, and why.
+    pub(super) fn take_damaged(&self) -> Vec<(u64, PageFlaw)> {
         std::mem::take(&mut self.state.borrow_mut().damaged)
     }
 }

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use mpool::{Access, MediaClass, OpenOptions, Pool, Registry};
 use serde_json::json;
 
-use crate::checkpoint::Catalog;
+use checkpoint::Catalog;
 
 /// Where the names of pools are.
 #[derive(Clone, Debug, clap::Args)]

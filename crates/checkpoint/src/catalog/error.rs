@@ -1,0 +1,212 @@
+//! Why an operation on a catalogue failed, one enum for each operation.
+
+use std::fmt;
+use std::io;
+
+use mpool::{MapError, ObjectError};
+
+use super::FORMAT;
+use crate::chain;
+
+/// Why a pool's catalogue cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The list of checkpoints cannot be read.
+    #[error("cannot read the pool's list of checkpoints")]
+    Read(#[source] ObjectError),
+    /// The list has a record of another kind.
+    #[error("the pool's root MDC holds something else than checkpoints; give them a pool of their own")]
+    Foreign,
+    /// The list is of another format, or the pool holds other objects.
+    #[error("this pool is not one of checkpoints of format {FORMAT}")]
+    Format,
+    /// The list cannot be opened or repaired.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// Why something cannot be stored in the pool.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The pool has no space, or cannot be written or read.
+    #[error(transparent)]
+    Object(#[from] ObjectError),
+    /// A record cannot be encoded.
+    #[error("cannot encode a record")]
+    Encode(#[from] postcard::Error),
+}
+
+impl StoreError {
+    /// Whether the pool is full.
+    pub fn is_full(&self) -> bool {
+        matches!(self, Self::Object(ObjectError::Full { .. }))
+    }
+}
+
+/// The list of checkpoints is damaged: some may be missing from it, and nothing may be changed.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error(
+    "the list of checkpoints in pool {pool} is damaged ({damage}): some may be missing from it. Those that `pageone pool ls` \
+     shows can be restored; do so, and go on with a new pool"
+)]
+pub struct CatalogDamage {
+    /// The pool's name.
+    pub(super) pool: String,
+    /// The first damage.
+    pub(super) damage: String,
+}
+
+/// Why a checkpoint was not begun.
+#[derive(Debug, thiserror::Error)]
+pub enum BeginError {
+    /// The name is taken.
+    #[error("there is a checkpoint called {0:?} already")]
+    Exists(String),
+    /// The name is empty or too long.
+    #[error("a checkpoint's name has 1 to 127 bytes")]
+    Name,
+    /// The list of checkpoints is damaged.
+    #[error(transparent)]
+    Damaged(#[from] CatalogDamage),
+    /// The pool cannot be tidied up.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// Why there is no checkpoint of a name.
+#[derive(Debug, thiserror::Error)]
+pub enum FindError {
+    /// The list does not have it.
+    #[error("no checkpoint is called {0:?}; `pageone pool ls` shows those there are")]
+    Missing(String),
+    /// The list does not have it, and is damaged.
+    #[error("no checkpoint is called {name:?}, and {damage}")]
+    MissingFromDamaged {
+        /// The name.
+        name: String,
+        /// The damage.
+        damage: CatalogDamage,
+    },
+}
+
+/// Why a checkpoint cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// The pool does not hold what was stored.
+    #[error(
+        "checkpoint {name} in pool {pool} is damaged: `pageone pool check {pool}` lists all damage, \
+         `pageone pool rm {pool} {name}` removes this checkpoint, and the others remain"
+    )]
+    Damaged {
+        /// The checkpoint.
+        name: String,
+        /// The pool's name.
+        pool: String,
+        /// What does not fit.
+        source: Flaw,
+    },
+    /// The pool cannot be read ahead.
+    #[error(transparent)]
+    Map(#[from] MapError),
+    /// The caller failed to write what was read.
+    #[error(transparent)]
+    Write(#[from] io::Error),
+}
+
+/// How the records of a checkpoint and the pool's mblocks disagree.
+#[derive(Debug, thiserror::Error)]
+pub enum Flaw {
+    /// The regions are not whole pages, or larger than an address space.
+    #[error("its regions have {0} bytes, which cannot be")]
+    Regions(u64),
+    /// The map does not have 8 bytes for each page.
+    #[error("its map has {is} bytes, and {expected} for the memory that it stands for")]
+    MapLength {
+        /// The map's length in bytes.
+        is: u64,
+        /// The length in bytes for the regions.
+        expected: u64,
+    },
+    /// The map names a page that no data mblock has.
+    #[error("page {page} of data mblock {mblock:#x} is not there")]
+    NoPage {
+        /// Number of the page in the mblock.
+        page: u64,
+        /// The mblock.
+        mblock: u64,
+    },
+    /// An mblock cannot be read.
+    #[error(transparent)]
+    Object(#[from] ObjectError),
+    /// A page cannot be read through a map.
+    #[error(transparent)]
+    Map(#[from] MapError),
+}
+
+/// Why a checkpoint was not removed.
+#[derive(Debug, thiserror::Error)]
+pub enum RemoveError {
+    /// The list of checkpoints is damaged.
+    #[error(transparent)]
+    Damaged(#[from] CatalogDamage),
+    /// There is no such checkpoint.
+    #[error(transparent)]
+    Find(#[from] FindError),
+    /// The data that another checkpoint needs are unknown.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// The record or the mblocks cannot be removed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// Why pages of a data mblock cannot be compared with others.
+#[derive(Debug, thiserror::Error)]
+pub enum PageFlaw {
+    /// The mblock cannot be read.
+    #[error(transparent)]
+    Object(#[from] ObjectError),
+    /// The mblock has not the length of its pages and their hashes.
+    #[error("data mblock {mblock:#x} has {is} bytes, and {expected} for {pages} pages")]
+    Length {
+        /// The mblock.
+        mblock: u64,
+        /// Its length in bytes.
+        is: u64,
+        /// The length in bytes for its pages.
+        expected: u64,
+        /// Number of its pages.
+        pages: u32,
+    },
+}
+
+/// What the user should know of a checkpoint that is stored nevertheless.
+#[derive(Debug)]
+pub enum Warning {
+    /// Pages of the pool cannot be read. They are stored again.
+    Damaged {
+        /// The pool's name.
+        pool: String,
+        /// Names of the checkpoints that have such pages.
+        checkpoints: Vec<String>,
+        /// Why they cannot be read.
+        why: PageFlaw,
+    },
+    /// The last checkpoint cannot be read. All of the memory is read.
+    Earlier(ReadError),
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Damaged { pool, checkpoints, why } => write!(
+                f,
+                "{}: what it holds is stored again. Checkpoints that may not be restored: {}; `pageone pool check {pool}` \
+                 lists all damage",
+                chain(why),
+                checkpoints.join(", ")
+            ),
+            Self::Earlier(error) => write!(f, "{}; all of the memory is read", chain(error)),
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! Checkpoints: the memory of a running process, such as a guest's RAM, stored in an mpool and read
+//! back.
+//!
+//! [`take`] stores a checkpoint in three steps:
+//!
+//! 1. It stores every present page while the process runs. The kernel notes the pages that the
+//!    process writes meanwhile.
+//! 2. In rounds, it stores the written pages again, until those left can be copied within the
+//!    longest pause.
+//! 3. It stops the process, copies the pages left, and lets the process run. Only then does it
+//!    store the copy.
+//!
+//! Pages that any checkpoint in the pool already has are not stored again ([`Catalog`]). Pages that
+//! the daemon knows to be unchanged since the last checkpoint are not even read ([`Changes`]).
+//!
+//! The kernel clears its notes of written pages when they are read. The daemon reads them too, so
+//! the caller must ask it to freeze the process while the checkpoint is taken ([`Frozen`]). The
+//! process does not stay stopped, however the checkpoint ends ([`guard`]).
+//!
+//! *Direct I/O.* The kernel notes a page when an I/O request pins it. The device may write to the
+//! page later, after the page has been stored and its note cleared. In a process that may do direct
+//! I/O, the pages noted in any round are therefore copied once more during the pause, the latest
+//! first, as far as the longest pause allows.
+
+mod catalog;
+pub mod guard;
+mod restore;
+mod source;
+mod take;
+
+pub use catalog::{
+    BeginError, Catalog, CatalogDamage, Checkpoint, FindError, Flaw, OpenError, PageFlaw, PutOff, ReadError,
+    RemoveError, StoreError, Warning, Writer, hash,
+};
+pub use guard::GuardError;
+pub use restore::RestoreError;
+pub use source::{Source, SourceError};
+pub use take::{Changes, Frozen, Options, Phases, TakeError, Taken, take};
+
+/// An error and its causes, as one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |line, cause| format!("{line}: {cause}"))
+}

@@ -1,0 +1,58 @@
+//! Writing a checkpoint's memory to a file.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use mpool::{MapError, Mcache, Settings};
+
+use crate::catalog::{Catalog, Checkpoint, ReadError};
+
+/// Why [`Catalog::restore`] failed.
+#[derive(Debug, thiserror::Error)]
+pub enum RestoreError {
+    /// The file cannot be created.
+    #[error("cannot make {}", path.display())]
+    Create {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The file cannot be written.
+    #[error(transparent)]
+    Write(#[from] io::Error),
+    /// There is no mcache to read the pool through.
+    #[error(transparent)]
+    Cache(#[from] MapError),
+    /// The checkpoint cannot be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+}
+
+impl Catalog {
+    /// Writes a checkpoint's memory to a file: all regions, one after the other. Pages of zeros
+    /// become holes. The file gets its name when it is complete: part of a memory is no memory.
+    ///
+    /// # Errors
+    /// If the checkpoint cannot be read or the file cannot be written. Then there is no file.
+    pub fn restore(&self, checkpoint: &Checkpoint, to: &Path) -> Result<(), RestoreError> {
+        let mut part = to.to_owned().into_os_string();
+        part.push(".part");
+        let part = PathBuf::from(part);
+        let written = self.write_image(checkpoint, &part).and_then(|()| Ok(std::fs::rename(&part, to)?));
+        if written.is_err() {
+            let _ = std::fs::remove_file(&part);
+        }
+        written
+    }
+
+    fn write_image(&self, checkpoint: &Checkpoint, to: &Path) -> Result<(), RestoreError> {
+        let file = File::create(to).map_err(|source| RestoreError::Create { path: to.to_owned(), source })?;
+        file.set_len(checkpoint.bytes())?;
+        let cache = Mcache::new(Settings::default())?;
+        self.each_run(&cache, checkpoint, |offset, bytes| file.write_all_at(bytes, offset))?;
+        Ok(file.sync_data()?)
+    }
+}

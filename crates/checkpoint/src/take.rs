@@ -1,0 +1,183 @@
+//! Taking a checkpoint, see the crate's page.
+
+mod phases;
+mod running;
+mod store;
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use dirty::{DirtyTree, NewError};
+
+use crate::catalog::{StoreError, Warning, Writer};
+use crate::guard::{Guard, GuardError};
+use crate::source::{Source, SourceError};
+
+pub use phases::Phases;
+
+/// How a checkpoint is taken.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Whether the process is stopped for the whole time: for a process that is no client, or that
+    /// writes faster than it can be stored.
+    pub stop: bool,
+    /// Whether all of the memory is read, even if it has not changed since the last checkpoint.
+    pub full: bool,
+    /// The longest pause.
+    pub max_pause: Duration,
+    /// The program that runs the [`guard`](crate::guard), and its first arguments.
+    pub guard: Vec<OsString>,
+}
+
+/// What a process has changed since an earlier checkpoint.
+#[derive(Clone, Copy, Debug)]
+pub struct Changes<'a> {
+    /// The earlier checkpoint, see [`Catalog::label`](crate::Catalog::label).
+    pub label: &'a str,
+    /// Address and length in bytes of each changed part.
+    pub changed: &'a [(u64, u64)],
+}
+
+/// The daemon's freeze of the process: while it lasts, the daemon neither scans nor merges it.
+pub trait Frozen {
+    /// Whether a daemon has frozen the process. Without a daemon there is nothing to freeze.
+    fn is_held(&self) -> bool;
+
+    /// The process's changes since the last checkpoint, if the daemon knows them.
+    fn changes(&self) -> Option<Changes<'_>>;
+
+    /// Whether no daemon has read the kernel's notes since the checkpoint began: the freeze still
+    /// holds, or no daemon has been started.
+    ///
+    /// # Errors
+    /// If the daemon cannot be asked.
+    fn lasted(&self) -> Result<bool, Box<dyn std::error::Error + Send + Sync>>;
+}
+
+/// Why a checkpoint was not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum TakeError {
+    /// The process cannot be read or stopped.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// The pool is full, or cannot be written or read.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// There is no guard.
+    #[error(transparent)]
+    Guard(#[from] GuardError),
+    /// There are too many pages.
+    #[error("cannot make a set of pages")]
+    Set(#[from] NewError),
+    /// The thread that reads the process's memory panicked.
+    #[error("reading the guest's memory panicked")]
+    Panicked,
+    /// The pool asked for a page that was not copied during the pause.
+    #[error("page {0} was not read")]
+    NotRead(u64),
+    /// The rounds do not converge.
+    #[error(
+        "the guest writes faster than it can be stored: {pages} pages are left after {rounds} rounds; use --max-pause {pause_ms} \
+         or --stop"
+    )]
+    TooFast {
+        /// Pages left.
+        pages: u64,
+        /// Rounds done.
+        rounds: usize,
+        /// A pause that is long enough, milliseconds.
+        pause_ms: u64,
+    },
+    /// The process was stopped by others and continued.
+    #[error("process {0} was stopped and went on meanwhile: take the checkpoint again")]
+    Continued(i32),
+    /// The process has changed its mappings.
+    #[error("process {0} has mapped or unmapped memory meanwhile: take the checkpoint again")]
+    Remapped(i32),
+    /// The agent has changed mappings in every pause.
+    #[error("the agent in process {0} is changing mappings: take the checkpoint again")]
+    Agent(i32),
+    /// The agent is changing mappings of a process that is stopped for the whole time.
+    #[error("the agent is changing mappings: take the checkpoint again")]
+    AgentAtWork,
+    /// The daemon cannot be asked.
+    #[error(transparent)]
+    Freeze(Box<dyn std::error::Error + Send + Sync>),
+    /// A daemon may have cleared the kernel's notes.
+    #[error(
+        "a daemon was started, or ended, meanwhile, and may have cleared notes of writes: take the checkpoint again"
+    )]
+    Interfered,
+}
+
+impl TakeError {
+    /// Whether the pool is full.
+    pub fn is_full(&self) -> bool {
+        matches!(self, Self::Store(error) if error.is_full())
+    }
+}
+
+/// What taking a checkpoint has found.
+#[derive(Debug)]
+pub struct Taken {
+    /// The longest pause of the process.
+    pub pause: Duration,
+    /// Number of rounds.
+    pub rounds: usize,
+    /// Number of pages copied during the pause.
+    pub in_pause: u64,
+    /// Number of pages that were not read, because the daemon knows that they are unchanged.
+    pub unchanged: u64,
+    /// For a process that may do direct I/O: address and length in bytes of the written parts.
+    pub written: Option<Vec<(u64, u64)>>,
+}
+
+/// Stores a process's memory with `writer`, which is still to be committed
+/// ([`Writer::commit`]) or dropped with [`Writer::abandon`].
+///
+/// # Errors
+/// If the process or the pool fails, or the memory cannot be stored consistently.
+pub fn take(
+    options: &Options,
+    source: &mut Source,
+    frozen: &dyn Frozen,
+    writer: &mut Writer,
+    phases: &mut Phases,
+    warn: &mut dyn FnMut(&Warning),
+) -> Result<Taken, TakeError> {
+    // Not before the freeze: it brings the agent to rest.
+    source.find_at_rest(!source.is_tracked() || frozen.is_held())?;
+    writer.set_pages(source.pages() as usize);
+    let taken = if options.stop {
+        take_stopped(options, source, writer, warn)?
+    } else {
+        running::take(options, source, frozen.changes(), writer, phases, warn)?
+    };
+    if !frozen.lasted().map_err(TakeError::Freeze)? {
+        return Err(TakeError::Interfered);
+    }
+    Ok(taken)
+}
+
+/// The empty set of the process's pages.
+fn set(source: &Source) -> Result<DirtyTree, NewError> {
+    DirtyTree::new(source.pages())
+}
+
+fn take_stopped(
+    options: &Options,
+    source: &Source,
+    writer: &mut Writer,
+    warn: &mut dyn FnMut(&Warning),
+) -> Result<Taken, TakeError> {
+    let mut guard = Guard::start(&options.guard, &source.to_resume())?;
+    guard.ready()?;
+    let stopped = source.stop()?;
+    if source.is_tracked() && !source.is_all_tracked()? {
+        return Err(TakeError::AgentAtWork);
+    }
+    let all = set(source)?;
+    source.populated(&source.files()?, &all)?;
+    let in_pause = store::store(source, &all, writer, warn)?.pages;
+    Ok(Taken { pause: stopped.resume(), rounds: 0, in_pause, unchanged: 0, written: None })
+}

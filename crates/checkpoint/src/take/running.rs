@@ -1,0 +1,250 @@
+//! Storing a process that runs: a first pass, rounds, and a pause.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use dirty::DirtyTree;
+use mpool::{AlignedBuf, BLOCK};
+
+use super::store::{self, Stored};
+use super::{Changes, Options, Phases, TakeError, Taken, set};
+use crate::catalog::{Warning, Writer};
+use crate::guard::{First, Guard};
+use crate::source::{FilePart, Source};
+
+/// Rounds after which a process counts as one that writes too fast.
+const ROUNDS: usize = 12;
+/// With this many pages left, another round gains nothing.
+const FEW: u64 = 1024;
+/// Least time reckoned for copying a page during the pause; 0.64 µs were measured.
+const PAGE_COPY: Duration = Duration::from_micros(1);
+/// Time reckoned for stopping the process and scanning its page map.
+const STOPPING: Duration = Duration::from_millis(10);
+/// How often the process is stopped if mappings change each time: because the agent or the guest
+/// gives memory back, or the agent merges.
+const STOPS: usize = 4;
+
+/// A checkpoint of a running process.
+struct Running<'a> {
+    options: &'a Options,
+    source: &'a mut Source,
+    writer: &'a mut Writer,
+    phases: &'a mut Phases,
+    warn: &'a mut dyn FnMut(&Warning),
+    /// The pages that were present when the checkpoint began.
+    all: DirtyTree,
+    /// The merged pages, as last seen.
+    merged: HashSet<FilePart>,
+}
+
+/// What the rounds have left for the pause.
+struct Rounds {
+    /// Pages to copy during the pause.
+    rest: DirtyTree,
+    /// The pages that each round found written, the first scan's included.
+    found: Vec<DirtyTree>,
+    count: usize,
+    /// Number of pages that can be copied during the pause.
+    limit: u64,
+}
+
+/// What was copied while the process was stopped.
+struct Copy {
+    /// Numbers of the pages, ascending.
+    pages: Vec<u64>,
+    bytes: AlignedBuf,
+    pause: Duration,
+    /// Whether every page was tracked.
+    tracked: bool,
+}
+
+/// Takes the checkpoint, see the crate's page.
+pub(super) fn take(
+    options: &Options,
+    source: &mut Source,
+    changes: Option<Changes<'_>>,
+    writer: &mut Writer,
+    phases: &mut Phases,
+    warn: &mut dyn FnMut(&Warning),
+) -> Result<Taken, TakeError> {
+    let pid = source.pid();
+    let resume = source.to_resume();
+    let mut guard = Guard::start(&options.guard, &resume)?;
+    let direct = source.may_do_direct_io();
+    // From this scan on the kernel notes every write. Merged pages stay merged as a rule, because
+    // the agent is at rest; the pause verifies it.
+    let merged = source.merged().clone();
+    let noted = set(source)?;
+    source.written(&noted)?;
+    let all = set(source)?;
+    source.populated(&merged, &all)?;
+    phases.end("scan");
+    let mut running = Running { options, source, writer, phases, warn, all, merged };
+    let (unchanged, stored) = running.first_pass(changes, &noted)?;
+    running.phases.end("first_pass");
+    let rounds = running.rounds(noted, stored)?;
+    let written = if direct { Some(running.add_written(&rounds)?) } else { None };
+    let Rounds { rest, count, .. } = rounds;
+    running.phases.end("rounds");
+    if !resume.is_empty() || running.source.is_stopped() {
+        guard.ready()?;
+    } else {
+        return Err(TakeError::Continued(pid));
+    }
+    running.phases.end("guard");
+    let Copy { pages, bytes, pause, .. } = running.pause(&rest)?;
+    running.phases.end("look_again");
+    store::store_read(&pages, &bytes[..pages.len() * BLOCK], running.writer, running.warn)?;
+    running.phases.end("store_rest");
+    Ok(Taken { pause, rounds: count, in_pause: pages.len() as u64, unchanged, written })
+}
+
+/// Number of pages that can be copied in `budget` if one takes `each`. Half of the budget is for
+/// the pages that are written until the process stops.
+fn fits(budget: Duration, each: Duration) -> u64 {
+    (budget.as_nanos() / each.max(PAGE_COPY).as_nanos() / 2) as u64
+}
+
+/// A buffer for the pages copied during the pause, of which `pages` are known, and for some more.
+/// Its memory is touched: page faults would take longer than copying.
+fn room(pages: u64) -> AlignedBuf {
+    let mut bytes = AlignedBuf::zeroed((pages + pages / 4 + FEW) as usize * BLOCK);
+    bytes.iter_mut().step_by(BLOCK).for_each(|byte| *byte = 1);
+    bytes
+}
+
+impl Running<'_> {
+    /// Stores all pages, or those that have changed since an earlier checkpoint. Returns the number
+    /// of unchanged pages, and what storing took. `noted`: pages written already.
+    fn first_pass(&mut self, changes: Option<Changes<'_>>, noted: &DirtyTree) -> Result<(u64, Stored), TakeError> {
+        let usable = changes.filter(|_| !self.options.full && !self.source.is_pinned());
+        let earlier = usable.map(|changes| {
+            let map = self.writer.earlier(changes.label, &self.source.addresses());
+            map.map(|map| map.map(|map| (changes, map)))
+        });
+        let earlier = earlier.unwrap_or(Ok(None)).unwrap_or_else(|error| {
+            (self.warn)(&Warning::Earlier(error));
+            None
+        });
+        let Some((changes, map)) = earlier else {
+            return Ok((0, store::store(self.source, &self.all, self.writer, self.warn)?));
+        };
+        let (unchanged, rest) = self.carry(changes, &map, noted)?;
+        Ok((unchanged, store::store(self.source, &rest, self.writer, self.warn)?))
+    }
+
+    /// Takes over the unchanged pages from an earlier map. Returns their number, and the other
+    /// pages.
+    fn carry(&mut self, changes: Changes<'_>, map: &[u64], noted: &DirtyTree) -> Result<(u64, DirtyTree), TakeError> {
+        let (changed, rest) = (set(self.source)?, set(self.source)?);
+        self.source.insert(changes.changed, &changed);
+        changed.unite(noted);
+        let mut unchanged = 0;
+        for page in self.all.iter() {
+            if changed.contains(page) {
+                rest.insert(page);
+            } else {
+                self.writer.carry(page, map[page as usize]);
+                unchanged += 1;
+            }
+        }
+        Ok((unchanged, rest))
+    }
+
+    /// Stores written pages again, until those left can be copied during the pause. The pause gets
+    /// shorter as long as rounds do.
+    fn rounds(&mut self, noted: DirtyTree, mut stored: Stored) -> Result<Rounds, TakeError> {
+        let budget = self.options.max_pause.saturating_sub(STOPPING);
+        let (mut before, mut found, mut count) = (u64::MAX, vec![noted], 0);
+        loop {
+            count += 1;
+            let rest = set(self.source)?;
+            self.source.written(&rest)?;
+            let left = rest.count();
+            // The speed of the last pass, beside whatever else the host does.
+            let each = stored.reading / stored.pages.clamp(1, u64::from(u32::MAX)) as u32;
+            let limit = fits(budget, each);
+            if left <= limit && (left <= FEW || left > before / 2) {
+                return Ok(Rounds { rest, found, count, limit });
+            }
+            before = left;
+            if count >= ROUNDS {
+                if left > fits(budget, PAGE_COPY) {
+                    return Err(TakeError::TooFast { pages: left, rounds: count, pause_ms: 2 * left / 1000 + 20 });
+                }
+                return Ok(Rounds { rest, found, count, limit });
+            }
+            stored = store::store(self.source, &rest, self.writer, self.warn)?;
+            found.push(rest);
+        }
+    }
+
+    /// For a process that may do direct I/O: adds pages that earlier rounds found written to the
+    /// rest, the latest first, as far as the pause allows. Returns all parts found written.
+    fn add_written(&self, rounds: &Rounds) -> Result<Vec<(u64, u64)>, TakeError> {
+        let noted = set(self.source)?;
+        noted.unite(&rounds.rest);
+        for older in rounds.found.iter().rev() {
+            noted.unite(older);
+            if noted.count() <= rounds.limit {
+                rounds.rest.unite(older);
+            }
+        }
+        Ok(self.source.parts(&noted))
+    }
+
+    /// Stops the process and copies the rest, again if mappings have changed meanwhile.
+    fn pause(&mut self, rest: &DirtyTree) -> Result<Copy, TakeError> {
+        let mut pause = Duration::ZERO;
+        for stops in 1..=STOPS {
+            let bytes = room(rest.count());
+            self.phases.end("room");
+            // Reading the mappings takes longest. As a rule they have not changed, which is
+            // verified after the pause; only the last stop reads them.
+            let certain = stops == STOPS;
+            let copy = self.copy(rest, bytes, certain)?;
+            pause = pause.max(copy.pause);
+            if !self.source.is_as_found()? {
+                return Err(TakeError::Remapped(self.source.pid()));
+            }
+            let after = self.source.merged();
+            if copy.tracked && (certain || *after == self.merged) {
+                return Ok(Copy { pause, ..copy });
+            }
+            after.difference(&self.merged).for_each(|part| rest.insert_range(part.first, part.pages));
+            self.merged = after.clone();
+        }
+        Err(TakeError::Agent(self.source.pid()))
+    }
+
+    /// Copies the pages of `rest` while the process is stopped, after adding those that were
+    /// written, merged or given back. `certain`: reads the mappings instead of relying on the last
+    /// known.
+    fn copy(&mut self, rest: &DirtyTree, mut bytes: AlignedBuf, certain: bool) -> Result<Copy, TakeError> {
+        // The process waits for this thread alone.
+        let first = First::begin(None);
+        let stopped = self.source.stop()?;
+        self.phases.end("pause_stop");
+        let files = if certain { Some(self.source.files()?) } else { None };
+        let now = set(self.source)?;
+        self.source.written_and_populated(files.as_ref().unwrap_or(&self.merged), rest, &now)?;
+        let tracked = self.source.is_all_tracked()?;
+        let new = files.iter().flat_map(|files| files.difference(&self.merged));
+        new.for_each(|part| rest.insert_range(part.first, part.pages));
+        // Pages given back meanwhile (by a balloon, say) are zeros now, and are read as such.
+        let gone: Vec<u64> = self.all.iter().filter(|&page| !now.contains(page)).collect();
+        gone.into_iter().for_each(|page| {
+            rest.insert(page);
+        });
+        self.phases.end("pause_look");
+        let pages: Vec<u64> = rest.iter().collect();
+        if bytes.len() < pages.len() * BLOCK {
+            bytes = AlignedBuf::zeroed(pages.len() * BLOCK);
+        }
+        self.source.read(&pages, &mut bytes[..pages.len() * BLOCK])?;
+        let pause = stopped.resume();
+        drop(first);
+        self.phases.end("pause_read");
+        Ok(Copy { pages, bytes, pause, tracked })
+    }
+}

@@ -1,0 +1,231 @@
+//! `pageone checkpoint` and `pageone restore`: the memory of a running guest into a pool and back.
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use checkpoint::{Catalog, Changes, Checkpoint, Frozen, Options, Phases, Source, Taken, Warning};
+use control::client::Freeze;
+use mpool::{Access, BLOCK};
+use serde_json::json;
+
+use crate::cmd::pool::{Names, size};
+use crate::paths;
+
+/// Options of `pageone checkpoint`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    names: Names,
+    /// Process, or the name that it was started by (the last part of its program's path)
+    #[arg(value_name = "PID|NAME")]
+    target: String,
+    /// Pool: a name, or the path of its capacity class
+    #[arg(long, value_name = "POOL")]
+    to: String,
+    /// Name of the checkpoint [default: PROGRAM-PID-SECONDS]
+    #[arg(long)]
+    name: Option<String>,
+    /// The longest pause, in milliseconds
+    #[arg(long, default_value_t = 100)]
+    max_pause: u64,
+    /// Stop the process for the whole time: for one that is no client, or writes faster than it can
+    /// be stored
+    #[arg(long)]
+    stop: bool,
+    /// Read and compare all of the memory, also what has not changed since the last checkpoint
+    #[arg(long)]
+    full: bool,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Options of `pageone restore`.
+#[derive(clap::Args)]
+pub(crate) struct RestoreArgs {
+    #[command(flatten)]
+    names: Names,
+    /// Pool: a name, or the path of its capacity class
+    #[arg(value_name = "POOL")]
+    from: String,
+    /// The checkpoint
+    checkpoint: String,
+    /// File for the memory: all regions, one behind the other; zeros become holes
+    #[arg(long, value_name = "FILE")]
+    to: PathBuf,
+}
+
+/// Options of the hidden `pageone checkpoint-guard`.
+#[derive(clap::Args)]
+pub(crate) struct GuardArgs {
+    /// Processes that may be stopped
+    pids: Vec<i32>,
+}
+
+/// How long a daemon that does not know the process may take to register it: agents look for a
+/// daemon every 5 s at least.
+const MEETING: Duration = Duration::from_secs(6);
+
+/// Finds a process by its number or its program's name.
+fn find_process(target: &str) -> Result<i32> {
+    if let Ok(pid) = target.parse() {
+        return Ok(pid);
+    }
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc")?.flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
+        if program(pid).as_deref() == Some(target) {
+            found.push(pid);
+        }
+    }
+    match found[..] {
+        [pid] => Ok(pid),
+        [] => bail!("no process is called {target}"),
+        _ => bail!("several processes are called {target}: {found:?}; say which"),
+    }
+}
+
+fn program(pid: i32) -> Option<String> {
+    let path = std::fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+    Some(path.file_name()?.to_string_lossy().into_owned())
+}
+
+/// The daemon's freeze of a process, if there is a daemon.
+struct Daemon {
+    directories: Vec<PathBuf>,
+    pid: i32,
+    tracked: bool,
+    freeze: Option<Freeze>,
+}
+
+impl Daemon {
+    fn ask(directories: Vec<PathBuf>, source: &Source) -> Result<Self> {
+        let (pid, tracked) = (source.pid(), source.is_tracked());
+        let freeze = if tracked { Freeze::ask(&directories, pid, MEETING)? } else { None };
+        Ok(Self { directories, pid, tracked, freeze })
+    }
+}
+
+impl Frozen for Daemon {
+    fn is_held(&self) -> bool {
+        self.freeze.is_some()
+    }
+
+    fn changes(&self) -> Option<Changes<'_>> {
+        let log = self.freeze.as_ref()?.changes.as_ref()?;
+        Some(Changes { label: &log.label, changed: &log.changed })
+    }
+
+    fn lasted(&self) -> Result<bool, Box<dyn Error + Send + Sync>> {
+        match &self.freeze {
+            Some(freeze) => Ok(freeze.lasts()),
+            None => Ok(!self.tracked || Freeze::ask(&self.directories, self.pid, Duration::ZERO)?.is_none()),
+        }
+    }
+}
+
+/// Stores a checkpoint.
+pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
+    let (start, mut phases) = (Instant::now(), Phases::new());
+    let pid = find_process(&args.target)?;
+    let mut source = Source::open(pid)?;
+    ensure!(
+        source.is_tracked() || args.stop,
+        "nothing tracks what process {pid} writes: start it with `pageone run`, or let it be stopped for the whole time with --stop"
+    );
+    let program = program(pid).unwrap_or_else(|| "process".into());
+    let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs();
+    let name = args.name.clone().unwrap_or_else(|| format!("{program}-{pid}-{seconds}"));
+    let pool = args.names.open(&args.to, Access::Exclusive)?;
+    let mut writer = Catalog::open(&pool)?.begin(&name)?;
+    phases.end("open");
+    let daemon = Daemon::ask(paths::candidates(dir), &source)?;
+    phases.end("hold");
+    let own = std::env::current_exe().context("cannot find this program")?;
+    let options = Options {
+        stop: args.stop,
+        full: args.full,
+        max_pause: Duration::from_millis(args.max_pause),
+        guard: vec![own.into(), "checkpoint-guard".into()],
+    };
+    let warn = |warning: &Warning| eprintln!("pageone: {warning}");
+    let taken = match checkpoint::take(&options, &mut source, &daemon, &mut writer, &mut phases, &mut { warn }) {
+        Ok(taken) => taken,
+        Err(e) => {
+            writer.abandon();
+            let full = e.is_full();
+            return Err(explain(e.into(), full, &args.to)).with_context(|| format!("checkpoint {name} was not stored"));
+        }
+    };
+    writer.warnings().iter().for_each(warn);
+    let stored = writer.commit(format!("{program} {pid}"), source.addresses());
+    let checkpoint = stored.map_err(|e| {
+        let full = e.is_full();
+        explain(e.into(), full, &args.to)
+    })?;
+    phases.end("commit");
+    let noted = taken.written.is_some() || !source.may_do_direct_io();
+    if let Some(freeze) = daemon.freeze.filter(|_| noted && !source.is_pinned()) {
+        // Without a mark the next checkpoint reads everything.
+        let _ = freeze.mark(Catalog::label(&pool, &checkpoint), taken.written.clone());
+    }
+    report(args, &checkpoint, &taken, start.elapsed(), &phases);
+    Ok(())
+}
+
+/// Adds the remedy to the error of a full pool.
+fn explain(error: anyhow::Error, full: bool, pool: &str) -> anyhow::Error {
+    if full {
+        let remedy = format!("pool {pool} is full: `pageone pool rm {pool} CHECKPOINT` removes an earlier checkpoint");
+        return error.context(remedy);
+    }
+    error
+}
+
+fn report(args: &Args, checkpoint: &Checkpoint, taken: &Taken, time: Duration, phases: &Phases) {
+    let stored = (checkpoint.new_pages + checkpoint.map_pages()) * BLOCK as u64;
+    let (seconds, pause_ms) = (time.as_secs_f64(), taken.pause.as_secs_f64() * 1e3);
+    if args.json {
+        let phases: serde_json::Map<_, _> =
+            phases.seconds().iter().map(|&(name, seconds)| (name.into(), seconds.into())).collect();
+        let out = json!({
+            "name": checkpoint.name, "memory_bytes": checkpoint.bytes(), "stored_bytes": stored, "seconds": seconds,
+            "pause_ms": pause_ms, "rounds": taken.rounds, "pages_in_pause": taken.in_pause, "pages_unchanged": taken.unchanged,
+            "phases": phases,
+        });
+        println!("{out}");
+    } else {
+        println!(
+            "{}: {} of memory, {} stored, {seconds:.2} s, {} rounds, stopped for {pause_ms:.1} ms",
+            checkpoint.name,
+            size(checkpoint.bytes()),
+            size(stored),
+            taken.rounds
+        );
+    }
+}
+
+/// Continues the processes that a checkpoint has stopped, when the checkpoint has ended.
+pub(crate) fn guard(args: &GuardArgs) -> Result<()> {
+    checkpoint::guard::run(&args.pids);
+    Ok(())
+}
+
+/// Writes a checkpoint's memory to a file.
+pub(crate) fn restore(args: &RestoreArgs) -> Result<()> {
+    let pool = args.names.open(&args.from, Access::Shared)?;
+    let catalog = Catalog::open(&pool)?;
+    let checkpoint = catalog.find(&args.checkpoint)?;
+    if let Some(damage) = catalog.damage() {
+        eprintln!("pageone: {damage}");
+    }
+    catalog.restore(checkpoint, &args.to).with_context(|| format!("{} was not written", args.to.display()))?;
+    let mut offset = 0;
+    for (address, len) in &checkpoint.regions {
+        println!("{offset:#14x} {len:#14x}  was at {address:#x}");
+        offset += len;
+    }
+    Ok(())
+}

@@ -10,25 +10,25 @@ use serde::Serialize;
 pub struct Row {
     /// The bench.
     pub bench: &'static str,
-    /// What was done.
+    /// The case.
     pub case: String,
-    /// Who was measured: `pageone`, or a rival.
+    /// The subject: `pageone`, or a rival.
     pub subject: String,
     /// Threads that did the work.
     pub threads: usize,
-    /// What was measured.
+    /// The metric.
     pub metric: &'static str,
-    /// How much.
+    /// The value.
     pub value: f64,
-    /// Of what.
+    /// The unit of the value.
     pub unit: &'static str,
 }
 
-/// A collection of figures; what they have in common is said once.
+/// A collection of figures with the same bench, case, subject and threads.
 pub struct Sheet {
     /// The bench.
     pub bench: &'static str,
-    /// What was done.
+    /// The case.
     pub case: String,
     /// Who was measured.
     pub subject: &'static str,

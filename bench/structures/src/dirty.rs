@@ -1,9 +1,9 @@
-//! `dirty`: what it costs to note dirty frames and to harvest them.
+//! `dirty`: the cost of inserting dirty frames and of harvesting them.
 //!
 //! 10,000,000 frames, the published counts of dirty ones, in random places or in a row. Each round,
 //! each subject in turn: the frames are inserted (`insert_ns`, for one), inserted again while they
 //! are there (`insert_again_ns`), harvested (`harvest_ns`, for all) and harvested with clearing
-//! (`harvest_clear_ns`), ours also by one who has the tree alone (`drain_ns`). Few frames are done
+//! (`harvest_clear_ns`), ours also with exclusive access (`drain_ns`). Few frames are done
 //! many times over. Medians of the rounds.
 //!
 //! Then, for ours and the bitmap: inserting frames that are dirty already and whose words are in
@@ -31,7 +31,7 @@ const COUNTS: [usize; 6] = [100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000];
 pub(crate) fn run(quick: bool) -> Result<Vec<Row>> {
     let rounds = if quick { 3 } else { 7 };
     let mut subjects = rivals::all(FRAMES)?;
-    // Touched before it is measured; a little longer than needed, so that nobody meets its end.
+    // Touched before the measurement; a little longer than needed, so that no subject fills it.
     let mut out = vec![1; FRAMES as usize + 64];
     let mut rows = Vec::new();
     for order in ["random", "sequential"] {
@@ -43,7 +43,7 @@ pub(crate) fn run(quick: bool) -> Result<Vec<Row>> {
                 // Other places in each round.
                 let first = if count == all.len() { 0 } else { (round * 1_234_567) % (all.len() - count) };
                 let frames = &all[first..first + count];
-                // Who comes first changes: what the others leave in caches and page tables is everybody's.
+                // The order changes from round to round, so that each subject meets the others' caches.
                 subjects.rotate_left(1);
                 for subject in &mut subjects {
                     found.extend(measure(subject.as_mut(), order, frames, &mut out)?);
@@ -188,7 +188,7 @@ fn against(rows: &[Row], subjects: &[Box<dyn Subject>]) -> Vec<Row> {
     out
 }
 
-/// The least of several times: whatever else runs on the machine can only add to it.
+/// The least of several times: other work on the machine can only add to it.
 fn least(times: usize, mut work: impl FnMut() -> Duration) -> Duration {
     (0..times).map(|_| work()).min().unwrap_or_default()
 }

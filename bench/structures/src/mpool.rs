@@ -2,7 +2,7 @@
 //! RocksDB.
 //!
 //! - `map`: making and removing a map of 1,000 mblocks, against 1,000 mappings of files;
-//! - `warm`: reading what is in memory, against a mapped file;
+//! - `warm`: reading pages that are in memory, against a mapped file;
 //! - `sequential`: writing and reading one mblock after the other, against `fio` in the same
 //!   directory;
 //! - `ycsb`: point reads and updates on sorted tables four times as large as the memory limit
@@ -52,8 +52,8 @@ pub(crate) struct Options {
     /// How many megabytes a second may be read in ycsb, as --iops [default: what the medium can]
     #[arg(long, value_name = "MB")]
     mbps: Option<u64>,
-    /// Print where the time of ycsb goes too: misses, what the medium and the processors did, and
-    /// what a miss waited for
+    /// Print where the time of ycsb goes too: misses, work of the medium and the CPUs, and the
+    /// causes of a miss's wait
     #[arg(long)]
     trace: bool,
     /// Threads of ycsb

@@ -3,9 +3,9 @@
 //!
 //! The real `pageone` program is measured from outside, as an operator could: nothing of the engine
 //! is linked. Each bench is a module of `questions` that returns [`report::Row`]s. The benches of
-//! data structures (`dirty`, `mpool`, `sdtree`) are a program of their own with many rivals, so that
-//! these here build without them; this program starts that one. `docs/benchmarks.md` has the figures
-//! and how to read them.
+//! data structures (`dirty`, `mpool`, `sdtree`) are a program of their own with many rivals, so
+//! that these here build without them; this program starts that one. `docs/benchmarks.md` has the
+//! figures and how to read them.
 
 mod harness;
 mod questions;

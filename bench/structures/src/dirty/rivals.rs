@@ -1,6 +1,6 @@
 //! The sets that `dirty` measures: ours, and what else one could take.
 //!
-//! | subject | what it is | threads insert at once | allocates while inserting |
+//! | subject | structure | threads insert at once | allocates while inserting |
 //! |---|---|---|---|
 //! | `pageone` | `dirty::DirtyTree` | yes | no |
 //! | `bitmap` | `dirty::Bitmap`: 64 frames a step, the same loop for bits as the tree's | yes | no |
@@ -19,7 +19,7 @@ use dirty::{Bitmap, DirtyList, DirtySet, DirtyTree};
 
 /// A set under measurement. Whole batches, so that no call through a pointer is measured.
 pub(crate) trait Subject {
-    /// Who it is.
+    /// Its name.
     fn name(&self) -> &'static str;
     /// Inserts every frame.
     fn insert(&mut self, frames: &[u64]);
@@ -27,13 +27,13 @@ pub(crate) trait Subject {
     fn look(&mut self, out: &mut [u64]) -> usize;
     /// Writes all frames down and empties the set.
     fn take(&mut self, out: &mut [u64]) -> usize;
-    /// The same, for one who has the set alone, if there is a faster way then.
+    /// The same for exclusive access, where the set has a faster way for it.
     fn drain(&mut self, _: &mut [u64]) -> Option<usize> {
         None
     }
     /// Memory that it takes now.
     fn bytes(&self) -> usize;
-    /// Whether it inserts in constant time without allocating, and knows what is in it.
+    /// Whether it inserts in constant time without allocating, and can tell which frames it holds.
     fn is_peer(&self) -> bool;
 }
 
@@ -43,107 +43,75 @@ pub(crate) const NAMES: [&str; 7] = ["pageone", "bitmap", "radix-8", "list", "ar
 /// All of them, for frames below `frames`.
 pub(crate) fn all(frames: u64) -> Result<Vec<Box<dyn Subject>>> {
     Ok(vec![
-        Box::new(Ours(DirtyTree::new(frames)?)),
-        Box::new(Plain(Bitmap::new(frames)?)),
+        Box::new(Ours::tree(DirtyTree::new(frames)?)),
+        Box::new(Ours::bitmap(Bitmap::new(frames)?)),
         Box::new(Radix8::new(frames)),
-        Box::new(List(DirtyList::new(frames, frames as usize)?)),
+        Box::new(Ours::list(DirtyList::new(frames, frames as usize)?)),
         Box::new(Array { frames: vec![0; frames as usize], len: 0 }),
         Box::new(Roaring(roaring::RoaringBitmap::new())),
         Box::new(HiSparse(hi_sparse_bitset::BitSet::new())),
     ])
 }
 
-struct Ours(DirtyTree);
+/// A set of the crate `dirty`: they differ in how all frames are harvested.
+struct Ours<S> {
+    name: &'static str,
+    set: S,
+    harvest: fn(&S, &mut [u64]) -> usize,
+    drain: Option<fn(&mut S, &mut [u64]) -> usize>,
+    is_peer: bool,
+}
 
-impl Subject for Ours {
+impl Ours<DirtyTree> {
+    fn tree(set: DirtyTree) -> Self {
+        let harvest = |set: &DirtyTree, out: &mut [u64]| set.harvest_frames(&mut (0..set.frames()), out);
+        let drain = |set: &mut DirtyTree, out: &mut [u64]| set.drain_frames(&mut (0..set.frames()), out);
+        Self { name: "pageone", set, harvest, drain: Some(drain), is_peer: true }
+    }
+}
+
+impl Ours<Bitmap> {
+    fn bitmap(set: Bitmap) -> Self {
+        let harvest = |set: &Bitmap, out: &mut [u64]| set.harvest_frames(&mut (0..set.frames()), out);
+        Self { name: "bitmap", set, harvest, drain: None, is_peer: true }
+    }
+}
+
+impl Ours<DirtyList> {
+    fn list(set: DirtyList) -> Self {
+        Self { name: "list", set, harvest: |set, out| set.harvest_frames(out), drain: None, is_peer: false }
+    }
+}
+
+impl<S: DirtySet> Subject for Ours<S> {
     fn name(&self) -> &'static str {
-        "pageone"
+        self.name
     }
 
     fn insert(&mut self, frames: &[u64]) {
         for &frame in frames {
-            self.0.insert(frame);
+            self.set.insert(frame);
         }
     }
 
     fn look(&mut self, out: &mut [u64]) -> usize {
-        self.0.harvest_frames(&mut (0..self.0.frames()), out)
+        (self.harvest)(&self.set, out)
     }
 
     fn take(&mut self, out: &mut [u64]) -> usize {
-        self.0.take_frames(&mut (0..self.0.frames()), out)
+        self.set.take_frames(&mut (0..self.set.frames()), out)
     }
 
     fn drain(&mut self, out: &mut [u64]) -> Option<usize> {
-        Some(self.0.drain_frames(&mut (0..self.0.frames()), out))
+        self.drain.map(|drain| drain(&mut self.set, out))
     }
 
     fn bytes(&self) -> usize {
-        self.0.bytes()
+        self.set.bytes()
     }
 
     fn is_peer(&self) -> bool {
-        true
-    }
-}
-
-struct Plain(Bitmap);
-
-impl Subject for Plain {
-    fn name(&self) -> &'static str {
-        "bitmap"
-    }
-
-    fn insert(&mut self, frames: &[u64]) {
-        for &frame in frames {
-            self.0.insert(frame);
-        }
-    }
-
-    fn look(&mut self, out: &mut [u64]) -> usize {
-        self.0.harvest_frames(&mut (0..self.0.frames()), out)
-    }
-
-    fn take(&mut self, out: &mut [u64]) -> usize {
-        self.0.take_frames(&mut (0..self.0.frames()), out)
-    }
-
-    fn bytes(&self) -> usize {
-        self.0.bytes()
-    }
-
-    fn is_peer(&self) -> bool {
-        true
-    }
-}
-
-struct List(DirtyList);
-
-impl Subject for List {
-    fn name(&self) -> &'static str {
-        "list"
-    }
-
-    fn insert(&mut self, frames: &[u64]) {
-        for &frame in frames {
-            self.0.insert(frame);
-        }
-    }
-
-    fn look(&mut self, out: &mut [u64]) -> usize {
-        self.0.harvest_frames(out)
-    }
-
-    fn take(&mut self, out: &mut [u64]) -> usize {
-        self.0.take_frames(&mut (0..self.0.frames()), out)
-    }
-
-    fn bytes(&self) -> usize {
-        self.0.bytes()
-    }
-
-    fn is_peer(&self) -> bool {
-        false
+        self.is_peer
     }
 }
 

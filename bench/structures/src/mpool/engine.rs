@@ -154,7 +154,7 @@ impl<B: Blocks> Tables<B> {
         Ok(Self { shape, blocks, index: index.into_boxed_slice().into_vec(), tables, memtable, overlays, flushing })
     }
 
-    /// Writes the memtable out when it is large enough and nobody else does.
+    /// Writes the memtable out when it is large enough and no other thread does.
     fn flush(&self) -> Result<()> {
         let Ok(_flushing) = self.flushing.try_lock() else { return Ok(()) };
         let frozen = {
@@ -367,7 +367,7 @@ pub(super) fn open(subject: &str, directory: &Path, shape: Shape) -> Result<Box<
     })
 }
 
-/// Removes what a run has added.
+/// Removes the files that a run has added.
 pub(super) fn clean(directory: &Path, shape: Shape) -> Result<()> {
     let pool = Pool::open(&directory.join("pool"), OpenOptions::default())?;
     let more: Vec<u64> = pool.mblocks().iter().map(|m| m.id).skip(TABLES * shape.blocks).collect();

@@ -12,9 +12,9 @@ pub(super) struct Mapped {
     len: usize,
 }
 
-// SAFETY: read-only memory of a file that nobody changes.
+// SAFETY: read-only memory of a file that does not change.
 unsafe impl Send for Mapped {}
-// SAFETY: as above.
+// SAFETY: shared access only reads memory of a file that does not change.
 unsafe impl Sync for Mapped {}
 
 impl Mapped {
@@ -35,7 +35,7 @@ impl Mapped {
         }
         let mapped = Self { start, len };
         mapped.advise(libc::MADV_NOHUGEPAGE);
-        // SAFETY: it was just mapped for writing, and nobody else has it yet.
+        // SAFETY: it was just mapped for writing, and no other code has it yet.
         unsafe { std::ptr::write_bytes(start.cast::<u8>(), 1, len) };
         Ok(mapped)
     }
@@ -53,7 +53,7 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: what was borrowed from it is gone.
+        // SAFETY: the mapping is ours, and slices borrowed from `self` have ended.
         unsafe { libc::munmap(self.start, self.len) };
     }
 }

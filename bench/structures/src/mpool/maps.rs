@@ -99,7 +99,7 @@ fn add_up(bytes: &[u8]) -> u64 {
     bytes.as_chunks::<8>().0.iter().fold(0u64, |sum, word| sum.wrapping_add(u64::from_ne_bytes(*word)))
 }
 
-/// Reading what is in memory already.
+/// Reading pages that are in memory already.
 pub(super) fn warm(directory: &Path, quick: bool) -> Result<Vec<Row>> {
     let len = if quick { 32 << 20 } else { 256 << 20 };
     let reads = if quick { 200_000 } else { 2_000_000 };

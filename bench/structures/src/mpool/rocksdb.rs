@@ -62,7 +62,7 @@ pub(super) struct Rocks {
 // SAFETY: "a DB is safe for concurrent access from multiple threads without any external
 // synchronization" (its manual).
 unsafe impl Send for Rocks {}
-// SAFETY: as above; the options are only read.
+// SAFETY: RocksDB allows calls from several threads; the options are only read.
 unsafe impl Sync for Rocks {}
 
 fn check(error: *mut c_char) -> Result<()> {
@@ -75,13 +75,13 @@ fn check(error: *mut c_char) -> Result<()> {
 }
 
 impl Rocks {
-    /// `rocksdb` has its defaults, but no compression, as nobody else here compresses.
+    /// `rocksdb` has its defaults, but no compression, as no other subject compresses.
     /// `rocksdb-tuned` reads directly, with a block cache of half the memory limit, write
     /// buffers of a sixteenth (the default of 64 MiB does not fit) and bloom filters.
     pub(super) fn open(path: &Path, subject: &str, limit: usize) -> Result<Self> {
         let name = CString::new(path.as_os_str().as_encoded_bytes())?;
         let mut error = null_mut();
-        // SAFETY: each call gets what the one that makes it gave; the strings outlive the calls.
+        // SAFETY: each call gets the pointer that its constructor returned; the strings outlive the calls.
         let this = unsafe {
             let options = rocksdb_options_create();
             rocksdb_options_set_create_if_missing(options, 1);
@@ -138,7 +138,7 @@ impl Store for Rocks {
 
 impl Drop for Rocks {
     fn drop(&mut self) {
-        // SAFETY: nobody uses it any more.
+        // SAFETY: `self` is the last user of these pointers.
         unsafe { rocksdb_close(self.db) };
     }
 }

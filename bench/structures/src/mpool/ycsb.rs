@@ -219,62 +219,82 @@ pub(super) fn run(
     prepare(directory, shape, &subjects)?;
     let mut rows = Vec::new();
     for &workload in workloads {
-        let mut outcomes: BTreeMap<&str, Vec<Outcome>> = BTreeMap::new();
-        for round in 0..rounds {
-            for &subject in &subjects {
-                let outcome = match one(directory, &plan, workload, subject) {
-                    Ok(outcome) => outcome,
-                    // Killed in its control group, say: the others go on.
-                    Err(error) => {
-                        eprintln!("mpool: FAILED {error:#}");
-                        continue;
-                    }
-                };
-                let rate = outcome.operations as f64 / outcome.seconds;
-                eprintln!(
-                    "mpool: {} round {round}: {subject}: {rate:.0} operations/s {}",
-                    workload.name(),
-                    outcome.note
-                );
-                outcomes.entry(subject).or_default().push(outcome);
-            }
-        }
-        let case = format!(
-            "{}, {TABLES} tables of {} blocks of {} MiB, {} MiB of memory, {} threads{}",
-            workload.name(),
-            shape.blocks,
-            shape.block_bytes >> 20,
-            plan.limit >> 20,
-            plan.threads,
-            plan.medium
-        );
-        let mut sheet = Sheet { bench: "mpool", case, subject: "", threads: plan.threads, rows: Vec::new() };
-        for &subject in &subjects {
-            let Some(outcomes) = outcomes.get(subject) else { continue };
-            sheet.subject = subject;
-            let of = |f: fn(&Outcome) -> f64| median(outcomes.iter().map(f).collect());
-            sheet.add("ops_per_second", of(|o| o.operations as f64 / o.seconds), "1/s");
-            sheet.add("read_p50_us", of(|o| o.read_p50_us), "us");
-            sheet.add("read_p99_us", of(|o| o.read_p99_us), "us");
-            sheet.add("read_p9999_us", of(|o| o.read_p9999_us), "us");
-            if workload.updates() > 0 {
-                sheet.add("update_p9999_us", of(|o| o.update_p9999_us), "us");
-            }
-            sheet.add("loads_per_operation", of(|o| o.loads as f64 / o.operations as f64), "");
-            sheet.add("vmas", of(|o| o.vmas as f64), "");
-            sheet.add("vma_bytes", of(|o| o.vma_bytes), "B");
-            sheet.add("cpu_seconds", of(|o| o.cpu_seconds), "s");
-            sheet.add("cpu_us_per_operation", of(|o| o.cpu_seconds * 1e6 / o.operations as f64), "us");
-            if options.trace {
-                let middle: Vec<f64> = (0..outcomes[0].trace.len())
-                    .map(|figure| median(outcomes.iter().map(|o| o.trace[figure]).collect()))
-                    .collect();
-                trace::rows(&middle).for_each(|(name, value, unit)| sheet.add(name, value, unit));
-            }
-        }
-        sheet.subject = "best-possible";
-        sheet.add("loads_per_operation", engine::least_misses(shape, plan.limit), "");
-        rows.extend(sheet.rows);
+        let outcomes = measure(directory, &plan, workload, &subjects, rounds);
+        rows.extend(figures(&plan, workload, &subjects, &outcomes, options.trace));
     }
     Ok(rows)
+}
+
+/// Runs every subject in each round; a subject that fails is left out of that round.
+fn measure<'a>(
+    directory: &Path,
+    plan: &Plan,
+    workload: Workload,
+    subjects: &[&'a str],
+    rounds: usize,
+) -> BTreeMap<&'a str, Vec<Outcome>> {
+    let mut outcomes: BTreeMap<&str, Vec<Outcome>> = BTreeMap::new();
+    for round in 0..rounds {
+        for &subject in subjects {
+            let outcome = match one(directory, plan, workload, subject) {
+                Ok(outcome) => outcome,
+                // Killed in its control group, for example: the others go on.
+                Err(error) => {
+                    eprintln!("mpool: FAILED {error:#}");
+                    continue;
+                }
+            };
+            let (rate, name) = (outcome.operations as f64 / outcome.seconds, workload.name());
+            eprintln!("mpool: {name} round {round}: {subject}: {rate:.0} operations/s {}", outcome.note);
+            outcomes.entry(subject).or_default().push(outcome);
+        }
+    }
+    outcomes
+}
+
+/// The medians of all rounds.
+fn figures(
+    plan: &Plan,
+    workload: Workload,
+    subjects: &[&'static str],
+    outcomes: &BTreeMap<&str, Vec<Outcome>>,
+    with_trace: bool,
+) -> Vec<Row> {
+    let shape = plan.shape;
+    let case = format!(
+        "{}, {TABLES} tables of {} blocks of {} MiB, {} MiB of memory, {} threads{}",
+        workload.name(),
+        shape.blocks,
+        shape.block_bytes >> 20,
+        plan.limit >> 20,
+        plan.threads,
+        plan.medium
+    );
+    let mut sheet = Sheet { bench: "mpool", case, subject: "", threads: plan.threads, rows: Vec::new() };
+    for &subject in subjects {
+        let Some(outcomes) = outcomes.get(subject) else { continue };
+        sheet.subject = subject;
+        let of = |f: fn(&Outcome) -> f64| median(outcomes.iter().map(f).collect());
+        sheet.add("ops_per_second", of(|o| o.operations as f64 / o.seconds), "1/s");
+        sheet.add("read_p50_us", of(|o| o.read_p50_us), "us");
+        sheet.add("read_p99_us", of(|o| o.read_p99_us), "us");
+        sheet.add("read_p9999_us", of(|o| o.read_p9999_us), "us");
+        if workload.updates() > 0 {
+            sheet.add("update_p9999_us", of(|o| o.update_p9999_us), "us");
+        }
+        sheet.add("loads_per_operation", of(|o| o.loads as f64 / o.operations as f64), "");
+        sheet.add("vmas", of(|o| o.vmas as f64), "");
+        sheet.add("vma_bytes", of(|o| o.vma_bytes), "B");
+        sheet.add("cpu_seconds", of(|o| o.cpu_seconds), "s");
+        sheet.add("cpu_us_per_operation", of(|o| o.cpu_seconds * 1e6 / o.operations as f64), "us");
+        if with_trace {
+            let middle: Vec<f64> = (0..outcomes[0].trace.len())
+                .map(|figure| median(outcomes.iter().map(|o| o.trace[figure]).collect()))
+                .collect();
+            trace::rows(&middle).for_each(|(name, value, unit)| sheet.add(name, value, unit));
+        }
+    }
+    sheet.subject = "best-possible";
+    sheet.add("loads_per_operation", engine::least_misses(shape, plan.limit), "");
+    sheet.rows
 }

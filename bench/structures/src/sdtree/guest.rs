@@ -50,7 +50,7 @@ impl Contents {
             let words = match number {
                 n if n < layout.keys => all[n],
                 n if n < layout.keys + layout.queries => all[layout.asked(n - layout.keys)],
-                n => all[(n - layout.queries).min(all.len() - 1)], // past the misses nobody looks
+                n => all[(n - layout.queries).min(all.len() - 1)], // pages past the misses are not looked up
             };
             let (to, _) = page.as_chunks_mut::<8>();
             to.iter_mut().zip(words).for_each(|(to, word)| *to = word.to_ne_bytes());

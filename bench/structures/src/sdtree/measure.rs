@@ -2,7 +2,7 @@
 //!
 //! A thread looks at the clock every [`SLICE`] calls, and the median of these slices counts: what
 //! other programs on the machine take is not in it. Before each row of calls other memory is read,
-//! so that no subject finds in the caches what the one before it has asked for. Of several threads,
+//! so that no subject finds the keys of the one before it in the caches. Of several threads,
 //! only slices count during which all the others were running too.
 
 use std::collections::BTreeMap;
@@ -138,7 +138,7 @@ struct Slice {
     begin: f64,
     end: f64,
     calls: f64,
-    /// Whether every call did what it should.
+    /// Whether every call had the expected result.
     right: bool,
 }
 
@@ -228,10 +228,10 @@ fn one(
     }
 }
 
-/// Calls for a part of a share; returns how many did what they should.
+/// Calls for a part of a share; returns how many had the expected result.
 type Calls = dyn Fn(&mut dyn Session, &Share<'_>) -> usize + Sync;
 
-/// What is done in a round, and what is measured of it.
+/// The operations of a round, and their metrics.
 fn steps(subject: &dyn Subject) -> Vec<(Option<Metric>, Box<Calls>)> {
     let hits: Box<Calls> = Box::new(|s, share| share.hits().filter(|&key| s.query(key).is_some()).count());
     if subject.only_hits() {
@@ -265,7 +265,7 @@ fn steps(subject: &dyn Subject) -> Vec<(Option<Metric>, Box<Calls>)> {
     steps
 }
 
-/// 80 % queries, 10 % insertions, 10 % removals of what was inserted.
+/// 80 % queries, 10 % insertions, 10 % removals of inserted keys.
 fn mixed(s: &mut dyn Session, share: &Share<'_>) -> usize {
     let mut fresh = share.fresh();
     let mut inserted = None;

@@ -24,7 +24,8 @@ pub(super) struct Key(*const [u8; PAGE]);
 // SAFETY: a key points into the mapping of a `Pages`, which is never unmapped, and which is written
 // only by `Pages::fill`, whose caller holds it alone and has no subjects.
 unsafe impl Send for Key {}
-// SAFETY: as above; sharing a key allows reading only.
+// SAFETY: a key points to memory that is mapped until the program ends; sharing allows reading
+// only.
 unsafe impl Sync for Key {}
 
 impl Key {
@@ -33,7 +34,7 @@ impl Key {
 
     #[inline]
     pub(super) fn bytes(&self) -> &'static [u8] {
-        // SAFETY: as above: mapped for ever, and not written while there are keys in use.
+        // SAFETY: the page is mapped until the program ends, and not written while keys are in use.
         unsafe { &*self.0 }
     }
 }
@@ -96,7 +97,7 @@ unsafe impl Sync for Pages {}
 unsafe impl Send for Pages {}
 
 impl Pages {
-    /// Memory for so many pages, on huge pages where the kernel has them. It is kept until the
+    /// Memory for `pages` pages, on huge pages where the kernel has them. It is kept until the
     /// process ends.
     pub(super) fn new(pages: usize) -> Result<Self> {
         let len = (pages * PAGE).next_multiple_of(HUGE);

@@ -17,11 +17,11 @@ use testguest::dump::Dump;
 
 /// Words of a page.
 pub(crate) const WORDS: usize = PAGE_SIZE / 8;
-/// Of so many pages …
+/// Of this many pages …
 const STRETCH: usize = 4096;
-/// … in `idle` so many, the last, are zero …
+/// … in `idle` this many, the last, are zero …
 const ZERO: usize = STRETCH / 8;
-/// … and so many, in the middle, are written to while merging is timed.
+/// … and this many, in the middle, are written to while merging is timed.
 const WRITTEN: Range<usize> = STRETCH / 2..STRETCH / 2 + STRETCH / 64;
 /// Mean length of the zeros in front of a page of `zero-prefix`.
 const PREFIX: f64 = 128.0;
@@ -76,7 +76,7 @@ impl Content {
         Ok(Self { case, client: client as u64, pages, dump, duplicates: Vec::new() })
     }
 
-    /// The page's identity; `None`: nobody has touched that page.
+    /// The page's identity; `None`: the page was never touched.
     pub(crate) fn identity(&self, page: usize) -> Option<u64> {
         if let Some((range, seed)) = self.duplicates.iter().find(|(range, _)| range.contains(&page)) {
             return Some(hash(seed << 40 | (page - range.start) as u64) | 1 << 63);
@@ -101,7 +101,7 @@ impl Content {
         self.duplicates.push((pages, seed));
     }
 
-    /// Whether anybody has touched the page.
+    /// Whether the page was ever touched.
     pub(crate) fn is_resident(&self, page: usize) -> bool {
         self.dump.as_ref().is_none_or(|dump| dump.words(page).is_some())
     }

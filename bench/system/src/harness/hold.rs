@@ -1,7 +1,7 @@
 //! The client of the benches: a process that holds memory as a guest does.
 //!
-//! In this process ([`run`]) it fills its memory ([`crate::harness::content`]), prints `ready`, and obeys
-//! lines on its standard input until that ends; each is answered by a line:
+//! In this process ([`run`]) it fills its memory ([`crate::harness::content`]), prints `ready`, and
+//! obeys lines on its standard input until that ends; each is answered by a line:
 //!
 //! | order | |
 //! |---|---|
@@ -134,7 +134,7 @@ struct Server {
 }
 
 impl Server {
-    /// Carries out an order, and returns what is to be said to it.
+    /// Carries out an order, and returns the answer.
     fn obey(&mut self, line: &str) -> Result<String> {
         let ok = || "ok".to_owned();
         let words: Vec<&str> = line.split(' ').collect();
@@ -230,7 +230,7 @@ impl Client {
         self.done()
     }
 
-    /// Gives an order and waits for what the client says to it.
+    /// Gives an order and waits for the answer.
     pub(crate) fn ask(&mut self, order: &str) -> Result<String> {
         self.order(order)?;
         self.line()
@@ -296,7 +296,7 @@ mod tests {
         assert_eq!(memory.wrong(&content), 0);
         let target = memory.target(&content);
         assert_eq!((target.loads.len(), target.stores.len()), (PAGES, PAGES / 64));
-        // SAFETY: words of pages of this mapping, which nobody else uses.
+        // SAFETY: words of pages of this mapping, which no other code uses.
         unsafe {
             assert!(target.stores.iter().all(|&(address, value)| *(address as *const u64) == value));
             let word = memory.word(7, 7);

@@ -1,10 +1,10 @@
 //! A thread that times its own loads and stores, as a guest's would be, while its memory is merged.
 //!
 //! Each millisecond it does a burst: loads at random pages of the whole memory, stores at random
-//! pages among the written ones ([`crate::harness::content::written`]), of the value that is there already.
-//! Every written page is written ten times a second on average, so that most are found quiet now
-//! and then and merged under the writer's hands. What is timed is the access alone, without the
-//! thread's waking up: page faults, copying, waiting for a window.
+//! pages among the written ones ([`crate::harness::content::written`]), of the value that is there
+//! already. Every written page is written ten times a second on average, so that most are found
+//! quiet now and then and merged under the writer's hands. What is timed is the access alone,
+//! without the thread's waking up: page faults, copying, waiting for a window.
 //!
 //! *Unqueued* times leave out how long the thread stood in line for a CPU that others had, which
 //! the kernel counts for each thread (`/proc/thread-self/schedstat`, the second number). A host
@@ -28,7 +28,7 @@ const STEP: Duration = Duration::from_millis(1);
 const LOADS: usize = 40;
 /// Slower accesses are asked for the time in line.
 const SLOW: u64 = 20_000;
-/// Between two accesses of a burst somebody else had the CPU if there is more time than this.
+/// More time than this between two accesses of a burst means that another task had the CPU.
 const GAP: u64 = 10_000;
 /// A written page is written so often, a second.
 const STORES_A_SECOND: usize = 10;
@@ -129,7 +129,7 @@ impl Timing {
 pub(crate) struct Target {
     /// A word of each page to load.
     pub(crate) loads: Vec<usize>,
-    /// Addresses of words to store to, and what is there.
+    /// Addresses of words to store to, and their values.
     pub(crate) stores: Vec<(usize, u64)>,
 }
 
@@ -145,7 +145,7 @@ impl Probe {
     /// # Safety
     ///
     /// All addresses are of words in memory of this process that stays mapped, readable and
-    /// writable, until [`Probe::end`], and nobody else writes to the words to store to.
+    /// writable, until [`Probe::end`], and no other code writes to the words to store to.
     pub(crate) unsafe fn start(target: Target) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let seen = stop.clone();
@@ -233,7 +233,7 @@ unsafe fn run(target: &Target, stop: &AtomicBool) -> [Timing; 2] {
         while due >= 1000 {
             due -= 1000;
             let (address, value) = target.stores[random(target.stores.len())];
-            // SAFETY: as above; nobody else writes to it.
+            // SAFETY: the address is mapped and writable until the probe ends; no other code writes to it.
             line.time(&mut stores, || unsafe { (address as *mut u64).write_volatile(value) });
         }
         // Bursts that a stall has delayed are not made up for.

@@ -25,7 +25,7 @@ impl Rewriting {
     /// # Safety
     ///
     /// They are words of memory of this process that stays mapped and writable until
-    /// [`Rewriting::end`], and nobody else uses them.
+    /// [`Rewriting::end`], and no other code uses them.
     pub(crate) unsafe fn start(words: Vec<usize>, a_second: u64) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let seen = stop.clone();

@@ -1,4 +1,4 @@
-//! `checkpoint`: what it takes to store guests of the demo in a pool while they run.
+//! `checkpoint`: the cost of storing guests of the demo in a pool while they run.
 //!
 //! 1. One guest boots and checks all of its files; it is stored, and once more right after that:
 //!    `again`, the second checkpoint of an idle guest.
@@ -6,8 +6,8 @@
 //!    short merge period: `merging`, the slowest and the longest pause of the three. `four guests`
 //!    is what the pool takes for all four, in sizes of the first.
 //!
-//! `--loops`: so many endless loops at usual priority run while checkpoints are taken, as on a host
-//! without a processor to spare.
+//! `--loops`: this many endless loops at the default priority run while checkpoints are taken, as
+//! on a host without a processor to spare.
 //!
 //! The bars that were set are printed beside the figures.
 

@@ -3,7 +3,7 @@
 //!
 //! | subject | |
 //! |---|---|
-//! | `static` | KSM with `pages_to_scan` sized for the peak: its pages are scanned within the target, what they cost included, or as near to it as the CPU limit allows |
+//! | `static` | KSM with `pages_to_scan` sized for the peak: its pages are scanned within the target, their cost included, or as near to it as the CPU limit allows |
 //! | `static-unloaded` | the same as if pages cost nothing: all pages of the peak, times the sleep, over the target |
 //! | `ksm-advisor` | KSM with the kernel's `advisor_mode` `scan-time` |
 //! | `ksmtuned` | KSM with Debian's ksmtuned, told that memory is short; its rates are its defaults |
@@ -87,8 +87,8 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Stays as long as each other, 16 target scan times and more: what a rate costs shows when the
-    /// start is over.
+    /// Stays as long as each other, 16 target scan times and more: the cost of a rate shows when
+    /// the start is over.
     fn new(options: &Options, quick: bool, tripling: bool) -> Self {
         let (memory, target, scale) = if quick { (32, 1, 0.4) } else { (128, 2, 1.0) };
         let pages = options.memory.unwrap_or(memory) << 20 >> 12;
@@ -130,7 +130,7 @@ impl Plan {
     }
 
     /// `pages_to_scan` that looks at all of the peak within the target, or comes as near to it as
-    /// the CPU limit allows, if a page costs so many
+    /// the CPU limit allows, if a page costs this many
     /// seconds of CPU time.
     pub(crate) fn static_pages(&self, sleep: Duration, cost: f64) -> u64 {
         let (work, sleep, limit) = ((self.peak() * self.pages) as f64, sleep.as_secs_f64(), self.max_cpu / 100.0);
@@ -208,7 +208,7 @@ pub(crate) trait Governed {
     /// Pages of a batch, or a second.
     fn rate(&mut self) -> Result<u64>;
 
-    /// CPU time of whoever governs, in seconds, if that is not governed itself.
+    /// CPU time of the governing program, in seconds, if that is not governed itself.
     fn governing(&self) -> f64;
 }
 

@@ -5,12 +5,12 @@
 //! go on checking, and their rounds are counted. Guests that find a wrong byte, or end, end the
 //! bench.
 //!
-//! Both engines look for what is new at the same pace, as in [`crate::questions::steady`]: PageONE has a merge
-//! period of 2 s, KSM is set to look at all memory once in 3 s, as far as it gets CPU time: ksmd
-//! runs at nice 5.
+//! Both engines look for new pages at the same pace, as in [`crate::questions::steady`]: PageONE
+//! has a merge period of 2 s, KSM is set to look at all memory once in 3 s, as far as it gets CPU
+//! time: ksmd runs at nice 5.
 //!
 //! These guests do not sleep between rounds, as those of the demo do, so that their rounds tell
-//! what the engines leave of the CPUs. `--pause 3` has them as in the demo; then there are idle
+//! the CPU time that the engines leave. `--pause 3` has them as in the demo; then there are idle
 //! CPUs, which ksmd needs to get anywhere.
 
 use std::path::PathBuf;
@@ -34,7 +34,7 @@ use bench_common::report::{Row, Sheet, medians, ratios};
 const PERIOD: f64 = 2.0;
 /// How long KSM's scans are to take, in seconds.
 const SCAN: f64 = 3.0;
-/// Memory in use is the median of so many readings, a second apart: rounds make it rise and fall.
+/// Memory in use is the median of this many readings, a second apart: rounds make it rise and fall.
 const READINGS: usize = 5;
 
 /// What a person may choose.

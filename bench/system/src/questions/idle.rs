@@ -1,7 +1,7 @@
-//! `idle`: what a host costs whose memory is merged and does not change.
+//! `idle`: the cost of a host whose memory is merged and does not change.
 //!
-//! 1. Clients fill memory, all with the same content ([`crate::harness::hold`]). A daemon with a short merge
-//!    period is there already.
+//! 1. Clients fill memory, all with the same content ([`crate::harness::hold`]). A daemon with a
+//!    short merge period is there already.
 //! 2. They mark it. From here to the moment when 99.5 % of all pages are merged is
 //!    `seconds_to_merge`.
 //! 3. That daemon is stopped, one with the ordinary merge period takes the clients over. Each
@@ -34,7 +34,7 @@ use bench_common::report::{Row, Sheet};
 const MERGE_LIMIT: Duration = Duration::from_secs(600);
 /// Merge period until everything is merged, in seconds.
 const FAST_PERIOD: f64 = 1.0;
-/// Scans before measuring: what was not merged is read after the third.
+/// Scans before measuring: pages that were not merged are read after the third.
 const SCANS_BEFORE: u64 = 3;
 /// Memory to be left to others, in KiB.
 const RESERVE_KIB: u64 = 1 << 20;
@@ -260,7 +260,7 @@ fn theirs(plan: &Plan, mut rival: Rival, interrupt: &Interrupt) -> Result<Vec<Ro
     Ok(sheet.rows)
 }
 
-/// Progress, for whoever watches.
+/// Prints progress.
 fn say(what: &str) {
     eprintln!("idle: {what}");
 }

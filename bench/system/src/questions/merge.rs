@@ -1,7 +1,7 @@
 //! `merge`: how fast, at what cost and how gently identical pages are merged.
 //!
-//! 1. Clients fill their memory ([`crate::harness::content`]). The engine runs already, and has nothing to
-//!    do.
+//! 1. Clients fill their memory ([`crate::harness::content`]). The engine runs already, and has
+//!    nothing to do.
 //! 2. A thread in the first client begins to time its own accesses ([`crate::harness::probe`]).
 //! 3. The clients mark their memory as mergeable: time starts. It ends when 99 % of the pages that
 //!    have an equal are merged, zero pages among them. The pages that the timing thread writes to
@@ -63,7 +63,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
     /// PageONE's merge period; the default is the shortest. Pages rest for two of them, and those
-    /// that are written within are let be
+    /// that are written within are left alone
     #[arg(long, value_name = "SECONDS", default_value_t = LEAST_PERIOD)]
     merge_period: f64,
     /// Rounds; figures are medians over them
@@ -287,7 +287,7 @@ const RATIOS: [(&str, &str); 3] = [
     ("us_per_merged_page", "us_per_merged_page / ksm"),
 ];
 
-/// Progress, for whoever watches.
+/// Prints progress.
 fn say(what: &str) {
     eprintln!("merge: {what}");
 }

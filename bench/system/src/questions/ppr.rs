@@ -11,7 +11,7 @@
 //!   other.
 //!
 //! Cycles are CPU time, of the agent's threads and of the daemon, times the rate of the time-stamp
-//! counter. Guests run under emulation (TCG): what is counted inside them takes several times as
+//! counter. Guests run under emulation (TCG): code inside them takes several times as
 //! long as it would on a processor.
 
 mod floor;
@@ -32,7 +32,7 @@ use guest::{Archive, Guest, Way};
 const MEMORY: u64 = 256;
 /// What is freed in `stretch` and `scatter`, in MiB.
 const FREED: u64 = 128;
-/// Merge period of those who do not merge, in seconds.
+/// Merge period of subjects that do not merge, in seconds.
 const NEVER: f64 = 86_400.0;
 
 /// What a person may choose.
@@ -312,6 +312,50 @@ impl Bench<'_> {
         Ok(())
     }
 
+    /// Starts guests that fill and free memory in a cycle, each at another phase.
+    fn start_cycling(&self, pageone: &PageOne, who: Who, count: usize, cycle: Duration) -> Result<Vec<Guest>> {
+        let mut guests = Vec::new();
+        for number in 0..count {
+            let phase = cycle.as_secs_f64() * number as f64 / count as f64;
+            let work = format!("WORK=cycle_{}_{phase:.2}", cycle.as_secs_f64());
+            guests.push(Guest::start(pageone, &self.archive, who.way(), MEMORY, &work)?);
+        }
+        for guest in &mut guests {
+            guest.wait("PAGEONE-BOOTED", &self.interrupt)?;
+        }
+        Ok(guests)
+    }
+
+    /// Reads for one cycle how much of the host's memory a guest takes, MiB, the engine's own
+    /// included.
+    fn mib_per_guest(
+        &self,
+        pageone: &PageOne,
+        daemon: Option<&Daemon>,
+        guests: &mut [Guest],
+        cycle: Duration,
+    ) -> Result<Vec<f64>> {
+        let (start, mut readings) = (Instant::now(), Vec::new());
+        while start.elapsed() < cycle {
+            let mut bytes = 0;
+            for guest in guests.iter_mut() {
+                guest.check()?;
+                bytes += guest.resident()?;
+            }
+            if let Some(daemon) = daemon {
+                let status = pageone.status_json()?;
+                let stores = status["domains"].as_array().into_iter().flatten();
+                bytes += stores.filter_map(|domain| domain["store_bytes"].as_u64()).sum::<u64>();
+                // The guests pay for the engine's own memory, too.
+                bytes += kmem::procfs::smaps_rollup(Some(daemon.pid()))?.anonymous << 10;
+            }
+            readings.push(bytes as f64 / guests.len() as f64 / f64::from(1 << 20));
+            self.interrupt.sleep(Duration::from_millis(900))?;
+        }
+        ensure!(!readings.is_empty(), "no reading");
+        Ok(readings)
+    }
+
     fn density_of(&mut self, who: Who, count: usize, cycle: Duration) -> Result<()> {
         let pageone = PageOne::find()?;
         let daemon = match who {
@@ -319,15 +363,7 @@ impl Bench<'_> {
             Who::PprPageone => Some(self.daemon(&pageone, 1.0)?),
             _ => None,
         };
-        let mut guests = Vec::new();
-        for number in 0..count {
-            let phase = cycle.as_secs_f64() * number as f64 / count as f64;
-            let work = format!("WORK=cycle_{}_{phase:.2}", cycle.as_secs_f64());
-            guests.push(Guest::start(&pageone, &self.archive, who.way(), MEMORY, &work)?);
-        }
-        for guest in &mut guests {
-            guest.wait("PAGEONE-BOOTED", &self.interrupt)?;
-        }
+        let mut guests = self.start_cycling(&pageone, who, count, cycle)?;
         let ksm = match who {
             Who::Ksm => match Rival::start()? {
                 Ok(mut rival) => {
@@ -349,24 +385,8 @@ impl Bench<'_> {
         let rounds: usize = guests.iter().map(Guest::rounds).sum();
         let own = daemon.as_ref().map(|daemon| Times::take(daemon, &pids)).transpose()?;
         let ksmd = ksm.as_ref().map(Rival::times).transpose()?;
-        let (start, mut readings) = (Instant::now(), Vec::new());
-        while start.elapsed() < cycle {
-            let mut bytes = 0;
-            for guest in &mut guests {
-                guest.check()?;
-                bytes += guest.resident()?;
-            }
-            if let Some(daemon) = &daemon {
-                let status = pageone.status_json()?;
-                let stores = status["domains"].as_array().into_iter().flatten();
-                bytes += stores.filter_map(|domain| domain["store_bytes"].as_u64()).sum::<u64>();
-                // What the engine needs for itself is paid by the guests, too.
-                bytes += kmem::procfs::smaps_rollup(Some(daemon.pid()))?.anonymous << 10;
-            }
-            readings.push(bytes as f64 / count as f64 / f64::from(1 << 20));
-            self.interrupt.sleep(Duration::from_millis(900))?;
-        }
-        ensure!(!readings.is_empty(), "no reading");
+        let start = Instant::now();
+        let readings = self.mib_per_guest(&pageone, daemon.as_ref(), &mut guests, cycle)?;
         let seconds = start.elapsed().as_secs_f64();
         let cpu_of = |ns: u64| 100.0 * ns as f64 / 1e9 / seconds;
         let total: u64 = before.iter().zip(&qemu()?).map(|(before, now)| cpu::spent(before, now)).sum();

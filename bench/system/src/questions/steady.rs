@@ -1,4 +1,4 @@
-//! `steady`: what it costs to keep memory merged while guests work, and how soon something new is
+//! `steady`: the cost of keeping memory merged while guests work, and how soon something new is
 //! found.
 //!
 //! 1. Clients hold the same pages in the same order, behind some that are unique. They are merged.
@@ -6,12 +6,12 @@
 //!    CPU time is taken for a window.
 //! 3. At a moment in the first half of the window two clients give 10,000 pages of theirs, until
 //!    then unique, content that both have. `seconds_to_find` counts from there until 99 % of these
-//!    pages are shared, going by the clients' page tables, not by what the engines say.
+//!    pages are shared, by the clients' page tables, not by the engines' own counts.
 //! 4. The next share.
 //!
 //! PageONE finds a duplicate two to three merge periods after it was written, KSM one to two scans
 //! after. KSM's pace is set so that one of its scans takes one and a half merge periods, by trying,
-//! with the rewriting under way: then both find what is new within the same time.
+//! with the rewriting under way: then both find new pages within the same time.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -258,7 +258,7 @@ fn shared([one, other]: &mut [PageTable; 2]) -> Result<usize> {
     Ok(one.read()?.zip(other.read()?).filter(|&(one, other)| is_shared(one, other)).count())
 }
 
-/// Whether a page is shared: it has the same frame in both, or was replaced and nobody has looked
+/// Whether a page is shared: it has the same frame in both, or was replaced and was not looked at
 /// at it since.
 fn is_shared(one: u64, other: u64) -> bool {
     // Bit 63: present; bits 0 to 54: the frame (Documentation/admin-guide/mm/pagemap.rst).

@@ -175,7 +175,7 @@ impl EngineTimes {
     }
 }
 
-/// The subjects that a person has asked for; everyone, where nobody is named.
+/// The subjects named on the command line; all of them where none is named.
 pub(crate) fn subjects(only: &[Kind], threads: Option<usize>) -> Vec<Subject> {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let mut threads = threads.map_or(vec![1, cpus], |threads| vec![threads]);

@@ -99,7 +99,7 @@ impl Rival {
     ///
     /// # Errors
     ///
-    /// When somebody else has changed the settings meanwhile: the figures would be theirs.
+    /// When another program has changed the settings meanwhile: the figures would be wrong.
     pub(crate) fn stats(&self) -> Result<Stats> {
         let now = Pace { pages_to_scan: self.ksm.pages_to_scan()?, sleep_millisecs: self.ksm.sleep_millisecs()? };
         ensure!(now == self.pace && self.ksm.run()? == 1, "somebody else has changed KSM's settings meanwhile");
@@ -155,7 +155,7 @@ impl Rival {
         Ok(merged)
     }
 
-    /// ksmd keeps what it knew of an ended process until it comes by there; stopped before, it
+    /// ksmd keeps its records of an ended process until its scan reaches it; stopped before, it
     /// would keep that for ever. What is left after two more scans is in use: other programs,
     /// QEMU for one, mark memory too.
     fn settle(&self) -> Result<()> {

@@ -90,8 +90,8 @@ const CONFIG: &str = "bench.toml";
 /// What becomes of clients' huge pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HugePages {
-    /// They are split when more than so many percent of one can be merged. With 0 clients are given
-    /// none.
+    /// They are split when more than this many percent of one can be merged. With 0 clients are
+    /// given none.
     Split(u32),
     /// They are kept.
     Keep,
@@ -163,7 +163,7 @@ impl PageOne {
         command
     }
 
-    /// The command that runs `program` as a client; what the agent says goes to a file.
+    /// The command that runs `program` as a client; the agent's log goes to a file.
     pub(crate) fn launch(&self, program: &Command) -> Result<Command> {
         self.launch_with(program, &[])
     }
@@ -187,8 +187,8 @@ impl PageOne {
         self.daemon_with(merge_period, 0, interrupt)
     }
 
-    /// The same, with so many threads; 0: as it likes. It does its work at once (`--mode none`), as
-    /// KSM does that is to be compared with it.
+    /// The same, with `threads` threads; 0: one for each CPU. It does its work at once (`--mode
+    /// none`), as KSM does, which is compared with it.
     pub(crate) fn daemon_with(&self, merge_period: f64, threads: usize, interrupt: &Interrupt) -> Result<Daemon> {
         self.daemon_with_options(merge_period, threads, &[], interrupt)
     }

@@ -13,7 +13,7 @@ use bench_common::interrupt::Interrupt;
 
 /// A scan with fewer pages has nothing to spread.
 const LEAST: u64 = 10_000;
-/// Its status is asked for every so many steps.
+/// Steps between two requests for its status.
 const STEPS: u32 = 10;
 
 /// The engine under way.

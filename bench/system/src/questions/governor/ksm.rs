@@ -1,4 +1,4 @@
-//! Subjects of the `governor` bench: the kernel's KSM, governed by whom.
+//! Subjects of the `governor` bench: the kernel's KSM under each governor.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -115,7 +115,7 @@ pub(crate) struct Settings(Snapshot, Ksm);
 
 impl Drop for Settings {
     fn drop(&mut self) {
-        // 2 makes it forget what it knew of the ended processes.
+        // 2 makes it forget the ended processes.
         for result in [self.1.set_run(2), self.0.restore()] {
             if let Err(e) = result {
                 eprintln!("pageone-bench: KSM's settings: {e}");

@@ -16,7 +16,7 @@ use crate::harness::hold::Client;
 
 /// Pages of a stretch.
 const STRETCH: usize = 64;
-/// One stretch of so many is common.
+/// One run of pages in this many is common.
 const PERIOD: usize = 4;
 const WORDS: usize = PAGE_SIZE / 8;
 
@@ -67,8 +67,8 @@ impl<'a> Load<'a> {
         Self { program, launch, pages, started: 0, clients: Vec::new() }
     }
 
-    /// Lets there be so many: starts new ones and waits until they have filled their memory, or
-    /// ends the oldest.
+    /// Changes the number of processes: starts new ones and waits until they have filled their
+    /// memory, or ends the oldest.
     pub(crate) fn become_so_many(&mut self, count: usize) -> Result<()> {
         if self.clients.len() > count {
             self.clients.drain(..self.clients.len() - count);

@@ -38,7 +38,7 @@ pub(crate) struct Trace {
     pub(crate) scans: Vec<f64>,
     /// When the load changed.
     pub(crate) changes: Vec<f64>,
-    /// CPU time of whoever governs, in seconds.
+    /// CPU time of the governing program, in seconds.
     pub(crate) governing: f64,
 }
 

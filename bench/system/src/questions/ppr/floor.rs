@@ -18,7 +18,7 @@ pub(crate) fn ns_per_page(run: usize, kept: bool) -> Result<f64> {
     // SAFETY: a fresh mapping, which replaces nothing.
     let start = unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
     ensure!(start != libc::MAP_FAILED, "no memory: {}", std::io::Error::last_os_error());
-    // SAFETY: the mapping above, used by nobody else; every range lies inside.
+    // SAFETY: the ranges lie inside of the mapping made here, which no other code uses.
     let (spent, pages) = unsafe {
         libc::madvise(start, len, libc::MADV_NOHUGEPAGE);
         std::ptr::write_bytes(start.cast::<u8>(), 7, len);

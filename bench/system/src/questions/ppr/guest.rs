@@ -7,12 +7,13 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use kmem::procfs;
 use kmem::range::Range;
+use parking_lot::Mutex;
 use rustix::process::Signal;
 
 use crate::subjects::ksm::Rival;
@@ -59,6 +60,27 @@ pub(crate) enum Way {
     PprHuge,
 }
 
+/// The command line of QEMU.
+fn qemu(archive: &Archive, way: Way, memory_mib: u64, parameters: &str) -> Command {
+    let more = match way {
+        Way::Nothing => "",
+        Way::Reporting => "BALLOON=1",
+        Way::ReportingSingly => "BALLOON=1 REPORTING_ORDER=0",
+        Way::Ppr | Way::PprHuge => "PPR=1",
+    };
+    let append =
+        format!("console=ttyS0 quiet panic=-1 nokaslr no_timer_check mitigations=off STAY=1 {more} {parameters}");
+    let mut qemu = Command::new("qemu-system-x86_64");
+    qemu.args(["-accel", "tcg,tb-size=16", "-cpu", "qemu64,-cx16", "-m", &memory_mib.to_string()]);
+    qemu.args(["-kernel", &archive.kernel, "-initrd", &archive.archive, "-append", &append]);
+    qemu.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-monitor", "none"]);
+    qemu.args(["-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"]);
+    if matches!(way, Way::Reporting | Way::ReportingSingly) {
+        qemu.args(["-device", "virtio-balloon-pci,free-page-reporting=on"]);
+    }
+    qemu
+}
+
 /// A running guest; it ends with this value.
 pub(crate) struct Guest {
     child: Child,
@@ -75,22 +97,7 @@ impl Guest {
         memory_mib: u64,
         parameters: &str,
     ) -> Result<Self> {
-        let more = match way {
-            Way::Nothing => "",
-            Way::Reporting => "BALLOON=1",
-            Way::ReportingSingly => "BALLOON=1 REPORTING_ORDER=0",
-            Way::Ppr | Way::PprHuge => "PPR=1",
-        };
-        let append =
-            format!("console=ttyS0 quiet panic=-1 nokaslr no_timer_check mitigations=off STAY=1 {more} {parameters}");
-        let mut qemu = Command::new("qemu-system-x86_64");
-        qemu.args(["-accel", "tcg,tb-size=16", "-cpu", "qemu64,-cx16", "-m", &memory_mib.to_string()]);
-        qemu.args(["-kernel", &archive.kernel, "-initrd", &archive.archive, "-append", &append]);
-        qemu.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-monitor", "none"]);
-        qemu.args(["-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"]);
-        if matches!(way, Way::Reporting | Way::ReportingSingly) {
-            qemu.args(["-device", "virtio-balloon-pci,free-page-reporting=on"]);
-        }
+        let qemu = qemu(archive, way, memory_mib, parameters);
         let mut command = match way {
             Way::Ppr => pageone.launch_with(&qemu, &["--ppr"])?,
             Way::PprHuge => pageone.launch_with(&qemu, &["--ppr", "--huge-pages", "keep"])?,
@@ -111,23 +118,26 @@ impl Guest {
         std::thread::spawn(move || {
             for line in BufReader::new(out).split(b'\n').map_while(Result::ok) {
                 let line = String::from_utf8_lossy(&line).trim().to_string();
-                heard.lock().unwrap_or_else(PoisonError::into_inner).push((Instant::now(), line));
+                heard.lock().push((Instant::now(), line));
             }
         });
         let mut guest = Self { child, lines, ram: Range::new(0, 0) };
         // At once: merging cuts the mapping into many.
+        guest.find_ram(memory_mib)?;
+        Ok(guest)
+    }
+
+    /// Waits for the mapping of the guest's memory.
+    fn find_ram(&mut self, memory_mib: u64) -> Result<()> {
         let end = Instant::now() + LIMIT;
         loop {
-            match find_ram(guest.pid(), memory_mib)? {
-                Some(ram) => guest.ram = ram,
-                None if Instant::now() < end => {
-                    guest.check()?;
-                    std::thread::sleep(Duration::from_millis(2));
-                    continue;
-                }
-                None => bail!("QEMU has no mapping of the size of the guest's memory"),
+            if let Some(ram) = find_ram(self.pid(), memory_mib)? {
+                self.ram = ram;
+                return Ok(());
             }
-            return Ok(guest);
+            ensure!(Instant::now() < end, "QEMU has no mapping of the size of the guest's memory");
+            self.check()?;
+            std::thread::sleep(Duration::from_millis(2));
         }
     }
 
@@ -138,7 +148,7 @@ impl Guest {
 
     /// When it first said something that begins so, if it has, and the whole line.
     pub(crate) fn said(&self, beginning: &str) -> Option<(Instant, String)> {
-        let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let lines = self.lines.lock();
         lines.iter().find(|(_, line)| line.starts_with(beginning)).cloned()
     }
 
@@ -156,7 +166,7 @@ impl Guest {
     ///
     /// When not.
     pub(crate) fn check(&mut self) -> Result<()> {
-        let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let lines = self.lines.lock();
         let bad = ["CORRUPT", "Kernel panic", "PPR refused"];
         let found = lines.iter().find(|(_, line)| bad.iter().any(|bad| line.contains(bad)));
         ensure!(found.is_none(), "guest {}: {found:?}", self.child.id());
@@ -169,7 +179,7 @@ impl Guest {
 
     /// Rounds of the load, all right.
     pub(crate) fn rounds(&self) -> usize {
-        let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let lines = self.lines.lock();
         lines.iter().filter(|(_, line)| line.starts_with("PAGEONE-ROUND") && line.contains("PASS")).count()
     }
 
@@ -179,7 +189,7 @@ impl Guest {
         line.rsplit_once(' ')?.1.parse().ok()
     }
 
-    /// Bytes of the host's memory that the guest's RAM takes, without what is shared in a store. A
+    /// Bytes of the host's memory that the guest's RAM takes, without frames shared in a store. A
     /// page of KSM counts in parts.
     pub(crate) fn resident(&self) -> Result<u64> {
         let text = fs::read_to_string(format!("/proc/{}/smaps", self.pid())).context("cannot read a guest's smaps")?;
@@ -205,7 +215,7 @@ fn find_ram(pid: i32, memory_mib: u64) -> Result<Option<Range>> {
     Ok(found)
 }
 
-/// KiB of the mappings inside: what is the process's own, and of KSM's pages its part.
+/// KiB of the mappings inside: the process's own pages, and its share of KSM's pages.
 fn sum(smaps: &str, ram: Range) -> u64 {
     let (mut inside, mut file, mut sum) = (false, false, 0);
     for line in smaps.lines() {

@@ -1,6 +1,12 @@
-//! The connection to the daemon: what it asks for, and what it is told.
+//! The conversation with the daemon: its requests, and the answers.
+//!
+//! ```text
+//! link (a connection, one after the other) ─▶ requests ─▶ batch, digest, detach
+//! ```
 
-pub mod batch;
-pub mod digest;
-pub mod link;
-pub mod outbox;
+pub(crate) mod batch;
+pub(crate) mod detach;
+pub(crate) mod digest;
+pub(crate) mod link;
+pub(crate) mod requests;
+pub(crate) mod send;

@@ -1,8 +1,11 @@
-//! The calls of the program that the agent sees, and what it does before it lets them through.
+//! The calls of the program that the agent sees, and what it does before it makes them.
+//!
+//! ```text
+//! interpose ─▶ watch (is it managed?) ─▶ guard ─▶ window
+//!     └──────▶ mark ─▶ probe, start (service)
+//! ```
 
-pub mod fork;
-pub mod guard;
-pub mod interpose;
-pub mod mark;
-pub mod probe;
-pub mod watch;
+pub(crate) mod guard;
+pub(crate) mod interpose;
+pub(crate) mod mark;
+pub(crate) mod probe;

@@ -144,6 +144,19 @@ impl Run {
         page >= self.page && page.0 - self.page.0 < self.len
     }
 
+    /// The pages in both runs; `None` if there are none.
+    #[inline]
+    pub fn intersect(self, other: Self) -> Option<Self> {
+        let both = Self::between(self.page.max(other.page), self.end().min(other.end()));
+        (both.len > 0).then_some(both)
+    }
+
+    /// Whether all of `other` is in this run.
+    #[inline]
+    pub fn covers(self, other: Self) -> bool {
+        self.page <= other.page && other.end() <= self.end()
+    }
+
     /// Whether the number of the page behind the last can be represented.
     #[inline]
     pub const fn is_bounded(&self) -> bool {

@@ -1,73 +1,45 @@
 //! Batches of merges, cut into windows.
 //!
 //! A window is bounded in time, since writers to its pages wait. Its length adapts so that one
-//! takes about a millisecond; what is left when the time is over goes into the next. Lengths are
-//! counted in *weight*, since mapping a run takes many times as long as comparing one of its pages.
+//! window takes about a millisecond; what is left when the time is over goes into the next. Lengths
+//! are counted in *weight*, since mapping a run takes many times as long as comparing one of its
+//! pages.
 
-use crate::runtime::regions::Pages;
-use crate::runtime::sabotage::{self, Sabotage};
-use crate::runtime::state::STATE;
-use crate::window::MAX_PAGES;
-use crate::window::merge::MAX_TIME;
-use kmem::pagemap::Pagemap;
-use kmem::procfs;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
-use wire::{Merge, MergeRun, Report, Run, Target, ToDaemon};
 
-/// What mapping one run weighs. Comparing one page and taking it away weighs 1.
+use kmem::pagemap::Pagemap;
+use kmem::procfs;
+use wire::{Merge, MergeRun, Report, ToDaemon};
+
+use crate::runtime::cpu_ns;
+use crate::runtime::globals::STATE;
+use crate::window::merge::{Request, merge};
+use crate::window::report::WindowReport;
+use crate::window::runs::split;
+use crate::window::{MAX_PAGES, MAX_TIME};
+
+/// Weight of mapping one run. To compare a page and to take it away weighs 1.
 const RUN_WEIGHT: u32 = 12;
 /// Least weight that a window is cut to.
 const MIN_WEIGHT: u32 = 128;
-/// Most that a window can weigh: every page a run.
+/// Most that a window can weigh: every page is a run.
 const MAX_WEIGHT: u32 = MAX_PAGES * (1 + RUN_WEIGHT);
-/// Runs this close together share a window.
+/// Most pages between two runs of one window: more would block writers for nothing.
 const MAX_GAP: u32 = 32;
-/// How often the daemon hears of a batch that takes long.
+/// How often the daemon gets messages during a long batch.
 const FLUSH_EVERY: Duration = Duration::from_millis(5);
-/// Counting the process's mappings may take one part in so many of the time while the budget seems
-/// to be spent.
+/// While the budget of mappings seems to be used up, counting them takes at most this part (one in
+/// twenty) of the time.
 const COUNT_SHARE: u32 = 20;
-/// In any case it is due after this long: the program makes mappings too.
+/// The mappings are counted after this time in any case: the program makes mappings too.
 const COUNT_EVERY: Duration = Duration::from_secs(10);
-/// And so much later for each mapping: a hundred times what counting one takes.
+/// Added to [`COUNT_EVERY`] for each mapping: a hundred times as long as counting one takes.
 const COUNT_EVERY_MAP: Duration = Duration::from_micros(100);
 
-/// How many mappings the process has (estimated), and may have.
-///
-/// Runs are taken to make as many as they can, which is exact where they lie in plain memory. Where
-/// they replace others, or join what the kernel makes one of, that is too much, so the mappings are
-/// counted again when the budget seems to be spent.
-pub struct Maps {
-    counted: usize,
-    estimate: usize,
-    budget: usize,
-}
-
-impl Maps {
-    /// No room until they are counted.
-    pub const fn new() -> Maps {
-        Maps { counted: 0, estimate: 0, budget: 0 }
-    }
-
-    /// Whether that many more fit into the budget.
-    pub fn has_room(&self, wanted: usize) -> bool {
-        self.estimate + wanted <= self.budget || sabotage::is_on(Sabotage::NoBudget)
-    }
-
-    /// Some were made.
-    pub fn add(&mut self, count: usize) {
-        self.estimate += count;
-    }
-
-    /// Whether much of the estimate is a guess.
-    fn is_vague(&self) -> bool {
-        self.estimate - self.counted > self.budget / 8
-    }
-}
-
 /// Carries out batches; the agent thread has one.
-pub struct Merger {
+pub(crate) struct Merger {
+    /// Weight of the next window, at most.
     limit: u32,
     /// When the mappings may be counted again.
     next_count: Option<Instant>,
@@ -77,61 +49,74 @@ pub struct Merger {
 
 impl Merger {
     /// Starts with short windows.
-    pub fn new() -> Merger {
-        Merger { limit: 4 * MIN_WEIGHT, next_count: None, pagemap: Pagemap::open_self().ok() }
+    pub(crate) fn new() -> Self {
+        Self { limit: 4 * MIN_WEIGHT, next_count: None, pagemap: Pagemap::open_self().ok() }
     }
 
     /// Carries out a batch and queues its reports. `flush` is called at its end, and now and then
     /// before, without the lock.
-    pub fn batch(&mut self, merge: Merge, mut flush: impl FnMut()) {
-        let mut pending = VecDeque::from(merge.runs);
-        // Until it has been seen that nothing is held; memory may be locked in the midst of a batch, but
-        // not before it unseen.
-        let mut look = true;
+    pub(crate) fn batch(&mut self, batch: Merge, mut flush: impl FnMut()) {
+        let mut pending = VecDeque::from(batch.runs);
+        // Until one window has found nothing held: memory that was locked before the batch is found
+        // then. The program may lock memory during the batch, as it may right after a merge.
+        let mut check_held = true;
         let mut flushed = Instant::now();
         loop {
             let runs = take_window(&mut pending, self.limit);
             self.count_maps(2 * runs.len());
             let mut state = STATE.lock();
-            let done = state.merge_window(merge.region, &runs, look, merge.calm, self.pagemap.as_ref());
-            look &= !done.free;
-            done.rest.iter().rev().for_each(|&run| pending.push_front(run));
+            let request = Request {
+                region: batch.region,
+                runs: &runs,
+                calm: batch.calm,
+                check_held,
+                pagemap: self.pagemap.as_ref(),
+            };
+            let WindowReport { outcomes, rest, ran_out, time, nothing_held, .. } = merge(&mut state, &request);
+            check_held &= !nothing_held;
+            rest.iter().rev().for_each(|&run| pending.push_front(run));
             let last = pending.is_empty();
-            let (window_ns, maps) = (done.time.as_nanos() as u64, state.maps.estimate as u32);
-            let outcomes = done.outcomes;
-            let report = Report { batch: merge.batch, last, outcomes, cpu_ns: cpu_time(), window_ns, maps };
-            state.outbox.push(ToDaemon::Report(report));
-            let go_on = state.conn.is_some() && !state.outbox.has_overflowed();
+            let (window_ns, maps) = (time.as_nanos() as u64, state.maps.estimate() as u32);
+            state.tell(ToDaemon::Report(Report {
+                batch: batch.batch,
+                last,
+                outcomes,
+                cpu_ns: cpu_ns(),
+                window_ns,
+                maps,
+            }));
+            let has_ended = last || !state.uplink.is_usable();
             drop(state);
-            self.adapt(&runs, done.time, done.ran_out);
-            if last || !go_on || flushed.elapsed() > FLUSH_EVERY {
+            self.adapt(&runs, time, ran_out);
+            if has_ended || flushed.elapsed() > FLUSH_EVERY {
                 flush();
                 flushed = Instant::now();
             }
-            if last || !go_on {
+            if has_ended {
                 return;
             }
-            STATE.let_others();
+            STATE.yield_to_waiting();
         }
     }
 
-    fn adapt(&mut self, runs: &[MergeRun], time: Duration, cut: bool) {
-        if cut || time > MAX_TIME {
+    /// Halves the windows' length when one took too long, and doubles it when a full one was short.
+    fn adapt(&mut self, runs: &[MergeRun], time: Duration, ran_out: bool) {
+        if ran_out || time > MAX_TIME {
             self.limit = (self.limit / 2).max(MIN_WEIGHT);
         } else if time < MAX_TIME / 2 && runs.iter().map(weight).sum::<u32>() > self.limit / 2 {
             self.limit = (self.limit * 2).min(MAX_WEIGHT);
         }
     }
 
-    /// Counts the mappings when the estimate leaves no room; without the lock, since it takes
-    /// milliseconds.
+    /// Counts the mappings when the estimate leaves no room, or is old. Without the lock, since it
+    /// takes milliseconds.
     fn count_maps(&mut self, wanted: usize) {
         let now = Instant::now();
         let is_due = match self.next_count {
             None => true,
             Some(next) => {
                 let maps = &STATE.lock().maps;
-                let routine = COUNT_EVERY + COUNT_EVERY_MAP * maps.estimate as u32;
+                let routine = COUNT_EVERY + COUNT_EVERY_MAP * maps.estimate() as u32;
                 now >= next + routine || !maps.has_room(wanted) && (now >= next || maps.is_vague())
             }
         };
@@ -139,15 +124,15 @@ impl Merger {
             return;
         }
         if let (Ok(counted), Ok(most)) = (procfs::count_maps(None), procfs::max_map_count()) {
-            STATE.lock().maps = Maps { counted, estimate: counted, budget: most - most / 3 };
+            STATE.lock().maps.set(counted, most);
         }
         self.next_count = Some(now + now.elapsed() * COUNT_SHARE);
     }
 }
 
-/// How long a run takes, about.
-fn weight(run: &MergeRun) -> u32 {
-    RUN_WEIGHT + run.run.len
+/// How long a run takes, roughly.
+fn weight(merge: &MergeRun) -> u32 {
+    RUN_WEIGHT + merge.run.len
 }
 
 /// Cuts the next window off a batch: runs of at most `limit` weight, and at most [`MAX_PAGES`] from
@@ -155,51 +140,32 @@ fn weight(run: &MergeRun) -> u32 {
 fn take_window(pending: &mut VecDeque<MergeRun>, limit: u32) -> Vec<MergeRun> {
     let mut window: Vec<MergeRun> = Vec::new();
     let mut left = limit;
-    while let Some(run) = pending.pop_front() {
-        let start = window.first().map_or(run.run.page, |first| first.run.page);
-        let end = window.last().map_or(run.run.page, |last| last.run.end());
-        let room = (start.0 + MAX_PAGES).saturating_sub(run.run.page.0).min(left.saturating_sub(RUN_WEIGHT));
-        if room == 0 || run.run.page - end > MAX_GAP {
-            pending.push_front(run);
+    while let Some(merge) = pending.pop_front() {
+        let start = window.first().map_or(merge.run.page, |first| first.run.page);
+        let end = window.last().map_or(merge.run.page, |last| last.run.end());
+        let room = (start.0 + MAX_PAGES).saturating_sub(merge.run.page.0).min(left.saturating_sub(RUN_WEIGHT));
+        if room == 0 || merge.run.page - end > MAX_GAP {
+            pending.push_front(merge);
             break;
         }
-        if run.run.len > room {
-            let (head, tail) = split(run, room);
+        if merge.run.len > room {
+            let (head, tail) = split(merge, room);
             window.push(head);
             pending.push_front(tail);
             break;
         }
-        left -= weight(&run);
-        window.push(run);
+        left -= weight(&merge);
+        window.push(merge);
     }
     window
 }
 
-/// The first `at` pages of a run, and the others.
-pub fn split(run: MergeRun, at: u32) -> (MergeRun, MergeRun) {
-    let target = match run.target {
-        Target::Frames { segment, slot } => Target::Frames { segment, slot: slot + at },
-        Target::Zero => Target::Zero,
-    };
-    let (head, tail) = (Run::new(run.run.page, at), Run::new(run.run.page + at, run.run.len - at));
-    (MergeRun { run: head, target: run.target }, MergeRun { run: tail, target })
-}
-
-/// From the first page of the runs to their last.
-pub fn span(runs: &[MergeRun]) -> Option<Pages> {
-    let (first, last) = (runs.first()?, runs.last()?);
-    Some(Pages { start: first.run.page.0, end: last.run.end().0 })
-}
-
-/// CPU time of the calling thread; the agent's other thread uses next to none.
-pub fn cpu_time() -> u64 {
-    kmem::cpu::thread_time().as_nanos() as u64
-}
-
 #[cfg(test)]
 mod tests {
+    use wire::{PageNo, Run, Slot, Target};
+
     use super::*;
-    use wire::{PageNo, Slot};
+    use crate::window::runs::span;
 
     fn run(page: u32, len: u32, slot: u32) -> MergeRun {
         MergeRun { run: Run::new(PageNo(page), len), target: Target::Frames { segment: 1, slot: Slot(slot) } }
@@ -218,8 +184,7 @@ mod tests {
         let mut windows = 0;
         while !pending.is_empty() {
             let window = take_window(&mut pending, 60);
-            let span = span(&window).unwrap();
-            assert!(window.iter().map(weight).sum::<u32>() <= 60 && span.len() <= MAX_PAGES);
+            assert!(window.iter().map(weight).sum::<u32>() <= 60 && span(&window).unwrap().len <= MAX_PAGES);
             assert!(window.windows(2).all(|w| w[1].run.page - w[0].run.end() <= MAX_GAP));
             windows += 1;
             for run in window {

@@ -1,65 +1,103 @@
 //! The connection to the daemon.
 //!
-//! The daemon may be missing, slow, stopped, restarted or mad: nothing here waits for it with the
-//! lock held, and a peer that says what the protocol does not allow is left and tried again later.
-//! All traffic is non-blocking and done under the agent's lock, so that a fork never copies a
-//! descriptor that the child does not know of.
+//! The daemon may be missing, slow, stopped, restarted or hostile. Nothing here waits for it with
+//! the lock held, and a peer that breaks the protocol is left and tried again later. All traffic is
+//! non-blocking and done under the agent's lock, so that a fork never copies a descriptor that the
+//! child does not know of.
 
-#![allow(unsafe_code)] // prctl(2), getrlimit(2).
+#![allow(unsafe_code)] // prctl(2).
 
-use crate::daemon::batch::Merger;
-use crate::daemon::digest;
-use crate::recycle::{self, Recycler};
-use crate::runtime::log;
-use crate::runtime::regions::Pages;
-use crate::runtime::state::{self, ENDED, PHASE, STATE, Segment, State};
-use crate::runtime::threads::{interest, wait};
-use crate::window::Twin;
-use crate::window::pins::Waiting;
-use kmem::seqpacket::Conn;
-use kmem::{memfd, raw};
-use rustix::io::Errno;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
-use wire::{RegionId, SEGMENT_PAGES, ToAgent, ToDaemon, control};
+
+use kmem::raw;
+use kmem::seqpacket::Conn;
+use rustix::io::Errno;
+use wire::{ToAgent, ToDaemon};
+
+use crate::daemon::requests::{Handled, Requests};
+use crate::daemon::send::{SendError, flush};
+use crate::runtime::globals::{STATE, woken};
+use crate::runtime::log;
+use crate::runtime::poll;
+use crate::runtime::state::State;
+use crate::runtime::state::control::ControlError;
+use crate::runtime::state::recycler::Recycler;
+use crate::runtime::state::segments::SegmentError;
 
 /// First pause before the next attempt to connect; doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 /// Longest pause between attempts.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// Pause after the daemon has refused this client.
+/// Pause after the daemon has refused this client: it will hardly change its mind.
 const REFUSED_PAUSE: Duration = Duration::from_secs(30);
-/// Bytes in a segment.
-const SEGMENT_LEN: usize = SEGMENT_PAGES as usize * kmem::PAGE_SIZE;
+/// How often spans that could not be tracked again are tried, in milliseconds.
+const TRACK_EVERY_MS: i32 = 1000;
 
-/// Why a connection ended.
+/// Why a connection failed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum LinkError {
+    /// The socket failed.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// Messages cannot be sent.
+    #[error(transparent)]
+    Send(#[from] SendError),
+    /// Another user's process listens on the socket.
+    #[error("the peer runs as uid {0}, not as root or this user")]
+    Peer(u32),
+    /// The daemon closed the connection.
+    #[error("closed by the daemon")]
+    ClosedByDaemon,
+    /// The agent closed the connection.
+    #[error("closed")]
+    Closed,
+    /// `poll(2)` failed.
+    #[error("poll: {0}")]
+    Poll(Errno),
+    /// A packet is no message.
+    #[error(transparent)]
+    Decode(#[from] wire::DecodeError),
+    /// A message came with descriptors that do not belong to it, or without those that do.
+    #[error("a message with the wrong number of descriptors")]
+    Descriptors,
+    /// A message came before the handshake, or is not for agents to get.
+    #[error("a message out of order")]
+    OutOfOrder,
+    /// The control page is not accepted.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// A segment is not accepted.
+    #[error(transparent)]
+    Segment(#[from] SegmentError),
+    /// Not all memory could be unmerged.
+    #[error("memory could not be unmerged: {0}")]
+    Unmerge(Errno),
+}
+
+/// How a connection ended.
 enum End {
     /// Everything was given back.
     Detached,
     /// The daemon does not want this client.
     Refused(String),
     /// The connection failed, or the peer broke the protocol.
-    Lost(String),
+    Failed(LinkError),
 }
 
-impl From<io::Error> for End {
-    fn from(error: io::Error) -> End {
-        End::Lost(error.to_string())
-    }
-}
-
-/// Serves daemons, one after the other, until one detaches this client.
-pub fn serve(path: &Path, wake: &OwnedFd) {
+/// Serves daemons, one after the other, until one detaches this client. `wake` is readable when
+/// messages are queued.
+pub(crate) fn serve(path: &Path, wake: &OwnedFd) {
     let mut pause = FIRST_PAUSE;
-    let mut merger = Merger::new();
+    let mut requests = Requests::new();
     loop {
-        let mut welcomed = false;
-        let end = session(path, wake, &mut merger, &mut welcomed);
-        STATE.lock().disconnect();
-        pause = if welcomed { FIRST_PAUSE } else { pause };
+        let end = session(path, wake, &mut requests);
+        STATE.lock().uplink.disconnect();
+        if requests.is_welcome() {
+            pause = FIRST_PAUSE;
+        }
         let wait = match end {
             End::Detached => {
                 log::line(format_args!("detached"));
@@ -69,8 +107,8 @@ pub fn serve(path: &Path, wake: &OwnedFd) {
                 log::line(format_args!("refused: {reason}"));
                 REFUSED_PAUSE
             }
-            End::Lost(reason) => {
-                log::line(format_args!("connection to {}: {reason}", path.display()));
+            End::Failed(error) => {
+                log::line(format_args!("connection to {}: {error}", path.display()));
                 pause
             }
         };
@@ -79,54 +117,61 @@ pub fn serve(path: &Path, wake: &OwnedFd) {
     }
 }
 
-fn session(path: &Path, wake: &OwnedFd, merger: &mut Merger, welcomed: &mut bool) -> End {
+fn session(path: &Path, wake: &OwnedFd, requests: &mut Requests) -> End {
+    requests.begin();
     match connect(path) {
         Ok(()) => log::line(format_args!("connected to {}", path.display())),
-        Err(end) => return end,
+        Err(error) => return End::Failed(error),
     }
     let mut packet = vec![0; wire::MAX_MESSAGE];
     loop {
-        let turn = match turn(wake, &mut packet) {
-            Ok(turn) => turn,
-            Err(end) => return end,
-        };
-        let Some((message, fds)) = turn else { continue };
-        if let Err(end) = handle(message, fds, merger, welcomed) {
-            return end;
+        let received = exchange(wake, &mut packet);
+        let handled = received.and_then(|received| match received {
+            Some((message, fds)) => requests.handle(message, fds),
+            None => Ok(Handled::Done),
+        });
+        match handled {
+            Ok(Handled::Done) => {}
+            Ok(Handled::Detached) => return End::Detached,
+            Ok(Handled::Refused(reason)) => return End::Refused(reason),
+            Err(error) => return End::Failed(error),
         }
     }
 }
 
-fn connect(path: &Path) -> Result<(), End> {
+fn connect(path: &Path) -> Result<(), LinkError> {
     let mut state = STATE.lock();
     let conn = Conn::connect(path)?;
     let peer = conn.peer()?;
     if peer.uid != 0 && peer.uid != rustix::process::geteuid().as_raw() {
-        return Err(End::Lost(format!("the peer runs as uid {}, not as root or this user", peer.uid)));
+        return Err(LinkError::Peer(peer.uid));
     }
-    // Where Yama asks for it, the daemon is allowed to read this process. It fails where there is no
-    // Yama.
-    // SAFETY: takes a number.
+    // Where Yama asks for it, this permits the daemon to read the process. Without Yama it fails.
+    // SAFETY: the call takes numbers only, and changes who may trace this process.
     unsafe { libc::prctl(libc::PR_SET_PTRACER, peer.pid as libc::c_ulong, 0, 0, 0) };
-    let hello = ToDaemon::Hello {
+    let account = account(&state);
+    state.uplink.conn = Some(conn);
+    state.uplink.outbox.open(account.into_iter());
+    Ok(())
+}
+
+/// The first messages of a connection: what this client is, and what it has.
+fn account(state: &State) -> Vec<ToDaemon> {
+    let mut account = vec![ToDaemon::Hello {
         version: wire::VERSION,
         domain: std::env::var(wire::ENV_DOMAIN).ok().filter(|domain| !domain.is_empty()),
         name: program_name(),
-        forks: state.forks,
-    };
-    state.conn = Some(conn);
-    let mut account = vec![hello];
-    for region in &state.regions {
+        forks: state.uplink.control.forks(),
+    }];
+    for region in state.regions.iter() {
         let (start, len) = (region.range.start as u64, region.range.len as u64);
         account.push(ToDaemon::RegionAdded { region: region.id, start, len });
-        let shrunk = |hole: Pages| ToDaemon::RegionShrunk { region: region.id, run: hole.into() };
-        account.extend(region.holes().map(shrunk));
+        account.extend(region.holes().map(|run| ToDaemon::RegionShrunk { region: region.id, run }));
     }
     account.extend(state.segments.iter().map(|held| ToDaemon::SegmentHeld { segment: held.id }));
     account.push(ToDaemon::Ready);
-    account.extend(state.recycler.as_ref().map(Recycler::account));
-    state.outbox.open(account.into_iter());
-    Ok(())
+    account.extend(state.recycler.as_ref().map(Recycler::announcement));
+    account
 }
 
 /// Name of the program, without its path.
@@ -135,208 +180,39 @@ fn program_name() -> String {
     name.unwrap_or_default()
 }
 
-/// Sends what can be sent and returns the next message, or nothing after a while.
-fn turn(wake: &OwnedFd, packet: &mut [u8]) -> Result<Option<(ToAgent, Vec<OwnedFd>)>, End> {
+/// Sends what can be sent, waits, and returns the next message if there is one.
+fn exchange(wake: &OwnedFd, packet: &mut [u8]) -> Result<Option<(ToAgent, Vec<OwnedFd>)>, LinkError> {
     let (conn, more, untracked) = {
         let mut state = STATE.lock();
-        let more = state.flush()?;
-        let conn = state.conn.as_ref().map(|conn| state::number(&conn.as_fd())).ok_or(End::Lost("closed".into()))?;
-        (conn, more, !state.untracked.is_empty())
+        let more = flush(&mut state)?;
+        let conn = state.uplink.conn.as_ref().ok_or(LinkError::Closed)?.as_fd().as_raw_fd();
+        (conn, more, state.uffds.has_untracked())
     };
     let events = if more { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN };
-    let mut fds = [interest(conn, events), interest(state::number(wake), libc::POLLIN)];
-    if !wait(&mut fds, if untracked { 1000 } else { -1 }) {
-        return Err(End::Lost(format!("poll: {}", Errno::from_raw_os_error(raw::errno()))));
+    let mut fds = [poll::interest(conn, events), poll::readable(wake)];
+    if !poll::wait(&mut fds, if untracked { TRACK_EVERY_MS } else { -1 }) {
+        return Err(LinkError::Poll(Errno::from_raw_os_error(raw::errno())));
     }
     if fds[1].revents != 0 {
         let _ = rustix::io::read(wake, &mut [0u8; 8]);
-        state::woken();
+        woken();
     }
     let mut state = STATE.lock();
     if untracked {
         state.track_again();
     }
     let mut fds = Vec::new();
-    let Some(conn) = &state.conn else { return Ok(None) };
+    let Some(conn) = &state.uplink.conn else { return Ok(None) };
     match conn.recv(packet, &mut fds)? {
         None => Ok(None),
-        Some(0) => Err(End::Lost("closed by the daemon".into())),
+        Some(0) => Err(LinkError::ClosedByDaemon),
         Some(len) => {
-            let message = wire::decode_to_agent(&packet[..len]).map_err(|error| End::Lost(error.to_string()))?;
+            let message = wire::decode_to_agent(&packet[..len])?;
             let wanted = matches!(message, ToAgent::Welcome { .. } | ToAgent::Segment { .. });
             if fds.len() != usize::from(wanted) {
-                return Err(End::Lost("a message with the wrong number of descriptors".into()));
+                return Err(LinkError::Descriptors);
             }
             Ok(Some((message, fds)))
         }
     }
-}
-
-impl State {
-    /// Sends until the socket is full; true if messages are left.
-    fn flush(&mut self) -> Result<bool, End> {
-        if self.outbox.has_overflowed() {
-            return Err(End::Lost("the daemon does not read; starting over".into()));
-        }
-        let Some(conn) = &self.conn else { return Ok(false) };
-        while let Some(message) = self.outbox.front() {
-            let held = match message {
-                ToDaemon::SegmentHeld { segment } => self.segments.iter().find(|held| held.id == *segment),
-                _ => None,
-            };
-            let fds: Vec<_> = match (message, &self.recycler) {
-                (ToDaemon::Pool(_), Some(recycler)) => recycler.fds(),
-                _ => held.map(|held| held.fd.as_fd()).into_iter().collect(),
-            };
-            if matches!(message, ToDaemon::SegmentHeld { .. }) && fds.is_empty() {
-                // Dropped in the meantime.
-                self.outbox.sent();
-                continue;
-            }
-            match conn.send(&wire::encode(message), &fds) {
-                Ok(()) => self.outbox.sent(),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok(false)
-    }
-}
-
-fn handle(message: ToAgent, mut fds: Vec<OwnedFd>, merger: &mut Merger, welcomed: &mut bool) -> Result<(), End> {
-    let fd = fds.pop();
-    match (message, fd) {
-        (ToAgent::Refused { reason }, _) => return Err(End::Refused(reason)),
-        (ToAgent::Welcome { version }, _) if version != wire::VERSION => {
-            let ours = wire::VERSION;
-            return Err(End::Refused(format!(
-                "the daemon speaks version {version} of the protocol, this library {ours}"
-            )));
-        }
-        (ToAgent::Welcome { .. }, Some(fd)) if !*welcomed => {
-            STATE.lock().take_control_page(fd)?;
-            *welcomed = true;
-        }
-        (ToAgent::Segment { segment }, Some(fd)) if *welcomed => STATE.lock().take_segment(segment, fd)?,
-        (ToAgent::DropSegment { segment }, _) if *welcomed => {
-            STATE.lock().segments.retain(|held| held.id != segment);
-        }
-        (ToAgent::Merge(merge), _) if *welcomed => merger.batch(merge, || {
-            // What cannot be sent now, and why, comes up again in the next turn.
-            let _ = STATE.lock().flush();
-        }),
-        (ToAgent::Digest(asked), _) if *welcomed => digest::answer(&asked),
-        (ToAgent::Ram(extents), _) if *welcomed => STATE.lock().set_ram(extents),
-        (ToAgent::Recycle { budget_ns }, _) if *welcomed => {
-            recycle::sweep(Duration::from_nanos(budget_ns), || {
-                let _ = STATE.lock().flush();
-            });
-        }
-        (ToAgent::Detach, _) if *welcomed => return Err(detach()),
-        _ => return Err(End::Lost("a message out of turn".into())),
-    }
-    Ok(())
-}
-
-impl State {
-    fn take_control_page(&mut self, fd: OwnedFd) -> Result<(), End> {
-        let stat = rustix::fs::fstat(&fd).map_err(io::Error::from)?;
-        // Touching a page that the file no longer has would raise SIGBUS.
-        let cannot_shrink = memfd::seals(&fd).is_ok_and(|seals| seals.contains(rustix::fs::SealFlags::SHRINK));
-        if !cannot_shrink || stat.st_size != control::LEN as i64 {
-            return Err(End::Lost("the control page is no memfd of one page, sealed against shrinking".into()));
-        }
-        let page = memfd::map_shared(&fd, control::LEN).map_err(|error| End::Lost(format!("control page: {error}")))?;
-        page.atomic_u64(control::FORKS).store(self.forks, Ordering::SeqCst);
-        self.control = Some(page);
-        Ok(())
-    }
-
-    fn take_segment(&mut self, id: wire::SegmentId, fd: OwnedFd) -> Result<(), End> {
-        if self.segments.iter().any(|held| held.id == id) {
-            return Ok(());
-        }
-        memfd::require_seals(&fd).map_err(|error| End::Lost(format!("segment: {error}")))?;
-        let stat = rustix::fs::fstat(&fd).map_err(io::Error::from)?;
-        if stat.st_ino != id || stat.st_size != SEGMENT_LEN as i64 {
-            return Err(End::Lost("a segment that is not what its message says".into()));
-        }
-        if self.segments.len() >= most_segments() {
-            // Merges with it fail, and nothing else.
-            return Ok(());
-        }
-        let map = memfd::map_readonly(&fd, SEGMENT_LEN).map_err(|error| End::Lost(format!("segment: {error}")))?;
-        // SAFETY: changes no memory.
-        let _ = unsafe { raw::madvise(map.as_ptr() as usize, SEGMENT_LEN, libc::MADV_DONTFORK) };
-        self.segments.push(Segment { id, fd, map });
-        Ok(())
-    }
-}
-
-/// A quarter of the descriptors that the program may open: the rest is its own.
-fn most_segments() -> usize {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-    (limit.unwrap_or(u64::MAX) / 4) as usize
-}
-
-/// Gives a region its plain memory back, window by window; the program gets its turn in between.
-fn restore(id: RegionId, pages: u32) -> Result<(), Errno> {
-    let mut twin: Option<Twin> = None;
-    for start in (0..pages).step_by(crate::window::MAX_PAGES as usize) {
-        let mut state = STATE.lock();
-        let Some(index) = state.position(id) else { break };
-        let region = &mut state.regions[index];
-        let window = Pages { start, end: pages.min(start + crate::window::MAX_PAGES) };
-        if twin.is_none() {
-            if !region.mapped.any(Pages::new(0, pages)) {
-                break;
-            }
-            twin = Some(Twin::new(region)?);
-        }
-        let bytes = region.bytes(window);
-        let parts: Vec<Pages> = region.managed_in(bytes).collect();
-        for part in parts {
-            if let Some(twin) = &mut twin {
-                state.restore(id, part, twin)?;
-            }
-        }
-        drop(state);
-        std::thread::sleep(Duration::from_micros(20));
-    }
-    Ok(())
-}
-
-/// Turns everything back into plain anonymous memory.
-fn detach() -> End {
-    // Nothing is taken from here on.
-    PHASE.store(ENDED, Ordering::Release);
-    let regions: Vec<_> = STATE.lock().regions.iter().map(|region| (region.id, region.range.pages() as u32)).collect();
-    for (id, pages) in regions {
-        if let Err(error) = restore(id, pages) {
-            PHASE.store(crate::runtime::state::RUNNING, Ordering::Release);
-            return End::Lost(format!("memory could not be unmerged: {error}"));
-        }
-    }
-    let mut state = STATE.lock();
-    for (id, pages) in state.pieces(kmem::range::Range::new(0, usize::MAX)) {
-        if let Some(bytes) = state.bytes(id, pages) {
-            state.untrack(bytes);
-        }
-        state.give_up(id, pages);
-    }
-    state.outbox.push(ToDaemon::Detached);
-    state.tracking = None;
-    state.waiting.take().into_iter().for_each(Waiting::close);
-    state.segments.clear();
-    state.recycler = None;
-    let conn = state.conn.as_ref().map(|conn| state::number(&conn.as_fd()));
-    drop(state);
-    // The daemon may be slow, but not for ever.
-    for _ in 0..50 {
-        match (STATE.lock().flush(), conn) {
-            (Ok(true), Some(conn)) => drop(wait(&mut [interest(conn, libc::POLLOUT)], 100)),
-            _ => break,
-        }
-    }
-    End::Detached
 }

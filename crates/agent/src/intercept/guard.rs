@@ -1,69 +1,87 @@
-//! What the program does to managed memory itself.
+//! What the program itself does to managed memory.
 //!
-//! Each function gets a call that overlaps managed memory, makes it safe under the lock, makes it,
-//! and keeps the tables true. The rule: a call that the agent does not understand fully finds plain
-//! anonymous memory, unmerged and given back.
+//! Each function gets a call that overlaps managed memory. Under the lock it makes the call safe,
+//! makes it, and keeps the tables true. The rule: a call that the agent does not understand fully
+//! finds plain anonymous memory, unmerged and given back.
 //!
-//! Not seen: calls that bypass the C library. The userfaultfd events tell of `munmap` and `mremap`
-//! among these, after the fact. (`UFFD_FEATURE_EVENT_REMOVE` is not used: our own `MADV_DONTNEED`,
-//! under the lock, would wait for it to be read.) Not kept for parts that become anonymous memory
-//! again: a NUMA policy set with `mbind`.
+//! Calls that bypass the C library are not seen. The events of the tracking userfaultfd report
+//! `munmap` and `mremap` among these afterwards. `UFFD_FEATURE_EVENT_REMOVE` is not used: the
+//! agent's own `MADV_DONTNEED`, under the lock, would wait for its event to be read. A NUMA policy
+//! set with `mbind` is lost on parts that become anonymous memory again.
 
 #![allow(unsafe_code)] // Passes the program's system calls on.
 
-use crate::runtime::regions::Pages;
-use crate::runtime::sabotage::{self, Sabotage};
-use crate::runtime::state::{STATE, State, wake};
-use crate::window::Users;
+use std::env;
+use std::ffi::c_int;
+use std::sync::OnceLock;
+
 use kmem::PAGE_SIZE;
 use kmem::range::Range;
 use kmem::raw::{self, Answer};
 use rustix::io::Errno;
-use std::ffi::c_int;
-use wire::{RegionId, ToDaemon};
+use wire::{RegionId, Run, ToDaemon};
+
+use crate::runtime::globals::{STATE, wake};
+use crate::runtime::sabotage::{self, Sabotage};
+use crate::runtime::state::State;
+use crate::runtime::state::region::Region;
+use crate::window::unmerge::{self, Users, unmerge};
 
 /// Not in the `libc` crate yet (include/uapi/asm-generic/mman-common.h).
 const MADV_GUARD_REMOVE: c_int = 103;
 
-type Pieces = Vec<(RegionId, Pages)>;
+/// Managed parts of a range.
+type Pieces = Vec<(RegionId, Run)>;
 
-/// The pages that a call with these arguments is about; `None` if the kernel will refuse it anyway.
-pub fn whole_pages(start: usize, len: usize) -> Option<Range> {
+/// The pages that a call with these arguments is about; `None` if the kernel refuses it anyway.
+pub(crate) fn whole_pages(start: usize, len: usize) -> Option<Range> {
     let len = len.checked_next_multiple_of(PAGE_SIZE)?;
     (start.is_multiple_of(PAGE_SIZE) && len > 0 && start.checked_add(len).is_some()).then_some(Range::new(start, len))
+}
+
+/// Does something under the lock with the managed parts of a range, and sends the daemon what
+/// follows.
+fn with_pieces(range: Range, guard: impl FnOnce(&mut State, Pieces) -> Answer) -> Answer {
+    let mut state = STATE.lock();
+    let pieces = state.regions.pieces(range);
+    let answer = guard(&mut state, pieces);
+    drop(state);
+    wake();
+    answer
 }
 
 /// `madvise` over managed memory, except `MADV_MERGEABLE`.
 ///
 /// # Safety
-/// As for the call.
-pub unsafe fn madvise(start: usize, len: usize, advice: c_int) -> Answer {
-    // SAFETY: the caller's.
+///
+/// The program makes this call, and has met its contract (madvise(2)): where the advice discards
+/// memory, no code of the program relies on what the range holds.
+pub(crate) unsafe fn madvise(start: usize, len: usize, advice: c_int) -> Answer {
+    // SAFETY: this function's contract is that of the call.
     let call = || unsafe { raw::madvise(start, len, advice) };
     let Some(range) = whole_pages(start, len) else { return call() };
-    let mut state = STATE.lock();
-    let pieces = state.pieces(range);
-    let answer = match advice {
+    with_pieces(range, |state, pieces| match advice {
         _ if pieces.is_empty() => call(),
         libc::MADV_DONTNEED | libc::MADV_DONTNEED_LOCKED | libc::MADV_FREE => {
-            let discarded = discard(&mut state, &pieces);
+            // SAFETY: by the contract the program discards the range.
+            let discarded = unsafe { discard(state, &pieces) };
             discarded.and_then(|()| call())
         }
         // As on anonymous memory.
         libc::MADV_REMOVE => Err(Errno::INVAL),
         libc::MADV_HUGEPAGE if !keeps_huge_pages() => Ok(0),
         libc::MADV_HUGEPAGE | libc::MADV_NOHUGEPAGE => {
-            for (id, pages) in pieces {
-                if let Some(index) = whole_region(&state, id, pages) {
-                    state.regions[index].sticky.huge = Some(advice == libc::MADV_HUGEPAGE);
+            for (id, run) in pieces {
+                if let Some(region) = whole_region(state, id, run) {
+                    region.sticky.huge = Some(advice == libc::MADV_HUGEPAGE);
                 }
             }
             call()
         }
         libc::MADV_DONTFORK | libc::MADV_DOFORK | libc::MADV_DONTDUMP | libc::MADV_DODUMP => {
-            remember(&mut state, pieces, advice).and_then(|()| call())
+            remember(state, pieces, advice).and_then(|()| call())
         }
-        // These change nothing that a mapping of frames would answer differently.
+        // On a mapping of frames these do what they do on anonymous memory.
         libc::MADV_NORMAL
         | libc::MADV_RANDOM
         | libc::MADV_SEQUENTIAL
@@ -76,173 +94,163 @@ pub unsafe fn madvise(start: usize, len: usize, advice: c_int) -> Answer {
         | libc::MADV_SOFT_OFFLINE
         | libc::MADV_KEEPONFORK
         | MADV_GUARD_REMOVE => call(),
-        // MADV_UNMERGEABLE, MADV_COLLAPSE, MADV_WIPEONFORK, MADV_GUARD_INSTALL and whatever comes.
-        _ => give_back(&mut state, pieces, Users::Active).and_then(|()| call()),
-    };
-    drop(state);
-    wake();
-    answer
+        // MADV_UNMERGEABLE, MADV_COLLAPSE, MADV_WIPEONFORK, MADV_GUARD_INSTALL, and all that is not
+        // known.
+        _ => give_back(state, pieces, Users::Active).and_then(|()| call()),
+    })
 }
 
 /// `munmap` of managed memory.
 ///
 /// # Safety
-/// As for the call.
-pub unsafe fn munmap(start: usize, len: usize) -> Answer {
-    // SAFETY: the caller's.
+///
+/// The program makes this call: no code of the program uses the range afterwards.
+pub(crate) unsafe fn munmap(start: usize, len: usize) -> Answer {
+    // SAFETY: this function's contract is that of the call.
     let call = || unsafe { raw::munmap(start, len) };
     let Some(range) = whole_pages(start, len) else { return call() };
-    replace(range, call)
+    with_pieces(range, |state, pieces| replace(state, pieces, call))
 }
 
 /// `mmap(MAP_FIXED)` over managed memory.
 ///
 /// # Safety
-/// As for the call.
-pub unsafe fn mmap(start: usize, len: usize, prot: c_int, flags: c_int, fd: c_int, offset: i64) -> Answer {
-    // SAFETY: the caller's.
+///
+/// The program makes this call: no code of the program uses what was mapped in the range.
+pub(crate) unsafe fn mmap(start: usize, len: usize, prot: c_int, flags: c_int, fd: c_int, offset: i64) -> Answer {
+    // SAFETY: this function's contract is that of the call.
     let call = || unsafe { raw::mmap(start, len, prot, flags, fd, offset) };
     let Some(range) = whole_pages(start, len) else { return call() };
-    replace(range, call)
+    with_pieces(range, |state, pieces| replace(state, pieces, call))
 }
 
-/// A call that takes the range's mappings away.
-fn replace(range: Range, call: impl FnOnce() -> Answer) -> Answer {
-    let mut state = STATE.lock();
-    let pieces = state.pieces(range);
-    let answer = replace_pieces(&mut state, pieces, call);
-    drop(state);
-    wake();
-    answer
-}
-
-fn replace_pieces(state: &mut State, pieces: Pieces, call: impl FnOnce() -> Answer) -> Answer {
-    for &(id, pages) in &pieces {
-        if let Some(bytes) = state.bytes(id, pages) {
-            state.untrack(bytes);
-        }
-    }
+/// Makes a call that takes the mappings of some pieces away.
+fn replace(state: &mut State, pieces: Pieces, call: impl FnOnce() -> Answer) -> Answer {
+    untrack(state, &pieces);
     let answer = call();
-    for (id, pages) in pieces {
+    for (id, run) in pieces {
         if answer.is_ok() {
             if !sabotage::is_on(Sabotage::NoUnmapGuard) {
-                state.give_up(id, pages);
+                state.give_up(id, run);
             }
-        } else if let Some(bytes) = state.bytes(id, pages) {
-            state.track(bytes);
+        } else if let Some(bytes) = state.regions.bytes(id, run) {
+            state.uffds.track(bytes);
         }
     }
     answer
 }
 
-/// `mremap` from, or with `MREMAP_FIXED` onto, managed memory.
+/// `mremap` from managed memory, or with `MREMAP_FIXED` onto it.
 ///
 /// The kernel wants one mapping to grow (and before Linux 6.17 to move), so the memory is unmerged
-/// in place. While it moves nobody may use it; where it may not move, others may, and growing is
-/// refused as the kernel does for want of room.
+/// in place. While it moves no thread may use it. Where it may not move other threads may use it,
+/// and growing is refused as the kernel does where there is no room.
 ///
 /// # Safety
-/// As for the call.
-pub unsafe fn mremap(old: usize, old_len: usize, new_len: usize, flags: c_int, new: usize) -> Answer {
-    // SAFETY: the caller's.
+///
+/// The program makes this call: no code of the program uses the old range where the call moves or
+/// shortens it, nor what was mapped in the new one.
+pub(crate) unsafe fn mremap(old: usize, old_len: usize, new_len: usize, flags: c_int, new: usize) -> Answer {
+    // SAFETY: this function's contract is that of the call.
     let call = || unsafe { raw::mremap(old, old_len, new_len, flags, new) };
     let (Some(from), Some(new_len)) = (whole_pages(old, old_len), new_len.checked_next_multiple_of(PAGE_SIZE)) else {
         return call();
     };
     let is_fixed = flags & libc::MREMAP_FIXED != 0;
     if new_len < from.len && !is_fixed {
-        // Unmaps the tail.
-        return replace(Range::new(from.start + new_len, from.len - new_len), call);
+        // The call unmaps the tail.
+        let tail = Range::new(from.start + new_len, from.len - new_len);
+        return with_pieces(tail, |state, pieces| replace(state, pieces, call));
     }
-    let mut state = STATE.lock();
-    let moved = state.pieces(from);
-    let merged = |state: &State| {
-        moved.iter().any(|&(id, pages)| state.position(id).is_some_and(|index| state.regions[index].mapped.any(pages)))
-    };
-    let ready = if sabotage::is_on(Sabotage::NoMremapUnmerge) {
-        for &(id, pages) in &moved {
-            if let Some(bytes) = state.bytes(id, pages) {
-                state.untrack(bytes);
-            }
-            state.give_up(id, pages);
-        }
-        Ok(())
-    } else if flags & libc::MREMAP_MAYMOVE == 0 && merged(&state) {
-        Err(Errno::NOMEM)
-    } else {
-        give_back(&mut state, moved, Users::None)
-    };
-    let answer = ready.and_then(|()| {
+    with_pieces(from, |state, moved| {
+        prepare_move(state, moved, flags & libc::MREMAP_MAYMOVE != 0)?;
         let target = if is_fixed { whole_pages(new, new_len) } else { None };
-        let replaced = target.map_or(Vec::new(), |target| state.pieces(target));
-        replace_pieces(&mut state, replaced, call)
-    });
-    drop(state);
-    wake();
-    answer
+        let replaced = target.map_or(Vec::new(), |target| state.regions.pieces(target));
+        replace(state, replaced, call)
+    })
+}
+
+/// Makes pieces that may be about to move plain memory, and gives them back.
+fn prepare_move(state: &mut State, moved: Pieces, may_move: bool) -> Result<(), Errno> {
+    if sabotage::is_on(Sabotage::NoMremapUnmerge) {
+        untrack(state, &moved);
+        moved.into_iter().for_each(|(id, run)| state.give_up(id, run));
+        return Ok(());
+    }
+    let is_merged = |&(id, run): &(RegionId, Run)| state.regions.get(id).is_some_and(|region| region.mapped.any(run));
+    if !may_move && moved.iter().any(is_merged) {
+        return Err(Errno::NOMEM);
+    }
+    give_back(state, moved, Users::None)
 }
 
 /// `mprotect` or `pkey_mprotect` of managed memory.
-pub fn mprotect(start: usize, len: usize, prot: c_int, call: impl FnOnce() -> Answer) -> Answer {
+pub(crate) fn mprotect(start: usize, len: usize, prot: c_int, call: impl FnOnce() -> Answer) -> Answer {
     let range = whole_pages(start, len).filter(|_| prot != libc::PROT_READ | libc::PROT_WRITE);
     let Some(range) = range else { return call() };
-    let mut state = STATE.lock();
-    let pieces = state.pieces(range);
-    let answer = give_back(&mut state, pieces, Users::Active).and_then(|()| call());
-    drop(state);
-    wake();
-    answer
+    with_pieces(range, |state, pieces| give_back(state, pieces, Users::Active).and_then(|()| call()))
 }
 
-/// Unmerges parts and takes them out of management.
-fn give_back(state: &mut State, pieces: Pieces, users: Users) -> Result<(), Errno> {
-    for (id, pages) in pieces {
-        state.unmerge(id, pages, users)?;
-        if let Some(bytes) = state.bytes(id, pages) {
-            state.untrack(bytes);
+/// Takes pieces away from tracking. That fails only where nothing is mapped.
+fn untrack(state: &State, pieces: &Pieces) {
+    for &(id, run) in pieces {
+        if let Some(bytes) = state.regions.bytes(id, run) {
+            let _ = state.uffds.untrack(bytes);
         }
-        state.give_up(id, pages);
+    }
+}
+
+/// Unmerges pieces and takes them out of management.
+fn give_back(state: &mut State, pieces: Pieces, users: Users) -> Result<(), Errno> {
+    for (id, run) in pieces {
+        unmerge(state, id, run, users)?;
+        untrack(state, &vec![(id, run)]);
+        state.give_up(id, run);
     }
     Ok(())
 }
 
-fn discard(state: &mut State, pieces: &Pieces) -> Result<(), Errno> {
+/// Makes merged pages among the pieces untouched memory, and tells the daemon that all are
+/// discarded.
+///
+/// # Safety
+///
+/// The program discards the pieces: it relies on nothing that they hold.
+unsafe fn discard(state: &mut State, pieces: &Pieces) -> Result<(), Errno> {
     if sabotage::is_on(Sabotage::NoDontneedGuard) {
         return Ok(());
     }
-    for &(id, pages) in pieces {
-        state.discard(id, pages)?;
-        state.outbox.push(ToDaemon::Discarded { region: id, run: pages.into() });
+    for &(id, run) in pieces {
+        // SAFETY: this function's contract is that of the call.
+        unsafe { unmerge::discard(state, id, run) }?;
+        state.tell(ToDaemon::Discarded { region: id, run });
     }
     Ok(())
 }
 
-/// The region's index if these pages are all of it that is managed.
-fn whole_region(state: &State, id: RegionId, pages: Pages) -> Option<usize> {
-    state.position(id).filter(|&index| state.regions[index].managed() == [pages])
+/// The region, if these pages are all of it that is managed.
+fn whole_region(state: &mut State, id: RegionId, run: Run) -> Option<&mut Region> {
+    state.regions.get_mut(id).filter(|region| region.managed() == [run])
 }
 
-/// Advice that sticks to mappings is remembered for whole regions; a part that differs is given
-/// back.
+/// Remembers advice that belongs to mappings, for whole regions. A part that differs is given back.
 fn remember(state: &mut State, pieces: Pieces, advice: c_int) -> Result<(), Errno> {
-    for (id, pages) in pieces {
-        match whole_region(state, id, pages) {
-            Some(index) => {
-                let sticky = &mut state.regions[index].sticky;
-                match advice {
-                    libc::MADV_DONTFORK => sticky.dont_fork = true,
-                    libc::MADV_DOFORK => sticky.dont_fork = false,
-                    libc::MADV_DONTDUMP => sticky.dont_dump = true,
-                    _ => sticky.dont_dump = false,
-                }
-            }
-            None => give_back(state, vec![(id, pages)], Users::Active)?,
+    for (id, run) in pieces {
+        match whole_region(state, id, run) {
+            Some(region) => match advice {
+                libc::MADV_DONTFORK => region.sticky.dont_fork = true,
+                libc::MADV_DOFORK => region.sticky.dont_fork = false,
+                libc::MADV_DONTDUMP => region.sticky.dont_dump = true,
+                _ => region.sticky.dont_dump = false,
+            },
+            None => give_back(state, vec![(id, run)], Users::Active)?,
         }
     }
     Ok(())
 }
 
+/// Whether the program's `MADV_HUGEPAGE` takes effect.
 fn keeps_huge_pages() -> bool {
-    static KEEP: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
-    *KEEP.get_or_init(|| std::env::var_os(wire::ENV_HUGE_PAGES).is_some_and(|value| value == "keep"))
+    static KEEP: OnceLock<bool> = OnceLock::new();
+    *KEEP.get_or_init(|| env::var_os(wire::ENV_HUGE_PAGES).is_some_and(|value| value == "keep"))
 }

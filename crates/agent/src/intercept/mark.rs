@@ -1,62 +1,82 @@
 //! `madvise(MADV_MERGEABLE)`: the program's consent, as for the kernel's KSM, and the only way into
 //! management.
 
-use crate::intercept::guard::whole_pages;
-use crate::intercept::probe;
-use crate::runtime::lock::Blocked;
-use crate::runtime::log;
-use crate::runtime::state::{ENDED, PHASE, STASHED, STATE, wake};
-use crate::runtime::threads;
-use kmem::PAGE_SIZE;
-use kmem::range::Range;
 use std::sync::atomic::Ordering;
+use std::thread;
 use std::time::Duration;
 
-/// Smaller pieces are left to the kernel, in bytes.
-const SMALLEST: usize = 1 << 20;
+use kmem::PAGE_SIZE;
+use kmem::range::Range;
+use wire::RegionId;
 
-/// Takes a range that the program marked. False: it was not taken, and the kernel may have it.
-pub fn mergeable(start: usize, len: usize) -> bool {
-    if PHASE.load(Ordering::Acquire) == ENDED || len < SMALLEST {
+use crate::intercept::guard::whole_pages;
+use crate::intercept::probe::{Unfit, probe};
+use crate::runtime::globals::{Phase, STASHED, STATE, phase, wake};
+use crate::runtime::lock::Blocked;
+use crate::runtime::log;
+use crate::runtime::state::AdoptError;
+use crate::service::start;
+
+/// Smaller pieces are left to the kernel, in bytes: they save little, and each costs a region.
+const SMALLEST: usize = 1 << 20;
+/// Pause between two looks at whether stashed events were acted upon.
+const STASH_PAUSE: Duration = Duration::from_micros(100);
+
+/// Why a range is not taken.
+#[derive(Debug, thiserror::Error)]
+enum MarkError {
+    /// It is not fit to be a region.
+    #[error(transparent)]
+    Unfit(#[from] Unfit),
+    /// It cannot be registered.
+    #[error(transparent)]
+    Adopt(#[from] AdoptError),
+}
+
+/// Takes a range that the program marked. False: nothing of it is managed, and the kernel may have
+/// it.
+pub(crate) fn mergeable(start: usize, len: usize) -> bool {
+    if phase() == Phase::Ended || len < SMALLEST {
         return false;
     }
     let Some(range) = whole_pages(start, len) else { return false };
-    // No handler may run into the locks taken below.
+    // No signal handler may run while this thread holds the locks taken below.
     let _signals = Blocked::all();
-    if !threads::start() {
+    if !start::start() {
         return false;
     }
     let new = unmanaged(range);
     let mut taken = new.iter().map(|piece| piece.len).sum::<usize>() < range.len;
     for piece in new.into_iter().filter(|piece| piece.len >= SMALLEST) {
-        match probe::probe(piece).and_then(|sticky| {
-            let mut state = STATE.lock();
-            // An unmapping that the event thread has read but not acted upon could be one of this very place.
-            while STASHED.load(Ordering::Acquire) {
-                drop(state);
-                std::thread::sleep(Duration::from_micros(100));
-                state = STATE.lock();
-            }
-            state.adopt(piece, sticky)
-        }) {
+        match take(piece) {
             Ok(region) => {
                 taken = true;
                 let mib = piece.len >> 20;
                 log::line(format_args!("region {region}: {mib} MiB at {:#x}", piece.start));
             }
-            Err(why) => log::line(format_args!("{} KiB at {:#x} not taken: {why}", piece.len >> 10, piece.start)),
+            Err(error) => log::line(format_args!("{} KiB at {:#x} not taken: {error}", piece.len >> 10, piece.start)),
         }
     }
     wake();
     taken
 }
 
+fn take(piece: Range) -> Result<RegionId, MarkError> {
+    let sticky = probe(piece)?;
+    let mut state = STATE.lock();
+    // The event thread may have read, and not acted upon, an event about older memory at this
+    // address.
+    while STASHED.load(Ordering::Acquire) {
+        drop(state);
+        thread::sleep(STASH_PAUSE);
+        state = STATE.lock();
+    }
+    Ok(state.adopt(piece, sticky)?)
+}
+
 /// The parts of a range that no region manages yet.
 fn unmanaged(range: Range) -> Vec<Range> {
-    let state = STATE.lock();
-    let mut managed: Vec<Range> =
-        state.regions.iter().flat_map(|region| region.managed_in(range).map(|part| region.bytes(part))).collect();
-    drop(state);
+    let mut managed = STATE.lock().regions.managed_bytes(range);
     managed.sort_by_key(|part| part.start);
     let mut left = Vec::new();
     let mut at = range.start;

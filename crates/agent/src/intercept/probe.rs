@@ -1,24 +1,51 @@
-//! Which memory is fit to be a region: the kernel is asked (`/proc/self/smaps`, proc_pid_smaps(5)).
+//! Which memory is fit to be a region, by what the kernel says of it (`/proc/self/smaps`,
+//! proc_pid_smaps(5)).
 //!
-//! Fit is private anonymous memory, readable and writable and not executable, of ordinary pages,
-//! without gaps, that no other userfaultfd has and whose advice is one that the agent can repeat on
+//! Fit is private anonymous memory: readable, writable and not executable, of ordinary pages,
+//! without gaps. No other userfaultfd has it, and its advice is one that the agent can repeat on
 //! new mappings.
 
-use crate::runtime::regions::Sticky;
-use kmem::range::Range;
-use std::io::BufRead;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
 
-/// The advice on a range that is fit, or why it is not.
-pub fn probe(range: Range) -> Result<Sticky, &'static str> {
-    let file = std::fs::File::open("/proc/self/smaps").map_err(|_| "/proc/self/smaps cannot be read")?;
-    probe_in(std::io::BufReader::with_capacity(64 << 10, file), range)
+use kmem::range::Range;
+
+use crate::runtime::state::region::Sticky;
+
+/// Why a range is not fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Unfit {
+    /// The kernel does not say.
+    #[error("/proc/self/smaps cannot be read")]
+    Unknown,
+    /// There is a hole.
+    #[error("part of it is not mapped")]
+    Hole,
+    /// It is shared, mapped from a file, executable, or cannot be written.
+    #[error("not private anonymous memory that can be read and written")]
+    NotPlain,
+    /// The advice differs between its parts.
+    #[error("parts of it were advised differently")]
+    Mixed,
+    /// The kernel has marked it as something that the agent does not merge.
+    #[error("{0}")]
+    Flag(&'static str),
 }
 
-fn probe_in(smaps: impl BufRead, range: Range) -> Result<Sticky, &'static str> {
+/// What the kernel says of memory for a stack, a device or the like.
+const SPECIAL: Unfit = Unfit::Flag("memory with a special use");
+
+/// The advice on a range that is fit.
+pub(crate) fn probe(range: Range) -> Result<Sticky, Unfit> {
+    let file = File::open("/proc/self/smaps").map_err(|_| Unfit::Unknown)?;
+    probe_in(BufReader::with_capacity(64 << 10, file), range)
+}
+
+fn probe_in(smaps: impl BufRead, range: Range) -> Result<Sticky, Unfit> {
     let (mut covered, mut inside) = (range.start, false);
     let mut sticky = None;
     for line in smaps.lines() {
-        let line = line.map_err(|_| "/proc/self/smaps cannot be read")?;
+        let line = line.map_err(|_| Unfit::Unknown)?;
         if let Some((start, end, rest)) = header(&line) {
             if start >= range.end() {
                 break;
@@ -26,39 +53,44 @@ fn probe_in(smaps: impl BufRead, range: Range) -> Result<Sticky, &'static str> {
             inside = end > range.start;
             if inside {
                 if start > covered {
-                    return Err("part of it is not mapped");
+                    return Err(Unfit::Hole);
                 }
-                let mut fields = rest.split_ascii_whitespace();
-                let (perms, _offset, _device, inode) = (fields.next(), fields.next(), fields.next(), fields.next());
-                if perms != Some("rw-p") || inode != Some("0") {
-                    return Err("not private anonymous memory that can be read and written");
-                }
-                if fields.next().is_some_and(|name| name != "[heap]" && !name.starts_with("[anon:")) {
-                    return Err("memory with a special use");
-                }
+                check_kind(rest)?;
                 covered = end;
             }
         } else if inside && let Some(flags) = line.strip_prefix("VmFlags:") {
             let this = advice(flags)?;
             if *sticky.get_or_insert(this) != this {
-                return Err("parts of it were advised differently");
+                return Err(Unfit::Mixed);
             }
         }
     }
     match sticky {
         Some(sticky) if covered >= range.end() => Ok(sticky),
-        _ => Err("part of it is not mapped"),
+        _ => Err(Unfit::Hole),
     }
 }
 
-/// The first line of a mapping: its bounds, and what follows.
+/// The first line of a mapping: its bounds, and the other fields.
 fn header(line: &str) -> Option<(usize, usize, &str)> {
     let (bounds, rest) = line.split_once(' ')?;
     let (start, end) = bounds.split_once('-')?;
     Some((usize::from_str_radix(start, 16).ok()?, usize::from_str_radix(end, 16).ok()?, rest))
 }
 
-fn advice(flags: &str) -> Result<Sticky, &'static str> {
+/// Checks a mapping's permissions, inode and name.
+fn check_kind(fields: &str) -> Result<(), Unfit> {
+    let mut fields = fields.split_ascii_whitespace();
+    let (perms, _offset, _device, inode) = (fields.next(), fields.next(), fields.next(), fields.next());
+    if perms != Some("rw-p") || inode != Some("0") {
+        return Err(Unfit::NotPlain);
+    }
+    let is_special = fields.next().is_some_and(|name| name != "[heap]" && !name.starts_with("[anon:"));
+    if is_special { Err(SPECIAL) } else { Ok(()) }
+}
+
+/// The advice that a mapping's flags tell of.
+fn advice(flags: &str) -> Result<Sticky, Unfit> {
     let mut sticky = Sticky::default();
     for flag in flags.split_ascii_whitespace() {
         match flag {
@@ -67,13 +99,13 @@ fn advice(flags: &str) -> Result<Sticky, &'static str> {
             "hg" => sticky.huge = Some(true),
             "nh" => sticky.huge = Some(false),
             "nr" => sticky.no_reserve = true,
-            "mg" => return Err("the kernel's KSM has it already"),
-            "um" | "uw" | "ui" => return Err("another userfaultfd has it"),
-            "lo" => return Err("locked memory"),
-            "gd" => return Err("memory that grows down"),
-            "wf" => return Err("wiped on fork"),
-            "ht" => return Err("huge pages from a pool"),
-            "pf" | "io" | "mm" | "sl" | "dp" => return Err("memory with a special use"),
+            "mg" => return Err(Unfit::Flag("the kernel's KSM has it already")),
+            "um" | "uw" | "ui" => return Err(Unfit::Flag("another userfaultfd has it")),
+            "lo" => return Err(Unfit::Flag("locked memory")),
+            "gd" => return Err(Unfit::Flag("memory that grows down")),
+            "wf" => return Err(Unfit::Flag("wiped on fork")),
+            "ht" => return Err(Unfit::Flag("huge pages from a pool")),
+            "pf" | "io" | "mm" | "sl" | "dp" => return Err(SPECIAL),
             _ => {}
         }
     }
@@ -82,6 +114,8 @@ fn advice(flags: &str) -> Result<Sticky, &'static str> {
 
 #[cfg(test)]
 mod tests {
+    use kmem::{mm, raw};
+
     use super::*;
 
     const MAPS: &str = "\
@@ -98,7 +132,7 @@ VmFlags: rd wr sh mr mw me ms sd
 VmFlags: rd wr mr mw me ac mg 
 ";
 
-    fn fit(start: usize, len: usize) -> Result<Sticky, &'static str> {
+    fn fit(start: usize, len: usize) -> Result<Sticky, Unfit> {
         probe_in(MAPS.as_bytes(), Range::new(0x7f00_0000_0000 + start, len))
     }
 
@@ -119,16 +153,16 @@ VmFlags: rd wr mr mw me ac mg
     #[test]
     fn asks_the_kernel() {
         let len = 4 << 20;
-        let start = kmem::mm::map_anonymous(len).unwrap();
+        let start = mm::map_anonymous(len).unwrap();
         assert_eq!(probe(Range::new(start, len)).map(|sticky| sticky.dont_fork), Ok(false));
-        // SAFETY: mapped above, unused.
+        // SAFETY: the memory was mapped above, and nothing but this test uses it.
         #[allow(unsafe_code)]
         unsafe {
-            kmem::raw::madvise(start, len, libc::MADV_DONTFORK).unwrap();
+            raw::madvise(start, len, libc::MADV_DONTFORK).unwrap();
             assert_eq!(probe(Range::new(start, len)).map(|sticky| sticky.dont_fork), Ok(true));
-            kmem::raw::mprotect(start + 4096, 4096, libc::PROT_READ).unwrap();
+            raw::mprotect(start + 4096, 4096, libc::PROT_READ).unwrap();
             assert!(probe(Range::new(start, len)).is_err());
-            kmem::raw::munmap(start, len).unwrap();
+            raw::munmap(start, len).unwrap();
         }
     }
 }

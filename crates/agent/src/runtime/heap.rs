@@ -1,68 +1,75 @@
 //! The agent's own heap.
 //!
-//! The program's `malloc` must not be used here. It may hold its locks while it calls `madvise`,
-//! which waits for the agent's lock; and its memory may itself be a region, so that the agent would
-//! wait for the end of its own merge window when it writes to it. This heap takes chunks straight
-//! from the kernel: one free list for each power of two, larger pieces are mappings of their own.
+//! The agent must not use the program's `malloc`. That may hold its locks while it calls `madvise`,
+//! which waits for the agent's lock. Its memory may also be a region: then the agent would wait for
+//! the end of its own merge window when it writes there. This heap takes chunks from the kernel,
+//! with one free list for each power of two; a larger piece is a mapping of its own.
 
 #![allow(unsafe_code)] // A global allocator deals in raw memory.
 
-use kmem::{mm, raw};
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::UnsafeCell;
 use std::ptr::null_mut;
 
-/// Smallest piece: a free one must hold a pointer.
+use kmem::{mm, raw};
+
+/// Smallest piece, as a power of two of bytes: a free one must hold a pointer.
 const MIN_SHIFT: u32 = 4;
-/// Largest piece that comes from a chunk, as a power of two; what is larger is mapped on its own.
+/// Largest piece that is cut from a chunk, as a power of two of bytes.
 const MAX_SHIFT: u32 = 16;
-/// Bytes asked of the kernel at a time. Untouched they cost nothing; so many last for good, and the
-/// agent does not fail (which would end the program) where the kernel refuses another mapping.
+/// Bytes taken from the kernel at a time. Untouched memory costs nothing, and the agent's tables
+/// fit into the first chunk: it does not fail later (which would end the program) when the kernel
+/// refuses another mapping.
 const CHUNK: usize = 8 << 20;
+/// Number of free lists.
 const CLASSES: usize = (MAX_SHIFT - MIN_SHIFT + 1) as usize;
 
-/// The allocator; see the module.
-pub struct Heap {
+/// The allocator.
+pub(crate) struct Heap {
     mutex: UnsafeCell<libc::pthread_mutex_t>,
     lists: UnsafeCell<Lists>,
 }
 
 struct Lists {
+    /// A list of free pieces for each class.
     free: [*mut Free; CLASSES],
+    /// The unused part of the current chunk.
     next: usize,
     end: usize,
 }
 
+/// What a free piece holds.
 struct Free {
     next: *mut Free,
 }
 
-// SAFETY: `lists` is only reached with `mutex` held.
+// SAFETY: `lists` is only reached by the thread that holds `mutex`, and its pointers are to memory
+// that belongs to the heap and to no thread.
 unsafe impl Sync for Heap {}
 
 impl Heap {
-    /// An empty heap.
-    pub const fn new() -> Heap {
-        Heap {
+    /// An empty heap. It lives in a static, or does not move once it is used.
+    pub(crate) const fn new() -> Self {
+        Self {
             mutex: UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER),
             lists: UnsafeCell::new(Lists { free: [null_mut(); CLASSES], next: 0, end: 0 }),
         }
     }
 
-    /// Keeps every other thread out, so that a fork copies the heap in a whole state.
-    pub fn hold(&self) {
-        // SAFETY: the mutex is initialised, never moves (the heap is a static) and is not held by this
-        // thread.
+    /// Locks the heap. A fork handler does so, that the child gets consistent lists.
+    pub(crate) fn hold(&self) {
+        // SAFETY: the mutex is initialised and does not move. This thread does not hold it: the
+        // heap calls nothing that allocates while it does.
         unsafe { libc::pthread_mutex_lock(self.mutex.get()) };
     }
 
-    /// Ends [`Heap::hold`]; the same thread, or its copy in the child, calls it.
-    pub fn release(&self) {
-        // SAFETY: held by this thread.
+    /// Ends [`Heap::hold`]; called by the same thread, or by its copy in the child.
+    pub(crate) fn release(&self) {
+        // SAFETY: the mutex is initialised, and this thread locked it in `hold`.
         unsafe { libc::pthread_mutex_unlock(self.mutex.get()) };
     }
 
-    /// Class of a layout, or `None` when it gets a mapping of its own.
+    /// Class of a layout; `None` when it gets a mapping of its own.
     fn class(layout: &Layout) -> Option<usize> {
         let size = layout.size().max(layout.align()).max(1 << MIN_SHIFT).next_power_of_two();
         let shift = size.trailing_zeros();
@@ -74,13 +81,14 @@ impl Lists {
     fn take(&mut self, class: usize) -> *mut u8 {
         let head = self.free[class];
         if !head.is_null() {
-            // SAFETY: a piece on a free list is unused memory of this heap that starts with its link.
+            // SAFETY: `dealloc` wrote a `Free` to the start of every piece on a free list, and
+            // nobody has used the piece since. Pieces are aligned to 16 bytes at least.
             self.free[class] = unsafe { (*head).next };
             return head.cast();
         }
         let size = 1usize << (class as u32 + MIN_SHIFT);
-        // Pieces are aligned to their size, since chunks are aligned to pages and larger pieces to
-        // themselves.
+        // Pieces are aligned to their size: chunks begin at a page, and where a class is larger
+        // than a page, the piece begins at the next multiple of its size.
         let start = self.next.next_multiple_of(size);
         if start + size <= self.end {
             self.next = start + size;
@@ -95,15 +103,15 @@ impl Lists {
     }
 }
 
-// SAFETY: pieces are disjoint, at least as large and as aligned as the layout (a class is a power
-// of two and not below either; mappings are aligned to pages, and a larger alignment is refused),
-// and live until they are given back.
+// SAFETY: pieces are disjoint and live until they are given back. A piece is at least as large and
+// as aligned as its layout: its class is a power of two not below size and alignment. Mappings are
+// aligned to pages, and a large piece with a larger alignment is refused.
 unsafe impl GlobalAlloc for Heap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        match Heap::class(&layout) {
+        match Self::class(&layout) {
             Some(class) => {
                 self.hold();
-                // SAFETY: the mutex is held.
+                // SAFETY: this thread holds the mutex, so no other reference to the lists exists.
                 let piece = unsafe { (*self.lists.get()).take(class) };
                 self.release();
                 piece
@@ -114,10 +122,12 @@ unsafe impl GlobalAlloc for Heap {
     }
 
     unsafe fn dealloc(&self, piece: *mut u8, layout: Layout) {
-        match Heap::class(&layout) {
+        match Self::class(&layout) {
             Some(class) => {
                 self.hold();
-                // SAFETY: the mutex is held; the piece is unused from now on and large enough for the link.
+                // SAFETY: this thread holds the mutex, so no other reference to the lists exists.
+                // By the contract of `dealloc` nobody uses the piece any more. It has 16 bytes at
+                // least and is aligned to as many, so it can hold the link.
                 unsafe {
                     let lists = &mut *self.lists.get();
                     let free: *mut Free = piece.cast();
@@ -127,7 +137,8 @@ unsafe impl GlobalAlloc for Heap {
                 self.release();
             }
             None => {
-                // SAFETY: a mapping of its own, given back by its only user.
+                // SAFETY: `alloc` mapped the piece for this layout alone, and by the contract of
+                // `dealloc` nobody uses it any more.
                 let _ = unsafe { raw::munmap(piece as usize, layout.size()) };
             }
         }
@@ -147,7 +158,8 @@ mod tests {
         {
             for _ in 0..40 {
                 let layout = Layout::from_size_align(size, align).unwrap();
-                // SAFETY: the layout is not empty; the piece is written within its size.
+                // SAFETY: the layout is not empty. The piece has `size` bytes, and is this test's
+                // alone.
                 let piece = unsafe {
                     let piece = heap.alloc(layout);
                     piece.write_bytes(0xA5, size);
@@ -160,9 +172,9 @@ mod tests {
         pieces.sort_by_key(|&(start, ..)| start);
         assert!(pieces.windows(2).all(|w| w[0].0 + w[0].1 <= w[1].0), "pieces overlap");
         let first = pieces.into_iter().find(|&(_, size, _)| size == 24).unwrap();
-        // SAFETY: allocated above with the same layout.
+        // SAFETY: this heap allocated the piece with the same layout, and the test uses it no more.
         unsafe { heap.dealloc(first.0 as *mut u8, first.2) };
-        // SAFETY: as above.
+        // SAFETY: the layout is not empty.
         let again = unsafe { heap.alloc(first.2) };
         assert_eq!(again as usize, first.0, "a freed piece is used again");
     }

@@ -1,9 +1,9 @@
-//! The agent's lock, and signals.
+//! The agent's lock, and blocked signals.
 //!
-//! A `pthread` mutex in a static, since it must be taken before a fork and released on both sides
-//! of it, which a lock of the standard library does not offer. While it is held all signals are
-//! blocked: a handler that calls `madvise` or `munmap` on a region would otherwise wait for its own
-//! thread.
+//! The lock is a `pthread` mutex in a static. A fork handler takes it before the fork, and parent
+//! and child release it after the fork; a lock of the standard library does not offer that. While
+//! it is held all signals are blocked: a handler that calls `madvise` or `munmap` on a region would
+//! wait for its own thread.
 
 #![allow(unsafe_code)] // A lock hands out references to shared data.
 
@@ -11,64 +11,70 @@ use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
-/// All signals are blocked on this thread until this is dropped.
-pub struct Blocked(libc::sigset_t);
+/// Restores this thread's signal mask when it is dropped.
+pub(crate) struct Blocked(libc::sigset_t);
 
 impl Blocked {
-    /// Blocks them.
-    pub fn all() -> Blocked {
+    /// Blocks all signals on this thread.
+    pub(crate) fn all() -> Self {
         let mut every = MaybeUninit::uninit();
-        // SAFETY: fills the set.
-        Blocked::set(unsafe {
+        // SAFETY: `sigfillset` initialises the whole set behind the pointer, before it is read.
+        Self::set(unsafe {
             libc::sigfillset(every.as_mut_ptr());
             every.assume_init()
         })
     }
 
-    /// Unblocks them instead.
-    pub fn none() -> Blocked {
+    /// Unblocks all signals on this thread.
+    pub(crate) fn none() -> Self {
         let mut none = MaybeUninit::uninit();
-        // SAFETY: empties the set.
-        Blocked::set(unsafe {
+        // SAFETY: `sigemptyset` initialises the whole set behind the pointer, before it is read.
+        Self::set(unsafe {
             libc::sigemptyset(none.as_mut_ptr());
             none.assume_init()
         })
     }
 
-    fn set(signals: libc::sigset_t) -> Blocked {
+    fn set(signals: libc::sigset_t) -> Self {
         let mut before = MaybeUninit::uninit();
-        // SAFETY: `before` is written before it is read; the call does not fail with valid arguments.
+        // SAFETY: both pointers are to sets that live until the call returns. With SIG_SETMASK and
+        // valid pointers the call cannot fail, so `before` is initialised when it is read.
         unsafe {
             libc::pthread_sigmask(libc::SIG_SETMASK, &signals, before.as_mut_ptr());
-            Blocked(before.assume_init())
+            Self(before.assume_init())
         }
     }
 }
 
 impl Drop for Blocked {
     fn drop(&mut self) {
-        // SAFETY: the set came from `pthread_sigmask`.
+        // SAFETY: the set was initialised by `pthread_sigmask`; a null pointer means that the mask
+        // before is not wanted.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.0, std::ptr::null_mut()) };
     }
 }
 
-/// A mutex that survives fork; lives in a static.
-pub struct Lock<T> {
+/// A mutex that can stay locked across a fork. It lives in a static.
+pub(crate) struct Lock<T> {
     mutex: UnsafeCell<libc::pthread_mutex_t>,
+    /// Threads that wait for the mutex.
     waiting: AtomicUsize,
     data: UnsafeCell<T>,
-    /// The signals to restore when a guard that was held across a fork ends.
+    /// The signal mask to restore when a guard that was kept across a fork ends.
     across_fork: UnsafeCell<Option<Blocked>>,
 }
 
-// SAFETY: the data is only reached with the mutex held.
+// SAFETY: `data` and `across_fork` are only reached by the thread that holds the mutex, so sharing
+// the lock moves `T` between threads at most, for which `T: Send` suffices. `mutex` and `waiting`
+// may be used by any thread.
 unsafe impl<T: Send> Sync for Lock<T> {}
 
 impl<T> Lock<T> {
-    /// An unlocked lock. It must not be moved any more once it is used.
-    pub const fn new(data: T) -> Lock<T> {
-        Lock {
+    /// An unlocked lock.
+    pub(crate) const fn new(data: T) -> Self {
+        Self {
             mutex: UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER),
             waiting: AtomicUsize::new(0),
             data: UnsafeCell::new(data),
@@ -76,11 +82,11 @@ impl<T> Lock<T> {
         }
     }
 
-    /// Waits for the lock.
-    pub fn lock(&'static self) -> Guard<T> {
+    /// Waits for the lock. The thread must not hold it already.
+    pub(crate) fn lock(&'static self) -> Guard<T> {
         let signals = Blocked::all();
-        // SAFETY: the mutex is initialised and never moves, being in a static; this thread does not hold
-        // it, since guards are not kept while program code runs, signal handlers included.
+        // SAFETY: the mutex is initialised, and a static never moves. No guard is kept while code
+        // of the program runs, signal handlers included, so this thread does not hold the mutex.
         unsafe {
             if libc::pthread_mutex_trylock(self.mutex.get()) != 0 {
                 self.waiting.fetch_add(1, Ordering::Relaxed);
@@ -92,56 +98,58 @@ impl<T> Lock<T> {
     }
 
     /// Takes the lock if it is free.
-    pub fn try_lock(&'static self) -> Option<Guard<T>> {
+    pub(crate) fn try_lock(&'static self) -> Option<Guard<T>> {
         let signals = Blocked::all();
-        // SAFETY: as in `lock`.
+        // SAFETY: the mutex is initialised, and a static never moves.
         let free = unsafe { libc::pthread_mutex_trylock(self.mutex.get()) } == 0;
         free.then_some(Guard { lock: self, signals: Some(signals) })
     }
 
-    /// Whether somebody waits for it. The mutex is not fair, so whoever takes it again and again
-    /// must make way.
-    fn is_wanted(&self) -> bool {
+    fn is_contended(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) > 0
     }
 
-    /// Makes way, for a millisecond at most.
-    pub fn let_others(&self) {
+    /// Lets waiting threads take the lock first, for a millisecond at most. The mutex is not fair:
+    /// a thread that takes it again and again calls this in between.
+    pub(crate) fn yield_to_waiting(&self) {
         for _ in 0..50 {
-            if !self.is_wanted() {
+            if !self.is_contended() {
                 break;
             }
-            std::thread::sleep(std::time::Duration::from_micros(20));
+            std::thread::sleep(Duration::from_micros(20));
         }
     }
 
     /// Takes the lock back after [`Guard::keep_across_fork`], in the parent or in the child.
     ///
     /// # Safety
-    /// This thread (or the one that it is a copy of) called `keep_across_fork` and has not called
-    /// this since.
-    pub unsafe fn after_fork(&'static self) -> Guard<T> {
-        // SAFETY: the mutex is held by this thread.
+    ///
+    /// - This thread called `keep_across_fork`, or is the copy in the child of the thread that did.
+    /// - It has not called this function since.
+    pub(crate) unsafe fn after_fork(&'static self) -> Guard<T> {
+        // SAFETY: by the contract this thread holds the mutex, so nobody else reaches
+        // `across_fork`.
         let signals = unsafe { (*self.across_fork.get()).take() };
         Guard { lock: self, signals }
     }
 
-    /// Forgets the waiting threads, which a forked child has not.
-    pub fn forget_waiting(&self) {
+    /// Forgets the waiting threads: a forked child does not have them.
+    pub(crate) fn forget_waiting(&self) {
         self.waiting.store(0, Ordering::Relaxed);
     }
 }
 
 /// The lock is held until this is dropped.
-pub struct Guard<T: 'static> {
+pub(crate) struct Guard<T: 'static> {
     lock: &'static Lock<T>,
     signals: Option<Blocked>,
 }
 
 impl<T> Guard<T> {
     /// Keeps the lock held until [`Lock::after_fork`].
-    pub fn keep_across_fork(mut self) {
-        // SAFETY: the mutex is held.
+    pub(crate) fn keep_across_fork(mut self) {
+        // SAFETY: the guard proves that this thread holds the mutex, so nobody else reaches
+        // `across_fork`.
         unsafe { *self.lock.across_fork.get() = self.signals.take() };
         std::mem::forget(self);
     }
@@ -150,21 +158,24 @@ impl<T> Guard<T> {
 impl<T> Deref for Guard<T> {
     type Target = T;
     fn deref(&self) -> &T {
-        // SAFETY: the mutex is held, and borrows follow the guard's.
+        // SAFETY: the guard proves that the mutex is held. The reference borrows the guard, so it
+        // ends before the mutex is released and before a mutable one begins.
         unsafe { &*self.lock.data.get() }
     }
 }
 
 impl<T> DerefMut for Guard<T> {
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as in `deref`; the guard is borrowed for writing.
+        // SAFETY: the guard proves that the mutex is held. The reference borrows the guard mutably,
+        // so no other reference into the data exists.
         unsafe { &mut *self.lock.data.get() }
     }
 }
 
 impl<T> Drop for Guard<T> {
     fn drop(&mut self) {
-        // SAFETY: held by this thread. The signals are restored after it, when the fields are dropped.
+        // SAFETY: this thread holds the mutex. The fields are dropped after this, so signals stay
+        // blocked until the mutex is free.
         unsafe { libc::pthread_mutex_unlock(self.lock.mutex.get()) };
     }
 }
@@ -197,7 +208,7 @@ mod tests {
     fn is_held_across_a_fork() {
         KEPT.lock().keep_across_fork();
         std::thread::scope(|scope| assert!(scope.spawn(|| KEPT.try_lock().is_none()).join().unwrap()));
-        // SAFETY: kept above, on this thread.
+        // SAFETY: this thread kept the lock above, and takes it back once.
         let guard = unsafe { KEPT.after_fork() };
         assert_eq!(*guard, 7);
         drop(guard);

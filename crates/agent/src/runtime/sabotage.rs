@@ -1,13 +1,13 @@
-//! Switches one guard off, for tests that must prove that they would notice
-//! (`PAGEONE_SABOTAGE=<guard>`).
+//! Switches one guard off (`PAGEONE_SABOTAGE=<guard>`), to prove that the hazard tests would
+//! notice.
 //!
-//! Compiled in only with the cargo feature `sabotage`; without it every guard is on and this costs
-//! nothing.
+//! Compiled in only with the cargo feature `sabotage`. Without it every guard is on, and asking
+//! costs nothing.
 
 /// A guard that can be switched off, or a hazard that can be made larger.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
-pub enum Sabotage {
+pub(crate) enum Sabotage {
     /// Writers do not wait in a window.
     NoProtect = 1,
     /// Discarding merged pages brings back the frame.
@@ -18,13 +18,13 @@ pub enum Sabotage {
     NoMremapUnmerge,
     /// Pinned and locked memory is merged.
     NoPinCheck,
-    /// Mappings are made without end.
+    /// Mappings are made beyond the budget.
     NoBudget,
     /// Forks are not counted.
     NoForkCount,
     /// The agent's threads take signals.
     SignalsUnblocked,
-    /// `MADV_DONTFORK` and the like are not repeated on new mappings.
+    /// `MADV_DONTFORK`, `MADV_DONTDUMP` and huge page advice are not repeated on new mappings.
     NoStickyAdvice,
     /// Every window takes 50 ms.
     SlowWindow,
@@ -32,12 +32,13 @@ pub enum Sabotage {
 
 #[cfg(feature = "sabotage")]
 mod chosen {
-    use super::Sabotage;
     use std::sync::atomic::{AtomicU8, Ordering};
+
+    use super::Sabotage;
 
     static CHOSEN: AtomicU8 = AtomicU8::new(0);
 
-    pub fn read() {
+    pub(crate) fn read() {
         use Sabotage::*;
         let all = [
             ("no-protect", NoProtect),
@@ -56,17 +57,17 @@ mod chosen {
         CHOSEN.store(found.map_or(0, |&(_, which)| which as u8), Ordering::Relaxed);
     }
 
-    pub fn is_on(which: Sabotage) -> bool {
+    pub(crate) fn is_on(which: Sabotage) -> bool {
         CHOSEN.load(Ordering::Relaxed) == which as u8
     }
 }
 
 #[cfg(not(feature = "sabotage"))]
 mod chosen {
-    pub const fn read() {}
-    pub const fn is_on(_: super::Sabotage) -> bool {
+    pub(crate) const fn read() {}
+    pub(crate) const fn is_on(_: super::Sabotage) -> bool {
         false
     }
 }
 
-pub use chosen::{is_on, read};
+pub(crate) use chosen::{is_on, read};

@@ -1,568 +1,350 @@
-//! One window of a batch: compare, take away, replace.
+//! The merge protocol: one window of a batch.
 //!
-//! A window spans pages between its runs too. It ends before one of these that was written since
-//! the last scan: whoever wrote it may write again, and would wait; and the note of that write
-//! would be lost. It ends before such a page of a run as well, and that page is let be: it may be
-//! long since it was read, and what is written often is not worth merging.
+//! ```text
+//! select    runs that can share a window; pages written since the last scan end it
+//! refuse    runs without a segment, or without room for their mappings
+//! open      writers to the span wait; it leaves tracking
+//! compare   every page with its target, byte by byte, now that it cannot change
+//! take      equal pages are moved away, unless they are pinned; readers wait too
+//! map       frames, or untouched memory for zeros, in their place
+//! close     writers and readers go on; the span is tracked again
+//! ```
 //!
-//! Every page is compared with its frame, byte by byte, now that it cannot change: this decides,
-//! not what the daemon thinks. What equals is taken away if it has no pins ([`crate::window::pins`]), and
-//! each run of such pages becomes one mapping of frames, or untouched memory for zeros.
+//! The comparison decides, and not what the daemon expects. Each run of equal pages becomes one
+//! mapping.
 //!
-//! Afterwards the pages that were not replaced are write-protected for the tracking again (they
-//! were clean in the last scan; a write that slips in between costs a missed merge at most, since
-//! every merge compares). Those that map a frame are not: if one is written, its copy must show in
-//! the next scan, or its frame would be kept for ever.
+//! After the window is closed, the pages that were not replaced are marked as clean for tracking
+//! again: they were clean in the last scan. A write that slips in before that costs a missed merge
+//! at most, since every merge compares. Pages that map a frame are not marked: if one is written,
+//! its copy must show in the next scan, or its frame would be kept for ever.
 
 #![allow(unsafe_code)] // Compares and replaces the program's memory.
 
-use crate::daemon::batch::{Maps, span, split};
-use crate::runtime::regions::{Pages, Region};
+use std::time::Instant;
+
+use kmem::PAGE_SIZE;
+use kmem::pagemap::Pagemap;
+use kmem::range::Range;
+use wire::{MergeRun, Outcome, PageNo, RegionId, Run, RunOutcome, Target};
+
 use crate::runtime::sabotage::{self, Sabotage};
-use crate::runtime::state::{Segment, State};
-use crate::window::pins::{self, Waiting};
-use crate::window::{self, ZEROS};
-use kmem::pagemap::{Categories, Pagemap, Query};
-use kmem::{PAGE_SIZE, mm, procfs, raw};
-use std::os::fd::AsFd;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
-use wire::{MergeRun, Outcome, RegionId, RunOutcome, Slot, Target, control};
+use crate::runtime::state::State;
+use crate::runtime::state::control::ControlPage;
+use crate::runtime::state::maps::MapBudget;
+use crate::runtime::state::region::Region;
+use crate::runtime::state::segments::Segments;
+use crate::runtime::state::uffds::Userfaultfds;
+use crate::runtime::state::window_uffd::WindowUffd;
+use crate::window::anonymous::advise;
+use crate::window::compare::{Verdict, Verdicts, compare, end_of_equal, hull};
+use crate::window::map::{Taken, map_frames, map_zeros, take_away};
+use crate::window::report::WindowReport;
+use crate::window::runs::{advance, span};
+use crate::window::select::select;
+use crate::window::{MAX_TIME, pins};
 
-/// How long a window may take.
-pub const MAX_TIME: Duration = Duration::from_millis(1);
-
-/// What became of a window.
-#[derive(Default)]
-pub struct Done {
-    /// Outcomes, in the order of the runs.
-    pub outcomes: Vec<RunOutcome>,
-    /// Runs that were not looked at.
-    pub rest: Vec<MergeRun>,
-    /// Pages whose mapping was left as it was.
-    untouched: Vec<Pages>,
-    /// Pages that could not be taken away.
-    stuck: Vec<Pages>,
-    /// The time was over before all runs were looked at.
-    pub ran_out: bool,
-    /// How long writers could have waited.
-    pub time: Duration,
-    /// It was looked whether the process has pinned or locked memory, and it has not.
-    pub free: bool,
+/// The runs of one window, as far as it gets.
+pub(crate) struct Request<'a> {
+    /// Their region.
+    pub(crate) region: RegionId,
+    /// Ascending and disjoint, within [`crate::window::MAX_PAGES`] from the first page to the last.
+    pub(crate) runs: &'a [MergeRun],
+    /// Pages of the runs that were written since the last scan are left out.
+    pub(crate) calm: bool,
+    /// The process is checked for pinned and locked memory. Without it that happens only where
+    /// taking pages away does not show pins.
+    pub(crate) check_held: bool,
+    /// This process's; without it windows span pages that are being written.
+    pub(crate) pagemap: Option<&'a Pagemap>,
 }
 
-impl Done {
-    fn tell(&mut self, pages: Pages, outcome: Outcome) {
-        match self.outcomes.last_mut() {
-            Some(last) if last.outcome == outcome && last.run.end().0 == pages.start => last.run.len += pages.len(),
-            _ => self.outcomes.push(RunOutcome { run: pages.into(), outcome }),
-        }
-        if !matches!(outcome, Outcome::Merged | Outcome::Failed) {
-            self.leave(pages);
-        }
+/// Carries out one window.
+pub(crate) fn merge(state: &mut State, request: &Request<'_>) -> WindowReport {
+    let mut window = match Window::select(state, request) {
+        Ok(window) => window,
+        Err(report) => return report,
+    };
+    if window.refuse() && window.open() {
+        window.compare(request.check_held);
+        window.take_and_map();
+        window.close();
+        window.settle_tracking();
     }
-
-    fn leave(&mut self, pages: Pages) {
-        match self.untouched.last_mut() {
-            Some(last) if last.end == pages.start => last.end = pages.end,
-            _ if pages.start < pages.end => self.untouched.push(pages),
-            _ => {}
-        }
-    }
+    window.report
 }
 
-/// What the comparison says of some pages.
-enum Verdict {
-    Outcome(Outcome),
-    /// They equal the target.
-    Equal(Target),
+/// A merge window, and the parts of the [`State`] that it uses.
+struct Window<'s> {
+    region: &'s mut Region,
+    uffds: &'s mut Userfaultfds,
+    segments: &'s Segments,
+    maps: &'s mut MapBudget,
+    control: &'s ControlPage,
+    runs: Vec<MergeRun>,
+    /// Why each of the runs is refused, if it is.
+    refusals: Vec<Option<Outcome>>,
+    /// From the first page of the runs to their last.
+    span: Run,
+    /// Its addresses.
+    bytes: Range,
+    opened: Instant,
+    verdicts: Verdicts,
+    /// Equal pages before this one were taken away, or need not be.
+    taken: PageNo,
+    report: WindowReport,
 }
 
-impl State {
-    /// Carries out the runs of one window, as far as nobody writes between them (`calm`: nor to
-    /// them), which `pagemap` tells. `look`: see whether the process has pinned or locked
-    /// memory in any case; else only where taking pages away would not tell.
-    pub fn merge_window(
-        &mut self,
-        id: RegionId,
-        runs: &[MergeRun],
-        look: bool,
-        calm: bool,
-        pagemap: Option<&Pagemap>,
-    ) -> Done {
-        let mut done = Done::default();
-        let (Some(mut window), mut runs) = (span(runs), runs) else { return done };
-        let region = self.position(id).map(|index| (index, &self.regions[index]));
-        if let Some((_, region)) = region
-            && !region.manages(window)
-        {
-            // Somewhere is a hole: one by one.
-            let (first, rest) = runs.split_at(1);
-            done.rest = rest.to_vec();
-            runs = first;
-            window = pages_of(&runs[0]);
-        }
-        let Some((index, region)) = region.filter(|(_, region)| region.manages(window)) else {
-            runs.iter().for_each(|run| done.tell(pages_of(run), Outcome::Gone));
-            return done;
+impl<'s> Window<'s> {
+    /// The runs of the request that can share a window. Without any, the report says why.
+    fn select(state: &'s mut State, request: &Request<'_>) -> Result<Self, WindowReport> {
+        let mut report = WindowReport::default();
+        let mut runs = request.runs;
+        let Some(mut whole) = span(runs) else { return Err(report) };
+        let State { regions, uffds, segments, maps, uplink, .. } = state;
+        let Some(region) = regions.get_mut(request.region) else {
+            report.settle_all(runs, Outcome::Gone);
+            return Err(report);
         };
-        let part = pagemap.map(|pagemap| calm_part(runs, &written_pages(region, window, runs, calm, pagemap), calm));
-        if let Some(part) = &part {
-            // Not through `tell`: their notes of having been written stay.
-            let written = part.written.iter().map(|&w| RunOutcome { run: w.into(), outcome: Outcome::Differs });
-            done.outcomes.extend(written);
-            done.rest.splice(0..0, part.rest.iter().copied());
-            runs = &part.now;
-            match span(runs) {
-                Some(span) => window = span,
-                None => return done,
+        if !region.manages(whole) {
+            // There is a hole somewhere: the runs are taken one by one.
+            let (first, rest) = runs.split_at(1);
+            report.rest = rest.to_vec();
+            (runs, whole) = (first, first[0].run);
+            if !region.manages(whole) {
+                report.settle_all(runs, Outcome::Gone);
+                return Err(report);
             }
         }
-        let bytes = region.bytes(window);
-        let mut new_maps = 0;
-        let refused: Vec<Option<Outcome>> = runs.iter().map(|run| self.refusal(run, &mut new_maps)).collect();
-        if let Some(fates) = refused.iter().copied().collect::<Option<Vec<Outcome>>>() {
-            runs.iter().zip(fates).for_each(|(run, fate)| done.tell(pages_of(run), fate));
-            return done;
-        }
+        let runs = match request.pagemap {
+            Some(pagemap) => {
+                let selection = select(region, whole, runs, request.calm, pagemap);
+                // Not by `settle`: these pages keep their notes of having been written.
+                let differs = |run| RunOutcome { run, outcome: Outcome::Differs };
+                report.outcomes.extend(selection.written.into_iter().map(differs));
+                report.rest.splice(0..0, selection.rest);
+                selection.now
+            }
+            None => runs.to_vec(),
+        };
+        let Some(span) = span(&runs) else { return Err(report) };
+        Ok(Self {
+            bytes: region.bytes(span),
+            region,
+            uffds,
+            segments,
+            maps,
+            control: &uplink.control,
+            refusals: Vec::new(),
+            verdicts: Vec::with_capacity(runs.len()),
+            runs,
+            span,
+            opened: Instant::now(),
+            taken: span.page,
+            report,
+        })
+    }
 
-        let opened = Instant::now();
-        self.set_in_window(true);
-        if self.open_window(bytes).is_err() {
-            self.set_in_window(false);
-            runs.iter().for_each(|run| done.tell(pages_of(run), Outcome::Gone));
-            return done;
+    /// Refuses runs that lack a segment, or room for their mappings. Whether a run is left.
+    fn refuse(&mut self) -> bool {
+        let mut new_maps = 0;
+        let refusal = |merge: &MergeRun| {
+            let Target::Frames { segment, .. } = merge.target else { return None };
+            new_maps += 2;
+            if !self.maps.has_room(new_maps) {
+                Some(Outcome::NoMaps)
+            } else if self.segments.get(segment).is_none() {
+                Some(Outcome::Failed)
+            } else {
+                None
+            }
+        };
+        self.refusals = self.runs.iter().map(refusal).collect();
+        if self.refusals.iter().any(Option::is_none) {
+            return true;
         }
-        // Only now: who pins a page for writing from here on waits for the window, or gets a page of its
-        // own.
-        let tells = self.waiting.as_ref().is_some_and(Waiting::can_check)
-            && !runs.iter().any(|run| self.regions[index].mapped.any(pages_of(run)));
-        let held = if look || !tells { held_memory() } else { None };
-        done.free = look && held.is_none();
-        let mut verdicts = Vec::with_capacity(runs.len());
-        for (i, (run, refusal)) in runs.iter().zip(refused).enumerate() {
+        for (merge, refusal) in self.runs.iter().zip(&self.refusals) {
+            refusal.iter().for_each(|&outcome| self.report.settle(merge.run, outcome));
+        }
+        false
+    }
+
+    /// Blocks writers to the span. False if that failed.
+    fn open(&mut self) -> bool {
+        self.opened = Instant::now();
+        self.control.set_window(true);
+        let is_open = self.uffds.open_window(self.bytes).is_ok();
+        if !is_open {
+            self.control.set_window(false);
+            self.report.settle_all(&self.runs, Outcome::Gone);
+        }
+        is_open
+    }
+
+    /// Compares the runs with their targets, for half of the window's time. What is not reached is
+    /// left for another window.
+    fn compare(&mut self, check_held: bool) {
+        // Pins and locks are looked for only now: a thread that pins a page for writing from here
+        // on waits for the window, or gets a page of its own.
+        let shows_pins = self.uffds.window().is_some_and(WindowUffd::can_check_pins)
+            && !self.runs.iter().any(|merge| self.region.mapped.any(merge.run));
+        let held = if check_held || !shows_pins { pins::held_memory() } else { None };
+        self.report.nothing_held = check_held && held.is_none();
+        for (i, (&merge, &refusal)) in self.runs.iter().zip(&self.refusals).enumerate() {
             // Replacing takes about as long as comparing.
-            if i > 0 && opened.elapsed() > MAX_TIME / 2 {
-                done.rest.splice(0..0, runs[i..].iter().copied());
-                done.ran_out = true;
+            if i > 0 && self.opened.elapsed() > MAX_TIME / 2 {
+                self.report.rest.splice(0..0, self.runs[i..].iter().copied());
+                self.report.ran_out = true;
                 break;
             }
             match held.or(refusal) {
-                Some(fate) => verdicts.push((pages_of(run), Verdict::Outcome(fate))),
-                None => compare(&self.regions[index], &self.segments, run, &mut verdicts),
+                Some(outcome) => self.verdicts.push((merge.run, Verdict::Settled(outcome))),
+                // SAFETY: the window is open over all runs, and no page was taken yet. A run that
+                // leaves its segment does not decode.
+                None => unsafe { compare(self.region, self.segments, merge, &mut self.verdicts) },
             }
         }
-        self.replace(index, window, verdicts, &mut done);
-        self.close_window(bytes);
-        self.set_in_window(false);
-        done.time = opened.elapsed();
-
-        if let Some(waiting) = &self.waiting {
-            waiting.throw_away(bytes.len);
-        }
-        for pages in std::mem::take(&mut done.untouched) {
-            self.protect(index, pages);
-        }
-        let region = &self.regions[index];
-        if self.forks > 0 && region.is_inherited() {
-            for &pages in &done.stuck {
-                pins::own(region.bytes(pages));
-            }
-        }
-        done
     }
 
-    fn set_in_window(&self, open: bool) {
-        if let Some(page) = &self.control {
-            page.atomic_u64(control::WINDOW).store(open.into(), Ordering::SeqCst);
-        }
-    }
-
-    /// Why a run is refused before its window is opened.
-    fn refusal(&self, run: &MergeRun, new_maps: &mut usize) -> Option<Outcome> {
-        let Target::Frames { segment, .. } = run.target else { return None };
-        *new_maps += 2;
-        if !self.maps.has_room(*new_maps) {
-            Some(Outcome::NoMaps)
-        } else if !self.segments.iter().any(|held| held.id == segment) {
-            Some(Outcome::Failed)
-        } else {
-            None
-        }
-    }
-
-    /// Replaces what equals, and tells the fate of everything.
-    fn replace(&mut self, index: usize, window: Pages, verdicts: Vec<(Pages, Verdict)>, done: &mut Done) {
-        let State { regions, segments, maps, waiting, .. } = self;
-        let region = &mut regions[index];
-        let mut equal =
-            verdicts.iter().filter(|(_, verdict)| matches!(verdict, Verdict::Equal(_))).map(|(pages, _)| *pages);
-        let hull = equal.next().map(|first| Pages { start: first.start, end: equal.next_back().unwrap_or(first).end });
-        let checker = waiting.as_ref().filter(|waiting| waiting.can_check() && !sabotage::is_on(Sabotage::NoPinCheck));
-        let held = match (hull, checker) {
-            (Some(hull), Some(checker)) => checker.hold_readers(region.bytes(hull)).is_ok(),
+    /// Replaces the pages that equal their targets, and settles the outcome of all others.
+    fn take_and_map(&mut self) {
+        let verdicts = std::mem::take(&mut self.verdicts);
+        let hull = hull(&verdicts);
+        let readers_blocked = match (hull, pin_check(self.uffds)) {
+            (Some(hull), Some(uffd)) => uffd.block_readers(self.region.bytes(hull)).is_ok(),
             _ => true,
         };
-        let mut at = window.start;
-        // Pages before this one have been taken away, whole stretches at a time: what costs is the call.
-        let mut taken = window.start;
+        let mut at = self.span.page;
         let mut mapped = false;
-        for (i, (pages, verdict)) in verdicts.iter().enumerate() {
-            let pages = *pages;
-            done.leave(Pages { start: at, end: pages.start });
-            at = pages.end;
-            let target = match verdict {
-                Verdict::Equal(target) if held => *target,
-                Verdict::Equal(_) => {
-                    done.tell(pages, Outcome::Gone);
-                    continue;
-                }
-                Verdict::Outcome(fate) => {
-                    done.tell(pages, *fate);
-                    continue;
-                }
-            };
-            let offset = |page: u32| (page - window.start) as usize * PAGE_SIZE;
-            let mut left = pages;
-            while left.start < left.end {
-                if taken <= left.start {
-                    let stretch = Pages { start: left.start, end: end_of_stretch(&verdicts[i..]) };
-                    taken = match checker {
-                        // SAFETY: the pages equal their targets, which are mapped in their place before the window
-                        // closes.
-                        Some(checker) => take_away(region, stretch, |part| unsafe {
-                            checker.take_away(region.bytes(part), offset(part.start))
-                        }),
-                        None => stretch.end,
-                    };
-                }
-                let replaced = Pages { start: left.start, end: taken.min(left.end) };
-                if replaced.start < replaced.end {
-                    let fate = match target {
-                        Target::Zero => map_zeros(region, replaced, maps, checker.is_some()),
-                        Target::Frames { segment, slot } => {
-                            let slot = slot + (replaced.start - pages.start);
-                            // `compare` found it, under the same lock.
-                            match segments.iter().find(|held| held.id == segment) {
-                                Some(held) => {
-                                    let taken = checker.map(|checker| (checker, offset(replaced.start)));
-                                    map_frames(region, replaced, held, slot, maps, taken)
-                                }
-                                None => Outcome::Failed,
-                            }
-                        }
-                    };
-                    mapped |= fate == Outcome::Merged;
-                    done.tell(replaced, fate);
-                    left.start = replaced.end;
-                }
-                if left.start < left.end {
-                    let stuck = Pages::new(left.start, 1);
-                    done.stuck.push(stuck);
-                    done.tell(stuck, Outcome::Failed);
-                    left.start += 1;
-                    taken = left.start;
-                }
+        for (i, (run, verdict)) in verdicts.iter().enumerate() {
+            self.report.leave(Run::between(at, run.page));
+            at = run.end();
+            match verdict {
+                // SAFETY: the verdict is the comparison's, in this window; where pages can be
+                // checked for pins, readers are blocked.
+                Verdict::Equal(target) if readers_blocked => mapped |= unsafe { self.replace(*target, &verdicts[i..]) },
+                Verdict::Equal(_) => self.report.settle(*run, Outcome::Gone),
+                Verdict::Settled(outcome) => self.report.settle(*run, *outcome),
             }
         }
         if let Some(hull) = hull.filter(|_| mapped) {
-            // All at once. What was not replaced has had this advice before.
-            window::advise(region, region.bytes(hull), false);
+            // In one call for all. Pages that were not replaced have had this advice before.
+            let place = self.region.bytes(hull);
+            advise(self.region, place, false);
         }
-        done.leave(Pages { start: at, end: window.end });
+        self.report.leave(Run::between(at, self.span.end()));
     }
 
-    /// Marks pages as clean for the tracking, except those that map a frame.
-    fn protect(&mut self, index: usize, pages: Pages) {
-        let (region, Some(tracking)) = (&self.regions[index], &self.tracking) else { return };
-        let mut left = pages;
-        while let Some(gap) = region.mapped.next_gap(left) {
-            // On failure they count as written.
-            let _ = tracking.write_protect(region.bytes(gap), true);
-            left.start = gap.end;
-        }
-    }
-}
-
-/// Where the first verdict's pages, and those that follow at once and equal their targets too, come
-/// to an end.
-fn end_of_stretch(verdicts: &[(Pages, Verdict)]) -> u32 {
-    let mut end = verdicts[0].0.end;
-    for (pages, verdict) in &verdicts[1..] {
-        if pages.start != end || !matches!(verdict, Verdict::Equal(_)) {
-            break;
-        }
-        end = pages.end;
-    }
-    end
-}
-
-/// The pages of a window that the program has written since the last scan, ascending. Those between
-/// runs are all that is looked for where the runs themselves need not be calm.
-fn written_pages(region: &Region, window: Pages, runs: &[MergeRun], calm: bool, pagemap: &Pagemap) -> Vec<Pages> {
-    let mut written = Vec::new();
-    let has_gaps = runs.windows(2).any(|pair| pair[0].run.end() < pair[1].run.page);
-    if !calm && !has_gaps {
-        return written;
-    }
-    // The agent's own changes count as written too: frames are pages of a file, and zeros read the zero
-    // page.
-    let theirs = Categories::FILE | Categories::PFNZERO;
-    let query = Query {
-        inverted: theirs,
-        required: Categories::WRITTEN | theirs,
-        any_of: Categories::PRESENT | Categories::SWAPPED,
-        ..Query::default()
-    };
-    let page = |address: usize| ((address - region.range.start) / PAGE_SIZE) as u32;
-    // What a scan that fails has not told is taken for calm: it costs a writer some waiting.
-    let _ = pagemap.scan(region.bytes(window), &query, &mut |run| {
-        written.push(Pages { start: page(run.start), end: page(run.end) });
-    });
-    written
-}
-
-/// What of some runs can share a window.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct CalmPart {
-    /// Pages before [`CalmPart::now`] that were written.
-    written: Vec<Pages>,
-    now: Vec<MergeRun>,
-    rest: Vec<MergeRun>,
-}
-
-/// Cuts runs before the first page that was written, in a gap between them or (`calm`) in one of
-/// them. Written pages that come first of all are set apart.
-fn calm_part(runs: &[MergeRun], written: &[Pages], calm: bool) -> CalmPart {
-    let mut part = CalmPart::default();
-    let mut written = written.iter().copied().peekable();
-    for (i, &run) in runs.iter().enumerate() {
-        let Pages { end, .. } = pages_of(&run);
-        let with_rest = |left: MergeRun| std::iter::once(left).chain(runs[i + 1..].iter().copied()).collect();
+    /// Replaces the pages of the first verdict; pages that cannot be taken away are left out.
+    /// Whether any was replaced.
+    ///
+    /// # Safety
+    ///
+    /// The window is open. The pages of the first verdict equal `target`; the further verdicts
+    /// follow it in this window. Where there is a [`pin_check`], readers are blocked.
+    unsafe fn replace(&mut self, target: Target, verdicts: &[(Run, Verdict)]) -> bool {
+        let run = verdicts[0].0;
+        let mut mapped = false;
         let mut left = run;
-        loop {
-            let start = left.run.page.0;
-            // Where this window ends so far; the gap before its first run is no part of it.
-            let done = part.now.last().map_or(start, |last| pages_of(last).end);
-            while written.next_if(|w| w.end <= done).is_some() {}
-            // Where the runs need not be calm, only what begins before a gap's end counts.
-            let counts = |w: &&Pages| if calm { w.start < end } else { done < start && w.start < start };
-            let Some(&w) = written.peek().filter(counts) else {
-                part.now.push(left);
-                break;
-            };
-            if w.start > start {
-                let (now, rest) = split(left, w.start - start);
-                part.now.push(now);
-                part.rest = with_rest(rest);
-                return part;
+        while left.len > 0 {
+            if self.taken <= left.page {
+                // As many pages as possible at a time: the system call is what costs.
+                let equal = Run::between(left.page, end_of_equal(verdicts));
+                // SAFETY: all pages of `equal` equal their targets. Each of them is mapped, or put
+                // back, before the window closes: here, or in the call for its own verdict.
+                self.taken = unsafe { self.take(equal) };
             }
-            if !part.now.is_empty() {
-                part.rest = with_rest(left);
-                return part;
+            let ready = Run::between(left.page, self.taken.min(left.end()));
+            if ready.len > 0 {
+                // SAFETY: the pages equal this part of the target, and were taken away if they can
+                // be.
+                let outcome = unsafe { self.map(ready, advance(target, ready.page - run.page)) };
+                mapped |= outcome == Outcome::Merged;
+                self.report.settle(ready, outcome);
+                left = Run::between(ready.end(), left.end());
             }
-            let to = w.end.min(end);
-            part.written.push(Pages { start, end: to });
-            if to == end {
-                break;
-            }
-            left = split(left, to - start).1;
-        }
-    }
-    part
-}
-
-fn pages_of(run: &MergeRun) -> Pages {
-    run.run.into()
-}
-
-/// Compares a run with its target, page by page.
-fn compare(region: &Region, segments: &[Segment], run: &MergeRun, verdicts: &mut Vec<(Pages, Verdict)>) {
-    let place = region.bytes(pages_of(run)).start;
-    let frames = match run.target {
-        Target::Zero => None,
-        Target::Frames { segment, slot } => match segments.iter().find(|held| held.id == segment) {
-            Some(held) => Some(held.map.as_ptr().wrapping_add(slot.index() * PAGE_SIZE)),
-            None => return verdicts.push((pages_of(run), Verdict::Outcome(Outcome::Failed))),
-        },
-    };
-    let equals = |page: u32| {
-        let offset = page as usize * PAGE_SIZE;
-        // In bounds: a run that leaves its segment does not decode, and every segment has the full length.
-        let target = frames.map_or(ZEROS.as_ptr(), |frames| frames.wrapping_add(offset));
-        // SAFETY: both are a page of mapped memory: the window's span is managed, so mapped. Nobody writes
-        // to either: the page is write-protected and the frame immutable.
-        unsafe { libc::memcmp((place + offset) as *const _, target.cast(), PAGE_SIZE) == 0 }
-    };
-    let mut start = 0;
-    let mut equal = equals(0);
-    for page in 1..=run.run.len {
-        let next = page < run.run.len && equals(page);
-        if page < run.run.len && next == equal {
-            continue;
-        }
-        let pages = Pages { start: run.run.page.0 + start, end: run.run.page.0 + page };
-        verdicts.push(match (equal, run.target) {
-            (false, _) => (pages, Verdict::Outcome(Outcome::Differs)),
-            (true, Target::Zero) => (pages, Verdict::Equal(Target::Zero)),
-            (true, Target::Frames { segment, slot }) => {
-                (pages, Verdict::Equal(Target::Frames { segment, slot: slot + start }))
-            }
-        });
-        (start, equal) = (page, next);
-    }
-}
-
-/// Takes pages away as far as they can be checked for pins; returns the first that must stay, or
-/// the end.
-fn take_away(region: &Region, pages: Pages, take: impl Fn(Pages) -> (usize, Result<(), rustix::io::Errno>)) -> u32 {
-    let mut left = pages;
-    while let Some(part) = region.mapped.next_gap(left) {
-        let (taken, result) = take(part);
-        if result.is_err() {
-            return part.start + (taken / PAGE_SIZE) as u32;
-        }
-        left.start = part.end;
-    }
-    pages.end
-}
-
-/// Why nothing may be merged in this process now.
-pub fn held_memory() -> Option<Outcome> {
-    if sabotage::is_on(Sabotage::NoPinCheck) {
-        return None;
-    }
-    match procfs::status(None) {
-        Ok(status) if status.vm_pin_kib > 0 => Some(Outcome::Pinned),
-        Ok(status) if status.vm_lck_kib > 0 => Some(Outcome::Locked),
-        Ok(_) => None,
-        Err(_) => Some(Outcome::Failed),
-    }
-}
-
-/// Maps frames over pages that equal them; `taken`: the pages have been taken away, to there.
-fn map_frames(
-    region: &mut Region,
-    pages: Pages,
-    held: &Segment,
-    slot: Slot,
-    maps: &mut Maps,
-    taken: Option<(&Waiting, usize)>,
-) -> Outcome {
-    let place = region.bytes(pages);
-    let offset = u64::from(slot) * PAGE_SIZE as u64;
-    // SAFETY: the place holds, or held, the same bytes as the frames, and its writers wait.
-    if unsafe { mm::map_fixed_private(held.fd.as_fd(), place, offset) }.is_err() {
-        // No more mappings, say, because the limit was lowered: the old one is there still, and takes its
-        // pages back.
-        let restored =
-            !mm::has_hole(place) && taken.is_none_or(|(waiting, from)| put_back(region, pages, waiting, from));
-        if !restored {
-            fill_hole(region, pages, held, slot);
-        }
-        return Outcome::Failed;
-    }
-    maps.add(region.new_maps(pages));
-    region.mapped.set(pages);
-    Outcome::Merged
-}
-
-/// Puts pages back that [`take_away`] took to `from` on; those that map a frame were not taken.
-fn put_back(region: &Region, pages: Pages, waiting: &Waiting, from: usize) -> bool {
-    let mut left = pages;
-    while let Some(part) = region.mapped.next_gap(left) {
-        if !waiting.put_back(region.bytes(part), from + (part.start - pages.start) as usize * PAGE_SIZE) {
-            return false;
-        }
-        left.start = part.end;
-    }
-    true
-}
-
-/// What was there is gone, and the new mapping could not be made (out of memory): the frames' bytes
-/// are what was there.
-fn fill_hole(region: &mut Region, pages: Pages, held: &Segment, slot: Slot) {
-    let place = region.bytes(pages);
-    let from = held.map.as_ptr().wrapping_add(slot.index() * PAGE_SIZE);
-    for _ in 0..1000 {
-        // SAFETY: the place is part of a region and equals the frames, so covering it and copying them
-        // keeps its bytes; until then whoever touches the hole faults either way.
-        unsafe {
-            if window::cover_anonymous(region, pages).is_ok() {
-                std::ptr::copy_nonoverlapping(from, place.start as *mut u8, place.len);
-                return;
+            if left.len > 0 {
+                let stuck = Run::one(left.page);
+                self.report.stuck.push(stuck);
+                self.report.settle(stuck, Outcome::Failed);
+                left = Run::between(stuck.end(), left.end());
+                self.taken = left.page;
             }
         }
-        std::thread::sleep(Duration::from_millis(1));
+        mapped
     }
-    // Going on would give the program a hole where its memory was.
-    raw::print(b"pageone-agent: out of memory while replacing a mapping\n");
-    std::process::abort();
-}
 
-/// Makes pages of zeros untouched memory; `taken`: those that map no frame are that already.
-fn map_zeros(region: &mut Region, pages: Pages, maps: &mut Maps, taken: bool) -> Outcome {
-    let place = region.bytes(pages);
-    let done = if region.mapped.any(pages) {
-        maps.add(region.new_maps(pages));
-        // SAFETY: the place holds zeros, and its writers wait.
-        unsafe { window::cover_anonymous(region, pages) }.is_ok()
-    } else {
-        // SAFETY: as above; it is anonymous memory all through.
-        taken || unsafe { raw::madvise(place.start, place.len, libc::MADV_DONTNEED) }.is_ok()
-    };
-    if done { Outcome::Merged } else { Outcome::Failed }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn windows_end_before_what_is_written() {
-        let run = |page, len| MergeRun {
-            run: Pages::new(page, len).into(),
-            target: Target::Frames { segment: 1, slot: Slot(100 + page) },
-        };
-        let pages = |start, end| Pages { start, end };
-        let part = |runs: &[MergeRun], written: &[Pages], calm| calm_part(runs, written, calm);
-        let runs = [run(0, 4), run(4, 4), run(10, 5)];
-        let all = CalmPart { now: runs.to_vec(), ..CalmPart::default() };
-        assert_eq!(part(&runs, &[], true), all);
-        assert_eq!(part(&runs, &[pages(15, 90)], true), all, "behind them");
-        // In the gap, whether or not it reaches into the run behind.
-        for end in [9, 11] {
-            let cut = CalmPart { now: runs[..2].to_vec(), rest: runs[2..].to_vec(), ..CalmPart::default() };
-            assert_eq!(part(&runs, &[pages(8, end)], true), cut);
-            assert_eq!(part(&runs, &[pages(8, end)], false), cut);
+    /// Moves pages to the scratch area, as far as they are not pinned. Returns the first that
+    /// stays, or the end. Where pins cannot be seen nothing is moved.
+    ///
+    /// # Safety
+    ///
+    /// Where there is a [`pin_check`], the contract of [`WindowUffd::take_away`] holds for the
+    /// pages.
+    unsafe fn take(&self, run: Run) -> PageNo {
+        match pin_check(self.uffds) {
+            Some(uffd) => {
+                let to = Taken { uffd, offset: self.offset(run.page) };
+                // SAFETY: this function's contract is that of the call. Each page of the window has
+                // a place of its own in the scratch area, which was emptied after the last window.
+                unsafe { take_away(self.region, run, to) }
+            }
+            None => run.end(),
         }
-        // In a run.
-        let inside = [pages(5, 6)];
-        let cut =
-            CalmPart { now: vec![run(0, 4), run(4, 1)], rest: vec![run(5, 3), run(10, 5)], ..CalmPart::default() };
-        assert_eq!(part(&runs, &inside, true), cut);
-        assert_eq!(part(&runs, &inside, false), all);
-        assert_eq!(part(&runs, &[pages(0, 6)], false), all, "over a border without a gap");
-        let next = CalmPart { written: inside.to_vec(), now: vec![run(6, 2), run(10, 5)], ..CalmPart::default() };
-        assert_eq!(part(&cut.rest, &inside, true), next);
-        // The first pages of all, over several runs, and a gap behind them.
-        let first = part(&runs, &[pages(0, 9), pages(11, 12)], true);
-        assert_eq!(first.written, [pages(0, 4), pages(4, 8)]);
-        assert_eq!((first.now, first.rest), (vec![run(10, 1)], vec![run(11, 4)]));
-        // Everything.
-        let none = part(&runs, &[pages(0, 20)], true);
-        assert_eq!(none.written, [pages(0, 4), pages(4, 8), pages(10, 15)]);
-        assert!(none.now.is_empty() && none.rest.is_empty());
     }
 
-    #[test]
-    fn untouched_parts_join() {
-        let mut done = Done::default();
-        done.leave(Pages::new(0, 0));
-        done.tell(Pages::new(0, 2), Outcome::Differs);
-        done.leave(Pages::new(2, 3));
-        done.tell(Pages::new(5, 1), Outcome::Merged);
-        done.leave(Pages::new(6, 1));
-        assert_eq!(done.untouched, [Pages::new(0, 5), Pages::new(6, 1)]);
+    /// Maps the target over pages that were taken away, if they can be.
+    ///
+    /// # Safety
+    ///
+    /// The window is open, and the pages equal the target.
+    unsafe fn map(&mut self, run: Run, target: Target) -> Outcome {
+        let offset = self.offset(run.page);
+        let taken = pin_check(self.uffds).map(|uffd| Taken { uffd, offset });
+        match target {
+            // SAFETY: this function's contract covers it.
+            Target::Zero => unsafe { map_zeros(self.region, run, self.maps, taken.is_some()) },
+            Target::Frames { segment, slot } => match self.segments.get(segment) {
+                // SAFETY: this function's contract covers it. A run that leaves its segment does
+                // not decode, and every segment has its full length.
+                Some(segment) => unsafe { map_frames(self.region, run, segment, slot, self.maps, taken) },
+                // Not reached: the comparison found the segment, under the same lock.
+                None => Outcome::Failed,
+            },
+        }
     }
+
+    /// Where a page of the window goes in the scratch area, in bytes.
+    fn offset(&self, page: PageNo) -> usize {
+        (page - self.span.page) as usize * PAGE_SIZE
+    }
+
+    /// Lets all threads go on.
+    fn close(&mut self) {
+        self.uffds.close_window(self.bytes);
+        self.control.set_window(false);
+        self.report.time = self.opened.elapsed();
+        if let Some(uffd) = self.uffds.window() {
+            uffd.discard_taken(self.bytes.len);
+        }
+    }
+
+    /// Marks pages that were left as they were as clean, except those that map a frame; and makes
+    /// pages that only a former fork kept from being taken fit for the next time.
+    fn settle_tracking(&mut self) {
+        for run in std::mem::take(&mut self.report.untouched) {
+            let mut left = run;
+            while let Some(gap) = self.region.mapped.next_gap(left) {
+                self.uffds.mark_clean(self.region.bytes(gap));
+                left = Run::between(gap.end(), left.end());
+            }
+        }
+        if self.control.forks() > 0 && self.region.is_inherited() {
+            self.report.stuck.iter().for_each(|&page| pins::own(self.region.bytes(page)));
+        }
+    }
+}
+
+/// The userfaultfd that tells pinned pages from others, where the kernel can.
+fn pin_check(uffds: &Userfaultfds) -> Option<&WindowUffd> {
+    uffds.window().filter(|uffd| uffd.can_check_pins() && !sabotage::is_on(Sabotage::NoPinCheck))
 }

@@ -1,18 +1,20 @@
-//! Which addresses the agent cares for, answered without a lock.
+//! The addresses of managed memory, read without a lock.
 //!
-//! Every interposed call asks this first, from any thread: before constructors have run, inside
-//! allocators that hold their own locks, between `fork` and `exec`. So it allocates nothing, takes
-//! no lock and touches no thread-local storage: a small table of ranges guarded by a sequence
-//! number. Writers hold the agent's lock.
+//! Every interposed call reads this first, from any thread: before constructors have run, inside
+//! allocators that hold their own locks, between `fork` and `exec`. So a reader allocates nothing,
+//! takes no lock and touches no thread-local storage. The table is a small list of ranges guarded
+//! by a sequence number, as the kernel's seqlock is. Writers hold the agent's lock.
 
-use kmem::range::Range;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 
-/// Ranges told apart; further ones are answered for by one range around them.
+use kmem::range::Range;
+
+/// How many ranges the table holds. Programs have a few regions; when there are more, the last slot
+/// spans all that do not fit, and some calls take the lock for nothing.
 const SLOTS: usize = 64;
 
 /// The table; see the module.
-pub struct Watch {
+pub(crate) struct Watch {
     sequence: AtomicUsize,
     used: AtomicUsize,
     slots: [[AtomicUsize; 2]; SLOTS],
@@ -20,23 +22,22 @@ pub struct Watch {
 
 impl Watch {
     /// An empty table.
-    pub const fn new() -> Watch {
-        Watch {
+    pub(crate) const fn new() -> Self {
+        Self {
             sequence: AtomicUsize::new(0),
             used: AtomicUsize::new(0),
             slots: [const { [AtomicUsize::new(0), AtomicUsize::new(0)] }; SLOTS],
         }
     }
 
-    /// Whether `len` bytes from `start` on (rounded out to pages) overlap memory that the agent
-    /// cares for.
-    pub fn overlaps(&self, start: usize, len: usize) -> bool {
+    /// Whether `len` bytes from `start` on (rounded out to pages) may overlap managed memory.
+    pub(crate) fn overlaps(&self, start: usize, len: usize) -> bool {
         if self.used.load(Ordering::Acquire) == 0 {
             return false;
         }
         let end = start.saturating_add(len);
-        // Updates are rare and take nanoseconds. A copy of the process that a raw `clone` made in the
-        // middle of one would see it unfinished for ever: then the answer is yes.
+        // Updates are rare and take nanoseconds. A copy of the process that a raw `clone` makes in
+        // the middle of one never sees it end: then the answer is yes.
         for _ in 0..10_000 {
             let before = self.sequence.load(Ordering::Acquire);
             let found = self
@@ -53,8 +54,8 @@ impl Watch {
         true
     }
 
-    /// Replaces the ranges. The caller holds the agent's lock.
-    pub fn set(&self, ranges: impl Iterator<Item = Range>) {
+    /// Replaces the ranges. The caller holds the agent's lock: there is one writer at a time.
+    pub(crate) fn set(&self, ranges: impl Iterator<Item = Range>) {
         self.sequence.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::Release);
         let mut used = 0;

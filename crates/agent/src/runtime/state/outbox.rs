@@ -1,44 +1,46 @@
-//! Messages that wait to be sent.
+//! Messages that are not sent yet.
 //!
-//! They are queued under the agent's lock, together with the change of mappings that they tell of,
-//! and sent by the agent thread in that order. The queue is bounded: when the daemon does not read,
-//! everything is forgotten and the connection closed; the next one starts with a full account of
-//! regions, and the daemon finds the mappings in `/proc/PID/maps`.
+//! A message is queued under the same hold of the agent's lock under which the mappings change that
+//! it tells of, and the agent thread sends them in that order. The queue is bounded: when the
+//! daemon does not read, everything is dropped and the connection is closed. The next connection
+//! starts with a full list of regions, and the daemon reads the mappings from `/proc/PID/maps`.
 
 use std::collections::VecDeque;
+
 use wire::{Run, ToDaemon};
 
-/// The most messages that wait.
+/// Most messages in the queue: a daemon that is this far behind does not read.
 const LIMIT: usize = 4096;
-/// The most outcomes in one report: each takes up to 11 bytes of a packet.
+/// Most outcomes in one report: each takes up to 11 bytes of a packet of 64 KiB.
 const MOST_OUTCOMES: usize = 4096;
 
-/// The queue; see the module.
+/// The queue.
 #[derive(Default)]
-pub struct Outbox {
+pub(crate) struct Outbox {
     queue: VecDeque<ToDaemon>,
     open: bool,
     overflowed: bool,
 }
 
 impl Outbox {
-    /// Takes nothing until it is opened.
-    pub const fn new() -> Outbox {
-        Outbox { queue: VecDeque::new(), open: false, overflowed: false }
+    /// A closed queue, which drops every message.
+    pub(crate) const fn new() -> Self {
+        Self { queue: VecDeque::new(), open: false, overflowed: false }
     }
 
-    /// A connection is there: `account` is sent first.
-    pub fn open(&mut self, account: impl Iterator<Item = ToDaemon>) {
-        *self = Outbox { queue: account.collect(), open: true, overflowed: false };
+    /// Opens the queue for a new connection; `account` is sent first.
+    pub(crate) fn open(&mut self, account: impl Iterator<Item = ToDaemon>) {
+        *self = Self { queue: account.collect(), open: true, overflowed: false };
     }
 
-    /// The connection is gone.
-    pub fn close(&mut self) {
-        *self = Outbox::new();
+    /// Closes the queue and drops its messages: the connection is gone.
+    pub(crate) fn close(&mut self) {
+        *self = Self::new();
     }
 
-    /// Queues a message, unless nobody listens.
-    pub fn push(&mut self, message: ToDaemon) {
+    /// Queues a message, or adds it to the last one where that says the same. Without a connection
+    /// it is dropped.
+    pub(crate) fn push(&mut self, message: ToDaemon) {
         if !self.open {
             return;
         }
@@ -66,32 +68,33 @@ impl Outbox {
             return;
         }
         if self.queue.len() >= LIMIT {
-            *self = Outbox { overflowed: true, ..Outbox::new() };
+            *self = Self { overflowed: true, ..Self::new() };
             return;
         }
         self.queue.push_back(message);
     }
 
-    /// Whether messages were lost, so that the connection is of no use any more.
-    pub fn has_overflowed(&self) -> bool {
+    /// Whether messages were dropped: the connection has to be closed.
+    pub(crate) fn has_overflowed(&self) -> bool {
         self.overflowed
     }
 
     /// The next message to send.
-    pub fn front(&self) -> Option<&ToDaemon> {
+    pub(crate) fn front(&self) -> Option<&ToDaemon> {
         self.queue.front()
     }
 
-    /// Takes the next message out.
-    pub fn sent(&mut self) {
+    /// Removes the next message, which was sent.
+    pub(crate) fn sent(&mut self) {
         self.queue.pop_front();
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use wire::{Outcome, PageNo, RegionId, Report, RunOutcome};
+
+    use super::*;
 
     fn discarded(page: u32, len: u32) -> ToDaemon {
         ToDaemon::Discarded { region: RegionId(1), run: Run::new(PageNo(page), len) }

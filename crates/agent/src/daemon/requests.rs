@@ -1,0 +1,92 @@
+//! What the daemon asks for, dispatched.
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use wire::ToAgent;
+
+use crate::daemon::batch::Merger;
+use crate::daemon::detach::detach;
+use crate::daemon::digest;
+use crate::daemon::link::LinkError;
+use crate::daemon::send::try_flush;
+use crate::recycle::{pool, sweep};
+use crate::runtime::globals::STATE;
+use crate::runtime::log;
+
+/// What follows from a message.
+pub(super) enum Handled {
+    /// The connection goes on.
+    Done,
+    /// Everything was given back.
+    Detached,
+    /// The daemon does not want this client, for this reason.
+    Refused(String),
+}
+
+/// Handles the messages of one connection after the other.
+pub(super) struct Requests {
+    merger: Merger,
+    /// The daemon of this connection has welcomed this client.
+    welcome: bool,
+}
+
+impl Requests {
+    /// Before the first connection.
+    pub(super) fn new() -> Self {
+        Self { merger: Merger::new(), welcome: false }
+    }
+
+    /// A new connection begins.
+    pub(super) fn begin(&mut self) {
+        self.welcome = false;
+    }
+
+    /// Whether the daemon of this connection has welcomed this client.
+    pub(super) fn is_welcome(&self) -> bool {
+        self.welcome
+    }
+
+    /// Does what a message asks for.
+    pub(super) fn handle(&mut self, message: ToAgent, mut fds: Vec<OwnedFd>) -> Result<Handled, LinkError> {
+        match (message, fds.pop()) {
+            (ToAgent::Refused { reason }, _) => return Ok(Handled::Refused(reason)),
+            (ToAgent::Welcome { version }, _) if version != wire::VERSION => {
+                let ours = wire::VERSION;
+                let reason = format!("the daemon speaks version {version} of the protocol, this library {ours}");
+                return Ok(Handled::Refused(reason));
+            }
+            (ToAgent::Welcome { .. }, Some(fd)) if !self.welcome => {
+                STATE.lock().uplink.control.accept(fd)?;
+                self.welcome = true;
+            }
+            (message, fd) if self.welcome => return self.serve(message, fd),
+            _ => return Err(LinkError::OutOfOrder),
+        }
+        Ok(Handled::Done)
+    }
+
+    /// Does what a message after the handshake asks for.
+    fn serve(&mut self, message: ToAgent, fd: Option<OwnedFd>) -> Result<Handled, LinkError> {
+        match (message, fd) {
+            (ToAgent::Segment { segment }, Some(fd)) => STATE.lock().segments.accept(segment, fd)?,
+            (ToAgent::DropSegment { segment }, _) => STATE.lock().segments.remove(segment),
+            (ToAgent::Merge(batch), _) => self.merger.batch(batch, || try_flush(&mut STATE.lock())),
+            (ToAgent::Digest(request), _) => digest::answer(&request),
+            (ToAgent::Ram(extents), _) => {
+                let recycled = pool::set_ram(&mut STATE.lock(), extents);
+                if let Some(mib) = recycled {
+                    log::line(format_args!("recycles {mib} MiB of guest memory"));
+                }
+            }
+            (ToAgent::Recycle { budget_ns }, _) => {
+                sweep::sweep(Duration::from_nanos(budget_ns), || try_flush(&mut STATE.lock()));
+            }
+            (ToAgent::Detach, _) => return detach().map(|()| Handled::Detached).map_err(LinkError::Unmerge),
+            (ToAgent::Welcome { .. } | ToAgent::Refused { .. } | ToAgent::Segment { .. }, _) => {
+                return Err(LinkError::OutOfOrder);
+            }
+        }
+        Ok(Handled::Done)
+    }
+}

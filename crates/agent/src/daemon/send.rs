@@ -1,0 +1,52 @@
+//! Sends what is queued.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use wire::ToDaemon;
+
+use crate::runtime::state::State;
+
+/// Why nothing more can be sent on a connection.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SendError {
+    /// The queue overflowed.
+    #[error("the daemon does not read; starting over")]
+    Overflow,
+    /// The socket failed.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// Sends until the queue is empty or the socket is full; true if messages are left.
+pub(crate) fn flush(state: &mut State) -> Result<bool, SendError> {
+    if state.uplink.outbox.has_overflowed() {
+        return Err(SendError::Overflow);
+    }
+    let Some(conn) = &state.uplink.conn else { return Ok(false) };
+    while let Some(message) = state.uplink.outbox.front() {
+        let fds: Vec<BorrowedFd<'_>> = match message {
+            ToDaemon::SegmentHeld { segment } => match state.segments.get(*segment) {
+                Some(held) => vec![held.fd.as_fd()],
+                // It was closed in the meantime.
+                None => {
+                    state.uplink.outbox.sent();
+                    continue;
+                }
+            },
+            ToDaemon::Pool(_) => state.recycler.iter().flat_map(|recycler| recycler.fds()).collect(),
+            _ => Vec::new(),
+        };
+        match conn.send(&wire::encode(message), &fds) {
+            Ok(()) => state.uplink.outbox.sent(),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(false)
+}
+
+/// Sends what can be sent now. An error shows again, with its reason, in the session's next round.
+pub(crate) fn try_flush(state: &mut State) {
+    let _ = flush(state);
+}

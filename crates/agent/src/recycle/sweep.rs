@@ -1,0 +1,238 @@
+//! One sweep over the guest's RAM.
+//!
+//! A sweep takes the agent's lock for one batch at a time, at most [`BATCH_PAGES`] pages: it claims
+//! marked pages, turns merged ones into anonymous memory, gives all of them back to the kernel in
+//! one `process_madvise(2)`, releases them and tells the daemon. It takes the lock before it
+//! claims, and the guest waits for claims: so no thread that waits for the lock is itself waited
+//! for.
+
+#![allow(unsafe_code)] // Discards the guest's free pages.
+
+use std::ffi::c_void;
+use std::ops::{ControlFlow, Range as Frames};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use kmem::range::Range;
+use kmem::raw;
+use rustix::io::Errno;
+use wire::recycle::{Extent, MAX_RUNS, Recycled, Refusal, Sweep};
+use wire::{Outcome, RegionId, Run, ToDaemon};
+
+use crate::runtime::cpu_ns;
+use crate::runtime::globals::STATE;
+use crate::runtime::state::State;
+use crate::window::pins::held_memory;
+use crate::window::unmerge::discard;
+
+/// Pages claimed at a time (and up to a word more): some 0.2 ms of work.
+const BATCH_PAGES: u64 = 1024;
+/// How often the daemon gets messages during a long sweep.
+const FLUSH_EVERY: Duration = Duration::from_millis(5);
+
+/// Recycles marked pages, for at most `budget` of CPU time, and queues the answer. `flush` is
+/// called now and then, without the lock.
+pub(crate) fn sweep(budget: Duration, mut flush: impl FnMut()) {
+    let begin = cpu_ns();
+    let mut sum = Sweep::default();
+    let mut state = STATE.lock();
+    sum.refused = refusal(&mut state);
+    let ranges: Vec<Frames<u64>> = match (sum.refused, &state.recycler) {
+        (None, Some(recycler)) => recycler.extents().iter().map(Extent::frames).collect(),
+        _ => Vec::new(),
+    };
+    drop(state);
+    let mut flushed = Instant::now();
+    'sweep: for mut within in ranges {
+        while !within.is_empty() {
+            if Duration::from_nanos(cpu_ns() - begin) > budget {
+                sum.more = true;
+                break 'sweep;
+            }
+            if batch(&mut within, &mut sum).is_break() {
+                break 'sweep;
+            }
+            if flushed.elapsed() > FLUSH_EVERY {
+                flush();
+                flushed = Instant::now();
+            }
+            STATE.yield_to_waiting();
+        }
+    }
+    sum.cpu_ns = cpu_ns();
+    sum.sweep_ns = sum.cpu_ns - begin;
+    STATE.lock().tell(ToDaemon::Swept(sum));
+}
+
+/// Why nothing may be recycled now.
+fn refusal(state: &mut State) -> Option<Refusal> {
+    let Some(recycler) = state.recycler.as_mut().filter(|recycler| !recycler.extents().is_empty()) else {
+        return Some(Refusal::NoPool);
+    };
+    if !recycler.check_header() {
+        return Some(Refusal::Header);
+    }
+    match held_memory()? {
+        Outcome::Pinned => Some(Refusal::Pinned),
+        Outcome::Locked => Some(Refusal::Locked),
+        _ => Some(Refusal::Kernel),
+    }
+}
+
+/// Recycles one batch of `within`, which becomes the part that was not looked at, and adds it to
+/// the sum. Breaks where the sweep has to end.
+fn batch(within: &mut Frames<u64>, sum: &mut Sweep) -> ControlFlow<()> {
+    let mut state = STATE.lock();
+    let claimed = Instant::now();
+    let done = recycle_batch(&mut state, within);
+    sum.longest_ns = sum.longest_ns.max(claimed.elapsed().as_nanos() as u64);
+    let has_overflowed = state.uplink.outbox.has_overflowed();
+    drop(state);
+    match done {
+        Ok(done) => {
+            sum.pages += done.pages;
+            sum.runs += done.runs;
+            sum.lost += done.lost;
+        }
+        Err(_) => sum.refused = Some(Refusal::Kernel),
+    }
+    if sum.refused.is_some() || has_overflowed { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+}
+
+fn recycle_batch(state: &mut State, within: &mut Frames<u64>) -> Result<ppr::Recycled, Errno> {
+    // Taken out for the call, which changes the other parts of the state.
+    let Some(mut recycler) = state.recycler.take() else { return Err(Errno::NODEV) };
+    // One batch a call: the first one that holds anything reaches the limit.
+    let result = recycler.recycle(within, BATCH_PAGES, |extents, runs| {
+        // SAFETY: the host claims the frames of `runs` before it calls this, and releases them
+        // afterwards.
+        unsafe { take_back(state, extents, runs) }
+    });
+    state.recycler = Some(recycler);
+    result
+}
+
+/// Turns runs of claimed frames into untouched memory, and tells the daemon.
+///
+/// # Safety
+///
+/// The guest has marked the frames as free, and they are claimed: until they are released the guest
+/// relies on nothing that they hold.
+unsafe fn take_back(state: &mut State, extents: &[Extent], runs: &[Frames<u64>]) -> Result<(), Errno> {
+    let mut places = Vec::with_capacity(runs.len());
+    let mut recycled: Vec<(RegionId, Vec<Run>)> = Vec::new();
+    let mut result = Ok(());
+    for (id, run) in runs.iter().flat_map(|frames| pages_of(extents, frames)) {
+        // Pages that were unmapped or given back since are the program's.
+        let Some(region) = state.regions.managing(id, run) else { continue };
+        let place = region.bytes(run);
+        if region.mapped.any(run) {
+            // SAFETY: the pages are claimed, see the contract.
+            result = unsafe { discard(state, id, run) };
+            if result.is_err() {
+                break;
+            }
+        }
+        places.push(place);
+        match recycled.last_mut() {
+            Some((last, runs)) if *last == id && runs.len() < MAX_RUNS => runs.push(run),
+            _ => recycled.push((id, vec![run])),
+        }
+    }
+    // SAFETY: the places are managed memory and claimed, see the contract.
+    let result = result.and(unsafe { discard_all(&places) });
+    // The daemon is told after an error too: some pages may be gone, and the ledger must not take
+    // them for merged.
+    for (region, runs) in recycled {
+        state.tell(ToDaemon::Recycled(Recycled { region, runs }));
+    }
+    result
+}
+
+/// The pages of regions that a run of frames lies in.
+fn pages_of(extents: &[Extent], frames: &Frames<u64>) -> impl Iterator<Item = (RegionId, Run)> {
+    let Frames { start, end } = *frames;
+    let first = extents.partition_point(|extent| extent.frames().end <= start);
+    extents[first..].iter().take_while(move |extent| extent.frame < end).map(move |extent| {
+        let (start, end) = (start.max(extent.frame), end.min(extent.frames().end));
+        let page = extent.run.page + (start - extent.frame) as u32;
+        (extent.region, Run::new(page, (end - start) as u32))
+    })
+}
+
+/// Gives memory back to the kernel, in one call where it takes lists (Linux 6.14), so that it
+/// flushes translations once.
+///
+/// # Safety
+///
+/// No code relies on what the places hold.
+unsafe fn discard_all(places: &[Range]) -> Result<(), Errno> {
+    /// Whether the kernel takes lists. The first call shows it; older kernels refuse any list.
+    static LISTS: OnceLock<bool> = OnceLock::new();
+    let mut left = places;
+    while !left.is_empty() && LISTS.get() != Some(&false) {
+        let count = left.len().min(libc::UIO_MAXIOV as usize);
+        let entry = |range: &Range| libc::iovec { iov_base: range.start as *mut c_void, iov_len: range.len };
+        let list: Vec<libc::iovec> = left[..count].iter().map(entry).collect();
+        let wanted: usize = left[..count].iter().map(|range| range.len).sum();
+        // SAFETY: by the contract no code relies on what these ranges hold.
+        match unsafe { raw::madvise_many(&list, libc::MADV_DONTNEED) } {
+            Ok(done) if done == wanted => {
+                LISTS.get_or_init(|| true);
+                left = &left[count..];
+            }
+            Ok(_) => break,
+            Err(_) => {
+                LISTS.get_or_init(|| false);
+                break;
+            }
+        }
+    }
+    for range in left {
+        // SAFETY: by the contract no code relies on what the range holds.
+        unsafe { raw::madvise(range.start, range.len, libc::MADV_DONTNEED) }?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use kmem::{PAGE_SIZE, mm};
+    use wire::PageNo;
+
+    use super::*;
+
+    #[test]
+    fn runs_are_cut_at_extents() {
+        let run = |start, len| Run::new(PageNo(start), len);
+        let extents = [
+            Extent { frame: 256, region: RegionId(1), run: run(256, 100) },
+            Extent { frame: 356, region: RegionId(2), run: run(7, 10) },
+            Extent { frame: 1000, region: RegionId(1), run: run(400, 50) },
+        ];
+        let of =
+            |frames: Frames<u64>| pages_of(&extents, &frames).map(|(region, run)| (region.0, run)).collect::<Vec<_>>();
+        assert_eq!(of(300..310), [(1, run(300, 10))]);
+        assert_eq!(of(350..360), [(1, run(350, 6)), (2, run(7, 4))]);
+        assert_eq!(of(360..1001), [(2, run(11, 6)), (1, run(400, 1))]);
+        assert!(of(0..256).is_empty() && of(366..1000).is_empty() && of(1050..2000).is_empty());
+    }
+
+    #[test]
+    fn memory_is_given_back_in_one_call_or_in_many() {
+        let pages = 3000;
+        let start = mm::map_anonymous(pages * PAGE_SIZE).unwrap();
+        // SAFETY: mapped above, readable and writable, and known to this test alone.
+        let memory = unsafe { std::slice::from_raw_parts_mut(start as *mut u8, pages * PAGE_SIZE) };
+        memory.fill(7);
+        let places: Vec<Range> = (0..pages).step_by(2).map(|p| Range::new(start + p * PAGE_SIZE, PAGE_SIZE)).collect();
+        // SAFETY: the test expects zeros in these pages; an address that is not aligned is refused.
+        unsafe {
+            discard_all(&places).unwrap();
+            assert!(discard_all(&[Range::new(start + 1, PAGE_SIZE)]).is_err(), "an error is returned");
+        }
+        assert!(memory.chunks(PAGE_SIZE).enumerate().all(|(p, page)| page[0] == if p % 2 == 0 { 0 } else { 7 }));
+        // SAFETY: mapped above, and not used any more.
+        unsafe { raw::munmap(start, pages * PAGE_SIZE).unwrap() };
+    }
+}

@@ -1,0 +1,153 @@
+//! One bit for each page of a region.
+
+#![allow(unsafe_code)] // The words lie in a mapping of their own.
+
+use kmem::{mm, raw};
+use wire::{PageNo, Run};
+
+/// A bitmap in memory mapped for it, so that parts which never had a bit set cost nothing.
+pub(crate) struct Bitmap {
+    words: *mut u64,
+    bits: u32,
+}
+
+// SAFETY: the mapping behind `words` belongs to this bitmap alone, and is reached through it only.
+unsafe impl Send for Bitmap {}
+
+impl Bitmap {
+    /// A bitmap of `bits` clear bits; `None` if there is no memory.
+    pub(crate) fn new(bits: u32) -> Option<Self> {
+        let words = mm::map_anonymous(Self::size(bits)).ok()? as *mut u64;
+        Some(Self { words, bits })
+    }
+
+    /// Number of bits.
+    pub(crate) fn bits(&self) -> u32 {
+        self.bits
+    }
+
+    /// Bytes of the mapping.
+    fn size(bits: u32) -> usize {
+        (bits as usize).div_ceil(64).max(1) * 8
+    }
+
+    fn words(&self) -> &[u64] {
+        // SAFETY: `new` mapped `size(bits)` bytes, page aligned and zeroed, which stay mapped until
+        // `drop`. They are written through `&mut self` only.
+        unsafe { std::slice::from_raw_parts(self.words, Self::size(self.bits) / 8) }
+    }
+
+    fn change(&mut self, run: Run, change: impl Fn(&mut u64, u64)) {
+        // SAFETY: `new` mapped `size(bits)` bytes, page aligned and zeroed, which stay mapped until
+        // `drop`. `&mut self` excludes every other reference to them.
+        let words = unsafe { std::slice::from_raw_parts_mut(self.words, Self::size(self.bits) / 8) };
+        let (mut at, end) = (run.page.0, run.end().0.min(self.bits));
+        while at < end {
+            let count = (64 - at % 64).min(end - at);
+            let mask = (u64::MAX >> (64 - count)) << (at % 64);
+            let word = &mut words[(at / 64) as usize];
+            // Only a word that changes is written: clearing must not touch parts that never had a
+            // bit set.
+            let mut changed = *word;
+            change(&mut changed, mask);
+            if changed != *word {
+                *word = changed;
+            }
+            at += count;
+        }
+    }
+
+    /// Sets the bits of these pages.
+    pub(crate) fn set(&mut self, run: Run) {
+        self.change(run, |word, mask| *word |= mask);
+    }
+
+    /// Clears the bits of these pages.
+    pub(crate) fn clear(&mut self, run: Run) {
+        self.change(run, |word, mask| *word &= !mask);
+    }
+
+    /// The first page from `start` up to `end` whose bit is `value`; `end` if there is none.
+    fn find(&self, start: u32, end: u32, value: bool) -> u32 {
+        let end = end.min(self.bits);
+        let mut at = start;
+        while at < end {
+            let word = self.words()[(at / 64) as usize];
+            let wanted = if value { word } else { !word } >> (at % 64);
+            if wanted != 0 {
+                return (at + wanted.trailing_zeros()).min(end);
+            }
+            at = at.saturating_add(64 - at % 64);
+        }
+        end
+    }
+
+    /// Whether any bit of these pages is set.
+    pub(crate) fn any(&self, run: Run) -> bool {
+        self.next_run(run).is_some()
+    }
+
+    /// The first maximal run of set bits within these pages.
+    pub(crate) fn next_run(&self, within: Run) -> Option<Run> {
+        self.next(within, true)
+    }
+
+    /// The first maximal run of clear bits within these pages.
+    pub(crate) fn next_gap(&self, within: Run) -> Option<Run> {
+        self.next(within, false)
+    }
+
+    fn next(&self, within: Run, value: bool) -> Option<Run> {
+        let start = self.find(within.page.0, within.end().0, value);
+        let end = self.find(start, within.end().0, !value);
+        (start < end).then_some(Run::between(PageNo(start), PageNo(end)))
+    }
+}
+
+impl Drop for Bitmap {
+    fn drop(&mut self) {
+        // SAFETY: `new` mapped this memory for the bitmap, which nobody refers to any more.
+        let _ = unsafe { raw::munmap(self.words as usize, Self::size(self.bits)) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bitmap_agrees_with_a_vector() {
+        let bits = 1000u32;
+        let run = |start, len| Run::new(PageNo(start), len);
+        let mut bitmap = Bitmap::new(bits).unwrap();
+        let mut model = vec![false; bits as usize];
+        let mut seed = 12345u64;
+        let mut random = |below: u32| {
+            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (seed >> 33) as u32 % below
+        };
+        for _ in 0..3000 {
+            let start = random(bits);
+            let pages = run(start, random(bits - start) + 1);
+            let pages = if random(3) == 0 { pages } else { run(start, pages.len.min(7)) };
+            let value = random(2) == 0;
+            if value {
+                bitmap.set(pages)
+            } else {
+                bitmap.clear(pages)
+            }
+            model[pages.page.index()..pages.end().index()].fill(value);
+            let start = random(bits);
+            let within = run(start, random(bits - start) + 1);
+            let slice = &model[within.page.index()..within.end().index()];
+            for value in [true, false] {
+                let expected = slice.iter().position(|&bit| bit == value).map(|first| {
+                    let len = slice[first..].iter().take_while(|&&bit| bit == value).count();
+                    Run::new(within.page + first as u32, len as u32)
+                });
+                let found = if value { bitmap.next_run(within) } else { bitmap.next_gap(within) };
+                assert_eq!(found, expected);
+            }
+        }
+    }
+}

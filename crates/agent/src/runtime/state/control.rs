@@ -1,0 +1,80 @@
+//! The control page, which agent and daemon share.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
+
+use kmem::memfd::{self, MemfdError, SharedMap};
+use rustix::fs::SealFlags;
+use wire::control;
+
+use crate::runtime::sabotage::{self, Sabotage};
+
+/// Why a control page is not accepted.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ControlError {
+    /// Touching a page that the file no longer has would raise SIGBUS.
+    #[error("the control page is no memfd of one page, sealed against shrinking")]
+    NotSealed,
+    /// It cannot be mapped.
+    #[error("control page: {0}")]
+    Map(#[from] MemfdError),
+    /// `fstat(2)` failed.
+    #[error("control page: {0}")]
+    Stat(#[from] io::Error),
+}
+
+/// The count of forks, and the page in which the daemon reads it.
+pub(crate) struct ControlPage {
+    forks: u64,
+    page: Option<SharedMap>,
+}
+
+impl ControlPage {
+    /// No fork, and no page.
+    pub(crate) const fn new() -> Self {
+        Self { forks: 0, page: None }
+    }
+
+    /// Forks that may have copied mappings of frames.
+    pub(crate) fn forks(&self) -> u64 {
+        self.forks
+    }
+
+    /// Counts a fork that copied, or is about to copy, mappings of managed memory.
+    pub(crate) fn count_fork(&mut self) {
+        if sabotage::is_on(Sabotage::NoForkCount) {
+            return;
+        }
+        self.forks += 1;
+        if let Some(page) = &self.page {
+            // Added, not stored: a forked child counts its own children in the same page.
+            page.atomic_u64(control::FORKS).fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Tells the daemon whether a window is open, in which pages may be missing.
+    pub(crate) fn set_window(&self, open: bool) {
+        if let Some(page) = &self.page {
+            page.atomic_u64(control::WINDOW).store(open.into(), Ordering::SeqCst);
+        }
+    }
+
+    /// Accepts the page of a new connection.
+    pub(crate) fn accept(&mut self, fd: OwnedFd) -> Result<(), ControlError> {
+        let stat = rustix::fs::fstat(&fd).map_err(io::Error::from)?;
+        let cannot_shrink = memfd::seals(&fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+        if !cannot_shrink || stat.st_size != control::LEN as i64 {
+            return Err(ControlError::NotSealed);
+        }
+        let page = memfd::map_shared(&fd, control::LEN)?;
+        page.atomic_u64(control::FORKS).store(self.forks, Ordering::SeqCst);
+        self.page = Some(page);
+        Ok(())
+    }
+
+    /// Gives the page up. The count stays, for the next connection.
+    pub(crate) fn detach(&mut self) {
+        self.page = None;
+    }
+}

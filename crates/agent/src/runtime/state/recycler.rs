@@ -1,0 +1,118 @@
+//! The pool in which the guest marks its free pages, and the agent's record of the guest's RAM.
+
+#![allow(unsafe_code)] // Maps the pool.
+
+use std::io;
+use std::ops::Range as Frames;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use kmem::memfd::{self, MemfdError};
+use rustix::fs::SealFlags;
+use wire::ToDaemon;
+use wire::recycle::Extent;
+
+/// Why free pages are not recycled.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RecyclerError {
+    /// The descriptor whose number the environment holds is closed.
+    #[error("its descriptor is closed")]
+    Closed,
+    /// The file has no seals.
+    #[error("the pool is no memfd: {0}")]
+    NotAMemfd(io::Error),
+    /// Touching a page that the file no longer has would raise SIGBUS.
+    #[error("the pool is not sealed against shrinking")]
+    CanShrink,
+    /// `fstat(2)` failed.
+    #[error("the pool: {0}")]
+    Stat(io::Error),
+    /// It cannot be mapped.
+    #[error("the pool: {0}")]
+    Map(#[from] MemfdError),
+    /// Its length or its header is no pool's.
+    #[error("the pool: {0}")]
+    Pool(#[from] ppr::PoolError),
+}
+
+/// A pool, and the record of which pages its frames are.
+pub(crate) struct Recycler {
+    /// The pool's file.
+    fd: OwnedFd,
+    /// The agent's end of a QMP socket, until the daemon has found the guest's RAM with it.
+    qmp: Option<OwnedFd>,
+    /// Reclaim period that the program asks for, in milliseconds; 0: the daemon's.
+    period_ms: u32,
+    pool: Arc<ppr::Pool>,
+    host: ppr::Host<Arc<ppr::Pool>>,
+    /// Where the guest's RAM lies, ascending by frame. Empty: not known yet.
+    extents: Vec<Extent>,
+    /// The guest has overwritten the header.
+    dropped: bool,
+}
+
+impl Recycler {
+    /// Maps a pool and checks it.
+    pub(crate) fn new(fd: OwnedFd, qmp: Option<OwnedFd>, period_ms: u32) -> Result<Self, RecyclerError> {
+        let seals = memfd::seals(&fd).map_err(RecyclerError::NotAMemfd)?;
+        if !seals.contains(SealFlags::SHRINK) {
+            return Err(RecyclerError::CanShrink);
+        }
+        let size = rustix::fs::fstat(&fd).map_err(|error| RecyclerError::Stat(error.into()))?.st_size;
+        let map = memfd::map_shared(&fd, usize::try_from(size).unwrap_or(0))?;
+        let start = NonNull::new(map.as_ptr()).ok_or(RecyclerError::CanShrink)?;
+        // SAFETY: `start` is page aligned and mapped for reading and writing for `map.len()` bytes.
+        // It stays mapped until the process ends, since the map is forgotten; and the file cannot
+        // shrink.
+        let pool = unsafe { ppr::Pool::from_mapping(start, map.len()) }?;
+        std::mem::forget(map);
+        pool.validate()?;
+        let pool = Arc::new(pool);
+        let host = ppr::Host::new(pool.clone(), ppr::Ram::default());
+        Ok(Self { fd, qmp, period_ms, pool, host, extents: Vec::new(), dropped: false })
+    }
+
+    /// Sets where the guest's RAM lies, and tells the guest that the host is active.
+    pub(crate) fn set_extents(&mut self, extents: Vec<Extent>) {
+        self.host = ppr::Host::new(self.pool.clone(), ppr::Ram::new(extents.iter().map(Extent::frames)));
+        self.extents = extents;
+        self.qmp = None;
+        self.pool.set_host_state(ppr::HostState::Active);
+    }
+
+    /// Where the guest's RAM lies; empty if that is not known yet.
+    pub(crate) fn extents(&self) -> &[Extent] {
+        &self.extents
+    }
+
+    /// Whether the header is still what the host wrote. A guest that overwrites it once is dropped
+    /// for good.
+    pub(crate) fn check_header(&mut self) -> bool {
+        self.dropped |= self.pool.validate().is_err();
+        !self.dropped
+    }
+
+    /// Claims the next batch of marked frames `within`, which becomes the part that was not looked
+    /// at, gives them to `take` and releases them.
+    pub(crate) fn recycle<E>(
+        &mut self,
+        within: &mut Frames<u64>,
+        most: u64,
+        mut take: impl FnMut(&[Extent], &[Frames<u64>]) -> Result<(), E>,
+    ) -> Result<ppr::Recycled, E> {
+        let Self { host, extents, .. } = self;
+        host.recycle(within, most, |runs| take(extents, runs))
+    }
+
+    /// The message that announces the pool.
+    pub(crate) fn announcement(&self) -> ToDaemon {
+        ToDaemon::Pool(wire::recycle::Pool { extents: self.extents.clone(), period_ms: self.period_ms })
+    }
+
+    /// The descriptors that go with the announcement.
+    pub(crate) fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        let qmp = self.qmp.as_ref().filter(|_| self.extents.is_empty());
+        std::iter::once(self.fd.as_fd()).chain(qmp.map(OwnedFd::as_fd)).collect()
+    }
+}

@@ -1,0 +1,166 @@
+//! One region: its managed parts, and the pages that map frames. No mapping is changed here.
+//!
+//! Page numbers count from the region's original start. A region can be cut: it keeps its name and
+//! its numbering, and a list of the parts that are still managed.
+
+use kmem::PAGE_SIZE;
+use kmem::range::Range;
+use wire::{PageNo, RegionId, Run};
+
+use crate::runtime::state::bitmap::Bitmap;
+
+/// Advice of the program that belongs to mappings: every mapping that the agent puts there needs it
+/// again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Sticky {
+    /// `MADV_DONTFORK`.
+    pub(crate) dont_fork: bool,
+    /// `MADV_DONTDUMP`.
+    pub(crate) dont_dump: bool,
+    /// `MADV_HUGEPAGE` (true) or `MADV_NOHUGEPAGE` (false).
+    pub(crate) huge: Option<bool>,
+    /// The memory was mapped with `MAP_NORESERVE`.
+    pub(crate) no_reserve: bool,
+}
+
+/// Memory under management.
+pub(crate) struct Region {
+    /// Its name on the wire.
+    pub(crate) id: RegionId,
+    /// What was marked.
+    pub(crate) range: Range,
+    /// Pages that lie in a mapping of a segment, also after a write has copied them.
+    pub(crate) mapped: Bitmap,
+    /// The program's advice.
+    pub(crate) sticky: Sticky,
+    /// Some mapping inside may lack `MADV_DONTFORK` although the program gave it.
+    pub(crate) leaks_into_children: bool,
+    /// Ascending, disjoint, none empty.
+    managed: Vec<Run>,
+}
+
+impl Region {
+    /// A region, managed as a whole, with nothing merged. `None` if there is no memory for its
+    /// bitmap.
+    pub(crate) fn new(id: RegionId, range: Range, sticky: Sticky) -> Option<Self> {
+        let pages = u32::try_from(range.pages()).ok()?;
+        let mapped = Bitmap::new(pages)?;
+        let managed = vec![Run::new(PageNo(0), pages)];
+        Some(Self { id, range, mapped, sticky, leaks_into_children: false, managed })
+    }
+
+    /// All its pages, managed or not.
+    pub(crate) fn all(&self) -> Run {
+        Run::new(PageNo(0), self.mapped.bits())
+    }
+
+    /// The addresses of pages.
+    pub(crate) fn bytes(&self, run: Run) -> Range {
+        Range::new(self.range.start + run.page.index() * PAGE_SIZE, run.len as usize * PAGE_SIZE)
+    }
+
+    /// The page at an address of the region.
+    pub(crate) fn page_at(&self, address: usize) -> PageNo {
+        PageNo(((address - self.range.start) / PAGE_SIZE) as u32)
+    }
+
+    /// The managed parts, ascending.
+    pub(crate) fn managed(&self) -> &[Run] {
+        &self.managed
+    }
+
+    /// The managed parts inside a range of addresses.
+    pub(crate) fn managed_in(&self, range: Range) -> impl Iterator<Item = Run> {
+        let wanted = self.range.intersect(&range).map(|both| Run::new(self.page_at(both.start), both.pages() as u32));
+        self.managed.iter().filter_map(move |part| part.intersect(wanted?))
+    }
+
+    /// Whether all these pages are managed.
+    pub(crate) fn manages(&self, run: Run) -> bool {
+        self.managed.iter().any(|part| part.covers(run))
+    }
+
+    /// Whether children that the program forks get a copy of some of its mappings.
+    pub(crate) fn is_inherited(&self) -> bool {
+        !self.sticky.dont_fork || self.leaks_into_children
+    }
+
+    /// Takes pages out of management and forgets what they map.
+    pub(crate) fn drop_pages(&mut self, run: Run) {
+        let mut left = Vec::with_capacity(self.managed.len() + 1);
+        for part in &self.managed {
+            let before = Run::between(part.page, part.end().min(run.page));
+            let behind = Run::between(part.page.max(run.end()), part.end());
+            left.extend([before, behind].into_iter().filter(|rest| rest.len > 0));
+        }
+        self.managed = left;
+        self.mapped.clear(run);
+    }
+
+    /// How many more mappings the process has, at most, when these pages become a mapping of their
+    /// own. It replaces what lies between two others, or leaves a remainder on one or both sides.
+    pub(crate) fn new_maps(&self, run: Run) -> usize {
+        if self.mapped.any(run) {
+            return 2;
+        }
+        let before = run.page.0.checked_sub(1).map(|page| Run::one(PageNo(page)));
+        let behind = (run.end().0 < self.mapped.bits()).then_some(Run::one(run.end()));
+        [before, behind].into_iter().flatten().filter(|&page| !self.mapped.any(page)).count()
+    }
+
+    /// The parts that are not managed any more, ascending.
+    pub(crate) fn holes(&self) -> impl Iterator<Item = Run> {
+        let ends = self.managed.iter().map(|part| part.end());
+        let starts = self.managed.iter().map(|part| part.page);
+        std::iter::once(PageNo(0))
+            .chain(ends)
+            .zip(starts.chain(std::iter::once(self.all().end())))
+            .map(|(start, end)| Run::between(start, end))
+            .filter(|hole| hole.len > 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn region(pages: usize) -> Region {
+        Region::new(RegionId(1), Range::new(0x10_0000, pages * PAGE_SIZE), Sticky::default()).unwrap()
+    }
+
+    fn run(start: u32, len: u32) -> Run {
+        Run::new(PageNo(start), len)
+    }
+
+    #[test]
+    fn a_mapping_more_is_what_lies_beside_it() {
+        let mut region = region(10);
+        assert_eq!(region.new_maps(run(0, 10)), 0, "all of it");
+        assert_eq!(region.new_maps(run(0, 1)), 1, "a remainder behind");
+        assert_eq!(region.new_maps(run(4, 2)), 2, "a remainder on either side");
+        region.mapped.set(run(4, 2));
+        assert_eq!(region.new_maps(run(6, 1)), 1);
+        assert_eq!(region.new_maps(run(6, 4)), 0, "all between two, and at the end");
+        assert_eq!(region.new_maps(run(4, 1)), 2, "in a mapping: as if in its middle");
+    }
+
+    #[test]
+    fn a_region_is_cut_and_keeps_its_numbering() {
+        let mut region = region(100);
+        region.mapped.set(run(0, 100));
+        region.drop_pages(run(10, 20));
+        region.drop_pages(run(25, 10));
+        region.drop_pages(run(90, 10));
+        assert_eq!(region.managed(), [run(0, 10), run(35, 55)]);
+        assert_eq!(region.holes().collect::<Vec<_>>(), [run(10, 25), run(90, 10)]);
+        assert!(region.manages(run(35, 55)) && !region.manages(run(9, 2)) && !region.manages(run(5, 40)));
+        assert!(!region.mapped.any(run(10, 25)) && region.mapped.any(run(9, 2)));
+        assert_eq!(region.bytes(run(35, 1)), Range::new(0x10_0000 + 35 * PAGE_SIZE, PAGE_SIZE));
+        let around = Range::new(0x10_0000 + 5 * PAGE_SIZE, 40 * PAGE_SIZE);
+        assert_eq!(region.managed_in(around).collect::<Vec<_>>(), [run(5, 5), run(35, 10)]);
+        assert_eq!(region.managed_in(Range::new(0, 0x10_0000)).count(), 0);
+        region.drop_pages(run(0, 100));
+        assert!(region.managed().is_empty());
+        assert_eq!(region.holes().collect::<Vec<_>>(), [run(0, 100)]);
+    }
+}

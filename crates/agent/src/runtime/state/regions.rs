@@ -1,0 +1,90 @@
+//! The table of regions.
+
+use kmem::range::Range;
+use wire::{RegionId, Run};
+
+use crate::runtime::state::region::{Region, Sticky};
+use crate::runtime::watch::Watch;
+
+/// All regions of the process; keeps the [`Watch`] table in step.
+pub(crate) struct Regions {
+    list: Vec<Region>,
+    next: u32,
+    watch: &'static Watch,
+}
+
+impl Regions {
+    /// No region.
+    pub(crate) const fn new(watch: &'static Watch) -> Self {
+        Self { list: Vec::new(), next: 1, watch }
+    }
+
+    /// All regions.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Region> {
+        self.list.iter()
+    }
+
+    /// The region of that name.
+    pub(crate) fn get(&self, id: RegionId) -> Option<&Region> {
+        self.list.iter().find(|region| region.id == id)
+    }
+
+    /// The region of that name, to change it.
+    pub(crate) fn get_mut(&mut self, id: RegionId) -> Option<&mut Region> {
+        self.list.iter_mut().find(|region| region.id == id)
+    }
+
+    /// The region of that name if it manages all these pages.
+    pub(crate) fn managing(&self, id: RegionId, run: Run) -> Option<&Region> {
+        self.get(id).filter(|region| region.manages(run))
+    }
+
+    /// The managed parts of a range.
+    pub(crate) fn pieces(&self, range: Range) -> Vec<(RegionId, Run)> {
+        self.list.iter().flat_map(|region| region.managed_in(range).map(|part| (region.id, part))).collect()
+    }
+
+    /// The addresses of the managed parts of a range.
+    pub(crate) fn managed_bytes(&self, range: Range) -> Vec<Range> {
+        self.list.iter().flat_map(|region| region.managed_in(range).map(|part| region.bytes(part))).collect()
+    }
+
+    /// The addresses of pages of a region.
+    pub(crate) fn bytes(&self, id: RegionId, run: Run) -> Option<Range> {
+        self.get(id).map(|region| region.bytes(run))
+    }
+
+    /// Whether a fork copies mappings of managed memory.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.list.iter().any(Region::is_inherited)
+    }
+
+    /// A region under the next name, which is not in the table yet. `None` if there is no memory
+    /// for its bitmap.
+    pub(crate) fn prepare(&self, range: Range, sticky: Sticky) -> Option<Region> {
+        Region::new(RegionId(self.next), range, sticky)
+    }
+
+    /// Puts a [prepared](Regions::prepare) region into the table.
+    pub(crate) fn insert(&mut self, region: Region) {
+        self.next += 1;
+        self.list.push(region);
+        self.update_watch();
+    }
+
+    /// Takes pages out of management; the region goes with the last of them.
+    pub(crate) fn cut(&mut self, id: RegionId, run: Run) {
+        if let Some(index) = self.list.iter().position(|region| region.id == id) {
+            self.list[index].drop_pages(run);
+            if self.list[index].managed().is_empty() {
+                self.list.swap_remove(index);
+            }
+            self.update_watch();
+        }
+    }
+
+    fn update_watch(&self) {
+        let parts = |region| Region::managed(region).iter().map(|&part| region.bytes(part));
+        self.watch.set(self.list.iter().flat_map(parts));
+    }
+}

@@ -1,0 +1,103 @@
+//! The segments of the store that the daemon has sent.
+
+#![allow(unsafe_code)] // Advises on the mapping of a segment.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use kmem::memfd::{self, MemfdError, SharedMap};
+use kmem::raw;
+use wire::{SEGMENT_PAGES, SegmentId};
+
+/// Bytes in a segment.
+const SEGMENT_LEN: usize = SEGMENT_PAGES as usize * kmem::PAGE_SIZE;
+
+/// A segment of a store, kept to map frames of it.
+pub(crate) struct Segment {
+    /// Its name on the wire.
+    pub(crate) id: SegmentId,
+    /// Its memfd, sealed.
+    pub(crate) fd: OwnedFd,
+    /// All of it, to compare with. Its bytes never change while a page maps them.
+    pub(crate) map: SharedMap,
+}
+
+/// Why a segment is not accepted.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SegmentError {
+    /// It is no sealed memfd, or cannot be mapped.
+    #[error("segment: {0}")]
+    Memfd(#[from] MemfdError),
+    /// Its inode number or length is not what its message says.
+    #[error("a segment that is not what its message says")]
+    Mismatch,
+    /// `fstat(2)` failed.
+    #[error("segment: {0}")]
+    Stat(#[from] io::Error),
+}
+
+/// The segments held.
+pub(crate) struct Segments(Vec<Segment>);
+
+impl Segments {
+    /// None.
+    pub(crate) const fn new() -> Self {
+        Self(Vec::new())
+    }
+
+    /// All segments.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Segment> {
+        self.0.iter()
+    }
+
+    /// The segment of that name.
+    pub(crate) fn get(&self, id: SegmentId) -> Option<&Segment> {
+        self.0.iter().find(|segment| segment.id == id)
+    }
+
+    /// Accepts a segment from the daemon, checks it and maps it. Where the program has few
+    /// descriptors it is left out: merges with it fail then, and nothing else.
+    pub(crate) fn accept(&mut self, id: SegmentId, fd: OwnedFd) -> Result<(), SegmentError> {
+        if self.get(id).is_some() {
+            return Ok(());
+        }
+        memfd::require_seals(&fd)?;
+        let stat = rustix::fs::fstat(&fd).map_err(io::Error::from)?;
+        if stat.st_ino != id || stat.st_size != SEGMENT_LEN as i64 {
+            return Err(SegmentError::Mismatch);
+        }
+        if self.0.len() >= most_segments() {
+            return Ok(());
+        }
+        let map = memfd::map_readonly(&fd, SEGMENT_LEN)?;
+        // SAFETY: MADV_DONTFORK leaves the memory as it is. No code expects the mapping in a child:
+        // a forked child forgets its segments.
+        let _ = unsafe { raw::madvise(map.as_ptr() as usize, SEGMENT_LEN, libc::MADV_DONTFORK) };
+        self.0.push(Segment { id, fd, map });
+        Ok(())
+    }
+
+    /// Closes one segment. Pages that map its frames keep them.
+    pub(crate) fn remove(&mut self, id: SegmentId) {
+        self.0.retain(|segment| segment.id != id);
+    }
+
+    /// Closes all segments.
+    pub(crate) fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    /// Closes the descriptors in a forked child. The mappings were not inherited, and something
+    /// else may be at their addresses by now.
+    pub(crate) fn orphan(&mut self) {
+        for segment in self.0.drain(..) {
+            std::mem::forget(segment.map);
+        }
+    }
+}
+
+/// A quarter of the descriptors that the program may open: the others are the program's.
+fn most_segments() -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    (limit.unwrap_or(u64::MAX) / 4) as usize
+}

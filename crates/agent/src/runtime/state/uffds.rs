@@ -1,0 +1,128 @@
+//! The two userfaultfds, one of which each managed page is registered with.
+//!
+//! *Tracking* (`WP_ASYNC`) is the usual one: the kernel resolves faults itself and notes the
+//! writes. Its events make whoever unmaps registered memory wait for the event thread, which needs
+//! the agent's lock. So the agent itself unregisters memory before it unmaps it.
+//!
+//! A *window* is a span over which writers wait: it is taken from the tracking userfaultfd, given
+//! to the window's ([`WindowUffd`]) and write-protected. Readers go on. Closing the window
+//! unregisters the span, which wakes the writers, and tracks it again.
+
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use kmem::range::Range;
+use kmem::uffd::Uffd;
+use rustix::io::Errno;
+
+use crate::runtime::sabotage::{self, Sabotage};
+use crate::runtime::state::window_uffd::WindowUffd;
+
+/// See the module.
+pub(crate) struct Userfaultfds {
+    tracking: Option<Arc<Uffd>>,
+    window: Option<WindowUffd>,
+    /// Spans that could not be registered again after a window; tried again later.
+    untracked: Vec<Range>,
+}
+
+impl Userfaultfds {
+    /// Neither is there.
+    pub(crate) const fn new() -> Self {
+        Self { tracking: None, window: None, untracked: Vec::new() }
+    }
+
+    /// Both are there. The event thread reads the events of `tracking`.
+    pub(crate) fn open(&mut self, tracking: Arc<Uffd>, window: WindowUffd) {
+        (self.tracking, self.window) = (Some(tracking), Some(window));
+    }
+
+    /// Closes both: this process manages no memory any more. That unregisters everything and wakes
+    /// every thread that waits.
+    pub(crate) fn close(&mut self) {
+        self.tracking = None;
+        self.window.take().into_iter().for_each(WindowUffd::close);
+    }
+
+    /// Forgets both in a forked child. Returns the number of the inherited tracking descriptor,
+    /// which the caller closes: its other owner, the event thread, does not exist here.
+    pub(crate) fn orphan(&mut self) -> Option<RawFd> {
+        self.window = None;
+        self.untracked.clear();
+        self.tracking.take().map(|tracking| {
+            let number = tracking.as_raw_fd();
+            std::mem::forget(tracking);
+            number
+        })
+    }
+
+    /// The windows' userfaultfd.
+    pub(crate) fn window(&self) -> Option<&WindowUffd> {
+        self.window.as_ref()
+    }
+
+    /// Registers new memory for tracking. `None`: there is no tracking userfaultfd.
+    pub(super) fn register(&self, range: Range) -> Option<Result<(), Errno>> {
+        self.tracking.as_ref().map(|tracking| tracking.register_wp(range))
+    }
+
+    /// Opens a window. After an error it is closed.
+    pub(crate) fn open_window(&mut self, span: Range) -> Result<(), Errno> {
+        if self.window.is_none() {
+            // In a forked child: the parent's works on the parent's memory only.
+            self.window = WindowUffd::new().ok();
+        }
+        let window = self.window.as_ref().ok_or(Errno::NOMEM)?;
+        let opened = match &self.tracking {
+            Some(tracking) => tracking.unregister(span),
+            None => Ok(()),
+        };
+        let opened = opened.and_then(|()| window.block_writers(span, !sabotage::is_on(Sabotage::NoProtect)));
+        if opened.is_err() {
+            self.close_window(span);
+        } else if sabotage::is_on(Sabotage::SlowWindow) {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        opened
+    }
+
+    /// Closes a window: writers go on, and the span is tracked again.
+    pub(crate) fn close_window(&mut self, span: Range) {
+        if let Some(window) = &self.window {
+            window.release(span);
+        }
+        self.track(span);
+    }
+
+    /// Registers a span for tracking again.
+    pub(crate) fn track(&mut self, span: Range) {
+        if let Some(tracking) = &self.tracking
+            && tracking.register_wp(span).is_err()
+        {
+            self.untracked.push(span);
+        }
+    }
+
+    /// Takes a span away from tracking, so that unmapping it raises no event.
+    pub(crate) fn untrack(&self, span: Range) -> Result<(), Errno> {
+        self.tracking.as_ref().map_or(Ok(()), |tracking| tracking.unregister(span))
+    }
+
+    /// Marks a span as clean for tracking. Where that fails its pages count as written.
+    pub(crate) fn mark_clean(&self, span: Range) {
+        if let Some(tracking) = &self.tracking {
+            let _ = tracking.write_protect(span, true);
+        }
+    }
+
+    /// Whether some span is to be [tracked](Userfaultfds::track) again.
+    pub(crate) fn has_untracked(&self) -> bool {
+        !self.untracked.is_empty()
+    }
+
+    /// Takes the list of spans that are to be tracked again.
+    pub(super) fn take_untracked(&mut self) -> Vec<Range> {
+        std::mem::take(&mut self.untracked)
+    }
+}

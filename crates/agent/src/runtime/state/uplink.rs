@@ -1,0 +1,42 @@
+//! What belongs to the connection with the daemon.
+
+use kmem::seqpacket::Conn;
+
+use crate::runtime::state::control::ControlPage;
+use crate::runtime::state::outbox::Outbox;
+
+/// The connection, the messages that wait for it, and the shared page.
+pub(crate) struct Uplink {
+    /// The connection. Kept in the shared state so that a forked child can close it.
+    pub(crate) conn: Option<Conn>,
+    /// Messages to be sent.
+    pub(crate) outbox: Outbox,
+    /// The count of forks, and the page shared with the daemon.
+    pub(crate) control: ControlPage,
+}
+
+impl Uplink {
+    /// No connection.
+    pub(crate) const fn new() -> Self {
+        Self { conn: None, outbox: Outbox::new(), control: ControlPage::new() }
+    }
+
+    /// Whether messages still reach the daemon.
+    pub(crate) fn is_usable(&self) -> bool {
+        self.conn.is_some() && !self.outbox.has_overflowed()
+    }
+
+    /// Closes the connection and forgets the messages that waited for it.
+    pub(crate) fn disconnect(&mut self) {
+        self.conn = None;
+        self.outbox.close();
+        self.control.detach();
+    }
+
+    /// Closes a connection that a forked child inherited. The control page stays: the child's own
+    /// forks are counted there too.
+    pub(crate) fn orphan(&mut self) {
+        self.conn = None;
+        self.outbox.close();
+    }
+}

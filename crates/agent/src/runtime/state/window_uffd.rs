@@ -1,0 +1,147 @@
+//! The userfaultfd of merge windows: blocks writers, and tells pinned pages from others.
+//!
+//! A device that reads into guest RAM (`O_DIRECT`, as QEMU does with `cache=none`) writes to the
+//! physical page, past every protection, even when something else is mapped there by then: what it
+//! read would be lost. `VmPin` does not count such short pins. `UFFDIO_MOVE` (Linux 6.8) sees them:
+//! it refuses pages that may be pinned, or that another process shares, and checks again after it
+//! has unmapped the page. So a window moves its pages to a *scratch* area before it replaces them,
+//! and discards them there. Meanwhile readers wait too, since the span is registered for missing
+//! pages.
+//!
+//! This works on anonymous mappings only. A page that was merged before and has been copied since
+//! lies in a mapping of the store and cannot be checked. Before Linux 6.8 no page can.
+
+#![allow(unsafe_code)] // Moves pages of the program's memory.
+
+use kmem::range::Range;
+use kmem::uffd::{CreateError, Features, Uffd};
+use kmem::{PAGE_SIZE, mm, raw};
+use rustix::io::Errno;
+
+/// Bytes of the scratch area: a whole window.
+const SCRATCH_LEN: usize = wire::MAX_WINDOW_PAGES as usize * PAGE_SIZE;
+/// How often a page that the kernel is busy with is tried again.
+const TRIES: u32 = 16;
+
+/// The userfaultfd, and the place where pages go.
+pub(crate) struct WindowUffd {
+    uffd: Uffd,
+    scratch: Option<Range>,
+}
+
+impl WindowUffd {
+    /// A userfaultfd that also stops faults from inside the kernel (no `UFFD_USER_MODE_ONLY`): the
+    /// kernel writes to guest RAM too, and would get `EFAULT`.
+    pub(crate) fn new() -> Result<Self, CreateError> {
+        let features = Features::WP | Features::WP_UNPOPULATED;
+        let Ok(uffd) = Uffd::new(features | Features::MOVE) else {
+            return Ok(Self { uffd: Uffd::new(features)?, scratch: None });
+        };
+        let scratch = mm::map_anonymous(SCRATCH_LEN).ok().map(|start| Range::new(start, SCRATCH_LEN));
+        let scratch = scratch.filter(|range| {
+            // SAFETY: the memory was mapped just now and nobody else knows of it. Both advices
+            // leave its bytes as they are, and no child needs it.
+            unsafe {
+                let _ = raw::madvise(range.start, range.len, libc::MADV_DONTFORK);
+                let _ = raw::madvise(range.start, range.len, libc::MADV_NOHUGEPAGE);
+            }
+            uffd.register_wp(*range).is_ok()
+        });
+        Ok(Self { uffd, scratch })
+    }
+
+    /// Blocks writers to a span, once it is no longer registered with another userfaultfd.
+    pub(super) fn block_writers(&self, span: Range, protect: bool) -> Result<(), Errno> {
+        self.uffd.register_wp(span)?;
+        if protect { self.uffd.write_protect(span, true) } else { Ok(()) }
+    }
+
+    /// Lets blocked threads go on. An error means that nothing is mapped in the span any more: then
+    /// nothing is registered either.
+    pub(super) fn release(&self, span: Range) {
+        let _ = self.uffd.unregister(span);
+        let _ = self.uffd.wake(span);
+    }
+
+    /// Whether pinned pages can be told from others.
+    pub(crate) fn can_check_pins(&self) -> bool {
+        self.scratch.is_some()
+    }
+
+    /// Blocks readers of pages that are taken away, until the window closes. From here on the agent
+    /// itself must not touch the span either.
+    pub(crate) fn block_readers(&self, span: Range) -> Result<(), Errno> {
+        self.uffd.register_missing_wp(span)
+    }
+
+    /// Moves pages to the scratch area, from the first on; returns how many bytes were moved, and
+    /// why the next page was not. `EBUSY`: it may be pinned.
+    ///
+    /// They go to `offset` bytes behind the area's start, where it must be empty.
+    ///
+    /// # Safety
+    ///
+    /// - `from` lies in an open window whose readers [are blocked](WindowUffd::block_readers): no
+    ///   thread can see that the pages are missing.
+    /// - Before the window closes, the caller maps the same bytes there, or [puts the pages
+    ///   back](WindowUffd::put_back).
+    /// - The agent holds no reference into `from`.
+    pub(crate) unsafe fn take_away(&self, from: Range, offset: usize) -> (usize, Result<(), Errno>) {
+        let Some(scratch) = self.scratch.filter(|scratch| offset + from.len <= scratch.len) else {
+            return (0, Err(Errno::NOSYS));
+        };
+        let (mut done, mut tries, mut most) = (0, 0, from.len);
+        while done < from.len {
+            let len = most.min(from.len - done);
+            let part = Range::new(from.start + done, len);
+            // SAFETY: by the contract no thread reaches the pages of `from` before their bytes are
+            // back, and no reference into them exists. Nothing refers to the scratch area, which is
+            // the agent's own.
+            match unsafe { self.uffd.move_pages(part, scratch.start + offset + done) } {
+                Ok(moved) if moved == len => (done, tries, most) = (done + len, 0, from.len),
+                // The pages lie in two mappings: halving finds the border.
+                Err(Errno::INVAL) if len > PAGE_SIZE => most = (len / 2).next_multiple_of(PAGE_SIZE),
+                // A part was moved. The next call says why it ended.
+                Ok(moved) => (done, tries) = (done + moved, 0),
+                Err(Errno::AGAIN) if tries < TRIES => tries += 1,
+                Err(Errno::AGAIN) => return (done, Err(Errno::BUSY)),
+                Err(error) => return (done, Err(error)),
+            }
+        }
+        (done, Ok(()))
+    }
+
+    /// Moves pages back that were taken from `to`, to `offset`, into the mapping that they came
+    /// from. False if some could not be moved.
+    pub(crate) fn put_back(&self, to: Range, offset: usize) -> bool {
+        let Some(scratch) = self.scratch else { return false };
+        // Page by page: the place may consist of several mappings.
+        (0..to.len).step_by(PAGE_SIZE).all(|at| {
+            let page = Range::new(scratch.start + offset + at, PAGE_SIZE);
+            (0..TRIES).any(|_| {
+                // SAFETY: the scratch area is the agent's own, and nothing refers to it. At `to` a
+                // page that is in place already stays (EEXIST), and a missing one gets its own
+                // bytes back.
+                matches!(unsafe { self.uffd.move_pages(page, to.start + at) }, Ok(_) | Err(Errno::EXIST))
+            })
+        })
+    }
+
+    /// Discards what was moved to the first `len` bytes of the scratch area.
+    pub(crate) fn discard_taken(&self, len: usize) {
+        if let Some(scratch) = self.scratch {
+            // SAFETY: the scratch area is the agent's own, and nothing relies on what it holds:
+            // each page in it was replaced by a mapping with the same bytes, or was moved back.
+            let _ = unsafe { raw::madvise(scratch.start, len.min(scratch.len), libc::MADV_DONTNEED) };
+        }
+    }
+
+    /// Closes the userfaultfd, which releases every blocked thread, and unmaps the scratch area. A
+    /// forked child drops this instead: it did not inherit the scratch area.
+    pub(super) fn close(self) {
+        if let Some(scratch) = self.scratch {
+            // SAFETY: the scratch area is the agent's own, and nothing refers to it any more.
+            let _ = unsafe { raw::munmap(scratch.start, scratch.len) };
+        }
+    }
+}

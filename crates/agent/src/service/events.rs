@@ -1,0 +1,117 @@
+//! The event thread: reads the events of the tracking userfaultfd.
+//!
+//! A thread that forks, moves or unmaps registered memory past the C library waits until its event
+//! is read. Events are read under the lock: so memory that is marked later at the same address is
+//! not taken for the one that an old event is about. During a fork the forking thread holds the
+//! lock and waits for the event to be read. Then it is read without the lock, stashed, and acted
+//! upon later.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::Duration;
+
+use kmem::range::Range;
+use kmem::uffd::{Event, Uffd};
+use rustix::io::Errno;
+
+use crate::runtime::globals::{self, FORKING, STASHED, STATE};
+use crate::runtime::poll;
+use crate::runtime::state::State;
+
+/// Pause between two rounds, so that waiting for the lock, or for a fork's end, costs little CPU
+/// time.
+const PAUSE: Duration = Duration::from_micros(100);
+
+/// Reads events until `stop` is readable or the userfaultfd fails.
+pub(super) fn watch(uffd: &Uffd, stop: &OwnedFd) {
+    let mut stash = Vec::new();
+    // To read a fork's event takes a free descriptor. When the program has none left, closing this
+    // one makes room.
+    let mut spare = keep_spare(stop);
+    loop {
+        let mut fds = [poll::readable(uffd), poll::readable(stop)];
+        if stash.is_empty() && !poll::wait(&mut fds, -1) || fds[1].revents != 0 || fds[0].revents & !libc::POLLIN != 0 {
+            return;
+        }
+        let read = if FORKING.load(Ordering::Acquire) {
+            match read_to_stash(uffd, &mut stash) {
+                Ok(true) => continue,
+                Ok(false) => Ok(()),
+                Err(error) => Err(error),
+            }
+        } else {
+            act_on_all(uffd, &mut stash)
+        };
+        if read.is_err() {
+            globals::set_spare(None::<&OwnedFd>);
+            spare = None;
+        } else if spare.is_none() {
+            spare = keep_spare(stop);
+        }
+        thread::sleep(PAUSE);
+    }
+}
+
+/// Reads one event without the lock. False if there is none.
+fn read_to_stash(uffd: &Uffd, stash: &mut Vec<Event>) -> Result<bool, Errno> {
+    STASHED.store(true, Ordering::Release);
+    let event = uffd.read_event();
+    if let Ok(Some(event)) = event {
+        stash.push(event);
+        return Ok(true);
+    }
+    if stash.is_empty() {
+        STASHED.store(false, Ordering::Release);
+    }
+    event.map(|_| false)
+}
+
+/// Acts on the stashed events and on those that can be read, if the lock is free.
+fn act_on_all(uffd: &Uffd, stash: &mut Vec<Event>) -> Result<(), Errno> {
+    let Some(mut state) = STATE.try_lock() else { return Ok(()) };
+    stash.drain(..).for_each(|event| act(&mut state, event));
+    STASHED.store(false, Ordering::Release);
+    let read = loop {
+        match uffd.read_event() {
+            Ok(Some(event)) => act(&mut state, event),
+            Ok(None) => break Ok(()),
+            Err(error) => break Err(error),
+        }
+    };
+    drop(state);
+    globals::wake();
+    read
+}
+
+fn keep_spare(stop: &OwnedFd) -> Option<OwnedFd> {
+    let spare = stop.try_clone().ok();
+    globals::set_spare(spare.as_ref());
+    spare
+}
+
+fn act(state: &mut State, event: Event) {
+    match event {
+        Event::Fork { child } => {
+            if state.regions.is_inherited() {
+                state.uplink.control.count_fork();
+            }
+            // Closing it unregisters the child's copy.
+            drop(child);
+        }
+        Event::Unmap(range) => lose(state, range),
+        Event::Remap { from, to, len } => {
+            lose(state, Range::new(from, len));
+            // Fails only where nothing is mapped.
+            let _ = state.uffds.untrack(Range::new(to, len));
+        }
+        Event::Remove(_) | Event::Pagefault { .. } => {}
+    }
+}
+
+/// Mappings went away without the guards' knowledge.
+fn lose(state: &mut State, range: Range) {
+    for (id, run) in state.regions.pieces(range) {
+        state.give_up(id, run);
+    }
+}

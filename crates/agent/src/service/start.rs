@@ -1,0 +1,139 @@
+//! The agent's two threads, started when the program marks memory for the first time, with every
+//! signal blocked.
+//!
+//! The *agent* thread speaks with the daemon and merges ([`crate::daemon::link`]). The *event*
+//! thread reads the events of the tracking userfaultfd ([`crate::service::events`]). A panic in
+//! either ends management and never the program: tables and guards stay.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::{env, io, mem, thread};
+
+use kmem::uffd::{CreateError, Features, Uffd};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
+
+use crate::daemon::link;
+use crate::recycle::pool;
+use crate::runtime::globals::{self, Phase, STARTING, STATE, phase, set_phase};
+use crate::runtime::lock::Blocked;
+use crate::runtime::log;
+use crate::runtime::sabotage::{self, Sabotage};
+use crate::runtime::state::window_uffd::WindowUffd;
+use crate::service::{events, fork};
+
+/// Bytes of stack for each thread.
+const STACK: usize = 256 << 10;
+
+/// Why the agent does not run in this program.
+#[derive(Debug, thiserror::Error)]
+enum StartError {
+    /// `pageone run` sets this variable.
+    #[error("{} is not set", wire::ENV_SOCKET)]
+    NoSocket,
+    /// The wire, the store and the tables count pages of 4 KiB.
+    #[error("pages of {0} bytes")]
+    PageSize(usize),
+    /// A userfaultfd cannot be created.
+    #[error(transparent)]
+    Userfaultfd(#[from] CreateError),
+    /// An eventfd cannot be created.
+    #[error("eventfd: {0}")]
+    Eventfd(#[from] Errno),
+    /// The C library does not take fork handlers.
+    #[error("no memory for fork handlers")]
+    ForkHandlers,
+    /// A thread cannot be started.
+    #[error("thread {name}: {error}")]
+    Thread {
+        /// The thread's name.
+        name: &'static str,
+        /// Why.
+        error: io::Error,
+    },
+}
+
+/// Starts the agent if it does not run yet; whether it runs. The caller has blocked all signals.
+pub(crate) fn start() -> bool {
+    if phase() == Phase::Idle {
+        let _one = STARTING.lock();
+        if phase() == Phase::Idle {
+            sabotage::read();
+            let phase = match try_start() {
+                Ok(()) => Phase::Running,
+                Err(error) => {
+                    log::line(format_args!("memory is left to the kernel: {error}"));
+                    Phase::Ended
+                }
+            };
+            set_phase(phase);
+        }
+    }
+    phase() == Phase::Running
+}
+
+fn try_start() -> Result<(), StartError> {
+    let path = env::var_os(wire::ENV_SOCKET).filter(|path| !path.is_empty());
+    let path = PathBuf::from(path.ok_or(StartError::NoSocket)?);
+    if kmem::page_size() != kmem::PAGE_SIZE {
+        return Err(StartError::PageSize(kmem::page_size()));
+    }
+    let tracking = Arc::new(tracking_uffd()?);
+    let window = WindowUffd::new()?;
+    let new_eventfd = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+    let (wake, stop) = (new_eventfd()?, Arc::new(new_eventfd()?));
+    if !fork::watch_forks() {
+        return Err(StartError::ForkHandlers);
+    }
+    std::panic::set_hook(Box::new(|panic| log::line(format_args!("{panic}"))));
+    let (events_uffd, events_stop) = (tracking.clone(), stop.clone());
+    spawn("pageone-events", move || events::watch(&events_uffd, &events_stop))?;
+    let recycler = pool::from_environment();
+    let mut state = STATE.lock();
+    state.uffds.open(tracking, window);
+    state.recycler = recycler;
+    drop(state);
+    globals::set_eventfds(&wake, &*stop);
+    spawn("pageone-agent", move || {
+        link::serve(&path, &wake);
+        // Detached: nothing is registered any more, so no event will come.
+        globals::stop();
+        globals::take_eventfds().for_each(drop);
+        drop(stop);
+    })
+}
+
+/// The userfaultfd that regions are registered with. Fork events need CAP_SYS_PTRACE: without it
+/// forks that bypass the C library's `fork` go unseen.
+fn tracking_uffd() -> Result<Uffd, CreateError> {
+    let features =
+        Features::WP | Features::WP_ASYNC | Features::WP_UNPOPULATED | Features::EVENT_REMAP | Features::EVENT_UNMAP;
+    Uffd::new(features | Features::EVENT_FORK).or_else(|error| match error {
+        CreateError::NoForkEvents | CreateError::NoPermission => Uffd::new(features),
+        other => Err(other),
+    })
+}
+
+fn spawn(name: &'static str, body: impl FnOnce() + Send + 'static) -> Result<(), StartError> {
+    let signals = Blocked::all();
+    let body = move || {
+        if sabotage::is_on(Sabotage::SignalsUnblocked) {
+            mem::forget(Blocked::none());
+        }
+        if catch_unwind(AssertUnwindSafe(body)).is_err() {
+            end();
+        }
+    };
+    let started = thread::Builder::new().name(name.into()).stack_size(STACK).spawn(body);
+    drop(signals);
+    started.map(drop).map_err(|error| StartError::Thread { name, error })
+}
+
+/// Ends management after a panic. Merged pages stay merged, and guarded.
+fn end() {
+    set_phase(Phase::Ended);
+    let mut state = STATE.lock();
+    state.uplink.disconnect();
+    state.uffds.close();
+}

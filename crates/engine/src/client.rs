@@ -6,6 +6,7 @@ pub(crate) mod changes;
 pub(crate) mod digests;
 mod protocol;
 pub(crate) mod recycling;
+pub(crate) mod scanning;
 pub(crate) mod watch;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -18,7 +19,7 @@ use kmem::memfd::SharedMap;
 use kmem::pagemap::Pagemap;
 use kmem::pidfd::PidFd;
 use kmem::seqpacket::Conn;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use wire::{Merge, MergeRun, Outcome, PageNo, RegionId, Report, Run, SegmentId, ToAgent, ToDaemon};
 
 use crate::client::batch::{Batch, PlannedRun, Target};
@@ -97,6 +98,8 @@ pub(crate) struct State {
     pub(crate) held: bool,
     /// What it has changed since a checkpoint.
     pub(crate) since: Option<crate::client::changes::Log>,
+    /// A scan that is under way, without the lock.
+    scanning: Option<scanning::Scanning>,
     /// It was held, so written pages may have gone unseen.
     pub(crate) unsure: bool,
     /// Runs shorter than this are left out: the budget of mappings is short.
@@ -165,6 +168,8 @@ pub(crate) enum Next {
 pub(crate) struct Client {
     identity: Identity,
     state: Mutex<State>,
+    /// [`State::scanning`] became `None`.
+    scan_ended: Condvar,
     wishes: Mutex<Wishes>,
     /// What was sighted here and another client has too, in a huge page that is not split yet; see
     /// [`crate::ledger::huge`].
@@ -211,6 +216,7 @@ impl Client {
             stalled: false,
             held: false,
             since: None,
+            scanning: None,
             unsure: false,
             min_run: 1,
             maps_bound: false,
@@ -224,6 +230,7 @@ impl Client {
         Self {
             identity,
             state: Mutex::new(state),
+            scan_ended: Condvar::new(),
             wishes: Mutex::default(),
             shown: Mutex::default(),
             answers: Answers::default(),
@@ -329,6 +336,7 @@ impl Client {
                 self.drop_entry(id, page, entry);
             }
         }
+        state.overtake(id, run);
         Ok(())
     }
 
@@ -453,7 +461,7 @@ impl Client {
         id: RegionId,
         runs: Vec<PlannedRun>,
     ) -> Result<(), (Vec<PlannedRun>, std::io::Error)> {
-        let mut state = self.state();
+        let mut state = self.settled();
         let ready = state.connected && !state.held;
         let Some(region) = state.regions.get_mut(&id).filter(|_| ready) else {
             return Err((runs, std::io::ErrorKind::NotConnected.into()));

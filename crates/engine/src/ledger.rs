@@ -20,6 +20,7 @@
 pub(crate) mod free_pages;
 pub(crate) mod huge;
 pub(crate) mod stamps;
+pub(crate) mod written;
 
 use dirty::{DirtyTree, NewError};
 use kmem::pagemap::PageRun;

@@ -230,6 +230,7 @@ impl Client {
         for &run in &recycled.runs {
             let region = Self::checked(state, recycled.region, run)?;
             region.recycle(run, |page, entry| self.drop_entry(recycled.region, page, entry));
+            state.overtake(recycled.region, run);
         }
         Ok(())
     }

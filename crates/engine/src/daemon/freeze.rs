@@ -101,7 +101,7 @@ impl Engine {
         let held = self.shared.set_held(pid, true);
         drop(holds);
         let mut hold = Hold { shared: self.shared.clone(), pid, since: None };
-        let mut since: Vec<_> = held.iter().filter_map(|client| client.state().since.take()).collect();
+        let mut since: Vec<_> = held.iter().filter_map(|client| client.settled().since.take()).collect();
         let deadline = Instant::now() + PATIENCE;
         loop {
             let client = find().ok_or(HoldError::NotAClient(pid))?;

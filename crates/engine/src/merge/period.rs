@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Refuses pinned memory, and scans. `false`: there is nothing to do for this client now.
 pub(super) fn begin(shared: &Shared, client: &Client) -> bool {
     let status = kmem::procfs::status(Some(client.pid));
-    let mut state = client.state();
+    let mut state = client.settled();
     let now = Instant::now();
     state.stalled = state.outstanding > 0 && now.duration_since(state.reported) > PATIENCE;
     if !state.connected || state.detached || state.held || state.outstanding > 0 || now < state.next_scan {

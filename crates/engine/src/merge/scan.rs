@@ -1,100 +1,201 @@
-//! Scanning a client: which of its pages were written since the last time, and what that says of
-//! each.
+//! Scanning a client: which of its pages were written since the last time.
+//!
+//! ```text
+//!   for each region:   PAGEMAP_SCAN          which pages were written; protects them anew
+//!                      │ Written
+//!                      ├──▶ change log, pages written lately
+//!                      PAGEMAP_SCAN, FILE    of those that map frames: which were copied
+//!                      │ Written
+//!                      └──▶ ledger           entries, ages
+//! ```
+//!
+//! The client's lock is held to apply findings, and not while the kernel scans. Between a system
+//! call and its findings' way into the ledger, the state may change:
+//!
+//! - *Batches* neither begin nor are under way. A scan begins only when nothing is outstanding, and
+//!   [`Client::send_batch`] waits for its end. So no page becomes merged meanwhile. It must not:
+//!   the
+//!   scan has cleared the note that a page was written or pinned, and only the findings say so.
+//! - *Freezes*, and other scans, wait for the end too: a freeze takes the change log, which lacks
+//!   what was not applied yet.
+//! - *Discarded and recycled pages* are noted, and findings on them are dropped
+//!   ([`crate::client::scanning`]). Their entry is what the agent said last.
+//! - *Regions* may shrink, go, and come. Findings on a region that is gone, or is another one by
+//!   the
+//!   same number, are dropped; a new region is scanned next time, from its first page.
+//! - *The client* may disconnect or be reaped: it has no regions then.
+//!
+//! The program itself writes at any time, as it did under the lock: such a page is found by the
+//! next scan, or differs when the agent compares it.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use kmem::PAGE_SIZE;
 use kmem::memfd::HUGE_PAGE_SIZE;
 use kmem::pagemap::{Categories, PageRun, Query};
 use kmem::range::Range;
+use parking_lot::MutexGuard;
 use rustix::io::Errno;
 use wire::{RegionId, Run};
 
+use crate::client::scanning::without;
 use crate::client::{Client, State};
-use crate::config::HugePages;
+use crate::ledger::written::HugePolicy;
 use crate::ledger::{Entry, Region};
 
-/// How long one system call that scans should take, and how much memory it looks at: to begin with,
-/// at least, at most.
+/// How long one system call that scans should take: an agent that maps waits for it.
 const SCAN_TIME: Duration = Duration::from_micros(100);
+/// Bytes that the first system call of a scan looks at.
 const SCAN_BYTES: usize = 32 << 20;
+/// Fewest bytes that one looks at.
 const LEAST_SCAN_BYTES: usize = HUGE_PAGE_SIZE;
+/// Most bytes that one looks at.
 const MOST_SCAN_BYTES: usize = 256 << 20;
+
+/// What the kernel says of every page that a scan finds. Whether it is a page of a file is asked in
+/// a second step, of written pages that the ledger holds for merged: for that the kernel looks at
+/// each page's `struct page`, a cache miss a page, where all else stands in the page table (8 GiB:
+/// 74 ms against a few).
+const RETURNED: Categories = Categories::PRESENT.union(Categories::PFNZERO).union(Categories::HUGE);
+const POPULATED: Categories = Categories::PRESENT.union(Categories::SWAPPED);
+
+/// What a scan found written in one region, or new.
+struct Written {
+    region: RegionId,
+    /// What the region was when the scan began.
+    start: u64,
+    pages: u32,
+    first_scan: bool,
+    runs: Vec<PageRun>,
+}
+
+impl Written {
+    /// Nothing yet, of a region.
+    fn of(id: RegionId, region: &Region) -> Self {
+        let &Region { start, pages, first_scan, .. } = region;
+        Self { region: id, start, pages, first_scan, runs: Vec::new() }
+    }
+
+    /// The memory of the region.
+    fn range(&self) -> Range {
+        Range::new(self.start as usize, self.pages as usize * PAGE_SIZE)
+    }
+
+    /// The ledger of the region, if it is still the one that was scanned.
+    fn ledger<'s>(&self, regions: &'s mut BTreeMap<RegionId, Region>) -> Option<&'s mut Region> {
+        let same = |region: &Region| {
+            (region.start, region.pages, region.first_scan) == (self.start, self.pages, self.first_scan)
+        };
+        regions.get_mut(&self.region).filter(|region| same(region))
+    }
+}
 
 impl Client {
     /// Scans every region for pages written since the last time, re-protecting them in the same
-    /// step.
+    /// step. `state` must be [settled](Client::settled); it is unlocked meanwhile.
     ///
-    /// Whether a page is one of a file is asked in a second step, of written pages that the ledger
-    /// holds for merged: for that the kernel looks at each page's `struct page`, a cache miss a
-    /// page, where all else stands in the page table (8 GiB: 74 ms against a few).
+    /// `ageing`: a merge period has passed. Otherwise what is found is kept for the next scan that
+    /// ages; see `rates`. Returns how many pages were written, or are new.
     ///
-    /// `ageing`: a merge period has passed. Otherwise what is found is kept for that scan; see
-    /// `rates`. Returns how many pages were written, or are new.
-    pub(crate) fn scan(&self, state: &mut State, ageing: bool) -> Result<u64, Errno> {
+    /// # Errors
+    /// Those of `PAGEMAP_SCAN`. What was found until then is entered; the change log is lost.
+    pub(crate) fn scan(&self, state: &mut MutexGuard<'_, State>, ageing: bool) -> Result<u64, Errno> {
         if state.held {
             return Ok(0);
         }
+        self.while_scanning(state, |state| self.scan_regions(state, ageing))
+    }
+
+    fn scan_regions(&self, state: &mut MutexGuard<'_, State>, ageing: bool) -> Result<u64, Errno> {
         if std::mem::take(&mut state.unsure) {
             self.find_unseen(state)?;
         }
         state.stamp_scan(Instant::now());
         // Lost when a scan fails: what it found until then is no more in the kernel's notes.
         let mut since = state.since.take();
-        let mut written: Vec<PageRun> = Vec::new();
         let mut found = 0;
-        for (&id, region) in &mut state.regions {
+        let regions: Vec<RegionId> = state.regions.keys().copied().collect();
+        for id in regions {
+            let Some(mut written) = state.regions.get(&id).map(|region| Written::of(id, region)) else { continue };
+            state.begin_region(id);
             let query = Query {
                 write_protect: true,
-                required: if region.first_scan && ageing { Categories::empty() } else { Categories::WRITTEN },
-                any_of: Categories::PRESENT | Categories::SWAPPED,
-                returned: Categories::PRESENT | Categories::PFNZERO | Categories::HUGE,
+                required: if written.first_scan && ageing { Categories::empty() } else { Categories::WRITTEN },
+                any_of: POPULATED,
+                returned: RETURNED,
                 ..Query::default()
             };
-            let range = Range::new(region.start as usize, region.pages as usize * PAGE_SIZE);
-            written.clear();
-            self.scan_gently(range, &query, &mut |run| written.push(run))?;
-            let mut copied = 0;
-            for &run in &written {
-                let pages = region.pages_of(run);
-                region.written_lately(pages);
-                found += u64::from(pages.len);
+            MutexGuard::unlocked(state, || self.scan_gently(written.range(), &query, &mut written.runs))?;
+            for run in &written.runs {
+                found += run.pages() as u64;
                 if let Some(since) = &mut since {
                     since.add(Range::new(run.start, run.end - run.start));
                 }
-                if region.pages_of(run).pages().any(|page| matches!(region.entry(page), Entry::Merged(_))) {
-                    let query = Query {
-                        any_of: Categories::PRESENT | Categories::SWAPPED,
-                        returned: query.returned | Categories::FILE,
-                        ..Query::default()
-                    };
-                    let range = Range::new(run.start, run.end - run.start);
-                    self.pagemap.scan(range, &query, &mut |run| copied += self.found_written(id, region, run))?;
-                } else {
-                    copied += self.found_written(id, region, run);
-                }
             }
-            if ageing {
-                region.end_scan();
+            if let Some(region) = written.ledger(&mut state.regions) {
+                written.runs.iter().for_each(|&run| region.written_lately(region.pages_of(run)));
             }
-            state.totals.copied += copied;
+            self.ask_for_copies(state, &mut written)?;
+            self.enter(state, &written, ageing);
         }
         state.since = since.and_then(|mut since| (!since.is_too_long()).then_some(since));
         state.totals.full_scans += u64::from(ageing);
         Ok(found)
     }
 
+    /// Asks the kernel which of the written pages that map frames, as far as the ledger knows, are
+    /// copies by now.
+    fn ask_for_copies(&self, state: &mut MutexGuard<'_, State>, written: &mut Written) -> Result<(), Errno> {
+        let Some(region) = written.ledger(&mut state.regions).filter(|region| region.counts().merged > 0) else {
+            return Ok(());
+        };
+        let merged: Vec<PageRun> =
+            written.runs.extract_if(.., |run| region.maps_frames(region.pages_of(*run))).collect();
+        if merged.is_empty() {
+            return Ok(());
+        }
+        let query = Query { any_of: POPULATED, returned: RETURNED | Categories::FILE, ..Query::default() };
+        MutexGuard::unlocked(state, || {
+            merged.into_iter().try_for_each(|run| {
+                let range = Range::new(run.start, run.end - run.start);
+                self.pagemap.scan(range, &query, &mut |run| written.runs.push(run)).map(drop)
+            })
+        })
+    }
+
+    /// Enters findings into the ledger, but for pages that the agent has reported on since.
+    fn enter(&self, state: &mut State, written: &Written, ageing: bool) {
+        let overtaken = state.overtaken();
+        let Some(region) = written.ledger(&mut state.regions) else { return };
+        let mut copied = 0;
+        for &run in &written.runs {
+            without(region.pages_of(run), &overtaken, |part| {
+                copied += self.found_written(written.region, region, part, run.categories);
+            });
+        }
+        if ageing {
+            region.end_scan();
+        }
+        state.totals.copied += copied;
+    }
+
+    fn found_written(&self, id: RegionId, region: &mut Region, run: Run, is: Categories) -> u64 {
+        let policy = HugePolicy { pages: self.huge_pages, share: self.huge_page_share };
+        region.found_written(run, is, policy, |page, entry| self.drop_entry(id, page, entry))
+    }
+
     /// Scans part by part, each short enough: while the kernel scans, an agent that maps has to
     /// wait, and behind it the program's page faults do. A part's length follows what the one
     /// before took, since many mappings make it slow. Parts end between huge pages: one that is
     /// write-protected in part is split.
-    fn scan_gently(&self, range: Range, query: &Query, each: &mut dyn FnMut(PageRun)) -> Result<(), Errno> {
+    fn scan_gently(&self, range: Range, query: &Query, found: &mut Vec<PageRun>) -> Result<(), Errno> {
         let (mut start, mut len) = (range.start, SCAN_BYTES);
         while start < range.end() {
             let end = ((start + len) & !(HUGE_PAGE_SIZE - 1)).min(range.end());
             let part = Range::new(start, end - start);
             let begin = Instant::now();
-            self.pagemap.scan(part, query, each)?;
+            self.pagemap.scan(part, query, &mut |run| found.push(run))?;
             let time = begin.elapsed();
             start = part.end();
             if time > SCAN_TIME {
@@ -106,74 +207,41 @@ impl Client {
         Ok(())
     }
 
-    /// After a hold: finds what was written while somebody else cleared the notes of writes: merged
-    /// pages that were copied, and pages that hold something where nothing was known. What was
-    /// written of those that were read before shows when they are compared. A device may be about
-    /// to write into copies: these rest anew.
-    fn find_unseen(&self, state: &mut State) -> Result<(), Errno> {
-        for (&id, region) in &mut state.regions {
+    /// After a freeze: finds what was written while somebody else cleared the notes of writes:
+    /// merged pages that were copied, and pages that hold something where nothing was known. What
+    /// was written of those that were read before shows when they are compared. A device may be
+    /// about to write into copies: their quarantine begins again.
+    fn find_unseen(&self, state: &mut MutexGuard<'_, State>) -> Result<(), Errno> {
+        let query = Query {
+            inverted: Categories::FILE,
+            required: Categories::PRESENT | Categories::FILE,
+            returned: RETURNED,
+            ..Query::default()
+        };
+        let regions: Vec<RegionId> = state.regions.keys().copied().collect();
+        for id in regions {
+            let Some(region) = state.regions.get_mut(&id) else { continue };
             region.rest_anew();
-            let query = Query {
-                inverted: Categories::FILE,
-                required: Categories::PRESENT | Categories::FILE,
-                returned: Categories::PRESENT | Categories::PFNZERO | Categories::HUGE,
-                ..Query::default()
-            };
-            let range = Range::new(region.start as usize, region.pages as usize * PAGE_SIZE);
+            let mut unseen = Written::of(id, region);
+            state.begin_region(id);
+            MutexGuard::unlocked(state, || self.scan_gently(unseen.range(), &query, &mut unseen.runs))?;
+            let overtaken = state.overtaken();
+            let Some(region) = unseen.ledger(&mut state.regions) else { continue };
             let mut copied = 0;
-            self.scan_gently(range, &query, &mut |run| {
-                for page in region
-                    .pages_of(run)
-                    .pages()
-                    .filter(|&page| !matches!(region.entry(page), Entry::Unshared(_) | Entry::Pending))
-                    .collect::<Vec<_>>()
-                {
-                    let start = region.address(page);
-                    copied += self.found_written(id, region, PageRun { start, end: start + PAGE_SIZE, ..run });
-                }
-            })?;
+            for run in &unseen.runs {
+                without(region.pages_of(*run), &overtaken, |part| {
+                    for page in part.pages() {
+                        if !matches!(region.entry(page), Entry::Unshared(_) | Entry::Pending) {
+                            copied += self.found_written(id, region, Run::one(page), run.categories);
+                        }
+                    }
+                });
+            }
             state.totals.copied += copied;
         }
         Ok(())
     }
-
-    /// These pages were written, or first touched, since the last scan. Returns how many left their
-    /// frame.
-    fn found_written(&self, id: RegionId, region: &mut Region, run: PageRun) -> u64 {
-        let is = run.categories;
-        let mut copied = 0;
-        let zero = is.contains(Categories::PFNZERO);
-        let huge = is.contains(Categories::HUGE);
-        let kept_huge = huge && self.huge_pages == HugePages::Keep;
-        if huge && self.huge_page_share > 0.0 {
-            region.found_huge(region.pages_of(run), self.huge_page_share);
-        } else {
-            region.lost_huge(region.pages_of(run));
-        }
-        for page in region.pages_of(run).pages() {
-            match region.entry(page) {
-                Entry::Pending => continue,
-                // The frame came into the page table by a read, or the zero page did. A frame that
-                // the kernel has swapped out since may show as neither present nor of a file.
-                Entry::Merged(_) if is.contains(Categories::FILE) || !is.contains(Categories::PRESENT) => continue,
-                Entry::Zero | Entry::Fresh | Entry::Recycled if zero => continue,
-                entry @ (Entry::Merged(_) | Entry::Unshared(_) | Entry::Zero | Entry::Recycled) => {
-                    if matches!(entry, Entry::Merged(_)) {
-                        copied += 1;
-                        region.copied(page);
-                    }
-                    region.set(page, Entry::Fresh);
-                    self.drop_entry(id, page, entry);
-                }
-                Entry::Fresh => {}
-            }
-            if let Some(stamps) = &mut region.stamps {
-                stamps.record(page);
-            }
-            if is.contains(Categories::PRESENT) && !kept_huge {
-                region.mark_written(Run::one(page));
-            }
-        }
-        copied
-    }
 }
+
+#[cfg(test)]
+mod tests;

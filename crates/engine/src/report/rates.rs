@@ -15,6 +15,8 @@ use std::time::Instant;
 
 use control::{DirtyStatus, Heat, Window};
 
+use parking_lot::MutexGuard;
+
 use crate::client::{Client, State};
 use crate::daemon::service::Engine;
 
@@ -23,7 +25,7 @@ const WINDOWS: [u16; 9] = [2, 5, 10, 20, 50, 100, 200, 300, 600];
 /// The window of the heat map.
 const HEAT: u16 = 100;
 /// Somebody asks: scans, if it is time and nothing is under way.
-fn ask(client: &Client, state: &mut State) -> Result<(), rustix::io::Errno> {
+fn ask(client: &Client, state: &mut MutexGuard<'_, State>) -> Result<(), rustix::io::Errno> {
     let now = Instant::now();
     let due = state.watch(now);
     if !due || !state.connected || state.detached || state.outstanding > 0 {
@@ -60,7 +62,7 @@ impl Engine {
 }
 
 fn status(client: &Client) -> DirtyStatus {
-    let mut state = client.state();
+    let mut state = client.settled();
     let failed = ask(client, &mut state).err();
     let mut out = DirtyStatus { pid: client.pid, name: client.name.clone(), ..DirtyStatus::default() };
     out.held_up = match (failed, state.detached, state.connected, state.outstanding) {

@@ -1,0 +1,175 @@
+//! A scan of a client under way: what may happen beside it, and what may not.
+//!
+//! A scan is a system call that takes up to milliseconds. The client's lock is not held for that
+//! time, so the thread that hears the agents never waits for a scan. Other scans, batches and
+//! freezes do wait ([`Client::settled`]): the scan clears the kernel's notes of writes as it reads
+//! them, and until the ledger has its findings only the scan knows of those writes.
+//!
+//! Pages that the agent reports discarded or recycled meanwhile are noted ([`State::overtake`]),
+//! and the findings on them are dropped. The outcome is as if the findings had been applied at
+//! once, and the messages after them.
+
+use parking_lot::MutexGuard;
+use wire::{PageNo, RegionId, Run};
+
+use super::{Client, State};
+
+/// A scan under way.
+#[derive(Default)]
+pub(crate) struct Scanning {
+    /// The region that is being scanned.
+    region: RegionId,
+    /// Its pages of which the agent has reported since the scan of the region began.
+    overtaken: Vec<Run>,
+}
+
+impl Client {
+    /// The changing half, at a time when no scan is under way: waits for the end of one.
+    pub(crate) fn settled(&self) -> MutexGuard<'_, State> {
+        let mut state = self.state();
+        while state.scanning.is_some() {
+            self.scan_ended.wait(&mut state);
+        }
+        state
+    }
+
+    /// Runs a scan, which may unlock the state that it is given. The state must be
+    /// [settled](Client::settled).
+    pub(crate) fn while_scanning<R>(
+        &self,
+        state: &mut MutexGuard<'_, State>,
+        scan: impl FnOnce(&mut MutexGuard<'_, State>) -> R,
+    ) -> R {
+        debug_assert!(state.scanning.is_none(), "two scans at a time");
+        state.scanning = Some(Scanning::default());
+        let result = scan(state);
+        state.scanning = None;
+        self.scan_ended.notify_all();
+        result
+    }
+}
+
+impl State {
+    /// The scan under way comes to this region.
+    pub(crate) fn begin_region(&mut self, region: RegionId) {
+        self.scanning = Some(Scanning { region, overtaken: Vec::new() });
+    }
+
+    /// The agent reports that these pages hold nothing now. What a scan under way finds of them is
+    /// older.
+    pub(crate) fn overtake(&mut self, region: RegionId, run: Run) {
+        if let Some(scanning) = self.scanning.as_mut().filter(|scanning| scanning.region == region) {
+            scanning.overtaken.push(run);
+        }
+    }
+
+    /// The pages overtaken since the scan of the region began: ascending, disjoint.
+    pub(crate) fn overtaken(&mut self) -> Vec<Run> {
+        let mut runs =
+            self.scanning.as_mut().map(|scanning| std::mem::take(&mut scanning.overtaken)).unwrap_or_default();
+        runs.sort_unstable_by_key(|run| run.page);
+        runs.dedup_by(|next, last| {
+            let joins = next.page <= last.end();
+            if joins {
+                *last = Run::between(last.page, last.end().max(next.end()));
+            }
+            joins
+        });
+        runs
+    }
+}
+
+/// Calls `each` with the parts of `run` that are in none of `holes`, which are ascending and
+/// disjoint.
+pub(crate) fn without(run: Run, holes: &[Run], mut each: impl FnMut(Run)) {
+    let mut from: PageNo = run.page;
+    let first = holes.partition_point(|hole| hole.end() <= from);
+    for hole in holes[first..].iter().take_while(|hole| hole.page < run.end()) {
+        if hole.page > from {
+            each(Run::between(from, hole.page));
+        }
+        from = from.max(hole.end());
+    }
+    if from < run.end() {
+        each(Run::between(from, run.end()));
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::collections::HashSet;
+    use std::sync::Arc;
+
+    use kmem::memfd;
+    use kmem::pagemap::Pagemap;
+    use kmem::pidfd::PidFd;
+    use kmem::seqpacket::Conn;
+
+    use super::*;
+    use crate::client::Identity;
+    use crate::config::{Config, HugePages};
+    use crate::content::domain::{Domain, DomainKey};
+    use crate::content::index::ClientId;
+
+    /// A client that is this process, and its agent's end of the connection.
+    pub(crate) fn client() -> (Client, Conn) {
+        let key = DomainKey { name: "test".into(), uid: None };
+        let (conn, agent) = Conn::pair().unwrap();
+        let control = rustix::fs::memfd_create("control", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&control, wire::control::LEN as u64).unwrap();
+        let pid = std::process::id() as i32;
+        let identity = Identity {
+            number: ClientId(1),
+            pid,
+            uid: 0,
+            name: "test".into(),
+            domain: Arc::new(Domain::new(key, &Config::default())),
+            conn,
+            pidfd: PidFd::open(pid).unwrap(),
+            control: memfd::map_shared(&control, wire::control::LEN).unwrap(),
+            forks_before: 0,
+            pagemap: Pagemap::open_self().unwrap(),
+            huge_pages: HugePages::Split,
+            huge_page_share: 0.0,
+            reclaim_period: 2.0,
+        };
+        (Client::new(identity, HashSet::new()), agent)
+    }
+
+    #[test]
+    fn pages_that_were_reported_on_are_cut_out_of_a_run() {
+        let run = |page, len| Run::new(PageNo(page), len);
+        let holes = [run(0, 3), run(10, 5), run(17, 1), run(30, 9)];
+        let left = |of: Run| {
+            let mut parts = Vec::new();
+            without(of, &holes, |part| parts.push((part.page.0, part.len)));
+            parts
+        };
+        assert_eq!(left(run(2, 30)), [(3, 7), (15, 2), (18, 12)]);
+        assert_eq!(left(run(11, 3)), [], "all of it");
+        assert_eq!(left(run(4, 5)), [(4, 5)], "between two");
+        assert_eq!(left(run(38, 5)), [(39, 4)]);
+        assert_eq!(left(run(50, 5)), [(50, 5)]);
+    }
+
+    #[test]
+    fn what_agents_report_is_noted_for_the_region_being_scanned_only() {
+        let (client, _agent) = client();
+        let run = |page, len| Run::new(PageNo(page), len);
+        let mut state = client.settled();
+        state.overtake(RegionId(1), run(0, 9));
+        client.while_scanning(&mut state, |state| {
+            state.begin_region(RegionId(1));
+            [run(7, 2), run(3, 2), run(5, 2), run(20, 1), run(4, 1)]
+                .into_iter()
+                .for_each(|run| state.overtake(RegionId(1), run));
+            state.overtake(RegionId(2), run(0, 9));
+            assert_eq!(state.overtaken(), [run(3, 6), run(20, 1)]);
+            state.overtake(RegionId(1), run(0, 9));
+            state.begin_region(RegionId(2));
+            assert_eq!(state.overtaken(), [], "a scan that begins later has newer findings");
+        });
+        drop(state);
+        drop(client.settled());
+    }
+}

@@ -1,0 +1,70 @@
+//! What the ledger makes of a scan's findings: pages that were written, or first touched, since the
+//! last scan.
+
+use kmem::pagemap::Categories;
+use wire::{PageNo, Run};
+
+use super::{Entry, Region};
+use crate::config::HugePages;
+
+/// What is done about huge pages.
+#[derive(Clone, Copy)]
+pub(crate) struct HugePolicy {
+    pub(crate) pages: HugePages,
+    /// A huge page is split when more than this part of its pages can be merged, between 0 and 1;
+    /// 0: for any page.
+    pub(crate) share: f64,
+}
+
+impl Region {
+    /// Whether any of these pages maps a frame, as far as is known here.
+    pub(crate) fn maps_frames(&self, run: Run) -> bool {
+        run.pages().any(|page| matches!(self.entry(page), Entry::Merged(_)))
+    }
+
+    /// A scan found these pages written, with these categories (`PRESENT`, `PFNZERO`, `HUGE`, and
+    /// `FILE` where the ledger holds one of them for merged). Calls `left` with what was known of
+    /// pages of which that is over. Returns how many left their frame.
+    pub(crate) fn found_written(
+        &mut self,
+        run: Run,
+        is: Categories,
+        policy: HugePolicy,
+        mut left: impl FnMut(PageNo, Entry),
+    ) -> u64 {
+        let mut copied = 0;
+        let zero = is.contains(Categories::PFNZERO);
+        let huge = is.contains(Categories::HUGE);
+        let kept_huge = huge && policy.pages == HugePages::Keep;
+        if huge && policy.share > 0.0 {
+            self.found_huge(run, policy.share);
+        } else {
+            self.lost_huge(run);
+        }
+        for page in run.pages() {
+            match self.entry(page) {
+                Entry::Pending => continue,
+                // The frame came into the page table by a read, or the zero page did. A frame that
+                // the kernel has swapped out since may show as neither present nor of a file.
+                Entry::Merged(_) if is.contains(Categories::FILE) || !is.contains(Categories::PRESENT) => continue,
+                Entry::Zero | Entry::Fresh | Entry::Recycled if zero => continue,
+                entry @ (Entry::Merged(_) | Entry::Unshared(_) | Entry::Zero | Entry::Recycled) => {
+                    if matches!(entry, Entry::Merged(_)) {
+                        copied += 1;
+                        self.copied(page);
+                    }
+                    self.set(page, Entry::Fresh);
+                    left(page, entry);
+                }
+                Entry::Fresh => {}
+            }
+            if let Some(stamps) = &mut self.stamps {
+                stamps.record(page);
+            }
+            if is.contains(Categories::PRESENT) && !kept_huge {
+                self.mark_written(Run::one(page));
+            }
+        }
+        copied
+    }
+}

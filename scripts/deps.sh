@@ -180,11 +180,13 @@ backports() {
     [ -e "$keyring" ] || fail "$keyring is missing, so packages cannot be verified: install debian-archive-keyring"
     scratch_dir
     local mirror
-    # The mirror that this host uses for Debian proper, else the default one.
+    # The mirror that apt is set to use for Debian's own packages.
     # shellcheck disable=SC2016  # apt expands these
     mirror=$(apt-get indextargets --format '$(ORIGIN) $(REPO_URI)' 'Created-By: Packages' 2>/dev/null |
         sed -n 's/^Debian \(.*\)/\1/p' | grep -v security | head -n 1) || true
-    mirror=${mirror:-http://deb.debian.org/debian/}
+    [ -n "$mirror" ] ||
+        yours "name a mirror of Debian in /etc/apt/sources.list (apt has no source of Debian's packages, so there is none to" \
+            "take Linux 6.12 from), run '${sudo_prefix}apt-get update', and run this again"
     mkdir -p "$scratch/lists/partial" "$scratch/archives/partial"
     if [ "$(id -u)" -eq 0 ] && id _apt >/dev/null 2>&1; then
         chown -R _apt "$scratch/lists" "$scratch/archives"

@@ -9,6 +9,7 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use e2e::{eventually, program, signal_process, skipped};
+use governor::kernel::{Advisor, Tunables};
 use kmem::ksm::{Ksm, Snapshot};
 use serde_json::Value;
 
@@ -65,11 +66,31 @@ struct Mergeable(Child);
 
 impl Mergeable {
     fn start(pages: usize) -> Self {
-        let script = "import mmap,struct,sys\nn=int(sys.argv[1])\nm=mmap.mmap(-1,n*4096,flags=mmap.MAP_PRIVATE|mmap.MAP_ANONYMOUS)\n\
-                      for i in range(n): m[i*4096:i*4096+8]=struct.pack('<Q',i//2)\n\
-                      m.madvise(12)\nprint('ready',flush=True)\nsys.stdin.read()";
+        Self::spawn(pages, 0, 2)
+    }
+
+    /// One whose pages are all different, with children that have the same pages mapped: KSM looks at
+    /// them once a process, and they take the memory of one.
+    fn forked(pages: usize, children: usize) -> Self {
+        Self::spawn(pages, children, 1)
+    }
+
+    /// `alike`: how many pages in a row have the same content.
+    fn spawn(pages: usize, children: usize, alike: usize) -> Self {
+        let script = "import mmap,os,random,struct,sys\n\
+                      n,children,alike=map(int,sys.argv[1:])\n\
+                      m=mmap.mmap(-1,n*4096,flags=mmap.MAP_PRIVATE|mmap.MAP_ANONYMOUS)\n\
+                      salt=random.getrandbits(63) if alike==1 else 0\n\
+                      for i in range(n): m[i*4096:i*4096+8]=struct.pack('<Q',salt^i//alike)\n\
+                      m.madvise(12)\n\
+                      r,w=os.pipe()\n\
+                      for _ in range(children):\n\
+                      \x20 if os.fork()==0:\n\
+                      \x20   os.close(w);os.read(r,1);os._exit(0)\n\
+                      print('ready',flush=True)\nsys.stdin.read()";
         let mut command = Command::new("python3");
-        command.args(["-c", script, &pages.to_string()]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.args(["-c", script]).args([pages, children, alike].map(|number| number.to_string()));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -201,8 +222,16 @@ fn a_program_runs_with_all_of_its_memory_mergeable() {
 /// Tracing is the kernel's own account of what its advisor saw and decided.
 struct Tracing {
     root: std::path::PathBuf,
-    /// It was not there before.
+    /// Whether this test mounted it.
     mounted: bool,
+}
+
+/// Scan time in seconds, CPU percentage, and the `pages_to_scan` that followed.
+#[derive(Copy, Clone, Debug)]
+struct Decision {
+    scan_time: u64,
+    cpu: u32,
+    pages: u32,
 }
 
 impl Tracing {
@@ -216,21 +245,23 @@ impl Tracing {
             }
         }
         let event = root.join("events/ksm/ksm_advisor/enable");
-        std::fs::write(root.join("trace"), "").ok()?;
         std::fs::OpenOptions::new().write(true).open(event).ok()?.write_all(b"1").ok()?;
         Some(Self { root, mounted })
     }
 
-    /// Scan time, pages and CPU percentage of each decision.
-    fn decisions(&self) -> Vec<(u64, u32, u32)> {
+    fn clear(&self) {
+        std::fs::write(self.root.join("trace"), "").unwrap();
+    }
+
+    /// The decisions since the last `clear`.
+    fn decisions(&self) -> Vec<Decision> {
         let text = std::fs::read_to_string(self.root.join("trace")).unwrap();
         let number = |line: &str, before: &str| -> Option<u64> {
             line.split_once(before)?.1.split_whitespace().next()?.parse().ok()
         };
         let one = |line: &str| {
-            let time = number(line, "ksm scan time ")?;
             let (pages, cpu) = (number(line, "pages_to_scan ")?, number(line, "cpu percent ")?);
-            Some((time, pages as u32, cpu as u32))
+            Some(Decision { scan_time: number(line, "ksm scan time ")?, cpu: cpu as u32, pages: pages as u32 })
         };
         text.lines().filter_map(one).collect()
     }
@@ -245,50 +276,127 @@ impl Drop for Tracing {
     }
 }
 
+/// The step of the arithmetic that gave a decision its number.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+enum Bound {
+    /// The target's own: none of the limits applied.
+    Target,
+    /// `advisor_max_cpu`.
+    MaxCpu,
+    /// A tenth of a CPU.
+    MinCpu,
+    /// `advisor_max_pages_to_scan`.
+    MaxPages,
+}
+
+impl Bound {
+    fn of(before: u32, decision: &Decision, tunables: &Tunables) -> Self {
+        let pages = u64::from(decision.pages);
+        let cost = u64::from((before / decision.cpu.max(1)).max(1));
+        if pages == tunables.max_pages_to_scan {
+            Self::MaxPages
+        } else if pages == cost * 10 {
+            Self::MinCpu
+        } else if pages == cost * u64::from(tunables.max_cpu) {
+            Self::MaxCpu
+        } else {
+            Self::Target
+        }
+    }
+}
+
+fn set(name: &str, value: u64) {
+    std::fs::write(format!("/sys/kernel/mm/ksm/{name}"), value.to_string()).unwrap();
+}
+
+/// Whether the kernel agreed with our arithmetic in all `decisions`. `settings`: each with the number of
+/// decisions before it. Gives what made each decision.
+fn check(begin: u32, settings: &[(usize, Tunables)], decisions: &[Decision]) -> Vec<Bound> {
+    let (mut advisor, mut pages, mut bounds) = (Advisor::default(), begin, Vec::new());
+    for (n, decision) in decisions.iter().enumerate() {
+        let tunables = &settings.iter().rfind(|(since, _)| *since <= n).unwrap().1;
+        bounds.push(Bound::of(pages, decision, tunables));
+        pages = advisor.step(tunables, pages, decision.scan_time, decision.cpu);
+        assert_eq!(pages, decision.pages, "decision {n} under {tunables:?}: {:?}", &decisions[..=n]);
+    }
+    bounds
+}
+
+/// Runs the kernel's advisor until `bound` made three decisions, and compares all of them with ours.
+///
+/// First ksmd has next to nothing to scan. Its CPU use is 1 %, so the floor of a tenth of a CPU raises the
+/// number of pages to its maximum. That also hides the CPU time that ksmd used before. Then memory comes.
+fn compare(host: &Host, tracing: &Tracing, mut tunables: Tunables, bound: Bound) {
+    const BEGIN: u32 = 507;
+    // The mode is left and entered again: the kernel forgets what it learned.
+    host.ksm.set_run(0).unwrap();
+    host.ksm.set_advisor_mode("none").unwrap();
+    set("advisor_target_scan_time", tunables.target_scan_time);
+    set("advisor_max_cpu", tunables.max_cpu.into());
+    set("advisor_min_pages_to_scan", BEGIN.into());
+    set("advisor_max_pages_to_scan", tunables.max_pages_to_scan);
+    tracing.clear();
+    host.ksm.set_advisor_mode("scan-time").unwrap();
+    let mut settings = vec![(0, tunables)];
+    let mut memory = vec![Mergeable::start(64)];
+    host.ksm.set_run(1).unwrap();
+    let count = |bounds: &[Bound], bound| bounds.iter().filter(|&&other| other == bound).count();
+    eventually("the floor raises the number of pages", Duration::from_secs(60), || {
+        (count(&check(BEGIN, &settings, &tracing.decisions()), Bound::MaxPages) >= 3).then_some(())
+    });
+
+    memory.push(Mergeable::forked(20_000, 8));
+    let (mut seen, mut few) = (tracing.decisions().len(), 0);
+    let raised = seen;
+    let deadline = Instant::now() + Duration::from_secs(300);
+    while count(&check(BEGIN, &settings, &tracing.decisions())[raised..], bound) < 3 {
+        assert!(Instant::now() < deadline, "{bound:?} made too few of these: {:?}", tracing.decisions());
+        std::thread::sleep(Duration::from_millis(20));
+        let decisions = tracing.decisions();
+        if decisions.len() == seen {
+            continue;
+        }
+        // While ksmd is stopped no scan can end, so it is known which settings a decision has.
+        host.ksm.set_run(0).unwrap();
+        let decisions = tracing.decisions();
+        (seen, few) = (decisions.len(), few + 1);
+        // The target's own number decides where the target is what a scan takes on this machine, and the maximum
+        // is far away.
+        if bound == Bound::Target {
+            tunables.target_scan_time = decisions[seen - 1].scan_time;
+            tunables.max_pages_to_scan = 30_000_001;
+            set("advisor_target_scan_time", tunables.target_scan_time);
+            set("advisor_max_pages_to_scan", tunables.max_pages_to_scan);
+            settings.push((seen, tunables));
+        }
+        // On a quicker machine the same CPU time takes more pages.
+        if few >= 6 && decisions[seen - 1].scan_time == 1 && memory.len() < 16 {
+            memory.push(Mergeable::forked(20_000, 8));
+            few = 0;
+        }
+        host.ksm.set_run(1).unwrap();
+    }
+    host.ksm.set_run(0).unwrap();
+    let decisions = tracing.decisions();
+    check(BEGIN, &settings, &decisions);
+    println!("{bound:?}: {} decisions agree, the last {:?}", decisions.len(), &decisions[raised..]);
+}
+
+/// The settings and the memory are chosen so that each part of the arithmetic decides, however fast the
+/// machine is.
 #[test]
 fn the_kernels_advisor_decides_as_ours_does_in_its_mode() {
-    use governor::kernel::{Advisor, Tunables};
     let Some(host) = Host::take() else { return };
     if host.ksm.advisor_mode().is_err() {
         return skipped("this kernel has no advisor");
     }
     let Some(tracing) = Tracing::start() else { return skipped("the tracepoint ksm_advisor can't be used here") };
-    let target = 1;
-    std::fs::write("/sys/kernel/mm/ksm/advisor_target_scan_time", target.to_string()).unwrap();
-    // Limits that bind now and then, so that every part of the arithmetic has its turn.
-    std::fs::write("/sys/kernel/mm/ksm/advisor_max_cpu", "20").unwrap();
-    std::fs::write("/sys/kernel/mm/ksm/advisor_max_pages_to_scan", "200000").unwrap();
-    let begin: u32 =
-        std::fs::read_to_string("/sys/kernel/mm/ksm/advisor_min_pages_to_scan").unwrap().trim().parse().unwrap();
-    host.ksm.set_advisor_mode("scan-time").unwrap();
-    host.ksm.set_run(1).unwrap();
-    // Memory comes and goes, so that scans take from a moment to some seconds.
-    let (wanted, enough) = (220, 60);
-    let mut memory = vec![Mergeable::start(30_000)];
-    // A minute; ksmd is nice, so on a busy machine it may take some.
-    let start = Instant::now();
-    let mut step = 0;
-    while tracing.decisions().len() < if start.elapsed() < Duration::from_secs(75) { wanted } else { enough }
-        && start.elapsed() < Duration::from_secs(400)
+    // Every scan looks at every page, with pauses of the usual length.
+    host.ksm.set_smart_scan(0).unwrap();
+    host.ksm.set_sleep_millisecs(20).unwrap();
+    for (target_scan_time, max_cpu, max_pages_to_scan, bound) in
+        [(1_000, 70, 100_003, Bound::MinCpu), (1, 11, 100_043, Bound::MaxCpu), (1, 400, 1_000_003, Bound::Target)]
     {
-        std::thread::sleep(Duration::from_millis(1500));
-        step += 1;
-        match step % 6 {
-            2 => memory.extend((0..3).map(|_| Mergeable::start(60_000))),
-            5 => memory.truncate(1),
-            _ => {}
-        }
+        compare(&host, &tracing, Tunables { target_scan_time, max_cpu, max_pages_to_scan }, bound);
     }
-    host.ksm.set_run(0).unwrap();
-    let decisions = tracing.decisions();
-    assert!(decisions.len() >= enough, "only {} decisions", decisions.len());
-    let tunables = Tunables { target_scan_time: target, max_cpu: 20, max_pages_to_scan: 200_000 };
-    let (mut advisor, mut pages) = (Advisor::default(), begin);
-    for (n, &(scan_time, decided, cpu)) in decisions.iter().enumerate() {
-        pages = advisor.step(&tunables, pages, scan_time, cpu);
-        assert_eq!(pages, decided, "decision {n} of {}: {:?}", decisions.len(), &decisions[..=n]);
-    }
-    let different: std::collections::BTreeSet<u32> = decisions.iter().map(|d| d.1).collect();
-    println!("{} decisions agree, {} different numbers of pages", decisions.len(), different.len());
-    assert!(different.len() >= 8, "too few different decisions to tell anything: {different:?}");
 }

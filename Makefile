@@ -2,7 +2,10 @@
 
 CARGO ?= cargo
 
-.PHONY: demo build test test-unit test-loom test-stress test-e2e test-kernels test-tsan stress fuzz fuzz-mpool soak lint clean
+# The rules that scripts/floors.sh checks.
+export FLOORS = hosts
+
+.PHONY: demo build check test test-unit test-loom test-stress test-e2e test-kernels test-tsan stress fuzz fuzz-mpool soak lint clean
 
 # Real guests, merged live. DEMO='--guests 8 --seconds 300' and the like are passed on.
 demo: deps-demo build
@@ -14,12 +17,17 @@ build: deps-build
 deps-%:
 	@scripts/deps.sh $*
 
+# Before a commit: format, lint, and the unit tests of the crates that changed.
+check:
+	scripts/check.sh
+
 # All that CI runs.
 test: deps-test lint test-unit test-loom test-stress test-e2e
 
 lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	scripts/floors.sh $(FLOORS)
 	scripts/licences.sh
 
 test-unit:

@@ -1,0 +1,100 @@
+#!/bin/bash
+# Checks the house rules that no compiler knows. Each error names a file, a line and the rule.
+#
+#   scripts/floors.sh [imports|widths|files|hosts]...      all of them if none is named
+#
+#   imports   modules and crates use only what stands below them in the tables of this file
+#   widths    comments within 100 columns in Rust and C, prose within 120 in Markdown
+#   files     no #[path], no mod.rs, at most 500 lines
+#   hosts     no package host and no path of one machine in the tree
+#
+# Exit: 0 all rules are kept; 1 some are not, and each place is named; 2 wrong usage.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export LC_ALL=C.UTF-8
+bad=0
+report() { while IFS= read -r line; do echo "floors: $line" >&2; bad=1; done; }
+
+# Floors of a crate from the top down. Modules of one line may not use each other; `crate::` paths may
+# only name a module of a lower line, or the file's own.
+floors() {
+    case $1 in
+        engine) printf '%s\n' report daemon 'merge recycle' world client ledger content 'pace config sync' ;;
+        agent) printf '%s\n' intercept 'window daemon recycle' runtime ;;
+        mpool) printf '%s\n' fuzzing map pool objects sim disk finding error ;;
+    esac
+}
+
+# The crates from the top down: each depends only on crates of lower lines.
+crates() {
+    printf '%s\n' 'e2e bench-system bench-structures' 'pageone bench-common' 'engine agent checkpoint estimate testguest' \
+        'control mpool track one' 'wire ppr sdtree dirty governor' kmem
+}
+
+# FILE LINE USER USED lines in; those that do not go down the table on file descriptor 3 come out.
+# Names that the table does not have (types of the crate's root, macros) pass, unknown users do not.
+climbing() {
+    awk -v rule="$1" '
+        NR == FNR { for (i = 1; i <= NF; i++) level[$i] = NR; next }
+        $3 == $4 { next }
+        !($3 in level) { print $1 ":" $2 ": " $3 " has no floor: add it to scripts/floors.sh"; next }
+        $4 in level && level[$4] <= level[$3] { print $1 ":" $2 ": " $3 " uses " $4 ", which is not below it (" rule ")" }
+    ' /dev/fd/3 -
+}
+
+imports() {
+    local crate
+    for crate in engine agent mpool; do
+        report < <(find "crates/$crate/src" -name '*.rs' ! -name lib.rs ! -name tests.rs ! -path '*/tests/*' -print0 | sort -z |
+            xargs -0 awk -f scripts/floors.awk |
+            awk -v root="crates/$crate/src/" '{ user = substr($1, length(root) + 1); sub(/[.\/].*/, "", user); print $1, $2, user, $3 }' |
+            climbing "floors of $crate" 3< <(floors "$crate"))
+    done
+    report < <(for manifest in crates/*/Cargo.toml bench/*/Cargo.toml tests/Cargo.toml; do
+        awk '/^name = / && !name { gsub(/"/, "", $3); name = $3 }
+            /^\[/ { used = $0 == "[dependencies]" }
+            used && match($0, /^[a-z0-9-]+/) { print FILENAME, FNR, name, substr($0, 1, RLENGTH) }' "$manifest"
+    done | climbing 'order of the crates' 3< <(crates))
+}
+
+# grep counts characters, some awks bytes.
+widths() {
+    report < <(git ls-files '*.rs' '*.c' '*.h' | xargs grep -nHE '^ *(//|/?\*)' | grep -E '^[^:]*:[0-9]*:.{101,}' |
+        sed -E 's/^([^:]*:[0-9]+):.*/\1: a comment beyond column 100/')
+    # Tables, code and lines that a link makes long are left out.
+    report < <(git ls-files '*.md' | xargs awk '
+        FNR == 1 { code = 0 }
+        /^ *```/ { code = !code; next }
+        code || /^ *\|/ || /\]\([^)]*\)|https?:/ { next }
+        { print FILENAME ":" FNR ":" $0 }' | grep -E '^[^:]*:[0-9]*:.{121,}' |
+        sed -E 's/^([^:]*:[0-9]+):.*/\1: prose beyond column 120/')
+}
+
+# Files that may be longer than 500 lines, with the reason.
+long() {
+    cat << 'LIST'
+LIST
+}
+
+files() {
+    report < <(git ls-files '*.rs' | xargs grep -nE '^ *#!?\[path *=' | sed 's/:#.*/: #[path] (a module stands where its name says)/')
+    report < <(git ls-files '*mod.rs' | grep -E '(^|/)mod\.rs$' | grep -v '/tests/support/mod\.rs$' | sed 's/$/:1: mod.rs (x.rs stands beside the folder x)/')
+    report < <(git ls-files '*.rs' '*.c' '*.h' '*.sh' | xargs awk 'FNR == 501 { print FILENAME }' |
+        grep -vxF -f <(long | cut -d' ' -f1) | sed 's/$/:501: more than 500 lines/')
+}
+
+hosts() {
+    report < <(git ls-files | grep -vE '^(scripts/floors\.sh|.*Cargo\.lock)$' |
+        xargs grep -nIE 'deb\.debian\.org|security\.debian\.org|archive\.ubuntu\.com|pypi\.org|(static|index)\.crates\.io|(^|[^[:alnum:]_/}])/(work|root)/' |
+        sed -E 's/^([^:]*:[0-9]+):.*/\1: a package host or a path of one machine/')
+}
+
+[ $# -gt 0 ] || set -- imports widths files hosts
+for rule in "$@"; do
+    case $rule in
+        imports | widths | files | hosts) "$rule" ;;
+        *) sed -n '2,/^set -e/{/^#/s/^# \{0,1\}//p}' "$0" >&2; exit 2 ;;
+    esac
+done
+[ "$bad" -eq 0 ] && echo "floors: $* hold"
+exit "$bad"

@@ -27,11 +27,11 @@ use crate::client::digests::Answers;
 pub(crate) use crate::client::protocol::ProtocolError;
 use crate::client::recycling::Recycling;
 use crate::client::watch::Watch;
-use crate::config::HugePages;
 use crate::content::domain::Domain;
 use crate::content::frame::Frame;
 use crate::content::index::{ClientId, MAX_REGIONS, Place, Sighting};
 use crate::ledger::{Entry, Region};
+use wire::HugePages;
 
 /// Pages under way with one agent before a turn ends.
 const IN_FLIGHT: u32 = 3072;

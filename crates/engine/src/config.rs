@@ -1,4 +1,10 @@
-//! What an operator can set.
+//! What an operator can set: one table, from which come the keys of the configuration file, the
+//! options of `pageone daemon`, the defaults, the check of ranges, and the reference page.
+//!
+//! The table stands in the engine, not in `control`: only the engine uses the values, and the types
+//! of some are its own. A program that asks a daemon needs none of them.
+
+mod settings;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -6,107 +12,83 @@ use std::time::Duration;
 
 use governor::Mode;
 use serde::{Deserialize, Serialize};
+use settings::{Number, settings};
+use wire::HugePages;
+
+pub use settings::{CommandOption, Range, Setting};
 
 /// The shortest period, in seconds.
 pub(crate) const SHORTEST_PERIOD: f64 = 0.05;
+/// The longest period, in seconds: a day.
+pub(crate) const LONGEST_PERIOD: f64 = 86_400.0;
+/// The highest CPU limit, in percent of one CPU: 1024 CPUs.
+const MOST_CPU: f64 = 102_400.0;
+/// The most worker threads.
+const MOST_THREADS: f64 = 1024.0;
 
-/// Settings of the engine. Each has a default; the names are those of the configuration file.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Config {
-    /// Merge period in seconds: how often memory is scanned. A page that did not change for two is
-    /// merged.
-    pub merge_period: f64,
-    /// Reclaim period in seconds: a page that a guest frees is back within it, where the guest
-    /// marks free pages (`run --ppr`).
-    pub reclaim_period: f64,
-    /// Target scan time in seconds: how long it may take to look at all pages that are due; the
-    /// work is spread over it. At most the merge period; 0: as long.
-    pub target_scan_time: f64,
-    /// How the target is held: `target`; `scan-time`, with the arithmetic of the kernel's advisor;
-    /// `none`, as fast as the CPU limit allows.
+settings! {
+    /// Time between two scans of a client's memory. A page that did not change for two merge periods
+    /// is merged.
+    merge_period: f64 = 20.0, "seconds", Between(SHORTEST_PERIOD, LONGEST_PERIOD), option "S";
+    /// Time within which a page that a guest frees is back, where the guest marks free pages (`run
+    /// --ppr`).
+    reclaim_period: f64 = 2.0, "seconds", Between(SHORTEST_PERIOD, LONGEST_PERIOD), option "S";
+    /// Time over which the work of a scan is spread, at most the merge period; 0: as long as the
+    /// merge period.
+    target_scan_time: f64 = 0.0, "seconds", MergePeriod, option "S";
+    /// How the target scan time is held: `target`; `scan-time`, with the arithmetic of the kernel's
+    /// KSM advisor; `none`, as fast as the CPU limit allows.
     #[serde(with = "mode_name")]
-    pub mode: Mode,
+    mode: Mode = Mode::Target, "", OneOf(mode_name::all), option "MODE";
     /// Worker threads; 0: one for each CPU.
-    pub threads: usize,
-    /// Most CPU time of daemon and agents, in percent of one CPU, over any 10 s; 0: no limit.
-    pub max_cpu: f64,
-    /// The same while memory is short (`pressure_percent`), since merging is what helps then; used
-    /// if it is higher.
-    pub max_cpu_under_pressure: f64,
-    /// Memory is short when tasks lost more than so many percent of the last 10 s waiting for it
-    /// (PSI, `some avg10`).
-    pub pressure_percent: f64,
-    /// Memory that must be left, on the host and under every memory cgroup limit of the daemon, for
-    /// the store to grow, in MiB.
-    pub reserve_mib: u64,
-    /// Longest time, in seconds, that one direct I/O request into clients' memory may take. A page
-    /// that was merged and copied since can't be checked for such requests, and rests for this
-    /// long before it is merged again.
-    pub direct_io_seconds: f64,
-    /// Whether guests' huge pages are given up for merging (`split`) or left alone (`keep`).
-    pub huge_pages: HugePages,
-    /// With `split`: a huge page is split only when more than so many percent of its pages can be
-    /// merged; 0: for any.
-    pub huge_page_share: f64,
-    /// Whether pages on different NUMA nodes share a frame, as KSM's setting of that name. If not,
-    /// a page shares with pages of its own node, and their frame lies there.
-    pub merge_across_nodes: bool,
-    /// Domains that span several uids, by name. A domain that is not listed is its uid's own.
-    pub domains: BTreeMap<String, DomainConfig>,
-    /// Seconds without a client after which the daemon ends; 0: never.
-    pub exit_when_idle: f64,
-    /// Directory of the sockets and the state file.
-    #[serde(skip)]
-    pub directory: PathBuf,
+    threads: usize = 0, "", AtMost(MOST_THREADS), option "N";
+    /// Most CPU time of daemon and agents over any 10 s, in percent of one CPU; 0: no limit.
+    max_cpu: f64 = 0.0, "percent", NoneOr(MOST_CPU), option "P";
+    /// The CPU limit while memory is short (`pressure_percent`), used if it is higher than `max_cpu`.
+    max_cpu_under_pressure: f64 = 0.0, "percent", NoneOr(MOST_CPU), option "P";
+    /// Memory is short when tasks lost more than this share of the last 10 s waiting for it (PSI,
+    /// `some avg10`).
+    pressure_percent: f64 = 10.0, "percent", NoneOr(100.0);
+    /// Memory that must be left for the store to grow, on the host and under every memory cgroup
+    /// limit of the daemon.
+    reserve_mib: u64 = 64, "MiB", Any;
+    /// Longest time that one direct I/O request into a client's memory may take. A page that was
+    /// merged and then copied cannot be checked for such requests, and must stay clean for this long
+    /// before it is merged again.
+    direct_io_seconds: f64 = 30.0, "seconds", Between(0.0, 86_400.0);
+    /// What becomes of clients' huge pages: `split`, pages are merged out of them; `keep`, they are
+    /// left alone.
+    huge_pages: HugePages = HugePages::Split, "", OneOf(HugePages::names);
+    /// With `split`: a huge page is split only when more than this share of its pages can be merged;
+    /// 0: for any page.
+    huge_page_share: f64 = 0.0, "percent", Between(0.0, 100.0);
+    /// Whether pages on different NUMA nodes share a frame, as with KSM's setting of that name. If
+    /// not, a page shares only with pages of its own node, and their frame lies there.
+    merge_across_nodes: bool = true, "", Any;
+    /// Domains that span several users: a table `[domains.NAME]` with a list `uids` of the users that
+    /// may join. Every other domain belongs to one user.
+    domains: BTreeMap<String, DomainConfig> = BTreeMap::new(), "", Any;
+    /// Time without a client after which the daemon ends; 0: never.
+    exit_when_idle: f64 = 0.0, "seconds", Between(0.0, 1e9), option "S";
 }
 
-/// A domain that spans several uids.
+/// A domain that spans several users.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DomainConfig {
-    /// Who may join.
+    /// The users that may join.
     pub uids: Vec<u32>,
-}
-
-/// What to do about huge pages.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum HugePages {
-    /// Merge pages out of them: saves most.
-    #[default]
-    Split,
-    /// Leave them alone: keeps the guest's speed.
-    Keep,
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        Self {
-            merge_period: 20.0,
-            reclaim_period: 2.0,
-            target_scan_time: 0.0,
-            mode: Mode::Target,
-            threads: 0,
-            max_cpu: 0.0,
-            max_cpu_under_pressure: 0.0,
-            pressure_percent: 10.0,
-            reserve_mib: 64,
-            direct_io_seconds: 30.0,
-            huge_pages: HugePages::Split,
-            huge_page_share: 0.0,
-            merge_across_nodes: true,
-            domains: BTreeMap::new(),
-            exit_when_idle: 0.0,
-            directory: PathBuf::new(),
-        }
-    }
 }
 
 /// A [`Mode`] by its name.
 mod mode_name {
     use super::Mode;
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    /// The names of all modes.
+    pub(super) fn all() -> Vec<&'static str> {
+        Mode::NAMES.iter().map(|&(name, _)| name).collect()
+    }
 
     pub(super) fn serialize<S: Serializer>(mode: &Mode, to: S) -> Result<S::Ok, S::Error> {
         to.collect_str(mode)
@@ -117,60 +99,40 @@ mod mode_name {
     }
 }
 
-/// A setting that makes no sense.
+/// A setting whose value is of no use.
 #[derive(Debug, thiserror::Error, PartialEq)]
 #[error("{key}: {problem}")]
 pub struct ConfigError {
-    /// The setting.
+    /// The setting's key.
     pub key: &'static str,
     /// What is wrong, and what would be right.
     pub problem: String,
 }
 
 impl Config {
-    /// Checks the values that types alone don't.
+    /// Checks what types alone do not: ranges, and settings that exclude each other.
+    ///
+    /// # Errors
+    ///
+    /// The first setting that is wrong.
     pub fn check(&self) -> Result<(), ConfigError> {
-        let range = |key, value: f64, least: f64, most: f64| {
-            if value.is_finite() && (least..=most).contains(&value) {
-                return Ok(());
-            }
-            Err(ConfigError { key, problem: format!("{value} is not between {least} and {most} seconds") })
-        };
-        let percent = |key, value: f64, most: f64| {
-            if value == 0.0 || (0.1..=most).contains(&value) {
-                return Ok(());
-            }
-            Err(ConfigError { key, problem: format!("{value} is not 0, for none, or between 0.1 and {most} percent") })
-        };
-        percent("max_cpu", self.max_cpu, 102_400.0)?;
-        percent("max_cpu_under_pressure", self.max_cpu_under_pressure, 102_400.0)?;
-        percent("pressure_percent", self.pressure_percent, 100.0)?;
-        range("merge_period", self.merge_period, SHORTEST_PERIOD, 86_400.0)?;
-        range("reclaim_period", self.reclaim_period, SHORTEST_PERIOD, 86_400.0)?;
-        if !(0.0..=self.merge_period).contains(&self.target_scan_time) {
-            let (target, period) = (self.target_scan_time, self.merge_period);
+        self.check_ranges()?;
+        let wrong = |key, problem| Err(ConfigError { key, problem });
+        let (target, period) = (self.target_scan_time, self.merge_period);
+        if !(0.0..=period).contains(&target) {
             let problem = format!("{target} s is not between 0, for as long, and the merge period of {period} s");
-            return Err(ConfigError { key: "target_scan_time", problem });
+            return wrong("target_scan_time", problem);
         }
         if self.mode == Mode::ScanTime && self.target().fract() != 0.0 {
             let problem = format!(
                 "mode scan-time counts in whole seconds, as the kernel does: {} s is not 1, 2, 3 …",
                 self.target()
             );
-            return Err(ConfigError { key: "target_scan_time", problem });
-        }
-        range("direct_io_seconds", self.direct_io_seconds, 0.0, 86_400.0)?;
-        range("exit_when_idle", self.exit_when_idle, 0.0, 1e9)?;
-        if !(0.0..=100.0).contains(&self.huge_page_share) {
-            let problem = format!("{} is not between 0 and 100 percent", self.huge_page_share);
-            return Err(ConfigError { key: "huge_page_share", problem });
+            return wrong("target_scan_time", problem);
         }
         if self.huge_page_share > 0.0 && self.huge_pages == HugePages::Keep {
             let problem = "with huge_pages = \"keep\" no huge page is split; leave one of the two out".into();
-            return Err(ConfigError { key: "huge_page_share", problem });
-        }
-        if self.threads > 1024 {
-            return Err(ConfigError { key: "threads", problem: format!("{} is more than 1024", self.threads) });
+            return wrong("huge_page_share", problem);
         }
         Ok(())
     }
@@ -191,8 +153,56 @@ impl Config {
         if self.threads == 0 { cpus() } else { self.threads }
     }
 
-    /// How long a freed slot of the store rests before it is used again.
+    /// How long a freed slot of the store stays in quarantine before it is used again.
     pub(crate) fn quarantine(&self) -> Duration {
         self.period() * 2
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_in_range_and_every_setting_is_explained() {
+        Config::default().check().unwrap();
+        for setting in SETTINGS {
+            assert!(setting.help().ends_with('.') && !setting.help().contains("  "), "{}", setting.key);
+        }
+    }
+
+    #[test]
+    fn an_option_sets_its_key_or_says_what_is_wrong() {
+        let mut config = Config::default();
+        let mut set = |key: &str, text: &str| {
+            let setting = SETTINGS.iter().find(|setting| setting.key == key).unwrap();
+            (setting.option.unwrap().set)(&mut config, text)
+        };
+        set("merge_period", "5").unwrap();
+        set("mode", "none").unwrap();
+        assert_eq!(set("threads", "two").unwrap_err().key, "threads");
+        assert!(set("mode", "fast").unwrap_err().problem.contains("scan-time"));
+        assert_eq!((config.merge_period, config.mode), (5.0, Mode::None));
+    }
+
+    #[test]
+    fn a_value_out_of_range_is_named_with_its_range() {
+        let problem = |change: fn(&mut Config)| {
+            let mut config = Config::default();
+            change(&mut config);
+            config.check().unwrap_err().to_string()
+        };
+        assert_eq!(problem(|c| c.merge_period = 0.0), "merge_period: 0 is not between 0.05 and 86400 seconds");
+        assert_eq!(
+            problem(|c| c.exit_when_idle = f64::NAN),
+            "exit_when_idle: NaN is not between 0 and 1000000000 seconds"
+        );
+        assert_eq!(
+            problem(|c| c.max_cpu = 0.01),
+            "max_cpu: 0.01 is not 0, for none, or between 0.1 and 102400 percent"
+        );
+        assert_eq!(problem(|c| c.huge_page_share = 101.0), "huge_page_share: 101 is not between 0 and 100 percent");
+        assert_eq!(problem(|c| c.threads = 2000), "threads: 2000 is more than 1024");
+        assert!(problem(|c| c.target_scan_time = 30.0).contains("the merge period of 20 s"));
     }
 }

@@ -30,8 +30,9 @@ mod recycle;
 mod report;
 mod world;
 
-pub use config::{Config, ConfigError, DomainConfig, HugePages};
+pub use config::{CommandOption, Config, ConfigError, DomainConfig, Range, SETTINGS, Setting};
 pub use daemon::freeze::{Hold, HoldError};
 pub use daemon::service::{AGENT_SOCKET, DetachError, Engine, StartError};
 pub use governor::Mode;
 pub use report::rates::NotAClient;
+pub use wire::HugePages;

@@ -17,7 +17,8 @@ pub enum Mode {
 }
 
 impl Mode {
-    const NAMES: [(&'static str, Mode); 3] =
+    /// Every mode with its name.
+    pub const NAMES: [(&'static str, Mode); 3] =
         [("none", Mode::None), ("scan-time", Mode::ScanTime), ("target", Mode::Target)];
 }
 

@@ -7,7 +7,6 @@ mod cmd;
 mod estimate;
 mod exit;
 mod paths;
-mod settings;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -25,10 +25,12 @@
 pub mod recycle;
 
 mod page;
+mod policy;
 
 use serde::{Deserialize, Serialize};
 
 pub use page::{PageNo, RegionId, Run, Slot};
+pub use policy::{HugePages, UnknownPolicy};
 
 /// Version of this protocol. Both sides must have the same.
 pub const VERSION: u16 = 4;
@@ -49,8 +51,8 @@ pub const MAX_DIGESTS: u32 = 1_024;
 pub const ENV_SOCKET: &str = "PAGEONE_SOCKET";
 /// Name of the domain that the program asks to join.
 pub const ENV_DOMAIN: &str = "PAGEONE_DOMAIN";
-/// `split` (the default: `madvise(MADV_HUGEPAGE)` on a region is swallowed) or `keep` (it is let
-/// through).
+/// The name of a [`HugePages`] policy. With `split` (the default) the agent swallows
+/// `madvise(MADV_HUGEPAGE)` on a region; with `keep` it lets the call through.
 pub const ENV_HUGE_PAGES: &str = "PAGEONE_HUGEPAGES";
 
 /// Layout of the control page: one page of memory shared by daemon and agent, made by the daemon.

@@ -252,5 +252,5 @@ fn remember(state: &mut State, pieces: Pieces, advice: c_int) -> Result<(), Errn
 /// Whether the program's `MADV_HUGEPAGE` takes effect.
 fn keeps_huge_pages() -> bool {
     static KEEP: OnceLock<bool> = OnceLock::new();
-    *KEEP.get_or_init(|| env::var_os(wire::ENV_HUGE_PAGES).is_some_and(|value| value == "keep"))
+    *KEEP.get_or_init(|| env::var_os(wire::ENV_HUGE_PAGES).is_some_and(|value| value == wire::HugePages::Keep.name()))
 }

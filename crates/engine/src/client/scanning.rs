@@ -107,7 +107,9 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::client::Identity;
-    use crate::config::{Config, HugePages};
+    use wire::HugePages;
+
+    use crate::config::Config;
     use crate::content::domain::{Domain, DomainKey};
     use crate::content::index::ClientId;
 

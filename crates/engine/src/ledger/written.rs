@@ -5,7 +5,7 @@ use kmem::pagemap::Categories;
 use wire::{PageNo, Run};
 
 use super::{Entry, Region};
-use crate::config::HugePages;
+use wire::HugePages;
 
 /// What is done about huge pages.
 #[derive(Clone, Copy)]

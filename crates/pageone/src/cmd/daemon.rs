@@ -1,5 +1,7 @@
 //! `pageone daemon`: runs the engine in the foreground.
 
+mod settings;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,41 +10,17 @@ use anyhow::{Context, Result};
 use engine::{Engine, StartError};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::{Code, Coded, paths, settings};
+use crate::{Code, Coded, paths};
 
 /// Options of `pageone daemon`.
 #[derive(clap::Args)]
+#[command(after_help = "An option goes before the key of the same name in the configuration file.")]
 pub(crate) struct Args {
     /// Configuration file [default: /etc/pageone.toml, if it is there]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Seconds between two scans; a page that did not change for two is merged
-    #[arg(long, value_name = "S")]
-    merge_period: Option<f64>,
-    /// Seconds within which a page that a guest frees is back, where guests mark free pages (`run
-    /// --ppr`)
-    #[arg(long, value_name = "S")]
-    reclaim_period: Option<f64>,
-    /// Seconds within which all that is due is to be looked at, at most the merge period [default:
-    /// the merge period]; alone it sets both
-    #[arg(long, value_name = "S")]
-    target_scan_time: Option<f64>,
-    /// How the target is held: `target`; `scan-time`, with the arithmetic of the kernel's advisor;
-    /// `none`, as fast as `--max-cpu` allows [default: target]
-    #[arg(long, value_name = "MODE")]
-    mode: Option<String>,
-    /// Most CPU time of daemon and agents, in percent of one CPU, over any 10 s [default: no limit]
-    #[arg(long, value_name = "P")]
-    max_cpu: Option<f64>,
-    /// The same while memory is short, if it is to be higher then
-    #[arg(long, value_name = "P")]
-    max_cpu_under_pressure: Option<f64>,
-    /// Worker threads [default: one for each CPU]
-    #[arg(long, value_name = "N")]
-    threads: Option<usize>,
-    /// End when there was no client for so many seconds
-    #[arg(long, value_name = "S")]
-    exit_when_idle: Option<f64>,
+    #[command(flatten)]
+    settings: settings::Options,
     /// Log as JSON, one object a line
     #[arg(long)]
     log_json: bool,
@@ -52,16 +30,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: Args, dir: Option<PathBuf>) -> Result<()> {
     start_log(args.log_json);
     let mut config = settings::load(args.config.as_deref())?;
-    config.merge_period = args.merge_period.or(args.target_scan_time).unwrap_or(config.merge_period);
-    config.reclaim_period = args.reclaim_period.unwrap_or(config.reclaim_period);
-    config.target_scan_time = args.target_scan_time.unwrap_or(config.target_scan_time);
-    if let Some(mode) = &args.mode {
-        config.mode = mode.parse().map_err(|e| Coded(Code::Configuration, format!("--mode: {e}")))?;
-    }
-    config.max_cpu = args.max_cpu.unwrap_or(config.max_cpu);
-    config.max_cpu_under_pressure = args.max_cpu_under_pressure.unwrap_or(config.max_cpu_under_pressure);
-    config.threads = args.threads.unwrap_or(config.threads);
-    config.exit_when_idle = args.exit_when_idle.unwrap_or(config.exit_when_idle);
+    args.settings.apply(&mut config)?;
     config.check().map_err(|e| Coded(Code::Configuration, e.to_string()))?;
     config.directory = dir.unwrap_or_else(paths::own_directory);
     paths::check_owner(&config.directory)?;

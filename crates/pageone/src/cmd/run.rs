@@ -12,6 +12,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use wire::HugePages;
 
 use crate::paths;
 
@@ -26,12 +28,12 @@ pub(crate) struct Args {
     domain: Option<String>,
     /// `split` leaves the program without huge pages, as far as it asks for them; `keep` lets it
     /// have them, and the daemon's configuration says whether any are split
-    #[arg(long, value_name = "POLICY", default_value = "split", value_parser = ["split", "keep"])]
-    huge_pages: String,
+    #[arg(long, value_name = "POLICY", default_value_t = HugePages::Split, value_parser = policies())]
+    huge_pages: HugePages,
     /// Who merges: PageONE's daemon what the program marks, or the kernel's KSM all of its memory
     /// (Linux 6.10 or later)
-    #[arg(long, value_name = "NAME", default_value = "pageone", value_parser = ["pageone", "ksm"])]
-    backend: String,
+    #[arg(long, value_name = "NAME", value_enum, default_value_t = Backend::Pageone)]
+    backend: Backend,
     /// Take back what the guest frees (QEMU only): adds a device that the guest's driver marks its
     /// free pages in
     #[arg(long)]
@@ -47,10 +49,21 @@ pub(crate) struct Args {
     program: Vec<OsString>,
 }
 
+/// Who merges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Backend {
+    Pageone,
+    Ksm,
+}
+
+fn policies() -> impl TypedValueParser<Value = HugePages> {
+    PossibleValuesParser::new(HugePages::names()).try_map(|name| name.parse::<HugePages>())
+}
+
 /// Replaces this process by the program.
 pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let mut command = Command::new(&args.program[0]);
-    let prepared = if args.backend == "ksm" {
+    let prepared = if args.backend == Backend::Ksm {
         crate::cmd::ksm::enable(args.domain.as_deref())
     } else {
         prepare(args, dir, &mut command)
@@ -107,7 +120,7 @@ fn prepare(args: &Args, dir: Option<PathBuf>, command: &mut Command) -> Result<(
         preload.push(before);
     }
     let socket = std::path::absolute(directory.join(engine::AGENT_SOCKET))?;
-    command.env("LD_PRELOAD", preload).env(wire::ENV_SOCKET, socket).env(wire::ENV_HUGE_PAGES, &args.huge_pages);
+    command.env("LD_PRELOAD", preload).env(wire::ENV_SOCKET, socket).env(wire::ENV_HUGE_PAGES, args.huge_pages.name());
     match &args.domain {
         Some(domain) => command.env(wire::ENV_DOMAIN, domain),
         None => command.env_remove(wire::ENV_DOMAIN),

@@ -1,0 +1,164 @@
+//! The macro that makes the configuration from one table of settings, and what a setting is.
+//!
+//! An entry of the table (in `config.rs`) reads
+//!
+//! ```text
+//! /// Time between two scans of a client's memory.
+//! merge_period: f64 = 20.0, "seconds", Between(0.05, 86_400.0), option "S";
+//! ```
+//!
+//! It names the key, its type, default, unit and range; `option` gives it an option of `pageone
+//! daemon` too, with the name of its value. From the table come the struct with serde's traits, its
+//! defaults, the check of ranges, and the list of [`Setting`]s from which the program makes its
+//! options and the reference page.
+
+use super::{Config, ConfigError};
+
+/// One setting.
+#[derive(Clone, Copy, Debug)]
+pub struct Setting {
+    /// Its key in the configuration file.
+    pub key: &'static str,
+    /// The unit of its value; empty if it has none.
+    pub unit: &'static str,
+    /// The values that it may have.
+    pub range: Range,
+    /// Its option of `pageone daemon`, if it has one.
+    pub option: Option<CommandOption>,
+    /// Its meaning; one space stands before each line of the source.
+    pub(super) text: &'static str,
+}
+
+impl Setting {
+    /// Its meaning, in a sentence or two.
+    pub fn help(&self) -> &'static str {
+        self.text.trim_start()
+    }
+}
+
+/// A setting's option of `pageone daemon`: its key, with hyphens.
+#[derive(Clone, Copy, Debug)]
+pub struct CommandOption {
+    /// Name of its value in the help.
+    pub value_name: &'static str,
+    /// Sets it from a command line's text.
+    pub set: fn(&mut Config, &str) -> Result<(), ConfigError>,
+}
+
+/// The values that a setting may have.
+#[derive(Clone, Copy, Debug)]
+pub enum Range {
+    /// All that its type has.
+    Any,
+    /// From the first to the second.
+    Between(f64, f64),
+    /// 0, for none; or from 0.1 to this.
+    NoneOr(f64),
+    /// At most this.
+    AtMost(f64),
+    /// 0, for as long as the merge period; or at most the merge period.
+    MergePeriod,
+    /// One of these words.
+    OneOf(fn() -> Vec<&'static str>),
+}
+
+impl Range {
+    /// Checks a value. Where the range depends on other settings, [`Config::check`] does.
+    pub(super) fn check(self, key: &'static str, unit: &str, value: Option<f64>) -> Result<(), ConfigError> {
+        let Some(value) = value else { return Ok(()) };
+        let problem = match self {
+            Range::Between(least, most) if !(least..=most).contains(&value) => {
+                format!("{value} is not between {least} and {most} {unit}")
+            }
+            Range::NoneOr(most) if value != 0.0 && !(0.1..=most).contains(&value) => {
+                format!("{value} is not 0, for none, or between 0.1 and {most} {unit}")
+            }
+            Range::AtMost(most) if value > most => format!("{value} is more than {most}"),
+            _ => return Ok(()),
+        };
+        Err(ConfigError { key, problem })
+    }
+}
+
+/// A setting's type, which may be a number.
+pub(super) trait Number {
+    /// The value, if it is a number.
+    fn number(&self) -> Option<f64> {
+        None
+    }
+}
+
+impl Number for f64 {
+    fn number(&self) -> Option<f64> {
+        Some(*self)
+    }
+}
+
+impl Number for usize {
+    fn number(&self) -> Option<f64> {
+        Some(*self as f64)
+    }
+}
+
+impl Number for u64 {
+    fn number(&self) -> Option<f64> {
+        Some(*self as f64)
+    }
+}
+
+impl Number for bool {}
+impl Number for governor::Mode {}
+impl Number for wire::HugePages {}
+impl<K, V> Number for std::collections::BTreeMap<K, V> {}
+
+/// See the module's text.
+macro_rules! settings {
+    ($( $(#[doc = $help:literal])+ $(#[serde($serde:meta)])? $key:ident: $ty:ty = $default:expr,
+        $unit:literal, $range:ident $(($($bound:expr),+))? $(, option $value_name:literal)?; )+) => {
+        /// Settings of the engine. The names are the keys of the configuration file.
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        #[serde(deny_unknown_fields, default)]
+        pub struct Config {
+            $( $(#[doc = $help])+ $(#[serde($serde)])? pub $key: $ty, )+
+            /// Directory of the sockets and the state file.
+            #[serde(skip)]
+            pub directory: PathBuf,
+        }
+
+        impl Default for Config {
+            fn default() -> Self {
+                Self { $( $key: $default, )+ directory: PathBuf::new() }
+            }
+        }
+
+        /// Every setting, in the order of the table.
+        pub static SETTINGS: &[Setting] = &[$( Setting {
+            key: stringify!($key),
+            unit: $unit,
+            range: Range::$range $(($($bound),+))?,
+            option: settings!(@option $key $($value_name)?),
+            text: concat!($($help),+),
+        } ),+];
+
+        impl Config {
+            /// Checks each value by itself.
+            fn check_ranges(&self) -> Result<(), ConfigError> {
+                $( (Range::$range $(($($bound),+))?).check(stringify!($key), $unit, self.$key.number())?; )+
+                Ok(())
+            }
+        }
+    };
+    (@option $key:ident) => { None };
+    (@option $key:ident $value_name:literal) => {
+        Some(CommandOption {
+            value_name: $value_name,
+            set: |config, text| {
+                let wrong = |problem| ConfigError { key: stringify!($key), problem };
+                config.$key = text.parse().map_err(|e| wrong(format!("{e}")))?;
+                Ok(())
+            },
+        })
+    };
+}
+
+pub(super) use settings;

@@ -1,0 +1,167 @@
+//! The daemon's configuration: a TOML file, and the options that stand for some of its keys.
+//!
+//! Keys, options, defaults and ranges all come from the table in [`engine::Config`].
+
+use std::path::Path;
+
+use anyhow::Result;
+use clap::{Arg, ArgMatches, Command};
+use engine::{Config, Range, SETTINGS, Setting};
+
+use crate::{Code, Coded};
+
+/// Read when no `--config` is given, if it is there.
+const DEFAULT: &str = "/etc/pageone.toml";
+
+/// Reads a configuration file.
+///
+/// # Errors
+///
+/// Name the file, the line and the key.
+pub(crate) fn load(path: Option<&Path>) -> Result<Config> {
+    let (path, needed) = match path {
+        Some(path) => (path, true),
+        None => (Path::new(DEFAULT), false),
+    };
+    let wrong = |why: String| Coded(Code::Configuration, format!("{}: {why}", path.display()));
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound && !needed => {
+            return Ok(Config::default());
+        }
+        Err(e) => return Err(wrong(format!("cannot be read: {e}")).into()),
+    };
+    let config: Config = toml::from_str(&text).map_err(|e| wrong(e.to_string().trim_end().to_string()))?;
+    config.check().map_err(|e| wrong(e.to_string()))?;
+    Ok(config)
+}
+
+/// The settings that the command line gives, as text.
+pub(crate) struct Options(Vec<(&'static Setting, String)>);
+
+impl Options {
+    /// Whether an option is given.
+    fn has(&self, key: &str) -> bool {
+        self.0.iter().any(|(setting, _)| setting.key == key)
+    }
+
+    /// Puts the options in the place of what the file says.
+    ///
+    /// # Errors
+    ///
+    /// Name the option.
+    pub(crate) fn apply(&self, config: &mut Config) -> Result<()> {
+        for (setting, text) in &self.0 {
+            let Some(option) = setting.option else { continue };
+            let wrong =
+                |e: engine::ConfigError| Coded(Code::Configuration, format!("--{}: {}", long(setting), e.problem));
+            (option.set)(config, text).map_err(wrong)?;
+        }
+        // A target alone sets both.
+        if self.has("target_scan_time") && !self.has("merge_period") {
+            config.merge_period = config.target_scan_time;
+        }
+        Ok(())
+    }
+}
+
+fn long(setting: &Setting) -> String {
+    setting.key.replace('_', "-")
+}
+
+/// A text that is no number is wrong usage. An unknown word is a wrong configuration, as it is in
+/// the file.
+fn is_readable(setting: &Setting, text: &str) -> Result<String, engine::ConfigError> {
+    match (setting.range, setting.option) {
+        (Range::OneOf(_), _) | (_, None) => {}
+        (_, Some(option)) => (option.set)(&mut Config::default(), text)?,
+    }
+    Ok(text.to_owned())
+}
+
+/// The option's help: the setting's, with its unit and default.
+fn help(setting: &Setting) -> String {
+    let unit = if setting.unit.is_empty() { String::new() } else { format!("{}, ", setting.unit) };
+    let default = default_of(setting).to_string();
+    format!("{} [{unit}default: {}]", setting.help().trim_end_matches('.'), default.trim_matches('"'))
+}
+
+/// The default of a setting, as JSON has it.
+pub(crate) fn default_of(setting: &Setting) -> serde_json::Value {
+    let all = serde_json::to_value(Config::default()).unwrap_or_default();
+    all.get(setting.key).cloned().unwrap_or_default()
+}
+
+fn args() -> impl Iterator<Item = Arg> {
+    SETTINGS.iter().filter_map(|setting| {
+        let option = setting.option?;
+        let read = move |text: &str| is_readable(setting, text).map_err(|e| e.problem);
+        Some(
+            Arg::new(setting.key)
+                .long(long(setting))
+                .value_name(option.value_name)
+                .help(help(setting))
+                .value_parser(read),
+        )
+    })
+}
+
+impl clap::Args for Options {
+    fn augment_args(command: Command) -> Command {
+        command.args(args())
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl clap::FromArgMatches for Options {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let given = |setting: &'static Setting| {
+            let text = setting.option.and_then(|_| matches.get_one::<String>(setting.key))?;
+            Some((setting, text.clone()))
+        };
+        Ok(Self(SETTINGS.iter().filter_map(given).collect()))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Config> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        load(Some(file.path()))
+    }
+
+    #[test]
+    fn a_file_sets_what_it_names() {
+        let config = parse("merge_period = 5\nhuge_pages = \"keep\"\n[domains.web]\nuids = [1000, 1001]\n").unwrap();
+        assert_eq!(config.merge_period, 5.0);
+        assert_eq!(config.huge_pages, engine::HugePages::Keep);
+        assert_eq!(config.domains["web"].uids, [1000, 1001]);
+        assert_eq!(config.threads, 0, "the default");
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_by_line_and_key() {
+        let error = format!("{:#}", parse("threads = 2\nmerge_perod = 5\n").unwrap_err());
+        assert!(error.contains("line 2") && error.contains("merge_perod") && error.contains("merge_period"), "{error}");
+        let error = format!("{:#}", parse("merge_period = 0\n").unwrap_err());
+        assert!(error.contains("merge_period") && error.contains("0.05"), "{error}");
+        let error = format!("{:#}", parse("huge_page_share = 101\n").unwrap_err());
+        assert!(error.contains("huge_page_share: 101") && error.contains("between 0 and 100"), "{error}");
+        let error = format!("{:#}", parse("huge_page_share = 50\nhuge_pages = \"keep\"\n").unwrap_err());
+        assert!(error.contains("huge_page_share") && error.contains("leave one of the two out"), "{error}");
+        let error = format!("{:#}", parse("threads = \"two\"\n").unwrap_err());
+        assert!(error.contains("line 1") && error.contains("threads"), "{error}");
+        assert!(load(Some(Path::new("/nonexistent/file"))).unwrap_err().to_string().contains("/nonexistent/file"));
+    }
+}

@@ -7,6 +7,7 @@
 pub(crate) mod batch;
 pub(crate) mod detach;
 pub(crate) mod digest;
+pub(crate) mod error;
 pub(crate) mod link;
 pub(crate) mod requests;
 pub(crate) mod send;

@@ -7,7 +7,6 @@
 
 #![allow(unsafe_code)] // prctl(2).
 
-use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
@@ -17,15 +16,14 @@ use kmem::seqpacket::Conn;
 use rustix::io::Errno;
 use wire::{ToAgent, ToDaemon};
 
+use crate::daemon::error::LinkError;
 use crate::daemon::requests::{Handled, Requests};
-use crate::daemon::send::{SendError, flush};
+use crate::daemon::send::flush;
 use crate::runtime::globals::{STATE, woken};
 use crate::runtime::log;
 use crate::runtime::poll;
 use crate::runtime::state::State;
-use crate::runtime::state::control::ControlError;
 use crate::runtime::state::recycler::Recycler;
-use crate::runtime::state::segments::SegmentError;
 
 /// First pause before the next attempt to connect; doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
@@ -35,47 +33,6 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 const REFUSED_PAUSE: Duration = Duration::from_secs(30);
 /// How often spans that could not be tracked again are tried, in milliseconds.
 const TRACK_EVERY_MS: i32 = 1000;
-
-/// Why a connection failed.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum LinkError {
-    /// The socket failed.
-    #[error(transparent)]
-    Io(#[from] io::Error),
-    /// Messages cannot be sent.
-    #[error(transparent)]
-    Send(#[from] SendError),
-    /// Another user's process listens on the socket.
-    #[error("the peer runs as uid {0}, not as root or this user")]
-    Peer(u32),
-    /// The daemon closed the connection.
-    #[error("closed by the daemon")]
-    ClosedByDaemon,
-    /// The agent closed the connection.
-    #[error("closed")]
-    Closed,
-    /// `poll(2)` failed.
-    #[error("poll: {0}")]
-    Poll(Errno),
-    /// A packet is no message.
-    #[error(transparent)]
-    Decode(#[from] wire::DecodeError),
-    /// A message came with descriptors that do not belong to it, or without those that do.
-    #[error("a message with the wrong number of descriptors")]
-    Descriptors,
-    /// A message came before the handshake, or is not for agents to get.
-    #[error("a message out of order")]
-    OutOfOrder,
-    /// The control page is not accepted.
-    #[error(transparent)]
-    Control(#[from] ControlError),
-    /// A segment is not accepted.
-    #[error(transparent)]
-    Segment(#[from] SegmentError),
-    /// Not all memory could be unmerged.
-    #[error("memory could not be unmerged: {0}")]
-    Unmerge(Errno),
-}
 
 /// How a connection ended.
 enum End {

@@ -8,7 +8,7 @@ use wire::ToAgent;
 use crate::daemon::batch::Merger;
 use crate::daemon::detach::detach;
 use crate::daemon::digest;
-use crate::daemon::link::LinkError;
+use crate::daemon::error::LinkError;
 use crate::daemon::send::try_flush;
 use crate::recycle::{pool, sweep};
 use crate::runtime::globals::STATE;

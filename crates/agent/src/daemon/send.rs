@@ -5,18 +5,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use wire::ToDaemon;
 
+use crate::daemon::error::SendError;
 use crate::runtime::state::State;
-
-/// Why nothing more can be sent on a connection.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum SendError {
-    /// The queue overflowed.
-    #[error("the daemon does not read; starting over")]
-    Overflow,
-    /// The socket failed.
-    #[error(transparent)]
-    Io(#[from] io::Error),
-}
 
 /// Sends until the queue is empty or the socket is full; true if messages are left.
 pub(crate) fn flush(state: &mut State) -> Result<bool, SendError> {

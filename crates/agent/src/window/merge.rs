@@ -64,11 +64,13 @@ pub(crate) fn merge(state: &mut State, request: &Request<'_>) -> WindowReport {
         Ok(window) => window,
         Err(report) => return report,
     };
-    if window.refuse() && window.open() {
+    let some_left = window.refuse();
+    if some_left && window.open() {
         window.compare(request.check_held);
         window.take_and_map();
         window.close();
-        window.settle_tracking();
+        window.mark_clean();
+        window.own_stuck();
     }
     window.report
 }
@@ -144,7 +146,8 @@ impl<'s> Window<'s> {
         })
     }
 
-    /// Refuses runs that lack a segment, or room for their mappings. Whether a run is left.
+    /// Refuses runs that lack a segment, or room for their mappings. True if some are left; without
+    /// any, the outcome of all is settled.
     fn refuse(&mut self) -> bool {
         let mut new_maps = 0;
         let refusal = |merge: &MergeRun| {
@@ -328,9 +331,8 @@ impl<'s> Window<'s> {
         }
     }
 
-    /// Marks pages that were left as they were as clean, except those that map a frame; and makes
-    /// pages that only a former fork kept from being taken fit for the next time.
-    fn settle_tracking(&mut self) {
+    /// Marks the pages that were left as they were as clean, except those that map a frame.
+    fn mark_clean(&mut self) {
         for run in std::mem::take(&mut self.report.untouched) {
             let mut left = run;
             while let Some(gap) = self.region.mapped.next_gap(left) {
@@ -338,6 +340,11 @@ impl<'s> Window<'s> {
                 left = Run::between(gap.end(), left.end());
             }
         }
+    }
+
+    /// Where a fork may be the reason that pages could not be taken, makes them ready for the next
+    /// time.
+    fn own_stuck(&self) {
         if self.control.forks() > 0 && self.region.is_inherited() {
             self.report.stuck.iter().for_each(|&page| pins::own(self.region.bytes(page)));
         }

@@ -6,6 +6,7 @@ pub(crate) mod changes;
 pub(crate) mod digests;
 mod protocol;
 pub(crate) mod recycling;
+pub(crate) mod requests;
 pub(crate) mod scanning;
 pub(crate) mod watch;
 
@@ -26,6 +27,7 @@ use crate::client::batch::{Batch, PlannedRun, Target};
 use crate::client::digests::Answers;
 pub(crate) use crate::client::protocol::ProtocolError;
 use crate::client::recycling::Recycling;
+use crate::client::requests::Requests;
 use crate::client::watch::Watch;
 use crate::content::domain::Domain;
 use crate::content::frame::Frame;
@@ -38,21 +40,6 @@ const IN_FLIGHT: u32 = 3072;
 
 /// Pages that were put off are tried again every so many scans.
 const RETRY_SCANS: u64 = 16;
-
-/// Another client's worker made a frame of what was sighted here; this page should use it too.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Wish {
-    pub(crate) region: RegionId,
-    pub(crate) page: PageNo,
-    pub(crate) handle: u32,
-    pub(crate) frame: Frame,
-}
-
-#[derive(Default)]
-struct Wishes {
-    closed: bool,
-    list: Vec<Wish>,
-}
 
 /// Sums over a client's life.
 #[derive(Clone, Copy, Debug, Default)]
@@ -82,12 +69,12 @@ pub(crate) struct State {
     pub(crate) failed: Option<String>,
     /// A scan now would take too great a part of the time.
     pub(crate) next_scan: std::time::Instant,
-    /// A guess was wrong, so there are candidates that no turn has been asked for.
-    pub(crate) misguessed: bool,
+    /// A prediction was wrong, so there are candidates that no pass has been asked for.
+    pub(crate) mispredicted: bool,
     /// A turn ended because the agent had enough to do; another is due when it has done half.
     pub(crate) full: bool,
-    /// Clients that got wishes from a turn of this one that is not over.
-    pub(crate) asked: HashSet<ClientId>,
+    /// Clients that got merge requests from a pass of this one that is not over.
+    pub(crate) to_notify: HashSet<ClientId>,
     /// When the agent last reported, or was given something to do after it had been idle.
     pub(crate) reported: std::time::Instant,
     /// When copies last had a turn of rest.
@@ -170,10 +157,7 @@ pub(crate) struct Client {
     state: Mutex<State>,
     /// [`State::scanning`] became `None`.
     scan_ended: Condvar,
-    wishes: Mutex<Wishes>,
-    /// What was sighted here and another client has too, in a huge page that is not split yet; see
-    /// [`crate::ledger::huge`].
-    shown: Mutex<Vec<(Sighting, u32)>>,
+    pub(crate) requests: Requests,
     /// What its agent says of its pages.
     pub(crate) answers: Answers,
     /// Turns asked of the workers; see [`crate::world::queue::Queue`].
@@ -208,9 +192,9 @@ impl Client {
             refused: None,
             failed: None,
             next_scan: std::time::Instant::now(),
-            misguessed: false,
+            mispredicted: false,
             full: false,
-            asked: HashSet::new(),
+            to_notify: HashSet::new(),
             reported: std::time::Instant::now(),
             rested: std::time::Instant::now(),
             stalled: false,
@@ -231,8 +215,7 @@ impl Client {
             identity,
             state: Mutex::new(state),
             scan_ended: Condvar::new(),
-            wishes: Mutex::default(),
-            shown: Mutex::default(),
+            requests: Requests::default(),
             answers: Answers::default(),
             turns: AtomicU32::new(0),
         }
@@ -288,7 +271,7 @@ impl Client {
                 let room = state.full && state.outstanding <= IN_FLIGHT / 2;
                 if room || state.outstanding == 0 {
                     state.full = false;
-                    let pass = room | std::mem::take(&mut state.misguessed);
+                    let pass = room | std::mem::take(&mut state.mispredicted);
                     return Ok(if pass { Next::Pass } else { Next::Nothing });
                 }
             }
@@ -387,8 +370,8 @@ impl Client {
         let Some(region) = state.regions.get_mut(&batch.region) else { return };
         debug_assert_eq!(region.entry(page), Entry::Pending, "page {page}");
         state.outstanding = state.outstanding.saturating_sub(1);
-        if region.settle_guess(page, outcome == Outcome::Differs) {
-            state.misguessed = true;
+        if region.settle_prediction(page, outcome == Outcome::Differs) {
+            state.mispredicted = true;
             region.set(page, Entry::Fresh);
             if let Target::Frame(frame) = target {
                 self.release(frame);
@@ -536,45 +519,6 @@ impl Client {
         state.full
     }
 
-    /// Adds a wish; gives it back if the client is gone.
-    pub(crate) fn wish(&self, wish: Wish) -> Result<(), Wish> {
-        let mut wishes = self.wishes.lock();
-        if wishes.closed {
-            return Err(wish);
-        }
-        wishes.list.push(wish);
-        Ok(())
-    }
-
-    /// Another client has the content of a sighting, too, in a huge page that is not split yet.
-    pub(crate) fn shown_elsewhere(&self, here: Sighting, handle: u32) {
-        self.shown.lock().push((here, handle));
-    }
-
-    /// Counts what others have shown among what can be merged of huge pages here. Whether one is
-    /// given up with that.
-    pub(crate) fn count_shown(&self) -> bool {
-        let shown = std::mem::take(&mut *self.shown.lock());
-        if shown.is_empty() {
-            return false;
-        }
-        let mut state = self.state();
-        let mut given_up = false;
-        for (Sighting { region, page, .. }, handle) in shown {
-            if let Some(region) = state.regions.get_mut(&region)
-                && region.entry(page) == Entry::Unshared(handle)
-                && region.keeps_huge(page)
-            {
-                given_up |= region.can_merge(page);
-            }
-        }
-        given_up
-    }
-
-    pub(crate) fn take_wishes(&self) -> Vec<Wish> {
-        std::mem::take(&mut self.wishes.lock().list)
-    }
-
     /// The connection is gone; the process may live. Its frames stay its own.
     pub(crate) fn disconnected(&self) {
         self.state().connected = false;
@@ -583,12 +527,7 @@ impl Client {
 
     /// The process is gone, or a newer connection has taken its place: gives back all that it held.
     pub(crate) fn bury(&self) {
-        let wishes = {
-            let mut wishes = self.wishes.lock();
-            wishes.closed = true;
-            std::mem::take(&mut wishes.list)
-        };
-        wishes.iter().for_each(|wish| self.release(wish.frame));
+        self.requests.close().iter().for_each(|request| self.release(request.frame));
         self.answers.close();
         let mut state = self.state();
         state.connected = false;

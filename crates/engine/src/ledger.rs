@@ -109,8 +109,8 @@ pub(crate) struct Region {
     candidates: DirtyTree,
     deferred: DirtyTree,
     written: DirtyTree,
-    /// Pages whose target is a guess; among the candidates: those of which a guess was wrong.
-    guessed: DirtyTree,
+    /// Pages whose target is predicted; among the candidates: those that were predicted wrong.
+    predicted: DirtyTree,
     /// Pages that lie in a mapping of the store as copies.
     copies: DirtyTree,
     /// Copies that are clean, since this turn and since the one before.
@@ -138,7 +138,7 @@ impl Region {
             candidates: set()?,
             deferred: set()?,
             written: set()?,
-            guessed: set()?,
+            predicted: set()?,
             copies: set()?,
             resting: [set()?, set()?],
             lately: [set()?, set()?],
@@ -345,8 +345,8 @@ impl Region {
     pub(crate) fn forget_ages(&mut self, run: Run) {
         self.lost_huge(run);
         let [now, before] = &mut self.resting;
-        let Self { young, older, candidates, deferred, copies, guessed, .. } = self;
-        for set in [young, older, candidates, deferred, copies, guessed, now, before] {
+        let Self { young, older, candidates, deferred, copies, predicted, .. } = self;
+        for set in [young, older, candidates, deferred, copies, predicted, now, before] {
             set.remove_range(run.page.into(), run.len.into());
         }
     }
@@ -384,29 +384,29 @@ impl Region {
     /// The page has been looked at.
     pub(crate) fn looked_at(&mut self, page: PageNo) {
         self.candidates.remove(page.into());
-        self.guessed.remove(page.into());
+        self.predicted.remove(page.into());
     }
 
     /// Takes a candidate without looking at it, unless that was wrong before or it must be read.
-    pub(crate) fn guess(&mut self, page: PageNo) -> bool {
+    pub(crate) fn predict(&mut self, page: PageNo) -> bool {
         let free = self.free.as_ref().is_some_and(|free| free.contains(page));
         let read = self.keeps_huge(page) || matches!(self.entry(page), Entry::Unshared(_));
-        let may = self.candidates.contains(page.into()) && !self.guessed.contains(page.into()) && !free && !read;
+        let may = self.candidates.contains(page.into()) && !self.predicted.contains(page.into()) && !free && !read;
         if may {
             self.candidates.remove(page.into());
-            self.guessed.insert(page.into());
+            self.predicted.insert(page.into());
         }
         may
     }
 
-    /// A planned page has met its outcome. `true`: it differed from what was guessed; it is a
+    /// A planned page has met its outcome. `true`: it differed from what was predicted; it is a
     /// candidate again, to be read.
-    pub(crate) fn settle_guess(&mut self, page: PageNo, differs: bool) -> bool {
-        let wrong = self.guessed.contains(page.into()) && differs;
+    pub(crate) fn settle_prediction(&mut self, page: PageNo, differs: bool) -> bool {
+        let wrong = self.predicted.contains(page.into()) && differs;
         if wrong {
             self.candidates.insert(page.into());
         } else {
-            self.guessed.remove(page.into());
+            self.predicted.remove(page.into());
         }
         wrong
     }
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_guess_is_not_repeated_until_the_page_was_read() {
+    fn a_wrong_prediction_is_not_repeated_until_the_page_was_read() {
         let mut region = Region::new(0, 10).unwrap();
         for _ in 0..3 {
             scan(&mut region, &[]);
@@ -453,12 +453,12 @@ mod tests {
         (0..10).for_each(|page| region.restart(PageNo(page)));
         scan(&mut region, &[]);
         scan(&mut region, &[]);
-        assert!(region.guess(PageNo(3)) && !region.guess(PageNo(3)), "no candidate any more");
-        assert!(region.settle_guess(PageNo(3), true));
-        assert!(candidates(&mut region).contains(&3) && !region.guess(PageNo(3)), "to be read");
+        assert!(region.predict(PageNo(3)) && !region.predict(PageNo(3)), "no candidate any more");
+        assert!(region.settle_prediction(PageNo(3), true));
+        assert!(candidates(&mut region).contains(&3) && !region.predict(PageNo(3)), "to be read");
         region.looked_at(PageNo(3));
-        assert!(!region.settle_guess(PageNo(3), true), "no guess: what was read was written since");
-        assert!(region.guess(PageNo(4)) && !region.settle_guess(PageNo(4), false));
+        assert!(!region.settle_prediction(PageNo(3), true), "no prediction: what was read was written since");
+        assert!(region.predict(PageNo(4)) && !region.settle_prediction(PageNo(4), false));
     }
 
     #[test]
@@ -471,7 +471,7 @@ mod tests {
         scan(&mut region, &[]);
         assert_eq!(scan(&mut region, &[]), [2, 3, 4]);
         region.mark_written(run(3, 1));
-        assert_eq!((candidates(&mut region), region.guess(PageNo(3))), (vec![2, 4], false));
+        assert_eq!((candidates(&mut region), region.predict(PageNo(3))), (vec![2, 4], false));
         assert!(region.is_written(run(3, 1)) && region.is_written(run(0, 10)));
         assert!(!region.is_written(run(2, 1)) && !region.is_written(run(4, 6)));
         assert_eq!(scan(&mut region, &[]), [2, 4]);

@@ -3,7 +3,7 @@
 //! To read a page from outside the kernel walks page tables and copies it; its own process only
 //! looks at it. So a worker asks the agent for the digests of the pages that it will come to next,
 //! some chunks ahead, and takes the answers in order. It does so where most contents are new;
-//! elsewhere bytes are needed for frames, or guesses overtake the answers, and it reads from
+//! elsewhere bytes are needed for frames, or predictions overtake the answers, and it reads from
 //! outside.
 //!
 //! *An agent can be slow, stopped or a liar.* A worker waits for [`PATIENCE`] at most, reads for

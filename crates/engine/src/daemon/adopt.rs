@@ -87,7 +87,7 @@ fn enter(shared: &Shared, domain: &Arc<Domain>, key: u64, frame: Frame) {
             let Some(Place::Sighted(there)) = index.place(handle, key) else { return };
             store.adopt_ref(frame);
             if domain.promote(handle, there, frame) {
-                shared.wish(domain, there, handle, frame);
+                shared.request_merge(domain, there, handle, frame);
             } else {
                 domain.release(frame, false);
             }

@@ -143,9 +143,9 @@ pub(crate) mod tests {
         region.candidates(PageNo(0), 100, &mut found);
         let expected: Vec<PageNo> = (0..10).chain(20..60).chain(65..100).map(PageNo).collect();
         assert_eq!(found, expected);
-        assert!(region.guess(PageNo(3)), "in use");
+        assert!(region.predict(PageNo(3)), "in use");
         guest.mark(256 + 5..256 + 6);
-        assert!(!region.guess(PageNo(5)), "freed since");
+        assert!(!region.predict(PageNo(5)), "freed since");
         // What was marked, and is used again, comes back when it is written.
         guest.cancel(256 + 10..256 + 20, || true).unwrap();
         region.mark_written(Run::new(PageNo(12), 1));

@@ -77,15 +77,18 @@ pub(crate) fn run(shared: &Shared, client: &Arc<Client>, buffers: &mut Buffers, 
         return;
     }
     let mut pass = Pass::new(shared, client);
-    pass.lookup.requests.resume(std::mem::take(&mut client.state().asked));
+    pass.lookup.requests.resume(std::mem::take(&mut client.state().to_notify));
     // Requests come last, and other clients are notified of theirs when all is read, or when many
     // are consecutive: many pages together make fewer windows.
     let result = pass.read_candidates(buffers).and_then(|()| Ok(requests::serve(shared, client)?));
-    let asked = pass.end();
+    let to_notify = pass.end();
     if matches!(result, Err(Stop::Full)) {
-        client.state().asked = asked;
+        client.state().to_notify = to_notify;
     } else {
-        asked.into_iter().filter_map(|number| shared.client(number)).for_each(|other| shared.queue.ask(&other, false));
+        to_notify
+            .into_iter()
+            .filter_map(|number| shared.client(number))
+            .for_each(|other| shared.queue.ask(&other, false));
     }
     conclude(client, result);
 }
@@ -140,7 +143,7 @@ impl<'a> Pass<'a> {
     /// Gives back the slots that were reserved for frames. Returns the clients to notify of
     /// requests.
     fn end(self) -> HashSet<ClientId> {
-        self.lookup.requests.into_notified()
+        self.lookup.requests.into_clients()
     }
 
     /// Reads every candidate once. Each client begins at another place of its regions. Two clients

@@ -71,7 +71,7 @@ impl Prediction {
                     break;
                 }
             }
-            if !region.guess(page) {
+            if !region.predict(page) {
                 if let Target::Frame(frame) = target {
                     client.domain.release(frame, false);
                 }

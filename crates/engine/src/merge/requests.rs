@@ -13,8 +13,9 @@ use wire::{PageNo, RegionId};
 
 use super::plan::{BATCH, Plan};
 use super::send::{self, Gone};
+use crate::client::Client;
 use crate::client::batch::Target;
-use crate::client::{Client, Wish};
+use crate::client::requests::Request;
 use crate::content::domain::Domain;
 use crate::content::frame::Frame;
 use crate::content::index::{ClientId, Sighting};
@@ -69,7 +70,7 @@ impl Outgoing {
     }
 
     /// The clients to notify.
-    pub(super) fn into_notified(self) -> HashSet<ClientId> {
+    pub(super) fn into_clients(self) -> HashSet<ClientId> {
         self.notify
     }
 
@@ -82,7 +83,7 @@ impl Outgoing {
         handle: u32,
         frame: Frame,
     ) {
-        if shared.wish(domain, there, handle, frame) {
+        if shared.request_merge(domain, there, handle, frame) {
             self.notify.insert(there.client);
             self.run.add(there);
         }
@@ -92,7 +93,7 @@ impl Outgoing {
     /// not split yet.
     pub(super) fn seen_elsewhere(&mut self, shared: &Shared, domain: &Arc<Domain>, there: Sighting, handle: u32) {
         if let Some(other) = shared.client(there.client).filter(|other| Arc::ptr_eq(&other.domain, domain)) {
-            other.shown_elsewhere(there, handle);
+            other.requests.add_seen_elsewhere(there, handle);
             self.notify.insert(there.client);
         }
     }
@@ -116,17 +117,17 @@ impl Outgoing {
 /// Plans and sends the pages of `client` that other clients' passes made frames of, as long as its
 /// agent has room.
 pub(super) fn serve(shared: &Shared, client: &Arc<Client>) -> Result<(), Unserved> {
-    if client.count_shown() {
+    if client.count_seen_elsewhere() {
         shared.queue.ask(client, false);
     }
-    let mut requests = client.take_wishes();
+    let mut requests = client.requests.take();
     // What was left the last time is sorted, which this sort knows to use.
     requests.sort_by_key(|request| (request.region, request.page));
     let mut left = requests.as_slice();
     while let Some(id) = left.first().map(|request| request.region) {
         if client.is_full() {
             left.iter().for_each(|&request| {
-                client.wish(request).unwrap_or_else(|back| client.domain.release(back.frame, false))
+                client.requests.add(request).unwrap_or_else(|back| client.domain.release(back.frame, false))
             });
             return Err(Unserved::Full);
         }
@@ -147,7 +148,7 @@ pub(super) fn serve(shared: &Shared, client: &Arc<Client>) -> Result<(), Unserve
 
 /// Plans requests for pages of one region, ascending. Also returns whether a huge page is given up
 /// with that, so that there are new candidates.
-fn plan(client: &Client, id: RegionId, requests: &[Wish]) -> (Plan, bool) {
+fn plan(client: &Client, id: RegionId, requests: &[Request]) -> (Plan, bool) {
     let mut state = client.state();
     let mut plan = Plan { min_run: state.min_run, ..Plan::default() };
     let mut given_up = false;

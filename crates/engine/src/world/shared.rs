@@ -7,7 +7,8 @@ use std::time::Instant;
 
 use parking_lot::{Mutex, RwLock};
 
-use crate::client::{Client, Wish};
+use crate::client::Client;
+use crate::client::requests::Request;
 use crate::config::Config;
 use crate::content::domain::{Domain, DomainKey};
 use crate::content::frame::Frame;
@@ -85,16 +86,16 @@ impl Shared {
         self.pacer.charge_agents(cpu, in_hand);
     }
 
-    /// Asks the client of a sighting to use a frame of this content too; it has been counted as a
-    /// user. `false`: nobody is there to ask.
-    pub(crate) fn wish(&self, domain: &Arc<Domain>, there: Sighting, handle: u32, frame: Frame) -> bool {
-        let wish = Wish { region: there.region, page: there.page, handle, frame };
+    /// Requests that the page of a sighting be merged with a frame of its content, which counts the
+    /// page as a user already. `false`: its client is gone.
+    pub(crate) fn request_merge(&self, domain: &Arc<Domain>, there: Sighting, handle: u32, frame: Frame) -> bool {
+        let request = Request { region: there.region, page: there.page, handle, frame };
         let client = self.client(there.client).filter(|client| Arc::ptr_eq(&client.domain, domain));
-        let granted = client.is_some_and(|client| client.wish(wish).is_ok());
-        if !granted {
+        let taken = client.is_some_and(|client| client.requests.add(request).is_ok());
+        if !taken {
             domain.release(frame, false);
         }
-        granted
+        taken
     }
 
     /// A new client, or the new connection of one that is held.

@@ -1,0 +1,88 @@
+//! Merge requests to a client: what other clients' passes have made frames of, or have seen.
+//!
+//! They have locks of their own: a pass of another client adds to them while this client's state
+//! may be locked.
+
+use parking_lot::Mutex;
+use wire::{PageNo, RegionId};
+
+use super::Client;
+use crate::content::frame::Frame;
+use crate::content::index::Sighting;
+use crate::ledger::Entry;
+
+/// Another client's pass made a frame of what was sighted here. This page should use it too, and is
+/// counted as its user.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request {
+    pub(crate) region: RegionId,
+    pub(crate) page: PageNo,
+    pub(crate) handle: u32,
+    pub(crate) frame: Frame,
+}
+
+#[derive(Default)]
+struct Waiting {
+    closed: bool,
+    list: Vec<Request>,
+}
+
+/// What other clients' passes ask of a client.
+#[derive(Default)]
+pub(crate) struct Requests {
+    waiting: Mutex<Waiting>,
+    /// What was sighted here and another client has too, in a huge page that is not split yet, with
+    /// its handle; see [`crate::ledger::huge`].
+    seen_elsewhere: Mutex<Vec<(Sighting, u32)>>,
+}
+
+impl Requests {
+    /// Adds a request; gives it back if the client is gone.
+    pub(crate) fn add(&self, request: Request) -> Result<(), Request> {
+        let mut waiting = self.waiting.lock();
+        if waiting.closed {
+            return Err(request);
+        }
+        waiting.list.push(request);
+        Ok(())
+    }
+
+    /// All that wait.
+    pub(crate) fn take(&self) -> Vec<Request> {
+        std::mem::take(&mut self.waiting.lock().list)
+    }
+
+    /// All that wait; none is taken any more.
+    pub(super) fn close(&self) -> Vec<Request> {
+        let mut waiting = self.waiting.lock();
+        waiting.closed = true;
+        std::mem::take(&mut waiting.list)
+    }
+
+    /// Another client has the content of a sighting, too, in a huge page that is not split yet.
+    pub(crate) fn add_seen_elsewhere(&self, here: Sighting, handle: u32) {
+        self.seen_elsewhere.lock().push((here, handle));
+    }
+}
+
+impl Client {
+    /// Counts what was seen elsewhere among what can be merged of huge pages here. Whether one is
+    /// given up with that.
+    pub(crate) fn count_seen_elsewhere(&self) -> bool {
+        let seen = std::mem::take(&mut *self.requests.seen_elsewhere.lock());
+        if seen.is_empty() {
+            return false;
+        }
+        let mut state = self.state();
+        let mut given_up = false;
+        for (Sighting { region, page, .. }, handle) in seen {
+            if let Some(region) = state.regions.get_mut(&region)
+                && region.entry(page) == Entry::Unshared(handle)
+                && region.keeps_huge(page)
+            {
+                given_up |= region.can_merge(page);
+            }
+        }
+        given_up
+    }
+}

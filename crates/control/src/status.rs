@@ -91,6 +91,13 @@ pub enum Source<'a> {
     Recycler(&'a DomainStatus, &'a ClientStatus),
 }
 
+impl HostMetrics {
+    /// CPU time of the daemon and all agents, in seconds.
+    pub fn cpu_seconds(&self) -> f64 {
+        self.daemon_cpu_seconds + self.agent_cpu_seconds
+    }
+}
+
 impl Status {
     /// All clients, domain by domain.
     pub fn clients(&self) -> impl Iterator<Item = &ClientStatus> {

@@ -25,7 +25,7 @@ use crate::harness::content::{self, Case, Content};
 use crate::harness::cpu;
 use crate::harness::hold::{Client, Holding, order_all, pids};
 use crate::subjects::ksm::{Pace, Rival};
-use crate::subjects::pageone::{PageOne, Times};
+use crate::subjects::pageone::{PageOne, Sums, Times};
 use bench_common::interrupt::Interrupt;
 use bench_common::own_program;
 use bench_common::report::{Row, Sheet};
@@ -187,7 +187,7 @@ fn ours(plan: &Plan, interrupt: &Interrupt) -> Result<Vec<Row>> {
     let time = start.elapsed();
     let (daemons, agents) = Times::take(&daemon, &pids(&clients))?.since(&before);
     Merging { time, cpu_ns: daemons + agents, pages: merged.merged() + merged.zero() }.note(&mut sheet);
-    sheet.add("general_profit", mib(merged.general_profit), "MiB");
+    sheet.add("general_profit", mib(merged.metrics.general_profit), "MiB");
 
     say("pageone: another daemon takes over; clients check their memory");
     daemon.stop()?;
@@ -197,7 +197,7 @@ fn ours(plan: &Plan, interrupt: &Interrupt) -> Result<Vec<Row>> {
     let limit = Duration::from_secs_f64(plan.period * (SCANS_BEFORE + 2) as f64) + MERGE_LIMIT;
     interrupt.until("the second daemon has taken over", limit, || {
         let status = pageone.status()?;
-        let scanned = status.clients().filter(|client| client.full_scans >= SCANS_BEFORE).count();
+        let scanned = status.clients().filter(|client| client.metrics.full_scans >= SCANS_BEFORE).count();
         Ok((scanned == plan.clients && status.merged() >= merged.merged()).then_some(()))
     })?;
 

@@ -145,12 +145,11 @@ struct Snapshot {
 impl Snapshot {
     fn take(pageone: &PageOne, daemon: &Daemon, guests: &[i32]) -> Result<Self> {
         let times = Times::take(daemon, guests)?;
-        let status = pageone.status_json()?;
-        let clients = status["domains"].as_array().into_iter().flatten();
-        let clients = clients.flat_map(|domain| domain["clients"].as_array().into_iter().flatten());
-        let recycling: Vec<_> = clients.map(|client| client["recycling"].clone()).collect();
-        let sum = |key: &str| recycling.iter().filter_map(|recycling| recycling[key].as_u64()).sum();
-        Ok(Self { times, pages: sum("pages_recycled_total"), runs: sum("runs_total"), at: Instant::now() })
+        let status = pageone.any_status()?;
+        let recycling: Vec<_> = status.clients().filter_map(|client| client.recycling.as_ref()).collect();
+        let pages = recycling.iter().map(|recycling| recycling.metrics.pages_recycled_total).sum();
+        let runs = recycling.iter().map(|recycling| recycling.metrics.runs_total).sum();
+        Ok(Self { times, pages, runs, at: Instant::now() })
     }
 }
 
@@ -343,9 +342,8 @@ impl Bench<'_> {
                 bytes += guest.resident()?;
             }
             if let Some(daemon) = daemon {
-                let status = pageone.status_json()?;
-                let stores = status["domains"].as_array().into_iter().flatten();
-                bytes += stores.filter_map(|domain| domain["store_bytes"].as_u64()).sum::<u64>();
+                let status = pageone.any_status()?;
+                bytes += status.domains.iter().map(|domain| domain.metrics.store_bytes).sum::<u64>();
                 // The guests pay for the engine's own memory, too.
                 bytes += kmem::procfs::smaps_rollup(Some(daemon.pid()))?.anonymous << 10;
             }

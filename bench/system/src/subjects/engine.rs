@@ -7,7 +7,7 @@ use clap::ValueEnum;
 
 use crate::harness::hold::Client;
 use crate::subjects::ksm::Rival;
-use crate::subjects::pageone::{Daemon, PageOne, Times};
+use crate::subjects::pageone::{Daemon, PageOne, Sums, Times};
 use bench_common::interrupt::Interrupt;
 
 /// Which engine.
@@ -134,7 +134,7 @@ impl Engine {
         match self {
             Engine::PageOne { pageone, .. } => {
                 let status = pageone.status()?;
-                Ok(status.pages_sharing + status.zero())
+                Ok(status.metrics.pages_sharing + status.zero())
             }
             Engine::Ksm(rival) => {
                 let stats = rival.stats()?;

@@ -1,86 +1,39 @@
 //! The system under test: the `pageone` program, as its user sees it.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use control::Status;
 use rustix::process::{Pid, Signal, kill_process};
-use serde::Deserialize;
 
 use crate::harness::cpu;
 use bench_common::interrupt::Interrupt;
 use bench_common::own_program;
 
-/// What is needed of the daemon's status. Pages are counted.
-#[derive(Debug, Deserialize)]
-pub(crate) struct Status {
-    /// Bytes saved less own cost.
-    pub(crate) general_profit: i64,
-    /// Pages that use others' frames.
-    pub(crate) pages_sharing: u64,
-    /// What its governor does.
-    #[serde(default)]
-    pub(crate) governor: GovernorStatus,
-    domains: Vec<Domain>,
-}
-
-/// What is needed of the governor's status.
-#[derive(Debug, Default, Deserialize)]
-pub(crate) struct GovernorStatus {
-    /// Of the last scan that had anything to do.
-    pub(crate) scan_time_seconds: Option<f64>,
-    /// Pages of that scan.
-    pub(crate) scan_pages: u64,
-    /// The pace.
-    pub(crate) pages_per_second: Option<f64>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Answer {
-    status: Status,
-}
-
-#[derive(Debug, Deserialize)]
-struct Domain {
-    clients: Vec<ClientStatus>,
-}
-
-/// What is needed of a client.
-#[derive(Debug, Deserialize)]
-pub(crate) struct ClientStatus {
+/// Sums over all clients of a status.
+pub(crate) trait Sums {
     /// Pages that map a frame.
-    pub(crate) pages_merged: u64,
+    fn merged(&self) -> u64;
     /// Pages given back as zero pages.
-    pub(crate) pages_zero: u64,
-    /// Scans by this daemon.
-    pub(crate) full_scans: u64,
-    /// Why nothing of it is merged.
-    refused: Option<String>,
+    fn zero(&self) -> u64;
+    /// Scans.
+    fn scans(&self) -> u64;
 }
 
-impl Status {
-    /// All clients.
-    pub(crate) fn clients(&self) -> impl Iterator<Item = &ClientStatus> {
-        self.domains.iter().flat_map(|domain| &domain.clients)
+impl Sums for Status {
+    fn merged(&self) -> u64 {
+        self.clients().map(|client| client.metrics.pages_merged).sum()
     }
 
-    /// Pages that map a frame, of all clients.
-    pub(crate) fn merged(&self) -> u64 {
-        self.clients().map(|client| client.pages_merged).sum()
+    fn zero(&self) -> u64 {
+        self.clients().map(|client| client.metrics.pages_zero).sum()
     }
 
-    /// Pages given back as zero pages, of all clients.
-    pub(crate) fn zero(&self) -> u64 {
-        self.clients().map(|client| client.pages_zero).sum()
-    }
-
-    /// Scans of all clients.
-    pub(crate) fn scans(&self) -> u64 {
-        self.clients().map(|client| client.full_scans).sum()
+    fn scans(&self) -> u64 {
+        self.clients().map(|client| client.metrics.full_scans).sum()
     }
 }
 
@@ -233,24 +186,14 @@ impl PageOne {
     ///
     /// When none answers, or when it refuses a client: then there is nothing to measure.
     pub(crate) fn status(&self) -> Result<Status> {
-        let Answer { status } = serde_json::from_str(&self.ask()?).context("pageone status is not understood")?;
+        let status = self.any_status()?;
         let refused = status.clients().find_map(|client| client.refused.clone());
         refused.map_or(Ok(status), |why| bail!("a client is not merged: {why}"))
     }
 
-    /// The same, all of it.
-    pub(crate) fn status_json(&self) -> Result<serde_json::Value> {
-        let mut answer: serde_json::Value =
-            serde_json::from_str(&self.ask()?).context("pageone status is not understood")?;
-        Ok(answer["status"].take())
-    }
-
-    fn ask(&self) -> Result<String> {
-        let mut stream = UnixStream::connect(self.dir.path().join("control.sock")).context("no daemon answers")?;
-        stream.write_all(b"\"status\"\n")?;
-        let mut answer = String::new();
-        BufReader::new(stream).read_line(&mut answer)?;
-        Ok(answer)
+    /// The same, also when a client is refused.
+    pub(crate) fn any_status(&self) -> Result<Status> {
+        Ok(control::client::status(&[self.dir.path().to_path_buf()])?)
     }
 }
 
@@ -307,23 +250,16 @@ impl Times {
 
 #[cfg(test)]
 mod tests {
+    use control::{ClientMetrics, ClientStatus, DomainStatus};
+
     use super::*;
 
     #[test]
     fn a_status_is_summed_up_over_clients() {
-        let client = |refused: &str| {
-            format!(
-                r#"{{"pid":1,"pages_merged":5,"pages_zero":2,"full_scans":3,"refused":{refused},"state":"merging"}}"#
-            )
-        };
-        let text = format!(
-            r#"{{"uptime_seconds":1.0,"general_profit":-7,"pages_sharing":4,"domains":[{{"clients":[{}]}},{{"clients":[{},{}]}}]}}"#,
-            client("null"),
-            client("null"),
-            client("\"locked\"")
-        );
-        let status: Status = serde_json::from_str(&text).unwrap();
-        assert_eq!((status.merged(), status.zero(), status.scans(), status.general_profit), (15, 6, 9, -7));
-        assert_eq!(status.clients().filter(|client| client.refused.is_some()).count(), 1);
+        let metrics = ClientMetrics { pages_merged: 5, pages_zero: 2, full_scans: 3, ..ClientMetrics::default() };
+        let client = ClientStatus { metrics, ..ClientStatus::default() };
+        let domain = |count| DomainStatus { clients: vec![client.clone(); count], ..DomainStatus::default() };
+        let status = Status { domains: vec![domain(1), domain(2)], ..Status::default() };
+        assert_eq!((status.merged(), status.zero(), status.scans()), (15, 6, 9));
     }
 }

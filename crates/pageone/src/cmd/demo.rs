@@ -10,8 +10,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use control::HostMetrics;
 
-use self::course::{Backend, BackendStatus};
+use self::course::Backend;
 use crate::cmd::run;
 use crate::{Code, Coded, paths};
 
@@ -65,19 +66,8 @@ impl Backend for Daemon {
         Ok(())
     }
 
-    fn status(&self) -> Result<BackendStatus> {
-        let status = control::client::status(std::slice::from_ref(&self.directory))?;
-        Ok(BackendStatus {
-            pages_shared: status.metrics.pages_shared,
-            pages_sharing: status.metrics.pages_sharing,
-            pages_zero: status.metrics.pages_zero,
-            pages_recycled: status.metrics.pages_recycled,
-            pages_recycled_total: status.metrics.pages_recycled_total,
-            pages_unshared: status.metrics.pages_unshared,
-            general_profit: status.metrics.general_profit,
-            pages_merged_total: status.metrics.pages_merged_total,
-            cpu_seconds: status.metrics.daemon_cpu_seconds + status.metrics.agent_cpu_seconds,
-        })
+    fn status(&self) -> Result<HostMetrics> {
+        Ok(control::client::status(std::slice::from_ref(&self.directory))?.metrics)
     }
 
     fn stop(&self) -> Result<()> {

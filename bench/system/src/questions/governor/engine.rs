@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
+use control::Status;
 
 use crate::harness::cpu;
 use crate::questions::governor::load::Load;
 use crate::questions::governor::trace::Trace;
 use crate::questions::governor::{Governed, Plan};
-use crate::subjects::pageone::{Daemon, PageOne, Status};
+use crate::subjects::pageone::{Daemon, PageOne, Sums};
 use bench_common::interrupt::Interrupt;
 
 /// A scan with fewer pages has nothing to spread.
@@ -43,7 +44,7 @@ impl Governed for GovernedEngine<'_> {
         self.steps += 1;
         if self.steps.is_multiple_of(STEPS) {
             self.status = self.pageone.status()?;
-            let governor = &self.status.governor;
+            let governor = &self.status.governor.metrics;
             let scan = (governor.scan_pages, governor.scan_time_seconds.unwrap_or(0.0));
             if scan != self.scan && scan.0 >= LEAST {
                 trace.scans.push(scan.1);
@@ -70,7 +71,7 @@ impl Governed for GovernedEngine<'_> {
     }
 
     fn rate(&mut self) -> Result<u64> {
-        Ok(self.status.governor.pages_per_second.unwrap_or(0.0) as u64)
+        Ok(self.status.governor.metrics.pages_per_second.unwrap_or(0.0) as u64)
     }
 
     fn governing(&self) -> f64 {

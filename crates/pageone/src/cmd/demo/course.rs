@@ -11,6 +11,7 @@
 //! What merges is a [`Backend`]. The demo knows only how to start it, ask it and stop it.
 
 use anyhow::{Context, Result, bail, ensure};
+use control::HostMetrics;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -102,7 +103,7 @@ pub trait Backend {
     ///
     /// # Errors
     /// End the demo.
-    fn status(&self) -> Result<BackendStatus>;
+    fn status(&self) -> Result<HostMetrics>;
 
     /// Ends it and undoes what it changed on the host. Called once, after the guests are gone, also
     /// when the demo failed.
@@ -110,29 +111,6 @@ pub trait Backend {
     /// # Errors
     /// Fail the demo.
     fn stop(&self) -> Result<()>;
-}
-
-/// Counters of a [`Backend`], with KSM's meanings.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct BackendStatus {
-    /// Frames kept once.
-    pub pages_shared: u64,
-    /// Further pages that use them.
-    pub pages_sharing: u64,
-    /// Pages given back as zero pages.
-    pub pages_zero: u64,
-    /// Pages that guests have freed, taken back, and untouched since.
-    pub pages_recycled: u64,
-    /// Pages taken back so far.
-    pub pages_recycled_total: u64,
-    /// Pages looked at, unique so far.
-    pub pages_unshared: u64,
-    /// Bytes saved less bytes that the saving costs.
-    pub general_profit: i64,
-    /// CPU time that merging has taken, seconds, user and system.
-    pub cpu_seconds: f64,
-    /// Pages merged so far, zero pages too, each time that it happened.
-    pub pages_merged_total: u64,
 }
 
 /// What the demo found.
@@ -163,17 +141,17 @@ pub struct Summary {
     pub integrity_checks: u64,
     /// Files found wrong.
     pub integrity_failures: u64,
-    /// As in [`BackendStatus`].
+    /// As in [`HostMetrics`].
     pub pages_shared: u64,
-    /// As in [`BackendStatus`].
+    /// As in [`HostMetrics`].
     pub pages_sharing: u64,
-    /// As in [`BackendStatus`].
+    /// As in [`HostMetrics`].
     pub pages_zero: u64,
-    /// As in [`BackendStatus`].
+    /// As in [`HostMetrics`].
     pub pages_recycled: u64,
-    /// As in [`BackendStatus`].
+    /// As in [`HostMetrics`].
     pub pages_recycled_total: u64,
-    /// As in [`BackendStatus`], bytes.
+    /// As in [`HostMetrics`], bytes.
     pub general_profit: i64,
 }
 
@@ -276,7 +254,7 @@ impl Demo<'_> {
     }
 
     /// Waits a tick, reads used memory and shows it.
-    fn tick(&mut self, before: Option<f64>, status: Option<&BackendStatus>) -> Result<f64> {
+    fn tick(&mut self, before: Option<f64>, status: Option<&HostMetrics>) -> Result<f64> {
         let until = Instant::now() + TICK;
         while Instant::now() < until {
             if self.interrupted.came() {
@@ -311,7 +289,7 @@ impl Demo<'_> {
         merge_seconds: f64,
         before: f64,
         after: f64,
-        status: &BackendStatus,
+        status: &HostMetrics,
     ) -> Summary {
         let mut dead = 0;
         for (number, guest) in self.guests.iter_mut().enumerate() {
@@ -333,8 +311,8 @@ impl Demo<'_> {
             used_before_mib: before,
             used_after_mib: after,
             saved_fraction: 1.0 - after / before,
-            cpu_seconds: status.cpu_seconds,
-            us_per_merged_page: status.cpu_seconds * 1e6 / status.pages_merged_total.max(1) as f64,
+            cpu_seconds: status.cpu_seconds(),
+            us_per_merged_page: status.cpu_seconds() * 1e6 / status.pages_merged_total.max(1) as f64,
             integrity_checks: checks,
             integrity_failures: failures,
             pages_shared: status.pages_shared,

@@ -1,7 +1,8 @@
 //! What the demo shows: a table redrawn in place on a terminal, a line now and then elsewhere.
 
-use super::course::{BackendStatus, Options, Summary};
+use super::course::{Options, Summary};
 use anyhow::Result;
+use control::HostMetrics;
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -48,7 +49,7 @@ impl View {
     }
 
     /// Shows used memory (MiB), the level it is compared with once there is one, and the guests.
-    pub fn show(&mut self, guests: &mut [Guest], used: f64, before: Option<f64>, status: Option<&BackendStatus>) {
+    pub fn show(&mut self, guests: &mut [Guest], used: f64, before: Option<f64>, status: Option<&HostMetrics>) {
         if self.terminal {
             let text = self.table(guests, used, before, status);
             let up = match self.drawn {
@@ -75,7 +76,7 @@ impl View {
         format!("{} {:.0} s (of at most {limit})", self.phase, self.since.elapsed().as_secs_f64())
     }
 
-    fn table(&self, guests: &mut [Guest], used: f64, before: Option<f64>, status: Option<&BackendStatus>) -> String {
+    fn table(&self, guests: &mut [Guest], used: f64, before: Option<f64>, status: Option<&HostMetrics>) -> String {
         let mut text = format!("PageONE demo: {}, {}\n\n", self.heading, self.clock());
         let _ = match before {
             Some(before) => writeln!(
@@ -89,7 +90,7 @@ impl View {
             let _ = writeln!(
                 text,
                 "  CPU spent {:8.1} s    shared {}  sharing {}  zero {}  recycled {}  profit {} MiB",
-                status.cpu_seconds,
+                status.cpu_seconds(),
                 status.pages_shared,
                 status.pages_sharing,
                 status.pages_zero,
@@ -105,13 +106,13 @@ impl View {
         text
     }
 
-    fn line(&self, guests: &mut [Guest], used: f64, before: Option<f64>, status: Option<&BackendStatus>) -> String {
+    fn line(&self, guests: &mut [Guest], used: f64, before: Option<f64>, status: Option<&HostMetrics>) -> String {
         let mut text = format!("{}: used {used:.0} MiB", self.clock());
         if let Some(before) = before {
             let _ = write!(text, " of {before:.0}, {:.0} % saved", percent_saved(used, before));
         }
         if let Some(status) = status {
-            let _ = write!(text, ", CPU {:.1} s", status.cpu_seconds);
+            let _ = write!(text, ", CPU {:.1} s", status.cpu_seconds());
         }
         for (number, guest) in guests.iter_mut().enumerate() {
             let _ = write!(text, "; {number} {}", guest.verdict());

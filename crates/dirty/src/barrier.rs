@@ -55,8 +55,8 @@ mod kernel {
         compiler_fence(Ordering::SeqCst);
         // A forked child has to register anew.
         if ASYMMETRIC.load(Ordering::Relaxed) && !barrier() && !(register() && barrier()) {
-            // A filter came since: from now on without. What other CPUs have under way is visible in
-            // nanoseconds.
+            // A filter came since: from now on without. What other CPUs have under way is visible
+            // in nanoseconds.
             ASYMMETRIC.store(false, Ordering::Relaxed);
             std::thread::sleep(std::time::Duration::from_millis(1));
         }

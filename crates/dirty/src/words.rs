@@ -69,8 +69,8 @@ impl Words {
 
 #[cfg(not(loom))]
 fn layout(len: usize) -> std::alloc::Layout {
-    // A cache line's alignment keeps neighbouring words together. 4 MiB are far below the limit of a
-    // layout.
+    // A cache line's alignment keeps neighbouring words together. 4 MiB are far below the limit of
+    // a layout.
     std::alloc::Layout::from_size_align(len * 8, 64).expect("at most 4 MiB, aligned to a power of two")
 }
 
@@ -93,7 +93,8 @@ impl Deref for Words {
 
     #[inline]
     fn deref(&self) -> &[AtomicU64] {
-        // SAFETY: `len` words, zeroed (a valid AtomicU64), aligned, owned, and alive as long as `self`.
+        // SAFETY: `len` words, zeroed (a valid AtomicU64), aligned, owned, and alive as long as
+        // `self`.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }

@@ -200,8 +200,8 @@ impl Governor {
             self.scan.time += time;
             self.scan.expected += pages * self.model.pause / f64::from(now.pages_to_scan) + cpu;
         }
-        // After a change a batch of the old size may still be under way; and while more work shows, every
-        // batch changes.
+        // After a change a batch of the old size may still be under way; and while more work shows,
+        // every batch changes.
         let steady = now.pages_to_scan == before.pages_to_scan && sums.pages + self.scan.skipped <= self.places;
         if steady && now.pages_to_scan > 0 {
             sums.between += time - cpu;
@@ -235,7 +235,8 @@ impl Governor {
         self.dear *= FADE;
         let known = std::mem::replace(&mut self.known, true);
         if !scan.whole {
-            // The end of a scan tells what a page costs; of the work it tells the least that it can be.
+            // The end of a scan tells what a page costs; of the work it tells the least that it can
+            // be.
             let work = self.model.work;
             self.model.learn(&scan.sums);
             if known {
@@ -261,7 +262,8 @@ impl Governor {
 
     /// Pages for the target.
     fn wanted(&self, in_force: u32) -> u32 {
-        // What is new has to be looked at once in any case: the sooner the better, within the CPU limit.
+        // What is new has to be looked at once in any case: the sooner the better, within the CPU
+        // limit.
         let new = !self.known || self.overrun(in_force);
         let pages = if new { f64::INFINITY } else { self.plan(f64::from(in_force)) };
         // Rounded up: a scan that ends a moment early is on time. The cast saturates.
@@ -285,9 +287,8 @@ impl Governor {
         let whole = model(self.places).pages_for(target);
         let left = (self.places - places).max(0.0);
         let rest = model(left).pages_for(target - time).clamp(whole / CORRECTION, whole * CORRECTION);
-        // Were all that is left as dear as it can be, there would be no time for it: quick, until there is.
-        // Never with so long a batch that it could
-        // sweep over much of what is left.
+        // Were all that is left as dear as it can be, there would be no time for it: quick, until
+        // there is. Never with so long a batch that it could sweep over much of what is left.
         let dear = slower * self.dear;
         let ahead = left - self.share() * (target - time) / dear;
         let hurry = if dear > 0.0 { ahead.min(left * SWEEP).min(HURRY * in_force / density) } else { 0.0 };

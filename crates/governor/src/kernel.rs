@@ -96,14 +96,14 @@ mod tests {
     fn the_first_steps_by_hand() {
         let mut advisor = Advisor::default();
         let tunables = Tunables { target_scan_time: 30, ..Tunables::default() };
-        // factor 3000/41 = 73; change (0 + 3000)/100 = 30; 50000/73 = 684, ·30/100 = 205; cost 500/12 = 41:
-        // at least 410.
+        // factor 3000/41 = 73; change (0 + 3000)/100 = 30; 50000/73 = 684, ·30/100 = 205; cost
+        // 500/12 = 41: at least 410.
         assert_eq!(advisor.step(&tunables, 500, 41, 12), 410);
-        // factor 3000/60 = 50; change (70·30 + 30·(6000/41 = 146))/100 = 64; 820·64/100 = 524; cost 410/5 =
-        // 82: at least 820.
+        // factor 3000/60 = 50; change (70·30 + 30·(6000/41 = 146))/100 = 64; 820·64/100 = 524; cost
+        // 410/5 = 82: at least 820.
         assert_eq!(advisor.step(&tunables, 410, 60, 5), 820);
-        // factor 3000/25 = 120; change (70·64 + 30·41)/100 = 57; 683·57/100 = 389; cost 820/90 = 9: at most
-        // 630.
+        // factor 3000/25 = 120; change (70·64 + 30·41)/100 = 57; 683·57/100 = 389; cost 820/90 = 9:
+        // at most 630.
         assert_eq!(advisor.step(&tunables, 820, 25, 90), 389);
     }
 

@@ -95,8 +95,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever chunks cost and whenever more is found, a scanner that can keep up ends at the deadline, less its last chunk,
-        /// and is never ahead of an even pace by more than a chunk.
+        /// Whatever chunks cost and whenever more is found, a scanner that can keep up ends at the
+        /// deadline, less its last chunk, and is never ahead of an even pace by more than a chunk.
         #[test]
         fn pages_are_spread_evenly(
             work in 1_000u64..1_000_000,
@@ -134,7 +134,8 @@ mod tests {
             prop_assert!(last >= target * (1.0 - 3.0 * chunk as f64 / work as f64) - 1e-6, "{last}");
         }
 
-        /// A scanner that is held up catches up as fast as it can, and waits for nothing while it is late.
+        /// A scanner that is held up catches up as fast as it can, and waits for nothing while it
+        /// is late.
         #[test]
         fn being_late_is_made_good(held in 1.0f64..20.0, work in 10_000u64..100_000) {
             let mut schedule = Schedule::until(0.0, 10.0);

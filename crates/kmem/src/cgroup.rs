@@ -93,8 +93,8 @@ fn find(groups: &str, mounts: &str, v1: bool) -> Option<Place> {
         let mut mount = mount.split(' ').skip(3);
         let root = mount.next()?;
         let top = PathBuf::from(mount.next()?);
-        // In a container the mount may show only a part of the hierarchy, while the path starts at the
-        // whole hierarchy's root.
+        // In a container the mount may show only a part of the hierarchy, while the path starts at
+        // the whole hierarchy's root.
         let below = Path::new(path).strip_prefix(root).unwrap_or(Path::new(""));
         let group = top.join(below);
         Some((top, group))

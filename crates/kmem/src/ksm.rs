@@ -90,8 +90,9 @@ macro_rules! setting {
                 ///
                 /// # Errors
                 ///
-                /// Those of writing the file: `PermissionDenied`; `EINVAL`: the value is out of range, or
-                /// an advisor sets `pages_to_scan`; `EBUSY`: this cannot change while pages are merged.
+                /// Those of writing the file: `PermissionDenied`; `EINVAL`: the value is out of
+                /// range, or an advisor sets `pages_to_scan`; `EBUSY`: this cannot change while
+                /// pages are merged.
                 pub fn $set(&self, value: $type) -> io::Result<()> {
                     self.write(stringify!($name), &value)
                 }
@@ -207,8 +208,8 @@ impl Stats {
         [self.pages_shared, self.pages_sharing, self.pages_unshared, self.pages_volatile].into_iter().flatten().sum()
     }
 
-    /// Bytes saved less bytes of metadata. Before Linux 6.4, which has no such figure, it is computed
-    /// as the kernel does: with 64 bytes of metadata for each page that KSM tracks.
+    /// Bytes saved less bytes of metadata. Before Linux 6.4, which has no such figure, it is
+    /// computed as the kernel does: with 64 bytes of metadata for each page that KSM tracks.
     pub fn profit(&self) -> i64 {
         self.general_profit.unwrap_or_else(|| {
             let saved = self.pages_sharing.unwrap_or(0) + self.ksm_zero_pages.unwrap_or(0);

@@ -120,13 +120,13 @@ fn check_extension(vm: BorrowedFd<'_>, cap: u32) -> Result<u32, Errno> {
 fn enable_cap(vm: BorrowedFd<'_>, cap: u32, value: u64) -> Result<(), Errno> {
     let mut argument = EnableCap { cap, flags: 0, args: [value, 0, 0, 0], pad: [0; 64] };
     let call = Call { opcode: KVM_ENABLE_CAP, argument: (&raw mut argument).cast() };
-    // SAFETY: KVM_ENABLE_CAP reads a `kvm_enable_cap`, a local that outlives the call. The capabilities
-    // used here take one number in `args`, and no pointer.
+    // SAFETY: KVM_ENABLE_CAP reads a `kvm_enable_cap`, a local that outlives the call. The
+    // capabilities used here take one number in `args`, and no pointer.
     unsafe { ioctl::ioctl(vm, call) }.map(drop)
 }
 
-/// Makes [`dirty_log`] only read; [`clear_dirty_log`] then protects pages again. `false`: the kernel
-/// is older than 5.1, and reading the log also clears it and protects its pages.
+/// Makes [`dirty_log`] only read; [`clear_dirty_log`] then protects pages again. `false`: the
+/// kernel is older than 5.1, and reading the log also clears it and protects its pages.
 ///
 /// # Errors
 ///
@@ -153,8 +153,8 @@ pub fn enable_manual_protect(vm: BorrowedFd<'_>) -> Result<bool, Errno> {
 pub unsafe fn dirty_log(vm: BorrowedFd<'_>, slot: u32, bitmap: &mut [u64]) -> Result<(), Errno> {
     let mut argument = DirtyLog { slot, padding: 0, bitmap: bitmap.as_mut_ptr() };
     let call = Call { opcode: KVM_GET_DIRTY_LOG, argument: (&raw mut argument).cast() };
-    // SAFETY: KVM_GET_DIRTY_LOG reads a `kvm_dirty_log`, a local that outlives the call. It writes one
-    // bit for each page of the slot to `bitmap`, which by the contract has as many.
+    // SAFETY: KVM_GET_DIRTY_LOG reads a `kvm_dirty_log`, a local that outlives the call. It writes
+    // one bit for each page of the slot to `bitmap`, which by the contract has as many.
     unsafe { ioctl::ioctl(vm, call) }.map(drop)
 }
 
@@ -173,8 +173,8 @@ pub fn clear_dirty_log(vm: BorrowedFd<'_>, slot: u32, pages: u32, bitmap: &[u64]
     assert!(bitmap.len() >= pages.div_ceil(64) as usize, "a bitmap for {pages} pages");
     let mut argument = ClearDirtyLog { slot, num_pages: pages, first_page: 0, bitmap: bitmap.as_ptr() };
     let call = Call { opcode: KVM_CLEAR_DIRTY_LOG, argument: (&raw mut argument).cast() };
-    // SAFETY: KVM_CLEAR_DIRTY_LOG reads a `kvm_clear_dirty_log`, a local that outlives the call, and
-    // `pages` bits of the bitmap, whose length was checked above.
+    // SAFETY: KVM_CLEAR_DIRTY_LOG reads a `kvm_clear_dirty_log`, a local that outlives the call,
+    // and `pages` bits of the bitmap, whose length was checked above.
     unsafe { ioctl::ioctl(vm, call) }.map(drop)
 }
 
@@ -183,8 +183,8 @@ pub fn clear_dirty_log(vm: BorrowedFd<'_>, slot: u32, pages: u32, bitmap: &[u64]
 ///
 /// # Errors
 ///
-/// `EINVAL`: `entries` is not a power of two, is less than 256 (one page) or too many, or the VM has
-/// vCPUs already.
+/// `EINVAL`: `entries` is not a power of two, is less than 256 (one page) or too many, or the VM
+/// has vCPUs already.
 pub fn enable_dirty_rings(vm: BorrowedFd<'_>, entries: u32) -> Result<bool, Errno> {
     for cap in [CAP_DIRTY_LOG_RING_ACQ_REL, CAP_DIRTY_LOG_RING] {
         if check_extension(vm, cap)? > 0 {
@@ -242,17 +242,17 @@ impl DirtyRing {
     /// [`reset_dirty_rings`].
     pub fn take(&mut self) -> Option<DirtyPage> {
         let ring: *mut DirtyGfn = std::ptr::with_exposed_provenance_mut(self.memory.start);
-        // SAFETY: the mask leaves at most `entries - 1`, so the entry lies in the mapping, which lives as
-        // long as `self`.
+        // SAFETY: the mask leaves at most `entries - 1`, so the entry lies in the mapping, which
+        // lives as long as `self`.
         let entry = unsafe { ring.add((self.next & (self.entries - 1)) as usize) };
-        // SAFETY: the entry lies in the mapping and is aligned. The kernel writes the flags too, and both
-        // sides access them atomically.
+        // SAFETY: the entry lies in the mapping and is aligned. The kernel writes the flags too,
+        // and both sides access them atomically.
         let flags = unsafe { &(*entry).flags };
         if flags.load(Ordering::Acquire) & GFN_DIRTY == 0 {
             return None;
         }
-        // SAFETY: the entry lies in the mapping and is aligned. Its flags say that it is dirty: the kernel
-        // has filled it in, and does not write it again before this side marks it for reset.
+        // SAFETY: the entry lies in the mapping and is aligned. Its flags say that it is dirty: the
+        // kernel has filled it in, and does not write it again before this side marks it for reset.
         let page = unsafe {
             DirtyPage {
                 slot: (&raw const (*entry).slot).read_volatile(),
@@ -267,7 +267,8 @@ impl DirtyRing {
 
 impl Drop for DirtyRing {
     fn drop(&mut self) {
-        // SAFETY: this ring made the mapping, and `take` gives out copies, so no pointer into it is left.
+        // SAFETY: this ring made the mapping, and `take` gives out copies, so no pointer into it is
+        // left.
         let _ = unsafe { mm::unmap(self.memory) };
     }
 }

@@ -2,9 +2,9 @@
 //!
 //! A *store* is a memfd that one process can write and no other ever will. It is first mapped
 //! writable and then sealed with [`STORE_SEALS`]. `F_SEAL_FUTURE_WRITE` leaves the existing mapping
-//! writable and refuses every other way: `write(2)`, new writable shared mappings, and hole punching
-//! (through the mapping too: `MADV_REMOVE` fails with `EPERM`). Private mappings are allowed; a write
-//! to one copies the page.
+//! writable and refuses every other way: `write(2)`, new writable shared mappings, and hole
+//! punching (through the mapping too: `MADV_REMOVE` fails with `EPERM`). Private mappings are
+//! allowed; a write to one copies the page.
 //!
 //! A store's memory therefore cannot be given back page by page, but only by dropping every mapping
 //! and descriptor of the whole store. A process that has lost its [`SharedMap`] can never write the

@@ -33,8 +33,8 @@ pub(crate) unsafe fn mmap(
 const PRIVATE: libc::c_int = libc::MAP_PRIVATE | libc::MAP_NORESERVE;
 const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 
-/// Maps `range.len` bytes of a file from byte `file_offset` over `range`: readable, writable, private
-/// (a write copies the page), with no swap reserved.
+/// Maps `range.len` bytes of a file from byte `file_offset` over `range`: readable, writable,
+/// private (a write copies the page), with no swap reserved.
 ///
 /// # Safety
 ///
@@ -47,7 +47,8 @@ const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 /// `ENOMEM` when the process has `vm.max_map_count` mappings; `EINVAL` when an address, length or
 /// offset is not page aligned; `EBADF`, `EACCES` and `EPERM` for the descriptor.
 pub unsafe fn map_fixed_private(fd: BorrowedFd<'_>, range: Range, file_offset: u64) -> Result<(), Errno> {
-    // SAFETY: by the contract no code can tell the file's bytes from those that the mapping replaces.
+    // SAFETY: by the contract no code can tell the file's bytes from those that the mapping
+    // replaces.
     unsafe { mmap(range, READ_WRITE, PRIVATE | libc::MAP_FIXED, fd.as_raw_fd(), file_offset) }.map(drop)
 }
 
@@ -66,9 +67,9 @@ pub unsafe fn map_fixed_anonymous(range: Range) -> Result<(), Errno> {
     unsafe { mmap(range, READ_WRITE, PRIVATE | libc::MAP_FIXED | libc::MAP_ANONYMOUS, -1, 0) }.map(drop)
 }
 
-/// Maps `len` bytes of untouched anonymous memory (readable, writable, private, no swap reserved) at
-/// a free place and returns its address. The kernel rounds `len` up to whole pages. The memory stays
-/// mapped until [`unmap`].
+/// Maps `len` bytes of untouched anonymous memory (readable, writable, private, no swap reserved)
+/// at a free place and returns its address. The kernel rounds `len` up to whole pages. The memory
+/// stays mapped until [`unmap`].
 ///
 /// # Errors
 ///
@@ -115,8 +116,8 @@ pub unsafe fn remap_fixed(from: Range, to: usize) -> Result<(), Errno> {
 ///
 /// # Safety
 ///
-/// Where the advice discards memory (`MADV_DONTNEED`, `MADV_FREE`, `MADV_REMOVE`), no code relies on
-/// what the range held.
+/// Where the advice discards memory (`MADV_DONTNEED`, `MADV_FREE`, `MADV_REMOVE`), no code relies
+/// on what the range held.
 ///
 /// # Errors
 ///
@@ -132,8 +133,8 @@ pub fn has_hole(range: Range) -> bool {
     (range.start..range.end()).step_by(residency.len() * PAGE_SIZE).any(|start| {
         let len = (range.end() - start).min(residency.len() * PAGE_SIZE);
         let vector = residency.as_mut_ptr().expose_provenance();
-        // SAFETY: the kernel writes one byte for each page of `len`, and `len` is at most as many pages
-        // as `residency` has bytes.
+        // SAFETY: the kernel writes one byte for each page of `len`, and `len` is at most as many
+        // pages as `residency` has bytes.
         let answer = unsafe { syscall(libc::SYS_mincore, [start, len, vector]) };
         answer == Err(Errno::NOMEM)
     })

@@ -65,7 +65,8 @@ pub struct Query {
     pub required: Categories,
     /// Categories of which a page must have at least one; empty: it need not.
     pub any_of: Categories,
-    /// Categories to report, as they are (not flipped). A run ends where they change, so request few.
+    /// Categories to report, as they are (not flipped). A run ends where they change, so request
+    /// few.
     pub returned: Categories,
 }
 
@@ -139,17 +140,18 @@ impl Pagemap {
         Pagemap { fd }
     }
 
-    /// Calls `each`, in ascending order, for every run of matching pages in `range`. The whole range
-    /// is walked, whatever the number of runs. Adjacent pages with equal categories are one run.
+    /// Calls `each`, in ascending order, for every run of matching pages in `range`. The whole
+    /// range is walked, whatever the number of runs. Adjacent pages with equal categories are one
+    /// run.
     ///
-    /// When it fails midway, `each` has been called for all runs found until then. They are protected,
-    /// if the query says so.
+    /// When it fails midway, `each` has been called for all runs found until then. They are
+    /// protected, if the query says so.
     ///
     /// # Errors
     ///
-    /// `ENOTTY`: the kernel is older than 6.7. `EPERM`: see [`Query::check_wp_async`]. `EINVAL`: the
-    /// range is not page aligned, or the query needs asynchronous write-protection and the kernel has
-    /// none. `EFAULT`: not a range of addresses. `ESRCH`: the process is gone.
+    /// `ENOTTY`: the kernel is older than 6.7. `EPERM`: see [`Query::check_wp_async`]. `EINVAL`:
+    /// the range is not page aligned, or the query needs asynchronous write-protection and the
+    /// kernel has none. `EFAULT`: not a range of addresses. `ESRCH`: the process is gone.
     pub fn scan(&self, range: Range, query: &Query, each: &mut dyn FnMut(PageRun)) -> Result<ScanTotals, Errno> {
         const NONE: sys::page_region = sys::page_region { start: 0, end: 0, categories: 0 };
         let mut regions = [NONE; RUNS];
@@ -157,8 +159,8 @@ impl Pagemap {
         let mut call = ScanCall(query.argument(range, &mut regions));
         let mut joiner = Joiner { last: None, totals: ScanTotals::default(), each };
         while call.0.start < end {
-            // SAFETY: `ScanCall` is PAGEMAP_SCAN with its argument, whose `vec` is an array of `vec_len`
-            // regions that outlives the call.
+            // SAFETY: `ScanCall` is PAGEMAP_SCAN with its argument, whose `vec` is an array of
+            // `vec_len` regions that outlives the call.
             let filled = match unsafe { ioctl::ioctl(&self.fd, &mut call) } {
                 Ok(filled) => filled,
                 Err(errno) => {
@@ -253,8 +255,9 @@ impl AsFd for Pagemap {
 /// The ioctl with its argument. It returns the number of regions that it filled in.
 struct ScanCall(sys::pm_scan_arg);
 
-// SAFETY: the trait asks that opcode, argument and output fit together. PAGEMAP_SCAN takes a pointer
-// to a `pm_scan_arg`, changes it (`walk_end`) and the array behind its `vec`, and returns a count.
+// SAFETY: the trait asks that opcode, argument and output fit together. PAGEMAP_SCAN takes a
+// pointer to a `pm_scan_arg`, changes it (`walk_end`) and the array behind its `vec`, and returns a
+// count.
 unsafe impl Ioctl for &mut ScanCall {
     type Output = usize;
 

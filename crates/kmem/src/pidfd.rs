@@ -55,8 +55,8 @@ impl PidFd {
     /// signal.
     pub fn send_signal(&self, signal: i32) -> io::Result<()> {
         let args = [self.fd.as_raw_fd() as usize, signal as usize, 0, 0];
-        // SAFETY: the third argument is a null pointer, which the call allows: it then sends the same
-        // information as kill(2). The kernel writes nothing to this process's memory.
+        // SAFETY: the third argument is a null pointer, which the call allows: it then sends the
+        // same information as kill(2). The kernel writes nothing to this process's memory.
         unsafe { syscall(libc::SYS_pidfd_send_signal, args) }?;
         Ok(())
     }

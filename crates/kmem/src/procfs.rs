@@ -71,8 +71,8 @@ pub fn status(pid: Option<i32>) -> io::Result<Status> {
     Ok(parse_status(&read_to_string(path(pid, "status"))?))
 }
 
-/// Whether every thread of a process is stopped, by a signal or by a tracer. The first thread may be
-/// stopped while others still run on to the point where they stop.
+/// Whether every thread of a process is stopped, by a signal or by a tracer. The first thread may
+/// be stopped while others still run on to the point where they stop.
 ///
 /// # Errors
 ///
@@ -248,9 +248,9 @@ pub fn max_map_count() -> io::Result<usize> {
     number_in("/proc/sys/vm/max_map_count").map(|count| count as usize)
 }
 
-/// `kernel.yama.ptrace_scope`: whether processes of one user may look at each other. 0: they may; 1:
-/// only at their children; 2: only with CAP_SYS_PTRACE; 3: none may. `None`: the kernel has no Yama,
-/// which is like 0.
+/// `kernel.yama.ptrace_scope`: whether processes of one user may look at each other. 0: they may;
+/// 1: only at their children; 2: only with CAP_SYS_PTRACE; 3: none may. `None`: the kernel has no
+/// Yama, which is like 0.
 pub fn ptrace_scope() -> Option<u32> {
     number_in("/proc/sys/kernel/yama/ptrace_scope").ok().map(|scope| scope as u32)
 }
@@ -302,8 +302,8 @@ fn parse_ticks(stat: &str) -> Option<u64> {
     Some(user + system)
 }
 
-/// A file to be read line by line. The buffer is as large as the piece that the kernel fills at once
-/// for such files.
+/// A file to be read line by line. The buffer is as large as the piece that the kernel fills at
+/// once for such files.
 fn lines_of(file: &str) -> io::Result<BufReader<File>> {
     Ok(BufReader::with_capacity(16 << 10, File::open(file)?))
 }

@@ -43,9 +43,9 @@ const IOVECS: usize = 1024;
 /// Reads whole pages of process `pid` into `out`, one behind the other. Returns how many were read
 /// from the front: reading stops at the first page that is not mapped or not readable.
 ///
-/// `addresses` are page aligned and in any order. Pages that are neighbours in the list and in memory
-/// are read as one piece, and up to 1024 pieces go into one call. The process is not stopped: a page
-/// may change while it is read.
+/// `addresses` are page aligned and in any order. Pages that are neighbours in the list and in
+/// memory are read as one piece, and up to 1024 pieces go into one call. The process is not
+/// stopped: a page may change while it is read.
 ///
 /// # Errors
 ///
@@ -92,9 +92,10 @@ pub fn read_pages(pid: i32, addresses: &[usize], out: &mut [u8]) -> Result<usize
         let local = iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
         let local = (&raw const local).expose_provenance();
         let args = [pid as usize, local, 1, remote.as_ptr().expose_provenance(), pieces, 0];
-        // SAFETY: the kernel reads one local and `pieces` remote vectors, which outlive the call. It writes
-        // at most `room.len()` bytes to `room`, which is borrowed for writing. The remote memory, of another
-        // process or of this one, is only read, and an address that is not mapped is an error.
+        // SAFETY: the kernel reads one local and `pieces` remote vectors, which outlive the call.
+        // It writes at most `room.len()` bytes to `room`, which is borrowed for writing. The remote
+        // memory, of another process or of this one, is only read, and an address that is not
+        // mapped is an error.
         let read = unsafe { syscall(libc::SYS_process_vm_readv, args) };
         match read {
             Ok(bytes) => {

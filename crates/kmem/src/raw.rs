@@ -70,8 +70,8 @@ pub(crate) unsafe fn syscall<const N: usize>(number: c_long, args: [usize; N]) -
 /// Those of the manual page.
 pub unsafe fn mmap(start: usize, len: usize, protection: c_int, flags: c_int, fd: c_int, offset: i64) -> Answer {
     let args = [start, len, protection as usize, flags as usize, fd as usize, offset as usize];
-    // SAFETY: no argument is a pointer that the kernel follows. A mapping that is not fixed replaces
-    // nothing; the contract covers one that is.
+    // SAFETY: no argument is a pointer that the kernel follows. A mapping that is not fixed
+    // replaces nothing; the contract covers one that is.
     unsafe { syscall(libc::SYS_mmap, args) }
 }
 
@@ -93,8 +93,8 @@ pub unsafe fn munmap(start: usize, len: usize) -> Answer {
 ///
 /// # Safety
 ///
-/// No code uses the old range afterwards where the call moves or shortens it. With `MREMAP_FIXED` no
-/// code uses what was mapped in `new`..`new + new_len`.
+/// No code uses the old range afterwards where the call moves or shortens it. With `MREMAP_FIXED`
+/// no code uses what was mapped in `new`..`new + new_len`.
 ///
 /// # Errors
 ///
@@ -108,8 +108,8 @@ pub unsafe fn mremap(old: usize, old_len: usize, new_len: usize, flags: c_int, n
 ///
 /// # Safety
 ///
-/// Where the advice discards memory (`MADV_DONTNEED`, `MADV_FREE`, `MADV_REMOVE`), no code relies on
-/// what the range held. Where it forbids access (`MADV_GUARD_INSTALL`), no code uses the range.
+/// Where the advice discards memory (`MADV_DONTNEED`, `MADV_FREE`, `MADV_REMOVE`), no code relies
+/// on what the range held. Where it forbids access (`MADV_GUARD_INSTALL`), no code uses the range.
 ///
 /// # Errors
 ///
@@ -133,8 +133,8 @@ pub unsafe fn madvise_many(ranges: &[libc::iovec], advice: c_int) -> Answer {
     /// Not in the `libc` crate yet (include/uapi/linux/pidfd.h).
     const PIDFD_SELF: isize = -10_000;
     let args = [PIDFD_SELF as usize, ranges.as_ptr().expose_provenance(), ranges.len(), advice as usize, 0];
-    // SAFETY: the kernel reads `ranges.len()` entries of the list, which is borrowed for the call; the
-    // contract covers what the advice does to the ranges.
+    // SAFETY: the kernel reads `ranges.len()` entries of the list, which is borrowed for the call;
+    // the contract covers what the advice does to the ranges.
     unsafe { syscall(libc::SYS_process_madvise, args) }
 }
 

@@ -1,8 +1,8 @@
 //! Unix sockets of type `SOCK_SEQPACKET`: messages stay whole and in order, and carry descriptors.
 //!
-//! No call here ever waits: instead of waiting it returns `WouldBlock` or `None`; then `poll(2)` the
-//! descriptor. A message is never split. The longest message is about as long as the sender's send
-//! buffer ([`Conn::set_send_buffer`], 208 KiB by default).
+//! No call here ever waits: instead of waiting it returns `WouldBlock` or `None`; then `poll(2)`
+//! the descriptor. A message is never split. The longest message is about as long as the sender's
+//! send buffer ([`Conn::set_send_buffer`], 208 KiB by default).
 //!
 //! Sources: `unix(7)`, `socket(7)`, `recv(2)`, `cmsg(3)`.
 
@@ -51,7 +51,8 @@ impl Listener {
     pub fn bind(path: &Path, mode: u32) -> io::Result<Listener> {
         let fd = socket()?;
         rustix::net::bind(&fd, &SocketAddrUnix::new(path)?)?;
-        // No client can connect before the socket listens, so the permissions hold from the beginning.
+        // No client can connect before the socket listens, so the permissions hold from the
+        // beginning.
         rustix::fs::chmod(path, Mode::from_raw_mode(mode))?;
         rustix::net::listen(&fd, BACKLOG)?;
         Ok(Listener { fd })
@@ -135,9 +136,10 @@ impl Conn {
     /// # Errors
     ///
     /// `WouldBlock`: the buffer is full until the receiver takes messages. `BrokenPipe`,
-    /// `ConnectionReset`: the receiver is gone (no SIGPIPE is raised). `EMSGSIZE`: the message is longer
-    /// than the send buffer. `ETOOMANYREFS`: too many descriptors are on their way. `InvalidInput`: too
-    /// many descriptors, or an empty message, which would look like the end of the connection.
+    /// `ConnectionReset`: the receiver is gone (no SIGPIPE is raised). `EMSGSIZE`: the message is
+    /// longer than the send buffer. `ETOOMANYREFS`: too many descriptors are on their way.
+    /// `InvalidInput`: too many descriptors, or an empty message, which would look like the end of
+    /// the connection.
     pub fn send(&self, message: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         if message.is_empty() || fds.len() > MAX_FDS {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -158,13 +160,14 @@ impl Conn {
     }
 
     /// Receives one message into `buffer` and appends its descriptors (close-on-exec) to `fds`.
-    /// Returns its length in bytes. `Some(0)`: the other end is closed; `None`: there is no message now.
+    /// Returns its length in bytes. `Some(0)`: the other end is closed; `None`: there is no message
+    /// now.
     ///
     /// # Errors
     ///
-    /// `InvalidData`: the message is longer than `buffer`, or has more descriptors than this process may
-    /// open. The message is lost then, and its descriptors are closed. `ConnectionReset`: the other end
-    /// was closed before it read all messages.
+    /// `InvalidData`: the message is longer than `buffer`, or has more descriptors than this
+    /// process may open. The message is lost then, and its descriptors are closed.
+    /// `ConnectionReset`: the other end was closed before it read all messages.
     pub fn recv(&self, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<Option<usize>> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -203,9 +206,9 @@ impl Conn {
         Ok(Peer { pid: cred.pid, uid: cred.uid, gid: cred.gid })
     }
 
-    /// The process at the other end, as a descriptor (`SO_PEERPIDFD`, Linux 6.5). On older kernels this
-    /// opens the process's number, which another process may have by then: compare what matters, such
-    /// as the owner, afterwards.
+    /// The process at the other end, as a descriptor (`SO_PEERPIDFD`, Linux 6.5). On older kernels
+    /// this opens the process's number, which another process may have by then: compare what
+    /// matters, such as the owner, afterwards.
     ///
     /// # Errors
     ///
@@ -231,8 +234,8 @@ impl Conn {
     unsafe fn option<T>(&self, option: libc::c_int, value: &mut T) -> io::Result<()> {
         let mut len = size_of::<T>() as libc::socklen_t;
         let value = (&raw mut *value).cast();
-        // SAFETY: the kernel writes at most `len` bytes to `value`, which is borrowed for writing and as
-        // long. By the contract the result is a valid `T`.
+        // SAFETY: the kernel writes at most `len` bytes to `value`, which is borrowed for writing
+        // and as long. By the contract the result is a valid `T`.
         if unsafe { libc::getsockopt(self.fd.as_raw_fd(), libc::SOL_SOCKET, option, value, &mut len) } != 0 {
             return Err(io::Error::last_os_error());
         }

@@ -29,7 +29,8 @@ impl Memory {
 
     /// Unmaps one page.
     pub fn unmap(&self, page: usize) -> Result<(), rustix::io::Errno> {
-        // SAFETY: the memory is reached through pointers only, and the test does not touch this page again.
+        // SAFETY: the memory is reached through pointers only, and the test does not touch this
+        // page again.
         unsafe { mm::unmap(self.pages(page, 1)) }
     }
 
@@ -79,8 +80,8 @@ pub fn forking() -> MutexGuard<'static, ()> {
 pub struct Child(pub i32);
 
 impl Child {
-    /// Forks. The child runs `body` and exits with its result. The parent's other threads do not exist
-    /// there, so `body` must not panic, print, or take locks.
+    /// Forks. The child runs `body` and exits with its result. The parent's other threads do not
+    /// exist there, so `body` must not panic, print, or take locks.
     pub fn fork(body: impl FnOnce() -> u8) -> Child {
         // SAFETY: the child runs only `body`, which takes no lock, and leaves by _exit.
         match unsafe { libc::fork() } {
@@ -131,8 +132,8 @@ pub fn pause_for_ever() -> ! {
 
 /// Makes a forked child run as the user nobody from now on.
 pub fn become_nobody() {
-    // SAFETY: the calls take numbers and null pointers. They are made by number, so that they change the
-    // one thread of this child only.
+    // SAFETY: the calls take numbers and null pointers. They are made by number, so that they
+    // change the one thread of this child only.
     unsafe {
         libc::syscall(libc::SYS_setgroups, 0usize, 0usize);
         libc::syscall(libc::SYS_setresgid, 65534usize, 65534usize, 65534usize);

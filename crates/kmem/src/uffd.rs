@@ -4,8 +4,8 @@
 //! it in write-protect mode. The features decide what a write to a protected page does:
 //!
 //! - without [`Features::WP_ASYNC`] the writing thread sleeps, and the descriptor yields
-//!   [`Event::Pagefault`]. The thread sleeps until another one lifts the protection, unregisters the
-//!   range or wakes it;
+//!   [`Event::Pagefault`]. The thread sleeps until another one lifts the protection, unregisters
+//!   the range or wakes it;
 //! - with it the kernel lifts the protection itself and remembers the page as written, which
 //!   [`crate::pagemap::Pagemap::scan`] reports.
 //!
@@ -97,8 +97,8 @@ impl Uffd {
     ///
     /// # Errors
     ///
-    /// [`CreateError`], which distinguishes missing permission, missing features and a kernel without
-    /// userfaultfd.
+    /// [`CreateError`], which distinguishes missing permission, missing features and a kernel
+    /// without userfaultfd.
     pub fn new(features: Features) -> Result<Uffd, CreateError> {
         let uffd = Uffd { fd: open()? };
         match uffd.handshake(features) {
@@ -146,9 +146,9 @@ impl Uffd {
     ///
     /// # Errors
     ///
-    /// `EBUSY`: the range is registered with another userfaultfd. `EINVAL`: it is not page aligned, not
-    /// mapped, or of a kind that cannot be registered (a shared mapping of a file that is not a memfd).
-    /// `EPERM`: a writable mapping of a file sealed against writing.
+    /// `EBUSY`: the range is registered with another userfaultfd. `EINVAL`: it is not page aligned,
+    /// not mapped, or of a kind that cannot be registered (a shared mapping of a file that is not a
+    /// memfd). `EPERM`: a writable mapping of a file sealed against writing.
     pub fn register_wp(&self, range: Range) -> Result<(), Errno> {
         self.register(range, sys::UFFDIO_REGISTER_MODE_WP)
     }
@@ -172,8 +172,8 @@ impl Uffd {
     /// Unregisters the range: its protection is lifted, and waiting threads wake and write.
     ///
     /// `UFFDIO_UNREGISTER` does not wake threads in a range that is registered for write-protection
-    /// only (seen up to Linux 6.18). Therefore this adds `UFFDIO_WAKE`, also when unregistering failed:
-    /// no thread is left asleep.
+    /// only (seen up to Linux 6.18). Therefore this adds `UFFDIO_WAKE`, also when unregistering
+    /// failed: no thread is left asleep.
     ///
     /// # Errors
     ///
@@ -190,35 +190,37 @@ impl Uffd {
     ///
     /// # Errors
     ///
-    /// `ENOENT`: the range is not registered. `EAGAIN`: an event about a changed mapping has not been
-    /// read yet; read it, then try again.
+    /// `ENOENT`: the range is not registered. `EAGAIN`: an event about a changed mapping has not
+    /// been read yet; read it, then try again.
     pub fn write_protect(&self, range: Range, on: bool) -> Result<(), Errno> {
         let mode = if on { WRITEPROTECT_MODE_WP } else { 0 };
         let mut protect = sys::uffdio_writeprotect { range: raw(range), mode };
-        // SAFETY: `uffdio_writeprotect` is UFFDIO_WRITEPROTECT's argument, a local that outlives the call.
+        // SAFETY: `uffdio_writeprotect` is UFFDIO_WRITEPROTECT's argument, a local that outlives
+        // the call.
         unsafe { ioctl::ioctl(&self.fd, Updater::<{ op::UFFDIO_WRITEPROTECT }, _>::new(&mut protect)) }
     }
 
     /// Gives registered memory that has no pages yet pages with these bytes (`UFFDIO_COPY`), in one
-    /// step: the kernel neither clears them first nor takes faults. Returns how many bytes were copied.
-    /// It ends before the first page that has memory already, and when there is no free memory.
+    /// step: the kernel neither clears them first nor takes faults. Returns how many bytes were
+    /// copied. It ends before the first page that has memory already, and when there is no free
+    /// memory.
     ///
     /// # Safety
     ///
-    /// No reference exists to the bytes of `to`..`to + bytes.len()`, and no code relies on their being
-    /// zeros.
+    /// No reference exists to the bytes of `to`..`to + bytes.len()`, and no code relies on their
+    /// being zeros.
     ///
     /// # Errors
     ///
-    /// If nothing was copied. `EEXIST`: the first page has memory; `ENOENT`: the range is not registered
-    /// with this userfaultfd, or is not one mapping; `ENOMEM`: no free memory; `EAGAIN`: an event about
-    /// a changed mapping has not been read yet.
+    /// If nothing was copied. `EEXIST`: the first page has memory; `ENOENT`: the range is not
+    /// registered with this userfaultfd, or is not one mapping; `ENOMEM`: no free memory; `EAGAIN`:
+    /// an event about a changed mapping has not been read yet.
     pub unsafe fn copy(&self, to: usize, bytes: &[u8]) -> Result<usize, Errno> {
         let (dst, src, len) = (to as u64, bytes.as_ptr().expose_provenance() as u64, bytes.len() as u64);
         let mut copy = sys::uffdio_copy { dst, src, len, mode: COPY_MODE_DONTWAKE, copy: 0 };
-        // SAFETY: `uffdio_copy` is UFFDIO_COPY's argument, a local that outlives the call. The kernel reads
-        // `bytes`, which is borrowed, and writes to `to` only where there is no page; the contract covers
-        // the users of that range.
+        // SAFETY: `uffdio_copy` is UFFDIO_COPY's argument, a local that outlives the call. The
+        // kernel reads `bytes`, which is borrowed, and writes to `to` only where there is no page;
+        // the contract covers the users of that range.
         let result = unsafe { ioctl::ioctl(&self.fd, Updater::<{ op::UFFDIO_COPY }, _>::new(&mut copy)) };
         // After a part the call fails with EAGAIN and says how many bytes that part was.
         match result {
@@ -228,11 +230,11 @@ impl Uffd {
     }
 
     /// Moves pages of anonymous memory from one place to another (`UFFDIO_MOVE`, Linux 6.8); pages
-    /// without memory are passed over. Returns how many bytes were moved, at least one page; it ends
-    /// before the first page that cannot be moved. Nobody is woken.
+    /// without memory are passed over. Returns how many bytes were moved, at least one page; it
+    /// ends before the first page that cannot be moved. Nobody is woken.
     ///
-    /// The kernel refuses pages that may be pinned or that another process shares. `to` is registered
-    /// with this userfaultfd, which has [`Features::MOVE`], and has no pages yet.
+    /// The kernel refuses pages that may be pinned or that another process shares. `to` is
+    /// registered with this userfaultfd, which has [`Features::MOVE`], and has no pages yet.
     ///
     /// # Safety
     ///
@@ -241,15 +243,15 @@ impl Uffd {
     ///
     /// # Errors
     ///
-    /// If nothing was moved. `EBUSY`: the first page may be pinned or is shared; `EAGAIN`: the kernel
-    /// is busy with the page; `EEXIST`: there is a page at `to`; `EINVAL`: a range is not page
-    /// aligned, spans several mappings, or is not of private anonymous memory.
+    /// If nothing was moved. `EBUSY`: the first page may be pinned or is shared; `EAGAIN`: the
+    /// kernel is busy with the page; `EEXIST`: there is a page at `to`; `EINVAL`: a range is not
+    /// page aligned, spans several mappings, or is not of private anonymous memory.
     pub unsafe fn move_pages(&self, from: Range, to: usize) -> Result<usize, Errno> {
         let (dst, src, len) = (to as u64, from.start as u64, from.len as u64);
         let mut request = sys::uffdio_move { dst, src, len, mode: MOVE_MODE, move_: 0 };
-        // SAFETY: `uffdio_move` is UFFDIO_MOVE's argument, a local that outlives the call. By the contract
-        // no code relies on the pages of `from`. A page that exists at `to` is not replaced: the kernel
-        // refuses.
+        // SAFETY: `uffdio_move` is UFFDIO_MOVE's argument, a local that outlives the call. By the
+        // contract no code relies on the pages of `from`. A page that exists at `to` is not
+        // replaced: the kernel refuses.
         let result = unsafe { ioctl::ioctl(&self.fd, Updater::<{ UFFDIO_MOVE }, _>::new(&mut request)) };
         // After a part the call fails with EAGAIN and says how many bytes that part was.
         match result {
@@ -275,8 +277,8 @@ impl Uffd {
     ///
     /// # Errors
     ///
-    /// `EPROTO`: an event of an unknown kind. Those of `read(2)`, among them `EMFILE`: a fork event finds
-    /// no free descriptor, and the forking thread goes on waiting.
+    /// `EPROTO`: an event of an unknown kind. Those of `read(2)`, among them `EMFILE`: a fork event
+    /// finds no free descriptor, and the forking thread goes on waiting.
     pub fn read_event(&self) -> Result<Option<Event>, Errno> {
         let mut message = [0; size_of::<sys::uffd_msg>()];
         loop {
@@ -288,8 +290,8 @@ impl Uffd {
                 Err(errno) => return Err(errno),
             }
         }
-        // One byte of type, seven reserved bytes, then the arguments: three words, or half a word for a
-        // descriptor.
+        // One byte of type, seven reserved bytes, then the arguments: three words, or half a word
+        // for a descriptor.
         let word = |at: usize| {
             let mut word = [0; 8];
             word.copy_from_slice(&message[at..at + 8]);
@@ -303,8 +305,8 @@ impl Uffd {
             },
             sys::UFFD_EVENT_FORK => {
                 let fd = RawFd::from_ne_bytes([message[8], message[9], message[10], message[11]]);
-                // SAFETY: the kernel has just opened this descriptor for the reader of this message, and no other
-                // code knows it.
+                // SAFETY: the kernel has just opened this descriptor for the reader of this
+                // message, and no other code knows it.
                 let child = unsafe { OwnedFd::from_raw_fd(fd) };
                 Event::Fork { child }
             }

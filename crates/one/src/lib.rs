@@ -20,20 +20,20 @@
 //!
 //! The index is one [`SdTree`](sdtree::SdTree). **An object of up to
 //! [`MAX_KEY_LEN`](sdtree::MAX_KEY_LEN) bytes is its own key**: no digest is made of it, and the
-//! comparison that ends a search of the tree is the proof of equality. A longer object has a 128-bit
-//! digest for a key. ONE compares it with the stored object, byte by byte, before it counts as the
-//! same. If two different objects have one key (their digests collide), the second is kept as well,
-//! but is not found by content. That costs space, never a wrong answer. When the store has lost an
-//! object, the next duplicate that is put takes its place.
+//! comparison that ends a search of the tree is the proof of equality. A longer object has a
+//! 128-bit digest for a key. ONE compares it with the stored object, byte by byte, before it counts
+//! as the same. If two different objects have one key (their digests collide), the second is kept
+//! as well, but is not found by content. That costs space, never a wrong answer. When the store has
+//! lost an object, the next duplicate that is put takes its place.
 //!
 //! # Objects that outlive the engine
 //!
 //! Reading the store may be expensive, or its objects may be older than the engine. Then the user
 //! makes the digests and keeps them beside the objects. Nothing is read to fill the index
 //! ([`One::over`]) or to search it ([`One::find`]). Putting ([`One::put_by`]) and claiming
-//! ([`One::claim`]) an object still compare it byte by byte. The key of such an object is its digest,
-//! however short the object is. An object is found only in the way that it was put: use one way for
-//! all.
+//! ([`One::claim`]) an object still compare it byte by byte. The key of such an object is its
+//! digest, however short the object is. An object is found only in the way that it was put: use one
+//! way for all.
 //!
 //! ```
 //! use one::{MemoryStore, ObjectId, ObjectStore, One};

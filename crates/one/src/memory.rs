@@ -12,7 +12,8 @@ type Slot = RwLock<Option<Box<[u8]>>>;
 /// Keeps objects in memory, each in an allocation of its own.
 ///
 /// Each object has its own lock, which is held for writing only while the object comes or goes.
-/// Readers never wait for each other, and operations on different objects never wait for each other.
+/// Readers never wait for each other, and operations on different objects never wait for each
+/// other.
 pub struct MemoryStore {
     slots: Table<Slot>,
 }

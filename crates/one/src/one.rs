@@ -51,8 +51,8 @@ impl<S: ObjectStore> One<S> {
 
     /// An engine over a store that has objects already: `digests` yields the digest of object 0, of
     /// object 1, and so on. Each object has one reference, which belongs to the caller. Objects are
-    /// found as if they had been put by [`put_by`](One::put_by); of several with one digest, the last
-    /// is. None of them is read.
+    /// found as if they had been put by [`put_by`](One::put_by); of several with one digest, the
+    /// last is. None of them is read.
     ///
     /// # Panics
     ///
@@ -127,7 +127,8 @@ impl<S: ObjectStore> One<S> {
                     return Ok(Put { id: ObjectId(handle.0), new: false });
                 }
                 Match::Other => return Ok(Put { id, new: true }),
-                // Pinned: the handle still means the dead or lost object, so no other one is removed.
+                // Pinned: the handle still means the dead or lost object, so no other one is
+                // removed.
                 Match::Dead | Match::Lost => _ = self.tree.remove(key.bytes(), handle),
             }
         }
@@ -145,8 +146,8 @@ impl<S: ObjectStore> One<S> {
         (is_same && self.references(ObjectId(handle.0)) > 0).then_some(ObjectId(handle.0))
     }
 
-    /// Looks for an object that was put by this digest. Nothing is read or compared: the object found
-    /// is likely the right one, which [`claim`](One::claim) proves. Takes no reference.
+    /// Looks for an object that was put by this digest. Nothing is read or compared: the object
+    /// found is likely the right one, which [`claim`](One::claim) proves. Takes no reference.
     pub fn find(&self, digest: u128) -> Option<ObjectId> {
         let _guard = pin::pin();
         let id = ObjectId(self.tree.query(&digest.to_be_bytes())?.0);
@@ -188,8 +189,8 @@ impl<S: ObjectStore> One<S> {
         equal
     }
 
-    /// Takes a further reference to an object that the caller holds a reference to. Returns how many
-    /// there are then.
+    /// Takes a further reference to an object that the caller holds a reference to. Returns how
+    /// many there are then.
     ///
     /// # Errors
     ///
@@ -202,8 +203,8 @@ impl<S: ObjectStore> One<S> {
     /// Gives back a reference; the last one removes the object from the store. Returns how many are
     /// left.
     ///
-    /// The caller must hold a reference. Without one it releases the reference of another user, maybe
-    /// of another object under the same identity; later calls then return errors.
+    /// The caller must hold a reference. Without one it releases the reference of another user,
+    /// maybe of another object under the same identity; later calls then return errors.
     ///
     /// # Errors
     ///
@@ -212,8 +213,8 @@ impl<S: ObjectStore> One<S> {
         let guard = pin::pin();
         let left = self.tree.keys().entries.get(id.0).and_then(Entry::give_back).ok_or(UnknownObject { id })?;
         if left == 0 {
-            // It may not be in the tree: a `put` took it out, or it never was. If the store has lost it,
-            // the tree drops the handle at the next insertion that meets it.
+            // It may not be in the tree: a `put` took it out, or it never was. If the store has
+            // lost it, the tree drops the handle at the next insertion that meets it.
             let handle = Handle(id.0);
             self.tree.keys().with_key(handle, |key| key.is_some_and(|key| self.tree.remove(key, handle)));
             self.store().remove(id);
@@ -258,7 +259,8 @@ impl<S: ObjectStore> One<S> {
         self.tree.keys().entries.ensure(id.0)
     }
 
-    /// A new identity with one reference, for an object with this key. No other thread knows it yet.
+    /// A new identity with one reference, for an object with this key. No other thread knows it
+    /// yet.
     fn make(&self, key: &Key<'_>) -> ObjectId {
         let id = ObjectId(self.free.pop().unwrap_or_else(|| self.fresh.fetch_add(1, Relaxed)));
         self.entry(id).begin(key);

@@ -54,7 +54,8 @@ fn main() -> Result<()> {
     // SAFETY: a mapping of its own, anywhere.
     let base = unsafe { mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, &pool_file, 0) }?;
     let base = std::ptr::NonNull::new(base.cast()).context("mapped at 0")?;
-    // SAFETY: mapped until the process ends, and used through the pool only. Nobody shrinks the file.
+    // SAFETY: mapped until the process ends, and used through the pool only. Nobody shrinks the
+    // file.
     let pool = unsafe { Pool::from_mapping(base, len) }?;
     if pool.validate().is_err() {
         pool.initialise();

@@ -63,7 +63,8 @@ impl<'p> Guest<'p> {
     /// that returns `false`.
     ///
     /// # Errors
-    /// [`Stuck`]: the pages are not to be used. None of them is marked any more, so no host will claim them anew.
+    /// [`Stuck`]: the pages are not to be used. None of them is marked any more, so no host will
+    /// claim them anew.
     pub fn cancel(&self, frames: Range<u64>, mut patience: impl FnMut() -> bool) -> Result<Cancelled, Stuck> {
         let mut seen = Cancelled::default();
         // All marks go first, so that giving up leaves none behind.

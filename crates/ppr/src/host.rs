@@ -127,8 +127,8 @@ impl<P: Deref<Target = Pool>> Host<P> {
         let marked = free.load(SeqCst);
         let ram = self.ram.mask(word);
         let wanted = marked & ram & wanted;
-        // Bits outside RAM are nobody's. They go, for a word that never becomes 0 would hide later marks
-        // from S.
+        // Bits outside RAM are nobody's. They go, for a word that never becomes 0 would hide later
+        // marks from S.
         let strange = marked & !ram;
         if wanted | strange == 0 {
             return (None, 0);
@@ -138,7 +138,8 @@ impl<P: Deref<Target = Pool>> Host<P> {
         }
         let before = free.fetch_and(!(wanted | strange), SeqCst);
         if before & !(wanted | strange) != 0 {
-            // Marked meanwhile, or not wanted now: nobody else will say that there is something here.
+            // Marked meanwhile, or not wanted now: nobody else will say that there is something
+            // here.
             self.pool.raise(word);
         }
         let bits = before & wanted;
@@ -218,7 +219,8 @@ impl<P: Deref<Target = Pool>> Host<P> {
     fn fill<'c>(&'c self, words: Range<u64>, most: u64, batch: &mut [Option<Claim<'c>>], lost: &mut u64) -> u64 {
         let (mut next, mut filled, mut pages) = (words.start, 0, 0);
         while next < words.end {
-            // A word of S at a time: its bits for this range are taken, and put back from where the work ends.
+            // A word of S at a time: its bits for this range are taken, and put back from where the
+            // work ends.
             let node = next / 64;
             let stop = words.end.min((node + 1) * 64);
             let mask = (u64::MAX >> (64 - (stop - next))) << (next % 64);

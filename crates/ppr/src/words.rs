@@ -36,8 +36,9 @@ impl Deref for Words {
     fn deref(&self) -> &[AtomicU64] {
         match self {
             #[cfg(not(loom))]
-            // SAFETY: `Pool::from_mapping`'s caller promised `len` aligned words that stay mapped for as long as the
-            // pool lives. Other processes write to them: they are only ever accessed as atomics.
+            // SAFETY: `Pool::from_mapping`'s caller promised `len` aligned words that stay mapped
+            // for as long as the pool lives. Other processes write to them: they are only ever
+            // accessed as atomics.
             Self::Mapped(start, len) => unsafe { std::slice::from_raw_parts(start.as_ptr(), *len) },
             Self::Owned(words) => words,
         }

@@ -158,7 +158,8 @@ impl Mixer {
         let examined = match bytes.len() {
             len @ 0..=SHORT => len,
             len @ ..PROBED => SAMPLES * WORD + (run(bytes) + WORD).min(len),
-            // Samples; the coarse and the fine steps, which have one word in common; the word after the run.
+            // Samples; the coarse and the fine steps, which have one word in common; the word after
+            // the run.
             len => {
                 let long = run(bytes).saturating_sub(PROBED);
                 (SAMPLES + STRIDES + STRIDE / WORD) * WORD + long.min(len)

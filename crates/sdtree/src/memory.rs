@@ -37,8 +37,8 @@ mod backing {
     pub(super) fn allocate<T: Zeroable>(len: usize) -> *mut T {
         const { assert!(align_of::<T>() <= 4096) };
         let Ok(layout) = Layout::array::<T>(len) else { unreachable!("lengths are bounded by the link word") };
-        // More than is needed, so that a huge page can start where the piece starts; what is over is given
-        // back.
+        // More than is needed, so that a huge page can start where the piece starts; what is over
+        // is given back.
         let slack = if layout.size() >= 2 * HUGE && layout.size().is_multiple_of(HUGE) { HUGE } else { 0 };
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a fresh mapping replaces nothing.
@@ -51,7 +51,8 @@ mod backing {
         }
         let start = mapped.map_addr(|address| address.next_multiple_of(HUGE));
         let before = start.addr() - mapped.addr();
-        // SAFETY: all three pieces are ours; failure leaves a little address space in use, or small pages.
+        // SAFETY: all three pieces are ours; failure leaves a little address space in use, or small
+        // pages.
         unsafe {
             if before > 0 {
                 let _ = munmap(mapped, before);
@@ -69,7 +70,8 @@ mod backing {
     pub(super) unsafe fn free<T: Zeroable>(start: *mut T, len: usize) {
         let (start, size) = (start.cast(), len * size_of::<T>());
         if cfg!(test) {
-            // Whoever comes by later is to be found out, and not to meet what was mapped here since.
+            // Whoever comes by later is to be found out, and not to meet what was mapped here
+            // since.
             // SAFETY: the caller's promise.
             let kept = unsafe {
                 madvise(start, size, Advice::LinuxDontNeed).and(mprotect(start, size, MprotectFlags::empty()))
@@ -135,8 +137,8 @@ impl<T: Zeroable> Deref for Zeroed<T> {
 
     #[inline]
     fn deref(&self) -> &[T] {
-        // SAFETY: `allocate` returned memory for `len` elements, aligned to a page, whose zeros are valid
-        // values; it is freed by `drop` alone.
+        // SAFETY: `allocate` returned memory for `len` elements, aligned to a page, whose zeros are
+        // valid values; it is freed by `drop` alone.
         unsafe { std::slice::from_raw_parts(self.start, self.len) }
     }
 }

@@ -84,10 +84,10 @@ pub(crate) struct Pool {
 /// list that the caller owns under it.
 #[inline]
 pub(crate) unsafe fn node<'p>(link: u64, _pin: &'p Pin<'_>) -> &'p Node {
-    // SAFETY: an address gets into a word only from `Pool::allocate`, so it is that of an element of
-    // one of its pool's regions, whose provenance was exposed there. A pool lives at least until a
-    // grace period has passed since the last link into it was in reach (`resize`), so until the pin
-    // ends. A node is two atomics, so shared references are all that is ever made to it.
+    // SAFETY: an address gets into a word only from `Pool::allocate`, so it is that of an element
+    // of one of its pool's regions, whose provenance was exposed there. A pool lives at least until
+    // a grace period has passed since the last link into it was in reach (`resize`), so until the
+    // pin ends. A node is two atomics, so shared references are all that is ever made to it.
     unsafe { &*ptr::with_exposed_provenance::<Node>(word::address(link) as usize) }
 }
 
@@ -151,8 +151,8 @@ impl Pool {
 
     /// The word of a list's node that holds the list's next link.
     fn next<'p>(&self, link: u64, pin: &'p Pin<'_>) -> &'p AtomicU64 {
-        // SAFETY: list links lead to nodes of this pool, which lives as long as `self`; and the lists are
-        // read under a pin.
+        // SAFETY: list links lead to nodes of this pool, which lives as long as `self`; and the
+        // lists are read under a pin.
         unsafe { &node(link, pin).0[word::list_side(link)] }
     }
 
@@ -174,8 +174,8 @@ impl Pool {
         let end = self.next(last, pin);
         let mut now = head.load(Relaxed);
         loop {
-            // A swap, not a store: loom may put a store on either side of a late helper's tag, and read
-            // neither.
+            // A swap, not a store: loom may put a store on either side of a late helper's tag, and
+            // read neither.
             end.swap(now, Relaxed);
             match head.compare_exchange_weak(now, first, AcqRel, Relaxed) {
                 Ok(_) => return,
@@ -198,7 +198,8 @@ impl Pool {
         if first == NIL {
             return None;
         }
-        // Where both leaves of a node were removed at once, a late helper may have tagged the list's link.
+        // Where both leaves of a node were removed at once, a late helper may have tagged the
+        // list's link.
         let next = |link| self.next(link, pin).load(Relaxed) & !word::TAG;
         let rest = next(first);
         if cfg!(all(debug_assertions, not(loom))) {
@@ -255,7 +256,8 @@ impl Pool {
                 Ok(_) => start = fresh,
                 Err(theirs) => {
                     start = theirs;
-                    // SAFETY: it comes from `into_raw` with this length, and nobody else has seen it.
+                    // SAFETY: it comes from `into_raw` with this length, and nobody else has seen
+                    // it.
                     drop(unsafe { Zeroed::from_raw(fresh, len) });
                 }
             }
@@ -314,7 +316,8 @@ impl Drop for Pool {
         for (region, slot) in self.regions.iter().enumerate() {
             let start = slot.load(Relaxed);
             if !start.is_null() {
-                // SAFETY: `address` stored it, from `into_raw` with this length; `&mut self` says nobody uses it.
+                // SAFETY: `address` stored it, from `into_raw` with this length; `&mut self` says
+                // nobody uses it.
                 drop(unsafe { Zeroed::from_raw(start, Self::region_len(region)) });
             }
         }
@@ -350,7 +353,8 @@ mod tests {
         unsafe { node(address, &first) }.0[0].store(word::EMPTY, Relaxed);
         epoch.tick();
 
-        // Retired one tick later than `first` was pinned; `first` must not come by it, whatever it takes.
+        // Retired one tick later than `first` was pinned; `first` must not come by it, whatever it
+        // takes.
         let second = epoch.pin_on(1);
         pool.retire(&second, address, 0);
         drop(second);
@@ -391,7 +395,8 @@ mod tests {
             let epoch = Arc::new(Epoch::with_shards(2));
             let pool = Arc::new(Pool::new(&epoch));
             let get = |pin: &Pin<'_>, link: u64, side: usize| {
-                // SAFETY: a link to a node of this pool; the test is what tests that it may be read.
+                // SAFETY: a link to a node of this pool; the test is what tests that it may be
+                // read.
                 unsafe { node(link, pin) }.0[side].load(Relaxed)
             };
             let address = {
@@ -416,7 +421,8 @@ mod tests {
                     drop(pool);
                 })
             };
-            // Ticks that a reader may sleep through between its first look at the clock and its count.
+            // Ticks that a reader may sleep through between its first look at the clock and its
+            // count.
             epoch.tick();
             epoch.tick();
             {

@@ -298,9 +298,9 @@ impl<K: KeySource> SdTree<K> {
             && let Some(next) = self.directory(&dir.next, pin)
             && next.bits > dir.bits
         {
-            // Of a slot that becomes two, both are looked at in the same directory: a key is in one or in the
-            // other. What comes after a shrunk directory is not looked at: what was frozen has all
-            // that was there throughout.
+            // Of a slot that becomes two, both are looked at in the same directory: a key is in one
+            // or in the other. What comes after a shrunk directory is not looked at: what was
+            // frozen has all that was there throughout.
             let [left, right] = [2 * slot, 2 * slot + 1];
             if next.slots[left].load(Acquire) != VACANT {
                 self.walk_slot(pin, next, left, todo, f);
@@ -337,17 +337,17 @@ impl<K: KeySource> SdTree<K> {
 
     #[inline]
     pub(crate) fn directory_at<'p>(&self, at: *const Directory, _pin: &'p Pin<'_>) -> Option<&'p Directory> {
-        // SAFETY: all pointers between directories come from `Box::into_raw`, and were read under the pin.
-        // A directory is dropped by whoever took it out of the list of doomed ones, when a grace
-        // period has passed since it got there, and before it got there no other pointer to it was
-        // left in reach.
+        // SAFETY: all pointers between directories come from `Box::into_raw`, and were read under
+        // the pin. A directory is dropped by whoever took it out of the list of doomed ones, when a
+        // grace period has passed since it got there, and before it got there no other pointer to
+        // it was left in reach.
         unsafe { at.as_ref() }
     }
 
     /// Frees a directory.
     pub(crate) fn free_directory(&self, at: *mut Directory) {
-        // SAFETY: the callers are those who found the grace period over, who made it and kept it, and
-        // `drop`; each has it alone, and it came from `Box::into_raw`.
+        // SAFETY: the callers are those who found the grace period over, who made it and kept it,
+        // and `drop`; each has it alone, and it came from `Box::into_raw`.
         drop(unsafe { Box::from_raw(at) });
     }
 
@@ -356,8 +356,8 @@ impl<K: KeySource> SdTree<K> {
     #[inline]
     pub(crate) fn node<'p>(&self, link: u64, pin: &'p Pin<'_>) -> &'p Node {
         debug_assert!(is_inner(link));
-        // SAFETY: all callers are in this module and in `resize` and `batch`, and keep to what is said
-        // above.
+        // SAFETY: all callers are in this module and in `resize` and `batch`, and keep to what is
+        // said above.
         unsafe { node(link, pin) }
     }
 
@@ -412,8 +412,8 @@ impl<K: KeySource> SdTree<K> {
             let Some(place) = first_difference(key, &stored) else {
                 return Comparison::Same;
             };
-            // The key that was inserted here has this fingerprint, and the bits of `key` wherever the path
-            // branches.
+            // The key that was inserted here has this fingerprint, and the bits of `key` wherever
+            // the path branches.
             let fits = |branch| key.bit(branch) == stored.bit(branch);
             if word::same_fingerprint(end, word::leaf(0, stored.head)) && branches().all(fits) {
                 Comparison::Differ(place)
@@ -535,8 +535,9 @@ impl<K: KeySource> Drop for SdTree<K> {
         let mut all: SmallVec<[*mut Directory; 4]> = SmallVec::new();
         for first in [&self.current, &self.left, &self.doomed] {
             let mut at = first.load(Relaxed);
-            // SAFETY: `&mut self`: nobody else has any of them, and each is in one place. The current one leads
-            // to the next; the one that was left leads to the current one, which is freed as such.
+            // SAFETY: `&mut self`: nobody else has any of them, and each is in one place. The
+            // current one leads to the next; the one that was left leads to the current one, which
+            // is freed as such.
             while let Some(dir) = unsafe { at.as_ref() } {
                 all.push(at);
                 at = match first {

@@ -64,14 +64,14 @@ impl Guest {
         {
             let (memory_size, userspace_addr) = (range.len as u64, range.start as u64);
             let region = kvm_userspace_memory_region { slot, flags, guest_phys_addr, memory_size, userspace_addr };
-            // SAFETY: the memory outlives the VM (`Guest` drops it later), and no reference into it is
-            // made: `Memory` gives out pointers only.
+            // SAFETY: the memory outlives the VM (`Guest` drops it later), and no reference into it
+            // is made: `Memory` gives out pointers only.
             unsafe { vm.set_user_memory_region(region) }.unwrap();
         }
         let program = program();
         let start: *mut u8 = std::ptr::with_exposed_provenance_mut(code.0.start);
-        // SAFETY: the page is mapped, belongs to this guest, and is longer than the program; no vCPU runs
-        // yet.
+        // SAFETY: the page is mapped, belongs to this guest, and is longer than the program; no
+        // vCPU runs yet.
         unsafe { start.copy_from_nonoverlapping(program.as_ptr(), program.len()) };
         let vcpu = vm.create_vcpu(0).unwrap();
         let mut sregs = vcpu.get_sregs().unwrap();

@@ -9,8 +9,8 @@ use crate::{Slot, Source, SourceError, kvm};
 
 /// Pages that a guest wrote to, from the log of each memory slot.
 ///
-/// A call reads each slot's whole bitmap, however few pages are dirty. Pages are protected again one
-/// slot at a time.
+/// A call reads each slot's whole bitmap, however few pages are dirty. Pages are protected again
+/// one slot at a time.
 #[derive(Debug)]
 pub struct KvmLogSource {
     vm: OwnedFd,
@@ -29,8 +29,8 @@ impl KvmLogSource {
     /// # Safety
     ///
     /// At every call of [`Source::collect`] each slot of the VM has at most as many pages as
-    /// [`Slot::pages`] says. The kernel writes one bit for each page that the slot has, whatever the
-    /// size of the buffer.
+    /// [`Slot::pages`] says. The kernel writes one bit for each page that the slot has, whatever
+    /// the size of the buffer.
     #[allow(unsafe_code, reason = "the size that the kernel writes depends on `slots`")]
     pub unsafe fn new(vm: OwnedFd, slots: Vec<Slot>) -> Result<Self, SourceError> {
         let manual = api::enable_manual_protect(vm.as_fd()).map_err(kvm("KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2"))?;
@@ -45,8 +45,8 @@ impl Source for KvmLogSource {
         for slot in &self.slots {
             let bitmap = &mut self.bitmap[..slot.pages.div_ceil(64) as usize];
             #[allow(unsafe_code, reason = "the kernel writes to the bitmap")]
-            // SAFETY: the kernel writes one bit for each page that the slot has. The bitmap has one for
-            // each of `slot.pages`, which by the contract of `new` are at least as many.
+            // SAFETY: the kernel writes one bit for each page that the slot has. The bitmap has one
+            // for each of `slot.pages`, which by the contract of `new` are at least as many.
             unsafe { api::dirty_log(self.vm.as_fd(), slot.slot, bitmap) }.map_err(kvm("KVM_GET_DIRTY_LOG"))?;
             let dirty: u64 = bitmap.iter().map(|word| u64::from(word.count_ones())).sum();
             if dirty == 0 {

@@ -30,8 +30,8 @@ pub use uffd::UffdSource;
 /// A source of dirty frames.
 pub trait Source {
     /// Adds the frames that were written since the last call to `into`. Returns how many pages were
-    /// reported; a page may be reported twice. The first call of a source may report every populated
-    /// page.
+    /// reported; a page may be reported twice. The first call of a source may report every
+    /// populated page.
     ///
     /// # Errors
     ///

@@ -52,7 +52,8 @@ fn memory_that_is_not_registered_is_refused() {
     assert!(matches!(error, SourceError::Scan(_)) && error.to_string().contains("userfaultfd"), "{error}");
 }
 
-/// Writers run while pages are collected: each write is reported by a collection that ends after it.
+/// Writers run while pages are collected: each write is reported by a collection that ends after
+/// it.
 #[test]
 fn a_synchronous_userfaultfd_loses_no_write() {
     const PAGES_EACH: usize = 64;

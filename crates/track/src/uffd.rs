@@ -1,7 +1,7 @@
 //! Dirty frames from a synchronous userfaultfd, for kernels before 6.7.
 //!
-//! The memory is write-protected. A thread that writes to a protected page sleeps until its fault is
-//! served: the page is noted and its protection lifted. [`Source::collect`] hands over the noted
+//! The memory is write-protected. A thread that writes to a protected page sleeps until its fault
+//! is served: the page is noted and its protection lifted. [`Source::collect`] hands over the noted
 //! pages and protects them again.
 //!
 //! Serving and collecting exclude each other. A collector that ran between the noting of a page and
@@ -39,8 +39,9 @@ fn failed(call: &'static str) -> impl FnOnce(Errno) -> SourceError {
 }
 
 impl UffdSource {
-    /// Protects these pieces of memory of this process (private and anonymous). From now on a thread
-    /// must call [`UffdSource::serve`] whenever the descriptor is readable; until then writers sleep.
+    /// Protects these pieces of memory of this process (private and anonymous). From now on a
+    /// thread must call [`UffdSource::serve`] whenever the descriptor is readable; until then
+    /// writers sleep.
     ///
     /// Before Linux 6.4 only populated pages can be protected. There all of the memory is populated
     /// first, with zero pages where it is untouched.

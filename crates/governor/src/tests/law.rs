@@ -34,12 +34,14 @@ proptest! {
         let mut governor = governor(settings(target), sleep);
         plant.govern(&mut governor, target * 30.0);
         let times = plant.scan_times(0.0);
-        // The one under way, the one that was learned from, and one that found more than was known; then every single one.
+        // The one under way, the one that was learned from, and one that found more than was known;
+        // then every single one.
         let late = errors(&times[3..], target);
         prop_assert!(times.len() > 10 && late.iter().all(|e| e.abs() < 0.02), "{late:?}");
     }
 
-    /// Another program takes part of the CPU, so that the time between batches grows with them: it gets there from one side.
+    /// Another program takes part of the CPU, so that the time between batches grows with them: it
+    /// gets there from one side.
     #[test]
     fn it_does_not_oscillate_when_the_cpu_is_shared(
         target in 5.0..60.0f64, load in 0.01..0.3f64, contention in 1.0..2.5f64, start in 100u32..3000,
@@ -51,7 +53,8 @@ proptest! {
         let mut governor = governor(settings(target), sleep);
         plant.govern(&mut governor, target * 60.0);
         let late = errors(&plant.scan_times(0.0)[1..], target);
-        // Each error is smaller than the one before it, to within one sleep, or as small as makes no difference.
+        // Each error is smaller than the one before it, to within one sleep, or as small as makes
+        // no difference.
         for pair in late.windows(2) {
             prop_assert!(pair[1].abs() <= (pair[0].abs() + 1.0 / 400.0 + 1e-6).max(0.015), "{late:?}");
         }
@@ -75,8 +78,8 @@ proptest! {
         prop_assert!(late.iter().all(|e| e.abs() < 0.02 + grain), "{late:?}");
     }
 
-    /// Smart scan: part of the pages is looked at in every second, third or ninth scan only, so that the work jumps: that of all
-    /// programs at once, or of one after the other.
+    /// Smart scan: part of the pages is looked at in every second, third or ninth scan only, so
+    /// that the work jumps: that of all programs at once, or of one after the other.
     #[test]
     fn work_that_jumps_is_seen_within_the_scan(
         target in 4.0..60.0f64, load in 0.01..0.2f64, part in 0.1..0.8f64, every in 2u64..9, staggered: bool,
@@ -93,7 +96,8 @@ proptest! {
         prop_assert!(mean < 0.02 && late.iter().all(|e| e.abs() < 0.03), "{late:?}");
     }
 
-    /// The work triples at any moment of a scan: that scan may be late and the next may be, not the one after.
+    /// The work triples at any moment of a scan: that scan may be late and the next may be, not the
+    /// one after.
     #[test]
     fn it_recovers_from_a_tripling_within_two_scans(
         target in 2.0..60.0f64, load in 0.01..0.2f64, when in 0.0..1.0f64, factor in 1.2..3.0f64,

@@ -14,7 +14,8 @@ fn content() -> impl Strategy<Value = Vec<(u64, f64)>> {
 }
 
 proptest! {
-    /// The CPU limit over every window of 10 s, while what a scan meets changes every few seconds, by a factor of a hundred.
+    /// The CPU limit over every window of 10 s, while what a scan meets changes every few seconds,
+    /// by a factor of a hundred.
     #[test]
     fn the_cpu_limit_holds_over_every_window(
         contents in prop::collection::vec(content(), 1..6),

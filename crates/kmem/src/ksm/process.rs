@@ -117,8 +117,8 @@ pub fn memory_merge() -> io::Result<bool> {
 
 /// # Safety
 ///
-/// `argument` is what prctl(2) demands for the option: if it is a pointer, the memory behind it stays
-/// valid during the call.
+/// `argument` is what prctl(2) demands for the option: if it is a pointer, the memory behind it
+/// stays valid during the call.
 unsafe fn prctl(option: libc::c_int, argument: usize) -> io::Result<usize> {
     // SAFETY: the contract covers the argument. The others are 0, which the kernel demands where an
     // option does not use them.

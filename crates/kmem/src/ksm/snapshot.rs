@@ -59,13 +59,13 @@ impl Snapshot {
         Ok(Snapshot { ksm: ksm.clone(), values })
     }
 
-    /// Puts back every setting that has another value now. A failure does not keep the rest from being
-    /// put back.
+    /// Puts back every setting that has another value now. A failure does not keep the rest from
+    /// being put back.
     ///
     /// # Errors
     ///
-    /// The first failure. `EBUSY`: `merge_across_nodes` or `max_page_sharing` has changed, and pages are
-    /// merged (set `run` to 2 first). `PermissionDenied`.
+    /// The first failure. `EBUSY`: `merge_across_nodes` or `max_page_sharing` has changed, and
+    /// pages are merged (set `run` to 2 first). `PermissionDenied`.
     pub fn restore(&self) -> io::Result<()> {
         let mut outcome = Ok(());
         for (name, value) in &self.values {
@@ -92,8 +92,8 @@ impl Ksm {
         if self.value(name)?.as_deref() == Some(value) {
             return Ok(());
         }
-        // While an advisor is on, only the advisor may set pages_to_scan. The advisor itself is put back
-        // later.
+        // While an advisor is on, only the advisor may set pages_to_scan. The advisor itself is put
+        // back later.
         if name == "pages_to_scan" && self.value("advisor_mode")?.is_some_and(|mode| mode != "none") {
             self.set_advisor_mode("none")?;
         }

@@ -50,7 +50,8 @@ pub struct SharedMap {
 ///
 /// # Errors
 ///
-/// [`MemfdError::Map`]: `EINVAL` when `len` is 0; `EACCES` for a descriptor that cannot be read; `ENOMEM`.
+/// [`MemfdError::Map`]: `EINVAL` when `len` is 0; `EACCES` for a descriptor that cannot be read;
+/// `ENOMEM`.
 pub fn map_readonly(fd: impl AsFd, len: usize) -> Result<SharedMap, MemfdError> {
     map(fd, len, false)
 }
@@ -82,8 +83,8 @@ fn map(fd: impl AsFd, len: usize, writable: bool) -> Result<SharedMap, MemfdErro
     let range = Range::new(reserved.next_multiple_of(HUGE_PAGE_SIZE), len.next_multiple_of(PAGE_SIZE));
     let (head, tail) =
         (Range::new(reserved, range.start - reserved), Range::new(range.end(), reserved + room - range.end()));
-    // SAFETY: the fixed mapping replaces a part of the range that was reserved just now. No other code
-    // knows that range.
+    // SAFETY: the fixed mapping replaces a part of the range that was reserved just now. No other
+    // code knows that range.
     let mapped = unsafe { mm::mmap(range, protection, libc::MAP_SHARED | libc::MAP_FIXED, fd, 0) };
     if let Err(errno) = mapped {
         // SAFETY: the range was reserved just now, and no other code knows it.
@@ -91,8 +92,8 @@ fn map(fd: impl AsFd, len: usize, writable: bool) -> Result<SharedMap, MemfdErro
         return Err(failed(errno));
     }
     for rest in [head, tail].into_iter().filter(|rest| rest.len > 0) {
-        // SAFETY: the rest was reserved just now, and no other code knows it. After a failure it stays
-        // reserved: addresses, no memory.
+        // SAFETY: the rest was reserved just now, and no other code knows it. After a failure it
+        // stays reserved: addresses, no memory.
         let _ = unsafe { mm::unmap(rest) };
     }
     Ok(SharedMap { range: Range::new(range.start, len), writable })
@@ -131,8 +132,9 @@ impl SharedMap {
     }
 
     /// Makes one huge page of the part at byte `offset`, a multiple of [`HUGE_PAGE_SIZE`]. The
-    /// system's settings for huge pages of files do not matter, except `deny`. Some page of the part
-    /// must have memory already. Its bytes stay as they are; pages without memory become zeros.
+    /// system's settings for huge pages of files do not matter, except `deny`. Some page of the
+    /// part must have memory already. Its bytes stay as they are; pages without memory become
+    /// zeros.
     ///
     /// Source: `madvise(2)`, `MADV_COLLAPSE` (Linux 6.1).
     ///
@@ -167,8 +169,8 @@ impl SharedMap {
         let mask = nodes.as_ptr().expose_provenance();
         // The kernel reads one bit fewer than the argument says.
         let args = [self.range.start, self.range.len, libc::MPOL_PREFERRED as usize, mask, NODE_WORDS * 64 + 1, 0];
-        // SAFETY: the kernel reads at most `NODE_WORDS` words of the mask, a local that outlives the call.
-        // No byte of the mapping changes.
+        // SAFETY: the kernel reads at most `NODE_WORDS` words of the mask, a local that outlives
+        // the call. No byte of the mapping changes.
         unsafe { syscall(libc::SYS_mbind, args) }?;
         Ok(())
     }
@@ -182,8 +184,8 @@ impl SharedMap {
         let (mut mode, mut nodes) = (0i32, [0u64; NODE_WORDS]);
         let (mode_at, mask) = ((&raw mut mode).expose_provenance(), nodes.as_mut_ptr().expose_provenance());
         let args = [mode_at, mask, NODE_WORDS * 64 + 1, self.range.start, MPOL_F_ADDR];
-        // SAFETY: the kernel writes the mode and at most `NODE_WORDS` words of the mask, locals that outlive
-        // the call.
+        // SAFETY: the kernel writes the mode and at most `NODE_WORDS` words of the mask, locals
+        // that outlive the call.
         unsafe { syscall(libc::SYS_get_mempolicy, args) }.ok()?;
         let word = nodes.iter().position(|&word| word != 0).filter(|_| mode == libc::MPOL_PREFERRED)?;
         Some(word as u32 * 64 + nodes[word].trailing_zeros())
@@ -198,9 +200,9 @@ impl SharedMap {
         let words = self.page(index);
         for (i, bytes) in page.as_chunks_mut::<8>().0.iter_mut().enumerate() {
             debug_assert!(i < WORDS);
-            // SAFETY: `i` is below `WORDS`, so the word lies in the page, which `page` has checked to be mapped;
-            // it is aligned. All accesses of this process to the map are atomic. A relaxed load of eight
-            // bytes is one plain load, which is allowed on read-only memory.
+            // SAFETY: `i` is below `WORDS`, so the word lies in the page, which `page` has checked
+            // to be mapped; it is aligned. All accesses of this process to the map are atomic. A
+            // relaxed load of eight bytes is one plain load, which is allowed on read-only memory.
             *bytes = unsafe { AtomicU64::from_ptr(words.add(i)) }.load(Ordering::Relaxed).to_ne_bytes();
         }
     }
@@ -215,8 +217,9 @@ impl SharedMap {
         let words = self.page(index);
         for (i, bytes) in page.as_chunks::<8>().0.iter().enumerate() {
             debug_assert!(i < WORDS);
-            // SAFETY: `i` is below `WORDS`, so the word lies in the page, which `page` has checked to be mapped;
-            // it is aligned, and the map is writable. All accesses of this process to the map are atomic.
+            // SAFETY: `i` is below `WORDS`, so the word lies in the page, which `page` has checked
+            // to be mapped; it is aligned, and the map is writable. All accesses of this process to
+            // the map are atomic.
             unsafe { AtomicU64::from_ptr(words.add(i)) }.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
         }
     }
@@ -230,9 +233,9 @@ impl SharedMap {
         let words = self.page(index);
         page.as_chunks::<8>().0.iter().enumerate().all(|(i, bytes)| {
             debug_assert!(i < WORDS);
-            // SAFETY: `i` is below `WORDS`, so the word lies in the page, which `page` has checked to be mapped;
-            // it is aligned. All accesses of this process to the map are atomic. A relaxed load of eight
-            // bytes is one plain load, which is allowed on read-only memory.
+            // SAFETY: `i` is below `WORDS`, so the word lies in the page, which `page` has checked
+            // to be mapped; it is aligned. All accesses of this process to the map are atomic. A
+            // relaxed load of eight bytes is one plain load, which is allowed on read-only memory.
             unsafe { AtomicU64::from_ptr(words.add(i)) }.load(Ordering::Relaxed) == u64::from_ne_bytes(*bytes)
         })
     }
@@ -266,9 +269,9 @@ impl SharedMap {
         Range::new(self.range.start + part.start, part.end - part.start)
     }
 
-    /// Gives the pages from `index` on memory with these bytes, in one step: the kernel neither clears
-    /// them first nor takes faults. The pages have no memory yet, and were registered with the same
-    /// [`filler`]. Returns how many were written; 0: the kernel refused.
+    /// Gives the pages from `index` on memory with these bytes, in one step: the kernel neither
+    /// clears them first nor takes faults. The pages have no memory yet, and were registered with
+    /// the same [`filler`]. Returns how many were written; 0: the kernel refused.
     ///
     /// # Panics
     ///
@@ -277,8 +280,9 @@ impl SharedMap {
         let Some(last) = pages.len().checked_sub(1) else { return 0 };
         assert!(self.writable, "writing page {index} of a map made for reading only");
         let (first, _) = (self.page(index), self.page(index + last));
-        // SAFETY: both ends were checked to lie in this map, which gives out no references but to atomics.
-        // The kernel refuses pages that have memory, so a reader sees zeros or these bytes.
+        // SAFETY: both ends were checked to lie in this map, which gives out no references but to
+        // atomics. The kernel refuses pages that have memory, so a reader sees zeros or these
+        // bytes.
         unsafe { filler.copy(first.expose_provenance(), pages.as_flattened()) }.map_or(0, |bytes| bytes / PAGE_SIZE)
     }
 
@@ -286,12 +290,13 @@ impl SharedMap {
     ///
     /// # Panics
     ///
-    /// When `offset` lies outside of the map or is not a multiple of 8, or the map is for reading only
-    /// (see [`SharedMap::load_u64`]).
+    /// When `offset` lies outside of the map or is not a multiple of 8, or the map is for reading
+    /// only (see [`SharedMap::load_u64`]).
     pub fn atomic_u64(&self, offset: usize) -> &AtomicU64 {
         assert!(self.writable, "an atomic in a map made for reading only");
-        // SAFETY: `word` has checked that the bytes are aligned and mapped, and they are writable. They stay
-        // mapped as long as `self` is borrowed. All accesses of this process to the map are atomic.
+        // SAFETY: `word` has checked that the bytes are aligned and mapped, and they are writable.
+        // They stay mapped as long as `self` is borrowed. All accesses of this process to the map
+        // are atomic.
         unsafe { AtomicU64::from_ptr(self.word(offset)) }
     }
 
@@ -301,18 +306,18 @@ impl SharedMap {
     ///
     /// When `offset` lies outside of the map or is not a multiple of 8.
     pub fn load_u64(&self, offset: usize) -> u64 {
-        // SAFETY: `word` has checked that the bytes are aligned and mapped. All accesses of this process to
-        // the map are atomic. An acquiring load of eight bytes is one plain load on 64-bit processors, which
-        // is allowed on read-only memory.
+        // SAFETY: `word` has checked that the bytes are aligned and mapped. All accesses of this
+        // process to the map are atomic. An acquiring load of eight bytes is one plain load on
+        // 64-bit processors, which is allowed on read-only memory.
         unsafe { AtomicU64::from_ptr(self.word(offset)) }.load(Ordering::Acquire)
     }
 }
 
 impl Drop for SharedMap {
     fn drop(&mut self) {
-        // SAFETY: this value made the mapping, and what was borrowed from it cannot outlive it. The call
-        // cannot fail: the range is the one that mmap returned, and removing a whole mapping needs no new
-        // one.
+        // SAFETY: this value made the mapping, and what was borrowed from it cannot outlive it. The
+        // call cannot fail: the range is the one that mmap returned, and removing a whole mapping
+        // needs no new one.
         let _ = unsafe { mm::unmap(self.range) };
     }
 }

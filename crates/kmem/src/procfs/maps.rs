@@ -36,7 +36,8 @@ pub struct MapLine {
     pub path: String,
 }
 
-/// Calls `each` for every mapping of a process, in ascending order. All calls share one [`MapLine`].
+/// Calls `each` for every mapping of a process, in ascending order. All calls share one
+/// [`MapLine`].
 ///
 /// The kernel does not list all mappings at one moment: a mapping that changes meanwhile may be
 /// missed, or appear twice in part.
@@ -86,8 +87,8 @@ pub fn count_maps(pid: Option<i32>) -> io::Result<usize> {
     }
 }
 
-/// Parses `start-end perms offset major:minor inode   path`. The numbers are hexadecimal, except for
-/// the inode.
+/// Parses `start-end perms offset major:minor inode   path`. The numbers are hexadecimal, except
+/// for the inode.
 pub(super) fn parse(text: &[u8], line: &mut MapLine) -> Option<()> {
     let (start, rest) = hexadecimal(text, b'-')?;
     let (end, rest) = hexadecimal(rest, b' ')?;

@@ -241,7 +241,8 @@ fn a_process_is_stopped_when_all_of_its_threads_are() {
     let _forking = forking();
     let child = Child::fork(|| {
         std::thread::spawn(|| pause_for_ever());
-        // SAFETY: ends this thread, the first of the child process, whose other thread uses nothing of it.
+        // SAFETY: ends this thread, the first of the child process, whose other thread uses nothing
+        // of it.
         unsafe { libc::syscall(libc::SYS_exit, 0) };
         0
     });

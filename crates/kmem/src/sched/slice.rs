@@ -38,7 +38,8 @@ pub fn request(length: Duration) -> io::Result<()> {
     let size = size_of::<Attributes>();
     let mut attributes = Attributes::default();
     let pointer = (&raw mut attributes).expose_provenance();
-    // SAFETY: the kernel writes at most `size` bytes to `attributes`, a local that outlives the call.
+    // SAFETY: the kernel writes at most `size` bytes to `attributes`, a local that outlives the
+    // call.
     unsafe { syscall(libc::SYS_sched_getattr, [0, pointer, size, 0]) }?;
     attributes.size = size as u32;
     attributes.runtime = u64::try_from(length.as_nanos()).unwrap_or(u64::MAX);

@@ -136,8 +136,8 @@ fn changed_mappings_raise_events() {
         call.join().unwrap().unwrap();
         assert_eq!(memory.read(7), 0);
 
-        // The rest is unregistered first, so that the end of the test raises no event that no thread
-        // reads.
+        // The rest is unregistered first, so that the end of the test raises no event that no
+        // thread reads.
         uffd.unregister(elsewhere.0).unwrap();
         for (first, count) in [(2, 2), (6, 1)] {
             uffd.unregister(memory.pages(first, count)).unwrap();

@@ -104,8 +104,8 @@ fn one_put_and_last_release() {
         let id = one.query(OBJECT).unwrap();
         assert_eq!(one.references(id), 1);
         assert_eq!(one.store().0.lock().unwrap().len(), 2);
-        // Identities are given out in order: 0 and 1, and another one if the object was stored again or
-        // for nothing.
+        // Identities are given out in order: 0 and 1, and another one if the object was stored
+        // again or for nothing.
         if id.0 > 1 { ANEW.more() } else { KEPT.more() }
     }
     two(|one| _ = one.put(OBJECT), other, last);

@@ -44,7 +44,8 @@ proptest! {
                             *count += 1;
                         }
                         None => {
-                            // Only those that share their key with another object may be kept twice.
+                            // Only those that share their key with another object may be kept
+                            // twice.
                             let twice = model.values().any(|&(there, _)| there == i);
                             prop_assert!(!twice || i == 5 || i >= 7, "object {} is there already", i);
                             model.insert(put.id, (i, 1));
@@ -161,7 +162,8 @@ proptest! {
                         _ => {
                             prop_assert!(put.new && !model.contains_key(&put.id));
                             model.insert(put.id, Known { digest, content: Some(number), count: 1 });
-                            // Another object under one digest is kept, not found; a lost one makes room.
+                            // Another object under one digest is kept, not found; a lost one makes
+                            // room.
                             if !matches!(there, Some((_, Some(_)))) {
                                 found.insert(digest, put.id);
                             }

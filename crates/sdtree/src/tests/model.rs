@@ -57,7 +57,8 @@ proptest! {
     fn as_a_map(
         keys in proptest::collection::vec(key(), 1..64),
         ops in proptest::collection::vec(op(), 0..400),
-        // All heads alike, heads that differ in the slot, in the fingerprint, after it, and anywhere.
+        // All heads alike, heads that differ in the slot, in the fingerprint, after it, and
+        // anywhere.
         mask in prop_oneof![Just(0), Just(u64::MAX << 56), Just(0xf << 44), Just(0xff), Just(u64::MAX)],
     ) {
         // Where two handles have equal keys, the tree must keep only the first.

@@ -224,7 +224,8 @@ unsafe impl Sync for Plain {}
 
 impl KeySource for Plain {
     fn with_key<R>(&self, handle: Handle, f: impl FnOnce(Option<&[u8]>) -> R) -> R {
-        // SAFETY: as above: the tree asks only for handles that were inserted, after the cell was written.
+        // SAFETY: as above: the tree asks only for handles that were inserted, after the cell was
+        // written.
         f(Some(unsafe { &*self.0[handle.0 as usize].get() }))
     }
 }
@@ -248,7 +249,8 @@ fn keys_are_published() {
                     for i in 0..each {
                         let key = (random.next() % each as u64).to_be_bytes();
                         let handle = me * each + i;
-                        // SAFETY: this thread alone writes this cell, once, before anybody has the handle.
+                        // SAFETY: this thread alone writes this cell, once, before anybody has the
+                        // handle.
                         unsafe { *tree.keys().0[handle].get() = key };
                         inserted += usize::from(tree.insert(&key, Handle(handle as u64)) == Insert::Inserted);
                         assert!(tree.query(&key).is_some(), "this thread or another has inserted it");

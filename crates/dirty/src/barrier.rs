@@ -1,17 +1,17 @@
-//! An asymmetric memory barrier: all but free for those who insert, a system call for the one who
-//! takes.
+//! An asymmetric memory barrier: almost free for threads that insert, a system call for the thread
+//! that takes.
 //!
 //! A thread writes to a page and then inserts its frame. If the bit is set already, inserting is a
-//! load, and a load may be done before the write to the page is visible to others. A harvester
-//! could then clear the bit, read the page, miss the write, and nobody would ever hear of it. An
-//! atomic read-modify-write for every insertion would prevent that, at three times the price.
-//! Instead the harvester asks the kernel for a full barrier on every CPU that runs a thread of this
-//! process (`membarrier(2)`, private expedited), after it has cleared bits and before its caller
-//! looks at pages: an insertion that saw the bit before it was cleared has its writes made visible
-//! by then.
+//! load, and a load may run before the write to the page is visible to others. A harvester could
+//! then clear the bit, read the page and miss the write, which would be lost. An atomic
+//! read-modify-write for every insertion would prevent that, at three times the cost. Instead the
+//! harvester asks the kernel for a full barrier on every CPU that runs a thread of this process
+//! (`membarrier(2)`, private expedited). It does so after it has cleared bits and before its caller
+//! reads pages. The writes of an insertion that saw the bit before it was cleared are visible by
+//! then.
 //!
-//! Where the system call is missing (`CONFIG_MEMBARRIER=n`, seccomp), insertions always use the
-//! read-modify-write.
+//! Where the system call is missing (`CONFIG_MEMBARRIER=n`, or a seccomp filter), insertions always
+//! use the read-modify-write.
 
 #[cfg(not(loom))]
 pub(crate) use kernel::{heavy, light, set_up};
@@ -28,7 +28,7 @@ mod kernel {
     /// Whether insertions may rely on the harvester's side.
     static ASYMMETRIC: AtomicBool = AtomicBool::new(false);
 
-    /// Asks the kernel, once.
+    /// Asks the kernel once whether it has the barrier.
     pub(crate) fn set_up() {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| ASYMMETRIC.store(register() && barrier(), Ordering::Relaxed));
@@ -42,7 +42,7 @@ mod kernel {
         membarrier(MembarrierCommand::PrivateExpedited).is_ok()
     }
 
-    /// The inserter's side. Says whether a load may stand for the read-modify-write. The compiler
+    /// The inserter's side. Returns whether a load may replace the read-modify-write. The compiler
     /// keeps earlier writes before it.
     #[inline]
     pub(crate) fn light() -> bool {
@@ -53,18 +53,19 @@ mod kernel {
     /// The harvester's side.
     pub(crate) fn heavy() {
         compiler_fence(Ordering::SeqCst);
-        // A forked child has to register anew.
+        // A forked child has to register again.
         if ASYMMETRIC.load(Ordering::Relaxed) && !barrier() && !(register() && barrier()) {
-            // A filter came since: from now on without. What other CPUs have under way is visible
-            // in nanoseconds.
+            // A seccomp filter forbids the call since. From now on insertions use the
+            // read-modify-write; the present writes of other CPUs become visible within
+            // nanoseconds.
             ASYMMETRIC.store(false, Ordering::Relaxed);
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
     }
 }
 
-/// Loom knows no such barrier. A model chooses whether loads may stand for read-modify-writes;
-/// where what was written before an insertion matters, they may not.
+/// Loom has no such barrier. A model chooses whether loads may replace read-modify-writes; where
+/// writes before an insertion matter, they may not.
 #[cfg(loom)]
 mod model {
     use std::cell::Cell;

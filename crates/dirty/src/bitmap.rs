@@ -1,4 +1,4 @@
-//! The plain bitmap: one bit a frame, in the layout of `KVM_GET_DIRTY_LOG`. A harvest looks at
+//! The plain bitmap: one bit for each frame, in the layout of `KVM_GET_DIRTY_LOG`. A harvest reads
 //! every word.
 
 use std::ops::Range;
@@ -30,14 +30,15 @@ impl Bitmap {
         Ok(Self { words: Words::new(frames.div_ceil(64) as usize)?, frames })
     }
 
-    /// As [`DirtyTree::harvest_frames`](crate::DirtyTree::harvest_frames).
+    /// Writes the frames of the set that lie in `within` to `out`; see
+    /// [`DirtyTree::harvest_frames`](crate::DirtyTree::harvest_frames).
     pub fn harvest_frames(&self, within: &mut Range<u64>, out: &mut [u64]) -> usize {
         let mut sink = Frames { out, filled: 0 };
         self.harvest::<false, _>(within, &mut sink);
         sink.filled
     }
 
-    /// The same, as ranges.
+    /// [`Bitmap::harvest_frames`], as ranges.
     pub fn harvest_ranges(&self, within: &mut Range<u64>, out: &mut [Range<u64>]) -> usize {
         let mut sink = Ranges { out, filled: 0 };
         self.harvest::<false, _>(within, &mut sink);

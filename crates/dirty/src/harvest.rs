@@ -1,13 +1,13 @@
 //! Harvesting a tree: top down, into a buffer, with or without clearing.
 //!
 //! A node that lies in the range as a whole is read, or taken, as one word; below it no bounds are
-//! looked at. A node at an edge of the range is taken bit by bit of what is inside, and leaves the
-//! bits of children that are only partly inside.
+//! checked. Of a node at an edge of the range, the bits of children inside are taken. The bits of
+//! children that are only partly inside stay.
 //!
-//! How many bits a word has can't be predicted, and each wrong guess costs as much as ten right
-//! steps. So nodes just above the leaves write down which leaves they lead to, and the leaves are
-//! visited in one long loop, which also knows early enough which ones it will need from memory.
-//! Where all 64 leaves are there, the way through them is a plain loop, as over a bitmap.
+//! The processor cannot predict the number of bits in a word, and each wrong prediction costs as
+//! much as ten right steps. Therefore the nodes just above the leaves first list the leaves that
+//! they lead to, and one long loop visits these. The loop also knows early enough which leaves to
+//! prefetch. If all 64 leaves of a node have frames, a plain loop visits them, as over a bitmap.
 
 use std::ops::Range;
 
@@ -21,46 +21,47 @@ use crate::words::prefetch;
 /// The frame at which the room ended.
 struct Full(u64);
 
-/// How words are read: they stay; they are taken from among inserters; they are taken by the one
-/// who has the tree alone.
+/// How words are read. `LOOK`: they stay; `TAKE`: they are taken while threads insert; `DRAIN`:
+/// they are taken by a thread that owns the tree alone.
 const LOOK: u8 = 0;
 const TAKE: u8 = 1;
 const DRAIN: u8 = 2;
 
-/// Leaves that are gone through in one go.
+/// Leaves that are visited in one loop: as many as one node has.
 const BATCH: usize = 64;
-/// How far ahead a leaf is asked for.
+/// Leaves between the visited one and the one that is prefetched: about as long as memory takes to
+/// answer.
 const AHEAD: usize = 8;
 
-/// A harvest under way. The sink is handed from call to call, for the compiler then knows that it
-/// is nobody else's.
+/// A harvest under way. The sink is passed from call to call: the compiler then knows that nothing
+/// else refers to it.
 struct Walk<'a> {
     tree: &'a DirtyTree,
-    /// Leaves to visit, ascending. Fewer than `BATCH` wait when a node adds its own; behind those
-    /// is looked at, not visited.
+    /// Leaves to visit, ascending. Fewer than `BATCH` wait when a node adds its own. Those behind
+    /// the waiting ones are only prefetched.
     leaves: [usize; BATCH + 64 + AHEAD],
     waiting: usize,
 }
 
 impl DirtyTree {
-    /// Writes the frames of the set that lie in `within` to `out`, ascending, and returns how many.
-    /// `within` becomes what is left to look at: empty, unless `out` was too small. What lies
-    /// in `out` behind those frames is undefined.
+    /// Writes the frames of the set that lie in `within` to `out`, ascending. Returns their number.
+    /// `within` becomes the rest that was not searched: empty, unless `out` was too small. The
+    /// content of `out` behind the frames is undefined.
     pub fn harvest_frames(&self, within: &mut Range<u64>, out: &mut [u64]) -> usize {
         let mut sink = Frames { out, filled: 0 };
         self.harvest::<LOOK, _>(within, &mut sink);
         sink.filled
     }
 
-    /// The same, as ranges.
+    /// [`DirtyTree::harvest_frames`], as ranges.
     pub fn harvest_ranges(&self, within: &mut Range<u64>, out: &mut [Range<u64>]) -> usize {
         let mut sink = Ranges { out, filled: 0 };
         self.harvest::<LOOK, _>(within, &mut sink);
         sink.filled
     }
 
-    /// Harvests and clears: takes frames out of the set, each given to one harvest only. What
-    /// threads wrote before they inserted such a frame is visible now. See
+    /// Harvests and clears: takes frames out of the set; only one harvest gets each of them. The
+    /// writes of threads before they inserted such a frame are visible now. See
     /// [`DirtyTree::harvest_frames`] for the arguments.
     pub fn take_frames(&self, within: &mut Range<u64>, out: &mut [u64]) -> usize {
         let mut sink = Frames { out, filled: 0 };
@@ -71,7 +72,7 @@ impl DirtyTree {
         sink.filled
     }
 
-    /// The same, as ranges.
+    /// [`DirtyTree::take_frames`], as ranges.
     pub fn take_ranges(&self, within: &mut Range<u64>, out: &mut [Range<u64>]) -> usize {
         let mut sink = Ranges { out, filled: 0 };
         self.harvest::<TAKE, _>(within, &mut sink);
@@ -81,22 +82,22 @@ impl DirtyTree {
         sink.filled
     }
 
-    /// Harvests and clears while nobody inserts: for a guest that is stopped. Without atomic
-    /// exchanges it takes half the time of [`DirtyTree::take_frames`].
+    /// Harvests and clears while no thread inserts: for a stopped guest. Without atomic exchanges
+    /// it takes half the time of [`DirtyTree::take_frames`].
     pub fn drain_frames(&mut self, within: &mut Range<u64>, out: &mut [u64]) -> usize {
         let mut sink = Frames { out, filled: 0 };
         self.harvest::<DRAIN, _>(within, &mut sink);
         sink.filled
     }
 
-    /// The same, as ranges.
+    /// [`DirtyTree::drain_frames`], as ranges.
     pub fn drain_ranges(&mut self, within: &mut Range<u64>, out: &mut [Range<u64>]) -> usize {
         let mut sink = Ranges { out, filled: 0 };
         self.harvest::<DRAIN, _>(within, &mut sink);
         sink.filled
     }
 
-    /// Empties the set. Costs what a harvest costs: nothing for memory that is clean.
+    /// Empties the set. It costs as much as a harvest: next to nothing for clean memory.
     pub fn clear(&mut self) {
         self.harvest::<DRAIN, _>(&mut (0..u64::MAX), &mut Nowhere);
     }
@@ -121,8 +122,7 @@ impl DirtyTree {
         within.start = within.end;
     }
 
-    /// Visits all leaves of a node. A function of its own, so that the loop has the registers to
-    /// itself.
+    /// Visits all leaves of a node. A separate function, so that the loop has all registers.
     #[inline(never)]
     fn visit_64<const HOW: u8, S: Sink>(&self, node: usize, sink: &mut S) -> Result<(), Full> {
         let first = node * 64;
@@ -133,8 +133,8 @@ impl DirtyTree {
     }
 }
 
-/// Visits a leaf. What finds no room is put back; what leads there is put back by those who took
-/// it.
+/// Visits a leaf. Frames without room are put back; the bits that lead there are put back by the
+/// callers that took them.
 #[inline(always)]
 fn visit<const HOW: u8, S: Sink>(word: &AtomicU64, index: usize, wanted: u64, sink: &mut S) -> Result<(), Full> {
     let bits = read::<HOW>(word, wanted) & wanted;
@@ -147,7 +147,7 @@ fn visit<const HOW: u8, S: Sink>(word: &AtomicU64, index: usize, wanted: u64, si
     Err(Full(base + u64::from(left.trailing_zeros())))
 }
 
-/// A word's bits. Those of `cleared` are no longer in it, if the harvest clears.
+/// A word's bits. If the harvest clears, it removes those of `cleared` from the word.
 #[inline(always)]
 fn read<const HOW: u8>(word: &AtomicU64, cleared: u64) -> u64 {
     match (HOW, cleared) {
@@ -162,7 +162,7 @@ fn read<const HOW: u8>(word: &AtomicU64, cleared: u64) -> u64 {
     }
 }
 
-/// Sets bits again that were cleared.
+/// Sets cleared bits again.
 #[inline(always)]
 fn put_back<const HOW: u8>(word: &AtomicU64, bits: u64) {
     match HOW {
@@ -173,7 +173,7 @@ fn put_back<const HOW: u8>(word: &AtomicU64, bits: u64) {
 }
 
 impl Walk<'_> {
-    /// A node of which every frame is wanted.
+    /// Visits a node that lies in the range as a whole.
     fn whole<const HOW: u8, S: Sink>(&mut self, level: usize, index: usize, sink: &mut S) -> Result<(), Full> {
         let tree = self.tree;
         if level == 0 {
@@ -187,12 +187,12 @@ impl Walk<'_> {
         } else if rest == u64::MAX {
             let done = self.visit_waiting::<HOW, S>(sink).and_then(|()| tree.visit_64::<HOW, S>(index, sink));
             if let Err(Full(at)) = done {
-                // Where it ended, here or before.
+                // The room ended in this node or before it.
                 rest <<= (at / 64).saturating_sub(index as u64 * 64);
             }
             done
         } else {
-            // From here on they wait, or what leads to them has been set again.
+            // From here on the leaves wait, or the bits that lead to them have been set again.
             let room = self.leaves[self.waiting..].first_chunk_mut().expect("room for a node's leaves");
             self.waiting += positions(rest, index * 64, room);
             return if self.waiting >= BATCH { self.visit_waiting::<HOW, S>(sink) } else { Ok(()) };
@@ -203,7 +203,7 @@ impl Walk<'_> {
         done
     }
 
-    /// The nodes below a node. `rest` loses the bits of those that are done.
+    /// Visits the nodes below a node. `rest` loses the bits of visited nodes.
     fn children<const HOW: u8, S: Sink>(
         &mut self,
         level: usize,
@@ -218,7 +218,8 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// The leaves that wait. If the room ends, what leads to the others is set again.
+    /// Visits the leaves that wait. If the room ends, the bits that lead to the others are set
+    /// again.
     fn visit_waiting<const HOW: u8, S: Sink>(&mut self, sink: &mut S) -> Result<(), Full> {
         let waiting = std::mem::take(&mut self.waiting);
         for at in 0..waiting {
@@ -235,7 +236,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// A node with frames that are not wanted.
+    /// Visits a node that lies in the range only partly.
     fn part<const HOW: u8, S: Sink>(
         &mut self,
         level: usize,

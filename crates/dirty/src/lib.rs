@@ -1,11 +1,11 @@
-//! Sets of dirty frames: what was written since the last look.
+//! Sets of dirty frames: the pages that were written since the last look.
 //!
-//! [`DirtyTree`] is the set to use: a packed radix tree over a bitmap. One word is one node, 64
-//! children to a node, all levels in one piece of memory that never moves; it costs 1.6 % more than
-//! the bitmap alone.
+//! [`DirtyTree`] is the set to use: a packed radix tree over a bitmap. One word is one node with 64
+//! children. All levels lie in one piece of memory that never moves and takes 1.6 % more than the
+//! bitmap alone.
 //!
 //! ```text
-//!   level 2      [ . . 1 . . . ]                         one word: which words of level 1 are not zero
+//!   level 2      [ . . 1 . . . ]                         one word: which words of level 1 are not 0
 //!                      │
 //!   level 1      [ 1 . . . . 1 . . ]  [ ... ]            one word for 64 leaves
 //!                  │         └──────────┐
@@ -13,15 +13,15 @@
 //! ```
 //!
 //! - *Insertion*, from any number of threads: the leaf's bit is set, then the bits above it that
-//!   are not set. For a frame that is dirty already this is one load a level.
-//! - *Harvest*: from the top down, only to leaves that are not empty. With clearing
-//!   ([`DirtyTree::take_frames`]) while threads go on inserting: nothing is lost, and no insertion
+//!   are not set yet. For a frame that is dirty already this is one load on each level.
+//! - *Harvest*: from the top down, only to leaves that are not empty. A harvest may clear the set
+//!   ([`DirtyTree::take_frames`]) while threads go on inserting: no frame is lost, and no insertion
 //!   is reported twice. `tree.rs` has the argument.
-//! - Nothing is allocated after construction, and nobody waits for anybody.
+//! - Nothing is allocated after construction, and no thread waits for another.
 //!
-//! [`Bitmap`] and [`DirtyList`] do the same at other prices: the bitmap's harvest looks at every
-//! word; the list is bounded, and keeps a frame as often as it was inserted. [`DirtySet`] is what
-//! the three have in common.
+//! [`Bitmap`] and [`DirtyList`] serve the same purpose at other costs. The bitmap's harvest reads
+//! every word. The list is bounded, and keeps a frame as often as it was inserted. [`DirtySet`] is
+//! the trait of all three.
 
 #![cfg_attr(loom, allow(dead_code, unused_imports, reason = "loom builds model the lock-free steps only"))]
 
@@ -45,29 +45,29 @@ pub use bitmap::Bitmap;
 pub use list::DirtyList;
 pub use tree::{DirtyTree, Iter, MAX_FRAMES, NewError};
 
-/// A set of frame numbers that any number of threads insert into while another one takes out.
+/// A set of frame numbers. Any number of threads insert while another one takes frames out.
 pub trait DirtySet: Send + Sync {
-    /// How many frame numbers there can be.
+    /// The number of frames that the set is for: frame numbers are below it.
     fn frames(&self) -> u64;
 
-    /// Bytes of memory that the set takes when all of it has been touched.
+    /// Bytes of memory that the set takes when all of it was touched.
     fn bytes(&self) -> usize;
 
-    /// Adds a frame. `false`: it is not in the set, because there is no such frame, or no room (in
-    /// a list).
+    /// Adds a frame. `false`: the frame was not added, because there is no such frame or the list
+    /// is full.
     ///
-    /// What the calling thread wrote before is visible to whoever takes the frame out afterwards;
-    /// so write to the page first.
+    /// Earlier writes of the calling thread are visible to the thread that takes the frame out
+    /// afterwards; so write to the page first.
     fn insert(&self, frame: u64) -> bool;
 
     /// Whether a frame is in the set.
     fn contains(&self, frame: u64) -> bool;
 
-    /// Takes frames that lie in `within` out of the set, writes them to `out`, and returns how
-    /// many. `within` becomes empty when all have been found; otherwise there was no room for
-    /// more, and the next call goes on. What lies in `out` behind those frames is undefined.
+    /// Takes frames that lie in `within` out of the set and writes them to `out`. Returns their
+    /// number. `within` becomes empty when all frames were found. Otherwise `out` was full, and the
+    /// next call goes on. The content of `out` behind the frames is undefined.
     fn take_frames(&self, within: &mut Range<u64>, out: &mut [u64]) -> usize;
 
-    /// The same, as ranges of frames.
+    /// [`DirtySet::take_frames`], as ranges of frames.
     fn take_ranges(&self, within: &mut Range<u64>, out: &mut [Range<u64>]) -> usize;
 }

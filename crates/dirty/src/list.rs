@@ -1,10 +1,10 @@
-//! The bounded list: a ring of frame numbers in the order of their insertion. Nothing is faster for
-//! few frames, and it says so when there are too many. It does not notice that a frame is in it
+//! The bounded list: a ring of frame numbers in the order of their insertion. It is the fastest set
+//! for few frames, and refuses frames when it is full. It does not notice that a frame is in it
 //! already.
 //!
-//! An inserter draws a place (`tail`) and then stores its frame there; one harvester at a time
-//! looks at the places from `head` on, passing over those that have been drawn and not been filled
-//! yet. A place is free again when `head` has passed it, and is [`EMPTY`] by then.
+//! An inserter draws a place (`tail`) and then stores its frame there. One harvester at a time
+//! reads the places from `head` on, and skips those that were drawn and are not filled yet. A place
+//! is free again when `head` has passed it, and is [`EMPTY`] by then.
 
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -16,15 +16,15 @@ use crate::sink::{Frames, Ranges, Sink};
 use crate::tree::{MAX_FRAMES, NewError};
 use crate::words::Words;
 
-/// Drawn, or never used.
+/// The value of a place that was drawn, or never used.
 const EMPTY: u64 = 0;
-/// Taken out from behind others.
+/// The value of a place whose frame was taken while an earlier place is still in use.
 const TAKEN: u64 = u64::MAX;
 
 /// A bounded multiset of frame numbers below a fixed size. Its harvests are in no order, and
-/// `contains` looks at everything.
+/// `contains` reads the whole list.
 pub struct DirtyList {
-    /// A frame number more 1, [`EMPTY`] or [`TAKEN`].
+    /// A frame number plus 1, [`EMPTY`] or [`TAKEN`].
     places: Words,
     frames: u64,
     head: AtomicU64,
@@ -51,7 +51,7 @@ impl DirtyList {
         &self.places[at as usize & (self.places.len() - 1)]
     }
 
-    /// Copies the oldest frames to `out`, and returns how many. They stay in the list.
+    /// Copies the oldest frames to `out`. Returns their number. They stay in the list.
     pub fn harvest_frames(&self, out: &mut [u64]) -> usize {
         let _guard = self.harvester();
         let mut sink = Frames { out, filled: 0 };
@@ -140,7 +140,7 @@ impl DirtySet for DirtyList {
         frame < self.frames && self.places().any(|at| self.place(at).load(Acquire) == frame + 1)
     }
 
-    /// In no order; a `within` that has not become empty is unchanged.
+    /// The frames are in no order. If `within` does not become empty, it is unchanged.
     fn take_frames(&self, within: &mut Range<u64>, out: &mut [u64]) -> usize {
         let mut sink = Frames { out, filled: 0 };
         self.take(within, &mut sink);

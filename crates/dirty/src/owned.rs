@@ -1,4 +1,5 @@
-//! What needs the tree alone: taking frames out without reporting them, and another size.
+//! Operations of a thread that owns the tree alone: taking frames out without reporting them, and
+//! another size.
 
 use crate::tree::{DirtyTree, NewError, each_mask};
 
@@ -39,8 +40,8 @@ impl DirtyTree {
         }
     }
 
-    /// Gives the set another size, as memory is plugged in or out: frames below both sizes stay as
-    /// they are, new ones are clean. Allocates; on failure nothing has changed.
+    /// Gives the set another size, for memory that is plugged in or out. Frames below both sizes
+    /// stay as they are, and new ones are clean. Allocates; after an error nothing has changed.
     ///
     /// # Errors
     ///

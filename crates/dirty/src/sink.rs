@@ -1,18 +1,17 @@
-//! The caller's buffer, filled from words: frame numbers, or ranges of them.
+//! The buffer of a harvest, filled from words: frame numbers, or ranges of them.
 
 use std::ops::Range;
 
 /// Takes words of a bitmap, in ascending order.
 pub(crate) trait Sink {
-    /// Writes down the frames `base + i` for every bit `i` of `word`. Returns the bits that there
-    /// was no room for.
+    /// Stores the frames `base + i` for every bit `i` of `word`. Returns the bits without room.
     fn put(&mut self, base: u64, word: u64) -> u64;
 }
 
-/// Writes `base + i` for every bit `i` of `word` to `out`, and returns how many.
+/// Writes `base + i` for every bit `i` of `word` to `out`. Returns their number.
 ///
-/// Four at a time, wanted or not: the number of bits can't be predicted, the number of fours often
-/// can. What is too much is written over by whatever comes next.
+/// It writes four at a time, also where fewer bits are left: the processor cannot predict the
+/// number of bits, but often the number of fours. The next call overwrites the excess.
 #[inline]
 pub(crate) fn positions<T: Place>(word: u64, base: T, out: &mut [T; 64]) -> usize {
     let count = word.count_ones() as usize;
@@ -29,7 +28,7 @@ pub(crate) fn positions<T: Place>(word: u64, base: T, out: &mut [T; 64]) -> usiz
 
 /// A number that counts frames or leaves.
 pub(crate) trait Place: Copy {
-    /// So many further.
+    /// The number plus `more`.
     fn plus(self, more: u32) -> Self;
 }
 
@@ -124,7 +123,7 @@ impl Sink for Ranges<'_> {
     }
 }
 
-/// Where frames go that nobody wants to hear of.
+/// A sink that ignores all frames.
 pub(crate) struct Nowhere;
 
 impl Sink for Nowhere {

@@ -1,4 +1,4 @@
-//! Tests.
+//! Tests of all sets: against a model, with threads, and in every interleaving.
 
 #[cfg(loom)]
 mod loom;

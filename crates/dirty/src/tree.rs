@@ -1,29 +1,29 @@
-//! The tree: layout, insertion, and the set as others see it at once. `harvest.rs` empties it,
-//! `owned.rs` is for the one who has it alone.
+//! The tree: layout, insertion, and reading by many threads at once. `harvest.rs` empties it;
+//! `owned.rs` is for a thread that owns it alone.
 //!
 //! # Order of things
 //!
-//! An insertion sets the leaf's bit first and then the bits above it, upward; it looks at every
-//! level, and changes only what is not set. A harvest that clears goes downward: it takes a word
-//! (exchanges it for 0) and then the words below that it led to. The claim: *when an insertion
-//! returns, the frame can be found from the root, or a harvest that is under way will report it.*
+//! An insertion sets the leaf's bit first and then the bits above it, upward. It looks at every
+//! level, and changes only bits that are not set. A harvest that clears goes downward: it takes a
+//! word (exchanges it for 0) and then the words below it. The claim: *when an insertion returns,
+//! the frame can be found from the root, or a harvest that is under way will report it.*
 //!
 //! Look at one level: a harvest does `P: parent ← 0`, then `L: leaf ← 0`; an insertion sets or sees
 //! the leaf's bit (`l`), then looks at the parent's (`p`). If `l` comes before `L` in the leaf's
 //! order of changes, the harvest gets the frame. If it comes after, `l` has read from `L` or from a
 //! later read-modify-write; those are all acquire and release, so `P` happened before `p`, and `p`
-//! sees the parent cleared, or set again since, and sets it if need be. The same argument holds
-//! between any two neighbouring levels, with "the bit was seen set or was set" in place of the
-//! leaf's. So no sequentially consistent order is needed, and loom, which has none, can check what
-//! is compiled.
+//! sees the parent cleared, or set again since, and sets it if it is not set. The same argument
+//! holds between any two neighbouring levels, with "the bit was seen set or was set" in place of
+//! the leaf's. No sequentially consistent order is needed, and loom, which has none, can check the
+//! compiled code.
 //!
-//! A frame is reported once for any number of insertions between two harvests of it, since whoever
-//! takes a word is the only one who gets its bits. A harvest that runs out of room puts the rest
-//! back like an insertion: the leaf first, then what is above.
+//! A frame is reported once for any number of insertions between two harvests, since only the
+//! thread that takes a word gets its bits. A harvest that runs out of room puts the rest back like
+//! an insertion: the leaf first, then the levels above.
 //!
-//! A bit above the leaves may be left set with nothing below it (a harvest of part of a node, or
-//! one that passed between an insertion's two steps): that costs a look, and goes with the next
-//! harvest of all. The other way round never lasts.
+//! A bit above the leaves may stay set with no frame below it: after a harvest of a part of a node,
+//! or of one that passed between an insertion's two steps. That costs a look, and the next harvest
+//! of the whole set clears it. A frame without a bit above it never lasts beyond its insertion.
 
 use std::ops::Range;
 
@@ -37,29 +37,29 @@ pub const MAX_FRAMES: u64 = 1 << 40;
 /// Levels of a tree of [`MAX_FRAMES`].
 pub(crate) const MAX_LEVELS: usize = 7;
 
-/// Why there is no set of that size.
+/// Why a set of that size cannot be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NewError {
     /// Over [`MAX_FRAMES`].
-    #[error("a set of {0} frames was asked for; there can be 2^40: track the memory in several sets")]
+    #[error("a set of {0} frames was requested; a set has at most 2^40: track the memory in several sets")]
     TooLarge(u64),
     /// No memory.
     #[error("no memory for {bytes} bytes of a set of dirty frames: is an address-space or memory limit too low?")]
     Memory {
-        /// Bytes asked for.
+        /// Bytes requested.
         bytes: usize,
     },
 }
 
 /// A set of frame numbers below a fixed size: a packed radix tree.
 ///
-/// Every method that takes `&self` may be called from any number of threads at once, and none of
-/// them waits or allocates.
+/// Any number of threads may call the methods with `&self` at once. None of these methods waits or
+/// allocates.
 pub struct DirtyTree {
     /// All levels in one piece, the leaves first: level 0 is the bitmap itself.
     pub(crate) words: Words,
     pub(crate) frames: u64,
-    /// Where each level begins.
+    /// The index of each level's first word.
     pub(crate) starts: [usize; MAX_LEVELS + 1],
     pub(crate) levels: usize,
 }
@@ -88,20 +88,20 @@ impl DirtyTree {
         Ok(Self { words: Words::new(total)?, frames, starts, levels })
     }
 
-    /// How many frame numbers there can be.
+    /// The number of frames that the set is for: frame numbers are below it.
     pub fn frames(&self) -> u64 {
         self.frames
     }
 
-    /// Bytes of memory that the set takes when every word has been touched.
+    /// Bytes of memory that the set takes when every word was touched.
     pub fn bytes(&self) -> usize {
         self.words.len() * 8 + size_of::<Self>()
     }
 
-    /// Adds a frame. Returns whether there is such a frame: past the end nothing is added.
+    /// Adds a frame. `false`: there is no such frame, and nothing was added.
     ///
-    /// What the calling thread wrote before is visible to whoever takes the frame out afterwards;
-    /// so write to the page first.
+    /// Earlier writes of the calling thread are visible to the thread that takes the frame out
+    /// afterwards; so write to the page first.
     #[inline]
     pub fn insert(&self, frame: u64) -> bool {
         if frame >= self.frames {
@@ -116,7 +116,7 @@ impl DirtyTree {
         each_mask(first, len, self.frames, |index, mask| self.set(index, mask));
     }
 
-    /// Sets bits of a leaf, and what leads to it.
+    /// Sets bits of a leaf, and the bits that lead to it.
     #[inline]
     pub(crate) fn set(&self, index: usize, bits: u64) {
         let leaf = &self.words[index];
@@ -150,7 +150,7 @@ impl DirtyTree {
         self.words[index].load(Acquire)
     }
 
-    /// Leaves that there are.
+    /// The number of leaves.
     pub(crate) fn leaves(&self) -> usize {
         self.starts[1].min(self.words.len())
     }
@@ -171,7 +171,7 @@ impl DirtyTree {
         }
     }
 
-    /// Adds every frame of `other` that this set has room for.
+    /// Adds every frame of `other` that is below this set's size.
     pub fn unite(&self, other: &DirtyTree) {
         other.words_at(0).for_each(|(index, word)| self.merge_word(index as u64, word));
     }
@@ -185,7 +185,7 @@ impl DirtyTree {
     }
 
     /// Copies the set into a bitmap in the layout of `KVM_GET_DIRTY_LOG`, from frame 0 on, as far
-    /// as it goes. Words behind the set's end become 0.
+    /// as the bitmap reaches. Words behind the set's end become 0.
     pub fn export(&self, bitmap: &mut [u64]) {
         let (whole, rest) = bitmap.split_at_mut(self.leaves().min(bitmap.len()));
         for (to, from) in whole.iter_mut().zip(self.words.iter()) {
@@ -200,7 +200,7 @@ impl DirtyTree {
             return (index == 0 && self.leaf(0) != 0).then_some(0);
         }
         loop {
-            // Up, until a bit leads on. `at` counts words of the level below.
+            // Up, until a bit leads to a later leaf. `at` counts words of the level below.
             let (mut level, mut at) = (1, index);
             loop {
                 if level >= self.levels {
@@ -214,7 +214,7 @@ impl DirtyTree {
                 }
                 (level, at) = (level + 1, at / 64 + 1);
             }
-            // Down to the leaf. A node that is empty after all is passed by.
+            // Down to the leaf. A node that is empty after all is skipped.
             loop {
                 level -= 1;
                 let bits = self.words[self.starts[level] + at].load(Acquire);
@@ -232,7 +232,7 @@ impl DirtyTree {
         self.iter_from(from).next()
     }
 
-    /// All frames, ascending. A frame that comes or goes meanwhile may be left out.
+    /// All frames, ascending. A frame that comes or goes meanwhile may be missing.
     pub fn iter(&self) -> impl Iterator<Item = u64> + '_ {
         self.iter_from(0)
     }
@@ -244,7 +244,7 @@ impl DirtyTree {
         Iter { tree: self, index, word }
     }
 
-    /// How many frames are in the set.
+    /// The number of frames in the set.
     pub fn count(&self) -> u64 {
         self.words_at(0).map(|(_, word)| u64::from(word.count_ones())).sum()
     }
@@ -289,7 +289,8 @@ pub(crate) fn mask(n: u64) -> u64 {
     if n >= 64 { u64::MAX } else { (1 << n) - 1 }
 }
 
-/// Calls `each` with every word that frames `first..first + len` touch, and their bits in it.
+/// Calls `each` with the index of every word of the frames `first..first + len`, and with their
+/// bits in it.
 pub(crate) fn each_mask(first: u64, len: u64, frames: u64, mut each: impl FnMut(usize, u64)) {
     let end = first.saturating_add(len).min(frames);
     let mut frame = first;

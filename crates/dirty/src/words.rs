@@ -1,8 +1,7 @@
-//! Zeroed atomic words that cost nothing until they are touched.
+//! Zeroed atomic words that take no memory until they are touched.
 //!
-//! Small sets come from the heap. Large ones are mapped without a promise of memory
-//! (`MAP_NORESERVE`), since a set of 2^40 frames spans 130 GiB of addresses, of which a sparse set
-//! touches little.
+//! Small sets come from the heap. Large ones are mapped without reserving memory (`MAP_NORESERVE`):
+//! a set of 2^40 frames spans 130 GiB of addresses, of which a sparse set touches little.
 
 #![allow(unsafe_code)] // Zeroed memory is used as atomic words without writing them one by one.
 
@@ -11,20 +10,21 @@ use std::ops::{Deref, DerefMut};
 use crate::NewError;
 use crate::primitive::AtomicU64;
 
-/// Asks for the cache line of a word that is needed soon. Any index will do.
+/// Requests the cache line of a word that is needed soon. Any index is allowed.
 #[inline]
 pub(crate) fn prefetch(words: &[AtomicU64], index: usize) {
     #[cfg(all(target_arch = "x86_64", not(loom)))]
     if let Some(word) = words.get(index) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: the address of a word of ours; a prefetch changes nothing but caches.
+        // SAFETY: the address is that of a word of the slice; a prefetch changes nothing but the
+        // caches.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(word).cast()) };
     }
     #[cfg(not(all(target_arch = "x86_64", not(loom))))]
     let _ = (words, index);
 }
 
-/// Words from which on memory is mapped: 4 MiB.
+/// The number of words from which on memory is mapped: 4 MiB.
 #[cfg(not(loom))]
 const MAPPED_FROM: usize = 1 << 19;
 
@@ -35,10 +35,10 @@ pub(crate) struct Words {
     len: usize,
 }
 
-// SAFETY: it owns its words, as a boxed slice of them would.
+// SAFETY: the value owns its words, as a boxed slice of atomics does.
 #[cfg(not(loom))]
 unsafe impl Send for Words {}
-// SAFETY: shared access gives out `&[AtomicU64]` only.
+// SAFETY: shared access gives out `&[AtomicU64]` only, which is `Sync`.
 #[cfg(not(loom))]
 unsafe impl Sync for Words {}
 
@@ -56,11 +56,11 @@ impl Words {
         let start = if len >= MAPPED_FROM {
             let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
             let bytes = len.checked_mul(8).ok_or_else(none)?;
-            // SAFETY: a mapping of its own, anywhere.
+            // SAFETY: a mapping that is not fixed replaces nothing.
             let map = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags) };
             map.map_err(|_| none())?.cast()
         } else {
-            // SAFETY: the layout is not empty.
+            // SAFETY: `len` is not 0 here, so the layout is not empty.
             unsafe { std::alloc::alloc_zeroed(layout(len)) }.cast()
         };
         Ok(Self { start: NonNull::new(start).ok_or_else(none)?, len })
@@ -78,10 +78,12 @@ fn layout(len: usize) -> std::alloc::Layout {
 impl Drop for Words {
     fn drop(&mut self) {
         if self.len >= MAPPED_FROM {
-            // SAFETY: the mapping that `new` made, whole; nobody can borrow from it any more.
+            // SAFETY: the range is the whole mapping that `new` made, and no reference to it
+            // outlives this value.
             let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len * 8) };
         } else if self.len > 0 {
-            // SAFETY: allocated by `new` with this layout.
+            // SAFETY: `new` allocated the memory with this layout, and no reference to it outlives
+            // this value.
             unsafe { std::alloc::dealloc(self.start.as_ptr().cast(), layout(self.len)) }
         }
     }
@@ -93,8 +95,8 @@ impl Deref for Words {
 
     #[inline]
     fn deref(&self) -> &[AtomicU64] {
-        // SAFETY: `len` words, zeroed (a valid AtomicU64), aligned, owned, and alive as long as
-        // `self`.
+        // SAFETY: `start` leads to `len` words, aligned, which were zeroed (a valid AtomicU64),
+        // belong to this value and live as long as it; or `len` is 0.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
@@ -103,7 +105,9 @@ impl Deref for Words {
 impl DerefMut for Words {
     #[inline]
     fn deref_mut(&mut self) -> &mut [AtomicU64] {
-        // SAFETY: as above, and borrowed by nobody else.
+        // SAFETY: `start` leads to `len` words, aligned, which were zeroed (a valid AtomicU64),
+        // belong to this value and live as long as it; or `len` is 0. `&mut self`: no other
+        // reference to them exists.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }

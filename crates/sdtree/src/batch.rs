@@ -1,8 +1,8 @@
 //! Many look-ups at once, interleaved so that one thread waits for many cache misses at a time.
 //!
-//! Keys are taken in groups. For all of a group the words that go into heads are asked for, then
-//! the slots of the directory, then, step by step, the nodes on their ways, then the stored keys
-//! where fingerprints are equal; only then the keys are compared.
+//! Keys are taken in groups. For all keys of a group the memory of each step is prefetched before
+//! it is read: the words that go into heads, the slots of the directory, the nodes on the ways,
+//! step by step, and the stored keys where fingerprints are equal. Then the keys are compared.
 
 use crate::epoch::Pin;
 use crate::key::{Key, Mixer};
@@ -13,11 +13,12 @@ use crate::word::{self, FLAG, LEAF, is_inner, position};
 use crate::{Handle, Insert, KeySource};
 use smallvec::SmallVec;
 
-/// Look-ups under way at a time: a little more than the cache misses that a core has under way.
+/// Look-ups that run side by side: a little more than the cache misses that a core handles at a
+/// time.
 const GROUP: usize = 16;
 
 impl<K: KeySource> SdTree<K> {
-    /// [`query`](SdTree::query) for each of `keys`, the answers in `out`; several times as fast
+    /// [`query`](SdTree::query) for each of `keys`; the answers are in `out`. Several times as fast
     /// when the tree is larger than the caches.
     ///
     /// Each answer is linearisable by itself, at some moment inside the call.
@@ -35,11 +36,12 @@ impl<K: KeySource> SdTree<K> {
         }
     }
 
-    /// [`insert`](SdTree::insert) for each of `items`, in their order, the results in `out`; what
-    /// an insertion needs is in the caches by then.
+    /// [`insert`](SdTree::insert) for each of `items`, in their order; the results are in `out`.
+    /// The memory that an insertion reads is in the caches by then.
     ///
     /// # Panics
-    /// As `insert`; and if `out` has another length than `items`.
+    /// If a key is longer than [`MAX_KEY_LEN`](crate::MAX_KEY_LEN), a handle greater than
+    /// [`Handle::MAX`], or `out` has another length than `items`.
     pub fn insert_many(&self, items: &[(&[u8], Handle)], out: &mut [Insert]) {
         assert_eq!(items.len(), out.len(), "a result for each item");
         for (items, out) in items.chunks(GROUP).zip(out.chunks_mut(GROUP)) {
@@ -50,7 +52,7 @@ impl<K: KeySource> SdTree<K> {
         }
     }
 
-    /// Where each of a group of keys leads to, all ways gone side by side.
+    /// The link at the end of the search for each key of a group. All searches run side by side.
     fn descend<'k>(
         &self,
         pin: &Pin<'_>,

@@ -9,18 +9,19 @@ use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::Acquire;
 
 impl<K: KeySource> SdTree<K> {
-    /// A tree in which only some bits of heads count: with few, keys branch at their own bits.
+    /// A tree in which only the bits of `mask` count in heads. With few bits, keys branch at their
+    /// own bits.
     pub fn with_heads(keys: K, mask: u64) -> Self {
         let mut tree = Self::new(keys);
         tree.mixer.mask = mask;
         tree
     }
 
-    /// Checks every invariant of a tree at rest whose keys are all as they were inserted, after a
-    /// resize that was under way is finished; returns the number of keys.
+    /// Finishes a resize that is under way, and checks every invariant of a tree at rest whose keys
+    /// are all as they were inserted. Returns the number of keys.
     ///
     /// # Panics
-    /// If one does not hold.
+    /// If an invariant does not hold.
     pub fn check(&self) -> u64 {
         self.finish();
         let pin = self.epoch.pin();
@@ -42,7 +43,7 @@ impl<K: KeySource> SdTree<K> {
         assert_eq!(keys, self.len());
         dir.pool.check(&mut nodes, &pin);
         self.far.check(&mut nodes, &pin);
-        assert!(nodes.is_empty(), "nodes of nowhere");
+        assert!(nodes.is_empty(), "nodes of no pool");
         keys
     }
 

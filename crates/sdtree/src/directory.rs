@@ -1,5 +1,5 @@
-//! The directory: the static upper tree. A slot for each value of the first bits of a key's head,
-//! with a link to the dynamic tree of the keys that begin so.
+//! The directory: the static upper tree. It has a slot for each value of the first bits of a key's
+//! head, with a link to the dynamic tree of the keys whose heads begin with these bits.
 
 use crate::memory::Zeroed;
 use crate::pool::Pool;
@@ -8,12 +8,12 @@ use crate::word::{FINGERPRINT_END, FINGERPRINT_START};
 use std::ptr;
 use std::sync::Arc;
 
-/// The least and the greatest number of bits that a directory tells apart. In between all are found
-/// in fingerprints.
+/// The least number of bits of a directory. All bits from here to [`MAX_BITS`] are in fingerprints.
 pub(crate) const MIN_BITS: u32 = FINGERPRINT_START;
+/// The greatest number of bits of a directory.
 pub(crate) const MAX_BITS: u32 = if cfg!(loom) { 3 } else { FINGERPRINT_END };
 
-/// Slots, and what is needed to move to another directory: see `resize`.
+/// The slots, and the state of moving to another directory (module `resize`).
 pub(crate) struct Directory {
     /// log₂ of the number of slots.
     pub(crate) bits: u32,
@@ -22,16 +22,16 @@ pub(crate) struct Directory {
     pub(crate) pool: Arc<Pool>,
     /// The directory that takes this one's place; set once.
     pub(crate) next: AtomicPtr<Directory>,
-    /// Units that somebody was asked to move to `next`; goes round.
+    /// Units of `next` that were assigned to operations to be moved; counts on beyond the last one.
     pub(crate) asked: AtomicU64,
     /// Units that were moved to this directory.
     pub(crate) moved: AtomicU64,
-    /// When this directory was left.
+    /// The epoch in which this directory was left, or its sweep ended.
     pub(crate) left_at: AtomicU64,
-    /// Slots that somebody was asked to sweep after that, and slots that were swept.
+    /// Slots that were assigned to operations to be swept after that, and slots that were swept.
     pub(crate) sweeping: AtomicU64,
     pub(crate) swept: AtomicU64,
-    /// The next one in the list of those to be dropped.
+    /// The next directory in the list of those to be dropped.
     pub(crate) doomed: AtomicPtr<Directory>,
 }
 
@@ -58,8 +58,8 @@ impl Directory {
         &self.slots[(head >> (64 - self.bits)) as usize]
     }
 
-    /// Moving to `next` goes by units: one slot of the smaller directory, and the slots of the
-    /// larger one that stand for the same keys.
+    /// The number of units in which the tree moves to `next`. A unit is one slot of the smaller
+    /// directory, and the slots of the larger one for the same keys.
     pub(crate) fn units(&self, next: &Directory) -> u64 {
         1 << self.bits.min(next.bits)
     }
@@ -69,7 +69,7 @@ impl Directory {
         (head >> (64 - self.bits.min(next.bits))) as usize
     }
 
-    /// The slots of a unit of so many bits.
+    /// The slots of a unit; `unit_bits` is log₂ of the number of units.
     pub(crate) fn slots_of(&self, unit_bits: u32, unit: usize) -> &[AtomicU64] {
         let shift = self.bits - unit_bits;
         &self.slots[unit << shift..(unit + 1) << shift]

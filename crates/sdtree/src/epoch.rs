@@ -1,24 +1,24 @@
-//! The epoch clock, which says when memory that was unlinked may be used again.
+//! The epoch clock, which decides when unlinked memory may be used again.
 //!
 //! Epoch-based reclamation (Fraser, 2004), kept per tree. An operation *pins* the epoch: it reads
-//! the clock, adds itself to the count of that epoch, and reads the clock again; if it has moved,
-//! it starts over. The clock goes from *e* to *e* + 1 only when nobody is counted at *e* − 1. So
-//! while someone is pinned at *p*, the clock shows *p* or *p* + 1:
+//! the clock, adds itself to the count of that epoch, and reads the clock again. If the clock has
+//! moved, it starts over. The clock goes from *e* to *e* + 1 only when no operation is counted at
+//! *e* − 1. While an operation is pinned at *p*, the clock therefore shows *p* or *p* + 1:
 //!
-//! The clock would go from *p* + 1 to *p* + 2 after reading the count of *p*, which is done by a
-//! read-modify-write. If that comes before our addition to the same count, our second reading of
-//! the clock comes after it, sees at least *p* + 1, and we are not pinned. If it comes after, it
-//! sees us counted.
+//! The clock would go from *p* + 1 to *p* + 2 after a read-modify-write that reads the count of
+//! *p*. If that comes before the operation's addition to the count, the operation's second reading
+//! of the clock comes after it and sees at least *p* + 1: the operation is not pinned. If it comes
+//! after the addition, it sees the operation counted.
 //!
 //! # Grace
 //!
-//! What was unlinked by a thread pinned at *p* may be used again by a thread pinned at *p* +
+//! Memory that a thread pinned at *p* unlinked may be used again by a thread pinned at *p* +
 //! [`GRACE`] or later:
 //!
-//! - when it was unlinked, the clock showed at most *p* + 1; whoever pins at *p* + 2 or later sees
-//!   it unlinked, because the clock came to *p* + 2 after the unlinking thread had been counted
-//!   out;
-//! - the clock comes to *p* + 3 only when everybody who pinned at *p* + 1 or before has been
+//! - when it was unlinked, the clock showed at most *p* + 1. A thread that pins at *p* + 2 or later
+//!   sees it unlinked, because the clock came to *p* + 2 after the unlinking thread had been
+//!   counted out;
+//! - the clock comes to *p* + 3 only when all threads that pinned at *p* + 1 or before have been
 //!   counted out.
 //!
 //! All of this follows from acquire and release on single words; there is no fence and no
@@ -33,11 +33,11 @@ pub(crate) const GRACE: u64 = 3;
 const COUNTS: u64 = 4;
 /// The clock starts late enough for the ages of lists to be subtracted.
 const START: u64 = 16;
-/// A shard tries to move the clock on after this many removals, and looks at the tree's size after
-/// as many changes. Both mean reading what all other threads write, so it must be seldom.
+/// Removals in a shard after which its thread tries to move the clock on, and changes after which
+/// it looks at the tree's size. Both read words that all other threads write, so they must be rare.
 const TICK_EVERY: u64 = if cfg!(loom) { 1 } else { 128 };
 
-/// What threads would otherwise contend for.
+/// The counters of some threads, so that threads do not contend for one counter.
 #[repr(align(128))]
 struct Shard {
     pinned: [AtomicU64; COUNTS as usize],
@@ -49,7 +49,7 @@ struct Shard {
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<Shard>() == 128, "two cache lines, which processors fetch as a pair");
 
-/// The clock, and who is pinned.
+/// The clock, and the counts of pinned operations.
 pub(crate) struct Epoch {
     clock: AtomicU64,
     /// A power of two of them.
@@ -67,18 +67,20 @@ pub(crate) struct Pin<'a> {
 
 impl Drop for Pin<'_> {
     fn drop(&mut self) {
-        // Release: whoever reads the count as zero comes after all that was done pinned.
+        // Release: a thread that reads the count as zero comes after everything that was done while
+        // pinned.
         self.shard.pinned[(self.epoch % COUNTS) as usize].fetch_sub(1, Release);
     }
 }
 
 impl Pin<'_> {
-    /// Counts a key in; now and then the answer is true, that the tree's size should be looked at.
+    /// Counts an added key. Returns whether this operation should look at the tree's size, which is
+    /// true now and then.
     pub(crate) fn count_added(&self) -> bool {
         (self.shard.added.fetch_add(1, Relaxed) + 1).is_multiple_of(TICK_EVERY)
     }
 
-    /// Counts a key out, with the same answer.
+    /// Counts a removed key; the result is that of [`Pin::count_added`].
     pub(crate) fn count_removed(&self) -> bool {
         (self.shard.removed.fetch_add(1, Relaxed) + 1).is_multiple_of(TICK_EVERY)
     }
@@ -132,11 +134,12 @@ impl Epoch {
         }
     }
 
-    /// Moves the clock on, if nobody holds it.
+    /// Moves the clock on, if no pinned operation holds it.
     pub(crate) fn tick(&self) {
         let now = self.clock.load(Acquire);
         let before = ((now - 1) % COUNTS) as usize;
-        // First look, then prove: the second reading must be a read-modify-write (see above).
+        // A cheap look first. Then the proof, which must be a read-modify-write: see the module's
+        // page.
         let idle =
             |shard: &Shard| shard.pinned[before].load(Relaxed) == 0 && shard.pinned[before].fetch_add(0, AcqRel) == 0;
         if self.shards.iter().all(idle) {
@@ -147,7 +150,7 @@ impl Epoch {
 
     /// Keys in the tree.
     pub(crate) fn keys(&self) -> u64 {
-        // Removals first, and not below zero: the counters move while we add them up.
+        // Removals first, and not below zero: the counters move while they are summed.
         let removed = self.sum(|shard| &shard.removed);
         self.sum(|shard| &shard.added).saturating_sub(removed)
     }

@@ -1,5 +1,5 @@
-//! The SD tree (Static and Dynamic tree): a lock-free bit trie that finds whether a key is already
-//! known.
+//! The SD tree (Static and Dynamic tree): a lock-free bit trie that finds out whether a key is
+//! known already.
 //!
 //! The tree does not copy keys. It stores a [`Handle`] for each, and asks a [`KeySource`] for the
 //! bytes behind a handle when it must compare.
@@ -7,10 +7,10 @@
 //! # How it works
 //!
 //! A key has a *head*: 64 bits, mixed from a few of its words (module `key`). The first bits of the
-//! head choose a slot of the *directory*, the static upper tree. In each slot begins a PATRICIA
-//! trie (Morrison, 1968), the dynamic lower tree, mostly of no or one or two keys: an inner node
-//! stands for the first position at which two groups of keys differ, a leaf for one key. With heads
-//! that begin `00`, `0100`, `0101`, `0111` and `10`, and a directory for one bit:
+//! head choose a slot of the *directory*, the static upper tree. A PATRICIA trie (Morrison, 1968)
+//! begins in each slot: the dynamic lower tree, usually of no, one or two keys. An inner node
+//! stands for the first position at which two groups of keys differ, a leaf for one key. An example
+//! with heads that begin `00`, `0100`, `0101`, `0111` and `10`, and a directory for one bit:
 //!
 //! ```text
 //!   directory   0 ── position 1 ─┬ 0 ─ leaf 00
@@ -20,8 +20,8 @@
 //!               1 ── leaf 10
 //! ```
 //!
-//! A search looks only at the positions that the nodes name, takes the leaf where it ends as a
-//! *prediction*, and compares with that one stored key. Heads decide where keys part, so the trie
+//! A search looks only at the positions that the nodes name. The leaf where it ends is a
+//! *prediction*, which the search compares with its key. Heads decide where keys part, so the trie
 //! is balanced whatever the keys look like, and a long common prefix costs nothing. Keys with equal
 //! heads branch at their length or at their own bits.
 //!
@@ -38,23 +38,23 @@
 //!            └ X
 //! ```
 //!
-//! A *flagged* link leads to a leaf that has been removed; a *tagged* link will never change again
-//! because its node is on its way out. A marked link cannot be swung, so no insertion is lost.
-//! Whoever meets a mark on the way to a change of its own finishes steps 2 and 3 for the other
-//! thread; nobody waits. Queries change nothing.
+//! A *flagged* link leads to a removed leaf. A *tagged* link never changes again, because its node
+//! is being unlinked. A marked link cannot be swung, so no insertion is lost. A thread that meets a
+//! mark on the way to its own change finishes steps 2 and 3 for the other thread; no thread waits.
+//! Queries change nothing.
 //!
-//! When there are too many keys for the directory, or few, one of another size takes its place,
-//! moved a few slots at a time by the operations that change the tree (module `resize`). Memory is
+//! When there are too many or too few keys for the directory, one of another size takes its place.
+//! The operations that change the tree move it, a few slots at a time (module `resize`). Memory is
 //! used again, or given back to the system, only after a grace period: three ticks of an epoch
 //! clock (module `epoch`).
 //!
 //! # Keys that change
 //!
 //! The bytes behind a handle may change or vanish at any time. A leaf carries a 20-bit fingerprint
-//! of the key that it was inserted with, a piece of its head. An insertion that meets a leaf whose
-//! present bytes no longer fit drops that leaf ("stale") and goes on; a query just answers `None`.
-//! So a stale key may cost a missed find, never a wrong answer. `docs/design/sdtree.md` has the
-//! proof sketch.
+//! of the key that it was inserted with, a piece of its head. An insertion may meet a leaf whose
+//! present bytes no longer fit. It drops that *stale* leaf and goes on; a query just answers
+//! `None`. A stale key may therefore cost a missed find, never a wrong answer.
+//! `docs/design/sdtree.md` has the proof sketch.
 
 mod batch;
 #[cfg(any(test, fuzzing, feature = "check"))]
@@ -77,7 +77,7 @@ pub use key::MAX_KEY_LEN;
 pub use prefetch::prefetch;
 pub use tree::SdTree;
 
-/// The caller's name for a key: any number up to [`Handle::MAX`] (40 bits).
+/// The number by which the user of the tree names a key: up to [`Handle::MAX`] (40 bits).
 #[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub struct Handle(pub u64);
 
@@ -89,16 +89,16 @@ impl Handle {
 /// Where the keys live.
 ///
 /// A handle should have its key before it is given to [`SdTree::insert`], and until it was removed.
-/// What a thread wrote before it inserted a handle is visible to whoever the tree asks for that
-/// handle. Calls that were under way when a handle was removed may still ask for it.
+/// Writes of a thread before it inserted a handle are visible to every call of the source for that
+/// handle. Calls that ran when a handle was removed may still ask for it.
 ///
-/// An answer of `None`, or of other bytes than at insertion, is allowed at any time: such a key may
-/// cost a missed find, and an insertion that meets it may drop it from the tree; never a wrong
-/// answer, a panic or an endless loop.
+/// The source may answer `None`, or with other bytes than at insertion, at any time. Such a key may
+/// cost a missed find, and an insertion that meets it may drop it from the tree. It never causes a
+/// wrong answer, a panic or an endless loop.
 pub trait KeySource {
     /// Calls `f` once with the bytes behind `handle`, or with `None` if they cannot be had.
     ///
-    /// The bytes must hold still while `f` runs. The tree's memory is not reclaimed meanwhile, so a
+    /// The bytes must not change while `f` runs. The tree's memory is not reclaimed meanwhile, so a
     /// slow source delays reclamation, but no other thread's operation.
     fn with_key<R>(&self, handle: Handle, f: impl FnOnce(Option<&[u8]>) -> R) -> R;
 
@@ -120,7 +120,7 @@ pub enum Insert {
     Exists(Handle),
 }
 
-/// What a look-up reads, from [`SdTree::examine`].
+/// The cost of a look-up, from [`SdTree::examine`].
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Default)]
 pub struct Examined {
     /// Inner nodes on the way.
@@ -142,8 +142,8 @@ pub struct Stats {
     /// Bytes of memory in use: every node that was ever handed out, directories, and the tree's own
     /// fixed part.
     pub bytes: u64,
-    /// Bytes of address space. What lies beyond `bytes` was never touched (but for the rest of a
-    /// huge page).
+    /// Bytes of address space. The part beyond `bytes` was never touched, except for the rest of a
+    /// huge page.
     pub bytes_reserved: u64,
     /// Stale keys that insertions have dropped, since the tree was made.
     pub stale_dropped: u64,

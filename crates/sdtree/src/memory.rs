@@ -1,22 +1,22 @@
-//! Zeroed memory straight from the kernel, and back to it: for nodes and directories.
+//! Zeroed memory from the kernel, for nodes and directories.
 //!
-//! What was not touched costs nothing; large pieces lie on huge pages where the kernel has them,
-//! since every look-up goes to random places of them.
-#![allow(unsafe_code)] // mmap(2), and slices of what it returns
+//! Pages that were never touched take no memory. Large pieces lie on huge pages where the kernel
+//! has some, since every look-up reads random places of them.
+#![allow(unsafe_code)] // mmap(2), and slices of its memory.
 
 use std::ops::Deref;
 
-/// Types for which zeroed memory is a valid value, and which need no drop.
+/// Types that can be made by zeroing memory, and freed without a drop.
 ///
 /// # Safety
-/// Both must hold.
+/// All bytes zero is a valid value of the type, and the type needs no drop.
 pub(crate) unsafe trait Zeroable {
     /// The value that is all zeros.
     #[cfg(loom)]
     fn zero() -> Self;
 }
 
-// SAFETY: an atomic of value 0.
+// SAFETY: zeroed bytes are an atomic of value 0, and atomics need no drop.
 unsafe impl Zeroable for crate::primitive::AtomicU64 {
     #[cfg(loom)]
     fn zero() -> Self {
@@ -31,17 +31,19 @@ mod backing {
     use std::alloc::{Layout, handle_alloc_error};
     use std::ptr;
 
+    /// Bytes of a huge page.
     const HUGE: usize = 2 << 20;
 
-    /// So many zeros. Ends the program if there is no memory, as every allocation in Rust does.
+    /// Memory for `len` elements, all zeros. Ends the program if there is no memory, as every
+    /// allocation in Rust does.
     pub(super) fn allocate<T: Zeroable>(len: usize) -> *mut T {
         const { assert!(align_of::<T>() <= 4096) };
         let Ok(layout) = Layout::array::<T>(len) else { unreachable!("lengths are bounded by the link word") };
-        // More than is needed, so that a huge page can start where the piece starts; what is over
+        // More than is needed, so that the piece can start at a multiple of a huge page; the excess
         // is given back.
         let slack = if layout.size() >= 2 * HUGE && layout.size().is_multiple_of(HUGE) { HUGE } else { 0 };
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a fresh mapping replaces nothing.
+        // SAFETY: a mapping that is not fixed replaces nothing.
         let mapped = unsafe {
             mmap_anonymous(ptr::null_mut(), layout.size() + slack, ProtFlags::READ | ProtFlags::WRITE, flags)
         };
@@ -51,8 +53,8 @@ mod backing {
         }
         let start = mapped.map_addr(|address| address.next_multiple_of(HUGE));
         let before = start.addr() - mapped.addr();
-        // SAFETY: all three pieces are ours; failure leaves a little address space in use, or small
-        // pages.
+        // SAFETY: all three pieces are parts of the mapping just made, which no other code knows. A
+        // failure leaves a little address space in use, or small pages.
         unsafe {
             if before > 0 {
                 let _ = munmap(mapped, before);
@@ -63,16 +65,16 @@ mod backing {
         start.cast()
     }
 
-    /// Gives it back.
+    /// Gives the memory back.
     ///
     /// # Safety
-    /// `start` comes from [`allocate`] with the same `len`, and is used no more.
+    /// `start` comes from [`allocate`] with the same `len`, and no code uses the memory any more.
     pub(super) unsafe fn free<T: Zeroable>(start: *mut T, len: usize) {
         let (start, size) = (start.cast(), len * size_of::<T>());
         if cfg!(test) {
-            // Whoever comes by later is to be found out, and not to meet what was mapped here
-            // since.
-            // SAFETY: the caller's promise.
+            // A late access must fail, and must not meet memory that was mapped here since.
+            // SAFETY: by the contract the range is a mapping of `allocate` that is not used any
+            // more.
             let kept = unsafe {
                 madvise(start, size, Advice::LinuxDontNeed).and(mprotect(start, size, MprotectFlags::empty()))
             };
@@ -80,7 +82,7 @@ mod backing {
                 return;
             } // else there are too many mappings
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: by the contract the range is a mapping of `allocate` that is not used any more.
         let _ = unsafe { munmap(start, size) };
     }
 }
@@ -96,9 +98,9 @@ mod backing {
     }
 
     /// # Safety
-    /// As above.
+    /// `start` comes from [`allocate`] with the same `len`, and no code uses the memory any more.
     pub(super) unsafe fn free<T: Zeroable>(start: *mut T, len: usize) {
-        // SAFETY: `allocate` made it from a boxed slice of this length.
+        // SAFETY: `allocate` made the pointer from a boxed slice of this length.
         drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(start, len)) });
     }
 }
@@ -111,7 +113,7 @@ pub(crate) struct Zeroed<T: Zeroable> {
 
 // SAFETY: it owns its elements, as a boxed slice does.
 unsafe impl<T: Zeroable + Send> Send for Zeroed<T> {}
-// SAFETY: as above.
+// SAFETY: it gives out shared references to its elements only, as a boxed slice does.
 unsafe impl<T: Zeroable + Sync> Sync for Zeroed<T> {}
 
 impl<T: Zeroable> Zeroed<T> {
@@ -119,14 +121,16 @@ impl<T: Zeroable> Zeroed<T> {
         Zeroed { start: backing::allocate(len), len }
     }
 
-    /// Gives up the slice, for [`Zeroed::from_raw`] to take up again.
+    /// The start of the slice, which is not dropped: [`Zeroed::from_raw`] takes it back.
     pub(crate) fn into_raw(self) -> *mut T {
         std::mem::ManuallyDrop::new(self).start
     }
 
+    /// The slice that [`Zeroed::into_raw`] has given up.
+    ///
     /// # Safety
-    /// `start` comes from [`Zeroed::into_raw`] of a slice of this length, and is not used otherwise
-    /// any more.
+    /// `start` comes from [`Zeroed::into_raw`] of a slice of this length, and no other code uses it
+    /// from now on.
     pub(crate) unsafe fn from_raw(start: *mut T, len: usize) -> Self {
         Zeroed { start, len }
     }
@@ -138,14 +142,15 @@ impl<T: Zeroable> Deref for Zeroed<T> {
     #[inline]
     fn deref(&self) -> &[T] {
         // SAFETY: `allocate` returned memory for `len` elements, aligned to a page, whose zeros are
-        // valid values; it is freed by `drop` alone.
+        // valid values. Only `drop` frees it.
         unsafe { std::slice::from_raw_parts(self.start, self.len) }
     }
 }
 
 impl<T: Zeroable> Drop for Zeroed<T> {
     fn drop(&mut self) {
-        // SAFETY: `new` allocated it with this length, and nobody can use it any more.
+        // SAFETY: `new` allocated the memory with this length, and no reference to it outlives this
+        // value.
         unsafe { backing::free(self.start, self.len) };
     }
 }

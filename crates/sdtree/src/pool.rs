@@ -1,23 +1,23 @@
-//! Nodes to take and to give back.
+//! Allocation of nodes.
 //!
-//! Nodes lie in regions of memory, each twice as large as the one before, that stay where they are
-//! as long as the pool lives. A pool is given back to the system whole: the tree makes a new one
-//! when it has shrunk (module `resize`).
+//! Nodes lie in regions of memory, each twice as large as the one before. A region stays at its
+//! address as long as the pool lives. A pool's memory goes back to the system as a whole: the tree
+//! makes a new pool when it shrinks (module `resize`).
 //!
-//! Unlinked nodes hang in *limbo* lists, one per shard and epoch modulo 8; free ones in a *free*
-//! list per shard. The lists run through the nodes: an unlinked node has one dead link, to the leaf
-//! whose removal unlinked it, and the list's link takes its place and still reads as a removed
-//! leaf, so that a search that stands on the node finds the same. (A thread that still helps to
-//! unlink the node may even tag that link; so its tag is ignored.) All are stacks with a
-//! compare-and-swap at the head. A limbo list is only ever taken whole. A pop from a free list
-//! cannot be fooled by a head that went and came back (ABA): it is done pinned, and a node gets
-//! into a free list once in its life, after a grace period.
+//! Unlinked nodes are in *limbo* lists, one for each shard and epoch modulo 8; free nodes are in a
+//! *free* list for each shard. The lists run through the nodes. An unlinked node has one dead link,
+//! to the leaf whose removal unlinked it. The list's link takes its place and still reads as a
+//! removed leaf, so that a search at the node sees no difference. A thread that still helps to
+//! unlink the node may tag that link; so its tag is ignored. All lists are stacks with a
+//! compare-and-swap at the head. A limbo list is only ever taken as a whole. A pop from a free list
+//! is safe from a head that went and came back (ABA): the popping thread is pinned, and a node
+//! enters a free list only after a grace period.
 //!
-//! A thread pinned at *q* takes the lists of *q* − 3 to *q* − 6 modulo 8. Nobody meanwhile is
-//! pinned later than *q* + 1, which is *q* − 7 modulo 8, so nothing too young can be in them.
+//! A thread pinned at *q* takes the lists of *q* − 3 to *q* − 6 modulo 8. Meanwhile no thread is
+//! pinned later than *q* + 1, which is *q* − 7 modulo 8, so no node in these lists is too young.
 //!
-//! Sharding is for speed alone: every thread may take from every shard.
-#![allow(unsafe_code)] // nodes are reached through addresses in link words
+//! Shards only serve speed: every thread may take from every shard.
+#![allow(unsafe_code)] // Nodes are reached through addresses in link words.
 
 use crate::epoch::{Epoch, GRACE, Pin};
 use crate::memory::{Zeroable, Zeroed};
@@ -43,7 +43,7 @@ impl Node {
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<Node>() == 16 && align_of::<Node>() == 16);
 
-// SAFETY: two atomics of value 0.
+// SAFETY: zeroed bytes are two atomics of value 0, and atomics need no drop.
 unsafe impl Zeroable for Node {
     #[cfg(loom)]
     fn zero() -> Self {
@@ -51,11 +51,12 @@ unsafe impl Zeroable for Node {
     }
 }
 
-/// Limbo lists per shard.
+/// Limbo lists in a shard: the four ages that may be used, and four that may not be yet.
 const LISTS: u64 = 8;
-/// Ages of the limbo lists that may be used again.
+/// Ages, in epochs, of the limbo lists whose nodes may be used again.
 const RIPE: std::ops::RangeInclusive<u64> = GRACE..=6;
-/// Fresh nodes are taken in blocks of this many; a power of two, and regions are multiples of it.
+/// Fresh nodes are taken in blocks of this many: 1 KiB. A power of two; regions are multiples of
+/// it.
 const BLOCK: u64 = if cfg!(loom) { 1 } else { 64 };
 /// log₂ of the number of nodes in the first region.
 const FIRST_BITS: u32 = if cfg!(loom) { 1 } else { 12 };
@@ -73,21 +74,23 @@ pub(crate) struct Pool {
     regions: [AtomicPtr<Node>; REGIONS],
     /// The number of nodes that have been handed out at least once.
     fresh: AtomicU64,
-    /// As many as the epoch has.
+    /// As many shards as the epoch has.
     shards: Box<[Shard]>,
 }
 
 /// The node that an inner link leads to.
 ///
 /// # Safety
-/// `link` was read in the tree under `pin`, or comes from [`Pool::allocate`] under it, or from a
-/// list that the caller owns under it.
+/// One of these holds: `link` was read in a tree's directory or node under `pin`; its address comes
+/// from [`Pool::allocate`], called under `pin`; or `link` was read under `pin` from a list of a
+/// pool that outlives the pin.
 #[inline]
 pub(crate) unsafe fn node<'p>(link: u64, _pin: &'p Pin<'_>) -> &'p Node {
-    // SAFETY: an address gets into a word only from `Pool::allocate`, so it is that of an element
-    // of one of its pool's regions, whose provenance was exposed there. A pool lives at least until
-    // a grace period has passed since the last link into it was in reach (`resize`), so until the
-    // pin ends. A node is two atomics, so shared references are all that is ever made to it.
+    // SAFETY: an address gets into a word only from `Pool::allocate`, so it is the address of an
+    // element of one of the pool's regions, whose provenance was exposed there. A pool lives at
+    // least until a grace period has passed since the last link into it could be reached
+    // (`resize`), so until the pin ends. A node is two atomics, to which only shared references are
+    // ever made.
     unsafe { &*ptr::with_exposed_provenance::<Node>(word::address(link) as usize) }
 }
 
@@ -101,15 +104,16 @@ impl Pool {
         }
     }
 
-    /// The address of a node for the caller alone. What its words hold is of no meaning.
+    /// The address of a node that no other thread uses. Its words have no meaning.
     pub(crate) fn allocate(&self, epoch: &Epoch, pin: &Pin<'_>) -> u64 {
         let own = &self.shards[pin.number];
         loop {
             if let Some(address) = self.pop(own, pin) {
                 return address;
             }
-            epoch.tick(); // we are short of nodes: let limbo lists ripen
-            // Lists of others are taken whole, so that threads do not meet at each node.
+            epoch.tick(); // there are no free nodes: let limbo lists ripen
+            // Lists of other shards are taken as a whole, so that threads do not contend for each
+            // node.
             if let Some(address) =
                 std::iter::once(own).chain(&self.shards).find_map(|shard| self.harvest(shard, own, pin))
             {
@@ -122,8 +126,8 @@ impl Pool {
         }
     }
 
-    /// Gives back a node that no link leads to any more (or never did), and whose word `dead` holds
-    /// a link to a removed leaf (or, if it was never linked, anything).
+    /// Gives back a node to which no link leads. If a link led to it before, its word `dead` holds
+    /// a link to a removed leaf.
     pub(crate) fn retire(&self, pin: &Pin<'_>, address: u64, dead: usize) {
         if cfg!(all(debug_assertions, not(loom))) {
             let now = self.next(word::list(address, dead), pin).load(Relaxed);
@@ -133,26 +137,27 @@ impl Pool {
         self.push(list, word::list(address, dead), word::list(address, dead), pin);
     }
 
-    /// Makes a node free whose grace period is over.
+    /// Puts a node whose grace period is over into the free list.
     pub(crate) fn release(&self, pin: &Pin<'_>, address: u64) {
         self.poison(word::list(address, 0), pin);
         self.push(&self.shards[pin.number].free, word::list(address, 0), word::list(address, 0), pin);
     }
 
-    /// Makes the other word of a free node one that no search may meet; debug builds find out those
-    /// that do. (Loom has enough to do.)
+    /// Sets the other word of a free node to one that no search may meet, in debug builds, which
+    /// check for it. Not under loom, whose models would get too large.
     #[inline]
     fn poison(&self, link: u64, pin: &Pin<'_>) {
         if cfg!(all(debug_assertions, not(loom))) {
-            // SAFETY: as in `next`.
+            // SAFETY: list links lead to nodes of this pool, which lives as long as `self`; the
+            // link was read, or its node allocated, under the pin.
             unsafe { &node(link, pin).0[word::list_side(link) ^ 1] }.store(word::POISON, Relaxed);
         }
     }
 
-    /// The word of a list's node that holds the list's next link.
+    /// The word of a node in a list that holds the list's next link.
     fn next<'p>(&self, link: u64, pin: &'p Pin<'_>) -> &'p AtomicU64 {
-        // SAFETY: list links lead to nodes of this pool, which lives as long as `self`; and the
-        // lists are read under a pin.
+        // SAFETY: list links lead to nodes of this pool, which lives as long as `self`; they are
+        // read under a pin.
         unsafe { &node(link, pin).0[word::list_side(link)] }
     }
 
@@ -174,8 +179,8 @@ impl Pool {
         let end = self.next(last, pin);
         let mut now = head.load(Relaxed);
         loop {
-            // A swap, not a store: loom may put a store on either side of a late helper's tag, and
-            // read neither.
+            // A swap, not a store: loom may order a store on either side of a late helper's tag,
+            // and then read neither.
             end.swap(now, Relaxed);
             match head.compare_exchange_weak(now, first, AcqRel, Relaxed) {
                 Ok(_) => return,
@@ -189,7 +194,7 @@ impl Pool {
         RIPE.into_iter().find_map(|age| self.take(&shard.limbo[((pin.epoch - age) % LISTS) as usize], own, pin))
     }
 
-    /// Takes a list whole: returns its first node, the rest goes to `own`'s free list.
+    /// Takes a list as a whole. Returns its first node; the rest goes to the free list of `own`.
     fn take(&self, list: &AtomicU64, own: &Shard, pin: &Pin<'_>) -> Option<u64> {
         if list.load(Relaxed) == NIL {
             return None;
@@ -198,8 +203,8 @@ impl Pool {
         if first == NIL {
             return None;
         }
-        // Where both leaves of a node were removed at once, a late helper may have tagged the
-        // list's link.
+        // If both leaves of a node were removed at once, a late helper may have tagged the list's
+        // link.
         let next = |link| self.next(link, pin).load(Relaxed) & !word::TAG;
         let rest = next(first);
         if cfg!(all(debug_assertions, not(loom))) {
@@ -209,7 +214,7 @@ impl Pool {
                 all = next(all);
             }
         }
-        // Mostly the free list is empty: that is why we are here.
+        // Usually the free list is empty: that is why the list is taken.
         if rest != NIL && own.free.compare_exchange(NIL, rest, AcqRel, Relaxed).is_err() {
             let mut end = rest;
             while next(end) != NIL {
@@ -242,8 +247,8 @@ impl Pool {
         1 << (FIRST_BITS as usize + region)
     }
 
-    /// The address of the first node of a block, by its number; makes its region if it is not there
-    /// yet.
+    /// The address of the first node of a block, by the node's number. Makes its region if it is
+    /// missing.
     fn address(&self, number: u64) -> u64 {
         let (region, offset) = Self::place(number);
         assert!(region < REGIONS, "a tree has at most 2^40 nodes");
@@ -256,8 +261,8 @@ impl Pool {
                 Ok(_) => start = fresh,
                 Err(theirs) => {
                     start = theirs;
-                    // SAFETY: it comes from `into_raw` with this length, and nobody else has seen
-                    // it.
+                    // SAFETY: the pointer comes from `into_raw` of a slice of this length, and no
+                    // other thread has seen it.
                     drop(unsafe { Zeroed::from_raw(fresh, len) });
                 }
             }
@@ -283,8 +288,8 @@ impl Pool {
         (0..REGIONS).filter(made).map(|region| (Self::region_len(region) * size_of::<Node>()) as u64).sum()
     }
 
-    /// Checks, at rest, that every node is live or in a list, and that once. `live` holds
-    /// addresses, of which it takes this pool's out.
+    /// Checks, at rest, that every node is exactly once live or in a list. `live` holds the
+    /// addresses of live nodes; those of this pool are removed from it.
     #[cfg(any(test, fuzzing, feature = "check"))]
     pub(crate) fn check(&self, live: &mut std::collections::BTreeSet<u64>, pin: &Pin<'_>) {
         let mut own = std::collections::BTreeSet::new();
@@ -305,7 +310,7 @@ impl Pool {
         assert!(own.is_empty(), "nodes of another pool");
     }
 
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     pub(crate) fn shard_lists_ripe(&self, shard: usize, pin: &Pin<'_>) -> Option<u64> {
         self.harvest(&self.shards[shard], &self.shards[pin.number], pin)
     }
@@ -316,172 +321,13 @@ impl Drop for Pool {
         for (region, slot) in self.regions.iter().enumerate() {
             let start = slot.load(Relaxed);
             if !start.is_null() {
-                // SAFETY: `address` stored it, from `into_raw` with this length; `&mut self` says
-                // nobody uses it.
+                // SAFETY: `address` stored the pointer, from `into_raw` of a slice of this length.
+                // `&mut self`: no other thread uses it.
                 drop(unsafe { Zeroed::from_raw(start, Self::region_len(region)) });
             }
         }
     }
 }
 
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn places_are_dense_and_inside_their_regions() {
-        let mut expected = (0, 0);
-        for number in 0..100_000 {
-            assert_eq!(Pool::place(number), expected, "node {number}");
-            expected.1 += 1;
-            if expected.1 == Pool::region_len(expected.0) {
-                expected = (expected.0 + 1, 0);
-            }
-        }
-        let (region, offset) = Pool::place((1 << 40) - 1);
-        assert!(region < REGIONS && offset < Pool::region_len(region));
-    }
-
-    /// The lists' rule, one step after the other.
-    #[test]
-    fn what_a_pin_holds_back() {
-        let epoch = Epoch::with_shards(2);
-        let pool = Pool::new(&epoch);
-        let first = epoch.pin_on(0);
-        let address = pool.allocate(&epoch, &first);
-        // SAFETY: just allocated.
-        unsafe { node(address, &first) }.0[0].store(word::EMPTY, Relaxed);
-        epoch.tick();
-
-        // Retired one tick later than `first` was pinned; `first` must not come by it, whatever it
-        // takes.
-        let second = epoch.pin_on(1);
-        pool.retire(&second, address, 0);
-        drop(second);
-        for shard in &pool.shards {
-            assert_eq!(pool.harvest(shard, &pool.shards[0], &first), None);
-        }
-        drop(first);
-
-        while epoch.ticks() < 4 {
-            let pin = epoch.pin_on(0);
-            assert_eq!(pool.shard_lists_ripe(1, &pin), None, "too early");
-            drop(pin);
-            epoch.tick();
-        }
-        let pin = epoch.pin_on(0);
-        assert_eq!(pool.shard_lists_ripe(1, &pin), Some(address), "three ticks later");
-    }
-}
-
-#[cfg(all(test, loom))]
-mod tests {
-    use super::*;
-    use crate::primitive::Counter;
-    use crate::tests::loom::{Count, model};
-    use Ordering::Release;
-    use loom::sync::Arc;
-    use loom::thread;
-
-    const LIVE: u64 = 11;
-
-    /// A reader who got a node before it was unlinked must find in it what was there; a node is
-    /// used again all the same.
-    #[test]
-    fn grace() {
-        static REUSED: Count = Count::new();
-        static SEEN: Count = Count::new();
-        model(3, || {
-            let epoch = Arc::new(Epoch::with_shards(2));
-            let pool = Arc::new(Pool::new(&epoch));
-            let get = |pin: &Pin<'_>, link: u64, side: usize| {
-                // SAFETY: a link to a node of this pool; the test is what tests that it may be
-                // read.
-                unsafe { node(link, pin) }.0[side].load(Relaxed)
-            };
-            let address = {
-                let pin = epoch.pin_on(1);
-                let address = pool.allocate(&epoch, &pin);
-                // SAFETY: just allocated.
-                unsafe { node(address, &pin) }.0[1].store(LIVE, Relaxed);
-                address
-            };
-            let slot = Arc::new(AtomicU64::new(word::inner(address, 0)));
-
-            let reader = {
-                let (epoch, pool, slot) = (epoch.clone(), pool.clone(), slot.clone());
-                thread::spawn(move || {
-                    let pin = epoch.pin_on(0);
-                    let link = slot.load(Acquire);
-                    if link != word::VACANT {
-                        SEEN.more();
-                        assert_eq!(get(&pin, link, 1), LIVE);
-                    }
-                    drop(pin);
-                    drop(pool);
-                })
-            };
-            // Ticks that a reader may sleep through between its first look at the clock and its
-            // count.
-            epoch.tick();
-            epoch.tick();
-            {
-                let pin = epoch.pin_on(1);
-                slot.store(word::VACANT, Release);
-                pool.retire(&pin, address, 0);
-            }
-            for _ in 0..*RIPE.start() {
-                epoch.tick();
-            }
-            let pin = epoch.pin_on(1);
-            let again = pool.allocate(&epoch, &pin);
-            // SAFETY: just allocated.
-            unsafe { node(again, &pin) }.0[1].store(LIVE + 1, Relaxed);
-            if again == address {
-                REUSED.more();
-            }
-            drop(pin);
-            reader.join().unwrap();
-        });
-        assert!(REUSED.any() && SEEN.any(), "the model never came to the point");
-    }
-
-    /// No node is handed out twice, though lists are popped, pushed and harvested at the same time.
-    #[test]
-    fn owners() {
-        model(3, || {
-            let epoch = Arc::new(Epoch::with_shards(1));
-            let pool = Arc::new(Pool::new(&epoch));
-            {
-                // Two nodes in the limbo list that is ripe next.
-                let pin = epoch.pin();
-                let two = [pool.allocate(&epoch, &pin), pool.allocate(&epoch, &pin)];
-                for (i, address) in two.into_iter().enumerate() {
-                    pool.retire(&pin, address, i);
-                }
-            }
-            (0..2).for_each(|_| epoch.tick());
-            let owned: Arc<std::sync::Mutex<std::collections::BTreeSet<u64>>> = Arc::default();
-            static REUSED: Counter = Counter::new(0);
-            let work =
-                |epoch: &Epoch, pool: &Pool, owned: &std::sync::Mutex<std::collections::BTreeSet<u64>>, rounds| {
-                    for round in 0..rounds {
-                        let pin = epoch.pin();
-                        let address = pool.allocate(epoch, &pin);
-                        assert!(owned.lock().unwrap().insert(address), "node {address:#x} has two owners");
-                        // SAFETY: just allocated.
-                        unsafe { node(address, &pin) }.0[round].store(0, Relaxed);
-                        owned.lock().unwrap().remove(&address);
-                        pool.retire(&pin, address, round);
-                        REUSED.fetch_add(1, Relaxed);
-                    }
-                };
-            let other = {
-                let (epoch, pool, owned) = (epoch.clone(), pool.clone(), owned.clone());
-                thread::spawn(move || work(&epoch, &pool, &owned, 1))
-            };
-            work(&epoch, &pool, &owned, 2);
-            other.join().unwrap();
-        });
-    }
-}
+#[cfg(test)]
+mod tests;

@@ -1,11 +1,12 @@
-//! Telling the processor what will be read soon.
-#![allow(unsafe_code)] // the instruction takes a pointer; it reads nothing that the program could see
+//! Hints to the processor about memory that will be read soon.
+#![allow(unsafe_code)] // The instruction takes a pointer.
 
-/// Asks for the cache line at `at`. Any address is allowed.
+/// Requests the cache line at `at`; for key sources ([`KeySource::prefetch`](crate::KeySource)).
+/// Any address is allowed.
 #[inline]
 pub fn prefetch<T>(at: *const T) {
     #[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
-    // SAFETY: a prefetch has no effect but on speed, whatever the address.
+    // SAFETY: a prefetch of any address, mapped or not, changes nothing but the caches.
     unsafe {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
     }

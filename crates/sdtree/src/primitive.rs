@@ -6,8 +6,8 @@ pub(crate) use loom::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-/// Counters that nothing depends on. The standard library's under loom too: they need not be
-/// modelled.
+/// Counters that nothing depends on. Under loom too these are the standard library's: they need not
+/// be modelled.
 pub(crate) use std::sync::atomic::AtomicU64 as Counter;
 
 /// A number for this thread; threads that start one after the other get different ones.
@@ -26,13 +26,13 @@ pub(crate) fn thread_number() -> usize {
     })
 }
 
-/// Loom runs every model thread on one system thread, and must see the same numbers in each run.
+/// Loom runs all model threads on one system thread, and must see the same numbers in each run.
 #[cfg(loom)]
 pub(crate) fn thread_number() -> usize {
     0
 }
 
-/// How many shards a tree gets: enough that threads seldom meet on one.
+/// The number of shards of a tree: enough that threads seldom share one.
 pub(crate) fn shard_count() -> usize {
     if cfg!(loom) {
         return 1;

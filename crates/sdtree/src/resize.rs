@@ -1,32 +1,31 @@
 //! Growing and shrinking, a few slots at a time.
 //!
-//! A directory has between two thirds of a slot and one and a third for a key, until many keys are
-//! removed. When the tree has outgrown it, or has become much smaller, a new one is made, and every
-//! operation that changes the tree from then on moves a few *units* to it. Nobody waits, and
-//! no call does more than a few units; so there is no moment at which a tree of any size is
-//! rebuilt.
+//! A directory has between two thirds of a slot and one and a third for each key, until many keys
+//! are removed. When the tree has outgrown it, or has become much smaller, a new one is made. From
+//! then on every operation that changes the tree moves a few *units* to it. No thread waits, and no
+//! call moves more than a few units, so the tree is never rebuilt at one moment.
 //!
-//! Moving a unit, by whoever comes by, any number of threads at once:
+//! How a unit is moved, by any number of threads at once:
 //!
-//! 1. The unit's slots in the old directory are *frozen*, that is tagged: no operation changes a
-//!    tagged link. Searches that find a frozen slot go to the new directory; where it is still
-//!    vacant, they go on from the frozen link.
-//! 2. Growing, a slot becomes two. Where its tree branches at just this bit, its node's two links
-//!    are frozen and become the links of the two slots; otherwise all of the tree goes to the side
-//!    that the fingerprint of any of its leaves tells. Shrinking, some slots become one: all their
-//!    nodes that branch within the fingerprint are frozen, and copied, with new nodes where slots
-//!    are joined.
-//! 3. The new slots are filled by compare-and-swap from vacant. What was frozen is the same for all
-//!    threads, so it does not matter who is first; the first who fills a unit's *first* slot, which
-//!    comes last, counts the unit.
+//! 1. The unit's slots in the old directory are *frozen*, that is, tagged: no operation changes a
+//!    tagged link. Searches that find a frozen slot go to the new directory. If the slot there is
+//!    still vacant, they go on from the frozen link.
+//! 2. When the tree grows, a slot becomes two. If its trie branches at just this bit, its node's
+//!    two links are frozen and become the links of the two slots. Otherwise the whole trie goes to
+//!    one side, which the fingerprint of any of its leaves tells. When the tree shrinks, some slots
+//!    become one. All their nodes that branch within the fingerprint are frozen and copied, with
+//!    new nodes where slots are joined.
+//! 3. The new slots are filled by compare-and-swap from vacant. All threads see the same frozen
+//!    links, so it does not matter which is first. A unit's *first* slot is filled last, and the
+//!    thread that fills it counts the unit.
 //!
-//! Who counts the last unit makes the new directory the current one. After growing, the old one is
-//! *swept*, again a few slots at a time, when a grace period has passed: its nodes that became two
-//! slots are free now. After shrinking, all its nodes were copied, and go back to the system with
-//! their pool. The old directory goes after another grace period.
+//! The thread that counts the last unit makes the new directory the current one. After growing, the
+//! old one is *swept* when a grace period has passed, again a few slots at a time: its nodes that
+//! became two slots are free now. After shrinking, all its nodes were copied, and go back to the
+//! system with their pool. The old directory is dropped after another grace period.
 //!
-//! Nodes that branch after the fingerprint come from a pool of their own and are never copied.
-//! There are few, unless many keys have equal heads.
+//! Nodes that branch after the fingerprint come from a separate pool and are never copied. They are
+//! few, unless many keys have equal heads.
 
 use crate::KeySource;
 use crate::directory::{Directory, MAX_BITS, MIN_BITS};
@@ -43,19 +42,19 @@ use std::sync::Arc;
 /// Units that an operation moves, or slots that it sweeps. A power of two, at most 2^[`MIN_BITS`].
 const STEP: u64 = if cfg!(loom) { 1 } else { 8 };
 
-/// So many keys a directory of so many bits is for: three for two slots. With more, ways get
-/// longer; with fewer, both directories together would take more than 24 bytes a key while the tree
-/// grows.
+/// The most keys for a directory of `bits` bits: three for two slots. With more keys, ways get
+/// longer. With fewer, both directories together would take more than 24 bytes for each key while
+/// the tree grows.
 fn most(bits: u32) -> u64 {
     3 << bits >> 1
 }
 
-/// Nodes that were made for a unit, to be given back if another thread was first.
+/// Nodes that were made for a unit; they are given back if another thread was first.
 type Made = SmallVec<[u64; 16]>;
 
 impl<K: KeySource> SdTree<K> {
-    /// What an operation that has changed the tree does for its size. `look`: it is this one's turn
-    /// to look at it.
+    /// The part of an operation that has changed the tree in resizing it. `look`: this operation
+    /// also checks whether the tree needs another size.
     #[inline]
     pub(crate) fn upkeep(&self, pin: &Pin<'_>, look: bool) {
         let dir = self.current(pin);
@@ -69,7 +68,8 @@ impl<K: KeySource> SdTree<K> {
         }
     }
 
-    /// Begins to grow or to shrink if it is time; drops what can be dropped.
+    /// Begins to grow or to shrink if the number of keys asks for it; drops directories whose grace
+    /// period is over.
     #[cold]
     fn look(&self, pin: &Pin<'_>) {
         if !self.left.load(Relaxed).is_null() || !self.doomed.load(Relaxed).is_null() {
@@ -77,7 +77,7 @@ impl<K: KeySource> SdTree<K> {
             self.drop_doomed(pin);
         }
         if cfg!(loom) {
-            return; // models say themselves when
+            return; // models resize explicitly
         }
         let dir = self.current(pin);
         let (bits, keys) = (dir.bits, self.epoch.keys());
@@ -90,11 +90,12 @@ impl<K: KeySource> SdTree<K> {
         }
     }
 
-    /// Begins to move from `dir` to a directory of so many bits, unless the tree is still busy with
-    /// the last one, or has left `dir` since the caller came to want this. The bits are meant
-    /// for that directory and no other: a unit of a growing one becomes two slots, never four.
+    /// Begins to move from `dir` to a directory of `bits` bits. Does nothing if the tree is still
+    /// busy with the last move, or has left `dir` since the caller counted the keys. `bits` was
+    /// chosen for `dir`, and is wrong for any other directory: a unit of a growing directory
+    /// becomes two slots, never four.
     pub(crate) fn resize(&self, dir: &Directory, bits: u32) {
-        // A directory that was left has a next one for good.
+        // A directory that was left keeps its next one for ever.
         if !dir.next.load(Acquire).is_null() || !self.left.load(Acquire).is_null() || bits == dir.bits {
             return;
         }
@@ -117,7 +118,7 @@ impl<K: KeySource> SdTree<K> {
         }
     }
 
-    /// Sees to it that a unit is moved.
+    /// Moves a unit, unless it is moved already.
     pub(crate) fn move_unit(&self, pin: &Pin<'_>, dir: &Directory, next: &Directory, unit: usize) {
         let bits = dir.bits.min(next.bits);
         let (old, new) = (dir.slots_of(bits, unit), next.slots_of(bits, unit));
@@ -141,7 +142,7 @@ impl<K: KeySource> SdTree<K> {
         }
     }
 
-    /// The links of the two slots that take the place of one whose frozen link is `link`.
+    /// The links of the two slots that replace a slot with the frozen link `link`.
     fn split(&self, pin: &Pin<'_>, bit: u32, link: u64) -> [u64; 2] {
         if link == VACANT || link & FLAG != 0 {
             return [EMPTY; 2];
@@ -150,7 +151,7 @@ impl<K: KeySource> SdTree<K> {
             let node = self.node(link, pin);
             return [freeze(&node.0[0]), freeze(&node.0[1])];
         }
-        // All keys below agree in this bit, so any leaf will do, a removed one too.
+        // All keys below agree in this bit, so any leaf tells it, a removed one too.
         let mut leaf = link;
         while is_inner(leaf) {
             let node = self.node(leaf, pin);
@@ -164,8 +165,7 @@ impl<K: KeySource> SdTree<K> {
         links
     }
 
-    /// The link of the slot that takes the place of these frozen ones, which begin to differ at bit
-    /// `bit`.
+    /// The link of the slot that replaces these frozen slots, whose keys differ from bit `bit` on.
     fn join(&self, pin: &Pin<'_>, next: &Directory, bit: u32, old: &[AtomicU64], made: &mut Made) -> u64 {
         if let [slot] = old {
             return self.copy(pin, next, slot.load(Acquire) & !TAG, made);
@@ -175,7 +175,7 @@ impl<K: KeySource> SdTree<K> {
         self.put_together(pin, next, bit as u16, links, made)
     }
 
-    /// A copy of what hangs on a frozen link, without what has been removed.
+    /// A copy of the trie below a frozen link, without its removed leaves.
     fn copy(&self, pin: &Pin<'_>, next: &Directory, link: u64, made: &mut Made) -> u64 {
         if link == VACANT || link & FLAG != 0 {
             return EMPTY;
@@ -188,6 +188,7 @@ impl<K: KeySource> SdTree<K> {
         self.put_together(pin, next, position(link), links, made)
     }
 
+    /// A new node above two links; if one of them is empty, the other link.
     fn put_together(&self, pin: &Pin<'_>, next: &Directory, at: u16, links: [u64; 2], made: &mut Made) -> u64 {
         match links {
             [EMPTY, other] | [other, EMPTY] => other,
@@ -203,14 +204,14 @@ impl<K: KeySource> SdTree<K> {
         }
     }
 
-    /// The last unit was moved: `next` is the directory now. One thread comes here, once for each
-    /// directory.
+    /// Makes `next` the current directory after the last unit was moved. One thread calls this,
+    /// once for each directory.
     fn leave(&self, pin: &Pin<'_>, dir: &Directory, next: &Directory) {
         dir.left_at.store(pin.epoch, Relaxed);
         let (old, new) = (ptr::from_ref(dir).cast_mut(), ptr::from_ref(next).cast_mut());
         let grown = next.bits > dir.bits;
         if grown {
-            // Before the new one is current, so that nobody begins to move from that one.
+            // Before the new one is current, so that no thread begins to move from that one.
             self.left.store(old, Release);
         }
         self.current.store(new, Release);
@@ -220,7 +221,7 @@ impl<K: KeySource> SdTree<K> {
         }
     }
 
-    /// Frees the nodes that became slots, of a few slots of a directory that was left.
+    /// Frees the nodes that became two slots, in a few slots of a directory that was left.
     #[cold]
     fn sweep(&self, pin: &Pin<'_>, left: &Directory) {
         if pin.epoch < left.left_at.load(Relaxed) + GRACE {
@@ -244,7 +245,7 @@ impl<K: KeySource> SdTree<K> {
         }
     }
 
-    /// Puts a directory that nobody will come by any more among those to be dropped.
+    /// Puts a directory that no new operation can reach into the list of those to be dropped.
     fn doom(&self, old: *mut Directory, dir: &Directory) {
         let mut first = self.doomed.load(Relaxed);
         loop {
@@ -258,7 +259,7 @@ impl<K: KeySource> SdTree<K> {
 
     /// Drops the directories whose grace period is over.
     fn drop_doomed(&self, pin: &Pin<'_>) {
-        // Taken as a whole: so they are ours.
+        // The list is taken as a whole: this thread owns its directories now.
         let mut list = self.doomed.swap(ptr::null_mut(), AcqRel);
         while let Some(dir) = self.directory_at(list, pin) {
             let this = list;
@@ -271,8 +272,8 @@ impl<K: KeySource> SdTree<K> {
         }
     }
 
-    /// Finishes a resize that is under way, sweeps and drops what is left of it. Nobody may be
-    /// pinned.
+    /// Finishes a resize that is under way, and sweeps and drops the old directory. No thread may
+    /// be pinned.
     #[cfg(any(test, fuzzing, feature = "check"))]
     pub(crate) fn finish(&self) {
         loop {
@@ -290,7 +291,7 @@ impl<K: KeySource> SdTree<K> {
     }
 }
 
-/// Freezes a link; returns what it is without the mark.
+/// Freezes a link. Returns the link without the mark.
 fn freeze(link: &AtomicU64) -> u64 {
     link.fetch_or(TAG, AcqRel) & !TAG
 }

@@ -11,9 +11,9 @@
 //!        63 ───────────────── 24 23 ────── 4
 //! ```
 //!
-//! The position of a node stands in the link that leads to it, so that the node itself is two links
-//! and nothing else. Nodes are aligned to 16 bytes and lie below 2⁴⁸, where the kernel places all
-//! mappings of a process that does not ask for more.
+//! The position of a node is in the link that leads to it, so that the node itself is two links and
+//! nothing else. Nodes are aligned to 16 bytes and lie below 2⁴⁸. The kernel places all mappings
+//! there unless a process requests higher addresses.
 
 /// The link leads to a leaf.
 pub(crate) const LEAF: u64 = 1;
@@ -22,25 +22,25 @@ pub(crate) const FLAG: u64 = 2;
 /// This link will not change any more: its node is being unlinked, or its slot is being moved to
 /// another directory.
 pub(crate) const TAG: u64 = 4;
-/// Not a leaf but the link of a list of nodes; reads as a removed leaf, because searches may still
-/// come by.
+/// Not a leaf but the link of a list of nodes. It reads as a removed leaf, because searches may
+/// still meet it.
 const LIST: u64 = 8;
 
 /// A slot of a directory that nothing was ever stored in.
 pub(crate) const VACANT: u64 = 0;
 /// A slot that is known to be empty: a removed leaf.
 pub(crate) const EMPTY: u64 = LEAF | FLAG;
-/// In debug builds, a word of a node that nobody may read: it is free.
+/// In debug builds, a word of a free node, which no search may read.
 pub(crate) const POISON: u64 = LIST;
 /// The end of a list of nodes.
 pub(crate) const NIL: u64 = LEAF | FLAG | LIST;
 
-/// The first bit of a key's head that is part of the fingerprint. A directory has at least so many
-/// bits.
+/// The first bit of a key's head that is part of the fingerprint. The least number of bits of a
+/// directory.
 pub(crate) const FINGERPRINT_START: u32 = if cfg!(loom) { 1 } else { 8 };
 /// Width of a fingerprint.
 const FINGERPRINT_BITS: u32 = 20;
-/// The first position after the fingerprint. A directory has at most so many bits.
+/// The first position after the fingerprint. The greatest number of bits of a directory.
 pub(crate) const FINGERPRINT_END: u32 = FINGERPRINT_START + FINGERPRINT_BITS;
 
 const FINGERPRINT_SHIFT: u32 = 4;
@@ -117,8 +117,8 @@ pub(crate) fn fingerprint_bit(word: u64, position: u32) -> usize {
     (word >> (HANDLE_SHIFT - 1 - (position - FINGERPRINT_START))) as usize & 1
 }
 
-/// A link in a list of unlinked or free nodes: the list goes on at the node at `address`, whose
-/// next such link is in its word `side`.
+/// A link in a list of unlinked or free nodes: the next node is at `address`, and the list's link
+/// behind that is in its word `side`.
 #[inline]
 pub(crate) fn list(address: u64, side: usize) -> u64 {
     debug_assert!(is_address(address));

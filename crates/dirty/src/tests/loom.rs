@@ -32,7 +32,7 @@ fn take(set: &dyn DirtySet, mut within: Range<u64>, room: usize) -> Vec<u64> {
     out
 }
 
-/// What was reported is what was inserted, once for each insertion at most.
+/// The reported frames are the inserted ones, once for each insertion at most.
 fn check(set: &dyn DirtySet, mut reported: Vec<u64>, inserted: &[u64]) {
     reported.extend(take(set, 0..set.frames(), 8));
     for &frame in inserted {
@@ -70,7 +70,7 @@ fn an_insertion_races_a_harvest_over_three_levels() {
     insert_against_take(THREE_LEVELS, 4100);
 }
 
-/// The frame is there already: the harvest takes the very bit that the insertion looks at.
+/// The frame is in the set already: the harvest takes the bit that the insertion looks at.
 fn insert_again_against_take(frames: u64) {
     both_ways(move || {
         let tree = Arc::new(DirtyTree::new(frames).unwrap());
@@ -123,8 +123,8 @@ fn two_insert_below_different_nodes_while_they_are_taken() {
     two_insert_against_take(THREE_LEVELS, 3, 4100);
 }
 
-/// When an insertion has returned, a harvest that begins then finds the frame, whoever else is
-/// about to insert it.
+/// When an insertion has returned, a harvest that begins then finds the frame, also while another
+/// thread inserts it.
 fn found_at_once(frames: u64) {
     both_ways(move || {
         let tree = Arc::new(DirtyTree::new(frames).unwrap());
@@ -147,7 +147,7 @@ fn a_frame_is_found_when_its_insertion_has_returned_over_three_levels() {
     found_at_once(THREE_LEVELS);
 }
 
-/// A harvest without room puts back what it took, while others insert.
+/// A harvest without room puts back the frames that it took, while others insert.
 fn put_back(frames: u64, there: [u64; 2], new: u64) {
     both_ways(move || {
         let tree = Arc::new(DirtyTree::new(frames).unwrap());
@@ -200,7 +200,7 @@ fn two_harvests_share_what_there_is() {
     });
 }
 
-/// What was written before an insertion is visible to whoever takes the frame; with
+/// Writes before an insertion are visible to the thread that takes the frame; with
 /// read-modify-writes, which loom can check.
 fn content_is_visible<S: DirtySet + 'static>(make: fn() -> S, there: bool) {
     loom::model(move || {
@@ -267,7 +267,7 @@ fn a_list_of_two_places_goes_round() {
     });
 }
 
-/// A place that somebody has drawn and not filled does not hide what is behind it.
+/// A place that was drawn and not filled does not hide the places behind it.
 #[test]
 fn a_list_shows_what_was_inserted_at_once() {
     loom::model(|| {

@@ -75,7 +75,7 @@ fn case() -> impl Strategy<Value = (u64, Vec<Step>)> {
     prop::sample::select(sizes()).prop_flat_map(|frames| (Just(frames), prop::collection::vec(step(frames), 0..30)))
 }
 
-/// What the model says lies in a range.
+/// The model's frames in a range.
 fn inside(model: &BTreeSet<u64>, within: &Range<u64>) -> Vec<u64> {
     if within.start >= within.end { Vec::new() } else { model.range(within.clone()).copied().collect() }
 }
@@ -84,7 +84,7 @@ fn frames_of(ranges: &[Range<u64>]) -> Vec<u64> {
     ranges.iter().cloned().flatten().collect()
 }
 
-/// One harvest with little room: a prefix of what lies inside, and the right place to go on from.
+/// One harvest with little room: the first frames in the range, and the right place to go on from.
 fn check_part(found: &[u64], all: &[u64], before: &Range<u64>, after: &Range<u64>) -> Result<(), TestCaseError> {
     prop_assert_eq!(found, &all[..found.len().min(all.len())]);
     prop_assert_eq!(after.end, before.end);
@@ -96,7 +96,7 @@ fn check_part(found: &[u64], all: &[u64], before: &Range<u64>, after: &Range<u64
     Ok(())
 }
 
-/// No word above the leaves says that there is nothing where there is something.
+/// Every word that is not 0 has its bit set above it.
 fn check_whole(tree: &DirtyTree, model: &BTreeSet<u64>) -> Result<(), TestCaseError> {
     prop_assert!(tree.iter().eq(model.iter().copied()));
     prop_assert_eq!(tree.count(), model.len() as u64);
@@ -209,7 +209,7 @@ proptest! {
         check_whole(&one, &united.difference(&its_model).copied().collect())?;
     }
 
-    /// The trait's promise, kept by all three.
+    /// The contract of the trait holds for all three sets.
     #[test]
     fn all_three_take_the_same(
         frames in prop::sample::select(sizes()),
@@ -309,7 +309,7 @@ fn nodes_of_every_fullness_follow_each_other() {
                     if take { tree.take_frames(&mut all, &mut out) } else { tree.harvest_frames(&mut all, &mut out) };
                 found.extend(&out[..n]);
                 if room == 1 && found.len() > 300 {
-                    // One by one takes long; the rest in one go.
+                    // One by one takes long, so the rest is one range.
                     out = vec![0; model.len()];
                 }
             }

@@ -51,7 +51,7 @@ fn stress(set: &dyn DirtySet, harvesters: usize, room: usize, hot: u64) {
                     let mut state = seed * 7919 + 1;
                     for _ in 0..ROUNDS {
                         let number = next(&mut state);
-                        // Mostly few frames, so that they meet; now and then any.
+                        // Mostly few frames, so that threads meet; now and then any frame.
                         let frame =
                             if number & 7 != 0 { (number >> 8) % hot * 61 % frames } else { (number >> 8) % frames };
                         pages[frame as usize].fetch_add(1, Relaxed);
@@ -108,8 +108,8 @@ fn a_list_loses_nothing() {
     stress(&DirtyList::new(64 * 64 + 17, 64).unwrap(), 2, 10, 300);
 }
 
-/// When an insertion has returned and no harvest is under way, the frame is found: also where the
-/// bits above it were somebody else's to set.
+/// When an insertion has returned and no harvest is under way, the frame is found, also if another
+/// thread set the bits above it.
 #[test]
 fn what_was_inserted_is_found_at_once() {
     let tree = DirtyTree::new(64 * 64 * 2).unwrap();

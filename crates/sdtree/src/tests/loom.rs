@@ -9,6 +9,8 @@ use loom::sync::Arc;
 use loom::thread;
 use std::sync::atomic::Ordering::Relaxed;
 
+mod resize;
+
 /// Runs `f` in every order, with at most `preemptions` in each.
 pub(crate) fn model(preemptions: usize, f: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
@@ -17,7 +19,7 @@ pub(crate) fn model(preemptions: usize, f: impl Fn() + Sync + Send + 'static) {
     builder.check(f);
 }
 
-/// Counts over all runs of a model, to show that it came to the point.
+/// Counts over all runs of a model, to show that the models meet the interesting cases.
 pub(crate) struct Count(Counter);
 
 impl Count {
@@ -44,7 +46,7 @@ const A: usize = 0;
 const B: usize = 1;
 const C: usize = 2;
 const D: usize = 3;
-/// The same key as `A`, by another handle.
+/// The same key as `A`, under another handle.
 const A2: usize = 4;
 const E: usize = 5;
 /// In `c`'s half.
@@ -69,8 +71,8 @@ fn found(tree: &Tree, key: usize) -> bool {
     }
 }
 
-/// Begins to move to a directory of so many bits, and moves the unit in which there are keys; or
-/// what is left to be moved.
+/// Begins to move to a directory of `bits` bits, and moves the unit that has keys, or the rest of
+/// it.
 fn resize(tree: &Tree, bits: u32) {
     let pin = tree.epoch.pin();
     tree.resize(tree.current(&pin), bits);
@@ -80,20 +82,20 @@ fn resize(tree: &Tree, bits: u32) {
     }
 }
 
-/// Begins to move, and moves the unit in which there are no keys.
+/// Begins to move, and moves the unit without keys.
 fn prepare(tree: &Tree, bits: u32) {
     let pin = tree.epoch.pin();
     tree.resize(tree.current(&pin), bits);
     let dir = tree.current(&pin);
     if let Some(next) = tree.directory(&dir.next, &pin) {
         tree.move_unit(&pin, dir, next, 1);
-        // Some free nodes, since looking for them in all lists is a model of its own.
+        // Some free nodes: the search for nodes in all lists has its own model.
         let stock = [(); 5].map(|_| next.pool.allocate(&tree.epoch, &pin));
         stock.into_iter().for_each(|address| next.pool.release(&pin, address));
     }
 }
 
-/// A tree of some keys, with a directory of so many bits.
+/// A tree of the keys in `first`, with a directory of `bits` bits.
 fn tree_of(bits: u32, first: &[usize]) -> Arc<Tree> {
     let keys = Table(KEYS.iter().map(|key| key.to_vec()).collect());
     let tree = Arc::new(SdTree::with_bits(keys, bits));
@@ -103,7 +105,7 @@ fn tree_of(bits: u32, first: &[usize]) -> Arc<Tree> {
     tree
 }
 
-/// Two threads on a tree of the keys in `first`; then `last`, at rest. Returns nothing: asserts.
+/// Runs two threads on a tree of the keys in `first`, and then `last` at rest.
 fn two(first: &'static [usize], one: fn(&Tree), other: fn(&Tree), last: fn(&Tree)) {
     two_from(3, || tree_of(1, first), one, other, last);
 }
@@ -128,7 +130,7 @@ fn two_from(
     });
 }
 
-/// What is in the tree, and what is not.
+/// Asserts which keys are in the tree, and which are not.
 fn holds(tree: &Tree, there: &[usize], gone: &[usize]) {
     assert!(there.iter().all(|&key| found(tree, key)));
     assert!(!gone.iter().any(|&key| found(tree, key)));
@@ -171,7 +173,7 @@ fn insert_beside_remove() {
     two(&[A, B], |t| assert!(remove(t, A)), |t| assert_eq!(insert(t, D), Insert::Inserted), last);
 }
 
-/// The insertion may come to where `a` was when its node is already unlinked and in a list.
+/// The insertion may reach the place of `a` when its node is already unlinked and in a list.
 #[test]
 fn insert_in_place_of_remove() {
     let last: fn(&Tree) = |t| holds(t, &[B, E], &[A]);
@@ -209,7 +211,7 @@ fn insert_where_the_last_key_goes() {
 
 #[test]
 fn insert_of_the_key_that_goes() {
-    // By another handle: `Exists` if it came first, else it is in.
+    // Under another handle: `Exists` if that came first; otherwise it is inserted.
     fn put(tree: &Tree) {
         match insert(tree, A2) {
             Insert::Inserted => assert_eq!(tree.query(KEYS[A]), Some(Handle(A2 as u64))),
@@ -302,7 +304,7 @@ fn query_beside_reuse() {
     assert!(REUSED.any());
 }
 
-/// A removal stands in the middle while nodes come and go and are used again.
+/// A removal stops halfway while nodes come and go and are used again.
 #[test]
 fn remove_beside_reuse() {
     fn change(tree: &Tree) {
@@ -357,136 +359,4 @@ fn shrinking() -> Arc<Tree> {
     let tree = tree_of(2, &[A, B, C]);
     prepare(&tree, 1);
     tree
-}
-
-/// Growing beside each other operation: `a`, `b` and `c`'s node becomes two slots.
-fn grow_beside(one: fn(&Tree), last: fn(&Tree)) {
-    two_from(3, growing, one, |t| resize(t, 2), last);
-}
-
-#[test]
-fn grow_beside_insert() {
-    fn put(tree: &Tree) {
-        assert_eq!(insert(tree, D), Insert::Inserted);
-        assert!(found(tree, D));
-    }
-    grow_beside(put, |t| holds(t, &[A, B, C, D], &[]));
-}
-
-#[test]
-fn grow_beside_remove_below() {
-    grow_beside(|t| assert!(remove(t, A)), |t| holds(t, &[B, C], &[A]));
-}
-
-#[test]
-fn grow_beside_remove_at_the_slot() {
-    grow_beside(|t| assert!(remove(t, C)), |t| holds(t, &[A, B], &[C]));
-}
-
-#[test]
-fn grow_beside_query() {
-    grow_beside(|t| assert!(found(t, A) && found(t, B) && found(t, C)), |t| holds(t, &[A, B, C], &[]));
-}
-
-#[test]
-fn grow_beside_walk() {
-    fn walk(tree: &Tree) {
-        let mut seen = 0;
-        tree.for_each(|_| seen += 1);
-        assert_eq!(seen, 3);
-    }
-    grow_beside(walk, |t| holds(t, &[A, B, C], &[]));
-}
-
-#[test]
-fn grow_beside_grow() {
-    grow_beside(|t| resize(t, 2), |t| holds(t, &[A, B, C], &[]));
-}
-
-/// A slot without a node at the new bit: the fingerprint of a leaf that is going tells the side.
-#[test]
-fn grow_by_the_fingerprint() {
-    two_from(3, || tree_of(1, &[A, B]), |t| assert!(remove(t, A)), |t| resize(t, 2), |t| holds(t, &[B], &[A]));
-}
-
-/// The leaf that is asked may stand in a node that was just unlinked, where a list's link took its
-/// place.
-#[test]
-fn grow_by_the_fingerprint_of_a_sibling() {
-    let last: fn(&Tree) = |t| holds(t, &[F, G], &[C]);
-    two_from(3, || tree_of(1, &[C, F, G]), |t| assert!(remove(t, C)), |t| resize(t, 2), last);
-}
-
-/// The node that became two slots is swept up and used again, beside a query that may stand on it.
-#[test]
-fn query_beside_sweep() {
-    static SWEPT: Count = Count::new();
-    fn change(tree: &Tree) {
-        resize(tree, 2);
-        insert(tree, D);
-        for key in [C, A, C, A, C] {
-            if !remove(tree, key) {
-                insert(tree, key);
-            }
-        }
-        if tree.left.load(loom::sync::atomic::Ordering::Relaxed).is_null() {
-            SWEPT.more();
-        }
-    }
-    two_from(3, growing, |t| assert!(found(t, B)), change, |t| holds(t, &[A, B, D], &[C]));
-    assert!(SWEPT.any());
-}
-
-/// Shrinking beside each other operation: `c`'s slot is joined with that of `a` and `b`, whose node
-/// is copied.
-fn shrink_beside(one: fn(&Tree), last: fn(&Tree)) {
-    two_from(2, shrinking, one, |t| resize(t, 1), last);
-}
-
-#[test]
-fn shrink_beside_insert() {
-    fn put(tree: &Tree) {
-        assert_eq!(insert(tree, D), Insert::Inserted);
-        assert!(found(tree, D));
-    }
-    shrink_beside(put, |t| holds(t, &[A, B, C, D], &[]));
-}
-
-#[test]
-fn shrink_beside_remove_below() {
-    shrink_beside(|t| assert!(remove(t, A)), |t| holds(t, &[B, C], &[A]));
-}
-
-#[test]
-fn shrink_beside_remove_at_the_slot() {
-    shrink_beside(|t| assert!(remove(t, C)), |t| holds(t, &[A, B], &[C]));
-}
-
-#[test]
-fn shrink_beside_query() {
-    shrink_beside(|t| assert!(found(t, A) && found(t, B) && found(t, C)), |t| holds(t, &[A, B, C], &[]));
-}
-
-#[test]
-fn shrink_beside_shrink() {
-    shrink_beside(|t| resize(t, 1), |t| holds(t, &[A, B, C], &[]));
-}
-
-/// The left directory and its nodes are dropped, beside a query that may stand in it.
-#[test]
-fn query_beside_drop() {
-    static DROPPED: Count = Count::new();
-    fn change(tree: &Tree) {
-        resize(tree, 1);
-        for key in [C, C, C, C] {
-            if !remove(tree, key) {
-                insert(tree, key);
-            }
-        }
-        if tree.doomed.load(loom::sync::atomic::Ordering::Relaxed).is_null() {
-            DROPPED.more();
-        }
-    }
-    two_from(3, shrinking, |t| assert!(found(t, B)), change, |t| holds(t, &[A, B, C], &[]));
-    assert!(DROPPED.any());
 }

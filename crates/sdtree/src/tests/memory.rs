@@ -22,7 +22,7 @@ impl KeySource for Computed {
     }
 }
 
-/// What a tree without keys takes, and single blocks and pages.
+/// Bytes of a tree without keys, with single blocks and pages.
 const FIXED: u64 = 128 << 10;
 
 /// At every size, also while the tree is growing.
@@ -65,7 +65,7 @@ fn churn_is_bounded() {
     assert_eq!(tree.check(), stay);
 }
 
-/// After 99 % of the keys were removed, in no order, the memory goes with them; and again.
+/// After 99 % of the keys were removed, in no order, their memory is given back; and again.
 #[test]
 fn removals_give_memory_back() {
     let tree = SdTree::new(Computed);
@@ -91,8 +91,7 @@ fn removals_give_memory_back() {
     assert!(refilled > 10, "{refilled}");
 }
 
-/// One thread only inserts, another only removes: nodes must find their way from the one to the
-/// other.
+/// One thread only inserts, another only removes: nodes must come from the one to the other.
 #[test]
 fn nodes_go_round_between_threads() {
     let tree = SdTree::new(Computed);
@@ -115,16 +114,16 @@ fn nodes_go_round_between_threads() {
         drop(send);
         remover.join().unwrap();
     });
-    // A thread that loses the processor in the middle of an operation holds the clock; generous for
-    // that.
+    // The limit is generous: a thread that loses the processor in the middle of an operation holds
+    // the clock.
     let stats = tree.stats();
     assert!(stats.nodes < pairs / 4, "{stats:?}");
     assert_eq!((tree.check(), tree.is_empty()), (0, true));
 }
 
-/// Who counts the keys of a large tree for long may find its directory left when it has: what it
-/// then wants was meant for that directory. To the one that is there now it may be several bits
-/// more, of which a unit would fill two slots and lose the rest.
+/// A thread that counts the keys of a large tree may find, when it has counted, that the tree has
+/// left the directory. The size that it chose was meant for that directory. It may have several
+/// bits more than the present one; then a unit would fill two slots and lose the rest.
 #[test]
 fn a_directory_that_was_left_is_not_resized() {
     let tree = SdTree::with_bits(Computed, 12);

@@ -1,6 +1,6 @@
-//! The tree as an engine uses it that keeps digests in slots: handles are slots, the source reads a
-//! slot's digest, which changes when the slot is used again, and slots are used again by whoever
-//! comes next.
+//! The tree as the engine uses it, with digests in slots. Handles are slots, and the source reads a
+//! slot's digest. The digest changes when the slot is used again, and any thread may use a free
+//! slot.
 
 use super::Random;
 use crate::{Handle, Insert, KeySource, SdTree};
@@ -10,12 +10,14 @@ use std::sync::{Barrier, Mutex};
 use std::thread;
 
 const THREADS: usize = 4;
-/// A freed slot rests until so many more were freed: long enough for a call to end, mostly.
+/// A freed slot stays in quarantine until this many more were freed: usually long enough for a call
+/// to end.
 const REST: usize = 64;
 
 struct Slot {
     digest: AtomicU64,
-    /// Who put it there, so that two entries of one digest can be told apart. 0: free.
+    /// The number of the thread that inserted it, which distinguishes two entries of one digest. 0:
+    /// free.
     place: AtomicU64,
 }
 
@@ -27,7 +29,7 @@ struct Slots {
 impl KeySource for Slots {
     fn with_key<R>(&self, handle: Handle, f: impl FnOnce(Option<&[u8]>) -> R) -> R {
         let slot = self.slots.get(handle.0 as usize);
-        assert!(slot.is_some(), "a handle that nobody inserted");
+        assert!(slot.is_some(), "a handle that was not inserted");
         let digest = slot.map(|slot| slot.digest.load(Acquire).to_be_bytes());
         f(digest.as_ref().map(|bytes| bytes.as_slice()))
     }
@@ -42,7 +44,7 @@ fn slot(tree: &SdTree<Slots>, handle: Handle) -> &Slot {
     &tree.keys().slots[handle.0 as usize]
 }
 
-/// Looks `digest` up, and makes `place` stand for it where it is not known. Whether it was new, and
+/// Looks `digest` up, and stores `place` for it if it is not known. Returns whether it was new, and
 /// the handle.
 fn see(tree: &SdTree<Slots>, digest: u64, place: u64, ask_first: bool) -> (bool, Handle) {
     if ask_first && let Some(handle) = tree.query(&digest.to_be_bytes()) {
@@ -62,7 +64,7 @@ fn see(tree: &SdTree<Slots>, digest: u64, place: u64, ask_first: bool) -> (bool,
     }
 }
 
-/// Forgets what a handle stands for, if that is still `place`.
+/// Removes a handle's digest, if its place is still `place`.
 fn forget(tree: &SdTree<Slots>, handle: Handle, digest: u64, place: u64) -> bool {
     if slot(tree, handle).place.compare_exchange(place, 0, AcqRel, Acquire).is_err() {
         return false;
@@ -76,8 +78,8 @@ fn digest(owner: usize, number: usize) -> u64 {
     Random((owner as u64) << 32 | number as u64).next() | 1
 }
 
-/// Each thread owns digests, of which it knows exactly which are there and under which handle; all
-/// threads fight for some others, under places of their own. Waves let the tree grow to thousands
+/// Each thread owns digests, and knows exactly which of them are there and under which handle. All
+/// threads contend for some others, each with its own places. Waves let the tree grow to thousands
 /// of keys and shrink to few.
 pub(super) fn engine(seed: u64, rounds: usize, own: usize) {
     let shared = 50;
@@ -101,7 +103,8 @@ pub(super) fn engine(seed: u64, rounds: usize, own: usize) {
                         let found = slot(tree, handle);
                         let there = found.place.load(Acquire);
                         if new {
-                            // Others may forget it by then: whoever does, does it once.
+                            // Another thread may have removed it by then; only one thread removes
+                            // it.
                             rights.fetch_add(1, Relaxed);
                         }
                         if there != 0 && found.digest.load(Acquire) == digest && forget(tree, handle, digest, there) {
@@ -119,13 +122,13 @@ pub(super) fn engine(seed: u64, rounds: usize, own: usize) {
                         }
                         Some(handle) => {
                             let there = slot(tree, handle).place.load(Acquire);
-                            assert!(forget(tree, handle, digest, there), "nobody else forgets it");
+                            assert!(forget(tree, handle, digest, there), "no other thread removes it");
                             assert_eq!(tree.query(&digest.to_be_bytes()), None);
                             known.remove(&number);
                         }
                         None if up || random.below(8) == 0 => {
                             let (new, handle) = see(tree, digest, place, random.below(2) == 0);
-                            assert!(new, "nobody else has it");
+                            assert!(new, "no other thread has it");
                             known.insert(number, handle);
                         }
                         None => {

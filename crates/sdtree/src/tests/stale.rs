@@ -5,7 +5,7 @@ use crate::{Handle, Insert, KeySource, SdTree};
 use std::sync::Mutex;
 use std::thread;
 
-/// Keys that anybody may change.
+/// Keys that may change at any time.
 #[derive(Default)]
 struct Changing(Mutex<Vec<Option<Vec<u8>>>>);
 
@@ -63,7 +63,7 @@ fn a_gone_key_gives_way() {
 }
 
 /// A changed key must not lead an insertion to the wrong place: it would hide every key below.
-/// Where heads differ, nobody asks for its bytes at all.
+/// Where heads differ, its bytes are not read at all.
 #[test]
 fn a_changed_key_misleads_nobody() {
     let tree = tree_of(&[b"aaaa", b"aaab", b"aabb", b"aabc"]);
@@ -78,9 +78,8 @@ fn a_changed_key_misleads_nobody() {
     assert_eq!((tree.check(), tree.stats().stale_dropped), (4, 0));
 }
 
-/// Where heads are equal, bytes are compared. A key whose head changed is found out by its
-/// fingerprint, one that does not fit its way by its bits, one that was changed elsewhere by a
-/// second key.
+/// Where heads are equal, bytes are compared. The fingerprint exposes a key whose head changed, its
+/// bits a key that does not fit its way, and a second key one that changed elsewhere.
 #[test]
 fn a_changed_key_among_equal_heads() {
     let changes: [&[u8]; 3] = [b"\xff\0\0\x01", b"\0\xff\0\x02", b"\0\xff\0\x01"];
@@ -119,8 +118,8 @@ fn a_changed_second_key_is_not_believed() {
     }
 }
 
-/// A key that changed into the one that is looked for is in the wrong place: no find, no wrong
-/// answer.
+/// A key that changed into the searched one is in the wrong place: it is not found, and there is no
+/// wrong answer.
 #[test]
 fn a_key_that_became_another() {
     let tree = tree_of(&[b"abc", b"xyz"]);

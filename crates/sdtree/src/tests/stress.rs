@@ -1,4 +1,4 @@
-//! Many threads, against what each of them knows. Meant to be run under ThreadSanitizer too.
+//! Many threads, each against its own knowledge. Meant to be run under ThreadSanitizer too.
 #![allow(unsafe_code)] // one test shares plain memory through the tree, for ThreadSanitizer to watch
 
 use super::{Random, Table};
@@ -82,8 +82,7 @@ fn own_keys() {
     own(0);
 }
 
-/// As above, with so many keys that come and go in waves that the tree grows and shrinks all the
-/// time.
+/// [`stress`] with keys that come and go in waves, so that the tree grows and shrinks all the time.
 fn come_and_go(seed: u64) {
     let key = |i| Random(seed << 32 | i).next().to_be_bytes().to_vec();
     let keys: Vec<Vec<u8>> = (0..THREADS as u64 * 2_000).map(key).collect();
@@ -121,7 +120,7 @@ fn waves() {
     come_and_go(0);
 }
 
-/// All threads fight for a few keys: successful insertions and removals of a key must alternate.
+/// All threads contend for a few keys: successful insertions and removals of a key must alternate.
 fn same(seed: u64) {
     let keys = keys(6);
     let tree = SdTree::new(Table(keys.clone()));
@@ -161,7 +160,7 @@ fn same_keys() {
     same(0);
 }
 
-/// As long as `SDTREE_STRESS_SECONDS` says: `make stress`.
+/// Runs for `SDTREE_STRESS_SECONDS`: `make stress`.
 #[test]
 #[ignore = "takes minutes to hours"]
 fn for_hours() {
@@ -178,8 +177,7 @@ fn for_hours() {
     println!("{rounds} rounds in {:.0} s", start.elapsed().as_secs_f64());
 }
 
-/// A key that is there throughout is found by every query and every walk, whatever happens beside
-/// it.
+/// Every query and every walk finds a key that is there throughout, whatever other threads do.
 #[test]
 fn steady_key_amid_changes() {
     let keys = keys(64);
@@ -218,20 +216,20 @@ fn steady_key_amid_changes() {
 /// Keys in plain memory, each written once by the thread that is about to insert its handle.
 struct Plain(Vec<UnsafeCell<[u8; 8]>>);
 
-// SAFETY: a cell is written by one thread, before it gives the handle to the tree, and read only by
-// those who have the handle from the tree. That this is enough is what the test tests.
+// SAFETY: one thread writes a cell, before it gives the handle to the tree. Other threads read the
+// cell only with the handle from the tree. The test checks that this is enough.
 unsafe impl Sync for Plain {}
 
 impl KeySource for Plain {
     fn with_key<R>(&self, handle: Handle, f: impl FnOnce(Option<&[u8]>) -> R) -> R {
-        // SAFETY: as above: the tree asks only for handles that were inserted, after the cell was
-        // written.
+        // SAFETY: the tree asks only for handles that were inserted, and a cell is written before
+        // its handle is inserted and not afterwards.
         f(Some(unsafe { &*self.0[handle.0 as usize].get() }))
     }
 }
 
-/// What a thread wrote before it inserted a handle is seen by every thread that the tree leads to
-/// that handle.
+/// Writes of a thread before it inserted a handle are visible to every thread that gets the handle
+/// from the tree.
 #[test]
 fn keys_are_published() {
     let each = rounds() / 4;
@@ -249,8 +247,8 @@ fn keys_are_published() {
                     for i in 0..each {
                         let key = (random.next() % each as u64).to_be_bytes();
                         let handle = me * each + i;
-                        // SAFETY: this thread alone writes this cell, once, before anybody has the
-                        // handle.
+                        // SAFETY: only this thread writes this cell, once, before another thread
+                        // can have the handle.
                         unsafe { *tree.keys().0[handle].get() = key };
                         inserted += usize::from(tree.insert(&key, Handle(handle as u64)) == Insert::Inserted);
                         assert!(tree.query(&key).is_some(), "this thread or another has inserted it");

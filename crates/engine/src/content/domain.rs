@@ -132,7 +132,7 @@ impl Domain {
             if handle != NO_HANDLE {
                 self.index.forget(handle, Place::Frame(frame));
             }
-            self.store.rest(frame);
+            self.store.quarantine(frame);
         }
     }
 

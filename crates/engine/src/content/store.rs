@@ -35,102 +35,36 @@
 //! get memory and bytes in one call for all of them (`UFFDIO_COPY`): pages are not cleared first,
 //! and the daemon takes no faults. They are frames only when somebody asks for just these bytes.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::collections::HashSet;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering::*};
+use std::sync::atomic::Ordering::*;
 use std::time::{Duration, Instant};
 
-use dirty::{DirtyTree, NewError};
+use dirty::DirtyTree;
 use kmem::PAGE_SIZE;
-use kmem::memfd::{self, SharedMap};
+use kmem::memfd;
 use kmem::uffd::Uffd;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use wire::{SEGMENT_PAGES, SegmentId};
 
+pub(crate) use self::cursor::Cursor;
+pub(crate) use self::error::GrowError;
+use self::free::{ALL_FRESH, Free};
+use self::segment::Segment;
 use crate::content::frame::{Frame, NO_HANDLE};
 
+mod cursor;
+mod error;
+mod fill;
 mod free;
+mod reserve;
+mod segment;
 #[cfg(test)]
 mod tests;
 
-use free::{ALL_FRESH, Free, HUGE, run_length};
-
-/// Slots that are given memory at once when a cursor comes to them and there is no huge page.
-const POPULATE: u32 = 128;
-/// How long no huge page is asked for after the kernel had none.
-const REFUSED: Duration = Duration::from_secs(10);
-/// CPU time that a huge page may cost; 0.2 ms is usual. In a virtual machine whose free memory its
-/// host takes back (free page reporting, above all of huge pages), the host has to find it again
-/// first: 5 ms were seen. Single pages, used a moment ago by somebody else, come cheaper there.
-const HUGE_COST: Duration = Duration::from_millis(1);
-/// After one that was dearer none is asked for so many times as long: those that merging gives back
-/// come cheap again.
-const HUGE_PAUSE: u32 = 20;
-/// The longest run of slots that one cursor reserves.
-const EXTENT: u32 = 512;
-/// So many slots in a row that have memory are better than more of them without.
-const CRUMBS: u32 = 32;
-/// How long it holds that there is enough memory left: at a gigabyte a second, the most that is
-/// written, ten megabytes.
-const CHECK_EVERY: Duration = Duration::from_millis(10);
 /// Set in a frame's reference count: a child of a user may map it, so its slot is never reused.
 const PINNED: u32 = 1 << 31;
-/// So many stretches that are begun are remembered; each worker has one.
-const BEGUN: usize = 64;
-/// Why the store can take no more frames for now.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum GrowError {
-    #[error(
-        "the daemon's memory cgroup leaves {left_mib} MiB; merging waits until there are {reserve_mib} MiB (raise the limit, or give the daemon a cgroup of its own)"
-    )]
-    Cgroup { left_mib: u64, reserve_mib: u64 },
-    #[error("the host has {left_mib} MiB of memory available; merging waits until there are {reserve_mib} MiB")]
-    Host { left_mib: u64, reserve_mib: u64 },
-    #[error("the store cannot grow: {0}")]
-    Memfd(#[from] memfd::MemfdError),
-    #[error("the store cannot take memory: {0}")]
-    Allocate(std::io::Error),
-    #[error(transparent)]
-    Slots(#[from] NewError),
-    #[error("the store has reached {0} segments")]
-    Full(usize),
-}
-
-/// One sealed memfd.
-pub(crate) struct Segment {
-    pub(crate) id: SegmentId,
-    fd: OwnedFd,
-    map: SharedMap,
-    /// The NUMA node that it lies on, where nodes are kept apart.
-    node: Option<u32>,
-    /// Whether this daemon made it; one that came back from an earlier daemon can only be read.
-    writable: bool,
-    refs: Box<[AtomicU32]>,
-    handles: Box<[AtomicU32]>,
-}
-
-impl Segment {
-    fn new(id: SegmentId, fd: OwnedFd, map: SharedMap, node: Option<u32>, writable: bool) -> Arc<Self> {
-        let atomics = |value| (0..SEGMENT_PAGES).map(|_| AtomicU32::new(value)).collect();
-        Arc::new(Self { id, fd, map, node, writable, refs: atomics(0), handles: atomics(NO_HANDLE) })
-    }
-
-    /// To pass to clients.
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-}
-
-/// Slots of one piece that nobody else has.
-struct Reserved {
-    slots: std::ops::Range<u32>,
-    /// Those before this one have memory.
-    populated: u32,
-    /// It is a whole piece that can be made a huge page.
-    huge: bool,
-    /// Slots at its beginning that are filled last: where runs start is drawn at random.
-    cut: u32,
-}
 
 /// How much of the store is used.
 #[derive(Clone, Copy, Debug, Default)]
@@ -149,17 +83,17 @@ pub(crate) struct Store {
     pub(crate) by_node: bool,
     segments: RwLock<Vec<Option<Arc<Segment>>>>,
     free: Mutex<Free>,
-    quarantine: Duration,
+    quarantine_time: Duration,
     reserve_bytes: u64,
-    /// What slots are filled through, where the system has it.
+    /// Fills slots, where the kernel has what it takes.
     filler: Option<Uffd>,
 }
 
 impl Store {
     /// A store without segments. `by_node`: each NUMA node has frames of its own; `quarantine`: how
-    /// long a slot rests before it is used again; `reserve_bytes`: memory that must be left, on
+    /// long a freed slot is not used again; `reserve_bytes`: memory that must be left, on
     /// the host and under every cgroup limit, for the store to grow.
-    pub(crate) fn new(name: &str, by_node: bool, quarantine: Duration, reserve_bytes: u64) -> Self {
+    pub(crate) fn new(name: &str, by_node: bool, quarantine_time: Duration, reserve_bytes: u64) -> Self {
         let mut seed = [0u8; 8];
         // Without randomness the store works; only the defence against aimed placement is weaker.
         let _ = rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty());
@@ -167,7 +101,7 @@ impl Store {
         let free = Mutex::new(free);
         let filler =
             memfd::filler().inspect_err(|e| tracing::debug!(store = name, "frames are written one by one: {e}")).ok();
-        Self { name: name.into(), by_node, segments: RwLock::default(), free, quarantine, reserve_bytes, filler }
+        Self { name: name.into(), by_node, segments: RwLock::default(), free, quarantine_time, reserve_bytes, filler }
     }
 
     fn segments(&self) -> RwLockReadGuard<'_, Vec<Option<Arc<Segment>>>> {
@@ -217,8 +151,8 @@ impl Store {
         Ok(at)
     }
 
-    /// Takes a segment of an earlier daemon back, to read and to share, never to write. The caller
-    /// has made sure of where it comes from.
+    /// Takes back a segment of an earlier daemon, to read and to share, never to write. The caller
+    /// has checked where it comes from.
     pub(crate) fn adopt(&self, id: SegmentId, fd: OwnedFd) -> Result<(), GrowError> {
         memfd::require_seals(fd.as_fd())?;
         let map = memfd::map_readonly(fd.as_fd(), SEGMENT_PAGES as usize * PAGE_SIZE)?;
@@ -235,115 +169,9 @@ impl Store {
         self.add(Segment::new(id, fd, map, node, true)).map(drop)
     }
 
-    fn check_memory(&self) -> Result<(), GrowError> {
-        if self.free.lock().checked.is_some_and(|checked| checked.elapsed() < CHECK_EVERY) {
-            return Ok(());
-        }
-        let (reserve, mib) = (self.reserve_bytes, 1 << 20);
-        if let Ok(Some(left)) = kmem::cgroup::memory_headroom()
-            && left < reserve
-        {
-            return Err(GrowError::Cgroup { left_mib: left / mib, reserve_mib: reserve / mib });
-        }
-        let available = kmem::procfs::meminfo().map_or(u64::MAX, |m| m.available_kib << 10);
-        if available < reserve {
-            return Err(GrowError::Host { left_mib: available / mib, reserve_mib: reserve / mib });
-        }
-        self.free.lock().checked = Some(Instant::now());
-        Ok(())
-    }
-
     /// The NUMA node that a frame lies on, where nodes are kept apart.
     pub(crate) fn node(&self, frame: Frame) -> Option<u32> {
         self.with(frame, |segment, _| segment.node)?
-    }
-
-    /// Reserves a run of free slots of a node, all in one piece: those behind `after` if they are
-    /// free, else what is left of a stretch that was begun, else from a place drawn at random.
-    fn reserve(&self, after: Option<Frame>, node: Option<u32>) -> Result<Reserved, GrowError> {
-        let mut free = self.free.lock();
-        // Again if what was made was closed at once, since nobody used it yet.
-        while *free.count(node) < u64::from(EXTENT) {
-            drop(free);
-            self.grow(node)?;
-            free = self.free.lock();
-        }
-        let follows = after.map(|f| f.0 + 1).filter(|f| f % SEGMENT_PAGES != 0);
-        let follows = follows.filter(|&f| free.slots[Frame(f).segment()].contains(Frame(f).slot().into()));
-        let begun = if follows.is_none() { free.take_begun(node) } else { None };
-        let most = begun.as_ref().map_or(EXTENT, |rest| rest.end - rest.start);
-        let mut known = follows.or(begun.map(|rest| rest.start));
-        let mut best = (0, 0);
-        if known.is_none() {
-            best = free.longest(node, |free| &free.backed, CRUMBS);
-            if best.1 < CRUMBS {
-                known = free.fresh_piece(node);
-            }
-            if best.1 < CRUMBS && known.is_none() {
-                best = free.longest(node, |free| &free.slots, EXTENT);
-            }
-        }
-        if known.is_none() && best.1 == 0 {
-            // The free slots are few and far: look through all.
-            let mut segments = free.segments(node);
-            let first = segments.find_map(|at| Some(at as u32 * SEGMENT_PAGES + free.slots[at].next(0)? as u32));
-            best.0 = first.ok_or(GrowError::Full(free.slots.len()))?;
-        }
-        let first = known.unwrap_or(best.0);
-        let (at, slot) = (Frame(first).segment(), Frame(first).slot().0);
-        let bits = &mut free.slots[at];
-        let len = run_length(bits, slot).min(most).min(HUGE - slot % HUGE);
-        bits.remove_range(slot.into(), len.into());
-        let backed = &mut free.backed[at];
-        let populated = first + run_length(backed, slot);
-        backed.remove_range(slot.into(), len.into());
-        let piece = 1 << (slot / HUGE);
-        let fresh = free.fresh[at] & piece != 0 && len == HUGE;
-        free.fresh[at] &= !piece;
-        let huge = fresh && free.no_huge_until.is_none_or(|until| Instant::now() > until);
-        let cut = if fresh && follows.is_none() { (free.random() % u64::from(HUGE)) as u32 } else { 0 };
-        *free.count(node) -= u64::from(len);
-        Ok(Reserved { slots: first..first + len, populated, huge, cut })
-    }
-
-    /// Makes a huge page of a fresh piece, which begins with this frame. `false`: there is none to
-    /// be had.
-    fn make_huge(&self, first: Frame) -> bool {
-        let began = kmem::cpu::thread_time();
-        let done = self.segment(first).map(|segment| {
-            let offset = first.slot().index() * PAGE_SIZE;
-            memfd::allocate(segment.fd(), offset as u64, PAGE_SIZE as u64).and_then(|()| segment.map.make_huge(offset))
-        });
-        let took = kmem::cpu::thread_time() - began;
-        if let Some(Err(e)) = &done {
-            tracing::debug!("no huge page for the store: {e}");
-        }
-        let made = matches!(done, Some(Ok(())));
-        if !made || took > HUGE_COST {
-            let pause = if made { took * HUGE_PAUSE } else { REFUSED };
-            self.free.lock().no_huge_until = Some(Instant::now() + pause);
-        }
-        made
-    }
-
-    /// Slots that were reserved and not used are free again; those below `populated` have memory.
-    /// The next who needs slots goes on here: a few with memory at the beginning of a stretch
-    /// would else be left over each time.
-    fn give_slots_back(&self, slots: std::ops::Range<u32>, populated: u32) {
-        if slots.is_empty() {
-            return;
-        }
-        let mut free = self.free.lock();
-        let (at, slot, len) = (Frame(slots.start).segment(), Frame(slots.start).slot().0, slots.end - slots.start);
-        if at < free.slots.len() {
-            free.slots[at].insert_range(slot.into(), len.into());
-            free.backed[at].insert_range(slot.into(), populated.saturating_sub(slots.start).min(len).into());
-            let node = free.nodes[at];
-            *free.count(node) += u64::from(len);
-            if free.begun.len() < BEGUN {
-                free.begun.push(slots);
-            }
-        }
     }
 
     /// Makes a reserved slot a frame with these bytes and `refs` users; `filled`: it may have them.
@@ -380,21 +208,20 @@ impl Store {
         self.with(frame, |s, slot| s.refs[slot].fetch_add(1, AcqRel) & !PINNED == 0).unwrap_or(false)
     }
 
-    /// Remembers that a process that nobody reports on may map this frame: its slot is never used
-    /// again.
+    /// Notes that a process without an agent may map this frame: its slot is never used again.
     pub(crate) fn pin(&self, frame: Frame) {
         self.with(frame, |s, slot| s.refs[slot].fetch_or(PINNED, AcqRel));
     }
 
     /// One user less. With the last one, returns the handle that stands for the frame in the index;
-    /// the caller takes it out there and then calls [`Store::rest`].
+    /// the caller takes it out there and then calls [`Store::quarantine`].
     pub(crate) fn unref(&self, frame: Frame) -> Option<u32> {
         self.with(frame, |s, slot| {
             let less = |refs: u32| (refs & !PINNED != 0).then(|| refs - 1);
             match s.refs[slot].fetch_update(AcqRel, Acquire, less) {
                 Ok(before) => (before & !PINNED == 1).then(|| s.handles[slot].swap(NO_HANDLE, AcqRel)),
                 Err(_) => {
-                    // Somebody counted wrong: nothing is certain about this slot any more.
+                    // A count was wrong: nothing is certain about this slot any more.
                     s.refs[slot].fetch_or(PINNED, AcqRel);
                     tracing::error!(?frame, "a frame lost a user that it did not have; its slot is not used again");
                     None
@@ -403,9 +230,9 @@ impl Store {
         })?
     }
 
-    /// A frame without users goes into quarantine; a pinned one, or one of a segment that cannot be
-    /// written, stays as it is until its segment goes.
-    pub(crate) fn rest(&self, frame: Frame) {
+    /// Quarantines a frame without users. A pinned one, or one of a segment that cannot be written,
+    /// stays as it is until its segment is closed.
+    pub(crate) fn quarantine(&self, frame: Frame) {
         let reusable = self.with(frame, |s, slot| s.writable && s.refs[slot].load(Acquire) == 0).unwrap_or(false);
         if reusable {
             self.free.lock().quarantine.push_back((Instant::now(), frame));
@@ -426,39 +253,28 @@ impl Store {
     /// were closed.
     pub(crate) fn tidy(&self, now: Instant) -> Vec<SegmentId> {
         let mut free = self.free.lock();
-        while let Some(&(since, frame)) = free.quarantine.front() {
-            if now.duration_since(since) < self.quarantine {
-                break;
-            }
-            free.quarantine.pop_front();
-            let (at, slot) = (frame.segment(), frame.slot());
-            debug_assert!(!free.slots[at].contains(slot.into()), "{frame:?} is free already");
-            free.slots[at].insert(slot.into());
-            free.backed[at].insert(slot.into());
-            let node = free.nodes[at];
-            *free.count(node) += 1;
-        }
-        let resting: std::collections::HashSet<usize> = free.quarantine.iter().map(|(_, f)| f.segment()).collect();
+        free.end_quarantine(now, self.quarantine_time);
+        let quarantined: HashSet<usize> = free.quarantine.iter().map(|(_, frame)| frame.segment()).collect();
         let mut segments = self.segments.write();
         let mut closed = Vec::new();
         for at in 0..segments.len() {
             let Some(segment) = &segments[at] else { continue };
             let unused = segment.refs.iter().all(|refs| refs.load(Acquire) & !PINNED == 0);
             let taken = segment.refs.iter().filter(|refs| refs.load(Relaxed) != 0).count() as u32;
-            // A reserved slot is neither free nor counted by anyone: such a segment is in use.
+            // A reserved slot is neither free nor counted: such a segment is in use.
             let whole = !segment.writable || free.slots[at].count() as u32 + taken == SEGMENT_PAGES;
-            if unused && whole && !resting.contains(&at) {
+            if unused && whole && !quarantined.contains(&at) {
                 closed.push(segment.id);
-                let count = free.slots[at].count();
-                *free.count(segment.node) -= count;
-                free.slots[at].clear();
-                free.backed[at].clear();
-                free.fresh[at] = 0;
-                free.begun.retain(|rest| Frame(rest.start).segment() != at);
+                free.close(at);
                 segments[at] = None;
             }
         }
         closed
+    }
+
+    /// The filler, where the kernel has what it takes.
+    fn filler(&self) -> Option<&Uffd> {
+        self.filler.as_ref()
     }
 
     /// The segments there are.
@@ -466,6 +282,7 @@ impl Store {
         self.segments().iter().flatten().map(|s| s.id).collect()
     }
 
+    /// How much of the store is used now.
     pub(crate) fn usage(&self) -> Usage {
         let mut usage = Usage::default();
         for segment in self.segments().iter().flatten() {
@@ -479,148 +296,5 @@ impl Store {
             }
         }
         usage
-    }
-}
-
-/// Reserved slots that can be filled while this lives. Afterwards the segment is one mapping again:
-/// the daemon's mappings are limited too.
-struct Filling<'s> {
-    filler: &'s Uffd,
-    segment: Arc<Segment>,
-    part: std::ops::Range<usize>,
-}
-
-impl<'s> Filling<'s> {
-    /// `None`: the system does not have it, or not now.
-    fn new(store: &'s Store, slots: std::ops::Range<u32>) -> Option<Self> {
-        let (filler, segment) = (store.filler.as_ref()?, store.segment(Frame(slots.start))?);
-        let start = Frame(slots.start).slot().index() * PAGE_SIZE;
-        let part = start..start + (slots.end - slots.start) as usize * PAGE_SIZE;
-        segment.map.register(filler, part.clone()).ok()?;
-        Some(Self { filler, segment, part })
-    }
-
-    /// Gives slots without memory these bytes; returns how many.
-    fn fill(&self, first: Frame, pages: &[[u8; PAGE_SIZE]]) -> usize {
-        self.segment.map.fill(self.filler, first.slot().index(), pages)
-    }
-}
-
-impl Drop for Filling<'_> {
-    fn drop(&mut self) {
-        self.segment.map.unregister(self.filler, self.part.clone());
-    }
-}
-
-/// A worker's place in the store: hands out consecutive slots.
-pub(crate) struct Cursor<'s> {
-    store: &'s Store,
-    node: Option<u32>,
-    slots: std::ops::Range<u32>,
-    /// Those before this one have memory.
-    populated: u32,
-    /// Those before this one were filled.
-    filled: u32,
-    filling: Option<Filling<'s>>,
-    last: Option<Frame>,
-}
-
-impl<'s> Cursor<'s> {
-    /// `node`: where its frames lie, if the store keeps NUMA nodes apart.
-    pub(crate) fn new(store: &'s Store, node: Option<u32>) -> Self {
-        Self { store, node, slots: 0..0, populated: 0, filled: 0, filling: None, last: None }
-    }
-
-    /// Makes a frame with these bytes and `refs` users.
-    pub(crate) fn put(&mut self, bytes: &[u8; PAGE_SIZE], refs: u32) -> Result<Frame, GrowError> {
-        loop {
-            self.need_slots()?;
-            let frame = Frame(self.slots.start);
-            if frame.0 >= self.populated {
-                self.populate(frame)?;
-            }
-            self.slots.start += 1;
-            if self.store.publish(frame, bytes, refs, frame.0 < self.filled) {
-                self.last = Some(frame);
-                return Ok(frame);
-            }
-        }
-    }
-
-    fn need_slots(&mut self) -> Result<(), GrowError> {
-        if self.slots.is_empty() {
-            self.store.check_memory()?;
-            self.reserve()?;
-        }
-        Ok(())
-    }
-
-    /// Says what the next frames will probably hold, in this order, in pieces that lie together in
-    /// memory.
-    pub(crate) fn expect<'b>(
-        &mut self,
-        pieces: impl IntoIterator<Item = &'b [[u8; PAGE_SIZE]]>,
-    ) -> Result<(), GrowError> {
-        self.need_slots()?;
-        let mut pieces = pieces.into_iter().peekable();
-        if self.slots.start < self.populated || pieces.peek().is_none() {
-            return Ok(());
-        }
-        if self.filling.is_none() {
-            self.filling = Filling::new(self.store, self.slots.clone());
-        }
-        let Some(filling) = &self.filling else { return Ok(()) };
-        let mut filled = self.slots.start;
-        for pages in pieces {
-            let most = pages.len().min((self.slots.end - filled) as usize);
-            let done = filling.fill(Frame(filled), &pages[..most]);
-            filled += done as u32;
-            if done < pages.len() {
-                break;
-            }
-        }
-        (self.populated, self.filled) = (filled, filled);
-        Ok(())
-    }
-
-    fn reserve(&mut self) -> Result<(), GrowError> {
-        self.filling = None;
-        let Reserved { slots, mut populated, huge, cut } = self.store.reserve(self.last, self.node)?;
-        if huge && self.store.make_huge(Frame(slots.start)) {
-            populated = slots.end;
-        }
-        let begin = slots.start..slots.start + cut;
-        (self.slots, self.populated, self.filled) = (begin.end..slots.end, populated, 0);
-        self.store.give_slots_back(begin, populated);
-        Ok(())
-    }
-
-    /// Takes back a frame that [`Cursor::put`] made and that has no handle.
-    pub(crate) fn undo(&mut self, frame: Frame, refs: u32) {
-        // A guess may have made it somebody's frame all the same: who leaves last lets it rest.
-        if (0..refs).any(|_| self.store.unref(frame).is_some()) {
-            self.store.rest(frame);
-        }
-    }
-
-    /// Takes the memory before it is written, so that a lack of it is an error here and no signal.
-    fn populate(&mut self, frame: Frame) -> Result<(), GrowError> {
-        let len = POPULATE.min(self.slots.end - frame.0);
-        let page = PAGE_SIZE as u64;
-        let allocate = |s: &Segment, slot: usize| memfd::allocate(s.fd(), slot as u64 * page, u64::from(len) * page);
-        match self.store.with(frame, allocate) {
-            Some(Ok(())) => self.populated = frame.0 + len,
-            Some(Err(e)) => return Err(GrowError::Allocate(e)),
-            None => {}
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Cursor<'_> {
-    fn drop(&mut self) {
-        // Before somebody else can have the slots, and make them ready to be filled.
-        self.filling = None;
-        self.store.give_slots_back(self.slots.clone(), self.populated);
     }
 }

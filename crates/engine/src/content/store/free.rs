@@ -4,14 +4,16 @@
 //! *fresh*: it can be made a huge page at one stroke.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::time::Instant;
+use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use dirty::DirtyTree;
 use kmem::PAGE_SIZE;
 use kmem::memfd::HUGE_PAGE_SIZE;
 use wire::SEGMENT_PAGES;
 
-use super::{EXTENT, Frame};
+use super::reserve::EXTENT;
+use crate::content::frame::Frame;
 
 /// Slots of a huge page.
 pub(super) const HUGE: u32 = (HUGE_PAGE_SIZE / PAGE_SIZE) as u32;
@@ -30,14 +32,15 @@ pub(super) struct Free {
     pub(super) fresh: Vec<u32>,
     /// The NUMA node of each segment, where nodes are kept apart.
     pub(super) nodes: Vec<Option<u32>>,
-    /// How many there are on each node.
+    /// Free slots on each node.
     pub(super) counts: BTreeMap<Option<u32>, u64>,
-    /// What cursors left over of the stretches that they had begun to fill, the latest last.
-    pub(super) begun: Vec<std::ops::Range<u32>>,
+    /// What cursors left over of their reservations, the latest last.
+    pub(super) begun: Vec<Range<u32>>,
+    /// Freed slots, and since when, the earliest first.
     pub(super) quarantine: VecDeque<(Instant, Frame)>,
-    /// Until when no huge page is asked for: the kernel had none, or only a dear one.
+    /// Until when no huge page is requested: the kernel had none, or a slow one.
     pub(super) no_huge_until: Option<Instant>,
-    /// When the memory that is left was last looked at, with success.
+    /// When enough memory was last found to be left.
     pub(super) checked: Option<Instant>,
     /// State of a xorshift generator: where runs start.
     pub(super) random: u64,
@@ -51,7 +54,7 @@ impl Free {
         self.random
     }
 
-    /// How many there are on this node.
+    /// Free slots on this node.
     pub(super) fn count(&mut self, node: Option<u32>) -> &mut u64 {
         self.counts.entry(node).or_default()
     }
@@ -59,6 +62,32 @@ impl Free {
     /// The segments of a node.
     pub(super) fn segments(&self, node: Option<u32>) -> impl Iterator<Item = usize> {
         self.nodes.iter().enumerate().filter(move |&(_, of)| *of == node).map(|(at, _)| at)
+    }
+
+    /// Frees slots that have been quarantined for `time`.
+    pub(super) fn end_quarantine(&mut self, now: Instant, time: Duration) {
+        while let Some(&(since, frame)) = self.quarantine.front() {
+            if now.duration_since(since) < time {
+                break;
+            }
+            self.quarantine.pop_front();
+            let (at, slot) = (frame.segment(), frame.slot());
+            debug_assert!(!self.slots[at].contains(slot.into()), "{frame:?} is free already");
+            self.slots[at].insert(slot.into());
+            self.backed[at].insert(slot.into());
+            let node = self.nodes[at];
+            *self.count(node) += 1;
+        }
+    }
+
+    /// A segment is closed: none of its slots is free any more.
+    pub(super) fn close(&mut self, at: usize) {
+        let (count, node) = (self.slots[at].count(), self.nodes[at]);
+        *self.count(node) -= count;
+        self.slots[at].clear();
+        self.backed[at].clear();
+        self.fresh[at] = 0;
+        self.begun.retain(|begun| Frame(begun.start).segment() != at);
     }
 
     /// The first slot of a fresh huge page of a node, drawn at random, as a frame.
@@ -76,8 +105,8 @@ impl Free {
         None
     }
 
-    /// What is left of a stretch of a node that was begun and that nobody else has taken since.
-    pub(super) fn take_begun(&mut self, node: Option<u32>) -> Option<std::ops::Range<u32>> {
+    /// What is left of a reservation on a node, unless its slots were taken since.
+    pub(super) fn take_begun(&mut self, node: Option<u32>) -> Option<Range<u32>> {
         while let Some(at) = self.begun.iter().rposition(|rest| self.nodes[Frame(rest.start).segment()] == node) {
             let rest = self.begun.remove(at);
             if self.slots[Frame(rest.start).segment()].contains(Frame(rest.start).slot().into()) {
@@ -87,9 +116,8 @@ impl Free {
         None
     }
 
-    /// Looks at some of a set's runs on a node, from places drawn at random on, for one with
-    /// `enough` slots; else the longest that was met: its first slot, as a frame, and its
-    /// length.
+    /// Looks at some of a set's runs on a node, from places drawn at random, for one with `enough`
+    /// slots. Returns it, or the longest of them: its first slot, as a frame, and its length.
     pub(super) fn longest(
         &mut self,
         node: Option<u32>,

@@ -1,3 +1,5 @@
+use super::free::HUGE;
+use super::reserve::REFUSED;
 use super::*;
 
 fn store() -> Store {
@@ -21,7 +23,7 @@ fn slots_that_have_memory_come_first() {
     assert_eq!(frames.len(), 200);
     for &frame in &frames {
         assert!(store.unref(frame).is_some());
-        store.rest(frame);
+        store.quarantine(frame);
     }
     let before = resident(&store);
     let mut cursor = Cursor::new(&store, None);
@@ -147,7 +149,7 @@ fn a_frame_that_is_left_once_too_often_is_never_used_again() {
     let store = store();
     let frame = Cursor::new(&store, None).put(&page(1), 1).unwrap();
     assert!(store.unref(frame).is_some() && store.unref(frame).is_none());
-    store.rest(frame);
+    store.quarantine(frame);
     assert!(!store.try_ref(frame) && store.users(frame) == 0);
     assert_eq!((store.usage().pinned, store.free.lock().quarantine.len()), (1, 0));
     // Not even if it should be taken for free.
@@ -183,7 +185,7 @@ fn a_frame_without_users_cannot_be_taken_and_rests_before_reuse() {
     assert!(store.unref(frame).is_none(), "one user is left");
     assert!(store.unref(frame).is_some(), "the last one leaves");
     assert!(!store.try_ref(frame), "no way back");
-    store.rest(frame);
+    store.quarantine(frame);
     assert!(store.tidy(Instant::now()).is_empty(), "the segment waits for the quarantine");
     assert_eq!(*store.free.lock().count(None), u64::from(SEGMENT_PAGES) - 1);
     assert_eq!(store.tidy(Instant::now() + Duration::from_secs(61)).len(), 1, "then it goes");
@@ -198,11 +200,11 @@ fn a_pinned_frame_is_never_reused_but_goes_with_its_segment() {
     drop(cursor);
     store.pin(pinned);
     assert!(store.unref(pinned).is_some());
-    store.rest(pinned);
+    store.quarantine(pinned);
     store.tidy(Instant::now() + Duration::from_secs(61));
     assert!(!store.free.lock().slots[pinned.segment()].contains(pinned.slot().into()));
     assert!(store.unref(other).is_some());
-    store.rest(other);
+    store.quarantine(other);
     assert_eq!(store.tidy(Instant::now() + Duration::from_secs(61)).len(), 1);
 }
 
@@ -212,7 +214,7 @@ fn a_segment_with_a_cursor_in_it_stays() {
     let mut cursor = Cursor::new(&store, None);
     let frame = cursor.put(&page(1), 1).unwrap();
     store.unref(frame);
-    store.rest(frame);
+    store.quarantine(frame);
     assert!(store.tidy(Instant::now() + Duration::from_secs(61)).is_empty());
     drop(cursor);
     assert_eq!(store.tidy(Instant::now() + Duration::from_secs(61)).len(), 1);
@@ -249,7 +251,7 @@ fn a_segment_of_an_earlier_daemon_is_read_and_never_written() {
     assert!(store.read(frame, &mut bytes));
     assert_eq!(bytes, page(9));
     assert!(store.unref(frame).is_some());
-    store.rest(frame);
+    store.quarantine(frame);
     assert_eq!(store.tidy(Instant::now()), vec![id], "it goes without a quarantine: nothing is reused");
 }
 
@@ -265,7 +267,7 @@ fn each_node_has_segments_of_its_own() {
         assert_eq!(*store.free.lock().count(node), u64::from(SEGMENT_PAGES) - 5);
         for &frame in &frames {
             store.unref(frame).unwrap();
-            store.rest(frame);
+            store.quarantine(frame);
         }
         frames[0].segment()
     });

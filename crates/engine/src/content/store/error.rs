@@ -1,0 +1,23 @@
+//! Why the store cannot grow.
+
+use dirty::NewError;
+use kmem::memfd::MemfdError;
+
+/// Why the store can take no more frames for now.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum GrowError {
+    #[error(
+        "the daemon's memory cgroup leaves {left_mib} MiB; merging waits until there are {reserve_mib} MiB (raise the limit, or give the daemon a cgroup of its own)"
+    )]
+    Cgroup { left_mib: u64, reserve_mib: u64 },
+    #[error("the host has {left_mib} MiB of memory available; merging waits until there are {reserve_mib} MiB")]
+    Host { left_mib: u64, reserve_mib: u64 },
+    #[error("the store cannot grow: {0}")]
+    Memfd(#[from] MemfdError),
+    #[error("the store cannot take memory: {0}")]
+    Allocate(std::io::Error),
+    #[error(transparent)]
+    Slots(#[from] NewError),
+    #[error("the store has reached {0} segments")]
+    Full(usize),
+}

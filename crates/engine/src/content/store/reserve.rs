@@ -1,0 +1,175 @@
+//! Reserving slots: which are next, and whether their piece becomes a huge page.
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use kmem::PAGE_SIZE;
+use kmem::memfd;
+use wire::SEGMENT_PAGES;
+
+use super::Store;
+use super::error::GrowError;
+use super::free::{Free, HUGE, run_length};
+use crate::content::frame::Frame;
+
+/// How long no huge page is requested after the kernel had none.
+pub(super) const REFUSED: Duration = Duration::from_secs(10);
+/// CPU time that a huge page may cost; 0.2 ms is usual. In a virtual machine whose free memory its
+/// host takes back (free page reporting, above all of huge pages), the host has to find it again
+/// first: 5 ms were seen. Single pages, used a moment ago by somebody else, cost less there.
+const HUGE_COST: Duration = Duration::from_millis(1);
+/// After a huge page that cost more, none is requested for 20 times as long: those that merging
+/// gives back are cheap again.
+const HUGE_PAUSE: u32 = 20;
+/// The longest run of slots that one cursor reserves.
+pub(super) const EXTENT: u32 = 512;
+/// A run of 32 slots that have memory is preferred to a longer one without.
+const CRUMBS: u32 = 32;
+/// How long a check that there is enough memory left is valid: at a gigabyte a second, the most that
+/// is written, ten megabytes.
+const CHECK_EVERY: Duration = Duration::from_millis(10);
+/// At most so many unused parts of reservations are remembered; each worker has one.
+const BEGUN: usize = 64;
+
+/// Consecutive slots, within one piece, that one cursor has.
+pub(super) struct Reserved {
+    pub(super) slots: Range<u32>,
+    /// Slots below this one have memory.
+    pub(super) populated: u32,
+    /// It is a whole piece that can be made a huge page.
+    pub(super) huge: bool,
+    /// Slots at its beginning that are filled last: where runs start is drawn at random.
+    pub(super) cut: u32,
+}
+
+/// Where a reservation begins.
+struct Place {
+    /// The first slot, as a frame.
+    first: u32,
+    /// Slots at most.
+    most: u32,
+    /// It continues the cursor's run of frames.
+    follows: bool,
+}
+
+impl Free {
+    /// Chooses free slots of a node: those behind `after`, else what is left of a reservation that
+    /// was begun, else a place drawn at random.
+    fn choose(&mut self, after: Option<Frame>, node: Option<u32>) -> Result<Place, GrowError> {
+        let next = after.map(|frame| frame.0 + 1).filter(|next| next % SEGMENT_PAGES != 0);
+        let next = next.filter(|&next| self.slots[Frame(next).segment()].contains(Frame(next).slot().into()));
+        if let Some(first) = next {
+            return Ok(Place { first, most: EXTENT, follows: true });
+        }
+        if let Some(begun) = self.take_begun(node) {
+            return Ok(Place { first: begun.start, most: begun.end - begun.start, follows: false });
+        }
+        let at = |first| Place { first, most: EXTENT, follows: false };
+        let (first, len) = self.longest(node, |free| &free.backed, CRUMBS);
+        if len >= CRUMBS {
+            return Ok(at(first));
+        }
+        if let Some(first) = self.fresh_piece(node) {
+            return Ok(at(first));
+        }
+        let (first, len) = self.longest(node, |free| &free.slots, EXTENT);
+        if len > 0 {
+            return Ok(at(first));
+        }
+        // The free slots are few and far apart: search all.
+        let mut segments = self.segments(node);
+        let first = segments.find_map(|at| Some(at as u32 * SEGMENT_PAGES + self.slots[at].next(0)? as u32));
+        first.map(at).ok_or(GrowError::Full(self.slots.len()))
+    }
+
+    /// Takes free slots from a place on.
+    fn take(&mut self, place: &Place, node: Option<u32>) -> Reserved {
+        let (first, at, slot) = (place.first, Frame(place.first).segment(), Frame(place.first).slot().0);
+        let bits = &mut self.slots[at];
+        let len = run_length(bits, slot).min(place.most).min(HUGE - slot % HUGE);
+        bits.remove_range(slot.into(), len.into());
+        let backed = &mut self.backed[at];
+        let populated = first + run_length(backed, slot);
+        backed.remove_range(slot.into(), len.into());
+        let piece = 1 << (slot / HUGE);
+        let fresh = self.fresh[at] & piece != 0 && len == HUGE;
+        self.fresh[at] &= !piece;
+        let huge = fresh && self.no_huge_until.is_none_or(|until| Instant::now() > until);
+        let cut = if fresh && !place.follows { (self.random() % u64::from(HUGE)) as u32 } else { 0 };
+        *self.count(node) -= u64::from(len);
+        Reserved { slots: first..first + len, populated, huge, cut }
+    }
+}
+
+impl Store {
+    /// Whether there is memory left for the store to grow, on the host and under every cgroup limit.
+    pub(super) fn check_memory(&self) -> Result<(), GrowError> {
+        if self.free.lock().checked.is_some_and(|checked| checked.elapsed() < CHECK_EVERY) {
+            return Ok(());
+        }
+        let (reserve, mib) = (self.reserve_bytes, 1 << 20);
+        if let Ok(Some(left)) = kmem::cgroup::memory_headroom()
+            && left < reserve
+        {
+            return Err(GrowError::Cgroup { left_mib: left / mib, reserve_mib: reserve / mib });
+        }
+        let available = kmem::procfs::meminfo().map_or(u64::MAX, |m| m.available_kib << 10);
+        if available < reserve {
+            return Err(GrowError::Host { left_mib: available / mib, reserve_mib: reserve / mib });
+        }
+        self.free.lock().checked = Some(Instant::now());
+        Ok(())
+    }
+
+    /// Reserves a run of free slots of a node, all in one piece; grows if too few are left.
+    pub(super) fn reserve(&self, after: Option<Frame>, node: Option<u32>) -> Result<Reserved, GrowError> {
+        let mut free = self.free.lock();
+        // Again if the new segment was closed at once, since nobody used it yet.
+        while *free.count(node) < u64::from(EXTENT) {
+            drop(free);
+            self.grow(node)?;
+            free = self.free.lock();
+        }
+        let place = free.choose(after, node)?;
+        Ok(free.take(&place, node))
+    }
+
+    /// Makes a huge page of the fresh piece that begins with this frame. `false`: the kernel has
+    /// none.
+    pub(super) fn make_huge(&self, first: Frame) -> bool {
+        let began = kmem::cpu::thread_time();
+        let done = self.segment(first).map(|segment| {
+            let offset = first.slot().index() * PAGE_SIZE;
+            memfd::allocate(segment.fd(), offset as u64, PAGE_SIZE as u64).and_then(|()| segment.map.make_huge(offset))
+        });
+        let took = kmem::cpu::thread_time() - began;
+        if let Some(Err(e)) = &done {
+            tracing::debug!("no huge page for the store: {e}");
+        }
+        let made = matches!(done, Some(Ok(())));
+        if !made || took > HUGE_COST {
+            let pause = if made { took * HUGE_PAUSE } else { REFUSED };
+            self.free.lock().no_huge_until = Some(Instant::now() + pause);
+        }
+        made
+    }
+
+    /// Frees slots that were reserved and not used; those below `populated` have memory. The next
+    /// cursor continues here. Otherwise a few slots with memory would be left over each time.
+    pub(super) fn give_slots_back(&self, slots: Range<u32>, populated: u32) {
+        if slots.is_empty() {
+            return;
+        }
+        let mut free = self.free.lock();
+        let (at, slot, len) = (Frame(slots.start).segment(), Frame(slots.start).slot().0, slots.end - slots.start);
+        if at < free.slots.len() {
+            free.slots[at].insert_range(slot.into(), len.into());
+            free.backed[at].insert_range(slot.into(), populated.saturating_sub(slots.start).min(len).into());
+            let node = free.nodes[at];
+            *free.count(node) += u64::from(len);
+            if free.begun.len() < BEGUN {
+                free.begun.push(slots);
+            }
+        }
+    }
+}

@@ -6,6 +6,7 @@ pub(crate) mod demo;
 pub(crate) mod detach;
 pub(crate) mod dirty;
 pub(crate) mod doctor;
+pub(crate) mod estimate;
 pub(crate) mod ksm;
 pub(crate) mod pool;
 pub(crate) mod run;

@@ -4,7 +4,6 @@
 //! turns an error into a message and an exit code.
 
 mod cmd;
-mod estimate;
 mod exit;
 mod paths;
 
@@ -13,7 +12,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::cmd::{checkpoint, daemon, demo, detach, dirty, doctor, ksm, pool, run, status};
+use crate::cmd::{checkpoint, daemon, demo, detach, dirty, doctor, estimate, ksm, pool, run, status};
 pub(crate) use crate::exit::{Code, Coded};
 
 /// Gives a virtual-machine host its memory back: merges identical pages of running guests, from

@@ -1,8 +1,8 @@
 //! `pageone dirty`: which pages clients write, how fast, and whether a pre-copy migration would
 //! converge.
 //!
-//! The daemon scans a client when it is asked (`engine::report::rates`), so this asks at least once a
-//! second, and prints when the interval is over.
+//! The daemon scans a client when it is asked (`engine::report::rates`), so this asks at least once
+//! a second, and prints when the interval is over.
 
 mod migration;
 mod text;

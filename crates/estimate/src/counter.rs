@@ -1,26 +1,27 @@
-//! One worker's part of a target: chunks in, figures out.
+//! Counting chunks: one worker's part of a target.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::index::{Index, Seen, Taker};
+use crate::index::{Index, Reserved, Seen};
 
-/// Chunks of a target, by what is seen at once; what they share is in the index.
+/// The chunks of a target, as far as they can be counted without the index.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Tally {
-    /// Chunks looked at, zero ones too.
-    pub(super) chunks: u64,
-    /// Zero chunks, holes of files too.
-    pub(super) zero: u64,
+pub(crate) struct Tally {
+    /// Chunks scanned, those of zeros included.
+    pub(crate) chunks: u64,
+    /// Chunks of zeros, holes of files included.
+    pub(crate) zero: u64,
     /// Bytes read and hashed; holes are not.
-    pub(super) bytes_read: u64,
-    /// Chunks whose content was known, while the index knew all.
-    pub(super) repeats: u64,
-    /// Mappings that these would take: see [`Counter`].
-    pub(super) mappings: u64,
+    pub(crate) bytes_read: u64,
+    /// Chunks with a known content, counted while the index had all contents.
+    pub(crate) repeats: u64,
+    /// Mappings for these chunks, see [`Counter`].
+    pub(crate) mappings: u64,
 }
 
 impl Tally {
-    pub(super) fn add(&mut self, more: &Tally) {
+    /// Adds another worker's chunks.
+    pub(crate) fn add(&mut self, more: &Tally) {
         self.chunks += more.chunks;
         self.zero += more.zero;
         self.bytes_read += more.bytes_read;
@@ -29,42 +30,45 @@ impl Tally {
     }
 }
 
-/// What the chunk before was.
+/// The previous chunk.
 #[derive(Clone, Copy)]
 enum Before {
+    /// A known content with this number.
     Known(u32),
     Other,
 }
 
-/// Takes chunks in the order in which they lie.
+/// Counts chunks in address order, and the mappings that PageONE would need.
 ///
-/// It also counts mappings. Frames are placed in the order in which contents are first seen, so a
-/// run of known chunks whose contents were first seen one after the other, or that all have one
-/// content, can be mapped as one; and where memory of its own follows a run, that becomes a mapping
-/// as well.
-pub(super) struct Counter<'a> {
+/// PageONE places frames in the order in which contents are first seen. So a run of known chunks
+/// needs one mapping if their contents were first seen one after the other, or if all have the same
+/// content. Private memory after a run needs a mapping of its own.
+pub(crate) struct Counter<'a> {
     index: &'a Index,
     seed: u64,
     target: u16,
     chunk: usize,
-    taker: Taker,
+    reserved: Reserved,
+    /// Position of the previous chunk, in chunks.
     before: Option<(u64, Before)>,
-    /// For each chunk of a block, whether it is zero; for each that is not, its digest, and what
-    /// became of that.
+    /// Whether each chunk of a block is zeros.
     zero: Vec<bool>,
+    /// Digest of each chunk that is not.
     digests: Vec<u64>,
+    /// The index's answer for each digest.
     seen: Vec<Seen>,
-    pub(super) tally: Tally,
+    pub(crate) tally: Tally,
 }
 
 impl<'a> Counter<'a> {
-    pub(super) fn new(index: &'a Index, seed: u64, target: u16, chunk: usize) -> Self {
-        Counter {
+    /// A counter of chunks of `chunk` bytes in target `target`.
+    pub(crate) fn new(index: &'a Index, seed: u64, target: u16, chunk: usize) -> Self {
+        Self {
             index,
             seed,
             target,
             chunk,
-            taker: Taker::default(),
+            reserved: Reserved::default(),
             before: None,
             zero: Vec::new(),
             digests: Vec::new(),
@@ -73,20 +77,20 @@ impl<'a> Counter<'a> {
         }
     }
 
-    /// What comes next does not lie behind what came last.
-    pub(super) fn start(&mut self) {
+    /// The next chunk is not adjacent to the last one.
+    pub(crate) fn start(&mut self) {
         self.before = None;
     }
 
-    /// Chunks that are zero and need not be read.
-    pub(super) fn zeros(&mut self, chunks: u64) {
+    /// Counts chunks of zeros that need not be read.
+    pub(crate) fn zeros(&mut self, chunks: u64) {
         self.tally.chunks += chunks;
         self.tally.zero += chunks;
         self.before = None;
     }
 
-    /// Chunks that were read, whole ones, and where each lies, in chunks.
-    pub(super) fn chunks(&mut self, positions: impl Iterator<Item = u64>, bytes: &[u8]) {
+    /// Counts chunks that were read: their positions, in chunks, and their bytes.
+    pub(crate) fn chunks(&mut self, positions: impl Iterator<Item = u64>, bytes: &[u8]) {
         self.zero.clear();
         self.digests.clear();
         for chunk in bytes.chunks_exact(self.chunk) {
@@ -96,7 +100,7 @@ impl<'a> Counter<'a> {
                 self.digests.push(xxh3_64_with_seed(chunk, self.seed));
             }
         }
-        self.index.see(&self.digests, self.target, &mut self.taker, &mut self.seen);
+        self.index.see(&self.digests, self.target, &mut self.reserved, &mut self.seen);
         self.tally.chunks += self.zero.len() as u64;
         self.tally.zero += (self.zero.len() - self.digests.len()) as u64;
         self.tally.bytes_read += bytes.len() as u64;
@@ -107,9 +111,9 @@ impl<'a> Counter<'a> {
             let now = match known {
                 Some(Seen::Known(number)) => {
                     self.tally.repeats += 1;
-                    let goes_on =
+                    let continues =
                         matches!(behind, Some(Before::Known(last)) if number == last || number == last.wrapping_add(1));
-                    self.tally.mappings += u64::from(!goes_on);
+                    self.tally.mappings += u64::from(!continues);
                     Before::Known(number)
                 }
                 _ => {
@@ -122,7 +126,7 @@ impl<'a> Counter<'a> {
     }
 }
 
-/// Most chunks that are not zero show it in their first bytes.
+/// Whether all bytes are zero. Most other chunks differ in their first 256 bytes.
 fn is_zero(chunk: &[u8]) -> bool {
     chunk.chunks(256).all(|part| part.iter().fold(0, |all, byte| all | byte) == 0)
 }

@@ -1,38 +1,39 @@
-//! Looking at one target with several threads.
+//! Scanning one target with several threads.
 //!
-//! A target is cut into pieces of about 4 MiB, so that its pages are taken mostly in the order in
-//! which they lie, and threads still share the work. Pieces are handed out one by one; the files of
-//! a directory are found on the way, so that memory does not depend on how many there are.
+//! A target is cut into pieces of about 4 MiB. So pages are counted mostly in address order, and
+//! threads still share the work. Threads take pieces one by one. The files of a directory are found
+//! on the way, so that memory use does not depend on their number.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-use indicatif::ProgressBar;
 use kmem::Range;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::counter::{Counter, Tally};
-use super::files::{self, OpenFile, Step, Walk};
-use super::index::Index;
-use super::process::Process;
-use super::target::LeftOut;
+use crate::Progress;
+use crate::counter::{Counter, Tally};
+use crate::files::{self, OpenFile, Step, Walk};
+use crate::index::Index;
+use crate::process::Process;
+use crate::target::{LeftOut, Reason};
 
-/// See the module's page.
+/// Bytes of a piece: see the top of this file.
 const PIECE: usize = 4 << 20;
-/// So many problems of one target are named; the rest are counted.
+/// Problems of one target that are reported; further ones are counted.
 const NAMED: usize = 20;
 
-/// How to look.
+/// What all scans of an estimate have in common.
 #[derive(Clone, Copy)]
-pub(super) struct How<'a> {
-    pub(super) index: &'a Index,
-    pub(super) seed: u64,
-    pub(super) chunk: usize,
-    pub(super) threads: usize,
-    pub(super) progress: &'a ProgressBar,
+pub(crate) struct Context<'a> {
+    pub(crate) index: &'a Index,
+    pub(crate) seed: u64,
+    pub(crate) chunk: usize,
+    pub(crate) threads: usize,
+    pub(crate) progress: &'a dyn Progress,
 }
 
-/// What is to be looked at.
-pub(super) enum Source {
+/// An open target.
+pub(crate) enum Source {
     Process(Process),
     File(OpenFile),
     Directory(Walk),
@@ -41,40 +42,40 @@ pub(super) enum Source {
 enum Piece {
     Memory(Arc<Process>, Vec<Range>),
     File(Arc<OpenFile>, std::ops::Range<u64>),
-    /// So many bytes of a hole.
+    /// A hole of this many bytes.
     Hole(u64),
 }
 
-/// A file, or what is left of it.
+/// The part of a file that is still to be scanned.
 struct Rest {
     file: Arc<OpenFile>,
     range: std::ops::Range<u64>,
-    /// Up to here there is no hole.
+    /// End of the current data: there is no hole before it.
     data_end: u64,
 }
 
-/// Work that is left.
+/// The work left.
 struct Queue {
-    /// Memory; the next piece last.
+    /// Pieces of memory; the next piece last.
     pieces: Vec<Piece>,
     files: Vec<Rest>,
     walk: Option<Walk>,
-    /// Files that a thread is just opening: there may be pieces soon.
+    /// Number of files that threads are opening: they may become pieces.
     opening: usize,
     problems: Problems,
 }
 
-/// What could not be looked at.
+/// What could not be scanned.
 #[derive(Default)]
 struct Problems {
     named: Vec<LeftOut>,
     further: u64,
-    /// The process is gone, and with it the rest.
+    /// The process has ended; nothing more can be scanned.
     over: bool,
 }
 
 impl Problems {
-    fn add(&mut self, target: String, reason: String) {
+    fn add(&mut self, target: String, reason: Reason) {
         match self.named.len() {
             NAMED.. => self.further += 1,
             _ => self.named.push(LeftOut { target, reason }),
@@ -82,27 +83,27 @@ impl Problems {
     }
 }
 
-/// Looks at the target with this number. Gives its figures, and what was left out of it.
-pub(super) fn scan(name: &str, number: u16, source: Source, how: How<'_>) -> (Tally, Vec<LeftOut>) {
+/// Scans the target with this number. Returns its counts, and what was left out.
+pub(crate) fn scan(name: &str, number: u16, source: Source, context: Context<'_>) -> (Tally, Vec<LeftOut>) {
     let mut queue =
         Queue { pieces: Vec::new(), files: Vec::new(), walk: None, opening: 0, problems: Problems::default() };
     match source {
         Source::Process(process) => {
-            how.progress.inc_length(process.bytes());
+            context.progress.found(process.bytes());
             let process = Arc::new(process);
-            let pieces = process.pieces(PIECE.max(how.chunk));
+            let pieces = process.pieces(PIECE.max(context.chunk));
             queue.pieces.extend(pieces.into_iter().rev().map(|piece| Piece::Memory(process.clone(), piece)));
         }
         Source::File(file) => {
-            how.progress.inc_length(file.size);
+            context.progress.found(file.size);
             queue.push_file(file);
         }
         Source::Directory(walk) => queue.walk = Some(walk),
     }
-    let work = Work { queue: Mutex::new(queue), changed: Condvar::new(), name, number, how };
+    let work = Work { queue: Mutex::new(queue), changed: Condvar::new(), name, number, context };
     let mut tally = Tally::default();
     std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..how.threads).map(|_| scope.spawn(|| work.run())).collect();
+        let threads: Vec<_> = (0..context.threads).map(|_| scope.spawn(|| work.run())).collect();
         for thread in threads {
             match thread.join() {
                 Ok(part) => tally.add(&part),
@@ -110,21 +111,21 @@ pub(super) fn scan(name: &str, number: u16, source: Source, how: How<'_>) -> (Ta
             }
         }
     });
-    let problems = work.queue.into_inner().unwrap_or_else(PoisonError::into_inner).problems;
+    let problems = work.queue.into_inner().problems;
     let mut left_out = problems.named;
     if problems.further > 0 {
-        left_out.push(LeftOut { target: name.into(), reason: format!("{} more could not be read", problems.further) });
+        left_out.push(LeftOut { target: name.into(), reason: Reason::More(problems.further) });
     }
     (tally, left_out)
 }
 
 struct Work<'a> {
     queue: Mutex<Queue>,
-    /// There is more to do, or nothing more will come.
+    /// Notified when there are new pieces, or there will be none.
     changed: Condvar,
     name: &'a str,
     number: u16,
-    how: How<'a>,
+    context: Context<'a>,
 }
 
 impl Queue {
@@ -160,32 +161,29 @@ impl Queue {
 }
 
 impl Work<'_> {
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
+    /// A worker: counts pieces until there are none.
     fn run(&self) -> Tally {
-        let How { index, seed, chunk, progress, .. } = self.how;
+        let Context { index, seed, chunk, progress, .. } = self.context;
         let mut counter = Counter::new(index, seed, self.number, chunk);
         let mut buffer = Vec::new();
         while let Some(piece) = self.next() {
-            let advance = |bytes| progress.inc(bytes);
+            let advance = |bytes| progress.scanned(bytes);
             match piece {
                 Piece::Hole(bytes) => {
                     counter.zeros(bytes.div_ceil(chunk as u64));
                     advance(bytes);
                 }
                 Piece::File(file, range) => {
-                    if let Err(reason) = file.read(range, chunk, &mut buffer, &mut counter, advance) {
-                        self.lock().problems.add(file.path().display().to_string(), reason);
+                    if let Err(error) = file.read(range, chunk, &mut buffer, &mut counter, advance) {
+                        self.queue.lock().problems.add(file.path().display().to_string(), error.into());
                     }
                 }
                 Piece::Memory(process, spans) => {
-                    if let Err(reason) = process.read(&spans, chunk, &mut buffer, &mut counter, advance) {
-                        let mut queue = self.lock();
+                    if let Err(error) = process.read(&spans, chunk, &mut buffer, &mut counter, advance) {
+                        let mut queue = self.queue.lock();
                         queue.pieces.clear();
                         if !std::mem::replace(&mut queue.problems.over, true) {
-                            queue.problems.add(self.name.into(), reason);
+                            queue.problems.add(self.name.into(), error.into());
                         }
                     }
                 }
@@ -194,11 +192,11 @@ impl Work<'_> {
         counter.tally
     }
 
-    /// The next piece, or `None` when there will be none.
+    /// The next piece; waits while files are being opened. `None`: there will be none.
     fn next(&self) -> Option<Piece> {
-        let mut queue = self.lock();
+        let mut queue = self.queue.lock();
         loop {
-            if let Some(piece) = queue.pop(self.how.chunk) {
+            if let Some(piece) = queue.pop(self.context.chunk) {
                 return Some(piece);
             }
             match queue.walk.as_mut().and_then(Walk::next) {
@@ -209,27 +207,25 @@ impl Work<'_> {
                     queue.opening -= 1;
                     self.changed.notify_all();
                 }
-                Some(Step::LeftOut(path, reason)) => queue.problems.add(path.display().to_string(), reason),
-                None if queue.opening > 0 => {
-                    queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
-                }
+                Some(Step::LeftOut(path, reason)) => queue.problems.add(path.display().to_string(), reason.into()),
+                None if queue.opening > 0 => self.changed.wait(&mut queue),
                 None => return None,
             }
         }
     }
 
-    /// Opens a file of a directory and puts it into the queue.
+    /// Opens a file of a directory and adds it to the queue.
     fn open(&self, path: PathBuf) -> MutexGuard<'_, Queue> {
         let opened = files::open(&path, false);
-        let mut queue = self.lock();
+        let mut queue = self.queue.lock();
         match opened {
             Ok(file) => {
                 if queue.walk.as_mut().is_some_and(|walk| walk.admits(&file)) {
-                    self.how.progress.inc_length(file.size);
+                    self.context.progress.found(file.size);
                     queue.push_file(file);
                 }
             }
-            Err(reason) => queue.problems.add(path.display().to_string(), reason),
+            Err(error) => queue.problems.add(path.display().to_string(), error.into()),
         }
         queue
     }

@@ -1,64 +1,68 @@
 //! What the kernel's KSM and PageONE would save, and what each would cost.
 //!
-//! Both sides at their best: KSM with `use_zero_pages`, PageONE with every run mapped that can be.
-//! Costs of CPU are those that `pageone-bench idle` measured (docs/benchmarks.md): on another
-//! machine they differ, their ratio does not much.
+//! Both at their best: KSM with `use_zero_pages`, PageONE with every possible run mapped. The CPU
+//! costs are those measured by `pageone-bench idle` (docs/benchmarks.md). They differ between
+//! machines; their ratio differs little.
 
 use serde::Serialize;
 
 const PAGE: f64 = kmem::PAGE_SIZE as f64;
 
-/// `struct ksm_rmap_item`, for every page that KSM has looked at
+/// Bytes of a `struct ksm_rmap_item`, one for each page that KSM has scanned
 /// (Documentation/admin-guide/mm/ksm.rst, `general_profit`).
 const KSM_PAGE_BYTES: f64 = 64.0;
-/// `struct ksm_stable_node`, for every frame.
+/// Bytes of a `struct ksm_stable_node`, one for each frame.
 const KSM_FRAME_BYTES: f64 = 64.0;
-/// `max_page_sharing`: users of one frame, as the kernel has it by default.
-pub(super) const KSM_SHARING: u64 = 256;
-/// CPU for a merged page, and for a page in a later scan.
+/// The most pages that share a frame: the kernel's default of `max_page_sharing`.
+pub(crate) const KSM_SHARING: u64 = 256;
+/// KSM's CPU time for a merged page, µs.
 const KSM_MERGE_US: f64 = 7.16;
+/// KSM's CPU time for a page in a later scan, ns.
 const KSM_SCAN_NS: f64 = 341.0;
 
-/// The ledger: an entry of 4 bytes and 8 bits in sets; the agent's bit.
+/// Bytes of the ledger for a page: an entry of 4 bytes, 8 bits in sets, and one bit in the agent.
 const LEDGER_BYTES: f64 = 4.0 + 1.0 + 0.125;
-/// Index: a slot and a tree node for each content.
+/// Bytes of the index for a content: a slot and a tree node.
 const INDEX_BYTES: f64 = 32.0;
-/// A mapping, `struct vm_area_struct` with its part of the tree that holds it.
+/// Bytes of a mapping: a `struct vm_area_struct` and its share of the maple tree.
 const MAPPING_BYTES: f64 = 225.0;
+/// PageONE's CPU time for a merged page, µs.
 const PAGEONE_MERGE_US: f64 = 3.79;
+/// PageONE's CPU time for a page in a later scan, ns.
 const PAGEONE_SCAN_NS: f64 = 6.31;
 
-/// What was counted over all targets.
+/// Pages of all targets, by kind.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Pages {
-    /// Pages looked at.
-    pub(super) all: f64,
-    pub(super) zero: f64,
-    /// Contents that are there more than once.
-    pub(super) frames: f64,
-    /// The same, where a frame has [`KSM_SHARING`] users at most.
-    pub(super) ksm_frames: f64,
+pub(crate) struct Pages {
+    /// Pages scanned.
+    pub(crate) all: f64,
+    /// Pages of zeros.
+    pub(crate) zero: f64,
+    /// Contents with several pages.
+    pub(crate) frames: f64,
+    /// The frames for these contents, if [`KSM_SHARING`] pages share a frame at most.
+    pub(crate) ksm_frames: f64,
     /// Pages with such contents.
-    pub(super) shared: f64,
-    /// Contents that are there once.
-    pub(super) unique: f64,
+    pub(crate) shared: f64,
+    /// Contents with a single page.
+    pub(crate) unique: f64,
     /// Mappings for the shared pages.
-    pub(super) mappings: f64,
+    pub(crate) mappings: f64,
 }
 
-/// One way of merging. Bytes, seconds.
+/// The effect of one way of merging.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(super) struct Merging {
-    /// Memory given back.
-    pub(super) saved_bytes: f64,
-    /// Memory that the merging itself takes.
-    pub(super) own_bytes: f64,
-    /// The difference.
-    pub(super) general_profit: f64,
-    /// CPU time until all is merged.
-    pub(super) merge_cpu_seconds: f64,
-    /// CPU time of each scan of all pages from then on.
-    pub(super) scan_cpu_seconds: f64,
+pub struct Merging {
+    /// Memory saved, bytes.
+    pub saved_bytes: f64,
+    /// Memory that merging itself takes, bytes.
+    pub own_bytes: f64,
+    /// The difference, bytes.
+    pub general_profit: f64,
+    /// CPU time until everything is merged, seconds.
+    pub merge_cpu_seconds: f64,
+    /// CPU time of each later scan of all pages, seconds.
+    pub scan_cpu_seconds: f64,
 }
 
 fn merging(saved_pages: f64, own_bytes: f64, merged: f64, scanned: f64, us: f64, ns: f64) -> Merging {
@@ -73,13 +77,15 @@ fn merging(saved_pages: f64, own_bytes: f64, merged: f64, scanned: f64, us: f64,
 }
 
 impl Pages {
-    pub(super) fn ksm(&self) -> Merging {
+    /// Merging by KSM.
+    pub(crate) fn ksm(&self) -> Merging {
         let own = self.all * KSM_PAGE_BYTES + self.ksm_frames * KSM_FRAME_BYTES;
         let saved = self.shared - self.ksm_frames + self.zero;
         merging(saved, own, self.shared + self.zero, self.all, KSM_MERGE_US, KSM_SCAN_NS)
     }
 
-    pub(super) fn pageone(&self) -> Merging {
+    /// Merging by PageONE.
+    pub(crate) fn pageone(&self) -> Merging {
         let own = self.all * LEDGER_BYTES + (self.frames + self.unique) * INDEX_BYTES + self.mappings * MAPPING_BYTES;
         let saved = self.shared - self.frames + self.zero;
         merging(saved, own, self.shared + self.zero, self.all, PAGEONE_MERGE_US, PAGEONE_SCAN_NS)

@@ -9,11 +9,11 @@ fn mix(n: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-fn see(index: &Index, taker: &mut Taker, target: u16, digests: &[u64]) -> Vec<Seen> {
+fn see(index: &Index, reserved: &mut Reserved, target: u16, digests: &[u64]) -> Vec<Seen> {
     let mut seen = Vec::new();
     for batch in digests.chunks(64) {
         let mut some = Vec::new();
-        index.see(batch, target, taker, &mut some);
+        index.see(batch, target, reserved, &mut some);
         seen.extend(some);
     }
     seen
@@ -24,9 +24,9 @@ fn counts_are_exact_for_each_target() {
     let index = Index::new(1 << 30);
     let mut model: BTreeMap<u64, BTreeMap<u16, u64>> = BTreeMap::new();
     for target in 0..4u16 {
-        let mut taker = Taker::default();
+        let mut reserved = Reserved::default();
         let digests: Vec<u64> = (0..20_000).map(|i| mix(mix(i + u64::from(target) * 77) % 3000)).collect();
-        see(&index, &mut taker, target, &digests);
+        see(&index, &mut reserved, target, &digests);
         digests.iter().for_each(|&d| *model.entry(d).or_default().entry(target).or_default() += 1);
     }
     let mut seen: Vec<Vec<(u16, u64)>> = Vec::new();
@@ -49,7 +49,7 @@ fn threads_count_together() {
                 let index = &index;
                 scope.spawn(move || {
                     let digests: Vec<u64> = (0..30_000).map(|i| mix((i + me * 10_000) % 40_000)).collect();
-                    see(index, &mut Taker::default(), target, &digests);
+                    see(index, &mut Reserved::default(), target, &digests);
                 });
             }
         });
@@ -68,7 +68,7 @@ fn threads_count_together() {
 fn a_full_count_goes_on_in_a_record() {
     let index = Index::new(1 << 30);
     let digests = vec![64; COUNT_MAX as usize * 2 + 5];
-    see(&index, &mut Taker::default(), 3, &digests);
+    see(&index, &mut Reserved::default(), 3, &digests);
     index.for_each(|_, sightings| assert_eq!(sightings, [(3, COUNT_MAX * 2 + 5)]));
     assert!(index.bytes() < 100_000);
 }
@@ -76,11 +76,11 @@ fn a_full_count_goes_on_in_a_record() {
 #[test]
 fn one_worker_numbers_contents_in_order() {
     let index = Index::new(1 << 30);
-    let mut taker = Taker::default();
+    let mut reserved = Reserved::default();
     let digests: Vec<u64> = (1..=3).map(mix).collect();
-    assert_eq!(see(&index, &mut taker, 0, &digests), [Seen::New(0), Seen::New(1), Seen::New(2)]);
-    assert_eq!(see(&index, &mut taker, 0, &digests[1..]), [Seen::Known(1), Seen::Known(2)]);
-    assert_eq!(see(&index, &mut taker, 0, &[mix(4)]), [Seen::New(3)], "no number is lost");
+    assert_eq!(see(&index, &mut reserved, 0, &digests), [Seen::New(0), Seen::New(1), Seen::New(2)]);
+    assert_eq!(see(&index, &mut reserved, 0, &digests[1..]), [Seen::Known(1), Seen::Known(2)]);
+    assert_eq!(see(&index, &mut reserved, 0, &[mix(4)]), [Seen::New(3)], "no number is lost");
 }
 
 /// In a sixteenth of the memory that it would take: within the limit, and right on the whole. One
@@ -90,7 +90,7 @@ fn a_sample_is_within_its_limit_and_unbiased() {
     const CONTENTS: u64 = 400_000;
     let limit = CONTENTS * CONTENT_BYTES / 16;
     let index = Index::new(limit);
-    let mut taker = Taker::default();
+    let mut reserved = Reserved::default();
     let mut pages = 0u64;
     for target in 0..2u16 {
         let mut digests: Vec<u64> = (0..CONTENTS / 2 + CONTENTS / 4)
@@ -100,7 +100,7 @@ fn a_sample_is_within_its_limit_and_unbiased() {
             })
             .collect();
         pages += digests.len() as u64;
-        see(&index, &mut taker, target, &digests);
+        see(&index, &mut reserved, target, &digests);
         digests.clear();
         assert!(index.bytes() <= limit, "{} of {limit} bytes", index.bytes());
     }

@@ -1,8 +1,8 @@
-//! Files and directories: opened, walked, read.
+//! Files and directories: opening, walking, reading.
 //!
-//! A file is read as it is, whatever is in it. Its holes (`SEEK_DATA`, lseek(2)) count as zero and
-//! are not read; its last chunk is filled up with zeros, as the page cache does. Directories are
-//! walked without following links and without leaving their file system.
+//! A file is read as raw bytes. Its holes (`SEEK_DATA`, lseek(2)) count as zeros and are not read.
+//! Its last chunk is padded with zeros, as in the page cache. Walks do not follow links and do not
+//! leave the file system.
 
 use std::collections::HashSet;
 use std::fs::{File, OpenOptions, ReadDir};
@@ -14,35 +14,72 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use rustix::fs::{SeekFrom, seek};
 
-use super::counter::Counter;
+use crate::counter::Counter;
 
-/// Bytes that are read at a time: they fit the processor's second cache.
-pub(super) const BLOCK: usize = 256 << 10;
+/// Bytes read at a time: they fit the CPU's second-level cache.
+pub(crate) const BLOCK: usize = 256 << 10;
 
-/// Device and inode: the same file under whatever name.
-pub(super) type Identity = (u64, u64);
+/// Device and inode, which identify a file under any name.
+pub(crate) type Identity = (u64, u64);
+
+/// Why a file or directory cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// `ENOENT`.
+    #[error("no such file or process")]
+    NotFound,
+    /// `EACCES` or `EPERM`.
+    #[error("no permission to read it; run as root or as its owner")]
+    NoPermission,
+    /// The file is neither regular nor a directory: what it is.
+    #[error("it is {0}; only regular files and directories are read")]
+    Special(&'static str),
+    /// The file was cut while it was read.
+    #[error("it became shorter: {read} of {size} bytes were there")]
+    Shorter {
+        /// Bytes read.
+        read: u64,
+        /// Bytes when it was opened.
+        size: u64,
+    },
+    /// Another error.
+    #[error(transparent)]
+    Io(io::Error),
+}
+
+impl From<io::Error> for FileError {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::NotFound => Self::NotFound,
+            io::ErrorKind::PermissionDenied => Self::NoPermission,
+            _ => Self::Io(error),
+        }
+    }
+}
 
 /// A regular file.
 #[derive(Debug)]
-pub(super) struct OpenFile {
+pub(crate) struct OpenFile {
     file: File,
     path: PathBuf,
-    pub(super) size: u64,
-    pub(super) identity: Identity,
-    pub(super) links: u64,
-    /// Somebody has said already what is wrong with it.
+    /// Its size when it was opened, bytes.
+    pub(crate) size: u64,
+    pub(crate) identity: Identity,
+    /// Number of its names.
+    pub(crate) links: u64,
+    /// An error has been returned for it.
     failed: AtomicBool,
 }
 
-/// Opens a regular file; an error names the reason alone. `follow`: a symbolic link, too.
-pub(super) fn open(path: &Path, follow: bool) -> Result<OpenFile, String> {
-    // O_NONBLOCK: a FIFO without a writer would make us wait for one.
+/// Opens a regular file; with `follow` through a symbolic link.
+pub(crate) fn open(path: &Path, follow: bool) -> Result<OpenFile, FileError> {
+    // O_NONBLOCK: opening a FIFO would wait for a writer.
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY | if follow { 0 } else { libc::O_NOFOLLOW };
     let kind = if follow { path.metadata() } else { path.symlink_metadata() };
-    special(kind.map_err(|error| reason(&error))?.file_type())?;
-    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(|error| reason(&error))?;
-    let meta = file.metadata().map_err(|error| reason(&error))?;
-    special(meta.file_type())?;
+    ensure_regular(kind?.file_type())?;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    let meta = file.metadata()?;
+    ensure_regular(meta.file_type())?;
     Ok(OpenFile {
         file,
         path: path.to_owned(),
@@ -53,16 +90,8 @@ pub(super) fn open(path: &Path, follow: bool) -> Result<OpenFile, String> {
     })
 }
 
-fn reason(error: &io::Error) -> String {
-    match error.kind() {
-        io::ErrorKind::NotFound => "no such file or process".into(),
-        io::ErrorKind::PermissionDenied => "no permission to read it; run as root or as its owner".into(),
-        _ => error.to_string(),
-    }
-}
-
-/// An error for what is not a regular file.
-fn special(kind: std::fs::FileType) -> Result<(), String> {
+/// An error unless the file is regular.
+fn ensure_regular(kind: std::fs::FileType) -> Result<(), FileError> {
     let what = match kind {
         kind if kind.is_file() => return Ok(()),
         kind if kind.is_dir() => "a directory",
@@ -73,16 +102,14 @@ fn special(kind: std::fs::FileType) -> Result<(), String> {
         kind if kind.is_symlink() => "a symbolic link",
         _ => "a special file",
     };
-    Err(format!("it is {what}; only regular files and directories are read"))
+    Err(FileError::Special(what))
 }
 
 impl OpenFile {
     /// The next bytes in `range` that are not a hole, widened to whole chunks; empty and at the end
-    /// if there are none.
-    ///
-    /// Looks at everything up to the next hole, so it is not to be asked for one extent more than
-    /// once.
-    pub(super) fn next_data(&self, range: std::ops::Range<u64>, chunk: usize) -> std::ops::Range<u64> {
+    /// of `range` if there are none. The file system searches up to the next hole, so this should
+    /// be called once for each extent.
+    pub(crate) fn next_data(&self, range: std::ops::Range<u64>, chunk: usize) -> std::ops::Range<u64> {
         let chunk = chunk as u64;
         let data = match seek(&self.file, SeekFrom::Data(range.start)) {
             Ok(start) if start < range.end => match seek(&self.file, SeekFrom::Hole(start)) {
@@ -90,29 +117,29 @@ impl OpenFile {
                 Err(_) => start..range.end,
             },
             Ok(_) => return range.end..range.end,
-            // Behind the last data; or the file became shorter, which reading will show.
+            // After the last data, unless the file became shorter: then reading returns the error.
             Err(rustix::io::Errno::NXIO) if self.file.metadata().is_ok_and(|meta| meta.len() >= range.end) => {
                 return range.end..range.end;
             }
-            // A file system without holes.
+            // The file system does not know holes.
             Err(_) => return range,
         };
         (data.start / chunk * chunk).max(range.start)..data.end.next_multiple_of(chunk).min(range.end)
     }
 
-    /// Gives the chunks in `range`, which starts at a chunk's start, to `counter`.
+    /// Counts the chunks in `range`, which begins at the start of a chunk.
     ///
     /// # Errors
     ///
-    /// Why the file could not be read to its end; the first time that this happens to the file.
-    pub(super) fn read(
+    /// If the file cannot be read to the end of `range`; only the first time for each file.
+    pub(crate) fn read(
         &self,
         range: std::ops::Range<u64>,
         chunk: usize,
         buffer: &mut Vec<u8>,
         counter: &mut Counter<'_>,
         mut progress: impl FnMut(u64),
-    ) -> Result<(), String> {
+    ) -> Result<(), FileError> {
         if self.failed.load(Relaxed) {
             return Ok(());
         }
@@ -135,56 +162,54 @@ impl OpenFile {
         Ok(())
     }
 
-    /// Fills the buffer; gives how far, and why not to its end.
-    fn read_block(&self, at: u64, buffer: &mut [u8]) -> (usize, Option<String>) {
+    /// Fills the buffer; returns how far, and why not to its end.
+    fn read_block(&self, at: u64, buffer: &mut [u8]) -> (usize, Option<FileError>) {
         let mut done = 0;
         while done < buffer.len() {
             match self.file.read_at(&mut buffer[done..], at + done as u64) {
                 Ok(0) => {
-                    let there = at + done as u64;
-                    return (done, Some(format!("it became shorter: {there} of {} bytes were there", self.size)));
+                    return (done, Some(FileError::Shorter { read: at + done as u64, size: self.size }));
                 }
                 Ok(read) => done += read,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return (done, Some(reason(&error))),
+                Err(error) => return (done, Some(error.into())),
             }
         }
         (done, None)
     }
 
-    pub(super) fn path(&self) -> &Path {
+    /// The path by which it was opened.
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 }
 
 /// The files below a directory.
-pub(super) struct Walk {
+pub(crate) struct Walk {
     device: u64,
     stack: Vec<(PathBuf, ReadDir)>,
-    /// Files and directories that are targets by themselves, and files with several names that were
-    /// met.
+    /// Files and directories that are targets themselves, and visited files with several names.
     skip: HashSet<Identity>,
 }
 
-/// What a walk comes across.
-pub(super) enum Step {
-    /// A file, or something that was one when the directory was read.
+/// One step of a walk.
+pub(crate) enum Step {
+    /// A path that is not a directory or link.
     File(PathBuf),
-    /// Something that cannot be walked, and why.
-    LeftOut(PathBuf, String),
+    /// A path that cannot be walked, and why.
+    LeftOut(PathBuf, FileError),
 }
 
 impl Walk {
-    /// `own`: targets by themselves, which are not to be counted here.
-    pub(super) fn new(dir: &Path, own: &HashSet<Identity>) -> Result<Self, String> {
-        let meta = dir.metadata().map_err(|error| reason(&error))?;
-        let top = std::fs::read_dir(dir).map_err(|error| reason(&error))?;
-        Ok(Walk { device: meta.dev(), stack: vec![(dir.to_owned(), top)], skip: own.clone() })
+    /// A walk of `dir` that leaves out the targets `own`, which are counted by themselves.
+    pub(crate) fn new(dir: &Path, own: &HashSet<Identity>) -> Result<Self, FileError> {
+        let meta = dir.metadata()?;
+        let top = std::fs::read_dir(dir)?;
+        Ok(Self { device: meta.dev(), stack: vec![(dir.to_owned(), top)], skip: own.clone() })
     }
 
-    /// Whether this file is to be counted here: not one that is a target by itself, nor one met
-    /// under another name.
-    pub(super) fn admits(&mut self, file: &OpenFile) -> bool {
+    /// Whether this file counts: it is not a target itself, nor visited under another name.
+    pub(crate) fn admits(&mut self, file: &OpenFile) -> bool {
         if file.links > 1 { self.skip.insert(file.identity) } else { !self.skip.contains(&file.identity) }
     }
 }
@@ -205,7 +230,7 @@ impl Iterator for Walk {
                 Some(Err(error)) => {
                     let dir = std::mem::take(dir);
                     self.stack.pop();
-                    return Some(Step::LeftOut(dir, reason(&error)));
+                    return Some(Step::LeftOut(dir, error.into()));
                 }
             };
             let path = entry.path();
@@ -215,12 +240,12 @@ impl Iterator for Walk {
                     Ok(meta) if meta.dev() != self.device || self.skip.contains(&(meta.dev(), meta.ino())) => {}
                     Ok(_) => match std::fs::read_dir(&path) {
                         Ok(dir) => self.stack.push((path, dir)),
-                        Err(error) => return Some(Step::LeftOut(path, reason(&error))),
+                        Err(error) => return Some(Step::LeftOut(path, error.into())),
                     },
-                    Err(error) => return Some(Step::LeftOut(path, reason(&error))),
+                    Err(error) => return Some(Step::LeftOut(path, error.into())),
                 },
                 Ok(_) => return Some(Step::File(path)),
-                Err(error) => return Some(Step::LeftOut(path, reason(&error))),
+                Err(error) => return Some(Step::LeftOut(path, error.into())),
             }
         }
     }
@@ -229,10 +254,10 @@ impl Iterator for Walk {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::estimate::counter::Tally;
-    use crate::estimate::index::Index;
+    use crate::counter::Tally;
+    use crate::index::Index;
 
-    fn read(file: &OpenFile) -> (Result<(), String>, Tally) {
+    fn read(file: &OpenFile) -> (Result<(), FileError>, Tally) {
         let index = Index::new(1 << 24);
         let mut counter = Counter::new(&index, 0, 0, 4096);
         let result = file.read(0..file.size, 4096, &mut Vec::new(), &mut counter, |_| {});
@@ -247,10 +272,10 @@ mod tests {
         let file = open(&path, true).unwrap();
         OpenOptions::new().write(true).open(&path).unwrap().set_len(3 * 4096 + 1).unwrap();
         let (result, tally) = read(&file);
-        let error = result.unwrap_err();
+        let error = result.unwrap_err().to_string();
         assert!(error.contains("12289 of 40960 bytes"), "{error}");
         assert_eq!(tally.chunks, 4);
-        assert_eq!(read(&file).0, Ok(()), "said once");
+        assert!(read(&file).0.is_ok(), "said once");
         // Gone wholly: seeking must not take that for a hole.
         OpenOptions::new().write(true).open(&path).unwrap().set_len(0).unwrap();
         assert_eq!(file.next_data(0..file.size, 4096), 0..file.size);
@@ -273,12 +298,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("socket");
         let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-        assert!(open(&socket, true).unwrap_err().contains("a socket"));
-        assert!(open(Path::new("/dev/null"), true).unwrap_err().contains("a character device"));
-        assert!(open(&dir.path().join("none"), true).unwrap_err().contains("no such file"));
+        let error = |path: &Path, follow| open(path, follow).unwrap_err().to_string();
+        assert!(error(&socket, true).contains("a socket"));
+        assert!(error(Path::new("/dev/null"), true).contains("a character device"));
+        assert!(error(&dir.path().join("none"), true).contains("no such file"));
         let link = dir.path().join("link");
         std::os::unix::fs::symlink("/etc/passwd", &link).unwrap();
         assert!(open(&link, true).is_ok());
-        assert!(open(&link, false).unwrap_err().contains("a symbolic link"));
+        assert!(error(&link, false).contains("a symbolic link"));
     }
 }

@@ -1,46 +1,97 @@
-//! Processes: which of their pages there are, and reading those. Nothing is changed in them,
-//! nothing is stopped.
+//! Processes: finding their pages and reading them. The process is neither changed nor stopped.
 //!
-//! Looked at is private memory of no file that is present: neither what is in swap, which reading
-//! would bring back, nor what was never written. The page map tells which pages those are
-//! (`PAGEMAP_SCAN`), `process_vm_readv(2)` reads them.
+//! The scan covers present pages of private memory without a file. It leaves out pages in swap,
+//! which reading would bring back, and pages never written. `PAGEMAP_SCAN` finds the pages,
+//! `process_vm_readv(2)` reads them.
+
+mod areas;
 
 use std::io;
 
 use kmem::pagemap::{Categories, Pagemap, Query};
 use kmem::pidfd::PidFd;
-use kmem::procfs::{self, MapLine};
+use kmem::procfs;
 use kmem::procmem::{ReadError, read_pages};
 use kmem::{PAGE_SIZE, Range};
 
-use super::counter::Counter;
-use super::files::BLOCK;
+use crate::counter::Counter;
+use crate::files::BLOCK;
 
-/// The name that every QEMU's system emulator starts with, as `/proc/PID/comm` has it.
+/// The beginning of the names of QEMU's system emulators in `/proc/PID/comm`.
 const QEMU: &str = "qemu-system-";
-/// Guest RAM is in pieces of at least this size.
-const GUEST_MIN: usize = 32 << 20;
 
-/// A process to look at.
+/// Why a process cannot be scanned.
+#[derive(Debug, thiserror::Error)]
+pub enum ProcessError {
+    /// There is no such process.
+    #[error("there is no process {0}; for a file of that name, write ./{0}")]
+    NoProcess(i32),
+    /// The account must not read the process.
+    #[error("no permission to look at process {0}; run as root, or as its owner with kernel.yama.ptrace_scope=0")]
+    NoPermission(i32),
+    /// The number belongs to a thread.
+    #[error("it is a thread; give the number of its process")]
+    Thread,
+    /// The process has no mapping that is guest RAM.
+    #[error("no guest memory of its own was found; shared guest memory cannot be merged")]
+    NoGuestMemory,
+    /// The process has no private mapping.
+    #[error("it has no private memory (a kernel thread, or it has ended)")]
+    NoMemory,
+    /// The kernel has no `PAGEMAP_SCAN`.
+    #[error("Linux 6.7 or later is needed (PAGEMAP_SCAN)")]
+    OldKernel,
+    /// The process has ended during the scan.
+    #[error("process {0} has ended meanwhile")]
+    Ended(i32),
+    /// The process's memory cannot be read.
+    #[error(transparent)]
+    Read(ReadError),
+    /// Another error.
+    #[error(transparent)]
+    Io(io::Error),
+}
+
+impl ProcessError {
+    fn of(pid: i32, error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::NotFound => Self::NoProcess(pid),
+            io::ErrorKind::PermissionDenied => Self::NoPermission(pid),
+            _ if error.raw_os_error() == Some(libc::ESRCH) => Self::NoProcess(pid),
+            _ => Self::Io(error),
+        }
+    }
+}
+
+impl From<ReadError> for ProcessError {
+    fn from(error: ReadError) -> Self {
+        match error {
+            ReadError::Gone { pid } => Self::Ended(pid),
+            error => Self::Read(error),
+        }
+    }
+}
+
+/// A process to scan.
 #[derive(Debug)]
-pub(super) struct Process {
-    pub(super) pid: i32,
-    pub(super) name: String,
+pub(crate) struct Process {
+    pub(crate) pid: i32,
+    pub(crate) name: String,
     fd: PidFd,
-    /// Present pages, ascending.
+    /// The present pages, ascending.
     pages: Vec<Range>,
     /// `pages`, widened to whole chunks.
     spans: Vec<Range>,
-    /// Pages that KSM keeps for it already.
-    pub(super) merged_by_ksm: u64,
+    /// Number of its pages that KSM has merged.
+    pub(crate) merged_by_ksm: u64,
 }
 
-/// The numbers of all processes that are QEMU guests.
-pub(super) fn guests() -> io::Result<Vec<i32>> {
+/// The numbers of all QEMU processes, ascending.
+pub(crate) fn guests() -> io::Result<Vec<i32>> {
     let mut pids = Vec::new();
     for entry in std::fs::read_dir("/proc")? {
         let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        // One that has ended meanwhile is none of them.
+        // An error: the process has ended meanwhile.
         if std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.starts_with(QEMU)) {
             pids.push(pid);
         }
@@ -50,21 +101,18 @@ pub(super) fn guests() -> io::Result<Vec<i32>> {
 }
 
 impl Process {
-    /// Finds the pages of a process. `guest`: guest RAM alone. An error names the reason.
-    pub(super) fn open(pid: i32, guest: bool, chunk: usize) -> Result<Self, String> {
+    /// Finds the pages of a process; `guest`: of guest RAM alone.
+    pub(crate) fn open(pid: i32, guest: bool, chunk: usize) -> Result<Self, ProcessError> {
         let fd = PidFd::open(pid).map_err(|error| match error.raw_os_error() {
-            Some(libc::EINVAL) => "it is a thread; give the number of its process".into(),
-            _ => reason(pid, &error),
+            Some(libc::EINVAL) => ProcessError::Thread,
+            _ => ProcessError::of(pid, error),
         })?;
-        let status = procfs::status(Some(pid)).map_err(|error| reason(pid, &error))?;
-        let mut areas = areas(pid, guest).map_err(|error| reason(pid, &error))?;
+        let status = procfs::status(Some(pid)).map_err(|error| ProcessError::of(pid, error))?;
+        let mut areas = areas::areas(pid, guest).map_err(|error| ProcessError::of(pid, error))?;
         if areas.is_empty() {
-            return Err(match guest {
-                true => "no guest memory of its own was found; shared guest memory cannot be merged".into(),
-                false => "it has no private memory (a kernel thread, or it has ended)".into(),
-            });
+            return Err(if guest { ProcessError::NoGuestMemory } else { ProcessError::NoMemory });
         }
-        let pagemap = Pagemap::open(pid).map_err(|error| reason(pid, &error))?;
+        let pagemap = Pagemap::open(pid).map_err(|error| ProcessError::of(pid, error))?;
         let query = Query {
             required: Categories::PRESENT | Categories::FILE | Categories::PFNZERO,
             inverted: Categories::FILE | Categories::PFNZERO,
@@ -76,26 +124,25 @@ impl Process {
             let scanned = pagemap.scan(area, &query, &mut |run| pages.push(Range::new(run.start, run.end - run.start)));
             match scanned {
                 Ok(_) => {}
-                Err(rustix::io::Errno::NOTTY) => return Err("Linux 6.7 or later is needed (PAGEMAP_SCAN)".into()),
-                Err(error) => return Err(reason(pid, &error.into())),
+                Err(rustix::io::Errno::NOTTY) => return Err(ProcessError::OldKernel),
+                Err(error) => return Err(ProcessError::of(pid, error.into())),
             }
         }
         if fd.has_exited() {
-            return Err(gone(pid));
+            return Err(ProcessError::Ended(pid));
         }
         let merged_by_ksm = kmem::ksm::process_stat(pid).ok().and_then(|stat| stat.merging_pages).unwrap_or(0);
         let spans = widen(&pages, chunk);
-        Ok(Process { pid, name: status.name, fd, pages, spans, merged_by_ksm })
+        Ok(Self { pid, name: status.name, fd, pages, spans, merged_by_ksm })
     }
 
-    /// Bytes in whole chunks.
-    pub(super) fn bytes(&self) -> u64 {
+    /// Bytes of all chunks with pages.
+    pub(crate) fn bytes(&self) -> u64 {
         self.spans.iter().map(|span| span.len as u64).sum()
     }
 
-    /// Cuts the memory into pieces of about `piece` bytes: ranges of addresses, each of whole
-    /// chunks.
-    pub(super) fn pieces(&self, piece: usize) -> Vec<Vec<Range>> {
+    /// Cuts the memory into pieces of about `piece` bytes: ranges of whole chunks.
+    pub(crate) fn pieces(&self, piece: usize) -> Vec<Vec<Range>> {
         let mut pieces = Vec::new();
         let mut current = Vec::new();
         let mut room = piece;
@@ -118,20 +165,20 @@ impl Process {
         pieces
     }
 
-    /// Gives the chunks of a piece to `counter`. Pages that went away meanwhile count as zero when
-    /// they are part of a larger chunk, and not at all otherwise.
+    /// Counts the chunks of a piece. Pages that have vanished meanwhile count as zeros in a larger
+    /// chunk, and are not counted otherwise.
     ///
     /// # Errors
     ///
-    /// Why the process can be read no more.
-    pub(super) fn read(
+    /// If the process cannot be read any more.
+    pub(crate) fn read(
         &self,
         spans: &[Range],
         chunk: usize,
         buffer: &mut Vec<u8>,
         counter: &mut Counter<'_>,
         mut progress: impl FnMut(u64),
-    ) -> Result<(), String> {
+    ) -> Result<(), ProcessError> {
         buffer.resize(BLOCK.max(chunk), 0);
         counter.start();
         let unit = chunk.max(PAGE_SIZE);
@@ -150,7 +197,8 @@ impl Process {
                 self.read_sparse(start, &mut buffer[..unit])?
             };
             if self.fd.has_exited() {
-                return Err(gone(self.pid)); // whose memory this was is not sure
+                // The memory may have been that of another process with the same number.
+                return Err(ProcessError::Ended(self.pid));
             }
             let per_unit = (unit / chunk) as u64;
             let positions = addresses.iter().flat_map(|&address| {
@@ -162,12 +210,11 @@ impl Process {
         Ok(())
     }
 
-    /// Reads pages one behind the other; strikes those that are gone from `addresses`.
-    fn read_packed(&self, addresses: &mut Vec<usize>, buffer: &mut [u8]) -> Result<usize, String> {
+    /// Reads pages into consecutive memory; removes vanished pages from `addresses`.
+    fn read_packed(&self, addresses: &mut Vec<usize>, buffer: &mut [u8]) -> Result<usize, ReadError> {
         let mut done = 0;
         while done < addresses.len() {
-            done +=
-                read_pages(self.pid, &addresses[done..], &mut buffer[done * PAGE_SIZE..]).map_err(|e| self.why(e))?;
+            done += read_pages(self.pid, &addresses[done..], &mut buffer[done * PAGE_SIZE..])?;
             if done < addresses.len() {
                 addresses.remove(done);
             }
@@ -175,93 +222,20 @@ impl Process {
         Ok(done * PAGE_SIZE)
     }
 
-    /// Reads the pages of one chunk that are present; the others are zero, and are not touched.
-    fn read_sparse(&self, start: usize, buffer: &mut [u8]) -> Result<usize, String> {
+    /// Reads the present pages of one chunk; the others are zeros, and are not touched.
+    fn read_sparse(&self, start: usize, buffer: &mut [u8]) -> Result<usize, ReadError> {
         buffer.fill(0);
         let chunk = Range::new(start, buffer.len());
         let first = self.pages.partition_point(|run| run.end() <= start);
         for run in self.pages[first..].iter().map_while(|run| run.intersect(&chunk)) {
             let addresses: Vec<usize> = (run.start..run.end()).step_by(PAGE_SIZE).collect();
-            read_pages(self.pid, &addresses, &mut buffer[run.start - start..]).map_err(|error| self.why(error))?;
+            read_pages(self.pid, &addresses, &mut buffer[run.start - start..])?;
         }
         Ok(buffer.len())
     }
-
-    fn why(&self, error: ReadError) -> String {
-        match error {
-            ReadError::Gone { pid } => gone(pid),
-            error => error.to_string(),
-        }
-    }
 }
 
-fn gone(pid: i32) -> String {
-    format!("process {pid} has ended meanwhile")
-}
-
-fn reason(pid: i32, error: &io::Error) -> String {
-    match error.kind() {
-        io::ErrorKind::NotFound => format!("there is no process {pid}; for a file of that name, write ./{pid}"),
-        io::ErrorKind::PermissionDenied => {
-            format!(
-                "no permission to look at process {pid}; run as root, or as its owner with kernel.yama.ptrace_scope=0"
-            )
-        }
-        _ if error.raw_os_error() == Some(libc::ESRCH) => {
-            format!("there is no process {pid}; for a file of that name, write ./{pid}")
-        }
-        _ => error.to_string(),
-    }
-}
-
-/// The mappings to look at. A kernel thread has none.
-fn areas(pid: i32, guest: bool) -> io::Result<Vec<Range>> {
-    let anonymous = |line: &MapLine| {
-        line.inode == 0
-            && !line.perms.shared
-            && !matches!(line.path.as_str(), "[vvar]" | "[vvar_vclock]" | "[vdso]" | "[vsyscall]")
-    };
-    let mut areas = Vec::new();
-    if !guest {
-        procfs::for_each_map(Some(pid), |line| {
-            if anonymous(line) {
-                areas.push(line.range);
-            }
-        })?;
-        return Ok(areas);
-    }
-    // Where PageONE has merged some of it already, guest RAM is in pieces: so count neighbours as one.
-    // Else a neighbour is something else of QEMU's that happens to lie there.
-    let mut span: Vec<Range> = Vec::new();
-    let mut before = Range::new(0, 0);
-    let (mut len, mut merged) = (0, false);
-    let mut flush = |span: &mut Vec<Range>, len: usize, merged: bool| {
-        span.retain(|area| if merged { len >= GUEST_MIN } else { area.len >= GUEST_MIN });
-        areas.append(span);
-    };
-    procfs::for_each_map(Some(pid), |line| {
-        let store = line.path.starts_with("/memfd:pageone");
-        let ram = line.perms.read && line.perms.write && !line.perms.exec && !line.perms.shared;
-        let ram = ram && (store || anonymous(line) && !line.path.starts_with("[heap"));
-        if !ram || before.end() != line.range.start {
-            flush(&mut span, std::mem::take(&mut len), std::mem::take(&mut merged));
-        }
-        before = line.range;
-        if ram {
-            len += line.range.len;
-            merged |= store;
-            if !store {
-                span.push(line.range);
-            }
-        } else {
-            before = Range::new(0, 0);
-        }
-    })?;
-    flush(&mut span, len, merged);
-    Ok(areas)
-}
-
-/// Whole chunks that hold the pages, each once.
+/// The whole chunks with these pages, each once.
 fn widen(pages: &[Range], chunk: usize) -> Vec<Range> {
     if chunk <= PAGE_SIZE {
         return pages.to_vec();
@@ -305,7 +279,7 @@ mod tests {
 
     #[test]
     fn what_is_no_process_says_so() {
-        let error = Process::open(i32::MAX, false, 4096).unwrap_err();
+        let error = Process::open(i32::MAX, false, 4096).unwrap_err().to_string();
         assert!(error.contains("no process") && error.contains("./"), "{error}");
         // A process of its own: what other tests allocate in this one may be as large as a guest.
         let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
@@ -313,7 +287,7 @@ mod tests {
         while procfs::status(Some(child.id() as i32)).unwrap().name != "sleep" {
             std::thread::yield_now();
         }
-        let error = open().unwrap_err();
+        let error = open().unwrap_err().to_string();
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(error.contains("guest memory"), "{error}");
@@ -333,9 +307,9 @@ mod tests {
         };
         child.kill().unwrap();
         child.wait().unwrap();
-        let index = crate::estimate::index::Index::new(1 << 24);
+        let index = crate::index::Index::new(1 << 24);
         let mut counter = Counter::new(&index, 0, 0, 4096);
-        let error = process.read(&process.spans, 4096, &mut Vec::new(), &mut counter, |_| {}).unwrap_err();
+        let error = process.read(&process.spans, 4096, &mut Vec::new(), &mut counter, |_| {}).unwrap_err().to_string();
         assert!(error.contains("has ended"), "{error}");
         assert_eq!(counter.tally.chunks, 0);
     }

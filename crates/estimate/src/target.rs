@@ -1,0 +1,176 @@
+//! Targets: what the words of the command line mean.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use serde::{Serialize, Serializer};
+
+use crate::files::{self, FileError, Identity, OpenFile};
+use crate::process::{self, ProcessError};
+
+/// Something to scan.
+pub(crate) struct Target {
+    /// Its name in the report.
+    pub(crate) name: String,
+    pub(crate) kind: Kind,
+}
+
+/// The kind of a target. Only files are opened before their scan.
+pub(crate) enum Kind {
+    /// A process; `guest`: only its guest RAM.
+    Process {
+        pid: i32,
+        guest: bool,
+    },
+    File(OpenFile),
+    Directory(PathBuf),
+}
+
+impl Kind {
+    /// The word for it in the report.
+    pub(crate) fn word(&self) -> &'static str {
+        match self {
+            Self::Process { guest: true, .. } => "guest",
+            Self::Process { .. } => "process",
+            Self::File(_) => "file",
+            Self::Directory(_) => "directory",
+        }
+    }
+}
+
+/// Something that was not scanned, or not completely.
+#[derive(Debug, Serialize)]
+pub struct LeftOut {
+    /// The target, or a file of it.
+    pub target: String,
+    /// Why it was left out.
+    #[serde(serialize_with = "as_text")]
+    pub reason: Reason,
+}
+
+/// Why something was left out.
+#[derive(Debug, thiserror::Error)]
+pub enum Reason {
+    /// A file or directory cannot be read.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// A process cannot be read.
+    #[error(transparent)]
+    Process(#[from] ProcessError),
+    /// No guest runs.
+    #[error("no process named qemu-system-* runs here")]
+    NoGuest,
+    /// The guests are unknown.
+    #[error("cannot list processes: {0}")]
+    Guests(io::Error),
+    /// Further files of the target cannot be read.
+    #[error("{0} more could not be read")]
+    More(u64),
+}
+
+/// What the user should know of a complete report.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Note {
+    /// The target was named twice.
+    NamedTwice(String),
+    /// KSM has merged pages of a process.
+    MergedByKsm {
+        /// The process.
+        pid: i32,
+        /// Number of its merged pages.
+        pages: u64,
+    },
+    /// PageONE could not map everything that is shared.
+    Mappings {
+        /// Number of targets.
+        targets: usize,
+    },
+}
+
+impl fmt::Display for Note {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NamedTwice(name) => write!(f, "{name} was named twice; it is counted once"),
+            Self::MergedByKsm { pid, pages } => {
+                write!(f, "KSM has merged {pages} pages of process {pid} already; they count as shared")
+            }
+            Self::Mappings { targets } => write!(
+                f,
+                "{targets} of the targets would need more mappings than vm.max_map_count lets PageONE use; \
+                 the longest runs would be merged, or more after `sysctl vm.max_map_count=1048576`"
+            ),
+        }
+    }
+}
+
+impl Serialize for Note {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        as_text(self, serializer)
+    }
+}
+
+fn as_text<S: Serializer>(value: &impl fmt::Display, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(value)
+}
+
+/// Targets in the order in which they were named, each once.
+#[derive(Default)]
+pub(crate) struct Targets {
+    pub(crate) targets: Vec<Target>,
+    pub(crate) left_out: Vec<LeftOut>,
+    pub(crate) notes: Vec<Note>,
+    /// Files and directories that are targets.
+    pub(crate) own: HashSet<Identity>,
+    pids: HashSet<i32>,
+}
+
+impl Targets {
+    /// Interprets the words of the command line.
+    pub(crate) fn resolve(words: &[String], qemu: bool) -> Self {
+        let mut all = Self::default();
+        for word in words {
+            match word.parse::<i32>() {
+                Ok(pid) if pid > 0 => all.add_process(word, pid, false),
+                _ => all.add_path(word),
+            }
+        }
+        if qemu {
+            match process::guests() {
+                Ok(pids) if pids.is_empty() => all.leave_out("--qemu", Reason::NoGuest),
+                Ok(pids) => pids.into_iter().for_each(|pid| all.add_process(&pid.to_string(), pid, true)),
+                Err(error) => all.leave_out("--qemu", Reason::Guests(error)),
+            }
+        }
+        all
+    }
+
+    fn add_process(&mut self, name: &str, pid: i32, guest: bool) {
+        if !self.pids.insert(pid) {
+            return self.notes.push(Note::NamedTwice(name.into()));
+        }
+        self.targets.push(Target { name: name.into(), kind: Kind::Process { pid, guest } });
+    }
+
+    fn add_path(&mut self, word: &str) {
+        let path = Path::new(word);
+        let directory = path.metadata().ok().filter(|meta| meta.is_dir());
+        let (identity, kind) = match directory {
+            Some(meta) => ((meta.dev(), meta.ino()), Kind::Directory(path.to_owned())),
+            None => match files::open(path, true) {
+                Ok(file) => (file.identity, Kind::File(file)),
+                Err(error) => return self.leave_out(word, error.into()),
+            },
+        };
+        if !self.own.insert(identity) {
+            return self.notes.push(Note::NamedTwice(word.into()));
+        }
+        self.targets.push(Target { name: word.into(), kind });
+    }
+
+    fn leave_out(&mut self, target: &str, reason: Reason) {
+        self.left_out.push(LeftOut { target: target.into(), reason });
+    }
+}

@@ -1,0 +1,110 @@
+//! `pageone estimate`: what merging would save, of processes, guests, files and directories.
+
+mod text;
+
+use anyhow::Result;
+use estimate::{LeftOut, Options, Progress};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::{Code, Coded};
+
+/// Options of `pageone estimate`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Number of a process, or path of a file or directory (write ./123 for a file of that name)
+    #[arg(value_name = "TARGET", required_unless_present = "qemu")]
+    targets: Vec<String>,
+    /// All QEMU guests of this host: their guest memory
+    #[arg(long)]
+    qemu: bool,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+    /// Size of the objects that are compared: a power of two from 512 to 16777216
+    #[arg(long, value_name = "BYTES", default_value_t = kmem::PAGE_SIZE, value_parser = chunk_size)]
+    chunk: usize,
+    /// Memory for the index; when it is full, a sample is counted instead
+    #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    limit_memory: u64,
+    /// Threads [default: one for each CPU]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
+    threads: Option<u64>,
+}
+
+fn chunk_size(word: &str) -> Result<usize, String> {
+    let size: usize = word.parse().map_err(|_| "not a number".to_string())?;
+    match size {
+        512..=16_777_216 if size.is_power_of_two() => Ok(size),
+        _ => Err("not a power of two from 512 to 16777216".into()),
+    }
+}
+
+/// The progress on standard error, if that is a terminal.
+struct Bar(ProgressBar);
+
+impl Bar {
+    fn new() -> Self {
+        let bar = ProgressBar::new(0);
+        let style = "{wide_msg} {bar:24} {bytes} of {total_bytes}, {binary_bytes_per_sec}, {eta} left";
+        if let Ok(style) = ProgressStyle::with_template(style) {
+            bar.set_style(style);
+        }
+        Self(bar)
+    }
+}
+
+impl Progress for Bar {
+    fn target(&self, name: &str) {
+        self.0.set_message(name.to_owned());
+    }
+
+    fn found(&self, bytes: u64) {
+        self.0.inc_length(bytes);
+    }
+
+    fn scanned(&self, bytes: u64) {
+        self.0.inc(bytes);
+    }
+}
+
+/// Scans the targets and prints the report. An error if anything was left out.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let cpus = || std::thread::available_parallelism().map_or(1, usize::from);
+    let options = Options {
+        targets: args.targets.clone(),
+        qemu: args.qemu,
+        chunk: args.chunk,
+        limit_bytes: args.limit_memory << 20,
+        threads: args.threads.map_or_else(cpus, |threads| threads as usize),
+    };
+    let bar = Bar::new();
+    let report = estimate::estimate(&options, &bar)?;
+    bar.0.finish_and_clear();
+    let none = report.targets.is_empty();
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else if !none {
+        print!("{}", text::text(&report));
+    }
+    for LeftOut { target, reason } in &report.left_out {
+        eprintln!("pageone: left out: {target}: {reason}");
+    }
+    match report.left_out.len() {
+        0 => Ok(()),
+        _ if none => Err(Coded(Code::LeftOut, "nothing could be looked at".into()).into()),
+        _ => Err(Coded(Code::LeftOut, "the figures are without what was left out".into()).into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_are_powers_of_two() {
+        assert_eq!(chunk_size("4096"), Ok(4096));
+        for wrong in ["0", "256", "4097", "33554432", "x", "-1"] {
+            assert!(chunk_size(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -169,3 +169,19 @@ impl fmt::Display for Run {
         write!(f, "{}+{}", self.page, self.len)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_meet_and_cover_each_other() {
+        let run = |start, end| Run::between(PageNo(start), PageNo(end));
+        assert_eq!(run(0, 10).intersect(run(5, 20)), Some(run(5, 10)));
+        assert_eq!(run(5, 20).intersect(run(0, 10)), Some(run(5, 10)));
+        assert_eq!(run(0, 5).intersect(run(5, 10)), None);
+        assert_eq!(run(0, 5).intersect(run(7, 10)), None);
+        assert!(run(0, 10).covers(run(0, 10)) && run(0, 10).covers(run(3, 4)));
+        assert!(!run(3, 4).covers(run(3, 5)) && !run(3, 4).covers(run(2, 4)));
+    }
+}

@@ -19,7 +19,7 @@ use kmem::PAGE_SIZE;
 use kmem::range::Range;
 use kmem::raw::{self, Answer};
 use rustix::io::Errno;
-use wire::{RegionId, Run, ToDaemon};
+use wire::{ENV_HUGE_PAGES, HugePages, RegionId, Run, ToDaemon};
 
 use crate::runtime::globals::{STATE, wake};
 use crate::runtime::sabotage::{self, Sabotage};
@@ -192,7 +192,7 @@ pub(crate) fn mprotect(start: usize, len: usize, prot: c_int, call: impl FnOnce(
 }
 
 /// Takes pieces away from tracking. That fails only where nothing is mapped.
-fn untrack(state: &State, pieces: &Pieces) {
+fn untrack(state: &State, pieces: &[(RegionId, Run)]) {
     for &(id, run) in pieces {
         if let Some(bytes) = state.regions.bytes(id, run) {
             let _ = state.uffds.untrack(bytes);
@@ -204,7 +204,7 @@ fn untrack(state: &State, pieces: &Pieces) {
 fn give_back(state: &mut State, pieces: Pieces, users: Users) -> Result<(), Errno> {
     for (id, run) in pieces {
         unmerge(state, id, run, users)?;
-        untrack(state, &vec![(id, run)]);
+        untrack(state, &[(id, run)]);
         state.give_up(id, run);
     }
     Ok(())
@@ -216,7 +216,7 @@ fn give_back(state: &mut State, pieces: Pieces, users: Users) -> Result<(), Errn
 /// # Safety
 ///
 /// The program discards the pieces: it relies on nothing that they hold.
-unsafe fn discard(state: &mut State, pieces: &Pieces) -> Result<(), Errno> {
+unsafe fn discard(state: &mut State, pieces: &[(RegionId, Run)]) -> Result<(), Errno> {
     if sabotage::is_on(Sabotage::NoDontneedGuard) {
         return Ok(());
     }
@@ -252,5 +252,6 @@ fn remember(state: &mut State, pieces: Pieces, advice: c_int) -> Result<(), Errn
 /// Whether the program's `MADV_HUGEPAGE` takes effect.
 fn keeps_huge_pages() -> bool {
     static KEEP: OnceLock<bool> = OnceLock::new();
-    *KEEP.get_or_init(|| env::var_os(wire::ENV_HUGE_PAGES).is_some_and(|value| value == wire::HugePages::Keep.name()))
+    let is_set = || env::var_os(ENV_HUGE_PAGES).is_some_and(|policy| policy == HugePages::Keep.name());
+    *KEEP.get_or_init(is_set)
 }

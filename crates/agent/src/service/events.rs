@@ -37,8 +37,7 @@ pub(super) fn watch(uffd: &Uffd, stop: &OwnedFd) {
         let read = if FORKING.load(Ordering::Acquire) {
             match read_to_stash(uffd, &mut stash) {
                 Ok(true) => continue,
-                Ok(false) => Ok(()),
-                Err(error) => Err(error),
+                nothing => nothing.map(drop),
             }
         } else {
             act_on_all(uffd, &mut stash)

@@ -41,9 +41,9 @@ pub(super) unsafe fn compare(region: &Region, segments: &Segments, merge: MergeR
     let equals = |page: u32| {
         let offset = page as usize * PAGE_SIZE;
         let target = frames.map_or(ZEROS.as_ptr(), |frames| frames.wrapping_add(offset));
-        // SAFETY: by the contract the page is mapped and nobody writes to it. The frame lies within
-        // its segment, which is mapped in full length; it is not written while its agent may map
-        // it.
+        // SAFETY: by the contract the page is mapped and no thread writes to it. The frame lies
+        // within its segment, which is mapped in full length, and the daemon writes no frame that a
+        // page may map.
         unsafe { libc::memcmp((place + offset) as *const _, target.cast(), PAGE_SIZE) == 0 }
     };
     let mut start = 0;

@@ -19,6 +19,7 @@ use wire::{PageNo, Run};
 
 use crate::client::Client;
 use crate::client::changes::Log;
+use crate::client::link::Tracking;
 use crate::daemon::service::Engine;
 use crate::world::shared::Shared;
 
@@ -69,7 +70,7 @@ impl Hold {
         let [client] = &clients[..] else { return };
         let mut state = client.state();
         // A stopped process may still have something to merge.
-        if state.outstanding > 0 {
+        if !state.flight.is_empty() {
             return;
         }
         let mut log = Log::new(label.into());
@@ -83,7 +84,7 @@ impl Hold {
             }
             region.lately().for_each(|page| log.add(Range::new(region.address(page), PAGE_SIZE)));
         }
-        state.since = (!log.is_too_long()).then_some(log);
+        state.changes = (!log.is_too_long()).then_some(log);
     }
 }
 
@@ -98,20 +99,20 @@ impl Engine {
         if !holds.insert(pid) {
             return Err(HoldError::Held(pid));
         }
-        let held = self.shared.set_held(pid, true);
+        let held = self.shared.set_tracking(pid, Tracking::Frozen);
         drop(holds);
         let mut hold = Hold { shared: self.shared.clone(), pid, since: None };
-        let mut since: Vec<_> = held.iter().filter_map(|client| client.settled().since.take()).collect();
+        let mut since: Vec<_> = held.iter().filter_map(|client| client.settled().changes.take()).collect();
         let deadline = Instant::now() + PATIENCE;
         loop {
             let client = find().ok_or(HoldError::NotAClient(pid))?;
             // In a stopped process nothing goes on either, but pages must be in their places.
-            if client.state().outstanding == 0
+            if client.state().flight.is_empty()
                 || kmem::procfs::is_stopped(pid).unwrap_or(false) && !client.is_in_window()
             {
                 // With an old connection beside the new one neither knows everything.
                 let single = matches!(&held[..], [only] if Arc::ptr_eq(only, &client));
-                hold.since = since.pop().filter(|_| single && client.state().outstanding == 0).map(Log::end);
+                hold.since = since.pop().filter(|_| single && client.state().flight.is_empty()).map(Log::end);
                 return Ok(hold);
             }
             if Instant::now() > deadline {
@@ -124,12 +125,10 @@ impl Engine {
 
 impl Shared {
     /// Tells the connections of a process, and gives them.
-    fn set_held(&self, pid: i32, held: bool) -> Vec<Arc<Client>> {
+    fn set_tracking(&self, pid: i32, tracking: Tracking) -> Vec<Arc<Client>> {
         let clients: Vec<_> = self.clients().into_iter().filter(|client| client.pid == pid).collect();
         for client in &clients {
-            let mut state = client.state();
-            state.held = held;
-            state.unsure = true;
+            client.state().tracking = tracking;
         }
         clients
     }
@@ -140,7 +139,7 @@ impl Drop for Hold {
         // Under the lock, so that a new connection learns of it or is told.
         let mut holds = self.shared.holds.lock();
         holds.remove(&self.pid);
-        let clients = self.shared.set_held(self.pid, false);
+        let clients = self.shared.set_tracking(self.pid, Tracking::Interrupted);
         drop(holds);
         for client in clients {
             self.shared.queue.ask(&client, true);

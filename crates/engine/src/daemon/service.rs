@@ -20,6 +20,7 @@ use rustix::event::epoll;
 use wire::{SegmentId, ToAgent};
 
 use self::handshake::{GREETING_TIME, Greeting};
+use crate::client::link::Link;
 use crate::client::{Client, Next};
 use crate::config::Config;
 use crate::content::index::ClientId;
@@ -170,7 +171,7 @@ impl Engine {
 
     /// Whether this process has regions under management.
     pub fn is_client(&self, pid: i32) -> bool {
-        self.shared.clients().iter().any(|c| c.pid == pid && !c.state().detached)
+        self.shared.clients().iter().any(|c| c.pid == pid && c.state().link != Link::Detached)
     }
 }
 
@@ -363,8 +364,8 @@ impl Service {
             tracing::warn!(pid = client.pid, "connection closed: {why}");
             let _ = rustix::net::shutdown(client.conn.as_fd(), rustix::net::Shutdown::Both);
         }
-        client.disconnected();
-        let detached = client.state().detached;
+        client.disconnect();
+        let detached = client.state().link == Link::Detached;
         if detached || client.pidfd.has_exited() {
             tracing::info!(pid = client.pid, "client gone");
             self.bury(client.number);
@@ -395,7 +396,7 @@ impl Service {
             self.shared.buried_recycled.fetch_add(recycled, Relaxed);
             self.shared.buried_cpu_ns.fetch_add(totals.agent_cpu_ns, Relaxed);
             self.shared.buried_merged.fetch_add(totals.merged + totals.zeroed, Relaxed);
-            client.bury();
+            client.reap();
         }
     }
 }

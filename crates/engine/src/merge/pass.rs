@@ -77,13 +77,13 @@ pub(crate) fn run(shared: &Shared, client: &Arc<Client>, buffers: &mut Buffers, 
         return;
     }
     let mut pass = Pass::new(shared, client);
-    pass.lookup.requests.resume(std::mem::take(&mut client.state().to_notify));
+    pass.lookup.requests.resume(std::mem::take(&mut client.state().flight.to_notify));
     // Requests come last, and other clients are notified of theirs when all is read, or when many
     // are consecutive: many pages together make fewer windows.
     let result = pass.read_candidates(buffers).and_then(|()| Ok(requests::serve(shared, client)?));
     let to_notify = pass.end();
     if matches!(result, Err(Stop::Full)) {
-        client.state().to_notify = to_notify;
+        client.state().flight.to_notify = to_notify;
     } else {
         to_notify
             .into_iter()
@@ -97,7 +97,7 @@ pub(crate) fn run(shared: &Shared, client: &Arc<Client>, buffers: &mut Buffers, 
 fn conclude(client: &Client, result: Result<(), Stop>) {
     match result {
         Ok(()) => {
-            client.state().failed = None;
+            client.state().refusals.readable();
             if client.domain.set_paused(None) {
                 tracing::info!(domain = %client.domain.key, "the store can grow again; merging goes on");
             }
@@ -108,15 +108,7 @@ fn conclude(client: &Client, result: Result<(), Stop>) {
                 tracing::warn!(domain = %client.domain.key, "merging pauses: {e}");
             }
         }
-        Err(Stop::Fatal(why)) => {
-            let mut state = client.state();
-            state.refused = Some(why.clone());
-            // Each period tries again; the log says it once.
-            if state.failed.as_ref() != Some(&why) {
-                tracing::warn!(pid = client.pid, "not merged: {why}");
-                state.failed = Some(why);
-            }
-        }
+        Err(Stop::Fatal(why)) => client.state().refusals.unreadable(client.pid, why),
     }
 }
 
@@ -207,8 +199,8 @@ impl<'a> Pass<'a> {
         buffers: &mut Buffers,
     ) -> Option<(u32, Option<Picked>)> {
         let mut state = self.client.state();
-        let goes_on = state.connected && !state.held && state.refused.is_none();
-        let is_idle = state.outstanding == 0;
+        let goes_on = state.link.is_up() && !state.tracking.is_frozen() && state.refusals.why().is_none();
+        let is_idle = state.flight.is_empty();
         let region = state.regions.get_mut(&id)?;
         let predicted = match range.page == self.prediction.page + 1 {
             true => self.prediction.plan_ahead(self.client, region, range.end(), plan),

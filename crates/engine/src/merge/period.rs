@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::client::{Client, pinned_reason};
+use crate::client::Client;
 use crate::ledger::Region;
 use crate::world::shared::Shared;
 
@@ -21,21 +21,15 @@ pub(super) fn begin(shared: &Shared, client: &Client) -> bool {
     let status = kmem::procfs::status(Some(client.pid));
     let mut state = client.settled();
     let now = Instant::now();
-    state.stalled = state.outstanding > 0 && now.duration_since(state.reported) > PATIENCE;
-    if !state.connected || state.detached || state.held || state.outstanding > 0 || now < state.next_scan {
+    let late = state.flight.is_late(now, PATIENCE);
+    state.link.set_stalled(late);
+    let idle = state.link.is_up() && !state.tracking.is_frozen() && state.flight.is_empty();
+    if !idle || now < state.schedule.next_scan {
         return false;
     }
-    match status {
-        Ok(status) if status.vm_pin_kib > 0 || status.vm_lck_kib > 0 => {
-            if state.refused.is_none() {
-                let why = pinned_reason(client.pid);
-                tracing::warn!(pid = client.pid, "not merged: {why}");
-                state.refused = Some(why);
-            }
-            return false;
-        }
-        Ok(_) => state.refused = None,
-        Err(_) => return false,
+    let Ok(status) = status else { return false };
+    if !state.refusals.check(client.pid, &status) {
+        return false;
     }
     if state.recycling.as_mut().is_some_and(|recycling| recycling.is_awaited()) {
         return false;
@@ -49,7 +43,7 @@ pub(super) fn begin(shared: &Shared, client: &Client) -> bool {
                 && found * MUCH < state.regions.values().map(|region| u64::from(region.pages)).sum() =>
         {
             let took = kmem::cpu::thread_time() - cpu;
-            state.next_scan = now + took * SCAN_SHARE * shared.clients().len() as u32;
+            state.schedule.next_scan = now + took * SCAN_SHARE * shared.clients().len() as u32;
         }
         Ok(_) => {}
         Err(e) => {
@@ -57,8 +51,8 @@ pub(super) fn begin(shared: &Shared, client: &Client) -> bool {
             return false;
         }
     }
-    if state.rested.elapsed().as_secs_f64() >= shared.config.direct_io_seconds {
-        state.rested = Instant::now();
+    if state.schedule.cooldown_began.elapsed().as_secs_f64() >= shared.config.direct_io_seconds {
+        state.schedule.cooldown_began = Instant::now();
         state.regions.values_mut().for_each(Region::end_rest);
     }
     state.retry_deferred();

@@ -79,7 +79,7 @@ impl Plan {
     /// with that, so that there are new candidates.
     pub(super) fn record(&mut self, client: &Client, id: RegionId, verdicts: &[(PageNo, Verdict)]) -> bool {
         let mut state = client.state();
-        self.min_run = state.min_run;
+        self.min_run = state.budget.min_run();
         let mut given_up = false;
         let Some(region) = state.regions.get_mut(&id) else {
             drop(state);

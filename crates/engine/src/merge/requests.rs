@@ -150,7 +150,7 @@ pub(super) fn serve(shared: &Shared, client: &Arc<Client>) -> Result<(), Unserve
 /// with that, so that there are new candidates.
 fn plan(client: &Client, id: RegionId, requests: &[Request]) -> (Plan, bool) {
     let mut state = client.state();
-    let mut plan = Plan { min_run: state.min_run, ..Plan::default() };
+    let mut plan = Plan { min_run: state.budget.min_run(), ..Plan::default() };
     let mut given_up = false;
     for request in requests {
         let region = state.regions.get_mut(&id).filter(|r| r.entry(request.page) == Entry::Unshared(request.handle));

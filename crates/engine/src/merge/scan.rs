@@ -101,19 +101,19 @@ impl Client {
     /// # Errors
     /// Those of `PAGEMAP_SCAN`. What was found until then is entered; the change log is lost.
     pub(crate) fn scan(&self, state: &mut MutexGuard<'_, State>, ageing: bool) -> Result<u64, Errno> {
-        if state.held {
+        if state.tracking.is_frozen() {
             return Ok(0);
         }
         self.while_scanning(state, |state| self.scan_regions(state, ageing))
     }
 
     fn scan_regions(&self, state: &mut MutexGuard<'_, State>, ageing: bool) -> Result<u64, Errno> {
-        if std::mem::take(&mut state.unsure) {
+        if state.tracking.resume() {
             self.find_unseen(state)?;
         }
         state.stamp_scan(Instant::now());
         // Lost when a scan fails: what it found until then is no more in the kernel's notes.
-        let mut since = state.since.take();
+        let mut changes = state.changes.take();
         let mut found = 0;
         let regions: Vec<RegionId> = state.regions.keys().copied().collect();
         for id in regions {
@@ -129,8 +129,8 @@ impl Client {
             MutexGuard::unlocked(state, || self.scan_gently(written.range(), &query, &mut written.runs))?;
             for run in &written.runs {
                 found += run.pages() as u64;
-                if let Some(since) = &mut since {
-                    since.add(Range::new(run.start, run.end - run.start));
+                if let Some(changes) = &mut changes {
+                    changes.add(Range::new(run.start, run.end - run.start));
                 }
             }
             if let Some(region) = written.ledger(&mut state.regions) {
@@ -139,7 +139,7 @@ impl Client {
             self.ask_for_copies(state, &mut written)?;
             self.enter(state, &written, ageing);
         }
-        state.since = since.and_then(|mut since| (!since.is_too_long()).then_some(since));
+        state.changes = changes.and_then(|mut changes| (!changes.is_too_long()).then_some(changes));
         state.totals.full_scans += u64::from(ageing);
         Ok(found)
     }

@@ -30,7 +30,7 @@ pub(crate) fn tick(shared: &Shared) -> Option<Instant> {
     let mut next: Option<Instant> = None;
     for client in shared.clients() {
         let mut state = client.state();
-        let connected = state.connected && !state.detached;
+        let connected = state.link.is_up();
         if let Some(recycling) = state.recycling.as_mut().filter(|recycling| connected && !recycling.is_dropped())
             && let Some(due) = look(shared, &client, recycling, now)
         {

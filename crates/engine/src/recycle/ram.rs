@@ -82,7 +82,7 @@ fn extents(client: &Client, socket: OwnedFd) -> Result<Vec<Extent>, RamError> {
 /// ends, or the time is over.
 fn send(shared: &Shared, client: &Client, message: &[u8]) -> bool {
     let deadline = Instant::now() + SEND_TIME;
-    while !shared.stopping() && Instant::now() < deadline && client.state().connected {
+    while !shared.stopping() && Instant::now() < deadline && client.state().link.is_up() {
         match client.conn.send(message, &[]) {
             Ok(()) => return true,
             Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => std::thread::sleep(SEND_STEP),

@@ -17,6 +17,7 @@ use control::{DirtyStatus, Heat, Window};
 
 use parking_lot::MutexGuard;
 
+use crate::client::link::Link;
 use crate::client::{Client, State};
 use crate::daemon::service::Engine;
 
@@ -28,7 +29,7 @@ const HEAT: u16 = 100;
 fn ask(client: &Client, state: &mut MutexGuard<'_, State>) -> Result<(), rustix::io::Errno> {
     let now = Instant::now();
     let due = state.watch(now);
-    if !due || !state.connected || state.detached || state.outstanding > 0 {
+    if !due || !state.link.is_up() || !state.flight.is_empty() {
         return Ok(());
     }
     client.scan(state, false)?;
@@ -65,10 +66,10 @@ fn status(client: &Client) -> DirtyStatus {
     let mut state = client.settled();
     let failed = ask(client, &mut state).err();
     let mut out = DirtyStatus { pid: client.pid, name: client.name.clone(), ..DirtyStatus::default() };
-    out.held_up = match (failed, state.detached, state.connected, state.outstanding) {
+    out.held_up = match (failed, state.link, state.flight.outstanding()) {
         (Some(e), ..) => Some(format!("its memory can't be scanned: {e}")),
-        (_, true, ..) => Some("it is detached".into()),
-        (_, _, false, _) => Some("its agent is not connected".into()),
+        (_, Link::Detached, _) => Some("it is detached".into()),
+        (_, Link::Disconnected, _) => Some("its agent is not connected".into()),
         (.., pages @ 1..) => Some(format!("{pages} pages are being merged")),
         _ => None,
     };

@@ -99,7 +99,7 @@ fn client_status(client: &Client, state: &State) -> ClientStatus {
         pages_copied_total: state.totals.copied,
         pages_differed_total: state.totals.differed,
         full_scans: state.totals.full_scans,
-        mappings: state.maps,
+        mappings: state.budget.maps(),
         max_map_count_binds: state.is_short_of_maps(),
         window_max_us: state.totals.window_max_ns / 1000,
         agent_cpu_seconds: state.totals.agent_cpu_ns as f64 / 1e9,
@@ -116,20 +116,14 @@ fn client_status(client: &Client, state: &State) -> ClientStatus {
         metrics.pages_volatile += region.volatile;
         metrics.pages_kept_huge += region.huge.as_ref().map_or(0, |huge| huge.kept());
     }
-    let condition = match (state.detached, state.connected, state.stalled) {
-        (true, ..) => "detached",
-        (_, false, _) => "disconnected",
-        (_, _, true) => "stalled",
-        _ => "merging",
-    };
     ClientStatus {
         pid: client.pid,
         name: client.name.clone(),
         uid: client.uid,
         metrics,
         recycling: state.recycling.as_ref().map(Recycling::status),
-        state: condition.into(),
-        refused: state.refused.clone(),
+        state: state.link.name().into(),
+        refused: state.refusals.why().cloned(),
     }
 }
 
@@ -137,7 +131,7 @@ fn client_status(client: &Client, state: &State) -> ClientStatus {
 fn client_cost(state: &State) -> i64 {
     // The agent's own bitmap is one bit a page.
     let regions = state.regions.values().map(|region| region.bytes() as i64 + i64::from(region.pages) / 8);
-    regions.sum::<i64>() + i64::from(state.maps.saturating_sub(state.first_maps)) * MAPPING_BYTES
+    regions.sum::<i64>() + i64::from(state.budget.more_maps()) * MAPPING_BYTES
 }
 
 fn own_cpu() -> Duration {

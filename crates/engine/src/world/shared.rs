@@ -8,6 +8,7 @@ use std::time::Instant;
 use parking_lot::{Mutex, RwLock};
 
 use crate::client::Client;
+use crate::client::link::Tracking;
 use crate::client::requests::Request;
 use crate::config::Config;
 use crate::content::domain::{Domain, DomainKey};
@@ -81,7 +82,7 @@ impl Shared {
             let state = client.state();
             // What a client says of itself: it must not overflow.
             cpu = cpu.saturating_add(state.totals.agent_cpu_ns);
-            in_hand += if state.connected && state.reported.elapsed() < IN_HAND { state.outstanding } else { 0 };
+            in_hand += if state.link.is_up() { state.flight.in_hand(IN_HAND) } else { 0 };
         }
         self.pacer.charge_agents(cpu, in_hand);
     }
@@ -101,7 +102,9 @@ impl Shared {
     /// A new client, or the new connection of one that is held.
     pub(crate) fn add_client(&self, client: &Arc<Client>) {
         let holds = self.holds.lock();
-        client.state().held = holds.contains(&client.pid);
+        if holds.contains(&client.pid) {
+            client.state().tracking = Tracking::Frozen;
+        }
         self.clients.write().insert(client.number, client.clone());
     }
 

@@ -96,7 +96,7 @@ fn findings_on_a_region_that_is_gone_are_dropped() {
 fn a_client_reaped_during_a_scan_has_nothing_to_enter() {
     let (client, _agent) = client();
     add_region(&client, START, 12);
-    scan(&client, run(0, 10), true, || client.bury());
+    scan(&client, run(0, 10), true, || client.reap());
     assert!(client.settled().regions.is_empty());
 }
 
@@ -118,5 +118,5 @@ fn a_batch_waits_for_the_end_of_a_scan_and_leaves_out_what_it_found() {
         });
     });
     let state = client.settled();
-    assert_eq!((state.outstanding, state.regions[&ID].counts().pending), (1, 1), "page 5 only");
+    assert_eq!((state.flight.outstanding(), state.regions[&ID].counts().pending), (1, 1), "page 5 only");
 }

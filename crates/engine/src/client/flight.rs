@@ -1,0 +1,124 @@
+//! What an agent was told to do and has not reported on.
+
+use std::collections::{HashMap, HashSet};
+use std::time::{Duration, Instant};
+
+use wire::SegmentId;
+
+use super::batch::Batch;
+use crate::content::index::ClientId;
+
+/// Pages outstanding at one agent before a pass ends: a few batches, so that the agent always has
+/// work.
+const IN_FLIGHT: u32 = 3072;
+
+/// Batches under way.
+pub(crate) struct Flight {
+    batches: HashMap<u64, Batch>,
+    next_batch: u64,
+    /// Pages in these batches that are not settled.
+    outstanding: u32,
+    /// When the agent last reported, or was given something to do after it had been idle.
+    reported: Instant,
+    /// A pass ended because the agent had enough to do; another is due when it has done half.
+    full: bool,
+    /// A prediction was wrong, so there are candidates that no pass was requested for.
+    pub(super) mispredicted: bool,
+    /// Clients that got merge requests from a pass of this one that is not over.
+    pub(crate) to_notify: HashSet<ClientId>,
+    /// Segments whose descriptors the agent has.
+    pub(super) segments: HashSet<SegmentId>,
+}
+
+impl Flight {
+    /// `segments`: those whose descriptors the agent has.
+    pub(super) fn new(segments: HashSet<SegmentId>) -> Self {
+        Self {
+            batches: HashMap::new(),
+            next_batch: 1,
+            outstanding: 0,
+            reported: Instant::now(),
+            full: false,
+            mispredicted: false,
+            to_notify: HashSet::new(),
+            segments,
+        }
+    }
+
+    /// Pages in batches under way.
+    pub(crate) fn outstanding(&self) -> u32 {
+        self.outstanding
+    }
+
+    /// Whether no batch is under way.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.outstanding == 0
+    }
+
+    /// Pages outstanding, unless the agent has not reported for `time`: then it is not working.
+    pub(crate) fn in_hand(&self, time: Duration) -> u32 {
+        if self.reported.elapsed() < time { self.outstanding } else { 0 }
+    }
+
+    /// Whether the agent has pages and has not reported for more than `time`.
+    pub(crate) fn is_late(&self, now: Instant, time: Duration) -> bool {
+        self.outstanding > 0 && now.duration_since(self.reported) > time
+    }
+
+    /// The agent reports.
+    pub(super) fn reported(&mut self) {
+        self.reported = Instant::now();
+    }
+
+    /// Whether the agent has enough to do. From then on a pass is due when it has done half of it.
+    pub(super) fn is_full(&mut self) -> bool {
+        self.full |= self.outstanding > IN_FLIGHT;
+        self.full
+    }
+
+    /// Whether a pass is due, now that the agent has reported: it has room again, or has finished
+    /// and a prediction was wrong.
+    pub(super) fn take_due(&mut self) -> bool {
+        let room = self.full && self.outstanding <= IN_FLIGHT / 2;
+        if !room && self.outstanding > 0 {
+            return false;
+        }
+        self.full = false;
+        room | std::mem::take(&mut self.mispredicted)
+    }
+
+    /// The number of the next batch.
+    pub(super) fn next_batch(&self) -> u64 {
+        self.next_batch
+    }
+
+    /// The next batch is under way, with so many pages.
+    pub(super) fn begin(&mut self, batch: Batch, pages: u32) {
+        if self.outstanding == 0 {
+            self.reported = Instant::now();
+        }
+        self.outstanding += pages;
+        self.batches.insert(self.next_batch, batch);
+        self.next_batch += 1;
+    }
+
+    /// Takes a batch out, to settle pages of it.
+    pub(super) fn take(&mut self, number: u64) -> Option<Batch> {
+        self.batches.remove(&number)
+    }
+
+    /// Puts a batch back that is not settled to the end.
+    pub(super) fn put_back(&mut self, number: u64, batch: Batch) {
+        self.batches.insert(number, batch);
+    }
+
+    /// One page is settled.
+    pub(super) fn settled(&mut self) {
+        self.outstanding = self.outstanding.saturating_sub(1);
+    }
+
+    /// Takes all batches out.
+    pub(super) fn take_all(&mut self) -> HashMap<u64, Batch> {
+        std::mem::take(&mut self.batches)
+    }
+}

@@ -1,0 +1,105 @@
+//! How a client's agent is reached, and who may clear the kernel's notes of what it writes.
+
+/// The connection to a client's agent.
+///
+/// ```text
+///   Connected ◀──a report── Stalled        Detached: it has said goodbye, for good
+///       │  ──no report for too long──▶│
+///       └────────────┬────────────────┘
+///                    ▼ the connection ends
+///               Disconnected: the process may live; a new connection is a new client
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Link {
+    Connected,
+    /// Its agent does not report in time.
+    Stalled,
+    Disconnected,
+    /// Everything was unmerged and given back; the agent will not come again.
+    Detached,
+}
+
+impl Link {
+    /// Whether messages reach the agent.
+    pub(crate) fn is_up(self) -> bool {
+        matches!(self, Self::Connected | Self::Stalled)
+    }
+
+    /// Notes whether the agent is late with its report.
+    pub(crate) fn set_stalled(&mut self, stalled: bool) {
+        if self.is_up() {
+            *self = if stalled { Self::Stalled } else { Self::Connected };
+        }
+    }
+
+    /// The connection has ended.
+    pub(crate) fn disconnect(&mut self) {
+        if self.is_up() {
+            *self = Self::Disconnected;
+        }
+    }
+
+    /// The state in one word, as `status` shows it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Connected => "merging",
+            Self::Stalled => "stalled",
+            Self::Disconnected => "disconnected",
+            Self::Detached => "detached",
+        }
+    }
+}
+
+/// Who clears the kernel's notes of written pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tracking {
+    /// This daemon's scans alone.
+    Complete,
+    /// Somebody who has frozen the client: nothing of it is scanned or merged.
+    Frozen,
+    /// This daemon again, after a freeze: written pages may have gone unseen.
+    Interrupted,
+}
+
+impl Tracking {
+    pub(crate) fn is_frozen(self) -> bool {
+        self == Self::Frozen
+    }
+
+    /// A scan begins that looks for what has gone unseen. Whether it has to.
+    pub(crate) fn resume(&mut self) -> bool {
+        let interrupted = *self == Self::Interrupted;
+        if interrupted {
+            *self = Self::Complete;
+        }
+        interrupted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_that_has_detached_stays_so() {
+        let mut link = Link::Connected;
+        link.set_stalled(true);
+        assert_eq!((link, link.is_up()), (Link::Stalled, true));
+        link.set_stalled(false);
+        link.disconnect();
+        link.set_stalled(true);
+        assert_eq!((link, link.is_up()), (Link::Disconnected, false));
+        link = Link::Detached;
+        link.disconnect();
+        assert_eq!(link.name(), "detached");
+    }
+
+    #[test]
+    fn a_freeze_is_followed_by_one_search_for_what_went_unseen() {
+        let mut tracking = Tracking::Frozen;
+        assert!(tracking.is_frozen() && !tracking.resume());
+        tracking = Tracking::Interrupted;
+        assert!(tracking.resume() && !tracking.resume());
+        assert_eq!(tracking, Tracking::Complete);
+    }
+}

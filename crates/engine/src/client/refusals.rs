@@ -1,0 +1,63 @@
+//! Why nothing of a client is merged.
+
+use kmem::procfs::Status;
+
+/// Why nothing of a client is merged at present, if so.
+#[derive(Debug, Default)]
+pub(crate) struct Refusals {
+    /// Why nothing is merged.
+    why: Option<String>,
+    /// Why its memory could not be read the last time.
+    unreadable: Option<String>,
+}
+
+impl Refusals {
+    /// Why nothing is merged at present.
+    pub(crate) fn why(&self) -> Option<&String> {
+        self.why.as_ref()
+    }
+
+    /// The process has pinned or locked memory.
+    pub(super) fn pinned(&mut self, pid: i32) {
+        self.why = Some(pinned_reason(pid));
+    }
+
+    /// A merge period begins: refuses a process with pinned or locked memory, and logs that once.
+    /// Whether it may be merged.
+    pub(crate) fn check(&mut self, pid: i32, status: &Status) -> bool {
+        if status.vm_pin_kib == 0 && status.vm_lck_kib == 0 {
+            self.why = None;
+            return true;
+        }
+        if self.why.is_none() {
+            let why = pinned_reason(pid);
+            tracing::warn!(pid, "not merged: {why}");
+            self.why = Some(why);
+        }
+        false
+    }
+
+    /// Its memory could not be read. Each period tries again; the log says it once.
+    pub(crate) fn unreadable(&mut self, pid: i32, why: String) {
+        self.why = Some(why.clone());
+        if self.unreadable.as_ref() != Some(&why) {
+            tracing::warn!(pid, "not merged: {why}");
+            self.unreadable = Some(why);
+        }
+    }
+
+    /// Its memory was read.
+    pub(crate) fn readable(&mut self) {
+        self.unreadable = None;
+    }
+}
+
+/// Why a process with pinned or locked memory is not merged.
+fn pinned_reason(pid: i32) -> String {
+    let (pin, lck) = kmem::procfs::status(Some(pid)).map_or((0, 0), |s| (s.vm_pin_kib, s.vm_lck_kib));
+    let what =
+        if pin > 0 || lck == 0 { format!("pinned (VmPin {pin} KiB)") } else { format!("locked (VmLck {lck} KiB)") };
+    format!(
+        "its memory is {what}: a device or a promise holds on to these frames, so nothing more is merged; start it without mlock, VFIO or registered buffers"
+    )
+}

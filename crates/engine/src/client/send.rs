@@ -1,0 +1,101 @@
+//! Sending batches to an agent, with the segments that they need.
+
+use wire::{Merge, MergeRun, RegionId, SegmentId, ToAgent};
+
+use super::batch::{Batch, PlannedRun, Target};
+use super::{Client, State};
+use crate::content::frame::Frame;
+use crate::ledger::Entry;
+
+impl Client {
+    /// These runs are not merged: their frames lose the user that was counted ahead. `later`: they
+    /// are put off.
+    pub(crate) fn undo(&self, state: &mut State, id: RegionId, runs: &[PlannedRun], later: bool) {
+        if later && !runs.is_empty() {
+            state.budget.leave_out(state.totals.full_scans);
+        }
+        for PlannedRun { run, target } in runs {
+            for page in run.pages() {
+                if let Some(region) = state.regions.get_mut(&id) {
+                    if later { region.defer(page) } else { region.restart(page) }
+                }
+            }
+            if let Target::Frame(first) = *target {
+                // No child can map what was never mapped.
+                (0..run.len).for_each(|i| self.domain.release(Frame(first.0 + i), false));
+            }
+        }
+    }
+
+    /// Records a batch and sends it. The pages' entries become pending; their frames' users were
+    /// counted by the caller. Runs with a page that was found written meanwhile are left out.
+    /// `Err` gives the other runs back: nothing was sent.
+    pub(crate) fn send_batch(
+        &self,
+        id: RegionId,
+        runs: Vec<PlannedRun>,
+    ) -> Result<(), (Vec<PlannedRun>, std::io::Error)> {
+        let mut state = self.settled();
+        let ready = state.link.is_up() && !state.tracking.is_frozen();
+        let Some(region) = state.regions.get_mut(&id).filter(|_| ready) else {
+            return Err((runs, std::io::ErrorKind::NotConnected.into()));
+        };
+        let (written, runs): (Vec<_>, Vec<_>) = runs.into_iter().partition(|run| region.is_written(run.run));
+        self.undo(&mut state, id, &written, false);
+        if runs.is_empty() {
+            return Ok(());
+        }
+        let mut wire_runs = Vec::with_capacity(runs.len());
+        for &PlannedRun { run, target } in &runs {
+            let target = match target {
+                Target::Zero => wire::Target::Zero,
+                Target::Frame(frame) => match self.announce_segment(&mut state, frame) {
+                    Ok(segment) => wire::Target::Frames { segment, slot: frame.slot() },
+                    Err(e) => return Err((runs, e)),
+                },
+            };
+            wire_runs.push(MergeRun { run, target });
+        }
+        let batch = state.flight.next_batch();
+        let message = wire::encode(&ToAgent::Merge(Merge { batch, region: id, runs: wire_runs, calm: true }));
+        if let Err(e) = self.conn.send(&message, &[]) {
+            return Err((runs, e));
+        }
+        let state = &mut *state;
+        let Some(region) = state.regions.get_mut(&id) else { return Ok(()) };
+        if let Some(changes) = &mut state.changes {
+            changes.batch(region.start, &runs);
+        }
+        let mut pages = 0;
+        for PlannedRun { run, .. } in &runs {
+            for page in run.pages() {
+                let before = region.set(page, Entry::Pending);
+                debug_assert!(
+                    matches!(before, Entry::Fresh | Entry::Zero | Entry::Recycled),
+                    "page {page} was {before:?}"
+                );
+            }
+            pages += run.len;
+        }
+        state.flight.begin(Batch::new(id, runs), pages);
+        Ok(())
+    }
+
+    /// Sends the descriptor of a frame's segment before its first use.
+    fn announce_segment(&self, state: &mut State, frame: Frame) -> std::io::Result<SegmentId> {
+        let segment = self.domain.store.segment(frame).ok_or(std::io::ErrorKind::NotFound)?;
+        if !state.flight.segments.contains(&segment.id) {
+            self.conn.send(&wire::encode(&ToAgent::Segment { segment: segment.id }), &[segment.fd()])?;
+            state.flight.segments.insert(segment.id);
+        }
+        Ok(segment.id)
+    }
+
+    /// The store closed a segment.
+    pub(crate) fn drop_segment(&self, segment: SegmentId) {
+        if self.state().flight.segments.remove(&segment) {
+            // A full socket leaves the client with one descriptor too many, until it reconnects.
+            let _ = self.conn.send(&wire::encode(&ToAgent::DropSegment { segment }), &[]);
+        }
+    }
+}

@@ -5,7 +5,8 @@ CARGO ?= cargo
 # The rules that scripts/floors.sh checks.
 export FLOORS = hosts
 
-.PHONY: demo build check test test-unit test-loom test-stress test-e2e test-kernels test-tsan stress fuzz fuzz-mpool soak lint clean
+.PHONY: demo build check test lint test-unit test-loom test-stress test-sabotage test-e2e test-functional test-hazards \
+    test-rates test-soak test-kernels test-tsan stress fuzz soak clean
 
 # Real guests, merged live. DEMO='--guests 8 --seconds 300' and the like are passed on.
 demo: deps-demo build
@@ -21,8 +22,13 @@ deps-%:
 check:
 	scripts/check.sh
 
-# All that CI runs.
-test: deps-test lint test-unit test-loom test-stress test-e2e
+# All that CI runs. Steps that mostly wait run beside steps that mostly compute, which give way to them.
+test: deps-test lint test-unit
+	$(CARGO) build --workspace
+	-@scripts/deps.sh ppr
+	scripts/side-by-side.sh '$(MAKE) test-functional' '$(MAKE) test-hazards'
+	$(MAKE) test-rates
+	scripts/side-by-side.sh '$(MAKE) test-soak' 'nice -n 19 $(MAKE) test-loom test-stress test-sabotage'
 
 lint:
 	$(CARGO) fmt --all --check
@@ -36,12 +42,20 @@ test-unit:
 test-loom:
 	RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 $(CARGO) test --release --target-dir target/loom -p sdtree -p one -p dirty -p ppr --lib loom
 
-# The guards are also taken out one by one, to see that the tests notice.
+# The guards are taken out one by one, to see that the tests notice.
+test-sabotage:
+	$(CARGO) test -p agent --features sabotage --target-dir target/sabotage --test sabotage --test in_flight
+
+# Real daemons, real clients, real guests.
 test-e2e:
-	$(CARGO) test -p agent --features sabotage --target-dir target/sabotage
 	$(CARGO) build --workspace
 	-@scripts/deps.sh ppr
-	$(CARGO) test -p e2e -- --test-threads=1
+	$(MAKE) test-functional test-hazards test-rates test-soak
+
+test-functional test-hazards test-rates: test-%:
+	$(CARGO) test -p e2e --test $* -- --test-threads=1
+
+test-soak:
 	PAGEONE_SOAK_SECONDS=180 $(CARGO) test -p e2e --test soak -- --nocapture
 
 # The library-level tests inside guests of other kernels.
@@ -58,22 +72,21 @@ STRESS_SECONDS ?= 120
 test-stress stress:
 	SDTREE_STRESS_SECONDS=$(STRESS_SECONDS) CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true $(CARGO) test --release --target-dir target/stress -p sdtree --lib for_hours -- --ignored --nocapture
 
-# The fuzz targets; what is found, and the corpus, is kept below fuzz/.
+# The fuzz targets, each for FUZZ_SECONDS; FUZZ names some of them. Findings and corpora are kept below fuzz/.
 FUZZ_SECONDS ?= 60
-fuzz: deps-fuzz
-	$(CARGO) +nightly fuzz run --target-dir target/fuzz sdtree -- -max_total_time=$(FUZZ_SECONDS) -max_len=2048 -len_control=10
+FUZZ ?= sdtree decode records files catalog
+fuzz: deps-fuzz $(FUZZ:%=fuzz-%)
+
+fuzz-sdtree: FUZZ_OPTIONS = -max_len=2048 -len_control=10
+fuzz-decode fuzz-records fuzz-files: FUZZ_OPTIONS = -max_len=8192 -len_control=0
+fuzz-%:
+	$(CARGO) +nightly fuzz run --target-dir target/fuzz $* -- -max_total_time=$(FUZZ_SECONDS) $(FUZZ_OPTIONS)
 
 # Half an hour of guests under load and daemons killed; ten minutes of guests whose free pages are taken.
 soak: deps-test
 	$(CARGO) build --workspace
 	PAGEONE_SOAK_SECONDS=1800 $(CARGO) test -p e2e --test soak -- --nocapture
-	PAGEONE_SOAK_SECONDS=600 $(CARGO) test -p e2e --test ppr -- --test-threads=1 --nocapture
-
-# The on-disk structures of mpool, and the checkpoints in a pool, each target for FUZZ_SECONDS.
-fuzz-mpool: deps-fuzz
-	cd crates/mpool && for target in decode records files; do \
-	    $(CARGO) +nightly fuzz run $$target -- -max_total_time=$(FUZZ_SECONDS) -max_len=8192 -len_control=0 || exit 1; done
-	cd crates/pageone && $(CARGO) +nightly fuzz run catalog -- -max_total_time=$(FUZZ_SECONDS)
+	PAGEONE_SOAK_SECONDS=600 $(CARGO) test -p e2e --test functional recycling -- --test-threads=1 --nocapture
 
 clean:
 	$(CARGO) clean

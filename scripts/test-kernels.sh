@@ -114,7 +114,7 @@ for kernel in "$cache"/kernels/*/vmlinuz; do
     # Each line as it comes, with the seconds since the guest's start; without the lists that only repeat the tests' names.
     tail -n +1 -s 0.2 -f --pid="$qemu" "$work/console" | while IFS= read -r line || [ -n "$line" ]; do
         line=${line%$'\r'}
-        if [[ $line =~ ^('    '[a-z0-9_]+|successes:|failures:)?$ ]]; then continue; fi
+        if [[ $line =~ ^('    '[a-z0-9_:]+|successes:|failures:)?$ ]]; then continue; fi
         printf '%4d  %s\n' $((SECONDS - started)) "$line"
     done &
     shown=$!

@@ -1,6 +1,5 @@
 //! `pageone estimate`: right figures, nothing changed, and bad targets named while the others go
 //! on.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;

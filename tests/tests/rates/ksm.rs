@@ -1,7 +1,6 @@
 //! The KSM driver: it governs the real ksmd, puts back what it found, and gives way to others.
 //! KSM's settings are the host's, so these tests run only where nobody else uses KSM, one at a
 //! time, and put everything back.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Output, Stdio};

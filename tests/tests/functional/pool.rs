@@ -1,5 +1,4 @@
 //! `pageone pool`, as its user sees it.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::Path;
 use std::process::{Command, Output};

@@ -1,6 +1,5 @@
 //! `pageone checkpoint` and `pageone restore`: a client that writes, a stopped process, real
 //! guests.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::Path;
 use std::process::{Command, Stdio};

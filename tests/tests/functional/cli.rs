@@ -1,6 +1,5 @@
 //! The command line: bad input gets a clear message with the remedy and a documented exit code, and
 //! the started program runs in any case.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::process::{Command, Output};
 

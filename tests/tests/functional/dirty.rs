@@ -1,6 +1,5 @@
 //! `pageone dirty`: it reports exactly what a client wrote, changes nothing about merging, and says
 //! whom it can't see.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};

@@ -1,0 +1,38 @@
+#!/bin/bash
+# Runs commands side by side. The first one's output comes at once, the others' when each has ended. An interrupt ends
+# all of them.
+#
+#   scripts/side-by-side.sh COMMAND...      each COMMAND is one word, run by a shell
+#
+# Exit: 0 all succeeded; 1 otherwise, and the commands that failed are named.
+set -uo pipefail
+logs=$(mktemp -d) || exit 1
+pids=()
+cleanup() {
+    # Each command leads a process group, so that what it started ends too.
+    for pid in "${pids[@]:1}"; do kill -TERM -- "-$pid" 2>/dev/null; done
+    rm -rf "$logs"
+}
+trap cleanup EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+set -m
+pids+=(0)
+for command in "${@:2}"; do
+    sh -c "$command" > "$logs/${#pids[@]}" 2>&1 < /dev/null &
+    pids+=($!)
+done
+set +m
+
+failed=0
+sh -c "$1" || { failed=1; echo "side-by-side: failed: $1" >&2; }
+for ((n = 1; n < ${#pids[@]}; n++)); do
+    wait "${pids[n]}"
+    code=$?
+    echo "== ${*:n+1:1}"
+    cat "$logs/$n"
+    [ "$code" -eq 0 ] || { failed=1; echo "side-by-side: failed: ${*:n+1:1}" >&2; }
+done
+pids=(0)
+exit "$failed"

@@ -1,0 +1,10 @@
+//! What a user sees: each command, real clients and real guests.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod checkpoint;
+mod cli;
+mod dirty;
+mod estimate;
+mod guests;
+mod pool;
+mod recycling;

@@ -1,0 +1,231 @@
+//! Daemons and clients that die or stop, and limits that bind.
+
+use std::time::{Duration, Instant};
+
+use e2e::{Daemon, eventually, signal_process, skipped};
+
+/// Far below the time that a daemon is away, far above a window.
+fn limit_micros() -> u64 {
+    400_000 * u64::from(e2e::patience())
+}
+
+#[test]
+fn a_killed_daemon_stalls_nobody_and_its_successor_takes_over() {
+    let mut daemon = Daemon::start();
+    let mut client = daemon.scenario(&["writers", "32768", "12"]);
+    let mut still = daemon.scenario(&["hold", "8192", "2", "4"]);
+    client.expect("ready");
+    still.expect("ready");
+    daemon.wait_merged(still.pid(), 8192);
+    client.tell("go");
+    for _ in 0..5 {
+        std::thread::sleep(Duration::from_millis(700));
+        daemon.kill();
+        still.go();
+        daemon.restart();
+    }
+    let longest = client.hear();
+    client.expect("ok");
+    let micros: u64 = longest.trim_start_matches("longest ").parse().unwrap();
+    println!("a write took at most {micros} µs");
+    assert!(micros < limit_micros(), "a write waited {micros} µs");
+    still.go();
+    // The successor knows what its predecessors merged: nothing new was made for these pages.
+    daemon.wait_merged(still.pid(), 8192);
+}
+
+#[test]
+fn a_stopped_daemon_stalls_nobody() {
+    let daemon = Daemon::start();
+    let mut client = daemon.scenario(&["writers", "32768", "8"]);
+    client.expect("ready");
+    client.tell("go");
+    for _ in 0..4 {
+        std::thread::sleep(Duration::from_millis(600));
+        daemon.signal(libc::SIGSTOP);
+        std::thread::sleep(Duration::from_millis(1000));
+        daemon.signal(libc::SIGCONT);
+    }
+    let longest = client.hear();
+    client.expect("ok");
+    let micros: u64 = longest.trim_start_matches("longest ").parse().unwrap();
+    println!("a write took at most {micros} µs");
+    assert!(micros < limit_micros(), "a write waited {micros} µs while the daemon was stopped");
+}
+
+#[test]
+fn a_client_killed_in_the_middle_of_a_batch_takes_nothing_with_it() {
+    let daemon = Daemon::start();
+    let mut still = daemon.scenario(&["hold", "8192", "2", "4"]);
+    still.expect("ready");
+    for round in 0..5u64 {
+        let mut client = daemon.scenario(&["hold", "32768", "2", &(10 + round).to_string()]);
+        client.expect("ready");
+        daemon.wait_merged(client.pid(), 100);
+        client.kill();
+    }
+    daemon.wait_merged(still.pid(), 8192);
+    still.go();
+    let mut status = serde_json::Value::Null;
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while status["pages_shared"] != 4096 {
+        assert!(Instant::now() < deadline, "the dead clients' frames are not given back: {status}");
+        std::thread::sleep(Duration::from_millis(100));
+        status = daemon.status();
+    }
+}
+
+#[test]
+fn a_stopped_client_does_not_keep_others_waiting() {
+    let daemon = Daemon::with(&["--merge-period", "0.1", "--threads", "1"]);
+    let mut stopped = daemon.scenario(&["hold", "32768", "2", "1"]);
+    stopped.expect("ready");
+    daemon.wait_merged(stopped.pid(), 10);
+    signal_process(stopped.pid(), libc::SIGSTOP);
+    let mut other = daemon.scenario(&["hold", "8192", "2", "2"]);
+    other.expect("ready");
+    daemon.wait_merged(other.pid(), 8192);
+    other.go();
+    signal_process(stopped.pid(), libc::SIGCONT);
+    daemon.wait_merged(stopped.pid(), 32_768);
+    stopped.go();
+}
+
+/// `vm.max_map_count`, which is the whole host's: lowering it can harm any program that runs there,
+/// so tests do that only where they are told that they may (`PAGEONE_TEST_SYSCTL=1`; `make
+/// test-kernels` does, in its guests).
+struct MapLimit(String);
+
+const MAP_LIMIT: &str = "/proc/sys/vm/max_map_count";
+
+impl MapLimit {
+    fn may_set() -> Option<Self> {
+        let allowed = std::env::var("PAGEONE_TEST_SYSCTL").is_ok_and(|v| v == "1");
+        allowed.then(|| Self(std::fs::read_to_string(MAP_LIMIT).unwrap()))
+    }
+
+    fn set(&self, limit: &str) {
+        std::fs::write(MAP_LIMIT, limit).unwrap();
+    }
+}
+
+impl Drop for MapLimit {
+    fn drop(&mut self) {
+        let _ = std::fs::write(MAP_LIMIT, &self.0);
+    }
+}
+
+#[test]
+fn mappings_stay_within_the_limit_and_status_says_that_it_binds() {
+    let own = MapLimit::may_set();
+    if let Some(limit) = &own {
+        limit.set("3000");
+    }
+    let limit = kmem::procfs::max_map_count().unwrap();
+    if limit > 70_000 {
+        return skipped("vm.max_map_count is so high that it would take gigabytes to come near it");
+    }
+    let daemon = Daemon::start();
+    // No two neighbours have neighbouring frames: a mapping for each page.
+    let mut client = daemon.scenario(&["shuffled", &(limit * 2).to_string()]);
+    client.expect("ready");
+    eventually("the limit binds", Duration::from_secs(120), || {
+        (daemon.client(client.pid())?["max_map_count_binds"] == true).then_some(())
+    });
+    for _ in 0..20 {
+        std::thread::sleep(Duration::from_millis(200));
+        let maps = kmem::procfs::count_maps(Some(client.pid())).unwrap();
+        assert!(maps <= limit * 3 / 4, "{maps} mappings under a limit of {limit}: about a third must stay free");
+        assert!(maps > limit / 3, "the budget is used: {maps} of {limit}");
+        let status = daemon.client(client.pid()).unwrap();
+        assert_eq!(status["max_map_count_binds"], true, "it goes on binding: {status}");
+    }
+    client.go();
+    let text = daemon.pageone(&["status"]).output().unwrap();
+    assert!(String::from_utf8_lossy(&text.stdout).contains("vm.max_map_count binds"));
+}
+
+#[test]
+fn a_limit_that_is_lowered_under_a_merged_program_harms_nothing() {
+    let Some(limit) = MapLimit::may_set() else {
+        return skipped(
+            "lowering vm.max_map_count could harm other programs here; `make test-kernels` does it in a guest",
+        );
+    };
+    let daemon = Daemon::start();
+    let mut client = daemon.scenario(&["writers", "32768", "8"]);
+    client.expect("ready");
+    client.tell("go");
+    eventually("it has many mappings", Duration::from_secs(20), || {
+        (kmem::procfs::count_maps(Some(client.pid())).ok()? > 500).then_some(())
+    });
+    // Below what it has: from now on the kernel refuses every new mapping.
+    for lowered in ["400", "65530", "100", "65530", "400"] {
+        limit.set(lowered);
+        std::thread::sleep(Duration::from_millis(1000));
+    }
+    client.hear();
+    client.expect("ok");
+}
+
+#[test]
+fn a_store_that_cannot_grow_pauses_merging_and_loses_nothing() {
+    let Some(group) = Group::new(96 << 20) else {
+        return skipped("no memory cgroup can be made here");
+    };
+    let daemon = Daemon::with(&["--merge-period", "0.1"]);
+    group.add(daemon.pid());
+    let mut client = daemon.scenario(&["hold", "65536", "2"]);
+    client.expect("ready");
+    let paused = eventually("merging pauses", Duration::from_secs(60), || {
+        let status = daemon.status();
+        let domains = status["domains"].as_array()?;
+        domains.iter().find_map(|d| d["paused"].as_str().map(str::to_string))
+    });
+    assert!(paused.contains("cgroup"), "{paused}");
+    client.go();
+    group.limit(1 << 30);
+    daemon.wait_merged(client.pid(), 65_536);
+    client.go();
+}
+
+/// A memory cgroup of its own, version 1 or 2.
+struct Group {
+    path: std::path::PathBuf,
+    limit: &'static str,
+}
+
+impl Group {
+    fn new(bytes: u64) -> Option<Self> {
+        for (root, limit) in [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")] {
+            let path = std::path::Path::new(root).join(format!("pageone-test-{}", std::process::id()));
+            if std::fs::create_dir(&path).is_ok() {
+                let group = Self { path, limit };
+                if std::fs::write(group.path.join(limit), bytes.to_string()).is_ok() {
+                    return Some(group);
+                }
+            }
+        }
+        None
+    }
+
+    fn limit(&self, bytes: u64) {
+        std::fs::write(self.path.join(self.limit), bytes.to_string()).unwrap();
+    }
+
+    fn add(&self, pid: i32) {
+        std::fs::write(self.path.join("cgroup.procs"), pid.to_string()).unwrap();
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let parent = self.path.parent().map(|p| p.join("cgroup.procs"));
+        for pid in std::fs::read_to_string(self.path.join("cgroup.procs")).unwrap_or_default().lines() {
+            if let Some(parent) = &parent {
+                let _ = std::fs::write(parent, pid);
+            }
+        }
+        let _ = std::fs::remove_dir(&self.path);
+    }
+}

@@ -1,0 +1,11 @@
+//! The hazards of merging, each with a client that would notice: a real daemon, a real agent, real
+//! memory.
+//!
+//! These tests need no guest; `make test-kernels` runs the same binary inside guests of other
+//! kernels. `crates/agent/tests/sabotage.rs` shows that each fails without its guard.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod failures;
+mod merging;
+mod programs;
+mod trust;

@@ -6,6 +6,8 @@
 mod cmd;
 mod exit;
 mod paths;
+#[cfg(test)]
+mod reference;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -1,6 +1,6 @@
 //! `pageone daemon`: runs the engine in the foreground.
 
-mod settings;
+pub(crate) mod settings;
 
 use std::path::PathBuf;
 use std::sync::Arc;

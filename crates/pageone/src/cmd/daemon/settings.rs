@@ -11,7 +11,7 @@ use engine::{Config, Range, SETTINGS, Setting};
 use crate::{Code, Coded};
 
 /// Read when no `--config` is given, if it is there.
-const DEFAULT: &str = "/etc/pageone.toml";
+pub(crate) const DEFAULT_FILE: &str = "/etc/pageone.toml";
 
 /// Reads a configuration file.
 ///
@@ -21,7 +21,7 @@ const DEFAULT: &str = "/etc/pageone.toml";
 pub(crate) fn load(path: Option<&Path>) -> Result<Config> {
     let (path, needed) = match path {
         Some(path) => (path, true),
-        None => (Path::new(DEFAULT), false),
+        None => (Path::new(DEFAULT_FILE), false),
     };
     let wrong = |why: String| Coded(Code::Configuration, format!("{}: {why}", path.display()));
     let text = match std::fs::read_to_string(path) {
@@ -65,7 +65,8 @@ impl Options {
     }
 }
 
-fn long(setting: &Setting) -> String {
+/// The name of a setting's option, without its hyphens.
+pub(crate) fn long(setting: &Setting) -> String {
     setting.key.replace('_', "-")
 }
 

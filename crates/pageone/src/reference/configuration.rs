@@ -1,0 +1,51 @@
+//! `configuration.md`, from the table of settings.
+
+use std::fmt::Write;
+
+use engine::{Range, SETTINGS, Setting};
+
+use super::{head, wrap};
+use crate::cmd::daemon::settings::{DEFAULT_FILE, default_of, long};
+
+pub(super) fn page() -> String {
+    let mut out = head("Configuration", "the table of settings in `crates/engine/src/config.rs`");
+    let intro = format!(
+        "The daemon reads `{DEFAULT_FILE}`, or the file that `--config` names. The file is TOML. A key that is not \
+         listed here is an error, and so is a value out of its range: `pageone daemon` then ends with exit code 5 and \
+         names the file, the line and the key. An option of `pageone daemon` goes before the key of the same name. \
+         `--target-scan-time` alone sets the merge period, too."
+    );
+    let _ = writeln!(out, "\n{}\n\n## All keys with their defaults\n\n```toml", wrap(&intro, "", ""));
+    for setting in SETTINGS.iter().filter(|setting| !default_of(setting).is_object()) {
+        let _ = writeln!(out, "{} = {}", setting.key, default_of(setting));
+    }
+    let _ = writeln!(out, "\n[domains.web]            # an example: there is no such domain by default");
+    let _ = writeln!(out, "uids = [1000, 1001]\n```\n\n## Keys\n");
+    for setting in SETTINGS {
+        entry(&mut out, setting);
+    }
+    out
+}
+
+fn entry(out: &mut String, setting: &Setting) {
+    let unit = if setting.unit.is_empty() { "none" } else { setting.unit };
+    let default = default_of(setting);
+    let default = if default.is_object() { "none".to_owned() } else { format!("`{default}`") };
+    let option = match setting.option {
+        Some(option) => format!("`--{} {}`", long(setting), option.value_name),
+        None => "none".into(),
+    };
+    let facts = format!("Unit: {unit}. Range: {}. Default: {default}. Option: {option}.", range(setting.range));
+    let _ = writeln!(out, "### `{}`\n\n{}\n\n{}\n", setting.key, wrap(setting.help(), "", ""), wrap(&facts, "", ""));
+}
+
+fn range(range: Range) -> String {
+    match range {
+        Range::Any => "any value of its type".into(),
+        Range::Between(least, most) => format!("{least} to {most}"),
+        Range::NoneOr(most) => format!("0, or 0.1 to {most}"),
+        Range::AtMost(most) => format!("0 to {most}"),
+        Range::MergePeriod => "0 to `merge_period`; whole numbers with mode `scan-time`".into(),
+        Range::OneOf(names) => names().iter().map(|name| format!("`\"{name}\"`")).collect::<Vec<_>>().join(", "),
+    }
+}

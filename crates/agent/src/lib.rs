@@ -7,10 +7,10 @@
 //! daemon is never needed: a window runs to its end by itself, and merged memory stays merged when
 //! the daemon dies.
 //!
-//! All policy is the daemon's. The agent decides on safety: whether bytes are equal
-//! ([`window::merge`]), whether memory may be merged at all ([`intercept::probe`],
-//! [`window::pins`]), and that every call of the program on merged memory does what it would do on
-//! anonymous memory ([`intercept::guard`]).
+//! All policy is the daemon's. The agent decides on safety. Are the bytes equal
+//! ([`window::merge`])? May memory be merged at all ([`intercept::probe`], [`window::pins`])? Every
+//! call of the program on merged memory does what it would do on anonymous memory
+//! ([`intercept::guard`]).
 //!
 //! Each folder is a floor, and imports from the floors below it only:
 //!

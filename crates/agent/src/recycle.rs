@@ -1,7 +1,7 @@
 //! Recycling: pages that the guest has marked as free become untouched memory.
 //!
 //! Claim, zero and release all happen here, in the process that is the guest (see `ppr`). A daemon
-//! that dies or stops in the middle leaves no page claimed, and a guest that waits for a claim
+//! that dies or stops in the middle leaves no page claimed. A guest that waits for a claim
 //! waits for a thread of its own process. The daemon decides when to sweep (`ToAgent::Recycle`) and
 //! how much CPU time a sweep may take.
 //!

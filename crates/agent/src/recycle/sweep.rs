@@ -1,9 +1,9 @@
 //! One sweep over the guest's RAM.
 //!
-//! A sweep takes the agent's lock for one batch at a time, at most [`BATCH_PAGES`] pages: it claims
-//! marked pages, turns merged ones into anonymous memory, gives all of them back to the kernel in
-//! one `process_madvise(2)`, releases them and tells the daemon. It takes the lock before it
-//! claims, and the guest waits for claims: so no thread that waits for the lock is itself waited
+//! A sweep takes the agent's lock for one batch at a time, at most [`BATCH_PAGES`] pages. It claims
+//! marked pages and turns merged ones into anonymous memory. It gives all of them back to the
+//! kernel in one `process_madvise(2)`, releases them and tells the daemon. It takes the lock before
+//! it claims, and the guest waits for claims: so no thread that waits for the lock is itself waited
 //! for.
 
 #![allow(unsafe_code)] // Discards the guest's free pages.

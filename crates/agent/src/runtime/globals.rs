@@ -63,9 +63,10 @@ pub(crate) static FORKING: AtomicBool = AtomicBool::new(false);
 /// hold [`STATE`].
 pub(crate) static STASHED: AtomicBool = AtomicBool::new(false);
 
-/// Eventfd that wakes the agent thread; -1 without one. These three are plain numbers outside of
-/// [`STATE`], so that they can be signalled without the lock, and closed in a forked child, where
-/// the threads that own them do not exist.
+/// Eventfd that wakes the agent thread; -1 without one.
+///
+/// This one and the next two are plain numbers outside of [`STATE`]: they are signalled without the
+/// lock. A forked child closes them by number, since it does not have the threads that own them.
 static WAKE: AtomicI32 = AtomicI32::new(-1);
 /// Eventfd that ends the event thread; -1 without one.
 static STOP: AtomicI32 = AtomicI32::new(-1);

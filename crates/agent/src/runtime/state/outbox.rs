@@ -1,9 +1,10 @@
 //! Messages that are not sent yet.
 //!
-//! A message is queued under the same hold of the agent's lock under which the mappings change that
-//! it tells of, and the agent thread sends them in that order. The queue is bounded: when the
-//! daemon does not read, everything is dropped and the connection is closed. The next connection
-//! starts with a full list of regions, and the daemon reads the mappings from `/proc/PID/maps`.
+//! The agent's lock is held while mappings change and until the message that tells of the change is
+//! queued. The agent thread sends messages in the order of the queue. The queue is bounded: when
+//! the daemon does not read, everything is dropped and the connection is closed. The next
+//! connection starts with a full list of regions, and the daemon reads the mappings from
+//! `/proc/PID/maps`.
 
 use std::collections::VecDeque;
 

@@ -1,7 +1,7 @@
 //! The two userfaultfds, one of which each managed page is registered with.
 //!
 //! *Tracking* (`WP_ASYNC`) is the usual one: the kernel resolves faults itself and notes the
-//! writes. Its events make whoever unmaps registered memory wait for the event thread, which needs
+//! writes. A thread that unmaps registered memory waits for the event thread, which needs
 //! the agent's lock. So the agent itself unregisters memory before it unmaps it.
 //!
 //! A *window* is a span over which writers wait: it is taken from the tracking userfaultfd, given

@@ -1,10 +1,10 @@
 //! The userfaultfd of merge windows: blocks writers, and tells pinned pages from others.
 //!
 //! A device that reads into guest RAM (`O_DIRECT`, as QEMU does with `cache=none`) writes to the
-//! physical page, past every protection, even when something else is mapped there by then: what it
-//! read would be lost. `VmPin` does not count such short pins. `UFFDIO_MOVE` (Linux 6.8) sees them:
-//! it refuses pages that may be pinned, or that another process shares, and checks again after it
-//! has unmapped the page. So a window moves its pages to a *scratch* area before it replaces them,
+//! physical page, past every protection. If something else is mapped there by then, what it read is
+//! lost. `VmPin` does not count such short pins. `UFFDIO_MOVE` (Linux 6.8) sees them: it refuses
+//! pages that may be pinned, or that another process shares, and checks again after it has unmapped
+//! the page. So a window moves its pages to a *scratch* area before it replaces them,
 //! and discards them there. Meanwhile readers wait too, since the span is registered for missing
 //! pages.
 //!

@@ -1,30 +1,31 @@
 //! A token bucket of CPU time, for a scanner that can wait at any moment.
 //!
-//! CPU time drains at `rate`; what was spent and has not drained is the *level*. A worker that has
-//! spent waits until the level is no higher than `burst`. Over any time `w` at most `rate·w +
-//! burst` is spent, plus the one piece of work that each worker has in hand: so a rate of `limit −
-//! burst/w` keeps `limit` over every `w`.
+//! Spent CPU time drains at `rate`; the part that has not drained is the *level*. A worker that has
+//! spent CPU time waits until the level is no higher than `burst`. Over any time `w` the workers
+//! spend at most `rate·w + burst`, plus the one piece of work that each of them has in hand. A rate
+//! of `limit − burst/w` therefore keeps `limit` over every `w`.
 //!
-//! Work that was handed to others and shows in the books only later is *in hand*: it counts as
-//! spent until it does.
+//! Work that was given to other processes, and whose CPU time is charged later, is *in hand*: until
+//! then an estimate counts as spent.
 
 use std::time::Duration;
 
 use crate::Window;
 
-/// The bucket. Times count from any fixed start.
+/// The bucket. All times count from the same fixed start.
 #[derive(Clone, Debug)]
 pub struct Bucket {
-    /// CPU seconds a second.
+    /// CPU seconds that drain in a second.
     rate: f64,
-    /// CPU seconds.
+    /// CPU seconds that may be spent at once.
     burst: f64,
     level: f64,
     at: f64,
 }
 
 impl Bucket {
-    /// The part of the limit over a window that is kept back for bursts.
+    /// The share of a window's CPU time that is reserved for bursts: 5 %, large enough for the work
+    /// in hand.
     const BURST: f64 = 0.05;
 
     /// A bucket that keeps `limit`, a share of one CPU, over every [`Window::LENGTH`].
@@ -34,14 +35,14 @@ impl Bucket {
         bucket
     }
 
-    /// Another limit from now on.
+    /// Sets another limit, as a share of one CPU.
     pub fn set_limit(&mut self, limit: f64) {
         self.burst = limit * Window::LENGTH * Self::BURST;
         self.rate = limit * (1.0 - 2.0 * Self::BURST);
     }
 
-    /// Notes CPU time that was spent. Tells how long to wait before spending more, while `in_hand`
-    /// is being spent elsewhere.
+    /// Charges spent CPU time. Returns how long to wait before spending more, while `in_hand` is
+    /// being spent elsewhere.
     pub fn spend(&mut self, now: Duration, cpu: Duration, in_hand: Duration) -> Duration {
         let now = now.as_secs_f64();
         self.level = (self.level - (now - self.at).max(0.0) * self.rate).max(0.0) + cpu.as_secs_f64();
@@ -50,7 +51,7 @@ impl Bucket {
         if excess <= 0.0 {
             return Duration::ZERO;
         }
-        // A limit of nothing would wait for ever: an hour, then ask again.
+        // With a limit of 0 the wait would be infinite: wait an hour, then ask again.
         Duration::from_secs_f64((excess / self.rate).min(3600.0))
     }
 }

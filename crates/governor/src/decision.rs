@@ -1,14 +1,14 @@
-//! A decision, and its reason in words and figures.
+//! A decision, and its reason in words and numbers.
 
 use std::fmt;
 use std::time::Duration;
 
-/// Why the pages of a batch are what they are.
+/// Why a batch has this number of pages.
 #[derive(Copy, Clone, PartialEq, Debug)]
 pub enum Cause {
-    /// Nothing has been seen of a scan yet; so many pages are known to be candidates.
+    /// The governor has begun, and has not seen a scan yet.
     Began {
-        /// Candidates.
+        /// Pages that are known to be candidates.
         candidates: u64,
     },
     /// A whole scan ended.
@@ -16,42 +16,44 @@ pub enum Cause {
         /// How long it took, in seconds.
         took: f64,
     },
-    /// A scan goes on beyond the work that was expected, so there must be more than there was.
+    /// The scan under way goes on beyond the expected work, so there is more work than in the last
+    /// scan.
     MoreWork {
-        /// How long it has taken by now, in seconds.
+        /// How long the scan has taken so far, in seconds.
         so_far: f64,
     },
     /// The CPU limit binds.
     CpuLimit,
     /// The CPU limit no longer binds.
     CpuLimitOver,
-    /// In the middle of a scan, with nothing to change.
+    /// In the middle of a scan, without a change.
     Unchanged,
 }
 
-/// What to do now.
+/// How the scanner is to go on.
 #[derive(Copy, Clone, PartialEq, Debug)]
 pub struct Decision {
     /// Pages of a batch; 0 stops the scanner.
     pub pages: u32,
-    /// The pages that were in force.
+    /// Pages of a batch before this decision.
     pub before: u32,
     /// When to look again at the latest.
     pub check_after: Duration,
-    /// Why.
+    /// The reason.
     pub cause: Cause,
     /// Percent of a CPU over the last ten seconds.
     pub cpu_percent: f64,
-    /// The limit of it.
+    /// The CPU limit, in percent of a CPU.
     pub max_cpu: f64,
     /// The target, in seconds.
     pub target: f64,
-    /// What the number of pages is the bound of: the minimum, the maximum, or the CPU limit.
+    /// The bound that the number of pages has reached, if any: the minimum, the maximum, or the CPU
+    /// limit.
     pub bound: Option<&'static str>,
 }
 
 impl Decision {
-    /// Whether there is something to set.
+    /// Whether the number of pages changes.
     pub fn changes(&self) -> bool {
         self.pages != self.before
     }

@@ -8,7 +8,7 @@ use crate::law::{Model, Scan};
 use crate::settings::{Mode, Settings, SettingsError};
 use crate::window::{Risk, Window, guard};
 
-/// Counters of the scanner at one moment. They only grow; where they began does not matter.
+/// Counters of the scanner at one moment. They never decrease, and may begin anywhere.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Default)]
 pub struct Reading {
     /// The moment, from any fixed start.
@@ -17,13 +17,14 @@ pub struct Reading {
     pub cpu: Duration,
     /// Pages that it has scanned (`pages_scanned`).
     pub pages: u64,
-    /// Pages that it has passed over without a look (`pages_skipped`, smart scan).
+    /// Pages that it has skipped (`pages_skipped`, smart scan).
     pub skipped: u64,
     /// Whole scans (`full_scans`).
     pub scans: u64,
-    /// Pages that are known to be candidates; not a counter. Used until the end of a scan was seen.
+    /// Pages that are known to be candidates; not a counter. Only used until the end of a scan was
+    /// seen.
     pub candidates: u64,
-    /// Pages of a batch that have been in force since the last reading.
+    /// Pages of a batch since the last reading.
     pub pages_to_scan: u32,
 }
 
@@ -31,15 +32,15 @@ pub struct Reading {
 #[derive(Copy, Clone, Debug)]
 struct UnderWay {
     sums: Scan,
-    /// Pages passed over.
+    /// Skipped pages.
     skipped: f64,
-    /// Time, less that when the scanner was stopped …
+    /// Seconds since the scan began, without the time when the scanner was stopped.
     time: f64,
-    /// … and how long that should have taken, by the model.
+    /// Seconds that the model expects for the same work.
     expected: f64,
-    /// When it began.
+    /// The time in seconds at which it began.
     since: f64,
-    /// It was seen from its beginning.
+    /// Whether it was seen from its beginning.
     whole: bool,
 }
 
@@ -49,75 +50,77 @@ impl UnderWay {
     }
 }
 
-/// A whole scan, in seconds: how long it took, that without the time when it was stopped, and CPU
-/// time.
+/// A whole scan, in seconds: its duration, its duration without the time when it was stopped, and
+/// its CPU time.
 struct Ended {
     took: f64,
     time: f64,
     cpu: f64,
 }
 
-/// See the crate.
+/// The governor of a scanner that works in batches; the crate's page says how it works.
 #[derive(Clone, Debug)]
 pub struct Governor {
     settings: Settings,
     /// The least time between batches, in seconds.
     sleep: f64,
     model: Model,
-    /// Pages that the last scan came by, scanned or passed over.
+    /// Places of the last scan: its scanned and skipped pages.
     places: f64,
-    /// The same of the last two, whichever were more: what the end of a fast scan takes from the
-    /// next one is no news.
+    /// The greater number of places of the last two scans. The end of a fast scan may take places
+    /// from the next one, which are not new memory.
     most_places: f64,
-    /// The end of a scan was seen, or candidates were known at the beginning.
+    /// Whether the end of a scan was seen, or candidates were known at the beginning.
     known: bool,
     advisor: Advisor,
     scan: UnderWay,
     window: Window,
     before: Option<Reading>,
-    /// CPU time, in seconds, and pages of late.
+    /// CPU time in seconds and pages of the last readings; older ones count less.
     late: (f64, f64),
-    /// The places that the scan came by last: CPU time, pages and places.
+    /// CPU time in seconds, pages and places of the last hundredth of the scan.
     here: (f64, f64, f64),
-    /// CPU time of a page, the most ever seen, in seconds.
+    /// The most CPU time of a page so far, in seconds.
     worst_cost: f64,
-    /// CPU time of a place where places are dearest, in this scan or, with less and less weight, in
-    /// those before; in seconds.
+    /// CPU time in seconds of the most expensive places, in this scan or, with decreasing weight,
+    /// in the scans before.
     dear: f64,
-    /// The last decision was the CPU limit's.
+    /// Whether the CPU limit bound at the last decision.
     limited: bool,
 }
 
-/// The most that a page is taken to cost until one has cost more, in seconds: merging one takes
-/// this.
+/// The assumed greatest cost of a page until one has cost more, in seconds: the time to merge a
+/// page.
 const WORST_COST: f64 = 10e-6;
-/// So many pages tell what a page costs.
+/// Pages from which on a reading measures the cost of a page.
 const ENOUGH_PAGES: f64 = 256.0;
-/// So much of a scan is its beginning, which is taken to go on as the last scan did.
+/// The part of a scan that is its beginning, during which the plan is that of the last scan.
 const BEGINNING: f64 = 0.02;
-/// So much of a scan is known of the places that it has come to.
+/// The part of a scan over which the density and cost of places are averaged.
 const HERE: f64 = 0.01;
-/// The most by which the rest of a scan may be faster or slower than the whole.
+/// The greatest factor by which the rest of a scan may be faster or slower than the whole.
 const CORRECTION: f64 = 4.0;
-/// The most by which a scan may be taken to be slower or faster than expected.
+/// The greatest factor by which a scan counts as slower or faster than expected.
 const SLOWER: f64 = 2.0;
-/// What is no difference within a scan.
+/// A relative difference that does not matter within a scan.
 const BLUR: f64 = 0.03;
-/// How fast what was of late is forgotten, from one reading to the next.
+/// The weight that earlier readings keep from one reading to the next.
 const FORGET: f64 = 0.9;
-/// The part of the limit at which the limiter aims, so that the guard seldom has to step in.
+/// The part of the limit at which the limiter aims, so that the guard rarely binds.
 const AIM: f64 = 0.97;
-/// What is known of the dearest places counts for so much in the next scan.
+/// The weight that the cost of the most expensive places keeps from one scan to the next.
 const FADE: f64 = 0.9;
-/// So many times as long a batch may be as the one before it while there is no time to lose.
+/// The greatest factor by which a batch may be longer than the last one while the scan hurries.
 const HURRY: f64 = 4.0;
-/// … and so much of what is left.
+/// The greatest part of the places left that a batch may have while the scan hurries.
 const SWEEP: f64 = 1.0 / 3.0;
-/// Within so many seconds what the window allows may be used up, with so much of a CPU at most.
+/// The seconds within which the window's allowance may be used up.
 const SOON: f64 = 2.0;
+/// The greatest share of a CPU while the allowance is used up.
 const BUSIEST: f64 = 0.8;
-/// How often to look while the limit is near, and at most, in seconds.
+/// Seconds between two readings while the limit is near.
 const NEAR: f64 = 0.1;
+/// The most seconds between two readings.
 const FAR: f64 = 1.0;
 
 impl Governor {
@@ -125,7 +128,7 @@ impl Governor {
     ///
     /// # Errors
     ///
-    /// Settings out of range.
+    /// [`SettingsError`]: a setting is out of range.
     pub fn new(settings: Settings, sleep: Duration) -> Result<Self, SettingsError> {
         settings.check()?;
         Ok(Self {
@@ -152,7 +155,7 @@ impl Governor {
         &self.settings
     }
 
-    /// Takes a reading; to be called when [`Decision::check_after`] has passed, or sooner.
+    /// Takes a reading and decides. Call it when [`Decision::check_after`] has passed, or earlier.
     pub fn observe(&mut self, now: &Reading) -> Decision {
         let at = now.at.as_secs_f64();
         self.window.note(at, now.cpu.as_secs_f64());
@@ -188,20 +191,19 @@ impl Governor {
         self.decide(now, wanted, cause)
     }
 
-    /// Adds what happened since the last reading to the scan under way, and to what is known of
-    /// costs.
+    /// Adds the work since the last reading to the scan under way, and to the measured costs.
     fn add(&mut self, now: &Reading, before: &Reading) {
         let time = now.at.saturating_sub(before.at).as_secs_f64();
         let cpu = now.cpu.saturating_sub(before.cpu).as_secs_f64();
         let pages = now.pages.saturating_sub(before.pages) as f64;
         let sums = &mut self.scan.sums;
-        // While it was stopped, time has nothing to do with batches.
+        // While the scanner is stopped, no time belongs to batches.
         if now.pages_to_scan > 0 {
             self.scan.time += time;
             self.scan.expected += pages * self.model.pause / f64::from(now.pages_to_scan) + cpu;
         }
-        // After a change a batch of the old size may still be under way; and while more work shows,
-        // every batch changes.
+        // After a change a batch of the old size may still be under way; and while new work
+        // appears, every batch has another size.
         let steady = now.pages_to_scan == before.pages_to_scan && sums.pages + self.scan.skipped <= self.places;
         if steady && now.pages_to_scan > 0 {
             sums.between += time - cpu;
@@ -221,22 +223,21 @@ impl Governor {
         self.late.1 = self.late.1 * FORGET + pages;
         if pages >= ENOUGH_PAGES {
             let cost = cpu / pages;
-            // Passing over pages costs too, and is no part of what a scanned page costs.
+            // Skipping pages costs CPU time too, which is not part of the cost of a scanned page.
             if now.skipped == before.skipped {
                 self.worst_cost = self.worst_cost.max(cost);
             }
         }
     }
 
-    /// A scan has ended, or several since the last reading. What is left of it, had it been seen
-    /// from its beginning.
+    /// Ends the scan under way; `ended` scans have ended since the last reading. Returns its
+    /// figures if it was seen from its beginning.
     fn end_scan(&mut self, at: f64, ended: u64) -> Option<Ended> {
         let scan = std::mem::replace(&mut self.scan, UnderWay::new(at, true));
         self.dear *= FADE;
         let known = std::mem::replace(&mut self.known, true);
         if !scan.whole {
-            // The end of a scan tells what a page costs; of the work it tells the least that it can
-            // be.
+            // The end of a scan shows the cost of a page, but only a lower bound of the work.
             let work = self.model.work;
             self.model.learn(&scan.sums);
             if known {
@@ -254,23 +255,22 @@ impl Governor {
         Some(Ended { took: (at - scan.since) / each, time: scan.time / each, cpu: sums.cpu })
     }
 
-    /// More pages than in the last scan, so that there is no telling how many more. Readings are
-    /// late by a batch or so.
+    /// Whether the scan has more places than the last ones, so that their number is unknown.
+    /// Readings are late by about a batch.
     fn overrun(&self, in_force: u32) -> bool {
         self.scan.sums.pages + self.scan.skipped > self.most_places * (1.0 + BLUR) + 2.0 * f64::from(in_force)
     }
 
     /// Pages for the target.
     fn wanted(&self, in_force: u32) -> u32 {
-        // What is new has to be looked at once in any case: the sooner the better, within the CPU
-        // limit.
+        // New memory has to be scanned once in any case: as fast as the CPU limit allows.
         let new = !self.known || self.overrun(in_force);
         let pages = if new { f64::INFINITY } else { self.plan(f64::from(in_force)) };
         // Rounded up: a scan that ends a moment early is on time. The cast saturates.
         (pages.ceil() as u32).clamp(self.settings.min_pages, self.settings.max_pages)
     }
 
-    /// See [`law`](crate::law), "within a scan".
+    /// The pages of a batch within a scan: see [`law`](crate::law).
     fn plan(&self, in_force: f64) -> f64 {
         let target = self.settings.target.as_secs_f64();
         let UnderWay { sums, skipped, time, expected, .. } = &self.scan;
@@ -278,7 +278,7 @@ impl Governor {
         if places < self.places * BEGINNING {
             return self.model.pages_for(target);
         }
-        // Slower than expected so far: others want the CPU too.
+        // Slower than expected so far: other programs use the CPU too.
         let slower = if *expected > 0.0 { (time / expected).clamp(1.0 / SLOWER, SLOWER) } else { 1.0 };
         let (here_cpu, here_pages, here_places) = self.here;
         let (density, cost) = (here_pages / here_places.max(1.0), slower * here_cpu / here_places.max(1.0));
@@ -287,24 +287,27 @@ impl Governor {
         let whole = model(self.places).pages_for(target);
         let left = (self.places - places).max(0.0);
         let rest = model(left).pages_for(target - time).clamp(whole / CORRECTION, whole * CORRECTION);
-        // Were all that is left as dear as it can be, there would be no time for it: quick, until
-        // there is. Never with so long a batch that it could sweep over much of what is left.
+        // If all places left were as expensive as the most expensive ones, the time would not
+        // suffice: hurry until it does. But no batch may be so long that it covers much of the
+        // places left.
         let dear = slower * self.dear;
         let ahead = left - self.share() * (target - time) / dear;
         let hurry = if dear > 0.0 { ahead.min(left * SWEEP).min(HURRY * in_force / density) } else { 0.0 };
         let pages = density * rest.max(hurry);
-        // A change has to be worth it.
+        // Small changes are not worth it.
         if (pages / in_force - 1.0).abs() <= BLUR { in_force } else { pages }
     }
 
-    /// The share of a CPU that may be used now. What was not used of late may be used up soon: a
-    /// scan that has much to merge is done in time. Longer batches would be known of too late:
-    /// one that begins where pages are dear sweeps over the cheap ones behind them.
+    /// The share of a CPU that may be used now. CPU time that was not used recently may be used up
+    /// soon, so that a scan with many pages to merge ends in time. It may not be used up at once: a
+    /// long batch that begins at expensive pages is noticed too late, after it has covered the
+    /// cheap ones behind them.
     fn share(&self) -> f64 {
         let limit = self.settings.max_cpu / 100.0;
         (self.window.allowance(limit) / SOON).min(BUSIEST).max(limit * AIM)
     }
 
+    /// The kernel's advice after a whole scan.
     fn step(&mut self, scan: &Ended, pages: u32) -> u32 {
         let tunables = Tunables {
             target_scan_time: self.settings.target.as_secs(),
@@ -315,7 +318,8 @@ impl Governor {
         self.advisor.step(&tunables, pages, seconds, kernel::cpu_percent((scan.cpu * 1e9) as u64, seconds))
     }
 
-    /// The least of what is wanted and what the CPU limit allows, and when to look again.
+    /// The lesser of the wanted pages and those that the CPU limit allows, and the time of the next
+    /// reading.
     fn decide(&mut self, now: &Reading, wanted: u32, cause: Cause) -> Decision {
         if self.settings.mode != Mode::Target {
             return Decision { pages: wanted, ..self.as_is(now, cause) };
@@ -349,8 +353,8 @@ impl Governor {
         Decision { pages, bound, check_after: Duration::from_secs_f64(check_after), ..self.as_is(now, cause) }
     }
 
-    /// The end of a scan is to be seen to within a thousandth of the target when it is near, and a
-    /// hundredth in any case.
+    /// Seconds until the next reading. The end of a scan is seen to within a thousandth of the
+    /// target when it is near, and a hundredth in any case.
     fn check_after(&self, pages: u32) -> f64 {
         let target = self.settings.target.as_secs_f64();
         let (least, most) = ((target / 1000.0).clamp(0.002, FAR), (target / 100.0).clamp(0.005, FAR));
@@ -362,6 +366,7 @@ impl Governor {
         (expected / 2.0).max(late / 20.0).clamp(least, most)
     }
 
+    /// A decision that changes nothing.
     fn as_is(&self, now: &Reading, cause: Cause) -> Decision {
         Decision {
             pages: now.pages_to_scan,

@@ -1,5 +1,5 @@
-//! The arithmetic of the kernel's advisor, exactly: the same integers in give the same integers
-//! out.
+//! The exact arithmetic of the kernel's advisor: equal integers as input give equal integers as
+//! output.
 //!
 //! After each full scan, with `t` the scan time in whole seconds and `cpu` the percentage of a CPU
 //! over it:
@@ -8,19 +8,21 @@
 //! factor = target·100 / t                                     at least 1
 //! change = (70·change before + 30·(t·100 / t before)) / 100   change before is 0 at first
 //! pages  = (pages·100 / factor) · change / 100
-//! pages  = at most (pages before / cpu)·max_cpu, then at least (pages before / cpu)·10, then at most max_pages
+//! pages  = at most (pages before / cpu)·max_cpu,
+//!          then at least (pages before / cpu)·10,
+//!          then at most max_pages
 //! ```
 //!
-//! Every division truncates. The types are the kernel's on 64-bit machines, so products wrap where
-//! they wrap there. Source: `scan_time_advisor()` in mm/ksm.c, Linux 6.8 to 6.18; linux-mm 2023-12,
+//! Every division truncates. The types are the kernel's on 64-bit machines, so products overflow as
+//! they do there. Source: `scan_time_advisor()` in mm/ksm.c, Linux 6.8 to 6.18; linux-mm 2023-12,
 //! "Add ksm advisor".
 //!
-//! What comes of it, and why there is another mode: at a scan time that holds, `change` creeps up
-//! to 97 and stays there, since 70·97 + 30·100 is 9790; so `factor` must settle at 97 as well,
-//! which is a scan time 3 % above the target. The scan time counts in whole seconds, so that with a
-//! target of 5 s a factor is 100 or 83 and nothing between. `min_pages` is where it starts, not a
-//! bound; the bound is a tenth of a CPU. When it is switched on in the middle of a scan, the first
-//! `t` counts from the start of the system and the first `cpu` holds all that ksmd ever used.
+//! The consequences, which are the reason for another mode: at a constant scan time, `change` rises
+//! to 97 and stays there, since 70·97 + 30·100 is 9790. `factor` must settle at 97 too, which is a
+//! scan time 3 % above the target. The scan time counts in whole seconds: with a target of 5 s a
+//! factor is 100 or 83, and nothing between. `min_pages` is the initial value, not a bound; the
+//! bound is a tenth of a CPU. If the advisor is switched on in the middle of a scan, the first `t`
+//! counts from the start of the system, and the first `cpu` is all CPU time that ksmd ever used.
 
 /// The advisor's settings; names and defaults are the kernel's.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -39,13 +41,13 @@ impl Default for Tunables {
     }
 }
 
-/// `KSM_ADVISOR_MIN_CPU`.
+/// `KSM_ADVISOR_MIN_CPU`: percent of a CPU.
 const MIN_CPU: u64 = 10;
-/// `EWMA_WEIGHT`.
+/// `EWMA_WEIGHT`: the weight of the newest change, in percent.
 const EWMA_WEIGHT: u64 = 30;
 
-/// What the advisor keeps from one scan to the next. `advisor_min_pages_to_scan` is not here: it is
-/// the value of `pages_to_scan` with which the kernel begins.
+/// The advisor's state from one scan to the next. `advisor_min_pages_to_scan` is not part of it: it
+/// is the value of `pages_to_scan` with which the kernel begins.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Default)]
 pub struct Advisor {
     scan_time: u64,
@@ -64,7 +66,7 @@ impl Advisor {
         let change = (scan_time.wrapping_mul(100) / last_scan_time).max(1);
         let change = (100 - EWMA_WEIGHT).wrapping_mul(self.change).wrapping_add(EWMA_WEIGHT.wrapping_mul(change)) / 100;
 
-        // An unsigned int times an int: 32 bits in the kernel.
+        // The kernel multiplies an unsigned int and an int: 32 bits.
         let pages = u64::from(pages_to_scan.wrapping_mul(100)) / factor;
         let pages = pages.wrapping_mul(change) / 100;
         let per_page_cost = u64::from((pages_to_scan / cpu_percent).max(1));
@@ -76,13 +78,13 @@ impl Advisor {
     }
 }
 
-/// A scan time as the advisor sees it: whole seconds, at least 1.
+/// A scan time as the advisor counts it: whole seconds, at least 1.
 pub fn scan_seconds(milliseconds: u64) -> u64 {
     (milliseconds / 1000).max(1)
 }
 
-/// CPU use as the advisor sees it: percent of a CPU, at least 1, over a scan of so many whole
-/// seconds.
+/// CPU use as the advisor counts it: percent of a CPU, at least 1, over a scan of `scan_seconds`
+/// whole seconds.
 pub fn cpu_percent(cpu_nanoseconds: u64, scan_seconds: u64) -> u32 {
     let milliseconds = cpu_nanoseconds / 1000 / 1000;
     ((milliseconds.wrapping_mul(100) / scan_seconds.max(1).wrapping_mul(1000)) as u32).max(1)
@@ -118,7 +120,8 @@ mod tests {
 
     #[test]
     fn it_settles_three_percent_above_the_target() {
-        // Scan time in inverse proportion to the pages, finely enough: a target of 10,000 s.
+        // The scan time is inversely proportional to the pages, and fine enough with a target of
+        // 10,000 s.
         let tunables = Tunables { target_scan_time: 10_000, max_cpu: 100, max_pages_to_scan: 1_000_000 };
         let (mut advisor, mut pages, mut time) = (Advisor::default(), 100_000, 0);
         for _ in 0..100 {

@@ -1,44 +1,42 @@
 //! The control law of mode `target`: a model of the scanner, fitted to the last whole scan and
 //! solved for the target.
 //!
-//! A scan of `work` pages in batches of `p` is `work / p` batches; each page costs `cost` of CPU
-//! time, each batch `pause` of everything else (sleeping, and waiting for a CPU). So
+//! A scan of `work` pages in batches of `p` pages has `work / p` batches. Each page costs `cost` of
+//! CPU time. Each batch costs `pause` of other time: sleeping, and waiting for a CPU. Therefore
 //!
 //! ```text
 //! scan time = work · pause / p + work · cost        and for a scan time of `target`:
 //! p         = work · pause / (target − work · cost)
 //! ```
 //!
-//! One scan gives all three: its pages are `work`, its CPU time over its pages is `cost`, what
-//! remains of its time over its batches is `pause`.
+//! One scan gives all three: its number of pages is `work`; its CPU time divided by its pages is
+//! `cost`; the rest of its time divided by its batches is `pause`.
 //!
-//! *Within a scan.* The kernel passes over pages that were unique several times (smart scan), many
-//! of them in the same scans, so that one scan's work may be half of the last one's, and one
-//! program's half of its neighbour's. The *places* that a scan comes by, scanned
-//! or passed over, stay the same: those that are left, over the time that is left, are the speed to
-//! keep. How many of them are scanned and what they cost is taken from the last hundredth of the
-//! scan:
-//!
-//! ```text
-//! places a batch = left · pause / (time left − left · cost a place)         p = places a batch · pages a place
-//! ```
-//!
-//! no less than a quarter and no more than four times that of the whole. What is left might all be
-//! dear, though, while what came so far was cheap. So until
+//! *Within a scan.* The kernel skips pages that were unique several times (smart scan), many of
+//! them in the same scans. So the work of a scan may be half that of the last one, and that of a
+//! program half that of its neighbour. The *places* of a scan, which are its scanned and skipped
+//! pages, stay the same: the places left divided by the time left are the speed to keep. The part
+//! of them that is scanned, and their cost, are taken from the last hundredth of the scan:
 //!
 //! ```text
-//! left · cost of the dearest places ≤ time left · share of a CPU that may be used
+//! places in a batch = left · pause / (time left − left · cost of a place)
+//! p                 = places in a batch · scanned pages in a place
 //! ```
 //!
-//! a scan is quicker than that, and no further than to there. A scan that has come by more places
-//! than the last has met something new, which must be looked at in any case: from there on it is as
-//! fast as the CPU limit allows.
+//! but at least a quarter and at most four times that of the whole scan. The places left might all
+//! be expensive, though, while the places so far were cheap. Therefore, until
 //!
-//! A wrong guess of how the pause depends on `p` makes the next guess better, not worse: see
-//! `docs/design/governor.md`. Fractions stay fractions: nothing is truncated but the pages, at the
-//! end.
+//! ```text
+//! left · cost of the most expensive places ≤ time left · share of a CPU that may be used
+//! ```
+//!
+//! a scan is faster than that. A scan with more places than the last one has met new memory, which
+//! must be scanned in any case: from there on it is as fast as the CPU limit allows.
+//!
+//! A wrong estimate of how the pause depends on `p` makes the next estimate better, not worse: see
+//! `docs/design/governor.md`. Only the final number of pages is rounded.
 
-/// A scanner, as one scan showed it.
+/// The model of a scanner, fitted to a whole scan.
 #[derive(Copy, Clone, PartialEq, Debug)]
 pub struct Model {
     /// Pages of a whole scan.
@@ -47,7 +45,7 @@ pub struct Model {
     pub cost: f64,
     /// Time between two batches, in seconds.
     pub pause: f64,
-    /// How many batches the pause is known from.
+    /// The number of batches that the pause was measured from.
     pub evidence: f64,
 }
 
@@ -58,24 +56,26 @@ pub struct Scan {
     pub cpu: f64,
     /// Pages scanned.
     pub pages: f64,
-    /// What of its time was between batches, in seconds …
+    /// The time between batches, in seconds.
     pub between: f64,
-    /// … and how many batches there were in that time: pages over pages in a batch.
+    /// The number of batches in that time: pages divided by pages in a batch.
     pub batches: f64,
 }
 
-/// What a guess of the pause counts for, in batches.
+/// The weight of the initial estimate of the pause, in batches.
 const GUESS: f64 = 10.0;
-/// How much the newest scan counts for the pause, if it had so many batches.
+/// The weight of the newest scan in the pause, if the scan had [`ENOUGH_BATCHES`].
 const NEWEST: f64 = 0.7;
+/// Batches from which on a scan measures the pause well enough.
 const ENOUGH_BATCHES: f64 = 100.0;
 
 impl Model {
-    /// CPU time of a page until one was seen: about what it takes to look at one that is known and
-    /// has not changed.
+    /// CPU time of a page in seconds until one was measured: about the time to look at a known page
+    /// that has not changed.
     pub const FIRST_COST: f64 = 5e-7;
 
-    /// Before the first whole scan. `sleep`: how long the scanner says that it sleeps, in seconds.
+    /// The model before the first whole scan. `sleep` is the scanner's configured sleep, in
+    /// seconds.
     pub fn guess(work: f64, sleep: f64) -> Self {
         Self { work, cost: Self::FIRST_COST, pause: sleep, evidence: GUESS }
     }
@@ -87,7 +87,7 @@ impl Model {
             self.cost = scan.cpu / scan.pages;
         }
         if scan.batches > 0.0 {
-            // A mean at first, then one that forgets.
+            // A plain mean at first, then one that forgets old scans.
             let mean = scan.batches / (self.evidence + scan.batches);
             let weight = mean.max(NEWEST * (scan.batches / ENOUGH_BATCHES).min(1.0));
             self.pause += weight * ((scan.between / scan.batches).max(0.0) - self.pause);
@@ -95,8 +95,8 @@ impl Model {
         }
     }
 
-    /// The pages of a batch for which a scan takes `target` seconds: infinitely many if the CPU
-    /// time alone takes that long.
+    /// The pages of a batch for which a scan takes `target` seconds; infinite if the CPU time alone
+    /// takes that long.
     pub fn pages_for(&self, target: f64) -> f64 {
         let left = target - self.work * self.cost;
         if left > 0.0 { self.work * self.pause / left } else { f64::INFINITY }
@@ -135,7 +135,7 @@ mod tests {
         };
         let mut model = Model::guess(10.0, 0.02);
         model.learn(&scan);
-        // The guess was a tenth off, and counts for ten batches of 186.
+        // The initial pause was a tenth off, and has the weight of ten batches of 186.
         assert!((model.pages_for(5.0) / truth.pages_for(5.0) - 1.0).abs() < 0.006);
         // An empty scan changes the work and nothing else.
         model.learn(&Scan { between: 0.02, ..Scan::default() });

@@ -1,15 +1,15 @@
-//! The pace of a scanner that can wait at any moment and is told how much there is to do: our
+//! The pace of a scanner that can wait at any moment and knows how much there is to do: PageONE's
 //! engine.
 //!
-//! A *scan* begins when the engine asks which pages were written, and ends when every page that is
-//! due then has been read once. [`Mode`]s:
+//! A *scan* begins when the engine asks which pages were written. It ends when every page that is
+//! due then was read once. [`Mode`]s:
 //!
 //! * `none`: every page at once, as fast as the CPU limit allows;
-//! * `target`: the pages spread evenly, so that the last one is read when the target is over
-//!   ([`Schedule`]); nothing has to be learned of the scanner, since a scan that is late is faster
-//!   for the rest of it;
-//! * `scan-time`: as many pages every 20 ms as the kernel's advisor ([`kernel`]) would let ksmd
-//!   scan between two of its sleeps, given the time and CPU time of the scan before.
+//! * `target`: the pages are spread evenly, so that the last one is read at the end of the target
+//!   time ([`Schedule`]). This needs no model of the scanner, since a late scan is faster for the
+//!   rest of it;
+//! * `scan-time`: as many pages every 20 ms as the kernel's advisor ([`kernel`]) would make ksmd
+//!   scan between two sleeps, from the time and CPU time of the last scan.
 //!
 //! The CPU limit ([`Bucket`]) holds in every mode.
 
@@ -19,58 +19,58 @@ use std::time::Duration;
 use crate::kernel::{self, Advisor, Tunables};
 use crate::{Bucket, Mode, Schedule, Window};
 
-/// What a [`Pace`] is to hold.
+/// The goals and limits of a [`Pace`].
 #[derive(Copy, Clone, PartialEq, Debug)]
 pub struct PaceSettings {
     /// How the pace is found.
     pub mode: Mode,
-    /// How long a scan is to take, in seconds.
+    /// The target time of a scan, in seconds.
     pub target: f64,
-    /// Most CPU time as a share of one CPU, over any [`Window::LENGTH`]; 0: no limit.
+    /// The CPU limit as a share of one CPU, over any [`Window::LENGTH`]; 0: no limit.
     pub max_cpu: f64,
 }
 
-/// The part of the target that a scan fills, so that the next one can begin in time.
+/// The part of the target time that a scan fills, so that the next one can begin in time.
 const AIM: f64 = 0.99;
-/// ksmd's default sleep, and the kernel advisor's first `pages_to_scan`.
+/// ksmd's default sleep, in seconds.
 const SLEEP: f64 = 0.020;
+/// The kernel advisor's first `pages_to_scan`.
 const FIRST_PAGES: u32 = 500;
-/// A scan is late from here on.
+/// A scan is late from this multiple of the target on.
 const LATE: f64 = 1.03;
-/// From this part of the limit on it is what held a late scan up: a little less is used than
-/// allowed.
+/// From this part of the limit on, the limit is what delayed a late scan. It is below 1, since a
+/// little less is used than allowed.
 const NEAR: f64 = 0.8;
-/// How often the window takes a sample, in seconds.
+/// Seconds between two samples of the window.
 const SAMPLE: f64 = 0.1;
 
 /// One scan.
 #[derive(Copy, Clone, PartialEq, Debug, Default)]
 pub struct PacedScan {
-    /// Pages looked at.
+    /// Pages scanned.
     pub pages: u64,
-    /// From its beginning until the last pages were taken and their part of the time was over, in
-    /// seconds.
+    /// Seconds from its beginning until the time of its last pages was over.
     pub took: f64,
-    /// CPU time meanwhile, in seconds.
+    /// CPU time of the scan, in seconds.
     pub cpu: f64,
 }
 
-/// What the pace of a scan is, and why.
+/// The pace of a scan, and the reason.
 #[derive(Copy, Clone, PartialEq, Debug, Default)]
 pub struct PaceDecision {
     /// How the pace is found.
     pub mode: Mode,
-    /// The scan before, if it had anything to do.
+    /// The last scan, if it had any page to scan.
     pub last: Option<PacedScan>,
     /// The target, in seconds.
     pub target: f64,
     /// Pages that are due.
     pub due: u64,
-    /// Pages a second in the scan before and in this one; infinite in mode `none`.
+    /// Pages in a second, in the last scan and in this one; infinite in mode `none`.
     pub rate: [f64; 2],
     /// Percent of a CPU over the last ten seconds, and its limit; 0: none.
     pub cpu_percent: [f64; 2],
-    /// The CPU limit held the scan before up.
+    /// Whether the CPU limit delayed the last scan.
     pub limited: bool,
 }
 
@@ -89,7 +89,7 @@ impl fmt::Display for PaceDecision {
         write!(f, "{} pages due; ", self.due)?;
         let [before, now] = self.rate.map(f64::round);
         match () {
-            () if now.is_infinite() => f.write_str("as fast as may be")?,
+            () if now.is_infinite() => f.write_str("as fast as possible")?,
             () if before < now => write!(f, "raised {before:.0} → {now:.0} pages a second")?,
             () if before > now => write!(f, "lowered {before:.0} → {now:.0} pages a second")?,
             () => write!(f, "kept {now:.0} pages a second")?,
@@ -103,7 +103,8 @@ impl fmt::Display for PaceDecision {
     }
 }
 
-/// See the module. Times count from any fixed start.
+/// The pace of a scanner; the module's page says how it works. All times count from the same fixed
+/// start.
 #[derive(Clone, Debug)]
 pub struct Pace {
     settings: PaceSettings,
@@ -125,7 +126,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// A pace; the first scan has not begun.
+    /// A pace before its first scan.
     pub fn new(settings: PaceSettings) -> Self {
         Self {
             settings,
@@ -145,13 +146,13 @@ impl Pace {
         }
     }
 
-    /// Another CPU limit from now on, as a share of one CPU.
+    /// Sets another CPU limit, as a share of one CPU.
     pub fn set_max_cpu(&mut self, max_cpu: f64) {
         self.settings.max_cpu = max_cpu;
         self.bucket.set_limit(max_cpu);
     }
 
-    /// A scan begins; what was left of the one before is due again.
+    /// Begins a scan. Pages that were left of the last one are due again.
     pub fn begin(&mut self, now: Duration) {
         let now = now.as_secs_f64();
         if self.now.pages > 0 {
@@ -171,6 +172,7 @@ impl Pace {
         self.now = PacedScan::default();
     }
 
+    /// The kernel's advice after a scan.
     fn step(&mut self, scan: PacedScan) {
         let kernel = Tunables::default();
         let max_cpu = if self.settings.max_cpu > 0.0 { (self.settings.max_cpu * 100.0) as u32 } else { kernel.max_cpu };
@@ -178,17 +180,17 @@ impl Pace {
         let tunables = Tunables { target_scan_time, max_cpu: max_cpu.max(1), ..kernel };
         let seconds = kernel::scan_seconds((scan.took * 1e3) as u64);
         let percent = kernel::cpu_percent((scan.cpu * 1e9) as u64, seconds);
-        // It can't be 0: the kernel's floor is ten pages.
+        // The result is never 0: the kernel's least value is ten pages.
         self.pages_to_scan = self.advisor.step(&tunables, self.pages_to_scan, seconds, percent).max(1);
     }
 
-    /// So many pages are due.
+    /// Adds `pages` pages that are due.
     pub fn found(&mut self, now: Duration, pages: u64) {
         self.schedule.found(now.as_secs_f64(), pages);
     }
 
-    /// So many pages are being looked at. Returns until when to wait before more, and the decision
-    /// if it is a new one.
+    /// Takes `pages` pages, which are being scanned. Returns the time until which to wait before
+    /// taking more, and the decision if it is new.
     pub fn took(&mut self, now: Duration, pages: u64) -> (Duration, Option<PaceDecision>) {
         let at = now.as_secs_f64();
         let decision = (!std::mem::replace(&mut self.decided, true)).then(|| {
@@ -208,6 +210,7 @@ impl Pace {
         (Duration::from_secs_f64(until.max(0.0)), decision)
     }
 
+    /// Whether the CPU limit delayed the last scan.
     fn limited(&self) -> bool {
         let Some(last) = self.last else { return false };
         let PaceSettings { mode, target, max_cpu } = self.settings;
@@ -218,7 +221,7 @@ impl Pace {
     }
 
     /// Charges CPU time. Returns how long to wait before using more, while `in_hand` is being used
-    /// elsewhere.
+    /// in other processes.
     pub fn charge(&mut self, now: Duration, cpu: Duration, in_hand: Duration) -> Duration {
         self.cpu += cpu.as_secs_f64();
         let at = now.as_secs_f64();
@@ -229,25 +232,25 @@ impl Pace {
         if self.settings.max_cpu > 0.0 { self.bucket.spend(now, cpu, in_hand) } else { Duration::ZERO }
     }
 
-    /// The last decision, with the CPU time of now.
+    /// The last decision, with the present CPU time.
     pub fn decision(&self, now: Duration) -> PaceDecision {
         let mut window = self.window.clone();
         window.note(now.as_secs_f64(), self.cpu);
-        // Mode `none` has its limit too.
+        // Mode `none` has a CPU limit too.
         PaceDecision { cpu_percent: [window.percent(), self.settings.max_cpu * 100.0], ..self.decision }
     }
 
-    /// The last scan that had anything to do.
+    /// The last scan that had any page to scan.
     pub fn last(&self) -> Option<PacedScan> {
         self.last
     }
 
-    /// Until when to wait before taking more pages.
+    /// The time until which to wait before taking more pages.
     pub fn until(&self) -> Duration {
         Duration::from_secs_f64(self.schedule.clock().max(0.0))
     }
 
-    /// Pages that are due and have not been looked at.
+    /// Pages that are due and were not scanned yet.
     pub fn left(&self) -> u64 {
         self.schedule.left()
     }
@@ -263,8 +266,8 @@ mod tests {
         Duration::from_secs_f64(s)
     }
 
-    /// An engine with one worker: scans every `target` seconds, or when the last scan is over.
-    /// Returns the scans' times.
+    /// An engine with one worker, which scans every `target` seconds, or when the last scan is
+    /// over. Returns the scans' times.
     fn engine(settings: PaceSettings, work: impl Fn(usize) -> u64, cost: f64, scans: usize) -> (Pace, Vec<f64>) {
         let mut pace = Pace::new(settings);
         let (mut now, mut next) = (0.0f64, 0.0f64);
@@ -294,7 +297,7 @@ mod tests {
     #[test]
     fn a_scan_takes_the_target_from_the_first_on_and_whatever_comes() {
         let settings = PaceSettings { mode: Mode::Target, target: 5.0, max_cpu: 0.5 };
-        // Three times as much from one scan to the next, and a third.
+        // The work triples from one scan to the next, and falls to a third again.
         let work = |scan: usize| if scan % 4 < 2 { 50_000 } else { 150_000 };
         let (_, times) = engine(settings, work, 2e-6, 12);
         assert!(times.iter().all(|time| (0.97..=1.0).contains(&(time / 5.0))), "{times:?}");
@@ -304,7 +307,7 @@ mod tests {
     fn the_limit_makes_scans_longer_and_is_named() {
         let settings = PaceSettings { mode: Mode::Target, target: 5.0, max_cpu: 0.1 };
         let (mut pace, times) = engine(settings, |_| 500_000, 2e-6, 4);
-        // A second of CPU time at a tenth of a CPU, less a reserve.
+        // A second of CPU time at a tenth of a CPU, with a reserve.
         assert!(times[1..].iter().all(|time| (9.5..12.0).contains(time)), "{times:?}");
         let now = seconds(60.0);
         pace.begin(now);
@@ -328,10 +331,10 @@ mod tests {
         let (_, times) = engine(settings, |_| 2_000_000, 1e-5, 60);
         let last = times.last().unwrap();
         assert!((101.0..106.0).contains(last), "{times:?}");
-        // Nor does it ever use less than a tenth of a CPU.
+        // It never uses less than a tenth of a CPU.
         let (_, times) = engine(settings, |_| 2_000_000, 2e-6, 60);
         assert!(times.last().is_some_and(|time| (38.0..41.0).contains(time)), "{times:?}");
-        // With whole seconds and a small target it is as far off as the kernel's.
+        // With whole seconds and a small target it misses the target as the kernel's does.
         let (_, times) = engine(PaceSettings { target: 2.0, ..settings }, |_| 40_000, 1e-5, 60);
         assert!(times.iter().skip(20).any(|time| (time / 2.0 - 1.0).abs() > 0.1), "{times:?}");
     }
@@ -359,6 +362,6 @@ mod tests {
             cpu_percent: [3.0, 0.0],
             ..decision
         };
-        assert_eq!(fast.to_string(), "15000 pages due; as fast as may be; CPU 3.0 %");
+        assert_eq!(fast.to_string(), "15000 pages due; as fast as possible; CPU 3.0 %");
     }
 }

@@ -1,26 +1,27 @@
-//! A schedule, for a scanner that knows how many pages it has to look at and can wait between any
-//! two of them.
+//! A schedule, for a scanner that knows how many pages it has to scan and can wait between any two
+//! of them.
 //!
-//! A *clock* runs ahead of the scanner: each page that is taken moves it on by its part of the time
-//! that is left,
+//! A *clock* runs ahead of the scanner. Each page that is taken moves it on by the page's part of
+//! the time left,
 //!
 //! ```text
-//! clock += pages · (deadline − clock) / left        left −= pages
+//! clock += pages · (deadline − clock) / left
+//! left  −= pages
 //! ```
 //!
-//! so that it reaches the deadline with the last page, and the pages are spread evenly whatever
-//! each of them costs. The scanner waits for the clock. When it is late, because its pages took
-//! longer or because it waits for CPU time, the clock is behind, and nothing waits until it has
-//! caught up. Pages that are found later stretch over what is left of the time.
+//! so that the clock reaches the deadline with the last page, and the pages are spread evenly,
+//! whatever they cost. The scanner waits for the clock. A scanner that is late, because its pages
+//! took longer or because it waited for CPU time, finds the clock behind, and does not wait until
+//! it has caught up. Pages that are found later are spread over the time left.
 //!
 //! With a fixed *rate* the clock moves on by `pages / rate`, and there is no deadline.
 
-/// The schedule. Times are in seconds from any fixed start.
+/// The schedule. All times are in seconds from the same fixed start.
 #[derive(Clone, Debug, Default)]
 pub struct Schedule {
     clock: f64,
     deadline: f64,
-    /// Pages a second, where that is fixed.
+    /// Pages in a second, if the rate is fixed.
     rate: Option<f64>,
     left: f64,
 }
@@ -36,7 +37,7 @@ impl Schedule {
         Self { clock: now, deadline: f64::INFINITY, rate: Some(rate), left: 0.0 }
     }
 
-    /// So many pages more are to be looked at.
+    /// Adds `pages` pages that are to be scanned.
     pub fn found(&mut self, now: f64, pages: u64) {
         if self.left == 0.0 {
             self.clock = self.clock.max(now);
@@ -44,7 +45,8 @@ impl Schedule {
         self.left += pages as f64;
     }
 
-    /// So many pages are being looked at. Returns until when to wait before taking more.
+    /// Takes `pages` pages, which are being scanned. Returns the time until which to wait before
+    /// taking more.
     pub fn took(&mut self, pages: u64) -> f64 {
         let pages = (pages as f64).min(self.left);
         if pages > 0.0 {
@@ -62,12 +64,12 @@ impl Schedule {
         self.left as u64
     }
 
-    /// When more may be taken.
+    /// The time at which more pages may be taken.
     pub fn clock(&self) -> f64 {
         self.clock
     }
 
-    /// Pages a second, as things stand: 0 when nothing is left.
+    /// The present rate in pages in a second; 0 when no page is left.
     pub fn rate(&self) -> f64 {
         match self.rate {
             Some(rate) => rate,
@@ -89,14 +91,15 @@ mod tests {
         assert_eq!(schedule.took(500), 10.5);
         assert_eq!(schedule.took(1500), 12.0);
         assert_eq!((schedule.left(), schedule.rate()), (3000, 1000.0));
-        // Pages that nobody announced wait for nothing.
+        // Pages that were never added do not wait.
         schedule.took(3000);
         assert_eq!(schedule.took(100_000), 15.0);
     }
 
     proptest! {
-        /// Whatever chunks cost and whenever more is found, a scanner that can keep up ends at the
-        /// deadline, less its last chunk, and is never ahead of an even pace by more than a chunk.
+        /// A scanner that can keep up ends at the deadline, less its last chunk, and is never ahead
+        /// of an even pace by more than a chunk. This holds whatever chunks cost and whenever more
+        /// pages are found.
         #[test]
         fn pages_are_spread_evenly(
             work in 1_000u64..1_000_000,
@@ -126,7 +129,7 @@ mod tests {
                 last = now;
                 let until = schedule.took(n);
                 done += n;
-                // Reading takes a part of the time that the pace leaves for it.
+                // Reading takes a part of the time that the pace leaves.
                 now += cost * n as f64 * target / (work + more) as f64;
                 now = now.max(until);
             }
@@ -134,8 +137,8 @@ mod tests {
             prop_assert!(last >= target * (1.0 - 3.0 * chunk as f64 / work as f64) - 1e-6, "{last}");
         }
 
-        /// A scanner that is held up catches up as fast as it can, and waits for nothing while it
-        /// is late.
+        /// A scanner that was delayed catches up as fast as it can, and does not wait while it is
+        /// late.
         #[test]
         fn being_late_is_made_good(held in 1.0f64..20.0, work in 10_000u64..100_000) {
             let mut schedule = Schedule::until(0.0, 10.0);

@@ -1,10 +1,10 @@
-//! What an operator sets.
+//! The operator's settings.
 
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// How the rate is found.
+/// How the governor finds the rate.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Default)]
 pub enum Mode {
     /// The rate stays as it is.
@@ -38,18 +38,17 @@ impl FromStr for Mode {
     }
 }
 
-/// What the governor is to hold. The defaults are those of the kernel's advisor.
+/// The goals and limits of the governor. The defaults are those of the kernel's advisor.
 #[derive(Copy, Clone, PartialEq, Debug)]
 pub struct Settings {
-    /// How the rate is found.
+    /// How the governor finds the rate.
     pub mode: Mode,
-    /// How long a scan of everything is to take; 0.1 s to a day, and whole seconds for
-    /// [`Mode::ScanTime`].
+    /// The target time of a whole scan: 0.1 s to a day, and whole seconds for [`Mode::ScanTime`].
     pub target: Duration,
-    /// Most CPU time, in percent of one CPU, over any [`Window::LENGTH`](crate::Window::LENGTH);
+    /// The CPU limit, in percent of one CPU, over any [`Window::LENGTH`](crate::Window::LENGTH):
     /// 0.1 to 100.
     pub max_cpu: f64,
-    /// Fewest pages in a batch, at least 1; only the CPU limit goes below.
+    /// Fewest pages in a batch, at least 1. Only the CPU limit may go below.
     pub min_pages: u32,
     /// Most pages in a batch.
     pub max_pages: u32,
@@ -67,23 +66,23 @@ impl Default for Settings {
     }
 }
 
-/// A setting that makes no sense.
+/// A setting out of its range.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum SettingsError {
     /// No such mode.
     #[error("there is no mode {0:?}; there are none, scan-time and target")]
     Mode(String),
-    /// The target.
+    /// The target is out of range.
     #[error("a target scan time of {0} s is not between 0.1 and 86400 s")]
     Target(f64),
-    /// The target, for the kernel's arithmetic.
+    /// The target is not a number of whole seconds, which the kernel's arithmetic needs.
     #[error("mode scan-time counts in whole seconds, as the kernel does: {0} s is not 1, 2, 3 … 86400 s")]
     WholeSeconds(f64),
-    /// The CPU limit.
+    /// The CPU limit is out of range.
     #[error("a CPU limit of {0} % is not between 0.1 and 100 % of one CPU")]
     MaxCpu(f64),
-    /// The batch.
-    #[error("pages per batch from {min} to {max} make no range; it must lie between 1 and 10000000")]
+    /// The least and most pages of a batch are out of range, or in the wrong order.
+    #[error("pages per batch from {min} to {max} are not a range between 1 and 10000000")]
     Pages {
         /// The minimum given.
         min: u32,

@@ -1,31 +1,33 @@
-//! The CPU limit: how much was used in the last ten seconds, and what may be risked until the next
-//! look.
+//! The CPU limit: how much CPU time was used in the last ten seconds, and how much may be risked
+//! until the next reading.
 //!
-//! A batch that has begun cannot be stopped, and what its pages cost is known only afterwards:
-//! passing over a page takes a fraction of a microsecond, merging it ten. So a number of pages is
-//! allowed only if the limit would hold even when every page of the time ahead cost as much as the
-//! dearest seen:
+//! A batch that has begun cannot be stopped, and the cost of its pages is known only afterwards:
+//! skipping a page takes a fraction of a microsecond, merging it ten. A number of pages is
+//! therefore allowed only if the limit would hold even if every page until the next reading cost as
+//! much as the most expensive page so far:
 //!
 //! ```text
 //! allowance = limit · 10 s − used in the last 10 s
-//!           ≥ what the batch under way may cost + what batches may cost until the next look + one batch more, begun just before
+//!           ≥   most cost of the batch under way
+//!             + most cost of the batches until the next reading
+//!             + most cost of one batch more, which begins just before the reading
 //! ```
 //!
-//! The last term is the next look's first: by induction the limit holds over every window that ends
-//! at any moment.
+//! The last term is the first term of the next reading. By induction the limit holds over every
+//! window, whenever it ends.
 
 use std::collections::VecDeque;
 
 /// CPU time over the recent past. Times are in seconds from any fixed start and do not decrease.
 #[derive(Clone, Debug, Default)]
 pub struct Window {
-    /// Time and CPU time of each sample, the oldest first; the first is the last one that is out of
-    /// the window.
+    /// Time and CPU time of each sample, the oldest first. The first one is the newest sample
+    /// outside of the window.
     samples: VecDeque<(f64, f64)>,
 }
 
 impl Window {
-    /// Over how long the limit holds, in seconds.
+    /// The length of the window over which the limit holds, in seconds.
     pub const LENGTH: f64 = 10.0;
 
     /// Notes the CPU time used so far.
@@ -36,9 +38,9 @@ impl Window {
         }
     }
 
-    /// CPU time in the window that ends with the last sample, and how long it is: that up to the
-    /// first sample out of the window counts in full, so that this is rather too much than too
-    /// little.
+    /// CPU time in the window that ends with the last sample, and the window's length, both in
+    /// seconds. The time back to the newest sample outside of the window counts in full, so the
+    /// result is rather too large than too small.
     pub fn used(&self) -> (f64, f64) {
         match (self.samples.front(), self.samples.back()) {
             (Some(first), Some(last)) => (last.1 - first.1, last.0 - first.0),
@@ -46,37 +48,37 @@ impl Window {
         }
     }
 
-    /// Percent of a CPU in the window; what was before the first sample counts as nothing.
+    /// Percent of a CPU in the window. CPU time before the first sample counts as none.
     pub fn percent(&self) -> f64 {
         let (used, time) = self.used();
         used / time.max(Self::LENGTH) * 100.0
     }
 
-    /// CPU time that may still be used now, in seconds. `limit`: a share of one CPU.
+    /// CPU time that may still be used now, in seconds. `limit` is a share of one CPU.
     pub fn allowance(&self, limit: f64) -> f64 {
         limit * Self::LENGTH - self.used().0
     }
 }
 
-/// What is allowed until the next look.
+/// The assumptions about the time until the next reading.
 #[derive(Copy, Clone, PartialEq, Debug)]
 pub struct Risk {
     /// CPU time, in seconds, that may be used: see [`Window::allowance`].
     pub allowance: f64,
     /// CPU time that the batch under way may use, in seconds.
     pub under_way: f64,
-    /// What a page may cost at most, in seconds of CPU time.
+    /// The most that a page may cost, in seconds of CPU time.
     pub worst_cost: f64,
     /// How long the scanner sleeps after a batch, in seconds.
     pub pause: f64,
 }
 
-/// The most pages of a batch for which the limit holds when the next look comes `wait` seconds from
-/// now.
+/// The most pages of a batch for which the limit holds, if the next reading comes `wait` seconds
+/// from now.
 ///
 /// With `x` the greatest cost of a batch: `wait·x/(pause + x) + x ≤ allowance − under_way`, solved
-/// for `x`. Batches begun within `wait` take `x/(pause + x)` of the time at most, and a CPU is all
-/// that one thread can use.
+/// for `x`. Batches that begin within `wait` take at most `x/(pause + x)` of the time, since one
+/// thread uses at most one CPU.
 pub fn guard(risk: &Risk, wait: f64) -> f64 {
     let room = risk.allowance - risk.under_way;
     if room <= 0.0 {
@@ -98,12 +100,12 @@ mod tests {
         for second in 0..=30 {
             window.note(f64::from(second), f64::from(second.min(20)) * 0.1);
         }
-        // Nothing since 20 s.
+        // No CPU time since second 20.
         assert!((window.used().0 - 0.0).abs() < 1e-9, "{:?}", window.used());
         window.note(31.0, 2.5);
         assert!((window.used().0 - 0.5).abs() < 1e-9 && (window.percent() - 5.0).abs() < 1e-9);
         assert!((window.allowance(0.2) - 1.5).abs() < 1e-9);
-        // Sparse samples: a stretch that is partly out counts in full.
+        // Sparse samples: a time that is partly outside of the window counts in full.
         window.note(50.0, 3.0);
         assert!((window.used().0 - 0.5).abs() < 1e-9);
     }

@@ -1,4 +1,4 @@
-//! What the guest's two operations cost on this processor, in cycles of its time-stamp counter:
+//! The cost of the guest's two operations on this processor, in cycles of its time-stamp counter:
 //! `ppr-cycles`.
 //!
 //! A guest without hardware virtualisation cannot count its own cycles. These are the same atomic
@@ -12,7 +12,7 @@ use ppr::{Guest, Pool};
 
 #[allow(unsafe_code)] // Reads a counter.
 fn cycles() -> u64 {
-    // SAFETY: every x86-64 processor has it.
+    // SAFETY: every x86-64 processor has the instruction, which reads a counter and nothing else.
     unsafe { std::arch::x86_64::_rdtsc() }
 }
 

@@ -1,12 +1,12 @@
 //! Memory-hungry work for a guest under test, which notices any byte that changes by itself.
 //!
-//! `ppr-load SECONDS MIB`, MIB being three quarters of what is available: first huge pages are made
-//! in memory that is full of holes; then five processes work for so long with together about so
-//! much memory. Each keeps pieces of memory, filled with words that follow from a seed; makes new
-//! ones, checks old ones and frees them, in ways that use the page allocator's different doors:
-//! single pages and huge pages, pages given back one by one (`MADV_DONTNEED`), forks that copy on
-//! write, files (the page cache), pipes. One process forces compaction, drops caches, and takes and
-//! returns huge pages, where the kernel lets it.
+//! `ppr-load SECONDS MIB`; MIB should be three quarters of the available memory. First it makes
+//! huge pages in memory that is full of holes. Then five processes work for SECONDS with about MIB
+//! of memory together. Each keeps pieces of memory filled with words that follow from a seed. It
+//! makes new ones, checks old ones and frees them, by all paths into the page allocator: single
+//! pages and huge pages, pages given back one by one (`MADV_DONTNEED`), forks that copy on write,
+//! files (the page cache), and pipes. One process forces compaction, drops caches, and takes and
+//! returns huge pages, if the kernel allows it.
 //!
 //! Ends with `PPR-LOAD PASS checks=N` or, as soon as a byte is wrong, with `PPR-LOAD CORRUPT ...`
 //! and exit code 1.
@@ -31,7 +31,7 @@ impl Random {
     }
 }
 
-/// The word that stands at a place in the piece of a seed; never 0.
+/// The word at a place in the piece of a seed; never 0.
 fn word(seed: u64, at: u64) -> u64 {
     let mut z = seed ^ at.wrapping_mul(0xd6e8_feb8_6659_fd93);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -42,22 +42,23 @@ fn word(seed: u64, at: u64) -> u64 {
 struct Piece {
     words: &'static mut [u64],
     seed: u64,
-    /// Every second page has been given back.
+    /// Whether every second page was given back.
     half: bool,
 }
 
 impl Piece {
     fn new(random: &mut Random, pages: usize, huge: bool) -> Option<Self> {
         let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a mapping of its own, anywhere.
+        // SAFETY: a mapping that is not fixed replaces nothing.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), pages * 4096, prot, flags, -1, 0) };
         if start == libc::MAP_FAILED {
             return None;
         }
         let advice = if huge { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
-        // SAFETY: advice about our own mapping.
+        // SAFETY: advice about huge pages changes no byte.
         unsafe { libc::madvise(start, pages * 4096, advice) };
-        // SAFETY: so many bytes were just mapped, zeroed and aligned; `Drop` unmaps them.
+        // SAFETY: these bytes were just mapped, are zeros and aligned, and belong to this value,
+        // whose `Drop` unmaps them.
         let words = unsafe { std::slice::from_raw_parts_mut(start.cast(), pages * 512) };
         let mut piece = Self { words, seed: random.next(), half: false };
         piece.fill(piece.seed);
@@ -84,7 +85,7 @@ impl Piece {
     /// to close.
     fn give_back_half(&mut self) {
         for page in (1..self.words.len() / 512).step_by(2) {
-            // SAFETY: a page of our own mapping, of which nothing is borrowed.
+            // SAFETY: a page of this value's mapping; `&mut self`: no reference to it exists.
             unsafe { libc::madvise(self.words[page * 512..].as_mut_ptr().cast(), 4096, libc::MADV_DONTNEED) };
         }
         self.half = true;
@@ -94,7 +95,7 @@ impl Piece {
 
 impl Drop for Piece {
     fn drop(&mut self) {
-        // SAFETY: the whole mapping, which nobody uses any more.
+        // SAFETY: the whole mapping of this value, to which no reference is left.
         unsafe { libc::munmap(self.words.as_mut_ptr().cast(), self.words.len() * 8) };
     }
 }
@@ -128,22 +129,23 @@ fn churn(random: &mut Random, pieces: &mut Vec<Piece>, budget: usize) {
     }
 }
 
-/// Fills memory with small pages, gives every second one back, and asks for huge pages then. There
-/// are none: who asks has to move the others together, and captures each huge page as it comes
-/// about, with free pages in it that never were allocated.
+/// Fills memory with small pages, gives every second one back, and then requests huge pages. There
+/// are none: the kernel has to compact memory for the request. It captures each huge page as it
+/// forms, with free pages in it that never were allocated.
 fn capture(random: &mut Random, budget: usize) {
     let mut holes = Piece::new(random, budget * 11 / 10, false);
     holes.iter_mut().for_each(Piece::give_back_half);
     let huge = Piece::new(random, budget * 2 / 5, true);
-    // A host has the time to do wrong.
+    // Gives a faulty host time to do damage.
     std::thread::sleep(Duration::from_millis(500));
     huge.iter().chain(&holes).for_each(|piece| piece.check("huge pages made of small ones"));
 }
 
-/// A child that sees the same memory, changes its copy, and does not change ours.
+/// Forks a child that sees the same memory and changes its copy, which must not change the
+/// parent's.
 fn fork(random: &mut Random, pieces: &mut [Piece]) {
     let seed = random.next();
-    // SAFETY: this process has one thread, so the child may do anything.
+    // SAFETY: this process has one thread, so the child may run any code.
     match unsafe { libc::fork() } {
         0 => {
             for piece in pieces.iter_mut() {
@@ -159,7 +161,7 @@ fn fork(random: &mut Random, pieces: &mut [Piece]) {
     pieces.iter().for_each(|piece| piece.check("memory after a fork"));
 }
 
-/// Waits for a child; ends as it does if something was wrong.
+/// Waits for a child; ends with the child's exit code if it failed.
 fn wait(child: i32) {
     let mut status = 0;
     // SAFETY: `status` outlives the call.
@@ -189,7 +191,7 @@ fn file(random: &mut Random, name: &str, pages: usize) {
     let _ = std::fs::remove_file(name);
 }
 
-/// Pages on their way through the kernel.
+/// Pages that pass through the kernel's pipes.
 fn pipe(random: &mut Random) {
     if let Ok((mut from, mut to)) = std::io::pipe() {
         let seed = random.next();
@@ -202,7 +204,7 @@ fn pipe(random: &mut Random) {
     }
 }
 
-/// Makes the kernel move pages about.
+/// Makes the kernel move pages.
 fn disturb(random: &mut Random, mib: u64) {
     let say = |path: &str, what: &str| drop(std::fs::write(path, what));
     match random.below(8) {
@@ -222,7 +224,7 @@ fn main() {
         std::process::exit(2);
     };
     let budget = (mib << 20) as usize / 4096;
-    // Off in guests of less than 512 MiB, by default.
+    // Disabled by default in guests of less than 512 MiB.
     for (file, word) in [("enabled", "madvise"), ("defrag", "always")] {
         let _ = std::fs::write(format!("/sys/kernel/mm/transparent_hugepage/{file}"), word);
     }
@@ -232,7 +234,7 @@ fn main() {
     let (mut sum_from, mut sum_to) = std::io::pipe().expect("a pipe");
     let mut children = Vec::new();
     for role in 0..5u64 {
-        // SAFETY: no thread has been started, so the child may do anything.
+        // SAFETY: this process has one thread, so the child may run any code.
         let child = unsafe { libc::fork() };
         if child != 0 {
             children.push(child);

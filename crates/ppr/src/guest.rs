@@ -1,14 +1,13 @@
 //! The guest's side: mark what is free, cancel before use.
 //!
-//! - *Mark*: set the page's bit in F. Whoever turns a word of F from 0 to something sets its bit in
-//!   S.
-//! - *Cancel*: clear the page's bit in F: no host can come to own the page any more. Then wait
-//!   until its bit in C is clear: a host that came to own it before has finished. C counts even
-//!   where the bit in F was still there, for a page may have been marked anew while a host was
-//!   zeroing it.
+//! - *Mark*: set the page's bit in F. The thread that changes a word of F from 0 sets the word's
+//!   bit in S.
+//! - *Cancel*: clear the page's bit in F: no host can own the page any more. Then wait until its
+//!   bit in C is clear: a host that owned the page has finished. C matters even if the bit in F was
+//!   still set, since a page may have been marked again while a host was zeroing it.
 //!
-//! A page is used only after a cancel that said so; this is the one rule, and all of the guest's
-//! safety lies in it.
+//! A page is used only after a successful cancel. This is the one rule on which the guest's safety
+//! depends.
 
 use std::ops::Range;
 
@@ -17,28 +16,28 @@ use thiserror::Error;
 use crate::pool::Pool;
 use crate::primitive::Ordering::SeqCst;
 
-/// The guest's operations. Any number of threads may work at once, as long as each page has one
-/// owner at a time.
+/// The guest's operations. Any number of threads may call them at once, if each page has one owner
+/// at a time.
 #[derive(Clone, Copy)]
 pub struct Guest<'p> {
     pool: &'p Pool,
 }
 
-/// What a cancel found.
+/// The result of a cancel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cancelled {
-    /// Pages whose mark was still there: their content is what it was.
+    /// Pages that were still marked: their content is unchanged.
     pub won: u64,
-    /// Words of C that had to be waited for: a host was at work on pages of the range.
+    /// Words of C that the cancel waited for: a host was zeroing pages of the range.
     pub waits: u64,
 }
 
-/// A host holds pages of the range, and patience ended. The pages must not be used: the host may
-/// zero them at any time until [`Guest::claimed`] says `false`.
+/// A host holds pages of the range, and the caller's patience ended. The pages must not be used:
+/// the host may zero them at any time until [`Guest::claimed`] returns `false`.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[error("a host has claimed pages of word {word} and does not let go: keep the pages unused, and look again later")]
 pub struct Stuck {
-    /// The first such word: frames from `64 * word`.
+    /// The first word with such pages: frames from `64 * word` on.
     pub word: usize,
 }
 
@@ -48,7 +47,7 @@ impl<'p> Guest<'p> {
         Self { pool }
     }
 
-    /// Says that the pages are not needed. From now on they may become zeros at any time. Frames
+    /// Marks pages that are not needed. From now on they may become zeros at any time. Frames
     /// beyond the pool are left out.
     pub fn mark(&self, frames: Range<u64>) {
         for (word, bits) in words(frames, self.pool.frames()) {
@@ -58,16 +57,16 @@ impl<'p> Guest<'p> {
         }
     }
 
-    /// Takes pages back before they are used. They are either what they were, or zeros. Waits for a
-    /// host that is zeroing them; calls `patience` each time that it looks, and gives up when
-    /// that returns `false`.
+    /// Takes pages back before they are used. Each page is unchanged, or zeros. Waits for a host
+    /// that is zeroing them: calls `patience` after each look, and gives up when that returns
+    /// `false`.
     ///
     /// # Errors
-    /// [`Stuck`]: the pages are not to be used. None of them is marked any more, so no host will
-    /// claim them anew.
+    /// [`Stuck`]: the pages must not be used. None of them is marked any more, so no host will
+    /// claim them again.
     pub fn cancel(&self, frames: Range<u64>, mut patience: impl FnMut() -> bool) -> Result<Cancelled, Stuck> {
         let mut seen = Cancelled::default();
-        // All marks go first, so that giving up leaves none behind.
+        // All marks are cleared first, so that giving up leaves none behind.
         for (word, bits) in words(frames.clone(), self.pool.frames()) {
             seen.won += u64::from((self.pool.free()[word].fetch_and(!bits, SeqCst) & bits).count_ones());
         }

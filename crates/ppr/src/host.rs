@@ -1,15 +1,15 @@
 //! The host's side: claim, recycle, release.
 //!
-//! For a word of F, with those of its bits that stand for managed RAM (*wanted*):
+//! For the bits of a word of F that stand for managed RAM (*wanted*):
 //!
-//! 1. *Claim*: set the bits in C, **then** clear them in F. Bits that were still there are the
-//!    host's own; C is cleared again for the others at once.
+//! 1. *Claim*: set the bits in C, **then** clear them in F. Bits that were still set are the host's
+//!    own. For the others C is cleared again at once.
 //! 2. *Recycle*: zero the pages, by runs.
 //! 3. *Release*: clear the bits in C.
 //!
-//! The guest is not trusted. All that is read from the pool is bits; what they can name is limited
-//! by the length of the pool and by [`Ram`], both the host's own. A guest that writes what it likes
-//! has its own RAM zeroed, or not, and nothing else.
+//! The guest is not trusted. The host reads only bits from the pool. The length of the pool and
+//! [`Ram`], which both belong to the host, limit the frames that these bits can name. A guest that
+//! writes arbitrary bits can only have its own RAM zeroed, or not.
 
 use std::ops::{Deref, Range};
 
@@ -17,32 +17,32 @@ use crate::pool::Pool;
 use crate::primitive::Ordering::SeqCst;
 use crate::ram::Ram;
 
-/// Words that are claimed together: at most 8,192 pages, so that long runs stay long and a guest
-/// never waits for more.
+/// Words that are claimed together: 8,192 pages. Fewer would cut long runs, and a guest would wait
+/// longer for more.
 pub const BATCH_WORDS: usize = 128;
 
 /// The host's operations. One thread at a time works on a pool.
 ///
-/// `P` is how the host reaches its pool: `&Pool` where the pool outlives the host, `Arc<Pool>` or
-/// `Box<Pool>` where the host is to own it.
+/// `P` is the host's reference to its pool: `&Pool` if the pool outlives the host, `Arc<Pool>` or
+/// `Box<Pool>` if the host owns it.
 pub struct Host<P> {
     pool: P,
     ram: Ram,
     runs: Vec<Range<u64>>,
 }
 
-/// What a sweep did.
+/// The result of a sweep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recycled {
-    /// Pages given to the closure.
+    /// Pages passed to the closure.
     pub pages: u64,
-    /// Runs that they came in.
+    /// Runs of these pages.
     pub runs: u64,
-    /// Pages that the guest took back between the look and the claim.
+    /// Pages that the guest took back between the host's look and its claim.
     pub lost: u64,
 }
 
-/// Pages of one word that are the host's, until this is dropped.
+/// Pages of one word that the host owns until this value is dropped.
 #[must_use = "dropping a claim releases it"]
 pub struct Claim<'p> {
     pool: &'p Pool,
@@ -69,7 +69,7 @@ impl Drop for Claim<'_> {
 }
 
 impl<P: Deref<Target = Pool>> Host<P> {
-    /// The host of a pool whose guest has this RAM under management.
+    /// The host of a pool, for a guest with this managed RAM.
     pub fn new(pool: P, ram: Ram) -> Self {
         Self { pool, ram, runs: Vec::with_capacity(BATCH_WORDS * 32) }
     }
@@ -79,11 +79,11 @@ impl<P: Deref<Target = Pool>> Host<P> {
         &self.pool
     }
 
-    /// Releases what an earlier host left claimed when it died.
+    /// Releases the claims that an earlier host left when it died.
     ///
-    /// Only for a host that is certain that no other is at work, in whatever process: it holds the
-    /// exclusive `flock` on the pool's file, say, which the kernel drops only after the last
-    /// thread of a dead process is out of its last system call.
+    /// Only for a host that is certain that no other host works on the pool, in any process. An
+    /// exclusive `flock` on the pool's file makes this certain: the kernel drops it only after the
+    /// last thread of a dead process has left its last system call.
     pub fn recover(&self) {
         for claims in self.pool.claims() {
             if claims.load(SeqCst) != 0 {
@@ -92,8 +92,8 @@ impl<P: Deref<Target = Pool>> Host<P> {
         }
     }
 
-    /// Forgets all marks. For a guest that was reset and does not run yet: its marks are those of a
-    /// kernel that is gone.
+    /// Clears all marks. For a guest that was reset and does not run yet: a kernel that is gone has
+    /// made its marks.
     pub fn forget(&self) {
         for bits in self.pool.free().iter().chain(self.pool.summary()) {
             if bits.load(SeqCst) != 0 {
@@ -102,33 +102,32 @@ impl<P: Deref<Target = Pool>> Host<P> {
         }
     }
 
-    /// Whether the guest says that it does not need the page. It may say otherwise a moment later.
+    /// Whether the page is marked. The guest may cancel the mark a moment later.
     #[inline]
     pub fn is_free(&self, frame: u64) -> bool {
         let word = self.pool.free().get((frame / 64) as usize);
         word.is_some_and(|word| word.load(SeqCst) >> (frame % 64) & 1 == 1)
     }
 
-    /// Marked pages of managed RAM. Reads all of F; for tests and for people.
+    /// The number of marked pages of managed RAM. Reads all of F; for tests and reports.
     pub fn marked(&self) -> u64 {
         let free = self.pool.free().iter().enumerate();
         free.map(|(word, bits)| u64::from((bits.load(SeqCst) & self.ram.mask(word)).count_ones())).sum()
     }
 
-    /// Claims those of the wanted pages of a word that are marked and managed. `None`: there are
-    /// none.
+    /// Claims the wanted pages of a word that are marked and managed. `None`: there are none.
     pub fn claim(&self, word: usize, wanted: u64) -> Option<Claim<'_>> {
         self.claim_counted(word, wanted).0
     }
 
-    /// A claim, and the pages that were lost to the guest.
+    /// The claim, and the number of pages that the guest took back.
     fn claim_counted(&self, word: usize, wanted: u64) -> (Option<Claim<'_>>, u64) {
         let free = &self.pool.free()[word];
         let marked = free.load(SeqCst);
         let ram = self.ram.mask(word);
         let wanted = marked & ram & wanted;
-        // Bits outside RAM are nobody's. They go, for a word that never becomes 0 would hide later
-        // marks from S.
+        // Bits outside of RAM belong to no page. They are cleared: a word that never becomes 0
+        // would hide later marks from S.
         let strange = marked & !ram;
         if wanted | strange == 0 {
             return (None, 0);
@@ -138,8 +137,8 @@ impl<P: Deref<Target = Pool>> Host<P> {
         }
         let before = free.fetch_and(!(wanted | strange), SeqCst);
         if before & !(wanted | strange) != 0 {
-            // Marked meanwhile, or not wanted now: nobody else will say that there is something
-            // here.
+            // Bits were set meanwhile, or are not wanted now. No other thread will set the word's
+            // bit in S.
             self.pool.raise(word);
         }
         let bits = before & wanted;
@@ -151,33 +150,32 @@ impl<P: Deref<Target = Pool>> Host<P> {
         (claim, u64::from(lost.count_ones()))
     }
 
-    /// Words of F that S says to look at: whether there may be work in frames below `end`, rounded
-    /// up to a multiple of 4,096. Reads that part of S only, 4 KiB for 8 GiB of guest, however
-    /// long the pool is.
+    /// The number of words of F that S names: 0 if there is no work in frames below `end`, rounded
+    /// up to a multiple of 4,096. Reads only that part of S, 4 KiB for 8 GiB of guest, whatever the
+    /// length of the pool.
     pub fn pending(&self, end: u64) -> u64 {
         let nodes = (end.min(self.pool.frames()).div_ceil(64 * 64)) as usize;
         self.pool.summary().iter().take(nodes).map(|node| u64::from(node.load(SeqCst).count_ones())).sum()
     }
 
-    /// Recycles what is marked in `within`, rounded outwards to multiples of 64 frames, in batches
-    /// of at most [`BATCH_WORDS`] words. Ends after the batch in which `most` pages are
-    /// reached.
+    /// Recycles the marked pages in `within`, rounded outwards to multiples of 64 frames, in
+    /// batches of at most [`BATCH_WORDS`] words. Ends after the batch that reaches `most` pages.
     ///
-    /// For each batch: claims it, calls `zero` with the runs of its pages, ascending, and releases
-    /// it. `zero` must make the pages read as zeros, or leave some of them as they are, **and
-    /// nothing of that may be under way any more when it returns**. `within` becomes what has
-    /// not been looked at: empty, unless `most` or an error ended it.
+    /// Each batch is claimed, passed to `zero` as ascending runs of pages, and released. `zero`
+    /// must make each page read as zeros or leave it as it is, **and must have finished when it
+    /// returns**. `within` becomes the rest that was not searched: empty, unless `most` or an error
+    /// ended the sweep.
     ///
     /// # Errors
-    /// The first that `zero` returns. The pages of that batch are released all the same, and are no
-    /// longer marked: their saving is lost, and nothing else.
+    /// The first error of `zero`. The pages of that batch are released and no longer marked: only
+    /// their saving is lost.
     pub fn recycle<E>(
         &mut self,
         within: &mut Range<u64>,
         most: u64,
         zero: impl FnMut(&[Range<u64>]) -> Result<(), E>,
     ) -> Result<Recycled, E> {
-        // Claims borrow the host; the buffer of runs is the host's too, and is used beside them.
+        // Claims borrow the host, so the host's buffer of runs is taken out while they exist.
         let mut runs = std::mem::take(&mut self.runs);
         let result = self.recycle_with(&mut runs, within, most, zero);
         self.runs = runs;
@@ -214,13 +212,13 @@ impl<P: Deref<Target = Pool>> Host<P> {
         Ok(sum)
     }
 
-    /// Claims the next words that have something, until the batch is full or has `most` pages.
+    /// Claims the next words with marked pages, until the batch is full or has `most` pages.
     /// Returns the word to go on from.
     fn fill<'c>(&'c self, words: Range<u64>, most: u64, batch: &mut [Option<Claim<'c>>], lost: &mut u64) -> u64 {
         let (mut next, mut filled, mut pages) = (words.start, 0, 0);
         while next < words.end {
-            // A word of S at a time: its bits for this range are taken, and put back from where the
-            // work ends.
+            // One word of S at a time: its bits for this range are taken, and those behind the end
+            // of the work are put back.
             let node = next / 64;
             let stop = words.end.min((node + 1) * 64);
             let mask = (u64::MAX >> (64 - (stop - next))) << (next % 64);

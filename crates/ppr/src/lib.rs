@@ -1,37 +1,38 @@
-//! The Per-Page Recycler: the memory that guest and host share, and both sides of it.
+//! The Per-Page Recycler: the memory that guest and host share, and the code of both sides.
 //!
-//! The guest says which of its pages it does not need; the host takes them back without asking,
-//! within one period, and neither ever interrupts the other. They share two bitmaps indexed by
-//! guest frame number: F (*free*), and C (*claimed*: the host is about to zero the page), with one
-//! summary level S over F, so that looking for work costs nothing where there is none.
+//! The guest marks the pages that it does not need. The host takes them back without asking, within
+//! one period, and neither ever interrupts the other. They share two bitmaps indexed by guest frame
+//! number: F (*free*) and C (*claimed*: the host is about to zero the page). S is a summary level
+//! over F, so that a search for work costs next to nothing where there is none.
 //!
 //! ```text
 //!   guest                                        host
-//!   a page becomes free:  set F                  claim:    set C, then clear F; what was still set is the host's
+//!   a page becomes free:  set F                  claim:    set C, then clear F:
+//!                                                          bits still set there are the host's
 //!   a page is needed:     clear F,               recycle:  zero the host's pages
 //!                         wait while C is set    release:  clear C
 //! ```
 //!
-//! A bit of F is cleared by exactly one side. If by the guest, no host can come to own the page any
-//! more. If by the host, then C was set before that, and is cleared only when the page is zero: the
-//! guest, having cleared F or found it clear, sees C set until it is safe. So **a page in use is
-//! never zeroed**; `docs/design/ppr.md` has the argument in full, and `tests/loom.rs` tries every
+//! Exactly one side clears a bit of F. If it is the guest, no host can own the page any more. If it
+//! is the host, it has set C before, and clears C only when the page is zero. The guest, which has
+//! cleared F or found it clear, sees C set until the page is safe. Therefore **a page in use is
+//! never zeroed**; `docs/design/ppr.md` has the full argument, and `tests/loom.rs` tries every
 //! interleaving.
 //!
 //! # Who may be a host
-//! The guest waits for C; so whoever claims has to release, whatever dies. **Claim, recycle and
-//! release in the process that is the guest** (in QEMU: the agent does it, in one go, waiting for
-//! nobody). Then a dead host is a dead guest; a stopped one is a stopped guest; and a daemon, which
-//! only says when, may die at any time. [`Claim`] releases when it is dropped, also by a panic.
-//! A host in a process of its own is possible ([`Host::recover`]), but a guest that meets its
-//! claims after its death waits for its successor.
+//! The guest waits for C, so a host that claims must release, whatever process dies. **Claim,
+//! recycle and release in the guest's own process.** In QEMU the agent does this, in one step that
+//! waits for no other process. Then a dead host is a dead guest, and a stopped host is a stopped
+//! guest. A daemon, which only requests sweeps, may die at any time. [`Claim`] releases when it is
+//! dropped, also by a panic. A host in another process is possible ([`Host::recover`]). A guest
+//! that meets its claims after its death waits until another host recovers them.
 //!
 //! # Resets
-//! Marks outlive the guest kernel that made them: the pool is memory of a device. A guest that ends
-//! in order cancels them all. After a reset that the guest did not see coming (`system_reset`, a
-//! triple fault) the pool must be emptied ([`Host::forget`]) **before** the guest runs again: a
-//! host has QEMU stop at resets (`-no-reboot -no-shutdown`, or `set-action
-//! reboot=shutdown,shutdown=pause`), empties the pool and then lets the reset happen.
+//! Marks outlive the guest kernel that made them: the pool is memory of a device. A guest that
+//! shuts down in order cancels them all. After a reset without a warning to the guest
+//! (`system_reset`, a triple fault) the pool must be emptied ([`Host::forget`]) **before** the
+//! guest runs again. The host makes QEMU stop at resets (`-no-reboot -no-shutdown`, or `set-action
+//! reboot=shutdown,shutdown=pause`), empties the pool and then allows the reset.
 //!
 //! [`Guest`] serves user-space programs too: [`PageAlloc`] is an allocator that marks the pages
 //! that it frees.

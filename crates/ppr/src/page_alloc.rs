@@ -1,12 +1,12 @@
-//! An allocator whose freed pages are back with the host at once: the guest's side in a user-space
-//! program.
+//! An allocator that gives its freed pages back to the host at once: the guest's side in a
+//! user-space program.
 //!
-//! It hands out whole pages of one piece of memory, the *arena*, and marks each that it gets back.
-//! A recycler, in the same process or in the one that runs the guest, takes them. What is smaller
-//! than a page, or does not fit, goes to the system's allocator.
+//! It allocates whole pages of one piece of memory, the *arena*, and marks each freed page. A
+//! recycler takes the marked pages, in the same process or in the one that runs the guest.
+//! Allocations that are smaller than a page, or do not fit, go to the system's allocator.
 //!
-//! The order is what matters: pages are marked **before** the map says that they are free, and
-//! cancelled **after** it says that they are taken; so a marked page has no owner.
+//! The order is essential: pages are marked **before** the map shows them as free, and cancelled
+//! **after** it shows them as taken. A marked page therefore has no owner.
 
 #![allow(unsafe_code)] // `GlobalAlloc` is an unsafe trait.
 
@@ -18,9 +18,10 @@ use std::time::{Duration, Instant};
 use crate::guest::Guest;
 use crate::pool::Pool;
 
+/// Bytes of a page.
 const PAGE: usize = 4096;
-/// How long an allocation waits for a recycler before it leaves the pages alone for good and takes
-/// others.
+/// How long an allocation waits for a recycler before it gives up the pages for ever and takes
+/// others. A recycler needs microseconds; after a second it is likely dead.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The allocator. `#[global_allocator] static HEAP: PageAlloc = PageAlloc::new();` is the system's
@@ -33,23 +34,24 @@ struct Arena {
     start: usize,
     pages: usize,
     pool: &'static Pool,
-    /// A bit for each page: it has an owner. In memory of the system's allocator, made once.
+    /// A bit for each page that has an owner. Allocated once, by the system's allocator.
     taken: Mutex<Box<[u64]>>,
 }
 
 impl PageAlloc {
-    /// Without an arena.
+    /// An allocator without an arena.
     pub const fn new() -> Self {
         Self { arena: OnceLock::new() }
     }
 
     /// Serves allocations of a page and more from `pages` pages at `start`; page `i` is frame `i`
-    /// of the pool. Only the first call counts; returns whether this was it. At most as many
-    /// pages as the pool has frames are used.
+    /// of the pool. At most as many pages as the pool has frames are used. Only the first call has
+    /// an effect; returns whether this was the first.
     ///
     /// # Safety
-    /// The memory is mapped, readable, writable, aligned to pages, stays so for ever, and nobody
-    /// else uses it. A recycler of this pool makes pages zero or leaves them as they are.
+    /// - The memory is mapped, readable, writable and aligned to pages, and stays so for ever.
+    /// - No other code uses the memory.
+    /// - A recycler of this pool makes pages read as zeros or leaves them as they are.
     pub unsafe fn serve(&self, start: NonNull<u8>, pages: usize, pool: &'static Pool) -> bool {
         let pages = pages.min(pool.frames() as usize);
         let taken = Mutex::new(vec![0; pages.div_ceil(64)].into_boxed_slice());
@@ -64,7 +66,7 @@ impl Default for PageAlloc {
 }
 
 impl Arena {
-    /// Takes `n` pages in a row: first fit.
+    /// Takes the first `n` free pages in a row.
     fn take(&self, n: usize) -> Option<usize> {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut first, mut at) = (0, 0);
@@ -98,7 +100,7 @@ impl Arena {
             if cancelled.is_ok() {
                 return NonNull::new((self.start + first * PAGE) as *mut u8);
             }
-            // The recycler may zero them yet: they keep their owner, which is nobody.
+            // The recycler may still zero the pages: they stay taken, and are never used again.
         }
     }
 
@@ -114,15 +116,16 @@ impl Arena {
     }
 }
 
-// SAFETY: memory of the arena has one owner at a time, by its map, and is not zeroed while it has
-// one, by `Guest::cancel`; it is as large as asked for and aligned to pages. The rest is the
-// system's allocator. Nothing here panics or allocates.
+// SAFETY: the map gives each page of the arena one owner at a time. After `Guest::cancel` no
+// recycler zeroes the page until it is marked again. A piece is as large as requested and aligned
+// to pages, and `alloc` uses the arena only for alignments up to a page. All other requests go to
+// the system's allocator. The code neither panics nor allocates.
 unsafe impl GlobalAlloc for PageAlloc {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let arena = self.arena.get().filter(|_| layout.size() >= PAGE && layout.align() <= PAGE);
         match arena.and_then(|arena| arena.alloc(layout.size().div_ceil(PAGE))) {
             Some(start) => start.as_ptr(),
-            // SAFETY: as our caller promised.
+            // SAFETY: the contract of `alloc` is the same for the system's allocator.
             None => unsafe { System.alloc(layout) },
         }
     }
@@ -130,7 +133,8 @@ unsafe impl GlobalAlloc for PageAlloc {
     unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
         match self.arena.get().filter(|arena| arena.contains(start as usize)) {
             Some(arena) => arena.free(start as usize, layout.size().div_ceil(PAGE)),
-            // SAFETY: what is not in the arena came from there, with this layout.
+            // SAFETY: memory outside of the arena came from the system's allocator, with this
+            // layout.
             None => unsafe { System.dealloc(start, layout) },
         }
     }

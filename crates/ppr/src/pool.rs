@@ -1,4 +1,4 @@
-//! A pool: its words, and where they lie.
+//! A pool: its words and their layout.
 
 #![allow(unsafe_code)] // A pool is made of a raw mapping.
 
@@ -8,10 +8,10 @@ use crate::layout::{Field, GuestState, HostState, Layout, LayoutError, MAGIC, VE
 use crate::primitive::{AtomicU64, Ordering::SeqCst};
 use crate::words::Words;
 
-/// Why a mapping is no pool.
+/// Why a mapping is not a pool.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum PoolError {
-    /// It has no layout.
+    /// Its length has no layout.
     #[error(transparent)]
     Layout(#[from] LayoutError),
     /// The mapping does not start at a multiple of 8.
@@ -20,26 +20,26 @@ pub enum PoolError {
     /// No host has initialised it.
     #[error("the pool is not initialised (its first word is {0:#x}): the host does that before the guest starts")]
     Magic(u64),
-    /// The other side speaks another version.
-    #[error("the pool has version {0}, and this side speaks {VERSION}: update the older side")]
+    /// The other side uses another version.
+    #[error("the pool has version {0}, and this side has {VERSION}: update the older side")]
     Version(u64),
-    /// The host wants something that is not known here.
-    #[error("the pool asks for features {0:#x}, which this side does not know: update this side")]
+    /// The host requires features that this side does not know.
+    #[error("the pool requires features {0:#x}, which this side does not know: update this side")]
     Features(u64),
-    /// The header says something else than follows from the length.
-    #[error("the pool's header says {field:?} = {found}, and {expected} follows from its length: it is damaged")]
+    /// The header contradicts the length.
+    #[error("the pool's header has {field:?} = {found}, but its length requires {expected}: it is damaged")]
     Header {
-        /// Which word.
+        /// The word of the header.
         field: Field,
-        /// What stands in it.
+        /// Its value.
         found: u64,
-        /// What should.
+        /// The value that follows from the length.
         expected: u64,
     },
 }
 
-/// The memory that guest and host share. Everything about it but the bits themselves is known from
-/// its length, so nothing that the other side writes can lead an access astray.
+/// The memory that guest and host share. Its layout follows from its length alone, so no value that
+/// the other side writes can lead an access out of it.
 pub struct Pool {
     words: Words,
     layout: Layout,
@@ -47,15 +47,17 @@ pub struct Pool {
 
 impl Pool {
     /// A pool in memory that is mapped already: a `mmap` of the `ivshmem` device's file on the
-    /// host, or of its BAR 2 in a guest's user space. Neither reads nor writes it.
+    /// host, or of its BAR 2 in a guest's user space. The call neither reads nor writes the memory.
     ///
     /// # Errors
-    /// The mapping is too small, or not aligned.
+    /// [`PoolError::Layout`], [`PoolError::Unaligned`]: the mapping is too small, or not aligned.
     ///
     /// # Safety
-    /// `len` bytes from `base` are mapped, readable and writable, for as long as the pool lives;
-    /// and nothing in this process accesses them in another way than through a `Pool`. The file
-    /// must not shrink meanwhile (`F_SEAL_SHRINK`), for that is a `SIGBUS`.
+    /// As long as the pool lives:
+    ///
+    /// - `len` bytes from `base` are mapped, readable and writable;
+    /// - this process accesses them only through a `Pool`;
+    /// - the file behind them does not shrink (`F_SEAL_SHRINK`), which would raise `SIGBUS`.
     #[cfg(not(loom))]
     pub unsafe fn from_mapping(base: std::ptr::NonNull<u8>, len: usize) -> Result<Self, PoolError> {
         let layout = Layout::of_pool(len)?;
@@ -69,7 +71,7 @@ impl Pool {
     /// its recycler in one process.
     ///
     /// # Errors
-    /// Too many frames.
+    /// [`LayoutError`]: too many frames.
     pub fn private(frames: u64) -> Result<Self, LayoutError> {
         let layout = Layout::for_frames(frames)?;
         let pool = Self { words: Words::new(layout.bytes / 8), layout };
@@ -77,8 +79,8 @@ impl Pool {
         Ok(pool)
     }
 
-    /// The host's first act on a pool: writes the header. All bits have to be 0 (a new file's are);
-    /// the magic comes last.
+    /// Writes the header; the host calls this first. All bits must be 0, as in a new file. The
+    /// magic number is written last.
     pub fn initialise(&self) {
         for (field, value) in self.expected() {
             self.field(field).store(value, SeqCst);
@@ -90,7 +92,7 @@ impl Pool {
     /// this length.
     ///
     /// # Errors
-    /// It has not, and why.
+    /// [`PoolError`]: no host has, or for another version or length.
     pub fn validate(&self) -> Result<(), PoolError> {
         let read = |field| self.field(field).load(SeqCst);
         if read(Field::Magic) != MAGIC {
@@ -124,22 +126,22 @@ impl Pool {
         ]
     }
 
-    /// Where the parts lie.
+    /// The places of the parts.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// Frames that the bitmaps have room for.
+    /// The number of frames of the bitmaps.
     pub fn frames(&self) -> u64 {
         self.layout.frames
     }
 
-    /// Reads a word of the header. What stands there is the other side's word for it.
+    /// Reads a word of the header. The other side may have written any value.
     pub fn read(&self, field: Field) -> u64 {
         self.field(field).load(SeqCst)
     }
 
-    /// Notes what the guest is doing, for people to read.
+    /// Writes the guest's state, for reports.
     pub fn set_guest_state(&self, state: GuestState) {
         if state == GuestState::Active {
             self.field(Field::GuestStarts).fetch_add(1, SeqCst);
@@ -147,7 +149,7 @@ impl Pool {
         self.field(Field::GuestState).store(state as u64, SeqCst);
     }
 
-    /// Notes what the host is doing, for people to read.
+    /// Writes the host's state, for reports.
     pub fn set_host_state(&self, state: HostState) {
         if state == HostState::Active {
             self.field(Field::HostStarts).fetch_add(1, SeqCst);
@@ -159,37 +161,37 @@ impl Pool {
         &self.words[field as usize]
     }
 
-    /// Words of F, and of C.
+    /// The number of words of F, and of C.
     #[inline]
     pub(crate) fn bitmap_words(&self) -> usize {
         (self.layout.frames / 64) as usize
     }
 
-    /// F.
+    /// F: the bits of free pages.
     #[inline]
     pub(crate) fn free(&self) -> &[AtomicU64] {
         &self.words[self.layout.free / 8..][..self.bitmap_words()]
     }
 
-    /// C.
+    /// C: the bits of claimed pages.
     #[inline]
     pub(crate) fn claims(&self) -> &[AtomicU64] {
         &self.words[self.layout.claims / 8..][..self.bitmap_words()]
     }
 
-    /// S.
+    /// S: a bit for each word of F that may have bits.
     #[inline]
     pub(crate) fn summary(&self) -> &[AtomicU64] {
         &self.words[self.layout.summary / 8..][..self.bitmap_words().div_ceil(64)]
     }
 
-    /// Says that a word of F is to be looked at.
+    /// Sets the bit of a word of F in S.
     #[inline]
     pub(crate) fn raise(&self, word: usize) {
         self.summary()[word / 64].fetch_or(1 << (word % 64), SeqCst);
     }
 
-    /// All words that are used.
+    /// All words of the pool.
     #[cfg(test)]
     pub(crate) fn words_for_tests(&self) -> &[AtomicU64] {
         &self.words

@@ -1,9 +1,9 @@
-//! Which frames are RAM that the host manages.
+//! The frames of RAM that the host manages.
 
 use std::ops::Range;
 
-/// Frames that may be recycled, as the host knows them (from QMP, say): ascending ranges that do
-/// not touch.
+/// The frames that may be recycled, which the host learns from QMP for example: ascending ranges
+/// that do not touch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ram {
     ranges: Vec<Range<u64>>,
@@ -29,7 +29,7 @@ impl Ram {
         &self.ranges
     }
 
-    /// Those of a word's 64 frames that are in it, bit `i` for frame `64 * word + i`.
+    /// The managed frames of a word: bit `i` stands for frame `64 * word + i`.
     pub fn mask(&self, word: usize) -> u64 {
         let first = word as u64 * 64;
         let end = first + 64;

@@ -1,4 +1,4 @@
-//! Tests.
+//! Tests of both sides: against a model, hostile guests, with threads, and in every interleaving.
 
 #[cfg(not(loom))]
 mod alloc;

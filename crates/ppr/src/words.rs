@@ -1,4 +1,4 @@
-//! The words of a pool: memory that somebody else has mapped, or memory of our own.
+//! The words of a pool: a mapping that the pool's user has made, or private memory.
 
 #![allow(unsafe_code)] // Memory that another process maps too is read and written as atomic words.
 
@@ -6,19 +6,19 @@ use std::ops::Deref;
 
 use crate::primitive::AtomicU64;
 
-/// Words that live as long as their owner says.
+/// The words of a pool.
 pub(crate) enum Words {
-    /// A mapping that the caller of `Pool::from_mapping` keeps.
+    /// The start and the length in words of a mapping that was passed to `Pool::from_mapping`.
     #[cfg(not(loom))]
     Mapped(std::ptr::NonNull<AtomicU64>, usize),
     /// Private memory.
     Owned(Box<[AtomicU64]>),
 }
 
-// SAFETY: the words are atomic, and neither kind is tied to a thread.
+// SAFETY: the words are atomics, and neither a mapping nor a box is tied to a thread.
 #[cfg(not(loom))]
 unsafe impl Send for Words {}
-// SAFETY: shared access gives out `&[AtomicU64]` only.
+// SAFETY: shared access gives out `&[AtomicU64]` only, which is `Sync`.
 #[cfg(not(loom))]
 unsafe impl Sync for Words {}
 
@@ -36,9 +36,9 @@ impl Deref for Words {
     fn deref(&self) -> &[AtomicU64] {
         match self {
             #[cfg(not(loom))]
-            // SAFETY: `Pool::from_mapping`'s caller promised `len` aligned words that stay mapped
-            // for as long as the pool lives. Other processes write to them: they are only ever
-            // accessed as atomics.
+            // SAFETY: by the contract of `Pool::from_mapping`, `len` words from `start` are mapped
+            // and writable as long as the pool lives, and it has checked that they are aligned.
+            // Other processes write to them, so this process accesses them only as atomics.
             Self::Mapped(start, len) => unsafe { std::slice::from_raw_parts(start.as_ptr(), *len) },
             Self::Owned(words) => words,
         }

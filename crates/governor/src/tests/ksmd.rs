@@ -1,21 +1,20 @@
-//! The kernel's ksmd in simulated time, with what makes its work jump: pages cost by what is found,
-//! smart scan passes over what was unique
-//! several times, more seldom each time, and a new process waits behind the cursor for the next
-//! scan.
+//! The kernel's ksmd in simulated time, with the causes of jumps in its work. The cost of a page
+//! depends on what ksmd finds. Smart scan skips pages that were unique several times, for longer
+//! each time. A new process waits behind the cursor for the next scan.
 
 use std::time::Duration;
 
 use crate::{Governor, Reading, Settings};
 
-/// Pages that lie together and fare alike.
+/// Pages of a piece, which all have the same history.
 const STRETCH: u64 = 64;
-/// Stretches of a process; every fourth is common to all.
+/// Pieces of a process; every fourth is common to all processes.
 const STRETCHES: usize = 512;
-/// Between batches, in seconds, and how much longer it may take.
+/// The sleep between batches in seconds, and how much longer it may take.
 const SLEEP: f64 = 0.02;
 const LATE: f64 = 0.002;
-/// CPU time in seconds: of a page that is passed over, looked at for the first time, merged
-/// already, unique, and merged now; and of a batch.
+/// CPU time in seconds: of a page that is skipped, scanned for the first time, merged already,
+/// unique, and merged now; and of a batch.
 const SKIP: f64 = 0.12e-6;
 const FIRST: f64 = 1.4e-6;
 const MERGED: f64 = 1.1e-6;
@@ -30,7 +29,7 @@ struct Stretch {
     merged: bool,
 }
 
-/// As `skip_age` of mm/ksm.c has it.
+/// `skip_age()` of mm/ksm.c.
 fn skips(age: u8) -> u8 {
     match age {
         0..=3 => 1,
@@ -42,9 +41,9 @@ fn skips(age: u8) -> u8 {
 
 pub(crate) struct Ksmd {
     processes: Vec<Vec<Stretch>>,
-    /// Process and stretch.
+    /// Process and piece.
     cursor: (usize, usize),
-    /// What is left of a stretch that is being looked at: pages, and what each costs.
+    /// The rest of the piece that is being scanned: pages, and the cost of each.
     rest: (u64, f64),
     pages_to_scan: u32,
     at: f64,
@@ -54,7 +53,7 @@ pub(crate) struct Ksmd {
     batch: u32,
     wake: f64,
     random: u64,
-    /// When scans ended.
+    /// The times at which scans ended.
     pub(crate) ends: Vec<f64>,
     pub(crate) trace: Vec<(f64, f64)>,
 }
@@ -84,7 +83,7 @@ impl Ksmd {
         (self.random >> 33) as f64 / (1u64 << 31) as f64
     }
 
-    /// A process begins: it is put behind the cursor.
+    /// Begins a process, behind the cursor.
     pub(crate) fn start(&mut self) {
         self.processes.insert(self.cursor.0, vec![Stretch::default(); STRETCHES]);
         if self.cursor != (0, 0) || self.rest.0 > 0 {
@@ -92,8 +91,8 @@ impl Ksmd {
         }
     }
 
-    /// The oldest process ends. They stand in any order; the kernel's list has the oldest where
-    /// they began.
+    /// Ends the oldest process. The list is in no order of age; in the kernel's list a process
+    /// keeps the place where it began.
     pub(crate) fn end(&mut self, index: usize) {
         self.processes.remove(index);
         if index < self.cursor.0 {
@@ -103,7 +102,7 @@ impl Ksmd {
         }
     }
 
-    /// Comes to the next stretch: gives false at the end of a scan.
+    /// Goes to the next piece. Returns `false` at the end of a scan.
     fn enter(&mut self) -> bool {
         let many = self.processes.len() > 1;
         let Some(process) = self.processes.get_mut(self.cursor.0) else {
@@ -199,7 +198,7 @@ impl Ksmd {
         }
     }
 
-    /// Lets the governor govern until `to`.
+    /// Runs the scanner under the governor until `to`.
     pub(crate) fn govern(&mut self, governor: &mut Governor, to: f64) {
         while self.at < to {
             let decision = governor.observe(&self.reading());
@@ -221,10 +220,10 @@ fn most_cpu(trace: &[(f64, f64)], length: f64) -> f64 {
     most
 }
 
-/// What a run showed.
+/// The results of a run.
 #[derive(Default)]
 struct Shown {
-    /// How far each steady scan is from the target, in parts of it.
+    /// The relative distance of each steady scan from the target.
     errors: Vec<f64>,
     /// After each change to 9 processes or more: scans until three in a row are within 3 %.
     recoveries: Vec<usize>,
@@ -234,8 +233,8 @@ struct Shown {
 
 const TARGET: f64 = 2.0;
 
-/// Governs while there are so many processes from so many seconds on; the last entry is the end. 12
-/// runs, with the changes at different moments.
+/// Runs the scanner under the governor. Each entry says from which second on there are how many
+/// processes; the last one is the end. 12 runs, with the changes at different moments.
 fn govern(load: &[(f64, usize)]) -> Shown {
     let mut shown = Shown::default();
     for seed in 1..=12u64 {
@@ -251,7 +250,7 @@ fn govern(load: &[(f64, usize)]) -> Shown {
             }
             while ksmd.processes.len() < count {
                 ksmd.start();
-                // They fill their memory first.
+                // Processes fill their memory first.
                 let at = ksmd.at + if from > 0.0 { 0.15 } else { 0.0 };
                 ksmd.govern(&mut governor, at);
             }
@@ -260,7 +259,7 @@ fn govern(load: &[(f64, usize)]) -> Shown {
                 let ends: Vec<f64> = ksmd.ends.iter().copied().filter(|&end| end > after && end < until).collect();
                 ends.windows(2).map(|pair| pair[1] - pair[0]).collect()
             };
-            // Merged in 5 s; then two scans more, as the bench has it.
+            // Merged in 5 s, and two scans more, as in the bench.
             shown.errors.extend(times(from + 5.5).iter().skip(2).map(|time| (time / TARGET - 1.0).abs()));
             if from > 0.0 && count >= 9 && until - from > 10.0 {
                 let near = |row: &[f64]| row.iter().all(|time| (time / TARGET - 1.0).abs() <= 0.03);

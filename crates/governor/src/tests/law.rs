@@ -22,7 +22,7 @@ fn errors(times: &[f64], target: f64) -> Vec<f64> {
 }
 
 proptest! {
-    /// Work constant, any cost that can be met, any sleep that is small against the target.
+    /// Constant work, any cost that can be met, any sleep that is short compared with the target.
     #[test]
     fn it_settles_after_two_scans(
         target in 2.0..100.0f64, load in 0.001..0.6f64, cost in 1e-7..1e-5f64, batches in 150.0..2000.0f64, start in 50u32..5000,
@@ -34,14 +34,14 @@ proptest! {
         let mut governor = governor(settings(target), sleep);
         plant.govern(&mut governor, target * 30.0);
         let times = plant.scan_times(0.0);
-        // The one under way, the one that was learned from, and one that found more than was known;
-        // then every single one.
+        // The first scans are left out: the one under way, the one that the model learned from, and
+        // one that found unknown pages. All others count.
         let late = errors(&times[3..], target);
         prop_assert!(times.len() > 10 && late.iter().all(|e| e.abs() < 0.02), "{late:?}");
     }
 
-    /// Another program takes part of the CPU, so that the time between batches grows with them: it
-    /// gets there from one side.
+    /// Another program takes part of the CPU, so that the time between batches grows with the
+    /// batches. The scan time approaches the target from one side.
     #[test]
     fn it_does_not_oscillate_when_the_cpu_is_shared(
         target in 5.0..60.0f64, load in 0.01..0.3f64, contention in 1.0..2.5f64, start in 100u32..3000,
@@ -53,12 +53,11 @@ proptest! {
         let mut governor = governor(settings(target), sleep);
         plant.govern(&mut governor, target * 60.0);
         let late = errors(&plant.scan_times(0.0)[1..], target);
-        // Each error is smaller than the one before it, to within one sleep, or as small as makes
-        // no difference.
+        // Each error is smaller than the last one, to within one sleep, or is negligible.
         for pair in late.windows(2) {
             prop_assert!(pair[1].abs() <= (pair[0].abs() + 1.0 / 400.0 + 1e-6).max(0.015), "{late:?}");
         }
-        // What is left shrinks to 0.3 + 0.7·a of it, where a is 0.64 at worst here.
+        // The error shrinks to 0.3 + 0.7·a of itself, where a is at most 0.64 here.
         prop_assert!(late[8..].iter().all(|e| e.abs() < 0.03), "{late:?}");
         prop_assert!(late.last().unwrap().abs() < 0.015, "{late:?}");
     }
@@ -78,8 +77,8 @@ proptest! {
         prop_assert!(late.iter().all(|e| e.abs() < 0.02 + grain), "{late:?}");
     }
 
-    /// Smart scan: part of the pages is looked at in every second, third or ninth scan only, so
-    /// that the work jumps: that of all programs at once, or of one after the other.
+    /// Smart scan: a part of the pages is scanned in every second, third or ninth scan only. The
+    /// work jumps, that of all programs at once or of one after the other.
     #[test]
     fn work_that_jumps_is_seen_within_the_scan(
         target in 4.0..60.0f64, load in 0.01..0.2f64, part in 0.1..0.8f64, every in 2u64..9, staggered: bool,
@@ -96,7 +95,7 @@ proptest! {
         prop_assert!(mean < 0.02 && late.iter().all(|e| e.abs() < 0.03), "{late:?}");
     }
 
-    /// The work triples at any moment of a scan: that scan may be late and the next may be, not the
+    /// The work triples at any moment of a scan. That scan and the next may be late, but not the
     /// one after.
     #[test]
     fn it_recovers_from_a_tripling_within_two_scans(
@@ -132,12 +131,13 @@ fn it_starts_right_when_candidates_are_known() {
 
 #[test]
 fn it_gets_up_from_nothing() {
-    // Nothing known, and the minimum would take 100 times the target.
+    // Nothing is known, and with the minimum a scan would take 100 times the target.
     let (work, cost, sleep, target) = (2_000_000, 4e-7, 0.02, 4.0);
     let mut plant = Plant::new(vec![(work, cost)], sleep, 100);
     let mut governor = governor(Settings { min_pages: 100, ..settings(target) }, sleep);
     let decisions = plant.govern(&mut governor, 100.0);
-    // Until the end of a scan was seen there is only the CPU limit; then one scan to learn from.
+    // Until the end of a scan was seen only the CPU limit applies. The next scan is the one to
+    // learn from.
     assert!(plant.ends[0] < 0.5 * target, "{:?}", plant.ends);
     assert!(decisions[0].pages > 100_000, "as fast as the CPU limit allows");
     let late = errors(&plant.scan_times(plant.ends[0]), target);
@@ -146,7 +146,7 @@ fn it_gets_up_from_nothing() {
 
 #[test]
 fn the_kernels_arithmetic_settles_above_the_target_and_ours_on_it() {
-    // The kernel's never uses less than a tenth of a CPU: there must be work for it.
+    // The kernel's advisor never uses less than a tenth of a CPU, so there must be enough work.
     let run = |mode, target: f64| {
         let mut plant = Plant::new(vec![((target * 250_000.0) as u64, 1e-6)], 0.024, 500);
         let mut governor = governor(Settings { mode, min_pages: 500, ..settings(target) }, 0.024);

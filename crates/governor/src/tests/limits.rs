@@ -7,14 +7,14 @@ use proptest::prelude::*;
 use super::plant::{Plant, governor};
 use crate::{Bucket, Cause, Settings, Window};
 
-/// Stretches of pages that are passed over, looked at, or merged.
+/// Pieces of pages that are skipped, scanned, or merged.
 fn content() -> impl Strategy<Value = Vec<(u64, f64)>> {
     let cost = prop_oneof![Just(1e-7), Just(3.5e-7), Just(2e-6), Just(1e-5), 1e-7..1e-5f64];
     prop::collection::vec((1u64..400_000, cost), 1..8)
 }
 
 proptest! {
-    /// The CPU limit over every window of 10 s, while what a scan meets changes every few seconds,
+    /// The CPU limit over every window of 10 s, while the cost of pages changes every few seconds
     /// by a factor of a hundred.
     #[test]
     fn the_cpu_limit_holds_over_every_window(
@@ -72,7 +72,7 @@ proptest! {
             }
             prop_assert!(sum <= limit * Window::LENGTH * 0.95 + slack + 1e-6, "{sum} s of {limit}");
         }
-        // And it is used: what there is to do is always more.
+        // The limit is used up: there is always more work.
         let all: f64 = spent.iter().map(|s| s.1).sum();
         prop_assert!(all > (limit * 0.85).min(workers as f64 * 0.9) * 40.0 - slack, "{all}");
     }
@@ -80,7 +80,7 @@ proptest! {
 
 #[test]
 fn a_limit_is_used_when_there_is_work() {
-    // Ten times the work that the limit has room for.
+    // Ten times the work that the limit allows.
     let settings = Settings { target: Duration::from_secs(1), max_cpu: 20.0, ..Settings::default() };
     let mut plant = Plant::new(vec![(4_000_000, 5e-7)], 0.02, 500);
     let mut governor = governor(settings, 0.02);

@@ -7,33 +7,33 @@ use crate::{Decision, Governor, Reading, Settings};
 /// The scanner. Times are in seconds.
 #[derive(Clone, Debug)]
 pub(crate) struct Plant {
-    /// What a scan meets: so many pages at so much CPU time each.
+    /// The pieces of a scan: their pages, and the CPU time of each page.
     pub(crate) content: Vec<(u64, f64)>,
-    /// Of each stretch, the part that only every so many scans looks at (smart scan).
+    /// The part of each piece that is scanned only in every n-th scan (smart scan), and n.
     pub(crate) seldom: (f64, u64),
-    /// Each stretch in other scans than the one before.
+    /// Whether each piece is scanned in other scans than the one before.
     pub(crate) staggered: bool,
-    /// Between batches.
+    /// The sleep between batches.
     pub(crate) sleep: f64,
-    /// Sleeps are longer by up to this part, by turns.
+    /// Sleeps are longer by up to this part, in a cycle.
     pub(crate) jitter: f64,
-    /// Seconds that pass for a second of CPU time: 2 when another program takes every other one.
+    /// Seconds that pass for a second of CPU time; 2 if another program takes half of the CPU.
     pub(crate) contention: f64,
-    /// Of a batch.
+    /// Pages of a batch.
     pub(crate) pages_to_scan: u32,
     at: f64,
     cpu: f64,
     scanned: u64,
     skipped: f64,
     scans: u64,
-    /// Where the scan is: a stretch of the content, and pages of it.
+    /// The place of the scan: a piece of the content, and pages in it.
     place: (usize, u64),
-    /// Pages left in the batch; none: it sleeps until then.
+    /// Pages left in the batch, or the time until which the scanner sleeps.
     batch: u32,
     wake: f64,
-    /// CPU time at every moment when it began or ended to run.
+    /// CPU time at every moment at which it began or ceased to run.
     pub(crate) trace: Vec<(f64, f64)>,
-    /// When scans ended.
+    /// The times at which scans ended.
     pub(crate) ends: Vec<f64>,
     random: u64,
 }
@@ -92,7 +92,7 @@ impl Plant {
                 continue;
             };
             let time = cost * self.contention;
-            // Passed over evenly, and for nothing.
+            // Skipped evenly, and at no cost.
             let (part, every) = self.seldom;
             let turn = self.scans + if self.staggered { self.place.0 as u64 } else { 0 };
             let part = if turn.is_multiple_of(every) { 0.0 } else { part };
@@ -113,7 +113,7 @@ impl Plant {
                 self.sleep_from(self.at);
             }
         }
-        // Pages are not split: it may have run a moment longer.
+        // Pages are not split: the scanner may have run a moment longer.
         self.at = self.at.max(to);
     }
 
@@ -129,7 +129,7 @@ impl Plant {
         }
     }
 
-    /// Lets the governor govern until `to`; gives all its decisions.
+    /// Runs the scanner under the governor until `to`. Returns all decisions.
     pub(crate) fn govern(&mut self, governor: &mut Governor, to: f64) -> Vec<Decision> {
         let mut decisions = Vec::new();
         while self.at < to {
@@ -143,7 +143,7 @@ impl Plant {
         decisions
     }
 
-    /// How long the scans took that ended after `from`, the one under way then left out.
+    /// The durations of the scans that ended after `from`, without the one under way then.
     pub(crate) fn scan_times(&self, from: f64) -> Vec<f64> {
         let ends: Vec<f64> = self.ends.iter().copied().filter(|&end| end > from).collect();
         ends.windows(2).map(|pair| pair[1] - pair[0]).collect()
@@ -159,7 +159,7 @@ impl Plant {
                 (None, _) => 0.0,
             }
         };
-        // The greatest window ends where running ends, or begins where running begins.
+        // The greatest window ends where the scanner ceases to run, or begins where it begins.
         let ending = self.trace.iter().map(|&(at, cpu)| cpu - used_by(at - length));
         let beginning = self.trace.iter().map(|&(at, cpu)| used_by(at + length) - cpu);
         ending.chain(beginning).fold(0.0, f64::max)

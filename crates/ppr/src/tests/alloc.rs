@@ -1,4 +1,4 @@
-//! The allocator, against a recycler that really takes its pages.
+//! The allocator, against a recycler that takes its pages.
 
 #![allow(unsafe_code)] // Allocators are called as the language calls them.
 
@@ -14,10 +14,10 @@ use crate::{Guest, Host, PageAlloc, Pool, Ram};
 
 const PAGES: usize = 2048;
 
-/// Memory for a test, for ever.
+/// Memory for a test that is never unmapped.
 fn arena() -> NonNull<u8> {
     let prot = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a mapping of its own, anywhere.
+    // SAFETY: a mapping that is not fixed replaces nothing.
     let start = unsafe { mmap_anonymous(std::ptr::null_mut(), PAGES * 4096, prot, MapFlags::PRIVATE) };
     NonNull::new(start.unwrap().cast()).unwrap()
 }
@@ -29,7 +29,8 @@ fn leak(pages: usize) -> &'static Pool {
 #[test]
 fn what_is_freed_is_recycled_and_what_is_not_keeps_its_bytes() {
     let (start, pool, alloc) = (arena(), leak(PAGES), PageAlloc::new());
-    // SAFETY: the mapping is new, and stays.
+    // SAFETY: the mapping is new, known to this test alone, and never unmapped. The recycler
+    // discards pages, which then read as zeros.
     assert!(unsafe { alloc.serve(start, PAGES, pool) });
     let stop = AtomicBool::new(false);
     let base = start.as_ptr() as usize;
@@ -44,21 +45,21 @@ fn what_is_freed_is_recycled_and_what_is_not_keeps_its_bytes() {
                     let layout = Layout::from_size_align(4096 + (state >> 48) as usize % 80_000, 64).unwrap();
                     // SAFETY: the layout is not empty.
                     let words: *mut u64 = unsafe { alloc.alloc(layout) }.cast();
-                    // SAFETY: so many words were just handed to us, aligned to 64.
+                    // SAFETY: the allocator has just returned this many words, aligned to 64 bytes.
                     (0..layout.size() / 8).for_each(|at| unsafe { words.add(at).write(state + at as u64) });
                     held.push((words, layout, state));
                     if held.len() > 24 {
                         let (words, layout, first) = held.swap_remove((state >> 33) as usize % 24);
                         for at in 0..layout.size() / 8 {
-                            // SAFETY: still ours.
+                            // SAFETY: allocated by this thread, and not freed yet.
                             assert_eq!(unsafe { words.add(at).read() }, first + at as u64, "word {at}");
                         }
-                        // SAFETY: allocated here with this layout, and not used any more.
+                        // SAFETY: allocated by this thread with this layout, and not used any more.
                         unsafe { alloc.dealloc(words.cast(), layout) };
                     }
                 }
                 for (words, layout, _) in held {
-                    // SAFETY: as above.
+                    // SAFETY: allocated by this thread with this layout, and not used any more.
                     unsafe { alloc.dealloc(words.cast(), layout) };
                 }
             });
@@ -67,7 +68,7 @@ fn what_is_freed_is_recycled_and_what_is_not_keeps_its_bytes() {
         let zero = |runs: &[Range<u64>]| {
             runs.iter().try_for_each(|run| {
                 let (at, len) = (base + run.start as usize * 4096, (run.end - run.start) as usize * 4096);
-                // SAFETY: pages of the arena that nobody has.
+                // SAFETY: claimed pages of the arena, which have no owner.
                 unsafe { madvise(at as *mut _, len, Advice::LinuxDontNeed) }
             })
         };
@@ -81,10 +82,10 @@ fn what_is_freed_is_recycled_and_what_is_not_keeps_its_bytes() {
     });
     println!("{recycled} pages recycled");
     assert!(recycled > 1000);
-    // All has been freed: all of it is marked, or recycled and zero.
+    // Everything was freed: each page is marked, or recycled and zero.
     let host = Host::new(pool, Ram::new(std::iter::once(0..PAGES as u64)));
     for page in 0..PAGES {
-        // SAFETY: within the arena, which nobody uses any more.
+        // SAFETY: within the arena, which is mapped and not used any more.
         let content = unsafe { std::slice::from_raw_parts(start.as_ptr().add(page * 4096), 4096) };
         assert!(host.is_free(page as u64) || content.iter().all(|byte| *byte == 0), "page {page}");
     }
@@ -93,9 +94,10 @@ fn what_is_freed_is_recycled_and_what_is_not_keeps_its_bytes() {
 #[test]
 fn small_and_oversized_requests_go_to_the_system() {
     let (start, pool, alloc) = (arena(), leak(PAGES), PageAlloc::default());
-    // SAFETY: the mapping is new, and stays.
+    // SAFETY: the mapping is new, known to this test alone, and never unmapped. The recycler
+    // discards pages, which then read as zeros.
     assert!(unsafe { alloc.serve(start, PAGES, pool) });
-    // SAFETY: the mapping stays, and nobody is given it twice: this is refused.
+    // SAFETY: the mapping stays; the call is refused, so the memory gets no second user.
     assert!(!unsafe { alloc.serve(start, PAGES, pool) });
     let inside =
         |at: *mut u8| (start.as_ptr() as usize..start.as_ptr() as usize + PAGES * 4096).contains(&(at as usize));
@@ -112,9 +114,9 @@ fn small_and_oversized_requests_go_to_the_system() {
         // SAFETY: the layout is not empty.
         let at = unsafe { alloc.alloc(layout) };
         assert_eq!(inside(at), expected, "{size} aligned to {align}");
-        // SAFETY: allocated with this layout, and not used any more.
+        // SAFETY: allocated here with this layout, and not used any more.
         unsafe { alloc.dealloc(at, layout) };
-        // What was freed is marked, to the page.
+        // Exactly the freed pages are marked.
         let pages = if expected { size.div_ceil(4096) } else { 0 };
         assert_eq!(Guest::new(pool).cancel(0..PAGES as u64, || false).unwrap().won, pages as u64);
     }

@@ -1,4 +1,4 @@
-//! A guest that writes what it likes into the pool, header and all, while the host works.
+//! A guest that writes arbitrary words into the pool, with its header, while the host works.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -19,7 +19,7 @@ fn whatever_a_guest_writes_only_its_own_ram_is_named() {
                 let mut state = seed;
                 while !stop.load(Relaxed) {
                     state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-                    // Of the pool's words, every kind often: the header, F, C, S.
+                    // Words of each part of the pool: the header, F, C, S.
                     let at = match state >> 61 {
                         0 => state >> 32 & 15,
                         1 => (pool.layout().summary / 8) as u64 + (state >> 32) % 32,

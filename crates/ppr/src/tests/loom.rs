@@ -1,10 +1,10 @@
 //! Every interleaving of the guest's steps with the host's, with the death of either at any step.
 //!
-//! A page's content is a loom cell: that guest and host touch it at once, or in an order that no
-//! synchronisation gives, is an error by itself. Besides, what the guest wrote to its page has to
-//! be there as long as it has it.
+//! A page's content is a loom cell: loom reports an error if guest and host access it at once, or
+//! in an order that no synchronisation gives. Besides, the guest's writes to its page must stay as
+//! long as it owns the page.
 
-#![allow(unsafe_code)] // Cells are what two threads must not touch at once: whether they do is the question.
+#![allow(unsafe_code)] // Accesses loom's cells, which check for races.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,14 +15,15 @@ use loom::thread;
 
 use crate::{Guest, Host, Pool, Ram};
 
-/// A pool, and pages that it stands for. Loom's memory is small: so is the pool (1,024 frames), and
-/// pages 0 to 3 exist.
+/// A pool and its pages. Loom's memory is small, so the pool has 1,024 frames, of which pages 0 to
+/// 3 exist.
 struct World {
     pool: Pool,
     pages: [UnsafeCell<u64>; 4],
 }
 
-// SAFETY: loom finds every access to a cell that another one is not ordered with.
+// SAFETY: the cells are accessed through loom, which reports every pair of accesses without an
+// order.
 unsafe impl Sync for World {}
 
 impl World {
@@ -32,17 +33,17 @@ impl World {
 
     /// The host's zeroing of a page.
     fn zero(&self, page: u64) {
-        // SAFETY: loom reports it if anybody else touches the cell meanwhile.
+        // SAFETY: loom reports an error if another thread accesses the cell meanwhile.
         self.pages[page as usize].with_mut(|content| unsafe { *content = 0 });
     }
 
-    /// The guest has the page: nobody else does, and what it writes stays.
+    /// Uses a page that the guest owns: no other thread accesses it, and the guest's write stays.
     fn use_page(&self, page: u64) {
         let cell = &self.pages[page as usize];
-        // SAFETY: as above.
+        // SAFETY: loom reports an error if another thread writes to the cell meanwhile.
         cell.with_mut(|content| unsafe { *content = 7 });
         thread::yield_now();
-        // SAFETY: as above.
+        // SAFETY: loom reports an error if another thread writes to the cell meanwhile.
         cell.with(|content| assert_eq!(unsafe { *content }, 7));
     }
 
@@ -55,7 +56,7 @@ impl World {
         done.unwrap().pages
     }
 
-    /// Frees, takes and uses a page of which the guest is the owner.
+    /// Frees, takes and uses a page that the guest owns.
     fn turn_over(&self, page: u64) {
         let guest = Guest::new(&self.pool);
         guest.mark(page..page + 1);
@@ -118,7 +119,7 @@ fn loom_two_pages_of_a_word_with_two_owners() {
     });
 }
 
-/// What is marked when all is quiet is found by the next sweep: S hides nothing.
+/// The next sweep finds all pages that are marked when both sides are at rest: S hides none.
 #[test]
 fn loom_no_mark_is_hidden() {
     loom::model(|| {
@@ -134,8 +135,8 @@ fn loom_no_mark_is_hidden() {
     });
 }
 
-/// The host's steps one by one, of which the first `steps` are done, before it dies. What a dead
-/// host's process had under way is over when its successor has the lock.
+/// The first `steps` steps of a host, which dies then. The system calls of its process have ended
+/// when another host has the lock.
 fn dying_host(world: &World, steps: usize) {
     let (free, claims) = (&world.pool.free()[0], &world.pool.claims()[0]);
     let wanted = free.load(SeqCst) & 1;
@@ -167,7 +168,7 @@ fn loom_a_host_dies_at_any_step_and_has_a_successor() {
             let host = world.clone();
             let host = thread::spawn(move || {
                 dying_host(&host, steps);
-                // The successor.
+                // The next host.
                 Host::new(&host.pool, Ram::new(std::iter::once(0..4))).recover();
                 host.recycle(u64::MAX);
             });
@@ -178,8 +179,8 @@ fn loom_a_host_dies_at_any_step_and_has_a_successor() {
     }
 }
 
-/// Without a successor, a guest whose patience ends keeps its hands off the page, and finds it
-/// released if it ever is.
+/// Without another host, a guest whose patience ends does not use the page, and sees if it is
+/// released later.
 #[test]
 fn loom_a_host_dies_and_patience_ends() {
     for steps in 0..=4 {
@@ -195,7 +196,7 @@ fn loom_a_host_dies_and_patience_ends() {
                 looks += 1;
                 looks < 2
             });
-            // Not marked any more and seen released: nobody comes for it.
+            // Not marked any more and seen released: no host takes it.
             if cancelled.is_ok() || !guest.claimed(0..1) {
                 world.use_page(0);
             }
@@ -211,7 +212,7 @@ fn loom_a_guest_dies_at_any_step_and_has_a_successor() {
             let world = World::new();
             let host = world.clone();
             let host = thread::spawn(move || host.recycle(u64::MAX));
-            // A mark's two steps, and a cancel's first.
+            // The two steps of a mark, and the first step of a cancel.
             if steps > 0 {
                 world.pool.free()[0].fetch_or(1, SeqCst);
             }
@@ -221,7 +222,7 @@ fn loom_a_guest_dies_at_any_step_and_has_a_successor() {
             if steps > 2 {
                 world.pool.free()[0].fetch_and(!1, SeqCst);
             }
-            // The successor takes everything before it uses anything.
+            // The next guest cancels all marks before it uses a page.
             Guest::new(&world.pool).cancel(0..4, patient).unwrap();
             world.use_page(0);
             world.turn_over(0);
@@ -230,8 +231,8 @@ fn loom_a_guest_dies_at_any_step_and_has_a_successor() {
     }
 }
 
-/// A host that stops in the middle, because its closure fails or its time is over, has released
-/// what it claimed, and hides nothing.
+/// A host that stops in the middle, because its closure fails or its time is over, has released its
+/// claims, and hides no page.
 #[test]
 fn loom_a_host_gives_up_in_the_middle() {
     loom::model(|| {

@@ -66,7 +66,7 @@ fn work_is_looked_for_below_a_limit_only() {
     assert_eq!([0, 1, 4096, 90_001, u64::MAX].map(|end| host.pending(end)), [0, 1, 1, 2, 2]);
 }
 
-/// Frames of the model, which is more than one word of S.
+/// Frames of the model: more than one word of S stands for.
 const FRAMES: u64 = 9000;
 
 #[derive(Clone, Debug)]
@@ -117,7 +117,7 @@ proptest! {
                         seen.extend(runs.iter().flat_map(Clone::clone));
                         if fails { Err(()) } else { Ok(()) }
                     });
-                    // Ascending from the start, nothing left out.
+                    // Ascending from the start, without gaps.
                     prop_assert_eq!(&seen[..], &expected[..seen.len()]);
                     if !fails {
                         let done = done.unwrap();

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use crate::{Guest, Host, Pool, Ram};
 
-/// Guests that free and take pages as fast as they can, against a host that takes its time with
-/// every claim: the guest loses the race thousands of times, and never a page.
+/// Guests that free and take pages as fast as they can, against a host that holds every claim for a
+/// while. The guest loses the race thousands of times, and never a page.
 #[test]
 fn a_guest_that_loses_the_race_waits_and_loses_no_page() {
     const PAGES: u64 = 256;
@@ -23,7 +23,7 @@ fn a_guest_that_loses_the_race_waits_and_loses_no_page() {
                 let mut round = 0;
                 while !stop.load(Relaxed) {
                     round += 1;
-                    // Owners have every fourth page, so they meet in every word.
+                    // Each owner has every fourth page, so that the owners share every word.
                     for page in (owner..PAGES).step_by(OWNERS as usize) {
                         guest.mark(page..page + 1);
                     }

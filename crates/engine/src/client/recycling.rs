@@ -18,11 +18,11 @@ use wire::recycle::{Extent, Pool, Recycled, Sweep};
 use super::{Client, Next, ProtocolError, State};
 use crate::ledger::free_pages::{FreePages, Marks};
 
-/// Seconds that a guest may take to boot and to load its module. Then its memory is merged though
+/// How long a guest may take to boot and to load its module. Then its memory is merged though
 /// nothing is marked.
 const BOOT_TIME: Duration = Duration::from_secs(60);
 
-/// What the daemon keeps of a client that has a pool.
+/// The daemon's records of a client that has a pool.
 pub(crate) struct Recycling {
     marks: Arc<Marks>,
     extents: Vec<Extent>,
@@ -39,19 +39,25 @@ pub(crate) struct Recycling {
     /// Until when its guest may be booting.
     boots_until: Option<Instant>,
     pub(crate) totals: Totals,
-    /// Pages and time at the last two looks, for the rate.
+    /// When `rate` was last computed, and the total of pages then.
     window: (Instant, u64),
+    /// Pages taken back a second, over a window of at least two seconds.
     rate: f64,
 }
 
 /// Sums over a client's life, as far as this daemon knows it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Totals {
+    /// Pages taken back.
     pub(crate) pages: u64,
+    /// Runs that they came in.
     pub(crate) runs: u64,
+    /// Pages that the guest took back itself between the look and the claim.
     pub(crate) lost: u64,
     pub(crate) sweeps: u64,
+    /// CPU time of all sweeps.
     pub(crate) sweep_ns: u64,
+    /// The longest time that pages were claimed.
     pub(crate) longest_ns: u64,
 }
 
@@ -125,9 +131,9 @@ impl Recycling {
         }
     }
 
-    /// Whether the guest will soon tell which of its pages are free. Until then most of what could
-    /// be merged is what booting has left behind: frames that nobody would map any more a
-    /// moment later, and whose memory the store would keep.
+    /// Whether the guest will soon tell which of its pages are free. Until then most pages that could
+    /// be merged are left over from booting. Their frames would lose their users a moment later, and
+    /// the store would keep the memory.
     pub(crate) fn is_awaited(&mut self) -> bool {
         let awaited = self.boots_until.is_some_and(|until| Instant::now() < until)
             && self.note.is_none()
@@ -143,7 +149,7 @@ impl Recycling {
         self.requested = None;
         self.note = sweep.refused.map(|why| why.to_string());
         self.dropped |= sweep.refused.is_some_and(wire::recycle::Refusal::is_final);
-        // A sweep passes each page once. Whatever a client says, sums stay far from overflow.
+        // A sweep passes each page once. With this limit a hostile client cannot make the sums overflow.
         let most: u64 = self.extents.iter().map(|extent| u64::from(extent.run.len)).sum();
         let totals = &mut self.totals;
         totals.sweeps += 1;

@@ -147,7 +147,7 @@ struct Ahead {
 pub(super) struct Picked {
     /// The last page that was looked at for candidates. `None`: there are no more.
     pub(super) last: Option<PageNo>,
-    /// The request that the pages were in, and which of its pages they are.
+    /// The request for digests that the pages were in, and which of its pages they are.
     asked: Option<(Ahead, Vec<usize>)>,
     /// What to ask the agent about now.
     to_ask: Vec<Vec<PageNo>>,
@@ -158,13 +158,13 @@ pub(super) struct Reader<'a> {
     client: &'a Client,
     /// What the agent was asked about, in the order of the pages.
     ahead: VecDeque<Ahead>,
-    /// Whether most contents of the last chunk were new: then digests are enough for the next.
-    digests_do: bool,
+    /// Whether most contents that were picked last were new: then digests are enough for the next.
+    digests_suffice: bool,
 }
 
 impl<'a> Reader<'a> {
     pub(super) fn new(client: &'a Client) -> Self {
-        Self { client, ahead: VecDeque::new(), digests_do: false }
+        Self { client, ahead: VecDeque::new(), digests_suffice: false }
     }
 
     /// Drops what the agent was asked about.
@@ -212,7 +212,7 @@ impl<'a> Reader<'a> {
         addresses.extend(pages.iter().map(|&page| region.address(page)));
         let mut to_ask = Vec::new();
         if is_idle
-            && self.digests_do
+            && self.digests_suffice
             && predicted == 0
             && let Some(last) = last
         {
@@ -298,6 +298,6 @@ impl<'a> Reader<'a> {
 
     /// All that was picked has been looked up; `firsts` contents of it were new.
     pub(super) fn were_new(&mut self, firsts: usize, buffers: &Buffers) {
-        self.digests_do = firsts * 4 > buffers.pages.len() * 3;
+        self.digests_suffice = firsts * 4 > buffers.pages.len() * 3;
     }
 }

@@ -1,9 +1,12 @@
 //! Where a QEMU guest's RAM lies in QEMU's memory, by QMP (docs/interop/qmp-spec.rst of QEMU).
 //!
-//! QEMU has no command that says it in one piece. The monitor's `info mtree -f` lists what the
-//! guest's physical addresses are made of, `gpa2hva` gives the host's address of one of them, and
-//! `query-memory-devices` names memory that may be unplugged, which is left out: what is left is
-//! RAM that was there when QEMU started, and stays where it is until it ends.
+//! No single command of QEMU gives the answer:
+//!
+//! 1. `query-memory-devices` names memory that may be unplugged. It is left out.
+//! 2. The monitor's `info mtree -f` lists the ranges of the guest's physical addresses. RAM among
+//!    them was there when QEMU started, and stays where it is until QEMU ends.
+//! 3. `gpa2hva` gives the host's address of the first and of the last page of each range. Both must
+//!    be equally far apart, or the range is not one piece.
 //!
 //! ```text
 //! FlatView #0
@@ -14,8 +17,8 @@
 //!   0000000100000000-00000001bfffffff (prio 0, ram): pc.ram @0000000080000000
 //! ```
 //!
-//! The socket may have been used by an earlier daemon, and events come at any time: every command
-//! carries an id, and what does not answer it is skipped.
+//! An earlier daemon may have used the socket, and events come at any time. So every command carries
+//! an id, and messages that do not answer it are skipped.
 
 use std::io::{BufRead, BufReader, Write};
 use std::ops::Range;
@@ -25,10 +28,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-/// Below it, firmware changes what is RAM and what is not while it runs.
+/// The first guest-physical address that is looked at, in bytes. Firmware makes memory below it RAM
+/// or ROM while it runs.
 const FIRST: u64 = 1 << 20;
 const PAGE: u64 = kmem::PAGE_SIZE as u64;
-/// No answer is longer.
+/// The longest answer, in bytes. QEMU's list of memory is some kilobytes.
 const MAX_ANSWER: u64 = 1 << 20;
 
 /// Why the guest's RAM could not be found.
@@ -37,7 +41,7 @@ pub(crate) enum QmpError {
     /// The socket failed, or QEMU did not answer in time.
     #[error("QMP: {0}")]
     Io(#[from] std::io::Error),
-    /// An answer that is none.
+    /// The answer is not what the protocol says.
     #[error("QMP: not understood: {0}")]
     Malformed(String),
     /// QEMU refused a command.
@@ -53,7 +57,8 @@ pub(crate) enum QmpError {
     Torn(u64),
 }
 
-/// RAM of the guest: guest-physical addresses from `start` to `end`, at `host` in QEMU's memory.
+/// RAM of the guest: guest-physical addresses from `start` to `end`, at address `host` in QEMU's
+/// memory. All in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ram {
     pub(crate) start: u64,
@@ -70,17 +75,20 @@ struct Qmp {
     next: u64,
 }
 
-/// Asks QEMU at the other end where its guest's RAM lies. Waits for at most `limit`: a QEMU that
-/// has just begun answers late.
+/// Asks QEMU at the other end where its guest's RAM lies. Waits for at most `limit`: a QEMU that has
+/// just begun answers late. Blocks.
+///
+/// # Errors
+/// The socket fails, the time is over, an answer cannot be understood, or RAM is not in one piece.
 pub(crate) fn find_ram(socket: OwnedFd, limit: Duration) -> Result<Vec<Ram>, QmpError> {
     let stream = UnixStream::from(socket);
-    // Our end may be shared with the client, and so is this.
+    // These settings are the open file's: if the client holds our end too, it has them as well.
     stream.set_nonblocking(false)?;
     stream.set_write_timeout(Some(limit))?;
     let session = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |t| t.as_nanos());
     let mut qmp = Qmp { stream: BufReader::new(stream), deadline: Instant::now() + limit, session, next: 0 };
     match qmp.execute("qmp_capabilities", json!({})) {
-        // An earlier session has said it.
+        // It refuses a second time: an earlier session has sent it.
         Ok(_) | Err(QmpError::Refused { .. }) => {}
         Err(e) => return Err(e),
     }
@@ -102,6 +110,7 @@ pub(crate) fn find_ram(socket: OwnedFd, limit: Duration) -> Result<Vec<Ram>, Qmp
 }
 
 impl Qmp {
+    /// Sends a command and waits for its answer.
     fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, QmpError> {
         self.next += 1;
         let id = format!("pageone-{}-{}", self.session, self.next);
@@ -165,9 +174,10 @@ fn parse_mtree(text: &str) -> Vec<Range<u64>> {
     found
 }
 
+/// The addresses of a line of the list, in whole pages, if it is RAM.
 fn parse_ram(line: &str) -> Option<Range<u64>> {
     let (addresses, rest) = line.trim().split_once(' ')?;
-    // Devices' memory (a screen, say) has another priority.
+    // Memory of devices, such as a screen's, has another priority.
     if !rest.starts_with("(prio 0, ram)") {
         return None;
     }
@@ -178,14 +188,14 @@ fn parse_ram(line: &str) -> Option<Range<u64>> {
     (start < end).then_some(start..end)
 }
 
-/// The answer of `query-memory-devices`: what may be unplugged, by guest-physical address. A device
-/// without one is nowhere.
+/// Memory that may be unplugged, by guest-physical address, from the answer of
+/// `query-memory-devices`. A device without an address is not mapped.
 fn removable(answer: &Value) -> Vec<Range<u64>> {
     let devices = answer.as_array().into_iter().flatten();
     let range = |device: &Value| {
         let data = &device["data"];
         let start = data.get("addr").or_else(|| data.get("memaddr"))?.as_u64()?;
-        // What a virtio-mem device has plugged at present says nothing of what it will have.
+        // The size of a virtio-mem device is what is plugged now; it may grow up to `max-size`.
         let size = data.get("max-size").or_else(|| data.get("size"))?.as_u64()?;
         Some(start..start.saturating_add(size))
     };
@@ -271,7 +281,7 @@ FlatView #2
     }
 
     #[test]
-    fn nobody_at_the_other_end_is_an_error_in_time() {
+    fn a_socket_without_an_answer_is_an_error_in_time() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let begin = Instant::now();
         assert!(find_ram(ours.into(), Duration::from_millis(50)).is_err());

@@ -100,7 +100,7 @@ fn extents_of(regions: &BTreeMap<RegionId, Region>, ram: &[qmp::Ram]) -> Vec<Ext
         for (&id, region) in regions {
             let (first, end) = (
                 region.start.max(ram.host),
-                // What QEMU says may be anything.
+                // QEMU's answer is not trusted: the sum must not overflow.
                 (region.start + u64::from(region.pages) * page).min(ram.host.saturating_add(ram.end - ram.start)),
             );
             if first < end {

@@ -11,8 +11,6 @@
 //! unmerge, twin (memory becomes plain again) ─────▶ anonymous
 //! ```
 
-#![allow(unsafe_code)] // Opens it for its modules, which replace mappings of the program's memory.
-
 pub(crate) mod anonymous;
 pub(crate) mod compare;
 pub(crate) mod map;

@@ -59,7 +59,8 @@ imports() {
 
 # grep counts characters, some awks bytes.
 widths() {
-    report < <(git ls-files '*.rs' '*.c' '*.h' | xargs grep -nHE '^ *(//|/?\*)' | grep -E '^[^:]*:[0-9]*:.{101,}' |
+    report < <({ git ls-files '*.rs' | xargs grep -nHE '^ *//'; git ls-files '*.c' '*.h' | xargs grep -nHE '^\s*(//|/?\*)'; } |
+        grep -E '^[^:]*:[0-9]*:.{101,}' |
         sed -E 's/^([^:]*:[0-9]+):.*/\1: a comment beyond column 100/')
     # Tables, code and lines that a link makes long are left out.
     report < <(git ls-files '*.md' | xargs awk '

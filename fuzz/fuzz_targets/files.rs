@@ -1,7 +1,7 @@
 //! A pool whose files are damaged: it is opened, read and checked.
 //!
-//! The input says where: 8 bytes a hit: the file (1), the way (1: cut there; the file's end written there, whole frames among it; two
-//! bytes changed), an offset (4), a value (2).
+//! The input says where: 8 bytes a hit: the file (1), the way (1: cut there; the file's end written
+//! there, whole frames among it; two bytes changed), an offset (4), a value (2).
 
 #![no_main]
 

@@ -1,4 +1,5 @@
-//! A pool whose metadata say anything, in frames that are whole: it is opened, read, checked, written and emptied.
+//! A pool whose metadata say anything, in frames that are whole: it is opened, read, checked,
+//! written and emptied.
 //!
 //! The input: for each record one byte, its length, and the record.
 

@@ -1,4 +1,5 @@
-//! The SD tree against a map: any order of calls, any keys, keys that change or vanish behind the tree's back.
+//! The SD tree against a map: any order of calls, any keys, keys that change or vanish behind the
+//! tree's back.
 #![no_main]
 
 use std::cell::RefCell;
@@ -190,7 +191,8 @@ impl Model {
 }
 
 fuzz_target!(|input: Input| {
-    // Where heads differ little, keys branch at their own bits; then a changed key may mislead, as the docs say.
+    // Where heads differ little, keys branch at their own bits; then a changed key may mislead, as
+    // the docs say.
     let mask = [u64::MAX, 0, u64::MAX << 56, 0xf << 44, 0xff][usize::from(input.heads) % 5];
     let tree = SdTree::with_heads(Keys::default(), mask);
     let mut model = Model { tree, there: BTreeMap::new(), lost: BTreeMap::new() };

@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * Work for a guest whose free pages are recycled: allocates, fills, checks and frees memory in all the ways that a guest does, and says on
- * its console what it found. One static program, the only one beside busybox in the guests of the recycler's tests and benches.
+ * Work for a guest whose free pages are recycled: allocates, fills, checks and frees memory in all
+ * the ways that a guest does, and says on its console what it found. One static program, the only
+ * one beside busybox in the guests of the recycler's tests and benches.
  *
- *   load hungry SECONDS       memory-hungry work with every byte checked; a line for each round, as the demo's guests print
- *   load copy SECONDS         fills 6/10 of what is available with files, checks and deletes them, rests: copy-and-delete work
+ *   load hungry SECONDS       memory-hungry work with every byte checked; a line for each round, as
+ *                             the demo's guests print
+ *   load copy SECONDS         fills 6/10 of what is available with files, checks and deletes them,
+ *                             rests: copy-and-delete work
  *   load scatter MIB          fills MIB, then frees every second page, one by one
  *   load stretch MIB          fills MIB, then frees it at once
- *   load cycle PERIOD PHASE   PERIOD seconds: a twelfth of it with 3/4 of memory in use, the rest with next to nothing
- *   load fuzz SECONDS         writes at random into the pool (the memory of every ivshmem device), as hostile software could
+ *   load cycle PERIOD PHASE   PERIOD seconds: a twelfth of it with 3/4 of memory in use, the rest
+ *                             with next to nothing
+ *   load fuzz SECONDS         writes at random into the pool (the memory of every ivshmem device),
+ *                             as hostile software could
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -55,7 +60,8 @@ static void pause_for(double seconds)
 		;
 }
 
-/* Different in every word, so that no page is like another, and no part of one like another part. */
+/* Different in every word, so that no page is like another, and no part of one like
+ * another part. */
 static void fill(uint64_t *page, uint64_t seed)
 {
 	for (unsigned long i = 0; i < WORDS; i++)
@@ -96,7 +102,7 @@ static void tell(const char *path, const char *word)
 	}
 }
 
-/* ---- hungry -------------------------------------------------------------------------------------------------- */
+/* ---- hungry ------------------------------------------------------------ */
 
 struct chunk {
 	char *start;
@@ -255,7 +261,7 @@ static void hungry(double seconds)
 	printf("LOAD hungry done\n");
 }
 
-/* ---- the others ---------------------------------------------------------------------------------------------- */
+/* ---- the others ------------------------------------------------------------ */
 
 static void copy(double seconds)
 {

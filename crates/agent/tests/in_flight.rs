@@ -65,11 +65,11 @@ impl SlowFile {
             let word = |at: usize| u32::from_ne_bytes(request[at..at + 4].try_into().unwrap());
             let unique = u64::from_ne_bytes(request[8..16].try_into().unwrap());
             match word(4) {
-                // major, minor, max_readahead, flags, max_background and congestion_threshold, max_write, time_gran,
-                // unused.
+                // major, minor, max_readahead, flags, max_background and congestion_threshold,
+                // max_write, time_gran, unused.
                 INIT => self.answer(unique, 0, &words(&[7, 31, 0, 0, 0x0010_0010, 4096, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0])),
-                // attr_valid, its nanoseconds, dummy; ino, size, blocks, three times, their nanoseconds, mode, nlink,
-                // uid, gid, rdev, blksize, flags.
+                // attr_valid, its nanoseconds, dummy; ino, size, blocks, three times, their
+                // nanoseconds, mode, nlink, uid, gid, rdev, blksize, flags.
                 GETATTR => {
                     let mut attr = [0u32; 26];
                     (attr[4], attr[6], attr[19], attr[20]) = (1, 1 << 20, 0o100644, 1);

@@ -185,8 +185,8 @@ fn check(dir: &Path) -> String {
     }
     for usage in pool.usage().unwrap().classes {
         let stored: u64 = pool.mblocks().iter().filter(|m| m.class == usage.class).map(|m| m.stored).sum();
-        // The file system counts its own tree of extents too: a block for every 340 of them at best, half
-        // of that when its blocks were split.
+        // The file system counts its own tree of extents too: a block for every 340 of them at
+        // best, half of that when its blocks were split.
         let own = (64 << 10) + usage.mblocks / 100 * 4096;
         assert!(usage.used_bytes <= stored + own, "space was lost: {usage:?}, {stored} needed");
     }

@@ -1,8 +1,10 @@
-//! The checkpoints in a pool, as they lie there, after damage: they are listed, read, one is added, one removed.
+//! The checkpoints in a pool, as they lie there, after damage: they are listed, read, one is added,
+//! one removed.
 //!
-//! The first byte says how. *Files*: bytes of the pool's files are not what was written. Whatever is still given out must be the memory
-//! that was stored. *Records*: whole records that nobody wrote are in the list. They may say what they like; nothing panics, takes memory
-//! without bounds, or makes what is stored afterwards wrong.
+//! The first byte says how. *Files*: bytes of the pool's files are not what was written. Whatever
+//! is still given out must be the memory that was stored. *Records*: whole records that nobody
+//! wrote are in the list. They may say what they like; nothing panics, takes memory without bounds,
+//! or makes what is stored afterwards wrong.
 
 #![no_main]
 
@@ -96,7 +98,8 @@ fn whole() -> &'static Whole {
     })
 }
 
-/// 8 bytes a hit: the file (1), the way (1: cut there; the file's end written there; two bytes changed), an offset (4), a value (2).
+/// 8 bytes a hit: the file (1), the way (1: cut there; the file's end written there; two bytes
+/// changed), an offset (4), a value (2).
 fn damage(files: &mut Directory, input: &[u8]) {
     for hit in input.chunks_exact(8).take(8) {
         let count = files.len();

@@ -1,4 +1,5 @@
-//! A storage of one directory, in memory: a copy of it costs next to nothing, so that each input gets a fresh one.
+//! A storage of one directory, in memory: a copy of it costs next to nothing, so that each input
+//! gets a fresh one.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
@@ -18,7 +19,8 @@ pub struct File {
 pub type Directory = BTreeMap<String, File>;
 
 impl File {
-    /// The parts of blocks from `at` on: block, offset in it, length, and how many bytes come before.
+    /// The parts of blocks from `at` on: block, offset in it, length, and how many bytes come
+    /// before.
     fn parts(at: usize, len: usize) -> impl Iterator<Item = (usize, usize, usize, usize)> {
         let mut done = 0;
         std::iter::from_fn(move || {

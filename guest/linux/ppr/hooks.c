@@ -2,23 +2,29 @@
 /*
  * Where pages leave the buddy allocator, and where they enter it.
  *
- * A page that leaves without being cancelled may be zeroed while it is in use. So there is no "mostly" on that side: docs/design/ppr.md lists
- * every caller of del_page_from_free_list() in each supported kernel, and which of the hooks here sees it. On the other side, a page
- * that enters without being marked is a saving lost.
+ * A page that leaves without being cancelled may be zeroed while it is in use. So there is no
+ * "mostly" on that side: docs/design/ppr.md lists every caller of del_page_from_free_list() in each
+ * supported kernel, and which of the hooks here sees it. On the other side, a page that enters
+ * without being marked is a saving lost.
  *
  *   leaves by                                          seen by
- *   __rmqueue_smallest                                 tracepoint mm_page_alloc_zone_locked, zone lock held
- *   __rmqueue_steal, try_to_steal_block (6.12)         tracepoint mm_page_alloc_extfrag, zone lock held
+ *   __rmqueue_smallest                                 tracepoint mm_page_alloc_zone_locked, zone
+ *                                                      lock held
+ *   __rmqueue_steal, try_to_steal_block (6.12)         tracepoint mm_page_alloc_extfrag, zone lock
+ *                                                      held
  *   __isolate_free_page: compaction, contiguous        ftrace, on entry, zone lock held
  *     allocation, reporting, page isolation
- *   compaction_capture, with the free pages that it    tracepoint mm_page_alloc, before the caller has the page
+ *   compaction_capture, with the free pages that it    tracepoint mm_page_alloc, before the caller
+ *                                                      has the page
  *     was merged with
  *   __offline_isolated_pages                           memory notifier (main.c)
  *   take_page_off_buddy (a broken page)                not used until it is put back
  *
  *   enters by                                          seen by
- *   free_pcppages_bulk                                 tracepoint mm_page_pcpu_drain, zone lock held
- *   free_one_page, for orders without per-CPU lists    tracepoint mm_page_free; looked at again, and marked, under the zone lock
+ *   free_pcppages_bulk                                 tracepoint mm_page_pcpu_drain, zone lock
+ *                                                      held
+ *   free_one_page, for orders without per-CPU lists    tracepoint mm_page_free; looked at again,
+ *                                                      and marked, under the zone lock
  */
 #include <linux/ftrace.h>
 #include <linux/list.h>
@@ -39,7 +45,7 @@
 #define PPR_ORDERS	MAX_ORDER
 #endif
 
-/* ---- leaving ------------------------------------------------------------------------------------------------- */
+/* ---- leaving ------------------------------------------------------------ */
 
 static void on_zone_locked(void *data, struct page *page, unsigned int order, int migratetype, int percpu_refill)
 {
@@ -54,9 +60,10 @@ static void __maybe_unused on_extfrag(void *data, struct page *page, int order, 
 }
 
 /*
- * A page that compaction captures on its way into the buddy allocator takes with it the free pages that it was merged with, and these are
- * marked. Until here nothing has been written to it but zeros. Only orders above 0 are captured; with `check`, single pages are
- * looked at too, to prove that nothing else leaves unseen.
+ * A page that compaction captures on its way into the buddy allocator takes with it the free pages
+ * that it was merged with, and these are marked. Until here nothing has been written to it but
+ * zeros. Only orders above 0 are captured; with `check`, single pages are looked at too, to prove
+ * that nothing else leaves unseen.
  */
 static void on_alloc(void *data, struct page *page, unsigned int order, gfp_t gfp, int migratetype)
 {
@@ -72,7 +79,8 @@ static void on_alloc(void *data, struct page *page, unsigned int order, gfp_t gf
 	ppr_cancel(pfn, 1UL << order);
 }
 
-/* Called by those who take a certain block off the lists, with the zone's lock held, before it goes. */
+/* Called by those who take a certain block off the lists, with the zone's lock held, before it
+ * goes. */
 static void on_isolate(unsigned long ip, unsigned long parent_ip, struct ftrace_ops *ops, struct ftrace_regs *fregs)
 {
 	struct pt_regs *regs = ftrace_get_regs(fregs);
@@ -89,18 +97,20 @@ static void on_isolate(unsigned long ip, unsigned long parent_ip, struct ftrace_
 
 static struct ftrace_ops isolate_ops = {
 	.func = on_isolate,
-	/* PERMANENT: the sysctl kernel.ftrace_enabled cannot switch it off. RECURSION: it calls nothing that is traced, so none is skipped. */
+	/* PERMANENT: the sysctl kernel.ftrace_enabled cannot switch it off. RECURSION: it calls nothing
+	 * that is traced, so none is skipped. */
 	.flags = FTRACE_OPS_FL_SAVE_REGS | FTRACE_OPS_FL_PERMANENT | FTRACE_OPS_FL_RECURSION,
 };
 
-/* ---- entering ------------------------------------------------------------------------------------------------ */
+/* ---- entering ------------------------------------------------------------ */
 
 static void on_drain(void *data, struct page *page, unsigned int order, int migratetype)
 {
 	ppr_mark(page_to_pfn(page), 1UL << order);
 }
 
-/* Blocks that were freed past the per-CPU lists, to be marked once they are seen on the free lists. */
+/* Blocks that were freed past the per-CPU lists, to be marked once they are seen on the
+ * free lists. */
 struct ring {
 	raw_spinlock_t lock;
 	unsigned int count;
@@ -121,8 +131,8 @@ static bool bypasses_pcp(unsigned int order)
 }
 
 /*
- * Called early in a free, which may yet lead elsewhere than to the free lists (compaction keeps what it has no use for, in 6.12). So
- * nothing is marked here.
+ * Called early in a free, which may yet lead elsewhere than to the free lists (compaction keeps
+ * what it has no use for, in 6.12). So nothing is marked here.
  */
 static void on_free(void *data, struct page *page, unsigned int order)
 {
@@ -132,7 +142,8 @@ static void on_free(void *data, struct page *page, unsigned int order)
 	if (likely(!order))
 		return;
 	pfn = page_to_pfn(page);
-	/* Captured by compaction, and then not handed out (a memory cgroup said no): a per-CPU list must not get a marked page. */
+	/* Captured by compaction, and then not handed out (a memory cgroup said no): a per-CPU list must
+	 * not get a marked page. */
 	if (unlikely(ppr_touched(pfn, 1UL << order))) {
 		ppr_count(late_frees, 1UL << order);
 		ppr_cancel(pfn, 1UL << order);
@@ -194,7 +205,8 @@ static void mark_if_free(unsigned long block)
 	spin_unlock_irqrestore(&zone->lock, flags);
 }
 
-/* Marks what was freed past the per-CPU lists. When it returns, nobody looks at what was freed before. */
+/* Marks what was freed past the per-CPU lists. When it returns, nobody looks at what was freed
+ * before. */
 void ppr_mark_deferred(void)
 {
 	static DEFINE_MUTEX(lock);
@@ -221,7 +233,8 @@ void ppr_mark_deferred(void)
 	mutex_unlock(&lock);
 }
 
-/* Marks all blocks of at least this order that are on the free lists. Holds a zone's lock for one list at a time. */
+/* Marks all blocks of at least this order that are on the free lists. Holds a zone's lock for one
+ * list at a time. */
 void ppr_mark_free_lists(unsigned int lowest)
 {
 	int nid, zid, migratetype;
@@ -264,7 +277,7 @@ unsigned long ppr_last_frame(void)
 	return last;
 }
 
-/* ---- registration -------------------------------------------------------------------------------------------- */
+/* ---- registration ------------------------------------------------------------ */
 
 struct hook {
 	const char *name;
@@ -354,7 +367,8 @@ int ppr_hooks_cancel_start(void)
 		ftrace_free_filter(&isolate_ops);
 		return ret;
 	}
-	/* Who passed a tracepoint before it was patched has let go of the zone's lock after this. Only now may anything be marked. */
+	/* Who passed a tracepoint before it was patched has let go of the zone's lock after this. Only now
+	 * may anything be marked. */
 	tracepoint_synchronize_unregister();
 	return 0;
 }

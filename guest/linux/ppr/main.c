@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Per-Page Recycler, the guest's side: tells the host which pages this guest does not need, without a word between them.
+ * Per-Page Recycler, the guest's side: tells the host which pages this guest does not need, without
+ * a word between them.
  *
- * The pool is BAR 2 of an ivshmem-plain device. Loading refuses where it is not sure that every page that leaves the buddy
- * allocator is seen. Unloading cancels every mark. A guest that ends in order (reboot, kexec, panic) does too.
+ * The pool is BAR 2 of an ivshmem-plain device. Loading refuses where it is not sure that every
+ * page that leaves the buddy allocator is seen. Unloading cancels every mark. A guest that ends in
+ * order (reboot, kexec, panic) does too.
  */
 #include <linux/cc_platform.h>
 #include <linux/cpu.h>
@@ -46,7 +48,7 @@ static struct pci_dev *device;
 static void *mapping;
 static bool mapped_uncached;
 
-/* ---- the pool's device --------------------------------------------------------------------------------------- */
+/* ---- the pool's device ------------------------------------------------------------ */
 
 static void pool_unmap(void)
 {
@@ -59,7 +61,8 @@ static void pool_unmap(void)
 	mapping = NULL;
 }
 
-/* BAR 2 is memory. A kernel whose MTRRs say otherwise maps it write-combining, which is correct, and slower. */
+/* BAR 2 is memory. A kernel whose MTRRs say otherwise maps it write-combining, which is correct,
+ * and slower. */
 static int pool_map(struct pci_dev *pdev)
 {
 	resource_size_t start = pci_resource_start(pdev, IVSHMEM_BAR);
@@ -121,13 +124,14 @@ static int device_open(void)
 	return ret;
 }
 
-/* ---- marking, and not ---------------------------------------------------------------------------------------- */
+/* ---- marking, and not ------------------------------------------------------------ */
 
 static DEFINE_MUTEX(marks_lock);
 /* How many reasons there are not to mark; loading is one. */
 static unsigned int holds = 1;
 
-/* After this nothing is marked, until it is released. Pages that a host is zeroing at this moment stay claimed. */
+/* After this nothing is marked, until it is released. Pages that a host is zeroing at this moment
+ * stay claimed. */
 static void marks_hold(void)
 {
 	mutex_lock(&marks_lock);
@@ -174,8 +178,8 @@ static void work_fn(struct work_struct *unused)
 }
 
 /*
- * Tracepoints do not fire on a processor that is not online (tracepoint.h). So while one comes or goes there are no marks, and what it may
- * allocate need not be seen.
+ * Tracepoints do not fire on a processor that is not online (tracepoint.h). So while one comes or
+ * goes there are no marks, and what it may allocate need not be seen.
  */
 static int cpu_changes(unsigned int cpu)
 {
@@ -207,7 +211,8 @@ static int cpus_start(void)
 {
 	int ret;
 
-	/* Up: prepare, (the processor starts), online. Down: the same backwards. Both at once, or a hold could be left over. */
+	/* Up: prepare, (the processor starts), online. Down: the same backwards. Both at once, or a hold
+	 * could be left over. */
 	cpus_read_lock();
 	ret = cpuhp_setup_state_nocalls_cpuslocked(CPUHP_BP_PREPARE_DYN, "ppr:prepare", cpu_changes, cpu_changed);
 	if (ret >= 0) {
@@ -222,7 +227,8 @@ static int cpus_start(void)
 	return min(ret, 0);
 }
 
-/* Memory passes to a kernel that does not know of the pool. Waits until the host has nothing in its hands. */
+/* Memory passes to a kernel that does not know of the pool. Waits until the host has nothing in its
+ * hands. */
 static int on_reboot(struct notifier_block *nb, unsigned long action, void *data)
 {
 	cancel_delayed_work_sync(&work);
@@ -242,8 +248,8 @@ static int on_panic(struct notifier_block *nb, unsigned long action, void *data)
 }
 
 /*
- * A device that is asleep, or not set up yet, reads as all ones: every page would seem claimed, and be waited for. And an image on disk
- * knows nothing of marks that were made after it.
+ * A device that is asleep, or not set up yet, reads as all ones: every page would seem claimed, and
+ * be waited for. And an image on disk knows nothing of marks that were made after it.
  */
 static int on_pm(struct notifier_block *nb, unsigned long action, void *data)
 {
@@ -254,14 +260,15 @@ static int on_pm(struct notifier_block *nb, unsigned long action, void *data)
 }
 
 /*
- * Memory that goes offline leaves the free lists without being allocated, and memory that comes may start with its own struct pages, which
- * never see an allocator.
+ * Memory that goes offline leaves the free lists without being allocated, and memory that comes may
+ * start with its own struct pages, which never see an allocator.
  */
 static int on_memory(struct notifier_block *nb, unsigned long action, void *data)
 {
 	struct memory_notify *arg = data;
 
-	/* What was freed there and waits to be marked is looked at no more: its struct pages may be about to go. */
+	/* What was freed there and waits to be marked is looked at no more: its struct pages may be about
+	 * to go. */
 	if (action == MEM_OFFLINE)
 		ppr_mark_deferred();
 	if (action == MEM_OFFLINE || action == MEM_GOING_ONLINE)
@@ -297,7 +304,7 @@ static int notifiers_start(void)
 	return ret;
 }
 
-/* ---- coming and going ---------------------------------------------------------------------------------------- */
+/* ---- coming and going ------------------------------------------------------------ */
 
 /* Whether pages may change while they are free, and nobody checks that they have not. */
 static int kernel_fits(void)
@@ -373,7 +380,8 @@ static void __exit ppr_exit(void)
 	cancel_delayed_work_sync(&work);
 	ppr_hooks_mark_stop();
 	marks_hold();
-	/* What the host has in its hands must not be used until it lets go, and only the hooks see to that. */
+	/* What the host has in its hands must not be used until it lets go, and only the hooks see to
+	 * that. */
 	while (!ppr_pool_wait_claims(1, true))
 		if (!(++seconds % 10))
 			pr_warn("ppr: unloading waits for the host to let go of pages, %u s now: start the host again\n", seconds);

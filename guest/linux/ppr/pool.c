@@ -19,8 +19,8 @@ atomic_t ppr_stuck = ATOMIC_INIT(0);
 u64 ppr_longest_wait_ns;
 
 /*
- * Checks the header against what follows from the pool's length. The host wrote it, and is trusted with all memory anyway: this is
- * against other versions, and against devices that are not pools.
+ * Checks the header against what follows from the pool's length. The host wrote it, and is trusted
+ * with all memory anyway: this is against other versions, and against devices that are not pools.
  */
 int ppr_pool_open(void *base, size_t len, unsigned long frames)
 {
@@ -72,7 +72,8 @@ int ppr_pool_open(void *base, size_t len, unsigned long frames)
 	return 0;
 }
 
-/* Takes all marks back. Claims that are there stay: wait for them before the pages are used by somebody who does not cancel. */
+/* Takes all marks back. Claims that are there stay: wait for them before the pages are used by
+ * somebody who does not cancel. */
 void ppr_pool_cancel_all(void)
 {
 	unsigned long word;
@@ -102,8 +103,8 @@ unsigned long ppr_pool_marked(void)
 }
 
 /*
- * Waits until the host has let go of every page; false: it has not within so many seconds. `sleep`: where that is allowed, lest a processor
- * that spins for so long be taken for one that hangs.
+ * Waits until the host has let go of every page; false: it has not within so many seconds. `sleep`:
+ * where that is allowed, lest a processor that spins for so long be taken for one that hangs.
  */
 bool ppr_pool_wait_claims(unsigned int seconds, bool sleep)
 {
@@ -121,8 +122,9 @@ bool ppr_pool_wait_claims(unsigned int seconds, bool sleep)
 }
 
 /*
- * The host has the pages: they must not be used before it lets go, whatever that takes, for nothing here can tell a host that is slow from
- * one that is dead. Called with a zone's lock held and interrupts off, so nothing is printed.
+ * The host has the pages: they must not be used before it lets go, whatever that takes, for nothing
+ * here can tell a host that is slow from one that is dead. Called with a zone's lock held and
+ * interrupts off, so nothing is printed.
  */
 noinline void ppr_pool_wait_word(unsigned long word, u64 bits)
 {

@@ -2,8 +2,9 @@
 /*
  * The memory that guest and host share, and the guest's two operations on it.
  *
- * F says which pages the guest does not need, C which of them the host is about to zero; S says which words of F are worth
- * a look. crates/ppr has the same layout in Rust; docs/design/ppr.md has the protocol, and why no page can be lost.
+ * F says which pages the guest does not need, C which of them the host is about to zero; S says
+ * which words of F are worth a look. crates/ppr has the same layout in Rust; docs/design/ppr.md has
+ * the protocol, and why no page can be lost.
  */
 #ifndef PPR_POOL_H
 #define PPR_POOL_H
@@ -84,7 +85,8 @@ extern u64 ppr_longest_wait_ns;
 } while (0)
 
 /*
- * Says that the pages are not needed. The caller knows that they are in the buddy allocator or on their way to it.
+ * Says that the pages are not needed. The caller knows that they are in the buddy allocator or on
+ * their way to it.
  */
 static inline void ppr_mark(unsigned long pfn, unsigned long n)
 {
@@ -104,8 +106,9 @@ static inline void ppr_mark(unsigned long pfn, unsigned long n)
 }
 
 /*
- * Takes the pages back, before anybody uses them. When it returns, no host will touch them: a mark that was still there is gone, so
- * nobody can claim the page; and a claim that was there has been waited for. Returns the pages whose mark was still there.
+ * Takes the pages back, before anybody uses them. When it returns, no host will touch them: a mark
+ * that was still there is gone, so nobody can claim the page; and a claim that was there has been
+ * waited for. Returns the pages whose mark was still there.
  */
 static inline unsigned long ppr_cancel(unsigned long pfn, unsigned long n)
 {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * /sys/kernel/debug/ppr/stats: what was done since the module was loaded, a name and a number in each line.
+ * /sys/kernel/debug/ppr/stats: what was done since the module was loaded, a name and a number in
+ * each line.
  */
 #include <linux/debugfs.h>
 #include <linux/module.h>

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * The kernels whose every way out of the buddy allocator was read (docs/design/ppr.md). Another version may have another way, and a page that
- * leaves unseen is a page whose content is lost: so others do not compile, and a module of one kernel does not load into another.
+ * The kernels whose every way out of the buddy allocator was read (docs/design/ppr.md). Another
+ * version may have another way, and a page that leaves unseen is a page whose content is lost: so
+ * others do not compile, and a module of one kernel does not load into another.
  */
 #ifndef PPR_VERSIONS_H
 #define PPR_VERSIONS_H

@@ -157,7 +157,8 @@ fn a_process_is_seen_and_not_changed() {
         let chunks = (PAGES as f64 * per_page) as u64;
         let file = columns(&report["targets"][1]);
         assert_eq!(file[0], chunks);
-        // At the ends of the memory, larger chunks hold something else too; or lie otherwise in the file.
+        // At the ends of the memory, larger chunks hold something else too; or lie otherwise in the
+        // file.
         if chunk != "65536" {
             assert_eq!(file[3], chunks, "{chunk}");
             assert!(number(&report["pairs"][0]["chunks"]) >= chunks);

@@ -154,8 +154,8 @@ fn work_seconds() -> u64 {
 /// Starts a guest of this kernel whose free pages are recycled.
 fn guest(daemon: &Daemon, kernel: &(String, String), work: &str) -> Guest {
     let mut command = daemon.run(&["--ppr"]);
-    // What the daemon, or a reboot, would do to QEMU has to end the test, and so does anything that it
-    // says.
+    // What the daemon, or a reboot, would do to QEMU has to end the test, and so does anything that
+    // it says.
     command.args(recycler_words(kernel, 256, &format!("STAY=1 {work}")));
     Guest::start(command)
 }
@@ -204,8 +204,8 @@ fn guests_of_every_kernel_keep_every_byte_while_their_free_pages_are_taken() {
     let daemon = Daemon::with(&["--merge-period", "1", "--reclaim-period", "0.2"]);
     let seconds = work_seconds();
     let work = format!("PPR=1 PPR_ARGS=check=1 WORK=hungry_{seconds}");
-    // One guest of each kernel works, the first with a host that is as slow as can be; one more loads
-    // and unloads the module.
+    // One guest of each kernel works, the first with a host that is as slow as can be; one more
+    // loads and unloads the module.
     let mut guests: Vec<Guest> = kernels.iter().map(|kernel| guest(&daemon, kernel, &work)).collect();
     guests.push(guest(&daemon, &kernels[0], &format!("{work} CHURN=50")));
     let slow = guests[0].pid();
@@ -236,9 +236,9 @@ fn a_hostile_guest_hurts_itself_only() {
     eventually("the hostile guest has begun", Duration::from_secs(60), || {
         bad.console().iter().any(|line| line.contains("LOAD fuzz pools=1")).then_some(())
     });
-    // It zeroes its own memory, and may die or hang of it, with or without a word; while it lives, it
-    // spoils the header in the end, and is dropped (`a_hostile_program_hurts_itself_only` has that
-    // for certain).
+    // It zeroes its own memory, and may die or hang of it, with or without a word; while it lives,
+    // it spoils the header in the end, and is dropped (`a_hostile_program_hurts_itself_only` has
+    // that for certain).
     let deadline = std::time::Instant::now() + Duration::from_secs(60);
     let mut seen = "hanging".to_string();
     while std::time::Instant::now() < deadline {

@@ -97,8 +97,8 @@ fn signals_reach_the_program() {
 #[test]
 fn wrappers_and_shells_work_as_ever() {
     let daemon = Daemon::start();
-    // timeout(1) ends its child by an alarm and says so by its exit code; sh starts the client as its
-    // child.
+    // timeout(1) ends its child by an alarm and says so by its exit code; sh starts the client as
+    // its child.
     let mut command = daemon.run(&[]);
     let client = program("pageone-test-client");
     command.args(["timeout", "2", "sh", "-c"]).arg(format!("{} hold 4096 2; exit 7", client.display()));

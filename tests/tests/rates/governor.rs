@@ -211,7 +211,8 @@ fn a_scan_takes_its_target_from_the_first_on_and_after_a_tripling() {
         while begin.elapsed() < Duration::from_secs(turn + 1) {
             let now = governor(&daemon);
             let (pages, time) = (now["scan_pages"].as_u64().unwrap(), now["scan_time_seconds"].as_f64());
-            // Two in a row may have as many pages and as much time; their CPU time tells them apart.
+            // Two in a row may have as many pages and as much time; their CPU time tells them
+            // apart.
             let scan = time.map(|time| (pages, time, now["scan_cpu_seconds"].as_f64()));
             if let Some((pages, time, _)) = scan.filter(|_| scan != last)
                 && pages >= PAGES as u64 / 2
@@ -232,7 +233,8 @@ fn a_scan_takes_its_target_from_the_first_on_and_after_a_tripling() {
         pages[pages.len() / 2]
     };
     // The first ones merge what all clients began with.
-    // On a busy host a client's scan is put off now and then, so what is due is not the same in each.
+    // On a busy host a client's scan is put off now and then, so what is due is not the same in
+    // each.
     let after = scans[scans.len() / 2..].iter().map(|scan| scan.0).max().unwrap();
     let before = middle(&scans[2..scans.len() / 2]);
     assert!(after >= 2 * before, "no tripling, {before} to {after}: {scans:?}");

@@ -68,8 +68,8 @@ impl Mergeable {
         Self::spawn(pages, 0, 2)
     }
 
-    /// One whose pages are all different, with children that have the same pages mapped: KSM looks at
-    /// them once a process, and they take the memory of one.
+    /// One whose pages are all different, with children that have the same pages mapped: KSM looks
+    /// at them once a process, and they take the memory of one.
     fn forked(pages: usize, children: usize) -> Self {
         Self::spawn(pages, children, 1)
     }
@@ -308,8 +308,8 @@ fn set(name: &str, value: u64) {
     std::fs::write(format!("/sys/kernel/mm/ksm/{name}"), value.to_string()).unwrap();
 }
 
-/// Whether the kernel agreed with our arithmetic in all `decisions`. `settings`: each with the number of
-/// decisions before it. Gives what made each decision.
+/// Whether the kernel agreed with our arithmetic in all `decisions`. `settings`: each with the
+/// number of decisions before it. Gives what made each decision.
 fn check(begin: u32, settings: &[(usize, Tunables)], decisions: &[Decision]) -> Vec<Bound> {
     let (mut advisor, mut pages, mut bounds) = (Advisor::default(), begin, Vec::new());
     for (n, decision) in decisions.iter().enumerate() {
@@ -321,10 +321,12 @@ fn check(begin: u32, settings: &[(usize, Tunables)], decisions: &[Decision]) -> 
     bounds
 }
 
-/// Runs the kernel's advisor until `bound` made three decisions, and compares all of them with ours.
+/// Runs the kernel's advisor until `bound` made three decisions, and compares all of them with
+/// ours.
 ///
-/// First ksmd has next to nothing to scan. Its CPU use is 1 %, so the floor of a tenth of a CPU raises the
-/// number of pages to its maximum. That also hides the CPU time that ksmd used before. Then memory comes.
+/// First ksmd has next to nothing to scan. Its CPU use is 1 %, so the floor of a tenth of a CPU
+/// raises the number of pages to its maximum. That also hides the CPU time that ksmd used before.
+/// Then memory comes.
 fn compare(host: &Host, tracing: &Tracing, mut tunables: Tunables, bound: Bound) {
     const BEGIN: u32 = 507;
     // The mode is left and entered again: the kernel forgets what it learned.
@@ -359,8 +361,8 @@ fn compare(host: &Host, tracing: &Tracing, mut tunables: Tunables, bound: Bound)
         host.ksm.set_run(0).unwrap();
         let decisions = tracing.decisions();
         (seen, few) = (decisions.len(), few + 1);
-        // The target's own number decides where the target is what a scan takes on this machine, and the maximum
-        // is far away.
+        // The target's own number decides where the target is what a scan takes on this machine,
+        // and the maximum is far away.
         if bound == Bound::Target {
             tunables.target_scan_time = decisions[seen - 1].scan_time;
             tunables.max_pages_to_scan = 30_000_001;
@@ -381,8 +383,8 @@ fn compare(host: &Host, tracing: &Tracing, mut tunables: Tunables, bound: Bound)
     println!("{bound:?}: {} decisions agree, the last {:?}", decisions.len(), &decisions[raised..]);
 }
 
-/// The settings and the memory are chosen so that each part of the arithmetic decides, however fast the
-/// machine is.
+/// The settings and the memory are chosen so that each part of the arithmetic decides, however fast
+/// the machine is.
 #[test]
 fn the_kernels_advisor_decides_as_ours_does_in_its_mode() {
     let Some(host) = Host::take() else { return };

@@ -214,8 +214,8 @@ impl Client {
     /// Forks; the child checks everything, discards some and moves some. Answers how many things
     /// were wrong.
     fn fork(&self) -> String {
-        // SAFETY: the child makes system calls, and uses the heap only after the C library's own handlers
-        // put it in order.
+        // SAFETY: the child makes system calls, and uses the heap only after the C library's own
+        // handlers put it in order.
         match unsafe { libc::fork() } {
             -1 => "cannot fork".into(),
             0 => {
@@ -317,8 +317,8 @@ fn make_mappings(count: usize) -> String {
 fn pin(start: *mut u8, len: usize) -> String {
     let mut params = [0u8; 120];
     let buffer = libc::iovec { iov_base: start.cast(), iov_len: len };
-    // SAFETY: io_uring_setup takes a zeroed io_uring_params of 120 bytes; IORING_REGISTER_BUFFERS (0)
-    // an array of iovecs.
+    // SAFETY: io_uring_setup takes a zeroed io_uring_params of 120 bytes; IORING_REGISTER_BUFFERS
+    // (0) an array of iovecs.
     unsafe {
         let ring = libc::syscall(libc::SYS_io_uring_setup, 2, params.as_mut_ptr());
         if ring < 0 {

@@ -1,5 +1,5 @@
-//! Waiting that a signal ends: SIGINT and SIGTERM become an error, so that every guard on the way
-//! out does its work.
+//! Waiting that a signal ends: SIGINT and SIGTERM become an error, so that every value on the stack
+//! is dropped.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-/// How long a signal may go unnoticed.
+/// Time between two checks for a signal.
 const STEP: Duration = Duration::from_millis(100);
 
-/// Whether a signal has come.
+/// Notices SIGINT and SIGTERM.
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
@@ -24,11 +24,11 @@ impl Interrupt {
         Ok(Self(flag))
     }
 
-    /// Waits.
+    /// Waits for this time.
     ///
     /// # Errors
     ///
-    /// When a signal comes.
+    /// If a signal comes.
     pub fn sleep(&self, time: Duration) -> Result<()> {
         let end = Instant::now() + time;
         loop {
@@ -41,20 +41,21 @@ impl Interrupt {
         }
     }
 
-    /// Asks twice a second until there is an answer.
+    /// Calls `ask` twice a second until it returns an answer. `what`: the answer's meaning, for the
+    /// error.
     ///
     /// # Errors
     ///
-    /// When a signal comes, when asking fails, and after `limit`.
+    /// If a signal comes, `ask` fails, or there is no answer within `limit`.
     pub fn until<T>(&self, what: &str, limit: Duration, ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
         self.until_each(Duration::from_millis(500), what, limit, ask)
     }
 
-    /// The same, asking at other intervals.
+    /// Like [`Interrupt::until`], with another interval.
     ///
     /// # Errors
     ///
-    /// As [`Interrupt::until`].
+    /// If a signal comes, `ask` fails, or there is no answer within `limit`.
     pub fn until_each<T>(
         &self,
         step: Duration,

@@ -1,4 +1,4 @@
-//! What the demo merges with: a daemon of its own, in a directory of its own.
+//! `pageone demo`: guests, and a daemon in a directory of its own that merges them.
 
 mod course;
 mod table;
@@ -6,11 +6,11 @@ mod table;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use control::HostMetrics;
+use parking_lot::Mutex;
 
 use self::course::Backend;
 use crate::cmd::run;
@@ -26,6 +26,7 @@ pub(crate) struct Args {
     merge_period: f64,
 }
 
+/// The demo's daemon.
 struct Daemon {
     directory: PathBuf,
     program: PathBuf,
@@ -54,7 +55,7 @@ impl Backend for Daemon {
         let log = std::fs::File::create(self.directory.join("daemon.log")).context("cannot write the daemon's log")?;
         let child =
             daemon.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().context("cannot start the daemon")?;
-        *self.child.lock().unwrap_or_else(PoisonError::into_inner) = Some(child);
+        *self.child.lock() = Some(child);
         let deadline = Instant::now() + Duration::from_secs(5);
         while self.status().is_err() {
             if Instant::now() > deadline {
@@ -71,7 +72,7 @@ impl Backend for Daemon {
     }
 
     fn stop(&self) -> Result<()> {
-        if let Some(mut child) = self.child.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(mut child) = self.child.lock().take() {
             if let Some(pid) = rustix::process::Pid::from_raw(child.id() as i32) {
                 let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
             }

@@ -1,8 +1,8 @@
 //! `pageone dirty`: which pages clients write, how fast, and whether a pre-copy migration would
 //! converge.
 //!
-//! The daemon scans a client when it is asked (`engine::report::rates`), so this asks at least once
-//! a second, and prints when the interval is over.
+//! The daemon scans a client when it is asked (`engine::report::rates`). So this program asks at
+//! least once a second, and prints a report after each interval.
 
 mod migration;
 mod text;
@@ -22,22 +22,22 @@ use migration::{Link, Migration};
 /// Options of `pageone dirty`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Clients to look at [default: all]
+    /// Clients to report [default: all]
     #[arg(value_name = "PID")]
     pids: Vec<i32>,
     /// Seconds between two reports
     #[arg(long, value_name = "S", default_value_t = 1.0)]
     interval: f64,
-    /// End after so many reports [default: never]
+    /// End after this many reports [default: never]
     #[arg(long, value_name = "N")]
     count: Option<u64>,
     /// One JSON object a report
     #[arg(long)]
     json: bool,
-    /// Say whether a pre-copy migration over a link of so many MiB a second would converge
+    /// Say whether a pre-copy migration over a link of this many MiB a second would converge
     #[arg(long, value_name = "MIB_S")]
     bandwidth: Option<f64>,
-    /// Longest standstill at the end of that migration, in milliseconds
+    /// Longest downtime at the end of that migration, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 300.0)]
     downtime: f64,
 }
@@ -45,7 +45,7 @@ pub(crate) struct Args {
 /// One report.
 #[derive(Serialize)]
 struct Report {
-    /// Seconds since 1970.
+    /// Time of the report, seconds since 1970.
     time: f64,
     clients: Vec<Client>,
 }
@@ -57,12 +57,11 @@ struct Client {
     status: DirtyStatus,
     /// MB (of 1,000,000 bytes) a second.
     mb_per_second: f64,
-    /// How a migration would go; needs a bandwidth, and a client that has been watched for a
-    /// second.
+    /// How a migration would go; needs `--bandwidth`, and a client watched for a second.
     migration: Option<Migration>,
 }
 
-/// Prints reports until it is stopped.
+/// Prints reports until the program is stopped.
 pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let sensible = |value: f64, most: f64| value.is_finite() && value > 0.0 && value <= most;
     if !sensible(args.interval, 86_400.0) || args.interval < 0.1 {
@@ -73,7 +72,7 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     }
     let link = args.bandwidth.map(|bandwidth| Link::new(bandwidth, args.downtime));
     let directories = paths::candidates(dir);
-    // The first answer only begins the watch.
+    // The daemon watches clients from the first request on.
     control::client::dirty(&directories, &args.pids)?;
     let mut next = Instant::now();
     let mut reports = 0;
@@ -88,7 +87,7 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// Asks at least once a second until `end`, and gives the last answer.
+/// Asks at least once a second until `end`; returns the last answer.
 fn watch_until<T>(end: Instant, mut ask: impl FnMut() -> Result<T>) -> Result<T> {
     loop {
         let left = end.saturating_duration_since(Instant::now());
@@ -115,7 +114,7 @@ fn print(report: &Report, json: bool) -> Result<()> {
         writeln!(out)?;
     } else {
         if out.is_terminal() {
-            // To the top of a clear screen.
+            // Cursor to the top left, and clear the screen.
             write!(out, "\x1b[H\x1b[2J")?;
         }
         write!(out, "{}", text::report(report))?;

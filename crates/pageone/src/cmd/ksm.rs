@@ -1,4 +1,4 @@
-//! `pageone ksm`: the kernel's own samepage merging, governed and shown.
+//! `pageone ksm`: governing and showing the kernel's same-page merging (KSM).
 
 mod advise;
 mod report;
@@ -13,14 +13,14 @@ use crate::{Code, Coded};
 /// The subcommands of `pageone ksm`.
 #[derive(clap::Subcommand)]
 pub(crate) enum Command {
-    /// Set how many pages KSM scans, so that it looks at everything within a time and keeps a CPU
+    /// Set how many pages KSM scans, so that it scans everything within a time and keeps a CPU
     /// limit
     Advise(advise::Args),
-    /// Show what KSM does and what it gives, in all and for each process
+    /// Show what KSM does and what it saves, for the host and for each process
     Status(status::Args),
 }
 
-/// Runs one.
+/// Runs a subcommand.
 pub(crate) fn run(command: &Command) -> Result<()> {
     match command {
         Command::Advise(args) => advise::run(args),
@@ -35,8 +35,8 @@ fn open() -> Result<Ksm> {
     })
 }
 
-/// `pageone run --backend ksm`: makes all memory of this process, and of the program that it
-/// becomes, mergeable by KSM.
+/// For `pageone run --backend ksm`: makes all memory of this process mergeable by KSM, and of the
+/// program that it executes.
 pub(crate) fn enable(domain: Option<&str>) -> Result<()> {
     ensure!(domain.is_none(), "KSM has no domains: it merges over all users and programs of the host");
     let ksm = open()?;

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use checkpoint::Catalog;
 
-/// Where the names of pools are.
+/// The directory of the pools' names.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Names {
     /// Directory of the pools' names [default: /var/lib/pageone/pools for root, else
@@ -67,11 +67,11 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Remove a pool with all that is in it
+    /// Remove a pool with all its contents
     Destroy {
         /// Name, or path of the capacity class
         name: String,
-        /// Really
+        /// Confirm the removal
         #[arg(long)]
         yes: bool,
     },
@@ -91,7 +91,7 @@ enum Command {
         /// Its directory, made if need be
         directory: PathBuf,
     },
-    /// Show what a pool is and holds
+    /// Show the properties and the usage of a pool
     Show {
         /// Name, or path of the capacity class
         name: String,
@@ -99,18 +99,18 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Read everything and compare it with what it should be; opened alone, repair what can be
-    /// repaired without loss
+    /// Verify everything that is stored; with exclusive access, repair what can be repaired without
+    /// loss
     Check {
         /// Name, or path of the capacity class
         name: String,
         /// Metadata only: do not read the data
         #[arg(long)]
         metadata: bool,
-        /// Repair nothing; others may read the pool meanwhile
+        /// Repair nothing; other programs may read the pool meanwhile
         #[arg(long)]
         read_only: bool,
-        /// Open what is left of a pool that has lost metadata or a class; implies --read-only
+        /// Open the rest of a pool that has lost metadata or a class; implies --read-only
         #[arg(long)]
         salvage: bool,
     },
@@ -122,7 +122,7 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Show what the checkpoints in a pool hold, and what they take
+    /// Show the memory of the checkpoints in a pool, and the space that they take
     Du {
         /// Name, or path of the capacity class
         name: String,
@@ -210,7 +210,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// Bytes for people.
+/// Bytes with a unit, as text.
 pub(crate) fn size(bytes: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB"];
     let unit = ((bytes.max(1).ilog2() / 10) as usize).min(units.len() - 1);

@@ -1,70 +1,74 @@
-//! `pageone demo`: boots guests that check their own memory, merges them, and shows what it gave.
+//! The course of the demo: it boots guests that check their own memory, merges them, and measures
+//! the memory saved.
 //!
-//! 1. Note the host's used memory: MemTotal − MemAvailable (proc_meminfo(5)).
+//! 1. Read the host's used memory: MemTotal − MemAvailable (proc_meminfo(5)).
 //! 2. Start the guests and wait until each has verified all of its files once.
-//! 3. Note used memory above the first level: *before*.
-//! 4. Start merging; watch for a while, guests still verifying; note used memory again: *after*.
+//! 3. Read used memory above the first level: *before*.
+//! 4. Start merging. Wait while guests go on verifying. Read used memory again: *after*.
 //!
-//! Used memory is the host's, so everything that the merging costs is inside, the daemon and the
-//! kernel's bookkeeping included; so is whatever else the host does meanwhile.
+//! Used memory is the host's, so it includes the costs of merging: the daemon and the kernel's
+//! bookkeeping. It also includes anything else that the host does meanwhile.
 //!
-//! What merges is a [`Backend`]. The demo knows only how to start it, ask it and stop it.
+//! A [`Backend`] does the merging. The demo only starts, asks and stops it.
 
-use anyhow::{Context, Result, bail, ensure};
-use control::HostMetrics;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::table::{self, View};
+use anyhow::{Context, Result, bail, ensure};
+use control::HostMetrics;
 use testguest::{Accelerator, Guest, PrepareError, Spec, Verdict};
 
-/// Booting takes seconds; under emulation, with many guests on few cores, minutes.
+use super::table::{self, View};
+
+/// How long booting and a first round may take. Under emulation with many guests on few CPUs, it
+/// takes minutes.
 const FIRST_ROUND_LIMIT: Duration = Duration::from_secs(900);
-/// Used memory is the median of this many readings, a tick apart: rounds make it rise and fall.
+/// Used memory is the median of this many readings, a tick apart, because rounds change it.
 const READINGS: usize = 5;
+/// Time between two readings.
 const TICK: Duration = Duration::from_secs(1);
-/// Granularity at which Ctrl-C is noticed.
+/// Time between two checks for Ctrl-C.
 const NAP: Duration = Duration::from_millis(50);
 
-/// What a person may choose.
+/// Options of the demo.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Options {
+pub(crate) struct Options {
     /// Number of guests
     #[arg(long, value_name = "N", default_value_t = 4)]
-    pub guests: usize,
+    pub(crate) guests: usize,
     /// How long to merge and watch, seconds, from when all guests have checked their files once
     #[arg(long, value_name = "S", default_value_t = 120)]
-    pub seconds: u64,
+    pub(crate) seconds: u64,
     /// Print the summary as one JSON object on standard output, progress on standard error
     #[arg(long)]
-    pub json: bool,
+    pub(crate) json: bool,
     /// The guests' own options.
     #[command(flatten)]
-    pub guest: GuestOptions,
+    pub(crate) guest: GuestOptions,
 }
 
 /// The guests' options, see [`testguest::Options`].
 #[derive(Clone, Debug, clap::Args)]
-pub struct GuestOptions {
+pub(crate) struct GuestOptions {
     /// Memory of each guest, MiB
     #[arg(long, value_name = "MIB", default_value_t = 512)]
-    pub memory: u32,
+    pub(crate) memory: u32,
     /// Kernel image to boot [default: from the cache, see scripts/deps.sh]
     #[arg(long, value_name = "FILE")]
-    pub kernel: Option<PathBuf>,
+    pub(crate) kernel: Option<PathBuf>,
     /// QEMU's accelerator
     #[arg(long, value_name = "NAME", default_value = "tcg", value_parser = ["tcg", "kvm"])]
-    pub accel: String,
-    /// Guests mark what they free, and it is taken back: they load the recycler's module (see
+    pub(crate) accel: String,
+    /// Take back the pages that guests free: they load the recycler's module, which marks them (see
     /// `scripts/deps.sh ppr`)
     #[arg(long)]
-    pub ppr: bool,
+    pub(crate) ppr: bool,
     /// Further kernel parameters, such as PAGEONE_ROUNDS=3 (see guest/demo/init)
     #[arg(long, value_name = "WORDS", hide = true)]
-    pub append: Option<String>,
+    pub(crate) append: Option<String>,
 }
 
 impl GuestOptions {
@@ -79,10 +83,10 @@ impl GuestOptions {
     }
 }
 
-/// What merges the guests. Its methods are called in the order in which they stand here.
-pub trait Backend {
-    /// Called before the first guest starts, after the host's used memory was noted: what the
-    /// backend needs from here on is counted as its cost.
+/// The program that merges the guests. Its methods are called in this order.
+pub(crate) trait Backend {
+    /// Called before the first guest starts and after the host's used memory was read. Memory that
+    /// the backend takes from here on counts as its cost.
     ///
     /// # Errors
     /// End the demo.
@@ -90,88 +94,80 @@ pub trait Backend {
         Ok(())
     }
 
-    /// What to put before QEMU's arguments to start guest number `guest`; nothing, if empty.
+    /// The words before QEMU's that start guest number `guest`; may be empty.
     fn launcher(&self, guest: usize) -> Vec<OsString>;
 
-    /// Begins to merge. No page may be merged before.
+    /// Starts merging. No page may be merged before.
     ///
     /// # Errors
     /// End the demo.
     fn start_merging(&self) -> Result<()>;
 
-    /// How far it has come. Called each second from then on.
+    /// Its counters. Called once a second from then on.
     ///
     /// # Errors
     /// End the demo.
     fn status(&self) -> Result<HostMetrics>;
 
-    /// Ends it and undoes what it changed on the host. Called once, after the guests are gone, also
-    /// when the demo failed.
+    /// Ends it and restores what it changed on the host. Called once, after the guests have ended,
+    /// even if the demo failed.
     ///
     /// # Errors
     /// Fail the demo.
     fn stop(&self) -> Result<()>;
 }
 
-/// What the demo found.
+/// The result of the demo.
 #[derive(Clone, Debug, serde::Serialize)]
-pub struct Summary {
-    /// See [`Summary::passed`]. If not, the figures of memory mean nothing.
-    pub passed: bool,
+pub(crate) struct Summary {
+    /// Whether every guest lives and every byte was right. Otherwise the memory figures mean
+    /// nothing.
+    pub(crate) passed: bool,
     /// Guests started.
-    pub guests: usize,
+    pub(crate) guests: usize,
     /// Guests that were dead at the end.
-    pub guests_dead: usize,
+    pub(crate) guests_dead: usize,
     /// Seconds from the first guest's start to the last guest's first full round.
-    pub first_round_seconds: f64,
+    pub(crate) first_round_seconds: f64,
     /// Seconds of merging.
-    pub merge_seconds: f64,
-    /// Used memory above the host's level, MiB: all guests booted and verified, nothing merged.
-    pub used_before_mib: f64,
+    pub(crate) merge_seconds: f64,
+    /// Used memory above the host's level before merging, MiB.
+    pub(crate) used_before_mib: f64,
     /// The same at the end.
-    pub used_after_mib: f64,
+    pub(crate) used_after_mib: f64,
     /// 1 − after / before.
-    pub saved_fraction: f64,
+    pub(crate) saved_fraction: f64,
     /// CPU time that merging has taken, seconds.
-    pub cpu_seconds: f64,
-    /// The same for each page merged, microseconds. What was spent on watching is in it, so the
-    /// longer the demo, the higher.
-    pub us_per_merged_page: f64,
+    pub(crate) cpu_seconds: f64,
+    /// CPU time for each merged page, µs. It includes the later scans, so it grows with the time of
+    /// the demo.
+    pub(crate) us_per_merged_page: f64,
     /// Files verified by the guests.
-    pub integrity_checks: u64,
+    pub(crate) integrity_checks: u64,
     /// Files found wrong.
-    pub integrity_failures: u64,
+    pub(crate) integrity_failures: u64,
     /// As in [`HostMetrics`].
-    pub pages_shared: u64,
+    pub(crate) pages_shared: u64,
     /// As in [`HostMetrics`].
-    pub pages_sharing: u64,
+    pub(crate) pages_sharing: u64,
     /// As in [`HostMetrics`].
-    pub pages_zero: u64,
+    pub(crate) pages_zero: u64,
     /// As in [`HostMetrics`].
-    pub pages_recycled: u64,
+    pub(crate) pages_recycled: u64,
     /// As in [`HostMetrics`].
-    pub pages_recycled_total: u64,
+    pub(crate) pages_recycled_total: u64,
     /// As in [`HostMetrics`], bytes.
-    pub general_profit: i64,
+    pub(crate) general_profit: i64,
 }
 
-impl Summary {
-    /// Whether every guest lives and every byte was right. If not, the program's exit code is not
-    /// 0.
-    pub fn passed(&self) -> bool {
-        self.passed
-    }
-}
-
-/// Runs the demo and prints its summary. SIGINT and SIGTERM end it in order, guests and backend
-/// too; handlers that were there before run as well. Afterwards, where there were none, both
-/// signals are ignored and no longer end the program: it is about to end anyway.
+/// Runs the demo and prints its summary. SIGINT and SIGTERM end the guests and the backend in
+/// order. Afterwards both signals are ignored, because the program is about to end.
 ///
 /// # Errors
 /// If something is missing, the backend fails, a guest dies before its first round, or a signal
-/// came. Wrong bytes and deaths after that are no error but a [`Summary`] that has not
-/// [`passed`](Summary::passed).
-pub fn run(options: &Options, backend: &dyn Backend) -> Result<Summary> {
+/// comes. Wrong bytes and deaths after the first round are no error, but the [`Summary`] has not
+/// passed.
+pub(crate) fn run(options: &Options, backend: &dyn Backend) -> Result<Summary> {
     ensure!(options.guests > 0, "--guests 0: there is nothing to merge");
     let spec = match Spec::prepare(&options.guest.to_spec()) {
         Err(error @ PrepareError::MemoryTooSmall) => {
@@ -182,7 +178,7 @@ pub fn run(options: &Options, backend: &dyn Backend) -> Result<Summary> {
     let interrupted = Interrupt::catch()?;
     let mut demo = Demo { options, backend, guests: Vec::new(), view: View::new(options), interrupted, base_mib: 0.0 };
     let result = demo.run(&spec);
-    // In any case, in this order: a backend may count on its clients being gone.
+    // Always, and in this order: a backend relies on its clients having ended.
     demo.view.finish();
     demo.guests.clear();
     let stopped = backend.stop().context("cannot stop merging");
@@ -243,7 +239,7 @@ impl Demo<'_> {
             let status = self.backend.status().context("cannot ask how merging does")?;
             readings.push(self.tick(Some(before), Some(&status))?);
             let bad = |verdict| matches!(verdict, Verdict::Corrupt { .. } | Verdict::Dead(_));
-            // Evidence of corruption is not to be buried under further rounds.
+            // Ends at once, so that the evidence of a wrong byte is not overwritten.
             if started.elapsed() >= time || self.guests.iter_mut().any(|g| bad(g.verdict())) {
                 break status;
             }
@@ -253,7 +249,7 @@ impl Demo<'_> {
         Ok(self.summarize(first_round_seconds, merge_seconds, before, after, &status))
     }
 
-    /// Waits a tick, reads used memory and shows it.
+    /// Waits a tick, reads used memory and shows it. MiB above the host's level.
     fn tick(&mut self, before: Option<f64>, status: Option<&HostMetrics>) -> Result<f64> {
         let until = Instant::now() + TICK;
         while Instant::now() < until {
@@ -271,7 +267,7 @@ impl Demo<'_> {
         for (number, guest) in self.guests.iter_mut().enumerate() {
             let verdict = guest.verdict();
             if let Verdict::Dead(_) = verdict {
-                // Its last words may still be on their way through the pipe.
+                // The last lines of its console may still be in the pipe.
                 std::thread::sleep(NAP);
                 bail!(
                     "guest {number} (process {}) before its first round: {verdict}; its console:\n{}",
@@ -332,14 +328,14 @@ struct Interrupt {
 }
 
 impl Interrupt {
-    fn catch() -> Result<Interrupt> {
+    fn catch() -> Result<Self> {
         let flag = Arc::new(AtomicBool::new(false));
         let handlers = [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM]
             .into_iter()
             .map(|signal| signal_hook::flag::register(signal, Arc::clone(&flag)))
             .collect::<std::io::Result<_>>()
             .context("cannot catch SIGINT and SIGTERM")?;
-        Ok(Interrupt { flag, handlers })
+        Ok(Self { flag, handlers })
     }
 
     fn came(&self) -> bool {
@@ -369,7 +365,7 @@ fn used_in(meminfo: &str) -> Option<f64> {
     Some((kib("MemTotal:")? - kib("MemAvailable:")?) / 1024.0)
 }
 
-/// Of a set that is not empty; the lower of the two in the middle.
+/// The median of a set that is not empty; the lower one of an even set.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[(values.len() - 1) / 2]

@@ -1,19 +1,22 @@
-//! What the demo shows: a table redrawn in place on a terminal, a line now and then elsewhere.
+//! The output of the demo: on a terminal a table that is redrawn in place, elsewhere a line from
+//! time to time.
 
-use super::course::{Options, Summary};
-use anyhow::Result;
-use control::HostMetrics;
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use control::HostMetrics;
 use testguest::Guest;
 
-/// Seconds between two lines where output is no terminal.
+use super::course::{Options, Summary};
+
+/// Time between two lines if the output is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
 /// The live view. With `--json` it goes to standard error and leaves standard output to the
 /// summary.
-pub struct View {
+pub(crate) struct View {
     terminal: bool,
     to_stderr: bool,
     heading: String,
@@ -26,9 +29,9 @@ pub struct View {
 }
 
 impl View {
-    pub fn new(options: &Options) -> View {
+    pub(crate) fn new(options: &Options) -> Self {
         let terminal = if options.json { std::io::stderr().is_terminal() } else { std::io::stdout().is_terminal() };
-        View {
+        Self {
             terminal,
             to_stderr: options.json,
             heading: format!("{} guests of {} MiB", options.guests, options.guest.memory),
@@ -40,16 +43,16 @@ impl View {
         }
     }
 
-    /// A new phase starts now and takes at most `limit`.
-    pub fn phase(&mut self, phase: &'static str, limit: Duration) {
+    /// A new phase starts now and takes `limit` at most.
+    pub(crate) fn phase(&mut self, phase: &'static str, limit: Duration) {
         self.phase = phase;
         self.since = Instant::now();
         self.limit = limit;
         self.last_line = None;
     }
 
-    /// Shows used memory (MiB), the level it is compared with once there is one, and the guests.
-    pub fn show(&mut self, guests: &mut [Guest], used: f64, before: Option<f64>, status: Option<&HostMetrics>) {
+    /// Shows used memory and the level before merging (MiB), and the guests.
+    pub(crate) fn show(&mut self, guests: &mut [Guest], used: f64, before: Option<f64>, status: Option<&HostMetrics>) {
         if self.terminal {
             let text = self.table(guests, used, before, status);
             let up = match self.drawn {
@@ -57,7 +60,7 @@ impl View {
                 lines => format!("\x1b[{lines}A"),
             };
             self.drawn = text.lines().count();
-            // Each line clears what is left of the one that it overwrites.
+            // Each line clears the rest of the line that it overwrites.
             self.write(&format!("{up}{}", text.replace('\n', "\x1b[K\n")));
         } else if self.last_line.is_none_or(|at| at.elapsed() >= LINE_EVERY) {
             self.last_line = Some(Instant::now());
@@ -66,8 +69,8 @@ impl View {
         }
     }
 
-    /// Leaves the last table standing.
-    pub fn finish(&mut self) {
+    /// Keeps the last table on the screen.
+    pub(crate) fn finish(&mut self) {
         self.drawn = 0;
     }
 
@@ -121,7 +124,7 @@ impl View {
         text
     }
 
-    /// Nobody may be looking any more (a closed pipe): that is no reason to fail.
+    /// Writes `text`. A closed pipe is no error: the reader may have ended.
     fn write(&self, text: &str) {
         let _ = if self.to_stderr {
             std::io::stderr().write_all(text.as_bytes())
@@ -137,8 +140,8 @@ fn percent_saved(used: f64, before: f64) -> f64 {
     (100.0 * (1.0 - used / before)).round() + 0.0
 }
 
-/// Prints the outcome on standard output: one JSON object, or lines for people.
-pub fn print_summary(summary: &Summary, options: &Options) -> Result<()> {
+/// Prints the summary on standard output: one JSON object, or text.
+pub(crate) fn print_summary(summary: &Summary, options: &Options) -> Result<()> {
     let mut out = std::io::stdout().lock();
     if options.json {
         writeln!(out, "{}", serde_json::to_string(summary)?)?;
@@ -176,7 +179,7 @@ pub fn print_summary(summary: &Summary, options: &Options) -> Result<()> {
         summary.integrity_checks,
         summary.integrity_failures,
         summary.guests_dead,
-        if summary.passed() { "PASS" } else { "FAIL" }
+        if summary.passed { "PASS" } else { "FAIL" }
     )?;
     Ok(())
 }

@@ -1,30 +1,30 @@
 //! Whether a pre-copy migration would converge.
 //!
-//! Pre-copy sends all of a guest's memory while it runs, then what was written meanwhile, and so
-//! on; when what is left can be sent within the standstill that is allowed, the guest is stopped
-//! for it. How many distinct pages a guest writes within a time is measured, for several times;
-//! between them a straight line is drawn, as it is from nothing to the first. The true curve bends
-//! the other way, so short rounds look a little better here than they are. Past the last measured
-//! time the curve goes on as it ended.
+//! Pre-copy sends all of a guest's memory while the guest runs, then the pages written meanwhile,
+//! and so on. When the pages left can be sent within the longest downtime, the guest is stopped and
+//! they are sent. The daemon measures the number of distinct pages written within several times.
+//! This module interpolates linearly between them, and between zero and the first. The true curve
+//! is concave, so short rounds look slightly better here than they are. After the last measured
+//! time the curve continues with its last slope.
 
 use control::DirtyStatus;
 use kmem::PAGE_SIZE;
 use serde::Serialize;
 
-/// Rounds after which it is given up.
+/// Rounds after which a migration counts as one that does not converge.
 const ROUNDS: u32 = 100;
-/// A round that leaves more than this share of what it began with gets nowhere.
+/// A round that leaves more than this share of its pages makes no progress.
 const PROGRESS: f64 = 0.98;
 
-/// What memory is sent over.
+/// The link that memory is sent over.
 pub(crate) struct Link {
     pages_per_second: f64,
+    /// The longest downtime, seconds.
     downtime: f64,
 }
 
 impl Link {
-    /// A link of so many MiB a second, with a standstill of at most so many milliseconds at the
-    /// end.
+    /// A link of this many MiB per second, and the longest downtime in milliseconds.
     pub(crate) fn new(mib_per_second: f64, downtime_ms: f64) -> Self {
         Self {
             pages_per_second: mib_per_second * f64::from(1 << 20) / PAGE_SIZE as f64,
@@ -36,19 +36,20 @@ impl Link {
 /// How a migration would go.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Migration {
-    /// Whether the standstill would become short enough.
+    /// Whether the downtime would become short enough.
     pub(crate) converges: bool,
-    /// Until the guest runs on the other side, or until it is plain that it won't.
+    /// Time until the guest runs on the other side, or until its migration is found not to
+    /// converge.
     pub(crate) seconds: f64,
-    /// Rounds before the standstill.
+    /// Rounds before the downtime.
     pub(crate) rounds: u32,
-    /// Pages sent, the last ones too.
+    /// Pages sent, those of the downtime included.
     pub(crate) pages_sent: f64,
-    /// Standstill with what would be left.
+    /// Downtime for the pages left.
     pub(crate) downtime_seconds: f64,
 }
 
-/// How a migration of this client would go. `None`: it has not been watched for long enough to say.
+/// How a migration of this client would go; `None` if it has not been watched for long enough.
 pub(crate) fn predict(status: &DirtyStatus, link: &Link) -> Option<Migration> {
     let points: Vec<(f64, f64)> =
         status.windows.iter().filter(|w| w.complete).map(|w| (w.seconds, w.pages as f64)).collect();
@@ -79,11 +80,11 @@ pub(crate) fn predict(status: &DirtyStatus, link: &Link) -> Option<Migration> {
     Some(out)
 }
 
-/// Distinct pages written within a time, from the measured points, ascending.
+/// Distinct pages written within a time. `points`: measured seconds and pages, ascending.
 fn written_within(points: &[(f64, f64)], seconds: f64) -> f64 {
-    let behind = points.partition_point(|point| point.0 < seconds).min(points.len() - 1);
-    let to = points[behind];
-    let from = if behind == 0 { (0.0, 0.0) } else { points[behind - 1] };
+    let after = points.partition_point(|point| point.0 < seconds).min(points.len() - 1);
+    let to = points[after];
+    let from = if after == 0 { (0.0, 0.0) } else { points[after - 1] };
     let slope = (to.1 - from.1).max(0.0) / (to.0 - from.0);
     from.1 + slope * (seconds - from.0)
 }
@@ -124,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn who_writes_faster_than_the_link_never_converges() {
+    fn a_client_that_writes_faster_than_the_link_never_converges() {
         let fast = client(&[(1.0, 1 << 17), (10.0, 1 << 18)]);
         let out = predict(&fast, &Link::new(100.0, 300.0)).unwrap();
         assert!(!out.converges && out.downtime_seconds > 5.0, "{out:?}");
@@ -134,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_said_of_who_was_not_watched() {
+    fn a_client_that_was_not_watched_has_no_prediction() {
         let mut status = client(&[(1.0, 5)]);
         status.windows[0].complete = false;
         assert_eq!(predict(&status, &Link::new(100.0, 300.0)), None);

@@ -1,4 +1,4 @@
-//! A report for people: figures, a heat map of each region, the hottest parts.
+//! A report as text: figures, a heat map of each region, the hottest parts.
 
 use std::fmt::Write;
 
@@ -7,11 +7,11 @@ use kmem::PAGE_SIZE;
 
 use super::{Client, Report};
 
-/// Columns of a line.
+/// Columns of a line on the terminal.
 const WIDTH: usize = 100;
 /// Hottest parts that are listed.
 const HOTTEST: usize = 3;
-/// The share of a column's pages that were written: none, and eighths.
+/// Characters for the share of a column's pages that were written: none, and eighths.
 const SHADES: [char; 9] = ['·', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
 fn mib(pages: u64) -> f64 {
@@ -32,7 +32,7 @@ pub(crate) fn report(report: &Report) -> String {
 
 fn one(client: &Client, out: &mut String) {
     let status = &client.status;
-    // Writing into a string has no way to fail.
+    // Writing into a string cannot fail.
     let _ = writeln!(
         out,
         "{} {} · {:.0} MiB · {:.0} pages/s · {:.1} MB/s",
@@ -85,7 +85,7 @@ fn one(client: &Client, out: &mut String) {
     out.push('\n');
 }
 
-/// One character for each column's share of pages written.
+/// The heat map of a region: one of [`SHADES`] for each column.
 fn map(region: &Heat, columns: usize) -> String {
     let parts = region.parts.len();
     let columns = columns.min(parts).max(1);
@@ -100,7 +100,7 @@ fn map(region: &Heat, columns: usize) -> String {
     (0..columns).map(shade).collect()
 }
 
-/// The parts with most pages written, the hottest first.
+/// The parts with most written pages, the hottest first.
 fn hottest(regions: &[Heat]) -> Vec<String> {
     let parts = regions.iter().flat_map(|region| {
         let start = |at: usize| region.start + at as u64 * u64::from(region.part_pages) * PAGE_SIZE as u64;

@@ -1,9 +1,10 @@
-//! `pageone ksm advise`: governs KSM until it is told to end.
+//! `pageone ksm advise`: governs KSM until a signal ends it.
 //!
-//! The kernel's advisor was put into the kernel for three reasons, which are met here like this.
-//! *It needs ksmd's CPU time*: `/proc/PID/schedstat` has it in nanoseconds. *It must act at the end
-//! of a scan*: `full_scans` is read often enough that the end is seen within a thousandth of the
-//! target. *Other writers must be kept out*: they are noticed, named, and left alone.
+//! The kernel's advisor is part of the kernel for three reasons. This program meets them from
+//! outside. *The advisor needs ksmd's CPU time*: `/proc/PID/schedstat` gives it in nanoseconds. *It
+//! must act at the end of a scan*: this program reads `full_scans` often enough to notice the end
+//! within a thousandth of the target. *Other writers must be excluded*: this program detects and
+//! names them, and ends.
 
 use std::io::Read;
 use std::os::unix::net::UnixStream;
@@ -20,7 +21,7 @@ use crate::{Code, Coded};
 /// Options of `pageone ksm advise`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Seconds within which everything is to be looked at
+    /// Seconds within which everything is to be scanned
     #[arg(long, value_name = "S", default_value_t = 200.0)]
     target: f64,
     /// Most CPU time that ksmd may use, in percent of one CPU, over any 10 s
@@ -63,11 +64,10 @@ impl Args {
     }
 }
 
-/// How often other writers are looked for; before every change of ours `pages_to_scan` is looked at
-/// besides.
+/// Time between two checks for other writers. Before every change `pages_to_scan` is checked too.
 const WATCH: Duration = Duration::from_millis(500);
 
-/// Governs until SIGTERM, SIGINT or SIGHUP, or until somebody else does.
+/// Governs until SIGTERM, SIGINT or SIGHUP, or until another program does.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let settings = args.settings()?;
     let mut ended = Ended::watch()?;
@@ -87,7 +87,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             scanner.check_writers()?;
             watched = Instant::now();
         }
-        reporter.tell(reading.at, &decision)?;
+        reporter.print(reading.at, &decision)?;
         if args.once && matches!(decision.cause, Cause::ScanEnded { .. }) {
             scanner.keep();
             return Ok(());
@@ -99,10 +99,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// Tells when a signal has come.
+/// Notices signals: each writes a byte to a socket.
 struct Ended(UnixStream);
 
 impl Ended {
+    /// Catches the signals from here on.
     fn watch() -> Result<Self> {
         let (read, write) = UnixStream::pair().context("cannot catch signals")?;
         for signal in [SIGTERM, SIGINT, SIGHUP] {
@@ -111,7 +112,7 @@ impl Ended {
         Ok(Self(read))
     }
 
-    /// Waits for so long; `true` at once when a signal comes.
+    /// Waits for this time. Returns `true` at once when a signal comes.
     fn within(&mut self, wait: Duration) -> Result<bool> {
         self.0.set_read_timeout(Some(wait.max(Duration::from_micros(100))))?;
         match self.0.read(&mut [0]) {

@@ -1,4 +1,4 @@
-//! What `pageone ksm advise` says: one line for each decision that is worth one.
+//! The output of `pageone ksm advise`: a line for each important decision.
 
 use std::io::Write;
 use std::time::Duration;
@@ -7,27 +7,27 @@ use anyhow::Result;
 use governor::{Cause, Decision};
 use serde_json::json;
 
-/// Decisions in the middle of a scan come many a second; so often one of them is told.
-const OFTEN: Duration = Duration::from_secs(1);
+/// Least time between two lines about decisions within a scan, which come many times a second.
+const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Tells decisions.
+/// Prints decisions.
 pub(crate) struct Reporter {
     json: bool,
     last: Option<Duration>,
 }
 
 impl Reporter {
-    /// As text, or as JSON, one object a line.
+    /// Prints text, or JSON with one object a line.
     pub(crate) fn new(json: bool) -> Self {
         Self { json, last: None }
     }
 
-    /// Tells a decision taken at this time.
-    pub(crate) fn tell(&mut self, at: Duration, decision: &Decision) -> Result<()> {
+    /// Prints a decision of this time, measured from the start.
+    pub(crate) fn print(&mut self, at: Duration, decision: &Decision) -> Result<()> {
         let due = match decision.cause {
             Cause::Unchanged => return Ok(()),
             Cause::Began { .. } | Cause::ScanEnded { .. } => true,
-            _ => self.last.is_none_or(|last| at >= last + OFTEN),
+            _ => self.last.is_none_or(|last| at >= last + INTERVAL),
         };
         if !due {
             return Ok(());

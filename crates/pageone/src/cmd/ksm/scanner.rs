@@ -1,4 +1,4 @@
-//! ksmd as the governor sees it: its counters, and its settings with the promise to put them back.
+//! ksmd for the governor: its counters, and its settings, which are restored at the end.
 
 use std::time::{Duration, Instant};
 
@@ -8,25 +8,28 @@ use kmem::ksm::{Ksm, Ksmd};
 
 use crate::{Code, Coded};
 
-/// The kernel's scanner under our hand. Settings that are still ours when this is dropped are put
-/// back.
+/// The governed scanner of the kernel. Dropping it restores the settings that are still as set
+/// here.
 pub(crate) struct Scanner {
     ksm: Ksm,
     ksmd: Ksmd,
     started: Instant,
-    /// `pages_to_scan` as found, and as set last.
+    /// `pages_to_scan` at the start.
     found: u64,
+    /// `pages_to_scan` as set last.
     set: u64,
+    /// `sleep_millisecs` at the start.
     sleep_millisecs: u64,
-    /// KSM was stopped when we came: with this in `run`.
-    was: Option<u32>,
-    /// Nothing is written.
+    /// `run` at the start, if KSM was stopped.
+    stopped: Option<u32>,
+    /// Whether nothing is written.
     dry_run: bool,
-    /// Pages of whole scans, for kernels that do not count them (before 6.6).
+    /// Pages scanned, for kernels that do not count them (before 6.6).
     counted: Counted,
 }
 
-/// Every page that is known is scanned once in a scan, where nothing is passed over (before 6.7).
+/// A count of scanned pages. Kernels before 6.7 skip no page, so a scan covers every known page
+/// once.
 #[derive(Default)]
 struct Counted {
     pages: u64,
@@ -34,7 +37,7 @@ struct Counted {
 }
 
 impl Scanner {
-    /// Takes KSM over, or only looks on.
+    /// Takes KSM over; with `dry_run` only reads it.
     pub(crate) fn take(ksm: Ksm, dry_run: bool) -> Result<Self> {
         let lacks = |why: String| Coded(Code::HostLacks, why);
         let ksmd = Ksmd::find().context("cannot read /proc")?;
@@ -54,19 +57,19 @@ impl Scanner {
             ksm,
             ksmd,
             started: Instant::now(),
-            was: None,
+            stopped: None,
             dry_run,
             counted: Counted::default(),
         };
         if !dry_run {
-            // Also shows whether this account may.
+            // Writes the same value, to find out whether this account may.
             scanner
                 .ksm
                 .set_pages_to_scan(found)
                 .map_err(|e| lacks(format!("KSM's settings can't be written: {e}; run this as root")))?;
             if run != 1 {
                 scanner.ksm.set_run(1).context("cannot start KSM")?;
-                scanner.was = Some(run);
+                scanner.stopped = Some(run);
                 eprintln!("pageone: KSM was stopped (run was {run}); it runs until this ends");
             }
         }
@@ -78,7 +81,7 @@ impl Scanner {
         Duration::from_millis(self.sleep_millisecs)
     }
 
-    /// Reads the counters. `first`: with the candidates, which take more files.
+    /// Reads the counters; with `first` also the candidates, which takes more files.
     pub(crate) fn read(&mut self, first: bool) -> Result<Reading> {
         let at = self.started.elapsed();
         let cpu = self.ksmd.cpu_time().context("cannot read the CPU time of ksmd")?;
@@ -106,7 +109,8 @@ impl Scanner {
         if self.dry_run {
             return Ok(());
         }
-        // The rest is looked at twice a second; while the kernel's advisor is on, writing fails.
+        // Other settings are checked twice a second. While the kernel's advisor is on, writing
+        // fails.
         if self.ksm.pages_to_scan()? != self.set {
             self.check_writers()?;
         }
@@ -118,7 +122,7 @@ impl Scanner {
         Ok(())
     }
 
-    /// Fails when somebody else has changed what is governed here.
+    /// Fails if another program has changed a governed setting.
     pub(crate) fn check_writers(&self) -> Result<()> {
         if self.dry_run {
             return Ok(());
@@ -127,11 +131,11 @@ impl Scanner {
         let changed = if self.ksm.advisor_mode().is_ok_and(|mode| mode != "none") {
             "the kernel's advisor was switched on (advisor_mode)".to_owned()
         } else if pages != self.set {
-            format!("somebody else changed pages_to_scan to {pages}; it was set to {} here", self.set)
+            format!("another program changed pages_to_scan to {pages}; it was set to {} here", self.set)
         } else if self.ksm.sleep_millisecs()? != self.sleep_millisecs {
-            format!("somebody else changed sleep_millisecs, which was {}", self.sleep_millisecs)
+            format!("another program changed sleep_millisecs, which was {}", self.sleep_millisecs)
         } else if self.ksm.run()? != 1 {
-            "somebody else stopped KSM (run)".to_owned()
+            "another program stopped KSM (run)".to_owned()
         } else {
             return Ok(());
         };
@@ -139,13 +143,13 @@ impl Scanner {
         Err(Coded(Code::SecondDaemon, format!("{changed}{who}; two governors would fight, so this one ends")).into())
     }
 
-    /// Leaves the pages as they are set now.
+    /// Keeps the pages as they are set now, instead of restoring them.
     pub(crate) fn keep(mut self) {
         self.found = self.set;
-        self.was = None;
+        self.stopped = None;
     }
 
-    /// Puts back what is still as it was set here; what somebody else has written since is theirs.
+    /// Restores the settings that are still as set here; values that another program wrote stay.
     fn restore(&self) -> std::io::Result<()> {
         if self.dry_run {
             return Ok(());
@@ -154,8 +158,8 @@ impl Scanner {
         if !advisor && self.set != self.found && self.ksm.pages_to_scan()? == self.set {
             self.ksm.set_pages_to_scan(self.found)?;
         }
-        match self.was {
-            Some(was) if self.ksm.run()? == 1 => self.ksm.set_run(was),
+        match self.stopped {
+            Some(run) if self.ksm.run()? == 1 => self.ksm.set_run(run),
             _ => Ok(()),
         }
     }
@@ -169,7 +173,7 @@ impl Drop for Scanner {
     }
 }
 
-/// Who else is known to write `pages_to_scan`, and what to do about it.
+/// Another program that is known to write `pages_to_scan`, and the remedy.
 fn other_writer(ksm: &Ksm) -> Option<String> {
     if ksm.advisor_mode().is_ok_and(|mode| mode != "none") {
         return Some(

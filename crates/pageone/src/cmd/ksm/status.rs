@@ -1,4 +1,4 @@
-//! `pageone ksm status`: every statistic of KSM, in all and for each process.
+//! `pageone ksm status`: every statistic of KSM, for the host and for each process.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -15,7 +15,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// What is known of KSM. Names are the kernel's; what this kernel does not have is left out.
+/// KSM's state. Names are the kernel's; values that this kernel does not have are missing.
 #[derive(Debug, Default, Serialize)]
 struct Report {
     settings: BTreeMap<&'static str, String>,
@@ -27,7 +27,7 @@ struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     ksmd: Option<KsmdReport>,
     processes: Vec<Process>,
-    /// Of other users, so that nothing is known of them.
+    /// Number of processes of other users, which cannot be read.
     processes_not_readable: usize,
 }
 
@@ -51,7 +51,7 @@ struct Process {
     mergeable: Option<bool>,
 }
 
-/// Prints it.
+/// Prints KSM's state.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let report = Report::take(&super::open()?)?;
     if args.json {
@@ -85,7 +85,7 @@ impl Report {
         let mut out = String::new();
         let line = |out: &mut String, title: &str, values: Vec<(String, String)>| {
             let words: Vec<String> = values.into_iter().map(|(name, value)| format!("{name} {value}")).collect();
-            // Writing into a string has no way to fail.
+            // Writing into a string cannot fail.
             let _ = writeln!(out, "{title}: {}", words.join(" · "));
         };
         let pairs = |map: &BTreeMap<&str, i64>| map.iter().map(|(n, v)| (n.to_string(), v.to_string())).collect();
@@ -132,14 +132,14 @@ fn mib(bytes: i64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-/// What KSM counts among the system's events: copies of merged pages, copies on swapping in.
+/// KSM's counters in `/proc/vmstat`: copies of merged pages, copies at swap-in.
 fn vmstat(text: &str) -> BTreeMap<String, u64> {
     let pairs = text.lines().filter_map(|line| line.split_once(' '));
     let ours = pairs.filter(|(name, _)| name.split('_').any(|word| word == "ksm"));
     ours.filter_map(|(name, value)| Some((name.to_owned(), value.trim().parse().ok()?))).collect()
 }
 
-/// Those that have to do with KSM, those with most profit first; and how many could not be asked.
+/// The processes with KSM, those with most profit first, and the number of unreadable processes.
 fn processes() -> Result<(Vec<Process>, usize)> {
     let mut all = Vec::new();
     let mut not_readable = 0;
@@ -148,7 +148,7 @@ fn processes() -> Result<(Vec<Process>, usize)> {
         match process_stat(pid) {
             Ok(stat) => all.extend(Process::of(pid, &stat)),
             Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => not_readable += 1,
-            // It has ended, or this kernel does not tell.
+            // The process has ended, or this kernel has no such file.
             Err(_) => {}
         }
     }
@@ -157,6 +157,7 @@ fn processes() -> Result<(Vec<Process>, usize)> {
 }
 
 impl Process {
+    /// A process; `None` if it has nothing to do with KSM.
     fn of(pid: i32, stat: &ProcessStat) -> Option<Self> {
         let known = stat.rmap_items.unwrap_or(0);
         if known == 0 && stat.merging_pages.unwrap_or(0) == 0 && stat.mergeable != Some(true) {

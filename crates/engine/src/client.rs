@@ -133,14 +133,8 @@ pub(crate) struct Client {
     pub(crate) requests: Requests,
     /// What its agent says of its pages.
     pub(crate) answers: Answers,
-    /// Turns asked of the workers; see [`crate::world::queue::Queue`].
-    turns: AtomicU32,
-}
-
-impl crate::world::queue::TakesTurns for Client {
-    fn turns(&self) -> &AtomicU32 {
-        &self.turns
-    }
+    /// Merge passes that the workers' queue has been asked for; the queue's.
+    pub(crate) passes: AtomicU32,
 }
 
 impl std::ops::Deref for Client {
@@ -175,7 +169,7 @@ impl Client {
             scan_ended: Condvar::new(),
             requests: Requests::default(),
             answers: Answers::default(),
-            turns: AtomicU32::new(0),
+            passes: AtomicU32::new(0),
         }
     }
 

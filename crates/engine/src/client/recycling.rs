@@ -131,9 +131,9 @@ impl Recycling {
         }
     }
 
-    /// Whether the guest will soon tell which of its pages are free. Until then most pages that could
-    /// be merged are left over from booting. Their frames would lose their users a moment later, and
-    /// the store would keep the memory.
+    /// Whether the guest will soon tell which of its pages are free. Until then most pages that
+    /// could be merged are left over from booting. Their frames would lose their users a moment
+    /// later, and the store would keep the memory.
     pub(crate) fn is_awaited(&mut self) -> bool {
         let awaited = self.boots_until.is_some_and(|until| Instant::now() < until)
             && self.note.is_none()
@@ -149,7 +149,8 @@ impl Recycling {
         self.requested = None;
         self.note = sweep.refused.map(|why| why.to_string());
         self.dropped |= sweep.refused.is_some_and(wire::recycle::Refusal::is_final);
-        // A sweep passes each page once. With this limit a hostile client cannot make the sums overflow.
+        // A sweep passes each page once. With this limit a hostile client cannot make the sums
+        // overflow.
         let most: u64 = self.extents.iter().map(|extent| u64::from(extent.run.len)).sum();
         let totals = &mut self.totals;
         totals.sweeps += 1;

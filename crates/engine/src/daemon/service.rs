@@ -2,7 +2,8 @@
 //!
 //! One thread waits for everything that comes from outside: new connections, messages, the ends of
 //! processes. It applies what agents report to the ledgers and never waits for a client. Every
-//! merge period it asks the workers for a turn of each client. An idle daemon wakes once a period.
+//! merge period it asks the workers for a merge pass of each client. An idle daemon wakes once a
+//! period.
 
 mod handshake;
 
@@ -248,7 +249,8 @@ impl Service {
             if now < next_scan {
                 continue;
             }
-            // A scan that the CPU limit holds up puts the next one off; a worker that is stuck does not.
+            // A scan that the CPU limit holds up puts the next one off; a worker that is stuck does
+            // not.
             if self.shared.queue.is_idle() || !self.shared.pacer.is_busy(STUCK) {
                 next_scan = (next_scan + period).max(now);
                 self.period();
@@ -333,7 +335,8 @@ impl Service {
                     Ok(message) => client.apply(message, fds).map_err(|e| e.to_string()),
                     Err(e) => Err(e.to_string()),
                 },
-                // The agent closed with messages of ours unread; its own last words are still in the queue behind this.
+                // The agent closed with messages of ours unread; its own last words are still in
+                // the queue behind this.
                 Err(e) if e.kind() == std::io::ErrorKind::ConnectionReset => continue,
                 Err(e) => Err(e.to_string()),
             };

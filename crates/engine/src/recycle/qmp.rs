@@ -17,8 +17,8 @@
 //!   0000000100000000-00000001bfffffff (prio 0, ram): pc.ram @0000000080000000
 //! ```
 //!
-//! An earlier daemon may have used the socket, and events come at any time. So every command carries
-//! an id, and messages that do not answer it are skipped.
+//! An earlier daemon may have used the socket, and events come at any time. So every command
+//! carries an id, and messages that do not answer it are skipped.
 
 use std::io::{BufRead, BufReader, Write};
 use std::ops::Range;
@@ -75,8 +75,8 @@ struct Qmp {
     next: u64,
 }
 
-/// Asks QEMU at the other end where its guest's RAM lies. Waits for at most `limit`: a QEMU that has
-/// just begun answers late. Blocks.
+/// Asks QEMU at the other end where its guest's RAM lies. Waits for at most `limit`: a QEMU that
+/// has just begun answers late. Blocks.
 ///
 /// # Errors
 /// The socket fails, the time is over, an answer cannot be understood, or RAM is not in one piece.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use std::time::Instant;
 
 use parking_lot::{Mutex, RwLock};
@@ -15,7 +15,7 @@ use crate::content::domain::{Domain, DomainKey};
 use crate::content::frame::Frame;
 use crate::content::index::{ClientId, MAX_CLIENTS, Sighting};
 use crate::pace::{IN_HAND, Pacer};
-use crate::world::queue::Queue;
+use crate::world::queue::{Queue, TakesPasses};
 use crate::world::state_file::StateFile;
 
 /// What the threads share.
@@ -36,6 +36,12 @@ pub(crate) struct Shared {
     pub(crate) buried_merged: AtomicU64,
     /// Pages recycled in clients that are gone.
     pub(crate) buried_recycled: AtomicU64,
+}
+
+impl TakesPasses for Client {
+    fn passes(&self) -> &AtomicU32 {
+        &self.passes
+    }
 }
 
 impl Shared {

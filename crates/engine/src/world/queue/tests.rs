@@ -1,0 +1,104 @@
+use std::sync::atomic::AtomicUsize;
+
+use super::*;
+
+#[derive(Default)]
+struct Fake {
+    passes: AtomicU32,
+    /// Workers that have it: never two.
+    inside: AtomicUsize,
+    /// Passes without a scan asked for, and how many of these had been when the last one began.
+    asked: AtomicUsize,
+    seen: AtomicUsize,
+}
+
+impl TakesPasses for Fake {
+    fn passes(&self) -> &AtomicU32 {
+        &self.passes
+    }
+}
+
+#[test]
+fn a_pass_is_not_lost_to_a_scan() {
+    let (queue, client) = (Queue::default(), Arc::new(Fake::default()));
+    for order in [[false, true], [true, false]] {
+        order.iter().for_each(|&scan| queue.ask(&client, scan));
+        let mut passes = Vec::new();
+        while !queue.is_idle() {
+            let (client, scan) = queue.take().unwrap();
+            passes.push(scan);
+            queue.done(client);
+        }
+        assert_eq!(passes, [true, false], "a scan, whose findings the pass sees");
+    }
+}
+
+#[test]
+fn a_claim_of_a_client_that_waits_delays_its_pass() {
+    let (queue, client) = (Queue::default(), Arc::new(Fake::default()));
+    queue.ask(&client, false);
+    assert!(queue.claim(&client) && !queue.claim(&client));
+    queue.done(client.clone());
+    assert!(!queue.is_idle());
+    let (taken, scan) = queue.take().unwrap();
+    assert!(!scan && !queue.claim(&client), "a worker has it");
+    queue.done(taken);
+    assert!(queue.is_idle() && queue.claim(&client));
+    queue.done(client);
+    assert!(queue.is_idle());
+}
+
+#[test]
+fn one_worker_at_a_time_and_every_pass_is_had() {
+    let queue: Queue<Fake> = Queue::default();
+    let clients: Vec<Arc<Fake>> = (0..3).map(|_| Arc::default()).collect();
+    let enter = |client: &Fake| {
+        assert_eq!(client.inside.fetch_add(1, AcqRel), 0, "two workers have it");
+        std::hint::spin_loop();
+        client.inside.fetch_sub(1, AcqRel);
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while let Some((client, scan)) = queue.take() {
+                    if !scan {
+                        client.seen.store(client.asked.load(Acquire), Release);
+                    }
+                    enter(&client);
+                    queue.done(client);
+                }
+            });
+        }
+        let askers: Vec<_> = (0..3)
+            .map(|n| {
+                let (queue, clients) = (&queue, &clients);
+                scope.spawn(move || {
+                    for i in 0..30_000 {
+                        let client = &clients[(i * 7 + n) % 3];
+                        match (i + n) % 4 {
+                            0 => queue.ask(client, true),
+                            1 if queue.claim(client) => {
+                                enter(client);
+                                queue.done(client.clone());
+                            }
+                            _ => {
+                                client.asked.fetch_add(1, AcqRel);
+                                queue.ask(client, false);
+                            }
+                        }
+                    }
+                })
+            })
+            .collect();
+        askers.into_iter().for_each(|asker| asker.join().unwrap());
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        while !queue.is_idle() && std::time::Instant::now() < deadline {
+            std::thread::yield_now();
+        }
+        queue.close();
+    });
+    for client in &clients {
+        let counts = (client.seen.load(Acquire), client.passes.load(Acquire));
+        assert_eq!(counts, (client.asked.load(Acquire), 0), "the last pass asked for was had");
+    }
+}

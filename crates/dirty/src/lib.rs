@@ -5,11 +5,11 @@
 //! bitmap alone.
 //!
 //! ```text
-//!   level 2      [ . . 1 . . . ]                         one word: which words of level 1 are not 0
+//!   level 2      [ . . 1 . . . ]                     one word: which words of level 1 are not 0
 //!                      │
-//!   level 1      [ 1 . . . . 1 . . ]  [ ... ]            one word for 64 leaves
+//!   level 1      [ 1 . . . . 1 . . ]  [ ... ]        one word for 64 leaves
 //!                  │         └──────────┐
-//!   leaves       [ ..1..... ] [ 0 ] … [ 1......1 ]       the bitmap, as KVM_GET_DIRTY_LOG lays it out
+//!   leaves       [ ..1..... ] [ 0 ] … [ 1......1 ]   the bitmap, as KVM_GET_DIRTY_LOG lays it out
 //! ```
 //!
 //! - *Insertion*, from any number of threads: the leaf's bit is set, then the bits above it that

@@ -11,7 +11,7 @@
 //! Look at one level: a harvest does `P: parent ← 0`, then `L: leaf ← 0`; an insertion sets or sees
 //! the leaf's bit (`l`), then looks at the parent's (`p`). If `l` comes before `L` in the leaf's
 //! order of changes, the harvest gets the frame. If it comes after, `l` has read from `L` or from a
-//! later read-modify-write; those are all acquire and release, so `P` happened before `p`, and `p`
+//! later read-modify-write; those are all acquire and release, so `P` happened before `p`. Then `p`
 //! sees the parent cleared, or set again since, and sets it if it is not set. The same argument
 //! holds between any two neighbouring levels, with "the bit was seen set or was set" in place of
 //! the leaf's. No sequentially consistent order is needed, and loom, which has none, can check the

@@ -21,8 +21,9 @@
 //! to 97 and stays there, since 70·97 + 30·100 is 9790. `factor` must settle at 97 too, which is a
 //! scan time 3 % above the target. The scan time counts in whole seconds: with a target of 5 s a
 //! factor is 100 or 83, and nothing between. `min_pages` is the initial value, not a bound; the
-//! bound is a tenth of a CPU. If the advisor is switched on in the middle of a scan, the first `t`
-//! counts from the start of the system, and the first `cpu` is all CPU time that ksmd ever used.
+//! bound is a tenth of a CPU. The advisor may be switched on in the middle of a scan. Then the
+//! first `t` counts from the start of the system, and the first `cpu` is all CPU time that ksmd
+//! ever used.
 
 /// The advisor's settings; names and defaults are the kernel's.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -56,7 +57,7 @@ pub struct Advisor {
 
 impl Advisor {
     /// The `pages_to_scan` after a scan that took `scan_time` whole seconds and `cpu_percent` of a
-    /// CPU, both as [`scan_seconds`] and [`cpu_percent`] give them, and as the tracepoint
+    /// CPU. Both are as [`scan_seconds`] and [`cpu_percent`] compute them, and as the tracepoint
     /// `ksm:ksm_advisor` shows them.
     pub fn step(&mut self, tunables: &Tunables, pages_to_scan: u32, scan_time: u64, cpu_percent: u32) -> u32 {
         let scan_time = scan_time.max(1);

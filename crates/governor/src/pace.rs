@@ -8,8 +8,8 @@
 //! * `target`: the pages are spread evenly, so that the last one is read at the end of the target
 //!   time ([`Schedule`]). This needs no model of the scanner, since a late scan is faster for the
 //!   rest of it;
-//! * `scan-time`: as many pages every 20 ms as the kernel's advisor ([`kernel`]) would make ksmd
-//!   scan between two sleeps, from the time and CPU time of the last scan.
+//! * `scan-time`: a number of pages every 20 ms: that which the kernel's advisor ([`kernel`]) would
+//!   make ksmd scan between two sleeps. It follows from the time and CPU time of the last scan.
 //!
 //! The CPU limit ([`Bucket`]) holds in every mode.
 

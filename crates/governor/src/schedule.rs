@@ -10,9 +10,9 @@
 //! ```
 //!
 //! so that the clock reaches the deadline with the last page, and the pages are spread evenly,
-//! whatever they cost. The scanner waits for the clock. A scanner that is late, because its pages
-//! took longer or because it waited for CPU time, finds the clock behind, and does not wait until
-//! it has caught up. Pages that are found later are spread over the time left.
+//! whatever they cost. The scanner waits for the clock. A scanner may be late, because its pages
+//! took longer or because it waited for CPU time. It then finds the clock behind, and does not wait
+//! until it has caught up. Pages that are found later are spread over the time left.
 //!
 //! With a fixed *rate* the clock moves on by `pages / rate`, and there is no deadline.
 

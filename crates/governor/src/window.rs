@@ -2,9 +2,9 @@
 //! until the next reading.
 //!
 //! A batch that has begun cannot be stopped, and the cost of its pages is known only afterwards:
-//! skipping a page takes a fraction of a microsecond, merging it ten. A number of pages is
-//! therefore allowed only if the limit would hold even if every page until the next reading cost as
-//! much as the most expensive page so far:
+//! skipping a page takes a fraction of a microsecond, merging it ten. Therefore every page until
+//! the next reading is assumed to cost as much as the most expensive page so far. A number of pages
+//! is allowed only if the limit holds even then:
 //!
 //! ```text
 //! allowance = limit · 10 s − used in the last 10 s

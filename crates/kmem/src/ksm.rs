@@ -130,8 +130,8 @@ impl Ksm {
     /// # Errors
     ///
     /// `NotFound`: the kernel was built without `CONFIG_KSM`, or `/sys` is not mounted.
-    pub fn open() -> io::Result<Ksm> {
-        Ksm::at(Path::new(SYSFS))
+    pub fn open() -> io::Result<Self> {
+        Self::at(Path::new(SYSFS))
     }
 
     /// The same interface under another directory.
@@ -139,9 +139,9 @@ impl Ksm {
     /// # Errors
     ///
     /// `NotFound`: there are no such files.
-    pub fn at(root: &Path) -> io::Result<Ksm> {
+    pub fn at(root: &Path) -> io::Result<Self> {
         fs::metadata(root.join("run"))?;
-        Ok(Ksm { root: root.to_owned() })
+        Ok(Self { root: root.to_owned() })
     }
 
     /// Only the statistics about the scan's progress, which are in few files: `pages_scanned`,

@@ -230,12 +230,12 @@ impl DirtyRing {
     /// # Errors
     ///
     /// `EINVAL`: the vCPU has no ring, or its ring has another size.
-    pub fn map(vcpu: BorrowedFd<'_>, entries: u32) -> Result<DirtyRing, Errno> {
+    pub fn map(vcpu: BorrowedFd<'_>, entries: u32) -> Result<Self, Errno> {
         let memory = Range::new(0, entries as usize * size_of::<DirtyGfn>());
         let (protection, offset) = (libc::PROT_READ | libc::PROT_WRITE, RING_PAGE_OFFSET * PAGE_SIZE as u64);
         // SAFETY: a mapping that is not fixed replaces nothing.
         let start = unsafe { mm::mmap(memory, protection, libc::MAP_SHARED, vcpu.as_raw_fd(), offset) }?;
-        Ok(DirtyRing { memory: Range::new(start, memory.len), entries, next: 0 })
+        Ok(Self { memory: Range::new(start, memory.len), entries, next: 0 })
     }
 
     /// Takes the oldest entry. `None`: there are no more now. The page stays writable until

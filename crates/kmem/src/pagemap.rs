@@ -122,8 +122,8 @@ impl Pagemap {
     ///
     /// `NotFound`: there is no such process; `PermissionDenied`: this process may not look at it
     /// (`ptrace(2)`, "PTRACE_MODE_READ_FSCREDS").
-    pub fn open(pid: i32) -> io::Result<Pagemap> {
-        Ok(Pagemap { fd: File::open(format!("/proc/{pid}/pagemap"))?.into() })
+    pub fn open(pid: i32) -> io::Result<Self> {
+        Ok(Self { fd: File::open(format!("/proc/{pid}/pagemap"))?.into() })
     }
 
     /// Opens the page map of this process.
@@ -131,13 +131,13 @@ impl Pagemap {
     /// # Errors
     ///
     /// `NotFound`: `/proc` is not mounted; those of `open(2)`.
-    pub fn open_self() -> io::Result<Pagemap> {
-        Ok(Pagemap { fd: File::open("/proc/self/pagemap")?.into() })
+    pub fn open_self() -> io::Result<Self> {
+        Ok(Self { fd: File::open("/proc/self/pagemap")?.into() })
     }
 
     /// Takes over a page map opened elsewhere.
-    pub fn from_fd(fd: OwnedFd) -> Pagemap {
-        Pagemap { fd }
+    pub fn from_fd(fd: OwnedFd) -> Self {
+        Self { fd }
     }
 
     /// Calls `each`, in ascending order, for every run of matching pages in `range`. The whole

@@ -24,14 +24,14 @@ impl PidFd {
     ///
     /// `ESRCH`: there is no such process. `InvalidInput`: the number is not positive. `EINVAL`: a
     /// thread that is not a process.
-    pub fn open(pid: i32) -> io::Result<PidFd> {
+    pub fn open(pid: i32) -> io::Result<Self> {
         let pid = Pid::from_raw(pid.max(0)).ok_or(io::ErrorKind::InvalidInput)?;
-        Ok(PidFd { fd: pidfd_open(pid, PidfdFlags::empty())? })
+        Ok(Self { fd: pidfd_open(pid, PidfdFlags::empty())? })
     }
 
     /// Takes over a descriptor opened elsewhere.
-    pub fn from_fd(fd: OwnedFd) -> PidFd {
-        PidFd { fd }
+    pub fn from_fd(fd: OwnedFd) -> Self {
+        Self { fd }
     }
 
     /// Whether the process has ended; a zombie has ended. To wait for the end, `poll(2)` the

@@ -15,7 +15,7 @@ pub struct Range {
 impl Range {
     /// The range of `len` bytes from `start`.
     pub const fn new(start: usize, len: usize) -> Self {
-        Range { start, len }
+        Self { start, len }
     }
 
     /// The first address behind the range; saturates at the end of the address space.
@@ -29,15 +29,15 @@ impl Range {
     }
 
     /// Whether every byte of `other` lies in this range.
-    pub const fn contains(&self, other: &Range) -> bool {
+    pub const fn contains(&self, other: &Self) -> bool {
         other.start >= self.start && other.end() <= self.end()
     }
 
     /// The bytes that both ranges have; `None` when there are none.
-    pub fn intersect(&self, other: &Range) -> Option<Range> {
+    pub fn intersect(&self, other: &Self) -> Option<Self> {
         let start = self.start.max(other.start);
         let end = self.end().min(other.end());
-        (start < end).then(|| Range::new(start, end - start))
+        (start < end).then(|| Self::new(start, end - start))
     }
 }
 

@@ -36,9 +36,9 @@ pub fn set_errno(value: c_int) {
 ///
 /// # Safety
 ///
-/// - Each argument that the call takes for a pointer is null where the call allows that, or points
-///   to memory that stays valid for the call, as long and as writable as its manual page demands.
-///   Such pointers are exposed (`expose_provenance`).
+/// - Each argument that is a pointer is null, where the call allows that, or leads to memory that
+///   is valid during the call. That memory is as long and as writable as the call's manual page
+///   demands. Pointers are exposed (`expose_provenance`).
 /// - What the call does to this process's memory, descriptors and threads breaks no assumption of
 ///   code that runs in it.
 pub(crate) unsafe fn syscall<const N: usize>(number: c_long, args: [usize; N]) -> Answer {

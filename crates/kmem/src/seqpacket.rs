@@ -48,14 +48,14 @@ impl Listener {
     ///
     /// `AddrInUse`: the path exists, maybe left over from an earlier process; then remove it first.
     /// `ENAMETOOLONG`: the path has more than 107 bytes. Those of `bind(2)`.
-    pub fn bind(path: &Path, mode: u32) -> io::Result<Listener> {
+    pub fn bind(path: &Path, mode: u32) -> io::Result<Self> {
         let fd = socket()?;
         rustix::net::bind(&fd, &SocketAddrUnix::new(path)?)?;
         // No client can connect before the socket listens, so the permissions hold from the
         // beginning.
         rustix::fs::chmod(path, Mode::from_raw_mode(mode))?;
         rustix::net::listen(&fd, BACKLOG)?;
-        Ok(Listener { fd })
+        Ok(Self { fd })
     }
 
     /// Takes over a socket that listens already, such as one from a service manager.
@@ -63,9 +63,9 @@ impl Listener {
     /// # Errors
     ///
     /// Those of `fcntl(2)`, which makes it non-blocking.
-    pub fn from_fd(fd: OwnedFd) -> io::Result<Listener> {
+    pub fn from_fd(fd: OwnedFd) -> io::Result<Self> {
         rustix::io::ioctl_fionbio(&fd, true)?;
-        Ok(Listener { fd })
+        Ok(Self { fd })
     }
 
     /// Accepts the next client. `None`: no client waits.
@@ -115,10 +115,10 @@ impl Conn {
     ///
     /// `WouldBlock`: too many clients wait there already; `NotFound`: no such path;
     /// `ConnectionRefused`: no process listens; `PermissionDenied`.
-    pub fn connect(path: &Path) -> io::Result<Conn> {
+    pub fn connect(path: &Path) -> io::Result<Self> {
         let fd = socket()?;
         rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
-        Ok(Conn { fd })
+        Ok(Self { fd })
     }
 
     /// A pair of connected ends.
@@ -126,9 +126,9 @@ impl Conn {
     /// # Errors
     ///
     /// Those of `socketpair(2)`.
-    pub fn pair() -> io::Result<(Conn, Conn)> {
+    pub fn pair() -> io::Result<(Self, Self)> {
         let (a, b) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?;
-        Ok((Conn { fd: a }, Conn { fd: b }))
+        Ok((Self { fd: a }, Self { fd: b }))
     }
 
     /// Sends one message, with up to [`MAX_FDS`] descriptors, whole or not at all.

@@ -99,8 +99,8 @@ impl Uffd {
     ///
     /// [`CreateError`], which distinguishes missing permission, missing features and a kernel
     /// without userfaultfd.
-    pub fn new(features: Features) -> Result<Uffd, CreateError> {
-        let uffd = Uffd { fd: open()? };
+    pub fn new(features: Features) -> Result<Self, CreateError> {
+        let uffd = Self { fd: open()? };
         match uffd.handshake(features) {
             Ok(_) => Ok(uffd),
             Err(Errno::PERM) if features.contains(Features::EVENT_FORK) => Err(CreateError::NoForkEvents),
@@ -124,14 +124,14 @@ impl Uffd {
     /// Those of [`Uffd::new`] that are not about features.
     pub fn supported_features() -> Result<Features, CreateError> {
         // The handshake works once for a descriptor, and answers with all features of the kernel.
-        let uffd = Uffd { fd: open()? };
+        let uffd = Self { fd: open()? };
         Ok(uffd.handshake(Features::empty())?)
     }
 
     /// Takes over a userfaultfd that was set up elsewhere: passed by another process, or from
     /// [`Event::Fork`].
-    pub fn from_fd(fd: OwnedFd) -> Uffd {
-        Uffd { fd }
+    pub fn from_fd(fd: OwnedFd) -> Self {
+        Self { fd }
     }
 
     fn handshake(&self, features: Features) -> Result<Features, Errno> {
@@ -231,7 +231,7 @@ impl Uffd {
 
     /// Moves pages of anonymous memory from one place to another (`UFFDIO_MOVE`, Linux 6.8); pages
     /// without memory are passed over. Returns how many bytes were moved, at least one page; it
-    /// ends before the first page that cannot be moved. Nobody is woken.
+    /// ends before the first page that cannot be moved. No thread is woken.
     ///
     /// The kernel refuses pages that may be pinned or that another process shares. `to` is
     /// registered with this userfaultfd, which has [`Features::MOVE`], and has no pages yet.

@@ -76,7 +76,7 @@ impl Entry {
         self.state.fetch_update(AcqRel, Acquire, less).ok().map(|before| before / 2 - 1)
     }
 
-    /// Takes back the one reference of an object that was made and given to nobody.
+    /// Takes back the one reference of an object that was made and that no caller has.
     pub(crate) fn kill(&self) {
         self.state.store(0, Relaxed);
     }

@@ -37,7 +37,7 @@
 //!
 //! ```
 //! use one::{MemoryStore, ObjectId, ObjectStore, One};
-//! let digest = |object: &[u8]| object.iter().fold(0, |sum, &byte| sum * 31 + u128::from(byte)); // anything
+//! let digest = |object: &[u8]| object.iter().fold(0, |sum, &byte| sum * 31 + u128::from(byte));
 //! let store = MemoryStore::new();
 //! store.put(ObjectId(0), b"from before")?;
 //! let one = One::over(store, [digest(b"from before")]);
@@ -73,8 +73,7 @@ mod tests;
 pub use memory::MemoryStore;
 pub use one::One;
 
-/// The name of an object while somebody holds a reference; later it may become the name of another
-/// object.
+/// The name of an object while a reference is held; later it may become the name of another object.
 #[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub struct ObjectId(pub u64);
 

@@ -41,7 +41,7 @@ enum Match {
 impl<S: ObjectStore> One<S> {
     /// An engine over an empty store.
     pub fn new(store: S) -> Self {
-        One {
+        Self {
             tree: SdTree::new(Objects { store, entries: Table::new() }),
             seed: random_seed(),
             fresh: 0.into(),
@@ -58,7 +58,7 @@ impl<S: ObjectStore> One<S> {
     ///
     /// Beyond 2⁴⁰ objects.
     pub fn over(store: S, digests: impl IntoIterator<Item = u128>) -> Self {
-        let one = One::new(store);
+        let one = Self::new(store);
         let mut digests = digests.into_iter().map(u128::to_be_bytes);
         loop {
             let keys: SmallVec<[[u8; 16]; GROUP]> = digests.by_ref().take(GROUP).collect();
@@ -194,7 +194,7 @@ impl<S: ObjectStore> One<S> {
     ///
     /// # Errors
     ///
-    /// [`UnknownObject`]: nobody holds a reference.
+    /// [`UnknownObject`]: no reference is held.
     pub fn retain(&self, id: ObjectId) -> Result<u64, UnknownObject> {
         let _guard = pin::pin();
         self.tree.keys().entries.get(id.0).and_then(Entry::acquire).ok_or(UnknownObject { id })
@@ -208,7 +208,7 @@ impl<S: ObjectStore> One<S> {
     ///
     /// # Errors
     ///
-    /// [`UnknownObject`]: nobody held a reference.
+    /// [`UnknownObject`]: no reference was held.
     pub fn release(&self, id: ObjectId) -> Result<u64, UnknownObject> {
         let guard = pin::pin();
         let left = self.tree.keys().entries.get(id.0).and_then(Entry::give_back).ok_or(UnknownObject { id })?;

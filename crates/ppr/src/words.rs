@@ -37,8 +37,9 @@ impl Deref for Words {
         match self {
             #[cfg(not(loom))]
             // SAFETY: by the contract of `Pool::from_mapping`, `len` words from `start` are mapped
-            // and writable as long as the pool lives, and it has checked that they are aligned.
-            // Other processes write to them, so this process accesses them only as atomics.
+            // and writable as long as the pool lives. The function has checked that they are
+            // aligned. Other processes write to them, so this process accesses them only as
+            // atomics.
             Self::Mapped(start, len) => unsafe { std::slice::from_raw_parts(start.as_ptr(), *len) },
             Self::Owned(words) => words,
         }

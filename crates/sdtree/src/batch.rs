@@ -4,6 +4,8 @@
 //! it is read: the words that go into heads, the slots of the directory, the nodes on the ways,
 //! step by step, and the stored keys where fingerprints are equal. Then the keys are compared.
 
+use smallvec::SmallVec;
+
 use crate::epoch::Pin;
 use crate::key::{Key, Mixer};
 use crate::pool::Node;
@@ -11,7 +13,6 @@ use crate::prefetch::prefetch;
 use crate::tree::SdTree;
 use crate::word::{self, FLAG, LEAF, is_inner, position};
 use crate::{Handle, Insert, KeySource};
-use smallvec::SmallVec;
 
 /// Look-ups that run side by side: a little more than the cache misses that a core handles at a
 /// time.

@@ -1,12 +1,13 @@
 //! The invariants of a tree at rest, checked one by one: for tests and for the fuzzer.
 
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering::Acquire;
+
 use crate::epoch::Pin;
 use crate::key::first_difference;
 use crate::tree::SdTree;
 use crate::word::{self, FLAG, TAG, VACANT, handle, is_inner, position};
 use crate::{Handle, KeySource};
-use std::collections::BTreeSet;
-use std::sync::atomic::Ordering::Acquire;
 
 impl<K: KeySource> SdTree<K> {
     /// A tree in which only the bits of `mask` count in heads. With few bits, keys branch at their

@@ -1,12 +1,13 @@
 //! The directory: the static upper tree. It has a slot for each value of the first bits of a key's
-//! head, with a link to the dynamic tree of the keys whose heads begin with these bits.
+//! head. A slot holds the link to the dynamic tree of the keys whose heads begin with these bits.
+
+use std::ptr;
+use std::sync::Arc;
 
 use crate::memory::Zeroed;
 use crate::pool::Pool;
 use crate::primitive::{AtomicPtr, AtomicU64};
 use crate::word::{FINGERPRINT_END, FINGERPRINT_START};
-use std::ptr;
-use std::sync::Arc;
 
 /// The least number of bits of a directory. All bits from here to [`MAX_BITS`] are in fingerprints.
 pub(crate) const MIN_BITS: u32 = FINGERPRINT_START;
@@ -38,7 +39,7 @@ pub(crate) struct Directory {
 impl Directory {
     pub(crate) fn new(bits: u32, pool: Arc<Pool>) -> Self {
         debug_assert!((MIN_BITS..=MAX_BITS).contains(&bits));
-        Directory {
+        Self {
             bits,
             slots: Zeroed::new(1 << bits),
             pool,

@@ -104,7 +104,7 @@ impl Epoch {
             removed: Counter::new(0),
             stale: Counter::new(0),
         };
-        Epoch { clock: AtomicU64::new(START), shards: (0..shards).map(shard).collect() }
+        Self { clock: AtomicU64::new(START), shards: (0..shards).map(shard).collect() }
     }
 
     pub(crate) fn shards(&self) -> usize {

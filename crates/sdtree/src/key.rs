@@ -105,7 +105,7 @@ impl Mixer {
             let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
             (z ^ (z >> 31)) | 1
         });
-        Mixer {
+        Self {
             secrets,
             #[cfg(any(test, fuzzing, feature = "check"))]
             mask: u64::MAX,

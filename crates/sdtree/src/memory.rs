@@ -118,7 +118,7 @@ unsafe impl<T: Zeroable + Sync> Sync for Zeroed<T> {}
 
 impl<T: Zeroable> Zeroed<T> {
     pub(crate) fn new(len: usize) -> Self {
-        Zeroed { start: backing::allocate(len), len }
+        Self { start: backing::allocate(len), len }
     }
 
     /// The start of the slice, which is not dropped: [`Zeroed::from_raw`] takes it back.
@@ -132,7 +132,7 @@ impl<T: Zeroable> Zeroed<T> {
     /// `start` comes from [`Zeroed::into_raw`] of a slice of this length, and no other code uses it
     /// from now on.
     pub(crate) unsafe fn from_raw(start: *mut T, len: usize) -> Self {
-        Zeroed { start, len }
+        Self { start, len }
     }
 }
 

@@ -19,12 +19,13 @@
 //! Shards only serve speed: every thread may take from every shard.
 #![allow(unsafe_code)] // Nodes are reached through addresses in link words.
 
+use std::ptr;
+
 use crate::epoch::{Epoch, GRACE, Pin};
 use crate::memory::{Zeroable, Zeroed};
 use crate::primitive::{AtomicPtr, AtomicU64, Ordering};
 use crate::word::{self, NIL};
 use Ordering::{AcqRel, Acquire, Relaxed};
-use std::ptr;
 
 /// Two links. Aligned to its size: a node never straddles cache lines.
 #[repr(align(16))]
@@ -86,8 +87,8 @@ pub(crate) struct Pool {
 /// pool that outlives the pin.
 #[inline]
 pub(crate) unsafe fn node<'p>(link: u64, _pin: &'p Pin<'_>) -> &'p Node {
-    // SAFETY: an address gets into a word only from `Pool::allocate`, so it is the address of an
-    // element of one of the pool's regions, whose provenance was exposed there. A pool lives at
+    // SAFETY: an address gets into a word only from `Pool::allocate`. It is the address of an
+    // element of one of the pool's regions, and its provenance was exposed there. A pool lives at
     // least until a grace period has passed since the last link into it could be reached
     // (`resize`), so until the pin ends. A node is two atomics, to which only shared references are
     // ever made.
@@ -97,7 +98,7 @@ pub(crate) unsafe fn node<'p>(link: u64, _pin: &'p Pin<'_>) -> &'p Node {
 impl Pool {
     pub(crate) fn new(epoch: &Epoch) -> Self {
         let shard = |_| Shard { limbo: std::array::from_fn(|_| AtomicU64::new(NIL)), free: AtomicU64::new(NIL) };
-        Pool {
+        Self {
             regions: std::array::from_fn(|_| AtomicPtr::new(ptr::null_mut())),
             fresh: AtomicU64::new(0),
             shards: (0..epoch.shards()).map(shard).collect(),

@@ -27,6 +27,11 @@
 //! Nodes that branch after the fingerprint come from a separate pool and are never copied. They are
 //! few, unless many keys have equal heads.
 
+use std::ptr;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
 use crate::KeySource;
 use crate::directory::{Directory, MAX_BITS, MIN_BITS};
 use crate::epoch::{GRACE, Pin};
@@ -35,9 +40,6 @@ use crate::primitive::{AtomicU64, Ordering};
 use crate::tree::SdTree;
 use crate::word::{self, EMPTY, FINGERPRINT_END, FLAG, LEAF, TAG, VACANT, is_inner, position};
 use Ordering::{AcqRel, Acquire, Relaxed, Release};
-use smallvec::SmallVec;
-use std::ptr;
-use std::sync::Arc;
 
 /// Units that an operation moves, or slots that it sweeps. A power of two, at most 2^[`MIN_BITS`].
 const STEP: u64 = if cfg!(loom) { 1 } else { 8 };

@@ -8,6 +8,12 @@
 //! below the node meanwhile.
 #![allow(unsafe_code)] // Nodes and directories are reached through addresses in atomics.
 
+use std::ptr;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use self::change::{Comparison, place_in};
 use crate::directory::{Directory, MIN_BITS};
 use crate::epoch::{Epoch, Pin};
 use crate::key::{Key, MAX_KEY_LEN, Mixer};
@@ -17,10 +23,6 @@ use crate::primitive::{AtomicPtr, AtomicU64, Counter, Ordering, random_seed};
 use crate::word::{self, FINGERPRINT_END, FLAG, LEAF, TAG, VACANT, handle, is_inner, position};
 use crate::{Handle, Insert, KeySource};
 use Ordering::{Acquire, Relaxed, Release};
-use change::{Comparison, place_in};
-use smallvec::SmallVec;
-use std::ptr;
-use std::sync::Arc;
 
 mod change;
 mod figures;
@@ -68,7 +70,7 @@ impl<K: KeySource> SdTree<K> {
     pub(crate) fn with_bits(keys: K, bits: u32) -> Self {
         let epoch = Epoch::new();
         let directory = Directory::new(bits, Arc::new(Pool::new(&epoch)));
-        SdTree {
+        Self {
             source: keys,
             mixer: Mixer::new(random_seed()),
             current: AtomicPtr::new(Box::into_raw(Box::new(directory))),
@@ -235,10 +237,10 @@ impl<K: KeySource> SdTree<K> {
     #[inline]
     pub(crate) fn directory_at<'p>(&self, at: *const Directory, _pin: &'p Pin<'_>) -> Option<&'p Directory> {
         // SAFETY: all pointers between directories come from `Box::into_raw`, and were read under
-        // the pin. Only the thread that took a directory out of the list of doomed ones drops it,
-        // and only when a grace period has passed since it got there. Before it got there, all
-        // other pointers to it were removed. So a directory that was reached under the pin lives
-        // until the pin ends.
+        // the pin. Only the thread that took a directory out of the list of doomed ones drops it.
+        // It does so only when a grace period has passed since the directory got there. Before it
+        // got there, all other pointers to it were removed. So a directory that was reached under
+        // the pin lives until the pin ends.
         unsafe { at.as_ref() }
     }
 

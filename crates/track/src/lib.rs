@@ -6,7 +6,7 @@
 //! | [`PagemapSource`] | any process with registered regions | Linux 6.7 | `PAGEMAP_SCAN` |
 //! | [`UffdSource`] | this process | Linux 5.7 | faults, which a thread of this process serves |
 //! | [`KvmLogSource`] | a guest | the VM's descriptor | KVM's dirty log |
-//! | [`KvmRingSource`] | a guest | the VM's and the vCPUs' descriptors, Linux 5.11 | KVM's dirty rings |
+//! | [`KvmRingSource`] | a guest | descriptors of VM and vCPUs, Linux 5.11 | KVM's dirty rings |
 //!
 //! The user gives each piece of memory the number of its first frame. [`Source::collect`] adds the
 //! frames written since the last call to a [`DirtyTree`], and protects them again, so that further

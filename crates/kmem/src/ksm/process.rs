@@ -21,14 +21,14 @@ impl Ksmd {
     /// # Errors
     ///
     /// Those of reading `/proc`.
-    pub fn find() -> io::Result<Option<Ksmd>> {
+    pub fn find() -> io::Result<Option<Self>> {
         for entry in fs::read_dir("/proc")? {
             let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
             let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).ok();
             // Any program may have this name, but only a kernel thread has no command line.
             if read("comm").is_some_and(|name| name == "ksmd\n") && read("cmdline").is_some_and(|line| line.is_empty())
             {
-                return Ok(Some(Ksmd { pid }));
+                return Ok(Some(Self { pid }));
             }
         }
         Ok(None)

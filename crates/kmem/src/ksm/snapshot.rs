@@ -35,8 +35,8 @@ impl Snapshot {
     /// # Errors
     ///
     /// `NotFound`: the kernel has no KSM; those of reading the files.
-    pub fn take() -> io::Result<Snapshot> {
-        Snapshot::of(&Ksm::open()?)
+    pub fn take() -> io::Result<Self> {
+        Self::of(&Ksm::open()?)
     }
 
     /// The settings that this kernel has, by the names of their files.
@@ -49,14 +49,14 @@ impl Snapshot {
     /// # Errors
     ///
     /// Those of reading the files.
-    pub fn of(ksm: &Ksm) -> io::Result<Snapshot> {
+    pub fn of(ksm: &Ksm) -> io::Result<Self> {
         let mut values = Vec::with_capacity(SETTINGS.len());
         for name in SETTINGS {
             if let Some(value) = ksm.value(name)? {
                 values.push((name, value));
             }
         }
-        Ok(Snapshot { ksm: ksm.clone(), values })
+        Ok(Self { ksm: ksm.clone(), values })
     }
 
     /// Puts back every setting that has another value now. A failure does not keep the rest from

@@ -41,7 +41,7 @@ fn what_is_put_by_a_digest_is_found_by_it_alone() {
     assert_eq!(one.references(of_its_bytes.id), 2);
 }
 
-/// Many objects from before, found by two threads at once; an object takes at most so many bytes.
+/// Many objects from before, found by two threads at once; and a limit of the bytes for an object.
 #[test]
 fn an_index_over_many_objects() {
     const OBJECTS: u64 = 300_000;
@@ -136,7 +136,7 @@ fn a_store_may_fail_or_lose_an_object() {
 }
 
 /// Threads put and release the same few objects. While a thread holds a reference, the object is
-/// there with its bytes, and whoever puts it gets the same identity.
+/// there with its bytes, and every put returns the same identity.
 #[test]
 fn puts_and_last_releases() {
     const THREADS: usize = 4;

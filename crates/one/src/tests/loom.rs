@@ -130,7 +130,7 @@ fn one_put_and_put_of_what_was_lost() {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(2);
     builder.check(|| {
-        // The store has it no more, but somebody holds a reference.
+        // The store has lost it, but a reference is held.
         let one = loom::sync::Arc::new(One::over(Store::default(), [LOST]));
         let put = |one: &One<Store>| one.put_by(LOST, OBJECT).unwrap();
         let thread = {

@@ -131,7 +131,7 @@ fn content(number: u8) -> Vec<u8> {
 
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
-    /// Digests of the caller's, which collide; objects from before; a store that loses some.
+    /// Digests from the caller, which collide; objects from before; a store that loses some.
     #[test]
     fn by_digest_as_a_map(
         before in proptest::collection::vec((0..200u128, 0..4u8), 0..150),

@@ -2,12 +2,14 @@
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p sdtree --lib --release`
 
+use std::sync::atomic::Ordering::Relaxed;
+
+use loom::sync::Arc;
+use loom::thread;
+
 use super::Table;
 use crate::primitive::Counter;
 use crate::{Handle, Insert, SdTree};
-use loom::sync::Arc;
-use loom::thread;
-use std::sync::atomic::Ordering::Relaxed;
 
 mod resize;
 

@@ -1,11 +1,12 @@
 //! Memory: how much a key costs, and that it does not grow when keys come and go.
 
-use super::{Random, Table};
-use crate::{Handle, Insert, KeySource, SdTree};
 use std::ptr;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc;
 use std::thread;
+
+use super::{Random, Table};
+use crate::{Handle, Insert, KeySource, SdTree};
 
 /// Keys computed from the handle.
 struct Computed;

@@ -1,9 +1,11 @@
 //! The tree against a `BTreeMap`, one thread, adversarial keys.
 
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+
 use super::Table;
 use crate::{Handle, Insert, MAX_KEY_LEN, SdTree};
-use proptest::prelude::*;
-use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Clone, Debug)]
 enum Op {

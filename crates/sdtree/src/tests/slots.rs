@@ -2,12 +2,13 @@
 //! slot's digest. The digest changes when the slot is used again, and any thread may use a free
 //! slot.
 
-use super::Random;
-use crate::{Handle, Insert, KeySource, SdTree};
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::sync::{Barrier, Mutex};
 use std::thread;
+
+use super::Random;
+use crate::{Handle, Insert, KeySource, SdTree};
 
 const THREADS: usize = 4;
 /// A freed slot stays in quarantine until this many more were freed: usually long enough for a call

@@ -1,9 +1,10 @@
 //! Keys that change or vanish under the tree.
 
-use super::Random;
-use crate::{Handle, Insert, KeySource, SdTree};
 use std::sync::Mutex;
 use std::thread;
+
+use super::Random;
+use crate::{Handle, Insert, KeySource, SdTree};
 
 /// Keys that may change at any time.
 #[derive(Default)]

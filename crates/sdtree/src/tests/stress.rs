@@ -1,13 +1,14 @@
 //! Many threads, each against its own knowledge. Meant to be run under ThreadSanitizer too.
 #![allow(unsafe_code)] // one test shares plain memory through the tree, for ThreadSanitizer to watch
 
-use super::{Random, Table};
-use crate::{Handle, Insert, KeySource, SdTree};
 use std::cell::UnsafeCell;
 use std::collections::HashMap;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::thread;
+
+use super::{Random, Table};
+use crate::{Handle, Insert, KeySource, SdTree};
 
 const THREADS: usize = 4;
 

@@ -1,11 +1,12 @@
 //! Nodes that come and go, in every interleaving of two threads.
 
+use loom::sync::Arc;
+use loom::thread;
+
 use crate::pool::*;
 use crate::primitive::Counter;
 use crate::tests::loom::{Count, model};
 use Ordering::Release;
-use loom::sync::Arc;
-use loom::thread;
 
 const LIVE: u64 = 11;
 

@@ -80,9 +80,9 @@ impl Hold {
                 written.unwrap_or_default().iter().map(|&(start, len)| Range::new(start as usize, len as usize));
             for part in parts.filter_map(|part| all.intersect(&part)) {
                 let page = PageNo(((part.start - all.start) / PAGE_SIZE) as u32);
-                region.written_lately(Run::new(page, part.pages() as u32));
+                region.note_recent(Run::new(page, part.pages() as u32));
             }
-            region.lately().for_each(|page| log.add(Range::new(region.address(page), PAGE_SIZE)));
+            region.recent().for_each(|page| log.add(Range::new(region.address(page), PAGE_SIZE)));
         }
         state.changes = (!log.is_too_long()).then_some(log);
     }

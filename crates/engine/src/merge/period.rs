@@ -53,7 +53,7 @@ pub(super) fn begin(shared: &Shared, client: &Client) -> bool {
     }
     if state.schedule.cooldown_began.elapsed().as_secs_f64() >= shared.config.direct_io_seconds {
         state.schedule.cooldown_began = Instant::now();
-        state.regions.values_mut().for_each(Region::end_rest);
+        state.regions.values_mut().for_each(Region::end_cooldown);
     }
     state.retry_deferred();
     shared.pacer.found(state.regions.values().map(Region::due).sum());

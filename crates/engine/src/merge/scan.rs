@@ -134,7 +134,7 @@ impl Client {
                 }
             }
             if let Some(region) = written.ledger(&mut state.regions) {
-                written.runs.iter().for_each(|&run| region.written_lately(region.pages_of(run)));
+                written.runs.iter().for_each(|&run| region.note_recent(region.pages_of(run)));
             }
             self.ask_for_copies(state, &mut written)?;
             self.enter(state, &written, ageing);
@@ -221,7 +221,7 @@ impl Client {
         let regions: Vec<RegionId> = state.regions.keys().copied().collect();
         for id in regions {
             let Some(region) = state.regions.get_mut(&id) else { continue };
-            region.rest_anew();
+            region.restart_cooldown();
             let mut unseen = Written::of(id, region);
             state.begin_region(id);
             MutexGuard::unlocked(state, || self.scan_gently(unseen.range(), &query, &mut unseen.runs))?;

@@ -1,0 +1,211 @@
+//! How long pages have been clean, and so which are to be read next.
+//!
+//! ```text
+//!   written ──▶ young ──clean──▶ older ──clean──▶ candidates ──read──▶ looked at
+//!      ▲                           │                  ▲   ▲                │ window
+//!      │                           │ of a copy        │   └── deferred ◀───┤ no mappings left
+//!      │                           └──▶ cooling ──────┘                    │
+//!      └──────────── written, or the window found it different ◀───────────┘
+//! ```
+//!
+//! A page that a scan finds written goes into `young`. One that stays clean moves on to `older` with
+//! the next scan of a merge period, and to `candidates` with the one after: it did not change for
+//! two merge periods, and will be read once. A write at any time takes it back to `young`.
+//!
+//! *Cooldown.* A page that was merged and then written lies, as a copy, in a mapping of the store.
+//! There the agent cannot check it for pins (`UFFDIO_MOVE` takes anonymous mappings only). A direct
+//! I/O request that is under way could be about to write into it, and a merge would cut it off. So
+//! a copy has to stay clean longer than any one request takes: it is in `cooling` for one to two
+//! cooldown periods.
+
+use dirty::{DirtyTree, NewError};
+use wire::{PageNo, Run};
+
+/// Sets in [`Ages`], for its size.
+const SETS: usize = 11;
+
+/// The pages of one region, by age.
+pub(super) struct Ages {
+    /// Written between the last two scans of merge periods.
+    young: DirtyTree,
+    /// Clean for one period.
+    older: DirtyTree,
+    /// Clean for two periods: to be read.
+    candidates: DirtyTree,
+    /// Put off.
+    deferred: DirtyTree,
+    /// Found written since the last merge period began.
+    written: DirtyTree,
+    /// Pages whose target is predicted; among the candidates: those that were predicted wrong.
+    predicted: DirtyTree,
+    /// Pages that lie in a mapping of the store as copies.
+    copies: DirtyTree,
+    /// Copies that are clean, since this cooldown period and since the one before.
+    cooling: [DirtyTree; 2],
+    /// Pages found written in this cooldown period, and in the one before.
+    recent: [DirtyTree; 2],
+}
+
+fn pages(set: impl Iterator<Item = u64>) -> impl Iterator<Item = PageNo> {
+    set.map(|page| PageNo(page as u32))
+}
+
+impl Ages {
+    /// Of so many pages, none of which was written.
+    pub(super) fn new(pages: u32) -> Result<Self, NewError> {
+        let set = || DirtyTree::new(pages.into());
+        Ok(Self {
+            young: set()?,
+            older: set()?,
+            candidates: set()?,
+            deferred: set()?,
+            written: set()?,
+            predicted: set()?,
+            copies: set()?,
+            cooling: [set()?, set()?],
+            recent: [set()?, set()?],
+        })
+    }
+
+    /// Bytes that they take.
+    pub(super) fn bytes(&self) -> usize {
+        SETS * self.young.bytes()
+    }
+
+    /// A scan found these pages written: they are no candidates any more.
+    pub(super) fn found_written(&mut self, run: Run) {
+        self.written.insert_range(run.page.into(), run.len.into());
+        self.candidates.remove_range(run.page.into(), run.len.into());
+    }
+
+    /// Whether one of these pages was found written since the merge period began.
+    pub(super) fn is_written(&self, run: Run) -> bool {
+        self.written.iter_from(run.page.into()).next().is_some_and(|page| page < u64::from(run.end()))
+    }
+
+    /// A merge period's scan is over: every page gets older by a period, or young again. Returns how
+    /// many changed within the last two periods.
+    pub(super) fn end_period(&mut self) -> u64 {
+        let Self { young, older, candidates, deferred, written, copies, cooling: [now, before], .. } = self;
+        for page in older.iter().filter(|&page| copies.contains(page)) {
+            now.insert(page);
+        }
+        older.subtract(now);
+        candidates.unite(older);
+        for set in [candidates, deferred, now, before] {
+            set.subtract(written);
+        }
+        std::mem::swap(older, young);
+        older.subtract(written);
+        std::mem::swap(young, written);
+        written.clear();
+        self.young.count() + self.older.count()
+    }
+
+    /// The page was merged and has been written since: it is a copy now.
+    pub(super) fn copied(&mut self, page: PageNo) {
+        self.copies.insert(page.into());
+    }
+
+    /// A cooldown period is over: copies that were clean all through it become candidates.
+    pub(super) fn end_cooldown(&mut self) {
+        let [now, before] = &mut self.cooling;
+        self.candidates.unite(before);
+        before.clear();
+        std::mem::swap(now, before);
+        let [now, before] = &mut self.recent;
+        before.clear();
+        std::mem::swap(now, before);
+    }
+
+    /// Copies that are cooling begin again: whether they were written is not known.
+    pub(super) fn restart_cooldown(&mut self) {
+        for set in &mut self.cooling {
+            self.young.unite(set);
+            set.clear();
+        }
+    }
+
+    /// Notes that these pages were written just now, whatever else they are.
+    pub(super) fn note_recent(&mut self, run: Run) {
+        self.recent[0].insert_range(run.page.into(), run.len.into());
+    }
+
+    /// Pages that were written within the last one or two cooldown periods.
+    pub(super) fn recent(&self) -> impl Iterator<Item = PageNo> {
+        pages(self.recent.iter().flat_map(|set| set.iter()))
+    }
+
+    /// The page becomes young: it will be read when it has been clean for two periods.
+    pub(super) fn restart(&mut self, page: PageNo) {
+        self.young.insert(page.into());
+    }
+
+    /// Puts a page off until [`Ages::retry_deferred`].
+    pub(super) fn defer(&mut self, page: PageNo) {
+        self.deferred.insert(page.into());
+    }
+
+    /// Pages that were put off become candidates again.
+    pub(super) fn retry_deferred(&mut self) {
+        self.candidates.unite(&self.deferred);
+        self.deferred.clear();
+    }
+
+    /// These pages are not the region's any more, or are untouched memory.
+    pub(super) fn forget(&mut self, run: Run) {
+        let [now, before] = &mut self.cooling;
+        let Self { young, older, candidates, deferred, copies, predicted, .. } = self;
+        for set in [young, older, candidates, deferred, copies, predicted, now, before] {
+            set.remove_range(run.page.into(), run.len.into());
+        }
+    }
+
+    /// The page is to be read.
+    pub(super) fn add_candidate(&mut self, page: PageNo) {
+        self.candidates.insert(page.into());
+    }
+
+    /// How many candidates there are.
+    pub(super) fn due(&self) -> u64 {
+        self.candidates.count()
+    }
+
+    /// Candidates at or after `from`, ascending.
+    pub(super) fn candidates(&self, from: PageNo) -> impl Iterator<Item = PageNo> {
+        pages(self.candidates.iter_from(from.into()))
+    }
+
+    /// Whether a page is to be read.
+    pub(super) fn is_candidate(&self, page: PageNo) -> bool {
+        self.candidates.contains(page.into())
+    }
+
+    /// The page was read.
+    pub(super) fn looked_at(&mut self, page: PageNo) {
+        self.candidates.remove(page.into());
+        self.predicted.remove(page.into());
+    }
+
+    /// Takes a candidate without reading it, unless it was predicted wrong. Whether it did.
+    pub(super) fn predict(&mut self, page: PageNo) -> bool {
+        let may = self.candidates.contains(page.into()) && !self.predicted.contains(page.into());
+        if may {
+            self.candidates.remove(page.into());
+            self.predicted.insert(page.into());
+        }
+        may
+    }
+
+    /// A planned page has its outcome. `true`: it differed from the prediction, and is a candidate
+    /// again, to be read.
+    pub(super) fn settle_prediction(&mut self, page: PageNo, differs: bool) -> bool {
+        let wrong = self.predicted.contains(page.into()) && differs;
+        if wrong {
+            self.candidates.insert(page.into());
+        } else {
+            self.predicted.remove(page.into());
+        }
+        wrong
+    }
+}

@@ -1,0 +1,244 @@
+//! One region under management.
+
+use dirty::NewError;
+use kmem::pagemap::PageRun;
+use wire::{PageNo, Run};
+
+use super::ages::Ages;
+use super::entries::{Counts, Entries, Entry};
+use super::free_pages::FreePages;
+use super::huge::HugePagesOf;
+use super::stamps::Stamps;
+
+#[cfg(test)]
+mod tests;
+
+/// One region under management.
+pub(crate) struct Region {
+    /// First byte in the client's memory.
+    pub(crate) start: u64,
+    /// Pages, including those that the program has taken back since.
+    pub(crate) pages: u32,
+    /// Pages still under management.
+    pub(crate) managed: u32,
+    /// Whether the next scan must look at all pages, and not only at those written since the last.
+    pub(crate) first_scan: bool,
+    /// Present pages that changed within the last two periods, as of the last scan.
+    pub(crate) volatile: u64,
+    /// When pages were written, while a dirty rate is measured.
+    pub(crate) stamps: Option<Stamps>,
+    /// What the guest has marked as free, if it marks.
+    pub(crate) free: Option<FreePages>,
+    /// Its huge pages, where these are split only above a share; made when the first is found.
+    pub(crate) huge: Option<HugePagesOf>,
+    entries: Entries,
+    ages: Ages,
+}
+
+impl Region {
+    /// A region of which nothing is known yet. `start`: its first byte.
+    pub(crate) fn new(start: u64, pages: u32) -> Result<Self, NewError> {
+        Ok(Self {
+            start,
+            pages,
+            managed: pages,
+            first_scan: true,
+            volatile: 0,
+            stamps: None,
+            free: None,
+            huge: None,
+            entries: Entries::new(pages),
+            ages: Ages::new(pages)?,
+        })
+    }
+
+    /// Address of a page in the client's memory.
+    pub(crate) fn address(&self, page: PageNo) -> usize {
+        self.start as usize + page.index() * kmem::PAGE_SIZE
+    }
+
+    /// The pages of a run that a scan of this region found.
+    pub(crate) fn pages_of(&self, run: PageRun) -> Run {
+        let page = |address: usize| PageNo(((address - self.start as usize) / kmem::PAGE_SIZE) as u32);
+        Run::between(page(run.start), page(run.end))
+    }
+
+    /// All its pages.
+    pub(crate) fn all(&self) -> Run {
+        Run::new(PageNo(0), self.pages)
+    }
+
+    /// Pages by what is known of them.
+    pub(crate) fn counts(&self) -> Counts {
+        self.entries.counts()
+    }
+
+    /// Bytes that the ledger takes for this region.
+    pub(crate) fn bytes(&self) -> u64 {
+        let stamps = self.stamps.as_ref().map_or(0, |stamps| stamps.bytes());
+        let huge = self.huge.as_ref().map_or(0, HugePagesOf::bytes);
+        (self.entries.bytes() + self.ages.bytes() + stamps + huge) as u64
+    }
+
+    /// What is known of a page.
+    pub(crate) fn entry(&self, page: PageNo) -> Entry {
+        self.entries.get(page)
+    }
+
+    /// Writes an entry and returns the one before it.
+    pub(crate) fn set(&mut self, page: PageNo, entry: Entry) -> Entry {
+        self.entries.set(page, entry)
+    }
+
+    /// These pages were recycled; a pending page stays pending. Calls `left` with what else was
+    /// known of them.
+    pub(crate) fn recycle(&mut self, run: Run, left: impl FnMut(PageNo, Entry)) {
+        self.forget_ages(run);
+        self.entries.recycle(run, left);
+    }
+
+    /// A scan found these pages written, or new, in huge pages that are split only above this
+    /// share.
+    pub(crate) fn found_huge(&mut self, pages: Run, share: f64) {
+        if self.huge.is_none() {
+            // Without memory for the sets they are treated as small pages are.
+            self.huge = HugePagesOf::new(self.start, self.pages, share).ok();
+        }
+        if let Some(huge) = &mut self.huge {
+            huge.found(pages);
+        }
+    }
+
+    /// These pages are in no huge page any more: pages that were kept for its sake become
+    /// candidates.
+    pub(crate) fn lost_huge(&mut self, pages: Run) {
+        for page in self.huge.as_mut().map(|huge| huge.lost(pages)).unwrap_or_default() {
+            self.ages.add_candidate(page);
+        }
+    }
+
+    /// Whether the page is in a huge page that is not to be split yet.
+    pub(crate) fn keeps_huge(&self, page: PageNo) -> bool {
+        self.huge.as_ref().is_some_and(|huge| huge.keeps(page))
+    }
+
+    /// This page of a huge page that was kept can be merged. Whether its huge page is given up with
+    /// that; there are candidates then.
+    pub(crate) fn can_merge(&mut self, page: PageNo) -> bool {
+        let Some(noted) = self.huge.as_mut().and_then(|huge| huge.can_merge(page)) else { return false };
+        noted.into_iter().for_each(|page| self.ages.add_candidate(page));
+        true
+    }
+
+    /// A scan found these pages written: they are no candidates any more.
+    pub(crate) fn mark_written(&mut self, run: Run) {
+        self.ages.found_written(run);
+    }
+
+    /// Whether a scan between two merge periods has found one of these pages written, perhaps since
+    /// it was read or planned. Such a page must not be merged now; it ages from the next period on.
+    pub(crate) fn is_written(&self, run: Run) -> bool {
+        self.ages.is_written(run)
+    }
+
+    /// A merge period's scan is over: every page gets older by a period, or young again.
+    pub(crate) fn end_scan(&mut self) {
+        self.volatile = self.ages.end_period();
+        self.first_scan = false;
+    }
+
+    /// The page was merged and has been written since: it is a copy now.
+    pub(crate) fn copied(&mut self, page: PageNo) {
+        self.ages.copied(page);
+    }
+
+    /// A cooldown period is over: copies that were clean all through it become candidates.
+    pub(crate) fn end_cooldown(&mut self) {
+        self.ages.end_cooldown();
+    }
+
+    /// Copies that are cooling begin again: whether they were written is not known.
+    pub(crate) fn restart_cooldown(&mut self) {
+        self.ages.restart_cooldown();
+    }
+
+    /// Notes that these pages were written just now, whatever else they are.
+    pub(crate) fn note_recent(&mut self, run: Run) {
+        self.ages.note_recent(run);
+    }
+
+    /// Pages that were written within the last one or two cooldown periods.
+    pub(crate) fn recent(&self) -> impl Iterator<Item = PageNo> {
+        self.ages.recent()
+    }
+
+    /// The page becomes young: it will be read when it has been clean for two periods.
+    pub(crate) fn restart(&mut self, page: PageNo) {
+        self.ages.restart(page);
+    }
+
+    /// Puts a page off until [`Region::retry_deferred`].
+    pub(crate) fn defer(&mut self, page: PageNo) {
+        self.ages.defer(page);
+    }
+
+    /// Pages that were put off become candidates again.
+    pub(crate) fn retry_deferred(&mut self) {
+        self.ages.retry_deferred();
+    }
+
+    /// These pages are not this region's any more, or are untouched memory.
+    pub(crate) fn forget_ages(&mut self, run: Run) {
+        self.lost_huge(run);
+        self.ages.forget(run);
+    }
+
+    /// Pages that are to be read.
+    pub(crate) fn due(&self) -> u64 {
+        self.ages.due()
+    }
+
+    /// Up to `max` candidates at or after `from`, ascending. Pages that the guest has marked as free
+    /// are left out: they will be recycled, or written before they are used.
+    pub(crate) fn candidates(&mut self, from: PageNo, max: usize, into: &mut Vec<PageNo>) {
+        into.clear();
+        let all = self.ages.candidates(from);
+        let Some(free) = &self.free else { return into.extend(all.take(max)) };
+        let mut left_out = Vec::new();
+        for page in all {
+            if free.contains(page) {
+                left_out.push(page);
+            } else {
+                into.push(page);
+            }
+            if into.len() == max {
+                break;
+            }
+        }
+        left_out.into_iter().for_each(|page| self.looked_at(page));
+    }
+
+    /// Whether a page is to be read.
+    pub(crate) fn is_candidate(&self, page: PageNo) -> bool {
+        self.ages.is_candidate(page)
+    }
+
+    /// The page was read.
+    pub(crate) fn looked_at(&mut self, page: PageNo) {
+        self.ages.looked_at(page);
+    }
+
+    /// Takes a candidate without reading it, unless it was predicted wrong or must be read. Whether
+    /// it did.
+    pub(crate) fn predict(&mut self, page: PageNo) -> bool {
+        let free = self.free.as_ref().is_some_and(|free| free.contains(page));
+        let read = self.keeps_huge(page) || matches!(self.entry(page), Entry::Unshared(_));
+        !free && !read && self.ages.predict(page)
+    }
+
+    /// A planned page has its outcome. `true`: it differed from the prediction, and is a candidate
+    /// again, to be read.
+    pub(crate) fn settle_prediction(&mut self, page: PageNo, differs: bool) -> bool {
+        self.ages.settle_prediction(page, differs)
+    }
+}

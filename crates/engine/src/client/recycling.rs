@@ -1,5 +1,5 @@
-//! The recycling part of a client: its guest's marks, where the guest's RAM lies, and what came of
-//! the sweeps.
+//! The recycling part of a client: its guest's marks, the place of the guest's RAM, and the results
+//! of sweeps.
 //!
 //! An agent announces a pool once, with the extents of the guest's RAM or with a QMP socket to find
 //! them by. It reports each run of pages that it has taken back, and the end of each sweep. The

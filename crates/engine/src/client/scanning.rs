@@ -1,4 +1,4 @@
-//! A scan of a client under way: what may happen beside it, and what may not.
+//! A scan of a client under way: which other work goes on beside it, and which waits.
 //!
 //! A scan is a system call that takes up to milliseconds. The client's lock is not held for that
 //! time, so the thread that hears the agents never waits for a scan. Other scans, batches and
@@ -55,8 +55,7 @@ impl State {
         self.scanning = Some(Scanning { region, overtaken: Vec::new() });
     }
 
-    /// The agent reports that these pages hold nothing now. What a scan under way finds of them is
-    /// older.
+    /// The agent reports that these pages hold nothing now. Findings of a scan under way are older.
     pub(crate) fn overtake(&mut self, region: RegionId, run: Run) {
         if let Some(scanning) = self.scanning.as_mut().filter(|scanning| scanning.region == region) {
             scanning.overtaken.push(run);

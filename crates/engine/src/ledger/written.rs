@@ -1,5 +1,5 @@
-//! What the ledger makes of a scan's findings: pages that were written, or first touched, since the
-//! last scan.
+//! A scan's findings enter the ledger: pages that were written, or first touched, since the last
+//! scan.
 
 use kmem::pagemap::Categories;
 use wire::{PageNo, Run};
@@ -7,7 +7,7 @@ use wire::{PageNo, Run};
 use super::{Entry, Region};
 use wire::HugePages;
 
-/// What is done about huge pages.
+/// How huge pages are treated.
 #[derive(Clone, Copy)]
 pub(crate) struct HugePolicy {
     pub(crate) pages: HugePages,

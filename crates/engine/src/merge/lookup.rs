@@ -1,4 +1,4 @@
-//! Looking pages up: what is to become of each candidate of a chunk.
+//! Looking pages up: a verdict on each candidate of a chunk.
 //!
 //! 1. A page of zeros is given back.
 //! 2. A page in a *duplicate run*, neighbours of one content, takes the next replica of its frame,
@@ -92,7 +92,7 @@ pub(super) struct Lookup<'a> {
     /// Of the chunk in hand, if its bytes were read: whose content one other page was sighted with
     /// before these were looked up.
     sighted: Vec<bool>,
-    /// What was found, page by page, of the last chunk.
+    /// The verdicts on the pages of the last chunk.
     pub(super) verdicts: Vec<(PageNo, Verdict)>,
     /// Contents that were new, of small pages, since this was last set to 0.
     pub(super) firsts: usize,

@@ -1,4 +1,4 @@
-//! What begins a merge period for a client: whether it may be merged at all, and the scan.
+//! The beginning of a merge period for a client: may it be merged at all? If so, it is scanned.
 
 use std::time::{Duration, Instant};
 
@@ -36,8 +36,8 @@ pub(super) fn begin(shared: &Shared, client: &Client) -> bool {
     }
     let cpu = kmem::cpu::thread_time();
     match client.scan(&mut state, true) {
-        // Where much is written or new the scan was slow once, for that, and what it found must not
-        // wait long for the scans that its pages have to stay clean in.
+        // A scan that finds many written or new pages is slow for that reason, once. Its pages must
+        // not wait long for the two scans in which they have to be clean.
         Ok(found)
             if state.totals.full_scans > FIRST_SCANS
                 && found * MUCH < state.regions.values().map(|region| u64::from(region.pages)).sum() =>

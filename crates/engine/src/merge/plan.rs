@@ -12,7 +12,7 @@ pub(super) const BATCH: u32 = 1024;
 /// Runs in one batch.
 const BATCH_RUNS: usize = 1024;
 
-/// What a look-up says of a page.
+/// The result of a look-up, for one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// No other page has this content: it is unshared, under this handle.
@@ -26,7 +26,7 @@ pub(super) enum Verdict {
 }
 
 impl Verdict {
-    /// What the page is to be merged with.
+    /// The frame or zeros to merge the page with.
     pub(super) fn target(self) -> Option<Target> {
         if let Self::Merge(target) = self { Some(target) } else { None }
     }

@@ -1,4 +1,4 @@
-//! Merge requests: what one client's pass asks of another client, and how they are served.
+//! Merge requests: one client's pass makes them, and another client's pass serves them.
 //!
 //! When a pass makes a frame of content that another client's page was sighted with, that page
 //! should use the frame too. Only a pass of that client may plan its pages, so it gets a request;
@@ -36,7 +36,7 @@ impl From<Gone> for Unserved {
     }
 }
 
-/// What a pass asks of other clients.
+/// The requests of a pass to other clients.
 #[derive(Default)]
 pub(super) struct Outgoing {
     /// Clients to notify when the pass is over.
@@ -108,7 +108,7 @@ impl Outgoing {
         if !Arc::ptr_eq(&other.domain, &client.domain) || !shared.queue.claim(&other) {
             return;
         }
-        // What cannot be served now waits, and the other client will be notified.
+        // Requests that cannot be served now wait, and the other client will be notified.
         let _ = serve(shared, &other);
         shared.queue.done(other);
     }
@@ -121,7 +121,8 @@ pub(super) fn serve(shared: &Shared, client: &Arc<Client>) -> Result<(), Unserve
         shared.queue.ask(client, false);
     }
     let mut requests = client.requests.take();
-    // What was left the last time is sorted, which this sort knows to use.
+    // Requests that were left the last time are sorted already, and this sort is fast on sorted
+    // parts.
     requests.sort_by_key(|request| (request.region, request.page));
     let mut left = requests.as_slice();
     while let Some(id) = left.first().map(|request| request.region) {

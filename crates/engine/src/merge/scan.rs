@@ -53,17 +53,17 @@ const LEAST_SCAN_BYTES: usize = HUGE_PAGE_SIZE;
 /// Most bytes that one looks at.
 const MOST_SCAN_BYTES: usize = 256 << 20;
 
-/// What the kernel says of every page that a scan finds. Whether it is a page of a file is asked in
-/// a second step, of written pages that the ledger holds for merged: for that the kernel looks at
-/// each page's `struct page`, a cache miss a page, where all else stands in the page table (8 GiB:
-/// 74 ms against a few).
+/// What to report of every page found. Whether it is a page of a file is asked in a second step, of
+/// written pages that the ledger holds for merged: for that the kernel looks at each page's `struct
+/// page`, a cache miss a page, where all else stands in the page table (8 GiB: 74 ms against a
+/// few).
 const RETURNED: Categories = Categories::PRESENT.union(Categories::PFNZERO).union(Categories::HUGE);
 const POPULATED: Categories = Categories::PRESENT.union(Categories::SWAPPED);
 
-/// What a scan found written in one region, or new.
+/// The findings of a scan in one region: pages that were written, or are new.
 struct Written {
     region: RegionId,
-    /// What the region was when the scan began.
+    /// The region as it was when the scan began.
     start: u64,
     pages: u32,
     first_scan: bool,
@@ -95,8 +95,8 @@ impl Client {
     /// Scans every region for pages written since the last time, re-protecting them in the same
     /// step. `state` must be [settled](Client::settled); it is unlocked meanwhile.
     ///
-    /// `ageing`: a merge period has passed. Otherwise what is found is kept for the next scan that
-    /// ages; see `rates`. Returns how many pages were written, or are new.
+    /// `ageing`: a merge period has passed. Otherwise the findings are kept for the next scan
+    /// that ages; see `rates`. Returns how many pages were written, or are new.
     ///
     /// # Errors
     /// Those of `PAGEMAP_SCAN`. What was found until then is entered; the change log is lost.
@@ -112,7 +112,8 @@ impl Client {
             self.find_unseen(state)?;
         }
         state.stamp_scan(Instant::now());
-        // Lost when a scan fails: what it found until then is no more in the kernel's notes.
+        // If the scan fails the log is dropped: the kernel's notes of pages found until then are
+        // cleared.
         let mut changes = state.changes.take();
         let mut found = 0;
         let regions: Vec<RegionId> = state.regions.keys().copied().collect();
@@ -207,10 +208,10 @@ impl Client {
         Ok(())
     }
 
-    /// After a freeze: finds what was written while somebody else cleared the notes of writes:
-    /// merged pages that were copied, and pages that hold something where nothing was known. What
-    /// was written of those that were read before shows when they are compared. A device may be
-    /// about to write into copies: their quarantine begins again.
+    /// After a freeze: finds pages that were written while somebody else cleared the notes of
+    /// writes. These are merged pages that were copied, and pages that hold something where nothing
+    /// was known. A written page among those that were read before will differ when it is compared.
+    /// A device may be about to write into copies: their cooldown begins again.
     fn find_unseen(&self, state: &mut MutexGuard<'_, State>) -> Result<(), Errno> {
         let query = Query {
             inverted: Categories::FILE,

@@ -29,9 +29,11 @@ pub fn patience() -> u32 {
     std::env::var("PAGEONE_TEST_PATIENCE").ok().and_then(|p| p.parse().ok()).unwrap_or(1)
 }
 
-/// Runs `check` until it gives something, for at most `limit`.
+/// Runs `check` until it gives something, for at most `limit`, or a minute: a slow machine is no
+/// error.
 pub fn eventually<T>(what: &str, limit: Duration, mut check: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + limit * patience();
+    let limit = limit.max(Duration::from_secs(60)) * patience();
+    let deadline = Instant::now() + limit;
     loop {
         if let Some(found) = check() {
             return found;

@@ -150,7 +150,7 @@ fn a_daemon_that_does_not_read_stalls_nobody() {
     for _ in 0..8 {
         assert_eq!(program.ask(&format!("discard-each 0 {PAGES}")), "None");
     }
-    assert!(before.elapsed() < Duration::from_secs(10));
+    assert!(before.elapsed() < Duration::from_secs(60));
     daemon.wait_for_close();
     let account = daemon.accept();
     assert!(account.contains(&ToDaemon::SegmentHeld { segment: store.id }), "{account:?}");

@@ -338,11 +338,13 @@ mod tests {
 
     #[test]
     fn what_agents_have_in_hand_counts_until_they_report_or_fall_silent() {
+        let begin = Instant::now();
         let pacer = pacer(LIMITS);
         pacer.charge_agents(0, 20_000);
-        // 200 ms less the burst of 50 ms, at 9 %.
+        // 200 ms less the burst of 50 ms, at 9 %, less what this thread itself was kept waiting.
         let wait = pacer.settle(0, Duration::ZERO).1.as_secs_f64();
-        assert!((wait - 0.15 / 0.09).abs() < 0.1, "{wait}");
+        let (most, late) = (0.15 / 0.09 + 0.1, begin.elapsed().as_secs_f64());
+        assert!((most - 0.2 - late..most).contains(&wait), "{wait} s, {late} s late");
         pacer.charge_agents(40_000_000, 0);
         assert_eq!(pacer.settle(0, Duration::ZERO).1, Duration::ZERO);
         pacer.with(|state, _| state.in_hand.0 = 20_000);
@@ -367,11 +369,11 @@ mod tests {
             std::thread::scope(|scope| (0..workers).for_each(|_| drop(scope.spawn(worker))));
             let took = begin.elapsed().as_secs_f64();
             // On a busy machine it may be late, but not early.
-            assert!((0.95..3.0).contains(&took), "{took} s with {workers} workers");
+            assert!((0.95..30.0).contains(&took), "{took} s with {workers} workers");
             pacer.begin_scan();
             let status = pacer.status();
             assert_eq!(status.metrics.scan_pages, 30_000);
-            assert!(status.metrics.scan_time_seconds.is_some_and(|time| (0.95..3.0).contains(&time)), "{status:?}");
+            assert!(status.metrics.scan_time_seconds.is_some_and(|time| (0.95..30.0).contains(&time)), "{status:?}");
             assert!(status.reason.contains("target of 1 s; 30000 pages due"), "{status:?}");
         }
     }
@@ -386,6 +388,7 @@ mod tests {
         pacer.took(1_000_000);
         pacer.charge_agents(1 << 60, 1 << 20);
         pacer.pause(|| false);
-        assert!(begin.elapsed() < Duration::from_secs(2));
+        // A wait would be of hours.
+        assert!(begin.elapsed() < Duration::from_secs(60));
     }
 }

@@ -107,7 +107,7 @@ fn wrappers_and_shells_work_as_ever() {
     // Held open, or the client would end by itself.
     let _input = wrapped.stdin.take();
     assert_eq!(wrapped.wait().unwrap().code(), Some(124));
-    assert!(start.elapsed() < Duration::from_secs(10));
+    assert!(start.elapsed() < Duration::from_secs(60));
     let exit = |words: &[&str]| daemon.run(&[]).args(words).stderr(Stdio::null()).status().unwrap().code();
     assert_eq!(exit(&["sh", "-c", "exit 42"]), Some(42));
     assert_eq!(exit(&["/nonexistent/program"]), Some(127));

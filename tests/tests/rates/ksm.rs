@@ -119,13 +119,15 @@ fn it_governs_and_puts_back_what_it_found_after_sigterm() {
             assert!(decision["reason"].as_str().unwrap().starts_with("scan took"), "{decision}");
             ended.push(decision["scan_seconds"].as_f64().unwrap());
         }
-        if ended.len() == 6 {
+        // Once it knows the scanner, a scan takes its target; on a busy machine not each.
+        let is_near = |time: &f64| (time - 1.0).abs() < 0.2;
+        if ended.iter().skip(3).any(is_near) || ended.len() == 60 {
             break;
         }
     }
     assert_eq!(host.ksm.run().unwrap(), 1);
     assert_ne!(host.ksm.pages_to_scan().unwrap(), 123);
-    assert!(ended[3..].iter().any(|time| (time - 1.0).abs() < 0.2), "{ended:?}");
+    assert!(ended.len() < 60, "none of these scans took its target: {ended:?}");
     signal_process(child.id() as i32, libc::SIGTERM);
     assert_eq!(child.wait().unwrap().code(), Some(0));
     assert_eq!((host.ksm.pages_to_scan().unwrap(), host.ksm.run().unwrap()), (123, 0));
@@ -135,11 +137,11 @@ fn it_governs_and_puts_back_what_it_found_after_sigterm() {
 fn it_gives_way_to_another_writer_and_leaves_what_that_one_wrote() {
     let Some(host) = Host::take() else { return };
     let mut child = advise(&["--target", "5"]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    eventually("KSM runs", Duration::from_secs(5), || (host.ksm.run().ok()? == 1).then_some(()));
-    // The first decision may still be on its way.
-    std::thread::sleep(Duration::from_millis(200));
+    eventually("the first decision is made", Duration::from_secs(60), || {
+        (host.ksm.run().ok()? == 1 && host.ksm.pages_to_scan().ok()? != 123).then_some(())
+    });
     host.ksm.set_pages_to_scan(777).unwrap();
-    let status = eventually("it ends", Duration::from_secs(5), || child.try_wait().unwrap());
+    let status = eventually("it ends", Duration::from_secs(60), || child.try_wait().unwrap());
     let mut text = String::new();
     std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut text).unwrap();
     assert_eq!(status.code(), Some(6), "{text}");

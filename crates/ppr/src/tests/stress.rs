@@ -47,7 +47,7 @@ fn a_guest_that_loses_the_race_waits_and_loses_no_page() {
         let mut host = Host::new(&pool, Ram::new(std::iter::once(0..PAGES)));
         let start = Instant::now();
         let mut recycled = 0;
-        while waits.load(Relaxed) < 5000 && start.elapsed() < Duration::from_secs(60) {
+        while waits.load(Relaxed) < 5000 && start.elapsed() < Duration::from_secs(600) {
             let zero = |runs: &[Range<u64>]| {
                 // Slow, before and between.
                 std::thread::sleep(Duration::from_micros(20));

@@ -11,17 +11,19 @@ fn a_daemon_that_ends_meanwhile_is_noticed() {
     client.expect("ready");
     let (path, pid) = (daemon.dir.path().display().to_string(), client.pid().to_string());
     let mut seen = Vec::new();
-    // Too early the command knows of no daemon yet, too late it is done.
-    let noticed = [100, 30, 300, 1000].into_iter().any(|wait| {
+    // Too early the command knows of no daemon yet, too late it is done: the wait fits the machine.
+    let mut wait = 100.0;
+    let noticed = (0..30).any(|attempt| {
         let mut command = Command::new(program("pageone"));
-        let name = format!("cut-{wait}");
+        let name = format!("cut-{attempt}");
         command.args(["--dir", &path, "checkpoint", &pid, "--to", "store", "--name", &name]);
         let running = command.env("PAGEONE_POOLS", dir.path().join("names")).stderr(Stdio::piped()).spawn().unwrap();
-        std::thread::sleep(Duration::from_millis(wait));
+        std::thread::sleep(Duration::from_secs_f64(wait / 1000.0));
         daemon.kill();
         let out = running.wait_with_output().unwrap();
         daemon.restart();
         seen.push(String::from_utf8(out.stderr).unwrap());
+        wait *= if out.status.success() { 0.6 } else { 1.4 };
         out.status.code() == Some(1) && seen.last().is_some_and(|err| err.contains("take the checkpoint again"))
     });
     assert!(noticed, "{seen:?}");

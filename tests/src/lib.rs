@@ -63,7 +63,7 @@ impl Daemon {
     }
 
     /// Starts one with these options of `pageone daemon`. Nothing here does direct I/O, so copied
-    /// pages need no rest.
+    /// pages need no cooldown.
     pub fn with(args: &[&str]) -> Self {
         Self::with_config(args, "")
     }
@@ -182,7 +182,7 @@ impl Drop for Daemon {
         if std::thread::panicking() {
             eprintln!("--- the daemon's log:\n{log}");
         } else {
-            // A worker's panic, or a frame that was counted wrong, may harm nobody for hours.
+            // A worker's panic, or a frame that was counted wrong, may harm no program for hours.
             assert!(!log.contains("panicked at") && !log.contains("did not have"), "{log}");
         }
     }
@@ -348,7 +348,7 @@ impl Guest {
         self.0.rounds() as usize
     }
 
-    /// Waits for so many more rounds.
+    /// Waits until the guest passed `more` further rounds.
     pub fn pass_rounds(&mut self, more: usize) {
         let target = self.rounds() + more;
         eventually("the guest's rounds", Duration::from_secs(240), || (self.rounds() >= target).then_some(()));

@@ -46,7 +46,7 @@ fn known(daemon: &Daemon, client: &e2e::Client) {
     e2e::eventually("the daemon knows the client", std::time::Duration::from_secs(10), known);
 }
 
-/// Distinct pages within so many seconds.
+/// Distinct pages written within the given number of seconds.
 fn within(client: &Value, seconds: f64) -> u64 {
     let windows = client["windows"].as_array().unwrap();
     let window = windows.iter().find(|w| w["seconds"] == seconds);

@@ -131,7 +131,9 @@ fn a_hostile_program_hurts_itself_only() {
         let of = |client: &Value| client["recycling"]["state"] == *state;
         daemon.client(pid).as_ref().is_some_and(of).then_some(())
     };
-    eventually("who overwrote the header is dropped", Duration::from_secs(20), || is(bad.pid(), "dropped"));
+    eventually("the program that overwrote the header is dropped", Duration::from_secs(20), || {
+        is(bad.pid(), "dropped")
+    });
     is(good.pid(), "recycling").unwrap();
     let before = recycled_total(&daemon, good.pid());
     good.tell("take");

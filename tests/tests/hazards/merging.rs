@@ -50,16 +50,16 @@ fn two_clients_share_frames_and_leave_no_trace() {
 }
 
 #[test]
-fn pages_that_were_guessed_wrong_keep_their_bytes_and_the_others_merge() {
+fn pages_that_were_predicted_wrong_keep_their_bytes_and_the_others_merge() {
     let daemon = Daemon::start();
     let mut alike: Vec<Client> = (0..2).map(|_| daemon.scenario(&["hold", "8192", "1", "5"])).collect();
     alike.iter_mut().for_each(|client| client.expect("ready"));
     alike.iter().for_each(|client| daemon.wait_merged(client.pid(), 8192));
-    // Row after row of matches, each followed by a page that does not match.
+    // Predictions that hold for a while, each ended by a page that does not match.
     let mut other = daemon.scenario(&["hold", "8192", "1", "5", "100"]);
     other.expect("ready");
     daemon.wait_merged(other.pid(), 8192 - 81);
-    // The pages that did not match are read when their turn comes.
+    // The pages that did not match are read in a later pass.
     let status = eventually("all is looked at", Duration::from_secs(20), || {
         daemon.client(other.pid()).filter(|status| status["pages_unshared"].as_u64() >= Some(81))
     });
@@ -79,9 +79,9 @@ fn frames_that_come_and_go_are_never_taken_from_their_users() {
         client.expect("ready");
         client.tell("go");
     }
-    for turn in 0..seconds {
+    for second in 0..seconds {
         // Pauses leave batches half done and reports unread.
-        let stopped = if turn % 2 == 0 { daemon.pid() } else { clients[1].pid() };
+        let stopped = if second % 2 == 0 { daemon.pid() } else { clients[1].pid() };
         signal_process(stopped, libc::SIGSTOP);
         std::thread::sleep(Duration::from_millis(100));
         signal_process(stopped, libc::SIGCONT);
@@ -125,7 +125,7 @@ fn a_huge_page_is_split_only_when_enough_of_it_merges() {
             "the kernel gave no huge pages; it does with `madvise` in /sys/kernel/mm/transparent_hugepage/enabled, where memory is free",
         );
     }
-    // Of the second huge page of each 461 pages have their like, of the first 52.
+    // Of the second huge page of each 461 pages have duplicates, of the first 52.
     clients.iter().for_each(|client| daemon.wait_merged(client.pid(), 461));
     eventually("what is left in huge pages is known", Duration::from_secs(20), || {
         let known = clients.iter().all(|client| daemon.client(client.pid()).unwrap()["pages_kept_huge"] == 52);
@@ -144,7 +144,7 @@ fn a_huge_page_is_split_only_when_enough_of_it_merges() {
 }
 
 #[test]
-fn what_a_newcomer_shows_before_its_holders_come_back_after_a_restart_is_merged_with_theirs() {
+fn what_a_new_client_shows_before_its_holders_come_back_after_a_restart_is_merged_with_theirs() {
     let mut daemon = Daemon::start();
     let mut holders = [(); 2].map(|()| daemon.scenario(&["hold", "4096", "1", "6"]));
     holders.iter_mut().for_each(|client| client.expect("ready"));
@@ -153,15 +153,15 @@ fn what_a_newcomer_shows_before_its_holders_come_back_after_a_restart_is_merged_
     stop(libc::SIGSTOP);
     daemon.kill();
     daemon.restart();
-    let mut newcomer = daemon.scenario(&["hold", "4096", "1", "6"]);
-    newcomer.expect("ready");
-    eventually("the newcomer is looked at", Duration::from_secs(60), || {
-        (daemon.client(newcomer.pid())?["pages_unshared"] == 4096).then_some(())
+    let mut late = daemon.scenario(&["hold", "4096", "1", "6"]);
+    late.expect("ready");
+    eventually("the new client's pages are read", Duration::from_secs(60), || {
+        (daemon.client(late.pid())?["pages_unshared"] == 4096).then_some(())
     });
     stop(libc::SIGCONT);
-    daemon.wait_merged(newcomer.pid(), 4096);
+    daemon.wait_merged(late.pid(), 4096);
     assert_eq!(daemon.status()["domains"][0]["pages_shared"], 4096, "in the frames that there were");
-    newcomer.go();
+    late.go();
     holders.iter_mut().for_each(Client::go);
 }
 

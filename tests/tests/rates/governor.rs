@@ -51,7 +51,7 @@ fn under_load(daemon: &Daemon, clients: &mut [Client], seconds: f64) -> Vec<(f64
         if at >= seconds {
             return samples;
         }
-        // Twelve times a second a client: each has time enough to be merged before its next turn.
+        // Twelve times a second a client: each has time enough to be merged before it writes again.
         if at * 12.0 >= rewritten as f64 {
             let client = &mut clients[rewritten % 8];
             client.tell("rewrite");
@@ -129,7 +129,7 @@ impl Thrashing {
         }
         let file = tempfile::NamedTempFile::new_in(daemon.dir.path()).map_err(|e| e.to_string())?;
         std::fs::write(file.path(), vec![7u8; 96 << 20]).map_err(|e| e.to_string())?;
-        // `dd` has the file written and forgotten, so that its pages are charged to who reads them.
+        // `dd` has the file written and forgotten, so that its pages are charged to the reader.
         let script =
             "dd of=\"$1\" oflag=nocache conv=notrunc,fdatasync count=0 status=none; echo $$ > \"$2\"/cgroup.procs
             while :; do cat \"$1\" \"$1\" \"$1\" > /dev/null; done";
@@ -200,15 +200,15 @@ fn a_scan_takes_its_target_from_the_first_on_and_after_a_tripling() {
     let mut scans: Vec<(u64, f64)> = Vec::new();
     let (mut halfway, mut next, mut last) = (0, 0, None);
     let begin = Instant::now();
-    for turn in 0..18 {
+    for second in 0..18 {
         // Every second one client's pages begin to age; then those of three.
-        for _ in 0..if turn < 9 { 1 } else { 3 } {
+        for _ in 0..if second < 9 { 1 } else { 3 } {
             let client = &mut clients[next % 12];
             client.tell("rewrite");
             client.expect("ok");
             next += 1;
         }
-        while begin.elapsed() < Duration::from_secs(turn + 1) {
+        while begin.elapsed() < Duration::from_secs(second + 1) {
             let now = governor(&daemon);
             let (pages, time) = (now["scan_pages"].as_u64().unwrap(), now["scan_time_seconds"].as_f64());
             // Two in a row may have as many pages and as much time; their CPU time tells them

@@ -1,5 +1,5 @@
 //! The KSM driver: it governs the real ksmd, puts back what it found, and gives way to others.
-//! KSM's settings are the host's, so these tests run only where nobody else uses KSM, one at a
+//! KSM's settings are the host's, so these tests run only where KSM is not in use, one at a
 //! time, and put everything back.
 
 use std::io::{BufRead, BufReader, Write};
@@ -18,12 +18,12 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 struct Host {
     ksm: Ksm,
     before: Snapshot,
-    _turn: MutexGuard<'static, ()>,
+    _alone: MutexGuard<'static, ()>,
 }
 
 impl Host {
     fn take() -> Option<Self> {
-        let turn = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let alone = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let Ok(ksm) = Ksm::open() else {
             skipped("this kernel has no KSM");
             return None;
@@ -38,7 +38,7 @@ impl Host {
             ksm.set_advisor_mode("none").unwrap();
         }
         ksm.set_pages_to_scan(123).unwrap();
-        Some(Self { ksm, before, _turn: turn })
+        Some(Self { ksm, before, _alone: alone })
     }
 }
 

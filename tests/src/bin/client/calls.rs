@@ -140,7 +140,8 @@ pub(crate) fn signals() {
     (0..region.pages).for_each(|page| region.fill(page, 1 + (page % 64) as u64));
     wait_go();
     let mut problems = Vec::new();
-    // SAFETY: plain signal handling; every structure is initialised by the calls that are meant for it.
+    // SAFETY: plain signal handling; every structure is initialised by the calls that are meant for
+    // it.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = on_signal as extern "C" fn(libc::c_int) as usize;
@@ -183,8 +184,8 @@ pub(crate) fn pinned() {
     (0..region.pages).for_each(|page| region.fill(page, seed(page)));
     const SETUP: libc::c_long = 425;
     const REGISTER: libc::c_long = 427;
-    // SAFETY: io_uring_setup(2) writes 120 bytes of parameters; io_uring_register(2), opcode 0, reads
-    // one iovec.
+    // SAFETY: io_uring_setup(2) writes 120 bytes of parameters; io_uring_register(2), opcode 0,
+    // reads one iovec.
     unsafe {
         let mut params = [0u64; 15];
         let ring = libc::syscall(SETUP, 4, params.as_mut_ptr());

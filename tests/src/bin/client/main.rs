@@ -85,7 +85,7 @@ fn main() {
 }
 
 /// `hold PAGES COPIES BASE [OWN]`: each content COPIES times, but every OWN-th page has one that
-/// nobody else has; checks it whenever it is told to. `rewrite` gives every page new content.
+/// no other client has; checks it whenever it is told to. `rewrite` gives every page new content.
 fn hold(pages: usize, copies: usize, base: u64, own: usize) {
     let region = Region::new(pages, true);
     let mut base = base << 32;
@@ -109,7 +109,7 @@ fn hold(pages: usize, copies: usize, base: u64, own: usize) {
     std::process::exit(0);
 }
 
-/// `huge PERCENT…`: a huge page for each number; so many percent of its pages hold what every
+/// `huge PERCENT…`: a huge page for each number; that percentage of its pages holds what every
 /// client of this scenario holds there. Checks all whenever it is told to; `write` writes to each
 /// huge page first.
 fn huge(shares: &[usize]) {

@@ -139,7 +139,7 @@ fn allocate(
                         *content = (half as u64 + 1) << 56 | next;
                         region.fill(page, *content);
                     }
-                    // Only who writes the pool himself can be stuck.
+                    // Only a program that writes the pool itself can be stuck.
                     Err(_) => wrong += usize::from(!hostile),
                 }
             } else {

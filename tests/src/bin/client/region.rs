@@ -76,8 +76,8 @@ impl Region {
     }
 
     pub(crate) fn advise(&self, pages: std::ops::Range<usize>, advice: i32) -> Result<(), i32> {
-        // SAFETY: a range of this mapping; what the advice does to its content is what the scenario is
-        // about.
+        // SAFETY: a range of this mapping; what the advice does to its content is what the scenario
+        // is about.
         match unsafe { libc::madvise(self.address(pages.start), pages.len() * PAGE, advice) } {
             0 => Ok(()),
             _ => Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(0)),

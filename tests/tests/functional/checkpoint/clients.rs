@@ -70,8 +70,8 @@ fn guests_are_stored_while_they_run() {
     guest.pass_rounds(2);
     let first = checkpoint(dir.path(), Some(&daemon), guest.pid(), "first", &["--max-pause", "500"]);
     guest.pass_rounds(1);
-    // Stopped, so that it can be compared; the pages written since the first checkpoint are all that is
-    // new.
+    // Stopped, so that it can be compared; the pages written since the first checkpoint are all
+    // that is new.
     let second = checkpoint(dir.path(), Some(&daemon), guest.pid(), "second", &["--max-pause", "500"]);
     assert!(second["stored_bytes"].as_u64() < first["stored_bytes"].as_u64(), "{first} {second}");
     signal_process(guest.pid(), libc::SIGSTOP);

@@ -6,7 +6,6 @@
 //! the caller is killed, the kernel kills the guests (`PR_SET_PDEATHSIG`).
 #![allow(unsafe_code, reason = "Command::pre_exec, to ask for the parent's death signal")]
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
@@ -17,13 +16,10 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rustix::process::{Pid, Signal};
 
-use crate::console::{self, Line, Round};
+use crate::heard::Heard;
 
 /// Console lines in an error message.
 const TAIL_LINES: usize = 12;
-/// Console lines kept: hours of rounds, and a bound on what a faulty guest can make the caller
-/// keep.
-const LINES_KEPT: usize = 8192;
 /// Length at which a console line is cut, bytes: a guest is not trusted.
 const LINE_BYTES: u64 = 4096;
 /// A guest that is silent for this long hangs. A round takes seconds, tens of seconds on a busy
@@ -123,69 +119,6 @@ pub enum Broken {
         /// Why.
         source: io::Error,
     },
-}
-
-/// What the console has printed.
-#[derive(Debug)]
-struct Heard {
-    booted: bool,
-    /// The end of each round.
-    rounds: Vec<Instant>,
-    checks: u64,
-    failures: u64,
-    last_round: u64,
-    corrupt: Option<Round>,
-    panic: Option<String>,
-    /// When init last printed a line.
-    at: Instant,
-    lines: VecDeque<String>,
-}
-
-impl Heard {
-    fn new() -> Self {
-        Self {
-            booted: false,
-            rounds: Vec::new(),
-            checks: 0,
-            failures: 0,
-            last_round: 0,
-            corrupt: None,
-            panic: None,
-            at: Instant::now(),
-            lines: VecDeque::new(),
-        }
-    }
-
-    fn line(&mut self, line: &str) {
-        match console::parse(line) {
-            None => {}
-            Some(Line::Booted) => {
-                self.booted = true;
-                self.at = Instant::now();
-            }
-            Some(Line::Panic(text)) => self.panic = Some(text),
-            Some(Line::Round(round)) => {
-                self.at = Instant::now();
-                self.rounds.push(self.at);
-                self.checks += round.checks;
-                self.failures += round.failures;
-                self.last_round = round.number;
-                if round.failures > 0 {
-                    self.corrupt.get_or_insert(round);
-                }
-            }
-        }
-        if self.lines.len() == LINES_KEPT {
-            self.lines.pop_front();
-        }
-        self.lines.push_back(line.trim_end().to_owned());
-    }
-
-    /// The first round with a wrong file, and that file.
-    fn corrupt(&self) -> Option<(u64, String)> {
-        let Round { number, first_failure, .. } = self.corrupt.as_ref()?;
-        Some((*number, first_failure.clone().unwrap_or_else(|| "(file not named)".into())))
-    }
 }
 
 /// A running guest. Dropping it kills it.
@@ -378,20 +311,6 @@ mod tests {
             assert!(Instant::now() < until, "{:?}", guest.console());
             std::thread::sleep(Duration::from_millis(5));
         }
-    }
-
-    #[test]
-    fn rounds_and_failures_are_heard() {
-        let mut heard = Heard::new();
-        for line in ["PAGEONE-BOOTED files=3", "PAGEONE-ROUND 0 PASS checks=3\r\n", "x PAGEONE-ROUND 1 PASS checks=3"] {
-            heard.line(line);
-        }
-        assert!(heard.booted && heard.corrupt.is_none() && heard.panic.is_none());
-        assert_eq!((heard.rounds.len(), heard.checks, heard.last_round), (2, 6, 1));
-        heard.line("PAGEONE-ROUND 2 CORRUPT checks=3 failures=1 file=a");
-        heard.line("[ 1.0] Kernel panic - not syncing");
-        assert_eq!(heard.corrupt(), Some((2, "a".into())));
-        assert!(heard.failures == 1 && heard.panic.is_some());
     }
 
     #[test]

@@ -25,6 +25,7 @@ mod cpio;
 pub mod dump;
 pub mod find;
 mod guest;
+mod heard;
 mod initramfs;
 mod spec;
 

@@ -109,6 +109,85 @@ fn check_whole(tree: &DirtyTree, model: &BTreeSet<u64>) -> Result<(), TestCaseEr
     Ok(())
 }
 
+/// Takes a step on the tree and on the model, and compares the results.
+fn apply(tree: &mut DirtyTree, model: &mut BTreeSet<u64>, frames: &mut u64, step: Step) -> Result<(), TestCaseError> {
+    match step {
+        Step::Insert(frame) => {
+            prop_assert_eq!(tree.insert(frame), frame < *frames);
+            model.extend((frame < *frames).then_some(frame));
+            prop_assert_eq!(tree.contains(frame), frame < *frames);
+        }
+        Step::InsertRange(first, n) => {
+            tree.insert_range(first, n);
+            model.extend(first..(first + n).min(*frames));
+        }
+        Step::Remove(first, n) => {
+            tree.remove_range(first, n);
+            model.retain(|f| !(first..first + n).contains(f));
+        }
+        Step::Merge(first, words) => {
+            tree.merge(first, &words);
+            let bits = (0..words.len() as u64 * 64).filter(|&i| words[i as usize / 64] >> (i % 64) & 1 == 1);
+            model.extend(bits.map(|i| first + i).filter(|&f| f < *frames));
+        }
+        Step::Clear => {
+            tree.clear();
+            model.clear();
+        }
+        Step::Resize(to) => {
+            tree.resize(to).unwrap();
+            *frames = to;
+            model.retain(|&f| f < to);
+            prop_assert_eq!(tree.frames(), to);
+        }
+        harvest => apply_harvest(tree, model, harvest)?,
+    }
+    Ok(())
+}
+
+/// Takes a step that harvests, with or without clearing.
+fn apply_harvest(tree: &mut DirtyTree, model: &mut BTreeSet<u64>, step: Step) -> Result<(), TestCaseError> {
+    match step {
+        Step::Harvest(within, room) => {
+            let (mut out, mut left) = (vec![u64::MAX; room], within.clone());
+            let n = tree.harvest_frames(&mut left, &mut out);
+            check_part(&out[..n], &inside(model, &within), &within, &left)?;
+            prop_assert!(left.is_empty() || n == room);
+        }
+        Step::HarvestRanges(within, room) => {
+            let (mut out, mut left) = (vec![0..0; room], within.clone());
+            let n = tree.harvest_ranges(&mut left, &mut out);
+            check_part(&frames_of(&out[..n]), &inside(model, &within), &within, &left)?;
+            prop_assert!(left.is_empty() || n == room);
+            prop_assert!(out[..n].windows(2).all(|w| w[0].end < w[1].start), "{out:?}");
+        }
+        Step::Take(within, room) => {
+            let (mut out, mut left) = (vec![u64::MAX; room], within.clone());
+            let n = tree.take_frames(&mut left, &mut out);
+            check_part(&out[..n], &inside(model, &within), &within, &left)?;
+            prop_assert!(left.is_empty() || n == room);
+            model.retain(|f| !out[..n].contains(f));
+        }
+        Step::Drain(within, room) => {
+            let (mut out, mut left) = (vec![u64::MAX; room], within.clone());
+            let n = tree.drain_frames(&mut left, &mut out);
+            check_part(&out[..n], &inside(model, &within), &within, &left)?;
+            prop_assert!(left.is_empty() || n == room);
+            model.retain(|f| !out[..n].contains(f));
+        }
+        Step::TakeRanges(within, room) => {
+            let (mut out, mut left) = (vec![0..0; room], within.clone());
+            let n = tree.take_ranges(&mut left, &mut out);
+            let found = frames_of(&out[..n]);
+            check_part(&found, &inside(model, &within), &within, &left)?;
+            prop_assert!(left.is_empty() || n == room);
+            model.retain(|f| !found.contains(f));
+        }
+        other => unreachable!("{other:?} harvests nothing"),
+    }
+    Ok(())
+}
+
 proptest! {
     #[test]
     fn behaves_as_a_set((frames, steps) in case()) {
@@ -116,71 +195,7 @@ proptest! {
         let mut model = BTreeSet::new();
         let mut frames = frames;
         for step in steps {
-            match step {
-                Step::Insert(frame) => {
-                    prop_assert_eq!(tree.insert(frame), frame < frames);
-                    model.extend((frame < frames).then_some(frame));
-                    prop_assert_eq!(tree.contains(frame), frame < frames);
-                }
-                Step::InsertRange(first, n) => {
-                    tree.insert_range(first, n);
-                    model.extend(first..(first + n).min(frames));
-                }
-                Step::Remove(first, n) => {
-                    tree.remove_range(first, n);
-                    model.retain(|f| !(first..first + n).contains(f));
-                }
-                Step::Merge(first, words) => {
-                    tree.merge(first, &words);
-                    let bits = (0..words.len() as u64 * 64).filter(|&i| words[i as usize / 64] >> (i % 64) & 1 == 1);
-                    model.extend(bits.map(|i| first + i).filter(|&f| f < frames));
-                }
-                Step::Harvest(within, room) => {
-                    let (mut out, mut left) = (vec![u64::MAX; room], within.clone());
-                    let n = tree.harvest_frames(&mut left, &mut out);
-                    check_part(&out[..n], &inside(&model, &within), &within, &left)?;
-                    prop_assert!(left.is_empty() || n == room);
-                }
-                Step::HarvestRanges(within, room) => {
-                    let (mut out, mut left) = (vec![0..0; room], within.clone());
-                    let n = tree.harvest_ranges(&mut left, &mut out);
-                    check_part(&frames_of(&out[..n]), &inside(&model, &within), &within, &left)?;
-                    prop_assert!(left.is_empty() || n == room);
-                    prop_assert!(out[..n].windows(2).all(|w| w[0].end < w[1].start), "{out:?}");
-                }
-                Step::Take(within, room) => {
-                    let (mut out, mut left) = (vec![u64::MAX; room], within.clone());
-                    let n = tree.take_frames(&mut left, &mut out);
-                    check_part(&out[..n], &inside(&model, &within), &within, &left)?;
-                    prop_assert!(left.is_empty() || n == room);
-                    model.retain(|f| !out[..n].contains(f));
-                }
-                Step::Drain(within, room) => {
-                    let (mut out, mut left) = (vec![u64::MAX; room], within.clone());
-                    let n = tree.drain_frames(&mut left, &mut out);
-                    check_part(&out[..n], &inside(&model, &within), &within, &left)?;
-                    prop_assert!(left.is_empty() || n == room);
-                    model.retain(|f| !out[..n].contains(f));
-                }
-                Step::TakeRanges(within, room) => {
-                    let (mut out, mut left) = (vec![0..0; room], within.clone());
-                    let n = tree.take_ranges(&mut left, &mut out);
-                    let found = frames_of(&out[..n]);
-                    check_part(&found, &inside(&model, &within), &within, &left)?;
-                    prop_assert!(left.is_empty() || n == room);
-                    model.retain(|f| !found.contains(f));
-                }
-                Step::Clear => {
-                    tree.clear();
-                    model.clear();
-                }
-                Step::Resize(to) => {
-                    tree.resize(to).unwrap();
-                    frames = to;
-                    model.retain(|&f| f < to);
-                    prop_assert_eq!(tree.frames(), to);
-                }
-            }
+            apply(&mut tree, &mut model, &mut frames, step)?;
             check_whole(&tree, &model)?;
         }
         for from in [0, 1, 63, 64, frames / 2, frames.saturating_sub(1), frames, frames + 1, u64::MAX] {

@@ -18,6 +18,22 @@ fn next(state: &mut u64) -> u64 {
     *state
 }
 
+/// Writes to pages and inserts their frames; most of them are `hot` frames.
+fn write_and_insert(set: &dyn DirtySet, pages: &[AtomicU64], inserted: &AtomicU64, hot: u64, seed: u64) {
+    let frames = set.frames();
+    let mut state = seed * 7919 + 1;
+    for _ in 0..ROUNDS {
+        let number = next(&mut state);
+        // Mostly few frames, so that threads meet; now and then any frame.
+        let frame = if number & 7 != 0 { (number >> 8) % hot * 61 % frames } else { (number >> 8) % frames };
+        pages[frame as usize].fetch_add(1, Relaxed);
+        while !set.insert(frame) {
+            std::thread::yield_now();
+        }
+        inserted.fetch_add(1, Relaxed);
+    }
+}
+
 /// `harvesters` threads take from the set while others write. `room`: frames of a harvester's
 /// buffer.
 fn stress(set: &dyn DirtySet, harvesters: usize, room: usize, hot: u64) {
@@ -48,18 +64,7 @@ fn stress(set: &dyn DirtySet, harvesters: usize, room: usize, hot: u64) {
             .map(|seed| {
                 let (pages, inserted) = (&pages, &inserted);
                 scope.spawn(move || {
-                    let mut state = seed * 7919 + 1;
-                    for _ in 0..ROUNDS {
-                        let number = next(&mut state);
-                        // Mostly few frames, so that threads meet; now and then any frame.
-                        let frame =
-                            if number & 7 != 0 { (number >> 8) % hot * 61 % frames } else { (number >> 8) % frames };
-                        pages[frame as usize].fetch_add(1, Relaxed);
-                        while !set.insert(frame) {
-                            std::thread::yield_now();
-                        }
-                        inserted.fetch_add(1, Relaxed);
-                    }
+                    write_and_insert(set, pages, inserted, hot, seed);
                 })
             })
             .collect();
@@ -78,10 +83,10 @@ fn stress(set: &dyn DirtySet, harvesters: usize, room: usize, hot: u64) {
     });
     harvest(0..frames, false);
     let lost = (0..frames as usize).filter(|&f| seen[f].load(Relaxed) != pages[f].load(Relaxed)).count();
-    assert_eq!(lost, 0, "pages whose last write nobody was told of");
+    assert_eq!(lost, 0, "pages whose last write was not reported");
     let (inserted, reported) = (inserted.into_inner(), reported.into_inner());
     assert!(reported <= inserted, "{reported} reports of {inserted} insertions");
-    assert!((0..frames.min(5000)).all(|f| !set.contains(f)), "all was taken");
+    assert!((0..frames.min(5000)).all(|f| !set.contains(f)), "all frames were taken");
 }
 
 #[test]

@@ -24,60 +24,69 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
+/// The objects in a store: their contents' numbers, and how many references there are.
+type Model = HashMap<ObjectId, (usize, u64)>;
+
+/// Does `op` on the engine and on the model, and compares the results.
+fn apply(one: &One<MemoryStore>, objects: &[Vec<u8>], model: &mut Model, op: Op) -> Result<(), TestCaseError> {
+    match op {
+        Op::Put(i) => {
+            let i = i % objects.len();
+            let put = one.put(&objects[i]).unwrap();
+            let known = model.get_mut(&put.id);
+            prop_assert_eq!(put.new, known.is_none());
+            match known {
+                Some((there, count)) => {
+                    prop_assert_eq!(*there, i, "another object's identity");
+                    *count += 1;
+                }
+                None => {
+                    // Only those that share their key with another object may be kept
+                    // twice.
+                    let twice = model.values().any(|&(there, _)| there == i);
+                    prop_assert!(!twice || i == 5 || i >= 7, "object {} is there already", i);
+                    model.insert(put.id, (i, 1));
+                }
+            }
+        }
+        Op::Retain(i) | Op::Release(i) if model.is_empty() => {
+            prop_assert!(one.retain(ObjectId(i as u64)).is_err() && one.release(ObjectId(i as u64)).is_err());
+        }
+        Op::Retain(i) => {
+            let mut ids: Vec<_> = model.keys().copied().collect();
+            ids.sort();
+            let id = ids[i % ids.len()];
+            let count = &mut model.get_mut(&id).unwrap().1;
+            *count += 1;
+            prop_assert_eq!(one.retain(id), Ok(*count));
+        }
+        Op::Release(i) => {
+            let mut ids: Vec<_> = model.keys().copied().collect();
+            ids.sort();
+            let id = ids[i % ids.len()];
+            let count = &mut model.get_mut(&id).unwrap().1;
+            *count -= 1;
+            prop_assert_eq!(one.release(id), Ok(*count));
+            if *count == 0 {
+                model.remove(&id);
+                prop_assert_eq!(one.references(id), 0);
+                prop_assert_eq!(one.release(id), Err(UnknownObject { id }));
+                prop_assert_eq!(bytes(one, id), None);
+            }
+        }
+    }
+    Ok(())
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn as_a_map(ops in proptest::collection::vec(op(), 0..200)) {
         let one = One::new(MemoryStore::new());
         let objects = objects(&one);
-        let mut model: HashMap<ObjectId, (usize, u64)> = HashMap::new();
+        let mut model = Model::new();
         for op in ops {
-            match op {
-                Op::Put(i) => {
-                    let i = i % objects.len();
-                    let put = one.put(&objects[i]).unwrap();
-                    let known = model.get_mut(&put.id);
-                    prop_assert_eq!(put.new, known.is_none());
-                    match known {
-                        Some((there, count)) => {
-                            prop_assert_eq!(*there, i, "another object's identity");
-                            *count += 1;
-                        }
-                        None => {
-                            // Only those that share their key with another object may be kept
-                            // twice.
-                            let twice = model.values().any(|&(there, _)| there == i);
-                            prop_assert!(!twice || i == 5 || i >= 7, "object {} is there already", i);
-                            model.insert(put.id, (i, 1));
-                        }
-                    }
-                }
-                Op::Retain(i) | Op::Release(i) if model.is_empty() => {
-                    prop_assert!(one.retain(ObjectId(i as u64)).is_err() && one.release(ObjectId(i as u64)).is_err());
-                }
-                Op::Retain(i) => {
-                    let mut ids: Vec<_> = model.keys().copied().collect();
-                    ids.sort();
-                    let id = ids[i % ids.len()];
-                    let count = &mut model.get_mut(&id).unwrap().1;
-                    *count += 1;
-                    prop_assert_eq!(one.retain(id), Ok(*count));
-                }
-                Op::Release(i) => {
-                    let mut ids: Vec<_> = model.keys().copied().collect();
-                    ids.sort();
-                    let id = ids[i % ids.len()];
-                    let count = &mut model.get_mut(&id).unwrap().1;
-                    *count -= 1;
-                    prop_assert_eq!(one.release(id), Ok(*count));
-                    if *count == 0 {
-                        model.remove(&id);
-                        prop_assert_eq!(one.references(id), 0);
-                        prop_assert_eq!(one.release(id), Err(UnknownObject { id }));
-                        prop_assert_eq!(bytes(&one, id), None);
-                    }
-                }
-            }
+            apply(&one, &objects, &mut model, op)?;
             for (&id, &(object, count)) in &model {
                 prop_assert_eq!(one.references(id), count);
                 prop_assert_eq!(bytes(&one, id), Some(objects[object].clone()));
@@ -129,6 +138,66 @@ fn content(number: u8) -> Vec<u8> {
     }
 }
 
+/// Does `op` on the engine and on the model, and compares the results. `found`: the object that
+/// each digest finds.
+fn apply_by_digest(
+    one: &One<MemoryStore>,
+    model: &mut BTreeMap<ObjectId, Known>,
+    found: &mut HashMap<u128, ObjectId>,
+    op: ByDigest,
+) -> Result<(), TestCaseError> {
+    let ids: Vec<ObjectId> = model.keys().copied().collect();
+    let nth = |i: usize| ids.get(i % ids.len().max(1)).copied().unwrap_or(ObjectId(1000));
+    match op {
+        ByDigest::Put(digest, number) => {
+            let put = one.put_by(digest, &content(number)).unwrap();
+            let there = found.get(&digest).map(|id| (*id, model[id].content));
+            match there {
+                Some((id, Some(same))) if same == number => {
+                    prop_assert_eq!(put, Put { id, new: false });
+                    model.get_mut(&id).unwrap().count += 1;
+                }
+                _ => {
+                    prop_assert!(put.new && !model.contains_key(&put.id));
+                    model.insert(put.id, Known { digest, content: Some(number), count: 1 });
+                    // Another object under one digest is kept, not found; a lost one makes
+                    // room.
+                    if !matches!(there, Some((_, Some(_)))) {
+                        found.insert(digest, put.id);
+                    }
+                }
+            }
+        }
+        ByDigest::Claim(i, number) => {
+            let id = nth(i);
+            let known = model.get_mut(&id).filter(|known| known.content == Some(number));
+            prop_assert_eq!(one.claim(id, &content(number)), known.is_some());
+            known.into_iter().for_each(|known| known.count += 1);
+        }
+        ByDigest::Release(i) => {
+            let id = nth(i);
+            let Some(known) = model.get_mut(&id) else {
+                prop_assert_eq!(one.release(id), Err(UnknownObject { id }));
+                return Ok(());
+            };
+            known.count -= 1;
+            prop_assert_eq!(one.release(id), Ok(known.count));
+            if known.count == 0 {
+                let digest = known.digest;
+                model.remove(&id);
+                found.retain(|&of, there| of != digest || *there != id);
+            }
+        }
+        ByDigest::Lose(i) => {
+            if let Some(known) = model.get_mut(&nth(i)) {
+                known.content = None;
+            }
+            one.store().remove(nth(i));
+        }
+    }
+    Ok(())
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
     /// Digests from the caller, which collide; objects from before; a store that loses some.
@@ -148,55 +217,7 @@ proptest! {
         }
         let one = One::over(store, before.iter().map(|&(digest, _)| digest));
         for op in ops {
-            let ids: Vec<ObjectId> = model.keys().copied().collect();
-            let nth = |i: usize| ids.get(i % ids.len().max(1)).copied().unwrap_or(ObjectId(1000));
-            match op {
-                ByDigest::Put(digest, number) => {
-                    let put = one.put_by(digest, &content(number)).unwrap();
-                    let there = found.get(&digest).map(|id| (*id, model[id].content));
-                    match there {
-                        Some((id, Some(same))) if same == number => {
-                            prop_assert_eq!(put, Put { id, new: false });
-                            model.get_mut(&id).unwrap().count += 1;
-                        }
-                        _ => {
-                            prop_assert!(put.new && !model.contains_key(&put.id));
-                            model.insert(put.id, Known { digest, content: Some(number), count: 1 });
-                            // Another object under one digest is kept, not found; a lost one makes
-                            // room.
-                            if !matches!(there, Some((_, Some(_)))) {
-                                found.insert(digest, put.id);
-                            }
-                        }
-                    }
-                }
-                ByDigest::Claim(i, number) => {
-                    let id = nth(i);
-                    let known = model.get_mut(&id).filter(|known| known.content == Some(number));
-                    prop_assert_eq!(one.claim(id, &content(number)), known.is_some());
-                    known.into_iter().for_each(|known| known.count += 1);
-                }
-                ByDigest::Release(i) => {
-                    let id = nth(i);
-                    let Some(known) = model.get_mut(&id) else {
-                        prop_assert_eq!(one.release(id), Err(UnknownObject { id }));
-                        continue;
-                    };
-                    known.count -= 1;
-                    prop_assert_eq!(one.release(id), Ok(known.count));
-                    if known.count == 0 {
-                        let digest = known.digest;
-                        model.remove(&id);
-                        found.retain(|&of, there| of != digest || *there != id);
-                    }
-                }
-                ByDigest::Lose(i) => {
-                    if let Some(known) = model.get_mut(&nth(i)) {
-                        known.content = None;
-                    }
-                    one.store().remove(nth(i));
-                }
-            }
+            apply_by_digest(&one, &mut model, &mut found, op)?;
             let digests: Vec<u128> = (0..200).collect();
             let all = one.find_many(&digests);
             for digest in digests {

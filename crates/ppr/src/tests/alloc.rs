@@ -26,6 +26,34 @@ fn leak(pages: usize) -> &'static Pool {
     Box::leak(Box::new(Pool::private(pages as u64).unwrap()))
 }
 
+/// Allocates, fills, checks and frees pieces of memory until `stop`.
+fn use_memory(alloc: &PageAlloc, seed: u64, stop: impl Fn() -> bool) {
+    let mut state = seed;
+    let mut held: Vec<(*mut u64, Layout, u64)> = Vec::new();
+    while !stop() {
+        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(seed);
+        let layout = Layout::from_size_align(4096 + (state >> 48) as usize % 80_000, 64).unwrap();
+        // SAFETY: the layout is not empty.
+        let words: *mut u64 = unsafe { alloc.alloc(layout) }.cast();
+        // SAFETY: the allocator has just returned this many words, aligned to 64 bytes.
+        (0..layout.size() / 8).for_each(|at| unsafe { words.add(at).write(state + at as u64) });
+        held.push((words, layout, state));
+        if held.len() > 24 {
+            let (words, layout, first) = held.swap_remove((state >> 33) as usize % 24);
+            for at in 0..layout.size() / 8 {
+                // SAFETY: allocated by this thread, and not freed yet.
+                assert_eq!(unsafe { words.add(at).read() }, first + at as u64, "word {at}");
+            }
+            // SAFETY: allocated by this thread with this layout, and not used any more.
+            unsafe { alloc.dealloc(words.cast(), layout) };
+        }
+    }
+    for (words, layout, _) in held {
+        // SAFETY: allocated by this thread with this layout, and not used any more.
+        unsafe { alloc.dealloc(words.cast(), layout) };
+    }
+}
+
 #[test]
 fn what_is_freed_is_recycled_and_what_is_not_keeps_its_bytes() {
     let (start, pool, alloc) = (arena(), leak(PAGES), PageAlloc::new());
@@ -38,30 +66,7 @@ fn what_is_freed_is_recycled_and_what_is_not_keeps_its_bytes() {
         for seed in 1..4u64 {
             let (alloc, stop) = (&alloc, &stop);
             scope.spawn(move || {
-                let mut state = seed;
-                let mut held: Vec<(*mut u64, Layout, u64)> = Vec::new();
-                while !stop.load(Relaxed) {
-                    state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(seed);
-                    let layout = Layout::from_size_align(4096 + (state >> 48) as usize % 80_000, 64).unwrap();
-                    // SAFETY: the layout is not empty.
-                    let words: *mut u64 = unsafe { alloc.alloc(layout) }.cast();
-                    // SAFETY: the allocator has just returned this many words, aligned to 64 bytes.
-                    (0..layout.size() / 8).for_each(|at| unsafe { words.add(at).write(state + at as u64) });
-                    held.push((words, layout, state));
-                    if held.len() > 24 {
-                        let (words, layout, first) = held.swap_remove((state >> 33) as usize % 24);
-                        for at in 0..layout.size() / 8 {
-                            // SAFETY: allocated by this thread, and not freed yet.
-                            assert_eq!(unsafe { words.add(at).read() }, first + at as u64, "word {at}");
-                        }
-                        // SAFETY: allocated by this thread with this layout, and not used any more.
-                        unsafe { alloc.dealloc(words.cast(), layout) };
-                    }
-                }
-                for (words, layout, _) in held {
-                    // SAFETY: allocated by this thread with this layout, and not used any more.
-                    unsafe { alloc.dealloc(words.cast(), layout) };
-                }
+                use_memory(alloc, seed, || stop.load(Relaxed));
             });
         }
         let mut host = Host::new(pool, Ram::new(std::iter::once(0..PAGES as u64)));

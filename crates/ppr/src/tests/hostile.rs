@@ -6,6 +6,28 @@ use std::time::{Duration, Instant};
 
 use crate::{Host, HostState, Pool, Ram};
 
+/// Writes arbitrary words into the pool until `stop`.
+fn scribble(pool: &Pool, seed: u64, stop: impl Fn() -> bool) {
+    let words = pool.words_for_tests();
+    let mut state = seed;
+    while !stop() {
+        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        // Words of each part of the pool: the header, F, C, S.
+        let at = match state >> 61 {
+            0 => state >> 32 & 15,
+            1 => (pool.layout().summary / 8) as u64 + (state >> 32) % 32,
+            _ => (state >> 32) % words.len() as u64,
+        } as usize;
+        let value = match state >> 59 & 3 {
+            0 => u64::MAX,
+            1 => 0,
+            2 => state,
+            _ => 1 << (state >> 40 & 63),
+        };
+        words[at].store(value, Relaxed);
+    }
+}
+
 #[test]
 fn whatever_a_guest_writes_only_its_own_ram_is_named() {
     let pool = Pool::private(100_000).unwrap();
@@ -15,24 +37,7 @@ fn whatever_a_guest_writes_only_its_own_ram_is_named() {
         for seed in 1..3u64 {
             let (pool, stop) = (&pool, &stop);
             scope.spawn(move || {
-                let words = pool.words_for_tests();
-                let mut state = seed;
-                while !stop.load(Relaxed) {
-                    state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-                    // Words of each part of the pool: the header, F, C, S.
-                    let at = match state >> 61 {
-                        0 => state >> 32 & 15,
-                        1 => (pool.layout().summary / 8) as u64 + (state >> 32) % 32,
-                        _ => (state >> 32) % words.len() as u64,
-                    } as usize;
-                    let value = match state >> 59 & 3 {
-                        0 => u64::MAX,
-                        1 => 0,
-                        2 => state,
-                        _ => 1 << (state >> 40 & 63),
-                    };
-                    words[at].store(value, Relaxed);
-                }
+                scribble(pool, seed, || stop.load(Relaxed));
             });
         }
         let mut host = Host::new(&pool, ram.clone());

@@ -53,6 +53,37 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
+/// Compares all of the tree with the map, and inserts every key.
+fn compare<'k>(
+    tree: &SdTree<Table>,
+    keys: &'k [Vec<u8>],
+    map: &mut BTreeMap<&'k [u8], Handle>,
+) -> Result<(), TestCaseError> {
+    let mut seen = Vec::new();
+    tree.for_each(|handle| seen.push(handle)); // perhaps in the middle of a resize
+    prop_assert_eq!(seen.len(), map.len());
+    prop_assert_eq!(seen.into_iter().collect::<BTreeSet<_>>(), map.values().copied().collect());
+    for key in keys {
+        prop_assert_eq!(tree.query(key), map.get(key.as_slice()).copied());
+    }
+    let asked: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+    let mut answers = vec![Some(Handle(1000)); keys.len()];
+    tree.query_many(&asked, &mut answers);
+    prop_assert_eq!(answers, asked.iter().map(|&key| map.get(key).copied()).collect::<Vec<_>>());
+    prop_assert_eq!(tree.check(), map.len() as u64);
+
+    let items: Vec<(&[u8], Handle)> = asked.iter().enumerate().map(|(i, &key)| (key, Handle(i as u64))).collect();
+    let mut done = vec![Insert::Inserted; items.len()];
+    tree.insert_many(&items, &mut done);
+    for ((key, handle), done) in items.into_iter().zip(done) {
+        let expected = map.get(key).map_or(Insert::Inserted, |&there| Insert::Exists(there));
+        prop_assert_eq!(done, expected);
+        map.entry(key).or_insert(handle);
+    }
+    prop_assert_eq!(tree.check(), map.len() as u64);
+    Ok(())
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
@@ -101,28 +132,7 @@ proptest! {
             prop_assert_eq!(tree.len(), map.len() as u64);
             prop_assert_eq!(tree.is_empty(), map.is_empty());
         }
-        let mut seen = Vec::new();
-        tree.for_each(|handle| seen.push(handle)); // perhaps in the middle of a resize
-        prop_assert_eq!(seen.len(), map.len());
-        prop_assert_eq!(seen.into_iter().collect::<BTreeSet<_>>(), map.values().copied().collect());
-        for key in &keys {
-            prop_assert_eq!(tree.query(key), map.get(key.as_slice()).copied());
-        }
-        let asked: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
-        let mut answers = vec![Some(Handle(1000)); keys.len()];
-        tree.query_many(&asked, &mut answers);
-        prop_assert_eq!(answers, asked.iter().map(|&key| map.get(key).copied()).collect::<Vec<_>>());
-        prop_assert_eq!(tree.check(), map.len() as u64);
-
-        let items: Vec<(&[u8], Handle)> = asked.iter().enumerate().map(|(i, &key)| (key, Handle(i as u64))).collect();
-        let mut done = vec![Insert::Inserted; items.len()];
-        tree.insert_many(&items, &mut done);
-        for ((key, handle), done) in items.into_iter().zip(done) {
-            let expected = map.get(key).map_or(Insert::Inserted, |&there| Insert::Exists(there));
-            prop_assert_eq!(done, expected);
-            map.entry(key).or_insert(handle);
-        }
-        prop_assert_eq!(tree.check(), map.len() as u64);
+        compare(&tree, &keys, &mut map)?;
     }
 }
 

@@ -11,6 +11,8 @@ use super::Random;
 use crate::{Handle, Insert, KeySource, SdTree};
 
 const THREADS: usize = 4;
+/// Digests that all threads contend for.
+const SHARED: usize = 50;
 /// A freed slot stays in quarantine until this many more were freed: usually long enough for a call
 /// to end.
 const REST: usize = 64;
@@ -79,12 +81,41 @@ fn digest(owner: usize, number: usize) -> u64 {
     Random((owner as u64) << 32 | number as u64).next() | 1
 }
 
+/// Looks a shared digest up or stores it, and then removes it, if another thread does not.
+/// `rights`: stored digests that were not removed.
+fn contend(tree: &SdTree<Slots>, random: &mut Random, place: u64, rights: &AtomicU64) {
+    let digest = digest(THREADS, random.below(SHARED));
+    let (new, handle) = see(tree, digest, place, random.below(2) == 0);
+    let found = slot(tree, handle);
+    let there = found.place.load(Acquire);
+    if new {
+        // Another thread may have removed it by then; only one thread removes
+        // it.
+        rights.fetch_add(1, Relaxed);
+    }
+    if there != 0 && found.digest.load(Acquire) == digest && forget(tree, handle, digest, there) {
+        rights.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Queries 20 digests of thread `me` at once, from `number` on.
+fn query_some(tree: &SdTree<Slots>, known: &HashMap<usize, Handle>, me: usize, number: usize, own: usize) {
+    let keys: [[u8; 8]; 20] = std::array::from_fn(|i| digest(me, (number + i) % own).to_be_bytes());
+    let asked: Vec<&[u8]> = keys.iter().map(|key| &key[..]).collect();
+    // Guards on both sides: nothing may be written beside the answers.
+    let mut out = [Some(Handle(7)); 22];
+    tree.query_many(&asked, &mut out[1..21]);
+    assert_eq!((out[0], out[21]), (Some(Handle(7)), Some(Handle(7))));
+    for (i, found) in out[1..21].iter().enumerate() {
+        assert_eq!(*found, known.get(&((number + i) % own)).copied());
+    }
+}
+
 /// Each thread owns digests, and knows exactly which of them are there and under which handle. All
 /// threads contend for some others, each with its own places. Waves let the tree grow to thousands
 /// of keys and shrink to few.
 pub(super) fn engine(seed: u64, rounds: usize, own: usize) {
-    let shared = 50;
-    let tree = SdTree::new(slots((THREADS * (own + shared + REST)) as u64));
+    let tree = SdTree::new(slots((THREADS * (own + SHARED + REST)) as u64));
     let (start, rights) = (Barrier::new(THREADS), AtomicU64::new(0));
     thread::scope(|scope| {
         for me in 0..THREADS {
@@ -99,18 +130,7 @@ pub(super) fn engine(seed: u64, rounds: usize, own: usize) {
                     let up = (round / (2 * own)).is_multiple_of(2);
                     place += 1;
                     if random.below(8) == 0 {
-                        let digest = digest(THREADS, random.below(shared));
-                        let (new, handle) = see(tree, digest, place, random.below(2) == 0);
-                        let found = slot(tree, handle);
-                        let there = found.place.load(Acquire);
-                        if new {
-                            // Another thread may have removed it by then; only one thread removes
-                            // it.
-                            rights.fetch_add(1, Relaxed);
-                        }
-                        if there != 0 && found.digest.load(Acquire) == digest && forget(tree, handle, digest, there) {
-                            rights.fetch_sub(1, Relaxed);
-                        }
+                        contend(tree, &mut random, place, rights);
                         continue;
                     }
                     let number = random.below(own);
@@ -135,16 +155,7 @@ pub(super) fn engine(seed: u64, rounds: usize, own: usize) {
                         None => {
                             assert_eq!(tree.query(&digest.to_be_bytes()), None);
                             assert!(!tree.remove(&digest.to_be_bytes(), Handle(random.next() % 100)));
-                            let keys: [[u8; 8]; 20] =
-                                std::array::from_fn(|i| self::digest(me, (number + i) % own).to_be_bytes());
-                            let asked: Vec<&[u8]> = keys.iter().map(|key| &key[..]).collect();
-                            // Guards on both sides: nothing may be written beside the answers.
-                            let mut out = [Some(Handle(7)); 22];
-                            tree.query_many(&asked, &mut out[1..21]);
-                            assert_eq!((out[0], out[21]), (Some(Handle(7)), Some(Handle(7))));
-                            for (i, found) in out[1..21].iter().enumerate() {
-                                assert_eq!(*found, known.get(&((number + i) % own)).copied());
-                            }
+                            query_some(tree, &known, me, number, own);
                         }
                     }
                 }

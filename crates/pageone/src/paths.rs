@@ -1,4 +1,4 @@
-//! Where the daemon's sockets are, and the agent's library.
+//! Where the daemon's sockets and the agent's library are.
 
 use std::path::{Path, PathBuf};
 
@@ -34,8 +34,12 @@ pub(crate) fn candidates(dir: Option<PathBuf>) -> Vec<PathBuf> {
     all
 }
 
-/// A directory under /tmp could be anyone's: it must belong to this user or to root, and be
-/// writable by no other.
+/// Checks that a directory belongs to this user or to root and that no other user can write to it: a
+/// directory under /tmp could be anyone's. One that does not exist passes.
+///
+/// # Errors
+///
+/// When it is not safe to use.
 pub(crate) fn check_owner(dir: &Path) -> Result<()> {
     use std::os::unix::fs::MetadataExt;
     let Ok(meta) = std::fs::symlink_metadata(dir) else {
@@ -43,7 +47,7 @@ pub(crate) fn check_owner(dir: &Path) -> Result<()> {
     };
     if !meta.is_dir() || (meta.uid() != uid() && meta.uid() != 0) || meta.mode() & 0o022 != 0 {
         bail!(
-            "{} is not safe to use: it must be a directory of yours (or root's) that nobody else can write to",
+            "{} is not safe to use: it must be a directory of yours (or root's) that no other user can write to",
             dir.display()
         );
     }
@@ -52,6 +56,10 @@ pub(crate) fn check_owner(dir: &Path) -> Result<()> {
 
 /// The library that is loaded into clients: `PAGEONE_AGENT`, else beside this program, else where
 /// packages put it.
+///
+/// # Errors
+///
+/// When it is in none of these places.
 pub(crate) fn agent_library() -> Result<PathBuf> {
     const NAME: &str = "libpageone_agent.so";
     let mut places: Vec<PathBuf> = std::env::var_os("PAGEONE_AGENT").map(PathBuf::from).into_iter().collect();

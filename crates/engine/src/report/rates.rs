@@ -1,31 +1,30 @@
-//! Dirty rates: how many pages clients write, and where, while somebody asks.
+//! Dirty rates: how many pages clients write, and where.
 //!
-//! Every scan of a client's memory, for merging or for this, finds the pages written since the
-//! last; while a client is watched its regions keep for each page when it was last found so. A
-//! watched client is scanned whenever somebody asks ([`Engine::dirty`]): who wants to tell a second
-//! from the next asks each second. Such a scan makes no page older: pages that it finds are
-//! kept for the next merge period's, so that watching does not change what is merged. It costs what
-//! any scan costs, and its protecting makes the client's next write to each of those pages a
-//! microsecond slower.
+//! Every scan of a client finds the pages that were written since the last scan. While a client is
+//! watched, its regions keep a stamp for each page: when a scan last found it written. Each question
+//! ([`Engine::dirty`]) scans the clients first, so the interval between questions is the resolution
+//! of the answers. Such a scan makes no page older, and what it finds is kept for the next merge
+//! period's scan: watching does not change what is merged. It costs what any scan costs, and the
+//! client's next write to each page that it protects takes a microsecond longer.
 //!
-//! A page found by a scan was written at some time since the scan before. A scan belongs to a
-//! window if the middle of that time does.
+//! A page that a scan finds was written at some time since the scan before. A window of time counts
+//! the page if the middle of that time lies in the window.
 
 use std::time::Instant;
 
 use control::{DirtyStatus, Heat, Window};
-
 use parking_lot::MutexGuard;
 
 use crate::client::link::Link;
 use crate::client::{Client, State};
 use crate::daemon::service::Engine;
 
-/// Windows of which distinct pages are counted, in tenths of a second.
+/// Lengths of the windows in which distinct pages are counted, in tenths of a second.
 const WINDOWS: [u16; 9] = [2, 5, 10, 20, 50, 100, 200, 300, 600];
-/// The window of the heat map.
+/// Length of the heat map's window, in tenths of a second.
 const HEAT: u16 = 100;
-/// Somebody asks: scans, if it is time and nothing is under way.
+
+/// Begins or goes on watching. Scans, if it is time and the agent has nothing left to do.
 fn ask(client: &Client, state: &mut MutexGuard<'_, State>) -> Result<(), rustix::io::Errno> {
     let now = Instant::now();
     let due = state.watch(now);
@@ -37,20 +36,20 @@ fn ask(client: &Client, state: &mut MutexGuard<'_, State>) -> Result<(), rustix:
     Ok(())
 }
 
-/// No client.
+/// The process is not a client.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "process {0} is no client of this daemon, so nobody notes what it writes: start it with `pageone run`; `pageone status` lists clients"
+    "process {0} is no client of this daemon, so its writes are not recorded: start it with `pageone run`; `pageone status` lists clients"
 )]
 pub struct NotAClient(pub i32);
 
 impl Engine {
-    /// Which pages clients write: of these processes, or of all if there are none. Scans them
-    /// first. `uid`: only what belongs to this user.
+    /// Which pages these processes write; all clients if `pids` is empty. Scans them first. `uid`:
+    /// only what belongs to this user.
     ///
     /// # Errors
     ///
-    /// [`NotAClient`], for the first that is none.
+    /// [`NotAClient`], for the first process that is not a client.
     pub fn dirty(&self, pids: &[i32], uid: Option<u32>) -> Result<Vec<DirtyStatus>, NotAClient> {
         let mut clients = self.shared.clients();
         clients.retain(|client| uid.is_none_or(|uid| uid == client.uid));

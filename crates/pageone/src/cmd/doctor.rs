@@ -1,16 +1,14 @@
 //! `pageone doctor`: what the kernel and this account must allow, tried for real where that can be
 //! done.
 
+mod checks;
+
 use std::path::PathBuf;
 
 use anyhow::Result;
-use kmem::memfd;
-use kmem::pagemap::{Categories, Pagemap, Query};
-use kmem::range::Range;
-use kmem::uffd::{Features, Uffd};
 use serde::Serialize;
 
-use crate::{Code, Coded, paths};
+use crate::{Code, Coded};
 
 /// Options of `pageone doctor`.
 #[derive(clap::Args)]
@@ -25,9 +23,9 @@ pub(crate) struct Args {
 enum Verdict {
     /// As it should be.
     Ok,
-    /// The main job runs, something beside it does not.
+    /// Merging runs; something beside it does not.
     Note,
-    /// The main job cannot run.
+    /// Merging cannot run.
     Missing,
 }
 
@@ -40,30 +38,13 @@ struct Check {
     remedy: Option<String>,
 }
 
-fn check(check: &'static str, verdict: Verdict, found: impl ToString, remedy: &str) -> Check {
-    let remedy = (verdict != Verdict::Ok).then(|| remedy.to_string());
-    Check { check, verdict, found: found.to_string(), remedy }
-}
-
-/// A check that is needed: `Ok` says what was found, `Err` what is missing.
-fn need(name: &'static str, result: Result<String, String>, remedy: &str) -> Check {
-    match result {
-        Ok(found) => check(name, Verdict::Ok, found, ""),
-        Err(found) => check(name, Verdict::Missing, found, remedy),
-    }
-}
-
-/// Like [`need`], but the main job runs without it.
-fn wish(name: &'static str, result: Result<String, String>, remedy: &str) -> Check {
-    match result {
-        Ok(found) => check(name, Verdict::Ok, found, ""),
-        Err(found) => check(name, Verdict::Note, found, remedy),
-    }
-}
-
-/// Prints the checks. An error if one that is needed fails.
+/// Prints the checks.
+///
+/// # Errors
+///
+/// When a check fails without which merging cannot run.
 pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
-    let checks = checks(dir);
+    let checks = checks::all(dir);
     if args.json {
         println!("{}", serde_json::to_string_pretty(&checks)?);
     } else {
@@ -79,198 +60,8 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     }
     let missing = checks.iter().filter(|c| c.verdict == Verdict::Missing).count();
     if missing > 0 {
-        return Err(Coded(
-            Code::HostLacks,
-            format!("{missing} of {} checks failed; merging cannot run here", checks.len()),
-        )
-        .into());
+        let why = format!("{missing} of {} checks failed; merging cannot run here", checks.len());
+        return Err(Coded(Code::HostLacks, why).into());
     }
     Ok(())
-}
-
-fn checks(dir: Option<PathBuf>) -> Vec<Check> {
-    let (major, minor, release) = kmem::procfs::kernel_release();
-    let kernel = if (major, minor) >= (6, 7) { Ok(release.clone()) } else { Err(format!("Linux {release}")) };
-    let page = kmem::page_size();
-    let machine = if page == kmem::PAGE_SIZE {
-        Ok(format!("pages of {page} bytes"))
-    } else {
-        Err(format!("pages of {page} bytes"))
-    };
-    let features = Features::WP | Features::WP_ASYNC | Features::WP_UNPOPULATED;
-    let uffd = Uffd::new(features).map(|_| "asynchronous write-protection".to_string()).map_err(|e| e.to_string());
-    let forks = Uffd::new(features | Features::EVENT_FORK).map(|_| "reported by the kernel".to_string());
-    vec![
-        need(
-            "kernel",
-            kernel,
-            "Linux 6.7 or later is needed (asynchronous write-protection and PAGEMAP_SCAN); Debian: linux-image-amd64 from bookworm-backports or later",
-        ),
-        need("page size", machine, "only 4096-byte pages are supported"),
-        need(
-            "userfaultfd",
-            uffd,
-            "run as root, or give this account /dev/userfaultfd (chgrp and chmod), or `sysctl vm.unprivileged_userfaultfd=1`",
-        ),
-        need("PAGEMAP_SCAN", try_scan(), "Linux 6.7 or later is needed"),
-        need(
-            "sealed memfds",
-            try_store(),
-            "the kernel must have memfd_create and F_SEAL_FUTURE_WRITE (Linux 5.1); is a seccomp filter or a full /proc/sys/vm limit in the way?",
-        ),
-        ptrace(),
-        need(
-            "agent library",
-            paths::agent_library().map(|p| p.display().to_string()).map_err(|e| e.to_string()),
-            "`make build`, or set PAGEONE_AGENT",
-        ),
-        wish(
-            "fork events",
-            forks.map_err(|_| "not for this account".into()),
-            "forks through libc are noticed all the same; CAP_SYS_PTRACE lets the kernel report the others too",
-        ),
-        max_map_count(),
-        overcommit(),
-        cgroup(),
-        wish(
-            "memory pressure",
-            kmem::psi::memory()
-                .ok()
-                .flatten()
-                .map(|_| "/proc/pressure/memory".into())
-                .ok_or("no /proc/pressure/memory".into()),
-            "boot with psi=1 to see memory pressure",
-        ),
-        ksm(),
-        wish(
-            "/dev/kvm",
-            std::fs::File::open("/dev/kvm").map(|_| "usable".into()).map_err(|e| e.to_string()),
-            "guests run without hardware virtualisation, slowly; load kvm_amd or kvm_intel, or join the group kvm",
-        ),
-        wish(
-            "demo: QEMU",
-            testguest::find::find_program("qemu-system-x86_64", "qemu-system-x86")
-                .map(|p| p.display().to_string())
-                .map_err(|e| format!("{e:#}")),
-            "`make demo` installs it",
-        ),
-        wish(
-            "demo: kernel",
-            testguest::find::find_kernel(None).map(|p| p.display().to_string()).map_err(|e| format!("{e:#}")),
-            "`make demo` fetches it",
-        ),
-        wish(
-            "daemon",
-            control::client::status(&paths::candidates(dir))
-                .map(|s| format!("running, {} domains", s.domains.len()))
-                .map_err(|e| format!("{e:#}")),
-            "`pageone run` starts one",
-        ),
-    ]
-}
-
-fn try_scan() -> Result<String, String> {
-    let page = vec![1u8; 2 * kmem::PAGE_SIZE];
-    let start = (page.as_ptr() as usize).next_multiple_of(kmem::PAGE_SIZE);
-    let mut found = 0;
-    let query = Query { any_of: Categories::PRESENT, returned: Categories::PRESENT, ..Query::default() };
-    let scan = Pagemap::open_self().map_err(|e| format!("/proc/self/pagemap: {e}"))?;
-    scan.scan(Range::new(start, kmem::PAGE_SIZE), &query, &mut |run| found += run.end - run.start)
-        .map_err(|e| e.to_string())?;
-    if found == kmem::PAGE_SIZE { Ok("works".into()) } else { Err("it does not report a present page".into()) }
-}
-
-fn try_store() -> Result<String, String> {
-    let (fd, _map) = memfd::create_sealed("pageone:doctor", kmem::PAGE_SIZE).map_err(|e| e.to_string())?;
-    memfd::require_seals(&fd).map_err(|e| e.to_string())?;
-    Ok("works".into())
-}
-
-/// The daemon reads its clients' memory; Yama may forbid that.
-fn ptrace() -> Check {
-    let root = rustix::process::geteuid().is_root();
-    match kmem::procfs::ptrace_scope() {
-        None => check("reading clients", Verdict::Ok, "no Yama", ""),
-        Some(scope @ (0 | 1)) => check(
-            "reading clients",
-            Verdict::Ok,
-            format!("kernel.yama.ptrace_scope is {scope}; agents let their daemon in"),
-            "",
-        ),
-        Some(2) if root => check("reading clients", Verdict::Ok, "kernel.yama.ptrace_scope is 2, and this is root", ""),
-        Some(scope) => check(
-            "reading clients",
-            Verdict::Missing,
-            format!("kernel.yama.ptrace_scope is {scope}"),
-            "run the daemon as root with ptrace_scope below 3, or `sysctl kernel.yama.ptrace_scope=1`",
-        ),
-    }
-}
-
-fn max_map_count() -> Check {
-    const GOOD: usize = 262_144;
-    match kmem::procfs::max_map_count() {
-        Ok(count) if count >= GOOD => check("vm.max_map_count", Verdict::Ok, count, ""),
-        Ok(count) => {
-            let remedy = format!(
-                "enough for about {} runs a guest; `sysctl vm.max_map_count={GOOD}` lets large guests merge more",
-                count / 3
-            );
-            check("vm.max_map_count", Verdict::Note, count, &remedy)
-        }
-        Err(e) => check("vm.max_map_count", Verdict::Note, e, "mount /proc"),
-    }
-}
-
-fn overcommit() -> Check {
-    let text = std::fs::read_to_string("/proc/sys/vm/overcommit_memory").unwrap_or_default();
-    let verdict = if text.trim() == "2" { Verdict::Note } else { Verdict::Ok };
-    check(
-        "overcommit",
-        verdict,
-        format!("vm.overcommit_memory is {}", text.trim()),
-        "with strict accounting merged memory still counts as committed; `sysctl vm.overcommit_memory=0` to use what is saved",
-    )
-}
-
-fn cgroup() -> Check {
-    match kmem::cgroup::memory_headroom() {
-        Ok(None) => check("memory cgroup", Verdict::Ok, "no limit", ""),
-        Ok(Some(left)) => check(
-            "memory cgroup",
-            Verdict::Note,
-            format!("{} MiB left", left >> 20),
-            "the store counts against the daemon's cgroup; give the daemon one without a limit",
-        ),
-        Err(e) => check(
-            "memory cgroup",
-            Verdict::Note,
-            e,
-            "the limit cannot be read; the store watches the host's memory only",
-        ),
-    }
-}
-
-fn ksm() -> Check {
-    let running = std::fs::read_to_string("/sys/kernel/mm/ksm/run").is_ok_and(|run| run.trim() == "1");
-    let verdict = if running { Verdict::Note } else { Verdict::Ok };
-    check(
-        "kernel KSM",
-        verdict,
-        if running { "running" } else { "not running" },
-        "it spends CPU on programs that do not run under PageONE; the others are not given to it",
-    )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_missing_has_a_remedy_and_what_is_there_has_none() {
-        for check in checks(Some("/nonexistent".into())) {
-            assert_eq!(check.remedy.is_some(), check.verdict != Verdict::Ok, "{check:?}");
-            assert!(!check.found.is_empty(), "{check:?}");
-        }
-    }
 }

@@ -1,7 +1,7 @@
 //! `pageone run`: starts a program with the agent in it.
 //!
-//! Whatever goes wrong on the way, the program runs; it is then not merged, and a line on standard
-//! error says why.
+//! The program runs in any case. If something fails on the way, the program is not merged, and a line
+//! on standard error says why.
 
 pub(crate) mod ppr;
 
@@ -17,7 +17,7 @@ use wire::HugePages;
 
 use crate::paths;
 
-/// How long a daemon that was started here may take.
+/// Time within which a daemon that was started here must answer.
 const START_TIME: Duration = Duration::from_secs(5);
 
 /// Options of `pageone run`.
@@ -30,8 +30,8 @@ pub(crate) struct Args {
     /// have them, and the daemon's configuration says whether any are split
     #[arg(long, value_name = "POLICY", default_value_t = HugePages::Split, value_parser = policies())]
     huge_pages: HugePages,
-    /// Who merges: PageONE's daemon what the program marks, or the kernel's KSM all of its memory
-    /// (Linux 6.10 or later)
+    /// What merges: PageONE's daemon, the memory that the program marks; or the kernel's KSM, all of
+    /// its memory (Linux 6.10 or later)
     #[arg(long, value_name = "NAME", value_enum, default_value_t = Backend::Pageone)]
     backend: Backend,
     /// Take back what the guest frees (QEMU only): adds a device that the guest's driver marks its
@@ -41,7 +41,7 @@ pub(crate) struct Args {
     /// Seconds within which a page that the guest frees is back [default: the daemon's]
     #[arg(long, value_name = "S", requires = "ppr")]
     reclaim_period: Option<f64>,
-    /// Do not start a daemon; the program joins one whenever it comes
+    /// Do not start a daemon; the program joins one as soon as it runs
     #[arg(long)]
     no_start: bool,
     /// The program and its arguments
@@ -49,7 +49,7 @@ pub(crate) struct Args {
     program: Vec<OsString>,
 }
 
-/// Who merges.
+/// What merges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Backend {
     Pageone,
@@ -71,8 +71,8 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     if let Err(e) = prepared {
         eprintln!("pageone: {} runs without merging: {e:#}", args.program[0].to_string_lossy());
     }
-    // Only now: a daemon that was started above must not inherit them. Closed if the program can't be
-    // started.
+    // After the daemon was started, which must not inherit these descriptors. They are closed if the
+    // program cannot be started.
     let mut inherited = None;
     if args.ppr {
         match ppr::prepare(&mut command, &args.program[0], &args.program[1..], args.reclaim_period) {
@@ -88,7 +88,11 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     std::process::exit(if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 })
 }
 
-/// Whether this kernel lets this account merge.
+/// Checks that this kernel lets this account merge.
+///
+/// # Errors
+///
+/// Say what is missing.
 pub(crate) fn check_kernel() -> Result<()> {
     use kmem::uffd::{Features, Uffd};
     let (major, minor, release) = kmem::procfs::kernel_release();
@@ -108,7 +112,7 @@ fn prepare(args: &Args, dir: Option<PathBuf>, command: &mut Command) -> Result<(
         Some(directory) => directory,
         None if args.no_start => candidates.first().cloned().unwrap_or_else(paths::own_directory),
         None => {
-            // An explicit directory, or the user's own: never another user's.
+            // The explicit directory, or the user's own; never another user's.
             let own = if candidates.len() == 1 { candidates[0].clone() } else { paths::own_directory() };
             start_daemon(&own)?;
             own

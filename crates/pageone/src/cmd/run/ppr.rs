@@ -1,13 +1,13 @@
 //! `pageone run --ppr`: what a QEMU needs so that its guest's free pages can be recycled.
 //!
 //! A pool, which is a memfd that cannot change its length, becomes the memory of an `ivshmem-plain`
-//! device; the guest's driver marks its free pages there. One end of a socket pair becomes a QMP
-//! monitor; the daemon asks it, once, where the guest's RAM lies. Both are descriptors that QEMU
-//! inherits and the agent finds by their numbers in the environment: nothing has a name that
-//! another process could open, and nothing is left behind.
+//! device. The guest's driver marks its free pages there. One end of a socket pair becomes a QMP
+//! monitor; the daemon asks it once where the guest's RAM lies. QEMU inherits both descriptors, and
+//! the agent finds them by their numbers in the environment. Neither has a name that another process
+//! could open, and neither is left behind.
 //!
-//! Marks are those of a guest kernel that runs. After a reset they would be of one that is gone,
-//! and the new one's pages would be zeroed: so a reset ends QEMU (`-action reboot=shutdown`), as a
+//! The marks belong to the guest kernel that set them. After a reset another kernel runs, and by the
+//! old marks its pages would be zeroed. So a reset ends QEMU (`-action reboot=shutdown`), as a
 //! shutdown does.
 
 #![allow(unsafe_code)] // Hands a mapping to the pool's code.
@@ -24,18 +24,22 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::FdFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
-/// QEMU's memory when no `-m` is given.
+/// Bytes of memory that QEMU gives a guest without `-m`.
 const DEFAULT_MEMORY: u64 = 128 << 20;
 
-/// What the started program inherits; closed with this value, so it has to live until then.
+/// The descriptors that the started program inherits. They are closed with this value, so it must
+/// live until the program is started.
 pub(crate) struct Inherited {
     _fds: [OwnedFd; 3],
 }
 
-/// Adds to `command`, which starts `program` with `arguments` behind what is added here.
+/// Adds the options and the environment to `command`, which starts `program`; `arguments` come behind
+/// the options. `period`: the reclaim period in seconds, if it is not the daemon's.
 ///
 /// # Errors
-/// When the program is no QEMU, or there is no memory.
+///
+/// When the program is not QEMU, its arguments keep a reset from ending it, or the pool cannot be
+/// made.
 pub(crate) fn prepare(
     command: &mut Command,
     program: &OsStr,
@@ -45,7 +49,7 @@ pub(crate) fn prepare(
     let name = Path::new(program).file_name().unwrap_or(program).to_string_lossy();
     ensure!(
         name.starts_with("qemu-system-x86_64") || name.starts_with("qemu-kvm") || name == "kvm",
-        "--ppr is for QEMU's x86-64 guests, and {name} is none (a script that starts it can't be given arguments)"
+        "--ppr is for QEMU's x86-64 guests, and {name} is not QEMU (a script that starts QEMU cannot be given arguments)"
     );
     check(arguments)?;
     let memory = memory_of(arguments);
@@ -81,10 +85,12 @@ pub(crate) fn prepare(
     Ok(Inherited { _fds: [pool, ours, qemus] })
 }
 
-/// Refuses what would lose the guest's memory, and warns of what keeps it from being recycled.
+/// Refuses arguments that would lose the guest's memory, and warns of those that keep it from being
+/// recycled.
 ///
 /// # Errors
-/// The arguments let the guest go on after a reset.
+///
+/// When the arguments let the guest go on after a reset.
 fn check(arguments: &[OsString]) -> Result<()> {
     let words: Vec<_> = arguments.iter().map(|word| word.to_string_lossy()).collect();
     let follows = |option: &str, at: usize| at > 0 && words[at - 1].trim_start_matches('-') == option;
@@ -121,12 +127,14 @@ fn make_pool(bytes: usize) -> Result<OwnedFd> {
     rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     let map = memfd::map_shared(&fd, bytes)?;
     let start = NonNull::new(map.as_ptr()).context("mapped at 0")?;
-    // SAFETY: mapped for reading and writing, for longer than the pool is used; the file cannot shrink.
+    // SAFETY: `map.len()` bytes from `start` are mapped for reading and writing until `map` is dropped, and the
+    // pool is dropped before it, at the end of the statement. The seals keep the file from shrinking, so no
+    // access raises SIGBUS. No other process has the file yet.
     unsafe { ppr::Pool::from_mapping(start, map.len()) }?.initialise();
     Ok(fd)
 }
 
-/// The guest's memory, as QEMU's `-m` says; the most that can be plugged in, if it says that.
+/// Bytes of the guest's memory by QEMU's `-m`: `maxmem`, the most that can be plugged in, if given.
 fn memory_of(arguments: &[OsString]) -> u64 {
     let mut words = arguments.iter().map(|word| word.to_string_lossy());
     let mut most = None;
@@ -157,7 +165,7 @@ fn parse_size(text: &str) -> Option<u64> {
     };
     let (whole, part) = digits.split_once('.').unwrap_or((digits, ""));
     let whole: u64 = whole.parse().ok()?;
-    // What is behind the point is rounded up.
+    // A fraction is rounded up to the next unit.
     (whole + u64::from(!part.is_empty())).checked_mul(1 << shift)
 }
 
@@ -194,7 +202,8 @@ mod tests {
         let fd = make_pool(1 << 20).unwrap();
         assert!(rustix::fs::ftruncate(&fd, 4096).is_err() && rustix::fs::ftruncate(&fd, 2 << 20).is_err());
         let map = memfd::map_shared(&fd, 1 << 20).unwrap();
-        // SAFETY: mapped until the end of this test.
+        // SAFETY: `map.len()` bytes are mapped for reading and writing until the end of this test, where `map` is
+        // dropped after the pool. The file is sealed and cannot shrink.
         let pool = unsafe { ppr::Pool::from_mapping(NonNull::new(map.as_ptr()).unwrap(), map.len()) }.unwrap();
         pool.validate().unwrap();
     }

@@ -2,5 +2,6 @@
 //! back.
 
 pub(crate) mod adopt;
+pub(crate) mod engine;
 pub(crate) mod freeze;
 pub(crate) mod service;

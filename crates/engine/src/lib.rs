@@ -31,8 +31,8 @@ mod report;
 mod world;
 
 pub use config::{CommandOption, Config, ConfigError, DomainConfig, Range, SETTINGS, Setting};
-pub use daemon::freeze::{Hold, HoldError};
-pub use daemon::service::{AGENT_SOCKET, DetachError, Engine, StartError};
+pub use daemon::engine::{AGENT_SOCKET, DetachError, Engine, StartError};
+pub use daemon::freeze::{Freeze, FreezeError};
 pub use governor::Mode;
 pub use report::rates::NotAClient;
 pub use wire::HugePages;

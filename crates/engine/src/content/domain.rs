@@ -28,18 +28,23 @@ pub(crate) struct DomainKey {
     pub(crate) uid: Option<u32>,
 }
 
+/// Why a client may not join a domain.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DomainError {
+    #[error("uid {uid} may not join domain {name:?}; the configuration's [domains.{name}] lists those that may")]
+    NotListed { uid: u32, name: String },
+}
+
 impl DomainKey {
     /// The domain of a client of this uid that asks for `name`. `Err`: the configuration keeps it
     /// out.
-    pub(crate) fn of(config: &Config, uid: u32, name: Option<&str>) -> Result<Self, String> {
+    pub(crate) fn of(config: &Config, uid: u32, name: Option<&str>) -> Result<Self, DomainError> {
         let Some(name) = name.filter(|n| !n.is_empty()) else {
             return Ok(Self { name: format!("uid-{uid}"), uid: Some(uid) });
         };
         match config.domains.get(name) {
             Some(domain) if domain.uids.contains(&uid) => Ok(Self { name: name.into(), uid: None }),
-            Some(_) => Err(format!(
-                "uid {uid} may not join domain {name:?}; the configuration's [domains.{name}] lists those that may"
-            )),
+            Some(_) => Err(DomainError::NotListed { uid, name: name.into() }),
             None => Ok(Self { name: name.chars().take(64).collect(), uid: Some(uid) }),
         }
     }

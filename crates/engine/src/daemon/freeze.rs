@@ -1,13 +1,13 @@
-//! Holding a client: for a while nothing of it is scanned or merged.
+//! Freezing a client: until it thaws, nothing of it is scanned or merged.
 //!
-//! The kernel notes which pages were written, and clears its notes for whoever reads them. Who
-//! wants to read them in the daemon's place, for a checkpoint, holds the client: batches under way
-//! are finished (in a process that is stopped: not in the midst of a window), and no other begins.
-//! Nothing is lost with the notes: afterwards the daemon looks which merged pages were copied, and
-//! every other page is compared before it is merged.
+//! The kernel notes which pages were written, and clears its notes for each reader. A checkpoint
+//! reads them in the daemon's place, so it freezes the client first. Batches under way are finished
+//! (in a stopped process: no window is left open), and no other begins. Nothing is lost with the
+//! notes: afterwards the daemon looks which merged pages were copied, and every other page is
+//! compared before it is merged.
 //!
-//! Who has stored the client's memory may [mark](Hold::mark) that moment. The next one that holds
-//! it learns what has changed since ([`crate::client::changes`]).
+//! After the client's memory was stored, that moment may be [marked](Freeze::mark). The next freeze
+//! tells what has changed since ([`crate::client::changes`]).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,21 +20,21 @@ use wire::{PageNo, Run};
 use crate::client::Client;
 use crate::client::changes::Log;
 use crate::client::link::Tracking;
-use crate::daemon::service::Engine;
+use crate::daemon::engine::Engine;
 use crate::world::shared::Shared;
 
 /// How long an agent may take to finish what it was told.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Why a client could not be held.
+/// Why a client could not be frozen.
 #[derive(Debug, thiserror::Error)]
-pub enum HoldError {
+pub enum FreezeError {
     /// No such client.
     #[error("process {0} is no client of this daemon; `pageone status` lists them")]
     NotAClient(i32),
-    /// Somebody else holds it.
+    /// It is frozen already.
     #[error("another checkpoint of process {0} is being taken; wait for its end")]
-    Held(i32),
+    Frozen(i32),
     /// Its agent does not report.
     #[error("the agent in process {pid} has not finished its work within {} s; if the process is stopped, let it go on for a moment", PATIENCE.as_secs())]
     Busy {
@@ -43,30 +43,29 @@ pub enum HoldError {
     },
 }
 
-/// A client is held until this is dropped.
-pub struct Hold {
+/// A client is frozen until this is dropped.
+pub struct Freeze {
     shared: Arc<Shared>,
     pid: i32,
-    since: Option<ChangeLog>,
+    changes: Option<ChangeLog>,
 }
 
-impl Hold {
-    /// What the client has changed since the last mark, if that is known. What no scan has found
-    /// yet is in the kernel's notes still. Gives it once; whoever holds a client takes it away
-    /// from all others.
-    pub fn since(&mut self) -> Option<ChangeLog> {
-        self.since.take()
+impl Freeze {
+    /// What the client has changed since the last mark, if that is known. What no scan has found yet
+    /// is still in the kernel's notes. Only the first call gives it, and only the first freeze since
+    /// the mark.
+    pub fn changes(&mut self) -> Option<ChangeLog> {
+        self.changes.take()
     }
 
-    /// Marks this moment: the memory was stored, as it was after the caller last cleared the
-    /// kernel's notes, or later.
+    /// Marks this moment: the memory was stored as it was after the caller last cleared the kernel's
+    /// notes, or later.
     ///
     /// `written`, for a process that may do direct I/O: what the caller found written, address and
-    /// length in bytes of each part. It counts as changed, like everything else that was
-    /// written lately.
+    /// length in bytes of each part. It counts as changed, as all that was written recently does.
     pub fn mark(&self, label: &str, written: Option<&[(u64, u64)]>) {
         let clients: Vec<_> = self.shared.clients().into_iter().filter(|client| client.pid == self.pid).collect();
-        // An old connection and a new one: what happens to the old one's batches is not known.
+        // With an old connection and a new one, the outcome of the old one's batches is not known.
         let [client] = &clients[..] else { return };
         let mut state = client.state();
         // A stopped process may still have something to merge.
@@ -89,34 +88,38 @@ impl Hold {
 }
 
 impl Engine {
-    /// Holds a client; returns when its agent has nothing left to do. Only one may hold a client at
-    /// a time.
-    pub fn hold(&self, pid: i32) -> Result<Hold, HoldError> {
+    /// Freezes a client; returns when its agent has nothing left to do. A client can be frozen once
+    /// at a time.
+    ///
+    /// # Errors
+    ///
+    /// [`FreezeError`]: no such client, frozen already, or its agent does not finish within 10 s.
+    pub fn freeze(&self, pid: i32) -> Result<Freeze, FreezeError> {
         let find = || self.shared.clients().into_iter().find(|client| client.pid == pid);
-        find().ok_or(HoldError::NotAClient(pid))?;
-        // Under the lock, so that a new connection learns of it or is told.
-        let mut holds = self.shared.holds.lock();
-        if !holds.insert(pid) {
-            return Err(HoldError::Held(pid));
+        find().ok_or(FreezeError::NotAClient(pid))?;
+        // Under the lock, so that a new connection sees it or is told.
+        let mut frozen = self.shared.frozen.lock();
+        if !frozen.insert(pid) {
+            return Err(FreezeError::Frozen(pid));
         }
-        let held = self.shared.set_tracking(pid, Tracking::Frozen);
-        drop(holds);
-        let mut hold = Hold { shared: self.shared.clone(), pid, since: None };
-        let mut since: Vec<_> = held.iter().filter_map(|client| client.settled().changes.take()).collect();
+        let clients = self.shared.set_tracking(pid, Tracking::Frozen);
+        drop(frozen);
+        let mut freeze = Freeze { shared: self.shared.clone(), pid, changes: None };
+        let mut changes: Vec<_> = clients.iter().filter_map(|client| client.settled().changes.take()).collect();
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let client = find().ok_or(HoldError::NotAClient(pid))?;
-            // In a stopped process nothing goes on either, but pages must be in their places.
+            let client = find().ok_or(FreezeError::NotAClient(pid))?;
+            // In a stopped process nothing happens either, but no page must be taken away.
             if client.state().flight.is_empty()
                 || kmem::procfs::is_stopped(pid).unwrap_or(false) && !client.is_in_window()
             {
-                // With an old connection beside the new one neither knows everything.
-                let single = matches!(&held[..], [only] if Arc::ptr_eq(only, &client));
-                hold.since = since.pop().filter(|_| single && client.state().flight.is_empty()).map(Log::end);
-                return Ok(hold);
+                // With an old connection beside the new one, neither knows all changes.
+                let single = matches!(&clients[..], [only] if Arc::ptr_eq(only, &client));
+                freeze.changes = changes.pop().filter(|_| single && client.state().flight.is_empty()).map(Log::end);
+                return Ok(freeze);
             }
             if Instant::now() > deadline {
-                return Err(HoldError::Busy { pid });
+                return Err(FreezeError::Busy { pid });
             }
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -124,7 +127,7 @@ impl Engine {
 }
 
 impl Shared {
-    /// Tells the connections of a process, and gives them.
+    /// Notes who clears the kernel's notes of a process's pages. Returns its connections.
     fn set_tracking(&self, pid: i32, tracking: Tracking) -> Vec<Arc<Client>> {
         let clients: Vec<_> = self.clients().into_iter().filter(|client| client.pid == pid).collect();
         for client in &clients {
@@ -134,13 +137,13 @@ impl Shared {
     }
 }
 
-impl Drop for Hold {
+impl Drop for Freeze {
     fn drop(&mut self) {
-        // Under the lock, so that a new connection learns of it or is told.
-        let mut holds = self.shared.holds.lock();
-        holds.remove(&self.pid);
+        // Under the lock, so that a new connection sees it or is told.
+        let mut frozen = self.shared.frozen.lock();
+        frozen.remove(&self.pid);
         let clients = self.shared.set_tracking(self.pid, Tracking::Interrupted);
-        drop(holds);
+        drop(frozen);
         for client in clients {
             self.shared.queue.ask(&client, true);
         }

@@ -2,8 +2,8 @@
 
 use control::{ChangeLog, DirtyStatus, Handler, Refusal, Status};
 
-use crate::daemon::freeze::{Hold, HoldError};
-use crate::daemon::service::{DetachError, Engine};
+use crate::daemon::engine::{DetachError, Engine};
+use crate::daemon::freeze::{Freeze, FreezeError};
 
 impl Engine {
     /// Whether a process belongs to another user. Such a process gets the same answer as one that is
@@ -14,7 +14,7 @@ impl Engine {
 }
 
 impl Handler for Engine {
-    type Freeze = Hold;
+    type Freeze = Freeze;
 
     fn status(&self, uid: Option<u32>) -> Status {
         Engine::status(self, uid)
@@ -35,21 +35,21 @@ impl Handler for Engine {
         Engine::is_client(self, pid)
     }
 
-    fn freeze(&self, pid: i32, uid: Option<u32>) -> Result<Hold, Refusal> {
+    fn freeze(&self, pid: i32, uid: Option<u32>) -> Result<Freeze, Refusal> {
         if self.is_hidden(pid, uid) {
-            return Err(HoldError::NotAClient(pid).into());
+            return Err(FreezeError::NotAClient(pid).into());
         }
-        Ok(self.hold(pid)?)
+        Ok(Engine::freeze(self, pid)?)
     }
 }
 
-impl control::Freeze for Hold {
+impl control::Freeze for Freeze {
     fn changes(&mut self) -> Option<ChangeLog> {
-        self.since()
+        Freeze::changes(self)
     }
 
     fn mark(&self, label: &str, written: Option<&[(u64, u64)]>) {
-        Hold::mark(self, label, written);
+        Freeze::mark(self, label, written);
     }
 }
 
@@ -62,12 +62,12 @@ impl From<DetachError> for Refusal {
     }
 }
 
-impl From<HoldError> for Refusal {
-    fn from(e: HoldError) -> Self {
+impl From<FreezeError> for Refusal {
+    fn from(e: FreezeError) -> Self {
         match e {
-            HoldError::NotAClient(_) => Refusal::Unknown(e.to_string()),
-            HoldError::Held(_) => Refusal::Busy(e.to_string()),
-            HoldError::Busy { .. } => Refusal::Failed(e.to_string()),
+            FreezeError::NotAClient(_) => Refusal::Unknown(e.to_string()),
+            FreezeError::Frozen(_) => Refusal::Busy(e.to_string()),
+            FreezeError::Busy { .. } => Refusal::Failed(e.to_string()),
         }
     }
 }

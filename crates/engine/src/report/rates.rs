@@ -17,7 +17,7 @@ use parking_lot::MutexGuard;
 
 use crate::client::link::Link;
 use crate::client::{Client, State};
-use crate::daemon::service::Engine;
+use crate::daemon::engine::Engine;
 
 /// Lengths of the windows in which distinct pages are counted, in tenths of a second.
 const WINDOWS: [u16; 9] = [2, 5, 10, 20, 50, 100, 200, 300, 600];

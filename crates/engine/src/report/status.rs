@@ -11,7 +11,7 @@ use control::{ClientMetrics, ClientStatus, DomainMetrics, DomainStatus, HostMetr
 use crate::client::recycling::Recycling;
 use crate::client::{Client, State};
 use crate::content::domain::Domain;
-use crate::daemon::service::Engine;
+use crate::daemon::engine::Engine;
 use crate::world::shared::Shared;
 
 /// Bytes of kernel memory for one mapping (`vm_area_struct`), measured.
@@ -45,10 +45,10 @@ fn host(shared: &Shared) -> HostMetrics {
         uptime_seconds: shared.started.elapsed().as_secs_f64(),
         merge_period_seconds: shared.config.merge_period,
         reclaim_period_seconds: shared.config.reclaim_period,
-        pages_recycled_total: shared.buried_recycled.load(Relaxed),
+        pages_recycled_total: shared.reaped_recycled.load(Relaxed),
         daemon_cpu_seconds: own_cpu().as_secs_f64(),
-        agent_cpu_seconds: shared.buried_cpu_ns.load(Relaxed) as f64 / 1e9,
-        pages_merged_total: shared.buried_merged.load(Relaxed),
+        agent_cpu_seconds: shared.reaped_cpu_ns.load(Relaxed) as f64 / 1e9,
+        pages_merged_total: shared.reaped_merged.load(Relaxed),
         ..HostMetrics::default()
     }
 }

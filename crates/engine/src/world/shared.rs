@@ -28,14 +28,14 @@ pub(crate) struct Shared {
     domains: Mutex<BTreeMap<DomainKey, Arc<Domain>>>,
     pub(crate) state_file: Mutex<StateFile>,
     stop: AtomicBool,
-    /// Processes that somebody holds; see `hold`.
-    pub(crate) holds: Mutex<HashSet<i32>>,
+    /// Processes that are frozen; see `daemon::freeze`.
+    pub(crate) frozen: Mutex<HashSet<i32>>,
     /// CPU time of agents whose clients are gone, in nanoseconds.
-    pub(crate) buried_cpu_ns: AtomicU64,
+    pub(crate) reaped_cpu_ns: AtomicU64,
     /// Pages merged by clients that are gone.
-    pub(crate) buried_merged: AtomicU64,
+    pub(crate) reaped_merged: AtomicU64,
     /// Pages recycled in clients that are gone.
-    pub(crate) buried_recycled: AtomicU64,
+    pub(crate) reaped_recycled: AtomicU64,
 }
 
 impl TakesPasses for Client {
@@ -55,10 +55,10 @@ impl Shared {
             domains: Mutex::default(),
             state_file: Mutex::new(state_file),
             stop: AtomicBool::new(false),
-            holds: Mutex::default(),
-            buried_cpu_ns: AtomicU64::default(),
-            buried_merged: AtomicU64::default(),
-            buried_recycled: AtomicU64::default(),
+            frozen: Mutex::default(),
+            reaped_cpu_ns: AtomicU64::default(),
+            reaped_merged: AtomicU64::default(),
+            reaped_recycled: AtomicU64::default(),
         }
     }
 
@@ -83,7 +83,7 @@ impl Shared {
 
     /// Charges the pacer with what agents have used and have in hand.
     pub(crate) fn charge_agents(&self) {
-        let (mut cpu, mut in_hand) = (self.buried_cpu_ns.load(Relaxed), 0);
+        let (mut cpu, mut in_hand) = (self.reaped_cpu_ns.load(Relaxed), 0);
         for client in self.clients() {
             let state = client.state();
             // What a client says of itself: it must not overflow.
@@ -105,10 +105,10 @@ impl Shared {
         taken
     }
 
-    /// A new client, or the new connection of one that is held.
+    /// Adds a client, which may be the new connection of a frozen process.
     pub(crate) fn add_client(&self, client: &Arc<Client>) {
-        let holds = self.holds.lock();
-        if holds.contains(&client.pid) {
+        let frozen = self.frozen.lock();
+        if frozen.contains(&client.pid) {
             client.state().tracking = Tracking::Frozen;
         }
         self.clients.write().insert(client.number, client.clone());

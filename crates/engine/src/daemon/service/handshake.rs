@@ -1,5 +1,5 @@
-//! How a client introduces itself: a connection, what it says of its process and its regions, and
-//! the client that comes of it.
+//! The handshake: a connection, what an agent says of its process and its regions, and the client
+//! that is made of them.
 
 use std::collections::{BTreeMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
@@ -8,152 +8,200 @@ use std::time::{Duration, Instant};
 
 use kmem::memfd::{self, SharedMap};
 use kmem::pagemap::Pagemap;
+use kmem::pidfd::PidFd;
 use kmem::seqpacket::{Conn, Peer};
 use wire::{RegionId, SegmentId, ToAgent, ToDaemon};
 
-use super::{CLIENT, FAIR_SHARE, GREETING, PROCESS, Service, pidfd_of};
+use super::{CLIENT, Ended, FAIR_SHARE, HANDSHAKE, PROCESS, Service, pidfd_of, receive};
 use crate::client::{Client, Identity, add_region};
-use crate::content::domain::{Domain, DomainKey};
-use crate::content::index::MAX_CLIENTS;
+use crate::content::domain::{Domain, DomainError, DomainKey};
+use crate::content::index::{ClientId, MAX_CLIENTS};
 use crate::daemon::adopt;
+use crate::ledger::Region;
 
-/// Most connections that have not introduced themselves yet.
-const MAX_GREETINGS: usize = 256;
-/// How long a connection may take to introduce itself.
-pub(super) const GREETING_TIME: Duration = Duration::from_secs(10);
+/// Version of the protocol that this daemon speaks.
+const OURS: u16 = wire::VERSION;
+/// Most handshakes under way.
+const MAX_HANDSHAKES: usize = 256;
+/// Most segments that an agent can have; a store has as many.
+const MAX_SEGMENTS: usize = 4096;
+/// How long a handshake may take.
+pub(super) const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 
 /// A connection that has not finished its introduction.
-pub(super) struct Greeting {
+pub(super) struct Handshake {
     conn: Conn,
     peer: Peer,
     pub(super) since: Instant,
-    hello: Option<(Option<String>, String, u64)>,
-    regions: BTreeMap<RegionId, crate::ledger::Region>,
-    held: Vec<(SegmentId, OwnedFd)>,
+    hello: Option<Hello>,
+    regions: BTreeMap<RegionId, Region>,
+    /// Segments of an earlier daemon that it has, with their descriptors.
+    segments: Vec<(SegmentId, OwnedFd)>,
+}
+
+/// What an agent says of its process.
+struct Hello {
+    domain: Option<String>,
+    name: String,
+    forks: u64,
+}
+
+/// What a client is made of, beside what it says.
+struct Admitted {
+    number: ClientId,
+    key: DomainKey,
+    pidfd: PidFd,
+    pagemap: Pagemap,
+    control: SharedMap,
+}
+
+/// An introduction that the protocol does not allow.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum HandshakeError {
+    #[error("the agent speaks protocol {0}, this daemon {OURS}; restart the program with this version's `pageone run`")]
+    Version(u16),
+    #[error("it spoke before it said hello")]
+    NoHello,
+    #[error("it holds more segments than a store has")]
+    TooManySegments,
+    #[error("a segment came without its descriptor")]
+    SegmentWithoutDescriptor,
+    #[error("it spoke of a pool before it was ready")]
+    PoolTooEarly,
+}
+
+/// Why a process cannot be a client.
+#[derive(Debug, thiserror::Error)]
+enum AdmissionError {
+    #[error(transparent)]
+    Domain(#[from] DomainError),
+    #[error("its process can't be watched: {0}")]
+    Process(std::io::Error),
+    #[error("/proc/{pid}/pagemap can't be opened: {source}; run the daemon as root or as the same user")]
+    Pagemap { pid: i32, source: std::io::Error },
+    #[error("no control page: {0}")]
+    ControlPage(std::io::Error),
+    #[error("there are {MAX_CLIENTS} clients")]
+    Full,
 }
 
 impl Service {
+    /// Accepts new connections.
     pub(super) fn accept(&mut self) {
         while let Ok(Some(conn)) = self.listener.accept() {
             let Ok(peer) = conn.peer() else { continue };
-            if self.greetings.len() >= MAX_GREETINGS {
-                tracing::warn!("over {MAX_GREETINGS} connections wait to introduce themselves; one more is refused");
+            if self.handshakes.len() >= MAX_HANDSHAKES {
+                tracing::warn!("over {MAX_HANDSHAKES} connections wait to introduce themselves; one more is refused");
                 continue;
             }
-            self.next_greeting = self.next_greeting.wrapping_add(1);
-            if self.watch(conn.as_fd(), GREETING | u64::from(self.next_greeting)) {
-                let greeting = Greeting {
+            self.next_handshake = self.next_handshake.wrapping_add(1);
+            if self.watch(conn.as_fd(), HANDSHAKE | u64::from(self.next_handshake)) {
+                let handshake = Handshake {
                     conn,
                     peer,
                     since: Instant::now(),
                     hello: None,
                     regions: BTreeMap::new(),
-                    held: Vec::new(),
+                    segments: Vec::new(),
                 };
-                self.greetings.insert(self.next_greeting, greeting);
+                self.handshakes.insert(self.next_handshake, handshake);
             }
         }
     }
 
-    pub(super) fn greet(&mut self, number: u32) {
-        let Some(greeting) = self.greetings.get_mut(&number) else { return };
+    /// Takes messages of a connection that introduces itself.
+    pub(super) fn shake_hands(&mut self, number: u32) {
+        let Some(handshake) = self.handshakes.get_mut(&number) else { return };
         for _ in 0..FAIR_SHARE {
             let mut fds = Vec::new();
-            let step = match greeting.conn.recv(&mut self.packet, &mut fds) {
+            let step = match receive(&handshake.conn, &mut self.packet, &mut fds) {
                 Ok(None) => return,
-                Ok(Some(0)) => Err(String::new()),
-                Ok(Some(len)) => match wire::decode_to_daemon(&self.packet[..len]) {
-                    Ok(message) => introduce(greeting, message, fds),
-                    Err(e) => Err(e.to_string()),
-                },
-                Err(e) => Err(e.to_string()),
+                Ok(Some(message)) => introduce(handshake, message, fds),
+                Err(why) => Err(why),
             };
             match step {
                 Ok(false) => {}
                 Ok(true) => {
-                    if let Some(greeting) = self.greetings.remove(&number) {
-                        self.unwatch(greeting.conn.as_fd());
-                        self.welcome(greeting);
+                    if let Some(handshake) = self.handshakes.remove(&number) {
+                        self.unwatch(handshake.conn.as_fd());
+                        self.welcome(handshake);
                     }
                     return;
                 }
                 Err(why) => {
-                    if !why.is_empty() {
-                        tracing::warn!(pid = greeting.peer.pid, "connection closed: {why}");
+                    if !matches!(why, Ended::Closed) {
+                        tracing::warn!(pid = handshake.peer.pid, "connection closed: {why}");
                     }
-                    self.greetings.remove(&number);
+                    self.handshakes.remove(&number);
                     return;
                 }
             }
         }
     }
 
-    /// An agent has introduced itself: makes it a client, with whatever it had merged before.
-    fn welcome(&mut self, greeting: Greeting) {
-        let pid = greeting.peer.pid;
-        let refuse = |conn: &Conn, reason: String| {
-            tracing::warn!(pid, "refused: {reason}");
-            let _ = conn.send(&wire::encode(&ToAgent::Refused { reason }), &[]);
-        };
-        let Some((domain, name, forks)) = greeting.hello else { return };
-        let key = match DomainKey::of(&self.shared.config, greeting.peer.uid, domain.as_deref()) {
-            Ok(key) => key,
-            Err(why) => return refuse(&greeting.conn, why),
-        };
-        let (pidfd, pagemap) = match (greeting.conn.peer_pidfd(), Pagemap::open(pid)) {
-            (Ok(pidfd), Ok(pagemap)) => (pidfd, pagemap),
-            (Err(e), _) => return refuse(&greeting.conn, format!("its process can't be watched: {e}")),
-            (_, Err(e)) => {
-                return refuse(
-                    &greeting.conn,
-                    format!("/proc/{pid}/pagemap can't be opened: {e}; run the daemon as root or as the same user"),
-                );
+    /// An agent has introduced itself: makes it a client, with what it had merged before.
+    fn welcome(&mut self, mut handshake: Handshake) {
+        let pid = handshake.peer.pid;
+        let Some(hello) = handshake.hello.take() else { return };
+        let admitted = match self.admit(&handshake, &hello) {
+            Ok(admitted) => admitted,
+            Err(why) => {
+                tracing::warn!(pid, "refused: {why}");
+                let refused = ToAgent::Refused { reason: why.to_string() };
+                let _ = handshake.conn.send(&wire::encode(&refused), &[]);
+                return;
             }
         };
-        let control = match send_control_page(&greeting.conn) {
-            Ok(control) => control,
-            Err(e) => return refuse(&greeting.conn, format!("no control page: {e}")),
-        };
-        let Some(number) = self.shared.free_number(self.last_client) else {
-            return refuse(&greeting.conn, format!("there are {MAX_CLIENTS} clients"));
-        };
+        let Admitted { number, key, pidfd, pagemap, control } = admitted;
         self.last_client = number;
         let domain = self.shared.domain(key);
-        let held = self.adopt_segments(&domain, pid, greeting.held);
+        let segments = self.adopt_segments(&domain, pid, handshake.segments);
+        let config = &self.shared.config;
         let identity = Identity {
             number,
             pid,
-            uid: greeting.peer.uid,
-            name,
+            uid: handshake.peer.uid,
+            name: hello.name,
             domain,
-            conn: greeting.conn,
+            conn: handshake.conn,
             pidfd,
             control,
-            forks_before: forks,
+            forks_before: hello.forks,
             pagemap,
-            huge_pages: self.shared.config.huge_pages,
-            huge_page_share: self.shared.config.huge_page_share,
-            reclaim_period: self.shared.config.reclaim_period,
+            huge_pages: config.huge_pages,
+            huge_page_share: config.huge_page_share,
+            reclaim_period: config.reclaim_period,
         };
-        let client = Arc::new(Client::new(identity, held));
-        client.state().regions = greeting.regions;
+        let client = Arc::new(Client::new(identity, segments));
+        client.state().regions = handshake.regions;
         if let Err(e) = adopt::rebuild(&self.shared, &client) {
             tracing::warn!(pid, "its mappings can't be read; what it had merged stays merged and is not counted: {e}");
         }
-        // Only now: the new ledger holds its own references.
-        self.bury_pid(pid);
+        // Only now: the new ledger counts the frames that it maps.
+        self.reap_process(pid);
         tracing::info!(pid, name = client.name, domain = %client.domain.key, "client");
         let watched = self.watch(client.conn.as_fd(), CLIENT | u64::from(number.0))
             && self.watch(pidfd_of(&client), PROCESS | u64::from(number.0));
         self.shared.add_client(&client);
         if !watched {
-            return self.bury(number);
+            return self.reap(number);
         }
         self.record_segments(&[]);
         self.empty_since = Instant::now();
         self.shared.queue.ask(&client, true);
-        // Messages may have come while nobody watched.
+        // Messages may have come before the connection was watched.
         self.serve(number);
+    }
+
+    /// Checks that a process can be a client, and sends it the control page.
+    fn admit(&self, handshake: &Handshake, hello: &Hello) -> Result<Admitted, AdmissionError> {
+        let Peer { pid, uid, .. } = handshake.peer;
+        let key = DomainKey::of(&self.shared.config, uid, hello.domain.as_deref())?;
+        let pidfd = handshake.conn.peer_pidfd().map_err(AdmissionError::Process)?;
+        let pagemap = Pagemap::open(pid).map_err(|source| AdmissionError::Pagemap { pid, source })?;
+        let control = send_control_page(&handshake.conn).map_err(AdmissionError::ControlPage)?;
+        let number = self.shared.free_number(self.last_client).ok_or(AdmissionError::Full)?;
+        Ok(Admitted { number, key, pidfd, pagemap, control })
     }
 
     fn adopt_segments(&self, domain: &Domain, pid: i32, held: Vec<(SegmentId, OwnedFd)>) -> HashSet<SegmentId> {
@@ -195,34 +243,29 @@ fn send_control_page(conn: &Conn) -> std::io::Result<SharedMap> {
     Ok(map)
 }
 
-/// One message of an introduction. `Ok(true)`: it is complete.
-fn introduce(greeting: &mut Greeting, message: ToDaemon, mut fds: Vec<OwnedFd>) -> Result<bool, String> {
+/// Applies one message of an introduction. `Ok(true)`: it is complete.
+fn introduce(handshake: &mut Handshake, message: ToDaemon, mut fds: Vec<OwnedFd>) -> Result<bool, Ended> {
     match message {
         ToDaemon::Hello { version, .. } if version != wire::VERSION => {
-            let reason = format!(
-                "the agent speaks protocol {version}, this daemon {}; restart the program with this version's `pageone run`",
-                wire::VERSION
-            );
-            let _ = greeting.conn.send(&wire::encode(&ToAgent::Refused { reason: reason.clone() }), &[]);
-            return Err(reason);
+            let why = HandshakeError::Version(version);
+            let _ = handshake.conn.send(&wire::encode(&ToAgent::Refused { reason: why.to_string() }), &[]);
+            return Err(why.into());
         }
         ToDaemon::Hello { domain, name, forks, .. } => {
-            greeting.hello = Some((domain, name.chars().take(64).collect(), forks))
+            handshake.hello = Some(Hello { domain, name: name.chars().take(64).collect(), forks });
         }
-        _ if greeting.hello.is_none() => return Err("it spoke before it said hello".into()),
-        ToDaemon::RegionAdded { region, start, len } => {
-            add_region(&mut greeting.regions, region, start, len).map_err(|e| e.to_string())?
-        }
+        _ if handshake.hello.is_none() => return Err(HandshakeError::NoHello.into()),
+        ToDaemon::RegionAdded { region, start, len } => add_region(&mut handshake.regions, region, start, len)?,
         ToDaemon::SegmentHeld { segment } => match fds.pop() {
-            Some(fd) if greeting.held.len() < 4096 => greeting.held.push((segment, fd)),
-            Some(_) => return Err("it holds more segments than a store has".into()),
-            None => return Err("a segment came without its descriptor".into()),
+            Some(fd) if handshake.segments.len() < MAX_SEGMENTS => handshake.segments.push((segment, fd)),
+            Some(_) => return Err(HandshakeError::TooManySegments.into()),
+            None => return Err(HandshakeError::SegmentWithoutDescriptor.into()),
         },
         // The ledger is rebuilt from the mappings themselves, which are already as these messages say.
         ToDaemon::RegionShrunk { .. } | ToDaemon::Discarded { .. } | ToDaemon::Report(_) | ToDaemon::Digests(_) => {}
         ToDaemon::Recycled(_) | ToDaemon::Swept(_) => {}
-        ToDaemon::Pool(_) => return Err("it spoke of a pool before it was ready".into()),
-        ToDaemon::Detached => return Err(String::new()),
+        ToDaemon::Pool(_) => return Err(HandshakeError::PoolTooEarly.into()),
+        ToDaemon::Detached => return Err(Ended::Closed),
         ToDaemon::Ready => return Ok(true),
     }
     Ok(false)

@@ -9,8 +9,8 @@
 //! }
 //! ```
 //!
-//! The brackets name the scopes that have the metric. `host <- domain` says that the host's value is
-//! the sum over its domains; scopes without an arrow between them have values of their own.
+//! The brackets name the scopes that have the metric. `host <- domain` says that the host's value
+//! is the sum over its domains; scopes without an arrow between them have values of their own.
 //! From the table come, for each scope, a struct with serde's traits whose fields are its metrics
 //! and a method that visits them; for each arrow an `AddAssign`; and the list of all metrics.
 
@@ -253,8 +253,8 @@ macro_rules! metrics {
 
     (@visit $scope:ident $struct:ident $($scopes:tt {$( $name:ident $kind:ident $unit:ident { $($help:literal)+ } )+})+) => {
         impl $struct {
-            /// Calls `visit` with each metric and its value, in the order of the table. A metric that
-            /// has no value at present is left out.
+            /// Calls `visit` with each metric and its value, in the order of the table. A metric
+            /// that has no value at present is left out.
             pub fn for_each_metric(&self, visit: &mut dyn FnMut(&'static Metric, Value)) {
                 $($( if_in!($scope $scopes {
                     const METRIC: Metric = metrics!(@metric $scopes $name $kind $unit $($help)+);

@@ -4,7 +4,7 @@
 //! client                                  daemon
 //!   Request ───────────────────────────────▶
 //!         ◀─────────────────────────────────── Answer
-//!   Mark (only after Answer::Held) ────────▶    the client is frozen until the connection closes
+//!   Mark (only after Answer::Frozen) ──────▶    the client is frozen until the connection closes
 //!         ◀─────────────────────────────────── Answer::Done
 //! ```
 //!

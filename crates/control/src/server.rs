@@ -1,8 +1,8 @@
 //! The daemon's side of the control socket: one thread for each connection.
 //!
-//! Every user may connect. Root and the daemon's owner see and freeze every client. Other users see,
-//! freeze and detach only their own processes. They neither set marks nor get change logs: the next
-//! checkpoint that root takes would rely on their marks.
+//! Every user may connect. Root and the daemon's owner see and freeze every client. Other users
+//! see, freeze and detach only their own processes. They neither set marks nor get change logs: the
+//! next checkpoint that root takes would rely on their marks.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;

@@ -1,10 +1,7 @@
 //! The table of all metrics of `pageone status`. [`crate::metrics`] says how to read it.
 //!
-//! | KSM's word | meaning here |
-//! |---|---|
-//! | `pages_shared` | frames that are kept once |
-//! | `pages_sharing` | further pages that use them: the saving |
-//! | `general_profit` | bytes saved less every byte of cost: ledgers, index, mappings, empty slots |
+//! `pages_shared`, `pages_sharing`, `pages_unshared`, `pages_volatile`, `full_scans` and
+//! `general_profit` are KSM's words, with KSM's meaning (ksm.rst).
 
 use serde::{Deserialize, Serialize};
 

@@ -27,8 +27,8 @@ const MOST_CPU: f64 = 102_400.0;
 const MOST_THREADS: f64 = 1024.0;
 
 settings! {
-    /// Time between two scans of a client's memory. A page that did not change for two merge periods
-    /// is merged.
+    /// Time between two scans of a client's memory. A page that did not change for two merge
+    /// periods is merged.
     merge_period: f64 = 20.0, "seconds", Between(SHORTEST_PERIOD, LONGEST_PERIOD), option "S";
     /// Time within which a page that a guest frees is back, where the guest marks free pages (`run
     /// --ppr`).
@@ -44,7 +44,8 @@ settings! {
     threads: usize = 0, "", AtMost(MOST_THREADS), option "N";
     /// Most CPU time of daemon and agents over any 10 s, in percent of one CPU; 0: no limit.
     max_cpu: f64 = 0.0, "percent", NoneOr(MOST_CPU), option "P";
-    /// The CPU limit while memory is short (`pressure_percent`), used if it is higher than `max_cpu`.
+    /// The CPU limit while memory is short (`pressure_percent`), used if it is higher than
+    /// `max_cpu`.
     max_cpu_under_pressure: f64 = 0.0, "percent", NoneOr(MOST_CPU), option "P";
     /// Memory is short when tasks lost more than this share of the last 10 s waiting for it (PSI,
     /// `some avg10`).
@@ -53,20 +54,20 @@ settings! {
     /// limit of the daemon.
     reserve_mib: u64 = 64, "MiB", Any;
     /// Longest time that one direct I/O request into a client's memory may take. A page that was
-    /// merged and then copied cannot be checked for such requests, and must stay clean for this long
-    /// before it is merged again.
+    /// merged and then copied cannot be checked for such requests, and must stay clean for this
+    /// long before it is merged again.
     direct_io_seconds: f64 = 30.0, "seconds", Between(0.0, 86_400.0);
     /// What becomes of clients' huge pages: `split`, pages are merged out of them; `keep`, they are
     /// left alone.
     huge_pages: HugePages = HugePages::Split, "", OneOf(HugePages::names);
-    /// With `split`: a huge page is split only when more than this share of its pages can be merged;
-    /// 0: for any page.
+    /// With `split`: a huge page is split only when more than this share of its pages can be
+    /// merged; 0: for any page.
     huge_page_share: f64 = 0.0, "percent", Between(0.0, 100.0);
     /// Whether pages on different NUMA nodes share a frame, as with KSM's setting of that name. If
     /// not, a page shares only with pages of its own node, and their frame lies there.
     merge_across_nodes: bool = true, "", Any;
-    /// Domains that span several users: a table `[domains.NAME]` with a list `uids` of the users that
-    /// may join. Every other domain belongs to one user.
+    /// Domains that span several users: a table `[domains.NAME]` with a list `uids` of the users
+    /// that may join. Every other domain belongs to one user.
     domains: BTreeMap<String, DomainConfig> = BTreeMap::new(), "", Any;
     /// Time without a client after which the daemon ends; 0: never.
     exit_when_idle: f64 = 0.0, "seconds", Between(0.0, 1e9), option "S";

@@ -34,8 +34,8 @@ pub(crate) fn candidates(dir: Option<PathBuf>) -> Vec<PathBuf> {
     all
 }
 
-/// Checks that a directory belongs to this user or to root and that no other user can write to it: a
-/// directory under /tmp could be anyone's. One that does not exist passes.
+/// Checks that a directory belongs to this user or to root and that no other user can write to it:
+/// a directory under /tmp could be anyone's. One that does not exist passes.
 ///
 /// # Errors
 ///

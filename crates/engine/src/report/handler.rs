@@ -6,8 +6,8 @@ use crate::daemon::engine::{DetachError, Engine};
 use crate::daemon::freeze::{Freeze, FreezeError};
 
 impl Engine {
-    /// Whether a process belongs to another user. Such a process gets the same answer as one that is
-    /// not a client: what other users run stays their business.
+    /// Whether a process belongs to another user. Such a process gets the same answer as one that
+    /// is not a client: what other users run stays their business.
     fn is_hidden(&self, pid: i32, uid: Option<u32>) -> bool {
         uid.is_some() && self.owner(pid) != uid
     }

@@ -1,11 +1,11 @@
 //! Dirty rates: how many pages clients write, and where.
 //!
 //! Every scan of a client finds the pages that were written since the last scan. While a client is
-//! watched, its regions keep a stamp for each page: when a scan last found it written. Each question
-//! ([`Engine::dirty`]) scans the clients first, so the interval between questions is the resolution
-//! of the answers. Such a scan makes no page older, and what it finds is kept for the next merge
-//! period's scan: watching does not change what is merged. It costs what any scan costs, and the
-//! client's next write to each page that it protects takes a microsecond longer.
+//! watched, its regions keep a stamp for each page: when a scan last found it written. Each
+//! question ([`Engine::dirty`]) scans the clients first, so the interval between questions is the
+//! resolution of the answers. Such a scan makes no page older, and what it finds is kept for the
+//! next merge period's scan: watching does not change what is merged. It costs what any scan costs,
+//! and the client's next write to each page that it protects takes a microsecond longer.
 //!
 //! A page that a scan finds was written at some time since the scan before. A window of time counts
 //! the page if the middle of that time lies in the window.

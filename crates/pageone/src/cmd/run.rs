@@ -1,7 +1,7 @@
 //! `pageone run`: starts a program with the agent in it.
 //!
-//! The program runs in any case. If something fails on the way, the program is not merged, and a line
-//! on standard error says why.
+//! The program runs in any case. If something fails on the way, the program is not merged, and a
+//! line on standard error says why.
 
 pub(crate) mod ppr;
 
@@ -30,8 +30,8 @@ pub(crate) struct Args {
     /// have them, and the daemon's configuration says whether any are split
     #[arg(long, value_name = "POLICY", default_value_t = HugePages::Split, value_parser = policies())]
     huge_pages: HugePages,
-    /// What merges: PageONE's daemon, the memory that the program marks; or the kernel's KSM, all of
-    /// its memory (Linux 6.10 or later)
+    /// What merges: PageONE's daemon, the memory that the program marks; or the kernel's KSM, all
+    /// of its memory (Linux 6.10 or later)
     #[arg(long, value_name = "NAME", value_enum, default_value_t = Backend::Pageone)]
     backend: Backend,
     /// Take back what the guest frees (QEMU only): adds a device that the guest's driver marks its
@@ -71,8 +71,8 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     if let Err(e) = prepared {
         eprintln!("pageone: {} runs without merging: {e:#}", args.program[0].to_string_lossy());
     }
-    // After the daemon was started, which must not inherit these descriptors. They are closed if the
-    // program cannot be started.
+    // After the daemon was started, which must not inherit these descriptors. They are closed if
+    // the program cannot be started.
     let mut inherited = None;
     if args.ppr {
         match ppr::prepare(&mut command, &args.program[0], &args.program[1..], args.reclaim_period) {

@@ -3,11 +3,11 @@
 //! A pool, which is a memfd that cannot change its length, becomes the memory of an `ivshmem-plain`
 //! device. The guest's driver marks its free pages there. One end of a socket pair becomes a QMP
 //! monitor; the daemon asks it once where the guest's RAM lies. QEMU inherits both descriptors, and
-//! the agent finds them by their numbers in the environment. Neither has a name that another process
-//! could open, and neither is left behind.
+//! the agent finds them by their numbers in the environment. Neither has a name that another
+//! process could open, and neither is left behind.
 //!
-//! The marks belong to the guest kernel that set them. After a reset another kernel runs, and by the
-//! old marks its pages would be zeroed. So a reset ends QEMU (`-action reboot=shutdown`), as a
+//! The marks belong to the guest kernel that set them. After a reset another kernel runs, and by
+//! the old marks its pages would be zeroed. So a reset ends QEMU (`-action reboot=shutdown`), as a
 //! shutdown does.
 
 #![allow(unsafe_code)] // Hands a mapping to the pool's code.
@@ -33,8 +33,8 @@ pub(crate) struct Inherited {
     _fds: [OwnedFd; 3],
 }
 
-/// Adds the options and the environment to `command`, which starts `program`; `arguments` come behind
-/// the options. `period`: the reclaim period in seconds, if it is not the daemon's.
+/// Adds the options and the environment to `command`, which starts `program`; `arguments` come
+/// behind the options. `period`: the reclaim period in seconds, if it is not the daemon's.
 ///
 /// # Errors
 ///
@@ -127,9 +127,9 @@ fn make_pool(bytes: usize) -> Result<OwnedFd> {
     rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     let map = memfd::map_shared(&fd, bytes)?;
     let start = NonNull::new(map.as_ptr()).context("mapped at 0")?;
-    // SAFETY: `map.len()` bytes from `start` are mapped for reading and writing until `map` is dropped, and the
-    // pool is dropped before it, at the end of the statement. The seals keep the file from shrinking, so no
-    // access raises SIGBUS. No other process has the file yet.
+    // SAFETY: `map.len()` bytes from `start` are mapped for reading and writing until `map` is
+    // dropped, and the pool is dropped before it, at the end of the statement. The seals keep the
+    // file from shrinking, so no access raises SIGBUS. No other process has the file yet.
     unsafe { ppr::Pool::from_mapping(start, map.len()) }?.initialise();
     Ok(fd)
 }
@@ -202,8 +202,8 @@ mod tests {
         let fd = make_pool(1 << 20).unwrap();
         assert!(rustix::fs::ftruncate(&fd, 4096).is_err() && rustix::fs::ftruncate(&fd, 2 << 20).is_err());
         let map = memfd::map_shared(&fd, 1 << 20).unwrap();
-        // SAFETY: `map.len()` bytes are mapped for reading and writing until the end of this test, where `map` is
-        // dropped after the pool. The file is sealed and cannot shrink.
+        // SAFETY: `map.len()` bytes are mapped for reading and writing until the end of this test,
+        // where `map` is dropped after the pool. The file is sealed and cannot shrink.
         let pool = unsafe { ppr::Pool::from_mapping(NonNull::new(map.as_ptr()).unwrap(), map.len()) }.unwrap();
         pool.validate().unwrap();
     }

@@ -177,7 +177,7 @@ fn log_and_ring_report_exactly_what_a_guest_wrote() {
         let expected: Vec<BTreeSet<u64>> =
             (0..FRAMES / PART).map(|part| pattern(part * PART, PART).map(|page| FIRST + page).collect()).collect();
         let (mut guest, vm) = Guest::new(&kvm, |vm| vm.try_clone_to_owned().unwrap());
-        #[allow(unsafe_code)]
+        #[allow(unsafe_code, reason = "the contract of the source")]
         // SAFETY: the guest's slot has `PAGES` pages all the time, as `SLOTS` says.
         let mut log = unsafe { KvmLogSource::new(vm, SLOTS.to_vec()) }.unwrap();
         let by_log = run(&mut guest, &mut log, &mut |_, _| panic!("a log is never full"));

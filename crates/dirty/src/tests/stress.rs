@@ -118,18 +118,18 @@ fn a_list_loses_nothing() {
 #[test]
 fn what_was_inserted_is_found_at_once() {
     let tree = DirtyTree::new(64 * 64 * 2).unwrap();
-    let turns = ROUNDS / 20;
+    let rounds = ROUNDS / 20;
     let barrier = std::sync::Barrier::new(2);
     std::thread::scope(|scope| {
         let mut other = scope.spawn(|| {
-            for _ in 0..turns {
+            for _ in 0..rounds {
                 barrier.wait();
                 tree.insert(4097);
                 barrier.wait();
             }
         });
         let _ = &mut other;
-        for _ in 0..turns {
+        for _ in 0..rounds {
             barrier.wait();
             tree.insert(4097);
             // The other one may be between its steps now.

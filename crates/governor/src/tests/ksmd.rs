@@ -7,9 +7,9 @@ use std::time::Duration;
 use crate::{Governor, Reading, Settings};
 
 /// Pages of a piece, which all have the same history.
-const STRETCH: u64 = 64;
+const PIECE: u64 = 64;
 /// Pieces of a process; every fourth is common to all processes.
-const STRETCHES: usize = 512;
+const PIECES: usize = 512;
 /// The sleep between batches in seconds, and how much longer it may take.
 const SLEEP: f64 = 0.02;
 const LATE: f64 = 0.002;
@@ -23,7 +23,7 @@ const MERGE: f64 = 9e-6;
 const BATCH: f64 = 150e-6;
 
 #[derive(Copy, Clone, Default)]
-struct Stretch {
+struct Piece {
     age: u8,
     skips: u8,
     merged: bool,
@@ -40,7 +40,7 @@ fn skips(age: u8) -> u8 {
 }
 
 pub(crate) struct Ksmd {
-    processes: Vec<Vec<Stretch>>,
+    processes: Vec<Vec<Piece>>,
     /// Process and piece.
     cursor: (usize, usize),
     /// The rest of the piece that is being scanned: pages, and the cost of each.
@@ -85,7 +85,7 @@ impl Ksmd {
 
     /// Begins a process, behind the cursor.
     pub(crate) fn start(&mut self) {
-        self.processes.insert(self.cursor.0, vec![Stretch::default(); STRETCHES]);
+        self.processes.insert(self.cursor.0, vec![Piece::default(); PIECES]);
         if self.cursor != (0, 0) || self.rest.0 > 0 {
             self.cursor.0 += 1;
         }
@@ -110,33 +110,33 @@ impl Ksmd {
             return false;
         };
         let index = self.cursor.1;
-        let stretch = &mut process[index];
-        let age = stretch.age;
-        stretch.age = age.saturating_add(u8::from(!stretch.merged));
+        let piece = &mut process[index];
+        let age = piece.age;
+        piece.age = age.saturating_add(u8::from(!piece.merged));
         let mut pass = false;
-        if !stretch.merged && age >= 3 {
-            if stretch.skips == 0 {
-                stretch.skips = skips(age);
+        if !piece.merged && age >= 3 {
+            if piece.skips == 0 {
+                piece.skips = skips(age);
             } else {
-                stretch.skips -= 1;
+                piece.skips -= 1;
                 pass = true;
             }
         }
-        let cost = match (stretch.merged, age) {
+        let cost = match (piece.merged, age) {
             (true, _) => MERGED,
             (false, 0) => FIRST,
             (false, _) if index.is_multiple_of(4) && many => {
-                stretch.merged = true;
+                piece.merged = true;
                 MERGE
             }
             _ => UNIQUE,
         };
-        self.cursor = if index + 1 < STRETCHES { (self.cursor.0, index + 1) } else { (self.cursor.0 + 1, 0) };
+        self.cursor = if index + 1 < PIECES { (self.cursor.0, index + 1) } else { (self.cursor.0 + 1, 0) };
         if pass {
-            self.skipped += STRETCH;
-            self.run_for(STRETCH as f64 * SKIP);
+            self.skipped += PIECE;
+            self.run_for(PIECE as f64 * SKIP);
         } else {
-            self.rest = (STRETCH, cost * (0.9 + 0.2 * self.chance()));
+            self.rest = (PIECE, cost * (0.9 + 0.2 * self.chance()));
         }
         true
     }

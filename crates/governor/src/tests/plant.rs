@@ -94,8 +94,8 @@ impl Plant {
             let time = cost * self.contention;
             // Skipped evenly, and at no cost.
             let (part, every) = self.seldom;
-            let turn = self.scans + if self.staggered { self.place.0 as u64 } else { 0 };
-            let part = if turn.is_multiple_of(every) { 0.0 } else { part };
+            let scan = self.scans + if self.staggered { self.place.0 as u64 } else { 0 };
+            let part = if scan.is_multiple_of(every) { 0.0 } else { part };
             let left = ((pages as f64 * (1.0 - part)).ceil() as u64).saturating_sub(self.place.1);
             let fit = ((to - self.at) / time).ceil() as u64;
             let now = left.min(u64::from(self.batch)).min(fit.max(1));

@@ -15,7 +15,7 @@ const THREADS: usize = 4;
 const SHARED: usize = 50;
 /// A freed slot stays in quarantine until this many more were freed: usually long enough for a call
 /// to end.
-const REST: usize = 64;
+const QUARANTINE: usize = 64;
 
 struct Slot {
     digest: AtomicU64,
@@ -115,7 +115,7 @@ fn query_some(tree: &SdTree<Slots>, known: &HashMap<usize, Handle>, me: usize, n
 /// threads contend for some others, each with its own places. Waves let the tree grow to thousands
 /// of keys and shrink to few.
 pub(super) fn engine(seed: u64, rounds: usize, own: usize) {
-    let tree = SdTree::new(slots((THREADS * (own + SHARED + REST)) as u64));
+    let tree = SdTree::new(slots((THREADS * (own + SHARED + QUARANTINE)) as u64));
     let (start, rights) = (Barrier::new(THREADS), AtomicU64::new(0));
     thread::scope(|scope| {
         for me in 0..THREADS {

@@ -22,7 +22,7 @@ deps-%:
 check:
 	scripts/check.sh
 
-# All that CI runs. Steps that mostly wait run beside steps that mostly compute, which give way to them.
+# All that CI runs. Steps that mostly wait run beside steps that mostly compute; these run at a lower priority.
 test: deps-test lint test-unit
 	$(CARGO) build --workspace
 	-@scripts/deps.sh ppr
@@ -42,7 +42,7 @@ test-unit:
 test-loom:
 	RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 $(CARGO) test --release --target-dir target/loom -p sdtree -p one -p dirty -p ppr --lib loom
 
-# The guards are taken out one by one, to see that the tests notice.
+# Each guard of the agent is switched off in turn, to see that the tests notice.
 test-sabotage:
 	$(CARGO) test -p agent --features sabotage --target-dir target/sabotage --test sabotage --test in_flight
 
@@ -67,7 +67,7 @@ test-kernels: deps-test deps-kernels
 test-tsan:
 	scripts/tsan.sh
 
-# The SD tree's threads against what they know, with all checks on. STRESS_SECONDS=36000 for a night.
+# Threads that change one SD tree and check each answer, with debug assertions. STRESS_SECONDS=36000 for a night.
 STRESS_SECONDS ?= 120
 test-stress stress:
 	SDTREE_STRESS_SECONDS=$(STRESS_SECONDS) CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true $(CARGO) test --release --target-dir target/stress -p sdtree --lib for_hours -- --ignored --nocapture
@@ -82,7 +82,7 @@ fuzz-decode fuzz-records fuzz-files: FUZZ_OPTIONS = -max_len=8192 -len_control=0
 fuzz-%:
 	$(CARGO) +nightly fuzz run --target-dir target/fuzz $* -- -max_total_time=$(FUZZ_SECONDS) $(FUZZ_OPTIONS)
 
-# Half an hour of guests under load and daemons killed; ten minutes of guests whose free pages are taken.
+# Half an hour of guests under load while daemons are killed; ten minutes of guests whose free pages are recycled.
 soak: deps-test
 	$(CARGO) build --workspace
 	PAGEONE_SOAK_SECONDS=1800 $(CARGO) test -p e2e --test soak -- --nocapture

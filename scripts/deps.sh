@@ -1,5 +1,5 @@
 #!/bin/bash
-# Installs what PageONE needs on Debian, saying first what and why. Does nothing where all is there.
+# Installs the packages that PageONE needs on Debian, and names each with its reason first.
 #
 #   scripts/deps.sh build     what compiling needs
 #   scripts/deps.sh demo      what `pageone demo` needs: QEMU, busybox, a guest kernel
@@ -15,7 +15,7 @@
 # The demo's guests need no modules; the tests load a balloon driver from
 #   $PAGEONE_CACHE/kernels/VERSION/modules/virtio*.ko
 #
-# Their headers are unpacked beside them, to $PAGEONE_CACHE/headers/VERSION.
+# The kernels' headers are unpacked to $PAGEONE_CACHE/headers/VERSION.
 #
 # Exit: 0 all is there; 1 something failed; 2 something is for you to do (the command is printed).
 set -euo pipefail
@@ -48,7 +48,7 @@ want() {
 
 have() { command -v "$1"; }
 
-# A machine that is new has no package lists, or old ones. Once a run, and for root only.
+# A new machine has no package lists, or old ones. One update a run, and only as root.
 refreshed=
 refresh() {
     [ -z "$refreshed" ] && [ "$(id -u)" -eq 0 ] || return 1
@@ -128,7 +128,7 @@ fetch_kernel() {
     local source=$1 package version
     shift
     newest() {
-        # Nothing known is no error here.
+        # An empty answer is no error here.
         apt-cache "$@" depends linux-image-cloud-amd64 2>/dev/null |
             sed -n 's/^ *Depends: \(linux-image-[0-9].*\)$/\1/p' | head -n 1 || true
     }
@@ -265,7 +265,7 @@ deps_bench() {
 
 # ---- fuzzing ------------------------------------------------------------------------------------
 
-# Neither is a package of Debian's, and both go into your home: so it is for you to say yes.
+# Debian packages neither, and both go into the user's home directory, so the user decides.
 deps_fuzz() {
     rustc +nightly --version >/dev/null 2>&1 ||
         yours "rustup toolchain install nightly    (fuzzing needs a nightly compiler's sanitizers)"

@@ -73,7 +73,8 @@ pub fn table(rows: &[Row]) -> String {
         // Writing into a string has no way to fail.
         let _ = write!(out, "{}: {}\n\n{:<34}{:>6}", case.0, case.1, "", "");
         for &(subject, threads) in &subjects {
-            // Where one was measured with several numbers of threads, the number tells the columns apart.
+            // Where one was measured with several numbers of threads, the number tells the columns
+            // apart.
             let several = subjects.iter().filter(|other| other.0 == subject).count() > 1;
             let name = if several { format!("{subject} x{threads}") } else { subject.to_owned() };
             let _ = write!(out, "{name:>16}");

@@ -43,7 +43,8 @@ pub(crate) fn run(quick: bool) -> Result<Vec<Row>> {
                 // Other places in each round.
                 let first = if count == all.len() { 0 } else { (round * 1_234_567) % (all.len() - count) };
                 let frames = &all[first..first + count];
-                // The order changes from round to round, so that each subject meets the others' caches.
+                // The order changes from round to round, so that each subject meets the others'
+                // caches.
                 subjects.rotate_left(1);
                 for subject in &mut subjects {
                     found.extend(measure(subject.as_mut(), order, frames, &mut out)?);

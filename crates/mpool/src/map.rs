@@ -256,7 +256,8 @@ impl McacheMap {
 impl Drop for McacheMap {
     fn drop(&mut self) {
         self.handle.core.remove(&self.inner);
-        // Here, not when the last thread of the cache is done: from now on the mblocks can be deleted.
+        // Here, not when the last thread of the cache is done: from now on the mblocks can be
+        // deleted.
         release(&self.inner.placed);
     }
 }

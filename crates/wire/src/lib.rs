@@ -239,8 +239,8 @@ pub struct Merge {
     pub region: RegionId,
     /// At most [`MAX_BATCH_RUNS`] runs of at most [`MAX_BATCH_PAGES`] pages together.
     pub runs: Vec<MergeRun>,
-    /// Pages that were written since the last scan are let be ([`Outcome::Differs`]): who wrote them
-    /// may write again, and would wait.
+    /// Pages that were written since the last scan are let be ([`Outcome::Differs`]): who wrote
+    /// them may write again, and would wait.
     pub calm: bool,
 }
 

@@ -4,7 +4,7 @@
 //! agent                                          daemon
 //!   Pool + fd of the pool (+ fd of QMP) ─────────▶
 //!                           ◀───────────────────── Ram       (only if the agent did not know it)
-//!                           ◀───────────────────── Recycle   (each period in which the guest has freed something)
+//!                           ◀───────────────────── Recycle   (each period with newly freed pages)
 //!   Recycled … Swept ────────────────────────────▶
 //! ```
 

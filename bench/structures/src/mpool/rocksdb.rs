@@ -81,7 +81,8 @@ impl Rocks {
     pub(super) fn open(path: &Path, subject: &str, limit: usize) -> Result<Self> {
         let name = CString::new(path.as_os_str().as_encoded_bytes())?;
         let mut error = null_mut();
-        // SAFETY: each call gets the pointer that its constructor returned; the strings outlive the calls.
+        // SAFETY: each call gets the pointer that its constructor returned; the strings outlive the
+        // calls.
         let this = unsafe {
             let options = rocksdb_options_create();
             rocksdb_options_set_create_if_missing(options, 1);

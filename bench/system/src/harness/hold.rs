@@ -71,7 +71,8 @@ impl Memory {
     }
 
     fn advise(&self, advice: i32) -> Result<()> {
-        // SAFETY: the mapping is this one's own, and neither of the two advices used changes its content.
+        // SAFETY: the mapping is this one's own, and neither of the two advices used changes its
+        // content.
         let result = unsafe { libc::madvise(self.start.cast(), self.pages * PAGE_SIZE, advice) };
         ensure!(result == 0, "madvise {advice}: {}", std::io::Error::last_os_error());
         Ok(())
@@ -87,8 +88,8 @@ impl Memory {
     }
 
     fn put(&self, content: &Content, page: usize) {
-        // SAFETY: in bounds, as `word` asserts; volatile, since zeros must be written too, to make the page
-        // resident.
+        // SAFETY: in bounds, as `word` asserts; volatile, since zeros must be written too, to make
+        // the page resident.
         content.write(page, |word, value| unsafe { self.word(page, word).write_volatile(value) });
     }
 
@@ -145,8 +146,8 @@ impl Server {
                 wrong => format!("{wrong} pages are wrong"),
             },
             ["probe"] => {
-                // SAFETY: the memory stays mapped until this process ends, and nothing else here writes to those
-                // words.
+                // SAFETY: the memory stays mapped until this process ends, and nothing else here
+                // writes to those words.
                 self.probe = Some(unsafe { Probe::start(self.memory.target(&self.content)) }?);
                 ok()
             }

@@ -15,8 +15,8 @@ use kmem::procfs;
 ///
 /// Those of reading `/proc/meminfo`.
 pub(crate) fn used() -> Result<u64> {
-    // Threshold of the counters: the kernel adds up what its CPUs have counted when this is read (Linux
-    // 4.7); root only.
+    // Threshold of the counters: the kernel adds up what its CPUs have counted when this is read
+    // (Linux 4.7); root only.
     let _ = fs::read("/proc/sys/vm/stat_refresh");
     Ok(sum(&fs::read_to_string("/proc/meminfo").context("cannot read /proc/meminfo")?))
 }

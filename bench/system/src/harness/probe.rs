@@ -226,14 +226,15 @@ unsafe fn run(target: &Target, stop: &AtomicBool) -> [Timing; 2] {
         due += a_step;
         for _ in 0..LOADS.min(target.loads.len()) {
             let address = target.loads[random(target.loads.len())];
-            // SAFETY: a word of mapped memory, as promised by the caller; volatile, since the memory under it
-            // is exchanged.
+            // SAFETY: a word of mapped memory, as promised by the caller; volatile, since the
+            // memory under it is exchanged.
             line.time(&mut loads, || _ = std::hint::black_box(unsafe { (address as *const u64).read_volatile() }));
         }
         while due >= 1000 {
             due -= 1000;
             let (address, value) = target.stores[random(target.stores.len())];
-            // SAFETY: the address is mapped and writable until the probe ends; no other code writes to it.
+            // SAFETY: the address is mapped and writable until the probe ends; no other code writes
+            // to it.
             line.time(&mut stores, || unsafe { (address as *mut u64).write_volatile(value) });
         }
         // Bursts that a stall has delayed are not made up for.
@@ -277,8 +278,8 @@ mod tests {
         if line.schedstat.is_none() {
             return eprintln!("SKIPPED: no schedstat");
         }
-        // This thread and another that does nothing but run, which inherits this one's CPU: one of them
-        // stands in line.
+        // This thread and another that does nothing but run, which inherits this one's CPU: one of
+        // them stands in line.
         let mut one = rustix::thread::CpuSet::new();
         one.set(rustix::thread::sched_getcpu());
         rustix::thread::sched_setaffinity(None, &one).unwrap();

@@ -316,8 +316,8 @@ mod tests {
         let plan = Plan::new(&options, false, false);
         let sleep = Duration::from_millis(20);
         assert_eq!(plan.static_pages(sleep, 0.0), 3277);
-        // 327,680 pages at 2 µs leave 1.34 s to sleep in; at 5 µs nothing is left within the limit of 60 %:
-        // 30 ms of work for 20 ms of sleep.
+        // 327,680 pages at 2 µs leave 1.34 s to sleep in; at 5 µs nothing is left within the limit
+        // of 60 %: 30 ms of work for 20 ms of sleep.
         assert_eq!((plan.static_pages(sleep, 2e-6), plan.static_pages(sleep, 5e-6)), (4874, 6000));
         // Every stay is long against a scan, and none much longer than another.
         let ends = [plan.load[5].0, plan.load[6].0, plan.end];

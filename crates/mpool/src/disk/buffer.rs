@@ -31,8 +31,8 @@ impl std::ops::Deref for AlignedBuf {
 
 impl std::ops::DerefMut for AlignedBuf {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: a `Block` is BLOCK bytes without padding, the slice borrows `self` mutably, and every
-        // byte value is a valid `Block` content.
+        // SAFETY: a `Block` is BLOCK bytes without padding, the slice borrows `self` mutably, and
+        // every byte value is a valid `Block` content.
         unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.0.len() * BLOCK) }
     }
 }

@@ -156,8 +156,8 @@ impl Log {
             if !same {
                 log.file.write_at(&header(generation, id).repeat(2), 0).during("repairing", object)?;
             }
-            // If a sync failed before, what was read here may be in the page cache only, where no later sync
-            // looks for it.
+            // If a sync failed before, what was read here may be in the page cache only, where no
+            // later sync looks for it.
             let doubtful = walk.last_mark.unwrap_or(0);
             let bytes = &frames[doubtful as usize..end as usize];
             log.file.write_at(bytes, DATA + doubtful).during("writing again", object)?;
@@ -250,8 +250,8 @@ impl Log {
             return Ok(());
         }
         if let Err(e) = self.file.sync().during("syncing", self.object) {
-            // After a failed sync the medium's contents are unknown; the kernel does not write those pages
-            // again.
+            // After a failed sync the medium's contents are unknown; the kernel does not write
+            // those pages again.
             self.failed = true;
             return Err(e.into());
         }
@@ -259,7 +259,8 @@ impl Log {
         let last = self.next_number.wrapping_sub(1);
         frame::encode(&mut mark, self.generation, self.end, last, Kind::Mark, b"");
         if self.reserve(mark.len() as u64, true).is_ok() {
-            // The records are durable; without the mark only damage to them would look like a torn tail.
+            // The records are durable; without the mark only damage to them would look like a torn
+            // tail.
             let _ = self.write(&mark, 0);
             self.failed = false;
         }

@@ -375,7 +375,8 @@ impl MediumFile for DiskFile {
     }
 
     fn read_while(&self, into: &mut [u8], offset: u64, landed: &mut dyn FnMut(usize, &[u8])) -> io::Result<()> {
-        // Of one request there is nothing to be done while it is under way, and this way is shorter.
+        // Of one request there is nothing to be done while it is under way, and this way is
+        // shorter.
         let several =
             (into.len() > uring::REQUEST).then(|| uring::read_while(&self.file, into, offset, landed)).flatten();
         several.unwrap_or_else(|| {

@@ -70,8 +70,8 @@ impl Flight<'_> {
     /// The memory that it names must stay valid, and for reads untouched, until this `Flight` is
     /// gone.
     unsafe fn push(&mut self, entry: &squeue::Entry) {
-        // SAFETY: the memory outlives the flight, as promised by the caller. The queue has room: never more
-        // than DEPTH fly.
+        // SAFETY: the memory outlives the flight, as promised by the caller. The queue has room:
+        // never more than DEPTH fly.
         if unsafe { self.ring.submission().push(entry) }.is_ok() {
             self.flying += 1;
         }
@@ -200,8 +200,8 @@ pub(crate) fn read_while(
                 let part = &mut *parts[next];
                 let read = opcode::Read::new(fd, part.as_mut_ptr(), part.len() as u32);
                 let read = read.offset(offset + (next * REQUEST) as u64).build().user_data(next as u64);
-                // SAFETY: the part is borrowed exclusively for longer than the flight lives, and not looked at
-                // before it has landed.
+                // SAFETY: the part is borrowed exclusively for longer than the flight lives, and
+                // not looked at before it has landed.
                 unsafe { flight.push(&read) };
                 next += 1;
             }

@@ -164,11 +164,12 @@ impl Core {
         let mut maps = self.maps.write();
         maps.remove(&map.window.range().start);
         drop(maps);
-        // A fault thread may still be loading pages, the reaper dropping some. Pages counted after this
-        // would be counted forever.
+        // A fault thread may still be loading pages, the reaper dropping some. Pages counted after
+        // this would be counted forever.
         map.close();
         if Arc::strong_count(map) > 1 {
-            // Another thread still uses it: its memory is freed now, its addresses when that thread is done.
+            // Another thread still uses it: its memory is freed now, its addresses when that thread
+            // is done.
             let _ = map.window.punch(0, map.pages);
         }
         let mut gone = 0;
@@ -253,7 +254,8 @@ impl Core {
                 continue;
             }
             if self.evict_directly(pages) == 0 {
-                // All resident pages are pinned, or other maps'. The page is needed, so the limit yields.
+                // All resident pages are pinned, or other maps'. The page is needed, so the limit
+                // yields.
                 self.loading.fetch_add(pages, Ordering::AcqRel);
                 return;
             }
@@ -273,7 +275,8 @@ impl Core {
 
     pub(crate) fn mark_resident(&self, map: &MapState, page: usize) {
         let bit = 1 << (page % 64);
-        // Counted before the bit is set, so that a thread that drops the page at once finds it counted.
+        // Counted before the bit is set, so that a thread that drops the page at once finds it
+        // counted.
         map.resident_pages.fetch_add(1, Ordering::Relaxed);
         self.resident.fetch_add(1, Ordering::Relaxed);
         if map.resident[page / 64].fetch_or(bit, Ordering::AcqRel) & bit == 0 {

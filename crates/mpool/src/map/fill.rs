@@ -82,8 +82,9 @@ impl Loader<'_> {
                 Ok(())
             });
             core.settle(now);
-            // A fast medium may have answered before this thread slept. The kernel would let it run on for
-            // milliseconds, from one load to the next, while threads wait for the CPU or for these pages.
+            // A fast medium may have answered before this thread slept. The kernel would let it run
+            // on for milliseconds, from one load to the next, while threads wait for the CPU or for
+            // these pages.
             std::thread::yield_now();
             result?;
             at += now;

@@ -83,9 +83,9 @@ impl Window {
     #[inline]
     pub(crate) fn bytes(&self) -> &[u8] {
         let start: *const u8 = std::ptr::with_exposed_provenance(self.range.start);
-        // SAFETY: mapped and readable as long as `self` lives. Nothing can write to it: the mapping is
-        // read-only, and no one else has the memfd. Pages come and go, but a reader always finds the
-        // same bytes in each (see the module's header).
+        // SAFETY: mapped and readable as long as `self` lives. Nothing can write to it: the mapping
+        // is read-only, and no one else has the memfd. Pages come and go, but a reader always finds
+        // the same bytes in each (see the module's header).
         unsafe { std::slice::from_raw_parts(start, self.range.len) }
     }
 
@@ -103,8 +103,8 @@ impl Window {
                 mode: u64::from(sys::UFFDIO_COPY_MODE_DONTWAKE),
                 copy: 0,
             };
-            // SAFETY: `uffdio_copy` is UFFDIO_COPY's argument; it reads `pages` and writes missing pages of
-            // this window.
+            // SAFETY: `uffdio_copy` is UFFDIO_COPY's argument; it reads `pages` and writes missing
+            // pages of this window.
             let result = unsafe { ioctl::ioctl(uffd, Updater::<{ op::UFFDIO_COPY }, _>::new(&mut copy)) };
             match result {
                 Ok(()) => return Ok(pages.len() / BLOCK),
@@ -149,7 +149,8 @@ impl Window {
     /// Turns a whole huge page's worth of loaded pages into one, where the kernel can
     /// (`MADV_COLLAPSE`, Linux 6.1). It refuses when a page is missing.
     pub(crate) fn collapse(&self, first: usize) -> bool {
-        // A mapping that is registered for write-protection cannot be asked for it, but any other one can.
+        // A mapping that is registered for write-protection cannot be asked for it, but any other
+        // one can.
         let Ok(other) = map_aligned(&self.memfd, HUGE, (first * BLOCK) as i64) else { return false };
         // SAFETY: the range was just mapped; the contents stay the same.
         let result = unsafe { mm::advise(other, libc::MADV_COLLAPSE) };
@@ -162,8 +163,8 @@ impl Window {
     /// and that shows.
     pub(crate) fn forget_accesses(&self, first: usize, count: usize) {
         let range = Range::new(self.range.start + first * BLOCK, count * BLOCK);
-        // SAFETY: the range is inside this window. Of a shared mapping this drops page table entries only;
-        // the memfd keeps the bytes.
+        // SAFETY: the range is inside this window. Of a shared mapping this drops page table
+        // entries only; the memfd keeps the bytes.
         let _ = unsafe { mm::advise(range, libc::MADV_DONTNEED) };
     }
 }
@@ -178,8 +179,8 @@ impl Drop for Window {
 /// Maps a file for reading, from a huge page's boundary on.
 fn map_aligned(file: &OwnedFd, len: usize, offset: i64) -> io::Result<Range> {
     let map = |at: *mut libc::c_void, len, fd, flags, offset| {
-        // SAFETY: either not fixed, then nothing is replaced; or inside of what was reserved here and
-        // nobody has used.
+        // SAFETY: either not fixed, then nothing is replaced; or inside of what was reserved here
+        // and nobody has used.
         let start = unsafe { libc::mmap(at, len, libc::PROT_READ, flags, fd, offset) };
         if start == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(start) }
     };
@@ -213,7 +214,7 @@ pub(crate) fn zeroed_u8(len: usize) -> Box<[AtomicU8]> {
 /// As [`zeroed_u8`].
 pub(crate) fn zeroed_u64(len: usize) -> Box<[AtomicU64]> {
     let plain = Box::into_raw(vec![0u64; len].into_boxed_slice());
-    // SAFETY: on the 64-bit systems that this crate is for, `AtomicU64` is to `u64` what `AtomicU8` is
-    // to `u8`.
+    // SAFETY: on the 64-bit systems that this crate is for, `AtomicU64` is to `u64` what `AtomicU8`
+    // is to `u8`.
     unsafe { Box::from_raw(plain as *mut [AtomicU64]) }
 }

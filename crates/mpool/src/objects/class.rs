@@ -109,8 +109,8 @@ impl Class {
         match self.data.allocate(extent.offset, extent.len).during("allocating in", name.display()) {
             Ok(()) => Ok(extent),
             Err(e) => {
-                // Nothing was written there, so the space is free whether this works or not (no file may be
-                // that long).
+                // Nothing was written there, so the space is free whether this works or not (no
+                // file may be that long).
                 let _ = self.data.punch(extent.offset, extent.len);
                 self.space().give(extent);
                 Err(full_or(e, self.class, capacity))

@@ -48,7 +48,8 @@ impl Pool {
         let mut report = Report { findings: self.findings().to_vec(), ..Report::default() };
         let note = |findings: &mut Vec<Finding>, error: ObjectError| match error {
             ObjectError::Damaged(damage) => findings.push(Finding::Damage { damage, repaired: false }),
-            // Deleted since the list was made, or open elsewhere in this process; the class's absence is known.
+            // Deleted since the list was made, or open elsewhere in this process; the class's
+            // absence is known.
             ObjectError::NotFound(_) | ObjectError::Open(_) | ObjectError::NoClass(_) => {}
             other => findings.push(Finding::Unreadable(other.to_string())),
         };

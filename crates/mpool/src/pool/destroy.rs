@@ -40,16 +40,16 @@ impl Pool {
             return Err(PoolError::Busy(medium.path().into()));
         }
         let classes = Meta::open(&*medium, false).map(|(meta, _)| meta.tables.classes).unwrap_or_default();
-        // The capacity class last, and in each class the superblock last: an interrupted removal can be
-        // repeated.
+        // The capacity class last, and in each class the superblock last: an interrupted removal
+        // can be repeated.
         let mut media: Vec<Arc<dyn Medium>> = Vec::new();
         let uuid = read_superblock(&*medium)?.map(|(s, _)| s.pool);
         for path in classes.iter().filter(|(class, _)| **class != MediaClass::Capacity).map(|(_, path)| path) {
             let Ok(other) = storage.directory(path, false) else { continue };
             match read_superblock(&*other) {
                 Ok(Some((found, _))) if Some(found.pool) == uuid => media.push(other),
-                // Adding or removing it was interrupted: there is at most an unfinished superblock and an empty
-                // data file.
+                // Adding or removing it was interrupted: there is at most an unfinished superblock
+                // and an empty data file.
                 Ok(None) if refuse_others_data(&*other).is_ok() => media.push(other),
                 _ => {}
             }

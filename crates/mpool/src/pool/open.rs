@@ -135,8 +135,8 @@ impl Opening {
         let ours = |s: &Superblock| s.pool == self.superblock.pool && s.class == class;
         let found = found.and_then(|(s, m)| Some((s.filter(|(s, _)| ours(s))?, m)));
         let Some(((superblock, damage), medium)) = found else {
-            // Adding a class without objects may have been interrupted. What lay in memory only is lost
-            // with a restart of the host: no one was promised more.
+            // Adding a class without objects may have been interrupted. What lay in memory only is
+            // lost with a restart of the host: no one was promised more.
             let has_objects = !meta.tables.gone_with(class).is_empty();
             if class != MediaClass::Memory && !self.salvage && has_objects {
                 return Err(PoolError::ClassMissing { class, path: path.into() });

@@ -141,8 +141,8 @@ fn churn(settings: Settings) {
     assert!(stats.resident_bytes <= 2 << 20, "{stats:?}");
     assert!(stats.loaded > 2000 && stats.faults > 100, "{stats:?}");
     assert!(stats.reaped + stats.evicted_directly > 1000, "{stats:?}");
-    // The reaper may still be evicting: two sums that are taken one after the other are equal once it
-    // has enough.
+    // The reaper may still be evicting: two sums that are taken one after the other are equal once
+    // it has enough.
     let sums = || (maps.iter().map(|m| m.resident_bytes()).sum::<u64>(), cache.stats().resident_bytes);
     let equal = (0..500).any(|_| {
         let (of_maps, of_all) = sums();

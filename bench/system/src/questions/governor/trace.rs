@@ -165,7 +165,8 @@ mod tests {
     fn a_limit_is_exceeded_over_a_window_and_not_for_a_moment() {
         assert_eq!(trace(|_| 0.399).exceeded(0.4), 0.0);
         assert_eq!(trace(|at| if at < 3.0 { 1.0 } else { 0.1 }).exceeded(0.4), 0.0);
-        // 0.2 until 20 s, 0.6 then: after five seconds of it half of the window is, on average, over 0.4.
+        // 0.2 until 20 s, 0.6 then: after five seconds of it half of the window is, on average,
+        // over 0.4.
         let exceeded = trace(|at| if at < 20.0 { 0.2 } else { 0.6 }).exceeded(0.4);
         assert!((exceeded - 15.0).abs() < 0.5, "{exceeded}");
         assert!((trace(|_| 0.3).most() - 0.3).abs() < 0.01);

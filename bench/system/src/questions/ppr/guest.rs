@@ -105,8 +105,8 @@ impl Guest {
         };
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         // Should this program be killed, its guests end too.
-        // SAFETY: between fork and exec the closure makes one system call and touches no memory that
-        // another thread may have locked.
+        // SAFETY: between fork and exec the closure makes one system call and touches no memory
+        // that another thread may have locked.
         unsafe {
             command.pre_exec(|| Ok(rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?));
         }

@@ -135,8 +135,8 @@ impl Core {
         }
         let heat = |(hottest, map, weight): &(Vec<u8>, Arc<MapState>, usize), page: usize| {
             let heat = map.heat[page].load(Ordering::Relaxed).max(*hottest.get(page / HUGE_PAGES).unwrap_or(&0));
-            // The one more is for pages that were loaded and not used yet: they too stay the longer the warmer
-            // their map is.
+            // The one more is for pages that were loaded and not used yet: they too stay the longer
+            // the warmer their map is.
             ((usize::from(heat) + 1) * weight).min(MAX_HEAT - 1)
         };
         let mut counts = vec![0u32; MAX_HEAT];
@@ -148,8 +148,8 @@ impl Core {
             below += counts[limit] as usize;
             limit += 1;
         }
-        // All that are colder than `limit`, and of those that are as warm only as many as it takes, in
-        // turn.
+        // All that are colder than `limit`, and of those that are as warm only as many as it takes,
+        // in turn.
         let mut at_limit = want.saturating_sub(below);
         let (start, split) = (hand.map % maps.len(), hand.word);
         for i in 0..=maps.len() {

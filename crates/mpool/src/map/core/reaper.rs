@@ -40,8 +40,8 @@ impl Core {
                 if self.settings.watch.is_some() {
                     self.watch();
                 }
-                // Counted in uses, since a half-life by the clock is too short for one load and too long for
-                // another.
+                // Counted in uses, since a half-life by the clock is too short for one load and too
+                // long for another.
                 if self.heat() > USES * self.resident.load(Ordering::Relaxed) as u64 {
                     half_lives += 1.0;
                 }

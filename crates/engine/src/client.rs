@@ -92,7 +92,7 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Whether pages were left out lately because the budget of mappings is short.
+    /// Whether pages were recently left out because the budget of mappings is short.
     pub(crate) fn is_short_of_maps(&self) -> bool {
         self.budget.is_short(self.totals.full_scans)
     }

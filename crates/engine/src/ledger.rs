@@ -1,11 +1,11 @@
 //! The page ledger: what is known of each page of each region, and which pages are to be read next.
 //!
 //! ```text
-//!   scan's findings ──▶ written ──▶ region ──▶ entries      what is known of each page
-//!                                     │──────▶ ages         which pages are candidates, and when
-//!                                     │──────▶ huge         huge pages that are split only if it pays
-//!                                     │──────▶ free_pages   what the guest has marked as free
-//!                                     └──────▶ stamps       when pages were written, for dirty rates
+//!   a scan ──▶ written ──▶ region ──▶ entries      what is known of each page
+//!                            │──────▶ ages         which pages are candidates, and when
+//!                            │──────▶ huge         huge pages that are split only if it pays
+//!                            │──────▶ free_pages   what the guest has marked as free
+//!                            └──────▶ stamps       when pages were written, for dirty rates
 //! ```
 
 mod ages;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!              sockets, process ends, periods
-//!                        │ service
+//!                        │ daemon
 //!                        ▼
 //!   work queue ──▶ workers: merge ──▶ client ──batch──▶ agent (in the client's process)
 //!                     │                 │ ledger            │
@@ -13,11 +13,24 @@
 //!                  store (sealed memfds) ◀── adopt (a restarted daemon takes all this back)
 //! ```
 //!
-//! [`Engine::start`] runs it all; [`Engine::status`] says what it does. The safety of clients'
-//! memory rests on three things only: an agent maps a frame over a page when it has compared the
-//! two, byte by byte, with the page held still; a frame's bytes are never written again while a
-//! mapping of it can exist (`store`); and everything that is not certain is kept. All the rest,
-//! digests, ages, ledgers, may be wrong or late and costs at most a missed merge.
+//! Folders are floors. Imports go down only:
+//!
+//! | floor | what it is |
+//! |---|---|
+//! | `report` | status and dirty rates, and the answers to the control socket |
+//! | `daemon` | the engine, the event loop, handshakes, taking clients back, freezing |
+//! | `merge`, `recycle` | merge passes and scans; the recycling of guests' free pages |
+//! | `world` | what all threads share: clients, domains, the workers' queue |
+//! | `client` | one client: connection, batches under way, requests to it, changes |
+//! | `ledger` | one region: what is known of each page, and how long it has been clean |
+//! | `content` | frames, the store, the index, domains |
+//! | `pace`, `config` | clocks and limits; settings |
+//!
+//! [`Engine::start`] runs it all; [`Engine::status`] tells what it does. The safety of clients'
+//! memory rests on three things. An agent maps a frame over a page only after it has compared the
+//! two, byte by byte, while writers wait. A frame's bytes are never written again while a mapping
+//! of it can exist (`content::store`). What is not certain is kept. Digests, ages and ledgers may
+//! be wrong or late; that costs at most a missed merge.
 
 mod client;
 mod config;

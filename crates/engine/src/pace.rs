@@ -1,12 +1,11 @@
-//! The governor's hands: workers wait here, so that a scan takes its target and CPU time stays
-//! within its limit.
+//! Pacing: workers wait here, so that a scan takes its target time and CPU time stays within its
+//! limit.
 //!
-//! The decisions are [`governor::Pace`]'s; here are the clocks. Every worker comes by at the points
-//! where it holds nothing ([`Pacer::pause`]). CPU time of this process is charged by itself,
-//! whichever thread uses it. CPU time that others use for us, the agents above all, is charged as
-//! they report it ([`Pacer::charge`]); until then, what they were told to do counts as *in hand*.
-//! While the host is short of memory (PSI), merging is what helps, and a second, higher limit
-//! applies.
+//! [`governor::Pace`] decides; here are the clocks. Every worker calls [`Pacer::pause`] where it
+//! holds no lock. CPU time of this process is charged by itself, whichever thread uses it. CPU time
+//! that others use for the daemon, mostly agents, is charged as they report it ([`Pacer::charge`]);
+//! until then, the pages they were given count as *in hand*. While the host is short of memory
+//! (PSI), merging helps, and a second, higher limit applies.
 
 use std::time::{Duration, Instant};
 
@@ -16,19 +15,19 @@ use parking_lot::Mutex;
 
 use crate::config::Config;
 
-/// The shortest wait, so that a fast pace is no stream of wake-ups, and the longest at a time, so
-/// that a worker sees that it is to end.
+/// The shortest wait, so that a fast pace does not cause many wake-ups.
 const SHORTEST: Duration = Duration::from_millis(2);
+/// The longest wait at a time, so that a worker sees that it is to end.
 const LONGEST: Duration = Duration::from_millis(200);
 /// How often memory pressure is looked at.
 const LOOK: Duration = Duration::from_secs(1);
-/// CPU time of this process is read no more often.
+/// CPU time of this process is read at most this often.
 const SETTLE: Duration = Duration::from_micros(500);
-/// What a page costs an agent, at most: comparing it, and a mapping of its own.
+/// CPU time that a page costs an agent at most: comparing it, and a mapping of its own.
 const AGENT_PAGE: Duration = Duration::from_micros(10);
-/// An agent that has not reported for so long is not working.
+/// An agent that has not reported for this long is not working.
 pub(crate) const IN_HAND: Duration = Duration::from_secs(2);
-/// How often a decision is worth a line in the log; all of them are there at level `debug`.
+/// How often a decision is logged at level `info`; at `debug` all are.
 const NEWS: Duration = Duration::from_secs(60);
 
 /// What the operator has set.
@@ -38,11 +37,11 @@ pub(crate) struct Limits {
     pub(crate) mode: Mode,
     /// How long a scan is to take, in seconds.
     pub(crate) target: f64,
-    /// CPU limits as shares of one CPU. 0: none. As a rule …
+    /// CPU limit as a share of one CPU; 0: none.
     pub(crate) usual: f64,
-    /// … and while tasks lose more of their time to memory shortage than `pressure`.
+    /// CPU limit while tasks lose more of their time to memory shortage than `pressure`.
     pub(crate) short: f64,
-    /// Percent of the last 10 s.
+    /// Percent of the last 10 s that tasks lost waiting for memory.
     pub(crate) pressure: f64,
 }
 
@@ -70,7 +69,7 @@ struct State {
     short: bool,
     /// The last line in the log: when, and whether the CPU limit bound.
     told: Option<(Duration, bool)>,
-    /// When a worker last came by.
+    /// When a worker was last here.
     seen: Duration,
 }
 
@@ -123,12 +122,12 @@ impl Pacer {
         });
     }
 
-    /// So many pages of a client are due.
+    /// `pages` more pages are due, of one client.
     pub(crate) fn found(&self, pages: u64) {
         self.with(|state, now| state.pace.found(now, pages));
     }
 
-    /// So many pages are being looked at.
+    /// `pages` pages are being looked at.
     pub(crate) fn took(&self, pages: u64) {
         if pages == 0 {
             return;
@@ -149,10 +148,10 @@ impl Pacer {
         }
     }
 
-    /// Waits until it is time for more pages, and until CPU time may be used. Not to be called with
-    /// a lock held.
+    /// Waits until it is time for more pages, and until CPU time may be used. The caller must hold
+    /// no lock.
     pub(crate) fn pause(&self, stopping: impl Fn() -> bool) {
-        // Its own place in the schedule; others take theirs meanwhile.
+        // Each worker has its own place in the schedule.
         let until = self.with(|state, _| state.pace.until());
         loop {
             let (now, cpu) = self.settle(0, Duration::ZERO);
@@ -165,9 +164,8 @@ impl Pacer {
         }
     }
 
-    /// Charges CPU time that somebody outside of this process has used for us, in nanoseconds. This
-    /// process's own is charged already, on whichever thread: merging, scanning and recycling
-    /// share the one budget.
+    /// Charges CPU time that another process has used for the daemon, in nanoseconds. This
+    /// process's own is charged already: merging, scanning and recycling share one budget.
     pub(crate) fn charge(&self, cpu_ns: u64) {
         self.settle(cpu_ns, SETTLE);
     }
@@ -184,8 +182,8 @@ impl Pacer {
         self.charge(new);
     }
 
-    /// CPU time that work of at most `wanted` may take now, where it goes before all else; `None`:
-    /// so much has been used that it has to wait, too.
+    /// CPU time that urgent work of at most `wanted` may take now. `None`: so much has been used
+    /// that it has to wait, too.
     pub(crate) fn allowance(&self, wanted: Duration) -> Option<Duration> {
         if self.limits.usual <= 0.0 {
             return Some(wanted);
@@ -195,13 +193,13 @@ impl Pacer {
         (owed <= wanted).then_some(share)
     }
 
-    /// Whether a worker came by within the last `time`.
+    /// Whether a worker was here within the last `time`.
     pub(crate) fn is_busy(&self, time: Duration) -> bool {
         self.with(|state, now| now.saturating_sub(state.seen) < time)
     }
 
-    /// Charges `others`, and what this process has used unless that was done less than `least` ago.
-    /// Returns the time and for how long to use no more.
+    /// Charges `others`, and what this process has used, unless it was charged less than `least`
+    /// ago. Returns the time, and for how long to use no more.
     fn settle(&self, others: u64, least: Duration) -> (Duration, Duration) {
         let memory_is_short = self.look();
         self.with(|state, now| {

@@ -2,8 +2,8 @@
 //!
 //! One `SOCK_SEQPACKET` connection per client; every packet is one message, encoded with
 //! `postcard`. The order of the packets is the order of events: the agent queues a
-//! [`ToDaemon::Report`] or [`ToDaemon::Discarded`] under the same lock that it holds while it
-//! changes mappings, so that a reader who applies them in order has the truth.
+//! [`ToDaemon::Report`] or [`ToDaemon::Discarded`] under the lock that it holds while it changes
+//! mappings. So the daemon's ledger is right when it applies them in order.
 //!
 //! ```text
 //! agent                                   daemon
@@ -34,17 +34,17 @@ pub use policy::{HugePages, UnknownPolicy};
 
 /// Version of this protocol. Both sides must have the same.
 pub const VERSION: u16 = 4;
-/// No packet is longer than this, in bytes.
+/// Bytes in a packet at most.
 pub const MAX_MESSAGE: usize = 64 << 10;
 /// Pages in one segment of a store (64 MiB).
 pub const SEGMENT_PAGES: u32 = 16_384;
-/// The most pages that one [`ToAgent::Merge`] may name.
+/// Pages that one [`ToAgent::Merge`] may name at most: 16 MiB.
 pub const MAX_BATCH_PAGES: u32 = 4_096;
-/// Most pages that a window spans, from its first run to its last.
+/// Pages that a window spans at most, from its first run to its last: 2 MiB.
 pub const MAX_WINDOW_PAGES: u32 = 512;
-/// The most runs that one [`ToAgent::Merge`] may name.
+/// Runs that one [`ToAgent::Merge`] may name at most, so that it fits into a packet.
 pub const MAX_BATCH_RUNS: usize = 2_048;
-/// The most pages that one [`ToAgent::Digest`] may name.
+/// Pages that one [`ToAgent::Digest`] may name at most, so that the answer fits into a packet.
 pub const MAX_DIGESTS: u32 = 1_024;
 
 /// Path of the daemon's agent socket, in the environment of a started program.
@@ -63,8 +63,8 @@ pub mod control {
     /// agent has seen. It is counted **before** the child exists, so a daemon that reads an old
     /// number knows of every child there can be.
     pub const FORKS: usize = 0;
-    /// Offset of an `AtomicU64`: 1 while the agent may have pages taken away, so that nobody can
-    /// read them.
+    /// Offset of an `AtomicU64`: 1 while the agent may have pages taken away, which cannot be
+    /// read then.
     pub const WINDOW: usize = 8;
 }
 
@@ -80,7 +80,7 @@ pub enum ToDaemon {
         version: u16,
         /// Domain asked for; `None`: the one of the uid.
         domain: Option<String>,
-        /// Name of the program, for people.
+        /// Name of the program, to be shown.
         name: String,
         /// Forks seen so far (see [`control::FORKS`]).
         forks: u64,
@@ -101,7 +101,7 @@ pub enum ToDaemon {
         /// Which.
         segment: SegmentId,
     },
-    /// Regions and segments are all told.
+    /// The last message of the handshake: all regions and segments were sent.
     Ready,
     /// This part of a region is no longer managed: unmapped, moved, protected or given back. It
     /// maps no frame any more.
@@ -118,11 +118,11 @@ pub enum ToDaemon {
         /// The pages.
         run: Run,
     },
-    /// What became of one window of a batch.
+    /// The outcome of one window of a batch, or of several.
     Report(Report),
     /// Answer to [`ToAgent::Digest`].
     Digests(Digests),
-    /// Everything was unmerged and given back; the agent will not come again.
+    /// Everything was unmerged and given back; the agent will not connect again.
     Detached,
     /// The guest marks its free pages; the pool's descriptor comes with the packet.
     Pool(recycle::Pool),
@@ -132,7 +132,7 @@ pub enum ToDaemon {
     Swept(recycle::Sweep),
 }
 
-/// What became of a part of a batch: of one window, or several.
+/// The outcome of a part of a batch: of one window, or several.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
     /// The batch.
@@ -160,8 +160,8 @@ pub struct RunOutcome {
     pub outcome: Outcome,
 }
 
-/// The digests of pages, as far as they could be read. They are what the agent says; nothing may
-/// depend on their being true.
+/// The digests of pages, as far as they could be read. The agent may lie: nothing may depend on
+/// them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Digests {
     /// Which [`Digest`] this answers.
@@ -200,7 +200,8 @@ pub enum ToAgent {
         /// [`VERSION`] of the daemon.
         version: u16,
     },
-    /// The daemon will not serve this client; the agent tells nobody and tries again much later.
+    /// The daemon will not serve this client; the agent says nothing to the program and tries again
+    /// much later.
     Refused {
         /// Why, for the log.
         reason: String,
@@ -239,8 +240,8 @@ pub struct Merge {
     pub region: RegionId,
     /// At most [`MAX_BATCH_RUNS`] runs of at most [`MAX_BATCH_PAGES`] pages together.
     pub runs: Vec<MergeRun>,
-    /// Pages that were written since the last scan are let be ([`Outcome::Differs`]): who wrote
-    /// them may write again, and would wait.
+    /// Pages that were written since the last scan are skipped ([`Outcome::Differs`]): their writer
+    /// may write again, and would wait.
     pub calm: bool,
 }
 
@@ -437,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn digests_are_asked_for_in_ascending_spans_and_bounded() {
+    fn digests_are_requested_in_ascending_runs_and_bounded() {
         let asked = |runs: &[(u32, u32)]| {
             let runs = runs.iter().map(|&(page, len)| Run::new(PageNo(page), len)).collect();
             decode_to_agent(&encode(&ToAgent::Digest(Digest { request: 1, region: RegionId(2), seed: 3, runs })))

@@ -1,10 +1,10 @@
-//! What daemon and agent say to each other about recycling.
+//! The messages about recycling.
 //!
 //! ```text
 //! agent                                          daemon
 //!   Pool + fd of the pool (+ fd of QMP) ─────────▶
 //!                           ◀───────────────────── Ram       (only if the agent did not know it)
-//!                           ◀───────────────────── Recycle   (each period with newly freed pages)
+//!                           ◀───────────────────── Recycle   (each period, if pages were freed)
 //!   Recycled … Swept ────────────────────────────▶
 //! ```
 
@@ -69,18 +69,18 @@ pub struct Sweep {
     pub pages: u64,
     /// Runs that they came in.
     pub runs: u64,
-    /// Pages that the guest took back between the look and the claim.
+    /// Pages that the guest took back before they were claimed.
     pub lost: u64,
-    /// The longest that pages were claimed, in nanoseconds: a guest that needs one of them waits
-    /// for so long at most.
+    /// The longest time that pages were claimed, in nanoseconds: a guest that needs one of them
+    /// waits no longer.
     pub longest_ns: u64,
     /// CPU time of the sweep, in nanoseconds.
     pub sweep_ns: u64,
     /// CPU time that the agent's threads have used since the program started, in nanoseconds.
     pub cpu_ns: u64,
-    /// The time was up before everything had been looked at.
+    /// The budget was spent before everything had been looked at.
     pub more: bool,
-    /// Why nothing was recycled, and whether that is for good.
+    /// Why nothing was recycled.
     pub refused: Option<Refusal>,
 }
 
@@ -100,7 +100,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// Whether it is for the rest of the client's life.
+    /// Whether it holds until the client ends.
     pub fn is_final(self) -> bool {
         matches!(self, Refusal::Header)
     }
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_spans_as_are_allowed_fit_into_a_packet() {
+    fn as_many_runs_as_are_allowed_fit_into_a_packet() {
         let recycled = |count| {
             let runs = vec![Run::new(PageNo(u32::MAX - 9), 9); count];
             encode(&ToDaemon::Recycled(Recycled { region: RegionId(u32::MAX), runs }))

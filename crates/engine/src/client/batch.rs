@@ -12,7 +12,7 @@ pub(crate) enum Target {
 }
 
 impl Target {
-    /// The target of the page behind, in a run.
+    /// The target of the next page, in a run.
     pub(crate) fn next(self) -> Self {
         match self {
             Target::Frame(frame) => Target::Frame(Frame(frame.0 + 1)),
@@ -38,8 +38,8 @@ impl PlannedRun {
 }
 
 /// What an agent was told to do and has not reported on to the end. Which of its pages are settled
-/// is noted here and not read off the ledger: a page that was predicted wrong can be under way again,
-/// in a later batch, before this one is over.
+/// is noted here and not read off the ledger: a page that was predicted wrong can be under way
+/// again, in a later batch, before this one is over.
 pub(crate) struct Batch {
     pub(crate) region: RegionId,
     pub(crate) runs: Vec<PlannedRun>,
@@ -59,7 +59,7 @@ impl Batch {
         Self { region, runs, firsts, settled: vec![false; pages as usize] }
     }
 
-    /// Settles a page: gives its target, once.
+    /// Settles a page and returns its target. `None`: it is settled, or not in the batch.
     pub(crate) fn settle(&mut self, page: PageNo) -> Option<Target> {
         let at = self.runs.partition_point(|planned| planned.run.end() <= page);
         let run = self.runs.get(at).filter(|planned| planned.run.page <= page)?;

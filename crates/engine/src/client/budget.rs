@@ -24,7 +24,7 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    /// Of a process with so many mappings.
+    /// Of a process that has `maps` mappings.
     pub(crate) fn new(maps: u32) -> Self {
         Self { maps, first_maps: maps, min_run: 1, exhausted: false, left_out: None }
     }
@@ -44,7 +44,7 @@ impl Budget {
         self.min_run
     }
 
-    /// The agent reports so many mappings.
+    /// The agent reports how many mappings there are.
     pub(super) fn set_maps(&mut self, maps: u32) {
         self.maps = maps;
     }

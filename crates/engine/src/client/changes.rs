@@ -1,32 +1,29 @@
-//! What a client has changed since a checkpoint of it.
+//! The change log: what a client has changed since a checkpoint of it.
 //!
-//! The kernel notes which pages were written, and the daemon's scans clear the notes. So whoever
-//! wants to know later what a client has written since a certain moment has to ask the daemon: it
-//! keeps every page that a scan found written since, and every page that an agent was told to merge
-//! (a window clears notes of pages that it does not replace). What no scan has found yet is in the
-//! kernel's notes still. Pages that were given back read as zeros, as the page map tells; they are
-//! none of this.
+//! The kernel notes which pages were written, and the daemon's scans clear the notes. So the daemon
+//! keeps the pages that a scan found written since the checkpoint. It also keeps the pages that an
+//! agent was told to merge: a window clears notes of pages that it does not replace. Writes that no
+//! scan has found yet are still in the kernel's notes. Pages that were given back are not listed:
+//! they read as zeros, as the page map tells.
 //!
-//! It errs on the side of too much. What it cannot say it forgets: after a scan that failed, when
-//! the list gets long, when somebody else holds the client, and with the client's connection.
+//! The log may list too much, never too little. It is dropped when it is not complete: after a scan
+//! that failed, when the list gets long, with another freeze, and with the client's connection.
 //!
-//! *Devices write without a note.* The kernel notes a page when a direct I/O request pins it, and
-//! the request may write to it later, after a scan has cleared the note. So of a process that may
-//! do direct I/O, pages that were written lately count as changed: they were written within the
-//! last one or two turns of rest (see `ledger`), longer than any one request takes.
+//! *Devices write without a note.* The kernel notes a page when a direct I/O request pins it. The
+//! request may write to it later, after a scan has cleared the note. So for a process that may do
+//! direct I/O, recently written pages count as changed: they were written within the last one or
+//! two cooldown periods (see [`crate::ledger`]), longer than any one request takes.
 
 use control::ChangeLog;
 use kmem::PAGE_SIZE;
 use kmem::range::Range;
-
 use wire::PageNo;
 
 use crate::client::batch::PlannedRun;
 
-/// More parts than this are not kept.
+/// Parts of memory that a log lists at most, 16 bytes each.
 const MOST: usize = 1 << 16;
-/// Parts are joined when there are twice as many as after the last time, but not with fewer than
-/// this.
+/// Parts are joined when there are twice as many as after the last time, and at least this many.
 const JOIN_FROM: usize = 1 << 12;
 
 /// Parts of memory; they may overlap.
@@ -47,7 +44,7 @@ impl Parts {
         }
     }
 
-    /// Sorts, and makes one of those that overlap or follow each other.
+    /// Sorts the parts, and joins those that overlap or touch.
     fn join(&mut self) {
         self.list.sort_unstable();
         self.list.dedup_by(|next, last| {
@@ -69,6 +66,7 @@ pub(crate) struct Log {
 }
 
 impl Log {
+    /// A log of which nothing is known but the moment it begins.
     pub(crate) fn new(label: String) -> Self {
         Self { label, parts: Parts::default() }
     }
@@ -78,8 +76,8 @@ impl Log {
         self.parts.add(range);
     }
 
-    /// An agent is told to merge these pages of a region that begins there. Its windows span what
-    /// lies between them, too.
+    /// An agent is told to merge these pages of a region that begins at `region`. Its windows span
+    /// the pages between them, too.
     pub(crate) fn batch(&mut self, region: u64, runs: &[PlannedRun]) {
         let address = |page: PageNo| region as usize + page.index() * PAGE_SIZE;
         for (i, PlannedRun { run, .. }) in runs.iter().enumerate() {
@@ -94,7 +92,7 @@ impl Log {
         }
     }
 
-    /// Whether there is too much to keep.
+    /// Whether there are more parts than a log lists.
     pub(crate) fn is_too_long(&mut self) -> bool {
         if self.parts.list.len() > MOST {
             self.parts.join();
@@ -102,6 +100,7 @@ impl Log {
         self.parts.list.len() > MOST
     }
 
+    /// The finished log.
     pub(crate) fn end(mut self) -> ChangeLog {
         self.parts.join();
         let changed = self.parts.list.iter().map(|&(start, end)| (start as u64, (end - start) as u64)).collect();

@@ -1,15 +1,14 @@
 //! Digests that a client's agent computes of its own pages.
 //!
-//! To read a page from outside the kernel walks page tables and copies it; its own process only
-//! looks at it. So a worker asks the agent for the digests of the pages that it will come to next,
-//! some chunks ahead, and takes the answers in order. It does so where most contents are new;
-//! elsewhere bytes are needed for frames, or predictions overtake the answers, and it reads from
-//! outside.
+//! To read a page from outside, the kernel walks page tables and copies it; its own process reads
+//! it in place. So a worker asks the agent for the digests of the pages that are next, some chunks
+//! ahead, and takes the answers in order. It does so where most contents are new. Elsewhere bytes
+//! are needed for frames, or predictions overtake the answers, and it reads from outside.
 //!
-//! *An agent can be slow, stopped or a liar.* A worker waits for [`PATIENCE`] at most, reads for
-//! itself then, and asks nothing for [`PAUSE`]. A digest is a hint: the bytes of a frame are read,
-//! and hashed, by the daemon, and the merge window compares bytes. A wrong one costs a missed merge
-//! of the liar's own page.
+//! *An agent can be slow, stopped or a liar.* A worker waits for [`PATIENCE`] at most, then reads
+//! from outside, and asks nothing for [`PAUSE`]. A digest is a hint: the daemon reads and hashes
+//! the bytes of a frame itself, and the merge window compares bytes. A wrong digest costs a missed
+//! merge of the liar's own page.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -18,12 +17,12 @@ use kmem::seqpacket::Conn;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use wire::{Digest, Digests, PageNo, RegionId, Run, ToAgent};
 
-/// How long an answer may take.
+/// How long an answer may take. Then the worker reads the pages from outside.
 const PATIENCE: Duration = Duration::from_millis(20);
-/// After an answer that took longer nothing is asked for so long.
+/// How long nothing is asked after an answer that took longer.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// What one agent was asked, and what it has answered.
+/// The requests to one agent, and its answers.
 #[derive(Default)]
 pub(crate) struct Answers {
     state: Mutex<State>,
@@ -35,8 +34,8 @@ struct State {
     next: u64,
     /// Requests under way, in order.
     asked: VecDeque<u64>,
-    /// What has been answered of these.
-    come: VecDeque<Digests>,
+    /// Answers to these.
+    answers: VecDeque<Digests>,
     resume: Option<Instant>,
     closed: bool,
 }
@@ -46,8 +45,8 @@ impl Answers {
         self.state.lock()
     }
 
-    /// Asks for the digests of `pages`, ascending, at most [`wire::MAX_DIGESTS`]. `None`: it is not
-    /// to be asked now.
+    /// Requests the digests of `pages`, ascending, at most [`wire::MAX_DIGESTS`]. `None`: the agent
+    /// is not to be asked now.
     pub(crate) fn ask(&self, conn: &Conn, region: RegionId, seed: u64, pages: &[PageNo]) -> Option<u64> {
         let mut state = self.state();
         if state.closed || state.resume.is_some_and(|resume| Instant::now() < resume) {
@@ -61,15 +60,15 @@ impl Answers {
         Some(request)
     }
 
-    /// The digests of the pages asked for, as far as the agent could read them; waits. `None`: it
-    /// does not answer.
+    /// Waits for the digests of a request, as far as the agent could read the pages. `None`: it
+    /// does not answer in time.
     pub(crate) fn wait(&self, request: u64) -> Option<Vec<u64>> {
         let deadline = Instant::now() + PATIENCE;
         let mut state = self.state();
         loop {
-            if let Some(at) = state.come.iter().position(|answer| answer.request == request) {
+            if let Some(at) = state.answers.iter().position(|answer| answer.request == request) {
                 state.asked.retain(|&asked| asked != request);
-                return state.come.remove(at).map(|answer| answer.digests);
+                return state.answers.remove(at).map(|answer| answer.digests);
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if state.closed || left.is_zero() {
@@ -80,21 +79,21 @@ impl Answers {
         }
     }
 
-    /// An answer has come. What nobody waits for any more is thrown away.
+    /// An answer has come. It is dropped if its request was forgotten.
     pub(crate) fn put(&self, answer: Digests) {
         let mut state = self.state();
         let wanted = state.asked.contains(&answer.request);
-        if wanted && state.come.iter().all(|come| come.request != answer.request) {
-            state.come.push_back(answer);
+        if wanted && state.answers.iter().all(|earlier| earlier.request != answer.request) {
+            state.answers.push_back(answer);
             self.news.notify_all();
         }
     }
 
-    /// What was asked is not wanted any more.
+    /// Forgets all requests.
     pub(crate) fn forget(&self) {
         let mut state = self.state();
         state.asked.clear();
-        state.come.clear();
+        state.answers.clear();
     }
 
     /// No more answers come.
@@ -143,7 +142,7 @@ mod tests {
         answers.put(answer(second + 1, &[4]));
         assert_eq!(answers.wait(first), Some(vec![1, 2, 3]));
         assert_eq!(answers.wait(second), Some(vec![5]));
-        assert!(answers.state().come.is_empty() && answers.state().asked.is_empty());
+        assert!(answers.state().answers.is_empty() && answers.state().asked.is_empty());
     }
 
     #[test]
@@ -157,7 +156,7 @@ mod tests {
         assert!(answers.ask(&ours, RegionId(1), 0, &[PageNo(1)]).is_some());
         answers.forget();
         answers.put(answer(request, &[1]));
-        assert!(answers.state().come.is_empty(), "too late");
+        assert!(answers.state().answers.is_empty(), "too late");
     }
 
     #[test]

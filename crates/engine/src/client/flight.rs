@@ -92,7 +92,7 @@ impl Flight {
         self.next_batch
     }
 
-    /// The next batch is under way, with so many pages.
+    /// The next batch is under way, with `pages` pages.
     pub(super) fn begin(&mut self, batch: Batch, pages: u32) {
         if self.outstanding == 0 {
             self.reported = Instant::now();

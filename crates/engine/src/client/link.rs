@@ -1,4 +1,4 @@
-//! How a client's agent is reached, and who may clear the kernel's notes of what it writes.
+//! The connection to a client's agent, and the tracking of what the client writes.
 
 /// The connection to a client's agent.
 ///
@@ -50,14 +50,14 @@ impl Link {
     }
 }
 
-/// Who clears the kernel's notes of written pages.
+/// What clears the kernel's notes of written pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tracking {
-    /// This daemon's scans alone.
+    /// Only this daemon's scans: none is lost.
     Complete,
-    /// Somebody who has frozen the client: nothing of it is scanned or merged.
+    /// A checkpoint that has frozen the client: nothing of it is scanned or merged.
     Frozen,
-    /// This daemon again, after a freeze: written pages may have gone unseen.
+    /// Only this daemon's scans again, after a freeze: some notes may be lost.
     Interrupted,
 }
 

@@ -1,31 +1,33 @@
-//! Watching a client: its scans stamp the pages that they find written, while somebody asks for its
-//! dirty rate (see `report::rates`).
+//! Watching a client: while its dirty rate is requested, scans stamp the pages that they find
+//! written (see `report::rates`).
 
 use std::time::{Duration, Instant};
 
 use crate::client::State;
 use crate::ledger::stamps::{REBASE_BY, Stamps};
 
-/// How long after the last question a client is watched.
+/// How long a client is watched after the last request.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Questions within this time share a scan.
+/// Requests within this time share a scan.
 const SHARED: Duration = Duration::from_millis(50);
 
-/// That a client is watched.
+/// What is kept of a client that is watched.
 pub(crate) struct Watch {
-    /// The time that stamps count from, and when watching began.
+    /// The time that stamps count from.
     base: Instant,
+    /// When watching began.
     pub(crate) since: Instant,
-    asked: Instant,
+    requested: Instant,
     pub(crate) scanned: Instant,
-    /// Between the last two scans of a watch.
+    /// Time between the last two scans of a watch.
     pub(crate) interval: Duration,
+    /// Pages that the last scan found.
     pub(crate) found: u64,
 }
 
 impl Watch {
     fn new(now: Instant) -> Self {
-        Self { base: now, since: now, asked: now, scanned: now, interval: Duration::ZERO, found: 0 }
+        Self { base: now, since: now, requested: now, scanned: now, interval: Duration::ZERO, found: 0 }
     }
 
     fn tick(&self, now: Instant) -> u16 {
@@ -34,11 +36,11 @@ impl Watch {
 }
 
 impl State {
-    /// A scan begins: what it finds is stamped with this time. Watching ends when nobody has asked
-    /// for a while.
+    /// A scan begins: its findings are stamped with this time. Watching ends some time after the
+    /// last request.
     pub(crate) fn stamp_scan(&mut self, now: Instant) {
         let Some(watch) = &mut self.watch else { return };
-        if now.duration_since(watch.asked) > PATIENCE {
+        if now.duration_since(watch.requested) > PATIENCE {
             self.watch = None;
             self.regions.values_mut().for_each(|region| region.stamps = None);
             return;
@@ -56,11 +58,12 @@ impl State {
         }
     }
 
-    /// Somebody asks for its dirty rate: it is watched from now on. Whether a scan is due for that.
+    /// The dirty rate is requested: the client is watched from now on. Whether a scan is due for
+    /// that.
     pub(crate) fn watch(&mut self, now: Instant) -> bool {
         let fresh = self.watch.is_none();
         let watch = self.watch.get_or_insert_with(|| Watch::new(now));
-        watch.asked = now;
+        watch.requested = now;
         fresh || now.duration_since(watch.scanned) >= SHARED
     }
 
@@ -76,7 +79,7 @@ impl State {
                     counted = true;
                     watch.found += stamps.take_found();
                 }
-                // What this scan has found was written before anybody watched.
+                // The findings of this scan were written before the watch began.
                 None => region.stamps = Some(Stamps::new(region.pages, tick)),
             }
         }

@@ -1,10 +1,10 @@
 //! A domain: clients that may share memory with each other, their store and their index.
 //!
-//! *Replicas.* A content that fills whole stretches of memory (a freed archive that the kernel
-//! poisoned with one byte, a frame buffer of one colour) would map one frame over page after page:
-//! a mapping for each page, where a run needs consecutive frames. Such a content gets [`REPLICAS`]
-//! consecutive frames of the same bytes; a stretch then takes one mapping for that many pages, for
-//! half a MiB once.
+//! *Replicas.* One content can fill much memory: freed memory that the kernel poisoned with one
+//! byte, a frame buffer of one colour. One frame would be mapped over page after page, with a
+//! mapping for each, since a mapping of several pages needs consecutive frames. Such a content gets
+//! [`REPLICAS`] consecutive frames of the same bytes. A duplicate run then takes one mapping for
+//! that many pages, for half a MiB once.
 
 use std::collections::HashMap;
 
@@ -15,7 +15,7 @@ use crate::content::frame::{Frame, NO_HANDLE};
 use crate::content::index::{Index, Place, Sighting};
 use crate::content::store::{Cursor, GrowError, Store};
 
-/// Frames of a content that fills stretches of memory.
+/// Frames of a content that fills duplicate runs: as many pages share a mapping.
 const REPLICAS: u32 = 128;
 
 /// Which domain a client belongs to. Clients of different uids never meet, unless the operator's
@@ -75,8 +75,8 @@ pub(crate) struct Domain {
 impl Domain {
     pub(crate) fn new(key: DomainKey, config: &Config) -> Self {
         let mut seed = [0u8; 8];
-        // A known seed would let a guest prepare colliding pages; it could then prevent merges, and nothing
-        // worse. The agents of the domain know it, guests don't.
+        // A known seed would let a guest prepare colliding pages; it could then prevent merges, and
+        // nothing worse. The agents of the domain know it, guests don't.
         let _ = rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty());
         let seed = u64::from_ne_bytes(seed);
         let by_node = !config.merge_across_nodes && kmem::numa::nodes() > 1;
@@ -98,7 +98,7 @@ impl Domain {
 
     /// The key of a page in the index: its digest, and where nodes are kept apart its node, so that
     /// contents of two nodes are two contents. Pages of zeros take no memory of any node.
-    /// `None`: the node is not known, and without it nothing may be said of the page.
+    /// `None`: the node is not known, and without it the page has no key.
     pub(crate) fn key_of(&self, digest: u64, node: Option<u32>) -> Option<u64> {
         match node {
             _ if digest == self.zero_digest || !self.store.by_node => Some(digest),
@@ -117,8 +117,8 @@ impl Domain {
         self.zero_digest
     }
 
-    /// Makes a frame stand for content that was sighted. `false`: somebody was quicker, or it was
-    /// forgotten.
+    /// Makes a frame stand for content that was sighted. `false`: another promotion came first, or
+    /// it was forgotten.
     pub(crate) fn promote(&self, handle: u32, there: Sighting, frame: Frame) -> bool {
         self.store.set_handle(frame, handle);
         let done = self.index.promote(handle, there, frame);
@@ -128,7 +128,7 @@ impl Domain {
         done
     }
 
-    /// One user of a frame left. `forked`: a child that nobody reports on may map it still.
+    /// One user of a frame left. `forked`: a child without an agent may still map it.
     pub(crate) fn release(&self, frame: Frame, forked: bool) {
         if forked {
             self.store.pin(frame);
@@ -161,7 +161,7 @@ impl Domain {
                     match cursor.put(bytes, 1) {
                         Ok(frame) if frame.0 == run.end => run.end += 1,
                         Ok(frame) => {
-                            // The stretch of slots ended here; what there is will do.
+                            // The reservation ended here: there are fewer replicas.
                             cursor.undo(frame, 1);
                             break;
                         }
@@ -177,7 +177,7 @@ impl Domain {
         Ok(self.store.try_ref(frame).then_some(frame))
     }
 
-    /// Gives replicas back that no page maps any more.
+    /// Releases replicas that no page maps any more.
     pub(crate) fn tidy_replicas(&self) {
         self.replicas.lock().retain(|_, run| {
             let used = run.clone().any(|frame| self.store.users(Frame(frame)) > 1);
@@ -188,8 +188,8 @@ impl Domain {
         });
     }
 
-    /// Says why no frames can be made for now, or that they can again. Returns whether that is
-    /// news.
+    /// Notes why no frames can be made for now, or that they can again. Returns whether that
+    /// changed.
     pub(crate) fn set_paused(&self, why: Option<String>) -> bool {
         let mut paused = self.paused.lock();
         let news = paused.is_some() != why.is_some();

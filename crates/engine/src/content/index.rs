@@ -1,17 +1,17 @@
-//! What content is known: the SD tree over page digests.
+//! The contents that are known: an SD tree over page digests.
 //!
 //! A key is the 64-bit digest (xxh3, seeded at random) of a page. The design asked for the page's
-//! own bytes as the key, read from the other process when the tree wants them. A digest was found
-//! better for live memory: it is computed from bytes that were read anyway; a look-up needs no read
-//! of a second process (about 1 µs) and cannot meet a key that has changed under it. What a digest
-//! can't do is prove equality; it need not: the merge window compares every byte with the page held
-//! still. Two contents with one digest cost a missed merge.
+//! own bytes as the key, read from the other process when the tree needs them. A digest is better
+//! for live memory. It is computed from bytes that were read anyway. A look-up reads no second
+//! process (about 1 µs), and no key changes while it is compared. A digest does not prove equality,
+//! and need not: the merge window compares every byte while writers wait. Two contents with one
+//! digest cost a missed merge.
 //!
 //! Behind each key stands a *handle*, a slot here with the digest and the *place* of the content:
 //! where a page with it was sighted, or the frame that holds it. The second sighting promotes the
-//! place by one compare-and-swap; the tree does not change. Slots are reused in turn, the oldest
-//! first, and every reader checks the digest, so a reader that comes late sees at worst another
-//! content, which the window then tells apart.
+//! place by one compare-and-swap; the tree does not change. Slots are reused, the oldest first, and
+//! every reader checks the digest. A late reader sees another content at worst, which the window
+//! tells apart.
 
 use std::collections::VecDeque;
 use std::sync::OnceLock;
@@ -19,22 +19,23 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
 use parking_lot::Mutex;
 use sdtree::{Handle, Insert, KeySource, SdTree};
-
 use wire::{PageNo, RegionId};
 
 use crate::content::frame::Frame;
 
+/// Slots in a chunk, which is allocated as a whole: 1 MiB.
 const CHUNK: u32 = 1 << 16;
+/// Chunks at most: 2^30 contents, as many as a ledger's entry can name.
 const CHUNKS: u32 = 1 << 14;
 /// A freed slot is reused only when this many more have been freed.
-const REST: usize = 4096;
+const QUARANTINE: usize = 4096;
 
 /// Number of a client, below [`MAX_CLIENTS`]; given to another when it is gone.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct ClientId(pub(crate) u32);
 
-/// A page of a client: where content was seen.
+/// A page of a client, where a content was seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Sighting {
     /// The client's number, below 2^16.
@@ -104,7 +105,7 @@ impl Slots {
     fn take(&self) -> Option<u32> {
         {
             let mut freed = self.freed.lock();
-            if freed.len() > REST {
+            if freed.len() > QUARANTINE {
                 return freed.pop_front();
             }
         }
@@ -132,7 +133,7 @@ impl KeySource for Slots {
 /// What a look-up found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Seen {
-    /// Nobody had shown it: this sighting stands for it now.
+    /// It was not known: this sighting stands for it now.
     First(u32),
     /// It was known, under this handle.
     Known(u32),
@@ -163,8 +164,8 @@ impl Index {
     }
 
     /// Looks up the digests of neighbouring pages together, so that the tree waits for memory once
-    /// for many. Contents that were sighted one after the other have handles in a row: `hint`
-    /// is where the first may stand, and spares the search.
+    /// for many. Contents that were sighted one after the other have consecutive handles: `hint` is
+    /// the likely handle of the first, and saves the search.
     pub(crate) fn find(&self, digests: &[u64], hint: u32, found: &mut Vec<Option<u32>>) {
         found.clear();
         found.extend(digests.iter().zip(0..).map(|(&digest, at)| {
@@ -197,7 +198,7 @@ impl Index {
         }
     }
 
-    /// Whether a handle stands for `digest`: a guess that saves a search.
+    /// Whether a handle stands for `digest`: the check of a hint, which saves a search.
     pub(crate) fn is(&self, handle: u32, digest: u64) -> bool {
         self.slots()
             .get(handle)
@@ -211,7 +212,7 @@ impl Index {
         (slot.digest.load(Acquire) == digest).then_some(place)
     }
 
-    /// A sighting becomes a frame, unless somebody was quicker or it was forgotten.
+    /// A sighting becomes a frame, unless another promotion came first or it was forgotten.
     pub(crate) fn promote(&self, handle: u32, from: Sighting, to: Frame) -> bool {
         let (from, to) = (Place::Sighted(from).word(), Place::Frame(to).word());
         self.slots().get(handle).is_some_and(|s| s.place.compare_exchange(from, to, AcqRel, Acquire).is_ok())

@@ -2,17 +2,17 @@
 //!
 //! A store is a growing list of *segments*, sealed memfds of 64 MiB each. The daemon writes a frame
 //! through the one writable mapping that existed before the seals (`F_SEAL_FUTURE_WRITE`); clients
-//! get the file descriptor and can map it, privately, and read it; nobody can open another way to
-//! write.
+//! get the file descriptor and can map it, privately, and read it. No other writable mapping can be
+//! made.
 //!
 //! Those seals forbid hole punching too (also to us: the kernel refuses `fallocate(PUNCH_HOLE)` and
-//! `MADV_REMOVE` with `EPERM`), which is as well: a hole under a mapping that somebody still has
-//! would be zeros in a guest. A frame whose last user left is *reused*, after a quarantine, and a
-//! segment whose last frame went is closed, which gives its memory back at the very moment that the
-//! kernel sees no mapping of it. No count of ours has to be right for that.
+//! `MADV_REMOVE` with `EPERM`). That is safer: a hole under a mapping that is still in use would be
+//! zeros in a guest. A frame whose last user left is *reused*, after a quarantine. A
+//! segment without frames is closed; the kernel frees its memory when no mapping of it is left. No
+//! count of ours has to be right for that.
 //!
 //! ```text
-//! slot:  free ──reserve──▶ reserved ──publish──▶ refs ≥ 1 ──last user left──▶ quarantine ──time──▶ free
+//! slot:  free ──reserve──▶ reserved ──publish──▶ refs ≥ 1 ──last user──▶ quarantine ──time──▶ free
 //!                                                  │  ▲
 //!                                   fork of a user │  └ more users (try_ref)
 //!                                                  ▼
@@ -22,8 +22,8 @@
 //! *Placement.* Runs of pages should stay runs of frames, since each run costs the client one
 //! mapping. A worker reserves up to 512 consecutive slots, from a place drawn at random (so that an
 //! attacker cannot aim at neighbouring frames), and fills them in the order of the pages that ask;
-//! what it leaves over, the next one fills. What was used before has memory, which cannot
-//! be given back alone: places with it come first, as long as they are not mere crumbs.
+//! what it leaves over, the next one fills. Slots that were used before have memory, which
+//! cannot be given back alone: runs of such slots come first, unless they are very short.
 //!
 //! *Huge pages.* A piece of 512 slots of which none was used becomes a huge page at one stroke
 //! where the kernel has one (`MADV_COLLAPSE`; `/sys/kernel/mm/transparent_hugepage/shmem_enabled`
@@ -31,9 +31,10 @@
 //! writes frames nor the agent that compares with them takes a page fault for each, which was most
 //! of what a frame cost.
 //!
-//! *Filling.* Where there is no huge page, and the contents of the next frames can be told, slots
+//! *Filling.* Where there is no huge page, and the contents of the next frames are likely, slots
 //! get memory and bytes in one call for all of them (`UFFDIO_COPY`): pages are not cleared first,
-//! and the daemon takes no faults. They are frames only when somebody asks for just these bytes.
+//! and the daemon takes no faults. They become frames only when a page with just these bytes needs
+//! one.
 
 use std::collections::HashSet;
 use std::os::fd::{AsFd, OwnedFd};

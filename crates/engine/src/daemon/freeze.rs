@@ -51,15 +51,15 @@ pub struct Freeze {
 }
 
 impl Freeze {
-    /// What the client has changed since the last mark, if that is known. What no scan has found yet
-    /// is still in the kernel's notes. Only the first call gives it, and only the first freeze since
-    /// the mark.
+    /// What the client has changed since the last mark, if that is known. What no scan has found
+    /// yet is still in the kernel's notes. Only the first call gives it, and only the first freeze
+    /// since the mark.
     pub fn changes(&mut self) -> Option<ChangeLog> {
         self.changes.take()
     }
 
-    /// Marks this moment: the memory was stored as it was after the caller last cleared the kernel's
-    /// notes, or later.
+    /// Marks this moment: the memory was stored as it was after the caller last cleared the
+    /// kernel's notes, or later.
     ///
     /// `written`, for a process that may do direct I/O: what the caller found written, address and
     /// length in bytes of each part. It counts as changed, as all that was written recently does.
@@ -127,7 +127,7 @@ impl Engine {
 }
 
 impl Shared {
-    /// Notes who clears the kernel's notes of a process's pages. Returns its connections.
+    /// Sets the tracking of a process's clients, and returns them.
     fn set_tracking(&self, pid: i32, tracking: Tracking) -> Vec<Arc<Client>> {
         let clients: Vec<_> = self.clients().into_iter().filter(|client| client.pid == pid).collect();
         for client in &clients {

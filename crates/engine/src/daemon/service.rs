@@ -30,7 +30,7 @@ use crate::world::shared::Shared;
 const STUCK: Duration = Duration::from_secs(2);
 /// How soon to try again to begin a scan, at the latest.
 const LATER: Duration = Duration::from_millis(50);
-/// Messages taken from one client before others get their turn.
+/// Messages taken from one client before other clients are served.
 const FAIR_SHARE: usize = 64;
 
 /// What an epoll token stands for: kind in the upper half, number in the lower.
@@ -212,7 +212,8 @@ impl Service {
             let step = match receive(&client.conn, &mut self.packet, &mut fds) {
                 Ok(None) => return,
                 Ok(Some(message)) => client.apply(message, fds).map_err(Ended::from),
-                // The agent closed with messages of ours unread; its own last words are still queued behind this.
+                // The agent closed with messages of ours unread; its own last words are still
+                // queued behind this.
                 Err(Ended::Io(e)) if e.kind() == std::io::ErrorKind::ConnectionReset => continue,
                 Err(why) => Err(why),
             };

@@ -8,9 +8,9 @@
 //!      └──────────── written, or the window found it different ◀───────────┘
 //! ```
 //!
-//! A page that a scan finds written goes into `young`. One that stays clean moves on to `older` with
-//! the next scan of a merge period, and to `candidates` with the one after: it did not change for
-//! two merge periods, and will be read once. A write at any time takes it back to `young`.
+//! A page that a scan finds written goes into `young`. One that stays clean moves on to `older`
+//! with the next scan of a merge period, and to `candidates` with the one after: it did not change
+//! for two merge periods, and will be read once. A write at any time takes it back to `young`.
 //!
 //! *Cooldown.* A page that was merged and then written lies, as a copy, in a mapping of the store.
 //! There the agent cannot check it for pins (`UFFDIO_MOVE` takes anonymous mappings only). A direct
@@ -51,7 +51,7 @@ fn pages(set: impl Iterator<Item = u64>) -> impl Iterator<Item = PageNo> {
 }
 
 impl Ages {
-    /// Of so many pages, none of which was written.
+    /// Of `pages` pages, none of which was written.
     pub(super) fn new(pages: u32) -> Result<Self, NewError> {
         let set = || DirtyTree::new(pages.into());
         Ok(Self {
@@ -83,8 +83,8 @@ impl Ages {
         self.written.iter_from(run.page.into()).next().is_some_and(|page| page < u64::from(run.end()))
     }
 
-    /// A merge period's scan is over: every page gets older by a period, or young again. Returns how
-    /// many changed within the last two periods.
+    /// A merge period's scan is over: every page gets older by a period, or young again. Returns
+    /// how many changed within the last two periods.
     pub(super) fn end_period(&mut self) -> u64 {
         let Self { young, older, candidates, deferred, written, copies, cooling: [now, before], .. } = self;
         for page in older.iter().filter(|&page| copies.contains(page)) {

@@ -65,7 +65,7 @@ pub(super) struct Entries {
 }
 
 impl Entries {
-    /// Fresh entries of so many pages.
+    /// Fresh entries of `pages` pages.
     pub(super) fn new(pages: u32) -> Self {
         Self { words: vec![0; pages as usize], counts: Counts::default() }
     }

@@ -1,16 +1,16 @@
 //! Huge pages of a client that are split only when it pays.
 //!
-//! To merge one page out of a huge page the kernel has to split it: 4 KiB come back, and the
-//! program walks page tables for the other 511. So with a least share (`huge_page_share`) the pages
-//! of a huge page are looked at first and merged only when more than this share of them can be. A
-//! scan tells which pages are huge. What is read of them takes its place in the index as ever;
-//! those that have their like somewhere, and zeros, are noted here, and so are those that another
-//! client shows later: it tells the one that showed them first. When there are enough,
-//! the huge page is *given up*: the pages noted become candidates, are read anew and merged.
+//! To merge one page of a huge page, the kernel has to split it: 4 KiB are saved, and the program
+//! walks page tables for the other 511. So with a least share (`huge_page_share`), the pages of a
+//! huge page are read first, and merged only when more than this share of them can be. A scan tells
+//! which pages are huge. Their contents enter the index as all others do. Pages that have a
+//! duplicate, and zeros, are noted here. So are pages whose content is seen elsewhere later: that
+//! client's pass tells this client. When enough are noted, the huge page is *given up*: the noted
+//! pages become candidates, are read anew and merged.
 //!
-//! A huge page that was written has lost its entry in the page tables (the kernel resolves the
-//! fault of a tracked write page by page), as has one that was discarded or recycled in part. There
-//! is nothing left to keep then: it is given up too.
+//! A huge page that was written has lost its entry in the page tables: the kernel resolves the
+//! fault of a tracked write page by page. So has one that was discarded or recycled in part.
+//! Nothing is left to keep then, and it is given up too.
 
 use dirty::{DirtyTree, NewError};
 use kmem::PAGE_SIZE;
@@ -53,7 +53,7 @@ impl HugePagesOf {
         Run::new(PageNo(self.before + block * HUGE), HUGE)
     }
 
-    /// Bytes that it takes.
+    /// Bytes that the sets take.
     pub(crate) fn bytes(&self) -> usize {
         self.blocks.bytes() + self.mergeable.bytes()
     }
@@ -77,8 +77,8 @@ impl HugePagesOf {
     }
 
     /// This page of a huge page can be merged. `Some`: enough of its huge page can be, so it is
-    /// given up; these are the pages that were noted. (It alone, if its huge page was given up
-    /// since it was looked at.)
+    /// given up; these are the pages that were noted. Only this page, if its huge page was given up
+    /// since the page was read.
     pub(crate) fn can_merge(&mut self, page: PageNo) -> Option<Vec<PageNo>> {
         let Some(block) = self.block(page).filter(|_| self.keeps(page)) else { return Some(vec![page]) };
         self.mergeable.insert(page.into());
@@ -87,8 +87,8 @@ impl HugePagesOf {
         if noted as u32 > self.most { Some(self.give_up(block)) } else { None }
     }
 
-    /// These pages are in no huge page any more. Returns those noted of the huge pages that they
-    /// were in.
+    /// These pages are in no huge page any more. Returns the noted pages of the huge pages that
+    /// they were in.
     pub(crate) fn lost(&mut self, pages: Run) -> Vec<PageNo> {
         let (first, last) = (self.block(pages.page).unwrap_or(0), self.block(PageNo(pages.end().0.saturating_sub(1))));
         let Some(last) = last else { return Vec::new() };

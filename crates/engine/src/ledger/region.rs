@@ -198,8 +198,8 @@ impl Region {
         self.ages.due()
     }
 
-    /// Up to `max` candidates at or after `from`, ascending. Pages that the guest has marked as free
-    /// are left out: they will be recycled, or written before they are used.
+    /// Up to `max` candidates at or after `from`, ascending. Pages that the guest has marked as
+    /// free are left out: they will be recycled, or written before they are used.
     pub(crate) fn candidates(&mut self, from: PageNo, max: usize, into: &mut Vec<PageNo>) {
         into.clear();
         let all = self.ages.candidates(from);

@@ -43,6 +43,7 @@ impl Stamps {
         std::mem::take(&mut self.found)
     }
 
+    /// A scan found this page written.
     pub(crate) fn record(&mut self, page: PageNo) {
         if let Some(stamp) = self.pages.get_mut(page.index()) {
             *stamp = self.now;
@@ -50,6 +51,7 @@ impl Stamps {
         }
     }
 
+    /// Bytes that they take.
     pub(crate) fn bytes(&self) -> usize {
         self.pages.len() * 2
     }

@@ -39,9 +39,9 @@ impl StateFile {
         self.known.get(&segment).is_some_and(|d| d == domain)
     }
 
-    /// Writes down the segments there are now, without those that this daemon made and closed:
-    /// nobody has anything to hand back of them, and their numbers may come again. Those that
-    /// earlier daemons made stay known: their holders may come yet.
+    /// Writes the segments that exist now, without those that this daemon made and closed: no
+    /// client can hand them back, and their numbers may be used again. Those that earlier daemons
+    /// made stay known, since clients that hold them may still come.
     pub(crate) fn record(&mut self, now: BTreeMap<SegmentId, String>, closed: &[SegmentId]) -> std::io::Result<()> {
         let Self { known, earlier, .. } = self;
         known.retain(|segment, _| earlier.contains(segment) || !closed.contains(segment));

@@ -102,7 +102,8 @@ impl<'s> Cursor<'s> {
 
     /// Takes back a frame that [`Cursor::put`] made and that has no handle.
     pub(crate) fn undo(&mut self, frame: Frame, refs: u32) {
-        // A prediction may have made another page its user all the same: the last user quarantines it.
+        // A prediction may have made another page its user all the same: the last user quarantines
+        // it.
         if (0..refs).any(|_| self.store.unref(frame).is_some()) {
             self.store.quarantine(frame);
         }

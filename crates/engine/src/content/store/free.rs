@@ -107,10 +107,10 @@ impl Free {
 
     /// What is left of a reservation on a node, unless its slots were taken since.
     pub(super) fn take_begun(&mut self, node: Option<u32>) -> Option<Range<u32>> {
-        while let Some(at) = self.begun.iter().rposition(|rest| self.nodes[Frame(rest.start).segment()] == node) {
-            let rest = self.begun.remove(at);
-            if self.slots[Frame(rest.start).segment()].contains(Frame(rest.start).slot().into()) {
-                return Some(rest);
+        while let Some(at) = self.begun.iter().rposition(|begun| self.nodes[Frame(begun.start).segment()] == node) {
+            let begun = self.begun.remove(at);
+            if self.slots[Frame(begun.start).segment()].contains(Frame(begun.start).slot().into()) {
+                return Some(begun);
             }
         }
         None

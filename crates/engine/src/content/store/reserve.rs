@@ -16,7 +16,7 @@ use crate::content::frame::Frame;
 pub(super) const REFUSED: Duration = Duration::from_secs(10);
 /// CPU time that a huge page may cost; 0.2 ms is usual. In a virtual machine whose free memory its
 /// host takes back (free page reporting, above all of huge pages), the host has to find it again
-/// first: 5 ms were seen. Single pages, used a moment ago by somebody else, cost less there.
+/// first: 5 ms were seen. Single pages, which other programs have just used, cost less there.
 const HUGE_COST: Duration = Duration::from_millis(1);
 /// After a huge page that cost more, none is requested for 20 times as long: those that merging
 /// gives back are cheap again.
@@ -25,10 +25,10 @@ const HUGE_PAUSE: u32 = 20;
 pub(super) const EXTENT: u32 = 512;
 /// A run of 32 slots that have memory is preferred to a longer one without.
 const CRUMBS: u32 = 32;
-/// How long a check that there is enough memory left is valid: at a gigabyte a second, the most that
-/// is written, ten megabytes.
+/// How long a check that there is enough memory left is valid: at a gigabyte a second, the most
+/// that is written, ten megabytes.
 const CHECK_EVERY: Duration = Duration::from_millis(10);
-/// At most so many unused parts of reservations are remembered; each worker has one.
+/// Unused parts of reservations that are remembered at most; each worker has one.
 const BEGUN: usize = 64;
 
 /// Consecutive slots, within one piece, that one cursor has.
@@ -102,7 +102,8 @@ impl Free {
 }
 
 impl Store {
-    /// Whether there is memory left for the store to grow, on the host and under every cgroup limit.
+    /// Whether there is memory left for the store to grow, on the host and under every cgroup
+    /// limit.
     pub(super) fn check_memory(&self) -> Result<(), GrowError> {
         if self.free.lock().checked.is_some_and(|checked| checked.elapsed() < CHECK_EVERY) {
             return Ok(());
@@ -124,7 +125,7 @@ impl Store {
     /// Reserves a run of free slots of a node, all in one piece; grows if too few are left.
     pub(super) fn reserve(&self, after: Option<Frame>, node: Option<u32>) -> Result<Reserved, GrowError> {
         let mut free = self.free.lock();
-        // Again if the new segment was closed at once, since nobody used it yet.
+        // Again if the new segment was closed at once, since no slot of it was used yet.
         while *free.count(node) < u64::from(EXTENT) {
             drop(free);
             self.grow(node)?;

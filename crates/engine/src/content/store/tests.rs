@@ -14,8 +14,8 @@ fn page(byte: u8) -> [u8; PAGE_SIZE] {
 fn slots_that_have_memory_come_first() {
     let store = store();
     let mut frames: Vec<Frame> = (0..200).map(|i| Cursor::new(&store, None).put(&page(i), 1).unwrap()).collect();
-    // Each cursor takes memory for 128 slots or more. Without regard to that 200 of them would fill the
-    // segment.
+    // Each cursor takes memory for 128 slots or more. Without regard to that 200 of them would fill
+    // the segment.
     let resident = |store: &Store| store.usage().resident_bytes / PAGE_SIZE as u64;
     assert!((200..=u64::from(HUGE)).contains(&resident(&store)), "{} pages", resident(&store));
     frames.sort_unstable();
@@ -116,11 +116,12 @@ fn what_was_expected_becomes_frames_only_when_it_is_asked_for() {
     }
     assert_eq!(store.usage().frames, others);
     assert!(!filled || more(&store) == 80 && cursor.filled - cursor.slots.start == 80);
-    // As expected; then with some that are not asked for, others that are, and one that is asked for
-    // twice.
+    // As expected; then with some that are not asked for, others that are, and one that is asked
+    // for twice.
     (0..20).chain(30..40).chain([50, 50, 95]).chain(60..90).for_each(|i| put(&mut cursor, i));
     assert!(!filled || more(&store) == 80);
-    // Nothing is filled while there are slots with memory, and nothing behind the end of the stretch.
+    // Nothing is filled while there are slots with memory, and nothing behind the end of the
+    // stretch.
     cursor.expect([&pages[..]]).unwrap();
     assert!(!filled || more(&store) == 80);
     while cursor.slots.len() > 30 {

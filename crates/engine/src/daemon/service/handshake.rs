@@ -261,7 +261,8 @@ fn introduce(handshake: &mut Handshake, message: ToDaemon, mut fds: Vec<OwnedFd>
             Some(_) => return Err(HandshakeError::TooManySegments.into()),
             None => return Err(HandshakeError::SegmentWithoutDescriptor.into()),
         },
-        // The ledger is rebuilt from the mappings themselves, which are already as these messages say.
+        // The ledger is rebuilt from the mappings themselves, which are already as these messages
+        // say.
         ToDaemon::RegionShrunk { .. } | ToDaemon::Discarded { .. } | ToDaemon::Report(_) | ToDaemon::Digests(_) => {}
         ToDaemon::Recycled(_) | ToDaemon::Swept(_) => {}
         ToDaemon::Pool(_) => return Err(HandshakeError::PoolTooEarly.into()),

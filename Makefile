@@ -1,6 +1,7 @@
 # PageONE. `make demo` shows it working, `make test` proves that it works; both install what they need first.
 
 CARGO ?= cargo
+MAKEFLAGS += --no-print-directory
 
 # The rules that scripts/floors.sh checks.
 export FLOORS = imports files hosts

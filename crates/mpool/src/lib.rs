@@ -56,7 +56,8 @@ mod sim;
 mod tests;
 
 pub use disk::buffer::AlignedBuf;
-pub use disk::medium::{Disk, Medium, MediumFile, Open, ReadPiece, Room, Storage};
+pub use disk::file_system::Disk;
+pub use disk::medium::{Medium, MediumFile, Open, ReadPiece, Room, Storage};
 pub use disk::superblock::FORMAT_VERSION;
 pub use disk::uring::disable as disable_io_uring;
 pub use error::{Damage, IoError, MapError, Object, ObjectError, PoolError};

@@ -16,7 +16,8 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::MediaClass;
-use crate::disk::medium::{Disk, Open, Room, Storage};
+use crate::disk::file_system::Disk;
+use crate::disk::medium::{Open, Room, Storage};
 use crate::disk::record::Record;
 use crate::disk::superblock::{self, FORMAT_VERSION, Superblock};
 use crate::error::{During, PoolError};

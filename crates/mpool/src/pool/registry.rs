@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
-use crate::disk::medium::{make_directory, sync_directory};
+use crate::disk::file_system::{make_directory, sync_directory};
 use crate::error::{During, PoolError};
 use crate::pool::{Access, OpenOptions, Pool};
 

@@ -1,0 +1,211 @@
+//! The storage interface on the file system.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
+use rustix::io::Errno;
+
+use super::medium::{Medium, MediumFile, Open, ReadPiece, Room, Storage};
+use super::uring;
+
+/// The file system.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Disk;
+
+impl Storage for Disk {
+    fn directory(&self, path: &Path, create: bool) -> io::Result<Arc<dyn Medium>> {
+        if create {
+            make_directory(path)?;
+        }
+        let path = path.canonicalize()?;
+        // Not anything else: opening a pipe waits for its other end.
+        let handle = OpenOptions::new().read(true).custom_flags(OFlags::DIRECTORY.bits() as i32).open(&path)?;
+        Ok(Arc::new(DiskDirectory { handle, path }))
+    }
+
+    fn remove_directory(&self, path: &Path) -> io::Result<()> {
+        std::fs::remove_dir(path)
+    }
+}
+
+/// Makes a directory, and those that it lies in, durably.
+pub(crate) fn make_directory(path: &Path) -> io::Result<()> {
+    // The name of each is in the one above it. Its own is synced in any case: it may be as young as
+    // that.
+    let missing = path.ancestors().skip(1).take_while(|p| !p.as_os_str().is_empty() && !p.exists());
+    let new: Vec<&Path> = std::iter::once(path).chain(missing).collect();
+    std::fs::create_dir_all(path)?;
+    for above in new.iter().filter_map(|made| made.parent()) {
+        sync_directory(if above.as_os_str().is_empty() { Path::new(".") } else { above })?;
+    }
+    Ok(())
+}
+
+/// Makes the names in a directory durable.
+pub(crate) fn sync_directory(path: &Path) -> io::Result<()> {
+    File::open(path)?.sync_all()
+}
+
+struct DiskDirectory {
+    path: PathBuf,
+    handle: File,
+}
+
+impl Medium for DiskDirectory {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn open(&self, name: &str, how: Open) -> io::Result<Arc<dyn MediumFile>> {
+        let path = self.path.join(name);
+        let open = |direct: bool| {
+            let flags = if direct { OFlags::DIRECT.bits() as i32 } else { 0 };
+            let mut options = OpenOptions::new();
+            options.read(true).write(!how.read_only).create(how.create).mode(0o600).custom_flags(flags);
+            options.open(&path)
+        };
+        if how.direct {
+            // A file system without direct I/O refuses it when opening (EINVAL).
+            match open(true) {
+                Ok(file) => return Ok(Arc::new(DiskFile { file, direct: true })),
+                Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(Arc::new(DiskFile { file: open(false)?, direct: false }))
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        std::fs::remove_file(self.path.join(name))
+    }
+
+    fn list(&self) -> io::Result<Vec<String>> {
+        std::fs::read_dir(&self.path)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
+    }
+
+    fn sync_names(&self) -> io::Result<()> {
+        self.handle.sync_all()
+    }
+
+    fn room(&self) -> io::Result<Room> {
+        let stat = rustix::fs::fstatvfs(&self.handle)?;
+        Ok(Room { total: stat.f_blocks * stat.f_frsize, free: stat.f_bavail * stat.f_frsize })
+    }
+}
+
+struct DiskFile {
+    file: File,
+    direct: bool,
+}
+
+impl AsFd for DiskFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl MediumFile for DiskFile {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.len())
+    }
+
+    fn used(&self) -> io::Result<u64> {
+        use std::os::unix::fs::MetadataExt;
+        Ok(self.file.metadata()?.blocks() * 512)
+    }
+
+    fn is_direct(&self) -> bool {
+        self.direct
+    }
+
+    fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<()> {
+        self.file.read_exact_at(into, offset)
+    }
+
+    fn write_at(&self, from: &[u8], offset: u64) -> io::Result<()> {
+        self.file.write_all_at(from, offset)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
+        match fallocate(&self.file, FallocateFlags::empty(), offset, len) {
+            // No such operation on this file system: space is taken when it is written.
+            Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                if self.len()? < offset + len {
+                    self.set_len(offset + len)
+                } else {
+                    Ok(())
+                }
+            }
+            result => result,
+        }
+    }
+
+    fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
+        match fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len) {
+            // No such operation on this file system: the space is used again, but not given back.
+            Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(()),
+            result => result,
+        }
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.file.set_len(len)
+    }
+
+    fn lock(&self, exclusive: bool) -> io::Result<bool> {
+        let how =
+            if exclusive { FlockOperation::NonBlockingLockExclusive } else { FlockOperation::NonBlockingLockShared };
+        match rustix::fs::flock(&self.file, how) {
+            Ok(()) => Ok(true),
+            Err(Errno::WOULDBLOCK) => Ok(false),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    fn read_many(&self, pieces: &mut [ReadPiece<'_>]) -> io::Result<()> {
+        if pieces.len() > 1 && uring::read_many(self.file.as_fd(), pieces)? {
+            return Ok(());
+        }
+        pieces.iter_mut().try_for_each(|piece| self.read_at(piece.into, piece.offset))
+    }
+
+    fn write_while(&self, from: &[u8], offset: u64, meanwhile: &mut dyn FnMut()) -> io::Result<()> {
+        match uring::write_while(self.file.as_fd(), from, offset, meanwhile).transpose()? {
+            Some(true) => Ok(()),
+            Some(false) => self.write_at(from, offset),
+            None => {
+                meanwhile();
+                self.write_at(from, offset)
+            }
+        }
+    }
+
+    fn read_while(&self, into: &mut [u8], offset: u64, landed: &mut dyn FnMut(usize, &[u8])) -> io::Result<()> {
+        // A single request has nothing to overlap with, and this way is shorter.
+        let several =
+            (into.len() > uring::REQUEST).then(|| uring::read_while(&self.file, into, offset, landed)).flatten();
+        several.unwrap_or_else(|| {
+            self.read_at(into, offset)?;
+            landed(0, into);
+            Ok(())
+        })
+    }
+}
+
+fn fallocate(file: &File, flags: FallocateFlags, offset: u64, len: u64) -> io::Result<()> {
+    loop {
+        match rustix::fs::fallocate(file, flags, offset, len) {
+            Err(Errno::INTR) => {}
+            result => return Ok(result?),
+        }
+    }
+}

@@ -1,0 +1,116 @@
+use super::*;
+
+const LIMITS: Limits = Limits { mode: Mode::None, target: 1.0, usual: 0.1, short: 0.0, pressure: 10.0 };
+
+fn thread_cpu() -> u64 {
+    kmem::cpu::thread_time().as_nanos() as u64
+}
+
+fn burn(time: Duration) {
+    let end = thread_cpu() + time.as_nanos() as u64;
+    while thread_cpu() < end {
+        std::hint::black_box(0);
+    }
+}
+
+/// Charges this thread only: other tests run in this process.
+fn pacer(limits: Limits) -> Pacer {
+    let pacer = Pacer::with_clock(limits, thread_cpu);
+    pacer.with(|state, _| state.own = thread_cpu());
+    pacer
+}
+
+#[test]
+fn a_worker_uses_no_more_than_its_share() {
+    // A burst of 50 ms, then 9 % of the time.
+    let (pacer, begin, start) = (pacer(LIMITS), Instant::now(), thread_cpu());
+    while begin.elapsed() < Duration::from_secs(2) {
+        burn(Duration::from_millis(2));
+        pacer.pause(|| false);
+    }
+    let used = (thread_cpu() - start) as f64 / 1e9;
+    let most = 0.05 + 0.09 * begin.elapsed().as_secs_f64() + 0.03;
+    assert!(used <= most, "{used} s of {most} s");
+    assert!(used > 0.05, "{used} s");
+}
+
+#[test]
+fn agents_count_once_and_a_worker_that_is_to_end_does_not_wait() {
+    let pacer = pacer(LIMITS);
+    pacer.charge_agents(1_000_000_000, 0);
+    pacer.charge_agents(1_000_000_000, 0);
+    let wait = pacer.settle(0, Duration::ZERO).1.as_secs_f64();
+    // 1 s less the burst of 50 ms, at 9 %, less what this thread itself was kept waiting.
+    assert!((9.0..0.96 / 0.09).contains(&wait), "{wait}");
+    let begin = Instant::now();
+    pacer.pause(|| true);
+    assert!(begin.elapsed() < Duration::from_secs(1));
+}
+
+#[test]
+fn work_that_goes_first_gets_its_share_until_too_much_is_owed() {
+    let limited = pacer(LIMITS);
+    let period = Duration::from_secs(1);
+    assert_eq!(limited.allowance(period), Some(Duration::from_millis(100)));
+    limited.charge_agents(100_000_000, 0);
+    assert!(limited.allowance(period).is_some(), "a little more than allowed: merging waits");
+    limited.charge_agents(1_000_000_000, 0);
+    assert_eq!(limited.allowance(period), None, "it waits too");
+    assert_eq!(pacer(Limits { usual: 0.0, ..LIMITS }).allowance(period), Some(period));
+}
+
+#[test]
+fn what_agents_have_in_hand_counts_until_they_report_or_fall_silent() {
+    let begin = Instant::now();
+    let pacer = pacer(LIMITS);
+    pacer.charge_agents(0, 20_000);
+    // 200 ms less the burst of 50 ms, at 9 %, less what this thread itself was kept waiting.
+    let wait = pacer.settle(0, Duration::ZERO).1.as_secs_f64();
+    let (most, late) = (0.15 / 0.09 + 0.1, begin.elapsed().as_secs_f64());
+    assert!((most - 0.2 - late..most).contains(&wait), "{wait} s, {late} s late");
+    pacer.charge_agents(40_000_000, 0);
+    assert_eq!(pacer.settle(0, Duration::ZERO).1, Duration::ZERO);
+    pacer.with(|state, _| state.in_hand.0 = 20_000);
+    pacer.with(|state, _| state.pace.charge(Duration::ZERO, Duration::ZERO, Duration::ZERO));
+    std::thread::sleep(IN_HAND);
+    assert_eq!(pacer.settle(0, Duration::ZERO).1, Duration::ZERO);
+}
+
+#[test]
+fn a_scan_takes_its_target() {
+    for workers in [1, 3] {
+        let pacer = pacer(Limits { mode: Mode::Target, usual: 0.0, ..LIMITS });
+        pacer.begin_scan();
+        pacer.found(30_000);
+        let begin = Instant::now();
+        let worker = || {
+            for _ in 0..30_000 / 100 / workers {
+                pacer.took(100);
+                pacer.pause(|| false);
+            }
+        };
+        std::thread::scope(|scope| (0..workers).for_each(|_| drop(scope.spawn(worker))));
+        let took = begin.elapsed().as_secs_f64();
+        // On a busy machine it may be late, but not early.
+        assert!((0.95..30.0).contains(&took), "{took} s with {workers} workers");
+        pacer.begin_scan();
+        let status = pacer.status();
+        assert_eq!(status.metrics.scan_pages, 30_000);
+        assert!(status.metrics.scan_time_seconds.is_some_and(|time| (0.95..30.0).contains(&time)), "{status:?}");
+        assert!(status.reason.contains("target of 1 s; 30000 pages due"), "{status:?}");
+    }
+}
+
+#[test]
+fn no_limit_and_no_pace_never_wait() {
+    let pacer = pacer(Limits { usual: 0.0, ..LIMITS });
+    burn(Duration::from_millis(5));
+    let begin = Instant::now();
+    pacer.begin_scan();
+    pacer.found(1_000_000);
+    pacer.took(1_000_000);
+    pacer.charge_agents(1 << 60, 1 << 20);
+    pacer.pause(|| false);
+    // A wait would be of hours.
+    assert!(begin.elapsed() < Duration::from_secs(60));
+}

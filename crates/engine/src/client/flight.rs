@@ -1,4 +1,4 @@
-//! What an agent was told to do and has not reported on.
+//! The batches that an agent has and has not reported on.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -120,5 +120,29 @@ impl Flight {
     /// Takes all batches out.
     pub(super) fn take_all(&mut self) -> HashMap<u64, Batch> {
         std::mem::take(&mut self.batches)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use wire::RegionId;
+
+    use super::*;
+
+    #[test]
+    fn a_pass_is_due_when_half_is_done_or_after_a_wrong_prediction() {
+        let mut flight = Flight::new(HashSet::new());
+        assert!(flight.is_empty() && !flight.is_full() && !flight.take_due());
+        flight.begin(Batch::new(RegionId(1), Vec::new()), IN_FLIGHT);
+        assert!(!flight.is_full());
+        flight.begin(Batch::new(RegionId(1), Vec::new()), 1);
+        assert!(flight.is_full() && !flight.take_due());
+        (0..=IN_FLIGHT / 2).for_each(|_| flight.settled());
+        assert!(flight.take_due() && !flight.take_due(), "once");
+        flight.mispredicted = true;
+        assert!(!flight.take_due(), "the agent has work");
+        (0..IN_FLIGHT / 2).for_each(|_| flight.settled());
+        assert!(flight.is_empty() && flight.take_due() && !flight.take_due());
+        assert_eq!((flight.take(1).is_some(), flight.take(1).is_some(), flight.next_batch()), (true, false, 3));
     }
 }

@@ -102,7 +102,8 @@ impl<T> Lock<T> {
         let signals = Blocked::all();
         // SAFETY: the mutex is initialised, and a static never moves.
         let free = unsafe { libc::pthread_mutex_trylock(self.mutex.get()) } == 0;
-        free.then_some(Guard { lock: self, signals: Some(signals) })
+        // Made only if the mutex was taken: dropping a guard releases it.
+        free.then(|| Guard { lock: self, signals: Some(signals) })
     }
 
     fn is_contended(&self) -> bool {
@@ -186,6 +187,7 @@ mod tests {
 
     static COUNTER: Lock<u64> = Lock::new(0);
     static KEPT: Lock<u64> = Lock::new(7);
+    static TRIED: Lock<u64> = Lock::new(0);
 
     #[test]
     fn excludes() {
@@ -202,6 +204,17 @@ mod tests {
             }
         });
         assert_eq!(*COUNTER.lock(), 80_000);
+    }
+
+    #[test]
+    fn a_failed_try_leaves_the_lock_held() {
+        let guard = TRIED.lock();
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                assert!(scope.spawn(|| TRIED.try_lock().is_none()).join().unwrap());
+            }
+        });
+        drop(guard);
     }
 
     #[test]

@@ -33,7 +33,8 @@ pub fn run(pids: &[i32]) {
     let policies: Vec<(i32, Vec<(i32, i32)>)> = pids.iter().map(|&pid| (pid, usual_policies(pid))).collect();
     // A signal to the foreground process group, such as Ctrl-C, must not end the guard first.
     rustix::process::setsid().ok();
-    print!("{READY}");
+    // A parent that was killed meanwhile does not read it, and has stopped nothing.
+    let _ = io::Write::write_all(&mut io::stdout(), READY.as_bytes());
     let _ = io::Write::flush(&mut io::stdout());
     let mut nothing = Vec::new();
     let _ = io::stdin().read_to_end(&mut nothing);

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use control::HostMetrics;
 use parking_lot::Mutex;
 
@@ -83,6 +83,10 @@ impl Backend for Daemon {
 }
 
 /// Runs the demo.
+///
+/// # Errors
+///
+/// When it cannot run, and when a guest died or found a wrong byte.
 pub(crate) fn run(args: &Args) -> Result<()> {
     paths::agent_library()?;
     run::check_kernel().map_err(|e| Coded(Code::HostLacks, format!("{e:#}; `pageone doctor` says more")))?;
@@ -96,5 +100,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         ppr: args.demo.guest.ppr,
         child: Mutex::new(None),
     };
-    course::run(&args.demo, &daemon).map(drop)
+    let summary = course::run(&args.demo, &daemon)?;
+    ensure!(summary.passed, "a guest died or found a wrong byte: the figures mean nothing");
+    Ok(())
 }

@@ -3,8 +3,8 @@
 CARGO ?= cargo
 MAKEFLAGS += --no-print-directory
 
-# The rules that scripts/floors.sh checks.
-export FLOORS = imports files hosts
+# The rules that scripts/floors.sh checks: all of them.
+export FLOORS = imports widths files hosts
 
 .PHONY: demo build check test lint test-unit test-loom test-stress test-sabotage test-e2e test-functional test-hazards \
     test-rates test-soak test-kernels test-tsan stress fuzz soak clean

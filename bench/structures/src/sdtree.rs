@@ -1,7 +1,7 @@
 //! `sdtree`: the SD tree and its rivals on pages as keys.
 //!
 //! All subjects hold the same keys, which lie in one mapping, and answer the same questions in
-//! turn; medians of several rounds. Times are per call and thread. Who is what: `sdtree` ours;
+//! turn; medians of several rounds. Times are per call and thread. The subjects: `sdtree` ours;
 //! `skiplist`, `scc-treeindex`, `concurrent-map`, `rwlock-btreemap` and `rwlock-rbtree` (a
 //! red-black tree over page pointers, as KSM has) are ordered and compare bytes; `contrie` and
 //! `papaya-xxh3` hash the page and compare bytes at a hit; `compare-only` knows the answer and only
@@ -27,7 +27,7 @@ pub(crate) struct Options {
     /// Only these cases [default: easy, zero-prefix, late and pages]
     #[arg(long, value_enum)]
     case: Vec<Case>,
-    /// So many keys [default: 1,000,000 pages; 100,000,000 of 8 bytes or pairs]
+    /// Number of keys [default: 1,000,000 pages; 100,000,000 of 8 bytes or pairs]
     #[arg(long)]
     keys: Option<usize>,
     /// Only these subjects

@@ -55,9 +55,9 @@ pub struct Options {
 pub trait Progress: Sync {
     /// The scan of this target begins.
     fn target(&self, name: &str);
-    /// So many more bytes are to be scanned.
+    /// `bytes` more bytes are to be scanned.
     fn found(&self, bytes: u64);
-    /// So many more bytes have been scanned.
+    /// `bytes` more bytes have been scanned.
     fn scanned(&self, bytes: u64);
 }
 

@@ -137,7 +137,7 @@ static void marks_hold(void)
 	mutex_lock(&marks_lock);
 	if (!holds++) {
 		WRITE_ONCE(ppr_marking, false);
-		/* Whoever marks holds a zone's lock, with interrupts off. */
+		/* Marking code holds a zone's lock, with interrupts off. */
 		synchronize_rcu();
 		ppr_pool_cancel_all();
 	}

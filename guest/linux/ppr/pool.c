@@ -103,8 +103,8 @@ unsigned long ppr_pool_marked(void)
 }
 
 /*
- * Waits until the host has let go of every page; false: it has not within so many seconds. `sleep`:
- * where that is allowed, lest a processor that spins for so long be taken for one that hangs.
+ * Waits until the host has let go of every page; false: it has not within `seconds`. `sleep`:
+ * where that is allowed, since a CPU that spins for seconds is taken for one that hangs.
  */
 bool ppr_pool_wait_claims(unsigned int seconds, bool sleep)
 {

@@ -2,8 +2,8 @@
 //!
 //! `keys` pages are what gets stored. `hits` are copies of them in other places, as a page that is
 //! looked up lies somewhere else than the one that is known; `misses` are drawn like the keys and
-//! equal none of them. A query therefore reads two different places of memory when it compares,
-//! whoever makes it.
+//! equal none of them. A query of any subject therefore reads two different places of memory when
+//! it compares.
 #![allow(unsafe_code)] // one mapping, reached by raw pointers, because rivals want keys that live for ever
 
 use std::cmp::Ordering;
@@ -120,7 +120,7 @@ impl Pages {
     /// any more.
     pub(super) fn fill(&mut self, f: impl Fn(usize, &mut [u8; PAGE]) + Sync) {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        // SAFETY: the mapping is ours alone (`&mut self`), and has so many pages.
+        // SAFETY: the mapping is ours alone (`&mut self`), and has this many pages.
         let all = unsafe { std::slice::from_raw_parts_mut(self.start, self.pages) };
         let share = self.pages.div_ceil(threads).max(1);
         std::thread::scope(|scope| {

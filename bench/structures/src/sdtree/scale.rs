@@ -81,7 +81,7 @@ pub(super) fn scale(keys: usize) -> Vec<Row> {
     rows
 }
 
-/// So many pairs of an insertion and a removal on all processors, beside 100,000 keys that stay.
+/// Pairs of an insertion and a removal on all CPUs, beside 100,000 keys that stay.
 pub(super) fn churn(pairs: usize) -> Vec<Row> {
     let case = format!("churn, {pairs} pairs");
     let (pairs, stay, window) = (pairs as u64, 100_000, 10_000);

@@ -13,8 +13,8 @@
 //! What a page of the peak costs is measured first: the third scan of it, when what can be merged
 //! has been and nothing is passed over yet.
 //!
-//! Everything else about KSM is as the kernel has it by default. Whoever governs counts with its
-//! own CPU time.
+//! Everything else about KSM is as the kernel has it by default. The governing program counts with
+//! its own CPU time.
 //!
 //! A second, short workload triples the candidates at once.
 

@@ -72,8 +72,8 @@ impl Plan {
         Duration::from_secs_f64(self.period) * self.periods
     }
 
-    /// So many merged pages, zero pages too, are all: a few may be of use to the client at the
-    /// wrong moment.
+    /// This many merged pages, zero pages included, count as all: a few may be of use to the client
+    /// at the wrong moment.
     fn goal(&self) -> u64 {
         self.all_pages() * 995 / 1000
     }

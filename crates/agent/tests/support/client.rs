@@ -63,12 +63,12 @@ impl Client {
             "map" => self.map(arg(0)),
             "fresh" => {
                 let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-                // SAFETY: as above.
+                // SAFETY: this client's own mapping; no reference into it is held.
                 let place = unsafe { libc::mmap(self.at(arg(0)).cast(), arg(1) * PAGE, 3, flags, -1, 0) };
                 code(if place == libc::MAP_FAILED { -1 } else { 0 })
             }
             "move" => {
-                // SAFETY: as above.
+                // SAFETY: this client's own mapping; no reference into it is held.
                 let place =
                     unsafe { libc::mremap(self.at(arg(0)).cast(), arg(1) * PAGE, arg(2) * PAGE, arg(3) as i32) };
                 if place == libc::MAP_FAILED {
@@ -79,14 +79,14 @@ impl Client {
             }
             "start" => self.start.to_string(),
             "write" => {
-                // SAFETY: as above.
+                // SAFETY: this client's own mapping; no reference into it is held.
                 unsafe { self.words(arg(0)).add(PAGE / 8 - 1).write_volatile(arg(1) as u64) };
                 "0".into()
             }
             "discard-each" => {
                 // Every other page, so that nothing can be told together.
                 let failed = (arg(0)..arg(0) + arg(1)).step_by(2).find(|&page| {
-                    // SAFETY: as above.
+                    // SAFETY: this client's own mapping; no reference into it is held.
                     unsafe { libc::madvise(self.at(page).cast(), PAGE, libc::MADV_DONTNEED) != 0 }
                 });
                 format!("{failed:?}")
@@ -143,7 +143,7 @@ impl Client {
         let place = unsafe { libc::mmap(std::ptr::null_mut(), pages * PAGE, 3, flags, -1, 0) };
         assert_ne!(place, libc::MAP_FAILED);
         (self.start, self.pages) = (place as usize, pages);
-        // SAFETY: as above.
+        // SAFETY: this client's own mapping; no reference into it is held.
         unsafe { libc::madvise(place, pages * PAGE, libc::MADV_NOHUGEPAGE) };
         let patterns: Vec<_> = (0..PATTERNS).map(pattern).collect();
         for page in 0..pages {
@@ -258,7 +258,7 @@ impl Client {
         let mut taken: Vec<_> = std::iter::from_fn(|| std::fs::File::open("/dev/null").ok()).collect();
         // SAFETY: the child ends at once.
         match unsafe { libc::fork() } {
-            // SAFETY: as above.
+            // SAFETY: ends the child; no destructor runs.
             0 => unsafe { libc::_exit(0) },
             child => {
                 taken.clear();

@@ -144,7 +144,7 @@ pub struct Daemon {
     pub control: Option<SharedMap>,
     /// What came while something else was waited for.
     pub seen: Vec<ToDaemon>,
-    /// Whether batches let be what was written since the last scan.
+    /// Whether batches leave pages alone that were written since the last scan.
     pub calm: bool,
     batch: u64,
 }

@@ -2,8 +2,7 @@
 //!
 //! 1. A page of zeros is given back.
 //! 2. A page in a *duplicate run*, neighbours of one content, takes the next replica of its frame,
-//!    so
-//!    that the run costs one mapping and not one a page.
+//!    so that the run costs one mapping and not one a page.
 //! 3. Content that is a frame: merge with it.
 //! 4. Content that one other page was sighted with: it becomes a frame now (*promotion*), and the
 //!    other page's client gets a merge request.

@@ -14,15 +14,13 @@
 //!
 //! - *Batches* neither begin nor are under way. A scan begins only when nothing is outstanding, and
 //!   [`Client::send_batch`] waits for its end. So no page becomes merged meanwhile. It must not:
-//!   the
-//!   scan has cleared the note that a page was written or pinned, and only the findings say so.
+//!   the scan has cleared the note that a page was written or pinned, and only the findings say so.
 //! - *Freezes*, and other scans, wait for the end too: a freeze takes the change log, which lacks
 //!   what was not applied yet.
 //! - *Discarded and recycled pages* are noted, and findings on them are dropped
 //!   ([`crate::client::scanning`]). Their entry is what the agent said last.
 //! - *Regions* may shrink, go, and come. Findings on a region that is gone, or is another one by
-//!   the
-//!   same number, are dropped; a new region is scanned next time, from its first page.
+//!   the same number, are dropped; a new region is scanned next time, from its first page.
 //! - *The client* may disconnect or be reaped: it has no regions then.
 //!
 //! The program itself writes at any time, as it did under the lock: such a page is found by the

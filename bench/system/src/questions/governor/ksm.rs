@@ -124,7 +124,7 @@ impl Drop for Settings {
     }
 }
 
-/// Whoever governs from outside the kernel; ended with this value.
+/// A governing program outside the kernel; ended with this value.
 struct Governing(Option<Child>);
 
 impl Governing {

@@ -6,8 +6,8 @@ use bench_common::report::Sheet;
 
 /// Over how long the CPU limit holds, in seconds.
 const WINDOW: f64 = 10.0;
-/// So many scans in a row that are no further from the target than this part of it show that it has
-/// recovered.
+/// This many scans in a row that are no further from the target than this part of it show that it
+/// has recovered.
 const IN_A_ROW: usize = 3;
 const RECOVERED: f64 = 0.03;
 /// The part of what can be merged that counts as all.

@@ -208,8 +208,8 @@ impl Core {
         gone
     }
 
-    /// Choosing costs the same for few and for many: so many are chosen, and the next ones who need
-    /// memory find them.
+    /// Choosing costs the same for few and for many: many are chosen, and the next threads that
+    /// need memory find them.
     fn evict_from_queue(&self, pages: usize) -> usize {
         let mut gone = 0;
         while gone < DIRECT || (gone < pages && self.excess(pages) > 0) {

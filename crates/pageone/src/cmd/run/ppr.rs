@@ -99,7 +99,7 @@ fn check(arguments: &[OsString]) -> Result<()> {
         ensure!(
             !(follows("action", at) && has(word, "reboot=reset")),
             "-action reboot=reset would let the guest go on after a reset, with marks of a kernel that is gone: pages in use would be zeroed. \
-             Leave it out: with --ppr a reset ends QEMU, and whoever started it starts it again"
+             Leave it out: with --ppr a reset ends QEMU, and the program that started it starts it again"
         );
         let shared = follows("object", at)
             && ["memory-backend-memfd", "memory-backend-shm"].iter().any(|kind| word.starts_with(kind))

@@ -122,43 +122,14 @@ impl Model {
                     self.there.remove(&key);
                 }
             }
-            Op::RemoveKey(key, handle) => {
-                let (key, handle) = (key.bytes(), Handle(handle.into()));
-                let known = self.there.get(&key) == Some(&handle);
-                let lost = self.lost.get(&key) == Some(&handle);
-                let removed = self.tree.remove(&key, handle);
-                assert!(removed || !known);
-                // Where heads differ little, it may have been another key's, as the docs say.
-                assert!(!removed || known || lost || !may_change);
-                if removed {
-                    self.there.retain(|_, there| *there != handle);
-                    self.lost.remove(&key);
-                }
-            }
+            Op::RemoveKey(key, handle) => self.remove_key(key.bytes(), Handle(handle.into()), may_change),
             Op::Query(key) => {
                 let key = key.bytes();
                 assert_eq!(self.tree.query(&key), self.there.get(&key).copied());
                 self.tree.examine(&key);
             }
-            Op::QueryMany(keys) => {
-                let keys: Vec<Vec<u8>> = keys.iter().map(Key::bytes).collect();
-                let asked: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
-                let mut out = vec![Some(Handle(0)); keys.len()];
-                self.tree.query_many(&asked, &mut out);
-                for (key, found) in keys.iter().zip(out) {
-                    assert_eq!(found, self.there.get(key).copied());
-                }
-            }
-            Op::InsertMany(keys) => {
-                let keys: Vec<Vec<u8>> = keys.iter().map(Key::bytes).collect();
-                let items: Vec<(&[u8], Handle)> = keys.iter().map(|key| (&key[..], self.new_handle(key))).collect();
-                let mut out = vec![Insert::Inserted; keys.len()];
-                self.tree.insert_many(&items, &mut out);
-                let handles: Vec<Handle> = items.iter().map(|item| item.1).collect();
-                for ((key, handle), result) in keys.into_iter().zip(handles).zip(out) {
-                    self.inserted(key, handle, result);
-                }
-            }
+            Op::QueryMany(keys) => self.query_many(&keys),
+            Op::InsertMany(keys) => self.insert_many(&keys),
             Op::Fill(first, count) => {
                 (0..count % 2048).for_each(|i| self.insert(Key::Number(first.wrapping_add(i)).bytes()));
             }
@@ -180,13 +151,49 @@ impl Model {
                 }
             }
             Op::Change(..) => {}
-            Op::Walk => {
-                let mut seen = BTreeSet::new();
-                self.tree.for_each(|handle| assert!(seen.insert(handle), "twice"));
-                assert!(self.there.values().all(|handle| seen.remove(handle)));
-                assert!(seen.iter().all(|handle| self.lost.values().any(|lost| lost == handle)));
-            }
+            Op::Walk => self.walk(),
         }
+    }
+
+    fn remove_key(&mut self, key: Vec<u8>, handle: Handle, may_change: bool) {
+        let known = self.there.get(&key) == Some(&handle);
+        let lost = self.lost.get(&key) == Some(&handle);
+        let removed = self.tree.remove(&key, handle);
+        assert!(removed || !known);
+        // Where heads differ little, it may have been another key's, as the documents say.
+        assert!(!removed || known || lost || !may_change);
+        if removed {
+            self.there.retain(|_, there| *there != handle);
+            self.lost.remove(&key);
+        }
+    }
+
+    fn query_many(&self, keys: &[Key]) {
+        let keys: Vec<Vec<u8>> = keys.iter().map(Key::bytes).collect();
+        let asked: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+        let mut out = vec![Some(Handle(0)); keys.len()];
+        self.tree.query_many(&asked, &mut out);
+        for (key, found) in keys.iter().zip(out) {
+            assert_eq!(found, self.there.get(key).copied());
+        }
+    }
+
+    fn insert_many(&mut self, keys: &[Key]) {
+        let keys: Vec<Vec<u8>> = keys.iter().map(Key::bytes).collect();
+        let items: Vec<(&[u8], Handle)> = keys.iter().map(|key| (&key[..], self.new_handle(key))).collect();
+        let mut out = vec![Insert::Inserted; keys.len()];
+        self.tree.insert_many(&items, &mut out);
+        let handles: Vec<Handle> = items.iter().map(|item| item.1).collect();
+        for ((key, handle), result) in keys.into_iter().zip(handles).zip(out) {
+            self.inserted(key, handle, result);
+        }
+    }
+
+    fn walk(&self) {
+        let mut seen = BTreeSet::new();
+        self.tree.for_each(|handle| assert!(seen.insert(handle), "twice"));
+        assert!(self.there.values().all(|handle| seen.remove(handle)));
+        assert!(seen.iter().all(|handle| self.lost.values().any(|lost| lost == handle)));
     }
 }
 

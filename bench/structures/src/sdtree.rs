@@ -19,6 +19,7 @@ use anyhow::{Result, ensure};
 
 use self::measure::{Plan, median};
 use self::pages::{Case, Layout, PAGE, Pages};
+use self::subjects::Subject;
 use bench_common::report::Row;
 
 /// What to measure.
@@ -69,6 +70,14 @@ fn plan(keys: usize, quick: bool) -> Plan {
     Plan { layout, rounds, calls, threads }
 }
 
+/// Key bits that a query examines, as a part of the key's bits up to the deciding one; the mean of
+/// 1000 hits. `None`: the subject does not count them.
+fn mean_examined(subject: &dyn Subject, pages: &Pages, layout: Layout) -> Option<f64> {
+    let ratio = |i| subject.examined(pages.key(layout.hit(i % layout.queries)));
+    let examined: Vec<f64> = (0..1000).filter_map(ratio).collect();
+    (!examined.is_empty()).then(|| examined.iter().sum::<f64>() / examined.len() as f64)
+}
+
 /// One case, all subjects.
 fn compare(case: Case, options: &Options, quick: bool, mapping: &mut Option<Pages>) -> Result<Vec<Row>> {
     let asked = options.keys.unwrap_or(if quick { 100_000 } else { 1_000_000 });
@@ -104,10 +113,7 @@ fn compare(case: Case, options: &Options, quick: bool, mapping: &mut Option<Page
         measure::build(&**subject, pages, plan);
         let bytes = subject.bytes().unwrap_or_else(|| allocated() - before);
         rows.push(row(subject.name(), 1, "bytes_per_key", bytes as f64 / layout.fixed as f64, "B"));
-        let examined: Vec<f64> =
-            (0..1000).filter_map(|i| subject.examined(pages.key(layout.hit(i % layout.queries)))).collect();
-        if !examined.is_empty() {
-            let mean = examined.iter().sum::<f64>() / examined.len() as f64;
+        if let Some(mean) = mean_examined(&**subject, pages, layout) {
             rows.push(row(subject.name(), 1, "key_bits_examined_ratio", mean, "x"));
         }
     }

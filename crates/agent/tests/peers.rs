@@ -97,14 +97,16 @@ fn nonsense_is_left() {
             daemon.close();
         }
     }
+    still_merges(&mut daemon, &store);
+    assert_eq!(program.ask(&format!("check 0 {PAGES}")), "0");
+}
+
+fn still_merges(daemon: &mut Daemon, store: &Store) {
     daemon.accept();
     daemon.welcome();
-    daemon.give(&store);
-    assert!(
-        daemon.merge(1, &store.runs(0..100)).iter().all(|&(_, fate)| fate == Outcome::Merged),
-        "the agent still serves"
-    );
-    assert_eq!(program.ask(&format!("check 0 {PAGES}")), "0");
+    daemon.give(store);
+    let outcomes = daemon.merge(1, &store.runs(0..100));
+    assert!(outcomes.iter().all(|&(_, outcome)| outcome == Outcome::Merged), "the agent still serves");
 }
 
 #[test]

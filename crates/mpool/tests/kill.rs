@@ -13,7 +13,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use mpool::{Allocation, MblockWriter, Mcache, MediaClass, OpenOptions, Pool, ROOT_MDC, Settings, Temperature};
+use mpool::{Allocation, MblockWriter, Mcache, Mdc, MediaClass, OpenOptions, Pool, ROOT_MDC, Settings, Temperature};
 
 const CHILD: &str = "MPOOL_KILL_CHILD";
 
@@ -31,6 +31,37 @@ impl Random {
     fn below(&mut self, limit: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % limit.max(1)
+    }
+}
+
+fn commit_some(pool: &Pool, random: &mut Random, live: &mut Vec<u64>, say: &mut impl FnMut(String)) {
+    let class = if random.below(2) == 0 { MediaClass::Capacity } else { MediaClass::Staging };
+    let mut writers = Vec::new();
+    for _ in 0..=random.below(2) {
+        let capacity = 400 << 10;
+        let mut writer = pool.mblock_alloc(Allocation { class, capacity, ..Allocation::default() }).unwrap();
+        let bytes = content(writer.id(), length(writer.id()));
+        let cut = bytes.len() / 3;
+        writer.write(&[IoSlice::new(&bytes[..cut]), IoSlice::new(&bytes[cut..])]).unwrap();
+        say(format!("want commit {}", writer.id()));
+        writers.push(writer);
+    }
+    if random.below(4) > 0 {
+        for id in MblockWriter::commit_all(writers).unwrap() {
+            say(format!("done commit {id}"));
+            live.push(id);
+        }
+    }
+}
+
+fn compact(mdc: &mut Mdc, number: u64, say: &mut impl FnMut(String)) {
+    // What is kept: one number that all records of the MDC are above of.
+    if mdc.usage() > 4096 {
+        say(format!("want compact {number}"));
+        mdc.start_compaction().unwrap();
+        mdc.append(&[&number.to_le_bytes()], false).unwrap();
+        mdc.end_compaction().unwrap();
+        say(format!("done compact {number}"));
     }
 }
 
@@ -56,26 +87,7 @@ fn child(dir: &Path, seed: u64) {
             gone.iter().for_each(|id| say(format!("done delete {id}")));
         }
         match random.below(12) {
-            0..4 => {
-                let class = if random.below(2) == 0 { MediaClass::Capacity } else { MediaClass::Staging };
-                let mut writers = Vec::new();
-                for _ in 0..=random.below(2) {
-                    let capacity = 400 << 10;
-                    let mut writer =
-                        pool.mblock_alloc(Allocation { class, capacity, ..Allocation::default() }).unwrap();
-                    let bytes = content(writer.id(), length(writer.id()));
-                    let cut = bytes.len() / 3;
-                    writer.write(&[IoSlice::new(&bytes[..cut]), IoSlice::new(&bytes[cut..])]).unwrap();
-                    say(format!("want commit {}", writer.id()));
-                    writers.push(writer);
-                }
-                if random.below(4) > 0 {
-                    for id in MblockWriter::commit_all(writers).unwrap() {
-                        say(format!("done commit {id}"));
-                        live.push(id);
-                    }
-                }
-            }
+            0..4 => commit_some(&pool, &mut random, &mut live, &mut say),
             4..6 if live.len() > 6 => {
                 let id = live.swap_remove(random.below(live.len() as u64) as usize);
                 say(format!("want delete {id}"));
@@ -96,16 +108,7 @@ fn child(dir: &Path, seed: u64) {
                     say("done erase".into());
                 }
             }
-            8 => {
-                // What is kept: one number that all records of the MDC are above of.
-                if mdc.usage() > 4096 {
-                    say(format!("want compact {number}"));
-                    mdc.start_compaction().unwrap();
-                    mdc.append(&[&number.to_le_bytes()], false).unwrap();
-                    mdc.end_compaction().unwrap();
-                    say(format!("done compact {number}"));
-                }
-            }
+            8 => compact(&mut mdc, number, &mut say),
             9 => {
                 say(format!("want mdc {number}"));
                 mdc.append(&[&number.to_le_bytes()], true).unwrap();

@@ -105,6 +105,16 @@ fn a_peer_that_talks_nonsense_or_nobody_at_all_leaves_the_program_alone() {
     });
 }
 
+/// Where a process has a mapping of this many bytes.
+fn mapping_of(pid: i32, len: usize) -> usize {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let mut ranges = maps.lines().filter_map(|line| line.split_once(' ')?.0.split_once('-')).map(|(start, end)| {
+        let number = |text| usize::from_str_radix(text, 16).unwrap();
+        number(start)..number(end)
+    });
+    ranges.find(|range| range.len() == len).unwrap().start
+}
+
 /// An agent that says of its pages that they hold what `other`'s hold. It speaks for this process,
 /// until `stop`; `told`: lies so far.
 fn lie(socket: &std::path::Path, other: i32, told: &AtomicU64, stop: &AtomicBool) {
@@ -112,12 +122,7 @@ fn lie(socket: &std::path::Path, other: i32, told: &AtomicU64, stop: &AtomicBool
     use wire::{Digests, MergeRun, Outcome, PageNo, RegionId, Report, RunOutcome, ToAgent, ToDaemon};
     const PAGES: usize = 4096;
     const PAGE: usize = kmem::PAGE_SIZE;
-    let maps = std::fs::read_to_string(format!("/proc/{other}/maps")).unwrap();
-    let mut ranges = maps.lines().filter_map(|line| line.split_once(' ')?.0.split_once('-')).map(|(start, end)| {
-        let number = |text| usize::from_str_radix(text, 16).unwrap();
-        number(start)..number(end)
-    });
-    let theirs = ranges.find(|range| range.len() == PAGES * PAGE).unwrap().start;
+    let theirs = mapping_of(other, PAGES * PAGE);
     let addresses: Vec<usize> = (0..PAGES).map(|page| theirs + page * PAGE).collect();
     let mut content = vec![0; PAGES * PAGE];
     assert_eq!(kmem::procmem::read_pages(other, &addresses, &mut content), Ok(PAGES));

@@ -29,6 +29,26 @@ fn writer(daemon: &Daemon) -> (Client, Instant) {
     (client, Instant::now())
 }
 
+/// No mapping and no frame is left over.
+fn nothing_leaked(daemon: &Daemon, mut guests: Vec<Guest>) {
+    // No mapping leaked: a guest that is detached has about as many as one that was never merged.
+    let detached = guests.pop().unwrap();
+    let out = daemon.pageone(&["detach", &detached.pid().to_string()]).output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", detached.pid())).unwrap();
+    assert!(!maps.contains("memfd:pageone:"), "a store is still mapped");
+    let count = maps.lines().count();
+    println!("{count} mappings after detaching");
+    assert!(count < 500, "{count} mappings; a guest that was never merged has some 330");
+    // No frame leaked: with the last guest the store is empty.
+    drop(detached);
+    guests.clear();
+    eventually("the store is empty", Duration::from_secs(60), || {
+        let status = daemon.status();
+        status["domains"].as_array()?.iter().all(|d| d["segments"] == 0).then_some(())
+    });
+}
+
 #[test]
 fn guests_survive_everything() {
     let Ok(seconds) = std::env::var("PAGEONE_SOAK_SECONDS") else {
@@ -94,21 +114,6 @@ fn guests_survive_everything() {
         "{kills} daemons killed, {ended} guests ended, {rounds} rounds passed, at most {most_merged} pages_sharing"
     );
 
-    // No mapping leaked: a guest that is detached has about as many as one that was never merged.
-    let detached = guests.pop().unwrap();
-    let out = daemon.pageone(&["detach", &detached.pid().to_string()]).output().unwrap();
-    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-    let maps = std::fs::read_to_string(format!("/proc/{}/maps", detached.pid())).unwrap();
-    assert!(!maps.contains("memfd:pageone:"), "a store is still mapped");
-    let count = maps.lines().count();
-    println!("{count} mappings after detaching");
-    assert!(count < 500, "{count} mappings; a guest that was never merged has some 330");
-    // No frame leaked: with the last guest the store is empty.
-    drop(detached);
-    guests.clear();
-    eventually("the store is empty", Duration::from_secs(60), || {
-        let status = daemon.status();
-        status["domains"].as_array()?.iter().all(|d| d["segments"] == 0).then_some(())
-    });
+    nothing_leaked(&daemon, guests);
     assert_eq!(daemon.stop(), Some(0));
 }

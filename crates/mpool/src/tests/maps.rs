@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::basic::write;
 use super::model::content;
-use crate::{Advice, BLOCK, MapError, Mcache, ObjectError, Pool, Settings, Temperature};
+use crate::{Advice, BLOCK, MapError, Mcache, McacheMap, ObjectError, Pool, Settings, Temperature};
 
 fn cache(settings: Settings) -> Option<Mcache> {
     match Mcache::new(settings) {
@@ -92,6 +92,20 @@ fn a_map_is_one_mapping_of_all_its_mblocks() {
     assert!(matches!(cache.map(&pool, &ids, Temperature::Hot), Err(MapError::Object(ObjectError::NotFound(_)))));
 }
 
+/// 300 bytes from `at` on, or the whole page that they begin in.
+fn read_some<'a>(map: &'a McacheMap, index: usize, at: usize, random: &mut crate::sim::Random) -> &'a [u8] {
+    match random.below(3) {
+        0 => &map.mblock(index)[at..at + 300],
+        1 => map.get(index, at as u64, 300).unwrap(),
+        _ => {
+            let mut pages = Vec::new();
+            let all = [at / BLOCK, random.below(256) as usize, random.below(256) as usize];
+            map.get_pages(index, &all, &mut pages).unwrap();
+            pages[0]
+        }
+    }
+}
+
 /// Readers by both ways, while far too little memory makes everything come and go.
 fn churn(settings: Settings) {
     let Some(cache) = cache(settings) else { return };
@@ -109,17 +123,7 @@ fn churn(settings: Settings) {
                 let mut random = crate::sim::Random::new(thread + 1);
                 while !stop.load(Ordering::Relaxed) {
                     let (block, at) = (random.below(8) as usize, random.below(len as u64 - 300) as usize);
-                    let map = &maps[block / 4];
-                    let bytes = match random.below(3) {
-                        0 => &map.mblock(block % 4)[at..at + 300],
-                        1 => map.get(block % 4, at as u64, 300).unwrap(),
-                        _ => {
-                            let mut pages = Vec::new();
-                            let all = [at / BLOCK, random.below(256) as usize, random.below(256) as usize];
-                            map.get_pages(block % 4, &all, &mut pages).unwrap();
-                            pages[0]
-                        }
-                    };
+                    let bytes = read_some(&maps[block / 4], block % 4, at, &mut random);
                     let from = if bytes.len() == BLOCK { at / BLOCK * BLOCK } else { at };
                     assert!(bytes == &want[block][from..from + bytes.len()], "block {block} at {from}");
                 }

@@ -209,7 +209,6 @@ fn writers(pages: usize, seconds: usize) {
 /// the same order; single words change, rows are discarded; everything is checked all the time.
 /// Frames come and go as fast as the daemon can follow.
 fn churn(pages: usize, seconds: usize) {
-    const CONTENTS: u64 = 2048;
     let region = Region::new(pages, true);
     wait_go();
     let end = Instant::now() + Duration::from_secs(seconds as u64);
@@ -219,48 +218,7 @@ fn churn(pages: usize, seconds: usize) {
         let threads: Vec<_> = (0..2usize)
             .map(|part| {
                 let region = &region;
-                scope.spawn(move || {
-                    let first = part * half;
-                    let mut seeds = vec![0u64; half];
-                    let mut random = (u64::from(std::process::id()) << 20) + 0x1234_5671 + part as u64;
-                    let mut below = move |n: usize| {
-                        random ^= random << 13;
-                        random ^= random >> 7;
-                        random ^= random << 17;
-                        (random % n as u64) as usize
-                    };
-                    let mut wrong = 0;
-                    while Instant::now() < end && wrong == 0 {
-                        let start = below(half);
-                        let row = start..(start + 1 + below(200)).min(half);
-                        let content = below(CONTENTS as usize) as u64;
-                        match below(10) {
-                            0 => {
-                                region.advise(first + row.start..first + row.end, libc::MADV_DONTNEED).unwrap();
-                                row.for_each(|page| seeds[page] = 0);
-                            }
-                            1 => {
-                                let own = (u64::from(std::process::id()) << 32) + below(1 << 30) as u64;
-                                seeds[start] = own;
-                                region.fill(first + start, own);
-                            }
-                            2 | 3 => {
-                                for page in row {
-                                    wrong += region.wrong(first + page..first + page + 1, |_| seeds[page]);
-                                }
-                            }
-                            _ => {
-                                for (i, page) in row.enumerate() {
-                                    wrong += region.wrong(first + page..first + page + 1, |_| seeds[page]);
-                                    seeds[page] = 1 + (content + i as u64) % CONTENTS;
-                                    region.fill(first + page, seeds[page]);
-                                }
-                            }
-                        }
-                        std::thread::sleep(Duration::from_millis(below(10) as u64));
-                    }
-                    wrong + region.wrong(first..first + half, |page| seeds[page - first])
-                })
+                scope.spawn(move || churn_part(region, part, half, end))
             })
             .collect();
         for thread in threads {
@@ -268,6 +226,51 @@ fn churn(pages: usize, seconds: usize) {
         }
     });
     verdict(&problems);
+}
+
+/// Changes and checks one half of the region until `end`. Returns how many pages were wrong.
+fn churn_part(region: &Region, part: usize, half: usize, end: Instant) -> usize {
+    const CONTENTS: u64 = 2048;
+    let first = part * half;
+    let mut seeds = vec![0u64; half];
+    let mut random = (u64::from(std::process::id()) << 20) + 0x1234_5671 + part as u64;
+    let mut below = move |n: usize| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        (random % n as u64) as usize
+    };
+    let mut wrong = 0;
+    while Instant::now() < end && wrong == 0 {
+        let start = below(half);
+        let row = start..(start + 1 + below(200)).min(half);
+        let content = below(CONTENTS as usize) as u64;
+        match below(10) {
+            0 => {
+                region.advise(first + row.start..first + row.end, libc::MADV_DONTNEED).unwrap();
+                row.for_each(|page| seeds[page] = 0);
+            }
+            1 => {
+                let own = (u64::from(std::process::id()) << 32) + below(1 << 30) as u64;
+                seeds[start] = own;
+                region.fill(first + start, own);
+            }
+            2 | 3 => {
+                for page in row {
+                    wrong += region.wrong(first + page..first + page + 1, |_| seeds[page]);
+                }
+            }
+            _ => {
+                for (i, page) in row.enumerate() {
+                    wrong += region.wrong(first + page..first + page + 1, |_| seeds[page]);
+                    seeds[page] = 1 + (content + i as u64) % CONTENTS;
+                    region.fill(first + page, seeds[page]);
+                }
+            }
+        }
+        std::thread::sleep(Duration::from_millis(below(10) as u64));
+    }
+    wrong + region.wrong(first..first + half, |page| seeds[page - first])
 }
 
 /// `steps PAGES`: most pages are unlike all others. At each line that it hears, some get new

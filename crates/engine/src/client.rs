@@ -69,6 +69,17 @@ pub(crate) struct Schedule {
     pub(crate) next_scan: Instant,
     /// When the cooldown period of copies began; see [`crate::ledger`].
     pub(crate) cooldown_began: Instant,
+    /// A scan that is under way, without the lock.
+    scanning: Option<scanning::Scanning>,
+}
+
+/// Requests that want to know what scans find.
+#[derive(Default)]
+pub(crate) struct Observers {
+    /// What the client has changed since a checkpoint.
+    pub(crate) changes: Option<changes::Log>,
+    /// Its dirty rate is being measured.
+    pub(crate) watch: Option<Watch>,
 }
 
 /// The changing half of a client.
@@ -80,13 +91,8 @@ pub(crate) struct State {
     pub(crate) flight: Flight,
     pub(crate) refusals: Refusals,
     pub(crate) budget: Budget,
-    /// What it has changed since a checkpoint.
-    pub(crate) changes: Option<changes::Log>,
-    /// A scan that is under way, without the lock.
-    scanning: Option<scanning::Scanning>,
+    pub(crate) observers: Observers,
     pub(crate) totals: Totals,
-    /// Its dirty rate is being measured.
-    pub(crate) watch: Option<Watch>,
     /// Its guest marks free pages.
     pub(crate) recycling: Option<Recycling>,
 }
@@ -128,7 +134,7 @@ pub(crate) struct Identity {
 pub(crate) struct Client {
     identity: Identity,
     state: Mutex<State>,
-    /// [`State::scanning`] became `None`.
+    /// [`Schedule::scanning`] became `None`.
     scan_ended: Condvar,
     pub(crate) requests: Requests,
     /// What its agent says of its pages.
@@ -152,15 +158,13 @@ impl Client {
         let state = State {
             link: Link::Connected,
             tracking: Tracking::Complete,
-            schedule: Schedule { next_scan: now, cooldown_began: now },
+            schedule: Schedule { next_scan: now, cooldown_began: now, scanning: None },
             regions: BTreeMap::new(),
             flight: Flight::new(segments),
             refusals: Refusals::default(),
             budget: Budget::new(maps),
-            changes: None,
-            scanning: None,
+            observers: Observers::default(),
             totals: Totals::default(),
-            watch: None,
             recycling: None,
         };
         Self {

@@ -27,7 +27,7 @@ impl Client {
     /// The changing half, at a time when no scan is under way: waits for the end of one.
     pub(crate) fn settled(&self) -> MutexGuard<'_, State> {
         let mut state = self.state();
-        while state.scanning.is_some() {
+        while state.schedule.scanning.is_some() {
             self.scan_ended.wait(&mut state);
         }
         state
@@ -40,10 +40,10 @@ impl Client {
         state: &mut MutexGuard<'_, State>,
         scan: impl FnOnce(&mut MutexGuard<'_, State>) -> R,
     ) -> R {
-        debug_assert!(state.scanning.is_none(), "two scans at a time");
-        state.scanning = Some(Scanning::default());
+        debug_assert!(state.schedule.scanning.is_none(), "two scans at a time");
+        state.schedule.scanning = Some(Scanning::default());
         let result = scan(state);
-        state.scanning = None;
+        state.schedule.scanning = None;
         self.scan_ended.notify_all();
         result
     }
@@ -52,12 +52,12 @@ impl Client {
 impl State {
     /// The scan under way comes to this region.
     pub(crate) fn begin_region(&mut self, region: RegionId) {
-        self.scanning = Some(Scanning { region, overtaken: Vec::new() });
+        self.schedule.scanning = Some(Scanning { region, overtaken: Vec::new() });
     }
 
     /// The agent reports that these pages hold nothing now. Findings of a scan under way are older.
     pub(crate) fn overtake(&mut self, region: RegionId, run: Run) {
-        if let Some(scanning) = self.scanning.as_mut().filter(|scanning| scanning.region == region) {
+        if let Some(scanning) = self.schedule.scanning.as_mut().filter(|scanning| scanning.region == region) {
             scanning.overtaken.push(run);
         }
     }
@@ -65,7 +65,7 @@ impl State {
     /// The pages overtaken since the scan of the region began: ascending, disjoint.
     pub(crate) fn overtaken(&mut self) -> Vec<Run> {
         let mut runs =
-            self.scanning.as_mut().map(|scanning| std::mem::take(&mut scanning.overtaken)).unwrap_or_default();
+            self.schedule.scanning.as_mut().map(|scanning| std::mem::take(&mut scanning.overtaken)).unwrap_or_default();
         runs.sort_unstable_by_key(|run| run.page);
         runs.dedup_by(|next, last| {
             let joins = next.page <= last.end();

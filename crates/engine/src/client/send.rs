@@ -63,7 +63,7 @@ impl Client {
         }
         let state = &mut *state;
         let Some(region) = state.regions.get_mut(&id) else { return Ok(()) };
-        if let Some(changes) = &mut state.changes {
+        if let Some(changes) = &mut state.observers.changes {
             changes.batch(region.start, &runs);
         }
         let mut pages = 0;

@@ -39,9 +39,9 @@ impl State {
     /// A scan begins: its findings are stamped with this time. Watching ends some time after the
     /// last request.
     pub(crate) fn stamp_scan(&mut self, now: Instant) {
-        let Some(watch) = &mut self.watch else { return };
+        let Some(watch) = &mut self.observers.watch else { return };
         if now.duration_since(watch.requested) > PATIENCE {
-            self.watch = None;
+            self.observers.watch = None;
             self.regions.values_mut().for_each(|region| region.stamps = None);
             return;
         }
@@ -61,15 +61,15 @@ impl State {
     /// The dirty rate is requested: the client is watched from now on. Whether a scan is due for
     /// that.
     pub(crate) fn watch(&mut self, now: Instant) -> bool {
-        let fresh = self.watch.is_none();
-        let watch = self.watch.get_or_insert_with(|| Watch::new(now));
+        let fresh = self.observers.watch.is_none();
+        let watch = self.observers.watch.get_or_insert_with(|| Watch::new(now));
         watch.requested = now;
         fresh || now.duration_since(watch.scanned) >= SHARED
     }
 
     /// The scan for a watch, begun at `now`, is over: counts what it found.
     pub(crate) fn watched(&mut self, now: Instant) {
-        let Some(watch) = &mut self.watch else { return };
+        let Some(watch) = &mut self.observers.watch else { return };
         let tick = watch.tick(now);
         let mut counted = false;
         watch.found = 0;

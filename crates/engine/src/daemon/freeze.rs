@@ -83,7 +83,7 @@ impl Freeze {
             }
             region.recent().for_each(|page| log.add(Range::new(region.address(page), PAGE_SIZE)));
         }
-        state.changes = (!log.is_too_long()).then_some(log);
+        state.observers.changes = (!log.is_too_long()).then_some(log);
     }
 }
 
@@ -105,7 +105,8 @@ impl Engine {
         let clients = self.shared.set_tracking(pid, Tracking::Frozen);
         drop(frozen);
         let mut freeze = Freeze { shared: self.shared.clone(), pid, changes: None };
-        let mut changes: Vec<_> = clients.iter().filter_map(|client| client.settled().changes.take()).collect();
+        let mut changes: Vec<_> =
+            clients.iter().filter_map(|client| client.settled().observers.changes.take()).collect();
         let deadline = Instant::now() + PATIENCE;
         loop {
             let client = find().ok_or(FreezeError::NotAClient(pid))?;

@@ -112,7 +112,7 @@ impl Client {
         state.stamp_scan(Instant::now());
         // If the scan fails the log is dropped: the kernel's notes of pages found until then are
         // cleared.
-        let mut changes = state.changes.take();
+        let mut changes = state.observers.changes.take();
         let mut found = 0;
         let regions: Vec<RegionId> = state.regions.keys().copied().collect();
         for id in regions {
@@ -138,7 +138,7 @@ impl Client {
             self.ask_for_copies(state, &mut written)?;
             self.enter(state, &written, ageing);
         }
-        state.changes = changes.and_then(|mut changes| (!changes.is_too_long()).then_some(changes));
+        state.observers.changes = changes.and_then(|mut changes| (!changes.is_too_long()).then_some(changes));
         state.totals.full_scans += u64::from(ageing);
         Ok(found)
     }

@@ -72,7 +72,7 @@ fn status(client: &Client) -> DirtyStatus {
         (.., pages @ 1..) => Some(format!("{pages} pages are being merged")),
         _ => None,
     };
-    let Some(watch) = &state.watch else { return out };
+    let Some(watch) = &state.observers.watch else { return out };
     out.watched_seconds = watch.scanned.duration_since(watch.since).as_secs_f64();
     out.interval_seconds = watch.interval.as_secs_f64();
     if !watch.interval.is_zero() {

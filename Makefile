@@ -29,7 +29,7 @@ test: deps-test lint test-unit
 	-@scripts/deps.sh ppr
 	scripts/side-by-side.sh '$(MAKE) test-functional' '$(MAKE) test-hazards'
 	$(MAKE) test-rates
-	scripts/side-by-side.sh '$(MAKE) test-soak' 'nice -n 19 $(MAKE) test-loom test-stress test-sabotage'
+	scripts/side-by-side.sh '$(MAKE) test-soak' 'nice -n 5 $(MAKE) test-loom test-stress test-sabotage'
 
 lint:
 	$(CARGO) fmt --all --check

@@ -12,11 +12,12 @@ use kmem::PAGE_SIZE;
 use kmem::memfd::HUGE_PAGE_SIZE;
 use wire::SEGMENT_PAGES;
 
-use super::reserve::EXTENT;
 use crate::content::frame::Frame;
 
 /// Slots of a huge page.
 pub(super) const HUGE: u32 = (HUGE_PAGE_SIZE / PAGE_SIZE) as u32;
+/// The longest run of slots that one cursor reserves.
+pub(super) const EXTENT: u32 = 512;
 /// All pieces of a segment.
 pub(super) const ALL_FRESH: u32 = u32::MAX;
 const _: () = assert!(SEGMENT_PAGES == HUGE * u32::BITS);

@@ -9,7 +9,7 @@ use wire::SEGMENT_PAGES;
 
 use super::Store;
 use super::error::GrowError;
-use super::free::{Free, HUGE, run_length};
+use super::free::{EXTENT, Free, HUGE, run_length};
 use crate::content::frame::Frame;
 
 /// How long no huge page is requested after the kernel had none.
@@ -21,8 +21,6 @@ const HUGE_COST: Duration = Duration::from_millis(1);
 /// After a huge page that cost more, none is requested for 20 times as long: those that merging
 /// gives back are cheap again.
 const HUGE_PAUSE: u32 = 20;
-/// The longest run of slots that one cursor reserves.
-pub(super) const EXTENT: u32 = 512;
 /// A run of 32 slots that have memory is preferred to a longer one without.
 const CRUMBS: u32 = 32;
 /// How long a check that there is enough memory left is valid: at a gigabyte a second, the most

@@ -4,6 +4,7 @@
 
 pub(crate) mod globals;
 pub(crate) mod heap;
+pub(crate) mod lineage;
 pub(crate) mod lock;
 pub(crate) mod log;
 pub(crate) mod poll;

@@ -131,3 +131,22 @@ fn signals_reach_threads_that_do_not_block_them() {
     });
     assert_eq!(blocked.count(), 2);
 }
+
+#[test]
+fn a_child_copied_in_the_middle_of_a_window_has_its_memory() {
+    // Not a guard that is missing: windows take so long that a raw clone finds the lock held.
+    let (mut daemon, mut program, store) = start(512, "slow-window");
+    let mut runs = store.runs(0..512);
+    daemon.merge(1, &runs);
+    runs.truncate(8);
+    let merging = std::thread::spawn(move || {
+        for _ in 0..40 {
+            daemon.merge(1, &runs);
+        }
+        daemon
+    });
+    for _ in 0..10 {
+        assert_eq!(program.ask("fork-raw"), "0");
+    }
+    merging.join().unwrap();
+}

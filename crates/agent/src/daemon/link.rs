@@ -141,6 +141,7 @@ fn program_name() -> String {
 fn exchange(wake: &OwnedFd, packet: &mut [u8]) -> Result<Option<(ToAgent, Vec<OwnedFd>)>, LinkError> {
     let (conn, more, untracked) = {
         let mut state = STATE.lock();
+        state.count_unseen_forks();
         let more = flush(&mut state)?;
         let conn = state.uplink.conn.as_ref().ok_or(LinkError::Closed)?.as_fd().as_raw_fd();
         (conn, more, state.uffds.has_untracked())

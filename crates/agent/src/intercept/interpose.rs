@@ -2,17 +2,20 @@
 //!
 //! Most calls are about memory that the agent does not manage: then one look at a small table is
 //! all, and the system call is made as the C library would. No `dlsym`, no lock, no allocation:
-//! these functions run before constructors and inside allocators.
+//! these functions run before constructors and inside allocators. The exceptions are those that fork.
 
 #![allow(unsafe_code)] // Defines symbols of the C library.
 #![allow(clippy::missing_safety_doc)] // The manual pages of the same names.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, c_int, c_void};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use kmem::raw::{self, Answer};
 
-use crate::intercept::{guard, mark};
-use crate::runtime::globals::WATCH;
+use crate::intercept::{guard, mark, torn};
+use crate::runtime::globals::{TORN, WATCH};
+use crate::service::fork;
 
 /// Answers as the C library does: -1 and `errno`, or the value with `errno` as it was.
 fn answer(before: c_int, answer: Answer) -> isize {
@@ -25,6 +28,41 @@ fn answer(before: c_int, answer: Answer) -> isize {
             raw::set_errno(error.raw_os_error());
             -1
         }
+    }
+}
+
+/// The C library's `_Fork` and `clone`, once looked up: a signal handler may call them, and dlsym(3)
+/// is not for signal handlers.
+static REAL_FORK: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+static REAL_CLONE: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+
+/// Looks up what the agent's own symbol hides.
+fn next(known: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
+    let mut real = known.load(Ordering::Relaxed);
+    if real.is_null() {
+        // SAFETY: the name is a C string.
+        real = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+        known.store(real, Ordering::Relaxed);
+    }
+    real
+}
+
+/// Looks both up when the library is loaded.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = at_load;
+
+extern "C" fn at_load() {
+    next(&REAL_FORK, c"_Fork");
+    next(&REAL_CLONE, c"clone");
+}
+
+/// Whether a call may be about managed memory, and the tables can tell. In a child they are settled
+/// first.
+fn is_guarded(start: usize, len: usize) -> bool {
+    WATCH.overlaps(start, len) && {
+        fork::settle();
+        !TORN.load(Ordering::Acquire)
     }
 }
 
@@ -43,7 +81,7 @@ pub unsafe extern "C" fn mmap(
     // SAFETY: the program makes this very call, so it has met the system call's contract. The guard
     // asks for no more than that.
     let result = unsafe {
-        if replaces && WATCH.overlaps(start as usize, len) {
+        if replaces && is_guarded(start as usize, len) {
             guard::mmap(start as usize, len, prot, flags, fd, offset)
         } else {
             raw::mmap(start as usize, len, prot, flags, fd, offset)
@@ -73,7 +111,7 @@ pub unsafe extern "C" fn munmap(start: *mut c_void, len: usize) -> c_int {
     // SAFETY: the program makes this very call, so it has met the system call's contract. The guard
     // asks for no more than that.
     let result = unsafe {
-        if WATCH.overlaps(start as usize, len) {
+        if is_guarded(start as usize, len) {
             guard::munmap(start as usize, len)
         } else {
             raw::munmap(start as usize, len)
@@ -96,11 +134,11 @@ pub unsafe extern "C" fn mremap(
     // Only with these flags does the caller pass it.
     let has_new = flags & (libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP) != 0;
     let (old, new) = (old as usize, if has_new { new as usize } else { 0 });
-    let onto = flags & libc::MREMAP_FIXED != 0 && WATCH.overlaps(new, new_len);
+    let onto = flags & libc::MREMAP_FIXED != 0 && is_guarded(new, new_len);
     // SAFETY: the program makes this very call, so it has met the system call's contract. The guard
     // asks for no more than that.
     let result = unsafe {
-        if onto || WATCH.overlaps(old, old_len) {
+        if onto || is_guarded(old, old_len) {
             guard::mremap(old, old_len, new_len, flags, new)
         } else {
             raw::mremap(old, old_len, new_len, flags, new)
@@ -118,8 +156,10 @@ pub unsafe extern "C" fn madvise(start: *mut c_void, len: usize, advice: c_int) 
     let result = unsafe {
         if advice == libc::MADV_MERGEABLE {
             if mark::mergeable(start as usize, len) { Ok(0) } else { raw::madvise(start as usize, len, advice) }
-        } else if WATCH.overlaps(start as usize, len) {
+        } else if is_guarded(start as usize, len) {
             guard::madvise(start as usize, len, advice)
+        } else if TORN.load(Ordering::Relaxed) {
+            torn::madvise(start as usize, len, advice)
         } else {
             raw::madvise(start as usize, len, advice)
         }
@@ -134,7 +174,7 @@ pub unsafe extern "C" fn mprotect(start: *mut c_void, len: usize, prot: c_int) -
     // SAFETY: the program makes this very call, so it has met the system call's contract. The guard
     // asks for no more than that.
     let call = || unsafe { raw::mprotect(start as usize, len, prot) };
-    let watched = WATCH.overlaps(start as usize, len);
+    let watched = is_guarded(start as usize, len);
     answer(errno, if watched { guard::mprotect(start as usize, len, prot, call) } else { call() }) as c_int
 }
 
@@ -147,6 +187,65 @@ pub unsafe extern "C" fn pkey_mprotect(start: *mut c_void, len: usize, prot: c_i
     let call = || unsafe { raw::pkey_mprotect(start as usize, len, prot, key) };
     // A key can forbid what the protection allows, so memory with one leaves management.
     let effective = if key > 0 { libc::PROT_NONE } else { prot };
-    let watched = WATCH.overlaps(start as usize, len);
+    let watched = is_guarded(start as usize, len);
     answer(errno, if watched { guard::mprotect(start as usize, len, effective, call) } else { call() }) as c_int
+}
+
+/// `__register_atfork`, which pthread_atfork(3) calls.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __register_atfork(
+    prepare: Option<unsafe extern "C" fn()>,
+    parent: Option<unsafe extern "C" fn()>,
+    child: Option<unsafe extern "C" fn()>,
+    library: *mut c_void,
+) -> c_int {
+    // SAFETY: the program makes this very call.
+    unsafe { fork::register(prepare, parent, child, library) }
+}
+
+/// `_Fork` (fork(2)): a fork without handlers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn _Fork() -> libc::pid_t {
+    let real = next(&REAL_FORK, c"_Fork");
+    if real.is_null() {
+        raw::set_errno(libc::ENOSYS);
+        return -1;
+    }
+    // SAFETY: the C library's function of that name has this type.
+    let real: unsafe extern "C" fn() -> libc::pid_t = unsafe { std::mem::transmute(real) };
+    // SAFETY: the program makes this very call.
+    fork::around(|| unsafe { real() })
+}
+
+/// clone(2), the C library's. Its last parameters are variadic in C; on the supported architectures
+/// they are passed as fixed ones are.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn clone(
+    body: extern "C" fn(*mut c_void) -> c_int,
+    stack: *mut c_void,
+    flags: c_int,
+    arg: *mut c_void,
+    parent_tid: *mut c_void,
+    tls: *mut c_void,
+    child_tid: *mut c_void,
+) -> c_int {
+    let real = next(&REAL_CLONE, c"clone");
+    if real.is_null() {
+        raw::set_errno(libc::ENOSYS);
+        return -1;
+    }
+    type Clone = unsafe extern "C" fn(
+        extern "C" fn(*mut c_void) -> c_int,
+        *mut c_void,
+        c_int,
+        *mut c_void,
+        *mut c_void,
+        *mut c_void,
+        *mut c_void,
+    ) -> c_int;
+    // SAFETY: the C library's function takes these, the last three if the flags ask for them.
+    let real: Clone = unsafe { std::mem::transmute(real) };
+    // SAFETY: the program makes this very call.
+    let call = || unsafe { real(body, stack, flags, arg, parent_tid, tls, child_tid) };
+    if flags & libc::CLONE_VM != 0 { call() } else { fork::around(call) }
 }

@@ -11,11 +11,11 @@ use wire::RegionId;
 
 use crate::intercept::guard::whole_pages;
 use crate::intercept::probe::{Unfit, probe};
-use crate::runtime::globals::{Phase, STASHED, STATE, phase, wake};
+use crate::runtime::globals::{ADOPTING, Phase, STASHED, STATE, phase, wake};
 use crate::runtime::lock::Blocked;
 use crate::runtime::log;
 use crate::runtime::state::AdoptError;
-use crate::service::start;
+use crate::service::{fork, start};
 
 /// Smaller pieces are left to the kernel, in bytes: they save little, and each costs a region.
 const SMALLEST: usize = 1 << 20;
@@ -36,6 +36,7 @@ enum MarkError {
 /// Takes a range that the program marked. False: nothing of it is managed, and the kernel may have
 /// it.
 pub(crate) fn mergeable(start: usize, len: usize) -> bool {
+    fork::settle();
     if phase() == Phase::Ended || len < SMALLEST {
         return false;
     }
@@ -65,13 +66,18 @@ fn take(piece: Range) -> Result<RegionId, MarkError> {
     let sticky = probe(piece)?;
     let mut state = STATE.lock();
     // The event thread may have read, and not acted upon, an event about older memory at this
-    // address.
-    while STASHED.load(Ordering::Acquire) {
+    // address. It reads none while this flag is set.
+    ADOPTING.store(true, Ordering::SeqCst);
+    while STASHED.load(Ordering::SeqCst) {
+        ADOPTING.store(false, Ordering::SeqCst);
         drop(state);
         thread::sleep(STASH_PAUSE);
         state = STATE.lock();
+        ADOPTING.store(true, Ordering::SeqCst);
     }
-    Ok(state.adopt(piece, sticky)?)
+    let adopted = state.adopt(piece, sticky);
+    ADOPTING.store(false, Ordering::SeqCst);
+    Ok(adopted?)
 }
 
 /// The parts of a range that no region manages yet.

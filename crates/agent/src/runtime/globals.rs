@@ -7,6 +7,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, Ordering};
 
 use crate::runtime::heap::Heap;
+use crate::runtime::lineage::Lineage;
 use crate::runtime::lock::Lock;
 use crate::runtime::state::State;
 use crate::runtime::watch::Watch;
@@ -55,13 +56,31 @@ pub(crate) fn set_phase(phase: Phase) {
     PHASE.store(phase as u8, Ordering::Release);
 }
 
-/// A fork is between its handlers: the forking thread holds [`STATE`], and the kernel makes it wait
-/// until the event thread has read the fork's event. Outside of [`STATE`] for that reason.
+/// The fork handlers are registered with the C library. Outside of [`STATE`] because allocators
+/// register theirs before constructors have run.
+pub(crate) static FORKS_WATCHED: AtomicBool = AtomicBool::new(false);
+
+/// The agent has begun to start. A copy of the process made meanwhile does not start another.
+pub(crate) static STARTED: AtomicBool = AtomicBool::new(false);
+
+/// Tells a forked child from this process. Outside of [`STATE`], whose lock such a child may find
+/// held for ever.
+pub(crate) static LINEAGE: Lineage = Lineage::new();
+
+/// A fork is between its steps: the forking thread holds [`STATE`] and changes nothing.
 pub(crate) static FORKING: AtomicBool = AtomicBool::new(false);
+
+/// This is a child, and [`STATE`] was copied while a thread of the parent changed it. Its tables
+/// are never read again.
+pub(crate) static TORN: AtomicBool = AtomicBool::new(false);
 
 /// The event thread has read events that it has not acted upon yet. Set while another thread may
 /// hold [`STATE`].
 pub(crate) static STASHED: AtomicBool = AtomicBool::new(false);
+
+/// A thread that holds [`STATE`] takes memory under management: no event may be read until it is
+/// in the tables.
+pub(crate) static ADOPTING: AtomicBool = AtomicBool::new(false);
 
 /// Eventfd that wakes the agent thread; -1 without one.
 ///
@@ -89,6 +108,11 @@ pub(crate) fn set_spare(spare: Option<&impl AsRawFd>) {
 /// Forgets all three descriptors; returns those that were set.
 pub(crate) fn take_eventfds() -> impl Iterator<Item = RawFd> {
     [&WAKE, &STOP, &SPARE].map(|fd| fd.swap(-1, Ordering::AcqRel)).into_iter().filter(|&fd| fd >= 0)
+}
+
+/// Forgets all three descriptors and leaves them open.
+pub(crate) fn forget_eventfds() {
+    take_eventfds().for_each(drop);
 }
 
 /// Tells the agent thread that messages are queued.

@@ -50,10 +50,7 @@ unsafe impl Sync for Heap {}
 impl Heap {
     /// An empty heap. It lives in a static, or does not move once it is used.
     pub(crate) const fn new() -> Self {
-        Self {
-            mutex: UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER),
-            lists: UnsafeCell::new(Lists { free: [null_mut(); CLASSES], next: 0, end: 0 }),
-        }
+        Self { mutex: UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER), lists: UnsafeCell::new(Lists::EMPTY) }
     }
 
     /// Locks the heap. A fork handler does so, that the child gets consistent lists.
@@ -69,6 +66,23 @@ impl Heap {
         unsafe { libc::pthread_mutex_unlock(self.mutex.get()) };
     }
 
+    /// Unlocks the heap in a child that no fork handler prepared. Where another thread held it, the
+    /// lists may be half changed, and what they held is lost.
+    pub(crate) fn reset(&self, lists_are_whole: bool) {
+        // SAFETY: the mutex is initialised. The caller is the only thread of this process that uses
+        // the heap: the thread that held the mutex at the fork is the parent's.
+        unsafe {
+            if libc::pthread_mutex_trylock(self.mutex.get()) != 0 {
+                if !lists_are_whole {
+                    *self.lists.get() = Lists::EMPTY;
+                }
+                self.mutex.get().write(libc::PTHREAD_MUTEX_INITIALIZER);
+            } else {
+                libc::pthread_mutex_unlock(self.mutex.get());
+            }
+        }
+    }
+
     /// Class of a layout; `None` when it gets a mapping of its own.
     fn class(layout: &Layout) -> Option<usize> {
         let size = layout.size().max(layout.align()).max(1 << MIN_SHIFT).next_power_of_two();
@@ -78,6 +92,9 @@ impl Heap {
 }
 
 impl Lists {
+    /// No chunk, and no free piece.
+    const EMPTY: Self = Self { free: [null_mut(); CLASSES], next: 0, end: 0 };
+
     fn take(&mut self, class: usize) -> *mut u8 {
         let head = self.free[class];
         if !head.is_null() {

@@ -134,6 +134,25 @@ impl<T> Lock<T> {
         Guard { lock: self, signals }
     }
 
+    /// Unlocks the lock in a child, whoever held it; returns whether nobody did.
+    ///
+    /// The caller is the only thread that uses the lock: the others are the parent's.
+    pub(crate) fn reset(&self) -> bool {
+        self.forget_waiting();
+        // SAFETY: the mutex is initialised. A thread that held it at the fork does not exist in
+        // this process, and no thread waits for it, so it may be made anew.
+        unsafe {
+            let was_free = libc::pthread_mutex_trylock(self.mutex.get()) == 0;
+            if was_free {
+                libc::pthread_mutex_unlock(self.mutex.get());
+            } else {
+                self.mutex.get().write(libc::PTHREAD_MUTEX_INITIALIZER);
+                *self.across_fork.get() = None;
+            }
+            was_free
+        }
+    }
+
     /// Forgets the waiting threads: a forked child does not have them.
     pub(crate) fn forget_waiting(&self) {
         self.waiting.store(0, Ordering::Relaxed);
@@ -215,6 +234,15 @@ mod tests {
             }
         });
         drop(guard);
+    }
+
+    #[test]
+    fn a_child_resets_what_a_thread_of_its_parent_held() {
+        static HELD: Lock<u64> = Lock::new(0);
+        assert!(HELD.reset(), "nobody holds it");
+        std::mem::forget(HELD.lock());
+        assert!(!HELD.reset());
+        assert!(HELD.try_lock().is_some());
     }
 
     #[test]

@@ -85,6 +85,7 @@ impl State {
         registered.map_err(AdoptError::Register)?;
         let id = region.id;
         self.regions.insert(region);
+        self.count_unseen_forks();
         self.tell(ToDaemon::RegionAdded { region: id, start: range.start as u64, len: range.len as u64 });
         Ok(id)
     }
@@ -104,6 +105,23 @@ impl State {
             for part in self.regions.managed_bytes(span) {
                 self.uffds.track(part);
             }
+        }
+    }
+
+    /// Forgets what a forked child inherited, and leaves descriptors open: the parent may share them.
+    pub(crate) fn forsake(&mut self) {
+        std::mem::forget(self.uplink.conn.take());
+        self.uplink.outbox.close();
+        std::mem::forget(self.recycler.take());
+        self.segments.forsake();
+        self.uffds.forsake();
+    }
+
+    /// Counts a fork before any happens, where forks past the C library cannot be seen: children
+    /// may inherit mappings of frames.
+    pub(crate) fn count_unseen_forks(&mut self) {
+        if !self.uffds.sees_forks() && self.uplink.control.forks() == 0 && self.regions.is_inherited() {
+            self.uplink.control.count_fork();
         }
     }
 

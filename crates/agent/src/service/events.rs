@@ -1,10 +1,13 @@
 //! The event thread: reads the events of the tracking userfaultfd.
 //!
-//! A thread that forks, moves or unmaps registered memory past the C library waits until its event
-//! is read. Events are read under the lock: so memory that is marked later at the same address is
-//! not taken for the one that an old event is about. During a fork the forking thread holds the
-//! lock and waits for the event to be read. Then it is read without the lock, stashed, and acted
-//! upon later.
+//! A thread that forks, moves or unmaps registered memory waits until its event is read. It may hold
+//! the lock meanwhile: a forking thread does, and so does a guarded call on memory that could not be
+//! taken from tracking. So events are never waited for with the lock. Where the lock is not free
+//! they are read without it, stashed, and acted upon later.
+//!
+//! Memory that is marked later at the same address must not be taken for the one that an old event
+//! is about. So nothing is marked while events are stashed, and nothing is stashed while memory is
+//! marked ([`ADOPTING`]).
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
@@ -15,7 +18,8 @@ use kmem::range::Range;
 use kmem::uffd::{Event, Uffd};
 use rustix::io::Errno;
 
-use crate::runtime::globals::{self, FORKING, STASHED, STATE};
+use crate::runtime::globals::{self, ADOPTING, STASHED, STATE};
+use crate::runtime::lock::Guard;
 use crate::runtime::poll;
 use crate::runtime::state::State;
 
@@ -34,13 +38,12 @@ pub(super) fn watch(uffd: &Uffd, stop: &OwnedFd) {
         if stash.is_empty() && !poll::wait(&mut fds, -1) || fds[1].revents != 0 || fds[0].revents & !libc::POLLIN != 0 {
             return;
         }
-        let read = if FORKING.load(Ordering::Acquire) {
-            match read_to_stash(uffd, &mut stash) {
+        let read = match STATE.try_lock() {
+            Some(state) => act_on_all(state, uffd, &mut stash),
+            None => match read_to_stash(uffd, &mut stash) {
                 Ok(true) => continue,
                 nothing => nothing.map(drop),
-            }
-        } else {
-            act_on_all(uffd, &mut stash)
+            },
         };
         if read.is_err() {
             globals::set_spare(None::<&OwnedFd>);
@@ -52,25 +55,26 @@ pub(super) fn watch(uffd: &Uffd, stop: &OwnedFd) {
     }
 }
 
-/// Reads one event without the lock. False if there is none.
+/// Reads one event without the lock. False if there is none, or if memory is being marked.
 fn read_to_stash(uffd: &Uffd, stash: &mut Vec<Event>) -> Result<bool, Errno> {
-    STASHED.store(true, Ordering::Release);
-    let event = uffd.read_event();
+    // The thread that marks stores and loads these two the other way round. One of both sees the
+    // other's store.
+    STASHED.store(true, Ordering::SeqCst);
+    let event = if ADOPTING.load(Ordering::SeqCst) { Ok(None) } else { uffd.read_event() };
     if let Ok(Some(event)) = event {
         stash.push(event);
         return Ok(true);
     }
     if stash.is_empty() {
-        STASHED.store(false, Ordering::Release);
+        STASHED.store(false, Ordering::SeqCst);
     }
     event.map(|_| false)
 }
 
-/// Acts on the stashed events and on those that can be read, if the lock is free.
-fn act_on_all(uffd: &Uffd, stash: &mut Vec<Event>) -> Result<(), Errno> {
-    let Some(mut state) = STATE.try_lock() else { return Ok(()) };
+/// Acts on the stashed events and on those that can be read.
+fn act_on_all(mut state: Guard<State>, uffd: &Uffd, stash: &mut Vec<Event>) -> Result<(), Errno> {
     stash.drain(..).for_each(|event| act(&mut state, event));
-    STASHED.store(false, Ordering::Release);
+    STASHED.store(false, Ordering::SeqCst);
     let read = loop {
         match uffd.read_event() {
             Ok(Some(event)) => act(&mut state, event),

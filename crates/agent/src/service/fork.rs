@@ -1,27 +1,101 @@
-//! Fork handlers: the lock is held across a fork, so that the child gets consistent tables.
+//! Forks: the lock is held across one, so that the child gets consistent tables.
 //!
 //! A child has the parent's mappings (except where `MADV_DONTFORK` holds), merged pages among them,
 //! and none of its threads. It keeps the tables for the guards, closes what it inherited, and takes
 //! no memory of its own under management. A fork that copies mappings of frames is counted in the
-//! control page before the child exists. One made by a raw `clone` is counted when its event is
-//! read, a moment after the child may begin to run.
+//! control page before the child exists.
+//!
+//! ```text
+//! fork            handlers of the C library: prepare ─▶ fork ─▶ parent, child
+//! _Fork, clone    the same steps, by the interposed symbols
+//! raw clone       no step. Counted when its event is read, a moment after the child may begin to
+//!                 run; or from the start, where no events can be had. The child's first guarded
+//!                 call notices (Lineage), and settles the tables
+//! ```
+//!
+//! The handlers are registered before those of everybody else. The C library calls `prepare` in
+//! reverse order: so the lock is taken last, and released first. An allocator may hold its own lock
+//! across a fork, and call `madvise` or `munmap` with that lock held.
 
 #![allow(unsafe_code)] // Registers handlers with the C library.
 
+use std::ffi::{c_int, c_void};
+use std::mem;
+use std::ptr::null_mut;
 use std::sync::atomic::Ordering;
 
-use crate::runtime::globals::{FORKING, HEAP, Phase, STATE, set_phase, take_eventfds};
+use crate::runtime::globals::{
+    FORKING, FORKS_WATCHED, HEAP, LINEAGE, Phase, STARTED, STARTING, STATE, TORN, forget_eventfds, phase, set_phase,
+    take_eventfds,
+};
 
-/// Registers the handlers, once, before the first region. False if there is no memory.
-pub(super) fn watch_forks() -> bool {
-    // SAFETY: the handlers are functions of this library, which is never unloaded. They take no
-    // argument, as the C library expects.
-    unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) == 0 }
+type Handler = Option<unsafe extern "C" fn()>;
+/// The C library's function behind pthread_atfork(3).
+type Register = unsafe extern "C" fn(Handler, Handler, Handler, *mut c_void) -> c_int;
+
+/// `__register_atfork` of the C library, which registers the agent's handlers first. The answer is
+/// an error number.
+///
+/// # Safety
+///
+/// The contract of pthread_atfork(3).
+pub(crate) unsafe fn register(prepare: Handler, parent: Handler, child: Handler, library: *mut c_void) -> c_int {
+    // SAFETY: the name is a C string. The C library's function of that name has this type.
+    let real: Option<Register> = unsafe { mem::transmute(libc::dlsym(libc::RTLD_NEXT, c"__register_atfork".as_ptr())) };
+    let Some(real) = real else { return libc::ENOSYS };
+    // SAFETY: the handlers are functions of this library, which is never unloaded, so it need not
+    // be named. This function's contract covers the other handlers.
+    unsafe {
+        if !FORKS_WATCHED.swap(true, Ordering::AcqRel)
+            && real(Some(before_fork), Some(after_in_parent), Some(after_in_child), null_mut()) != 0
+        {
+            FORKS_WATCHED.store(false, Ordering::Release);
+        }
+        if prepare.is_none() && parent.is_none() && child.is_none() {
+            return 0;
+        }
+        real(prepare, parent, child, library)
+    }
 }
 
-extern "C" fn prepare() {
+/// Whether the handlers are registered.
+pub(super) fn is_watched() -> bool {
+    FORKS_WATCHED.load(Ordering::Acquire)
+}
+
+/// Registers the handlers before the constructors of libraries that are initialised later.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = at_load;
+
+extern "C" fn at_load() {
+    // SAFETY: no handler is given.
+    unsafe { register(None, None, None, null_mut()) };
+}
+
+/// Makes a system call that forks, between the same steps as the C library's `fork`.
+///
+/// The child may begin elsewhere (clone(2) with a stack). It is settled by its first guarded call.
+pub(crate) fn around(fork: impl FnOnce() -> c_int) -> c_int {
+    before_fork();
+    match fork() {
+        0 => {
+            after_in_child();
+            0
+        }
+        child => {
+            let errno = kmem::raw::errno();
+            after_in_parent();
+            kmem::raw::set_errno(errno);
+            child
+        }
+    }
+}
+
+extern "C" fn before_fork() {
+    settle();
     let mut state = STATE.lock();
-    if state.regions.is_inherited() {
+    if !TORN.load(Ordering::Relaxed) && state.regions.is_inherited() {
         state.uplink.control.count_fork();
     }
     FORKING.store(true, Ordering::Release);
@@ -29,24 +103,61 @@ extern "C" fn prepare() {
     state.keep_across_fork();
 }
 
-extern "C" fn parent() {
+extern "C" fn after_in_parent() {
     HEAP.release();
     FORKING.store(false, Ordering::Release);
-    // SAFETY: `prepare` kept the lock on this thread, just before the fork.
+    // SAFETY: `before_fork` kept the lock on this thread, just before the fork.
     drop(unsafe { STATE.after_fork() });
 }
 
-extern "C" fn child() {
+extern "C" fn after_in_child() {
     HEAP.release();
     FORKING.store(false, Ordering::Release);
-    set_phase(Phase::Ended);
+    end();
     STATE.forget_waiting();
-    // SAFETY: `prepare` kept the lock on the thread that this one is the copy of.
+    // SAFETY: `before_fork` kept the lock on the thread that this one is the copy of.
     let mut state = unsafe { STATE.after_fork() };
-    let tracking = state.orphan();
-    for number in take_eventfds().chain(tracking) {
-        // SAFETY: this process's copies of the descriptors belong to the agent's threads, which do
-        // not exist here; nothing else uses the numbers.
-        unsafe { libc::close(number) };
+    if !TORN.load(Ordering::Relaxed) {
+        let tracking = state.orphan();
+        for number in take_eventfds().chain(tracking) {
+            // SAFETY: this process's copies of the descriptors belong to the agent's threads, which
+            // do not exist here; nothing else uses the numbers.
+            unsafe { libc::close(number) };
+        }
     }
+    LINEAGE.settled();
+}
+
+/// This process manages no memory of its own. A child of a program that has marked nothing may.
+fn end() {
+    if STARTED.load(Ordering::Acquire) || phase() != Phase::Idle {
+        set_phase(Phase::Ended);
+    }
+    // The thread that held it does not exist here.
+    STARTING.reset();
+}
+
+/// Settles the tables of a child that no step of a fork has prepared. Called before every use of
+/// the tables on the program's behalf.
+///
+/// Descriptors are forgotten and stay open: the parent may share the table of descriptors
+/// (`CLONE_FILES`). The parent's userfaultfds are never used here.
+pub(crate) fn settle() {
+    if !LINEAGE.is_unsettled() {
+        return;
+    }
+    // A thread of the parent may have held the lock, and changed the tables. That thread does not
+    // exist here, so what it began stays half done. The thread that cloned by way of `around` held
+    // it too, and changed nothing.
+    let cloned_by_us = FORKING.swap(false, Ordering::AcqRel);
+    let was_free = STATE.reset();
+    HEAP.reset(cloned_by_us);
+    end();
+    forget_eventfds();
+    if was_free || cloned_by_us {
+        STATE.lock().forsake();
+    } else {
+        TORN.store(true, Ordering::Release);
+    }
+    LINEAGE.settled();
 }

@@ -8,6 +8,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::{env, io, mem, thread};
 
 use kmem::uffd::{CreateError, Features, Uffd};
@@ -16,7 +17,7 @@ use rustix::io::Errno;
 
 use crate::daemon::link;
 use crate::recycle::pool;
-use crate::runtime::globals::{self, Phase, STARTING, STATE, phase, set_phase};
+use crate::runtime::globals::{self, LINEAGE, Phase, STARTED, STARTING, STATE, phase, set_phase};
 use crate::runtime::lock::Blocked;
 use crate::runtime::log;
 use crate::runtime::sabotage::{self, Sabotage};
@@ -42,8 +43,11 @@ enum StartError {
     #[error("eventfd: {0}")]
     Eventfd(#[from] Errno),
     /// The C library does not take fork handlers.
-    #[error("no memory for fork handlers")]
+    #[error("fork handlers cannot be registered")]
     ForkHandlers,
+    /// A child could not be told from its parent.
+    #[error("no memory that is wiped in forked children (Linux 4.14): {0}")]
+    Lineage(Errno),
     /// A thread cannot be started.
     #[error("thread {name}: {error}")]
     Thread {
@@ -60,6 +64,7 @@ pub(crate) fn start() -> bool {
         let _one = STARTING.lock();
         if phase() == Phase::Idle {
             sabotage::read();
+            STARTED.store(true, Ordering::Release);
             let phase = match try_start() {
                 Ok(()) => Phase::Running,
                 Err(error) => {
@@ -74,24 +79,26 @@ pub(crate) fn start() -> bool {
 }
 
 fn try_start() -> Result<(), StartError> {
+    if !fork::is_watched() {
+        return Err(StartError::ForkHandlers);
+    }
     let path = env::var_os(wire::ENV_SOCKET).filter(|path| !path.is_empty());
     let path = PathBuf::from(path.ok_or(StartError::NoSocket)?);
     if kmem::page_size() != kmem::PAGE_SIZE {
         return Err(StartError::PageSize(kmem::page_size()));
     }
-    let tracking = Arc::new(tracking_uffd()?);
+    LINEAGE.begin().map_err(StartError::Lineage)?;
+    let (tracking, sees_forks) = tracking_uffd()?;
+    let tracking = Arc::new(tracking);
     let window = WindowUffd::new()?;
     let new_eventfd = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
     let (wake, stop) = (new_eventfd()?, Arc::new(new_eventfd()?));
-    if !fork::watch_forks() {
-        return Err(StartError::ForkHandlers);
-    }
     std::panic::set_hook(Box::new(|panic| log::line(format_args!("{panic}"))));
     let (events_uffd, events_stop) = (tracking.clone(), stop.clone());
     spawn("pageone-events", move || events::watch(&events_uffd, &events_stop))?;
     let recycler = pool::from_environment();
     let mut state = STATE.lock();
-    state.uffds.open(tracking, window);
+    state.uffds.open(tracking, window, sees_forks);
     state.recycler = recycler;
     drop(state);
     globals::set_eventfds(&wake, &*stop);
@@ -104,15 +111,15 @@ fn try_start() -> Result<(), StartError> {
     })
 }
 
-/// The userfaultfd that regions are registered with. Fork events need CAP_SYS_PTRACE: without it
-/// forks that bypass the C library's `fork` go unseen.
-fn tracking_uffd() -> Result<Uffd, CreateError> {
+/// The userfaultfd that regions are registered with, and whether it reports forks. That needs
+/// CAP_SYS_PTRACE: without it forks that bypass the C library go unseen.
+fn tracking_uffd() -> Result<(Uffd, bool), CreateError> {
     let features =
         Features::WP | Features::WP_ASYNC | Features::WP_UNPOPULATED | Features::EVENT_REMAP | Features::EVENT_UNMAP;
-    Uffd::new(features | Features::EVENT_FORK).or_else(|error| match error {
-        CreateError::NoForkEvents | CreateError::NoPermission => Uffd::new(features),
-        other => Err(other),
-    })
+    match Uffd::new(features | Features::EVENT_FORK) {
+        Err(CreateError::NoForkEvents | CreateError::NoPermission) => Uffd::new(features).map(|uffd| (uffd, false)),
+        created => created.map(|uffd| (uffd, true)),
+    }
 }
 
 fn spawn(name: &'static str, body: impl FnOnce() + Send + 'static) -> Result<(), StartError> {

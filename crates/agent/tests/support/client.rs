@@ -1,6 +1,6 @@
 //! The program: maps memory, marks it, and does with it what it is told.
 
-use super::{PAGE, PATTERNS, pattern, pattern_of};
+use super::{PAGE, PATTERNS, forks, pattern, pattern_of};
 use std::io::{BufRead, Write};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -103,6 +103,12 @@ impl Client {
             "stop-writers" => self.stop_writers(),
             "files" => self.files_mapped(),
             "fork" => self.fork(),
+            "forks" => forks::many(arg(0)),
+            "fork-raw" => forks::then(forks::raw, || self.check_in_child(false)),
+            "fork-handlerless" => forks::then(forks::without_handlers, || self.check_in_child(true)),
+            "fork-cloned" => forks::cloned(|| self.check_in_child(false)),
+            "allocator" => forks::start_allocator(),
+            "drop-ptrace" => forks::drop_ptrace(),
             "fork-full" => self.fork_without_descriptors(),
             "mappings" => make_mappings(arg(0)),
             "read" => self.read(arg(0)),
@@ -216,39 +222,28 @@ impl Client {
     fn fork(&self) -> String {
         // SAFETY: the child makes system calls, and uses the heap only after the C library's own
         // handlers put it in order.
-        match unsafe { libc::fork() } {
-            -1 => "cannot fork".into(),
-            0 => {
-                let mut wrong: i32 = self.check(0, self.pages).parse().unwrap();
-                let sockets = std::fs::read_dir("/proc/self/fd").unwrap().flatten().filter(|entry| {
-                    let target = std::fs::read_link(entry.path()).unwrap_or_default();
-                    ["socket:", "userfaultfd", "eventfd", "memfd:"]
-                        .iter()
-                        .any(|kind| target.to_string_lossy().contains(kind))
-                });
-                let sockets: Vec<_> = sockets.map(|entry| std::fs::read_link(entry.path())).collect();
-                if !sockets.is_empty() {
-                    eprintln!("the child inherited {sockets:?}");
-                }
-                wrong += sockets.len() as i32;
-                // SAFETY: the child's own memory.
-                unsafe {
-                    wrong += i32::from(libc::madvise(self.at(64).cast(), 64 * PAGE, libc::MADV_DONTNEED) != 0);
-                    wrong += i32::from(self.bytes(64).iter().chain(&self.bytes(127)).any(|&word| word != 0));
-                    wrong += i32::from(self.check(128, 64) != "0");
-                    let moved = libc::mremap(self.at(128).cast(), 64 * PAGE, 128 * PAGE, libc::MREMAP_MAYMOVE);
-                    wrong += i32::from(moved == libc::MAP_FAILED);
-                    wrong += i32::from(*moved.cast::<[u64; 512]>() != pattern(pattern_of(128)));
-                    libc::_exit(wrong.min(255));
-                }
-            }
-            child => {
-                let mut status = 0;
-                // SAFETY: waits for the child made above.
-                unsafe { libc::waitpid(child, &mut status, 0) };
-                format!("{}", if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { -status })
+        forks::then(|| unsafe { libc::fork() }, || self.check_in_child(true))
+    }
+
+    /// What a child finds wrong.
+    fn check_in_child(&self, closed: bool) -> i32 {
+        let mut wrong: i32 = self.check(0, self.pages).parse().unwrap();
+        if closed {
+            wrong += forks::inherited_descriptors();
+        }
+        // SAFETY: the child's own memory.
+        unsafe {
+            wrong += i32::from(libc::madvise(self.at(64).cast(), 64 * PAGE, libc::MADV_DONTNEED) != 0);
+            wrong += i32::from(self.bytes(64).iter().chain(&self.bytes(127)).any(|&word| word != 0));
+            wrong += i32::from(self.check(128, 64) != "0");
+            let moved = libc::mremap(self.at(128).cast(), 64 * PAGE, 128 * PAGE, libc::MREMAP_MAYMOVE);
+            // A child without tables cannot grow what consists of several mappings.
+            if closed || moved != libc::MAP_FAILED {
+                wrong += i32::from(moved == libc::MAP_FAILED);
+                wrong += i32::from(*moved.cast::<[u64; 512]>() != pattern(pattern_of(128)));
             }
         }
+        wrong
     }
 }
 

@@ -9,6 +9,7 @@
 
 pub mod client;
 pub mod daemon;
+pub mod forks;
 
 /// Bytes in a page.
 pub const PAGE: usize = 4096;

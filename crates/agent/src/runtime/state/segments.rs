@@ -94,6 +94,11 @@ impl Segments {
             std::mem::forget(segment.map);
         }
     }
+
+    /// Forgets the segments, and leaves their descriptors open.
+    pub(super) fn forsake(&mut self) {
+        self.0.drain(..).for_each(std::mem::forget);
+    }
 }
 
 /// A quarter of the descriptors that the program may open: the others are the program's.

@@ -25,17 +25,25 @@ pub(crate) struct Userfaultfds {
     window: Option<WindowUffd>,
     /// Spans that could not be registered again after a window; tried again later.
     untracked: Vec<Range>,
+    /// The kernel reports forks that bypass the C library.
+    sees_forks: bool,
 }
 
 impl Userfaultfds {
     /// Neither is there.
     pub(crate) const fn new() -> Self {
-        Self { tracking: None, window: None, untracked: Vec::new() }
+        Self { tracking: None, window: None, untracked: Vec::new(), sees_forks: false }
     }
 
     /// Both are there. The event thread reads the events of `tracking`.
-    pub(crate) fn open(&mut self, tracking: Arc<Uffd>, window: WindowUffd) {
+    pub(crate) fn open(&mut self, tracking: Arc<Uffd>, window: WindowUffd, sees_forks: bool) {
         (self.tracking, self.window) = (Some(tracking), Some(window));
+        self.sees_forks = sees_forks;
+    }
+
+    /// Whether the kernel reports forks that bypass the C library.
+    pub(super) fn sees_forks(&self) -> bool {
+        self.sees_forks
     }
 
     /// Closes both: this process manages no memory any more. That unregisters everything and wakes
@@ -55,6 +63,13 @@ impl Userfaultfds {
             std::mem::forget(tracking);
             number
         })
+    }
+
+    /// Forgets both in a child, and leaves the parent's descriptors open.
+    pub(super) fn forsake(&mut self) {
+        std::mem::forget(self.window.take());
+        std::mem::forget(self.tracking.take());
+        self.untracked.clear();
     }
 
     /// The windows' userfaultfd.

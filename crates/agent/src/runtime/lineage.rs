@@ -1,0 +1,104 @@
+//! Notices that this process is a copy of the one in which the agent began.
+//!
+//! The C library's `fork` runs handlers; a raw `clone` runs none. The mark is one byte in a page
+//! that the kernel wipes in every child (`MADV_WIPEONFORK`, Linux 4.14). A process that shares the
+//! memory (`vfork`, `CLONE_VM`) sees the parent's mark, as it uses the parent's tables.
+
+#![allow(unsafe_code)] // Reads and writes a page of its own.
+
+use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
+
+use kmem::{PAGE_SIZE, mm, raw};
+use rustix::io::Errno;
+
+/// What the kernel leaves in a child.
+const WIPED: u8 = 0;
+/// The tables are this process's own.
+const SETTLED: u8 = 1;
+/// A thread of a child is about to settle the tables.
+const SETTLING: u8 = 2;
+
+/// The mark. It lives in a static; without a page every process counts as settled.
+pub(crate) struct Lineage(AtomicPtr<AtomicU8>);
+
+impl Lineage {
+    /// No page yet.
+    pub(crate) const fn new() -> Self {
+        Self(AtomicPtr::new(std::ptr::null_mut()))
+    }
+
+    /// Maps the page.
+    ///
+    /// # Errors
+    ///
+    /// Those of `mmap(2)`, and of `madvise(2)` where the kernel has no `MADV_WIPEONFORK`.
+    pub(crate) fn begin(&self) -> Result<(), Errno> {
+        if self.mark().is_some() {
+            return Ok(());
+        }
+        let page = mm::map_anonymous(PAGE_SIZE)?;
+        // SAFETY: the page was mapped just now, and nobody else knows of it.
+        if let Err(error) = unsafe { raw::madvise(page, PAGE_SIZE, libc::MADV_WIPEONFORK) } {
+            // SAFETY: nothing refers to the page.
+            let _ = unsafe { raw::munmap(page, PAGE_SIZE) };
+            return Err(error);
+        }
+        self.0.store(page as *mut AtomicU8, Ordering::Release);
+        self.settled();
+        Ok(())
+    }
+
+    fn mark(&self) -> Option<&AtomicU8> {
+        // SAFETY: the pointer is null, or to a page that is readable and writable and is never
+        // unmapped, in children neither. Any byte is a valid `AtomicU8`.
+        unsafe { self.0.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// Whether this process is a child that has not settled its tables. True for one thread only,
+    /// which calls [`Lineage::settled`]; others wait for that.
+    pub(crate) fn is_unsettled(&self) -> bool {
+        let Some(mark) = self.mark() else { return false };
+        loop {
+            match mark.load(Ordering::Acquire) {
+                SETTLED => return false,
+                WIPED if mark.compare_exchange(WIPED, SETTLING, Ordering::AcqRel, Ordering::Acquire).is_ok() => {
+                    return true;
+                }
+                _ => std::thread::yield_now(),
+            }
+        }
+    }
+
+    /// The tables are this process's own now.
+    pub(crate) fn settled(&self) {
+        if let Some(mark) = self.mark() {
+            mark.store(SETTLED, Ordering::Release);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_child_is_unsettled_and_only_until_it_settles() {
+        let lineage = Lineage::new();
+        assert!(!lineage.is_unsettled(), "without a page");
+        lineage.begin().unwrap();
+        assert!(!lineage.is_unsettled());
+        // SAFETY: the child makes system calls and uses atomics only.
+        let child = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } as i32;
+        if child == 0 {
+            let was = lineage.is_unsettled();
+            lineage.settled();
+            // SAFETY: ends the child; no destructor runs.
+            unsafe { libc::_exit(i32::from(was && !lineage.is_unsettled())) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child made above.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(libc::WEXITSTATUS(status), 1);
+        assert!(!lineage.is_unsettled(), "the parent");
+    }
+}

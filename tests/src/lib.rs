@@ -43,6 +43,11 @@ pub fn eventually<T>(what: &str, limit: Duration, mut check: impl FnMut() -> Opt
     }
 }
 
+/// Content of a word of a page; seed 0 is a page of zeros.
+pub fn pattern(seed: u64, word: usize) -> u64 {
+    if seed == 0 { 0 } else { (seed ^ (word as u64) << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15) }
+}
+
 /// Prints why a test cannot run here.
 pub fn skipped(why: &str) {
     println!("SKIPPED: {why}");
@@ -70,9 +75,14 @@ impl Daemon {
 
     /// The same, with more lines of configuration.
     pub fn with_config(args: &[&str], lines: &str) -> Self {
+        Self::with_settings(args, &format!("direct_io_seconds = 0\n{lines}"))
+    }
+
+    /// The same, with all lines of the configuration.
+    pub fn with_settings(args: &[&str], lines: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let config = dir.path().join("config.toml");
-        std::fs::write(&config, format!("direct_io_seconds = 0\n{lines}")).unwrap();
+        std::fs::write(&config, lines).unwrap();
         let mut args: Vec<String> = args.iter().map(|a| a.to_string()).collect();
         args.extend(["--config".into(), config.display().to_string()]);
         let child = spawn_daemon(dir.path(), &args);
@@ -118,7 +128,8 @@ impl Daemon {
         self.child.wait().unwrap().code()
     }
 
-    fn try_status(&self) -> Option<Value> {
+    /// The same, if the daemon answers.
+    pub fn try_status(&self) -> Option<Value> {
         let out = self.pageone(&["status", "--json"]).stderr(Stdio::null()).output().unwrap();
         out.status.success().then(|| serde_json::from_slice(&out.stdout).unwrap())
     }

@@ -16,7 +16,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::time::{Duration, Instant};
 
 use calls::{advice, dontneed, fork, locked, mappings, pinned, signals};
-use region::{HUGE, PAGE, Region, WORDS, pattern};
+use e2e::pattern;
+use region::{HUGE, PAGE, Region, WORDS};
 
 fn say(line: &str) {
     println!("{line}");

@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 use kmem::memfd::{self, SharedMap};
 use rustix::fs::{MemfdFlags, SealFlags};
 
-use super::{Region, check, hear, pattern, say, verdict};
+use e2e::pattern;
+
+use super::{Region, check, hear, say, verdict};
 
 struct Shared {
     pool: ppr::Pool,

@@ -1,5 +1,7 @@
 //! Memory that a scenario marks as mergeable.
 
+use e2e::pattern;
+
 pub(crate) const PAGE: usize = 4096;
 
 /// Pages of a huge page.
@@ -83,9 +85,4 @@ impl Region {
             _ => Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(0)),
         }
     }
-}
-
-/// Content of a word; seed 0 is a page of zeros.
-pub(crate) fn pattern(seed: u64, word: usize) -> u64 {
-    if seed == 0 { 0 } else { (seed ^ (word as u64) << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15) }
 }

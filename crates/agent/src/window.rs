@@ -8,18 +8,23 @@
 //! merge ─▶ select (what can share a window) ─▶ compare ─▶ map
 //!   │                                                      │
 //!   └─▶ pins (what cannot be merged at all)                ▼
-//! unmerge, twin (memory becomes plain again) ─────▶ anonymous
+//! unmerge, restore (memory becomes plain again) ──▶ anonymous, filler
+//!   │                                                      │
+//!   └──────────▶ gate (what may be taken away) ◀───────────┘
 //! ```
 
 pub(crate) mod anonymous;
 pub(crate) mod compare;
+pub(crate) mod filler;
+pub(crate) mod gate;
 pub(crate) mod map;
 pub(crate) mod merge;
+pub(crate) mod own;
 pub(crate) mod pins;
 pub(crate) mod report;
+pub(crate) mod restore;
 pub(crate) mod runs;
 pub(crate) mod select;
-pub(crate) mod twin;
 pub(crate) mod unmerge;
 
 use std::time::Duration;

@@ -50,7 +50,7 @@ fn nonsense_is_left() {
     let (shrinkable, _) = memfd(wire::control::LEN, SealFlags::GROW);
     let null = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
     let (control, _map) = control_page();
-    let welcome = ToAgent::Welcome { version: wire::VERSION };
+    let welcome = ToAgent::Welcome { version: wire::VERSION, direct_io_ms: 0 };
     let early = ToAgent::Merge(Merge { batch: 1, region: wire::RegionId(1), runs: store.runs(0..8), calm: false });
     let descending = ToAgent::Merge(Merge {
         batch: 1,

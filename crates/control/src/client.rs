@@ -98,15 +98,28 @@ pub fn dirty(directories: &[PathBuf], pids: &[i32]) -> Result<Vec<DirtyStatus>, 
     }
 }
 
-/// Detaches a client. Returns when all of its memory is unmerged.
+/// Detaches a client. Returns when its memory is unmerged, and how many pages stay in mappings of
+/// the store because they are pinned or written all the time. `waits` is told how many pages cool
+/// down, and for how many seconds at most.
 ///
 /// # Errors
 ///
 /// When no daemon answers, the process is not its client, or the agent in it does not answer.
-pub fn detach(directories: &[PathBuf], pid: i32) -> Result<(), Error> {
-    match ask(directories, &Request::Detach(pid))? {
-        Answer::Done => Ok(()),
-        other => Err(other.into()),
+pub fn detach(directories: &[PathBuf], pid: i32, mut waits: impl FnMut(u64, u64)) -> Result<u64, Error> {
+    let mut stream = connect(directories).ok_or_else(|| Error::NoDaemon(directories.to_vec()))?;
+    stream.set_read_timeout(Some(DETACH_TIMEOUT + TIMEOUT))?;
+    let mut line = serde_json::to_vec(&Request::Detach(pid)).map_err(io::Error::from)?;
+    line.push(b'\n');
+    stream.write_all(&line)?;
+    let mut answers = BufReader::new(&stream);
+    loop {
+        let mut answer = String::new();
+        answers.read_line(&mut answer)?;
+        match serde_json::from_str(&answer).map_err(Error::Garbled)? {
+            Answer::Cooling { pages, seconds } => waits(pages, seconds),
+            Answer::Detached(pages_retained) => return Ok(pages_retained),
+            other => return Err(other.into()),
+        }
     }
 }
 

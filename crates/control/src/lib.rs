@@ -26,7 +26,7 @@ mod text;
 pub use dirty::{DirtyStatus, Heat, Window};
 pub use metrics::{Kind, Metric, Scope, Unit, Value};
 pub use protocol::ChangeLog;
-pub use server::{Freeze, Handler, Refusal};
+pub use server::{DetachStep, Detaching, Freeze, Handler, Refusal};
 pub use status::{ClientStatus, DomainStatus, GovernorStatus, RecycleStatus, Source, Status};
 pub use table::{ClientMetrics, DomainMetrics, GovernorMetrics, HostMetrics, METRICS, RecyclerMetrics};
 

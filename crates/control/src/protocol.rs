@@ -43,8 +43,17 @@ pub(crate) enum Answer {
     Status(Box<Status>),
     /// To [`Request::Dirty`].
     Dirty(Vec<DirtyStatus>),
-    /// The process is detached, or the mark is set.
+    /// The mark is set.
     Done,
+    /// The process is detached; so many pages stay in mappings of the store.
+    Detached(u64),
+    /// The detach waits for copies to cool down. Another answer follows.
+    Cooling {
+        /// How many pages.
+        pages: u64,
+        /// How much longer, at most.
+        seconds: u64,
+    },
     /// The process is frozen; what it has changed since the last mark, if that is known.
     #[serde(rename = "held")]
     Frozen(Option<ChangeLog>),

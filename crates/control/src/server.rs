@@ -46,6 +46,8 @@ impl From<Refusal> for Answer {
 
 /// What the server asks of the engine. `uid`: answer only about this user's processes.
 pub trait Handler: Send + Sync + 'static {
+    /// A client that is being detached.
+    type Detaching: Detaching;
     /// A client that is frozen while this value lives.
     type Freeze: Freeze;
 
@@ -59,16 +61,12 @@ pub trait Handler: Send + Sync + 'static {
     /// [`Refusal::Unknown`] for the first process that is not a client.
     fn dirty(&self, pids: &[i32], uid: Option<u32>) -> Result<Vec<DirtyStatus>, Refusal>;
 
-    /// Tells a client to unmerge its memory. Returns at once; [`is_client`](Self::is_client) says
-    /// when it is done.
+    /// Tells a client to unmerge its memory. Returns at once; the value says when it is done.
     ///
     /// # Errors
     ///
     /// When the process is not a client, or cannot be told.
-    fn detach(&self, pid: i32, uid: Option<u32>) -> Result<(), Refusal>;
-
-    /// Whether this process is a client.
-    fn is_client(&self, pid: i32) -> bool;
+    fn detach(&self, pid: i32, uid: Option<u32>) -> Result<Self::Detaching, Refusal>;
 
     /// Freezes a client: until the value is dropped, nothing of it is scanned or merged. Returns
     /// when the client's agent has nothing left to do.
@@ -77,6 +75,34 @@ pub trait Handler: Send + Sync + 'static {
     ///
     /// When the process is not a client, is frozen already, or its agent does not answer.
     fn freeze(&self, pid: i32, uid: Option<u32>) -> Result<Self::Freeze, Refusal>;
+}
+
+/// A client that is being detached. Dropping the value changes nothing.
+pub trait Detaching {
+    /// How far it has come.
+    fn step(&self) -> DetachStep;
+}
+
+/// How far a detach has come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DetachStep {
+    /// Memory is being given back.
+    Works,
+    /// Copies in mappings of the store cool down, because a device may be writing to them.
+    Waits {
+        /// How many.
+        pages: u64,
+        /// How much longer, at most.
+        at_most: Duration,
+    },
+    /// The client has its memory back.
+    Done {
+        /// Pages that stay in mappings of the store, because they are pinned or written all the
+        /// time.
+        pages_retained: u64,
+    },
+    /// It has failed, for this reason.
+    Failed(String),
 }
 
 /// A client is frozen while this value lives.
@@ -129,7 +155,7 @@ fn serve_one<H: Handler>(handler: &H, stream: &UnixStream) -> io::Result<()> {
     BufReader::new(stream.take(MAX_REQUEST)).read_line(&mut line)?;
     let answer = match serde_json::from_str(&line) {
         Ok(Request::Status) => Answer::Status(Box::new(handler.status(uid))),
-        Ok(Request::Detach(pid)) => detach(handler, pid, uid),
+        Ok(Request::Detach(pid)) => detach(handler, pid, uid, stream)?,
         Ok(Request::Dirty(pids)) => handler.dirty(&pids, uid).map_or_else(Answer::from, Answer::Dirty),
         Ok(Request::Freeze(pid)) => match handler.freeze(pid, uid) {
             Ok(freeze) => return serve_freeze(freeze, uid.is_none(), stream),
@@ -166,21 +192,33 @@ fn serve_freeze(mut freeze: impl Freeze, trusted: bool, mut stream: &UnixStream)
     Ok(())
 }
 
-fn detach<H: Handler>(handler: &H, pid: i32, uid: Option<u32>) -> Answer {
-    if let Err(refusal) = handler.detach(pid, uid) {
-        return refusal.into();
-    }
-    let deadline = Instant::now() + DETACH_TIMEOUT;
+/// Waits for the end of a detach, and says once a second what it waits for.
+fn detach<H: Handler>(handler: &H, pid: i32, uid: Option<u32>, stream: &UnixStream) -> io::Result<Answer> {
+    let detaching = match handler.detach(pid, uid) {
+        Ok(detaching) => detaching,
+        Err(refusal) => return Ok(refusal.into()),
+    };
+    let mut deadline = Instant::now() + DETACH_TIMEOUT;
+    let mut told = None;
     while Instant::now() < deadline {
-        if !handler.is_client(pid) {
-            return Answer::Done;
+        match detaching.step() {
+            DetachStep::Done { pages_retained } => return Ok(Answer::Detached(pages_retained)),
+            DetachStep::Failed(why) => return Ok(Answer::Failed(why)),
+            DetachStep::Works => {}
+            step @ DetachStep::Waits { pages, at_most } => {
+                if told.as_ref() != Some(&step) {
+                    send(stream, &Answer::Cooling { pages, seconds: at_most.as_secs_f64().ceil() as u64 })?;
+                    told = Some(step);
+                    deadline = Instant::now() + DETACH_TIMEOUT;
+                }
+            }
         }
         std::thread::sleep(DETACH_POLL);
     }
-    Answer::Failed(format!(
+    Ok(Answer::Failed(format!(
         "the agent in process {pid} has not answered within {} s; is the process stopped?",
         DETACH_TIMEOUT.as_secs()
-    ))
+    )))
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ mod apply;
 pub(crate) mod batch;
 mod budget;
 pub(crate) mod changes;
+pub(crate) mod detach;
 pub(crate) mod digests;
 mod flight;
 pub(crate) mod link;
@@ -38,6 +39,7 @@ use wire::{HugePages, PageNo, RegionId, SegmentId};
 
 pub(crate) use self::apply::{Next, add_region};
 use self::budget::Budget;
+use self::detach::Detach;
 use self::digests::Answers;
 use self::flight::Flight;
 use self::link::{Link, Tracking};
@@ -58,6 +60,8 @@ pub(crate) struct Totals {
     pub(crate) merged: u64,
     pub(crate) zeroed: u64,
     pub(crate) differed: u64,
+    /// Pages that an agent left alone because they cannot be read.
+    pub(crate) unreadable: u64,
     pub(crate) copied: u64,
     pub(crate) agent_cpu_ns: u64,
     pub(crate) window_max_ns: u64,
@@ -91,6 +95,7 @@ pub(crate) struct State {
     pub(crate) flight: Flight,
     pub(crate) refusals: Refusals,
     pub(crate) budget: Budget,
+    pub(crate) detach: Detach,
     pub(crate) observers: Observers,
     pub(crate) totals: Totals,
     /// Its guest marks free pages.
@@ -163,6 +168,7 @@ impl Client {
             flight: Flight::new(segments),
             refusals: Refusals::default(),
             budget: Budget::new(maps),
+            detach: Detach::default(),
             observers: Observers::default(),
             totals: Totals::default(),
             recycling: None,

@@ -2,6 +2,7 @@
 //! back.
 
 pub(crate) mod adopt;
+pub(crate) mod detach;
 pub(crate) mod engine;
 pub(crate) mod freeze;
 pub(crate) mod service;

@@ -44,7 +44,8 @@ mod report;
 mod world;
 
 pub use config::{CommandOption, Config, ConfigError, DomainConfig, Range, SETTINGS, Setting};
-pub use daemon::engine::{AGENT_SOCKET, DetachError, Engine, StartError};
+pub use daemon::detach::{DetachError, Detaching};
+pub use daemon::engine::{AGENT_SOCKET, Engine, StartError};
 pub use daemon::freeze::{Freeze, FreezeError};
 pub use governor::Mode;
 pub use report::rates::NotAClient;

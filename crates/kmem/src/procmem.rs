@@ -5,8 +5,8 @@
 use libc::iovec;
 use rustix::io::Errno;
 
-use crate::PAGE_SIZE;
 use crate::raw::syscall;
+use crate::{PAGE_SIZE, Range};
 
 /// Why the memory of a process cannot be read.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -111,6 +111,25 @@ pub fn read_pages(pid: i32, addresses: &[usize], out: &mut [u8]) -> Result<usize
         }
     }
     Ok(done)
+}
+
+/// Reads memory of this process itself, as another process would: what is not mapped, not readable
+/// or poisoned by a memory error is an error and raises no signal. Returns how many whole pages were
+/// read from the front; `range` is page aligned.
+///
+/// # Panics
+///
+/// When `out` is shorter than the range.
+pub fn read_own(range: Range, out: &mut [u8]) -> usize {
+    let room = &mut out[..range.len];
+    let local = iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
+    let remote = iovec { iov_base: std::ptr::without_provenance_mut(range.start), iov_len: range.len };
+    let (local, remote) = ((&raw const local).expose_provenance(), (&raw const remote).expose_provenance());
+    let args = [std::process::id() as usize, local, 1, remote, 1, 0];
+    // SAFETY: the kernel reads one local and one remote vector, which outlive the call. It writes at
+    // most `room.len()` bytes to `room`, which is borrowed for writing. The remote memory is only
+    // read, and an address that is not mapped is an error.
+    unsafe { syscall(libc::SYS_process_vm_readv, args) }.map_or(0, |bytes| bytes / PAGE_SIZE)
 }
 
 #[cfg(test)]

@@ -45,7 +45,9 @@ pub fn decode_to_daemon(packet: &[u8]) -> Result<ToDaemon, DecodeError> {
                 && len / page <= u64::from(u32::MAX)
                 && start.checked_add(*len).is_some_and(|end| end < 1 << 57)
         }
-        ToDaemon::RegionShrunk { run, .. } | ToDaemon::Discarded { run, .. } => run.is_bounded(),
+        ToDaemon::RegionShrunk { run, .. } | ToDaemon::Discarded { run, .. } | ToDaemon::Retained { run, .. } => {
+            run.is_bounded()
+        }
         ToDaemon::Digests(answer) => answer.digests.len() <= MAX_DIGESTS as usize,
         ToDaemon::Report(report) => report.outcomes.iter().all(|outcome| outcome.run.is_bounded()),
         ToDaemon::Pool(pool) => recycle::extents_are_sound(&pool.extents),

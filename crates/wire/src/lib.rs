@@ -35,7 +35,7 @@ pub use page::{PageNo, RegionId, Run, Slot};
 pub use policy::{HugePages, UnknownPolicy};
 
 /// Version of this protocol. Both sides must have the same.
-pub const VERSION: u16 = 4;
+pub const VERSION: u16 = 5;
 /// Bytes in a packet at most.
 pub const MAX_MESSAGE: usize = 64 << 10;
 /// Pages in one segment of a store (64 MiB).
@@ -124,7 +124,23 @@ pub enum ToDaemon {
     Report(Report),
     /// Answer to [`ToAgent::Digest`].
     Digests(Digests),
-    /// Everything was unmerged and given back; the agent will not connect again.
+    /// These pages left management, and may still map frames, or lie in a mapping of a segment: they
+    /// were moved or protected past the agent, or a device may write to them. The program keeps
+    /// them; the frames that they map must keep their bytes for as long as their segment lives.
+    Retained {
+        /// The region.
+        region: RegionId,
+        /// The pages.
+        run: Run,
+    },
+    /// A detach goes on.
+    Detaching(Detaching),
+    /// The detach has failed; the memory stays managed.
+    DetachFailed {
+        /// The kernel's error.
+        errno: i32,
+    },
+    /// Everything was given back; the agent will not connect again.
     Detached,
     /// The guest marks its free pages; the pool's descriptor comes with the packet.
     Pool(recycle::Pool),
@@ -132,6 +148,15 @@ pub enum ToDaemon {
     Recycled(recycle::Recycled),
     /// A sweep has ended.
     Swept(recycle::Sweep),
+}
+
+/// What a detach waits for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Detaching {
+    /// Copies in mappings of segments that are cooling down.
+    pub cooling: u64,
+    /// How long at most, in milliseconds; then what is not cool stays where it is.
+    pub wait_ms: u64,
 }
 
 /// The outcome of a part of a batch: of one window, or several.
@@ -192,6 +217,8 @@ pub enum Outcome {
     NoMaps,
     /// The kernel refused the mapping; the page is as it was.
     Failed,
+    /// The page cannot be read: it is gone, or poisoned by a memory error. It was left alone.
+    Unreadable,
 }
 
 /// What the daemon tells an agent.
@@ -201,6 +228,10 @@ pub enum ToAgent {
     Welcome {
         /// [`VERSION`] of the daemon.
         version: u16,
+        /// Longest time that one direct I/O request into the client's memory may take, in
+        /// milliseconds. A copy in a mapping of a segment may be replaced only when it was not
+        /// written for so long.
+        direct_io_ms: u32,
     },
     /// The daemon will not serve this client; the agent says nothing to the program and tries again
     /// much later.
@@ -222,7 +253,8 @@ pub enum ToAgent {
     Merge(Merge),
     /// Tell the digests of these pages.
     Digest(Digest),
-    /// Unmerge everything and give every region back.
+    /// Unmerge everything and give every region back. The daemon neither scans nor merges the client
+    /// from then on: the kernel's notes of writes are the agent's.
     Detach,
     /// Where the guest's RAM lies.
     Ram(Vec<recycle::Extent>),

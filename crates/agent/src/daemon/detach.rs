@@ -1,31 +1,51 @@
-//! Everything becomes plain anonymous memory, and management ends.
+//! Management ends, and everything becomes plain anonymous memory, as far as it may.
+//!
+//! ```text
+//! at once       pages that map frames are replaced; pages that were never merged are not touched
+//! cooling       copies in mappings of segments wait until they were not written for a cooldown
+//! at the end    what is still written, or pinned, is retained: it stays where it is, guarded, and the
+//!               daemon keeps its frames
+//! ```
+//!
+//! The daemon does not scan meanwhile, so the kernel's notes of writes are the agent's.
 
 use std::os::fd::{AsFd, AsRawFd};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
+use kmem::pagemap::Pagemap;
 use kmem::range::Range;
 use rustix::io::Errno;
-use wire::ToDaemon;
+use wire::{Detaching, RegionId, ToDaemon};
 
-use crate::daemon::send::flush;
+use crate::daemon::send::{flush, try_flush};
 use crate::runtime::globals::{Phase, STATE, set_phase};
+use crate::runtime::log;
 use crate::runtime::poll;
-use crate::window::twin::restore_region;
+use crate::window::filler::Filler;
+use crate::window::gate;
+use crate::window::restore::{Cooling, note_writes, restore_region};
 
 /// How often the last messages are tried to be sent.
 const SEND_TRIES: u32 = 50;
 /// How long each try waits for a slow daemon, in milliseconds.
 const SEND_WAIT_MS: i32 = 100;
+/// Cooldowns that copies are given: those that are written in the first may be calm in the second.
+const COOLDOWNS: u32 = 2;
+/// How often the daemon hears of a detach that waits.
+const TELL_EVERY: Duration = Duration::from_secs(1);
 
-/// Unmerges all regions and gives them back. After an error they stay managed.
-pub(super) fn detach() -> Result<(), Errno> {
+/// Gives all regions back. False after an error: they stay managed, and the daemon is told.
+pub(super) fn detach() -> bool {
     // No memory is taken from here on.
     set_phase(Phase::Ended);
-    let regions: Vec<_> = STATE.lock().regions.iter().map(|region| (region.id, region.all().len)).collect();
-    for (id, pages) in regions {
-        if let Err(error) = restore_region(id, pages) {
-            set_phase(Phase::Running);
-            return Err(error);
-        }
+    if let Err(errno) = restore_all() {
+        log::line(format_args!("not detached: memory could not be given back: {errno}"));
+        set_phase(Phase::Running);
+        let mut state = STATE.lock();
+        state.tell(ToDaemon::DetachFailed { errno: errno.raw_os_error() });
+        try_flush(&mut state);
+        return false;
     }
     let mut state = STATE.lock();
     for (id, run) in state.regions.pieces(Range::new(0, usize::MAX)) {
@@ -33,7 +53,7 @@ pub(super) fn detach() -> Result<(), Errno> {
             // Fails only where nothing is mapped.
             let _ = state.uffds.untrack(bytes);
         }
-        state.give_up(id, run);
+        state.leave(id, run, None);
     }
     state.tell(ToDaemon::Detached);
     state.uffds.close();
@@ -46,5 +66,47 @@ pub(super) fn detach() -> Result<(), Errno> {
         let (Ok(true), Some(conn)) = (flushed, conn) else { break };
         poll::wait(&mut [poll::interest(conn, libc::POLLOUT)], SEND_WAIT_MS);
     }
+    true
+}
+
+/// Restores what may go, at once and after cooldowns.
+fn restore_all() -> Result<(), Errno> {
+    let state = STATE.lock();
+    let direct_io = state.direct_io.unwrap_or_default();
+    let regions: Vec<(RegionId, u32)> = state.regions.iter().map(|region| (region.id, region.all().len)).collect();
+    drop(state);
+    let filler = Filler::new()?;
+    let restore = |cooling| -> Result<u64, Errno> {
+        regions.iter().try_fold(0, |left, &(id, pages)| Ok(left + restore_region(id, pages, cooling, &filler)?))
+    };
+    let mut left = restore(Cooling::Unknown)?;
+    // Without direct I/O all that may go has gone.
+    if direct_io.is_zero() {
+        return Ok(());
+    }
+    let Ok(pagemap) = Pagemap::open_self() else { return Ok(()) };
+    for round in 0..COOLDOWNS {
+        // No time helps against a pin that lasts.
+        if left == 0 || gate::is_pinned() {
+            break;
+        }
+        regions.iter().try_for_each(|&(id, _)| note_writes(id, &pagemap))?;
+        cool_down(left, direct_io, direct_io * (COOLDOWNS - 1 - round));
+        left = restore(Cooling::Over)?;
+    }
     Ok(())
+}
+
+/// Waits for a cooldown, after which others may follow, and tells the daemon.
+fn cool_down(cooling: u64, time: Duration, behind: Duration) {
+    let end = Instant::now() + time;
+    while let left = end.saturating_duration_since(Instant::now())
+        && !left.is_zero()
+    {
+        let mut state = STATE.lock();
+        state.tell(ToDaemon::Detaching(Detaching { cooling, wait_ms: (left + behind).as_millis() as u64 }));
+        try_flush(&mut state);
+        drop(state);
+        sleep(left.min(TELL_EVERY));
+    }
 }

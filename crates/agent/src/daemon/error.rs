@@ -43,9 +43,6 @@ pub(super) enum LinkError {
     /// A segment is not accepted.
     #[error(transparent)]
     Segment(#[from] SegmentError),
-    /// Not all memory could be unmerged.
-    #[error("memory could not be unmerged: {0}")]
-    Unmerge(Errno),
 }
 
 /// Why nothing more can be sent on a connection.

@@ -51,13 +51,16 @@ impl Requests {
     pub(super) fn handle(&mut self, message: ToAgent, mut fds: Vec<OwnedFd>) -> Result<Handled, LinkError> {
         match (message, fds.pop()) {
             (ToAgent::Refused { reason }, _) => return Ok(Handled::Refused(reason)),
-            (ToAgent::Welcome { version }, _) if version != wire::VERSION => {
+            (ToAgent::Welcome { version, .. }, _) if version != wire::VERSION => {
                 let ours = wire::VERSION;
                 let reason = format!("the daemon speaks version {version} of the protocol, this library {ours}");
                 return Ok(Handled::Refused(reason));
             }
-            (ToAgent::Welcome { .. }, Some(fd)) if !self.welcome => {
-                STATE.lock().uplink.control.accept(fd)?;
+            (ToAgent::Welcome { direct_io_ms, .. }, Some(fd)) if !self.welcome => {
+                let mut state = STATE.lock();
+                state.uplink.control.accept(fd)?;
+                state.direct_io = Some(Duration::from_millis(direct_io_ms.into()));
+                drop(state);
                 self.welcome = true;
             }
             (message, fd) if self.welcome => return self.serve(message, fd),
@@ -82,7 +85,11 @@ impl Requests {
             (ToAgent::Recycle { budget_ns }, _) => {
                 sweep::sweep(Duration::from_nanos(budget_ns), || try_flush(&mut STATE.lock()));
             }
-            (ToAgent::Detach, _) => return detach().map(|()| Handled::Detached).map_err(LinkError::Unmerge),
+            (ToAgent::Detach, _) => {
+                if detach() {
+                    return Ok(Handled::Detached);
+                }
+            }
             (ToAgent::Welcome { .. } | ToAgent::Refused { .. } | ToAgent::Segment { .. }, _) => {
                 return Err(LinkError::OutOfOrder);
             }

@@ -2,7 +2,9 @@
 //!
 //! Each function gets a call that overlaps managed memory. Under the lock it makes the call safe,
 //! makes it, and keeps the tables true. The rule: a call that the agent does not understand fully
-//! finds plain anonymous memory, unmerged and given back.
+//! finds plain anonymous memory, unmerged and given back. What may not be taken away (see
+//! [`crate::window::gate`]) is retained: it leaves management in place, and the guards go on knowing
+//! it.
 //!
 //! Calls that bypass the C library are not seen. The events of the tracking userfaultfd report
 //! `munmap` and `mremap` among these afterwards. `UFFD_FEATURE_EVENT_REMOVE` is not used: the
@@ -15,9 +17,9 @@ use std::env;
 use std::ffi::c_int;
 use std::sync::OnceLock;
 
-use kmem::PAGE_SIZE;
 use kmem::range::Range;
 use kmem::raw::{self, Answer};
+use kmem::{PAGE_SIZE, procfs};
 use rustix::io::Errno;
 use wire::{ENV_HUGE_PAGES, HugePages, RegionId, Run, ToDaemon};
 
@@ -61,14 +63,14 @@ pub(crate) unsafe fn madvise(start: usize, len: usize, advice: c_int) -> Answer 
     let call = || unsafe { raw::madvise(start, len, advice) };
     let Some(range) = whole_pages(start, len) else { return call() };
     with_pieces(range, |state, pieces| match advice {
-        _ if pieces.is_empty() => call(),
         libc::MADV_DONTNEED | libc::MADV_DONTNEED_LOCKED | libc::MADV_FREE => {
             // SAFETY: by the contract the program discards the range.
-            let discarded = unsafe { discard(state, &pieces) };
+            let discarded = unsafe { discard(state, &pieces).and_then(|()| discard_retained(state, range)) };
             discarded.and_then(|()| call())
         }
         // As on anonymous memory.
-        libc::MADV_REMOVE => Err(Errno::INVAL),
+        libc::MADV_REMOVE if !pieces.is_empty() || is_retained(state, range) => Err(Errno::INVAL),
+        _ if pieces.is_empty() => call(),
         libc::MADV_HUGEPAGE if !keeps_huge_pages() => Ok(0),
         libc::MADV_HUGEPAGE | libc::MADV_NOHUGEPAGE => {
             for (id, run) in pieces {
@@ -109,7 +111,7 @@ pub(crate) unsafe fn munmap(start: usize, len: usize) -> Answer {
     // SAFETY: this function's contract is that of the call.
     let call = || unsafe { raw::munmap(start, len) };
     let Some(range) = whole_pages(start, len) else { return call() };
-    with_pieces(range, |state, pieces| replace(state, pieces, call))
+    with_pieces(range, |state, pieces| replace(state, pieces, range, call))
 }
 
 /// `mmap(MAP_FIXED)` over managed memory.
@@ -121,13 +123,16 @@ pub(crate) unsafe fn mmap(start: usize, len: usize, prot: c_int, flags: c_int, f
     // SAFETY: this function's contract is that of the call.
     let call = || unsafe { raw::mmap(start, len, prot, flags, fd, offset) };
     let Some(range) = whole_pages(start, len) else { return call() };
-    with_pieces(range, |state, pieces| replace(state, pieces, call))
+    with_pieces(range, |state, pieces| replace(state, pieces, range, call))
 }
 
-/// Makes a call that takes the mappings of some pieces away.
-fn replace(state: &mut State, pieces: Pieces, call: impl FnOnce() -> Answer) -> Answer {
+/// Makes a call that takes the mappings of a range away, with some pieces in it.
+fn replace(state: &mut State, pieces: Pieces, range: Range, call: impl FnOnce() -> Answer) -> Answer {
     untrack(state, &pieces);
     let answer = call();
+    if answer.is_ok() {
+        state.regions.forget_retained(range);
+    }
     for (id, run) in pieces {
         if answer.is_ok() {
             if !sabotage::is_on(Sabotage::NoUnmapGuard) {
@@ -144,7 +149,8 @@ fn replace(state: &mut State, pieces: Pieces, call: impl FnOnce() -> Answer) -> 
 ///
 /// The kernel wants one mapping to grow (and before Linux 6.17 to move), so the memory is unmerged
 /// in place. While it moves no thread may use it. Where it may not move other threads may use it,
-/// and growing is refused as the kernel does where there is no room.
+/// and growing is refused as the kernel does where there is no room. The same answer (`ENOMEM`) gets
+/// a call on copies to which a device may be writing: they cannot be unmerged.
 ///
 /// # Safety
 ///
@@ -160,13 +166,24 @@ pub(crate) unsafe fn mremap(old: usize, old_len: usize, new_len: usize, flags: c
     if new_len < from.len && !is_fixed {
         // The call unmaps the tail.
         let tail = Range::new(from.start + new_len, from.len - new_len);
-        return with_pieces(tail, |state, pieces| replace(state, pieces, call));
+        return with_pieces(tail, |state, pieces| replace(state, pieces, tail, call));
     }
     with_pieces(from, |state, moved| {
         prepare_move(state, moved, flags & libc::MREMAP_MAYMOVE != 0)?;
         let target = if is_fixed { whole_pages(new, new_len) } else { None };
-        let replaced = target.map_or(Vec::new(), |target| state.regions.pieces(target));
-        replace(state, replaced, call)
+        let kept = state.regions.retained().within(from);
+        let target = target.unwrap_or(Range::new(0, 0));
+        let replaced = state.regions.pieces(target);
+        let answer = replace(state, replaced, target, call);
+        if let Ok(place) = answer {
+            // What was retained there before has moved, and stays retained.
+            state.regions.forget_retained(from);
+            for (part, sticky) in kept {
+                let moved = Range::new(place + (part.start - from.start), part.len);
+                state.regions.retain(moved, sticky);
+            }
+        }
+        answer
     })
 }
 
@@ -200,14 +217,54 @@ fn untrack(state: &State, pieces: &[(RegionId, Run)]) {
     }
 }
 
-/// Unmerges pieces and takes them out of management.
+/// Unmerges pieces and takes them out of management. Copies to which a device may be writing stay
+/// where they are, and are retained.
 fn give_back(state: &mut State, pieces: Pieces, users: Users) -> Result<(), Errno> {
     for (id, run) in pieces {
         unmerge(state, id, run, users)?;
         untrack(state, &[(id, run)]);
-        state.give_up(id, run);
+        state.leave(id, run, None);
     }
     Ok(())
+}
+
+/// Whether some of the range left management and may still map frames.
+fn is_retained(state: &State, range: Range) -> bool {
+    !state.regions.retained().within(range).is_empty()
+}
+
+/// Makes retained parts of a range untouched memory, with the protection that they have.
+///
+/// # Safety
+///
+/// The program discards the range: it relies on nothing that it holds.
+unsafe fn discard_retained(state: &mut State, range: Range) -> Result<(), Errno> {
+    let parts = state.regions.retained().within(range);
+    if parts.is_empty() || sabotage::is_on(Sabotage::NoDontneedGuard) {
+        return Ok(());
+    }
+    let mut mappings = Vec::new();
+    // The program may have protected them past the C library.
+    let listed = procfs::for_each_map(None, |line| {
+        for (part, sticky) in &parts {
+            mappings.extend(line.range.intersect(part).map(|place| (place, line.perms, *sticky)));
+        }
+    });
+    listed.map_err(|_| Errno::NOMEM)?;
+    for (place, perms, sticky) in mappings {
+        // SAFETY: this function's contract is that of the call.
+        unsafe { unmerge::discard_retained(place, perms, sticky) }?;
+        state.regions.forget_retained(place);
+    }
+    Ok(())
+}
+
+/// Whether some of the range is managed, or may map frames: `MADV_MERGEABLE` on it must not reach
+/// the kernel.
+pub(crate) fn is_managed(start: usize, len: usize) -> bool {
+    let Some(range) = whole_pages(start, len) else { return false };
+    let state = STATE.lock();
+    !state.regions.pieces(range).is_empty() || is_retained(&state, range)
 }
 
 /// Makes merged pages among the pieces untouched memory, and tells the daemon that all are

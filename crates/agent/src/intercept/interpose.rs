@@ -155,7 +155,12 @@ pub unsafe extern "C" fn madvise(start: *mut c_void, len: usize, advice: c_int) 
     // asks for no more than that.
     let result = unsafe {
         if advice == libc::MADV_MERGEABLE {
-            if mark::mergeable(start as usize, len) { Ok(0) } else { raw::madvise(start as usize, len, advice) }
+            let is_ours = || is_guarded(start as usize, len) && guard::is_managed(start as usize, len);
+            if mark::mergeable(start as usize, len) || is_ours() {
+                Ok(0)
+            } else {
+                raw::madvise(start as usize, len, advice)
+            }
         } else if is_guarded(start as usize, len) {
             guard::madvise(start as usize, len, advice)
         } else if TORN.load(Ordering::Relaxed) {

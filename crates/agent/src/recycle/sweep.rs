@@ -8,13 +8,9 @@
 
 #![allow(unsafe_code)] // Discards the guest's free pages.
 
-use std::ffi::c_void;
 use std::ops::{ControlFlow, Range as Frames};
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use kmem::range::Range;
-use kmem::raw;
 use rustix::io::Errno;
 use wire::recycle::{Extent, MAX_RUNS, Recycled, Refusal, Sweep};
 use wire::{Outcome, RegionId, Run, ToDaemon};
@@ -22,6 +18,7 @@ use wire::{Outcome, RegionId, Run, ToDaemon};
 use crate::runtime::cpu_ns;
 use crate::runtime::globals::STATE;
 use crate::runtime::state::State;
+use crate::window::gate::{self, Grounds};
 use crate::window::pins::held_memory;
 use crate::window::unmerge::discard;
 
@@ -140,7 +137,7 @@ unsafe fn take_back(state: &mut State, extents: &[Extent], runs: &[Frames<u64>])
         }
     }
     // SAFETY: the places are managed memory and claimed, see the contract.
-    let result = result.and(unsafe { discard_all(&places) });
+    let result = result.and(unsafe { gate::discard(Grounds::Discarded, &places) });
     // The daemon is told after an error too: some pages may be gone, and the ledger must not take
     // them for merged.
     for (region, runs) in recycled {
@@ -160,44 +157,8 @@ fn pages_of(extents: &[Extent], frames: &Frames<u64>) -> impl Iterator<Item = (R
     })
 }
 
-/// Gives memory back to the kernel, in one call where it takes lists (Linux 6.14), so that it
-/// flushes translations once.
-///
-/// # Safety
-///
-/// No code relies on what the places hold.
-unsafe fn discard_all(places: &[Range]) -> Result<(), Errno> {
-    /// Whether the kernel takes lists. The first call shows it; older kernels refuse any list.
-    static LISTS: OnceLock<bool> = OnceLock::new();
-    let mut left = places;
-    while !left.is_empty() && LISTS.get() != Some(&false) {
-        let count = left.len().min(libc::UIO_MAXIOV as usize);
-        let entry = |range: &Range| libc::iovec { iov_base: range.start as *mut c_void, iov_len: range.len };
-        let list: Vec<libc::iovec> = left[..count].iter().map(entry).collect();
-        let wanted: usize = left[..count].iter().map(|range| range.len).sum();
-        // SAFETY: by the contract no code relies on what these ranges hold.
-        match unsafe { raw::madvise_many(&list, libc::MADV_DONTNEED) } {
-            Ok(done) if done == wanted => {
-                LISTS.get_or_init(|| true);
-                left = &left[count..];
-            }
-            Ok(_) => break,
-            Err(_) => {
-                LISTS.get_or_init(|| false);
-                break;
-            }
-        }
-    }
-    for range in left {
-        // SAFETY: by the contract no code relies on what the range holds.
-        unsafe { raw::madvise(range.start, range.len, libc::MADV_DONTNEED) }?;
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
-    use kmem::{PAGE_SIZE, mm};
     use wire::PageNo;
 
     use super::*;
@@ -216,23 +177,5 @@ mod tests {
         assert_eq!(of(350..360), [(1, run(350, 6)), (2, run(7, 4))]);
         assert_eq!(of(360..1001), [(2, run(11, 6)), (1, run(400, 1))]);
         assert!(of(0..256).is_empty() && of(366..1000).is_empty() && of(1050..2000).is_empty());
-    }
-
-    #[test]
-    fn memory_is_given_back_in_one_call_or_in_many() {
-        let pages = 3000;
-        let start = mm::map_anonymous(pages * PAGE_SIZE).unwrap();
-        // SAFETY: mapped above, readable and writable, and known to this test alone.
-        let memory = unsafe { std::slice::from_raw_parts_mut(start as *mut u8, pages * PAGE_SIZE) };
-        memory.fill(7);
-        let places: Vec<Range> = (0..pages).step_by(2).map(|p| Range::new(start + p * PAGE_SIZE, PAGE_SIZE)).collect();
-        // SAFETY: the test expects zeros in these pages; an address that is not aligned is refused.
-        unsafe {
-            discard_all(&places).unwrap();
-            assert!(discard_all(&[Range::new(start + 1, PAGE_SIZE)]).is_err(), "an error is returned");
-        }
-        assert!(memory.chunks(PAGE_SIZE).enumerate().all(|(p, page)| page[0] == if p % 2 == 0 { 0 } else { 7 }));
-        // SAFETY: mapped above, and not used any more.
-        unsafe { raw::munmap(start, pages * PAGE_SIZE).unwrap() };
     }
 }

@@ -10,12 +10,14 @@ pub(crate) mod outbox;
 pub(crate) mod recycler;
 pub(crate) mod region;
 pub(crate) mod regions;
+pub(crate) mod retained;
 pub(crate) mod segments;
 pub(crate) mod uffds;
 pub(crate) mod uplink;
 pub(crate) mod window_uffd;
 
 use std::os::fd::RawFd;
+use std::time::Duration;
 
 use kmem::range::Range;
 use rustix::io::Errno;
@@ -44,6 +46,8 @@ pub(crate) struct State {
     pub(crate) uplink: Uplink,
     /// The pool in which free pages are marked.
     pub(crate) recycler: Option<Recycler>,
+    /// Longest time that one direct I/O request may take; `None` before a daemon has said so.
+    pub(crate) direct_io: Option<Duration>,
 }
 
 /// Why a range is not taken under management.
@@ -70,6 +74,7 @@ impl State {
             maps: MapBudget::new(),
             uplink: Uplink::new(),
             recycler: None,
+            direct_io: None,
         }
     }
 
@@ -93,10 +98,34 @@ impl State {
     /// Takes pages out of management and tells the daemon. They map no frame any more, or are
     /// unmapped altogether.
     pub(crate) fn give_up(&mut self, id: RegionId, run: Run) {
-        if self.regions.get(id).is_some() {
+        if run.len > 0 && self.regions.get(id).is_some() {
             self.regions.cut(id, run);
             self.tell(ToDaemon::RegionShrunk { region: id, run });
         }
+    }
+
+    /// Takes pages out of management that stay in place, and tells the daemon. Those that lie in
+    /// mappings of segments are [retained](Regions::retain), at `moved_to` if they were moved there
+    /// (the address of the run's first page).
+    pub(crate) fn leave(&mut self, id: RegionId, run: Run, moved_to: Option<usize>) {
+        let Some(region) = self.regions.get(id) else { return };
+        let sticky = region.sticky;
+        let (mut left, mut merged) = (run, Vec::new());
+        while let Some(part) = region.mapped.next_run(left) {
+            let bytes = region.bytes(part);
+            let moved = moved_to.map(|to| Range::new(to + (bytes.start - region.bytes(run).start), bytes.len));
+            merged.push((part, moved.unwrap_or(bytes)));
+            left = Run::between(part.end(), left.end());
+        }
+        let mut at = run.page;
+        for (part, bytes) in merged {
+            self.give_up(id, Run::between(at, part.page));
+            self.regions.cut(id, part);
+            self.tell(ToDaemon::Retained { region: id, run: part });
+            self.regions.retain(bytes, sticky);
+            at = part.end();
+        }
+        self.give_up(id, Run::between(at, run.end()));
     }
 
     /// Tracks again what could not be tracked after a window.

@@ -104,11 +104,19 @@ fn act(state: &mut State, event: Event) {
         }
         Event::Unmap(range) => lose(state, range),
         Event::Remap { from, to, len } => {
-            lose(state, Range::new(from, len));
             // Fails only where nothing is mapped.
             let _ = state.uffds.untrack(Range::new(to, len));
+            follow(state, Range::new(from, len), to);
         }
         Event::Remove(_) | Event::Pagefault { .. } => {}
+    }
+}
+
+/// Mappings moved without the guards' knowledge. They map their frames at the new address.
+fn follow(state: &mut State, from: Range, to: usize) {
+    for (id, run) in state.regions.pieces(from) {
+        let Some(bytes) = state.regions.bytes(id, run) else { continue };
+        state.leave(id, run, Some(to + (bytes.start - from.start)));
     }
 }
 

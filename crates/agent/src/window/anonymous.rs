@@ -9,6 +9,7 @@ use wire::Run;
 
 use crate::runtime::sabotage::{self, Sabotage};
 use crate::runtime::state::region::{Region, Sticky};
+use crate::window::gate::{self, Grounds};
 
 /// Maps untouched memory over pages of a region and repeats the program's advice. The pages are not
 /// tracked afterwards.
@@ -17,40 +18,25 @@ use crate::runtime::state::region::{Region, Sticky};
 ///
 /// - The pages are managed, and not registered with the tracking userfaultfd.
 /// - No code relies on their bytes; or they are zeros, and writers are blocked.
-pub(crate) unsafe fn cover(region: &mut Region, run: Run) -> Result<(), Errno> {
+pub(crate) unsafe fn cover(region: &mut Region, run: Run, grounds: Grounds) -> Result<(), Errno> {
     let place = region.bytes(run);
     // SAFETY: by the contract nothing is lost with the mapping that was there. The new one allows
     // the same access.
-    unsafe { map(place.start, place.len, libc::MAP_FIXED, region.sticky) }?;
+    unsafe { gate::map_untouched(grounds, place, libc::PROT_READ | libc::PROT_WRITE, region.sticky) }?;
     region.mapped.clear(run);
     advise(region, place, true);
     Ok(())
 }
 
-/// Maps memory like a region's at an address that the kernel chooses, and returns the address.
-pub(crate) fn map_anywhere(len: usize, sticky: Sticky) -> Result<usize, Errno> {
-    // SAFETY: a mapping that is not fixed replaces nothing.
-    unsafe { map(0, len, 0, sticky) }
-}
-
-/// Maps anonymous memory with the flags of the program's own, so that the kernel joins it with its
-/// neighbours.
-///
-/// # Safety
-///
-/// With `MAP_FIXED`, no code relies on what was mapped in the range.
-unsafe fn map(start: usize, len: usize, fixed: i32, sticky: Sticky) -> Result<usize, Errno> {
-    let reserve = if sticky.no_reserve { libc::MAP_NORESERVE } else { 0 };
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | fixed | reserve;
-    // SAFETY: this function's contract is that of the call.
-    unsafe { raw::mmap(start, len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) }
-}
-
 /// Repeats the program's advice on a new mapping of a region.
 pub(crate) fn advise(region: &mut Region, place: Range, is_anonymous: bool) {
-    let sticky = region.sticky;
+    region.leaks_into_children |= !repeat_advice(place, region.sticky, is_anonymous);
+}
+
+/// Repeats advice on a new mapping. False if children may inherit what they should not.
+pub(crate) fn repeat_advice(place: Range, sticky: Sticky, is_anonymous: bool) -> bool {
     if sabotage::is_on(Sabotage::NoStickyAdvice) {
-        return;
+        return true;
     }
     let huge = match sticky.huge {
         Some(true) if is_anonymous => Some(libc::MADV_HUGEPAGE),
@@ -58,10 +44,11 @@ pub(crate) fn advise(region: &mut Region, place: Range, is_anonymous: bool) {
         _ => None,
     };
     let all = [sticky.dont_fork.then_some(libc::MADV_DONTFORK), sticky.dont_dump.then_some(libc::MADV_DONTDUMP), huge];
+    let mut kept_from_children = true;
     for advice in all.into_iter().flatten() {
         // SAFETY: none of these advices changes the bytes of memory or the access to it.
-        if unsafe { raw::madvise(place.start, place.len, advice) }.is_err() && advice == libc::MADV_DONTFORK {
-            region.leaks_into_children = true;
-        }
+        let failed = unsafe { raw::madvise(place.start, place.len, advice) }.is_err();
+        kept_from_children &= !(failed && advice == libc::MADV_DONTFORK);
     }
+    kept_from_children
 }

@@ -1,6 +1,6 @@
 //! Every page of a window is compared with its target, byte by byte.
 
-#![allow(unsafe_code)] // Reads the program's memory.
+#![allow(unsafe_code)] // Reads frames.
 
 use kmem::PAGE_SIZE;
 use wire::{MergeRun, Outcome, PageNo, Run, Target};
@@ -8,6 +8,7 @@ use wire::{MergeRun, Outcome, PageNo, Run, Target};
 use crate::runtime::state::region::Region;
 use crate::runtime::state::segments::Segments;
 use crate::window::ZEROS;
+use crate::window::own::{Buffer, CHUNK};
 use crate::window::runs::advance;
 
 /// What is known of some pages after the comparison.
@@ -21,16 +22,28 @@ pub(super) enum Verdict {
 /// The verdicts on a window's pages, in ascending order.
 pub(super) type Verdicts = Vec<(Run, Verdict)>;
 
-/// Compares a run with its target, page by page.
+/// What one page is, beside its target.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Finding {
+    Equal,
+    Differs,
+    /// It is gone, or poisoned by a memory error.
+    Unreadable,
+}
+
+/// Compares a run with its target, page by page. The pages are read by a system call, see
+/// [`crate::window::own`]: whatever they are, nothing is harmed.
 ///
-/// # Safety
-///
-/// - The pages lie in an open window of the region: they are mapped and readable, no page is
-///   missing, and writers are blocked.
-/// - The run does not leave its segment.
-pub(super) unsafe fn compare(region: &Region, segments: &Segments, merge: MergeRun, verdicts: &mut Verdicts) {
+/// The pages lie in an open window of the region: no page is missing, and writers are blocked. The
+/// run does not leave its segment.
+pub(super) fn compare(
+    region: &Region,
+    segments: &Segments,
+    merge: MergeRun,
+    buffer: &mut Buffer,
+    verdicts: &mut Verdicts,
+) {
     let MergeRun { run, target } = merge;
-    let place = region.bytes(run).start;
     let frames = match target {
         Target::Zero => None,
         Target::Frames { segment, slot } => match segments.get(segment) {
@@ -38,27 +51,55 @@ pub(super) unsafe fn compare(region: &Region, segments: &Segments, merge: MergeR
             None => return verdicts.push((run, Verdict::Settled(Outcome::Failed))),
         },
     };
-    let equals = |page: u32| {
-        let offset = page as usize * PAGE_SIZE;
-        let target = frames.map_or(ZEROS.as_ptr(), |frames| frames.wrapping_add(offset));
-        // SAFETY: by the contract the page is mapped and no thread writes to it. The frame lies
-        // within its segment, which is mapped in full length, and the daemon writes no frame that a
-        // page may map.
-        unsafe { libc::memcmp((place + offset) as *const _, target.cast(), PAGE_SIZE) == 0 }
-    };
-    let mut start = 0;
-    let mut equal = equals(0);
-    for page in 1..=run.len {
-        let next = page < run.len && equals(page);
-        if page < run.len && next == equal {
-            continue;
+    let mut found = Found { run, target, start: 0, finding: None };
+    let mut done = 0;
+    while done < run.len {
+        let len = (run.len - done).min(CHUNK as u32);
+        let pages = buffer.read(region.bytes(Run::new(run.page + done, len)));
+        let read = (pages.len() / PAGE_SIZE) as u32;
+        for (i, page) in pages.chunks_exact(PAGE_SIZE).enumerate() {
+            let offset = (done as usize + i) * PAGE_SIZE;
+            let target = frames.map_or(ZEROS.as_ptr(), |frames| frames.wrapping_add(offset));
+            // SAFETY: `page` is a page of the buffer. The frame lies within its segment, which is
+            // mapped in full length, and no process writes a frame that a page may map.
+            let equal = unsafe { libc::memcmp(page.as_ptr().cast(), target.cast(), PAGE_SIZE) == 0 };
+            found.add(done + i as u32, if equal { Finding::Equal } else { Finding::Differs }, verdicts);
         }
-        let verdict = match equal {
-            false => Verdict::Settled(Outcome::Differs),
-            true => Verdict::Equal(advance(target, start)),
+        done += read;
+        if read < len {
+            found.add(done, Finding::Unreadable, verdicts);
+            done += 1;
+        }
+    }
+    found.end(run.len, verdicts);
+}
+
+/// Joins findings on consecutive pages of a run.
+struct Found {
+    run: Run,
+    target: Target,
+    start: u32,
+    finding: Option<Finding>,
+}
+
+impl Found {
+    /// Adds the finding on the next page of the run.
+    fn add(&mut self, page: u32, finding: Finding, verdicts: &mut Verdicts) {
+        if self.finding != Some(finding) {
+            self.end(page, verdicts);
+            (self.start, self.finding) = (page, Some(finding));
+        }
+    }
+
+    /// The pages with the last finding end before this one.
+    fn end(&self, page: u32, verdicts: &mut Verdicts) {
+        let verdict = match self.finding {
+            None => return,
+            Some(Finding::Equal) => Verdict::Equal(advance(self.target, self.start)),
+            Some(Finding::Differs) => Verdict::Settled(Outcome::Differs),
+            Some(Finding::Unreadable) => Verdict::Settled(Outcome::Unreadable),
         };
-        verdicts.push((Run::between(run.page + start, run.page + page), verdict));
-        (start, equal) = (page, next);
+        verdicts.push((Run::between(self.run.page + self.start, self.run.page + page), verdict));
     }
 }
 

@@ -14,6 +14,7 @@ use crate::runtime::state::region::Region;
 use crate::runtime::state::segments::Segment;
 use crate::runtime::state::window_uffd::WindowUffd;
 use crate::window::anonymous::cover;
+use crate::window::gate::{self, Grounds};
 
 /// How often, once in a millisecond, covering a hole is tried before the program is ended.
 const COVER_TRIES: u32 = 1000;
@@ -77,7 +78,7 @@ pub(super) unsafe fn map_frames(
     let offset = u64::from(slot) * PAGE_SIZE as u64;
     // SAFETY: by the contract the place holds, or held before its pages were taken, the same bytes
     // as the frames, and no thread can write to it. The segment is sealed against shrinking.
-    if unsafe { mm::map_fixed_private(segment.fd.as_fd(), place, offset) }.is_err() {
+    if unsafe { gate::map_frames(segment.fd.as_fd(), place, offset) }.is_err() {
         // There are too many mappings, since the limit was lowered, say. The old mapping is usually
         // there still, and takes its pages back.
         let restored = !mm::has_hole(place) && taken.is_none_or(|taken| put_back(region, run, taken));
@@ -107,7 +108,7 @@ unsafe fn fill_hole(region: &mut Region, run: Run, segment: &Segment, slot: Slot
         // then a thread that touches the hole faults either way. The frames are mapped for
         // `place.len` bytes, and the new mapping is writable and lies elsewhere.
         unsafe {
-            if cover(region, run).is_ok() {
+            if cover(region, run, Grounds::Merged).is_ok() {
                 std::ptr::copy_nonoverlapping(from, place.start as *mut u8, place.len);
                 return;
             }
@@ -131,13 +132,13 @@ pub(super) unsafe fn map_zeros(region: &mut Region, run: Run, maps: &mut MapBudg
         maps.add(region.new_maps(run));
         // SAFETY: by the contract untouched memory has the same bytes, writers are blocked, and the
         // tracking userfaultfd does not have the pages.
-        unsafe { cover(region, run) }
+        unsafe { cover(region, run, Grounds::Merged) }
     } else if taken {
         Ok(())
     } else {
         // SAFETY: the place is anonymous memory throughout, so the advice makes it read as zeros,
         // which by the contract it did before.
-        unsafe { raw::madvise(place.start, place.len, libc::MADV_DONTNEED) }.map(drop)
+        unsafe { gate::discard(Grounds::Merged, &[place]) }
     };
     if done.is_ok() { Outcome::Merged } else { Outcome::Failed }
 }

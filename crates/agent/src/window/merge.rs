@@ -38,6 +38,7 @@ use crate::runtime::state::window_uffd::WindowUffd;
 use crate::window::anonymous::advise;
 use crate::window::compare::{Verdict, Verdicts, compare, end_of_equal, hull};
 use crate::window::map::{Taken, map_frames, map_zeros, take_away};
+use crate::window::own::Buffer;
 use crate::window::report::WindowReport;
 use crate::window::runs::{advance, span};
 use crate::window::select::select;
@@ -59,14 +60,14 @@ pub(crate) struct Request<'a> {
 }
 
 /// Carries out one window.
-pub(crate) fn merge(state: &mut State, request: &Request<'_>) -> WindowReport {
+pub(crate) fn merge(state: &mut State, request: &Request<'_>, buffer: &mut Buffer) -> WindowReport {
     let mut window = match Window::select(state, request) {
         Ok(window) => window,
         Err(report) => return report,
     };
     let some_left = window.refuse();
     if some_left && window.open() {
-        window.compare(request.check_held);
+        window.compare(request.check_held, buffer);
         window.take_and_map();
         window.close();
         window.mark_clean();
@@ -185,7 +186,7 @@ impl<'s> Window<'s> {
 
     /// Compares the runs with their targets, for half of the window's time. What is not reached is
     /// left for another window.
-    fn compare(&mut self, check_held: bool) {
+    fn compare(&mut self, check_held: bool, buffer: &mut Buffer) {
         // Pins and locks are looked for only now: a thread that pins a page for writing from here
         // on waits for the window, or gets a page of its own.
         let shows_pins = self.uffds.window().is_some_and(WindowUffd::can_check_pins)
@@ -201,9 +202,9 @@ impl<'s> Window<'s> {
             }
             match held.or(refusal) {
                 Some(outcome) => self.verdicts.push((merge.run, Verdict::Settled(outcome))),
-                // SAFETY: the window is open over all runs, and no page was taken yet. A run that
-                // leaves its segment does not decode.
-                None => unsafe { compare(self.region, self.segments, merge, &mut self.verdicts) },
+                // The window is open over all runs, and no page was taken yet. A run that leaves its
+                // segment does not decode.
+                None => compare(self.region, self.segments, merge, buffer, &mut self.verdicts),
             }
         }
     }

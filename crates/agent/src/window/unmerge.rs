@@ -2,15 +2,19 @@
 
 #![allow(unsafe_code)] // Replaces mappings of the program's memory.
 
-use kmem::mm;
+use kmem::PAGE_SIZE;
+use kmem::pagemap::Pagemap;
+use kmem::procfs::Perms;
 use kmem::range::Range;
 use rustix::io::Errno;
 use wire::{RegionId, Run};
 
 use crate::runtime::state::State;
-use crate::runtime::state::region::Region;
+use crate::runtime::state::region::{Region, Sticky};
 use crate::window::MAX_PAGES;
-use crate::window::anonymous::{advise, cover, map_anywhere};
+use crate::window::anonymous::{advise, cover, repeat_advice};
+use crate::window::gate::{self, Copies, Grounds};
+use crate::window::own::Buffer;
 
 /// Who uses the memory while it is unmerged.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -18,14 +22,25 @@ pub(crate) enum Users {
     /// Other threads read and write it: each run is replaced in one step.
     Active,
     /// No thread may use it, since the program is about to move it. It is filled in place, so that
-    /// it is one mapping afterwards.
+    /// it is one mapping afterwards. Where a page may not be taken away nothing is changed, and the
+    /// call fails.
     None,
 }
 
-/// Turns merged pages back into anonymous memory with the same bytes, window by window.
+/// Turns merged pages back into anonymous memory with the same bytes, window by window. Pages that
+/// may not be taken away stay in their mappings of segments: [`Region::mapped`] has them.
 pub(crate) fn unmerge(state: &mut State, id: RegionId, run: Run, users: Users) -> Result<(), Errno> {
+    let copies = Copies::at_once(state.direct_io);
     let State { regions, uffds, .. } = state;
     let Some(region) = regions.get_mut(id) else { return Ok(()) };
+    if !region.mapped.any(run) {
+        return Ok(());
+    }
+    let pagemap = Pagemap::open_self().ok();
+    let mut buffer = Buffer::new(MAX_PAGES as usize);
+    if users == Users::None && has_to_stay(region, run, &copies, pagemap.as_ref(), &mut buffer) {
+        return Err(Errno::NOMEM);
+    }
     let mut left = run;
     while let Some(merged) = region.mapped.next_run(left) {
         let last = left.end().0.min(merged.page.0.saturating_add(MAX_PAGES));
@@ -33,7 +48,7 @@ pub(crate) fn unmerge(state: &mut State, id: RegionId, run: Run, users: Users) -
         let span = region.bytes(window);
         uffds.open_window(span)?;
         // SAFETY: the window is open.
-        let done = unsafe { unmerge_window(region, window, users) };
+        let done = unsafe { unmerge_window(region, window, users, &copies, pagemap.as_ref(), &mut buffer) };
         uffds.close_window(span);
         done?;
         left = Run::between(window.end(), left.end());
@@ -41,22 +56,56 @@ pub(crate) fn unmerge(state: &mut State, id: RegionId, run: Run, users: Users) -
     Ok(())
 }
 
-/// Unmerges all merged pages of a window.
+/// Whether some page may not be taken away. No window is open: a copy that is written now was one
+/// before.
+fn has_to_stay(region: &Region, run: Run, copies: &Copies, pagemap: Option<&Pagemap>, buffer: &mut Buffer) -> bool {
+    let windows = gate::merged(region, run).into_iter().flat_map(|merged| {
+        (merged.page.0..merged.end().0)
+            .step_by(MAX_PAGES as usize)
+            .map(move |start| Run::new(wire::PageNo(start), MAX_PAGES.min(merged.end().0 - start)))
+    });
+    for part in windows {
+        // Brings the pages into memory, so that the kernel can say what they are.
+        buffer.read(region.bytes(part));
+        if gate::may_go(region, part, copies, pagemap) != [part] {
+            return true;
+        }
+    }
+    false
+}
+
+/// Unmerges the merged pages of a window that may go.
 ///
 /// # Safety
 ///
 /// The window is open: its pages are managed, so mapped and readable; writers are blocked; and the
 /// tracking userfaultfd does not have them. With [`Users::None`], no thread uses them.
-unsafe fn unmerge_window(region: &mut Region, window: Run, users: Users) -> Result<(), Errno> {
-    let mut left = window;
-    while let Some(run) = region.mapped.next_run(left) {
-        match users {
-            // SAFETY: the run lies in the window, so this function's contract covers it.
-            Users::Active => unsafe { replace_with_copy(region, run) }?,
-            // SAFETY: the run lies in the window, and by the contract no thread uses it.
-            Users::None => unsafe { refill(region, run) }?,
+unsafe fn unmerge_window(
+    region: &mut Region,
+    window: Run,
+    users: Users,
+    copies: &Copies,
+    pagemap: Option<&Pagemap>,
+    buffer: &mut Buffer,
+) -> Result<(), Errno> {
+    for run in gate::merged(region, window) {
+        buffer.read(region.bytes(run));
+    }
+    for run in gate::may_go(region, window, copies, pagemap) {
+        let place = region.bytes(run);
+        let bytes = buffer.read(place);
+        if bytes.len() < place.len {
+            // A page is gone, or poisoned: it stays what it is.
+            continue;
         }
-        left = Run::between(run.end(), left.end());
+        match users {
+            // SAFETY: the run lies in the open window and may go; the bytes were read while writers
+            // were blocked.
+            Users::Active => unsafe { replace_with_copy(region, run, bytes) }?,
+            // SAFETY: the run lies in the open window and may go, and by the contract no thread
+            // uses it.
+            Users::None => unsafe { refill(region, run, bytes) }?,
+        }
     }
     Ok(())
 }
@@ -65,22 +114,22 @@ unsafe fn unmerge_window(region: &mut Region, window: Run, users: Users) -> Resu
 ///
 /// # Safety
 ///
-/// The pages lie in an open window.
-unsafe fn replace_with_copy(region: &mut Region, run: Run) -> Result<(), Errno> {
+/// The pages lie in an open window, may be taken away, and hold these bytes.
+unsafe fn replace_with_copy(region: &mut Region, run: Run, bytes: &[u8]) -> Result<(), Errno> {
     let place = region.bytes(run);
-    let copy = map_anywhere(place.len, region.sticky)?;
+    let copy = gate::map_anywhere(place.len, region.sticky)?;
     let from = Range::new(copy, place.len);
-    // SAFETY: `copy` is a fresh mapping of that length, which nobody else knows. The place is
-    // mapped, and no thread writes to it while the window is open. So the copy has the same bytes
-    // when it takes the place's address, and readers see no difference.
+    // SAFETY: `copy` is a fresh mapping of that length, which nobody else knows; `bytes` is as long.
+    // By the contract the copy has the place's bytes when it takes its address, and no thread
+    // writes there, so readers see no difference.
     let moved = unsafe {
-        std::ptr::copy_nonoverlapping(place.start as *const u8, copy as *mut u8, place.len);
+        std::ptr::copy_nonoverlapping(bytes.as_ptr(), copy as *mut u8, place.len);
         advise(region, from, true);
-        mm::remap_fixed(from, place.start)
+        gate::move_over(from, place.start)
     };
     if moved.is_err() {
         // SAFETY: the copy stays where it was mapped above, and nothing refers to it.
-        let _ = unsafe { mm::unmap(from) };
+        unsafe { gate::unmap_own(from) };
     }
     moved?;
     region.mapped.clear(run);
@@ -91,15 +140,14 @@ unsafe fn replace_with_copy(region: &mut Region, run: Run) -> Result<(), Errno> 
 ///
 /// # Safety
 ///
-/// The pages lie in an open window, and no thread uses them.
-unsafe fn refill(region: &mut Region, run: Run) -> Result<(), Errno> {
+/// The pages lie in an open window, may be taken away, hold these bytes, and no thread uses them.
+unsafe fn refill(region: &mut Region, run: Run, bytes: &[u8]) -> Result<(), Errno> {
     let place = region.bytes(run);
-    // SAFETY: the place is mapped and readable, and no thread writes to it while the slice exists.
-    let bytes = unsafe { std::slice::from_raw_parts(place.start as *const u8, place.len) }.to_vec();
-    // SAFETY: no thread uses the place before its bytes are back. The new mapping can be written,
-    // is as long as the copy, and lies elsewhere.
+    debug_assert_eq!(bytes.len() % PAGE_SIZE, 0);
+    // SAFETY: by the contract no thread uses the pages while they are empty. The new mapping is
+    // writable, is as long as the bytes, and lies elsewhere.
     unsafe {
-        cover(region, run)?;
+        cover(region, run, Grounds::MayGo)?;
         std::ptr::copy_nonoverlapping(bytes.as_ptr(), place.start as *mut u8, place.len);
     }
     Ok(())
@@ -124,9 +172,23 @@ pub(crate) unsafe fn discard(state: &mut State, id: RegionId, run: Run) -> Resul
     {
         // SAFETY: by the contract no code relies on the bytes. The pages have left tracking just
         // now.
-        result = unsafe { cover(region, merged) };
+        result = unsafe { cover(region, merged, Grounds::Discarded) };
         left = Run::between(merged.end(), left.end());
     }
     uffds.track(span);
     result
+}
+
+/// Makes retained memory untouched memory with the same protection.
+///
+/// # Safety
+///
+/// The program discards the place, and relies on nothing that it holds.
+pub(crate) unsafe fn discard_retained(place: Range, perms: Perms, sticky: Sticky) -> Result<(), Errno> {
+    let bits = [(perms.read, libc::PROT_READ), (perms.write, libc::PROT_WRITE), (perms.exec, libc::PROT_EXEC)];
+    let protection = bits.into_iter().filter(|(is_set, _)| *is_set).fold(0, |all, (_, bit)| all | bit);
+    // SAFETY: by the contract nobody relies on the bytes, and the new mapping allows the same access.
+    unsafe { gate::map_untouched(Grounds::Discarded, place, protection, sticky) }?;
+    repeat_advice(place, sticky, true);
+    Ok(())
 }

@@ -77,6 +77,21 @@ impl Client {
                     format!("{}", (place as isize - self.start as isize) / PAGE as isize)
                 }
             }
+            "raw-move" => {
+                let len = arg(1) * PAGE;
+                let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+                let reserved = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+                // SAFETY: this client's own mappings; no reference into them is held.
+                let place = unsafe {
+                    let place = libc::mmap(std::ptr::null_mut(), len, 0, reserved, -1, 0);
+                    libc::syscall(libc::SYS_mremap, self.at(arg(0)), len, len, flags, place)
+                };
+                if place == -1 {
+                    code(-1)
+                } else {
+                    format!("{}", (place as isize - self.start as isize) / PAGE as isize)
+                }
+            }
             "start" => self.start.to_string(),
             "write" => {
                 // SAFETY: this client's own mapping; no reference into it is held.
@@ -136,6 +151,7 @@ impl Client {
                 "unmap" => libc::munmap(start.cast(), len),
                 "raw-unmap" => libc::syscall(libc::SYS_munmap, start, len) as i32,
                 "protect" => libc::mprotect(start.cast(), len, extra()),
+                "raw-protect" => libc::syscall(libc::SYS_mprotect, start, len, extra()) as i32,
                 "lock" => libc::mlock(start.cast(), len),
                 "unlock" => libc::munlock(start.cast(), len),
                 _ => return None,

@@ -146,6 +146,8 @@ pub struct Daemon {
     pub seen: Vec<ToDaemon>,
     /// Whether batches leave pages alone that were written since the last scan.
     pub calm: bool,
+    /// What the welcome says of direct I/O.
+    pub direct_io_ms: u32,
     batch: u64,
 }
 
@@ -164,7 +166,17 @@ impl Daemon {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("agent");
         let listener = Listener::bind(&socket, 0o666).unwrap();
-        Daemon { _dir: dir, socket, listener, conn: None, control: None, seen: Vec::new(), calm: false, batch: 0 }
+        Daemon {
+            _dir: dir,
+            socket,
+            listener,
+            conn: None,
+            control: None,
+            seen: Vec::new(),
+            calm: false,
+            direct_io_ms: 0,
+            batch: 0,
+        }
     }
 
     /// Waits for the agent to connect and tell its regions; returns these messages.
@@ -187,7 +199,7 @@ impl Daemon {
 
     pub fn welcome(&mut self) {
         let (fd, map) = control_page();
-        self.send(&ToAgent::Welcome { version: wire::VERSION }, &[&fd]);
+        self.send(&ToAgent::Welcome { version: wire::VERSION, direct_io_ms: self.direct_io_ms }, &[&fd]);
         self.control = Some(map);
     }
 

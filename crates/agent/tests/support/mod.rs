@@ -10,6 +10,7 @@
 pub mod client;
 pub mod daemon;
 pub mod forks;
+pub mod slow_file;
 
 /// Bytes in a page.
 pub const PAGE: usize = 4096;

@@ -3,12 +3,11 @@ use std::sync::Mutex;
 use super::*;
 use crate::client::{self, Error};
 
-/// A daemon with one client, process 7, that can be detached once and frozen once at a time.
+/// A daemon with one client, process 7, that can be detached, and frozen once at a time.
 #[derive(Default)]
 struct Fake {
     frozen: Arc<Mutex<bool>>,
     marked: Arc<Mutex<Option<ChangeLog>>>,
-    detached: Mutex<bool>,
 }
 
 struct Frozen {
@@ -37,7 +36,24 @@ fn known(pid: i32) -> Result<(), Refusal> {
     if pid == 7 { Ok(()) } else { Err(Refusal::Unknown(format!("process {pid} is no client"))) }
 }
 
+/// A detach that works, waits twice and ends.
+struct Steps(Mutex<u64>);
+
+impl Detaching for Steps {
+    fn step(&self) -> DetachStep {
+        let mut left = self.0.lock().unwrap();
+        let step = match *left {
+            3 => DetachStep::Works,
+            0 => DetachStep::Done { pages_retained: 5 },
+            pages => DetachStep::Waits { pages, at_most: Duration::from_millis(1500) },
+        };
+        *left = left.saturating_sub(1);
+        step
+    }
+}
+
 impl Handler for Fake {
+    type Detaching = Steps;
     type Freeze = Frozen;
 
     fn status(&self, _: Option<u32>) -> Status {
@@ -51,14 +67,9 @@ impl Handler for Fake {
         Ok(vec![DirtyStatus { pid: 7, ..DirtyStatus::default() }])
     }
 
-    fn detach(&self, pid: i32, _: Option<u32>) -> Result<(), Refusal> {
+    fn detach(&self, pid: i32, _: Option<u32>) -> Result<Steps, Refusal> {
         known(pid)?;
-        *self.detached.lock().unwrap() = true;
-        Ok(())
-    }
-
-    fn is_client(&self, pid: i32) -> bool {
-        pid == 7 && !*self.detached.lock().unwrap()
+        Ok(Steps(Mutex::new(3)))
     }
 
     fn freeze(&self, pid: i32, _: Option<u32>) -> Result<Frozen, Refusal> {
@@ -81,8 +92,10 @@ fn what_a_daemon_is_asked_is_answered() {
     assert_eq!(client::status(&places).unwrap().metrics.pages_shared, 5);
     assert_eq!(client::dirty(&places, &[]).unwrap()[0].pid, 7);
     assert!(matches!(client::dirty(&places, &[8]), Err(Error::NoClient(why)) if why.contains('8')));
-    assert!(matches!(client::detach(&places, 8), Err(Error::NoClient(_))));
-    client::detach(&places, 7).unwrap();
+    assert!(matches!(client::detach(&places, 8, |_, _| {}), Err(Error::NoClient(_))));
+    let mut waits = Vec::new();
+    assert_eq!(client::detach(&places, 7, |pages, seconds| waits.push((pages, seconds))).unwrap(), 5);
+    assert_eq!(waits, [(2, 2), (1, 2)]);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use kmem::PAGE_SIZE;
 use wire::{RegionId, Run, ToDaemon};
 
-use super::link::Link;
+use super::link::{Link, Tracking};
 use super::{Client, ProtocolError, State};
 use crate::content::index::MAX_REGIONS;
 use crate::ledger::{Entry, Region};
@@ -43,6 +43,12 @@ impl Client {
                 drop(state);
                 self.answers.put(answer);
             }
+            ToDaemon::Retained { region, run } => self.retain(&mut state, region, run)?,
+            ToDaemon::Detaching(waits) => state.detach.waits(waits),
+            ToDaemon::DetachFailed { errno } => {
+                state.detach.failed(errno);
+                state.tracking = Tracking::Interrupted;
+            }
             ToDaemon::Detached => state.link = Link::Detached,
             ToDaemon::Ready => {}
             ToDaemon::Hello { .. } | ToDaemon::SegmentHeld { .. } => return Err(ProtocolError::IntroducedTwice),
@@ -70,6 +76,18 @@ impl Client {
             state.regions.remove(&id);
         }
         Ok(())
+    }
+
+    /// Pages leave management, and may map their frames for as long as the process lives.
+    fn retain(&self, state: &mut State, id: RegionId, run: Run) -> Result<(), ProtocolError> {
+        let region = Self::checked(state, id, run)?;
+        for page in run.pages() {
+            if let Entry::Merged(frame) = region.entry(page) {
+                self.domain.store.pin(frame);
+            }
+        }
+        state.detach.retained(run.len);
+        self.shrink(state, id, run)
     }
 
     fn discard(&self, state: &mut State, id: RegionId, run: Run) -> Result<(), ProtocolError> {

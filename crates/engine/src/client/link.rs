@@ -57,13 +57,15 @@ pub(crate) enum Tracking {
     Complete,
     /// A checkpoint that has frozen the client: nothing of it is scanned or merged.
     Frozen,
+    /// The agent, which gives everything back: nothing of it is scanned or merged any more.
+    Detaching,
     /// Only this daemon's scans again, after a freeze: some notes may be lost.
     Interrupted,
 }
 
 impl Tracking {
     pub(crate) fn is_frozen(self) -> bool {
-        self == Self::Frozen
+        matches!(self, Self::Frozen | Self::Detaching)
     }
 
     /// A scan begins that looks for what has gone unseen. Whether it has to.

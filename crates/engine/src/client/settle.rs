@@ -87,6 +87,8 @@ impl Client {
                 state.budget.exhaust(state.totals.full_scans);
             }
             Outcome::Pinned | Outcome::Locked => state.refusals.pinned(self.pid),
+            // It is looked at again when it was written.
+            Outcome::Unreadable => state.totals.unreadable += 1,
             Outcome::Gone | Outcome::Failed | Outcome::Merged => {}
         }
         if matches!(outcome, Outcome::Pinned | Outcome::Locked | Outcome::Failed | Outcome::Gone) {

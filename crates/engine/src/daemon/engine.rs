@@ -1,4 +1,4 @@
-//! The engine as the program has it: starting, stopping, detaching.
+//! The engine as the program has it: starting and stopping.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -6,9 +6,7 @@ use std::sync::Arc;
 
 use kmem::seqpacket::Listener;
 use parking_lot::Mutex;
-use wire::ToAgent;
 
-use crate::client::link::Link;
 use crate::config::Config;
 use crate::daemon::service::Service;
 use crate::merge::pass::{self, Buffers};
@@ -104,21 +102,9 @@ impl Engine {
         }
     }
 
-    /// Asks a client's agent to unmerge everything and give its regions back. Poll
-    /// [`Engine::is_client`] for the end.
-    pub fn detach(&self, pid: i32) -> Result<(), DetachError> {
-        let client = self.shared.clients().into_iter().find(|c| c.pid == pid).ok_or(DetachError::NotAClient(pid))?;
-        client.conn.send(&wire::encode(&ToAgent::Detach), &[]).map_err(|source| DetachError::Agent { pid, source })
-    }
-
     /// The owner of a client process.
     pub fn owner(&self, pid: i32) -> Option<u32> {
         self.shared.clients().iter().find(|c| c.pid == pid).map(|c| c.uid)
-    }
-
-    /// Whether this process has regions under management.
-    pub fn is_client(&self, pid: i32) -> bool {
-        self.shared.clients().iter().any(|c| c.pid == pid && c.state().link != Link::Detached)
     }
 }
 
@@ -126,22 +112,6 @@ impl Drop for Engine {
     fn drop(&mut self) {
         self.stop();
     }
-}
-
-/// Why a client could not be detached.
-#[derive(Debug, thiserror::Error)]
-pub enum DetachError {
-    /// No such client.
-    #[error("process {0} is no client of this daemon; `pageone status` lists them")]
-    NotAClient(i32),
-    /// Its agent can't be reached.
-    #[error("the agent in process {pid} can't be reached: {source}")]
-    Agent {
-        /// The process.
-        pid: i32,
-        /// Why not.
-        source: std::io::Error,
-    },
 }
 
 /// Only one daemon serves a directory; the lock goes with its process.

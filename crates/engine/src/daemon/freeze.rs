@@ -35,6 +35,9 @@ pub enum FreezeError {
     /// It is frozen already.
     #[error("another checkpoint of process {0} is being taken; wait for its end")]
     Frozen(i32),
+    /// It is being detached.
+    #[error("process {0} is being detached; a checkpoint of it needs no daemon afterwards")]
+    Detaching(i32),
     /// Its agent does not report.
     #[error("the agent in process {pid} has not finished its work within {} s; if the process is stopped, let it go on for a moment", PATIENCE.as_secs())]
     Busy {
@@ -96,7 +99,9 @@ impl Engine {
     /// [`FreezeError`]: no such client, frozen already, or its agent does not finish within 10 s.
     pub fn freeze(&self, pid: i32) -> Result<Freeze, FreezeError> {
         let find = || self.shared.clients().into_iter().find(|client| client.pid == pid);
-        find().ok_or(FreezeError::NotAClient(pid))?;
+        if find().ok_or(FreezeError::NotAClient(pid))?.state().tracking == Tracking::Detaching {
+            return Err(FreezeError::Detaching(pid));
+        }
         // Under the lock, so that a new connection sees it or is told.
         let mut frozen = self.shared.frozen.lock();
         if !frozen.insert(pid) {
@@ -132,7 +137,10 @@ impl Shared {
     fn set_tracking(&self, pid: i32, tracking: Tracking) -> Vec<Arc<Client>> {
         let clients: Vec<_> = self.clients().into_iter().filter(|client| client.pid == pid).collect();
         for client in &clients {
-            client.state().tracking = tracking;
+            let mut state = client.state();
+            if state.tracking != Tracking::Detaching {
+                state.tracking = tracking;
+            }
         }
         clients
     }

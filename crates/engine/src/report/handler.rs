@@ -2,7 +2,8 @@
 
 use control::{ChangeLog, DirtyStatus, Handler, Refusal, Status};
 
-use crate::daemon::engine::{DetachError, Engine};
+use crate::daemon::detach::{DetachError, Detaching};
+use crate::daemon::engine::Engine;
 use crate::daemon::freeze::{Freeze, FreezeError};
 
 impl Engine {
@@ -14,6 +15,7 @@ impl Engine {
 }
 
 impl Handler for Engine {
+    type Detaching = Detaching;
     type Freeze = Freeze;
 
     fn status(&self, uid: Option<u32>) -> Status {
@@ -24,15 +26,11 @@ impl Handler for Engine {
         Engine::dirty(self, pids, uid).map_err(|e| Refusal::Unknown(e.to_string()))
     }
 
-    fn detach(&self, pid: i32, uid: Option<u32>) -> Result<(), Refusal> {
+    fn detach(&self, pid: i32, uid: Option<u32>) -> Result<Detaching, Refusal> {
         if self.is_hidden(pid, uid) {
             return Err(DetachError::NotAClient(pid).into());
         }
         Ok(Engine::detach(self, pid)?)
-    }
-
-    fn is_client(&self, pid: i32) -> bool {
-        Engine::is_client(self, pid)
     }
 
     fn freeze(&self, pid: i32, uid: Option<u32>) -> Result<Freeze, Refusal> {
@@ -57,6 +55,7 @@ impl From<DetachError> for Refusal {
     fn from(e: DetachError) -> Self {
         match e {
             DetachError::NotAClient(_) => Refusal::Unknown(e.to_string()),
+            DetachError::Frozen(_) => Refusal::Busy(e.to_string()),
             DetachError::Agent { .. } => Refusal::Failed(e.to_string()),
         }
     }
@@ -66,7 +65,7 @@ impl From<FreezeError> for Refusal {
     fn from(e: FreezeError) -> Self {
         match e {
             FreezeError::NotAClient(_) => Refusal::Unknown(e.to_string()),
-            FreezeError::Frozen(_) => Refusal::Busy(e.to_string()),
+            FreezeError::Frozen(_) | FreezeError::Detaching(_) => Refusal::Busy(e.to_string()),
             FreezeError::Busy { .. } => Refusal::Failed(e.to_string()),
         }
     }

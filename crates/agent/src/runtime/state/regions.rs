@@ -4,11 +4,13 @@ use kmem::range::Range;
 use wire::{RegionId, Run};
 
 use crate::runtime::state::region::{Region, Sticky};
+use crate::runtime::state::retained::Retained;
 use crate::runtime::watch::Watch;
 
 /// All regions of the process; keeps the [`Watch`] table in step.
 pub(crate) struct Regions {
     list: Vec<Region>,
+    retained: Retained,
     next: u32,
     watch: &'static Watch,
 }
@@ -16,7 +18,7 @@ pub(crate) struct Regions {
 impl Regions {
     /// No region.
     pub(crate) const fn new(watch: &'static Watch) -> Self {
-        Self { list: Vec::new(), next: 1, watch }
+        Self { list: Vec::new(), retained: Retained::new(), next: 1, watch }
     }
 
     /// All regions.
@@ -83,8 +85,27 @@ impl Regions {
         }
     }
 
+    /// Memory that left management and may still map frames.
+    pub(crate) fn retained(&self) -> &Retained {
+        &self.retained
+    }
+
+    /// Memory that left management may still map frames.
+    pub(crate) fn retain(&mut self, range: Range, sticky: Sticky) {
+        self.retained.add(range, sticky);
+        self.update_watch();
+    }
+
+    /// The range maps no frame any more.
+    pub(crate) fn forget_retained(&mut self, range: Range) {
+        if !self.retained.within(range).is_empty() {
+            self.retained.cut(range);
+            self.update_watch();
+        }
+    }
+
     fn update_watch(&self) {
         let parts = |region| Region::managed(region).iter().map(|&part| region.bytes(part));
-        self.watch.set(self.list.iter().flat_map(parts));
+        self.watch.set(self.list.iter().flat_map(parts).chain(self.retained.ranges()));
     }
 }

@@ -199,7 +199,8 @@ impl Service {
         let key = DomainKey::of(&self.shared.config, uid, hello.domain.as_deref())?;
         let pidfd = handshake.conn.peer_pidfd().map_err(AdmissionError::Process)?;
         let pagemap = Pagemap::open(pid).map_err(|source| AdmissionError::Pagemap { pid, source })?;
-        let control = send_control_page(&handshake.conn).map_err(AdmissionError::ControlPage)?;
+        let control = send_control_page(&handshake.conn, self.shared.config.direct_io_seconds)
+            .map_err(AdmissionError::ControlPage)?;
         let number = self.shared.free_number(self.last_client).ok_or(AdmissionError::Full)?;
         Ok(Admitted { number, key, pidfd, pagemap, control })
     }
@@ -232,14 +233,15 @@ impl Service {
 
 /// Welcomes a client with its control page. The page can't shrink, so that reading it is safe
 /// whatever the client does.
-fn send_control_page(conn: &Conn) -> std::io::Result<SharedMap> {
+fn send_control_page(conn: &Conn, direct_io: f64) -> std::io::Result<SharedMap> {
     use rustix::fs::{MemfdFlags, SealFlags};
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let fd = rustix::fs::memfd_create("pageone:control", flags)?;
     rustix::fs::ftruncate(&fd, wire::control::LEN as u64)?;
     rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     let map = memfd::map_shared(&fd, wire::control::LEN).map_err(std::io::Error::other)?;
-    conn.send(&wire::encode(&ToAgent::Welcome { version: wire::VERSION }), &[fd.as_fd()])?;
+    let direct_io_ms = (direct_io * 1000.0).ceil() as u32;
+    conn.send(&wire::encode(&ToAgent::Welcome { version: wire::VERSION, direct_io_ms }), &[fd.as_fd()])?;
     Ok(map)
 }
 
@@ -264,6 +266,7 @@ fn introduce(handshake: &mut Handshake, message: ToDaemon, mut fds: Vec<OwnedFd>
         // The ledger is rebuilt from the mappings themselves, which are already as these messages
         // say.
         ToDaemon::RegionShrunk { .. } | ToDaemon::Discarded { .. } | ToDaemon::Report(_) | ToDaemon::Digests(_) => {}
+        ToDaemon::Retained { .. } | ToDaemon::Detaching(_) | ToDaemon::DetachFailed { .. } => {}
         ToDaemon::Recycled(_) | ToDaemon::Swept(_) => {}
         ToDaemon::Pool(_) => return Err(HandshakeError::PoolTooEarly.into()),
         ToDaemon::Detached => return Err(Ended::Closed),

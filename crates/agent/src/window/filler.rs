@@ -1,0 +1,138 @@
+//! Memory becomes plain again, in one mapping with its neighbours.
+//!
+//! Fresh anonymous memory joins the mapping beside it, if no page of it was touched before it is in
+//! its place. But a thread that reads it before it is filled would see zeros. So it comes there
+//! registered with a userfaultfd: readers wait until it is filled.
+//!
+//! ```text
+//! open      the window's span goes to the filler's userfaultfd: writers wait
+//! read      the pages that may go
+//! move      untouched, registered memory over them (`mremap`)
+//! fill      their bytes, page by page (`UFFDIO_COPY`)
+//! close     the span is tracked again; the kernel joins the mappings
+//! ```
+//!
+//! Memory stays registered when it moves only if the userfaultfd has `EVENT_REMAP`. Then `mremap`
+//! waits until the event is read: a thread of the filler's own does that.
+
+#![allow(unsafe_code)] // Replaces mappings of the program's memory.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use kmem::range::Range;
+use kmem::uffd::{Features, Uffd};
+use kmem::{PAGE_SIZE, raw};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
+use wire::Run;
+
+use crate::runtime::poll;
+use crate::runtime::state::region::Region;
+use crate::window::anonymous::advise;
+use crate::window::{ZEROS, gate};
+
+/// Bytes of the reader's stack.
+const STACK: usize = 64 << 10;
+/// How often, once in a millisecond, filling a page is tried before the program is ended.
+const FILL_TRIES: u32 = 1000;
+
+/// The userfaultfd and its reader.
+pub(crate) struct Filler {
+    uffd: Arc<Uffd>,
+    stop: Arc<OwnedFd>,
+    reader: Option<JoinHandle<()>>,
+}
+
+impl Filler {
+    /// Creates the userfaultfd and starts the reader, with this thread's signal mask.
+    pub(crate) fn new() -> Result<Self, Errno> {
+        let features = Features::WP | Features::WP_UNPOPULATED | Features::EVENT_REMAP;
+        let uffd = Arc::new(Uffd::new(features).map_err(|_| Errno::PERM)?);
+        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let (events, end) = (uffd.clone(), stop.clone());
+        let reader = thread::Builder::new().name("pageone-filler".into()).stack_size(STACK);
+        let reader = reader.spawn(move || read_events(&events, &end)).map_err(|_| Errno::AGAIN)?;
+        Ok(Self { uffd, stop, reader: Some(reader) })
+    }
+
+    /// Opens a window over a span that no other userfaultfd has: writers wait, and readers of pages
+    /// without memory.
+    pub(crate) fn open(&self, span: Range) -> Result<(), Errno> {
+        self.uffd.register_missing_wp(span)?;
+        self.uffd.write_protect(span, true)
+    }
+
+    /// Closes the window.
+    pub(crate) fn close(&self, span: Range) {
+        // Fails only where nothing is mapped.
+        let _ = self.uffd.unregister(span);
+    }
+
+    /// Replaces pages by anonymous memory with these bytes. After an error they are as they were.
+    ///
+    /// # Safety
+    ///
+    /// The pages lie in an open window of this filler, may be taken away, and hold these bytes.
+    pub(crate) unsafe fn replace(&self, region: &mut Region, run: Run, bytes: &[u8]) -> Result<(), Errno> {
+        let place = region.bytes(run);
+        let memory = Range::new(gate::map_anywhere(place.len, region.sticky)?, place.len);
+        let moved = self.uffd.register_missing_wp(memory).and_then(|()| {
+            advise(region, memory, true);
+            // SAFETY: `memory` was mapped above, and nobody else knows it. It takes the place with
+            // no page in it and registered, so readers wait until it is filled below.
+            unsafe { gate::move_over(memory, place.start) }
+        });
+        if let Err(error) = moved {
+            // SAFETY: nobody refers to the memory, which stayed where it was.
+            unsafe { gate::unmap_own(memory) };
+            return Err(error);
+        }
+        region.mapped.clear(run);
+        for (i, page) in bytes.chunks_exact(PAGE_SIZE).enumerate() {
+            // Pages of zeros stay untouched.
+            if page != ZEROS {
+                self.fill(place.start + i * PAGE_SIZE, page);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives a page its bytes. Ends the program where that fails for long.
+    fn fill(&self, place: usize, page: &[u8]) {
+        for _ in 0..FILL_TRIES {
+            // SAFETY: the place has no page, and whoever reads it waits: nobody has seen zeros
+            // there. No reference into the program's memory is held.
+            match unsafe { self.uffd.copy(place, page) } {
+                // The program has mapped something else there, past the C library.
+                Ok(_) | Err(Errno::EXIST | Errno::NOENT) => return,
+                Err(_) => thread::sleep(Duration::from_millis(1)),
+            }
+        }
+        // Going on would leave the program zeros where its memory was.
+        raw::print(b"pageone-agent: out of memory while giving memory back\n");
+        std::process::abort();
+    }
+}
+
+impl Drop for Filler {
+    fn drop(&mut self) {
+        let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
+        if let Some(reader) = self.reader.take() {
+            let _ = reader.join();
+        }
+    }
+}
+
+/// Reads events until it is stopped: whoever moves memory waits for that.
+fn read_events(uffd: &Uffd, stop: &OwnedFd) {
+    loop {
+        let mut fds = [poll::readable(uffd), poll::readable(stop)];
+        if !poll::wait(&mut fds, -1) || fds[1].revents != 0 || fds[0].revents & !libc::POLLIN != 0 {
+            return;
+        }
+        while let Ok(Some(_)) = uffd.read_event() {}
+    }
+}

@@ -1,0 +1,189 @@
+//! Pages that a device may be writing to are never taken away, whatever the reason: a detach, a
+//! protection, a move. And whatever a page is, reading it harms nobody.
+
+#![allow(clippy::unwrap_used)] // In tests.
+
+mod support;
+
+use support::client;
+use support::daemon::{Daemon, Program, Store};
+use support::slow_file::SlowFile;
+use wire::{Outcome, PageNo, RegionId, Run, ToAgent, ToDaemon};
+
+/// Not a test: what the client runs.
+#[test]
+fn client() {
+    client::run_if_asked();
+}
+
+/// A client of 512 pages whose requests take up to `direct_io_ms`.
+fn start(direct_io_ms: u32, variables: &[(&str, &str)]) -> Option<(Daemon, Program, Store)> {
+    let features = kmem::uffd::Features::WP_ASYNC | kmem::uffd::Features::MOVE;
+    if let Err(why) = kmem::uffd::Uffd::new(features) {
+        println!("SKIPPED: {why}");
+        return None;
+    }
+    let mut daemon = Daemon::new();
+    daemon.direct_io_ms = direct_io_ms;
+    let mut program = Program::start_with(&daemon.socket, variables.iter().copied());
+    program.ask("map 512");
+    assert_eq!(program.ask("mark"), "0");
+    daemon.seen = daemon.accept();
+    daemon.wait_for(|message| matches!(message, ToDaemon::RegionAdded { .. }));
+    daemon.welcome();
+    let store = Store::new();
+    daemon.give(&store);
+    Some((daemon, program, store))
+}
+
+fn slow_file() -> Option<SlowFile> {
+    SlowFile::mount().inspect_err(|why| println!("SKIPPED: a FUSE file system cannot be mounted: {why}")).ok()
+}
+
+fn merge(daemon: &mut Daemon, store: &Store, pages: std::ops::Range<usize>) {
+    assert!(daemon.merge(1, &store.runs(pages)).iter().all(|&(_, outcome)| outcome == Outcome::Merged));
+}
+
+/// What the agent said: pages that it retained, and pages that it gave up.
+fn left(daemon: &Daemon) -> (Vec<Run>, Vec<Run>) {
+    let retained = |message: &ToDaemon| match message {
+        ToDaemon::Retained { run, .. } => Some(*run),
+        _ => None,
+    };
+    let shrunk = |message: &ToDaemon| match message {
+        ToDaemon::RegionShrunk { run, .. } => Some(*run),
+        _ => None,
+    };
+    (daemon.seen.iter().filter_map(retained).collect(), daemon.seen.iter().filter_map(shrunk).collect())
+}
+
+fn run(page: u32, len: u32) -> Run {
+    Run::new(PageNo(page), len)
+}
+
+/// Detaches while input for a copy (page 20) and for a page that was never merged (page 400) is on
+/// its way, which arrives within the time that requests may take. Whether the program got each.
+fn detach_in_flight(sabotage: &str) -> Option<[bool; 2]> {
+    let file = slow_file()?;
+    let path = file.path.to_str().unwrap();
+    let (mut daemon, mut program, store) = start(2500, &[("PAGEONE_TEST_FILE", path), ("PAGEONE_SABOTAGE", sabotage)])?;
+    merge(&mut daemon, &store, 0..256);
+    let mut requests = Vec::new();
+    for page in [20, 400] {
+        program.ask(&format!("read {page}"));
+        requests.push(file.serve_until_read());
+    }
+    daemon.send(&ToAgent::Detach, &[]);
+    std::thread::sleep(std::time::Duration::from_millis(1000));
+    requests.into_iter().for_each(|request| file.answer(request, 0, &[0x77; 4096]));
+    assert_eq!((program.ask("read-done"), program.ask("read-done")), ("4096".into(), "4096".into()));
+    daemon.wait_for(|message| *message == ToDaemon::Detached);
+    let got = [20, 400].map(|page| program.ask(&format!("bytes {page}")) == "7777777777777777");
+    if sabotage.is_empty() {
+        assert!(daemon.seen.iter().any(|message| matches!(message, ToDaemon::Detaching(wait) if wait.cooling >= 1)));
+        assert_eq!(left(&daemon).0, [], "it cooled down");
+        assert_eq!(program.ask("files"), "0");
+        assert_eq!((program.ask("check 0 20"), program.ask("check 21 379")), ("0".into(), "0".into()));
+    }
+    Some(got)
+}
+
+#[test]
+fn a_detach_takes_nothing_from_a_device() {
+    if let Some(got) = detach_in_flight("") {
+        assert_eq!(got, [true, true]);
+    }
+}
+
+#[cfg(feature = "sabotage")]
+#[test]
+fn without_the_gate_a_detach_loses_input() {
+    if let Some(got) = detach_in_flight("no-pin-check") {
+        assert_eq!(got, [false, true], "what was never merged is not touched at all");
+    }
+}
+
+#[test]
+fn pinned_copies_stay_where_they_are_and_discarding_them_gives_zeros() {
+    let Some((mut daemon, mut program, store)) = start(200, &[]) else { return };
+    merge(&mut daemon, &store, 0..512);
+    match program.ask("pin 8 16").as_str() {
+        "0" => {}
+        errno => return println!("SKIPPED: io_uring answers {errno}"),
+    }
+    daemon.send(&ToAgent::Detach, &[]);
+    daemon.wait_for(|message| *message == ToDaemon::Detached);
+    let (retained, _) = left(&daemon);
+    assert_eq!(retained.iter().map(|run| run.len).sum::<u32>(), 16, "{retained:?}");
+    assert_eq!((program.ask("files"), program.ask("check 0 512")), ("16".into(), "0".into()));
+    assert_eq!(program.ask(&format!("advise 8 16 {}", libc::MADV_REMOVE)), libc::EINVAL.to_string());
+    assert_eq!(program.ask(&format!("advise 8 4 {}", libc::MADV_DONTNEED)), "0");
+    assert_eq!((program.ask("zeros 8 4"), program.ask("files")), ("0".into(), "12".into()));
+    assert_eq!(program.ask("unmap 12 4"), "0");
+    assert_eq!(program.ask("check 16 496"), "0");
+}
+
+#[test]
+fn copies_that_are_written_all_the_time_stay_and_a_detach_ends() {
+    let Some((mut daemon, mut program, store)) = start(300, &[]) else { return };
+    merge(&mut daemon, &store, 0..512);
+    program.ask("start-writers");
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    daemon.send(&ToAgent::Detach, &[]);
+    daemon.wait_for(|message| *message == ToDaemon::Detached);
+    let (retained, _) = left(&daemon);
+    let pages: u32 = retained.iter().map(|run| run.len).sum();
+    assert!(pages > 256, "{pages} of 512 pages that are all being written");
+    program.ask("stop-writers");
+    assert_eq!((program.ask("files"), program.ask("check 0 512")), (pages.to_string(), "0".into()));
+}
+
+#[test]
+fn what_is_protected_keeps_its_copies_in_place() {
+    let Some((mut daemon, mut program, store)) = start(60_000, &[]) else { return };
+    merge(&mut daemon, &store, 0..512);
+    program.ask("write 100 0");
+    assert_eq!(program.ask("protect 96 16 1"), "0");
+    daemon.wait_for(|message| matches!(message, ToDaemon::RegionShrunk { run, .. } if run.page == PageNo(101)));
+    assert_eq!(left(&daemon), (vec![run(100, 1)], vec![run(96, 4)]));
+    assert_eq!((program.ask("check 0 512"), program.ask("raw-protect 96 16 3")), ("0".into(), "0".into()));
+    assert_eq!(program.ask(&format!("advise 96 16 {}", libc::MADV_DONTNEED)), "0");
+    assert_eq!(program.ask("zeros 96 16"), "0");
+    // A copy can be neither grown nor moved; what is clean can.
+    program.ask("write 200 0");
+    let may_move = libc::MREMAP_MAYMOVE;
+    assert_eq!(program.ask(&format!("move 192 16 32 {may_move}")), libc::ENOMEM.to_string());
+    assert_eq!(program.ask("check 112 400"), "0");
+    assert_ne!(program.ask(&format!("move 208 16 32 {may_move}")), libc::ENOMEM.to_string());
+    assert_eq!(program.ask("check 224 288"), "0");
+}
+
+#[test]
+fn what_is_moved_past_the_library_is_retained() {
+    let Some((mut daemon, mut program, store)) = start(0, &[]) else { return };
+    // One run of one pattern after the other is one mapping.
+    merge(&mut daemon, &store, 8..16);
+    let place: usize = match program.ask("raw-move 8 8").parse::<isize>().unwrap() {
+        place if place as i32 == libc::EFAULT => return println!("SKIPPED: it is not one mapping"),
+        place => place as usize,
+    };
+    daemon.wait_for(|message| *message == ToDaemon::Retained { region: RegionId(1), run: run(8, 8) });
+    assert_eq!(program.ask(&format!("advise {} 8 {}", place as isize, libc::MADV_DONTNEED)), "0");
+    assert_eq!(program.ask(&format!("zeros {} 8", place as isize)), "0");
+}
+
+#[test]
+fn what_cannot_be_read_is_left_alone() {
+    let Some((mut daemon, mut program, store)) = start(0, &[]) else { return };
+    // Past the C library, as `free` unmaps: no guard sees it.
+    assert_eq!(program.ask("raw-protect 100 3 0"), "0");
+    let outcomes = daemon.merge(1, &store.runs(0..512));
+    let unreadable = outcomes.iter().filter(|(_, outcome)| *outcome == Outcome::Unreadable);
+    assert!(unreadable.map(|(page, _)| *page).eq([100, 101, 102]));
+    assert_eq!(outcomes.iter().filter(|(_, outcome)| *outcome == Outcome::Merged).count(), 509);
+    let digest = wire::Digest { request: 1, region: RegionId(1), seed: 7, runs: vec![run(90, 20)] };
+    daemon.send(&ToAgent::Digest(digest), &[]);
+    daemon.wait_for(|message| matches!(message, ToDaemon::Digests(answer) if answer.digests.len() == 10));
+    assert_eq!(program.ask("raw-protect 100 3 3"), "0");
+    assert_eq!(program.ask("check 0 512"), "0");
+}

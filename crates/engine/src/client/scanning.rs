@@ -114,11 +114,16 @@ pub(crate) mod tests {
 
     /// A client that is this process, and its agent's end of the connection.
     pub(crate) fn client() -> (Client, Conn) {
+        let pid = std::process::id() as i32;
+        client_of(pid, PidFd::open(pid).unwrap())
+    }
+
+    /// A client of this process's memory, with any number and any process to watch.
+    pub(crate) fn client_of(pid: i32, pidfd: PidFd) -> (Client, Conn) {
         let key = DomainKey { name: "test".into(), uid: None };
         let (conn, agent) = Conn::pair().unwrap();
         let control = rustix::fs::memfd_create("control", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&control, wire::control::LEN as u64).unwrap();
-        let pid = std::process::id() as i32;
         let identity = Identity {
             number: ClientId(1),
             pid,
@@ -126,7 +131,7 @@ pub(crate) mod tests {
             name: "test".into(),
             domain: Arc::new(Domain::new(key, &Config::default())),
             conn,
-            pidfd: PidFd::open(pid).unwrap(),
+            pidfd,
             control: memfd::map_shared(&control, wire::control::LEN).unwrap(),
             forks_before: 0,
             pagemap: Pagemap::open_self().unwrap(),

@@ -8,6 +8,9 @@
 //!
 //! After the client's memory was stored, that moment may be [marked](Freeze::mark). The next freeze
 //! tells what has changed since ([`crate::client::changes`]).
+//!
+//! A freeze is of a process, not of its number: when the process ends it freezes nothing any more,
+//! though another process may get the number while the connection that asked for it stays open.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -50,10 +53,31 @@ pub enum FreezeError {
 pub struct Freeze {
     shared: Arc<Shared>,
     pid: i32,
+    /// The client that was frozen. Its process may have another connection by now.
+    of: Arc<Client>,
     changes: Option<ChangeLog>,
 }
 
 impl Freeze {
+    /// Freezes the process of a client. Returns its clients, too: connections, of which most have
+    /// one.
+    fn begin(shared: &Arc<Shared>, of: Arc<Client>) -> Result<(Self, Vec<Arc<Client>>), FreezeError> {
+        let pid = of.pid;
+        // Under the lock, so that a new connection sees it or is told. While the process lives its
+        // number is no other's.
+        let mut frozen = shared.frozen.lock();
+        if of.pidfd.has_exited() {
+            return Err(FreezeError::NotAClient(pid));
+        }
+        if frozen.get(&pid).is_some_and(|other| !other.pidfd.has_exited()) {
+            return Err(FreezeError::Frozen(pid));
+        }
+        frozen.insert(pid, of.clone());
+        let clients = shared.set_tracking(pid, Tracking::Frozen);
+        drop(frozen);
+        Ok((Self { shared: shared.clone(), pid, of, changes: None }, clients))
+    }
+
     /// What the client has changed since the last mark, if that is known. What no scan has found
     /// yet is still in the kernel's notes. Only the first call gives it, and only the first freeze
     /// since the mark.
@@ -99,22 +123,16 @@ impl Engine {
     /// [`FreezeError`]: no such client, frozen already, or its agent does not finish within 10 s.
     pub fn freeze(&self, pid: i32) -> Result<Freeze, FreezeError> {
         let find = || self.shared.clients().into_iter().find(|client| client.pid == pid);
-        if find().ok_or(FreezeError::NotAClient(pid))?.state().tracking == Tracking::Detaching {
+        let of = find().ok_or(FreezeError::NotAClient(pid))?;
+        if of.state().tracking == Tracking::Detaching {
             return Err(FreezeError::Detaching(pid));
         }
-        // Under the lock, so that a new connection sees it or is told.
-        let mut frozen = self.shared.frozen.lock();
-        if !frozen.insert(pid) {
-            return Err(FreezeError::Frozen(pid));
-        }
-        let clients = self.shared.set_tracking(pid, Tracking::Frozen);
-        drop(frozen);
-        let mut freeze = Freeze { shared: self.shared.clone(), pid, changes: None };
+        let (mut freeze, clients) = Freeze::begin(&self.shared, of)?;
         let mut changes: Vec<_> =
             clients.iter().filter_map(|client| client.settled().observers.changes.take()).collect();
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let client = find().ok_or(FreezeError::NotAClient(pid))?;
+            let client = find().filter(|_| !freeze.of.pidfd.has_exited()).ok_or(FreezeError::NotAClient(pid))?;
             // In a stopped process nothing happens either, but no page must be taken away.
             if client.state().flight.is_empty()
                 || kmem::procfs::is_stopped(pid).unwrap_or(false) && !client.is_in_window()
@@ -150,11 +168,53 @@ impl Drop for Freeze {
     fn drop(&mut self) {
         // Under the lock, so that a new connection sees it or is told.
         let mut frozen = self.shared.frozen.lock();
+        // A later process with this number may be frozen by now.
+        if !frozen.get(&self.pid).is_some_and(|of| Arc::ptr_eq(of, &self.of)) {
+            return;
+        }
         frozen.remove(&self.pid);
+        if self.of.pidfd.has_exited() {
+            return;
+        }
         let clients = self.shared.set_tracking(self.pid, Tracking::Interrupted);
         drop(frozen);
         for client in clients {
             self.shared.queue.ask(&client, true);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::scanning::tests::client_of;
+    use crate::config::Config;
+    use crate::world::state_file::StateFile;
+    use kmem::pidfd::PidFd;
+
+    #[test]
+    fn a_freeze_ends_with_its_process_and_not_with_its_number() {
+        let directory = std::env::temp_dir();
+        let shared = Arc::new(Shared::new(Config::default(), StateFile::load(&directory).unwrap()));
+        let own = std::process::id() as i32;
+        let mut process = std::process::Command::new("sleep").arg("100").spawn().unwrap();
+        // Clients of two processes that have one number, one after the other.
+        let (first, _agent) = client_of(own, PidFd::open(process.id() as i32).unwrap());
+        let (second, _other_agent) = client_of(own, PidFd::open(own).unwrap());
+        let (first, second) = (Arc::new(first), Arc::new(second));
+        shared.add_client(&first);
+        let (freeze, frozen) = Freeze::begin(&shared, first.clone()).unwrap();
+        assert!(frozen.len() == 1 && first.state().tracking.is_frozen());
+        assert!(matches!(Freeze::begin(&shared, first.clone()), Err(FreezeError::Frozen(_))));
+        process.kill().unwrap();
+        process.wait().unwrap();
+        shared.remove_client(first.number);
+        shared.add_client(&second);
+        assert!(!second.state().tracking.is_frozen(), "the freeze was of another process");
+        let (later, _) = Freeze::begin(&shared, second.clone()).unwrap();
+        drop(freeze);
+        assert!(second.state().tracking.is_frozen(), "the end of that freeze thaws nothing of this one");
+        drop(later);
+        assert!(!second.state().tracking.is_frozen());
     }
 }

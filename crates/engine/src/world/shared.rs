@@ -1,6 +1,6 @@
 //! What all threads of the engine share.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use std::time::Instant;
@@ -28,8 +28,8 @@ pub(crate) struct Shared {
     domains: Mutex<BTreeMap<DomainKey, Arc<Domain>>>,
     pub(crate) state_file: Mutex<StateFile>,
     stop: AtomicBool,
-    /// Processes that are frozen; see `daemon::freeze`.
-    pub(crate) frozen: Mutex<HashSet<i32>>,
+    /// Processes that are frozen, each with the client that it was then; see `daemon::freeze`.
+    pub(crate) frozen: Mutex<HashMap<i32, Arc<Client>>>,
     /// CPU time of agents whose clients are gone, in nanoseconds.
     pub(crate) reaped_cpu_ns: AtomicU64,
     /// Pages merged by clients that are gone.
@@ -105,10 +105,11 @@ impl Shared {
         taken
     }
 
-    /// Adds a client, which may be the new connection of a frozen process.
+    /// Adds a client, which may be the new connection of a frozen process. Another process may have
+    /// got the number of a frozen one that has ended; it is not frozen.
     pub(crate) fn add_client(&self, client: &Arc<Client>) {
         let frozen = self.frozen.lock();
-        if frozen.contains(&client.pid) {
+        if frozen.get(&client.pid).is_some_and(|frozen| !frozen.pidfd.has_exited()) {
             client.state().tracking = Tracking::Frozen;
         }
         self.clients.write().insert(client.number, client.clone());

@@ -3,6 +3,11 @@
 //! Every user may connect. Root and the daemon's owner see and freeze every client. Other users
 //! see, freeze and detach only their own processes. They neither set marks nor get change logs: the
 //! next checkpoint that root takes would rely on their marks.
+//!
+//! A user has a few connections at a time ([`users`]). A whole request must arrive in time, and so
+//! must a whole answer.
+
+mod users;
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -14,12 +19,15 @@ use std::time::{Duration, Instant};
 use crate::SOCKET;
 use crate::dirty::DirtyStatus;
 use crate::protocol::{Answer, ChangeLog, MAX_MARK, MAX_REQUEST, Mark, Request};
+use crate::server::users::{Connection, Users};
 use crate::status::Status;
 
 /// Time within which a client must send its request and read its answer.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 /// Time within which a client must be detached: unmerging copies every merged page.
 pub(crate) const DETACH_TIMEOUT: Duration = Duration::from_secs(120);
+/// Pause after a connection could not be accepted.
+const RETRY: Duration = Duration::from_millis(50);
 /// Time between two looks whether a client is detached: short for a person who waits.
 const DETACH_POLL: Duration = Duration::from_millis(20);
 
@@ -129,10 +137,17 @@ pub fn serve<H: Handler>(handler: Arc<H>, directory: &Path) -> io::Result<()> {
     let listener = UnixListener::bind(&path)?;
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666))?;
     let accept = move || {
-        for stream in listener.incoming().flatten() {
+        let mut users = Users::default();
+        for stream in listener.incoming() {
+            // Without descriptors, the next attempt would fail at once, too.
+            let Ok(stream) = stream else {
+                std::thread::sleep(RETRY);
+                continue;
+            };
+            let Some((connection, uid)) = admit(&mut users, &stream) else { continue };
             let handler = handler.clone();
             let serve_one = move || {
-                if let Err(e) = serve_one(&*handler, &stream) {
+                if let Err(e) = serve_one(&*handler, &stream, &connection, uid) {
                     tracing::debug!("a control request failed: {e}");
                 }
             };
@@ -145,20 +160,80 @@ pub fn serve<H: Handler>(handler: Arc<H>, directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-fn serve_one<H: Handler>(handler: &H, stream: &UnixStream) -> io::Result<()> {
-    stream.set_read_timeout(Some(TIMEOUT))?;
-    stream.set_write_timeout(Some(TIMEOUT))?;
-    let peer = rustix::net::sockopt::socket_peercred(stream)?.uid.as_raw();
+/// Finds out whose connection it is, and whether that user may have one more. The user is `None`
+/// for root and the daemon's owner, who see everything.
+fn admit(users: &mut Users, mut stream: &UnixStream) -> Option<(Connection, Option<u32>)> {
+    let peer = rustix::net::sockopt::socket_peercred(stream).ok()?.uid.as_raw();
     let own = rustix::process::geteuid().as_raw();
     let uid = (peer != 0 && peer != own).then_some(peer);
+    let connection = users.admit(peer, uid.is_none());
+    if connection.is_none() {
+        let why = format!("user {peer} has too many connections to the daemon; close some and try again");
+        let line = serde_json::to_vec(&Answer::Failed(why)).ok()?;
+        // The buffer of a new connection has room for it.
+        stream.set_nonblocking(true).ok()?;
+        let _ = stream.write_all(&line);
+    }
+    Some((connection?, uid))
+}
+
+/// A stream whose bytes must all arrive before a deadline, however few come at a time.
+struct Timed<'a> {
+    stream: &'a UnixStream,
+    deadline: Instant,
+}
+
+impl<'a> Timed<'a> {
+    fn new(stream: &'a UnixStream) -> Self {
+        Self { stream, deadline: Instant::now() + TIMEOUT }
+    }
+
+    fn left(&self) -> io::Result<Option<Duration>> {
+        match self.deadline.checked_duration_since(Instant::now()) {
+            Some(left) if !left.is_zero() => Ok(Some(left)),
+            _ => Err(io::ErrorKind::TimedOut.into()),
+        }
+    }
+}
+
+impl Read for Timed<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(self.left()?)?;
+        self.stream.read(buffer)
+    }
+}
+
+impl Write for Timed<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(self.left()?)?;
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn serve_one<H: Handler>(
+    handler: &H,
+    stream: &UnixStream,
+    connection: &Connection,
+    uid: Option<u32>,
+) -> io::Result<()> {
     let mut line = String::new();
-    BufReader::new(stream.take(MAX_REQUEST)).read_line(&mut line)?;
+    BufReader::new(Timed::new(stream).take(MAX_REQUEST)).read_line(&mut line)?;
+    // Root and the owner need not wait for each other.
+    let status = || Answer::Status(Box::new(handler.status(uid)));
+    let dirty = |pids: &[i32]| handler.dirty(pids, uid).map_or_else(Answer::from, Answer::Dirty);
+    let trusted = uid.is_none();
     let answer = match serde_json::from_str(&line) {
-        Ok(Request::Status) => Answer::Status(Box::new(handler.status(uid))),
+        Ok(Request::Status) if trusted => status(),
+        Ok(Request::Status) => connection.in_turn(status),
         Ok(Request::Detach(pid)) => detach(handler, pid, uid, stream)?,
-        Ok(Request::Dirty(pids)) => handler.dirty(&pids, uid).map_or_else(Answer::from, Answer::Dirty),
+        Ok(Request::Dirty(pids)) if trusted => dirty(&pids),
+        Ok(Request::Dirty(pids)) => connection.in_turn(|| dirty(&pids)),
         Ok(Request::Freeze(pid)) => match handler.freeze(pid, uid) {
-            Ok(freeze) => return serve_freeze(freeze, uid.is_none(), stream),
+            Ok(freeze) => return serve_freeze(freeze, trusted, stream),
             Err(refusal) => refusal.into(),
         },
         Err(e) => Answer::Failed(format!("not a request: {e}")),
@@ -166,10 +241,10 @@ fn serve_one<H: Handler>(handler: &H, stream: &UnixStream) -> io::Result<()> {
     send(stream, &answer)
 }
 
-fn send(mut stream: &UnixStream, answer: &Answer) -> io::Result<()> {
+fn send(stream: &UnixStream, answer: &Answer) -> io::Result<()> {
     let mut out = serde_json::to_vec(answer)?;
     out.push(b'\n');
-    stream.write_all(&out)
+    Timed::new(stream).write_all(&out)
 }
 
 /// Keeps a client frozen until its connection closes. `trusted`: it may set a mark and get the

@@ -125,3 +125,39 @@ fn a_line_that_is_no_request_is_refused() {
     BufReader::new(stream).read_line(&mut answer).unwrap();
     assert!(answer.contains("not a request"), "{answer}");
 }
+
+#[test]
+fn a_request_that_comes_byte_by_byte_is_not_waited_for_for_ever() {
+    let (stream, mut other) = UnixStream::pair().unwrap();
+    let begin = Instant::now();
+    let mut timed = Timed { stream: &stream, deadline: begin + Duration::from_millis(200) };
+    let trickle = std::thread::spawn(move || {
+        while other.write_all(b" ").is_ok() && begin.elapsed() < TIMEOUT {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    });
+    let mut bytes = Vec::new();
+    assert!(timed.read_to_end(&mut bytes).is_err() && !bytes.is_empty());
+    assert!(begin.elapsed() < TIMEOUT / 2);
+    drop(stream);
+    trickle.join().unwrap();
+}
+
+#[test]
+fn one_connection_too_many_is_told_so() {
+    let dir = tempfile::tempdir().unwrap();
+    serve(Arc::new(Fake::default()), dir.path()).unwrap();
+    let connect = || UnixStream::connect(dir.path().join(SOCKET)).unwrap();
+    // This user is the daemon's owner, who has the most.
+    let mut kept: Vec<_> = (0..256).map(|_| connect()).collect();
+    let mut answer = String::new();
+    BufReader::new(connect()).read_line(&mut answer).unwrap();
+    assert!(answer.contains("too many connections"), "{answer}");
+    kept.clear();
+    // The threads take a moment to see that.
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while client::status(&[dir.path().to_path_buf()]).is_err() {
+        assert!(Instant::now() < deadline, "connections that are closed count no more");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}

@@ -4,6 +4,9 @@
 //! so the same test binary runs in a build tree and inside a guest of another kernel.
 #![allow(clippy::unwrap_used, reason = "a test helper fails by panicking")]
 
+pub mod assault;
+pub mod user;
+
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -108,6 +111,11 @@ impl Daemon {
     /// Sends it a signal.
     pub fn signal(&self, signal: i32) {
         signal_process(self.pid(), signal);
+    }
+
+    /// Whether it has ended by itself.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
     }
 
     /// Kills it without warning.

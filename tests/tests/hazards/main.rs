@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod failures;
+mod hostile;
 mod merging;
 mod programs;
 mod trust;

@@ -58,6 +58,9 @@ fn bind_to_node(node: u32) {
 }
 
 fn main() {
+    if let Ok(uid) = std::env::var(e2e::user::ENV_UID) {
+        e2e::user::become_user(uid.parse().unwrap()).unwrap();
+    }
     if let Ok(node) = std::env::var("PAGEONE_TEST_NODE") {
         bind_to_node(node.parse().unwrap());
     }
@@ -86,7 +89,8 @@ fn main() {
 }
 
 /// `hold PAGES COPIES BASE [OWN]`: each content COPIES times, but every OWN-th page has one that
-/// no other client has; checks it whenever it is told to. `rewrite` gives every page new content.
+/// no other client has; checks it whenever it is told to. `rewrite` gives every page new content,
+/// and so does `refill`, which checks nothing.
 fn hold(pages: usize, copies: usize, base: u64, own: usize) {
     let region = Region::new(pages, true);
     let mut base = base << 32;
@@ -99,11 +103,15 @@ fn hold(pages: usize, copies: usize, base: u64, own: usize) {
     fill(base);
     say("ready");
     while let Some(line) = hear() {
-        if line == "rewrite" {
+        if line == "rewrite" || line == "refill" {
             base += 1 << 20;
             fill(base);
         }
         let mut problems = Vec::new();
+        if line == "refill" {
+            verdict(&problems);
+            continue;
+        }
         check(&mut problems, "held", region.wrong(0..pages, |page| seed(base, page)));
         verdict(&problems);
     }

@@ -1,0 +1,125 @@
+//! Clients with real memory whose agents lie, or say nothing.
+
+use std::time::Duration;
+
+use wire::{Digests, Merge, Outcome, PageNo, RegionId, Report, Run, RunOutcome, ToAgent, ToDaemon};
+
+use super::memory::{PAGE, Tracked};
+use super::peer::Peer;
+use super::{Host, Random};
+
+/// Pages of a liar.
+const PAGES: usize = 4096;
+/// Clients of one process.
+const CLIENTS: usize = 4;
+
+/// Speaks for clients that have equal pages; `answer` says what to tell the daemon.
+fn speak(host: &Host, mut answer: impl FnMut(ToAgent) -> Vec<ToDaemon>) {
+    let memory: Vec<Tracked> = (0..CLIENTS).map(|_| Tracked::new(PAGES)).collect();
+    loop {
+        memory.iter().for_each(|memory| memory.fill(|page| 1 + page as u64 / 2));
+        let peers: Vec<_> =
+            memory.iter().flat_map(|memory| Peer::client(host, &[(memory.start(), PAGES * PAGE)])).collect();
+        for round in 0.. {
+            let mut heard = false;
+            for peer in &peers {
+                let Ok(message) = peer.hear(Duration::from_millis(1)) else { break };
+                let Some(message) = message else { continue };
+                heard = true;
+                host.step();
+                answer(message).iter().for_each(|said| drop(peer.send(said)));
+            }
+            if !heard && round > 1000 {
+                break;
+            }
+        }
+    }
+}
+
+/// True answers, so that merging goes on.
+fn digests_of(asked: &wire::Digest, cpu_ns: u64) -> ToDaemon {
+    let count = asked.runs.iter().map(|run| run.len as usize).sum();
+    ToDaemon::Digests(Digests { request: asked.request, digests: vec![asked.seed; count], cpu_ns })
+}
+
+fn report(batch: u64, outcomes: Vec<RunOutcome>, last: bool, cpu_ns: u64) -> ToDaemon {
+    ToDaemon::Report(Report { batch, last, outcomes, cpu_ns, window_ns: u64::MAX, maps: u32::MAX })
+}
+
+fn merged(merge: &Merge) -> Vec<RunOutcome> {
+    merge.runs.iter().map(|merge| RunOutcome { run: merge.run, outcome: Outcome::Merged }).collect()
+}
+
+/// Reports of merges that were none, of pages that are in no batch, twice, of batches that are
+/// none; pages that are discarded although they are said to be merged.
+pub(super) fn reports(host: &Host, mut random: Random) {
+    speak(host, move |message| match message {
+        ToAgent::Digest(asked) => vec![digests_of(&asked, 0)],
+        ToAgent::Merge(merge) => {
+            let any = RunOutcome { run: Run::new(PageNo(0), wire::MAX_BATCH_PAGES), outcome: Outcome::Merged };
+            let region = merge.region;
+            match random.below(6) {
+                0 => vec![report(merge.batch, merged(&merge), true, 0)],
+                1 => vec![report(merge.batch, vec![any], false, 0), report(merge.batch, vec![any], true, 0)],
+                2 => vec![report(merge.batch, merged(&merge), true, 0), report(merge.batch, vec![any], true, 0)],
+                3 => vec![report(u64::MAX, vec![any], true, 0)],
+                4 => {
+                    let half = Run::new(PageNo(0), PAGES as u32 / 2);
+                    let shrunk = ToDaemon::RegionShrunk { region, run: half };
+                    vec![shrunk.clone(), report(merge.batch, merged(&merge), true, 0), shrunk]
+                }
+                _ => {
+                    let discarded = ToDaemon::Discarded { region, run: Run::new(PageNo(0), PAGES as u32) };
+                    vec![report(merge.batch, merged(&merge), true, 0), discarded]
+                }
+            }
+        }
+        _ => Vec::new(),
+    });
+}
+
+/// Agents that say to have used 36 years of CPU time.
+pub(super) fn cpu(host: &Host, mut random: Random) {
+    let mut used = 1u64 << 60;
+    speak(host, move |message| {
+        used = used.saturating_add(random.below(1 << 40));
+        match message {
+            ToAgent::Digest(asked) => vec![digests_of(&asked, used)],
+            ToAgent::Merge(merge) => vec![report(merge.batch, Vec::new(), true, used)],
+            _ => vec![ToDaemon::Digests(Digests { request: 0, digests: Vec::new(), cpu_ns: used })],
+        }
+    });
+}
+
+/// Digests that belong to no page: all alike, all different, of other requests.
+pub(super) fn digests(host: &Host, mut random: Random) {
+    speak(host, move |message| match message {
+        ToAgent::Digest(asked) => {
+            let kind = random.below(3);
+            let digest = |_| if kind == 0 { 7 } else { random.below(u64::MAX) };
+            let digests = (0..wire::MAX_DIGESTS).map(digest).collect();
+            let request = if kind == 2 { asked.request.wrapping_sub(1) } else { asked.request };
+            vec![ToDaemon::Digests(Digests { request, digests, cpu_ns: 0 })]
+        }
+        ToAgent::Merge(merge) => {
+            let differs = |run| RunOutcome { run, outcome: Outcome::Differs };
+            vec![report(merge.batch, merge.runs.iter().map(|merge| differs(merge.run)).collect(), true, 0)]
+        }
+        _ => Vec::new(),
+    });
+}
+
+/// Agents that take every request and answer none; regions come and go meanwhile.
+pub(super) fn unanswered(host: &Host, mut random: Random) {
+    let mut known = 1;
+    speak(host, move |message| match message {
+        ToAgent::Merge(merge) if random.below(8) == 0 => {
+            known += 1;
+            vec![
+                ToDaemon::RegionAdded { region: RegionId(known % 4000), start: 1 << 40, len: PAGE as u64 },
+                ToDaemon::Discarded { region: merge.region, run: Run::new(PageNo(0), 1) },
+            ]
+        }
+        _ => Vec::new(),
+    });
+}

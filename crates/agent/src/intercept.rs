@@ -1,13 +1,16 @@
 //! The calls of the program that the agent sees, and what it does before it makes them.
 //!
 //! ```text
+//! descriptors ─▶ the program's `close` and `dup2` pass over the agent's own
 //! interpose ─▶ watch (is it managed?) ─▶ guard ─▶ window
 //!     ├──────▶ mark ─▶ probe, start (service)
 //!     └──────▶ torn (in a child whose tables cannot be used)
 //! ```
 
+pub(crate) mod descriptors;
 pub(crate) mod guard;
 pub(crate) mod interpose;
 pub(crate) mod mark;
+pub(crate) mod next;
 pub(crate) mod probe;
 pub(crate) mod torn;

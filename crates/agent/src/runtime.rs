@@ -2,8 +2,10 @@
 //!
 //! Everything above imports from here; nothing here imports from above.
 
+pub(crate) mod bell;
 pub(crate) mod globals;
 pub(crate) mod heap;
+pub(crate) mod kept;
 pub(crate) mod lineage;
 pub(crate) mod lock;
 pub(crate) mod log;

@@ -68,6 +68,10 @@ impl Merger {
             let runs = take_window(&mut pending, self.limit);
             self.count_maps(2 * runs.len());
             let mut state = STATE.lock();
+            if state.has_lost_descriptors() {
+                // A number may name a file of the program. The session ends with the next message.
+                return;
+            }
             let request = Request {
                 region: batch.region,
                 runs: &runs,

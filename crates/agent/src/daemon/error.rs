@@ -22,6 +22,9 @@ pub(super) enum LinkError {
     /// The daemon closed the connection.
     #[error("closed by the daemon")]
     ClosedByDaemon,
+    /// The program has closed or replaced descriptors that it did not open.
+    #[error("the program has closed descriptors of the agent: its memory leaves management as it is")]
+    LostDescriptors,
     /// The agent closed the connection.
     #[error("closed")]
     Closed,

@@ -19,7 +19,8 @@ use wire::{ToAgent, ToDaemon};
 use crate::daemon::error::LinkError;
 use crate::daemon::requests::{Handled, Requests};
 use crate::daemon::send::flush;
-use crate::runtime::globals::{STATE, woken};
+use crate::runtime::globals::{Phase, STATE, WAKE, phase, set_phase, woken};
+use crate::runtime::kept::Kept;
 use crate::runtime::log;
 use crate::runtime::poll;
 use crate::runtime::state::State;
@@ -44,13 +45,12 @@ enum End {
     Failed(LinkError),
 }
 
-/// Serves daemons, one after the other, until one detaches this client. `wake` is readable when
-/// messages are queued.
-pub(crate) fn serve(path: &Path, wake: &OwnedFd) {
+/// Serves daemons, one after the other, until one detaches this client, or management ends.
+pub(crate) fn serve(path: &Path) {
     let mut pause = FIRST_PAUSE;
     let mut requests = Requests::new();
     loop {
-        let end = session(path, wake, &mut requests);
+        let end = session(path, &mut requests);
         STATE.lock().uplink.disconnect();
         if requests.is_welcome() {
             pause = FIRST_PAUSE;
@@ -64,6 +64,13 @@ pub(crate) fn serve(path: &Path, wake: &OwnedFd) {
                 log::line(format_args!("refused: {reason}"));
                 REFUSED_PAUSE
             }
+            End::Failed(error @ LinkError::LostDescriptors) => {
+                set_phase(Phase::Ended);
+                STATE.lock().end();
+                log::line(format_args!("{error}"));
+                return;
+            }
+            End::Failed(_) if phase() == Phase::Ended => return,
             End::Failed(error) => {
                 log::line(format_args!("connection to {}: {error}", path.display()));
                 pause
@@ -74,7 +81,7 @@ pub(crate) fn serve(path: &Path, wake: &OwnedFd) {
     }
 }
 
-fn session(path: &Path, wake: &OwnedFd, requests: &mut Requests) -> End {
+fn session(path: &Path, requests: &mut Requests) -> End {
     requests.begin();
     match connect(path) {
         Ok(()) => log::line(format_args!("connected to {}", path.display())),
@@ -82,7 +89,7 @@ fn session(path: &Path, wake: &OwnedFd, requests: &mut Requests) -> End {
     }
     let mut packet = vec![0; wire::MAX_MESSAGE];
     loop {
-        let received = exchange(wake, &mut packet);
+        let received = exchange(&mut packet);
         let handled = received.and_then(|received| match received {
             Some((message, fds)) => requests.handle(message, fds),
             None => Ok(Handled::Done),
@@ -98,6 +105,9 @@ fn session(path: &Path, wake: &OwnedFd, requests: &mut Requests) -> End {
 
 fn connect(path: &Path) -> Result<(), LinkError> {
     let mut state = STATE.lock();
+    if phase() == Phase::Ended {
+        return Err(LinkError::Closed);
+    }
     let conn = Conn::connect(path)?;
     let peer = conn.peer()?;
     if peer.uid != 0 && peer.uid != rustix::process::geteuid().as_raw() {
@@ -107,7 +117,7 @@ fn connect(path: &Path) -> Result<(), LinkError> {
     // SAFETY: the call takes numbers only, and changes who may trace this process.
     unsafe { libc::prctl(libc::PR_SET_PTRACER, peer.pid as libc::c_ulong, 0, 0, 0) };
     let account = account(&state);
-    state.uplink.conn = Some(conn);
+    state.uplink.conn = Some(Kept::new(conn)?);
     state.uplink.outbox.open(account.into_iter());
     Ok(())
 }
@@ -137,25 +147,31 @@ fn program_name() -> String {
     name.unwrap_or_default()
 }
 
+/// Nothing may be read from or written to a file of the program.
+fn check_descriptors(state: &State) -> Result<(), LinkError> {
+    if state.has_lost_descriptors() { Err(LinkError::LostDescriptors) } else { Ok(()) }
+}
+
 /// Sends what can be sent, waits, and returns the next message if there is one.
-fn exchange(wake: &OwnedFd, packet: &mut [u8]) -> Result<Option<(ToAgent, Vec<OwnedFd>)>, LinkError> {
+fn exchange(packet: &mut [u8]) -> Result<Option<(ToAgent, Vec<OwnedFd>)>, LinkError> {
     let (conn, more, untracked) = {
         let mut state = STATE.lock();
+        check_descriptors(&state)?;
         state.count_unseen_forks();
         let more = flush(&mut state)?;
         let conn = state.uplink.conn.as_ref().ok_or(LinkError::Closed)?.as_fd().as_raw_fd();
         (conn, more, state.uffds.has_untracked())
     };
     let events = if more { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN };
-    let mut fds = [poll::interest(conn, events), poll::readable(wake)];
+    let mut fds = [poll::interest(conn, events), poll::interest(WAKE.ear(), libc::POLLIN)];
     if !poll::wait(&mut fds, if untracked { TRACK_EVERY_MS } else { -1 }) {
         return Err(LinkError::Poll(Errno::from_raw_os_error(raw::errno())));
     }
     if fds[1].revents != 0 {
-        let _ = rustix::io::read(wake, &mut [0u8; 8]);
         woken();
     }
     let mut state = STATE.lock();
+    check_descriptors(&state)?;
     if untracked {
         state.track_again();
     }

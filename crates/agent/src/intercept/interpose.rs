@@ -7,12 +7,13 @@
 #![allow(unsafe_code)] // Defines symbols of the C library.
 #![allow(clippy::missing_safety_doc)] // The manual pages of the same names.
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use kmem::raw::{self, Answer};
 
+use crate::intercept::next::next;
 use crate::intercept::{guard, mark, torn};
 use crate::runtime::globals::{TORN, WATCH};
 use crate::service::fork;
@@ -35,17 +36,6 @@ fn answer(before: c_int, answer: Answer) -> isize {
 /// is not for signal handlers.
 static REAL_FORK: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 static REAL_CLONE: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
-
-/// Looks up what the agent's own symbol hides.
-fn next(known: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
-    let mut real = known.load(Ordering::Relaxed);
-    if real.is_null() {
-        // SAFETY: the name is a C string.
-        real = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
-        known.store(real, Ordering::Relaxed);
-    }
-    real
-}
 
 /// Looks both up when the library is loaded.
 #[used]

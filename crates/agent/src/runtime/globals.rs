@@ -3,10 +3,12 @@
 //! The agent has no object of its own in the program: the C library's symbols, the fork handlers
 //! and the heap are entered without an argument. What they need is found here, and nowhere else.
 
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, Ordering};
 
+use crate::runtime::bell::Bell;
 use crate::runtime::heap::Heap;
+use crate::runtime::kept::Numbers;
 use crate::runtime::lineage::Lineage;
 use crate::runtime::lock::Lock;
 use crate::runtime::state::State;
@@ -63,6 +65,9 @@ pub(crate) static FORKS_WATCHED: AtomicBool = AtomicBool::new(false);
 /// The agent has begun to start. A copy of the process made meanwhile does not start another.
 pub(crate) static STARTED: AtomicBool = AtomicBool::new(false);
 
+/// The process in which the agent runs. A child of `vfork` shares this static.
+pub(crate) static OWNER: AtomicI32 = AtomicI32::new(0);
+
 /// Tells a forked child from this process. Outside of [`STATE`], whose lock such a child may find
 /// held for ever.
 pub(crate) static LINEAGE: Lineage = Lineage::new();
@@ -82,62 +87,39 @@ pub(crate) static STASHED: AtomicBool = AtomicBool::new(false);
 /// in the tables.
 pub(crate) static ADOPTING: AtomicBool = AtomicBool::new(false);
 
-/// Eventfd that wakes the agent thread; -1 without one.
-///
-/// This one and the next two are plain numbers outside of [`STATE`]: they are signalled without the
-/// lock. A forked child closes them by number, since it does not have the threads that own them.
-static WAKE: AtomicI32 = AtomicI32::new(-1);
-/// Eventfd that ends the event thread; -1 without one.
-static STOP: AtomicI32 = AtomicI32::new(-1);
-/// The event thread's spare descriptor; -1 without one.
+/// The numbers of the agent's descriptors. Outside of [`STATE`] because every interposed `close`
+/// asks it.
+pub(crate) static NUMBERS: Numbers = Numbers::new();
+
+/// Wakes the agent thread. Outside of [`STATE`] because it is rung without the lock.
+pub(crate) static WAKE: Bell = Bell::new();
+/// Ends the event thread.
+pub(crate) static STOP: Bell = Bell::new();
+/// The event thread's spare descriptor, a second one of [`STOP`]; -1 without one.
 static SPARE: AtomicI32 = AtomicI32::new(-1);
-/// [`WAKE`] was signalled, and the agent thread has not looked yet: saves further system calls.
+/// [`WAKE`] was rung, and the agent thread has not looked yet: saves further system calls.
 static WOKEN: AtomicBool = AtomicBool::new(false);
 
-/// Sets the eventfds that wake the agent thread and end the event thread.
-pub(crate) fn set_eventfds(wake: &impl AsRawFd, stop: &impl AsRawFd) {
-    WAKE.store(wake.as_raw_fd(), Ordering::Release);
-    STOP.store(stop.as_raw_fd(), Ordering::Release);
-}
-
 /// Sets the descriptor that the event thread keeps in reserve.
-pub(crate) fn set_spare(spare: Option<&impl AsRawFd>) {
-    SPARE.store(spare.map_or(-1, AsRawFd::as_raw_fd), Ordering::Release);
+pub(crate) fn set_spare(spare: Option<RawFd>) {
+    SPARE.store(spare.unwrap_or(-1), Ordering::Release);
 }
 
-/// Forgets all three descriptors; returns those that were set.
-pub(crate) fn take_eventfds() -> impl Iterator<Item = RawFd> {
-    [&WAKE, &STOP, &SPARE].map(|fd| fd.swap(-1, Ordering::AcqRel)).into_iter().filter(|&fd| fd >= 0)
-}
-
-/// Forgets all three descriptors and leaves them open.
-pub(crate) fn forget_eventfds() {
-    take_eventfds().for_each(drop);
+/// The number of the event thread's spare descriptor, which a forked child closes.
+pub(crate) fn take_spare() -> Option<RawFd> {
+    let number = SPARE.swap(-1, Ordering::AcqRel);
+    STOP.hears_by(number).then_some(number)
 }
 
 /// Tells the agent thread that messages are queued.
 pub(crate) fn wake() {
-    let fd = WAKE.load(Ordering::Acquire);
-    if fd >= 0 && !WOKEN.swap(true, Ordering::AcqRel) {
-        signal(fd);
+    if !WOKEN.swap(true, Ordering::AcqRel) {
+        WAKE.ring();
     }
 }
 
-/// The agent thread is about to look at the queue; a later [`wake`] signals again.
+/// The agent thread is about to look at the queue; a later [`wake`] rings again.
 pub(crate) fn woken() {
+    WAKE.silence();
     WOKEN.store(false, Ordering::Release);
-}
-
-/// Tells the event thread to end.
-pub(crate) fn stop() {
-    signal(STOP.load(Ordering::Acquire));
-}
-
-/// Makes an eventfd readable.
-#[allow(unsafe_code)] // The descriptor is a number, see `WAKE`.
-fn signal(fd: RawFd) {
-    let one = 1u64;
-    // SAFETY: the kernel reads eight bytes of `one`, which lives until the call returns. A number
-    // that is no open descriptor is answered with EBADF.
-    unsafe { libc::write(fd, (&raw const one).cast(), size_of_val(&one)) };
 }

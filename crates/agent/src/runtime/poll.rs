@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)] // poll(2) of rustix borrows descriptors, for which the lock would be held.
 
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::RawFd;
 
 /// Waits until one of the descriptors is ready, for at most `timeout_ms` (-1: without end). False
 /// after an error other than `EINTR`.
@@ -16,9 +16,4 @@ pub(crate) fn wait(fds: &mut [libc::pollfd], timeout_ms: i32) -> bool {
 /// An entry for [`wait`].
 pub(crate) fn interest(fd: RawFd, events: i16) -> libc::pollfd {
     libc::pollfd { fd, events, revents: 0 }
-}
-
-/// An entry for [`wait`] that waits for input.
-pub(crate) fn readable(fd: &impl AsRawFd) -> libc::pollfd {
-    interest(fd.as_raw_fd(), libc::POLLIN)
 }

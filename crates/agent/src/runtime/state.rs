@@ -23,6 +23,8 @@ use kmem::range::Range;
 use rustix::io::Errno;
 use wire::{RegionId, Run, ToDaemon};
 
+use crate::runtime::globals::WAKE;
+use crate::runtime::kept::Kept;
 use crate::runtime::state::maps::MapBudget;
 use crate::runtime::state::recycler::Recycler;
 use crate::runtime::state::region::Sticky;
@@ -135,6 +137,28 @@ impl State {
                 self.uffds.track(part);
             }
         }
+    }
+
+    /// Whether the program has closed or replaced a descriptor of the agent.
+    pub(crate) fn has_lost_descriptors(&self) -> bool {
+        !(self.uplink.conn.as_ref().is_none_or(Kept::is_intact)
+            && self.uffds.are_intact()
+            && self.segments.are_intact()
+            && self.recycler.as_ref().is_none_or(Recycler::is_intact)
+            && WAKE.is_intact())
+    }
+
+    /// Ends management. Merged pages stay merged, and guarded.
+    pub(crate) fn end(&mut self) {
+        for part in self.regions.managed_bytes(Range::new(0, usize::MAX)) {
+            // The event thread may hold the descriptor a moment longer. Fails only where nothing is
+            // mapped.
+            let _ = self.uffds.untrack(part);
+        }
+        self.uplink.disconnect();
+        self.uffds.close();
+        self.segments.clear();
+        self.recycler = None;
     }
 
     /// Forgets what a forked child inherited, and leaves descriptors open: the parent may share them.

@@ -18,7 +18,8 @@ use kmem::range::Range;
 use kmem::uffd::{Event, Uffd};
 use rustix::io::Errno;
 
-use crate::runtime::globals::{self, ADOPTING, STASHED, STATE};
+use crate::runtime::globals::{self, ADOPTING, STASHED, STATE, STOP};
+use crate::runtime::kept::Kept;
 use crate::runtime::lock::Guard;
 use crate::runtime::poll;
 use crate::runtime::state::State;
@@ -27,15 +28,19 @@ use crate::runtime::state::State;
 /// time.
 const PAUSE: Duration = Duration::from_micros(100);
 
-/// Reads events until `stop` is readable or the userfaultfd fails.
-pub(super) fn watch(uffd: &Uffd, stop: &OwnedFd) {
+/// Reads events until [`STOP`] rings, or the userfaultfd fails or is lost.
+pub(super) fn watch(uffd: &Kept<Uffd>) {
     let mut stash = Vec::new();
     // To read a fork's event takes a free descriptor. When the program has none left, closing this
     // one makes room.
-    let mut spare = keep_spare(stop);
+    let mut spare = keep_spare();
     loop {
-        let mut fds = [poll::readable(uffd), poll::readable(stop)];
-        if stash.is_empty() && !poll::wait(&mut fds, -1) || fds[1].revents != 0 || fds[0].revents & !libc::POLLIN != 0 {
+        let mut fds = [poll::interest(uffd.number(), libc::POLLIN), poll::interest(STOP.ear(), libc::POLLIN)];
+        let has_failed = stash.is_empty() && !poll::wait(&mut fds, -1);
+        let is_over = fds[1].fd < 0 || fds[1].revents != 0 || fds[0].revents & !libc::POLLIN != 0;
+        if has_failed || is_over || !uffd.is_intact() {
+            STOP.close();
+            globals::set_spare(None);
             return;
         }
         let read = match STATE.try_lock() {
@@ -46,10 +51,10 @@ pub(super) fn watch(uffd: &Uffd, stop: &OwnedFd) {
             },
         };
         if read.is_err() {
-            globals::set_spare(None::<&OwnedFd>);
+            globals::set_spare(None);
             spare = None;
         } else if spare.is_none() {
-            spare = keep_spare(stop);
+            spare = keep_spare();
         }
         thread::sleep(PAUSE);
     }
@@ -87,9 +92,9 @@ fn act_on_all(mut state: Guard<State>, uffd: &Uffd, stash: &mut Vec<Event>) -> R
     read
 }
 
-fn keep_spare(stop: &OwnedFd) -> Option<OwnedFd> {
-    let spare = stop.try_clone().ok();
-    globals::set_spare(spare.as_ref());
+fn keep_spare() -> Option<Kept<OwnedFd>> {
+    let spare = STOP.spare();
+    globals::set_spare(spare.as_ref().map(Kept::number));
     spare
 }
 

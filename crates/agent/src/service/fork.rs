@@ -25,8 +25,8 @@ use std::ptr::null_mut;
 use std::sync::atomic::Ordering;
 
 use crate::runtime::globals::{
-    FORKING, FORKS_WATCHED, HEAP, LINEAGE, Phase, STARTED, STARTING, STATE, TORN, forget_eventfds, phase, set_phase,
-    take_eventfds,
+    FORKING, FORKS_WATCHED, HEAP, LINEAGE, NUMBERS, Phase, STARTED, STARTING, STATE, STOP, TORN, WAKE, phase,
+    set_phase, take_spare,
 };
 
 type Handler = Option<unsafe extern "C" fn()>;
@@ -119,11 +119,15 @@ extern "C" fn after_in_child() {
     let mut state = unsafe { STATE.after_fork() };
     if !TORN.load(Ordering::Relaxed) {
         let tracking = state.orphan();
-        for number in take_eventfds().chain(tracking) {
+        for number in take_spare().into_iter().chain(tracking) {
+            NUMBERS.remove(number);
             // SAFETY: this process's copies of the descriptors belong to the agent's threads, which
             // do not exist here; nothing else uses the numbers.
             unsafe { libc::close(number) };
         }
+        WAKE.close();
+        STOP.close();
+        NUMBERS.clear();
     }
     LINEAGE.settled();
 }
@@ -153,7 +157,9 @@ pub(crate) fn settle() {
     let was_free = STATE.reset();
     HEAP.reset(cloned_by_us);
     end();
-    forget_eventfds();
+    WAKE.forget();
+    STOP.forget();
+    NUMBERS.clear();
     if was_free || cloned_by_us {
         STATE.lock().forsake();
     } else {

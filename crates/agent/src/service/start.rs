@@ -12,12 +12,12 @@ use std::sync::atomic::Ordering;
 use std::{env, io, mem, thread};
 
 use kmem::uffd::{CreateError, Features, Uffd};
-use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
 use crate::daemon::link;
 use crate::recycle::pool;
-use crate::runtime::globals::{self, LINEAGE, Phase, STARTED, STARTING, STATE, phase, set_phase};
+use crate::runtime::globals::{LINEAGE, OWNER, Phase, STARTED, STARTING, STATE, STOP, WAKE, phase, set_phase};
+use crate::runtime::kept::Kept;
 use crate::runtime::lock::Blocked;
 use crate::runtime::log;
 use crate::runtime::sabotage::{self, Sabotage};
@@ -39,9 +39,12 @@ enum StartError {
     /// A userfaultfd cannot be created.
     #[error(transparent)]
     Userfaultfd(#[from] CreateError),
-    /// An eventfd cannot be created.
-    #[error("eventfd: {0}")]
-    Eventfd(#[from] Errno),
+    /// A pair of sockets, or the identity of a descriptor, cannot be had.
+    #[error("sockets to wake threads: {0}")]
+    Bell(#[from] Errno),
+    /// A descriptor cannot be used.
+    #[error("a descriptor: {0}")]
+    Descriptor(#[from] io::Error),
     /// The C library does not take fork handlers.
     #[error("fork handlers cannot be registered")]
     ForkHandlers,
@@ -89,25 +92,24 @@ fn try_start() -> Result<(), StartError> {
     }
     LINEAGE.begin().map_err(StartError::Lineage)?;
     let (tracking, sees_forks) = tracking_uffd()?;
-    let tracking = Arc::new(tracking);
+    OWNER.store(rustix::process::getpid().as_raw_pid(), Ordering::Release);
+    let tracking = Arc::new(Kept::new(tracking)?);
     let window = WindowUffd::new()?;
-    let new_eventfd = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-    let (wake, stop) = (new_eventfd()?, Arc::new(new_eventfd()?));
+    WAKE.open()?;
+    STOP.open()?;
     std::panic::set_hook(Box::new(|panic| log::line(format_args!("{panic}"))));
-    let (events_uffd, events_stop) = (tracking.clone(), stop.clone());
-    spawn("pageone-events", move || events::watch(&events_uffd, &events_stop))?;
+    let events_uffd = tracking.clone();
+    spawn("pageone-events", move || events::watch(&events_uffd))?;
     let recycler = pool::from_environment();
     let mut state = STATE.lock();
     state.uffds.open(tracking, window, sees_forks);
     state.recycler = recycler;
     drop(state);
-    globals::set_eventfds(&wake, &*stop);
     spawn("pageone-agent", move || {
-        link::serve(&path, &wake);
-        // Detached: nothing is registered any more, so no event will come.
-        globals::stop();
-        globals::take_eventfds().for_each(drop);
-        drop(stop);
+        link::serve(&path);
+        // Nothing is registered any more, so no event will come.
+        STOP.ring();
+        WAKE.close();
     })
 }
 
@@ -140,7 +142,5 @@ fn spawn(name: &'static str, body: impl FnOnce() + Send + 'static) -> Result<(),
 /// Ends management after a panic. Merged pages stay merged, and guarded.
 fn end() {
     set_phase(Phase::Ended);
-    let mut state = STATE.lock();
-    state.uplink.disconnect();
-    state.uffds.close();
+    STATE.lock().end();
 }

@@ -1,6 +1,6 @@
 //! The program: maps memory, marks it, and does with it what it is told.
 
-use super::{PAGE, PATTERNS, forks, pattern, pattern_of};
+use super::{PAGE, PATTERNS, descriptors, forks, pattern, pattern_of};
 use std::io::{BufRead, Write};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -122,6 +122,9 @@ impl Client {
             "fork-raw" => forks::then(forks::raw, || self.check_in_child(false)),
             "fork-handlerless" => forks::then(forks::without_handlers, || self.check_in_child(true)),
             "fork-cloned" => forks::cloned(|| self.check_in_child(false)),
+            "close-all" => descriptors::close_all(arg(0)),
+            "replace" => descriptors::replace(arg(0)),
+            "own-files" => descriptors::own_files(),
             "allocator" => forks::start_allocator(),
             "drop-ptrace" => forks::drop_ptrace(),
             "fork-full" => self.fork_without_descriptors(),

@@ -216,6 +216,11 @@ impl Daemon {
         self.conn.as_ref().unwrap().send(packet, &fds).unwrap();
     }
 
+    /// Sends a message to an agent that may be gone.
+    pub fn try_send(&mut self, message: &ToAgent) {
+        let _ = self.conn.as_ref().unwrap().send(&wire::encode(message), &[]);
+    }
+
     /// Hangs up.
     pub fn close(&mut self) {
         self.conn = None;

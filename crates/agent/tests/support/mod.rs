@@ -9,6 +9,7 @@
 
 pub mod client;
 pub mod daemon;
+pub mod descriptors;
 pub mod forks;
 pub mod slow_file;
 

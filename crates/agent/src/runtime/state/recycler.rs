@@ -13,6 +13,8 @@ use rustix::fs::SealFlags;
 use wire::ToDaemon;
 use wire::recycle::Extent;
 
+use crate::runtime::kept::Kept;
+
 /// Why free pages are not recycled.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RecyclerError {
@@ -39,9 +41,9 @@ pub(crate) enum RecyclerError {
 /// A pool, and the record of which pages its frames are.
 pub(crate) struct Recycler {
     /// The pool's file.
-    fd: OwnedFd,
+    fd: Kept<OwnedFd>,
     /// The agent's end of a QMP socket, until the daemon has found the guest's RAM with it.
-    qmp: Option<OwnedFd>,
+    qmp: Option<Kept<OwnedFd>>,
     /// Reclaim period that the program asks for, in milliseconds; 0: the daemon's.
     period_ms: u32,
     pool: Arc<ppr::Pool>,
@@ -70,6 +72,8 @@ impl Recycler {
         pool.validate()?;
         let pool = Arc::new(pool);
         let host = ppr::Host::new(pool.clone(), ppr::Ram::default());
+        let fd = Kept::new(fd).map_err(RecyclerError::Stat)?;
+        let qmp = qmp.map(Kept::new).transpose().map_err(RecyclerError::Stat)?;
         Ok(Self { fd, qmp, period_ms, pool, host, extents: Vec::new(), dropped: false })
     }
 
@@ -113,6 +117,11 @@ impl Recycler {
     /// The descriptors that go with the announcement.
     pub(crate) fn fds(&self) -> Vec<BorrowedFd<'_>> {
         let qmp = self.qmp.as_ref().filter(|_| self.extents.is_empty());
-        std::iter::once(self.fd.as_fd()).chain(qmp.map(OwnedFd::as_fd)).collect()
+        std::iter::once(self.fd.as_fd()).chain(qmp.map(|qmp| qmp.as_fd())).collect()
+    }
+
+    /// Whether its descriptors are still the pool's and the socket's.
+    pub(super) fn is_intact(&self) -> bool {
+        self.fd.is_intact() && self.qmp.as_ref().is_none_or(Kept::is_intact)
     }
 }

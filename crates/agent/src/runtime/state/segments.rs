@@ -9,6 +9,8 @@ use kmem::memfd::{self, MemfdError, SharedMap};
 use kmem::raw;
 use wire::{SEGMENT_PAGES, SegmentId};
 
+use crate::runtime::kept::Kept;
+
 /// Bytes in a segment.
 const SEGMENT_LEN: usize = SEGMENT_PAGES as usize * kmem::PAGE_SIZE;
 
@@ -17,7 +19,7 @@ pub(crate) struct Segment {
     /// Its name on the wire.
     pub(crate) id: SegmentId,
     /// Its memfd, sealed.
-    pub(crate) fd: OwnedFd,
+    pub(crate) fd: Kept<OwnedFd>,
     /// All of it, to compare with. Its bytes never change while a page maps them.
     pub(crate) map: SharedMap,
 }
@@ -73,8 +75,13 @@ impl Segments {
         // SAFETY: MADV_DONTFORK leaves the memory as it is. No code expects the mapping in a child:
         // a forked child forgets its segments.
         let _ = unsafe { raw::madvise(map.as_ptr() as usize, SEGMENT_LEN, libc::MADV_DONTFORK) };
-        self.0.push(Segment { id, fd, map });
+        self.0.push(Segment { id, fd: Kept::new(fd)?, map });
         Ok(())
+    }
+
+    /// Whether all descriptors are still the segments'.
+    pub(super) fn are_intact(&self) -> bool {
+        self.0.iter().all(|segment| segment.fd.is_intact())
     }
 
     /// Closes one segment. Pages that map its frames keep them.

@@ -8,7 +8,7 @@
 //! to the window's ([`WindowUffd`]) and write-protected. Readers go on. Closing the window
 //! unregisters the span, which wakes the writers, and tracks it again.
 
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,12 +16,13 @@ use kmem::range::Range;
 use kmem::uffd::Uffd;
 use rustix::io::Errno;
 
+use crate::runtime::kept::Kept;
 use crate::runtime::sabotage::{self, Sabotage};
 use crate::runtime::state::window_uffd::WindowUffd;
 
 /// See the module.
 pub(crate) struct Userfaultfds {
-    tracking: Option<Arc<Uffd>>,
+    tracking: Option<Arc<Kept<Uffd>>>,
     window: Option<WindowUffd>,
     /// Spans that could not be registered again after a window; tried again later.
     untracked: Vec<Range>,
@@ -36,7 +37,7 @@ impl Userfaultfds {
     }
 
     /// Both are there. The event thread reads the events of `tracking`.
-    pub(crate) fn open(&mut self, tracking: Arc<Uffd>, window: WindowUffd, sees_forks: bool) {
+    pub(crate) fn open(&mut self, tracking: Arc<Kept<Uffd>>, window: WindowUffd, sees_forks: bool) {
         (self.tracking, self.window) = (Some(tracking), Some(window));
         self.sees_forks = sees_forks;
     }
@@ -59,10 +60,10 @@ impl Userfaultfds {
         self.window = None;
         self.untracked.clear();
         self.tracking.take().map(|tracking| {
-            let number = tracking.as_raw_fd();
+            let number = tracking.is_intact().then_some(tracking.number());
             std::mem::forget(tracking);
             number
-        })
+        })?
     }
 
     /// Forgets both in a child, and leaves the parent's descriptors open.
@@ -77,19 +78,31 @@ impl Userfaultfds {
         self.window.as_ref()
     }
 
+    /// Whether both descriptors are still there.
+    pub(super) fn are_intact(&self) -> bool {
+        self.tracking.as_ref().is_none_or(|tracking| tracking.is_intact())
+            && self.window.as_ref().is_none_or(WindowUffd::is_intact)
+    }
+
+    /// The tracking userfaultfd, unless the program has taken its descriptor.
+    fn tracking(&self) -> Option<&Uffd> {
+        self.tracking.as_ref().filter(|tracking| tracking.is_intact()).map(|tracking| &***tracking)
+    }
+
     /// Registers new memory for tracking. `None`: there is no tracking userfaultfd.
     pub(super) fn register(&self, range: Range) -> Option<Result<(), Errno>> {
-        self.tracking.as_ref().map(|tracking| tracking.register_wp(range))
+        self.tracking().map(|tracking| tracking.register_wp(range))
     }
 
     /// Opens a window. After an error it is closed.
     pub(crate) fn open_window(&mut self, span: Range) -> Result<(), Errno> {
-        if self.window.is_none() {
-            // In a forked child: the parent's works on the parent's memory only.
+        if !self.window.as_ref().is_some_and(WindowUffd::is_intact) {
+            // In a forked child: the parent's works on the parent's memory only. Or the program has
+            // taken the descriptor.
             self.window = WindowUffd::new().ok();
         }
         let window = self.window.as_ref().ok_or(Errno::NOMEM)?;
-        let opened = match &self.tracking {
+        let opened = match self.tracking() {
             Some(tracking) => tracking.unregister(span),
             None => Ok(()),
         };
@@ -112,7 +125,7 @@ impl Userfaultfds {
 
     /// Registers a span for tracking again.
     pub(crate) fn track(&mut self, span: Range) {
-        if let Some(tracking) = &self.tracking
+        if let Some(tracking) = self.tracking()
             && tracking.register_wp(span).is_err()
         {
             self.untracked.push(span);
@@ -121,12 +134,12 @@ impl Userfaultfds {
 
     /// Takes a span away from tracking, so that unmapping it raises no event.
     pub(crate) fn untrack(&self, span: Range) -> Result<(), Errno> {
-        self.tracking.as_ref().map_or(Ok(()), |tracking| tracking.unregister(span))
+        self.tracking().map_or(Ok(()), |tracking| tracking.unregister(span))
     }
 
     /// Marks a span as clean for tracking. Where that fails its pages count as written.
     pub(crate) fn mark_clean(&self, span: Range) {
-        if let Some(tracking) = &self.tracking {
+        if let Some(tracking) = self.tracking() {
             let _ = tracking.write_protect(span, true);
         }
     }

@@ -1,14 +1,18 @@
 //! What belongs to the connection with the daemon.
 
-use kmem::seqpacket::Conn;
+use std::os::fd::AsFd;
 
+use kmem::seqpacket::Conn;
+use rustix::net::Shutdown;
+
+use crate::runtime::kept::Kept;
 use crate::runtime::state::control::ControlPage;
 use crate::runtime::state::outbox::Outbox;
 
 /// The connection, the messages that wait for it, and the shared page.
 pub(crate) struct Uplink {
     /// The connection. Kept in the shared state so that a forked child can close it.
-    pub(crate) conn: Option<Conn>,
+    pub(crate) conn: Option<Kept<Conn>>,
     /// Messages to be sent.
     pub(crate) outbox: Outbox,
     /// The count of forks, and the page shared with the daemon.
@@ -26,9 +30,12 @@ impl Uplink {
         self.conn.is_some() && !self.outbox.has_overflowed()
     }
 
-    /// Closes the connection and forgets the messages that waited for it.
+    /// Closes the connection and forgets the messages that waited for it. A child that inherited the
+    /// socket does not keep the connection open.
     pub(crate) fn disconnect(&mut self) {
-        self.conn = None;
+        if let Some(conn) = self.conn.take().filter(Kept::is_intact) {
+            let _ = rustix::net::shutdown(conn.as_fd(), Shutdown::Both);
+        }
         self.outbox.close();
         self.control.detach();
     }

@@ -18,14 +18,20 @@ use kmem::uffd::{CreateError, Features, Uffd};
 use kmem::{PAGE_SIZE, mm, raw};
 use rustix::io::Errno;
 
+use crate::runtime::kept::Kept;
+
 /// Bytes of the scratch area: a whole window.
 const SCRATCH_LEN: usize = wire::MAX_WINDOW_PAGES as usize * PAGE_SIZE;
 /// How often a page that the kernel is busy with is tried again.
 const TRIES: u32 = 16;
 
+fn keep(uffd: Uffd) -> Result<Kept<Uffd>, CreateError> {
+    Kept::new(uffd).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO).into())
+}
+
 /// The userfaultfd, and the place where pages go.
 pub(crate) struct WindowUffd {
-    uffd: Uffd,
+    uffd: Kept<Uffd>,
     scratch: Option<Range>,
 }
 
@@ -35,7 +41,7 @@ impl WindowUffd {
     pub(crate) fn new() -> Result<Self, CreateError> {
         let features = Features::WP | Features::WP_UNPOPULATED;
         let Ok(uffd) = Uffd::new(features | Features::MOVE) else {
-            return Ok(Self { uffd: Uffd::new(features)?, scratch: None });
+            return Ok(Self { uffd: keep(Uffd::new(features)?)?, scratch: None });
         };
         let scratch = mm::map_anonymous(SCRATCH_LEN).ok().map(|start| Range::new(start, SCRATCH_LEN));
         let scratch = scratch.filter(|range| {
@@ -47,7 +53,12 @@ impl WindowUffd {
             }
             uffd.register_wp(*range).is_ok()
         });
-        Ok(Self { uffd, scratch })
+        Ok(Self { uffd: keep(uffd)?, scratch })
+    }
+
+    /// Whether its descriptor is still there.
+    pub(super) fn is_intact(&self) -> bool {
+        self.uffd.is_intact()
     }
 
     /// Blocks writers to a span, once it is no longer registered with another userfaultfd.

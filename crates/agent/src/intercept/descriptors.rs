@@ -1,0 +1,123 @@
+//! The program's calls that close or replace descriptors pass over those of the agent.
+//!
+//! To the program they are not open: `close` answers `EBADF`, and ranges leave them out. A program
+//! that puts a descriptor of its own onto such a number gets the number, and management ends: its
+//! memory stays as it is, and guarded. A child of `vfork` has a table of descriptors of its own.
+
+#![allow(unsafe_code)] // Defines symbols of the C library.
+#![allow(clippy::missing_safety_doc)] // The manual pages of the same names.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::mem::transmute;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use kmem::raw;
+
+use crate::intercept::next::next;
+use crate::runtime::globals::{NUMBERS, OWNER, Phase, STATE, set_phase};
+use crate::runtime::log;
+
+/// The C library's functions, by the order of [`NAMES`].
+static REAL: [AtomicPtr<c_void>; 5] = [const { AtomicPtr::new(null_mut()) }; 5];
+const NAMES: [&CStr; 5] = [c"close", c"dup2", c"dup3", c"close_range", c"closefrom"];
+
+/// Looks all up when the library is loaded.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = at_load;
+
+extern "C" fn at_load() {
+    (0..NAMES.len()).for_each(|which| _ = real(which));
+}
+
+fn real(which: usize) -> Option<*mut c_void> {
+    Some(next(&REAL[which], NAMES[which])).filter(|real| !real.is_null())
+}
+
+fn fails(errno: c_int) -> c_int {
+    raw::set_errno(errno);
+    -1
+}
+
+/// close(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn close(fd: c_int) -> c_int {
+    if NUMBERS.contains(fd) {
+        return fails(libc::EBADF);
+    }
+    let Some(real) = real(0) else { return fails(libc::ENOSYS) };
+    // SAFETY: the C library's function of that name has this type. The program makes this very call.
+    unsafe { transmute::<*mut c_void, unsafe extern "C" fn(c_int) -> c_int>(real)(fd) }
+}
+
+/// dup2(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
+    if old != new {
+        give_way(new);
+    }
+    let Some(real) = real(1) else { return fails(libc::ENOSYS) };
+    // SAFETY: the C library's function of that name has this type. The program makes this very call.
+    unsafe { transmute::<*mut c_void, unsafe extern "C" fn(c_int, c_int) -> c_int>(real)(old, new) }
+}
+
+/// dup3(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
+    if old != new {
+        give_way(new);
+    }
+    let Some(real) = real(2) else { return fails(libc::ENOSYS) };
+    // SAFETY: the C library's function of that name has this type. The program makes this very call.
+    unsafe { transmute::<*mut c_void, unsafe extern "C" fn(c_int, c_int, c_int) -> c_int>(real)(old, new, flags) }
+}
+
+/// close_range(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn close_range(first: u32, last: u32, flags: c_int) -> c_int {
+    let Some(real) = real(3) else { return fails(libc::ENOSYS) };
+    // SAFETY: the C library's function of that name has this type.
+    let real: unsafe extern "C" fn(u32, u32, c_int) -> c_int = unsafe { transmute(real) };
+    let mut at = first;
+    while let Some(own) = NUMBERS.first_in(at, last) {
+        // SAFETY: a part of the range that the program closes.
+        if own > at && unsafe { real(at, own - 1, flags) } != 0 {
+            return -1;
+        }
+        at = own + 1;
+        if own == last {
+            return 0;
+        }
+    }
+    // SAFETY: the rest of the range that the program closes.
+    unsafe { real(at, last, flags) }
+}
+
+/// closefrom(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn closefrom(first: c_int) {
+    let first = u32::try_from(first).unwrap_or(0);
+    if let (None, Some(real)) = (NUMBERS.first_in(first, u32::MAX), real(4)) {
+        // SAFETY: the C library's function of that name has this type. The program makes this very
+        // call.
+        return unsafe { transmute::<*mut c_void, unsafe extern "C" fn(c_int)>(real)(first as c_int) };
+    }
+    // SAFETY: the same as the program asks for, but for the agent's own.
+    unsafe { close_range(first, u32::MAX, 0) };
+}
+
+/// Ends management if a number that the program is about to use is the agent's.
+fn give_way(number: c_int) {
+    if OWNER.load(Ordering::Relaxed) == 0 || OWNER.load(Ordering::Relaxed) != rustix::process::getpid().as_raw_pid() {
+        return;
+    }
+    let was_ours = NUMBERS.contains(number);
+    NUMBERS.give(number);
+    if !was_ours {
+        return;
+    }
+    set_phase(Phase::Ended);
+    STATE.lock().end();
+    log::line(format_args!("management ends: the program puts a file of its own onto descriptor {number}"));
+}

@@ -1,0 +1,81 @@
+//! Programs that close or replace descriptors that they did not open: nothing is written to their
+//! files, and their memory stays right.
+
+#![allow(clippy::unwrap_used)] // In tests.
+
+mod support;
+
+use support::client;
+use support::daemon::{Daemon, Program, Store};
+use wire::{Outcome, ToAgent, ToDaemon};
+
+const PAGES: usize = 2048;
+
+/// Not a test: what the client runs.
+#[test]
+fn client() {
+    client::run_if_asked();
+}
+
+fn start() -> Option<(Daemon, Program, Store)> {
+    if let Err(why) = kmem::uffd::Uffd::new(kmem::uffd::Features::WP | kmem::uffd::Features::WP_ASYNC) {
+        println!("SKIPPED: {why}");
+        return None;
+    }
+    let mut daemon = Daemon::new();
+    let mut program = Program::start(&daemon.socket, None);
+    program.ask(&format!("map {PAGES}"));
+    assert_eq!(program.ask("mark"), "0");
+    daemon.accept();
+    daemon.welcome();
+    let store = Store::new();
+    daemon.give(&store);
+    let outcomes = daemon.merge(1, &store.runs(0..PAGES));
+    assert!(outcomes.iter().all(|&(_, outcome)| outcome == Outcome::Merged));
+    Some((daemon, program, store))
+}
+
+/// The program uses its memory in every guarded way.
+fn use_memory(program: &mut Program) {
+    assert_eq!(program.ask("fork-raw"), "0");
+    assert_eq!(program.ask(&format!("advise 100 50 {}", libc::MADV_DONTNEED)), "0");
+    assert_eq!(program.ask("zeros 100 50"), "0");
+    assert_eq!(program.ask("protect 200 8 1"), "0");
+    assert_eq!(program.ask("unmap 300 8"), "0");
+    assert_eq!(program.ask("raw-unmap 320 8"), "0");
+    assert_eq!(program.ask("check 400 1000"), "0");
+    assert_eq!(program.ask("move 1600 64 128 1").parse::<isize>().map(drop), Ok(()));
+}
+
+#[test]
+fn a_program_that_closes_everything_goes_on_merging() {
+    for way in 0..3 {
+        let Some((mut daemon, mut program, store)) = start() else { return };
+        assert_ne!(program.ask(&format!("close-all {way}")), "0", "the agent has its descriptors");
+        assert_eq!(program.ask("write 500 7"), "0");
+        assert_eq!(daemon.merge(1, &store.runs(500..501)), [(500, Outcome::Differs)]);
+        assert_eq!(program.ask("write 500 0"), "0");
+        assert_eq!(daemon.merge(1, &store.runs(500..501)), [(500, Outcome::Merged)]);
+        assert_eq!(program.ask("own-files"), "0");
+        assert_eq!(program.ask("check 0 100"), "0");
+        assert_eq!(program.ask(&format!("advise 100 50 {}", libc::MADV_DONTNEED)), "0");
+        daemon.wait_for(|message| matches!(message, ToDaemon::Discarded { .. }));
+    }
+}
+
+#[test]
+fn a_program_that_takes_the_descriptors_ends_management_and_keeps_its_files_and_memory() {
+    let ways = ["close-all 3", "replace 0", "replace 1", "replace 2"];
+    for way in ways {
+        println!("{way}");
+        let Some((mut daemon, mut program, store)) = start() else { return };
+        program.ask(way);
+        // Whatever the agent does next, it does not do it to a file of the program.
+        let runs = store.runs(500..600);
+        daemon.try_send(&ToAgent::Merge(wire::Merge { batch: 99, region: wire::RegionId(1), runs, calm: false }));
+        use_memory(&mut program);
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert_eq!(program.ask("own-files"), "0", "{way}");
+        daemon.wait_for_close();
+    }
+}

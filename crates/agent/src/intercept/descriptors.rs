@@ -47,7 +47,7 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
         return fails(libc::EBADF);
     }
     let Some(real) = real(0) else { return fails(libc::ENOSYS) };
-    // SAFETY: the C library's function of that name has this type. The program makes this very call.
+    // SAFETY: the C library's function of that name has this type. The program makes this call.
     unsafe { transmute::<*mut c_void, unsafe extern "C" fn(c_int) -> c_int>(real)(fd) }
 }
 
@@ -58,7 +58,7 @@ pub unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
         give_way(new);
     }
     let Some(real) = real(1) else { return fails(libc::ENOSYS) };
-    // SAFETY: the C library's function of that name has this type. The program makes this very call.
+    // SAFETY: the C library's function of that name has this type. The program makes this call.
     unsafe { transmute::<*mut c_void, unsafe extern "C" fn(c_int, c_int) -> c_int>(real)(old, new) }
 }
 
@@ -69,7 +69,7 @@ pub unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
         give_way(new);
     }
     let Some(real) = real(2) else { return fails(libc::ENOSYS) };
-    // SAFETY: the C library's function of that name has this type. The program makes this very call.
+    // SAFETY: the C library's function of that name has this type. The program makes this call.
     unsafe { transmute::<*mut c_void, unsafe extern "C" fn(c_int, c_int, c_int) -> c_int>(real)(old, new, flags) }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Most calls are about memory that the agent does not manage: then one look at a small table is
 //! all, and the system call is made as the C library would. No `dlsym`, no lock, no allocation:
-//! these functions run before constructors and inside allocators. The exceptions are those that fork.
+//! these functions run before constructors and inside allocators. Those that fork are exceptions.
 
 #![allow(unsafe_code)] // Defines symbols of the C library.
 #![allow(clippy::missing_safety_doc)] // The manual pages of the same names.
@@ -32,8 +32,7 @@ fn answer(before: c_int, answer: Answer) -> isize {
     }
 }
 
-/// The C library's `_Fork` and `clone`, once looked up: a signal handler may call them, and dlsym(3)
-/// is not for signal handlers.
+/// The C library's `_Fork` and `clone`.
 static REAL_FORK: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 static REAL_CLONE: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 

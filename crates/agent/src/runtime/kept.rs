@@ -7,8 +7,8 @@
 //! * System calls past the C library are noticed: a [`Kept`] descriptor knows its file's identity,
 //!   and is checked before it is used. Once lost it is forgotten, and never closed.
 //!
-//! The identity is `st_dev` and `st_ino`, which is unique for sockets, memfds and (since Linux 5.13)
-//! userfaultfds.
+//! The identity is `st_dev` and `st_ino`, which is unique for sockets, memfds and (since Linux
+//! 5.13) userfaultfds.
 
 #![allow(unsafe_code)] // Borrows descriptors that are kept as numbers.
 

@@ -161,7 +161,8 @@ impl State {
         self.recycler = None;
     }
 
-    /// Forgets what a forked child inherited, and leaves descriptors open: the parent may share them.
+    /// Forgets what a forked child inherited, and leaves descriptors open: the parent may share
+    /// them.
     pub(crate) fn forsake(&mut self) {
         std::mem::forget(self.uplink.conn.take());
         self.uplink.outbox.close();

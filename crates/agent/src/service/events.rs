@@ -1,9 +1,9 @@
 //! The event thread: reads the events of the tracking userfaultfd.
 //!
-//! A thread that forks, moves or unmaps registered memory waits until its event is read. It may hold
-//! the lock meanwhile: a forking thread does, and so does a guarded call on memory that could not be
-//! taken from tracking. So events are never waited for with the lock. Where the lock is not free
-//! they are read without it, stashed, and acted upon later.
+//! A thread that forks, moves or unmaps registered memory waits until its event is read. It may
+//! hold the lock meanwhile: a forking thread does, and so does a guarded call on memory that could
+//! not be taken from tracking. Where the lock is not free, events are read without it, stashed, and
+//! acted upon later.
 //!
 //! Memory that is marked later at the same address must not be taken for the one that an old event
 //! is about. So nothing is marked while events are stashed, and nothing is stashed while memory is

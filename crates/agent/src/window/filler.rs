@@ -17,7 +17,7 @@
 
 #![allow(unsafe_code)] // Replaces mappings of the program's memory.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -29,6 +29,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use wire::Run;
 
+use crate::runtime::kept::Kept;
 use crate::runtime::poll;
 use crate::runtime::state::region::Region;
 use crate::window::anonymous::advise;
@@ -41,17 +42,21 @@ const FILL_TRIES: u32 = 1000;
 
 /// The userfaultfd and its reader.
 pub(crate) struct Filler {
-    uffd: Arc<Uffd>,
-    stop: Arc<OwnedFd>,
+    uffd: Arc<Kept<Uffd>>,
+    stop: Arc<Kept<OwnedFd>>,
     reader: Option<JoinHandle<()>>,
+}
+
+fn keep<T: AsFd>(fd: T) -> Result<Kept<T>, Errno> {
+    Kept::new(fd).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
 }
 
 impl Filler {
     /// Creates the userfaultfd and starts the reader, with this thread's signal mask.
     pub(crate) fn new() -> Result<Self, Errno> {
         let features = Features::WP | Features::WP_UNPOPULATED | Features::EVENT_REMAP;
-        let uffd = Arc::new(Uffd::new(features).map_err(|_| Errno::PERM)?);
-        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let uffd = Arc::new(keep(Uffd::new(features).map_err(|_| Errno::PERM)?)?);
+        let stop = Arc::new(keep(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)?);
         let (events, end) = (uffd.clone(), stop.clone());
         let reader = thread::Builder::new().name("pageone-filler".into()).stack_size(STACK);
         let reader = reader.spawn(move || read_events(&events, &end)).map_err(|_| Errno::AGAIN)?;
@@ -119,7 +124,7 @@ impl Filler {
 
 impl Drop for Filler {
     fn drop(&mut self) {
-        let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
+        let _ = rustix::io::write(&**self.stop, &1u64.to_ne_bytes());
         if let Some(reader) = self.reader.take() {
             let _ = reader.join();
         }
@@ -127,10 +132,11 @@ impl Drop for Filler {
 }
 
 /// Reads events until it is stopped: whoever moves memory waits for that.
-fn read_events(uffd: &Uffd, stop: &OwnedFd) {
+fn read_events(uffd: &Kept<Uffd>, stop: &Kept<OwnedFd>) {
     loop {
-        let mut fds = [poll::readable(uffd), poll::readable(stop)];
-        if !poll::wait(&mut fds, -1) || fds[1].revents != 0 || fds[0].revents & !libc::POLLIN != 0 {
+        let mut fds = [uffd.number(), stop.number()].map(|fd| poll::interest(fd, libc::POLLIN));
+        if !poll::wait(&mut fds, -1) || !uffd.is_intact() || fds[1].revents != 0 || fds[0].revents & !libc::POLLIN != 0
+        {
             return;
         }
         while let Ok(Some(_)) = uffd.read_event() {}

@@ -30,8 +30,8 @@ impl Uplink {
         self.conn.is_some() && !self.outbox.has_overflowed()
     }
 
-    /// Closes the connection and forgets the messages that waited for it. A child that inherited the
-    /// socket does not keep the connection open.
+    /// Closes the connection and forgets the messages that waited for it. A child that inherited
+    /// the socket does not keep the connection open.
     pub(crate) fn disconnect(&mut self) {
         if let Some(conn) = self.conn.take().filter(Kept::is_intact) {
             let _ = rustix::net::shutdown(conn.as_fd(), Shutdown::Both);

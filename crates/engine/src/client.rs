@@ -33,6 +33,7 @@ use std::time::Instant;
 use kmem::memfd::SharedMap;
 use kmem::pagemap::Pagemap;
 use kmem::pidfd::PidFd;
+use kmem::procmem::AddressSpace;
 use kmem::seqpacket::Conn;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use wire::{HugePages, PageNo, RegionId, SegmentId};
@@ -128,6 +129,8 @@ pub(crate) struct Identity {
     pub(crate) control: SharedMap,
     /// Forks with regions that its children inherited, before it was a client of this daemon.
     pub(crate) forks_before: u64,
+    /// Its memory, whatever its process runs by now; its page map, likewise.
+    pub(crate) memory: AddressSpace,
     pub(crate) pagemap: Pagemap,
     pub(crate) huge_pages: HugePages,
     pub(crate) huge_page_share: f64,

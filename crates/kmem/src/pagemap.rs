@@ -140,6 +140,14 @@ impl Pagemap {
         Self { fd }
     }
 
+    /// Whether no process uses the address space any more: they have ended, or run other programs.
+    /// Takes no lock of the address space, so nothing that its processes do can delay it.
+    pub fn is_gone(&self) -> bool {
+        // The kernel first looks whether the address space is there, and returns nothing if not.
+        // Only then does it refuse a length that is no multiple of eight bytes (`EINVAL`).
+        rustix::io::pread(&self.fd, &mut [0u8; 1][..], 0) == Ok(0)
+    }
+
     /// Calls `each`, in ascending order, for every run of matching pages in `range`. The whole
     /// range is walked, whatever the number of runs. Adjacent pages with equal categories are one
     /// run.

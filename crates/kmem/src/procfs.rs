@@ -11,7 +11,7 @@ use std::time::Duration;
 
 mod maps;
 
-pub use maps::{MapLine, Perms, count_maps, for_each_map};
+pub use maps::{MapLine, Maps, Perms, count_maps, for_each_map};
 
 fn path(pid: Option<i32>, file: &str) -> String {
     match pid {

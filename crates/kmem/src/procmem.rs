@@ -1,4 +1,5 @@
-//! Reading another process's memory: `process_vm_readv(2)`.
+//! Reading another process's memory: by its number (`process_vm_readv(2)`), or through a descriptor
+//! that stands for one address space ([`AddressSpace`]).
 
 #![allow(unsafe_code)] // The system call writes through pointers.
 
@@ -7,6 +8,10 @@ use rustix::io::Errno;
 
 use crate::raw::syscall;
 use crate::{PAGE_SIZE, Range};
+
+mod space;
+
+pub use space::{AddressSpace, Gone};
 
 /// Why the memory of a process cannot be read.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]

@@ -11,6 +11,7 @@
 //!   RegionAdded … ─────────────────────────▶
 //!   SegmentHeld + fd … (after a restart) ──▶   takes its store back
 //!                    ◀──────────────────────── Welcome + fd of the control page
+//!   Mapped ────────────────────────────────▶   proves whose memory it is
 //!                    ◀──────────────────────── Segment + fd   (before its first use)
 //!                    ◀──────────────────────── Digest
 //!   Digests ───────────────────────────────▶
@@ -68,6 +69,10 @@ pub mod control {
     /// Offset of an `AtomicU64`: 1 while the agent may have pages taken away, which cannot be
     /// read then.
     pub const WINDOW: usize = 8;
+    /// Offset of two words that the daemon writes and reads back through `/proc/PID/mem`, at the
+    /// address that [`ToDaemon::Mapped`](super::ToDaemon::Mapped) names. They tell it whose memory
+    /// the descriptor reads.
+    pub const NONCE: usize = 16;
 }
 
 /// A segment of a store: the inode number of its memfd, which also stands in `/proc/PID/maps`.
@@ -103,7 +108,8 @@ pub enum ToDaemon {
         /// Which.
         segment: SegmentId,
     },
-    /// The last message of the handshake: all regions and segments were sent.
+    /// All regions and segments were sent. The daemon answers with `Welcome`, and waits for
+    /// [`ToDaemon::Mapped`].
     Ready,
     /// This part of a region is no longer managed: unmapped, moved, protected or given back. It
     /// maps no frame any more.
@@ -148,6 +154,11 @@ pub enum ToDaemon {
     Recycled(recycle::Recycled),
     /// A sweep has ended.
     Swept(recycle::Sweep),
+    /// The last message of the handshake: the control page is mapped.
+    Mapped {
+        /// The address of its first byte in the agent's process.
+        address: u64,
+    },
 }
 
 /// What a detach waits for.

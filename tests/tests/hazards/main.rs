@@ -9,4 +9,5 @@ mod failures;
 mod hostile;
 mod merging;
 mod programs;
+mod readers;
 mod trust;

@@ -142,8 +142,10 @@ fn lie(socket: &std::path::Path, other: i32, told: &AtomicU64, stop: &AtomicBool
     send(ToDaemon::RegionAdded { region: RegionId(1), start: start as u64, len: (PAGES * PAGE) as u64 });
     send(ToDaemon::Ready);
     let mut packet = vec![0; wire::MAX_MESSAGE];
+    let mut pages = Vec::new();
     while !stop.load(Relaxed) {
-        let len = match conn.recv(&mut packet, &mut Vec::new()).unwrap() {
+        let mut fds = Vec::new();
+        let len = match conn.recv(&mut packet, &mut fds).unwrap() {
             Some(0) => panic!("the daemon has hung up"),
             Some(len) => len,
             None => {
@@ -152,6 +154,11 @@ fn lie(socket: &std::path::Path, other: i32, told: &AtomicU64, stop: &AtomicBool
             }
         };
         match wire::decode_to_agent(&packet[..len]).unwrap() {
+            ToAgent::Welcome { .. } => {
+                let page = kmem::memfd::map_shared(&fds[0], wire::control::LEN).unwrap();
+                send(ToDaemon::Mapped { address: page.range().start as u64 });
+                pages.push(page);
+            }
             ToAgent::Digest(asked) => {
                 let pages = asked.runs.iter().flat_map(|run| run.pages());
                 let digest = |page: PageNo| {

@@ -24,7 +24,6 @@ use crate::runtime::kept::Kept;
 use crate::runtime::log;
 use crate::runtime::poll;
 use crate::runtime::state::State;
-use crate::runtime::state::recycler::Recycler;
 
 /// First pause before the next attempt to connect; doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
@@ -137,7 +136,6 @@ fn account(state: &State) -> Vec<ToDaemon> {
     }
     account.extend(state.segments.iter().map(|held| ToDaemon::SegmentHeld { segment: held.id }));
     account.push(ToDaemon::Ready);
-    account.extend(state.recycler.as_ref().map(Recycler::announcement));
     account
 }
 

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use wire::ToAgent;
+use wire::{ToAgent, ToDaemon};
 
 use crate::daemon::batch::Merger;
 use crate::daemon::detach::detach;
@@ -13,6 +13,7 @@ use crate::daemon::send::try_flush;
 use crate::recycle::{pool, sweep};
 use crate::runtime::globals::STATE;
 use crate::runtime::log;
+use crate::runtime::state::recycler::Recycler;
 
 /// What follows from a message.
 pub(super) enum Handled {
@@ -58,8 +59,12 @@ impl Requests {
             }
             (ToAgent::Welcome { direct_io_ms, .. }, Some(fd)) if !self.welcome => {
                 let mut state = STATE.lock();
-                state.uplink.control.accept(fd)?;
+                let address = state.uplink.control.accept(fd)?;
                 state.direct_io = Some(Duration::from_millis(direct_io_ms.into()));
+                state.uplink.outbox.push(ToDaemon::Mapped { address });
+                if let Some(pool) = state.recycler.as_ref().map(Recycler::announcement) {
+                    state.uplink.outbox.push(pool);
+                }
                 drop(state);
                 self.welcome = true;
             }

@@ -201,6 +201,7 @@ impl Daemon {
         let (fd, map) = control_page();
         self.send(&ToAgent::Welcome { version: wire::VERSION, direct_io_ms: self.direct_io_ms }, &[&fd]);
         self.control = Some(map);
+        self.wait_for(|message| matches!(message, ToDaemon::Mapped { .. }));
     }
 
     pub fn give(&mut self, store: &Store) {

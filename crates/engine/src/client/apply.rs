@@ -51,7 +51,9 @@ impl Client {
             }
             ToDaemon::Detached => state.link = Link::Detached,
             ToDaemon::Ready => {}
-            ToDaemon::Hello { .. } | ToDaemon::SegmentHeld { .. } => return Err(ProtocolError::IntroducedTwice),
+            ToDaemon::Hello { .. } | ToDaemon::SegmentHeld { .. } | ToDaemon::Mapped { .. } => {
+                return Err(ProtocolError::IntroducedTwice);
+            }
             ToDaemon::Pool(pool) => return self.add_pool(&mut state, pool, fds),
             ToDaemon::Recycled(recycled) => self.recycled(&mut state, &recycled)?,
             ToDaemon::Swept(sweep) => return self.swept(&mut state, &sweep),

@@ -102,6 +102,7 @@ pub(crate) mod tests {
     use kmem::memfd;
     use kmem::pagemap::Pagemap;
     use kmem::pidfd::PidFd;
+    use kmem::procmem::AddressSpace;
     use kmem::seqpacket::Conn;
 
     use super::*;
@@ -134,6 +135,7 @@ pub(crate) mod tests {
             pidfd,
             control: memfd::map_shared(&control, wire::control::LEN).unwrap(),
             forks_before: 0,
+            memory: AddressSpace::open(pid).unwrap(),
             pagemap: Pagemap::open_self().unwrap(),
             huge_pages: HugePages::Split,
             huge_page_share: 0.0,

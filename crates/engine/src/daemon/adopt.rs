@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use kmem::PAGE_SIZE;
 use kmem::pagemap::{Categories, PageRun, Pagemap, Query};
+use kmem::procfs::Maps;
 use kmem::range::Range;
 use wire::{PageNo, RegionId};
 
@@ -22,10 +23,9 @@ use crate::ledger::Entry;
 use crate::world::shared::Shared;
 
 /// Fills a new client's ledger from its mappings.
-pub(crate) fn rebuild(shared: &Shared, client: &Client) -> std::io::Result<()> {
-    let pagemap = Pagemap::open(client.pid)?;
-    for part in mapped_parts(client)? {
-        let copied = copied_pages(&pagemap, part.range)?;
+pub(crate) fn rebuild(shared: &Shared, client: &Client, maps: Maps) -> std::io::Result<()> {
+    for part in mapped_parts(client, maps)? {
+        let copied = copied_pages(&client.pagemap, part.range)?;
         enter_part(shared, client, &part, &copied);
     }
     Ok(())
@@ -39,10 +39,10 @@ struct Part {
 }
 
 /// The parts of a client's regions that map segments of its domain.
-fn mapped_parts(client: &Client) -> std::io::Result<Vec<Part>> {
+fn mapped_parts(client: &Client, maps: Maps) -> std::io::Result<Vec<Part>> {
     let mut parts = Vec::new();
     let state = client.state();
-    kmem::procfs::for_each_map(Some(client.pid), |line| {
+    maps.for_each(|line| {
         if !line.path.starts_with("/memfd:pageone:") {
             return;
         }

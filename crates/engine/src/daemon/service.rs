@@ -6,6 +6,7 @@
 //! period.
 
 mod handshake;
+mod proof;
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};

@@ -1,14 +1,15 @@
 //! Reading: the candidates that come next, as chunks of pages whose bytes or digests are at hand.
 //!
-//! Bytes are read from outside, with one system call for many pages. Where most contents of the
-//! last chunk were new, the agent is asked for the digests of the next pages instead
-//! ([`crate::client::digests`]): a first sighting needs nothing else. The bytes of such a page are
-//! read when it becomes a frame after all ([`Chunk::bytes`]).
+//! Bytes are read from outside, through a descriptor of the client's address space, with one system
+//! call for each run of pages. Where most contents of the last chunk were new, the agent is asked
+//! for the digests of the next pages instead ([`crate::client::digests`]): a first sighting needs
+//! nothing else. The bytes of such a page are read when it becomes a frame after all
+//! ([`Chunk::bytes`]).
 
 use std::collections::VecDeque;
 
 use kmem::PAGE_SIZE;
-use kmem::procmem::ReadError;
+use kmem::procmem::Gone;
 use rustix::io::Errno;
 use wire::{PageNo, RegionId, Run};
 
@@ -60,9 +61,6 @@ pub(super) enum Unreadable {
     /// Its process is gone.
     #[error("the process is gone")]
     Gone,
-    /// The kernel refuses.
-    #[error(transparent)]
-    Refused(ReadError),
     /// The kernel does not say on which NUMA nodes its pages lie.
     #[error(
         "the kernel does not tell the NUMA nodes of its pages (move_pages: {0}), and merge_across_nodes = false keeps nodes apart; \
@@ -114,7 +112,7 @@ impl Chunk<'_> {
         match &mut self.source {
             Source::Read(pages) => pages.get(at),
             Source::Client { addresses, buffer } => {
-                let read = kmem::procmem::read_pages(client.pid, &addresses[at..at + 1], &mut buffer[..]);
+                let read = client.memory.read_pages(&addresses[at..at + 1], &mut buffer[..]);
                 let domain = &client.domain;
                 // A frame under a wrong key would keep others from merging that content.
                 (read == Ok(1) && domain.key_of(domain.digest(&buffer[..]), node) == Some(key)).then_some(&**buffer)
@@ -124,6 +122,8 @@ impl Chunk<'_> {
 }
 
 /// The NUMA nodes that pages of a client lie on, one for one; empty where nodes are not kept apart.
+/// The kernel takes no descriptor for this, only a process number. Should that be of another program
+/// by now, the nodes are wrong, and nothing of its memory is read.
 pub(super) fn nodes_of(client: &Client, addresses: &[usize]) -> Result<Vec<Option<u32>>, Unreadable> {
     let mut nodes = Vec::new();
     if client.domain.store.by_node
@@ -280,12 +280,7 @@ impl<'a> Reader<'a> {
             return Ok(None);
         }
         let addresses = &addresses[first..(first + CHUNK).min(pages.len())];
-        let read = match kmem::procmem::read_pages(self.client.pid, addresses, bytes) {
-            Ok(read) => read,
-            Err(ReadError::Gone { .. }) => return Err(Unreadable::Gone),
-            Err(e @ ReadError::NoPermission { .. }) => return Err(Unreadable::Refused(e)),
-            Err(_) => 0,
-        };
+        let read = self.client.memory.read_pages(addresses, bytes).map_err(|Gone| Unreadable::Gone)?;
         let (read_pages, _) = bytes[..read * PAGE_SIZE].as_chunks::<PAGE_SIZE>();
         digests.clear();
         digests.extend(read_pages.iter().map(|bytes| self.client.domain.digest(bytes)));

@@ -1,6 +1,7 @@
 //! `/proc/PID/maps`, line by line. A client with merged memory has tens of thousands of lines.
 
-use std::io::{self, BufRead};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
 
 use super::{invalid, lines_of, path};
 use crate::Range;
@@ -36,36 +37,61 @@ pub struct MapLine {
     pub path: String,
 }
 
-/// Calls `each` for every mapping of a process, in ascending order. All calls share one
-/// [`MapLine`].
-///
-/// The kernel does not list all mappings at one moment: a mapping that changes meanwhile may be
-/// missed, or appear twice in part.
+/// An open `/proc/PID/maps`. It means the same address space for ever, even when the process number
+/// is used again, or the process runs another program.
+#[derive(Debug)]
+pub struct Maps {
+    lines: BufReader<File>,
+    file: String,
+}
+
+impl Maps {
+    /// Opens the list of mappings of a process.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` or `ESRCH`: the process is gone; `PermissionDenied`: it belongs to another user.
+    pub fn open(pid: Option<i32>) -> io::Result<Self> {
+        let file = path(pid, "maps");
+        Ok(Self { lines: lines_of(&file)?, file })
+    }
+
+    /// Calls `each` for every mapping, in ascending order. All calls share one [`MapLine`].
+    ///
+    /// The kernel does not list all mappings at one moment: a mapping that changes meanwhile may be
+    /// missed, or appear twice in part. There are none where the address space is gone.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidData`: a line is not understood; those of reading the file.
+    pub fn for_each(mut self, mut each: impl FnMut(&MapLine)) -> io::Result<()> {
+        let mut text = Vec::with_capacity(256);
+        let mut line = MapLine {
+            range: Range::new(0, 0),
+            perms: Perms::default(),
+            offset: 0,
+            dev: 0,
+            inode: 0,
+            path: String::with_capacity(256),
+        };
+        loop {
+            text.clear();
+            if self.lines.read_until(b'\n', &mut text)? == 0 {
+                return Ok(());
+            }
+            parse(text.strip_suffix(b"\n").unwrap_or(&text), &mut line).ok_or_else(|| invalid(&self.file))?;
+            each(&line);
+        }
+    }
+}
+
+/// Calls `each` for every mapping of a process; see [`Maps::for_each`].
 ///
 /// # Errors
 ///
-/// `NotFound` or `ESRCH`: the process is gone; `PermissionDenied`: it belongs to another user;
-/// `InvalidData`: a line is not understood.
-pub fn for_each_map(pid: Option<i32>, mut each: impl FnMut(&MapLine)) -> io::Result<()> {
-    let file = path(pid, "maps");
-    let mut lines = lines_of(&file)?;
-    let mut text = Vec::with_capacity(256);
-    let mut line = MapLine {
-        range: Range::new(0, 0),
-        perms: Perms::default(),
-        offset: 0,
-        dev: 0,
-        inode: 0,
-        path: String::with_capacity(256),
-    };
-    loop {
-        text.clear();
-        if lines.read_until(b'\n', &mut text)? == 0 {
-            return Ok(());
-        }
-        parse(text.strip_suffix(b"\n").unwrap_or(&text), &mut line).ok_or_else(|| invalid(&file))?;
-        each(&line);
-    }
+/// Those of [`Maps::open`] and [`Maps::for_each`].
+pub fn for_each_map(pid: Option<i32>, each: impl FnMut(&MapLine)) -> io::Result<()> {
+    Maps::open(pid)?.for_each(each)
 }
 
 /// The number of mappings of a process; cheaper than [`for_each_map`].

@@ -8,6 +8,7 @@
 #![allow(clippy::unwrap_used, reason = "a test program fails by panicking")]
 
 mod calls;
+mod raw;
 mod recycle;
 mod region;
 
@@ -68,6 +69,8 @@ fn main() {
     let number = |at: usize, default: usize| args.get(at).map_or(default, |a| a.parse().unwrap());
     match args.first().map(String::as_str) {
         Some("recycle") => recycle::run(number(1, 4096), number(2, 3)),
+        Some("exec") => raw::exec(&args[1], number(2, 1024), number(3, 1) as u64),
+        Some("other") => raw::other(number(1, 0) as i32, number(2, 1024), number(3, 1) as u64),
         Some("hold") => hold(number(1, 4096), number(2, 4), number(3, 1) as u64, number(4, 0)),
         Some("huge") => huge(&args[1..].iter().map(|part| part.parse().unwrap()).collect::<Vec<_>>()),
         Some("shuffled") => shuffled(number(1, 4096)),

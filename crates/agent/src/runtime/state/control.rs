@@ -60,8 +60,8 @@ impl ControlPage {
         }
     }
 
-    /// Accepts the page of a new connection.
-    pub(crate) fn accept(&mut self, fd: OwnedFd) -> Result<(), ControlError> {
+    /// Accepts the page of a new connection. Returns its address.
+    pub(crate) fn accept(&mut self, fd: OwnedFd) -> Result<u64, ControlError> {
         let stat = rustix::fs::fstat(&fd).map_err(io::Error::from)?;
         let cannot_shrink = memfd::seals(&fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
         if !cannot_shrink || stat.st_size != control::LEN as i64 {
@@ -69,8 +69,9 @@ impl ControlPage {
         }
         let page = memfd::map_shared(&fd, control::LEN)?;
         page.atomic_u64(control::FORKS).store(self.forks, Ordering::SeqCst);
+        let address = page.range().start as u64;
         self.page = Some(page);
-        Ok(())
+        Ok(address)
     }
 
     /// Gives the page up. The count stays, for the next connection.

@@ -7,17 +7,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kmem::memfd::{self, SharedMap};
-use kmem::pagemap::Pagemap;
 use kmem::pidfd::PidFd;
 use kmem::seqpacket::{Conn, Peer};
 use wire::{RegionId, SegmentId, ToAgent, ToDaemon};
 
+use super::proof::{Process, ProofError};
 use super::{CLIENT, Ended, FAIR_SHARE, HANDSHAKE, PROCESS, Service, pidfd_of, receive};
 use crate::client::{Client, Identity, add_region};
 use crate::content::domain::{Domain, DomainError, DomainKey};
 use crate::content::index::{ClientId, MAX_CLIENTS};
 use crate::daemon::adopt;
 use crate::ledger::Region;
+use crate::world::shared::Shared;
 
 /// Version of the protocol that this daemon speaks.
 const OURS: u16 = wire::VERSION;
@@ -37,6 +38,8 @@ pub(super) struct Handshake {
     regions: BTreeMap<RegionId, Region>,
     /// Segments of an earlier daemon that it has, with their descriptors.
     segments: Vec<(SegmentId, OwnedFd)>,
+    /// The control page, once it was welcomed.
+    control: Option<SharedMap>,
 }
 
 /// What an agent says of its process.
@@ -51,8 +54,17 @@ struct Admitted {
     number: ClientId,
     key: DomainKey,
     pidfd: PidFd,
-    pagemap: Pagemap,
-    control: SharedMap,
+    process: Process,
+}
+
+/// What follows from a message of an introduction.
+enum Step {
+    /// More messages.
+    More,
+    /// All was said: the control page is sent.
+    Welcome,
+    /// The agent maps the control page at this address.
+    Mapped(SharedMap, u64),
 }
 
 /// An introduction that the protocol does not allow.
@@ -66,6 +78,10 @@ pub(super) enum HandshakeError {
     TooManySegments,
     #[error("a segment came without its descriptor")]
     SegmentWithoutDescriptor,
+    #[error("it spoke of a control page that it was not sent, or not yet")]
+    NotWelcomed,
+    #[error("it said twice that it is ready")]
+    ReadyTwice,
     #[error("it spoke of a pool before it was ready")]
     PoolTooEarly,
 }
@@ -77,8 +93,8 @@ enum AdmissionError {
     Domain(#[from] DomainError),
     #[error("its process can't be watched: {0}")]
     Process(std::io::Error),
-    #[error("/proc/{pid}/pagemap can't be opened: {source}; run the daemon as root or as the same user")]
-    Pagemap { pid: i32, source: std::io::Error },
+    #[error(transparent)]
+    Proof(#[from] ProofError),
     #[error("no control page: {0}")]
     ControlPage(std::io::Error),
     #[error("there are {MAX_CLIENTS} clients")]
@@ -103,6 +119,7 @@ impl Service {
                     hello: None,
                     regions: BTreeMap::new(),
                     segments: Vec::new(),
+                    control: None,
                 };
                 self.handshakes.insert(self.next_handshake, handshake);
             }
@@ -120,13 +137,21 @@ impl Service {
                 Err(why) => Err(why),
             };
             match step {
-                Ok(false) => {}
-                Ok(true) => {
-                    if let Some(handshake) = self.handshakes.remove(&number) {
-                        self.unwatch(handshake.conn.as_fd());
-                        self.welcome(handshake);
+                Ok(Step::More) => {}
+                Ok(Step::Welcome) => {
+                    if let Err(why) = handshake.welcome(&self.shared) {
+                        handshake.refuse(&why);
+                        self.handshakes.remove(&number);
+                        return;
                     }
-                    return;
+                }
+                Ok(Step::Mapped(control, address)) => {
+                    let Some(handshake) = self.handshakes.remove(&number) else { return };
+                    self.unwatch(handshake.conn.as_fd());
+                    return match self.admit(&handshake, &control, address) {
+                        Ok(admitted) => self.begin(handshake, control, admitted),
+                        Err(why) => handshake.refuse(&why),
+                    };
                 }
                 Err(why) => {
                     if !matches!(why, Ended::Closed) {
@@ -139,20 +164,21 @@ impl Service {
         }
     }
 
-    /// An agent has introduced itself: makes it a client, with what it had merged before.
-    fn welcome(&mut self, mut handshake: Handshake) {
+    /// Checks that a process can be a client, and whose memory it is.
+    fn admit(&self, handshake: &Handshake, control: &SharedMap, address: u64) -> Result<Admitted, AdmissionError> {
+        let Peer { pid, uid, .. } = handshake.peer;
+        let key = handshake.domain(&self.shared)?;
+        let pidfd = handshake.conn.peer_pidfd().map_err(AdmissionError::Process)?;
+        let process = Process::open(pid, uid, control, address)?;
+        let number = self.shared.free_number(self.last_client).ok_or(AdmissionError::Full)?;
+        Ok(Admitted { number, key, pidfd, process })
+    }
+
+    /// Makes an agent that has introduced itself a client, with what it had merged before.
+    fn begin(&mut self, handshake: Handshake, control: SharedMap, admitted: Admitted) {
         let pid = handshake.peer.pid;
-        let Some(hello) = handshake.hello.take() else { return };
-        let admitted = match self.admit(&handshake, &hello) {
-            Ok(admitted) => admitted,
-            Err(why) => {
-                tracing::warn!(pid, "refused: {why}");
-                let refused = ToAgent::Refused { reason: why.to_string() };
-                let _ = handshake.conn.send(&wire::encode(&refused), &[]);
-                return;
-            }
-        };
-        let Admitted { number, key, pidfd, pagemap, control } = admitted;
+        let Some(hello) = handshake.hello else { return };
+        let Admitted { number, key, pidfd, process: Process { memory, pagemap, maps } } = admitted;
         self.last_client = number;
         let domain = self.shared.domain(key);
         let segments = self.adopt_segments(&domain, pid, handshake.segments);
@@ -167,6 +193,7 @@ impl Service {
             pidfd,
             control,
             forks_before: hello.forks,
+            memory,
             pagemap,
             huge_pages: config.huge_pages,
             huge_page_share: config.huge_page_share,
@@ -174,7 +201,7 @@ impl Service {
         };
         let client = Arc::new(Client::new(identity, segments));
         client.state().regions = handshake.regions;
-        if let Err(e) = adopt::rebuild(&self.shared, &client) {
+        if let Err(e) = adopt::rebuild(&self.shared, &client, maps) {
             tracing::warn!(pid, "its mappings can't be read; what it had merged stays merged and is not counted: {e}");
         }
         // Only now: the new ledger counts the frames that it maps.
@@ -191,18 +218,6 @@ impl Service {
         self.shared.queue.ask(&client, true);
         // Messages may have come before the connection was watched.
         self.serve(number);
-    }
-
-    /// Checks that a process can be a client, and sends it the control page.
-    fn admit(&self, handshake: &Handshake, hello: &Hello) -> Result<Admitted, AdmissionError> {
-        let Peer { pid, uid, .. } = handshake.peer;
-        let key = DomainKey::of(&self.shared.config, uid, hello.domain.as_deref())?;
-        let pidfd = handshake.conn.peer_pidfd().map_err(AdmissionError::Process)?;
-        let pagemap = Pagemap::open(pid).map_err(|source| AdmissionError::Pagemap { pid, source })?;
-        let control = send_control_page(&handshake.conn, self.shared.config.direct_io_seconds)
-            .map_err(AdmissionError::ControlPage)?;
-        let number = self.shared.free_number(self.last_client).ok_or(AdmissionError::Full)?;
-        Ok(Admitted { number, key, pidfd, pagemap, control })
     }
 
     fn adopt_segments(&self, domain: &Domain, pid: i32, held: Vec<(SegmentId, OwnedFd)>) -> HashSet<SegmentId> {
@@ -231,7 +246,29 @@ impl Service {
     }
 }
 
-/// Welcomes a client with its control page. The page can't shrink, so that reading it is safe
+impl Handshake {
+    /// The domain that it asks for.
+    fn domain(&self, shared: &Shared) -> Result<DomainKey, DomainError> {
+        let asked = self.hello.as_ref().and_then(|hello| hello.domain.as_deref());
+        DomainKey::of(&shared.config, self.peer.uid, asked)
+    }
+
+    /// Tells the agent that it is no client, and why.
+    fn refuse(&self, why: &AdmissionError) {
+        tracing::warn!(pid = self.peer.pid, "refused: {why}");
+        let refused = ToAgent::Refused { reason: why.to_string() };
+        let _ = self.conn.send(&wire::encode(&refused), &[]);
+    }
+
+    /// Welcomes an agent with its control page.
+    fn welcome(&mut self, shared: &Shared) -> Result<(), AdmissionError> {
+        self.domain(shared)?;
+        self.control = Some(send_control_page(&self.conn, shared.config.direct_io_seconds).map_err(AdmissionError::ControlPage)?);
+        Ok(())
+    }
+}
+
+/// Makes a control page and sends it. The page can't shrink, so that reading it is safe
 /// whatever the client does.
 fn send_control_page(conn: &Conn, direct_io: f64) -> std::io::Result<SharedMap> {
     use rustix::fs::{MemfdFlags, SealFlags};
@@ -245,8 +282,8 @@ fn send_control_page(conn: &Conn, direct_io: f64) -> std::io::Result<SharedMap> 
     Ok(map)
 }
 
-/// Applies one message of an introduction. `Ok(true)`: it is complete.
-fn introduce(handshake: &mut Handshake, message: ToDaemon, mut fds: Vec<OwnedFd>) -> Result<bool, Ended> {
+/// Applies one message of an introduction.
+fn introduce(handshake: &mut Handshake, message: ToDaemon, mut fds: Vec<OwnedFd>) -> Result<Step, Ended> {
     match message {
         ToDaemon::Hello { version, .. } if version != wire::VERSION => {
             let why = HandshakeError::Version(version);
@@ -270,7 +307,12 @@ fn introduce(handshake: &mut Handshake, message: ToDaemon, mut fds: Vec<OwnedFd>
         ToDaemon::Recycled(_) | ToDaemon::Swept(_) => {}
         ToDaemon::Pool(_) => return Err(HandshakeError::PoolTooEarly.into()),
         ToDaemon::Detached => return Err(Ended::Closed),
-        ToDaemon::Ready => return Ok(true),
+        ToDaemon::Ready if handshake.control.is_some() => return Err(HandshakeError::ReadyTwice.into()),
+        ToDaemon::Ready => return Ok(Step::Welcome),
+        ToDaemon::Mapped { address } => {
+            let control = handshake.control.take().ok_or(HandshakeError::NotWelcomed)?;
+            return Ok(Step::Mapped(control, address));
+        }
     }
-    Ok(false)
+    Ok(Step::More)
 }

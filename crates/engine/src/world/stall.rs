@@ -1,0 +1,224 @@
+//! Workers that a client's memory holds up, and users whose memory is left alone for that.
+//!
+//! A worker sleeps in a client's memory while a page comes from swap, or from a file that is mapped
+//! there and does not answer; also while the client keeps its address space locked. No call can be
+//! told to give up. So a worker notes when it enters a client's memory ([`Slot::touch`]), and a
+//! watch looks at the notes every few milliseconds while there is work:
+//!
+//! ```text
+//!   worker:  enter ──▶ read, scan ──▶ leave              a note each, no lock
+//!                          │ asleep for too long
+//!   watch:                 ▼
+//!            replaced: another worker takes its place    the user is left alone until
+//!                          │                             it returns, and for a while
+//!   worker:                ▼
+//!            leave ──▶ touches nothing more, ends its pass, ends
+//! ```
+//!
+//! A worker that sleeps there holds no lock. It holds its client, which has one worker at a time,
+//! and at most a few hundred reserved slots of its domain's store.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+/// A worker that has been asleep in a client's memory for longer than this is replaced. Reads from
+/// memory take microseconds, from a fast swap device less than a millisecond.
+const LIMIT: Duration = Duration::from_millis(20);
+/// How often the watch looks. With [`LIMIT`] this bounds how long a worker is held up.
+pub(crate) const TICK: Duration = Duration::from_millis(10);
+/// A user that held up a worker is left alone for so many times that time: it may cost one worker
+/// a twentieth of its time.
+const REST: u32 = 20;
+
+thread_local! {
+    /// The worker that this thread is.
+    static MINE: RefCell<Option<Arc<Slot>>> = const { RefCell::new(None) };
+}
+
+/// A worker.
+pub(crate) struct Slot {
+    tid: i32,
+    base: Instant,
+    /// When it entered a client's memory, in nanoseconds after `base`; 0: it is in none.
+    since: AtomicU64,
+    /// The user whose memory that is.
+    uid: AtomicU32,
+    /// Another worker has its place, and the memory of this user is why.
+    replaced: AtomicBool,
+    blamed: AtomicU32,
+}
+
+impl Slot {
+    fn held_up(&self) -> Option<Duration> {
+        let since = self.since.load(Acquire);
+        (since > 0).then(|| self.base.elapsed().saturating_sub(Duration::from_nanos(since)))
+    }
+
+    /// Whether another worker has its place.
+    pub(crate) fn is_replaced(&self) -> bool {
+        self.replaced.load(Acquire)
+    }
+
+    /// Whether its thread will hardly end soon.
+    pub(crate) fn is_held_up(&self) -> bool {
+        self.is_replaced() || self.held_up().is_some_and(|time| time > LIMIT)
+    }
+}
+
+/// Does something in the memory of a client of this user, which may take for ever. `None`: this
+/// worker was held up, and touches no client's memory any more. Threads that are no workers are not
+/// watched.
+pub(crate) fn touch<R>(uid: u32, act: impl FnOnce() -> R) -> Option<R> {
+    MINE.with_borrow(|mine| {
+        let Some(mine) = mine else { return Some(act()) };
+        if mine.is_replaced() {
+            return None;
+        }
+        mine.uid.store(uid, Relaxed);
+        mine.since.store((mine.base.elapsed().as_nanos() as u64).max(1), Release);
+        let result = act();
+        mine.since.store(0, Release);
+        (!mine.is_replaced()).then_some(result)
+    })
+}
+
+/// A user whose memory is left alone.
+#[derive(Clone, Copy)]
+struct Blocked {
+    /// Workers that are held up now.
+    workers: u32,
+    /// When the last one was found, or came back.
+    since: Instant,
+    /// The user is left alone for so long after the last worker came back.
+    rest: Duration,
+}
+
+/// The workers, and the users that are left alone.
+#[derive(Default)]
+pub(crate) struct Stalls {
+    slots: Mutex<Vec<Arc<Slot>>>,
+    blocked: Mutex<HashMap<u32, Blocked>>,
+}
+
+impl Stalls {
+    /// This thread is a worker from now on.
+    pub(crate) fn enter(&self) -> Arc<Slot> {
+        let slot = Arc::new(Slot {
+            tid: rustix::thread::gettid().as_raw_nonzero().get(),
+            base: Instant::now(),
+            since: AtomicU64::new(0),
+            uid: AtomicU32::new(0),
+            replaced: AtomicBool::new(false),
+            blamed: AtomicU32::new(0),
+        });
+        MINE.set(Some(slot.clone()));
+        self.slots.lock().push(slot.clone());
+        slot
+    }
+
+    /// This worker ends. If it was replaced, its user may be read again some time from now.
+    pub(crate) fn leave(&self, slot: &Arc<Slot>) {
+        MINE.set(None);
+        self.slots.lock().retain(|other| !Arc::ptr_eq(other, slot));
+        if slot.is_replaced()
+            && let Some(blocked) = self.blocked.lock().get_mut(&slot.blamed.load(Relaxed))
+        {
+            blocked.workers -= 1;
+            blocked.since = Instant::now();
+        }
+    }
+
+    /// Looks for workers that are held up. Calls `replace` for each that is, once.
+    pub(crate) fn look(&self, mut replace: impl FnMut(u32, Duration)) {
+        let slots: Vec<_> = self.slots.lock().iter().filter(|slot| !slot.is_replaced()).cloned().collect();
+        for slot in slots {
+            let Some(time) = slot.held_up().filter(|&time| time > LIMIT && is_asleep(slot.tid)) else { continue };
+            let uid = slot.uid.load(Relaxed);
+            let mut blocked = self.blocked.lock();
+            let rest = time * REST;
+            let entry = blocked.entry(uid).or_insert(Blocked { workers: 0, since: Instant::now(), rest });
+            *entry = Blocked { workers: entry.workers + 1, since: Instant::now(), rest };
+            slot.blamed.store(uid, Relaxed);
+            slot.replaced.store(true, Release);
+            drop(blocked);
+            replace(uid, time);
+        }
+        self.blocked.lock().retain(|_, blocked| blocked.workers > 0 || blocked.since.elapsed() < blocked.rest);
+    }
+
+    /// Why the memory of this user's clients is not touched now, if so.
+    pub(crate) fn why(&self, uid: u32) -> Option<String> {
+        let blocked = *self.blocked.lock().get(&uid)?;
+        if blocked.workers == 0 && blocked.since.elapsed() >= blocked.rest {
+            return None;
+        }
+        Some(format!(
+            "reading the memory of a client of user {uid} does not end: it waits for a file that is mapped there and does \
+             not answer, or for slow swap; clients of this user are left alone until it has ended, and for a while"
+        ))
+    }
+}
+
+/// Whether a thread of this process sleeps. One that is ready and only waits for a CPU does not.
+fn is_asleep(tid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/self/task/{tid}/stat")).unwrap_or_default();
+    stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with('R'))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn a_worker_that_sleeps_in_a_clients_memory_is_replaced_and_its_user_left_alone() {
+        let stalls = Stalls::default();
+        let (release, held) = mpsc::channel::<()>();
+        let ours = &stalls;
+        std::thread::scope(|scope| {
+            let worker = scope.spawn(move || {
+                let slot = ours.enter();
+                assert_eq!(touch(7, || 1), Some(1));
+                assert_eq!(touch(7, || held.recv().is_ok()), None, "too late");
+                assert_eq!(touch(8, || 2), None, "it touches no other memory either");
+                ours.leave(&slot);
+            });
+            let mut replaced = Vec::new();
+            while replaced.is_empty() {
+                std::thread::sleep(TICK);
+                stalls.look(|uid, _| replaced.push(uid));
+            }
+            stalls.look(|uid, _| replaced.push(uid));
+            assert_eq!(replaced, [7], "once");
+            assert!(stalls.why(7).is_some() && stalls.why(8).is_none());
+            release.send(()).unwrap();
+            worker.join().unwrap();
+        });
+        assert!(stalls.why(7).is_some(), "for a while");
+        stalls.blocked.lock().values_mut().for_each(|blocked| blocked.rest = Duration::ZERO);
+        assert!(stalls.why(7).is_none());
+        assert_eq!(touch(7, || 3), Some(3), "this thread is no worker");
+    }
+
+    #[test]
+    fn a_worker_that_computes_is_not_replaced() {
+        let stalls = Stalls::default();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let slot = stalls.enter();
+                touch(7, || while !stop.load(Relaxed) {});
+                stalls.leave(&slot);
+            });
+            std::thread::sleep(3 * LIMIT);
+            stalls.look(|_, _| panic!("it runs"));
+            stop.store(true, Relaxed);
+        });
+    }
+}

@@ -1,0 +1,91 @@
+//! A program that speaks the agents' protocol itself, and does what no agent would.
+
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::time::Duration;
+
+use kmem::memfd::{self, SharedMap};
+use kmem::range::Range;
+use kmem::seqpacket::Conn;
+use kmem::uffd::{Features, Uffd};
+use wire::{RegionId, ToAgent, ToDaemon};
+
+use crate::region::{PAGE, Region};
+use crate::{hear, say};
+
+/// Where the memory lies, in this program and in the one that it runs next.
+const PLACE: usize = 0x7000_0000_0000 >> 4;
+
+/// An agent of this process, with one region.
+pub(crate) struct Raw {
+    conn: Conn,
+    _control: SharedMap,
+    _uffd: Uffd,
+}
+
+/// Anonymous memory at [`PLACE`]: `pages` pages.
+fn memory(pages: usize) -> Region {
+    let (prot, flags) =
+        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE);
+    // SAFETY: the kernel refuses the address if anything is mapped there.
+    let start = unsafe { libc::mmap(PLACE as *mut libc::c_void, pages * PAGE, prot, flags, -1, 0) };
+    assert_ne!(start, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
+    Region { start: start.cast(), pages }
+}
+
+impl Raw {
+    /// Fills `pages` pages from `seed` on and introduces itself with them.
+    pub(crate) fn connect(socket: &Path, pages: usize, seed: u64) -> Self {
+        let region = memory(pages);
+        (0..pages).for_each(|page| region.fill(page, seed + page as u64));
+        let uffd = Uffd::new(Features::WP | Features::WP_ASYNC | Features::WP_UNPOPULATED).unwrap();
+        uffd.register_wp(Range::new(PLACE, pages * PAGE)).unwrap();
+        let conn = Conn::connect(socket).unwrap();
+        let send = |message: ToDaemon| conn.send(&wire::encode(&message), &[]).unwrap();
+        send(ToDaemon::Hello { version: wire::VERSION, domain: None, name: "raw".into(), forks: 0 });
+        send(ToDaemon::RegionAdded { region: RegionId(1), start: PLACE as u64, len: (pages * PAGE) as u64 });
+        send(ToDaemon::Ready);
+        let control = loop {
+            match receive(&conn) {
+                Some((ToAgent::Welcome { .. }, fds)) => break memfd::map_shared(&fds[0], wire::control::LEN).unwrap(),
+                Some((message, _)) => panic!("{message:?}"),
+                None => std::thread::sleep(Duration::from_millis(1)),
+            }
+        };
+        send(ToDaemon::Mapped { address: control.range().start as u64 });
+        Self { conn, _control: control, _uffd: uffd }
+    }
+}
+
+fn receive(conn: &Conn) -> Option<(ToAgent, Vec<OwnedFd>)> {
+    let (mut packet, mut fds) = (vec![0; wire::MAX_MESSAGE], Vec::new());
+    match conn.recv(&mut packet, &mut fds).unwrap() {
+        Some(0) => panic!("the daemon has hung up"),
+        Some(len) => Some((wire::decode_to_agent(&packet[..len]).unwrap(), fds)),
+        None => None,
+    }
+}
+
+/// `exec SOCKET PAGES SEED`: a client that runs another program when it is told to, which keeps the
+/// connection and has other contents at the same addresses, from SEED on.
+pub(crate) fn exec(socket: &str, pages: usize, seed: u64) {
+    let raw = Raw::connect(Path::new(socket), pages, u64::from(std::process::id()) << 40);
+    say("ready");
+    hear();
+    rustix::io::fcntl_setfd(&raw.conn, rustix::io::FdFlags::empty()).unwrap();
+    let fd = raw.conn.as_fd().as_raw_fd().to_string();
+    let words = ["other".to_string(), fd, pages.to_string(), seed.to_string()];
+    panic!("{}", std::process::Command::new("/proc/self/exe").args(words).exec());
+}
+
+/// `other FD PAGES SEED`: the program that [`exec`] runs.
+pub(crate) fn other(fd: i32, pages: usize, seed: u64) {
+    let region = memory(pages);
+    (0..pages).for_each(|page| region.fill(page, (seed << 32) + 1 + page as u64));
+    // SAFETY: the descriptor was left open for this program, and nothing else here uses it.
+    let _conn = unsafe { OwnedFd::from_raw_fd(fd) };
+    say("other");
+    hear();
+    say(if region.wrong(0..pages, |page| (seed << 32) + 1 + page as u64) == 0 { "ok" } else { "wrong" });
+}

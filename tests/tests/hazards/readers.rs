@@ -37,3 +37,31 @@ fn a_program_that_a_client_becomes_is_never_read() {
     client.go();
     holder.go();
 }
+
+#[test]
+fn a_process_that_shares_a_clients_memory_and_outlives_it_keeps_its_frames() {
+    let daemon = Daemon::start();
+    let mut client = daemon.scenario(&["sibling", "4096", "4"]);
+    client.expect("ready");
+    let pid = client.pid();
+    daemon.wait_merged(pid, 4096);
+    client.tell("go");
+    client.expect("alone");
+    let other = || {
+        // Its pages need frames, and take those that are free.
+        let mut other = daemon.scenario(&["hold", "4096", "4", "9"]);
+        other.expect("ready");
+        daemon.wait_merged(other.pid(), 4096);
+        other
+    };
+    let mut others = [other(), other()];
+    let merged = daemon.client(pid).map(|client| (client["pages_merged"].clone(), client["state"].clone()));
+    assert_eq!(merged, Some((4096.into(), "disconnected".into())), "its memory is in use");
+    client.go();
+    others.iter_mut().for_each(Client::go);
+    // The sibling ends with its input.
+    client.finish();
+    eventually("the client is gone with its memory", Duration::from_secs(30), || {
+        daemon.client(pid).is_none().then_some(())
+    });
+}

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::*;
 use std::time::{Duration, Instant};
 
+use kmem::memfd::SharedMap;
 use kmem::pidfd::PidFd;
 use kmem::seqpacket::{Conn, Listener};
 use rustix::event::epoll;
@@ -167,6 +168,7 @@ impl Service {
     fn period(&mut self) {
         let now = Instant::now();
         self.handshakes.retain(|_, handshake| now.duration_since(handshake.since) < HANDSHAKE_TIME);
+        self.reap_the_gone(&self.shared.clients());
         let clients = self.shared.clients();
         self.shared.pacer.begin_scan();
         for client in &clients {
@@ -247,22 +249,42 @@ impl Service {
         }
         client.disconnect();
         let detached = client.state().link == Link::Detached;
-        if detached || client.pidfd.has_exited() {
+        if detached || client.pagemap.is_gone() {
             tracing::info!(pid = client.pid, "client gone");
             self.reap(client.number);
         }
     }
 
+    /// A client's process has ended. Its memory may live: a process that is none of its threads may
+    /// share it (`CLONE_VM`). Then its frames stay until that has ended, too.
     fn process_ended(&mut self, number: ClientId) {
-        if let Some(client) = self.shared.client(number) {
+        let Some(client) = self.shared.client(number) else { return };
+        if client.pagemap.is_gone() {
             tracing::info!(pid = client.pid, name = client.name, "client ended");
-            self.reap(number);
+            return self.reap(number);
+        }
+        self.unwatch(pidfd_of(&client));
+        self.unwatch(client.conn.as_fd());
+        client.disconnect();
+        tracing::info!(pid = client.pid, name = client.name, "client ended; its memory is still in use");
+    }
+
+    /// Reaps clients without a connection whose memory is gone.
+    fn reap_the_gone(&mut self, clients: &[Arc<Client>]) {
+        for client in clients.iter().filter(|client| !client.state().link.is_up() && client.pagemap.is_gone()) {
+            tracing::info!(pid = client.pid, name = client.name, "client gone");
+            self.reap(client.number);
         }
     }
 
-    fn reap_process(&mut self, pid: i32) {
-        let old: Vec<ClientId> = self.shared.clients().iter().filter(|c| c.pid == pid).map(|c| c.number).collect();
-        old.into_iter().for_each(|number| self.reap(number));
+    /// A process has connected anew, and maps `control` at `address`: reaps what it was before,
+    /// unless that was another address space, which is still in use.
+    fn supersede(&mut self, pid: i32, control: &SharedMap, address: u64) {
+        for client in self.shared.clients().iter().filter(|client| client.pid == pid) {
+            if proof::shows(&client.memory, control, address) || client.pagemap.is_gone() {
+                self.reap(client.number);
+            }
+        }
     }
 
     /// A client is gone: its sums are kept, all else is given back.

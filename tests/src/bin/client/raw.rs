@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 use std::time::Duration;
 
 use kmem::memfd::{self, SharedMap};
@@ -88,4 +89,48 @@ pub(crate) fn other(fd: i32, pages: usize, seed: u64) {
     say("other");
     hear();
     say(if region.wrong(0..pages, |page| (seed << 32) + 1 + page as u64) == 0 { "ok" } else { "wrong" });
+}
+
+/// `sibling PAGES COPIES`: when it is told to go on, it ends and leaves its memory to a process that
+/// is none of its threads. That one checks the memory whenever it is told to.
+pub(crate) fn sibling(pages: usize, copies: usize) {
+    const STACK: usize = 1 << 20;
+    let region = Region::new(pages, true);
+    (0..pages).for_each(|page| region.fill(page, 1 + (page % (pages / copies)) as u64));
+    let seed = move |page: usize| 1 + (page % (pages / copies)) as u64;
+    crate::wait_go();
+    let body: Box<dyn FnOnce()> = Box::new(move || {
+        while rustix::process::getppid().is_some_and(|parent| parent.as_raw_nonzero().get() == parent_of_sibling()) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        say("alone");
+        while hear().is_some() {
+            say(if region.wrong(0..region.pages, seed) == 0 { "ok" } else { "wrong" });
+        }
+    });
+    PARENT.store(std::process::id() as i32, Relaxed);
+    let stack = Box::leak(vec![0u8; STACK].into_boxed_slice());
+    let argument = Box::into_raw(Box::new(body));
+    // SAFETY: the new process has a stack of its own, and the argument, which this one leaves alone.
+    // It shares the memory; this process ends at once, so that only one of them runs on.
+    let child = unsafe {
+        let top = stack.as_mut_ptr().add(STACK).cast();
+        libc::clone(enter, top, libc::CLONE_VM | libc::SIGCHLD, argument.cast())
+    };
+    // SAFETY: ends this process without running what the other still needs.
+    unsafe { libc::_exit(i32::from(child < 0)) }
+}
+
+static PARENT: AtomicI32 = AtomicI32::new(0);
+
+fn parent_of_sibling() -> i32 {
+    PARENT.load(Relaxed)
+}
+
+/// What a sibling runs.
+extern "C" fn enter(argument: *mut libc::c_void) -> i32 {
+    // SAFETY: the box that `sibling` has made for this process.
+    let body = unsafe { Box::from_raw(argument.cast::<Box<dyn FnOnce()>>()) };
+    body();
+    0
 }

@@ -149,7 +149,7 @@ impl Service {
                     let Some(handshake) = self.handshakes.remove(&number) else { return };
                     self.unwatch(handshake.conn.as_fd());
                     return match self.admit(&handshake, &control, address) {
-                        Ok(admitted) => self.begin(handshake, control, admitted),
+                        Ok(admitted) => self.begin(handshake, control, address, admitted),
                         Err(why) => handshake.refuse(&why),
                     };
                 }
@@ -175,7 +175,7 @@ impl Service {
     }
 
     /// Makes an agent that has introduced itself a client, with what it had merged before.
-    fn begin(&mut self, handshake: Handshake, control: SharedMap, admitted: Admitted) {
+    fn begin(&mut self, handshake: Handshake, control: SharedMap, address: u64, admitted: Admitted) {
         let pid = handshake.peer.pid;
         let Some(hello) = handshake.hello else { return };
         let Admitted { number, key, pidfd, process: Process { memory, pagemap, maps } } = admitted;
@@ -205,7 +205,7 @@ impl Service {
             tracing::warn!(pid, "its mappings can't be read; what it had merged stays merged and is not counted: {e}");
         }
         // Only now: the new ledger counts the frames that it maps.
-        self.reap_process(pid);
+        self.supersede(pid, &client.control, address);
         tracing::info!(pid, name = client.name, domain = %client.domain.key, "client");
         let watched = self.watch(client.conn.as_fd(), CLIENT | u64::from(number.0))
             && self.watch(pidfd_of(&client), PROCESS | u64::from(number.0));
@@ -263,7 +263,8 @@ impl Handshake {
     /// Welcomes an agent with its control page.
     fn welcome(&mut self, shared: &Shared) -> Result<(), AdmissionError> {
         self.domain(shared)?;
-        self.control = Some(send_control_page(&self.conn, shared.config.direct_io_seconds).map_err(AdmissionError::ControlPage)?);
+        self.control =
+            Some(send_control_page(&self.conn, shared.config.direct_io_seconds).map_err(AdmissionError::ControlPage)?);
         Ok(())
     }
 }

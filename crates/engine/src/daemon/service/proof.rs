@@ -76,7 +76,7 @@ impl Process {
 
 /// Whether the memory shows the control page at this address. Looks twice, with another nonce each
 /// time: a copy of the page does not follow.
-fn shows(memory: &AddressSpace, control: &SharedMap, address: u64) -> bool {
+pub(super) fn shows(memory: &AddressSpace, control: &SharedMap, address: u64) -> bool {
     let Some(at) = address.checked_add(NONCE as u64) else { return false };
     (0..2).all(|_| {
         let (mut nonce, mut seen) = ([0u8; 8 * WORDS], [0u8; 8 * WORDS]);

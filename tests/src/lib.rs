@@ -243,6 +243,13 @@ impl Client {
         self.child.id() as i32
     }
 
+    /// A duplicate of a descriptor of its.
+    pub fn descriptor(&self, number: i32) -> std::os::fd::OwnedFd {
+        let pid = rustix::process::Pid::from_raw(self.pid()).unwrap();
+        let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
+        rustix::process::pidfd_getfd(&pidfd, number, rustix::process::PidfdGetfdFlags::empty()).unwrap()
+    }
+
     /// The next line that it says.
     pub fn hear(&mut self) -> String {
         match self.lines.next() {

@@ -86,8 +86,13 @@ metrics! {
         Gauge segments: usize [Count];
         /// Memory that the store takes.
         Gauge store_bytes: u64 [Bytes];
-        /// Frames that a child of a client may still map.
+        /// Frames that somebody may map whom no client reports, as a child of a client: their memory
+        /// stays until their segment is closed.
         Gauge pages_pinned: u64 [Pages];
+        /// Frames without users whose memory is not given back yet.
+        Gauge pages_dead: u64 [Pages];
+        /// Slots that can become frames, in pieces of the store that have frames already.
+        Gauge slots_free: u64 [Count];
         /// Contents in the index.
         Gauge known_contents: u64 [Count];
     }

@@ -1,31 +1,44 @@
-//! `memfd_create(2)`: sealed stores, and shared mappings that hand out no references.
+//! `memfd_create(2)`: stores, and shared mappings that hand out no references.
 //!
-//! A *store* is a memfd that one process can write and no other ever will. It is first mapped
-//! writable and then sealed with [`STORE_SEALS`]. `F_SEAL_FUTURE_WRITE` leaves the existing mapping
-//! writable and refuses every other way: `write(2)`, new writable shared mappings, and hole
-//! punching (through the mapping too: `MADV_REMOVE` fails with `EPERM`). Private mappings are
-//! allowed; a write to one copies the page.
+//! A *store* is a memfd that one process writes and all others only read. Its memory can be given
+//! back piece by piece, so `F_SEAL_FUTURE_WRITE`, which forbids punching holes too, is not used
+//! where something else keeps other processes from writing. That is the owner of the inode:
 //!
-//! A store's memory therefore cannot be given back page by page, but only by dropping every mapping
-//! and descriptor of the whole store. A process that has lost its [`SharedMap`] can never write the
-//! store again.
+//! | | kept by its owner | sealed |
+//! |---|---|---|
+//! | made by | a process with `CAP_CHOWN` | any other process |
+//! | others hold | a descriptor opened for reading | a descriptor of any kind |
+//! | reopening it for writing | `EACCES`: mode 0, and the owner is [`KEEPER`], no user | `EPERM` on write and map |
+//! | memory is given back | by [`StoreFile::punch`] | with the whole file |
+//! | may write all the same | processes with `CAP_DAC_OVERRIDE`, `CAP_FOWNER` or ptrace | none |
 //!
-//! Sources: `memfd_create(2)`, `fcntl(2)` "File sealing".
+//! Both kinds carry [`FIXED_SEALS`]: no process can shrink or grow the file or change its seals.
+//! Private mappings are allowed; a write to one copies the page.
+//!
+//! Sources: `memfd_create(2)`, `fcntl(2)` "File sealing", `fallocate(2)`, `mm/shmem.c` and
+//! `mm/truncate.c` of Linux 6.12.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::fs::{FallocateFlags, Gid, MemfdFlags, Mode, OFlags, SealFlags, Uid};
 use rustix::io::Errno;
+
+use crate::PAGE_SIZE;
 
 mod map;
 
 pub use map::{HUGE_PAGE_SIZE, SharedMap, filler, map_readonly, map_shared};
 
-/// The seals of a store: no process can shrink it, grow it, write it in a new way, or change its
-/// seals.
-pub const STORE_SEALS: SealFlags =
-    SealFlags::SEAL.union(SealFlags::SHRINK).union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE);
+/// Seals of every store: no process can shrink it, grow it, or change its seals.
+pub const FIXED_SEALS: SealFlags = SealFlags::SEAL.union(SealFlags::SHRINK).union(SealFlags::GROW);
+
+/// Seals of a store that nothing else protects: no process can write it in a new way either.
+pub const STORE_SEALS: SealFlags = FIXED_SEALS.union(SealFlags::FUTURE_WRITE);
+
+/// User and group that own a store. No user has this number, and no user namespace maps it, so the
+/// owner's right to change the mode of a file belongs to no process.
+pub const KEEPER: u32 = 0xffff_fff0;
 
 /// Why a memfd cannot be made, mapped or trusted.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -66,11 +79,74 @@ pub enum MemfdError {
         /// The seals that it lacks.
         missing: SealFlags,
     },
+    /// The descriptor for readers cannot be made.
+    #[error("opening a memfd for reading: {0}; is /proc mounted?")]
+    Reopen(Errno),
+}
+
+/// A store, as the process has it that made it.
+#[derive(Debug)]
+pub struct StoreFile {
+    /// Opened for writing; it stays with this process.
+    pub writer: OwnedFd,
+    /// Opened for reading, for other processes.
+    pub reader: OwnedFd,
+    /// The mapping through which the store is written.
+    pub map: SharedMap,
+    /// Whether holes can be punched into it.
+    pub can_punch: bool,
+}
+
+impl StoreFile {
+    /// Gives the memory of a part back to the kernel; the part reads as zeros from then on.
+    ///
+    /// A page that someone else holds a reference on (a pipe, a socket, a device) keeps its bytes
+    /// until that reference is dropped: the kernel takes it out of the file as it is. That is so for
+    /// whole pages only. Of a huge page that lies partly in the range, the kernel clears that part
+    /// *in place* (`truncate_inode_partial_folio`). So the range consists of whole huge pages.
+    ///
+    /// # Errors
+    ///
+    /// `EPERM`: the store is sealed.
+    ///
+    /// # Panics
+    ///
+    /// When `offset` or `len` is not a multiple of [`HUGE_PAGE_SIZE`].
+    pub fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
+        let huge = HUGE_PAGE_SIZE as u64;
+        assert!(offset.is_multiple_of(huge) && len.is_multiple_of(huge), "{offset} and {len} cut a huge page");
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        loop {
+            match rustix::fs::fallocate(&self.writer, punch, offset, len) {
+                Err(Errno::INTR) => {}
+                result => return Ok(result?),
+            }
+        }
+    }
 }
 
 /// Creates a store of `len` bytes (a multiple of the page size), all zeros; the module's page says
-/// what a store is. The returned map is the only way to write it, for ever. The kernel allocates
-/// memory page by page as it is written.
+/// what a store is. The kernel allocates memory page by page as it is written.
+///
+/// # Errors
+///
+/// [`MemfdError`]; no memfd is left behind.
+pub fn create_store(name: &str, len: usize) -> Result<StoreFile, MemfdError> {
+    let writer = create(name)?;
+    rustix::fs::ftruncate(&writer, len as u64).map_err(|errno| MemfdError::Resize { len, errno })?;
+    let map = map_shared(&writer, len)?;
+    let path = format!("/proc/self/fd/{}", writer.as_raw_fd());
+    let read = OFlags::RDONLY | OFlags::CLOEXEC;
+    let reader = rustix::fs::open(&path, read, Mode::empty()).map_err(MemfdError::Reopen)?;
+    let can_punch = rustix::fs::fchmod(&writer, Mode::empty()).is_ok()
+        && rustix::fs::fchown(&writer, Some(Uid::from_raw(KEEPER)), Some(Gid::from_raw(KEEPER))).is_ok();
+    let seals = if can_punch { FIXED_SEALS } else { STORE_SEALS };
+    rustix::fs::fcntl_add_seals(&writer, seals).map_err(MemfdError::Seal)?;
+    Ok(StoreFile { writer, reader, map, can_punch })
+}
+
+/// Creates a store that is sealed, whatever this process may do. The returned map is the only way to
+/// write it, for ever.
 ///
 /// # Errors
 ///
@@ -102,14 +178,35 @@ pub fn seals(fd: impl AsFd) -> io::Result<SealFlags> {
     Ok(rustix::fs::fcntl_get_seals(fd)?)
 }
 
-/// Checks that a descriptor from another process is a memfd with at least [`STORE_SEALS`].
+/// Checks that a descriptor from another process is a store's: it has [`STORE_SEALS`], or it has
+/// [`FIXED_SEALS`], is opened for reading and has mode 0.
 ///
 /// # Errors
 ///
 /// [`MemfdError::NotAMemfd`], [`MemfdError::MissingSeals`].
 pub fn require_seals(fd: impl AsFd) -> Result<(), MemfdError> {
+    require(fd.as_fd(), |_| true)
+}
+
+/// As [`require_seals`]; a store that is not sealed must also be owned by [`KEEPER`]. Only a process
+/// with `CAP_CHOWN` can have made it.
+///
+/// # Errors
+///
+/// Those of [`require_seals`].
+pub fn require_kept(fd: impl AsFd) -> Result<(), MemfdError> {
+    require(fd.as_fd(), |stat| stat.st_uid == KEEPER && stat.st_gid == KEEPER)
+}
+
+fn require(fd: BorrowedFd<'_>, is_owned: impl Fn(&rustix::fs::Stat) -> bool) -> Result<(), MemfdError> {
     let missing = STORE_SEALS - rustix::fs::fcntl_get_seals(fd).map_err(MemfdError::NotAMemfd)?;
-    if missing.is_empty() { Ok(()) } else { Err(MemfdError::MissingSeals { missing }) }
+    let is_read_only = || rustix::fs::fcntl_getfl(fd).is_ok_and(|flags| flags & OFlags::RWMODE == OFlags::RDONLY);
+    let is_kept = || rustix::fs::fstat(fd).is_ok_and(|stat| stat.st_mode & 0o7777 == 0 && is_owned(&stat));
+    if missing.is_empty() || missing == SealFlags::FUTURE_WRITE && is_read_only() && is_kept() {
+        Ok(())
+    } else {
+        Err(MemfdError::MissingSeals { missing })
+    }
 }
 
 /// The identity of a file, unique as long as the file is open somewhere. `/proc/PID/maps` shows the
@@ -145,6 +242,25 @@ pub fn allocate(fd: impl AsFd, offset: u64, len: u64) -> io::Result<()> {
             result => return Ok(result?),
         }
     }
+}
+
+/// Copies page `index` of a file out, through the descriptor. Memory that has failed (hwpoison) is an
+/// error here; through a mapping it would raise SIGBUS.
+///
+/// # Errors
+///
+/// `EIO`: the memory has failed; `UnexpectedEof`: the page lies behind the end.
+pub fn read_page(fd: impl AsFd, index: usize, page: &mut [u8; PAGE_SIZE]) -> io::Result<()> {
+    let mut done = 0;
+    while done < PAGE_SIZE {
+        match rustix::io::pread(&fd, &mut page[done..], (index * PAGE_SIZE + done) as u64) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(read) => done += read,
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Ok(())
 }
 
 /// Bytes of memory (and swap) that a memfd uses, or of disk space that a file uses (`st_blocks`

@@ -99,6 +99,44 @@ fn frames_that_come_and_go_are_never_taken_from_their_users() {
 }
 
 #[test]
+fn what_was_spliced_out_of_merged_memory_keeps_its_bytes() {
+    const PAGES: usize = 256;
+    let daemon = Daemon::with(&["--merge-period", "0.05"]);
+    for (base, exits) in [(1, false), (2, true)] {
+        let mut client = daemon.scenario(&["spliced", &PAGES.to_string(), &base.to_string()]);
+        client.expect("ready");
+        daemon.wait_merged(client.pid(), PAGES as u64);
+        client.tell("splice");
+        let numbers: Vec<i32> = client.hear().split(' ').map(|number| number.parse().unwrap()).collect();
+        let [before, after] = [0, 1].map(|at| client.descriptor(numbers[at]));
+        let read = |pipe| {
+            let mut bytes = vec![0; PAGES * kmem::PAGE_SIZE];
+            std::io::Read::read_exact(&mut std::fs::File::from(pipe), &mut bytes).unwrap();
+            bytes
+        };
+        let right = read(before);
+        if exits {
+            client.kill();
+        } else {
+            client.tell("unmap");
+            client.expect("ok");
+        }
+        eventually("its frames have no users", Duration::from_secs(20), || {
+            (daemon.status()["pages_shared"] == 0).then_some(())
+        });
+        // Others merge other contents meanwhile, several times as much.
+        let mut others: Vec<Client> = (0..2).map(|_| daemon.scenario(&["churn", "8192", "4"])).collect();
+        others.iter_mut().for_each(|other| other.expect("ready"));
+        others.iter_mut().for_each(|other| other.tell("go"));
+        others.iter_mut().for_each(|other| other.expect("ok"));
+        let left = read(after);
+        let pages = || right.chunks(kmem::PAGE_SIZE).zip(left.chunks(kmem::PAGE_SIZE));
+        let wrong = pages().filter(|(right, left)| right != left).count();
+        assert_eq!(wrong, 0, "of {PAGES} pages in a pipe, other bytes after the client's end: {exits}");
+    }
+}
+
+#[test]
 fn zero_pages_become_untouched_memory() {
     let daemon = Daemon::start();
     let mut client = daemon.scenario(&["zeros", "4096"]);

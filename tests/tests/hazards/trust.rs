@@ -22,6 +22,38 @@ fn a_client_of_one_domain_sees_nothing_of_another() {
     two.go();
 }
 
+/// Goes on in this thread as this user, without capabilities.
+fn as_a_client(user: rustix::fs::Uid, act: impl FnOnce()) {
+    use rustix::thread::{CapabilitySet, capabilities, set_capabilities, set_thread_res_uid};
+    if rustix::process::geteuid().is_root() {
+        set_thread_res_uid(user, user, user).unwrap();
+        let mut sets = capabilities(None).unwrap();
+        (sets.effective, sets.permitted) = (CapabilitySet::empty(), CapabilitySet::empty());
+        set_capabilities(None, sets).unwrap();
+    }
+    act();
+}
+
+/// Tries to change a store of which one has a descriptor. Where the store is sealed it can be opened
+/// for writing, and not be written.
+fn try_to_change(file: &std::fs::File) {
+    use rustix::fs::{FallocateFlags, Mode, OFlags};
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::FileExt;
+    let _ = rustix::fs::fchmod(file, Mode::from_raw_mode(0o666));
+    assert!(rustix::fs::fchown(file, Some(rustix::process::getuid()), None).is_err(), "taken");
+    let path = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
+    let again = [OFlags::RDWR, OFlags::WRONLY].map(|flags| rustix::fs::open(&path, flags, Mode::empty()));
+    let again = again.into_iter().flatten().map(std::fs::File::from);
+    for file in again.chain([file.try_clone().unwrap()]) {
+        assert!(file.write_at(b"evil", 0).is_err(), "written");
+        assert!(file.set_len(0).is_err(), "truncated");
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        assert!(rustix::fs::fallocate(&file, punch, 0, 2 << 20).is_err(), "punched");
+        assert!(kmem::memfd::map_shared(&file, 4096).is_err(), "mapped for writing");
+    }
+}
+
 #[test]
 fn a_client_cannot_write_its_store() {
     let daemon = Daemon::start();
@@ -35,14 +67,14 @@ fn a_client_cannot_write_its_store() {
             continue;
         }
         tried += 1;
-        // Reopened for writing, as the client itself could, and as root.
-        let file = std::fs::OpenOptions::new().read(true).write(true).open(entry.path()).unwrap();
-        use std::os::unix::fs::FileExt;
-        assert!(file.write_at(b"evil", 0).is_err(), "written");
-        assert!(file.set_len(0).is_err(), "truncated");
-        let punch = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
-        assert!(rustix::fs::fallocate(&file, punch, 0, 4096).is_err(), "punched");
-        assert!(kmem::memfd::map_shared(&file, 4096).is_err(), "mapped for writing");
+        // The client's own descriptor, then what it could make of it, as its user is and as another.
+        let file = std::fs::File::from(client.descriptor(entry.file_name().to_string_lossy().parse().unwrap()));
+        let flags = rustix::fs::fcntl_getfl(&file).unwrap();
+        assert!(kmem::memfd::require_kept(&file).is_ok(), "its owner is no user, or it is sealed");
+        assert_eq!(flags & rustix::fs::OFlags::RWMODE, rustix::fs::OFlags::RDONLY);
+        for user in [rustix::process::getuid(), rustix::fs::Uid::from_raw(4321)] {
+            std::thread::scope(|scope| scope.spawn(|| as_a_client(user, || try_to_change(&file))).join()).unwrap();
+        }
     }
     assert!(tried > 0, "the client holds its store");
     client.go();

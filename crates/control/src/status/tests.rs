@@ -44,8 +44,8 @@ fn a_status_survives_json_and_keeps_its_keys() {
     expect(
         &json["domains"][0],
         &format!(
-            "name pages_shared pages_sharing general_profit segments store_bytes pages_pinned known_contents paused \
-             clients {pages}"
+            "name pages_shared pages_sharing general_profit segments store_bytes pages_pinned pages_dead slots_free \
+             known_contents paused clients {pages}"
         ),
     );
     expect(

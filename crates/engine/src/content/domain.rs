@@ -141,6 +141,15 @@ impl Domain {
         }
     }
 
+    /// The memory of a frame has failed: no page is merged with it any more, and nothing touches it.
+    pub(crate) fn give_up(&self, frame: Frame) {
+        self.store.pin(frame);
+        let handle = self.store.take_handle(frame);
+        if handle != NO_HANDLE {
+            self.index.forget(handle, Place::Frame(frame));
+        }
+    }
+
     /// A frame for a page whose neighbour before it has the same content and uses `before`: the
     /// next replica. The caller is counted as its user. `None`: the replicas could not all be
     /// made; any frame of this content will do.
@@ -206,6 +215,19 @@ impl Domain {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::content::index::Seen;
+
+    #[test]
+    fn a_frame_whose_memory_has_failed_is_pinned_and_leaves_the_index() {
+        let domain = Domain::new(DomainKey { name: "test".into(), uid: None }, &Config::default());
+        let frame = Cursor::new(&domain.store, None).put(&[7; kmem::PAGE_SIZE], 1).unwrap();
+        let Some(Seen::First(handle)) = domain.index.see(42, Place::Frame(frame)) else { panic!("known") };
+        domain.store.set_handle(frame, handle);
+        domain.give_up(frame);
+        assert_eq!((domain.index.place(handle, 42), domain.store.usage().pinned), (None, 1));
+        domain.release(frame, false);
+        assert_eq!((domain.store.users(frame), domain.store.usage().pinned), (0, 1));
+    }
 
     #[test]
     fn a_content_has_a_key_for_each_node_but_zeros_have_one() {

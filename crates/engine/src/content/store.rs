@@ -1,29 +1,39 @@
 //! The store: where a domain's shared frames live.
 //!
-//! A store is a growing list of *segments*, sealed memfds of 64 MiB each. The daemon writes a frame
-//! through the one writable mapping that existed before the seals (`F_SEAL_FUTURE_WRITE`); clients
-//! get the file descriptor and can map it, privately, and read it. No other writable mapping can be
-//! made.
-//!
-//! Those seals forbid hole punching too (also to us: the kernel refuses `fallocate(PUNCH_HOLE)` and
-//! `MADV_REMOVE` with `EPERM`). That is safer: a hole under a mapping that is still in use would be
-//! zeros in a guest. A frame whose last user left is *reused*, after a quarantine. A
-//! segment without frames is closed; the kernel frees its memory when no mapping of it is left. No
-//! count of ours has to be right for that.
+//! A store is a growing list of *segments*, memfds of 64 MiB each. The daemon writes a frame through
+//! its own mapping; clients get a descriptor for reading ([`kmem::memfd`]) and can map it, privately,
+//! and read it.
 //!
 //! ```text
-//! slot:  free ──reserve──▶ reserved ──publish──▶ refs ≥ 1 ──last user──▶ quarantine ──time──▶ free
-//!                                                  │  ▲
-//!                                   fork of a user │  └ more users (try_ref)
-//!                                                  ▼
-//!                                                pinned: never reused; goes with its segment
+//! slot:  free ──reserve──▶ reserved ──publish──▶ refs ≥ 1 ──last user──▶ quarantine ──time──▶ dead
+//!          ▲                                       │  ▲                                        │
+//!          │                        fork of a user │  └ more users (try_ref)                   │
+//!          │                                       ▼                                           │
+//!          │                                     pinned: goes with its segment                 │
+//!          └────────────── the piece is punched, when all its slots are free or dead ◀─────────┘
 //! ```
+//!
+//! *Written once.* A slot that was a frame is not written again while its memory is the same. The
+//! ledger knows when the last mapping of a frame is gone. It does not know of references that
+//! outlive mappings: pipes (`vmsplice`), sockets (`MSG_ZEROCOPY`), devices that read. So a dead slot
+//! keeps its bytes until its *piece*, 2 MiB, is punched out of the file as a whole. The kernel then
+//! frees its pages, except those that someone holds a reference on; these keep their bytes until
+//! the reference is dropped. Single pages are never punched: in a huge page the kernel would clear
+//! them in place, and which pages are huge is not the daemon's decision alone (`khugepaged`, and
+//! `MADV_COLLAPSE` of a client).
+//!
+//! *Sealed stores.* Where other processes can only be kept from writing by a seal
+//! ([`kmem::memfd::StoreFile::can_punch`]), nothing can be punched. A dead slot is then given back
+//! with its segment.
+//!
+//! A segment without frames is closed; the kernel frees its memory when no mapping of it is left. No
+//! count of ours has to be right for that.
 //!
 //! *Placement.* Runs of pages should stay runs of frames, since each run costs the client one
 //! mapping. A worker reserves up to 512 consecutive slots, from a place drawn at random (so that an
 //! attacker cannot aim at neighbouring frames), and fills them in the order of the pages that ask;
-//! what it leaves over, the next one fills. Slots that were used before have memory, which
-//! cannot be given back alone: runs of such slots come first, unless they are very short.
+//! what it leaves over, the next one fills. Pieces that were begun come before fresh ones, unless
+//! little of them is free.
 //!
 //! *Huge pages.* A piece of 512 slots of which none was used becomes a huge page at one stroke
 //! where the kernel has one (`MADV_COLLAPSE`; `/sys/kernel/mm/transparent_hugepage/shmem_enabled`
@@ -36,13 +46,11 @@
 //! and the daemon takes no faults. They become frames only when a page with just these bytes needs
 //! one.
 
-use std::collections::HashSet;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::*;
 use std::time::{Duration, Instant};
 
-use dirty::DirtyTree;
 use kmem::PAGE_SIZE;
 use kmem::memfd;
 use kmem::uffd::Uffd;
@@ -51,8 +59,8 @@ use wire::{SEGMENT_PAGES, SegmentId};
 
 pub(crate) use self::cursor::Cursor;
 pub(crate) use self::error::GrowError;
-use self::free::{ALL_FRESH, Free};
-use self::segment::Segment;
+use self::free::{Free, HUGE, Piece};
+use self::segment::{Memory, Segment};
 use crate::content::frame::{Frame, NO_HANDLE};
 
 mod cursor;
@@ -64,8 +72,13 @@ mod segment;
 #[cfg(test)]
 mod tests;
 
-/// Set in a frame's reference count: a child of a user may map it, so its slot is never reused.
+/// Set in a frame's reference count: somebody may map it whom the ledger does not know, so its
+/// piece is never punched.
 const PINNED: u32 = 1 << 31;
+/// Segments of a store: a frame's number has 30 bits.
+const MOST_SEGMENTS: usize = (1 << 30) / SEGMENT_PAGES as usize;
+/// Pieces that are punched at a time: 1 GiB.
+const MOST_PUNCHES: usize = 512;
 
 /// How much of the store is used.
 #[derive(Clone, Copy, Debug, Default)]
@@ -74,6 +87,10 @@ pub(crate) struct Usage {
     pub(crate) frames: u64,
     pub(crate) references: u64,
     pub(crate) pinned: u64,
+    /// Slots without users that still have memory.
+    pub(crate) dead: u64,
+    /// Free slots of pieces that were begun; most have memory.
+    pub(crate) free: u64,
     pub(crate) resident_bytes: u64,
 }
 
@@ -92,14 +109,13 @@ pub(crate) struct Store {
 
 impl Store {
     /// A store without segments. `by_node`: each NUMA node has frames of its own; `quarantine`: how
-    /// long a freed slot is not used again; `reserve_bytes`: memory that must be left, on
+    /// long a frame without users keeps its memory; `reserve_bytes`: memory that must be left, on
     /// the host and under every cgroup limit, for the store to grow.
     pub(crate) fn new(name: &str, by_node: bool, quarantine_time: Duration, reserve_bytes: u64) -> Self {
         let mut seed = [0u8; 8];
         // Without randomness the store works; only the defence against aimed placement is weaker.
         let _ = rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty());
-        let free = Free { random: u64::from_ne_bytes(seed) | 1, ..Free::default() };
-        let free = Mutex::new(free);
+        let free = Mutex::new(Free::new(u64::from_ne_bytes(seed)));
         let filler =
             memfd::filler().inspect_err(|e| tracing::debug!(store = name, "frames are written one by one: {e}")).ok();
         Self { name: name.into(), by_node, segments: RwLock::default(), free, quarantine_time, reserve_bytes, filler }
@@ -127,27 +143,16 @@ impl Store {
     }
 
     fn add(&self, segment: Arc<Segment>) -> Result<usize, GrowError> {
-        const MOST: usize = (1 << 30) / SEGMENT_PAGES as usize;
         let mut free = self.free.lock();
         let mut segments = self.segments.write();
         let at = segments.iter().position(Option::is_none).unwrap_or(segments.len());
-        if at >= MOST {
-            return Err(GrowError::Full(MOST));
+        if at >= MOST_SEGMENTS {
+            return Err(GrowError::Full(MOST_SEGMENTS));
         }
         if at == segments.len() {
-            let backed = DirtyTree::new(SEGMENT_PAGES.into())?;
-            free.slots.push(DirtyTree::new(SEGMENT_PAGES.into())?);
-            free.backed.push(backed);
-            free.fresh.push(0);
-            free.nodes.push(None);
             segments.push(None);
         }
-        free.nodes[at] = segment.node;
-        if segment.writable {
-            free.slots[at].insert_range(0, SEGMENT_PAGES.into());
-            free.fresh[at] = ALL_FRESH;
-            *free.count(segment.node) += u64::from(SEGMENT_PAGES);
-        }
+        free.open(at, segment.node, segment.own().is_some(), segment.can_punch());
         segments[at] = Some(segment);
         Ok(at)
     }
@@ -155,19 +160,19 @@ impl Store {
     /// Takes back a segment of an earlier daemon, to read and to share, never to write. The caller
     /// has checked where it comes from.
     pub(crate) fn adopt(&self, id: SegmentId, fd: OwnedFd) -> Result<(), GrowError> {
-        memfd::require_seals(fd.as_fd())?;
+        memfd::require_kept(fd.as_fd())?;
         let map = memfd::map_readonly(fd.as_fd(), SEGMENT_PAGES as usize * PAGE_SIZE)?;
         let node = map.preferred_node().filter(|_| self.by_node);
-        self.add(Segment::new(id, fd, map, node, false)).map(drop)
+        self.add(Segment::new(id, Memory::Adopted(fd, map), node)).map(drop)
     }
 
     fn grow(&self, node: Option<u32>) -> Result<(), GrowError> {
-        let (fd, map) = memfd::create_sealed(&format!("pageone:{}", self.name), SEGMENT_PAGES as usize * PAGE_SIZE)?;
-        let id = memfd::identity(fd.as_fd()).map_err(GrowError::Allocate)?.ino;
-        if let Some(Err(e)) = node.map(|node| map.prefer_node(node)) {
+        let file = memfd::create_store(&format!("pageone:{}", self.name), SEGMENT_PAGES as usize * PAGE_SIZE)?;
+        let id = memfd::identity(&file.reader).map_err(GrowError::Allocate)?.ino;
+        if let Some(Err(e)) = node.map(|node| file.map.prefer_node(node)) {
             tracing::warn!(store = self.name, "its frames may lie on any NUMA node: {e}");
         }
-        self.add(Segment::new(id, fd, map, node, true)).map(drop)
+        self.add(Segment::new(id, Memory::Own(file), node)).map(drop)
     }
 
     /// The NUMA node that a frame lies on, where nodes are kept apart.
@@ -182,8 +187,14 @@ impl Store {
             let before = segment.refs[slot].load(Acquire);
             debug_assert_eq!(before & !PINNED, 0, "{frame:?} is in use");
             if before == 0 {
-                if !filled || !segment.map.page_equals(slot, bytes) {
-                    segment.map.write_page(slot, bytes);
+                let mut held = [0; PAGE_SIZE];
+                if filled && !segment.read(slot, &mut held) {
+                    // The memory has failed. Nothing touches it from now on.
+                    segment.refs[slot].store(PINNED, Release);
+                    return false;
+                }
+                if !filled || held != *bytes {
+                    segment.map().write_page(slot, bytes);
                 }
                 segment.handles[slot].store(NO_HANDLE, Relaxed);
                 segment.refs[slot].store(refs, Release);
@@ -209,7 +220,8 @@ impl Store {
         self.with(frame, |s, slot| s.refs[slot].fetch_add(1, AcqRel) & !PINNED == 0).unwrap_or(false)
     }
 
-    /// Notes that a process without an agent may map this frame: its slot is never used again.
+    /// Notes that somebody whom the ledger does not know may map this frame: its memory stays until
+    /// its segment is closed.
     pub(crate) fn pin(&self, frame: Frame) {
         self.with(frame, |s, slot| s.refs[slot].fetch_or(PINNED, AcqRel));
     }
@@ -224,7 +236,7 @@ impl Store {
                 Err(_) => {
                     // A count was wrong: nothing is certain about this slot any more.
                     s.refs[slot].fetch_or(PINNED, AcqRel);
-                    tracing::error!(?frame, "a frame lost a user that it did not have; its slot is not used again");
+                    tracing::error!(?frame, "a frame lost a user that it did not have; its memory stays");
                     None
                 }
             }
@@ -234,8 +246,8 @@ impl Store {
     /// Quarantines a frame without users. A pinned one, or one of a segment that cannot be written,
     /// stays as it is until its segment is closed.
     pub(crate) fn quarantine(&self, frame: Frame) {
-        let reusable = self.with(frame, |s, slot| s.writable && s.refs[slot].load(Acquire) == 0).unwrap_or(false);
-        if reusable {
+        let dies = self.with(frame, |s, slot| s.own().is_some() && s.refs[slot].load(Acquire) == 0).unwrap_or(false);
+        if dies {
             self.free.lock().quarantine.push_back((Instant::now(), frame));
         }
     }
@@ -245,32 +257,69 @@ impl Store {
         self.with(frame, |s, slot| s.handles[slot].store(handle, Release));
     }
 
-    /// Copies a frame's bytes.
-    pub(crate) fn read(&self, frame: Frame, into: &mut [u8; PAGE_SIZE]) -> bool {
-        self.with(frame, |s, slot| s.map.read_page(slot, into)).is_some()
+    /// Which handle stood for the frame in the index; none does from now on.
+    pub(crate) fn take_handle(&self, frame: Frame) -> u32 {
+        self.with(frame, |s, slot| s.handles[slot].swap(NO_HANDLE, AcqRel)).unwrap_or(NO_HANDLE)
     }
 
-    /// Frees slots whose quarantine is over and closes segments without users. Returns those that
-    /// were closed.
+    /// Copies a frame's bytes. `false`: its memory has failed.
+    pub(crate) fn read(&self, frame: Frame, into: &mut [u8; PAGE_SIZE]) -> bool {
+        self.with(frame, |s, slot| s.read(slot, into)).unwrap_or(false)
+    }
+
+    /// Ends the quarantine of frames, closes segments without users, and gives the memory of spent
+    /// pieces back. Returns the segments that were closed.
     pub(crate) fn tidy(&self, now: Instant) -> Vec<SegmentId> {
-        let mut free = self.free.lock();
-        free.end_quarantine(now, self.quarantine_time);
-        let quarantined: HashSet<usize> = free.quarantine.iter().map(|(_, frame)| frame.segment()).collect();
+        let (closed, spent) = {
+            let mut free = self.free.lock();
+            let pinned = |frame| self.with(frame, |s, slot| s.refs[slot].load(Acquire) != 0).unwrap_or(true);
+            free.end_quarantine(now, self.quarantine_time, pinned);
+            let closed = self.close_unused(&mut free);
+            (closed, free.take_spent(MOST_PUNCHES))
+        };
+        for piece in spent {
+            let punched = self.punch(piece);
+            let mut free = self.free.lock();
+            match punched {
+                Ok(()) => free.renew(piece),
+                Err(e) => {
+                    tracing::warn!(store = self.name, "the memory of {HUGE} frames cannot be given back: {e}");
+                    free.kill(piece);
+                }
+            }
+        }
+        closed
+    }
+
+    fn close_unused(&self, free: &mut Free) -> Vec<SegmentId> {
         let mut segments = self.segments.write();
         let mut closed = Vec::new();
         for at in 0..segments.len() {
             let Some(segment) = &segments[at] else { continue };
             let unused = segment.refs.iter().all(|refs| refs.load(Acquire) & !PINNED == 0);
-            let taken = segment.refs.iter().filter(|refs| refs.load(Relaxed) != 0).count() as u32;
-            // A reserved slot is neither free nor counted: such a segment is in use.
-            let whole = !segment.writable || free.slots[at].count() as u32 + taken == SEGMENT_PAGES;
-            if unused && whole && !quarantined.contains(&at) {
+            let pinned = segment.refs.iter().filter(|refs| refs.load(Relaxed) != 0).count() as u32;
+            // A slot that is reserved or in quarantine is not counted: such a segment is in use.
+            let whole = segment.own().is_none() || free.idle(at) + pinned >= SEGMENT_PAGES;
+            if unused && whole {
                 closed.push(segment.id);
                 free.close(at);
                 segments[at] = None;
             }
         }
         closed
+    }
+
+    /// Gives the memory of a spent piece back.
+    fn punch(&self, piece: Piece) -> std::io::Result<()> {
+        let first = Frame(piece.slots().start);
+        let segment = self.segment(first).ok_or(std::io::ErrorKind::NotFound)?;
+        let file = segment.own().ok_or(std::io::ErrorKind::PermissionDenied)?;
+        let at = first.slot().index();
+        // Nobody can count one of them again; the look costs little beside what it would guard from.
+        if segment.refs[at..at + HUGE as usize].iter().any(|refs| refs.load(Acquire) != 0) {
+            return Err(std::io::ErrorKind::ResourceBusy.into());
+        }
+        file.punch((at * PAGE_SIZE) as u64, u64::from(HUGE) * PAGE_SIZE as u64)
     }
 
     /// The filler, where the kernel has what it takes.
@@ -285,10 +334,11 @@ impl Store {
 
     /// How much of the store is used now.
     pub(crate) fn usage(&self) -> Usage {
-        let mut usage = Usage::default();
+        let (free, dead) = self.free.lock().waste();
+        let mut usage = Usage { free, dead, ..Usage::default() };
         for segment in self.segments().iter().flatten() {
             usage.segments += 1;
-            usage.resident_bytes += memfd::resident_bytes(segment.fd.as_fd()).unwrap_or(0);
+            usage.resident_bytes += memfd::resident_bytes(segment.fd()).unwrap_or(0);
             for refs in &segment.refs {
                 let refs = refs.load(Relaxed);
                 usage.frames += u64::from(refs & !PINNED != 0);

@@ -88,9 +88,12 @@ fn enter_part(shared: &Shared, client: &Client, part: &Part, copied: &[bool]) {
     }
     for (i, _) in copied.iter().enumerate().filter(|(_, copied)| !**copied) {
         let frame = Frame(part.first.0 + i as u32);
-        if store.adopt_ref(frame) && store.read(frame, &mut bytes) {
-            // Its first user since the restart: the index must learn of it.
-            if let Some(key) = client.domain.key_of(client.domain.digest(&bytes), store.node(frame)) {
+        // Its first user since the restart: the index must learn of it.
+        if store.adopt_ref(frame) {
+            if !store.read(frame, &mut bytes) {
+                tracing::warn!(?frame, "the memory of a frame has failed; it is not shared any more");
+                client.domain.give_up(frame);
+            } else if let Some(key) = client.domain.key_of(client.domain.digest(&bytes), store.node(frame)) {
                 index_frame(shared, &client.domain, key, frame);
             }
         }

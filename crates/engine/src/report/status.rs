@@ -67,6 +67,8 @@ fn domain_status<'a>(
         segments: usage.segments,
         store_bytes: usage.resident_bytes,
         pages_pinned: usage.pinned,
+        pages_dead: usage.dead,
+        slots_free: usage.free,
         known_contents: domain.index.len(),
         ..DomainMetrics::default()
     };

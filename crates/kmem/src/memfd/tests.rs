@@ -1,11 +1,10 @@
 #![allow(unsafe_code)] // Tests of mappings.
 
-use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 
 use super::*;
 use crate::testing::Memory;
-use crate::{PAGE_SIZE, mm, procfs, raw};
+use crate::{PAGE_SIZE, Range, mm, procfs, raw};
 
 #[test]
 fn nobody_else_can_change_a_store() {
@@ -42,6 +41,118 @@ fn nobody_else_can_change_a_store() {
     let mut page = [0; PAGE_SIZE];
     store.read_page(1, &mut page);
     assert_eq!(page, [8; PAGE_SIZE]);
+}
+
+/// Runs a check in a thread without capabilities, and as another user.
+fn as_others(check: impl Fn() + Sync) {
+    use rustix::thread::{CapabilitySet, capabilities, set_capabilities, set_thread_res_gid, set_thread_res_uid};
+    if !rustix::process::geteuid().is_root() {
+        return check();
+    }
+    for other in [0, 4321] {
+        std::thread::scope(|scope| {
+            let run = || {
+                if other > 0 {
+                    set_thread_res_gid(Gid::from_raw(other), Gid::from_raw(other), Gid::from_raw(other)).unwrap();
+                    set_thread_res_uid(Uid::from_raw(other), Uid::from_raw(other), Uid::from_raw(other)).unwrap();
+                }
+                let mut sets = capabilities(None).unwrap();
+                (sets.effective, sets.permitted) = (CapabilitySet::empty(), CapabilitySet::empty());
+                set_capabilities(None, sets).unwrap();
+                check();
+            };
+            scope.spawn(run).join().unwrap();
+        });
+    }
+}
+
+/// Everything that a process with a descriptor of a store could try.
+fn try_to_write(reader: BorrowedFd<'_>) {
+    let again = |flags: OFlags| {
+        let path = format!("/proc/thread-self/fd/{}", reader.as_raw_fd());
+        rustix::fs::open(path, flags, Mode::empty())
+    };
+    assert!(rustix::fs::fchmod(reader, Mode::from_raw_mode(0o666)).is_err(), "chmod");
+    assert!(rustix::fs::fchown(reader, Some(Uid::from_raw(0)), None).is_err(), "chown");
+    for flags in [OFlags::RDWR, OFlags::WRONLY, OFlags::RDWR | OFlags::TRUNC] {
+        assert!(again(flags).is_err(), "reopened with {flags:?}");
+    }
+    let fallocate = |flags| rustix::fs::fallocate(reader, flags, 0, 4096);
+    assert!(rustix::io::pwrite(reader, &[1], 0).is_err(), "write");
+    assert!(rustix::fs::ftruncate(reader, 0).is_err(), "shrink");
+    assert!(fallocate(FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE).is_err(), "punch");
+    assert!(fallocate(FallocateFlags::ZERO_RANGE).is_err(), "zero");
+    assert!(rustix::fs::fcntl_add_seals(reader, SealFlags::WRITE).is_err(), "seal");
+    assert!(map_shared(reader, PAGE_SIZE).is_err(), "map");
+    let map = map_readonly(reader, PAGE_SIZE).unwrap();
+    let writable = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: the test's own map, without references.
+    unsafe {
+        assert!(raw::mprotect(map.range().start, map.range().len, writable).is_err(), "mprotect");
+        assert!(mm::advise(map.range(), libc::MADV_REMOVE).is_err(), "MADV_REMOVE");
+    }
+    let own = std::fs::File::options().write(true).open("/proc/thread-self/mem");
+    let forced = own.and_then(|file| std::os::unix::fs::FileExt::write_at(&file, &[1], map.range().start as u64));
+    assert!(forced.is_err(), "/proc/self/mem");
+}
+
+#[test]
+fn others_only_read_a_store_whose_memory_can_be_given_back() {
+    let store = create_store("kmem-test", 2 * HUGE_PAGE_SIZE).unwrap();
+    require_seals(&store.reader).unwrap();
+    require_kept(&store.reader).unwrap();
+    store.map.write_page(0, &[7; PAGE_SIZE]);
+    store.map.write_page(HUGE_PAGE_SIZE / PAGE_SIZE, &[8; PAGE_SIZE]);
+    if !store.can_punch {
+        assert_eq!(seals(&store.reader).unwrap() & STORE_SEALS, STORE_SEALS);
+        return eprintln!("SKIPPED: that memory is given back: this user has no CAP_CHOWN");
+    }
+    assert!(require_seals(&store.writer).is_err(), "a descriptor for writing is not handed out");
+    as_others(|| try_to_write(store.reader.as_fd()));
+    let mut page = [0; PAGE_SIZE];
+    read_page(&store.reader, 0, &mut page).unwrap();
+    assert_eq!(page, [7; PAGE_SIZE]);
+    store.punch(0, HUGE_PAGE_SIZE as u64).unwrap();
+    assert_eq!(resident_bytes(&store.reader).unwrap(), PAGE_SIZE as u64);
+    read_page(&store.reader, HUGE_PAGE_SIZE / PAGE_SIZE, &mut page).unwrap();
+    assert_eq!(page, [8; PAGE_SIZE]);
+    assert!(read_page(&store.reader, 2 * HUGE_PAGE_SIZE / PAGE_SIZE, &mut page).is_err(), "behind the end");
+}
+
+#[test]
+#[should_panic(expected = "cut a huge page")]
+fn a_huge_page_is_never_punched_in_part() {
+    let _ = create_store("kmem-test", HUGE_PAGE_SIZE).unwrap().punch(0, PAGE_SIZE as u64);
+}
+
+#[test]
+fn a_store_of_another_owner_is_not_taken_for_ours() {
+    let fd = create("kmem-test").unwrap();
+    rustix::fs::ftruncate(&fd, PAGE_SIZE as u64).unwrap();
+    rustix::fs::fcntl_add_seals(&fd, FIXED_SEALS).unwrap();
+    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    let reader = rustix::fs::open(path, OFlags::RDONLY, Mode::empty()).unwrap();
+    rustix::fs::fchmod(&fd, Mode::from_raw_mode(0o400)).unwrap();
+    assert!(require_seals(&reader).is_err(), "its mode lets somebody open it");
+    rustix::fs::fchmod(&fd, Mode::empty()).unwrap();
+    require_seals(&reader).unwrap();
+    assert!(require_kept(&reader).is_err(), "its owner may change the mode");
+}
+
+#[test]
+fn failed_memory_is_an_error_and_no_signal() {
+    let (fd, store) = create_sealed("kmem-test", 2 * PAGE_SIZE).unwrap();
+    store.write_page(0, &[3; PAGE_SIZE]);
+    // SAFETY: the advice takes the page from the test's own map, to which no reference exists; an
+    // access through the map would raise SIGBUS.
+    let poisoned = unsafe { mm::advise(Range::new(store.range().start, PAGE_SIZE), libc::MADV_HWPOISON) };
+    if let Err(e) = poisoned {
+        return eprintln!("SKIPPED: no memory can be made to fail here: {e}");
+    }
+    let mut page = [0; PAGE_SIZE];
+    let error = read_page(&fd, 0, &mut page).unwrap_err();
+    assert_eq!(Errno::from_io_error(&error), Some(Errno::IO));
+    read_page(&fd, 1, &mut page).unwrap();
 }
 
 #[test]

@@ -230,3 +230,40 @@ pub(crate) fn advice() {
     check(&mut problems, "inherited mappings", inherited);
     verdict(&problems);
 }
+
+/// `spliced PAGES BASE`: each content twice. At `splice` all pages go into two pipes, as references
+/// and not as copies; it says the numbers of the ends to read from. At `unmap` its memory goes.
+pub(crate) fn spliced(pages: usize, base: u64) {
+    let region = Region::new(pages, true);
+    (0..pages).for_each(|page| region.fill(page, (base << 32) + 1 + (page % (pages / 2)) as u64));
+    say("ready");
+    while let Some(line) = hear() {
+        match line.as_str() {
+            "splice" => {
+                let [one, other] = [(); 2].map(|()| full_pipe(&region));
+                say(&format!("{one} {other}"));
+            }
+            "unmap" => {
+                // SAFETY: the scenario's own memory, which it does not use any more.
+                assert_eq!(unsafe { libc::munmap(region.address(0), pages * PAGE) }, 0);
+                say("ok");
+            }
+            _ => break,
+        }
+    }
+    std::process::exit(0);
+}
+
+/// A pipe that refers to all pages of a region; the end to read from.
+fn full_pipe(region: &Region) -> i32 {
+    let len = region.pages * PAGE;
+    let mut ends = [0; 2];
+    let part = libc::iovec { iov_base: region.address(0), iov_len: len };
+    // SAFETY: the kernel writes two descriptors, and reads one part that describes the region.
+    unsafe {
+        assert_eq!(libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC), 0);
+        assert!(libc::fcntl(ends[1], libc::F_SETPIPE_SZ, len) >= len as i32);
+        assert_eq!(libc::vmsplice(ends[1], &raw const part, 1, 0), len as isize);
+    }
+    ends[0]
+}

@@ -16,7 +16,7 @@ use std::io::{BufRead, Write};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::time::{Duration, Instant};
 
-use calls::{advice, dontneed, fork, locked, mappings, pinned, signals};
+use calls::{advice, dontneed, fork, locked, mappings, pinned, signals, spliced};
 use e2e::pattern;
 use region::{HUGE, PAGE, Region, WORDS};
 
@@ -86,6 +86,7 @@ fn main() {
         Some("locked") => locked(),
         Some("pinned") => pinned(),
         Some("advice") => advice(),
+        Some("spliced") => spliced(number(1, 256), number(2, 1) as u64),
         other => panic!("no scenario {other:?}"),
     }
     // Until the test lets go.

@@ -3,13 +3,12 @@
 use std::ops::Range;
 
 use kmem::PAGE_SIZE;
-use kmem::memfd;
+use kmem::memfd::{self, StoreFile};
 
 use super::Store;
 use super::error::GrowError;
 use super::fill::Filling;
 use super::reserve::Reserved;
-use super::segment::Segment;
 use crate::content::frame::Frame;
 
 /// Slots that are given memory at once when a cursor comes to them and there is no huge page.
@@ -96,7 +95,7 @@ impl<'s> Cursor<'s> {
         }
         let begin = slots.start..slots.start + cut;
         (self.slots, self.populated, self.filled) = (begin.end..slots.end, populated, 0);
-        self.store.give_slots_back(begin, populated);
+        self.store.give_slots_back(begin);
         Ok(())
     }
 
@@ -113,8 +112,9 @@ impl<'s> Cursor<'s> {
     fn populate(&mut self, frame: Frame) -> Result<(), GrowError> {
         let len = POPULATE.min(self.slots.end - frame.0);
         let page = PAGE_SIZE as u64;
-        let allocate = |s: &Segment, slot: usize| memfd::allocate(s.fd(), slot as u64 * page, u64::from(len) * page);
-        match self.store.with(frame, allocate) {
+        let allocate =
+            |file: &StoreFile, slot: usize| memfd::allocate(&file.writer, slot as u64 * page, u64::from(len) * page);
+        match self.store.with(frame, |segment, slot| segment.own().map(|file| allocate(file, slot))).flatten() {
             Some(Ok(())) => self.populated = frame.0 + len,
             Some(Err(e)) => return Err(GrowError::Allocate(e)),
             None => {}
@@ -127,6 +127,6 @@ impl Drop for Cursor<'_> {
     fn drop(&mut self) {
         // Before another cursor can reserve the slots and register them.
         self.filling = None;
-        self.store.give_slots_back(self.slots.clone(), self.populated);
+        self.store.give_slots_back(self.slots.clone());
     }
 }

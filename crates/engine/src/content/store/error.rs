@@ -1,6 +1,5 @@
 //! Why the store cannot grow.
 
-use dirty::NewError;
 use kmem::memfd::MemfdError;
 
 /// Why the store can take no more frames for now.
@@ -16,8 +15,6 @@ pub(crate) enum GrowError {
     Memfd(#[from] MemfdError),
     #[error("the store cannot take memory: {0}")]
     Allocate(std::io::Error),
-    #[error(transparent)]
-    Slots(#[from] NewError),
     #[error("the store has reached {0} segments")]
     Full(usize),
 }

@@ -23,18 +23,18 @@ impl<'s> Filling<'s> {
         let (filler, segment) = (store.filler()?, store.segment(Frame(slots.start))?);
         let start = Frame(slots.start).slot().index() * PAGE_SIZE;
         let part = start..start + (slots.end - slots.start) as usize * PAGE_SIZE;
-        segment.map.register(filler, part.clone()).ok()?;
+        segment.map().register(filler, part.clone()).ok()?;
         Some(Self { filler, segment, part })
     }
 
     /// Gives slots without memory these bytes; returns how many.
     pub(super) fn fill(&self, first: Frame, pages: &[[u8; PAGE_SIZE]]) -> usize {
-        self.segment.map.fill(self.filler, first.slot().index(), pages)
+        self.segment.map().fill(self.filler, first.slot().index(), pages)
     }
 }
 
 impl Drop for Filling<'_> {
     fn drop(&mut self) {
-        self.segment.map.unregister(self.filler, self.part.clone());
+        self.segment.map().unregister(self.filler, self.part.clone());
     }
 }

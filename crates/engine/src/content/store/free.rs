@@ -1,53 +1,148 @@
-//! Free slots: which there are, and which are taken next.
+//! Free slots: which there are, which are taken next, and what becomes of dead ones.
 //!
-//! A segment is divided into pieces of a huge page each. One of which no slot was ever used is
-//! *fresh*: it can be made a huge page at one stroke.
+//! A segment is divided into pieces of a huge page each. One of which no slot was used since it was
+//! made, or last punched, is *fresh*: it can be made a huge page at one stroke. A slot is *free*
+//! until it becomes a frame. A frame that lost its last user and was quarantined is *dead*, and
+//! stays so until its piece is punched, or its segment is closed. A piece is *spent* when all its
+//! slots are free or dead.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use dirty::DirtyTree;
 use kmem::PAGE_SIZE;
 use kmem::memfd::HUGE_PAGE_SIZE;
 use wire::SEGMENT_PAGES;
 
 use crate::content::frame::Frame;
 
-/// Slots of a huge page.
+/// Slots of a piece: those of a huge page.
 pub(super) const HUGE: u32 = (HUGE_PAGE_SIZE / PAGE_SIZE) as u32;
 /// The longest run of slots that one cursor reserves.
-pub(super) const EXTENT: u32 = 512;
-/// All pieces of a segment.
-pub(super) const ALL_FRESH: u32 = u32::MAX;
-const _: () = assert!(SEGMENT_PAGES == HUGE * u32::BITS);
+pub(super) const EXTENT: u32 = HUGE;
+/// Pieces of a segment.
+pub(super) const PIECES: u32 = SEGMENT_PAGES / HUGE;
+/// A piece that was begun is preferred to a fresh one while it has as many free slots.
+const CRUMBS: u32 = 32;
+/// Words of a set of a piece's slots.
+const WORDS: usize = (HUGE / u64::BITS) as usize;
 
-/// Free slots of the writable segments, and what waits to become free.
+/// A piece of the store: number of its segment times [`PIECES`], plus its place there.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Piece(u32);
+
+impl Piece {
+    /// The piece that a frame lies in.
+    pub(crate) fn of(frame: Frame) -> Self {
+        Self(frame.0 / HUGE)
+    }
+
+    /// The pieces of a segment.
+    pub(super) fn of_segment(at: usize) -> impl Iterator<Item = Self> {
+        (0..PIECES).map(move |piece| Self(at as u32 * PIECES + piece))
+    }
+
+    /// Its slots, as frames.
+    pub(super) fn slots(self) -> Range<u32> {
+        self.0 * HUGE..(self.0 + 1) * HUGE
+    }
+
+    /// Its segment, by its number in the store.
+    pub(super) fn segment(self) -> usize {
+        (self.0 / PIECES) as usize
+    }
+}
+
+/// What is known of the slots of a piece.
+#[derive(Clone, Copy, Default)]
+struct Slots {
+    /// The free ones, a bit each.
+    free: [u64; WORDS],
+    dead: u32,
+    /// None was used since the piece was made, or punched.
+    fresh: bool,
+    /// It was made a huge page.
+    huge: bool,
+}
+
+impl Slots {
+    fn free(&self) -> u32 {
+        self.free.iter().map(|word| word.count_ones()).sum()
+    }
+
+    fn is_free(&self, slot: u32) -> bool {
+        self.free[(slot / u64::BITS) as usize] & 1 << (slot % u64::BITS) != 0
+    }
+
+    fn set_free(&mut self, slots: Range<u32>, free: bool) {
+        for slot in slots {
+            let (word, bit) = (&mut self.free[(slot / u64::BITS) as usize], 1 << (slot % u64::BITS));
+            if free { *word |= bit } else { *word &= !bit }
+        }
+    }
+
+    /// Free slots from this one on, without a gap.
+    fn run_length(&self, slot: u32) -> u32 {
+        (slot..HUGE).take_while(|&slot| self.is_free(slot)).count() as u32
+    }
+
+    /// The longest run of free slots: the first, and how many.
+    fn longest(&self) -> (u32, u32) {
+        let (mut best, mut slot) = ((0, 0), 0);
+        while slot < HUGE {
+            let len = self.run_length(slot);
+            if len > best.1 {
+                best = (slot, len);
+            }
+            slot += len.max(1);
+        }
+        best
+    }
+}
+
+/// The slots of one segment.
+#[derive(Default)]
+struct Segment {
+    /// The NUMA node, where nodes are kept apart.
+    node: Option<u32>,
+    /// Whether pieces can be given back one by one.
+    can_punch: bool,
+    pieces: [Slots; PIECES as usize],
+}
+
+/// The slots of all segments, and what waits to die. Nothing is free in segments that cannot be
+/// written.
 #[derive(Default)]
 pub(super) struct Free {
-    /// One for each segment of the store; empty for those that cannot be written.
-    pub(super) slots: Vec<DirtyTree>,
-    /// Those among them that have memory.
-    pub(super) backed: Vec<DirtyTree>,
-    /// Huge pages of each segment of which no slot has ever had memory, a bit each.
-    pub(super) fresh: Vec<u32>,
-    /// The NUMA node of each segment, where nodes are kept apart.
-    pub(super) nodes: Vec<Option<u32>>,
+    segments: Vec<Segment>,
     /// Free slots on each node.
-    pub(super) counts: BTreeMap<Option<u32>, u64>,
+    counts: BTreeMap<Option<u32>, u64>,
+    /// Fresh pieces.
+    fresh: BTreeSet<Piece>,
+    /// Pieces that were begun: those with [`CRUMBS`] free slots or more, and those with fewer.
+    begun_pieces: BTreeSet<Piece>,
+    crumbs: BTreeSet<Piece>,
+    /// Pieces that can be punched.
+    spent: BTreeSet<Piece>,
     /// What cursors left over of their reservations, the latest last.
     pub(super) begun: Vec<Range<u32>>,
-    /// Freed slots, and since when, the earliest first.
+    /// Frames without users, and since when, the earliest first.
     pub(super) quarantine: VecDeque<(Instant, Frame)>,
     /// Until when no huge page is requested: the kernel had none, or a slow one.
     pub(super) no_huge_until: Option<Instant>,
     /// When enough memory was last found to be left.
     pub(super) checked: Option<Instant>,
     /// State of a xorshift generator: where runs start.
-    pub(super) random: u64,
+    random: u64,
 }
 
 impl Free {
+    /// No segments; `seed`: of places drawn at random.
+    pub(super) fn new(seed: u64) -> Self {
+        Self { random: seed | 1, ..Self::default() }
+    }
+
     pub(super) fn random(&mut self) -> u64 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -55,107 +150,190 @@ impl Free {
         self.random
     }
 
+    fn piece(&self, piece: Piece) -> &Slots {
+        &self.segments[piece.segment()].pieces[(piece.0 % PIECES) as usize]
+    }
+
+    fn piece_mut(&mut self, piece: Piece) -> &mut Slots {
+        &mut self.segments[piece.segment()].pieces[(piece.0 % PIECES) as usize]
+    }
+
     /// Free slots on this node.
     pub(super) fn count(&mut self, node: Option<u32>) -> &mut u64 {
         self.counts.entry(node).or_default()
     }
 
-    /// The segments of a node.
-    pub(super) fn segments(&self, node: Option<u32>) -> impl Iterator<Item = usize> {
-        self.nodes.iter().enumerate().filter(move |&(_, of)| *of == node).map(|(at, _)| at)
-    }
-
-    /// Frees slots that have been quarantined for `time`.
-    pub(super) fn end_quarantine(&mut self, now: Instant, time: Duration) {
-        while let Some(&(since, frame)) = self.quarantine.front() {
-            if now.duration_since(since) < time {
-                break;
-            }
-            self.quarantine.pop_front();
-            let (at, slot) = (frame.segment(), frame.slot());
-            debug_assert!(!self.slots[at].contains(slot.into()), "{frame:?} is free already");
-            self.slots[at].insert(slot.into());
-            self.backed[at].insert(slot.into());
-            let node = self.nodes[at];
-            *self.count(node) += 1;
+    /// A segment begins at this place; all of it is fresh if it is `writable`.
+    pub(super) fn open(&mut self, at: usize, node: Option<u32>, writable: bool, can_punch: bool) {
+        if at >= self.segments.len() {
+            self.segments.resize_with(at + 1, Segment::default);
+        }
+        self.segments[at] = Segment { node, can_punch, ..Segment::default() };
+        if writable {
+            Piece::of_segment(at).for_each(|piece| self.renew(piece));
         }
     }
 
     /// A segment is closed: none of its slots is free any more.
     pub(super) fn close(&mut self, at: usize) {
-        let (count, node) = (self.slots[at].count(), self.nodes[at]);
-        *self.count(node) -= count;
-        self.slots[at].clear();
-        self.backed[at].clear();
-        self.fresh[at] = 0;
+        for piece in Piece::of_segment(at) {
+            self.take_free(piece);
+            *self.piece_mut(piece) = Slots::default();
+            self.note(piece);
+        }
         self.begun.retain(|begun| Frame(begun.start).segment() != at);
     }
 
-    /// The first slot of a fresh huge page of a node, drawn at random, as a frame.
-    pub(super) fn fresh_piece(&mut self, node: Option<u32>) -> Option<u32> {
-        let count: u32 = self.segments(node).map(|at| self.fresh[at].count_ones()).sum();
-        let mut skip = (count > 0).then(|| (self.random() % u64::from(count)) as u32)?;
-        for at in self.segments(node) {
-            let bits = self.fresh[at];
-            if skip < bits.count_ones() {
-                let piece = (0..u32::BITS).filter(|piece| bits & (1 << piece) != 0).nth(skip as usize)?;
-                return Some(at as u32 * SEGMENT_PAGES + piece * HUGE);
+    /// Slots of a segment that are free or dead. The others are frames, or reserved, or in
+    /// quarantine.
+    pub(super) fn idle(&self, at: usize) -> u32 {
+        self.segments[at].pieces.iter().map(|slots| slots.free() + slots.dead).sum()
+    }
+
+    /// A piece without memory: all its slots are free.
+    pub(super) fn renew(&mut self, piece: Piece) {
+        *self.piece_mut(piece) = Slots { fresh: true, ..Slots::default() };
+        self.add(piece.slots());
+    }
+
+    /// Slots of one piece become free.
+    pub(super) fn add(&mut self, slots: Range<u32>) {
+        self.change(slots, true);
+    }
+
+    /// Slots of one piece that were free are reserved.
+    pub(super) fn remove(&mut self, slots: Range<u32>) {
+        self.piece_mut(Piece::of(Frame(slots.start))).fresh = false;
+        self.change(slots, false);
+    }
+
+    fn change(&mut self, slots: Range<u32>, free: bool) {
+        let (piece, first, len) = (Piece::of(Frame(slots.start)), slots.start % HUGE, slots.end - slots.start);
+        self.piece_mut(piece).set_free(first..first + len, free);
+        let node = self.segments[piece.segment()].node;
+        let count = self.count(node);
+        *count = if free { *count + u64::from(len) } else { *count - u64::from(len) };
+        self.note(piece);
+    }
+
+    /// No slot of a piece is free any more; returns how many were.
+    fn take_free(&mut self, piece: Piece) -> u32 {
+        let (node, slots) = (self.segments[piece.segment()].node, self.piece_mut(piece));
+        let free = slots.free();
+        slots.free = [0; WORDS];
+        *self.count(node) -= u64::from(free);
+        free
+    }
+
+    /// Notes what a piece has to offer.
+    fn note(&mut self, piece: Piece) {
+        let slots = self.piece(piece);
+        let (free, fresh) = (slots.free(), slots.fresh);
+        let spent = !fresh && self.segments[piece.segment()].can_punch && slots.dead > 0 && free + slots.dead == HUGE;
+        let put = |set: &mut BTreeSet<Piece>, is_in| if is_in { set.insert(piece) } else { set.remove(&piece) };
+        put(&mut self.fresh, fresh);
+        put(&mut self.begun_pieces, !fresh && free >= CRUMBS);
+        put(&mut self.crumbs, !fresh && (1..CRUMBS).contains(&free));
+        put(&mut self.spent, spent);
+    }
+
+    /// Whether none of a piece's slots was used.
+    pub(super) fn is_fresh(&self, piece: Piece) -> bool {
+        self.piece(piece).fresh
+    }
+
+    /// Whether a piece is one huge page.
+    pub(super) fn is_huge(&self, piece: Piece) -> bool {
+        self.piece(piece).huge
+    }
+
+    /// A piece is one huge page now.
+    pub(super) fn set_huge(&mut self, piece: Piece) {
+        self.piece_mut(piece).huge = true;
+    }
+
+    /// Whether this slot is free.
+    pub(super) fn is_free(&self, frame: Frame) -> bool {
+        self.piece(Piece::of(frame)).is_free(frame.0 % HUGE)
+    }
+
+    /// Free slots from this one on, within its piece.
+    pub(super) fn run_length(&self, frame: Frame) -> u32 {
+        self.piece(Piece::of(frame)).run_length(frame.0 % HUGE)
+    }
+
+    /// Frames that have been quarantined for `time` are dead, but for those that are `pinned`.
+    pub(super) fn end_quarantine(&mut self, now: Instant, time: Duration, pinned: impl Fn(Frame) -> bool) {
+        while let Some(&(since, frame)) = self.quarantine.front() {
+            if now.duration_since(since) < time {
+                break;
             }
-            skip -= bits.count_ones();
+            self.quarantine.pop_front();
+            debug_assert!(!self.is_free(frame), "{frame:?} is free");
+            if !pinned(frame) {
+                let piece = Piece::of(frame);
+                self.piece_mut(piece).dead += 1;
+                self.note(piece);
+            }
         }
-        None
+    }
+
+    /// Takes up to `most` spent pieces: until they are [renewed](Free::renew) nothing of them is
+    /// free, and their segments are not closed.
+    pub(super) fn take_spent(&mut self, most: usize) -> Vec<Piece> {
+        let taken: Vec<Piece> = self.spent.iter().copied().take(most).collect();
+        for &piece in &taken {
+            self.take_free(piece);
+            self.piece_mut(piece).dead = 0;
+            self.note(piece);
+        }
+        taken
+    }
+
+    /// A piece could not be punched: all its slots stay dead.
+    pub(super) fn kill(&mut self, piece: Piece) {
+        self.piece_mut(piece).dead = HUGE;
+    }
+
+    /// Slots of pieces that were begun: free ones, and dead ones with those in quarantine.
+    pub(super) fn waste(&self) -> (u64, u64) {
+        let pieces = || self.segments.iter().flat_map(|segment| &segment.pieces);
+        let free: u32 = pieces().filter(|slots| !slots.fresh).map(|slots| slots.free()).sum();
+        let dead: u32 = pieces().map(|slots| slots.dead).sum();
+        (free.into(), u64::from(dead) + self.quarantine.len() as u64)
+    }
+
+    /// A piece of a node out of `set`, drawn at random.
+    fn draw(&mut self, node: Option<u32>, set: impl Fn(&Self) -> &BTreeSet<Piece>) -> Option<Piece> {
+        let from = Piece((self.random() % (self.segments.len() as u64 * u64::from(PIECES)).max(1)) as u32);
+        let (set, of_node) = (set(self), |piece: &&Piece| self.segments[piece.segment()].node == node);
+        set.range(from..).find(of_node).or_else(|| set.iter().find(of_node)).copied()
+    }
+
+    /// The longest run of free slots of a piece.
+    fn longest(&self, piece: Piece) -> (Frame, u32) {
+        let (slot, len) = self.piece(piece).longest();
+        (Frame(piece.slots().start + slot), len)
+    }
+
+    /// Free slots of a node to begin with: of a piece that was begun and has enough, else a fresh
+    /// piece, else what there is.
+    pub(super) fn find(&mut self, node: Option<u32>) -> Option<(Frame, u32)> {
+        let piece = self.draw(node, |free| &free.begun_pieces);
+        let piece = piece.or_else(|| self.draw(node, |free| &free.fresh));
+        let piece = piece.or_else(|| self.draw(node, |free| &free.crumbs))?;
+        Some(self.longest(piece))
     }
 
     /// What is left of a reservation on a node, unless its slots were taken since.
     pub(super) fn take_begun(&mut self, node: Option<u32>) -> Option<Range<u32>> {
-        while let Some(at) = self.begun.iter().rposition(|begun| self.nodes[Frame(begun.start).segment()] == node) {
+        let is_of = |begun: &Range<u32>| self.segments[Frame(begun.start).segment()].node == node;
+        while let Some(at) = self.begun.iter().rposition(is_of) {
             let begun = self.begun.remove(at);
-            if self.slots[Frame(begun.start).segment()].contains(Frame(begun.start).slot().into()) {
+            if self.is_free(Frame(begun.start)) {
                 return Some(begun);
             }
         }
         None
     }
-
-    /// Looks at some of a set's runs on a node, from places drawn at random, for one with `enough`
-    /// slots. Returns it, or the longest of them: its first slot, as a frame, and its length.
-    pub(super) fn longest(
-        &mut self,
-        node: Option<u32>,
-        set: impl Fn(&Self) -> &Vec<DirtyTree>,
-        enough: u32,
-    ) -> (u32, u32) {
-        const PLACES: u32 = 4;
-        const RUNS: u32 = 16;
-        let mut best = (0, 0);
-        let segments: Vec<usize> = self.segments(node).collect();
-        if segments.is_empty() {
-            return best;
-        }
-        for _ in 0..PLACES {
-            let at = segments[(self.random() % segments.len() as u64) as usize];
-            let slot = (self.random() % u64::from(SEGMENT_PAGES)) as u32;
-            let bits = &set(self)[at];
-            // From where a run begins, or it would be cut in two and leave crumbs.
-            let begin = (slot.saturating_sub(EXTENT)..slot).rev().take_while(|&s| bits.contains(s.into())).last();
-            let mut from = begin.unwrap_or(slot);
-            for _ in 0..RUNS {
-                let Some(slot) = bits.next(from.into()).or_else(|| bits.next(0)).map(|slot| slot as u32) else { break };
-                let len = run_length(bits, slot);
-                if len > best.1 {
-                    best = (at as u32 * SEGMENT_PAGES + slot, len);
-                }
-                if len >= enough {
-                    return best;
-                }
-                from = slot + len;
-            }
-        }
-        best
-    }
-}
-
-/// Free slots from this one on, without a gap; [`EXTENT`] at most.
-pub(super) fn run_length(free: &DirtyTree, slot: u32) -> u32 {
-    (slot..SEGMENT_PAGES.min(slot + EXTENT)).take_while(|&s| free.contains(s.into())).count() as u32
 }

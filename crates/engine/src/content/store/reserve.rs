@@ -5,11 +5,10 @@ use std::time::{Duration, Instant};
 
 use kmem::PAGE_SIZE;
 use kmem::memfd;
-use wire::SEGMENT_PAGES;
 
-use super::Store;
 use super::error::GrowError;
-use super::free::{EXTENT, Free, HUGE, run_length};
+use super::free::{EXTENT, Free, HUGE, Piece};
+use super::{MOST_SEGMENTS, Store};
 use crate::content::frame::Frame;
 
 /// How long no huge page is requested after the kernel had none.
@@ -21,8 +20,6 @@ const HUGE_COST: Duration = Duration::from_millis(1);
 /// After a huge page that cost more, none is requested for 20 times as long: those that merging
 /// gives back are cheap again.
 const HUGE_PAUSE: u32 = 20;
-/// A run of 32 slots that have memory is preferred to a longer one without.
-const CRUMBS: u32 = 32;
 /// How long a check that there is enough memory left is valid: at a gigabyte a second, the most
 /// that is written, ten megabytes.
 const CHECK_EVERY: Duration = Duration::from_millis(10);
@@ -53,49 +50,28 @@ struct Place {
 impl Free {
     /// Chooses free slots of a node: those behind `after`, else what is left of a reservation that
     /// was begun, else a place drawn at random.
-    fn choose(&mut self, after: Option<Frame>, node: Option<u32>) -> Result<Place, GrowError> {
-        let next = after.map(|frame| frame.0 + 1).filter(|next| next % SEGMENT_PAGES != 0);
-        let next = next.filter(|&next| self.slots[Frame(next).segment()].contains(Frame(next).slot().into()));
-        if let Some(first) = next {
-            return Ok(Place { first, most: EXTENT, follows: true });
+    fn choose(&mut self, after: Option<Frame>, node: Option<u32>) -> Option<Place> {
+        let next = after.map(|frame| Frame(frame.0 + 1)).filter(|next| next.slot().0 != 0);
+        if let Some(next) = next.filter(|&next| self.is_free(next)) {
+            return Some(Place { first: next.0, most: EXTENT, follows: true });
         }
         if let Some(begun) = self.take_begun(node) {
-            return Ok(Place { first: begun.start, most: begun.end - begun.start, follows: false });
+            return Some(Place { first: begun.start, most: begun.end - begun.start, follows: false });
         }
-        let at = |first| Place { first, most: EXTENT, follows: false };
-        let (first, len) = self.longest(node, |free| &free.backed, CRUMBS);
-        if len >= CRUMBS {
-            return Ok(at(first));
-        }
-        if let Some(first) = self.fresh_piece(node) {
-            return Ok(at(first));
-        }
-        let (first, len) = self.longest(node, |free| &free.slots, EXTENT);
-        if len > 0 {
-            return Ok(at(first));
-        }
-        // The free slots are few and far apart: search all.
-        let mut segments = self.segments(node);
-        let first = segments.find_map(|at| Some(at as u32 * SEGMENT_PAGES + self.slots[at].next(0)? as u32));
-        first.map(at).ok_or(GrowError::Full(self.slots.len()))
+        let (first, most) = self.find(node)?;
+        Some(Place { first: first.0, most, follows: false })
     }
 
     /// Takes free slots from a place on.
-    fn take(&mut self, place: &Place, node: Option<u32>) -> Reserved {
-        let (first, at, slot) = (place.first, Frame(place.first).segment(), Frame(place.first).slot().0);
-        let bits = &mut self.slots[at];
-        let len = run_length(bits, slot).min(place.most).min(HUGE - slot % HUGE);
-        bits.remove_range(slot.into(), len.into());
-        let backed = &mut self.backed[at];
-        let populated = first + run_length(backed, slot);
-        backed.remove_range(slot.into(), len.into());
-        let piece = 1 << (slot / HUGE);
-        let fresh = self.fresh[at] & piece != 0 && len == HUGE;
-        self.fresh[at] &= !piece;
+    fn take(&mut self, place: &Place) -> Reserved {
+        let (first, piece) = (Frame(place.first), Piece::of(Frame(place.first)));
+        let len = self.run_length(first).min(place.most);
+        let fresh = self.is_fresh(piece) && len == HUGE;
+        let populated = if self.is_huge(piece) { first.0 + len } else { first.0 };
+        self.remove(first.0..first.0 + len);
         let huge = fresh && self.no_huge_until.is_none_or(|until| Instant::now() > until);
         let cut = if fresh && !place.follows { (self.random() % u64::from(HUGE)) as u32 } else { 0 };
-        *self.count(node) -= u64::from(len);
-        Reserved { slots: first..first + len, populated, huge, cut }
+        Reserved { slots: first.0..first.0 + len, populated, huge, cut }
     }
 }
 
@@ -129,8 +105,8 @@ impl Store {
             self.grow(node)?;
             free = self.free.lock();
         }
-        let place = free.choose(after, node)?;
-        Ok(free.take(&place, node))
+        let place = free.choose(after, node).ok_or(GrowError::Full(MOST_SEGMENTS))?;
+        Ok(free.take(&place))
     }
 
     /// Makes a huge page of the fresh piece that begins with this frame. `false`: the kernel has
@@ -139,7 +115,8 @@ impl Store {
         let began = kmem::cpu::thread_time();
         let done = self.segment(first).map(|segment| {
             let offset = first.slot().index() * PAGE_SIZE;
-            memfd::allocate(segment.fd(), offset as u64, PAGE_SIZE as u64).and_then(|()| segment.map.make_huge(offset))
+            let file = segment.own().ok_or(std::io::ErrorKind::PermissionDenied)?;
+            memfd::allocate(&file.writer, offset as u64, PAGE_SIZE as u64).and_then(|()| file.map.make_huge(offset))
         });
         let took = kmem::cpu::thread_time() - began;
         if let Some(Err(e)) = &done {
@@ -150,25 +127,22 @@ impl Store {
             let pause = if made { took * HUGE_PAUSE } else { REFUSED };
             self.free.lock().no_huge_until = Some(Instant::now() + pause);
         }
+        if made {
+            self.free.lock().set_huge(Piece::of(first));
+        }
         made
     }
 
-    /// Frees slots that were reserved and not used; those below `populated` have memory. The next
-    /// cursor continues here. Otherwise a few slots with memory would be left over each time.
-    pub(super) fn give_slots_back(&self, slots: Range<u32>, populated: u32) {
+    /// Frees slots that were reserved and not used. The next cursor continues here. Otherwise a few
+    /// slots with memory would be left over each time.
+    pub(super) fn give_slots_back(&self, slots: Range<u32>) {
         if slots.is_empty() {
             return;
         }
         let mut free = self.free.lock();
-        let (at, slot, len) = (Frame(slots.start).segment(), Frame(slots.start).slot().0, slots.end - slots.start);
-        if at < free.slots.len() {
-            free.slots[at].insert_range(slot.into(), len.into());
-            free.backed[at].insert_range(slot.into(), populated.saturating_sub(slots.start).min(len).into());
-            let node = free.nodes[at];
-            *free.count(node) += u64::from(len);
-            if free.begun.len() < BEGUN {
-                free.begun.push(slots);
-            }
+        free.add(slots.clone());
+        if free.begun.len() < BEGUN {
+            free.begun.push(slots);
         }
     }
 }

@@ -1,23 +1,29 @@
-//! One sealed memfd of a store, and its slots' counts.
+//! One memfd of a store, and its slots' counts.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
-use kmem::memfd::SharedMap;
+use kmem::PAGE_SIZE;
+use kmem::memfd::{self, SharedMap, StoreFile};
 use wire::{SEGMENT_PAGES, SegmentId};
 
 use crate::content::frame::NO_HANDLE;
 
-/// One sealed memfd.
+/// The memory of a segment.
+pub(super) enum Memory {
+    /// This daemon made it, and writes it.
+    Own(StoreFile),
+    /// It came back from an earlier daemon: it is read, and never written or punched.
+    Adopted(OwnedFd, SharedMap),
+}
+
+/// One memfd.
 pub(crate) struct Segment {
     pub(crate) id: SegmentId,
-    pub(super) fd: OwnedFd,
-    pub(super) map: SharedMap,
+    memory: Memory,
     /// The NUMA node that it lies on, where nodes are kept apart.
     pub(super) node: Option<u32>,
-    /// Whether this daemon made it; one that came back from an earlier daemon can only be read.
-    pub(super) writable: bool,
     /// Users of each slot, and [`super::PINNED`].
     pub(super) refs: Box<[AtomicU32]>,
     /// The handle in the index that stands for each slot, or [`NO_HANDLE`].
@@ -25,13 +31,43 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    pub(super) fn new(id: SegmentId, fd: OwnedFd, map: SharedMap, node: Option<u32>, writable: bool) -> Arc<Self> {
+    pub(super) fn new(id: SegmentId, memory: Memory, node: Option<u32>) -> Arc<Self> {
         let atomics = |value| (0..SEGMENT_PAGES).map(|_| AtomicU32::new(value)).collect();
-        Arc::new(Self { id, fd, map, node, writable, refs: atomics(0), handles: atomics(NO_HANDLE) })
+        Arc::new(Self { id, memory, node, refs: atomics(0), handles: atomics(NO_HANDLE) })
     }
 
     /// Its descriptor, to send to clients.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        match &self.memory {
+            Memory::Own(file) => file.reader.as_fd(),
+            Memory::Adopted(fd, _) => fd.as_fd(),
+        }
+    }
+
+    /// Its file, if this daemon made it.
+    pub(super) fn own(&self) -> Option<&StoreFile> {
+        match &self.memory {
+            Memory::Own(file) => Some(file),
+            Memory::Adopted(..) => None,
+        }
+    }
+
+    /// Its mapping: for writing, if this daemon made it.
+    pub(super) fn map(&self) -> &SharedMap {
+        match &self.memory {
+            Memory::Own(file) => &file.map,
+            Memory::Adopted(_, map) => map,
+        }
+    }
+
+    /// Whether pieces of it can be given back to the kernel; otherwise only the whole.
+    pub(super) fn can_punch(&self) -> bool {
+        self.own().is_some_and(|file| file.can_punch)
+    }
+
+    /// Copies a slot's bytes. `false`: the memory has failed (hwpoison). The bytes are read through
+    /// the descriptor, where that is an error; through the mapping it would be a SIGBUS.
+    pub(super) fn read(&self, slot: usize, into: &mut [u8; PAGE_SIZE]) -> bool {
+        memfd::read_page(self.fd(), slot, into).is_ok()
     }
 }

@@ -225,7 +225,7 @@ impl Service {
         let mut known = HashSet::new();
         for (segment, fd) in held {
             let genuine = memfd::identity(fd.as_fd()).is_ok_and(|id| id.ino == segment)
-                && memfd::require_seals(fd.as_fd()).is_ok()
+                && memfd::require_kept(fd.as_fd()).is_ok()
                 && state_file.knows(segment, &domain.key.to_string());
             if domain.store.find(segment).is_some() {
                 known.insert(segment);

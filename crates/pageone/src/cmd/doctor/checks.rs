@@ -70,7 +70,7 @@ fn required() -> Vec<Check> {
         ),
         need("PAGEMAP_SCAN", try_scan(), "Linux 6.7 or later is needed"),
         need(
-            "sealed memfds",
+            "the store",
             try_store(),
             "the kernel must have memfd_create and F_SEAL_FUTURE_WRITE (Linux 5.1); is a seccomp filter or a full \
              /proc/sys/vm limit in the way?",
@@ -144,9 +144,10 @@ fn try_scan() -> Result<String, String> {
 }
 
 fn try_store() -> Result<String, String> {
-    let (fd, _map) = memfd::create_sealed("pageone:doctor", kmem::PAGE_SIZE).map_err(|e| e.to_string())?;
-    memfd::require_seals(&fd).map_err(|e| e.to_string())?;
-    Ok("works".into())
+    let store = memfd::create_store("pageone:doctor", kmem::PAGE_SIZE).map_err(|e| e.to_string())?;
+    memfd::require_kept(&store.reader).map_err(|e| e.to_string())?;
+    Ok(if store.can_punch { "memory goes back in pieces of 2 MiB" } else { "sealed; memory goes back in segments" }
+        .into())
 }
 
 /// The daemon reads its clients' memory; Yama may forbid that.

@@ -28,6 +28,8 @@ pub(crate) enum Sabotage {
     NoStickyAdvice,
     /// Every window takes 50 ms.
     SlowWindow,
+    /// A second passes between the comparison and the taking of pages.
+    SlowTake,
 }
 
 #[cfg(feature = "sabotage")]
@@ -51,6 +53,7 @@ mod chosen {
             ("signals-unblocked", SignalsUnblocked),
             ("no-sticky-advice", NoStickyAdvice),
             ("slow-window", SlowWindow),
+            ("slow-take", SlowTake),
         ];
         let name = std::env::var("PAGEONE_SABOTAGE").unwrap_or_default();
         let found = all.iter().find(|(known, _)| *known == name);

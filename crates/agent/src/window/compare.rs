@@ -103,6 +103,41 @@ impl Found {
     }
 }
 
+/// Pages that were taken away, and do not equal their target any more: a device wrote to them after
+/// the comparison, and has let go of them since. Ascending.
+///
+/// # Safety
+///
+/// - The pages of the run, but those in mappings of segments, were taken to `taken`, each at its
+///   offset in the run. What is there is mapped, and nobody else uses it.
+/// - The run does not leave its segment.
+pub(super) unsafe fn changed(region: &Region, segments: &Segments, merge: MergeRun, taken: usize) -> Vec<PageNo> {
+    let MergeRun { run, target } = merge;
+    let frames = match target {
+        Target::Zero => None,
+        Target::Frames { segment, slot } => {
+            // Not reached without it: the comparison found the segment, under the same lock.
+            let Some(held) = segments.get(segment) else { return run.pages().collect() };
+            Some(held.map.as_ptr().wrapping_add(slot.index() * PAGE_SIZE))
+        }
+    };
+    let differs = |page: &PageNo| {
+        let offset = (*page - run.page) as usize * PAGE_SIZE;
+        let target = frames.map_or(ZEROS.as_ptr(), |frames| frames.wrapping_add(offset));
+        // SAFETY: by the contract the page is mapped where it was taken to. The frame lies within
+        // its segment, which is mapped in full length, and the daemon writes no frame that a page
+        // may map.
+        unsafe { libc::memcmp((taken + offset) as *const _, target.cast(), PAGE_SIZE) != 0 }
+    };
+    let mut changed = Vec::new();
+    let mut left = run;
+    while let Some(part) = region.mapped.next_gap(left) {
+        changed.extend(part.pages().filter(differs));
+        left = Run::between(part.end(), left.end());
+    }
+    changed
+}
+
 /// From the first pages that equal their targets to the last, with what lies between; `None` if
 /// none do.
 pub(super) fn hull(verdicts: &Verdicts) -> Option<Run> {

@@ -59,6 +59,20 @@ fn put_back(region: &Region, run: Run, from: Taken<'_>) -> bool {
     true
 }
 
+/// Puts a page back that [`take_away`] took, and that may not be replaced. Ends the program where that
+/// fails.
+pub(super) fn give_back(region: &Region, page: Run, from: Taken<'_>) {
+    for _ in 0..COVER_TRIES {
+        if put_back(region, page, from) {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // Going on would leave the program a hole where its memory was.
+    raw::print(b"pageone-agent: a page cannot be put back\n");
+    std::process::abort();
+}
+
 /// Maps frames over pages.
 ///
 /// # Safety

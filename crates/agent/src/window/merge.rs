@@ -5,7 +5,8 @@
 //! refuse    runs without a segment, or without room for their mappings
 //! open      writers to the span wait; it leaves tracking
 //! compare   every page with its target, byte by byte, now that it cannot change
-//! take      equal pages are moved away, unless they are pinned; readers wait too
+//! take      equal pages are moved away, unless they are pinned; readers wait too. Pages that a device
+//!           wrote to since they were compared, and has let go of, are put back
 //! map       frames, or untouched memory for zeros, in their place
 //! close     writers and readers go on; the span is tracked again
 //! ```
@@ -20,7 +21,7 @@
 
 #![allow(unsafe_code)] // Compares and replaces the program's memory.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kmem::PAGE_SIZE;
 use kmem::pagemap::Pagemap;
@@ -36,8 +37,8 @@ use crate::runtime::state::segments::Segments;
 use crate::runtime::state::uffds::Userfaultfds;
 use crate::runtime::state::window_uffd::WindowUffd;
 use crate::window::anonymous::advise;
-use crate::window::compare::{Verdict, Verdicts, compare, end_of_equal, hull};
-use crate::window::map::{Taken, map_frames, map_zeros, take_away};
+use crate::window::compare::{Verdict, Verdicts, changed, compare, end_of_equal, hull};
+use crate::window::map::{Taken, give_back, map_frames, map_zeros, take_away};
 use crate::window::own::Buffer;
 use crate::window::report::WindowReport;
 use crate::window::runs::{advance, span};
@@ -213,6 +214,9 @@ impl<'s> Window<'s> {
     fn take_and_map(&mut self) {
         let verdicts = std::mem::take(&mut self.verdicts);
         let hull = hull(&verdicts);
+        if sabotage::is_on(Sabotage::SlowTake) {
+            std::thread::sleep(Duration::from_secs(1));
+        }
         let readers_blocked = match (hull, pin_check(self.uffds)) {
             (Some(hull), Some(uffd)) => uffd.block_readers(self.region.bytes(hull)).is_ok(),
             _ => true,
@@ -259,11 +263,9 @@ impl<'s> Window<'s> {
             }
             let ready = Run::between(left.page, self.taken.min(left.end()));
             if ready.len > 0 {
-                // SAFETY: the pages equal this part of the target, and were taken away if they can
-                // be.
-                let outcome = unsafe { self.map(ready, advance(target, ready.page - run.page)) };
-                mapped |= outcome == Outcome::Merged;
-                self.report.settle(ready, outcome);
+                // SAFETY: the pages equalled this part of the target, and were taken away if they
+                // can be.
+                mapped |= unsafe { self.map_unchanged(ready, advance(target, ready.page - run.page)) };
                 left = Run::between(ready.end(), left.end());
             }
             if left.len > 0 {
@@ -294,6 +296,45 @@ impl<'s> Window<'s> {
             }
             None => run.end(),
         }
+    }
+
+    /// Maps the target over pages that were taken away, if they can be, and settles their outcome.
+    /// Whether any was replaced.
+    ///
+    /// Since the comparison a device may have written to a page by a pin, and let go of it. Then it
+    /// was not pinned when it was taken, and is put back. Nobody reaches a page that was taken.
+    ///
+    /// # Safety
+    ///
+    /// The window is open, and the pages equalled the target when they were compared.
+    unsafe fn map_unchanged(&mut self, ready: Run, target: Target) -> bool {
+        let merge = MergeRun { run: ready, target };
+        let taken = pin_check(self.uffds).and_then(|uffd| uffd.taken_at(self.offset(ready.page)));
+        let changed = match taken {
+            // SAFETY: the pages were taken to there in this window. A run that leaves its segment
+            // does not decode.
+            Some(taken) => unsafe { changed(self.region, self.segments, merge, taken) },
+            None => Vec::new(),
+        };
+        let (mut at, mut mapped) = (ready.page, false);
+        for page in changed.into_iter().chain([ready.end()]) {
+            let part = Run::between(at, page);
+            if part.len > 0 {
+                // SAFETY: the pages equal this part of the target.
+                let outcome = unsafe { self.map(part, advance(target, at - ready.page)) };
+                mapped |= outcome == Outcome::Merged;
+                self.report.settle(part, outcome);
+            }
+            if page < ready.end() {
+                let offset = self.offset(page);
+                if let Some(uffd) = pin_check(self.uffds) {
+                    give_back(self.region, Run::one(page), Taken { uffd, offset });
+                }
+                self.report.settle(Run::one(page), Outcome::Differs);
+            }
+            at = page + 1;
+        }
+        mapped
     }
 
     /// Maps the target over pages that were taken away, if they can be.

@@ -122,6 +122,11 @@ impl WindowUffd {
         (done, Ok(()))
     }
 
+    /// Where pages are that were taken to `offset`.
+    pub(crate) fn taken_at(&self, offset: usize) -> Option<usize> {
+        self.scratch.filter(|scratch| offset < scratch.len).map(|scratch| scratch.start + offset)
+    }
+
     /// Moves pages back that were taken from `to`, to `offset`, into the mapping that they came
     /// from. False if some could not be moved.
     pub(crate) fn put_back(&self, to: Range, offset: usize) -> bool {

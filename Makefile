@@ -67,6 +67,14 @@ test-behaviour:
 	$(CARGO) build --workspace
 	$(BEHAVIOUR) --seed 1,2,3,time --seconds 75 --without $(OPEN_OPERATIONS)
 
+# Ten minutes of a client that does nothing but attack, while another user's memory is merged; and what each of its
+# attacks costs (HOSTILE_ATTACKS names some, HOSTILE_SEED repeats their order).
+HOSTILE_SECONDS ?= 600
+HOSTILE_ATTACKS ?= all
+test-hostile: deps-test
+	$(CARGO) build --workspace
+	HOSTILE_SECONDS=$(HOSTILE_SECONDS) HOSTILE_ATTACKS=$(HOSTILE_ATTACKS) $(CARGO) test -p e2e --test hazards hostile -- --test-threads=1 --nocapture
+
 # The library-level tests inside guests of other kernels.
 test-kernels: deps-test deps-kernels
 	$(CARGO) build --workspace

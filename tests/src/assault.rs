@@ -246,6 +246,11 @@ impl Assault {
         figures
     }
 
+    /// What the daemon holds now.
+    pub fn holdings(&self) -> Holdings {
+        Holdings::of(&self.daemon)
+    }
+
     /// The victim checks every byte of its memory.
     pub fn check_memory(&mut self) {
         self.victim.go();

@@ -1,11 +1,78 @@
-//! A client that does nothing but attack.
+//! A client that does nothing but attack, while another user's memory is merged.
+//!
+//! `HOSTILE_SECONDS` says for how long (`make test-hostile`: 600). `HOSTILE_SEED` repeats the order
+//! of the attacks.
 
 use std::time::Duration;
 
-use e2e::assault::{Assault, Figures, attacks, cannot_attack};
-use e2e::{Daemon, skipped};
+use e2e::assault::{Assault, Figures, Holdings, attacks, cannot_attack};
+use e2e::{Daemon, eventually, skipped};
 
-/// `HOSTILE_ATTACKS` names some attacks, or `all`: a table of what each does to a fresh daemon.
+/// Seconds without `HOSTILE_SECONDS`.
+const SHORT: u64 = 60;
+/// One slice with the attackers, or without.
+const SLICE: Duration = Duration::from_secs(3);
+/// Percent of its speed that the victim keeps.
+const KEPT: f64 = 90.0;
+/// A loaded machine is slower now and then; an attack that slows another user does so every time.
+const TRIES: usize = 3;
+
+/// The most that a daemon may hold more because it is attacked by one user.
+const MOST: Holdings = Holdings { rss_mib: 512, threads: 96, descriptors: 8192, log_lines: 0, log_bytes: 0 };
+/// Lines in the log about one user's clients in a minute, and some of the daemon's own.
+const LINES_IN_A_MINUTE: u64 = 300;
+
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |text| text.parse().unwrap())
+}
+
+/// The daemon held no more than it may, and has given it back.
+fn bounded(assault: &Assault, figures: &Figures) {
+    let (before, most) = (figures.before, figures.most);
+    let more = |most: u64, before: u64| most.saturating_sub(before);
+    assert!(!figures.died, "the daemon has died");
+    assert!(more(most.rss_mib, before.rss_mib) <= MOST.rss_mib, "memory: {most:?} of {before:?}");
+    assert!(more(most.threads, before.threads) <= MOST.threads, "threads: {most:?} of {before:?}");
+    assert!(more(most.descriptors, before.descriptors) <= MOST.descriptors, "descriptors: {most:?} of {before:?}");
+    let minutes = (figures.with.time + figures.without.time).as_secs() / 60 + 1;
+    let lines = more(most.log_lines, before.log_lines);
+    assert!(lines <= minutes * LINES_IN_A_MINUTE, "{lines} lines in the log in {minutes} min");
+    assert!(more(most.log_bytes, before.log_bytes) <= lines * 1000, "lines that are far too long: {most:?}");
+    eventually("what the attackers held is given back", Duration::from_secs(60), || {
+        let now = assault.holdings();
+        let back = now.threads <= before.threads + 2 && now.descriptors <= before.descriptors + 64;
+        back.then_some(())
+    });
+}
+
+#[test]
+fn a_client_that_does_nothing_but_attack_leaves_another_user_nine_tenths_of_its_speed() {
+    if let Some(why) = cannot_attack() {
+        return skipped(&why);
+    }
+    if std::env::var_os("HOSTILE_SECONDS").is_none() {
+        return skipped("HOSTILE_SECONDS is not set");
+    }
+    let seed = number("HOSTILE_SEED", u64::from(std::process::id()));
+    let pairs = (number("HOSTILE_SECONDS", SHORT) as usize).div_ceil(2 * SLICE.as_secs() as usize);
+    println!("seed {seed}\n{}", Figures::head());
+    let mut assault = Assault::new(Daemon::start(), seed);
+    let mut best = 0.0f64;
+    for _ in 0..TRIES {
+        let figures = assault.run("mix", pairs, SLICE);
+        println!("{figures}");
+        bounded(&assault, &figures);
+        assault.check_memory();
+        best = best.max(figures.percent());
+        if best >= KEPT {
+            return;
+        }
+    }
+    panic!("the victim keeps {best:.0} % of its speed, in {TRIES} tries; seed {seed}");
+}
+
+/// `HOSTILE_ATTACKS` names some attacks, with commas, or `all`: a table of what each does to a fresh
+/// daemon.
 #[test]
 fn each_attack_has_its_figures() {
     let Ok(names) = std::env::var("HOSTILE_ATTACKS") else {
@@ -15,10 +82,10 @@ fn each_attack_has_its_figures() {
         return skipped(&why);
     }
     let names = if names == "all" { attacks() } else { names.split(',').map(str::to_string).collect() };
-    let pairs = std::env::var("HOSTILE_PAIRS").map_or(2, |n| n.parse().unwrap());
+    let pairs = number("HOSTILE_PAIRS", 2) as usize;
     println!("{}", Figures::head());
     for name in names {
         let mut assault = Assault::new(Daemon::start(), 1);
-        println!("{}", assault.run(&name, pairs, Duration::from_secs(3)));
+        println!("{}", assault.run(&name, pairs, SLICE));
     }
 }

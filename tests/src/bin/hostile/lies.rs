@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use wire::{Digests, Merge, Outcome, PageNo, RegionId, Report, Run, RunOutcome, ToAgent, ToDaemon};
 
-use super::memory::{PAGE, Tracked};
+use super::memory::{PAGE, Tracked, map};
 use super::peer::Peer;
 use super::{Host, Random};
 
@@ -122,4 +122,51 @@ pub(super) fn unanswered(host: &Host, mut random: Random) {
         }
         _ => Vec::new(),
     });
+}
+
+/// Control pages that are somewhere else, or nowhere, or never mapped.
+pub(super) fn proofs(host: &Host, mut random: Random) {
+    let other = map(PAGE) as u64;
+    let mut kept = Vec::new();
+    loop {
+        let mut peer = Peer::hello(host);
+        let right = peer.ready().map_or(0, |control| control.range().start as u64);
+        let address = match random.below(5) {
+            0 => random.below(u64::MAX),
+            1 => other,
+            2 => right + 8,
+            3 => u64::MAX - 8,
+            _ => {
+                kept.push(peer);
+                if kept.len() > 100 {
+                    kept.clear();
+                }
+                continue;
+            }
+        };
+        let _ = peer.send(&ToDaemon::Mapped { address });
+        host.step();
+    }
+}
+
+/// Clients that write whatever they like into their control pages.
+pub(super) fn control_page(host: &Host, mut random: Random) {
+    let memory = Tracked::new(PAGES);
+    loop {
+        memory.fill(|page| 1 + page as u64 / 2);
+        let Ok(peer) = Peer::client(host, &[(memory.start(), PAGES * PAGE)]) else { continue };
+        let Some(control) = peer.control() else { continue };
+        for round in 0..200_000 {
+            let word = random.below(wire::control::LEN as u64 / 8) as usize * 8;
+            let value = random.below(u64::MAX) >> (random.below(8) * 8);
+            control.atomic_u64(word).store(value, std::sync::atomic::Ordering::Relaxed);
+            if round % 1000 == 0 {
+                host.step();
+                std::thread::sleep(Duration::from_millis(2));
+                if !peer.is_kept() {
+                    break;
+                }
+            }
+        }
+    }
 }

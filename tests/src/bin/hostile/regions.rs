@@ -98,6 +98,11 @@ pub(super) fn shrinks(host: &Host, random: Random) {
     repeat(host, random, |run| ToDaemon::RegionShrunk { region: RegionId(0), run });
 }
 
+/// Tells that the same pages are the program's for good, over and over.
+pub(super) fn retained(host: &Host, random: Random) {
+    repeat(host, random, |run| ToDaemon::Retained { region: RegionId(0), run });
+}
+
 fn repeat(host: &Host, mut random: Random, message: impl Fn(Run) -> ToDaemon) {
     let real = reserve(REAL).unwrap_or(1 << 16);
     loop {

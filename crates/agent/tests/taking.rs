@@ -187,3 +187,26 @@ fn what_cannot_be_read_is_left_alone() {
     assert_eq!(program.ask("raw-protect 100 3 3"), "0");
     assert_eq!(program.ask("check 0 512"), "0");
 }
+
+#[test]
+fn no_window_opens_while_memory_is_mapped_for_a_device() {
+    let Some(file) = slow_file() else { return };
+    let path = file.path.to_str().unwrap();
+    let Some((mut daemon, mut program, store)) = start(0, &[("PAGEONE_TEST_FILE", path)]) else { return };
+    program.ask("map-dma");
+    let request = file.serve_until_read();
+    let merged = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let done = merged.clone();
+    let merger = std::thread::spawn(move || {
+        merge(&mut daemon, &store, 0..512);
+        done.store(true, std::sync::atomic::Ordering::SeqCst);
+        (daemon, store)
+    });
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    assert!(!merged.load(std::sync::atomic::Ordering::SeqCst), "a window opened during the call");
+    // Result, flags, in_iovs, out_iovs.
+    file.answer(request, 0, &[0; 16]);
+    assert_eq!(program.ask("read-done"), "0");
+    let _open = merger.join().unwrap();
+    assert_eq!(program.ask("check 0 512"), "0");
+}

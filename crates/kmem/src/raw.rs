@@ -166,6 +166,21 @@ pub unsafe fn pkey_mprotect(start: usize, len: usize, protection: c_int, key: c_
     unsafe { syscall(libc::SYS_pkey_mprotect, [start, len, protection as usize, key as usize]) }
 }
 
+/// `ioctl(2)`.
+///
+/// # Safety
+///
+/// The request does nothing to this process that breaks an assumption of code in it, and `argument` is
+/// what it takes.
+///
+/// # Errors
+///
+/// Those of the request.
+pub unsafe fn ioctl(fd: c_int, request: usize, argument: usize) -> Answer {
+    // SAFETY: the contract is the same.
+    unsafe { syscall(libc::SYS_ioctl, [fd as usize, request, argument]) }
+}
+
 /// Writes `text` to standard error, past every buffer and lock. A failure is ignored: there is
 /// nowhere to report it.
 pub fn print(text: &[u8]) {

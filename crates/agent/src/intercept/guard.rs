@@ -208,6 +208,22 @@ pub(crate) fn mprotect(start: usize, len: usize, prot: c_int, call: impl FnOnce(
     with_pieces(range, |state, pieces| give_back(state, pieces, Users::Active).and_then(|()| call()))
 }
 
+/// Whether a request of ioctl(2) maps memory for a device. The kernel pins it then without waiting for
+/// userfaultfd (`pin_user_pages_remote`), so the request would fail on pages of an open window.
+pub(crate) fn maps_for_device(request: usize) -> bool {
+    /// `_IO(';', 100 + 13)` (include/uapi/linux/vfio.h).
+    const VFIO_IOMMU_MAP_DMA: usize = 0x3b71;
+    /// `_IO(';', 0x85)` (include/uapi/linux/iommufd.h).
+    const IOMMU_IOAS_MAP: usize = 0x3b85;
+    request == VFIO_IOMMU_MAP_DMA || request == IOMMU_IOAS_MAP
+}
+
+/// Makes a call while no window is open, and none opens.
+pub(crate) fn without_window(call: impl FnOnce() -> Answer) -> Answer {
+    let _state = STATE.lock();
+    call()
+}
+
 /// Takes pieces away from tracking. That fails only where nothing is mapped.
 fn untrack(state: &State, pieces: &[(RegionId, Run)]) {
     for &(id, run) in pieces {

@@ -7,7 +7,7 @@
 #![allow(unsafe_code)] // Defines symbols of the C library.
 #![allow(clippy::missing_safety_doc)] // The manual pages of the same names.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_ulong, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -242,4 +242,15 @@ pub unsafe extern "C" fn clone(
     // SAFETY: the program makes this very call.
     let call = || unsafe { real(body, stack, flags, arg, parent_tid, tls, child_tid) };
     if flags & libc::CLONE_VM != 0 { call() } else { fork::around(call) }
+}
+
+/// ioctl(2). Its last parameter is variadic in C; on the supported architectures it is passed as a
+/// fixed one is.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    let errno = raw::errno();
+    // SAFETY: the program makes this very call, so it has met the system call's contract.
+    let call = || unsafe { raw::ioctl(fd, request as usize, argument as usize) };
+    let waits = guard::maps_for_device(request as usize) && WATCH.overlaps(0, usize::MAX);
+    answer(errno, if waits { guard::without_window(call) } else { call() }) as c_int
 }

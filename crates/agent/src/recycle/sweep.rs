@@ -11,6 +11,7 @@
 use std::ops::{ControlFlow, Range as Frames};
 use std::time::{Duration, Instant};
 
+use kmem::range::Range;
 use rustix::io::Errno;
 use wire::recycle::{Extent, MAX_RUNS, Recycled, Refusal, Sweep};
 use wire::{Outcome, RegionId, Run, ToDaemon};
@@ -18,7 +19,7 @@ use wire::{Outcome, RegionId, Run, ToDaemon};
 use crate::runtime::cpu_ns;
 use crate::runtime::globals::STATE;
 use crate::runtime::state::State;
-use crate::window::gate::{self, Grounds};
+use crate::window::gate::{self, Grounds, Taker};
 use crate::window::pins::held_memory;
 use crate::window::unmerge::discard;
 
@@ -99,51 +100,123 @@ fn batch(within: &mut Frames<u64>, sum: &mut Sweep) -> ControlFlow<()> {
 fn recycle_batch(state: &mut State, within: &mut Frames<u64>) -> Result<ppr::Recycled, Errno> {
     // Taken out for the call, which changes the other parts of the state.
     let Some(mut recycler) = state.recycler.take() else { return Err(Errno::NODEV) };
+    let mut kept = 0;
     // One batch a call: the first one that holds anything reaches the limit.
     let result = recycler.recycle(within, BATCH_PAGES, |extents, runs| {
         // SAFETY: the host claims the frames of `runs` before it calls this, and releases them
         // afterwards.
-        unsafe { take_back(state, extents, runs) }
+        kept += unsafe { take_back(state, extents, runs) }?;
+        Ok(())
     });
     state.recycler = Some(recycler);
-    result
+    result.map(|done| ppr::Recycled { pages: done.pages - kept.min(done.pages), ..done })
 }
 
-/// Turns runs of claimed frames into untouched memory, and tells the daemon.
+/// Turns runs of claimed frames into untouched memory, as far as no device may be writing to them,
+/// and tells the daemon. Returns how many pages stayed as they were.
+///
+/// Pins are looked for here, under the lock: a device that registers memory during a sweep keeps its
+/// pages. `UFFDIO_MOVE` refuses pinned pages one by one; what it cannot check (pages in mappings of
+/// segments, and all before Linux 6.8) stays while the process has pinned memory.
 ///
 /// # Safety
 ///
 /// The guest has marked the frames as free, and they are claimed: until they are released the guest
 /// relies on nothing that they hold.
-unsafe fn take_back(state: &mut State, extents: &[Extent], runs: &[Frames<u64>]) -> Result<(), Errno> {
-    let mut places = Vec::with_capacity(runs.len());
-    let mut recycled: Vec<(RegionId, Vec<Run>)> = Vec::new();
+unsafe fn take_back(state: &mut State, extents: &[Extent], runs: &[Frames<u64>]) -> Result<u64, Errno> {
+    let mut batch = Batch::default();
     let mut result = Ok(());
     for (id, run) in runs.iter().flat_map(|frames| pages_of(extents, frames)) {
-        // Pages that were unmapped or given back since are the program's.
-        let Some(region) = state.regions.managing(id, run) else { continue };
-        let place = region.bytes(run);
-        if region.mapped.any(run) {
-            // SAFETY: the pages are claimed, see the contract.
-            result = unsafe { discard(state, id, run) };
-            if result.is_err() {
-                break;
-            }
-        }
-        places.push(place);
-        match recycled.last_mut() {
-            Some((last, runs)) if *last == id && runs.len() < MAX_RUNS => runs.push(run),
-            _ => recycled.push((id, vec![run])),
+        // SAFETY: the pages are claimed, see the contract.
+        result = unsafe { batch.take(state, id, run) };
+        if result.is_err() {
+            break;
         }
     }
-    // SAFETY: the places are managed memory and claimed, see the contract.
+    let Batch { places, recycled, kept, .. } = batch;
+    // SAFETY: the places are managed memory outside of mappings of segments, and claimed.
     let result = result.and(unsafe { gate::discard(Grounds::Discarded, &places) });
     // The daemon is told after an error too: some pages may be gone, and the ledger must not take
     // them for merged.
     for (region, runs) in recycled {
         state.tell(ToDaemon::Recycled(Recycled { region, runs }));
     }
-    result
+    result.map(|()| kept)
+}
+
+/// What became of the pages of a batch.
+#[derive(Default)]
+struct Batch {
+    /// Whether the process has pinned or locked memory, once it was asked.
+    is_held: Option<bool>,
+    /// What is to be given back to the kernel in one call.
+    places: Vec<Range>,
+    /// What the daemon is told.
+    recycled: Vec<(RegionId, Vec<Run>)>,
+    /// Pages that stayed.
+    kept: u64,
+}
+
+impl Batch {
+    /// Takes one run of pages away.
+    ///
+    /// # Safety
+    ///
+    /// The pages are claimed: nobody relies on what they hold.
+    unsafe fn take(&mut self, state: &mut State, id: RegionId, run: Run) -> Result<(), Errno> {
+        // Pages that were unmapped or given back since are the program's.
+        let Some(region) = state.regions.managing(id, run) else { return Ok(()) };
+        let merged = gate::merged(region, run);
+        for part in gate::without(run, &merged) {
+            self.take_plain(state, id, part);
+        }
+        for part in merged {
+            if self.is_held() {
+                self.kept += u64::from(part.len);
+                continue;
+            }
+            // SAFETY: the pages are claimed, see the contract, and nothing is pinned.
+            unsafe { discard(state, id, part) }?;
+            self.add(id, part);
+        }
+        Ok(())
+    }
+
+    /// Pages that lie in no mapping of a segment.
+    fn take_plain(&mut self, state: &State, id: RegionId, run: Run) {
+        let Some(region) = state.regions.get(id) else { return };
+        let place = region.bytes(run);
+        let Some(mut taker) = Taker::new(state.uffds.window()) else {
+            if self.is_held() {
+                self.kept += u64::from(run.len);
+            } else {
+                self.places.push(place);
+                self.add(id, run);
+            }
+            return;
+        };
+        // A fork makes pages look pinned until they are written.
+        let is_shared = state.uplink.control.forks() > 0 && region.is_inherited();
+        let mut kept = Vec::new();
+        // SAFETY: the pages are claimed, and lie in no mapping of a segment.
+        unsafe { taker.take(place, |address| kept.push(Run::one(region.page_at(address)))) };
+        if !kept.is_empty() && is_shared && !self.is_held() {
+            self.places.extend(kept.drain(..).map(|page| region.bytes(page)));
+        }
+        self.kept += kept.len() as u64;
+        gate::without(run, &kept).into_iter().for_each(|part| self.add(id, part));
+    }
+
+    fn is_held(&mut self) -> bool {
+        *self.is_held.get_or_insert_with(|| held_memory().is_some())
+    }
+
+    fn add(&mut self, id: RegionId, run: Run) {
+        match self.recycled.last_mut() {
+            Some((last, runs)) if *last == id && runs.len() < MAX_RUNS => runs.push(run),
+            _ => self.recycled.push((id, vec![run])),
+        }
+    }
 }
 
 /// The pages of regions that a run of frames lies in.

@@ -10,7 +10,8 @@
 //! | never merged | stays where it is. A merge moves it by `UFFDIO_MOVE`, which refuses pinned pages |
 //! | clean: maps a frame | may go at any time. A frame never changes, so a device only reads it |
 //! | copy in a mapping of a segment | no kernel call shows short pins: only after its cooldown, and never while `VmPin` is above zero |
-//! | discarded by the program, or claimed | may go: nobody relies on its bytes |
+//! | discarded by the program | may go: nobody relies on its bytes |
+//! | claimed, since its guest marked it | by `UFFDIO_MOVE`, which leaves pinned pages; where it lies in a mapping of a segment, only while nothing is pinned |
 //!
 //! Writers wait while a page is replaced, and what replaces it has the same bytes. Between the look
 //! at the kernel's notes of writes and the moment when writers wait, some 10 us pass. A device that
@@ -25,12 +26,13 @@ use std::time::Duration;
 
 use kmem::pagemap::{Categories, Pagemap, Query};
 use kmem::range::Range;
-use kmem::{mm, raw};
+use kmem::{PAGE_SIZE, mm, raw};
 use rustix::io::Errno;
 use wire::{Outcome, Run};
 
 use crate::runtime::sabotage::{self, Sabotage};
 use crate::runtime::state::region::{Region, Sticky};
+use crate::runtime::state::window_uffd::{SCRATCH_LEN, WindowUffd};
 use crate::window::pins::held_memory;
 
 /// Why pages may be taken away.
@@ -198,6 +200,56 @@ pub(super) unsafe fn unmap_own(memory: Range) {
     let _ = unsafe { mm::unmap(memory) };
 }
 
+/// Takes claimed pages away one by one, but not those that are pinned. The scratch area that they go to
+/// is emptied when it is full, and in the end.
+pub(crate) struct Taker<'a> {
+    uffd: &'a WindowUffd,
+    used: usize,
+}
+
+impl<'a> Taker<'a> {
+    /// `None` where the kernel does not tell pinned pages from others.
+    pub(crate) fn new(uffd: Option<&'a WindowUffd>) -> Option<Self> {
+        let uffd = uffd.filter(|uffd| uffd.can_check_pins() && !sabotage::is_on(Sabotage::NoPinCheck))?;
+        Some(Self { uffd, used: 0 })
+    }
+
+    /// Takes the pages of a place that lies in no mapping of a segment. Calls `kept` with the address
+    /// of each page that may be pinned, and stays.
+    ///
+    /// # Safety
+    ///
+    /// The pages are claimed: nobody relies on what they hold.
+    pub(crate) unsafe fn take(&mut self, place: Range, mut kept: impl FnMut(usize)) {
+        let mut at = place.start;
+        while at < place.end() {
+            if self.used == SCRATCH_LEN {
+                self.empty();
+            }
+            let part = Range::new(at, (place.end() - at).min(SCRATCH_LEN - self.used));
+            // SAFETY: by the contract nobody relies on the pages, so none has to be put back. The
+            // scratch area has nothing from `used` on.
+            let (done, result) = unsafe { self.uffd.take_away(part, self.used) };
+            (at, self.used) = (at + done, self.used + done);
+            if result.is_err() {
+                kept(at);
+                at += PAGE_SIZE;
+            }
+        }
+    }
+
+    fn empty(&mut self) {
+        self.uffd.discard_taken(self.used);
+        self.used = 0;
+    }
+}
+
+impl Drop for Taker<'_> {
+    fn drop(&mut self) {
+        self.empty();
+    }
+}
+
 /// Gives memory back to the kernel, in one call where it takes lists (Linux 6.14), so that it
 /// flushes translations once.
 ///
@@ -234,47 +286,4 @@ pub(crate) unsafe fn discard(_: Grounds, places: &[Range]) -> Result<(), Errno> 
 }
 
 #[cfg(test)]
-mod tests {
-    use kmem::PAGE_SIZE;
-    use wire::{PageNo, RegionId};
-
-    use super::*;
-
-    fn run(start: u32, len: u32) -> Run {
-        Run::new(PageNo(start), len)
-    }
-
-    #[test]
-    fn parts_outside_of_holes() {
-        assert_eq!(without(run(5, 10), &[]), [run(5, 10)]);
-        assert_eq!(without(run(5, 10), &[run(0, 6), run(8, 2), run(14, 9)]), [run(6, 2), run(10, 4)]);
-        assert!(without(run(5, 10), &[run(0, 30)]).is_empty());
-    }
-
-    #[test]
-    fn memory_is_given_back_in_one_call_or_in_many() {
-        let pages = 3000;
-        let start = mm::map_anonymous(pages * PAGE_SIZE).unwrap();
-        // SAFETY: mapped above, readable and writable, and known to this test alone.
-        let memory = unsafe { std::slice::from_raw_parts_mut(start as *mut u8, pages * PAGE_SIZE) };
-        memory.fill(7);
-        let places: Vec<Range> = (0..pages).step_by(2).map(|p| Range::new(start + p * PAGE_SIZE, PAGE_SIZE)).collect();
-        // SAFETY: the test expects zeros in these pages; an address that is not aligned is refused.
-        unsafe {
-            discard(Grounds::Discarded, &places).unwrap();
-            let wrong = [Range::new(start + 1, PAGE_SIZE)];
-            assert!(discard(Grounds::Discarded, &wrong).is_err(), "an error is returned");
-        }
-        assert!(memory.chunks(PAGE_SIZE).enumerate().all(|(p, page)| page[0] == if p % 2 == 0 { 0 } else { 7 }));
-        // SAFETY: mapped above, and not used any more.
-        unsafe { raw::munmap(start, pages * PAGE_SIZE).unwrap() };
-    }
-
-    #[test]
-    fn merged_pages_are_found_in_runs() {
-        let mut region = Region::new(RegionId(1), Range::new(0x10_0000, 100 * PAGE_SIZE), Sticky::default()).unwrap();
-        region.mapped.set(run(3, 4));
-        region.mapped.set(run(50, 50));
-        assert_eq!(merged(&region, run(0, 60)), [run(3, 4), run(50, 10)]);
-    }
-}
+mod tests;

@@ -130,6 +130,7 @@ impl Client {
             "fork-full" => self.fork_without_descriptors(),
             "mappings" => make_mappings(arg(0)),
             "read" => self.read(arg(0)),
+            "map-dma" => self.map_for_device(),
             "read-done" => self.readers.pop().unwrap().join().unwrap().to_string(),
             "bytes" => format!("{:x}", self.bytes(arg(0)).iter().fold(0, |or, word| or | word)),
             "pin" => pin(self.at(arg(0)), arg(1) * PAGE),
@@ -188,6 +189,18 @@ impl Client {
             let file = std::fs::File::open(path).unwrap();
             // SAFETY: the kernel writes to one page of the program's memory.
             unsafe { libc::read(file.as_raw_fd(), place as *mut _, PAGE) }
+        }));
+        "0".into()
+    }
+
+    /// Asks the file that the environment names to map memory for a device (`VFIO_IOMMU_MAP_DMA`).
+    fn map_for_device(&mut self) -> String {
+        let path = std::env::var("PAGEONE_TEST_FILE").unwrap();
+        self.readers.push(std::thread::spawn(move || {
+            use std::os::fd::AsRawFd;
+            let file = std::fs::File::open(path).unwrap();
+            // SAFETY: the file's server takes no argument and changes no memory.
+            unsafe { libc::ioctl(file.as_raw_fd(), 0x3b71, 0) as isize }
         }));
         "0".into()
     }

@@ -15,6 +15,7 @@ const INIT: u32 = 26;
 const GETATTR: u32 = 3;
 const OPEN: u32 = 14;
 const READ: u32 = 15;
+const IOCTL: u32 = 39;
 /// `FOPEN_DIRECT_IO | FOPEN_NOFLUSH`
 const DIRECT: u32 = 1 | 1 << 5;
 
@@ -60,7 +61,7 @@ impl SlowFile {
                 }
                 // fh, open_flags, padding.
                 OPEN => self.answer(unique, 0, &words(&[1, 0, DIRECT, 0])),
-                READ => return unique,
+                READ | IOCTL => return unique,
                 _ => self.answer(unique, -libc::ENOSYS, &[]),
             }
         }

@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use crate::runtime::kept::Kept;
 
 /// Bytes of the scratch area: a whole window.
-const SCRATCH_LEN: usize = wire::MAX_WINDOW_PAGES as usize * PAGE_SIZE;
+pub(crate) const SCRATCH_LEN: usize = wire::MAX_WINDOW_PAGES as usize * PAGE_SIZE;
 /// How often a page that the kernel is busy with is tried again.
 const TRIES: u32 = 16;
 

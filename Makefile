@@ -45,7 +45,7 @@ test-loom:
 
 # Each guard of the agent is switched off in turn, to see that the tests notice.
 test-sabotage:
-	$(CARGO) test -p agent --features sabotage --target-dir target/sabotage --test sabotage --test in_flight
+	$(CARGO) test -p agent --features sabotage --target-dir target/sabotage --test sabotage --test in_flight --test taking
 
 # Real daemons, real clients, real guests.
 test-e2e:

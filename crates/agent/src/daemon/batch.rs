@@ -15,7 +15,6 @@ use wire::{Merge, MergeRun, Report, ToDaemon};
 use crate::runtime::cpu_ns;
 use crate::runtime::globals::STATE;
 use crate::window::merge::{Request, merge};
-use crate::window::own::{Buffer, CHUNK};
 use crate::window::report::WindowReport;
 use crate::window::runs::split;
 use crate::window::{MAX_PAGES, MAX_TIME};
@@ -46,14 +45,12 @@ pub(crate) struct Merger {
     next_count: Option<Instant>,
     /// This process's; without it windows span pages that are being written.
     pagemap: Option<Pagemap>,
-    /// Where pages are read to.
-    buffer: Buffer,
 }
 
 impl Merger {
     /// Starts with short windows.
     pub(crate) fn new() -> Self {
-        Self { limit: 4 * MIN_WEIGHT, next_count: None, pagemap: Pagemap::open_self().ok(), buffer: Buffer::new(CHUNK) }
+        Self { limit: 4 * MIN_WEIGHT, next_count: None, pagemap: Pagemap::open_self().ok() }
     }
 
     /// Carries out a batch and queues its reports. `flush` is called at its end, and now and then
@@ -79,8 +76,7 @@ impl Merger {
                 check_held,
                 pagemap: self.pagemap.as_ref(),
             };
-            let WindowReport { outcomes, rest, ran_out, time, nothing_held, .. } =
-                merge(&mut state, &request, &mut self.buffer);
+            let WindowReport { outcomes, rest, ran_out, time, nothing_held, .. } = merge(&mut state, &request);
             check_held &= !nothing_held;
             rest.iter().rev().for_each(|&run| pending.push_front(run));
             let last = pending.is_empty();

@@ -1,6 +1,6 @@
 //! Every page of a window is compared with its target, byte by byte.
 
-#![allow(unsafe_code)] // Reads frames.
+#![allow(unsafe_code)] // Reads the program's memory.
 
 use kmem::PAGE_SIZE;
 use wire::{MergeRun, Outcome, PageNo, Run, Target};
@@ -8,7 +8,7 @@ use wire::{MergeRun, Outcome, PageNo, Run, Target};
 use crate::runtime::state::region::Region;
 use crate::runtime::state::segments::Segments;
 use crate::window::ZEROS;
-use crate::window::own::{Buffer, CHUNK};
+use crate::window::own;
 use crate::window::runs::advance;
 
 /// What is known of some pages after the comparison.
@@ -31,18 +31,23 @@ enum Finding {
     Unreadable,
 }
 
-/// Compares a run with its target, page by page. The pages are read by a system call, see
-/// [`crate::window::own`]: whatever they are, nothing is harmed.
+/// Compares a run with its target, page by page. The kernel is asked first whether the pages can be
+/// read: for all pages up to `group`, since the call is what costs. Those before `readable` can.
 ///
-/// The pages lie in an open window of the region: no page is missing, and writers are blocked. The
-/// run does not leave its segment.
-pub(super) fn compare(
+/// # Safety
+///
+/// - The pages lie in an open window of the region: they are mapped, no page is missing, and writers
+///   are blocked. The program does not unmap them past the C library just now.
+/// - The run does not leave its segment, and ends at `group` or before.
+pub(super) unsafe fn compare(
     region: &Region,
     segments: &Segments,
     merge: MergeRun,
-    buffer: &mut Buffer,
+    group: PageNo,
+    readable: &mut PageNo,
     verdicts: &mut Verdicts,
 ) {
+    let place = region.bytes(merge.run).start;
     let MergeRun { run, target } = merge;
     let frames = match target {
         Target::Zero => None,
@@ -54,19 +59,23 @@ pub(super) fn compare(
     let mut found = Found { run, target, start: 0, finding: None };
     let mut done = 0;
     while done < run.len {
-        let len = (run.len - done).min(CHUNK as u32);
-        let pages = buffer.read(region.bytes(Run::new(run.page + done, len)));
-        let read = (pages.len() / PAGE_SIZE) as u32;
-        for (i, page) in pages.chunks_exact(PAGE_SIZE).enumerate() {
-            let offset = (done as usize + i) * PAGE_SIZE;
-            let target = frames.map_or(ZEROS.as_ptr(), |frames| frames.wrapping_add(offset));
-            // SAFETY: `page` is a page of the buffer. The frame lies within its segment, which is
-            // mapped in full length, and no process writes a frame that a page may map.
-            let equal = unsafe { libc::memcmp(page.as_ptr().cast(), target.cast(), PAGE_SIZE) == 0 };
-            found.add(done + i as u32, if equal { Finding::Equal } else { Finding::Differs }, verdicts);
+        let page = run.page + done;
+        if *readable <= page {
+            let pages = own::readable(region.bytes(Run::between(page, group)));
+            *readable = page + pages as u32;
         }
-        done += read;
-        if read < len {
+        let len = (readable.0.min(run.end().0)).saturating_sub(page.0);
+        for i in done..done + len {
+            let offset = i as usize * PAGE_SIZE;
+            let target = frames.map_or(ZEROS.as_ptr(), |frames| frames.wrapping_add(offset));
+            // SAFETY: the page was readable just now, and by the contract it is not unmapped. No
+            // thread writes to it. The frame lies within its segment, which is mapped in full
+            // length, and no process writes a frame that a page may map.
+            let equal = unsafe { libc::memcmp((place + offset) as *const _, target.cast(), PAGE_SIZE) == 0 };
+            found.add(i, if equal { Finding::Equal } else { Finding::Differs }, verdicts);
+        }
+        done += len;
+        if len == 0 {
             found.add(done, Finding::Unreadable, verdicts);
             done += 1;
         }

@@ -39,9 +39,8 @@ use crate::runtime::state::window_uffd::WindowUffd;
 use crate::window::anonymous::advise;
 use crate::window::compare::{Verdict, Verdicts, changed, compare, end_of_equal, hull};
 use crate::window::map::{Taken, give_back, map_frames, map_zeros, take_away};
-use crate::window::own::Buffer;
 use crate::window::report::WindowReport;
-use crate::window::runs::{advance, span};
+use crate::window::runs::{advance, end_of_group, span};
 use crate::window::select::select;
 use crate::window::{MAX_TIME, pins};
 
@@ -61,14 +60,14 @@ pub(crate) struct Request<'a> {
 }
 
 /// Carries out one window.
-pub(crate) fn merge(state: &mut State, request: &Request<'_>, buffer: &mut Buffer) -> WindowReport {
+pub(crate) fn merge(state: &mut State, request: &Request<'_>) -> WindowReport {
     let mut window = match Window::select(state, request) {
         Ok(window) => window,
         Err(report) => return report,
     };
     let some_left = window.refuse();
     if some_left && window.open() {
-        window.compare(request.check_held, buffer);
+        window.compare(request.check_held);
         window.take_and_map();
         window.close();
         window.mark_clean();
@@ -187,13 +186,14 @@ impl<'s> Window<'s> {
 
     /// Compares the runs with their targets, for half of the window's time. What is not reached is
     /// left for another window.
-    fn compare(&mut self, check_held: bool, buffer: &mut Buffer) {
+    fn compare(&mut self, check_held: bool) {
         // Pins and locks are looked for only now: a thread that pins a page for writing from here
         // on waits for the window, or gets a page of its own.
         let shows_pins = self.uffds.window().is_some_and(WindowUffd::can_check_pins)
             && !self.runs.iter().any(|merge| self.region.mapped.any(merge.run));
         let held = if check_held || !shows_pins { pins::held_memory() } else { None };
         self.report.nothing_held = check_held && held.is_none();
+        let mut readable = PageNo(0);
         for (i, (&merge, &refusal)) in self.runs.iter().zip(&self.refusals).enumerate() {
             // Replacing takes about as long as comparing.
             if i > 0 && self.opened.elapsed() > MAX_TIME / 2 {
@@ -203,9 +203,12 @@ impl<'s> Window<'s> {
             }
             match held.or(refusal) {
                 Some(outcome) => self.verdicts.push((merge.run, Verdict::Settled(outcome))),
-                // The window is open over all runs, and no page was taken yet. A run that leaves its
-                // segment does not decode.
-                None => compare(self.region, self.segments, merge, buffer, &mut self.verdicts),
+                // SAFETY: the window is open over all runs, and no page was taken yet. A run that
+                // leaves its segment does not decode.
+                None => unsafe {
+                    let group = end_of_group(&self.runs[i..]);
+                    compare(self.region, self.segments, merge, group, &mut readable, &mut self.verdicts);
+                },
             }
         }
     }

@@ -1,19 +1,31 @@
-//! Reading the program's memory as another process would, so that nothing there can end the
-//! program.
+//! Reading the program's memory so that nothing there ends the program.
 //!
-//! A dereference could: memory may be gone (glibc unmaps inside `free`, past every guard), and a
-//! page may be poisoned by a memory error. The agent's threads block SIGBUS, so the kernel would
-//! kill the program, QEMU for instance, instead of letting it handle the error. The system call
-//! returns an error in both cases.
+//! A dereference could: memory may be gone (glibc unmaps inside `free`, past every guard) or
+//! protected, and a page may be poisoned by a memory error. The agent's threads block SIGBUS, so the
+//! kernel would kill the program, QEMU for instance, instead of letting it handle the error.
+//!
+//! What is read in bulk is asked for first ([`readable`]): `MADV_POPULATE_READ` returns an error in all
+//! these cases, and costs a quarter of what copying by a system call costs. What is copied is read as
+//! another process would ([`Buffer`]).
 
-use kmem::PAGE_SIZE;
+#![allow(unsafe_code)] // Advises on the program's memory.
+
 use kmem::procmem::read_own;
 use kmem::range::Range;
+use kmem::{PAGE_SIZE, raw};
 
-/// Pages read in one call: with the frames that they are compared with they stay in the cache.
-pub(crate) const CHUNK: usize = 32;
+/// How many pages can be read from the front.
+pub(crate) fn readable(place: Range) -> usize {
+    // SAFETY: the advice changes no bytes and no access.
+    let can_read = |part: Range| unsafe { raw::madvise(part.start, part.len, libc::MADV_POPULATE_READ) }.is_ok();
+    if can_read(place) {
+        return place.pages();
+    }
+    let page = |i: usize| Range::new(place.start + i * PAGE_SIZE, PAGE_SIZE);
+    (0..place.pages()).position(|i| !can_read(page(i))).unwrap_or(place.pages())
+}
 
-/// Room for one [chunk](CHUNK) of pages.
+/// Room for pages that are read.
 pub(crate) struct Buffer(Vec<u8>);
 
 impl Buffer {

@@ -1,6 +1,6 @@
 //! Runs of a batch: cut in two, and the span of several.
 
-use wire::{MergeRun, Run, Target};
+use wire::{MergeRun, PageNo, Run, Target};
 
 /// The first `at` pages of a run, and the others.
 pub(crate) fn split(merge: MergeRun, at: u32) -> (MergeRun, MergeRun) {
@@ -20,4 +20,16 @@ pub(crate) fn advance(target: Target, pages: u32) -> Target {
 pub(crate) fn span(runs: &[MergeRun]) -> Option<Run> {
     let (first, last) = (runs.first()?, runs.last()?);
     Some(Run::between(first.run.page, last.run.end()))
+}
+
+/// Where the first run ends, with those that follow it without a gap.
+pub(crate) fn end_of_group(runs: &[MergeRun]) -> PageNo {
+    let mut end = runs[0].run.end();
+    for merge in &runs[1..] {
+        if merge.run.page != end {
+            break;
+        }
+        end = merge.run.end();
+    }
+    end
 }

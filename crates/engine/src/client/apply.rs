@@ -125,3 +125,35 @@ pub(crate) fn add_region(
     regions.insert(id, Region::new(start, pages)?);
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use wire::PageNo;
+
+    use super::*;
+    use crate::client::scanning::tests::client;
+    use crate::content::store::Cursor;
+
+    #[test]
+    fn frames_of_pages_that_leave_in_place_are_kept_for_good() {
+        let (client, _agent) = client();
+        let id = RegionId(1);
+        let frames: Vec<_> = {
+            let mut cursor = Cursor::new(&client.domain.store, None);
+            (1..=3).map(|byte| cursor.put(&[byte; PAGE_SIZE], 1).unwrap()).collect()
+        };
+        let mut region = Region::new(1 << 30, 8).unwrap();
+        for (&frame, page) in frames.iter().zip(0..) {
+            region.set(PageNo(page), Entry::Merged(frame));
+        }
+        client.state().regions.insert(id, region);
+        client.apply(ToDaemon::Retained { region: id, run: Run::new(PageNo(0), 2) }, Vec::new()).unwrap();
+        client.apply(ToDaemon::RegionShrunk { region: id, run: Run::new(PageNo(2), 1) }, Vec::new()).unwrap();
+        let usage = client.domain.store.usage();
+        assert_eq!((usage.frames, usage.pinned), (0, 2), "the program may read two of them for ever");
+        let state = client.state();
+        assert_eq!((state.detach.pages_retained(), state.regions[&id].managed), (2, 5));
+        drop(state);
+        assert!(client.apply(ToDaemon::Retained { region: id, run: Run::new(PageNo(7), 2) }, Vec::new()).is_err());
+    }
+}

@@ -100,6 +100,8 @@ fn client_status(client: &Client, state: &State) -> ClientStatus {
         regions: state.regions.len(),
         pages_copied_total: state.totals.copied,
         pages_differed_total: state.totals.differed,
+        pages_unreadable_total: state.totals.unreadable,
+        pages_retained_total: state.detach.pages_retained(),
         full_scans: state.totals.full_scans,
         mappings: state.budget.maps(),
         max_map_count_binds: state.is_short_of_maps(),

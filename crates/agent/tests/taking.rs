@@ -158,6 +158,54 @@ fn what_is_protected_keeps_its_copies_in_place() {
     assert_eq!(program.ask("check 224 288"), "0");
 }
 
+/// Flags of the mapping that a page lies in (proc_pid_smaps(5)).
+fn flags(program: &mut Program, page: usize) -> String {
+    let address = program.ask("start").parse::<usize>().unwrap() + page * support::PAGE;
+    let smaps = std::fs::read_to_string(format!("/proc/{}/smaps", program.pid())).unwrap();
+    let mut is_inside = false;
+    for line in smaps.lines() {
+        let bounds = line.split(' ').next().and_then(|bounds| bounds.split_once('-'));
+        if let Some((Ok(start), Ok(end))) =
+            bounds.map(|(a, b)| (usize::from_str_radix(a, 16), usize::from_str_radix(b, 16)))
+        {
+            is_inside = start <= address && address < end;
+        } else if is_inside && let Some(flags) = line.strip_prefix("VmFlags:") {
+            return format!("{flags} ");
+        }
+    }
+    panic!("page {page} is not mapped");
+}
+
+#[test]
+fn what_is_retained_is_to_the_program_as_other_memory_is() {
+    let Some((mut daemon, mut program, store)) = start(60_000, &[]) else { return };
+    merge(&mut daemon, &store, 0..512);
+    assert_eq!(program.ask(&format!("advise 0 512 {}", libc::MADV_DONTFORK)), "0");
+    let merged = program.ask("files");
+    for page in [100, 120, 140, 160] {
+        program.ask(&format!("write {page} 0"));
+        assert_eq!(
+            (program.ask(&format!("protect {page} 1 1")), program.ask(&format!("protect {page} 1 3"))),
+            ("0".into(), "0".into())
+        );
+    }
+    assert_eq!(program.ask("files"), merged, "they are retained");
+    // Advice that came later is not forgotten with the mapping.
+    assert!(flags(&mut program, 100).contains(" dc "));
+    assert_eq!(program.ask(&format!("advise 100 1 {}", libc::MADV_DOFORK)), "0");
+    assert_eq!(program.ask(&format!("advise 100 1 {}", libc::MADV_DONTNEED)), "0");
+    assert!(!flags(&mut program, 100).contains(" dc "), "children get it");
+    // It does not grow by other frames.
+    assert_eq!(program.ask(&format!("move 120 1 2 {}", libc::MREMAP_MAYMOVE)), libc::ENOMEM.to_string());
+    // What is left behind is empty.
+    assert_eq!((program.ask("leave 140"), program.ask("zeros 140 1")), ("0".into(), "0".into()));
+    // So is what had guards, on kernels that know them.
+    if program.ask("advise 160 1 102") == "0" {
+        assert_eq!((program.ask("advise 160 1 103"), program.ask("zeros 160 1")), ("0".into(), "0".into()));
+    }
+    assert_eq!((program.ask("check 101 39"), program.ask("check 161 351")), ("0".into(), "0".into()));
+}
+
 #[test]
 fn what_is_moved_past_the_library_is_retained() {
     let Some((mut daemon, mut program, store)) = start(0, &[]) else { return };

@@ -26,10 +26,11 @@ use wire::{ENV_HUGE_PAGES, HugePages, RegionId, Run, ToDaemon};
 use crate::runtime::globals::{STATE, wake};
 use crate::runtime::sabotage::{self, Sabotage};
 use crate::runtime::state::State;
-use crate::runtime::state::region::Region;
+use crate::runtime::state::region::{Region, Sticky};
 use crate::window::unmerge::{self, Users, unmerge};
 
 /// Not in the `libc` crate yet (include/uapi/asm-generic/mman-common.h).
+const MADV_GUARD_INSTALL: c_int = 102;
 const MADV_GUARD_REMOVE: c_int = 103;
 
 /// Managed parts of a range.
@@ -62,7 +63,30 @@ pub(crate) unsafe fn madvise(start: usize, len: usize, advice: c_int) -> Answer 
     // SAFETY: this function's contract is that of the call.
     let call = || unsafe { raw::madvise(start, len, advice) };
     let Some(range) = whole_pages(start, len) else { return call() };
-    with_pieces(range, |state, pieces| match advice {
+    with_pieces(range, |state, pieces| {
+        // SAFETY: this function's contract is that of the call.
+        let answer = unsafe { guard_advice(state, pieces, range, advice, call) };
+        // With ENOMEM the kernel has advised on what is mapped.
+        if matches!(answer, Ok(_) | Err(Errno::NOMEM)) {
+            state.regions.advise_retained(range, |sticky| note_advice(sticky, advice));
+        }
+        answer
+    })
+}
+
+/// Makes `madvise` over managed or retained memory safe, and calls it.
+///
+/// # Safety
+///
+/// The contract of [`madvise`] holds for the range and the advice.
+unsafe fn guard_advice(
+    state: &mut State,
+    pieces: Pieces,
+    range: Range,
+    advice: c_int,
+    call: impl Fn() -> Answer,
+) -> Answer {
+    match advice {
         libc::MADV_DONTNEED | libc::MADV_DONTNEED_LOCKED | libc::MADV_FREE => {
             // SAFETY: by the contract the program discards the range.
             let discarded = unsafe { discard(state, &pieces).and_then(|()| discard_retained(state, range)) };
@@ -70,6 +94,12 @@ pub(crate) unsafe fn madvise(start: usize, len: usize, advice: c_int) -> Answer 
         }
         // As on anonymous memory.
         libc::MADV_REMOVE if !pieces.is_empty() || is_retained(state, range) => Err(Errno::INVAL),
+        // What had guards reads as zeros afterwards, and not as a frame.
+        MADV_GUARD_INSTALL => {
+            give_back(state, pieces, Users::Active)?;
+            // SAFETY: by the contract the program discards the range.
+            unsafe { discard_retained(state, range) }.and_then(|()| call())
+        }
         _ if pieces.is_empty() => call(),
         libc::MADV_HUGEPAGE if !keeps_huge_pages() => Ok(0),
         libc::MADV_HUGEPAGE | libc::MADV_NOHUGEPAGE => {
@@ -96,10 +126,22 @@ pub(crate) unsafe fn madvise(start: usize, len: usize, advice: c_int) -> Answer 
         | libc::MADV_SOFT_OFFLINE
         | libc::MADV_KEEPONFORK
         | MADV_GUARD_REMOVE => call(),
-        // MADV_UNMERGEABLE, MADV_COLLAPSE, MADV_WIPEONFORK, MADV_GUARD_INSTALL, and all that is not
-        // known.
+        // MADV_UNMERGEABLE, MADV_COLLAPSE, MADV_WIPEONFORK, and all that is not known.
         _ => give_back(state, pieces, Users::Active).and_then(|()| call()),
-    })
+    }
+}
+
+/// Notes advice that belongs to mappings.
+fn note_advice(sticky: &mut Sticky, advice: c_int) {
+    match advice {
+        libc::MADV_DONTFORK => sticky.dont_fork = true,
+        libc::MADV_DOFORK => sticky.dont_fork = false,
+        libc::MADV_DONTDUMP => sticky.dont_dump = true,
+        libc::MADV_DODUMP => sticky.dont_dump = false,
+        libc::MADV_HUGEPAGE if keeps_huge_pages() => sticky.huge = Some(true),
+        libc::MADV_NOHUGEPAGE => sticky.huge = Some(false),
+        _ => {}
+    }
 }
 
 /// `munmap` of managed memory.
@@ -169,6 +211,10 @@ pub(crate) unsafe fn mremap(old: usize, old_len: usize, new_len: usize, flags: c
         return with_pieces(tail, |state, pieces| replace(state, pieces, tail, call));
     }
     with_pieces(from, |state, moved| {
+        if new_len > from.len && is_retained(state, from) {
+            // The mapping of a segment would grow: by other frames.
+            return Err(Errno::NOMEM);
+        }
         prepare_move(state, moved, flags & libc::MREMAP_MAYMOVE != 0)?;
         let target = if is_fixed { whole_pages(new, new_len) } else { None };
         let kept = state.regions.retained().within(from);
@@ -176,7 +222,12 @@ pub(crate) unsafe fn mremap(old: usize, old_len: usize, new_len: usize, flags: c
         let replaced = state.regions.pieces(target);
         let answer = replace(state, replaced, target, call);
         if let Ok(place) = answer {
-            // What was retained there before has moved, and stays retained.
+            // What was retained there before has moved, and stays retained. Where its old place
+            // stays mapped, that reads as zeros.
+            if flags & libc::MREMAP_DONTUNMAP != 0 {
+                // SAFETY: by the contract no code of the program uses the old range.
+                unsafe { discard_retained(state, from) }?;
+            }
             state.regions.forget_retained(from);
             for (part, sticky) in kept {
                 let moved = Range::new(place + (part.start - from.start), part.len);
@@ -310,12 +361,7 @@ fn whole_region(state: &mut State, id: RegionId, run: Run) -> Option<&mut Region
 fn remember(state: &mut State, pieces: Pieces, advice: c_int) -> Result<(), Errno> {
     for (id, run) in pieces {
         match whole_region(state, id, run) {
-            Some(region) => match advice {
-                libc::MADV_DONTFORK => region.sticky.dont_fork = true,
-                libc::MADV_DOFORK => region.sticky.dont_fork = false,
-                libc::MADV_DONTDUMP => region.sticky.dont_dump = true,
-                _ => region.sticky.dont_dump = false,
-            },
+            Some(region) => note_advice(&mut region.sticky, advice),
             None => give_back(state, vec![(id, run)], Users::Active)?,
         }
     }

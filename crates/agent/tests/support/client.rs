@@ -92,6 +92,15 @@ impl Client {
                     format!("{}", (place as isize - self.start as isize) / PAGE as isize)
                 }
             }
+            "leave" => {
+                let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_DONTUNMAP;
+                let (place, none) = (self.at(arg(0)).cast(), std::ptr::null_mut::<u8>());
+                // SAFETY: this client's own mapping; no reference into it is held.
+                code(match unsafe { libc::mremap(place, PAGE, PAGE, flags, none) } {
+                    libc::MAP_FAILED => -1,
+                    _ => 0,
+                })
+            }
             "start" => self.start.to_string(),
             "write" => {
                 // SAFETY: this client's own mapping; no reference into it is held.

@@ -96,6 +96,11 @@ impl Regions {
         self.update_watch();
     }
 
+    /// The program advises on memory that is retained: new mappings there get that advice.
+    pub(crate) fn advise_retained(&mut self, range: Range, change: impl Fn(&mut Sticky)) {
+        self.retained.advise(range, change);
+    }
+
     /// The range maps no frame any more.
     pub(crate) fn forget_retained(&mut self, range: Range) {
         if !self.retained.within(range).is_empty() {

@@ -38,6 +38,14 @@ impl Retained {
         self.0 = left;
     }
 
+    /// Notes advice of the program on a range.
+    pub(super) fn advise(&mut self, range: Range, change: impl Fn(&mut Sticky)) {
+        let mut parts = self.within(range);
+        self.cut(range);
+        parts.iter_mut().for_each(|(_, sticky)| change(sticky));
+        self.0.extend(parts);
+    }
+
     /// The parts of a range.
     pub(crate) fn within(&self, range: Range) -> Vec<(Range, Sticky)> {
         self.0.iter().filter_map(|(part, sticky)| Some((part.intersect(&range)?, *sticky))).collect()

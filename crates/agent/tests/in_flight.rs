@@ -27,7 +27,8 @@ fn merge_in_flight(sabotage: &str) -> Option<Vec<(Outcome, bool)>> {
     merge_while_reading(sabotage, None)
 }
 
-/// The same. With `arrives`, the input arrives so long after the merge began, and not after its end.
+/// The same. With `arrives`, the input arrives so long after the merge began, and not after its
+/// end.
 fn merge_while_reading(sabotage: &str, arrives: Option<Duration>) -> Option<Vec<(Outcome, bool)>> {
     let file = match SlowFile::mount() {
         Ok(file) => file,

@@ -86,8 +86,8 @@ metrics! {
         Gauge segments: usize [Count];
         /// Memory that the store takes.
         Gauge store_bytes: u64 [Bytes];
-        /// Frames that somebody may map whom no client reports, as a child of a client: their memory
-        /// stays until their segment is closed.
+        /// Frames that somebody may map whom no client reports, as a child of a client: their
+        /// memory stays until their segment is closed.
         Gauge pages_pinned: u64 [Pages];
         /// Frames without users whose memory is not given back yet.
         Gauge pages_dead: u64 [Pages];
@@ -106,11 +106,12 @@ metrics! {
         Counter pages_copied_total: u64 [Pages];
         /// Pages that the merge window found different, over the client's life.
         Counter pages_differed_total: u64 [Pages];
-        /// Pages that cannot be read, over the client's life: gone, protected, or poisoned by a memory
-        /// error. They were left alone.
+        /// Pages that cannot be read, over the client's life: gone, protected, or poisoned by a
+        /// memory error. They were left alone.
         Counter pages_unreadable_total: u64 [Pages];
-        /// Pages that left management in place, because a device may be writing to them or the program
-        /// moved them unseen. They stay in mappings of the store, and their frames are kept.
+        /// Pages that left management in place, because a device may be writing to them or the
+        /// program moved them unseen. They stay in mappings of the store, and their frames are
+        /// kept.
         Counter pages_retained_total: u64 [Pages];
         /// Scans by this daemon.
         Counter full_scans: u64 [Count];

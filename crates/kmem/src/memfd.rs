@@ -101,9 +101,9 @@ impl StoreFile {
     /// Gives the memory of a part back to the kernel; the part reads as zeros from then on.
     ///
     /// A page that someone else holds a reference on (a pipe, a socket, a device) keeps its bytes
-    /// until that reference is dropped: the kernel takes it out of the file as it is. That is so for
-    /// whole pages only. Of a huge page that lies partly in the range, the kernel clears that part
-    /// *in place* (`truncate_inode_partial_folio`). So the range consists of whole huge pages.
+    /// until that reference is dropped: the kernel takes it out of the file as it is. That is so
+    /// for whole pages only. Of a huge page that lies partly in the range, the kernel clears that
+    /// part *in place* (`truncate_inode_partial_folio`). So the range consists of whole huge pages.
     ///
     /// # Errors
     ///
@@ -145,8 +145,8 @@ pub fn create_store(name: &str, len: usize) -> Result<StoreFile, MemfdError> {
     Ok(StoreFile { writer, reader, map, can_punch })
 }
 
-/// Creates a store that is sealed, whatever this process may do. The returned map is the only way to
-/// write it, for ever.
+/// Creates a store that is sealed, whatever this process may do. The returned map is the only way
+/// to write it, for ever.
 ///
 /// # Errors
 ///
@@ -188,8 +188,8 @@ pub fn require_seals(fd: impl AsFd) -> Result<(), MemfdError> {
     require(fd.as_fd(), |_| true)
 }
 
-/// As [`require_seals`]; a store that is not sealed must also be owned by [`KEEPER`]. Only a process
-/// with `CAP_CHOWN` can have made it.
+/// As [`require_seals`]; a store that is not sealed must also be owned by [`KEEPER`]. Only a
+/// process with `CAP_CHOWN` can have made it.
 ///
 /// # Errors
 ///
@@ -244,8 +244,8 @@ pub fn allocate(fd: impl AsFd, offset: u64, len: u64) -> io::Result<()> {
     }
 }
 
-/// Copies page `index` of a file out, through the descriptor. Memory that has failed (hwpoison) is an
-/// error here; through a mapping it would raise SIGBUS.
+/// Copies page `index` of a file out, through the descriptor. Memory that has failed (hwpoison) is
+/// an error here; through a mapping it would raise SIGBUS.
 ///
 /// # Errors
 ///

@@ -119,8 +119,8 @@ pub fn read_pages(pid: i32, addresses: &[usize], out: &mut [u8]) -> Result<usize
 }
 
 /// Reads memory of this process itself, as another process would: what is not mapped, not readable
-/// or poisoned by a memory error is an error and raises no signal. Returns how many whole pages were
-/// read from the front; `range` is page aligned.
+/// or poisoned by a memory error is an error and raises no signal. Returns how many whole pages
+/// were read from the front; `range` is page aligned.
 ///
 /// # Panics
 ///
@@ -131,9 +131,9 @@ pub fn read_own(range: Range, out: &mut [u8]) -> usize {
     let remote = iovec { iov_base: std::ptr::without_provenance_mut(range.start), iov_len: range.len };
     let (local, remote) = ((&raw const local).expose_provenance(), (&raw const remote).expose_provenance());
     let args = [std::process::id() as usize, local, 1, remote, 1, 0];
-    // SAFETY: the kernel reads one local and one remote vector, which outlive the call. It writes at
-    // most `room.len()` bytes to `room`, which is borrowed for writing. The remote memory is only
-    // read, and an address that is not mapped is an error.
+    // SAFETY: the kernel reads one local and one remote vector, which outlive the call. It writes
+    // at most `room.len()` bytes to `room`, which is borrowed for writing. The remote memory is
+    // only read, and an address that is not mapped is an error.
     unsafe { syscall(libc::SYS_process_vm_readv, args) }.map_or(0, |bytes| bytes / PAGE_SIZE)
 }
 

@@ -170,8 +170,8 @@ pub unsafe fn pkey_mprotect(start: usize, len: usize, protection: c_int, key: c_
 ///
 /// # Safety
 ///
-/// The request does nothing to this process that breaks an assumption of code in it, and `argument` is
-/// what it takes.
+/// The request does nothing to this process that breaks an assumption of code in it, and `argument`
+/// is what it takes.
 ///
 /// # Errors
 ///

@@ -130,9 +130,10 @@ pub enum ToDaemon {
     Report(Report),
     /// Answer to [`ToAgent::Digest`].
     Digests(Digests),
-    /// These pages left management, and may still map frames, or lie in a mapping of a segment: they
-    /// were moved or protected past the agent, or a device may write to them. The program keeps
-    /// them; the frames that they map must keep their bytes for as long as their segment lives.
+    /// These pages left management, and may still map frames, or lie in a mapping of a segment:
+    /// they were moved or protected past the agent, or a device may write to them. The program
+    /// keeps them; the frames that they map must keep their bytes for as long as their segment
+    /// lives.
     Retained {
         /// The region.
         region: RegionId,
@@ -264,8 +265,8 @@ pub enum ToAgent {
     Merge(Merge),
     /// Tell the digests of these pages.
     Digest(Digest),
-    /// Unmerge everything and give every region back. The daemon neither scans nor merges the client
-    /// from then on: the kernel's notes of writes are the agent's.
+    /// Unmerge everything and give every region back. The daemon neither scans nor merges the
+    /// client from then on: the kernel's notes of writes are the agent's.
     Detach,
     /// Where the guest's RAM lies.
     Ram(Vec<recycle::Extent>),

@@ -79,7 +79,7 @@ fn detached_memory_is_plain_anonymous_memory() {
         maps(client.pid()).lines().filter(|l| l.contains("memfd:pageone:")).map(str::to_string).collect();
     assert!(left.is_empty(), "{left:?}");
     let plain_maps = maps(client.pid()).lines().count();
-    assert!(plain_maps < 60, "{plain_maps} mappings are left");
+    assert!(plain_maps < 60, "{plain_maps} mappings are left: {}", maps(client.pid()));
     client.go();
     let out = daemon.pageone(&["detach", &client.pid().to_string()]).output().unwrap();
     assert_eq!(out.status.code(), Some(4), "a second time it is no client");

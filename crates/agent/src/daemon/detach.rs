@@ -3,8 +3,8 @@
 //! ```text
 //! at once       pages that map frames are replaced; pages that were never merged are not touched
 //! cooling       copies in mappings of segments wait until they were not written for a cooldown
-//! at the end    what is still written, or pinned, is retained: it stays where it is, guarded, and the
-//!               daemon keeps its frames
+//! at the end    what is still written, or pinned, is retained: it stays where it is, guarded,
+//!               and the daemon keeps its frames
 //! ```
 //!
 //! The daemon does not scan meanwhile, so the kernel's notes of writes are the agent's.

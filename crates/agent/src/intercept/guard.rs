@@ -3,8 +3,8 @@
 //! Each function gets a call that overlaps managed memory. Under the lock it makes the call safe,
 //! makes it, and keeps the tables true. The rule: a call that the agent does not understand fully
 //! finds plain anonymous memory, unmerged and given back. What may not be taken away (see
-//! [`crate::window::gate`]) is retained: it leaves management in place, and the guards go on knowing
-//! it.
+//! [`crate::window::gate`]) is retained: it leaves management in place, and the guards go on
+//! knowing it.
 //!
 //! Calls that bypass the C library are not seen. The events of the tracking userfaultfd report
 //! `munmap` and `mremap` among these afterwards. `UFFD_FEATURE_EVENT_REMOVE` is not used: the
@@ -191,8 +191,8 @@ fn replace(state: &mut State, pieces: Pieces, range: Range, call: impl FnOnce() 
 ///
 /// The kernel wants one mapping to grow (and before Linux 6.17 to move), so the memory is unmerged
 /// in place. While it moves no thread may use it. Where it may not move other threads may use it,
-/// and growing is refused as the kernel does where there is no room. The same answer (`ENOMEM`) gets
-/// a call on copies to which a device may be writing: they cannot be unmerged.
+/// and growing is refused as the kernel does where there is no room. The same answer (`ENOMEM`)
+/// gets a call on copies to which a device may be writing: they cannot be unmerged.
 ///
 /// # Safety
 ///
@@ -259,8 +259,8 @@ pub(crate) fn mprotect(start: usize, len: usize, prot: c_int, call: impl FnOnce(
     with_pieces(range, |state, pieces| give_back(state, pieces, Users::Active).and_then(|()| call()))
 }
 
-/// Whether a request of ioctl(2) maps memory for a device. The kernel pins it then without waiting for
-/// userfaultfd (`pin_user_pages_remote`), so the request would fail on pages of an open window.
+/// Whether a request of ioctl(2) maps memory for a device. The kernel pins it then without waiting
+/// for userfaultfd (`pin_user_pages_remote`), so the request would fail on pages of an open window.
 pub(crate) fn maps_for_device(request: usize) -> bool {
     /// `_IO(';', 100 + 13)` (include/uapi/linux/vfio.h).
     const VFIO_IOMMU_MAP_DMA: usize = 0x3b71;

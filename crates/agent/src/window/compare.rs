@@ -36,8 +36,8 @@ enum Finding {
 ///
 /// # Safety
 ///
-/// - The pages lie in an open window of the region: they are mapped, no page is missing, and writers
-///   are blocked. The program does not unmap them past the C library just now.
+/// - The pages lie in an open window of the region: they are mapped, no page is missing, and
+///   writers are blocked. The program does not unmap them past the C library just now.
 /// - The run does not leave its segment, and ends at `group` or before.
 pub(super) unsafe fn compare(
     region: &Region,

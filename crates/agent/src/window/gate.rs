@@ -200,8 +200,8 @@ pub(super) unsafe fn unmap_own(memory: Range) {
     let _ = unsafe { mm::unmap(memory) };
 }
 
-/// Takes claimed pages away one by one, but not those that are pinned. The scratch area that they go to
-/// is emptied when it is full, and in the end.
+/// Takes claimed pages away one by one, but not those that are pinned. The scratch area that they
+/// go to is emptied when it is full, and in the end.
 pub(crate) struct Taker<'a> {
     uffd: &'a WindowUffd,
     used: usize,
@@ -214,8 +214,8 @@ impl<'a> Taker<'a> {
         Some(Self { uffd, used: 0 })
     }
 
-    /// Takes the pages of a place that lies in no mapping of a segment. Calls `kept` with the address
-    /// of each page that may be pinned, and stays.
+    /// Takes the pages of a place that lies in no mapping of a segment. Calls `kept` with the
+    /// address of each page that may be pinned, and stays.
     ///
     /// # Safety
     ///

@@ -59,8 +59,8 @@ fn put_back(region: &Region, run: Run, from: Taken<'_>) -> bool {
     true
 }
 
-/// Puts a page back that [`take_away`] took, and that may not be replaced. Ends the program where that
-/// fails.
+/// Puts a page back that [`take_away`] took, and that may not be replaced. Ends the program where
+/// that fails.
 pub(super) fn give_back(region: &Region, page: Run, from: Taken<'_>) {
     for _ in 0..COVER_TRIES {
         if put_back(region, page, from) {

@@ -1,12 +1,12 @@
 //! Reading the program's memory so that nothing there ends the program.
 //!
 //! A dereference could: memory may be gone (glibc unmaps inside `free`, past every guard) or
-//! protected, and a page may be poisoned by a memory error. The agent's threads block SIGBUS, so the
-//! kernel would kill the program, QEMU for instance, instead of letting it handle the error.
+//! protected, and a page may be poisoned by a memory error. The agent's threads block SIGBUS, so
+//! the kernel would kill the program, QEMU for instance, instead of letting it handle the error.
 //!
-//! What is read in bulk is asked for first ([`readable`]): `MADV_POPULATE_READ` returns an error in all
-//! these cases, and costs a quarter of what copying by a system call costs. What is copied is read as
-//! another process would ([`Buffer`]).
+//! What is read in bulk is asked for first ([`readable`]): `MADV_POPULATE_READ` returns an error in
+//! all these cases, and costs a quarter of what copying by a system call costs. What is copied is
+//! read as another process would ([`Buffer`]).
 
 #![allow(unsafe_code)] // Advises on the program's memory.
 

@@ -13,6 +13,7 @@ use wire::{PageNo, RegionId, Run};
 
 use crate::runtime::globals::STATE;
 use crate::runtime::state::State;
+use crate::runtime::state::region::Region;
 use crate::window::filler::Filler;
 use crate::window::gate::{self, Copies};
 use crate::window::own::Buffer;
@@ -65,6 +66,17 @@ pub(crate) fn note_writes(id: RegionId, pagemap: &Pagemap) -> Result<(), Errno> 
     Ok(())
 }
 
+/// A window, and the anonymous pages just before and behind it. What comes into the window is joined
+/// with them if its first page is filled while they are registered alike: then the kernel gives it
+/// their `anon_vma`, and one of its own otherwise.
+fn with_neighbours(region: &Region, window: Run) -> Run {
+    let is_plain = |page: PageNo| region.manages(Run::one(page)) && !region.mapped.any(Run::one(page));
+    let before = window.page.0.checked_sub(1).map(PageNo).filter(|&page| is_plain(page));
+    let start = before.unwrap_or(window.page);
+    let end = if is_plain(window.end()) { window.end() + 1 } else { window.end() };
+    Run::between(start, end)
+}
+
 /// Restores the merged pages of one window.
 fn restore(
     state: &mut State,
@@ -84,7 +96,7 @@ fn restore(
         _ => Copies::at_once(*direct_io),
     };
     let window = Run::between(first.page, last.end());
-    let span = region.bytes(window);
+    let span = region.bytes(with_neighbours(region, window));
     uffds.untrack(span)?;
     uplink.control.set_window(true);
     let mut done = filler.open(span);

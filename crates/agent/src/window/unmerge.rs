@@ -119,8 +119,8 @@ unsafe fn replace_with_copy(region: &mut Region, run: Run, bytes: &[u8]) -> Resu
     let place = region.bytes(run);
     let copy = gate::map_anywhere(place.len, region.sticky)?;
     let from = Range::new(copy, place.len);
-    // SAFETY: `copy` is a fresh mapping of that length, which nobody else knows; `bytes` is as long.
-    // By the contract the copy has the place's bytes when it takes its address, and no thread
+    // SAFETY: `copy` is a fresh mapping of that length, which nobody else knows; `bytes` is as
+    // long. By the contract the copy has the place's bytes when it takes its address, and no thread
     // writes there, so readers see no difference.
     let moved = unsafe {
         std::ptr::copy_nonoverlapping(bytes.as_ptr(), copy as *mut u8, place.len);
@@ -187,7 +187,8 @@ pub(crate) unsafe fn discard(state: &mut State, id: RegionId, run: Run) -> Resul
 pub(crate) unsafe fn discard_retained(place: Range, perms: Perms, sticky: Sticky) -> Result<(), Errno> {
     let bits = [(perms.read, libc::PROT_READ), (perms.write, libc::PROT_WRITE), (perms.exec, libc::PROT_EXEC)];
     let protection = bits.into_iter().filter(|(is_set, _)| *is_set).fold(0, |all, (_, bit)| all | bit);
-    // SAFETY: by the contract nobody relies on the bytes, and the new mapping allows the same access.
+    // SAFETY: by the contract nobody relies on the bytes, and the new mapping allows the same
+    // access.
     unsafe { gate::map_untouched(Grounds::Discarded, place, protection, sticky) }?;
     repeat_advice(place, sticky, true);
     Ok(())

@@ -2,7 +2,8 @@
 //!
 //! The descriptor stands for the address space that the process had when it was opened. It is not
 //! that of the next program after `execve(2)`, nor of the next process with the same number. It
-//! keeps no memory: when the last process that uses the address space has ended, reads return nothing.
+//! keeps no memory: when the last process that uses the address space has ended, reads return
+//! nothing.
 //!
 //! A read never sleeps in a userfaultfd (the kernel gives up with `EIO`). It does sleep while a
 //! page comes from swap, or from a file that is mapped there.

@@ -1,7 +1,7 @@
 //! Memory that left management and may still map frames.
 //!
-//! The daemon keeps the frames' bytes. The guards go on knowing the memory: what the program discards
-//! there must read as zeros, and not as the frame.
+//! The daemon keeps the frames' bytes. The guards go on knowing the memory: what the program
+//! discards there must read as zeros, and not as the frame.
 
 use kmem::range::Range;
 

@@ -44,8 +44,8 @@ fn merged_pages_are_found_in_runs() {
 fn pin(memory: Range) -> Option<usize> {
     let mut params = [0u8; 120];
     let buffer = libc::iovec { iov_base: memory.start as *mut c_void, iov_len: memory.len };
-    // SAFETY: io_uring_setup takes a zeroed io_uring_params of 120 bytes; IORING_REGISTER_BUFFERS (0)
-    // an array of iovecs. The memory stays mapped.
+    // SAFETY: io_uring_setup takes a zeroed io_uring_params of 120 bytes; IORING_REGISTER_BUFFERS
+    // (0) an array of iovecs. The memory stays mapped.
     unsafe {
         let ring = libc::syscall(libc::SYS_io_uring_setup, 2, params.as_mut_ptr());
         let done = ring >= 0 && libc::syscall(libc::SYS_io_uring_register, ring, 0, &raw const buffer, 1) == 0;

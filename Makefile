@@ -7,7 +7,7 @@ MAKEFLAGS += --no-print-directory
 export FLOORS = imports widths files hosts
 
 .PHONY: demo build check test lint test-unit test-loom test-stress test-sabotage test-e2e test-functional test-hazards \
-    test-rates test-soak test-behaviour test-kernels test-tsan stress fuzz fuzz-behaviour fuzz-sabotage soak clean
+    test-rates test-soak test-behaviour test-hostile test-kernels test-tsan stress fuzz fuzz-behaviour fuzz-sabotage soak clean
 
 # Real guests, merged live. DEMO='--guests 8 --seconds 300' and the like are passed on.
 demo: deps-demo build

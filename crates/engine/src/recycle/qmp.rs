@@ -20,11 +20,14 @@
 //! An earlier daemon may have used the socket, and events come at any time. So every command
 //! carries an id, and messages that do not answer it are skipped.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
 
 use serde_json::{Value, json};
 
@@ -40,7 +43,7 @@ const MAX_ANSWER: u64 = 1 << 20;
 pub(crate) enum QmpError {
     /// The socket failed, or QEMU did not answer in time.
     #[error("QMP: {0}")]
-    Io(#[from] std::io::Error),
+    Io(#[from] io::Error),
     /// The answer is not what the protocol says.
     #[error("QMP: not understood: {0}")]
     Malformed(String),
@@ -66,27 +69,72 @@ pub(crate) struct Ram {
     pub(crate) host: u64,
 }
 
-/// A QMP session.
-struct Qmp {
-    stream: BufReader<UnixStream>,
+/// How often a session looks whether it is still wanted.
+const STEP: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+
+/// The socket. The client may hold our end of it, too, and change its settings, so none of them is
+/// relied on: no call waits, and the waits between them end.
+struct Socket<'a> {
+    fd: OwnedFd,
     deadline: Instant,
+    goes_on: &'a dyn Fn() -> bool,
+}
+
+impl Socket<'_> {
+    /// Tries until it is done, however few bytes come at a time, or the time is over.
+    fn patiently(&self, flags: PollFlags, attempt: impl Fn() -> Result<usize, Errno>) -> io::Result<usize> {
+        loop {
+            if Instant::now() >= self.deadline || !(self.goes_on)() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            match attempt() {
+                Err(Errno::AGAIN) => drop(poll(&mut [PollFd::new(&self.fd, flags)], Some(&STEP))),
+                // `read_line` would begin again at once, without a look at the time.
+                Err(Errno::INTR) => {}
+                done => return Ok(done?),
+            }
+        }
+    }
+}
+
+impl Read for Socket<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let fd = &self.fd;
+        let buffer = std::cell::RefCell::new(buffer);
+        self.patiently(PollFlags::IN, || {
+            rustix::net::recv(fd, &mut **buffer.borrow_mut(), RecvFlags::DONTWAIT).map(|(_, bytes)| bytes)
+        })
+    }
+}
+
+impl Write for Socket<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        self.patiently(PollFlags::OUT, || rustix::net::send(&self.fd, bytes, flags))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A QMP session.
+struct Qmp<'a> {
+    stream: BufReader<Socket<'a>>,
     /// Tells this session's answers from an earlier one's.
     session: u128,
     next: u64,
 }
 
 /// Asks QEMU at the other end where its guest's RAM lies. Waits for at most `limit`: a QEMU that
-/// has just begun answers late. Blocks.
+/// has just begun answers late. Blocks, as long as `goes_on` says so.
 ///
 /// # Errors
 /// The socket fails, the time is over, an answer cannot be understood, or RAM is not in one piece.
-pub(crate) fn find_ram(socket: OwnedFd, limit: Duration) -> Result<Vec<Ram>, QmpError> {
-    let stream = UnixStream::from(socket);
-    // These settings are the open file's: if the client holds our end too, it has them as well.
-    stream.set_nonblocking(false)?;
-    stream.set_write_timeout(Some(limit))?;
+pub(crate) fn find_ram(socket: OwnedFd, limit: Duration, goes_on: &dyn Fn() -> bool) -> Result<Vec<Ram>, QmpError> {
+    let socket = Socket { fd: socket, deadline: Instant::now() + limit, goes_on };
     let session = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |t| t.as_nanos());
-    let mut qmp = Qmp { stream: BufReader::new(stream), deadline: Instant::now() + limit, session, next: 0 };
+    let mut qmp = Qmp { stream: BufReader::new(socket), session, next: 0 };
     match qmp.execute("qmp_capabilities", json!({})) {
         // It refuses a second time: an earlier session has sent it.
         Ok(_) | Err(QmpError::Refused { .. }) => {}
@@ -109,7 +157,7 @@ pub(crate) fn find_ram(socket: OwnedFd, limit: Duration) -> Result<Vec<Ram>, Qmp
     Ok(found)
 }
 
-impl Qmp {
+impl Qmp<'_> {
     /// Sends a command and waits for its answer.
     fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, QmpError> {
         self.next += 1;
@@ -118,15 +166,10 @@ impl Qmp {
         line.push('\n');
         self.stream.get_mut().write_all(line.as_bytes())?;
         loop {
-            let left = self.deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into());
-            }
-            self.stream.get_ref().set_read_timeout(Some(left))?;
             let mut line = String::new();
-            let read = std::io::Read::take(&mut self.stream, MAX_ANSWER).read_line(&mut line)?;
+            let read = Read::take(&mut self.stream, MAX_ANSWER).read_line(&mut line)?;
             if read == 0 {
-                return Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof).into());
+                return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
             }
             let answer: Value = serde_json::from_str(&line).map_err(|e| QmpError::Malformed(e.to_string()))?;
             if answer["id"] != *id {

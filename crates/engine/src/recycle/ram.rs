@@ -1,7 +1,8 @@
 //! Where a guest's RAM lies in the regions of its client, found once by QMP.
 //!
-//! QEMU may take minutes to answer, so a thread of its own asks it, one for each guest. The agent
-//! keeps the answer, also for later daemons.
+//! QEMU may take minutes to answer, so a thread of its own asks it, one for each guest. It ends with
+//! the client's connection. A user has [`SEARCHES`] of them at a time. The agent keeps the answer,
+//! also for later daemons.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -25,6 +26,9 @@ const UNMANAGED: &str = "none of it is memory that the agent manages. RAM that o
 const QMP_TIME: Duration = Duration::from_secs(120);
 /// How long an agent may take to make room in its socket.
 const SEND_TIME: Duration = Duration::from_secs(10);
+/// Searches of one user's domains at a time: each is a thread, and guests that start together
+/// search together.
+const SEARCHES: u32 = 128;
 /// Pause between two attempts to send.
 const SEND_STEP: Duration = Duration::from_millis(5);
 
@@ -40,8 +44,16 @@ enum RamError {
 /// Starts the search for the RAM of a client's guest; `socket` is QEMU's monitor. The thread tells
 /// the agent and the client's ledger what it finds, and ends.
 pub(crate) fn locate(shared: &Arc<Shared>, client: &Arc<Client>, socket: OwnedFd) {
+    let Some(search) = Search::begin(shared, client) else {
+        let why = format!("{SEARCHES} guests of its user are being asked for their RAM; start fewer at a time");
+        tracing::warn!(pid = client.pid, "not recycled: {why}");
+        if let Some(recycling) = &mut client.state().recycling {
+            recycling.refuse(why);
+        }
+        return;
+    };
     let (shared, of) = (shared.clone(), client.clone());
-    let search = move || match extents(&of, socket) {
+    let ask = move || match extents(&of, socket, &search) {
         Ok(extents) => {
             let message = wire::encode(&ToAgent::Ram(extents.clone()));
             if send(&shared, &of, &message) {
@@ -55,14 +67,49 @@ pub(crate) fn locate(shared: &Arc<Shared>, client: &Arc<Client>, socket: OwnedFd
             }
         }
     };
-    if let Err(e) = std::thread::Builder::new().name("memory-map".into()).spawn(search) {
+    if let Err(e) = std::thread::Builder::new().name("memory-map".into()).spawn(ask) {
         tracing::warn!(pid = client.pid, "not recycled: no thread to ask QEMU with: {e}");
     }
 }
 
+/// A search under way; it counts until it is dropped.
+struct Search {
+    shared: Arc<Shared>,
+    uid: Option<u32>,
+}
+
+impl Search {
+    /// `None`: there are too many of this user.
+    fn begin(shared: &Arc<Shared>, client: &Client) -> Option<Self> {
+        let uid = client.domain.key.uid;
+        let mut searches = shared.searches.lock();
+        let count = searches.entry(uid).or_insert(0);
+        if *count >= SEARCHES {
+            return None;
+        }
+        *count += 1;
+        Some(Self { shared: shared.clone(), uid })
+    }
+
+    /// Whether anybody waits for its end.
+    fn goes_on(&self, client: &Client) -> bool {
+        !self.shared.stopping() && client.state().link.is_up()
+    }
+}
+
+impl Drop for Search {
+    fn drop(&mut self) {
+        let mut searches = self.shared.searches.lock();
+        let left = searches.remove(&self.uid).unwrap_or(0).saturating_sub(1);
+        if left > 0 {
+            searches.insert(self.uid, left);
+        }
+    }
+}
+
 /// Asks QEMU; gives the extents of RAM that the client's agent manages.
-fn extents(client: &Client, socket: OwnedFd) -> Result<Vec<Extent>, RamError> {
-    let ram = qmp::find_ram(socket, QMP_TIME)?;
+fn extents(client: &Client, socket: OwnedFd, search: &Search) -> Result<Vec<Extent>, RamError> {
+    let ram = qmp::find_ram(socket, QMP_TIME, &|| search.goes_on(client))?;
     // Frames that the pool has no room for are never recycled.
     let extents = extents_of(&client.state().regions, &ram);
     if extents.is_empty() {
@@ -139,5 +186,23 @@ mod tests {
             extents_of(&regions, &ram),
             [extent(256, 1, 0, 100), extent(above, 1, 50, 50), extent(above + 150, 2, 0, 50)]
         );
+    }
+
+    #[test]
+    fn searches_of_one_user_are_counted_and_given_back() {
+        let directory = std::env::temp_dir();
+        let state_file = crate::world::state_file::StateFile::load(&directory).unwrap();
+        let shared = Arc::new(Shared::new(crate::config::Config::default(), state_file));
+        let (client, _agent) = crate::client::scanning::tests::client();
+        let mut searches: Vec<_> = (0..SEARCHES).map_while(|_| Search::begin(&shared, &client)).collect();
+        assert_eq!(searches.len(), SEARCHES as usize);
+        assert!(Search::begin(&shared, &client).is_none(), "one too many");
+        assert!(searches[0].goes_on(&client));
+        client.disconnect();
+        assert!(!searches[0].goes_on(&client), "nobody waits for it");
+        searches.pop();
+        assert!(Search::begin(&shared, &client).is_some());
+        drop(searches);
+        assert!(shared.searches.lock().is_empty());
     }
 }

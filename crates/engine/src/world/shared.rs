@@ -30,6 +30,8 @@ pub(crate) struct Shared {
     stop: AtomicBool,
     /// Processes that are frozen, each with the client that it was then; see `daemon::freeze`.
     pub(crate) frozen: Mutex<HashMap<i32, Arc<Client>>>,
+    /// Searches for guests' RAM under way, by the user of the domain; see `recycle::ram`.
+    pub(crate) searches: Mutex<HashMap<Option<u32>, u32>>,
     /// CPU time of agents whose clients are gone, in nanoseconds.
     pub(crate) reaped_cpu_ns: AtomicU64,
     /// Pages merged by clients that are gone.
@@ -56,6 +58,7 @@ impl Shared {
             state_file: Mutex::new(state_file),
             stop: AtomicBool::new(false),
             frozen: Mutex::default(),
+            searches: Mutex::default(),
             reaped_cpu_ns: AtomicU64::default(),
             reaped_merged: AtomicU64::default(),
             reaped_recycled: AtomicU64::default(),

@@ -1,3 +1,5 @@
+use std::os::unix::net::UnixStream;
+
 use super::*;
 
 const MTREE: &str = r#"FlatView #0
@@ -68,7 +70,7 @@ fn a_session_skips_what_is_not_its_answer() {
             writeln!(out, "{answer}").unwrap();
         }
     });
-    let found = find_ram(ours.into(), Duration::from_secs(20)).unwrap();
+    let found = find_ram(ours.into(), Duration::from_secs(20), &|| true).unwrap();
     qemu.join().unwrap();
     assert_eq!(found.len(), 2);
     assert!(found.iter().all(|ram| ram.host == ram.start + (7 << 40)));
@@ -78,7 +80,26 @@ fn a_session_skips_what_is_not_its_answer() {
 fn a_socket_without_an_answer_is_an_error_in_time() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let begin = Instant::now();
-    assert!(find_ram(ours.into(), Duration::from_millis(50)).is_err());
+    assert!(find_ram(ours.into(), Duration::from_millis(50), &|| true).is_err());
     assert!(begin.elapsed() < Duration::from_secs(10));
     drop(theirs);
+}
+
+#[test]
+fn an_answer_that_comes_byte_by_byte_ends_with_the_time_or_with_the_client() {
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    // The client has our end, too, and changes its settings.
+    ours.set_read_timeout(None).unwrap();
+    let trickle = std::thread::spawn(move || {
+        while theirs.write_all(b" ").is_ok() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    });
+    let begin = Instant::now();
+    assert!(find_ram(ours.try_clone().unwrap().into(), Duration::from_millis(100), &|| true).is_err());
+    let asked = std::cell::Cell::new(0);
+    let goes_on = || asked.replace(asked.get() + 1) < 10;
+    assert!(find_ram(ours.into(), Duration::from_secs(600), &goes_on).is_err());
+    assert!(begin.elapsed() < Duration::from_secs(60));
+    trickle.join().unwrap();
 }

@@ -8,6 +8,7 @@
 mod failures;
 mod hostile;
 mod merging;
+mod poison;
 mod programs;
 mod readers;
 mod trust;

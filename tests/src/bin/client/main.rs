@@ -8,6 +8,7 @@
 #![allow(clippy::unwrap_used, reason = "a test program fails by panicking")]
 
 mod calls;
+mod poison;
 mod raw;
 mod recycle;
 mod region;
@@ -87,6 +88,7 @@ fn main() {
         Some("pinned") => pinned(),
         Some("advice") => advice(),
         Some("spliced") => spliced(number(1, 256), number(2, 1) as u64),
+        Some("poison") => poison::poison(number(1, 1024), number(2, 1) as u64),
         other => panic!("no scenario {other:?}"),
     }
     // Until the test lets go.

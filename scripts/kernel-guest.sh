@@ -1,0 +1,94 @@
+# shellcheck shell=bash
+# What scripts/test-kernels.sh and scripts/test-debug-kernel.sh share: the file system of a guest that runs the hazard tests,
+# and booting it. To be sourced in the repository's root; sets `work` to a directory that goes at the end.
+
+lane=$(basename "$0" .sh)
+fail() { echo "$lane: $*" >&2; exit 1; }
+
+cache=${PAGEONE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/pageone}
+work=$(mktemp -d /tmp/pageone-kernels.XXXXXX)
+qemu=
+cleanup() {
+    if [ -n "$qemu" ]; then kill "$qemu" 2>/dev/null && wait "$qemu" || true; fi
+    rm -rf "$work"
+}
+trap cleanup EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+# Lines of the kernel's log that mean that it is not well.
+unwell='Kernel panic|WARNING:|BUG:|kernel BUG|Oops|KASAN|general protection|[Bb]ad page|refcount_t|possible .* locking|'
+unwell+='inconsistent lock state|suspicious RCU|hung task|blocked for more|rcu: INFO|soft lockup|segfault|held lock'
+
+# pack BIN-DIR [TEST-NAME...]: builds the tests and makes $work/initrd of them, the programs and what they need.
+pack() {
+    local bin=$1 root=$work/root tests program programs wrappers=() name
+    shift
+    tests=$(cargo test --quiet -p e2e --test hazards --no-run --message-format=json-render-diagnostics |
+        sed -n 's/.*"executable":"\([^"]*hazards[^"]*\)".*/\1/p' | tail -n 1) && [ -x "$tests" ] ||
+        fail "the hazard tests could not be built"
+    programs=("$bin/pageone" "$bin/pageone-test-client" "$bin/pageone-behaviour-fuzz" "$bin/libpageone_agent.so")
+    for program in "${programs[@]}"; do
+        [ -f "$program" ] || fail "$program is missing: run 'cargo build --workspace'"
+    done
+    # The shell and the wrappers that the tests run must be dynamic programs, which take the preload: busybox does not.
+    for name in sh timeout ls wc; do wrappers+=("$(command -v "$name")"); done
+    mkdir -p "$root"/{bin,proc,sys,dev,tmp,pageone,faulty}
+    cp "$(command -v busybox)" "$root/bin/busybox"
+    cp -L "${wrappers[@]}" "$root/bin/"
+    cp "${programs[@]}" "$root/pageone/"
+    cp "$tests" "$root/pageone/hazards"
+    strip "$root"/pageone/*
+    printf '%s\n' "$@" > "$root/pageone/filters"
+    printf '%s\n' "$unwell" > "$root/pageone/unwell"
+    cp guest/hazards/init "$root/init"
+    cp guest/hazards/faulty-client "$root/faulty/pageone-test-client"
+    ln -s ../pageone/pageone ../pageone/libpageone_agent.so "$root/faulty/"
+    chmod 755 "$root/init" "$root/faulty/pageone-test-client"
+    # The libraries that they use, where the loader looks for them.
+    ldd "${programs[@]}" "$tests" "${wrappers[@]}" | grep -o '/[^ ]*\.so[^ ]* (' | tr -d ' (' | sort -u |
+        while read -r library; do
+            mkdir -p "$root$(dirname "$library")"
+            cp -L "$library" "$root$library"
+        done
+    (cd "$root" && find . | busybox cpio -o -H newc) > "$work/initrd" 2> "$work/cpio" ||
+        fail "the guest's file system could not be packed: $(cat "$work/cpio")"
+}
+
+# boot NAME KERNEL LIMIT PARAMETERS: runs a guest for at most LIMIT seconds. Its console goes to standard output. Returns 0
+# if all tests passed and its kernel is well.
+boot() {
+    local name=$1 kernel=$2 limit=$3 parameters=$4 started=$SECONDS shown code=0 complaints why
+    echo "$lane: $name"
+    : > "$work/console"
+    # Without cmpxchg16b, which QEMU 7.2 emulates with wrong flags. With two NUMA nodes.
+    timeout "$limit" qemu-system-x86_64 -accel tcg,thread=multi -smp 2,sockets=2 -cpu qemu64,-cx16 -m 4096 \
+        -object memory-backend-ram,size=2G,id=ram0 -object memory-backend-ram,size=2G,id=ram1 \
+        -numa node,memdev=ram0,cpus=0 -numa node,memdev=ram1,cpus=1 \
+        -kernel "$kernel" -initrd "$work/initrd" -append "console=ttyS0 quiet panic=-1 mitigations=off $parameters" \
+        -nodefaults -no-user-config -no-reboot -display none -serial "file:$work/console" -monitor none < /dev/null &
+    qemu=$!
+    # Each line as it comes, with the seconds since the guest's start; without the lists that only repeat the tests' names.
+    tail -n +1 -s 0.2 -f --pid="$qemu" "$work/console" | while IFS= read -r line || [ -n "$line" ]; do
+        line=${line%$'\r'}
+        if [[ $line =~ ^('    '[a-z0-9_:]+|successes:|failures:)?$ ]]; then continue; fi
+        printf '%4d  %s\n' $((SECONDS - started)) "$line"
+    done &
+    shown=$!
+    wait "$qemu" || code=$?
+    qemu=
+    wait "$shown"
+    # The guest's kernel must be well too.
+    complaints=$(grep -c -E "^kernel: .*($unwell)|Kernel panic" "$work/console") || true
+    if [ "$complaints" -eq 0 ] && tr -d '\r' < "$work/console" | grep -qx 'PAGEONE-TESTS-ENDED 0' &&
+        grep -q '^test result: ok\. [1-9]' "$work/console"; then
+        echo "$lane: $name passed in $((SECONDS - started)) s"
+        return 0
+    fi
+    why='a test failed, or none was run'
+    if [ "$complaints" -gt 0 ]; then why="its kernel complained, see the lines 'kernel:'"; fi
+    if ! grep -q '^PAGEONE-TESTS-ENDED' "$work/console"; then why="the guest ended before its tests (QEMU: $code)"; fi
+    if [ "$code" -eq 124 ]; then why="the guest was not done after $limit s"; fi
+    echo "$lane: $name FAILED: $why" >&2
+    return 1
+}

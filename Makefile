@@ -7,7 +7,8 @@ MAKEFLAGS += --no-print-directory
 export FLOORS = imports widths files hosts
 
 .PHONY: demo build check test lint test-unit test-loom test-stress test-sabotage test-e2e test-functional test-hazards \
-    test-rates test-soak test-behaviour test-hostile test-kernels test-tsan stress fuzz fuzz-behaviour fuzz-sabotage soak clean
+    test-rates test-soak test-behaviour test-hostile test-kernels debug-kernel test-debug-kernel test-tsan stress fuzz \
+    fuzz-behaviour fuzz-sabotage soak clean
 
 # Real guests, merged live. DEMO='--guests 8 --seconds 300' and the like are passed on.
 demo: deps-demo build
@@ -79,6 +80,16 @@ test-hostile: deps-test
 test-kernels: deps-test deps-kernels
 	$(CARGO) build --workspace
 	scripts/test-kernels.sh
+
+# Kernels that check themselves, built once into the cache. DEBUG_KERNELS='locks kasan' for both of them.
+DEBUG_KERNELS ?= locks
+debug-kernel: deps-debug-kernel
+	scripts/debug-kernel.sh $(DEBUG_KERNELS)
+
+# The hazards, broken memory, failed allocations and the behaviour fuzzer, in guests of these kernels.
+test-debug-kernel: deps-test debug-kernel
+	$(CARGO) build --workspace
+	PAGEONE_DEBUG_KERNELS='$(DEBUG_KERNELS)' scripts/test-debug-kernel.sh
 
 # The lock-free parts under ThreadSanitizer; needs a nightly toolchain with rust-src.
 test-tsan:

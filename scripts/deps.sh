@@ -8,6 +8,7 @@
 #                             RocksDB's library (for `--features rocksdb`), fio
 #   scripts/deps.sh fuzz      what `make fuzz` needs: a nightly toolchain and cargo-fuzz
 #   scripts/deps.sh kernels   the guest kernels to test with: Debian's 6.1 and 6.12 cloud kernels
+#   scripts/deps.sh debug-kernel   what building the kernels of scripts/debug-kernel.sh needs, with Debian's source of Linux 6.12
 #   scripts/deps.sh ppr       those, and what building the guest's recycler module for them needs
 #
 # Guest kernels are unpacked from Debian's packages into the cache and never installed on the host:
@@ -248,6 +249,19 @@ headers() {
     touch "$root/complete"
 }
 
+# ---- kernels that check themselves ---------------------------------------------------------------
+
+deps_debug_kernel() {
+    want gcc "compiles the kernel" have gcc
+    want make "builds the kernel" have make
+    want flex "the kernel's Kconfig is made with it" have flex
+    want bison "the kernel's Kconfig is made with it" have bison
+    want bc "computes the kernel's time constants" have bc
+    want libelf-dev "the kernel's objtool reads objects with it" test -e /usr/include/libelf.h
+    want linux-source-6.12 "the kernel's source (Debian 12 has it among its security updates)" test -e /usr/src/linux-source-6.12.tar.xz
+    install_missing
+}
+
 # ---- rivals -------------------------------------------------------------------------------------
 
 deps_bench() {
@@ -282,6 +296,7 @@ case ${1:-} in
     fuzz) deps_build; deps_fuzz ;;
     kernels) kernel_6_1; kernel_6_12 ;;
     ppr) deps_ppr ;;
+    debug-kernel) deps_debug_kernel ;;
     *) sed -n '2,/^set -e/{/^#/s/^# \{0,1\}//p}' "$0" >&2; exit 2 ;;
 esac
 say "$1: all is there"

@@ -2,4 +2,5 @@
 
 pub(crate) mod queue;
 pub(crate) mod shared;
+pub(crate) mod stall;
 pub(crate) mod state_file;

@@ -3,6 +3,9 @@
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use kmem::seqpacket::Listener;
 use parking_lot::Mutex;
@@ -11,6 +14,7 @@ use crate::config::Config;
 use crate::daemon::service::Service;
 use crate::merge::pass::{self, Buffers};
 use crate::world::shared::Shared;
+use crate::world::stall::{Slot, TICK};
 use crate::world::state_file::{STATE_FILE, StateFile};
 
 /// The name of the agents' socket in the daemon's directory.
@@ -43,8 +47,9 @@ fn io_error(what: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> S
 pub struct Engine {
     pub(crate) shared: Arc<Shared>,
     wake: Arc<OwnedFd>,
-    threads: Mutex<Vec<std::thread::JoinHandle<()>>>,
-    _lock: OwnedFd,
+    service: Mutex<Option<JoinHandle<()>>>,
+    workers: Arc<Workers>,
+    lock: OwnedFd,
 }
 
 impl Engine {
@@ -74,18 +79,25 @@ impl Engine {
         let wake =
             rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK);
         let wake = Arc::new(wake.map_err(watch)?);
-        let workers = config.workers();
+        let count = config.workers();
         let shared = Arc::new(Shared::new(config, state_file));
         let mut service = Service::new(shared.clone(), listener, wake.clone()).map_err(watch)?;
-        let spawn = |name: String, body: Box<dyn FnOnce() + Send>| {
-            std::thread::Builder::new().name(name).spawn(body).map_err(io_error("start threads for", &directory))
+        let workers = Arc::new(Workers {
+            shared: shared.clone(),
+            threads: Mutex::default(),
+            next: AtomicUsize::new(0),
+            told: Mutex::default(),
+        });
+        let start = || -> std::io::Result<JoinHandle<()>> {
+            for _ in 0..count {
+                workers.spawn()?;
+            }
+            let watched = workers.clone();
+            workers.threads.lock().push((None, spawn("watch", move || watched.watch())?));
+            spawn("service", move || service.run())
         };
-        let mut threads = vec![spawn("service".into(), Box::new(move || service.run()))?];
-        for n in 0..workers {
-            let shared = shared.clone();
-            threads.push(spawn(format!("merge-{n}"), Box::new(move || work(&shared)))?);
-        }
-        Ok(Self { shared, wake, threads: Mutex::new(threads), _lock: lock })
+        let service = Mutex::new(Some(start().map_err(io_error("start threads for", &directory))?));
+        Ok(Self { shared, wake, service, workers, lock })
     }
 
     /// Whether the engine has ended by itself (`exit_when_idle`).
@@ -97,9 +109,12 @@ impl Engine {
     pub fn stop(&self) {
         self.shared.stop();
         let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
-        for thread in self.threads.lock().drain(..) {
-            let _ = thread.join();
+        if let Some(service) = self.service.lock().take() {
+            let _ = service.join();
         }
+        self.workers.join();
+        // A thread that is held up in a client's memory keeps the process, and its descriptors.
+        let _ = rustix::fs::flock(&self.lock, rustix::fs::FlockOperation::Unlock);
     }
 
     /// The owner of a client process.
@@ -127,11 +142,81 @@ fn take_lock(directory: &Path) -> Result<OwnedFd, StartError> {
     }
 }
 
-/// A worker: takes one client after the other, for one pass each.
-fn work(shared: &Shared) {
+/// Time between two lines in the log on workers that are held up.
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// The workers' threads.
+struct Workers {
+    shared: Arc<Shared>,
+    /// Each with its worker; `None` for the watch.
+    threads: Mutex<Vec<(Option<Arc<Slot>>, JoinHandle<()>)>>,
+    next: AtomicUsize,
+    /// When the log last told of one that was held up.
+    told: Mutex<Option<Instant>>,
+}
+
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(name.into()).spawn(body)
+}
+
+impl Workers {
+    /// Starts one more.
+    fn spawn(&self) -> std::io::Result<()> {
+        let shared = self.shared.clone();
+        let (begun, slot) = std::sync::mpsc::sync_channel(1);
+        let thread = spawn(&format!("merge-{}", self.next.fetch_add(1, Relaxed)), move || {
+            let slot = shared.stalls.enter();
+            let _ = begun.send(slot.clone());
+            work(&shared, &slot);
+            shared.stalls.leave(&slot);
+        })?;
+        self.threads.lock().push((slot.recv().ok(), thread));
+        Ok(())
+    }
+
+    /// Puts others in the place of workers that are held up in a client's memory.
+    fn watch(&self) {
+        while self.shared.queue.wait_for_work() {
+            std::thread::sleep(TICK);
+            self.shared.stalls.look(|uid, time| {
+                let mut told = self.told.lock();
+                if told.is_none_or(|told| told.elapsed() >= SILENCE) {
+                    *told = Some(Instant::now());
+                    tracing::warn!(
+                        uid,
+                        "a worker is held up in the memory of a client of this user for {} ms; another takes its place",
+                        time.as_millis()
+                    );
+                }
+                self.shared.queue.set_aside();
+                if let Err(e) = self.spawn() {
+                    tracing::error!("cannot start a worker; there is one fewer: {e}");
+                }
+            });
+            self.threads.lock().retain(|(_, thread)| !thread.is_finished());
+        }
+    }
+
+    /// Waits for the end of all but those that are held up.
+    fn join(&self) {
+        let mut threads = std::mem::take(&mut *self.threads.lock());
+        while !threads.is_empty() {
+            threads
+                .retain(|(slot, thread)| !thread.is_finished() && !slot.as_ref().is_some_and(|slot| slot.is_held_up()));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// A worker: takes one client after the other, for one pass each, until another has its place.
+fn work(shared: &Shared, slot: &Slot) {
     let mut buffers = Buffers::new();
     while let Some((client, scan)) = shared.queue.take() {
         pass::run(shared, &client, &mut buffers, scan);
+        if slot.is_replaced() {
+            shared.queue.returned();
+            return shared.queue.done(client);
+        }
         shared.charge_agents();
         shared.pacer.pause(|| shared.stopping());
         shared.queue.done(client);

@@ -44,7 +44,7 @@ enum Stop {
 impl From<Unreadable> for Stop {
     fn from(why: Unreadable) -> Self {
         match why {
-            Unreadable::Gone => Self::Client,
+            Unreadable::Gone | Unreadable::HeldUp => Self::Client,
             why => Self::Fatal(why.to_string()),
         }
     }
@@ -67,7 +67,12 @@ impl From<Unserved> for Stop {
 
 /// One merge pass of `client`. `scan`: a merge period has passed, so the pass only looks which
 /// pages were written, and another follows that reads.
+///
+/// Nothing is done where a worker is held up in the memory of one of the user's clients.
 pub(crate) fn run(shared: &Shared, client: &Arc<Client>, buffers: &mut Buffers, scan: bool) {
+    if let Some(why) = shared.stalls.why(client.uid) {
+        return client.state().refusals.unreadable(client.pid, why);
+    }
     if scan {
         // All clients are scanned before any is read: only then is it known how many pages there
         // are to read in the time.
@@ -198,12 +203,14 @@ impl<'a> Pass<'a> {
         plan: &mut Plan,
         buffers: &mut Buffers,
     ) -> Option<(u32, Option<Picked>)> {
+        let follows = range.page == self.prediction.page + 1;
+        let nodes = if follows { self.prediction.nodes(self.client, id, range.end()) } else { None };
         let mut state = self.client.state();
         let goes_on = state.link.is_up() && !state.tracking.is_frozen() && state.refusals.why().is_none();
         let is_idle = state.flight.is_empty();
         let region = state.regions.get_mut(&id)?;
-        let predicted = match range.page == self.prediction.page + 1 {
-            true => self.prediction.plan_ahead(self.client, region, range.end(), plan),
+        let predicted = match follows {
+            true => self.prediction.plan_ahead(self.client, region, range.end(), nodes.as_deref(), plan),
             false => 0,
         };
         let picked = self.reader.pick(region, range, predicted, is_idle, buffers);

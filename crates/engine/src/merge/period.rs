@@ -2,9 +2,12 @@
 
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
+
 use crate::client::Client;
 use crate::ledger::Region;
 use crate::world::shared::Shared;
+use crate::world::stall::{touch, wait};
 
 /// Scanning all clients may take one part in 40 of a CPU's time. Many mappings make it slow, and
 /// agents that map, with the program's page faults behind them, wait for it.
@@ -18,8 +21,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Refuses pinned memory, and scans. `false`: there is nothing to do for this client now.
 pub(super) fn begin(shared: &Shared, client: &Client) -> bool {
-    let status = kmem::procfs::status(Some(client.pid));
-    let mut state = client.settled();
+    let Some(status) = touch(client.uid, || kmem::procfs::status(Some(client.pid))) else { return false };
+    let mut state = wait(client.uid, || client.settled());
     let now = Instant::now();
     let late = state.flight.is_late(now, PATIENCE);
     state.link.set_stalled(late);
@@ -46,6 +49,7 @@ pub(super) fn begin(shared: &Shared, client: &Client) -> bool {
             state.schedule.next_scan = now + took * SCAN_SHARE * shared.clients().len() as u32;
         }
         Ok(_) => {}
+        Err(Errno::BUSY) => return false,
         Err(e) => {
             tracing::warn!(pid = client.pid, "cannot scan its memory: {e}");
             return false;

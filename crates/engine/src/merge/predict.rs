@@ -6,7 +6,7 @@
 //! tell whether the sequence goes on; each time it does, the next prediction is twice as long. A
 //! page that was predicted wrong is a candidate again, and is read next.
 
-use wire::{PageNo, Run};
+use wire::{PageNo, RegionId, Run};
 
 use super::plan::{BATCH, Plan};
 use super::read::nodes_of;
@@ -48,25 +48,45 @@ impl Prediction {
         (self.page, self.target) = (page, target.unwrap_or(self.target));
     }
 
-    /// Plans pages that follow the sequence, up to `end`, without reading them. Returns how many.
-    pub(super) fn plan_ahead(&mut self, client: &Client, region: &mut Region, end: PageNo, plan: &mut Plan) -> u32 {
+    /// The NUMA nodes of the pages that may be planned next, up to `end`; `None` where nodes are not
+    /// kept apart. The kernel may take its time, so the caller must not hold the client's lock.
+    pub(super) fn nodes(&self, client: &Client, id: RegionId, end: PageNo) -> Option<Vec<Option<u32>>> {
+        if self.len < PROVEN || !client.domain.store.by_node {
+            return None;
+        }
+        let next = self.page + 1;
+        let pages = Run::between(next, (next + self.ahead).min(end));
+        let addresses: Vec<usize> = {
+            let state = client.state();
+            let region = state.regions.get(&id)?;
+            pages.pages().map(|page| region.address(page)).collect()
+        };
+        // Where the nodes cannot be told the pages are read next, which tells why.
+        Some(nodes_of(client, &addresses).unwrap_or_default())
+    }
+
+    /// Plans pages that follow the sequence, up to `end`, without reading them; `nodes`: what
+    /// [`Prediction::nodes`] gave. Returns how many.
+    pub(super) fn plan_ahead(
+        &mut self,
+        client: &Client,
+        region: &mut Region,
+        end: PageNo,
+        nodes: Option<&[Option<u32>]>,
+        plan: &mut Plan,
+    ) -> u32 {
         if self.len < PROVEN {
             return 0;
         }
         let store = &client.domain.store;
         // A page of another node does not belong to the sequence, whatever it holds. A page of
         // which nothing is known may be on any.
-        let nodes = store.by_node.then(|| {
-            let next = self.page + 1;
-            let pages = Run::between(next, (next + self.ahead).min(end));
-            // Where the nodes cannot be told the pages are read next, which tells why.
-            nodes_of(client, &pages.pages().map(|page| region.address(page)).collect::<Vec<_>>()).unwrap_or_default()
-        });
+        let nodes = if store.by_node { nodes.or(Some(&[])) } else { None };
         let mut predicted = 0;
         while predicted < self.ahead && self.page + 1 < end && plan.pages < BATCH {
             let (page, target) = (self.page + 1, self.target.next());
             if let Target::Frame(frame) = target {
-                let near = nodes.as_ref().is_none_or(|nodes| nodes.get(predicted as usize) == Some(&store.node(frame)));
+                let near = nodes.is_none_or(|nodes| nodes.get(predicted as usize) == Some(&store.node(frame)));
                 if !near || !store.try_ref(frame) {
                     break;
                 }

@@ -15,6 +15,7 @@ use wire::{PageNo, RegionId, Run};
 
 use crate::client::Client;
 use crate::ledger::Region;
+use crate::world::stall::touch;
 
 /// Pages read at a time.
 const CHUNK: usize = 128;
@@ -61,6 +62,9 @@ pub(super) enum Unreadable {
     /// Its process is gone.
     #[error("the process is gone")]
     Gone,
+    /// This worker was held up in its memory; another has its place.
+    #[error("reading its memory does not end")]
+    HeldUp,
     /// The kernel does not say on which NUMA nodes its pages lie.
     #[error(
         "the kernel does not tell the NUMA nodes of its pages (move_pages: {0}), and merge_across_nodes = false keeps nodes apart; \
@@ -112,10 +116,11 @@ impl Chunk<'_> {
         match &mut self.source {
             Source::Read(pages) => pages.get(at),
             Source::Client { addresses, buffer } => {
-                let read = client.memory.read_pages(&addresses[at..at + 1], &mut buffer[..]);
+                let read = touch(client.uid, || client.memory.read_pages(&addresses[at..at + 1], &mut buffer[..]));
                 let domain = &client.domain;
                 // A frame under a wrong key would keep others from merging that content.
-                (read == Ok(1) && domain.key_of(domain.digest(&buffer[..]), node) == Some(key)).then_some(&**buffer)
+                (read == Some(Ok(1)) && domain.key_of(domain.digest(&buffer[..]), node) == Some(key))
+                    .then_some(&**buffer)
             }
         }
     }
@@ -127,7 +132,8 @@ impl Chunk<'_> {
 pub(super) fn nodes_of(client: &Client, addresses: &[usize]) -> Result<Vec<Option<u32>>, Unreadable> {
     let mut nodes = Vec::new();
     if client.domain.store.by_node
-        && let Err(e) = kmem::numa::nodes_of(client.pid, addresses, &mut nodes)
+        && let Err(e) =
+            touch(client.uid, || kmem::numa::nodes_of(client.pid, addresses, &mut nodes)).ok_or(Unreadable::HeldUp)?
     {
         return Err(match Errno::from_io_error(&e) {
             Some(Errno::SRCH) => Unreadable::Gone,
@@ -280,7 +286,8 @@ impl<'a> Reader<'a> {
             return Ok(None);
         }
         let addresses = &addresses[first..(first + CHUNK).min(pages.len())];
-        let read = self.client.memory.read_pages(addresses, bytes).map_err(|Gone| Unreadable::Gone)?;
+        let read = touch(self.client.uid, || self.client.memory.read_pages(addresses, bytes));
+        let read = read.ok_or(Unreadable::HeldUp)?.map_err(|Gone| Unreadable::Gone)?;
         let (read_pages, _) = bytes[..read * PAGE_SIZE].as_chunks::<PAGE_SIZE>();
         digests.clear();
         digests.extend(read_pages.iter().map(|bytes| self.client.domain.digest(bytes)));

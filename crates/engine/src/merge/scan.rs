@@ -41,6 +41,7 @@ use crate::client::scanning::without;
 use crate::client::{Client, State};
 use crate::ledger::written::HugePolicy;
 use crate::ledger::{Entry, Region};
+use crate::world::stall::touch;
 
 /// How long one system call that scans should take: an agent that maps waits for it.
 const SCAN_TIME: Duration = Duration::from_micros(100);
@@ -97,7 +98,7 @@ impl Client {
     /// that ages; see `rates`. Returns how many pages were written, or are new.
     ///
     /// # Errors
-    /// Those of `PAGEMAP_SCAN`. What was found until then is entered; the change log is lost.
+    /// Those of `PAGEMAP_SCAN`; `EBUSY`: this worker was held up in the client's memory. What was found until then is entered; the change log is lost.
     pub(crate) fn scan(&self, state: &mut MutexGuard<'_, State>, ageing: bool) -> Result<u64, Errno> {
         if state.tracking.is_frozen() {
             return Ok(0);
@@ -158,7 +159,8 @@ impl Client {
         MutexGuard::unlocked(state, || {
             merged.into_iter().try_for_each(|run| {
                 let range = Range::new(run.start, run.end - run.start);
-                self.pagemap.scan(range, &query, &mut |run| written.runs.push(run)).map(drop)
+                let scan = || self.pagemap.scan(range, &query, &mut |run| written.runs.push(run)).map(drop);
+                touch(self.uid, scan).ok_or(Errno::BUSY)?
             })
         })
     }
@@ -194,7 +196,7 @@ impl Client {
             let end = ((start + len) & !(HUGE_PAGE_SIZE - 1)).min(range.end());
             let part = Range::new(start, end - start);
             let begin = Instant::now();
-            self.pagemap.scan(part, query, &mut |run| found.push(run))?;
+            touch(self.uid, || self.pagemap.scan(part, query, &mut |run| found.push(run))).ok_or(Errno::BUSY)??;
             let time = begin.elapsed();
             start = part.end();
             if time > SCAN_TIME {

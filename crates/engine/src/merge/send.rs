@@ -8,6 +8,7 @@ use super::plan::Plan;
 use crate::client::Client;
 use crate::client::batch::PlannedRun;
 use crate::world::shared::Shared;
+use crate::world::stall::wait;
 
 /// How long an agent may take to make room in its socket, before the worker turns to other clients.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -26,7 +27,7 @@ pub(super) fn send(shared: &Shared, client: &Client, id: RegionId, plan: Plan) -
     }
     let deadline = Instant::now() + PATIENCE;
     loop {
-        match client.send_batch(id, runs) {
+        match wait(client.uid, || client.send_batch(id, runs)) {
             Ok(()) => {
                 shared.charge_agents();
                 return Ok(());

@@ -28,6 +28,9 @@ impl Engine {
             let clients = clients.iter().filter(|client| Arc::ptr_eq(&client.domain, &domain));
             let mut out = domain_status(&domain, clients, &mut status.metrics);
             status.metrics += &out.metrics;
+            for client in out.clients.iter_mut().filter(|client| client.refused.is_none()) {
+                client.refused = shared.stalls.why(client.uid);
+            }
             if let Some(uid) = uid {
                 out.clients.retain(|client| client.uid == uid);
             }

@@ -25,8 +25,9 @@ pub(crate) trait TakesPasses {
 
 struct Waiting<C> {
     clients: VecDeque<Arc<C>>,
-    /// Passes under way.
-    under_way: usize,
+    /// Passes under way that were not set aside. Below 0 for the moment in which a worker was set
+    /// aside just when its pass had ended.
+    under_way: isize,
     closed: bool,
 }
 
@@ -34,12 +35,14 @@ struct Waiting<C> {
 pub(crate) struct Queue<C> {
     waiting: Mutex<Waiting<C>>,
     more: Condvar,
+    /// A pass has begun, or the queue was closed.
+    begun: Condvar,
 }
 
 impl<C> Default for Queue<C> {
     fn default() -> Self {
         let waiting = Waiting { clients: VecDeque::new(), under_way: 0, closed: false };
-        Self { waiting: Mutex::new(waiting), more: Condvar::new() }
+        Self { waiting: Mutex::new(waiting), more: Condvar::new(), begun: Condvar::new() }
     }
 }
 
@@ -61,6 +64,7 @@ impl<C: TakesPasses> Queue<C> {
     pub(crate) fn close(&self) {
         self.waiting.lock().closed = true;
         self.more.notify_all();
+        self.begun.notify_all();
     }
 
     /// The next client and whether to scan it; waits. `None`: the queue is closed.
@@ -72,6 +76,7 @@ impl<C: TakesPasses> Queue<C> {
             }
             if let Some(client) = waiting.clients.pop_front() {
                 waiting.under_way += 1;
+                self.begun.notify_all();
                 let scan = client.passes().fetch_and(!SCAN, AcqRel) & SCAN != 0;
                 if !scan {
                     client.passes().fetch_and(!GO_ON, AcqRel);
@@ -102,10 +107,29 @@ impl<C: TakesPasses> Queue<C> {
         self.waiting.lock().under_way -= 1;
     }
 
+    /// A pass under way is held up: it counts as none until its worker [returns](Queue::returned).
+    pub(crate) fn set_aside(&self) {
+        self.waiting.lock().under_way -= 1;
+    }
+
+    /// A pass that was set aside is about to end.
+    pub(crate) fn returned(&self) {
+        self.waiting.lock().under_way += 1;
+    }
+
+    /// Waits until a pass is under way that was not set aside. `false`: the queue is closed.
+    pub(crate) fn wait_for_work(&self) -> bool {
+        let mut waiting = self.waiting.lock();
+        while !waiting.closed && waiting.under_way <= 0 {
+            self.begun.wait(&mut waiting);
+        }
+        !waiting.closed
+    }
+
     /// Whether no client waits for a pass or has one.
     pub(crate) fn is_idle(&self) -> bool {
         let waiting = self.waiting.lock();
-        waiting.clients.is_empty() && waiting.under_way == 0
+        waiting.clients.is_empty() && waiting.under_way <= 0
     }
 }
 

@@ -16,6 +16,7 @@ use crate::content::frame::Frame;
 use crate::content::index::{ClientId, MAX_CLIENTS, Sighting};
 use crate::pace::{IN_HAND, Pacer};
 use crate::world::queue::{Queue, TakesPasses};
+use crate::world::stall::Stalls;
 use crate::world::state_file::StateFile;
 
 /// What the threads share.
@@ -23,6 +24,7 @@ pub(crate) struct Shared {
     pub(crate) config: Config,
     pub(crate) queue: Queue<Client>,
     pub(crate) pacer: Pacer,
+    pub(crate) stalls: Stalls,
     pub(crate) started: Instant,
     clients: RwLock<BTreeMap<ClientId, Arc<Client>>>,
     domains: Mutex<BTreeMap<DomainKey, Arc<Domain>>>,
@@ -52,6 +54,7 @@ impl Shared {
             pacer: Pacer::new(&config),
             config,
             queue: Queue::default(),
+            stalls: Stalls::default(),
             started: Instant::now(),
             clients: RwLock::default(),
             domains: Mutex::default(),

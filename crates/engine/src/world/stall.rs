@@ -29,6 +29,9 @@ use parking_lot::Mutex;
 /// A worker that has been asleep in a client's memory for longer than this is replaced. Reads from
 /// memory take microseconds, from a fast swap device less than a millisecond.
 const LIMIT: Duration = Duration::from_millis(20);
+/// The same for a worker that waits for another thread to leave a client's memory: `pageone dirty`
+/// may scan a large client for as long as tens of milliseconds.
+const LIMIT_OF_WAITS: Duration = Duration::from_millis(500);
 /// How often the watch looks. With [`LIMIT`] this bounds how long a worker is held up.
 pub(crate) const TICK: Duration = Duration::from_millis(10);
 /// A user that held up a worker is left alone for so many times that time: it may cost one worker
@@ -48,15 +51,30 @@ pub(crate) struct Slot {
     since: AtomicU64,
     /// The user whose memory that is.
     uid: AtomicU32,
+    /// It only waits there.
+    waits: AtomicBool,
     /// Another worker has its place, and the memory of this user is why.
     replaced: AtomicBool,
     blamed: AtomicU32,
 }
 
 impl Slot {
+    /// How long it has been in a client's memory, if that is too long.
     fn held_up(&self) -> Option<Duration> {
-        let since = self.since.load(Acquire);
-        (since > 0).then(|| self.base.elapsed().saturating_sub(Duration::from_nanos(since)))
+        let since = Some(self.since.load(Acquire)).filter(|&since| since > 0)?;
+        let time = self.base.elapsed().saturating_sub(Duration::from_nanos(since));
+        let limit = if self.waits.load(Relaxed) { LIMIT_OF_WAITS } else { LIMIT };
+        Some(time).filter(|&time| time > limit)
+    }
+
+    /// Does something that is watched.
+    fn note<R>(&self, uid: u32, waits: bool, act: impl FnOnce() -> R) -> R {
+        self.uid.store(uid, Relaxed);
+        self.waits.store(waits, Relaxed);
+        self.since.store((self.base.elapsed().as_nanos() as u64).max(1), Release);
+        let result = act();
+        self.since.store(0, Release);
+        result
     }
 
     /// Whether another worker has its place.
@@ -66,7 +84,7 @@ impl Slot {
 
     /// Whether its thread will hardly end soon.
     pub(crate) fn is_held_up(&self) -> bool {
-        self.is_replaced() || self.held_up().is_some_and(|time| time > LIMIT)
+        self.is_replaced() || self.held_up().is_some()
     }
 }
 
@@ -79,11 +97,17 @@ pub(crate) fn touch<R>(uid: u32, act: impl FnOnce() -> R) -> Option<R> {
         if mine.is_replaced() {
             return None;
         }
-        mine.uid.store(uid, Relaxed);
-        mine.since.store((mine.base.elapsed().as_nanos() as u64).max(1), Release);
-        let result = act();
-        mine.since.store(0, Release);
+        let result = mine.note(uid, false, act);
         (!mine.is_replaced()).then_some(result)
+    })
+}
+
+/// Waits until another thread has left the memory of a client of this user, which may take for
+/// ever.
+pub(crate) fn wait<R>(uid: u32, act: impl FnOnce() -> R) -> R {
+    MINE.with_borrow(|mine| match mine {
+        Some(mine) => mine.note(uid, true, act),
+        None => act(),
     })
 }
 
@@ -113,6 +137,7 @@ impl Stalls {
             base: Instant::now(),
             since: AtomicU64::new(0),
             uid: AtomicU32::new(0),
+            waits: AtomicBool::new(false),
             replaced: AtomicBool::new(false),
             blamed: AtomicU32::new(0),
         });
@@ -137,7 +162,7 @@ impl Stalls {
     pub(crate) fn look(&self, mut replace: impl FnMut(u32, Duration)) {
         let slots: Vec<_> = self.slots.lock().iter().filter(|slot| !slot.is_replaced()).cloned().collect();
         for slot in slots {
-            let Some(time) = slot.held_up().filter(|&time| time > LIMIT && is_asleep(slot.tid)) else { continue };
+            let Some(time) = slot.held_up().filter(|_| is_asleep(slot.tid)) else { continue };
             let uid = slot.uid.load(Relaxed);
             let mut blocked = self.blocked.lock();
             let rest = time * REST;

@@ -37,10 +37,9 @@ fn memory(pages: usize) -> Region {
 
 impl Raw {
     /// Fills `pages` pages from `seed` on and introduces itself with them.
-    pub(crate) fn connect(socket: &Path, pages: usize, seed: u64) -> Self {
+    pub(crate) fn connect(socket: &Path, uffd: Uffd, pages: usize, seed: u64) -> Self {
         let region = memory(pages);
         (0..pages).for_each(|page| region.fill(page, seed + page as u64));
-        let uffd = Uffd::new(Features::WP | Features::WP_ASYNC | Features::WP_UNPOPULATED).unwrap();
         uffd.register_wp(Range::new(PLACE, pages * PAGE)).unwrap();
         let conn = Conn::connect(socket).unwrap();
         let send = |message: ToDaemon| conn.send(&wire::encode(&message), &[]).unwrap();
@@ -59,6 +58,11 @@ impl Raw {
     }
 }
 
+/// What tracks writes.
+fn tracking() -> Uffd {
+    Uffd::new(Features::WP | Features::WP_ASYNC | Features::WP_UNPOPULATED).unwrap()
+}
+
 fn receive(conn: &Conn) -> Option<(ToAgent, Vec<OwnedFd>)> {
     let (mut packet, mut fds) = (vec![0; wire::MAX_MESSAGE], Vec::new());
     match conn.recv(&mut packet, &mut fds).unwrap() {
@@ -71,7 +75,7 @@ fn receive(conn: &Conn) -> Option<(ToAgent, Vec<OwnedFd>)> {
 /// `exec SOCKET PAGES SEED`: a client that runs another program when it is told to, which keeps the
 /// connection and has other contents at the same addresses, from SEED on.
 pub(crate) fn exec(socket: &str, pages: usize, seed: u64) {
-    let raw = Raw::connect(Path::new(socket), pages, u64::from(std::process::id()) << 40);
+    let raw = Raw::connect(Path::new(socket), tracking(), pages, u64::from(std::process::id()) << 40);
     say("ready");
     hear();
     rustix::io::fcntl_setfd(&raw.conn, rustix::io::FdFlags::empty()).unwrap();
@@ -89,6 +93,27 @@ pub(crate) fn other(fd: i32, pages: usize, seed: u64) {
     say("other");
     hear();
     say(if region.wrong(0..pages, |page| (seed << 32) + 1 + page as u64) == 0 { "ok" } else { "wrong" });
+}
+
+/// `stuck SOCKET PAGES FILE`: a client of the user nobody that maps FILE over its memory when it is
+/// told to. It wants to be started as root, which may open the file.
+pub(crate) fn stuck(socket: &str, pages: usize, file: &str) {
+    const NOBODY: u32 = 65534;
+    let (file, uffd) = (std::fs::File::open(file).unwrap(), tracking());
+    // The kernel asks for the size now, and else never.
+    assert!(file.metadata().unwrap().len() >= (pages * PAGE) as u64);
+    // SAFETY: the calls take numbers. This process has one thread.
+    let result = unsafe { libc::setresgid(NOBODY, NOBODY, NOBODY) | libc::setresuid(NOBODY, NOBODY, NOBODY) };
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+    let _raw = Raw::connect(Path::new(socket), uffd, pages, u64::from(std::process::id()) << 40);
+    crate::wait_go();
+    let (place, fd) = (PLACE as *mut libc::c_void, file.as_raw_fd());
+    let flags = libc::MAP_PRIVATE | libc::MAP_FIXED;
+    // SAFETY: replaces memory that nothing here looks at any more.
+    let mapped = unsafe { libc::mmap(place, pages * PAGE, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0) };
+    assert_ne!(mapped, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
+    say("mapped");
+    while hear().is_some() {}
 }
 
 /// `sibling PAGES COPIES`: when it is told to go on, it ends and leaves its memory to a process that

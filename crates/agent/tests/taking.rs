@@ -258,3 +258,13 @@ fn no_window_opens_while_memory_is_mapped_for_a_device() {
     let _open = merger.join().unwrap();
     assert_eq!(program.ask("check 0 512"), "0");
 }
+
+#[test]
+fn ksm_gets_nothing_of_managed_memory() {
+    let Some((_daemon, mut program, _store)) = start(0, &[]) else { return };
+    // Less than what is taken as a region.
+    assert_eq!(program.ask("mark 8 16"), "0");
+    let smaps = std::fs::read_to_string(format!("/proc/{}/smaps", program.pid())).unwrap();
+    let marked = smaps.lines().filter(|line| line.starts_with("VmFlags:") && line.contains(" mg")).count();
+    assert_eq!(marked, 0);
+}

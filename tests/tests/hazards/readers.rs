@@ -170,15 +170,16 @@ fn a_file_that_does_not_answer_holds_up_nobody_but_its_user() {
     if !rustix::process::geteuid().is_root() {
         return skipped("clients of two users need root");
     }
-    let daemon = Daemon::with(&["--merge-period", "1", "--target-scan-time", "0.1"]);
+    let daemon = Daemon::with(&["--merge-period", "3", "--target-scan-time", "0.1"]);
     std::fs::set_permissions(daemon.dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
-    // Dropped before the daemon, whose threads wait for it.
+    // Dropped after the file, for which the daemon's threads wait, and so the ends of clients.
+    let mut stuck: Vec<Client> = Vec::new();
     let file = match HungFile::mount(daemon.dir.path()) {
         Ok(file) => file,
         Err(why) => return skipped(&format!("a FUSE file system cannot be mounted: {why}")),
     };
     let path = file.path.to_str().unwrap().to_string();
-    let mut stuck: Vec<Client> = (0..3).map(|_| raw(&daemon, "stuck", &["1024", &path])).collect();
+    stuck.extend((0..3).map(|_| raw(&daemon, "stuck", &["1024", &path])));
     stuck.iter_mut().for_each(|client| client.expect("ready"));
     for client in &mut stuck {
         eventually("it was scanned", Duration::from_secs(30), || {
@@ -212,4 +213,24 @@ fn a_file_that_does_not_answer_holds_up_nobody_but_its_user() {
             daemon.client(client.pid())?["refused"].is_null().then_some(())
         });
     }
+}
+
+#[test]
+fn a_new_client_whose_memory_does_not_answer_keeps_no_other_from_connecting() {
+    let daemon = Daemon::start();
+    // Dropped after the file.
+    let mut liars: Vec<Client> = Vec::new();
+    let file = match HungFile::mount(daemon.dir.path()) {
+        Ok(file) => file,
+        Err(why) => return skipped(&format!("a FUSE file system cannot be mounted: {why}")),
+    };
+    let path = file.path.to_str().unwrap().to_string();
+    liars.extend((0..3).map(|_| raw(&daemon, "misplaced", &[&path])));
+    liars.iter_mut().for_each(|liar| liar.expect("said"));
+    eventually("the daemon looks there", Duration::from_secs(30), || file.asked.load(SeqCst).then_some(()));
+    let mut holder = daemon.scenario(&["hold", "4096", "4", "6"]);
+    holder.expect("ready");
+    daemon.wait_merged(holder.pid(), 4096);
+    holder.go();
+    assert!(liars.iter().all(|liar| daemon.client(liar.pid()).is_none()));
 }

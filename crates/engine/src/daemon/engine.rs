@@ -145,11 +145,13 @@ fn take_lock(directory: &Path) -> Result<OwnedFd, StartError> {
 /// Time between two lines in the log on workers that are held up.
 const SILENCE: Duration = Duration::from_secs(60);
 
+/// A thread and the worker that it is; `None`: another thread.
+type Thread = (Option<Arc<Slot>>, JoinHandle<()>);
+
 /// The workers' threads.
 struct Workers {
     shared: Arc<Shared>,
-    /// Each with its worker; `None` for the watch.
-    threads: Mutex<Vec<(Option<Arc<Slot>>, JoinHandle<()>)>>,
+    threads: Mutex<Vec<Thread>>,
     next: AtomicUsize,
     /// When the log last told of one that was held up.
     told: Mutex<Option<Instant>>,

@@ -12,16 +12,16 @@ use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::*;
+use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
-use kmem::memfd::SharedMap;
 use kmem::pidfd::PidFd;
 use kmem::seqpacket::{Conn, Listener};
 use rustix::event::epoll;
 use rustix::io::Errno;
 use wire::{SegmentId, ToDaemon};
 
-use self::handshake::{HANDSHAKE_TIME, Handshake, HandshakeError};
+use self::handshake::{Admitted, HANDSHAKE_TIME, Handshake, HandshakeError};
 use crate::client::link::Link;
 use crate::client::{Client, Next, ProtocolError};
 use crate::content::index::ClientId;
@@ -75,6 +75,9 @@ pub(super) struct Service {
     handshakes: HashMap<u32, Handshake>,
     next_handshake: u32,
     last_client: ClientId,
+    /// Where new clients come from, and how many of each user are on their way.
+    admitted: (Sender<Admitted>, Receiver<Admitted>),
+    admitting: HashMap<u32, Arc<()>>,
     packet: Vec<u8>,
     empty_since: Instant,
     /// When the pools are to be looked at.
@@ -96,6 +99,8 @@ impl Service {
             handshakes: HashMap::new(),
             next_handshake: 0,
             last_client: ClientId(0),
+            admitted: std::sync::mpsc::channel(),
+            admitting: HashMap::new(),
             packet: vec![0; wire::MAX_MESSAGE],
             empty_since: Instant::now(),
             next_reclaim: None,
@@ -145,7 +150,10 @@ impl Service {
         let number = token as u32;
         match token {
             LISTENER => self.accept(),
-            WAKE => drop(rustix::io::read(&*self.wake, &mut [0u8; 8])),
+            WAKE => {
+                let _ = rustix::io::read(&*self.wake, &mut [0u8; 8]);
+                self.take_admitted();
+            }
             _ if token >> 32 == HANDSHAKE >> 32 => self.shake_hands(number),
             _ if token >> 32 == CLIENT >> 32 => {
                 self.serve(ClientId(number));
@@ -274,16 +282,6 @@ impl Service {
         for client in clients.iter().filter(|client| !client.state().link.is_up() && client.pagemap.is_gone()) {
             tracing::info!(pid = client.pid, name = client.name, "client gone");
             self.reap(client.number);
-        }
-    }
-
-    /// A process has connected anew, and maps `control` at `address`: reaps what it was before,
-    /// unless that was another address space, which is still in use.
-    fn supersede(&mut self, pid: i32, control: &SharedMap, address: u64) {
-        for client in self.shared.clients().iter().filter(|client| client.pid == pid) {
-            if proof::shows(&client.memory, control, address) || client.pagemap.is_gone() {
-                self.reap(client.number);
-            }
         }
     }
 

@@ -238,7 +238,11 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let slot = stalls.enter();
-                touch(7, || while !stop.load(Relaxed) {});
+                touch(7, || {
+                    while !stop.load(Relaxed) {
+                        std::hint::spin_loop();
+                    }
+                });
                 stalls.leave(&slot);
             });
             std::thread::sleep(3 * LIMIT);

@@ -72,6 +72,7 @@ fn main() {
         Some("recycle") => recycle::run(number(1, 4096), number(2, 3)),
         Some("sibling") => raw::sibling(number(1, 4096), number(2, 4)),
         Some("stuck") => raw::stuck(&args[1], number(2, 1024), &args[3]),
+        Some("misplaced") => raw::misplaced(&args[1], &args[2]),
         Some("exec") => raw::exec(&args[1], number(2, 1024), number(3, 1) as u64),
         Some("other") => raw::other(number(1, 0) as i32, number(2, 1024), number(3, 1) as u64),
         Some("hold") => hold(number(1, 4096), number(2, 4), number(3, 1) as u64, number(4, 0)),

@@ -38,6 +38,11 @@ fn memory(pages: usize) -> Region {
 impl Raw {
     /// Fills `pages` pages from `seed` on and introduces itself with them.
     pub(crate) fn connect(socket: &Path, uffd: Uffd, pages: usize, seed: u64) -> Self {
+        Self::lie(socket, uffd, pages, seed, None)
+    }
+
+    /// The same, and says that it has mapped the control page `elsewhere`.
+    fn lie(socket: &Path, uffd: Uffd, pages: usize, seed: u64, elsewhere: Option<usize>) -> Self {
         let region = memory(pages);
         (0..pages).for_each(|page| region.fill(page, seed + page as u64));
         uffd.register_wp(Range::new(PLACE, pages * PAGE)).unwrap();
@@ -53,7 +58,8 @@ impl Raw {
                 None => std::thread::sleep(Duration::from_millis(1)),
             }
         };
-        send(ToDaemon::Mapped { address: control.range().start as u64 });
+        let address = elsewhere.unwrap_or(control.range().start);
+        send(ToDaemon::Mapped { address: address as u64 });
         Self { conn, _control: control, _uffd: uffd }
     }
 }
@@ -113,6 +119,19 @@ pub(crate) fn stuck(socket: &str, pages: usize, file: &str) {
     let mapped = unsafe { libc::mmap(place, pages * PAGE, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0) };
     assert_ne!(mapped, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
     say("mapped");
+    while hear().is_some() {}
+}
+
+/// `misplaced SOCKET FILE`: says that the control page is where it has mapped FILE.
+pub(crate) fn misplaced(socket: &str, file: &str) {
+    let file = std::fs::File::open(file).unwrap();
+    assert!(file.metadata().unwrap().len() >= PAGE as u64);
+    // SAFETY: a new mapping, which nothing here looks at.
+    let start =
+        unsafe { libc::mmap(std::ptr::null_mut(), PAGE, libc::PROT_READ, libc::MAP_PRIVATE, file.as_raw_fd(), 0) };
+    assert_ne!(start, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
+    let _raw = Raw::lie(Path::new(socket), tracking(), 64, 1 << 40, Some(start.addr()));
+    say("said");
     while hear().is_some() {}
 }
 

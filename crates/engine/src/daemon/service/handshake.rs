@@ -7,11 +7,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kmem::memfd::{self, SharedMap};
-use kmem::pidfd::PidFd;
 use kmem::seqpacket::{Conn, Peer};
 use wire::{RegionId, SegmentId, ToAgent, ToDaemon};
 
-use super::proof::{Process, ProofError};
+use super::proof::{self, Process, ProofError};
 use super::{CLIENT, Ended, FAIR_SHARE, HANDSHAKE, PROCESS, Service, pidfd_of, receive};
 use crate::client::{Client, Identity, add_region};
 use crate::content::domain::{Domain, DomainError, DomainKey};
@@ -26,6 +25,8 @@ const OURS: u16 = wire::VERSION;
 const MAX_HANDSHAKES: usize = 256;
 /// Most segments that an agent can have; a store has as many.
 const MAX_SEGMENTS: usize = 4096;
+/// Most new clients of one user whose memory is being looked at.
+const MAX_ADMISSIONS: usize = 16;
 /// How long a handshake may take.
 pub(super) const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 
@@ -49,12 +50,11 @@ struct Hello {
     forks: u64,
 }
 
-/// What a client is made of, beside what it says.
-struct Admitted {
-    number: ClientId,
-    key: DomainKey,
-    pidfd: PidFd,
-    process: Process,
+/// A new client, which the service thread does not know yet.
+pub(super) struct Admitted {
+    client: Arc<Client>,
+    /// What its process was before.
+    before: Vec<ClientId>,
 }
 
 /// What follows from a message of an introduction.
@@ -97,6 +97,11 @@ enum AdmissionError {
     Proof(#[from] ProofError),
     #[error("no control page: {0}")]
     ControlPage(std::io::Error),
+    #[error(
+        "the memory of {MAX_ADMISSIONS} new clients of this user is being looked at, which does not end; \
+         end programs that map files which do not answer"
+    )]
+    Busy,
     #[error("there are {MAX_CLIENTS} clients")]
     Full,
 }
@@ -148,10 +153,7 @@ impl Service {
                 Ok(Step::Mapped(control, address)) => {
                     let Some(handshake) = self.handshakes.remove(&number) else { return };
                     self.unwatch(handshake.conn.as_fd());
-                    return match self.admit(&handshake, &control, address) {
-                        Ok(admitted) => self.begin(handshake, control, address, admitted),
-                        Err(why) => handshake.refuse(&why),
-                    };
+                    return self.admit(handshake, control, address);
                 }
                 Err(why) => {
                     if !matches!(why, Ended::Closed) {
@@ -164,29 +166,81 @@ impl Service {
         }
     }
 
-    /// Checks that a process can be a client, and whose memory it is.
-    fn admit(&self, handshake: &Handshake, control: &SharedMap, address: u64) -> Result<Admitted, AdmissionError> {
-        let Peer { pid, uid, .. } = handshake.peer;
-        let key = handshake.domain(&self.shared)?;
-        let pidfd = handshake.conn.peer_pidfd().map_err(AdmissionError::Process)?;
-        let process = Process::open(pid, uid, control, address)?;
-        let number = self.shared.free_number(self.last_client).ok_or(AdmissionError::Full)?;
-        Ok(Admitted { number, key, pidfd, process })
+    /// Makes a client of an agent that has introduced itself. Looking at its memory may take for
+    /// ever, if the agent wants that: a thread of its own does it, and hands the client back.
+    fn admit(&mut self, handshake: Handshake, control: SharedMap, address: u64) {
+        let under_way = self.admitting.entry(handshake.peer.uid).or_default().clone();
+        // One is the table's, and one is this.
+        if Arc::strong_count(&under_way) > MAX_ADMISSIONS + 1 {
+            return handshake.refuse(&AdmissionError::Busy);
+        }
+        let Some(number) = self.shared.free_number(self.last_client) else {
+            return handshake.refuse(&AdmissionError::Full);
+        };
+        self.last_client = number;
+        let (shared, wake, done) = (self.shared.clone(), self.wake.clone(), self.admitted.0.clone());
+        let body = move || {
+            if let Some(admitted) = Admitted::prepare(&shared, number, handshake, control, address) {
+                let _ = done.send(admitted);
+                let _ = rustix::io::write(&*wake, &1u64.to_ne_bytes());
+            }
+            drop(under_way);
+        };
+        if let Err(e) = std::thread::Builder::new().name("admit".into()).spawn(body) {
+            tracing::warn!("cannot start a thread for a new client, which will try again: {e}");
+        }
     }
 
-    /// Makes an agent that has introduced itself a client, with what it had merged before.
-    fn begin(&mut self, handshake: Handshake, control: SharedMap, address: u64, admitted: Admitted) {
-        let pid = handshake.peer.pid;
-        let Some(hello) = handshake.hello else { return };
-        let Admitted { number, key, pidfd, process: Process { memory, pagemap, maps } } = admitted;
-        self.last_client = number;
-        let domain = self.shared.domain(key);
-        let segments = self.adopt_segments(&domain, pid, handshake.segments);
-        let config = &self.shared.config;
+    /// Takes the clients that are ready.
+    pub(super) fn take_admitted(&mut self) {
+        self.admitting.retain(|_, under_way| Arc::strong_count(under_way) > 1);
+        while let Ok(Admitted { client, before }) = self.admitted.1.try_recv() {
+            let number = client.number;
+            // Only now: the new ledger counts the frames that it maps.
+            before.into_iter().for_each(|number| self.reap(number));
+            tracing::info!(pid = client.pid, name = client.name, domain = %client.domain.key, "client");
+            let watched = self.watch(client.conn.as_fd(), CLIENT | u64::from(number.0))
+                && self.watch(pidfd_of(&client), PROCESS | u64::from(number.0));
+            self.shared.add_client(&client);
+            if !watched {
+                self.reap(number);
+                continue;
+            }
+            self.record_segments(&[]);
+            self.empty_since = Instant::now();
+            self.shared.queue.ask(&client, true);
+            // Messages may have come before the connection was watched.
+            self.serve(number);
+        }
+    }
+}
+
+impl Admitted {
+    /// Checks that a process can be a client, and whose memory it is. Makes it a client, with what
+    /// it had merged before. `None`: the agent was told why not.
+    fn prepare(
+        shared: &Shared,
+        number: ClientId,
+        handshake: Handshake,
+        control: SharedMap,
+        address: u64,
+    ) -> Option<Self> {
+        let Peer { pid, uid, .. } = handshake.peer;
+        let checked = || -> Result<_, AdmissionError> {
+            let key = handshake.domain(shared)?;
+            let pidfd = handshake.conn.peer_pidfd().map_err(AdmissionError::Process)?;
+            Ok((key, pidfd, Process::open(pid, uid, &control, address)?))
+        };
+        let (key, pidfd, process) = checked().inspect_err(|why| handshake.refuse(why)).ok()?;
+        let Process { memory, pagemap, maps } = process;
+        let hello = handshake.hello?;
+        let domain = shared.domain(key);
+        let segments = adopt_segments(shared, &domain, pid, handshake.segments);
+        let config = &shared.config;
         let identity = Identity {
             number,
             pid,
-            uid: handshake.peer.uid,
+            uid,
             name: hello.name,
             domain,
             conn: handshake.conn,
@@ -201,49 +255,46 @@ impl Service {
         };
         let client = Arc::new(Client::new(identity, segments));
         client.state().regions = handshake.regions;
-        if let Err(e) = adopt::rebuild(&self.shared, &client, maps) {
+        if let Err(e) = adopt::rebuild(shared, &client, maps) {
             tracing::warn!(pid, "its mappings can't be read; what it had merged stays merged and is not counted: {e}");
         }
-        // Only now: the new ledger counts the frames that it maps.
-        self.supersede(pid, &client.control, address);
-        tracing::info!(pid, name = client.name, domain = %client.domain.key, "client");
-        let watched = self.watch(client.conn.as_fd(), CLIENT | u64::from(number.0))
-            && self.watch(pidfd_of(&client), PROCESS | u64::from(number.0));
-        self.shared.add_client(&client);
-        if !watched {
-            return self.reap(number);
-        }
-        self.record_segments(&[]);
-        self.empty_since = Instant::now();
-        self.shared.queue.ask(&client, true);
-        // Messages may have come before the connection was watched.
-        self.serve(number);
+        Some(Self { before: superseded(shared, &client, address), client })
     }
+}
 
-    fn adopt_segments(&self, domain: &Domain, pid: i32, held: Vec<(SegmentId, OwnedFd)>) -> HashSet<SegmentId> {
-        let state_file = self.shared.state_file.lock();
-        let mut known = HashSet::new();
-        for (segment, fd) in held {
-            let genuine = memfd::identity(fd.as_fd()).is_ok_and(|id| id.ino == segment)
-                && memfd::require_kept(fd.as_fd()).is_ok()
-                && state_file.knows(segment, &domain.key.to_string());
-            if domain.store.find(segment).is_some() {
-                known.insert(segment);
-            } else if !genuine {
-                tracing::warn!(
-                    pid,
-                    segment,
-                    "it holds a segment that no earlier daemon of this directory made for its domain; not taken"
-                );
-            } else {
-                match domain.store.adopt(segment, fd) {
-                    Ok(()) => drop(known.insert(segment)),
-                    Err(e) => tracing::warn!(pid, segment, "cannot take a segment back: {e}"),
-                }
+/// What the process of a new client, which maps its control page at `address`, was before: not an
+/// address space that another process still uses.
+fn superseded(shared: &Shared, client: &Client, address: u64) -> Vec<ClientId> {
+    let is_before = |old: &&Arc<Client>| {
+        old.pid == client.pid && (proof::shows(&old.memory, &client.control, address) || old.pagemap.is_gone())
+    };
+    shared.clients().iter().filter(is_before).map(|old| old.number).collect()
+}
+
+/// Takes back the segments that an agent handed over. Returns all that it holds.
+fn adopt_segments(shared: &Shared, domain: &Domain, pid: i32, held: Vec<(SegmentId, OwnedFd)>) -> HashSet<SegmentId> {
+    let state_file = shared.state_file.lock();
+    let mut known = HashSet::new();
+    for (segment, fd) in held {
+        let genuine = memfd::require_kept(fd.as_fd()).is_ok()
+            && memfd::identity(fd.as_fd()).is_ok_and(|id| id.ino == segment)
+            && state_file.knows(segment, &domain.key.to_string());
+        if domain.store.find(segment).is_some() {
+            known.insert(segment);
+        } else if !genuine {
+            tracing::warn!(
+                pid,
+                segment,
+                "it holds a segment that no earlier daemon of this directory made for its domain; not taken"
+            );
+        } else {
+            match domain.store.adopt(segment, fd) {
+                Ok(()) => drop(known.insert(segment)),
+                Err(e) => tracing::warn!(pid, segment, "cannot take a segment back: {e}"),
             }
         }
-        known
     }
+    known
 }
 
 impl Handshake {

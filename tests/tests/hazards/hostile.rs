@@ -71,8 +71,8 @@ fn a_client_that_does_nothing_but_attack_leaves_another_user_nine_tenths_of_its_
     panic!("the victim keeps {best:.0} % of its speed, in {TRIES} tries; seed {seed}");
 }
 
-/// `HOSTILE_ATTACKS` names some attacks, with commas, or `all`: a table of what each does to a fresh
-/// daemon.
+/// `HOSTILE_ATTACKS` names some attacks, with commas, or `all`: a table of what each does to a
+/// fresh daemon.
 #[test]
 fn each_attack_has_its_figures() {
     let Ok(names) = std::env::var("HOSTILE_ATTACKS") else {

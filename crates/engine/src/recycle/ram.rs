@@ -1,8 +1,8 @@
 //! Where a guest's RAM lies in the regions of its client, found once by QMP.
 //!
-//! QEMU may take minutes to answer, so a thread of its own asks it, one for each guest. It ends with
-//! the client's connection. A user has [`SEARCHES`] of them at a time. The agent keeps the answer,
-//! also for later daemons.
+//! QEMU may take minutes to answer, so a thread of its own asks it, one for each guest. It ends
+//! with the client's connection. A user has [`SEARCHES`] of them at a time. The agent keeps the
+//! answer, also for later daemons.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;

@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use e2e::user;
-use processes::{die_with_parent, fork, kill_group, reap_all};
+use processes::{fork, kill_group, reap_all};
 
 /// What an attack knows.
 struct Host {
@@ -135,7 +135,6 @@ fn main() {
 fn start(host: &Host, name: &str, random: Random) -> i32 {
     fork(|| {
         processes::new_group();
-        die_with_parent();
         match name.strip_prefix("burn=") {
             Some(share) => burn(share.parse().unwrap()),
             None if name == "mix" => mix(host, random),

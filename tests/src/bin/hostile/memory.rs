@@ -9,7 +9,7 @@ use kmem::uffd::{Features, Uffd};
 use wire::ToAgent;
 
 use super::peer::Peer;
-use super::processes::{die_with_parent, fork, wait_for};
+use super::processes::{fork, wait_for};
 use super::{Host, Random};
 
 pub(super) const PAGE: usize = kmem::PAGE_SIZE;
@@ -119,7 +119,6 @@ fn block(host: &Host, mut random: Random, wait: fn(&Peer, &mut Random)) {
         random.below(2);
         let random = random.clone();
         fork(|| {
-            die_with_parent();
             block_alone(host, random, wait);
         });
     }
@@ -149,7 +148,6 @@ pub(super) fn busy(host: &Host, mut random: Random) {
     for _ in 0..BUSY {
         let seed = random.below(u64::MAX);
         fork(|| {
-            die_with_parent();
             let memory = Tracked::new(8192);
             let Ok(peer) = Peer::client(host, &[(memory.start(), 8192 * PAGE)]) else { return };
             for round in 0u64.. {

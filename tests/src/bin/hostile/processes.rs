@@ -6,12 +6,19 @@ use super::memory::{PAGE, Tracked, map};
 use super::peer::Peer;
 use super::{Host, Random};
 
-/// Runs `body` in a child process, which then ends. Returns its number.
+/// Runs `body` in a child process, which then ends. Returns its number. The child is killed when
+/// this process ends.
 pub(super) fn fork(body: impl FnOnce()) -> i32 {
+    // SAFETY: the call takes nothing.
+    let parent = unsafe { libc::getpid() };
     // SAFETY: this program has one thread, so the child may do whatever its parent may.
     match unsafe { libc::fork() } {
         0 => {
-            body();
+            die_with_parent();
+            // SAFETY: the call takes nothing.
+            if unsafe { libc::getppid() } == parent {
+                body();
+            }
             // SAFETY: ends this process at once; what is left in buffers belongs to the parent.
             unsafe { libc::_exit(0) }
         }
@@ -57,7 +64,7 @@ pub(super) fn kill_group(group: i32) {
 }
 
 /// The calling process is killed when its parent ends.
-pub(super) fn die_with_parent() {
+fn die_with_parent() {
     // SAFETY: the call takes two numbers.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
 }
@@ -89,7 +96,6 @@ pub(super) fn exec(host: &Host, _: Random) {
             let peer = Peer::client(host, &[(memory.start(), 256 * PAGE)]);
             // The connection stays open over the exec, in a process that can be anything.
             let _child = fork(|| {
-                die_with_parent();
                 std::thread::sleep(Duration::from_millis(300));
                 drop(peer);
             });
@@ -113,7 +119,6 @@ pub(super) fn forks(host: &Host, mut random: Random) {
         for _ in 0..64 {
             let own = random.below(2) == 0;
             fork(|| {
-                die_with_parent();
                 let peer = own.then(|| Peer::client(host, &[(map(16 * PAGE), 16 * PAGE)]));
                 std::thread::sleep(Duration::from_millis(50));
                 drop(peer);

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)] // Reads the program's memory.
 
 use kmem::PAGE_SIZE;
+use kmem::range::Range;
 use wire::{MergeRun, Outcome, PageNo, Run, Target};
 
 use crate::runtime::state::region::Region;
@@ -27,7 +28,7 @@ pub(super) type Verdicts = Vec<(Run, Verdict)>;
 enum Finding {
     Equal,
     Differs,
-    /// It is gone, or poisoned by a memory error.
+    /// It is gone, or it or its frame is poisoned by a memory error.
     Unreadable,
 }
 
@@ -65,12 +66,17 @@ pub(super) unsafe fn compare(
             *readable = page + pages as u32;
         }
         let len = (readable.0.min(run.end().0)).saturating_sub(page.0);
+        // A frame whose memory broke cannot be read either.
+        let len = frames.filter(|_| len > 0).map_or(len, |frames| {
+            let first = frames.wrapping_add(done as usize * PAGE_SIZE).expose_provenance();
+            own::readable(Range::new(first, len as usize * PAGE_SIZE)) as u32
+        });
         for i in done..done + len {
             let offset = i as usize * PAGE_SIZE;
             let target = frames.map_or(ZEROS.as_ptr(), |frames| frames.wrapping_add(offset));
-            // SAFETY: the page was readable just now, and by the contract it is not unmapped. No
-            // thread writes to it. The frame lies within its segment, which is mapped in full
-            // length, and no process writes a frame that a page may map.
+            // SAFETY: page and frame were readable just now, and by the contract the page is not
+            // unmapped. No thread writes to it. The frame lies within its segment, which is mapped
+            // in full length, and no process writes a frame that a page may map.
             let equal = unsafe { libc::memcmp((place + offset) as *const _, target.cast(), PAGE_SIZE) == 0 };
             found.add(i, if equal { Finding::Equal } else { Finding::Differs }, verdicts);
         }

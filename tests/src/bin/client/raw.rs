@@ -135,8 +135,8 @@ pub(crate) fn misplaced(socket: &str, file: &str) {
     while hear().is_some() {}
 }
 
-/// `sibling PAGES COPIES`: when it is told to go on, it ends and leaves its memory to a process that
-/// is none of its threads. That one checks the memory whenever it is told to.
+/// `sibling PAGES COPIES`: when it is told to go on, it ends and leaves its memory to a process
+/// that is none of its threads. That one checks the memory whenever it is told to.
 pub(crate) fn sibling(pages: usize, copies: usize) {
     const STACK: usize = 1 << 20;
     let region = Region::new(pages, true);
@@ -155,8 +155,8 @@ pub(crate) fn sibling(pages: usize, copies: usize) {
     PARENT.store(std::process::id() as i32, Relaxed);
     let stack = Box::leak(vec![0u8; STACK].into_boxed_slice());
     let argument = Box::into_raw(Box::new(body));
-    // SAFETY: the new process has a stack of its own, and the argument, which this one leaves alone.
-    // It shares the memory; this process ends at once, so that only one of them runs on.
+    // SAFETY: the new process has a stack of its own, and the argument, which this one leaves
+    // alone. It shares the memory; this process ends at once, so that only one of them runs on.
     let child = unsafe {
         let top = stack.as_mut_ptr().add(STACK).cast();
         libc::clone(enter, top, libc::CLONE_VM | libc::SIGCHLD, argument.cast())

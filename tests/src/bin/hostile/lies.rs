@@ -6,32 +6,32 @@ use wire::{Digests, Merge, Outcome, PageNo, RegionId, Report, Run, RunOutcome, T
 
 use super::memory::{PAGE, Tracked, map};
 use super::peer::Peer;
+use super::processes::fork;
 use super::{Host, Random};
 
 /// Pages of a liar.
 const PAGES: usize = 4096;
-/// Clients of one process.
+/// Clients at a time. A process is one client: a second connection takes the place of the first.
 const CLIENTS: usize = 4;
+/// How long a client stays to which the daemon says nothing.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Speaks for clients that have equal pages; `answer` says what to tell the daemon.
 fn speak(host: &Host, mut answer: impl FnMut(ToAgent) -> Vec<ToDaemon>) {
-    let memory: Vec<Tracked> = (0..CLIENTS).map(|_| Tracked::new(PAGES)).collect();
+    for _ in 1..CLIENTS {
+        fork(|| speak_alone(host, &mut answer));
+    }
+    speak_alone(host, &mut answer);
+}
+
+fn speak_alone(host: &Host, answer: &mut dyn FnMut(ToAgent) -> Vec<ToDaemon>) {
+    let memory = Tracked::new(PAGES);
     loop {
-        memory.iter().for_each(|memory| memory.fill(|page| 1 + page as u64 / 2));
-        let peers: Vec<_> =
-            memory.iter().flat_map(|memory| Peer::client(host, &[(memory.start(), PAGES * PAGE)])).collect();
-        for round in 0.. {
-            let mut heard = false;
-            for peer in &peers {
-                let Ok(message) = peer.hear(Duration::from_millis(1)) else { break };
-                let Some(message) = message else { continue };
-                heard = true;
-                host.step();
-                answer(message).iter().for_each(|said| drop(peer.send(said)));
-            }
-            if !heard && round > 1000 {
-                break;
-            }
+        memory.fill(|page| 1 + page as u64 / 2);
+        let Ok(peer) = Peer::client(host, &[(memory.start(), PAGES * PAGE)]) else { continue };
+        while let Ok(Some(message)) = peer.hear(PATIENCE) {
+            host.step();
+            answer(message).iter().for_each(|said| drop(peer.send(said)));
         }
     }
 }

@@ -79,8 +79,12 @@ pub(crate) fn wipe(client: &mut Client) {
     let Some((arena, pages)) = client.choose(movable) else { return };
     match advise(client, arena, &pages, libc::MADV_WIPEONFORK) {
         Ok(_) => client.arenas[arena].set(pages, |meta| meta.wiped = true),
-        // Some may be: children leave all of them alone.
-        Err(_) => client.arenas[arena].set(pages, |meta| meta.no_fork = true),
+        // Copies that a device may write to stay in mappings of a file, which refuse this. Some
+        // pages before these may have taken it.
+        Err(_) => {
+            let undone = advise(client, arena, &pages, libc::MADV_KEEPONFORK).is_ok();
+            client.arenas[arena].set(pages, |meta| (meta.wiped, meta.no_fork) = (false, meta.no_fork || !undone));
+        }
     }
 }
 

@@ -60,7 +60,8 @@ use wire::{SEGMENT_PAGES, SegmentId};
 pub(crate) use self::cursor::Cursor;
 pub(crate) use self::error::GrowError;
 use self::free::{Free, HUGE, Piece};
-use self::segment::{Memory, Segment};
+use self::segment::Memory;
+pub(crate) use self::segment::Segment;
 use crate::content::frame::{Frame, NO_HANDLE};
 
 mod cursor;
@@ -136,10 +137,12 @@ impl Store {
         Some(f(segment, frame.slot().index()))
     }
 
-    /// First frame of a segment, if the store has it.
-    pub(crate) fn find(&self, id: SegmentId) -> Option<Frame> {
-        let at = self.segments().iter().position(|s| s.as_ref().is_some_and(|s| s.id == id))?;
-        Some(Frame(at as u32 * SEGMENT_PAGES))
+    /// A segment, and its first frame. It is not closed as long as the caller keeps it.
+    pub(crate) fn hold(&self, id: SegmentId) -> Option<(Frame, Arc<Segment>)> {
+        let segments = self.segments();
+        let (at, segment) =
+            segments.iter().enumerate().find_map(|(at, s)| Some((at, s.as_ref().filter(|s| s.id == id)?)))?;
+        Some((Frame(at as u32 * SEGMENT_PAGES), segment.clone()))
     }
 
     fn add(&self, segment: Arc<Segment>) -> Result<usize, GrowError> {
@@ -158,12 +161,14 @@ impl Store {
     }
 
     /// Takes back a segment of an earlier daemon, to read and to share, never to write. The caller
-    /// has checked where it comes from.
-    pub(crate) fn adopt(&self, id: SegmentId, fd: OwnedFd) -> Result<(), GrowError> {
+    /// has checked where it comes from. It is not closed as long as the caller keeps it.
+    pub(crate) fn adopt(&self, id: SegmentId, fd: OwnedFd) -> Result<Arc<Segment>, GrowError> {
         memfd::require_kept(fd.as_fd())?;
         let map = memfd::map_readonly(fd.as_fd(), SEGMENT_PAGES as usize * PAGE_SIZE)?;
         let node = map.preferred_node().filter(|_| self.by_node);
-        self.add(Segment::new(id, Memory::Adopted(fd, map), node)).map(drop)
+        let segment = Segment::new(id, Memory::Adopted(fd, map), node);
+        self.add(segment.clone())?;
+        Ok(segment)
     }
 
     fn grow(&self, node: Option<u32>) -> Result<(), GrowError> {
@@ -215,7 +220,8 @@ impl Store {
         self.with(frame, |s, slot| s.refs[slot].load(Acquire) & !PINNED).unwrap_or(0)
     }
 
-    /// One more user of a frame that an earlier daemon made and that may have none yet.
+    /// One more user of a frame that an earlier daemon made and that may have none yet. The caller
+    /// [holds](Store::hold) its segment.
     pub(crate) fn adopt_ref(&self, frame: Frame) -> bool {
         self.with(frame, |s, slot| s.refs[slot].fetch_add(1, AcqRel) & !PINNED == 0).unwrap_or(false)
     }
@@ -296,6 +302,10 @@ impl Store {
         let mut closed = Vec::new();
         for at in 0..segments.len() {
             let Some(segment) = &segments[at] else { continue };
+            // Who holds it may be about to count users. No one can begin to hold it now.
+            if Arc::strong_count(segment) > 1 {
+                continue;
+            }
             let unused = segment.refs.iter().all(|refs| refs.load(Acquire) & !PINNED == 0);
             let pinned = segment.refs.iter().filter(|refs| refs.load(Relaxed) != 0).count() as u32;
             // A slot that is reserved or in quarantine is not counted: such a segment is in use.

@@ -19,6 +19,7 @@ use crate::client::Client;
 use crate::content::domain::Domain;
 use crate::content::frame::Frame;
 use crate::content::index::{Place, Seen};
+use crate::content::store::Segment;
 use crate::ledger::Entry;
 use crate::world::shared::Shared;
 
@@ -36,6 +37,8 @@ struct Part {
     region: RegionId,
     range: Range,
     first: Frame,
+    /// Kept until the frames' users are counted: a segment that nobody counts would be closed.
+    _segment: Arc<Segment>,
 }
 
 /// The parts of a client's regions that map segments of its domain.
@@ -46,12 +49,13 @@ fn mapped_parts(client: &Client, maps: Maps) -> std::io::Result<Vec<Part>> {
         if !line.path.starts_with("/memfd:pageone:") {
             return;
         }
-        let Some(first) = client.domain.store.find(line.inode) else { return };
+        let Some((first, segment)) = client.domain.store.hold(line.inode) else { return };
         for (&id, region) in &state.regions {
             let all = Range::new(region.start as usize, region.pages as usize * PAGE_SIZE);
             if let Some(range) = line.range.intersect(&all) {
                 let slot = (line.offset as usize + (range.start - line.range.start)) / PAGE_SIZE;
-                parts.push(Part { region: id, range, first: Frame(first.0 + slot as u32) });
+                let first = Frame(first.0 + slot as u32);
+                parts.push(Part { region: id, range, first, _segment: segment.clone() });
             }
         }
     })?;

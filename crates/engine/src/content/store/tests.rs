@@ -380,14 +380,17 @@ fn a_segment_of_an_earlier_daemon_is_read_and_never_written() {
     map.write_page(5, &page(9));
     let id = memfd::identity(fd.as_fd()).unwrap().ino;
     let store = store();
-    store.adopt(id, fd).unwrap();
-    let frame = Frame(store.find(id).unwrap().0 + 5);
+    let held = store.adopt(id, fd).unwrap();
+    assert!(store.tidy(Instant::now()).is_empty(), "its users are being counted");
+    let frame = Frame(store.hold(id).unwrap().0.0 + 5);
     assert!(store.adopt_ref(frame), "the first user");
     let mut bytes = page(0);
     assert!(store.read(frame, &mut bytes));
     assert_eq!(bytes, page(9));
     assert!(store.unref(frame).is_some());
     store.quarantine(frame);
+    assert!(store.tidy(Instant::now()).is_empty(), "it is held still");
+    drop(held);
     assert_eq!(store.tidy(Instant::now()), vec![id], "it goes without a quarantine: nothing is reused");
 }
 

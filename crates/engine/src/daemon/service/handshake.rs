@@ -1,7 +1,7 @@
 //! The handshake: a connection, what an agent says of its process and its regions, and the client
 //! that is made of them.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,6 +15,7 @@ use super::{CLIENT, Ended, FAIR_SHARE, HANDSHAKE, PROCESS, Service, pidfd_of, re
 use crate::client::{Client, Identity, add_region};
 use crate::content::domain::{Domain, DomainError, DomainKey};
 use crate::content::index::{ClientId, MAX_CLIENTS};
+use crate::content::store::Segment;
 use crate::daemon::adopt;
 use crate::ledger::Region;
 use crate::world::shared::Shared;
@@ -235,7 +236,9 @@ impl Admitted {
         let Process { memory, pagemap, maps } = process;
         let hello = handshake.hello?;
         let domain = shared.domain(key);
-        let segments = adopt_segments(shared, &domain, pid, handshake.segments);
+        // Kept until the users of their frames are counted: the service thread closes what is unused.
+        let held = adopt_segments(shared, &domain, pid, handshake.segments);
+        let segments = held.iter().map(|segment| segment.id).collect();
         let config = &shared.config;
         let identity = Identity {
             number,
@@ -258,6 +261,7 @@ impl Admitted {
         if let Err(e) = adopt::rebuild(shared, &client, maps) {
             tracing::warn!(pid, "its mappings can't be read; what it had merged stays merged and is not counted: {e}");
         }
+        drop(held);
         Some(Self { before: superseded(shared, &client, address), client })
     }
 }
@@ -272,15 +276,15 @@ fn superseded(shared: &Shared, client: &Client, address: u64) -> Vec<ClientId> {
 }
 
 /// Takes back the segments that an agent handed over. Returns all that it holds.
-fn adopt_segments(shared: &Shared, domain: &Domain, pid: i32, held: Vec<(SegmentId, OwnedFd)>) -> HashSet<SegmentId> {
+fn adopt_segments(shared: &Shared, domain: &Domain, pid: i32, held: Vec<(SegmentId, OwnedFd)>) -> Vec<Arc<Segment>> {
     let state_file = shared.state_file.lock();
-    let mut known = HashSet::new();
+    let mut known = Vec::new();
     for (segment, fd) in held {
         let genuine = memfd::require_kept(fd.as_fd()).is_ok()
             && memfd::identity(fd.as_fd()).is_ok_and(|id| id.ino == segment)
             && state_file.knows(segment, &domain.key.to_string());
-        if domain.store.find(segment).is_some() {
-            known.insert(segment);
+        if let Some((_, there)) = domain.store.hold(segment) {
+            known.push(there);
         } else if !genuine {
             tracing::warn!(
                 pid,
@@ -289,7 +293,7 @@ fn adopt_segments(shared: &Shared, domain: &Domain, pid: i32, held: Vec<(Segment
             );
         } else {
             match domain.store.adopt(segment, fd) {
-                Ok(()) => drop(known.insert(segment)),
+                Ok(taken) => known.push(taken),
                 Err(e) => tracing::warn!(pid, segment, "cannot take a segment back: {e}"),
             }
         }

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use mpool::{MapError, Mcache, Settings};
@@ -49,7 +49,11 @@ impl Catalog {
     }
 
     fn write_image(&self, checkpoint: &Checkpoint, to: &Path) -> Result<(), RestoreError> {
-        let file = File::create(to).map_err(|source| RestoreError::Create { path: to.to_owned(), source })?;
+        // It holds a guest's memory, which is its owner's alone. What is left of an earlier try goes,
+        // and nothing that another user has put there is followed.
+        let _ = std::fs::remove_file(to);
+        let created = File::options().write(true).create_new(true).mode(0o600).open(to);
+        let file = created.map_err(|source| RestoreError::Create { path: to.to_owned(), source })?;
         file.set_len(checkpoint.bytes())?;
         let cache = Mcache::new(Settings::default())?;
         self.each_run(&cache, checkpoint, |offset, bytes| file.write_all_at(bytes, offset))?;

@@ -27,7 +27,7 @@ pub use dirty::{DirtyStatus, Heat, Window};
 pub use metrics::{Kind, Metric, Scope, Unit, Value};
 pub use protocol::ChangeLog;
 pub use server::{DetachStep, Detaching, Freeze, Handler, Refusal};
-pub use status::{ClientStatus, DomainStatus, GovernorStatus, RecycleStatus, Source, Status};
+pub use status::{ClientStatus, DomainStatus, GovernorStatus, RecycleStatus, RefusedStatus, Source, Status};
 pub use table::{ClientMetrics, DomainMetrics, GovernorMetrics, HostMetrics, METRICS, RecyclerMetrics};
 
 /// Name of the control socket in the daemon's directory.

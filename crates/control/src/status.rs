@@ -15,6 +15,24 @@ pub struct Status {
     pub governor: GovernorStatus,
     /// The domains.
     pub domains: Vec<DomainStatus>,
+    /// The latest refused clients of each user, while their processes live.
+    #[serde(default)]
+    pub refused: Vec<RefusedStatus>,
+}
+
+/// A process that is no client for what its agent did.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RefusedStatus {
+    /// The user that owns it.
+    pub uid: u32,
+    /// The process.
+    pub pid: i32,
+    /// The name of its program, as it says; may be empty.
+    pub name: String,
+    /// What it did, and the remedy.
+    pub reason: String,
+    /// How often it was refused for that.
+    pub times: u64,
 }
 
 /// The governor. A scan begins when the kernel is asked what was written, and ends when every page

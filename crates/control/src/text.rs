@@ -3,7 +3,7 @@
 use std::fmt::{self, Display, Formatter};
 
 use crate::metrics::{Metric, Scope, Unit, Value};
-use crate::status::{ClientStatus, DomainStatus, RecycleStatus, Status};
+use crate::status::{ClientStatus, DomainStatus, RecycleStatus, RefusedStatus, Status};
 
 const PAGE: u64 = kmem::PAGE_SIZE as u64;
 /// Indents a remark about a client to the column of its program.
@@ -57,8 +57,20 @@ impl Display for Status {
         let mut summary = Summary(Vec::new());
         metrics.for_each_metric(&mut |metric, value| summary.collect(metric, value));
         writeln!(f, "{summary}")?;
-        self.domains.iter().try_for_each(|domain| domain_text(f, domain))
+        self.domains.iter().try_for_each(|domain| domain_text(f, domain))?;
+        if !self.refused.is_empty() {
+            writeln!(f, "\nrefused")?;
+        }
+        self.refused.iter().try_for_each(|refused| refused_text(f, refused))
     }
+}
+
+/// Names and reasons hold what a process said: control characters are left out.
+fn refused_text(f: &mut Formatter<'_>, refused: &RefusedStatus) -> fmt::Result {
+    let RefusedStatus { uid, pid, name, reason, times } = refused;
+    let printable = |text: &str| text.chars().filter(|c| !c.is_control()).collect::<String>();
+    let times = if *times > 1 { format!(" ({times} times)") } else { String::new() };
+    writeln!(f, "  {pid:>8} {:<20.20} uid {uid}: {}{times}", printable(name), printable(reason))
 }
 
 fn domain_text(f: &mut Formatter<'_>, domain: &DomainStatus) -> fmt::Result {
@@ -153,7 +165,8 @@ mod tests {
             ..ClientStatus::default()
         };
         let domain = DomainStatus { paused: Some("no room".into()), clients: vec![client], ..DomainStatus::default() };
-        let out = Status { domains: vec![domain], ..Status::default() }.to_string();
+        let refused = RefusedStatus { uid: 7, pid: 43, name: "bad\u{1b}".into(), reason: "it lied".into(), times: 3 };
+        let out = Status { domains: vec![domain], refused: vec![refused], ..Status::default() }.to_string();
         for part in [
             "dropped: overwritten",
             "PAUSED: no room",
@@ -161,6 +174,7 @@ mod tests {
             "vm.max_map_count",
             "5 MiB more could be merged",
             "42 qemu",
+            "43 bad                  uid 7: it lied (3 times)\n",
         ] {
             assert!(out.contains(part), "{part} in {out}");
         }

@@ -1,7 +1,10 @@
 //! Operations of a thread that owns the tree alone: taking frames out without reporting them, and
 //! another size.
 
-use crate::tree::{DirtyTree, NewError, each_mask};
+use crate::tree::{DirtyTree, NewError, each_mask, mask};
+
+/// Frames of a range up to which every word is looked at. Longer ranges are searched from above.
+const DENSE: u64 = 1024;
 
 impl DirtyTree {
     /// Takes one frame out.
@@ -9,9 +12,21 @@ impl DirtyTree {
         self.remove_range(frame, 1);
     }
 
-    /// Takes `len` frames from `first` on out of the set.
+    /// Takes `len` frames from `first` on out of the set. The time depends on the words that hold
+    /// some of them, not on `len`.
     pub fn remove_range(&mut self, first: u64, len: u64) {
-        each_mask(first, len, self.frames(), |index, mask| self.remove_bits(index, mask));
+        if len <= DENSE {
+            return each_mask(first, len, self.frames(), |index, mask| self.remove_bits(index, mask));
+        }
+        let end = first.saturating_add(len).min(self.frames());
+        let mut from = (first / 64) as usize;
+        loop {
+            let next = self.words_at(from).next().map(|(index, _)| index);
+            let Some(index) = next.filter(|&index| (index as u64) * 64 < end) else { return };
+            let base = index as u64 * 64;
+            self.remove_bits(index, mask(end - base) & !mask(first.saturating_sub(base)));
+            from = index + 1;
+        }
     }
 
     /// Takes every frame of `other` out of this set.

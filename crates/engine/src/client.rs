@@ -12,6 +12,7 @@ mod apply;
 pub(crate) mod batch;
 mod budget;
 pub(crate) mod changes;
+mod credit;
 pub(crate) mod detach;
 pub(crate) mod digests;
 mod flight;
@@ -26,8 +27,9 @@ mod settle;
 pub(crate) mod watch;
 
 use std::collections::{BTreeMap, HashSet};
+use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering::*};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use std::time::Instant;
 
 use kmem::memfd::SharedMap;
@@ -38,8 +40,10 @@ use kmem::seqpacket::Conn;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use wire::{HugePages, PageNo, RegionId, SegmentId};
 
+use self::apply::Rest;
 pub(crate) use self::apply::{Next, add_region};
 use self::budget::Budget;
+use self::credit::Credit;
 use self::detach::Detach;
 use self::digests::Answers;
 use self::flight::Flight;
@@ -53,6 +57,8 @@ use crate::content::domain::Domain;
 use crate::content::frame::Frame;
 use crate::content::index::{ClientId, Place, Sighting};
 use crate::ledger::{Entry, Region};
+use crate::pace::IN_HAND;
+use crate::users::{Claim, User};
 
 /// Sums over a client's life.
 #[derive(Clone, Copy, Debug, Default)]
@@ -96,14 +102,22 @@ pub(crate) struct State {
     pub(crate) flight: Flight,
     pub(crate) refusals: Refusals,
     pub(crate) budget: Budget,
+    credit: Credit,
     pub(crate) detach: Detach,
     pub(crate) observers: Observers,
     pub(crate) totals: Totals,
+    /// The message that is not applied to its end.
+    rest: Option<Rest>,
     /// Its guest marks free pages.
     pub(crate) recycling: Option<Recycling>,
 }
 
 impl State {
+    /// The agent says how much CPU time it has used: as much of it as its work can have cost counts.
+    fn charge(&mut self, said_ns: u64) {
+        self.totals.agent_cpu_ns += self.credit.charge(said_ns);
+    }
+
     /// Whether pages were recently left out because the budget of mappings is short.
     pub(crate) fn is_short_of_maps(&self) -> bool {
         self.budget.is_short(self.totals.full_scans)
@@ -121,7 +135,9 @@ impl State {
 pub(crate) struct Identity {
     pub(crate) number: ClientId,
     pub(crate) pid: i32,
-    pub(crate) uid: u32,
+    pub(crate) user: Arc<User>,
+    /// What the connection counts for its user.
+    pub(crate) _claim: Option<Claim>,
     pub(crate) name: String,
     pub(crate) domain: Arc<Domain>,
     pub(crate) conn: Conn,
@@ -149,6 +165,8 @@ pub(crate) struct Client {
     pub(crate) answers: Answers,
     /// Merge passes that the workers' queue has been asked for; the queue's.
     pub(crate) passes: AtomicU32,
+    /// CPU time of its agent in nanoseconds, and pages that it has in hand, as of late.
+    load: (AtomicU64, AtomicU32),
 }
 
 impl std::ops::Deref for Client {
@@ -171,9 +189,11 @@ impl Client {
             flight: Flight::new(segments),
             refusals: Refusals::default(),
             budget: Budget::new(maps),
+            credit: Credit::new(),
             detach: Detach::default(),
             observers: Observers::default(),
             totals: Totals::default(),
+            rest: None,
             recycling: None,
         };
         Self {
@@ -183,7 +203,19 @@ impl Client {
             requests: Requests::default(),
             answers: Answers::default(),
             passes: AtomicU32::new(0),
+            load: Default::default(),
         }
+    }
+
+    /// CPU time that its agent has charged, in nanoseconds, and pages that it has in hand. Does not
+    /// wait for the lock: while another thread has it, what was true a moment ago is given.
+    pub(crate) fn load(&self) -> (u64, u32) {
+        let (cpu_ns, in_hand) = &self.load;
+        if let Some(state) = self.state.try_lock() {
+            cpu_ns.store(state.totals.agent_cpu_ns, Relaxed);
+            in_hand.store(if state.link.is_up() { state.flight.in_hand(IN_HAND) } else { 0 }, Relaxed);
+        }
+        (cpu_ns.load(Relaxed), in_hand.load(Relaxed))
     }
 
     /// The changing half; a scan may be under way, see [`Client::settled`].
@@ -227,6 +259,12 @@ impl Client {
         self.state().flight.is_full()
     }
 
+    /// Ends the connection of a client that broke a rule: the service thread finds it closed.
+    pub(crate) fn refuse(&self, why: &impl std::fmt::Display) {
+        self.user.refuse(self.pid, &self.name, &format!("connection closed: {why}"));
+        let _ = rustix::net::shutdown(self.conn.as_fd(), rustix::net::Shutdown::Both);
+    }
+
     /// The connection has ended; the process may live. Its pages keep their frames.
     pub(crate) fn disconnect(&self) {
         self.state().link.disconnect();
@@ -243,8 +281,10 @@ impl Client {
             self.settle_rest(&mut state, batch);
         }
         let regions = std::mem::take(&mut state.regions);
+        // A worker may wait for the lock, and the ledgers may be large.
+        drop(state);
         for (id, region) in &regions {
-            for page in region.all().pages() {
+            for page in region.known(region.all()) {
                 self.drop_entry(*id, page, region.entry(page));
             }
         }

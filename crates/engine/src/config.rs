@@ -4,6 +4,7 @@
 //! The table stands in the engine, not in `control`: only the engine uses the values, and the types
 //! of some are its own. A program that asks a daemon needs none of them.
 
+pub(crate) mod bounds;
 mod settings;
 
 use std::collections::BTreeMap;
@@ -25,6 +26,8 @@ pub(crate) const LONGEST_PERIOD: f64 = 86_400.0;
 const MOST_CPU: f64 = 102_400.0;
 /// The most worker threads.
 const MOST_THREADS: f64 = 1024.0;
+/// The most clients: as many as the index can tell apart.
+const MOST_CLIENTS: f64 = 65_535.0;
 
 settings! {
     /// Time between two scans of a client's memory. A page that did not change for two merge
@@ -69,6 +72,11 @@ settings! {
     /// Domains that span several users: a table `[domains.NAME]` with a list `uids` of the users
     /// that may join. Every other domain belongs to one user.
     domains: BTreeMap<String, DomainConfig> = BTreeMap::new(), "", Any;
+    /// Memory that the clients of one user may announce, all together, in multiples of the host's
+    /// RAM and swap space. The daemon keeps up to 6 bytes for each 4 KiB of it.
+    user_memory: f64 = 8.0, "times", Between(0.001, 1e6);
+    /// Clients that one user may have at a time.
+    user_clients: usize = 4096, "", AtMost(MOST_CLIENTS);
     /// Time without a client after which the daemon ends; 0: never.
     exit_when_idle: f64 = 0.0, "seconds", Between(0.0, 1e9), option "S";
 }

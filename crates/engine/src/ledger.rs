@@ -19,4 +19,4 @@ pub(crate) mod written;
 #[cfg(test)]
 pub(crate) use entries::Counts;
 pub(crate) use entries::Entry;
-pub(crate) use region::Region;
+pub(crate) use region::{LedgerError, Region};

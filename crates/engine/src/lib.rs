@@ -41,6 +41,7 @@ mod merge;
 mod pace;
 mod recycle;
 mod report;
+mod users;
 mod world;
 
 pub use config::{CommandOption, Config, ConfigError, DomainConfig, Range, SETTINGS, Setting};

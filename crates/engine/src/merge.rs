@@ -25,3 +25,4 @@ mod read;
 mod requests;
 pub(crate) mod scan;
 mod send;
+mod verify;

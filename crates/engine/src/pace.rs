@@ -27,7 +27,7 @@ const LOOK: Duration = Duration::from_secs(1);
 /// CPU time of this process is read at most this often.
 const SETTLE: Duration = Duration::from_micros(500);
 /// CPU time that a page costs an agent at most: comparing it, and a mapping of its own.
-const AGENT_PAGE: Duration = Duration::from_micros(10);
+pub(crate) const AGENT_PAGE: Duration = Duration::from_micros(10);
 /// An agent that has not reported for this long is not working.
 pub(crate) const IN_HAND: Duration = Duration::from_secs(2);
 /// How often a decision is logged at level `info`; at `debug` all are.

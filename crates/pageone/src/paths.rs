@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
 /// The directory of the system's daemon.
 const SYSTEM: &str = "/run/pageone";
@@ -54,6 +54,43 @@ pub(crate) fn check_owner(dir: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Opens a log in a directory of this user, to append to; makes both where they are missing. Nothing
+/// that another user has put there is followed or written to, at whatever moment.
+///
+/// # Errors
+///
+/// When the directory or the file belongs to another user, or can be written by one; when the file
+/// is a link.
+pub(crate) fn open_log(dir: &Path, name: &str) -> Result<std::fs::File> {
+    use rustix::fs::{Mode, OFlags};
+    use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+    let path = dir.join(name);
+    // Only root's daemon is for other users, too.
+    let mode = if uid() == 0 { 0o755 } else { 0o700 };
+    let created = std::fs::DirBuilder::new().recursive(true).mode(mode).create(dir);
+    created.with_context(|| format!("cannot create {}", dir.display()))?;
+    let cannot = || format!("cannot write {}", path.display());
+    // What is checked is what is used: the name may lead elsewhere a moment later.
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let opened = rustix::fs::open(dir, flags, Mode::empty()).with_context(cannot)?;
+    let directory = std::fs::File::from(opened);
+    let is_safe = |meta: &std::fs::Metadata| (meta.uid() == uid() || meta.uid() == 0) && meta.mode() & 0o022 == 0;
+    if !is_safe(&directory.metadata().with_context(cannot)?) {
+        bail!(
+            "{} is not safe to use: it must be a directory of yours (or root's) that no other user can write to",
+            dir.display()
+        );
+    }
+    let flags = OFlags::CREATE | OFlags::APPEND | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(&directory, name, flags, Mode::RUSR | Mode::WUSR).with_context(cannot)?;
+    let file = std::fs::File::from(file);
+    let meta = file.metadata().with_context(cannot)?;
+    if !is_safe(&meta) || !meta.is_file() || meta.nlink() != 1 {
+        bail!("{} is not safe to write: it must be a file of yours, with one name; remove it", path.display());
+    }
+    Ok(file)
+}
+
 /// The library that is loaded into clients: `PAGEONE_AGENT`, else beside this program, else where
 /// packages put it.
 ///
@@ -79,4 +116,31 @@ pub(crate) fn agent_library() -> Result<PathBuf> {
         "the agent's library is in none of {}; build it with `cargo build --release -p agent`, or set PAGEONE_AGENT",
         list.join(", ")
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+
+    use super::*;
+
+    #[test]
+    fn a_log_is_only_written_where_nobody_else_can_have_put_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let own = dir.path().join("own");
+        let file = open_log(&own, "log").unwrap();
+        assert_eq!(file.metadata().unwrap().mode() & 0o777, 0o600);
+        assert!(open_log(&own, "log").is_ok(), "again");
+        let target = dir.path().join("target");
+        std::fs::write(&target, "").unwrap();
+        symlink(&target, own.join("link")).unwrap();
+        assert!(open_log(&own, "link").is_err(), "a link to a file");
+        std::fs::hard_link(&target, own.join("second")).unwrap();
+        assert!(open_log(&own, "second").is_err(), "a second name of a file");
+        symlink(&own, dir.path().join("elsewhere")).unwrap();
+        assert!(open_log(&dir.path().join("elsewhere"), "log").is_err(), "a link to a directory");
+        std::fs::set_permissions(&own, PermissionsExt::from_mode(0o777)).unwrap();
+        assert!(open_log(&own, "log").is_err(), "anybody can write there");
+        assert_eq!(std::fs::read(&target).unwrap(), b"");
+    }
 }

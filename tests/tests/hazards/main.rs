@@ -5,6 +5,7 @@
 //! kernels. `crates/agent/tests/sabotage.rs` shows that each fails without its guard.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod bounds;
 mod failures;
 mod hostile;
 mod merging;

@@ -33,7 +33,7 @@ fn a_status_survives_json_and_keeps_its_keys() {
         &json,
         &format!(
             "uptime_seconds merge_period_seconds daemon_cpu_seconds agent_cpu_seconds governor pages_merged_total \
-             pages_recycled_total reclaim_period_seconds pages_shared pages_sharing general_profit domains {pages}"
+             pages_recycled_total reclaim_period_seconds pages_shared pages_sharing general_profit domains refused {pages}"
         ),
     );
     expect(

@@ -1,19 +1,25 @@
 //! Applying what an agent says: the one place where its messages are told apart.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use kmem::PAGE_SIZE;
-use wire::{RegionId, Run, ToDaemon};
+use wire::recycle::Recycled;
+use wire::{PageNo, RegionId, Run, ToDaemon};
 
 use super::link::{Link, Tracking};
 use super::{Client, ProtocolError, State};
+use crate::config::bounds::SLICE;
 use crate::content::index::MAX_REGIONS;
 use crate::ledger::{Entry, Region};
+use crate::users::{Kind, User};
 
 /// What a message of an agent leads to.
 pub(crate) enum Next {
     Nothing,
+    /// The message is applied in part: [`Client::go_on`] before the next one.
+    Rest,
     /// The client needs another merge pass.
     Pass,
     /// It is time to look whether a sweep is due.
@@ -23,6 +29,24 @@ pub(crate) enum Next {
     FindRam(OwnedFd),
 }
 
+/// What a message says of pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    Discarded,
+    Shrunk,
+    /// They leave management, and may map their frames for as long as the process lives.
+    Retained,
+    Recycled,
+}
+
+/// The part of a message about pages that is not applied yet. A message can name as many pages as a
+/// region has, so that its work is done in slices; other clients are served between two of them.
+pub(crate) struct Rest {
+    what: What,
+    region: RegionId,
+    runs: VecDeque<Run>,
+}
+
 impl Client {
     /// Applies one message and returns what it leads to. `Err` says what was wrong with it; the
     /// connection is then closed.
@@ -30,20 +54,22 @@ impl Client {
         let mut state = self.state();
         match message {
             ToDaemon::RegionAdded { region, start, len } => {
-                add_region(&mut state.regions, region, start, len)?;
+                add_region(&self.user, &mut state.regions, region, start, len)?;
             }
-            ToDaemon::RegionShrunk { region, run } => self.shrink(&mut state, region, run)?,
-            ToDaemon::Discarded { region, run } => self.discard(&mut state, region, run)?,
+            ToDaemon::RegionShrunk { region, run } => return self.begin(&mut state, What::Shrunk, region, vec![run]),
+            ToDaemon::Discarded { region, run } => return self.begin(&mut state, What::Discarded, region, vec![run]),
             ToDaemon::Report(report) => {
                 self.report(&mut state, &report)?;
                 return Ok(if state.flight.take_due() { Next::Pass } else { Next::Nothing });
             }
             ToDaemon::Digests(answer) => {
-                state.totals.agent_cpu_ns = state.totals.agent_cpu_ns.max(answer.cpu_ns);
-                drop(state);
-                self.answers.put(answer);
+                let (said_ns, pages) = (answer.cpu_ns, answer.digests.len());
+                if self.answers.put(answer) {
+                    state.credit.digests(pages);
+                }
+                state.charge(said_ns);
             }
-            ToDaemon::Retained { region, run } => self.retain(&mut state, region, run)?,
+            ToDaemon::Retained { region, run } => return self.begin(&mut state, What::Retained, region, vec![run]),
             ToDaemon::Detaching(waits) => state.detach.waits(waits),
             ToDaemon::DetachFailed { errno } => {
                 state.detach.failed(errno);
@@ -55,7 +81,9 @@ impl Client {
                 return Err(ProtocolError::IntroducedTwice);
             }
             ToDaemon::Pool(pool) => return self.add_pool(&mut state, pool, fds),
-            ToDaemon::Recycled(recycled) => self.recycled(&mut state, &recycled)?,
+            ToDaemon::Recycled(Recycled { region, runs }) => {
+                return self.begin(&mut state, What::Recycled, region, runs);
+            }
             ToDaemon::Swept(sweep) => return self.swept(&mut state, &sweep),
         }
         Ok(Next::Nothing)
@@ -70,46 +98,90 @@ impl Client {
         Ok(region)
     }
 
-    fn shrink(&self, state: &mut State, id: RegionId, run: Run) -> Result<(), ProtocolError> {
-        self.discard(state, id, run)?;
-        let region = Self::checked(state, id, run)?;
-        region.managed = region.managed.saturating_sub(run.len);
-        if region.managed == 0 && region.counts().pending == 0 {
-            state.regions.remove(&id);
+    /// Begins to apply a message about pages, and applies the first slice.
+    fn begin(&self, state: &mut State, what: What, id: RegionId, runs: Vec<Run>) -> Result<Next, ProtocolError> {
+        for &run in &runs {
+            Self::checked(state, id, run)?;
         }
-        Ok(())
+        state.rest = Some(Rest { what, region: id, runs: runs.into() });
+        self.apply_slice(state)
     }
 
-    /// Pages leave management, and may map their frames for as long as the process lives.
-    fn retain(&self, state: &mut State, id: RegionId, run: Run) -> Result<(), ProtocolError> {
-        let region = Self::checked(state, id, run)?;
-        for page in run.pages() {
-            if let Entry::Merged(frame) = region.entry(page) {
-                self.domain.store.pin(frame);
-            }
-        }
-        state.detach.retained(run.len);
-        self.shrink(state, id, run)
+    /// Applies another slice of a message that is not applied to its end.
+    /// [`Next::Rest`]: more of it is left.
+    pub(crate) fn go_on(&self) -> Result<Next, ProtocolError> {
+        self.apply_slice(&mut self.state())
     }
 
-    fn discard(&self, state: &mut State, id: RegionId, run: Run) -> Result<(), ProtocolError> {
-        let region = Self::checked(state, id, run)?;
-        region.forget_ages(run);
-        for page in run.pages() {
-            let entry = region.entry(page);
-            // A pending page is settled by its batch's report, which is on its way.
-            if entry != Entry::Fresh && entry != Entry::Pending {
-                region.set(page, Entry::Fresh);
-                self.drop_entry(id, page, entry);
+    fn apply_slice(&self, state: &mut State) -> Result<Next, ProtocolError> {
+        let Some(Rest { what, region: id, mut runs }) = state.rest.take() else { return Ok(Next::Nothing) };
+        let mut left = SLICE;
+        while let Some(run) = runs.pop_front() {
+            if left == 0 {
+                runs.push_front(run);
+                break;
             }
+            let now = Run::new(run.page, run.len.min(left));
+            if now.len < run.len {
+                runs.push_front(Run::between(now.end(), run.end()));
+            }
+            // A run of no pages takes time, too.
+            left = left.saturating_sub(now.len.max(1));
+            self.apply_run(state, what, id, now)?;
+        }
+        if !runs.is_empty() {
+            state.rest = Some(Rest { what, region: id, runs });
+            return Ok(Next::Rest);
+        }
+        if what == What::Shrunk || what == What::Retained {
+            state.drop_unmanaged(id);
+        }
+        Ok(Next::Nothing)
+    }
+
+    /// These pages hold nothing that the ledger knows any more.
+    fn apply_run(&self, state: &mut State, what: What, id: RegionId, run: Run) -> Result<(), ProtocolError> {
+        let region = Self::checked(state, id, run)?;
+        if what == What::Recycled {
+            region.recycle(run, |page, entry| self.drop_entry(id, page, entry));
+        } else {
+            region.forget_ages(run);
+            let known: Vec<PageNo> = region.known(run).collect();
+            for page in known {
+                let entry = region.entry(page);
+                if let (What::Retained, Entry::Merged(frame)) = (what, entry) {
+                    self.domain.store.pin(frame);
+                }
+                // A pending page is settled by its batch's report, which is on its way.
+                if entry != Entry::Fresh && entry != Entry::Pending {
+                    region.set(page, Entry::Fresh);
+                    self.drop_entry(id, page, entry);
+                }
+            }
+        }
+        if what != What::Discarded && what != What::Recycled {
+            region.shrink(run)?;
+        }
+        if what == What::Retained {
+            state.detach.retained(run.len);
         }
         state.overtake(id, run);
         Ok(())
     }
 }
 
-/// Enters a region that an agent announced.
+impl State {
+    /// Drops a region if nothing of it is managed, nor under way.
+    pub(super) fn drop_unmanaged(&mut self, id: RegionId) {
+        if self.regions.get(&id).is_some_and(|region| region.managed == 0 && region.counts().pending == 0) {
+            self.regions.remove(&id);
+        }
+    }
+}
+
+/// Enters a region that an agent announced. It counts for the user.
 pub(crate) fn add_region(
+    user: &Arc<User>,
     regions: &mut BTreeMap<RegionId, Region>,
     id: RegionId,
     start: u64,
@@ -122,17 +194,89 @@ pub(crate) fn add_region(
     if regions.contains_key(&id) {
         return Err(ProtocolError::RegionTwice(id));
     }
-    regions.insert(id, Region::new(start, pages)?);
+    let claim = user.claim(Kind::Pages, pages.into())?;
+    regions.insert(id, Region::new(start, pages)?.counted(claim));
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use wire::PageNo;
+    use std::time::{Duration, Instant};
 
     use super::*;
     use crate::client::scanning::tests::client;
     use crate::content::store::Cursor;
+
+    const ID: RegionId = RegionId(1);
+
+    fn announce(client: &Client, pages: u64) -> Result<Next, ProtocolError> {
+        client.apply(ToDaemon::RegionAdded { region: ID, start: 1 << 30, len: pages * PAGE_SIZE as u64 }, Vec::new())
+    }
+
+    /// Applies a message to its end. Returns the slices, and the time that the longest took.
+    fn apply(client: &Client, message: ToDaemon) -> (u32, Duration) {
+        let (mut slices, mut longest) = (1, Duration::ZERO);
+        let mut begin = Instant::now();
+        let mut next = client.apply(message, Vec::new());
+        loop {
+            longest = longest.max(begin.elapsed());
+            match next {
+                Ok(Next::Rest) => slices += 1,
+                Ok(_) => return (slices, longest),
+                Err(why) => panic!("{why}"),
+            }
+            begin = Instant::now();
+            next = client.go_on();
+        }
+    }
+
+    #[test]
+    fn a_message_about_many_pages_is_applied_in_slices() {
+        let (client, _agent) = client();
+        assert!(announce(&client, 1 << 22).is_ok());
+        for page in 0..5000 {
+            client.state().regions.get_mut(&ID).unwrap().set(PageNo(page), Entry::Zero);
+        }
+        let all = Run::new(PageNo(0), 1 << 22);
+        let (slices, longest) = apply(&client, ToDaemon::Discarded { region: ID, run: all });
+        assert_eq!(slices, (1 << 22) / SLICE);
+        assert!(longest < Duration::from_millis(100), "{longest:?} for one slice");
+        assert_eq!(client.state().regions[&ID].counts().zero, 0);
+        let runs = vec![all; 3];
+        let (slices, _) = apply(&client, ToDaemon::Recycled(Recycled { region: ID, runs }));
+        assert_eq!(slices, 3 * (1 << 22) / SLICE);
+        assert_eq!(client.state().regions[&ID].counts().recycled, 1 << 22);
+        apply(&client, ToDaemon::RegionShrunk { region: ID, run: all });
+        assert!(client.state().regions.is_empty(), "nothing of it is managed");
+    }
+
+    #[test]
+    fn a_region_that_is_shrunk_twice_on_one_half_keeps_the_other() {
+        let (client, _agent) = client();
+        assert!(announce(&client, 8).is_ok());
+        client.state().regions.get_mut(&ID).unwrap().set(PageNo(6), Entry::Zero);
+        let half = ToDaemon::RegionShrunk { region: ID, run: Run::new(PageNo(0), 4) };
+        apply(&client, half.clone());
+        apply(&client, half);
+        assert_eq!(client.state().regions[&ID].managed, 4);
+        assert_eq!(client.state().regions[&ID].counts().zero, 1, "what it holds is still known");
+        apply(&client, ToDaemon::RegionShrunk { region: ID, run: Run::new(PageNo(3), 5) });
+        assert!(client.state().regions.is_empty());
+    }
+
+    #[test]
+    fn what_a_client_announces_counts_for_its_user_until_it_is_dropped() {
+        let user = Arc::new(User::new(7, 100, 1));
+        let mut regions = BTreeMap::new();
+        let mut add = |id, pages: u64| add_region(&user, &mut regions, RegionId(id), 4096, pages * PAGE_SIZE as u64);
+        assert!(add(1, 60).is_ok());
+        let over = add(2, 60).unwrap_err().to_string();
+        assert!(over.contains("uid 7") && over.contains("user_memory"), "{over}");
+        assert!(add(3, 1 << 32).is_err(), "16 TiB");
+        assert!(add(4, 40).is_ok());
+        regions.clear();
+        assert_eq!(user.taken(Kind::Pages), 0);
+    }
 
     #[test]
     fn frames_of_pages_that_leave_in_place_are_kept_for_good() {
@@ -147,8 +291,8 @@ mod tests {
             region.set(PageNo(page), Entry::Merged(frame));
         }
         client.state().regions.insert(id, region);
-        client.apply(ToDaemon::Retained { region: id, run: Run::new(PageNo(0), 2) }, Vec::new()).unwrap();
-        client.apply(ToDaemon::RegionShrunk { region: id, run: Run::new(PageNo(2), 1) }, Vec::new()).unwrap();
+        apply(&client, ToDaemon::Retained { region: id, run: Run::new(PageNo(0), 2) });
+        apply(&client, ToDaemon::RegionShrunk { region: id, run: Run::new(PageNo(2), 1) });
         let usage = client.domain.store.usage();
         assert_eq!((usage.frames, usage.pinned), (0, 2), "the program may read two of them for ever");
         let state = client.state();

@@ -79,14 +79,16 @@ impl Answers {
         }
     }
 
-    /// An answer has come. It is dropped if its request was forgotten.
-    pub(crate) fn put(&self, answer: Digests) {
+    /// An answer has come. It is dropped if its request was forgotten. Whether it is kept.
+    pub(crate) fn put(&self, answer: Digests) -> bool {
         let mut state = self.state();
         let wanted = state.asked.contains(&answer.request);
-        if wanted && state.answers.iter().all(|earlier| earlier.request != answer.request) {
+        let kept = wanted && state.answers.iter().all(|earlier| earlier.request != answer.request);
+        if kept {
             state.answers.push_back(answer);
             self.news.notify_all();
         }
+        kept
     }
 
     /// Forgets all requests.

@@ -3,7 +3,10 @@
 use dirty::NewError;
 use wire::{RegionId, Run};
 
+use crate::config::bounds::UNMAPPED_REGIONS;
 use crate::content::index::MAX_REGIONS;
+use crate::ledger::LedgerError;
+use crate::users::OverBound;
 
 /// A message that the protocol does not allow; the connection is closed.
 #[derive(Debug, thiserror::Error)]
@@ -20,8 +23,16 @@ pub(crate) enum ProtocolError {
     RegionTooLarge,
     #[error("it announced region {0} twice")]
     RegionTwice(RegionId),
+    #[error(
+        "it announced over {UNMAPPED_REGIONS} regions that are not among its mappings, such as {start:#x}+{len:#x}; only mapped private memory can be managed"
+    )]
+    NotMapped { start: u64, len: u64 },
     #[error(transparent)]
-    Ledger(#[from] NewError),
+    OverBound(#[from] OverBound),
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+    #[error(transparent)]
+    Shrunk(#[from] NewError),
     #[error("its report on batch {0} names more pages than a batch can have")]
     ReportTooLong(u64),
     #[error("it reported on batch {0}, which is not under way")]

@@ -13,10 +13,11 @@ use std::time::{Duration, Instant};
 
 use control::{RecycleStatus, RecyclerMetrics};
 use kmem::PAGE_SIZE;
-use wire::recycle::{Extent, Pool, Recycled, Sweep};
+use wire::recycle::{Extent, Pool, Sweep};
 
 use super::{Client, Next, ProtocolError, State};
 use crate::ledger::free_pages::{FreePages, Marks};
+use crate::users::log_of;
 
 /// How long a guest may take to boot and to load its module. Then its memory is merged though
 /// nothing is marked.
@@ -32,6 +33,8 @@ pub(crate) struct Recycling {
     pub(crate) due: Instant,
     /// When a sweep was requested that has not ended.
     pub(crate) requested: Option<Instant>,
+    /// CPU time that the sweeps since the last answer may take.
+    pub(crate) granted: Duration,
     /// Why nothing is recycled, for people.
     note: Option<String>,
     /// Nothing will ever be recycled again.
@@ -70,6 +73,7 @@ impl Recycling {
             period,
             due: now,
             requested: None,
+            granted: Duration::ZERO,
             note: None,
             dropped: false,
             boots_until: boots.then(|| now + BOOT_TIME),
@@ -202,7 +206,7 @@ impl Client {
         let marks = match Marks::open(&fd) {
             Ok(marks) => Arc::new(marks),
             Err(why) => {
-                tracing::warn!(pid = self.pid, "not recycled: {why}");
+                log_of!(self.user, warn, pid = self.pid, "not recycled: {why}");
                 return Ok(Next::Reclaim);
             }
         };
@@ -222,24 +226,15 @@ impl Client {
 
     /// A sweep has ended.
     pub(super) fn swept(&self, state: &mut State, sweep: &Sweep) -> Result<Next, ProtocolError> {
-        state.totals.agent_cpu_ns = state.totals.agent_cpu_ns.max(sweep.cpu_ns);
         let recycling = state.recycling.as_mut().ok_or(ProtocolError::SweptWithoutPool)?;
+        state.credit.grant(std::mem::take(&mut recycling.granted));
+        state.totals.agent_cpu_ns += state.credit.charge(sweep.cpu_ns);
         let before = recycling.note.clone();
         recycling.swept(sweep);
         if let Some(why) = recycling.note.as_ref().filter(|why| before.as_ref() != Some(*why)) {
-            tracing::warn!(pid = self.pid, "not recycled: {why}");
+            log_of!(self.user, warn, pid = self.pid, "not recycled: {why}");
         }
         Ok(if sweep.more { Next::Reclaim } else { Next::Nothing })
-    }
-
-    /// Pages were recycled: whatever they were, they are untouched memory now.
-    pub(super) fn recycled(&self, state: &mut State, recycled: &Recycled) -> Result<(), ProtocolError> {
-        for &run in &recycled.runs {
-            let region = Self::checked(state, recycled.region, run)?;
-            region.recycle(run, |page, entry| self.drop_entry(recycled.region, page, entry));
-            state.overtake(recycled.region, run);
-        }
-        Ok(())
     }
 }
 

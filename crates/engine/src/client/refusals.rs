@@ -2,6 +2,8 @@
 
 use kmem::procfs::Status;
 
+use crate::users::{User, log_of};
+
 /// Why nothing of a client is merged at present, if so.
 #[derive(Debug, Default)]
 pub(crate) struct Refusals {
@@ -24,24 +26,24 @@ impl Refusals {
 
     /// A merge period begins: refuses a process with pinned or locked memory, and logs that once.
     /// Whether it may be merged.
-    pub(crate) fn check(&mut self, pid: i32, status: &Status) -> bool {
+    pub(crate) fn check(&mut self, user: &User, pid: i32, status: &Status) -> bool {
         if status.vm_pin_kib == 0 && status.vm_lck_kib == 0 {
             self.why = None;
             return true;
         }
         if self.why.is_none() {
             let why = pinned_reason(pid);
-            tracing::warn!(pid, "not merged: {why}");
+            log_of!(user, warn, pid, "not merged: {why}");
             self.why = Some(why);
         }
         false
     }
 
     /// Its memory could not be read. Each period tries again; the log says it once.
-    pub(crate) fn unreadable(&mut self, pid: i32, why: String) {
+    pub(crate) fn unreadable(&mut self, user: &User, pid: i32, why: String) {
         self.why = Some(why.clone());
         if self.unreadable.as_ref() != Some(&why) {
-            tracing::warn!(pid, "not merged: {why}");
+            log_of!(user, warn, pid, "not merged: {why}");
             self.unreadable = Some(why);
         }
     }

@@ -14,6 +14,10 @@ use wire::{PageNo, RegionId, Run};
 
 use super::{Client, State};
 
+/// Runs of pages that are noted during a scan, at most: 512 KiB. An honest agent reports far fewer
+/// within the milliseconds that the scan of a region takes.
+const MOST_OVERTAKEN: usize = 1 << 16;
+
 /// A scan under way.
 #[derive(Default)]
 pub(crate) struct Scanning {
@@ -58,7 +62,17 @@ impl State {
     /// The agent reports that these pages hold nothing now. Findings of a scan under way are older.
     pub(crate) fn overtake(&mut self, region: RegionId, run: Run) {
         if let Some(scanning) = self.schedule.scanning.as_mut().filter(|scanning| scanning.region == region) {
-            scanning.overtaken.push(run);
+            let overtaken = &mut scanning.overtaken;
+            match overtaken.last_mut().filter(|last| last.end() == run.page) {
+                Some(last) => last.len += run.len,
+                None => overtaken.push(run),
+            }
+            // Findings on all of it are dropped. The pages between are this client's own.
+            if overtaken.len() > MOST_OVERTAKEN {
+                let start = overtaken.iter().map(|run| run.page).min().unwrap_or_default();
+                let end = overtaken.iter().map(|run| run.end()).max().unwrap_or_default();
+                *overtaken = vec![Run::between(start, end)];
+            }
         }
     }
 
@@ -112,6 +126,7 @@ pub(crate) mod tests {
     use crate::config::Config;
     use crate::content::domain::{Domain, DomainKey};
     use crate::content::index::ClientId;
+    use crate::users::User;
 
     /// A client that is this process, and its agent's end of the connection.
     pub(crate) fn client() -> (Client, Conn) {
@@ -128,7 +143,8 @@ pub(crate) mod tests {
         let identity = Identity {
             number: ClientId(1),
             pid,
-            uid: 0,
+            user: Arc::new(User::new(0, u64::MAX, 1)),
+            _claim: None,
             name: "test".into(),
             domain: Arc::new(Domain::new(key, &Config::default())),
             conn,

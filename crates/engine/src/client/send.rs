@@ -78,6 +78,7 @@ impl Client {
             pages += run.len;
         }
         state.flight.begin(Batch::new(id, runs), pages);
+        state.credit.batch(pages);
         Ok(())
     }
 

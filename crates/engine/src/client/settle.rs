@@ -12,7 +12,7 @@ impl Client {
         state.link.set_stalled(false);
         state.flight.reported();
         state.budget.set_maps(report.maps);
-        state.totals.agent_cpu_ns = state.totals.agent_cpu_ns.max(report.cpu_ns);
+        state.charge(report.cpu_ns);
         state.totals.window_max_ns = state.totals.window_max_ns.max(report.window_ns);
         if report.outcomes.iter().map(|outcome| u64::from(outcome.run.len)).sum::<u64>()
             > u64::from(wire::MAX_BATCH_PAGES)
@@ -33,12 +33,7 @@ impl Client {
         } else {
             state.flight.put_back(report.batch, batch);
         }
-        if let Some(region) = state.regions.get(&id)
-            && region.managed == 0
-            && region.counts().pending == 0
-        {
-            state.regions.remove(&id);
-        }
+        state.drop_unmanaged(id);
         Ok(())
     }
 

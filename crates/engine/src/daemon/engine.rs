@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use kmem::seqpacket::Listener;
 use parking_lot::Mutex;
 
+use crate::client::Client;
 use crate::config::Config;
 use crate::daemon::service::Service;
 use crate::merge::pass::{self, Buffers};
@@ -81,7 +82,8 @@ impl Engine {
         let wake = Arc::new(wake.map_err(watch)?);
         let count = config.workers();
         let shared = Arc::new(Shared::new(config, state_file));
-        let mut service = Service::new(shared.clone(), listener, wake.clone()).map_err(watch)?;
+        let (reaper, gone) = std::sync::mpsc::channel::<Arc<Client>>();
+        let mut service = Service::new(shared.clone(), listener, wake.clone(), reaper).map_err(watch)?;
         let workers = Arc::new(Workers {
             shared: shared.clone(),
             threads: Mutex::default(),
@@ -94,6 +96,9 @@ impl Engine {
             }
             let watched = workers.clone();
             workers.threads.lock().push((None, spawn("watch", move || watched.watch())?));
+            // Ends with the service thread.
+            let reaper = spawn("reaper", move || gone.iter().for_each(|client| client.reap()))?;
+            workers.threads.lock().push((None, reaper));
             spawn("service", move || service.run())
         };
         let service = Mutex::new(Some(start().map_err(io_error("start threads for", &directory))?));
@@ -119,7 +124,7 @@ impl Engine {
 
     /// The owner of a client process.
     pub fn owner(&self, pid: i32) -> Option<u32> {
-        self.shared.clients().iter().find(|c| c.pid == pid).map(|c| c.uid)
+        self.shared.clients().iter().find(|c| c.pid == pid).map(|c| c.user.uid)
     }
 }
 

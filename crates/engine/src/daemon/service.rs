@@ -4,11 +4,17 @@
 //! processes. It applies what agents report to the ledgers and never waits for a client. Every
 //! merge period it requests a scan of each client from the workers. An idle daemon wakes once a
 //! period.
+//!
+//! *Rounds.* Connections that have messages are served by user: each user has
+//! [`ROUND`](crate::config::bounds::ROUND) of the thread's time in a round, and what is left waits.
+//! So one user's messages, however many, delay those of others by little. A large message is
+//! applied in slices. Clients that are gone are reaped by a thread of its own.
 
 mod handshake;
 mod proof;
+mod rounds;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::*;
@@ -21,19 +27,22 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use wire::{SegmentId, ToDaemon};
 
-use self::handshake::{Admitted, HANDSHAKE_TIME, Handshake, HandshakeError};
+use self::handshake::{Admitted, Handshake, HandshakeError};
+use self::rounds::Ready;
 use crate::client::link::Link;
 use crate::client::{Client, Next, ProtocolError};
 use crate::content::index::ClientId;
 use crate::recycle::{policy, ram};
+use crate::users::log_of;
 use crate::world::shared::Shared;
 
 /// When no worker has done anything for this long, another scan begins though the last is not over.
 const STUCK: Duration = Duration::from_secs(2);
 /// How soon to try again to begin a scan, at the latest.
 const LATER: Duration = Duration::from_millis(50);
-/// Messages taken from one client before other clients are served.
-const FAIR_SHARE: usize = 64;
+
+/// Events taken at a time: connections that are ready take turns in the kernel's list.
+const EVENTS: usize = 256;
 
 /// What an epoll token stands for: kind in the upper half, number in the lower.
 const LISTENER: u64 = 0;
@@ -78,6 +87,10 @@ pub(super) struct Service {
     /// Where new clients come from, and how many of each user are on their way.
     admitted: (Sender<Admitted>, Receiver<Admitted>),
     admitting: HashMap<u32, Arc<()>>,
+    /// Clients with a message that is applied in part.
+    unfinished: BTreeSet<ClientId>,
+    /// Where clients go that are gone.
+    reaper: Sender<Arc<Client>>,
     packet: Vec<u8>,
     empty_since: Instant,
     /// When the pools are to be looked at.
@@ -86,7 +99,13 @@ pub(super) struct Service {
 
 impl Service {
     /// Opens the event loop. `wake`: an eventfd that ends it.
-    pub(super) fn new(shared: Arc<Shared>, listener: Listener, wake: Arc<OwnedFd>) -> Result<Self, Errno> {
+    /// `reaper`: takes clients that are gone.
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        listener: Listener,
+        wake: Arc<OwnedFd>,
+        reaper: Sender<Arc<Client>>,
+    ) -> Result<Self, Errno> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for (fd, token) in [(listener.as_fd(), LISTENER), (wake.as_fd(), WAKE)] {
             epoll::add(&epoll, fd, epoll::EventData::new_u64(token), epoll::EventFlags::IN)?;
@@ -101,6 +120,8 @@ impl Service {
             last_client: ClientId(0),
             admitted: std::sync::mpsc::channel(),
             admitting: HashMap::new(),
+            unfinished: BTreeSet::new(),
+            reaper,
             packet: vec![0; wire::MAX_MESSAGE],
             empty_since: Instant::now(),
             next_reclaim: None,
@@ -111,10 +132,11 @@ impl Service {
     pub(super) fn run(&mut self) {
         let period = self.shared.config.period();
         let mut next_scan = Instant::now() + period;
-        let mut events = Vec::with_capacity(64);
+        let mut events = Vec::with_capacity(EVENTS);
         while !self.shared.stopping() {
-            let next = self.next_reclaim.map_or(next_scan, |next| next.min(next_scan));
-            let wait = next.saturating_duration_since(Instant::now());
+            let next = [self.next_reclaim, self.next_expiry()].into_iter().flatten().fold(next_scan, Instant::min);
+            let busy = !self.unfinished.is_empty();
+            let wait = if busy { Duration::ZERO } else { next.saturating_duration_since(Instant::now()) };
             let timeout =
                 rustix::event::Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) };
             events.clear();
@@ -125,9 +147,12 @@ impl Service {
                     break;
                 }
             }
+            let mut ready = Ready::default();
             for event in &events {
-                self.handle(event.data.u64());
+                self.handle(event.data.u64(), &mut ready);
             }
+            self.round(ready);
+            self.expire_handshakes();
             let now = Instant::now();
             if self.next_reclaim.is_some_and(|next| now >= next) {
                 self.next_reclaim = policy::tick(&self.shared);
@@ -146,7 +171,7 @@ impl Service {
         }
     }
 
-    fn handle(&mut self, token: u64) {
+    fn handle(&mut self, token: u64, ready: &mut Ready) {
         let number = token as u32;
         match token {
             LISTENER => self.accept(),
@@ -154,11 +179,8 @@ impl Service {
                 let _ = rustix::io::read(&*self.wake, &mut [0u8; 8]);
                 self.take_admitted();
             }
-            _ if token >> 32 == HANDSHAKE >> 32 => self.shake_hands(number),
-            _ if token >> 32 == CLIENT >> 32 => {
-                self.serve(ClientId(number));
-                self.shared.charge_agents();
-            }
+            _ if token >> 32 == HANDSHAKE >> 32 => ready.handshakes.push(number),
+            _ if token >> 32 == CLIENT >> 32 => ready.clients.push(ClientId(number)),
             _ => self.process_ended(ClientId(number)),
         }
     }
@@ -175,8 +197,8 @@ impl Service {
     /// A merge period begins: requests scans, tidies stores.
     fn period(&mut self) {
         let now = Instant::now();
-        self.handshakes.retain(|_, handshake| now.duration_since(handshake.since) < HANDSHAKE_TIME);
         self.reap_the_gone(&self.shared.clients());
+        self.shared.users.tidy();
         let clients = self.shared.clients();
         self.shared.pacer.begin_scan();
         for client in &clients {
@@ -215,30 +237,36 @@ impl Service {
         }
     }
 
-    /// Applies messages of a client.
-    fn serve(&mut self, number: ClientId) {
-        let Some(client) = self.shared.client(number) else { return };
-        for _ in 0..FAIR_SHARE {
+    /// Applies the next message of a client, or another slice of the last. `false`: there is none.
+    fn serve_one(&mut self, client: &Arc<Client>) -> bool {
+        let step = if self.unfinished.remove(&client.number) {
+            client.go_on().map_err(Ended::from)
+        } else {
             let mut fds = Vec::new();
-            let step = match receive(&client.conn, &mut self.packet, &mut fds) {
-                Ok(None) => return,
+            match receive(&client.conn, &mut self.packet, &mut fds) {
+                Ok(None) => return false,
                 Ok(Some(message)) => client.apply(message, fds).map_err(Ended::from),
                 // The agent closed with messages of ours unread; its own last words are still
                 // queued behind this.
-                Err(Ended::Io(e)) if e.kind() == std::io::ErrorKind::ConnectionReset => continue,
+                Err(Ended::Io(e)) if e.kind() == std::io::ErrorKind::ConnectionReset => return true,
                 Err(why) => Err(why),
-            };
-            match step {
-                Ok(next) => self.follow(&client, next),
-                Err(why) => return self.disconnect(&client, &why),
+            }
+        };
+        match step {
+            Ok(next) => self.follow(client, next),
+            Err(why) => {
+                self.disconnect(client, &why);
+                return false;
             }
         }
+        true
     }
 
     /// Does what a client's message led to.
     fn follow(&mut self, client: &Arc<Client>, next: Next) {
         match next {
             Next::Nothing => {}
+            Next::Rest => drop(self.unfinished.insert(client.number)),
             Next::Pass => self.shared.queue.ask(client, false),
             Next::Reclaim => self.next_reclaim = Some(Instant::now()),
             Next::FindRam(socket) => {
@@ -252,13 +280,12 @@ impl Service {
     fn disconnect(&mut self, client: &Arc<Client>, why: &Ended) {
         self.unwatch(client.conn.as_fd());
         if !matches!(why, Ended::Closed) {
-            tracing::warn!(pid = client.pid, "connection closed: {why}");
-            let _ = rustix::net::shutdown(client.conn.as_fd(), rustix::net::Shutdown::Both);
+            client.refuse(why);
         }
         client.disconnect();
         let detached = client.state().link == Link::Detached;
         if detached || client.pagemap.is_gone() {
-            tracing::info!(pid = client.pid, "client gone");
+            log_of!(client.user, info, pid = client.pid, "client gone");
             self.reap(client.number);
         }
     }
@@ -268,25 +295,26 @@ impl Service {
     fn process_ended(&mut self, number: ClientId) {
         let Some(client) = self.shared.client(number) else { return };
         if client.pagemap.is_gone() {
-            tracing::info!(pid = client.pid, name = client.name, "client ended");
+            log_of!(client.user, info, pid = client.pid, name = client.name, "client ended");
             return self.reap(number);
         }
         self.unwatch(pidfd_of(&client));
         self.unwatch(client.conn.as_fd());
         client.disconnect();
-        tracing::info!(pid = client.pid, name = client.name, "client ended; its memory is still in use");
+        log_of!(client.user, info, pid = client.pid, name = client.name, "client ended; its memory is still in use");
     }
 
     /// Reaps clients without a connection whose memory is gone.
     fn reap_the_gone(&mut self, clients: &[Arc<Client>]) {
         for client in clients.iter().filter(|client| !client.state().link.is_up() && client.pagemap.is_gone()) {
-            tracing::info!(pid = client.pid, name = client.name, "client gone");
+            log_of!(client.user, info, pid = client.pid, name = client.name, "client gone");
             self.reap(client.number);
         }
     }
 
     /// A client is gone: its sums are kept, all else is given back.
     fn reap(&mut self, number: ClientId) {
+        self.unfinished.remove(&number);
         let client = self.shared.remove_client(number);
         if let Some(client) = client {
             self.unwatch(client.conn.as_fd());
@@ -298,7 +326,8 @@ impl Service {
             self.shared.reaped_recycled.fetch_add(recycled, Relaxed);
             self.shared.reaped_cpu_ns.fetch_add(totals.agent_cpu_ns, Relaxed);
             self.shared.reaped_merged.fetch_add(totals.merged + totals.zeroed, Relaxed);
-            client.reap();
+            // Its ledgers may be large.
+            let _ = self.reaper.send(client);
         }
     }
 }

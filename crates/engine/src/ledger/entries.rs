@@ -1,4 +1,9 @@
-//! What the ledger knows of each page: 4 bytes a page.
+//! What the ledger knows of each page: 4 bytes a page, in chunks.
+//!
+//! A chunk is allocated when the first of its pages gets an entry. So a reservation that the client
+//! never touches costs the table of chunks only: 8 bytes for 4 MiB.
+
+use std::collections::TryReserveError;
 
 use wire::{PageNo, Run};
 
@@ -58,21 +63,57 @@ pub(crate) struct Counts {
     pub(crate) recycled: u64,
 }
 
+/// Pages of a chunk: 4 KiB of entries.
+const CHUNK: usize = 1024;
+
 /// The entries of one region.
 pub(super) struct Entries {
-    words: Vec<u32>,
+    pages: u32,
+    /// `None`: all pages of the chunk are fresh.
+    chunks: Vec<Option<Box<[u32; CHUNK]>>>,
+    allocated: usize,
     counts: Counts,
 }
 
 impl Entries {
     /// Fresh entries of `pages` pages.
-    pub(super) fn new(pages: u32) -> Self {
-        Self { words: vec![0; pages as usize], counts: Counts::default() }
+    ///
+    /// # Errors
+    ///
+    /// There is no memory for the table of chunks.
+    pub(super) fn new(pages: u32) -> Result<Self, TryReserveError> {
+        let count = (pages as usize).div_ceil(CHUNK);
+        let mut chunks = Vec::new();
+        chunks.try_reserve_exact(count)?;
+        chunks.resize_with(count, || None);
+        Ok(Self { pages, chunks, allocated: 0, counts: Counts::default() })
     }
 
     /// Bytes that they take.
     pub(super) fn bytes(&self) -> usize {
-        self.words.len() * 4
+        self.chunks.len() * size_of::<Option<Box<[u32; CHUNK]>>>() + self.allocated * CHUNK * 4
+    }
+
+    /// The words of one chunk, allocated if they are missing: 4 KiB.
+    fn chunk(&mut self, index: usize) -> Option<&mut [u32; CHUNK]> {
+        let Self { chunks, allocated, .. } = self;
+        let chunk = chunks.get_mut(index)?;
+        Some(chunk.get_or_insert_with(|| {
+            *allocated += 1;
+            Box::new([0; CHUNK])
+        }))
+    }
+
+    /// The pages of `run` that may have an entry: those of chunks that are allocated, ascending.
+    pub(super) fn known(&self, run: Run) -> impl Iterator<Item = PageNo> {
+        let (start, end) = (run.page.0, run.end().0.min(self.pages));
+        let first = start as usize / CHUNK;
+        let last = (end as usize).div_ceil(CHUNK).max(first);
+        let chunks = self.chunks.get(first..last).unwrap_or_default().iter().zip(first..);
+        chunks.filter(|(chunk, _)| chunk.is_some()).flat_map(move |(_, index)| {
+            let base = (index * CHUNK) as u32;
+            (base.max(start)..(base.saturating_add(CHUNK as u32)).min(end)).map(PageNo)
+        })
     }
 
     pub(super) fn counts(&self) -> Counts {
@@ -81,7 +122,8 @@ impl Entries {
 
     /// The entry of a page; fresh past the end.
     pub(super) fn get(&self, page: PageNo) -> Entry {
-        self.words.get(page.index()).map_or(Entry::Fresh, |&word| Entry::from_word(word))
+        let chunk = self.chunks.get(page.index() / CHUNK).and_then(Option::as_deref);
+        chunk.map_or(Entry::Fresh, |words| Entry::from_word(words[page.index() % CHUNK]))
     }
 
     fn count(&mut self, entry: Entry) -> Option<&mut u64> {
@@ -97,8 +139,11 @@ impl Entries {
 
     /// Writes an entry and returns the one before it. Past the end: does nothing.
     pub(super) fn set(&mut self, page: PageNo, entry: Entry) -> Entry {
-        let Some(word) = self.words.get_mut(page.index()) else { return Entry::Fresh };
-        let before = Entry::from_word(std::mem::replace(word, entry.word()));
+        if page.0 >= self.pages || entry == Entry::Fresh && self.chunks[page.index() / CHUNK].is_none() {
+            return Entry::Fresh;
+        }
+        let Some(words) = self.chunk(page.index() / CHUNK) else { return Entry::Fresh };
+        let before = Entry::from_word(std::mem::replace(&mut words[page.index() % CHUNK], entry.word()));
         if let Some(n) = self.count(before) {
             *n -= 1;
         }
@@ -111,19 +156,27 @@ impl Entries {
     /// These pages were recycled; a pending page stays pending. Calls `left` with what else was
     /// known of them.
     pub(super) fn recycle(&mut self, run: Run, mut left: impl FnMut(PageNo, Entry)) {
-        let Some(words) = self.words.get_mut(run.page.index()..run.end().index()) else { return };
+        let (mut from, end) = (run.page.index(), run.end().index());
+        if end > self.pages as usize {
+            return;
+        }
         let mut fresh = 0;
         let mut others = Vec::new();
-        for (page, word) in run.pages().zip(words) {
-            match Entry::from_word(*word) {
-                // Nearly all: no pass reads a guest's free pages.
-                Entry::Fresh => {
-                    *word = Entry::Recycled.word();
-                    fresh += 1;
+        while from < end {
+            let to = (from / CHUNK + 1).saturating_mul(CHUNK).min(end);
+            let Some(words) = self.chunk(from / CHUNK) else { break };
+            for (page, word) in (from..to).zip(&mut words[from % CHUNK..]) {
+                match Entry::from_word(*word) {
+                    // Nearly all: no pass reads a guest's free pages.
+                    Entry::Fresh => {
+                        *word = Entry::Recycled.word();
+                        fresh += 1;
+                    }
+                    Entry::Pending | Entry::Recycled => {}
+                    entry => others.push((PageNo(page as u32), entry)),
                 }
-                Entry::Pending | Entry::Recycled => {}
-                entry => others.push((page, entry)),
             }
+            from = to;
         }
         self.counts.recycled += fresh;
         for (page, entry) in others {
@@ -139,7 +192,7 @@ mod tests {
 
     #[test]
     fn entries_survive_their_word_and_are_counted() {
-        let mut held = Entries::new(8);
+        let mut held = Entries::new(8).unwrap();
         let entries = [
             Entry::Unshared(LOW),
             Entry::Merged(Frame(LOW)),
@@ -157,5 +210,25 @@ mod tests {
         assert_eq!(held.counts(), Counts { unshared: 1, merged: 0, zero: 2, pending: 1, recycled: 1 });
         assert_eq!(held.set(PageNo(99), Entry::Zero), Entry::Fresh, "past the end: nothing");
         assert_eq!(held.get(PageNo(99)), Entry::Fresh);
+    }
+
+    #[test]
+    fn a_reservation_that_is_not_touched_costs_a_table_of_chunks_only() {
+        let mut entries = Entries::new(u32::MAX).unwrap();
+        let empty = entries.bytes();
+        assert!(empty <= u32::MAX as usize / CHUNK * 8 + 8, "{empty} bytes");
+        let all = Run::new(PageNo(0), u32::MAX);
+        assert_eq!(entries.known(all).count(), 0);
+        assert_eq!(entries.set(PageNo(u32::MAX - 1), Entry::Fresh), Entry::Fresh);
+        assert_eq!(entries.bytes(), empty, "a fresh entry needs no chunk");
+        entries.set(PageNo(1500), Entry::Zero);
+        assert_eq!(entries.bytes(), empty + CHUNK * 4);
+        assert_eq!(entries.known(all).map(|page| page.0).collect::<Vec<_>>(), (1024..2048).collect::<Vec<_>>());
+        assert_eq!(entries.known(Run::new(PageNo(1400), 200)).count(), 200);
+        let mut left = Vec::new();
+        entries.recycle(Run::new(PageNo(1000), 600), |page, entry| left.push((page, entry)));
+        assert_eq!(left, [(PageNo(1500), Entry::Zero)]);
+        assert_eq!(entries.counts().recycled, 600);
+        assert_eq!((entries.get(PageNo(999)), entries.get(PageNo(1599))), (Entry::Fresh, Entry::Recycled));
     }
 }

@@ -1,6 +1,8 @@
 //! One region under management.
 
-use dirty::NewError;
+use std::collections::TryReserveError;
+
+use dirty::{DirtyTree, NewError};
 use kmem::pagemap::PageRun;
 use wire::{PageNo, Run};
 
@@ -9,9 +11,19 @@ use super::entries::{Counts, Entries, Entry};
 use super::free_pages::FreePages;
 use super::huge::HugePagesOf;
 use super::stamps::Stamps;
+use crate::users::Claim;
 
 #[cfg(test)]
 mod tests;
+
+/// Why a region has no ledger.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LedgerError {
+    #[error(transparent)]
+    Set(#[from] NewError),
+    #[error("no memory for the entries of a region: {0}")]
+    Entries(#[from] TryReserveError),
+}
 
 /// One region under management.
 pub(crate) struct Region {
@@ -31,13 +43,19 @@ pub(crate) struct Region {
     pub(crate) free: Option<FreePages>,
     /// Its huge pages, where these are split only above a share; made when the first is found.
     pub(crate) huge: Option<HugePagesOf>,
+    /// Whether its memory was found among the mappings of the process.
+    pub(crate) verified: bool,
+    /// Pages that are not managed any more; made when the first is.
+    gone: Option<DirtyTree>,
     entries: Entries,
     ages: Ages,
+    /// What the region counts for its user.
+    _claim: Option<Claim>,
 }
 
 impl Region {
     /// A region of which nothing is known yet. `start`: its first byte.
-    pub(crate) fn new(start: u64, pages: u32) -> Result<Self, NewError> {
+    pub(crate) fn new(start: u64, pages: u32) -> Result<Self, LedgerError> {
         Ok(Self {
             start,
             pages,
@@ -47,9 +65,17 @@ impl Region {
             stamps: None,
             free: None,
             huge: None,
-            entries: Entries::new(pages),
+            verified: false,
+            gone: None,
+            entries: Entries::new(pages)?,
             ages: Ages::new(pages)?,
+            _claim: None,
         })
+    }
+
+    /// The region, counted for its user while it lives.
+    pub(crate) fn counted(self, claim: Claim) -> Self {
+        Self { _claim: Some(claim), ..self }
     }
 
     /// Address of a page in the client's memory.
@@ -78,6 +104,36 @@ impl Region {
         let stamps = self.stamps.as_ref().map_or(0, |stamps| stamps.bytes());
         let huge = self.huge.as_ref().map_or(0, HugePagesOf::bytes);
         (self.entries.bytes() + self.ages.bytes() + stamps + huge) as u64
+    }
+
+    /// These pages are not managed any more. Pages that were not managed before do not count again,
+    /// whatever the agent says.
+    ///
+    /// # Errors
+    ///
+    /// There is no memory to note them.
+    pub(crate) fn shrink(&mut self, run: Run) -> Result<(), NewError> {
+        if self.managed == 0 {
+            return Ok(());
+        }
+        if run == self.all() {
+            (self.managed, self.gone) = (0, None);
+            return Ok(());
+        }
+        if self.gone.is_none() {
+            self.gone = Some(DirtyTree::new(self.pages.into())?);
+        }
+        let Some(gone) = &self.gone else { return Ok(()) };
+        let end = u64::from(run.end());
+        let before = gone.iter_from(run.page.into()).take_while(|&page| page < end).count() as u32;
+        gone.insert_range(run.page.into(), run.len.into());
+        self.managed = self.managed.saturating_sub(run.len - before);
+        Ok(())
+    }
+
+    /// The pages of `run` that may be known: all others are fresh.
+    pub(crate) fn known(&self, run: Run) -> impl Iterator<Item = PageNo> {
+        self.entries.known(run)
     }
 
     /// What is known of a page.

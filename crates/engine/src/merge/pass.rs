@@ -12,6 +12,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Instant;
 
 use wire::{PageNo, RegionId, Run};
 
@@ -23,6 +24,7 @@ use super::requests::{self, Unserved};
 use super::send::{self, Gone};
 use super::{period, read};
 use crate::client::Client;
+use crate::config::bounds::TURN;
 use crate::content::index::ClientId;
 use crate::content::store::GrowError;
 use crate::world::shared::Shared;
@@ -35,6 +37,8 @@ enum Stop {
     Client,
     /// The agent has enough to do.
     Full,
+    /// A client of another user waits, and this pass has had its time.
+    Turn,
     /// The store is full for now.
     Store(GrowError),
     /// The client cannot be read; the text says why.
@@ -70,8 +74,8 @@ impl From<Unserved> for Stop {
 ///
 /// Nothing is done where a worker is held up in the memory of one of the user's clients.
 pub(crate) fn run(shared: &Shared, client: &Arc<Client>, buffers: &mut Buffers, scan: bool) {
-    if let Some(why) = shared.stalls.why(client.uid) {
-        return client.state().refusals.unreadable(client.pid, why);
+    if let Some(why) = shared.stalls.why(client.user.uid) {
+        return client.state().refusals.unreadable(&client.user, client.pid, why);
     }
     if scan {
         // All clients are scanned before any is read: only then is it known how many pages there
@@ -85,9 +89,16 @@ pub(crate) fn run(shared: &Shared, client: &Arc<Client>, buffers: &mut Buffers, 
     pass.lookup.requests.resume(std::mem::take(&mut client.state().flight.to_notify));
     // Requests come last, and other clients are notified of theirs when all is read, or when many
     // are consecutive: many pages together make fewer windows.
-    let result = pass.read_candidates(buffers).and_then(|()| Ok(requests::serve(shared, client)?));
+    let read = pass.read_candidates(buffers);
+    let result = match read {
+        Ok(()) | Err(Stop::Turn) => requests::serve(shared, client).map_err(Stop::from).and(read),
+        Err(stop) => Err(stop),
+    };
     let to_notify = pass.end();
-    if matches!(result, Err(Stop::Full)) {
+    if matches!(result, Err(Stop::Turn)) {
+        shared.queue.ask(client, false);
+    }
+    if matches!(result, Err(Stop::Full | Stop::Turn)) {
         client.state().flight.to_notify = to_notify;
     } else {
         to_notify
@@ -107,13 +118,13 @@ fn conclude(client: &Client, result: Result<(), Stop>) {
                 tracing::info!(domain = %client.domain.key, "the store can grow again; merging goes on");
             }
         }
-        Err(Stop::Client | Stop::Full) => {}
+        Err(Stop::Client | Stop::Full | Stop::Turn) => {}
         Err(Stop::Store(e)) => {
             if client.domain.set_paused(Some(e.to_string())) {
                 tracing::warn!(domain = %client.domain.key, "merging pauses: {e}");
             }
         }
-        Err(Stop::Fatal(why)) => client.state().refusals.unreadable(client.pid, why),
+        Err(Stop::Fatal(why)) => client.state().refusals.unreadable(&client.user, client.pid, why),
     }
 }
 
@@ -121,6 +132,7 @@ fn conclude(client: &Client, result: Result<(), Stop>) {
 struct Pass<'a> {
     shared: &'a Shared,
     client: &'a Arc<Client>,
+    began: Instant,
     reader: Reader<'a>,
     prediction: Prediction,
     lookup: Lookup<'a>,
@@ -131,6 +143,7 @@ impl<'a> Pass<'a> {
         Self {
             shared,
             client,
+            began: Instant::now(),
             reader: Reader::new(client),
             prediction: Prediction::default(),
             lookup: Lookup::new(shared, client),
@@ -168,6 +181,10 @@ impl<'a> Pass<'a> {
             self.shared.pacer.pause(|| self.shared.stopping());
             if plan.runs.is_empty() && self.client.is_full() {
                 return Err(Stop::Full);
+            }
+            if self.began.elapsed() > TURN && self.shared.queue.others_wait(self.client.user.uid) {
+                send::send(self.shared, self.client, id, plan)?;
+                return Err(Stop::Turn);
             }
             let Some((predicted, picked)) = self.pick(id, Run::between(from, pages.end()), &mut plan, buffers) else {
                 break;

@@ -4,8 +4,10 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
+use super::verify;
 use crate::client::Client;
 use crate::ledger::Region;
+use crate::users::log_of;
 use crate::world::shared::Shared;
 use crate::world::stall::{touch, wait};
 
@@ -21,8 +23,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Refuses pinned memory, and scans. `false`: there is nothing to do for this client now.
 pub(super) fn begin(shared: &Shared, client: &Client) -> bool {
-    let Some(status) = touch(client.uid, || kmem::procfs::status(Some(client.pid))) else { return false };
-    let mut state = wait(client.uid, || client.settled());
+    let Some(status) = touch(client.user.uid, || kmem::procfs::status(Some(client.pid))) else { return false };
+    let mut state = wait(client.user.uid, || client.settled());
     let now = Instant::now();
     let late = state.flight.is_late(now, PATIENCE);
     state.link.set_stalled(late);
@@ -31,10 +33,14 @@ pub(super) fn begin(shared: &Shared, client: &Client) -> bool {
         return false;
     }
     let Ok(status) = status else { return false };
-    if !state.refusals.check(client.pid, &status) {
+    if !state.refusals.check(&client.user, client.pid, &status) {
         return false;
     }
     if state.recycling.as_mut().is_some_and(|recycling| recycling.is_awaited()) {
+        return false;
+    }
+    if let Err(why) = verify::regions(client, &mut state) {
+        tracing::debug!(pid = client.pid, "not scanned: {why}");
         return false;
     }
     let cpu = kmem::cpu::thread_time();
@@ -51,7 +57,7 @@ pub(super) fn begin(shared: &Shared, client: &Client) -> bool {
         Ok(_) => {}
         Err(Errno::BUSY) => return false,
         Err(e) => {
-            tracing::warn!(pid = client.pid, "cannot scan its memory: {e}");
+            log_of!(client.user, warn, pid = client.pid, "cannot scan its memory: {e}");
             return false;
         }
     }

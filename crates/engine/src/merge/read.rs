@@ -68,7 +68,7 @@ pub(super) enum Unreadable {
     /// The kernel does not say on which NUMA nodes its pages lie.
     #[error(
         "the kernel does not tell the NUMA nodes of its pages (move_pages: {0}), and merge_across_nodes = false keeps nodes apart; \
-         run the daemon with CAP_SYS_NICE and CAP_SYS_PTRACE and without a filter on that call, or set merge_across_nodes = true"
+         run the daemon with CAP_SYS_PTRACE and without a filter on that call, or set merge_across_nodes = true"
     )]
     Nodes(std::io::Error),
 }
@@ -116,7 +116,7 @@ impl Chunk<'_> {
         match &mut self.source {
             Source::Read(pages) => pages.get(at),
             Source::Client { addresses, buffer } => {
-                let read = touch(client.uid, || client.memory.read_pages(&addresses[at..at + 1], &mut buffer[..]));
+                let read = touch(client.user.uid, || client.memory.read_pages(&addresses[at..at + 1], &mut buffer[..]));
                 let domain = &client.domain;
                 // A frame under a wrong key would keep others from merging that content.
                 (read == Some(Ok(1)) && domain.key_of(domain.digest(&buffer[..]), node) == Some(key))
@@ -132,8 +132,8 @@ impl Chunk<'_> {
 pub(super) fn nodes_of(client: &Client, addresses: &[usize]) -> Result<Vec<Option<u32>>, Unreadable> {
     let mut nodes = Vec::new();
     if client.domain.store.by_node
-        && let Err(e) =
-            touch(client.uid, || kmem::numa::nodes_of(client.pid, addresses, &mut nodes)).ok_or(Unreadable::HeldUp)?
+        && let Err(e) = touch(client.user.uid, || kmem::numa::nodes_of(client.pid, addresses, &mut nodes))
+            .ok_or(Unreadable::HeldUp)?
     {
         return Err(match Errno::from_io_error(&e) {
             Some(Errno::SRCH) => Unreadable::Gone,
@@ -286,7 +286,7 @@ impl<'a> Reader<'a> {
             return Ok(None);
         }
         let addresses = &addresses[first..(first + CHUNK).min(pages.len())];
-        let read = touch(self.client.uid, || self.client.memory.read_pages(addresses, bytes));
+        let read = touch(self.client.user.uid, || self.client.memory.read_pages(addresses, bytes));
         let read = read.ok_or(Unreadable::HeldUp)?.map_err(|Gone| Unreadable::Gone)?;
         let (read_pages, _) = bytes[..read * PAGE_SIZE].as_chunks::<PAGE_SIZE>();
         digests.clear();

@@ -160,7 +160,7 @@ impl Client {
             merged.into_iter().try_for_each(|run| {
                 let range = Range::new(run.start, run.end - run.start);
                 let scan = || self.pagemap.scan(range, &query, &mut |run| written.runs.push(run)).map(drop);
-                touch(self.uid, scan).ok_or(Errno::BUSY)?
+                touch(self.user.uid, scan).ok_or(Errno::BUSY)?
             })
         })
     }
@@ -196,7 +196,8 @@ impl Client {
             let end = ((start + len) & !(HUGE_PAGE_SIZE - 1)).min(range.end());
             let part = Range::new(start, end - start);
             let begin = Instant::now();
-            touch(self.uid, || self.pagemap.scan(part, query, &mut |run| found.push(run))).ok_or(Errno::BUSY)??;
+            touch(self.user.uid, || self.pagemap.scan(part, query, &mut |run| found.push(run)))
+                .ok_or(Errno::BUSY)??;
             let time = begin.elapsed();
             start = part.end();
             if time > SCAN_TIME {

@@ -27,7 +27,7 @@ pub(super) fn send(shared: &Shared, client: &Client, id: RegionId, plan: Plan) -
     }
     let deadline = Instant::now() + PATIENCE;
     loop {
-        match wait(client.uid, || client.send_batch(id, runs)) {
+        match wait(client.user.uid, || client.send_batch(id, runs)) {
             Ok(()) => {
                 shared.charge_agents();
                 return Ok(());

@@ -59,6 +59,7 @@ fn look(shared: &Shared, client: &Client, recycling: &mut Recycling, now: Instan
             // A full socket: the next look tries again.
             if client.conn.send(&message, &[]).is_ok() {
                 recycling.requested = Some(now);
+                recycling.granted = budget;
             }
         }
     }

@@ -16,6 +16,7 @@ use wire::{PageNo, RegionId, Run, ToAgent};
 use crate::client::Client;
 use crate::ledger::Region;
 use crate::recycle::qmp::{self, QmpError};
+use crate::users::log_of;
 use crate::world::shared::Shared;
 
 /// Why RAM that QEMU has is not recycled.
@@ -46,7 +47,7 @@ enum RamError {
 pub(crate) fn locate(shared: &Arc<Shared>, client: &Arc<Client>, socket: OwnedFd) {
     let Some(search) = Search::begin(shared, client) else {
         let why = format!("{SEARCHES} guests of its user are being asked for their RAM; start fewer at a time");
-        tracing::warn!(pid = client.pid, "not recycled: {why}");
+        log_of!(client.user, warn, pid = client.pid, "not recycled: {why}");
         if let Some(recycling) = &mut client.state().recycling {
             recycling.refuse(why);
         }
@@ -61,14 +62,14 @@ pub(crate) fn locate(shared: &Arc<Shared>, client: &Arc<Client>, socket: OwnedFd
             }
         }
         Err(why) => {
-            tracing::warn!(pid = of.pid, "not recycled: {why}");
+            log_of!(of.user, warn, pid = of.pid, "not recycled: {why}");
             if let Some(recycling) = &mut of.state().recycling {
                 recycling.refuse(why.to_string());
             }
         }
     };
     if let Err(e) = std::thread::Builder::new().name("memory-map".into()).spawn(ask) {
-        tracing::warn!(pid = client.pid, "not recycled: no thread to ask QEMU with: {e}");
+        log_of!(client.user, warn, pid = client.pid, "not recycled: no thread to ask QEMU with: {e}");
     }
 }
 
@@ -120,7 +121,7 @@ fn extents(client: &Client, socket: OwnedFd, search: &Search) -> Result<Vec<Exte
     let unmanaged = all.saturating_sub(managed);
     if unmanaged > 0 {
         let mib = (unmanaged * PAGE_SIZE as u64) >> 20;
-        tracing::warn!(pid = client.pid, "{mib} MiB of its guest's RAM are not recycled: {UNMANAGED}");
+        log_of!(client.user, warn, pid = client.pid, "{mib} MiB of its guest's RAM are not recycled: {UNMANAGED}");
     }
     Ok(extents)
 }

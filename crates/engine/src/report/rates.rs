@@ -52,7 +52,7 @@ impl Engine {
     /// [`NotAClient`], for the first process that is not a client.
     pub fn dirty(&self, pids: &[i32], uid: Option<u32>) -> Result<Vec<DirtyStatus>, NotAClient> {
         let mut clients = self.shared.clients();
-        clients.retain(|client| uid.is_none_or(|uid| uid == client.uid));
+        clients.retain(|client| uid.is_none_or(|uid| uid == client.user.uid));
         if let Some(&pid) = pids.iter().find(|&&pid| !clients.iter().any(|client| client.pid == pid)) {
             return Err(NotAClient(pid));
         }

@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use control::{ClientMetrics, ClientStatus, DomainMetrics, DomainStatus, HostMetrics, Status};
+use control::{ClientMetrics, ClientStatus, DomainMetrics, DomainStatus, HostMetrics, RefusedStatus, Status};
 
 use crate::client::recycling::Recycling;
 use crate::client::{Client, State};
 use crate::content::domain::Domain;
 use crate::daemon::engine::Engine;
+use crate::users::Refused;
 use crate::world::shared::Shared;
 
 /// Bytes of kernel memory for one mapping (`vm_area_struct`), measured.
@@ -23,7 +24,10 @@ impl Engine {
     pub fn status(&self, uid: Option<u32>) -> Status {
         let shared = &self.shared;
         let clients = shared.clients();
-        let mut status = Status { metrics: host(shared), governor: shared.pacer.status(), domains: Vec::new() };
+        let mut status = Status { metrics: host(shared), governor: shared.pacer.status(), ..Status::default() };
+        for user in shared.users.all().iter().filter(|user| uid.is_none_or(|uid| uid == user.uid)) {
+            status.refused.extend(user.refused().into_iter().map(|refused| refused_status(user.uid, refused)));
+        }
         for domain in shared.domains() {
             let clients = clients.iter().filter(|client| Arc::ptr_eq(&client.domain, &domain));
             let mut out = domain_status(&domain, clients, &mut status.metrics);
@@ -40,6 +44,11 @@ impl Engine {
         }
         status
     }
+}
+
+fn refused_status(uid: u32, refused: Refused) -> RefusedStatus {
+    let Refused { pid, name, reason, times } = refused;
+    RefusedStatus { uid, pid, name, reason, times }
 }
 
 /// The daemon's own metrics, and what ended clients leave behind.
@@ -126,7 +135,7 @@ fn client_status(client: &Client, state: &State) -> ClientStatus {
     ClientStatus {
         pid: client.pid,
         name: client.name.clone(),
-        uid: client.uid,
+        uid: client.user.uid,
         metrics,
         recycling: state.recycling.as_ref().map(Recycling::status),
         state: state.link.name().into(),

@@ -3,8 +3,11 @@
 //! A client has one worker at a time. A request for a pass while one is under way makes another
 //! follow it. A pass that scans and a pass that goes on where the last ended are two things: a
 //! request for one kind is met by that kind, whatever else was requested.
+//!
+//! Users take turns: one that has many clients does not keep those of others waiting.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::*};
 
@@ -21,14 +24,46 @@ const BUSY: u32 = 4;
 pub(crate) trait TakesPasses {
     /// The queue's notes on what was requested; 0 to begin with.
     fn passes(&self) -> &AtomicU32;
+
+    /// The uid that it belongs to.
+    fn user(&self) -> u32;
 }
 
 struct Waiting<C> {
-    clients: VecDeque<Arc<C>>,
+    /// By user; none is empty.
+    clients: BTreeMap<u32, VecDeque<Arc<C>>>,
+    /// The user that had the last turn.
+    last: u32,
     /// Passes under way that were not set aside. Below 0 for the moment in which a worker was set
     /// aside just when its pass had ended.
     under_way: isize,
     closed: bool,
+}
+
+impl<C: TakesPasses> Waiting<C> {
+    /// The next client of the next user.
+    fn pop(&mut self) -> Option<Arc<C>> {
+        let after = self.clients.range((Excluded(self.last), Unbounded)).next();
+        let user = after.or_else(|| self.clients.iter().next()).map(|(&user, _)| user)?;
+        self.last = user;
+        let own = self.clients.get_mut(&user)?;
+        let client = own.pop_front();
+        if own.is_empty() {
+            self.clients.remove(&user);
+        }
+        client
+    }
+
+    /// Takes a client out that waits. Whether it did.
+    fn remove(&mut self, client: &Arc<C>) -> bool {
+        let Some(own) = self.clients.get_mut(&client.user()) else { return false };
+        let Some(at) = own.iter().position(|other| Arc::ptr_eq(other, client)) else { return false };
+        own.remove(at);
+        if own.is_empty() {
+            self.clients.remove(&client.user());
+        }
+        true
+    }
 }
 
 /// Clients that are due for a pass.
@@ -41,7 +76,7 @@ pub(crate) struct Queue<C> {
 
 impl<C> Default for Queue<C> {
     fn default() -> Self {
-        let waiting = Waiting { clients: VecDeque::new(), under_way: 0, closed: false };
+        let waiting = Waiting { clients: BTreeMap::new(), last: 0, under_way: 0, closed: false };
         Self { waiting: Mutex::new(waiting), more: Condvar::new(), begun: Condvar::new() }
     }
 }
@@ -56,7 +91,7 @@ impl<C: TakesPasses> Queue<C> {
     }
 
     fn push(&self, client: Arc<C>) {
-        self.waiting.lock().clients.push_back(client);
+        self.waiting.lock().clients.entry(client.user()).or_default().push_back(client);
         self.more.notify_one();
     }
 
@@ -74,7 +109,7 @@ impl<C: TakesPasses> Queue<C> {
             if waiting.closed {
                 return None;
             }
-            if let Some(client) = waiting.clients.pop_front() {
+            if let Some(client) = waiting.pop() {
                 waiting.under_way += 1;
                 self.begun.notify_all();
                 let scan = client.passes().fetch_and(!SCAN, AcqRel) & SCAN != 0;
@@ -91,9 +126,8 @@ impl<C: TakesPasses> Queue<C> {
     /// that one afterwards. `false`: another worker has it.
     pub(crate) fn claim(&self, client: &Arc<C>) -> bool {
         let mut waiting = self.waiting.lock();
-        if client.passes().fetch_or(BUSY, AcqRel) & BUSY != 0 {
-            let Some(at) = waiting.clients.iter().position(|other| Arc::ptr_eq(other, client)) else { return false };
-            waiting.clients.remove(at);
+        if client.passes().fetch_or(BUSY, AcqRel) & BUSY != 0 && !waiting.remove(client) {
+            return false;
         }
         waiting.under_way += 1;
         true
@@ -105,6 +139,11 @@ impl<C: TakesPasses> Queue<C> {
             self.push(client);
         }
         self.waiting.lock().under_way -= 1;
+    }
+
+    /// Whether a client of another user waits for a pass.
+    pub(crate) fn others_wait(&self, user: u32) -> bool {
+        self.waiting.lock().clients.keys().any(|&other| other != user)
     }
 
     /// A pass under way is held up: it counts as none until its worker [returns](Queue::returned).

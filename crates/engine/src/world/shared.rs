@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
 
@@ -14,10 +14,14 @@ use crate::config::Config;
 use crate::content::domain::{Domain, DomainKey};
 use crate::content::frame::Frame;
 use crate::content::index::{ClientId, MAX_CLIENTS, Sighting};
-use crate::pace::{IN_HAND, Pacer};
+use crate::pace::Pacer;
+use crate::users::Users;
 use crate::world::queue::{Queue, TakesPasses};
 use crate::world::stall::Stalls;
 use crate::world::state_file::StateFile;
+
+/// How often agents are charged: each time looks at every client.
+const CHARGE_EVERY: Duration = Duration::from_millis(1);
 
 /// What the threads share.
 pub(crate) struct Shared {
@@ -26,9 +30,12 @@ pub(crate) struct Shared {
     pub(crate) pacer: Pacer,
     pub(crate) stalls: Stalls,
     pub(crate) started: Instant,
+    /// When agents were last charged: microseconds after `started`.
+    charged: AtomicU64,
     clients: RwLock<BTreeMap<ClientId, Arc<Client>>>,
     domains: Mutex<BTreeMap<DomainKey, Arc<Domain>>>,
     pub(crate) state_file: Mutex<StateFile>,
+    pub(crate) users: Users,
     stop: AtomicBool,
     /// Processes that are frozen, each with the client that it was then; see `daemon::freeze`.
     pub(crate) frozen: Mutex<HashMap<i32, Arc<Client>>>,
@@ -46,16 +53,22 @@ impl TakesPasses for Client {
     fn passes(&self) -> &AtomicU32 {
         &self.passes
     }
+
+    fn user(&self) -> u32 {
+        self.user.uid
+    }
 }
 
 impl Shared {
     pub(crate) fn new(config: Config, state_file: StateFile) -> Self {
         Self {
             pacer: Pacer::new(&config),
+            users: Users::new(&config),
             config,
             queue: Queue::default(),
             stalls: Stalls::default(),
             started: Instant::now(),
+            charged: AtomicU64::default(),
             clients: RwLock::default(),
             domains: Mutex::default(),
             state_file: Mutex::new(state_file),
@@ -87,14 +100,20 @@ impl Shared {
         self.clients.read().values().cloned().collect()
     }
 
-    /// Charges the pacer with what agents have used and have in hand.
+    /// Charges the pacer with what agents have used and have in hand, at most once in
+    /// [`CHARGE_EVERY`].
     pub(crate) fn charge_agents(&self) {
-        let (mut cpu, mut in_hand) = (self.reaped_cpu_ns.load(Relaxed), 0);
-        for client in self.clients() {
-            let state = client.state();
-            // What a client says of itself: it must not overflow.
-            cpu = cpu.saturating_add(state.totals.agent_cpu_ns);
-            in_hand += if state.link.is_up() { state.flight.in_hand(IN_HAND) } else { 0 };
+        let now = self.started.elapsed().as_micros() as u64;
+        let last = self.charged.load(Relaxed);
+        let due = last == 0 || now >= last + CHARGE_EVERY.as_micros() as u64;
+        if !due || self.charged.compare_exchange(last, now.max(1), Relaxed, Relaxed).is_err() {
+            return;
+        }
+        let (mut cpu, mut in_hand) = (self.reaped_cpu_ns.load(Relaxed), 0u32);
+        for client in self.clients.read().values() {
+            let (agent, pages) = client.load();
+            cpu = cpu.saturating_add(agent);
+            in_hand = in_hand.saturating_add(pages);
         }
         self.pacer.charge_agents(cpu, in_hand);
     }
@@ -134,6 +153,11 @@ impl Shared {
 
     pub(crate) fn domains(&self) -> Vec<Arc<Domain>> {
         self.domains.lock().values().cloned().collect()
+    }
+
+    /// The domain of this name, if there is one.
+    pub(crate) fn known_domain(&self, key: &DomainKey) -> Option<Arc<Domain>> {
+        self.domains.lock().get(key).cloned()
     }
 
     /// The domain of this name, made if it is missing.

@@ -139,11 +139,8 @@ fn running(directories: &[PathBuf]) -> Option<PathBuf> {
 
 /// Starts a daemon for this user, which ends when it has had no client for a minute.
 fn start_daemon(directory: &Path) -> Result<()> {
-    paths::check_owner(directory)?;
-    std::fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
     let log = directory.join("daemon.log");
-    let out = std::fs::OpenOptions::new().create(true).append(true).open(&log);
-    let out = out.with_context(|| format!("cannot write {}", log.display()))?;
+    let out = paths::open_log(directory, "daemon.log")?;
     let program = std::env::current_exe().context("cannot find this program")?;
     let mut daemon = Command::new(program);
     daemon.arg("--dir").arg(directory).args(["daemon", "--exit-when-idle", "60"]);

@@ -4,42 +4,41 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use kmem::memfd::{self, SharedMap};
 use kmem::seqpacket::{Conn, Peer};
 use wire::{RegionId, SegmentId, ToAgent, ToDaemon};
 
 use super::proof::{self, Process, ProofError};
-use super::{CLIENT, Ended, FAIR_SHARE, HANDSHAKE, PROCESS, Service, pidfd_of, receive};
+use super::{CLIENT, Ended, HANDSHAKE, PROCESS, Service, pidfd_of, receive};
 use crate::client::{Client, Identity, add_region};
+use crate::config::bounds::{ACCEPTS, HANDSHAKE_TIME, HANDSHAKES};
 use crate::content::domain::{Domain, DomainError, DomainKey};
 use crate::content::index::{ClientId, MAX_CLIENTS};
 use crate::content::store::Segment;
 use crate::daemon::adopt;
 use crate::ledger::Region;
+use crate::users::{Claim, Kind, OverBound, User, log_of};
 use crate::world::shared::Shared;
 
 /// Version of the protocol that this daemon speaks.
 const OURS: u16 = wire::VERSION;
-/// Most handshakes under way.
-const MAX_HANDSHAKES: usize = 256;
-/// Most segments that an agent can have; a store has as many.
-const MAX_SEGMENTS: usize = 4096;
 /// Most new clients of one user whose memory is being looked at.
 const MAX_ADMISSIONS: usize = 16;
-/// How long a handshake may take.
-pub(super) const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 
 /// A connection that has not finished its introduction.
 pub(super) struct Handshake {
     conn: Conn,
     peer: Peer,
-    pub(super) since: Instant,
+    user: Arc<User>,
+    _claim: Claim,
+    since: Instant,
     hello: Option<Hello>,
     regions: BTreeMap<RegionId, Region>,
-    /// Segments of an earlier daemon that it has, with their descriptors.
-    segments: Vec<(SegmentId, OwnedFd)>,
+    /// Segments of an earlier daemon that it has; with a descriptor, those that the store is to
+    /// take back.
+    segments: BTreeMap<SegmentId, Option<(OwnedFd, Claim)>>,
     /// The control page, once it was welcomed.
     control: Option<SharedMap>,
 }
@@ -75,8 +74,12 @@ pub(super) enum HandshakeError {
     Version(u16),
     #[error("it spoke before it said hello")]
     NoHello,
-    #[error("it holds more segments than a store has")]
-    TooManySegments,
+    #[error("it said hello twice")]
+    HelloTwice,
+    #[error(transparent)]
+    OverBound(#[from] OverBound),
+    #[error("it holds segment {0} twice")]
+    SegmentTwice(SegmentId),
     #[error("a segment came without its descriptor")]
     SegmentWithoutDescriptor,
     #[error("it spoke of a control page that it was not sent, or not yet")]
@@ -105,26 +108,38 @@ enum AdmissionError {
     Busy,
     #[error("there are {MAX_CLIENTS} clients")]
     Full,
+    #[error(transparent)]
+    OverBound(#[from] OverBound),
 }
 
 impl Service {
-    /// Accepts new connections.
+    /// Accepts new connections. Each user has room for some of its own.
     pub(super) fn accept(&mut self) {
-        while let Ok(Some(conn)) = self.listener.accept() {
+        for _ in 0..ACCEPTS {
+            let Ok(Some(conn)) = self.listener.accept() else { return };
             let Ok(peer) = conn.peer() else { continue };
-            if self.handshakes.len() >= MAX_HANDSHAKES {
-                tracing::warn!("over {MAX_HANDSHAKES} connections wait to introduce themselves; one more is refused");
-                continue;
+            let user = self.shared.users.user(peer.uid);
+            let claim = match user.claim(Kind::Handshakes, 1) {
+                Ok(claim) => claim,
+                Err(why) => {
+                    user.refuse(peer.pid, "", &why.to_string());
+                    continue;
+                }
+            };
+            if self.handshakes.len() >= HANDSHAKES {
+                self.drop_oldest_handshake();
             }
             self.next_handshake = self.next_handshake.wrapping_add(1);
             if self.watch(conn.as_fd(), HANDSHAKE | u64::from(self.next_handshake)) {
                 let handshake = Handshake {
                     conn,
                     peer,
+                    user,
+                    _claim: claim,
                     since: Instant::now(),
                     hello: None,
                     regions: BTreeMap::new(),
-                    segments: Vec::new(),
+                    segments: BTreeMap::new(),
                     control: None,
                 };
                 self.handshakes.insert(self.next_handshake, handshake);
@@ -132,39 +147,64 @@ impl Service {
         }
     }
 
-    /// Takes messages of a connection that introduces itself.
-    pub(super) fn shake_hands(&mut self, number: u32) {
-        let Some(handshake) = self.handshakes.get_mut(&number) else { return };
-        for _ in 0..FAIR_SHARE {
-            let mut fds = Vec::new();
-            let step = match receive(&handshake.conn, &mut self.packet, &mut fds) {
-                Ok(None) => return,
-                Ok(Some(message)) => introduce(handshake, message, fds),
-                Err(why) => Err(why),
-            };
-            match step {
-                Ok(Step::More) => {}
-                Ok(Step::Welcome) => {
-                    if let Err(why) = handshake.welcome(&self.shared) {
-                        handshake.refuse(&why);
-                        self.handshakes.remove(&number);
-                        return;
-                    }
-                }
-                Ok(Step::Mapped(control, address)) => {
-                    let Some(handshake) = self.handshakes.remove(&number) else { return };
-                    self.unwatch(handshake.conn.as_fd());
-                    return self.admit(handshake, control, address);
-                }
+    /// Ends the oldest handshake of the user that has the most.
+    fn drop_oldest_handshake(&mut self) {
+        let most = |handshake: &Handshake| handshake.user.taken(Kind::Handshakes);
+        let oldest = self.handshakes.iter().max_by_key(|(_, handshake)| (most(handshake), handshake.since.elapsed()));
+        if let Some(number) = oldest.map(|(&number, _)| number) {
+            self.handshakes.remove(&number);
+        }
+    }
+
+    /// When the first handshake has taken too long.
+    pub(super) fn next_expiry(&self) -> Option<Instant> {
+        self.handshakes.values().map(|handshake| handshake.since + HANDSHAKE_TIME).min()
+    }
+
+    /// Ends handshakes that have taken too long.
+    pub(super) fn expire_handshakes(&mut self) {
+        self.handshakes.retain(|_, handshake| {
+            let goes_on = handshake.since.elapsed() < HANDSHAKE_TIME;
+            if !goes_on {
+                let why = format!("it has not introduced itself within {} s", HANDSHAKE_TIME.as_secs());
+                handshake.user.refuse(handshake.peer.pid, handshake.name(), &why);
+            }
+            goes_on
+        });
+    }
+
+    /// Takes a message of a connection that introduces itself. `false`: there is none, or the
+    /// introduction is over.
+    pub(super) fn shake_hands(&mut self, number: u32) -> bool {
+        let Some(handshake) = self.handshakes.get_mut(&number) else { return false };
+        let mut fds = Vec::new();
+        let step = match receive(&handshake.conn, &mut self.packet, &mut fds) {
+            Ok(None) => return false,
+            Ok(Some(message)) => introduce(&self.shared, handshake, message, fds),
+            Err(why) => Err(why),
+        };
+        match step {
+            Ok(Step::More) => return true,
+            Ok(Step::Welcome) => match handshake.welcome(&self.shared) {
+                Ok(()) => return true,
                 Err(why) => {
-                    if !matches!(why, Ended::Closed) {
-                        tracing::warn!(pid = handshake.peer.pid, "connection closed: {why}");
-                    }
+                    handshake.refuse(&why);
                     self.handshakes.remove(&number);
-                    return;
                 }
+            },
+            Ok(Step::Mapped(control, address)) => {
+                let Some(handshake) = self.handshakes.remove(&number) else { return false };
+                self.unwatch(handshake.conn.as_fd());
+                self.admit(handshake, control, address);
+            }
+            Err(why) => {
+                if !matches!(why, Ended::Closed) {
+                    handshake.user.refuse(handshake.peer.pid, handshake.name(), &format!("connection closed: {why}"));
+                }
+                self.handshakes.remove(&number);
             }
         }
+        false
     }
 
     /// Makes a client of an agent that has introduced itself. Looking at its memory may take for
@@ -199,7 +239,7 @@ impl Service {
             let number = client.number;
             // Only now: the new ledger counts the frames that it maps.
             before.into_iter().for_each(|number| self.reap(number));
-            tracing::info!(pid = client.pid, name = client.name, domain = %client.domain.key, "client");
+            log_of!(client.user, info, pid = client.pid, name = client.name, domain = %client.domain.key, "client");
             let watched = self.watch(client.conn.as_fd(), CLIENT | u64::from(number.0))
                 && self.watch(pidfd_of(&client), PROCESS | u64::from(number.0));
             self.shared.add_client(&client);
@@ -210,8 +250,7 @@ impl Service {
             self.record_segments(&[]);
             self.empty_since = Instant::now();
             self.shared.queue.ask(&client, true);
-            // Messages may have come before the connection was watched.
-            self.serve(number);
+            // Messages may have come before the connection was watched: it is ready then.
         }
     }
 }
@@ -229,21 +268,24 @@ impl Admitted {
         let Peer { pid, uid, .. } = handshake.peer;
         let checked = || -> Result<_, AdmissionError> {
             let key = handshake.domain(shared)?;
+            let claim = handshake.user.claim(Kind::Clients, 1)?;
             let pidfd = handshake.conn.peer_pidfd().map_err(AdmissionError::Process)?;
-            Ok((key, pidfd, Process::open(pid, uid, &control, address)?))
+            Ok((key, claim, pidfd, Process::open(pid, uid, &control, address)?))
         };
-        let (key, pidfd, process) = checked().inspect_err(|why| handshake.refuse(why)).ok()?;
+        let (key, claim, pidfd, process) = checked().inspect_err(|why| handshake.refuse(why)).ok()?;
         let Process { memory, pagemap, maps } = process;
+        handshake.user.accepted(pid);
         let hello = handshake.hello?;
         let domain = shared.domain(key);
         // Kept until the users of their frames are counted: the service thread closes what is unused.
-        let held = adopt_segments(shared, &domain, pid, handshake.segments);
+        let held = adopt_segments(&domain, &handshake.user, pid, handshake.segments);
         let segments = held.iter().map(|segment| segment.id).collect();
         let config = &shared.config;
         let identity = Identity {
             number,
             pid,
-            uid,
+            user: handshake.user,
+            _claim: Some(claim),
             name: hello.name,
             domain,
             conn: handshake.conn,
@@ -259,7 +301,8 @@ impl Admitted {
         let client = Arc::new(Client::new(identity, segments));
         client.state().regions = handshake.regions;
         if let Err(e) = adopt::rebuild(shared, &client, maps) {
-            tracing::warn!(pid, "its mappings can't be read; what it had merged stays merged and is not counted: {e}");
+            let why = "its mappings can't be read; what it had merged stays merged and is not counted";
+            log_of!(client.user, warn, pid, "{why}: {e}");
         }
         drop(held);
         Some(Self { before: superseded(shared, &client, address), client })
@@ -276,25 +319,20 @@ fn superseded(shared: &Shared, client: &Client, address: u64) -> Vec<ClientId> {
 }
 
 /// Takes back the segments that an agent handed over. Returns all that it holds.
-fn adopt_segments(shared: &Shared, domain: &Domain, pid: i32, held: Vec<(SegmentId, OwnedFd)>) -> Vec<Arc<Segment>> {
-    let state_file = shared.state_file.lock();
+fn adopt_segments(
+    domain: &Domain,
+    user: &User,
+    pid: i32,
+    held: BTreeMap<SegmentId, Option<(OwnedFd, Claim)>>,
+) -> Vec<Arc<Segment>> {
     let mut known = Vec::new();
-    for (segment, fd) in held {
-        let genuine = memfd::require_kept(fd.as_fd()).is_ok()
-            && memfd::identity(fd.as_fd()).is_ok_and(|id| id.ino == segment)
-            && state_file.knows(segment, &domain.key.to_string());
+    for (segment, handed) in held {
         if let Some((_, there)) = domain.store.hold(segment) {
             known.push(there);
-        } else if !genuine {
-            tracing::warn!(
-                pid,
-                segment,
-                "it holds a segment that no earlier daemon of this directory made for its domain; not taken"
-            );
-        } else {
+        } else if let Some((fd, _claim)) = handed {
             match domain.store.adopt(segment, fd) {
                 Ok(taken) => known.push(taken),
-                Err(e) => tracing::warn!(pid, segment, "cannot take a segment back: {e}"),
+                Err(e) => log_of!(user, warn, pid, segment, "cannot take a segment back: {e}"),
             }
         }
     }
@@ -302,6 +340,15 @@ fn adopt_segments(shared: &Shared, domain: &Domain, pid: i32, held: Vec<(Segment
 }
 
 impl Handshake {
+    /// The user of the other end.
+    pub(super) fn uid(&self) -> u32 {
+        self.user.uid
+    }
+
+    fn name(&self) -> &str {
+        self.hello.as_ref().map_or("", |hello| &hello.name)
+    }
+
     /// The domain that it asks for.
     fn domain(&self, shared: &Shared) -> Result<DomainKey, DomainError> {
         let asked = self.hello.as_ref().and_then(|hello| hello.domain.as_deref());
@@ -310,7 +357,7 @@ impl Handshake {
 
     /// Tells the agent that it is no client, and why.
     fn refuse(&self, why: &AdmissionError) {
-        tracing::warn!(pid = self.peer.pid, "refused: {why}");
+        self.user.refuse(self.peer.pid, self.name(), &why.to_string());
         let refused = ToAgent::Refused { reason: why.to_string() };
         let _ = self.conn.send(&wire::encode(&refused), &[]);
     }
@@ -322,6 +369,34 @@ impl Handshake {
             Some(send_control_page(&self.conn, shared.config.direct_io_seconds).map_err(AdmissionError::ControlPage)?);
         Ok(())
     }
+}
+
+/// Notes a segment that an agent holds. A descriptor is kept only of a segment that the state file
+/// lists for the agent's domain and that the store does not have.
+fn hold_segment(
+    shared: &Shared,
+    handshake: &mut Handshake,
+    segment: SegmentId,
+    fd: OwnedFd,
+) -> Result<(), HandshakeError> {
+    let Ok(key) = handshake.domain(shared) else { return Ok(()) };
+    if handshake.segments.contains_key(&segment) {
+        return Err(HandshakeError::SegmentTwice(segment));
+    }
+    let stored = shared.known_domain(&key).is_some_and(|domain| domain.store.find(segment).is_some());
+    let genuine = || {
+        shared.state_file.lock().knows(segment, &key.to_string())
+            && memfd::identity(fd.as_fd()).is_ok_and(|id| id.ino == segment)
+            && memfd::require_kept(fd.as_fd()).is_ok()
+    };
+    if !stored && !genuine() {
+        let why = "it holds a segment that no earlier daemon of this directory made for its domain; not taken";
+        log_of!(handshake.user, warn, pid = handshake.peer.pid, segment, "{why}");
+        return Ok(());
+    }
+    let kept = if stored { None } else { Some((fd, handshake.user.claim(Kind::Segments, 1)?)) };
+    handshake.segments.insert(segment, kept);
+    Ok(())
 }
 
 /// Makes a control page and sends it. The page can't shrink, so that reading it is safe
@@ -339,21 +414,28 @@ fn send_control_page(conn: &Conn, direct_io: f64) -> std::io::Result<SharedMap> 
 }
 
 /// Applies one message of an introduction.
-fn introduce(handshake: &mut Handshake, message: ToDaemon, mut fds: Vec<OwnedFd>) -> Result<Step, Ended> {
+fn introduce(
+    shared: &Shared,
+    handshake: &mut Handshake,
+    message: ToDaemon,
+    mut fds: Vec<OwnedFd>,
+) -> Result<Step, Ended> {
     match message {
         ToDaemon::Hello { version, .. } if version != wire::VERSION => {
             let why = HandshakeError::Version(version);
             let _ = handshake.conn.send(&wire::encode(&ToAgent::Refused { reason: why.to_string() }), &[]);
             return Err(why.into());
         }
+        ToDaemon::Hello { .. } if handshake.hello.is_some() => return Err(HandshakeError::HelloTwice.into()),
         ToDaemon::Hello { domain, name, forks, .. } => {
             handshake.hello = Some(Hello { domain, name: name.chars().take(64).collect(), forks });
         }
         _ if handshake.hello.is_none() => return Err(HandshakeError::NoHello.into()),
-        ToDaemon::RegionAdded { region, start, len } => add_region(&mut handshake.regions, region, start, len)?,
+        ToDaemon::RegionAdded { region, start, len } => {
+            add_region(&handshake.user, &mut handshake.regions, region, start, len)?;
+        }
         ToDaemon::SegmentHeld { segment } => match fds.pop() {
-            Some(fd) if handshake.segments.len() < MAX_SEGMENTS => handshake.segments.push((segment, fd)),
-            Some(_) => return Err(HandshakeError::TooManySegments.into()),
+            Some(fd) => hold_segment(shared, handshake, segment, fd)?,
             None => return Err(HandshakeError::SegmentWithoutDescriptor.into()),
         },
         // The ledger is rebuilt from the mappings themselves, which are already as these messages

@@ -4,6 +4,7 @@ use super::*;
 
 #[derive(Default)]
 struct Fake {
+    user: u32,
     passes: AtomicU32,
     /// Workers that have it: never two.
     inside: AtomicUsize,
@@ -16,6 +17,21 @@ impl TakesPasses for Fake {
     fn passes(&self) -> &AtomicU32 {
         &self.passes
     }
+
+    fn user(&self) -> u32 {
+        self.user
+    }
+}
+
+#[test]
+fn users_take_turns_however_many_clients_they_have() {
+    let queue = Queue::default();
+    let ask = |user| queue.ask(&Arc::new(Fake { user, ..Fake::default() }), false);
+    [7, 7, 7, 7, 3, 9].into_iter().for_each(ask);
+    assert!(queue.others_wait(7) && queue.others_wait(3));
+    let users: Vec<u32> = (0..6).map(|_| queue.take().unwrap().0.user).collect();
+    assert_eq!(users, [3, 7, 9, 7, 7, 7]);
+    assert!(!queue.others_wait(7));
 }
 
 #[test]

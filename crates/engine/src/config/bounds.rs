@@ -1,0 +1,35 @@
+//! What one user, and one connection, may take of the daemon: one table.
+//!
+//! Every bound is per uid, so that a user who reaches one keeps nobody else from anything. Bounds
+//! that an operator may want otherwise are settings (`user_memory`, `user_clients`). A user with
+//! subordinate uids counts once for each.
+
+use std::time::Duration;
+
+/// Connections of one uid that have not finished their handshake. An agent needs milliseconds.
+pub(crate) const HANDSHAKES_OF_USER: u64 = 64;
+/// All connections that have not finished their handshake, for the memory that they take. Above
+/// this, the oldest of the uid with the most is closed.
+pub(crate) const HANDSHAKES: usize = 4096;
+/// How long a handshake may take.
+pub(crate) const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
+/// New connections taken in one round of the service thread.
+pub(crate) const ACCEPTS: usize = 32;
+/// Descriptors of segments that wait in unfinished handshakes of one uid: as many as a store has.
+pub(crate) const SEGMENTS_OF_USER: u64 = 4096;
+/// Time of the service thread for one uid in one round; then the other uids have theirs. What is
+/// left waits in the sockets. One message, or one slice of it, is not interrupted.
+pub(crate) const ROUND: Duration = Duration::from_millis(1);
+/// Pages of a message on discarded, recycled or shrunk memory that are applied in one step: some
+/// 0.5 ms where each of them was merged.
+pub(crate) const SLICE: u32 = 4096;
+/// Time of a worker for a client while one of another user waits. Long enough for runs of pages,
+/// which make few windows.
+pub(crate) const TURN: Duration = Duration::from_millis(100);
+/// Lines in the log about one uid's clients in a minute.
+pub(crate) const LINES_OF_USER: u32 = 60;
+/// Refused clients of one uid that `status` lists: the latest.
+pub(crate) const REFUSALS_OF_USER: usize = 16;
+/// Regions of a client that it announced and does not map. An honest agent has one for a moment:
+/// the program has unmapped it, and the message is on its way.
+pub(crate) const UNMAPPED_REGIONS: usize = 16;

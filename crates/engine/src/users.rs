@@ -1,0 +1,228 @@
+//! What each user's clients take of the daemon, and the bounds on it.
+//!
+//! A [`Claim`] counts against its user until it is dropped. The bounds are those of
+//! [`crate::config::bounds`] and of the configuration. Refused clients are kept here too, and lines
+//! in the log are counted.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::*};
+use std::time::{Duration, Instant};
+
+use kmem::PAGE_SIZE;
+use parking_lot::Mutex;
+
+use crate::config::Config;
+use crate::config::bounds::{HANDSHAKES_OF_USER, LINES_OF_USER, REFUSALS_OF_USER, SEGMENTS_OF_USER};
+
+#[cfg(test)]
+mod tests;
+
+/// Time over which lines in the log are counted.
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// A line in the log about a user's client, unless it has had its lines of the minute:
+/// `log_of!(user, warn, fields, "text")`.
+macro_rules! log_of {
+    ($user:expr, $level:ident, $($rest:tt)+) => {
+        if $user.may_log() {
+            tracing::$level!($($rest)+);
+        }
+    };
+}
+
+pub(crate) use log_of;
+
+/// What is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Pages of regions.
+    Pages,
+    /// Connections of clients.
+    Clients,
+    /// Connections that have not finished their handshake.
+    Handshakes,
+    /// Descriptors of segments that wait in handshakes.
+    Segments,
+}
+
+const KINDS: usize = 4;
+
+/// A user would have more than it may have.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub(crate) enum OverBound {
+    #[error(
+        "the clients of uid {uid} would announce {mib} MiB of memory and may announce {most} MiB; where that is right, raise `user_memory` in the daemon's configuration"
+    )]
+    Pages { uid: u32, mib: u64, most: u64 },
+    #[error(
+        "uid {uid} has {most} clients, and may not have more; where that is right, raise `user_clients` in the daemon's configuration"
+    )]
+    Clients { uid: u32, most: u64 },
+    #[error("{most} connections of uid {uid} wait to introduce themselves; another is taken when one of them is done")]
+    Handshakes { uid: u32, most: u64 },
+    #[error("handshakes of uid {uid} hold {most} segments; another is taken when one of them is done")]
+    Segments { uid: u32, most: u64 },
+}
+
+/// A client that was refused, or whose connection was closed for what it did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Refused {
+    pub(crate) pid: i32,
+    /// The name of its program, as it says; may be empty.
+    pub(crate) name: String,
+    /// What it did, and the remedy.
+    pub(crate) reason: String,
+    /// How often.
+    pub(crate) times: u64,
+}
+
+/// Lines in the log in the present minute.
+struct Lines {
+    since: Instant,
+    written: u32,
+    left_out: u64,
+}
+
+/// One user.
+pub(crate) struct User {
+    pub(crate) uid: u32,
+    most: [u64; KINDS],
+    taken: [AtomicU64; KINDS],
+    lines: Mutex<Lines>,
+    refused: Mutex<VecDeque<Refused>>,
+}
+
+/// A part of what a user takes, until it is dropped.
+pub(crate) struct Claim {
+    user: Arc<User>,
+    kind: Kind,
+    amount: u64,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.user.taken[self.kind as usize].fetch_sub(self.amount, AcqRel);
+    }
+}
+
+impl User {
+    /// A user with bounds on pages and clients.
+    pub(crate) fn new(uid: u32, pages: u64, clients: u64) -> Self {
+        let lines = Lines { since: Instant::now(), written: 0, left_out: 0 };
+        Self {
+            uid,
+            most: [pages, clients, HANDSHAKES_OF_USER, SEGMENTS_OF_USER],
+            taken: Default::default(),
+            lines: Mutex::new(lines),
+            refused: Mutex::default(),
+        }
+    }
+
+    /// What the user takes of a kind.
+    pub(crate) fn taken(&self, kind: Kind) -> u64 {
+        self.taken[kind as usize].load(Acquire)
+    }
+
+    /// Counts `amount` more, unless that is over the bound.
+    pub(crate) fn claim(self: &Arc<Self>, kind: Kind, amount: u64) -> Result<Claim, OverBound> {
+        let (uid, most) = (self.uid, self.most[kind as usize]);
+        let more = |taken: u64| taken.checked_add(amount).filter(|&all| all <= most);
+        match self.taken[kind as usize].fetch_update(AcqRel, Acquire, more) {
+            Ok(_) => Ok(Claim { user: self.clone(), kind, amount }),
+            Err(taken) => Err(match kind {
+                Kind::Pages => {
+                    let mib = |pages: u64| pages.saturating_mul(PAGE_SIZE as u64) >> 20;
+                    OverBound::Pages { uid, mib: mib(taken.saturating_add(amount)), most: mib(most) }
+                }
+                Kind::Clients => OverBound::Clients { uid, most },
+                Kind::Handshakes => OverBound::Handshakes { uid, most },
+                Kind::Segments => OverBound::Segments { uid, most },
+            }),
+        }
+    }
+
+    /// Whether the log may have another line about this user's clients. Says how many were left out
+    /// in the minute before.
+    pub(crate) fn may_log(&self) -> bool {
+        let mut lines = self.lines.lock();
+        if lines.since.elapsed() >= MINUTE {
+            if lines.left_out > 0 {
+                tracing::warn!(uid = self.uid, "{} more lines about this user's clients were left out", lines.left_out);
+            }
+            *lines = Lines { since: Instant::now(), written: 0, left_out: 0 };
+        }
+        let may = lines.written < LINES_OF_USER;
+        lines.written += u32::from(may);
+        lines.left_out += u64::from(!may);
+        may
+    }
+
+    /// Notes a refused client, and logs it once.
+    pub(crate) fn refuse(&self, pid: i32, name: &str, reason: &str) {
+        {
+            let mut refused = self.refused.lock();
+            if let Some(same) = refused.iter_mut().find(|refused| refused.pid == pid && refused.reason == reason) {
+                same.times += 1;
+                return;
+            }
+            if refused.len() >= REFUSALS_OF_USER {
+                refused.pop_front();
+            }
+            refused.push_back(Refused { pid, name: name.into(), reason: reason.into(), times: 1 });
+        }
+        if self.may_log() {
+            tracing::warn!(pid, uid = self.uid, name, "refused: {reason}");
+        }
+    }
+
+    /// A process is a client now.
+    pub(crate) fn accepted(&self, pid: i32) {
+        self.refused.lock().retain(|refused| refused.pid != pid);
+    }
+
+    /// The refused clients whose processes live, the latest last.
+    pub(crate) fn refused(&self) -> Vec<Refused> {
+        let mut refused = self.refused.lock();
+        refused.retain(|refused| lives(refused.pid));
+        refused.iter().cloned().collect()
+    }
+}
+
+/// Whether there is such a process.
+fn lives(pid: i32) -> bool {
+    let pid = rustix::process::Pid::from_raw(pid);
+    pid.is_some_and(|pid| rustix::process::test_kill_process(pid) != Err(rustix::io::Errno::SRCH))
+}
+
+/// All users that have, or lately had, a client.
+pub(crate) struct Users {
+    /// Bounds on pages and clients of each.
+    most: (u64, u64),
+    users: Mutex<BTreeMap<u32, Arc<User>>>,
+}
+
+impl Users {
+    pub(crate) fn new(config: &Config) -> Self {
+        let host = kmem::procfs::meminfo().map_or(u64::MAX, |info| (info.total_kib + info.swap_total_kib) << 10);
+        let pages = (host / PAGE_SIZE as u64) as f64 * config.user_memory;
+        Self { most: (pages as u64, config.user_clients as u64), users: Mutex::default() }
+    }
+
+    /// The user of this uid.
+    pub(crate) fn user(&self, uid: u32) -> Arc<User> {
+        let (pages, clients) = self.most;
+        self.users.lock().entry(uid).or_insert_with(|| Arc::new(User::new(uid, pages, clients))).clone()
+    }
+
+    /// All users, by uid.
+    pub(crate) fn all(&self) -> Vec<Arc<User>> {
+        self.users.lock().values().cloned().collect()
+    }
+
+    /// Forgets users that have nothing here.
+    pub(crate) fn tidy(&self) {
+        let idle = |user: &Arc<User>| Arc::strong_count(user) == 1 && user.refused().is_empty();
+        self.users.lock().retain(|_, user| !idle(user) || user.lines.lock().since.elapsed() < MINUTE);
+    }
+}

@@ -1,0 +1,40 @@
+use super::*;
+
+#[test]
+fn what_a_user_takes_is_bounded_and_given_back() {
+    let user = Arc::new(User::new(7, 1000, 2));
+    let pages = user.claim(Kind::Pages, 600).unwrap();
+    let over = user.claim(Kind::Pages, 401).err().unwrap();
+    assert!(over.to_string().contains("uid 7") && over.to_string().contains("user_memory"), "{over}");
+    assert!(user.claim(Kind::Pages, u64::MAX).is_err(), "sums do not overflow");
+    let rest = user.claim(Kind::Pages, 400).unwrap();
+    drop((pages, rest));
+    assert_eq!(user.taken(Kind::Pages), 0);
+    let clients: Vec<_> = (0..2).map(|_| user.claim(Kind::Clients, 1).unwrap()).collect();
+    assert_eq!(user.claim(Kind::Clients, 1).err(), Some(OverBound::Clients { uid: 7, most: 2 }));
+    drop(clients);
+}
+
+#[test]
+fn users_do_not_count_for_each_other() {
+    let users = Users::new(&Config { user_clients: 1, ..Config::default() });
+    let _first = users.user(1).claim(Kind::Clients, 1).unwrap();
+    assert!(users.user(1).claim(Kind::Clients, 1).is_err());
+    assert!(users.user(2).claim(Kind::Clients, 1).is_ok());
+}
+
+#[test]
+fn refused_clients_are_listed_once_and_the_log_is_bounded() {
+    let user = User::new(7, 0, 0);
+    let pid = std::process::id() as i32;
+    (0..100).for_each(|_| user.refuse(pid, "a", "the reason"));
+    let refused = user.refused();
+    assert_eq!((refused.len(), refused[0].times, refused[0].reason.as_str()), (1, 100, "the reason"));
+    (0..100).for_each(|n| user.refuse(pid, "a", &format!("reason {n}")));
+    assert_eq!(user.refused().len(), REFUSALS_OF_USER);
+    assert!(!user.may_log(), "{LINES_OF_USER} lines were written");
+    user.refuse(i32::MAX, "gone", "its process has ended");
+    assert!(user.refused().iter().all(|refused| refused.pid == pid));
+    user.accepted(pid);
+    assert!(user.refused().is_empty());
+}

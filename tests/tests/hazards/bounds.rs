@@ -159,13 +159,18 @@ fn descriptors_that_no_daemon_made_are_not_kept() {
     let before = open();
     let liar = Liar::hello(&daemon);
     let file = rustix::fs::memfd_create("pageone:forged", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-    for segment in 0..2000 {
+    // Fewer than end the connection of one that holds too many.
+    for segment in 0..1000 {
         let message = wire::encode(&ToDaemon::SegmentHeld { segment });
-        while liar.0.send(&message, &[std::os::fd::AsFd::as_fd(&file)]).is_err() {
+        while let Err(e) = liar.0.send(&message, &[std::os::fd::AsFd::as_fd(&file)]) {
+            assert_eq!(e.kind(), std::io::ErrorKind::WouldBlock, "{e}");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
-    eventually("the messages are read", Duration::from_secs(10), || (open() <= before + 8).then_some(()));
-    std::thread::sleep(Duration::from_millis(200));
-    assert!(open() <= before + 8, "{} descriptors, {before} before", open());
+    let most = (0..20).map(|_| {
+        std::thread::sleep(Duration::from_millis(50));
+        open()
+    });
+    let most = most.max().unwrap_or_default();
+    assert!(most <= before + 8, "{most} descriptors, {before} before");
 }

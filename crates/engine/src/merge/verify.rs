@@ -89,7 +89,7 @@ fn mapped_parts(client: &Client, ranges: &[(RegionId, Range)]) -> io::Result<Vec
 /// Whether a mapping can be managed: private and readable, and without a file or of the domain's
 /// store. The program may have protected it against writing since it was announced.
 fn is_fit(client: &Client, line: &MapLine) -> bool {
-    let ours = || line.path.starts_with("/memfd:pageone:") && client.domain.store.find(line.inode).is_some();
+    let ours = || line.path.starts_with("/memfd:pageone:") && client.domain.store.hold(line.inode).is_some();
     line.perms.read && !line.perms.shared && (line.inode == 0 || ours())
 }
 

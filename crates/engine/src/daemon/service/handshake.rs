@@ -383,7 +383,7 @@ fn hold_segment(
     if handshake.segments.contains_key(&segment) {
         return Err(HandshakeError::SegmentTwice(segment));
     }
-    let stored = shared.known_domain(&key).is_some_and(|domain| domain.store.find(segment).is_some());
+    let stored = shared.known_domain(&key).is_some_and(|domain| domain.store.hold(segment).is_some());
     let genuine = || {
         shared.state_file.lock().knows(segment, &key.to_string())
             && memfd::identity(fd.as_fd()).is_ok_and(|id| id.ino == segment)

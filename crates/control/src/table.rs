@@ -93,6 +93,8 @@ metrics! {
         Gauge pages_dead: u64 [Pages];
         /// Slots that can become frames, in pieces of the store that have frames already.
         Gauge slots_free: u64 [Count];
+        /// Frames that were copied so that the memory around them could be given back.
+        Counter pages_compacted_total: u64 [Pages];
         /// Contents in the index.
         Gauge known_contents: u64 [Count];
     }

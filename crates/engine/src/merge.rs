@@ -17,6 +17,7 @@
 //! of runs.
 
 mod lookup;
+mod moves;
 pub(crate) mod pass;
 mod period;
 mod plan;

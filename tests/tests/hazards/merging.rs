@@ -137,6 +137,33 @@ fn what_was_spliced_out_of_merged_memory_keeps_its_bytes() {
 }
 
 #[test]
+fn a_store_is_compacted_under_writers() {
+    const PAGES: u64 = 40_960;
+    let daemon = Daemon::start();
+    let mut writers = daemon.scenario(&["writers", "16384", "30"]);
+    writers.expect("ready");
+    writers.tell("go");
+    let mut clients = [(); 2].map(|()| daemon.scenario(&["thin", &PAGES.to_string(), "16"]));
+    clients.iter_mut().for_each(|client| client.expect("ready"));
+    clients.iter().for_each(|client| daemon.wait_merged(client.pid(), PAGES));
+    // Of every 16 frames 15 lose their users: 150 MiB are dead.
+    clients.iter_mut().for_each(|client| client.tell("thin"));
+    clients.iter_mut().for_each(|client| client.expect("ok"));
+    let status = eventually("the store is compacted", Duration::from_secs(60), || {
+        let status = daemon.status();
+        let domain = &status["domains"][0];
+        let (shared, dead) = (domain["pages_shared"].as_u64()?, domain["pages_dead"].as_u64()?);
+        (domain["pages_compacted_total"].as_u64()? > 0 && dead <= shared / 4 + 16_384 + 1024).then_some(status)
+    });
+    println!("{}", status["domains"][0]);
+    clients.iter_mut().for_each(Client::go);
+    writers.hear();
+    writers.expect("ok");
+    let merged: u64 = clients.iter().map(|c| daemon.client(c.pid()).unwrap()["pages_merged"].as_u64().unwrap()).sum();
+    assert!(merged >= 2 * PAGES / 16, "{merged} pages are merged: what was moved stays merged");
+}
+
+#[test]
 fn zero_pages_become_untouched_memory() {
     let daemon = Daemon::start();
     let mut client = daemon.scenario(&["zeros", "4096"]);

@@ -45,7 +45,7 @@ fn a_status_survives_json_and_keeps_its_keys() {
         &json["domains"][0],
         &format!(
             "name pages_shared pages_sharing general_profit segments store_bytes pages_pinned pages_dead slots_free \
-             known_contents paused clients {pages}"
+             pages_compacted_total known_contents paused clients {pages}"
         ),
     );
     expect(

@@ -165,6 +165,14 @@ impl Client {
         if what == What::Retained {
             state.detach.retained(run.len);
         }
+        // A page on its way from one frame to another does not map the first any more, unless it is
+        // retained: then it has not been moved, and will not be.
+        for frame in state.flight.take_origins(id, run) {
+            if what == What::Retained {
+                self.domain.store.pin(frame);
+            }
+            self.release(frame);
+        }
         state.overtake(id, run);
         Ok(())
     }

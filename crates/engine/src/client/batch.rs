@@ -1,5 +1,7 @@
 //! What an agent is told to do: runs of pages and what they are to be merged with.
 
+use std::collections::HashMap;
+
 use wire::{PageNo, RegionId, Run};
 
 use crate::content::frame::Frame;
@@ -46,6 +48,9 @@ pub(crate) struct Batch {
     /// Pages in the runs before each run.
     firsts: Vec<u32>,
     settled: Vec<bool>,
+    /// The frames that pages map which are moved to another one of the same bytes. The pages are
+    /// users of these too.
+    origins: HashMap<PageNo, Frame>,
 }
 
 impl Batch {
@@ -56,7 +61,7 @@ impl Batch {
             firsts.push(pages);
             pages += run.run.len;
         }
-        Self { region, runs, firsts, settled: vec![false; pages as usize] }
+        Self { region, runs, firsts, settled: vec![false; pages as usize], origins: HashMap::new() }
     }
 
     /// Settles a page and returns its target. `None`: it is settled, or not in the batch.
@@ -65,6 +70,21 @@ impl Batch {
         let run = self.runs.get(at).filter(|planned| planned.run.page <= page)?;
         let settled = self.settled.get_mut((self.firsts[at] + (page - run.run.page)) as usize)?;
         (!std::mem::replace(settled, true)).then(|| run.target_of(page))
+    }
+
+    /// The page maps this frame until it is moved.
+    pub(crate) fn set_origin(&mut self, page: PageNo, frame: Frame) {
+        self.origins.insert(page, frame);
+    }
+
+    /// The frame that a page mapped before, if it is moved.
+    pub(crate) fn take_origin(&mut self, page: PageNo) -> Option<Frame> {
+        self.origins.remove(&page)
+    }
+
+    /// The frames that these pages mapped before, of those that are moved.
+    pub(crate) fn take_origins(&mut self, run: Run) -> Vec<Frame> {
+        self.origins.extract_if(|page, _| (run.page..run.end()).contains(page)).map(|(_, frame)| frame).collect()
     }
 
     /// The pages that are not settled.

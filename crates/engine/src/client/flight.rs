@@ -3,9 +3,10 @@
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use wire::SegmentId;
+use wire::{RegionId, Run, SegmentId};
 
 use super::batch::Batch;
+use crate::content::frame::Frame;
 use crate::content::index::ClientId;
 
 /// Pages outstanding at one agent before a pass ends: a few batches, so that the agent always has
@@ -112,6 +113,13 @@ impl Flight {
         self.batches.insert(number, batch);
     }
 
+    /// Pages of a region were discarded: takes the frames that they mapped, of those that are under
+    /// way to another frame.
+    pub(super) fn take_origins(&mut self, region: RegionId, run: Run) -> Vec<Frame> {
+        let of_region = self.batches.values_mut().filter(|batch| batch.region == region);
+        of_region.flat_map(|batch| batch.take_origins(run)).collect()
+    }
+
     /// One page is settled.
     pub(super) fn settled(&mut self) {
         self.outstanding = self.outstanding.saturating_sub(1);
@@ -125,8 +133,6 @@ impl Flight {
 
 #[cfg(test)]
 mod tests {
-    use wire::RegionId;
-
     use super::*;
 
     #[test]

@@ -16,7 +16,10 @@ impl Client {
         }
         for PlannedRun { run, target } in runs {
             for page in run.pages() {
-                if let Some(region) = state.regions.get_mut(&id) {
+                // A page that was to be moved maps its frame as before.
+                if let Some(region) = state.regions.get_mut(&id)
+                    && !matches!(region.entry(page), Entry::Merged(_))
+                {
                     if later { region.defer(page) } else { region.restart(page) }
                 }
             }
@@ -67,17 +70,20 @@ impl Client {
             changes.batch(region.start, &runs);
         }
         let mut pages = 0;
+        let mut origins = Vec::new();
         for PlannedRun { run, .. } in &runs {
             for page in run.pages() {
-                let before = region.set(page, Entry::Pending);
-                debug_assert!(
-                    matches!(before, Entry::Fresh | Entry::Zero | Entry::Recycled),
-                    "page {page} was {before:?}"
-                );
+                match region.set(page, Entry::Pending) {
+                    Entry::Fresh | Entry::Zero | Entry::Recycled => {}
+                    Entry::Merged(frame) => origins.push((page, frame)),
+                    before => debug_assert!(false, "page {page} was {before:?}"),
+                }
             }
             pages += run.len;
         }
-        state.flight.begin(Batch::new(id, runs), pages);
+        let mut batch = Batch::new(id, runs);
+        origins.into_iter().for_each(|(page, frame)| batch.set_origin(page, frame));
+        state.flight.begin(batch, pages);
         state.credit.batch(pages);
         Ok(())
     }

@@ -11,9 +11,10 @@ use std::collections::HashMap;
 use parking_lot::Mutex;
 
 use crate::config::Config;
+use crate::content::compact::Compaction;
 use crate::content::frame::{Frame, NO_HANDLE};
 use crate::content::index::{Index, Place, Sighting};
-use crate::content::store::{Cursor, GrowError, Store};
+use crate::content::store::{Cursor, GrowError, Piece, Store};
 
 /// Frames of a content that fills duplicate runs: as many pages share a mapping.
 const REPLICAS: u32 = 128;
@@ -66,6 +67,8 @@ pub(crate) struct Domain {
     pub(crate) index: Index,
     seed: u64,
     zero_digest: u64,
+    /// Evacuations of the store.
+    pub(crate) compaction: Compaction,
     paused: Mutex<Option<String>>,
     /// By digest: consecutive frames of the same bytes. Each has one user more than pages map it:
     /// this table.
@@ -85,6 +88,7 @@ impl Domain {
             index: Index::new(),
             seed,
             zero_digest: xxhash_rust::xxh3::xxh3_64_with_seed(&[0; kmem::PAGE_SIZE], seed),
+            compaction: Compaction::default(),
             paused: Mutex::default(),
             replicas: Mutex::default(),
             key,
@@ -187,7 +191,7 @@ impl Domain {
     }
 
     /// Releases replicas that no page maps any more.
-    pub(crate) fn tidy_replicas(&self) {
+    pub(super) fn tidy_replicas(&self) {
         self.replicas.lock().retain(|_, run| {
             let used = run.clone().any(|frame| self.store.users(Frame(frame)) > 1);
             if !used {
@@ -195,6 +199,19 @@ impl Domain {
             }
             used
         });
+    }
+
+    /// Replicas in this piece get no new users: their frames are evacuated as others are.
+    pub(super) fn forget_replicas(&self, piece: Piece) {
+        let mut forgotten = Vec::new();
+        self.replicas.lock().retain(|_, run| {
+            let stays = Piece::of(Frame(run.start)) != piece && Piece::of(Frame(run.end - 1)) != piece;
+            if !stays {
+                forgotten.push(run.clone());
+            }
+            stays
+        });
+        forgotten.into_iter().flatten().for_each(|frame| self.release(Frame(frame), false));
     }
 
     /// Notes why no frames can be made for now, or that they can again. Returns whether that

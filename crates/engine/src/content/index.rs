@@ -218,6 +218,13 @@ impl Index {
         self.slots().get(handle).is_some_and(|s| s.place.compare_exchange(from, to, AcqRel, Acquire).is_ok())
     }
 
+    /// A frame takes the place of another with the same bytes, unless the handle stands for
+    /// something else by now.
+    pub(crate) fn replace(&self, handle: u32, from: Frame, to: Frame) -> bool {
+        let (from, to) = (Place::Frame(from).word(), Place::Frame(to).word());
+        self.slots().get(handle).is_some_and(|s| s.place.compare_exchange(from, to, AcqRel, Acquire).is_ok())
+    }
+
     /// Forgets what a handle stands for, if that is still `place`.
     pub(crate) fn forget(&self, handle: u32, place: Place) -> bool {
         let Some(slot) = self.slots().get(handle) else { return false };

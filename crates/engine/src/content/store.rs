@@ -59,13 +59,15 @@ use wire::{SEGMENT_PAGES, SegmentId};
 
 pub(crate) use self::cursor::Cursor;
 pub(crate) use self::error::GrowError;
-use self::free::{Free, HUGE, Piece};
+pub(crate) use self::free::Piece;
+use self::free::{Free, HUGE};
 use self::segment::Memory;
 pub(crate) use self::segment::Segment;
 use crate::content::frame::{Frame, NO_HANDLE};
 
 mod cursor;
 mod error;
+mod evacuate;
 mod fill;
 mod free;
 mod reserve;

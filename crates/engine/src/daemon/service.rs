@@ -206,8 +206,7 @@ impl Service {
         }
         let mut all_closed = Vec::new();
         for domain in self.shared.domains() {
-            domain.tidy_replicas();
-            let closed = domain.store.tidy(now);
+            let closed = domain.tidy(now, self.shared.config.period());
             for &segment in &closed {
                 clients.iter().filter(|c| Arc::ptr_eq(&c.domain, &domain)).for_each(|c| c.drop_segment(segment));
             }

@@ -22,7 +22,7 @@ use super::predict::Prediction;
 use super::read::{Picked, Reader, Unreadable};
 use super::requests::{self, Unserved};
 use super::send::{self, Gone};
-use super::{period, read};
+use super::{moves, period, read};
 use crate::client::Client;
 use crate::config::bounds::TURN;
 use crate::content::index::ClientId;
@@ -81,6 +81,9 @@ pub(crate) fn run(shared: &Shared, client: &Arc<Client>, buffers: &mut Buffers, 
         // All clients are scanned before any is read: only then is it known how many pages there
         // are to read in the time.
         if period::begin(shared, client) {
+            if let Err(e) = client.domain.compact(Instant::now(), shared.config.period()) {
+                tracing::debug!(domain = %client.domain.key, "compaction waits: {e}");
+            }
             shared.queue.ask(client, false);
         }
         return;
@@ -91,7 +94,9 @@ pub(crate) fn run(shared: &Shared, client: &Arc<Client>, buffers: &mut Buffers, 
     // are consecutive: many pages together make fewer windows.
     let read = pass.read_candidates(buffers);
     let result = match read {
-        Ok(()) | Err(Stop::Turn) => requests::serve(shared, client).map_err(Stop::from).and(read),
+        Ok(()) | Err(Stop::Turn) => {
+            requests::serve(shared, client).and_then(|()| moves::serve(shared, client)).map_err(Stop::from).and(read)
+        }
         Err(stop) => Err(stop),
     };
     let to_notify = pass.end();

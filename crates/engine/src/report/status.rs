@@ -81,6 +81,7 @@ fn domain_status<'a>(
         pages_pinned: usage.pinned,
         pages_dead: usage.dead,
         slots_free: usage.free,
+        pages_compacted_total: domain.compaction.copied(),
         known_contents: domain.index.len(),
         ..DomainMetrics::default()
     };

@@ -81,6 +81,7 @@ fn main() {
         Some("writers") => writers(number(1, 16_384), number(2, 10)),
         Some("churn") => churn(number(1, 8192), number(2, 10)),
         Some("steps") => steps(number(1, 16_384)),
+        Some("thin") => thin(number(1, 4096), number(2, 16)),
         Some("zeros") => zeros(number(1, 4096)),
         Some("dontneed") => dontneed(),
         Some("fork") => fork(),
@@ -122,6 +123,27 @@ fn hold(pages: usize, copies: usize, base: u64, own: usize) {
             continue;
         }
         check(&mut problems, "held", region.wrong(0..pages, |page| seed(base, page)));
+        verdict(&problems);
+    }
+    std::process::exit(0);
+}
+
+/// `thin PAGES EVERY`: what every client of this scenario has. At `thin` all pages but every EVERY-th
+/// get contents of their own. Checks all at each line.
+fn thin(pages: usize, every: usize) {
+    let region = Region::new(pages, true);
+    let mine = u64::from(std::process::id()) << 40;
+    let mut thinned = false;
+    (0..pages).for_each(|page| region.fill(page, 1 + page as u64));
+    say("ready");
+    while let Some(line) = hear() {
+        if line == "thin" {
+            thinned = true;
+            (0..pages).filter(|page| page % every > 0).for_each(|page| region.fill(page, mine + page as u64));
+        }
+        let seed = |page: usize| if thinned && page % every > 0 { mine + page as u64 } else { 1 + page as u64 };
+        let mut problems = Vec::new();
+        check(&mut problems, "thin", region.wrong(0..pages, seed));
         verdict(&problems);
     }
     std::process::exit(0);

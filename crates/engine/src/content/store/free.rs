@@ -14,6 +14,7 @@ use kmem::PAGE_SIZE;
 use kmem::memfd::HUGE_PAGE_SIZE;
 use wire::SEGMENT_PAGES;
 
+use crate::content::compact::Fill;
 use crate::content::frame::Frame;
 
 /// Slots of a piece: those of a huge page.
@@ -43,6 +44,21 @@ impl Piece {
         (0..PIECES).map(move |piece| Self(at as u32 * PIECES + piece))
     }
 
+    /// Its number in the store.
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    /// The first of its frames.
+    pub(crate) fn first(self) -> Frame {
+        Frame(self.slots().start)
+    }
+
+    /// Its frames.
+    pub(crate) fn frames(self) -> impl Iterator<Item = Frame> {
+        self.slots().map(Frame)
+    }
+
     /// Its slots, as frames.
     pub(super) fn slots(self) -> Range<u32> {
         self.0 * HUGE..(self.0 + 1) * HUGE
@@ -64,6 +80,8 @@ struct Slots {
     fresh: bool,
     /// It was made a huge page.
     huge: bool,
+    /// It holds a pinned frame, as was found when pieces were chosen for compaction.
+    pinned: bool,
 }
 
 impl Slots {
@@ -288,6 +306,40 @@ impl Free {
             self.note(piece);
         }
         taken
+    }
+
+    /// No slot of a piece is free any more: those that were are dead.
+    pub(super) fn retire(&mut self, piece: Piece) {
+        let free = self.take_free(piece);
+        let slots = self.piece_mut(piece);
+        slots.dead += free;
+        slots.fresh = false;
+        self.note(piece);
+    }
+
+    /// Whether a piece is known to hold a pinned frame.
+    pub(super) fn is_pinned(&self, piece: Piece) -> bool {
+        self.piece(piece).pinned
+    }
+
+    /// A piece holds a pinned frame.
+    pub(super) fn set_pinned(&mut self, piece: Piece) {
+        self.piece_mut(piece).pinned = true;
+    }
+
+    /// Slots of a piece that are free or dead, and dead ones.
+    pub(super) fn idle_and_dead(&self, piece: Piece) -> (u32, u32) {
+        let slots = self.piece(piece);
+        (slots.free() + slots.dead, slots.dead)
+    }
+
+    /// Slots in use, and dead ones but for those of pinned pieces.
+    pub(super) fn fill(&self) -> Fill {
+        let begun = self.segments.iter().flat_map(|segment| &segment.pieces).filter(|slots| !slots.fresh);
+        begun.fold(Fill { live: 0, dead: 0 }, |fill, slots| Fill {
+            live: fill.live + u64::from(HUGE - slots.free() - slots.dead),
+            dead: fill.dead + if slots.pinned { 0 } else { u64::from(slots.dead) },
+        })
     }
 
     /// A piece could not be punched: all its slots stay dead.

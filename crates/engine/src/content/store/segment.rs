@@ -61,7 +61,7 @@ impl Segment {
     }
 
     /// Whether pieces of it can be given back to the kernel; otherwise only the whole.
-    pub(super) fn can_punch(&self) -> bool {
+    pub(crate) fn can_punch(&self) -> bool {
         self.own().is_some_and(|file| file.can_punch)
     }
 

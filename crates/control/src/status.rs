@@ -80,6 +80,9 @@ pub struct ClientStatus {
     pub state: String,
     /// Why nothing of it is merged at present.
     pub refused: Option<String>,
+    /// Direct I/O that is not seen page by page, for which its pages cool down after a write: over
+    /// what.
+    pub cooling: Option<String>,
 }
 
 /// The recycler of one client.

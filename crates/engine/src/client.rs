@@ -15,6 +15,7 @@ pub(crate) mod changes;
 mod credit;
 pub(crate) mod detach;
 pub(crate) mod digests;
+mod direct_io;
 mod flight;
 pub(crate) mod link;
 mod protocol;
@@ -46,6 +47,7 @@ use self::budget::Budget;
 use self::credit::Credit;
 use self::detach::Detach;
 use self::digests::Answers;
+use self::direct_io::DirectIo;
 use self::flight::Flight;
 use self::link::{Link, Tracking};
 pub(crate) use self::protocol::ProtocolError;
@@ -101,6 +103,7 @@ pub(crate) struct State {
     pub(crate) regions: BTreeMap<RegionId, Region>,
     pub(crate) flight: Flight,
     pub(crate) refusals: Refusals,
+    pub(crate) direct_io: DirectIo,
     pub(crate) budget: Budget,
     credit: Credit,
     pub(crate) detach: Detach,
@@ -188,6 +191,7 @@ impl Client {
             regions: BTreeMap::new(),
             flight: Flight::new(segments),
             refusals: Refusals::default(),
+            direct_io: DirectIo::default(),
             budget: Budget::new(maps),
             credit: Credit::new(),
             detach: Detach::default(),

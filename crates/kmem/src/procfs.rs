@@ -9,8 +9,10 @@ use std::fs::{File, read_to_string};
 use std::io::{self, BufReader};
 use std::time::Duration;
 
+mod direct_io;
 mod maps;
 
+pub use direct_io::{Descriptor, descriptors, unpinned_io};
 pub use maps::{MapLine, Maps, Perms, count_maps, for_each_map};
 
 fn path(pid: Option<i32>, file: &str) -> String {

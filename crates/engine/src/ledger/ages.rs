@@ -17,6 +17,9 @@
 //! I/O request that is under way could be about to write into it, and a merge would cut it off. So
 //! a copy has to stay clean longer than any one request takes: it is in `cooling` for one to two
 //! cooldown periods.
+//!
+//! Where devices write through references that `UFFDIO_MOVE` does not see either (see
+//! [`kmem::procfs::unpinned_io`]), *every* page that was written lately cools down like that.
 
 use dirty::{DirtyTree, NewError};
 use wire::{PageNo, Run};
@@ -44,6 +47,9 @@ pub(super) struct Ages {
     cooling: [DirtyTree; 2],
     /// Pages found written in this cooldown period, and in the one before.
     recent: [DirtyTree; 2],
+    /// The next merge period takes what was found written to `cooling`: it cannot be told when it
+    /// was.
+    cool_written: bool,
 }
 
 fn pages(set: impl Iterator<Item = u64>) -> impl Iterator<Item = PageNo> {
@@ -64,6 +70,7 @@ impl Ages {
             copies: set()?,
             cooling: [set()?, set()?],
             recent: [set()?, set()?],
+            cool_written: false,
         })
     }
 
@@ -84,10 +91,12 @@ impl Ages {
     }
 
     /// A merge period's scan is over: every page gets older by a period, or young again. Returns
-    /// how many changed within the last two periods.
-    pub(super) fn end_period(&mut self) -> u64 {
+    /// how many changed within the last two periods. `all_cool`: all that was written lately cools
+    /// down, and not only copies.
+    pub(super) fn end_period(&mut self, all_cool: bool) -> u64 {
         let Self { young, older, candidates, deferred, written, copies, cooling: [now, before], .. } = self;
-        for page in older.iter().filter(|&page| copies.contains(page)) {
+        let recent = |page| self.recent.iter().any(|set| set.contains(page));
+        for page in older.iter().filter(|&page| copies.contains(page) || all_cool && recent(page)) {
             now.insert(page);
         }
         older.subtract(now);
@@ -97,7 +106,12 @@ impl Ages {
         }
         std::mem::swap(older, young);
         older.subtract(written);
-        std::mem::swap(young, written);
+        if std::mem::take(&mut self.cool_written) {
+            now.unite(written);
+            young.clear();
+        } else {
+            std::mem::swap(young, written);
+        }
         written.clear();
         self.young.count() + self.older.count()
     }
@@ -124,6 +138,12 @@ impl Ages {
             self.young.unite(set);
             set.clear();
         }
+    }
+
+    /// What is found written up to the end of this merge period cools down from then on, copies or
+    /// not: it may have been written long ago, by a device that is not done.
+    pub(super) fn cool_written(&mut self) {
+        self.cool_written = true;
     }
 
     /// Notes that these pages were written just now, whatever else they are.

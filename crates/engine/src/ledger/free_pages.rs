@@ -133,7 +133,7 @@ pub(crate) mod tests {
         let mut region = Region::new(0, 100).unwrap();
         region.free = Some(FreePages::new(Arc::new(Marks::open(&fd).unwrap()), extents));
         region.mark_written(Run::new(PageNo(0), 100));
-        (0..3).for_each(|_| region.end_scan());
+        (0..3).for_each(|_| region.end_scan(false));
         guest.mark(256 + 10..256 + 20);
         guest.mark(1000..1005);
         guest.mark(1050..1100);
@@ -149,7 +149,7 @@ pub(crate) mod tests {
         // What was marked, and is used again, comes back when it is written.
         guest.cancel(256 + 10..256 + 20, || true).unwrap();
         region.mark_written(Run::new(PageNo(12), 1));
-        (0..3).for_each(|_| region.end_scan());
+        (0..3).for_each(|_| region.end_scan(false));
         region.candidates(PageNo(8), 4, &mut found);
         assert_eq!(found, [8, 9, 12, 20].map(PageNo));
     }

@@ -197,9 +197,10 @@ impl Region {
         self.ages.is_written(run)
     }
 
-    /// A merge period's scan is over: every page gets older by a period, or young again.
-    pub(crate) fn end_scan(&mut self) {
-        self.volatile = self.ages.end_period();
+    /// A merge period's scan is over: every page gets older by a period, or young again. `all_cool`:
+    /// every page that was written lately cools down, and not only copies.
+    pub(crate) fn end_scan(&mut self, all_cool: bool) {
+        self.volatile = self.ages.end_period(all_cool);
         self.first_scan = false;
     }
 
@@ -216,6 +217,12 @@ impl Region {
     /// Copies that are cooling begin again: whether they were written is not known.
     pub(crate) fn restart_cooldown(&mut self) {
         self.ages.restart_cooldown();
+    }
+
+    /// What is found written up to the end of this merge period cools down from then on, copies or
+    /// not.
+    pub(crate) fn cool_written(&mut self) {
+        self.ages.cool_written();
     }
 
     /// Notes that these pages were written just now, whatever else they are.

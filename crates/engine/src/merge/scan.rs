@@ -168,6 +168,7 @@ impl Client {
     /// Enters findings into the ledger, but for pages that the agent has reported on since.
     fn enter(&self, state: &mut State, written: &Written, ageing: bool) {
         let overtaken = state.overtaken();
+        let all_cool = state.direct_io.why().is_some();
         let Some(region) = written.ledger(&mut state.regions) else { return };
         let mut copied = 0;
         for &run in &written.runs {
@@ -176,7 +177,7 @@ impl Client {
             });
         }
         if ageing {
-            region.end_scan();
+            region.end_scan(all_cool);
         }
         state.totals.copied += copied;
     }
@@ -212,7 +213,8 @@ impl Client {
     /// After a freeze: finds pages that were written while somebody else cleared the notes of
     /// writes. These are merged pages that were copied, and pages that hold something where nothing
     /// was known. A written page among those that were read before will differ when it is compared.
-    /// A device may be about to write into copies: their cooldown begins again.
+    /// A device may be about to write into copies: their cooldown begins again. Where it may be about
+    /// to write into any page, all of them cool down, those that were read with them.
     fn find_unseen(&self, state: &mut MutexGuard<'_, State>) -> Result<(), Errno> {
         let query = Query {
             inverted: Categories::FILE,
@@ -220,10 +222,14 @@ impl Client {
             returned: RETURNED,
             ..Query::default()
         };
+        let all_cool = state.direct_io.why().is_some();
         let regions: Vec<RegionId> = state.regions.keys().copied().collect();
         for id in regions {
             let Some(region) = state.regions.get_mut(&id) else { continue };
             region.restart_cooldown();
+            if all_cool {
+                region.cool_written();
+            }
             let mut unseen = Written::of(id, region);
             state.begin_region(id);
             MutexGuard::unlocked(state, || self.scan_gently(unseen.range(), &query, &mut unseen.runs))?;
@@ -233,7 +239,11 @@ impl Client {
             for run in &unseen.runs {
                 without(region.pages_of(*run), &overtaken, |part| {
                     for page in part.pages() {
-                        if !matches!(region.entry(page), Entry::Unshared(_) | Entry::Pending) {
+                        let stays = match region.entry(page) {
+                            Entry::Unshared(_) => !all_cool,
+                            entry => matches!(entry, Entry::Pending),
+                        };
+                        if !stays {
                             copied += self.found_written(id, region, Run::one(page), run.categories);
                         }
                     }

@@ -141,6 +141,7 @@ fn client_status(client: &Client, state: &State) -> ClientStatus {
         recycling: state.recycling.as_ref().map(Recycling::status),
         state: state.link.name().into(),
         refused: state.refusals.why().cloned(),
+        cooling: state.direct_io.why().cloned(),
     }
 }
 

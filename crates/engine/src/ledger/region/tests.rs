@@ -3,7 +3,7 @@ use crate::content::frame::Frame;
 
 fn scan(region: &mut Region, written: &[u32]) -> Vec<u32> {
     written.iter().for_each(|&page| region.mark_written(run(page, 1)));
-    region.end_scan();
+    region.end_scan(false);
     candidates(region)
 }
 
@@ -93,6 +93,46 @@ fn copies_cool_down_for_a_whole_period_more() {
     assert_eq!(scan(&mut region, &[7]), [8], "a write while it cools down starts everything again");
     region.end_cooldown();
     assert_eq!(scan(&mut region, &[]), [8]);
+}
+
+#[test]
+fn where_a_device_writes_unseen_every_page_that_was_written_cools_down() {
+    let mut region = Region::new(0, 100).unwrap();
+    let period = |region: &mut Region, written: &[u32]| {
+        written.iter().for_each(|&page| {
+            region.note_recent(run(page, 1));
+            region.mark_written(run(page, 1));
+        });
+        region.end_scan(true);
+        candidates(region)
+    };
+    region.restart(PageNo(9));
+    period(&mut region, &[8]);
+    period(&mut region, &[]);
+    assert_eq!(period(&mut region, &[]), [9], "not written lately");
+    region.end_cooldown();
+    assert_eq!(period(&mut region, &[]), [9], "less than a period, perhaps");
+    region.end_cooldown();
+    assert_eq!(period(&mut region, &[]), [8, 9]);
+}
+
+#[test]
+fn after_a_hold_what_a_device_may_have_written_unseen_cools_down() {
+    let mut region = Region::new(0, 100).unwrap();
+    scan(&mut region, &[3]);
+    scan(&mut region, &[]);
+    assert_eq!(scan(&mut region, &[]), [3]);
+    region.cool_written();
+    assert!(scan(&mut region, &[3]).is_empty());
+    scan(&mut region, &[]);
+    assert!(scan(&mut region, &[]).is_empty());
+    region.end_cooldown();
+    assert!(candidates(&mut region).is_empty(), "less than a period, perhaps");
+    region.end_cooldown();
+    assert_eq!(candidates(&mut region), [3]);
+    scan(&mut region, &[3]);
+    scan(&mut region, &[]);
+    assert_eq!(scan(&mut region, &[]), [3], "that once only");
 }
 
 #[test]

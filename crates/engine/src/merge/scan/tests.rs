@@ -43,7 +43,7 @@ fn scan(client: &Client, pages: Run, ageing: bool, meanwhile: impl FnOnce()) {
 fn candidates(client: &Client) -> Vec<PageNo> {
     let mut state = client.settled();
     let region = state.regions.get_mut(&ID).unwrap();
-    (0..2).for_each(|_| region.end_scan());
+    (0..2).for_each(|_| region.end_scan(false));
     let mut found = Vec::new();
     region.candidates(PageNo(0), usize::MAX, &mut found);
     found

@@ -1,0 +1,72 @@
+//! Whether a device may write to a client's memory unseen by `UFFDIO_MOVE`.
+//!
+//! Each merge period looks, before its scan: a request through a file that is opened later writes
+//! to pages that this scan or the next finds written, and the look of the next period comes before
+//! they are candidates. Once found, it holds for two cooldown periods without another look: a
+//! request may outlive the descriptor that it came through.
+
+use std::time::{Duration, Instant};
+
+use super::Client;
+use crate::world::stall::touch;
+
+/// What the last look found.
+#[derive(Debug, Default)]
+pub(crate) struct DirectIo {
+    /// Through what, and when to look again.
+    found: Option<(String, Instant)>,
+}
+
+impl DirectIo {
+    /// Why all pages of the client cool down, if they do.
+    pub(crate) fn why(&self) -> Option<&String> {
+        self.found.as_ref().map(|(why, _)| why)
+    }
+
+    /// Whether to look again.
+    fn is_due(&self, now: Instant) -> bool {
+        self.found.as_ref().is_none_or(|&(_, until)| now >= until)
+    }
+
+    /// A look found this. `cooldown`: `direct_io_seconds`. Whether that is new.
+    fn looked(&mut self, why: Option<String>, cooldown: Duration, now: Instant) -> bool {
+        let new = why.is_some() && self.found.is_none();
+        self.found = why.map(|why| (why, now + 2 * cooldown));
+        new
+    }
+}
+
+impl Client {
+    /// Looks for direct I/O, unless that is known. Takes the client's lock, but not while it looks.
+    /// `cooldown`: `direct_io_seconds`; 0: there is none.
+    pub(crate) fn look_for_direct_io(&self, cooldown: f64) {
+        if cooldown == 0.0 || !self.state().direct_io.is_due(Instant::now()) {
+            return;
+        }
+        let held_up = || Some("files that do not answer".to_owned());
+        let why = touch(self.user.uid, || kmem::procfs::unpinned_io(self.pid)).unwrap_or_else(held_up);
+        let mut state = self.state();
+        if state.direct_io.looked(why, Duration::from_secs_f64(cooldown), Instant::now()) {
+            let over = state.direct_io.why().map_or("", String::as_str);
+            tracing::info!(pid = self.pid, "pages wait {cooldown} s after a write: direct I/O over {over}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_found_holds_for_two_cooldown_periods() {
+        let (mut direct, now, cooldown) = (DirectIo::default(), Instant::now(), Duration::from_secs(30));
+        assert!(direct.is_due(now) && direct.why().is_none());
+        assert!(!direct.looked(None, cooldown, now) && direct.is_due(now), "each period looks");
+        assert!(direct.looked(Some("nfs4".into()), cooldown, now));
+        assert!(!direct.is_due(now + Duration::from_secs(59)));
+        let later = now + Duration::from_secs(60);
+        assert!(direct.is_due(later) && direct.why().is_some(), "it holds until the look");
+        assert!(!direct.looked(Some("nfs4".into()), cooldown, later), "said once");
+        assert!(!direct.looked(None, cooldown, later) && direct.why().is_none());
+    }
+}

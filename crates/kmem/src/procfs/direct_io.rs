@@ -1,0 +1,267 @@
+//! Descriptors of a process, and whether a device may write to its memory through references that
+//! no pin shows.
+//!
+//! ```text
+//!   /proc/PID/fdinfo/N     flags, mnt_id ──┐
+//!   /proc/PID/mountinfo    mnt_id ─────────┴──▶ file system type ──▶ counts, or not
+//! ```
+//!
+//! Direct I/O takes references to the pages that it reads into. Most of the kernel *pins* them
+//! (`FOLL_PIN`), which `UFFDIO_MOVE` refuses. Some file systems take plain references (`FOLL_GET`),
+//! which it does not see. No descriptor is opened or asked for its status: a file whose server is
+//! silent would not answer.
+//!
+//! Sources: `proc_pid_fdinfo(5)`, `proc_pid_mountinfo(5)`, `Documentation/core-api/pin_user_pages.rst`,
+//! and uses of `iov_iter_get_pages2()` and `iov_iter_get_pages_alloc2()` in Linux 6.12.
+
+use std::collections::BTreeMap;
+use std::io::{self, BufRead};
+use std::path::Path;
+
+use super::{fields, invalid, kernel_release, lines_of, number};
+
+/// `O_DIRECT` on x86-64.
+const O_DIRECT: u32 = 0o40000;
+/// `O_PATH`: no I/O.
+const O_PATH: u32 = 0o10_000_000;
+/// `O_ACCMODE` and `O_WRONLY`: what is only written to never writes to memory.
+const ACCESS: u32 = 0o3;
+const WRITE_ONLY: u32 = 0o1;
+
+/// Most descriptors that are looked at: some 5 us each. A process with more counts as doing such
+/// I/O.
+const MOST_DESCRIPTORS: usize = 4096;
+
+/// File systems whose reads with `O_DIRECT` take plain references. NFS, Ceph: so in Linux 6.12.
+/// The others are not part of Linux, and nothing is known of them. File systems on block devices
+/// pin.
+const DIRECT: [&str; 7] = ["nfs", "nfs4", "ceph", "lustre", "gpfs", "beegfs", "wekafs"];
+/// File systems that may read straight into the program's memory without `O_DIRECT` also, by an
+/// option of the mount (`cache=none`): 9p with the virtio transport, CIFS.
+const ALWAYS: [&str; 3] = ["9p", "cifs", "smb3"];
+/// FUSE pins since this version of Linux. Before, it takes plain references, with `O_DIRECT` or
+/// where its server says so for a file (`FOPEN_DIRECT_IO`).
+const FUSE_PINS: (u32, u32) = (6, 13);
+
+/// An open file of a process, as `/proc/PID/fdinfo` shows it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Descriptor {
+    /// Its number.
+    pub number: u32,
+    /// Access mode and flags, as `open(2)` has them.
+    pub flags: u32,
+    /// The mount that the file is on.
+    pub mount: u64,
+    /// Of an io_uring: files that are registered with it. Their descriptors may be closed.
+    pub registered: u64,
+}
+
+impl Descriptor {
+    /// Whether it was opened with `O_DIRECT`.
+    pub fn is_direct(&self) -> bool {
+        self.flags & O_DIRECT != 0
+    }
+
+    /// Whether data may be read from it.
+    fn reads(&self) -> bool {
+        self.flags & O_PATH == 0 && self.flags & ACCESS != WRITE_ONLY
+    }
+
+    /// The file's name, as `/proc/PID/fd` shows it; empty if the descriptor is closed by now.
+    ///
+    /// # Errors
+    ///
+    /// `PermissionDenied`: the process belongs to another user.
+    pub fn name(&self, pid: i32) -> io::Result<String> {
+        match std::fs::read_link(format!("/proc/{pid}/fd/{}", self.number)) {
+            Ok(name) => Ok(name.to_string_lossy().into_owned()),
+            Err(e) if is_gone(&e) => Ok(String::new()),
+            Err(e) => Err(e),
+        }
+    }
+}
+
+fn is_gone(e: &io::Error) -> bool {
+    e.kind() == io::ErrorKind::NotFound || e.raw_os_error() == Some(libc::ESRCH)
+}
+
+fn parse_descriptor(number_of_it: u32, text: &str) -> Option<Descriptor> {
+    let (mut flags, mut mount, mut registered) = (None, None, 0);
+    fields(text, |name, value| match name {
+        "flags" => flags = flags.or(u32::from_str_radix(value, 8).ok()),
+        "mnt_id" => mount = mount.or(value.parse().ok()),
+        "UserFiles" => registered = number(value),
+        _ => {}
+    });
+    Some(Descriptor { number: number_of_it, flags: flags?, mount: mount?, registered })
+}
+
+/// The descriptors of a process, without those that are closed meanwhile.
+///
+/// # Errors
+///
+/// `NotFound` or `ESRCH`: the process is gone; `PermissionDenied`: it belongs to another user.
+pub fn descriptors(pid: i32) -> io::Result<impl Iterator<Item = io::Result<Descriptor>>> {
+    let read = move |entry: io::Result<std::fs::DirEntry>| {
+        let path = match entry {
+            Ok(entry) => entry.path(),
+            Err(e) => return Some(Err(e)),
+        };
+        let number = path.file_name()?.to_str()?.parse().ok()?;
+        match std::fs::read_to_string(&path) {
+            Ok(text) => Some(parse_descriptor(number, &text).ok_or_else(|| invalid(path.display()))),
+            Err(e) if is_gone(&e) => None,
+            Err(e) => Some(Err(e)),
+        }
+    };
+    Ok(std::fs::read_dir(format!("/proc/{pid}/fdinfo"))?.filter_map(read))
+}
+
+/// Number and file system type of a mount, of a line of `mountinfo`.
+fn parse_mount(line: &str) -> Option<(u64, &str)> {
+    let (mount, rest) = line.split_once(' ')?;
+    let (_, kind) = rest.split_once(" - ")?;
+    Some((mount.parse().ok()?, kind.split(' ').next()?))
+}
+
+/// Whether reads take plain references on such a file system.
+fn takes_references(kind: &str, direct: bool, kernel: (u32, u32)) -> bool {
+    let fuse = kind == "fuse" || kind == "fuseblk" || kind == "virtiofs" || kind.starts_with("fuse.");
+    ALWAYS.contains(&kind) || direct && DIRECT.contains(&kind) || fuse && kernel < FUSE_PINS
+}
+
+/// Why a device may write to the memory of a process through references that `UFFDIO_MOVE` does not
+/// see: `nfs4`, for instance. `None`: none does, or the process is gone. What cannot be read counts
+/// as such I/O. One look takes some 5 us for each descriptor.
+pub fn unpinned_io(pid: i32) -> Option<String> {
+    let (major, minor, _) = kernel_release();
+    match look(pid, (major, minor)) {
+        Ok(why) => why,
+        Err(e) if is_gone(&e) => None,
+        Err(e) => Some(format!("files that cannot be told ({e})")),
+    }
+}
+
+fn look(pid: i32, kernel: (u32, u32)) -> io::Result<Option<String>> {
+    let vhost = Path::new("/sys/class/misc/vhost-scsi").exists();
+    // By mount: a descriptor that may read, one with O_DIRECT where there is one.
+    let mut mounts: BTreeMap<u64, Descriptor> = BTreeMap::new();
+    let mut ring = false;
+    for (count, descriptor) in descriptors(pid)?.enumerate() {
+        let descriptor = descriptor?;
+        if count >= MOST_DESCRIPTORS {
+            return Ok(Some(format!("more than {MOST_DESCRIPTORS} descriptors")));
+        }
+        ring |= descriptor.registered > 0;
+        if !descriptor.reads() {
+            continue;
+        }
+        if vhost && descriptor.name(pid)? == "/dev/vhost-scsi" {
+            return Ok(Some("vhost-scsi".to_owned()));
+        }
+        // Pipes have an O_DIRECT of their own, and their mount is in no list.
+        if descriptor.is_direct() && descriptor.name(pid)?.starts_with("pipe:") {
+            continue;
+        }
+        let kept = mounts.entry(descriptor.mount).or_insert(descriptor);
+        if descriptor.is_direct() {
+            *kept = descriptor;
+        }
+    }
+    if let Some(why) = among(&format!("/proc/{pid}/mountinfo"), &mut mounts, ring, kernel)? {
+        return Ok(Some(why));
+    }
+    // Files that were opened in the daemon's mount namespace and passed on. On a mount that neither
+    // list names, a descriptor without O_DIRECT is of the kernel's own files: a socket, an eventfd.
+    if let Some(why) = among("/proc/self/mountinfo", &mut mounts, false, kernel)? {
+        return Ok(Some(why));
+    }
+    Ok(mounts.values().any(Descriptor::is_direct).then(|| "a mount of another namespace".to_owned()))
+}
+
+/// Takes the mounts that a list names out of `mounts`, up to one on which reads take plain
+/// references, and returns that one's type. `ring`: files on any mount may be registered with an
+/// io_uring.
+fn among(
+    list: &str,
+    mounts: &mut BTreeMap<u64, Descriptor>,
+    ring: bool,
+    kernel: (u32, u32),
+) -> io::Result<Option<String>> {
+    for line in lines_of(list)?.split(b'\n') {
+        let line = line?;
+        let line = String::from_utf8_lossy(&line);
+        let Some((mount, kind)) = parse_mount(&line) else { continue };
+        let found = mounts.remove(&mount);
+        let counts = |direct| takes_references(kind, direct, kernel);
+        if found.is_some_and(|descriptor| counts(descriptor.is_direct())) || ring && counts(true) {
+            return Ok(Some(kind.to_owned()));
+        }
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::OpenOptionsExt;
+
+    use super::*;
+
+    #[test]
+    fn descriptors_are_parsed() {
+        let text = "pos:\t0\nflags:\t02140002\nmnt_id:\t29\nino:\t7\nUserFiles:\t2\n    0: /a b\n";
+        let descriptor = parse_descriptor(9, text).unwrap();
+        assert_eq!((descriptor.number, descriptor.mount, descriptor.registered), (9, 29, 2));
+        assert!(descriptor.is_direct() && descriptor.reads());
+        assert!(!parse_descriptor(9, "flags: 0100001\nmnt_id: 1\n").unwrap().reads(), "only written");
+        assert!(!parse_descriptor(9, "flags: 012000000\nmnt_id: 1\n").unwrap().reads(), "O_PATH");
+        assert_eq!(parse_descriptor(9, "pos: 0\nmnt_id: 1\n"), None);
+    }
+
+    #[test]
+    fn file_systems_count_by_how_they_hold_pages() {
+        let line = r"36 35 0:48 / /mnt/with\040- rw,relatime shared:1 - nfs4 host:/ - rw,vers=4.2";
+        assert_eq!(parse_mount(line), Some((36, "nfs4")));
+        assert_eq!(parse_mount("36 35"), None);
+        let old = (6, 12);
+        assert!(takes_references("nfs4", true, old) && !takes_references("nfs4", false, old));
+        assert!(takes_references("9p", false, (7, 0)) && takes_references("ceph", true, (7, 0)));
+        assert!(takes_references("fuse.sshfs", false, old) && !takes_references("fuse.sshfs", true, (6, 13)));
+        assert!(!takes_references("ext4", true, old) && !takes_references("fusectl", true, old));
+    }
+
+    #[test]
+    fn mounts_of_descriptors_are_found_by_number() {
+        let list = tempfile::NamedTempFile::new().unwrap();
+        let text = "20 1 0:1 / / rw - ext4 a rw\n21 1 0:2 / /n rw shared:1 - nfs4 b rw\n";
+        std::fs::write(list.path(), text).unwrap();
+        let found = |mount, flags, ring| {
+            let mut mounts = BTreeMap::from([(mount, Descriptor { number: 3, flags, mount, registered: 0 })]);
+            let why = among(list.path().to_str().unwrap(), &mut mounts, ring, (6, 18)).unwrap();
+            (why, mounts.len())
+        };
+        assert_eq!(found(21, O_DIRECT, false), (Some("nfs4".into()), 0));
+        assert_eq!(found(21, 0, false), (None, 0), "through the page cache");
+        assert_eq!(found(20, O_DIRECT, false), (None, 0));
+        assert_eq!(found(20, 0, true).0, Some("nfs4".into()), "registered with an io_uring");
+        assert_eq!(found(22, O_DIRECT, false), (None, 1), "not in this list");
+    }
+
+    #[test]
+    fn direct_reads_of_local_files_count_by_their_file_system() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let open = std::fs::OpenOptions::new().read(true).custom_flags(O_DIRECT as i32).open(file.path());
+        let Ok(open) = open else { return eprintln!("skipped: no O_DIRECT here") };
+        let pid = std::process::id() as i32;
+        let all: Vec<Descriptor> = descriptors(pid).unwrap().map(Result::unwrap).collect();
+        let seen = all.iter().find(|d| d.number == open.as_raw_fd() as u32).unwrap();
+        assert!(seen.is_direct() && seen.reads());
+        assert_eq!(Path::new(&seen.name(pid).unwrap()), file.path());
+        let mut mounts = BTreeMap::from([(seen.mount, *seen)]);
+        among("/proc/self/mountinfo", &mut mounts, false, (6, 18)).unwrap();
+        assert!(mounts.is_empty(), "its mount is known");
+        drop(open);
+        assert_eq!(unpinned_io(i32::MAX), None, "no such process");
+    }
+}

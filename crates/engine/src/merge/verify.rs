@@ -1,8 +1,8 @@
 //! Checks regions that an agent announced against the mappings of its process.
 //!
 //! An agent may announce what it likes. Before the first scan of a region the daemon looks at
-//! `/proc/PID/maps`: only private mappings that can be read, of anonymous memory or of the domain's
-//! store, are managed. The rest counts as given back. An honest agent announces such pages where
+//! `/proc/PID/maps`: only private mappings that can be read, of anonymous memory or of a store,
+//! are managed. The rest counts as given back. An honest agent announces such pages where
 //! the program has unmapped them since, and its message about that is on its way. A region without
 //! any such mapping is kept for that message; a client with more than a few of those is refused.
 
@@ -70,7 +70,7 @@ fn mapped_parts(client: &Client, ranges: &[(RegionId, Range)]) -> io::Result<Vec
     // Before this one, all end below the present mapping.
     let mut first = 0;
     kmem::procfs::for_each_map(Some(client.pid), |line| {
-        if !is_fit(client, line) {
+        if !is_fit(line) {
             return;
         }
         while ranges.get(first).is_some_and(|(_, range)| range.end() <= line.range.start) {
@@ -86,11 +86,11 @@ fn mapped_parts(client: &Client, ranges: &[(RegionId, Range)]) -> io::Result<Vec
     Ok(parts)
 }
 
-/// Whether a mapping can be managed: private and readable, and without a file or of the domain's
-/// store. The program may have protected it against writing since it was announced.
-fn is_fit(client: &Client, line: &MapLine) -> bool {
-    let ours = || line.path.starts_with("/memfd:pageone:") && client.domain.store.hold(line.inode).is_some();
-    line.perms.read && !line.perms.shared && (line.inode == 0 || ours())
+/// Whether a mapping can be managed: private and readable, and without a file or of a store. The
+/// program may have protected it against writing since it was announced. A store that this daemon
+/// does not know, of an earlier one, is memory of the client all the same.
+fn is_fit(line: &MapLine) -> bool {
+    line.perms.read && !line.perms.shared && (line.inode == 0 || line.path.starts_with("/memfd:pageone:"))
 }
 
 #[cfg(test)]

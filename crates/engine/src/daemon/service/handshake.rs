@@ -278,7 +278,7 @@ impl Admitted {
         let hello = handshake.hello?;
         let domain = shared.domain(key);
         // Kept until the users of their frames are counted: the service thread closes what is unused.
-        let held = adopt_segments(&domain, &handshake.user, pid, handshake.segments);
+        let held = adopt_segments(shared, &domain, &handshake.user, pid, handshake.segments);
         let segments = held.iter().map(|segment| segment.id).collect();
         let config = &shared.config;
         let identity = Identity {
@@ -320,11 +320,14 @@ fn superseded(shared: &Shared, client: &Client, address: u64) -> Vec<ClientId> {
 
 /// Takes back the segments that an agent handed over. Returns all that it holds.
 fn adopt_segments(
+    shared: &Shared,
     domain: &Domain,
     user: &User,
     pid: i32,
     held: BTreeMap<SegmentId, Option<(OwnedFd, Claim)>>,
 ) -> Vec<Arc<Segment>> {
+    // Clients are admitted by threads of their own, and hand over the same segments.
+    let _one_at_a_time = shared.state_file.lock();
     let mut known = Vec::new();
     for (segment, handed) in held {
         if let Some((_, there)) = domain.store.hold(segment) {

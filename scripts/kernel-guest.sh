@@ -27,7 +27,8 @@ pack() {
     tests=$(cargo test --quiet -p e2e --test hazards --no-run --message-format=json-render-diagnostics |
         sed -n 's/.*"executable":"\([^"]*hazards[^"]*\)".*/\1/p' | tail -n 1) && [ -x "$tests" ] ||
         fail "the hazard tests could not be built"
-    programs=("$bin/pageone" "$bin/pageone-test-client" "$bin/pageone-behaviour-fuzz" "$bin/libpageone_agent.so")
+    programs=("$bin/pageone" "$bin/pageone-test-client" "$bin/pageone-behaviour-fuzz" \
+        "$bin/pageone-hostile-client" "$bin/libpageone_agent.so")
     for program in "${programs[@]}"; do
         [ -f "$program" ] || fail "$program is missing: run 'cargo build --workspace'"
     done

@@ -2,8 +2,8 @@
 //!
 //! A victim gets new content again and again; its speed is the pages that are merged a second.
 //! Slices of time with the attackers and slices without alternate, so that a machine which is slow
-//! for a while is slow for both. The attackers share one CPU ([`crate::user::last_cpu_only`]). In each
-//! slice without them a program burns as much CPU time there as they used in the slice before:
+//! for a while is slow for both. The attackers share one CPU ([`crate::user::last_cpu_only`]). In
+//! each slice without them a program burns as much CPU time there as they used in the slice before:
 //! what is measured is what the attackers make the daemon do, not that they compute.
 
 use std::fmt;

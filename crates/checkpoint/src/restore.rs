@@ -49,7 +49,7 @@ impl Catalog {
     }
 
     fn write_image(&self, checkpoint: &Checkpoint, to: &Path) -> Result<(), RestoreError> {
-        // It holds a guest's memory, which is its owner's alone. What is left of an earlier try goes,
+        // It holds a guest's memory, which is its owner's alone. A file of an earlier try goes,
         // and nothing that another user has put there is followed.
         let _ = std::fs::remove_file(to);
         let created = File::options().write(true).create_new(true).mode(0o600).open(to);

@@ -116,7 +116,8 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// The agent says how much CPU time it has used: as much of it as its work can have cost counts.
+    /// The agent says how much CPU time it has used: as much of it as its work can have cost
+    /// counts.
     fn charge(&mut self, said_ns: u64) {
         self.totals.agent_cpu_ns += self.credit.charge(said_ns);
     }

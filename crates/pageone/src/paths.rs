@@ -54,8 +54,8 @@ pub(crate) fn check_owner(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Opens a log in a directory of this user, to append to; makes both where they are missing. Nothing
-/// that another user has put there is followed or written to, at whatever moment.
+/// Opens a log in a directory of this user, to append to; makes both where they are missing.
+/// Nothing that another user has put there is followed or written to, at whatever moment.
 ///
 /// # Errors
 ///

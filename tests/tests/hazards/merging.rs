@@ -102,7 +102,7 @@ fn frames_that_come_and_go_are_never_taken_from_their_users() {
 fn what_was_spliced_out_of_merged_memory_keeps_its_bytes() {
     const PAGES: usize = 256;
     let daemon = Daemon::with(&["--merge-period", "0.05"]);
-    // Somebody else's frames keep the segment: without any it would be closed, and its slots with it.
+    // Another client's frames keep the segment: without any it would be closed with its slots.
     let mut anchor = daemon.scenario(&["hold", "512", "2", "9"]);
     anchor.expect("ready");
     daemon.wait_merged(anchor.pid(), 512);

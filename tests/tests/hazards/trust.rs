@@ -34,8 +34,8 @@ fn as_a_client(user: rustix::fs::Uid, act: impl FnOnce()) {
     act();
 }
 
-/// Tries to change a store of which one has a descriptor. Where the store is sealed it can be opened
-/// for writing, and not be written.
+/// Tries to change a store of which one has a descriptor. Where the store is sealed it can be
+/// opened for writing, and not be written.
 fn try_to_change(file: &std::fs::File) {
     use rustix::fs::{FallocateFlags, Mode, OFlags};
     use std::os::fd::AsRawFd;
@@ -67,7 +67,7 @@ fn a_client_cannot_write_its_store() {
             continue;
         }
         tried += 1;
-        // The client's own descriptor, then what it could make of it, as its user is and as another.
+        // The client's own descriptor, then what it can make of it, as its user and as another.
         let file = std::fs::File::from(client.descriptor(entry.file_name().to_string_lossy().parse().unwrap()));
         let flags = rustix::fs::fcntl_getfl(&file).unwrap();
         assert!(kmem::memfd::require_kept(&file).is_ok(), "its owner is no user, or it is sealed");

@@ -5,8 +5,8 @@
 //! refuse    runs without a segment, or without room for their mappings
 //! open      writers to the span wait; it leaves tracking
 //! compare   every page with its target, byte by byte, now that it cannot change
-//! take      equal pages are moved away, unless they are pinned; readers wait too. Pages that a device
-//!           wrote to since they were compared, and has let go of, are put back
+//! take      equal pages are moved away, unless they are pinned; readers wait too. What a device
+//!           wrote to since they were compared, and has let go of, is put back
 //! map       frames, or untouched memory for zeros, in their place
 //! close     writers and readers go on; the span is tracked again
 //! ```

@@ -66,9 +66,9 @@ pub(crate) fn note_writes(id: RegionId, pagemap: &Pagemap) -> Result<(), Errno> 
     Ok(())
 }
 
-/// A window, and the anonymous pages just before and behind it. What comes into the window is joined
-/// with them if its first page is filled while they are registered alike: then the kernel gives it
-/// their `anon_vma`, and one of its own otherwise.
+/// A window, and the anonymous pages just before and behind it. What comes into the window is
+/// joined with them if its first page is filled while they are registered alike: then the kernel
+/// gives it their `anon_vma`, and one of its own otherwise.
 fn with_neighbours(region: &Region, window: Run) -> Run {
     let is_plain = |page: PageNo| region.manages(Run::one(page)) && !region.mapped.any(Run::one(page));
     let before = window.page.0.checked_sub(1).map(PageNo).filter(|&page| is_plain(page));

@@ -8,7 +8,6 @@
 use std::time::{Duration, Instant};
 
 use super::Client;
-use crate::world::stall::touch;
 
 /// What the last look found.
 #[derive(Debug, Default)]
@@ -38,13 +37,12 @@ impl DirectIo {
 
 impl Client {
     /// Looks for direct I/O, unless that is known. Takes the client's lock, but not while it looks.
-    /// `cooldown`: `direct_io_seconds`; 0: there is none.
-    pub(crate) fn look_for_direct_io(&self, cooldown: f64) {
+    /// `cooldown`: `direct_io_seconds`; 0: there is none. `look` says through what, if at all.
+    pub(crate) fn look_for_direct_io(&self, cooldown: f64, look: impl FnOnce() -> Option<String>) {
         if cooldown == 0.0 || !self.state().direct_io.is_due(Instant::now()) {
             return;
         }
-        let held_up = || Some("files that do not answer".to_owned());
-        let why = touch(self.user.uid, || kmem::procfs::unpinned_io(self.pid)).unwrap_or_else(held_up);
+        let why = look();
         let mut state = self.state();
         if state.direct_io.looked(why, Duration::from_secs_f64(cooldown), Instant::now()) {
             let over = state.direct_io.why().map_or("", String::as_str);

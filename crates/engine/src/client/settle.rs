@@ -102,7 +102,7 @@ impl Client {
         let Some(region) = state.regions.get_mut(&id) else { return };
         let Target::Frame(to) = to else { return };
         let (stays, leaves) = if outcome == Outcome::Merged { (to, from) } else { (from, to) };
-        // Where it was not moved it maps its frame as before. If it was written, the next scan finds
+        // Where it was not moved it maps its frame as before. If it was written, a later scan finds
         // the copy.
         region.set(page, Entry::Merged(stays));
         if matches!(outcome, Outcome::Pinned | Outcome::Locked) {

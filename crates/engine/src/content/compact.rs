@@ -20,7 +20,8 @@
 //! bytes, and each stays as long as it has users.
 //!
 //! What cannot be moved, since its client is refused or gone silent, keeps its old frame. After
-//! [`LONGEST`] merge periods the evacuation ends, and the piece is left alone for [`PAUSE`] as many.
+//! [`LONGEST`] merge periods the evacuation ends, and the piece is left alone for [`PAUSE`] as
+//! many.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
@@ -159,8 +160,8 @@ impl Domain {
         Ok(())
     }
 
-    /// Ends evacuations that are over, then tidies the store. In this order: a slot must have no move
-    /// left when it becomes another frame. While a worker compacts, nothing is done.
+    /// Ends evacuations that are over, then tidies the store. In this order: a slot must have no
+    /// move left when it becomes another frame. While a worker compacts, nothing is done.
     pub(crate) fn tidy(&self, now: Instant, period: Duration) -> Vec<SegmentId> {
         self.tidy_replicas();
         let Some(mut work) = self.compaction.work.try_lock() else { return Vec::new() };

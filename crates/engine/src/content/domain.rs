@@ -145,7 +145,8 @@ impl Domain {
         }
     }
 
-    /// The memory of a frame has failed: no page is merged with it any more, and nothing touches it.
+    /// The memory of a frame has failed: no page is merged with it any more, and nothing touches
+    /// it.
     pub(crate) fn give_up(&self, frame: Frame) {
         self.store.pin(frame);
         let handle = self.store.take_handle(frame);

@@ -1,8 +1,8 @@
 //! The store: where a domain's shared frames live.
 //!
-//! A store is a growing list of *segments*, memfds of 64 MiB each. The daemon writes a frame through
-//! its own mapping; clients get a descriptor for reading ([`kmem::memfd`]) and can map it, privately,
-//! and read it.
+//! A store is a growing list of *segments*, memfds of 64 MiB each. The daemon writes a frame
+//! through its own mapping; clients get a descriptor for reading ([`kmem::memfd`]) and can map it,
+//! privately, and read it.
 //!
 //! ```text
 //! slot:  free ──reserve──▶ reserved ──publish──▶ refs ≥ 1 ──last user──▶ quarantine ──time──▶ dead
@@ -15,19 +15,19 @@
 //!
 //! *Written once.* A slot that was a frame is not written again while its memory is the same. The
 //! ledger knows when the last mapping of a frame is gone. It does not know of references that
-//! outlive mappings: pipes (`vmsplice`), sockets (`MSG_ZEROCOPY`), devices that read. So a dead slot
-//! keeps its bytes until its *piece*, 2 MiB, is punched out of the file as a whole. The kernel then
-//! frees its pages, except those that someone holds a reference on; these keep their bytes until
-//! the reference is dropped. Single pages are never punched: in a huge page the kernel would clear
-//! them in place, and which pages are huge is not the daemon's decision alone (`khugepaged`, and
-//! `MADV_COLLAPSE` of a client).
+//! outlive mappings: pipes (`vmsplice`), sockets (`MSG_ZEROCOPY`), devices that read. So a dead
+//! slot keeps its bytes until its *piece*, 2 MiB, is punched out of the file as a whole. The kernel
+//! then frees its pages, except those that someone holds a reference on; these keep their bytes
+//! until the reference is dropped. Single pages are never punched: in a huge page the kernel would
+//! clear them in place, and which pages are huge is not the daemon's decision alone (`khugepaged`,
+//! and `MADV_COLLAPSE` of a client).
 //!
 //! *Sealed stores.* Where other processes can only be kept from writing by a seal
 //! ([`kmem::memfd::StoreFile::can_punch`]), nothing can be punched. A dead slot is then given back
 //! with its segment.
 //!
-//! A segment without frames is closed; the kernel frees its memory when no mapping of it is left. No
-//! count of ours has to be right for that.
+//! A segment without frames is closed; the kernel frees its memory when no mapping of it is left.
+//! No count of ours has to be right for that.
 //!
 //! *Placement.* Runs of pages should stay runs of frames, since each run costs the client one
 //! mapping. A worker reserves up to 512 consecutive slots, from a place drawn at random (so that an
@@ -327,7 +327,7 @@ impl Store {
         let segment = self.segment(first).ok_or(std::io::ErrorKind::NotFound)?;
         let file = segment.own().ok_or(std::io::ErrorKind::PermissionDenied)?;
         let at = first.slot().index();
-        // Nobody can count one of them again; the look costs little beside what it would guard from.
+        // Nobody can count one of them again; the look costs little beside what it guards from.
         if segment.refs[at..at + HUGE as usize].iter().any(|refs| refs.load(Acquire) != 0) {
             return Err(std::io::ErrorKind::ResourceBusy.into());
         }

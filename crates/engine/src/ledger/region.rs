@@ -197,8 +197,8 @@ impl Region {
         self.ages.is_written(run)
     }
 
-    /// A merge period's scan is over: every page gets older by a period, or young again. `all_cool`:
-    /// every page that was written lately cools down, and not only copies.
+    /// A merge period's scan is over: every page gets older by a period, or young again.
+    /// `all_cool`: every page that was written lately cools down, and not only copies.
     pub(crate) fn end_scan(&mut self, all_cool: bool) {
         self.volatile = self.ages.end_period(all_cool);
         self.first_scan = false;

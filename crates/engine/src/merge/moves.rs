@@ -52,7 +52,7 @@ fn plan(client: &Client, id: RegionId, from: PageNo) -> Option<(Plan, PageNo)> {
             {
                 plan.push(next, Target::Frame(new));
             }
-            next = next + 1;
+            next += 1;
         }
     });
     (next > from).then_some((plan, next))

@@ -24,7 +24,10 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Refuses pinned memory, and scans. `false`: there is nothing to do for this client now.
 pub(super) fn begin(shared: &Shared, client: &Client) -> bool {
     if client.state().schedule.next_scan <= Instant::now() {
-        client.look_for_direct_io(shared.config.direct_io_seconds);
+        client.look_for_direct_io(shared.config.direct_io_seconds, || {
+            let held_up = || Some("files that do not answer".to_owned());
+            touch(client.user.uid, || kmem::procfs::unpinned_io(client.pid)).unwrap_or_else(held_up)
+        });
     }
     let Some(status) = touch(client.user.uid, || kmem::procfs::status(Some(client.pid))) else { return false };
     let mut state = wait(client.user.uid, || client.settled());

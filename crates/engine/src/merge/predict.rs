@@ -48,8 +48,9 @@ impl Prediction {
         (self.page, self.target) = (page, target.unwrap_or(self.target));
     }
 
-    /// The NUMA nodes of the pages that may be planned next, up to `end`; `None` where nodes are not
-    /// kept apart. The kernel may take its time, so the caller must not hold the client's lock.
+    /// The NUMA nodes of the pages that may be planned next, up to `end`; `None` where nodes are
+    /// not kept apart. The kernel may take its time, so the caller must not hold the client's
+    /// lock.
     pub(super) fn nodes(&self, client: &Client, id: RegionId, end: PageNo) -> Option<Vec<Option<u32>>> {
         if self.len < PROVEN || !client.domain.store.by_node {
             return None;

@@ -98,7 +98,8 @@ impl Client {
     /// that ages; see `rates`. Returns how many pages were written, or are new.
     ///
     /// # Errors
-    /// Those of `PAGEMAP_SCAN`; `EBUSY`: this worker was held up in the client's memory. What was found until then is entered; the change log is lost.
+    /// Those of `PAGEMAP_SCAN`; `EBUSY`: this worker was held up in the client's memory. What was
+    /// found until then is entered; the change log is lost.
     pub(crate) fn scan(&self, state: &mut MutexGuard<'_, State>, ageing: bool) -> Result<u64, Errno> {
         if state.tracking.is_frozen() {
             return Ok(0);
@@ -213,8 +214,8 @@ impl Client {
     /// After a freeze: finds pages that were written while somebody else cleared the notes of
     /// writes. These are merged pages that were copied, and pages that hold something where nothing
     /// was known. A written page among those that were read before will differ when it is compared.
-    /// A device may be about to write into copies: their cooldown begins again. Where it may be about
-    /// to write into any page, all of them cool down, those that were read with them.
+    /// A device may be about to write into copies: their cooldown begins again. Where it may be
+    /// about to write into any page, all of them cool down, those that were read with them.
     fn find_unseen(&self, state: &mut MutexGuard<'_, State>) -> Result<(), Errno> {
         let query = Query {
             inverted: Categories::FILE,

@@ -11,8 +11,9 @@
 //! which it does not see. No descriptor is opened or asked for its status: a file whose server is
 //! silent would not answer.
 //!
-//! Sources: `proc_pid_fdinfo(5)`, `proc_pid_mountinfo(5)`, `Documentation/core-api/pin_user_pages.rst`,
-//! and uses of `iov_iter_get_pages2()` and `iov_iter_get_pages_alloc2()` in Linux 6.12.
+//! Sources: `proc_pid_fdinfo(5)`, `proc_pid_mountinfo(5)`,
+//! `Documentation/core-api/pin_user_pages.rst`, and uses of `iov_iter_get_pages2()` and
+//! `iov_iter_get_pages_alloc2()` in Linux 6.12.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead};

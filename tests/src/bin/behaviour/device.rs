@@ -47,7 +47,8 @@ impl Pin {
         self.pages.iter_mut().filter(|page| **page == Some(gone)).for_each(|page| *page = None);
     }
 
-    /// Reads a page of a file into a page of the buffer, or writes it; the result as read(2) has it.
+    /// Reads a page of a file into a page of the buffer, or writes it; the result as read(2) has
+    /// it.
     fn transfer(&mut self, fd: i32, at: usize, offset: usize, write: bool) -> i32 {
         let (place, fd) = ((self.start + at * PAGE) as *mut u8, types::Fd(fd));
         let entry = match write {

@@ -128,8 +128,8 @@ fn hold(pages: usize, copies: usize, base: u64, own: usize) {
     std::process::exit(0);
 }
 
-/// `thin PAGES EVERY`: what every client of this scenario has. At `thin` all pages but every EVERY-th
-/// get contents of their own. Checks all at each line.
+/// `thin PAGES EVERY`: what every client of this scenario has. At `thin` all pages but every
+/// EVERY-th get contents of their own. Checks all at each line.
 fn thin(pages: usize, every: usize) {
     let region = Region::new(pages, true);
     let mine = u64::from(std::process::id()) << 40;
@@ -139,9 +139,12 @@ fn thin(pages: usize, every: usize) {
     while let Some(line) = hear() {
         if line == "thin" {
             thinned = true;
-            (0..pages).filter(|page| page % every > 0).for_each(|page| region.fill(page, mine + page as u64));
+            (0..pages)
+                .filter(|page| !page.is_multiple_of(every))
+                .for_each(|page| region.fill(page, mine + page as u64));
         }
-        let seed = |page: usize| if thinned && page % every > 0 { mine + page as u64 } else { 1 + page as u64 };
+        let seed =
+            |page: usize| if thinned && !page.is_multiple_of(every) { mine + page as u64 } else { 1 + page as u64 };
         let mut problems = Vec::new();
         check(&mut problems, "thin", region.wrong(0..pages, seed));
         verdict(&problems);

@@ -22,8 +22,8 @@ impl Store {
         self.free.lock().fill()
     }
 
-    /// Pieces whose dead slots, if these are given back, make up for `excess`: those with the fewest
-    /// live frames first. Those to `skip` are taken for given back in time.
+    /// Pieces whose dead slots, if these are given back, make up for `excess`: those with the
+    /// fewest live frames first. Those to `skip` are taken for given back in time.
     pub(crate) fn emptiest(&self, excess: u64, skip: impl Fn(Piece) -> bool) -> Vec<Piece> {
         let mut free = self.free.lock();
         self.note_pinned(&mut free);

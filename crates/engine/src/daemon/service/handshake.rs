@@ -277,7 +277,7 @@ impl Admitted {
         handshake.user.accepted(pid);
         let hello = handshake.hello?;
         let domain = shared.domain(key);
-        // Kept until the users of their frames are counted: the service thread closes what is unused.
+        // Kept until the users of their frames are counted: the service thread closes unused ones.
         let held = adopt_segments(shared, &domain, &handshake.user, pid, handshake.segments);
         let segments = held.iter().map(|segment| segment.id).collect();
         let config = &shared.config;

@@ -14,6 +14,7 @@ use wire::{Merge, MergeRun, Report, ToDaemon};
 
 use crate::runtime::cpu_ns;
 use crate::runtime::globals::STATE;
+use crate::runtime::kept::Kept;
 use crate::window::merge::{Request, merge};
 use crate::window::report::WindowReport;
 use crate::window::runs::split;
@@ -44,13 +45,13 @@ pub(crate) struct Merger {
     /// When the mappings may be counted again.
     next_count: Option<Instant>,
     /// This process's; without it windows span pages that are being written.
-    pagemap: Option<Pagemap>,
+    pagemap: Option<Kept<Pagemap>>,
 }
 
 impl Merger {
     /// Starts with short windows.
     pub(crate) fn new() -> Self {
-        Self { limit: 4 * MIN_WEIGHT, next_count: None, pagemap: Pagemap::open_self().ok() }
+        Self { limit: 4 * MIN_WEIGHT, next_count: None, pagemap: Pagemap::open_self().and_then(Kept::new).ok() }
     }
 
     /// Carries out a batch and queues its reports. `flush` is called at its end, and now and then
@@ -74,7 +75,7 @@ impl Merger {
                 runs: &runs,
                 calm: batch.calm,
                 check_held,
-                pagemap: self.pagemap.as_ref(),
+                pagemap: self.pagemap.as_ref().filter(|pagemap| pagemap.is_intact()).map(|pagemap| &**pagemap),
             };
             let WindowReport { outcomes, rest, ran_out, time, nothing_held, .. } = merge(&mut state, &request);
             check_held &= !nothing_held;

@@ -108,10 +108,18 @@ impl Numbers {
     }
 }
 
-/// Whether a number is still the descriptor of that file.
+/// Whether a number is still the descriptor of that file. Where a filter of the program refuses
+/// fstat(2), it is believed to be: a userfaultfd that is given up while it has memory would leave
+/// threads waiting.
 pub(crate) fn is_file(number: RawFd, file: FileId) -> bool {
+    if number < 0 {
+        return false;
+    }
     // SAFETY: the number is only used for fstat(2), which fails where it is no open descriptor.
-    number >= 0 && memfd::identity(unsafe { BorrowedFd::borrow_raw(number) }).is_ok_and(|now| now == file)
+    match memfd::identity(unsafe { BorrowedFd::borrow_raw(number) }) {
+        Ok(now) => now == file,
+        Err(error) => error.raw_os_error() != Some(libc::EBADF),
+    }
 }
 
 /// A descriptor of the agent, which the program shall not close. `T` owns nothing else.

@@ -96,6 +96,9 @@ unsafe fn guard_advice(
         libc::MADV_REMOVE if !pieces.is_empty() || is_retained(state, range) => Err(Errno::INVAL),
         // What had guards reads as zeros afterwards, and not as a frame.
         MADV_GUARD_INSTALL => {
+            // Kernels before 6.13 do not know the advice: then nothing may be discarded.
+            // SAFETY: advice on no bytes changes nothing; madvise(2) answers whether it is known.
+            unsafe { raw::madvise(0, 0, advice) }?;
             give_back(state, pieces, Users::Active)?;
             // SAFETY: by the contract the program discards the range.
             unsafe { discard_retained(state, range) }.and_then(|()| call())

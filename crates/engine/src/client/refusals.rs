@@ -42,6 +42,12 @@ impl Refusals {
     /// Its memory could not be read. Each period tries again; the log says it once.
     pub(crate) fn unreadable(&mut self, user: &User, pid: i32, why: String) {
         self.why = Some(why.clone());
+        self.held_up(user, pid, why);
+    }
+
+    /// Its memory is left alone for now, for a reason that `status` knows and that ends by itself.
+    /// The log says it once.
+    pub(crate) fn held_up(&mut self, user: &User, pid: i32, why: String) {
         if self.unreadable.as_ref() != Some(&why) {
             log_of!(user, warn, pid, "not merged: {why}");
             self.unreadable = Some(why);

@@ -75,7 +75,7 @@ impl From<Unserved> for Stop {
 /// Nothing is done where a worker is held up in the memory of one of the user's clients.
 pub(crate) fn run(shared: &Shared, client: &Arc<Client>, buffers: &mut Buffers, scan: bool) {
     if let Some(why) = shared.stalls.why(client.user.uid) {
-        return client.state().refusals.unreadable(&client.user, client.pid, why);
+        return client.state().refusals.held_up(&client.user, client.pid, why);
     }
     if scan {
         // All clients are scanned before any is read: only then is it known how many pages there

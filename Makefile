@@ -61,12 +61,11 @@ test-soak:
 	PAGEONE_SOAK_SECONDS=180 $(CARGO) test -p e2e --test soak -- --nocapture
 
 # Programs that do to marked memory whatever they can, five minutes: three fixed seeds and one of the clock, which is
-# printed. OPEN_OPERATIONS are left out until what they found is mended.
+# printed.
 BEHAVIOUR = target/debug/pageone-behaviour-fuzz
-OPEN_OPERATIONS = detach,splice,slow-read,fork-bare,fork-raw,clone-vm
 test-behaviour:
 	$(CARGO) build --workspace
-	$(BEHAVIOUR) --seed 1,2,3,time --seconds 75 --without $(OPEN_OPERATIONS)
+	$(BEHAVIOUR) --seed 1,2,3,time --seconds 75
 
 # Ten minutes of a client that does nothing but attack, while another user's memory is merged; and what each of its
 # attacks costs (HOSTILE_ATTACKS names some, HOSTILE_SEED repeats their order).

@@ -63,13 +63,14 @@ fn whole_or_part(client: &mut Client) -> Option<(usize, Range<usize>)> {
 
 pub(crate) fn dontfork(client: &mut Client) {
     let Some((arena, pages)) = whole_or_part(client) else { return };
-    let _ = advise(client, arena, &pages, libc::MADV_DONTFORK);
+    let done = advise(client, arena, &pages, libc::MADV_DONTFORK).is_ok();
     // Where it fails some may be advised: children leave all of them alone.
-    client.arenas[arena].set(pages, |meta| meta.no_fork = true);
+    client.arenas[arena].set(pages, |meta| (meta.no_fork, meta.surely_no_fork) = (true, done));
 }
 
 pub(crate) fn dofork(client: &mut Client) {
     let Some((arena, pages)) = whole_or_part(client) else { return };
+    client.arenas[arena].set(pages.clone(), |meta| meta.surely_no_fork = false);
     if advise(client, arena, &pages, libc::MADV_DOFORK).is_ok() {
         client.arenas[arena].set(pages, |meta| meta.no_fork = false);
     }

@@ -28,6 +28,8 @@ pub(crate) struct Meta {
     pub(crate) marked: bool,
     /// Children do not have it.
     pub(crate) no_fork: bool,
+    /// The kernel was told so, and answered that it is so.
+    pub(crate) surely_no_fork: bool,
     /// Children have zeros.
     pub(crate) wiped: bool,
     /// A device may write it until then: its bytes are unknown, and it stays where it is.
@@ -234,6 +236,9 @@ impl Arena {
     pub(crate) fn check_child(&self, now: u64, what: &str) {
         for page in 0..self.pages {
             let meta = self.meta[page];
+            if meta.surely_no_fork && !meta.gone && sys::mincore(self.at(page)).is_ok() {
+                finding::report(format_args!("a child has a page that was kept from it"), self.at(page));
+            }
             if meta.gone || meta.no_read || meta.guard || meta.no_fork || meta.busy > now {
                 continue;
             }

@@ -13,8 +13,6 @@ use crate::arena::{ALPHABET, content};
 use crate::random::Random;
 use crate::slow::SlowFile;
 
-/// The daemon's settings. No device that the clients use takes nearly as long.
-const SETTINGS: &str = "direct_io_seconds = 2\n";
 const ARGS: [&str; 6] = ["--merge-period", "0.1", "--reclaim-period", "0.2", "--mode", "none"];
 /// The longest time for a client to end when it is told to, and for a command.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -29,6 +27,8 @@ pub(crate) struct Plan {
     pub(crate) without: Vec<String>,
     pub(crate) client_seed: Option<u64>,
     pub(crate) sabotage: Option<String>,
+    /// The daemon's `direct_io_seconds`.
+    pub(crate) direct_io: u64,
 }
 
 /// Something that happens.
@@ -79,7 +79,7 @@ struct Driver {
 
 /// Tries one seed; false if there is a finding.
 pub(crate) fn run(plan: Plan) -> bool {
-    let daemon = Daemon::with_settings(&ARGS, SETTINGS);
+    let daemon = Daemon::with_settings(&ARGS, &format!("direct_io_seconds = {}\n", plan.direct_io));
     let contents = daemon.dir.path().join("contents");
     let all: Vec<u8> = (0..ALPHABET).flat_map(content).copied().collect();
     std::fs::write(&contents, all).unwrap();
@@ -196,6 +196,7 @@ impl Driver {
         if let Some(client) = self.running.values().find(late) {
             let (pid, seed) = (client.child.id(), client.seed);
             self.findings.push(format!("FINDING client {pid} (client seed {seed}) does not end when it is told to"));
+            self.findings.extend(processes(seed));
         }
     }
 
@@ -348,6 +349,26 @@ impl Driver {
             client.tell();
         }
     }
+}
+
+/// The processes of a client, and where their threads wait.
+fn processes(seed: u64) -> Vec<String> {
+    let own = format!("client\0--seed\0{seed}\0");
+    let mut lines = Vec::new();
+    for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let command = std::fs::read_to_string(process.path().join("cmdline")).unwrap_or_default();
+        if !command.contains(&own) {
+            continue;
+        }
+        for task in std::fs::read_dir(process.path().join("task")).into_iter().flatten().flatten() {
+            let read = |name: &str| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
+            let stat = read("stat");
+            let state: Vec<&str> = stat.split(' ').skip(1).take(3).collect();
+            let stack = read("stack").replace('\n', " ");
+            lines.push(format!("  {} {state:?} {} {stack}", task.path().display(), read("syscall").trim()));
+        }
+    }
+    lines
 }
 
 impl Running {

@@ -34,6 +34,8 @@ const USAGE: &str = "usage: pageone-behaviour-fuzz [OPTIONS]
   --without NAME,...   leaves operations or events out
   --only NAME,...      leaves all operations out but these, and fill, check and map
   --client-seed N      all clients have this seed, as a finding names it
+  --direct-io S        the daemon's direct_io_seconds, far above what slow-read takes; 0: leaves out all
+                       operations that write past the page tables [default: 2]
   --sabotage GUARD     switches a guard of the agent off (built with the feature `sabotage`)
   --ops                lists operations and events";
 
@@ -63,6 +65,10 @@ fn main() {
         let kept = |name: &str| only.iter().any(|other| other == name) || ["fill", "check", "map"].contains(&name);
         without.extend(ops::OPS.iter().filter(|op| !kept(op.name)).map(|op| op.name.to_string()));
     }
+    let direct_io = number("--direct-io", 2);
+    if direct_io == 0 {
+        without.extend(["slow-read", "read", "pin", "pin-io"].map(str::to_string));
+    }
     if args.first().is_some_and(|arg| arg == "client") {
         return client::run(client::Options {
             seed: number("--seed", 1),
@@ -84,6 +90,7 @@ fn main() {
             without: without.clone(),
             client_seed: value("--client-seed").map(|text| parse("--client-seed", &text)),
             sabotage: value("--sabotage"),
+            direct_io,
         };
         if !driver::run(plan) {
             std::process::exit(1);

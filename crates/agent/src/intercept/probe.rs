@@ -12,6 +12,8 @@ use kmem::range::Range;
 
 use crate::runtime::state::region::Sticky;
 
+mod malloc;
+
 /// Why a range is not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Unfit {
@@ -27,6 +29,9 @@ pub(crate) enum Unfit {
     /// The advice differs between its parts.
     #[error("parts of it were advised differently")]
     Mixed,
+    /// The C library's allocator gives it back to the kernel, unseen.
+    #[error("memory of malloc, which free() may unmap unseen: map it with mmap()")]
+    Malloc,
     /// The kernel has marked it as something that the agent does not merge.
     #[error("{0}")]
     Flag(&'static str),
@@ -38,11 +43,14 @@ const SPECIAL: Unfit = Unfit::Flag("memory with a special use");
 /// The advice on a range that is fit.
 pub(crate) fn probe(range: Range) -> Result<Sticky, Unfit> {
     let file = File::open("/proc/self/smaps").map_err(|_| Unfit::Unknown)?;
-    probe_in(BufReader::with_capacity(64 << 10, file), range)
+    let (sticky, before) = probe_in(BufReader::with_capacity(64 << 10, file), range)?;
+    if malloc::owns(range, before) { Err(Unfit::Malloc) } else { Ok(sticky) }
 }
 
-fn probe_in(smaps: impl BufRead, range: Range) -> Result<Sticky, Unfit> {
+/// The advice, and the start of the plain memory that ends with the range.
+fn probe_in(smaps: impl BufRead, range: Range) -> Result<(Sticky, usize), Unfit> {
     let (mut covered, mut inside) = (range.start, false);
+    let mut before = Range::new(0, 0);
     let mut sticky = None;
     for line in smaps.lines() {
         let line = line.map_err(|_| Unfit::Unknown)?;
@@ -51,6 +59,11 @@ fn probe_in(smaps: impl BufRead, range: Range) -> Result<Sticky, Unfit> {
                 break;
             }
             inside = end > range.start;
+            if start <= range.start {
+                let joins = start == before.end() && check_kind(rest).is_ok();
+                before = Range::new(if joins { before.start } else { start }, 0);
+                before.len = end - before.start;
+            }
             if inside {
                 if start > covered {
                     return Err(Unfit::Hole);
@@ -66,7 +79,7 @@ fn probe_in(smaps: impl BufRead, range: Range) -> Result<Sticky, Unfit> {
         }
     }
     match sticky {
-        Some(sticky) if covered >= range.end() => Ok(sticky),
+        Some(sticky) if covered >= range.end() => Ok((sticky, before.start)),
         _ => Err(Unfit::Hole),
     }
 }
@@ -85,8 +98,12 @@ fn check_kind(fields: &str) -> Result<(), Unfit> {
     if perms != Some("rw-p") || inode != Some("0") {
         return Err(Unfit::NotPlain);
     }
-    let is_special = fields.next().is_some_and(|name| name != "[heap]" && !name.starts_with("[anon:"));
-    if is_special { Err(SPECIAL) } else { Ok(()) }
+    match fields.next() {
+        None => Ok(()),
+        Some("[heap]") => Err(Unfit::Malloc),
+        Some(name) if name.starts_with("[anon:") => Ok(()),
+        Some(_) => Err(SPECIAL),
+    }
 }
 
 /// The advice that a mapping's flags tell of.
@@ -133,7 +150,7 @@ VmFlags: rd wr mr mw me ac mg
 ";
 
     fn fit(start: usize, len: usize) -> Result<Sticky, Unfit> {
-        probe_in(MAPS.as_bytes(), Range::new(0x7f00_0000_0000 + start, len))
+        probe_in(MAPS.as_bytes(), Range::new(0x7f00_0000_0000 + start, len)).map(|(sticky, _)| sticky)
     }
 
     #[test]

@@ -6,6 +6,7 @@ pub(crate) mod bell;
 pub(crate) mod globals;
 pub(crate) mod heap;
 pub(crate) mod kept;
+pub(crate) mod ksm;
 pub(crate) mod lineage;
 pub(crate) mod lock;
 pub(crate) mod log;

@@ -25,6 +25,9 @@ pub(super) enum LinkError {
     /// The program has closed or replaced descriptors that it did not open.
     #[error("the program has closed descriptors of the agent: its memory leaves management as it is")]
     LostDescriptors,
+    /// The program has called prctl(2) past the C library.
+    #[error("the kernel's KSM has all of this process (PR_SET_MEMORY_MERGE): its memory leaves management as it is")]
+    Ksm,
     /// The agent closed the connection.
     #[error("closed")]
     Closed,

@@ -5,10 +5,9 @@
 //! non-blocking and done under the agent's lock, so that a fork never copies a descriptor that the
 //! child does not know of.
 
-#![allow(unsafe_code)] // prctl(2).
-
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use kmem::raw;
@@ -19,8 +18,9 @@ use wire::{ToAgent, ToDaemon};
 use crate::daemon::error::LinkError;
 use crate::daemon::requests::{Handled, Requests};
 use crate::daemon::send::flush;
-use crate::runtime::globals::{Phase, STATE, WAKE, phase, set_phase, woken};
+use crate::runtime::globals::{Phase, STATE, TRACER_CHOSEN, TRACER_OURS, WAKE, phase, set_phase, woken};
 use crate::runtime::kept::Kept;
+use crate::runtime::ksm;
 use crate::runtime::log;
 use crate::runtime::poll;
 use crate::runtime::state::State;
@@ -51,6 +51,7 @@ pub(crate) fn serve(path: &Path) {
     loop {
         let end = session(path, &mut requests);
         STATE.lock().uplink.disconnect();
+        permit_tracer(None);
         if requests.is_welcome() {
             pause = FIRST_PAUSE;
         }
@@ -63,7 +64,7 @@ pub(crate) fn serve(path: &Path) {
                 log::line(format_args!("refused: {reason}"));
                 REFUSED_PAUSE
             }
-            End::Failed(error @ LinkError::LostDescriptors) => {
+            End::Failed(error @ (LinkError::LostDescriptors | LinkError::Ksm)) => {
                 set_phase(Phase::Ended);
                 STATE.lock().end();
                 log::line(format_args!("{error}"));
@@ -112,13 +113,23 @@ fn connect(path: &Path) -> Result<(), LinkError> {
     if peer.uid != 0 && peer.uid != rustix::process::geteuid().as_raw() {
         return Err(LinkError::Peer(peer.uid));
     }
-    // Where Yama asks for it, this permits the daemon to read the process. Without Yama it fails.
-    // SAFETY: the call takes numbers only, and changes who may trace this process.
-    unsafe { libc::prctl(libc::PR_SET_PTRACER, peer.pid as libc::c_ulong, 0, 0, 0) };
+    // A daemon that runs as root may read the process anyway.
+    if peer.uid != 0 {
+        permit_tracer(Some(peer.pid));
+    }
     let account = account(&state);
     state.uplink.conn = Some(Kept::new(conn)?);
     state.uplink.outbox.open(account.into_iter());
     Ok(())
+}
+
+/// Permits the daemon to read this process where Yama asks for that, or withdraws what was
+/// permitted. The program's own choice stays.
+fn permit_tracer(daemon: Option<i32>) {
+    let was_ours = TRACER_OURS.swap(daemon.is_some(), Ordering::AcqRel);
+    if (daemon.is_some() || was_ours) && !TRACER_CHOSEN.load(Ordering::Acquire) {
+        ksm::set_tracer(daemon.unwrap_or(0));
+    }
 }
 
 /// The first messages of a connection: what this client is, and what it has.
@@ -147,7 +158,10 @@ fn program_name() -> String {
 
 /// Nothing may be read from or written to a file of the program.
 fn check_descriptors(state: &State) -> Result<(), LinkError> {
-    if state.has_lost_descriptors() { Err(LinkError::LostDescriptors) } else { Ok(()) }
+    if state.has_lost_descriptors() {
+        return Err(LinkError::LostDescriptors);
+    }
+    if ksm::has_process() { Err(LinkError::Ksm) } else { Ok(()) }
 }
 
 /// Sends what can be sent, waits, and returns the next message if there is one.

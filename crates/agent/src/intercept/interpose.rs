@@ -15,7 +15,8 @@ use kmem::raw::{self, Answer};
 
 use crate::intercept::next::next;
 use crate::intercept::{guard, mark, torn};
-use crate::runtime::globals::{TORN, WATCH};
+use crate::runtime::globals::{TORN, TRACER_CHOSEN, WATCH};
+use crate::runtime::{ksm, log};
 use crate::service::fork;
 
 /// Answers as the C library does: -1 and `errno`, or the value with `errno` as it was.
@@ -32,11 +33,12 @@ fn answer(before: c_int, answer: Answer) -> isize {
     }
 }
 
-/// The C library's `_Fork` and `clone`.
+/// The C library's functions of these names.
+static REAL_PRCTL: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 static REAL_FORK: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 static REAL_CLONE: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 
-/// Looks both up when the library is loaded.
+/// Looks them up when the library is loaded.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = at_load;
@@ -44,6 +46,7 @@ static AT_LOAD: extern "C" fn() = at_load;
 extern "C" fn at_load() {
     next(&REAL_FORK, c"_Fork");
     next(&REAL_CLONE, c"clone");
+    next(&REAL_PRCTL, c"prctl");
 }
 
 /// Whether a call may be about managed memory, and the tables can tell. In a child they are settled
@@ -253,4 +256,26 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
     let call = || unsafe { raw::ioctl(fd, request as usize, argument as usize) };
     let waits = guard::maps_for_device(request as usize) && WATCH.overlaps(0, usize::MAX);
     answer(errno, if waits { guard::without_window(call) } else { call() }) as c_int
+}
+
+/// prctl(2). Its parameters are variadic in C; on the supported architectures they are passed as
+/// fixed ones are.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int {
+    if option == ksm::PR_SET_MEMORY_MERGE && a != 0 && WATCH.overlaps(0, usize::MAX) {
+        // What the program has marked is merged already. Its other memory stays as it is.
+        log::line(format_args!("the kernel's KSM is kept out of this process (PR_SET_MEMORY_MERGE)"));
+        return 0;
+    }
+    if option == libc::PR_SET_PTRACER {
+        TRACER_CHOSEN.store(true, Ordering::Release);
+    }
+    let real = next(&REAL_PRCTL, c"prctl");
+    if real.is_null() {
+        raw::set_errno(libc::ENOSYS);
+        return -1;
+    }
+    type Prctl = unsafe extern "C" fn(c_int, c_ulong, c_ulong, c_ulong, c_ulong) -> c_int;
+    // SAFETY: the C library's function takes these. The program makes this very call.
+    unsafe { std::mem::transmute::<*mut c_void, Prctl>(real)(option, a, b, c, d) }
 }

@@ -68,6 +68,12 @@ pub(crate) static STARTED: AtomicBool = AtomicBool::new(false);
 /// The process in which the agent runs. A child of `vfork` shares this static.
 pub(crate) static OWNER: AtomicI32 = AtomicI32::new(0);
 
+/// The program has chosen who may trace it (`PR_SET_PTRACER`): the agent leaves that alone.
+pub(crate) static TRACER_CHOSEN: AtomicBool = AtomicBool::new(false);
+
+/// The agent has permitted the daemon to trace this process, and withdraws that.
+pub(crate) static TRACER_OURS: AtomicBool = AtomicBool::new(false);
+
 /// Tells a forked child from this process. Outside of [`STATE`], whose lock such a child may find
 /// held for ever.
 pub(crate) static LINEAGE: Lineage = Lineage::new();

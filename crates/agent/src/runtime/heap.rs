@@ -3,7 +3,8 @@
 //! The agent must not use the program's `malloc`. That may hold its locks while it calls `madvise`,
 //! which waits for the agent's lock. Its memory may also be a region: then the agent would wait for
 //! the end of its own merge window when it writes there. This heap takes chunks from the kernel,
-//! with one free list for each power of two; a larger piece is a mapping of its own.
+//! with one free list for each power of two; a larger piece is a mapping of its own. The first chunk
+//! is the library's own.
 
 #![allow(unsafe_code)] // A global allocator deals in raw memory.
 
@@ -21,6 +22,8 @@ const MAX_SHIFT: u32 = 16;
 /// fit into the first chunk: it does not fail later (which would end the program) when the kernel
 /// refuses another mapping.
 const CHUNK: usize = 8 << 20;
+/// Bytes that the library brings with it: enough to find out, and say, that the kernel gives none.
+const RESERVE: usize = 256 << 10;
 /// Number of free lists.
 const CLASSES: usize = (MAX_SHIFT - MIN_SHIFT + 1) as usize;
 
@@ -28,7 +31,12 @@ const CLASSES: usize = (MAX_SHIFT - MIN_SHIFT + 1) as usize;
 pub(crate) struct Heap {
     mutex: UnsafeCell<libc::pthread_mutex_t>,
     lists: UnsafeCell<Lists>,
+    /// The first chunk.
+    reserve: UnsafeCell<Reserve>,
 }
+
+#[repr(C, align(4096))]
+struct Reserve([u8; RESERVE]);
 
 struct Lists {
     /// A list of free pieces for each class.
@@ -36,6 +44,8 @@ struct Lists {
     /// The unused part of the current chunk.
     next: usize,
     end: usize,
+    /// The reserve was the current chunk.
+    has_used_reserve: bool,
 }
 
 /// What a free piece holds.
@@ -50,7 +60,20 @@ unsafe impl Sync for Heap {}
 impl Heap {
     /// An empty heap. It lives in a static, or does not move once it is used.
     pub(crate) const fn new() -> Self {
-        Self { mutex: UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER), lists: UnsafeCell::new(Lists::EMPTY) }
+        Self {
+            mutex: UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER),
+            lists: UnsafeCell::new(Lists::EMPTY),
+            reserve: UnsafeCell::new(Reserve([0; RESERVE])),
+        }
+    }
+
+    /// Takes a chunk from the kernel. False: it gives none (`RLIMIT_AS`), and allocations may fail.
+    pub(crate) fn grow(&self) -> bool {
+        self.hold();
+        // SAFETY: this thread holds the mutex, so no other reference to the lists exists.
+        let has_grown = unsafe { (*self.lists.get()).grow() };
+        self.release();
+        has_grown
     }
 
     /// Locks the heap. A fork handler does so, that the child gets consistent lists.
@@ -74,7 +97,7 @@ impl Heap {
         unsafe {
             if libc::pthread_mutex_trylock(self.mutex.get()) != 0 {
                 if !lists_are_whole {
-                    *self.lists.get() = Lists::EMPTY;
+                    *self.lists.get() = Lists { has_used_reserve: true, ..Lists::EMPTY };
                 }
                 self.mutex.get().write(libc::PTHREAD_MUTEX_INITIALIZER);
             } else {
@@ -93,9 +116,10 @@ impl Heap {
 
 impl Lists {
     /// No chunk, and no free piece.
-    const EMPTY: Self = Self { free: [null_mut(); CLASSES], next: 0, end: 0 };
+    const EMPTY: Self = Self { free: [null_mut(); CLASSES], next: 0, end: 0, has_used_reserve: false };
 
-    fn take(&mut self, class: usize) -> *mut u8 {
+    /// `reserve` is the address of the heap's reserve.
+    fn take(&mut self, class: usize, reserve: usize) -> *mut u8 {
         let head = self.free[class];
         if !head.is_null() {
             // SAFETY: `dealloc` wrote a `Free` to the start of every piece on a free list, and
@@ -104,19 +128,28 @@ impl Lists {
             return head.cast();
         }
         let size = 1usize << (class as u32 + MIN_SHIFT);
-        // Pieces are aligned to their size: chunks begin at a page, and where a class is larger
-        // than a page, the piece begins at the next multiple of its size.
-        let start = self.next.next_multiple_of(size);
-        if start + size <= self.end {
-            self.next = start + size;
-            return start as *mut u8;
+        if !self.has_used_reserve {
+            (self.next, self.end, self.has_used_reserve) = (reserve, reserve + RESERVE, true);
         }
-        let Ok(chunk) = mm::map_anonymous(CHUNK) else { return null_mut() };
-        self.end = chunk + CHUNK;
-        self.next = chunk.next_multiple_of(size);
-        let start = self.next;
-        self.next += size;
-        start as *mut u8
+        self.cut(size).or_else(|| self.grow().then(|| self.cut(size))?).map_or(null_mut(), |start| start as *mut u8)
+    }
+
+    /// Cuts a piece from the current chunk. Pieces are aligned to their size: chunks begin at a
+    /// page, and where a class is larger than a page, the piece begins at the next multiple of its
+    /// size.
+    fn cut(&mut self, size: usize) -> Option<usize> {
+        let start = self.next.next_multiple_of(size);
+        (start + size <= self.end).then(|| {
+            self.next = start + size;
+            start
+        })
+    }
+
+    /// Makes new memory the current chunk.
+    fn grow(&mut self) -> bool {
+        let Ok(chunk) = mm::map_anonymous(CHUNK) else { return false };
+        (self.next, self.end, self.has_used_reserve) = (chunk, chunk + CHUNK, true);
+        true
     }
 }
 
@@ -129,7 +162,7 @@ unsafe impl GlobalAlloc for Heap {
             Some(class) => {
                 self.hold();
                 // SAFETY: this thread holds the mutex, so no other reference to the lists exists.
-                let piece = unsafe { (*self.lists.get()).take(class) };
+                let piece = unsafe { (*self.lists.get()).take(class, self.reserve.get() as usize) };
                 self.release();
                 piece
             }

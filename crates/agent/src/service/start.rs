@@ -16,8 +16,9 @@ use rustix::io::Errno;
 
 use crate::daemon::link;
 use crate::recycle::pool;
-use crate::runtime::globals::{LINEAGE, OWNER, Phase, STARTED, STARTING, STATE, STOP, WAKE, phase, set_phase};
+use crate::runtime::globals::{HEAP, LINEAGE, OWNER, Phase, STARTED, STARTING, STATE, STOP, WAKE, phase, set_phase};
 use crate::runtime::kept::Kept;
+use crate::runtime::ksm;
 use crate::runtime::lock::Blocked;
 use crate::runtime::log;
 use crate::runtime::sabotage::{self, Sabotage};
@@ -36,6 +37,12 @@ enum StartError {
     /// The wire, the store and the tables count pages of 4 KiB.
     #[error("pages of {0} bytes")]
     PageSize(usize),
+    /// The program has little address space left (`RLIMIT_AS`).
+    #[error("no memory for the agent's heap")]
+    Heap,
+    /// Its merges would lose the bit by which a window keeps writers away.
+    #[error("the kernel's KSM has all memory of this process (PR_SET_MEMORY_MERGE)")]
+    Ksm,
     /// A userfaultfd cannot be created.
     #[error(transparent)]
     Userfaultfd(#[from] CreateError),
@@ -71,6 +78,7 @@ pub(crate) fn start() -> bool {
             let phase = match try_start() {
                 Ok(()) => Phase::Running,
                 Err(error) => {
+                    undo();
                     log::line(format_args!("memory is left to the kernel: {error}"));
                     Phase::Ended
                 }
@@ -90,16 +98,22 @@ fn try_start() -> Result<(), StartError> {
     if kmem::page_size() != kmem::PAGE_SIZE {
         return Err(StartError::PageSize(kmem::page_size()));
     }
+    if !HEAP.grow() {
+        return Err(StartError::Heap);
+    }
+    if ksm::has_process() {
+        return Err(StartError::Ksm);
+    }
     LINEAGE.begin().map_err(StartError::Lineage)?;
     let (tracking, sees_forks) = tracking_uffd()?;
     OWNER.store(rustix::process::getpid().as_raw_pid(), Ordering::Release);
     let tracking = Arc::new(Kept::new(tracking)?);
     let window = WindowUffd::new()?;
     WAKE.open()?;
-    STOP.open()?;
+    STOP.open().inspect_err(|_| STOP.close())?;
     std::panic::set_hook(Box::new(|panic| log::line(format_args!("{panic}"))));
     let events_uffd = tracking.clone();
-    spawn("pageone-events", move || events::watch(&events_uffd))?;
+    spawn("pageone-events", move || events::watch(&events_uffd)).inspect_err(|_| STOP.close())?;
     let recycler = pool::from_environment();
     let mut state = STATE.lock();
     state.uffds.open(tracking, window, sees_forks);
@@ -111,6 +125,13 @@ fn try_start() -> Result<(), StartError> {
         STOP.ring();
         WAKE.close();
     })
+    .inspect_err(|_| STOP.ring())
+}
+
+/// Takes back what has begun: nothing is registered yet.
+fn undo() {
+    STATE.lock().end();
+    WAKE.close();
 }
 
 /// The userfaultfd that regions are registered with, and whether it reports forks. That needs

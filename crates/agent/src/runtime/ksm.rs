@@ -1,0 +1,28 @@
+//! What prctl(2) says and changes about this process, past the agent's own symbol of that name.
+
+#![allow(unsafe_code)] // prctl(2).
+
+use std::ffi::{c_int, c_ulong};
+
+/// Merge all memory of the process (include/uapi/linux/prctl.h, Linux 6.4).
+pub(crate) const PR_SET_MEMORY_MERGE: c_int = 67;
+const PR_GET_MEMORY_MERGE: c_int = 68;
+
+fn prctl(option: c_int, value: c_ulong) -> isize {
+    let errno = kmem::raw::errno();
+    // SAFETY: the options used here take numbers only, and change no memory.
+    let answer = unsafe { libc::syscall(libc::SYS_prctl, option as c_ulong, value, 0usize, 0usize, 0usize) };
+    kmem::raw::set_errno(errno);
+    answer as isize
+}
+
+/// Whether the kernel's KSM has all memory of the process.
+pub(crate) fn has_process() -> bool {
+    prctl(PR_GET_MEMORY_MERGE, 0) > 0
+}
+
+/// Permits a process to read this one where Yama asks for it; 0 withdraws that. Without Yama it
+/// fails.
+pub(crate) fn set_tracer(pid: i32) {
+    prctl(libc::PR_SET_PTRACER, pid as c_ulong);
+}

@@ -8,6 +8,7 @@
 #![allow(clippy::missing_safety_doc)] // The manual pages of the same names.
 
 use std::ffi::{CStr, c_int, c_void};
+use std::fmt::Arguments;
 use std::mem::transmute;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -107,17 +108,76 @@ pub unsafe extern "C" fn closefrom(first: c_int) {
     unsafe { close_range(first, u32::MAX, 0) };
 }
 
+/// setrlimit(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn setrlimit(resource: c_int, limit: *const libc::rlimit64) -> c_int {
+    // SAFETY: prlimit(2) with process 0 and no place for the old limit is this call.
+    unsafe { prlimit(0, resource, limit, null_mut()) }
+}
+
+/// setrlimit(2), by its other name.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn setrlimit64(resource: c_int, limit: *const libc::rlimit64) -> c_int {
+    // SAFETY: `setrlimit` has the same contract: both limits have 64 bits.
+    unsafe { prlimit(0, resource, limit, null_mut()) }
+}
+
+/// prlimit(2), by its other name.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn prlimit64(
+    process: libc::pid_t,
+    resource: c_int,
+    limit: *const libc::rlimit64,
+    old: *mut libc::rlimit64,
+) -> c_int {
+    // SAFETY: `prlimit` has the same contract: both limits have 64 bits.
+    unsafe { prlimit(process, resource, limit, old) }
+}
+
+/// prlimit(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn prlimit(
+    process: libc::pid_t,
+    resource: c_int,
+    limit: *const libc::rlimit64,
+    old: *mut libc::rlimit64,
+) -> c_int {
+    // SAFETY: the program passes null, or a limit that the kernel would read.
+    let allowed = unsafe { limit.as_ref() }.map(|limit| limit.rlim_cur);
+    let is_own = process == 0 || process == OWNER.load(Ordering::Relaxed);
+    if is_own && resource as u32 == libc::RLIMIT_NOFILE && allowed.is_some_and(is_too_low) && is_owner() {
+        // To read a fork's event takes a descriptor, and the forking thread would wait for ever.
+        end(format_args!("the program allows itself too few descriptors (RLIMIT_NOFILE)"));
+    }
+    // SAFETY: the program makes this very call.
+    unsafe { libc::syscall(libc::SYS_prlimit64, process, resource, limit, old) as c_int }
+}
+
+/// Whether under this limit the numbers of the agent's descriptors could not be used again.
+fn is_too_low(allowed: u64) -> bool {
+    NUMBERS.first_in(u32::try_from(allowed).unwrap_or(u32::MAX), u32::MAX).is_some()
+}
+
+/// Whether this is the process that the agent runs in: a child of `vfork` is another.
+fn is_owner() -> bool {
+    let owner = OWNER.load(Ordering::Relaxed);
+    owner != 0 && owner == rustix::process::getpid().as_raw_pid()
+}
+
+fn end(reason: Arguments<'_>) {
+    set_phase(Phase::Ended);
+    STATE.lock().end();
+    log::line(format_args!("management ends: {reason}"));
+}
+
 /// Ends management if a number that the program is about to use is the agent's.
 fn give_way(number: c_int) {
-    if OWNER.load(Ordering::Relaxed) == 0 || OWNER.load(Ordering::Relaxed) != rustix::process::getpid().as_raw_pid() {
+    if !is_owner() {
         return;
     }
     let was_ours = NUMBERS.contains(number);
     NUMBERS.give(number);
-    if !was_ours {
-        return;
+    if was_ours {
+        end(format_args!("the program puts a file of its own onto descriptor {number}"));
     }
-    set_phase(Phase::Ended);
-    STATE.lock().end();
-    log::line(format_args!("management ends: the program puts a file of its own onto descriptor {number}"));
 }

@@ -28,6 +28,9 @@ use crate::runtime::state::State;
 /// time.
 const PAUSE: Duration = Duration::from_micros(100);
 
+/// Pause between two rounds where `poll(2)` is refused.
+const BLIND_PAUSE: Duration = Duration::from_millis(5);
+
 /// Reads events until [`STOP`] rings, or the userfaultfd fails or is lost.
 pub(super) fn watch(uffd: &Kept<Uffd>) {
     let mut stash = Vec::new();
@@ -36,9 +39,13 @@ pub(super) fn watch(uffd: &Kept<Uffd>) {
     let mut spare = keep_spare();
     loop {
         let mut fds = [poll::interest(uffd.number(), libc::POLLIN), poll::interest(STOP.ear(), libc::POLLIN)];
-        let has_failed = stash.is_empty() && !poll::wait(&mut fds, -1);
+        if stash.is_empty() && !poll::wait(&mut fds, -1) {
+            // Fewer descriptors are allowed than poll(2) is given (RLIMIT_NOFILE). Threads wait for
+            // their events all the same.
+            thread::sleep(BLIND_PAUSE);
+        }
         let is_over = fds[1].fd < 0 || fds[1].revents != 0 || fds[0].revents & !libc::POLLIN != 0;
-        if has_failed || is_over || !uffd.is_intact() {
+        if is_over || !uffd.is_intact() {
             STOP.close();
             globals::set_spare(None);
             return;
@@ -50,11 +57,11 @@ pub(super) fn watch(uffd: &Kept<Uffd>) {
                 nothing => nothing.map(drop),
             },
         };
-        if read.is_err() {
+        if read.is_ok() {
+            spare = spare.or_else(keep_spare);
+        } else {
             globals::set_spare(None);
             spare = None;
-        } else if spare.is_none() {
-            spare = keep_spare();
         }
         thread::sleep(PAUSE);
     }

@@ -13,6 +13,7 @@
 use kmem::procmem::read_own;
 use kmem::range::Range;
 use kmem::{PAGE_SIZE, raw};
+use rustix::io::Errno;
 
 /// How many pages can be read from the front.
 pub(crate) fn readable(place: Range) -> usize {
@@ -25,13 +26,23 @@ pub(crate) fn readable(place: Range) -> usize {
     (0..place.pages()).position(|i| !can_read(page(i))).unwrap_or(place.pages())
 }
 
+/// An empty vector with room, where the kernel gives that: the program may have limited itself, and
+/// is not ended for it.
+pub(crate) fn reserve(len: usize) -> Result<Vec<u8>, Errno> {
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(len).map_err(|_| Errno::NOMEM)?;
+    Ok(bytes)
+}
+
 /// Room for pages that are read.
 pub(crate) struct Buffer(Vec<u8>);
 
 impl Buffer {
-    /// Room for `pages` pages.
-    pub(crate) fn new(pages: usize) -> Self {
-        Self(vec![0; pages * PAGE_SIZE])
+    /// Room for `pages` pages. `ENOMEM`: the program may map no more (`RLIMIT_AS`).
+    pub(crate) fn new(pages: usize) -> Result<Self, Errno> {
+        let mut bytes = reserve(pages * PAGE_SIZE)?;
+        bytes.resize(pages * PAGE_SIZE, 0);
+        Ok(Self(bytes))
     }
 
     /// Reads pages; returns those that could be read from the front, one behind the other.

@@ -16,7 +16,7 @@ use crate::runtime::state::State;
 use crate::runtime::state::region::Region;
 use crate::window::filler::Filler;
 use crate::window::gate::{self, Copies};
-use crate::window::own::Buffer;
+use crate::window::own::{Buffer, reserve};
 use crate::window::{MAX_PAGES, ZEROS};
 
 /// How long other threads may take the lock between two windows.
@@ -35,7 +35,7 @@ pub(crate) enum Cooling {
 /// window, so that the program's threads get it in between. Returns how many merged pages are left.
 pub(crate) fn restore_region(id: RegionId, pages: u32, cooling: Cooling, filler: &Filler) -> Result<u64, Errno> {
     let pagemap = Pagemap::open_self().ok();
-    let mut buffer = Buffer::new(MAX_PAGES as usize);
+    let mut buffer = Buffer::new(MAX_PAGES as usize)?;
     for start in (0..pages).step_by(MAX_PAGES as usize) {
         let mut state = STATE.lock();
         let Some(region) = state.regions.get(id) else { return Ok(0) };
@@ -105,7 +105,13 @@ fn restore(
         // Read first: that brings the pages into memory, so that the kernel can say what they are.
         for run in merged {
             let read = buffer.read(region.bytes(run));
-            bytes.push((run, read.to_vec()));
+            match reserve(read.len()) {
+                Ok(mut copy) => {
+                    copy.extend_from_slice(read);
+                    bytes.push((run, copy));
+                }
+                Err(error) => done = Err(error),
+            }
         }
         let may_go = gate::may_go(region, window, &copies, pagemap);
         for (run, bytes) in bytes {

@@ -37,7 +37,7 @@ pub(crate) fn unmerge(state: &mut State, id: RegionId, run: Run, users: Users) -
         return Ok(());
     }
     let pagemap = Pagemap::open_self().ok();
-    let mut buffer = Buffer::new(MAX_PAGES as usize);
+    let mut buffer = Buffer::new(MAX_PAGES as usize)?;
     if users == Users::None && has_to_stay(region, run, &copies, pagemap.as_ref(), &mut buffer) {
         return Err(Errno::NOMEM);
     }

@@ -1,6 +1,6 @@
 //! The program: maps memory, marks it, and does with it what it is told.
 
-use super::{PAGE, PATTERNS, descriptors, forks, pattern, pattern_of};
+use super::{PAGE, PATTERNS, descriptors, forks, limits, pattern, pattern_of};
 use std::io::{BufRead, Write};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -134,6 +134,12 @@ impl Client {
             "close-all" => descriptors::close_all(arg(0)),
             "replace" => descriptors::replace(arg(0)),
             "own-files" => descriptors::own_files(),
+            "limit" => limits::limit(arg(0), arg(1)),
+            "refuse" => limits::refuse(arg(0)),
+            "ksm-all" => limits::ksm_all(arg(0)),
+            "ksm-has" => limits::mergeable_by_kernel(self.start, self.pages * PAGE),
+            "mark-malloc" => limits::mark_malloc(),
+            "fork-raw-here" => forks::then(forks::raw, || self.check(arg(0), arg(1)).parse().unwrap()),
             "allocator" => forks::start_allocator(),
             "drop-ptrace" => forks::drop_ptrace(),
             "fork-full" => self.fork_without_descriptors(),
@@ -305,7 +311,7 @@ impl Client {
     }
 }
 
-fn code(result: i32) -> String {
+pub(super) fn code(result: i32) -> String {
     if result == -1 { format!("{}", std::io::Error::last_os_error().raw_os_error().unwrap()) } else { "0".into() }
 }
 

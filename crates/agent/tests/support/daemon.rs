@@ -14,6 +14,8 @@ use wire::{Merge, MergeRun, Outcome, PageNo, RegionId, Report, Run, SEGMENT_PAGE
 /// A running client.
 pub struct Program {
     child: Child,
+    /// The lines that it and its agent wrote.
+    log: tempfile::NamedTempFile,
     commands: ChildStdin,
     answers: BufReader<ChildStdout>,
 }
@@ -36,9 +38,11 @@ impl Program {
         command.args(["--exact", "client", "--nocapture", "--test-threads=1"]);
         command.env(ROLE, "1").env(wire::ENV_SOCKET, socket).env("LD_PRELOAD", library);
         command.envs(variables);
+        let log = tempfile::NamedTempFile::new().unwrap();
+        command.stderr(log.reopen().unwrap());
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (commands, answers) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
-        Program { child, commands, answers }
+        Program { child, log, commands, answers }
     }
 
     /// Gives a command without waiting.
@@ -66,6 +70,25 @@ impl Program {
         self.answer().unwrap_or_else(|| panic!("the program died of {command:?}"))
     }
 
+    /// What it and its agent have written to standard error.
+    pub fn lines(&self) -> Vec<String> {
+        std::fs::read_to_string(self.log.path()).unwrap().lines().map(str::to_owned).collect()
+    }
+
+    /// A line of `/proc/PID/status`.
+    pub fn status(&self, field: &str) -> String {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
+        status.lines().find_map(|line| line.strip_prefix(field)).unwrap().trim().to_owned()
+    }
+
+    /// Its descriptors.
+    pub fn descriptors(&self) -> String {
+        let directory = std::fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap();
+        let mut targets: Vec<_> = directory.map(|entry| std::fs::read_link(entry.unwrap().path()).unwrap()).collect();
+        targets.sort();
+        format!("{targets:?}")
+    }
+
     /// Number of the process.
     pub fn pid(&self) -> i32 {
         self.child.id() as i32
@@ -74,6 +97,9 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.lines().iter().for_each(|line| println!("{line}"));
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -177,6 +203,11 @@ impl Daemon {
             direct_io_ms: 0,
             batch: 0,
         }
+    }
+
+    /// Whether somebody connects.
+    pub fn is_wanted(&mut self) -> bool {
+        self.listener.accept().unwrap().is_some()
     }
 
     /// Waits for the agent to connect and tell its regions; returns these messages.

@@ -11,6 +11,7 @@ pub mod client;
 pub mod daemon;
 pub mod descriptors;
 pub mod forks;
+pub mod limits;
 pub mod slow_file;
 
 /// Bytes in a page.

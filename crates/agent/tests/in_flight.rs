@@ -10,6 +10,8 @@ mod support;
 
 use std::time::Duration;
 
+use kmem::pagemap::{Categories, Pagemap, Query};
+use kmem::range::Range;
 use support::client;
 use support::daemon::{Daemon, Program, Store};
 use support::slow_file::SlowFile;
@@ -27,9 +29,8 @@ fn merge_in_flight(sabotage: &str) -> Option<Vec<(Outcome, bool)>> {
     merge_while_reading(sabotage, None)
 }
 
-/// The same. With `arrives`, the input arrives so long after the merge began, and not after its
-/// end.
-fn merge_while_reading(sabotage: &str, arrives: Option<Duration>) -> Option<Vec<(Outcome, bool)>> {
+/// A client of 512 pages, a file that it may read, and a store.
+fn start(sabotage: &str) -> Option<(SlowFile, Daemon, Program, Store)> {
     let file = match SlowFile::mount() {
         Ok(file) => file,
         Err(why) => {
@@ -53,6 +54,13 @@ fn merge_while_reading(sabotage: &str, arrives: Option<Duration>) -> Option<Vec<
     daemon.welcome();
     let store = Store::new();
     daemon.give(&store);
+    Some((file, daemon, program, store))
+}
+
+/// The same. With `arrives`, the input arrives so long after the merge began, and not after its
+/// end.
+fn merge_while_reading(sabotage: &str, arrives: Option<Duration>) -> Option<Vec<(Outcome, bool)>> {
+    let (file, mut daemon, mut program, store) = start(sabotage)?;
     assert_eq!(support::pattern_of(0), 0);
     let fared = [20, 0].map(|page| {
         program.ask(&format!("read {page}"));
@@ -71,9 +79,64 @@ fn merge_while_reading(sabotage: &str, arrives: Option<Duration>) -> Option<Vec<
             file.answer(request, 0, &[0x77; 4096]);
         }
         assert_eq!(program.ask("read-done"), "4096");
+        if arrives.is_some() {
+            assert!(is_noted_as_written(&mut program, page), "page {page} was written");
+        }
         (fates[0].1, program.ask(&format!("bytes {page}")) == "7777777777777777")
     });
     Some(fared.to_vec())
+}
+
+/// Whether the next scan reports the page.
+fn is_noted_as_written(program: &mut Program, page: usize) -> bool {
+    let start = program.ask("start").parse::<usize>().unwrap() + page * support::PAGE;
+    let query = Query { required: Categories::WRITTEN, ..Query::default() };
+    let mut found = false;
+    let pagemap = Pagemap::open(program.pid()).unwrap();
+    pagemap.scan(Range::new(start, support::PAGE), &query, &mut |_| found = true).unwrap();
+    found
+}
+
+/// While page 20 is away from its place, because it equalled its target and changed just before it
+/// was taken, the program does something past the C library. Returns the page's outcome, what the
+/// program's call returned, and its memory.
+#[cfg(feature = "sabotage")]
+fn meanwhile(command: &str) -> Option<(Outcome, String, Program)> {
+    let (file, mut daemon, mut program, store) = start("slow-take")?;
+    program.ask("read 20");
+    let request = file.serve_until_read();
+    let outcomes = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(400));
+            file.answer(request, 0, &[0x77; 4096]);
+            std::thread::sleep(Duration::from_millis(1100));
+            program.tell(command);
+        });
+        daemon.merge(1, &store.runs(20..21))
+    });
+    let answer = program.answer().expect("the program goes on");
+    assert_eq!(program.ask("read-done"), "4096");
+    assert_eq!((program.ask("check 0 20"), program.ask("check 21 491")), ("0".into(), "0".into()));
+    Some((outcomes[0].1, answer, program))
+}
+
+#[cfg(feature = "sabotage")]
+#[test]
+fn a_page_whose_place_is_unmapped_before_it_can_be_put_back_is_gone() {
+    let Some((outcome, unmapped, mut program)) = meanwhile("raw-unmap 20 1") else { return };
+    assert_eq!((outcome, unmapped.as_str()), (Outcome::Gone, "0"));
+    assert_eq!((program.ask("fresh 20 1"), program.ask("zeros 20 1")), ("0".into(), "0".into()));
+}
+
+#[cfg(feature = "sabotage")]
+#[test]
+fn a_page_whose_place_is_locked_or_protected_before_it_can_be_put_back_keeps_its_bytes() {
+    for command in ["raw-lock 20 1", "raw-protect 20 1 1", "raw-protect 20 1 0"] {
+        let Some((outcome, done, mut program)) = meanwhile(command) else { return };
+        assert_eq!((outcome, done.as_str()), (Outcome::Differs, "0"), "{command}");
+        assert_eq!(program.ask("raw-protect 20 1 3"), "0");
+        assert_eq!(program.ask("bytes 20"), "7777777777777777", "{command}");
+    }
 }
 
 #[test]

@@ -28,7 +28,8 @@ pub(crate) enum Sabotage {
     NoStickyAdvice,
     /// Every window takes 50 ms.
     SlowWindow,
-    /// A second passes between the comparison and the taking of pages.
+    /// A second passes between the comparison and the taking of pages, and another one before they
+    /// are compared again.
     SlowTake,
 }
 

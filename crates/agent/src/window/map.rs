@@ -12,7 +12,7 @@ use wire::{Outcome, PageNo, Run, Slot};
 use crate::runtime::state::maps::MapBudget;
 use crate::runtime::state::region::Region;
 use crate::runtime::state::segments::Segment;
-use crate::runtime::state::window_uffd::WindowUffd;
+use crate::runtime::state::window_uffd::{PutBack, WindowUffd};
 use crate::window::anonymous::cover;
 use crate::window::gate::{self, Grounds};
 
@@ -46,27 +46,27 @@ pub(super) unsafe fn take_away(region: &Region, run: Run, to: Taken<'_>) -> Page
     run.end()
 }
 
-/// Puts pages back that [`take_away`] took. False if some could not be put back.
-fn put_back(region: &Region, run: Run, from: Taken<'_>) -> bool {
+/// Puts pages back that [`take_away`] took.
+fn put_back(region: &Region, run: Run, from: Taken<'_>) -> PutBack {
+    let mut worst = PutBack::Done;
     let mut left = run;
     while let Some(part) = region.mapped.next_gap(left) {
         let offset = from.offset + (part.page - run.page) as usize * PAGE_SIZE;
-        if !from.uffd.put_back(region.bytes(part), offset) {
-            return false;
-        }
+        worst = worst.max(from.uffd.put_back(region.bytes(part), offset));
         left = Run::between(part.end(), left.end());
     }
-    true
+    worst
 }
 
-/// Puts a page back that [`take_away`] took, and that may not be replaced. Ends the program where
-/// that fails.
-pub(super) fn give_back(region: &Region, page: Run, from: Taken<'_>) {
+/// Puts a page back that [`take_away`] took, and that may not be replaced. False if the program has
+/// unmapped its place meanwhile, past the C library. Ends the program where it fails for long.
+pub(super) fn give_back(region: &Region, page: Run, from: Taken<'_>) -> bool {
     for _ in 0..COVER_TRIES {
-        if put_back(region, page, from) {
-            return;
+        match put_back(region, page, from) {
+            PutBack::Done => return true,
+            PutBack::Gone => return false,
+            PutBack::Failed => std::thread::sleep(Duration::from_millis(1)),
         }
-        std::thread::sleep(Duration::from_millis(1));
     }
     // Going on would leave the program a hole where its memory was.
     raw::print(b"pageone-agent: a page cannot be put back\n");
@@ -95,7 +95,8 @@ pub(super) unsafe fn map_frames(
     if unsafe { gate::map_frames(segment.fd.as_fd(), place, offset) }.is_err() {
         // There are too many mappings, since the limit was lowered, say. The old mapping is usually
         // there still, and takes its pages back.
-        let restored = !mm::has_hole(place) && taken.is_none_or(|taken| put_back(region, run, taken));
+        let is_failure = |taken| put_back(region, run, taken) == PutBack::Failed;
+        let restored = !mm::has_hole(place) && !taken.is_some_and(is_failure);
         if !restored {
             // SAFETY: this function's contract covers it.
             unsafe { fill_hole(region, run, segment, slot) };

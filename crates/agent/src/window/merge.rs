@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use kmem::PAGE_SIZE;
 use kmem::pagemap::Pagemap;
 use kmem::range::Range;
-use wire::{MergeRun, Outcome, PageNo, RegionId, Run, RunOutcome, Target};
+use wire::{MergeRun, Outcome, PageNo, RegionId, Run, Target};
 
 use crate::runtime::sabotage::{self, Sabotage};
 use crate::runtime::state::State;
@@ -121,9 +121,7 @@ impl<'s> Window<'s> {
         let runs = match request.pagemap {
             Some(pagemap) => {
                 let selection = select(region, whole, runs, request.calm, pagemap);
-                // Not by `settle`: these pages keep their notes of having been written.
-                let differs = |run| RunOutcome { run, outcome: Outcome::Differs };
-                report.outcomes.extend(selection.written.into_iter().map(differs));
+                selection.written.into_iter().for_each(|run| report.settle_written(run, Outcome::Differs));
                 report.rest.splice(0..0, selection.rest);
                 selection.now
             }
@@ -312,6 +310,9 @@ impl<'s> Window<'s> {
     /// The window is open, and the pages equalled the target when they were compared.
     unsafe fn map_unchanged(&mut self, ready: Run, target: Target) -> bool {
         let merge = MergeRun { run: ready, target };
+        if sabotage::is_on(Sabotage::SlowTake) {
+            std::thread::sleep(Duration::from_secs(1));
+        }
         let taken = pin_check(self.uffds).and_then(|uffd| uffd.taken_at(self.offset(ready.page)));
         let changed = match taken {
             // SAFETY: the pages were taken to there in this window. A run that leaves its segment
@@ -329,15 +330,19 @@ impl<'s> Window<'s> {
                 self.report.settle(part, outcome);
             }
             if page < ready.end() {
-                let offset = self.offset(page);
-                if let Some(uffd) = pin_check(self.uffds) {
-                    give_back(self.region, Run::one(page), Taken { uffd, offset });
-                }
-                self.report.settle(Run::one(page), Outcome::Differs);
+                self.give_back(Run::one(page));
             }
             at = page + 1;
         }
         mapped
+    }
+
+    /// Puts a page back that was taken, and has been written to since it was compared. The kernel
+    /// goes on counting it as written.
+    fn give_back(&mut self, page: Run) {
+        let offset = self.offset(page.page);
+        let is_back = pin_check(self.uffds).is_none_or(|uffd| give_back(self.region, page, Taken { uffd, offset }));
+        self.report.settle_written(page, if is_back { Outcome::Differs } else { Outcome::Gone });
     }
 
     /// Maps the target over pages that were taken away, if they can be.

@@ -171,6 +171,7 @@ impl Client {
                 "raw-unmap" => libc::syscall(libc::SYS_munmap, start, len) as i32,
                 "protect" => libc::mprotect(start.cast(), len, extra()),
                 "raw-protect" => libc::syscall(libc::SYS_mprotect, start, len, extra()) as i32,
+                "raw-lock" => libc::syscall(libc::SYS_mlock, start, len) as i32,
                 "lock" => libc::mlock(start.cast(), len),
                 "unlock" => libc::munlock(start.cast(), len),
                 _ => return None,

@@ -29,6 +29,17 @@ fn keep(uffd: Uffd) -> Result<Kept<Uffd>, CreateError> {
     Kept::new(uffd).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO).into())
 }
 
+/// What became of pages that were to be put back; of several the last of these.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum PutBack {
+    /// They are in their place.
+    Done,
+    /// The program has unmapped some meanwhile, or mapped something else there.
+    Gone,
+    /// Some could not be put back. It may be tried again.
+    Failed,
+}
+
 /// The userfaultfd, and the place where pages go.
 pub(crate) struct WindowUffd {
     uffd: Kept<Uffd>,
@@ -127,20 +138,42 @@ impl WindowUffd {
         self.scratch.filter(|scratch| offset < scratch.len).map(|scratch| scratch.start + offset)
     }
 
-    /// Moves pages back that were taken from `to`, to `offset`, into the mapping that they came
-    /// from. False if some could not be moved.
-    pub(crate) fn put_back(&self, to: Range, offset: usize) -> bool {
-        let Some(scratch) = self.scratch else { return false };
+    /// Moves pages back that were taken from `to`, to `offset`. In what replaced their mapping
+    /// nothing is changed.
+    ///
+    /// A page that came back is not write-protected: its writers do not wait for the end of the
+    /// window, and the kernel counts it as written.
+    pub(crate) fn put_back(&self, to: Range, offset: usize) -> PutBack {
+        let Some(scratch) = self.scratch else { return PutBack::Failed };
         // Page by page: the place may consist of several mappings.
-        (0..to.len).step_by(PAGE_SIZE).all(|at| {
-            let page = Range::new(scratch.start + offset + at, PAGE_SIZE);
-            (0..TRIES).any(|_| {
-                // SAFETY: the scratch area is the agent's own, and nothing refers to it. At `to` a
-                // page that is in place already stays (EEXIST), and a missing one gets its own
-                // bytes back.
-                matches!(unsafe { self.uffd.move_pages(page, to.start + at) }, Ok(_) | Err(Errno::EXIST))
-            })
-        })
+        let pages = (0..to.len).step_by(PAGE_SIZE);
+        let backs = pages.map(|at| self.put_page_back(to.start + at, scratch.start + offset + at));
+        backs.max().unwrap_or(PutBack::Done)
+    }
+
+    fn put_page_back(&self, to: usize, from: usize) -> PutBack {
+        for _ in 0..TRIES {
+            // SAFETY: the scratch area is the agent's own, and nothing refers to it. At `to` a page
+            // that is in place already stays (EEXIST), and a missing one gets its own bytes back.
+            match unsafe { self.uffd.move_pages(Range::new(from, PAGE_SIZE), to) } {
+                Ok(_) | Err(Errno::EXIST) => return PutBack::Done,
+                Err(Errno::AGAIN | Errno::BUSY) => {}
+                Err(_) => break,
+            }
+        }
+        // Nothing is mapped there, or the mapping is protected or locked by now: a page cannot be
+        // moved between mappings that differ in this, but copied.
+        //
+        // SAFETY: the scratch area is the agent's own, and holds the page that was taken. Nobody
+        // writes to it.
+        let page = unsafe { std::slice::from_raw_parts(from as *const u8, PAGE_SIZE) };
+        // SAFETY: a missing page gets its own bytes. Nobody saw zeros there, since the place is
+        // registered for missing pages. The agent has no reference into it.
+        match unsafe { self.uffd.copy(to, page) } {
+            Ok(_) | Err(Errno::EXIST) => PutBack::Done,
+            Err(Errno::NOENT) => PutBack::Gone,
+            Err(_) => PutBack::Failed,
+        }
     }
 
     /// Discards what was moved to the first `len` bytes of the scratch area.

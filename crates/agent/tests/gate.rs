@@ -35,7 +35,11 @@ const ALLOWED: [(&str, usize, &str); 12] = [
     ("runtime/state/bitmap.rs", 1, "the agent's own bitmap"),
     ("runtime/lineage.rs", 2, "the agent's own page, wiped in children"),
     ("runtime/heap.rs", 1, "the agent's own heap"),
-    ("intercept/guard.rs", 5, "the program's own calls, after the gate made them safe; advice on no bytes"),
+    (
+        "intercept/guard.rs",
+        6,
+        "the program's own calls, after the gate made them safe; advice on no bytes; MADV_COLD, which changes none",
+    ),
     (
         "intercept/torn.rs",
         2,

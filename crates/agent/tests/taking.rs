@@ -209,6 +209,27 @@ fn what_is_retained_is_to_the_program_as_other_memory_is() {
 }
 
 #[test]
+fn locked_memory_that_cannot_be_discarded_keeps_its_bytes() {
+    const GUARD_INSTALL: i32 = 102;
+    let Some((mut daemon, mut program, store)) = start(60_000, &[]) else { return };
+    merge(&mut daemon, &store, 0..512);
+    // Page 100 is retained, the others are managed.
+    program.ask("write 100 0");
+    assert_eq!((program.ask("protect 100 1 1"), program.ask("protect 100 1 3")), ("0".into(), "0".into()));
+    assert_eq!(program.ask("lock 96 8"), "0");
+    for advice in [libc::MADV_DONTNEED, libc::MADV_FREE, GUARD_INSTALL] {
+        for range in ["96 1", "100 1", "90 14"] {
+            assert_eq!(program.ask(&format!("advise {range} {advice}")), libc::EINVAL.to_string(), "{range}: {advice}");
+            assert_eq!(program.ask("check 0 512"), "0", "{range}: {advice}");
+        }
+    }
+    assert_eq!(program.ask(&format!("advise 96 2 {}", libc::MADV_DONTNEED_LOCKED)), "0");
+    assert_eq!((program.ask("zeros 96 2"), program.ask("unlock 96 8")), ("0".into(), "0".into()));
+    assert_eq!(program.ask(&format!("advise 98 6 {}", libc::MADV_DONTNEED)), "0");
+    assert_eq!((program.ask("zeros 96 8"), program.ask("check 104 408")), ("0".into(), "0".into()));
+}
+
+#[test]
 fn what_is_moved_past_the_library_is_retained() {
     let Some((mut daemon, mut program, store)) = start(0, &[]) else { return };
     // One run of one pattern after the other is one mapping.

@@ -88,6 +88,9 @@ unsafe fn guard_advice(
 ) -> Answer {
     match advice {
         libc::MADV_DONTNEED | libc::MADV_DONTNEED_LOCKED | libc::MADV_FREE => {
+            if advice != libc::MADV_DONTNEED_LOCKED && (has_merged(state, &pieces) || is_retained(state, range)) {
+                ask_whether_discarded(range)?;
+            }
             // SAFETY: by the contract the program discards the range.
             let discarded = unsafe { discard(state, &pieces).and_then(|()| discard_retained(state, range)) };
             discarded.and_then(|()| call())
@@ -99,6 +102,7 @@ unsafe fn guard_advice(
             // Kernels before 6.13 do not know the advice: then nothing may be discarded.
             // SAFETY: advice on no bytes changes nothing; madvise(2) answers whether it is known.
             unsafe { raw::madvise(0, 0, advice) }?;
+            ask_whether_discarded(range)?;
             give_back(state, pieces, Users::Active)?;
             // SAFETY: by the contract the program discards the range.
             unsafe { discard_retained(state, range) }.and_then(|()| call())
@@ -248,8 +252,7 @@ fn prepare_move(state: &mut State, moved: Pieces, may_move: bool) -> Result<(), 
         moved.into_iter().for_each(|(id, run)| state.give_up(id, run));
         return Ok(());
     }
-    let is_merged = |&(id, run): &(RegionId, Run)| state.regions.get(id).is_some_and(|region| region.mapped.any(run));
-    if !may_move && moved.iter().any(is_merged) {
+    if !may_move && has_merged(state, &moved) {
         return Err(Errno::NOMEM);
     }
     give_back(state, moved, Users::None)
@@ -296,6 +299,21 @@ fn give_back(state: &mut State, pieces: Pieces, users: Users) -> Result<(), Errn
         state.leave(id, run, None);
     }
     Ok(())
+}
+
+/// Whether pages among the pieces are merged.
+fn has_merged(state: &State, pieces: &[(RegionId, Run)]) -> bool {
+    pieces.iter().any(|&(id, run)| state.regions.get(id).is_some_and(|region| region.mapped.any(run)))
+}
+
+/// An error where the kernel would refuse to discard some of a range, such as locked memory. Then
+/// nothing may be discarded beforehand.
+pub(super) fn ask_whether_discarded(range: Range) -> Result<(), Errno> {
+    // SAFETY: this advice changes no bytes. The kernel refuses it on the same mappings.
+    match unsafe { raw::madvise(range.start, range.len, libc::MADV_COLD) } {
+        Ok(_) | Err(Errno::NOMEM) => Ok(()),
+        Err(error) => Err(error),
+    }
 }
 
 /// Whether some of the range left management and may still map frames.

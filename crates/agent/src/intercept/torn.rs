@@ -13,7 +13,7 @@ use kmem::raw::{self, Answer};
 use kmem::{mm, procfs};
 use rustix::io::Errno;
 
-use crate::intercept::guard::whole_pages;
+use crate::intercept::guard::{ask_whether_discarded, whole_pages};
 
 /// How the path of a store's file begins in `/proc/self/maps`.
 const STORE: &str = "/memfd:pageone";
@@ -27,6 +27,9 @@ pub(crate) unsafe fn madvise(start: usize, len: usize, advice: c_int) -> Answer 
     if let (libc::MADV_DONTNEED | libc::MADV_DONTNEED_LOCKED | libc::MADV_FREE | libc::MADV_REMOVE, Some(range)) =
         (advice, whole_pages(start, len))
     {
+        if advice != libc::MADV_DONTNEED_LOCKED {
+            ask_whether_discarded(range)?;
+        }
         for part in frames(range)? {
             // SAFETY: by the contract the program discards the range, of which this is a part. The
             // new memory allows the same access as the agent's mappings of frames.

@@ -3,8 +3,8 @@
 //! The agent must not use the program's `malloc`. That may hold its locks while it calls `madvise`,
 //! which waits for the agent's lock. Its memory may also be a region: then the agent would wait for
 //! the end of its own merge window when it writes there. This heap takes chunks from the kernel,
-//! with one free list for each power of two; a larger piece is a mapping of its own. The first chunk
-//! is the library's own.
+//! with one free list for each power of two; a larger piece is a mapping of its own. The first
+//! chunk is the library's own.
 
 #![allow(unsafe_code)] // A global allocator deals in raw memory.
 

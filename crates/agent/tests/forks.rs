@@ -75,7 +75,7 @@ fn children_of_every_kind_have_their_memory_and_leave_the_parents_alone() {
 
 #[test]
 fn an_allocator_that_holds_its_lock_across_a_fork_does_not_hang() {
-    let Some((_daemon, mut program, _store)) = start(&["allocator"]) else { return };
+    let Some((_daemon, mut program, _store)) = start(&["allocator", "deadline 20"]) else { return };
     assert_eq!(program.ask("forks 60"), "0");
 }
 

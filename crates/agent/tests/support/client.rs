@@ -141,6 +141,11 @@ impl Client {
             "mark-malloc" => limits::mark_malloc(),
             "fork-raw-here" => forks::then(forks::raw, || self.check(arg(0), arg(1)).parse().unwrap()),
             "allocator" => forks::start_allocator(),
+            "deadline" => {
+                // SAFETY: takes a number; the signal ends the process.
+                unsafe { libc::alarm(arg(0) as u32) };
+                "0".into()
+            }
             "drop-ptrace" => forks::drop_ptrace(),
             "fork-full" => self.fork_without_descriptors(),
             "mappings" => make_mappings(arg(0)),

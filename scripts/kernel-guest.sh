@@ -66,7 +66,7 @@ boot() {
     timeout "$limit" qemu-system-x86_64 -accel tcg,thread=multi -smp 2,sockets=2 -cpu qemu64,-cx16 -m 4096 \
         -object memory-backend-ram,size=2G,id=ram0 -object memory-backend-ram,size=2G,id=ram1 \
         -numa node,memdev=ram0,cpus=0 -numa node,memdev=ram1,cpus=1 \
-        -kernel "$kernel" -initrd "$work/initrd" -append "console=ttyS0 quiet panic=-1 mitigations=off $parameters" \
+        -kernel "$kernel" -initrd "$work/initrd" -append "console=ttyS0 quiet panic=-1 no_timer_check mitigations=off $parameters" \
         -nodefaults -no-user-config -no-reboot -display none -serial "file:$work/console" -monitor none < /dev/null &
     qemu=$!
     # Each line as it comes, with the seconds since the guest's start; without the lists that only repeat the tests' names.

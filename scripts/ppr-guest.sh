@@ -86,7 +86,7 @@ timeout $((seconds * 3 + cycles * 15 + 300)) qemu-system-x86_64 -accel tcg,threa
     -object "memory-backend-file,id=ram,size=${mib}M,mem-path=$work/ram,share=on" \
     -object "memory-backend-file,id=pool,size=$pool,mem-path=$work/pool,share=on" -device ivshmem-plain,memdev=pool \
     -kernel "$cache/kernels/$version/vmlinuz" -initrd "$work/initramfs" \
-    -append "console=ttyS0 panic=-1 quiet mitigations=off PPR_SECONDS=$seconds PPR_CYCLES=$cycles" &
+    -append "console=ttyS0 panic=-1 quiet no_timer_check mitigations=off PPR_SECONDS=$seconds PPR_CYCLES=$cycles" &
 qemu=$!
 pids+=("$qemu")
 wait "$qemu" || true

@@ -10,7 +10,9 @@ use crate::initramfs::{self, InitramfsError};
 /// `panic=-1` with QEMU's `-no-reboot`: a panic ends the guest. `mitigations=off`: nothing hostile
 /// runs here, and emulation makes mitigations expensive. `rootfstype=ramfs`: a tmpfs is limited to
 /// half of the free memory while the archive still occupies it, too little to unpack the archive.
-const KERNEL_PARAMETERS: &str = "console=ttyS0 quiet panic=-1 nokaslr mitigations=off rootfstype=ramfs";
+/// `no_timer_check`: a busy host delivers too few ticks in the time of that check, and the kernel
+/// would panic.
+const KERNEL_PARAMETERS: &str = "console=ttyS0 quiet panic=-1 nokaslr no_timer_check mitigations=off rootfstype=ramfs";
 
 /// MiB of a guest's memory that the kernel and init need. The archive and the unpacked files, which
 /// exist at the same time, share the rest.

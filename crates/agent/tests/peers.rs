@@ -41,6 +41,19 @@ fn memfd(len: usize, seals: SealFlags) -> (OwnedFd, u64) {
 }
 
 #[test]
+fn a_pool_that_is_shared_during_the_handshake_is_announced_after_it() {
+    let Some((mut daemon, mut program)) = start() else { return };
+    daemon.accept();
+    assert_eq!(program.ask("share"), "0");
+    std::thread::sleep(Duration::from_millis(50));
+    // What comes before that the daemon would refuse.
+    daemon.welcome();
+    let is_pool = |message: &ToDaemon| matches!(message, ToDaemon::Pool(_));
+    assert!(!daemon.seen.iter().any(is_pool), "{:?}", daemon.seen);
+    daemon.wait_for(is_pool);
+}
+
+#[test]
 fn nonsense_is_left() {
     let Some((mut daemon, mut program)) = start() else { return };
     let len = wire::SEGMENT_PAGES as usize * support::PAGE;

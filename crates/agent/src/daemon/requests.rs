@@ -61,6 +61,7 @@ impl Requests {
                 let mut state = STATE.lock();
                 let address = state.uplink.control.accept(fd)?;
                 state.direct_io = Some(Duration::from_millis(direct_io_ms.into()));
+                state.uplink.is_welcome = true;
                 state.uplink.outbox.push(ToDaemon::Mapped { address });
                 if let Some(pool) = state.recycler.as_ref().map(Recycler::announcement) {
                     state.uplink.outbox.push(pool);

@@ -65,7 +65,10 @@ pub unsafe extern "C" fn pageone_ppr_share(fd: c_int, start: *mut c_void, len: u
     match Recycler::new(own, None, 0) {
         Ok(mut recycler) => {
             recycler.set_extents(vec![Extent { frame: 0, region, run }]);
-            state.tell(recycler.announcement());
+            // Otherwise it is announced when a daemon welcomes this client.
+            if state.uplink.is_welcome {
+                state.tell(recycler.announcement());
+            }
             state.recycler = Some(recycler);
         }
         Err(error) => {

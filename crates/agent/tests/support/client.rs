@@ -146,6 +146,7 @@ impl Client {
                 unsafe { libc::alarm(arg(0) as u32) };
                 "0".into()
             }
+            "share" => self.share_pool(),
             "drop-ptrace" => forks::drop_ptrace(),
             "fork-full" => self.fork_without_descriptors(),
             "mappings" => make_mappings(arg(0)),
@@ -224,6 +225,27 @@ impl Client {
             unsafe { libc::ioctl(file.as_raw_fd(), 0x3b71, 0) as isize }
         }));
         "0".into()
+    }
+
+    /// Gives the agent a pool for all of the memory.
+    fn share_pool(&self) -> String {
+        use rustix::fs::{MemfdFlags, SealFlags};
+        use std::os::fd::AsRawFd;
+        let len = ppr::Layout::for_frames(self.pages as u64).unwrap().pool_bytes();
+        let fd = rustix::fs::memfd_create("pool", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&fd, len as u64).unwrap();
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+        let map = kmem::memfd::map_shared(&fd, len).unwrap();
+        let start = std::ptr::NonNull::new(map.as_ptr()).unwrap();
+        // SAFETY: it stays mapped as long as the pool is used; the file cannot shrink.
+        unsafe { ppr::Pool::from_mapping(start, map.len()) }.unwrap().initialise();
+        // SAFETY: a symbol of the agent, with this signature; it takes a descriptor and memory of
+        // this process, none of which the program marks.
+        unsafe {
+            let symbol = libc::dlsym(libc::RTLD_DEFAULT, c"pageone_ppr_share".as_ptr());
+            let share: extern "C" fn(i32, *mut u8, usize) -> i32 = std::mem::transmute(symbol);
+            share(fd.as_raw_fd(), self.at(0), self.pages * PAGE).to_string()
+        }
     }
 
     /// How many pages are not what they must be.

@@ -13,6 +13,8 @@ use crate::runtime::state::outbox::Outbox;
 pub(crate) struct Uplink {
     /// The connection. Kept in the shared state so that a forked child can close it.
     pub(crate) conn: Option<Kept<Conn>>,
+    /// The daemon has welcomed this client. Before, it takes no pool.
+    pub(crate) is_welcome: bool,
     /// Messages to be sent.
     pub(crate) outbox: Outbox,
     /// The count of forks, and the page shared with the daemon.
@@ -22,7 +24,7 @@ pub(crate) struct Uplink {
 impl Uplink {
     /// No connection.
     pub(crate) const fn new() -> Self {
-        Self { conn: None, outbox: Outbox::new(), control: ControlPage::new() }
+        Self { conn: None, is_welcome: false, outbox: Outbox::new(), control: ControlPage::new() }
     }
 
     /// Whether messages still reach the daemon.
@@ -36,6 +38,7 @@ impl Uplink {
         if let Some(conn) = self.conn.take().filter(Kept::is_intact) {
             let _ = rustix::net::shutdown(conn.as_fd(), Shutdown::Both);
         }
+        self.is_welcome = false;
         self.outbox.close();
         self.control.detach();
     }

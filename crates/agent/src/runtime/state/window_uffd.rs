@@ -113,6 +113,7 @@ impl WindowUffd {
             return (0, Err(Errno::NOSYS));
         };
         let (mut done, mut tries, mut most) = (0, 0, from.len);
+        let mut emptied = None;
         while done < from.len {
             let len = most.min(from.len - done);
             let part = Range::new(from.start + done, len);
@@ -126,6 +127,11 @@ impl WindowUffd {
                 // A part was moved. The next call says why it ended.
                 Ok(moved) => (done, tries) = (done + moved, 0),
                 Err(Errno::AGAIN) if tries < TRIES => tries += 1,
+                // Somebody touched the scratch area: a debugger, say, or `mlockall`.
+                Err(Errno::EXIST) if emptied != Some(done) => {
+                    emptied = Some(done);
+                    self.empty(Range::new(scratch.start + offset + done, len));
+                }
                 Err(Errno::AGAIN) => return (done, Err(Errno::BUSY)),
                 Err(error) => return (done, Err(error)),
             }
@@ -179,10 +185,16 @@ impl WindowUffd {
     /// Discards what was moved to the first `len` bytes of the scratch area.
     pub(crate) fn discard_taken(&self, len: usize) {
         if let Some(scratch) = self.scratch {
-            // SAFETY: the scratch area is the agent's own, and nothing relies on what it holds:
-            // each page in it was replaced by a mapping with the same bytes, or was moved back.
-            let _ = unsafe { raw::madvise(scratch.start, len.min(scratch.len), libc::MADV_DONTNEED) };
+            // Each page in it was replaced by a mapping with the same bytes, or was moved back.
+            self.empty(Range::new(scratch.start, len.min(scratch.len)));
         }
+    }
+
+    /// Discards a part of the scratch area that nothing relies on.
+    fn empty(&self, part: Range) {
+        // SAFETY: the scratch area is the agent's own. By the callers nothing relies on what the
+        // part holds: its pages were replaced or moved back, or none was taken to it yet.
+        let _ = unsafe { raw::madvise(part.start, part.len, libc::MADV_DONTNEED) };
     }
 
     /// Closes the userfaultfd, which releases every blocked thread, and unmaps the scratch area. A

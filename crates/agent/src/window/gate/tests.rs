@@ -79,3 +79,29 @@ fn claimed_pages_that_are_pinned_stay() {
         memory.chunks(PAGE_SIZE).enumerate().all(|(p, page)| page[0] == if (700..750).contains(&p) { 7 } else { 0 })
     );
 }
+
+#[test]
+fn a_scratch_area_that_somebody_reads_takes_pages_all_the_same() {
+    let uffd = match WindowUffd::new() {
+        Ok(uffd) if uffd.can_check_pins() => uffd,
+        _ => return println!("SKIPPED: no UFFDIO_MOVE"),
+    };
+    let start = mm::map_anonymous(64 * PAGE_SIZE).unwrap();
+    for (touched, writes) in [(0, false), (20, false), (0, true), (63, true)] {
+        // SAFETY: mapped above, readable and writable, and known to this test alone.
+        unsafe { std::slice::from_raw_parts_mut(start as *mut u8, 64 * PAGE_SIZE) }.fill(7);
+        let place = (uffd.taken_at(0).unwrap() + touched * PAGE_SIZE) as *mut u8;
+        // SAFETY: the scratch area is mapped, and nobody else uses it now.
+        unsafe {
+            place.read_volatile();
+            if writes {
+                place.write_volatile(1);
+            }
+        }
+        let mut kept = 0;
+        let mut taker = Taker::new(Some(&uffd)).unwrap();
+        // SAFETY: the test relies on no byte of the pages that are taken.
+        unsafe { taker.take(Range::new(start, 64 * PAGE_SIZE), |_| kept += 1) };
+        assert_eq!(kept, 0, "page {touched} of the scratch area was touched");
+    }
+}

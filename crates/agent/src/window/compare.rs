@@ -119,35 +119,50 @@ impl Found {
 }
 
 /// Pages that were taken away, and do not equal their target any more: a device wrote to them after
-/// the comparison, and has let go of them since. Ascending.
+/// the comparison, and has let go of them since. Or page or frame cannot be read any more, which
+/// the kernel is asked again where `ask` says so. Ascending, with their outcomes.
 ///
 /// # Safety
 ///
 /// - The pages of the run, but those in mappings of segments, were taken to `taken`, each at its
 ///   offset in the run. What is there is mapped, and nobody else uses it.
 /// - The run does not leave its segment.
-pub(super) unsafe fn changed(region: &Region, segments: &Segments, merge: MergeRun, taken: usize) -> Vec<PageNo> {
+/// - Without `ask`, the kernel said just now that pages and frames can be read.
+pub(super) unsafe fn changed(
+    region: &Region,
+    segments: &Segments,
+    merge: MergeRun,
+    taken: usize,
+    ask: bool,
+) -> Vec<(PageNo, Outcome)> {
     let MergeRun { run, target } = merge;
     let frames = match target {
         Target::Zero => None,
         Target::Frames { segment, slot } => {
             // Not reached without it: the comparison found the segment, under the same lock.
-            let Some(held) = segments.get(segment) else { return run.pages().collect() };
+            let Some(held) = segments.get(segment) else {
+                return run.pages().map(|page| (page, Outcome::Differs)).collect();
+            };
             Some(held.map.as_ptr().wrapping_add(slot.index() * PAGE_SIZE))
         }
     };
-    let differs = |page: &PageNo| {
-        let offset = (*page - run.page) as usize * PAGE_SIZE;
+    let outcome = |page: PageNo| {
+        let offset = (page - run.page) as usize * PAGE_SIZE;
         let target = frames.map_or(ZEROS.as_ptr(), |frames| frames.wrapping_add(offset));
+        let is_readable = |page: usize| own::readable(Range::new(page, PAGE_SIZE)) == 1;
+        if ask && !(is_readable(taken + offset) && (frames.is_none() || is_readable(target.expose_provenance()))) {
+            return Some((page, Outcome::Unreadable));
+        }
         // SAFETY: by the contract the page is mapped where it was taken to. The frame lies within
         // its segment, which is mapped in full length, and the daemon writes no frame that a page
-        // may map.
-        unsafe { libc::memcmp((taken + offset) as *const _, target.cast(), PAGE_SIZE) != 0 }
+        // may map. Both could be read just now.
+        let equal = unsafe { libc::memcmp((taken + offset) as *const _, target.cast(), PAGE_SIZE) == 0 };
+        (!equal).then_some((page, Outcome::Differs))
     };
     let mut changed = Vec::new();
     let mut left = run;
     while let Some(part) = region.mapped.next_gap(left) {
-        changed.extend(part.pages().filter(differs));
+        changed.extend(part.pages().filter_map(outcome));
         left = Run::between(part.end(), left.end());
     }
     changed

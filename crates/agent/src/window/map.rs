@@ -2,10 +2,12 @@
 
 #![allow(unsafe_code)] // Replaces mappings of the program's memory.
 
+use std::io;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use kmem::{PAGE_SIZE, mm, raw};
+use kmem::range::Range;
+use kmem::{PAGE_SIZE, memfd, mm, raw};
 use rustix::io::Errno;
 use wire::{Outcome, PageNo, Run, Slot};
 
@@ -13,7 +15,7 @@ use crate::runtime::state::maps::MapBudget;
 use crate::runtime::state::region::Region;
 use crate::runtime::state::segments::Segment;
 use crate::runtime::state::window_uffd::{PutBack, WindowUffd};
-use crate::window::anonymous::cover;
+use crate::window::anonymous::{advise, cover};
 use crate::window::gate::{self, Grounds};
 
 /// How often, once in a millisecond, covering a hole is tried before the program is ended.
@@ -109,30 +111,79 @@ pub(super) unsafe fn map_frames(
 }
 
 /// Restores pages whose mapping is gone, and whose new mapping could not be made: their bytes are
-/// those of the frames. Ends the program where that fails too.
+/// those of the frames. Ends the program where that fails for long.
 ///
 /// # Safety
 ///
 /// The pages lie in an open window, and were equal to the frames from `slot` on, which lie in the
 /// segment.
 unsafe fn fill_hole(region: &mut Region, run: Run, segment: &Segment, slot: Slot) {
-    let place = region.bytes(run);
-    let from = segment.map.as_ptr().wrapping_add(slot.index() * PAGE_SIZE);
     for _ in 0..COVER_TRIES {
-        // SAFETY: covering the place and copying the frames gives it the bytes that it had. Until
-        // then a thread that touches the hole faults either way. The frames are mapped for
-        // `place.len` bytes, and the new mapping is writable and lies elsewhere.
-        unsafe {
-            if cover(region, run, Grounds::Merged).is_ok() {
-                std::ptr::copy_nonoverlapping(from, place.start as *mut u8, place.len);
-                return;
-            }
+        // SAFETY: this function's contract is that of both calls.
+        let filled =
+            unsafe { try_fill_hole(region, run, segment, slot).or_else(|_| cover_hole(region, run, segment, slot)) };
+        if filled.is_ok() {
+            return;
         }
         std::thread::sleep(Duration::from_millis(1));
     }
     // Going on would leave the program a hole where its memory was.
     raw::print(b"pageone-agent: out of memory while replacing a mapping\n");
     std::process::abort();
+}
+
+/// Moves a copy of the frames over the pages, in one step: until then a thread that touches the
+/// hole faults either way. The frames are read through the descriptor, where memory that has failed
+/// is an error.
+///
+/// # Safety
+///
+/// The pages lie in an open window, and were equal to the frames from `slot` on, which lie in the
+/// segment.
+unsafe fn try_fill_hole(region: &mut Region, run: Run, segment: &Segment, slot: Slot) -> io::Result<()> {
+    let place = region.bytes(run);
+    let copy = Range::new(gate::map_anywhere(place.len, region.sticky)?, place.len);
+    // SAFETY: mapped just now for reading and writing, and nobody else knows it.
+    let pages = unsafe { std::slice::from_raw_parts_mut(copy.start as *mut [u8; PAGE_SIZE], place.pages()) };
+    let filled = pages
+        .iter_mut()
+        .enumerate()
+        .try_for_each(|(i, page)| memfd::read_page(segment.fd.as_fd(), slot.index() + i, page));
+    let moved = filled.and_then(|()| {
+        advise(region, copy, true);
+        // SAFETY: the window is open. By the contract the copy has the bytes that the place had,
+        // and nobody refers to it any more.
+        unsafe { gate::move_over(copy, place.start) }.map_err(io::Error::from)
+    });
+    match moved {
+        Ok(()) => region.mapped.clear(run),
+        // SAFETY: the copy stays where it was mapped above, and nothing refers to it.
+        Err(_) => unsafe { gate::unmap_own(copy) },
+    }
+    moved
+}
+
+/// The same in two steps, which takes fewer mappings: a thread that touches the place between them
+/// reads zeros.
+///
+/// # Safety
+///
+/// The pages lie in an open window, and were equal to the frames from `slot` on, which lie in the
+/// segment.
+unsafe fn cover_hole(region: &mut Region, run: Run, segment: &Segment, slot: Slot) -> io::Result<()> {
+    for (i, page) in run.pages().enumerate() {
+        let mut bytes = [0; PAGE_SIZE];
+        memfd::read_page(segment.fd.as_fd(), slot.index() + i, &mut bytes)?;
+        let run = Run::one(page);
+        let place = region.bytes(run);
+        // SAFETY: covering the page and copying the frame gives it the bytes that it had. The new
+        // mapping is writable, is one page long, and lies elsewhere.
+        unsafe {
+            cover(region, run, Grounds::Merged)?;
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), place.start as *mut u8, place.len);
+        }
+    }
+    Ok(())
 }
 
 /// Makes pages of zeros untouched memory. `taken`: those outside of segments' mappings were taken
@@ -156,4 +207,40 @@ pub(super) unsafe fn map_zeros(region: &mut Region, run: Run, maps: &mut MapBudg
         unsafe { gate::discard(Grounds::Merged, &[place]) }
     };
     if done.is_ok() { Outcome::Merged } else { Outcome::Failed }
+}
+
+#[cfg(test)]
+mod tests {
+    use kmem::memfd::create_sealed;
+    use wire::{PageNo, RegionId};
+
+    use super::*;
+    use crate::runtime::kept::Kept;
+    use crate::runtime::state::region::Sticky;
+
+    #[test]
+    fn a_hole_is_filled_though_frames_cannot_be_read_through_the_mapping() {
+        let (fd, store) = create_sealed("pageone-test", 4 * PAGE_SIZE).unwrap();
+        (0..4).for_each(|slot| store.write_page(slot, &[slot as u8 + 1; PAGE_SIZE]));
+        let map = memfd::map_readonly(&fd, 4 * PAGE_SIZE).unwrap();
+        // SAFETY: the test does not read the mapping. Memory that failed cannot be read either.
+        unsafe { raw::mprotect(map.range().start, map.len(), libc::PROT_NONE).unwrap() };
+        let segment = Segment { id: 1, fd: Kept::new(fd).unwrap(), map };
+        for fill in [try_fill_hole, cover_hole] {
+            let start = mm::map_anonymous(1024 * PAGE_SIZE).unwrap();
+            let whole = Range::new(start, 1024 * PAGE_SIZE);
+            let mut region = Region::new(RegionId(1), whole, Sticky::default()).unwrap();
+            let run = Run::new(PageNo(5), 2);
+            region.mapped.set(run);
+            let hole = region.bytes(run);
+            // SAFETY: mapped above and known to this test alone; the frames 1 and 2 exist.
+            let filled = unsafe {
+                mm::unmap(hole).unwrap();
+                fill(&mut region, run, &segment, Slot(1)).unwrap();
+                std::slice::from_raw_parts(hole.start as *const u8, hole.len)
+            };
+            assert!(filled.iter().enumerate().all(|(i, &byte)| byte == (i / PAGE_SIZE) as u8 + 2));
+            assert!(!region.mapped.any(run));
+        }
+    }
 }

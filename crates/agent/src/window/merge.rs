@@ -316,12 +316,15 @@ impl<'s> Window<'s> {
         let taken = pin_check(self.uffds).and_then(|uffd| uffd.taken_at(self.offset(ready.page)));
         let changed = match taken {
             // SAFETY: the pages were taken to there in this window. A run that leaves its segment
-            // does not decode.
-            Some(taken) => unsafe { changed(self.region, self.segments, merge, taken) },
+            // does not decode. The kernel's answers to the comparison are as old as the window.
+            Some(taken) => unsafe {
+                let ask = self.opened.elapsed() > MAX_TIME;
+                changed(self.region, self.segments, merge, taken, ask)
+            },
             None => Vec::new(),
         };
         let (mut at, mut mapped) = (ready.page, false);
-        for page in changed.into_iter().chain([ready.end()]) {
+        for (page, outcome) in changed.into_iter().chain([(ready.end(), Outcome::Merged)]) {
             let part = Run::between(at, page);
             if part.len > 0 {
                 // SAFETY: the pages equal this part of the target.
@@ -330,19 +333,19 @@ impl<'s> Window<'s> {
                 self.report.settle(part, outcome);
             }
             if page < ready.end() {
-                self.give_back(Run::one(page));
+                self.give_back(Run::one(page), outcome);
             }
             at = page + 1;
         }
         mapped
     }
 
-    /// Puts a page back that was taken, and has been written to since it was compared. The kernel
-    /// goes on counting it as written.
-    fn give_back(&mut self, page: Run) {
+    /// Puts a page back that was taken, and does not equal its target any more. The kernel goes on
+    /// counting it as written.
+    fn give_back(&mut self, page: Run, outcome: Outcome) {
         let offset = self.offset(page.page);
         let is_back = pin_check(self.uffds).is_none_or(|uffd| give_back(self.region, page, Taken { uffd, offset }));
-        self.report.settle_written(page, if is_back { Outcome::Differs } else { Outcome::Gone });
+        self.report.settle_written(page, if is_back { outcome } else { Outcome::Gone });
     }
 
     /// Maps the target over pages that were taken away, if they can be.

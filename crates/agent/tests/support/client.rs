@@ -37,6 +37,19 @@ struct Client {
 }
 
 static STOP: AtomicBool = AtomicBool::new(false);
+/// Makes the agent's own mappings of segments unreadable.
+fn hide_frames() -> String {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let is_segment = |line: &&str| line.contains("r--s") && line.contains("memfd:pageone-test");
+    let results = maps.lines().filter(is_segment).map(|line| {
+        let (start, end) = line.split(' ').next().unwrap().split_once('-').unwrap();
+        let [start, end] = [start, end].map(|text| usize::from_str_radix(text, 16).unwrap());
+        // SAFETY: nothing but the agent reads these mappings, and asks the kernel before.
+        unsafe { libc::syscall(libc::SYS_mprotect, start, end - start, libc::PROT_NONE) as i32 }
+    });
+    code(results.max().expect("there is a segment"))
+}
+
 /// What each page's last word must be.
 static COUNTS: std::sync::OnceLock<Vec<AtomicU64>> = std::sync::OnceLock::new();
 
@@ -126,6 +139,7 @@ impl Client {
             "start-writers" => self.start_writers(),
             "stop-writers" => self.stop_writers(),
             "files" => self.files_mapped(),
+            "hide-frames" => hide_frames(),
             "fork" => self.fork(),
             "forks" => forks::many(arg(0)),
             "fork-raw" => forks::then(forks::raw, || self.check_in_child(false)),

@@ -51,7 +51,7 @@ impl WindowUffd {
     /// kernel writes to guest RAM too, and would get `EFAULT`.
     pub(crate) fn new() -> Result<Self, CreateError> {
         let features = Features::WP | Features::WP_UNPOPULATED;
-        let Ok(uffd) = Uffd::new(features | Features::MOVE) else {
+        let Ok(uffd) = Uffd::new(features | Features::MOVE | Features::POISON) else {
             return Ok(Self { uffd: keep(Uffd::new(features)?)?, scratch: None });
         };
         let scratch = mm::map_anonymous(SCRATCH_LEN).ok().map(|start| Range::new(start, SCRATCH_LEN));
@@ -171,13 +171,20 @@ impl WindowUffd {
         // moved between mappings that differ in this, but copied.
         //
         // SAFETY: the scratch area is the agent's own, and holds the page that was taken. Nobody
-        // writes to it.
+        // writes to it, and only the kernel reads it, which answers with an error where it cannot.
         let page = unsafe { std::slice::from_raw_parts(from as *const u8, PAGE_SIZE) };
         // SAFETY: a missing page gets its own bytes. Nobody saw zeros there, since the place is
         // registered for missing pages. The agent has no reference into it.
         match unsafe { self.uffd.copy(to, page) } {
             Ok(_) | Err(Errno::EXIST) => PutBack::Done,
             Err(Errno::NOENT) => PutBack::Gone,
+            // The page's memory failed while it was away. The program is told when it reads it.
+            //
+            // SAFETY: the agent reads no memory of the program without asking the kernel first.
+            Err(Errno::FAULT) => match unsafe { self.uffd.poison(to) } {
+                Ok(()) => PutBack::Done,
+                Err(_) => PutBack::Failed,
+            },
             Err(_) => PutBack::Failed,
         }
     }

@@ -1,6 +1,7 @@
 use wire::{PageNo, RegionId};
 
 use super::*;
+use crate::runtime::state::window_uffd::PutBack;
 
 fn run(start: u32, len: u32) -> Run {
     Run::new(PageNo(start), len)
@@ -104,4 +105,25 @@ fn a_scratch_area_that_somebody_reads_takes_pages_all_the_same() {
         unsafe { taker.take(Range::new(start, 64 * PAGE_SIZE), |_| kept += 1) };
         assert_eq!(kept, 0, "page {touched} of the scratch area was touched");
     }
+}
+
+#[test]
+fn a_page_whose_memory_failed_while_it_was_away_comes_back_unreadable() {
+    let uffd = match WindowUffd::new() {
+        Ok(uffd) if uffd.can_check_pins() => uffd,
+        _ => return println!("SKIPPED: no UFFDIO_MOVE"),
+    };
+    let place = Range::new(mm::map_anonymous(2 * PAGE_SIZE).unwrap(), 2 * PAGE_SIZE);
+    // SAFETY: mapped above, readable and writable, and known to this test alone.
+    unsafe { std::slice::from_raw_parts_mut(place.start as *mut u8, place.len) }.fill(7);
+    uffd.block_readers(place).unwrap();
+    // SAFETY: nobody reads the place while its pages are away.
+    assert_eq!(unsafe { uffd.take_away(place, 0) }, (place.len, Ok(())));
+    let scratch = uffd.taken_at(PAGE_SIZE).unwrap();
+    // Neither can the kernel read what is there now.
+    // SAFETY: the scratch area has two pages in use, and nobody reads them by a pointer.
+    unsafe { raw::mprotect(scratch, PAGE_SIZE, libc::PROT_NONE).unwrap() };
+    assert_eq!(uffd.put_back(place, 0), PutBack::Done);
+    let mut bytes = [0; 2 * PAGE_SIZE];
+    assert_eq!((kmem::procmem::read_own(place, &mut bytes), bytes[0]), (1, 7));
 }

@@ -7,6 +7,7 @@
 //! until then, the pages they were given count as *in hand*. While the host is short of memory
 //! (PSI), merging helps, and a second, higher limit applies.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use control::{GovernorMetrics, GovernorStatus};
@@ -72,7 +73,16 @@ struct State {
     short: bool,
     /// The last line in the log: when, and whether the CPU limit bound.
     told: Option<(Duration, bool)>,
-    /// When a worker was last here.
+    /// By uid: those whose scans are not over, or lately were.
+    users: BTreeMap<u32, OfUser>,
+}
+
+/// A user's part of the scan.
+#[derive(Default)]
+struct OfUser {
+    /// Pages found that no worker has taken.
+    left: u64,
+    /// When a worker was last here, for a client of the user.
     seen: Duration,
 }
 
@@ -105,7 +115,7 @@ impl Pacer {
             looked: None,
             short: false,
             told: None,
-            seen: Duration::ZERO,
+            users: BTreeMap::new(),
         };
         Self { limits, started: Instant::now(), clock, state: Mutex::new(state) }
     }
@@ -117,26 +127,42 @@ impl Pacer {
         act(&mut state, now)
     }
 
-    /// A scan of all clients begins.
-    pub(crate) fn begin_scan(&self) {
+    /// Scans of these users' clients begin. Pages that were left of their last ones are found
+    /// again. `round`: so does a scan, as the governor counts them; of other users, pages are only
+    /// left where `busy` says that passes are under way.
+    pub(crate) fn begin_scan(&self, users: &BTreeSet<u32>, round: bool, busy: impl Fn(u32) -> bool) {
         self.with(|state, now| {
-            state.seen = now;
-            state.pace.begin(now);
+            if round {
+                state.users.retain(|&uid, _| busy(uid));
+            }
+            for &uid in users {
+                let user = state.users.entry(uid).or_default();
+                state.pace.forget(std::mem::take(&mut user.left));
+                user.seen = now;
+            }
+            if round {
+                state.pace.begin(now);
+                state.pace.found(now, state.users.values().map(|user| user.left).sum());
+            }
         });
     }
 
-    /// `pages` more pages are due, of one client.
-    pub(crate) fn found(&self, pages: u64) {
-        self.with(|state, now| state.pace.found(now, pages));
+    /// `pages` more pages are due, of one client of this user.
+    pub(crate) fn found(&self, uid: u32, pages: u64) {
+        self.with(|state, now| {
+            state.users.entry(uid).or_default().left += pages;
+            state.pace.found(now, pages);
+        });
     }
 
-    /// `pages` pages are being looked at.
-    pub(crate) fn took(&self, pages: u64) {
+    /// `pages` pages of a client of this user are being looked at.
+    pub(crate) fn took(&self, uid: u32, pages: u64) {
         if pages == 0 {
             return;
         }
         let decision = self.with(|state, now| {
-            state.seen = now;
+            let user = state.users.entry(uid).or_default();
+            (user.left, user.seen) = (user.left.saturating_sub(pages), now);
             let decision = state.pace.took(now, pages).1?;
             let news = state.told.is_none_or(|(at, limited)| now - at >= NEWS || limited != decision.limited);
             if news {
@@ -151,14 +177,14 @@ impl Pacer {
         }
     }
 
-    /// Waits until it is time for more pages, and until CPU time may be used. The caller must hold
-    /// no lock.
-    pub(crate) fn pause(&self, stopping: impl Fn() -> bool) {
+    /// Waits until it is time for more pages, of a client of this user, and until CPU time may be
+    /// used. The caller must hold no lock.
+    pub(crate) fn pause(&self, uid: u32, stopping: impl Fn() -> bool) {
         // Each worker has its own place in the schedule.
         let until = self.with(|state, _| state.pace.until());
         loop {
             let (now, cpu) = self.settle(0, Duration::ZERO);
-            self.with(|state, now| state.seen = now);
+            self.with(|state, now| state.users.entry(uid).or_default().seen = now);
             let wait = until.saturating_sub(now).max(cpu);
             if wait.is_zero() || stopping() {
                 return;
@@ -196,9 +222,9 @@ impl Pacer {
         (owed <= wanted).then_some(share)
     }
 
-    /// Whether a worker was here within the last `time`.
-    pub(crate) fn is_busy(&self, time: Duration) -> bool {
-        self.with(|state, now| now.saturating_sub(state.seen) < time)
+    /// Whether a worker was here within the last `time`, for a client of this user.
+    pub(crate) fn is_busy(&self, uid: u32, time: Duration) -> bool {
+        self.with(|state, now| state.users.get(&uid).is_some_and(|user| now.saturating_sub(user.seen) < time))
     }
 
     /// Charges `others`, and what this process has used, unless it was charged less than `least`

@@ -220,6 +220,13 @@ impl Users {
         self.users.lock().values().cloned().collect()
     }
 
+    /// What is for all clients is for so many times as many: each user has the same part of it, and
+    /// shares that among its clients.
+    pub(crate) fn share(&self, user: &User) -> u32 {
+        let users = self.users.lock().values().filter(|user| user.taken(Kind::Clients) > 0).count() as u32;
+        users.saturating_mul(user.taken(Kind::Clients) as u32).max(1)
+    }
+
     /// Forgets users that have nothing here.
     pub(crate) fn tidy(&self) {
         let idle = |user: &Arc<User>| Arc::strong_count(user) == 1 && user.refused().is_empty();

@@ -189,6 +189,11 @@ impl Pace {
         self.schedule.found(now.as_secs_f64(), pages);
     }
 
+    /// `pages` of those that were found are not due after all.
+    pub fn forget(&mut self, pages: u64) {
+        self.schedule.forget(pages);
+    }
+
     /// Takes `pages` pages, which are being scanned. Returns the time until which to wait before
     /// taking more, and the decision if it is new.
     pub fn took(&mut self, now: Duration, pages: u64) -> (Duration, Option<PaceDecision>) {

@@ -45,6 +45,11 @@ impl Schedule {
         self.left += pages as f64;
     }
 
+    /// `pages` of those that were added are not to be scanned.
+    pub fn forget(&mut self, pages: u64) {
+        self.left = (self.left - pages as f64).max(0.0);
+    }
+
     /// Takes `pages` pages, which are being scanned. Returns the time until which to wait before
     /// taking more.
     pub fn took(&mut self, pages: u64) -> f64 {

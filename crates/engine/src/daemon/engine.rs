@@ -195,7 +195,7 @@ impl Workers {
                         time.as_millis()
                     );
                 }
-                self.shared.queue.set_aside();
+                self.shared.queue.set_aside(uid);
                 if let Err(e) = self.spawn() {
                     tracing::error!("cannot start a worker; there is one fewer: {e}");
                 }
@@ -221,11 +221,11 @@ fn work(shared: &Shared, slot: &Slot) {
     while let Some((client, scan)) = shared.queue.take() {
         pass::run(shared, &client, &mut buffers, scan);
         if slot.is_replaced() {
-            shared.queue.returned();
+            shared.queue.returned(client.user.uid);
             return shared.queue.done(client);
         }
         shared.charge_agents();
-        shared.pacer.pause(|| shared.stopping());
+        shared.pacer.pause(client.user.uid, || shared.stopping());
         shared.queue.done(client);
     }
 }

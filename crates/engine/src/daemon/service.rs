@@ -2,8 +2,8 @@
 //!
 //! One thread waits for everything that comes from outside: new connections, messages, the ends of
 //! processes. It applies what agents report to the ledgers and never waits for a client. Every
-//! merge period it requests a scan of each client from the workers. An idle daemon wakes once a
-//! period.
+//! merge period it requests a scan of each client from the workers ([`periods`]). An idle daemon
+//! wakes once a period.
 //!
 //! *Rounds.* Connections that have messages are served by user: each user has
 //! [`ROUND`](crate::config::bounds::ROUND) of the thread's time in a round, and what is left waits.
@@ -11,6 +11,7 @@
 //! applied in slices. Clients that are gone are reaped by a thread of its own.
 
 mod handshake;
+mod periods;
 mod proof;
 mod rounds;
 
@@ -28,6 +29,7 @@ use rustix::io::Errno;
 use wire::{SegmentId, ToDaemon};
 
 use self::handshake::{Admitted, Handshake, HandshakeError};
+use self::periods::{Periods, Scans};
 use self::rounds::Ready;
 use crate::client::link::Link;
 use crate::client::{Client, Next, ProtocolError};
@@ -36,10 +38,9 @@ use crate::recycle::{policy, ram};
 use crate::users::log_of;
 use crate::world::shared::Shared;
 
-/// When no worker has done anything for this long, another scan begins though the last is not over.
+/// When no worker has done anything for a user for this long, another scan of its clients begins
+/// though the last is not over.
 const STUCK: Duration = Duration::from_secs(2);
-/// How soon to try again to begin a scan, at the latest.
-const LATER: Duration = Duration::from_millis(50);
 
 /// Events taken at a time: connections that are ready take turns in the kernel's list.
 const EVENTS: usize = 256;
@@ -130,11 +131,11 @@ impl Service {
 
     /// Waits for events until the engine stops.
     pub(super) fn run(&mut self) {
-        let period = self.shared.config.period();
-        let mut next_scan = Instant::now() + period;
+        let mut periods = Periods::new(self.shared.config.period(), Instant::now());
         let mut events = Vec::with_capacity(EVENTS);
         while !self.shared.stopping() {
-            let next = [self.next_reclaim, self.next_expiry()].into_iter().flatten().fold(next_scan, Instant::min);
+            let scans = periods.wake(Instant::now());
+            let next = [self.next_reclaim, self.next_expiry()].into_iter().flatten().fold(scans, Instant::min);
             let busy = !self.unfinished.is_empty();
             let wait = if busy { Duration::ZERO } else { next.saturating_duration_since(Instant::now()) };
             let timeout =
@@ -157,17 +158,27 @@ impl Service {
             if self.next_reclaim.is_some_and(|next| now >= next) {
                 self.next_reclaim = policy::tick(&self.shared);
             }
-            if now < next_scan {
-                continue;
-            }
-            // A scan that the CPU limit holds up puts the next one off; a worker that is stuck does
-            // not.
-            if self.shared.queue.is_idle() || !self.shared.pacer.is_busy(STUCK) {
-                next_scan = (next_scan + period).max(now);
+            let clients = || self.shared.clients().iter().map(|client| client.user.uid).collect();
+            if periods.begin(now, clients) {
                 self.period();
-            } else {
-                next_scan = now + (period / 64).min(LATER);
             }
+            if let Some(scans) = periods.scans(|uid| self.has_passes(uid)) {
+                self.scan(&scans);
+            }
+        }
+    }
+
+    /// Whether passes of a user's clients wait or are under way. A scan that the CPU limit holds up
+    /// puts the user's next one off; a worker that is stuck does not.
+    fn has_passes(&self, uid: u32) -> bool {
+        self.shared.queue.is_busy(uid) && self.shared.pacer.is_busy(uid, STUCK)
+    }
+
+    /// Requests scans of these users' clients.
+    fn scan(&self, scans: &Scans) {
+        self.shared.pacer.begin_scan(&scans.users, scans.round, |uid| self.shared.queue.is_busy(uid));
+        for client in self.shared.clients().iter().filter(|client| scans.users.contains(&client.user.uid)) {
+            self.shared.queue.ask(client, true);
         }
     }
 
@@ -194,16 +205,12 @@ impl Service {
         let _ = epoll::delete(&self.epoll, fd);
     }
 
-    /// A merge period begins: requests scans, tidies stores.
+    /// A merge period begins: tidies stores.
     fn period(&mut self) {
         let now = Instant::now();
         self.reap_the_gone(&self.shared.clients());
         self.shared.users.tidy();
         let clients = self.shared.clients();
-        self.shared.pacer.begin_scan();
-        for client in &clients {
-            self.shared.queue.ask(client, true);
-        }
         let mut all_closed = Vec::new();
         for domain in self.shared.domains() {
             let closed = domain.tidy(now, self.shared.config.period());

@@ -183,7 +183,7 @@ impl<'a> Pass<'a> {
         self.prediction = Prediction::default();
         self.reader.forget_ahead();
         while !self.shared.stopping() {
-            self.shared.pacer.pause(|| self.shared.stopping());
+            self.shared.pacer.pause(self.client.user.uid, || self.shared.stopping());
             if plan.runs.is_empty() && self.client.is_full() {
                 return Err(Stop::Full);
             }
@@ -194,7 +194,8 @@ impl<'a> Pass<'a> {
             let Some((predicted, picked)) = self.pick(id, Run::between(from, pages.end()), &mut plan, buffers) else {
                 break;
             };
-            self.shared.pacer.took(u64::from(predicted) + buffers.picked() as u64);
+            let taken = u64::from(predicted) + buffers.picked() as u64;
+            self.shared.pacer.took(self.client.user.uid, taken);
             let Some(picked) = picked else {
                 send::undo(self.client, id, &plan.runs, false);
                 return Err(Stop::Client);

@@ -11,8 +11,9 @@ use crate::users::log_of;
 use crate::world::shared::Shared;
 use crate::world::stall::{touch, wait};
 
-/// Scanning all clients may take one part in 40 of a CPU's time. Many mappings make it slow, and
-/// agents that map, with the program's page faults behind them, wait for it.
+/// Scanning all clients may take one part in 40 of a CPU's time, of which each user has the same.
+/// Many mappings make it slow, and agents that map, with the program's page faults behind them,
+/// wait for it.
 const SCAN_SHARE: u32 = 40;
 /// Scans that do not count for that: in them every page is new.
 const FIRST_SCANS: u64 = 3;
@@ -58,7 +59,7 @@ pub(super) fn begin(shared: &Shared, client: &Client) -> bool {
                 && found * MUCH < state.regions.values().map(|region| u64::from(region.pages)).sum() =>
         {
             let took = kmem::cpu::thread_time() - cpu;
-            state.schedule.next_scan = now + took * SCAN_SHARE * shared.clients().len() as u32;
+            state.schedule.next_scan = now + took * SCAN_SHARE * shared.users.share(&client.user);
         }
         Ok(_) => {}
         Err(Errno::BUSY) => return false,
@@ -72,6 +73,6 @@ pub(super) fn begin(shared: &Shared, client: &Client) -> bool {
         state.regions.values_mut().for_each(Region::end_cooldown);
     }
     state.retry_deferred();
-    shared.pacer.found(state.regions.values().map(Region::due).sum());
+    shared.pacer.found(client.user.uid, state.regions.values().map(Region::due).sum());
     true
 }

@@ -26,7 +26,7 @@ fn a_worker_uses_no_more_than_its_share() {
     let (pacer, begin, start) = (pacer(LIMITS), Instant::now(), thread_cpu());
     while begin.elapsed() < Duration::from_secs(2) {
         burn(Duration::from_millis(2));
-        pacer.pause(|| false);
+        pacer.pause(7, || false);
     }
     let used = (thread_cpu() - start) as f64 / 1e9;
     let most = 0.05 + 0.09 * begin.elapsed().as_secs_f64() + 0.03;
@@ -43,7 +43,7 @@ fn agents_count_once_and_a_worker_that_is_to_end_does_not_wait() {
     // 1 s less the burst of 50 ms, at 9 %, less what this thread itself was kept waiting.
     assert!((9.0..0.96 / 0.09).contains(&wait), "{wait}");
     let begin = Instant::now();
-    pacer.pause(|| true);
+    pacer.pause(7, || true);
     assert!(begin.elapsed() < Duration::from_secs(1));
 }
 
@@ -80,20 +80,20 @@ fn what_agents_have_in_hand_counts_until_they_report_or_fall_silent() {
 fn a_scan_takes_its_target() {
     for workers in [1, 3] {
         let pacer = pacer(Limits { mode: Mode::Target, usual: 0.0, ..LIMITS });
-        pacer.begin_scan();
-        pacer.found(30_000);
+        pacer.begin_scan(&BTreeSet::from([7]), true, |_| false);
+        pacer.found(7, 30_000);
         let begin = Instant::now();
         let worker = || {
             for _ in 0..30_000 / 100 / workers {
-                pacer.took(100);
-                pacer.pause(|| false);
+                pacer.took(7, 100);
+                pacer.pause(7, || false);
             }
         };
         std::thread::scope(|scope| (0..workers).for_each(|_| drop(scope.spawn(worker))));
         let took = begin.elapsed().as_secs_f64();
         // On a busy machine it may be late, but not early.
         assert!((0.95..30.0).contains(&took), "{took} s with {workers} workers");
-        pacer.begin_scan();
+        pacer.begin_scan(&BTreeSet::from([7]), true, |_| false);
         let status = pacer.status();
         assert_eq!(status.metrics.scan_pages, 30_000);
         assert!(status.metrics.scan_time_seconds.is_some_and(|time| (0.95..30.0).contains(&time)), "{status:?}");
@@ -106,11 +106,33 @@ fn no_limit_and_no_pace_never_wait() {
     let pacer = pacer(Limits { usual: 0.0, ..LIMITS });
     burn(Duration::from_millis(5));
     let begin = Instant::now();
-    pacer.begin_scan();
-    pacer.found(1_000_000);
-    pacer.took(1_000_000);
+    pacer.begin_scan(&BTreeSet::from([7]), true, |_| false);
+    pacer.found(7, 1_000_000);
+    pacer.took(7, 1_000_000);
     pacer.charge_agents(1 << 60, 1 << 20);
-    pacer.pause(|| false);
+    pacer.pause(7, || false);
     // A wait would be of hours.
     assert!(begin.elapsed() < Duration::from_secs(60));
+}
+
+#[test]
+fn what_is_left_of_one_user_outlasts_the_scans_of_another() {
+    let pacer = pacer(Limits { mode: Mode::Target, usual: 0.0, ..LIMITS });
+    let left = || pacer.status().metrics.pages_due;
+    pacer.begin_scan(&BTreeSet::from([7, 8]), true, |_| false);
+    pacer.found(7, 1000);
+    pacer.found(8, 100);
+    pacer.took(8, 100);
+    pacer.took(7, 300);
+    assert_eq!(left(), 700);
+    pacer.begin_scan(&BTreeSet::from([8]), false, |uid| uid == 7);
+    pacer.found(8, 50);
+    assert_eq!(left(), 750);
+    pacer.begin_scan(&BTreeSet::from([8]), false, |uid| uid == 7);
+    pacer.found(8, 50);
+    assert_eq!(left(), 750, "what was left is found again");
+    pacer.begin_scan(&BTreeSet::from([7, 8]), true, |_| false);
+    pacer.found(7, 10);
+    assert_eq!(left(), 10);
+    assert!(pacer.is_busy(7, Duration::from_secs(60)) && !pacer.is_busy(9, Duration::from_secs(60)));
 }

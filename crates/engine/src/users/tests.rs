@@ -24,6 +24,17 @@ fn users_do_not_count_for_each_other() {
 }
 
 #[test]
+fn scans_are_shared_by_user_and_then_by_client() {
+    let users = Users::new(&Config { user_clients: 100, ..Config::default() });
+    let one = users.user(1).claim(Kind::Clients, 1).unwrap();
+    assert_eq!(users.share(&users.user(1)), 1);
+    let _many: Vec<_> = (0..50).map(|_| users.user(2).claim(Kind::Clients, 1).unwrap()).collect();
+    assert_eq!((users.share(&users.user(1)), users.share(&users.user(2))), (2, 100));
+    drop(one);
+    assert_eq!(users.share(&users.user(2)), 50);
+}
+
+#[test]
 fn refused_clients_are_listed_once_and_the_log_is_bounded() {
     let user = User::new(7, 0, 0);
     let pid = std::process::id() as i32;

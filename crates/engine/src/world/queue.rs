@@ -34,10 +34,21 @@ struct Waiting<C> {
     clients: BTreeMap<u32, VecDeque<Arc<C>>>,
     /// The user that had the last turn.
     last: u32,
-    /// Passes under way that were not set aside. Below 0 for the moment in which a worker was set
-    /// aside just when its pass had ended.
-    under_way: isize,
+    /// Passes under way that were not set aside, by user; none is 0. Below 0 for the moment in
+    /// which a worker was set aside just when its pass had ended.
+    under_way: BTreeMap<u32, isize>,
     closed: bool,
+}
+
+impl<C> Waiting<C> {
+    /// Counts passes of this user.
+    fn count(&mut self, user: u32, passes: isize) {
+        let count = self.under_way.entry(user).or_default();
+        *count += passes;
+        if *count == 0 {
+            self.under_way.remove(&user);
+        }
+    }
 }
 
 impl<C: TakesPasses> Waiting<C> {
@@ -76,7 +87,7 @@ pub(crate) struct Queue<C> {
 
 impl<C> Default for Queue<C> {
     fn default() -> Self {
-        let waiting = Waiting { clients: BTreeMap::new(), last: 0, under_way: 0, closed: false };
+        let waiting = Waiting { clients: BTreeMap::new(), last: 0, under_way: BTreeMap::new(), closed: false };
         Self { waiting: Mutex::new(waiting), more: Condvar::new(), begun: Condvar::new() }
     }
 }
@@ -110,7 +121,7 @@ impl<C: TakesPasses> Queue<C> {
                 return None;
             }
             if let Some(client) = waiting.pop() {
-                waiting.under_way += 1;
+                waiting.count(client.user(), 1);
                 self.begun.notify_all();
                 let scan = client.passes().fetch_and(!SCAN, AcqRel) & SCAN != 0;
                 if !scan {
@@ -129,16 +140,17 @@ impl<C: TakesPasses> Queue<C> {
         if client.passes().fetch_or(BUSY, AcqRel) & BUSY != 0 && !waiting.remove(client) {
             return false;
         }
-        waiting.under_way += 1;
+        waiting.count(client.user(), 1);
         true
     }
 
     /// The pass is over.
     pub(crate) fn done(&self, client: Arc<C>) {
+        let user = client.user();
         if client.passes().compare_exchange(BUSY, 0, AcqRel, Acquire).is_err() {
             self.push(client);
         }
-        self.waiting.lock().under_way -= 1;
+        self.waiting.lock().count(user, -1);
     }
 
     /// Whether a client of another user waits for a pass.
@@ -146,29 +158,37 @@ impl<C: TakesPasses> Queue<C> {
         self.waiting.lock().clients.keys().any(|&other| other != user)
     }
 
-    /// A pass under way is held up: it counts as none until its worker [returns](Queue::returned).
-    pub(crate) fn set_aside(&self) {
-        self.waiting.lock().under_way -= 1;
+    /// A pass of this user is held up: it counts as none until its worker
+    /// [returns](Queue::returned).
+    pub(crate) fn set_aside(&self, user: u32) {
+        self.waiting.lock().count(user, -1);
     }
 
-    /// A pass that was set aside is about to end.
-    pub(crate) fn returned(&self) {
-        self.waiting.lock().under_way += 1;
+    /// A pass of this user that was set aside is about to end.
+    pub(crate) fn returned(&self, user: u32) {
+        self.waiting.lock().count(user, 1);
     }
 
     /// Waits until a pass is under way that was not set aside. `false`: the queue is closed.
     pub(crate) fn wait_for_work(&self) -> bool {
         let mut waiting = self.waiting.lock();
-        while !waiting.closed && waiting.under_way <= 0 {
+        while !waiting.closed && waiting.under_way.values().all(|&passes| passes <= 0) {
             self.begun.wait(&mut waiting);
         }
         !waiting.closed
     }
 
-    /// Whether no client waits for a pass or has one.
-    pub(crate) fn is_idle(&self) -> bool {
+    /// Whether a client of this user waits for a pass or has one.
+    pub(crate) fn is_busy(&self, user: u32) -> bool {
         let waiting = self.waiting.lock();
-        waiting.clients.is_empty() && waiting.under_way <= 0
+        waiting.clients.contains_key(&user) || waiting.under_way.get(&user).is_some_and(|&passes| passes > 0)
+    }
+
+    /// Whether no client waits for a pass or has one.
+    #[cfg(test)]
+    fn is_idle(&self) -> bool {
+        let waiting = self.waiting.lock();
+        waiting.clients.is_empty() && waiting.under_way.is_empty()
     }
 }
 

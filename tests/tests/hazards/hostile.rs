@@ -1,7 +1,8 @@
 //! A client that does nothing but attack, while another user's memory is merged.
 //!
 //! `HOSTILE_SECONDS` says for how long (`make test-hostile`: 600). `HOSTILE_SEED` repeats the order
-//! of the attacks.
+//! of the attacks. Without `HOSTILE_SECONDS` other tests may have the machine: then the victim must
+//! keep a third of its speed. Of the attacks that the bounds are for, each took nearly all of it.
 
 use std::time::Duration;
 
@@ -9,11 +10,14 @@ use e2e::assault::{Assault, Figures, Holdings, attacks, cannot_attack};
 use e2e::{Daemon, eventually, skipped};
 
 /// Seconds without `HOSTILE_SECONDS`.
-const SHORT: u64 = 60;
+const SHORT: u64 = 36;
 /// One slice with the attackers, or without.
 const SLICE: Duration = Duration::from_secs(3);
 /// Percent of its speed that the victim keeps.
 const KEPT: f64 = 90.0;
+/// The same where other tests may run beside this one: on two busy CPUs slices without attackers
+/// differ by a factor of two.
+const KEPT_BESIDE_OTHERS: f64 = 33.0;
 /// A loaded machine is slower now and then; an attack that slows another user does so every time.
 const TRIES: usize = 3;
 
@@ -50,13 +54,11 @@ fn a_client_that_does_nothing_but_attack_leaves_another_user_nine_tenths_of_its_
     if let Some(why) = cannot_attack() {
         return skipped(&why);
     }
-    if std::env::var_os("HOSTILE_SECONDS").is_none() {
-        return skipped("HOSTILE_SECONDS is not set");
-    }
     let seed = number("HOSTILE_SEED", u64::from(std::process::id()));
     let pairs = (number("HOSTILE_SECONDS", SHORT) as usize).div_ceil(2 * SLICE.as_secs() as usize);
     println!("seed {seed}\n{}", Figures::head());
     let mut assault = Assault::new(Daemon::start(), seed);
+    let kept = if std::env::var_os("HOSTILE_SECONDS").is_some() { KEPT } else { KEPT_BESIDE_OTHERS };
     let mut best = 0.0f64;
     for _ in 0..TRIES {
         let figures = assault.run("mix", pairs, SLICE);
@@ -64,7 +66,7 @@ fn a_client_that_does_nothing_but_attack_leaves_another_user_nine_tenths_of_its_
         bounded(&assault, &figures);
         assault.check_memory();
         best = best.max(figures.percent());
-        if best >= KEPT {
+        if best >= kept {
             return;
         }
     }

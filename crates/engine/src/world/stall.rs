@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!   worker:  enter ──▶ read, scan ──▶ leave              a note each, no lock
-//!                          │ asleep for too long
+//!                          │ asleep for too long; waiting for a CPU does not count
 //!   watch:                 ▼
 //!            replaced: another worker takes its place    the user is left alone until
 //!                          │                             it returns, and for a while
@@ -26,13 +26,14 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// A worker that has been asleep in a client's memory for longer than this is replaced. Reads from
-/// memory take microseconds, from a fast swap device less than a millisecond.
+/// A worker that has slept in a client's memory for longer than this, in all since it entered, is
+/// replaced. Reads from memory take microseconds, from a fast swap device less than a millisecond.
 const LIMIT: Duration = Duration::from_millis(20);
 /// The same for a worker that waits for another thread to leave a client's memory: `pageone dirty`
 /// may scan a large client for as long as tens of milliseconds.
 const LIMIT_OF_WAITS: Duration = Duration::from_millis(500);
-/// How often the watch looks. With [`LIMIT`] this bounds how long a worker is held up.
+/// How often the watch looks. A worker is held up for at most [`LIMIT`] and twice this: it is first
+/// seen, and later found.
 pub(crate) const TICK: Duration = Duration::from_millis(10);
 /// A user that held up a worker is left alone for so many times that time: it may cost one worker
 /// a twentieth of its time.
@@ -53,12 +54,40 @@ pub(crate) struct Slot {
     uid: AtomicU32,
     /// It only waits there.
     waits: AtomicBool,
+    /// When the watch first saw it where it is.
+    seen: Mutex<Option<Sight>>,
     /// Another worker has its place, and the memory of this user is why.
     replaced: AtomicBool,
     blamed: AtomicU32,
 }
 
+/// What the watch remembers of a worker in a client's memory.
+#[derive(Clone, Copy)]
+struct Sight {
+    /// `Slot::since`: which visit it is.
+    since: u64,
+    at: Instant,
+    /// How long the thread had run or waited for a CPU by then.
+    active: Duration,
+}
+
 impl Slot {
+    /// How long it has slept in a client's memory since the watch first saw it there, if it sleeps
+    /// now and that is too long.
+    fn overslept(&self) -> Option<Duration> {
+        let since = self.since.load(Acquire);
+        let now = Instant::now();
+        let mut seen = self.seen.lock();
+        let Some(sight) = seen.filter(|sight| since > 0 && sight.since == since) else {
+            *seen = (since > 0).then(|| Sight { since, at: now, active: active(self.tid) });
+            return None;
+        };
+        self.held_up().filter(|_| is_asleep(self.tid))?;
+        let limit = if self.waits.load(Relaxed) { LIMIT_OF_WAITS } else { LIMIT };
+        let slept = (now - sight.at).saturating_sub(active(self.tid).saturating_sub(sight.active));
+        Some(slept).filter(|&slept| slept > limit)
+    }
+
     /// How long it has been in a client's memory, if that is too long.
     fn held_up(&self) -> Option<Duration> {
         let since = Some(self.since.load(Acquire)).filter(|&since| since > 0)?;
@@ -138,6 +167,7 @@ impl Stalls {
             since: AtomicU64::new(0),
             uid: AtomicU32::new(0),
             waits: AtomicBool::new(false),
+            seen: Mutex::new(None),
             replaced: AtomicBool::new(false),
             blamed: AtomicU32::new(0),
         });
@@ -162,7 +192,7 @@ impl Stalls {
     pub(crate) fn look(&self, mut replace: impl FnMut(u32, Duration)) {
         let slots: Vec<_> = self.slots.lock().iter().filter(|slot| !slot.is_replaced()).cloned().collect();
         for slot in slots {
-            let Some(time) = slot.held_up().filter(|_| is_asleep(slot.tid)) else { continue };
+            let Some(time) = slot.overslept() else { continue };
             let uid = slot.uid.load(Relaxed);
             let mut blocked = self.blocked.lock();
             let rest = time * REST;
@@ -193,6 +223,14 @@ impl Stalls {
 fn is_asleep(tid: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/self/task/{tid}/stat")).unwrap_or_default();
     stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with('R'))
+}
+
+/// How long a thread of this process has run, or waited for a CPU (schedstat, in the kernel's
+/// Documentation/scheduler/sched-stats.rst). Nothing where the kernel does not count it: then all
+/// time is taken for sleep.
+fn active(tid: i32) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/self/task/{tid}/schedstat")).unwrap_or_default();
+    stat.split(' ').take(2).filter_map(|ns| ns.parse().ok()).map(Duration::from_nanos).sum()
 }
 
 #[cfg(test)]
@@ -248,6 +286,32 @@ mod tests {
             std::thread::sleep(3 * LIMIT);
             stalls.look(|_, _| panic!("it runs"));
             stop.store(true, Relaxed);
+        });
+    }
+    #[test]
+    fn a_worker_that_is_slow_and_sleeps_little_is_not_replaced() {
+        let stalls = Stalls::default();
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let slot = stalls.enter();
+                let came = touch(7, || {
+                    for _ in 0..4 {
+                        let start = Instant::now();
+                        while start.elapsed() < LIMIT {
+                            std::hint::spin_loop();
+                        }
+                        std::thread::sleep(LIMIT / 6);
+                    }
+                });
+                assert_eq!(came, Some(()));
+                stalls.leave(&slot);
+                done.store(true, Relaxed);
+            });
+            while !done.load(Relaxed) {
+                stalls.look(|_, time| panic!("it slept for {time:?} at a time"));
+                std::thread::sleep(Duration::from_millis(1));
+            }
         });
     }
 }

@@ -152,3 +152,15 @@ fn children_do_not_inherit_what_the_program_kept_from_them() {
     daemon.wait_merged(client.pid(), 1024);
     client.go();
 }
+
+#[test]
+fn guard_pages_read_as_zeros_or_where_the_kernel_has_none_change_nothing() {
+    // Copies that are as young as this are left in place when their protection changes.
+    let daemon = Daemon::with_settings(&["--merge-period", "0.1"], "direct_io_seconds = 300\n");
+    let mut client = daemon.scenario(&["guards"]);
+    client.expect("ready");
+    daemon.wait_merged(client.pid(), 1024);
+    client.go();
+    let status = daemon.client(client.pid()).unwrap();
+    assert!(status["pages_retained_total"].as_u64() > Some(0), "nothing was retained: {status}");
+}

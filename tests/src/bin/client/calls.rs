@@ -231,6 +231,35 @@ pub(crate) fn advice() {
     verdict(&problems);
 }
 
+/// Guards pages that are merged, and pages that left management with their copies in place: they
+/// read as zeros afterwards. Where the kernel knows no guard pages, all bytes stay.
+pub(crate) fn guards() {
+    const GUARD_INSTALL: i32 = 102;
+    const GUARD_REMOVE: i32 = 103;
+    let region = Region::new(1024, true);
+    let mut seeds: Vec<u64> = (0..region.pages as u64).map(|page| 1 + page % 64).collect();
+    seeds.iter().enumerate().for_each(|(page, &seed)| region.fill(page, seed));
+    wait_go();
+    (100..200).for_each(|page| region.fill(page, 1000 + page as u64));
+    seeds.splice(100..200, 1100..1200);
+    // What was written lately stays where it is, and is managed no more.
+    for protection in [libc::PROT_READ, libc::PROT_READ | libc::PROT_WRITE] {
+        // SAFETY: the scenario's own pages; nothing writes to them meanwhile.
+        assert_eq!(unsafe { libc::mprotect(region.address(100), 100 * PAGE, protection) }, 0);
+    }
+    let answer = region.advise(50..250, GUARD_INSTALL);
+    if answer == Ok(()) {
+        assert_eq!(region.advise(50..250, GUARD_REMOVE), Ok(()));
+        seeds[50..250].fill(0);
+    }
+    let mut problems = Vec::new();
+    if !matches!(answer, Ok(()) | Err(libc::EINVAL)) {
+        problems.push(format!("guards are refused: {answer:?}"));
+    }
+    check(&mut problems, "guarded", region.wrong(0..region.pages, |page| seeds[page]));
+    verdict(&problems);
+}
+
 /// `spliced PAGES BASE`: each content twice. At `splice` all pages go into two pipes, as references
 /// and not as copies; it says the numbers of the ends to read from. At `unmap` its memory goes.
 pub(crate) fn spliced(pages: usize, base: u64) {

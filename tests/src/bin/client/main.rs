@@ -17,7 +17,7 @@ use std::io::{BufRead, Write};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::time::{Duration, Instant};
 
-use calls::{advice, dontneed, fork, locked, mappings, pinned, signals, spliced};
+use calls::{advice, dontneed, fork, guards, locked, mappings, pinned, signals, spliced};
 use e2e::pattern;
 use region::{HUGE, PAGE, Region, WORDS};
 
@@ -90,6 +90,7 @@ fn main() {
         Some("locked") => locked(),
         Some("pinned") => pinned(),
         Some("advice") => advice(),
+        Some("guards") => guards(),
         Some("spliced") => spliced(number(1, 256), number(2, 1) as u64),
         Some("poison") => poison::poison(number(1, 1024), number(2, 1) as u64),
         other => panic!("no scenario {other:?}"),

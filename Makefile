@@ -80,15 +80,14 @@ test-kernels: deps-test deps-kernels
 	$(CARGO) build --workspace
 	scripts/test-kernels.sh
 
-# Kernels that check themselves, built once into the cache. DEBUG_KERNELS='locks kasan' for both of them.
-DEBUG_KERNELS ?= locks
+# A kernel that checks itself, built once into the cache.
 debug-kernel: deps-debug-kernel
-	scripts/debug-kernel.sh $(DEBUG_KERNELS)
+	scripts/debug-kernel.sh
 
-# The hazards, broken memory, failed allocations and the behaviour fuzzer, in guests of these kernels.
+# The hazards, broken memory, failed allocations and the behaviour fuzzer, in a guest of this kernel.
 test-debug-kernel: deps-test debug-kernel
 	$(CARGO) build --workspace
-	PAGEONE_DEBUG_KERNELS='$(DEBUG_KERNELS)' scripts/test-debug-kernel.sh
+	scripts/test-debug-kernel.sh
 
 # The lock-free parts under ThreadSanitizer; needs a nightly toolchain with rust-src.
 test-tsan:

@@ -43,9 +43,9 @@ pack() {
     printf '%s\n' "$@" > "$root/pageone/filters"
     printf '%s\n' "$unwell" > "$root/pageone/unwell"
     cp guest/hazards/init "$root/init"
-    cp guest/hazards/faulty-client "$root/faulty/pageone-test-client"
-    ln -s ../pageone/pageone ../pageone/libpageone_agent.so "$root/faulty/"
-    chmod 755 "$root/init" "$root/faulty/pageone-test-client"
+    cp guest/hazards/faulty "$root/faulty/pageone"
+    cp guest/hazards/faulty "$root/faulty/pageone-test-client"
+    chmod 755 "$root/init" "$root"/faulty/*
     # The libraries that they use, where the loader looks for them.
     ldd "${programs[@]}" "$tests" "${wrappers[@]}" | grep -o '/[^ ]*\.so[^ ]* (' | tr -d ' (' | sort -u |
         while read -r library; do
@@ -69,10 +69,9 @@ boot() {
         -kernel "$kernel" -initrd "$work/initrd" -append "console=ttyS0 quiet panic=-1 no_timer_check mitigations=off $parameters" \
         -nodefaults -no-user-config -no-reboot -display none -serial "file:$work/console" -monitor none < /dev/null &
     qemu=$!
-    # Each line as it comes, with the seconds since the guest's start; without the lists that only repeat the tests' names.
+    # Each line as it comes, with the seconds since the guest's start.
     tail -n +1 -s 0.2 -f --pid="$qemu" "$work/console" | while IFS= read -r line || [ -n "$line" ]; do
         line=${line%$'\r'}
-        if [[ $line =~ ^('    '[a-z0-9_:]+|successes:|failures:)?$ ]]; then continue; fi
         printf '%4d  %s\n' $((SECONDS - started)) "$line"
     done &
     shown=$!
@@ -81,8 +80,11 @@ boot() {
     wait "$shown"
     # The guest's kernel must be well too.
     complaints=$(grep -c -E "^kernel: .*($unwell)|Kernel panic" "$work/console") || true
+    echo "$lane: $name, in short:"
+    tr -d '\r' < "$work/console" | sed -n 's/^PAGEONE-REPORT /    /p'
+    echo "    kernel: $complaints complaints"
     if [ "$complaints" -eq 0 ] && tr -d '\r' < "$work/console" | grep -qx 'PAGEONE-TESTS-ENDED 0' &&
-        grep -q '^test result: ok\. [1-9]' "$work/console"; then
+        grep -q '^PAGEONE-REPORT tests: [1-9]' "$work/console"; then
         echo "$lane: $name passed in $((SECONDS - started)) s"
         return 0
     fi

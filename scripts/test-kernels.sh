@@ -6,7 +6,7 @@
 #   scripts/test-kernels.sh [BIN-DIR [TEST-NAME...]]
 #
 # BIN-DIR holds the built programs (default: the debug directory of the cargo target directory). Tests may be chosen by
-# parts of their names. PAGEONE_KERNELS_TIMEOUT: seconds for one guest, 1500 if unset.
+# parts of their names. PAGEONE_KERNELS_TIMEOUT: seconds for one guest, 2400 if unset.
 # Exit: 0 all tests passed on every kernel; 1 otherwise, also when a guest crashed or hung or its kernel warned.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -19,7 +19,7 @@ for kernel in "$cache"/kernels/*/vmlinuz; do
     [ -e "$kernel" ] || continue
     version=$(basename "$(dirname "$kernel")")
     if [ "$(printf '%s\n' 6.7 "$version" | sort -V | head -n 1)" = 6.7 ]; then ran=$((ran + 1)); fi
-    boot "Linux $version" "$kernel" "${PAGEONE_KERNELS_TIMEOUT:-1500}" 'PATIENCE=8 POISON=1' || failed=1
+    boot "Linux $version" "$kernel" "${PAGEONE_KERNELS_TIMEOUT:-2400}" 'PATIENCE=8 POISON=1' || failed=1
 done
 [ "$ran" -gt 0 ] || fail "no kernel of 6.7 or later in $cache/kernels: 'scripts/deps.sh kernels' fetches one"
 exit "$failed"

@@ -48,7 +48,7 @@ fn with_pieces(range: Range, guard: impl FnOnce(&mut State, Pieces) -> Answer) -
     let mut state = STATE.lock();
     let pieces = state.regions.pieces(range);
     let answer = guard(&mut state, pieces);
-    drop(state);
+    // With signals blocked: a handler that jumps away would leave the agent asleep.
     wake();
     answer
 }
@@ -263,6 +263,16 @@ pub(crate) fn mprotect(start: usize, len: usize, prot: c_int, call: impl FnOnce(
     let range = whole_pages(start, len).filter(|_| prot != libc::PROT_READ | libc::PROT_WRITE);
     let Some(range) = range else { return call() };
     with_pieces(range, |state, pieces| give_back(state, pieces, Users::Active).and_then(|()| call()))
+}
+
+/// Takes memory out of management that a new thread has its stack or its number in.
+///
+/// The kernel clears the number when the thread ends, and does not wait for userfaultfd any more.
+/// In a window that would fail, and whoever joins the thread would wait for ever.
+pub(crate) fn leave_to_thread(start: usize, len: usize) -> Answer {
+    let from = start / PAGE_SIZE * PAGE_SIZE;
+    let Some(range) = whole_pages(from, len + (start - from)) else { return Ok(0) };
+    with_pieces(range, |state, pieces| give_back(state, pieces, Users::Active).map(|()| 0))
 }
 
 /// Whether a request of ioctl(2) maps memory for a device. The kernel pins it then without waiting

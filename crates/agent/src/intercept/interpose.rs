@@ -37,6 +37,7 @@ fn answer(before: c_int, answer: Answer) -> isize {
 static REAL_PRCTL: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 static REAL_FORK: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 static REAL_CLONE: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+static REAL_THREAD: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 
 /// Looks them up when the library is loaded.
 #[used]
@@ -46,6 +47,7 @@ static AT_LOAD: extern "C" fn() = at_load;
 extern "C" fn at_load() {
     next(&REAL_FORK, c"_Fork");
     next(&REAL_CLONE, c"clone");
+    next(&REAL_THREAD, c"pthread_create");
     next(&REAL_PRCTL, c"prctl");
 }
 
@@ -244,7 +246,49 @@ pub unsafe extern "C" fn clone(
     let real: Clone = unsafe { std::mem::transmute(real) };
     // SAFETY: the program makes this very call.
     let call = || unsafe { real(body, stack, flags, arg, parent_tid, tls, child_tid) };
-    if flags & libc::CLONE_VM != 0 { call() } else { fork::around(call) }
+    if flags & libc::CLONE_VM == 0 {
+        return fork::around(call);
+    }
+    let tid = child_tid as usize;
+    if flags & libc::CLONE_CHILD_CLEARTID != 0
+        && is_guarded(tid, size_of::<c_int>())
+        && let Err(error) = guard::leave_to_thread(tid, size_of::<c_int>())
+    {
+        raw::set_errno(error.raw_os_error());
+        return -1;
+    }
+    call()
+}
+
+/// pthread_create(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pthread_create(
+    thread: *mut libc::pthread_t,
+    attributes: *const libc::pthread_attr_t,
+    body: extern "C" fn(*mut c_void) -> *mut c_void,
+    arg: *mut c_void,
+) -> c_int {
+    let real = next(&REAL_THREAD, c"pthread_create");
+    if real.is_null() {
+        return libc::EAGAIN;
+    }
+    let (mut stack, mut len) = (null_mut(), 0);
+    // SAFETY: the program passes null or initialised attributes. Without a stack in them the answer
+    // is no memory of a process.
+    let has_stack =
+        !attributes.is_null() && unsafe { libc::pthread_attr_getstack(attributes, &mut stack, &mut len) } == 0;
+    if has_stack && is_guarded(stack as usize, len) && guard::leave_to_thread(stack as usize, len).is_err() {
+        return libc::EAGAIN;
+    }
+    type Create = unsafe extern "C" fn(
+        *mut libc::pthread_t,
+        *const libc::pthread_attr_t,
+        extern "C" fn(*mut c_void) -> *mut c_void,
+        *mut c_void,
+    ) -> c_int;
+    // SAFETY: the C library's function of that name has this type. The program makes this very
+    // call.
+    unsafe { std::mem::transmute::<*mut c_void, Create>(real)(thread, attributes, body, arg) }
 }
 
 /// ioctl(2). Its last parameter is variadic in C; on the supported architectures it is passed as a

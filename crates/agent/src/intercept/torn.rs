@@ -14,6 +14,7 @@ use kmem::{mm, procfs};
 use rustix::io::Errno;
 
 use crate::intercept::guard::{ask_whether_discarded, whole_pages};
+use crate::runtime::lock::Blocked;
 
 /// How the path of a store's file begins in `/proc/self/maps`.
 const STORE: &str = "/memfd:pageone";
@@ -27,6 +28,8 @@ pub(crate) unsafe fn madvise(start: usize, len: usize, advice: c_int) -> Answer 
     if let (libc::MADV_DONTNEED | libc::MADV_DONTNEED_LOCKED | libc::MADV_FREE | libc::MADV_REMOVE, Some(range)) =
         (advice, whole_pages(start, len))
     {
+        // A handler that forks would wait for the agent's heap.
+        let _signals = Blocked::all();
         if advice != libc::MADV_DONTNEED_LOCKED {
             ask_whether_discarded(range)?;
         }

@@ -89,6 +89,10 @@ pub(crate) static TORN: AtomicBool = AtomicBool::new(false);
 /// hold [`STATE`].
 pub(crate) static STASHED: AtomicBool = AtomicBool::new(false);
 
+/// The event thread reads without [`STATE`], and may have the descriptor of a fork's event. A child
+/// that is made meanwhile would inherit it.
+pub(crate) static READING: AtomicBool = AtomicBool::new(false);
+
 /// A thread that holds [`STATE`] takes memory under management: no event may be read until it is
 /// in the tables.
 pub(crate) static ADOPTING: AtomicBool = AtomicBool::new(false);

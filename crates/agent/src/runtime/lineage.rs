@@ -54,6 +54,11 @@ impl Lineage {
         unsafe { self.0.load(Ordering::Acquire).as_ref() }
     }
 
+    /// Whether the tables are this process's own: what is asked first.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.mark().is_none_or(|mark| mark.load(Ordering::Acquire) == SETTLED)
+    }
+
     /// Whether this process is a child that has not settled its tables. True for one thread only,
     /// which calls [`Lineage::settled`]; others wait for that.
     pub(crate) fn is_unsettled(&self) -> bool {

@@ -5,6 +5,10 @@
 //! not be taken from tracking. Where the lock is not free, events are read without it, stashed, and
 //! acted upon later.
 //!
+//! The event of a fork brings a descriptor. The next child would inherit it, and with it the power
+//! to hold up the first one's forks and unmappings for ever. So it is closed before the lock is
+//! free, or before another thread forks ([`READING`]).
+//!
 //! Memory that is marked later at the same address must not be taken for the one that an old event
 //! is about. So nothing is marked while events are stashed, and nothing is stashed while memory is
 //! marked ([`ADOPTING`]).
@@ -18,7 +22,7 @@ use kmem::range::Range;
 use kmem::uffd::{Event, Uffd};
 use rustix::io::Errno;
 
-use crate::runtime::globals::{self, ADOPTING, STASHED, STATE, STOP};
+use crate::runtime::globals::{self, ADOPTING, READING, STASHED, STATE, STOP};
 use crate::runtime::kept::Kept;
 use crate::runtime::lock::Guard;
 use crate::runtime::poll;
@@ -31,9 +35,22 @@ const PAUSE: Duration = Duration::from_micros(100);
 /// Pause between two rounds where `poll(2)` is refused.
 const BLIND_PAUSE: Duration = Duration::from_millis(5);
 
+/// Events that were read, and not acted upon yet.
+#[derive(Default)]
+struct Stash {
+    forks: usize,
+    others: Vec<Event>,
+}
+
+impl Stash {
+    fn is_empty(&self) -> bool {
+        self.forks == 0 && self.others.is_empty()
+    }
+}
+
 /// Reads events until [`STOP`] rings, or the userfaultfd fails or is lost.
 pub(super) fn watch(uffd: &Kept<Uffd>) {
-    let mut stash = Vec::new();
+    let mut stash = Stash::default();
     // To read a fork's event takes a free descriptor. When the program has none left, closing this
     // one makes room.
     let mut spare = keep_spare();
@@ -68,24 +85,35 @@ pub(super) fn watch(uffd: &Kept<Uffd>) {
 }
 
 /// Reads one event without the lock. False if there is none, or if memory is being marked.
-fn read_to_stash(uffd: &Uffd, stash: &mut Vec<Event>) -> Result<bool, Errno> {
+fn read_to_stash(uffd: &Uffd, stash: &mut Stash) -> Result<bool, Errno> {
     // The thread that marks stores and loads these two the other way round. One of both sees the
     // other's store.
     STASHED.store(true, Ordering::SeqCst);
+    READING.store(true, Ordering::SeqCst);
     let event = if ADOPTING.load(Ordering::SeqCst) { Ok(None) } else { uffd.read_event() };
-    if let Ok(Some(event)) = event {
-        stash.push(event);
-        return Ok(true);
-    }
+    let event = event.map(|event| event.map(|event| without_descriptor(event, stash)));
+    READING.store(false, Ordering::SeqCst);
     if stash.is_empty() {
         STASHED.store(false, Ordering::SeqCst);
     }
-    event.map(|_| false)
+    event.map(|event| event.is_some())
+}
+
+/// Stashes an event. The descriptor of a fork is closed, which unregisters the child's copy.
+fn without_descriptor(event: Event, stash: &mut Stash) {
+    match event {
+        Event::Fork { child } => {
+            drop(child);
+            stash.forks += 1;
+        }
+        other => stash.others.push(other),
+    }
 }
 
 /// Acts on the stashed events and on those that can be read.
-fn act_on_all(mut state: Guard<State>, uffd: &Uffd, stash: &mut Vec<Event>) -> Result<(), Errno> {
-    stash.drain(..).for_each(|event| act(&mut state, event));
+fn act_on_all(mut state: Guard<State>, uffd: &Uffd, stash: &mut Stash) -> Result<(), Errno> {
+    (0..std::mem::take(&mut stash.forks)).for_each(|_| count(&mut state));
+    stash.others.drain(..).for_each(|event| act(&mut state, event));
     STASHED.store(false, Ordering::SeqCst);
     let read = loop {
         match uffd.read_event() {
@@ -108,11 +136,9 @@ fn keep_spare() -> Option<Kept<OwnedFd>> {
 fn act(state: &mut State, event: Event) {
     match event {
         Event::Fork { child } => {
-            if state.regions.is_inherited() {
-                state.uplink.control.count_fork();
-            }
             // Closing it unregisters the child's copy.
             drop(child);
+            count(state);
         }
         Event::Unmap(range) => lose(state, range),
         Event::Remap { from, to, len } => {
@@ -121,6 +147,13 @@ fn act(state: &mut State, event: Event) {
             follow(state, Range::new(from, len), to);
         }
         Event::Remove(_) | Event::Pagefault { .. } => {}
+    }
+}
+
+/// Counts a fork that the kernel has reported.
+fn count(state: &mut State) {
+    if state.regions.is_inherited() {
+        state.uplink.control.count_fork();
     }
 }
 

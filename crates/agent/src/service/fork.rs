@@ -23,11 +23,17 @@ use std::ffi::{c_int, c_void};
 use std::mem;
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::Duration;
 
 use crate::runtime::globals::{
-    FORKING, FORKS_WATCHED, HEAP, LINEAGE, NUMBERS, Phase, STARTED, STARTING, STATE, STOP, TORN, WAKE, phase,
+    FORKING, FORKS_WATCHED, HEAP, LINEAGE, NUMBERS, Phase, READING, STARTED, STARTING, STATE, STOP, TORN, WAKE, phase,
     set_phase, take_spare,
 };
+use crate::runtime::lock::Blocked;
+
+/// Pause between two looks at whether the event thread has closed what it read.
+const READING_PAUSE: Duration = Duration::from_micros(20);
 
 type Handler = Option<unsafe extern "C" fn()>;
 /// The C library's function behind pthread_atfork(3).
@@ -95,6 +101,9 @@ pub(crate) fn around(fork: impl FnOnce() -> c_int) -> c_int {
 extern "C" fn before_fork() {
     settle();
     let mut state = STATE.lock();
+    while READING.load(Ordering::SeqCst) {
+        thread::sleep(READING_PAUSE);
+    }
     if !TORN.load(Ordering::Relaxed) && state.regions.is_inherited() {
         state.uplink.control.count_fork();
     }
@@ -113,6 +122,7 @@ extern "C" fn after_in_parent() {
 extern "C" fn after_in_child() {
     HEAP.release();
     FORKING.store(false, Ordering::Release);
+    READING.store(false, Ordering::Release);
     end();
     STATE.forget_waiting();
     // SAFETY: `before_fork` kept the lock on the thread that this one is the copy of.
@@ -147,6 +157,11 @@ fn end() {
 /// Descriptors are forgotten and stay open: the parent may share the table of descriptors
 /// (`CLONE_FILES`). The parent's userfaultfds are never used here.
 pub(crate) fn settle() {
+    if LINEAGE.is_settled() {
+        return;
+    }
+    // A handler would wait for what this thread has begun.
+    let _signals = Blocked::all();
     if !LINEAGE.is_unsettled() {
         return;
     }
@@ -154,6 +169,7 @@ pub(crate) fn settle() {
     // exist here, so what it began stays half done. The thread that cloned by way of `around` held
     // it too, and changed nothing.
     let cloned_by_us = FORKING.swap(false, Ordering::AcqRel);
+    READING.store(false, Ordering::Release);
     let was_free = STATE.reset();
     HEAP.reset(cloned_by_us);
     end();

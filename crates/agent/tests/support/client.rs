@@ -1,6 +1,6 @@
 //! The program: maps memory, marks it, and does with it what it is told.
 
-use super::{PAGE, PATTERNS, descriptors, forks, limits, pattern, pattern_of};
+use super::{PAGE, PATTERNS, descriptors, forks, limits, pattern, pattern_of, threads};
 use std::io::{BufRead, Write};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -161,6 +161,12 @@ impl Client {
                 "0".into()
             }
             "share" => self.share_pool(),
+            "vfork" => threads::vfork(self.at(arg(0)), arg(1) * PAGE),
+            "spawn" => threads::spawn(),
+            "forking-handlers" => threads::register_forking_handlers(),
+            "wrong" => threads::wrong(),
+            "storm" => threads::storm(self.at(arg(0)), arg(1)),
+            "exiting" => threads::exiting(self.at(arg(0)), arg(1), arg(2)),
             "drop-ptrace" => forks::drop_ptrace(),
             "fork-full" => self.fork_without_descriptors(),
             "mappings" => make_mappings(arg(0)),

@@ -33,7 +33,8 @@ pub fn then(fork: impl FnOnce() -> i32, child: impl FnOnce() -> i32) -> String {
     }
 }
 
-fn wait(child: i32) -> String {
+/// Waits for a child; the answer is its exit status.
+pub fn wait(child: i32) -> String {
     let mut status = 0;
     // SAFETY: waits for a child of this process.
     unsafe { libc::waitpid(child, &mut status, 0) };

@@ -13,6 +13,7 @@ pub mod descriptors;
 pub mod forks;
 pub mod limits;
 pub mod slow_file;
+pub mod threads;
 
 /// Bytes in a page.
 pub const PAGE: usize = 4096;

@@ -18,6 +18,8 @@ use kmem::{mm, raw};
 const MIN_SHIFT: u32 = 4;
 /// Largest piece that is cut from a chunk, as a power of two of bytes.
 const MAX_SHIFT: u32 = 16;
+/// Bytes of the largest piece that is cut from a chunk. Larger ones are made without the lock.
+pub(crate) const LARGEST: usize = 1 << MAX_SHIFT;
 /// Bytes taken from the kernel at a time. Untouched memory costs nothing, and the agent's tables
 /// fit into the first chunk: it does not fail later (which would end the program) when the kernel
 /// refuses another mapping.

@@ -23,6 +23,7 @@ use kmem::uffd::{Event, Uffd};
 use rustix::io::Errno;
 
 use crate::runtime::globals::{self, ADOPTING, READING, STASHED, STATE, STOP};
+use crate::runtime::heap;
 use crate::runtime::kept::Kept;
 use crate::runtime::lock::Guard;
 use crate::runtime::poll;
@@ -35,14 +36,27 @@ const PAUSE: Duration = Duration::from_micros(100);
 /// Pause between two rounds where `poll(2)` is refused.
 const BLIND_PAUSE: Duration = Duration::from_millis(5);
 
+/// Events that a stash holds before it grows.
+const STASH: usize = 4096;
+// See `Stash::new`.
+const _: () = assert!(STASH * size_of::<Event>() > heap::LARGEST);
+
 /// Events that were read, and not acted upon yet.
-#[derive(Default)]
 struct Stash {
     forks: usize,
     others: Vec<Event>,
 }
 
 impl Stash {
+    /// An empty one. Pieces as large as it are mappings of their own, which are made without the
+    /// heap's lock. A forking thread holds that lock, and waits until this one reads its event.
+    fn new() -> Self {
+        let mut others = Vec::new();
+        // Without memory it is tried again with the first event.
+        let _ = others.try_reserve_exact(STASH);
+        Self { forks: 0, others }
+    }
+
     fn is_empty(&self) -> bool {
         self.forks == 0 && self.others.is_empty()
     }
@@ -50,7 +64,7 @@ impl Stash {
 
 /// Reads events until [`STOP`] rings, or the userfaultfd fails or is lost.
 pub(super) fn watch(uffd: &Kept<Uffd>) {
-    let mut stash = Stash::default();
+    let mut stash = Stash::new();
     // To read a fork's event takes a free descriptor. When the program has none left, closing this
     // one makes room.
     let mut spare = keep_spare();
@@ -169,5 +183,45 @@ fn follow(state: &mut State, from: Range, to: usize) {
 fn lose(state: &mut State, range: Range) {
     for (id, run) in state.regions.pieces(range) {
         state.give_up(id, run);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+    use crate::runtime::globals::HEAP;
+
+    #[test]
+    fn an_event_is_stashed_while_a_fork_holds_the_heap() {
+        static READY: AtomicBool = AtomicBool::new(false);
+        static HELD: AtomicBool = AtomicBool::new(false);
+        static STASHED: AtomicBool = AtomicBool::new(false);
+        let stashing = thread::spawn(|| {
+            let mut stash = Stash::new();
+            READY.store(true, Ordering::SeqCst);
+            while !HELD.load(Ordering::SeqCst) {
+                thread::yield_now();
+            }
+            // It grows in between.
+            (0..=STASH).for_each(|_| without_descriptor(Event::Remove(Range::new(0, 0)), &mut stash));
+            STASHED.store(true, Ordering::SeqCst);
+        });
+        while !READY.load(Ordering::SeqCst) {
+            thread::yield_now();
+        }
+        HEAP.hold();
+        HELD.store(true, Ordering::SeqCst);
+        for _ in 0..500 {
+            if STASHED.load(Ordering::SeqCst) {
+                break;
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        let stashed_meanwhile = STASHED.load(Ordering::SeqCst);
+        HEAP.release();
+        stashing.join().unwrap();
+        assert!(stashed_meanwhile, "the event thread waits for the heap, and the fork for it");
     }
 }

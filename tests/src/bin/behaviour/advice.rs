@@ -163,8 +163,14 @@ pub(crate) fn guard(client: &mut Client) {
     let Some((arena, pages)) = client.choose_most(64, |meta, now| idle(meta, now) && !meta.no_fork) else { return };
     match advise(client, arena, &pages, MADV_GUARD_INSTALL) {
         Ok(_) => client.arenas[arena].set(pages.clone(), |meta| meta.guard = true),
-        // The kernel says so before it begins.
-        Err(libc::EINVAL | libc::EAGAIN) => client.check(arena, pages, "memory without guards"),
+        // The kernel says so before it begins where it does not know the advice. Where some of the
+        // pages are locked, those before them have guards.
+        Err(libc::EINVAL | libc::EAGAIN) => {
+            if advise(client, arena, &pages, MADV_GUARD_REMOVE).is_ok() {
+                client.arenas[arena].set(pages.clone(), |meta| meta.either = true);
+            }
+            client.check(arena, pages, "memory without guards");
+        }
         Err(errno) => finding::report(format_args!("no guards: errno {errno}"), client.arenas[arena].at(pages.start)),
     }
 }

@@ -35,6 +35,25 @@ fn a_killed_daemon_stalls_nobody_and_its_successor_takes_over() {
 }
 
 #[test]
+fn restarts_in_quick_succession_leave_all_pages_in_management() {
+    let mut daemon = Daemon::start();
+    let mut clients = [(); 3].map(|()| daemon.scenario(&["hold", "16384", "2", "4"]));
+    clients.iter_mut().for_each(|client| client.expect("ready"));
+    clients.iter().for_each(|client| daemon.wait_merged(client.pid(), 16384));
+    // The second daemon ends before any client has come back, while they come back, and while they
+    // are looked at.
+    for milliseconds in [0, 30, 100, 200, 300, 500] {
+        daemon.kill();
+        daemon.restart();
+        std::thread::sleep(Duration::from_millis(milliseconds));
+        daemon.kill();
+        daemon.restart();
+        clients.iter().for_each(|client| daemon.wait_merged(client.pid(), 16384));
+        clients.iter_mut().for_each(e2e::Client::go);
+    }
+}
+
+#[test]
 fn a_stopped_daemon_stalls_nobody() {
     let daemon = Daemon::start();
     let mut client = daemon.scenario(&["writers", "32768", "8"]);

@@ -150,3 +150,23 @@ fn a_child_copied_in_the_middle_of_a_window_has_its_memory() {
     }
     merging.join().unwrap();
 }
+
+#[test]
+fn a_child_copied_while_pages_are_taken_away_has_its_memory() {
+    // Not a guard that is missing: after each of its pauses of a second a window maps one of the
+    // pages that it has taken away.
+    let (mut daemon, mut program, store) = start(512, "slow-take");
+    let runs = store.runs(20..23);
+    let merging = std::thread::spawn(move || {
+        let outcomes = daemon.merge(1, &runs);
+        (daemon, outcomes)
+    });
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    for _ in 0..2 {
+        assert_eq!(program.ask("fork-raw"), "0");
+        std::thread::sleep(std::time::Duration::from_millis(700));
+    }
+    let (_daemon, outcomes) = merging.join().unwrap();
+    assert_eq!(outcomes, [20, 21, 22].map(|page| (page, Outcome::Merged)), "though forks came between");
+    assert_eq!(program.ask("check 0 512"), "0");
+}

@@ -172,8 +172,11 @@ impl State {
     }
 
     /// Counts a fork before any happens, where forks past the C library cannot be seen: children
-    /// may inherit mappings of frames.
+    /// may inherit mappings of frames. Counts those that happened while memory was unmerged.
     pub(crate) fn count_unseen_forks(&mut self) {
+        if self.uffds.take_forks() {
+            self.uplink.control.count_fork();
+        }
         if !self.uffds.sees_forks() && self.uplink.control.forks() == 0 && self.regions.is_inherited() {
             self.uplink.control.count_fork();
         }

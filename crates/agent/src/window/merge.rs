@@ -82,7 +82,7 @@ struct Window<'s> {
     uffds: &'s mut Userfaultfds,
     segments: &'s Segments,
     maps: &'s mut MapBudget,
-    control: &'s ControlPage,
+    control: &'s mut ControlPage,
     runs: Vec<MergeRun>,
     /// Why each of the runs is refused, if it is.
     refusals: Vec<Option<Outcome>>,
@@ -134,7 +134,7 @@ impl<'s> Window<'s> {
             uffds,
             segments,
             maps,
-            control: &uplink.control,
+            control: &mut uplink.control,
             refusals: Vec::new(),
             verdicts: Vec::with_capacity(runs.len()),
             runs,
@@ -378,6 +378,9 @@ impl<'s> Window<'s> {
     fn close(&mut self) {
         self.uffds.close_window(self.bytes);
         self.control.set_window(false);
+        if self.uffds.take_forks() {
+            self.control.count_fork();
+        }
         self.report.time = self.opened.elapsed();
         if let Some(uffd) = self.uffds.window() {
             uffd.discard_taken(self.bytes.len);

@@ -123,6 +123,12 @@ impl Userfaultfds {
         self.track(span);
     }
 
+    /// Whether a process was made past the C library in the middle of a window, since this was last
+    /// asked.
+    pub(crate) fn take_forks(&self) -> bool {
+        self.window.as_ref().is_some_and(WindowUffd::take_forks)
+    }
+
     /// Registers a span for tracking again.
     pub(crate) fn track(&mut self, span: Range) {
         if let Some(tracking) = self.tracking()

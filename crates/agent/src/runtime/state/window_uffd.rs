@@ -18,7 +18,10 @@ use kmem::uffd::{CreateError, Features, Uffd};
 use kmem::{PAGE_SIZE, mm, raw};
 use rustix::io::Errno;
 
+use self::children::Children;
 use crate::runtime::kept::Kept;
+
+mod children;
 
 /// Bytes of the scratch area: a whole window.
 pub(crate) const SCRATCH_LEN: usize = wire::MAX_WINDOW_PAGES as usize * PAGE_SIZE;
@@ -44,6 +47,8 @@ pub(crate) enum PutBack {
 pub(crate) struct WindowUffd {
     uffd: Kept<Uffd>,
     scratch: Option<Range>,
+    /// Where the kernel reports forks.
+    children: Option<Children>,
 }
 
 impl WindowUffd {
@@ -51,8 +56,11 @@ impl WindowUffd {
     /// kernel writes to guest RAM too, and would get `EFAULT`.
     pub(crate) fn new() -> Result<Self, CreateError> {
         let features = Features::WP | Features::WP_UNPOPULATED;
-        let Ok(uffd) = Uffd::new(features | Features::MOVE | Features::POISON) else {
-            return Ok(Self { uffd: keep(Uffd::new(features)?)?, scratch: None });
+        let taking = features | Features::MOVE | Features::POISON;
+        let with_forks = Uffd::new(taking | Features::EVENT_FORK);
+        let sees_forks = with_forks.is_ok();
+        let Ok(uffd) = with_forks.or_else(|_| Uffd::new(taking)) else {
+            return Ok(Self { uffd: keep(Uffd::new(features)?)?, scratch: None, children: None });
         };
         let scratch = mm::map_anonymous(SCRATCH_LEN).ok().map(|start| Range::new(start, SCRATCH_LEN));
         let scratch = scratch.filter(|range| {
@@ -64,7 +72,9 @@ impl WindowUffd {
             }
             uffd.register_wp(*range).is_ok()
         });
-        Ok(Self { uffd: keep(uffd)?, scratch })
+        let uffd = keep(uffd)?;
+        let children = scratch.filter(|_| sees_forks).map(|scratch| Children::new(&uffd, scratch));
+        Ok(Self { uffd, scratch, children })
     }
 
     /// Whether its descriptor is still there.
@@ -83,6 +93,19 @@ impl WindowUffd {
     pub(super) fn release(&self, span: Range) {
         let _ = self.uffd.unregister(span);
         let _ = self.uffd.wake(span);
+        // From here on no fork copies anything that is registered.
+        self.settle_children();
+    }
+
+    /// Lets forks go on that have copied memory of an open window. Their children get the pages
+    /// that are in the scratch area.
+    fn settle_children(&self) {
+        self.children.iter().for_each(|children| children.settle(&self.uffd));
+    }
+
+    /// Whether the kernel has reported forks since this was last asked.
+    pub(super) fn take_forks(&self) -> bool {
+        self.children.as_ref().is_some_and(Children::take_forks)
     }
 
     /// Whether pinned pages can be told from others.
@@ -121,12 +144,21 @@ impl WindowUffd {
             // back, and no reference into them exists. Nothing refers to the scratch area, which is
             // the agent's own.
             match unsafe { self.uffd.move_pages(part, scratch.start + offset + done) } {
-                Ok(moved) if moved == len => (done, tries, most) = (done + len, 0, from.len),
+                Ok(moved) if moved == len => {
+                    self.note(Range::new(part.start, moved), offset + done);
+                    (done, tries, most) = (done + len, 0, from.len);
+                }
                 // The pages lie in two mappings: halving finds the border.
                 Err(Errno::INVAL) if len > PAGE_SIZE => most = (len / 2).next_multiple_of(PAGE_SIZE),
                 // A part was moved. The next call says why it ended.
-                Ok(moved) => (done, tries) = (done + moved, 0),
-                Err(Errno::AGAIN) if tries < TRIES => tries += 1,
+                Ok(moved) => {
+                    self.note(Range::new(part.start, moved), offset + done);
+                    (done, tries) = (done + moved, 0);
+                }
+                Err(Errno::AGAIN) if tries < TRIES => {
+                    self.settle_children();
+                    tries += 1;
+                }
                 // Somebody touched the scratch area: a debugger, say, or `mlockall`.
                 Err(Errno::EXIST) if emptied != Some(done) => {
                     emptied = Some(done);
@@ -137,6 +169,11 @@ impl WindowUffd {
             }
         }
         (done, Ok(()))
+    }
+
+    /// Notes that pages of `place` are in the scratch area.
+    fn note(&self, place: Range, offset: usize) {
+        self.children.iter().for_each(|children| children.note(place, offset));
     }
 
     /// Where pages are that were taken to `offset`.
@@ -162,8 +199,13 @@ impl WindowUffd {
             // SAFETY: the scratch area is the agent's own, and nothing refers to it. At `to` a page
             // that is in place already stays (EEXIST), and a missing one gets its own bytes back.
             match unsafe { self.uffd.move_pages(Range::new(from, PAGE_SIZE), to) } {
-                Ok(_) | Err(Errno::EXIST) => return PutBack::Done,
-                Err(Errno::AGAIN | Errno::BUSY) => {}
+                Ok(_) => {
+                    self.children.iter().for_each(|children| children.forget(to));
+                    return PutBack::Done;
+                }
+                Err(Errno::EXIST) => return PutBack::Done,
+                Err(Errno::AGAIN) => self.settle_children(),
+                Err(Errno::BUSY) => {}
                 Err(_) => break,
             }
         }
@@ -191,6 +233,7 @@ impl WindowUffd {
 
     /// Discards what was moved to the first `len` bytes of the scratch area.
     pub(crate) fn discard_taken(&self, len: usize) {
+        self.children.iter().for_each(Children::forget_all);
         if let Some(scratch) = self.scratch {
             // Each page in it was replaced by a mapping with the same bytes, or was moved back.
             self.empty(Range::new(scratch.start, len.min(scratch.len)));

@@ -4,15 +4,20 @@ use std::time::Duration;
 
 use e2e::{Daemon, eventually, signal_process, skipped};
 
-/// Far below the time that a daemon is away, far above a window.
+/// How long a daemon is away.
+fn away() -> Duration {
+    Duration::from_millis(1500) * e2e::patience()
+}
+
+/// Below the time that a daemon is away, far above a window: a busy machine's threads wait for a CPU.
 fn limit_micros() -> u64 {
-    400_000 * u64::from(e2e::patience())
+    1_000_000 * u64::from(e2e::patience())
 }
 
 #[test]
 fn a_killed_daemon_stalls_nobody_and_its_successor_takes_over() {
     let mut daemon = Daemon::start();
-    let mut client = daemon.scenario(&["writers", "32768", "12"]);
+    let mut client = daemon.scenario(&["writers", "32768", &(14 * e2e::patience()).to_string()]);
     let mut still = daemon.scenario(&["hold", "8192", "2", "4"]);
     client.expect("ready");
     still.expect("ready");
@@ -22,6 +27,7 @@ fn a_killed_daemon_stalls_nobody_and_its_successor_takes_over() {
         std::thread::sleep(Duration::from_millis(700));
         daemon.kill();
         still.go();
+        std::thread::sleep(away());
         daemon.restart();
     }
     let longest = client.hear();
@@ -56,13 +62,13 @@ fn restarts_in_quick_succession_leave_all_pages_in_management() {
 #[test]
 fn a_stopped_daemon_stalls_nobody() {
     let daemon = Daemon::start();
-    let mut client = daemon.scenario(&["writers", "32768", "8"]);
+    let mut client = daemon.scenario(&["writers", "32768", &(10 * e2e::patience()).to_string()]);
     client.expect("ready");
     client.tell("go");
     for _ in 0..4 {
         std::thread::sleep(Duration::from_millis(600));
         daemon.signal(libc::SIGSTOP);
-        std::thread::sleep(Duration::from_millis(1000));
+        std::thread::sleep(away());
         daemon.signal(libc::SIGCONT);
     }
     let longest = client.hear();
@@ -168,7 +174,7 @@ fn a_limit_that_is_lowered_under_a_merged_program_harms_nothing() {
         );
     };
     let daemon = Daemon::start();
-    let mut client = daemon.scenario(&["writers", "32768", "8"]);
+    let mut client = daemon.scenario(&["writers", "32768", &(10 * e2e::patience()).to_string()]);
     client.expect("ready");
     client.tell("go");
     eventually("it has many mappings", Duration::from_secs(20), || {

@@ -37,7 +37,6 @@ use kmem::memfd::SharedMap;
 use kmem::pagemap::Pagemap;
 use kmem::pidfd::PidFd;
 use kmem::procmem::AddressSpace;
-use kmem::seqpacket::Conn;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use wire::{HugePages, PageNo, RegionId, SegmentId};
 
@@ -60,7 +59,7 @@ use crate::content::frame::Frame;
 use crate::content::index::{ClientId, Place, Sighting};
 use crate::ledger::{Entry, Region};
 use crate::pace::IN_HAND;
-use crate::users::{Claim, User};
+use crate::users::{Claim, Connection, User};
 
 /// Sums over a client's life.
 #[derive(Clone, Copy, Debug, Default)]
@@ -144,7 +143,7 @@ pub(crate) struct Identity {
     pub(crate) _claim: Option<Claim>,
     pub(crate) name: String,
     pub(crate) domain: Arc<Domain>,
-    pub(crate) conn: Conn,
+    pub(crate) conn: Connection,
     pub(crate) pidfd: PidFd,
     pub(crate) control: SharedMap,
     /// Forks with regions that its children inherited, before it was a client of this daemon.

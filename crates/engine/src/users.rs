@@ -12,9 +12,11 @@ use std::time::{Duration, Instant};
 use kmem::PAGE_SIZE;
 use parking_lot::Mutex;
 
+pub(crate) use self::received::{Connection, Received};
 use crate::config::Config;
 use crate::config::bounds::{HANDSHAKES_OF_USER, LINES_OF_USER, REFUSALS_OF_USER, SEGMENTS_OF_USER};
 
+mod received;
 #[cfg(test)]
 mod tests;
 
@@ -91,6 +93,7 @@ pub(crate) struct User {
     taken: [AtomicU64; KINDS],
     lines: Mutex<Lines>,
     refused: Mutex<VecDeque<Refused>>,
+    closing: Mutex<received::Closing>,
 }
 
 /// A part of what a user takes, until it is dropped.
@@ -116,6 +119,7 @@ impl User {
             taken: Default::default(),
             lines: Mutex::new(lines),
             refused: Mutex::default(),
+            closing: Mutex::default(),
         }
     }
 

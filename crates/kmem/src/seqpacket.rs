@@ -166,7 +166,7 @@ impl Conn {
     /// # Errors
     ///
     /// `InvalidData`: the message is longer than `buffer`, or has more descriptors than this
-    /// process may open. The message is lost then, and its descriptors are closed.
+    /// process may open. The message is lost then; `fds` has those of its descriptors that came.
     /// `ConnectionReset`: the other end was closed before it read all messages.
     pub fn recv(&self, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<Option<usize>> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
@@ -180,16 +180,13 @@ impl Conn {
                 Err(errno) => return Err(errno.into()),
             }
         };
-        // Dropping `control` closes the descriptors that are still in it.
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = message {
+                fds.extend(rights);
+            }
+        }
         if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "a message or its descriptors did not fit"));
-        }
-        if received.bytes > 0 {
-            for message in control.drain() {
-                if let RecvAncillaryMessage::ScmRights(rights) = message {
-                    fds.extend(rights);
-                }
-            }
         }
         Ok(Some(received.bytes))
     }

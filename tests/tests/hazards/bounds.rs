@@ -1,5 +1,8 @@
 //! Clients that take more than is theirs: memory, descriptors, time of the daemon's threads.
 
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use e2e::{Daemon, eventually};
@@ -173,4 +176,29 @@ fn descriptors_that_no_daemon_made_are_not_kept() {
     });
     let most = most.max().unwrap_or_default();
     assert!(most <= before + 8, "{most} descriptors, {before} before");
+}
+
+#[test]
+fn a_descriptor_that_cannot_be_closed_holds_up_nobody() {
+    let daemon = Daemon::start();
+    // Its close waits for the other end, which takes nothing.
+    let other_end = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut stream = TcpStream::connect(other_end.local_addr().unwrap()).unwrap();
+    stream.set_nonblocking(true).unwrap();
+    while stream.write(&[0; 1 << 16]).is_ok() {}
+    rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::from_secs(300))).unwrap();
+    // What the daemon closes is to be the last of it.
+    let pid = rustix::process::Pid::from_raw(daemon.pid()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    let (sender, unread) = (Liar::hello(&daemon), Liar::connect(&daemon));
+    // One is taken with a message that needs none, one is in a message that is never read.
+    sender.0.send(&wire::encode(&region(1, 1 << 30, 1)), &[stream.as_fd()]).unwrap();
+    unread.0.send(&wire::encode(&region(1, 1 << 30, 1)), &[]).unwrap();
+    let _ = unread.0.send(&wire::encode(&region(2, 1 << 30, 1)), &[stream.as_fd()]);
+    drop(stream);
+    rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
+    eventually("both were taken", Duration::from_secs(10), || unread.is_closed().then_some(()));
+    drop((sender, unread));
+    merge_within(&daemon, Duration::from_secs(30));
+    drop(other_end);
 }

@@ -49,8 +49,8 @@ pub(crate) struct Rest {
 
 impl Client {
     /// Applies one message and returns what it leads to. `Err` says what was wrong with it; the
-    /// connection is then closed.
-    pub(crate) fn apply(&self, message: ToDaemon, fds: Vec<OwnedFd>) -> Result<Next, ProtocolError> {
+    /// connection is then closed. Descriptors that it needs are taken out of `fds`.
+    pub(crate) fn apply(&self, message: ToDaemon, fds: &mut Vec<OwnedFd>) -> Result<Next, ProtocolError> {
         let mut state = self.state();
         match message {
             ToDaemon::RegionAdded { region, start, len } => {
@@ -218,14 +218,15 @@ mod tests {
     const ID: RegionId = RegionId(1);
 
     fn announce(client: &Client, pages: u64) -> Result<Next, ProtocolError> {
-        client.apply(ToDaemon::RegionAdded { region: ID, start: 1 << 30, len: pages * PAGE_SIZE as u64 }, Vec::new())
+        client
+            .apply(ToDaemon::RegionAdded { region: ID, start: 1 << 30, len: pages * PAGE_SIZE as u64 }, &mut Vec::new())
     }
 
     /// Applies a message to its end. Returns the slices, and the time that the longest took.
     fn apply(client: &Client, message: ToDaemon) -> (u32, Duration) {
         let (mut slices, mut longest) = (1, Duration::ZERO);
         let mut begin = Instant::now();
-        let mut next = client.apply(message, Vec::new());
+        let mut next = client.apply(message, &mut Vec::new());
         loop {
             longest = longest.max(begin.elapsed());
             match next {
@@ -306,6 +307,6 @@ mod tests {
         let state = client.state();
         assert_eq!((state.detach.pages_retained(), state.regions[&id].managed), (2, 5));
         drop(state);
-        assert!(client.apply(ToDaemon::Retained { region: id, run: Run::new(PageNo(7), 2) }, Vec::new()).is_err());
+        assert!(client.apply(ToDaemon::Retained { region: id, run: Run::new(PageNo(7), 2) }, &mut Vec::new()).is_err());
     }
 }

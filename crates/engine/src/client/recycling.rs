@@ -192,9 +192,13 @@ impl State {
 
 impl Client {
     /// Its agent announced a pool.
-    pub(super) fn add_pool(&self, state: &mut State, pool: Pool, fds: Vec<OwnedFd>) -> Result<Next, ProtocolError> {
-        let mut fds = fds.into_iter();
-        let fd = fds.next().ok_or(ProtocolError::PoolWithoutDescriptor)?;
+    pub(super) fn add_pool(
+        &self,
+        state: &mut State,
+        pool: Pool,
+        fds: &mut Vec<OwnedFd>,
+    ) -> Result<Next, ProtocolError> {
+        let fd = fds.first().ok_or(ProtocolError::PoolWithoutDescriptor)?;
         if state.recycling.is_some() {
             return Err(ProtocolError::PoolTwice);
         }
@@ -203,7 +207,7 @@ impl Client {
             0 => self.reclaim_period,
             own => (f64::from(own) / 1000.0).clamp(crate::config::SHORTEST_PERIOD, 86_400.0),
         };
-        let marks = match Marks::open(&fd) {
+        let marks = match Marks::open(fd) {
             Ok(marks) => Arc::new(marks),
             Err(why) => {
                 log_of!(self.user, warn, pid = self.pid, "not recycled: {why}");
@@ -218,10 +222,10 @@ impl Client {
             state.set_extents(pool.extents);
             return Ok(Next::Reclaim);
         }
-        match fds.next() {
-            Some(qmp) => Ok(Next::FindRam(qmp)),
-            None => Err(ProtocolError::PoolWithoutPlace),
+        if fds.len() < 2 {
+            return Err(ProtocolError::PoolWithoutPlace);
         }
+        Ok(Next::FindRam(fds.swap_remove(1)))
     }
 
     /// A sweep has ended.

@@ -126,7 +126,7 @@ pub(crate) mod tests {
     use crate::config::Config;
     use crate::content::domain::{Domain, DomainKey};
     use crate::content::index::ClientId;
-    use crate::users::User;
+    use crate::users::{Connection, User};
 
     /// A client that is this process, and its agent's end of the connection.
     pub(crate) fn client() -> (Client, Conn) {
@@ -140,14 +140,15 @@ pub(crate) mod tests {
         let (conn, agent) = Conn::pair().unwrap();
         let control = rustix::fs::memfd_create("control", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&control, wire::control::LEN as u64).unwrap();
+        let user = Arc::new(User::new(0, u64::MAX, 1));
         let identity = Identity {
             number: ClientId(1),
             pid,
-            user: Arc::new(User::new(0, u64::MAX, 1)),
+            user: user.clone(),
             _claim: None,
             name: "test".into(),
             domain: Arc::new(Domain::new(key, &Config::default())),
-            conn,
+            conn: Connection::new(conn, user),
             pidfd,
             control: memfd::map_shared(&control, wire::control::LEN).unwrap(),
             forks_before: 0,

@@ -130,7 +130,7 @@ mod tests {
     fn moving() -> (Client, Conn, [Frame; 2]) {
         let (client, agent) = client();
         let region = ToDaemon::RegionAdded { region: ID, start: 1 << 30, len: 12 * PAGE_SIZE as u64 };
-        client.apply(region, Vec::new()).unwrap();
+        client.apply(region, &mut Vec::new()).unwrap();
         let frames = [(); 2].map(|()| Cursor::new(&client.domain.store, None).put(&[7; PAGE_SIZE], 1).unwrap());
         client.state().regions.get_mut(&ID).unwrap().set(PAGE, Entry::Merged(frames[0]));
         let planned = PlannedRun { run: Run::one(PAGE), target: Target::Frame(frames[1]) };
@@ -158,7 +158,7 @@ mod tests {
         for (messages, users, entry) in cases {
             let (client, _agent, frames) = moving();
             let what = format!("{messages:?}");
-            messages.into_iter().for_each(|message| drop(client.apply(message, Vec::new()).unwrap()));
+            messages.into_iter().for_each(|message| drop(client.apply(message, &mut Vec::new()).unwrap()));
             assert_eq!(frames.map(|frame| client.domain.store.users(frame)), users, "{what}");
             let now = client.state().regions[&ID].entry(PAGE);
             assert_eq!(

@@ -17,6 +17,9 @@ pub(crate) const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 pub(crate) const ACCEPTS: usize = 32;
 /// Descriptors of segments that wait in unfinished handshakes of one uid: as many as a store has.
 pub(crate) const SEGMENTS_OF_USER: u64 = 4096;
+/// Descriptors that one uid's clients sent and that are not closed yet, of which nobody asked for
+/// any. Above this, connections that send more are closed.
+pub(crate) const CLOSING_OF_USER: usize = 256;
 /// Time of the service thread for one uid in one round; then the other uids have theirs. What is
 /// left waits in the sockets. One message, or one slice of it, is not interrupted.
 pub(crate) const ROUND: Duration = Duration::from_millis(1);

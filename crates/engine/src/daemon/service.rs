@@ -33,9 +33,10 @@ use self::periods::{Periods, Scans};
 use self::rounds::Ready;
 use crate::client::link::Link;
 use crate::client::{Client, Next, ProtocolError};
+use crate::config::bounds::CLOSING_OF_USER;
 use crate::content::index::ClientId;
 use crate::recycle::{policy, ram};
-use crate::users::log_of;
+use crate::users::{Received, User, log_of};
 use crate::world::shared::Shared;
 
 /// When no worker has done anything for a user for this long, another scan of its clients begins
@@ -63,16 +64,21 @@ enum Ended {
     Handshake(#[from] HandshakeError),
     #[error(transparent)]
     Protocol(#[from] ProtocolError),
+    #[error(
+        "its user's clients sent {CLOSING_OF_USER} descriptors that nobody asked for and whose files do not let themselves be closed; an agent sends none"
+    )]
+    Descriptors,
     #[error(transparent)]
     Io(#[from] std::io::Error),
 }
 
-/// Receives a message; `None`: there is none yet.
-fn receive(conn: &Conn, packet: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<Option<ToDaemon>, Ended> {
-    match conn.recv(packet, fds)? {
+/// Receives a message, and its descriptors; `None`: there is none yet.
+fn receive(conn: &Conn, packet: &mut [u8], user: &Arc<User>) -> Result<Option<(ToDaemon, Received)>, Ended> {
+    let mut received = Received::of(user).ok_or(Ended::Descriptors)?;
+    match conn.recv(packet, &mut received.fds)? {
         None => Ok(None),
         Some(0) => Err(Ended::Closed),
-        Some(len) => Ok(Some(wire::decode_to_daemon(&packet[..len])?)),
+        Some(len) => Ok(Some((wire::decode_to_daemon(&packet[..len])?, received))),
     }
 }
 
@@ -248,10 +254,9 @@ impl Service {
         let step = if self.unfinished.remove(&client.number) {
             client.go_on().map_err(Ended::from)
         } else {
-            let mut fds = Vec::new();
-            match receive(&client.conn, &mut self.packet, &mut fds) {
+            match receive(&client.conn, &mut self.packet, &client.user) {
                 Ok(None) => return false,
-                Ok(Some(message)) => client.apply(message, fds).map_err(Ended::from),
+                Ok(Some((message, mut received))) => client.apply(message, &mut received.fds).map_err(Ended::from),
                 // The agent closed with messages of ours unread; its own last words are still
                 // queued behind this.
                 Err(Ended::Io(e)) if e.kind() == std::io::ErrorKind::ConnectionReset => return true,

@@ -104,7 +104,7 @@ mod tests {
     fn announce(client: &Client, id: u32, start: usize, pages: usize) {
         let message =
             ToDaemon::RegionAdded { region: RegionId(id), start: start as u64, len: (pages * PAGE_SIZE) as u64 };
-        assert!(client.apply(message, Vec::new()).is_ok());
+        assert!(client.apply(message, &mut Vec::new()).is_ok());
     }
 
     #[test]
@@ -124,9 +124,9 @@ mod tests {
         assert_eq!(client.state().regions[&RegionId(2)].managed, 0, "shared memory");
         // The agent's own message about the unmapped part comes late, and counts once.
         let shrunk = |id, page, len| ToDaemon::RegionShrunk { region: RegionId(id), run: Run::new(PageNo(page), len) };
-        assert!(client.apply(shrunk(1, 4, 4), Vec::new()).is_ok());
+        assert!(client.apply(shrunk(1, 4, 4), &mut Vec::new()).is_ok());
         assert_eq!(client.state().regions[&RegionId(1)].managed, 20);
-        assert!(client.apply(shrunk(2, 0, 8), Vec::new()).is_ok());
+        assert!(client.apply(shrunk(2, 0, 8), &mut Vec::new()).is_ok());
         assert!(!client.state().regions.contains_key(&RegionId(2)));
     }
 

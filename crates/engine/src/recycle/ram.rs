@@ -46,6 +46,7 @@ enum RamError {
 /// the agent and the client's ledger what it finds, and ends.
 pub(crate) fn locate(shared: &Arc<Shared>, client: &Arc<Client>, socket: OwnedFd) {
     let Some(search) = Search::begin(shared, client) else {
+        client.user.close(vec![socket]);
         let why = format!("{SEARCHES} guests of its user are being asked for their RAM; start fewer at a time");
         log_of!(client.user, warn, pid = client.pid, "not recycled: {why}");
         if let Some(recycling) = &mut client.state().recycling {

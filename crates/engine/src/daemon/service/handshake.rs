@@ -19,7 +19,7 @@ use crate::content::index::{ClientId, MAX_CLIENTS};
 use crate::content::store::Segment;
 use crate::daemon::adopt;
 use crate::ledger::Region;
-use crate::users::{Claim, Kind, OverBound, User, log_of};
+use crate::users::{Claim, Connection, Kind, OverBound, User, log_of};
 use crate::world::shared::Shared;
 
 /// Version of the protocol that this daemon speaks.
@@ -29,7 +29,7 @@ const MAX_ADMISSIONS: usize = 16;
 
 /// A connection that has not finished its introduction.
 pub(super) struct Handshake {
-    conn: Conn,
+    conn: Connection,
     peer: Peer,
     user: Arc<User>,
     _claim: Claim,
@@ -119,6 +119,7 @@ impl Service {
             let Ok(Some(conn)) = self.listener.accept() else { return };
             let Ok(peer) = conn.peer() else { continue };
             let user = self.shared.users.user(peer.uid);
+            let conn = Connection::new(conn, user.clone());
             let claim = match user.claim(Kind::Handshakes, 1) {
                 Ok(claim) => claim,
                 Err(why) => {
@@ -177,10 +178,9 @@ impl Service {
     /// introduction is over.
     pub(super) fn shake_hands(&mut self, number: u32) -> bool {
         let Some(handshake) = self.handshakes.get_mut(&number) else { return false };
-        let mut fds = Vec::new();
-        let step = match receive(&handshake.conn, &mut self.packet, &mut fds) {
+        let step = match receive(&handshake.conn, &mut self.packet, &handshake.user) {
             Ok(None) => return false,
-            Ok(Some(message)) => introduce(&self.shared, handshake, message, fds),
+            Ok(Some((message, mut received))) => introduce(&self.shared, handshake, message, &mut received.fds),
             Err(why) => Err(why),
         };
         match step {
@@ -375,29 +375,32 @@ impl Handshake {
 }
 
 /// Notes a segment that an agent holds. A descriptor is kept only of a segment that the state file
-/// lists for the agent's domain and that the store does not have.
+/// lists for the agent's domain and that the store does not have. That of a segment which the store
+/// has is closed; one of anything else stays in `fds`.
 fn hold_segment(
     shared: &Shared,
     handshake: &mut Handshake,
     segment: SegmentId,
-    fd: OwnedFd,
+    fds: &mut Vec<OwnedFd>,
 ) -> Result<(), HandshakeError> {
     let Ok(key) = handshake.domain(shared) else { return Ok(()) };
     if handshake.segments.contains_key(&segment) {
         return Err(HandshakeError::SegmentTwice(segment));
     }
     let stored = shared.known_domain(&key).is_some_and(|domain| domain.store.hold(segment).is_some());
-    let genuine = || {
-        shared.state_file.lock().knows(segment, &key.to_string())
-            && memfd::identity(fd.as_fd()).is_ok_and(|id| id.ino == segment)
-            && memfd::require_kept(fd.as_fd()).is_ok()
-    };
-    if !stored && !genuine() {
+    // Its seals first: where the file is no memfd, another question may have no answer for ever.
+    let is_it = |fd: &OwnedFd| memfd::require_kept(fd).is_ok() && memfd::identity(fd).is_ok_and(|id| id.ino == segment);
+    let known = stored || shared.state_file.lock().knows(segment, &key.to_string());
+    let fd = if known { fds.pop_if(|fd| is_it(fd)) } else { None };
+    if !stored && fd.is_none() {
         let why = "it holds a segment that no earlier daemon of this directory made for its domain; not taken";
         log_of!(handshake.user, warn, pid = handshake.peer.pid, segment, "{why}");
         return Ok(());
     }
-    let kept = if stored { None } else { Some((fd, handshake.user.claim(Kind::Segments, 1)?)) };
+    let kept = match fd.filter(|_| !stored) {
+        Some(fd) => Some((fd, handshake.user.claim(Kind::Segments, 1)?)),
+        None => None,
+    };
     handshake.segments.insert(segment, kept);
     Ok(())
 }
@@ -421,7 +424,7 @@ fn introduce(
     shared: &Shared,
     handshake: &mut Handshake,
     message: ToDaemon,
-    mut fds: Vec<OwnedFd>,
+    fds: &mut Vec<OwnedFd>,
 ) -> Result<Step, Ended> {
     match message {
         ToDaemon::Hello { version, .. } if version != wire::VERSION => {
@@ -437,10 +440,8 @@ fn introduce(
         ToDaemon::RegionAdded { region, start, len } => {
             add_region(&handshake.user, &mut handshake.regions, region, start, len)?;
         }
-        ToDaemon::SegmentHeld { segment } => match fds.pop() {
-            Some(fd) => hold_segment(shared, handshake, segment, fd)?,
-            None => return Err(HandshakeError::SegmentWithoutDescriptor.into()),
-        },
+        ToDaemon::SegmentHeld { .. } if fds.is_empty() => return Err(HandshakeError::SegmentWithoutDescriptor.into()),
+        ToDaemon::SegmentHeld { segment } => hold_segment(shared, handshake, segment, fds)?,
         // The ledger is rebuilt from the mappings themselves, which are already as these messages
         // say.
         ToDaemon::RegionShrunk { .. } | ToDaemon::Discarded { .. } | ToDaemon::Report(_) | ToDaemon::Digests(_) => {}

@@ -19,7 +19,7 @@ fn run(page: u32, len: u32) -> Run {
 }
 
 fn hear(client: &Client, message: ToDaemon) {
-    client.apply(message, Vec::new()).unwrap();
+    client.apply(message, &mut Vec::new()).unwrap();
 }
 
 fn add_region(client: &Client, start: u64, pages: u64) {

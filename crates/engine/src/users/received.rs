@@ -1,0 +1,183 @@
+//! Descriptors that a client sends.
+//!
+//! Closing a descriptor may take for ever: `close(2)` waits for the file system (FUSE), or for the
+//! other end of a connection (`SO_LINGER`). So what is not used is closed by a thread of its own,
+//! one for each user while there is something to close. Connections are closed there, too: one may
+//! have messages that nobody has read, and their descriptors are closed with it.
+
+use std::ops::Deref;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kmem::seqpacket::Conn;
+
+use super::User;
+use crate::config::bounds::CLOSING_OF_USER;
+
+/// Descriptors of a user that are not closed yet.
+#[derive(Default)]
+pub(super) struct Closing {
+    waiting: Vec<Open>,
+    /// Descriptors that came with messages, with those that the thread has taken.
+    count: usize,
+    /// There is a thread.
+    runs: bool,
+}
+
+/// What is to be closed.
+enum Open {
+    /// Came with a message.
+    Fd(OwnedFd),
+    /// Its [`Connection`] is about to be gone.
+    Conn(Arc<Conn>),
+}
+
+/// A connection of a user's client. Dropping it does not wait.
+pub(crate) struct Connection {
+    conn: Arc<Conn>,
+    user: Arc<User>,
+}
+
+impl Connection {
+    pub(crate) fn new(conn: Conn, user: Arc<User>) -> Self {
+        Self { conn: Arc::new(conn), user }
+    }
+}
+
+impl Deref for Connection {
+    type Target = Conn;
+    fn deref(&self) -> &Conn {
+        &self.conn
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.user.close_all([Open::Conn(self.conn.clone())]);
+    }
+}
+
+/// Descriptors that came with a message. Those that are not taken out are closed elsewhere.
+pub(crate) struct Received {
+    user: Arc<User>,
+    pub(crate) fds: Vec<OwnedFd>,
+}
+
+impl Received {
+    /// None yet, of a client of this user. `None`: too many that it sent are not closed yet.
+    pub(crate) fn of(user: &Arc<User>) -> Option<Self> {
+        (user.closing.lock().count < CLOSING_OF_USER).then(|| Self { user: user.clone(), fds: Vec::new() })
+    }
+}
+
+impl Drop for Received {
+    fn drop(&mut self) {
+        self.user.close(std::mem::take(&mut self.fds));
+    }
+}
+
+impl User {
+    /// Closes descriptors that a client of this user sent. Does not wait.
+    pub(crate) fn close(self: &Arc<Self>, fds: Vec<OwnedFd>) {
+        self.close_all(fds.into_iter().map(Open::Fd));
+    }
+
+    fn close_all(self: &Arc<Self>, open: impl IntoIterator<Item = Open>) {
+        let mut closing = self.closing.lock();
+        let before = closing.waiting.len();
+        closing.waiting.extend(open);
+        closing.count += closing.waiting[before..].iter().filter(|open| matches!(open, Open::Fd(_))).count();
+        if !closing.runs && !closing.waiting.is_empty() {
+            let user = self.clone();
+            // Without a thread they wait for the next ones.
+            closing.runs =
+                std::thread::Builder::new().name("closer".into()).spawn(move || user.close_waiting()).is_ok();
+        }
+    }
+
+    fn close_waiting(&self) {
+        let mut closing = self.closing.lock();
+        loop {
+            let Some(open) = closing.waiting.pop() else {
+                closing.runs = false;
+                return;
+            };
+            drop(closing);
+            let count = match open {
+                Open::Fd(fd) => {
+                    drop(fd);
+                    1
+                }
+                // The other holder is a connection that is being dropped, at this very moment.
+                Open::Conn(conn) => {
+                    while Arc::strong_count(&conn) > 1 {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                    0
+                }
+            };
+            closing = self.closing.lock();
+            closing.count -= count;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsFd;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    /// A connection that is not closed within 10 s: the other end takes nothing.
+    fn lingering() -> (OwnedFd, TcpListener) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        while stream.write(&[0; 1 << 16]).is_ok() {}
+        rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::from_secs(10))).unwrap();
+        (stream.into(), listener)
+    }
+
+    #[test]
+    fn descriptors_that_cannot_be_closed_hold_up_nobody_and_are_bounded() {
+        let user = Arc::new(User::new(7, 0, 0));
+        let (fd, other_end) = lingering();
+        let begin = Instant::now();
+        let mut received = Received::of(&user).unwrap();
+        received.fds.push(fd);
+        drop(received);
+        while user.closing.lock().waiting.len() == 1 {
+            std::thread::yield_now();
+        }
+        assert!(begin.elapsed() < Duration::from_secs(5), "this thread closes it");
+        while let Some(mut received) = Received::of(&user) {
+            received.fds.push(std::fs::File::open("/dev/null").unwrap().into());
+        }
+        assert_eq!(user.closing.lock().count, CLOSING_OF_USER);
+        drop(other_end);
+        while user.closing.lock().count > 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(Received::of(&user).is_some(), "when it answers all is closed");
+    }
+
+    #[test]
+    fn a_connection_with_unread_descriptors_is_closed_elsewhere() {
+        let user = Arc::new(User::new(7, 0, 0));
+        let (fd, other_end) = lingering();
+        let (ours, theirs) = Conn::pair().unwrap();
+        theirs.send(&[1], &[fd.as_fd()]).unwrap();
+        drop((fd, theirs));
+        let begin = Instant::now();
+        drop(Connection::new(ours, user.clone()));
+        assert!(begin.elapsed() < Duration::from_secs(5), "this thread closes it");
+        drop(other_end);
+        while user.closing.lock().runs {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}

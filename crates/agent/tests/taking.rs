@@ -256,6 +256,10 @@ fn what_cannot_be_read_is_left_alone() {
     daemon.send(&ToAgent::Digest(digest), &[]);
     daemon.wait_for(|message| matches!(message, ToDaemon::Digests(answer) if answer.digests.len() == 10));
     assert_eq!(program.ask("raw-protect 100 3 3"), "0");
+    // A frame whose memory has failed. The daemon has not said that there is none.
+    assert_eq!(program.ask("hide-frames"), "0");
+    let outcomes = daemon.merge(1, &store.runs(100..103));
+    assert!(outcomes.iter().all(|(_, outcome)| *outcome == Outcome::Unreadable), "{outcomes:?}");
     assert_eq!(program.ask("check 0 512"), "0");
 }
 

@@ -205,6 +205,8 @@ pub struct MemInfo {
     pub swap_total_kib: u64,
     /// Unused swap space.
     pub swap_free_kib: u64,
+    /// Memory that has failed (hwpoison). Kernels that cannot handle that do not count it.
+    pub corrupted_kib: u64,
 }
 
 /// The memory of the system.
@@ -230,6 +232,7 @@ fn parse_meminfo(text: &str) -> MemInfo {
             "PageTables" => &mut info.page_tables_kib,
             "SwapTotal" => &mut info.swap_total_kib,
             "SwapFree" => &mut info.swap_free_kib,
+            "HardwareCorrupted" => &mut info.corrupted_kib,
             _ => return,
         };
         *field = number(value);

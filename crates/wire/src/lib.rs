@@ -73,6 +73,10 @@ pub mod control {
     /// address that [`ToDaemon::Mapped`](super::ToDaemon::Mapped) names. They tell it whose memory
     /// the descriptor reads.
     pub const NONCE: usize = 16;
+    /// Offset of an `AtomicU64`: 1 while no memory of this host has failed, as far as the daemon
+    /// knows; 0 if some has, or that is not known. It is written before each batch is sent. Then
+    /// the agent need not ask the kernel for each frame whether it can be read.
+    pub const SOUND: usize = 32;
 }
 
 /// A segment of a store: the inode number of its memfd, which also stands in `/proc/PID/maps`.

@@ -1,4 +1,8 @@
 //! Every page of a window is compared with its target, byte by byte.
+//!
+//! Pages that can be moved are compared where they were moved to ([`changed`]): there nobody can
+//! write to them. Before, in place, a sample of each is compared: pages that differ mostly differ
+//! there, and stay where they are. All other pages are compared in place.
 
 #![allow(unsafe_code)] // Reads the program's memory.
 
@@ -12,11 +16,32 @@ use crate::window::ZEROS;
 use crate::window::own;
 use crate::window::runs::advance;
 
+/// What is compared of a page in place.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Depth {
+    /// A cache line: the page is compared whole after it was taken away.
+    Sample,
+    /// Every byte.
+    Whole,
+}
+
+/// How pages are compared.
+#[derive(Clone, Copy)]
+pub(super) struct How {
+    pub(super) depth: Depth,
+    /// The kernel is asked whether frames can be read: memory of this host has failed.
+    pub(super) ask_frames: bool,
+}
+
+/// Where the sample of a page is, in bytes: a cache line behind what headers and zeros in front
+/// take.
+const SAMPLE: std::ops::Range<usize> = 2688..2752;
+
 /// What is known of some pages after the comparison.
 pub(super) enum Verdict {
     /// Their outcome.
     Settled(Outcome),
-    /// They equal the target.
+    /// They equal the target, as deep as they were compared.
     Equal(Target),
 }
 
@@ -34,6 +59,7 @@ enum Finding {
 
 /// Compares a run with its target, page by page. The kernel is asked first whether the pages can be
 /// read: for all pages up to `group`, since the call is what costs. Those before `readable` can.
+/// Frames are mapped by the agent alone: they can be read unless their memory has failed.
 ///
 /// # Safety
 ///
@@ -44,6 +70,7 @@ pub(super) unsafe fn compare(
     region: &Region,
     segments: &Segments,
     merge: MergeRun,
+    how: How,
     group: PageNo,
     readable: &mut PageNo,
     verdicts: &mut Verdicts,
@@ -67,7 +94,7 @@ pub(super) unsafe fn compare(
         }
         let len = (readable.0.min(run.end().0)).saturating_sub(page.0);
         // A frame whose memory broke cannot be read either.
-        let len = frames.filter(|_| len > 0).map_or(len, |frames| {
+        let len = frames.filter(|_| len > 0 && how.ask_frames).map_or(len, |frames| {
             let first = frames.wrapping_add(done as usize * PAGE_SIZE).expose_provenance();
             own::readable(Range::new(first, len as usize * PAGE_SIZE)) as u32
         });
@@ -77,7 +104,7 @@ pub(super) unsafe fn compare(
             // SAFETY: page and frame were readable just now, and by the contract the page is not
             // unmapped. No thread writes to it. The frame lies within its segment, which is mapped
             // in full length, and no process writes a frame that a page may map.
-            let equal = unsafe { libc::memcmp((place + offset) as *const _, target.cast(), PAGE_SIZE) == 0 };
+            let equal = unsafe { equals((place + offset) as *const u8, target, how.depth) };
             found.add(i, if equal { Finding::Equal } else { Finding::Differs }, verdicts);
         }
         done += len;
@@ -87,6 +114,22 @@ pub(super) unsafe fn compare(
         }
     }
     found.end(run.len, verdicts);
+}
+
+/// Whether a page equals another, as far as they are compared.
+///
+/// # Safety
+///
+/// Both are mapped, and nobody writes to them.
+unsafe fn equals(page: *const u8, other: *const u8, depth: Depth) -> bool {
+    // SAFETY: both callers below compare parts of the two pages, which by the contract can be read.
+    let equal = |at: usize, len: usize| unsafe {
+        libc::memcmp(page.wrapping_add(at).cast(), other.wrapping_add(at).cast(), len) == 0
+    };
+    match depth {
+        Depth::Sample => equal(SAMPLE.start, SAMPLE.len()),
+        Depth::Whole => equal(0, PAGE_SIZE),
+    }
 }
 
 /// Joins findings on consecutive pages of a run.
@@ -118,9 +161,9 @@ impl Found {
     }
 }
 
-/// Pages that were taken away, and do not equal their target any more: a device wrote to them after
-/// the comparison, and has let go of them since. Or page or frame cannot be read any more, which
-/// the kernel is asked again where `ask` says so. Ascending, with their outcomes.
+/// Pages that were taken away, and do not equal their target: beside the sample, or since a device
+/// wrote to them after the comparison and has let go of them. Or page or frame cannot be read any
+/// more, which the kernel is asked again where `ask` says so. Ascending, with their outcomes.
 ///
 /// # Safety
 ///

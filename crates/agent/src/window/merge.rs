@@ -4,9 +4,9 @@
 //! select    runs that can share a window; pages written since the last scan end it
 //! refuse    runs without a segment, or without room for their mappings
 //! open      writers to the span wait; it leaves tracking
-//! compare   every page with its target, byte by byte, now that it cannot change
-//! take      equal pages are moved away, unless they are pinned; readers wait too. What a device
-//!           wrote to since they were compared, and has let go of, is put back
+//! compare   a sample of every page with its target; every byte where pages cannot be moved
+//! take      equal pages are moved away, unless they are pinned; readers wait too
+//! compare   every byte of those, now that nothing can write to them; what differs is put back
 //! map       frames, or untouched memory for zeros, in their place
 //! close     writers and readers go on; the span is tracked again
 //! ```
@@ -37,12 +37,17 @@ use crate::runtime::state::segments::Segments;
 use crate::runtime::state::uffds::Userfaultfds;
 use crate::runtime::state::window_uffd::WindowUffd;
 use crate::window::anonymous::advise;
-use crate::window::compare::{Verdict, Verdicts, changed, compare, end_of_equal, hull};
+use crate::window::compare::{Depth, How, Verdict, Verdicts, changed, compare, end_of_equal, hull};
 use crate::window::map::{Taken, give_back, map_frames, map_zeros, take_away};
 use crate::window::report::WindowReport;
 use crate::window::runs::{advance, end_of_group, span};
 use crate::window::select::select;
 use crate::window::{MAX_TIME, pins};
+
+/// How long samples are compared. Then the pages are taken, compared and replaced, which takes
+/// about four times as long. Whole pages are compared for half of a window: replacing takes as
+/// long.
+const SAMPLE_TIME: Duration = Duration::from_micros(200);
 
 /// The runs of one window, as far as it gets.
 pub(crate) struct Request<'a> {
@@ -182,8 +187,8 @@ impl<'s> Window<'s> {
         is_open
     }
 
-    /// Compares the runs with their targets, for half of the window's time. What is not reached is
-    /// left for another window.
+    /// Compares the runs with their targets, for a part of the window's time. What is not reached
+    /// is left for another window.
     fn compare(&mut self, check_held: bool) {
         // Pins and locks are looked for only now: a thread that pins a page for writing from here
         // on waits for the window, or gets a page of its own.
@@ -191,10 +196,15 @@ impl<'s> Window<'s> {
             && !self.runs.iter().any(|merge| self.region.mapped.any(merge.run));
         let held = if check_held || !shows_pins { pins::held_memory() } else { None };
         self.report.nothing_held = check_held && held.is_none();
+        // Where all pages are compared again when they were taken, a sample will do.
+        let (depth, time) = match pin_check(self.uffds) {
+            Some(_) if shows_pins => (Depth::Sample, SAMPLE_TIME),
+            _ => (Depth::Whole, MAX_TIME / 2),
+        };
+        let how = How { depth, ask_frames: !self.control.memory_is_sound() };
         let mut readable = PageNo(0);
         for (i, (&merge, &refusal)) in self.runs.iter().zip(&self.refusals).enumerate() {
-            // Replacing takes about as long as comparing.
-            if i > 0 && self.opened.elapsed() > MAX_TIME / 2 {
+            if i > 0 && self.opened.elapsed() > time {
                 self.report.rest.splice(0..0, self.runs[i..].iter().copied());
                 self.report.ran_out = true;
                 break;
@@ -205,7 +215,7 @@ impl<'s> Window<'s> {
                 // leaves its segment does not decode.
                 None => unsafe {
                     let group = end_of_group(&self.runs[i..]);
-                    compare(self.region, self.segments, merge, group, &mut readable, &mut self.verdicts);
+                    compare(self.region, self.segments, merge, how, group, &mut readable, &mut self.verdicts);
                 },
             }
         }

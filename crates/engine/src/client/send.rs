@@ -1,11 +1,32 @@
 //! Sending batches to an agent, with the segments that they need.
 
-use wire::{Merge, MergeRun, RegionId, SegmentId, ToAgent};
+use std::sync::atomic::Ordering::Release;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use wire::{Merge, MergeRun, RegionId, SegmentId, ToAgent, control};
 
 use super::batch::{Batch, PlannedRun, Target};
 use super::{Client, State};
 use crate::content::frame::Frame;
 use crate::ledger::Entry;
+
+/// How long an answer of [`memory_is_sound`] is good for.
+const SOUND_FOR: Duration = Duration::from_millis(10);
+
+/// Whether the kernel has counted no memory of this host as failed.
+fn memory_is_sound() -> bool {
+    static LAST: Mutex<Option<(Instant, bool)>> = Mutex::new(None);
+    let mut last = LAST.lock();
+    if let Some((at, is_sound)) = *last
+        && at.elapsed() < SOUND_FOR
+    {
+        return is_sound;
+    }
+    let is_sound = kmem::procfs::meminfo().is_ok_and(|info| info.corrupted_kib == 0);
+    *last = Some((Instant::now(), is_sound));
+    is_sound
+}
 
 impl Client {
     /// These runs are not merged: their frames lose the user that was counted ahead. `later`: they
@@ -60,6 +81,7 @@ impl Client {
             wire_runs.push(MergeRun { run, target });
         }
         let batch = state.flight.next_batch();
+        self.control.atomic_u64(control::SOUND).store(memory_is_sound().into(), Release);
         let message = wire::encode(&ToAgent::Merge(Merge { batch, region: id, runs: wire_runs, calm: true }));
         if let Err(e) = self.conn.send(&message, &[]) {
             return Err((runs, e));

@@ -185,7 +185,8 @@ fn rollup_follows_what_is_touched() {
 #[test]
 fn parses_meminfo() {
     let text = "MemTotal:  24 kB\nMemFree:  5 kB\nMemAvailable:  18 kB\nCached: 7 kB\nSwapCached: 1 kB\nSwapTotal: 2 kB\n\
-                SwapFree: 1 kB\nAnonPages: 6 kB\nShmem:  4 kB\nShmemHugePages: 9 kB\nSlab: 3 kB\nPageTables: 8 kB\n";
+                SwapFree: 1 kB\nAnonPages: 6 kB\nShmem:  4 kB\nShmemHugePages: 9 kB\nSlab: 3 kB\nPageTables: 8 kB\n\
+                HardwareCorrupted: 4 kB\n";
     let expected = MemInfo {
         total_kib: 24,
         free_kib: 5,
@@ -197,6 +198,7 @@ fn parses_meminfo() {
         page_tables_kib: 8,
         swap_total_kib: 2,
         swap_free_kib: 1,
+        corrupted_kib: 4,
     };
     assert_eq!(parse_meminfo(text), expected);
     let info = meminfo().unwrap();

@@ -60,6 +60,11 @@ impl ControlPage {
         }
     }
 
+    /// Whether no memory of this host has failed, as far as the daemon knows.
+    pub(crate) fn memory_is_sound(&self) -> bool {
+        self.page.as_ref().is_some_and(|page| page.atomic_u64(control::SOUND).load(Ordering::Acquire) == 1)
+    }
+
     /// Accepts the page of a new connection. Returns its address.
     pub(crate) fn accept(&mut self, fd: OwnedFd) -> Result<u64, ControlError> {
         let stat = rustix::fs::fstat(&fd).map_err(io::Error::from)?;

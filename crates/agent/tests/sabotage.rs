@@ -7,7 +7,7 @@ mod support;
 
 use support::client;
 use support::daemon::{Daemon, Program, Store};
-use wire::{MergeRun, Outcome, PageNo, Run, Target, ToDaemon};
+use wire::{MergeRun, Outcome, PageNo, Run, Target, ToAgent, ToDaemon};
 
 /// Not a test: what the client runs.
 #[test]
@@ -152,7 +152,7 @@ fn a_child_copied_in_the_middle_of_a_window_has_its_memory() {
 }
 
 #[test]
-fn a_child_copied_while_pages_are_taken_away_has_its_memory() {
+fn a_child_copied_while_pages_are_taken_away_or_given_back_has_its_memory() {
     // Not a guard that is missing: after each of its pauses of a second a window maps one of the
     // pages that it has taken away.
     let (mut daemon, mut program, store) = start(512, "slow-take");
@@ -166,7 +166,15 @@ fn a_child_copied_while_pages_are_taken_away_has_its_memory() {
         assert_eq!(program.ask("fork-raw"), "0");
         std::thread::sleep(std::time::Duration::from_millis(700));
     }
-    let (_daemon, outcomes) = merging.join().unwrap();
+    let (mut daemon, outcomes) = merging.join().unwrap();
     assert_eq!(outcomes, [20, 21, 22].map(|page| (page, Outcome::Merged)), "though forks came between");
+    assert_eq!(program.ask("check 0 512"), "0");
+    // They are filled a second after untouched memory took their place.
+    daemon.send(&ToAgent::Detach, &[]);
+    for _ in 0..3 {
+        std::thread::sleep(std::time::Duration::from_millis(400));
+        assert_eq!(program.ask("fork-raw"), "0", "while memory is given back");
+    }
+    daemon.wait_for(|message| *message == ToDaemon::Detached);
     assert_eq!(program.ask("check 0 512"), "0");
 }

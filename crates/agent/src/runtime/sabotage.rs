@@ -29,7 +29,7 @@ pub(crate) enum Sabotage {
     /// Every window takes 50 ms.
     SlowWindow,
     /// A second passes between the comparison and the taking of pages, and another one before they
-    /// are compared again.
+    /// are compared again; another one before memory that is given back is filled.
     SlowTake,
 }
 

@@ -14,16 +14,20 @@
 //!
 //! Memory stays registered when it moves only if the userfaultfd has `EVENT_REMAP`. Then `mremap`
 //! waits until the event is read: a thread of the filler's own does that.
+//!
+//! A child of a fork past the C library lacks what is not filled yet. Where the kernel reports
+//! forks, its copy of the window is registered too, and it gets the same bytes.
 
 #![allow(unsafe_code)] // Replaces mappings of the program's memory.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use kmem::range::Range;
-use kmem::uffd::{Features, Uffd};
+use kmem::uffd::{Event, Features, Uffd};
 use kmem::{PAGE_SIZE, raw};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
@@ -31,6 +35,7 @@ use wire::Run;
 
 use crate::runtime::kept::Kept;
 use crate::runtime::poll;
+use crate::runtime::sabotage::{self, Sabotage};
 use crate::runtime::state::region::Region;
 use crate::window::anonymous::advise;
 use crate::window::{ZEROS, gate};
@@ -44,7 +49,37 @@ const FILL_TRIES: u32 = 1000;
 pub(crate) struct Filler {
     uffd: Arc<Kept<Uffd>>,
     stop: Arc<Kept<OwnedFd>>,
+    forks: Arc<Forks>,
     reader: Option<JoinHandle<()>>,
+}
+
+/// Forks that copied an open window.
+#[derive(Default)]
+struct Forks {
+    /// The userfaultfds of children that lack something. `None`: nothing is lacking now.
+    children: Mutex<Option<Vec<Uffd>>>,
+    /// There were some, and nobody has counted them.
+    uncounted: AtomicBool,
+}
+
+impl Forks {
+    /// The reader receives a child with this held, so what was reported is in the list.
+    fn children(&self) -> MutexGuard<'_, Option<Vec<Uffd>>> {
+        self.children.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads events. A child that lacks nothing goes on at once.
+    fn receive(&self, uffd: &Uffd) {
+        let mut children = self.children();
+        while let Ok(Some(event)) = uffd.read_event() {
+            if let Event::Fork { child } = event {
+                self.uncounted.store(true, Ordering::Release);
+                if let Some(children) = children.as_mut() {
+                    children.push(Uffd::from_fd(child));
+                }
+            }
+        }
+    }
 }
 
 fn keep<T: AsFd>(fd: T) -> Result<Kept<T>, Errno> {
@@ -55,12 +90,14 @@ impl Filler {
     /// Creates the userfaultfd and starts the reader, with this thread's signal mask.
     pub(crate) fn new() -> Result<Self, Errno> {
         let features = Features::WP | Features::WP_UNPOPULATED | Features::EVENT_REMAP;
-        let uffd = Arc::new(keep(Uffd::new(features).map_err(|_| Errno::PERM)?)?);
+        let uffd = Uffd::new(features | Features::EVENT_FORK).or_else(|_| Uffd::new(features));
+        let uffd = Arc::new(keep(uffd.map_err(|_| Errno::PERM)?)?);
+        let forks = Arc::new(Forks::default());
         let stop = Arc::new(keep(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)?);
-        let (events, end) = (uffd.clone(), stop.clone());
+        let (events, end, received) = (uffd.clone(), stop.clone(), forks.clone());
         let reader = thread::Builder::new().name("pageone-filler".into()).stack_size(STACK);
-        let reader = reader.spawn(move || read_events(&events, &end)).map_err(|_| Errno::AGAIN)?;
-        Ok(Self { uffd, stop, reader: Some(reader) })
+        let reader = reader.spawn(move || read_events(&events, &end, &received)).map_err(|_| Errno::AGAIN)?;
+        Ok(Self { uffd, stop, forks, reader: Some(reader) })
     }
 
     /// Opens a window over a span that no other userfaultfd has: writers wait, and readers of pages
@@ -84,6 +121,7 @@ impl Filler {
     pub(crate) unsafe fn replace(&self, region: &mut Region, run: Run, bytes: &[u8]) -> Result<(), Errno> {
         let place = region.bytes(run);
         let memory = Range::new(gate::map_anywhere(place.len, region.sticky)?, place.len);
+        *self.forks.children() = Some(Vec::new());
         let moved = self.uffd.register_missing_wp(memory).and_then(|()| {
             advise(region, memory, true);
             // SAFETY: `memory` was mapped above, and nobody else knows it. It takes the place with
@@ -93,32 +131,38 @@ impl Filler {
         if let Err(error) = moved {
             // SAFETY: nobody refers to the memory, which stayed where it was.
             unsafe { gate::unmap_own(memory) };
+            *self.forks.children() = None;
             return Err(error);
         }
         region.mapped.clear(run);
+        if sabotage::is_on(Sabotage::SlowTake) {
+            thread::sleep(Duration::from_secs(1));
+        }
         for (i, page) in bytes.chunks_exact(PAGE_SIZE).enumerate() {
             // Pages of zeros stay untouched.
-            if page != ZEROS {
-                self.fill(place.start + i * PAGE_SIZE, page);
+            if page != ZEROS && !fill(&self.uffd, place.start + i * PAGE_SIZE, page) {
+                // Going on would leave the program zeros where its memory was.
+                raw::print(b"pageone-agent: out of memory while giving memory back\n");
+                std::process::abort();
             }
         }
+        self.complete(place.start, bytes);
         Ok(())
     }
 
-    /// Gives a page its bytes. Ends the program where that fails for long.
-    fn fill(&self, place: usize, page: &[u8]) {
-        for _ in 0..FILL_TRIES {
-            // SAFETY: the place has no page, and whoever reads it waits: nobody has seen zeros
-            // there. No reference into the program's memory is held.
-            match unsafe { self.uffd.copy(place, page) } {
-                // The program has mapped something else there, past the C library.
-                Ok(_) | Err(Errno::EXIST | Errno::NOENT) => return,
-                Err(_) => thread::sleep(Duration::from_millis(1)),
+    /// Gives children that were made meanwhile what they lack. The last page was filled after they
+    /// were received: until then the kernel refuses that.
+    fn complete(&self, place: usize, bytes: &[u8]) {
+        for child in self.forks.children().take().into_iter().flatten() {
+            for (i, page) in bytes.chunks_exact(PAGE_SIZE).enumerate().filter(|(_, page)| *page != ZEROS) {
+                fill(&child, place + i * PAGE_SIZE, page);
             }
         }
-        // Going on would leave the program zeros where its memory was.
-        raw::print(b"pageone-agent: out of memory while giving memory back\n");
-        std::process::abort();
+    }
+
+    /// Whether there were forks since this was last asked.
+    pub(crate) fn take_forks(&self) -> bool {
+        self.forks.uncounted.swap(false, Ordering::AcqRel)
     }
 }
 
@@ -131,14 +175,28 @@ impl Drop for Filler {
     }
 }
 
-/// Reads events until it is stopped: whoever moves memory waits for that.
-fn read_events(uffd: &Kept<Uffd>, stop: &Kept<OwnedFd>) {
+/// Gives a page its bytes. False if that fails for long.
+fn fill(uffd: &Uffd, place: usize, page: &[u8]) -> bool {
+    for _ in 0..FILL_TRIES {
+        // SAFETY: the place has no page, and whoever reads it waits: nobody has seen zeros there.
+        // No reference into that memory is held.
+        match unsafe { uffd.copy(place, page) } {
+            // The program has mapped something else there, past the C library, or is gone.
+            Ok(_) | Err(Errno::EXIST | Errno::NOENT | Errno::SRCH) => return true,
+            Err(_) => thread::sleep(Duration::from_millis(1)),
+        }
+    }
+    false
+}
+
+/// Reads events until it is stopped: whoever moves memory, or forks, waits for that.
+fn read_events(uffd: &Kept<Uffd>, stop: &Kept<OwnedFd>, forks: &Forks) {
     loop {
         let mut fds = [uffd.number(), stop.number()].map(|fd| poll::interest(fd, libc::POLLIN));
         if !poll::wait(&mut fds, -1) || !uffd.is_intact() || fds[1].revents != 0 || fds[0].revents & !libc::POLLIN != 0
         {
             return;
         }
-        while let Ok(Some(_)) = uffd.read_event() {}
+        forks.receive(uffd);
     }
 }

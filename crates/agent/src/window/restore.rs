@@ -127,6 +127,9 @@ fn restore(
     }
     filler.close(span);
     uplink.control.set_window(false);
+    if filler.take_forks() {
+        uplink.control.count_fork();
+    }
     uffds.track(span);
     done
 }

@@ -9,7 +9,8 @@ fn away() -> Duration {
     Duration::from_millis(1500) * e2e::patience()
 }
 
-/// Below the time that a daemon is away, far above a window: a busy machine's threads wait for a CPU.
+/// Below the time that a daemon is away, far above a window: on a busy machine threads wait for a
+/// CPU.
 fn limit_micros() -> u64 {
     1_000_000 * u64::from(e2e::patience())
 }

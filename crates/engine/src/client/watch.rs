@@ -79,8 +79,9 @@ impl State {
                     counted = true;
                     watch.found += stamps.take_found();
                 }
-                // The findings of this scan were written before the watch began.
-                None => region.stamps = Some(Stamps::new(region.pages, tick)),
+                // The findings of this scan were written before the watch began. Without memory
+                // the region is not watched; the next scan tries again.
+                None => region.stamps = Stamps::new(region.pages, tick),
             }
         }
         if counted {

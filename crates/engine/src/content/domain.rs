@@ -11,6 +11,7 @@ use std::collections::HashMap;
 use parking_lot::Mutex;
 
 use crate::config::Config;
+use crate::config::bounds::DOMAINS_OF_USER;
 use crate::content::compact::Compaction;
 use crate::content::frame::{Frame, NO_HANDLE};
 use crate::content::index::{Index, Place, Sighting};
@@ -34,6 +35,10 @@ pub(crate) struct DomainKey {
 pub(crate) enum DomainError {
     #[error("uid {uid} may not join domain {name:?}; the configuration's [domains.{name}] lists those that may")]
     NotListed { uid: u32, name: String },
+    #[error(
+        "uid {uid} has {DOMAINS_OF_USER} domains, and may not have more; let its clients share domains, or end those of some"
+    )]
+    TooMany { uid: u32 },
 }
 
 impl DomainKey {

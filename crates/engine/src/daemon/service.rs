@@ -226,6 +226,7 @@ impl Service {
             all_closed.extend(closed);
         }
         self.record_segments(&all_closed);
+        self.shared.tidy_domains();
         if !clients.is_empty() {
             self.empty_since = now;
         }

@@ -18,9 +18,13 @@ pub(crate) struct Stamps {
 }
 
 impl Stamps {
-    /// Of a region of `pages` pages; `now` is the time of the scan under way.
-    pub(crate) fn new(pages: u32, now: u16) -> Self {
-        Self { pages: vec![0; pages as usize].into(), now, found: 0 }
+    /// Of a region of `pages` pages; `now` is the time of the scan under way. `None`: there is no
+    /// memory for them.
+    pub(crate) fn new(pages: u32, now: u16) -> Option<Self> {
+        let mut all = Vec::new();
+        all.try_reserve_exact(pages as usize).ok()?;
+        all.resize(pages as usize, 0);
+        Some(Self { pages: all.into(), now, found: 0 })
     }
 
     /// Whether stamps are to be counted back at this time.

@@ -11,7 +11,8 @@ use crate::client::Client;
 use crate::client::link::Tracking;
 use crate::client::requests::Request;
 use crate::config::Config;
-use crate::content::domain::{Domain, DomainKey};
+use crate::config::bounds::DOMAINS_OF_USER;
+use crate::content::domain::{Domain, DomainError, DomainKey};
 use crate::content::frame::Frame;
 use crate::content::index::{ClientId, MAX_CLIENTS, Sighting};
 use crate::pace::Pacer;
@@ -161,8 +162,47 @@ impl Shared {
     }
 
     /// The domain of this name, made if it is missing.
-    pub(crate) fn domain(&self, key: DomainKey) -> Arc<Domain> {
+    ///
+    /// # Errors
+    /// [`DomainError::TooMany`]: its user has as many as it may have.
+    pub(crate) fn domain(&self, key: DomainKey) -> Result<Arc<Domain>, DomainError> {
         let mut domains = self.domains.lock();
-        domains.entry(key.clone()).or_insert_with(|| Arc::new(Domain::new(key, &self.config))).clone()
+        if let Some(known) = domains.get(&key) {
+            return Ok(known.clone());
+        }
+        if let Some(uid) = key.uid
+            && domains.keys().filter(|other| other.uid == key.uid).count() >= DOMAINS_OF_USER
+        {
+            return Err(DomainError::TooMany { uid });
+        }
+        let domain = Arc::new(Domain::new(key.clone(), &self.config));
+        domains.insert(key, domain.clone());
+        Ok(domain)
+    }
+
+    /// Forgets domains that have no client and no segment.
+    pub(crate) fn tidy_domains(&self) {
+        self.domains.lock().retain(|_, domain| Arc::strong_count(domain) > 1 || !domain.store.segment_ids().is_empty());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_has_so_many_domains_and_empty_ones_are_forgotten() {
+        let directory = tempfile::tempdir().unwrap();
+        let shared = Shared::new(Config::default(), StateFile::load(directory.path()).unwrap());
+        let key = |name: usize, uid| DomainKey { name: name.to_string(), uid };
+        let mut held: Vec<_> = (0..DOMAINS_OF_USER).map(|n| shared.domain(key(n, Some(7))).unwrap()).collect();
+        let over = shared.domain(key(DOMAINS_OF_USER, Some(7))).err().unwrap();
+        assert!(over.to_string().contains("uid 7"), "{over}");
+        assert!(shared.domain(key(0, Some(7))).is_ok(), "one that it has");
+        assert!(shared.domain(key(0, Some(8))).is_ok() && shared.domain(key(99, None)).is_ok(), "others' do not count");
+        held.truncate(1);
+        shared.tidy_domains();
+        assert_eq!(shared.domains().len(), 1, "only one has a client");
+        assert!(shared.domain(key(DOMAINS_OF_USER, Some(7))).is_ok());
     }
 }

@@ -270,13 +270,13 @@ impl Admitted {
             let key = handshake.domain(shared)?;
             let claim = handshake.user.claim(Kind::Clients, 1)?;
             let pidfd = handshake.conn.peer_pidfd().map_err(AdmissionError::Process)?;
-            Ok((key, claim, pidfd, Process::open(pid, uid, &control, address)?))
+            let process = Process::open(pid, uid, &control, address)?;
+            Ok((shared.domain(key)?, claim, pidfd, process))
         };
-        let (key, claim, pidfd, process) = checked().inspect_err(|why| handshake.refuse(why)).ok()?;
+        let (domain, claim, pidfd, process) = checked().inspect_err(|why| handshake.refuse(why)).ok()?;
         let Process { memory, pagemap, maps } = process;
         handshake.user.accepted(pid);
         let hello = handshake.hello?;
-        let domain = shared.domain(key);
         // Kept until the users of their frames are counted: the service thread closes unused ones.
         let held = adopt_segments(shared, &domain, &handshake.user, pid, handshake.segments);
         let segments = held.iter().map(|segment| segment.id).collect();

@@ -9,6 +9,7 @@ mod bounds;
 mod failures;
 mod hostile;
 mod merging;
+mod places;
 mod poison;
 mod programs;
 mod readers;

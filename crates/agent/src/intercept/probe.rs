@@ -44,7 +44,11 @@ const SPECIAL: Unfit = Unfit::Flag("memory with a special use");
 pub(crate) fn probe(range: Range) -> Result<Sticky, Unfit> {
     let file = File::open("/proc/self/smaps").map_err(|_| Unfit::Unknown)?;
     let (sticky, before) = probe_in(BufReader::with_capacity(64 << 10, file), range)?;
-    if malloc::owns(range, before) { Err(Unfit::Malloc) } else { Ok(sticky) }
+    match malloc::owns(range, before) {
+        Some(false) => Ok(sticky),
+        Some(true) => Err(Unfit::Malloc),
+        None => Err(Unfit::Unknown),
+    }
 }
 
 /// The advice, and the start of the plain memory that ends with the range.

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::{env, io, mem, thread};
 
+use kmem::pagemap::Pagemap;
 use kmem::uffd::{CreateError, Features, Uffd};
 use rustix::io::Errno;
 
@@ -43,6 +44,10 @@ enum StartError {
     /// Its merges would lose the bit by which a window keeps writers away.
     #[error("the kernel's KSM has all memory of this process (PR_SET_MEMORY_MERGE)")]
     Ksm,
+    /// Nothing tells merged pages from copies: the program lets nobody look at it
+    /// (`PR_SET_DUMPABLE`), itself included where it is not privileged.
+    #[error("its page map cannot be read: {0}")]
+    Pagemap(io::Error),
     /// A userfaultfd cannot be created.
     #[error(transparent)]
     Userfaultfd(#[from] CreateError),
@@ -104,6 +109,7 @@ fn try_start() -> Result<(), StartError> {
     if ksm::has_process() {
         return Err(StartError::Ksm);
     }
+    Pagemap::open_self().map_err(StartError::Pagemap)?;
     LINEAGE.begin().map_err(StartError::Lineage)?;
     let (tracking, sees_forks) = tracking_uffd()?;
     OWNER.store(rustix::process::getpid().as_raw_pid(), Ordering::Release);

@@ -63,6 +63,10 @@ fn main() {
     if let Ok(uid) = std::env::var(e2e::user::ENV_UID) {
         e2e::user::become_user(uid.parse().unwrap()).unwrap();
     }
+    if std::env::var_os("PAGEONE_TEST_DUMPABLE").is_some() {
+        // SAFETY: takes numbers.
+        unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0) };
+    }
     if let Ok(node) = std::env::var("PAGEONE_TEST_NODE") {
         bind_to_node(node.parse().unwrap());
     }

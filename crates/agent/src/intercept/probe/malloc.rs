@@ -36,34 +36,34 @@ const FLAGS: usize = 7;
 /// Headers that are read at a time: `UIO_MAXIOV`.
 const AT_ONCE: usize = 1024;
 
-/// Whether the range belongs to a block of malloc, as far as memory from `before` on tells.
-pub(super) fn owns(range: Range, before: usize) -> bool {
-    is_in_heap(range) || is_in_block(range, before.max(range.start.saturating_sub(REACH)))
+/// Whether the range belongs to a block of malloc, as far as memory from `before` on tells. `None`:
+/// the kernel does not say.
+pub(super) fn owns(range: Range, before: usize) -> Option<bool> {
+    Some(is_in_heap(range)? || is_in_block(range, before.max(range.start.saturating_sub(REACH)))?)
 }
 
 /// Whether a thread's heap holds the range.
-fn is_in_heap(range: Range) -> bool {
+fn is_in_heap(range: Range) -> Option<bool> {
     let heap = range.start & !(HEAP - 1);
     let mut words = [0; 4];
-    let has_memory = heap > 0 && touched(heap, heap).is_none_or(|pages| !pages.is_empty());
-    if !has_memory || read(&[heap], &mut words) < size_of_val(&words) {
-        return false;
+    if heap == 0 || touched(heap, heap)?.is_empty() || read(&[heap], &mut words) < size_of_val(&words) {
+        return Some(false);
     }
     let [arena, previous, size, writable] = words;
     let is_size = |size: usize| size > 0 && size <= HEAP && size.is_multiple_of(PAGE_SIZE);
-    arena != 0
+    let is_heap = arena != 0
         && arena % HEAP < PAGE_SIZE
         && previous.is_multiple_of(HEAP)
         && is_size(size)
         && is_size(writable)
         && size <= writable
-        && heap + writable > range.start
+        && heap + writable > range.start;
+    Some(is_heap)
 }
 
 /// Whether a block with a mapping of its own reaches into the range. `from` is where to begin.
-fn is_in_block(range: Range, from: usize) -> bool {
-    let Some(touched) = touched(from.next_multiple_of(PAGE_SIZE), range.start) else { return true };
-    let mut pages = touched.into_iter().peekable();
+fn is_in_block(range: Range, from: usize) -> Option<bool> {
+    let mut pages = touched(from.next_multiple_of(PAGE_SIZE), range.start)?.into_iter().peekable();
     while pages.peek().is_some() {
         let group = pages.by_ref().take(AT_ONCE / OFFSETS.len());
         let places: Vec<usize> = group.flat_map(|page| OFFSETS.map(|offset| page + offset)).collect();
@@ -77,10 +77,10 @@ fn is_in_block(range: Range, from: usize) -> bool {
             into = &mut into[2 * done..];
         }
         if places.iter().zip(words.chunks_exact(2)).any(|(&place, words)| is_header(place, words[0], words[1], range)) {
-            return true;
+            return Some(true);
         }
     }
-    false
+    Some(false)
 }
 
 /// The pages from `from` to `last` that have memory, or are swapped out. `None`: the kernel does
@@ -141,14 +141,14 @@ mod tests {
         // SAFETY: the C library's allocator; the blocks are only looked at.
         unsafe {
             let plain = libc::malloc(LEN) as usize;
-            assert!(owns(pages_of(plain), plain & !(PAGE_SIZE - 1)), "rounded up");
+            assert_eq!(Some(true), owns(pages_of(plain), plain & !(PAGE_SIZE - 1)), "rounded up");
             let inner = Range::new(pages_of(plain).start + (4 << 20), 1 << 20);
-            assert!(owns(inner, plain & !(PAGE_SIZE - 1)), "in its middle");
+            assert_eq!(Some(true), owns(inner, plain & !(PAGE_SIZE - 1)), "in its middle");
             for align in [64, 4096, 2 << 20] {
                 let mut aligned = std::ptr::null_mut();
                 assert_eq!(libc::posix_memalign(&mut aligned, align, LEN), 0);
                 let before = (aligned as usize - HEADER) & !(PAGE_SIZE - 1);
-                assert!(owns(pages_of(aligned as usize), before), "aligned to {align}");
+                assert_eq!(Some(true), owns(pages_of(aligned as usize), before), "aligned to {align}");
                 libc::free(aligned);
             }
             libc::free(plain as *mut _);
@@ -158,7 +158,10 @@ mod tests {
             // SAFETY: the C library's allocator; the block is only looked at.
             unsafe {
                 let block = libc::malloc(100 << 10) as usize;
-                assert!(owns(Range::new(block.next_multiple_of(PAGE_SIZE), PAGE_SIZE), block & !(HEAP - 1)));
+                assert_eq!(
+                    Some(true),
+                    owns(Range::new(block.next_multiple_of(PAGE_SIZE), PAGE_SIZE), block & !(HEAP - 1))
+                );
                 libc::free(block as *mut _);
             }
         })
@@ -169,8 +172,8 @@ mod tests {
     #[test]
     fn mapped_memory_is_nobodys() {
         let start = mm::map_anonymous(LEN).unwrap();
-        assert!(!owns(Range::new(start, LEN), start));
-        assert!(!owns(Range::new(start + PAGE_SIZE, LEN / 2), start));
+        assert_eq!(Some(false), owns(Range::new(start, LEN), start));
+        assert_eq!(Some(false), owns(Range::new(start + PAGE_SIZE, LEN / 2), start));
         // SAFETY: the memory was mapped above, and nothing refers to it.
         unsafe { raw::munmap(start, LEN) }.unwrap();
     }

@@ -4,12 +4,14 @@
 //! descriptors ─▶ the program's `close` and `dup2` pass over the agent's own
 //! interpose ─▶ watch (is it managed?) ─▶ guard ─▶ window
 //!     ├──────▶ mark ─▶ probe, start (service)
+//!     ├◀────── many (process_madvise(2), range by range)
 //!     └──────▶ torn (in a child whose tables cannot be used)
 //! ```
 
 pub(crate) mod descriptors;
 pub(crate) mod guard;
 pub(crate) mod interpose;
+pub(crate) mod many;
 pub(crate) mod mark;
 pub(crate) mod next;
 pub(crate) mod probe;

@@ -84,6 +84,19 @@ fn nothing_is_lost_under_writers() {
 }
 
 #[test]
+fn memory_discarded_by_process_madvise_reads_as_zeros() {
+    let Some((mut daemon, mut program, store)) = start(1024, None) else { return };
+    merge_all(&mut daemon, &store, 0..1024);
+    match program.ask(&format!("advise-process 100 100 {}", libc::MADV_DONTNEED)).as_str() {
+        "0" => assert_eq!(program.ask("zeros 100 100"), "0"),
+        // Kernels before 6.13 refuse this advice, and nothing may be discarded for it.
+        "22" => assert_eq!(program.ask("check 100 100"), "0"),
+        errno => panic!("process_madvise fails: errno {errno}"),
+    }
+    assert_eq!((program.ask("check 0 100"), program.ask("check 200 824")), ("0".into(), "0".into()));
+}
+
+#[test]
 fn merged_pages_map_frames_and_zeros_map_nothing() {
     let Some((mut daemon, mut program, store)) = start(4096, None) else { return };
     merge_all(&mut daemon, &store, 0..4096);

@@ -138,6 +138,25 @@ pub unsafe fn madvise_many(ranges: &[libc::iovec], advice: c_int) -> Answer {
     unsafe { syscall(libc::SYS_process_madvise, args) }
 }
 
+/// `process_madvise(2)` as it is: advice on `count` ranges of the process of a pidfd. The value is
+/// the number of bytes advised.
+///
+/// # Safety
+///
+/// - `ranges` leads to `count` entries that are valid during the call, and is exposed
+///   (`expose_provenance`).
+/// - Where the pidfd is this process's, the contract of [`madvise`] holds for each of the ranges.
+///
+/// # Errors
+///
+/// Those of the manual page.
+pub unsafe fn process_madvise(pidfd: c_int, ranges: usize, count: usize, advice: c_int, flags: u32) -> Answer {
+    // SAFETY: this function's contract is that of the call.
+    unsafe {
+        syscall(libc::SYS_process_madvise, [pidfd as isize as usize, ranges, count, advice as usize, flags as usize])
+    }
+}
+
 /// `mprotect(2)`.
 ///
 /// # Safety

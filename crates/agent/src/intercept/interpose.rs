@@ -20,7 +20,7 @@ use crate::runtime::{ksm, log};
 use crate::service::fork;
 
 /// Answers as the C library does: -1 and `errno`, or the value with `errno` as it was.
-fn answer(before: c_int, answer: Answer) -> isize {
+pub(super) fn answer(before: c_int, answer: Answer) -> isize {
     match answer {
         Ok(value) => {
             raw::set_errno(before);

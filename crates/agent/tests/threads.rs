@@ -99,3 +99,16 @@ fn threads_that_end_in_a_window_are_joined() {
     println!("{answer}");
     assert_eq!(program.ask("check 0 1024"), "0");
 }
+
+#[test]
+fn the_stack_of_a_thread_is_not_taken() {
+    let daemon = Daemon::new();
+    let mut program = Program::start_with(&daemon.socket, [("PAGEONE_LOG", "1")]);
+    program.ask(&format!("map {PAGES}"));
+    assert_eq!(program.ask("parked 1024"), "0");
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    program.ask("mark 512 1024");
+    assert!(program.lines().iter().any(|line| line.ends_with("not taken: the stack of a thread")));
+    assert_eq!(program.ask("mark 0 512"), "0");
+    assert!(program.lines().iter().any(|line| line.contains("region 1: 2 MiB")), "{:?}", program.lines());
+}

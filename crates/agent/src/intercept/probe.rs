@@ -13,6 +13,7 @@ use kmem::range::Range;
 use crate::runtime::state::region::Sticky;
 
 mod malloc;
+mod stacks;
 
 /// Why a range is not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -32,6 +33,9 @@ pub(crate) enum Unfit {
     /// The C library's allocator gives it back to the kernel, unseen.
     #[error("memory of malloc, which free() may unmap unseen: map it with mmap()")]
     Malloc,
+    /// The end of a thread would be missed.
+    #[error("the stack of a thread")]
+    Stack,
     /// The kernel has marked it as something that the agent does not merge.
     #[error("{0}")]
     Flag(&'static str),
@@ -44,6 +48,9 @@ const SPECIAL: Unfit = Unfit::Flag("memory with a special use");
 pub(crate) fn probe(range: Range) -> Result<Sticky, Unfit> {
     let file = File::open("/proc/self/smaps").map_err(|_| Unfit::Unknown)?;
     let (sticky, before) = probe_in(BufReader::with_capacity(64 << 10, file), range)?;
+    if stacks::overlaps(range) {
+        return Err(Unfit::Stack);
+    }
     match malloc::owns(range, before) {
         Some(false) => Ok(sticky),
         Some(true) => Err(Unfit::Malloc),

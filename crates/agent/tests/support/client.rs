@@ -166,6 +166,7 @@ impl Client {
             "forking-handlers" => threads::register_forking_handlers(),
             "wrong" => threads::wrong(),
             "storm" => threads::storm(self.at(arg(0)), arg(1)),
+            "parked" => threads::parked(self.at(arg(0))),
             "exiting" => threads::exiting(self.at(arg(0)), arg(1), arg(2)),
             "drop-ptrace" => forks::drop_ptrace(),
             "fork-full" => self.fork_without_descriptors(),

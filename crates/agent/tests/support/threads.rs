@@ -85,6 +85,22 @@ pub fn exiting(start: *mut u8, stacks: usize, milliseconds: usize) -> String {
     count.to_string()
 }
 
+/// Starts a thread on a stack of 16 pages, which sleeps for ever.
+pub fn parked(start: *mut u8) -> String {
+    extern "C" fn body(_: *mut libc::c_void) -> *mut libc::c_void {
+        loop {
+            std::thread::park();
+        }
+    }
+    // SAFETY: the stack is this thread's alone.
+    unsafe {
+        let (mut attributes, mut thread) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::pthread_attr_init(&mut attributes);
+        libc::pthread_attr_setstack(&mut attributes, start.cast(), 16 * PAGE);
+        libc::pthread_create(&mut thread, &attributes, body, std::ptr::null_mut()).to_string()
+    }
+}
+
 /// What the handler and the loop that it interrupts use.
 static PLACE: AtomicUsize = AtomicUsize::new(0);
 static ROUNDS: AtomicU64 = AtomicU64::new(0);

@@ -37,6 +37,26 @@ pub(crate) fn dontneed_locked(client: &mut Client) {
     discard(client, libc::MADV_DONTNEED_LOCKED);
 }
 
+pub(crate) fn dontneed_many(client: &mut Client) {
+    let Some((arena, pages)) = client.choose(idle) else { return };
+    let ranges = [pages.start..pages.start + pages.len() / 2, pages.start + pages.len() / 2..pages.end];
+    let places = ranges.clone().map(|part| (client.arenas[arena].at(part.start), part.len()));
+    let answer = sys::madvise_process(&places, libc::MADV_DONTNEED);
+    finding::about(&[answer.err().unwrap_or(0) as usize]);
+    match answer {
+        Ok(done) if done == crate::client::bytes(&pages) => client.arenas[arena].zeroed(pages.clone()),
+        // Kernels before 6.13 refuse before they begin.
+        Err(libc::EINVAL | libc::EBADF) if !has_locked(client) => {}
+        _ => client.arenas[arena].set(pages.clone(), |meta| meta.either = true),
+    }
+    client.check(arena, pages, "memory discarded by process_madvise");
+}
+
+/// Whether some memory is locked: advice on it is refused in the middle.
+fn has_locked(client: &Client) -> bool {
+    client.pending.iter().any(|(_, pending)| matches!(pending, Pending::Lock { .. }))
+}
+
 pub(crate) fn free(client: &mut Client) {
     let Some((arena, pages)) = client.choose(idle) else { return };
     let _ = advise(client, arena, &pages, libc::MADV_FREE);

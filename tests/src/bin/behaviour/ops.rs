@@ -19,7 +19,7 @@ const fn op(name: &'static str, weight: u64, run: fn(&mut Client), help: &'stati
 }
 
 /// All operations.
-pub(crate) static OPS: [Op; 47] = [
+pub(crate) static OPS: [Op; 48] = [
     op("fill", 160, fill, "writes whole pages, from few contents"),
     op("poke", 60, poke, "writes some bytes"),
     op("same", 20, same, "writes what is there already"),
@@ -28,6 +28,7 @@ pub(crate) static OPS: [Op; 47] = [
     op("write", 15, device::write_file, "write(2) with O_DIRECT"),
     op("dontneed", 40, advice::dontneed, "MADV_DONTNEED: zeros"),
     op("dontneed-locked", 5, advice::dontneed_locked, "MADV_DONTNEED_LOCKED: zeros"),
+    op("dontneed-many", 10, advice::dontneed_many, "process_madvise(2) of two ranges with MADV_DONTNEED: zeros"),
     op("free", 20, advice::free, "MADV_FREE: zeros or what was there"),
     op("remove", 3, advice::remove, "MADV_REMOVE, which anonymous memory refuses"),
     op("dontfork", 10, advice::dontfork, "MADV_DONTFORK, of a part or of all"),

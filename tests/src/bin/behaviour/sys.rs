@@ -30,6 +30,19 @@ pub(crate) fn madvise(start: usize, pages: usize, advice: c_int) -> Answer {
     call!(libc::madvise(start as *mut _, pages * PAGE, advice))
 }
 
+/// process_madvise(2) on this process; ranges are addresses and numbers of pages.
+pub(crate) fn madvise_process(ranges: &[(usize, usize)], advice: c_int) -> Answer {
+    unsafe extern "C" {
+        /// Not in the `libc` crate (process_madvise(2), glibc 2.36).
+        fn process_madvise(pidfd: c_int, ranges: *const libc::iovec, n: usize, advice: c_int, flags: u32) -> isize;
+    }
+    /// Not in the `libc` crate yet (include/uapi/linux/pidfd.h, Linux 6.14).
+    const PIDFD_SELF: c_int = -10_000;
+    let entry = |&(start, pages): &(usize, usize)| libc::iovec { iov_base: start as *mut _, iov_len: pages * PAGE };
+    let ranges: Vec<libc::iovec> = ranges.iter().map(entry).collect();
+    call!(process_madvise(PIDFD_SELF, ranges.as_ptr(), ranges.len(), advice, 0))
+}
+
 pub(crate) fn munmap(start: usize, pages: usize) -> Answer {
     call!(libc::munmap(start as *mut _, pages * PAGE))
 }

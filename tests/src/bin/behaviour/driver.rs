@@ -112,7 +112,8 @@ impl Driver {
             while self.running.values().filter(|client| client.told.is_none()).count() < self.plan.clients {
                 self.start_client();
             }
-            let pause = 200 + self.random.below(1500);
+            // Where all is slower, so is this: something is to be merged in between.
+            let pause = (200 + self.random.below(1500)) * u64::from(e2e::patience());
             self.hear(Duration::from_millis(pause));
             if self.findings.is_empty() {
                 self.happen();

@@ -1,9 +1,14 @@
 //! Memory that cannot be read any more harms nobody but its users.
 //!
+//! What is in swap cannot be looked at either, and is no less the program's.
+//!
 //! `UFFDIO_POISON` makes one page of one process unreadable, on any machine. Real errors of memory
 //! are made in guests only, because a machine never gets such a page back: `make test-kernels` and
 //! `make test-debug-kernel` set `PAGEONE_TEST_HWPOISON=1`.
 
+#![allow(unsafe_code)] // swapon(2).
+
+use std::io::Write;
 use std::time::Duration;
 
 use e2e::{Client, Daemon, eventually, skipped};
@@ -198,4 +203,54 @@ fn a_merged_page_that_cannot_be_read_outlasts_a_change_of_protection() {
 #[test]
 fn a_child_inherits_an_unreadable_page_and_all_others() {
     survives(|_, client| told(client, "fork", "ok, 1 lost"));
+}
+
+/// Swap space in a file, for as long as this lives.
+struct Swap {
+    file: tempfile::NamedTempFile,
+}
+
+impl Swap {
+    /// `None`: this host cannot have it.
+    fn new() -> Option<Self> {
+        const PAGES: u32 = 4096;
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        // include/linux/swap.h, union swap_header: version, last page, number of bad pages.
+        let mut header = [0; 4096];
+        header[1024..1028].copy_from_slice(&1u32.to_ne_bytes());
+        header[1028..1032].copy_from_slice(&(PAGES - 1).to_ne_bytes());
+        header[4086..].copy_from_slice(b"SWAPSPACE2");
+        file.write_all(&header).unwrap();
+        // Written, since swap space has no holes.
+        (1..PAGES).for_each(|_| file.write_all(&[0; 4096]).unwrap());
+        file.as_file().sync_all().unwrap();
+        let path = std::ffi::CString::new(file.path().as_os_str().as_encoded_bytes()).unwrap();
+        // SAFETY: a path that ends with zero, and no flags.
+        let result = unsafe { libc::swapon(path.as_ptr(), 0) };
+        (result == 0).then_some(Self { file })
+    }
+}
+
+impl Drop for Swap {
+    fn drop(&mut self) {
+        let path = std::ffi::CString::new(self.file.path().as_os_str().as_encoded_bytes()).unwrap();
+        // SAFETY: a path that ends with zero.
+        let _ = unsafe { libc::swapoff(path.as_ptr()) };
+    }
+}
+
+#[test]
+fn a_copy_that_is_swapped_out_before_a_scan_sees_it_leaves_its_frame() {
+    let daemon = Daemon::start();
+    let [mut writer, mut other] = merged_pair(&daemon, 3);
+    let Some(_swap) = Swap::new() else { return skipped("there is no swap space here") };
+    for page in 100..200 {
+        told(&mut writer, &format!("swap {page}"), "ok");
+    }
+    // None is left out: pages that stay as they are merge again.
+    eventually("copies leave their frames", Duration::from_secs(20), || {
+        (daemon.client(writer.pid())?["pages_copied_total"].as_u64()? >= 90).then_some(())
+    });
+    check(&mut writer, 0);
+    check(&mut other, 0);
 }

@@ -2,7 +2,8 @@
 //!
 //! It fills its memory and marks it when told `mark`. `lose PAGE` makes the kernel answer as if the
 //! memory of that page were broken, for this process only (`UFFDIO_POISON`). `break PAGE` breaks
-//! the page's memory itself, as the machine does when it finds an error (`MADV_HWPOISON`). `go`
+//! the page's memory itself, as the machine does when it finds an error (`MADV_HWPOISON`). `swap
+//! PAGE` writes to the page and has it swapped out at once. `go`
 //! checks all pages and says how many cannot be read: a page that can be read must hold what was
 //! written last. `protect` protects all memory and lifts that again, `fork` checks all in a child,
 //! `renew PAGE` discards a page and fills it anew.
@@ -39,6 +40,11 @@ pub(crate) fn poison(pages: usize, base: u64) {
                 done(region.advise(0..pages, libc::MADV_MERGEABLE))
             }
             "lose" => done(lose(&region, page, marked)),
+            "swap" => {
+                // A copy, which is swapped out before a scan sees it.
+                region.fill(page, seed(page));
+                done(raw_advise(&region, page, libc::MADV_PAGEOUT))
+            }
             "break" => done(raw_advise(&region, page, libc::MADV_HWPOISON)),
             "renew" => {
                 let discarded = region.advise(page..page + 1, libc::MADV_DONTNEED);

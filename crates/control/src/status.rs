@@ -83,6 +83,8 @@ pub struct ClientStatus {
     /// Direct I/O that is not seen page by page, for which its pages cool down after a write: over
     /// what.
     pub cooling: Option<String>,
+    /// Why some of it stays unmerged, if so: what the program is allowed is not enough.
+    pub limited: Option<String>,
 }
 
 /// The recycler of one client.

@@ -115,6 +115,9 @@ fn client_text(f: &mut Formatter<'_>, client: &ClientStatus) -> fmt::Result {
     if let Some(over) = &client.cooling {
         writeln!(f, "{REMARK}pages wait after a write (direct_io_seconds): direct I/O over {over}")?;
     }
+    if let Some(why) = &client.limited {
+        writeln!(f, "{REMARK}merged in part: {why}")?;
+    }
     if let Some(recycling) = &client.recycling {
         recycling_text(f, metrics.pages_recycled, recycling)?;
     }

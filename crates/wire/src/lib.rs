@@ -144,6 +144,14 @@ pub enum ToDaemon {
         /// The pages.
         run: Run,
     },
+    /// The program has so few descriptors that this segment was left out: no page can be merged
+    /// with frames of it.
+    SegmentLeftOut {
+        /// Which.
+        segment: SegmentId,
+        /// Segments that the agent keeps at most.
+        most: u32,
+    },
     /// A detach goes on.
     Detaching(Detaching),
     /// The detach has failed; the memory stays managed.

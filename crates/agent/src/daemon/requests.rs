@@ -14,6 +14,7 @@ use crate::recycle::{pool, sweep};
 use crate::runtime::globals::STATE;
 use crate::runtime::log;
 use crate::runtime::state::recycler::Recycler;
+use crate::runtime::state::segments::Accepted;
 
 /// What follows from a message.
 pub(super) enum Handled {
@@ -78,7 +79,12 @@ impl Requests {
     /// Does what a message after the handshake asks for.
     fn serve(&mut self, message: ToAgent, fd: Option<OwnedFd>) -> Result<Handled, LinkError> {
         match (message, fd) {
-            (ToAgent::Segment { segment }, Some(fd)) => STATE.lock().segments.accept(segment, fd)?,
+            (ToAgent::Segment { segment }, Some(fd)) => {
+                let mut state = STATE.lock();
+                if let Accepted::LeftOut { most } = state.segments.accept(segment, fd)? {
+                    state.tell(ToDaemon::SegmentLeftOut { segment, most });
+                }
+            }
             (ToAgent::DropSegment { segment }, _) => STATE.lock().segments.remove(segment),
             (ToAgent::Merge(batch), _) => self.merger.batch(batch, || try_flush(&mut STATE.lock())),
             (ToAgent::Digest(request), _) => digest::answer(&request),

@@ -13,7 +13,7 @@ use super::{Client, ProtocolError, State};
 use crate::config::bounds::SLICE;
 use crate::content::index::MAX_REGIONS;
 use crate::ledger::{Entry, Region};
-use crate::users::{Kind, User};
+use crate::users::{Kind, User, log_of};
 
 /// What a message of an agent leads to.
 pub(crate) enum Next {
@@ -70,6 +70,12 @@ impl Client {
                 state.charge(said_ns);
             }
             ToDaemon::Retained { region, run } => return self.begin(&mut state, What::Retained, region, vec![run]),
+            ToDaemon::SegmentLeftOut { segment, most } => {
+                if state.flight.leave_out(segment, most) {
+                    let why = state.flight.why_left_out().unwrap_or_default();
+                    log_of!(self.user, warn, pid = self.pid, "merged in part: {why}");
+                }
+            }
             ToDaemon::Detaching(waits) => state.detach.waits(waits),
             ToDaemon::DetachFailed { errno } => {
                 state.detach.failed(errno);

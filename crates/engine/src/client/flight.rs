@@ -29,6 +29,9 @@ pub(crate) struct Flight {
     pub(crate) to_notify: HashSet<ClientId>,
     /// Segments whose descriptors the agent has.
     pub(super) segments: HashSet<SegmentId>,
+    /// Segments that the agent has no descriptors for, and how many it keeps at most.
+    left_out: HashSet<SegmentId>,
+    most_segments: u32,
 }
 
 impl Flight {
@@ -43,7 +46,42 @@ impl Flight {
             mispredicted: false,
             to_notify: HashSet::new(),
             segments,
+            left_out: HashSet::new(),
+            most_segments: 0,
         }
+    }
+
+    /// The agent keeps `most` segments and not this one. `true`: it is the first that is left out.
+    /// What was never sent does not count.
+    pub(super) fn leave_out(&mut self, segment: SegmentId, most: u32) -> bool {
+        let first = self.left_out.is_empty();
+        self.most_segments = most;
+        self.segments.remove(&segment) && self.left_out.insert(segment) && first
+    }
+
+    /// Whether the agent has no descriptor for this segment.
+    pub(super) fn is_left_out(&self, segment: SegmentId) -> bool {
+        self.left_out.contains(&segment)
+    }
+
+    /// A segment is closed. The agent had it, if so; then it has room for another.
+    pub(super) fn close(&mut self, segment: SegmentId) -> bool {
+        self.left_out.remove(&segment);
+        let had = self.segments.remove(&segment);
+        if had {
+            self.left_out.clear();
+        }
+        had
+    }
+
+    /// Why pages stay unmerged for lack of descriptors, if some do.
+    pub(crate) fn why_left_out(&self) -> Option<String> {
+        let (left_out, most) = (self.left_out.len(), self.most_segments);
+        (left_out > 0).then(|| {
+            format!(
+                "its limit of open files leaves room for {most} segments of the store, and {left_out} more hold what it could                  share; start it with a higher limit (ulimit -n, LimitNOFILE)"
+            )
+        })
     }
 
     /// Pages in batches under way.

@@ -35,6 +35,11 @@ impl Client {
         if later && !runs.is_empty() {
             state.budget.leave_out(state.totals.full_scans);
         }
+        self.give_back(state, id, runs, later);
+    }
+
+    /// See [`Client::undo`]; the budget of mappings is not why.
+    fn give_back(&self, state: &mut State, id: RegionId, runs: &[PlannedRun], later: bool) {
         for PlannedRun { run, target } in runs {
             for page in run.pages() {
                 // A page that was to be moved maps its frame as before.
@@ -66,6 +71,7 @@ impl Client {
         };
         let (written, runs): (Vec<_>, Vec<_>) = runs.into_iter().partition(|run| region.is_written(run.run));
         self.undo(&mut state, id, &written, false);
+        let runs = self.without_left_out(&mut state, id, runs);
         if runs.is_empty() {
             return Ok(());
         }
@@ -110,6 +116,19 @@ impl Client {
         Ok(())
     }
 
+    /// Puts off runs that need segments which the agent has no descriptors for.
+    fn without_left_out(&self, state: &mut State, id: RegionId, runs: Vec<PlannedRun>) -> Vec<PlannedRun> {
+        let is_left_out = |run: &PlannedRun| match run.target {
+            Target::Zero => false,
+            Target::Frame(frame) => {
+                self.domain.store.segment(frame).is_some_and(|segment| state.flight.is_left_out(segment.id))
+            }
+        };
+        let (left_out, runs): (Vec<_>, Vec<_>) = runs.into_iter().partition(is_left_out);
+        self.give_back(state, id, &left_out, true);
+        runs
+    }
+
     /// Sends the descriptor of a frame's segment before its first use.
     fn announce_segment(&self, state: &mut State, frame: Frame) -> std::io::Result<SegmentId> {
         let segment = self.domain.store.segment(frame).ok_or(std::io::ErrorKind::NotFound)?;
@@ -122,9 +141,53 @@ impl Client {
 
     /// The store closed a segment.
     pub(crate) fn drop_segment(&self, segment: SegmentId) {
-        if self.state().flight.segments.remove(&segment) {
+        if self.state().flight.close(segment) {
             // A full socket leaves the client with one descriptor too many, until it reconnects.
             let _ = self.conn.send(&wire::encode(&ToAgent::DropSegment { segment }), &[]);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kmem::PAGE_SIZE;
+    use wire::{PageNo, Run, ToDaemon};
+
+    use super::*;
+    use crate::client::scanning::tests::client;
+    use crate::content::store::Cursor;
+
+    const ID: RegionId = RegionId(1);
+
+    #[test]
+    fn a_segment_that_an_agent_has_no_descriptor_for_is_not_offered_again() {
+        let (client, agent) = client();
+        let heard = || {
+            let mut packet = vec![0; wire::MAX_MESSAGE];
+            let next = |_| agent.recv(&mut packet, &mut Vec::new()).unwrap();
+            std::iter::repeat(()).map_while(next).count()
+        };
+        let region = ToDaemon::RegionAdded { region: ID, start: 1 << 30, len: 12 * PAGE_SIZE as u64 };
+        client.apply(region, &mut Vec::new()).unwrap();
+        let frame = Cursor::new(&client.domain.store, None).put(&[7; PAGE_SIZE], 1).unwrap();
+        let offer = |page| {
+            assert!(client.domain.store.try_ref(frame));
+            let runs = vec![PlannedRun { run: Run::one(PageNo(page)), target: Target::Frame(frame) }];
+            assert!(client.send_batch(ID, runs).is_ok());
+        };
+        offer(1);
+        assert_eq!(heard(), 2, "the segment and the batch");
+        let segment = client.domain.store.segment(frame).unwrap().id;
+        let users = client.domain.store.users(frame);
+        for _ in 0..2 {
+            client.apply(ToDaemon::SegmentLeftOut { segment, most: 3 }, &mut Vec::new()).unwrap();
+        }
+        (2..6).for_each(offer);
+        assert_eq!((heard(), client.domain.store.users(frame)), (0, users), "nothing is sent, nothing is leaked");
+        let why = client.state().flight.why_left_out().unwrap();
+        assert!(why.contains("room for 3 segments of the store, and 1 more"), "{why}");
+        client.state().flight.close(segment);
+        offer(6);
+        assert_eq!((heard(), client.state().flight.why_left_out()), (2, None), "there may be room again");
     }
 }

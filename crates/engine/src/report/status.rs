@@ -142,6 +142,7 @@ fn client_status(client: &Client, state: &State) -> ClientStatus {
         state: state.link.name().into(),
         refused: state.refusals.why().cloned(),
         cooling: state.direct_io.why().cloned(),
+        limited: state.flight.why_left_out(),
     }
 }
 

@@ -38,6 +38,18 @@ pub(crate) enum SegmentError {
     Stat(#[from] io::Error),
 }
 
+/// What became of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Accepted {
+    /// It is held.
+    Kept,
+    /// It is not: the program may have no more than `most`.
+    LeftOut {
+        /// Segments that are held at most.
+        most: u32,
+    },
+}
+
 /// The segments held.
 pub(crate) struct Segments(Vec<Segment>);
 
@@ -59,24 +71,25 @@ impl Segments {
 
     /// Accepts a segment from the daemon, checks it and maps it. Where the program has few
     /// descriptors it is left out: merges with it fail then, and nothing else.
-    pub(crate) fn accept(&mut self, id: SegmentId, fd: OwnedFd) -> Result<(), SegmentError> {
+    pub(crate) fn accept(&mut self, id: SegmentId, fd: OwnedFd) -> Result<Accepted, SegmentError> {
         if self.get(id).is_some() {
-            return Ok(());
+            return Ok(Accepted::Kept);
         }
         memfd::require_seals(&fd)?;
         let stat = rustix::fs::fstat(&fd).map_err(io::Error::from)?;
         if stat.st_ino != id || stat.st_size != SEGMENT_LEN as i64 {
             return Err(SegmentError::Mismatch);
         }
-        if self.0.len() >= most_segments() {
-            return Ok(());
+        let most = most_segments();
+        if self.0.len() >= most {
+            return Ok(Accepted::LeftOut { most: u32::try_from(most).unwrap_or(u32::MAX) });
         }
         let map = memfd::map_readonly(&fd, SEGMENT_LEN)?;
         // SAFETY: MADV_DONTFORK leaves the memory as it is. No code expects the mapping in a child:
         // a forked child forgets its segments.
         let _ = unsafe { raw::madvise(map.as_ptr() as usize, SEGMENT_LEN, libc::MADV_DONTFORK) };
         self.0.push(Segment { id, fd: Kept::new(fd)?, map });
-        Ok(())
+        Ok(Accepted::Kept)
     }
 
     /// Whether all descriptors are still the segments'.

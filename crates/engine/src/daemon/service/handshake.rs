@@ -446,7 +446,7 @@ fn introduce(
         // say.
         ToDaemon::RegionShrunk { .. } | ToDaemon::Discarded { .. } | ToDaemon::Report(_) | ToDaemon::Digests(_) => {}
         ToDaemon::Retained { .. } | ToDaemon::Detaching(_) | ToDaemon::DetachFailed { .. } => {}
-        ToDaemon::Recycled(_) | ToDaemon::Swept(_) => {}
+        ToDaemon::Recycled(_) | ToDaemon::Swept(_) | ToDaemon::SegmentLeftOut { .. } => {}
         ToDaemon::Pool(_) => return Err(HandshakeError::PoolTooEarly.into()),
         ToDaemon::Detached => return Err(Ended::Closed),
         ToDaemon::Ready if handshake.control.is_some() => return Err(HandshakeError::ReadyTwice.into()),

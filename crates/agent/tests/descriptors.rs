@@ -79,3 +79,17 @@ fn a_program_that_takes_the_descriptors_ends_management_and_keeps_its_files_and_
         daemon.wait_for_close();
     }
 }
+
+#[test]
+fn the_daemon_is_told_of_a_segment_that_the_limit_of_open_files_leaves_out() {
+    use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+    let Some((mut daemon, mut program, store)) = start() else { return };
+    // A quarter of it is for segments, of which the program has one.
+    let few = Rlimit { current: Some(64), ..getrlimit(Resource::Nofile) };
+    let before = prlimit(Pid::from_raw(program.pid()), Resource::Nofile, few).unwrap();
+    (0..16).for_each(|_| daemon.give(&Store::new()));
+    daemon.wait_for(|message| matches!(message, ToDaemon::SegmentLeftOut { most: 16, .. }));
+    prlimit(Pid::from_raw(program.pid()), Resource::Nofile, before).unwrap();
+    assert_eq!(program.ask("write 500 0"), "0");
+    assert_eq!(daemon.merge(1, &store.runs(500..501)), [(500, Outcome::Merged)]);
+}

@@ -41,7 +41,9 @@ struct Part {
     _segment: Arc<Segment>,
 }
 
-/// The parts of a client's regions that map segments of its domain.
+/// The parts of a client's regions that map segments of its domain. Frames that the client maps
+/// elsewhere are pinned: they left management in place, and the agent's word of it
+/// ([`wire::ToDaemon::Retained`]) may have been lost with the connection.
 fn mapped_parts(client: &Client, maps: Maps) -> std::io::Result<Vec<Part>> {
     let mut parts = Vec::new();
     let state = client.state();
@@ -49,17 +51,31 @@ fn mapped_parts(client: &Client, maps: Maps) -> std::io::Result<Vec<Part>> {
         if !line.path.starts_with("/memfd:pageone:") {
             return;
         }
-        let Some((first, segment)) = client.domain.store.hold(line.inode) else { return };
+        let store = &client.domain.store;
+        let Some((first, segment)) = store.hold(line.inode) else { return };
+        let frame = |at: usize| Frame(first.0 + ((line.offset as usize + at - line.range.start) / PAGE_SIZE) as u32);
+        let mut inside = Vec::new();
         for (&id, region) in &state.regions {
             let all = Range::new(region.start as usize, region.pages as usize * PAGE_SIZE);
             if let Some(range) = line.range.intersect(&all) {
-                let slot = (line.offset as usize + (range.start - line.range.start)) / PAGE_SIZE;
-                let first = Frame(first.0 + slot as u32);
-                parts.push(Part { region: id, range, first, _segment: segment.clone() });
+                parts.push(Part { region: id, range, first: frame(range.start), _segment: segment.clone() });
+                inside.push(range);
             }
+        }
+        // The agent's own mapping of the segment is a shared one.
+        if !line.perms.shared {
+            pages_outside(line.range, inside).for_each(|at| store.pin(frame(at)));
         }
     })?;
     Ok(parts)
+}
+
+/// The addresses of the pages of a range that lie in none of `parts`.
+fn pages_outside(range: Range, mut parts: Vec<Range>) -> impl Iterator<Item = usize> {
+    parts.sort_unstable_by_key(|part| part.start);
+    let starts = std::iter::once(range.start).chain(parts.clone().into_iter().map(|part| part.end()));
+    let ends = parts.into_iter().map(|part| part.start).chain(std::iter::once(range.end()));
+    starts.zip(ends).flat_map(|(start, end)| (start..end).step_by(PAGE_SIZE))
 }
 
 /// Which pages of a mapping of a segment were copied, one for one.
@@ -121,5 +137,44 @@ fn index_frame(shared: &Shared, domain: &Arc<Domain>, key: u64, frame: Frame) {
             }
         }
         None => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(unsafe_code)] // Maps frames as an agent does.
+
+    use kmem::mm;
+
+    use super::*;
+    use crate::client::scanning::tests::client;
+    use crate::content::store::Cursor;
+
+    #[test]
+    fn frames_that_a_client_maps_outside_of_its_regions_are_kept_when_it_comes_back() {
+        let (client, _agent) = client();
+        let store = &client.domain.store;
+        let mut cursor = Cursor::new(store, None);
+        let frames: Vec<_> = (1..=6).map(|byte| cursor.put(&[byte; PAGE_SIZE], 1).unwrap()).collect();
+        assert!(frames.is_sorted_by_key(|frame| frame.0) && frames[5].0 - frames[0].0 == 5, "one run");
+        let place = mm::map_anonymous(6 * PAGE_SIZE).unwrap();
+        let all = Range::new(place, 6 * PAGE_SIZE);
+        let offset = (frames[0].slot().index() * PAGE_SIZE) as u64;
+        let segment = store.segment(frames[0]).unwrap();
+        // SAFETY: only this test knows the memory, and nothing refers to it.
+        unsafe { mm::map_fixed_private(segment.fd(), all, offset) }.unwrap();
+        // Two pages are a region: the message that the others left in place is lost.
+        client
+            .state()
+            .regions
+            .insert(RegionId(1), crate::ledger::Region::new((place + 2 * PAGE_SIZE) as u64, 2).unwrap());
+        let parts = mapped_parts(&client, Maps::open(None).unwrap()).unwrap();
+        assert_eq!(
+            parts.iter().map(|part| (part.range.start, part.first)).collect::<Vec<_>>(),
+            [(place + 2 * PAGE_SIZE, frames[2])]
+        );
+        assert_eq!(store.usage().pinned, 4);
+        // SAFETY: the memory is this test's alone, and nothing refers to it.
+        unsafe { mm::unmap(all) }.unwrap();
     }
 }

@@ -92,11 +92,14 @@ fn relocate_with(client: &mut Client, flags: i32) {
     let Some((arena, pages)) = client.choose_most(64, movable) else { return };
     let Some((onto, place)) = target(client, (arena, &pages)) else { return };
     let (old, new) = (client.arenas[arena].at(pages.start), client.arenas[onto].at(place.start));
+    let keeps_old = flags & libc::MREMAP_DONTUNMAP != 0;
     let answer = sys::mremap(old, pages.len(), pages.len(), flags, new);
     finding::about(&[new, answer.err().unwrap_or(0) as usize]);
     for (from, to) in pages.clone().zip(place.clone()) {
-        // A call that fails may have moved some, and unmapped the place.
-        let (left, there) = (is_mapped(client.arenas[arena].at(from)), is_mapped(client.arenas[onto].at(to)));
+        // A call that fails may have moved some, and unmapped the place. After one that succeeds,
+        // something else may be mapped where the pages were: the stack of a new thread.
+        let left = if answer.is_ok() { keeps_old } else { is_mapped(client.arenas[arena].at(from)) };
+        let there = is_mapped(client.arenas[onto].at(to));
         let gone = |meta: &mut Meta| *meta = Meta { gone: true, ..Meta::default() };
         if answer.is_ok() || !left {
             moved(client, (arena, from), (onto, to));

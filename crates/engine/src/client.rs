@@ -18,6 +18,7 @@ pub(crate) mod digests;
 mod direct_io;
 mod flight;
 pub(crate) mod link;
+pub(crate) mod memory;
 mod protocol;
 pub(crate) mod recycling;
 mod refusals;
@@ -36,7 +37,6 @@ use std::time::Instant;
 use kmem::memfd::SharedMap;
 use kmem::pagemap::Pagemap;
 use kmem::pidfd::PidFd;
-use kmem::procmem::AddressSpace;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use wire::{HugePages, PageNo, RegionId, SegmentId};
 
@@ -49,6 +49,7 @@ use self::digests::Answers;
 use self::direct_io::DirectIo;
 use self::flight::Flight;
 use self::link::{Link, Tracking};
+use self::memory::Memory;
 pub(crate) use self::protocol::ProtocolError;
 use self::recycling::Recycling;
 use self::refusals::Refusals;
@@ -149,7 +150,7 @@ pub(crate) struct Identity {
     /// Forks with regions that its children inherited, before it was a client of this daemon.
     pub(crate) forks_before: u64,
     /// Its memory, whatever its process runs by now; its page map, likewise.
-    pub(crate) memory: AddressSpace,
+    pub(crate) memory: Memory,
     pub(crate) pagemap: Pagemap,
     pub(crate) huge_pages: HugePages,
     pub(crate) huge_page_share: f64,

@@ -75,47 +75,101 @@ const IOVECS: usize = 1024;
 /// ```
 pub fn read_pages(pid: i32, addresses: &[usize], out: &mut [u8]) -> Result<usize, ReadError> {
     assert!(out.len() / PAGE_SIZE >= addresses.len(), "room for {} pages in {} bytes", addresses.len(), out.len());
-    let mut remote = [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; IOVECS];
     let mut done = 0;
     while done < addresses.len() {
-        let mut pieces = 0;
-        let mut pages = 0;
-        for &address in &addresses[done..] {
-            match remote[..pieces].last_mut() {
-                Some(piece) if piece.iov_base.addr().checked_add(piece.iov_len) == Some(address) => {
-                    piece.iov_len += PAGE_SIZE;
-                }
-                _ if pieces == IOVECS => break,
-                _ => {
-                    remote[pieces] = iovec { iov_base: std::ptr::without_provenance_mut(address), iov_len: PAGE_SIZE };
-                    pieces += 1;
-                }
-            }
-            pages += 1;
-        }
+        let mut pieces = Pieces::new();
+        let pages = pieces.add_pages(&addresses[done..]);
         let room = &mut out[done * PAGE_SIZE..(done + pages) * PAGE_SIZE];
-        let local = iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
-        let local = (&raw const local).expose_provenance();
-        let args = [pid as usize, local, 1, remote.as_ptr().expose_provenance(), pieces, 0];
-        // SAFETY: the kernel reads one local and `pieces` remote vectors, which outlive the call.
-        // It writes at most `room.len()` bytes to `room`, which is borrowed for writing. The remote
-        // memory, of another process or of this one, is only read, and an address that is not
-        // mapped is an error.
-        let read = unsafe { syscall(libc::SYS_process_vm_readv, args) };
-        match read {
-            Ok(bytes) => {
-                done += bytes / PAGE_SIZE;
-                if bytes < pages * PAGE_SIZE {
-                    return Ok(done);
-                }
-            }
-            Err(Errno::FAULT) => return Ok(done),
-            Err(Errno::PERM) => return Err(ReadError::NoPermission { pid }),
-            Err(Errno::SRCH) => return Err(ReadError::Gone { pid }),
-            Err(errno) => return Err(ReadError::Other { pid, errno }),
+        let read = pieces.read(pid, &mut [], room)? / PAGE_SIZE;
+        done += read;
+        if read < pages {
+            break;
         }
     }
     Ok(done)
+}
+
+/// As [`read_pages`], of the address space that holds `word` at the address `proof`, and of no
+/// other: the word is read in the same system call, which looks the address space up once. Reads as
+/// many pages as fit into one call. `None`: the process has another address space by now.
+///
+/// # Errors
+///
+/// [`ReadError`].
+///
+/// # Panics
+///
+/// When `out` has no room for all pages.
+pub fn read_pages_of(
+    pid: i32,
+    (proof, word): (usize, u64),
+    addresses: &[usize],
+    out: &mut [u8],
+) -> Result<Option<usize>, ReadError> {
+    assert!(out.len() / PAGE_SIZE >= addresses.len(), "room for {} pages in {} bytes", addresses.len(), out.len());
+    let mut seen = [0; size_of::<u64>()];
+    let mut pieces = Pieces::new();
+    pieces.add(proof, seen.len());
+    let pages = pieces.add_pages(addresses);
+    let read = pieces.read(pid, &mut seen, &mut out[..pages * PAGE_SIZE])?;
+    let is_it = read >= seen.len() && u64::from_ne_bytes(seen) == word;
+    Ok(is_it.then(|| (read - seen.len()) / PAGE_SIZE))
+}
+
+/// Pieces of another process's memory that are read by one call.
+struct Pieces {
+    remote: [iovec; IOVECS],
+    count: usize,
+}
+
+impl Pieces {
+    fn new() -> Self {
+        Self { remote: [iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; IOVECS], count: 0 }
+    }
+
+    /// Adds a piece. `false`: there is no room.
+    fn add(&mut self, address: usize, len: usize) -> bool {
+        let Some(place) = self.remote.get_mut(self.count) else { return false };
+        *place = iovec { iov_base: std::ptr::without_provenance_mut(address), iov_len: len };
+        self.count += 1;
+        true
+    }
+
+    /// Adds pages, neighbours as one piece; returns how many there was room for.
+    fn add_pages(&mut self, addresses: &[usize]) -> usize {
+        let first = self.count;
+        for (pages, &address) in addresses.iter().enumerate() {
+            match self.remote[first..self.count].last_mut() {
+                Some(piece) if piece.iov_base.addr().checked_add(piece.iov_len) == Some(address) => {
+                    piece.iov_len += PAGE_SIZE;
+                }
+                _ => {
+                    if !self.add(address, PAGE_SIZE) {
+                        return pages;
+                    }
+                }
+            }
+        }
+        addresses.len()
+    }
+
+    /// Reads the pieces to `head` and, behind it, to `room`. Returns how many bytes were read.
+    fn read(&self, pid: i32, head: &mut [u8], room: &mut [u8]) -> Result<usize, ReadError> {
+        let local = [head, room].map(|part| iovec { iov_base: part.as_mut_ptr().cast(), iov_len: part.len() });
+        let (ours, theirs) = (local.as_ptr().expose_provenance(), self.remote.as_ptr().expose_provenance());
+        let args = [pid as usize, ours, local.len(), theirs, self.count, 0];
+        // SAFETY: the kernel reads two local and `count` remote vectors, which outlive the call. It
+        // writes only to `head` and `room`, as much as fits, and both are borrowed for writing. The
+        // remote memory, of another process or of this one, is only read, and an address that is
+        // not mapped is an error.
+        match unsafe { syscall(libc::SYS_process_vm_readv, args) } {
+            Ok(bytes) => Ok(bytes),
+            Err(Errno::FAULT) => Ok(0),
+            Err(Errno::PERM) => Err(ReadError::NoPermission { pid }),
+            Err(Errno::SRCH) => Err(ReadError::Gone { pid }),
+            Err(errno) => Err(ReadError::Other { pid, errno }),
+        }
+    }
 }
 
 /// Reads memory of this process itself, as another process would: what is not mapped, not readable

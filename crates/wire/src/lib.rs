@@ -71,7 +71,8 @@ pub mod control {
     pub const WINDOW: usize = 8;
     /// Offset of two words that the daemon writes and reads back through `/proc/PID/mem`, at the
     /// address that [`ToDaemon::Mapped`](super::ToDaemon::Mapped) names. They tell it whose memory
-    /// the descriptor reads.
+    /// the descriptor reads. Later it writes the first one before each `process_vm_readv(2)`, and
+    /// reads it in that call.
     pub const NONCE: usize = 16;
     /// Offset of an `AtomicU64`: 1 while no memory of this host has failed, as far as the daemon
     /// knows; 0 if some has, or that is not known. It is written before each batch is sent. Then

@@ -113,6 +113,7 @@ pub(crate) mod tests {
     use std::collections::HashSet;
     use std::sync::Arc;
 
+    use crate::client::memory::Memory;
     use kmem::memfd;
     use kmem::pagemap::Pagemap;
     use kmem::pidfd::PidFd;
@@ -140,6 +141,7 @@ pub(crate) mod tests {
         let (conn, agent) = Conn::pair().unwrap();
         let control = rustix::fs::memfd_create("control", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&control, wire::control::LEN as u64).unwrap();
+        let control = memfd::map_shared(&control, wire::control::LEN).unwrap();
         let user = Arc::new(User::new(0, u64::MAX, 1));
         let identity = Identity {
             number: ClientId(1),
@@ -150,9 +152,9 @@ pub(crate) mod tests {
             domain: Arc::new(Domain::new(key, &Config::default())),
             conn: Connection::new(conn, user),
             pidfd,
-            control: memfd::map_shared(&control, wire::control::LEN).unwrap(),
             forks_before: 0,
-            memory: AddressSpace::open(pid).unwrap(),
+            memory: Memory::new(pid, AddressSpace::open(pid).unwrap(), control.range().start as u64),
+            control,
             pagemap: Pagemap::open_self().unwrap(),
             huge_pages: HugePages::Split,
             huge_page_share: 0.0,

@@ -116,7 +116,9 @@ impl Chunk<'_> {
         match &mut self.source {
             Source::Read(pages) => pages.get(at),
             Source::Client { addresses, buffer } => {
-                let read = touch(client.user.uid, || client.memory.read_pages(&addresses[at..at + 1], &mut buffer[..]));
+                let page = &addresses[at..at + 1];
+                let read = || client.memory.read_pages(&client.control, page, &mut buffer[..]);
+                let read = touch(client.user.uid, read);
                 let domain = &client.domain;
                 // A frame under a wrong key would keep others from merging that content.
                 (read == Some(Ok(1)) && domain.key_of(domain.digest(&buffer[..]), node) == Some(key))
@@ -286,7 +288,11 @@ impl<'a> Reader<'a> {
             return Ok(None);
         }
         let addresses = &addresses[first..(first + CHUNK).min(pages.len())];
-        let read = touch(self.client.user.uid, || self.client.memory.read_pages(addresses, bytes));
+        let client = self.client;
+        let read = touch(client.user.uid, || client.memory.read_pages(&client.control, addresses, bytes));
+        if read.is_none() {
+            client.memory.held_up();
+        }
         let read = read.ok_or(Unreadable::HeldUp)?.map_err(|Gone| Unreadable::Gone)?;
         let (read_pages, _) = bytes[..read * PAGE_SIZE].as_chunks::<PAGE_SIZE>();
         digests.clear();

@@ -169,7 +169,7 @@ impl Client {
             let pages = swapped.iter().flat_map(|run| (run.start..run.end).step_by(PAGE_SIZE));
             for page in pages.take(MOST_SWAPPED) {
                 // A failure shows in the next scan: the page is not present then.
-                let _ = touch(self.user.uid, || self.memory.read(page, &mut [0])).ok_or(Errno::BUSY)?;
+                let _ = touch(self.user.uid, || self.memory.space().read(page, &mut [0])).ok_or(Errno::BUSY)?;
             }
             self.scan_again(&swapped, &mut |run| written.runs.push(run))
         })

@@ -96,6 +96,7 @@ fn is_fit(line: &MapLine) -> bool {
 #[cfg(test)]
 #[allow(unsafe_code)] // Unmaps a part of a test's own memory.
 mod tests {
+    use rustix::mm::{MapFlags, ProtFlags};
     use wire::ToDaemon;
 
     use super::*;
@@ -113,7 +114,10 @@ mod tests {
         let file = rustix::fs::memfd_create("shared", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, 8 * PAGE_SIZE as u64).unwrap();
         let shared = kmem::memfd::map_shared(&file, 8 * PAGE_SIZE).unwrap();
-        let start = kmem::mm::map_anonymous(24 * PAGE_SIZE).unwrap();
+        // Where the kernel puts nothing of its own choice: the hole stays one.
+        let (start, flags) = (1usize << 39, MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE);
+        // SAFETY: nothing else is mapped there, or the call fails.
+        unsafe { rustix::mm::mmap_anonymous(start as *mut _, 24 * PAGE_SIZE, ProtFlags::READ, flags) }.unwrap();
         let hole = (start + 4 * PAGE_SIZE) as *mut _;
         // SAFETY: four pages of the mapping above, which nothing uses.
         unsafe { rustix::mm::munmap(hole, 4 * PAGE_SIZE) }.unwrap();

@@ -12,6 +12,7 @@ use wire::{RegionId, SegmentId, ToAgent, ToDaemon};
 
 use super::proof::{self, Process, ProofError};
 use super::{CLIENT, Ended, HANDSHAKE, PROCESS, Service, pidfd_of, receive};
+use crate::client::memory::Memory;
 use crate::client::{Client, Identity, add_region};
 use crate::config::bounds::{ACCEPTS, HANDSHAKE_TIME, HANDSHAKES};
 use crate::content::domain::{Domain, DomainError, DomainKey};
@@ -292,7 +293,7 @@ impl Admitted {
             pidfd,
             control,
             forks_before: hello.forks,
-            memory,
+            memory: Memory::new(pid, memory, address),
             pagemap,
             huge_pages: config.huge_pages,
             huge_page_share: config.huge_page_share,
@@ -313,7 +314,7 @@ impl Admitted {
 /// address space that another process still uses.
 fn superseded(shared: &Shared, client: &Client, address: u64) -> Vec<ClientId> {
     let is_before = |old: &&Arc<Client>| {
-        old.pid == client.pid && (proof::shows(&old.memory, &client.control, address) || old.pagemap.is_gone())
+        old.pid == client.pid && (proof::shows(old.memory.space(), &client.control, address) || old.pagemap.is_gone())
     };
     shared.clients().iter().filter(is_before).map(|old| old.number).collect()
 }

@@ -1,0 +1,118 @@
+//! Reading a client's memory.
+//!
+//! Two ways lead there, and each costs something:
+//!
+//! | way | address space | many pages | a page that a userfaultfd keeps away |
+//! |---|---|---|---|
+//! | `process_vm_readv(2)` | the one that the process has in the moment of the call | locks it once for sixteen pages | sleeps |
+//! | `/proc/PID/mem` | the one that it had when the file was opened | locks it for each | an error |
+//!
+//! The lock is the one that the agent needs to map frames: taken for each page, it makes a merge of
+//! long runs a fifth more expensive. So pages are read the first way, together with a word of the
+//! control page. The daemon has written that word just before, and nobody can have known it:
+//! memory that shows it is the agent's. If it does not show, the process runs another program by
+//! now, and the pages are read the second way.
+//!
+//! A worker that sleeps is replaced by a watch ([`crate::world::stall`]), as where a file does not
+//! answer. A client that kept one waiting is read the second way from then on.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+
+use kmem::memfd::SharedMap;
+use kmem::procmem::{self, AddressSpace, Gone, ReadError};
+use wire::control::NONCE;
+
+/// The memory of a client.
+pub(crate) struct Memory {
+    pid: i32,
+    /// Whatever the process runs by now.
+    space: AddressSpace,
+    /// Where it has the word of the control page that proves it.
+    proof: usize,
+    /// Makes words that nobody can foretell.
+    secret: RandomState,
+    words: AtomicU64,
+    /// The process may be read by its number.
+    by_number: AtomicBool,
+}
+
+impl Memory {
+    /// Memory that was proven to map the control page at `control`.
+    pub(crate) fn new(pid: i32, space: AddressSpace, control: u64) -> Self {
+        let proof = (control as usize).saturating_add(NONCE);
+        let (secret, words) = (RandomState::new(), AtomicU64::new(0));
+        Self { pid, space, proof, secret, words, by_number: AtomicBool::new(true) }
+    }
+
+    /// The address space, to read the second way.
+    pub(crate) fn space(&self) -> &AddressSpace {
+        &self.space
+    }
+
+    /// A worker was held up in this memory: it is not read by number any more.
+    pub(crate) fn held_up(&self) {
+        self.by_number.store(false, Relaxed);
+    }
+
+    /// Reads whole pages, as [`AddressSpace::read_pages`] does. `control` is the client's control
+    /// page.
+    ///
+    /// # Errors
+    /// No process uses the address space any more.
+    pub(crate) fn read_pages(&self, control: &SharedMap, addresses: &[usize], out: &mut [u8]) -> Result<usize, Gone> {
+        if self.by_number.load(Relaxed) {
+            let word = self.secret.hash_one(self.words.fetch_add(1, Relaxed));
+            control.atomic_u64(NONCE).store(word, SeqCst);
+            match procmem::read_pages_of(self.pid, (self.proof, word), addresses, out) {
+                Ok(Some(read)) => return Ok(read),
+                Err(ReadError::NoPermission { .. }) => self.by_number.store(false, Relaxed),
+                // Another program, or another thread that reads this client just now.
+                _ => {}
+            }
+        }
+        self.space.read_pages(addresses, out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kmem::{PAGE_SIZE, memfd};
+
+    use super::*;
+
+    fn page() -> SharedMap {
+        let fd = rustix::fs::memfd_create("control", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&fd, wire::control::LEN as u64).unwrap();
+        memfd::map_shared(&fd, wire::control::LEN).unwrap()
+    }
+
+    #[test]
+    fn only_memory_that_shows_the_word_is_read() {
+        let (control, other) = (page(), page());
+        let own = std::process::id() as i32;
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let bytes = vec![7u8; 3 * PAGE_SIZE];
+        let start = bytes.as_ptr().addr().next_multiple_of(PAGE_SIZE);
+        let at = |page: &SharedMap| page.range().start as u64;
+        // Its own number and page; another page, as of memory that looks like it; a number that
+        // another process has by now.
+        for (pid, proof, shows) in
+            [(own, at(&control), true), (own, at(&other), false), (child.id() as i32, at(&control), false)]
+        {
+            let memory = Memory::new(pid, AddressSpace::open(own).unwrap(), proof);
+            let mut out = [0; 2 * PAGE_SIZE];
+            let word = (memory.proof, 5);
+            control.atomic_u64(NONCE).store(5, SeqCst);
+            let by_number = procmem::read_pages_of(pid, word, &[start, start + PAGE_SIZE], &mut out);
+            assert_eq!(by_number, Ok(shows.then_some(2)), "{pid} {proof:#x}");
+            out.fill(0);
+            assert_eq!(memory.read_pages(&control, &[start, start + PAGE_SIZE], &mut out), Ok(2));
+            assert!(out.iter().all(|&byte| byte == 7), "of its own address space in any case");
+            memory.held_up();
+            assert_eq!(memory.read_pages(&control, &[start, start + PAGE_SIZE], &mut out), Ok(2));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}

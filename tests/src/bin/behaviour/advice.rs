@@ -46,15 +46,18 @@ pub(crate) fn dontneed_many(client: &mut Client) {
     match answer {
         Ok(done) if done == crate::client::bytes(&pages) => client.arenas[arena].zeroed(pages.clone()),
         // Kernels before 6.13 refuse before they begin.
-        Err(libc::EINVAL | libc::EBADF) if !has_locked(client) => {}
+        Err(libc::EINVAL | libc::EBADF) if !has_locked() => {}
         _ => client.arenas[arena].set(pages.clone(), |meta| meta.either = true),
     }
     client.check(arena, pages, "memory discarded by process_madvise");
 }
 
-/// Whether some memory is locked: advice on it is refused in the middle.
-fn has_locked(client: &Client) -> bool {
-    client.pending.iter().any(|(_, pending)| matches!(pending, Pending::Lock { .. }))
+/// Whether some memory is locked: advice on it is refused in the middle. Locked memory that was
+/// moved stays locked, so the kernel is asked.
+fn has_locked() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let locked = status.lines().find_map(|line| line.strip_prefix("VmLck:"));
+    locked.is_none_or(|size| size.trim() != "0 kB")
 }
 
 pub(crate) fn free(client: &mut Client) {

@@ -36,7 +36,9 @@ const LIMIT_OF_WAITS: Duration = Duration::from_millis(500);
 /// seen, and later found.
 pub(crate) const TICK: Duration = Duration::from_millis(10);
 /// A user that held up a worker is left alone for so many times that time: it may cost one worker
-/// a twentieth of its time.
+/// a twentieth of its time. Where the worker waited for the lock of the address space, it is left
+/// alone for that time once: on a busy machine the agent is preempted while it maps frames. A user
+/// that keeps the lock on purpose has one worker at a time wait, and that one is replaced.
 const REST: u32 = 20;
 
 thread_local! {
@@ -195,7 +197,7 @@ impl Stalls {
             let Some(time) = slot.overslept() else { continue };
             let uid = slot.uid.load(Relaxed);
             let mut blocked = self.blocked.lock();
-            let rest = time * REST;
+            let rest = if waits_for_lock(slot.tid) { time } else { time * REST };
             let entry = blocked.entry(uid).or_insert(Blocked { workers: 0, since: Instant::now(), rest });
             *entry = Blocked { workers: entry.workers + 1, since: Instant::now(), rest };
             slot.blamed.store(uid, Relaxed);
@@ -233,6 +235,17 @@ fn active(tid: i32) -> Duration {
     stat.split(' ').take(2).filter_map(|ns| ns.parse().ok()).map(Duration::from_nanos).sum()
 }
 
+/// Whether a thread of this process waits for the lock of an address space. Only root may know
+/// (proc_pid_stack(5)); for others it waits for memory.
+fn waits_for_lock(tid: i32) -> bool {
+    std::fs::read_to_string(format!("/proc/self/task/{tid}/stack")).is_ok_and(|stack| is_in_lock(&stack))
+}
+
+/// Whether a thread with this stack of kernel functions waits for a lock that readers share.
+fn is_in_lock(stack: &str) -> bool {
+    stack.lines().any(|line| line.contains("rwsem_down_read") || line.contains("rwsem_down_write"))
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
@@ -267,6 +280,15 @@ mod tests {
         stalls.blocked.lock().values_mut().for_each(|blocked| blocked.rest = Duration::ZERO);
         assert!(stalls.why(7).is_none());
         assert_eq!(touch(7, || 3), Some(3), "this thread is no worker");
+    }
+
+    #[test]
+    fn a_lock_is_told_from_memory_that_does_not_come() {
+        let lock = "[<0>] rwsem_down_read_slowpath+0x1a5/0x4d0\n[<0>] down_read_killable+0x6e/0xa0\n";
+        let file = "[<0>] folio_wait_bit_common+0x133/0x310\n[<0>] filemap_fault+0x2cb/0xbf0\n";
+        let own = "[<0>] handle_userfault+0x3a8/0x6f0\n[<0>] process_vm_rw_core+0x22d/0x4a0\n";
+        assert_eq!([lock, file, own].map(is_in_lock), [true, false, false]);
+        assert!(!waits_for_lock(0), "no such thread");
     }
 
     #[test]

@@ -31,10 +31,15 @@ impl Client {
     /// The changing half, at a time when no scan is under way: waits for the end of one.
     pub(crate) fn settled(&self) -> MutexGuard<'_, State> {
         let mut state = self.state();
-        while state.schedule.scanning.is_some() {
-            self.scan_ended.wait(&mut state);
-        }
+        self.wait_for_scan(&mut state);
         state
+    }
+
+    /// Waits for the end of a scan that began while the state was unlocked.
+    pub(crate) fn wait_for_scan(&self, state: &mut MutexGuard<'_, State>) {
+        while state.schedule.scanning.is_some() {
+            self.scan_ended.wait(state);
+        }
     }
 
     /// Runs a scan, which may unlock the state that it is given. The state must be
@@ -54,6 +59,12 @@ impl Client {
 }
 
 impl State {
+    /// A scan is under way.
+    #[cfg(test)]
+    pub(crate) fn is_scanned(&self) -> bool {
+        self.schedule.scanning.is_some()
+    }
+
     /// The scan under way comes to this region.
     pub(crate) fn begin_region(&mut self, region: RegionId) {
         self.schedule.scanning = Some(Scanning { region, overtaken: Vec::new() });

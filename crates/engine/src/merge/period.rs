@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 
 use super::verify;
-use crate::client::Client;
+use crate::client::{Client, State};
 use crate::ledger::Region;
 use crate::users::log_of;
 use crate::world::shared::Shared;
@@ -35,8 +35,8 @@ pub(super) fn begin(shared: &Shared, client: &Client) -> bool {
     let now = Instant::now();
     let late = state.flight.is_late(now, PATIENCE);
     state.link.set_stalled(late);
-    let idle = state.link.is_up() && !state.tracking.is_frozen() && state.flight.is_empty();
-    if !idle || now < state.schedule.next_scan {
+    let is_idle = |state: &State| state.link.is_up() && !state.tracking.is_frozen() && state.flight.is_empty();
+    if !is_idle(&state) || now < state.schedule.next_scan {
         return false;
     }
     let Ok(status) = status else { return false };
@@ -48,6 +48,10 @@ pub(super) fn begin(shared: &Shared, client: &Client) -> bool {
     }
     if let Err(why) = verify::regions(client, &mut state) {
         tracing::debug!(pid = client.pid, "not scanned: {why}");
+        return false;
+    }
+    // The state was unlocked meanwhile.
+    if !is_idle(&state) {
         return false;
     }
     let cpu = kmem::cpu::thread_time();

@@ -17,7 +17,7 @@ use wire::{PageNo, RegionId, Run};
 use crate::client::{Client, ProtocolError, State};
 use crate::config::bounds::UNMAPPED_REGIONS;
 use crate::ledger::Region;
-use crate::world::stall::touch;
+use crate::world::stall::{touch, wait};
 
 /// Why regions could not be checked.
 #[derive(Debug, thiserror::Error)]
@@ -30,8 +30,9 @@ pub(super) enum VerifyError {
     Refused(#[from] ProtocolError),
 }
 
-/// Checks the regions that no scan has seen. The lock is not held while the mappings are read.
-/// After an error the connection is closed, or the next period tries again.
+/// Checks the regions that no scan has seen. The lock is not held while the mappings are read;
+/// afterwards the state is [settled](Client::settled) again, and may be another one. After an error
+/// the connection is closed, or the next period tries again.
 pub(super) fn regions(client: &Client, state: &mut MutexGuard<'_, State>) -> Result<(), VerifyError> {
     let bytes = |region: &Region| Range::new(region.start as usize, region.pages as usize * PAGE_SIZE);
     let mut new: Vec<(RegionId, Range)> =
@@ -41,7 +42,9 @@ pub(super) fn regions(client: &Client, state: &mut MutexGuard<'_, State>) -> Res
     }
     new.sort_by_key(|(_, range)| range.start);
     let read = || touch(client.user.uid, || mapped_parts(client, &new));
-    let mapped = MutexGuard::unlocked(state, read).ok_or(VerifyError::HeldUp)??;
+    let mapped = MutexGuard::unlocked(state, read);
+    wait(client.user.uid, || client.wait_for_scan(state));
+    let mapped = mapped.ok_or(VerifyError::HeldUp)??;
     for ((id, range), parts) in new.into_iter().zip(mapped) {
         let Some(region) = state.regions.get_mut(&id).filter(|region| bytes(region) == range) else { continue };
         let page = |address: usize| PageNo(((address - range.start) / PAGE_SIZE) as u32);
@@ -96,6 +99,9 @@ fn is_fit(line: &MapLine) -> bool {
 #[cfg(test)]
 #[allow(unsafe_code)] // Unmaps a part of a test's own memory.
 mod tests {
+    use std::sync::atomic::Ordering::Relaxed;
+    use std::time::{Duration, Instant};
+
     use rustix::mm::{MapFlags, ProtFlags};
     use wire::ToDaemon;
 
@@ -132,6 +138,39 @@ mod tests {
         assert_eq!(client.state().regions[&RegionId(1)].managed, 20);
         assert!(client.apply(shrunk(2, 0, 8), &mut Vec::new()).is_ok());
         assert!(!client.state().regions.contains_key(&RegionId(2)));
+    }
+
+    #[test]
+    fn a_scan_that_begins_while_mappings_are_read_is_waited_for() {
+        let (client, _agent) = client();
+        let start = kmem::mm::map_anonymous(PAGE_SIZE).unwrap();
+        let (begun, scans) = std::sync::mpsc::channel();
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let (client, stop) = (&client, &stop);
+            scope.spawn(move || {
+                for pause in (0..200).cycle().take_while(|_| !stop.load(Relaxed)) {
+                    client.while_scanning(&mut client.settled(), |state| {
+                        let _ = begun.send(());
+                        MutexGuard::unlocked(state, || std::thread::sleep(Duration::from_millis(1)));
+                    });
+                    let end = Instant::now();
+                    while end.elapsed() < Duration::from_micros(pause) {
+                        std::hint::spin_loop();
+                    }
+                }
+            });
+            scans.recv().unwrap();
+            let scanned = (0..400).filter(|&id| {
+                announce(client, id, start, 1);
+                let mut state = client.settled();
+                regions(client, &mut state).unwrap();
+                state.is_scanned()
+            });
+            let scanned = scanned.count();
+            stop.store(true, Relaxed);
+            assert_eq!(scanned, 0, "the caller may scan now");
+        });
     }
 
     #[test]

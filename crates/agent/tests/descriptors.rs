@@ -6,33 +6,13 @@
 mod support;
 
 use support::client;
-use support::daemon::{Daemon, Program, Store};
+use support::daemon::{Program, Store, merged};
 use wire::{Outcome, ToAgent, ToDaemon};
-
-const PAGES: usize = 2048;
 
 /// Not a test: what the client runs.
 #[test]
 fn client() {
     client::run_if_asked();
-}
-
-fn start() -> Option<(Daemon, Program, Store)> {
-    if let Err(why) = kmem::uffd::Uffd::new(kmem::uffd::Features::WP | kmem::uffd::Features::WP_ASYNC) {
-        println!("SKIPPED: {why}");
-        return None;
-    }
-    let mut daemon = Daemon::new();
-    let mut program = Program::start(&daemon.socket, None);
-    program.ask(&format!("map {PAGES}"));
-    assert_eq!(program.ask("mark"), "0");
-    daemon.accept();
-    daemon.welcome();
-    let store = Store::new();
-    daemon.give(&store);
-    let outcomes = daemon.merge(1, &store.runs(0..PAGES));
-    assert!(outcomes.iter().all(|&(_, outcome)| outcome == Outcome::Merged));
-    Some((daemon, program, store))
 }
 
 /// The program uses its memory in every guarded way.
@@ -50,7 +30,7 @@ fn use_memory(program: &mut Program) {
 #[test]
 fn a_program_that_closes_everything_goes_on_merging() {
     for way in 0..3 {
-        let Some((mut daemon, mut program, store)) = start() else { return };
+        let Some((mut daemon, mut program, store)) = merged() else { return };
         assert_ne!(program.ask(&format!("close-all {way}")), "0", "the agent has its descriptors");
         assert_eq!(program.ask("write 500 7"), "0");
         assert_eq!(daemon.merge(1, &store.runs(500..501)), [(500, Outcome::Differs)]);
@@ -68,7 +48,7 @@ fn a_program_that_takes_the_descriptors_ends_management_and_keeps_its_files_and_
     let ways = ["close-all 3", "replace 0", "replace 1", "replace 2"];
     for way in ways {
         println!("{way}");
-        let Some((mut daemon, mut program, store)) = start() else { return };
+        let Some((mut daemon, mut program, store)) = merged() else { return };
         program.ask(way);
         // Whatever the agent does next, it does not do it to a file of the program.
         let runs = store.runs(500..600);
@@ -83,7 +63,7 @@ fn a_program_that_takes_the_descriptors_ends_management_and_keeps_its_files_and_
 #[test]
 fn the_daemon_is_told_of_a_segment_that_the_limit_of_open_files_leaves_out() {
     use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
-    let Some((mut daemon, mut program, store)) = start() else { return };
+    let Some((mut daemon, mut program, store)) = merged() else { return };
     // A quarter of it is for segments, of which the program has one.
     let few = Rlimit { current: Some(64), ..getrlimit(Resource::Nofile) };
     let before = prlimit(Pid::from_raw(program.pid()), Resource::Nofile, few).unwrap();

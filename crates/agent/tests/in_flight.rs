@@ -13,9 +13,9 @@ use std::time::Duration;
 use kmem::pagemap::{Categories, Pagemap, Query};
 use kmem::range::Range;
 use support::client;
-use support::daemon::{Daemon, Program, Store};
+use support::daemon::{Daemon, MOVES, Program, Store, kernel_can};
 use support::slow_file::SlowFile;
-use wire::{Outcome, ToDaemon};
+use wire::Outcome;
 
 /// Not a test: what the client runs.
 #[test]
@@ -38,22 +38,14 @@ fn start(sabotage: &str) -> Option<(SlowFile, Daemon, Program, Store)> {
             return None;
         }
     };
-    let features = kmem::uffd::Features::WP_ASYNC | kmem::uffd::Features::MOVE;
-    if let Err(why) = kmem::uffd::Uffd::new(features) {
-        println!("SKIPPED: {why}");
+    if !kernel_can(MOVES) {
         return None;
     }
     let mut daemon = Daemon::new();
     let path = file.path.to_str().unwrap();
     let mut program =
         Program::start_with(&daemon.socket, [("PAGEONE_TEST_FILE", path), ("PAGEONE_SABOTAGE", sabotage)]);
-    program.ask("map 512");
-    assert_eq!(program.ask("mark"), "0");
-    daemon.seen = daemon.accept();
-    daemon.wait_for(|message| matches!(message, ToDaemon::RegionAdded { .. }));
-    daemon.welcome();
-    let store = Store::new();
-    daemon.give(&store);
+    let store = daemon.manage(&mut program, 512);
     Some((file, daemon, program, store))
 }
 

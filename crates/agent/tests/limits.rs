@@ -6,34 +6,13 @@
 mod support;
 
 use support::client;
-use support::daemon::{Daemon, Program, Store};
+use support::daemon::{Daemon, PAGES, Program, merged};
 use wire::{Outcome, ToAgent, ToDaemon};
-
-const PAGES: usize = 2048;
 
 /// Not a test: what the client runs.
 #[test]
 fn client() {
     client::run_if_asked();
-}
-
-fn start() -> Option<(Daemon, Program, Store)> {
-    if let Err(why) = kmem::uffd::Uffd::new(kmem::uffd::Features::WP | kmem::uffd::Features::WP_ASYNC) {
-        println!("SKIPPED: {why}");
-        return None;
-    }
-    let mut daemon = Daemon::new();
-    let mut program = Program::start(&daemon.socket, None);
-    program.ask(&format!("map {PAGES}"));
-    assert_eq!(program.ask("mark"), "0");
-    daemon.accept();
-    daemon.welcome();
-    let store = Store::new();
-    daemon.give(&store);
-    let outcomes = daemon.merge(1, &store.runs(0..PAGES));
-    let left: Vec<_> = outcomes.iter().filter(|(_, outcome)| *outcome != Outcome::Merged).collect();
-    assert!(left.is_empty(), "{left:?}");
-    Some((daemon, program, store))
 }
 
 /// Every guarded call; each may fail, and the memory is right.
@@ -76,7 +55,7 @@ fn limits_and_filters_that_come_later_leave_memory_right() {
     limits.push(format!("limit {} 0", libc::RLIMIT_NPROC));
     for limit in limits {
         println!("{limit}");
-        let Some((mut daemon, mut program, store)) = start() else { return };
+        let Some((mut daemon, mut program, store)) = merged() else { return };
         assert_eq!(program.ask(&limit), "0");
         let runs = store.runs(1000..1100);
         daemon.try_send(&ToAgent::Merge(wire::Merge { batch: 99, region: wire::RegionId(1), runs, calm: false }));
@@ -89,7 +68,7 @@ fn limits_and_filters_that_come_later_leave_memory_right() {
 
 #[test]
 fn managed_memory_never_reaches_the_kernels_ksm() {
-    let Some((mut daemon, mut program, store)) = start() else { return };
+    let Some((mut daemon, mut program, store)) = merged() else { return };
     assert_eq!(program.ask("mark 10 20"), "0");
     assert_eq!(program.ask(&format!("mark 0 {PAGES}")), "0");
     assert_eq!(program.ask("ksm-has"), "0");
@@ -140,7 +119,7 @@ fn programs_that_cannot_be_clients_are_left_as_they_are() {
 
 #[test]
 fn memory_of_malloc_is_not_taken() {
-    let Some((mut daemon, mut program, store)) = start() else { return };
+    let Some((mut daemon, mut program, store)) = merged() else { return };
     for _ in 0..20 {
         assert_eq!(program.ask("mark-malloc"), "0");
     }

@@ -7,7 +7,7 @@ mod support;
 
 use std::collections::HashMap;
 use support::client;
-use support::daemon::{Daemon, Program, Store};
+use support::daemon::{Daemon, MERGES, Program, Store, kernel_can};
 use wire::{Digest, Outcome, PageNo, Run, ToAgent, ToDaemon};
 
 /// Not a test: what the client runs.
@@ -18,21 +18,12 @@ fn client() {
 
 /// A client with `pages` pages under management, and its daemon.
 fn start(pages: usize, sabotage: Option<&str>) -> Option<(Daemon, Program, Store)> {
-    if let Err(why) = kmem::uffd::Uffd::new(kmem::uffd::Features::WP | kmem::uffd::Features::WP_ASYNC) {
-        println!("SKIPPED: {why}");
+    if !kernel_can(MERGES) {
         return None;
     }
     let mut daemon = Daemon::new();
     let mut program = Program::start(&daemon.socket, sabotage);
-    let start: u64 = program.ask(&format!("map {pages}")).parse().unwrap();
-    assert_eq!(program.ask("mark"), "0");
-    daemon.seen = daemon.accept();
-    daemon.wait_for(|message| {
-        *message == ToDaemon::RegionAdded { region: wire::RegionId(1), start, len: pages as u64 * 4096 }
-    });
-    daemon.welcome();
-    let store = Store::new();
-    daemon.give(&store);
+    let store = daemon.manage(&mut program, pages);
     Some((daemon, program, store))
 }
 

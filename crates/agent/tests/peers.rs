@@ -9,7 +9,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 use support::client;
-use support::daemon::{Daemon, Program, Store, control_page};
+use support::daemon::{Daemon, MERGES, Program, Store, control_page, kernel_can};
 use wire::{Digest, Merge, Outcome, PageNo, Run, ToAgent, ToDaemon};
 
 const PAGES: usize = 4096;
@@ -21,8 +21,7 @@ fn client() {
 }
 
 fn start() -> Option<(Daemon, Program)> {
-    if let Err(why) = kmem::uffd::Uffd::new(kmem::uffd::Features::WP | kmem::uffd::Features::WP_ASYNC) {
-        println!("SKIPPED: {why}");
+    if !kernel_can(MERGES) {
         return None;
     }
     let daemon = Daemon::new();

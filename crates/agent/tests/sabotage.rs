@@ -18,13 +18,7 @@ fn client() {
 fn start(pages: usize, sabotage: &str) -> (Daemon, Program, Store) {
     let mut daemon = Daemon::new();
     let mut program = Program::start(&daemon.socket, Some(sabotage));
-    program.ask(&format!("map {pages}"));
-    assert_eq!(program.ask("mark"), "0");
-    daemon.seen = daemon.accept();
-    daemon.wait_for(|message| matches!(message, ToDaemon::RegionAdded { .. }));
-    daemon.welcome();
-    let store = Store::new();
-    daemon.give(&store);
+    let store = daemon.manage(&mut program, pages);
     (daemon, program, store)
 }
 

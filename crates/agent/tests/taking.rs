@@ -6,7 +6,7 @@
 mod support;
 
 use support::client;
-use support::daemon::{Daemon, Program, Store};
+use support::daemon::{Daemon, MOVES, Program, Store, kernel_can};
 use support::slow_file::SlowFile;
 use wire::{Outcome, PageNo, RegionId, Run, ToAgent, ToDaemon};
 
@@ -18,21 +18,13 @@ fn client() {
 
 /// A client of 512 pages whose requests take up to `direct_io_ms`.
 fn start(direct_io_ms: u32, variables: &[(&str, &str)]) -> Option<(Daemon, Program, Store)> {
-    let features = kmem::uffd::Features::WP_ASYNC | kmem::uffd::Features::MOVE;
-    if let Err(why) = kmem::uffd::Uffd::new(features) {
-        println!("SKIPPED: {why}");
+    if !kernel_can(MOVES) {
         return None;
     }
     let mut daemon = Daemon::new();
     daemon.direct_io_ms = direct_io_ms;
     let mut program = Program::start_with(&daemon.socket, variables.iter().copied());
-    program.ask("map 512");
-    assert_eq!(program.ask("mark"), "0");
-    daemon.seen = daemon.accept();
-    daemon.wait_for(|message| matches!(message, ToDaemon::RegionAdded { .. }));
-    daemon.welcome();
-    let store = Store::new();
-    daemon.give(&store);
+    let store = daemon.manage(&mut program, 512);
     Some((daemon, program, store))
 }
 

@@ -6,10 +6,8 @@
 mod support;
 
 use support::client;
-use support::daemon::{Daemon, Program, Store};
+use support::daemon::{Daemon, PAGES, Program, Store, merged};
 use wire::Outcome;
-
-const PAGES: usize = 2048;
 
 /// Not a test: what the client runs.
 #[test]
@@ -17,21 +15,9 @@ fn client() {
     client::run_if_asked();
 }
 
+/// A client of merged pages that ends when it hangs.
 fn start() -> Option<(Daemon, Program, Store)> {
-    if let Err(why) = kmem::uffd::Uffd::new(kmem::uffd::Features::WP | kmem::uffd::Features::WP_ASYNC) {
-        println!("SKIPPED: {why}");
-        return None;
-    }
-    let mut daemon = Daemon::new();
-    let mut program = Program::start(&daemon.socket, None);
-    program.ask(&format!("map {PAGES}"));
-    assert_eq!(program.ask("mark"), "0");
-    daemon.seen = daemon.accept();
-    daemon.welcome();
-    let store = Store::new();
-    daemon.give(&store);
-    let outcomes = daemon.merge(1, &store.runs(0..PAGES));
-    assert!(outcomes.iter().all(|&(_, outcome)| outcome == Outcome::Merged));
+    let (daemon, mut program, store) = merged()?;
     assert_eq!(program.ask("deadline 60"), "0");
     Some((daemon, program, store))
 }

@@ -4,6 +4,7 @@ use super::client::ROLE;
 use super::{PAGE, PATTERNS, pattern, pattern_of};
 use kmem::memfd::{self, SharedMap};
 use kmem::seqpacket::{Conn, Listener};
+use kmem::uffd::{Features, Uffd};
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
@@ -187,6 +188,38 @@ pub fn control_page() -> (OwnedFd, SharedMap) {
     (fd, map)
 }
 
+/// What the agent needs of the kernel to merge pages.
+pub const MERGES: Features = Features::WP.union(Features::WP_ASYNC);
+/// What it needs to merge pages that a device may write to.
+pub const MOVES: Features = Features::WP_ASYNC.union(Features::MOVE);
+
+/// Whether the kernel can do this; prints that the test is skipped if not.
+pub fn kernel_can(features: Features) -> bool {
+    Uffd::new(features).inspect_err(|why| println!("SKIPPED: {why}")).is_ok()
+}
+
+/// Pages of a client that [`managed`] starts.
+pub const PAGES: usize = 2048;
+
+/// A client of [`PAGES`] pages that obeyed the commands `before` it marked them, and its daemon.
+pub fn managed(before: &[&str]) -> Option<(Daemon, Program, Store)> {
+    if !kernel_can(MERGES) {
+        return None;
+    }
+    let mut daemon = Daemon::new();
+    let mut program = Program::start(&daemon.socket, None);
+    before.iter().for_each(|command| assert_eq!(program.ask(command), "0", "{command}"));
+    let store = daemon.manage(&mut program, PAGES);
+    Some((daemon, program, store))
+}
+
+/// A client of [`PAGES`] pages that are merged, and its daemon.
+pub fn merged() -> Option<(Daemon, Program, Store)> {
+    let (mut daemon, program, store) = managed(&[])?;
+    daemon.merge_all(&store);
+    Some((daemon, program, store))
+}
+
 impl Daemon {
     pub fn new() -> Daemon {
         let dir = tempfile::tempdir().unwrap();
@@ -203,6 +236,19 @@ impl Daemon {
             direct_io_ms: 0,
             batch: 0,
         }
+    }
+
+    /// Has a client that runs map `pages` pages and mark them; accepts it, and gives it a store.
+    pub fn manage(&mut self, program: &mut Program, pages: usize) -> Store {
+        let start: u64 = program.ask(&format!("map {pages}")).parse().unwrap();
+        assert_eq!(program.ask("mark"), "0");
+        self.seen = self.accept();
+        let added = (start, (pages * PAGE) as u64);
+        self.wait_for(|message| matches!(*message, ToDaemon::RegionAdded { start, len, .. } if (start, len) == added));
+        self.welcome();
+        let store = Store::new();
+        self.give(&store);
+        store
     }
 
     /// Whether somebody connects.
@@ -308,6 +354,13 @@ impl Daemon {
     /// Merges the runs, a batch at a time, and returns how each page fared.
     pub fn merge(&mut self, region: u32, runs: &[MergeRun]) -> Vec<(u32, Outcome)> {
         self.merge_reports(region, runs).iter().flat_map(|report| &report.outcomes).flat_map(pages_of).collect()
+    }
+
+    /// Merges all of the first region of a client of [`PAGES`] pages.
+    pub fn merge_all(&mut self, store: &Store) {
+        let outcomes = self.merge(1, &store.runs(0..PAGES));
+        let left: Vec<_> = outcomes.iter().filter(|(_, outcome)| *outcome != Outcome::Merged).collect();
+        assert!(left.is_empty(), "{left:?}");
     }
 
     pub fn merge_reports(&mut self, region: u32, runs: &[MergeRun]) -> Vec<Report> {

@@ -94,35 +94,3 @@ fn a_page_that_a_userfaultfd_keeps_away_is_not_waited_for() {
     assert_eq!(space.read_pages(&addresses, &mut out), Ok(1), "the second page is missing");
     assert!(begin.elapsed().as_secs() < 5);
 }
-
-/// Not a check: prints what a page costs, by number and through a descriptor.
-#[test]
-#[ignore = "a measurement"]
-fn costs() {
-    const PAGES: usize = 32 << 10;
-    const CHUNK: usize = 128;
-    let memory = Memory::new(PAGES);
-    (0..PAGES).for_each(|page| memory.write(page, page as u64));
-    let child = Child::idle();
-    (0..PAGES).for_each(|page| memory.write(page, 0));
-    let space = AddressSpace::open(child.0).unwrap();
-    let mut out = vec![0; CHUNK * PAGE_SIZE];
-    for step in [1, 2, 5, 9, 1] {
-        let all: Vec<usize> = (0..PAGES).step_by(step).map(|page| memory.pages(page, 1).start).collect();
-        let mut times = [u128::MAX; 2];
-        for _ in 0..5 {
-            for (by, best) in times.iter_mut().enumerate() {
-                let begin = Instant::now();
-                for chunk in all.chunks(CHUNK) {
-                    let read = match by {
-                        0 => read_pages(child.0, chunk, &mut out).unwrap(),
-                        _ => space.read_pages(chunk, &mut out).unwrap(),
-                    };
-                    assert_eq!(read, chunk.len());
-                }
-                *best = (*best).min(begin.elapsed().as_nanos() / all.len() as u128);
-            }
-        }
-        println!("every {step}. page: by number {} ns, through a descriptor {} ns", times[0], times[1]);
-    }
-}

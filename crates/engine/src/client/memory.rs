@@ -76,12 +76,13 @@ impl Memory {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use kmem::{PAGE_SIZE, memfd};
 
     use super::*;
 
-    fn page() -> SharedMap {
+    /// A client's control page.
+    pub(crate) fn control_page() -> SharedMap {
         let fd = rustix::fs::memfd_create("control", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&fd, wire::control::LEN as u64).unwrap();
         memfd::map_shared(&fd, wire::control::LEN).unwrap()
@@ -89,7 +90,7 @@ mod tests {
 
     #[test]
     fn only_memory_that_shows_the_word_is_read() {
-        let (control, other) = (page(), page());
+        let (control, other) = (control_page(), control_page());
         let own = std::process::id() as i32;
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let bytes = vec![7u8; 3 * PAGE_SIZE];

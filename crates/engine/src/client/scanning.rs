@@ -124,17 +124,16 @@ pub(crate) mod tests {
     use std::collections::HashSet;
     use std::sync::Arc;
 
-    use crate::client::memory::Memory;
-    use kmem::memfd;
     use kmem::pagemap::Pagemap;
     use kmem::pidfd::PidFd;
     use kmem::procmem::AddressSpace;
     use kmem::seqpacket::Conn;
+    use wire::HugePages;
 
     use super::*;
     use crate::client::Identity;
-    use wire::HugePages;
-
+    use crate::client::memory::Memory;
+    use crate::client::memory::tests::control_page;
     use crate::config::Config;
     use crate::content::domain::{Domain, DomainKey};
     use crate::content::index::ClientId;
@@ -150,9 +149,7 @@ pub(crate) mod tests {
     pub(crate) fn client_of(pid: i32, pidfd: PidFd) -> (Client, Conn) {
         let key = DomainKey { name: "test".into(), uid: None };
         let (conn, agent) = Conn::pair().unwrap();
-        let control = rustix::fs::memfd_create("control", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        rustix::fs::ftruncate(&control, wire::control::LEN as u64).unwrap();
-        let control = memfd::map_shared(&control, wire::control::LEN).unwrap();
+        let control = control_page();
         let user = Arc::new(User::new(0, u64::MAX, 1));
         let identity = Identity {
             number: ClientId(1),

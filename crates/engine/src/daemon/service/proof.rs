@@ -92,19 +92,12 @@ pub(super) fn shows(memory: &AddressSpace, control: &SharedMap, address: u64) ->
 
 #[cfg(test)]
 mod tests {
-    use kmem::memfd;
-
     use super::*;
-
-    fn page() -> SharedMap {
-        let fd = rustix::fs::memfd_create("control", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        rustix::fs::ftruncate(&fd, wire::control::LEN as u64).unwrap();
-        memfd::map_shared(&fd, wire::control::LEN).unwrap()
-    }
+    use crate::client::memory::tests::control_page;
 
     #[test]
     fn only_memory_that_maps_the_control_page_is_taken() {
-        let (control, other) = (page(), page());
+        let (control, other) = (control_page(), control_page());
         let uid = rustix::process::geteuid().as_raw();
         let pid = std::process::id() as i32;
         let address = |page: &SharedMap| page.range().start as u64;

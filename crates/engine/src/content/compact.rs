@@ -134,14 +134,13 @@ impl Compaction {
 }
 
 impl Domain {
-    /// Ends evacuations that are over, chooses pieces, and copies some frames. Called in each scan
+    /// Chooses pieces where no evacuation is under way, and copies some frames. Called in each scan
     /// of a client; does nothing while another worker does it.
     ///
     /// # Errors
     /// The store is full: the rest waits.
-    pub(crate) fn compact(&self, now: Instant, period: Duration) -> Result<(), GrowError> {
+    pub(crate) fn compact(&self, now: Instant) -> Result<(), GrowError> {
         let Some(mut work) = self.compaction.work.try_lock() else { return Ok(()) };
-        self.end_moves(&mut work, now, period);
         if work.chosen.is_empty() && work.began.is_empty() {
             let excess = self.store.fill().excess();
             if excess > 0 {

@@ -81,7 +81,7 @@ pub(crate) fn run(shared: &Shared, client: &Arc<Client>, buffers: &mut Buffers, 
         // All clients are scanned before any is read: only then is it known how many pages there
         // are to read in the time.
         if period::begin(shared, client) {
-            if let Err(e) = client.domain.compact(Instant::now(), shared.config.period()) {
+            if let Err(e) = client.domain.compact(Instant::now()) {
                 tracing::debug!(domain = %client.domain.key, "compaction waits: {e}");
             }
             shared.queue.ask(client, false);

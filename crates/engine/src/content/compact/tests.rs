@@ -48,7 +48,7 @@ fn frames_of_the_emptiest_pieces_move_until_the_bound_is_kept() {
     let mut now = Instant::now();
     assert!(domain.store.fill().excess() > 0);
     for _ in 0..6 {
-        domain.compact(now, PERIOD).unwrap();
+        domain.compact(now).unwrap();
         for held in &mut live {
             let Some(new) = domain.compaction.with_moves(|moves| moves.of(held.frame)) else { continue };
             let mut copy = bytes(0);
@@ -81,11 +81,12 @@ fn frames_of_the_emptiest_pieces_move_until_the_bound_is_kept() {
 fn an_evacuation_that_nobody_follows_ends_and_is_not_tried_again_at_once() {
     let (domain, live) = fragmented(64);
     let now = Instant::now();
-    domain.compact(now, PERIOD).unwrap();
+    domain.compact(now).unwrap();
     let copied = domain.compaction.copied();
     assert!(copied > 0 && domain.compaction.is_active());
     let later = now + PERIOD * (LONGEST + 1);
-    domain.compact(later, PERIOD).unwrap();
+    domain.tidy(later, PERIOD);
+    domain.compact(later).unwrap();
     assert!(!domain.compaction.is_active());
     assert!(live.iter().all(|held| domain.store.users(held.frame) == 1), "each is where it was");
     assert_eq!(domain.store.usage().frames, live.len() as u64, "the copies are gone");
@@ -96,7 +97,7 @@ fn an_evacuation_that_nobody_follows_ends_and_is_not_tried_again_at_once() {
 fn pieces_with_a_pinned_frame_are_not_evacuated() {
     let (domain, live) = fragmented(512);
     live.iter().for_each(|held| domain.store.pin(held.frame));
-    domain.compact(Instant::now(), PERIOD).unwrap();
+    domain.compact(Instant::now()).unwrap();
     assert!(!domain.compaction.is_active());
     assert_eq!(domain.compaction.copied(), 0);
 }

@@ -80,6 +80,8 @@ pub(crate) struct Totals {
 pub(crate) struct Schedule {
     /// A scan before this time would take too great a part of the time.
     pub(crate) next_scan: Instant,
+    /// When its pages are looked through again for frames that are evacuated.
+    pub(crate) next_walk: Instant,
     /// When the cooldown period of copies began; see [`crate::ledger`].
     pub(crate) cooldown_began: Instant,
     /// A scan that is under way, without the lock.
@@ -188,7 +190,7 @@ impl Client {
         let state = State {
             link: Link::Connected,
             tracking: Tracking::Complete,
-            schedule: Schedule { next_scan: now, cooldown_began: now, scanning: None },
+            schedule: Schedule { next_scan: now, next_walk: now, cooldown_began: now, scanning: None },
             regions: BTreeMap::new(),
             flight: Flight::new(segments),
             refusals: Refusals::default(),

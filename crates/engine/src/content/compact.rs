@@ -127,6 +127,12 @@ impl Compaction {
         f(&self.moves.read())
     }
 
+    /// Pages move from a frame to another of the same bytes from now on.
+    pub(crate) fn begin_move(&self, old: Frame, new: Frame) {
+        self.moves.write().add(old, new);
+        self.active.store(true, Release);
+    }
+
     /// Frames copied so far.
     pub(crate) fn copied(&self) -> u64 {
         self.copied.load(Relaxed)
@@ -184,8 +190,7 @@ impl Domain {
             } else {
                 match cursor.put(&bytes, 1) {
                     Ok(new) => {
-                        self.compaction.moves.write().add(old, new);
-                        self.compaction.active.store(true, Release);
+                        self.compaction.begin_move(old, new);
                         self.replace(old, new);
                         copied += 1;
                     }

@@ -20,7 +20,7 @@ pub struct Status {
     pub refused: Vec<RefusedStatus>,
 }
 
-/// A process that is no client for what its agent did.
+/// A process that was refused as a client.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RefusedStatus {
     /// The user that owns it.
@@ -29,7 +29,7 @@ pub struct RefusedStatus {
     pub pid: i32,
     /// The name of its program, as it says; may be empty.
     pub name: String,
-    /// What it did, and the remedy.
+    /// The broken rule, and the remedy.
     pub reason: String,
     /// How often it was refused for that.
     pub times: u64,
@@ -80,10 +80,10 @@ pub struct ClientStatus {
     pub state: String,
     /// Why nothing of it is merged at present.
     pub refused: Option<String>,
-    /// Direct I/O that is not seen page by page, for which its pages cool down after a write: over
-    /// what.
+    /// The file system or device over which it may do direct I/O that is not seen page by page, so
+    /// that its pages cool down after a write.
     pub cooling: Option<String>,
-    /// Why some of it stays unmerged, if so: what the program is allowed is not enough.
+    /// Why some of it stays unmerged: a limit of the program is too low. `None`: no limit binds.
     pub limited: Option<String>,
 }
 

@@ -118,8 +118,8 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// The agent says how much CPU time it has used: as much of it as its work can have cost
-    /// counts.
+    /// The agent says how much CPU time it has used. No more of it counts than its work can have
+    /// cost.
     fn charge(&mut self, said_ns: u64) {
         self.totals.agent_cpu_ns += self.credit.charge(said_ns);
     }
@@ -171,7 +171,8 @@ pub(crate) struct Client {
     pub(crate) answers: Answers,
     /// Merge passes that the workers' queue has been asked for; the queue's.
     pub(crate) passes: AtomicU32,
-    /// CPU time of its agent in nanoseconds, and pages that it has in hand, as of late.
+    /// CPU time of its agent in nanoseconds, and pages that it has in hand, when they were last
+    /// read.
     load: (AtomicU64, AtomicU32),
 }
 
@@ -215,7 +216,7 @@ impl Client {
     }
 
     /// CPU time that its agent has charged, in nanoseconds, and pages that it has in hand. Does not
-    /// wait for the lock: while another thread has it, what was true a moment ago is given.
+    /// wait for the lock: while another thread has it, the values last read are returned.
     pub(crate) fn load(&self) -> (u64, u32) {
         let (cpu_ns, in_hand) = &self.load;
         if let Some(state) = self.state.try_lock() {

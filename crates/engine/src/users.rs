@@ -1,4 +1,4 @@
-//! What each user's clients take of the daemon, and the bounds on it.
+//! Resources that each user's clients take, and the bounds on them.
 //!
 //! A [`Claim`] counts against its user until it is dropped. The bounds are those of
 //! [`crate::config::bounds`] and of the configuration. Refused clients are kept here too, and lines
@@ -35,7 +35,7 @@ macro_rules! log_of {
 
 pub(crate) use log_of;
 
-/// What is counted.
+/// A counted resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Pages of regions.
@@ -67,13 +67,13 @@ pub(crate) enum OverBound {
     Segments { uid: u32, most: u64 },
 }
 
-/// A client that was refused, or whose connection was closed for what it did.
+/// A client that was refused, or that broke a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refused {
     pub(crate) pid: i32,
     /// The name of its program, as it says; may be empty.
     pub(crate) name: String,
-    /// What it did, and the remedy.
+    /// The broken rule, and the remedy.
     pub(crate) reason: String,
     /// How often.
     pub(crate) times: u64,
@@ -123,7 +123,7 @@ impl User {
         }
     }
 
-    /// What the user takes of a kind.
+    /// How much of a resource the user takes.
     pub(crate) fn taken(&self, kind: Kind) -> u64 {
         self.taken[kind as usize].load(Acquire)
     }
@@ -193,7 +193,7 @@ impl User {
     }
 }
 
-/// Whether there is such a process.
+/// Whether the process exists.
 fn lives(pid: i32) -> bool {
     let pid = rustix::process::Pid::from_raw(pid);
     pid.is_some_and(|pid| rustix::process::test_kill_process(pid) != Err(rustix::io::Errno::SRCH))
@@ -224,8 +224,8 @@ impl Users {
         self.users.lock().values().cloned().collect()
     }
 
-    /// What is for all clients is for so many times as many: each user has the same part of it, and
-    /// shares that among its clients.
+    /// Into how many parts a resource of all clients is divided, of which a client of `user` has
+    /// one. Each user has the same share of it, and divides that among its clients.
     pub(crate) fn share(&self, user: &User) -> u32 {
         let users = self.users.lock().values().filter(|user| user.taken(Kind::Clients) > 0).count() as u32;
         users.saturating_mul(user.taken(Kind::Clients) as u32).max(1)

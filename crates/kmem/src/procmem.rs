@@ -91,7 +91,7 @@ pub fn read_pages(pid: i32, addresses: &[usize], out: &mut [u8]) -> Result<usize
 
 /// As [`read_pages`], of the address space that holds `word` at the address `proof`, and of no
 /// other: the word is read in the same system call, which looks the address space up once. Reads as
-/// many pages as fit into one call. `None`: the process has another address space by now.
+/// many pages as fit into one call. `None`: the process has another address space now.
 ///
 /// # Errors
 ///

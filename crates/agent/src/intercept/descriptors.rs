@@ -146,7 +146,8 @@ pub unsafe extern "C" fn prlimit(
     let allowed = unsafe { limit.as_ref() }.map(|limit| limit.rlim_cur);
     let is_own = process == 0 || process == OWNER.load(Ordering::Relaxed);
     if is_own && resource as u32 == libc::RLIMIT_NOFILE && allowed.is_some_and(is_too_low) && is_owner() {
-        // To read a fork's event takes a descriptor, and the forking thread would wait for ever.
+        // Reading a fork's event takes a descriptor: without one the forking thread would never
+        // return.
         end(format_args!("the program allows itself too few descriptors (RLIMIT_NOFILE)"));
     }
     // SAFETY: the program makes this very call.

@@ -268,7 +268,7 @@ pub(crate) fn mprotect(start: usize, len: usize, prot: c_int, call: impl FnOnce(
 /// Takes memory out of management that a new thread has its stack or its number in.
 ///
 /// The kernel clears the number when the thread ends, and does not wait for userfaultfd any more.
-/// In a window that would fail, and whoever joins the thread would wait for ever.
+/// In a window that would fail, and a thread that joins this one would never return.
 pub(crate) fn leave_to_thread(start: usize, len: usize) -> Answer {
     let from = start / PAGE_SIZE * PAGE_SIZE;
     let Some(range) = whole_pages(from, len + (start - from)) else { return Ok(0) };
@@ -316,8 +316,8 @@ fn has_merged(state: &State, pieces: &[(RegionId, Run)]) -> bool {
     pieces.iter().any(|&(id, run)| state.regions.get(id).is_some_and(|region| region.mapped.any(run)))
 }
 
-/// An error where the kernel would refuse to discard some of a range, such as locked memory. Then
-/// nothing may be discarded beforehand.
+/// The kernel's error if it would refuse to discard a part of the range, such as locked memory.
+/// Then nothing may be discarded beforehand.
 pub(super) fn ask_whether_discarded(range: Range) -> Result<(), Errno> {
     // SAFETY: this advice changes no bytes. The kernel refuses it on the same mappings.
     match unsafe { raw::madvise(range.start, range.len, libc::MADV_COLD) } {

@@ -30,7 +30,7 @@ pub unsafe extern "C" fn process_madvise(
     let call = |count| unsafe { raw::process_madvise(pidfd, ranges.expose_provenance(), count, advice, flags) };
     let list: &[iovec] = match ranges.is_null() || count > libc::UIO_MAXIOV as usize {
         true => &[],
-        // SAFETY: by the call's contract so many entries can be read.
+        // SAFETY: by the call's contract `count` entries can be read.
         false => unsafe { slice::from_raw_parts(ranges, count) },
     };
     let is_watched = list.iter().any(|range| WATCH.overlaps(range.iov_base as usize, range.iov_len));

@@ -54,7 +54,7 @@ impl Lineage {
         unsafe { self.0.load(Ordering::Acquire).as_ref() }
     }
 
-    /// Whether the tables are this process's own: what is asked first.
+    /// Whether the tables are this process's own. Callers check this first.
     pub(crate) fn is_settled(&self) -> bool {
         self.mark().is_none_or(|mark| mark.load(Ordering::Acquire) == SETTLED)
     }

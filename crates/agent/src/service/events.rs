@@ -6,8 +6,8 @@
 //! acted upon later.
 //!
 //! The event of a fork brings a descriptor. The next child would inherit it, and with it the power
-//! to hold up the first one's forks and unmappings for ever. So it is closed before the lock is
-//! free, or before another thread forks ([`READING`]).
+//! to hold up the first one's forks and unmappings as long as it lives. So it is closed before the
+//! lock is free, or before another thread forks ([`READING`]).
 //!
 //! Memory that is marked later at the same address must not be taken for the one that an old event
 //! is about. So nothing is marked while events are stashed, and nothing is stashed while memory is

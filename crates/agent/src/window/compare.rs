@@ -1,6 +1,6 @@
 //! Every page of a window is compared with its target, byte by byte.
 //!
-//! Pages that can be moved are compared where they were moved to ([`changed`]): there nobody can
+//! Pages that can be moved are compared where they were moved to ([`changed`]): there no thread can
 //! write to them. Before, in place, a sample of each is compared: pages that differ mostly differ
 //! there, and stay where they are. All other pages are compared in place.
 
@@ -16,7 +16,7 @@ use crate::window::ZEROS;
 use crate::window::own;
 use crate::window::runs::advance;
 
-/// What is compared of a page in place.
+/// The part of a page that is compared in place.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Depth {
     /// A cache line: the page is compared whole after it was taken away.

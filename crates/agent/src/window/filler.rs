@@ -58,7 +58,7 @@ pub(crate) struct Filler {
 struct Forks {
     /// The userfaultfds of children that lack something. `None`: nothing is lacking now.
     children: Mutex<Option<Vec<Uffd>>>,
-    /// There were some, and nobody has counted them.
+    /// Such children were made, and are not counted yet.
     uncounted: AtomicBool,
 }
 
@@ -178,8 +178,8 @@ impl Drop for Filler {
 /// Gives a page its bytes. False if that fails for long.
 fn fill(uffd: &Uffd, place: usize, page: &[u8]) -> bool {
     for _ in 0..FILL_TRIES {
-        // SAFETY: the place has no page, and whoever reads it waits: nobody has seen zeros there.
-        // No reference into that memory is held.
+        // SAFETY: the place has no page, and readers of it wait: no thread has seen zeros there. No
+        // reference into that memory is held.
         match unsafe { uffd.copy(place, page) } {
             // The program has mapped something else there, past the C library, or is gone.
             Ok(_) | Err(Errno::EXIST | Errno::NOENT | Errno::SRCH) => return true,
@@ -189,7 +189,7 @@ fn fill(uffd: &Uffd, place: usize, page: &[u8]) -> bool {
     false
 }
 
-/// Reads events until it is stopped: whoever moves memory, or forks, waits for that.
+/// Reads events until it is stopped: threads that move memory, or fork, wait for that.
 fn read_events(uffd: &Kept<Uffd>, stop: &Kept<OwnedFd>, forks: &Forks) {
     loop {
         let mut fds = [uffd.number(), stop.number()].map(|fd| poll::interest(fd, libc::POLLIN));

@@ -85,7 +85,7 @@ pub fn exiting(start: *mut u8, stacks: usize, milliseconds: usize) -> String {
     count.to_string()
 }
 
-/// Starts a thread on a stack of 16 pages, which sleeps for ever.
+/// Starts a thread on a stack of 16 pages, which sleeps until the program ends.
 pub fn parked(start: *mut u8) -> String {
     extern "C" fn body(_: *mut libc::c_void) -> *mut libc::c_void {
         loop {
@@ -206,7 +206,7 @@ fn discard(whose: usize) {
         if libc::madvise(place as *mut _, SPAN, libc::MADV_DONTNEED) != 0 {
             WRONG.fetch_add(1, Ordering::SeqCst);
         }
-        // A handler may have come in between, and left for ever; it uses other pages.
+        // A handler may have interrupted this, and never have returned; it uses other pages.
         if word.read_volatile() != 0 {
             WRONG.fetch_add(1, Ordering::SeqCst);
         }

@@ -1,9 +1,9 @@
 //! CPU time that an agent may charge to the daemon's budget.
 //!
 //! An agent says how much CPU time its threads have used, and the pacer makes all merging wait for
-//! it ([`crate::pace`]). An agent may say anything. So it gets credit with the work that it is
-//! given, as much as that work can cost at most, and charges no more. A little is added with time,
-//! for what it does unasked.
+//! it ([`crate::pace`]). An agent may say anything. So each request to it grants credit, as much as
+//! its work can cost at most, and the agent charges no more. A little is added with time, for work
+//! that nobody requested.
 
 use std::time::{Duration, Instant};
 
@@ -11,9 +11,9 @@ use crate::pace::AGENT_PAGE;
 
 /// CPU time that a batch costs an agent beside its pages, at most: a few windows.
 const BATCH: Duration = Duration::from_millis(1);
-/// One part in this many of the time is for what an agent does unasked.
+/// One part in this many of the time is for work of an agent that nobody requested.
 const UNASKED: u32 = 50;
-/// The longest time for which that is granted at once.
+/// The longest time for which such credit is granted at once.
 const LONGEST: Duration = Duration::from_secs(10);
 
 /// What an agent may charge.
@@ -29,23 +29,23 @@ impl Credit {
         Self { left: Duration::ZERO, said_ns: None, granted: Instant::now() }
     }
 
-    /// The agent is given a batch of so many pages.
+    /// The agent is given a batch of `pages` pages.
     pub(super) fn batch(&mut self, pages: u32) {
         self.grant(BATCH + AGENT_PAGE * pages);
     }
 
-    /// The agent has computed so many digests that it was asked for.
+    /// The agent has computed the digests of `pages` pages, as requested.
     pub(super) fn digests(&mut self, pages: usize) {
         self.grant(AGENT_PAGE * pages as u32);
     }
 
-    /// The agent is given so much CPU time.
+    /// The agent may charge `time` more.
     pub(super) fn grant(&mut self, time: Duration) {
         self.left = self.left.saturating_add(time);
     }
 
-    /// The agent says how much CPU time it has used so far. Returns what of it is new and charged,
-    /// in nanoseconds.
+    /// The agent says how much CPU time it has used so far. Returns the part that is new and
+    /// charged, in nanoseconds.
     pub(super) fn charge(&mut self, said_ns: u64) -> u64 {
         self.grant(self.granted.elapsed().min(LONGEST) / UNASKED);
         self.granted = Instant::now();

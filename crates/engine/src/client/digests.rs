@@ -79,7 +79,7 @@ impl Answers {
         }
     }
 
-    /// An answer has come. It is dropped if its request was forgotten. Whether it is kept.
+    /// An answer has come. It is dropped if its request was forgotten. Returns whether it is kept.
     pub(crate) fn put(&self, answer: Digests) -> bool {
         let mut state = self.state();
         let wanted = state.asked.contains(&answer.request);

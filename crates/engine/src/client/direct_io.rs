@@ -12,7 +12,7 @@ use super::Client;
 /// What the last look found.
 #[derive(Debug, Default)]
 pub(crate) struct DirectIo {
-    /// Through what, and when to look again.
+    /// The file or device that was found, and when to look again.
     found: Option<(String, Instant)>,
 }
 
@@ -27,7 +27,7 @@ impl DirectIo {
         self.found.as_ref().is_none_or(|&(_, until)| now >= until)
     }
 
-    /// A look found this. `cooldown`: `direct_io_seconds`. Whether that is new.
+    /// A look found this. `cooldown`: `direct_io_seconds`. Returns whether that is new.
     fn looked(&mut self, why: Option<String>, cooldown: Duration, now: Instant) -> bool {
         let new = why.is_some() && self.found.is_none();
         self.found = why.map(|why| (why, now + 2 * cooldown));
@@ -37,7 +37,8 @@ impl DirectIo {
 
 impl Client {
     /// Looks for direct I/O, unless that is known. Takes the client's lock, but not while it looks.
-    /// `cooldown`: `direct_io_seconds`; 0: there is none. `look` says through what, if at all.
+    /// `cooldown`: `direct_io_seconds`; 0: pages do not cool down. `look` names the file or device
+    /// through which such I/O may come; `None`: no such I/O.
     pub(crate) fn look_for_direct_io(&self, cooldown: f64, look: impl FnOnce() -> Option<String>) {
         if cooldown == 0.0 || !self.state().direct_io.is_due(Instant::now()) {
             return;

@@ -64,7 +64,7 @@ impl Flight {
         self.left_out.contains(&segment)
     }
 
-    /// A segment is closed. The agent had it, if so; then it has room for another.
+    /// A segment is closed. If the agent had it, there is room for another.
     pub(super) fn close(&mut self, segment: SegmentId) -> bool {
         self.left_out.remove(&segment);
         let had = self.segments.remove(&segment);
@@ -74,7 +74,7 @@ impl Flight {
         had
     }
 
-    /// Why pages stay unmerged for lack of descriptors, if some do.
+    /// Why pages stay unmerged for lack of descriptors. `None`: no page does.
     pub(crate) fn why_left_out(&self) -> Option<String> {
         let (left_out, most) = (self.left_out.len(), self.most_segments);
         (left_out > 0).then(|| {

@@ -1,20 +1,20 @@
 //! Reading a client's memory.
 //!
-//! Two ways lead there, and each costs something:
+//! There are two ways, and each has a cost:
 //!
-//! | way | address space | many pages | a page that a userfaultfd keeps away |
-//! |---|---|---|---|
-//! | `process_vm_readv(2)` | the one that the process has in the moment of the call | locks it once for sixteen pages | sleeps |
-//! | `/proc/PID/mem` | the one that it had when the file was opened | locks it for each | an error |
+//! | way                   | address space  | locked for | a page that userfaultfd withholds |
+//! |-----------------------|----------------|------------|-----------------------------------|
+//! | `process_vm_readv(2)` | at the call    | 16 pages   | sleeps                            |
+//! | `/proc/PID/mem`       | at its open(2) | one page   | an error                          |
 //!
-//! The lock is the one that the agent needs to map frames: taken for each page, it makes a merge of
-//! long runs a fifth more expensive. So pages are read the first way, together with a word of the
-//! control page. The daemon has written that word just before, and nobody can have known it:
-//! memory that shows it is the agent's. If it does not show, the process runs another program by
-//! now, and the pages are read the second way.
+//! The agent needs the lock of the address space to map frames: taken for each page, it makes a
+//! merge of long runs a fifth more expensive. So pages are read the first way, together with a word
+//! of the control page. The daemon writes that word just before the call, and no other program can
+//! know it: memory that shows it is the agent's. If it does not show, the process runs another
+//! program now, and the pages are read the second way.
 //!
 //! A worker that sleeps is replaced by a watch ([`crate::world::stall`]), as where a file does not
-//! answer. A client that kept one waiting is read the second way from then on.
+//! answer. A client that held up a worker is read the second way from then on.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
@@ -26,11 +26,11 @@ use wire::control::NONCE;
 /// The memory of a client.
 pub(crate) struct Memory {
     pid: i32,
-    /// Whatever the process runs by now.
+    /// The agent's address space, whichever program the process runs now.
     space: AddressSpace,
-    /// Where it has the word of the control page that proves it.
+    /// Address of the control page's word in that space.
     proof: usize,
-    /// Makes words that nobody can foretell.
+    /// Makes unpredictable words.
     secret: RandomState,
     words: AtomicU64,
     /// The process may be read by its number.
@@ -96,8 +96,7 @@ pub(crate) mod tests {
         let bytes = vec![7u8; 3 * PAGE_SIZE];
         let start = bytes.as_ptr().addr().next_multiple_of(PAGE_SIZE);
         let at = |page: &SharedMap| page.range().start as u64;
-        // Its own number and page; another page, as of memory that looks like it; a number that
-        // another process has by now.
+        // Its own number and page; another page; the number of another process.
         for (pid, proof, shows) in
             [(own, at(&control), true), (own, at(&other), false), (child.id() as i32, at(&control), false)]
         {
@@ -109,7 +108,7 @@ pub(crate) mod tests {
             assert_eq!(by_number, Ok(shows.then_some(2)), "{pid} {proof:#x}");
             out.fill(0);
             assert_eq!(memory.read_pages(&control, &[start, start + PAGE_SIZE], &mut out), Ok(2));
-            assert!(out.iter().all(|&byte| byte == 7), "of its own address space in any case");
+            assert!(out.iter().all(|&byte| byte == 7), "from the agent's address space in any case");
             memory.held_up();
             assert_eq!(memory.read_pages(&control, &[start, start + PAGE_SIZE], &mut out), Ok(2));
         }

@@ -1,8 +1,8 @@
-//! What one user, and one connection, may take of the daemon: one table.
+//! Bounds on the daemon's resources for one user and one connection.
 //!
-//! Every bound is per uid, so that a user who reaches one keeps nobody else from anything. Bounds
-//! that an operator may want otherwise are settings (`user_memory`, `user_clients`). A user with
-//! subordinate uids counts once for each.
+//! Every bound is per uid: a user that reaches one does not affect others. Bounds that an operator
+//! may have to change are settings (`user_memory`, `user_clients`). A user with subordinate uids
+//! counts once for each.
 
 use std::time::Duration;
 
@@ -17,11 +17,11 @@ pub(crate) const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 pub(crate) const ACCEPTS: usize = 32;
 /// Descriptors of segments that wait in unfinished handshakes of one uid: as many as a store has.
 pub(crate) const SEGMENTS_OF_USER: u64 = 4096;
-/// Descriptors that one uid's clients sent and that are not closed yet, of which nobody asked for
-/// any. Above this, connections that send more are closed.
+/// Unrequested descriptors that one uid's clients sent and that are not closed yet. Above this,
+/// connections that send more are closed.
 pub(crate) const CLOSING_OF_USER: usize = 256;
-/// Time of the service thread for one uid in one round; then the other uids have theirs. What is
-/// left waits in the sockets. One message, or one slice of it, is not interrupted.
+/// Time of the service thread for one uid in one round; then the other uids have theirs. Other
+/// messages wait in the sockets. One message, or one slice of it, is not interrupted.
 pub(crate) const ROUND: Duration = Duration::from_millis(1);
 /// Pages of a message on discarded, recycled or shrunk memory that are applied in one step: some
 /// 0.5 ms where each of them was merged.

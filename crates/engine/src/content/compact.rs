@@ -16,12 +16,12 @@
 //!
 //! A page is moved as it was merged: its agent compares it with the new frame in a window, and maps
 //! that. Until the agent has reported, the page counts as a user of both frames. A page that was
-//! written meanwhile leaves the old frame as ever. Whatever goes wrong, both frames hold the same
+//! written meanwhile leaves the old frame as usual. Whatever goes wrong, both frames hold the same
 //! bytes, and each stays as long as it has users.
 //!
-//! What cannot be moved, since its client is refused or gone silent, keeps its old frame. After
-//! [`LONGEST`] merge periods the evacuation ends, and the piece is left alone for [`PAUSE`] as
-//! many.
+//! A page that cannot be moved, since its client is refused or does not answer, keeps its old
+//! frame. After [`LONGEST`] merge periods the evacuation ends, and the piece is left alone for
+//! [`PAUSE`] periods.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
@@ -122,7 +122,7 @@ impl Compaction {
         self.active.load(Acquire)
     }
 
-    /// Calls `f` with the moves there are.
+    /// Calls `f` with the moves under way.
     pub(crate) fn with_moves<R>(&self, f: impl FnOnce(&Moves) -> R) -> R {
         f(&self.moves.read())
     }

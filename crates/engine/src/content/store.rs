@@ -304,7 +304,7 @@ impl Store {
         let mut closed = Vec::new();
         for at in 0..segments.len() {
             let Some(segment) = &segments[at] else { continue };
-            // Who holds it may be about to count users. No one can begin to hold it now.
+            // A holder may be about to count users. No new holder can come: the lock is held.
             if Arc::strong_count(segment) > 1 {
                 continue;
             }
@@ -327,7 +327,8 @@ impl Store {
         let segment = self.segment(first).ok_or(std::io::ErrorKind::NotFound)?;
         let file = segment.own().ok_or(std::io::ErrorKind::PermissionDenied)?;
         let at = first.slot().index();
-        // Nobody can count one of them again; the look costs little beside what it guards from.
+        // No user of them can be counted any more. The check is cheap, and frames in use would lose
+        // their bytes.
         if segment.refs[at..at + HUGE as usize].iter().any(|refs| refs.load(Acquire) != 0) {
             return Err(std::io::ErrorKind::ResourceBusy.into());
         }

@@ -37,7 +37,7 @@ struct Part {
     region: RegionId,
     range: Range,
     first: Frame,
-    /// Kept until the frames' users are counted: a segment that nobody counts would be closed.
+    /// Kept until the frames' users are counted: a segment without counted users would be closed.
     _segment: Arc<Segment>,
 }
 

@@ -6,8 +6,8 @@
 //! wakes once a period.
 //!
 //! *Rounds.* Connections that have messages are served by user: each user has
-//! [`ROUND`](crate::config::bounds::ROUND) of the thread's time in a round, and what is left waits.
-//! So one user's messages, however many, delay those of others by little. A large message is
+//! [`ROUND`](crate::config::bounds::ROUND) of the thread's time in a round, and further messages
+//! wait. So one user's messages, however many, delay those of others by little. A large message is
 //! applied in slices. Clients that are gone are reaped by a thread of its own.
 
 mod handshake;
@@ -72,7 +72,7 @@ enum Ended {
     Io(#[from] std::io::Error),
 }
 
-/// Receives a message, and its descriptors; `None`: there is none yet.
+/// Receives a message, and its descriptors; `None`: no message has come yet.
 fn receive(conn: &Conn, packet: &mut [u8], user: &Arc<User>) -> Result<Option<(ToDaemon, Received)>, Ended> {
     let mut received = Received::of(user).ok_or(Ended::Descriptors)?;
     match conn.recv(packet, &mut received.fds)? {
@@ -96,7 +96,7 @@ pub(super) struct Service {
     admitting: HashMap<u32, Arc<()>>,
     /// Clients with a message that is applied in part.
     unfinished: BTreeSet<ClientId>,
-    /// Where clients go that are gone.
+    /// Takes clients that are gone.
     reaper: Sender<Arc<Client>>,
     packet: Vec<u8>,
     empty_since: Instant,
@@ -250,7 +250,8 @@ impl Service {
         }
     }
 
-    /// Applies the next message of a client, or another slice of the last. `false`: there is none.
+    /// Applies the next message of a client, or another slice of the last. `false`: nothing is
+    /// left.
     fn serve_one(&mut self, client: &Arc<Client>) -> bool {
         let step = if self.unfinished.remove(&client.number) {
             client.go_on().map_err(Ended::from)

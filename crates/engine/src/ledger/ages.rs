@@ -47,8 +47,8 @@ pub(super) struct Ages {
     cooling: [DirtyTree; 2],
     /// Pages found written in this cooldown period, and in the one before.
     recent: [DirtyTree; 2],
-    /// The next merge period takes what was found written to `cooling`: it cannot be told when it
-    /// was.
+    /// The next merge period moves all pages found written to `cooling`: the time of the write is
+    /// not known.
     cool_written: bool,
 }
 
@@ -140,8 +140,8 @@ impl Ages {
         }
     }
 
-    /// What is found written up to the end of this merge period cools down from then on, copies or
-    /// not: it may have been written long ago, by a device that is not done.
+    /// Pages found written up to the end of this merge period cool down from then on, copies or
+    /// not: a device may have written them long ago, and still be writing.
     pub(super) fn cool_written(&mut self) {
         self.cool_written = true;
     }

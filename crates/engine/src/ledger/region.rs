@@ -219,7 +219,7 @@ impl Region {
         self.ages.restart_cooldown();
     }
 
-    /// What is found written up to the end of this merge period cools down from then on, copies or
+    /// Pages found written up to the end of this merge period cool down from then on, copies or
     /// not.
     pub(crate) fn cool_written(&mut self) {
         self.ages.cool_written();

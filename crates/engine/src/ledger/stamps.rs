@@ -18,8 +18,8 @@ pub(crate) struct Stamps {
 }
 
 impl Stamps {
-    /// Of a region of `pages` pages; `now` is the time of the scan under way. `None`: there is no
-    /// memory for them.
+    /// Of a region of `pages` pages; `now` is the time of the scan under way. `None`: no memory for
+    /// them.
     pub(crate) fn new(pages: u32, now: u16) -> Option<Self> {
         let mut all = Vec::new();
         all.try_reserve_exact(pages as usize).ok()?;

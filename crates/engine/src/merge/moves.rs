@@ -44,8 +44,8 @@ pub(super) fn serve(shared: &Shared, client: &Client) -> Result<(), Unserved> {
     Ok(())
 }
 
-/// Plans the next pages of a region, from a page on. Also returns where to go on; `None`: none are
-/// left.
+/// Plans the next pages of a region, from a page on. Also returns where to go on; `None`: no page
+/// is left.
 fn plan(client: &Client, id: RegionId, from: PageNo) -> Option<(Plan, PageNo)> {
     let domain = &client.domain;
     let state = client.state();

@@ -129,8 +129,8 @@ impl Chunk<'_> {
 }
 
 /// The NUMA nodes that pages of a client lie on, one for one; empty where nodes are not kept apart.
-/// The kernel takes no descriptor for this, only a process number. Should that be of another
-/// program by now, the nodes are wrong, and nothing of its memory is read.
+/// The kernel takes no descriptor for this, only a process number. If that belongs to another
+/// program now, the nodes are wrong, and none of its memory is read.
 pub(super) fn nodes_of(client: &Client, addresses: &[usize]) -> Result<Vec<Option<u32>>, Unreadable> {
     let mut nodes = Vec::new();
     if client.domain.store.by_node

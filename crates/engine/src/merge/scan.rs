@@ -175,7 +175,8 @@ impl Client {
         })
     }
 
-    /// Asks what pages that a scan has found are, and whether they are pages of a file.
+    /// Asks the kernel for the categories of pages that a scan has found, and whether they belong
+    /// to a file.
     fn scan_again(&self, runs: &[PageRun], found: &mut dyn FnMut(PageRun)) -> Result<(), Errno> {
         let returned = RETURNED | Categories::FILE | Categories::SWAPPED;
         let query = Query { any_of: POPULATED, returned, ..Query::default() };

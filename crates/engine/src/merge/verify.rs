@@ -1,10 +1,10 @@
 //! Checks regions that an agent announced against the mappings of its process.
 //!
-//! An agent may announce what it likes. Before the first scan of a region the daemon looks at
-//! `/proc/PID/maps`: only private mappings that can be read, of anonymous memory or of a store,
-//! are managed. The rest counts as given back. An honest agent announces such pages where
-//! the program has unmapped them since, and its message about that is on its way. A region without
-//! any such mapping is kept for that message; a client with more than a few of those is refused.
+//! An agent may announce any range. Before the first scan of a region the daemon looks at
+//! `/proc/PID/maps`: only private mappings that can be read, of anonymous memory or of a store, are
+//! managed. All other pages count as given back. An honest agent announces such pages where the
+//! program has unmapped them since, and its message about that is on its way. A region without any
+//! such mapping is kept for that message; a client with more than a few of those is refused.
 
 use std::io;
 
@@ -120,7 +120,7 @@ mod tests {
         let file = rustix::fs::memfd_create("shared", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, 8 * PAGE_SIZE as u64).unwrap();
         let shared = kmem::memfd::map_shared(&file, 8 * PAGE_SIZE).unwrap();
-        // Where the kernel puts nothing of its own choice: the hole stays one.
+        // The kernel chooses no address there: the hole stays one.
         let (start, flags) = (1usize << 39, MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE);
         // SAFETY: nothing else is mapped there, or the call fails.
         unsafe { rustix::mm::mmap_anonymous(start as *mut _, 24 * PAGE_SIZE, ProtFlags::READ, flags) }.unwrap();

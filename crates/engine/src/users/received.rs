@@ -1,9 +1,9 @@
 //! Descriptors that a client sends.
 //!
-//! Closing a descriptor may take for ever: `close(2)` waits for the file system (FUSE), or for the
-//! other end of a connection (`SO_LINGER`). So what is not used is closed by a thread of its own,
-//! one for each user while there is something to close. Connections are closed there, too: one may
-//! have messages that nobody has read, and their descriptors are closed with it.
+//! Closing a descriptor may never return: `close(2)` waits for the file system (FUSE), or for the
+//! other end of a connection (`SO_LINGER`). So a separate thread closes unused descriptors, one for
+//! each user while there is something to close. It closes connections, too: a connection may have
+//! unread messages, and their descriptors are closed with it.
 
 use std::ops::Deref;
 use std::os::fd::OwnedFd;
@@ -25,7 +25,7 @@ pub(super) struct Closing {
     runs: bool,
 }
 
-/// What is to be closed.
+/// A descriptor to close.
 enum Open {
     /// Came with a message.
     Fd(OwnedFd),
@@ -65,7 +65,7 @@ pub(crate) struct Received {
 }
 
 impl Received {
-    /// None yet, of a client of this user. `None`: too many that it sent are not closed yet.
+    /// An empty list, for a client of this user. `None`: too many of the user are open.
     pub(crate) fn of(user: &Arc<User>) -> Option<Self> {
         (user.closing.lock().count < CLOSING_OF_USER).then(|| Self { user: user.clone(), fds: Vec::new() })
     }

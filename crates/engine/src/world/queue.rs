@@ -4,7 +4,7 @@
 //! follow it. A pass that scans and a pass that goes on where the last ended are two things: a
 //! request for one kind is met by that kind, whatever else was requested.
 //!
-//! Users take turns: one that has many clients does not keep those of others waiting.
+//! Users take turns: a user with many clients does not delay the clients of others.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound::{Excluded, Unbounded};
@@ -30,11 +30,11 @@ pub(crate) trait TakesPasses {
 }
 
 struct Waiting<C> {
-    /// By user; none is empty.
+    /// By user; no entry is empty.
     clients: BTreeMap<u32, VecDeque<Arc<C>>>,
     /// The user that had the last turn.
     last: u32,
-    /// Passes under way that were not set aside, by user; none is 0. Below 0 for the moment in
+    /// Passes under way that were not set aside, by user; no entry is 0. Below 0 for the moment in
     /// which a worker was set aside just when its pass had ended.
     under_way: BTreeMap<u32, isize>,
     closed: bool,
@@ -65,7 +65,7 @@ impl<C: TakesPasses> Waiting<C> {
         client
     }
 
-    /// Takes a client out that waits. Whether it did.
+    /// Takes a client out if it waits. Returns whether it did.
     fn remove(&mut self, client: &Arc<C>) -> bool {
         let Some(own) = self.clients.get_mut(&client.user()) else { return false };
         let Some(at) = own.iter().position(|other| Arc::ptr_eq(other, client)) else { return false };
@@ -158,7 +158,7 @@ impl<C: TakesPasses> Queue<C> {
         self.waiting.lock().clients.keys().any(|&other| other != user)
     }
 
-    /// A pass of this user is held up: it counts as none until its worker
+    /// A pass of this user is held up: it is not counted until its worker
     /// [returns](Queue::returned).
     pub(crate) fn set_aside(&self, user: u32) {
         self.waiting.lock().count(user, -1);

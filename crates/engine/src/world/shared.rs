@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_user_has_so_many_domains_and_empty_ones_are_forgotten() {
+    fn a_user_has_64_domains_at_most_and_empty_ones_are_forgotten() {
         let directory = tempfile::tempdir().unwrap();
         let shared = Shared::new(Config::default(), StateFile::load(directory.path()).unwrap());
         let key = |name: usize, uid| DomainKey { name: name.to_string(), uid };

@@ -56,7 +56,7 @@ pub(crate) struct Slot {
     uid: AtomicU32,
     /// It only waits there.
     waits: AtomicBool,
-    /// When the watch first saw it where it is.
+    /// When the watch first saw it in this memory.
     seen: Mutex<Option<Sight>>,
     /// Another worker has its place, and the memory of this user is why.
     replaced: AtomicBool,

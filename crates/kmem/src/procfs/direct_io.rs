@@ -25,7 +25,7 @@ use super::{fields, invalid, kernel_release, lines_of, number};
 const O_DIRECT: u32 = 0o40000;
 /// `O_PATH`: no I/O.
 const O_PATH: u32 = 0o10_000_000;
-/// `O_ACCMODE` and `O_WRONLY`: what is only written to never writes to memory.
+/// `O_ACCMODE` and `O_WRONLY`: a file that is only written to never writes to memory.
 const ACCESS: u32 = 0o3;
 const WRITE_ONLY: u32 = 0o1;
 
@@ -33,9 +33,8 @@ const WRITE_ONLY: u32 = 0o1;
 /// I/O.
 const MOST_DESCRIPTORS: usize = 4096;
 
-/// File systems whose reads with `O_DIRECT` take plain references. NFS, Ceph: so in Linux 6.12.
-/// The others are not part of Linux, and nothing is known of them. File systems on block devices
-/// pin.
+/// File systems whose reads with `O_DIRECT` take plain references. NFS and Ceph do in Linux 6.12.
+/// The others are not part of Linux, and count as such. File systems on block devices pin.
 const DIRECT: [&str; 7] = ["nfs", "nfs4", "ceph", "lustre", "gpfs", "beegfs", "wekafs"];
 /// File systems that may read straight into the program's memory without `O_DIRECT` also, by an
 /// option of the mount (`cache=none`): 9p with the virtio transport, CIFS.
@@ -68,7 +67,7 @@ impl Descriptor {
         self.flags & O_PATH == 0 && self.flags & ACCESS != WRITE_ONLY
     }
 
-    /// The file's name, as `/proc/PID/fd` shows it; empty if the descriptor is closed by now.
+    /// The file's name, as `/proc/PID/fd` shows it; empty if the descriptor was closed meanwhile.
     ///
     /// # Errors
     ///

@@ -1,6 +1,6 @@
 //! Memory that a thread uses as its stack. The kernel clears the thread's number there when the
-//! thread ends, and cannot while the page is in a window: whoever joins the thread would wait for
-//! ever.
+//! thread ends, and cannot while the page is in a window: a thread that joins it would never
+//! return.
 
 #![allow(unsafe_code)] // pthread_self(3).
 
@@ -8,8 +8,8 @@ use std::fs;
 
 use kmem::range::Range;
 
-/// Whether a thread of this process has its stack in the range, as far as can be told: the kernel
-/// does not say where other threads are that run just now.
+/// Whether a thread of this process is known to have its stack in the range. The kernel does not
+/// tell the stacks of other threads that are on a CPU.
 pub(super) fn overlaps(range: Range) -> bool {
     let is_inside = |address: usize| (range.start..range.end()).contains(&address);
     // SAFETY: takes nothing. The C library keeps what it points to at the end of the stack.

@@ -18,7 +18,7 @@ struct Held {
     handle: u32,
 }
 
-/// A domain with so many frames that compaction pays, of which one in `keep` has a user.
+/// A domain with enough frames for compaction, of which one in `keep` has a user.
 fn fragmented(keep: u32) -> (Domain, Vec<Held>) {
     let domain = Domain::new(DomainKey { name: "test".into(), uid: None }, &Config::default());
     let mut cursor = Cursor::new(&domain.store, None);

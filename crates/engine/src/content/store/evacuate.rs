@@ -1,4 +1,4 @@
-//! What compaction asks of the store: how full it is, which pieces are worth emptying.
+//! The store's side of compaction: how full the store is, and which pieces to empty.
 
 use std::sync::atomic::Ordering::*;
 
@@ -23,7 +23,7 @@ impl Store {
     }
 
     /// Pieces whose dead slots, if these are given back, make up for `excess`: those with the
-    /// fewest live frames first. Those to `skip` are taken for given back in time.
+    /// fewest live frames first. Pieces to `skip` count as given back.
     pub(crate) fn emptiest(&self, excess: u64, skip: impl Fn(Piece) -> bool) -> Vec<Piece> {
         let mut free = self.free.lock();
         self.note_pinned(&mut free);
@@ -47,8 +47,8 @@ impl Store {
         chosen
     }
 
-    /// What is given back together: pieces that can be punched, and segments that cannot. Without
-    /// those that hold a pinned frame.
+    /// Units that are given back together: single pieces, or whole segments that cannot be punched.
+    /// Units with a pinned frame are left out.
     fn units(&self, free: &Free) -> Vec<Unit> {
         let mut units = Vec::new();
         for (at, segment) in self.segments().iter().enumerate() {

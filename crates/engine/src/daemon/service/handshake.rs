@@ -175,7 +175,7 @@ impl Service {
         });
     }
 
-    /// Takes a message of a connection that introduces itself. `false`: there is none, or the
+    /// Takes a message of a connection that introduces itself. `false`: no message has come, or the
     /// introduction is over.
     pub(super) fn shake_hands(&mut self, number: u32) -> bool {
         let Some(handshake) = self.handshakes.get_mut(&number) else { return false };
@@ -389,7 +389,7 @@ fn hold_segment(
         return Err(HandshakeError::SegmentTwice(segment));
     }
     let stored = shared.known_domain(&key).is_some_and(|domain| domain.store.hold(segment).is_some());
-    // Its seals first: where the file is no memfd, another question may have no answer for ever.
+    // Its seals first: if the file is no memfd, other calls on it may never return.
     let is_it = |fd: &OwnedFd| memfd::require_kept(fd).is_ok() && memfd::identity(fd).is_ok_and(|id| id.ino == segment);
     let known = stored || shared.state_file.lock().knows(segment, &key.to_string());
     let fd = if known { fds.pop_if(|fd| is_it(fd)) } else { None };

@@ -2,11 +2,11 @@
 //!
 //! At the beginning of a period all users are due. A user whose clients wait for a merge pass, or
 //! have one, stays due until these passes are over. So a user with much to do, or whose passes do
-//! not end, puts off nobody's scans but its own.
+//! not end, delays its own scans only.
 //!
 //! The pace of reading is one for all ([`crate::pace`]). A *round* of it begins with a scan when
 //! every user that was scanned at the beginning of the round before has been read. With one user
-//! that is each scan. What is found between two beginnings adds to the round under way.
+//! that is each scan. Pages found between two beginnings add to the round under way.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -56,7 +56,7 @@ impl Periods {
         begins
     }
 
-    /// The scans to request. `busy`: whether a user's passes are not over. `None`: there are none.
+    /// The scans to request. `busy`: whether a user's passes are not over. `None`: no scan is due.
     pub(super) fn scans(&mut self, busy: impl Fn(u32) -> bool) -> Option<Scans> {
         let users: BTreeSet<u32> = self.due.iter().copied().filter(|&user| !busy(user)).collect();
         if users.is_empty() {

@@ -1,9 +1,9 @@
-//! Whose memory it is: descriptors of the agent's own address space, and the proof of it.
+//! Descriptors of the agent's address space, and the proof that it is the agent's.
 //!
 //! A process number may stand for another program by the time that it is used: the process ran
 //! `execve(2)`, or has ended and another took its number. So the daemon opens the files below
-//! `/proc/PID` once, and uses these descriptors from then on. Each stands for one address space for
-//! ever. The proof that it is the agent's, and not that of a program which ran in between:
+//! `/proc/PID` once, and uses these descriptors from then on. Each always stands for one address
+//! space. The proof that it is the agent's, and not that of a program which ran in between:
 //!
 //! ```text
 //!   open mem     maps, pagemap     open mem again

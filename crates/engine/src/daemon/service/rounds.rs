@@ -22,8 +22,8 @@ enum Turn {
 }
 
 impl Service {
-    /// Serves connections that are ready, each user's for [`ROUND`]. What is left over comes again
-    /// with the next events.
+    /// Serves connections that are ready, each user's for [`ROUND`]. The others come again with the
+    /// next events.
     pub(super) fn round(&mut self, mut ready: Ready) {
         ready.clients.extend(self.unfinished.iter().copied());
         let mut by_user: BTreeMap<u32, Vec<Turn>> = BTreeMap::new();

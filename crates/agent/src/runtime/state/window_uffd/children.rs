@@ -35,7 +35,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// How often, once in a millisecond, a page is copied to a child while there is no free memory.
 const COPY_TRIES: u32 = 1000;
 
-/// What is known of the scratch area, and of children.
+/// Pages in the scratch area, and children that lack them.
 pub(super) struct Children {
     scratch: Range,
     /// Addresses of pages that were taken, and of their places in the scratch area.

@@ -45,7 +45,7 @@ pub(crate) enum Answer {
     Dirty(Vec<DirtyStatus>),
     /// The mark is set.
     Done,
-    /// The process is detached; so many pages stay in mappings of the store.
+    /// The process is detached; this number of pages stays in mappings of the store.
     Detached(u64),
     /// The detach waits for copies to cool down. Another answer follows.
     Cooling {

@@ -298,7 +298,7 @@ impl Uffd {
         unsafe { ioctl::ioctl(&self.fd, Updater::<{ op::UFFDIO_WAKE }, _>::new(&mut range)) }
     }
 
-    /// Takes the next event. `None`: there is none now; wait for one with `poll(2)` (`POLLIN`).
+    /// Takes the next event. `None`: no event has come; wait for one with `poll(2)` (`POLLIN`).
     ///
     /// # Errors
     ///

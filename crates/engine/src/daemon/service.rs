@@ -65,7 +65,7 @@ enum Ended {
     #[error(transparent)]
     Protocol(#[from] ProtocolError),
     #[error(
-        "its user's clients sent {CLOSING_OF_USER} descriptors that nobody asked for and whose files do not let themselves be closed; an agent sends none"
+        "its user's clients sent {CLOSING_OF_USER} descriptors without a request, and closing these does not return; an agent sends none"
     )]
     Descriptors,
     #[error(transparent)]

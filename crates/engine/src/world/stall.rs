@@ -35,10 +35,10 @@ const LIMIT_OF_WAITS: Duration = Duration::from_millis(500);
 /// How often the watch looks. A worker is held up for at most [`LIMIT`] and twice this: it is first
 /// seen, and later found.
 pub(crate) const TICK: Duration = Duration::from_millis(10);
-/// A user that held up a worker is left alone for so many times that time: it may cost one worker
-/// a twentieth of its time. Where the worker waited for the lock of the address space, it is left
-/// alone for that time once: on a busy machine the agent is preempted while it maps frames. A user
-/// that keeps the lock on purpose has one worker at a time wait, and that one is replaced.
+/// A user that held up a worker is left alone for this multiple of that time: it may cost one
+/// worker a twentieth of its time. Where the worker waited for the lock of the address space, it is
+/// left alone for that time once: on a busy machine the agent is preempted while it maps frames. A
+/// user that keeps the lock on purpose has one worker at a time wait, and that one is replaced.
 const REST: u32 = 20;
 
 thread_local! {

@@ -129,7 +129,7 @@ impl Client {
         self.choose_most(most, holds)
     }
 
-    /// The same, with at most so many pages.
+    /// The same, with at most `most` pages.
     pub(crate) fn choose_most(
         &mut self,
         most: usize,

@@ -108,7 +108,7 @@ pub(crate) fn splice(from: c_int, to: c_int, len: usize) -> Answer {
     call!(libc::splice(from, std::ptr::null_mut(), to, std::ptr::null_mut(), len, 0))
 }
 
-/// A pipe of at least so many pages: its reading and its writing end.
+/// A pipe with room for at least `pages` pages: its reading and its writing end.
 pub(crate) fn pipe(pages: usize) -> Result<(c_int, c_int), i32> {
     let mut ends = [0; 2];
     call!(libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC))?;

@@ -88,7 +88,7 @@ impl Tracked {
         }
     }
 
-    /// From now on whoever reads these pages waits for ever.
+    /// From now on reads of these pages never return.
     fn vanish(&self) {
         self.register(true);
         // SAFETY: this mapping; nothing refers to its bytes.

@@ -58,6 +58,7 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use wire::{SEGMENT_PAGES, SegmentId};
 
 pub(crate) use self::cursor::Cursor;
+use self::cursor::Holds;
 pub(crate) use self::error::GrowError;
 pub(crate) use self::free::Piece;
 use self::free::{Free, HUGE};
@@ -187,20 +188,19 @@ impl Store {
         self.with(frame, |segment, _| segment.node)?
     }
 
-    /// Makes a reserved slot a frame with these bytes and `refs` users; `filled`: it may have them.
-    /// `false`: it is pinned, and stays as it is.
-    fn publish(&self, frame: Frame, bytes: &[u8; PAGE_SIZE], refs: u32, filled: bool) -> bool {
+    /// Makes a reserved slot a frame with these bytes and `refs` users. `false`: it is pinned, and
+    /// stays as it is.
+    fn publish(&self, frame: Frame, bytes: &[u8; PAGE_SIZE], refs: u32, holds: Holds) -> bool {
         let publish = |segment: &Segment, slot: usize| {
             let before = segment.refs[slot].load(Acquire);
             debug_assert_eq!(before & !PINNED, 0, "{frame:?} is in use");
             if before == 0 {
-                let mut held = [0; PAGE_SIZE];
-                if filled && !segment.read(slot, &mut held) {
+                if holds == Holds::OtherBytes && !segment.read(slot, &mut [0; PAGE_SIZE]) {
                     // The memory has failed. Nothing touches it from now on.
                     segment.refs[slot].store(PINNED, Release);
                     return false;
                 }
-                if !filled || held != *bytes {
+                if holds != Holds::TheseBytes {
                     segment.map().write_page(slot, bytes);
                 }
                 segment.handles[slot].store(NO_HANDLE, Relaxed);

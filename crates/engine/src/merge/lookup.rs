@@ -221,10 +221,10 @@ impl<'a> Lookup<'a> {
                 Some(Place::Sighted(there)) if there == here => return Ok(Verdict::First(handle)),
                 Some(Place::Sighted(there)) => {
                     let cursor = self.cursors.at(node);
-                    cursor.expect(pieces(chunk.read_bytes(), &self.sighted, at))?;
+                    cursor.expect(pieces(chunk.read_bytes(), chunk.keys, &self.sighted, at))?;
                     let Some(bytes) = chunk.bytes(self.client, at) else { return Ok(Verdict::Nothing) };
                     // One user is this page, the other the page that was sighted.
-                    let frame = cursor.put(bytes, 2)?;
+                    let frame = cursor.put_as(bytes, Some(key), 2)?;
                     if domain.promote(handle, there, frame) {
                         self.requests.request(self.shared, domain, there, handle, frame);
                         return Ok(Verdict::Merge(Target::Frame(frame)));
@@ -261,17 +261,19 @@ impl<'a> Lookup<'a> {
     }
 }
 
-/// The page at `at` and those behind it whose content was sighted, in pieces without gaps.
+/// The page at `at` and those behind it whose content was sighted, in pieces without gaps, with
+/// their keys.
 fn pieces<'b>(
     pages: &'b [[u8; PAGE_SIZE]],
+    keys: &'b [u64],
     sighted: &'b [bool],
     at: usize,
-) -> impl Iterator<Item = &'b [[u8; PAGE_SIZE]]> {
+) -> impl Iterator<Item = (&'b [[u8; PAGE_SIZE]], &'b [u64])> {
     let (mut from, is_one) = (at, move |&page: &usize| page == at || sighted[page]);
     std::iter::from_fn(move || {
         let start = (from..pages.len()).find(is_one)?;
         from = (start..pages.len()).find(|page| !is_one(page)).unwrap_or(pages.len());
-        Some(&pages[start..from])
+        Some((&pages[start..from], &keys[start..from]))
     })
 }
 
@@ -283,9 +285,16 @@ mod tests {
     fn pages_that_will_become_frames_come_in_pieces() {
         let pages: Vec<[u8; PAGE_SIZE]> = (0..7).map(|n| [n; PAGE_SIZE]).collect();
         let sighted = [true, false, false, true, true, false, true];
-        let firsts = |at| pieces(&pages, &sighted, at).map(|piece| (piece[0][0], piece.len())).collect::<Vec<_>>();
+        let keys: Vec<u64> = (0..7).collect();
+        let firsts = |at| {
+            let piece = |(pages, keys): (&[[u8; PAGE_SIZE]], &[u64])| {
+                assert!(pages.iter().map(|page| u64::from(page[0])).eq(keys.iter().copied()));
+                (pages[0][0], pages.len())
+            };
+            pieces(&pages, &keys, &sighted, at).map(piece).collect::<Vec<_>>()
+        };
         assert_eq!(firsts(2), [(2, 3), (6, 1)], "the page itself, whatever was known of it");
         assert_eq!(firsts(5), [(5, 2)]);
-        assert_eq!(pieces(&[], &[], 3).count(), 0, "nothing was read");
+        assert_eq!(pieces(&[], &[], &[], 3).count(), 0, "nothing was read");
     }
 }

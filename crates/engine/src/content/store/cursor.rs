@@ -14,6 +14,17 @@ use crate::content::frame::Frame;
 /// Slots that are given memory at once when a cursor comes to them and there is no huge page.
 const POPULATE: u32 = 128;
 
+/// What a reserved slot holds before it becomes a frame.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Holds {
+    /// It was not filled.
+    Nothing,
+    /// Bytes with the key of the frame's.
+    TheseBytes,
+    /// Other bytes.
+    OtherBytes,
+}
+
 /// A worker's place in the store: makes frames in consecutive slots.
 pub(crate) struct Cursor<'s> {
     store: &'s Store,
@@ -24,6 +35,8 @@ pub(crate) struct Cursor<'s> {
     pub(super) populated: u32,
     /// Slots below this one were filled.
     pub(super) filled: u32,
+    /// The keys of what was filled in, up to there.
+    keys: Vec<u64>,
     filling: Option<Filling<'s>>,
     last: Option<Frame>,
 }
@@ -31,11 +44,17 @@ pub(crate) struct Cursor<'s> {
 impl<'s> Cursor<'s> {
     /// `node`: where its frames lie, if the store keeps NUMA nodes apart.
     pub(crate) fn new(store: &'s Store, node: Option<u32>) -> Self {
-        Self { store, node, slots: 0..0, populated: 0, filled: 0, filling: None, last: None }
+        Self { store, node, slots: 0..0, populated: 0, filled: 0, keys: Vec::new(), filling: None, last: None }
     }
 
     /// Makes a frame with these bytes and `refs` users.
     pub(crate) fn put(&mut self, bytes: &[u8; PAGE_SIZE], refs: u32) -> Result<Frame, GrowError> {
+        self.put_as(bytes, None, refs)
+    }
+
+    /// Makes a frame with these bytes and `refs` users. Where bytes with this key were
+    /// [expected](Cursor::expect), and are there, they are neither read nor written.
+    pub(crate) fn put_as(&mut self, bytes: &[u8; PAGE_SIZE], key: Option<u64>, refs: u32) -> Result<Frame, GrowError> {
         loop {
             self.need_slots()?;
             let frame = Frame(self.slots.start);
@@ -43,7 +62,12 @@ impl<'s> Cursor<'s> {
                 self.populate(frame)?;
             }
             self.slots.start += 1;
-            if self.store.publish(frame, bytes, refs, frame.0 < self.filled) {
+            let holds = match self.filled.checked_sub(frame.0) {
+                None | Some(0) => Holds::Nothing,
+                Some(left) if key == Some(self.keys[self.keys.len() - left as usize]) => Holds::TheseBytes,
+                Some(_) => Holds::OtherBytes,
+            };
+            if self.store.publish(frame, bytes, refs, holds) {
                 self.last = Some(frame);
                 return Ok(frame);
             }
@@ -60,10 +84,10 @@ impl<'s> Cursor<'s> {
     }
 
     /// Announces what the next frames will probably hold, in this order, in pieces that are each
-    /// consecutive in memory.
+    /// consecutive in memory; each with the keys of its pages.
     pub(crate) fn expect<'b>(
         &mut self,
-        pieces: impl IntoIterator<Item = &'b [[u8; PAGE_SIZE]]>,
+        pieces: impl IntoIterator<Item = (&'b [[u8; PAGE_SIZE]], &'b [u64])>,
     ) -> Result<(), GrowError> {
         self.need_slots()?;
         let mut pieces = pieces.into_iter().peekable();
@@ -75,10 +99,12 @@ impl<'s> Cursor<'s> {
         }
         let Some(filling) = &self.filling else { return Ok(()) };
         let mut filled = self.slots.start;
-        for pages in pieces {
+        self.keys.clear();
+        for (pages, keys) in pieces {
             let most = pages.len().min((self.slots.end - filled) as usize);
             let done = filling.fill(Frame(filled), &pages[..most]);
             filled += done as u32;
+            self.keys.extend(&keys[..done]);
             if done < pages.len() {
                 break;
             }

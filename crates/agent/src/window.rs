@@ -5,18 +5,19 @@
 //! userfaultfd before anything in it is unmapped, since the event of that would wait for the lock.
 //!
 //! ```text
-//! merge ─▶ select (what can share a window) ─▶ compare ─▶ map
-//!   │                                                      │
-//!   └─▶ pins (what cannot be merged at all)                ▼
+//! merge ─▶ select (what can share a window) ─▶ look ─▶ compare ─▶ map
+//!   │                                                              │
+//!   └─▶ pins (what cannot be merged at all)                        ▼
 //! unmerge, restore (memory becomes plain again) ──▶ anonymous, filler
-//!   │                                                      │
-//!   └──────────▶ gate (what may be taken away) ◀───────────┘
+//!   │                                                              │
+//!   └──────────▶ gate (what may be taken away) ◀───────────────────┘
 //! ```
 
 pub(crate) mod anonymous;
 pub(crate) mod compare;
 pub(crate) mod filler;
 pub(crate) mod gate;
+pub(crate) mod look;
 pub(crate) mod map;
 pub(crate) mod merge;
 pub(crate) mod own;

@@ -30,7 +30,7 @@ const ALLOWED: [(&str, usize, &str); 12] = [
     ("window/anonymous.rs", 1, "advice that changes no bytes (dump, fork, huge pages)"),
     ("window/own.rs", 1, "MADV_POPULATE_READ: changes no bytes"),
     ("window/pins.rs", 1, "MADV_POPULATE_WRITE: changes no bytes"),
-    ("runtime/state/window_uffd.rs", 6, "UFFDIO_MOVE, which refuses pinned pages, and its scratch area"),
+    ("runtime/state/window_uffd.rs", 7, "UFFDIO_MOVE, which refuses pinned pages, and its scratch area"),
     ("runtime/state/segments.rs", 1, "MADV_DONTFORK on the agent's own mapping of a segment"),
     ("runtime/state/bitmap.rs", 1, "the agent's own bitmap"),
     ("runtime/lineage.rs", 2, "the agent's own page, wiped in children"),

@@ -256,6 +256,34 @@ fn what_cannot_be_read_is_left_alone() {
 }
 
 #[test]
+fn pages_are_taken_unseen_only_where_they_can_be_read_and_come_back_where_they_differ() {
+    let Some((mut daemon, mut program, store)) = start(0, &[]) else { return };
+    // While no memory has failed, only some pages are looked at before: of these 98 to 100 and 310
+    // are none, and 396 is one.
+    daemon.control.as_ref().unwrap().atomic_u64(wire::control::SOUND).store(1, std::sync::atomic::Ordering::SeqCst);
+    assert_eq!(program.ask("raw-protect 98 3 0"), "0");
+    (200..300).chain([310]).for_each(|page| assert_eq!(program.ask(&format!("write {page} 77")), "0"));
+    let left = |daemon: &mut Daemon, runs: Vec<_>| {
+        let outcomes = daemon.merge(1, &runs);
+        outcomes.into_iter().filter(|(_, outcome)| *outcome != Outcome::Merged).collect::<Vec<_>>()
+    };
+    let first = left(&mut daemon, store.runs(0..300));
+    assert!(first.iter().map(|(page, _)| *page).eq((98..101).chain(200..300)), "{first:?}");
+    assert!(first[3..].iter().all(|(_, outcome)| *outcome == Outcome::Differs), "{first:?}");
+    assert_eq!(program.ask("raw-protect 396 2 0"), "0");
+    let second = left(&mut daemon, store.runs(300..512));
+    let unreadable = [(396, Outcome::Unreadable), (397, Outcome::Unreadable)];
+    assert_eq!(second, [(310, Outcome::Differs), unreadable[0], unreadable[1]]);
+    for (page, len) in [(98, 3), (396, 2)] {
+        assert_eq!(program.ask(&format!("raw-protect {page} {len} 3")), "0");
+    }
+    for (page, len) in [(0, 200), (300, 10), (311, 201)] {
+        assert_eq!(program.ask(&format!("check {page} {len}")), "0");
+    }
+    assert!((200..300).chain([310]).all(|page| program.ask(&format!("word {page}")) == "77"), "their last words");
+}
+
+#[test]
 fn no_window_opens_while_memory_is_mapped_for_a_device() {
     let Some(file) = slow_file() else { return };
     let path = file.path.to_str().unwrap();

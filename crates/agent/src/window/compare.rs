@@ -1,8 +1,7 @@
 //! Every page of a window is compared with its target, byte by byte.
 //!
 //! Pages that can be moved are compared where they were moved to ([`changed`]): there no thread can
-//! write to them. Before, in place, a sample of each is compared: pages that differ mostly differ
-//! there, and stay where they are. All other pages are compared in place.
+//! write to them. All other pages are compared in place.
 
 #![allow(unsafe_code)] // Reads the program's memory.
 
@@ -16,32 +15,11 @@ use crate::window::ZEROS;
 use crate::window::own;
 use crate::window::runs::advance;
 
-/// The part of a page that is compared in place.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Depth {
-    /// A cache line: the page is compared whole after it was taken away.
-    Sample,
-    /// Every byte.
-    Whole,
-}
-
-/// How pages are compared.
-#[derive(Clone, Copy)]
-pub(super) struct How {
-    pub(super) depth: Depth,
-    /// The kernel is asked whether frames can be read: memory of this host has failed.
-    pub(super) ask_frames: bool,
-}
-
-/// Where the sample of a page is, in bytes: a cache line behind what headers and zeros in front
-/// take.
-const SAMPLE: std::ops::Range<usize> = 2688..2752;
-
 /// What is known of some pages after the comparison.
 pub(super) enum Verdict {
     /// Their outcome.
     Settled(Outcome),
-    /// They equal the target, as deep as they were compared.
+    /// They equal the target, as far as they were compared.
     Equal(Target),
 }
 
@@ -50,7 +28,7 @@ pub(super) type Verdicts = Vec<(Run, Verdict)>;
 
 /// What one page is, beside its target.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Finding {
+pub(super) enum Finding {
     Equal,
     Differs,
     /// It is gone, or it or its frame is poisoned by a memory error.
@@ -59,7 +37,8 @@ enum Finding {
 
 /// Compares a run with its target, page by page. The kernel is asked first whether the pages can be
 /// read: for all pages up to `group`, since the call is what costs. Those before `readable` can.
-/// Frames are mapped by the agent alone: they can be read unless their memory has failed.
+/// Frames are mapped by the agent alone: they can be read unless their memory has failed, and are
+/// asked for too with `ask_frames`.
 ///
 /// # Safety
 ///
@@ -70,7 +49,7 @@ pub(super) unsafe fn compare(
     region: &Region,
     segments: &Segments,
     merge: MergeRun,
-    how: How,
+    ask_frames: bool,
     group: PageNo,
     readable: &mut PageNo,
     verdicts: &mut Verdicts,
@@ -84,7 +63,7 @@ pub(super) unsafe fn compare(
             None => return verdicts.push((run, Verdict::Settled(Outcome::Failed))),
         },
     };
-    let mut found = Found { run, target, start: 0, finding: None };
+    let mut found = Found::new(merge);
     let mut done = 0;
     while done < run.len {
         let page = run.page + done;
@@ -94,7 +73,7 @@ pub(super) unsafe fn compare(
         }
         let len = (readable.0.min(run.end().0)).saturating_sub(page.0);
         // A frame whose memory broke cannot be read either.
-        let len = frames.filter(|_| len > 0 && how.ask_frames).map_or(len, |frames| {
+        let len = frames.filter(|_| len > 0 && ask_frames).map_or(len, |frames| {
             let first = frames.wrapping_add(done as usize * PAGE_SIZE).expose_provenance();
             own::readable(Range::new(first, len as usize * PAGE_SIZE)) as u32
         });
@@ -104,7 +83,7 @@ pub(super) unsafe fn compare(
             // SAFETY: page and frame were readable just now, and by the contract the page is not
             // unmapped. No thread writes to it. The frame lies within its segment, which is mapped
             // in full length, and no process writes a frame that a page may map.
-            let equal = unsafe { equals((place + offset) as *const u8, target, how.depth) };
+            let equal = unsafe { libc::memcmp((place + offset) as *const _, target.cast(), PAGE_SIZE) == 0 };
             found.add(i, if equal { Finding::Equal } else { Finding::Differs }, verdicts);
         }
         done += len;
@@ -116,24 +95,8 @@ pub(super) unsafe fn compare(
     found.end(run.len, verdicts);
 }
 
-/// Whether a page equals another, as far as they are compared.
-///
-/// # Safety
-///
-/// Both are mapped, and nobody writes to them.
-unsafe fn equals(page: *const u8, other: *const u8, depth: Depth) -> bool {
-    // SAFETY: both callers below compare parts of the two pages, which by the contract can be read.
-    let equal = |at: usize, len: usize| unsafe {
-        libc::memcmp(page.wrapping_add(at).cast(), other.wrapping_add(at).cast(), len) == 0
-    };
-    match depth {
-        Depth::Sample => equal(SAMPLE.start, SAMPLE.len()),
-        Depth::Whole => equal(0, PAGE_SIZE),
-    }
-}
-
 /// Joins findings on consecutive pages of a run.
-struct Found {
+pub(super) struct Found {
     run: Run,
     target: Target,
     start: u32,
@@ -141,8 +104,13 @@ struct Found {
 }
 
 impl Found {
+    /// No findings yet on the pages of a run.
+    pub(super) fn new(MergeRun { run, target }: MergeRun) -> Self {
+        Self { run, target, start: 0, finding: None }
+    }
+
     /// Adds the finding on the next page of the run.
-    fn add(&mut self, page: u32, finding: Finding, verdicts: &mut Verdicts) {
+    pub(super) fn add(&mut self, page: u32, finding: Finding, verdicts: &mut Verdicts) {
         if self.finding != Some(finding) {
             self.end(page, verdicts);
             (self.start, self.finding) = (page, Some(finding));
@@ -150,7 +118,7 @@ impl Found {
     }
 
     /// The pages with the last finding end before this one.
-    fn end(&self, page: u32, verdicts: &mut Verdicts) {
+    pub(super) fn end(&self, page: u32, verdicts: &mut Verdicts) {
         let verdict = match self.finding {
             None => return,
             Some(Finding::Equal) => Verdict::Equal(advance(self.target, self.start)),
@@ -189,11 +157,15 @@ pub(super) unsafe fn changed(
             Some(held.map.as_ptr().wrapping_add(slot.index() * PAGE_SIZE))
         }
     };
+    let can_read = |first: usize, pages: usize| own::readable(Range::new(first, pages * PAGE_SIZE)) == pages;
+    // All at once first: page by page the calls cost more than comparing.
+    let ask = ask
+        && !(can_read(taken, run.len as usize)
+            && frames.is_none_or(|frames| can_read(frames.expose_provenance(), run.len as usize)));
     let outcome = |page: PageNo| {
         let offset = (page - run.page) as usize * PAGE_SIZE;
         let target = frames.map_or(ZEROS.as_ptr(), |frames| frames.wrapping_add(offset));
-        let is_readable = |page: usize| own::readable(Range::new(page, PAGE_SIZE)) == 1;
-        if ask && !(is_readable(taken + offset) && (frames.is_none() || is_readable(target.expose_provenance()))) {
+        if ask && !(can_read(taken + offset, 1) && can_read(target.expose_provenance(), 1)) {
             return Some((page, Outcome::Unreadable));
         }
         // SAFETY: by the contract the page is mapped where it was taken to. The frame lies within
@@ -220,11 +192,11 @@ pub(super) fn hull(verdicts: &Verdicts) -> Option<Run> {
 }
 
 /// Where the first verdict's pages end, with those that follow without a gap and equal their
-/// targets too.
-pub(super) fn end_of_equal(verdicts: &[(Run, Verdict)]) -> PageNo {
-    let mut end = verdicts[0].0.end();
+/// targets too, until there are `most`.
+pub(super) fn end_of_equal(verdicts: &[(Run, Verdict)], most: u32) -> PageNo {
+    let (first, mut end) = (verdicts[0].0.page, verdicts[0].0.end());
     for (run, verdict) in &verdicts[1..] {
-        if run.page != end || !matches!(verdict, Verdict::Equal(_)) {
+        if run.page != end || !matches!(verdict, Verdict::Equal(_)) || end - first >= most {
             break;
         }
         end = run.end();

@@ -49,7 +49,7 @@ pub(super) unsafe fn take_away(region: &Region, run: Run, to: Taken<'_>) -> Page
 }
 
 /// Puts pages back that [`take_away`] took.
-fn put_back(region: &Region, run: Run, from: Taken<'_>) -> PutBack {
+pub(super) fn put_back(region: &Region, run: Run, from: Taken<'_>) -> PutBack {
     let mut worst = PutBack::Done;
     let mut left = run;
     while let Some(part) = region.mapped.next_gap(left) {

@@ -4,10 +4,10 @@
 //! select    runs that can share a window; pages written since the last scan end it
 //! refuse    runs without a segment, or without room for their mappings
 //! open      writers to the span wait; it leaves tracking
-//! compare   a sample of every page with its target; every byte where pages cannot be moved
-//! take      equal pages are moved away, unless they are pinned; readers wait too
+//! look      at some pages; where pages cannot be moved every byte is compared
+//! take      some pages are moved away, unless they are pinned; readers wait too
 //! compare   every byte of those, now that nothing can write to them; what differs is put back
-//! map       frames, or untouched memory for zeros, in their place
+//! map       frames, or untouched memory for zeros, in their place; then the next pages are taken
 //! close     writers and readers go on; the span is tracked again
 //! ```
 //!
@@ -21,9 +21,9 @@
 
 #![allow(unsafe_code)] // Compares and replaces the program's memory.
 
-use std::time::{Duration, Instant};
+use std::collections::VecDeque;
+use std::time::Instant;
 
-use kmem::PAGE_SIZE;
 use kmem::pagemap::Pagemap;
 use kmem::range::Range;
 use wire::{MergeRun, Outcome, PageNo, RegionId, Run, Target};
@@ -36,18 +36,14 @@ use crate::runtime::state::region::Region;
 use crate::runtime::state::segments::Segments;
 use crate::runtime::state::uffds::Userfaultfds;
 use crate::runtime::state::window_uffd::WindowUffd;
-use crate::window::anonymous::advise;
-use crate::window::compare::{Depth, How, Verdict, Verdicts, changed, compare, end_of_equal, hull};
-use crate::window::map::{Taken, give_back, map_frames, map_zeros, take_away};
+use crate::window::compare::{Verdict, Verdicts, compare};
+use crate::window::look::Looked;
 use crate::window::report::WindowReport;
-use crate::window::runs::{advance, end_of_group, span};
+use crate::window::runs::{end_of_group, span};
 use crate::window::select::select;
 use crate::window::{MAX_TIME, pins};
 
-/// How long samples are compared. Then the pages are taken, compared and replaced, which takes
-/// about four times as long. Whole pages are compared for half of a window: replacing takes as
-/// long.
-const SAMPLE_TIME: Duration = Duration::from_micros(200);
+mod take;
 
 /// The runs of one window, as far as it gets.
 pub(crate) struct Request<'a> {
@@ -97,8 +93,12 @@ struct Window<'s> {
     bytes: Range,
     opened: Instant,
     verdicts: Verdicts,
+    /// Pages are taken that nobody has looked at.
+    unseen: bool,
     /// Equal pages before this one were taken away, or need not be.
     taken: PageNo,
+    /// Those of them that do not equal their target, and why, ascending.
+    changed: VecDeque<(PageNo, Outcome)>,
     report: WindowReport,
 }
 
@@ -145,7 +145,9 @@ impl<'s> Window<'s> {
             runs,
             span,
             opened: Instant::now(),
+            unseen: false,
             taken: span.page,
+            changed: VecDeque::new(),
             report,
         })
     }
@@ -187,8 +189,8 @@ impl<'s> Window<'s> {
         is_open
     }
 
-    /// Compares the runs with their targets, for a part of the window's time. What is not reached
-    /// is left for another window.
+    /// Finds out which pages equal their targets, as far as they are not compared when they were
+    /// taken.
     fn compare(&mut self, check_held: bool) {
         // Pins and locks are looked for only now: a thread that pins a page for writing from here
         // on waits for the window, or gets a page of its own.
@@ -196,192 +198,53 @@ impl<'s> Window<'s> {
             && !self.runs.iter().any(|merge| self.region.mapped.any(merge.run));
         let held = if check_held || !shows_pins { pins::held_memory() } else { None };
         self.report.nothing_held = check_held && held.is_none();
-        // Where all pages are compared again when they were taken, a sample will do.
-        let (depth, time) = match pin_check(self.uffds) {
-            Some(_) if shows_pins => (Depth::Sample, SAMPLE_TIME),
-            _ => (Depth::Whole, MAX_TIME / 2),
-        };
-        let how = How { depth, ask_frames: !self.control.memory_is_sound() };
+        if let Some(outcome) = held {
+            return self.verdicts.extend(self.runs.iter().map(|merge| (merge.run, Verdict::Settled(outcome))));
+        }
+        let is_sound = self.control.memory_is_sound();
+        if shows_pins && is_sound && pin_check(self.uffds).is_some() {
+            self.look();
+        } else {
+            self.compare_in_place(!is_sound);
+        }
+    }
+
+    /// Looks at some pages. All of them are compared when they were taken.
+    fn look(&mut self) {
+        self.unseen = true;
+        let runs = self.runs.iter().zip(&self.refusals);
+        let wanted = runs.clone().filter(|(_, refusal)| refusal.is_none()).map(|(&merge, _)| merge);
+        // SAFETY: the daemon writes no frame that a page may map, and no memory has failed. A run
+        // that leaves its segment does not decode.
+        let mut looked = unsafe { Looked::at(self.region, self.segments, wanted) };
+        for (&merge, refusal) in runs {
+            match *refusal {
+                Some(outcome) => self.verdicts.push((merge.run, Verdict::Settled(outcome))),
+                None => looked.tell(merge, &mut self.verdicts),
+            }
+        }
+    }
+
+    /// Compares the runs with their targets, for half of the window's time: replacing takes as
+    /// long. What is not reached is left for another window.
+    fn compare_in_place(&mut self, ask_frames: bool) {
         let mut readable = PageNo(0);
         for (i, (&merge, &refusal)) in self.runs.iter().zip(&self.refusals).enumerate() {
-            if i > 0 && self.opened.elapsed() > time {
+            if i > 0 && self.opened.elapsed() > MAX_TIME / 2 {
                 self.report.rest.splice(0..0, self.runs[i..].iter().copied());
                 self.report.ran_out = true;
                 break;
             }
-            match held.or(refusal) {
+            match refusal {
                 Some(outcome) => self.verdicts.push((merge.run, Verdict::Settled(outcome))),
                 // SAFETY: the window is open over all runs, and no page was taken yet. A run that
                 // leaves its segment does not decode.
                 None => unsafe {
                     let group = end_of_group(&self.runs[i..]);
-                    compare(self.region, self.segments, merge, how, group, &mut readable, &mut self.verdicts);
+                    compare(self.region, self.segments, merge, ask_frames, group, &mut readable, &mut self.verdicts);
                 },
             }
         }
-    }
-
-    /// Replaces the pages that equal their targets, and settles the outcome of all others.
-    fn take_and_map(&mut self) {
-        let verdicts = std::mem::take(&mut self.verdicts);
-        let hull = hull(&verdicts);
-        if sabotage::is_on(Sabotage::SlowTake) {
-            std::thread::sleep(Duration::from_secs(1));
-        }
-        let readers_blocked = match (hull, pin_check(self.uffds)) {
-            (Some(hull), Some(uffd)) => uffd.block_readers(self.region.bytes(hull)).is_ok(),
-            _ => true,
-        };
-        let mut at = self.span.page;
-        let mut mapped = false;
-        for (i, (run, verdict)) in verdicts.iter().enumerate() {
-            self.report.leave(Run::between(at, run.page));
-            at = run.end();
-            match verdict {
-                // SAFETY: the verdict is the comparison's, in this window; where pages can be
-                // checked for pins, readers are blocked.
-                Verdict::Equal(target) if readers_blocked => mapped |= unsafe { self.replace(*target, &verdicts[i..]) },
-                Verdict::Equal(_) => self.report.settle(*run, Outcome::Gone),
-                Verdict::Settled(outcome) => self.report.settle(*run, *outcome),
-            }
-        }
-        if let Some(hull) = hull.filter(|_| mapped) {
-            // In one call for all. Pages that were not replaced have had this advice before.
-            let place = self.region.bytes(hull);
-            advise(self.region, place, false);
-        }
-        self.report.leave(Run::between(at, self.span.end()));
-    }
-
-    /// Replaces the pages of the first verdict; pages that cannot be taken away are left out.
-    /// Whether any was replaced.
-    ///
-    /// # Safety
-    ///
-    /// The window is open. The pages of the first verdict equal `target`; the further verdicts
-    /// follow it in this window. Where there is a [`pin_check`], readers are blocked.
-    unsafe fn replace(&mut self, target: Target, verdicts: &[(Run, Verdict)]) -> bool {
-        let run = verdicts[0].0;
-        let mut mapped = false;
-        let mut left = run;
-        while left.len > 0 {
-            if self.taken <= left.page {
-                // As many pages as possible at a time: the system call is what costs.
-                let equal = Run::between(left.page, end_of_equal(verdicts));
-                // SAFETY: all pages of `equal` equal their targets. Each of them is mapped, or put
-                // back, before the window closes: here, or in the call for its own verdict.
-                self.taken = unsafe { self.take(equal) };
-            }
-            let ready = Run::between(left.page, self.taken.min(left.end()));
-            if ready.len > 0 {
-                // SAFETY: the pages equalled this part of the target, and were taken away if they
-                // can be.
-                mapped |= unsafe { self.map_unchanged(ready, advance(target, ready.page - run.page)) };
-                left = Run::between(ready.end(), left.end());
-            }
-            if left.len > 0 {
-                let stuck = Run::one(left.page);
-                self.report.stuck.push(stuck);
-                self.report.settle(stuck, Outcome::Failed);
-                left = Run::between(stuck.end(), left.end());
-                self.taken = left.page;
-            }
-        }
-        mapped
-    }
-
-    /// Moves pages to the scratch area, as far as they are not pinned. Returns the first that
-    /// stays, or the end. Where pins cannot be seen nothing is moved.
-    ///
-    /// # Safety
-    ///
-    /// Where there is a [`pin_check`], the contract of [`WindowUffd::take_away`] holds for the
-    /// pages.
-    unsafe fn take(&self, run: Run) -> PageNo {
-        match pin_check(self.uffds) {
-            Some(uffd) => {
-                let to = Taken { uffd, offset: self.offset(run.page) };
-                // SAFETY: this function's contract is that of the call. Each page of the window has
-                // a place of its own in the scratch area, which was emptied after the last window.
-                unsafe { take_away(self.region, run, to) }
-            }
-            None => run.end(),
-        }
-    }
-
-    /// Maps the target over pages that were taken away, if they can be, and settles their outcome.
-    /// Whether any was replaced.
-    ///
-    /// Since the comparison a device may have written to a page by a pin, and let go of it. Then it
-    /// was not pinned when it was taken, and is put back. Nobody reaches a page that was taken.
-    ///
-    /// # Safety
-    ///
-    /// The window is open, and the pages equalled the target when they were compared.
-    unsafe fn map_unchanged(&mut self, ready: Run, target: Target) -> bool {
-        let merge = MergeRun { run: ready, target };
-        if sabotage::is_on(Sabotage::SlowTake) {
-            std::thread::sleep(Duration::from_secs(1));
-        }
-        let taken = pin_check(self.uffds).and_then(|uffd| uffd.taken_at(self.offset(ready.page)));
-        let changed = match taken {
-            // SAFETY: the pages were taken to there in this window. A run that leaves its segment
-            // does not decode. The kernel's answers to the comparison are as old as the window.
-            Some(taken) => unsafe {
-                let ask = self.opened.elapsed() > MAX_TIME;
-                changed(self.region, self.segments, merge, taken, ask)
-            },
-            None => Vec::new(),
-        };
-        let (mut at, mut mapped) = (ready.page, false);
-        for (page, outcome) in changed.into_iter().chain([(ready.end(), Outcome::Merged)]) {
-            let part = Run::between(at, page);
-            if part.len > 0 {
-                // SAFETY: the pages equal this part of the target.
-                let outcome = unsafe { self.map(part, advance(target, at - ready.page)) };
-                mapped |= outcome == Outcome::Merged;
-                self.report.settle(part, outcome);
-            }
-            if page < ready.end() {
-                self.give_back(Run::one(page), outcome);
-            }
-            at = page + 1;
-        }
-        mapped
-    }
-
-    /// Puts a page back that was taken, and does not equal its target any more. The kernel goes on
-    /// counting it as written.
-    fn give_back(&mut self, page: Run, outcome: Outcome) {
-        let offset = self.offset(page.page);
-        let is_back = pin_check(self.uffds).is_none_or(|uffd| give_back(self.region, page, Taken { uffd, offset }));
-        self.report.settle_written(page, if is_back { outcome } else { Outcome::Gone });
-    }
-
-    /// Maps the target over pages that were taken away, if they can be.
-    ///
-    /// # Safety
-    ///
-    /// The window is open, and the pages equal the target.
-    unsafe fn map(&mut self, run: Run, target: Target) -> Outcome {
-        let offset = self.offset(run.page);
-        let taken = pin_check(self.uffds).map(|uffd| Taken { uffd, offset });
-        match target {
-            // SAFETY: this function's contract covers it.
-            Target::Zero => unsafe { map_zeros(self.region, run, self.maps, taken.is_some()) },
-            Target::Frames { segment, slot } => match self.segments.get(segment) {
-                // SAFETY: this function's contract covers it. A run that leaves its segment does
-                // not decode, and every segment has its full length.
-                Some(segment) => unsafe { map_frames(self.region, run, segment, slot, self.maps, taken) },
-                // Not reached: the comparison found the segment, under the same lock.
-                None => Outcome::Failed,
-            },
-        }
-    }
-
-    /// Where a page of the window goes in the scratch area, in bytes.
-    fn offset(&self, page: PageNo) -> usize {
-        (page - self.span.page) as usize * PAGE_SIZE
     }
 
     /// Lets all threads go on.

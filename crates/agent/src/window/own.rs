@@ -4,19 +4,38 @@
 //! protected, and a page may be poisoned by a memory error. The agent's threads block SIGBUS, so
 //! the kernel would kill the program, QEMU for instance, instead of letting it handle the error.
 //!
-//! What is read in bulk is asked for first ([`readable`]): `MADV_POPULATE_READ` returns an error in
-//! all these cases, and costs a quarter of what copying by a system call costs. What is copied is
-//! read as another process would ([`Buffer`]).
+//! What is read in bulk is asked for first ([`readable`]): a system call that reads a byte of each
+//! page returns an error in all these cases. What is copied is read as another process would
+//! ([`Buffer`]).
 
 #![allow(unsafe_code)] // Advises on the program's memory.
 
-use kmem::procmem::read_own;
+use kmem::procmem::{OWN_PARTS, read_own, read_own_parts};
 use kmem::range::Range;
 use kmem::{PAGE_SIZE, raw};
 use rustix::io::Errno;
 
 /// How many pages can be read from the front.
 pub(crate) fn readable(place: Range) -> usize {
+    let mut done = 0;
+    while done < place.pages() {
+        let pages = (done..place.pages()).take(OWN_PARTS);
+        let count = pages.len();
+        // A byte of each shows it.
+        match read_own_parts(pages.map(|page| place.start + page * PAGE_SIZE), 1, &mut [0; OWN_PARTS]) {
+            Ok(read) if read == count => done += read,
+            Ok(read) => return done + read,
+            Err(_) => {
+                let rest = Range::new(place.start + done * PAGE_SIZE, place.len - done * PAGE_SIZE);
+                return done + readable_by_advice(rest);
+            }
+        }
+    }
+    done
+}
+
+/// The same, where the call is not to be had: five times as slow.
+fn readable_by_advice(place: Range) -> usize {
     // SAFETY: the advice changes no bytes and no access.
     let can_read = |part: Range| unsafe { raw::madvise(part.start, part.len, libc::MADV_POPULATE_READ) }.is_ok();
     if can_read(place) {
@@ -24,6 +43,27 @@ pub(crate) fn readable(place: Range) -> usize {
     }
     let page = |i: usize| Range::new(place.start + i * PAGE_SIZE, PAGE_SIZE);
     (0..place.pages()).position(|i| !can_read(page(i))).unwrap_or(place.pages())
+}
+
+/// Which pages of a place are in memory, so that reading them neither waits nor fails.
+pub(crate) struct Presence(Vec<u8>);
+
+impl Presence {
+    /// Asks the kernel (`mincore(2)`). Where it does not say, none is. The place is private memory.
+    pub(crate) fn of(place: Range) -> Self {
+        let mut pages = vec![0; place.pages()];
+        // SAFETY: the kernel writes one byte for each page of the place, for which there is room.
+        let said = unsafe { libc::mincore(place.start as *mut _, place.len, pages.as_mut_ptr()) };
+        if said != 0 {
+            pages.fill(0);
+        }
+        Self(pages)
+    }
+
+    /// Whether all of these pages are.
+    pub(crate) fn all(&self, first: usize, count: usize) -> bool {
+        self.0[first..first + count].iter().all(|page| page & 1 == 1)
+    }
 }
 
 /// An empty vector with room, where the kernel gives that: the program may have limited itself, and

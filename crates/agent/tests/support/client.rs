@@ -120,6 +120,8 @@ impl Client {
                 unsafe { self.words(arg(0)).add(PAGE / 8 - 1).write_volatile(arg(1) as u64) };
                 "0".into()
             }
+            // SAFETY: this client's own mapping; no reference into it is held.
+            "word" => unsafe { self.words(arg(0)).add(PAGE / 8 - 1).read_volatile() }.to_string(),
             "discard-each" => {
                 // Every other page, so that nothing can be told together.
                 let failed = (arg(0)..arg(0) + arg(1)).step_by(2).find(|&page| {

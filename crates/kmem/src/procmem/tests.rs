@@ -78,3 +78,25 @@ fn errors_tell_who_and_why() {
 fn too_little_room_is_refused() {
     let _ = read_pages(1, &[0, 4096], &mut [0; 2 * PAGE_SIZE - 1]);
 }
+
+#[test]
+fn parts_of_own_memory_are_read_up_to_one_that_cannot_be() {
+    let start = crate::mm::map_anonymous(4 * PAGE_SIZE).unwrap();
+    // SAFETY: mapped above, and nobody else knows it.
+    unsafe {
+        (0..4).for_each(|page| ((start + page * PAGE_SIZE) as *mut [u8; PAGE_SIZE]).write([page as u8; PAGE_SIZE]));
+        crate::raw::mprotect(start + 2 * PAGE_SIZE, PAGE_SIZE, libc::PROT_NONE).unwrap();
+    }
+    let read = |pages: &[usize]| {
+        let mut out = vec![9; 3 * pages.len()];
+        let count = read_own_parts(pages.iter().map(|page| start + page * PAGE_SIZE + 700), 3, &mut out).unwrap();
+        (count, out)
+    };
+    assert_eq!(read(&[3, 0, 1, 0]), (4, vec![3, 3, 3, 0, 0, 0, 1, 1, 1, 0, 0, 0]));
+    assert_eq!(read(&[1, 2, 3]), (1, vec![1, 1, 1, 9, 9, 9, 9, 9, 9]), "protected");
+    // SAFETY: mapped above; nothing refers to it.
+    unsafe { crate::raw::munmap(start, 4 * PAGE_SIZE).unwrap() };
+    assert_eq!(read(&[1, 2]).0, 0, "unmapped");
+    assert_eq!(read(&[]).0, 0);
+    assert_eq!(read(&[0; OWN_PARTS]).0, 0);
+}

@@ -188,8 +188,13 @@ impl WindowUffd {
     /// window, and the kernel counts it as written.
     pub(crate) fn put_back(&self, to: Range, offset: usize) -> PutBack {
         let Some(scratch) = self.scratch else { return PutBack::Failed };
-        // Page by page: the place may consist of several mappings.
-        let pages = (0..to.len).step_by(PAGE_SIZE);
+        let from = Range::new(scratch.start + offset, to.len);
+        // SAFETY: the scratch area is the agent's own, and nothing refers to it. At `to` a page
+        // that is in place already ends the call, and missing ones get their own bytes back.
+        let done = if to.len > PAGE_SIZE { unsafe { self.uffd.move_pages(from, to.start) }.unwrap_or(0) } else { 0 };
+        self.children.iter().for_each(|children| children.forget(Range::new(to.start, done)));
+        // The others page by page: the place may consist of several mappings.
+        let pages = (done..to.len).step_by(PAGE_SIZE);
         let backs = pages.map(|at| self.put_page_back(to.start + at, scratch.start + offset + at));
         backs.max().unwrap_or(PutBack::Done)
     }
@@ -200,7 +205,7 @@ impl WindowUffd {
             // that is in place already stays (EEXIST), and a missing one gets its own bytes back.
             match unsafe { self.uffd.move_pages(Range::new(from, PAGE_SIZE), to) } {
                 Ok(_) => {
-                    self.children.iter().for_each(|children| children.forget(to));
+                    self.children.iter().for_each(|children| children.forget(Range::new(to, PAGE_SIZE)));
                     return PutBack::Done;
                 }
                 Err(Errno::EXIST) => return PutBack::Done,

@@ -63,9 +63,9 @@ impl Children {
         self.taken.borrow_mut().extend(pages.map(|at| (place.start + at, self.scratch.start + offset + at)));
     }
 
-    /// A page is back in its place.
-    pub(super) fn forget(&self, place: usize) {
-        self.taken.borrow_mut().retain(|taken| taken.0 != place);
+    /// Pages are back in their place.
+    pub(super) fn forget(&self, place: Range) {
+        self.taken.borrow_mut().retain(|taken| !(place.start..place.end()).contains(&taken.0));
     }
 
     /// The scratch area is emptied.

@@ -3,6 +3,7 @@
 
 use std::ffi::CString;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -33,6 +34,35 @@ pub fn become_user(uid: u32) -> io::Result<()> {
         done(libc::setresuid(uid, uid, uid))?;
         // As in a program that this user has started: it may look at itself in /proc.
         done(libc::prctl(libc::PR_SET_DUMPABLE, 1))
+    }
+}
+
+/// All threads of the calling process become this user for good, as a program does that has opened
+/// what it needs. From then on the process may not look at itself in `/proc`.
+///
+/// # Errors
+///
+/// When the caller is not root.
+pub fn give_up_privileges(uid: u32) -> io::Result<()> {
+    // SAFETY: the calls take numbers and, with a length of 0, a null list.
+    unsafe {
+        done(libc::setgroups(0, std::ptr::null()))?;
+        done(libc::setresgid(uid, uid, uid))?;
+        done(libc::setresuid(uid, uid, uid))
+    }
+}
+
+/// The calling process sees an empty directory, and no other file, from now on.
+///
+/// # Errors
+///
+/// When the caller is not root.
+pub fn enter_empty_directory() -> io::Result<()> {
+    let open = std::fs::File::open(tempfile::tempdir()?.path())?;
+    // SAFETY: takes a descriptor and a C string.
+    unsafe {
+        done(libc::fchdir(open.as_raw_fd()))?;
+        done(libc::chroot(c".".as_ptr()))
     }
 }
 

@@ -10,6 +10,7 @@ pub(crate) mod ksm;
 pub(crate) mod lineage;
 pub(crate) mod lock;
 pub(crate) mod log;
+pub(crate) mod own_files;
 pub(crate) mod poll;
 pub(crate) mod sabotage;
 pub(crate) mod state;

@@ -7,6 +7,8 @@
 use std::fmt::Display;
 use std::fs::{File, read_to_string};
 use std::io::{self, BufReader};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 mod direct_io;
@@ -71,6 +73,50 @@ pub struct Status {
 /// `NotFound` or `ESRCH`: there is no such process.
 pub fn status(pid: Option<i32>) -> io::Result<Status> {
     Ok(parse_status(&read_to_string(path(pid, "status"))?))
+}
+
+/// An open `/proc/thread-self/status`. It tells of the same thread for ever, also where `/proc`
+/// cannot be reached any more, because this process has changed its root directory.
+#[derive(Debug)]
+pub struct StatusFile(File);
+
+impl StatusFile {
+    /// Opens the status of the calling thread. Values of memory are those of its process.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound`: `/proc` is not mounted.
+    pub fn of_thread() -> io::Result<Self> {
+        Ok(Self(File::open("/proc/thread-self/status")?))
+    }
+
+    /// What it says now.
+    ///
+    /// # Errors
+    ///
+    /// `ESRCH`: the thread has ended. `InvalidData`: the kernel says nothing of its memory.
+    pub fn read(&self) -> io::Result<Status> {
+        let mut text = Vec::with_capacity(4096);
+        let mut part = [0; 4096];
+        loop {
+            match self.0.read_at(&mut part, text.len() as u64)? {
+                0 => break,
+                len => text.extend_from_slice(&part[..len]),
+            }
+        }
+        let text = String::from_utf8_lossy(&text);
+        // A thread that is ending has no memory any more.
+        if !text.contains("\nVmPin:") {
+            return Err(invalid("a status without VmPin"));
+        }
+        Ok(parse_status(&text))
+    }
+}
+
+impl AsFd for StatusFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
 }
 
 /// Whether every thread of a process is stopped, by a signal or by a tracer. The first thread may

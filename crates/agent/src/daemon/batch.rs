@@ -8,13 +8,11 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use kmem::pagemap::Pagemap;
 use kmem::procfs;
 use wire::{Merge, MergeRun, Report, ToDaemon};
 
 use crate::runtime::cpu_ns;
 use crate::runtime::globals::STATE;
-use crate::runtime::kept::Kept;
 use crate::window::merge::{Request, merge};
 use crate::window::report::WindowReport;
 use crate::window::runs::split;
@@ -44,14 +42,12 @@ pub(crate) struct Merger {
     limit: u32,
     /// When the mappings may be counted again.
     next_count: Option<Instant>,
-    /// This process's; without it windows span pages that are being written.
-    pagemap: Option<Kept<Pagemap>>,
 }
 
 impl Merger {
     /// Starts with short windows.
     pub(crate) fn new() -> Self {
-        Self { limit: 4 * MIN_WEIGHT, next_count: None, pagemap: Pagemap::open_self().and_then(Kept::new).ok() }
+        Self { limit: 4 * MIN_WEIGHT, next_count: None }
     }
 
     /// Carries out a batch and queues its reports. `flush` is called at its end, and now and then
@@ -70,13 +66,7 @@ impl Merger {
                 // A number may name a file of the program. The session ends with the next message.
                 return;
             }
-            let request = Request {
-                region: batch.region,
-                runs: &runs,
-                calm: batch.calm,
-                check_held,
-                pagemap: self.pagemap.as_ref().filter(|pagemap| pagemap.is_intact()).map(|pagemap| &**pagemap),
-            };
+            let request = Request { region: batch.region, runs: &runs, calm: batch.calm, check_held };
             let WindowReport { outcomes, rest, ran_out, time, nothing_held, .. } = merge(&mut state, &request);
             check_held &= !nothing_held;
             rest.iter().rev().for_each(|&run| pending.push_front(run));

@@ -13,7 +13,6 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use kmem::pagemap::Pagemap;
 use kmem::range::Range;
 use rustix::io::Errno;
 use wire::{Detaching, RegionId, ToDaemon};
@@ -57,6 +56,7 @@ pub(super) fn detach() -> bool {
     }
     state.tell(ToDaemon::Detached);
     state.uffds.close();
+    state.files.close();
     state.segments.clear();
     state.recycler = None;
     let conn = state.uplink.conn.as_ref().map(|conn| conn.as_fd().as_raw_fd());
@@ -74,8 +74,9 @@ fn restore_all() -> Result<(), Errno> {
     let state = STATE.lock();
     let direct_io = state.direct_io.unwrap_or_default();
     let regions: Vec<(RegionId, u32)> = state.regions.iter().map(|region| (region.id, region.all().len)).collect();
+    let filler = state.uffds.filler();
     drop(state);
-    let filler = Filler::new()?;
+    let filler = Filler::new(filler.ok_or(Errno::BADF)?)?;
     let restore = |cooling| -> Result<u64, Errno> {
         regions.iter().try_fold(0, |left, &(id, pages)| Ok(left + restore_region(id, pages, cooling, &filler)?))
     };
@@ -84,13 +85,12 @@ fn restore_all() -> Result<(), Errno> {
     if direct_io.is_zero() {
         return Ok(());
     }
-    let Ok(pagemap) = Pagemap::open_self() else { return Ok(()) };
     for round in 0..COOLDOWNS {
         // No time helps against a pin that lasts.
-        if left == 0 || gate::is_pinned() {
+        if left == 0 || gate::is_pinned(&STATE.lock().files) {
             break;
         }
-        regions.iter().try_for_each(|&(id, _)| note_writes(id, &pagemap))?;
+        regions.iter().try_for_each(|&(id, _)| note_writes(id))?;
         cool_down(left, direct_io, direct_io * (COOLDOWNS - 1 - round));
         left = restore(Cooling::Over)?;
     }

@@ -18,6 +18,7 @@ use wire::{Outcome, RegionId, Run, ToDaemon};
 
 use crate::runtime::cpu_ns;
 use crate::runtime::globals::STATE;
+use crate::runtime::own_files::OwnFiles;
 use crate::runtime::state::State;
 use crate::window::gate::{self, Grounds, Taker};
 use crate::window::pins::held_memory;
@@ -70,7 +71,7 @@ fn refusal(state: &mut State) -> Option<Refusal> {
     if !recycler.check_header() {
         return Some(Refusal::Header);
     }
-    match held_memory()? {
+    match held_memory(&state.files)? {
         Outcome::Pinned => Some(Refusal::Pinned),
         Outcome::Locked => Some(Refusal::Locked),
         _ => Some(Refusal::Kernel),
@@ -171,7 +172,7 @@ impl Batch {
             self.take_plain(state, id, part);
         }
         for part in merged {
-            if self.is_held() {
+            if self.is_held(&state.files) {
                 self.kept += u64::from(part.len);
                 continue;
             }
@@ -187,7 +188,7 @@ impl Batch {
         let Some(region) = state.regions.get(id) else { return };
         let place = region.bytes(run);
         let Some(mut taker) = Taker::new(state.uffds.window()) else {
-            if self.is_held() {
+            if self.is_held(&state.files) {
                 self.kept += u64::from(run.len);
             } else {
                 self.places.push(place);
@@ -200,15 +201,15 @@ impl Batch {
         let mut kept = Vec::new();
         // SAFETY: the pages are claimed, and lie in no mapping of a segment.
         unsafe { taker.take(place, |address| kept.push(Run::one(region.page_at(address)))) };
-        if !kept.is_empty() && is_shared && !self.is_held() {
+        if !kept.is_empty() && is_shared && !self.is_held(&state.files) {
             self.places.extend(kept.drain(..).map(|page| region.bytes(page)));
         }
         self.kept += kept.len() as u64;
         gate::without(run, &kept).into_iter().for_each(|part| self.add(id, part));
     }
 
-    fn is_held(&mut self) -> bool {
-        *self.is_held.get_or_insert_with(|| held_memory().is_some())
+    fn is_held(&mut self, files: &OwnFiles) -> bool {
+        *self.is_held.get_or_insert_with(|| held_memory(files).is_some())
     }
 
     fn add(&mut self, id: RegionId, run: Run) {

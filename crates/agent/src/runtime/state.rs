@@ -25,6 +25,7 @@ use wire::{RegionId, Run, ToDaemon};
 
 use crate::runtime::globals::WAKE;
 use crate::runtime::kept::Kept;
+use crate::runtime::own_files::OwnFiles;
 use crate::runtime::state::maps::MapBudget;
 use crate::runtime::state::recycler::Recycler;
 use crate::runtime::state::region::Sticky;
@@ -40,6 +41,8 @@ pub(crate) struct State {
     pub(crate) regions: Regions,
     /// The descriptors that managed memory is registered with.
     pub(crate) uffds: Userfaultfds,
+    /// What the kernel says of this process.
+    pub(crate) files: OwnFiles,
     /// The segments that the daemon sent.
     pub(crate) segments: Segments,
     /// How many mappings the process has, and may have.
@@ -72,6 +75,7 @@ impl State {
         Self {
             regions: Regions::new(watch),
             uffds: Userfaultfds::new(),
+            files: OwnFiles::new(),
             segments: Segments::new(),
             maps: MapBudget::new(),
             uplink: Uplink::new(),
@@ -157,6 +161,7 @@ impl State {
         }
         self.uplink.disconnect();
         self.uffds.close();
+        self.files.close();
         self.segments.clear();
         self.recycler = None;
     }
@@ -168,6 +173,7 @@ impl State {
         self.uplink.outbox.close();
         std::mem::forget(self.recycler.take());
         self.segments.forsake();
+        self.files.forsake();
         self.uffds.forsake();
     }
 
@@ -189,6 +195,7 @@ impl State {
         // The guest and its marks are the parent's.
         self.recycler = None;
         self.segments.orphan();
+        self.files.close();
         self.uffds.orphan()
     }
 }

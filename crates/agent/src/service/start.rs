@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::{env, io, mem, thread};
 
-use kmem::pagemap::Pagemap;
 use kmem::uffd::{CreateError, Features, Uffd};
 use rustix::io::Errno;
 
@@ -25,6 +24,7 @@ use crate::runtime::log;
 use crate::runtime::sabotage::{self, Sabotage};
 use crate::runtime::state::window_uffd::WindowUffd;
 use crate::service::{events, fork};
+use crate::window::filler;
 
 /// Bytes of stack for each thread.
 const STACK: usize = 256 << 10;
@@ -109,12 +109,13 @@ fn try_start() -> Result<(), StartError> {
     if ksm::has_process() {
         return Err(StartError::Ksm);
     }
-    Pagemap::open_self().map_err(StartError::Pagemap)?;
+    STATE.lock().files.open_pagemap().map_err(StartError::Pagemap)?;
     LINEAGE.begin().map_err(StartError::Lineage)?;
     let (tracking, sees_forks) = tracking_uffd()?;
     OWNER.store(rustix::process::getpid().as_raw_pid(), Ordering::Release);
     let tracking = Arc::new(Kept::new(tracking)?);
     let window = WindowUffd::new()?;
+    let filler = Kept::new(filler::create()?)?;
     WAKE.open()?;
     STOP.open().inspect_err(|_| STOP.close())?;
     std::panic::set_hook(Box::new(|panic| log::line(format_args!("{panic}"))));
@@ -122,11 +123,19 @@ fn try_start() -> Result<(), StartError> {
     spawn("pageone-events", move || events::watch(&events_uffd)).inspect_err(|_| STOP.close())?;
     let recycler = pool::from_environment();
     let mut state = STATE.lock();
-    state.uffds.open(tracking, window, sees_forks);
+    state.uffds.open(tracking, window, filler, sees_forks);
     state.recycler = recycler;
     drop(state);
     spawn("pageone-agent", move || {
-        link::serve(&path);
+        let opened = STATE.lock().files.open_status();
+        match opened {
+            Ok(()) => link::serve(&path),
+            // Pinned and locked memory could not be told from other memory.
+            Err(error) => {
+                log::line(format_args!("nothing is merged: the status of this process cannot be read: {error}"));
+                end();
+            }
+        }
         // Nothing is registered any more, so no event will come.
         STOP.ring();
         WAKE.close();

@@ -27,7 +27,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use kmem::range::Range;
-use kmem::uffd::{Event, Features, Uffd};
+use kmem::uffd::{CreateError, Event, Features, Uffd};
 use kmem::{PAGE_SIZE, raw};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
@@ -86,12 +86,15 @@ fn keep<T: AsFd>(fd: T) -> Result<Kept<T>, Errno> {
     Kept::new(fd).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
 }
 
+/// The userfaultfd of a filler.
+pub(crate) fn create() -> Result<Uffd, CreateError> {
+    let features = Features::WP | Features::WP_UNPOPULATED | Features::EVENT_REMAP;
+    Uffd::new(features | Features::EVENT_FORK).or_else(|_| Uffd::new(features))
+}
+
 impl Filler {
-    /// Creates the userfaultfd and starts the reader, with this thread's signal mask.
-    pub(crate) fn new() -> Result<Self, Errno> {
-        let features = Features::WP | Features::WP_UNPOPULATED | Features::EVENT_REMAP;
-        let uffd = Uffd::new(features | Features::EVENT_FORK).or_else(|_| Uffd::new(features));
-        let uffd = Arc::new(keep(uffd.map_err(|_| Errno::PERM)?)?);
+    /// Starts the reader of a userfaultfd that [`create`] made, with this thread's signal mask.
+    pub(crate) fn new(uffd: Arc<Kept<Uffd>>) -> Result<Self, Errno> {
         let forks = Arc::new(Forks::default());
         let stop = Arc::new(keep(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)?);
         let (events, end, received) = (uffd.clone(), stop.clone(), forks.clone());

@@ -30,6 +30,7 @@ use kmem::{PAGE_SIZE, mm, raw};
 use rustix::io::Errno;
 use wire::{Outcome, Run};
 
+use crate::runtime::own_files::OwnFiles;
 use crate::runtime::sabotage::{self, Sabotage};
 use crate::runtime::state::region::{Region, Sticky};
 use crate::runtime::state::window_uffd::{SCRATCH_LEN, WindowUffd};
@@ -63,19 +64,19 @@ impl Copies {
 }
 
 /// Whether this process has pinned memory, or that is not known.
-pub(crate) fn is_pinned() -> bool {
-    matches!(held_memory(), Some(Outcome::Pinned | Outcome::Failed))
+pub(crate) fn is_pinned(files: &OwnFiles) -> bool {
+    matches!(held_memory(files), Some(Outcome::Pinned | Outcome::Failed))
 }
 
 /// The merged pages of a run that may be taken away now, ascending. Writers to them wait, and the
 /// pages are in memory.
-pub(crate) fn may_go(region: &Region, run: Run, copies: &Copies, pagemap: Option<&Pagemap>) -> Vec<Run> {
+pub(crate) fn may_go(region: &Region, run: Run, copies: &Copies, files: &OwnFiles) -> Vec<Run> {
     if sabotage::is_on(Sabotage::NoPinCheck) {
         return merged(region, run);
     }
-    let clean = pagemap.map(|pagemap| clean_pages(region, run, pagemap)).unwrap_or_default();
+    let clean = files.pagemap().map(|pagemap| clean_pages(region, run, &pagemap)).unwrap_or_default();
     match copies {
-        Copies::CooledBut(hot) if !is_pinned() => {
+        Copies::CooledBut(hot) if !is_pinned(files) => {
             // A page is hot, clean or cool; a clean page was never written.
             let hot: Vec<Run> = hot.iter().flat_map(|&part| without(part, &clean)).collect();
             merged(region, run).into_iter().flat_map(|part| without(part, &hot)).collect()

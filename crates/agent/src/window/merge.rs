@@ -24,10 +24,10 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use kmem::pagemap::Pagemap;
 use kmem::range::Range;
 use wire::{MergeRun, Outcome, PageNo, RegionId, Run, Target};
 
+use crate::runtime::own_files::OwnFiles;
 use crate::runtime::sabotage::{self, Sabotage};
 use crate::runtime::state::State;
 use crate::runtime::state::control::ControlPage;
@@ -56,8 +56,6 @@ pub(crate) struct Request<'a> {
     /// The process is checked for pinned and locked memory. Without it that happens only where
     /// taking pages away does not show pins.
     pub(crate) check_held: bool,
-    /// This process's; without it windows span pages that are being written.
-    pub(crate) pagemap: Option<&'a Pagemap>,
 }
 
 /// Carries out one window.
@@ -81,6 +79,7 @@ pub(crate) fn merge(state: &mut State, request: &Request<'_>) -> WindowReport {
 struct Window<'s> {
     region: &'s mut Region,
     uffds: &'s mut Userfaultfds,
+    files: &'s OwnFiles,
     segments: &'s Segments,
     maps: &'s mut MapBudget,
     control: &'s mut ControlPage,
@@ -108,7 +107,7 @@ impl<'s> Window<'s> {
         let mut report = WindowReport::default();
         let mut runs = request.runs;
         let Some(mut whole) = span(runs) else { return Err(report) };
-        let State { regions, uffds, segments, maps, uplink, .. } = state;
+        let State { regions, uffds, files, segments, maps, uplink, .. } = state;
         let Some(region) = regions.get_mut(request.region) else {
             report.settle_all(runs, Outcome::Gone);
             return Err(report);
@@ -123,7 +122,8 @@ impl<'s> Window<'s> {
                 return Err(report);
             }
         }
-        let runs = match request.pagemap {
+        // Without a page map windows span pages that are being written.
+        let runs = match files.kept_pagemap() {
             Some(pagemap) => {
                 let selection = select(region, whole, runs, request.calm, pagemap);
                 selection.written.into_iter().for_each(|run| report.settle_written(run, Outcome::Differs));
@@ -137,6 +137,7 @@ impl<'s> Window<'s> {
             bytes: region.bytes(span),
             region,
             uffds,
+            files,
             segments,
             maps,
             control: &mut uplink.control,
@@ -196,7 +197,7 @@ impl<'s> Window<'s> {
         // on waits for the window, or gets a page of its own.
         let shows_pins = self.uffds.window().is_some_and(WindowUffd::can_check_pins)
             && !self.runs.iter().any(|merge| self.region.mapped.any(merge.run));
-        let held = if check_held || !shows_pins { pins::held_memory() } else { None };
+        let held = if check_held || !shows_pins { pins::held_memory(self.files) } else { None };
         self.report.nothing_held = check_held && held.is_none();
         if let Some(outcome) = held {
             return self.verdicts.extend(self.runs.iter().map(|merge| (merge.run, Verdict::Settled(outcome))));
@@ -275,7 +276,7 @@ impl<'s> Window<'s> {
     /// time.
     fn own_stuck(&self) {
         if self.control.forks() > 0 && self.region.is_inherited() {
-            self.report.stuck.iter().for_each(|&page| pins::own(self.region.bytes(page)));
+            self.report.stuck.iter().for_each(|&page| pins::own(self.region.bytes(page), self.files));
         }
     }
 }

@@ -4,21 +4,19 @@
 
 #![allow(unsafe_code)] // Advises on the program's memory.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
-
 use kmem::range::Range;
-use kmem::{PAGE_SIZE, procfs, raw};
+use kmem::{PAGE_SIZE, raw};
 use wire::Outcome;
 
+use crate::runtime::own_files::OwnFiles;
 use crate::runtime::sabotage::{self, Sabotage};
 
 /// Why no memory of this process may be merged or recycled now; `None` if it may.
-pub(crate) fn held_memory() -> Option<Outcome> {
+pub(crate) fn held_memory(files: &OwnFiles) -> Option<Outcome> {
     if sabotage::is_on(Sabotage::NoPinCheck) {
         return None;
     }
-    match procfs::status(None) {
+    match files.status() {
         Ok(status) if status.vm_pin_kib > 0 => Some(Outcome::Pinned),
         Ok(status) if status.vm_lck_kib > 0 => Some(Outcome::Locked),
         Ok(_) => None,
@@ -32,15 +30,13 @@ pub(crate) fn held_memory() -> Option<Outcome> {
 /// gone, and refuses to move them. A write fault without a write (`MADV_POPULATE_WRITE`) settles
 /// that; the page counts as written afterwards. A page that a child still maps stays as it is,
 /// since the fault would copy it.
-pub(super) fn own(page: Range) {
+pub(super) fn own(page: Range, files: &OwnFiles) {
     /// Bit 56: the page is mapped here only (Documentation/admin-guide/mm/pagemap.rst).
     const EXCLUSIVE: u64 = 1 << 56;
     let mut entry = [0; 8];
     let offset = (page.start / PAGE_SIZE * entry.len()) as u64;
-    let file = File::open("/proc/self/pagemap");
-    if file.and_then(|file| file.read_exact_at(&mut entry, offset)).is_ok()
-        && u64::from_ne_bytes(entry) & EXCLUSIVE != 0
-    {
+    let read = files.pagemap().map(|pagemap| rustix::io::pread(&*pagemap, &mut entry, offset));
+    if read == Some(Ok(8)) && u64::from_ne_bytes(entry) & EXCLUSIVE != 0 {
         // SAFETY: the advice changes no bytes and no access.
         let _ = unsafe { raw::madvise(page.start, page.len, libc::MADV_POPULATE_WRITE) };
     }

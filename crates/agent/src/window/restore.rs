@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use kmem::pagemap::{Pagemap, Query};
+use kmem::pagemap::Query;
 use rustix::io::Errno;
 use wire::{PageNo, RegionId, Run};
 
@@ -34,7 +34,6 @@ pub(crate) enum Cooling {
 /// Gives a region its plain memory back, as far as its pages may go. The lock is taken for each
 /// window, so that the program's threads get it in between. Returns how many merged pages are left.
 pub(crate) fn restore_region(id: RegionId, pages: u32, cooling: Cooling, filler: &Filler) -> Result<u64, Errno> {
-    let pagemap = Pagemap::open_self().ok();
     let mut buffer = Buffer::new(MAX_PAGES as usize)?;
     for start in (0..pages).step_by(MAX_PAGES as usize) {
         let mut state = STATE.lock();
@@ -42,7 +41,7 @@ pub(crate) fn restore_region(id: RegionId, pages: u32, cooling: Cooling, filler:
         let window = Run::new(PageNo(start), MAX_PAGES.min(pages - start));
         let parts: Vec<Run> = region.managed_in(region.bytes(window)).collect();
         for part in parts {
-            restore(&mut state, id, part, cooling, filler, pagemap.as_ref(), &mut buffer)?;
+            restore(&mut state, id, part, cooling, filler, &mut buffer)?;
         }
         drop(state);
         std::thread::sleep(BREATHER);
@@ -57,9 +56,10 @@ fn left(state: &State, id: RegionId) -> u64 {
 }
 
 /// Clears the kernel's notes of writes to all merged pages of a region.
-pub(crate) fn note_writes(id: RegionId, pagemap: &Pagemap) -> Result<(), Errno> {
+pub(crate) fn note_writes(id: RegionId) -> Result<(), Errno> {
     let state = STATE.lock();
     let Some(region) = state.regions.get(id) else { return Ok(()) };
+    let pagemap = state.files.pagemap().ok_or(Errno::ACCESS)?;
     for run in gate::merged(region, region.all()) {
         pagemap.scan(region.bytes(run), &Query { write_protect: true, ..Query::default() }, &mut |_| {})?;
     }
@@ -84,15 +84,14 @@ fn restore(
     run: Run,
     cooling: Cooling,
     filler: &Filler,
-    pagemap: Option<&Pagemap>,
     buffer: &mut Buffer,
 ) -> Result<(), Errno> {
-    let State { regions, uffds, direct_io, uplink, .. } = state;
+    let State { regions, uffds, files, direct_io, uplink, .. } = state;
     let Some(region) = regions.get_mut(id).filter(|region| region.manages(run)) else { return Ok(()) };
     let merged = gate::merged(region, run);
     let (Some(first), Some(last)) = (merged.first(), merged.last()) else { return Ok(()) };
-    let copies = match (cooling, pagemap) {
-        (Cooling::Over, Some(pagemap)) => Copies::CooledBut(gate::written_pages(region, run, pagemap)),
+    let copies = match (cooling, files.pagemap()) {
+        (Cooling::Over, Some(pagemap)) => Copies::CooledBut(gate::written_pages(region, run, &pagemap)),
         _ => Copies::at_once(*direct_io),
     };
     let window = Run::between(first.page, last.end());
@@ -113,7 +112,7 @@ fn restore(
                 Err(error) => done = Err(error),
             }
         }
-        let may_go = gate::may_go(region, window, &copies, pagemap);
+        let may_go = gate::may_go(region, window, &copies, files);
         for (run, bytes) in bytes {
             let read = Run::new(run.page, (bytes.len() / ZEROS.len()) as u32);
             for part in may_go.iter().filter_map(|part| part.intersect(read)) {

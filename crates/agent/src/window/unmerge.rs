@@ -3,12 +3,12 @@
 #![allow(unsafe_code)] // Replaces mappings of the program's memory.
 
 use kmem::PAGE_SIZE;
-use kmem::pagemap::Pagemap;
 use kmem::procfs::Perms;
 use kmem::range::Range;
 use rustix::io::Errno;
 use wire::{RegionId, Run};
 
+use crate::runtime::own_files::OwnFiles;
 use crate::runtime::state::State;
 use crate::runtime::state::region::{Region, Sticky};
 use crate::window::MAX_PAGES;
@@ -31,14 +31,13 @@ pub(crate) enum Users {
 /// may not be taken away stay in their mappings of segments: [`Region::mapped`] has them.
 pub(crate) fn unmerge(state: &mut State, id: RegionId, run: Run, users: Users) -> Result<(), Errno> {
     let copies = Copies::at_once(state.direct_io);
-    let State { regions, uffds, .. } = state;
+    let State { regions, uffds, files, .. } = state;
     let Some(region) = regions.get_mut(id) else { return Ok(()) };
     if !region.mapped.any(run) {
         return Ok(());
     }
-    let pagemap = Pagemap::open_self().ok();
     let mut buffer = Buffer::new(MAX_PAGES as usize)?;
-    if users == Users::None && has_to_stay(region, run, &copies, pagemap.as_ref(), &mut buffer) {
+    if users == Users::None && has_to_stay(region, run, &copies, files, &mut buffer) {
         return Err(Errno::NOMEM);
     }
     let mut left = run;
@@ -48,7 +47,7 @@ pub(crate) fn unmerge(state: &mut State, id: RegionId, run: Run, users: Users) -
         let span = region.bytes(window);
         uffds.open_window(span)?;
         // SAFETY: the window is open.
-        let done = unsafe { unmerge_window(region, window, users, &copies, pagemap.as_ref(), &mut buffer) };
+        let done = unsafe { unmerge_window(region, window, users, &copies, files, &mut buffer) };
         uffds.close_window(span);
         done?;
         left = Run::between(window.end(), left.end());
@@ -58,7 +57,7 @@ pub(crate) fn unmerge(state: &mut State, id: RegionId, run: Run, users: Users) -
 
 /// Whether some page may not be taken away. No window is open: a copy that is written now was one
 /// before.
-fn has_to_stay(region: &Region, run: Run, copies: &Copies, pagemap: Option<&Pagemap>, buffer: &mut Buffer) -> bool {
+fn has_to_stay(region: &Region, run: Run, copies: &Copies, files: &OwnFiles, buffer: &mut Buffer) -> bool {
     let windows = gate::merged(region, run).into_iter().flat_map(|merged| {
         (merged.page.0..merged.end().0)
             .step_by(MAX_PAGES as usize)
@@ -67,7 +66,7 @@ fn has_to_stay(region: &Region, run: Run, copies: &Copies, pagemap: Option<&Page
     for part in windows {
         // Brings the pages into memory, so that the kernel can say what they are.
         buffer.read(region.bytes(part));
-        if gate::may_go(region, part, copies, pagemap) != [part] {
+        if gate::may_go(region, part, copies, files) != [part] {
             return true;
         }
     }
@@ -85,13 +84,13 @@ unsafe fn unmerge_window(
     window: Run,
     users: Users,
     copies: &Copies,
-    pagemap: Option<&Pagemap>,
+    files: &OwnFiles,
     buffer: &mut Buffer,
 ) -> Result<(), Errno> {
     for run in gate::merged(region, window) {
         buffer.read(region.bytes(run));
     }
-    for run in gate::may_go(region, window, copies, pagemap) {
+    for run in gate::may_go(region, window, copies, files) {
         let place = region.bytes(run);
         let bytes = buffer.read(place);
         if bytes.len() < place.len {

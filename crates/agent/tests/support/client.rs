@@ -1,6 +1,6 @@
 //! The program: maps memory, marks it, and does with it what it is told.
 
-use super::{PAGE, PATTERNS, descriptors, forks, limits, pattern, pattern_of, threads};
+use super::{PAGE, PATTERNS, descriptors, forks, limits, pattern, pattern_of, places, threads};
 use std::io::{BufRead, Write};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -152,6 +152,13 @@ impl Client {
             "own-files" => descriptors::own_files(),
             "limit" => limits::limit(arg(0), arg(1)),
             "refuse" => limits::refuse(arg(0)),
+            "become" => places::become_user(arg(0)),
+            "become-capable" => places::become_capable_user(arg(0)),
+            "chroot" => places::change_root(),
+            "end-first-thread" => places::end_first_thread(),
+            "tracer" => places::choose_tracer(arg(0)),
+            "tracers" => places::tracers(),
+            "watch-tracers" => places::watch_tracers(),
             "ksm-all" => limits::ksm_all(arg(0)),
             "ksm-has" => limits::mergeable_by_kernel(self.start, self.pages * PAGE),
             "mark-malloc" => limits::mark_malloc(),

@@ -12,6 +12,7 @@ pub mod daemon;
 pub mod descriptors;
 pub mod forks;
 pub mod limits;
+pub mod places;
 pub mod slow_file;
 pub mod threads;
 

@@ -105,7 +105,8 @@ fn main() {
 
 /// `hold PAGES COPIES BASE [OWN]`: each content COPIES times, but every OWN-th page has one that
 /// no other client has; checks it whenever it is told to. `rewrite` gives every page new content,
-/// and so does `refill`, which checks nothing.
+/// and so does `refill`, which checks nothing. `drop` makes it another user, `chroot` takes all
+/// files away.
 fn hold(pages: usize, copies: usize, base: u64, own: usize) {
     let region = Region::new(pages, true);
     let mut base = base << 32;
@@ -121,6 +122,11 @@ fn hold(pages: usize, copies: usize, base: u64, own: usize) {
         if line == "rewrite" || line == "refill" {
             base += 1 << 20;
             fill(base);
+        }
+        match line.as_str() {
+            "drop" => e2e::user::give_up_privileges(65534).unwrap(),
+            "chroot" => e2e::user::enter_empty_directory().unwrap(),
+            _ => {}
         }
         let mut problems = Vec::new();
         if line == "refill" {

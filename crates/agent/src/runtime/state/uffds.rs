@@ -1,4 +1,4 @@
-//! The two userfaultfds, one of which each managed page is registered with.
+//! The userfaultfds, one of which each managed page is registered with.
 //!
 //! *Tracking* (`WP_ASYNC`) is the usual one: the kernel resolves faults itself and notes the
 //! writes. A thread that unmaps registered memory waits for the event thread, which needs
@@ -24,6 +24,9 @@ use crate::runtime::state::window_uffd::WindowUffd;
 pub(crate) struct Userfaultfds {
     tracking: Option<Arc<Kept<Uffd>>>,
     window: Option<WindowUffd>,
+    /// For a detach: a program that has given up its privileges, or changed its root directory, can
+    /// create none any more.
+    filler: Option<Arc<Kept<Uffd>>>,
     /// Spans that could not be registered again after a window; tried again later.
     untracked: Vec<Range>,
     /// The kernel reports forks that bypass the C library.
@@ -33,12 +36,13 @@ pub(crate) struct Userfaultfds {
 impl Userfaultfds {
     /// Neither is there.
     pub(crate) const fn new() -> Self {
-        Self { tracking: None, window: None, untracked: Vec::new(), sees_forks: false }
+        Self { tracking: None, window: None, filler: None, untracked: Vec::new(), sees_forks: false }
     }
 
-    /// Both are there. The event thread reads the events of `tracking`.
-    pub(crate) fn open(&mut self, tracking: Arc<Kept<Uffd>>, window: WindowUffd, sees_forks: bool) {
+    /// All are there. The event thread reads the events of `tracking`.
+    pub(crate) fn open(&mut self, tracking: Arc<Kept<Uffd>>, window: WindowUffd, filler: Kept<Uffd>, sees_forks: bool) {
         (self.tracking, self.window) = (Some(tracking), Some(window));
+        self.filler = Some(Arc::new(filler));
         self.sees_forks = sees_forks;
     }
 
@@ -47,17 +51,17 @@ impl Userfaultfds {
         self.sees_forks
     }
 
-    /// Closes both: this process manages no memory any more. That unregisters everything and wakes
+    /// Closes all: this process manages no memory any more. That unregisters everything and wakes
     /// every thread that waits.
     pub(crate) fn close(&mut self) {
-        self.tracking = None;
+        (self.tracking, self.filler) = (None, None);
         self.window.take().into_iter().for_each(WindowUffd::close);
     }
 
-    /// Forgets both in a forked child. Returns the number of the inherited tracking descriptor,
+    /// Forgets all in a forked child. Returns the number of the inherited tracking descriptor,
     /// which the caller closes: its other owner, the event thread, does not exist here.
     pub(crate) fn orphan(&mut self) -> Option<RawFd> {
-        self.window = None;
+        (self.window, self.filler) = (None, None);
         self.untracked.clear();
         self.tracking.take().map(|tracking| {
             let number = tracking.is_intact().then_some(tracking.number());
@@ -66,16 +70,22 @@ impl Userfaultfds {
         })?
     }
 
-    /// Forgets both in a child, and leaves the parent's descriptors open.
+    /// Forgets all in a child, and leaves the parent's descriptors open.
     pub(super) fn forsake(&mut self) {
         std::mem::forget(self.window.take());
         std::mem::forget(self.tracking.take());
+        std::mem::forget(self.filler.take());
         self.untracked.clear();
     }
 
     /// The windows' userfaultfd.
     pub(crate) fn window(&self) -> Option<&WindowUffd> {
         self.window.as_ref()
+    }
+
+    /// The userfaultfd for a detach, unless the program has taken its descriptor.
+    pub(crate) fn filler(&self) -> Option<Arc<Kept<Uffd>>> {
+        self.filler.clone().filter(|filler| filler.is_intact())
     }
 
     /// Whether both descriptors are still there.

@@ -1,0 +1,104 @@
+//! What the kernel says of this process, through files of `/proc` that stay open.
+//!
+//! A program may change its root directory, unmount `/proc`, or give up its privileges after it
+//! became a client. Then it can open none of these files any more. Those that were opened before
+//! go on telling of the same address space.
+//!
+//! In a forked child, and where the program has taken a descriptor, they are opened anew for each
+//! use.
+
+use std::io;
+use std::ops::Deref;
+
+use kmem::pagemap::Pagemap;
+use kmem::procfs::{Status, StatusFile};
+
+use crate::runtime::kept::Kept;
+
+/// See the module.
+pub(crate) struct OwnFiles {
+    pagemap: Option<Kept<Pagemap>>,
+    /// Of the agent's thread: the kernel says nothing of memory through a thread that has ended,
+    /// and the program's first thread may end before the others.
+    status: Option<Kept<StatusFile>>,
+}
+
+/// A page map for one use.
+pub(crate) enum OwnPagemap<'f> {
+    /// It stays open.
+    Kept(&'f Pagemap),
+    /// It is closed after use.
+    Opened(Pagemap),
+}
+
+impl Deref for OwnPagemap<'_> {
+    type Target = Pagemap;
+    fn deref(&self) -> &Pagemap {
+        match self {
+            Self::Kept(pagemap) => pagemap,
+            Self::Opened(pagemap) => pagemap,
+        }
+    }
+}
+
+impl OwnFiles {
+    /// None is open.
+    pub(crate) const fn new() -> Self {
+        Self { pagemap: None, status: None }
+    }
+
+    /// Opens the page map.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Pagemap::open_self`].
+    pub(crate) fn open_pagemap(&mut self) -> io::Result<()> {
+        self.pagemap = Some(Kept::new(Pagemap::open_self()?)?);
+        Ok(())
+    }
+
+    /// Opens the status of the calling thread, which has to live as long as the descriptor is used.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`StatusFile::of_thread`].
+    pub(crate) fn open_status(&mut self) -> io::Result<()> {
+        self.status = Some(Kept::new(StatusFile::of_thread()?)?);
+        Ok(())
+    }
+
+    /// The page map that stays open, unless the program has taken its descriptor.
+    pub(crate) fn kept_pagemap(&self) -> Option<&Pagemap> {
+        self.pagemap.as_ref().filter(|pagemap| pagemap.is_intact()).map(|pagemap| &**pagemap)
+    }
+
+    /// The page map. `None`: the kernel does not show it.
+    pub(crate) fn pagemap(&self) -> Option<OwnPagemap<'_>> {
+        match self.kept_pagemap() {
+            Some(pagemap) => Some(OwnPagemap::Kept(pagemap)),
+            None => Pagemap::open_self().ok().map(OwnPagemap::Opened),
+        }
+    }
+
+    /// Pinned and locked memory of this process, among others.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`StatusFile`].
+    pub(crate) fn status(&self) -> io::Result<Status> {
+        match self.status.as_ref().filter(|status| status.is_intact()) {
+            Some(status) => status.read(),
+            None => StatusFile::of_thread()?.read(),
+        }
+    }
+
+    /// Closes both.
+    pub(crate) fn close(&mut self) {
+        *self = Self::new();
+    }
+
+    /// Leaves the parent's descriptors open in a child, and uses them no more.
+    pub(super) fn forsake(&mut self) {
+        std::mem::forget(std::mem::replace(self, Self::new()));
+    }
+}

@@ -7,6 +7,12 @@
 //! written afterwards by the next. This needs memory registered with a userfaultfd that has
 //! [`WP_ASYNC`](crate::uffd::Features::WP_ASYNC).
 //!
+//! *What a protecting scan costs others.* It tells everybody who has the memory mapped a second time
+//! (`mmu_notifier`) that its whole range changes, and not only the pages that match: KVM drops all
+//! of a guest's stage-2 mappings there, and the guest faults on each page that it touches next. So
+//! [`Pagemap::scan`] asks first, without protecting, and then protects the parts where something
+//! matched. What it reports is what the second step found.
+//!
 //! Memory that was never touched counts as written, and protecting it allocates page tables. The
 //! query `required: WRITTEN, any_of: PRESENT | SWAPPED` leaves it out until it is written.
 //!
@@ -108,6 +114,16 @@ const _: () = assert!(size_of::<sys::page_region>() == 24);
 /// of stack.
 const RUNS: usize = 512;
 
+/// The longest gap, in bytes, that a call protects for nothing (there is nothing to protect in it,
+/// but what others have mapped is invalidated): to fault on eight pages costs a guest about as much
+/// as the interruption of all its processors that one more call is.
+const GAP: usize = 8 * PAGE_SIZE;
+/// Bytes of a block in which at most [`BLOCK_PARTS`] parts are protected each by a call of its own:
+/// what one entry of a page directory maps.
+const BLOCK: usize = 2 << 20;
+/// See [`BLOCK`].
+const BLOCK_PARTS: usize = 8;
+
 /// An open `/proc/PID/pagemap`. It means the same address space for ever, even when the process
 /// number is used again.
 #[derive(Debug)]
@@ -161,36 +177,72 @@ impl Pagemap {
     /// the range is not page aligned, or the query needs asynchronous write-protection and the
     /// kernel has none. `EFAULT`: not a range of addresses. `ESRCH`: the process is gone.
     pub fn scan(&self, range: Range, query: &Query, each: &mut dyn FnMut(PageRun)) -> Result<ScanTotals, Errno> {
+        let mut joiner = Joiner { last: None, totals: ScanTotals::default(), each };
+        let mut found = |runs: &[PageRun]| {
+            runs.iter().for_each(|&run| joiner.add(run));
+            Ok(())
+        };
+        let result = if query.write_protect {
+            let ask = Query { write_protect: false, returned: Categories::empty(), ..*query };
+            self.walk(range, &ask, &mut |runs| {
+                to_protect(runs).into_iter().try_for_each(|part| self.walk(part, query, &mut found))
+            })
+        } else {
+            self.walk(range, query, &mut found)
+        };
+        let totals = joiner.finish();
+        result.map(|()| totals)
+    }
+
+    /// Calls `each` with the runs of each system call.
+    fn walk(
+        &self,
+        range: Range,
+        query: &Query,
+        each: &mut dyn FnMut(&[PageRun]) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
         const NONE: sys::page_region = sys::page_region { start: 0, end: 0, categories: 0 };
         let mut regions = [NONE; RUNS];
         let end = range.end() as u64;
         let mut call = ScanCall(query.argument(range, &mut regions));
-        let mut joiner = Joiner { last: None, totals: ScanTotals::default(), each };
+        let mut runs = Vec::new();
         while call.0.start < end {
             // SAFETY: `ScanCall` is PAGEMAP_SCAN with its argument, whose `vec` is an array of
             // `vec_len` regions that outlives the call.
-            let filled = match unsafe { ioctl::ioctl(&self.fd, &mut call) } {
-                Ok(filled) => filled,
-                Err(errno) => {
-                    joiner.finish();
-                    return Err(errno);
-                }
-            };
-            for region in &regions[..filled.min(RUNS)] {
-                joiner.add(PageRun {
-                    start: region.start as usize,
-                    end: region.end as usize,
-                    categories: Categories::from_bits_retain(region.categories),
-                });
-            }
+            let filled = unsafe { ioctl::ioctl(&self.fd, &mut call) }?;
+            runs.clear();
+            runs.extend(regions[..filled.min(RUNS)].iter().map(|region| PageRun {
+                start: region.start as usize,
+                end: region.end as usize,
+                categories: Categories::from_bits_retain(region.categories),
+            }));
+            each(&runs)?;
             if call.0.walk_end <= call.0.start {
                 // The kernel promises progress. Without it this loop would not end.
                 return Err(Errno::IO);
             }
             call.0.start = call.0.walk_end;
         }
-        Ok(joiner.finish())
+        Ok(())
     }
+}
+
+/// What is protected in one call each, so that all these runs are: with short gaps between them,
+/// and whole blocks of which many parts are to be protected.
+fn to_protect(runs: &[PageRun]) -> Vec<Range> {
+    let mut parts: Vec<Range> = Vec::new();
+    for run in runs {
+        match parts.last_mut() {
+            Some(last) if run.start - last.end() <= GAP => last.len = run.end - last.start,
+            _ => parts.push(Range::new(run.start, run.end - run.start)),
+        }
+    }
+    let blocks = parts.chunk_by(|one, next| one.start / BLOCK == next.start / BLOCK);
+    let of_block = |parts: &[Range]| match parts {
+        [first, .., last] if parts.len() > BLOCK_PARTS => vec![Range::new(first.start, last.end() - first.start)],
+        _ => parts.to_vec(),
+    };
+    blocks.flat_map(of_block).collect()
 }
 
 impl Query {

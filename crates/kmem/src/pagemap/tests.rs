@@ -1,3 +1,5 @@
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
 use super::*;
 use crate::testing::{Child, Memory, forking, uffd};
 use crate::uffd::Features;
@@ -176,4 +178,54 @@ fn bad_ranges_are_refused() {
     assert_eq!(error, Err(Errno::INVAL));
     assert_eq!(pagemap.scan(Range::new(0, 0), &Query::default(), &mut |_| {}), Ok(ScanTotals::default()));
     assert_eq!(Pagemap::open(i32::MAX).unwrap_err().kind(), io::ErrorKind::NotFound);
+}
+
+#[test]
+fn a_call_protects_what_was_written_and_short_gaps() {
+    let run = |first: usize, pages: usize| PageRun {
+        start: first * PAGE_SIZE,
+        end: (first + pages) * PAGE_SIZE,
+        categories: Categories::empty(),
+    };
+    let parts = |runs: &[PageRun]| {
+        let part = |range: Range| (range.start / PAGE_SIZE, range.pages());
+        to_protect(runs).into_iter().map(part).collect::<Vec<_>>()
+    };
+    assert_eq!(parts(&[]), []);
+    assert_eq!(parts(&[run(3, 2)]), [(3, 2)]);
+    assert_eq!(parts(&[run(3, 2), run(13, 1), run(23, 1)]), [(3, 11), (23, 1)], "eight pages between, and nine");
+    let each = |count: usize| (0..count).map(|i| run(512 + 20 * i, 1)).collect::<Vec<_>>();
+    assert_eq!(parts(&each(8)).len(), 8);
+    let many: Vec<PageRun> = [run(100, 1)].into_iter().chain(each(9)).chain([run(1024, 600), run(2000, 1)]).collect();
+    assert_eq!(parts(&many), [(100, 1), (512, 161), (1024, 600), (2000, 1)], "a whole block, but no other");
+}
+
+#[test]
+fn no_write_is_lost_between_asking_and_protecting() {
+    let Some(uffd) = uffd(ASYNC) else { return };
+    let memory = Memory::new(2048);
+    uffd.register_wp(memory.0).unwrap();
+    let stop = AtomicBool::new(false);
+    let mut seen = vec![0; 2048];
+    let mut look = || {
+        let runs = places(&memory, &WRITTEN);
+        for page in runs.into_iter().flat_map(|(first, pages)| first..first + pages) {
+            seen[page] = memory.read(page);
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut value = 0u64;
+            while !stop.load(Relaxed) {
+                value += 1;
+                // Neighbours and far pages in turns.
+                memory.write((value.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 53) as usize, value);
+                memory.write((value % 2048) as usize, value);
+            }
+        });
+        (0..2000).for_each(|_| look());
+        stop.store(true, Relaxed);
+    });
+    look();
+    assert!(seen.iter().enumerate().all(|(page, &value)| value == memory.read(page)));
 }

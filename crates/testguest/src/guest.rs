@@ -22,9 +22,12 @@ use crate::heard::Heard;
 const TAIL_LINES: usize = 12;
 /// Length at which a console line is cut, bytes: a guest is not trusted.
 const LINE_BYTES: u64 = 4096;
-/// A guest that is silent for this long hangs. A round takes seconds, tens of seconds on a busy
-/// machine.
+/// A guest that is silent for this long hangs, or is slow. A round takes seconds, tens of seconds
+/// on a busy machine.
 const SILENCE: Duration = Duration::from_secs(180);
+/// A silent guest that has taken more than one part in this number of a processor meanwhile is
+/// slow, and does not hang: an idle one takes less.
+const AT_WORK: u32 = 50;
 /// How long to wait for the end of a killed guest.
 const KILL_LIMIT: Duration = Duration::from_secs(10);
 
@@ -47,7 +50,13 @@ pub enum Verdict {
         /// The first file in it.
         file: String,
     },
-    /// QEMU has ended, the guest's kernel has panicked, or the console was silent for too long.
+    /// The console has been silent for long, but the guest works.
+    Slow {
+        /// Seconds since its last line.
+        silent: u64,
+    },
+    /// QEMU has ended, the guest's kernel has panicked, or the console was silent for too long while
+    /// the guest did nothing.
     Dead(String),
 }
 
@@ -58,6 +67,7 @@ impl fmt::Display for Verdict {
             Self::Booted => write!(f, "booted, first round"),
             Self::Pass { round } => write!(f, "PASS round {round}"),
             Self::Corrupt { round, file } => write!(f, "CORRUPT round {round}: {file}"),
+            Self::Slow { silent } => write!(f, "slow: silent for {silent} s, but at work"),
             Self::Dead(reason) => write!(f, "DEAD: {reason}"),
         }
     }
@@ -126,6 +136,8 @@ pub enum Broken {
 pub struct Guest {
     child: Child,
     heard: Arc<Mutex<Heard>>,
+    /// When the console last had a new line, as far as was looked, and QEMU's CPU time then.
+    spoke: (Instant, Duration),
 }
 
 impl Guest {
@@ -166,7 +178,7 @@ impl Guest {
             .map_err(|source| StartError::Run { program: command.get_program().display().to_string(), source })?;
         let heard = Arc::new(Mutex::new(Heard::new()));
         let listener = Arc::clone(&heard);
-        let guest = Self { child, heard };
+        let guest = Self { child, heard, spoke: (Instant::now(), Duration::ZERO) };
         // The thread ends when every process that holds the pipe's other end has ended.
         std::thread::Builder::new()
             .name("console".into())
@@ -204,7 +216,11 @@ impl Guest {
     /// The state of the guest. A wrong byte outweighs everything later.
     pub fn verdict(&mut self) -> Verdict {
         let ended = self.child.try_wait();
+        let cpu = kmem::procfs::cpu_time(self.pid()).unwrap_or_default();
         let heard = self.heard.lock();
+        if heard.at > self.spoke.0 {
+            self.spoke = (heard.at, cpu);
+        }
         if let Some((round, file)) = heard.corrupt() {
             return Verdict::Corrupt { round, file };
         }
@@ -212,15 +228,18 @@ impl Guest {
             return Verdict::Dead(text.clone());
         }
         match ended {
-            Ok(None) if heard.at.elapsed() > SILENCE => {
-                Verdict::Dead(format!("silent for {} s", heard.at.elapsed().as_secs()))
-            }
+            Ok(None) if heard.at.elapsed() > SILENCE => silent(heard.at.elapsed(), cpu.saturating_sub(self.spoke.1)),
             Ok(None) if !heard.rounds.is_empty() => Verdict::Pass { round: heard.last_round },
             Ok(None) if heard.booted => Verdict::Booted,
             Ok(None) => Verdict::Starting,
             Ok(Some(status)) => Verdict::Dead(format!("QEMU ended ({status})")),
             Err(error) => Verdict::Dead(format!("cannot wait for QEMU: {error}")),
         }
+    }
+
+    /// Whether QEMU has ended.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        !matches!(self.child.try_wait(), Ok(None))
     }
 
     /// Checks that the guest runs and that every file was right so far. Unlike
@@ -281,6 +300,16 @@ impl Drop for Guest {
     }
 }
 
+/// The verdict on a guest that has been silent for this time, and has taken this much CPU time.
+fn silent(time: Duration, cpu: Duration) -> Verdict {
+    let silent = time.as_secs();
+    if cpu * AT_WORK > time {
+        Verdict::Slow { silent }
+    } else {
+        Verdict::Dead(format!("silent for {silent} s, and QEMU did nothing meanwhile"))
+    }
+}
+
 /// Reads the console until its end.
 fn listen(mut console: impl BufRead, heard: &Mutex<Heard>) {
     let mut line = Vec::new();
@@ -324,6 +353,15 @@ mod tests {
         guest.kill();
         assert!(matches!(guest.check(), Err(Broken::Ended { .. })));
         assert!(matches!(guest.verdict(), Verdict::Dead(_)));
+    }
+
+    #[test]
+    fn a_silent_guest_that_works_is_slow_and_not_dead() {
+        let seconds = Duration::from_secs;
+        assert_eq!(silent(seconds(200), seconds(150)), Verdict::Slow { silent: 200 });
+        assert_eq!(silent(seconds(200), seconds(5)), Verdict::Slow { silent: 200 });
+        let Verdict::Dead(why) = silent(seconds(200), seconds(2)) else { panic!("an idle guest hangs") };
+        assert_eq!(why, "silent for 200 s, and QEMU did nothing meanwhile");
     }
 
     #[test]

@@ -27,8 +27,10 @@ pub mod find;
 mod guest;
 mod heard;
 mod initramfs;
+mod probe;
 mod spec;
 
 pub use guest::{Broken, Guest, StartError, Verdict};
 pub use initramfs::{BuildError, InitramfsError};
+pub use probe::NoKvm;
 pub use spec::{Accelerator, MEMORY_MIB_MIN, Options, PrepareError, Spec};

@@ -147,6 +147,31 @@ impl Spec {
         words.into()
     }
 
+    /// The same guests on another accelerator.
+    #[must_use]
+    pub fn with_accelerator(&self, accelerator: Accelerator) -> Self {
+        Self { options: Options { accelerator, ..self.options.clone() }, ..self.clone() }
+    }
+
+    /// The command that starts a guest whose kernel tells everything, and ends for lack of a file
+    /// system.
+    pub(crate) fn kernel_alone(&self) -> Command {
+        let mut words = self.words();
+        for (option, value) in
+            [("-append", KERNEL_PARAMETERS.replace(" quiet", " earlyprintk=ttyS0")), ("-m", "256".into())]
+        {
+            if let Some(at) = words.iter().position(|word| word == option) {
+                words[at + 1] = value.into();
+            }
+        }
+        if let Some(at) = words.iter().position(|word| word == "-initrd") {
+            words.drain(at..at + 2);
+        }
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]);
+        command
+    }
+
     /// The command that starts QEMU through `launcher`, the words put before [`Spec::words`]; an
     /// empty `launcher` starts QEMU directly.
     pub fn command(&self, launcher: &[OsString]) -> Command {
@@ -177,6 +202,10 @@ mod tests {
         assert_eq!((after(&words, "-m"), after(&words, "-cpu")), ("512", EMULATED_CPU));
         let words = spec(Options { accelerator: Accelerator::Kvm, ..Options::default() }).words();
         assert_eq!((after(&words, "-accel"), after(&words, "-cpu")), ("kvm", "host"));
+        let alone = spec(Options::default()).with_accelerator(Accelerator::Kvm).kernel_alone();
+        let words: Vec<OsString> = alone.get_args().map(Into::into).collect();
+        assert_eq!((after(&words, "-accel"), after(&words, "-m")), ("kvm", "256"));
+        assert!(after(&words, "-append").contains("earlyprintk") && !words.contains(&"-initrd".into()), "{words:?}");
     }
 
     #[test]

@@ -59,8 +59,9 @@ pub(crate) struct GuestOptions {
     /// Kernel image to boot [default: from the cache, see scripts/deps.sh]
     #[arg(long, value_name = "FILE")]
     pub(crate) kernel: Option<PathBuf>,
-    /// QEMU's accelerator
-    #[arg(long, value_name = "NAME", default_value = "tcg", value_parser = ["tcg", "kvm"])]
+    /// QEMU's accelerator; auto: KVM if a kernel that is started with it boots, else TCG, which
+    /// emulates
+    #[arg(long, value_name = "NAME", default_value = "auto", value_parser = ["auto", "kvm", "tcg"])]
     pub(crate) accel: String,
     /// Take back the pages that guests free: they load the recycler's module, which marks them (see
     /// `scripts/deps.sh ppr`)
@@ -175,6 +176,7 @@ pub(crate) fn run(options: &Options, backend: &dyn Backend) -> Result<Summary> {
         }
         prepared => prepared?,
     };
+    let spec = if options.guest.accel == "auto" { choose_accelerator(&spec) } else { spec };
     let interrupted = Interrupt::catch()?;
     let mut demo = Demo { options, backend, guests: Vec::new(), view: View::new(options), interrupted, base_mib: 0.0 };
     let result = demo.run(&spec);
@@ -186,6 +188,20 @@ pub(crate) fn run(options: &Options, backend: &dyn Backend) -> Result<Summary> {
     stopped?;
     table::print_summary(&summary, options)?;
     Ok(summary)
+}
+
+/// KVM where it works, TCG otherwise; says which and why.
+fn choose_accelerator(spec: &Spec) -> Spec {
+    match spec.probe_kvm() {
+        Ok(()) => {
+            eprintln!("accelerator: KVM, since a kernel boots with it");
+            spec.with_accelerator(Accelerator::Kvm)
+        }
+        Err(why) => {
+            eprintln!("accelerator: TCG, which emulates (slow), since KVM does not work here: {why}");
+            spec.with_accelerator(Accelerator::Tcg)
+        }
+    }
 }
 
 fn passed(guests_dead: usize, checks: u64, failures: u64) -> bool {

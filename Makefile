@@ -7,7 +7,7 @@ MAKEFLAGS += --no-print-directory
 export FLOORS = imports widths files hosts
 
 .PHONY: demo build check test lint test-unit test-loom test-stress test-sabotage test-e2e test-functional test-hazards \
-    test-rates test-soak test-behaviour test-hostile test-kernels debug-kernel test-debug-kernel test-tsan stress fuzz \
+    test-rates test-soak test-behaviour test-hostile test-kernels test-kvm debug-kernel test-debug-kernel test-tsan stress fuzz \
     fuzz-behaviour fuzz-sabotage soak clean
 
 # Real guests, merged live. DEMO='--guests 8 --seconds 300' and the like are passed on.
@@ -79,6 +79,11 @@ test-hostile: deps-test
 test-kernels: deps-test deps-kernels
 	$(CARGO) build --workspace
 	scripts/test-kernels.sh
+
+# Tests on KVM guests: here where a guest boots with KVM, else in an emulated host.
+test-kvm: deps-test deps-kernels deps-kvm-host
+	$(CARGO) build --workspace
+	scripts/test-kvm.sh
 
 # A kernel that checks itself, built once into the cache.
 debug-kernel: deps-debug-kernel

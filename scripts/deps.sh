@@ -8,6 +8,7 @@
 #                             RocksDB's library (for `--features rocksdb`), fio
 #   scripts/deps.sh fuzz      what `make fuzz` needs: a nightly toolchain and cargo-fuzz
 #   scripts/deps.sh kernels   the guest kernels to test with: Debian's 6.1 and 6.12 cloud kernels
+#   scripts/deps.sh kvm-host  the emulated host of scripts/kvm-host.sh: Debian's 6.12 with its modules
 #   scripts/deps.sh debug-kernel   what building the kernels of scripts/debug-kernel.sh needs, with Debian's source of Linux 6.12
 #   scripts/deps.sh ppr       those, and what building the guest's recycler module for them needs
 #
@@ -249,6 +250,27 @@ headers() {
     touch "$root/complete"
 }
 
+# ---- a host with KVM ------------------------------------------------------------------------------
+
+# The kernel and its modules, as the package has them: $cache/kvm-host/{vmlinuz,lib/modules/VERSION}.
+deps_kvm_host() {
+    want kmod 'the host loads KVM and the file system that it shares with this machine' have depmod
+    install_missing
+    local root=$cache/kvm-host package version
+    if [ -e "$root/complete" ]; then say "$root is there"; return; fi
+    backports
+    package=$(apt-cache "${private[@]}" depends linux-image-amd64 2>/dev/null |
+        sed -n 's/^ *Depends: \(linux-image-[0-9].*\)$/\1/p' | head -n 1) || true
+    [ -n "$package" ] || fail "apt knows no linux-image-amd64 in bookworm-backports"
+    version=${package#linux-image-}
+    say "fetches $package from bookworm-backports and unpacks it to $root (nothing is installed)"
+    (cd "$scratch" && apt-get -qq "${private[@]}" download "$package") || fail "cannot download $package"
+    rm -rf "$root" && mkdir -p "$root" && dpkg-deb -x "$scratch/$package"_*.deb "$scratch/kvm-host" &&
+        mv "$scratch/kvm-host/lib" "$root/lib" && mv "$scratch/kvm-host/boot/vmlinuz-$version" "$root/vmlinuz" &&
+        depmod -b "$root" "$version" || fail "cannot unpack $package to $root"
+    touch "$root/complete"
+}
+
 # ---- kernels that check themselves ---------------------------------------------------------------
 
 deps_debug_kernel() {
@@ -296,6 +318,7 @@ case ${1:-} in
     fuzz) deps_build; deps_fuzz ;;
     kernels) kernel_6_1; kernel_6_12 ;;
     ppr) deps_ppr ;;
+    kvm-host) deps_demo; deps_kvm_host ;;
     debug-kernel) deps_debug_kernel ;;
     *) sed -n '2,/^set -e/{/^#/s/^# \{0,1\}//p}' "$0" >&2; exit 2 ;;
 esac

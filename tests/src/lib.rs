@@ -348,7 +348,11 @@ impl Guest {
     /// Words of the command that starts a demo guest, or why there can be none here.
     pub fn words(memory_mib: u32) -> Result<Vec<String>, String> {
         let append = Some("PAGEONE_PAUSE=1".to_string());
-        let options = testguest::Options { memory_mib, append, ..Default::default() };
+        let accelerator = match std::env::var("PAGEONE_TEST_ACCEL").as_deref() {
+            Ok("kvm") => testguest::Accelerator::Kvm,
+            _ => testguest::Accelerator::Tcg,
+        };
+        let options = testguest::Options { memory_mib, accelerator, append, ..Default::default() };
         let spec = testguest::Spec::prepare(&options).map_err(|e| e.to_string())?;
         Ok(spec.words().into_iter().map(|word| word.into_string().unwrap()).collect())
     }

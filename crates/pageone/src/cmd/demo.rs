@@ -88,6 +88,9 @@ impl Backend for Daemon {
 ///
 /// When it cannot run, and when a guest died or found a wrong byte.
 pub(crate) fn run(args: &Args) -> Result<()> {
+    if args.demo.probe {
+        return course::probe(&args.demo).map_err(|why| Coded(Code::HostLacks, format!("{why:#}")).into());
+    }
     paths::agent_library()?;
     run::check_kernel().map_err(|e| Coded(Code::HostLacks, format!("{e:#}; `pageone doctor` says more")))?;
     let directory = std::env::temp_dir().join(format!("pageone-demo-{}", std::process::id()));

@@ -42,6 +42,9 @@ pub(crate) struct Options {
     /// How long to merge and watch, seconds, from when all guests have checked their files once
     #[arg(long, value_name = "S", default_value_t = 120)]
     pub(crate) seconds: u64,
+    /// Only say whether guests run with KVM here (0: they do)
+    #[arg(long)]
+    pub(crate) probe: bool,
     /// Print the summary as one JSON object on standard output, progress on standard error
     #[arg(long)]
     pub(crate) json: bool,
@@ -170,12 +173,7 @@ pub(crate) struct Summary {
 /// passed.
 pub(crate) fn run(options: &Options, backend: &dyn Backend) -> Result<Summary> {
     ensure!(options.guests > 0, "--guests 0: there is nothing to merge");
-    let spec = match Spec::prepare(&options.guest.to_spec()) {
-        Err(error @ PrepareError::MemoryTooSmall) => {
-            return Err(error).with_context(|| format!("--memory {}", options.guest.memory));
-        }
-        prepared => prepared?,
-    };
+    let spec = prepare(options)?;
     let spec = if options.guest.accel == "auto" { choose_accelerator(&spec) } else { spec };
     let interrupted = Interrupt::catch()?;
     let mut demo = Demo { options, backend, guests: Vec::new(), view: View::new(options), interrupted, base_mib: 0.0 };
@@ -188,6 +186,25 @@ pub(crate) fn run(options: &Options, backend: &dyn Backend) -> Result<Summary> {
     stopped?;
     table::print_summary(&summary, options)?;
     Ok(summary)
+}
+
+fn prepare(options: &Options) -> Result<Spec> {
+    match Spec::prepare(&options.guest.to_spec()) {
+        Err(error @ PrepareError::MemoryTooSmall) => {
+            Err(error).with_context(|| format!("--memory {}", options.guest.memory))
+        }
+        prepared => Ok(prepared?),
+    }
+}
+
+/// Says whether guests run with KVM here.
+///
+/// # Errors
+/// They do not; the message says why.
+pub(crate) fn probe(options: &Options) -> Result<()> {
+    prepare(options)?.probe_kvm().context("KVM does not work here")?;
+    println!("KVM works: a kernel boots with it");
+    Ok(())
 }
 
 /// KVM where it works, TCG otherwise; says which and why.

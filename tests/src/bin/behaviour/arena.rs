@@ -5,6 +5,8 @@
 use std::ops::Range;
 use std::sync::OnceLock;
 
+use kmem::procmem::read_own;
+
 use crate::{finding, sys};
 
 pub(crate) const PAGE: usize = 4096;
@@ -236,7 +238,7 @@ impl Arena {
     pub(crate) fn check_child(&self, now: u64, what: &str) {
         for page in 0..self.pages {
             let meta = self.meta[page];
-            if meta.surely_no_fork && !meta.gone && sys::mincore(self.at(page)).is_ok() {
+            if meta.surely_no_fork && !meta.gone && self.is_there(page) {
                 finding::report(format_args!("a child has a page that was kept from it"), self.at(page));
             }
             if meta.gone || meta.no_read || meta.guard || meta.no_fork || meta.busy > now {
@@ -251,6 +253,15 @@ impl Arena {
                 self.compare(page, self.at(page), what);
             }
         }
+    }
+
+    /// Whether a page is mapped and holds its bytes. Where a child lacks it something else may be
+    /// mapped: a chunk of the agent's heap was.
+    fn is_there(&self, page: usize) -> bool {
+        let mut bytes = [0; PAGE];
+        read_own(kmem::range::Range::new(self.at(page), PAGE), &mut bytes) == 1
+            && bytes != [0; PAGE]
+            && differ(bytes.as_ptr() as usize, self.shadow_at(page)).is_none()
     }
 
     /// The bytes that a page must have.

@@ -19,23 +19,23 @@ root=$cache/kvm-host
 version=$(ls "$root/lib/modules")
 work=$(mktemp -d /tmp/pageone-kvm-host.XXXXXX)
 trap 'rm -rf "$work"' EXIT
-mkdir -p "$work"/root/{bin,proc,sys,dev,host,modules}
-cp "$(command -v busybox)" "$work/root/bin/"
-cp guest/kvm-host/init "$work/root/init"
-cp "$script" "$work/root/script"
-printf 'export %q\n' "$@" > "$work/root/variables"
+mkdir -p "$work"/image/{bin,proc,sys,dev,host,modules}
+cp "$(command -v busybox)" "$work/image/bin/"
+cp guest/kvm-host/init "$work/image/init"
+cp "$script" "$work/image/script"
+printf 'export %q\n' "$@" > "$work/image/variables"
 number=10
 for module in virtio_pci 9pnet_virtio 9p kvm-amd vhost_net tun; do
     modprobe -d "$root" -S "$version" --show-depends "$module"
 done | awk '/^insmod/ && !seen[$2]++ { print $2 }' | while read -r file; do
     number=$((number + 1))
     case $file in
-        *.xz) xz -dc "$file" > "$work/root/modules/$number-$(basename "$file" .xz)" ;;
-        *) cp "$file" "$work/root/modules/$number-$(basename "$file")" ;;
+        *.xz) xz -dc "$file" > "$work/image/modules/$number-$(basename "$file" .xz)" ;;
+        *) cp "$file" "$work/image/modules/$number-$(basename "$file")" ;;
     esac
 done
-chmod 755 "$work/root/init"
-(cd "$work/root" && find . | busybox cpio -o -H newc 2>/dev/null | gzip -1) > "$work/initrd"
+chmod 755 "$work/image/init"
+(cd "$work/image" && find . | busybox cpio -o -H newc 2>/dev/null | gzip -1) > "$work/initrd"
 # Without cmpxchg16b, which QEMU 7.2 emulates with wrong flags.
 timeout "${PAGEONE_KVM_TIMEOUT:-5400}" qemu-system-x86_64 -machine q35 -accel tcg,thread=multi -cpu max,-cx16,+svm \
     -smp "${PAGEONE_KVM_CPUS:-2}" -m "${PAGEONE_KVM_MEMORY:-6144}" -kernel "$root/vmlinuz" -initrd "$work/initrd" \

@@ -7,10 +7,10 @@
 //! written afterwards by the next. This needs memory registered with a userfaultfd that has
 //! [`WP_ASYNC`](crate::uffd::Features::WP_ASYNC).
 //!
-//! *What a protecting scan costs others.* It tells everybody who has the memory mapped a second time
-//! (`mmu_notifier`) that its whole range changes, and not only the pages that match: KVM drops all
-//! of a guest's stage-2 mappings there, and the guest faults on each page that it touches next. So
-//! [`Pagemap::scan`] asks first, without protecting, and then protects the parts where something
+//! *What a protecting scan costs others.* It tells everybody who has the memory mapped a second
+//! time (`mmu_notifier`) that its whole range changes, and not only the pages that match: KVM drops
+//! all of a guest's stage-2 mappings there, and the guest faults on each page that it touches next.
+//! So [`Pagemap::scan`] asks first, without protecting, and then protects the parts where something
 //! matched. What it reports is what the second step found.
 //!
 //! Memory that was never touched counts as written, and protecting it allocates page tables. The

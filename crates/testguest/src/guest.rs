@@ -55,8 +55,8 @@ pub enum Verdict {
         /// Seconds since its last line.
         silent: u64,
     },
-    /// QEMU has ended, the guest's kernel has panicked, or the console was silent for too long while
-    /// the guest did nothing.
+    /// QEMU has ended, the guest's kernel has panicked, or the console was silent for too long
+    /// while the guest did nothing.
     Dead(String),
 }
 

@@ -24,6 +24,8 @@ pack "${1:-${CARGO_TARGET_DIR:-target}/debug}" "${@:2}"
 
 # This kernel has no ACPI: its NUMA nodes are fake ones. SLUB checks what it frees.
 parameters='numa=fake=2 tsc=reliable hung_task_panic=1 slab_debug=FZ page_poison=1'
+# Slabs of two pages at first: where they cannot be had, the kernel tries one. So no mapping fails for its slab (see init).
+parameters+=' slab_min_order=1'
 # Tests of files that do not answer keep threads of the daemon waiting on purpose, for minutes on a busy machine.
 parameters+=' sysctl.kernel.hung_task_timeout_secs=900'
 parameters+=" PATIENCE=6 DEADLINE=${PAGEONE_DEADLINE:-420} POISON=1"

@@ -15,7 +15,7 @@
 # Guest kernels are unpacked from Debian's packages into the cache and never installed on the host:
 #   $PAGEONE_CACHE/kernels/VERSION/vmlinuz      (PAGEONE_CACHE: ${XDG_CACHE_HOME:-~/.cache}/pageone)
 # The demo's guests need no modules; the tests load a balloon driver from
-#   $PAGEONE_CACHE/kernels/VERSION/modules/virtio*.ko
+#   $PAGEONE_CACHE/kernels/VERSION/modules/*.ko
 #
 # The kernels' headers are unpacked to $PAGEONE_CACHE/headers/VERSION.
 #
@@ -148,8 +148,10 @@ fetch_kernel() {
     mkdir -p "$cache/kernels/$version" || fail "cannot create $cache/kernels/$version: set PAGEONE_CACHE"
     mkdir -p "$cache/kernels/$version/modules"
     # Newer packages compress their modules; the guest's busybox loads plain ones.
-    find "$scratch/root" -path '*/drivers/virtio/*.ko*' -exec cp {} "$cache/kernels/$version/modules/" \;
+    find "$scratch/root" \( -path '*/drivers/virtio/*.ko*' -o -name 'virtio_net.ko*' -o -name '*failover.ko*' \) \
+        -exec cp {} "$cache/kernels/$version/modules/" \;
     find "$cache/kernels/$version/modules" -name '*.ko.xz' -exec xz -df {} +
+    : > "$cache/kernels/$version/modules/complete"
     # Renamed into place: an interrupted run leaves no half kernel that looks whole.
     cp "$scratch/root/boot/vmlinuz-$version" "$cache/kernels/$version/vmlinuz.part" &&
         mv "$cache/kernels/$version/vmlinuz.part" "$cache/kernels/$version/vmlinuz" ||
@@ -161,7 +163,7 @@ fetch_kernel() {
 cached() {
     local image
     for image in "$cache"/kernels/"$1"*/vmlinuz; do
-        [ -s "$image" ] && [ -s "${image%/*}/modules/virtio_balloon.ko" ] && { say "$image is there"; return 0; }
+        [ -s "$image" ] && [ -e "${image%/*}/modules/complete" ] && { say "$image is there"; return 0; }
     done
     return 1
 }

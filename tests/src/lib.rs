@@ -312,12 +312,16 @@ pub fn recycler_guests() -> Result<Vec<(String, String)>, String> {
 pub fn recycler_words(guest: &(String, String), memory_mib: u32, work: &str) -> Vec<String> {
     let append = format!("console=ttyS0 quiet panic=-1 nokaslr no_timer_check mitigations=off {work}");
     let memory = memory_mib.to_string();
+    let (accelerator, cpu) = match accelerator() {
+        testguest::Accelerator::Tcg => ("tcg,tb-size=16", "qemu64,-cx16"),
+        testguest::Accelerator::Kvm => ("kvm", "host"),
+    };
     let words = [
         "qemu-system-x86_64",
         "-accel",
-        "tcg,tb-size=16",
+        accelerator,
         "-cpu",
-        "qemu64,-cx16",
+        cpu,
         "-m",
         &memory,
         "-kernel",
@@ -341,6 +345,14 @@ pub fn recycler_words(guest: &(String, String), memory_mib: u32, work: &str) -> 
     words.map(str::to_string).to_vec()
 }
 
+/// What tests' guests run on: KVM where `PAGEONE_TEST_ACCEL` says so (`scripts/test-kvm.sh`).
+pub fn accelerator() -> testguest::Accelerator {
+    match std::env::var("PAGEONE_TEST_ACCEL").as_deref() {
+        Ok("kvm") => testguest::Accelerator::Kvm,
+        _ => testguest::Accelerator::Tcg,
+    }
+}
+
 /// A demo guest: checksums its files for ever and says so on its console.
 pub struct Guest(testguest::Guest);
 
@@ -348,10 +360,7 @@ impl Guest {
     /// Words of the command that starts a demo guest, or why there can be none here.
     pub fn words(memory_mib: u32) -> Result<Vec<String>, String> {
         let append = Some("PAGEONE_PAUSE=1".to_string());
-        let accelerator = match std::env::var("PAGEONE_TEST_ACCEL").as_deref() {
-            Ok("kvm") => testguest::Accelerator::Kvm,
-            _ => testguest::Accelerator::Tcg,
-        };
+        let accelerator = accelerator();
         let options = testguest::Options { memory_mib, accelerator, append, ..Default::default() };
         let spec = testguest::Spec::prepare(&options).map_err(|e| e.to_string())?;
         Ok(spec.words().into_iter().map(|word| word.into_string().unwrap()).collect())

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use testguest::{Guest, Options, Spec, dump};
+use testguest::{Accelerator, Guest, Options, Spec, dump};
 
 use crate::interrupt::Interrupt;
 
@@ -14,9 +14,10 @@ pub const MEMORY_MIB: usize = 512;
 /// How long booting and a first round of checks may take: under emulation, minutes.
 const BOOT_LIMIT: Duration = Duration::from_secs(900);
 
-/// The command that starts a guest with this much memory and these further kernel parameters.
-pub fn command(memory_mib: usize, append: Option<String>) -> Result<Command> {
-    let options = Options { memory_mib: u32::try_from(memory_mib)?, append, ..Options::default() };
+/// The command that starts a guest with this much memory, these further kernel parameters and this
+/// accelerator.
+pub fn command(memory_mib: usize, append: Option<String>, accelerator: Accelerator) -> Result<Command> {
+    let options = Options { memory_mib: u32::try_from(memory_mib)?, append, accelerator, ..Options::default() };
     Ok(Spec::prepare(&options)?.command(&[]))
 }
 
@@ -44,7 +45,9 @@ pub fn make_dumps(guests: usize, interrupt: &Interrupt) -> Result<()> {
     }
     eprintln!("pageone-bench: {guests} guests boot, once, and their memory goes to {}", directory.display());
     let start = Instant::now();
-    let mut running = (0..guests).map(|_| Ok(Guest::start(command(MEMORY_MIB, None)?)?)).collect::<Result<Vec<_>>>()?;
+    let mut running = (0..guests)
+        .map(|_| Ok(Guest::start(command(MEMORY_MIB, None, Accelerator::Tcg)?)?))
+        .collect::<Result<Vec<_>>>()?;
     wait_checked(&mut running, interrupt)?;
     for (number, guest) in running.iter().enumerate() {
         dump::write(guest.pid(), MEMORY_MIB, number).context("cannot dump a guest")?;

@@ -20,7 +20,7 @@ use bench_common::{own_program, report};
 use clap::{Parser, Subcommand};
 
 use crate::harness::hold;
-use crate::questions::{checkpoint, estimate, governor, guests, idle, merge, ppr, steady};
+use crate::questions::{checkpoint, estimate, governor, guests, idle, kvm, merge, ppr, steady};
 
 /// Measures PageONE and its rivals.
 #[derive(Parser)]
@@ -47,6 +47,8 @@ enum Bench {
     Steady(steady::Options),
     /// Guests of the demo under nothing, KSM and PageONE
     Guests(guests::Options),
+    /// Guests on KVM under nothing, KSM and PageONE: their work, and what KVM counts
+    Kvm(kvm::Options),
     /// How fast `pageone estimate` looks at a file; rivals: a BTreeMap, a hash table, sha256sum
     Estimate,
     /// Guests whose free pages are taken back; rivals: nothing, KSM, free page reporting
@@ -86,6 +88,7 @@ fn run(cli: &Cli) -> Result<()> {
         Bench::Merge(ref options) => merge::run(options, cli.quick)?,
         Bench::Steady(ref options) => steady::run(options, cli.quick)?,
         Bench::Guests(ref options) => guests::run(options, cli.quick)?,
+        Bench::Kvm(ref options) => kvm::run(options, cli.quick)?,
         Bench::Estimate => estimate::run(cli.quick)?,
         Bench::Ppr(ref options) => ppr::run(options, cli.quick)?,
         Bench::Checkpoint(ref options) => checkpoint::run(options, cli.quick)?,

@@ -5,6 +5,7 @@ pub(crate) mod estimate;
 pub(crate) mod governor;
 pub(crate) mod guests;
 pub(crate) mod idle;
+pub(crate) mod kvm;
 pub(crate) mod merge;
 pub(crate) mod ppr;
 pub(crate) mod steady;

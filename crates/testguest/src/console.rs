@@ -1,6 +1,6 @@
 //! The lines that a guest's init prints on the serial console.
 //!
-//! `guest/demo/init` prints one line after booting and one for each round. Firmware, kernel and
+//! `guest/demo/init` prints one line after booting, one for each round, and one before it rests. Firmware, kernel and
 //! launcher may print anything in between; a line counts only if it contains one of our words.
 //! Reading is asymmetric on purpose: a PASS must be exact to the last character, but any line with
 //! a round and CORRUPT is a failure, however garbled. A lost PASS costs nothing; a lost CORRUPT
@@ -11,6 +11,8 @@
 pub(crate) enum Line {
     /// Init has started.
     Booted,
+    /// Init has ended its work.
+    Rests,
     /// A round has ended.
     Round(Round),
     /// The guest's kernel has panicked; QEMU exits next (`panic=-1`, `-no-reboot`).
@@ -38,6 +40,9 @@ pub(crate) fn parse(line: &str) -> Option<Line> {
     }
     if line.contains("PAGEONE-BOOTED") {
         return Some(Line::Booted);
+    }
+    if line.contains("PAGEONE-RESTS") {
+        return Some(Line::Rests);
     }
     let (_, rest) = line.split_once("PAGEONE-ROUND ")?;
     let mut words = rest.split(' ');
@@ -128,6 +133,7 @@ mod tests {
     #[test]
     fn boot_and_panic_are_seen() {
         assert_eq!(parse("PAGEONE-BOOTED files=12"), Some(Line::Booted));
+        assert_eq!(parse("PAGEONE-RESTS"), Some(Line::Rests));
         assert_eq!(
             parse("[    1.0] Kernel panic - not syncing: Attempted to kill init!"),
             Some(Line::Panic("Kernel panic - not syncing: Attempted to kill init!".into()))

@@ -8,6 +8,7 @@
 
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Read};
+use std::ops::Range;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
@@ -197,14 +198,19 @@ impl Guest {
         self.heard.lock().rounds.len() as u64
     }
 
-    /// Rounds per second, between the first and the last round that ended after `since`.
-    pub fn rounds_a_second(&self, since: Instant) -> f64 {
-        let rounds: Vec<Instant> = self.heard.lock().rounds.iter().copied().filter(|&at| at >= since).collect();
+    /// Rounds per second, between the first and the last round that ended within `time`.
+    pub fn rounds_a_second(&self, time: Range<Instant>) -> f64 {
+        let rounds: Vec<Instant> = self.heard.lock().rounds.iter().copied().filter(|at| time.contains(at)).collect();
         match rounds[..] {
             [first, .., last] => (rounds.len() - 1) as f64 / (last - first).as_secs_f64(),
             // Too few for an interval between two of them.
-            _ => rounds.len() as f64 / since.elapsed().as_secs_f64(),
+            _ => rounds.len() as f64 / (time.end - time.start).as_secs_f64(),
         }
+    }
+
+    /// Whether the guest has ended its work and does nothing (`PAGEONE_WORK` in `guest/demo/init`).
+    pub fn rests(&self) -> bool {
+        self.heard.lock().rests
     }
 
     /// Number of files checked in all rounds, and of those that were wrong.
@@ -228,7 +234,9 @@ impl Guest {
             return Verdict::Dead(text.clone());
         }
         match ended {
-            Ok(None) if heard.at.elapsed() > SILENCE => silent(heard.at.elapsed(), cpu.saturating_sub(self.spoke.1)),
+            Ok(None) if heard.at.elapsed() > SILENCE && !heard.rests => {
+                silent(heard.at.elapsed(), cpu.saturating_sub(self.spoke.1))
+            }
             Ok(None) if !heard.rounds.is_empty() => Verdict::Pass { round: heard.last_round },
             Ok(None) if heard.booted => Verdict::Booted,
             Ok(None) => Verdict::Starting,

@@ -14,6 +14,8 @@ const LINES_KEPT: usize = 8192;
 pub(crate) struct Heard {
     /// Whether init has started.
     pub(crate) booted: bool,
+    /// Whether init has ended its work.
+    pub(crate) rests: bool,
     /// The end of each round.
     pub(crate) rounds: Vec<Instant>,
     /// Files checked in all rounds, and those that were wrong.
@@ -35,6 +37,7 @@ impl Heard {
     pub(crate) fn new() -> Self {
         Self {
             booted: false,
+            rests: false,
             rounds: Vec::new(),
             checks: 0,
             failures: 0,
@@ -54,6 +57,7 @@ impl Heard {
                 self.booted = true;
                 self.at = Instant::now();
             }
+            Some(Line::Rests) => self.rests = true,
             Some(Line::Panic(text)) => self.panic = Some(text),
             Some(Line::Round(round)) => {
                 self.at = Instant::now();

@@ -92,22 +92,22 @@ impl Qmp {
     }
 }
 
-/// An archive with the modules that a balloon needs; the guest's init loads what it finds there.
-fn balloon_initrd(words: &[String], directory: &Path) -> Result<String, String> {
+/// An archive with the modules that a virtio device needs; the guest's init loads what it finds
+/// there. The last of `names` is the device's own, which must be there.
+fn device_initrd(words: &[String], directory: &Path, names: &[&str]) -> Result<String, String> {
     let after = |option: &str| words.iter().position(|w| w == option).map(|at| words[at + 1].clone());
     let (kernel, initrd) = (after("-kernel").unwrap(), after("-initrd").unwrap());
     let modules = Path::new(&kernel).parent().unwrap().join("modules");
     let root = directory.join("root");
     std::fs::create_dir_all(root.join("modules")).unwrap();
     let mut list = "modules\n".to_string();
-    for name in
-        ["virtio", "virtio_ring", "virtio_pci_modern_dev", "virtio_pci_legacy_dev", "virtio_pci", "virtio_balloon"]
-    {
+    let bus = ["virtio", "virtio_ring", "virtio_pci_modern_dev", "virtio_pci_legacy_dev", "virtio_pci"];
+    for name in bus.iter().chain(names) {
         let module = modules.join(format!("{name}.ko"));
         if module.exists() {
             std::fs::copy(&module, root.join("modules").join(format!("{name}.ko"))).unwrap();
             list += &format!("modules/{name}.ko\n");
-        } else if name == "virtio_balloon" {
+        } else if Some(name) == names.last() {
             return Err(format!("{} is missing; `scripts/deps.sh demo` fetches it", module.display()));
         }
     }
@@ -128,7 +128,7 @@ fn a_balloon_inflates_and_deflates_over_merged_pages() {
     let Some(mut words) = words() else { return };
     let daemon = Daemon::with(&["--merge-period", "0.5"]);
     let directory = tempfile::tempdir().unwrap();
-    let initrd = match balloon_initrd(&words, directory.path()) {
+    let initrd = match device_initrd(&words, directory.path(), &["virtio_balloon"]) {
         Ok(initrd) => initrd,
         Err(why) => return skipped(&why),
     };
@@ -165,6 +165,58 @@ fn a_balloon_inflates_and_deflates_over_merged_pages() {
         guest.pass_rounds(2);
     }
     other.pass_rounds(1);
+}
+
+/// The kernel's own thread, and not QEMU, writes what arrives into the guest's memory.
+#[test]
+fn what_vhost_net_writes_into_merged_memory_arrives() {
+    let Some(mut words) = words() else { return };
+    for device in ["/dev/vhost-net", "/dev/net/tun"] {
+        if let Err(why) = std::fs::OpenOptions::new().read(true).write(true).open(device) {
+            return skipped(&format!("{device} cannot be opened ({why}): load vhost_net and tun, as root"));
+        }
+    }
+    let daemon = Daemon::with(&["--merge-period", "0.5"]);
+    let directory = tempfile::tempdir().unwrap();
+    let initrd = match device_initrd(&words, directory.path(), &["failover", "net_failover", "virtio_net"]) {
+        Ok(initrd) => initrd,
+        Err(why) => return skipped(&why),
+    };
+    let at = words.iter().position(|w| w == "-initrd").unwrap();
+    words[at + 1] = initrd;
+    // A network of the guest's own, so that the host's stays as it is.
+    let mut command = daemon.run(&[]);
+    command.args(["unshare", "--net", "--"]).args(&words);
+    command.args(["-netdev", "tap,id=n,ifname=tap0,script=no,downscript=no,vhost=on"]);
+    command.args(["-device", "virtio-net-pci,netdev=n"]);
+    let mut guest = Guest::start(command);
+    guest.pass_rounds(1);
+    let network = format!("--net=/proc/{}/ns/net", guest.pid());
+    let there = |words: &[&str]| {
+        let mut command = Command::new("nsenter");
+        command.args([&network, "--"]).args(words);
+        command
+    };
+    for words in [["ip", "addr", "add", "10.7.0.1/24", "dev", "tap0"].as_slice(), &["ip", "link", "set", "tap0", "up"]]
+    {
+        assert!(there(words).status().unwrap().success(), "{words:?}");
+    }
+    for round in 0..5u8 {
+        daemon.wait_merged(guest.pid(), 10_000);
+        let bytes: Vec<u8> = (0..8u32 << 20).map(|i| (i / 4093) as u8 ^ i as u8 ^ round).collect();
+        let file = directory.path().join("sent");
+        std::fs::write(&file, &bytes).unwrap();
+        let sum = Command::new("md5sum").arg(&file).output().unwrap().stdout;
+        let heard = format!("PAGEONE-HEARD {}", String::from_utf8_lossy(&sum[..32]));
+        eventually("the guest takes the bytes", Duration::from_secs(60), || {
+            let mut send = there(&["busybox", "nc", "10.7.0.2", "7"]);
+            send.stdin(std::fs::File::open(&file).unwrap()).status().unwrap().success().then_some(())
+        });
+        eventually("they arrive", Duration::from_secs(60), || {
+            guest.console().iter().any(|line| line.contains(&heard)).then_some(())
+        });
+        guest.pass_rounds(1);
+    }
 }
 
 #[test]

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
-use testguest::Guest;
+use testguest::{Accelerator, Guest};
 
 use crate::subjects::pageone::PageOne;
 use bench_common::guest;
@@ -133,7 +133,7 @@ pub(crate) fn run(options: &Options, quick: bool) -> Result<Vec<Row>> {
 fn round(place: &Path, memory_mib: usize, loops: usize, interrupt: &Interrupt) -> Result<Vec<Row>> {
     let directory = tempfile::Builder::new().prefix("pageone-bench-checkpoint-").tempdir_in(place)?;
     let pageone = PageOne::find()?;
-    let program = guest::command(memory_mib, None)?;
+    let program = guest::command(memory_mib, None, Accelerator::Tcg)?;
     let store = Store { pageone: &pageone, directory: directory.path(), loops };
     let capacity = directory.path().join("capacity").display().to_string();
     store.run(&["pool", "create", "store", "--capacity", &capacity])?;

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use kmem::PAGE_SIZE;
 use kmem::procfs::smaps_rollup;
-use testguest::Guest;
+use testguest::{Accelerator, Guest};
 
 use crate::harness::host::{self, Others};
 use crate::subjects::engine::{Engine, Subject};
@@ -169,7 +169,7 @@ impl Outcome {
 
 fn measure(plan: &Plan, who: Who, interrupt: &Interrupt) -> Result<Option<Outcome>> {
     let pause = format!("PAGEONE_PAUSE={}", plan.pause);
-    let program = guest::command(plan.memory_mib, Some(pause))?;
+    let program = guest::command(plan.memory_mib, Some(pause), Accelerator::Tcg)?;
     let ours = Subject::PageOne { threads: plan.threads };
     let base = host::used()?;
     // Declared before the guests, so that it ends after them. KSM comes later: it would begin while
@@ -217,6 +217,7 @@ fn measure(plan: &Plan, who: Who, interrupt: &Interrupt) -> Result<Option<Outcom
         let memory = smaps_rollup(Some(pid)).with_context(|| format!("the memory of guest {pid} can't be read"))?;
         outcome.huge_mib += memory.anon_huge_pages as f64 / 1024.0;
     }
-    outcome.rounds_a_minute = guests.iter().map(|guest| guest.rounds_a_second(start)).sum::<f64>() * 60.0;
+    outcome.rounds_a_minute =
+        guests.iter().map(|guest| guest.rounds_a_second(start..Instant::now())).sum::<f64>() * 60.0;
     Ok(Some(outcome))
 }

@@ -128,8 +128,9 @@ pub(crate) fn bytes(what: &str, memory: usize, wanted: usize, at: usize) -> ! {
     report(format_args!("{what}: byte {at} of the page at {memory:#x}: want {wanted:#x}, found {found:#x}"), memory)
 }
 
-/// Prints the line of `/proc/self/maps` that an address lies in.
+/// Prints the line of `/proc/self/maps` that an address lies in, or those before and behind a hole.
 fn print_map(address: usize) {
+    let mut before = Text { bytes: [0; 1024], len: 0 };
     let Ok(file) = std::fs::File::open("/proc/self/maps") else { return };
     let mut line = [0u8; 512];
     let (mut len, mut chunk) = (0, [0u8; 4096]);
@@ -143,18 +144,31 @@ fn print_map(address: usize) {
             let text = std::str::from_utf8(&line[..len.min(511)]).unwrap_or_default();
             len = 0;
             let bounds = text.split(' ').next().and_then(|bounds| bounds.split_once('-'));
-            let Some((start, end)) = bounds else { continue };
-            let (start, end) = (usize::from_str_radix(start, 16), usize::from_str_radix(end, 16));
-            if start.is_ok_and(|start| start <= address) && end.is_ok_and(|end| address < end) {
-                Text::line(format_args!("  {text}"));
+            let number = |text| usize::from_str_radix(text, 16).ok();
+            let Some((Some(start), Some(end))) = bounds.map(|(start, end)| (number(start), number(end))) else {
+                continue;
+            };
+            if start > address {
+                Text::line(format_args!("  nothing is mapped there; before and behind it:"));
+                Text::line(format_args!("  {}", std::str::from_utf8(&before.bytes[..before.len]).unwrap_or_default()));
             }
+            if end > address {
+                return Text::line(format_args!("  {text}"));
+            }
+            before.len = 0;
+            let _ = before.write_str(text);
         }
     }
 }
 
-extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    // SAFETY: the kernel passes a valid structure; these signals have an address.
-    let address = unsafe { (*info).si_addr() } as usize;
+extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the kernel passes valid structures; these signals have an address.
+    let (address, code) = unsafe {
+        let registers = (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs;
+        ((*info).si_addr() as usize, registers[libc::REG_RIP as usize] as usize)
+    };
+    Text::line(format_args!("code at {code:#x}, in:"));
+    print_map(code);
     report(format_args!("signal {signal} at {address:#x}"), address)
 }
 

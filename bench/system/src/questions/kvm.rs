@@ -1,0 +1,208 @@
+//! `kvm`: guests on hardware virtualisation under nothing, under KSM and under PageONE.
+//!
+//! With KVM a guest's memory is mapped a second time, in the stage-2 page tables. Whatever changes
+//! a mapping of QEMU's, be it to protect a page or to merge it, takes it out of these tables too
+//! and kicks the virtual CPUs; the guest's next access is a fault that it would not have had. So
+//! the figures are what the guests get done, and what KVM counts:
+//!
+//! ```text
+//!   boot, one round of checks ─▶ merging ─▶ merged ─▶ at rest
+//!   nobody merges                guests work          they do nothing
+//! ```
+//!
+//! Each phase has the same length; the engine goes on through all of them. In an emulated host
+//! (`scripts/kvm-host.sh`) times are distorted: compare the subjects with each other.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use kmem::PAGE_SIZE;
+use testguest::{Accelerator, Guest};
+
+use crate::harness::host;
+use crate::subjects::engine::{Engine, Subject};
+use crate::subjects::ksm::{Pace, Rival};
+use crate::subjects::pageone::HugePages;
+use bench_common::guest;
+use bench_common::interrupt::Interrupt;
+use bench_common::report::{Row, Sheet, medians, ratios};
+
+/// Merge period, in seconds.
+const PERIOD: f64 = 2.0;
+/// How long KSM's scans are to take, in seconds.
+const SCAN: f64 = 3.0;
+/// Where KVM counts (Documentation/virt/kvm/api.rst, KVM_GET_STATS_FD; debugfs sums over guests).
+const COUNTERS: &str = "/sys/kernel/debug/kvm";
+/// How long after the last phase of work a guest may still be in a round.
+const LAST_ROUND: Duration = Duration::from_secs(300);
+
+/// What a person may choose.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Rounds; figures are medians over them
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    rounds: usize,
+    /// Guests
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    guests: usize,
+    /// Memory of each guest, in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 384)]
+    memory: usize,
+    /// Length of each phase, in seconds [default: 60; with --quick 12]
+    #[arg(long, value_name = "S")]
+    seconds: Option<u64>,
+    /// Under PageONE: `split` huge pages, `keep` them, or split those of which more than this
+    /// percentage can be merged
+    #[arg(long, value_name = "POLICY", default_value = "split")]
+    huge_pages: HugePages,
+    /// Only under this; may be given more than once; all by default
+    #[arg(long, value_enum)]
+    only: Vec<Who>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Who {
+    Nothing,
+    Ksm,
+    Pageone,
+}
+
+impl Who {
+    fn name(self) -> &'static str {
+        match self {
+            Who::Nothing => "nothing",
+            Who::Ksm => "ksm",
+            Who::Pageone => "pageone",
+        }
+    }
+}
+
+/// Runs the bench.
+pub(crate) fn run(options: &Options, quick: bool) -> Result<Vec<Row>> {
+    let counters = PathBuf::from(COUNTERS).join("pf_taken");
+    ensure!(
+        counters.exists(),
+        "{} is missing, where KVM counts: load kvm-amd or kvm-intel, and mount debugfs on /sys/kernel/debug",
+        counters.display()
+    );
+    let interrupt = Interrupt::watch()?;
+    let seconds = options.seconds.unwrap_or(if quick { 12 } else { 60 });
+    let mut rows = Vec::new();
+    for round in 0..options.rounds {
+        for who in [Who::Nothing, Who::Ksm, Who::Pageone] {
+            if !options.only.is_empty() && !options.only.contains(&who) {
+                continue;
+            }
+            eprintln!("kvm: {}, round {}", who.name(), round + 1);
+            rows.extend(measure(options, seconds, who, &interrupt).context(who.name())?);
+        }
+    }
+    let figures = medians(&rows);
+    let ratios = ratios(
+        &figures,
+        &[("rounds_a_minute", "rounds_a_minute / ksm"), ("us_per_page_saved", "us_per_page_saved / ksm")],
+    );
+    Ok(figures.into_iter().chain(ratios).collect())
+}
+
+/// What KVM has counted, for all guests.
+#[derive(Clone, Copy)]
+struct Counts {
+    /// Faults of guests in the stage-2 tables.
+    faults: u64,
+    /// Flushes of virtual CPUs' TLBs.
+    flushes: u64,
+    /// Exits of virtual CPUs.
+    exits: u64,
+}
+
+impl Counts {
+    fn read() -> Result<Self> {
+        Ok(Self { faults: counter("pf_taken")?, flushes: counter("remote_tlb_flush")?, exits: counter("exits")? })
+    }
+}
+
+fn counter(name: &str) -> Result<u64> {
+    let path = PathBuf::from(COUNTERS).join(name);
+    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    text.trim().parse().with_context(|| format!("{}: {text:?} is no number", path.display()))
+}
+
+fn measure(options: &Options, seconds: u64, who: Who, interrupt: &Interrupt) -> Result<Vec<Row>> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    // Guests that have checked their files early have more of it.
+    let work = 2 * seconds + 30;
+    let append = format!("PAGEONE_PAUSE=0 PAGEONE_WORK={work}");
+    let program = guest::command(options.memory, Some(append), Accelerator::Kvm)?;
+    let ours = Subject::PageOne { threads };
+    let base = host::used()?;
+    // Declared before the guests, so that it ends after them. KSM comes later: it would begin while
+    // they boot.
+    let mut engine = if who == Who::Pageone { Engine::prepare(ours)? } else { None };
+    if let Some(Engine::PageOne { pageone, .. }) = &mut engine {
+        pageone.set_huge_pages(options.huge_pages)?;
+    }
+    let command = || engine.as_ref().map_or_else(|| Ok(Rival::launch(&program)), |engine| engine.launch(&program));
+    let mut guests = (0..options.guests).map(|_| Ok(Guest::start(command()?)?)).collect::<Result<Vec<_>>>()?;
+    guest::wait_checked(&mut guests, interrupt)?;
+    let used = || anyhow::Ok((host::used()? as f64 - base as f64) / f64::from(1 << 20));
+    let before = used()?;
+    let huge = counter("pages_2m").ok();
+    match (who, &mut engine) {
+        (Who::Ksm, _) => {
+            engine = Engine::prepare(Subject::Ksm { smart_scan: true })?;
+            let Some(Engine::Ksm(rival)) = &mut engine else { return Ok(Vec::new()) };
+            rival.set_pace(Pace::of((options.guests * (options.memory << 20) / PAGE_SIZE) as u64, SCAN))?;
+        }
+        (_, Some(engine)) => engine.start(PERIOD, ours, interrupt)?,
+        (_, None) => {}
+    }
+    let threads = if who == Who::Pageone { threads } else { 1 };
+    let pids: Vec<i32> = guests.iter().map(Guest::pid).collect();
+    let mut rows = Vec::new();
+    for phase in ["merging", "merged", "at rest"] {
+        if phase == "at rest" {
+            interrupt.until("every guest rests", Duration::from_secs(work) + LAST_ROUND, || {
+                guests.iter_mut().try_for_each(Guest::check)?;
+                Ok(guests.iter().all(Guest::rests).then_some(()))
+            })?;
+            // What they wrote at last is merged too.
+            interrupt.sleep(Duration::from_secs_f64(2.0 * SCAN))?;
+        }
+        let times = engine.as_ref().map(|engine| engine.times(&pids)).transpose()?;
+        let (start, counts) = (Instant::now(), Counts::read()?);
+        for second in 1..=seconds {
+            interrupt.sleep((start + Duration::from_secs(second)).saturating_duration_since(Instant::now()))?;
+            guests.iter_mut().try_for_each(Guest::check)?;
+        }
+        let (now, end) = (Counts::read()?, Instant::now());
+        let time = (end - start).as_secs_f64();
+        let case = format!("{phase}: {} guests of {} MiB, {seconds} s", options.guests, options.memory);
+        let mut sheet = Sheet { bench: "kvm", case, subject: who.name(), threads, rows: Vec::new() };
+        if phase != "at rest" {
+            let rounds = guests.iter().map(|guest| guest.rounds_a_second(start..end)).sum::<f64>();
+            sheet.add("rounds_a_minute", rounds * 60.0, "");
+        }
+        sheet.add("stage2_faults_a_second", (now.faults - counts.faults) as f64 / time, "");
+        sheet.add("tlb_flushes_a_second", (now.flushes - counts.flushes) as f64 / time, "");
+        sheet.add("exits_a_second", (now.exits - counts.exits) as f64 / time, "");
+        if phase == "merging" {
+            sheet.add("used_mib_before", before, "MiB");
+        }
+        sheet.add("used_mib_at_end", used()?, "MiB");
+        if let (Some(_), Ok(pages)) = (huge, counter("pages_2m")) {
+            sheet.add("stage2_huge_mib_at_end", pages as f64 * 2.0, "MiB");
+        }
+        if let (Some(engine), Some(times)) = (&engine, &times) {
+            let cpu = engine.times(&pids)?.since(times).0 as f64;
+            sheet.add("cpu_seconds", cpu / 1e9, "s");
+            let saved = engine.saved()?;
+            if phase == "merging" && saved > 0 {
+                sheet.add("us_per_page_saved", cpu / 1e3 / saved as f64, "us");
+            }
+        }
+        rows.extend(sheet.rows);
+    }
+    Ok(rows)
+}

@@ -43,7 +43,7 @@ chmod 755 "$work/image/init"
 (cd "$work/image" && find . | busybox cpio -o -H newc 2>/dev/null | gzip -1) > "$work/initrd"
 # In QEMU's emulation of VMRUN (helper_vmrun in target/i386/tcg/sysemu/svm_helper.c) an interrupt that KVM injects stays noted as
 # the pending exception. If another thread interrupts the emulated processor before the guest exits, the guest gets that
-# interrupt once more, wherever it is: it hangs, or dies of a triple fault (docs/lab/2026-11-23-kvm-deaths.md). A copy of the
+# interrupt once more, wherever it is: it hangs, or dies of a triple fault (docs/lab/2026-11-23-kvm.md). A copy of the
 # emulator without that one store is used.
 emulator=$(command -v qemu-system-x86_64)
 options=()

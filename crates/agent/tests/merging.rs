@@ -295,6 +295,24 @@ fn unmapping_moving_and_protecting_parts() {
     assert!(!store.is_damaged());
 }
 
+#[test]
+fn a_move_that_fails_has_unmapped_its_place() {
+    let Some((mut daemon, mut program, store)) = start(4096, None) else { return };
+    merge_all(&mut daemon, &store, 0..4096);
+    assert_eq!(program.ask("move-onto 1000 600"), "0");
+    daemon.wait_for(|message| {
+        *message == ToDaemon::RegionShrunk { region: wire::RegionId(1), run: Run::new(PageNo(1000), 600) }
+    });
+    assert_eq!(program.ask("check 900 100"), "0");
+    assert_eq!(program.ask("check 1600 100"), "0");
+    // What is mapped there now is not what was marked.
+    assert_eq!(program.ask("fresh 1000 600"), "0");
+    let fates = count(&daemon.merge(1, &store.runs(1000..1600)));
+    assert_eq!(fates.get(&Outcome::Gone), Some(&600), "{fates:?}");
+    assert_eq!(program.ask("zeros 1000 600"), "0");
+    assert!(!store.is_damaged());
+}
+
 /// Pages of the runs of 90..160 that are gone with the unmapped 100..150: a run that is partly
 /// unmanaged is gone whole.
 fn count_gone_around(store: &Store) -> usize {

@@ -140,6 +140,23 @@ pub fn has_hole(range: Range) -> bool {
     })
 }
 
+/// The parts of a range that are not mapped, ascending.
+pub fn holes(range: Range) -> Vec<Range> {
+    let pieces = |range: Range, len: usize| {
+        (range.start..range.end()).step_by(len).map(move |start| Range::new(start, len.min(range.end() - start)))
+    };
+    let mut holes: Vec<Range> = Vec::new();
+    let pages =
+        pieces(range, 512 * PAGE_SIZE).filter(|&piece| has_hole(piece)).flat_map(|piece| pieces(piece, PAGE_SIZE));
+    for page in pages.filter(|&page| has_hole(page)) {
+        match holes.last_mut() {
+            Some(last) if last.end() == page.start => last.len += page.len,
+            _ => holes.push(page),
+        }
+    }
+    holes
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -151,5 +168,8 @@ mod tests {
         assert!(!has_hole(memory.0));
         memory.unmap(1029).unwrap();
         assert!(has_hole(memory.0) && !has_hole(memory.pages(0, 1029)));
+        (511..514).for_each(|page| memory.unmap(page).unwrap());
+        assert_eq!(holes(memory.0), [memory.pages(511, 3), memory.pages(1029, 1)]);
+        assert_eq!(holes(Range::new(0, 0)), []);
     }
 }

@@ -19,7 +19,7 @@ use std::sync::OnceLock;
 
 use kmem::range::Range;
 use kmem::raw::{self, Answer};
-use kmem::{PAGE_SIZE, procfs};
+use kmem::{PAGE_SIZE, mm, procfs};
 use rustix::io::Errno;
 use wire::{ENV_HUGE_PAGES, HugePages, RegionId, Run, ToDaemon};
 
@@ -176,18 +176,20 @@ pub(crate) unsafe fn mmap(start: usize, len: usize, prot: c_int, flags: c_int, f
 }
 
 /// Makes a call that takes the mappings of a range away, with some pieces in it.
+///
+/// One that fails may have taken them away: `mremap` unmaps the place that it moves to before it
+/// knows whether it can (mremap(2), "BUGS").
 fn replace(state: &mut State, pieces: Pieces, range: Range, call: impl FnOnce() -> Answer) -> Answer {
     untrack(state, &pieces);
     let answer = call();
-    if answer.is_ok() {
-        state.regions.forget_retained(range);
+    for gone in if answer.is_ok() { vec![range] } else { mm::holes(range) } {
+        state.regions.forget_retained(gone);
+        if !sabotage::is_on(Sabotage::NoUnmapGuard) {
+            state.regions.pieces(gone).into_iter().for_each(|(id, run)| state.give_up(id, run));
+        }
     }
-    for (id, run) in pieces {
-        if answer.is_ok() {
-            if !sabotage::is_on(Sabotage::NoUnmapGuard) {
-                state.give_up(id, run);
-            }
-        } else if let Some(bytes) = state.regions.bytes(id, run) {
+    if answer.is_err() {
+        for bytes in state.regions.managed_bytes(range) {
             state.uffds.track(bytes);
         }
     }

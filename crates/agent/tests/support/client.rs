@@ -67,6 +67,27 @@ impl Client {
         (0..PAGE / 8).map(|i| unsafe { self.words(page).add(i).read_volatile() }).collect()
     }
 
+    /// A `mremap` onto pages that fails after the kernel has unmapped them: the old place is to stay
+    /// mapped, and the address space may not grow. Returns 0 if it fails like that.
+    fn fail_to_move_onto(&self, page: usize, len: usize) -> i32 {
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
+        let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+        let size = statm.split(' ').next().unwrap().parse::<u64>().unwrap() * PAGE as u64;
+        // SAFETY: this client's own mappings; no reference into them is held. The limit changes no
+        // memory.
+        unsafe {
+            let other = libc::mmap(std::ptr::null_mut(), len, 3, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0);
+            let mut before: libc::rlimit = std::mem::zeroed();
+            libc::getrlimit(libc::RLIMIT_AS, &mut before);
+            let less = libc::rlimit { rlim_cur: size - len as u64, ..before };
+            libc::setrlimit(libc::RLIMIT_AS, &less);
+            let place = libc::mremap(other, len, len, flags, self.at(page).cast::<libc::c_void>());
+            let errno = std::io::Error::last_os_error().raw_os_error();
+            libc::setrlimit(libc::RLIMIT_AS, &before);
+            i32::from(place != libc::MAP_FAILED || errno != Some(libc::ENOMEM))
+        }
+    }
+
     fn obey(&mut self, command: &str, args: &[usize]) -> String {
         let arg = |i: usize| args[i];
         if let Some(result) = self.call(command, args) {
@@ -90,6 +111,7 @@ impl Client {
                     format!("{}", (place as isize - self.start as isize) / PAGE as isize)
                 }
             }
+            "move-onto" => code(self.fail_to_move_onto(arg(0), arg(1) * PAGE)),
             "raw-move" => {
                 let len = arg(1) * PAGE;
                 let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;

@@ -2,9 +2,9 @@
 //!
 //! `guest/demo/init` prints a line after booting, one for each round, and one before it rests.
 //! Firmware, kernel and launcher may print anything in between; a line counts only if it contains
-//! one of our words. Reading is asymmetric on purpose: a PASS must be exact to the last character, but any line with
-//! a round and CORRUPT is a failure, however garbled. A lost PASS costs nothing; a lost CORRUPT
-//! hides a wrong byte.
+//! one of our words. Reading is asymmetric on purpose: a PASS must be exact to the last character,
+//! but any line with a round and CORRUPT is a failure, however garbled. A lost PASS costs nothing;
+//! a lost CORRUPT hides a wrong byte.
 
 /// One line of init, or a kernel panic.
 #[derive(Clone, Debug, PartialEq, Eq)]

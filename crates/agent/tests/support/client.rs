@@ -67,8 +67,8 @@ impl Client {
         (0..PAGE / 8).map(|i| unsafe { self.words(page).add(i).read_volatile() }).collect()
     }
 
-    /// A `mremap` onto pages that fails after the kernel has unmapped them: the old place is to stay
-    /// mapped, and the address space may not grow. Returns 0 if it fails like that.
+    /// A `mremap` onto pages that fails after the kernel has unmapped them: the old place is to
+    /// stay mapped, and the address space may not grow. Returns 0 if it fails like that.
     fn fail_to_move_onto(&self, page: usize, len: usize) -> i32 {
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
         let statm = std::fs::read_to_string("/proc/self/statm").unwrap();

@@ -224,7 +224,12 @@ fn a_new_client_whose_memory_does_not_answer_keeps_no_other_from_connecting() {
     };
     let path = file.path.to_str().unwrap().to_string();
     liars.extend((0..3).map(|_| raw(&daemon, "misplaced", &[&path])));
-    liars.iter_mut().for_each(|liar| liar.expect("said"));
+    // To open a file waits for those who read it: all have it open before the daemon looks.
+    liars.iter_mut().for_each(|liar| liar.expect("ready"));
+    for liar in &mut liars {
+        liar.tell("go");
+        liar.expect("said");
+    }
     eventually("the daemon looks there", Duration::from_secs(30), || file.asked.load(SeqCst).then_some(()));
     let mut holder = daemon.scenario(&["hold", "4096", "4", "6"]);
     holder.expect("ready");

@@ -122,7 +122,7 @@ pub(crate) fn stuck(socket: &str, pages: usize, file: &str) {
     while hear().is_some() {}
 }
 
-/// `misplaced SOCKET FILE`: says that the control page is where it has mapped FILE.
+/// `misplaced SOCKET FILE`: maps FILE, and says when it is told to that the control page is there.
 pub(crate) fn misplaced(socket: &str, file: &str) {
     let file = std::fs::File::open(file).unwrap();
     assert!(file.metadata().unwrap().len() >= PAGE as u64);
@@ -130,6 +130,7 @@ pub(crate) fn misplaced(socket: &str, file: &str) {
     let start =
         unsafe { libc::mmap(std::ptr::null_mut(), PAGE, libc::PROT_READ, libc::MAP_PRIVATE, file.as_raw_fd(), 0) };
     assert_ne!(start, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
+    crate::wait_go();
     let _raw = Raw::lie(Path::new(socket), tracking(), 64, 1 << 40, Some(start.addr()));
     say("said");
     while hear().is_some() {}

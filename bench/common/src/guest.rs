@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use testguest::{Accelerator, Guest, Options, Spec, dump};
+use testguest::{Guest, Options, Spec, dump};
 
 use crate::interrupt::Interrupt;
 
@@ -14,11 +14,13 @@ pub const MEMORY_MIB: usize = 512;
 /// How long booting and a first round of checks may take: under emulation, minutes.
 const BOOT_LIMIT: Duration = Duration::from_secs(900);
 
-/// The command that starts a guest with this much memory, these further kernel parameters and this
-/// accelerator.
-pub fn command(memory_mib: usize, append: Option<String>, accelerator: Accelerator) -> Result<Command> {
-    let options = Options { memory_mib: u32::try_from(memory_mib)?, append, accelerator, ..Options::default() };
-    Ok(Spec::prepare(&options)?.command(&[]))
+/// The command that starts such a guest.
+///
+/// # Errors
+///
+/// Those of [`Spec::prepare`].
+pub fn command(options: &Options) -> Result<Command> {
+    Ok(Spec::prepare(options)?.command(&[]))
 }
 
 /// Waits until every guest has checked all of its files once.
@@ -45,9 +47,8 @@ pub fn make_dumps(guests: usize, interrupt: &Interrupt) -> Result<()> {
     }
     eprintln!("pageone-bench: {guests} guests boot, once, and their memory goes to {}", directory.display());
     let start = Instant::now();
-    let mut running = (0..guests)
-        .map(|_| Ok(Guest::start(command(MEMORY_MIB, None, Accelerator::Tcg)?)?))
-        .collect::<Result<Vec<_>>>()?;
+    let options = Options { memory_mib: u32::try_from(MEMORY_MIB)?, ..Options::default() };
+    let mut running = (0..guests).map(|_| Ok(Guest::start(command(&options)?)?)).collect::<Result<Vec<_>>>()?;
     wait_checked(&mut running, interrupt)?;
     for (number, guest) in running.iter().enumerate() {
         dump::write(guest.pid(), MEMORY_MIB, number).context("cannot dump a guest")?;

@@ -115,12 +115,14 @@ pub enum Broken {
         text: String,
     },
     /// QEMU has ended.
-    #[error("guest {pid} ended, {status}")]
+    #[error("guest {pid} ended, {status}; its last lines:\n{tail}")]
     Ended {
         /// The guest's process.
         pid: i32,
         /// How QEMU ended.
         status: ExitStatus,
+        /// The last lines of its console.
+        tail: String,
     },
     /// The state of QEMU's process is unknown.
     #[error("cannot wait for guest {pid}")]
@@ -264,9 +266,10 @@ impl Guest {
         if let Some(text) = &heard.panic {
             return Err(Broken::Panicked { pid, text: text.clone() });
         }
+        drop(heard);
         match self.child.try_wait() {
             Ok(None) => Ok(()),
-            Ok(Some(status)) => Err(Broken::Ended { pid, status }),
+            Ok(Some(status)) => Err(Broken::Ended { pid, status, tail: self.console_tail() }),
             Err(source) => Err(Broken::Wait { pid, source }),
         }
     }

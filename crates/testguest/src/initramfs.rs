@@ -3,7 +3,8 @@
 //! The files come from `/usr/bin`, `/usr/lib` and `/usr/share`, a third of the budget each, in
 //! sorted order: the same machine gives the same archive. They are laid out in slices of up to
 //! 4 MiB, `/data/00`, `/data/01`, ..., each with its checksum list `/ref/NN`; `/ref/all` lists all.
-//! The checksums are computed on the host, with the busybox that the guest will use.
+//! The checksums are computed on the host, with the busybox that the guest will use. On request
+//! half of each page of a file is zeros ([`Contents::ZeroPrefixed`]).
 //!
 //! The archive is not compressed: under emulation, unpacking is the longest part of booting. It is
 //! kept in the cache under a name that contains a hash of its inputs.
@@ -13,7 +14,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus};
+use std::process::{Command, ExitStatus, Stdio};
 
 use crate::cpio::Cpio;
 use crate::find::{self, FindError};
@@ -25,8 +26,8 @@ const SOURCES: [&str; 3] = ["/usr/bin", "/usr/lib", "/usr/share"];
 const FILE_SIZE: std::ops::RangeInclusive<u64> = 4096..=SLICE_BYTES;
 /// Bytes of a slice: what a guest copies in one round.
 const SLICE_BYTES: u64 = 4 << 20;
-/// File names in one command line of md5sum: far below the kernel's limit (execve(2)).
-const NAMES: usize = 500;
+/// Zeros in front of as many bytes of a file, where files are prefixed: half of a page.
+const PREFIX: usize = 2048;
 
 /// Why an initramfs was not built.
 #[derive(Debug, thiserror::Error)]
@@ -69,9 +70,6 @@ pub enum BuildError {
     /// A file cannot be read or written.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// A file changed between its checksum and its copy.
-    #[error("{} changed while it was read: try again", .0.display())]
-    Changed(PathBuf),
     /// Busybox cannot be run.
     #[error("cannot run {}", path.display())]
     Run {
@@ -88,9 +86,38 @@ pub enum BuildError {
         /// How it ended.
         status: ExitStatus,
     },
-    /// Busybox's md5sum printed too few lines.
-    #[error("{} md5sum left files out", .0.display())]
-    Md5sumLeftOut(PathBuf),
+    /// Busybox's md5sum printed no checksum.
+    #[error("{} md5sum printed no checksum", .0.display())]
+    NoChecksum(PathBuf),
+}
+
+/// What the files of a guest hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Contents {
+    /// What the machine's files hold.
+    #[default]
+    Plain,
+    /// The same, and 2 KiB of zeros in front of each 2 KiB: pages that differ only behind a long
+    /// common beginning, which is slow to compare and to hash in parts.
+    ZeroPrefixed,
+}
+
+impl Contents {
+    /// What a file of these bytes holds in a guest.
+    fn of(self, bytes: Vec<u8>) -> Vec<u8> {
+        match self {
+            Self::Plain => bytes,
+            Self::ZeroPrefixed => bytes.chunks(PREFIX).flat_map(|part| [&[0; PREFIX], part].concat()).collect(),
+        }
+    }
+
+    /// Bytes that a file's bytes become.
+    fn growth(self) -> u64 {
+        match self {
+            Self::Plain => 1,
+            Self::ZeroPrefixed => 2,
+        }
+    }
 }
 
 /// An ordinary file of this machine.
@@ -120,23 +147,26 @@ impl Input {
 ///
 /// # Errors
 /// If busybox is missing, or the cache cannot be written.
-pub(crate) fn initramfs(cache: &Path, data_mib: u64) -> Result<PathBuf, InitramfsError> {
+pub(crate) fn initramfs(cache: &Path, data_mib: u64, contents: Contents) -> Result<PathBuf, InitramfsError> {
     let busybox = find::find_busybox()?;
     let sources: Vec<_> = SOURCES.iter().map(Path::new).collect();
-    let inputs = select(&sources, data_mib << 20);
+    let inputs = select(&sources, (data_mib << 20) / contents.growth());
     if inputs.is_empty() {
         return Err(InitramfsError::NoFiles);
     }
     let mut hash = DefaultHasher::new();
-    (INIT, &inputs, Input::new(busybox.clone()), SLICE_BYTES).hash(&mut hash);
-    let prefix = format!("initramfs-{data_mib}-");
+    (INIT, &inputs, Input::new(busybox.clone()), SLICE_BYTES, contents).hash(&mut hash);
+    let prefix = match contents {
+        Contents::Plain => format!("initramfs-{data_mib}-"),
+        Contents::ZeroPrefixed => format!("initramfs-zeros-{data_mib}-"),
+    };
     let path = cache.join(format!("{prefix}{:016x}.cpio", hash.finish()));
     if path.exists() {
         return Ok(path);
     }
     std::fs::create_dir_all(cache).map_err(|source| InitramfsError::CreateCache { path: cache.to_owned(), source })?;
     let part = cache.join(format!("{prefix}{}.part", std::process::id()));
-    write_whole(&part, &path, || build(&part, &busybox, &inputs))?;
+    write_whole(&part, &path, || build(&part, &busybox, &inputs, contents))?;
     remove_older(cache, &prefix, &path);
     Ok(path)
 }
@@ -235,7 +265,7 @@ fn slices(inputs: &[Input]) -> Vec<&[Input]> {
 }
 
 /// Writes the archive to `part`.
-fn build(part: &Path, busybox: &Path, inputs: &[Input]) -> Result<(), BuildError> {
+fn build(part: &Path, busybox: &Path, inputs: &[Input], contents: Contents) -> Result<(), BuildError> {
     let mut cpio = Cpio::new(BufWriter::with_capacity(1 << 20, File::create(part)?));
     cpio.directory("bin")?;
     cpio.file("bin/busybox", 0o755, &std::fs::read(busybox)?)?;
@@ -246,19 +276,16 @@ fn build(part: &Path, busybox: &Path, inputs: &[Input]) -> Result<(), BuildError
     let mut all = String::new();
     for (n, slice) in slices(inputs).into_iter().enumerate() {
         let mut list = String::new();
-        for (input, sum) in slice.iter().zip(checksums(busybox, slice)?) {
+        for input in slice {
             let name = format!("{n:02}{}", input.path.display());
-            list.push_str(&format!("{sum}  {name}\n"));
-            let contents = std::fs::read(&input.path)?;
-            if Input::new(input.path.clone()).as_ref() != Some(input) {
-                return Err(BuildError::Changed(input.path.clone()));
-            }
+            let bytes = contents.of(std::fs::read(&input.path)?);
+            list.push_str(&format!("{}  {name}\n", checksum(busybox, &bytes)?));
             let name = format!("data/{name}");
             let parents: Vec<_> = Path::new(&name).ancestors().skip(1).collect();
             for parent in parents.into_iter().rev().filter(|parent| *parent != Path::new("")) {
                 cpio.directory(&parent.to_string_lossy())?;
             }
-            cpio.file(&name, 0o644, &contents)?;
+            cpio.file(&name, 0o644, &bytes)?;
         }
         cpio.file(&format!("ref/{n:02}"), 0o644, list.as_bytes())?;
         all.push_str(&list);
@@ -267,25 +294,23 @@ fn build(part: &Path, busybox: &Path, inputs: &[Input]) -> Result<(), BuildError
     Ok(cpio.finish()?.flush()?)
 }
 
-/// The MD5 of each input, by the busybox that the guest verifies with.
-fn checksums(busybox: &Path, inputs: &[Input]) -> Result<Vec<String>, BuildError> {
-    let mut sums = Vec::with_capacity(inputs.len());
-    for batch in inputs.chunks(NAMES) {
-        let output = Command::new(busybox)
-            .arg("md5sum")
-            .args(batch.iter().map(|input| &input.path))
-            .output()
-            .map_err(|source| BuildError::Run { path: busybox.to_owned(), source })?;
-        if !output.status.success() {
-            return Err(BuildError::Md5sum { path: busybox.to_owned(), status: output.status });
-        }
-        let lines = String::from_utf8(output.stdout).map_err(io::Error::other)?;
-        sums.extend(lines.lines().filter_map(|line| Some(line.get(..32)?.to_owned())));
+/// The MD5 of some bytes, by the busybox that the guest verifies with.
+fn checksum(busybox: &Path, bytes: &[u8]) -> Result<String, BuildError> {
+    let mut child = Command::new(busybox)
+        .arg("md5sum")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(|source| BuildError::Run { path: busybox.to_owned(), source })?;
+    // It prints nothing before it has read everything. Dropping the pipe ends its input.
+    let written = child.stdin.take().map_or(Ok(()), |mut input| input.write_all(bytes));
+    let output = child.wait_with_output()?;
+    if !output.status.success() {
+        return Err(BuildError::Md5sum { path: busybox.to_owned(), status: output.status });
     }
-    if sums.len() != inputs.len() {
-        return Err(BuildError::Md5sumLeftOut(busybox.to_owned()));
-    }
-    Ok(sums)
+    written?;
+    let line = String::from_utf8(output.stdout).map_err(io::Error::other)?;
+    line.get(..32).map(str::to_owned).ok_or_else(|| BuildError::NoChecksum(busybox.to_owned()))
 }
 
 #[cfg(test)]
@@ -306,6 +331,17 @@ mod tests {
         }
         assert!(slices.len() > 50);
         assert!(super::slices(&[]).is_empty());
+    }
+
+    #[test]
+    fn half_of_a_prefixed_file_is_zeros() {
+        let bytes: Vec<u8> = (0..5000).map(|i| (i % 255 + 1) as u8).collect();
+        assert_eq!(Contents::Plain.of(bytes.clone()), bytes);
+        let prefixed = Contents::ZeroPrefixed.of(bytes.clone());
+        assert_eq!(prefixed.len(), 3 * PREFIX + 5000);
+        for (part, prefixed) in bytes.chunks(PREFIX).zip(prefixed.chunks(2 * PREFIX)) {
+            assert_eq!(prefixed, [&[0; PREFIX], part].concat());
+        }
     }
 
     #[test]

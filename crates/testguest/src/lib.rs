@@ -31,6 +31,6 @@ mod probe;
 mod spec;
 
 pub use guest::{Broken, Guest, StartError, Verdict};
-pub use initramfs::{BuildError, InitramfsError};
+pub use initramfs::{BuildError, Contents, InitramfsError};
 pub use probe::NoKvm;
 pub use spec::{Accelerator, MEMORY_MIB_MIN, Options, PrepareError, Spec};

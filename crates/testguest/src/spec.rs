@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use crate::find::{self, FindError};
-use crate::initramfs::{self, InitramfsError};
+use crate::initramfs::{self, Contents, InitramfsError};
 
 /// `panic=-1` with QEMU's `-no-reboot`: a panic ends the guest. `mitigations=off`: nothing hostile
 /// runs here, and emulation makes mitigations expensive. `rootfstype=ramfs`: a tmpfs is limited to
@@ -54,13 +54,22 @@ pub struct Options {
     pub accelerator: Accelerator,
     /// Whether guests load the recycler's module, which marks the pages that they free.
     pub ppr: bool,
+    /// What the guests' files hold.
+    pub contents: Contents,
     /// Further kernel parameters, such as `PAGEONE_ROUNDS=3` (see `guest/demo/init`).
     pub append: Option<String>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { memory_mib: 512, kernel: None, accelerator: Accelerator::Tcg, ppr: false, append: None }
+        Self {
+            memory_mib: 512,
+            kernel: None,
+            accelerator: Accelerator::Tcg,
+            ppr: false,
+            contents: Contents::Plain,
+            append: None,
+        }
     }
 }
 
@@ -98,7 +107,7 @@ impl Spec {
         }
         let data_mib = DATA_MIB_MAX.min((f64::from(options.memory_mib - SYSTEM_MIB) * DATA_SHARE) as u64);
         let kernel = find::find_kernel(options.kernel.as_deref())?;
-        let mut initramfs = initramfs::initramfs(&find::cache_dir()?, data_mib)?;
+        let mut initramfs = initramfs::initramfs(&find::cache_dir()?, data_mib, options.contents)?;
         if options.ppr {
             initramfs = initramfs::with_recycler(&initramfs, &find::find_recycler(&kernel)?)?;
         }

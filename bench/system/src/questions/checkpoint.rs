@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
-use testguest::{Accelerator, Guest};
+use testguest::Guest;
 
 use crate::subjects::pageone::PageOne;
 use bench_common::guest;
@@ -133,7 +133,8 @@ pub(crate) fn run(options: &Options, quick: bool) -> Result<Vec<Row>> {
 fn round(place: &Path, memory_mib: usize, loops: usize, interrupt: &Interrupt) -> Result<Vec<Row>> {
     let directory = tempfile::Builder::new().prefix("pageone-bench-checkpoint-").tempdir_in(place)?;
     let pageone = PageOne::find()?;
-    let program = guest::command(memory_mib, None, Accelerator::Tcg)?;
+    let spec = testguest::Options { memory_mib: u32::try_from(memory_mib)?, ..Default::default() };
+    let program = guest::command(&spec)?;
     let store = Store { pageone: &pageone, directory: directory.path(), loops };
     let capacity = directory.path().join("capacity").display().to_string();
     store.run(&["pool", "create", "store", "--capacity", &capacity])?;

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use kmem::PAGE_SIZE;
 use kmem::procfs::smaps_rollup;
-use testguest::{Accelerator, Guest};
+use testguest::{Contents, Guest};
 
 use crate::harness::host::{self, Others};
 use crate::subjects::engine::{Engine, Subject};
@@ -37,6 +37,9 @@ const SCAN: f64 = 3.0;
 /// Memory in use is the median of this many readings, a second apart: rounds make it rise and fall.
 const READINGS: usize = 5;
 
+/// Merging has converged when it has saved this part of what it saves at the end.
+const CONVERGED: f64 = 0.95;
+
 /// What a person may choose.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Options {
@@ -52,6 +55,9 @@ pub(crate) struct Options {
     /// How long guests sleep between rounds, in seconds; 3 in the demo
     #[arg(long, value_name = "S", default_value_t = 0)]
     pause: u32,
+    /// Half of each page of the guests' files is zeros, in front
+    #[arg(long)]
+    zero_prefix: bool,
     /// Under PageONE: `split` huge pages, `keep` them, or split those of which more than this
     /// percentage can be merged
     #[arg(long, value_name = "POLICY", default_value = "split")]
@@ -87,6 +93,7 @@ struct Plan {
     seconds: usize,
     threads: usize,
     pause: u32,
+    contents: Contents,
     huge_pages: HugePages,
 }
 
@@ -99,6 +106,7 @@ pub(crate) fn run(options: &Options, quick: bool) -> Result<Vec<Row>> {
         memory_mib,
         threads: std::thread::available_parallelism().map_or(1, usize::from),
         pause: options.pause,
+        contents: if options.zero_prefix { Contents::ZeroPrefixed } else { Contents::Plain },
         huge_pages: options.huge_pages,
     };
     let interrupt = Interrupt::watch()?;
@@ -114,6 +122,9 @@ pub(crate) fn run(options: &Options, quick: bool) -> Result<Vec<Row>> {
             let mut case = format!("{} guests of {} MiB, {} s", plan.guests, plan.memory_mib, plan.seconds);
             if plan.pause > 0 {
                 case += &format!(", pauses of {} s", plan.pause);
+            }
+            if plan.contents == Contents::ZeroPrefixed {
+                case += ", zeros in front";
             }
             match plan.huge_pages {
                 HugePages::Split(0) => {}
@@ -161,15 +172,32 @@ impl Outcome {
             }
         }
         sheet.add("used_mib_at_end", used(last), "MiB");
+        if let Some(seconds) = self.converged(used(last)) {
+            sheet.add("seconds_to_converge", seconds, "s");
+        }
         sheet.add("huge_mib_at_end", self.huge_mib, "MiB");
         sheet.add("cpu_seconds", self.cpu_ns as f64 / 1e9, "s");
         sheet.add("rounds_a_minute", self.rounds_a_minute, "");
     }
 }
 
+impl Outcome {
+    /// When so much of what is saved at the end was saved for the first time ([`CONVERGED`]), in
+    /// seconds; `None` where nothing is.
+    fn converged(&self, end: f64) -> Option<f64> {
+        let before = self.used.first()?.1;
+        let bar = before - CONVERGED * (before - end);
+        self.used.iter().find(|&&(_, mib)| mib <= bar && end < before).map(|&(second, _)| second)
+    }
+}
+
 fn measure(plan: &Plan, who: Who, interrupt: &Interrupt) -> Result<Option<Outcome>> {
-    let pause = format!("PAGEONE_PAUSE={}", plan.pause);
-    let program = guest::command(plan.memory_mib, Some(pause), Accelerator::Tcg)?;
+    let program = guest::command(&testguest::Options {
+        memory_mib: u32::try_from(plan.memory_mib)?,
+        contents: plan.contents,
+        append: Some(format!("PAGEONE_PAUSE={}", plan.pause)),
+        ..Default::default()
+    })?;
     let ours = Subject::PageOne { threads: plan.threads };
     let base = host::used()?;
     // Declared before the guests, so that it ends after them. KSM comes later: it would begin while

@@ -134,7 +134,10 @@ fn measure(options: &Options, seconds: u64, who: Who, interrupt: &Interrupt) -> 
     // Guests that have checked their files early have more of it.
     let work = 2 * seconds + 30;
     let append = format!("PAGEONE_PAUSE=0 PAGEONE_WORK={work}");
-    let program = guest::command(options.memory, Some(append), Accelerator::Kvm)?;
+    let memory_mib = u32::try_from(options.memory)?;
+    let accelerator = Accelerator::Kvm;
+    let spec = testguest::Options { memory_mib, accelerator, append: Some(append), ..Default::default() };
+    let program = guest::command(&spec)?;
     let ours = Subject::PageOne { threads };
     let base = host::used()?;
     // Declared before the guests, so that it ends after them. KSM comes later: it would begin while

@@ -5,8 +5,10 @@
 
 mod support;
 
+use std::time::{Duration, Instant};
+
 use support::client;
-use support::daemon::{Daemon, Program, Store};
+use support::daemon::{Daemon, MOVES, Program, Store, kernel_can};
 use wire::{MergeRun, Outcome, PageNo, Run, Target, ToAgent, ToDaemon};
 
 /// Not a test: what the client runs.
@@ -125,10 +127,10 @@ fn signals_reach_threads_that_do_not_block_them() {
     };
     let open = || std::fs::read_dir(format!("/proc/{}/task", program.pid())).unwrap().flatten().filter(is_open).count();
     // On a busy machine a thread may have no name yet.
-    let begin = std::time::Instant::now();
+    let begin = Instant::now();
     while open() != 2 {
-        assert!(begin.elapsed() < std::time::Duration::from_secs(20), "{} threads take signals, not two", open());
-        std::thread::sleep(std::time::Duration::from_millis(10));
+        assert!(begin.elapsed() < Duration::from_secs(20), "{} threads take signals, not two", open());
+        std::thread::sleep(Duration::from_millis(10));
     }
 }
 
@@ -161,10 +163,10 @@ fn a_child_copied_while_pages_are_taken_away_or_given_back_has_its_memory() {
         let outcomes = daemon.merge(1, &runs);
         (daemon, outcomes)
     });
-    std::thread::sleep(std::time::Duration::from_millis(1500));
+    std::thread::sleep(Duration::from_millis(1500));
     for _ in 0..2 {
         assert_eq!(program.ask("fork-raw"), "0");
-        std::thread::sleep(std::time::Duration::from_millis(700));
+        std::thread::sleep(Duration::from_millis(700));
     }
     let (mut daemon, outcomes) = merging.join().unwrap();
     assert_eq!(outcomes, [20, 21, 22].map(|page| (page, Outcome::Merged)), "though forks came between");
@@ -172,9 +174,34 @@ fn a_child_copied_while_pages_are_taken_away_or_given_back_has_its_memory() {
     // They are filled a second after untouched memory took their place.
     daemon.send(&ToAgent::Detach, &[]);
     for _ in 0..3 {
-        std::thread::sleep(std::time::Duration::from_millis(400));
+        std::thread::sleep(Duration::from_millis(400));
         assert_eq!(program.ask("fork-raw"), "0", "while memory is given back");
     }
     daemon.wait_for(|message| *message == ToDaemon::Detached);
     assert_eq!(program.ask("check 0 512"), "0");
+}
+
+#[test]
+fn only_those_wait_who_touch_a_page_that_was_taken() {
+    // Not a guard that is missing: a window pauses for a second before it takes pages, and for
+    // another before it maps them.
+    if !kernel_can(MOVES) {
+        return;
+    }
+    let (mut daemon, mut program, store) = start(512, "slow-take");
+    let runs = [store.runs(20..21), store.runs(22..23)].concat();
+    let merging = std::thread::spawn(move || daemon.merge(1, &runs));
+    let mut write = |page: usize| {
+        let begin = Instant::now();
+        program.ask(&format!("write {page} 7"));
+        begin.elapsed()
+    };
+    std::thread::sleep(Duration::from_millis(400));
+    let between = write(21);
+    std::thread::sleep(Duration::from_millis(1000));
+    let taken = write(20);
+    assert!(between < Duration::from_millis(300) && taken > Duration::from_millis(300), "{between:?}, {taken:?}");
+    assert_eq!(merging.join().unwrap().len(), 2);
+    assert_eq!((program.ask("word 20"), program.ask("word 21")), ("7".into(), "7".into()));
+    assert_eq!((program.ask("check 0 20"), program.ask("check 22 490")), ("0".into(), "0".into()));
 }

@@ -240,7 +240,7 @@ impl<'a> Taker<'a> {
     }
 
     fn empty(&mut self) {
-        self.uffd.discard_taken(self.used);
+        self.uffd.discard_taken(Range::new(0, self.used));
         self.used = 0;
     }
 }

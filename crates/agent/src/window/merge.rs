@@ -3,26 +3,32 @@
 //! ```text
 //! select    runs that can share a window; pages written since the last scan end it
 //! refuse    runs without a segment, or without room for their mappings
-//! open      writers to the span wait; it leaves tracking
-//! look      at some pages; where pages cannot be moved every byte is compared
-//! take      some pages are moved away, unless they are pinned; readers wait too
-//! compare   every byte of those, now that nothing can write to them; what differs is put back
+//! look      at some pages: those that differ are left alone
+//! open      a part of the window leaves tracking
+//! take      some pages are moved away, unless they are pinned; who touches them waits
+//! compare   every byte of those, now that nobody can write to them; what differs is put back
 //! map       frames, or untouched memory for zeros, in their place; then the next pages are taken
-//! close     writers and readers go on; the span is tracked again
+//! close     all threads go on; the part is tracked again
 //! ```
 //!
 //! The comparison decides, and not what the daemon expects. Each run of equal pages becomes one
-//! mapping.
+//! mapping. Pages that are left alone keep their place in a virtual machine's stage-2 page tables;
+//! so a part reaches over few of them ([`PART_GAP`]).
 //!
-//! After the window is closed, the pages that were not replaced are marked as clean for tracking
-//! again: they were clean in the last scan. A write that slips in before that costs a missed merge
-//! at most, since every merge compares. Pages that map a frame are not marked: if one is written,
-//! its copy must show in the next scan, or its frame would be kept for ever.
+//! Where pages cannot be moved (see [`crate::runtime::state::window_uffd`]) the window is one part,
+//! whose writers wait from the beginning, and pages are compared in place.
+//!
+//! After a part is closed, its pages that were not replaced are marked as clean for tracking again:
+//! they were clean in the last scan. A write that comes before that costs a missed merge at most,
+//! since every merge compares, and the daemon's change logs list all pages of a window. Pages that
+//! map a frame are not marked: if one is written, its copy must show in the next scan, or its frame
+//! would be kept for ever.
 
 #![allow(unsafe_code)] // Compares and replaces the program's memory.
 
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::ops;
+use std::time::{Duration, Instant};
 
 use kmem::range::Range;
 use wire::{MergeRun, Outcome, PageNo, RegionId, Run, Target};
@@ -36,7 +42,7 @@ use crate::runtime::state::region::Region;
 use crate::runtime::state::segments::Segments;
 use crate::runtime::state::uffds::Userfaultfds;
 use crate::runtime::state::window_uffd::WindowUffd;
-use crate::window::compare::{Verdict, Verdicts, compare};
+use crate::window::compare::{Verdict, Verdicts, compare, hull};
 use crate::window::look::Looked;
 use crate::window::report::WindowReport;
 use crate::window::runs::{end_of_group, span};
@@ -44,6 +50,12 @@ use crate::window::select::select;
 use crate::window::{MAX_TIME, pins};
 
 mod take;
+
+/// From then on no more pages are taken. Replacing those that were takes the rest of the time.
+const TAKE_TIME: Duration = Duration::from_micros(800);
+/// Most pages between two runs of a part. To open and close a part takes some system calls, and
+/// costs as much as this many pages that leave stage-2 page tables for nothing.
+const PART_GAP: u32 = 8;
 
 /// The runs of one window, as far as it gets.
 pub(crate) struct Request<'a> {
@@ -64,11 +76,12 @@ pub(crate) fn merge(state: &mut State, request: &Request<'_>) -> WindowReport {
         Ok(window) => window,
         Err(report) => return report,
     };
-    let some_left = window.refuse();
-    if some_left && window.open() {
-        window.compare(request.check_held);
-        window.take_and_map();
-        window.close();
+    if window.refuse() {
+        if window.can_take() {
+            window.take_parts(request.check_held);
+        } else {
+            window.compare_and_map(request.check_held);
+        }
         window.mark_clean();
         window.own_stuck();
     }
@@ -88,12 +101,12 @@ struct Window<'s> {
     refusals: Vec<Option<Outcome>>,
     /// From the first page of the runs to their last.
     span: Run,
-    /// Its addresses.
-    bytes: Range,
     opened: Instant,
     verdicts: Verdicts,
-    /// Pages are taken that nobody has looked at.
-    unseen: bool,
+    /// Pages are taken away that nobody has compared.
+    takes: bool,
+    /// Some page was taken away.
+    has_taken: bool,
     /// Equal pages before this one were taken away, or need not be.
     taken: PageNo,
     /// Those of them that do not equal their target, and why, ascending.
@@ -126,7 +139,7 @@ impl<'s> Window<'s> {
         let runs = match files.kept_pagemap() {
             Some(pagemap) => {
                 let selection = select(region, whole, runs, request.calm, pagemap);
-                selection.written.into_iter().for_each(|run| report.settle_written(run, Outcome::Differs));
+                selection.written.into_iter().for_each(|run| report.settle_as_is(run, Outcome::Differs));
                 report.rest.splice(0..0, selection.rest);
                 selection.now
             }
@@ -134,7 +147,6 @@ impl<'s> Window<'s> {
         };
         let Some(span) = span(&runs) else { return Err(report) };
         Ok(Self {
-            bytes: region.bytes(span),
             region,
             uffds,
             files,
@@ -146,7 +158,8 @@ impl<'s> Window<'s> {
             runs,
             span,
             opened: Instant::now(),
-            unseen: false,
+            takes: false,
+            has_taken: false,
             taken: span.page,
             changed: VecDeque::new(),
             report,
@@ -178,41 +191,99 @@ impl<'s> Window<'s> {
         false
     }
 
-    /// Blocks writers to the span. False if that failed.
-    fn open(&mut self) -> bool {
-        self.opened = Instant::now();
-        self.control.set_window(true);
-        let is_open = self.uffds.open_window(self.bytes).is_ok();
-        if !is_open {
-            self.control.set_window(false);
-            self.report.settle_all(&self.runs, Outcome::Gone);
-        }
-        is_open
+    /// Whether all pages can be moved away, so that they are compared where nobody reaches them.
+    fn can_take(&self) -> bool {
+        pin_check(self.uffds).is_some()
+            && self.control.memory_is_sound()
+            && !self.runs.iter().any(|merge| self.region.mapped.any(merge.run))
     }
 
-    /// Finds out which pages equal their targets, as far as they are not compared when they were
-    /// taken.
-    fn compare(&mut self, check_held: bool) {
+    /// Why no page of this process may be merged now; asked if the caller wants to know.
+    fn held(&mut self, check: bool) -> Option<Outcome> {
+        let held = if check { pins::held_memory(self.files) } else { None };
+        self.report.nothing_held |= check && held.is_none();
+        held
+    }
+
+    /// Takes the pages that look like their targets, part by part, and replaces those that equal
+    /// them. A page that is pinned or locked meanwhile cannot be taken.
+    fn take_parts(&mut self, check_held: bool) {
+        if let Some(outcome) = self.held(check_held) {
+            return self.runs.iter().for_each(|merge| self.report.settle_as_is(merge.run, outcome));
+        }
+        self.takes = true;
+        self.look();
+        let verdicts = std::mem::take(&mut self.verdicts);
+        self.opened = Instant::now();
+        let mut done = 0;
+        while let Some(part) = next_part(&verdicts[done..]) {
+            let (before, part) = (&verdicts[done..done + part.start], &verdicts[done + part.start..done + part.end]);
+            self.settle_as_is(before);
+            done += before.len() + part.len();
+            if self.is_late() {
+                return self.leave_rest(part[0].0.page, &verdicts);
+            }
+            let span = self.region.bytes(Run::between(part[0].0.page, part[part.len() - 1].0.end()));
+            self.control.set_window(true);
+            if self.uffds.open_taking(span).is_err() {
+                part.iter().for_each(|(run, _)| self.report.settle(*run, Outcome::Gone));
+                continue;
+            }
+            let stopped = self.take_and_map(part);
+            self.close(span);
+            if let Some(page) = stopped {
+                return self.leave_rest(page, &verdicts);
+            }
+        }
+        self.settle_as_is(&verdicts[done..]);
+    }
+
+    /// Settles what is known of pages that are in no part, and were left alone.
+    fn settle_as_is(&mut self, verdicts: &[(Run, Verdict)]) {
+        for (run, verdict) in verdicts {
+            if let Verdict::Settled(outcome) = verdict {
+                self.report.settle_as_is(*run, *outcome);
+            }
+        }
+    }
+
+    /// Compares the pages in place while writers wait, and replaces those that equal their targets.
+    fn compare_and_map(&mut self, check_held: bool) {
+        let span = self.region.bytes(self.span);
+        self.opened = Instant::now();
+        self.control.set_window(true);
+        if self.uffds.open_window(span).is_err() {
+            self.control.set_window(false);
+            return self.report.settle_all(&self.runs, Outcome::Gone);
+        }
         // Pins and locks are looked for only now: a thread that pins a page for writing from here
         // on waits for the window, or gets a page of its own.
         let shows_pins = self.uffds.window().is_some_and(WindowUffd::can_check_pins)
             && !self.runs.iter().any(|merge| self.region.mapped.any(merge.run));
-        let held = if check_held || !shows_pins { pins::held_memory(self.files) } else { None };
-        self.report.nothing_held = check_held && held.is_none();
-        if let Some(outcome) = held {
-            return self.verdicts.extend(self.runs.iter().map(|merge| (merge.run, Verdict::Settled(outcome))));
+        match self.held(check_held || !shows_pins) {
+            Some(outcome) => self.report.settle_all(&self.runs, outcome),
+            None => {
+                self.compare_in_place(!self.control.memory_is_sound());
+                let verdicts = std::mem::take(&mut self.verdicts);
+                let end = verdicts.last().map_or(self.span.page, |(run, _)| run.end());
+                let stopped = match (hull(&verdicts), pin_check(self.uffds)) {
+                    (Some(hull), Some(uffd)) if uffd.block_readers(self.region.bytes(hull)).is_err() => {
+                        verdicts.iter().for_each(|(run, _)| self.report.settle(*run, Outcome::Gone));
+                        None
+                    }
+                    _ => self.take_and_map(&verdicts),
+                };
+                if let Some(page) = stopped {
+                    self.leave_rest(page, &verdicts);
+                }
+                self.report.leave(Run::between(end, self.span.end()));
+            }
         }
-        let is_sound = self.control.memory_is_sound();
-        if shows_pins && is_sound && pin_check(self.uffds).is_some() {
-            self.look();
-        } else {
-            self.compare_in_place(!is_sound);
-        }
+        self.close(span);
     }
 
     /// Looks at some pages. All of them are compared when they were taken.
     fn look(&mut self) {
-        self.unseen = true;
         let runs = self.runs.iter().zip(&self.refusals);
         let wanted = runs.clone().filter(|(_, refusal)| refusal.is_none()).map(|(&merge, _)| merge);
         // SAFETY: the daemon writes no frame that a page may map, and no memory has failed. A run
@@ -248,16 +319,22 @@ impl<'s> Window<'s> {
         }
     }
 
-    /// Lets all threads go on.
-    fn close(&mut self) {
-        self.uffds.close_window(self.bytes);
+    /// No more pages are taken in this window.
+    fn is_late(&self) -> bool {
+        self.has_taken && self.opened.elapsed() > TAKE_TIME
+    }
+
+    /// Lets all threads go on that wait in a part of the window.
+    fn close(&mut self, part: Range) {
+        self.uffds.close_window(part);
         self.control.set_window(false);
         if self.uffds.take_forks() {
             self.control.count_fork();
         }
         self.report.time = self.opened.elapsed();
         if let Some(uffd) = self.uffds.window() {
-            uffd.discard_taken(self.bytes.len);
+            let offset = part.start - self.region.bytes(self.span).start;
+            uffd.discard_taken(Range::new(offset, part.len));
         }
     }
 
@@ -279,6 +356,20 @@ impl<'s> Window<'s> {
             self.report.stuck.iter().for_each(|&page| pins::own(self.region.bytes(page), self.files));
         }
     }
+}
+
+/// The first verdicts that share a part: pages that may be taken, with what lies between them.
+fn next_part(verdicts: &[(Run, Verdict)]) -> Option<ops::Range<usize>> {
+    let mut wanted = (0..).zip(verdicts).filter(|(_, (_, verdict))| matches!(verdict, Verdict::Equal(_)));
+    let (start, &(first, _)) = wanted.next()?;
+    let (mut end, mut last) = (start + 1, first);
+    for (i, &(run, _)) in wanted {
+        if run.page - last.end() > PART_GAP {
+            break;
+        }
+        (end, last) = (i + 1, run);
+    }
+    Some(start..end)
 }
 
 /// The userfaultfd that tells pinned pages from others, where the kernel can.

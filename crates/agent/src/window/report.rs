@@ -24,8 +24,8 @@ pub(crate) struct WindowReport {
 }
 
 impl WindowReport {
-    /// Notes the outcome of pages that were written, and go on being counted as such.
-    pub(super) fn settle_written(&mut self, run: Run, outcome: Outcome) {
+    /// Notes the outcome of pages that go on being counted as written, or as clean.
+    pub(super) fn settle_as_is(&mut self, run: Run, outcome: Outcome) {
         match self.outcomes.last_mut() {
             Some(last) if last.outcome == outcome && last.run.end() == run.page => last.run.len += run.len,
             _ => self.outcomes.push(RunOutcome { run, outcome }),
@@ -34,7 +34,7 @@ impl WindowReport {
 
     /// Notes the outcome of some pages.
     pub(super) fn settle(&mut self, run: Run, outcome: Outcome) {
-        self.settle_written(run, outcome);
+        self.settle_as_is(run, outcome);
         if !matches!(outcome, Outcome::Merged | Outcome::Failed) {
             self.leave(run);
         }

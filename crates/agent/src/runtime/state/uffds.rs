@@ -4,9 +4,14 @@
 //! writes. A thread that unmaps registered memory waits for the event thread, which needs
 //! the agent's lock. So the agent itself unregisters memory before it unmaps it.
 //!
-//! A *window* is a span over which writers wait: it is taken from the tracking userfaultfd, given
-//! to the window's ([`WindowUffd`]) and write-protected. Readers go on. Closing the window
-//! unregisters the span, which wakes the writers, and tracks it again.
+//! A *window* is a span in which threads wait: it is taken from the tracking userfaultfd and given
+//! to the window's ([`WindowUffd`]). There are two kinds. Where pages are compared in place the span
+//! is write-protected: writers wait, and readers go on. Where pages are taken away first, only those
+//! wait who touch a page that was taken. Closing the window unregisters the span, which wakes all,
+//! and tracks it again.
+//!
+//! Each change of protection takes the span's pages out of a virtual machine's stage-2 page tables,
+//! whether or not they are merged. So the second kind protects nothing.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -104,28 +109,44 @@ impl Userfaultfds {
         self.tracking().map(|tracking| tracking.register_wp(range))
     }
 
-    /// Opens a window. After an error it is closed.
+    /// Opens a window in which writers wait. After an error it is closed.
     pub(crate) fn open_window(&mut self, span: Range) -> Result<(), Errno> {
+        let is_guarded = !sabotage::is_on(Sabotage::NoProtect);
+        let opened = self.begin_window(span).and_then(|window| window.block_writers(span, is_guarded));
+        self.opened(span, opened)
+    }
+
+    /// Opens a window in which those wait who touch a page that [was
+    /// taken](WindowUffd::take_away). After an error it is closed.
+    pub(crate) fn open_taking(&mut self, span: Range) -> Result<(), Errno> {
+        let is_guarded = !sabotage::is_on(Sabotage::NoProtect);
+        let opened =
+            self.begin_window(span).and_then(|window| if is_guarded { window.await_missing(span) } else { Ok(()) });
+        self.opened(span, opened)
+    }
+
+    /// Takes a span from tracking, so that it can be given to the window's userfaultfd.
+    fn begin_window(&mut self, span: Range) -> Result<&WindowUffd, Errno> {
         if !self.window.as_ref().is_some_and(WindowUffd::is_intact) {
             // In a forked child: the parent's works on the parent's memory only. Or the program has
             // taken the descriptor.
             self.window = WindowUffd::new().ok();
         }
         let window = self.window.as_ref().ok_or(Errno::NOMEM)?;
-        let opened = match self.tracking() {
-            Some(tracking) => tracking.unregister(span),
-            None => Ok(()),
-        };
-        let opened = opened.and_then(|()| window.block_writers(span, !sabotage::is_on(Sabotage::NoProtect)));
-        if opened.is_err() {
+        self.untrack(span)?;
+        Ok(window)
+    }
+
+    fn opened(&mut self, span: Range, result: Result<(), Errno>) -> Result<(), Errno> {
+        if result.is_err() {
             self.close_window(span);
         } else if sabotage::is_on(Sabotage::SlowWindow) {
             std::thread::sleep(Duration::from_millis(50));
         }
-        opened
+        result
     }
 
-    /// Closes a window: writers go on, and the span is tracked again.
+    /// Closes a window: all threads go on, and the span is tracked again.
     pub(crate) fn close_window(&mut self, span: Range) {
         if let Some(window) = &self.window {
             window.release(span);

@@ -113,8 +113,16 @@ impl WindowUffd {
         self.scratch.is_some()
     }
 
-    /// Blocks readers of pages that are taken away, until the window closes. From here on the agent
-    /// itself must not touch the span either.
+    /// Makes threads wait, until the window closes, that touch pages of a span which are taken away.
+    /// From here on the agent itself must not touch the span either. The span is registered with no
+    /// other userfaultfd; nothing in it is protected.
+    pub(super) fn await_missing(&self, span: Range) -> Result<(), Errno> {
+        self.uffd.register_missing(span)
+    }
+
+    /// Where writers are [blocked](WindowUffd::block_writers): blocks readers too of pages that are
+    /// taken away, until the window closes. From here on the agent itself must not touch the span
+    /// either.
     pub(crate) fn block_readers(&self, span: Range) -> Result<(), Errno> {
         self.uffd.register_missing_wp(span)
     }
@@ -126,8 +134,7 @@ impl WindowUffd {
     ///
     /// # Safety
     ///
-    /// - `from` lies in an open window whose readers [are blocked](WindowUffd::block_readers): no
-    ///   thread can see that the pages are missing.
+    /// - `from` lies in an open window in which whoever touches a missing page waits.
     /// - Before the window closes, the caller maps the same bytes there, or [puts the pages
     ///   back](WindowUffd::put_back).
     /// - The agent holds no reference into `from`.
@@ -236,12 +243,12 @@ impl WindowUffd {
         }
     }
 
-    /// Discards what was moved to the first `len` bytes of the scratch area.
-    pub(crate) fn discard_taken(&self, len: usize) {
+    /// Discards what was moved to this part of the scratch area, which starts at 0 here.
+    pub(crate) fn discard_taken(&self, part: Range) {
         self.children.iter().for_each(Children::forget_all);
-        if let Some(scratch) = self.scratch {
+        if let Some(scratch) = self.scratch.filter(|scratch| part.end() <= scratch.len) {
             // Each page in it was replaced by a mapping with the same bytes, or was moved back.
-            self.empty(Range::new(scratch.start, len.min(scratch.len)));
+            self.empty(Range::new(scratch.start + part.start, part.len));
         }
     }
 

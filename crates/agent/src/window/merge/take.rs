@@ -16,56 +16,50 @@ use crate::runtime::sabotage::{self, Sabotage};
 use crate::runtime::state::window_uffd::PutBack;
 use crate::window::MAX_TIME;
 use crate::window::anonymous::advise;
-use crate::window::compare::{Verdict, Verdicts, changed, end_of_equal, hull};
+use crate::window::compare::{Verdict, changed, end_of_equal};
 use crate::window::map::{Taken, give_back, map_frames, map_zeros, put_back, take_away};
 use crate::window::own::Presence;
 use crate::window::runs::{advance, split};
 
-/// From then on no more pages are taken. Replacing those that were takes the rest of the time.
-const TAKE_TIME: Duration = Duration::from_micros(800);
 /// So many pages are taken and compared one after the other, and then replaced: the processor's
 /// caches serve comparing and mapping badly in turns. A run is taken as a whole.
 const TAKE_PAGES: u32 = 128;
 
 impl Window<'_> {
-    /// Replaces the pages that equal their targets, and settles the outcome of all others.
-    pub(super) fn take_and_map(&mut self) {
-        let verdicts = std::mem::take(&mut self.verdicts);
-        let hull = hull(&verdicts);
+    /// Replaces the pages of an open part that equal their targets, and settles the outcome of all
+    /// others. Returns the first page that there was no time for.
+    pub(super) fn take_and_map(&mut self, part: &[(Run, Verdict)]) -> Option<PageNo> {
+        let (first, last) = (part.first()?.0, part.last()?.0);
         if sabotage::is_on(Sabotage::SlowTake) {
             std::thread::sleep(Duration::from_secs(1));
         }
-        let readers_blocked = match (hull, pin_check(self.uffds)) {
-            (Some(hull), Some(uffd)) => uffd.block_readers(self.region.bytes(hull)).is_ok(),
-            _ => true,
-        };
-        let mut at = self.span.page;
-        let mut mapped = false;
-        for (i, &(run, ref verdict)) in verdicts.iter().enumerate() {
-            if self.taken > self.span.page && self.taken <= run.page && self.opened.elapsed() > TAKE_TIME {
-                self.leave_rest(run.page, &verdicts);
+        let mut at = first.page;
+        let (mut mapped, mut stopped) = (false, None);
+        for (i, &(run, ref verdict)) in part.iter().enumerate() {
+            if self.taken <= run.page && self.is_late() {
+                stopped = Some(run.page);
                 break;
             }
             self.report.leave(Run::between(at, run.page));
             at = run.end();
             match *verdict {
-                // SAFETY: the verdict is the comparison's, in this window; where pages can be
-                // checked for pins, readers are blocked.
-                Verdict::Equal(target) if readers_blocked => mapped |= unsafe { self.replace(target, &verdicts[i..]) },
-                Verdict::Equal(_) => self.report.settle(run, Outcome::Gone),
+                // SAFETY: the part is open, and its writers wait, or all its pages are taken and
+                // compared before they are replaced.
+                Verdict::Equal(target) => mapped |= unsafe { self.replace(target, &part[i..]) },
                 Verdict::Settled(outcome) => self.report.settle(run, outcome),
             }
         }
-        if let Some(hull) = hull.filter(|_| mapped) {
+        if mapped {
             // In one call for all. Pages that were not replaced have had this advice before.
-            let place = self.region.bytes(hull);
+            let place = self.region.bytes(Run::between(first.page, last.end()));
             advise(self.region, place, false);
         }
-        self.report.leave(Run::between(at, self.span.end()));
+        self.report.leave(Run::between(at, last.end()));
+        stopped
     }
 
     /// Leaves the runs with a verdict to another window, from this page on.
-    fn leave_rest(&mut self, page: PageNo, verdicts: &Verdicts) {
+    pub(super) fn leave_rest(&mut self, page: PageNo, verdicts: &[(Run, Verdict)]) {
         let end = verdicts.last().map_or(page, |(run, _)| run.end());
         let rest = self.runs.iter().filter(|merge| merge.run.end() > page && merge.run.page < end).map(|&merge| {
             match page.0.checked_sub(merge.run.page.0) {
@@ -82,8 +76,9 @@ impl Window<'_> {
     ///
     /// # Safety
     ///
-    /// The window is open. The pages of the first verdict equal `target`; the further verdicts
-    /// follow it in this window. Where there is a [`pin_check`], readers are blocked.
+    /// A part is open. The pages of the first verdict equal `target`, as far as they were compared;
+    /// the further verdicts follow it in this part. Where there is a [`pin_check`], who touches a
+    /// missing page waits.
     unsafe fn replace(&mut self, target: Target, verdicts: &[(Run, Verdict)]) -> bool {
         let run = verdicts[0].0;
         let mut mapped = false;
@@ -136,12 +131,13 @@ impl Window<'_> {
             }
         }
         self.taken = at;
+        self.has_taken |= at > first;
         let all = Run::between(first, at);
         if sabotage::is_on(Sabotage::SlowTake) {
             std::thread::sleep(Duration::from_secs(1));
         }
         let Some(taken) = pin_check(self.uffds).and_then(|uffd| uffd.taken_at(self.offset(first))) else { return };
-        let present = self.unseen.then(|| Presence::of(Range::new(taken, self.region.bytes(all).len)));
+        let present = self.takes.then(|| Presence::of(Range::new(taken, self.region.bytes(all).len)));
         let is_late = self.opened.elapsed() > MAX_TIME;
         for &(run, ref verdict) in verdicts {
             let (&Verdict::Equal(target), Some(part)) = (verdict, run.intersect(all)) else { continue };
@@ -219,14 +215,14 @@ impl Window<'_> {
     /// Puts pages back that were taken, and do not equal their target. The kernel goes on counting
     /// them as written.
     fn give_back(&mut self, run: Run, outcome: Outcome) {
-        let Some(uffd) = pin_check(self.uffds) else { return self.report.settle_written(run, outcome) };
+        let Some(uffd) = pin_check(self.uffds) else { return self.report.settle_as_is(run, outcome) };
         let from = |page: PageNo| Taken { uffd, offset: (page - self.span.page) as usize * PAGE_SIZE };
         if put_back(self.region, run, from(run.page)) == PutBack::Done {
-            return self.report.settle_written(run, outcome);
+            return self.report.settle_as_is(run, outcome);
         }
         for page in run.pages() {
             let is_back = give_back(self.region, Run::one(page), from(page));
-            self.report.settle_written(Run::one(page), if is_back { outcome } else { Outcome::Gone });
+            self.report.settle_as_is(Run::one(page), if is_back { outcome } else { Outcome::Gone });
         }
     }
 

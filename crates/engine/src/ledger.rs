@@ -3,6 +3,7 @@
 //! ```text
 //!   a scan ──▶ written ──▶ region ──▶ entries      what is known of each page
 //!                            │──────▶ ages         which pages are candidates, and when
+//!                            │        └▶ hot       which are written all the time
 //!                            │──────▶ huge         huge pages that are split only if it pays
 //!                            │──────▶ free_pages   what the guest has marked as free
 //!                            └──────▶ stamps       when pages were written, for dirty rates
@@ -11,6 +12,7 @@
 mod ages;
 mod entries;
 pub(crate) mod free_pages;
+mod hot;
 pub(crate) mod huge;
 mod region;
 pub(crate) mod stamps;

@@ -103,6 +103,9 @@ pub struct ScanTotals {
     pub pages: u64,
 }
 
+/// Whether a page, by its address and its categories, is to stay writable.
+pub type Spare<'a> = &'a dyn Fn(usize, Categories) -> bool;
+
 /// `PAGEMAP_SCAN` = `_IOWR('f', 16, struct pm_scan_arg)`.
 const PAGEMAP_SCAN: Opcode = opcode::read_write::<sys::pm_scan_arg>(b'f', 16);
 const _: () = assert!(PAGEMAP_SCAN == 0xC060_6610);
@@ -177,15 +180,42 @@ impl Pagemap {
     /// the range is not page aligned, or the query needs asynchronous write-protection and the
     /// kernel has none. `EFAULT`: not a range of addresses. `ESRCH`: the process is gone.
     pub fn scan(&self, range: Range, query: &Query, each: &mut dyn FnMut(PageRun)) -> Result<ScanTotals, Errno> {
+        self.scan_sparing(range, query, None, each)
+    }
+
+    /// As [`Pagemap::scan`], but matching pages for which `spare` is true are reported without
+    /// being protected. It is given the page's address and its [`Query::returned`] categories.
+    /// Between pages that are protected some may be protected all the same.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Pagemap::scan`].
+    pub fn scan_sparing(
+        &self,
+        range: Range,
+        query: &Query,
+        spare: Option<Spare<'_>>,
+        each: &mut dyn FnMut(PageRun),
+    ) -> Result<ScanTotals, Errno> {
         let mut joiner = Joiner { last: None, totals: ScanTotals::default(), each };
         let mut found = |runs: &[PageRun]| {
             runs.iter().for_each(|&run| joiner.add(run));
             Ok(())
         };
         let result = if query.write_protect {
-            let ask = Query { write_protect: false, returned: Categories::empty(), ..*query };
+            let ask = Query { write_protect: false, ..*query };
             self.walk(range, &ask, &mut |runs| {
-                to_protect(runs).into_iter().try_for_each(|part| self.walk(part, query, &mut found))
+                let (wanted, spared) = divide(runs, spare);
+                let mut spared = spared.iter().peekable();
+                for part in to_protect(&wanted) {
+                    while let Some(run) = spared.next_if(|run| run.start < part.start) {
+                        found(&[*run])?;
+                    }
+                    // Those within the part are protected with it.
+                    while spared.next_if(|run| run.start < part.end()).is_some() {}
+                    self.walk(part, query, &mut found)?;
+                }
+                spared.try_for_each(|run| found(&[*run]))
             })
         } else {
             self.walk(range, query, &mut found)
@@ -225,6 +255,24 @@ impl Pagemap {
         }
         Ok(())
     }
+}
+
+/// Runs to protect, and runs to spare: both ascending.
+fn divide(runs: &[PageRun], spare: Option<Spare<'_>>) -> (Vec<PageRun>, Vec<PageRun>) {
+    let Some(spare) = spare else { return (runs.to_vec(), Vec::new()) };
+    let (mut wanted, mut spared) = (Vec::new(), Vec::new());
+    for run in runs {
+        let mut start = run.start;
+        while start < run.end {
+            let is = spare(start, run.categories);
+            let alike = |&page: &usize| spare(page, run.categories) == is;
+            let pages = (start..run.end).step_by(PAGE_SIZE).skip(1).take_while(alike).count() + 1;
+            let part = PageRun { start, end: start + pages * PAGE_SIZE, ..*run };
+            if is { &mut spared } else { &mut wanted }.push(part);
+            start = part.end;
+        }
+    }
+    (wanted, spared)
 }
 
 /// What is protected in one call each, so that all these runs are: with short gaps between them,

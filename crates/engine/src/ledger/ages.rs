@@ -21,11 +21,15 @@
 //! Where devices write through references that `UFFDIO_MOVE` does not see either (see
 //! [`kmem::procfs::unpinned_io`]), *every* page that was written lately cools down like that.
 
+use std::sync::Arc;
+
 use dirty::{DirtyTree, NewError};
 use wire::{PageNo, Run};
 
+use super::hot::Hot;
+
 /// Sets in [`Ages`], for its size.
-const SETS: usize = 11;
+const SETS: usize = 11 + Hot::SETS;
 
 /// The pages of one region, by age.
 pub(super) struct Ages {
@@ -50,6 +54,7 @@ pub(super) struct Ages {
     /// The next merge period moves all pages found written to `cooling`: the time of the write is
     /// not known.
     cool_written: bool,
+    hot: Hot,
 }
 
 fn pages(set: impl Iterator<Item = u64>) -> impl Iterator<Item = PageNo> {
@@ -57,8 +62,9 @@ fn pages(set: impl Iterator<Item = u64>) -> impl Iterator<Item = PageNo> {
 }
 
 impl Ages {
-    /// Of `pages` pages, none of which was written.
-    pub(super) fn new(pages: u32) -> Result<Self, NewError> {
+    /// Of `pages` pages, none of which was written. `first`: the number of the first in its address
+    /// space.
+    pub(super) fn new(first: u64, pages: u32) -> Result<Self, NewError> {
         let set = || DirtyTree::new(pages.into());
         Ok(Self {
             young: set()?,
@@ -71,6 +77,7 @@ impl Ages {
             cooling: [set()?, set()?],
             recent: [set()?, set()?],
             cool_written: false,
+            hot: Hot::new(first, pages)?,
         })
     }
 
@@ -94,6 +101,7 @@ impl Ages {
     /// how many changed within the last two periods. `all_cool`: all that was written lately cools
     /// down, and not only copies.
     pub(super) fn end_period(&mut self, all_cool: bool) -> u64 {
+        self.hot.end_period(&self.written, &self.young);
         let Self { young, older, candidates, deferred, written, copies, cooling: [now, before], .. } = self;
         let recent = |page| self.recent.iter().any(|set| set.contains(page));
         for page in older.iter().filter(|&page| copies.contains(page) || all_cool && recent(page)) {
@@ -114,6 +122,11 @@ impl Ages {
         }
         written.clear();
         self.young.count() + self.older.count()
+    }
+
+    /// Pages that the next scan of a merge period need not protect.
+    pub(super) fn spared(&self) -> Arc<DirtyTree> {
+        self.hot.spared()
     }
 
     /// The page was merged and has been written since: it is a copy now.

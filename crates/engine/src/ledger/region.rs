@@ -1,6 +1,7 @@
 //! One region under management.
 
 use std::collections::TryReserveError;
+use std::sync::Arc;
 
 use dirty::{DirtyTree, NewError};
 use kmem::pagemap::PageRun;
@@ -68,7 +69,7 @@ impl Region {
             verified: false,
             gone: None,
             entries: Entries::new(pages)?,
-            ages: Ages::new(pages)?,
+            ages: Ages::new(start / kmem::PAGE_SIZE as u64, pages)?,
             _claim: None,
         })
     }
@@ -202,6 +203,13 @@ impl Region {
     pub(crate) fn end_scan(&mut self, all_cool: bool) {
         self.volatile = self.ages.end_period(all_cool);
         self.first_scan = false;
+    }
+
+    /// Pages that the next scan of a merge period reports as written and leaves writable, if there
+    /// are any. None while dirty rates are measured.
+    pub(crate) fn spared(&self) -> Option<Arc<DirtyTree>> {
+        let spared = self.ages.spared();
+        (self.stamps.is_none() && !spared.is_empty()).then_some(spared)
     }
 
     /// The page was merged and has been written since: it is a copy now.

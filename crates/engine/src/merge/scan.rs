@@ -1,7 +1,8 @@
 //! Scanning a client: which of its pages were written since the last time.
 //!
 //! ```text
-//!   for each region:   PAGEMAP_SCAN          which pages were written; protects them anew
+//!   for each region:   PAGEMAP_SCAN          which pages were written; protects them anew, but
+//!                      │                     for those that are written in every period
 //!                      │ Written
 //!                      ├──▶ change log, pages written lately
 //!                      PAGEMAP_SCAN, FILE    of those that map frames: which were copied
@@ -29,9 +30,10 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use dirty::DirtyTree;
 use kmem::PAGE_SIZE;
 use kmem::memfd::HUGE_PAGE_SIZE;
-use kmem::pagemap::{Categories, PageRun, Query};
+use kmem::pagemap::{Categories, PageRun, Query, Spare};
 use kmem::range::Range;
 use parking_lot::MutexGuard;
 use rustix::io::Errno;
@@ -129,7 +131,11 @@ impl Client {
                 returned: RETURNED,
                 ..Query::default()
             };
-            MutexGuard::unlocked(state, || self.scan_gently(written.range(), &query, &mut written.runs))?;
+            let spared = state.regions.get(&id).filter(|_| ageing).and_then(Region::spared);
+            MutexGuard::unlocked(state, || {
+                let spared = spared;
+                self.scan_gently(written.range(), &query, spared.as_deref(), &mut written.runs)
+            })?;
             for run in &written.runs {
                 found += run.pages() as u64;
                 if let Some(changes) = &mut changes {
@@ -213,13 +219,25 @@ impl Client {
     /// wait, and behind it the program's page faults do. A part's length follows what the one
     /// before took, since many mappings make it slow. Parts end between huge pages: one that is
     /// write-protected in part is split.
-    fn scan_gently(&self, range: Range, query: &Query, found: &mut Vec<PageRun>) -> Result<(), Errno> {
+    fn scan_gently(
+        &self,
+        range: Range,
+        query: &Query,
+        spared: Option<&DirtyTree>,
+        found: &mut Vec<PageRun>,
+    ) -> Result<(), Errno> {
         let (mut start, mut len) = (range.start, SCAN_BYTES);
+        // A huge page is protected as one, and for one fault.
+        let spare = |page: usize, is: Categories| {
+            let page = ((page - range.start) / PAGE_SIZE) as u64;
+            !is.contains(Categories::HUGE) && spared.is_some_and(|spared| spared.contains(page))
+        };
+        let spare = spared.is_some().then_some(&spare as Spare<'_>);
         while start < range.end() {
             let end = ((start + len) & !(HUGE_PAGE_SIZE - 1)).min(range.end());
             let part = Range::new(start, end - start);
             let begin = Instant::now();
-            touch(self.user.uid, || self.pagemap.scan(part, query, &mut |run| found.push(run)))
+            touch(self.user.uid, || self.pagemap.scan_sparing(part, query, spare, &mut |run| found.push(run)))
                 .ok_or(Errno::BUSY)??;
             let time = begin.elapsed();
             start = part.end();
@@ -254,7 +272,7 @@ impl Client {
             }
             let mut unseen = Written::of(id, region);
             state.begin_region(id);
-            MutexGuard::unlocked(state, || self.scan_gently(unseen.range(), &query, &mut unseen.runs))?;
+            MutexGuard::unlocked(state, || self.scan_gently(unseen.range(), &query, None, &mut unseen.runs))?;
             let overtaken = state.overtaken();
             let Some(region) = unseen.ledger(&mut state.regions) else { continue };
             let mut copied = 0;

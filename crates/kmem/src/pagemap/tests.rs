@@ -201,6 +201,32 @@ fn a_call_protects_what_was_written_and_short_gaps() {
 }
 
 #[test]
+fn spared_pages_are_reported_and_stay_writable() {
+    let Some(uffd) = uffd(ASYNC) else { return };
+    let memory = Memory::new(64);
+    uffd.register_wp(memory.0).unwrap();
+    let pagemap = Pagemap::open_self().unwrap();
+    let scan = |spared: &[usize]| {
+        let page = |address: usize| (address - memory.0.start) / PAGE_SIZE;
+        let spare = |address: usize, _: Categories| spared.contains(&page(address));
+        let mut runs = Vec::new();
+        let each = &mut |run: PageRun| runs.push((page(run.start), run.pages()));
+        pagemap.scan_sparing(memory.0, &WRITTEN, Some(&spare), each).unwrap();
+        runs
+    };
+    let write = |pages: &[usize]| pages.iter().for_each(|&page| memory.write(page, 1));
+    scan(&[]);
+    write(&[1, 2, 3, 20, 40, 41, 60]);
+    // Alone; at the ends of a part and within it; behind the last part.
+    let spared = [1, 20, 41, 60];
+    assert_eq!(scan(&spared), [(1, 3), (20, 1), (40, 2), (60, 1)]);
+    assert_eq!(scan(&spared), [(1, 1), (20, 1), (41, 1), (60, 1)], "written still, as far as anybody knows");
+    write(&[40]);
+    assert_eq!(scan(&[]), [(1, 1), (20, 1), (40, 2), (60, 1)]);
+    assert_eq!(scan(&spared), [], "protected by the last scan");
+}
+
+#[test]
 fn no_write_is_lost_between_asking_and_protecting() {
     let Some(uffd) = uffd(ASYNC) else { return };
     let memory = Memory::new(2048);

@@ -1,0 +1,156 @@
+//! Pages that are written in every period: scans leave them writable.
+//!
+//! To protect a page anew costs its next writer a fault, and a virtual machine one more, in its
+//! stage-2 page tables. A page that was written in each of the last periods will be written in the
+//! next one too, so nothing is learned for that. It is *spared*: a scan reports it as written, which
+//! it is since some earlier period, and does not protect it.
+//!
+//! From time to time it is protected, to see whether it is still written: every second period, and
+//! each time that it is, half as often, down to once in 2^[`LEVELS`] periods. So a page that calms down is noticed
+//! after no more time than it was seen being written. Which period it is depends on the page's place
+//! too: not all are protected in the same one, and neighbours are.
+
+use std::sync::Arc;
+
+use dirty::{DirtyTree, NewError};
+
+/// Levels of hot pages: one of level `n` is protected in every `2^n`th period.
+const LEVELS: usize = 3;
+/// Pages that are protected in the same period: as many as one entry of a page directory maps.
+const BLOCK: u64 = 512;
+
+/// The hot pages of a region.
+pub(super) struct Hot {
+    /// Pages of each level, from level 1.
+    levels: [DirtyTree; LEVELS],
+    /// Those that the next scan spares.
+    spared: Arc<DirtyTree>,
+    /// Number of the region's first page in the address space.
+    first: u64,
+    period: u64,
+}
+
+impl Hot {
+    /// Sets in it, for its size.
+    pub(super) const SETS: usize = LEVELS + 1;
+
+    /// None, of `pages` pages. `first`: the number of the first in its address space.
+    pub(super) fn new(first: u64, pages: u32) -> Result<Self, NewError> {
+        let set = || DirtyTree::new(pages.into());
+        Ok(Self { levels: [set()?, set()?, set()?], spared: Arc::new(set()?), first, period: 0 })
+    }
+
+    /// The pages that the next scan spares.
+    pub(super) fn spared(&self) -> Arc<DirtyTree> {
+        self.spared.clone()
+    }
+
+    /// A period is over: `written` in it, `before` in the period before.
+    pub(super) fn end_period(&mut self, written: &DirtyTree, before: &DirtyTree) {
+        for level in &mut self.levels {
+            let calm: Vec<u64> = level.iter().filter(|&page| !written.contains(page)).collect();
+            calm.into_iter().for_each(|page| level.remove(page));
+        }
+        // Those of `before` that were spared say nothing: they were not protected since.
+        let again = before.iter().filter(|&page| written.contains(page) && !self.spared.contains(page));
+        for page in again.collect::<Vec<u64>>() {
+            match self.levels.iter().position(|level| level.contains(page)) {
+                Some(level) if level + 1 < LEVELS => {
+                    self.levels[level].remove(page);
+                    self.levels[level + 1].insert(page);
+                }
+                Some(_) => {}
+                None => {
+                    self.levels[0].insert(page);
+                }
+            }
+        }
+        self.period += 1;
+        // Nobody scans now, so that no one else has it.
+        let Some(spared) = Arc::get_mut(&mut self.spared) else { return };
+        spared.clear();
+        for (level, pages) in (1..).zip(&self.levels) {
+            let phase = |page: u64| self.period + (self.first + page) / BLOCK;
+            for page in pages.iter().filter(|&page| !phase(page).is_multiple_of(1 << level)) {
+                spared.insert(page);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A process that writes some pages, and a scan of it in each period.
+    struct Model {
+        hot: Hot,
+        before: DirtyTree,
+        /// Written since they were protected.
+        unprotected: DirtyTree,
+    }
+
+    impl Model {
+        fn new(pages: u32) -> Self {
+            let set = || DirtyTree::new(pages.into()).unwrap();
+            Self { hot: Hot::new(0, pages).unwrap(), before: set(), unprotected: set() }
+        }
+
+        /// Returns how many of the writes were faults.
+        fn period(&mut self, writes: &[u64]) -> usize {
+            let faults = writes.iter().filter(|&&page| !self.unprotected.contains(page)).count();
+            for &page in writes {
+                self.unprotected.insert(page);
+            }
+            let written = DirtyTree::new(self.before.frames()).unwrap();
+            written.unite(&self.unprotected);
+            let spared = self.hot.spared();
+            for page in self.unprotected.iter().filter(|&page| !spared.contains(page)).collect::<Vec<_>>() {
+                self.unprotected.remove(page);
+            }
+            drop(spared);
+            self.hot.end_period(&written, &self.before);
+            self.before = written;
+            faults
+        }
+    }
+
+    #[test]
+    fn a_page_that_is_written_in_every_period_is_protected_ever_more_rarely() {
+        let mut model = Model::new(2000);
+        let faults: Vec<usize> = (0..64).map(|_| model.period(&[3])).collect();
+        assert!(faults[..16].iter().sum::<usize>() <= 8, "{faults:?}");
+        assert_eq!(faults[32..].iter().sum::<usize>(), 32 >> LEVELS, "{faults:?}");
+    }
+
+    #[test]
+    fn a_page_that_calms_down_is_noticed_after_no_more_time_than_it_was_written() {
+        for written in 1..40 {
+            let mut model = Model::new(2000);
+            (0..written).for_each(|_| {
+                model.period(&[1700]);
+            });
+            let clean = (1..).find(|_| {
+                model.period(&[]);
+                !model.before.contains(1700)
+            });
+            assert!(clean.unwrap() <= written.min(1 << LEVELS) + 1, "after {written}: {clean:?}");
+        }
+    }
+
+    #[test]
+    fn pages_that_are_written_now_and_then_are_protected_at_once() {
+        let mut model = Model::new(2000);
+        let faults: usize = (0..30).map(|period| model.period(if period % 3 == 0 { &[5] } else { &[] })).sum();
+        assert_eq!(faults, 10);
+        assert!(model.hot.spared().is_empty());
+    }
+
+    #[test]
+    fn hot_pages_are_not_all_protected_in_the_same_period() {
+        let mut model = Model::new(8 * 512);
+        let all: Vec<u64> = (0..8 * 512).collect();
+        let faults: Vec<usize> = (0..40).map(|_| model.period(&all)).collect();
+        assert!(faults[24..].iter().all(|&faults| faults == 512), "{faults:?}");
+    }
+}

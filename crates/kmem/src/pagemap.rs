@@ -120,12 +120,12 @@ const RUNS: usize = 512;
 /// The longest gap, in bytes, that a call protects for nothing (there is nothing to protect in it,
 /// but what others have mapped is invalidated): to fault on eight pages costs a guest about as much
 /// as the interruption of all its processors that one more call is.
-const GAP: usize = 8 * PAGE_SIZE;
+const GAP: usize = 2 * PAGE_SIZE;
 /// Bytes of a block in which at most [`BLOCK_PARTS`] parts are protected each by a call of its own:
 /// what one entry of a page directory maps.
 const BLOCK: usize = 2 << 20;
 /// See [`BLOCK`].
-const BLOCK_PARTS: usize = 8;
+const BLOCK_PARTS: usize = 64;
 
 /// An open `/proc/PID/pagemap`. It means the same address space for ever, even when the process
 /// number is used again.

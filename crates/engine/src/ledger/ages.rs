@@ -101,7 +101,7 @@ impl Ages {
     /// how many changed within the last two periods. `all_cool`: all that was written lately cools
     /// down, and not only copies.
     pub(super) fn end_period(&mut self, all_cool: bool) -> u64 {
-        self.hot.end_period(&self.written, &self.young);
+        self.hot.end_period(&self.written, &self.young, &self.older);
         let Self { young, older, candidates, deferred, written, copies, cooling: [now, before], .. } = self;
         let recent = |page| self.recent.iter().any(|set| set.contains(page));
         for page in older.iter().filter(|&page| copies.contains(page) || all_cool && recent(page)) {

@@ -1,14 +1,15 @@
 //! Pages that are written again and again: scans leave them writable.
 //!
 //! To protect a page anew costs its next writer a fault, and a virtual machine two more, in its
-//! stage-2 page tables. For a page that is always written again before it was clean for two periods,
-//! and so would be a candidate, nothing is gained by that. Such a page is *hot*: a scan reports it as
-//! written, which it is since some earlier period, and *spares* it: it stays writable.
+//! stage-2 page tables. For a page that is always written again before it was clean for two
+//! periods, and so would be a candidate, nothing is gained by that. Such a page is *hot*: a scan
+//! reports it as written, which it is since some earlier period, and *spares* it: it stays
+//! writable.
 //!
 //! From time to time it is protected, to see whether it is still hot: every second period, and each
-//! time that it is, half as often, down to once in 2^[`LEVELS`] periods. So a page that calms down is
-//! noticed after about as much time as it was seen being written. Which period it is depends on the
-//! page's place too: not all are protected in the same one, and neighbours are.
+//! time that it is, half as often, down to once in 2^[`LEVELS`] periods. So a page that calms down
+//! is noticed after about as much time as it was seen being written. Which period it is depends on
+//! the page's place too: not all are protected in the same one, and neighbours are.
 
 use std::sync::Arc;
 

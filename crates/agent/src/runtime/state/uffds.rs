@@ -5,10 +5,10 @@
 //! the agent's lock. So the agent itself unregisters memory before it unmaps it.
 //!
 //! A *window* is a span in which threads wait: it is taken from the tracking userfaultfd and given
-//! to the window's ([`WindowUffd`]). There are two kinds. Where pages are compared in place the span
-//! is write-protected: writers wait, and readers go on. Where pages are taken away first, only those
-//! wait who touch a page that was taken. Closing the window unregisters the span, which wakes all,
-//! and tracks it again.
+//! to the window's ([`WindowUffd`]). There are two kinds. Where pages are compared in place the
+//! span is write-protected: writers wait, and readers go on. Where pages are taken away first, only
+//! those wait who touch a page that was taken. Closing the window unregisters the span, which wakes
+//! all, and tracks it again.
 //!
 //! Each change of protection takes the span's pages out of a virtual machine's stage-2 page tables,
 //! whether or not they are merged. So the second kind protects nothing.

@@ -113,9 +113,9 @@ impl WindowUffd {
         self.scratch.is_some()
     }
 
-    /// Makes threads wait, until the window closes, that touch pages of a span which are taken away.
-    /// From here on the agent itself must not touch the span either. The span is registered with no
-    /// other userfaultfd; nothing in it is protected.
+    /// Makes threads wait, until the window closes, that touch pages of a span which are taken
+    /// away. From here on the agent itself must not touch the span either. The span is registered
+    /// with no other userfaultfd; nothing in it is protected.
     pub(super) fn await_missing(&self, span: Range) -> Result<(), Errno> {
         self.uffd.register_missing(span)
     }

@@ -7,8 +7,8 @@ MAKEFLAGS += --no-print-directory
 export FLOORS = imports widths files hosts
 
 .PHONY: demo build check test lint test-unit test-loom test-stress test-sabotage test-e2e test-functional test-hazards \
-    test-rates test-soak test-behaviour test-hostile test-kernels test-kvm debug-kernel test-debug-kernel test-tsan stress fuzz \
-    fuzz-behaviour fuzz-sabotage soak clean
+    test-rates test-soak test-behaviour test-hostile test-kernels test-kvm test-kvm-runs debug-kernel test-debug-kernel \
+    test-tsan stress fuzz fuzz-behaviour fuzz-sabotage soak clean
 
 # Real guests, merged live. DEMO='--guests 8 --seconds 300' and the like are passed on.
 demo: deps-demo build
@@ -84,6 +84,11 @@ test-kernels: deps-test deps-kernels
 test-kvm: deps-test deps-kernels deps-kvm-host
 	$(CARGO) build --workspace
 	scripts/test-kvm.sh
+
+# 120 guests on KVM, with merging, without and under KSM: none may die.
+test-kvm-runs: deps-test deps-kernels deps-kvm-host
+	$(CARGO) build --workspace
+	PAGEONE_KVM_RUNS=1 scripts/test-kvm.sh
 
 # A kernel that checks itself, built once into the cache.
 debug-kernel: deps-debug-kernel

@@ -1,6 +1,6 @@
 #!/bin/bash
 # The tests of scripts/test-kvm.sh, on a machine that has KVM. Its variables: BIN (the built programs), CACHE (kernels of
-# guests), FUNCTIONAL, SOAK, HAZARDS (test programs), FILTERS, PAGEONE_SOAK_SECONDS, PAGEONE_TEST_PATIENCE.
+# guests), FUNCTIONAL, SOAK, HAZARDS (test programs), FILTERS, PAGEONE_SOAK_SECONDS, PAGEONE_KVM_RUNS, PAGEONE_TEST_PATIENCE.
 set -uo pipefail
 work=$(mktemp -d)
 mkdir -p "$work/cache/kernels"
@@ -24,28 +24,53 @@ echo 0 > "$faults"
 trap "kill $!; rm -rf $work" EXIT
 echo "test-kvm: Linux $(uname -r), $(nproc) processors, $(sed -n 's/^flags.* \(svm\|vmx\) .*/\1/p' /proc/cpuinfo | head -n 1)"
 failed=0 ran=0
-# lane NAME PROGRAM OPTION...: runs tests one by one.
+# lane NAME PROGRAM OPTION...
 lane() {
-    local name=$1 program=$2 begin=$SECONDS before
-    shift 2
+    local name=$1 begin=$SECONDS before
+    shift
     before=$(cat "$faults")
     ran=$((ran + 1))
-    if "$program" --test-threads=1 --nocapture "$@"; then
+    if "$@"; then
         echo "KVM-LANE $name: passed, $((SECONDS - begin)) s, $(($(cat "$faults") - before)) stage-2 faults"
     else
         echo "KVM-LANE $name: FAILED, $((SECONDS - begin)) s"
         failed=1
     fi
 }
+# tests NAME PROGRAM OPTION...: runs tests one by one.
+tests() { lane "$@" --test-threads=1 --nocapture; }
+# guests SUBJECT ROUNDS: in each round ten guests boot, work under the subject, and check their files. One that dies is an error;
+# the trace ends there, at its shutdown.
+guests() {
+    lane "ten guests, $2 times, $1" "$BIN/pageone-bench" kvm --only "$1" --guests 10 --rounds "$2" --memory 256 --seconds 10
+    if [ "$(cat "$trace/tracing_on")" = 0 ]; then tail -n 40 "$trace/trace"; fi
+}
+# trace_guests: notes what virtual CPUs do, until one shuts down.
+trace_guests() {
+    trace=/sys/kernel/tracing
+    [ -e "$trace/events" ] || mount -t tracefs none "$trace"
+    local event
+    for event in kvm_exit kvm_entry kvm_inj_virq kvm_inj_exception; do echo 1 > "$trace/events/kvm/$event/enable"; done
+    # SVM_EXIT_SHUTDOWN, and EXIT_REASON_TRIPLE_FAULT of VMX.
+    local shutdown=0x7f
+    grep -q ' svm ' /proc/cpuinfo || shutdown=2
+    echo "traceoff if exit_reason == $shutdown" > "$trace/events/kvm/kvm_exit/trigger"
+    echo 1 > "$trace/tracing_on"
+}
 read -ra filters <<< "${FILTERS:-}"
-if [ ${#filters[@]} -gt 0 ]; then
-    lane "chosen tests" "$FUNCTIONAL" "${filters[@]}"
+if [ "${PAGEONE_KVM_RUNS:-0}" = 1 ]; then
+    trace_guests
+    guests pageone 5
+    guests nothing 5
+    guests ksm 2
+elif [ ${#filters[@]} -gt 0 ]; then
+    tests "chosen tests" "$FUNCTIONAL" "${filters[@]}"
 else
-    lane guests "$FUNCTIONAL" guests::
-    lane checkpoints "$FUNCTIONAL" checkpoint
-    lane recycling "$FUNCTIONAL" recycling
-    lane hazards "$HAZARDS"
-    if [ "${PAGEONE_SOAK_SECONDS:-0}" -gt 0 ]; then lane soak "$SOAK"; fi
+    tests guests "$FUNCTIONAL" guests::
+    tests checkpoints "$FUNCTIONAL" checkpoint
+    tests recycling "$FUNCTIONAL" recycling
+    tests hazards "$HAZARDS"
+    if [ "${PAGEONE_SOAK_SECONDS:-0}" -gt 0 ]; then tests soak "$SOAK"; fi
 fi
 echo "KVM-LANES: $ran ran, $([ "$failed" -eq 0 ] && echo all passed || echo some FAILED)"
 exit "$failed"

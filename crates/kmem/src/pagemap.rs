@@ -118,7 +118,7 @@ const _: () = assert!(size_of::<sys::page_region>() == 24);
 const RUNS: usize = 512;
 
 /// The longest gap, in bytes, that a call protects for nothing (there is nothing to protect in it,
-/// but what others have mapped is invalidated): to fault on eight pages costs a guest about as much
+/// but what others have mapped is invalidated): to fault on two pages costs a guest about as much
 /// as the interruption of all its processors that one more call is.
 const GAP: usize = 2 * PAGE_SIZE;
 /// Bytes of a block in which at most [`BLOCK_PARTS`] parts are protected each by a call of its own:

@@ -21,6 +21,7 @@ use kmem::PAGE_SIZE;
 use testguest::{Accelerator, Guest};
 
 use crate::harness::host;
+use crate::harness::invalidations::{Invalidations, count};
 use crate::subjects::engine::{Engine, Subject};
 use crate::subjects::ksm::{Pace, Rival};
 use crate::subjects::pageone::HugePages;
@@ -36,6 +37,14 @@ const SCAN: f64 = 3.0;
 const COUNTERS: &str = "/sys/kernel/debug/kvm";
 /// How long after the last phase of work a guest may still be in a round.
 const LAST_ROUND: Duration = Duration::from_secs(300);
+
+/// Threads that invalidate guests' memory, with what is counted of each: calls and pages.
+const CAUSES: [(Option<&str>, &str, &str); 4] = [
+    (Some("merge"), "invalidations_a_second, scans", "invalidated_pages_a_second, scans"),
+    (Some("pageone-agent"), "invalidations_a_second, windows", "invalidated_pages_a_second, windows"),
+    (Some("ksmd"), "invalidations_a_second, ksmd", "invalidated_pages_a_second, ksmd"),
+    (None, "invalidations_a_second, all", "invalidated_pages_a_second, all"),
+];
 
 /// What a person may choose.
 #[derive(Clone, Debug, clap::Args)]
@@ -150,7 +159,7 @@ fn measure(options: &Options, seconds: u64, who: Who, interrupt: &Interrupt) -> 
     let mut guests = (0..options.guests).map(|_| Ok(Guest::start(command()?)?)).collect::<Result<Vec<_>>>()?;
     guest::wait_checked(&mut guests, interrupt)?;
     let used = || anyhow::Ok((host::used()? as f64 - base as f64) / f64::from(1 << 20));
-    let before = used()?;
+    let used_before = used()?;
     let huge = counter("pages_2m").ok();
     match (who, &mut engine) {
         (Who::Ksm, _) => {
@@ -164,6 +173,8 @@ fn measure(options: &Options, seconds: u64, who: Who, interrupt: &Interrupt) -> 
     let threads = if who == Who::Pageone { threads } else { 1 };
     let pids: Vec<i32> = guests.iter().map(Guest::pid).collect();
     let mut rows = Vec::new();
+    let invalidations = Invalidations::watch();
+    let invalidated = || invalidations.as_ref().map(Invalidations::read).transpose();
     for phase in ["merging", "merged", "at rest"] {
         if phase == "at rest" {
             interrupt.until("every guest rests", Duration::from_secs(work) + LAST_ROUND, || {
@@ -174,7 +185,7 @@ fn measure(options: &Options, seconds: u64, who: Who, interrupt: &Interrupt) -> 
             interrupt.sleep(Duration::from_secs_f64(2.0 * SCAN))?;
         }
         let times = engine.as_ref().map(|engine| engine.times(&pids)).transpose()?;
-        let (start, counts) = (Instant::now(), Counts::read()?);
+        let (start, counts, counted) = (Instant::now(), Counts::read()?, invalidated()?);
         for second in 1..=seconds {
             interrupt.sleep((start + Duration::from_secs(second)).saturating_duration_since(Instant::now()))?;
             guests.iter_mut().try_for_each(Guest::check)?;
@@ -190,8 +201,15 @@ fn measure(options: &Options, seconds: u64, who: Who, interrupt: &Interrupt) -> 
         sheet.add("stage2_faults_a_second", (now.faults - counts.faults) as f64 / time, "");
         sheet.add("tlb_flushes_a_second", (now.flushes - counts.flushes) as f64 / time, "");
         sheet.add("exits_a_second", (now.exits - counts.exits) as f64 / time, "");
+        if let (Some(now), Some(before)) = (invalidated()?, &counted) {
+            for &(name, calls, pages) in &CAUSES {
+                let count = count(&now, name).since(count(before, name));
+                sheet.add(calls, count.calls as f64 / time, "");
+                sheet.add(pages, count.pages as f64 / time, "");
+            }
+        }
         if phase == "merging" {
-            sheet.add("used_mib_before", before, "MiB");
+            sheet.add("used_mib_before", used_before, "MiB");
         }
         sheet.add("used_mib_at_end", used()?, "MiB");
         if let (Some(_), Ok(pages)) = (huge, counter("pages_2m")) {

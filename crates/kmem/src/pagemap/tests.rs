@@ -193,11 +193,11 @@ fn a_call_protects_what_was_written_and_short_gaps() {
     };
     assert_eq!(parts(&[]), []);
     assert_eq!(parts(&[run(3, 2)]), [(3, 2)]);
-    assert_eq!(parts(&[run(3, 2), run(13, 1), run(23, 1)]), [(3, 11), (23, 1)], "eight pages between, and nine");
-    let each = |count: usize| (0..count).map(|i| run(512 + 20 * i, 1)).collect::<Vec<_>>();
-    assert_eq!(parts(&each(8)).len(), 8);
-    let many: Vec<PageRun> = [run(100, 1)].into_iter().chain(each(9)).chain([run(1024, 600), run(2000, 1)]).collect();
-    assert_eq!(parts(&many), [(100, 1), (512, 161), (1024, 600), (2000, 1)], "a whole block, but no other");
+    assert_eq!(parts(&[run(3, 2), run(7, 1), run(11, 1)]), [(3, 5), (11, 1)], "two pages between, and three");
+    let each = |count: usize| (0..count).map(|i| run(512 + 7 * i, 1)).collect::<Vec<_>>();
+    assert_eq!(parts(&each(64)).len(), 64);
+    let many: Vec<PageRun> = [run(100, 1)].into_iter().chain(each(65)).chain([run(1024, 600), run(2000, 1)]).collect();
+    assert_eq!(parts(&many), [(100, 1), (512, 449), (1024, 600), (2000, 1)], "a whole block, but no other");
 }
 
 #[test]

@@ -4,6 +4,6 @@ pub(crate) mod content;
 pub(crate) mod cpu;
 pub(crate) mod hold;
 pub(crate) mod host;
-pub(crate) mod invalidations;
 pub(crate) mod probe;
 pub(crate) mod rewrite;
+pub(crate) mod tracing;

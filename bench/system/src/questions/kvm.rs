@@ -21,7 +21,7 @@ use kmem::PAGE_SIZE;
 use testguest::{Accelerator, Guest};
 
 use crate::harness::host;
-use crate::harness::invalidations::{Invalidations, count};
+use crate::harness::tracing::Tracing;
 use crate::subjects::engine::{Engine, Subject};
 use crate::subjects::ksm::{Pace, Rival};
 use crate::subjects::pageone::HugePages;
@@ -173,8 +173,8 @@ fn measure(options: &Options, seconds: u64, who: Who, interrupt: &Interrupt) -> 
     let threads = if who == Who::Pageone { threads } else { 1 };
     let pids: Vec<i32> = guests.iter().map(Guest::pid).collect();
     let mut rows = Vec::new();
-    let invalidations = Invalidations::watch();
-    let invalidated = || invalidations.as_ref().map(Invalidations::read).transpose();
+    let tracing = Tracing::begin();
+    let counted = || tracing.as_ref().map(Tracing::read).transpose();
     for phase in ["merging", "merged", "at rest"] {
         if phase == "at rest" {
             interrupt.until("every guest rests", Duration::from_secs(work) + LAST_ROUND, || {
@@ -185,7 +185,7 @@ fn measure(options: &Options, seconds: u64, who: Who, interrupt: &Interrupt) -> 
             interrupt.sleep(Duration::from_secs_f64(2.0 * SCAN))?;
         }
         let times = engine.as_ref().map(|engine| engine.times(&pids)).transpose()?;
-        let (start, counts, counted) = (Instant::now(), Counts::read()?, invalidated()?);
+        let (start, counts, traced) = (Instant::now(), Counts::read()?, counted()?);
         for second in 1..=seconds {
             interrupt.sleep((start + Duration::from_secs(second)).saturating_duration_since(Instant::now()))?;
             guests.iter_mut().try_for_each(Guest::check)?;
@@ -201,11 +201,15 @@ fn measure(options: &Options, seconds: u64, who: Who, interrupt: &Interrupt) -> 
         sheet.add("stage2_faults_a_second", (now.faults - counts.faults) as f64 / time, "");
         sheet.add("tlb_flushes_a_second", (now.flushes - counts.flushes) as f64 / time, "");
         sheet.add("exits_a_second", (now.exits - counts.exits) as f64 / time, "");
-        if let (Some(now), Some(before)) = (invalidated()?, &counted) {
+        if let (Some(traced), Some(before)) = (counted()?, &traced) {
+            let traced = traced.since(before);
             for &(name, calls, pages) in &CAUSES {
-                let count = count(&now, name).since(count(before, name));
+                let count = traced.invalidations(name);
                 sheet.add(calls, count.calls as f64 / time, "");
                 sheet.add(pages, count.pages as f64 / time, "");
+            }
+            for (part, metric) in [(0.5, "stage2_fault_us_p50"), (0.9999, "stage2_fault_us_p99.99")] {
+                traced.fault_time(part).into_iter().for_each(|us| sheet.add(metric, us as f64, "us"));
             }
         }
         if phase == "merging" {

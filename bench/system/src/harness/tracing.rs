@@ -91,21 +91,24 @@ pub(crate) struct Tracing {
 }
 
 impl Tracing {
-    /// Begins to count. `None`: tracefs is not mounted, or the kernel lacks a tracepoint or
-    /// histograms.
-    pub(crate) fn begin() -> Option<Self> {
+    /// Begins to count.
+    ///
+    /// # Errors
+    ///
+    /// Tracefs is not mounted, or the kernel lacks a tracepoint or histograms.
+    pub(crate) fn begin() -> Result<Self> {
         let events = Path::new(TRACING).join("synthetic_events");
-        let mut events = fs::OpenOptions::new().append(true).open(events).ok()?;
-        // There already, if another bench is running.
-        let _ = events.write_all(format!("{FAULT_TIME} u64 time\n").as_bytes());
+        let write = |path: &Path, text: &str| {
+            let file = fs::OpenOptions::new().append(true).open(path);
+            file.and_then(|mut file| file.write_all(text.as_bytes()))
+                .with_context(|| format!("cannot write {text:?} to {}", path.display()))
+        };
+        write(&events, &format!("{FAULT_TIME} u64 time\n"))?;
         let instance = PathBuf::from(format!("{TRACING}/instances/pageone-bench-{}", std::process::id()));
-        fs::create_dir(&instance).ok()?;
+        fs::create_dir(&instance).with_context(|| format!("cannot create {}", instance.display()))?;
         let tracing = Self { instance };
-        TRIGGERS
-            .iter()
-            .try_for_each(|(event, trigger)| fs::write(tracing.event(event).join("trigger"), trigger))
-            .ok()?;
-        Some(tracing)
+        TRIGGERS.iter().try_for_each(|(event, trigger)| write(&tracing.event(event).join("trigger"), trigger))?;
+        Ok(tracing)
     }
 
     fn event(&self, name: &str) -> PathBuf {

@@ -21,10 +21,10 @@ use kmem::PAGE_SIZE;
 use testguest::{Accelerator, Guest};
 
 use crate::harness::host;
-use crate::harness::tracing::Tracing;
+use crate::harness::tracing::{Counted, Tracing};
 use crate::subjects::engine::{Engine, Subject};
 use crate::subjects::ksm::{Pace, Rival};
-use crate::subjects::pageone::HugePages;
+use crate::subjects::pageone::{HugePages, PageOne};
 use bench_common::guest;
 use bench_common::interrupt::Interrupt;
 use bench_common::report::{Row, Sheet, medians, ratios};
@@ -65,6 +65,13 @@ pub(crate) struct Options {
     /// percentage can be merged
     #[arg(long, value_name = "POLICY", default_value = "split")]
     huge_pages: HugePages,
+    /// Also trace who invalidates guests' memory, and how long faults take: that costs guests some
+    /// time
+    #[arg(long)]
+    trace: bool,
+    /// Under PageONE also: `pageone dirty`, and two checkpoints of each guest
+    #[arg(long)]
+    others: bool,
     /// Only under this; may be given more than once; all by default
     #[arg(long, value_enum)]
     only: Vec<Who>,
@@ -113,6 +120,41 @@ pub(crate) fn run(options: &Options, quick: bool) -> Result<Vec<Row>> {
         &[("rounds_a_minute", "rounds_a_minute / ksm"), ("us_per_page_saved", "us_per_page_saved / ksm")],
     );
     Ok(figures.into_iter().chain(ratios).collect())
+}
+
+/// What was counted at a moment, as the beginning of a phase.
+struct Readings {
+    start: Instant,
+    counts: Counts,
+    traced: Option<Counted>,
+}
+
+impl Readings {
+    fn take(tracing: Option<&Tracing>) -> Result<Self> {
+        let traced = tracing.map(Tracing::read).transpose()?;
+        Ok(Self { start: Instant::now(), counts: Counts::read()?, traced })
+    }
+
+    /// Notes what has happened since.
+    fn note(&self, tracing: Option<&Tracing>, sheet: &mut Sheet) -> Result<()> {
+        let Self { start, counts, traced } = Self::take(tracing)?;
+        let time = (start - self.start).as_secs_f64();
+        let mut add = |metric, count: u64| sheet.add(metric, count as f64 / time, "");
+        add("stage2_faults_a_second", counts.faults - self.counts.faults);
+        add("tlb_flushes_a_second", counts.flushes - self.counts.flushes);
+        add("exits_a_second", counts.exits - self.counts.exits);
+        let (Some(traced), Some(before)) = (traced, &self.traced) else { return Ok(()) };
+        let traced = traced.since(before);
+        for &(name, calls, pages) in &CAUSES {
+            let count = traced.invalidations(name);
+            add(calls, count.calls);
+            add(pages, count.pages);
+        }
+        for (part, metric) in [(0.5, "stage2_fault_us_p50"), (0.9999, "stage2_fault_us_p99.99")] {
+            traced.fault_time(part).into_iter().for_each(|us| sheet.add(metric, us as f64, "us"));
+        }
+        Ok(())
+    }
 }
 
 /// What KVM has counted, for all guests.
@@ -173,8 +215,7 @@ fn measure(options: &Options, seconds: u64, who: Who, interrupt: &Interrupt) -> 
     let threads = if who == Who::Pageone { threads } else { 1 };
     let pids: Vec<i32> = guests.iter().map(Guest::pid).collect();
     let mut rows = Vec::new();
-    let tracing = Tracing::begin();
-    let counted = || tracing.as_ref().map(Tracing::read).transpose();
+    let tracing = if options.trace { Some(Tracing::begin()?) } else { None };
     for phase in ["merging", "merged", "at rest"] {
         if phase == "at rest" {
             interrupt.until("every guest rests", Duration::from_secs(work) + LAST_ROUND, || {
@@ -185,33 +226,20 @@ fn measure(options: &Options, seconds: u64, who: Who, interrupt: &Interrupt) -> 
             interrupt.sleep(Duration::from_secs_f64(2.0 * SCAN))?;
         }
         let times = engine.as_ref().map(|engine| engine.times(&pids)).transpose()?;
-        let (start, counts, traced) = (Instant::now(), Counts::read()?, counted()?);
+        let readings = Readings::take(tracing.as_ref())?;
+        let start = readings.start;
         for second in 1..=seconds {
             interrupt.sleep((start + Duration::from_secs(second)).saturating_duration_since(Instant::now()))?;
             guests.iter_mut().try_for_each(Guest::check)?;
         }
-        let (now, end) = (Counts::read()?, Instant::now());
-        let time = (end - start).as_secs_f64();
+        let end = Instant::now();
         let case = format!("{phase}: {} guests of {} MiB, {seconds} s", options.guests, options.memory);
         let mut sheet = Sheet { bench: "kvm", case, subject: who.name(), threads, rows: Vec::new() };
         if phase != "at rest" {
             let rounds = guests.iter().map(|guest| guest.rounds_a_second(start..end)).sum::<f64>();
             sheet.add("rounds_a_minute", rounds * 60.0, "");
         }
-        sheet.add("stage2_faults_a_second", (now.faults - counts.faults) as f64 / time, "");
-        sheet.add("tlb_flushes_a_second", (now.flushes - counts.flushes) as f64 / time, "");
-        sheet.add("exits_a_second", (now.exits - counts.exits) as f64 / time, "");
-        if let (Some(traced), Some(before)) = (counted()?, &traced) {
-            let traced = traced.since(before);
-            for &(name, calls, pages) in &CAUSES {
-                let count = traced.invalidations(name);
-                sheet.add(calls, count.calls as f64 / time, "");
-                sheet.add(pages, count.pages as f64 / time, "");
-            }
-            for (part, metric) in [(0.5, "stage2_fault_us_p50"), (0.9999, "stage2_fault_us_p99.99")] {
-                traced.fault_time(part).into_iter().for_each(|us| sheet.add(metric, us as f64, "us"));
-            }
-        }
+        readings.note(tracing.as_ref(), &mut sheet)?;
         if phase == "merging" {
             sheet.add("used_mib_before", used_before, "MiB");
         }
@@ -227,6 +255,41 @@ fn measure(options: &Options, seconds: u64, who: Who, interrupt: &Interrupt) -> 
                 sheet.add("us_per_page_saved", cpu / 1e3 / saved as f64, "us");
             }
         }
+        rows.extend(sheet.rows);
+    }
+    if let (true, Some(Engine::PageOne { pageone, .. })) = (options.others, &engine) {
+        rows.extend(others(pageone, &pids, seconds, tracing.as_ref())?);
+    }
+    Ok(rows)
+}
+
+/// What else looks at guests' memory, which are at rest: `pageone dirty`, and two checkpoints of
+/// each guest.
+fn others(pageone: &PageOne, pids: &[i32], seconds: u64, tracing: Option<&Tracing>) -> Result<Vec<Row>> {
+    let directory = tempfile::Builder::new().prefix("pageone-bench-kvm-").tempdir()?;
+    let run = |args: &[&str]| {
+        let out = pageone.pageone(args).env("PAGEONE_POOLS", directory.path().join("names")).output()?;
+        let error = String::from_utf8_lossy(&out.stderr);
+        ensure!(out.status.success(), "pageone {}: {}", args.join(" "), error.trim_end());
+        Ok(())
+    };
+    let capacity = directory.path().join("capacity").display().to_string();
+    run(&["pool", "create", "store", "--capacity", &capacity])?;
+    let mut rows = Vec::new();
+    for (what, name) in
+        [("pageone dirty", None), ("first checkpoints", Some("first")), ("second checkpoints", Some("second"))]
+    {
+        let case = format!("at rest, {what}: {} guests", pids.len());
+        let mut sheet = Sheet { bench: "kvm", case, subject: Who::Pageone.name(), threads: 1, rows: Vec::new() };
+        let readings = Readings::take(tracing)?;
+        match name {
+            None => run(&["dirty", "--count", &seconds.to_string()])?,
+            Some(name) => pids.iter().zip(1..).try_for_each(|(pid, i): (_, u32)| {
+                run(&["checkpoint", &pid.to_string(), "--to", "store", "--name", &format!("{name}-{i}")])
+            })?,
+        }
+        sheet.add("seconds", readings.start.elapsed().as_secs_f64(), "s");
+        readings.note(tracing, &mut sheet)?;
         rows.extend(sheet.rows);
     }
     Ok(rows)

@@ -6,7 +6,7 @@ mod pools;
 
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use e2e::{Daemon, Guest, program, signal_process, skipped};
 use kmem::{procfs, sched};

@@ -11,21 +11,29 @@ fn a_daemon_that_ends_meanwhile_is_noticed() {
     client.expect("ready");
     let (path, pid) = (daemon.dir.path().display().to_string(), client.pid().to_string());
     let mut seen = Vec::new();
-    // Too early the command knows of no daemon yet, too late it is done: the wait fits the machine.
-    let mut wait = 100.0;
-    let noticed = (0..30).any(|attempt| {
+    let mut take = |attempt: usize, wait: Option<Duration>| {
         let mut command = Command::new(program("pageone"));
         let name = format!("cut-{attempt}");
         command.args(["--dir", &path, "checkpoint", &pid, "--to", "store", "--name", &name]);
         let running = command.env("PAGEONE_POOLS", dir.path().join("names")).stderr(Stdio::piped()).spawn().unwrap();
-        std::thread::sleep(Duration::from_secs_f64(wait / 1000.0));
-        daemon.kill();
+        if let Some(wait) = wait {
+            std::thread::sleep(wait);
+            daemon.kill();
+        }
         let out = running.wait_with_output().unwrap();
-        daemon.restart();
+        if wait.is_some() {
+            daemon.restart();
+        }
         seen.push(String::from_utf8(out.stderr).unwrap());
-        wait *= if out.status.success() { 0.6 } else { 1.4 };
         out.status.code() == Some(1) && seen.last().is_some_and(|err| err.contains("take the checkpoint again"))
-    });
+    };
+    // The first one stores everything, and takes longer.
+    take(0, None);
+    let begin = Instant::now();
+    take(1, None);
+    let whole = begin.elapsed();
+    // Too early the command knows of no daemon yet, too late it is done: all of its time is tried.
+    let noticed = (2..30).any(|attempt| take(attempt, Some(whole.mul_f64(attempt as f64 * 0.618 % 1.0))));
     assert!(noticed, "{seen:?}");
     checkpoint(dir.path(), Some(&daemon), client.pid(), "whole", &["--max-pause", "500"]);
     client.go();

@@ -86,9 +86,10 @@ test-kvm: deps-test deps-kernels deps-kvm-host
 	scripts/test-kvm.sh
 
 # 120 guests on KVM, with merging, without and under KSM: none may die.
+KVM_RUNS = pageone=5 nothing=5 ksm=2
 test-kvm-runs: deps-test deps-kernels deps-kvm-host
 	$(CARGO) build --workspace
-	PAGEONE_KVM_RUNS=1 scripts/test-kvm.sh
+	PAGEONE_KVM_RUNS='$(KVM_RUNS)' scripts/test-kvm.sh
 
 # A kernel that checks itself, built once into the cache.
 debug-kernel: deps-debug-kernel

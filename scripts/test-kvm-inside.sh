@@ -58,11 +58,9 @@ trace_guests() {
     echo 1 > "$trace/tracing_on"
 }
 read -ra filters <<< "${FILTERS:-}"
-if [ "${PAGEONE_KVM_RUNS:-0}" = 1 ]; then
+if [ -n "${PAGEONE_KVM_RUNS:-}" ]; then
     trace_guests
-    guests pageone 5
-    guests nothing 5
-    guests ksm 2
+    for run in $PAGEONE_KVM_RUNS; do guests "${run%=*}" "${run#*=}"; done
 elif [ ${#filters[@]} -gt 0 ]; then
     tests "chosen tests" "$FUNCTIONAL" "${filters[@]}"
 else

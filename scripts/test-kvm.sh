@@ -6,8 +6,8 @@
 #
 # Tests may be chosen by parts of their names. Settings:
 #   PAGEONE_SOAK_SECONDS   length of the soak (120; 0: none)
-#   PAGEONE_KVM_RUNS       1: instead of the tests 120 guests boot, work and are checked, ten at a time: 50 under PageONE, 50
-#                          without merging, 20 under KSM
+#   PAGEONE_KVM_RUNS       instead of the tests guests boot, work and are checked, ten at a time: a list of SUBJECT=TIMES, where
+#                          the subject is pageone, ksm or nothing
 #   PAGEONE_KVM            host (the emulated one) or here; unset: as a probe shows
 # Exit: 0 all tests passed; 1 otherwise.
 set -euo pipefail
@@ -19,7 +19,7 @@ built() {
 bin=$(realpath "${CARGO_TARGET_DIR:-target}/debug")
 cache=${PAGEONE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/pageone}
 variables=(BIN="$bin" CACHE="$cache" FUNCTIONAL="$(built functional)" SOAK="$(built soak)" HAZARDS="$(built hazards)"
-    FILTERS="$*" PAGEONE_SOAK_SECONDS="${PAGEONE_SOAK_SECONDS:-120}" PAGEONE_KVM_RUNS="${PAGEONE_KVM_RUNS:-0}")
+    FILTERS="$*" PAGEONE_SOAK_SECONDS="${PAGEONE_SOAK_SECONDS:-120}" PAGEONE_KVM_RUNS="${PAGEONE_KVM_RUNS:-}")
 how=${PAGEONE_KVM:-}
 if [ -z "$how" ]; then
     if why=$("$bin/pageone" demo --probe 2>&1); then how=here; else how=host; fi

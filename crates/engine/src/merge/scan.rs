@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   for each region:   PAGEMAP_SCAN          which pages were written; protects them anew, but
-//!                      │                     for those that are written in every period
+//!                      │                     for hot pages ([`crate::ledger`])
 //!                      │ Written
 //!                      ├──▶ change log, pages written lately
 //!                      PAGEMAP_SCAN, FILE    of those that map frames: which were copied

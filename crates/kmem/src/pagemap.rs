@@ -203,7 +203,9 @@ impl Pagemap {
             Ok(())
         };
         let result = if query.write_protect {
-            let ask = Query { write_protect: false, ..*query };
+            // Runs end where categories change: asked for only if they decide.
+            let returned = if spare.is_some() { query.returned } else { Categories::empty() };
+            let ask = Query { write_protect: false, returned, ..*query };
             self.walk(range, &ask, &mut |runs| {
                 let (wanted, spared) = divide(runs, spare);
                 let mut spared = spared.iter().peekable();

@@ -226,6 +226,7 @@ impl<'s> Window<'s> {
             let span = self.region.bytes(Run::between(part[0].0.page, part[part.len() - 1].0.end()));
             self.control.set_window(true);
             if self.uffds.open_taking(span).is_err() {
+                self.control.set_window(false);
                 part.iter().for_each(|(run, _)| self.report.settle(*run, Outcome::Gone));
                 continue;
             }

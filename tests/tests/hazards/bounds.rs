@@ -182,6 +182,13 @@ fn descriptors_that_no_daemon_made_are_not_kept() {
     assert!(most <= before + 8, "{most} descriptors, {before} before");
 }
 
+/// Whether all threads of a daemon wait for something.
+fn sleeps(daemon: &Daemon) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
+    let state = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("stat")).ok();
+    tasks.flatten().filter_map(state).all(|stat| stat.rsplit(')').next().is_some_and(|state| state.starts_with(" S")))
+}
+
 #[test]
 fn a_descriptor_that_cannot_be_closed_holds_up_nobody() {
     // Its close waits for the other end, which takes nothing.
@@ -208,5 +215,7 @@ fn a_descriptor_that_cannot_be_closed_holds_up_nobody() {
     eventually("both were taken", Duration::from_secs(10), || unread.is_closed().then_some(()));
     drop((sender, unread));
     merge_within(&daemon, Duration::from_secs(30));
+    // Connections wait behind it to be closed, which are always ready: nobody looks at them.
+    eventually("the daemon sleeps", Duration::from_secs(10), || sleeps(&daemon).then_some(()));
     drop(other_end);
 }

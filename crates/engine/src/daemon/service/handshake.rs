@@ -154,8 +154,16 @@ impl Service {
         let most = |handshake: &Handshake| handshake.user.taken(Kind::Handshakes);
         let oldest = self.handshakes.iter().max_by_key(|(_, handshake)| (most(handshake), handshake.since.elapsed()));
         if let Some(number) = oldest.map(|(&number, _)| number) {
-            self.handshakes.remove(&number);
+            self.end_handshake(number);
         }
+    }
+
+    /// A handshake is over. The connection is watched no longer: `epoll_wait(2)` holds what it
+    /// watches for a moment (Linux 6.10), so that a close elsewhere might end here, and wait here.
+    fn end_handshake(&mut self, number: u32) -> Option<Handshake> {
+        let handshake = self.handshakes.remove(&number)?;
+        self.unwatch(handshake.conn.as_fd());
+        Some(handshake)
     }
 
     /// When the first handshake has taken too long.
@@ -165,14 +173,13 @@ impl Service {
 
     /// Ends handshakes that have taken too long.
     pub(super) fn expire_handshakes(&mut self) {
-        self.handshakes.retain(|_, handshake| {
-            let goes_on = handshake.since.elapsed() < HANDSHAKE_TIME;
-            if !goes_on {
-                let why = format!("it has not introduced itself within {} s", HANDSHAKE_TIME.as_secs());
-                handshake.user.refuse(handshake.peer.pid, handshake.name(), &why);
-            }
-            goes_on
-        });
+        let is_late = |handshake: &Handshake| handshake.since.elapsed() >= HANDSHAKE_TIME;
+        let late = self.handshakes.iter().filter(|(_, handshake)| is_late(handshake)).map(|(&number, _)| number);
+        for number in late.collect::<Vec<_>>() {
+            let Some(handshake) = self.end_handshake(number) else { continue };
+            let why = format!("it has not introduced itself within {} s", HANDSHAKE_TIME.as_secs());
+            handshake.user.refuse(handshake.peer.pid, handshake.name(), &why);
+        }
     }
 
     /// Takes a message of a connection that introduces itself. `false`: no message has come, or the
@@ -190,19 +197,18 @@ impl Service {
                 Ok(()) => return true,
                 Err(why) => {
                     handshake.refuse(&why);
-                    self.handshakes.remove(&number);
+                    self.end_handshake(number);
                 }
             },
             Ok(Step::Mapped(control, address)) => {
-                let Some(handshake) = self.handshakes.remove(&number) else { return false };
-                self.unwatch(handshake.conn.as_fd());
+                let Some(handshake) = self.end_handshake(number) else { return false };
                 self.admit(handshake, control, address);
             }
             Err(why) => {
                 if !matches!(why, Ended::Closed) {
                     handshake.user.refuse(handshake.peer.pid, handshake.name(), &format!("connection closed: {why}"));
                 }
-                self.handshakes.remove(&number);
+                self.end_handshake(number);
             }
         }
         false

@@ -1,5 +1,7 @@
 //! Tests of the whole tree. Those of one module stand beside it.
 
+#[cfg(not(loom))]
+mod crafted;
 #[cfg(loom)]
 pub(crate) mod loom;
 #[cfg(not(loom))]

@@ -32,7 +32,7 @@ mod figures;
 /// Any number of threads may call any function at any time. Every call is linearisable, except
 /// those that count and [`for_each`](SdTree::for_each).
 pub struct SdTree<K: KeySource> {
-    source: K,
+    pub(crate) source: K,
     pub(crate) mixer: Mixer,
     pub(crate) epoch: Epoch,
     /// The directory that searches start from.

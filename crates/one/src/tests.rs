@@ -2,6 +2,8 @@
 
 #[cfg(not(loom))]
 mod cases;
+#[cfg(not(loom))]
+mod crafted;
 #[cfg(loom)]
 mod loom;
 #[cfg(not(loom))]

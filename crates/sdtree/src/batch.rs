@@ -55,7 +55,7 @@ impl<K: KeySource> SdTree<K> {
 
     /// The link at the end of the search for each key of a group. All searches run side by side.
     fn descend<'k>(
-        &self,
+        &'k self,
         pin: &Pin<'_>,
         keys: impl Iterator<Item = &'k [u8]> + Clone,
     ) -> SmallVec<[(Key<'k>, u64); GROUP]> {

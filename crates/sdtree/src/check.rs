@@ -6,12 +6,12 @@ use std::sync::atomic::Ordering::Acquire;
 use crate::epoch::Pin;
 use crate::key::first_difference;
 use crate::tree::SdTree;
-use crate::word::{self, FLAG, TAG, VACANT, handle, is_inner, position};
+use crate::word::{self, FLAG, RECORD, TAG, VACANT, handle, is_inner, position};
 use crate::{Handle, KeySource};
 
 impl<K: KeySource> SdTree<K> {
-    /// A tree in which only the bits of `mask` count in heads. With few bits, keys branch at their
-    /// own bits.
+    /// A tree in which only the bits of `mask` count in heads and far heads. With few bits, keys
+    /// branch at their own bits.
     pub fn with_heads(keys: K, mask: u64) -> Self {
         let mut tree = Self::new(keys);
         tree.mixer.mask = mask;
@@ -37,9 +37,7 @@ impl<K: KeySource> SdTree<K> {
             let mut path: Vec<(u16, usize)> = Vec::new();
             let bit = |at: u32| (number >> (dir.bits - 1 - at)) & 1;
             path.extend((0..dir.bits).map(|at| (at as u16, bit(at))));
-            let before = nodes.len() as u64;
-            self.check_below(&pin, link, &mut path, &mut nodes);
-            keys += nodes.len() as u64 - before + 1;
+            self.check_below(&pin, link, &mut path, &mut nodes, &mut keys);
         }
         assert_eq!(keys, self.len());
         dir.pool.check(&mut nodes, &pin);
@@ -56,6 +54,7 @@ impl<K: KeySource> SdTree<K> {
         link: u64,
         path: &mut Vec<(u16, usize)>,
         nodes: &mut BTreeSet<u64>,
+        keys: &mut u64,
     ) -> Vec<u8> {
         assert_eq!(link & TAG, 0, "a mark is left");
         if !is_inner(link) {
@@ -64,14 +63,22 @@ impl<K: KeySource> SdTree<K> {
             let key = self.mixer.key(&bytes);
             assert_eq!(link, word::leaf(handle(link), key.head), "a mark is left, or another key");
             assert!(path.iter().all(|&(at, side)| key.bit(at) == side), "in the wrong place");
+            *keys += 1;
             return bytes;
         }
         assert!(nodes.insert(word::address(link)), "linked twice");
         let at = position(link);
         assert!(path.last().is_none_or(|&(above, _)| above < at), "positions grow");
+        if at == RECORD {
+            let [leaf, record] = [0, 1].map(|side| self.node(link, pin).load(side));
+            let bytes = self.check_below(pin, leaf, path, nodes, keys);
+            let key = self.mixer.key(&bytes);
+            assert_eq!(record, word::leaf(key.recorded(), key.head) | FLAG, "another key's record");
+            return bytes;
+        }
         let [left, right] = [0, 1].map(|side| {
             path.push((at, side));
-            let key = self.check_below(pin, self.node(link, pin).load(side), path, nodes);
+            let key = self.check_below(pin, self.node(link, pin).load(side), path, nodes, keys);
             path.pop();
             key
         });

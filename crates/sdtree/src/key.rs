@@ -1,26 +1,41 @@
 //! Keys as rows of bits.
 //!
-//! A key is read as its *head*, its length, and its bytes:
+//! A key is read as its *head*, its *far head*, its bytes and its length:
 //!
 //! | positions | bits |
 //! |---|---|
-//! | 0 to 63 | the head: a mix of a few of the key's words |
-//! | 64 to 127 | the length in bytes |
-//! | 128 to 32,895 | the bytes, most significant bit first |
+//! | 0 to 47 | the head: a mix of a few of the key's words |
+//! | 48 to 111 | the far head: a keyed hash of all bytes |
+//! | 112 to 32,879 | the bytes, most significant bit first, then zeros |
+//! | 32,880 to 32,943 | the length in bytes |
 //!
 //! All of it is a function of the key, and contains the key's bytes. Different keys therefore
 //! differ at some position.
 //!
 //! The head keeps the trie balanced, whatever the keys look like. Without it, keys that start with
-//! zeros of random length would make a comb as deep as the zeros are long. With it, only keys that
-//! agree in all words of the head branch at their own bits, and at the first one that differs. All
-//! words of a key of up to 64 bytes go into the head. Of a longer key these go into it: eight
-//! words, evenly spread, among them the first and the last; the length of the *run* at its start;
-//! and the word behind the run. The run ends at the first byte that differs from the one eight
-//! bytes before it: zeros, or any fill pattern of up to eight bytes. For a page that does not begin
-//! with a run these are eight cache lines of 64, or 1.8 % of its bits.
+//! zeros of random length would make a comb as deep as the zeros are long. All words of a key of up
+//! to 64 bytes go into the head. Of a longer key these go into it: eight words, evenly spread,
+//! among them the first and the last; the length of the *run* at its start; and the word behind the
+//! run. The run ends at the first byte that differs from the one eight bytes before it: zeros, or
+//! any fill pattern of up to eight bytes. For a page that does not begin with a run these are eight
+//! cache lines of 64, or 1.8 % of its bits.
+//!
+//! Keys that agree in all words of the head have equal heads, and may be made on purpose. They
+//! branch in the far head (module `far`), which is computed only for keys that come that far. So no
+//! set of keys makes a comb, and keys that were not made to collide pay nothing for that.
+//!
+//! In an *ordered* tree nothing is mixed: the head is the key's first bytes, and the far head is
+//! zero. Positions then follow the order of keys as byte strings: bytes after the end count as
+//! zero, and of two keys that differ in such zeros only, the shorter one comes first.
 
 use std::array;
+use std::cell::Cell;
+
+use self::far::FarMixer;
+use crate::primitive::random_numbers;
+use crate::word::FINGERPRINT_END;
+
+mod far;
 
 /// The longest key that a tree takes, in bytes.
 pub const MAX_KEY_LEN: usize = 4096;
@@ -38,25 +53,36 @@ const STRIDES: usize = 8;
 /// Bytes of a key that probing reads.
 const PROBED: usize = STRIDES * STRIDE + WORD;
 
-/// The first position of the length.
-const LENGTH: u16 = 64;
+/// The first position of the far head: a head is 20 bits longer than what leaves tell of it.
+pub(crate) const FAR: u16 = FINGERPRINT_END as u16 + 20;
 /// The first position of the bytes.
-const BYTES: u16 = 128;
+const BYTES: u16 = FAR + 64;
+/// The first position of the length.
+const LENGTH: u16 = BYTES + 8 * MAX_KEY_LEN as u16;
+
+/// Bits of a key that its record has (module `word`), and how many of them belong to the head.
+const RECORDED: u32 = 40;
+const RECORDED_HEAD: u32 = FAR as u32 - FINGERPRINT_END;
 
 /// The numbers that heads are mixed with. They differ from tree to tree, so that an attacker cannot
 /// choose keys with equal heads.
 pub(crate) struct Mixer {
     secrets: [u64; SAMPLES + 1],
-    /// Bits of the head that count; the others are 0. Tests make heads equal with it.
+    /// For far heads; `None` in an ordered tree, which mixes nothing.
+    far: Option<Box<FarMixer>>,
+    /// Bits of both heads that count; the others are 0. Tests make heads equal with it.
     #[cfg(any(test, fuzzing, feature = "check"))]
     pub(crate) mask: u64,
 }
 
 /// A key and its head.
-#[derive(Copy, Clone)]
 pub(crate) struct Key<'k> {
+    /// The head begins at the most significant bit; those from [`FAR`] on are not used.
     pub(crate) head: u64,
     pub(crate) bytes: &'k [u8],
+    mixer: &'k Mixer,
+    /// The far head, once it was asked for.
+    far: Cell<Option<u64>>,
 }
 
 /// The folded product: each bit of the result depends on all bits of both numbers.
@@ -107,18 +133,42 @@ impl Mixer {
         });
         Self {
             secrets,
+            far: Some(Box::new(FarMixer::new(random_numbers()))),
             #[cfg(any(test, fuzzing, feature = "check"))]
             mask: u64::MAX,
         }
     }
 
+    /// For a tree that keeps keys in their order.
+    pub(crate) fn ordered() -> Self {
+        Self { far: None, ..Self::new(0) }
+    }
+
+    pub(crate) fn is_ordered(&self) -> bool {
+        self.far.is_none()
+    }
+
     /// The key with its head.
     #[inline]
-    pub(crate) fn key<'k>(&self, bytes: &'k [u8]) -> Key<'k> {
-        let head = self.head(bytes);
+    pub(crate) fn key<'k>(&'k self, bytes: &'k [u8]) -> Key<'k> {
+        let head = if self.is_ordered() { first_bytes(bytes) } else { self.head(bytes) };
         #[cfg(any(test, fuzzing, feature = "check"))]
         let head = head & self.mask;
-        Key { head, bytes }
+        self.with_head(head, bytes)
+    }
+
+    /// The key `bytes`, which is said to have this head.
+    #[inline]
+    pub(crate) fn with_head<'k>(&'k self, head: u64, bytes: &'k [u8]) -> Key<'k> {
+        Key { head, bytes, mixer: self, far: Cell::new(None) }
+    }
+
+    #[cold]
+    pub(crate) fn far_head(&self, bytes: &[u8]) -> u64 {
+        let far = self.far.as_ref().map_or(0, |far| far.mix(bytes));
+        #[cfg(any(test, fuzzing, feature = "check"))]
+        let far = far & self.mask;
+        far
     }
 
     #[cfg(not(loom))]
@@ -148,7 +198,7 @@ impl Mixer {
     #[cfg(loom)]
     fn head(&self, bytes: &[u8]) -> u64 {
         let _ = (&self.secrets, common_prefix, fold, word, SHORT);
-        bytes.iter().take(WORD).enumerate().fold(0, |head, (i, &byte)| head | u64::from(byte) << (56 - 8 * i))
+        first_bytes(bytes)
     }
 
     /// The byte offsets of the words that go into the head of a key of this length, for
@@ -160,8 +210,9 @@ impl Mixer {
     }
 
     /// The number of bits of the key that are read for its head.
-    pub(crate) fn examined(bytes: &[u8]) -> u64 {
+    pub(crate) fn examined(&self, bytes: &[u8]) -> u64 {
         let examined = match bytes.len() {
+            len if self.is_ordered() => len.min(WORD),
             len @ 0..=SHORT => len,
             len @ ..PROBED => SAMPLES * WORD + (run(bytes) + WORD).min(len),
             // The samples; the coarse and the fine steps, which share one word; the word behind the
@@ -179,33 +230,93 @@ impl Key<'_> {
     /// The bit at `position`: 0 or 1.
     #[inline]
     pub(crate) fn bit(&self, position: u16) -> usize {
-        if position < LENGTH { (self.head >> (63 - position)) as usize & 1 } else { self.far_bit(position) }
+        if position < FAR { (self.head >> (63 - position)) as usize & 1 } else { self.far_bit(position) }
     }
 
     #[cold]
     fn far_bit(&self, position: u16) -> usize {
-        if position < BYTES {
-            return self.bytes.len() >> (BYTES - 1 - position) & 1;
+        match position {
+            ..BYTES => (self.far() >> (BYTES - 1 - position)) as usize & 1,
+            BYTES..LENGTH => {
+                let at = position - BYTES;
+                self.bytes.get(usize::from(at >> 3)).map_or(0, |byte| usize::from(byte >> (7 - (at & 7)) & 1))
+            }
+            _ => (LENGTH + 63).checked_sub(position).map_or(0, |shift| self.bytes.len() >> shift & 1),
         }
-        let at = position - BYTES;
-        self.bytes.get(usize::from(at >> 3)).map_or(0, |byte| usize::from(byte >> (7 - (at & 7)) & 1))
+    }
+
+    /// The far head.
+    fn far(&self) -> u64 {
+        self.far.get().unwrap_or_else(|| {
+            let far = self.mixer.far_head(self.bytes);
+            self.far.set(Some(far));
+            far
+        })
+    }
+
+    /// Whether the far head was computed, which reads all bytes.
+    pub(crate) fn is_far(&self) -> bool {
+        self.far.get().is_some() && !self.mixer.is_ordered()
+    }
+
+    /// The 40 bits behind the fingerprint: the rest of the head, and the first 20 bits of the far
+    /// head.
+    pub(crate) fn recorded(&self) -> u64 {
+        let rest = (self.head << FINGERPRINT_END) >> (64 - RECORDED_HEAD);
+        rest << (RECORDED - RECORDED_HEAD) | self.far() >> (64 - (RECORDED - RECORDED_HEAD))
+    }
+
+    /// The first position at which this key differs from another one of the same fingerprint, of
+    /// which the recorded bits are known. `None`: not in these bits.
+    pub(crate) fn recorded_difference(&self, recorded: u64) -> Option<u16> {
+        // The far head is computed only if the heads are equal.
+        let rest = (self.head << FINGERPRINT_END) >> (64 - RECORDED_HEAD);
+        let head = rest ^ recorded >> (RECORDED - RECORDED_HEAD);
+        if head != 0 {
+            return Some((FINGERPRINT_END + head.leading_zeros() - (64 - RECORDED_HEAD)) as u16);
+        }
+        let difference = self.recorded() ^ recorded;
+        let first = FINGERPRINT_END + difference.leading_zeros() - (64 - RECORDED);
+        (difference != 0).then_some(first as u16)
     }
 }
 
 /// The first position at which the two keys differ; `None` if they are equal. At least one of them
 /// is at most [`MAX_KEY_LEN`] bytes long.
 pub(crate) fn first_difference(a: &Key<'_>, b: &Key<'_>) -> Option<u16> {
-    let head = a.head ^ b.head;
-    if head != 0 {
-        return Some(head.leading_zeros() as u16);
+    let head = (a.head ^ b.head).leading_zeros() as u16;
+    if head < FAR {
+        return Some(head);
     }
-    let length = a.bytes.len() as u64 ^ b.bytes.len() as u64;
-    if length != 0 {
-        return Some(LENGTH + length.leading_zeros() as u16);
+    // Equal keys, which are likely, need no far heads.
+    let bytes = byte_difference(a.bytes, b.bytes)?;
+    match a.far() ^ b.far() {
+        0 => Some(bytes),
+        far => Some(FAR + far.leading_zeros() as u16),
     }
-    let same = common_prefix(a.bytes, b.bytes);
-    let (x, y) = (a.bytes.get(same)?, b.bytes.get(same)?);
-    Some(BYTES + (same * 8) as u16 + (x ^ y).leading_zeros() as u16)
+}
+
+/// The first position at which the bytes or else the lengths differ.
+fn byte_difference(a: &[u8], b: &[u8]) -> Option<u16> {
+    let same = common_prefix(a, b);
+    let at = |position: usize, difference: u8| Some(BYTES + (position * 8) as u16 + difference.leading_zeros() as u16);
+    if let (Some(x), Some(y)) = (a.get(same), b.get(same)) {
+        return at(same, x ^ y);
+    }
+    let longer = if a.len() > b.len() { a } else { b };
+    if let Some(position) = longer.iter().take(MAX_KEY_LEN).skip(same).position(|&byte| byte != 0) {
+        return at(same + position, longer[same + position]);
+    }
+    let length = a.len() as u64 ^ b.len() as u64;
+    (length != 0).then(|| LENGTH + length.leading_zeros() as u16)
+}
+
+/// The first bytes, as the most significant ones of a number.
+fn first_bytes(bytes: &[u8]) -> u64 {
+    match bytes.first_chunk() {
+        Some(first) => u64::from_be_bytes(*first),
+        None => bytes.iter().zip((0..WORD).rev()).fold(0, |head, (&byte, at)| head | u64::from(byte) << (8 * at)),
+    }
 }
 
 /// The number of leading bytes that the two slices share.

@@ -1,6 +1,9 @@
 //! Hints to the processor about memory that will be read soon.
 #![allow(unsafe_code)] // The instruction takes a pointer.
 
+/// Bytes of a cache line.
+pub(crate) const LINE: usize = 64;
+
 /// Requests the cache line at `at`; for key sources ([`KeySource::prefetch`](crate::KeySource)).
 /// Any address is allowed.
 #[inline]

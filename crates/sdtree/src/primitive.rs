@@ -48,3 +48,14 @@ pub(crate) fn random_seed() -> u64 {
     }
     RandomState::new().build_hasher().finish()
 }
+
+/// A function from numbers to random numbers, another one for each tree.
+pub(crate) fn random_numbers() -> impl Fn(u64) -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    let state = RandomState::new();
+    // SipHash with a key of 128 bits; in tests the same numbers every time.
+    move |n| {
+        let fixed = (n + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        if cfg!(any(loom, test, fuzzing)) { fixed ^ fixed >> 29 } else { state.hash_one(n) }
+    }
+}

@@ -16,9 +16,9 @@ use smallvec::SmallVec;
 use self::change::{Comparison, place_in};
 use crate::directory::{Directory, MIN_BITS};
 use crate::epoch::{Epoch, Pin};
-use crate::key::{Key, MAX_KEY_LEN, Mixer};
+use crate::key::{FAR, Key, MAX_KEY_LEN, Mixer};
 use crate::pool::{Node, Pool, node};
-use crate::prefetch::prefetch;
+use crate::prefetch::{LINE, prefetch};
 use crate::primitive::{AtomicPtr, AtomicU64, Counter, Ordering, random_seed};
 use crate::word::{self, FINGERPRINT_END, FLAG, LEAF, TAG, VACANT, handle, is_inner, position};
 use crate::{Handle, Insert, KeySource};
@@ -56,9 +56,6 @@ struct Step<'p> {
 /// The way of a search from a slot of the directory to a leaf, or to a slot without a leaf.
 /// Positions grow along it.
 type Path<'p> = SmallVec<[Step<'p>; 16]>;
-
-/// Bytes of a cache line.
-const LINE: usize = 64;
 
 impl<K: KeySource> SdTree<K> {
     /// An empty tree over the keys in `keys`.
@@ -141,6 +138,7 @@ impl<K: KeySource> SdTree<K> {
         let pin = self.epoch.pin();
         let mut path = Path::new();
         let mut spare: Option<(&Pool, u64)> = None; // a node from a failed attempt
+        let mut record: Option<u64> = None; // the link to this key's record, if it was made
         let result = loop {
             let dir = self.seek(&pin, &key, &mut path);
             let end = path[path.len() - 1];
@@ -152,7 +150,8 @@ impl<K: KeySource> SdTree<K> {
                 }
                 continue;
             }
-            let place = match word::fingerprint_difference(end.word, leaf) {
+            let known = || self.recorded_difference(&pin, &key, &path);
+            let place = match word::fingerprint_difference(end.word, leaf).or_else(known) {
                 Some(place) => place,
                 None => match self.compare(&pin, &key, &path) {
                     Comparison::Same => break Insert::Exists(Handle(word::handle(end.word))),
@@ -174,13 +173,21 @@ impl<K: KeySource> SdTree<K> {
             let link = word::inner(address, place);
             let side = key.bit(place);
             let node = self.node(link, &pin);
-            node.0[side].store(leaf, Relaxed);
+            let below = match place {
+                FAR.. if !self.mixer.is_ordered() => *record.get_or_insert_with(|| self.record(&pin, &key, leaf)),
+                _ => leaf,
+            };
+            node.0[side].store(below, Relaxed);
             node.0[side ^ 1].store(at.word, Relaxed);
             if at.slot.compare_exchange(at.word, link, Release, Relaxed).is_ok() {
+                record.take_if(|record| below == *record);
                 break Insert::Inserted;
             }
             spare = Some((pool, address));
         };
+        if let Some(record) = record {
+            self.far.retire(&pin, word::address(record), 0);
+        }
         if let Some((from, address)) = spare {
             from.retire(&pin, address, 0);
         }

@@ -11,6 +11,11 @@
 //!        63 ───────────────── 24 23 ────── 4
 //! ```
 //!
+//! A *record* is a node of one key only: a key that came so far that its far head was computed. Its
+//! link 0 leads to the key's leaf. Its link 1 is a removed leaf, of the same fingerprint, with
+//! further bits of the key in place of the handle. All keys have bit 0 at a record's position, so a
+//! search needs to know nothing of records.
+//!
 //! The position of a node is in the link that leads to it, so that the node itself is two links and
 //! nothing else. Nodes are aligned to 16 bytes and lie below 2⁴⁸. The kernel places all mappings
 //! there unless a process requests higher addresses.
@@ -30,6 +35,8 @@ const LIST: u64 = 8;
 pub(crate) const VACANT: u64 = 0;
 /// A slot that is known to be empty: a removed leaf.
 pub(crate) const EMPTY: u64 = LEAF | FLAG;
+/// The position of a [record](self), after those of all bits.
+pub(crate) const RECORD: u16 = u16::MAX;
 /// In debug builds, a word of a free node, which no search may read.
 pub(crate) const POISON: u64 = LIST;
 /// The end of a list of nodes.
@@ -69,6 +76,12 @@ pub(crate) fn leaf(handle: u64, head: u64) -> u64 {
     debug_assert!(handle <= MAX_HANDLE);
     let fingerprint = (head << FINGERPRINT_START) >> (64 - FINGERPRINT_BITS);
     handle << HANDLE_SHIFT | fingerprint << FINGERPRINT_SHIFT | LEAF
+}
+
+/// Whether the word leads to a record.
+#[inline]
+pub(crate) fn is_record(word: u64) -> bool {
+    is_inner(word) && position(word) == RECORD
 }
 
 /// Whether the word leads to an inner node.

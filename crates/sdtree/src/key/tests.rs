@@ -6,19 +6,26 @@ fn bytes() -> impl Strategy<Value = Vec<u8>> {
     proptest::collection::vec(prop_oneof![Just(0u8), Just(1), Just(0x80), any::<u8>()], 0..90)
 }
 
-/// Heads cut down to nothing, to something, and whole.
-fn mixers() -> [Mixer; 3] {
-    [0, 0xff << 40, u64::MAX].map(|mask| Mixer { mask, ..Mixer::new(1) })
+/// Heads cut down to nothing, to something behind the fingerprint, to something in it, and whole;
+/// and those of an ordered tree.
+fn mixers() -> [Mixer; 5] {
+    let [a, b, c, d] = [0, 0xff << 24, 0xff << 40, u64::MAX].map(|mask| Mixer { mask, ..Mixer::new(1) });
+    [a, b, c, d, Mixer::ordered()]
 }
 
 #[test]
 fn positions() {
-    let key = Key { head: 1 << 63 | 1, bytes: &[0b1010_0101, 0xff] };
+    let mixer = Mixer::new(1);
+    let key = mixer.with_head(1 << 63 | 1 << 16, &[0b1010_0101, 0xff]);
     let all = |range: std::ops::Range<u16>| range.map(|position| key.bit(position)).collect::<Vec<_>>();
-    assert_eq!((key.bit(0), key.bit(1), key.bit(63)), (1, 0, 1));
-    assert_eq!(all(124..128), [0, 0, 1, 0], "the length, 2");
-    assert_eq!(all(128..136), [1, 0, 1, 0, 0, 1, 0, 1]);
-    assert_eq!((key.bit(143), key.bit(144), key.bit(u16::MAX)), (1, 0, 0), "past the end");
+    assert_eq!((FAR, BYTES, LENGTH), (48, 112, 32_880), "as the module's page says");
+    assert_eq!((key.bit(0), key.bit(1), key.bit(47)), (1, 0, 1));
+    let far = mixer.far_head(key.bytes);
+    assert!((0..64).all(|i| key.bit(48 + i) as u64 == far >> (63 - i) & 1), "the far head");
+    assert_eq!(all(112..120), [1, 0, 1, 0, 0, 1, 0, 1]);
+    assert_eq!((key.bit(127), key.bit(128), key.bit(LENGTH - 1)), (1, 0, 0), "past the end");
+    assert_eq!(all(LENGTH + 60..LENGTH + 64), [0, 0, 1, 0], "the length, 2");
+    assert_eq!((key.bit(LENGTH + 64), key.bit(u16::MAX)), (0, 0), "past the end");
 }
 
 #[test]
@@ -27,7 +34,7 @@ fn the_last_bit_of_the_longest_key() {
     let mut b = a.clone();
     b[MAX_KEY_LEN - 1] = 1;
     let [mixer, ..] = mixers();
-    assert_eq!(first_difference(&mixer.key(&a), &mixer.key(&b)), Some(128 + 32767));
+    assert_eq!(first_difference(&mixer.key(&a), &mixer.key(&b)), Some(112 + 32767));
     assert_eq!(first_difference(&mixer.key(&a), &mixer.key(&a)), None);
 }
 
@@ -71,8 +78,8 @@ fn samples_are_where_the_head_looks() {
         }
     }
     assert_eq!(Mixer::samples(8).collect::<Vec<_>>(), [0]);
-    assert_eq!(Mixer::examined(&[0; 8]), 64);
-    assert!(Mixer::examined(&random_page(1)) < 4096 * 8 / 25, "under 4 %");
+    assert_eq!(mixer.examined(&[0; 8]), 64);
+    assert!(mixer.examined(&random_page(1)) < 4096 * 8 / 25, "under 4 %");
 }
 
 fn random_page(seed: u64) -> Vec<u8> {
@@ -102,8 +109,12 @@ proptest! {
     fn first_difference_is_the_first(a in bytes(), b in bytes()) {
         for mixer in mixers() {
             let (a, b) = (mixer.key(&a), mixer.key(&b));
-            let slow = (0..2000u16).find(|&position| a.bit(position) != b.bit(position));
+            let slow = (0..=u16::MAX).find(|&position| a.bit(position) != b.bit(position));
             prop_assert_eq!(first_difference(&a, &b), slow);
+            if slow.is_none_or(|slow| slow >= FINGERPRINT_END as u16) {
+                let recorded = slow.filter(|&slow| slow < FINGERPRINT_END as u16 + RECORDED as u16);
+                prop_assert_eq!(a.recorded_difference(b.recorded()), recorded);
+            }
             prop_assert_eq!(slow.is_none(), a.bytes == b.bytes);
         }
     }

@@ -5,7 +5,7 @@ use crate::directory::Directory;
 use crate::epoch::Pin;
 use crate::key::{Key, first_difference};
 use crate::primitive::Ordering;
-use crate::word::{self, FLAG, LEAF, TAG, handle, is_inner, position};
+use crate::word::{self, FLAG, LEAF, RECORD, TAG, handle, is_inner, is_record, position};
 use crate::{Handle, KeySource};
 use Ordering::{AcqRel, Acquire, Relaxed};
 
@@ -50,6 +50,26 @@ impl<K: KeySource> SdTree<K> {
             path.push(step);
             return dir;
         }
+    }
+
+    /// Makes the record of a key: what later insertions need to know of it, so that they need not
+    /// ask for it.
+    #[cold]
+    pub(super) fn record(&self, pin: &Pin<'_>, key: &Key<'_>, leaf: u64) -> u64 {
+        let link = word::inner(self.far.allocate(&self.epoch, pin), RECORD);
+        let node = self.node(link, pin);
+        node.0[0].store(leaf, Relaxed);
+        node.0[1].store(word::leaf(key.recorded(), key.head) | FLAG, Relaxed);
+        link
+    }
+
+    /// The first position at which `key` differs from the key of the leaf at the end of `path`,
+    /// which has the same fingerprint, if that key has a record and the record tells. Like a
+    /// fingerprint, a record is of the key that was inserted, so nothing can mislead.
+    pub(super) fn recorded_difference(&self, pin: &Pin<'_>, key: &Key<'_>, path: &Path<'_>) -> Option<u16> {
+        let above = path[path.len().checked_sub(2)?].word;
+        let record = is_record(above).then(|| self.node(above, pin).load(1))?;
+        key.recorded_difference(handle(record))
     }
 
     /// Compares `key` with the key of the leaf at the end of `path`, which has the same
@@ -116,17 +136,17 @@ impl<K: KeySource> SdTree<K> {
         loop {
             let dir = self.seek(pin, key, &mut path);
             let end = path[path.len() - 1];
-            if end.word == leaf | FLAG {
-                // Flagged by this thread, or by another one that is helped. In a slot of the
-                // directory it may stay.
-                if path.len() == 1 || self.unlink_leaf(pin, dir, key, &path) || !flagged {
+            if end.word == leaf | FLAG || (flagged && end.word & FLAG != 0) {
+                // Flagged by this thread, or by another one that is helped; or what its record left
+                // behind. In a slot of the directory it may stay.
+                if self.unlink_all(pin, dir, key, &path) || !flagged {
                     break;
                 }
             } else if flagged || end.word != leaf {
                 break;
             } else if end.slot.compare_exchange(leaf, leaf | FLAG, AcqRel, Relaxed).is_ok() {
                 flagged = true;
-                if path.len() == 1 || self.unlink_leaf(pin, dir, key, &path) {
+                if self.unlink_all(pin, dir, key, &path) {
                     break;
                 }
             }
@@ -139,6 +159,13 @@ impl<K: KeySource> SdTree<K> {
             self.upkeep(pin, look);
         }
         flagged
+    }
+
+    /// Unlinks the flagged leaf at the end of `path`, unless it may stay. `false`: there is more to
+    /// unlink.
+    #[inline]
+    fn unlink_all(&self, pin: &Pin<'_>, dir: &Directory, key: &Key<'_>, path: &Path<'_>) -> bool {
+        path.len() == 1 || (self.unlink_leaf(pin, dir, key, path) && !is_record(path[path.len() - 2].word))
     }
 
     /// Unlinks the flagged leaf at the end of `path`. `false`: another change came first there.

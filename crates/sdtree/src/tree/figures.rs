@@ -5,7 +5,6 @@ use std::ptr;
 use super::SdTree;
 use crate::directory::Directory;
 use crate::epoch::Pin;
-use crate::key::Mixer;
 use crate::pool::Node;
 use crate::primitive::Ordering;
 use crate::word::{self, FLAG, LEAF, TAG, VACANT, handle, is_inner, position};
@@ -57,12 +56,15 @@ impl<K: KeySource> SdTree<K> {
     pub fn examine(&self, key: &[u8]) -> Examined {
         let pin = self.epoch.pin();
         let key = self.mixer.key(key);
-        let mut examined = Examined { nodes: 0, key_bits: Mixer::examined(key.bytes) };
+        let mut examined = Examined { nodes: 0, key_bits: self.mixer.examined(key.bytes) };
         let mut link = self.enter(&pin, key.head);
         while is_inner(link) {
             link = self.node(link, &pin).load(key.bit(position(link)));
             examined.nodes += 1;
             examined.key_bits += 1;
+        }
+        if key.is_far() {
+            examined.key_bits += key.bytes.len() as u64 * 8;
         }
         if link & (FLAG | LEAF) == LEAF && word::same_fingerprint(link, word::leaf(0, key.head)) {
             examined.key_bits += self.source.with_key(Handle(handle(link)), |stored| match stored {

@@ -104,7 +104,8 @@ impl<S: ObjectStore> One<S> {
 
     fn put_under(&self, key: &Key<'_>, object: &[u8]) -> Result<Put, S::Error> {
         let guard = pin::pin();
-        if let Some(handle) = self.tree.query(key.bytes())
+        let entry = self.tree.entry(key.bytes());
+        if let Some(handle) = entry.get()
             && let Match::Same = self.take_same(handle, key, object)
         {
             return Ok(Put { id: ObjectId(handle.0), new: false });
@@ -116,7 +117,7 @@ impl<S: ObjectStore> One<S> {
             return Err(error);
         }
         loop {
-            let Insert::Exists(handle) = self.tree.insert(key.bytes(), Handle(id.0)) else {
+            let Insert::Exists(handle) = entry.insert(Handle(id.0)) else {
                 return Ok(Put { id, new: true });
             };
             match self.take_same(handle, key, object) {
@@ -129,7 +130,7 @@ impl<S: ObjectStore> One<S> {
                 Match::Other => return Ok(Put { id, new: true }),
                 // Pinned: the handle still means the dead or lost object, so no other one is
                 // removed.
-                Match::Dead | Match::Lost => _ = self.tree.remove(key.bytes(), handle),
+                Match::Dead | Match::Lost => _ = entry.remove_handle(handle),
             }
         }
     }

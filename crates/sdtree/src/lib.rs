@@ -60,9 +60,11 @@ mod batch;
 #[cfg(any(test, fuzzing, feature = "check"))]
 mod check;
 mod directory;
+mod entry;
 mod epoch;
 mod key;
 mod memory;
+mod ordered;
 mod pool;
 mod prefetch;
 mod primitive;
@@ -73,9 +75,12 @@ mod word;
 #[cfg(test)]
 mod tests;
 
+pub use entry::Entry;
 pub use key::MAX_KEY_LEN;
+pub use ordered::{OrderedTree, Range};
 pub use prefetch::prefetch;
 pub use tree::SdTree;
+pub use tree::iter::Iter;
 
 /// The number by which the user of the tree names a key: up to [`Handle::MAX`] (40 bits).
 #[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]

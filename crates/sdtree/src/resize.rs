@@ -83,7 +83,7 @@ impl<K: KeySource> SdTree<K> {
         }
         let dir = self.current(pin);
         let (bits, keys) = (dir.bits, self.epoch.keys());
-        if keys > most(bits) && bits < MAX_BITS {
+        if keys > most(bits) && bits < MAX_BITS && (!self.mixer.is_ordered() || is_spread(dir)) {
             self.resize(dir, bits + 1);
         } else if keys < most(bits) / 4 && bits > MIN_BITS {
             // Small, but not so small that it has to grow again soon.
@@ -291,6 +291,15 @@ impl<K: KeySource> SdTree<K> {
             self.epoch.tick();
         }
     }
+}
+
+/// Whether the slots of a directory are used well, judged by some of them. Heads spread keys over
+/// all slots; without heads the first bits may be the same for all keys, and a larger directory
+/// would be of no use.
+fn is_spread(dir: &Directory) -> bool {
+    let step = dir.slots.len() / 64;
+    let is_used = |at: &usize| dir.slots[at * step].load(Relaxed) & !TAG & !FLAG > LEAF;
+    step > 0 && (0..64).filter(is_used).count() >= 40
 }
 
 /// Freezes a link. Returns the link without the mark.

@@ -21,11 +21,12 @@ use crate::pool::{Node, Pool, node};
 use crate::prefetch::{LINE, prefetch};
 use crate::primitive::{AtomicPtr, AtomicU64, Counter, Ordering, random_seed};
 use crate::word::{self, FINGERPRINT_END, FLAG, LEAF, TAG, VACANT, handle, is_inner, position};
-use crate::{Handle, Insert, KeySource};
+use crate::{Entry, Handle, Insert, KeySource};
 use Ordering::{Acquire, Relaxed, Release};
 
 mod change;
 mod figures;
+pub(crate) mod iter;
 
 /// A lock-free set of keys whose bytes a [`KeySource`] keeps; the crate's page says how it works.
 ///
@@ -60,17 +61,16 @@ type Path<'p> = SmallVec<[Step<'p>; 16]>;
 impl<K: KeySource> SdTree<K> {
     /// An empty tree over the keys in `keys`.
     pub fn new(keys: K) -> Self {
-        Self::with_bits(keys, MIN_BITS)
+        Self::with(keys, Mixer::new(random_seed()), MIN_BITS)
     }
 
     /// An empty tree whose directory has `bits` bits.
-    pub(crate) fn with_bits(keys: K, bits: u32) -> Self {
+    pub(crate) fn with(keys: K, mixer: Mixer, bits: u32) -> Self {
         let epoch = Epoch::new();
-        let directory = Directory::new(bits, Arc::new(Pool::new(&epoch)));
         Self {
             source: keys,
-            mixer: Mixer::new(random_seed()),
-            current: AtomicPtr::new(Box::into_raw(Box::new(directory))),
+            mixer,
+            current: AtomicPtr::new(first_directory(&epoch, bits)),
             left: AtomicPtr::new(ptr::null_mut()),
             doomed: AtomicPtr::new(ptr::null_mut()),
             far: Pool::new(&epoch),
@@ -89,13 +89,21 @@ impl<K: KeySource> SdTree<K> {
     /// If the fingerprint at the predicted place differs from this key's, the source is not asked
     /// at all.
     pub fn query(&self, key: &[u8]) -> Option<Handle> {
+        self.query_key(&self.mixer.key(key))
+    }
+
+    #[inline]
+    pub(crate) fn query_key(&self, key: &Key<'_>) -> Option<Handle> {
         let pin = self.epoch.pin();
-        let key = self.mixer.key(key);
-        let mut link = self.enter(&pin, key.head);
+        let (mut link, mut above) = (self.enter(&pin, key.head), VACANT);
         while is_inner(link) {
+            above = link;
             link = self.node(link, &pin).load(key.bit(position(link)));
         }
-        self.verify(link, &key)
+        if word::is_record(above) && self.differs_from_record(&pin, key, above, link) {
+            return None;
+        }
+        self.verify(link, key)
     }
 
     /// The link in the slot for keys with this head, for reading.
@@ -131,34 +139,54 @@ impl<K: KeySource> SdTree<K> {
     /// # Panics
     /// If `key` is longer than [`MAX_KEY_LEN`] or `handle` greater than [`Handle::MAX`].
     pub fn insert(&self, key: &[u8], handle: Handle) -> Insert {
-        assert!(key.len() <= MAX_KEY_LEN, "a key of {} bytes; the limit is {MAX_KEY_LEN}", key.len());
+        self.insert_key::<false>(&self.mixer.key(key), handle)
+    }
+
+    /// Stores `handle` under `key`. If the key is there already, its handle is replaced, in one
+    /// step, and returned.
+    ///
+    /// # Panics
+    /// As [`insert`](SdTree::insert).
+    pub fn upsert(&self, key: &[u8], handle: Handle) -> Option<Handle> {
+        self.entry(key).upsert(handle)
+    }
+
+    /// [`insert`](SdTree::insert); `REPLACE`: if the key is there, it has this handle then.
+    pub(crate) fn insert_key<const REPLACE: bool>(&self, key: &Key<'_>, handle: Handle) -> Insert {
+        let len = key.bytes.len();
+        assert!(len <= MAX_KEY_LEN, "a key of {len} bytes; the limit is {MAX_KEY_LEN}");
         assert!(handle <= Handle::MAX, "{handle:?} does not fit 40 bits");
-        let key = self.mixer.key(key);
         let leaf = word::leaf(handle.0, key.head);
         let pin = self.epoch.pin();
         let mut path = Path::new();
         let mut spare: Option<(&Pool, u64)> = None; // a node from a failed attempt
         let mut record: Option<u64> = None; // the link to this key's record, if it was made
         let result = loop {
-            let dir = self.seek(&pin, &key, &mut path);
+            let dir = self.seek(&pin, key, &mut path);
             let end = path[path.len() - 1];
             if end.word == VACANT || end.word & FLAG != 0 {
                 if path.len() > 1 {
-                    self.unlink_leaf(&pin, dir, &key, &path);
+                    self.unlink_leaf(&pin, dir, key, &path);
                 } else if end.slot.compare_exchange(end.word, leaf, Release, Relaxed).is_ok() {
                     break Insert::Inserted;
                 }
                 continue;
             }
-            let known = || self.recorded_difference(&pin, &key, &path);
+            let known = || self.recorded_difference(&pin, key, &path);
             let place = match word::fingerprint_difference(end.word, leaf).or_else(known) {
                 Some(place) => place,
-                None => match self.compare(&pin, &key, &path) {
+                None => match self.compare(&pin, key, &path) {
+                    // Like a leaf, its replacement is of this key: nothing changes but the handle.
+                    Comparison::Same
+                        if REPLACE && end.slot.compare_exchange(end.word, leaf, Release, Relaxed).is_err() =>
+                    {
+                        continue;
+                    }
                     Comparison::Same => break Insert::Exists(Handle(word::handle(end.word))),
                     Comparison::Differ(place) => place,
                     Comparison::Stale => {
                         // Its fingerprint equals this key's, so this key's way leads to it.
-                        if self.remove_leaf(&pin, &key, end.word) {
+                        if self.remove_leaf(&pin, key, end.word) {
                             pin.count_stale();
                         }
                         continue;
@@ -174,7 +202,7 @@ impl<K: KeySource> SdTree<K> {
             let side = key.bit(place);
             let node = self.node(link, &pin);
             let below = match place {
-                FAR.. if !self.mixer.is_ordered() => *record.get_or_insert_with(|| self.record(&pin, &key, leaf)),
+                FAR.. if !self.mixer.is_ordered() => *record.get_or_insert_with(|| self.record(&pin, key, leaf)),
                 _ => leaf,
             };
             node.0[side].store(below, Relaxed);
@@ -226,6 +254,28 @@ impl<K: KeySource> SdTree<K> {
         self.remove_leaf(&self.epoch.pin(), &key, word::leaf(handle.0, key.head))
     }
 
+    /// Removes `key`, whatever its handle is. Returns the handle under which it was stored.
+    ///
+    /// The source must still have the key: it is compared.
+    pub fn remove_key(&self, key: &[u8]) -> Option<Handle> {
+        self.entry(key).remove()
+    }
+
+    /// The key `key`, for several calls: it is mixed once.
+    pub fn entry<'t>(&'t self, key: &'t [u8]) -> Entry<'t, K> {
+        Entry { tree: self, key: self.mixer.key(key) }
+    }
+
+    /// Removes all keys, and gives all memory back. To empty a tree that others use, use
+    /// [`retain`](SdTree::retain). [`stats`](SdTree::stats) begins anew.
+    pub fn clear(&mut self) {
+        self.free_directories();
+        self.epoch = Epoch::new();
+        self.far = Pool::new(&self.epoch);
+        self.resizes = Counter::new(0);
+        self.current = AtomicPtr::new(first_directory(&self.epoch, MIN_BITS));
+    }
+
     /// The directory that searches start from.
     #[inline]
     pub(crate) fn current<'p>(&self, pin: &'p Pin<'_>) -> &'p Directory {
@@ -255,7 +305,7 @@ impl<K: KeySource> SdTree<K> {
     pub(crate) fn free_directory(&self, at: *mut Directory) {
         // SAFETY: the pointer comes from `Box::into_raw`, and the caller owns the directory alone.
         // There are three callers: `drop_doomed` after the grace period, `resize` with a directory
-        // that no other thread has seen, and `drop`.
+        // that no other thread has seen, and `free_directories`, which has `&mut self`.
         drop(unsafe { Box::from_raw(at) });
     }
 
@@ -290,8 +340,20 @@ fn equal(stored: &[u8], key: &[u8]) -> bool {
     stored == key
 }
 
+/// The directory of a new tree.
+fn first_directory(epoch: &Epoch, bits: u32) -> *mut Directory {
+    Box::into_raw(Box::new(Directory::new(bits, Arc::new(Pool::new(epoch)))))
+}
+
 impl<K: KeySource> Drop for SdTree<K> {
     fn drop(&mut self) {
+        self.free_directories();
+    }
+}
+
+impl<K: KeySource> SdTree<K> {
+    /// Frees all directories. No pointer leads to one afterwards.
+    fn free_directories(&mut self) {
         let mut all: SmallVec<[*mut Directory; 4]> = SmallVec::new();
         for first in [&self.current, &self.left, &self.doomed] {
             let mut at = first.load(Relaxed);
@@ -307,6 +369,9 @@ impl<K: KeySource> Drop for SdTree<K> {
                     _ => ptr::null_mut(),
                 };
             }
+        }
+        for first in [&self.current, &self.left, &self.doomed] {
+            first.store(ptr::null_mut(), Relaxed);
         }
         all.into_iter().for_each(|at| self.free_directory(at));
     }

@@ -130,6 +130,13 @@ pub(crate) fn fingerprint_bit(word: u64, position: u32) -> usize {
     (word >> (HANDLE_SHIFT - 1 - (position - FINGERPRINT_START))) as usize & 1
 }
 
+/// What a leaf and its slot tell of its key's head: `first_bits` are the slot's, as the most
+/// significant bits of a number.
+pub(crate) fn known_head(first_bits: u64, leaf: u64) -> u64 {
+    let fingerprint = (leaf & FINGERPRINT_MASK) << (64 - HANDLE_SHIFT) >> FINGERPRINT_START;
+    first_bits & !(u64::MAX >> FINGERPRINT_START) | fingerprint
+}
+
 /// A link in a list of unlinked or free nodes: the next node is at `address`, and the list's link
 /// behind that is in its word `side`.
 #[inline]
@@ -176,6 +183,7 @@ mod tests {
         for position in FINGERPRINT_START..FINGERPRINT_END {
             assert_eq!(fingerprint_bit(word, position) as u64, (head >> (63 - position)) & 1);
             let other = leaf(9, head ^ 1 << (63 - position));
+            assert_eq!(known_head(head, other), (head ^ 1 << (63 - position)) >> 36 << 36);
             assert_eq!(fingerprint_difference(word, other), Some(position as u16));
         }
         for outside in [0, FINGERPRINT_START - 1, FINGERPRINT_END, 63] {

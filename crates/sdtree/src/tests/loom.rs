@@ -8,6 +8,7 @@ use loom::sync::Arc;
 use loom::thread;
 
 use super::Table;
+use crate::key::Mixer;
 use crate::primitive::Counter;
 use crate::{Handle, Insert, SdTree};
 
@@ -43,7 +44,19 @@ type Tree = SdTree<Table>;
 /// In a model a key's head is its first bytes, and a directory has two slots at least. `a`, `b` and
 /// `c` are in one tree: the node of `a` and `b` hangs below the one of `c`. `d` goes on `b`'s side
 /// of that node, `e` on `a`'s. In a directory of four slots, `c` has one of its own.
-const KEYS: [&[u8]; 8] = [&[0x00], &[0x03], &[0x40], &[0x02], &[0x00], &[0x01], &[0x41], &[0x43]];
+const KEYS: [&[u8]; 11] = [
+    &[0x00],
+    &[0x03],
+    &[0x40],
+    &[0x02],
+    &[0x00],
+    &[0x01],
+    &[0x41],
+    &[0x43],
+    &[0, 0, 0, 0, 0, 0, 1],
+    &[0, 0, 0, 0, 0, 0, 2],
+    &[0, 0, 0, 0, 0, 0, 3],
+];
 const A: usize = 0;
 const B: usize = 1;
 const C: usize = 2;
@@ -54,6 +67,10 @@ const E: usize = 5;
 /// In `c`'s half.
 const F: usize = 6;
 const G: usize = 7;
+/// With the same heads: their ways part in their far heads.
+const X: usize = 8;
+const Y: usize = 9;
+const Z: usize = 10;
 
 fn insert(tree: &Tree, key: usize) -> Insert {
     tree.insert(KEYS[key], Handle(key as u64))
@@ -100,7 +117,7 @@ fn prepare(tree: &Tree, bits: u32) {
 /// A tree of the keys in `first`, with a directory of `bits` bits.
 fn tree_of(bits: u32, first: &[usize]) -> Arc<Tree> {
     let keys = Table(KEYS.iter().map(|key| key.to_vec()).collect());
-    let tree = Arc::new(SdTree::with_bits(keys, bits));
+    let tree = Arc::new(SdTree::with(keys, Mixer::new(0), bits));
     for &key in first {
         assert_eq!(insert(&tree, key), Insert::Inserted);
     }
@@ -330,6 +347,81 @@ fn walk_beside_changes() {
         insert(tree, D);
     }
     two(&[A, B, C], change, walk, |t| holds(t, &[B, C, D], &[A]));
+}
+
+/// Keys with records: a removal unlinks two nodes.
+#[test]
+fn records_remove_beside_insert() {
+    let last: fn(&Tree) = |t| holds(t, &[X, Z], &[Y]);
+    two_from(
+        2,
+        || tree_of(1, &[X, Y]),
+        |t| assert!(remove(t, Y)),
+        |t| assert_eq!(insert(t, Z), Insert::Inserted),
+        last,
+    );
+}
+
+#[test]
+fn records_remove_beside_remove() {
+    let last: fn(&Tree) = |t| holds(t, &[X], &[Y, Z]);
+    two_from(2, || tree_of(1, &[X, Y, Z]), |t| assert!(remove(t, Y)), |t| assert!(remove(t, Z)), last);
+}
+
+#[test]
+fn records_query_beside_remove() {
+    fn look(tree: &Tree) {
+        assert!(found(tree, Z) && found(tree, X));
+        let first = found(tree, Y);
+        assert!(first || !found(tree, Y), "gone is gone");
+    }
+    two_from(2, || tree_of(1, &[X, Y, Z]), |t| assert!(remove(t, Y)), look, |t| holds(t, &[X, Z], &[Y]));
+}
+
+#[test]
+fn records_insert_beside_insert() {
+    let last: fn(&Tree) = |t| holds(t, &[X, Y, Z], &[]);
+    two_from(2, || tree_of(1, &[X]), |t| _ = insert(t, Y), |t| _ = insert(t, Z), last);
+}
+
+/// One handle takes the other's place beside a removal of the one that was there.
+#[test]
+fn upsert_beside_remove() {
+    static REPLACED: Count = Count::new();
+    static AFTER: Count = Count::new();
+    fn put(tree: &Tree) {
+        match tree.upsert(KEYS[A2], Handle(A2 as u64)) {
+            Some(before) => {
+                assert_eq!(before, Handle(A as u64));
+                REPLACED.more();
+            }
+            None => AFTER.more(),
+        }
+    }
+    let last: fn(&Tree) = |t| {
+        assert_eq!((t.query(KEYS[A]), t.len()), (Some(Handle(A2 as u64)), 2));
+    };
+    two(&[A, B], |t| _ = remove(t, A), put, last);
+    assert!(REPLACED.any() && AFTER.any());
+}
+
+#[test]
+fn upsert_beside_upsert_and_insert_beside_it() {
+    let last: fn(&Tree) = |t| {
+        assert!(matches!(t.query(KEYS[A]), Some(Handle(0 | 4))));
+        assert!(found(t, E));
+    };
+    fn put(tree: &Tree) {
+        tree.upsert(KEYS[A], Handle(A as u64));
+        insert(tree, E);
+    }
+    two(&[A, B], put, |t| _ = t.upsert(KEYS[A2], Handle(A2 as u64)), last);
+}
+
+#[test]
+fn upsert_beside_growing() {
+    let last: fn(&Tree) = |t| assert_eq!((t.query(KEYS[A]), t.len()), (Some(Handle(A2 as u64)), 3));
+    two_from(2, growing, |t| resize(t, 2), |t| assert!(t.upsert(KEYS[A2], Handle(A2 as u64)).is_some()), last);
 }
 
 /// Two removals that meet, and a query of the key that stays.

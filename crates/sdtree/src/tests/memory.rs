@@ -6,6 +6,7 @@ use std::sync::mpsc;
 use std::thread;
 
 use super::{Random, Table};
+use crate::key::Mixer;
 use crate::{Handle, Insert, KeySource, SdTree};
 
 /// Keys computed from the handle.
@@ -127,7 +128,7 @@ fn nodes_go_round_between_threads() {
 /// bits more than the present one; then a unit would fill two slots and lose the rest.
 #[test]
 fn a_directory_that_was_left_is_not_resized() {
-    let tree = SdTree::with_bits(Computed, 12);
+    let tree = SdTree::with(Computed, Mixer::new(0), 12);
     for i in 0..100 {
         tree.insert(&Computed::key(i), Handle(i));
     }

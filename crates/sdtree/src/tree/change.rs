@@ -72,6 +72,13 @@ impl<K: KeySource> SdTree<K> {
         key.recorded_difference(handle(record))
     }
 
+    /// Whether the record that led a search to `leaf` says that this is another key's leaf.
+    #[cold]
+    pub(super) fn differs_from_record(&self, pin: &Pin<'_>, key: &Key<'_>, above: u64, leaf: u64) -> bool {
+        word::same_fingerprint(leaf, word::leaf(0, key.head))
+            && key.recorded_difference(handle(self.node(above, pin).load(1))).is_some()
+    }
+
     /// Compares `key` with the key of the leaf at the end of `path`, which has the same
     /// fingerprint.
     pub(super) fn compare(&self, pin: &Pin<'_>, key: &Key<'_>, path: &Path<'_>) -> Comparison {
@@ -130,7 +137,7 @@ impl<K: KeySource> SdTree<K> {
     }
 
     /// Removes the leaf `leaf` if `key` leads to it. Returns whether this call removed it.
-    pub(super) fn remove_leaf(&self, pin: &Pin<'_>, key: &Key<'_>, leaf: u64) -> bool {
+    pub(crate) fn remove_leaf(&self, pin: &Pin<'_>, key: &Key<'_>, leaf: u64) -> bool {
         let mut path = Path::new();
         let mut flagged = false; // by us: it is removed, and only to be unlinked
         loop {

@@ -1,15 +1,13 @@
-//! Reading a whole tree, and counting: figures, the cost of a look-up, every handle.
+//! Counting: figures of a tree, and the cost of a look-up.
 
 use std::ptr;
 
 use super::SdTree;
-use crate::directory::Directory;
-use crate::epoch::Pin;
 use crate::pool::Node;
 use crate::primitive::Ordering;
-use crate::word::{self, FLAG, LEAF, TAG, VACANT, handle, is_inner, position};
+use crate::word::{self, FLAG, LEAF, handle, is_inner, position};
 use crate::{Examined, Handle, KeySource, Stats};
-use Ordering::{Acquire, Relaxed};
+use Ordering::Relaxed;
 
 impl<K: KeySource> SdTree<K> {
     /// The number of keys. Exact while no other thread changes the tree.
@@ -76,48 +74,5 @@ impl<K: KeySource> SdTree<K> {
             });
         }
         examined
-    }
-
-    /// Calls `f` for every handle, in no particular order.
-    ///
-    /// Weakly consistent. A key that is in the tree throughout is seen exactly once. A key that
-    /// comes or goes meanwhile may be seen or not; one that goes and comes back may be seen twice.
-    /// No memory is reclaimed while this runs. `f` may change the tree.
-    pub fn for_each(&self, mut f: impl FnMut(Handle)) {
-        let pin = self.epoch.pin();
-        let dir = self.current(&pin);
-        let mut todo = Vec::new();
-        for slot in 0..dir.slots.len() {
-            self.walk_slot(&pin, dir, slot, &mut todo, &mut f);
-        }
-    }
-
-    /// Visits all leaves of a slot.
-    fn walk_slot(&self, pin: &Pin<'_>, dir: &Directory, slot: usize, todo: &mut Vec<u64>, f: &mut impl FnMut(Handle)) {
-        let mut link = dir.slots[slot].load(Acquire);
-        if link & TAG != 0
-            && let Some(next) = self.directory(&dir.next, pin)
-            && next.bits > dir.bits
-        {
-            // A slot that becomes two: both are visited in the next directory, and a key is in one
-            // of them. After a shrunk directory the next one is not visited: the frozen links have
-            // all keys that are in the tree throughout.
-            let [left, right] = [2 * slot, 2 * slot + 1];
-            if next.slots[left].load(Acquire) != VACANT {
-                self.walk_slot(pin, next, left, todo, f);
-                self.walk_slot(pin, next, right, todo, f);
-                return;
-            }
-            link = dir.slots[slot].load(Acquire);
-        }
-        todo.push(link);
-        while let Some(link) = todo.pop() {
-            if is_inner(link) {
-                let node = self.node(link, pin);
-                todo.extend([node.load(1), node.load(0)]);
-            } else if link & (FLAG | LEAF) == LEAF {
-                f(Handle(handle(link)));
-            }
-        }
     }
 }

@@ -96,7 +96,7 @@ impl<K: KeySource> Iterator for Iter<'_, K> {
 }
 
 impl<K: KeySource> Iter<'_, K> {
-    /// The next link to a leaf that is not removed.
+    /// The next link to a leaf that is not removed, without its mark.
     fn next_leaf(&mut self) -> Option<u64> {
         loop {
             match self.todo.pop() {
@@ -105,7 +105,7 @@ impl<K: KeySource> Iter<'_, K> {
                     let [first, last] = if self.backward { [1, 0] } else { [0, 1] };
                     self.todo.extend([last, first].map(|side| Todo::Link(node.load(side))));
                 }
-                Some(Todo::Link(link)) if link & (FLAG | LEAF) == LEAF => return Some(link),
+                Some(Todo::Link(link)) if link & (FLAG | LEAF) == LEAF => return Some(link & !TAG),
                 Some(Todo::Link(_)) => {}
                 Some(Todo::Slot(dir, slot)) => self.visit(dir, slot),
                 None => {

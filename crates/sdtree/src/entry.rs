@@ -2,7 +2,6 @@
 
 use crate::key::Key;
 use crate::tree::SdTree;
-use crate::word;
 use crate::{Handle, Insert, KeySource};
 
 /// A key of a tree, from [`SdTree::entry`]: present or not.
@@ -85,7 +84,6 @@ impl<K: KeySource> Entry<'_, K> {
 
     /// [`SdTree::remove`].
     pub fn remove_handle(&self, handle: Handle) -> bool {
-        let leaf = (handle <= Handle::MAX).then(|| word::leaf(handle.0, self.key.head));
-        leaf.is_some_and(|leaf| self.tree.remove_leaf(&self.tree.epoch.pin(), &self.key, leaf))
+        self.tree.remove_from(&self.key, handle)
     }
 }

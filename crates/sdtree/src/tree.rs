@@ -186,7 +186,7 @@ impl<K: KeySource> SdTree<K> {
                     Comparison::Differ(place) => place,
                     Comparison::Stale => {
                         // Its fingerprint equals this key's, so this key's way leads to it.
-                        if self.remove_leaf(&pin, key, end.word) {
+                        if self.drop_leaf(&pin, key, end.word) {
                             pin.count_stale();
                         }
                         continue;
@@ -247,11 +247,12 @@ impl<K: KeySource> SdTree<K> {
     /// at insertion. If `handle` is stored under another key with the same place and fingerprint,
     /// that key may be removed instead.
     pub fn remove(&self, key: &[u8], handle: Handle) -> bool {
-        if key.len() > MAX_KEY_LEN || handle > Handle::MAX {
-            return false;
-        }
-        let key = self.mixer.key(key);
-        self.remove_leaf(&self.epoch.pin(), &key, word::leaf(handle.0, key.head))
+        key.len() <= MAX_KEY_LEN && self.remove_from(&self.mixer.key(key), handle)
+    }
+
+    #[inline]
+    pub(crate) fn remove_from(&self, key: &Key<'_>, handle: Handle) -> bool {
+        handle <= Handle::MAX && self.remove_leaf(&self.epoch.pin(), key, word::leaf(handle.0, key.head))
     }
 
     /// Removes `key`, whatever its handle is. Returns the handle under which it was stored.

@@ -136,26 +136,33 @@ impl<K: KeySource> SdTree<K> {
         })
     }
 
+    /// [`SdTree::remove_leaf`], where it is seldom called.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn drop_leaf(&self, pin: &Pin<'_>, key: &Key<'_>, leaf: u64) -> bool {
+        self.remove_leaf(pin, key, leaf)
+    }
+
     /// Removes the leaf `leaf` if `key` leads to it. Returns whether this call removed it.
-    pub(crate) fn remove_leaf(&self, pin: &Pin<'_>, key: &Key<'_>, leaf: u64) -> bool {
+    #[inline]
+    pub(super) fn remove_leaf(&self, pin: &Pin<'_>, key: &Key<'_>, leaf: u64) -> bool {
         let mut path = Path::new();
         let mut flagged = false; // by us: it is removed, and only to be unlinked
         loop {
             let dir = self.seek(pin, key, &mut path);
             let end = path[path.len() - 1];
-            if end.word == leaf | FLAG || (flagged && end.word & FLAG != 0) {
-                // Flagged by this thread, or by another one that is helped; or what its record left
-                // behind. In a slot of the directory it may stay.
-                if self.unlink_all(pin, dir, key, &path) || !flagged {
-                    break;
+            if end.word == leaf && !flagged {
+                if end.slot.compare_exchange(leaf, leaf | FLAG, AcqRel, Relaxed).is_err() {
+                    continue;
                 }
-            } else if flagged || end.word != leaf {
-                break;
-            } else if end.slot.compare_exchange(leaf, leaf | FLAG, AcqRel, Relaxed).is_ok() {
                 flagged = true;
-                if self.unlink_all(pin, dir, key, &path) {
-                    break;
-                }
+            } else if end.word != leaf | FLAG && !(flagged && end.word & FLAG != 0) {
+                break;
+            }
+            // Flagged by this thread, or by another one that is helped; or what its record left
+            // behind. In a slot of the directory it may stay.
+            if self.unlink_all(pin, dir, key, &path) || !flagged {
+                break;
             }
         }
         if flagged {

@@ -70,7 +70,7 @@ impl<K: KeySource> SdTree<K> {
             }
             // What is known of the head suffices, unless nodes behind the fingerprint lead there.
             let head = word::known_head(all.first_bits, leaf);
-            let remove = |key: Key<'_>| self.remove_leaf(&all.pin, &key, leaf);
+            let remove = |key: Key<'_>| self.drop_leaf(&all.pin, &key, leaf);
             if !remove(self.mixer.with_head(head, &[])) {
                 self.keys().with_key(handle, |key| key.is_some_and(|key| remove(self.mixer.key(key))));
             }

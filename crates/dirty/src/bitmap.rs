@@ -11,6 +11,17 @@ use crate::{DirtySet, barrier};
 
 /// A set of frame numbers below a fixed size: a bitmap. Best where most frames are dirty at each
 /// harvest.
+///
+/// ```
+/// use dirty::{Bitmap, DirtySet};
+/// let bitmap = Bitmap::new(256)?;
+/// assert!(bitmap.insert(7) && bitmap.insert(255));
+/// let mut frames = [0; 8];
+/// assert_eq!(bitmap.take_frames(&mut (0..256), &mut frames), 2);
+/// assert_eq!(frames[..2], [7, 255]);
+/// assert!(!bitmap.contains(7));
+/// # Ok::<(), dirty::NewError>(())
+/// ```
 pub struct Bitmap {
     words: Words,
     frames: u64,

@@ -23,6 +23,17 @@ const TAKEN: u64 = u64::MAX;
 
 /// A bounded multiset of frame numbers below a fixed size. Its harvests are in no order, and
 /// `contains` reads the whole list.
+///
+/// ```
+/// use dirty::{DirtyList, DirtySet};
+/// let list = DirtyList::new(1000, 2)?;
+/// assert!(list.insert(7) && list.insert(7));
+/// assert!(!list.insert(8), "it is full");
+/// let mut frames = [0; 8];
+/// assert_eq!(list.take_frames(&mut (0..1000), &mut frames), 2);
+/// assert_eq!(frames[..2], [7, 7]);
+/// # Ok::<(), dirty::NewError>(())
+/// ```
 pub struct DirtyList {
     /// A frame number plus 1, [`EMPTY`] or [`TAKEN`].
     places: Words,

@@ -55,6 +55,21 @@ pub enum NewError {
 ///
 /// Any number of threads may call the methods with `&self` at once. None of these methods waits or
 /// allocates.
+///
+/// ```
+/// let tree = dirty::DirtyTree::new(1000)?;
+/// std::thread::scope(|scope| {
+///     scope.spawn(|| (0..10).for_each(|frame| assert!(tree.insert(frame * 100))));
+///     scope.spawn(|| tree.insert_range(500, 4));
+/// });
+/// assert!(tree.contains(503) && !tree.insert(1000), "there is no such frame");
+/// let mut ranges = [const { 0..0 }; 2];
+/// let mut within = 450..1000;
+/// assert_eq!(tree.take_ranges(&mut within, &mut ranges), 2);
+/// assert_eq!((&ranges, within), (&[500..504, 600..601], 700..1000), "the room ended");
+/// assert_eq!(tree.iter().collect::<Vec<_>>(), [0, 100, 200, 300, 400, 700, 800, 900]);
+/// # Ok::<(), dirty::NewError>(())
+/// ```
 pub struct DirtyTree {
     /// All levels in one piece, the leaves first: level 0 is the bitmap itself.
     pub(crate) words: Words,

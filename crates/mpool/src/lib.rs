@@ -40,6 +40,11 @@
 //! # }
 //! ```
 
+/// The examples of the README are tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 mod disk;
 mod error;
 mod finding;

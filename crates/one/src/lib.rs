@@ -61,6 +61,11 @@
 //! free only when all operations that ran at its release have ended: within one operation an
 //! identity means one object. All operations are lock-free as far as the store is.
 
+/// The examples of the README are tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 mod entry;
 mod memory;
 mod one;
@@ -83,6 +88,39 @@ pub struct ObjectId(pub u64);
 /// A store that cannot promise that may answer `None` for an object that is gone. Then a duplicate
 /// that is put is stored as new, and found from then on; the lost object is never taken for another
 /// one.
+///
+/// ```
+/// use one::{ObjectId, ObjectStore, One};
+/// use std::sync::Mutex;
+///
+/// /// A store with room for eight objects.
+/// #[derive(Default)]
+/// struct Small(Mutex<[Option<Vec<u8>>; 8]>);
+///
+/// impl ObjectStore for Small {
+///     type Error = &'static str;
+///
+///     fn put(&self, id: ObjectId, object: &[u8]) -> Result<(), &'static str> {
+///         let mut slots = self.0.lock().unwrap();
+///         *slots.get_mut(id.0 as usize).ok_or("no room")? = Some(object.to_vec());
+///         Ok(())
+///     }
+///
+///     fn with_object<R>(&self, id: ObjectId, f: impl FnOnce(Option<&[u8]>) -> R) -> R {
+///         // Not under the lock: `f` may take its time.
+///         let object = self.0.lock().unwrap().get(id.0 as usize).cloned().flatten();
+///         f(object.as_deref())
+///     }
+///
+///     fn remove(&self, id: ObjectId) {
+///         self.0.lock().unwrap()[id.0 as usize] = None;
+///     }
+/// }
+///
+/// let one = One::new(Small::default());
+/// let puts: Vec<_> = (0..9u8).map(|i| one.put(&[i])).collect();
+/// assert!(puts[..8].iter().all(|put| put.is_ok()) && puts[8] == Err("no room"));
+/// ```
 pub trait ObjectStore {
     /// Why an object cannot be stored.
     type Error;

@@ -16,6 +16,22 @@ use crate::{ObjectId, ObjectStore, Put, UnknownObject, pin};
 const GROUP: usize = 64;
 
 /// The engine; the crate's page says how it works.
+///
+/// ```
+/// use one::{MemoryStore, ObjectStore, One};
+///
+/// let one = One::new(MemoryStore::new());
+/// let ids: Vec<_> = std::thread::scope(|scope| {
+///     let put = || scope.spawn(|| one.put(b"a page").unwrap().id);
+///     [put(), put()].map(|thread| thread.join().unwrap()).into()
+/// });
+/// assert_eq!(ids[0], ids[1]);
+/// assert_eq!((one.len(), one.references(ids[0])), (1, 2));
+/// assert!(one.claim(ids[0], b"a page") && !one.claim(ids[0], b"another"));
+/// assert_eq!(one.retain(ids[0])?, 4);
+/// one.store().with_object(ids[0], |object| assert_eq!(object, Some(&b"a page"[..])));
+/// # Ok::<(), one::UnknownObject>(())
+/// ```
 pub struct One<S: ObjectStore> {
     pub(crate) tree: SdTree<Objects<S>>,
     /// Of the digests that the engine makes itself.

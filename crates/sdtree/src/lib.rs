@@ -56,6 +56,11 @@
 //! `None`. A stale key may therefore cost a missed find, never a wrong answer.
 //! `docs/design/sdtree.md` has the proof sketch.
 
+/// The examples of the README are tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 mod batch;
 #[cfg(any(test, fuzzing, feature = "check"))]
 mod check;

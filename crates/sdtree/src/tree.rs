@@ -31,7 +31,38 @@ pub(crate) mod iter;
 /// A lock-free set of keys whose bytes a [`KeySource`] keeps; the crate's page says how it works.
 ///
 /// Any number of threads may call any function at any time. Every call is linearisable, except
-/// those that count and [`for_each`](SdTree::for_each).
+/// those that count and those that visit all keys.
+///
+/// ```
+/// use sdtree::{Handle, Insert, KeySource, SdTree};
+///
+/// struct Digests(Vec<[u8; 16]>);
+///
+/// impl KeySource for Digests {
+///     fn with_key<R>(&self, handle: Handle, f: impl FnOnce(Option<&[u8]>) -> R) -> R {
+///         f(self.0.get(handle.0 as usize).map(|digest| &digest[..]))
+///     }
+/// }
+///
+/// let tree = SdTree::new(Digests((0..100).map(|i| [i; 16]).collect()));
+/// std::thread::scope(|scope| {
+///     for part in 0..4 {
+///         let tree = &tree;
+///         scope.spawn(move || {
+///             for i in (part..100).step_by(4) {
+///                 assert_eq!(tree.insert(&tree.keys().0[i], Handle(i as u64)), Insert::Inserted);
+///             }
+///         });
+///     }
+/// });
+/// assert_eq!((tree.len(), tree.query(&[7; 16])), (100, Some(Handle(7))));
+/// let mut found = [None; 2];
+/// tree.query_many(&[&[8; 16], b"none"], &mut found);
+/// assert_eq!(found, [Some(Handle(8)), None]);
+/// tree.retain(|handle| handle.0 < 10);
+/// assert!(tree.remove(&[0; 16], Handle(0)));
+/// assert_eq!(tree.iter().map(|handle| handle.0).sum::<u64>(), (1..10).sum());
+/// ```
 pub struct SdTree<K: KeySource> {
     pub(crate) source: K,
     pub(crate) mixer: Mixer,

@@ -7,6 +7,20 @@ use crate::objects::inner::Access;
 use crate::objects::log_files::LogProps;
 
 /// An open MDC.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// let pool = mpool::Pool::create(dir.path(), "example")?;
+/// let mut catalogue = pool.mdc_open(mpool::ROOT_MDC)?;
+/// catalogue.append(&[b"a = 1", b"a = 2"], true)?;
+/// catalogue.start_compaction()?;
+/// catalogue.append(&[b"a = 2"], false)?; // what is still true
+/// catalogue.end_compaction()?; // a crash leaves the old records or the new ones
+/// catalogue.rewind();
+/// assert_eq!(catalogue.read()?.as_deref(), Some(&b"a = 2"[..]));
+/// assert_eq!(catalogue.read()?, None);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Mdc(pub(crate) Handle<Pair>);
 
 impl std::fmt::Debug for Mdc {

@@ -6,6 +6,18 @@ use crate::objects::handle::Handle;
 use crate::objects::log_files::LogProps;
 
 /// An open mlog. Synced records survive a crash; records that were only appended may.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// let pool = mpool::Pool::create(dir.path(), "example")?;
+/// let id = pool.mlog_create(mpool::MediaClass::Capacity, 1 << 20)?;
+/// let mut log = pool.mlog_open(id)?;
+/// log.append(b"first", false)?;
+/// log.append(b"second", true)?; // both are synced
+/// log.rewind();
+/// assert_eq!(log.read()?.as_deref(), Some(&b"first"[..]));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Mlog(pub(crate) Handle<Log>);
 
 impl std::fmt::Debug for Mlog {

@@ -1,4 +1,4 @@
-//! The SD tree (Static and Dynamic tree): a lock-free bit trie that finds out whether a key is
+//! The SD tree (Static and Dynamic tree): a lock-free hash trie that finds out whether a key is
 //! known already.
 //!
 //! The tree does not copy keys. It stores a [`Handle`] for each, and asks a [`KeySource`] for the
@@ -6,7 +6,7 @@
 //!
 //! # How it works
 //!
-//! A key has a *head*: 64 bits, mixed from a few of its words (module `key`). The first bits of the
+//! A key has a *head*: 48 bits, mixed from a few of its words (module `key`). The first bits of the
 //! head choose a slot of the *directory*, the static upper tree. A PATRICIA trie (Morrison, 1968)
 //! begins in each slot: the dynamic lower tree, usually of no, one or two keys. An inner node
 //! stands for the first position at which two groups of keys differ, a leaf for one key. An example
@@ -23,7 +23,10 @@
 //! A search looks only at the positions that the nodes name. The leaf where it ends is a
 //! *prediction*, which the search compares with its key. Heads decide where keys part, so the trie
 //! is balanced whatever the keys look like, and a long common prefix costs nothing. Keys with equal
-//! heads branch at their length or at their own bits.
+//! heads branch in a keyed hash of all their bytes, so that none can be made to form a comb.
+//!
+//! [`SdTree`] is therefore a hash trie, and knows no order. [`OrderedTree`] is the same tree with
+//! keys as they are in place of heads; it has ranges, prefixes, and iteration in order.
 //!
 //! **A link is one 64-bit word**; it holds the position (inner node) or a fingerprint (leaf)
 //! besides the address or the handle, and two marks. **A node is two links**, 16 bytes; leaves need

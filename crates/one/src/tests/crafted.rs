@@ -11,7 +11,7 @@ const OBJECTS: usize = 16_000;
 /// Objects that differ from each other in their ends, which keys of the tree look at; or each in
 /// one bit, at a place that they do not look at.
 fn objects(crafted: bool) -> Vec<[u8; MAX_KEY_LEN]> {
-    let noise = |i: usize| (i * i * 40_503 >> 7) as u8;
+    let noise = |i: usize| ((i * i * 40_503) >> 7) as u8;
     let places = (320..MAX_KEY_LEN).filter(|at| !(at / 8).is_multiple_of(73) && *at < MAX_KEY_LEN - 8);
     let mut bits = places.flat_map(|at| at * 8..at * 8 + 8);
     let object = |i: usize| {

@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::thread;
 
 use super::Random;
-use crate::{Handle, Insert, KeySource, SdTree};
+use crate::{Handle, Insert, KeySource, MAX_KEY_LEN, SdTree};
 
 /// Keys that may change at any time.
 #[derive(Default)]
@@ -101,6 +101,51 @@ fn a_changed_key_among_equal_heads() {
         assert_eq!(tree.query(keys[2]), Some(Handle(2)), "{change:?}");
         assert_eq!((tree.check(), tree.stats().stale_dropped), (2, 1), "{change:?}");
     }
+}
+
+/// Pages with equal heads: they differ in one byte that no head looks at.
+fn colliding(count: u8) -> Vec<Vec<u8>> {
+    let page = |i| {
+        let mut page = vec![7; MAX_KEY_LEN];
+        (page[0], page[1000]) = (9, i);
+        page
+    };
+    (0..count).map(page).collect()
+}
+
+/// An insertion among keys with equal heads asks their records, not their bytes, which may have
+/// changed.
+#[test]
+fn records_are_of_the_keys_that_were_inserted() {
+    let pages = colliding(90);
+    let tree = tree_of(&pages[..60].iter().map(Vec::as_slice).collect::<Vec<_>>());
+    let changed = |i: &usize| *i > 0 && i.is_multiple_of(2) && *i < 60;
+    for i in (0..60).filter(changed) {
+        tree.keys().set(i as u64, (i % 4 == 0).then_some(&[1; MAX_KEY_LEN]));
+    }
+    for (i, page) in pages.iter().enumerate().skip(60) {
+        tree.keys().set(i as u64, Some(page));
+        assert_eq!(tree.insert(page, Handle(i as u64)), Insert::Inserted);
+    }
+    for (i, page) in pages.iter().enumerate() {
+        assert_eq!(tree.query(page).is_some(), !changed(&i), "{i}");
+    }
+    assert_eq!(tree.stats().stale_dropped, 0);
+    assert!(pages.iter().enumerate().all(|(i, page)| tree.remove(page, Handle(i as u64))));
+    assert_eq!(tree.check(), 0);
+}
+
+/// `retain` drops keys that the source has lost, unless another key agrees with them in 28 bits.
+#[test]
+fn what_is_lost_is_not_retained() {
+    let keys: Vec<Vec<u8>> = (0..500u16).map(|i| i.to_be_bytes().to_vec()).chain(colliding(3)).collect();
+    let tree = tree_of(&keys.iter().map(Vec::as_slice).collect::<Vec<_>>());
+    (0..keys.len() as u64).filter(|i| i % 2 == 0).for_each(|i| tree.keys().set(i, None));
+    tree.retain(|handle| tree.keys().get(handle).is_some());
+    let lost = keys.iter().enumerate().filter(|(i, _)| i % 2 == 0);
+    let left = lost.filter(|(i, key)| tree.remove(key, Handle(*i as u64))).map(|(i, _)| i).collect::<Vec<_>>();
+    assert!(left.iter().all(|i| *i >= 500), "{left:?}");
+    assert_eq!(tree.check(), keys.len() as u64 / 2);
 }
 
 /// Of two keys that disagree, the one that does not fit its way is not believed.

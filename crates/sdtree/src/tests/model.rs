@@ -248,7 +248,7 @@ fn limits() {
 #[test]
 fn numbers_in_order() {
     for (shift, grows) in [(0, false), (48, true)] {
-        let numbers: Vec<u64> = (0..40_000).map(|i: u64| (i * 0x9e37) % 65_536 << shift).collect();
+        let numbers: Vec<u64> = (0..40_000).map(|i: u64| ((i * 0x9e37) % 65_536) << shift).collect();
         let tree = OrderedTree::new(Table(numbers.iter().map(|n| n.to_be_bytes().to_vec()).collect()));
         for (i, n) in numbers.iter().enumerate() {
             assert_eq!(tree.insert(&n.to_be_bytes(), Handle(i as u64)), Insert::Inserted);

@@ -85,6 +85,14 @@ struct Step<'p> {
     word: u64,
 }
 
+impl Step<'_> {
+    /// Makes the link lead to `word`, which is an insertion's. `false`: it was changed meanwhile.
+    #[inline]
+    fn replace(&self, word: u64) -> bool {
+        self.slot.compare_exchange(self.word, word, Release, Relaxed).is_ok()
+    }
+}
+
 /// The way of a search from a slot of the directory to a leaf, or to a slot without a leaf.
 /// Positions grow along it.
 type Path<'p> = SmallVec<[Step<'p>; 16]>;
@@ -198,31 +206,25 @@ impl<K: KeySource> SdTree<K> {
             if end.word == VACANT || end.word & FLAG != 0 {
                 if path.len() > 1 {
                     self.unlink_leaf(&pin, dir, key, &path);
-                } else if end.slot.compare_exchange(end.word, leaf, Release, Relaxed).is_ok() {
+                } else if end.replace(leaf) {
                     break Insert::Inserted;
                 }
                 continue;
             }
-            let known = || self.recorded_difference(&pin, key, &path);
-            let place = match word::fingerprint_difference(end.word, leaf).or_else(known) {
-                Some(place) => place,
-                None => match self.compare(&pin, key, &path) {
-                    // Like a leaf, its replacement is of this key: nothing changes but the handle.
-                    Comparison::Same
-                        if REPLACE && end.slot.compare_exchange(end.word, leaf, Release, Relaxed).is_err() =>
-                    {
-                        continue;
+            let known = word::fingerprint_difference(end.word, leaf);
+            let known = known.or_else(|| self.recorded_difference(&pin, key, &path));
+            let place = match known.map_or_else(|| self.compare(&pin, key, &path), Comparison::Differ) {
+                Comparison::Differ(place) => place,
+                // Like the leaf, its replacement is of this key: nothing changes but the handle.
+                Comparison::Same if REPLACE && !end.replace(leaf) => continue,
+                Comparison::Same => break Insert::Exists(Handle(word::handle(end.word))),
+                Comparison::Stale => {
+                    // Its fingerprint equals this key's, so this key's way leads to it.
+                    if self.drop_leaf(&pin, key, end.word) {
+                        pin.count_stale();
                     }
-                    Comparison::Same => break Insert::Exists(Handle(word::handle(end.word))),
-                    Comparison::Differ(place) => place,
-                    Comparison::Stale => {
-                        // Its fingerprint equals this key's, so this key's way leads to it.
-                        if self.drop_leaf(&pin, key, end.word) {
-                            pin.count_stale();
-                        }
-                        continue;
-                    }
-                },
+                    continue;
+                }
             };
             // The new node goes above the first node that branches later. No node branches at
             // `place` itself.
@@ -238,18 +240,14 @@ impl<K: KeySource> SdTree<K> {
             };
             node.0[side].store(below, Relaxed);
             node.0[side ^ 1].store(at.word, Relaxed);
-            if at.slot.compare_exchange(at.word, link, Release, Relaxed).is_ok() {
+            if at.replace(link) {
                 record.take_if(|record| below == *record);
                 break Insert::Inserted;
             }
             spare = Some((pool, address));
         };
-        if let Some(record) = record {
-            self.far.retire(&pin, word::address(record), 0);
-        }
-        if let Some((from, address)) = spare {
-            from.retire(&pin, address, 0);
-        }
+        let record = record.map(|record| (&self.far, word::address(record)));
+        spare.into_iter().chain(record).for_each(|(from, address)| from.retire(&pin, address, 0));
         if result == Insert::Inserted {
             let look = pin.count_added();
             self.upkeep(&pin, look);

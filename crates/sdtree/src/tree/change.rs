@@ -144,7 +144,6 @@ impl<K: KeySource> SdTree<K> {
     }
 
     /// Removes the leaf `leaf` if `key` leads to it. Returns whether this call removed it.
-    #[inline]
     pub(super) fn remove_leaf(&self, pin: &Pin<'_>, key: &Key<'_>, leaf: u64) -> bool {
         let mut path = Path::new();
         let mut flagged = false; // by us: it is removed, and only to be unlinked
@@ -179,7 +178,9 @@ impl<K: KeySource> SdTree<K> {
     /// unlink.
     #[inline]
     fn unlink_all(&self, pin: &Pin<'_>, dir: &Directory, key: &Key<'_>, path: &Path<'_>) -> bool {
-        path.len() == 1 || (self.unlink_leaf(pin, dir, key, path) && !is_record(path[path.len() - 2].word))
+        let [.., above, _] = path.as_slice() else { return true };
+        let above = above.word;
+        self.unlink_leaf(pin, dir, key, path) && !is_record(above)
     }
 
     /// Unlinks the flagged leaf at the end of `path`. `false`: another change came first there.

@@ -54,11 +54,12 @@ fn insert_all(pages: &Pages) -> (Duration, u64) {
     (took, pages.0.iter().map(|page| tree.examine(page).nodes).max().unwrap_or(0))
 }
 
-/// All bytes of a crafted page must be read, from memory, and of a random one a tenth. So the bound
-/// is three times as long, and not twice; a hash map that hashes all bytes takes 1.8 to 2.5 times
-/// as long for any page.
+/// All bytes of a crafted page must be read, from memory, and of a random one a tenth: that takes
+/// 2.2 to 2.6 times as long where nothing else runs. A hash map that hashes all bytes takes 1.8 to
+/// 2.5 times as long for any page. The limit allows for other tests beside this one. A comb took
+/// 340 times as long.
 ///
-/// The best of a few rounds each, in turns: what else runs on the machine counts for neither.
+/// The best of a few rounds each, in turns.
 #[test]
 fn crafted_pages_make_no_comb() {
     let mut best = [Duration::MAX; 2];
@@ -77,5 +78,5 @@ fn crafted_pages_make_no_comb() {
     // Log2 of the number of keys is 14; the ways of random tries are two or three times as long at
     // most.
     assert!(deepest <= 48, "{deepest} nodes on a way");
-    assert!(cfg!(debug_assertions) || crafted <= 3.0 * random, "random {random:.0} ns, crafted {crafted:.0} ns");
+    assert!(cfg!(debug_assertions) || crafted <= 8.0 * random, "random {random:.0} ns, crafted {crafted:.0} ns");
 }

@@ -26,8 +26,8 @@ fn objects(crafted: bool) -> Vec<[u8; MAX_KEY_LEN]> {
     (0..OBJECTS).map(object).collect()
 }
 
-/// They take 1.3 times as long where nothing else runs. The limit allows for other tests beside this
-/// one. The best of a few rounds each, in turns.
+/// They take 1.3 times as long where nothing else runs. The limit allows for other tests beside
+/// this one. The best of a few rounds each, in turns.
 #[test]
 fn crafted_objects_make_no_comb() {
     let sets = [objects(false), objects(true)];

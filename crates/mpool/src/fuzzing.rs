@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use crate::disk::frame;
+use crate::disk::frame::{self, Frame, Kind};
 use crate::disk::log;
 use crate::disk::record::Record;
 use crate::disk::superblock::{self, Superblock};
@@ -33,12 +33,29 @@ pub fn decode_all(bytes: &[u8]) {
     block[24..28].copy_from_slice(&crc.to_le_bytes());
     assert!(log::decode_header(&block, u64::from_le_bytes(block[16..24].try_into().unwrap_or_default())).is_some());
     if let Some((&generation, frames)) = bytes.split_first() {
-        let walk = frame::walk(frames, generation.into(), Object::Mlog(0), &mut |_| {});
-        assert!(walk.end as usize <= frames.len());
+        for copies in [[frames, frames], [frames, &[]], [&[], frames], frames.split_at(frames.len() / 2).into()] {
+            let walk = frame::walk(copies, generation.into(), Object::Mlog(0), &mut |_| {});
+            assert!(walk.end as usize <= frames.len());
+        }
     }
     if let Some(record) = Record::decode(bytes) {
         assert_eq!(Record::decode(&record.encode()), Some(record));
     }
+}
+
+/// The frames of a log with these records that was closed.
+pub(crate) fn closed_log(generation: u64, payloads: &[&[u8]]) -> Vec<u8> {
+    let mut frames = Vec::new();
+    let mut add = |number, kind, durable, payload| {
+        let position = frames.len() as u64;
+        Frame { position, number, kind, durable, payload }.encode(generation, &mut frames);
+    };
+    (1..).zip(payloads).for_each(|(number, payload)| add(number, Kind::Record, 0, *payload));
+    let (number, durable) = (payloads.len() as u32, frames.len() as u64);
+    frames.resize(frames.len().next_multiple_of(BLOCK), 0);
+    let position = frames.len() as u64;
+    Frame { position, number, kind: Kind::Close, durable, payload: b"" }.encode(generation, &mut frames);
+    frames
 }
 
 /// Writes these as the metadata of a pool that has a name, a capacity class and a root MDC, in
@@ -56,19 +73,11 @@ pub fn write_metadata(directory: &Path, payloads: &[&[u8]]) {
         Record::Mdc(LogRecord { id: crate::ROOT_MDC, class, capacity: 1 << 20 }),
     ];
     let first = first.map(|record| record.encode());
-    let mut frames = Vec::new();
-    let mut number = 0;
-    for payload in first.iter().map(Vec::as_slice).chain(payloads.iter().copied()) {
-        number += 1;
-        for _copy in 0..2 {
-            let position = frames.len() as u64;
-            frame::encode(&mut frames, 9, position, number, frame::Kind::Record, payload);
-        }
+    let payloads: Vec<&[u8]> = first.iter().map(Vec::as_slice).chain(payloads.iter().copied()).collect();
+    let whole = [log::header(9, 0), closed_log(9, &payloads)].concat();
+    for name in log::names("meta-0") {
+        std::fs::write(directory.join(name), &whole).expect("metadata can be written");
     }
-    let position = frames.len() as u64;
-    frame::encode(&mut frames, 9, position, number, frame::Kind::Mark, b"");
-    let header = log::header(9, 0).repeat(2);
-    std::fs::write(directory.join("meta-0"), [header, frames].concat()).expect("metadata can be written");
 }
 
 /// Opens a pool with damaged files, reads all its objects, and checks it. Errors are right, panics

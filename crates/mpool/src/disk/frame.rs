@@ -1,32 +1,35 @@
-//! What a log consists of: frames behind a header; and how to tell a torn tail from damage.
+//! What a log consists of: frames behind a header, in two files; and how to tell an unfinished end
+//! from damage.
 //!
-//! A frame is 16 bytes of header and a payload, padded with zeros to 8 bytes. Little-endian:
+//! A frame is 24 bytes of header and a payload, padded with zeros to 8 bytes. Little-endian:
 //!
 //! | bytes | what |
 //! |---|---|
-//! | 0..4 | crc32c of: generation (8 bytes), position of the frame (8 bytes), bytes 4..16, payload |
+//! | 0..4 | crc32c of: generation (8 bytes), position of the frame (8 bytes), bytes 4..24, payload |
 //! | 4..8 | length of the payload |
 //! | 8..12 | number of the record |
-//! | 12 | kind: 1 record, 2 durable mark, 3 end of a compaction |
+//! | 12 | kind: 1 record, 2 clean close, 3 end of a compaction |
 //! | 13..16 | zeros |
+//! | 16..24 | where the durable part of the log ended when the frame was written |
 //!
 //! The generation changes when a log is erased, so frames from before it are none. The position
 //! makes a frame that landed elsewhere none.
 //!
-//! **Durable marks.** After every successful sync a mark is written, itself not synced. It stands
-//! only where everything before it had reached the medium. So of bytes that are no frame:
+//! **Two files** hold the same bytes, at the same positions. A frame that is whole in one of them is
+//! there. Where neither has one, bytes behind it decide:
 //!
-//! - with a mark of this generation somewhere behind them, they were durable once and are
-//!   **damaged**;
-//! - else they are a **torn tail**: no one was told that they are safe. They are cut off.
+//! - a whole frame that says that they were durable: they are **damaged**. A gap in the numbers
+//!   shows how many records were lost;
+//! - else they are an **unfinished end**: nobody was told that they are safe. They are cut off.
 //!
-//! **Copies.** A log may hold each record more than once in a row, with the same number. Damage
-//! to one copy loses nothing. A gap in the numbers shows which records were lost.
+//! **Blocks.** What follows a durable end begins in the next block, so that no block that holds
+//! durable frames is written again: a power failure may destroy a block that is being written.
 
+use crate::BLOCK;
 use crate::error::{Damage, Object};
 
 /// Bytes of a frame's header.
-pub(crate) const HEADER: usize = 16;
+pub(crate) const HEADER: usize = 24;
 /// The longest payload.
 pub(crate) const MAX_PAYLOAD: usize = 1 << 24;
 
@@ -35,7 +38,8 @@ pub(crate) const MAX_PAYLOAD: usize = 1 << 24;
 #[repr(u8)]
 pub(crate) enum Kind {
     Record = 1,
-    Mark = 2,
+    /// Nothing follows that was not appended after another opening. Its number is the last record's.
+    Close = 2,
     CompactionEnd = 3,
 }
 
@@ -51,31 +55,34 @@ fn checksum(generation: u64, position: u64, header: &[u8], payload: &[u8]) -> u3
     crc32c::crc32c_append(crc, payload)
 }
 
-/// Adds a frame to `out`. `position` is its place in the log.
-pub(crate) fn encode(out: &mut Vec<u8>, generation: u64, position: u64, number: u32, kind: Kind, payload: &[u8]) {
-    let mut header = [0; HEADER];
-    header[4..8].copy_from_slice(&(payload.len() as u32).to_le_bytes());
-    header[8..12].copy_from_slice(&number.to_le_bytes());
-    header[12] = kind as u8;
-    let crc = checksum(generation, position, &header[4..], payload);
-    header[..4].copy_from_slice(&crc.to_le_bytes());
-    out.extend_from_slice(&header);
-    out.extend_from_slice(payload);
-    out.resize(out.len().next_multiple_of(8), 0);
-}
-
 /// A whole frame.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Frame<'a> {
     pub(crate) position: u64,
     pub(crate) number: u32,
     pub(crate) kind: Kind,
+    /// All before this position was durable when the frame was written.
+    pub(crate) durable: u64,
     pub(crate) payload: &'a [u8],
 }
 
 impl Frame<'_> {
     pub(crate) fn end(&self) -> u64 {
         self.position + frame_len(self.payload.len()) as u64
+    }
+
+    /// Adds the frame to `out`.
+    pub(crate) fn encode(&self, generation: u64, out: &mut Vec<u8>) {
+        let mut header = [0; HEADER];
+        header[4..8].copy_from_slice(&(self.payload.len() as u32).to_le_bytes());
+        header[8..12].copy_from_slice(&self.number.to_le_bytes());
+        header[12] = self.kind as u8;
+        header[16..].copy_from_slice(&self.durable.to_le_bytes());
+        let crc = checksum(generation, self.position, &header[4..], self.payload);
+        header[..4].copy_from_slice(&crc.to_le_bytes());
+        out.extend_from_slice(&header);
+        out.extend_from_slice(self.payload);
+        out.resize(out.len().next_multiple_of(8), 0);
     }
 }
 
@@ -87,15 +94,16 @@ pub(crate) fn decode(bytes: &[u8], generation: u64, position: u64) -> Option<Fra
 /// The frame at the start of `rest`, which is the part of a log from `position` on.
 pub(crate) fn decode_at(rest: &[u8], generation: u64, position: u64) -> Option<Frame<'_>> {
     let header = rest.first_chunk::<HEADER>()?;
-    let word = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
     let kind = match header[12] {
         1 => Kind::Record,
-        2 => Kind::Mark,
+        2 => Kind::Close,
         3 => Kind::CompactionEnd,
         _ => return None,
     };
+    let word = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+    let durable = u64::from(word(16)) | u64::from(word(20)) << 32;
     let len = word(4) as usize;
-    if header[13..] != [0; 3] || len > MAX_PAYLOAD {
+    if header[13..16] != [0; 3] || len > MAX_PAYLOAD || durable > position {
         return None;
     }
     let payload = rest.get(HEADER..HEADER + len)?;
@@ -104,76 +112,103 @@ pub(crate) fn decode_at(rest: &[u8], generation: u64, position: u64) -> Option<F
         return None;
     }
     let whole = word(0) == checksum(generation, position, &header[4..], payload);
-    whole.then_some(Frame { position, number: word(8), kind, payload })
+    whole.then_some(Frame { position, number: word(8), kind, durable, payload })
 }
 
 /// What a walk over a log found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Walk {
-    /// Where the next frame goes.
+    /// Where the last frame ends.
     pub(crate) end: u64,
     /// The number of the next record.
     pub(crate) next_number: u32,
     /// Bytes that are not what was written.
     pub(crate) damage: Vec<Damage>,
-    /// Records that no copy is left of.
+    /// Records that neither file has.
     pub(crate) lost: u32,
-    /// Whether a tail was not whole.
+    /// Whether there are bytes behind the end.
     pub(crate) torn: bool,
-    /// The last mark: all before it was durable when it was written.
-    pub(crate) last_mark: Option<u64>,
+    /// The first frame that one file lacks, and of which nobody knows that it was durable.
+    pub(crate) single: Option<u64>,
+    /// All before this was durable when the last frame was written.
+    pub(crate) durable: u64,
+    /// Bytes of frames.
+    pub(crate) content: u64,
+    /// The last frame is that of a clean close.
+    pub(crate) closed: bool,
 }
 
-/// Walks over the frames of a log from position 0. `each` gets every whole frame; a record of which
-/// there are copies comes once for each copy.
-pub(crate) fn walk(bytes: &[u8], generation: u64, object: Object, each: &mut dyn FnMut(&Frame<'_>)) -> Walk {
+/// Walks over the frames of a log from position 0. `copies` are what its files hold, from the first
+/// frame on; `each` gets every frame that is whole in one of them.
+pub(crate) fn walk(copies: [&[u8]; 2], generation: u64, object: Object, each: &mut dyn FnMut(&Frame<'_>)) -> Walk {
     let mut walk = Walk { next_number: 1, ..Walk::default() };
-    let mut last_mark = None;
+    // Frames that one file lacks: which file, and where the frame begins and ends.
+    let mut lacking: Vec<(usize, u64, u64)> = Vec::new();
     loop {
-        if let Some(frame) = decode(bytes, generation, walk.end) {
-            // A mark has the number of the record before it.
-            let next = frame.number.wrapping_add(1);
-            let ahead = next.wrapping_sub(walk.next_number);
-            let skipped = if frame.kind == Kind::Mark { ahead } else { ahead.wrapping_sub(1) };
-            // Small when records are missing; huge (behind) for a copy.
-            if skipped > 0 && skipped < u32::MAX / 2 {
-                walk.lost += skipped;
+        let found = copies.map(|bytes| decode(bytes, generation, walk.end));
+        if let Some(frame) = found.iter().flatten().next() {
+            for (copy, _) in found.iter().enumerate().filter(|(_, found)| found.is_none()) {
+                lacking.push((copy, frame.position, frame.end()));
             }
-            if ahead < u32::MAX / 2 {
-                walk.next_number = next;
-            }
-            if frame.kind == Kind::Mark {
-                walk.last_mark = Some(frame.position);
-            }
-            walk.end = frame.end();
-            each(&frame);
+            walk.step(frame);
+            each(frame);
             continue;
         }
-        let at = walk.end as usize;
-        if bytes.get(at..).is_none_or(<[u8]>::is_empty) {
-            return walk;
+        let Some(next) = find_next(copies, generation, walk.end) else { break };
+        let follows = next.durable == walk.end && next.position == walk.end.next_multiple_of(BLOCK as u64);
+        let between = |bytes: &[u8]| bytes.get(walk.end as usize..next.position as usize).is_some_and(is_not_zero);
+        if !follows {
+            let what = "no whole frame in either file where a durable one was";
+            walk.damage.push(Damage { object, offset: walk.end, what });
+        } else if copies.into_iter().any(between) {
+            let what = "bytes in the rest of a block";
+            walk.damage.push(Damage { object, offset: walk.end, what });
         }
-        let mark = *last_mark.get_or_insert_with(|| find_last_mark(bytes, generation));
-        if mark.is_none_or(|mark| mark < walk.end) {
-            walk.torn = bytes[at..].iter().any(|&b| b != 0);
-            return walk;
+        walk.end = next.position;
+    }
+    let behind = |bytes: &[u8]| bytes.get(walk.end as usize..).is_some_and(is_not_zero);
+    walk.torn = copies.into_iter().any(behind);
+    for (copy, position, end) in lacking {
+        if end <= walk.durable {
+            let what = ["no whole frame in its first file", "no whole frame in its second file"][copy];
+            walk.damage.push(Damage { object, offset: position, what });
+        } else {
+            // It was on its way to both files when the program ended.
+            walk.single = walk.single.or(Some(position));
         }
-        walk.damage.push(Damage { object, offset: walk.end, what: "no whole frame where a durable one was" });
-        // There is a frame ahead: the mark, if no other.
-        let mut next = walk.end + 8;
-        while decode(bytes, generation, next).is_none() {
-            next += 8;
+    }
+    walk
+}
+
+fn is_not_zero(bytes: &[u8]) -> bool {
+    bytes.iter().any(|&byte| byte != 0)
+}
+
+impl Walk {
+    fn step(&mut self, frame: &Frame<'_>) {
+        let next = frame.number.wrapping_add(1);
+        let ahead = next.wrapping_sub(self.next_number);
+        let skipped = if frame.kind == Kind::Close { ahead } else { ahead.wrapping_sub(1) };
+        // Huge (behind) if the numbers of a damaged log make no sense.
+        if skipped < u32::MAX / 2 {
+            self.lost += skipped;
+            self.next_number = next;
         }
-        walk.end = next;
+        self.end = frame.end();
+        self.durable = self.durable.max(frame.durable);
+        self.content += self.end - frame.position;
+        self.closed = frame.kind == Kind::Close;
     }
 }
 
-fn find_last_mark(bytes: &[u8], generation: u64) -> Option<u64> {
-    let last = bytes.len().checked_sub(HEADER)? / 8 * 8;
-    (0..=last / 8).rev().map(|word| word as u64 * 8).find(|&at| {
-        bytes[at as usize + 12] == Kind::Mark as u8
-            && decode(bytes, generation, at).is_some_and(|f| f.kind == Kind::Mark)
-    })
+/// The first whole frame behind `position`, if one of those behind says that something there was
+/// durable; or the one in the next block, if all before `position` was durable when it was written.
+fn find_next<'a>(copies: [&'a [u8]; 2], generation: u64, position: u64) -> Option<Frame<'a>> {
+    let len = copies.iter().map(|bytes| bytes.len()).max()? as u64;
+    let at = |place: u64| copies.into_iter().find_map(|bytes| decode(bytes, generation, place));
+    let next = at(position.next_multiple_of(BLOCK as u64)).filter(|frame| frame.durable == position);
+    let behind = || (position + 8..len).step_by(8).filter_map(at);
+    next.or_else(|| behind().any(|frame| frame.durable > position).then(|| behind().next()).flatten())
 }
 
 #[cfg(test)]

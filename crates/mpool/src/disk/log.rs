@@ -1,6 +1,6 @@
-//! A log file: frames (module `frame`) behind a header, with a generation.
+//! A log: frames (module `frame`) behind a header, with a generation; twice, in two files.
 //!
-//! The header is two blocks with the same content; the higher generation of the whole ones counts.
+//! The header is a block, the same in both files; the higher generation of the whole ones counts.
 //! Little-endian:
 //!
 //! | bytes | what |
@@ -11,10 +11,14 @@
 //! | 24..28 | crc32c of all before |
 //! | 28..4096 | zeros |
 //!
-//! The fields lie within 512 bytes, which media write whole or not at all. Erasing writes the
-//! second block with the new generation and syncs; then frames are cut off, and the first block
-//! follows. A crash leaves the old log or an empty new one.
+//! Records are durable when both files are synced. Erasing writes a header with a new generation to
+//! both and syncs; then frames are cut off. A crash leaves the old log or an empty new one.
+//!
+//! A file that is missing, or of which a part cannot be read, is like one that is damaged there: the
+//! other one serves, and the first is written anew when the pool is opened exclusively. At no time
+//! are both written before one of them is whole and synced.
 
+use std::io;
 use std::sync::Arc;
 
 use crate::disk::frame::{self, Frame, Kind};
@@ -23,7 +27,7 @@ use crate::error::{Damage, During, IoError, Object, ObjectError};
 use crate::{BLOCK, MediaClass};
 
 /// Bytes before the first frame.
-pub(crate) const DATA: u64 = 2 * BLOCK as u64;
+pub(crate) const DATA: u64 = BLOCK as u64;
 /// Space is allocated in steps of this many bytes, so that an append finds it there.
 const STEP: u64 = 256 << 10;
 /// Bytes of the allocated space that only records which free space may use.
@@ -32,34 +36,40 @@ const MAGIC: &[u8; 8] = b"PGONELOG";
 
 /// An open log.
 pub(crate) struct Log {
-    file: Arc<dyn MediumFile>,
+    files: [Arc<dyn MediumFile>; 2],
     object: Object,
     class: MediaClass,
     id: u64,
     pub(crate) generation: u64,
-    /// Where the next frame goes, from the first frame on.
+    /// Where the last frame ends, from the first frame on.
     pub(crate) end: u64,
+    /// Bytes of frames.
+    pub(crate) content: u64,
     /// All before it is durable.
     synced: u64,
     next_number: u32,
-    /// Bytes for frames that the file has space for.
+    /// Bytes for frames that both files have space for.
     allocated: u64,
-    /// How often each record is written.
-    copies: u8,
+    /// The last frame says that the log was closed.
+    closed: bool,
     failed: bool,
 }
 
 /// What opening found.
 #[derive(Debug, Default)]
 pub(crate) struct Opened {
+    /// Of its frames.
     pub(crate) damage: Vec<Damage>,
+    /// Of a file that is missing, or of which a part cannot be read.
+    pub(crate) lost_file: Option<Damage>,
     pub(crate) lost: u32,
-    /// Where a tail that was not whole was cut.
+    /// Where something unfinished was cut off, or was finished from the other file.
     pub(crate) torn: Option<u64>,
-    /// Whether there is a durable mark.
-    pub(crate) marked: bool,
+    /// Whether something in it is known to have been durable.
+    pub(crate) durable: bool,
 }
 
+/// A log's header.
 pub(crate) fn header(generation: u64, id: u64) -> Vec<u8> {
     let mut block = vec![0; BLOCK];
     block[..8].copy_from_slice(MAGIC);
@@ -85,95 +95,181 @@ pub(crate) struct Place<'a> {
     pub(crate) object: Object,
     pub(crate) class: MediaClass,
     pub(crate) id: u64,
-    pub(crate) copies: u8,
+}
+
+/// The names of a log's files.
+pub(crate) fn names(name: &str) -> [String; 2] {
+    [name.to_owned(), format!("{name}.copy")]
+}
+
+/// One of a log's files, and what is in it. Bytes that cannot be read are zeros.
+struct Copy {
+    file: Arc<dyn MediumFile>,
+    bytes: Vec<u8>,
+    /// Why a part of it, or all, is not what was written.
+    damage: Option<(u64, &'static str)>,
+}
+
+impl Copy {
+    fn read(file: Arc<dyn MediumFile>, object: Object) -> Result<Self, ObjectError> {
+        let len = file.len().during("looking at", object)?;
+        let mut bytes = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
+        let damage = read_blocks(&*file, &mut bytes).map(|at| (at, "a part of one of its files cannot be read"));
+        Ok(Self { file, bytes, damage })
+    }
+
+    fn generation(&self, id: u64) -> Option<u64> {
+        self.bytes.get(..BLOCK).and_then(|block| decode_header(block, id))
+    }
+
+    fn has_whole_header(&self, generation: u64, id: u64) -> bool {
+        self.bytes.get(..BLOCK).is_some_and(|block| *block == *header(generation, id))
+    }
+
+    fn frames(&self) -> &[u8] {
+        self.bytes.get(DATA as usize..).unwrap_or(&[])
+    }
+}
+
+/// Reads a file from its start; blocks that cannot be read become zeros. Returns where the first of
+/// them is.
+fn read_blocks(file: &dyn MediumFile, into: &mut [u8]) -> Option<u64> {
+    file.read_at(into, 0).err()?;
+    let mut bad = None;
+    for (at, block) in (0u64..).step_by(BLOCK).zip(into.chunks_mut(BLOCK)) {
+        if file.read_at(block, at).is_err() {
+            block.fill(0);
+            bad = bad.or(Some(at));
+        }
+    }
+    bad
 }
 
 impl Log {
-    /// Makes an empty log. Its name is durable when the medium's names are synced.
+    /// Makes an empty log. Its names are durable when the medium's names are synced.
     pub(crate) fn create(place: &Place<'_>, generation: u64) -> Result<Self, ObjectError> {
-        let &Place { medium, name, object, class, id, copies } = place;
-        let file = medium.open(name, Open { create: true, ..Open::default() }).during("creating", object)?;
-        file.set_len(0).during("emptying", object)?;
-        let full = |e: IoError| full_or(e, class, STEP + DATA);
-        file.allocate(0, DATA + STEP).during("allocating", object).map_err(full)?;
-        let block = header(generation, id);
-        file.write_at(&block.repeat(2), 0).during("writing", object).map_err(full)?;
-        file.sync().during("syncing", object)?;
-        let (end, synced, allocated) = (0, 0, STEP);
-        Ok(Self { file, object, class, id, generation, end, synced, next_number: 1, allocated, copies, failed: false })
+        let &Place { medium, name, object, class, id } = place;
+        let create = |name: &String| {
+            let file = medium.open(name, Open { create: true, ..Open::default() }).during("creating", object)?;
+            file.set_len(0).during("emptying", object)?;
+            let full = |e: IoError| full_or(e, class, STEP + DATA);
+            file.allocate(0, DATA + STEP).during("allocating", object).map_err(full)?;
+            file.write_at(&header(generation, id), 0).during("writing", object).map_err(full)?;
+            file.sync().during("syncing", object)?;
+            Ok::<_, ObjectError>(file)
+        };
+        let [first, second] = names(name);
+        let files = [create(&first)?, create(&second)?];
+        Ok(Self::of(files, place, generation))
     }
 
-    /// Opens a log; `each` gets its frames. With `repair` a torn tail is cut, a bad header block
-    /// written anew, and all that was read is made durable.
+    fn of(files: [Arc<dyn MediumFile>; 2], place: &Place<'_>, generation: u64) -> Self {
+        let &Place { object, class, id, .. } = place;
+        Self {
+            files,
+            object,
+            class,
+            id,
+            generation,
+            end: 0,
+            content: 0,
+            synced: 0,
+            next_number: 1,
+            allocated: STEP,
+            closed: false,
+            failed: false,
+        }
+    }
+
+    /// Opens a log; `each` gets its frames. With `repair` an unfinished end is cut off, both files
+    /// become what one of them is, and all that was read is made durable.
     pub(crate) fn open(
         place: &Place<'_>,
         repair: bool,
         each: &mut dyn FnMut(&Frame<'_>),
     ) -> Result<(Self, Opened), ObjectError> {
-        let &Place { medium, name, object, class, id, copies } = place;
-        let file = medium.open(name, Open { read_only: !repair, ..Open::default() }).during("opening", object)?;
-        let len = file.len().during("looking at", object)?;
-        let mut bytes = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
-        file.read_at(&mut bytes, 0).during("reading", object)?;
-        if len < DATA {
-            return Err(Damage { object, offset: len, what: "the log ends inside of its header" }.into());
-        }
-        let generations = [0, 1].map(|i| bytes.get(i * BLOCK..(i + 1) * BLOCK).and_then(|b| decode_header(b, id)));
-        let what = "neither copy of the log's header is whole";
-        let generation = generations.iter().flatten().max().copied().ok_or(Damage { object, offset: 0, what })?;
-        let frames = bytes.get(DATA as usize..).unwrap_or(&[]);
-        let walk = frame::walk(frames, generation, object, each);
-        let (torn, marked) = (walk.torn.then_some(walk.end), walk.last_mark.is_some());
-        let mut opened = Opened { damage: walk.damage, lost: walk.lost, torn, marked };
-        let zeros = |copy: usize| bytes[copy * BLOCK + 28..(copy + 1) * BLOCK].iter().all(|&b| b == 0);
-        let whole = [0, 1].map(|copy| generations[copy].is_some() && zeros(copy));
-        for (copy, whole) in whole.into_iter().enumerate() {
-            // An interrupted erasure leaves an older generation in one block.
-            if !whole {
-                let what = "a copy of the log's header is not whole";
-                opened.damage.push(Damage { object, offset: (copy * BLOCK) as u64, what });
+        let &Place { object, id, .. } = place;
+        let copies = Self::copies(place, repair)?;
+        let what = "neither of the log's two files has a whole header";
+        let generations = [0, 1].map(|i| copies[i].generation(id));
+        let generation = generations.into_iter().flatten().max().ok_or(Damage { object, offset: 0, what })?;
+        // An interrupted erasure leaves frames of an older generation, which are none.
+        let frames = [copies[0].frames(), copies[1].frames()];
+        let mut whole = Vec::new();
+        let walk = frame::walk(frames, generation, object, &mut |found| {
+            whole.resize(found.position as usize, 0);
+            found.encode(generation, &mut whole);
+            each(found);
+        });
+        let mut opened = Opened { lost: walk.lost, durable: walk.durable > 0, ..Opened::default() };
+        opened.torn = walk.single.or(walk.torn.then_some(walk.end));
+        opened.damage = walk.damage;
+        for copy in &copies {
+            if let Some((offset, what)) = copy.damage {
+                opened.lost_file = Some(Damage { object, offset, what });
+            } else if !copy.has_whole_header(generation, id) {
+                // As a crash during an erasure leaves it.
+                opened.torn = opened.torn.or(Some(0));
             }
         }
-        let (end, allocated) = (walk.end, frames.len() as u64);
-        let log = Self {
-            file,
-            object,
-            class,
-            id,
-            generation,
-            end,
-            synced: 0,
-            next_number: walk.next_number,
-            allocated,
-            copies,
-            failed: false,
-        };
+        let mut log = Self::of(copies.each_ref().map(|copy| copy.file.clone()), place, generation);
+        log.end = walk.end;
+        log.content = walk.content;
+        log.next_number = walk.next_number;
+        log.closed = walk.closed;
+        log.allocated = frames.iter().map(|frames| frames.len() as u64).min().unwrap_or(0);
+        log.synced = log.end;
         if repair {
-            if walk.torn {
-                log.clear_behind_end()?;
+            for (i, copy) in copies.iter().enumerate() {
+                log.repair(i, copy, &whole, walk.durable, walk.torn)?;
             }
-            let same = generations == [Some(generation); 2] && whole == [true; 2];
-            if !same {
-                log.file.write_at(&header(generation, id).repeat(2), 0).during("repairing", object)?;
-            }
-            // If a sync failed before, what was read here may be in the page cache only, where no
-            // later sync looks for it.
-            let doubtful = walk.last_mark.unwrap_or(0);
-            let bytes = &frames[doubtful as usize..end as usize];
-            log.file.write_at(bytes, DATA + doubtful).during("writing again", object)?;
-            log.file.sync().during("syncing", object)?;
         }
         Ok((log, opened))
     }
 
-    /// Whatever is behind the end must not be taken for frames.
-    fn clear_behind_end(&self) -> Result<(), ObjectError> {
-        self.file.set_len(DATA + self.end).during("cutting", self.object)?;
-        if self.allocated > self.end {
-            // Without space the file stays short; the next append asks for it again.
-            let _ = self.file.allocate(DATA + self.end, self.allocated - self.end);
+    /// The log's files, which are made with `repair` where they are missing.
+    fn copies(place: &Place<'_>, repair: bool) -> Result<[Copy; 2], ObjectError> {
+        let &Place { medium, name, object, .. } = place;
+        let how = Open { read_only: !repair, ..Open::default() };
+        let open = |name: &String| match medium.open(name, how) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            file => Copy::read(file.during("opening", object)?, object).map(Some),
+        };
+        let [first, second] = names(name);
+        let lost = |name: &String| {
+            // For reading only, the whole file stands for both.
+            let file = medium.open(name, Open { create: repair, ..how }).during("opening", object)?;
+            Ok::<_, ObjectError>(Copy { file, bytes: Vec::new(), damage: Some((0, "one of its two files is missing")) })
+        };
+        match [open(&first)?, open(&second)?] {
+            [Some(one), Some(two)] => Ok([one, two]),
+            [Some(one), None] => Ok([one, lost(if repair { &second } else { &first })?]),
+            [None, Some(two)] => Ok([lost(if repair { &first } else { &second })?, two]),
+            [None, None] => {
+                let what = "both files of the log are missing";
+                Err(Damage { object, offset: 0, what }.into())
+            }
         }
-        Ok(())
+    }
+
+    /// Makes one file what both should be, and syncs it. `whole`: all frames that were found.
+    fn repair(&self, i: usize, copy: &Copy, whole: &[u8], durable: u64, torn: bool) -> Result<(), ObjectError> {
+        let (file, object) = (&self.files[i], self.object);
+        if torn || copy.frames().len() < whole.len() {
+            file.set_len(DATA + self.end).during("cutting", object)?;
+            // Without space the file stays short; the next append asks for it again.
+            let _ = file.allocate(DATA + self.end, self.allocated.max(STEP).saturating_sub(self.end));
+        }
+        if !copy.has_whole_header(self.generation, self.id) {
+            file.write_at(&header(self.generation, self.id), 0).during("repairing", object)?;
+        }
+        // If a sync failed before, what was read here may be in the page cache only, where no later
+        // sync looks for it.
+        let same = whole.iter().zip(copy.frames()).take_while(|(one, two)| one == two).count();
+        let same = if same == whole.len() { u64::MAX } else { same as u64 / BLOCK as u64 * BLOCK as u64 };
+        let from = same.min(durable.next_multiple_of(BLOCK as u64)).min(whole.len() as u64);
+        file.write_at(&whole[from as usize..], DATA + from).during("writing again", object)?;
+        Ok(file.sync().during("syncing", object)?)
     }
 
     /// Whether a write or a sync failed. The medium's contents are unknown until the log is opened
@@ -186,31 +282,31 @@ impl Log {
         if self.failed { Err(ObjectError::Failed(self.object)) } else { Ok(()) }
     }
 
-    /// Allocates space for `more` bytes of frames. `releasing` records may use the reserve.
-    fn reserve(&mut self, more: u64, releasing: bool) -> Result<(), ObjectError> {
-        let need = self.end + more;
+    /// Does the same to both files.
+    fn both(&self, during: &'static str, act: impl Fn(&dyn MediumFile) -> io::Result<()>) -> Result<(), IoError> {
+        self.files.iter().try_for_each(|file| act(&**file)).during(during, self.object)
+    }
+
+    /// Allocates space for frames up to `need`. `releasing` records may use the reserve.
+    fn reserve(&mut self, need: u64, releasing: bool) -> Result<(), ObjectError> {
         if need + RESERVE <= self.allocated {
             return Ok(());
         }
         let target = (need + RESERVE).next_multiple_of(STEP);
-        match self.file.allocate(DATA + self.allocated, target - self.allocated).during("extending", self.object) {
+        let (from, more) = (DATA + self.allocated, target - self.allocated);
+        match self.both("extending", |file| file.allocate(from, more)) {
             Ok(()) => {
                 self.allocated = target;
                 Ok(())
             }
             Err(_) if releasing && need <= self.allocated => Ok(()),
-            Err(e) => Err(full_or(e, self.class, more)),
+            Err(e) => Err(full_or(e, self.class, need - self.end)),
         }
     }
 
-    fn write(&mut self, frames: &[u8], records: u32) -> Result<(), ObjectError> {
-        let written = self.file.write_at(frames, DATA + self.end).during("appending to", self.object);
-        // A partial write may have left whole frames.
-        self.failed |= written.is_err();
-        written.map_err(|e| full_or(e, self.class, frames.len() as u64))?;
-        self.end += frames.len() as u64;
-        self.next_number = self.next_number.wrapping_add(records);
-        Ok(())
+    /// Where the next frame goes: behind what is durable in a block of its own.
+    fn next(&self) -> u64 {
+        if self.synced == self.end { self.end.next_multiple_of(BLOCK as u64) } else { self.end }
     }
 
     /// Appends records; they are durable after the next [`Log::sync`]. All or, after an error, none
@@ -225,16 +321,28 @@ impl Log {
             let (capacity, wanted) = (frame::MAX_PAYLOAD as u64, long.len() as u64);
             return Err(ObjectError::Capacity { object: self.object, capacity, wanted });
         }
+        let start = self.next();
         let mut frames = Vec::new();
-        for (index, record) in records.iter().enumerate() {
-            let number = self.next_number.wrapping_add(index as u32);
-            for _ in 0..self.copies {
-                let position = self.end + frames.len() as u64;
-                frame::encode(&mut frames, self.generation, position, number, kind, record);
-            }
+        for (index, payload) in (0u32..).zip(records) {
+            let number = match kind {
+                Kind::Close => self.next_number.wrapping_sub(1),
+                _ => self.next_number.wrapping_add(index),
+            };
+            let position = start + frames.len() as u64;
+            Frame { position, number, kind, durable: self.synced, payload }.encode(self.generation, &mut frames);
         }
-        self.reserve(frames.len() as u64, releasing)?;
-        self.write(&frames, records.len() as u32)
+        self.reserve(start + frames.len() as u64, releasing)?;
+        let written = self.both("appending to", |file| file.write_at(&frames, DATA + start));
+        // A partial write may have left whole frames.
+        self.failed |= written.is_err();
+        written.map_err(|e| full_or(e, self.class, frames.len() as u64))?;
+        self.end = start + frames.len() as u64;
+        self.content += frames.len() as u64;
+        self.closed = kind == Kind::Close;
+        if kind != Kind::Close {
+            self.next_number = self.next_number.wrapping_add(records.len() as u32);
+        }
+        Ok(())
     }
 
     /// The last frame of a compaction.
@@ -249,20 +357,11 @@ impl Log {
         if self.synced == self.end {
             return Ok(());
         }
-        if let Err(e) = self.file.sync().during("syncing", self.object) {
+        if let Err(e) = self.both("syncing", |file| file.sync()) {
             // After a failed sync the medium's contents are unknown; the kernel does not write
             // those pages again.
             self.failed = true;
             return Err(e.into());
-        }
-        let mut mark = Vec::new();
-        let last = self.next_number.wrapping_sub(1);
-        frame::encode(&mut mark, self.generation, self.end, last, Kind::Mark, b"");
-        if self.reserve(mark.len() as u64, true).is_ok() {
-            // The records are durable; without the mark only damage to them would look like a torn
-            // tail.
-            let _ = self.write(&mark, 0);
-            self.failed = false;
         }
         self.synced = self.end;
         Ok(())
@@ -274,76 +373,122 @@ impl Log {
         self.check()?;
         let generation = generation.max(self.generation + 1);
         let block = header(generation, self.id);
-        let second = |log: &Self| {
-            log.file.write_at(&block, BLOCK as u64).during("erasing", log.object)?;
-            log.file.sync().during("syncing", log.object)
-        };
-        if let Err(e) = second(self) {
+        // One after the other: a power failure may destroy a block that is being written.
+        let erased = self.files.iter().try_for_each(|file| {
+            file.write_at(&block, 0).during("erasing", self.object)?;
+            file.sync().during("syncing", self.object)
+        });
+        if let Err(e) = erased {
             self.failed = true;
             return Err(e.into());
         }
         self.generation = generation;
-        (self.end, self.synced, self.next_number) = (0, 0, 1);
-        self.allocated = 0;
+        self.forget_frames();
         // From here on it is empty, whatever fails: old frames have another generation.
-        let _ = self.file.set_len(DATA);
-        let _ = self.file.write_at(&block, 0);
+        let _ = self.both("cutting", |file| file.set_len(DATA));
         Ok(())
+    }
+
+    fn forget_frames(&mut self) {
+        (self.end, self.content, self.synced, self.next_number, self.allocated) = (0, 0, 0, 1, 0);
+        self.closed = false;
     }
 
     /// Cuts the frames off without a new generation: for a log that is not read again.
     pub(crate) fn release(&mut self) -> Result<(), ObjectError> {
-        (self.end, self.synced, self.next_number, self.allocated) = (0, 0, 1, 0);
-        Ok(self.file.set_len(DATA).during("cutting", self.object)?)
+        self.forget_frames();
+        Ok(self.both("cutting", |file| file.set_len(DATA))?)
     }
 
-    /// Makes the last mark durable too.
+    /// Makes all records durable, and says so in the log: if its end is missing afterwards, that is
+    /// damage.
     pub(crate) fn close(&mut self) -> Result<(), ObjectError> {
         self.sync()?;
-        Ok(self.file.sync().during("syncing", self.object)?)
+        if self.closed || self.end == 0 {
+            return Ok(());
+        }
+        self.append_kind(Kind::Close, &[b""], true)?;
+        self.sync()
     }
 
     /// The next record at or behind `position`, and where the one after it may be.
     pub(crate) fn read(&self, position: u64) -> Result<Option<(Vec<u8>, u64)>, ObjectError> {
         let mut position = position;
-        let damaged = |offset| Damage { object: self.object, offset, what: "no whole frame" };
         while position < self.end {
-            let mut head = [0; frame::HEADER];
-            let rest = self.end - position;
-            if rest < head.len() as u64 {
-                return Err(damaged(position).into());
-            }
-            self.file.read_at(&mut head, DATA + position).during("reading", self.object)?;
-            let len = frame::frame_len(u32::from_le_bytes([head[4], head[5], head[6], head[7]]) as usize);
-            if len as u64 > rest {
-                return Err(damaged(position).into());
-            }
-            let mut bytes = vec![0; len];
-            self.file.read_at(&mut bytes, DATA + position).during("reading", self.object)?;
-            let found = frame::decode_at(&bytes, self.generation, position).ok_or_else(|| damaged(position))?;
-            let next = found.end();
+            let found = match self.frame_at(position)? {
+                Some(found) => Some(found),
+                // The rest of a block behind what was durable.
+                None => self.frame_at(position.next_multiple_of(BLOCK as u64))?.filter(|f| f.durable == position),
+            };
+            let what = "no whole frame";
+            let found = found.ok_or(Damage { object: self.object, offset: position, what })?;
             if found.kind == Kind::Record {
-                return Ok(Some((found.payload.to_vec(), next)));
+                return Ok(Some((found.payload, found.end)));
             }
-            position = next;
+            position = found.end;
         }
         Ok(None)
     }
 
+    /// The frame at `position` that one of the files has. An error: neither can be read there.
+    fn frame_at(&self, position: u64) -> Result<Option<Owned>, ObjectError> {
+        let from = |file: &Arc<dyn MediumFile>| -> io::Result<Option<Owned>> {
+            let mut head = [0; frame::HEADER];
+            let rest = self.end.saturating_sub(position);
+            if rest < head.len() as u64 {
+                return Ok(None);
+            }
+            file.read_at(&mut head, DATA + position)?;
+            let len = frame::frame_len(u32::from_le_bytes([head[4], head[5], head[6], head[7]]) as usize);
+            if len as u64 > rest {
+                return Ok(None);
+            }
+            let mut bytes = vec![0; len];
+            file.read_at(&mut bytes, DATA + position)?;
+            Ok(frame::decode_at(&bytes, self.generation, position).map(|found| Owned {
+                kind: found.kind,
+                durable: found.durable,
+                end: found.end(),
+                payload: found.payload.to_vec(),
+            }))
+        };
+        match from(&self.files[0]) {
+            Ok(Some(found)) => Ok(Some(found)),
+            first => match (first, from(&self.files[1])) {
+                (_, Ok(Some(found))) => Ok(Some(found)),
+                (Ok(_), _) | (_, Ok(_)) => Ok(None),
+                (_, Err(e)) => Err(Err::<(), _>(e).during("reading", self.object).unwrap_err().into()),
+            },
+        }
+    }
+
     /// The first whole frame behind damage at `position`; the end when there is none.
     pub(crate) fn skip_damage(&self, position: u64) -> Result<u64, ObjectError> {
-        let mut bytes = vec![0; (self.end - position.min(self.end)) as usize];
-        self.file.read_at(&mut bytes, DATA + position.min(self.end)).during("reading", self.object)?;
-        let found = (8..bytes.len())
-            .step_by(8)
-            .find(|&at| frame::decode_at(&bytes[at..], self.generation, position + at as u64).is_some());
-        Ok(found.map_or(self.end, |at| position + at as u64))
+        let position = position.min(self.end);
+        let copies = self.files.each_ref().map(|file| {
+            let mut bytes = vec![0; (DATA + self.end) as usize];
+            let _ = read_blocks(&**file, &mut bytes);
+            bytes
+        });
+        let whole = |&at: &u64| {
+            copies.iter().any(|bytes| frame::decode(&bytes[DATA as usize..], self.generation, at).is_some())
+        };
+        Ok((position + 8..self.end).step_by(8).find(whole).unwrap_or(self.end))
     }
 
     /// Bytes of the medium that it takes.
     pub(crate) fn used(&self) -> Result<u64, ObjectError> {
-        Ok(self.file.used().during("looking at", self.object)?)
+        let used = self.files.iter().map(|file| file.used()).sum::<io::Result<u64>>();
+        Ok(used.during("looking at", self.object)?)
     }
+}
+
+/// A frame that was read on its own.
+struct Owned {
+    kind: Kind,
+    durable: u64,
+    end: u64,
+    payload: Vec<u8>,
 }
 
 /// A full medium has an error of its own.

@@ -6,8 +6,8 @@
 //! generation if its compaction came to an end, and the other if not, so a crash leaves all of the
 //! old records or all of the new ones.
 //!
-//! Nothing is synced during a compaction, and a durable mark is written only behind a sync. So a
-//! log with a mark is complete even when damage has hit the end frame.
+//! Nothing is synced during a compaction, and frames say what was durable when they were written. So
+//! a log in which something was durable is complete even when damage has hit the end frame.
 
 use crate::MediaClass;
 use crate::disk::frame::{Frame, Kind};
@@ -32,7 +32,7 @@ type Half = (Log, Opened, Vec<Vec<u8>>, bool);
 #[derive(Debug, Default)]
 pub(crate) struct Found {
     pub(crate) damage: Vec<Damage>,
-    /// Records that no copy is left of.
+    /// Records that neither file has.
     pub(crate) lost: u32,
     /// Where a tail that was not whole was cut.
     pub(crate) torn: Vec<(Object, u64)>,
@@ -45,13 +45,12 @@ pub(crate) struct PairPlace<'a> {
     pub(crate) objects: [Object; 2],
     pub(crate) class: MediaClass,
     pub(crate) id: u64,
-    pub(crate) copies: u8,
 }
 
 impl PairPlace<'_> {
     fn place(&self, i: usize) -> Place<'_> {
         let (object, name) = (self.objects[i], self.names[i].as_str());
-        Place { medium: self.medium, name, object, class: self.class, id: self.id, copies: self.copies }
+        Place { medium: self.medium, name, object, class: self.class, id: self.id }
     }
 }
 
@@ -65,24 +64,20 @@ impl Pair {
         Ok(Self { object: place.objects[0], logs, active: 0, compacting: false, failed: false })
     }
 
-    /// Opens a pair; `each` gets its records, one of the copies of each.
+    /// Opens a pair; `each` gets its records.
     pub(crate) fn open(
         place: &PairPlace<'_>,
         repair: bool,
         each: &mut dyn FnMut(&[u8]),
     ) -> Result<(Self, Found), ObjectError> {
         let open = |i: usize| -> Result<Half, ObjectError> {
-            let (mut records, mut last, mut ended) = (Vec::new(), None, false);
+            let (mut records, mut ended) = (Vec::new(), false);
             let (log, opened) = Log::open(&place.place(i), repair, &mut |frame: &Frame<'_>| match frame.kind {
-                Kind::Record if last == Some(frame.number) => {}
-                Kind::Record => {
-                    last = Some(frame.number);
-                    records.push(frame.payload.to_vec());
-                }
+                Kind::Record => records.push(frame.payload.to_vec()),
                 Kind::CompactionEnd => ended = true,
-                Kind::Mark => {}
+                Kind::Close => {}
             })?;
-            let complete = ended || opened.marked;
+            let complete = ended || opened.durable;
             Ok((log, opened, records, complete))
         };
         // With one header lost entirely, the other log may hold everything; nothing proves it.
@@ -92,8 +87,12 @@ impl Pair {
         let active = if both[newer].3 { newer } else { 1 - newer };
         let mut found = Found { lost: both[active].1.lost, ..Found::default() };
         for (i, (_, opened, ..)) in both.iter_mut().enumerate() {
-            found.damage.append(&mut opened.damage);
-            found.torn.extend(opened.torn.filter(|_| i == active).map(|at| (place.objects[i], at)));
+            found.damage.extend(opened.lost_file.take());
+            found.torn.extend(opened.torn.map(|at| (place.objects[i], at)));
+            // A crash may leave anything in the log that is not read.
+            if i == active {
+                found.damage.append(&mut opened.damage);
+            }
         }
         if !both[active].3 {
             let what = "neither log of the pair is complete";
@@ -105,8 +104,6 @@ impl Pair {
         let logs = both.map(|(log, ..)| log);
         let mut pair = Self { object: place.objects[0], logs, active, compacting: false, failed: false };
         if repair {
-            // A new mark.
-            pair.logs[active].sync()?;
             let (now, other) = (pair.logs[active].generation, &mut pair.logs[1 - active]);
             if other.generation > now {
                 // The end of that compaction may be on its way to the medium still.
@@ -187,10 +184,15 @@ impl Pair {
 
     /// Bytes of frames in the log that is appended to.
     pub(crate) fn appended(&self) -> u64 {
-        self.logs[self.active ^ usize::from(self.compacting)].end
+        self.logs[self.active ^ usize::from(self.compacting)].content
     }
 
     /// Bytes of frames in the active log.
+    pub(crate) fn content(&self) -> u64 {
+        self.logs[self.active].content
+    }
+
+    /// Bytes of the active log, from its first frame to its last.
     pub(crate) fn len(&self) -> u64 {
         self.logs[self.active].end
     }

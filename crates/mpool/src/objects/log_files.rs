@@ -1,6 +1,6 @@
 //! The files of mlogs and MDCs: names, places, properties.
 
-use crate::disk::log::Place;
+use crate::disk::log::{self, Place};
 use crate::disk::medium::Medium;
 use crate::disk::pair::{Pair, PairPlace};
 use crate::disk::record::{LogRecord, Record};
@@ -15,7 +15,7 @@ pub struct LogProps {
     pub id: u64,
     /// Its class.
     pub class: MediaClass,
-    /// Bytes that it may hold: its records, and 16 to 23 more for each. For an MDC: each of its two
+    /// Bytes that it may hold: its records, and 24 to 31 more for each. For an MDC: each of its two
     /// logs.
     pub capacity: u64,
 }
@@ -32,13 +32,26 @@ pub(crate) fn mlog_name(id: u64) -> String {
 
 pub(crate) fn mlog_place<'a>(medium: &'a dyn Medium, record: LogRecord, name: &'a str) -> Place<'a> {
     let LogRecord { id, class, .. } = record;
-    Place { medium, name, object: Object::Mlog(id), class, id, copies: 1 }
+    Place { medium, name, object: Object::Mlog(id), class, id }
 }
 
 pub(crate) fn mdc_place(medium: &dyn Medium, record: LogRecord) -> PairPlace<'_> {
     let LogRecord { id, class, .. } = record;
-    let names = [0, 1].map(|i| format!("mdc-{id:016x}-{i}"));
-    PairPlace { medium, names, objects: [Object::Mdc(id, 0), Object::Mdc(id, 1)], class, id, copies: 1 }
+    PairPlace { medium, names: mdc_names(id), objects: [Object::Mdc(id, 0), Object::Mdc(id, 1)], class, id }
+}
+
+/// The names of all files of an mlog with this identity.
+pub(crate) fn mlog_files(id: u64) -> impl Iterator<Item = String> {
+    log::names(&mlog_name(id)).into_iter()
+}
+
+/// The names of all files of an MDC with this identity.
+pub(crate) fn mdc_files(id: u64) -> impl Iterator<Item = String> {
+    mdc_names(id).into_iter().flat_map(|name| log::names(&name))
+}
+
+fn mdc_names(id: u64) -> [String; 2] {
+    [0, 1].map(|i| format!("mdc-{id:016x}-{i}"))
 }
 
 /// Makes the root MDC of a new pool.

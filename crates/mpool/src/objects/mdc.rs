@@ -113,7 +113,7 @@ impl Mdc {
 
     /// Bytes of records, and of the frames around them, in the active log.
     pub fn usage(&self) -> u64 {
-        self.0.log.len()
+        self.0.log.content()
     }
 }
 

@@ -13,9 +13,9 @@ use crate::{MediaClass, ROOT_MDC};
 
 /// Bytes of metadata below which compacting is not worthwhile.
 const COMPACT_FROM: u64 = 1 << 20;
-/// A record with its copy, on average; metadata are compacted when they are four times as long as
-/// that for every object.
-const RECORD_BYTES: u64 = 2 * 48;
+/// A record, on average; metadata are compacted when they are eight times as long as that for every
+/// object.
+const RECORD_BYTES: u64 = 48;
 
 /// The tables that replaying the metadata gives.
 #[derive(Debug, Default)]
@@ -103,7 +103,6 @@ fn place(medium: &dyn Medium) -> PairPlace<'_> {
         objects: [Object::Metadata(0), Object::Metadata(1)],
         class: MediaClass::Capacity,
         id: 0,
-        copies: 2,
     }
 }
 
@@ -146,7 +145,7 @@ impl Meta {
         self.pair.append(&bytes, releasing)?;
         self.pair.sync()?;
         records.iter().for_each(|record| self.tables.apply(record.clone()));
-        if self.pair.len() > COMPACT_FROM && self.pair.len() > 4 * RECORD_BYTES * self.tables.objects() {
+        if self.pair.len() > COMPACT_FROM && self.pair.len() > 8 * RECORD_BYTES * self.tables.objects() {
             // When it fails (a full disk), the old log is as good as before.
             let _ = self.compact();
         }
@@ -175,7 +174,7 @@ impl Meta {
 
     /// Bytes of records.
     pub(crate) fn len(&self) -> u64 {
-        self.pair.len()
+        self.pair.content()
     }
 
     pub(crate) fn used(&self) -> Result<u64, ObjectError> {

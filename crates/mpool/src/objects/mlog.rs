@@ -48,7 +48,7 @@ impl Mlog {
     ///
     /// `Capacity`, `Full`, `ReadOnly`, `Io`: nothing was appended. `Failed`: a sync failed.
     pub fn append(&mut self, record: &[u8], sync: bool) -> Result<(), ObjectError> {
-        self.0.claim.check_room(self.0.log.end, &[record])?;
+        self.0.claim.check_room(self.0.log.content, &[record])?;
         self.0.log.append(&[record], false)?;
         if sync { self.0.log.sync() } else { Ok(()) }
     }
@@ -98,12 +98,12 @@ impl Mlog {
 
     /// Bytes of records and of the frames around them.
     pub fn len(&self) -> u64 {
-        self.0.log.end
+        self.0.log.content
     }
 
     /// Whether it holds nothing.
     pub fn is_empty(&self) -> bool {
-        self.0.log.end == 0
+        self.0.log.content == 0
     }
 
     /// How often it was erased, or more: see [`Mlog::erase`].

@@ -1,5 +1,7 @@
 //! The mlogs and MDCs of a pool: make, list, open, delete.
 
+use std::collections::HashSet;
+
 use crate::disk::log::Log;
 use crate::disk::medium::Medium;
 use crate::disk::pair::Pair;
@@ -7,7 +9,7 @@ use crate::disk::record::{LogRecord, Record};
 use crate::error::{During, Object, ObjectError, PoolError};
 use crate::objects::handle::{Claim, Handle};
 use crate::objects::inner::Inner;
-use crate::objects::log_files::{LogProps, mdc_place, mlog_name, mlog_place};
+use crate::objects::log_files::{LogProps, mdc_files, mdc_place, mlog_files, mlog_name, mlog_place};
 use crate::objects::mdc::Mdc;
 use crate::objects::meta::Meta;
 use crate::objects::mlog::Mlog;
@@ -24,14 +26,13 @@ pub(super) fn remove_leftovers(inner: &Inner) -> Result<(), PoolError> {
     for class in MediaClass::ALL {
         let Ok(open) = inner.class(class) else { continue };
         let medium = &*open.medium;
-        let known = |name: &String| {
-            mlogs.values().any(|l| l.class == class && mlog_name(l.id) == *name)
-                || mdcs.values().any(|l| l.class == class && mdc_place(medium, *l).names.contains(name))
-        };
+        let mlogs = mlogs.values().filter(|log| log.class == class).flat_map(|log| mlog_files(log.id));
+        let mdcs = mdcs.values().filter(|log| log.class == class).flat_map(|log| mdc_files(log.id));
+        let known: HashSet<String> = mlogs.chain(mdcs).collect();
         let at = || medium.path().display();
         let names = medium.list().during("listing", at())?;
         let ours = |name: &&String| name.starts_with("mlog-") || name.starts_with("mdc-");
-        for name in names.iter().filter(ours).filter(|name| !known(name)) {
+        for name in names.iter().filter(ours).filter(|name| !known.contains(*name)) {
             medium.remove(name).during("removing a leftover in", at())?;
         }
     }
@@ -39,7 +40,7 @@ pub(super) fn remove_leftovers(inner: &Inner) -> Result<(), PoolError> {
 }
 
 impl Pool {
-    /// Makes an mlog; it is there when this returns. `capacity`: bytes of records, with 16 to 23
+    /// Makes an mlog; it is there when this returns. `capacity`: bytes of records, with 24 to 31
     /// more for each.
     ///
     /// # Errors
@@ -77,10 +78,9 @@ impl Pool {
             .and_then(|()| Ok(open.medium.sync_names().during("syncing", open.medium.path().display())?));
         let made = made.and_then(|()| self.inner.meta().commit(&[to_record(record)], false));
         if made.is_err() && !self.inner.meta().is_failed() {
-            let names = mdc_place(&*open.medium, record).names;
-            for name in names.iter().chain([&mlog_name(id)]) {
+            for name in mdc_files(id).chain(mlog_files(id)) {
                 // Files that stay are removed when the pool is opened again.
-                let _ = open.medium.remove(name);
+                let _ = open.medium.remove(&name);
             }
         }
         made.map(|()| id)
@@ -106,7 +106,8 @@ impl Pool {
         let (claim, class) = Claim::open(&self.inner, id, object, |meta| meta.tables.mlogs.get(&id).copied())?;
         let writable = self.inner.check_writable().is_ok();
         let name = mlog_name(id);
-        let (log, opened) = Log::open(&mlog_place(&*class.medium, claim.record, &name), writable, &mut |_| {})?;
+        let (log, mut opened) = Log::open(&mlog_place(&*class.medium, claim.record, &name), writable, &mut |_| {})?;
+        opened.damage.extend(opened.lost_file);
         let torn = opened.torn.map(|at| (object, at));
         Ok(Mlog(Handle::new(log, claim, opened.damage, torn)))
     }
@@ -133,7 +134,7 @@ impl Pool {
         let record =
             self.delete_log(id, Object::Mlog(id), Record::MlogGone(id), |meta| meta.tables.mlogs.get(&id).copied())?;
         if let Ok(class) = self.inner.class(record.class) {
-            let _ = class.medium.remove(&mlog_name(id));
+            mlog_files(id).for_each(|name| drop(class.medium.remove(&name)));
         }
         Ok(())
     }
@@ -150,9 +151,7 @@ impl Pool {
         let record =
             self.delete_log(id, Object::Mdc(id, 0), Record::MdcGone(id), |meta| meta.tables.mdcs.get(&id).copied())?;
         if let Ok(class) = self.inner.class(record.class) {
-            for name in mdc_place(&*class.medium, record).names {
-                let _ = class.medium.remove(&name);
-            }
+            mdc_files(id).for_each(|name| drop(class.medium.remove(&name)));
         }
         Ok(())
     }

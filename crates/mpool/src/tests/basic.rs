@@ -330,5 +330,5 @@ fn metadata_are_compacted() {
     let pool = Pool::open(&dir.path().join("pool"), OpenOptions::default()).unwrap();
     assert_eq!(pool.mblocks().iter().map(|m| m.id).collect::<Vec<_>>(), [keep]);
     let next = write(&pool, b"next");
-    assert!(next > keep + 1000, "identities are not used again");
+    assert!(next > keep + 100, "identities are not used again");
 }

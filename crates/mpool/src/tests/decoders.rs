@@ -3,10 +3,9 @@
 
 use proptest::prelude::*;
 
-use crate::disk::frame;
 use crate::disk::record::Record;
 use crate::disk::superblock::Superblock;
-use crate::fuzzing::decode_all;
+use crate::fuzzing::{closed_log, decode_all};
 use crate::{BLOCK, MediaClass};
 
 proptest! {
@@ -21,14 +20,8 @@ proptest! {
         hits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
     ) {
         // A log of generation 1, its generation in front.
-        let (mut frames, mut number) = (Vec::new(), 0);
-        for payload in &payloads {
-            number += 1;
-            let position = frames.len() as u64;
-            frame::encode(&mut frames, 1, position, number, frame::Kind::Record, payload);
-        }
-        let position = frames.len() as u64;
-        frame::encode(&mut frames, 1, position, number, frame::Kind::Mark, b"");
+        let payloads: Vec<&[u8]> = payloads.iter().map(Vec::as_slice).collect();
+        let frames = closed_log(1, &payloads);
         let log = [&[1], &frames[..]].concat();
         let superblock = Superblock { version: 1, class: MediaClass::Memory, pool: [3; 16], created: 9 }.encode();
         let record = Record::Name("damaged".into()).encode();

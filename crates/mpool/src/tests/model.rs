@@ -38,6 +38,8 @@ pub(super) struct LogModel {
     maybe_empty: bool,
     /// A sync failed: the handle is of no use.
     broken: bool,
+    /// Appending it failed: it may be there, behind the others.
+    maybe: Option<Vec<u8>>,
 }
 
 /// What the pool should hold.
@@ -210,7 +212,10 @@ impl Driver {
                         model.records.push(record);
                         model.broken = true;
                     }
-                    Err(_) => {}
+                    Err(_) => {
+                        model.maybe.get_or_insert(record);
+                        model.broken = true;
+                    }
                 }
             }
         }
@@ -311,7 +316,8 @@ impl Driver {
             found.push(record);
         }
         assert!(log.damage().is_empty(), "{what}: {:?}", log.damage());
-        let whole = found.len() >= model.synced && model.records.get(..found.len()) == Some(&found[..]);
+        let all: Vec<Vec<u8>> = model.records.iter().chain(&model.maybe).cloned().collect();
+        let whole = found.len() >= model.synced && all.get(..found.len()) == Some(&found[..]);
         let (all, synced) = (model.records.len(), model.synced);
         let right = whole || (model.maybe_empty && found.is_empty());
         assert!(right, "{what}: {} records of {all}, {synced} synced", found.len());

@@ -107,7 +107,7 @@ pub enum PoolError {
     #[error("{} is in use: an exclusive opening excludes every other", .0.display())]
     Busy(PathBuf),
     /// Made by a version that this one does not know.
-    #[error("{} has format version {found}; this program knows version {known}", .path.display())]
+    #[error("{} has format version {found}, and this program knows version {known}: use the program that made it", .path.display())]
     Version {
         /// The directory.
         path: PathBuf,
@@ -126,6 +126,21 @@ pub enum PoolError {
         class: MediaClass,
         /// Where it should be.
         path: PathBuf,
+    },
+    /// The directories of the pool do not belong together.
+    #[error(
+        "{} and its class {class} in {} are not of the same time or place: one of them is a copy, was moved, or was \
+         restored from a backup. Nothing is written. `--salvage` reads what is there; if these are the directories to go \
+         on with, `pageone pool adopt` makes them one pool again",
+        .path.display(), .class_path.display()
+    )]
+    Apart {
+        /// The directory of the capacity class.
+        path: PathBuf,
+        /// The other class.
+        class: MediaClass,
+        /// Its directory.
+        class_path: PathBuf,
     },
     /// The class is there already.
     #[error("the pool has a class {0} already")]

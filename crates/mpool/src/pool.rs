@@ -17,9 +17,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::MediaClass;
 use crate::disk::file_system::Disk;
-use crate::disk::medium::{Open, Room, Storage};
+use crate::disk::medium::{Room, Storage};
 use crate::disk::record::Record;
-use crate::disk::superblock::{self, FORMAT_VERSION, Superblock};
+use crate::disk::superblock::{FORMAT_VERSION, Opening, State, Superblock};
 use crate::error::{During, PoolError};
 use crate::finding::Finding;
 use crate::objects::class::ClassUsage;
@@ -36,6 +36,10 @@ pub struct OpenOptions {
     /// Opens the rest of a pool that lost metadata records, or a class. Implies
     /// [`Access::Shared`].
     pub salvage: bool,
+    /// The directories belong together although they do not look so, because the pool was moved, or
+    /// restored from a backup: from now on they do. An original that uses the same directories does
+    /// not open any more. For an exclusive opening.
+    pub adopt: bool,
 }
 
 /// The properties of a pool.
@@ -106,9 +110,7 @@ impl Pool {
         };
         is_free()?;
         // Two programs may create a pool in the same directory: the lock decides.
-        let lock = medium.open(superblock::NAME, Open { create: true, ..Open::default() });
-        let lock = lock.during("creating the superblock in", path.display())?;
-        if !lock.lock(true).during("locking", path.display())? {
+        if !medium.lock(true).during("locking", path.display())? {
             return Err(PoolError::Busy(path));
         }
         is_free()?;
@@ -117,13 +119,17 @@ impl Pool {
             .map_err(io::Error::from)
             .during("drawing an identity for", path.display())?;
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_secs());
-        let superblock = Superblock { version: FORMAT_VERSION, class: MediaClass::Capacity, pool: uuid, created };
+        let home = medium.identity().during("looking at", path.display())?;
+        let opening = Opening { epoch: 0, random: 0, before: 0, home, state: State::Open };
+        let class = MediaClass::Capacity;
+        let superblock = Superblock { version: FORMAT_VERSION, class, pool: uuid, created, opening };
         let mut meta = Meta::create(&*medium, name, path.clone())?;
         create_root(&*medium, &mut meta)?;
         meta.close();
         drop(meta);
         create_class(&*medium, &superblock)?;
-        drop(lock);
+        // It is locked again as it is opened.
+        drop(medium);
         Self::open_on(storage, &path, OpenOptions::default())
     }
 

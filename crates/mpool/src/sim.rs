@@ -98,8 +98,8 @@ struct FileState {
     durable: Bytes,
     /// What happened since, in order.
     journal: Vec<(Op, Fate)>,
-    shared: usize,
-    exclusive: bool,
+    /// Bytes that cannot be read until they are written again.
+    unreadable: Option<(usize, usize)>,
 }
 
 #[derive(Clone, Default)]
@@ -108,6 +108,9 @@ struct Directory {
     durable: BTreeMap<String, u64>,
     /// Names made and removed, not synced.
     pending: Vec<(String, Option<u64>)>,
+    identity: u64,
+    shared: usize,
+    exclusive: bool,
 }
 
 #[derive(Default)]
@@ -202,7 +205,9 @@ impl Sim {
                     };
                 }
             }
-            new.directories.insert(path.clone(), Directory { now: names.clone(), durable: names, pending: vec![] });
+            let identity = directory.identity;
+            let now = names.clone();
+            new.directories.insert(path.clone(), Directory { now, durable: names, identity, ..Directory::default() });
         }
         let mut ids: Vec<_> = old.files.keys().copied().collect();
         ids.sort_unstable();
@@ -228,6 +233,81 @@ impl Sim {
     }
 }
 
+/// What is wrong with bytes of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wrong {
+    Zero,
+    Flipped,
+    Unreadable,
+}
+
+/// For tests of damage.
+impl Sim {
+    /// A medium with the same contents, all of them durable.
+    pub(crate) fn copy(&self) -> Sim {
+        let old = self.world();
+        let mut new = World { next: old.next, ..World::default() };
+        for (path, directory) in &old.directories {
+            let (now, identity) = (directory.now.clone(), directory.identity);
+            let copy = Directory { durable: now.clone(), now, identity, ..Directory::default() };
+            new.directories.insert(path.clone(), copy);
+        }
+        for (&id, file) in &old.files {
+            let now = file.now.clone();
+            new.files.insert(id, FileState { durable: now.clone(), now, ..FileState::default() });
+        }
+        Sim(Arc::new(Mutex::new(new)))
+    }
+
+    /// A copy of one directory with all that is in it, under another path.
+    pub(crate) fn copy_directory(&self, from: &Path, to: &Path) {
+        let mut world = self.world();
+        let names = world.directories[from].now.clone();
+        let mut copy = Directory { identity: world.next + 1, ..Directory::default() };
+        world.next += 1;
+        for (name, id) in names {
+            world.next += 1;
+            let (new, file) = (world.next, world.files[&id].clone());
+            world.files.insert(new, file);
+            copy.now.insert(name.clone(), new);
+            copy.durable.insert(name, new);
+        }
+        world.directories.insert(to.into(), copy);
+    }
+
+    /// The files of a directory, with their lengths but for zeros at their ends.
+    pub(crate) fn contents(&self, path: &Path) -> Vec<(String, usize)> {
+        let world = self.world();
+        let len = |id: &u64| world.files[id].now.data.iter().rposition(|&b| b != 0).map_or(0, |at| at + 1);
+        world.directories[path].now.iter().map(|(name, id)| (name.clone(), len(id))).collect()
+    }
+
+    /// Damages a part of a file. Whether that changes anything.
+    pub(crate) fn damage(&self, path: &Path, name: &str, at: usize, len: usize, wrong: Wrong) -> bool {
+        let mut world = self.world();
+        let id = world.directories[path].now[name];
+        let Some(file) = world.files.get_mut(&id) else { return false };
+        let end = (at + len).min(file.now.data.len());
+        let part = &mut file.now.data[at.min(end)..end];
+        match wrong {
+            Wrong::Zero if part.iter().all(|&b| b == 0) => return false,
+            Wrong::Zero => part.fill(0),
+            Wrong::Flipped => part.iter_mut().for_each(|b| *b ^= 0x10),
+            Wrong::Unreadable => file.unreadable = Some((at, end)),
+        }
+        file.durable = file.now.clone();
+        at < end
+    }
+
+    /// Removes a file.
+    pub(crate) fn lose(&self, path: &Path, name: &str) {
+        let mut world = self.world();
+        let directory = world.directories.get_mut(path).unwrap();
+        directory.now.remove(name);
+        directory.durable.remove(name);
+    }
+}
+
 impl Storage for Sim {
     fn directory(&self, path: &Path, create: bool) -> io::Result<Arc<dyn Medium>> {
         let mut world = self.world();
@@ -235,9 +315,11 @@ impl Storage for Sim {
             if !create {
                 return Err(ErrorKind::NotFound.into());
             }
-            world.directories.insert(path.into(), Directory::default());
+            world.next += 1;
+            let identity = world.next;
+            world.directories.insert(path.into(), Directory { identity, ..Directory::default() });
         }
-        Ok(Arc::new(SimDirectory { sim: self.clone(), path: path.into() }))
+        Ok(Arc::new(SimDirectory { sim: self.clone(), path: path.into(), locked: Mutex::new(None) }))
     }
 
     fn remove_directory(&self, path: &Path) -> io::Result<()> {
@@ -253,6 +335,17 @@ impl Storage for Sim {
 struct SimDirectory {
     sim: Sim,
     path: PathBuf,
+    locked: Mutex<Option<bool>>,
+}
+
+impl Drop for SimDirectory {
+    fn drop(&mut self) {
+        let Some(exclusive) = *self.locked.lock().unwrap() else { return };
+        self.with(|directory| {
+            directory.exclusive &= !exclusive;
+            directory.shared -= usize::from(!exclusive);
+        });
+    }
 }
 
 impl SimDirectory {
@@ -283,7 +376,7 @@ impl Medium for SimDirectory {
             }
             None => return Err(ErrorKind::NotFound.into()),
         };
-        Ok(Arc::new(SimFile { sim: self.sim.clone(), id, direct: how.direct, locked: Mutex::new(None) }))
+        Ok(Arc::new(SimFile { sim: self.sim.clone(), id, direct: how.direct }))
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
@@ -308,6 +401,25 @@ impl Medium for SimDirectory {
         Ok(())
     }
 
+    fn lock(&self, exclusive: bool) -> io::Result<bool> {
+        let free = self.with(|directory| {
+            let free = !directory.exclusive && (!exclusive || directory.shared == 0);
+            if free {
+                directory.exclusive |= exclusive;
+                directory.shared += usize::from(!exclusive);
+            }
+            free
+        });
+        if free {
+            *self.locked.lock().unwrap() = Some(exclusive);
+        }
+        Ok(free)
+    }
+
+    fn identity(&self) -> io::Result<u64> {
+        Ok(self.with(|directory| directory.identity))
+    }
+
     fn room(&self) -> io::Result<Room> {
         Ok(Room { total: 1 << 40, free: 1 << 39 })
     }
@@ -317,7 +429,6 @@ struct SimFile {
     sim: Sim,
     id: u64,
     direct: bool,
-    locked: Mutex<Option<bool>>,
 }
 
 impl SimFile {
@@ -341,17 +452,6 @@ impl SimFile {
     }
 }
 
-impl Drop for SimFile {
-    fn drop(&mut self) {
-        let locked = *self.locked.lock().unwrap();
-        self.with(|file| match locked {
-            Some(true) => file.exclusive = false,
-            Some(false) => file.shared -= 1,
-            None => {}
-        });
-    }
-}
-
 impl MediumFile for SimFile {
     fn len(&self) -> io::Result<u64> {
         Ok(self.with(|file| file.now.data.len() as u64))
@@ -371,7 +471,11 @@ impl MediumFile for SimFile {
             return Err(io::Error::from_raw_os_error(libc::EIO));
         }
         self.with(|file| {
-            let from = file.now.data.get(offset as usize..offset as usize + into.len());
+            let (start, end) = (offset as usize, offset as usize + into.len());
+            if file.unreadable.is_some_and(|(bad, bad_end)| start < bad_end && bad < end) {
+                return Err(io::Error::from_raw_os_error(libc::EIO));
+            }
+            let from = file.now.data.get(start..end);
             into.copy_from_slice(from.ok_or(ErrorKind::UnexpectedEof)?);
             Ok(())
         })
@@ -381,6 +485,10 @@ impl MediumFile for SimFile {
         self.check(from.as_ptr().addr(), offset, from.len());
         let torn = self.sim.world().step(true)? == Some(Fault::Torn);
         let len = if torn { from.len() / 2 } else { from.len() };
+        self.with(|file| {
+            let covers = |&mut (at, end): &mut (usize, usize)| offset as usize <= at && end <= offset as usize + len;
+            file.unreadable.take_if(covers);
+        });
         self.change(Op::Write(offset, from[..len].to_vec()));
         if torn { Err(io::Error::from_raw_os_error(libc::EIO)) } else { Ok(()) }
     }
@@ -415,20 +523,5 @@ impl MediumFile for SimFile {
         self.sim.world().step(false)?;
         self.change(Op::SetLen(len));
         Ok(())
-    }
-
-    fn lock(&self, exclusive: bool) -> io::Result<bool> {
-        let free = self.with(|file| {
-            let free = !file.exclusive && (!exclusive || file.shared == 0);
-            if free {
-                file.exclusive |= exclusive;
-                file.shared += usize::from(!exclusive);
-            }
-            free
-        });
-        if free {
-            *self.locked.lock().unwrap() = Some(exclusive);
-        }
-        Ok(free)
     }
 }

@@ -6,3 +6,4 @@ mod decoders;
 mod flips;
 mod maps;
 mod model;
+mod sectors;

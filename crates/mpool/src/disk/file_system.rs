@@ -92,6 +92,21 @@ impl Medium for DiskDirectory {
         self.handle.sync_all()
     }
 
+    fn lock(&self, exclusive: bool) -> io::Result<bool> {
+        let how =
+            if exclusive { FlockOperation::NonBlockingLockExclusive } else { FlockOperation::NonBlockingLockShared };
+        match rustix::fs::flock(&self.handle, how) {
+            Ok(()) => Ok(true),
+            Err(Errno::WOULDBLOCK) => Ok(false),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    fn identity(&self) -> io::Result<u64> {
+        use std::os::unix::fs::MetadataExt;
+        Ok(self.handle.metadata()?.ino())
+    }
+
     fn room(&self) -> io::Result<Room> {
         let stat = rustix::fs::fstatvfs(&self.handle)?;
         Ok(Room { total: stat.f_blocks * stat.f_frsize, free: stat.f_bavail * stat.f_frsize })
@@ -159,16 +174,6 @@ impl MediumFile for DiskFile {
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         self.file.set_len(len)
-    }
-
-    fn lock(&self, exclusive: bool) -> io::Result<bool> {
-        let how =
-            if exclusive { FlockOperation::NonBlockingLockExclusive } else { FlockOperation::NonBlockingLockShared };
-        match rustix::fs::flock(&self.file, how) {
-            Ok(()) => Ok(true),
-            Err(Errno::WOULDBLOCK) => Ok(false),
-            Err(errno) => Err(errno.into()),
-        }
     }
 
     fn read_many(&self, pieces: &mut [ReadPiece<'_>]) -> io::Result<()> {

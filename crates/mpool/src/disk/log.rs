@@ -23,6 +23,7 @@ use std::sync::Arc;
 
 use crate::disk::frame::{self, Frame, Kind};
 use crate::disk::medium::{Medium, MediumFile, Open};
+use crate::disk::superblock::End;
 use crate::error::{Damage, During, IoError, Object, ObjectError};
 use crate::{BLOCK, MediaClass};
 
@@ -266,10 +267,24 @@ impl Log {
         // If a sync failed before, what was read here may be in the page cache only, where no later
         // sync looks for it.
         let same = whole.iter().zip(copy.frames()).take_while(|(one, two)| one == two).count();
-        let same = if same == whole.len() { u64::MAX } else { same as u64 / BLOCK as u64 * BLOCK as u64 };
-        let from = same.min(durable.next_multiple_of(BLOCK as u64)).min(whole.len() as u64);
-        file.write_at(&whole[from as usize..], DATA + from).during("writing again", object)?;
+        let block = |at: u64| at / BLOCK as u64 * BLOCK as u64;
+        let from = match copy.damage {
+            Some(_) => 0,
+            None if same == whole.len() => durable.next_multiple_of(BLOCK as u64),
+            None => block(same as u64).min(durable.next_multiple_of(BLOCK as u64)),
+        };
+        if from < whole.len() as u64 {
+            // Whole blocks: a part of one that cannot be read cannot be written either.
+            let mut bytes = whole[from as usize..].to_vec();
+            bytes.resize(bytes.len().next_multiple_of(BLOCK), 0);
+            file.write_at(&bytes, DATA + from).during("writing again", object)?;
+        }
         Ok(file.sync().during("syncing", object)?)
+    }
+
+    /// Where it ends.
+    pub(crate) fn end(&self) -> End {
+        End { generation: self.generation, end: self.end, number: self.next_number }
     }
 
     /// Whether a write or a sync failed. The medium's contents are unknown until the log is opened

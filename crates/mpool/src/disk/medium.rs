@@ -78,6 +78,19 @@ pub trait Medium: Send + Sync {
     ///
     /// Those of `fsync(2)`.
     fn sync_names(&self) -> io::Result<()>;
+    /// Locks the directory, shared or exclusive, until this value is gone. False: another lock
+    /// excludes it.
+    ///
+    /// # Errors
+    ///
+    /// Those of `flock(2)`.
+    fn lock(&self, exclusive: bool) -> io::Result<bool>;
+    /// A number that a copy of the directory, made now or later, does not have.
+    ///
+    /// # Errors
+    ///
+    /// Those of `fstat(2)`.
+    fn identity(&self) -> io::Result<u64>;
     /// Room on the file system.
     ///
     /// # Errors
@@ -149,13 +162,6 @@ pub trait MediumFile: Send + Sync {
     ///
     /// Those of `ftruncate(2)`.
     fn set_len(&self, len: u64) -> io::Result<()>;
-    /// Locks the file, shared or exclusive, until it is closed. False: another lock excludes it.
-    ///
-    /// # Errors
-    ///
-    /// Those of `flock(2)`.
-    fn lock(&self, exclusive: bool) -> io::Result<bool>;
-
     /// Reads every piece, several at a time where the medium can.
     ///
     /// # Errors

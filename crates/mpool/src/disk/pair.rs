@@ -13,6 +13,7 @@ use crate::MediaClass;
 use crate::disk::frame::{Frame, Kind};
 use crate::disk::log::{Log, Opened, Place};
 use crate::disk::medium::Medium;
+use crate::disk::superblock::End;
 use crate::error::{Damage, Object, ObjectError};
 
 /// An open pair of logs.
@@ -180,6 +181,11 @@ impl Pair {
     /// none.
     pub(crate) fn skip_damage(&self, position: u64) -> Result<u64, ObjectError> {
         self.logs[self.active].skip_damage(position)
+    }
+
+    /// Where the active log ends.
+    pub(crate) fn end(&self) -> End {
+        self.logs[self.active].end()
     }
 
     /// Bytes of frames in the log that is appended to.

@@ -1,6 +1,6 @@
 //! The superblock: the first thing read of a class's directory.
 //!
-//! A file of two equal blocks, each with a checksum: one may be damaged. Little-endian:
+//! A block with a checksum, in two files. Little-endian:
 //!
 //! | bytes | what |
 //! |---|---|
@@ -9,20 +9,62 @@
 //! | 12..16 | class: 0 capacity, 1 staging, 2 memory |
 //! | 16..32 | identity of the pool |
 //! | 32..40 | when the pool was made, in seconds since 1970 |
-//! | 40..4092 | zeros |
+//! | 40..48 | epoch: how often the pool was opened exclusively |
+//! | 48..56 | a random number of that opening |
+//! | 56..64 | that of the opening before |
+//! | 64..72 | the identity of the capacity class's directory at that opening |
+//! | 72..76 | state: 0 being opened, 1 open, 2 closed |
+//! | 76..80 | closed: the number of the next metadata record |
+//! | 80..88 | closed: the generation of the metadata |
+//! | 88..96 | closed: where they end |
+//! | 96..4092 | zeros |
 //! | 4092..4096 | crc32c of all before |
+//!
+//! **Epochs.** All classes of a pool are of the same opening, or the last one did not get past its
+//! beginning: then the capacity class is being opened, and others are of the opening before. Anything
+//! else is a copy, or a class that was restored from a backup; nothing is written there.
+//!
+//! **The end of the metadata.** A clean close notes where they end. If they end before that when the
+//! pool is opened, they are damaged, and the end was not unfinished.
 
-use crate::error::{Damage, Object};
+use crate::disk::medium::{Medium, Open};
+use crate::error::{Damage, During, IoError, Object};
 use crate::{BLOCK, MediaClass};
 
-/// Its file.
-pub(crate) const NAME: &str = "superblock";
-/// Both copies.
-pub(crate) const LEN: usize = 2 * BLOCK;
+/// Its files.
+pub(crate) const NAMES: [&str; 2] = ["superblock", "superblock.copy"];
 /// The format of everything in a pool. A program refuses a version that it does not know.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
 
 const MAGIC: &[u8; 8] = b"PGONEPL1";
+
+/// How far an opening got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    Opening,
+    Open,
+    Closed(End),
+}
+
+/// Where the metadata end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct End {
+    pub(crate) generation: u64,
+    pub(crate) end: u64,
+    /// The number of the next record.
+    pub(crate) number: u32,
+}
+
+/// An exclusive opening of a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Opening {
+    pub(crate) epoch: u64,
+    pub(crate) random: u64,
+    pub(crate) before: u64,
+    /// The identity of the capacity class's directory.
+    pub(crate) home: u64,
+    pub(crate) state: State,
+}
 
 /// A decoded superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,78 +73,142 @@ pub(crate) struct Superblock {
     pub(crate) class: MediaClass,
     pub(crate) pool: [u8; 16],
     pub(crate) created: u64,
+    pub(crate) opening: Opening,
 }
 
 impl Superblock {
-    /// Both copies.
-    pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut block = vec![0; BLOCK];
-        block[..8].copy_from_slice(MAGIC);
-        block[8..12].copy_from_slice(&self.version.to_le_bytes());
-        block[12..16].copy_from_slice(&(self.class as u32).to_le_bytes());
-        block[16..32].copy_from_slice(&self.pool);
-        block[32..40].copy_from_slice(&self.created.to_le_bytes());
-        let crc = crc32c::crc32c(&block[..BLOCK - 4]);
-        block[BLOCK - 4..].copy_from_slice(&crc.to_le_bytes());
-        block.repeat(2)
+    /// The same, at another point of the opening.
+    pub(crate) fn in_state(self, state: State) -> Self {
+        Self { opening: Opening { state, ..self.opening }, ..self }
     }
 
-    fn decode_copy(block: &[u8]) -> Option<Self> {
-        let (bytes, crc) = block.split_last_chunk::<4>()?;
+    /// A block.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let Opening { epoch, random, before, home, state } = self.opening;
+        let (state, end) = match state {
+            State::Opening => (0u32, End { generation: 0, end: 0, number: 0 }),
+            State::Open => (1, End { generation: 0, end: 0, number: 0 }),
+            State::Closed(end) => (2, end),
+        };
+        let mut block = Vec::with_capacity(BLOCK);
+        block.extend(MAGIC);
+        block.extend(self.version.to_le_bytes());
+        block.extend((self.class as u32).to_le_bytes());
+        block.extend(self.pool);
+        [self.created, epoch, random, before, home].iter().for_each(|word| block.extend(word.to_le_bytes()));
+        block.extend(state.to_le_bytes());
+        block.extend(end.number.to_le_bytes());
+        [end.generation, end.end].iter().for_each(|word| block.extend(word.to_le_bytes()));
+        block.resize(BLOCK - 4, 0);
+        let crc = crc32c::crc32c(&block);
+        block.extend(crc.to_le_bytes());
+        block
+    }
+
+    pub(crate) fn decode(block: &[u8]) -> Option<Self> {
+        let (bytes, crc) = block.get(..BLOCK)?.split_last_chunk::<4>()?;
         if bytes.first_chunk::<8>()? != MAGIC || crc32c::crc32c(bytes) != u32::from_le_bytes(*crc) {
             return None;
         }
         let word = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+        let long = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
+        // Format 1 had none of what follows, and zeros there.
+        let state = match word(72)? {
+            0 => State::Opening,
+            1 => State::Open,
+            2 => State::Closed(End { number: word(76)?, generation: long(80)?, end: long(88)? }),
+            _ => return None,
+        };
         Some(Self {
             version: word(8)?,
             class: MediaClass::from_number(word(12)?)?,
             pool: bytes.get(16..32)?.try_into().ok()?,
-            created: u64::from_le_bytes(bytes.get(32..40)?.try_into().ok()?),
+            created: long(32)?,
+            opening: Opening { epoch: long(40)?, random: long(48)?, before: long(56)?, home: long(64)?, state },
         })
     }
 
-    /// The superblock, and the damage of a copy that is not whole. `None`: neither copy is one.
-    pub(crate) fn decode(bytes: &[u8]) -> Option<(Self, Option<Damage>)> {
-        let copies: Vec<_> = bytes.chunks(BLOCK).take(2).map(Self::decode_copy).collect();
-        let found = copies.iter().flatten().next().copied()?;
-        let bad = (0..2).find(|&copy| copies.get(copy).copied().flatten() != Some(found));
-        let damage = bad.map(|copy| Damage {
+    /// The newer of two copies, and the damage of one that is not whole. `None`: neither is.
+    pub(crate) fn newer(copies: [Option<Self>; 2]) -> Option<(Self, Option<Damage>)> {
+        // A power failure leaves an older one in the first file, which is written last.
+        let found = match copies {
+            [Some(one), Some(two)] => {
+                if one.opening.epoch > two.opening.epoch {
+                    one
+                } else {
+                    two
+                }
+            }
+            [one, two] => one.or(two)?,
+        };
+        let damage = copies.iter().position(Option::is_none).map(|copy| Damage {
             object: Object::Superblock(found.class),
-            offset: (copy * BLOCK) as u64,
-            what: "one of the two copies is not whole",
+            offset: 0,
+            what: ["its first file is not whole", "its second file is not whole"][copy],
         });
         Some((found, damage))
     }
+}
+
+/// Writes the superblock: first one file, then the other, so that a power failure leaves one.
+pub(crate) fn write_superblock(medium: &dyn Medium, superblock: &Superblock) -> Result<(), IoError> {
+    let at = || medium.path().display();
+    for name in NAMES.iter().rev() {
+        let file = medium.open(name, Open { create: true, ..Open::default() });
+        let file = file.during("opening the superblock in", at())?;
+        file.write_at(&superblock.encode(), 0).during("writing the superblock in", at())?;
+        file.sync().during("syncing the superblock in", at())?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const SAMPLE: Superblock =
-        Superblock { version: FORMAT_VERSION, class: MediaClass::Staging, pool: [7; 16], created: 0x0102_0304 };
+    const SAMPLE: Superblock = Superblock {
+        version: FORMAT_VERSION,
+        class: MediaClass::Staging,
+        pool: [7; 16],
+        created: 0x0102_0304,
+        opening: Opening {
+            epoch: 5,
+            random: 6,
+            before: 8,
+            home: 9,
+            state: State::Closed(End { generation: 10, end: 11, number: 12 }),
+        },
+    };
 
     #[test]
     fn the_layout_is_fixed() {
         let bytes = SAMPLE.encode();
-        assert_eq!(bytes.len(), LEN);
-        assert_eq!(&bytes[..16], b"PGONEPL1\x01\0\0\0\x01\0\0\0");
+        assert_eq!(bytes.len(), BLOCK);
+        assert_eq!(&bytes[..16], b"PGONEPL1\x02\0\0\0\x01\0\0\0");
         assert_eq!((&bytes[16..32], &bytes[32..40]), (&[7; 16][..], &[4, 3, 2, 1, 0, 0, 0, 0][..]));
-        assert_eq!(bytes[..BLOCK], bytes[BLOCK..]);
-        assert_eq!(Superblock::decode(&bytes), Some((SAMPLE, None)));
+        let words: Vec<u64> =
+            bytes[40..96].chunks(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect();
+        assert_eq!(words, [5, 6, 8, 9, 2 | 12 << 32, 10, 11]);
+        assert_eq!(Superblock::decode(&bytes), Some(SAMPLE));
+        for state in [State::Opening, State::Open] {
+            let other = Superblock { opening: Opening { state, ..SAMPLE.opening }, ..SAMPLE };
+            assert_eq!(Superblock::decode(&other.encode()), Some(other));
+        }
     }
 
     #[test]
     fn every_flipped_bit_is_found_and_survived() {
         let whole = SAMPLE.encode();
-        for bit in 0..LEN * 8 {
+        for bit in 0..BLOCK * 8 {
             let mut bytes = whole.clone();
             bytes[bit / 8] ^= 1 << (bit % 8);
-            let (found, damage) = Superblock::decode(&bytes).unwrap();
-            assert_eq!(found, SAMPLE);
-            assert_eq!(damage.unwrap().offset, (bit / 8 / BLOCK * BLOCK) as u64, "bit {bit}");
+            assert_eq!(Superblock::decode(&bytes), None, "bit {bit}");
         }
         assert_eq!(Superblock::decode(&whole[..BLOCK - 1]), None);
-        assert!(Superblock::decode(&whole[..BLOCK]).unwrap().1.is_some());
+        let damage = |copies| Superblock::newer(copies).map(|(found, damage)| (found, damage.is_some()));
+        assert_eq!(damage([Some(SAMPLE), None]), Some((SAMPLE, true)));
+        assert_eq!(damage([None, Some(SAMPLE)]), Some((SAMPLE, true)));
+        assert_eq!(damage([Some(SAMPLE); 2]), Some((SAMPLE, false)));
+        assert_eq!(damage([None; 2]), None);
     }
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::MediaClass;
-use crate::disk::medium::{MediumFile, Storage};
-use crate::disk::superblock::Superblock;
+use crate::disk::medium::Storage;
+use crate::disk::superblock::{State, Superblock, write_superblock};
 use crate::error::ObjectError;
 use crate::finding::Finding;
 use crate::objects::class::Class;
@@ -33,8 +33,6 @@ pub(crate) struct Inner {
     pub(crate) metadata: Mutex<Meta>,
     /// Findings of opening the pool.
     pub(crate) findings: Vec<Finding>,
-    /// Keeps the pool locked.
-    pub(crate) _lock: Arc<dyn MediumFile>,
 }
 
 impl Inner {
@@ -58,8 +56,13 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if self.access == Access::Exclusive {
-            self.meta().close();
+        if self.access == Access::Shared {
+            return;
+        }
+        let end = self.meta().close();
+        if let (Some(end), Ok(class)) = (end, self.class(MediaClass::Capacity)) {
+            // Without it, an end that is missing when the pool is opened looks unfinished.
+            let _ = write_superblock(&*class.medium, &self.superblock.in_state(State::Closed(end)));
         }
     }
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::disk::medium::Medium;
 use crate::disk::pair::{Found, Pair, PairPlace};
 use crate::disk::record::{LogRecord, Record};
+use crate::disk::superblock::End;
 use crate::error::{Damage, Object, ObjectError};
 use crate::objects::info::MblockInfo;
 use crate::{MediaClass, ROOT_MDC};
@@ -181,8 +182,13 @@ impl Meta {
         self.pair.used()
     }
 
-    pub(crate) fn close(&mut self) {
-        // Only the last durable mark is at stake.
-        let _ = self.pair.close();
+    /// Where the records end.
+    pub(crate) fn end(&self) -> End {
+        self.pair.end()
+    }
+
+    /// Makes the end of the records known to the log. `None`: that failed, or something before.
+    pub(crate) fn close(&mut self) -> Option<End> {
+        self.pair.close().ok().map(|()| self.pair.end())
     }
 }

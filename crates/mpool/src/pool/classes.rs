@@ -35,9 +35,12 @@ impl Pool {
         }
         let superblock = Superblock { class, ..self.inner.superblock };
         match read_superblock(&*medium)? {
-            Some((found, _)) if found == superblock && records.is_empty() => {}
+            Some((found, _)) if found.pool == superblock.pool && found.class == class && records.is_empty() => {}
             Some(_) => return Err(PoolError::Exists(path)),
             None => refuse_others_data(&*medium)?,
+        }
+        if !medium.lock(true).during("locking", path.display())? {
+            return Err(PoolError::Busy(path));
         }
         // First the record, so that removing the pool finds the directory.
         records.push(Record::Class { class, path });

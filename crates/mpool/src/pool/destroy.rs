@@ -7,7 +7,7 @@ use super::Pool;
 use super::directory::{read_superblock, refuse_others_data};
 use crate::MediaClass;
 use crate::disk::file_system::Disk;
-use crate::disk::medium::{Medium, Open, Storage};
+use crate::disk::medium::{Medium, Storage};
 use crate::disk::superblock;
 use crate::error::{During, PoolError};
 use crate::objects::class;
@@ -35,9 +35,7 @@ impl Pool {
         if read_superblock(&*medium)?.is_none() {
             return Err(PoolError::NotAPool(medium.path().into()));
         }
-        let lock =
-            medium.open(superblock::NAME, Open::default()).during("opening the superblock in", path.display())?;
-        if !lock.lock(true).during("locking", path.display())? {
+        if !medium.lock(true).during("locking", path.display())? {
             return Err(PoolError::Busy(medium.path().into()));
         }
         let classes = Meta::open(&*medium, false).map(|(meta, _)| meta.tables.classes).unwrap_or_default();
@@ -68,8 +66,8 @@ impl Pool {
                 medium.remove(name).during("removing a file in", &at)?;
             }
             medium.sync_names().during("syncing", &at)?;
-            if names.iter().any(|name| name == superblock::NAME) {
-                medium.remove(superblock::NAME).during("removing the superblock in", &at)?;
+            for name in superblock::NAMES.iter().rev().filter(|name| names.iter().any(|there| there == *name)) {
+                medium.remove(name).during("removing the superblock in", &at)?;
                 medium.sync_names().during("syncing", &at)?;
             }
             // The directory may hold other files.

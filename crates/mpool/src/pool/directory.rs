@@ -2,33 +2,30 @@
 
 use std::io;
 
+use crate::BLOCK;
 use crate::disk::medium::{Medium, Open};
-use crate::disk::superblock::{self, FORMAT_VERSION, Superblock};
-use crate::error::{Damage, During, PoolError};
+use crate::disk::superblock::{FORMAT_VERSION, NAMES, Superblock, write_superblock};
+use crate::error::{Damage, During, IoError, PoolError};
 use crate::objects::class;
 
+/// The superblock of a directory, from either of its files; `None`: there is none.
 pub(super) fn read_superblock(medium: &dyn Medium) -> Result<Option<(Superblock, Option<Damage>)>, PoolError> {
     let path = medium.path();
-    let file = match medium.open(superblock::NAME, Open { read_only: true, ..Open::default() }) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-        file => file.during("opening the superblock in", path.display())?,
+    let read = |name: &str| {
+        let file = match medium.open(name, Open { read_only: true, ..Open::default() }) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            file => file.during("opening the superblock in", path.display())?,
+        };
+        let mut block = vec![0; BLOCK];
+        // What cannot be read is as good as damaged: there is another one.
+        let whole = file.read_at(&mut block, 0).is_ok();
+        Ok::<_, IoError>(whole.then(|| Superblock::decode(&block)).flatten())
     };
-    let len = file.len().during("looking at the superblock in", path.display())?.min(superblock::LEN as u64);
-    let mut bytes = vec![0; len as usize];
-    file.read_at(&mut bytes, 0).during("reading the superblock in", path.display())?;
-    let Some((found, damage)) = Superblock::decode(&bytes) else { return Ok(None) };
+    let Some((found, damage)) = Superblock::newer([read(NAMES[0])?, read(NAMES[1])?]) else { return Ok(None) };
     if found.version != FORMAT_VERSION {
         return Err(PoolError::Version { path: path.into(), found: found.version, known: FORMAT_VERSION });
     }
     Ok(Some((found, damage)))
-}
-
-/// Writes both copies anew.
-pub(super) fn repair_superblock(medium: &dyn Medium, superblock: &Superblock) -> Result<(), PoolError> {
-    let at = || medium.path().display();
-    let file = medium.open(superblock::NAME, Open::default()).during("opening the superblock in", at())?;
-    file.write_at(&superblock.encode(), 0).during("repairing the superblock in", at())?;
-    Ok(file.sync().during("syncing the superblock in", at())?)
 }
 
 /// Refuses a directory whose `data` file has contents but no superblock: it belongs to a damaged
@@ -51,9 +48,6 @@ pub(super) fn create_class(medium: &dyn Medium, superblock: &Superblock) -> Resu
     data.set_len(0).during("emptying data in", at())?;
     data.sync().during("syncing data in", at())?;
     medium.sync_names().during("syncing", at())?;
-    let file = medium.open(superblock::NAME, Open { create: true, ..Open::default() });
-    let file = file.during("creating the superblock in", at())?;
-    file.write_at(&superblock.encode(), 0).during("writing the superblock in", at())?;
-    file.sync().during("syncing the superblock in", at())?;
+    write_superblock(medium, superblock)?;
     Ok(medium.sync_names().during("syncing", at())?)
 }

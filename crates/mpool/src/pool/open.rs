@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, RwLock};
 
-use super::directory::{read_superblock, repair_superblock};
+use super::directory::read_superblock;
 use super::{OpenOptions, Pool, logs};
 use crate::MediaClass;
 use crate::disk::file_system::Disk;
-use crate::disk::medium::{Medium, Open, Storage};
+use crate::disk::medium::{Medium, Storage};
 use crate::disk::record::MblockRecord;
-use crate::disk::superblock::{self, Superblock};
+use crate::disk::superblock::{self, State, Superblock, write_superblock};
 use crate::error::{Damage, During, Object, PoolError};
 use crate::finding::Finding;
 use crate::objects::class::Class;
@@ -24,7 +24,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// `NotAPool`, `Busy`, `Version`, `Damaged`, `ClassMissing`, `Io`.
+    /// `NotAPool`, `Busy`, `Version`, `Damaged`, `ClassMissing`, `Apart`, `Io`.
     pub fn open(path: &Path, options: OpenOptions) -> Result<Self, PoolError> {
         Self::open_on(Arc::new(Disk), path, options)
     }
@@ -42,26 +42,29 @@ impl Pool {
             medium => medium.during("opening", path.display())?,
         };
         let path = medium.path().to_owned();
+        if !medium.lock(exclusive).during("locking", path.display())? {
+            return Err(PoolError::Busy(path));
+        }
         let Some((superblock, damage)) = read_superblock(&*medium)? else { return Err(PoolError::NotAPool(path)) };
         if superblock.class != MediaClass::Capacity {
             return Err(PoolError::NotAPool(path));
         }
-        let how = Open { read_only: !exclusive, ..Open::default() };
-        let lock = medium.open(superblock::NAME, how).during("opening the superblock in", path.display())?;
-        if !lock.lock(exclusive).during("locking", path.display())? {
-            return Err(PoolError::Busy(path));
-        }
-        let mut opening = Opening { exclusive, salvage: options.salvage, superblock, findings: Vec::new() };
-        opening.note_superblock(&*medium, &superblock, damage)?;
+        let mut opening = Opening { exclusive, options, superblock, findings: Vec::new() };
+        opening.note_superblock(damage);
         let meta = opening.metadata(&*medium)?;
-        let mut classes = [None, None, None];
+        let mut found = Vec::new();
         for (&class, class_path) in &meta.tables.classes {
             // The capacity class is where the pool was found, which may have been moved.
             let directory = match class {
-                MediaClass::Capacity => Some(medium.clone()),
-                _ => storage.directory(class_path, false).ok(),
+                MediaClass::Capacity => Some((superblock, medium.clone())),
+                _ => opening.find_class(&meta, class, class_path, storage.directory(class_path, false).ok())?,
             };
-            classes[class as usize] = opening.class(&meta, class, class_path, directory)?.map(Arc::new);
+            found.extend(directory.map(|(superblock, directory)| (class, superblock, directory)));
+        }
+        let superblock = if exclusive { opening.begin(&found)? } else { superblock };
+        let mut classes = [None, None, None];
+        for (class, _, directory) in found {
+            classes[class as usize] = Some(Arc::new(opening.class(&meta, class, directory)?));
         }
         let inner = Inner {
             storage,
@@ -71,7 +74,6 @@ impl Pool {
             classes: RwLock::new(classes),
             metadata: Mutex::new(meta),
             findings: opening.findings,
-            _lock: lock,
         };
         if exclusive {
             logs::remove_leftovers(&inner)?;
@@ -80,34 +82,35 @@ impl Pool {
     }
 }
 
+/// A class's directory that was found, with its superblock.
+type Found = (MediaClass, Superblock, Arc<dyn Medium>);
+
 /// A pool that is being opened.
 struct Opening {
     exclusive: bool,
-    salvage: bool,
+    options: OpenOptions,
     superblock: Superblock,
     findings: Vec<Finding>,
 }
 
 impl Opening {
-    /// Notes damage of one copy of a superblock, and repairs it where the pool may be written.
-    fn note_superblock(
-        &mut self,
-        medium: &dyn Medium,
-        superblock: &Superblock,
-        damage: Option<Damage>,
-    ) -> Result<(), PoolError> {
-        let Some(damage) = damage else { return Ok(()) };
-        if self.exclusive {
-            repair_superblock(medium, superblock)?;
-        }
-        self.findings.push(Finding::Damage { damage, repaired: self.exclusive });
-        Ok(())
+    /// Notes damage of one copy of a superblock. An exclusive opening writes both anew.
+    fn note_superblock(&mut self, damage: Option<Damage>) {
+        self.findings.extend(damage.map(|damage| Finding::Damage { damage, repaired: self.exclusive }));
     }
 
     /// Replays the metadata.
     fn metadata(&mut self, medium: &dyn Medium) -> Result<Meta, PoolError> {
-        let (mut meta, found) = Meta::open(medium, self.exclusive)?;
-        if found.lost > 0 && !self.salvage {
+        let (mut meta, mut found) = Meta::open(medium, self.exclusive)?;
+        if let State::Closed(end) = self.superblock.opening.state {
+            let now = meta.end();
+            if (now.generation, now.number) < (end.generation, end.number) {
+                let what = "the records end before those of the last clean close";
+                found.damage.push(Damage { object: Object::Metadata(0), offset: now.end, what });
+                found.lost += end.number.saturating_sub(now.number).max(1);
+            }
+        }
+        if found.lost > 0 && !self.options.salvage {
             let what = "records are gone, with their copies";
             let damage = found.damage.into_iter().next();
             return Err(damage.unwrap_or(Damage { object: Object::Metadata(0), offset: 0, what }).into());
@@ -121,17 +124,15 @@ impl Opening {
         Ok(meta)
     }
 
-    /// Opens a class in its directory. `None`: it is missing, and the pool can be opened without
-    /// it.
-    fn class(
+    /// Finds a class in its directory, and locks it. `None`: it is missing, and the pool can be
+    /// opened without it.
+    fn find_class(
         &mut self,
         meta: &Meta,
         class: MediaClass,
         path: &Path,
         directory: Option<Arc<dyn Medium>>,
-    ) -> Result<Option<Class>, PoolError> {
-        let used: Vec<MblockRecord> =
-            meta.tables.mblocks.values().map(|m| m.record).filter(|m| m.class == class).collect();
+    ) -> Result<Option<(Superblock, Arc<dyn Medium>)>, PoolError> {
         let found = directory.map(|m| Ok::<_, PoolError>((read_superblock(&*m)?, m))).transpose()?;
         let ours = |s: &Superblock| s.pool == self.superblock.pool && s.class == class;
         let found = found.and_then(|(s, m)| Some((s.filter(|(s, _)| ours(s))?, m)));
@@ -139,15 +140,81 @@ impl Opening {
             // Adding a class without objects may have been interrupted. What lay in memory only is
             // lost with a restart of the host: no one was promised more.
             let has_objects = !meta.tables.gone_with(class).is_empty();
-            if class != MediaClass::Memory && !self.salvage && has_objects {
+            if class != MediaClass::Memory && !self.options.salvage && has_objects {
                 return Err(PoolError::ClassMissing { class, path: path.into() });
             }
-            self.findings.push(Finding::ClassMissing { class, path: path.into(), mblocks: used.len() as u64 });
+            let mblocks = meta.tables.mblocks.values().filter(|m| m.record.class == class).count() as u64;
+            self.findings.push(Finding::ClassMissing { class, path: path.into(), mblocks });
             return Ok(None);
         };
-        if class != MediaClass::Capacity {
-            self.note_superblock(&*medium, &superblock, damage)?;
+        if !medium.lock(self.exclusive).during("locking", path.display())? {
+            return Err(PoolError::Busy(path.into()));
         }
+        self.note_superblock(damage);
+        Ok(Some((superblock, medium)))
+    }
+
+    /// Whether a class is of the same opening as the capacity class, as far as that got.
+    fn belongs(&self, superblock: &Superblock) -> bool {
+        let (ours, other) = (self.superblock.opening, superblock.opening);
+        let same = (other.epoch, other.random) == (ours.epoch, ours.random);
+        let before = ours.state == State::Opening && (other.epoch + 1, other.random) == (ours.epoch, ours.before);
+        // The memory class may have been missing for some time. Nothing was committed to it then.
+        same || before || superblock.class == MediaClass::Memory && other.epoch <= ours.epoch
+    }
+
+    /// Begins an exclusive opening in all classes; gives the capacity class's superblock.
+    fn begin(&mut self, found: &[Found]) -> Result<Superblock, PoolError> {
+        let Some((.., medium)) = found.iter().find(|(class, ..)| *class == MediaClass::Capacity) else {
+            let what = "they do not name the capacity class";
+            return Err(Damage { object: Object::Metadata(0), offset: 0, what }.into());
+        };
+        let at = || medium.path().display();
+        let home = medium.identity().during("looking at", at())?;
+        let others = || found.iter().filter(|(class, ..)| *class != MediaClass::Capacity);
+        let apart = |(_, other, _): &&Found| !self.belongs(other) || self.superblock.opening.home != home;
+        if let Some((class, _, other)) = others().find(apart).filter(|_| !self.options.adopt) {
+            let (path, class_path) = (medium.path().to_owned(), other.path().to_owned());
+            return Err(PoolError::Apart { path, class: *class, class_path });
+        }
+        let mut random = [0; 8];
+        rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
+            .map_err(io::Error::from)
+            .during("drawing a number for", at())?;
+        let last = found.iter().map(|(_, superblock, _)| superblock.opening.epoch).max().unwrap_or(0);
+        let opening = superblock::Opening {
+            epoch: last + 1,
+            random: u64::from_le_bytes(random),
+            before: self.superblock.opening.random,
+            home,
+            state: State::Opening,
+        };
+        let superblock = Superblock { opening, ..self.superblock };
+        // Where a class was left behind by an opening that got no further, it is behind by two now.
+        if self.superblock.opening.state == State::Opening {
+            self.finish(others())?;
+        }
+        write_superblock(&**medium, &superblock)?;
+        let superblock = superblock.in_state(State::Open);
+        for (class, _, medium) in others() {
+            write_superblock(&**medium, &Superblock { class: *class, ..superblock })?;
+        }
+        write_superblock(&**medium, &superblock)?;
+        Ok(superblock)
+    }
+
+    /// Brings the other classes to the opening that the capacity class has.
+    fn finish<'a>(&self, others: impl Iterator<Item = &'a Found>) -> Result<(), PoolError> {
+        for (class, _, medium) in others {
+            write_superblock(&**medium, &Superblock { class: *class, ..self.superblock })?;
+        }
+        Ok(())
+    }
+
+    /// Opens a class in its directory.
+    fn class(&mut self, meta: &Meta, class: MediaClass, medium: Arc<dyn Medium>) -> Result<Class, PoolError> {
+        let used: Vec<MblockRecord> =
+            meta.tables.mblocks.values().map(|m| m.record).filter(|m| m.class == class).collect();
         let (opened, overlaps) = Class::open(class, medium, &used, !self.exclusive)?;
         self.findings.extend(overlaps.into_iter().filter_map(|extent| {
             let id = used.iter().find(|m| m.offset == extent.offset)?.id;
@@ -155,6 +222,6 @@ impl Opening {
             let damage = Damage { object: Object::Mblock(id), offset: 0, what };
             Some(Finding::Damage { damage, repaired: false })
         }));
-        Ok(Some(opened))
+        Ok(opened)
     }
 }

@@ -3,10 +3,10 @@
 
 use proptest::prelude::*;
 
+use crate::MediaClass;
 use crate::disk::record::Record;
-use crate::disk::superblock::Superblock;
+use crate::disk::superblock::{Opening, State, Superblock};
 use crate::fuzzing::{closed_log, decode_all};
-use crate::{BLOCK, MediaClass};
 
 proptest! {
     #[test]
@@ -23,9 +23,10 @@ proptest! {
         let payloads: Vec<&[u8]> = payloads.iter().map(Vec::as_slice).collect();
         let frames = closed_log(1, &payloads);
         let log = [&[1], &frames[..]].concat();
-        let superblock = Superblock { version: 1, class: MediaClass::Memory, pool: [3; 16], created: 9 }.encode();
+        let opening = Opening { epoch: 1, random: 2, before: 3, home: 4, state: State::Open };
+        let superblock = Superblock { version: 2, class: MediaClass::Memory, pool: [3; 16], created: 9, opening };
         let record = Record::Name("damaged".into()).encode();
-        for whole in [log, superblock[..2 * BLOCK].to_vec(), record] {
+        for whole in [log, superblock.encode(), record] {
             let mut bytes = whole;
             for (at, value) in &hits {
                 let at = at.index(bytes.len());

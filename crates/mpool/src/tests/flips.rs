@@ -66,7 +66,7 @@ fn every_flipped_bit_is_found_and_the_rest_is_served() {
     let (ids, log) = make(&path);
     let names = fs::read_dir(&path).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
     let mut names: Vec<String> = names.filter(|name| name != "staging").collect();
-    names.push("staging/superblock".into());
+    names.extend(["staging/superblock", "staging/superblock.copy"].map(String::from));
     let mut random = Random::new(5);
     let mut seen = std::collections::HashSet::new();
     for name in &names {

@@ -68,7 +68,10 @@ fn an_unfinished_end_is_cut_and_damage_is_not() {
     damaged[BLOCK + HEADER] ^= 1;
     let (all, found) = records([&damaged, &damaged], 4);
     assert_eq!(all, [b"one".to_vec(), b"three".to_vec(), b"four".to_vec()]);
-    assert_eq!((found.damage.len(), found.damage[0].offset, found.lost, found.torn), (1, frame_len(3) as u64, 1, false));
+    assert_eq!(
+        (found.damage.len(), found.damage[0].offset, found.lost, found.torn),
+        (1, frame_len(3) as u64, 1, false)
+    );
 }
 
 #[test]

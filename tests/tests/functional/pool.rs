@@ -65,11 +65,27 @@ fn a_damaged_superblock_is_said_and_repaired() {
 }
 
 #[test]
+fn a_copy_of_a_pool_is_refused_until_it_is_adopted() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).display().to_string();
+    ok(dir.path(), &["create", "one", "--capacity", &at("capacity"), "--staging", &at("staging")]);
+    let copied = Command::new("cp").args(["-a", &at("capacity"), &at("copy")]).status().unwrap();
+    assert!(copied.success());
+    let err = refused(dir.path(), &["check", &at("copy")]);
+    assert!(err.contains("is a copy") && err.contains("staging") && err.contains("pool adopt"), "{err}");
+    ok(dir.path(), &["check", &at("copy"), "--salvage"]);
+    ok(dir.path(), &["check", "one"]);
+    ok(dir.path(), &["adopt", &at("copy")]);
+    ok(dir.path(), &["check", &at("copy")]);
+    assert!(refused(dir.path(), &["check", "one"]).contains("pool adopt"));
+}
+
+#[test]
 fn a_pool_in_use_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let capacity = dir.path().join("capacity");
     ok(dir.path(), &["create", "one", "--capacity", &capacity.display().to_string()]);
-    let file = std::fs::File::open(capacity.join("superblock")).unwrap();
+    let file = std::fs::File::open(&capacity).unwrap();
     rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).unwrap();
     assert!(refused(dir.path(), &["show", "one"]).contains("in use"));
     assert!(ok(dir.path(), &["list"]).contains("in use"));

@@ -4,7 +4,6 @@ use std::io::IoSlice;
 use std::path::Path;
 
 use super::model::content;
-use crate::disk::medium::Storage;
 use crate::sim::{Sim, Wrong};
 use crate::{Access, Allocation, BLOCK, Finding, MediaClass, OpenOptions, Pool, PoolError, ROOT_MDC};
 

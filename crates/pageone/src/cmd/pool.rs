@@ -91,6 +91,12 @@ enum Command {
         /// Its directory, made if need be
         directory: PathBuf,
     },
+    /// Go on with a pool that was moved, copied, or restored from a backup in part: its directories
+    /// are one pool from now on
+    Adopt {
+        /// Name, or path of the capacity class
+        name: String,
+    },
     /// Show the properties and the usage of a pool
     Show {
         /// Name, or path of the capacity class
@@ -161,6 +167,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
         Command::Rename { from, to } => registry.rename(from, to)?,
         Command::Add { name, class, directory } => names.open(name, Access::Exclusive)?.add_class(*class, directory)?,
+        Command::Adopt { name } => {
+            let options = OpenOptions { adopt: true, ..OpenOptions::default() };
+            print!("{}", show(&Pool::open(&registry.find(name)?, options)?)?);
+        }
         Command::Show { name, json } => {
             let pool = names.open(name, Access::Shared)?;
             if *json {
@@ -172,7 +182,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Command::Check { name, metadata, read_only, salvage } => {
             let access = if *read_only { Access::Shared } else { Access::Exclusive };
             let path = registry.find(name)?;
-            check(&Pool::open(&path, OpenOptions { access, salvage: *salvage })?, !metadata)?;
+            check(&Pool::open(&path, OpenOptions { access, salvage: *salvage, ..OpenOptions::default() })?, !metadata)?;
         }
         Command::Ls { name, json } => ls(&names.open(name, Access::Shared)?, *json)?,
         Command::Du { name, json } => du(&names.open(name, Access::Shared)?, *json)?,

@@ -94,7 +94,12 @@ fn damage_is_named_and_no_wrong_memory_comes_of_it() {
     let list = dir.path().join("capacity/mdc-0000000000000001-0");
     let bytes = std::fs::read(&list).unwrap();
     let at = bytes.windows(5).position(|w| w == b"first").unwrap();
-    std::fs::File::options().write(true).open(&list).unwrap().write_all_at(b"F", at as u64).unwrap();
+    let spoil = |file: &Path| {
+        std::fs::File::options().write(true).open(file).unwrap().write_all_at(b"F", at as u64).unwrap();
+    };
+    spoil(&list);
+    assert_eq!(differing(&restore(dir.path(), "second"), &want), [0; 0], "the second file has all of it");
+    spoil(&list.with_extension("copy"));
     assert_eq!(differing(&restore(dir.path(), "second"), &want), [0; 0]);
     let (code, _, err) = run(dir.path(), &["restore", "store", "first", "--to", &to.display().to_string()]);
     assert!(code == Some(1) && err.contains("list of checkpoints in pool store is damaged"), "{err}");

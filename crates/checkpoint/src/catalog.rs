@@ -48,6 +48,9 @@ const EMPTY_BELOW: u64 = 128;
 /// Pages given to the caller of [`Catalog::each_run`] at a time, at most.
 const RUN: usize = 256;
 
+/// Entries of removed data that are appended at once.
+const REMOVED_AT_ONCE: usize = 256;
+
 /// A record of the root MDC.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 enum Entry {
@@ -219,6 +222,13 @@ impl Catalog {
         Ok(self.mdc.append(&records, true)?)
     }
 
+    /// Appends entries because of which space will be free.
+    fn append_freeing(&mut self, entries: &[Entry]) -> Result<(), StoreError> {
+        let records = encode(entries)?;
+        let records: Vec<&[u8]> = records.iter().map(Vec::as_slice).collect();
+        Ok(self.mdc.append_freeing(&records, true)?)
+    }
+
     /// The map of a checkpoint: the place of each page, `id << 16 | page`, or 0 for zeros. Every
     /// page that it names exists.
     ///
@@ -311,24 +321,28 @@ impl Catalog {
             needed.extend(self.map(other)?.into_iter().filter(|&at| at != 0).map(|at| at >> 16));
         }
         let unneeded: Vec<u64> = self.data.iter().map(|(id, _)| *id).filter(|id| !needed.contains(id)).collect();
-        let mut entries = vec![Entry::Gone(name.into())];
-        entries.extend(unneeded.iter().map(|&id| Entry::DataGone(id)));
-        self.append(&entries)?;
+        self.append_freeing(&[Entry::Gone(name.into())])?;
         self.checkpoints.retain(|c| c.name != name);
-        self.data.retain(|(id, _)| !unneeded.contains(id));
         // After a crash, the record of an earlier removal may be lost though the mblock is gone.
         let there: HashSet<u64> = self.pool.mblocks().iter().map(|m| m.id).collect();
-        let mut gone = unneeded;
-        gone.push(map);
-        gone.retain(|id| there.contains(id));
-        Ok(self.pool.mblock_delete(&gone).map_err(StoreError::from)?)
+        // A few at a time, for which a full pool has room too: each frees space for the next. What
+        // an error leaves is swept by the next checkpoint.
+        for some in unneeded.chunks(REMOVED_AT_ONCE) {
+            let entries: Vec<Entry> = some.iter().map(|&id| Entry::DataGone(id)).collect();
+            self.append_freeing(&entries)?;
+            let gone: Vec<u64> = some.iter().copied().filter(|id| there.contains(id)).collect();
+            self.pool.mblock_delete(&gone).map_err(StoreError::from)?;
+        }
+        self.data.retain(|(id, _)| !unneeded.contains(id));
+        let map = [map].into_iter().filter(|id| there.contains(id)).collect::<Vec<u64>>();
+        Ok(self.pool.mblock_delete(&map).map_err(StoreError::from)?)
     }
 
     /// Removes mblocks that no checkpoint needs: those of an interrupted checkpoint.
     fn sweep(&mut self) -> Result<(), StoreError> {
         if !self.orphans.is_empty() {
             let gone: Vec<Entry> = self.orphans.drain(..).map(Entry::DataGone).collect();
-            self.append(&gone)?;
+            gone.chunks(REMOVED_AT_ONCE).try_for_each(|some| self.append_freeing(some))?;
         }
         let known: HashSet<u64> =
             self.data.iter().map(|(id, _)| *id).chain(self.checkpoints.iter().map(|c| c.map)).collect();

@@ -1,10 +1,10 @@
 //! Which bytes of a class's data file are free.
 //!
 //! The map is never stored: all space without a committed mblock is free, and the map is rebuilt
-//! when a pool is opened. So space cannot be lost. A hole in the file costs nothing, so addresses
-//! are plentiful: first fit is good enough.
+//! when a pool is opened. So space cannot be lost. Best fit: the smallest free extent that is long
+//! enough, and of equals the first; found, taken and given back in logarithmic time.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::BLOCK;
 
@@ -27,17 +27,35 @@ impl Extent {
 /// Free extents below `end`; everything from there on is free too.
 #[derive(Debug, Default)]
 pub(crate) struct Space {
+    /// Lengths by offset.
     free: BTreeMap<u64, u64>,
+    /// Lengths with offsets.
+    by_len: BTreeSet<(u64, u64)>,
+    free_bytes: u64,
     end: u64,
 }
 
 impl Space {
+    fn add(&mut self, offset: u64, len: u64) {
+        self.free.insert(offset, len);
+        self.by_len.insert((len, offset));
+        self.free_bytes += len;
+    }
+
+    fn drop(&mut self, offset: u64) -> Option<u64> {
+        let len = self.free.remove(&offset)?;
+        self.by_len.remove(&(len, offset));
+        self.free_bytes -= len;
+        Some(len)
+    }
+
     /// The space that `used` does not take. Gives the first extent that overlaps another, or is not
     /// made of blocks.
     pub(crate) fn new(used: &mut [Extent]) -> (Self, Vec<Extent>) {
         used.sort_by_key(|e| e.offset);
         let (mut space, mut bad) = (Self::default(), Vec::new());
-        for extent in used {
+        // One without bytes is nowhere: its offset may have been used again.
+        for extent in used.iter().filter(|extent| extent.len > 0) {
             let whole = extent.offset.is_multiple_of(BLOCK as u64) && extent.len.is_multiple_of(BLOCK as u64);
             let fits = extent.offset.checked_add(extent.len).is_some_and(|end| end <= MAX_LEN);
             if extent.offset < space.end || !whole || !fits {
@@ -45,7 +63,7 @@ impl Space {
                 continue;
             }
             if extent.offset > space.end {
-                space.free.insert(space.end, extent.offset - space.end);
+                space.add(space.end, extent.offset - space.end);
             }
             space.end = extent.end();
         }
@@ -54,15 +72,14 @@ impl Space {
 
     /// Takes `len` bytes, a multiple of the block. `None`: no file can be so long.
     pub(crate) fn take(&mut self, len: u64) -> Option<Extent> {
-        let found = self.free.iter().find(|(_, free)| **free >= len).map(|(&offset, &free)| (offset, free));
-        let Some((offset, free)) = found else {
+        let Some(&(free, offset)) = self.by_len.range((len, 0)..).next() else {
             let offset = self.end;
             self.end = offset.checked_add(len).filter(|&end| end <= MAX_LEN)?;
             return Some(Extent { offset, len });
         };
-        self.free.remove(&offset);
+        self.drop(offset);
         if free > len {
-            self.free.insert(offset + len, free - len);
+            self.add(offset + len, free - len);
         }
         Some(Extent { offset, len })
     }
@@ -76,16 +93,16 @@ impl Space {
         if let Some((&before, &len)) = self.free.range(..offset).next_back()
             && before + len == offset
         {
-            self.free.remove(&before);
+            self.drop(before);
             offset = before;
         }
-        if let Some(len) = self.free.remove(&end) {
+        if let Some(len) = self.drop(end) {
             end += len;
         }
         if end == self.end {
             self.end = offset;
         } else {
-            self.free.insert(offset, end - offset);
+            self.add(offset, end - offset);
         }
     }
 
@@ -96,7 +113,7 @@ impl Space {
 
     /// Bytes in use.
     pub(crate) fn held(&self) -> u64 {
-        self.end - self.free.values().sum::<u64>()
+        self.end - self.free_bytes
     }
 
     /// The free extents below the end.

@@ -52,8 +52,22 @@ impl Mdc {
     ///
     /// Those of [`crate::Mlog::append`]; `Capacity`: compact it.
     pub fn append(&mut self, records: &[&[u8]], sync: bool) -> Result<(), ObjectError> {
+        self.append_to(records, sync, false)
+    }
+
+    /// Appends records because of which space will be free: on a full medium some 20 KiB of these
+    /// find room.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Mdc::append`].
+    pub fn append_freeing(&mut self, records: &[&[u8]], sync: bool) -> Result<(), ObjectError> {
+        self.append_to(records, sync, true)
+    }
+
+    fn append_to(&mut self, records: &[&[u8]], sync: bool, freeing: bool) -> Result<(), ObjectError> {
         self.0.claim.check_room(self.0.log.appended(), records)?;
-        self.0.log.append(records, false)?;
+        self.0.log.append(records, freeing)?;
         if sync { self.0.log.sync() } else { Ok(()) }
     }
 

@@ -1,12 +1,18 @@
 //! The mblocks of a pool: allocate, find, list, delete.
 
+use std::collections::HashSet;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::Pool;
 use crate::disk::record::Record;
 use crate::error::{Object, ObjectError};
-use crate::objects::info::MblockProps;
+use crate::objects::info::{MblockInfo, MblockProps};
 use crate::objects::mblock::{Allocation, Mblock, MblockWriter};
+use crate::objects::meta::Meta;
+
+/// So many records of deletions fit into half of what a log keeps for them.
+const DELETED_AT_ONCE: usize = 500;
 
 impl Pool {
     /// Allocates an mblock, to be written and committed.
@@ -48,36 +54,48 @@ impl Pool {
         all
     }
 
-    /// Deletes mblocks: all of them, or after an error none. When this returns, they stay deleted
-    /// and their space is free.
+    /// Deletes mblocks. When this returns, they stay deleted and their space is free. They are
+    /// deleted in the order given, some at a time, which a full medium has room for too; after an
+    /// error of the medium the first of them may be gone.
     ///
     /// # Errors
     ///
-    /// `NotFound`, `Mapped`, `ReadOnly`, `Failed`, `Io`.
+    /// `NotFound`, `Mapped`: none was deleted. `ReadOnly`, `Failed`, `Io`.
     pub fn mblock_delete(&self, ids: &[u64]) -> Result<(), ObjectError> {
         self.inner.check_writable()?;
-        let mut meta = self.inner.meta();
         let mut infos = Vec::new();
-        for &id in ids {
-            let object = Object::Mblock(id);
-            let info = meta.tables.mblocks.get(&id).cloned().ok_or(ObjectError::NotFound(object))?;
-            let times = info.maps.load(Ordering::Acquire);
-            if times > 0 {
-                return Err(ObjectError::Mapped { object, times });
+        {
+            let meta = self.inner.meta();
+            // An mblock that is named twice must not be freed twice.
+            let mut seen = HashSet::new();
+            for &id in ids.iter().filter(|&&id| seen.insert(id)) {
+                infos.push(may_go(&meta, id)?);
             }
-            infos.push(info);
         }
-        // An mblock that is named twice must not be freed twice.
-        infos.sort_by_key(|info| info.record.id);
-        infos.dedup_by_key(|info| info.record.id);
-        let records: Vec<Record> = infos.iter().map(|info| Record::MblockGone(info.record.id)).collect();
-        meta.commit(&records, true)?;
-        for info in infos {
-            info.deleted.store(true, Ordering::Release);
-            if let Ok(class) = self.inner.class(info.record.class) {
-                class.give(info.extent());
+        for infos in infos.chunks(DELETED_AT_ONCE) {
+            let mut meta = self.inner.meta();
+            // Somebody may have mapped or deleted one since.
+            infos.iter().try_for_each(|info| may_go(&meta, info.record.id).map(drop))?;
+            let records: Vec<Record> = infos.iter().map(|info| Record::MblockGone(info.record.id)).collect();
+            meta.commit(&records, true)?;
+            drop(meta);
+            for info in infos {
+                info.deleted.store(true, Ordering::Release);
+                if let Ok(class) = self.inner.class(info.record.class) {
+                    class.give(info.extent());
+                }
             }
         }
         Ok(())
+    }
+}
+
+/// A committed mblock that nobody has mapped.
+fn may_go(meta: &Meta, id: u64) -> Result<Arc<MblockInfo>, ObjectError> {
+    let object = Object::Mblock(id);
+    let info = meta.tables.mblocks.get(&id).cloned().ok_or(ObjectError::NotFound(object))?;
+    match info.maps.load(Ordering::Acquire) {
+        0 => Ok(info),
+        times => Err(ObjectError::Mapped { object, times }),
     }
 }

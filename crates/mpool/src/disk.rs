@@ -4,6 +4,7 @@ pub(crate) mod buffer;
 pub(crate) mod checksum;
 pub(crate) mod file_system;
 pub(crate) mod frame;
+pub(crate) mod group;
 pub(crate) mod log;
 pub(crate) mod medium;
 pub(crate) mod pair;

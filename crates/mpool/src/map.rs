@@ -69,8 +69,8 @@ impl Mcache {
         {
             let meta = pool.inner.meta();
             for &id in ids {
-                let info = meta.tables.mblocks.get(&id).cloned();
-                let info = info.ok_or(ObjectError::NotFound(Object::Mblock(id)))?;
+                let info = meta.tables.mblocks.get(&id).filter(|info| !info.leaving.load(Ordering::Acquire));
+                let info = info.cloned().ok_or(ObjectError::NotFound(Object::Mblock(id)))?;
                 let class = &mut classes[info.record.class as usize];
                 if class.is_none() {
                     let open = pool.inner.class(info.record.class)?;

@@ -25,7 +25,7 @@ use crate::finding::Finding;
 use crate::objects::class::ClassUsage;
 use crate::objects::inner::{Access, Inner};
 use crate::objects::log_files::create_root;
-use crate::objects::meta::Meta;
+use crate::objects::meta::Journal;
 use directory::{create_class, read_superblock, refuse_others_data};
 
 /// How to open a pool.
@@ -123,10 +123,10 @@ impl Pool {
         let opening = Opening { epoch: 0, random: 0, before: 0, home, state: State::Open };
         let class = MediaClass::Capacity;
         let superblock = Superblock { version: FORMAT_VERSION, class, pool: uuid, created, opening };
-        let mut meta = Meta::create(&*medium, name, path.clone())?;
-        create_root(&*medium, &mut meta)?;
-        meta.close();
-        drop(meta);
+        let mut journal = Journal::create(&*medium, name, path.clone())?;
+        create_root(&*medium, &mut journal)?;
+        journal.close();
+        drop(journal);
         create_class(&*medium, &superblock)?;
         // It is locked again as it is opened.
         drop(medium);
@@ -141,7 +141,7 @@ impl Pool {
     pub fn rename(&self, name: &str) -> Result<(), PoolError> {
         registry::check_name(name)?;
         self.inner.check_writable()?;
-        Ok(self.inner.meta().commit(&[Record::Name(name.into())], false)?)
+        Ok(self.inner.commit(vec![Record::Name(name.into())], false)?)
     }
 
     /// Its properties.
@@ -191,6 +191,8 @@ impl Pool {
             });
         }
         let (mlogs, mdcs) = (meta.tables.mlogs.len() as u64, meta.tables.mdcs.len() as u64);
-        Ok(Usage { classes, mlogs, mdcs, metadata_bytes: meta.len(), metadata_used: meta.used()? })
+        drop(meta);
+        let journal = self.inner.journal();
+        Ok(Usage { classes, mlogs, mdcs, metadata_bytes: journal.len(), metadata_used: journal.used()? })
     }
 }

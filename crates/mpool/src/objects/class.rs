@@ -7,6 +7,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::MediaClass;
 use crate::disk::checksum;
+use crate::disk::group::Group;
 use crate::disk::log::full_or;
 use crate::disk::medium::{Medium, MediumFile, Open, Room};
 use crate::disk::record::MblockRecord;
@@ -45,6 +46,7 @@ pub(crate) struct Class {
     space: Mutex<Space>,
     /// A sync failed: the medium's contents are unknown, and the kernel reports that only once.
     failed: Mutex<bool>,
+    syncs: Group<Object, Result<(), ObjectError>>,
 }
 
 impl Class {
@@ -60,7 +62,8 @@ impl Class {
         let mut extents: Vec<Extent> =
             used.iter().map(|m| Extent { offset: m.offset, len: checksum::stored_len(m.len) }).collect();
         let (space, bad) = Space::new(&mut extents);
-        let this = Self { class, medium, data, space: Mutex::new(space), failed: Mutex::new(false) };
+        let this =
+            Self { class, medium, data, space: Mutex::new(space), failed: Mutex::new(false), syncs: Group::default() };
         if !read_only && bad.is_empty() {
             this.give_back_leftovers()?;
         }
@@ -84,15 +87,20 @@ impl Class {
         self.space.lock()
     }
 
-    /// Makes all that was written durable.
+    /// Makes all that was written durable, for all threads that ask for it meanwhile.
     pub(crate) fn sync(&self, object: Object) -> Result<(), ObjectError> {
-        let mut failed = self.failed.lock();
-        if *failed {
-            return Err(ObjectError::Failed(object));
-        }
-        self.data.sync().during("syncing", object).map_err(|e| {
-            *failed = true;
-            e.into()
+        self.syncs.run(object, |objects| {
+            let mut failed = self.failed.lock();
+            let mut result = if *failed { Err(None) } else { self.data.sync().during("syncing", object).map_err(Some) };
+            *failed |= result.is_err();
+            let failed = |object| ObjectError::Failed(object);
+            objects
+                .into_iter()
+                .map(|object| match &mut result {
+                    Ok(()) => Ok(()),
+                    Err(error) => Err(error.take().map_or_else(|| failed(object), ObjectError::from)),
+                })
+                .collect()
         })
     }
 

@@ -90,13 +90,28 @@ impl Claim {
         object: Object,
         find: impl FnOnce(&Meta) -> Option<LogRecord>,
     ) -> Result<(Self, Arc<Class>), ObjectError> {
+        let claim = Self::take(inner, id, object, find)?;
+        let class = inner.class(claim.record.class)?;
+        Ok((claim, class))
+    }
+
+    /// Claims the object, whether or not its class is there.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound`; `Open`: somebody else has it open.
+    pub(crate) fn take(
+        inner: &Arc<Inner>,
+        id: u64,
+        object: Object,
+        find: impl FnOnce(&Meta) -> Option<LogRecord>,
+    ) -> Result<Self, ObjectError> {
         let mut meta = inner.meta();
         let record = find(&meta).ok_or(ObjectError::NotFound(object))?;
-        let class = inner.class(record.class)?;
         if !meta.open_logs.insert(id) {
             return Err(ObjectError::Open(object));
         }
-        Ok((Self { inner: inner.clone(), record, object }, class))
+        Ok(Self { inner: inner.clone(), record, object })
     }
 
     /// Checks that `records` fit behind `len` bytes, and that the pool may be written.

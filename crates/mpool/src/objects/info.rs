@@ -29,6 +29,8 @@ pub struct MblockProps {
 pub(crate) struct MblockInfo {
     pub(crate) record: MblockRecord,
     pub(crate) maps: AtomicU32,
+    /// Its deletion is under way. Changed under the lock of the tables.
+    pub(crate) leaving: AtomicBool,
     pub(crate) deleted: AtomicBool,
     /// Its checksums, read when they are first needed.
     pub(crate) table: OnceLock<Vec<u32>>,
@@ -36,7 +38,8 @@ pub(crate) struct MblockInfo {
 
 impl MblockInfo {
     pub(crate) fn new(record: MblockRecord) -> Self {
-        Self { record, maps: AtomicU32::new(0), deleted: AtomicBool::new(false), table: OnceLock::new() }
+        let (leaving, deleted) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { record, maps: AtomicU32::new(0), leaving, deleted, table: OnceLock::new() }
     }
 
     pub(crate) fn extent(&self) -> Extent {

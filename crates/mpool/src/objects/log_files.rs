@@ -5,7 +5,7 @@ use crate::disk::medium::Medium;
 use crate::disk::pair::{Pair, PairPlace};
 use crate::disk::record::{LogRecord, Record};
 use crate::error::{During, Object, ObjectError};
-use crate::objects::meta::Meta;
+use crate::objects::meta::Journal;
 use crate::{MediaClass, ROOT_MDC};
 
 /// The properties of an mlog or an MDC.
@@ -55,9 +55,9 @@ fn mdc_names(id: u64) -> [String; 2] {
 }
 
 /// Makes the root MDC of a new pool.
-pub(crate) fn create_root(medium: &dyn Medium, meta: &mut Meta) -> Result<(), ObjectError> {
+pub(crate) fn create_root(medium: &dyn Medium, journal: &mut Journal) -> Result<(), ObjectError> {
     let record = LogRecord { id: ROOT_MDC, class: MediaClass::Capacity, capacity: 1 << 30 };
     Pair::create(&mdc_place(medium, record))?;
     medium.sync_names().during("syncing", medium.path().display())?;
-    meta.commit(&[Record::Mdc(record)], false)
+    journal.write(&[Record::Mdc(record)], false)
 }

@@ -229,13 +229,12 @@ impl MblockWriter {
             }
         }
         let records: Vec<Record> = records.into_iter().map(Record::Mblock).collect();
-        let mut meta = inner.meta();
-        if let Err(e) = meta.commit(&records, false) {
+        if let Err(e) = inner.commit(records, false) {
             // After a failed write the records may be there or not: the space must stay theirs.
-            writers.iter_mut().for_each(|w| w.settled |= meta.is_failed());
+            let failed = inner.journal().is_failed();
+            writers.iter_mut().for_each(|w| w.settled |= failed);
             return Err(e);
         }
-        drop(meta);
         for writer in &mut writers {
             writer.settled = true;
             let used = checksum::stored_len(writer.written);

@@ -30,7 +30,7 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
-    fn apply(&mut self, record: Record) {
+    pub(crate) fn apply(&mut self, record: Record) {
         let mut seen = |id: u64| self.next_id = self.next_id.max(id.saturating_add(1));
         match record {
             Record::Name(name) => self.name = name,
@@ -75,7 +75,7 @@ impl Tables {
     }
 
     /// Everything, as few records.
-    fn snapshot(&self) -> Vec<Record> {
+    pub(crate) fn snapshot(&self) -> Vec<Record> {
         let mut all = vec![Record::Name(self.name.clone()), Record::NextId(self.next_id)];
         all.extend(self.classes.iter().map(|(&class, path)| Record::Class { class, path: path.clone() }));
         all.extend(self.mblocks.values().map(|m| Record::Mblock(m.record)));
@@ -84,17 +84,34 @@ impl Tables {
         all
     }
 
-    fn objects(&self) -> u64 {
+    pub(crate) fn objects(&self) -> u64 {
         (self.mblocks.len() + self.mlogs.len() + self.mdcs.len() + self.classes.len() + 2) as u64
     }
 }
 
-/// The metadata of an open pool.
+/// What is known of an open pool's objects.
 pub(crate) struct Meta {
     pub(crate) tables: Tables,
-    pair: Pair,
     /// Logs that are open.
     pub(crate) open_logs: HashSet<u64>,
+}
+
+impl Meta {
+    pub(crate) fn new(tables: Tables) -> Self {
+        Self { tables, open_logs: HashSet::new() }
+    }
+
+    /// A number that no object ever had.
+    pub(crate) fn new_id(&mut self) -> u64 {
+        let id = self.tables.next_id;
+        self.tables.next_id += 1;
+        id
+    }
+}
+
+/// The metadata on the medium.
+pub(crate) struct Journal {
+    pair: Pair,
 }
 
 fn place(medium: &dyn Medium) -> PairPlace<'_> {
@@ -107,18 +124,17 @@ fn place(medium: &dyn Medium) -> PairPlace<'_> {
     }
 }
 
-impl Meta {
+impl Journal {
     /// Makes the metadata of a new pool.
     pub(crate) fn create(medium: &dyn Medium, name: &str, path: PathBuf) -> Result<Self, ObjectError> {
-        let pair = Pair::create(&place(medium))?;
-        let tables = Tables { next_id: ROOT_MDC + 1, ..Tables::default() };
-        let mut meta = Self { tables, pair, open_logs: HashSet::new() };
-        meta.commit(&[Record::Name(name.into()), Record::Class { class: MediaClass::Capacity, path }], false)?;
-        Ok(meta)
+        let mut journal = Self { pair: Pair::create(&place(medium))? };
+        let class = MediaClass::Capacity;
+        journal.write(&[Record::Name(name.into()), Record::Class { class, path }], false)?;
+        Ok(journal)
     }
 
     /// Reads the metadata of a pool.
-    pub(crate) fn open(medium: &dyn Medium, repair: bool) -> Result<(Self, Found), ObjectError> {
+    pub(crate) fn open(medium: &dyn Medium, repair: bool) -> Result<(Self, Tables, Found), ObjectError> {
         let (mut tables, mut unknown) = (Tables { next_id: ROOT_MDC + 1, ..Tables::default() }, 0);
         let (pair, mut found) = Pair::open(&place(medium), repair, &mut |bytes| match Record::decode(bytes) {
             Some(record) => tables.apply(record),
@@ -129,7 +145,7 @@ impl Meta {
             found.damage.push(Damage { object: Object::Metadata(0), offset: 0, what });
             found.lost += unknown;
         }
-        Ok((Self { tables, pair, open_logs: HashSet::new() }, found))
+        Ok((Self { pair }, tables, found))
     }
 
     /// Whether a write failed: the media's contents are unknown until the pool is opened again.
@@ -137,25 +153,24 @@ impl Meta {
         self.pair.is_failed()
     }
 
-    /// Makes records durable, then applies them. After an error none of them is applied; after a
-    /// failed write the metadata can no longer be changed. `releasing`: they give space back,
-    /// and may use the reserve.
-    pub(crate) fn commit(&mut self, records: &[Record], releasing: bool) -> Result<(), ObjectError> {
+    /// Makes records durable. After an error none of them is there; after a failed write the
+    /// metadata can no longer be changed. `releasing`: they give space back, and may use the
+    /// reserve.
+    pub(crate) fn write(&mut self, records: &[Record], releasing: bool) -> Result<(), ObjectError> {
         let bytes: Vec<Vec<u8>> = records.iter().map(Record::encode).collect();
         let bytes: Vec<&[u8]> = bytes.iter().map(Vec::as_slice).collect();
         self.pair.append(&bytes, releasing)?;
-        self.pair.sync()?;
-        records.iter().for_each(|record| self.tables.apply(record.clone()));
-        if self.pair.len() > COMPACT_FROM && self.pair.len() > 8 * RECORD_BYTES * self.tables.objects() {
-            // When it fails (a full disk), the old log is as good as before.
-            let _ = self.compact();
-        }
-        Ok(())
+        self.pair.sync()
+    }
+
+    /// Whether they are to be written anew, for this many objects.
+    pub(crate) fn is_long(&self, objects: u64) -> bool {
+        self.pair.len() > COMPACT_FROM && self.pair.len() > 8 * RECORD_BYTES * objects
     }
 
     /// Writes the metadata anew, as few records.
-    pub(crate) fn compact(&mut self) -> Result<(), ObjectError> {
-        let records: Vec<Vec<u8>> = self.tables.snapshot().iter().map(Record::encode).collect();
+    pub(crate) fn compact(&mut self, records: &[Record]) -> Result<(), ObjectError> {
+        let records: Vec<Vec<u8>> = records.iter().map(Record::encode).collect();
         self.pair.start_compaction()?;
         let records: Vec<&[u8]> = records.iter().map(Vec::as_slice).collect();
         let written = records.chunks(4096).try_for_each(|some| self.pair.append(some, false));
@@ -164,13 +179,6 @@ impl Meta {
             return Err(e);
         }
         self.pair.end_compaction()
-    }
-
-    /// A number that no object ever had.
-    pub(crate) fn new_id(&mut self) -> u64 {
-        let id = self.tables.next_id;
-        self.tables.next_id += 1;
-        id
     }
 
     /// Bytes of records.

@@ -25,11 +25,13 @@ impl Pool {
         self.inner.check_writable()?;
         let medium = self.inner.storage.directory(path, true).during("making", path.display())?;
         let path = medium.path().to_owned();
-        let mut meta = self.inner.meta();
-        let mut records = meta.tables.gone_with(class);
+        let mut classes = self.inner.classes.write();
+        let (mut records, known) = {
+            let meta = self.inner.meta();
+            (meta.tables.gone_with(class), meta.tables.classes.contains_key(&class))
+        };
         // Adding a class that is known and has no objects may have been interrupted.
-        let known = meta.tables.classes.contains_key(&class);
-        let missing = self.inner.class(class).is_err() && (class == MediaClass::Memory || records.is_empty());
+        let missing = classes[class as usize].is_none() && (class == MediaClass::Memory || records.is_empty());
         if known && !missing {
             return Err(PoolError::ClassExists(class));
         }
@@ -44,10 +46,9 @@ impl Pool {
         }
         // First the record, so that removing the pool finds the directory.
         records.push(Record::Class { class, path });
-        meta.commit(&records, false)?;
+        self.inner.commit(records, false)?;
         create_class(&*medium, &superblock)?;
         let (opened, _) = Class::open(class, medium, &[], false)?;
-        let mut classes = self.inner.classes.write();
         classes[class as usize] = Some(Arc::new(opened));
         Ok(())
     }

@@ -11,7 +11,7 @@ use crate::disk::medium::{Medium, Storage};
 use crate::disk::superblock;
 use crate::error::{During, PoolError};
 use crate::objects::class;
-use crate::objects::meta::Meta;
+use crate::objects::meta::Journal;
 
 impl Pool {
     /// Removes a pool with everything in it. It must not be open.
@@ -38,7 +38,7 @@ impl Pool {
         if !medium.lock(true).during("locking", path.display())? {
             return Err(PoolError::Busy(medium.path().into()));
         }
-        let classes = Meta::open(&*medium, false).map(|(meta, _)| meta.tables.classes).unwrap_or_default();
+        let classes = Journal::open(&*medium, false).map(|(_, tables, _)| tables.classes).unwrap_or_default();
         // The capacity class last, and in each class the superblock last: an interrupted removal
         // can be repeated.
         let mut media: Vec<Arc<dyn Medium>> = Vec::new();

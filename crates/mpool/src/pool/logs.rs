@@ -76,8 +76,8 @@ impl Pool {
         let record = LogRecord { id, class, capacity };
         let made = make(&*open.medium, record)
             .and_then(|()| Ok(open.medium.sync_names().during("syncing", open.medium.path().display())?));
-        let made = made.and_then(|()| self.inner.meta().commit(&[to_record(record)], false));
-        if made.is_err() && !self.inner.meta().is_failed() {
+        let made = made.and_then(|()| self.inner.commit(vec![to_record(record)], false));
+        if made.is_err() && !self.inner.journal().is_failed() {
             for name in mdc_files(id).chain(mlog_files(id)) {
                 // Files that stay are removed when the pool is opened again.
                 let _ = open.medium.remove(&name);
@@ -164,12 +164,10 @@ impl Pool {
         find: impl FnOnce(&Meta) -> Option<LogRecord>,
     ) -> Result<LogRecord, ObjectError> {
         self.inner.check_writable()?;
-        let mut meta = self.inner.meta();
-        let record = find(&meta).ok_or(ObjectError::NotFound(object))?;
-        if meta.open_logs.contains(&id) {
-            return Err(ObjectError::Open(object));
-        }
-        meta.commit(&[gone], true)?;
+        // Claimed, so that nobody opens or deletes it meanwhile.
+        let claim = Claim::take(&self.inner, id, object, find)?;
+        self.inner.commit(vec![gone], true)?;
+        let record = claim.record;
         Ok(record)
     }
 }

@@ -63,23 +63,18 @@ impl Pool {
     /// `NotFound`, `Mapped`: none was deleted. `ReadOnly`, `Failed`, `Io`.
     pub fn mblock_delete(&self, ids: &[u64]) -> Result<(), ObjectError> {
         self.inner.check_writable()?;
-        let mut infos = Vec::new();
-        {
-            let meta = self.inner.meta();
-            // An mblock that is named twice must not be freed twice.
-            let mut seen = HashSet::new();
-            for &id in ids.iter().filter(|&&id| seen.insert(id)) {
-                infos.push(may_go(&meta, id)?);
+        let infos = self.let_go(ids)?;
+        let stay = |infos: &[Arc<MblockInfo>]| {
+            let _lock = self.inner.meta();
+            infos.iter().for_each(|info| info.leaving.store(false, Ordering::Release));
+        };
+        for (i, some) in infos.chunks(DELETED_AT_ONCE).enumerate() {
+            let records = some.iter().map(|info| Record::MblockGone(info.record.id)).collect();
+            if let Err(e) = self.inner.commit(records, true) {
+                stay(&infos[i * DELETED_AT_ONCE..]);
+                return Err(e);
             }
-        }
-        for infos in infos.chunks(DELETED_AT_ONCE) {
-            let mut meta = self.inner.meta();
-            // Somebody may have mapped or deleted one since.
-            infos.iter().try_for_each(|info| may_go(&meta, info.record.id).map(drop))?;
-            let records: Vec<Record> = infos.iter().map(|info| Record::MblockGone(info.record.id)).collect();
-            meta.commit(&records, true)?;
-            drop(meta);
-            for info in infos {
+            for info in some {
                 info.deleted.store(true, Ordering::Release);
                 if let Ok(class) = self.inner.class(info.record.class) {
                     class.give(info.extent());
@@ -88,12 +83,24 @@ impl Pool {
         }
         Ok(())
     }
+
+    /// Marks mblocks, so that nobody maps them or deletes them too: all of them, or none.
+    fn let_go(&self, ids: &[u64]) -> Result<Vec<Arc<MblockInfo>>, ObjectError> {
+        let meta = self.inner.meta();
+        // An mblock that is named twice must not be freed twice.
+        let mut seen = HashSet::new();
+        let ids = ids.iter().filter(|&&id| seen.insert(id));
+        let infos = ids.map(|&id| may_go(&meta, id)).collect::<Result<Vec<_>, _>>()?;
+        infos.iter().for_each(|info| info.leaving.store(true, Ordering::Release));
+        Ok(infos)
+    }
 }
 
 /// A committed mblock that nobody has mapped.
 fn may_go(meta: &Meta, id: u64) -> Result<Arc<MblockInfo>, ObjectError> {
     let object = Object::Mblock(id);
-    let info = meta.tables.mblocks.get(&id).cloned().ok_or(ObjectError::NotFound(object))?;
+    let info = meta.tables.mblocks.get(&id).filter(|info| !info.leaving.load(Ordering::Acquire));
+    let info = info.cloned().ok_or(ObjectError::NotFound(object))?;
     match info.maps.load(Ordering::Acquire) {
         0 => Ok(info),
         times => Err(ObjectError::Mapped { object, times }),

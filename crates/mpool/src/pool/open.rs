@@ -4,8 +4,6 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use parking_lot::{Mutex, RwLock};
-
 use super::directory::read_superblock;
 use super::{OpenOptions, Pool, logs};
 use crate::MediaClass;
@@ -16,8 +14,8 @@ use crate::disk::superblock::{self, State, Superblock, write_superblock};
 use crate::error::{Damage, During, Object, PoolError};
 use crate::finding::Finding;
 use crate::objects::class::Class;
-use crate::objects::inner::{Access, Inner};
-use crate::objects::meta::Meta;
+use crate::objects::inner::{Access, Inner, Parts};
+use crate::objects::meta::{Journal, Tables};
 
 impl Pool {
     /// Opens the pool whose capacity class is in `path`.
@@ -51,30 +49,23 @@ impl Pool {
         }
         let mut opening = Opening { exclusive, options, superblock, findings: Vec::new() };
         opening.note_superblock(damage);
-        let meta = opening.metadata(&*medium)?;
+        let (journal, tables) = opening.metadata(&*medium)?;
         let mut found = Vec::new();
-        for (&class, class_path) in &meta.tables.classes {
+        for (&class, class_path) in &tables.classes {
             // The capacity class is where the pool was found, which may have been moved.
             let directory = match class {
                 MediaClass::Capacity => Some((superblock, medium.clone())),
-                _ => opening.find_class(&meta, class, class_path, storage.directory(class_path, false).ok())?,
+                _ => opening.find_class(&tables, class, class_path, storage.directory(class_path, false).ok())?,
             };
             found.extend(directory.map(|(superblock, directory)| (class, superblock, directory)));
         }
         let superblock = if exclusive { opening.begin(&found)? } else { superblock };
         let mut classes = [None, None, None];
         for (class, _, directory) in found {
-            classes[class as usize] = Some(Arc::new(opening.class(&meta, class, directory)?));
+            classes[class as usize] = Some(Arc::new(opening.class(&tables, class, directory)?));
         }
-        let inner = Inner {
-            storage,
-            path,
-            superblock,
-            access,
-            classes: RwLock::new(classes),
-            metadata: Mutex::new(meta),
-            findings: opening.findings,
-        };
+        let findings = opening.findings;
+        let inner = Inner::new(Parts { storage, path, superblock, access, classes, tables, journal, findings });
         if exclusive {
             logs::remove_leftovers(&inner)?;
         }
@@ -100,10 +91,10 @@ impl Opening {
     }
 
     /// Replays the metadata.
-    fn metadata(&mut self, medium: &dyn Medium) -> Result<Meta, PoolError> {
-        let (mut meta, mut found) = Meta::open(medium, self.exclusive)?;
+    fn metadata(&mut self, medium: &dyn Medium) -> Result<(Journal, Tables), PoolError> {
+        let (mut journal, tables, mut found) = Journal::open(medium, self.exclusive)?;
         if let State::Closed(end) = self.superblock.opening.state {
-            let now = meta.end();
+            let now = journal.end();
             if (now.generation, now.number) < (end.generation, end.number) {
                 let what = "the records end before those of the last clean close";
                 found.damage.push(Damage { object: Object::Metadata(0), offset: now.end, what });
@@ -115,20 +106,20 @@ impl Opening {
             let damage = found.damage.into_iter().next();
             return Err(damage.unwrap_or(Damage { object: Object::Metadata(0), offset: 0, what }).into());
         }
-        let repaired = self.exclusive && !found.damage.is_empty() && meta.compact().is_ok();
+        let repaired = self.exclusive && !found.damage.is_empty() && journal.compact(&tables.snapshot()).is_ok();
         self.findings.extend(found.damage.into_iter().map(|damage| Finding::Damage { damage, repaired }));
         self.findings.extend(found.torn.into_iter().map(|(object, offset)| Finding::TornTail { object, offset }));
         if found.lost > 0 {
             self.findings.push(Finding::RecordsLost(found.lost));
         }
-        Ok(meta)
+        Ok((journal, tables))
     }
 
     /// Finds a class in its directory, and locks it. `None`: it is missing, and the pool can be
     /// opened without it.
     fn find_class(
         &mut self,
-        meta: &Meta,
+        tables: &Tables,
         class: MediaClass,
         path: &Path,
         directory: Option<Arc<dyn Medium>>,
@@ -139,11 +130,11 @@ impl Opening {
         let Some(((superblock, damage), medium)) = found else {
             // Adding a class without objects may have been interrupted. What lay in memory only is
             // lost with a restart of the host: no one was promised more.
-            let has_objects = !meta.tables.gone_with(class).is_empty();
+            let has_objects = !tables.gone_with(class).is_empty();
             if class != MediaClass::Memory && !self.options.salvage && has_objects {
                 return Err(PoolError::ClassMissing { class, path: path.into() });
             }
-            let mblocks = meta.tables.mblocks.values().filter(|m| m.record.class == class).count() as u64;
+            let mblocks = tables.mblocks.values().filter(|m| m.record.class == class).count() as u64;
             self.findings.push(Finding::ClassMissing { class, path: path.into(), mblocks });
             return Ok(None);
         };
@@ -212,9 +203,8 @@ impl Opening {
     }
 
     /// Opens a class in its directory.
-    fn class(&mut self, meta: &Meta, class: MediaClass, medium: Arc<dyn Medium>) -> Result<Class, PoolError> {
-        let used: Vec<MblockRecord> =
-            meta.tables.mblocks.values().map(|m| m.record).filter(|m| m.class == class).collect();
+    fn class(&mut self, tables: &Tables, class: MediaClass, medium: Arc<dyn Medium>) -> Result<Class, PoolError> {
+        let used: Vec<MblockRecord> = tables.mblocks.values().map(|m| m.record).filter(|m| m.class == class).collect();
         let (opened, overlaps) = Class::open(class, medium, &used, !self.exclusive)?;
         self.findings.extend(overlaps.into_iter().filter_map(|extent| {
             let id = used.iter().find(|m| m.offset == extent.offset)?.id;

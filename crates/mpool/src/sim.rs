@@ -1,7 +1,7 @@
 //! A storage for tests that behaves as badly as the interface allows.
 //!
 //! Files live in memory. Unsynced data are lost at a [`Sim::crash`], or kept, or lost in part (512
-//! bytes at a time), in any order; names too. Any operation can be made to fail once, to tear, to
+//! bytes at a time, and then the block around them may hold anything), in any order; names too. Any operation can be made to fail once, to tear, to
 //! find the medium full, or to be the last one before the power goes.
 
 use std::collections::{BTreeMap, HashMap};
@@ -11,6 +11,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::BLOCK;
 use crate::disk::medium::{Medium, MediumFile, Open, Room, Storage};
+
+/// What a medium writes at a time, at least.
+const SECTOR: usize = 512;
 
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +64,26 @@ impl Bytes {
     fn mark(&mut self, offset: usize, len: usize, space: bool) {
         if len > 0 {
             self.space[offset / BLOCK..(offset + len).div_ceil(BLOCK)].fill(space);
+        }
+    }
+
+    /// A write that the power failed in: some sectors are there, and a block that was being written
+    /// may hold anything, also where the write did not reach.
+    fn tear(&mut self, offset: usize, data: &[u8], random: &mut Random) {
+        let mut at = offset;
+        while at < offset + data.len() {
+            let end = ((at / SECTOR + 1) * SECTOR).min(offset + data.len());
+            match random.below(8) {
+                0..4 => self.apply(&Op::Write(at as u64, data[at - offset..end - offset].to_vec())),
+                4 => {
+                    let block = at / BLOCK * BLOCK;
+                    let all = self.data.len().max(end);
+                    self.grow(all);
+                    self.data[block..(block + BLOCK).min(all)].fill(0xa5);
+                }
+                _ => {}
+            }
+            at = end;
         }
     }
 
@@ -217,13 +240,7 @@ impl Sim {
             for (op, fate) in &file.journal {
                 match (if *fate == Fate::Durable { 2 } else { random.below(3) }, op) {
                     (0, _) => {}
-                    (1, Op::Write(offset, data)) => {
-                        for (i, sector) in data.chunks(512).enumerate() {
-                            if random.below(2) == 0 {
-                                bytes.apply(&Op::Write(offset + i as u64 * 512, sector.to_vec()));
-                            }
-                        }
-                    }
+                    (1, Op::Write(offset, data)) => bytes.tear(*offset as usize, data, random),
                     _ => bytes.apply(op),
                 }
             }

@@ -346,13 +346,18 @@ impl Log {
             let position = start + frames.len() as u64;
             Frame { position, number, kind, durable: self.synced, payload }.encode(self.generation, &mut frames);
         }
-        self.reserve(start + frames.len() as u64, releasing)?;
+        let end = start + frames.len() as u64;
+        // To the end of the block: what is left there of an erased log would look like damage.
+        let whole = end.next_multiple_of(BLOCK as u64);
+        self.reserve(whole, releasing)?;
+        let content = frames.len() as u64;
+        frames.resize((whole - start) as usize, 0);
         let written = self.both("appending to", |file| file.write_at(&frames, DATA + start));
         // A partial write may have left whole frames.
         self.failed |= written.is_err();
-        written.map_err(|e| full_or(e, self.class, frames.len() as u64))?;
-        self.end = start + frames.len() as u64;
-        self.content += frames.len() as u64;
+        written.map_err(|e| full_or(e, self.class, content))?;
+        self.end = end;
+        self.content += content;
         self.closed = kind == Kind::Close;
         if kind != Kind::Close {
             self.next_number = self.next_number.wrapping_add(records.len() as u32);

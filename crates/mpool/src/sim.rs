@@ -4,7 +4,7 @@
 //! bytes at a time, and then the block around them may hold anything), in any order; names too. Any operation can be made to fail once, to tear, to
 //! find the medium full, or to be the last one before the power goes.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -138,8 +138,8 @@ struct Directory {
 
 #[derive(Default)]
 struct World {
-    directories: HashMap<PathBuf, Directory>,
-    files: HashMap<u64, FileState>,
+    directories: BTreeMap<PathBuf, Directory>,
+    files: BTreeMap<u64, FileState>,
     next: u64,
     operations: u64,
     fault: Option<(u64, Fault)>,
@@ -232,10 +232,7 @@ impl Sim {
             let now = names.clone();
             new.directories.insert(path.clone(), Directory { now, durable: names, identity, ..Directory::default() });
         }
-        let mut ids: Vec<_> = old.files.keys().copied().collect();
-        ids.sort_unstable();
-        for id in ids {
-            let file = &old.files[&id];
+        for (&id, file) in &old.files {
             let mut bytes = file.durable.clone();
             for (op, fate) in &file.journal {
                 match (if *fate == Fate::Durable { 2 } else { random.below(3) }, op) {

@@ -7,3 +7,4 @@ mod flips;
 mod maps;
 mod model;
 mod sectors;
+mod threads;

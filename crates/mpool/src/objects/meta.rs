@@ -78,7 +78,9 @@ impl Tables {
     pub(crate) fn snapshot(&self) -> Vec<Record> {
         let mut all = vec![Record::Name(self.name.clone()), Record::NextId(self.next_id)];
         all.extend(self.classes.iter().map(|(&class, path)| Record::Class { class, path: path.clone() }));
-        all.extend(self.mblocks.values().map(|m| Record::Mblock(m.record)));
+        let mut mblocks: Vec<_> = self.mblocks.values().map(|m| m.record).collect();
+        mblocks.sort_unstable_by_key(|record| record.id);
+        all.extend(mblocks.into_iter().map(Record::Mblock));
         all.extend(self.mlogs.values().map(|&log| Record::Mlog(log)));
         all.extend(self.mdcs.values().map(|&log| Record::Mdc(log)));
         all

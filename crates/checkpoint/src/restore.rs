@@ -41,7 +41,12 @@ impl Catalog {
         let mut part = to.to_owned().into_os_string();
         part.push(".part");
         let part = PathBuf::from(part);
-        let written = self.write_image(checkpoint, &part).and_then(|()| Ok(std::fs::rename(&part, to)?));
+        let written = self.write_image(checkpoint, &part).and_then(|()| {
+            std::fs::rename(&part, to)?;
+            // The name is to survive a crash too.
+            let directory = to.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            Ok(File::open(directory)?.sync_all()?)
+        });
         if written.is_err() {
             let _ = std::fs::remove_file(&part);
         }

@@ -22,10 +22,10 @@ use std::path::Path;
 
 use super::{fields, invalid, kernel_release, lines_of, number};
 
-/// `O_DIRECT` on x86-64.
-const O_DIRECT: u32 = 0o40000;
+/// As `/proc/PID/fdinfo` shows it.
+const O_DIRECT: u32 = libc::O_DIRECT as u32;
 /// `O_PATH`: no I/O.
-const O_PATH: u32 = 0o10_000_000;
+const O_PATH: u32 = libc::O_PATH as u32;
 /// `O_ACCMODE` and `O_WRONLY`: a file that is only written to never writes to memory.
 const ACCESS: u32 = 0o3;
 const WRITE_ONLY: u32 = 0o1;

@@ -472,13 +472,14 @@ impl Log {
                 payload: found.payload.to_vec(),
             }))
         };
-        match from(&self.files[0]) {
-            Ok(Some(found)) => Ok(Some(found)),
-            first => match (first, from(&self.files[1])) {
-                (_, Ok(Some(found))) => Ok(Some(found)),
-                (Ok(_), _) | (_, Ok(_)) => Ok(None),
-                (_, Err(e)) => Err(Err::<(), _>(e).during("reading", self.object).unwrap_err().into()),
-            },
+        let first = from(&self.files[0]);
+        if let Ok(Some(found)) = first {
+            return Ok(Some(found));
+        }
+        match (first, from(&self.files[1])) {
+            (_, Ok(Some(found))) => Ok(Some(found)),
+            (Err(e), Err(_)) => Err(IoError::new("reading", self.object, e).into()),
+            _ => Ok(None),
         }
     }
 

@@ -57,11 +57,11 @@ impl Pool {
                 MediaClass::Capacity => Some((superblock, medium.clone())),
                 _ => opening.find_class(&tables, class, class_path, storage.directory(class_path, false).ok())?,
             };
-            found.extend(directory.map(|(superblock, directory)| (class, superblock, directory)));
+            found.extend(directory.map(|directory| (class, directory)));
         }
         let superblock = if exclusive { opening.begin(&found)? } else { superblock };
         let mut classes = [None, None, None];
-        for (class, _, directory) in found {
+        for (class, (_, directory)) in found {
             classes[class as usize] = Some(Arc::new(opening.class(&tables, class, directory)?));
         }
         let findings = opening.findings;
@@ -73,8 +73,8 @@ impl Pool {
     }
 }
 
-/// A class's directory that was found, with its superblock.
-type Found = (MediaClass, Superblock, Arc<dyn Medium>);
+/// A class's directory, with its superblock.
+type Directory = (Superblock, Arc<dyn Medium>);
 
 /// A pool that is being opened.
 struct Opening {
@@ -123,7 +123,7 @@ impl Opening {
         class: MediaClass,
         path: &Path,
         directory: Option<Arc<dyn Medium>>,
-    ) -> Result<Option<(Superblock, Arc<dyn Medium>)>, PoolError> {
+    ) -> Result<Option<Directory>, PoolError> {
         let found = directory.map(|m| Ok::<_, PoolError>((read_superblock(&*m)?, m))).transpose()?;
         let ours = |s: &Superblock| s.pool == self.superblock.pool && s.class == class;
         let found = found.and_then(|(s, m)| Some((s.filter(|(s, _)| ours(s))?, m)));
@@ -155,16 +155,17 @@ impl Opening {
     }
 
     /// Begins an exclusive opening in all classes; gives the capacity class's superblock.
-    fn begin(&mut self, found: &[Found]) -> Result<Superblock, PoolError> {
-        let Some((.., medium)) = found.iter().find(|(class, ..)| *class == MediaClass::Capacity) else {
+    fn begin(&mut self, found: &[(MediaClass, Directory)]) -> Result<Superblock, PoolError> {
+        let Some((_, (_, medium))) = found.iter().find(|(class, _)| *class == MediaClass::Capacity) else {
             let what = "they do not name the capacity class";
             return Err(Damage { object: Object::Metadata(0), offset: 0, what }.into());
         };
         let at = || medium.path().display();
         let home = medium.identity().during("looking at", at())?;
-        let others = || found.iter().filter(|(class, ..)| *class != MediaClass::Capacity);
-        let apart = |(_, other, _): &&Found| !self.belongs(other) || self.superblock.opening.home != home;
-        if let Some((class, _, other)) = others().find(apart).filter(|_| !self.options.adopt) {
+        let others = || found.iter().filter(|(class, _)| *class != MediaClass::Capacity);
+        let apart =
+            |(_, (other, _)): &&(MediaClass, Directory)| !self.belongs(other) || self.superblock.opening.home != home;
+        if let Some((class, (_, other))) = others().find(apart).filter(|_| !self.options.adopt) {
             let (path, class_path) = (medium.path().to_owned(), other.path().to_owned());
             return Err(PoolError::Apart { path, class: *class, class_path });
         }
@@ -172,7 +173,7 @@ impl Opening {
         rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
             .map_err(io::Error::from)
             .during("drawing a number for", at())?;
-        let last = found.iter().map(|(_, superblock, _)| superblock.opening.epoch).max().unwrap_or(0);
+        let last = found.iter().map(|(_, (superblock, _))| superblock.opening.epoch).max().unwrap_or(0);
         let opening = superblock::Opening {
             epoch: last + 1,
             random: u64::from_le_bytes(random),
@@ -187,7 +188,7 @@ impl Opening {
         }
         write_superblock(&**medium, &superblock)?;
         let superblock = superblock.in_state(State::Open);
-        for (class, _, medium) in others() {
+        for (class, (_, medium)) in others() {
             write_superblock(&**medium, &Superblock { class: *class, ..superblock })?;
         }
         write_superblock(&**medium, &superblock)?;
@@ -195,8 +196,8 @@ impl Opening {
     }
 
     /// Brings the other classes to the opening that the capacity class has.
-    fn finish<'a>(&self, others: impl Iterator<Item = &'a Found>) -> Result<(), PoolError> {
-        for (class, _, medium) in others {
+    fn finish<'a>(&self, others: impl Iterator<Item = &'a (MediaClass, Directory)>) -> Result<(), PoolError> {
+        for (class, (_, medium)) in others {
             write_superblock(&**medium, &Superblock { class: *class, ..self.superblock })?;
         }
         Ok(())

@@ -1,19 +1,21 @@
 //! A storage for tests that behaves as badly as the interface allows.
 //!
 //! Files live in memory. Unsynced data are lost at a [`Sim::crash`], or kept, or lost in part (512
-//! bytes at a time, and then the block around them may hold anything), in any order; names too. Any operation can be made to fail once, to tear, to
-//! find the medium full, or to be the last one before the power goes.
+//! bytes at a time, and then the block around them may hold anything), in any order; names too. Any
+//! operation can be made to fail once, to tear, to find the medium full, or to be the last one
+//! before the power goes.
+
+mod bytes;
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+pub(crate) use self::bytes::Random;
+use self::bytes::{Bytes, Op};
 use crate::BLOCK;
 use crate::disk::medium::{Medium, MediumFile, Open, Room, Storage};
-
-/// What a medium writes at a time, at least.
-const SECTOR: usize = 512;
 
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,14 +30,6 @@ pub(crate) enum Fault {
     PowerLoss,
 }
 
-#[derive(Clone)]
-enum Op {
-    Write(u64, Vec<u8>),
-    SetLen(u64),
-    Punch(u64, u64),
-    Allocate(u64, u64),
-}
-
 /// Whether an operation is on the medium.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fate {
@@ -44,75 +38,6 @@ enum Fate {
     /// A sync failed: no later one covers it.
     Limbo,
     Durable,
-}
-
-/// Contents, and which blocks have space.
-#[derive(Clone, Default)]
-struct Bytes {
-    data: Vec<u8>,
-    space: Vec<bool>,
-}
-
-impl Bytes {
-    fn grow(&mut self, len: usize) {
-        if self.data.len() < len {
-            self.data.resize(len, 0);
-        }
-        self.space.resize(self.data.len().div_ceil(BLOCK), false);
-    }
-
-    fn mark(&mut self, offset: usize, len: usize, space: bool) {
-        if len > 0 {
-            self.space[offset / BLOCK..(offset + len).div_ceil(BLOCK)].fill(space);
-        }
-    }
-
-    /// A write that the power failed in: some sectors are there, and a block that was being written
-    /// may hold anything, also where the write did not reach.
-    fn tear(&mut self, offset: usize, data: &[u8], random: &mut Random) {
-        let mut at = offset;
-        while at < offset + data.len() {
-            let end = ((at / SECTOR + 1) * SECTOR).min(offset + data.len());
-            match random.below(8) {
-                0..4 => self.apply(&Op::Write(at as u64, data[at - offset..end - offset].to_vec())),
-                4 => {
-                    let block = at / BLOCK * BLOCK;
-                    let all = self.data.len().max(end);
-                    self.grow(all);
-                    self.data[block..(block + BLOCK).min(all)].fill(0xa5);
-                }
-                _ => {}
-            }
-            at = end;
-        }
-    }
-
-    fn apply(&mut self, op: &Op) {
-        match op {
-            Op::Write(offset, bytes) => {
-                let at = *offset as usize;
-                self.grow(at + bytes.len());
-                self.data[at..at + bytes.len()].copy_from_slice(bytes);
-                self.mark(at, bytes.len(), true);
-            }
-            Op::SetLen(len) => {
-                self.grow(*len as usize);
-                self.data.truncate(*len as usize);
-                self.space.truncate(self.data.len().div_ceil(BLOCK));
-            }
-            Op::Punch(offset, len) => {
-                let (at, end) = (*offset as usize, ((offset + len) as usize).min(self.data.len()));
-                if at < end {
-                    self.data[at..end].fill(0);
-                    self.mark(at, end - at, false);
-                }
-            }
-            Op::Allocate(offset, len) => {
-                self.grow((offset + len) as usize);
-                self.mark(*offset as usize, *len as usize, true);
-            }
-        }
-    }
 }
 
 #[derive(Clone, Default)]
@@ -168,26 +93,6 @@ impl World {
 /// The storage.
 #[derive(Clone, Default)]
 pub(crate) struct Sim(Arc<Mutex<World>>);
-
-/// A small random number generator (xorshift64*).
-pub(crate) struct Random(u64);
-
-impl Random {
-    pub(crate) fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
-    }
-
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 16
-    }
-
-    pub(crate) fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit.max(1)
-    }
-}
 
 impl Sim {
     fn world(&self) -> MutexGuard<'_, World> {

@@ -15,8 +15,8 @@
 //! The generation changes when a log is erased, so frames from before it are none. The position
 //! makes a frame that landed elsewhere none.
 //!
-//! **Two files** hold the same bytes, at the same positions. A frame that is whole in one of them is
-//! there. Where neither has one, bytes behind it decide:
+//! **Two files** hold the same bytes, at the same positions. A frame that is whole in one of them
+//! is there. Where neither has one, bytes behind it decide:
 //!
 //! - a whole frame that says that they were durable: they are **damaged**. A gap in the numbers
 //!   shows how many records were lost;
@@ -38,7 +38,8 @@ pub(crate) const MAX_PAYLOAD: usize = 1 << 24;
 #[repr(u8)]
 pub(crate) enum Kind {
     Record = 1,
-    /// Nothing follows that was not appended after another opening. Its number is the last record's.
+    /// Nothing follows that was not appended after another opening. Its number is the last
+    /// record's.
     Close = 2,
     CompactionEnd = 3,
 }

@@ -1,8 +1,8 @@
 //! Work that is done once for all threads that wait for it: a sync, above all.
 //!
-//! The first thread that comes does its own item. Items of threads that come meanwhile wait, and are
-//! done together by one of these threads when it has ended. So a thread waits for at most two rounds,
-//! however many there are.
+//! The first thread that comes does its own item. Items of threads that come meanwhile wait, and
+//! are done together by one of these threads when it has ended. So a thread waits for at most two
+//! rounds, however many there are.
 
 use std::collections::HashMap;
 

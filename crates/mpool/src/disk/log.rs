@@ -14,13 +14,16 @@
 //! Records are durable when both files are synced. Erasing writes a header with a new generation to
 //! both and syncs; then frames are cut off. A crash leaves the old log or an empty new one.
 //!
-//! A file that is missing, or of which a part cannot be read, is like one that is damaged there: the
-//! other one serves, and the first is written anew when the pool is opened exclusively. At no time
-//! are both written before one of them is whole and synced.
+//! A file that is missing, or of which a part cannot be read, is like one that is damaged there:
+//! the other one serves, and the first is written anew when the pool is opened exclusively. At no
+//! time are both written before one of them is whole and synced.
+
+mod copy;
 
 use std::io;
 use std::sync::Arc;
 
+use self::copy::{Copy, copies, read_blocks};
 use crate::disk::frame::{self, Frame, Kind};
 use crate::disk::medium::{Medium, MediumFile, Open};
 use crate::disk::superblock::End;
@@ -103,49 +106,6 @@ pub(crate) fn names(name: &str) -> [String; 2] {
     [name.to_owned(), format!("{name}.copy")]
 }
 
-/// One of a log's files, and what is in it. Bytes that cannot be read are zeros.
-struct Copy {
-    file: Arc<dyn MediumFile>,
-    bytes: Vec<u8>,
-    /// Why a part of it, or all, is not what was written.
-    damage: Option<(u64, &'static str)>,
-}
-
-impl Copy {
-    fn read(file: Arc<dyn MediumFile>, object: Object) -> Result<Self, ObjectError> {
-        let len = file.len().during("looking at", object)?;
-        let mut bytes = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
-        let damage = read_blocks(&*file, &mut bytes).map(|at| (at, "a part of one of its files cannot be read"));
-        Ok(Self { file, bytes, damage })
-    }
-
-    fn generation(&self, id: u64) -> Option<u64> {
-        self.bytes.get(..BLOCK).and_then(|block| decode_header(block, id))
-    }
-
-    fn has_whole_header(&self, generation: u64, id: u64) -> bool {
-        self.bytes.get(..BLOCK).is_some_and(|block| *block == *header(generation, id))
-    }
-
-    fn frames(&self) -> &[u8] {
-        self.bytes.get(DATA as usize..).unwrap_or(&[])
-    }
-}
-
-/// Reads a file from its start; blocks that cannot be read become zeros. Returns where the first of
-/// them is.
-fn read_blocks(file: &dyn MediumFile, into: &mut [u8]) -> Option<u64> {
-    file.read_at(into, 0).err()?;
-    let mut bad = None;
-    for (at, block) in (0u64..).step_by(BLOCK).zip(into.chunks_mut(BLOCK)) {
-        if file.read_at(block, at).is_err() {
-            block.fill(0);
-            bad = bad.or(Some(at));
-        }
-    }
-    bad
-}
-
 impl Log {
     /// Makes an empty log. Its names are durable when the medium's names are synced.
     pub(crate) fn create(place: &Place<'_>, generation: u64) -> Result<Self, ObjectError> {
@@ -190,7 +150,7 @@ impl Log {
         each: &mut dyn FnMut(&Frame<'_>),
     ) -> Result<(Self, Opened), ObjectError> {
         let &Place { object, id, .. } = place;
-        let copies = Self::copies(place, repair)?;
+        let copies = copies(place, repair)?;
         let what = "neither of the log's two files has a whole header";
         let generations = [0, 1].map(|i| copies[i].generation(id));
         let generation = generations.into_iter().flatten().max().ok_or(Damage { object, offset: 0, what })?;
@@ -226,31 +186,6 @@ impl Log {
             }
         }
         Ok((log, opened))
-    }
-
-    /// The log's files, which are made with `repair` where they are missing.
-    fn copies(place: &Place<'_>, repair: bool) -> Result<[Copy; 2], ObjectError> {
-        let &Place { medium, name, object, .. } = place;
-        let how = Open { read_only: !repair, ..Open::default() };
-        let open = |name: &String| match medium.open(name, how) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-            file => Copy::read(file.during("opening", object)?, object).map(Some),
-        };
-        let [first, second] = names(name);
-        let lost = |name: &String| {
-            // For reading only, the whole file stands for both.
-            let file = medium.open(name, Open { create: repair, ..how }).during("opening", object)?;
-            Ok::<_, ObjectError>(Copy { file, bytes: Vec::new(), damage: Some((0, "one of its two files is missing")) })
-        };
-        match [open(&first)?, open(&second)?] {
-            [Some(one), Some(two)] => Ok([one, two]),
-            [Some(one), None] => Ok([one, lost(if repair { &second } else { &first })?]),
-            [None, Some(two)] => Ok([lost(if repair { &first } else { &second })?, two]),
-            [None, None] => {
-                let what = "both files of the log are missing";
-                Err(Damage { object, offset: 0, what }.into())
-            }
-        }
     }
 
     /// Makes one file what both should be, and syncs it. `whole`: all frames that were found.

@@ -6,8 +6,8 @@
 //! generation if its compaction came to an end, and the other if not, so a crash leaves all of the
 //! old records or all of the new ones.
 //!
-//! Nothing is synced during a compaction, and frames say what was durable when they were written. So
-//! a log in which something was durable is complete even when damage has hit the end frame.
+//! Nothing is synced during a compaction, and frames say what was durable when they were written.
+//! So a log in which something was durable is complete even when damage has hit the end frame.
 
 use crate::MediaClass;
 use crate::disk::frame::{Frame, Kind};

@@ -21,11 +21,11 @@
 //! | 4092..4096 | crc32c of all before |
 //!
 //! **Epochs.** All classes of a pool are of the same opening, or the last one did not get past its
-//! beginning: then the capacity class is being opened, and others are of the opening before. Anything
-//! else is a copy, or a class that was restored from a backup; nothing is written there.
+//! beginning: then the capacity class is being opened, and others are of the opening before.
+//! Anything else is a copy, or a class that was restored from a backup; nothing is written there.
 //!
-//! **The end of the metadata.** A clean close notes where they end. If they end before that when the
-//! pool is opened, they are damaged, and the end was not unfinished.
+//! **The end of the metadata.** A clean close notes where they end. If they end before that when
+//! the pool is opened, they are damaged, and the end was not unfinished.
 
 use crate::disk::medium::{Medium, Open};
 use crate::error::{Damage, During, IoError, Object};

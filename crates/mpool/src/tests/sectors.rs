@@ -1,4 +1,5 @@
-//! Sectors and files that are lost: every one in turn. Nothing that was acknowledged is lost with it.
+//! Sectors and files that are lost: every one in turn. Nothing that was acknowledged is lost with
+//! it.
 
 use std::io::IoSlice;
 use std::path::Path;

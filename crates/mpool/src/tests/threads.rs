@@ -9,8 +9,8 @@ use crate::{Allocation, Finding, OpenOptions, Pool};
 
 const PATH: &str = "/pool";
 
-/// Commits and deletes until an operation fails; gives what it was told: mblocks that are there, and
-/// those that are not.
+/// Commits and deletes until an operation fails; gives what it was told: mblocks that are there,
+/// and those that are not.
 fn work(pool: &Pool, thread: u64, times: u64) -> (Vec<(u64, u64)>, Vec<u64>) {
     let (mut there, mut gone, mut random) = (Vec::new(), Vec::new(), Random::new(thread + 1));
     for i in 0..times {

@@ -271,10 +271,10 @@ fn others(pageone: &PageOne, pids: &[i32], seconds: u64, tracing: Option<&Tracin
         let out = pageone.pageone(args).env("PAGEONE_POOLS", directory.path().join("names")).output()?;
         let error = String::from_utf8_lossy(&out.stderr);
         ensure!(out.status.success(), "pageone {}: {}", args.join(" "), error.trim_end());
-        Ok(())
+        Ok(String::from_utf8(out.stdout)?)
     };
     let capacity = directory.path().join("capacity").display().to_string();
-    run(&["pool", "create", "store", "--capacity", &capacity])?;
+    drop(run(&["pool", "create", "store", "--capacity", &capacity])?);
     let mut rows = Vec::new();
     for (what, name) in
         [("pageone dirty", None), ("first checkpoints", Some("first")), ("second checkpoints", Some("second"))]
@@ -283,14 +283,47 @@ fn others(pageone: &PageOne, pids: &[i32], seconds: u64, tracing: Option<&Tracin
         let mut sheet = Sheet { bench: "kvm", case, subject: Who::Pageone.name(), threads: 1, rows: Vec::new() };
         let readings = Readings::take(tracing)?;
         match name {
-            None => run(&["dirty", "--count", &seconds.to_string()])?,
-            Some(name) => pids.iter().zip(1..).try_for_each(|(pid, i): (_, u32)| {
-                run(&["checkpoint", &pid.to_string(), "--to", "store", "--name", &format!("{name}-{i}")])
-            })?,
+            None => {
+                let reports = run(&["dirty", "--json", "--count", &seconds.to_string()])?;
+                sheet.add("written_pages_a_second", written(&reports)?, "");
+            }
+            Some(name) => {
+                for (pid, i) in pids.iter().zip(1..) {
+                    drop(run(&["checkpoint", &pid.to_string(), "--to", "store", "--name", &format!("{name}-{i}")])?);
+                }
+            }
         }
         sheet.add("seconds", readings.start.elapsed().as_secs_f64(), "s");
         readings.note(tracing, &mut sheet)?;
         rows.extend(sheet.rows);
     }
     Ok(rows)
+}
+
+/// Pages that all clients wrote, a second, as reports of `pageone dirty` say: their mean.
+fn written(reports: &str) -> Result<f64> {
+    let mut rates = Vec::new();
+    for line in reports.lines() {
+        let report: serde_json::Value = serde_json::from_str(line)?;
+        let clients = report["clients"].as_array().into_iter().flatten();
+        let measured =
+            clients.filter(|client| client["interval_seconds"].as_f64().is_some_and(|seconds| seconds > 0.0));
+        let measured: Vec<f64> = measured.filter_map(|client| client["pages_per_second"].as_f64()).collect();
+        rates.extend((!measured.is_empty()).then(|| measured.iter().sum::<f64>()));
+    }
+    ensure!(!rates.is_empty(), "no report of `pageone dirty` has a rate");
+    Ok(rates.iter().sum::<f64>() / rates.len() as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn rates_of_all_clients_are_added_and_reports_without_any_do_not_count() {
+        let client =
+            |interval: f64, rate: f64| serde_json::json!({"interval_seconds": interval, "pages_per_second": rate});
+        let reports = [vec![client(0.0, 0.0)], vec![client(1.0, 2.0), client(1.0, 4.0)], vec![client(1.0, 8.0)]];
+        let lines = reports.map(|clients| serde_json::json!({"time": 0, "clients": clients}).to_string());
+        assert_eq!(super::written(&lines.join("\n")).unwrap(), 7.0);
+        assert!(super::written("").is_err());
+    }
 }

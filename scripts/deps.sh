@@ -4,6 +4,7 @@
 #   scripts/deps.sh build     what compiling needs
 #   scripts/deps.sh demo      what `pageone demo` needs: QEMU, busybox, a guest kernel
 #   scripts/deps.sh test      both
+#   scripts/deps.sh aarch64   the standard library that `make lint` checks the workspace for aarch64 with; rustup adds it
 #   scripts/deps.sh bench     rivals in the benches: Debian's ksmtuned, unpacked into the cache and not installed (it would start);
 #                             RocksDB's library (for `--features rocksdb`), fio
 #   scripts/deps.sh fuzz      what `make fuzz` needs: a nightly toolchain and cargo-fuzz
@@ -301,6 +302,17 @@ deps_bench() {
         fail "cannot unpack ksmtuned to $cache/ksmtuned"
 }
 
+# ---- another architecture -----------------------------------------------------------------------
+
+deps_aarch64() {
+    local target=aarch64-unknown-linux-gnu
+    [ ! -d "$(rustc --print target-libdir --target "$target")" ] || return 0
+    have rustup >/dev/null ||
+        yours "install the standard library of Rust for $target (rustup is not here, which would add it)"
+    say "runs: rustup target add $target (150 MB in this toolchain)"
+    rustup target add "$target" || fail "rustup could not add $target: check the network"
+}
+
 # ---- fuzzing ------------------------------------------------------------------------------------
 
 # Debian packages neither, and both go into the user's home directory, so the user decides.
@@ -316,6 +328,7 @@ case ${1:-} in
     build) deps_build ;;
     demo) deps_demo ;;
     test) deps_build; deps_demo ;;
+    aarch64) deps_aarch64 ;;
     bench) deps_build; deps_bench ;;
     fuzz) deps_build; deps_fuzz ;;
     kernels) kernel_6_1; kernel_6_12 ;;

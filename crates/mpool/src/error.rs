@@ -242,6 +242,9 @@ pub enum MapError {
     /// An mblock of the list, or its data.
     #[error(transparent)]
     Object(#[from] ObjectError),
+    /// A map's pages are blocks.
+    #[error("an mcache map cannot be made: {0}")]
+    PageSize(#[from] kmem::PageSizeError),
     /// There is no userfaultfd.
     #[error("an mcache map needs userfaultfd: {0}")]
     Userfaultfd(#[from] kmem::uffd::CreateError),

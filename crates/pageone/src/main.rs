@@ -64,8 +64,27 @@ enum Command {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
+    match check_pages(&cli.command, kmem::page_size()).and_then(|()| run_command(cli)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("pageone: {error:#}");
+            ExitCode::from(Code::of(&error) as u8)
+        }
+    }
+}
+
+/// Refuses kernels whose pages have another size, in bytes, than the one that all counts here are
+/// in. `doctor` reports it among the rest; `run` starts its program all the same.
+fn check_pages(command: &Command, found: usize) -> anyhow::Result<()> {
+    if matches!(command, Command::Doctor(_) | Command::Run(_)) {
+        return Ok(());
+    }
+    Ok(kmem::check_page_size(found).map_err(|e| Coded(Code::HostLacks, e.to_string()))?)
+}
+
+fn run_command(cli: Cli) -> anyhow::Result<()> {
     let dir = cli.dir;
-    let result = match cli.command {
+    match cli.command {
         Command::Doctor(args) => doctor::run(&args, dir),
         Command::Daemon(args) => daemon::run(args, dir),
         Command::Run(args) => run::run(&args, dir),
@@ -79,12 +98,25 @@ fn main() -> ExitCode {
         Command::Restore(args) => checkpoint::restore(&args),
         Command::Pool(args) => pool::run(&args),
         Command::Demo(args) => demo::run(&args),
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("pageone: {error:#}");
-            ExitCode::from(Code::of(&error) as u8)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_with_other_pages_are_refused_by_a_sentence() {
+        let check = |words: &[&str], found| {
+            let cli = Cli::try_parse_from([&["pageone"], words].concat()).unwrap();
+            check_pages(&cli.command, found)
+        };
+        for words in [&["estimate", "1"][..], &["daemon"], &["pool", "list"]] {
+            assert!(check(words, 4096).is_ok());
+            let error = check(words, 65_536).unwrap_err();
+            assert_eq!(Code::of(&error), Code::HostLacks);
+            assert!(error.to_string().starts_with("this kernel has pages of 65536 bytes"), "{error}");
         }
+        assert!(check(&["doctor"], 65_536).is_ok() && check(&["run", "true"], 16_384).is_ok());
     }
 }

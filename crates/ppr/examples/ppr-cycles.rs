@@ -1,5 +1,5 @@
-//! The cost of the guest's two operations on this processor, in cycles of its time-stamp counter:
-//! `ppr-cycles`.
+//! The cost of the guest's two operations on this processor, in cycles of its time-stamp counter
+//! (x86-64; elsewhere in nanoseconds): `ppr-cycles`.
 //!
 //! A guest without hardware virtualisation cannot count its own cycles. These are the same atomic
 //! steps on the same layout as the kernel module's, run natively; the median of several rounds over
@@ -10,10 +10,23 @@
 use anyhow::Result;
 use ppr::{Guest, Pool};
 
+#[cfg(target_arch = "x86_64")]
+const UNIT: &str = "cycles";
+#[cfg(not(target_arch = "x86_64"))]
+const UNIT: &str = "ns";
+
+#[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)] // Reads a counter.
 fn cycles() -> u64 {
     // SAFETY: every x86-64 processor has the instruction, which reads a counter and nothing else.
     unsafe { std::arch::x86_64::_rdtsc() }
+}
+
+/// Nanoseconds: other processors have no counter of cycles that programs may read.
+#[cfg(not(target_arch = "x86_64"))]
+fn cycles() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 const FRAMES: u64 = 2 << 20;
@@ -50,7 +63,7 @@ fn main() -> Result<()> {
     ];
     for (what, pages, step) in kinds {
         let (mark, cancel) = measure(Guest::new(&pool), pages, step)?;
-        println!("{what:24} mark {mark} cycles, cancel {cancel} cycles");
+        println!("{what:24} mark {mark} {UNIT}, cancel {cancel} {UNIT}");
     }
     Ok(())
 }

@@ -108,6 +108,4 @@ fn kvm(call: &'static str) -> impl FnOnce(Errno) -> SourceError {
 }
 
 #[cfg(test)]
-mod guest;
-#[cfg(test)]
 mod tests;

@@ -175,7 +175,7 @@ impl Bench<'_> {
     fn note_cost(sheet: &mut Sheet, before: &Snapshot, after: &Snapshot) -> Result<()> {
         let (daemon, agents) = after.times.since(&before.times);
         let pages = (after.pages - before.pages).max(1) as f64;
-        let ghz = tsc_ghz();
+        let ghz = tsc_ghz()?;
         sheet.add("pages_recycled", after.pages as f64 - before.pages as f64, "");
         sheet.add("pages_per_run", pages / (after.runs - before.runs).max(1) as f64, "");
         sheet.add("host_cycles_per_page", (daemon + agents) as f64 * ghz / pages, "");
@@ -227,7 +227,7 @@ impl Bench<'_> {
     /// What the kernel alone takes: `run` pages in one call.
     fn note_floor(&mut self, case: &str, run: usize, kept: bool) -> Result<()> {
         let mut sheet = Sheet { subject: "madvise", ..self.sheet(case.into(), Who::Nothing) };
-        sheet.add("host_cycles_per_page", floor::ns_per_page(run, kept)? * tsc_ghz(), "");
+        sheet.add("host_cycles_per_page", floor::ns_per_page(run, kept)? * tsc_ghz()?, "");
         self.rows.extend(sheet.rows);
         Ok(())
     }
@@ -408,23 +408,18 @@ impl Bench<'_> {
 }
 
 /// Rate of the time-stamp counter, in GHz, measured against the clock.
-fn tsc_ghz() -> f64 {
-    #[cfg(target_arch = "x86_64")]
-    {
-        let read = || {
-            // SAFETY: reads a counter that every x86-64 processor has.
-            #[allow(unsafe_code)]
-            unsafe {
-                std::arch::x86_64::_rdtsc()
-            }
-        };
-        let (start, ticks) = (Instant::now(), read());
-        std::thread::sleep(Duration::from_millis(50));
-        let ticks = read() - ticks;
-        ticks as f64 / start.elapsed().as_nanos() as f64
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        1.0
-    }
+#[cfg(target_arch = "x86_64")]
+fn tsc_ghz() -> Result<f64> {
+    // SAFETY: reads a counter that every x86-64 processor has.
+    #[allow(unsafe_code)]
+    let read = || unsafe { std::arch::x86_64::_rdtsc() };
+    let (start, ticks) = (Instant::now(), read());
+    std::thread::sleep(Duration::from_millis(50));
+    let ticks = read() - ticks;
+    Ok(ticks as f64 / start.elapsed().as_nanos() as f64)
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn tsc_ghz() -> Result<f64> {
+    anyhow::bail!("this question counts cycles of a time-stamp counter, which only x86-64 has")
 }

@@ -16,7 +16,7 @@ use kmem::raw::{self, Answer};
 use crate::intercept::next::next;
 use crate::intercept::{guard, mark, torn};
 use crate::runtime::globals::{TORN, TRACER_CHOSEN, WATCH};
-use crate::runtime::{ksm, log};
+use crate::runtime::log;
 use crate::service::fork;
 
 /// Answers as the C library does: -1 and `errno`, or the value with `errno` as it was.
@@ -306,7 +306,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
 /// fixed ones are.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int {
-    if option == ksm::PR_SET_MEMORY_MERGE && a != 0 && WATCH.overlaps(0, usize::MAX) {
+    if option == libc::PR_SET_MEMORY_MERGE && a != 0 && WATCH.overlaps(0, usize::MAX) {
         // What the program has marked is merged already. Its other memory stays as it is.
         log::line(format_args!("the kernel's KSM is kept out of this process (PR_SET_MEMORY_MERGE)"));
         return 0;

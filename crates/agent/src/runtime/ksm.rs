@@ -4,10 +4,6 @@
 
 use std::ffi::{c_int, c_ulong};
 
-/// Merge all memory of the process (include/uapi/linux/prctl.h, Linux 6.4).
-pub(crate) const PR_SET_MEMORY_MERGE: c_int = 67;
-const PR_GET_MEMORY_MERGE: c_int = 68;
-
 fn prctl(option: c_int, value: c_ulong) -> isize {
     let errno = kmem::raw::errno();
     // SAFETY: the options used here take numbers only, and change no memory.
@@ -18,7 +14,7 @@ fn prctl(option: c_int, value: c_ulong) -> isize {
 
 /// Whether the kernel's KSM has all memory of the process.
 pub(crate) fn has_process() -> bool {
-    prctl(PR_GET_MEMORY_MERGE, 0) > 0
+    prctl(libc::PR_GET_MEMORY_MERGE, 0) > 0
 }
 
 /// Permits a process to read this one where Yama asks for it; 0 withdraws that. Without Yama it

@@ -30,12 +30,11 @@ pub fn refuse(number: usize) -> String {
 
 /// Lets the kernel's KSM have all of the process: 0 by the C library, 1 past it.
 pub fn ksm_all(way: usize) -> String {
-    const PR_SET_MEMORY_MERGE: i32 = 67;
     // SAFETY: takes numbers.
     super::client::code(unsafe {
         match way {
-            0 => libc::prctl(PR_SET_MEMORY_MERGE, 1, 0, 0, 0),
-            _ => libc::syscall(libc::SYS_prctl, PR_SET_MEMORY_MERGE, 1, 0, 0, 0) as i32,
+            0 => libc::prctl(libc::PR_SET_MEMORY_MERGE, 1, 0, 0, 0),
+            _ => libc::syscall(libc::SYS_prctl, libc::PR_SET_MEMORY_MERGE, 1, 0, 0, 0) as i32,
         }
     })
 }

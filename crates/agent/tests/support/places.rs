@@ -104,20 +104,17 @@ pub fn watch_tracers() -> String {
 }
 
 fn note_tracers(listener: &OwnedFd) {
-    /// `SECCOMP_IOCTL_NOTIF_RECV`, with a `struct seccomp_notif` of 80 bytes.
-    const RECEIVE: libc::c_ulong = 0xC050_2100;
-    /// `SECCOMP_IOCTL_NOTIF_SEND`, with a `struct seccomp_notif_resp` of 24 bytes.
-    const SEND: libc::c_ulong = 0xC018_2101;
+    const _: () = assert!(size_of::<libc::seccomp_notif>() == 80 && size_of::<libc::seccomp_notif_resp>() == 24);
     loop {
         // id, pid and flags, number and architecture, instruction, six arguments.
         let mut note = [0u64; 10];
         // SAFETY: the kernel writes as many bytes as the array has.
-        if unsafe { libc::ioctl(listener.as_raw_fd(), RECEIVE, note.as_mut_ptr()) } == 0 {
+        if unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV, note.as_mut_ptr()) } == 0 {
             TRACERS.lock().unwrap().push(note[5]);
             // id, value, error and flags: the call returns 0.
             let answer = [note[0], 0, 0];
             // SAFETY: the kernel reads as many bytes as the array has.
-            unsafe { libc::ioctl(listener.as_raw_fd(), SEND, answer.as_ptr()) };
+            unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND, answer.as_ptr()) };
         }
     }
 }

@@ -52,8 +52,9 @@ impl Mcache {
     ///
     /// # Errors
     ///
-    /// `Userfaultfd`: not permitted, or the kernel is older than 6.6; `Io`.
+    /// `PageSize`; `Userfaultfd`: not permitted, or the kernel is older than 6.6; `Io`.
     pub fn new(settings: Settings) -> Result<Self, MapError> {
+        kmem::check_page_size(kmem::page_size())?;
         let reaper = settings.reaper;
         let threads = settings.fault_threads.max(1);
         let core = Arc::new(Core::new(settings)?);

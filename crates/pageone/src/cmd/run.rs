@@ -100,6 +100,7 @@ pub(crate) fn check_kernel() -> Result<()> {
         (major, minor) >= (6, 7),
         "Linux {release} is too old; 6.7 or later is needed (see `pageone doctor`)"
     );
+    kmem::check_page_size(kmem::page_size())?;
     Uffd::new(Features::WP | Features::WP_ASYNC | Features::WP_UNPOPULATED)?;
     Ok(())
 }

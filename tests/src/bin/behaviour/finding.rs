@@ -161,12 +161,21 @@ fn print_map(address: usize) {
     }
 }
 
+/// The instruction at which a signal came.
+fn program_counter(context: &libc::ucontext_t) -> usize {
+    #[cfg(target_arch = "x86_64")]
+    let counter = context.uc_mcontext.gregs[libc::REG_RIP as usize] as usize;
+    #[cfg(target_arch = "aarch64")]
+    let counter = context.uc_mcontext.pc as usize;
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    compile_error!("the program counter in this architecture's ucontext_t is not known here");
+    counter
+}
+
 extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel passes valid structures; these signals have an address.
-    let (address, code) = unsafe {
-        let registers = (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs;
-        ((*info).si_addr() as usize, registers[libc::REG_RIP as usize] as usize)
-    };
+    let (address, code) =
+        unsafe { ((*info).si_addr() as usize, program_counter(&*context.cast::<libc::ucontext_t>())) };
     Text::line(format_args!("code at {code:#x}, in:"));
     print_map(code);
     report(format_args!("signal {signal} at {address:#x}"), address)

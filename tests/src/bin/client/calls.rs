@@ -182,19 +182,17 @@ pub(crate) fn pinned() {
     let region = Region::new(4096, true);
     let seed = |page: usize| 1 + (page % 512) as u64;
     (0..region.pages).for_each(|page| region.fill(page, seed(page)));
-    const SETUP: libc::c_long = 425;
-    const REGISTER: libc::c_long = 427;
     // SAFETY: io_uring_setup(2) writes 120 bytes of parameters; io_uring_register(2), opcode 0,
     // reads one iovec.
     unsafe {
         let mut params = [0u64; 15];
-        let ring = libc::syscall(SETUP, 4, params.as_mut_ptr());
+        let ring = libc::syscall(libc::SYS_io_uring_setup, 4, params.as_mut_ptr());
         if ring < 0 {
             say("SKIPPED");
             return;
         }
         let buffer = libc::iovec { iov_base: region.address(0), iov_len: 64 * PAGE };
-        if libc::syscall(REGISTER, ring, 0, &buffer, 1) < 0 {
+        if libc::syscall(libc::SYS_io_uring_register, ring, 0, &buffer, 1) < 0 {
             say("SKIPPED");
             return;
         }

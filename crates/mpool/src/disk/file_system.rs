@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
 use rustix::io::Errno;
@@ -25,7 +26,7 @@ impl Storage for Disk {
         let path = path.canonicalize()?;
         // Not anything else: opening a pipe waits for its other end.
         let handle = OpenOptions::new().read(true).custom_flags(OFlags::DIRECTORY.bits() as i32).open(&path)?;
-        Ok(Arc::new(DiskDirectory { handle, path }))
+        Ok(Arc::new(DiskDirectory { path, handle, locked_by: AtomicU32::new(0) }))
     }
 
     fn remove_directory(&self, path: &Path) -> io::Result<()> {
@@ -54,6 +55,18 @@ pub(crate) fn sync_directory(path: &Path) -> io::Result<()> {
 struct DiskDirectory {
     path: PathBuf,
     handle: File,
+    /// The process that locked it; 0: none did.
+    locked_by: AtomicU32,
+}
+
+impl Drop for DiskDirectory {
+    fn drop(&mut self) {
+        // A child that another thread makes has the descriptor until it runs its program: closing
+        // it here does not end the lock. A copy of this value in a child does not own the lock.
+        if self.locked_by.load(Relaxed) == std::process::id() {
+            let _ = rustix::fs::flock(&self.handle, FlockOperation::Unlock);
+        }
+    }
 }
 
 impl Medium for DiskDirectory {
@@ -96,7 +109,10 @@ impl Medium for DiskDirectory {
         let how =
             if exclusive { FlockOperation::NonBlockingLockExclusive } else { FlockOperation::NonBlockingLockShared };
         match rustix::fs::flock(&self.handle, how) {
-            Ok(()) => Ok(true),
+            Ok(()) => {
+                self.locked_by.store(std::process::id(), Relaxed);
+                Ok(true)
+            }
             Err(Errno::WOULDBLOCK) => Ok(false),
             Err(errno) => Err(errno.into()),
         }
@@ -212,5 +228,37 @@ fn fallocate(file: &File, flags: FallocateFlags, offset: u64, len: u64) -> io::R
             Err(Errno::INTR) => {}
             result => return Ok(result?),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_ends_with_its_owner_though_a_child_has_the_descriptor_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = || DiskDirectory {
+            path: dir.path().into(),
+            handle: File::open(dir.path()).unwrap(),
+            locked_by: AtomicU32::new(0),
+        };
+        let (first, second, third) = (open(), open(), open());
+        assert!(first.lock(true).unwrap());
+        // As a child has it between fork and exec.
+        let child = first.handle.try_clone().unwrap();
+        assert!(!second.lock(true).unwrap());
+        drop(first);
+        assert!(second.lock(true).unwrap());
+        // The copy of a child that goes on without exec.
+        let child_of_second = DiskDirectory {
+            path: dir.path().into(),
+            handle: second.handle.try_clone().unwrap(),
+            locked_by: AtomicU32::new(std::process::id() + 1),
+        };
+        drop(child_of_second);
+        assert!(!third.lock(true).unwrap());
+        drop((second, child));
+        assert!(third.lock(true).unwrap());
     }
 }

@@ -188,6 +188,10 @@ impl MediumFile for DiskFile {
         }
     }
 
+    fn clear(&self, offset: u64, len: u64) -> io::Result<()> {
+        fallocate(&self.file, FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE, offset, len)
+    }
+
     fn set_len(&self, len: u64) -> io::Result<()> {
         self.file.set_len(len)
     }

@@ -212,6 +212,11 @@ impl Log {
             // Whole blocks: a part of one that cannot be read cannot be written either.
             let mut bytes = whole[from as usize..].to_vec();
             bytes.resize(bytes.len().next_multiple_of(BLOCK), 0);
+            // A block of allocated space reads as zeros until its first write has ended. When that
+            // fails, ext4 (6.12) takes the next write of the cached page for a later one: it is
+            // synced, and the block reads as zeros after a mount. Without a page it is a first one
+            // again. Where this fails, the write alone must do.
+            let _ = file.clear(DATA + from, bytes.len() as u64);
             file.write_at(&bytes, DATA + from).during("writing again", object)?;
         }
         Ok(file.sync().during("syncing", object)?)

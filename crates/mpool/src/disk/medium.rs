@@ -156,6 +156,16 @@ pub trait MediumFile: Send + Sync {
     ///
     /// Those of `fallocate(2)`.
     fn punch(&self, offset: u64, len: u64) -> io::Result<()>;
+    /// Forgets a part that is about to be written, in the page cache too, where the file system
+    /// can. Its space stays taken, so that the write finds it.
+    ///
+    /// # Errors
+    ///
+    /// Those of `fallocate(2)`.
+    fn clear(&self, _offset: u64, _len: u64) -> io::Result<()> {
+        Ok(())
+    }
+
     /// Cuts or extends the file.
     ///
     /// # Errors

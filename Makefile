@@ -6,8 +6,9 @@ MAKEFLAGS += --no-print-directory
 # The rules that scripts/floors.sh checks: all of them.
 export FLOORS = imports widths files hosts
 
-.PHONY: demo build check test lint lint-aarch64 test-unit test-loom test-stress test-sabotage test-e2e test-functional test-hazards \
-    test-rates test-soak test-behaviour test-hostile test-kernels test-kvm test-kvm-runs debug-kernel test-debug-kernel \
+.PHONY: demo build check test lint lint-aarch64 test-unit test-loom test-stress test-sabotage test-e2e test-functional \
+    test-hazards test-rates test-soak test-behaviour test-hostile test-kernels test-pool-medium test-kvm test-kvm-runs \
+    debug-kernel test-debug-kernel \
     test-tsan stress fuzz fuzz-behaviour fuzz-sabotage soak clean
 
 # Real guests, merged live. DEMO='--guests 8 --seconds 300' and the like are passed on.
@@ -87,6 +88,12 @@ test-hostile: deps-test
 test-kernels: deps-test deps-kernels
 	$(CARGO) build --workspace
 	scripts/test-kernels.sh
+
+# A pool on devices that fail, in a guest: every state that a power failure leaves, under ext4, XFS and btrfs. MEDIUM='seed=2
+# steps=200' and the like are passed on.
+test-pool-medium: deps-test deps-medium
+	$(CARGO) build -p e2e --bin pageone-pool-medium
+	scripts/test-pool-medium.sh $(or $(CARGO_TARGET_DIR),target)/debug $(MEDIUM)
 
 # Tests on KVM guests: here where a guest boots with KVM, else in an emulated host.
 test-kvm: deps-test deps-kernels deps-kvm-host

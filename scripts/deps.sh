@@ -10,6 +10,7 @@
 #   scripts/deps.sh fuzz      what `make fuzz` needs: a nightly toolchain and cargo-fuzz
 #   scripts/deps.sh kernels   the guest kernels to test with: Debian's 6.1 and 6.12 cloud kernels
 #   scripts/deps.sh kvm-host  the emulated host of scripts/kvm-host.sh: Debian's 6.12 with its modules
+#   scripts/deps.sh medium    that kernel, and what makes its file systems on failing devices (`make test-pool-medium`)
 #   scripts/deps.sh debug-kernel   what building the kernels of scripts/debug-kernel.sh needs, with Debian's source of Linux 6.12
 #   scripts/deps.sh ppr       those, and what building the guest's recycler module for them needs
 #
@@ -274,6 +275,17 @@ deps_kvm_host() {
     touch "$root/complete"
 }
 
+# ---- devices that fail ----------------------------------------------------------------------------
+
+deps_medium() {
+    want dmsetup 'sets up devices that log what is written, and devices that fail' test -x /usr/sbin/dmsetup
+    want e2fsprogs 'makes ext4 in the guest' test -x /usr/sbin/mkfs.ext4
+    want xfsprogs 'makes XFS in the guest' test -x /usr/sbin/mkfs.xfs
+    want btrfs-progs 'makes btrfs in the guest' test -x /usr/sbin/mkfs.btrfs
+    install_missing
+    deps_kvm_host
+}
+
 # ---- kernels that check themselves ---------------------------------------------------------------
 
 deps_debug_kernel() {
@@ -334,6 +346,7 @@ case ${1:-} in
     kernels) kernel_6_1; kernel_6_12 ;;
     ppr) deps_ppr ;;
     kvm-host) deps_demo; deps_kvm_host ;;
+    medium) deps_demo; deps_medium ;;
     debug-kernel) deps_debug_kernel ;;
     *) sed -n '2,/^set -e/{/^#/s/^# \{0,1\}//p}' "$0" >&2; exit 2 ;;
 esac

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# What scripts/test-kernels.sh and scripts/test-debug-kernel.sh share: the file system of a guest that runs the hazard tests,
-# and booting it. To be sourced in the repository's root; sets `work` to a directory that goes at the end.
+# What scripts/test-kernels.sh, scripts/test-debug-kernel.sh and scripts/test-pool-medium.sh share: the file system of a guest that
+# runs tests, and booting it. To be sourced in the repository's root; sets `work` to a directory that goes at the end.
 
 lane=$(basename "$0" .sh)
 fail() { echo "$lane: $*" >&2; exit 1; }
@@ -19,6 +19,23 @@ trap 'exit 143' TERM
 # Lines of the kernel's log that mean that it is not well.
 unwell='Kernel panic|WARNING:|BUG:|kernel BUG|Oops|KASAN|general protection|[Bb]ad page|refcount_t|possible .* locking|'
 unwell+='inconsistent lock state|suspicious RCU|hung task|blocked for more|rcu: INFO|soft lockup|segfault|held lock'
+
+# libraries ROOT PROGRAM...: copies the libraries that they use to where the loader looks for them.
+libraries() {
+    local root=$1
+    shift
+    ldd "$@" | grep -o '/[^ ]*\.so[^ ]* (' | tr -d ' (' | sort -u |
+        while read -r library; do
+            mkdir -p "$root$(dirname "$library")"
+            cp -L "$library" "$root$library"
+        done
+}
+
+# initrd ROOT: makes $work/initrd of it.
+initrd() {
+    (cd "$1" && find . | busybox cpio -o -H newc) > "$work/initrd" 2> "$work/cpio" ||
+        fail "the guest's file system could not be packed: $(cat "$work/cpio")"
+}
 
 # pack BIN-DIR [TEST-NAME...]: builds the tests and makes $work/initrd of them, the programs and what they need.
 pack() {
@@ -46,14 +63,8 @@ pack() {
     cp guest/hazards/faulty "$root/faulty/pageone"
     cp guest/hazards/faulty "$root/faulty/pageone-test-client"
     chmod 755 "$root/init" "$root"/faulty/*
-    # The libraries that they use, where the loader looks for them.
-    ldd "${programs[@]}" "$tests" "${wrappers[@]}" | grep -o '/[^ ]*\.so[^ ]* (' | tr -d ' (' | sort -u |
-        while read -r library; do
-            mkdir -p "$root$(dirname "$library")"
-            cp -L "$library" "$root$library"
-        done
-    (cd "$root" && find . | busybox cpio -o -H newc) > "$work/initrd" 2> "$work/cpio" ||
-        fail "the guest's file system could not be packed: $(cat "$work/cpio")"
+    libraries "$root" "${programs[@]}" "$tests" "${wrappers[@]}"
+    initrd "$root"
 }
 
 # The guest's clock is the host's counter. A busy host spoils the guest's own calibration, and its seconds get long.

@@ -29,16 +29,9 @@ cp "$(command -v busybox)" "$work/image/bin/"
 cp guest/kvm-host/init "$work/image/init"
 cp "$script" "$work/image/script"
 printf 'export %q\n' "$@" > "$work/image/variables"
-number=10
-for module in virtio_pci 9pnet_virtio 9p kvm-amd vhost_net tun; do
-    modprobe -d "$root" -S "$version" --show-depends "$module"
-done | awk '/^insmod/ && !seen[$2]++ { print $2 }' | while read -r file; do
-    number=$((number + 1))
-    case $file in
-        *.xz) xz -dc "$file" > "$work/image/modules/$number-$(basename "$file" .xz)" ;;
-        *) cp "$file" "$work/image/modules/$number-$(basename "$file")" ;;
-    esac
-done
+# shellcheck source=scripts/guest-modules.sh
+. scripts/guest-modules.sh
+guest_modules "$root" "$work/image/modules" virtio_pci 9pnet_virtio 9p kvm-amd vhost_net tun
 chmod 755 "$work/image/init"
 (cd "$work/image" && find . | busybox cpio -o -H newc 2>/dev/null | gzip -1) > "$work/initrd"
 # Two stores are taken out of a copy of the emulator; guests, or the host, die of them (docs/lab/2026-11-23-kvm.md):

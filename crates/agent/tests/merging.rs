@@ -6,6 +6,9 @@
 mod support;
 
 use std::collections::HashMap;
+
+use kmem::pagemap::{Categories, Pagemap, Query};
+use kmem::range::Range;
 use support::client;
 use support::daemon::{Daemon, MERGES, Program, Store, kernel_can};
 use wire::{Digest, Outcome, PageNo, Run, ToAgent, ToDaemon};
@@ -85,6 +88,37 @@ fn memory_discarded_by_process_madvise_reads_as_zeros() {
         errno => panic!("process_madvise fails: errno {errno}"),
     }
     assert_eq!((program.ask("check 0 100"), program.ask("check 200 824")), ("0".into(), "0".into()));
+}
+
+/// Where a program maps frames.
+fn frames_of(program: &Program) -> Vec<Range> {
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", program.pid())).unwrap();
+    let places = maps.lines().filter_map(|line| {
+        let [place, "rw-p", _, _, inode, ..] = line.split_ascii_whitespace().collect::<Vec<_>>()[..] else {
+            return None;
+        };
+        let (start, end) = place.split_once('-')?;
+        let number = |text| usize::from_str_radix(text, 16).ok();
+        (inode != "0" && line.contains("memfd:")).then_some(())?;
+        Some(Range::new(number(start)?, number(end)? - number(start)?))
+    });
+    places.collect()
+}
+
+#[test]
+fn frames_are_in_the_page_tables_and_clean_once_they_are_mapped() {
+    // Else each page that is read takes a fault, and one more when the next scan has protected it.
+    let Some((mut daemon, program, store)) = start(4096, None) else { return };
+    merge_all(&mut daemon, &store, 0..4096);
+    let pagemap = Pagemap::open(program.pid()).unwrap();
+    let count = |query: Query| {
+        let pages = |place: &Range| pagemap.scan(*place, &query, &mut |_| {}).unwrap().pages;
+        frames_of(&program).iter().map(pages).sum::<u64>()
+    };
+    let mapped = frames_of(&program).iter().map(|place| place.pages() as u64).sum::<u64>();
+    assert!(mapped > 2000, "{mapped} pages map frames");
+    assert_eq!(count(Query { required: Categories::PRESENT | Categories::FILE, ..Query::default() }), mapped);
+    assert_eq!(count(Query { required: Categories::WRITTEN, ..Query::default() }), 0, "pages count as written");
 }
 
 #[test]

@@ -107,7 +107,18 @@ pub(super) unsafe fn map_frames(
     }
     maps.add(region.new_maps(run));
     region.mapped.set(run);
+    populate(place);
     Outcome::Merged
+}
+
+/// Enters frames into the page tables that were just mapped, as far as they are in memory. While
+/// the place is not tracked yet the kernel enters several at once; later each would take a fault of
+/// its own. A virtual CPU would take two: KVM has the frame fetched in the background (asynchronous
+/// page faults), and the guest comes again.
+fn populate(place: Range) {
+    // SAFETY: a read fault without a read changes no byte. Failure (memory that is broken, Linux
+    // before 5.14) is nothing: whoever reads faults.
+    let _ = unsafe { raw::madvise(place.start, place.len, libc::MADV_POPULATE_READ) };
 }
 
 /// Restores pages whose mapping is gone, and whose new mapping could not be made: their bytes are

@@ -21,8 +21,8 @@
 //! After a part is closed, its pages that were not replaced are marked as clean for tracking again:
 //! they were clean in the last scan. A write that comes before that costs a missed merge at most,
 //! since every merge compares, and the daemon's change logs list all pages of a window. Pages that
-//! map a frame are not marked: if one is written, its copy must show in the next scan, or its frame
-//! would be kept for ever.
+//! map a frame are marked only as long as they do: if one is written, its copy must show in the
+//! next scan, or its frame would be kept for ever.
 
 #![allow(unsafe_code)] // Compares and replaces the program's memory.
 
@@ -30,6 +30,7 @@ use std::collections::VecDeque;
 use std::ops;
 use std::time::{Duration, Instant};
 
+use kmem::pagemap::{Categories, Query};
 use kmem::range::Range;
 use wire::{MergeRun, Outcome, PageNo, RegionId, Run, Target};
 
@@ -333,9 +334,21 @@ impl<'s> Window<'s> {
             self.control.count_fork();
         }
         self.report.time = self.opened.elapsed();
+        self.mark_frames(part);
         if let Some(uffd) = self.uffds.window() {
             let offset = part.start - self.region.bytes(self.span).start;
             uffd.discard_taken(Range::new(offset, part.len));
+        }
+    }
+
+    /// Marks pages that map a frame as clean, in one step with asking whether they still do: the
+    /// next scan would do it, and a guest that has read them meanwhile would fault on them again.
+    fn mark_frames(&self, part: Range) {
+        let frames = Categories::WRITTEN | Categories::PRESENT | Categories::FILE;
+        let query = Query { write_protect: true, required: frames, ..Query::default() };
+        if let Some(pagemap) = self.files.kept_pagemap() {
+            // What is not marked is found by the next scan.
+            let _ = pagemap.scan(part, &query, &mut |_| {});
         }
     }
 

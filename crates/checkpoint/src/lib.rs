@@ -25,12 +25,13 @@
 mod catalog;
 pub mod guard;
 mod restore;
+pub mod serve;
 mod source;
 mod take;
 
 pub use catalog::{
-    BeginError, Catalog, CatalogDamage, Checkpoint, FindError, Flaw, OpenError, PageFlaw, PutOff, ReadError,
-    RemoveError, StoreError, Warning, Writer, hash,
+    BeginError, Catalog, CatalogDamage, Checkpoint, FindError, Finding, Flaw, Held, OpenError, PageFlaw, PutOff,
+    ReadError, RemoveError, RepackError, Repacked, StoreError, Usage, View, Warning, Writer, hash, index,
 };
 pub use guard::GuardError;
 pub use restore::RestoreError;

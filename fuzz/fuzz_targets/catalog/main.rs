@@ -30,10 +30,28 @@ const ADDED: &[u8] = &[1, 9, 0, 4, 9, 6, 2];
 #[derive(Serialize)]
 enum Entry {
     Format(u32),
-    Data { id: u64, pages: u32 },
-    Checkpoint { name: String, created: u64, source: String, regions: Vec<(u64, u64)>, new_pages: u64, map: u64 },
+    Data(Vec<(u64, u32)>),
+    Checkpoint {
+        name: String,
+        created: u64,
+        source: String,
+        regions: Vec<(u64, u64)>,
+        new_pages: u64,
+        map: u64,
+        number: u64,
+        needs: Vec<(u64, u32)>,
+    },
     Gone(String),
-    DataGone(u64),
+    DataGone(Vec<u64>),
+    Index(Vec<Run>, u64),
+}
+
+/// A run of the index.
+#[derive(Serialize)]
+struct Run {
+    shift: u8,
+    /// Identity, entries, first key.
+    parts: Vec<(u64, u32, u64)>,
 }
 
 struct Whole {
@@ -126,12 +144,16 @@ fn add_records(memory: &Memory, input: &[u8]) {
         let name = STORED.get(usize::from(bytes[1])).map_or_else(|| format!("name-{}", bytes[1]), |(name, _)| (*name).into());
         let id = whole.ids.get(usize::from(bytes[2])).copied().unwrap_or(number);
         let regions = vec![(number, u64::from(bytes[1]) * BLOCK as u64), (1 << 40, number)];
-        let entry = match bytes[0] % 6 {
+        let entry = match bytes[0] % 7 {
             0 => Entry::Format(number as u32),
-            1 => Entry::Data { id, pages: number as u32 },
-            2 => Entry::Checkpoint { name, created: 0, source: "".into(), regions, new_pages: number, map: id },
+            1 => Entry::Data(vec![(id, number as u32)]),
+            2 => {
+                let needs = vec![(number, u32::from(bytes[1])), (id, number as u32)];
+                Entry::Checkpoint { name, created: 0, source: "".into(), regions, new_pages: number, map: id, number, needs }
+            }
             3 => Entry::Gone(name),
-            4 => Entry::DataGone(id),
+            4 => Entry::DataGone(vec![id]),
+            5 => Entry::Index(vec![Run { shift: bytes[1], parts: vec![(id, number as u32, 0), (number, 1, number)] }], id),
             _ => {
                 list.append(&[&bytes[1..]], true).expect("appended");
                 continue;

@@ -5,7 +5,7 @@ use std::io;
 
 use mpool::{MapError, ObjectError};
 
-use super::FORMAT;
+use super::list::FORMAT;
 use crate::chain;
 
 /// Why a pool's catalogue cannot be opened.
@@ -160,6 +160,45 @@ pub enum RemoveError {
     Store(#[from] StoreError),
 }
 
+/// Why a pool was not repacked, or not as a whole.
+#[derive(Debug, thiserror::Error)]
+pub enum RepackError {
+    /// The list of checkpoints is damaged.
+    #[error(transparent)]
+    Damaged(#[from] CatalogDamage),
+    /// A map cannot be read again.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// The pool has no space, or cannot be written or read.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl From<ObjectError> for RepackError {
+    fn from(error: ObjectError) -> Self {
+        Self::Store(error.into())
+    }
+}
+
+/// What [`Catalog::check`](super::Catalog::check) found.
+#[derive(Debug, thiserror::Error)]
+pub enum Finding {
+    /// The map of a checkpoint cannot be read.
+    #[error("{}", chain(.0))]
+    Unreadable(ReadError),
+    /// A checkpoint's record does not name the data mblocks that its map names.
+    #[error(
+        "the record of checkpoint {name} names other data mblocks than its map{}",
+        if *.repaired { ": written anew" } else { "; `pageone pool check` without --read-only writes it anew" }
+    )]
+    Needs {
+        /// The checkpoint.
+        name: String,
+        /// Whether the record was written anew.
+        repaired: bool,
+    },
+}
+
 /// Why pages of a data mblock cannot be compared with others.
 #[derive(Debug, thiserror::Error)]
 pub enum PageFlaw {
@@ -178,6 +217,16 @@ pub enum PageFlaw {
         /// Number of its pages.
         pages: u32,
     },
+    /// A part of the index has not the length of its entries.
+    #[error("mblock {mblock:#x} of the index has {is} bytes, and {expected} for its entries")]
+    Index {
+        /// The mblock.
+        mblock: u64,
+        /// Its length in bytes.
+        is: u64,
+        /// The length in bytes for its entries.
+        expected: u64,
+    },
 }
 
 /// What the user should know of a checkpoint that is stored nevertheless.
@@ -192,6 +241,13 @@ pub enum Warning {
         /// Why they cannot be read.
         why: PageFlaw,
     },
+    /// A part of the index cannot be read. It is made anew.
+    Index {
+        /// The pool's name.
+        pool: String,
+        /// Why it cannot be read.
+        why: String,
+    },
     /// The last checkpoint cannot be read. All of the memory is read.
     Earlier(ReadError),
 }
@@ -205,6 +261,11 @@ impl fmt::Display for Warning {
                  lists all damage",
                 chain(why),
                 checkpoints.join(", ")
+            ),
+            Self::Index { pool, why } => write!(
+                f,
+                "{why}: pages that only this part of the index of pool {pool} knows are stored again, and the next checkpoint \
+                 makes the index anew; no checkpoint needs it"
             ),
             Self::Earlier(error) => write!(f, "{}; all of the memory is read", chain(error)),
         }

@@ -1,8 +1,12 @@
 //! Checkpoints in pools on disk: kept once, removed, damaged, cut short.
 
+mod kills;
+mod medium;
+mod scale;
+
 use std::io::IoSlice;
 
-use mpool::Allocation;
+use mpool::{Allocation, BLOCK};
 
 use super::*;
 
@@ -11,19 +15,37 @@ fn page(seed: u64) -> Vec<u8> {
 }
 
 fn store(pool: &Pool, name: &str, seeds: &[u64]) -> Checkpoint {
-    let mut writer = Catalog::open(pool).unwrap().begin(name).unwrap();
+    try_store(Catalog::open(pool).unwrap(), name, seeds).unwrap().0
+}
+
+/// Stores a checkpoint unless the pool fails.
+fn try_store(catalog: Catalog, name: &str, seeds: &[u64]) -> Result<(Checkpoint, Catalog), StoreError> {
+    let mut writer = match catalog.begin(name) {
+        Ok(writer) => writer,
+        Err(BeginError::Store(e)) => return Err(e),
+        Err(e) => panic!("{e}"),
+    };
     writer.set_pages(seeds.len());
     let bytes: Vec<u8> = seeds.iter().flat_map(|&s| if s == 0 { vec![0; BLOCK] } else { page(s) }).collect();
     let hashes: Vec<_> = bytes.chunks(BLOCK).map(|page| hash(page, writer.seed())).collect();
-    writer.put(&(0..seeds.len() as u64).collect::<Vec<_>>(), &bytes, &hashes).unwrap();
+    writer.put(&(0..seeds.len() as u64).collect::<Vec<_>>(), &bytes, &hashes)?;
     let off = writer.put_off();
     let again: Vec<u8> = off.iter().flat_map(|off| &bytes[off.page as usize * BLOCK..][..BLOCK]).copied().collect();
-    writer.put_again(&off, &again).unwrap();
-    writer.commit("test".into(), vec![(0, (seeds.len() * BLOCK) as u64)]).unwrap()
+    writer.put_again(&off, &again)?;
+    writer.commit_and_go_on("test".into(), vec![(0, (seeds.len() * BLOCK) as u64)])
+}
+
+/// The memory of these contents.
+fn pages_of(seeds: &[u64]) -> Vec<Vec<u8>> {
+    seeds.iter().map(|&seed| if seed == 0 { vec![0; BLOCK] } else { page(seed) }).collect()
 }
 
 fn load(pool: &Pool, name: &str) -> Vec<Vec<u8>> {
-    let catalog = Catalog::open(pool).unwrap();
+    load_from(&Catalog::open(pool).unwrap(), name)
+}
+
+fn load_from(catalog: &View, name: &str) -> Vec<Vec<u8>> {
+    let pool = &catalog.pool;
     let map = catalog.map(catalog.find(name).unwrap()).unwrap();
     map.into_iter()
         .map(|at| {
@@ -89,7 +111,7 @@ fn data_of_no_checkpoint_are_removed_and_never_missed() {
     let mut writer = pool.mblock_alloc(Allocation::default()).unwrap();
     writer.write(&[IoSlice::new(&[7; BLOCK + HASH])]).unwrap();
     let id = writer.commit().unwrap();
-    Catalog::open(&pool).unwrap().append(&[Entry::Data { id, pages: 1 }]).unwrap();
+    Catalog::open(&pool).unwrap().append(&[Entry::Data(vec![(id, 1)])]).unwrap();
     assert_eq!(store(&pool, "two", &[2, 3]).new_pages, 1);
     assert!(pool.mblock(id).is_err(), "its space is free");
     assert_eq!(store(&pool, "three", &[3]).new_pages, 0);
@@ -153,7 +175,7 @@ fn records_that_do_not_fit_the_mblocks_are_refused() {
     ];
     for (i, wrong) in wrong.into_iter().enumerate() {
         let name = format!("wrong-{i}");
-        let entry = Entry::Checkpoint(Checkpoint { name: name.clone(), ..wrong });
+        let entry = Entry::Checkpoint(Checkpoint { name: name.clone(), ..wrong }, one.needs.clone());
         Catalog::open(&pool).unwrap().append(&[entry]).unwrap();
         let catalog = Catalog::open(&pool).unwrap();
         let error = catalog.map(catalog.find(&name).unwrap()).unwrap_err();

@@ -1,24 +1,27 @@
 //! A checkpoint that is being stored.
 
-use std::cell::LazyCell;
 use std::collections::HashSet;
 use std::io::IoSlice;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use mpool::{Allocation, BLOCK, MblockWriter};
-use one::{ObjectId, One};
+use mpool::{Allocation, BLOCK, MblockWriter, ObjectError};
 
-use super::pages::{self, Pages};
-use super::{BeginError, Catalog, Checkpoint, Entry, ReadError, StoreError, Warning};
+use super::index::{Index, Known, key};
+use super::list::{Data, Entry, Ids, count, replace};
+use super::pages::{InPool, Pages};
+use super::{BeginError, Catalog, Checkpoint, ReadError, StoreError, Warning};
 
 /// Bytes of the longest name.
 const LONGEST_NAME: usize = 127;
+/// Data mblocks that may be missing from the index when a checkpoint ends: the next one reads their
+/// hashes, which takes less than writing them to the index.
+const UNCOVERED: usize = 4;
 
 /// A page with the hash of a page in the pool: it is compared later.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PutOff {
-    /// The page in the pool. The first field, so that sorting gives the pool's order.
-    object: ObjectId,
+    /// The place in the pool. The first field, so that sorting gives the pool's order.
+    at: u64,
     /// Number of the page in the checkpoint.
     pub page: u64,
 }
@@ -27,14 +30,15 @@ pub struct PutOff {
 pub struct Writer {
     catalog: Catalog,
     name: String,
-    /// All pages of the pool by their hashes. References are never released: a page stays in the
-    /// pool as long as its data mblock does.
-    one: LazyCell<One<Pages>, Box<dyn FnOnce() -> One<Pages>>>,
+    index: Index,
+    pages: Pages,
     seed: u64,
     map: Vec<u64>,
     off: Vec<PutOff>,
     /// Data mblocks with a warning.
     damaged: HashSet<u64>,
+    /// Whether there was a warning of the index.
+    flawed: bool,
 }
 
 /// The hash of a page; `None` for zeros. `seed` is [`Writer::seed`].
@@ -58,14 +62,28 @@ impl Catalog {
         self.ensure_whole()?;
         self.sweep()?;
         self.compact()?;
-        let (pool, data) = (self.pool.clone(), self.data.clone());
-        // Reading the hashes takes as long as finding the changed pages, which happens meanwhile.
-        let opening = std::thread::spawn(move || pages::open(&pool, &data));
-        let join = || opening.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        let one = LazyCell::new(Box::new(join) as Box<dyn FnOnce() -> One<Pages>>);
-        let seed = u64::from_le_bytes(self.pool.props().uuid[..8].try_into().unwrap_or_default());
+        let index = match self.index.take() {
+            Some(index) => index,
+            None => self.open_index()?,
+        };
+        let pages = Pages::new(&self.view.pool);
+        let seed = u64::from_le_bytes(self.view.pool.props().uuid[..8].try_into().unwrap_or_default());
         let (name, map, off, damaged) = (name.into(), Vec::new(), Vec::new(), HashSet::new());
-        Ok(Writer { catalog: self, name, one, seed, map, off, damaged })
+        Ok(Writer { catalog: self, name, index, pages, seed, map, off, damaged, flawed: false })
+    }
+
+    /// Opens the index, and adds what it does not have.
+    pub(super) fn open_index(&mut self) -> Result<Index, StoreError> {
+        let before = self.view.data.range(..self.covered).map(|(_, data)| u64::from(data.pages)).sum();
+        let mut index = Index::new(&self.view.pool, self.limits, self.runs.clone(), before);
+        let known = InPool { pool: &self.view.pool, data: &self.view.data, open: None };
+        for &mblock in self.view.data.range(self.covered..).map(|(id, _)| id) {
+            // One whose hashes cannot be read is damaged; its pages are stored again.
+            for (page, hash) in known.hashes(mblock).unwrap_or_default().into_iter().enumerate() {
+                index.enter(hash, mblock << 16 | page as u64, &known)?;
+            }
+        }
+        Ok(index)
     }
 }
 
@@ -102,14 +120,14 @@ impl Writer {
     /// # Errors
     /// If the pool is full or cannot be written.
     pub fn put(&mut self, pages: &[u64], bytes: &[u8], hashes: &[Option<u128>]) -> Result<(), StoreError> {
-        let digests: Vec<u128> = hashes.iter().flatten().copied().collect();
-        let mut found = self.one.find_many(&digests).into_iter();
-        for ((&page, bytes), &hash) in pages.iter().zip(bytes.chunks_exact(BLOCK)).zip(hashes) {
-            match hash.map(|hash| (hash, found.next().flatten())) {
-                None => self.map[page as usize] = 0,
-                Some((_, Some(object))) if !self.one.store().is_open(object) => self.off.push(PutOff { object, page }),
+        let known = InPool { pool: &self.catalog.view.pool, data: &self.catalog.view.data, open: self.pages.open() };
+        let found = self.index.find_many(hashes, &known);
+        for (((&page, bytes), &hash), found) in pages.iter().zip(bytes.chunks_exact(BLOCK)).zip(hashes).zip(found) {
+            match (hash, found) {
+                (None, _) => self.map[page as usize] = 0,
+                (Some(_), Some(at)) if !self.pages.is_open(at) => self.off.push(PutOff { at, page }),
                 // Looks the hash up again: a page earlier in this batch may be its duplicate.
-                Some((hash, _)) => self.keep(page, bytes, hash)?,
+                (Some(hash), _) => self.keep(page, bytes, hash)?,
             }
         }
         Ok(())
@@ -128,10 +146,10 @@ impl Writer {
     /// # Errors
     /// If the pool is full or cannot be read or written.
     pub fn put_again(&mut self, off: &[PutOff], bytes: &[u8]) -> Result<(), StoreError> {
-        for (i, (&PutOff { object, page }, bytes)) in off.iter().zip(bytes.chunks_exact(BLOCK)).enumerate() {
-            self.one.store().bring(off[i..].iter().map(|off| off.object))?;
-            if self.one.claim(object, bytes) {
-                self.map[page as usize] = self.one.store().place(object);
+        for (i, (&PutOff { at, page }, bytes)) in off.iter().zip(bytes.chunks_exact(BLOCK)).enumerate() {
+            self.pages.bring(off[i..].iter().map(|off| off.at))?;
+            if self.pages.is(at, bytes)? {
+                self.map[page as usize] = at;
                 continue;
             }
             // The page has been written since, only its hash was equal, or it cannot be compared.
@@ -145,10 +163,22 @@ impl Writer {
 
     /// Stores the page unless the pool has it.
     fn keep(&mut self, page: u64, bytes: &[u8], hash: u128) -> Result<(), StoreError> {
-        let put = self.one.put_by(hash, bytes)?;
-        self.map[page as usize] = self.one.store().place(put.id);
-        if put.new {
-            self.one.store().put_hash(hash)?;
+        let data = &self.catalog.view.data;
+        let known = InPool { pool: &self.catalog.view.pool, data, open: self.pages.open() };
+        let found = self.index.find(key(hash), &known);
+        if let Some(at) = found
+            && self.pages.is(at, bytes)?
+        {
+            self.map[page as usize] = at;
+            return Ok(());
+        }
+        let at = self.pages.put(bytes, hash)?;
+        self.map[page as usize] = at;
+        let known = InPool { open: self.pages.open(), ..known };
+        self.index.add(hash, at, &known)?;
+        if let Some((id, pages)) = self.pages.finish_full()? {
+            self.index.filled();
+            self.catalog.view.data.insert(id, Data { pages, needed: 0 });
         }
         Ok(())
     }
@@ -156,18 +186,24 @@ impl Writer {
     /// Warnings of pages that the pool cannot read and that were or will be stored again; each
     /// data mblock is reported once.
     pub fn warnings(&mut self) -> Vec<Warning> {
-        let mut new = self.one.store().take_damaged();
+        let mut new = self.pages.take_damaged();
+        new.append(&mut self.index.take_damaged());
         new.retain(|(id, _)| self.damaged.insert(*id));
-        new.into_iter().map(|(id, why)| self.catalog.warning(id, why)).collect()
+        let mut warnings: Vec<Warning> = new.into_iter().map(|(id, why)| self.catalog.warning(id, why)).collect();
+        if let Some(flaw) = self.index.flaw().filter(|_| !std::mem::replace(&mut self.flawed, true)) {
+            warnings.push(Warning::Index { pool: self.catalog.pool.props().name, why: crate::chain(flaw) });
+        }
+        warnings
     }
 
-    /// Ends the checkpoint without storing it, and frees its space.
-    pub fn abandon(self) {
-        let Self { mut catalog, one, .. } = self;
-        LazyCell::force(&one); // Ends the thread that reads hashes, which has the pool open.
-        drop(one);
+    /// Ends the checkpoint without storing it, and frees its space. Gives the catalogue for the
+    /// next one.
+    pub fn abandon(self) -> Catalog {
+        let Self { mut catalog, index, pages, .. } = self;
+        drop((index, pages));
         // Mblocks that cannot be removed now are removed when the next checkpoint begins.
         let _ = catalog.sweep();
+        catalog
     }
 
     /// Commits the checkpoint. `source` describes the process; `regions` are addresses and lengths
@@ -175,22 +211,93 @@ impl Writer {
     ///
     /// # Errors
     /// If the pool is full or cannot be written.
-    pub fn commit(mut self, source: String, regions: Vec<(u64, u64)>) -> Result<Checkpoint, StoreError> {
-        let mut writers: Vec<MblockWriter> = self.one.store().finish()?.into_iter().collect();
-        let bytes: Vec<u8> = self.map.iter().flat_map(|at| at.to_le_bytes()).collect();
-        let mut writer =
-            self.catalog.pool.mblock_alloc(Allocation { capacity: bytes.len() as u64, ..Allocation::default() })?;
-        writer.write(&[IoSlice::new(&bytes)])?;
+    pub fn commit(self, source: String, regions: Vec<(u64, u64)>) -> Result<Checkpoint, StoreError> {
+        self.commit_and_go_on(source, regions).map(|(checkpoint, _)| checkpoint)
+    }
+
+    /// Commits the checkpoint, as [`Writer::commit`] does. Gives the catalogue for the next one.
+    ///
+    /// # Errors
+    /// Those of [`Writer::commit`].
+    pub fn commit_and_go_on(
+        mut self,
+        source: String,
+        regions: Vec<(u64, u64)>,
+    ) -> Result<(Checkpoint, Catalog), StoreError> {
+        let mut writers: Vec<MblockWriter> = self.pages.finish()?.into_iter().collect();
+        self.index.filled();
+        let writer = self.catalog.map_writer(&self.map)?;
         let map = writer.id();
         writers.push(writer);
         MblockWriter::commit_all(writers)?;
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_secs());
-        let filled = self.one.store().filled();
+        let filled = self.pages.filled().to_vec();
         let new_pages = filled.iter().map(|(_, pages)| u64::from(*pages)).sum();
-        let mut entries: Vec<Entry> = filled.into_iter().map(|(id, pages)| Entry::Data { id, pages }).collect();
-        let checkpoint = Checkpoint { name: self.name, created, source, regions, new_pages, map };
-        entries.push(Entry::Checkpoint(checkpoint.clone()));
-        self.catalog.append(&entries)?;
-        Ok(checkpoint)
+        let needs = Ids::of_map(&self.map);
+        let checkpoint =
+            Checkpoint { name: self.name, created, source, regions, new_pages, map, number: map, needs: needs.clone() };
+        let data = filled.iter().map(|&(id, pages)| (id, Data { pages, needed: 0 }));
+        self.catalog.view.data.extend(data);
+        self.catalog.append(&[Entry::Data(filled), Entry::Checkpoint(checkpoint.clone(), needs)])?;
+        self.catalog.enter(checkpoint.clone());
+        // The checkpoint is stored. What the index lacks, if this fails, the next one adds.
+        if self.catalog.write_index(&mut self.index).is_ok() && self.index.flaw().is_none() {
+            self.catalog.index = Some(self.index);
+        }
+        Ok((checkpoint, self.catalog))
+    }
+}
+
+impl Catalog {
+    /// Writes a map to an mblock.
+    pub(super) fn map_writer(&self, map: &[u64]) -> Result<MblockWriter, ObjectError> {
+        let capacity = map.len() as u64 * 8;
+        let mut writer = self.pool.mblock_alloc(Allocation { capacity, ..Allocation::default() })?;
+        for some in map.chunks(1 << 17) {
+            let bytes: Vec<u8> = some.iter().flat_map(|at| at.to_le_bytes()).collect();
+            writer.write(&[IoSlice::new(&bytes)])?;
+        }
+        Ok(writer)
+    }
+
+    /// Takes a recorded checkpoint into the list, in the place of one of the same name.
+    pub(super) fn enter(&mut self, checkpoint: Checkpoint) {
+        count(&mut self.view.data, &checkpoint.needs);
+        replace(&mut self.view.checkpoints, checkpoint);
+    }
+
+    /// Writes what the index has collected, if that is much, or has the index made anew, if a part
+    /// of it cannot be read.
+    pub(super) fn write_index(&mut self, index: &mut Index) -> Result<(), StoreError> {
+        if index.flaw().is_some() {
+            return self.drop_index();
+        }
+        if self.view.data.range(self.covered..).nth(UNCOVERED).is_none() {
+            return Ok(());
+        }
+        let runs = index.write(&InPool { pool: &self.view.pool, data: &self.view.data, open: None })?;
+        let covered = self.view.data.last_key_value().map_or(0, |(id, _)| id + 1);
+        self.append(&[Entry::Index(runs.clone(), covered)])?;
+        (self.runs, self.covered) = (runs, covered);
+        // What cannot be removed now is removed when the next checkpoint begins.
+        self.delete_parts(index.retired())
+    }
+
+    /// Removes the index. The next checkpoint makes it from the hashes in the data mblocks.
+    pub(super) fn drop_index(&mut self) -> Result<(), StoreError> {
+        self.index = None;
+        if self.runs.is_empty() {
+            return Ok(());
+        }
+        self.append_freeing(&[Entry::Index(Vec::new(), 0)])?;
+        let gone: Vec<u64> = self.runs.drain(..).flat_map(|run| run.parts).map(|part| part.id).collect();
+        self.covered = 0;
+        self.delete_parts(gone)
+    }
+
+    /// Deletes mblocks of the index. Whatever its record said, nothing else is deleted.
+    fn delete_parts(&self, mut ids: Vec<u64>) -> Result<(), StoreError> {
+        ids.retain(|id| !self.data.contains_key(id) && !self.checkpoints.iter().any(|c| c.map == *id));
+        self.delete(&ids)
     }
 }

@@ -1,13 +1,14 @@
 //! `pageone checkpoint` and `pageone restore`: the memory of a running guest into a pool and back.
 
 use std::error::Error;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use checkpoint::serve::Readers;
 use checkpoint::{Catalog, Changes, Checkpoint, Frozen, Options, Phases, Source, Taken, Warning};
 use control::client::Freeze;
-use mpool::{Access, BLOCK};
+use mpool::{BLOCK, Pool};
 use serde_json::json;
 
 use crate::cmd::pool::{Names, size};
@@ -18,13 +19,14 @@ use crate::paths;
 pub(crate) struct Args {
     #[command(flatten)]
     names: Names,
-    /// Process, or the name that it was started by (the last part of its program's path)
-    #[arg(value_name = "PID|NAME")]
-    target: String,
+    /// Process, or the name that it was started by (the last part of its program's path); several
+    /// are stored one after the other, and the pool is opened once
+    #[arg(value_name = "PID|NAME", required = true)]
+    targets: Vec<String>,
     /// Pool: a name, or the path of its capacity class
     #[arg(long, value_name = "POOL")]
     to: String,
-    /// Name of the checkpoint [default: PROGRAM-PID-SECONDS]
+    /// Name of the checkpoint, of one process [default: PROGRAM-PID-SECONDS]
     #[arg(long)]
     name: Option<String>,
     /// The longest pause, in milliseconds
@@ -37,7 +39,7 @@ pub(crate) struct Args {
     /// Read and compare all of the memory, also what has not changed since the last checkpoint
     #[arg(long)]
     full: bool,
-    /// One JSON object
+    /// One JSON object for each checkpoint, on a line
     #[arg(long)]
     json: bool,
 }
@@ -126,10 +128,48 @@ impl Frozen for Daemon {
     }
 }
 
-/// Stores a checkpoint.
+/// The pool of a command.
+struct Store {
+    pool: Pool,
+    /// Serves restores to other programs meanwhile. `None`: they have to wait.
+    readers: Option<Readers>,
+}
+
+/// Stores checkpoints.
 pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
+    ensure!(
+        args.name.is_none() || args.targets.len() == 1,
+        "--name names one checkpoint, and there are {} processes: leave it out, or store them one by one",
+        args.targets.len()
+    );
+    let directories = paths::candidates(dir);
+    let (mut store, mut catalog, mut failed) = (None, None, 0);
+    for target in &args.targets {
+        match take(args, target, &directories, &mut store, catalog.take()) {
+            Ok(next) => catalog = Some(next),
+            Err(e) if args.targets.len() == 1 => return Err(e),
+            // The others do not depend on it.
+            Err(e) => {
+                eprintln!("pageone: {target}: {e:#}");
+                failed += 1;
+            }
+        }
+    }
+    ensure!(failed == 0, "{failed} of {} checkpoints were not stored", args.targets.len());
+    Ok(())
+}
+
+/// Stores a checkpoint of a process. Gives the catalogue for the next one. Opens pool and catalogue
+/// if they are not open.
+fn take(
+    args: &Args,
+    target: &str,
+    directories: &[PathBuf],
+    store: &mut Option<Store>,
+    catalog: Option<Catalog>,
+) -> Result<Catalog> {
     let (start, mut phases) = (Instant::now(), Phases::new());
-    let pid = find_process(&args.target)?;
+    let pid = find_process(target)?;
     let mut source = Source::open(pid)?;
     ensure!(
         source.is_tracked() || args.stop,
@@ -138,10 +178,10 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let program = program(pid).unwrap_or_else(|| "process".into());
     let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs();
     let name = args.name.clone().unwrap_or_else(|| format!("{program}-{pid}-{seconds}"));
-    let pool = args.names.open(&args.to, Access::Exclusive)?;
-    let mut writer = Catalog::open(&pool)?.begin(&name)?;
+    let (store, catalog) = open(args, store, catalog)?;
+    let mut writer = catalog.begin(&name)?;
     phases.end("open");
-    let daemon = Daemon::ask(paths::candidates(dir), &source)?;
+    let daemon = Daemon::ask(directories.to_vec(), &source)?;
     phases.end("hold");
     let own = std::env::current_exe().context("cannot find this program")?;
     let options = Options {
@@ -160,19 +200,37 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
         }
     };
     writer.warnings().iter().for_each(warn);
-    let stored = writer.commit(format!("{program} {pid}"), source.addresses());
-    let checkpoint = stored.map_err(|e| {
+    let stored = writer.commit_and_go_on(format!("{program} {pid}"), source.addresses());
+    let (checkpoint, catalog) = stored.map_err(|e| {
         let full = e.is_full();
         explain(e.into(), full, &args.to)
     })?;
+    if let Some(readers) = &store.readers {
+        readers.publish(catalog.view());
+    }
     phases.end("commit");
     let noted = taken.written.is_some() || !source.may_do_direct_io();
     if let Some(freeze) = daemon.freeze.filter(|_| noted && !source.is_pinned()) {
         // Without a mark the next checkpoint reads everything.
-        let _ = freeze.mark(Catalog::label(&pool, &checkpoint), taken.written.clone());
+        let _ = freeze.mark(Catalog::label(&store.pool, &checkpoint), taken.written.clone());
     }
     report(args, &checkpoint, &taken, start.elapsed(), &phases);
-    Ok(())
+    Ok(catalog)
+}
+
+/// The pool, and the catalogue, unless an earlier process left it open.
+fn open<'a>(args: &Args, store: &'a mut Option<Store>, catalog: Option<Catalog>) -> Result<(&'a Store, Catalog)> {
+    let pool = match store {
+        Some(store) => store.pool.clone(),
+        None => args.names.open_soon(&args.to)?,
+    };
+    let catalog = match catalog {
+        Some(catalog) => catalog,
+        None => Catalog::open(&pool)?,
+    };
+    let new = || Store { readers: Readers::serve(pool.path(), catalog.view()).ok(), pool: pool.clone() };
+    let store: &Store = store.get_or_insert_with(new);
+    Ok((store, catalog))
 }
 
 /// Adds the remedy to the error of a full pool.
@@ -215,15 +273,20 @@ pub(crate) fn guard(args: &GuardArgs) -> Result<()> {
 
 /// Writes a checkpoint's memory to a file.
 pub(crate) fn restore(args: &RestoreArgs) -> Result<()> {
-    let pool = args.names.open(&args.from, Access::Shared)?;
-    let catalog = Catalog::open(&pool)?;
-    let checkpoint = catalog.find(&args.checkpoint)?;
-    if let Some(damage) = catalog.damage() {
-        eprintln!("pageone: {damage}");
-    }
-    catalog.restore(checkpoint, &args.to).with_context(|| format!("{} was not written", args.to.display()))?;
+    let not_written = || format!("{} was not written", args.to.display());
+    let own = |pool: Pool| -> Result<_> {
+        let catalog = Catalog::open(&pool)?;
+        let checkpoint = catalog.find(&args.checkpoint)?;
+        if let Some(damage) = catalog.damage() {
+            eprintln!("pageone: {damage}");
+        }
+        catalog.restore(checkpoint, &args.to)?;
+        Ok(checkpoint.regions.clone())
+    };
+    let served = |path: &Path| checkpoint::serve::restore(path, &args.checkpoint, &args.to);
+    let regions = args.names.read(&args.from, own, served).with_context(not_written)?;
     let mut offset = 0;
-    for (address, len) in &checkpoint.regions {
+    for (address, len) in &regions {
         println!("{offset:#14x} {len:#14x}  was at {address:#x}");
         offset += len;
     }

@@ -154,3 +154,56 @@ fn guests_of_one_image_share_what_they_have_in_common() {
     assert!(idle * 20 <= 512 << 20, "a second checkpoint took {idle} bytes");
     assert!(four * 10 <= one * 16, "four guests take {four} bytes, one {one}");
 }
+
+#[test]
+fn several_processes_are_stored_by_one_command_and_others_read_meanwhile() {
+    if Command::new("python3").arg("--version").output().is_err() {
+        return skipped("no python3");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    make_pool(dir.path());
+    let large = || {
+        let script =
+            "import time,os\nb=[os.urandom(1<<20) for _ in range(200)]\nprint('ready',flush=True)\ntime.sleep(600)";
+        let mut child = Command::new("python3").args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.as_mut().unwrap()), &mut line).unwrap();
+        child
+    };
+    let mut small = sleeper();
+    let mut all = [large(), large()];
+    checkpoint(dir.path(), None, small.id() as i32, "first", &["--stop"]);
+    let want = memory(small.id() as i32, &regions(dir.path(), "first"));
+    // The one in the middle is no process.
+    let pids = [all[0].id().to_string(), "no-such-program".into(), all[1].id().to_string()];
+    let mut command = Command::new(program("pageone"));
+    command.arg("checkpoint").args(&pids).args(["--to", "store", "--stop", "--json"]);
+    command.env("PAGEONE_POOLS", dir.path().join("names")).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut storing = command.spawn().unwrap();
+    let mut meanwhile = 0;
+    while storing.try_wait().unwrap().is_none() {
+        assert_eq!(differing(&restore(dir.path(), "first"), &want), [0; 0]);
+        assert!(ok(dir.path(), &["pool", "ls", "store"]).contains("first"));
+        meanwhile += 1;
+    }
+    println!("{meanwhile} restores meanwhile");
+    let out = storing.wait_with_output().unwrap();
+    let (lines, err) = (String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap());
+    assert!(err.contains("no process is called no-such-program") && err.contains("1 of 3"), "{err}");
+    let stored: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!((out.status.code(), stored.len()), (Some(1), 2));
+    for (child, stored) in all.iter().zip(&stored) {
+        let name = stored["name"].as_str().unwrap();
+        let want = memory(child.id() as i32, &regions(dir.path(), name));
+        assert_eq!(differing(&restore(dir.path(), name), &want), [0; 0], "{name}");
+    }
+    ok(dir.path(), &["pool", "rm", "store", "first"]);
+    let used: Value = serde_json::from_str(&ok(dir.path(), &["pool", "du", "store", "--json"])).unwrap();
+    assert!(used["checkpoints"][0]["alone_bytes"].as_u64().unwrap() > 190 << 20, "{used}");
+    println!("{}{}", ok(dir.path(), &["pool", "du", "store"]), ok(dir.path(), &["pool", "repack", "store"]));
+    ok(dir.path(), &["pool", "check", "store"]);
+    for child in all.iter_mut().chain([&mut small]) {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}

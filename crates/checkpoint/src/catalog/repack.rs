@@ -1,0 +1,161 @@
+//! Repacking: what is left of data mblocks that are half empty moves into new ones.
+//!
+//! 1. The live pages of some data mblocks are read, checked and stored in new data mblocks.
+//! 2. For each checkpoint that needs one of them a new map is written, and recorded with the new
+//!    data mblocks. That record replaces the one before; nothing else does.
+//! 3. When no checkpoint needs the old data mblocks any more they are removed.
+//!
+//! An interruption leaves checkpoints with the old map and others with the new one. Both are whole,
+//! because the data mblocks of both are kept as long as a record names them.
+
+use std::collections::{HashMap, HashSet};
+
+use mpool::{AlignedBuf, BLOCK, MblockWriter, ObjectError};
+
+use super::index::{Index, Known};
+use super::list::{Data, Entry, Ids, discount};
+use super::pages::{InPool, Pages};
+use super::usage::{Marked, is_sparse};
+use super::{Catalog, Checkpoint, RepackError, StoreError};
+
+/// Pages that are moved before maps are written: 2 GiB.
+const AT_ONCE: u64 = 64 * 8192;
+
+/// What repacking did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Repacked {
+    /// Data mblocks that are gone.
+    pub mblocks: u64,
+    /// Pages that were moved.
+    pub moved: u64,
+    /// Pages that are free now.
+    pub freed: u64,
+    /// Data mblocks that stay, because they cannot be read, or a checkpoint's map cannot.
+    pub left: u64,
+}
+
+/// Pages that were moved: places by earlier places.
+type Moved = HashMap<u64, u64>;
+
+impl Catalog {
+    /// Moves what is left of data mblocks of which at least half of the pages are gone, and removes
+    /// these.
+    ///
+    /// # Errors
+    /// If the catalogue is damaged, or the pool is full or cannot be written. What was moved until
+    /// then stays moved.
+    pub fn repack(&mut self) -> Result<Repacked, RepackError> {
+        self.ensure_whole()?;
+        self.sweep()?;
+        let mut index = match self.index.take() {
+            Some(index) => index,
+            None => self.open_index()?,
+        };
+        let view = self.view.clone();
+        let (live, unreadable) = view.live();
+        let mut all = Repacked::default();
+        let sparse = view.data.iter().filter(|(id, data)| is_sparse(data.pages, live.count(**id)));
+        // What a map names that cannot be read is not known to be gone.
+        let (keep, go): (Vec<u64>, Vec<u64>) =
+            sparse.map(|(id, _)| *id).partition(|id| unreadable.iter().any(|c| c.needs.contains(*id)));
+        all.left = keep.len() as u64;
+        let mut rest = &go[..];
+        while !rest.is_empty() {
+            let mut sum = 0;
+            let fits = |id: &&u64| {
+                sum += u64::from(live.count(**id));
+                sum <= AT_ONCE
+            };
+            let (now, later) = rest.split_at(rest.iter().take_while(fits).count().max(1));
+            self.repack_some(now, &live, &mut index, &mut all)?;
+            rest = later;
+        }
+        // What the index lacks, if this fails, the next checkpoint adds. It is not used again: the
+        // hashes that it has in memory are of mblocks that are gone.
+        let _ = self.write_index(&mut index);
+        Ok(all)
+    }
+
+    fn repack_some(
+        &mut self,
+        ids: &[u64],
+        live: &Marked,
+        index: &mut Index,
+        all: &mut Repacked,
+    ) -> Result<(), RepackError> {
+        let mut pages = Pages::new(&self.view.pool);
+        let mut moved = Moved::new();
+        let mut gone = HashSet::new();
+        for &id in ids {
+            // One that cannot be read is left: it is damaged, and its checkpoints say so.
+            match self.read_live(id, live)? {
+                Some(found) => {
+                    for (at, hash, page) in found {
+                        let new = pages.put(&page, hash)?;
+                        moved.insert(at, new);
+                        let known = InPool { pool: &self.view.pool, data: &self.view.data, open: pages.open() };
+                        index.add(hash, new, &known)?;
+                        if let Some((id, pages)) = pages.finish_full()? {
+                            index.filled();
+                            self.view.data.insert(id, Data { pages, needed: 0 });
+                        }
+                    }
+                    gone.insert(id);
+                }
+                None => all.left += 1,
+            }
+        }
+        let last: Vec<MblockWriter> = pages.finish()?.into_iter().collect();
+        index.filled();
+        MblockWriter::commit_all(last)?;
+        let filled = pages.filled().to_vec();
+        self.view.data.extend(filled.iter().map(|&(id, pages)| (id, Data { pages, needed: 0 })));
+        let mut new = vec![Entry::Data(filled)];
+        for checkpoint in self.view.checkpoints.clone() {
+            if gone.iter().any(|id| checkpoint.needs.contains(*id)) {
+                self.replace_map(&checkpoint, &moved, std::mem::take(&mut new))?;
+            }
+        }
+        let unneeded = |id: &&u64| self.view.data.get(*id).is_some_and(|data| data.needed == 0);
+        let gone: Vec<u64> = gone.iter().filter(unneeded).copied().collect();
+        let before: u64 = gone.iter().filter_map(|id| self.view.data.get(id)).map(|data| u64::from(data.pages)).sum();
+        self.remove_data(&gone)?;
+        all.mblocks += gone.len() as u64;
+        all.moved += moved.len() as u64;
+        all.freed += before.saturating_sub(moved.len() as u64);
+        Ok(())
+    }
+
+    /// Place, hash and contents of each live page of a data mblock. `None`: they cannot be read.
+    #[expect(clippy::type_complexity, reason = "used once")]
+    fn read_live(&self, id: u64, live: &Marked) -> Result<Option<Vec<(u64, u128, AlignedBuf)>>, StoreError> {
+        let known = InPool { pool: &self.view.pool, data: &self.view.data, open: None };
+        let (Ok(hashes), Ok(mblock)) = (known.hashes(id), self.pool.mblock(id)) else { return Ok(None) };
+        let mut found = Vec::new();
+        for page in live.pages(id) {
+            let Some(hash) = hashes.get(page as usize) else { return Ok(None) };
+            let mut bytes = AlignedBuf::zeroed(BLOCK);
+            match mblock.read(page * BLOCK as u64, &mut bytes) {
+                Ok(()) => found.push((id << 16 | page, *hash, bytes)),
+                Err(ObjectError::Damaged(_)) => return Ok(None),
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(Some(found))
+    }
+
+    /// Gives a checkpoint a map with the new places, recorded behind `entries`.
+    fn replace_map(&mut self, old: &Checkpoint, moved: &Moved, mut entries: Vec<Entry>) -> Result<(), RepackError> {
+        let mut map = self.view.map(old)?;
+        map.iter_mut().for_each(|at| *at = moved.get(at).copied().unwrap_or(*at));
+        let writer = self.map_writer(&map)?;
+        let (id, needs) = (writer.id(), Ids::of_map(&map));
+        writer.commit()?;
+        let new = Checkpoint { map: id, needs: needs.clone(), ..old.clone() };
+        entries.push(Entry::Checkpoint(new.clone(), needs));
+        self.append(&entries)?;
+        discount(&mut self.view.data, &old.needs);
+        self.enter(new);
+        Ok(self.delete(&[old.map])?)
+    }
+}

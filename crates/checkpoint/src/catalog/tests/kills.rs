@@ -1,0 +1,109 @@
+//! A program that is killed before each of its changes.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use mpool::OpenOptions;
+
+use super::medium::Memory;
+use super::scale::{counted, recorded};
+use super::*;
+
+/// The checkpoints that were stored, removed, or may be either.
+#[derive(Clone, Default)]
+struct Model {
+    certain: Vec<(String, Vec<u64>)>,
+    perhaps: Option<(String, Vec<u64>)>,
+}
+
+impl Model {
+    fn store(&mut self, catalog: Catalog, name: &str, seeds: &[u64]) -> Result<Catalog, StoreError> {
+        let new = (name.to_owned(), seeds.to_vec());
+        self.perhaps = Some(new.clone());
+        let (_, catalog) = try_store(catalog, name, seeds)?;
+        self.certain.push(new);
+        self.perhaps = None;
+        Ok(catalog)
+    }
+
+    fn remove(&mut self, catalog: &mut Catalog, name: &str) -> Result<(), StoreError> {
+        let at = self.certain.iter().position(|(known, _)| known == name).unwrap();
+        self.perhaps = Some(self.certain.remove(at));
+        match catalog.remove(name) {
+            Ok(()) => self.perhaps = None,
+            Err(RemoveError::Store(e)) => return Err(e),
+            Err(e) => panic!("{e}"),
+        }
+        Ok(())
+    }
+
+    /// Stores, removes and repacks; the index is written on the way.
+    fn run(&mut self, pool: &Pool) -> Result<(), StoreError> {
+        let open = || match Catalog::open(pool) {
+            Ok(catalog) => Ok(catalog),
+            Err(OpenError::Store(e)) => Err(e),
+            Err(e) => panic!("{e}"),
+        };
+        let many: Vec<u64> = (1..=30).collect();
+        let mut catalog = self.store(open()?, "many", &many)?;
+        for i in 0..5 {
+            catalog = self.store(catalog, &format!("few-{i}"), &[i + 1, 0, 100 + i, 100 + i])?;
+        }
+        drop(catalog);
+        let mut catalog = open()?;
+        self.remove(&mut catalog, "many")?;
+        self.remove(&mut catalog, "few-3")?;
+        match catalog.repack() {
+            Ok(_) => {}
+            Err(RepackError::Store(e)) => return Err(e),
+            Err(e) => panic!("{e}"),
+        }
+        drop(catalog);
+        let catalog = self.store(open()?, "last", &[3, 30, 101, 200])?;
+        drop(catalog);
+        self.remove(&mut open()?, "few-0")
+    }
+}
+
+fn open(memory: &Memory) -> Option<Pool> {
+    Pool::open_on(Arc::new(memory.clone()), Path::new("/pool"), OpenOptions::default()).ok()
+}
+
+#[test]
+fn killed_at_any_change_nothing_is_lost_and_nothing_stays() {
+    let base = Memory::default();
+    drop(Pool::create_on(Arc::new(base.clone()), Path::new("/pool"), "test").unwrap());
+    let whole = base.copy();
+    let pool = open(&whole).unwrap();
+    Model::default().run(&pool).unwrap();
+    drop(pool);
+    let changes = whole.changes();
+    println!("{changes} changes");
+    for change in 0..changes {
+        let memory = base.copy();
+        memory.kill_before(change);
+        let mut model = Model::default();
+        if let Some(pool) = open(&memory) {
+            let _ = model.run(&pool);
+        }
+        let memory = memory.copy();
+        let pool = open(&memory).unwrap_or_else(|| panic!("killed before {change}: the pool opens"));
+        let catalog = Catalog::open(&pool).unwrap();
+        for (name, seeds) in &model.certain {
+            assert!(load_from(&catalog, name) == pages_of(seeds), "killed before {change}: {name}");
+        }
+        let more = catalog.checkpoints().len() - model.certain.len();
+        if let Some((name, seeds)) = model.perhaps.filter(|_| more == 1) {
+            assert!(load_from(&catalog, &name) == pages_of(&seeds), "killed before {change}: {name}");
+        } else {
+            assert_eq!(more, 0, "killed before {change}");
+        }
+        assert_eq!(recorded(&catalog), counted(&catalog), "{change}");
+        let catalog = try_store(catalog, "after", &[1, 101, 240]).unwrap().1;
+        assert!(load_from(&catalog, "after") == pages_of(&[1, 101, 240]));
+        let parts: usize = catalog.runs.iter().map(|run| run.parts.len()).sum();
+        let needed = catalog.data.len() + catalog.checkpoints().len() + parts;
+        assert_eq!(pool.mblocks().len(), needed, "killed before {change}: nothing is left over");
+        assert!(recorded(&catalog).iter().all(|needed| *needed > 0), "killed before {change}");
+    }
+}

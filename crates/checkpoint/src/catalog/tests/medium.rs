@@ -1,0 +1,203 @@
+//! A storage in memory whose program can be killed at each change.
+
+use std::collections::BTreeMap;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use mpool::{BLOCK, Medium, MediumFile, Open, Room, Storage};
+
+#[derive(Clone, Default)]
+struct File {
+    len: u64,
+    /// Blocks that are not here are zeros.
+    blocks: BTreeMap<u64, Vec<u8>>,
+}
+
+#[derive(Default)]
+struct State {
+    files: BTreeMap<String, File>,
+    /// Changes until the program is killed.
+    left: Option<u64>,
+    /// Changes so far.
+    changes: u64,
+}
+
+/// The storage: one directory, whatever its path.
+#[derive(Clone, Default)]
+pub(super) struct Memory(Arc<Mutex<State>>);
+
+impl Memory {
+    /// A copy of the files, on which nothing is counted yet.
+    pub(super) fn copy(&self) -> Self {
+        let files = self.0.lock().unwrap().files.clone();
+        Self(Arc::new(Mutex::new(State { files, ..State::default() })))
+    }
+
+    /// The program is killed before this change, counted from now on.
+    pub(super) fn kill_before(&self, change: u64) {
+        self.0.lock().unwrap().left = Some(change);
+    }
+
+    /// Changes so far.
+    pub(super) fn changes(&self) -> u64 {
+        self.0.lock().unwrap().changes
+    }
+
+    fn change<R>(&self, change: impl FnOnce(&mut BTreeMap<String, File>) -> io::Result<R>) -> io::Result<R> {
+        let mut state = self.0.lock().unwrap();
+        state.changes += 1;
+        match &mut state.left {
+            Some(0) => return Err(io::Error::other("killed")),
+            Some(left) => *left -= 1,
+            None => {}
+        }
+        change(&mut state.files)
+    }
+}
+
+impl Storage for Memory {
+    fn directory(&self, path: &Path, _create: bool) -> io::Result<Arc<dyn Medium>> {
+        Ok(Arc::new(Place(self.clone(), path.into())))
+    }
+
+    fn remove_directory(&self, _path: &Path) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+struct Place(Memory, PathBuf);
+
+impl Medium for Place {
+    fn path(&self) -> &Path {
+        &self.1
+    }
+
+    fn open(&self, name: &str, how: Open) -> io::Result<Arc<dyn MediumFile>> {
+        if !self.0.0.lock().unwrap().files.contains_key(name) {
+            if !how.create {
+                return Err(ErrorKind::NotFound.into());
+            }
+            self.0.change(|files| {
+                files.insert(name.into(), File::default());
+                Ok(())
+            })?;
+        }
+        Ok(Arc::new(Handle(self.0.clone(), name.into())))
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.0.change(|files| files.remove(name).map(drop).ok_or(ErrorKind::NotFound.into()))
+    }
+
+    fn list(&self) -> io::Result<Vec<String>> {
+        Ok(self.0.0.lock().unwrap().files.keys().cloned().collect())
+    }
+
+    fn sync_names(&self) -> io::Result<()> {
+        self.0.change(|_| Ok(()))
+    }
+
+    fn lock(&self, _exclusive: bool) -> io::Result<bool> {
+        Ok(true)
+    }
+
+    fn identity(&self) -> io::Result<u64> {
+        Ok(1)
+    }
+
+    fn room(&self) -> io::Result<Room> {
+        Ok(Room { total: 1 << 40, free: 1 << 39 })
+    }
+}
+
+struct Handle(Memory, String);
+
+/// The file of this name.
+fn file<'a>(files: &'a mut BTreeMap<String, File>, name: &str) -> io::Result<&'a mut File> {
+    files.get_mut(name).ok_or(ErrorKind::NotFound.into())
+}
+
+impl File {
+    fn write(&mut self, mut from: &[u8], mut offset: u64) {
+        self.len = self.len.max(offset + from.len() as u64);
+        while !from.is_empty() {
+            let at = offset as usize % BLOCK;
+            let (now, rest) = from.split_at(from.len().min(BLOCK - at));
+            let block = self.blocks.entry(offset / BLOCK as u64).or_insert_with(|| vec![0; BLOCK]);
+            block[at..at + now.len()].copy_from_slice(now);
+            (from, offset) = (rest, offset + now.len() as u64);
+        }
+    }
+
+    fn read(&self, mut into: &mut [u8], mut offset: u64) {
+        while !into.is_empty() {
+            let at = offset as usize % BLOCK;
+            let (now, rest) = into.split_at_mut(into.len().min(BLOCK - at));
+            match self.blocks.get(&(offset / BLOCK as u64)) {
+                Some(block) => now.copy_from_slice(&block[at..at + now.len()]),
+                None => now.fill(0),
+            }
+            offset += now.len() as u64;
+            into = rest;
+        }
+    }
+
+    /// Whole blocks only: what is left is not read before it is written.
+    fn punch(&mut self, from: u64, to: u64) {
+        let gone = from.div_ceil(BLOCK as u64)..to / BLOCK as u64;
+        self.blocks.retain(|block, _| !gone.contains(block));
+    }
+}
+
+impl MediumFile for Handle {
+    fn len(&self) -> io::Result<u64> {
+        Ok(file(&mut self.0.0.lock().unwrap().files, &self.1)?.len)
+    }
+
+    fn used(&self) -> io::Result<u64> {
+        Ok((file(&mut self.0.0.lock().unwrap().files, &self.1)?.blocks.len() * BLOCK) as u64)
+    }
+
+    fn is_direct(&self) -> bool {
+        false
+    }
+
+    fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<()> {
+        let mut state = self.0.0.lock().unwrap();
+        let file = file(&mut state.files, &self.1)?;
+        if offset + into.len() as u64 > file.len {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
+        file.read(into, offset);
+        Ok(())
+    }
+
+    fn write_at(&self, from: &[u8], offset: u64) -> io::Result<()> {
+        self.0.change(|files| file(files, &self.1).map(|file| file.write(from, offset)))
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.0.change(|_| Ok(()))
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.0.change(|files| file(files, &self.1).map(|file| file.len = file.len.max(offset + len)))
+    }
+
+    fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.0.change(|files| file(files, &self.1).map(|file| file.punch(offset, offset + len)))
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.0.change(|files| {
+            file(files, &self.1).map(|file| {
+                file.punch(len, file.len.max(len));
+                if let Some(block) = file.blocks.get_mut(&(len / BLOCK as u64)) {
+                    block[len as usize % BLOCK..].fill(0);
+                }
+                file.len = len;
+            })
+        })
+    }
+}

@@ -1,0 +1,121 @@
+//! What the checkpoints hold of the data mblocks.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::{PAGES, View};
+
+/// A bit for each page of a data mblock.
+pub(super) type Bits = Box<[u64; PAGES / 64]>;
+
+/// Sets of pages, by data mblock.
+#[derive(Default)]
+pub(super) struct Marked(HashMap<u64, Bits>);
+
+impl Marked {
+    /// Adds the page at a place. Whether it was there.
+    fn insert(&mut self, at: u64) -> bool {
+        let bits = self.0.entry(at >> 16).or_insert_with(|| Box::new([0; PAGES / 64]));
+        let page = (at & 0xFFFF) as usize;
+        let (word, bit) = (&mut bits[page / 64 % (PAGES / 64)], 1 << (page % 64));
+        let was = *word & bit != 0;
+        *word |= bit;
+        was
+    }
+
+    fn contains(&self, at: u64) -> bool {
+        let page = (at & 0xFFFF) as usize;
+        self.0.get(&(at >> 16)).is_some_and(|bits| bits[page / 64 % (PAGES / 64)] >> (page % 64) & 1 != 0)
+    }
+
+    /// Number of marked pages of a data mblock.
+    pub(super) fn count(&self, mblock: u64) -> u32 {
+        self.0.get(&mblock).map_or(0, |bits| bits.iter().map(|word| word.count_ones()).sum())
+    }
+
+    /// Numbers of the marked pages of a data mblock, ascending.
+    pub(super) fn pages(&self, mblock: u64) -> impl Iterator<Item = u64> {
+        let words = self.0.get(&mblock).into_iter().flat_map(|bits| bits.iter().enumerate());
+        words.flat_map(|(i, word)| (0..64).filter(move |bit| word >> bit & 1 != 0).map(move |bit| i as u64 * 64 + bit))
+    }
+}
+
+/// The pages that a checkpoint holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// Pages of its memory that no other checkpoint has.
+    pub alone: u64,
+    /// Pages that are free when it is removed. Pages that it holds alone stay until
+    /// [`Catalog::repack`](super::Catalog::repack), if another checkpoint holds their data mblock.
+    pub freed: u64,
+}
+
+/// What the checkpoints hold of the data mblocks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// By name.
+    pub checkpoints: BTreeMap<String, Held>,
+    /// Pages in all data mblocks.
+    pub stored: u64,
+    /// Pages in data mblocks that a checkpoint has.
+    pub live: u64,
+    /// Pages that repacking would free.
+    pub repack: u64,
+    /// Checkpoints whose maps cannot be read; what only they have does not count as live.
+    pub unreadable: Vec<String>,
+}
+
+/// Whether repacking moves what is left of a data mblock: half of its pages are gone.
+pub(super) fn is_sparse(pages: u32, live: u32) -> bool {
+    live <= pages / 2
+}
+
+impl View {
+    /// The pages that the maps name, by data mblock, and the checkpoints whose maps cannot be read.
+    pub(super) fn live(&self) -> (Marked, Vec<&super::Checkpoint>) {
+        let (mut live, mut unreadable) = (Marked::default(), Vec::new());
+        for checkpoint in &self.checkpoints {
+            match self.read_map(checkpoint) {
+                Ok(map) => map.into_iter().filter(|at| *at != 0).for_each(|at| {
+                    live.insert(at);
+                }),
+                Err(_) => unreadable.push(checkpoint),
+            }
+        }
+        (live, unreadable)
+    }
+
+    /// What each checkpoint holds alone, and what repacking would give. Reads all maps twice.
+    pub fn usage(&self) -> Usage {
+        let (mut live, mut shared, mut usage) = (Marked::default(), Marked::default(), Usage::default());
+        for checkpoint in &self.checkpoints {
+            let mut own = Marked::default();
+            let Ok(map) = self.read_map(checkpoint) else {
+                usage.unreadable.push(checkpoint.name.clone());
+                continue;
+            };
+            for at in map.into_iter().filter(|at| *at != 0) {
+                if !own.insert(at) && live.insert(at) {
+                    shared.insert(at);
+                }
+            }
+        }
+        for checkpoint in &self.checkpoints {
+            let mut own = Marked::default();
+            let alone = |at: &u64| *at != 0 && !own.insert(*at) && !shared.contains(*at);
+            let alone = self.read_map(checkpoint).map_or(0, |map| map.into_iter().filter(alone).count() as u64);
+            let last =
+                checkpoint.needs.of(&self.data).filter_map(|id| self.data.get(&id)).filter(|data| data.needed == 1);
+            let freed = last.map(|data| u64::from(data.pages)).sum();
+            usage.checkpoints.insert(checkpoint.name.clone(), Held { alone, freed });
+        }
+        for (id, data) in &self.data {
+            let count = live.count(*id);
+            usage.stored += u64::from(data.pages);
+            usage.live += u64::from(count);
+            if is_sparse(data.pages, count) {
+                usage.repack += u64::from(data.pages - count.min(data.pages));
+            }
+        }
+        usage
+    }
+}

@@ -1,6 +1,7 @@
 //! `pageone-bench-structures NAME [--json] [--quick]`: the data structures that PageONE is made of,
 //! each beside its rivals in one run. `pageone-bench NAME` starts it too.
 
+mod dedup;
 mod dirty;
 mod mpool;
 mod sdtree;
@@ -27,6 +28,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Bench {
+    /// The index of a pool's pages at scale, by simulated hashes, and removing checkpoints
+    Dedup(dedup::Options),
     /// What it costs to note dirty frames and to harvest them; rivals: bitmap, list, the published
     /// tree, other sets
     Dirty,
@@ -51,6 +54,7 @@ fn main() -> ExitCode {
 
 fn run(cli: &Cli) -> Result<()> {
     let rows = match cli.bench {
+        Bench::Dedup(ref options) => dedup::run(options, cli.quick)?,
         Bench::Dirty => dirty::run(cli.quick)?,
         Bench::Mpool(ref options) => mpool::run(options, cli.quick)?,
         Bench::MpoolWorker(ref worker) => return mpool::work(worker),

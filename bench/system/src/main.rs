@@ -24,7 +24,10 @@ use crate::questions::{checkpoint, estimate, governor, guests, idle, kvm, merge,
 
 /// Measures PageONE and its rivals.
 #[derive(Parser)]
-#[command(version, after_help = "Data structures, each beside its rivals: dirty, mpool, sdtree")]
+#[command(
+    version,
+    after_help = "Data structures, each beside its rivals: dirty, mpool, sdtree; the index of pools: dedup"
+)]
 struct Cli {
     /// One JSON object a line instead of a table
     #[arg(long, global = true)]

@@ -5,8 +5,8 @@
 //! - `warm`: reading pages that are in memory, against a mapped file;
 //! - `sequential`: writing and reading one mblock after the other, against `fio` in the same
 //!   directory;
-//! - `ycsb`: point reads and updates on sorted tables four times as large as the memory limit
-//!   ([`ycsb`]).
+//! - `ycsb-b`, `ycsb-c`, `hot`, `slow`: point reads and updates on sorted tables four times as large
+//!   as the memory limit ([`ycsb`]).
 
 mod engine;
 mod files;
@@ -31,12 +31,13 @@ pub(crate) use worker::{Worker, run as work};
 /// What to measure, and where.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Only this: map, warm, sequential, ycsb-b or ycsb-c
+    /// Only this: map, warm, sequential, ycsb-b, ycsb-c, hot (memory is enough for what is hot) or
+    /// slow (ycsb-c on a medium of 125 MB a second)
     #[arg(long)]
     only: Option<String>,
     /// Only these of ycsb's subjects: pageone, pageone-no-reaper, mmap, mmap-default, rocksdb,
-    /// rocksdb-tuned; only when they are named: touched, touched-no-reaper (pages are touched,
-    /// not asked for, with read-ahead)
+    /// rocksdb-tuned, touched, touched-no-reaper (pages are touched, not asked for, with
+    /// read-ahead)
     #[arg(long, value_delimiter = ',')]
     subjects: Vec<String>,
     /// Directory for the data, on the medium to be measured [default: a temporary one]

@@ -28,7 +28,7 @@ use crate::pool::Pool;
 use cache::{Handle, Mcache};
 use fill::Loader;
 use state::{Advice, HUGE_PAGES, MapState, Placed, Temperature, hold, release};
-use window::{Window, zeroed_u8, zeroed_u64};
+use window::{Backing, Window, zeroed_u8, zeroed_u64};
 
 /// A map. Dropping it unmaps it; borrowed slices cannot outlive it.
 ///
@@ -56,13 +56,38 @@ impl std::fmt::Debug for McacheMap {
 }
 
 impl Mcache {
-    /// Maps committed mblocks as one mapping. They cannot be deleted while it is there.
+    /// Maps committed mblocks as one mapping, for a program that asks before it reads (the `get`
+    /// functions). They cannot be deleted while it is there.
+    ///
+    /// Touching works too. But only what is asked for counts as used: a page that is touched again
+    /// and again is evicted, and loaded again. [`Mcache::map_touched`] sees those uses, and evicting
+    /// costs it more.
     ///
     /// # Errors
     ///
     /// `Empty`; `NotFound`, `NoClass`; `Damaged`: the data file is too short; `Io`: no memory,
     /// descriptor or mapping is left.
     pub fn map(&self, pool: &Pool, ids: &[u64], temperature: Temperature) -> Result<McacheMap, MapError> {
+        self.map_backed(pool, ids, temperature, Backing::Anonymous)
+    }
+
+    /// As [`Mcache::map`], for a program that reads the slices of [`McacheMap::mblock`] without
+    /// asking: uses show in the page tables ([`crate::Settings::watch`]).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Mcache::map`].
+    pub fn map_touched(&self, pool: &Pool, ids: &[u64], temperature: Temperature) -> Result<McacheMap, MapError> {
+        self.map_backed(pool, ids, temperature, Backing::Memfd)
+    }
+
+    fn map_backed(
+        &self,
+        pool: &Pool,
+        ids: &[u64],
+        temperature: Temperature,
+        backing: Backing,
+    ) -> Result<McacheMap, MapError> {
         let mut placed = Vec::with_capacity(ids.len());
         let mut pages = 0;
         let mut classes = [const { None }; 3];
@@ -92,13 +117,14 @@ impl Mcache {
             hold(&placed);
         }
         let core = &self.handle.core;
-        let window = match Window::new(&core.uffd, pages).during("mapping", format_args!("{} mblocks", ids.len())) {
-            Ok(window) => window,
-            Err(e) => {
-                release(&placed);
-                return Err(e.into());
-            }
-        };
+        let window =
+            match Window::new(&core.uffd, pages, backing).during("mapping", format_args!("{} mblocks", ids.len())) {
+                Ok(window) => window,
+                Err(e) => {
+                    release(&placed);
+                    return Err(e.into());
+                }
+            };
         let inner = Arc::new(MapState {
             window,
             placed,

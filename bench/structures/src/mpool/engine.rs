@@ -16,9 +16,9 @@ use ::mpool::{
 };
 use anyhow::{Context, Result, ensure};
 
-use super::files::Mapped;
+use super::files::{Mapped, mappings_in};
 use super::trace::Loads;
-use super::zipf::mix;
+use super::zipf::{Random, Zipf, mix};
 
 /// Bytes of a record: 8 of key, the rest value.
 pub(super) const RECORD: usize = 1024;
@@ -55,6 +55,31 @@ impl Shape {
 
     pub(super) fn table_file(directory: &Path, block: usize) -> PathBuf {
         directory.join(format!("{block:04}.table"))
+    }
+}
+
+/// Which key is asked for.
+pub(super) enum Choice {
+    Zipf(Zipf),
+    /// 95 % of the reads go to every fifth page. Holds all keys, sorted.
+    Hot(Vec<u64>),
+}
+
+impl Choice {
+    pub(super) fn new(shape: Shape, hot: bool) -> Self {
+        if hot { Self::Hot(shape.keys()) } else { Self::Zipf(Zipf::new(shape.records() as u64, 0.99)) }
+    }
+
+    pub(super) fn key(&self, random: &mut Random) -> u64 {
+        match self {
+            Self::Zipf(zipf) => mix(zipf.item(random)),
+            Self::Hot(keys) => {
+                let (is_hot, at) = (random.share() < 0.95, random.next() as usize % keys.len());
+                let (page, record) = (at / (PAGE / RECORD), at % (PAGE / RECORD));
+                let page = if is_hot { page / 5 * 5 } else { page };
+                keys[page * (PAGE / RECORD) + record]
+            }
+        }
     }
 }
 
@@ -105,6 +130,8 @@ pub(super) trait Store: Send + Sync {
     fn trace(&self) -> Option<Loads> {
         None
     }
+    /// Mappings that show the data.
+    fn vmas(&self) -> usize;
     /// Something to be told about the run.
     fn note(&self) -> String {
         String::new()
@@ -124,6 +151,7 @@ trait Blocks: Send + Sync {
     fn log(&self, record: &[u8]) -> Result<()>;
     fn loaded(&self) -> Option<u64>;
     fn trace(&self) -> Option<Loads>;
+    fn vmas(&self, table: &Self::Table) -> usize;
     fn note(&self) -> String;
 }
 
@@ -227,6 +255,10 @@ impl<B: Blocks> Store for Tables<B> {
         self.blocks.trace()
     }
 
+    fn vmas(&self) -> usize {
+        self.tables.iter().map(|table| self.blocks.vmas(table)).sum()
+    }
+
     fn note(&self) -> String {
         self.blocks.note()
     }
@@ -245,10 +277,12 @@ impl Blocks for PoolBlocks {
     type Table = McacheMap;
 
     fn open(&self, first: usize, count: usize) -> Result<McacheMap> {
-        let map = self.cache.map(&self.pool, &self.ids[first..first + count], Temperature::Cold)?;
-        if !self.touch {
-            map.advise(0, 0, 0, ::mpool::Advice::Random)?;
+        let ids = &self.ids[first..first + count];
+        if self.touch {
+            return Ok(self.cache.map_touched(&self.pool, ids, Temperature::Cold)?);
         }
+        let map = self.cache.map(&self.pool, ids, Temperature::Cold)?;
+        map.advise(0, 0, 0, ::mpool::Advice::Random)?;
         Ok(map)
     }
 
@@ -257,7 +291,10 @@ impl Blocks for PoolBlocks {
             self.pool.mblock_alloc(Allocation { capacity: bytes.len() as u64, ..Allocation::default() })?;
         writer.write(&[IoSlice::new(bytes)])?;
         let id = writer.commit()?;
-        Ok(self.cache.map(&self.pool, &[id], Temperature::Cold)?)
+        Ok(match self.touch {
+            true => self.cache.map_touched(&self.pool, &[id], Temperature::Cold)?,
+            false => self.cache.map(&self.pool, &[id], Temperature::Cold)?,
+        })
     }
 
     fn page<'a>(&self, table: &'a McacheMap, block: usize, page: usize) -> Result<&'a [u8]> {
@@ -278,6 +315,11 @@ impl Blocks for PoolBlocks {
     fn trace(&self) -> Option<Loads> {
         let CacheStats { loads: misses, delayed, waited, reading, placing, .. } = self.cache.stats();
         Some(Loads { misses, delayed, waited, reading, placing })
+    }
+
+    fn vmas(&self, table: &McacheMap) -> usize {
+        let first = table.mblock(0).as_ptr().addr();
+        mappings_in(first..first + table.virtual_bytes() as usize)
     }
 
     fn note(&self) -> String {
@@ -334,6 +376,10 @@ impl Blocks for FileBlocks {
 
     fn trace(&self) -> Option<Loads> {
         None
+    }
+
+    fn vmas(&self, table: &Vec<Mapped>) -> usize {
+        table.len()
     }
 
     fn note(&self) -> String {

@@ -72,6 +72,13 @@ pub(super) fn mappings(name: &str) -> usize {
     maps.lines().filter(|line| line.contains(name)).count()
 }
 
+/// Mappings of this process that begin in this range of addresses.
+pub(super) fn mappings_in(range: std::ops::Range<usize>) -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let start = |line: &str| usize::from_str_radix(line.split('-').next()?, 16).ok();
+    maps.lines().filter_map(start).filter(|start| range.contains(start)).count()
+}
+
 /// Bytes of kernel memory that one mapping takes: the slab object, as the kernel says to root.
 pub(super) fn vma_bytes() -> f64 {
     let slabs = std::fs::read_to_string("/proc/slabinfo").unwrap_or_default();

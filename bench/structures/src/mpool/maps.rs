@@ -9,7 +9,7 @@ use std::time::Instant;
 use ::mpool::{AlignedBuf, Allocation, MblockWriter, Mcache, Pool, Settings, Temperature};
 use anyhow::Result;
 
-use super::files::{Mapped, mappings, vma_bytes};
+use super::files::{Mapped, mappings, mappings_in, vma_bytes};
 use super::median;
 use super::zipf::Random;
 use bench_common::report::{Row, Sheet};
@@ -50,7 +50,8 @@ pub(super) fn map_many(directory: &Path, quick: bool) -> Result<Vec<Row>> {
         let start = Instant::now();
         let map = cache.map(&pool, &ids, Temperature::Warm)?;
         map_times.push(us(start));
-        vmas = mappings("/memfd:mcache");
+        let first = map.mblock(0).as_ptr().addr();
+        vmas = mappings_in(first..first + map.virtual_bytes() as usize);
         let start = Instant::now();
         drop(map);
         unmap_times.push(us(start));
@@ -110,7 +111,8 @@ pub(super) fn warm(directory: &Path, quick: bool) -> Result<Vec<Row>> {
     std::fs::write(&path, &bytes[..])?;
     drop(bytes);
     let cache = Mcache::new(Settings::default())?;
-    let map = cache.map(&pool, &ids, Temperature::Warm)?;
+    // Huge pages, and uses that show: the dearer kind of memory.
+    let map = cache.map_touched(&pool, &ids, Temperature::Warm)?;
     map.advise(0, 0, len as u64, ::mpool::Advice::WillNeed)?;
     map.get(0, 0, len)?;
     eprintln!("mpool: {:?}", cache.stats());

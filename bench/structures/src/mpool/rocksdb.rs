@@ -135,6 +135,10 @@ impl Store for Rocks {
         unsafe { rocksdb_put(self.db, self.writing, name.as_ptr(), 8, record.as_ptr(), RECORD, &mut error) };
         check(error)
     }
+
+    fn vmas(&self) -> usize {
+        super::files::mappings(".sst")
+    }
 }
 
 impl Drop for Rocks {

@@ -111,5 +111,14 @@ pub(super) fn run(directory: &Path, quick: bool, rounds: usize) -> Result<Vec<Ro
     for ((subject, _), rates) in ENGINES.into_iter().zip(theirs) {
         note(subject, rates);
     }
+    sheet.subject = "pageone";
+    for (name, metric) in [("write_times_fio", "write"), ("read_times_fio", "read")] {
+        let of = |ours| sheet.rows.iter().filter(move |row| (row.subject == "pageone") == ours && row.metric == metric);
+        // The faster of `fio`'s two ways.
+        let fio = of(false).map(|row| row.value).max_by(f64::total_cmp);
+        if let (Some(ours), Some(fio)) = (of(true).next().map(|row| row.value), fio) {
+            sheet.add(name, ours / fio, "x");
+        }
+    }
     Ok(sheet.rows)
 }

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-use super::engine::{self, Shape, Store};
-use super::files::{mappings, vma_bytes};
+use super::engine::{self, Choice, Shape, Store};
+use super::files::vma_bytes;
 use super::histogram::Histogram;
 use super::trace::{self, Sample, device_counters};
-use super::zipf::{Random, Zipf, mix};
+use super::zipf::Random;
 
 /// What the worker is to do.
 #[derive(clap::Args)]
@@ -31,6 +31,9 @@ pub(crate) struct Worker {
     /// Percent of updates
     #[arg(long)]
     updates: u64,
+    /// Most reads go to a few pages that fit into memory, instead of a zipfian choice
+    #[arg(long)]
+    hot: bool,
     /// Threads
     #[arg(long)]
     threads: usize,
@@ -75,7 +78,7 @@ fn used() -> (f64, i64) {
 
 fn one_thread(
     store: &dyn Store,
-    zipf: &Zipf,
+    choice: &Choice,
     seed: u64,
     updates: u64,
     phase: &AtomicU8,
@@ -91,7 +94,7 @@ fn one_thread(
             2 => return Ok((reads, writes, sum)),
             _ => {}
         }
-        let key = mix(zipf.item(&mut random));
+        let key = choice.key(&mut random);
         let update = random.next() >> 32;
         let start = Instant::now();
         if update % 100 < updates {
@@ -113,16 +116,16 @@ pub(crate) fn run(worker: &Worker) -> Result<()> {
     }
     let shape = Shape { blocks: worker.blocks, block_bytes: worker.block_bytes };
     let store = engine::open(&worker.subject, &worker.directory, shape)?;
-    let vmas = ["/memfd:mcache", ".table", ".sst"].iter().map(|name| mappings(name)).sum::<usize>();
-    let zipf = Zipf::new(shape.records() as u64, 0.99);
+    let vmas = store.vmas();
+    let choice = Choice::new(shape, worker.hot);
     let phase = AtomicU8::new(0);
     let counters = device_counters(&worker.directory);
     let (results, seconds, cpu, loads, (first, last)) = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..worker.threads)
             .map(|i| {
-                let (store, zipf, phase) = (&*store, &zipf, &phase);
+                let (store, choice, phase) = (&*store, &choice, &phase);
                 let updates = worker.updates;
-                scope.spawn(move || one_thread(store, zipf, i as u64 + 1, updates, phase))
+                scope.spawn(move || one_thread(store, choice, i as u64 + 1, updates, phase))
             })
             .collect();
         std::thread::sleep(Duration::from_secs_f64(worker.warm));

@@ -1,6 +1,9 @@
 //! `ycsb-b` and `ycsb-c`: 95 % or 100 % reads of records of 1 KiB, zipfian 0.99, from tables four
 //! times as large as the memory limit.
 //!
+//! `hot`: the same tables, but 95 % of the reads go to a fifth of the pages, which fits into memory.
+//! `slow`: `ycsb-c` on a medium that reads at most 125 MB a second, with the reaper and without.
+//!
 //! Every run is a process of its own in a memory control group of its own, with a cold page cache;
 //! it runs for a while before it is measured. Subjects take turns.
 
@@ -27,23 +30,43 @@ use bench_common::report::{Row, Sheet};
 pub(super) enum Workload {
     B,
     C,
+    Hot,
+    Slow,
 }
 
 impl Workload {
-    pub(super) const ALL: [Self; 2] = [Self::B, Self::C];
+    pub(super) const ALL: [Self; 4] = [Self::B, Self::C, Self::Hot, Self::Slow];
 
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::B => "ycsb-b",
             Self::C => "ycsb-c",
+            Self::Hot => "hot",
+            Self::Slow => "slow",
         }
+    }
+
+    /// Who takes part when no subjects are named.
+    fn subjects(self) -> Vec<&'static str> {
+        match self {
+            Self::B => SUBJECTS.to_vec(),
+            Self::C => SUBJECTS.iter().chain(&TOUCHED).copied().collect(),
+            Self::Hot => vec!["pageone", "pageone-no-reaper", "mmap"],
+            Self::Slow => ["pageone", "pageone-no-reaper"].into_iter().chain(TOUCHED).collect(),
+        }
+    }
+
+    /// What its medium may serve.
+    fn medium(self, options: &Options) -> Medium {
+        let slow = (self == Self::Slow).then_some(SLOW_MBPS);
+        Medium { iops: options.iops, bytes: options.mbps.or(slow).map(|mb| mb * 1_000_000) }
     }
 
     /// Percent.
     fn updates(self) -> u64 {
         match self {
             Self::B => 5,
-            Self::C => 0,
+            Self::C | Self::Hot | Self::Slow => 0,
         }
     }
 }
@@ -59,8 +82,11 @@ const SUBJECTS: &[&str] = &[
     "rocksdb-tuned",
 ];
 
-/// When they are named.
+/// Pages are touched, not asked for.
 const TOUCHED: [&str; 2] = ["touched", "touched-no-reaper"];
+
+/// What a small cloud volume reads, MB a second.
+const SLOW_MBPS: u64 = 125;
 
 /// A memory control group, version 1 or 2, and one of block I/O, if that is limited too.
 struct Group {
@@ -176,6 +202,9 @@ fn one(directory: &Path, plan: &Plan, workload: Workload, subject: &str) -> Resu
     let group = Group::new(plan.limit, plan.medium, directory)?;
     let mut command = Command::new(own_program()?);
     command.args(["mpool-worker", "--subject", subject, "--updates", &workload.updates().to_string()]);
+    if workload == Workload::Hot {
+        command.arg("--hot");
+    }
     command.arg("--directory").arg(directory);
     for path in [&group.path].into_iter().chain(&group.io) {
         command.arg("--group").arg(path);
@@ -210,15 +239,15 @@ pub(super) fn run(
     };
     let (warm, seconds) = if quick { (5.0, 5.0) } else { (10.0, 10.0) };
     let warm = options.warm.unwrap_or(warm);
-    let medium = Medium { iops: options.iops, bytes: options.mbps.map(|mb| mb * 1_000_000) };
-    let plan = Plan { shape, limit: shape.bytes() / 4, warm, seconds, medium, threads: options.threads.max(1) };
+    let (limit, threads) = (shape.bytes() / 4, options.threads.max(1));
     eprintln!("mpool: writing {} MiB, twice", shape.bytes() >> 20);
-    let named = |s: &str| options.subjects.iter().any(|o| o == s);
-    let usual = SUBJECTS.iter().filter(|s| options.subjects.is_empty() || named(s));
-    let subjects: Vec<&'static str> = usual.chain(TOUCHED.iter().filter(|s| named(s))).copied().collect();
-    prepare(directory, shape, &subjects)?;
+    let all: Vec<&'static str> = SUBJECTS.iter().chain(&TOUCHED).copied().collect();
+    let named: Vec<&'static str> = all.iter().filter(|s| options.subjects.iter().any(|o| o == *s)).copied().collect();
+    prepare(directory, shape, if named.is_empty() { &all } else { &named })?;
     let mut rows = Vec::new();
     for &workload in workloads {
+        let subjects = if named.is_empty() { workload.subjects() } else { named.clone() };
+        let plan = Plan { shape, limit, warm, seconds, medium: workload.medium(options), threads };
         let outcomes = measure(directory, &plan, workload, &subjects, rounds);
         rows.extend(figures(&plan, workload, &subjects, &outcomes, options.trace));
     }
@@ -294,7 +323,34 @@ fn figures(
             trace::rows(&middle).for_each(|(name, value, unit)| sheet.add(name, value, unit));
         }
     }
-    sheet.subject = "best-possible";
-    sheet.add("loads_per_operation", engine::least_misses(shape, plan.limit), "");
+    ratios(&mut sheet);
+    if workload != Workload::Hot {
+        sheet.subject = "best-possible";
+        sheet.add("loads_per_operation", engine::least_misses(shape, plan.limit), "");
+    }
     sheet.rows
+}
+
+/// How each subject compares with itself without a reaper, and with files that are mapped.
+fn ratios(sheet: &mut Sheet) {
+    let rows = sheet.rows.clone();
+    let value = |subject: &str, metric: &str| {
+        rows.iter().find(|row| row.subject == subject && row.metric == metric).map(|row| row.value)
+    };
+    for subject in ["pageone", "pageone-no-reaper", "touched", "touched-no-reaper"] {
+        sheet.subject = subject;
+        let mut add = |name, metric, rival: &str| {
+            if let (Some(ours), Some(theirs)) = (value(subject, metric), value(rival, metric)) {
+                sheet.add(name, ours / theirs, "x");
+            }
+        };
+        add("cpu_times_mmap", "cpu_us_per_operation", "mmap");
+        add("ops_times_mmap", "ops_per_second", "mmap");
+        if !subject.ends_with("no-reaper") {
+            let without = format!("{subject}-no-reaper");
+            add("ops_times_no_reaper", "ops_per_second", &without);
+            add("cpu_times_no_reaper", "cpu_us_per_operation", &without);
+            add("p9999_times_no_reaper", "read_p9999_us", &without);
+        }
+    }
 }

@@ -27,9 +27,10 @@
 //! # Real uses, not only faults
 //!
 //! Asking for a page counts. Plain reads of mapped memory are not reported by the kernel. So once
-//! in [`Settings::watch`] the reaper looks into the page tables which pages are there, counts those
-//! as used, and takes them out of the page tables (not out of memory): a page that is used again
-//! comes back in a fraction of a microsecond, and shows next time.
+//! in [`Settings::watch`] the reaper looks into the page tables of maps that are read so which
+//! pages are there, counts those as used, and takes them out of the page tables (not out of
+//! memory): a page that is used again comes back in a fraction of a microsecond, and shows next
+//! time.
 
 mod evict;
 mod levels;
@@ -71,6 +72,7 @@ pub(crate) struct Counters {
 /// The state that the maps and the threads of a cache share.
 pub(crate) struct Core {
     pub(crate) uffd: Uffd,
+    process: window::Process,
     pub(crate) settings: Settings,
     pub(crate) stats: Counters,
     maps: RwLock<BTreeMap<usize, Arc<MapState>>>,
@@ -116,6 +118,7 @@ impl Core {
     pub(crate) fn new(settings: Settings) -> Result<Self, MapError> {
         Ok(Self {
             uffd: window::userfaultfd()?,
+            process: window::Process::this(),
             settings,
             stats: Counters::default(),
             maps: RwLock::default(),
@@ -170,7 +173,7 @@ impl Core {
         if Arc::strong_count(map) > 1 {
             // Another thread still uses it: its memory is freed now, its addresses when that thread
             // is done.
-            let _ = map.window.punch(0, map.pages);
+            let _ = map.window.drop_pages(0, map.pages);
         }
         let mut gone = 0;
         for word in &map.resident {

@@ -18,21 +18,27 @@ fn cache(settings: Settings) -> Option<Mcache> {
     }
 }
 
-/// The inodes of the files mapped in this range. Other tests have maps at the same time.
-fn mappings(range: std::ops::Range<usize>) -> Vec<u64> {
+/// The mappings in this range, as the kernel lists them.
+fn mappings(range: std::ops::Range<usize>) -> Vec<String> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    let lines = maps.lines().filter_map(|line| {
-        let fields: Vec<&str> = line.split_whitespace().collect();
-        let (start, end) = fields[0].split_once('-')?;
+    let inside = |line: &&str| {
+        let (start, end) = line.split_whitespace().next().unwrap().split_once('-').unwrap();
         let address = |hex| usize::from_str_radix(hex, 16).unwrap();
-        let inside = address(start) < range.end && address(end) > range.start;
-        (inside && line.contains("/memfd:mcache")).then(|| fields[4].parse().unwrap())
-    });
-    lines.collect()
+        address(start) < range.end && address(end) > range.start
+    };
+    maps.lines().filter(inside).map(str::to_owned).collect()
 }
+
+/// The two ways to map: for asking, and for touching.
+type Map = fn(&Mcache, &Pool, &[u64], Temperature) -> Result<McacheMap, MapError>;
+const WAYS: [Map; 2] = [Mcache::map, Mcache::map_touched];
 
 #[test]
 fn a_map_is_one_mapping_of_all_its_mblocks() {
+    WAYS.into_iter().for_each(one_mapping);
+}
+
+fn one_mapping(map: Map) {
     let Some(cache) = cache(Settings::default()) else { return };
     let dir = tempfile::tempdir().unwrap();
     let pool = Pool::create(dir.path(), "maps").unwrap();
@@ -44,7 +50,7 @@ fn a_map_is_one_mapping_of_all_its_mblocks() {
     writer.write(&[std::io::IoSlice::new(&content(7, 7000))]).unwrap();
     ids.push(writer.commit().unwrap());
 
-    let map = cache.map(&pool, &ids, Temperature::Warm).unwrap();
+    let map = map(&cache, &pool, &ids, Temperature::Warm).unwrap();
     let start = map.mblock(0).as_ptr().addr();
     let range = start..start + map.virtual_bytes() as usize;
     let mapped = mappings(range.clone());
@@ -108,13 +114,17 @@ fn read_some<'a>(map: &'a McacheMap, index: usize, at: usize, random: &mut crate
 
 /// Readers by both ways, while far too little memory makes everything come and go.
 fn churn(settings: Settings) {
+    WAYS.into_iter().for_each(|map| churn_one(settings.clone(), map));
+}
+
+fn churn_one(settings: Settings, map: Map) {
     let Some(cache) = cache(settings) else { return };
     let dir = tempfile::tempdir().unwrap();
     let pool = Pool::create(dir.path(), "maps").unwrap();
     let len = 1 << 20;
     let ids: Vec<u64> = (0..8).map(|seed| write(&pool, &content(seed, len))).collect();
     let want: Vec<Vec<u8>> = (0..8).map(|seed| content(seed, len)).collect();
-    let maps: Vec<_> = ids.chunks(4).map(|ids| cache.map(&pool, ids, Temperature::Cold).unwrap()).collect();
+    let maps: Vec<_> = ids.chunks(4).map(|ids| map(&cache, &pool, ids, Temperature::Cold).unwrap()).collect();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for thread in 0..4u64 {
@@ -170,8 +180,8 @@ fn nothing_is_counted_after_a_map_is_dropped() {
     let pool = Pool::create(dir.path(), "maps").unwrap();
     let want = content(1, 1 << 20);
     let id = write(&pool, &want);
-    for _ in 0..300 {
-        let map = cache.map(&pool, &[id], Temperature::Warm).unwrap();
+    for way in 0..600 {
+        let map = WAYS[way % 2](&cache, &pool, &[id], Temperature::Warm).unwrap();
         map.advise(0, 0, 0, Advice::Sequential).unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| assert!(map.mblock(0)[0] == want[0]));
@@ -191,12 +201,12 @@ fn nothing_is_counted_after_maps_are_dropped_under_pressure() {
         let dir = tempfile::tempdir().unwrap();
         let pool = Pool::create(dir.path(), "maps").unwrap();
         let ids: Vec<u64> = (0..4).map(|seed| write(&pool, &content(seed, 1 << 20))).collect();
-        for _ in 0..150 {
+        for way in 0..300 {
             std::thread::scope(|scope| {
                 for id in &ids {
                     let (cache, pool) = (&cache, &pool);
                     scope.spawn(move || {
-                        let map = cache.map(pool, &[*id], Temperature::Cold).unwrap();
+                        let map = WAYS[way % 2](cache, pool, &[*id], Temperature::Cold).unwrap();
                         map.get(0, 0, 1 << 20).unwrap();
                         map.get(0, 0, 1 << 20).unwrap();
                     });
@@ -300,7 +310,7 @@ fn uses_show_in_page_tables() {
     let pool = Pool::create(dir.path(), "maps").unwrap();
     let mib = 1 << 20;
     let ids: Vec<u64> = (0..6).map(|seed| write(&pool, &content(seed, mib))).collect();
-    let map = cache.map(&pool, &ids, Temperature::Cold).unwrap();
+    let map = cache.map_touched(&pool, &ids, Temperature::Cold).unwrap();
     map.get(0, 0, mib).unwrap();
     let mut sum = 0u64;
     // mblock 0 is only ever touched from here on; the others come once.
@@ -341,13 +351,20 @@ fn damage_is_an_error_or_a_signal_and_the_rest_is_served() {
 /// Dropping a part of a huge page, while others look at the rest of it.
 #[test]
 fn parts_of_huge_pages_go_whole() {
-    let Some(cache) = cache(Settings::default()) else { return };
+    let [asked, touched] = WAYS.map(huge_pages_in_parts);
+    println!("huge pages: {asked:?} of anonymous memory, {touched:?} of memfds");
+    // Of anonymous memory that is only read, kernels before 6.18 make none.
+    assert!(touched.is_none_or(|huge| huge > 10));
+}
+
+fn huge_pages_in_parts(map: Map) -> Option<u64> {
+    let cache = cache(Settings::default())?;
     let dir = tempfile::tempdir().unwrap();
     let pool = Pool::create(dir.path(), "maps").unwrap();
     let len = 2 << 20;
     let want = content(3, len);
     let id = write(&pool, &want);
-    let map = cache.map(&pool, &[id], Temperature::Warm).unwrap();
+    let map = map(&cache, &pool, &[id], Temperature::Warm).unwrap();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for thread in 0..2u64 {
@@ -378,6 +395,38 @@ fn parts_of_huge_pages_go_whole() {
         }
         stop.store(true, Ordering::Relaxed);
     });
-    let stats = cache.stats();
-    assert!(stats.huge > 10, "{stats:?}");
+    Some(cache.stats().huge)
+}
+
+/// A program that keeps all its memory locked, in a process of its own: with `mlockall(2)` the
+/// kernel fills new mappings with zeros, which are not the mblock's bytes.
+#[test]
+fn maps_of_a_program_that_locks_its_memory_are_not_zeros() {
+    const CHILD: &str = "MPOOL_TEST_LOCKED";
+    if std::env::var_os(CHILD).is_none() {
+        let name = "tests::maps::maps_of_a_program_that_locks_its_memory_are_not_zeros";
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        let out = command.args(["--exact", name, "--nocapture"]).env(CHILD, "1").output().unwrap();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        return;
+    }
+    if let Err(errno) = rustix::mm::mlockall(rustix::mm::MlockAllFlags::FUTURE) {
+        return println!("SKIPPED: cannot lock memory: {errno}");
+    }
+    for way in WAYS {
+        let Some(cache) = cache(Settings { max_bytes: Some(1 << 20), ..Settings::default() }) else { return };
+        let dir = tempfile::tempdir().unwrap();
+        let pool = Pool::create(dir.path(), "maps").unwrap();
+        let want = content(1, 3 << 20);
+        let id = write(&pool, &want);
+        let map = way(&cache, &pool, &[id], Temperature::Cold).unwrap();
+        // Twice: what was dropped comes back.
+        for _ in 0..2 {
+            assert!(want.chunks(BLOCK).enumerate().all(|(i, want)| {
+                let at = i * BLOCK;
+                map.get(0, at as u64, BLOCK).unwrap() == want && &map.mblock(0)[at..at + BLOCK] == want
+            }));
+        }
+        assert!(map.resident_bytes() <= 1 << 20, "{:?}", cache.stats());
+    }
 }

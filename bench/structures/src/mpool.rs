@@ -5,8 +5,8 @@
 //! - `warm`: reading pages that are in memory, against a mapped file;
 //! - `sequential`: writing and reading one mblock after the other, against `fio` in the same
 //!   directory;
-//! - `ycsb-b`, `ycsb-c`, `hot`, `slow`: point reads and updates on sorted tables four times as large
-//!   as the memory limit ([`ycsb`]).
+//! - `ycsb-b`, `ycsb-c`, `hot`, `slow`: point reads and updates on sorted tables four times as
+//!   large as the memory limit ([`ycsb`]).
 
 mod engine;
 mod files;

@@ -60,8 +60,8 @@ impl Mcache {
     /// functions). They cannot be deleted while it is there.
     ///
     /// Touching works too. But only what is asked for counts as used: a page that is touched again
-    /// and again is evicted, and loaded again. [`Mcache::map_touched`] sees those uses, and evicting
-    /// costs it more.
+    /// and again is evicted, and loaded again. [`Mcache::map_touched`] sees those uses, and
+    /// evicting costs it more.
     ///
     /// # Errors
     ///

@@ -1,8 +1,9 @@
 //! `ycsb-b` and `ycsb-c`: 95 % or 100 % reads of records of 1 KiB, zipfian 0.99, from tables four
 //! times as large as the memory limit.
 //!
-//! `hot`: the same tables, but 95 % of the reads go to a fifth of the pages, which fits into memory.
-//! `slow`: `ycsb-c` on a medium that reads at most 125 MB a second, with the reaper and without.
+//! `hot`: the same tables, but 95 % of the reads go to a fifth of the pages, which fits into
+//! memory. `slow`: `ycsb-c` on a medium that reads at most 125 MB a second, with the reaper and
+//! without.
 //!
 //! Every run is a process of its own in a memory control group of its own, with a cold page cache;
 //! it runs for a while before it is measured. Subjects take turns.

@@ -107,8 +107,8 @@ impl Window {
     pub(crate) fn bytes(&self) -> &[u8] {
         let start: *const u8 = std::ptr::with_exposed_provenance(self.range.start);
         // SAFETY: mapped and readable as long as `self` lives. Nothing can write to it: the mapping
-        // is read-only, and no one else has its memory. Pages come and go, but a reader always finds
-        // the same bytes in each (see the module's header).
+        // is read-only, and no one else has its memory. Pages come and go, but a reader always
+        // finds the same bytes in each (see the module's header).
         unsafe { std::slice::from_raw_parts(start, self.range.len) }
     }
 

@@ -48,7 +48,7 @@ fn found(index: &mut Index, known: &Hashes, numbers: std::ops::Range<u64>) -> us
     batches.filter(right).count()
 }
 
-const SMALL: Limits = Limits { entries: 1 << 20, collected: 3000, pieces: 2, lists: 2 };
+const SMALL: Limits = Limits { entries: 1 << 20, collected: 3000, pieces: 64, lists: 2 };
 
 #[test]
 fn below_the_limit_everything_is_found_also_by_the_next_program() {

@@ -45,7 +45,7 @@ use window::{Backing, Window, zeroed_u8, zeroed_u64};
 /// ```
 pub struct McacheMap {
     pub(crate) inner: Arc<MapState>,
-    handle: Arc<Handle>,
+    pub(crate) handle: Arc<Handle>,
 }
 
 impl std::fmt::Debug for McacheMap {

@@ -75,6 +75,8 @@ pub(crate) struct Core {
     process: window::Process,
     pub(crate) settings: Settings,
     pub(crate) stats: Counters,
+    /// Pages that threads are dropping: they count as resident until their memory is back.
+    pub(crate) dropping: AtomicUsize,
     maps: RwLock<BTreeMap<usize, Arc<MapState>>>,
     /// Pages in memory.
     resident: AtomicUsize,
@@ -106,6 +108,8 @@ pub(crate) fn add_time(counter: &AtomicU64, start: Instant) -> Instant {
     now
 }
 
+/// Pause in which another thread gives memory back.
+const DROPPING: Duration = Duration::from_micros(50);
 /// How long a thread waits for the reaper before it evicts pages itself.
 const PATIENCE: Duration = Duration::from_micros(500);
 
@@ -121,6 +125,7 @@ impl Core {
             process: window::Process::this(),
             settings,
             stats: Counters::default(),
+            dropping: AtomicUsize::new(0),
             maps: RwLock::default(),
             resident: AtomicUsize::new(0),
             loading: AtomicUsize::new(0),
@@ -254,6 +259,11 @@ impl Core {
                 let mut seen = self.room.0.lock();
                 self.wake_reaper();
                 self.room.1.wait_for(&mut seen, PATIENCE);
+                continue;
+            }
+            if self.excess(pages) <= self.dropping.load(Ordering::Acquire) {
+                // Their memory is about to be there. What could be evicted meanwhile is warmer.
+                std::thread::sleep(DROPPING);
                 continue;
             }
             if self.evict_directly(pages) == 0 {

@@ -276,6 +276,30 @@ fn what_is_used_stays_and_temperature_counts() {
 }
 
 #[test]
+fn what_is_needed_waits_for_memory_that_is_being_given_back() {
+    let Some(cache) = cache(Settings { max_bytes: Some(1 << 20), reaper: false, ..Settings::default() }) else {
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let pool = Pool::create(dir.path(), "maps").unwrap();
+    let ids: Vec<u64> = (0..2).map(|seed| write(&pool, &content(seed, 1 << 20))).collect();
+    let held = cache.map(&pool, &ids[..1], Temperature::Hot).unwrap();
+    let wanted = cache.map(&pool, &ids[1..], Temperature::Cold).unwrap();
+    held.get(0, 0, 900 << 10).unwrap();
+    let before = held.resident_bytes();
+    // As if another thread were dropping so many.
+    held.handle.core.dropping.fetch_add(1000, Ordering::AcqRel);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| wanted.get(0, 0, 256 << 10).unwrap().len());
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!((held.resident_bytes(), reader.is_finished()), (before, false));
+        held.handle.core.dropping.fetch_sub(1000, Ordering::AcqRel);
+        assert_eq!(reader.join().unwrap(), 256 << 10);
+    });
+    assert!(held.resident_bytes() < before);
+}
+
+#[test]
 fn what_was_popular_cools_down_by_the_uses_of_others() {
     // By the clock nothing does.
     let (watch, ttl) = (Some(Duration::from_millis(10)), Duration::from_secs(100_000));

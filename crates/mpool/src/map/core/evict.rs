@@ -98,6 +98,8 @@ impl Core {
     /// part of. Gives how many there were.
     fn drop_words(&self, map: &MapState, words: &[(usize, u64)]) -> usize {
         let _shape = map.shape.read();
+        let most: usize = words.iter().map(|&(_, mask)| mask.count_ones() as usize).sum();
+        self.dropping.fetch_add(most, Ordering::AcqRel);
         let (mut count, mut runs) = (0, Vec::new());
         for &(word, mask) in words {
             if map.is_huge(word * 64) {
@@ -111,6 +113,7 @@ impl Core {
         map.window.drop_runs(&self.process, &runs);
         map.resident_pages.fetch_sub(count, Ordering::Relaxed);
         self.resident.fetch_sub(count, Ordering::AcqRel);
+        self.dropping.fetch_sub(most, Ordering::AcqRel);
         count
     }
 

@@ -64,7 +64,7 @@ fn items() -> BTreeSet<&'static str> {
             Mlog::seek, Mlog::skip_damaged, Mlog::sync,
             Mdc::append, Mdc::append_freeing, Mdc::end_compaction, Mdc::props, Mdc::read, Mdc::rewind,
             Mdc::start_compaction, Mdc::sync, Mdc::usage,
-            Mcache::map, Mcache::new, Mcache::stats, McacheMap::advise, McacheMap::get, McacheMap::get_pages,
+            Mcache::map, Mcache::map_touched, Mcache::new, Mcache::stats, McacheMap::advise, McacheMap::get, McacheMap::get_pages,
             McacheMap::mblock, McacheMap::purge, McacheMap::resident_bytes, McacheMap::virtual_bytes,
             IoError::os, ROOT_MDC;
         variants: Access: Access::Exclusive, Access: Access::Shared, ObjectError: ObjectError::Mapped,

@@ -47,7 +47,7 @@ impl Workload {
         }
     }
 
-    /// Who takes part when no subjects are named.
+    /// The subjects that take part when none are named.
     fn subjects(self) -> Vec<&'static str> {
         match self {
             Self::B => SUBJECTS.to_vec(),

@@ -5,7 +5,7 @@
 //!
 //! | bytes | what |
 //! |---|---|
-//! | 0..4 | crc32c of: generation (8 bytes), position of the frame (8 bytes), bytes 4..24, payload |
+//! | 0..4 | crc32c of generation (8 bytes), position of the frame (8 bytes), bytes 4..24, payload |
 //! | 4..8 | length of the payload |
 //! | 8..12 | number of the record |
 //! | 12 | kind: 1 record, 2 clean close, 3 end of a compaction |

@@ -8,7 +8,7 @@ use crate::disk::superblock::{FORMAT_VERSION, NAMES, Superblock, write_superbloc
 use crate::error::{Damage, During, IoError, PoolError};
 use crate::objects::class;
 
-/// The superblock of a directory, from either of its files; `None`: there is none.
+/// The superblock of a directory, from either of its files; `None`: neither has one.
 pub(super) fn read_superblock(medium: &dyn Medium) -> Result<Option<(Superblock, Option<Damage>)>, PoolError> {
     let path = medium.path();
     let read = |name: &str| {

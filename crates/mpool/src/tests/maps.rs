@@ -287,7 +287,7 @@ fn what_is_needed_waits_for_memory_that_is_being_given_back() {
     let wanted = cache.map(&pool, &ids[1..], Temperature::Cold).unwrap();
     held.get(0, 0, 900 << 10).unwrap();
     let before = held.resident_bytes();
-    // As if another thread were dropping so many.
+    // As if another thread were dropping 1000 pages.
     held.handle.core.dropping.fetch_add(1000, Ordering::AcqRel);
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| wanted.get(0, 0, 256 << 10).unwrap().len());

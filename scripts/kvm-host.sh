@@ -6,7 +6,8 @@
 #   scripts/kvm-host.sh SCRIPT [NAME=VALUE...]
 #
 # SCRIPT (bash) runs there as root, with these variables. /tmp, /run and /dev/shm are empty and may be written. Its output is
-# this program's, with the kernel's complaints, which begin with "kernel: ".
+# this program's, with the kernel's complaints, which begin with "kernel: ". PAGEONE_CACHE is a directory with links to what the
+# cache has here.
 # Settings:
 #   PAGEONE_KVM_MEMORY   MiB (6144)
 #   PAGEONE_KVM_CPUS     (2)
@@ -28,7 +29,9 @@ mkdir -p "$work"/image/{bin,proc,sys,dev,host,modules}
 cp "$(command -v busybox)" "$work/image/bin/"
 cp guest/kvm-host/init "$work/image/init"
 cp "$script" "$work/image/script"
-printf 'export %q\n' "$@" > "$work/image/variables"
+# The cache can be written there, since guests' archives are made in it; the kernels are this machine's.
+printf '%s\n' 'mkdir -p /run/cache' "ln -s $(printf %q "$cache")/* /run/cache/" 'export PAGEONE_CACHE=/run/cache' > "$work/image/variables"
+printf 'export %q\n' "$@" >> "$work/image/variables"
 # shellcheck source=scripts/guest-modules.sh
 . scripts/guest-modules.sh
 guest_modules "$root" "$work/image/modules" virtio_pci 9pnet_virtio 9p kvm-amd vhost_net tun
@@ -64,8 +67,10 @@ stops() {
     sleep 20
     while printf 'stop\ncont\n'; do sleep 0.05; done
 }
-# Without cmpxchg16b, which QEMU 7.2 emulates with wrong flags.
-timeout "${PAGEONE_KVM_TIMEOUT:-5400}" "$emulator" "${options[@]}" -machine q35 -accel tcg,thread=multi -cpu max,-cx16,+svm \
+# Without cmpxchg16b, which QEMU 7.2 emulates with wrong flags; and without fast string instructions (ERMS, FSRM). A processor with
+# these moves a cache line at a time, the emulator a byte: kernel and C library would copy and clear memory ten times slower
+# than they need to, and nothing else would.
+timeout "${PAGEONE_KVM_TIMEOUT:-5400}" "$emulator" "${options[@]}" -machine q35 -accel tcg,thread=multi -cpu max,-cx16,-erms,-fsrm,+svm \
     -smp "${PAGEONE_KVM_CPUS:-2}" -m "${PAGEONE_KVM_MEMORY:-6144}" -kernel "$root/vmlinuz" -initrd "$work/initrd" \
     -append "console=ttyS0 quiet panic=-1 nokaslr no_timer_check mitigations=off" \
     -fsdev local,id=host,path=/,security_model=none,readonly=on,multidevs=remap -device virtio-9p-pci,fsdev=host,mount_tag=host \

@@ -113,8 +113,7 @@ const _: () = assert!(size_of::<sys::pm_scan_arg>() == 96);
 const _: () = assert!(std::mem::offset_of!(sys::pm_scan_arg, walk_end) == 32);
 const _: () = assert!(size_of::<sys::page_region>() == 24);
 
-/// Runs in one call. The kernel itself works in steps of 2 MiB (512 pages). The array takes 12 KiB
-/// of stack.
+/// Runs in one call, at most. The kernel itself works in steps of 2 MiB (512 pages).
 const RUNS: usize = 512;
 
 /// The longest gap, in bytes, that a call protects for nothing (there is nothing to protect in it,
@@ -226,6 +225,16 @@ impl Pagemap {
         result.map(|()| totals)
     }
 
+    /// Protects the matching pages of a short range, in one call. As [`Pagemap::scan`], but without
+    /// asking first which these are: others who have mapped the range lose all of it.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Pagemap::scan`].
+    pub fn protect(&self, range: Range, query: &Query) -> Result<(), Errno> {
+        self.walk(range, &Query { write_protect: true, ..*query }, &mut |_| Ok(()))
+    }
+
     /// Calls `each` with the runs of each system call.
     fn walk(
         &self,
@@ -234,7 +243,8 @@ impl Pagemap {
         each: &mut dyn FnMut(&[PageRun]) -> Result<(), Errno>,
     ) -> Result<(), Errno> {
         const NONE: sys::page_region = sys::page_region { start: 0, end: 0, categories: 0 };
-        let mut regions = [NONE; RUNS];
+        // For each call the kernel allocates, and may clear, as much again.
+        let mut regions = vec![NONE; (range.len / PAGE_SIZE).clamp(1, RUNS)];
         let end = range.end() as u64;
         let mut call = ScanCall(query.argument(range, &mut regions));
         let mut runs = Vec::new();
@@ -243,7 +253,7 @@ impl Pagemap {
             // `vec_len` regions that outlives the call.
             let filled = unsafe { ioctl::ioctl(&self.fd, &mut call) }?;
             runs.clear();
-            runs.extend(regions[..filled.min(RUNS)].iter().map(|region| PageRun {
+            runs.extend(regions[..filled.min(regions.len())].iter().map(|region| PageRun {
                 start: region.start as usize,
                 end: region.end as usize,
                 categories: Categories::from_bits_retain(region.categories),
@@ -297,7 +307,7 @@ fn to_protect(runs: &[PageRun]) -> Vec<Range> {
 
 impl Query {
     /// The ioctl's argument for a scan of `range` that reports to `regions`.
-    fn argument(&self, range: Range, regions: &mut [sys::page_region; RUNS]) -> sys::pm_scan_arg {
+    fn argument(&self, range: Range, regions: &mut [sys::page_region]) -> sys::pm_scan_arg {
         let mut flags = 0;
         if self.write_protect {
             flags |= u64::from(sys::PM_SCAN_WP_MATCHING);
@@ -312,7 +322,7 @@ impl Query {
             end: range.end() as u64,
             walk_end: 0,
             vec: regions.as_mut_ptr().expose_provenance() as u64,
-            vec_len: RUNS as u64,
+            vec_len: regions.len() as u64,
             max_pages: 0,
             category_inverted: self.inverted.bits(),
             category_mask: self.required.bits(),

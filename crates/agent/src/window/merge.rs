@@ -345,10 +345,9 @@ impl<'s> Window<'s> {
     /// next scan would do it, and a guest that has read them meanwhile would fault on them again.
     fn mark_frames(&self, part: Range) {
         let frames = Categories::WRITTEN | Categories::PRESENT | Categories::FILE;
-        let query = Query { write_protect: true, required: frames, ..Query::default() };
         if let Some(pagemap) = self.files.kept_pagemap() {
             // What is not marked is found by the next scan.
-            let _ = pagemap.scan(part, &query, &mut |_| {});
+            let _ = pagemap.protect(part, &Query { required: frames, ..Query::default() });
         }
     }
 

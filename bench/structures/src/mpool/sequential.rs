@@ -7,7 +7,7 @@
 use std::io::IoSlice;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ::mpool::{AlignedBuf, Allocation, MblockWriter, Pool};
 use anyhow::{Context, Result, ensure};
@@ -17,6 +17,8 @@ use super::zipf::Random;
 use bench_common::report::{Row, Sheet};
 
 const MBLOCK: usize = 32 << 20;
+/// As much memory as `fio` has in flight with four requests.
+const BUFFER: usize = 4 << 20;
 
 /// MiB a second.
 fn rate(bytes: usize, start: Instant) -> f64 {
@@ -41,6 +43,12 @@ impl Drop for Target<'_> {
     }
 }
 
+/// Waits until the medium has nothing to do: what was deleted before is given back to it later.
+fn settle() {
+    rustix::fs::sync();
+    std::thread::sleep(Duration::from_millis(300));
+}
+
 /// The rate of one `fio` job, in MiB/s; `None` without `fio`.
 fn fio(target: &Target<'_>, engine: &[&str], read: bool) -> Result<Option<f64>> {
     let mut command = Command::new("fio");
@@ -60,7 +68,7 @@ fn fio(target: &Target<'_>, engine: &[&str], read: bool) -> Result<Option<f64>> 
 /// Runs it.
 pub(super) fn run(directory: &Path, quick: bool, rounds: usize) -> Result<Vec<Row>> {
     let bytes = if quick { 256 << 20 } else { 1 << 30 };
-    let mut buffer = AlignedBuf::zeroed(4 << 20);
+    let mut buffer = AlignedBuf::zeroed(BUFFER);
     let mut random = Random::new(3);
     buffer.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&random.next().to_ne_bytes()));
     let pool = Pool::create(&directory.join("sequential-pool"), "bench")?;
@@ -69,16 +77,19 @@ pub(super) fn run(directory: &Path, quick: bool, rounds: usize) -> Result<Vec<Ro
         [("fio", &["--ioengine=psync"]), ("fio-io_uring-4", &["--ioengine=io_uring", "--iodepth=4"])];
     let mut theirs = [const { [const { Vec::new() }; 3] }; ENGINES.len()];
     for _ in 0..rounds.max(3) {
+        settle();
         let start = Instant::now();
         let mut writers = Vec::new();
         for _ in 0..bytes / MBLOCK {
             let mut writer = pool.mblock_alloc(Allocation { capacity: MBLOCK as u64, ..Allocation::default() })?;
-            (0..MBLOCK / buffer.len()).try_for_each(|_| writer.write(&[IoSlice::new(&buffer)]))?;
+            // The same bytes several times, as `fio` writes the same few buffers.
+            writer.write(&[IoSlice::new(&buffer); MBLOCK / BUFFER])?;
             writers.push(writer);
         }
         let ids = MblockWriter::commit_all(writers)?;
         ours[0].push(rate(bytes, start));
-        let mut into = AlignedBuf::zeroed(4 << 20);
+        let mut into = AlignedBuf::zeroed(BUFFER);
+        settle();
         let start = Instant::now();
         for &id in &ids {
             let mblock = pool.mblock(id)?;
@@ -89,6 +100,7 @@ pub(super) fn run(directory: &Path, quick: bool, rounds: usize) -> Result<Vec<Ro
         for (engine, times) in ENGINES.iter().zip(&mut theirs) {
             let target = Target { directory, bytes };
             for (read, times) in [false, true, false].into_iter().zip(times) {
+                settle();
                 times.extend(fio(&target, engine.1, read)?);
             }
         }

@@ -203,15 +203,19 @@ impl MediumFile for DiskFile {
         pieces.iter_mut().try_for_each(|piece| self.read_at(piece.into, piece.offset))
     }
 
-    fn write_while(&self, from: &[u8], offset: u64, meanwhile: &mut dyn FnMut()) -> io::Result<()> {
-        match uring::write_while(self.file.as_fd(), from, offset, meanwhile).transpose()? {
-            Some(true) => Ok(()),
-            Some(false) => self.write_at(from, offset),
-            None => {
-                meanwhile();
-                self.write_at(from, offset)
-            }
+    fn write_while(&self, parts: &[&[u8]], mut offset: u64, meanwhile: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+        let done = uring::write_while(self.file.as_fd(), parts, offset, meanwhile).transpose()?;
+        if done == Some(true) {
+            return Ok(());
         }
+        for part in parts {
+            if done.is_none() {
+                meanwhile(part);
+            }
+            self.write_at(part, offset)?;
+            offset += part.len() as u64;
+        }
+        Ok(())
     }
 
     fn read_while(&self, into: &mut [u8], offset: u64, landed: &mut dyn FnMut(usize, &[u8])) -> io::Result<()> {

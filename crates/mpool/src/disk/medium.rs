@@ -181,15 +181,20 @@ pub trait MediumFile: Send + Sync {
         pieces.iter_mut().try_for_each(|piece| self.read_at(piece.into, piece.offset))
     }
 
-    /// Writes as [`MediumFile::write_at`] and runs `meanwhile` once, during the write where the
-    /// medium can.
+    /// Writes the parts, one behind the other, as [`MediumFile::write_at`], several at a time where
+    /// the medium can. Gives each part, in order, to `meanwhile`; while it is being written where
+    /// the medium can.
     ///
     /// # Errors
     ///
     /// Those of [`MediumFile::write_at`].
-    fn write_while(&self, from: &[u8], offset: u64, meanwhile: &mut dyn FnMut()) -> io::Result<()> {
-        meanwhile();
-        self.write_at(from, offset)
+    fn write_while(&self, parts: &[&[u8]], mut offset: u64, meanwhile: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+        for part in parts {
+            meanwhile(part);
+            self.write_at(part, offset)?;
+            offset += part.len() as u64;
+        }
+        Ok(())
     }
 
     /// Reads as [`MediumFile::read_at`] and gives each part, with its place in `into`, to `landed`

@@ -142,39 +142,53 @@ pub(crate) fn read_many(fd: BorrowedFd<'_>, pieces: &mut [ReadPiece<'_>]) -> io:
     with_ring(run).unwrap_or(Ok(false))
 }
 
-/// Bytes of one request of [`write_while`] and [`read_while`].
+/// Bytes of one request of [`read_while`], and the most of one of [`write_while`].
 pub(crate) const REQUEST: usize = 1 << 20;
 
-/// Writes all of `from`, in several requests at a time, and runs `meanwhile`. `None`: nothing was
-/// done. `Some(false)`: not all was written, and where not is not known.
+/// Requests of [`write_while`] in flight.
+const WRITES: usize = 4;
+
+/// Writes the parts, one behind the other, several at a time, and gives each, in order, to
+/// `meanwhile` while it is being written. `None`: nothing was done. `Some(false)`: not all was
+/// written, and where not is not known.
 pub(crate) fn write_while(
     fd: BorrowedFd<'_>,
-    from: &[u8],
-    offset: u64,
-    meanwhile: &mut dyn FnMut(),
+    parts: &[&[u8]],
+    mut offset: u64,
+    meanwhile: &mut dyn FnMut(&[u8]),
 ) -> Option<io::Result<bool>> {
     let fd = types::Fd(fd.as_raw_fd());
-    if from.len() > DEPTH * REQUEST {
+    if parts.iter().any(|part| part.len() > REQUEST) {
         return None;
     }
     with_ring(|ring| {
         let mut flight = Flight { ring, flying: 0 };
-        for (number, part) in from.chunks(REQUEST).enumerate() {
-            let write = opcode::Write::new(fd, part.as_ptr(), part.len() as u32);
-            let write = write.offset(offset + (number * REQUEST) as u64).build().user_data(number as u64);
-            // SAFETY: `from` is borrowed for longer than the flight lives.
-            unsafe { flight.push(&write) };
-        }
-        flight.ring.submit()?;
-        meanwhile();
+        let (mut next, mut given) = (0, 0);
         let (mut whole, mut failed) = (true, None);
-        while flight.flying > 0 {
+        while given < parts.len() || flight.flying > 0 {
+            while next < parts.len() && flight.flying < WRITES && failed.is_none() {
+                let write = opcode::Write::new(fd, parts[next].as_ptr(), parts[next].len() as u32);
+                let write = write.offset(offset).build().user_data(next as u64);
+                // SAFETY: the parts are borrowed for longer than the flight lives.
+                unsafe { flight.push(&write) };
+                offset += parts[next].len() as u64;
+                next += 1;
+            }
+            if given < next {
+                flight.ring.submit()?;
+                parts[given..next].iter().for_each(|part| meanwhile(part));
+                given = next;
+            }
             flight.land(|number, code| match check(code) {
-                Ok(done) => whole &= done == REQUEST.min(from.len() - number as usize * REQUEST),
+                Ok(done) => whole &= done == parts[number as usize].len(),
                 Err(e) if unsupported(&e) => whole = false,
                 Err(e) => failed = Some(e),
             })?;
+            if failed.is_some() {
+                break;
+            }
         }
+        drop(flight);
         failed.map_or(Ok(whole), Err)
     })
 }

@@ -10,14 +10,13 @@ use crate::disk::checksum;
 use crate::disk::medium::ReadPiece;
 use crate::disk::record::{MblockRecord, Record};
 use crate::disk::space::Extent;
+use crate::disk::uring::REQUEST;
 use crate::error::{Damage, During, Object, ObjectError};
 use crate::objects::class::Class;
 use crate::objects::info::{MblockInfo, MblockProps};
 use crate::objects::inner::Inner;
 use crate::{BLOCK, MediaClass};
 
-/// Bytes written at a time.
-const PIECE: usize = 4 << 20;
 /// Bytes collected before they are written, when the caller's memory is not aligned.
 const STAGING: usize = 1 << 20;
 
@@ -138,41 +137,68 @@ impl MblockWriter {
         if wanted > self.capacity {
             return Err(ObjectError::Capacity { object, capacity: self.capacity, wanted });
         }
-        buffers.iter().try_for_each(|buffer| self.write_one(buffer)).inspect_err(|_| self.failed = true)
+        self.write_all(buffers).inspect_err(|_| self.failed = true)
     }
 
-    fn write_one(&mut self, mut bytes: &[u8]) -> Result<(), ObjectError> {
-        while !bytes.is_empty() {
-            let whole = bytes.len() / BLOCK * BLOCK;
-            if self.staged == 0 && whole > 0 && is_aligned(&bytes[..whole]) {
-                let (now, rest) = bytes.split_at(whole);
-                for piece in now.chunks(PIECE) {
-                    put(&self.class, self.extent, self.id, &mut self.written, &mut self.table, piece)?;
+    fn write_all(&mut self, buffers: &[IoSlice<'_>]) -> Result<(), ObjectError> {
+        // What needs no copy is written together: the medium then always has the next part.
+        let mut parts: Vec<&[u8]> = Vec::new();
+        for buffer in buffers {
+            let mut bytes: &[u8] = buffer;
+            while !bytes.is_empty() {
+                let whole = bytes.len() / BLOCK * BLOCK;
+                if self.staged == 0 && whole > 0 && is_aligned(&bytes[..whole]) {
+                    let (now, rest) = bytes.split_at(whole);
+                    parts.extend(now.chunks(REQUEST));
+                    bytes = rest;
+                    continue;
                 }
-                bytes = rest;
-                continue;
+                self.put(&std::mem::take(&mut parts))?;
+                bytes = self.stage(bytes)?;
             }
-            if self.staging.is_empty() {
-                self.staging = AlignedBuf::zeroed(STAGING);
-            }
-            let room = &mut self.staging[self.staged..];
-            let (now, rest) = bytes.split_at(bytes.len().min(room.len()));
-            room[..now.len()].copy_from_slice(now);
-            self.staged += now.len();
-            if self.staged == self.staging.len() {
-                self.flush()?;
-            }
-            bytes = rest;
         }
-        Ok(())
+        self.put(&parts)
+    }
+
+    /// Copies bytes, and writes what was copied when it is enough; gives those that are left.
+    fn stage<'a>(&mut self, bytes: &'a [u8]) -> Result<&'a [u8], ObjectError> {
+        if self.staging.is_empty() {
+            self.staging = AlignedBuf::zeroed(STAGING);
+        }
+        let room = &mut self.staging[self.staged..];
+        let (now, rest) = bytes.split_at(bytes.len().min(room.len()));
+        room[..now.len()].copy_from_slice(now);
+        self.staged += now.len();
+        if self.staged == self.staging.len() {
+            self.flush()?;
+        }
+        Ok(rest)
     }
 
     /// Writes the staged bytes; the last block is padded with zeros.
     fn flush(&mut self) -> Result<(), ObjectError> {
         let end = self.staged.next_multiple_of(BLOCK);
         self.staging[self.staged..end].fill(0);
-        put(&self.class, self.extent, self.id, &mut self.written, &mut self.table, &self.staging[..end])?;
+        let staging = std::mem::replace(&mut self.staging, AlignedBuf::zeroed(0));
         self.staged = 0;
+        let result = self.put(&[&staging[..end]]);
+        self.staging = staging;
+        result
+    }
+
+    /// Writes whole blocks behind those that are there.
+    fn put(&mut self, parts: &[&[u8]]) -> Result<(), ObjectError> {
+        if parts.is_empty() {
+            return Ok(());
+        }
+        let bytes: u64 = parts.iter().map(|part| part.len() as u64).sum();
+        let (id, table, at) = (self.id, &mut self.table, self.extent.offset + self.written);
+        self.class
+            .data
+            .write_while(parts, at, &mut |part| checksum::extend(table, id, part))
+            .during("writing", Object::Mblock(id))
+            .map_err(|e| crate::disk::log::full_or(e, self.class.class, bytes))?;
+        self.written += bytes;
         Ok(())
     }
 
@@ -254,24 +280,6 @@ impl Drop for MblockWriter {
             self.class.give(self.extent);
         }
     }
-}
-
-/// Writes whole blocks behind those that are there.
-fn put(
-    class: &Class,
-    extent: Extent,
-    id: u64,
-    written: &mut u64,
-    table: &mut Vec<u32>,
-    blocks: &[u8],
-) -> Result<(), ObjectError> {
-    class
-        .data
-        .write_while(blocks, extent.offset + *written, &mut || checksum::extend(table, id, blocks))
-        .during("writing", Object::Mblock(id))
-        .map_err(|e| crate::disk::log::full_or(e, class.class, blocks.len() as u64))?;
-    *written += blocks.len() as u64;
-    Ok(())
 }
 
 /// A committed mblock.

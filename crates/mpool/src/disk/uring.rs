@@ -142,7 +142,7 @@ pub(crate) fn read_many(fd: BorrowedFd<'_>, pieces: &mut [ReadPiece<'_>]) -> io:
     with_ring(run).unwrap_or(Ok(false))
 }
 
-/// Bytes of one request of [`read_while`], and the most of one of [`write_while`].
+/// The most bytes of a part of [`write_while`].
 pub(crate) const REQUEST: usize = 1 << 20;
 
 /// Requests of [`write_while`] in flight.
@@ -193,8 +193,12 @@ pub(crate) fn write_while(
     })
 }
 
+/// Bytes of one request of [`read_while`]. The medium has nothing to do while the last part is
+/// checked, so parts are smaller than those that are written.
+pub(crate) const READ: usize = 256 << 10;
+
 /// Requests of [`read_while`] in flight.
-const READS: usize = 4;
+const READS: usize = 16;
 
 /// Fills `into`, in several requests at a time, and gives each part, with its place, to `landed`
 /// when it is there, while others are still under way. `None`: nothing was done.
@@ -206,21 +210,21 @@ pub(crate) fn read_while(
 ) -> Option<io::Result<()>> {
     let fd = types::Fd(file.as_raw_fd());
     with_ring(|ring| {
-        let mut parts: Vec<&mut [u8]> = into.chunks_mut(REQUEST).collect();
+        let mut parts: Vec<&mut [u8]> = into.chunks_mut(READ).collect();
         let mut flight = Flight { ring, flying: 0 };
         let (mut next, mut failed) = (0, None);
         while (next < parts.len() && failed.is_none()) || flight.flying > 0 {
             while next < parts.len() && failed.is_none() && flight.flying < READS {
                 let part = &mut *parts[next];
                 let read = opcode::Read::new(fd, part.as_mut_ptr(), part.len() as u32);
-                let read = read.offset(offset + (next * REQUEST) as u64).build().user_data(next as u64);
+                let read = read.offset(offset + (next * READ) as u64).build().user_data(next as u64);
                 // SAFETY: the part is borrowed exclusively for longer than the flight lives, and
                 // not looked at before it has landed.
                 unsafe { flight.push(&read) };
                 next += 1;
             }
             flight.land(|number, code| {
-                let at = number as usize * REQUEST;
+                let at = number as usize * READ;
                 let part = &mut *parts[number as usize];
                 let result = match check(code) {
                     Ok(done) if done == part.len() => Ok(()),
@@ -236,4 +240,44 @@ pub(crate) fn read_while(
         }
         failed.map_or(Ok(()), Err)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn more_parts_than_fly_at_a_time_land_in_their_places() {
+        let file = tempfile::tempfile().unwrap();
+        // Of several lengths, so that a wrong offset shows.
+        let parts: Vec<Vec<u8>> = (1..40u8).map(|i| vec![i; usize::from(i) * 1000]).collect();
+        let parts: Vec<&[u8]> = parts.iter().map(|part| &part[..]).collect();
+        let mut seen = Vec::new();
+        let done = write_while(file.as_fd(), &parts, 5, &mut |part| seen.push(part[0]));
+        let Some(done) = done else { return eprintln!("SKIPPED: the kernel refuses io_uring") };
+        assert!(done.unwrap());
+        assert_eq!(seen, (1..40).collect::<Vec<u8>>());
+        let mut bytes = vec![0; parts.concat().len()];
+        file.read_exact_at(&mut bytes, 5).unwrap();
+        assert_eq!(bytes, parts.concat());
+    }
+
+    #[test]
+    fn every_part_that_is_read_is_given_once() {
+        let file = tempfile::tempfile().unwrap();
+        let bytes: Vec<u8> = (0..READ * 20 + 4096).map(|at| (at / 4096) as u8).collect();
+        file.write_all_at(&bytes, 0).unwrap();
+        let (mut into, mut parts) = (vec![0; bytes.len()], Vec::new());
+        let done = read_while(&file, &mut into, 0, &mut |at, part| {
+            assert_eq!(part, &bytes[at..at + part.len()]);
+            parts.push((at, part.len()));
+        });
+        let Some(done) = done else { return eprintln!("SKIPPED: the kernel refuses io_uring") };
+        done.unwrap();
+        parts.sort_unstable();
+        assert_eq!(parts.iter().map(|part| part.1).sum::<usize>(), bytes.len());
+        assert!(parts.windows(2).all(|two| two[0].0 + two[0].1 == two[1].0) && into == bytes);
+    }
 }

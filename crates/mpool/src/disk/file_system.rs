@@ -220,7 +220,8 @@ impl MediumFile for DiskFile {
 
     fn read_while(&self, into: &mut [u8], offset: u64, landed: &mut dyn FnMut(usize, &[u8])) -> io::Result<()> {
         // A single request has nothing to overlap with, and this way is shorter.
-        let several = (into.len() > uring::READ).then(|| uring::read_while(&self.file, into, offset, landed)).flatten();
+        let several =
+            (into.len() > uring::REQUEST).then(|| uring::read_while(&self.file, into, offset, landed)).flatten();
         several.unwrap_or_else(|| {
             self.read_at(into, offset)?;
             landed(0, into);

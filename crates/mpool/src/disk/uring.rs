@@ -142,7 +142,7 @@ pub(crate) fn read_many(fd: BorrowedFd<'_>, pieces: &mut [ReadPiece<'_>]) -> io:
     with_ring(run).unwrap_or(Ok(false))
 }
 
-/// The most bytes of a part of [`write_while`].
+/// Bytes of one request of [`read_while`], and the most of one of [`write_while`].
 pub(crate) const REQUEST: usize = 1 << 20;
 
 /// Requests of [`write_while`] in flight.
@@ -193,12 +193,8 @@ pub(crate) fn write_while(
     })
 }
 
-/// Bytes of one request of [`read_while`]. The medium has nothing to do while the last part is
-/// checked, so parts are smaller than those that are written.
-pub(crate) const READ: usize = 256 << 10;
-
 /// Requests of [`read_while`] in flight.
-const READS: usize = 16;
+const READS: usize = 4;
 
 /// Fills `into`, in several requests at a time, and gives each part, with its place, to `landed`
 /// when it is there, while others are still under way. `None`: nothing was done.
@@ -210,21 +206,21 @@ pub(crate) fn read_while(
 ) -> Option<io::Result<()>> {
     let fd = types::Fd(file.as_raw_fd());
     with_ring(|ring| {
-        let mut parts: Vec<&mut [u8]> = into.chunks_mut(READ).collect();
+        let mut parts: Vec<&mut [u8]> = into.chunks_mut(REQUEST).collect();
         let mut flight = Flight { ring, flying: 0 };
         let (mut next, mut failed) = (0, None);
         while (next < parts.len() && failed.is_none()) || flight.flying > 0 {
             while next < parts.len() && failed.is_none() && flight.flying < READS {
                 let part = &mut *parts[next];
                 let read = opcode::Read::new(fd, part.as_mut_ptr(), part.len() as u32);
-                let read = read.offset(offset + (next * READ) as u64).build().user_data(next as u64);
+                let read = read.offset(offset + (next * REQUEST) as u64).build().user_data(next as u64);
                 // SAFETY: the part is borrowed exclusively for longer than the flight lives, and
                 // not looked at before it has landed.
                 unsafe { flight.push(&read) };
                 next += 1;
             }
             flight.land(|number, code| {
-                let at = number as usize * READ;
+                let at = number as usize * REQUEST;
                 let part = &mut *parts[number as usize];
                 let result = match check(code) {
                     Ok(done) if done == part.len() => Ok(()),
@@ -267,7 +263,7 @@ mod tests {
     #[test]
     fn every_part_that_is_read_is_given_once() {
         let file = tempfile::tempfile().unwrap();
-        let bytes: Vec<u8> = (0..READ * 20 + 4096).map(|at| (at / 4096) as u8).collect();
+        let bytes: Vec<u8> = (0..REQUEST * 20 + 4096).map(|at| (at / 4096) as u8).collect();
         file.write_all_at(&bytes, 0).unwrap();
         let (mut into, mut parts) = (vec![0; bytes.len()], Vec::new());
         let done = read_while(&file, &mut into, 0, &mut |at, part| {

@@ -1,11 +1,11 @@
 //! Checkpoints in a pool: pages stored once, and for each checkpoint a map of pages.
 //!
-//! A *data* mblock holds up to 8192 pages, followed by their hashes. A *map* mblock holds 8 bytes
-//! for each page of a checkpoint: the data mblock's identity and the page in it (`id << 16 |
-//! page`), or 0 for zeros. The pool's root MDC lists the mblocks and their kinds (`list`). The
-//! record of a checkpoint names the data mblocks that its map names, so the records say how many
-//! checkpoints need each of them. A data mblock that no checkpoint needs, and an mblock without a
-//! record, are left over from an interruption; they are removed when the next checkpoint begins.
+//! A *data* mblock holds up to 8192 pages, followed by their hashes. The *map* of a checkpoint says
+//! where each page is; checkpoints share the parts of their maps that are equal (`map`). The pool's
+//! root MDC lists data mblocks and checkpoints (`list`). The record of a checkpoint names the
+//! mblocks that its map needs, so the records say how many checkpoints need each of them. A data
+//! mblock that no checkpoint needs, and an mblock without a record, are left over from an
+//! interruption; they are removed when the next checkpoint begins.
 //!
 //! A page is looked up by its hash (128 bits of XXH3, seeded with the pool's identity) in the
 //! [`index`], and then compared with the pool's page byte by byte (`pages`); only this comparison
@@ -20,6 +20,7 @@ mod check;
 mod error;
 pub mod index;
 mod list;
+mod map;
 mod pages;
 mod remove;
 mod repack;
@@ -39,7 +40,7 @@ pub use error::{
     StoreError, Warning,
 };
 use index::{Index, Limits, Run};
-use list::{Entry, FORMAT, Ids, List, encode};
+use list::{Entry, FORMAT, List, Needs, encode};
 pub use repack::Repacked;
 pub use usage::{Held, Usage};
 pub use view::View;
@@ -70,25 +71,21 @@ pub struct Checkpoint {
     pub regions: Vec<(u64, u64)>,
     /// Number of pages that the pool did not have.
     pub new_pages: u64,
-    /// The map mblock.
-    map: u64,
-    /// The map mblock that it had first. No other checkpoint of the pool has this number.
+    /// Blocks ([`mpool::BLOCK`]) of its map that no other checkpoint had.
+    pub map_pages: u64,
+    /// The mblock with the root of its map.
+    root: u64,
+    /// The root that it had first. No other checkpoint of the pool has this number.
     number: u64,
-    /// The data mblocks that the map names.
+    /// The other mblocks that it needs.
     #[serde(skip)]
-    needs: Ids,
+    needs: Needs,
 }
 
 impl Checkpoint {
     /// Bytes of memory in all regions.
     pub fn bytes(&self) -> u64 {
         self.regions.iter().fold(0, |sum, (_, len)| sum.saturating_add(*len))
-    }
-
-    /// Pages ([`mpool::BLOCK`]) of the map mblock.
-    pub fn map_pages(&self) -> u64 {
-        let page = mpool::BLOCK as u64;
-        (self.bytes() / page * 8).div_ceil(page)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Checking the records against the maps.
 
-use super::list::{Entry, Ids, discount};
-use super::{Catalog, Checkpoint, Finding, StoreError};
+use super::list::{Entry, Ids, Needs, discount};
+use super::{Catalog, Checkpoint, Finding, Flaw, StoreError, View};
 
 impl Catalog {
     /// Reads all maps, and compares the data mblocks that they name with those that the records
@@ -13,23 +13,33 @@ impl Catalog {
         let repair = repair && self.view.damage.is_none();
         let mut findings = Vec::new();
         for checkpoint in self.view.checkpoints.clone() {
-            let needs = match self.view.map(&checkpoint) {
-                Ok(map) => Ids::of_map(&map),
-                Err(e) => {
-                    findings.push(Finding::Unreadable(e));
+            let data = match self.view.named(&checkpoint) {
+                Ok(data) => data,
+                Err(flaw) => {
+                    findings.push(Finding::Unreadable(self.view.damaged(&checkpoint.name, flaw)));
                     continue;
                 }
             };
-            if needs == checkpoint.needs {
+            if data == checkpoint.needs.data {
                 continue;
             }
             findings.push(Finding::Needs { name: checkpoint.name.clone(), repaired: repair });
             if repair {
+                let needs = Needs { data, ..checkpoint.needs.clone() };
                 self.append(&[Entry::Checkpoint(checkpoint.clone(), needs.clone())])?;
-                discount(&mut self.view.data, &checkpoint.needs);
+                discount(&mut self.view.data, &checkpoint.needs.data);
                 self.enter(Checkpoint { needs, ..checkpoint });
             }
         }
         Ok(findings)
+    }
+}
+
+impl View {
+    /// The data mblocks that a map names. All of the map is read.
+    fn named(&self, checkpoint: &Checkpoint) -> Result<Ids, Flaw> {
+        let root = self.root(checkpoint)?;
+        self.leaves(root.named()).try_for_each(|(_, leaf)| leaf.map(drop))?;
+        Ok(root.data())
     }
 }

@@ -34,12 +34,20 @@ pub enum StoreError {
     /// A record cannot be encoded.
     #[error("cannot encode a record")]
     Encode(#[from] postcard::Error),
+    /// A part of the map cannot be read on which the new one builds.
+    #[error("cannot read the map of the checkpoint before; with --full the next one does not need it")]
+    Earlier(#[source] Flaw),
 }
 
 impl StoreError {
     /// Whether the pool is full.
     pub fn is_full(&self) -> bool {
         matches!(self, Self::Object(ObjectError::Full { .. }))
+    }
+
+    /// Whether the checkpoint can be stored if all of the memory is read.
+    pub fn is_earlier(&self) -> bool {
+        matches!(self, Self::Earlier(_))
     }
 }
 
@@ -119,13 +127,24 @@ pub enum Flaw {
     /// The regions are not whole pages, or larger than an address space.
     #[error("its regions have {0} bytes, which cannot be")]
     Regions(u64),
-    /// The map does not have 8 bytes for each page.
-    #[error("its map has {is} bytes, and {expected} for the memory that it stands for")]
-    MapLength {
-        /// The map's length in bytes.
+    /// The root of the map is none.
+    #[error("mblock {0:#x} is not the root of a map")]
+    Root(u64),
+    /// The map is one of a larger or a smaller memory.
+    #[error("its map has {is} pages, and its memory {expected}")]
+    Pages {
+        /// Pages of the map.
         is: u64,
-        /// The length in bytes for the regions.
+        /// Pages of the regions.
         expected: u64,
+    },
+    /// A leaf has other places than the root says.
+    #[error("leaf {slot} in mblock {mblock:#x} is not the one that its map names")]
+    Leaf {
+        /// Position of the leaf in the mblock.
+        slot: u32,
+        /// The mblock.
+        mblock: u64,
     },
     /// The map names a page that no data mblock has.
     #[error("page {page} of data mblock {mblock:#x} is not there")]

@@ -9,7 +9,7 @@ use super::index::Run;
 use super::{Checkpoint, OpenError, StoreError};
 
 /// Version of the format, in the root MDC's first record.
-pub(super) const FORMAT: u32 = 2;
+pub(super) const FORMAT: u32 = 3;
 
 /// A record of the root MDC.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -18,8 +18,8 @@ pub(super) enum Entry {
     Format(u32),
     /// Data mblocks, by identity and number of pages. Each counts while a checkpoint needs it.
     Data(Vec<(u64, u32)>),
-    /// A checkpoint, and the data mblocks that its map names. It replaces one of the same name.
-    Checkpoint(Checkpoint, Ids),
+    /// A checkpoint, and the mblocks that it needs. It replaces one of the same name.
+    Checkpoint(Checkpoint, Needs),
     /// The checkpoint of this name is removed.
     Gone(String),
     /// These data mblocks are removed.
@@ -31,6 +31,15 @@ pub(super) enum Entry {
 
 pub(super) fn encode(entries: &[Entry]) -> Result<Vec<Vec<u8>>, StoreError> {
     entries.iter().map(|entry| Ok(postcard::to_allocvec(entry)?)).collect()
+}
+
+/// The mblocks that a checkpoint needs, beside the root of its map.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Needs {
+    /// Data mblocks with its pages.
+    pub(super) data: Ids,
+    /// Mblocks with leaves of its map, ascending. The root names them by their position in here.
+    pub(super) leaves: Vec<u64>,
 }
 
 /// A set of mblocks, as runs of consecutive identities: first and count.
@@ -52,10 +61,10 @@ impl FromIterator<u64> for Ids {
 }
 
 impl Ids {
-    /// The data mblocks that a map names.
-    pub(super) fn of_map(map: &[u64]) -> Self {
+    /// The data mblocks that places are in.
+    pub(super) fn of_places(places: &[u64]) -> Self {
         let mut ids: Vec<u64> = Vec::new();
-        for at in map.iter().filter(|at| **at != 0) {
+        for at in places.iter().filter(|at| **at != 0) {
             if ids.last() != Some(&(at >> 16)) {
                 ids.push(at >> 16);
             }
@@ -63,6 +72,29 @@ impl Ids {
         ids.sort_unstable();
         ids.dedup();
         ids.into_iter().collect()
+    }
+
+    /// Those that are in any of these sets.
+    pub(super) fn union<'a>(sets: impl Iterator<Item = &'a Self>) -> Self {
+        let mut all: Vec<(u64, u32)> = Vec::new();
+        // Most leaves name what the one before names.
+        sets.flat_map(|set| &set.0).for_each(|run| {
+            if all.last() != Some(run) {
+                all.push(*run);
+            }
+        });
+        all.sort_unstable();
+        let mut union: Vec<(u64, u32)> = Vec::new();
+        for (first, count) in all {
+            let end = first.saturating_add(u64::from(count));
+            match union.last_mut() {
+                Some((start, len)) if first <= start.saturating_add(u64::from(*len)) && end - *start <= u64::from(u32::MAX) => {
+                    *len = (*len).max((end - *start) as u32);
+                }
+                _ => union.push((first, count)),
+            }
+        }
+        Self(union)
     }
 
     /// Those of the set that are keys of `data`: what a record says is not taken for what there is.
@@ -123,7 +155,7 @@ impl List {
         }
         list.damage = list.damage.or_else(|| mdc.damage().first().map(ToString::to_string));
         for checkpoint in &list.checkpoints {
-            count(&mut list.data, &checkpoint.needs);
+            count(&mut list.data, &checkpoint.needs.data);
         }
         Ok(list)
     }
@@ -179,7 +211,7 @@ mod tests {
     #[test]
     fn mblocks_are_counted_by_what_names_them() {
         let map = [5 << 16, 0, 5 << 16 | 3, 9 << 16, 6 << 16, 5 << 16 | 1];
-        let needs = Ids::of_map(&map);
+        let needs = Ids::of_places(&map);
         assert_eq!(needs, Ids(vec![(5, 2), (9, 1)]));
         assert!(
             [5, 6, 9].iter().all(|id| needs.contains(*id)) && ![0, 4, 7, 8, 10].iter().any(|id| needs.contains(*id))
@@ -191,5 +223,15 @@ mod tests {
         assert_eq!(counts(&data), [1, 2, 1, 2]);
         assert_eq!(discount(&mut data, &needs), [5]);
         assert_eq!(counts(&data), [0, 1, 1, 1]);
+    }
+
+    #[test]
+    fn the_union_of_sets_has_each_mblock_once() {
+        let sets = [vec![(5, 2), (9, 1)], vec![(5, 2), (9, 1)], vec![(1, 1), (6, 2), (8, 1)], vec![(5, 1), (12, 3)]];
+        let sets = sets.map(Ids);
+        assert_eq!(Ids::union(sets.iter()), Ids(vec![(1, 1), (5, 5), (12, 3)]));
+        let wide = [Ids(vec![(0, u32::MAX), (u64::MAX - 1, 7)]), Ids(vec![(7, u32::MAX), (u64::MAX, u32::MAX)])];
+        let union = Ids::union(wide.iter());
+        assert!([0, 7, 1 << 32, u64::MAX - 1].iter().all(|id| union.contains(*id)), "{union:?}");
     }
 }

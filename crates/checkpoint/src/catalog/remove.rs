@@ -6,7 +6,7 @@ use mpool::ObjectError;
 
 use super::index::Index;
 use super::list::{Entry, discount};
-use super::{Catalog, RemoveError, StoreError};
+use super::{Catalog, Checkpoint, RemoveError, StoreError};
 
 /// Data mblocks that are removed at once.
 const REMOVED_AT_ONCE: usize = 256;
@@ -24,12 +24,27 @@ impl Catalog {
         self.index = None;
         self.append_freeing(&[Entry::Gone(name.into())])?;
         self.view.checkpoints.retain(|c| c.name != name);
-        let unneeded = discount(&mut self.view.data, &checkpoint.needs);
+        let unneeded = discount(&mut self.view.data, &checkpoint.needs.data);
         self.remove_data(&unneeded)?;
         if self.checkpoints.is_empty() {
             self.drop_index()?;
         }
-        Ok(self.delete(&[checkpoint.map])?)
+        Ok(self.delete_map(&checkpoint)?)
+    }
+
+    /// Deletes the root of a checkpoint that is not in the list any more, and the leaves that no
+    /// other checkpoint needs.
+    pub(super) fn delete_map(&self, gone: &Checkpoint) -> Result<(), StoreError> {
+        let needed: HashSet<u64> = self.maps().collect();
+        let all = gone.needs.leaves.iter().chain([&gone.root]).copied();
+        // Whatever its record said, no data are deleted.
+        let unneeded: Vec<u64> = all.filter(|id| !needed.contains(id) && !self.data.contains_key(id)).collect();
+        self.delete(&unneeded)
+    }
+
+    /// The mblocks of all maps.
+    pub(super) fn maps(&self) -> impl Iterator<Item = u64> {
+        self.checkpoints.iter().flat_map(|c| c.needs.leaves.iter().copied().chain([c.root]))
     }
 
     /// Removes data mblocks that no checkpoint needs.
@@ -59,7 +74,7 @@ impl Catalog {
         self.remove_data(&unneeded)?;
         let open = self.index.iter().flat_map(Index::runs);
         let index = self.runs.iter().chain(open).flat_map(|run| &run.parts).map(|part| part.id);
-        let known: HashSet<u64> = self.checkpoints.iter().map(|c| c.map).chain(index).collect();
+        let known: HashSet<u64> = self.maps().chain(index).collect();
         let needed = |id: &u64| known.contains(id) || self.data.contains_key(id);
         let leftovers: Vec<u64> = self.pool.mblocks().iter().map(|m| m.id).filter(|id| !needed(id)).collect();
         Ok(self.pool.mblock_delete(&leftovers)?)

@@ -1,8 +1,9 @@
 //! Repacking: what is left of data mblocks that are half empty moves into new ones.
 //!
 //! 1. The live pages of some data mblocks are read, checked and stored in new data mblocks.
-//! 2. For each checkpoint that needs one of them a new map is written, and recorded with the new
-//!    data mblocks. That record replaces the one before; nothing else does.
+//! 2. For each checkpoint that needs one of them the leaves of its map that name them are written
+//!    anew, and recorded with the new data mblocks. That record replaces the one before; nothing
+//!    else does. Leaves that checkpoints share are written once.
 //! 3. When no checkpoint needs the old data mblocks any more they are removed.
 //!
 //! An interruption leaves checkpoints with the old map and others with the new one. Both are whole,
@@ -13,7 +14,8 @@ use std::collections::{HashMap, HashSet};
 use mpool::{AlignedBuf, BLOCK, MblockWriter, ObjectError};
 
 use super::index::{Index, Known};
-use super::list::{Data, Entry, Ids, discount};
+use super::list::{Data, Entry, discount};
+use super::map::{Changes, LEAF, Leaf, NewMap};
 use super::pages::{InPool, Pages};
 use super::usage::{Marked, is_sparse};
 use super::{Catalog, Checkpoint, RepackError, StoreError};
@@ -34,8 +36,16 @@ pub struct Repacked {
     pub left: u64,
 }
 
-/// Pages that were moved: places by earlier places.
-type Moved = HashMap<u64, u64>;
+/// What was moved.
+#[derive(Default)]
+struct Moved {
+    /// Data mblocks whose pages are elsewhere too.
+    from: HashSet<u64>,
+    /// New places of pages by earlier ones.
+    places: HashMap<u64, u64>,
+    /// New leaves by mblock and slot of the earlier ones.
+    leaves: HashMap<(u64, u32), Option<Leaf>>,
+}
 
 impl Catalog {
     /// Moves what is left of data mblocks of which at least half of the pages are gone, and removes
@@ -57,7 +67,7 @@ impl Catalog {
         let sparse = view.data.iter().filter(|(id, data)| is_sparse(data.pages, live.count(**id)));
         // What a map names that cannot be read is not known to be gone.
         let (keep, go): (Vec<u64>, Vec<u64>) =
-            sparse.map(|(id, _)| *id).partition(|id| unreadable.iter().any(|c| c.needs.contains(*id)));
+            sparse.map(|(id, _)| *id).partition(|id| unreadable.iter().any(|c| c.needs.data.contains(*id)));
         all.left = keep.len() as u64;
         let mut rest = &go[..];
         while !rest.is_empty() {
@@ -84,15 +94,14 @@ impl Catalog {
         all: &mut Repacked,
     ) -> Result<(), RepackError> {
         let mut pages = Pages::new(&self.view.pool);
-        let mut moved = Moved::new();
-        let mut gone = HashSet::new();
+        let mut moved = Moved::default();
         for &id in ids {
             // One that cannot be read is left: it is damaged, and its checkpoints say so.
             match self.read_live(id, live)? {
                 Some(found) => {
                     for (at, hash, page) in found {
                         let new = pages.put(&page, hash)?;
-                        moved.insert(at, new);
+                        moved.places.insert(at, new);
                         let known = InPool { pool: &self.view.pool, data: &self.view.data, open: pages.open() };
                         index.add(hash, new, &known)?;
                         if let Some((id, pages)) = pages.finish_full()? {
@@ -100,7 +109,7 @@ impl Catalog {
                             self.view.data.insert(id, Data { pages, needed: 0 });
                         }
                     }
-                    gone.insert(id);
+                    moved.from.insert(id);
                 }
                 None => all.left += 1,
             }
@@ -112,17 +121,17 @@ impl Catalog {
         self.view.data.extend(filled.iter().map(|&(id, pages)| (id, Data { pages, needed: 0 })));
         let mut new = vec![Entry::Data(filled)];
         for checkpoint in self.view.checkpoints.clone() {
-            if gone.iter().any(|id| checkpoint.needs.contains(*id)) {
-                self.replace_map(&checkpoint, &moved, std::mem::take(&mut new))?;
+            if moved.from.iter().any(|id| checkpoint.needs.data.contains(*id)) {
+                self.replace_map(&checkpoint, &mut moved, std::mem::take(&mut new))?;
             }
         }
         let unneeded = |id: &&u64| self.view.data.get(*id).is_some_and(|data| data.needed == 0);
-        let gone: Vec<u64> = gone.iter().filter(unneeded).copied().collect();
+        let gone: Vec<u64> = moved.from.iter().filter(unneeded).copied().collect();
         let before: u64 = gone.iter().filter_map(|id| self.view.data.get(id)).map(|data| u64::from(data.pages)).sum();
         self.remove_data(&gone)?;
         all.mblocks += gone.len() as u64;
-        all.moved += moved.len() as u64;
-        all.freed += before.saturating_sub(moved.len() as u64);
+        all.moved += moved.places.len() as u64;
+        all.freed += before.saturating_sub(moved.places.len() as u64);
         Ok(())
     }
 
@@ -145,17 +154,41 @@ impl Catalog {
     }
 
     /// Gives a checkpoint a map with the new places, recorded behind `entries`.
-    fn replace_map(&mut self, old: &Checkpoint, moved: &Moved, mut entries: Vec<Entry>) -> Result<(), RepackError> {
-        let mut map = self.view.map(old)?;
-        map.iter_mut().for_each(|at| *at = moved.get(at).copied().unwrap_or(*at));
-        let writer = self.map_writer(&map)?;
-        let (id, needs) = (writer.id(), Ids::of_map(&map));
-        writer.commit()?;
-        let new = Checkpoint { map: id, needs: needs.clone(), ..old.clone() };
+    fn replace_map(
+        &mut self,
+        old: &Checkpoint,
+        moved: &mut Moved,
+        mut entries: Vec<Entry>,
+    ) -> Result<(), RepackError> {
+        let flawed = |flaw| self.view.damaged(&old.name, flaw);
+        let before = self.view.root(old).map_err(flawed)?;
+        let mut base = before.clone();
+        for leaf in &mut base.0 {
+            let new = leaf.as_ref().and_then(|leaf| moved.leaves.get(&(leaf.mblock, leaf.slot)));
+            if let Some(new) = new {
+                leaf.clone_from(new);
+            }
+        }
+        let mut changes = Changes::new((old.bytes() / BLOCK as u64) as usize);
+        let names = |leaf: &Leaf| moved.from.iter().any(|id| leaf.data.contains(*id));
+        for (number, places) in self.view.leaves(base.named().filter(|(_, leaf)| names(leaf))) {
+            for (page, at) in places.map_err(flawed)?.iter().enumerate() {
+                if let Some(new) = moved.places.get(at) {
+                    changes.set((number * LEAF + page) as u64, *new);
+                }
+            }
+        }
+        let new = self.view.write_map(base, &changes)?;
+        for (before, after) in before.0.into_iter().zip(&new.root.0).filter(|(before, after)| before != *after) {
+            moved.leaves.extend(before.map(|leaf| ((leaf.mblock, leaf.slot), after.clone())));
+        }
+        let NewMap { id, needs, writers, .. } = new;
+        MblockWriter::commit_all(writers)?;
+        let new = Checkpoint { root: id, needs: needs.clone(), ..old.clone() };
         entries.push(Entry::Checkpoint(new.clone(), needs));
         self.append(&entries)?;
-        discount(&mut self.view.data, &old.needs);
+        discount(&mut self.view.data, &old.needs.data);
         self.enter(new);
-        Ok(self.delete(&[old.map])?)
+        Ok(self.delete_map(old)?)
     }
 }

@@ -1,6 +1,7 @@
 //! Checkpoints in pools on disk: kept once, removed, damaged, cut short.
 
 mod kills;
+mod leaves;
 mod medium;
 mod scale;
 
@@ -42,6 +43,20 @@ fn pages_of(seeds: &[u64]) -> Vec<Vec<u8>> {
 
 fn load(pool: &Pool, name: &str) -> Vec<Vec<u8>> {
     load_from(&Catalog::open(pool).unwrap(), name)
+}
+
+impl View {
+    /// The place of each page.
+    fn map(&self, checkpoint: &Checkpoint) -> Result<Vec<u64>, ReadError> {
+        let flawed = |flaw| self.damaged(&checkpoint.name, flaw);
+        let root = self.root(checkpoint).map_err(flawed)?;
+        let mut map = vec![0; (checkpoint.bytes() / BLOCK as u64) as usize];
+        for (number, places) in self.leaves(root.named()) {
+            let pages = map.iter_mut().skip(number * map::LEAF);
+            pages.zip(*places.map_err(flawed)?).for_each(|(to, at)| *to = at);
+        }
+        Ok(map)
+    }
 }
 
 fn load_from(catalog: &View, name: &str) -> Vec<Vec<u8>> {
@@ -120,7 +135,7 @@ fn data_of_no_checkpoint_are_removed_and_never_missed() {
     let gone = ["one", "two", "three"].map(|name| Entry::Gone(name.into()));
     Catalog::open(&pool).unwrap().append(&gone).unwrap();
     assert_eq!(store(&pool, "four", &[3]).new_pages, 1);
-    assert_eq!(pool.mblocks().len(), 2, "data and map of the last one");
+    assert_eq!(pool.mblocks().len(), 3, "data, leaves and root of the last one");
 }
 
 #[test]
@@ -141,17 +156,17 @@ fn what_is_given_up_frees_its_space_at_once() {
 }
 
 #[test]
-fn what_is_carried_is_what_an_earlier_checkpoint_has() {
+fn what_is_not_stored_is_what_the_earlier_checkpoint_has() {
     let dir = tempfile::tempdir().unwrap();
     let pool = Pool::create(&dir.path().join("pool"), "test").unwrap();
     let first = store(&pool, "first", &[1, 2, 3]);
     let label = Catalog::label(&pool, &first);
     let mut writer = Catalog::open(&pool).unwrap().begin("second").unwrap();
-    assert!(writer.earlier("something", &first.regions).unwrap().is_none());
-    assert!(writer.earlier(&label, &[(4096, 3 * BLOCK as u64)]).unwrap().is_none(), "of other memory");
-    let map = writer.earlier(&label, &first.regions).unwrap().unwrap();
     writer.set_pages(3);
-    (0..3).for_each(|page| writer.carry(page, map[page as usize]));
+    let present = || vec![0b111];
+    assert!(!writer.go_on("something", &first.regions, present()).unwrap());
+    assert!(!writer.go_on(&label, &[(4096, 3 * BLOCK as u64)], present()).unwrap(), "of other memory");
+    assert!(writer.go_on(&label, &first.regions, present()).unwrap());
     writer.put(&[1], &page(9), &[hash(&page(9), writer.seed())]).unwrap();
     writer.put(&[2], &[0; BLOCK], &[None]).unwrap();
     writer.commit("test".into(), first.regions.clone()).unwrap();
@@ -165,17 +180,25 @@ fn records_that_do_not_fit_the_mblocks_are_refused() {
     let pool = Pool::create(&dir.path().join("pool"), "test").unwrap();
     let one = store(&pool, "one", &[1, 2, 3]);
     let page = BLOCK as u64;
+    let data = *Catalog::open(&pool).unwrap().data.keys().next().unwrap();
     let wrong = [
         Checkpoint { regions: vec![(0, 4 * page)], ..one.clone() },
         Checkpoint { regions: vec![(0, 3 * page - 1)], ..one.clone() },
         Checkpoint { regions: vec![(0, u64::MAX - 4095), (0, u64::MAX - 4095)], ..one.clone() },
-        Checkpoint { map: 77, ..one.clone() },
-        // Data, not a map.
-        Checkpoint { map: one.map - 1, regions: vec![(0, (3 * (page + HASH as u64)) / 8 * page)], ..one.clone() },
+        Checkpoint { root: 77, ..one.clone() },
+        // Data, or leaves, and no root.
+        Checkpoint { root: data, ..one.clone() },
+        Checkpoint { root: one.needs.leaves[0], ..one.clone() },
+        // Another root.
+        Checkpoint { root: store(&pool, "other", &[7; 600]).root, ..one.clone() },
+        // Data in the place of leaves, and none at all.
+        Checkpoint { needs: Needs { leaves: vec![data], ..one.needs.clone() }, ..one.clone() },
+        Checkpoint { needs: Needs { leaves: Vec::new(), ..one.needs.clone() }, ..one.clone() },
     ];
     for (i, wrong) in wrong.into_iter().enumerate() {
         let name = format!("wrong-{i}");
-        let entry = Entry::Checkpoint(Checkpoint { name: name.clone(), ..wrong }, one.needs.clone());
+        let needs = wrong.needs.clone();
+        let entry = Entry::Checkpoint(Checkpoint { name: name.clone(), ..wrong }, needs);
         Catalog::open(&pool).unwrap().append(&[entry]).unwrap();
         let catalog = Catalog::open(&pool).unwrap();
         let error = catalog.map(catalog.find(&name).unwrap()).unwrap_err();
@@ -198,5 +221,5 @@ fn what_was_cut_short_leaves_nothing() {
     drop(writer);
     assert_eq!(pool.mblocks().len(), 1, "the first data mblock was committed");
     store(&pool, "whole", &[1]);
-    assert_eq!(pool.mblocks().len(), 2, "it is gone; data and map of the new one are there");
+    assert_eq!(pool.mblocks().len(), 3, "it is gone; data and map of the new one are there");
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::{PAGES, View};
+use super::{Checkpoint, Flaw, PAGES, View};
 
 /// A bit for each page of a data mblock.
 pub(super) type Bits = Box<[u64; PAGES / 64]>;
@@ -12,19 +12,39 @@ pub(super) type Bits = Box<[u64; PAGES / 64]>;
 pub(super) struct Marked(HashMap<u64, Bits>);
 
 impl Marked {
-    /// Adds the page at a place. Whether it was there.
-    fn insert(&mut self, at: u64) -> bool {
+    /// Adds the page at a place.
+    fn insert(&mut self, at: u64) {
         let bits = self.0.entry(at >> 16).or_insert_with(|| Box::new([0; PAGES / 64]));
         let page = (at & 0xFFFF) as usize;
-        let (word, bit) = (&mut bits[page / 64 % (PAGES / 64)], 1 << (page % 64));
-        let was = *word & bit != 0;
-        *word |= bit;
-        was
+        bits[page / 64 % (PAGES / 64)] |= 1 << (page % 64);
     }
 
-    fn contains(&self, at: u64) -> bool {
-        let page = (at & 0xFFFF) as usize;
-        self.0.get(&(at >> 16)).is_some_and(|bits| bits[page / 64 % (PAGES / 64)] >> (page % 64) & 1 != 0)
+    /// Adds the pages of another set. Gives those that were there.
+    fn unite(&mut self, other: Self) -> Self {
+        let mut both = Self::default();
+        for (mblock, new) in other.0 {
+            let Some(bits) = self.0.get_mut(&mblock) else {
+                self.0.insert(mblock, new);
+                continue;
+            };
+            let mut common = new.clone();
+            common.iter_mut().zip(bits.iter_mut()).zip(new.iter()).for_each(|((common, bits), new)| {
+                *common &= *bits;
+                *bits |= new;
+            });
+            both.0.insert(mblock, common);
+        }
+        both
+    }
+
+    /// Number of pages that are not in another set.
+    fn count_without(&self, other: &Self) -> u64 {
+        let left = |(mblock, bits): (&u64, &Bits)| {
+            let others = other.0.get(mblock);
+            let words = bits.iter().enumerate();
+            words.map(|(i, word)| u64::from((word & !others.map_or(0, |bits| bits[i])).count_ones())).sum::<u64>()
+        };
+        self.0.iter().map(left).sum()
     }
 
     /// Number of marked pages of a data mblock.
@@ -70,14 +90,21 @@ pub(super) fn is_sparse(pages: u32, live: u32) -> bool {
 }
 
 impl View {
+    /// The pages that a map names, by data mblock.
+    fn held(&self, checkpoint: &Checkpoint) -> Result<Marked, Flaw> {
+        let (root, mut held) = (self.root(checkpoint)?, Marked::default());
+        for (_, leaf) in self.leaves(root.named()) {
+            leaf?.iter().filter(|at| **at != 0).for_each(|at| held.insert(*at));
+        }
+        Ok(held)
+    }
+
     /// The pages that the maps name, by data mblock, and the checkpoints whose maps cannot be read.
-    pub(super) fn live(&self) -> (Marked, Vec<&super::Checkpoint>) {
+    pub(super) fn live(&self) -> (Marked, Vec<&Checkpoint>) {
         let (mut live, mut unreadable) = (Marked::default(), Vec::new());
         for checkpoint in &self.checkpoints {
-            match self.read_map(checkpoint) {
-                Ok(map) => map.into_iter().filter(|at| *at != 0).for_each(|at| {
-                    live.insert(at);
-                }),
+            match self.held(checkpoint) {
+                Ok(held) => drop(live.unite(held)),
                 Err(_) => unreadable.push(checkpoint),
             }
         }
@@ -88,23 +115,15 @@ impl View {
     pub fn usage(&self) -> Usage {
         let (mut live, mut shared, mut usage) = (Marked::default(), Marked::default(), Usage::default());
         for checkpoint in &self.checkpoints {
-            let mut own = Marked::default();
-            let Ok(map) = self.read_map(checkpoint) else {
-                usage.unreadable.push(checkpoint.name.clone());
-                continue;
-            };
-            for at in map.into_iter().filter(|at| *at != 0) {
-                if !own.insert(at) && live.insert(at) {
-                    shared.insert(at);
-                }
+            match self.held(checkpoint) {
+                Ok(held) => drop(shared.unite(live.unite(held))),
+                Err(_) => usage.unreadable.push(checkpoint.name.clone()),
             }
         }
         for checkpoint in &self.checkpoints {
-            let mut own = Marked::default();
-            let alone = |at: &u64| *at != 0 && !own.insert(*at) && !shared.contains(*at);
-            let alone = self.read_map(checkpoint).map_or(0, |map| map.into_iter().filter(alone).count() as u64);
+            let alone = self.held(checkpoint).map_or(0, |held| held.count_without(&shared));
             let last =
-                checkpoint.needs.of(&self.data).filter_map(|id| self.data.get(&id)).filter(|data| data.needed == 1);
+                checkpoint.needs.data.of(&self.data).filter_map(|id| self.data.get(&id)).filter(|data| data.needed == 1);
             let freed = last.map(|data| u64::from(data.pages)).sum();
             usage.checkpoints.insert(checkpoint.name.clone(), Held { alone, freed });
         }

@@ -1,13 +1,13 @@
 //! A checkpoint that is being stored.
 
 use std::collections::HashSet;
-use std::io::IoSlice;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use mpool::{Allocation, BLOCK, MblockWriter, ObjectError};
+use mpool::{BLOCK, MblockWriter};
 
 use super::index::{Index, Known, key};
-use super::list::{Data, Entry, Ids, count, replace};
+use super::list::{Data, Entry, count, replace};
+use super::map::{Changes, NewMap, Root};
 use super::pages::{InPool, Pages};
 use super::{BeginError, Catalog, Checkpoint, ReadError, StoreError, Warning};
 
@@ -33,7 +33,9 @@ pub struct Writer {
     index: Index,
     pages: Pages,
     seed: u64,
-    map: Vec<u64>,
+    /// The map that it goes on from.
+    base: Root,
+    changes: Changes,
     off: Vec<PutOff>,
     /// Data mblocks with a warning.
     damaged: HashSet<u64>,
@@ -68,8 +70,9 @@ impl Catalog {
         };
         let pages = Pages::new(&self.view.pool);
         let seed = u64::from_le_bytes(self.view.pool.props().uuid[..8].try_into().unwrap_or_default());
-        let (name, map, off, damaged) = (name.into(), Vec::new(), Vec::new(), HashSet::new());
-        Ok(Writer { catalog: self, name, index, pages, seed, map, off, damaged, flawed: false })
+        let (name, off, damaged) = (name.into(), Vec::new(), HashSet::new());
+        let (base, changes) = (Root::default(), Changes::default());
+        Ok(Writer { catalog: self, name, index, pages, seed, base, changes, off, damaged, flawed: false })
     }
 
     /// Opens the index, and adds what it does not have.
@@ -90,23 +93,22 @@ impl Catalog {
 impl Writer {
     /// Sets the number of pages. All are zeros until they are stored.
     pub fn set_pages(&mut self, pages: usize) {
-        self.map = vec![0; pages];
+        (self.base, self.changes) = (Root::default(), Changes::new(pages));
     }
 
-    /// The map of the checkpoint with this [`Catalog::label`], if this pool has it and its regions
-    /// are these.
+    /// Goes on from the checkpoint with this [`Catalog::label`], if this pool has it and its
+    /// regions are these: pages that are not stored from now on are what they are in that
+    /// checkpoint, or zeros if their bit in `present` is not set.
     ///
     /// # Errors
-    /// If the map cannot be read.
-    pub fn earlier(&self, label: &str, regions: &[(u64, u64)]) -> Result<Option<Vec<u64>>, ReadError> {
-        let catalog = &self.catalog;
-        let found = catalog.checkpoints.iter().find(|c| Catalog::label(&catalog.pool, c) == label);
-        found.filter(|c| c.regions == regions).map(|c| catalog.map(c)).transpose()
-    }
-
-    /// Takes over a page's place from an earlier checkpoint's map.
-    pub fn carry(&mut self, page: u64, at: u64) {
-        self.map[page as usize] = at;
+    /// If the root of its map cannot be read. Pages are zeros then.
+    pub fn go_on(&mut self, label: &str, regions: &[(u64, u64)], present: Vec<u64>) -> Result<bool, ReadError> {
+        let view = &self.catalog.view;
+        let found = view.checkpoints.iter().find(|c| Catalog::label(&view.pool, c) == label);
+        let Some(earlier) = found.filter(|c| c.regions == regions) else { return Ok(false) };
+        self.base = view.root(earlier).map_err(|flaw| view.damaged(&earlier.name, flaw))?;
+        self.changes.keep_present(present);
+        Ok(true)
     }
 
     /// The seed of [`hash`] in this pool.
@@ -124,7 +126,7 @@ impl Writer {
         let found = self.index.find_many(hashes, &known);
         for (((&page, bytes), &hash), found) in pages.iter().zip(bytes.chunks_exact(BLOCK)).zip(hashes).zip(found) {
             match (hash, found) {
-                (None, _) => self.map[page as usize] = 0,
+                (None, _) => self.changes.set(page, 0),
                 (Some(_), Some(at)) if !self.pages.is_open(at) => self.off.push(PutOff { at, page }),
                 // Looks the hash up again: a page earlier in this batch may be its duplicate.
                 (Some(hash), _) => self.keep(page, bytes, hash)?,
@@ -149,12 +151,12 @@ impl Writer {
         for (i, (&PutOff { at, page }, bytes)) in off.iter().zip(bytes.chunks_exact(BLOCK)).enumerate() {
             self.pages.bring(off[i..].iter().map(|off| off.at))?;
             if self.pages.is(at, bytes)? {
-                self.map[page as usize] = at;
+                self.changes.set(page, at);
                 continue;
             }
             // The page has been written since, only its hash was equal, or it cannot be compared.
             match hash(bytes, self.seed) {
-                None => self.map[page as usize] = 0,
+                None => self.changes.set(page, 0),
                 Some(hash) => self.keep(page, bytes, hash)?,
             }
         }
@@ -169,11 +171,11 @@ impl Writer {
         if let Some(at) = found
             && self.pages.is(at, bytes)?
         {
-            self.map[page as usize] = at;
+            self.changes.set(page, at);
             return Ok(());
         }
         let at = self.pages.put(bytes, hash)?;
-        self.map[page as usize] = at;
+        self.changes.set(page, at);
         let known = InPool { open: self.pages.open(), ..known };
         self.index.add(hash, at, &known)?;
         if let Some((id, pages)) = self.pages.finish_full()? {
@@ -210,7 +212,8 @@ impl Writer {
     /// in bytes, as many pages as [`Writer::set_pages`] said.
     ///
     /// # Errors
-    /// If the pool is full or cannot be written.
+    /// If the pool is full or cannot be written, or a part of the map cannot be read that it goes on
+    /// from.
     pub fn commit(self, source: String, regions: Vec<(u64, u64)>) -> Result<Checkpoint, StoreError> {
         self.commit_and_go_on(source, regions).map(|(checkpoint, _)| checkpoint)
     }
@@ -226,16 +229,26 @@ impl Writer {
     ) -> Result<(Checkpoint, Catalog), StoreError> {
         let mut writers: Vec<MblockWriter> = self.pages.finish()?.into_iter().collect();
         self.index.filled();
-        let writer = self.catalog.map_writer(&self.map)?;
-        let map = writer.id();
-        writers.push(writer);
+        let map = self.catalog.write_map(self.base, &self.changes)?;
+        let map_pages = map.blocks();
+        let NewMap { id, needs, writers: new, .. } = map;
+        writers.extend(new);
         MblockWriter::commit_all(writers)?;
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_secs());
         let filled = self.pages.filled().to_vec();
         let new_pages = filled.iter().map(|(_, pages)| u64::from(*pages)).sum();
-        let needs = Ids::of_map(&self.map);
-        let checkpoint =
-            Checkpoint { name: self.name, created, source, regions, new_pages, map, number: map, needs: needs.clone() };
+        let (root, number) = (id, id);
+        let checkpoint = Checkpoint {
+            name: self.name,
+            created,
+            source,
+            regions,
+            new_pages,
+            map_pages,
+            root,
+            number,
+            needs: needs.clone(),
+        };
         let data = filled.iter().map(|&(id, pages)| (id, Data { pages, needed: 0 }));
         self.catalog.view.data.extend(data);
         self.catalog.append(&[Entry::Data(filled), Entry::Checkpoint(checkpoint.clone(), needs)])?;
@@ -249,20 +262,9 @@ impl Writer {
 }
 
 impl Catalog {
-    /// Writes a map to an mblock.
-    pub(super) fn map_writer(&self, map: &[u64]) -> Result<MblockWriter, ObjectError> {
-        let capacity = map.len() as u64 * 8;
-        let mut writer = self.pool.mblock_alloc(Allocation { capacity, ..Allocation::default() })?;
-        for some in map.chunks(1 << 17) {
-            let bytes: Vec<u8> = some.iter().flat_map(|at| at.to_le_bytes()).collect();
-            writer.write(&[IoSlice::new(&bytes)])?;
-        }
-        Ok(writer)
-    }
-
     /// Takes a recorded checkpoint into the list, in the place of one of the same name.
     pub(super) fn enter(&mut self, checkpoint: Checkpoint) {
-        count(&mut self.view.data, &checkpoint.needs);
+        count(&mut self.view.data, &checkpoint.needs.data);
         replace(&mut self.view.checkpoints, checkpoint);
     }
 
@@ -297,7 +299,8 @@ impl Catalog {
 
     /// Deletes mblocks of the index. Whatever its record said, nothing else is deleted.
     fn delete_parts(&self, mut ids: Vec<u64>) -> Result<(), StoreError> {
-        ids.retain(|id| !self.data.contains_key(id) && !self.checkpoints.iter().any(|c| c.map == *id));
+        let maps: HashSet<u64> = self.maps().collect();
+        ids.retain(|id| !self.data.contains_key(id) && !maps.contains(id));
         self.delete(&ids)
     }
 }

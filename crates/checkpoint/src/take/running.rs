@@ -118,37 +118,26 @@ impl Running<'_> {
     /// of unchanged pages, and what storing took. `noted`: pages written already.
     fn first_pass(&mut self, changes: Option<Changes<'_>>, noted: &DirtyTree) -> Result<(u64, Stored), TakeError> {
         let usable = changes.filter(|_| !self.options.full && !self.source.is_pinned());
-        let earlier = usable.map(|changes| {
-            let map = self.writer.earlier(changes.label, &self.source.addresses());
-            map.map(|map| map.map(|map| (changes, map)))
-        });
-        let earlier = earlier.unwrap_or(Ok(None)).unwrap_or_else(|error| {
+        let addresses = self.source.addresses();
+        let mut present = vec![0; self.source.pages().div_ceil(64) as usize];
+        self.all.export(&mut present);
+        let going_on = usable.map(|changes| Ok((changes, self.writer.go_on(changes.label, &addresses, present)?)));
+        let going_on = going_on.transpose().unwrap_or_else(|error| {
             (self.warn)(&Warning::Earlier(error));
             None
         });
-        let Some((changes, map)) = earlier else {
+        let Some((changes, true)) = going_on else {
             return Ok((0, store::store(self.source, &self.all, self.writer, self.warn)?));
         };
-        let (unchanged, rest) = self.carry(changes, &map, noted)?;
-        Ok((unchanged, store::store(self.source, &rest, self.writer, self.warn)?))
-    }
-
-    /// Takes over the unchanged pages from an earlier map. Returns their number, and the other
-    /// pages.
-    fn carry(&mut self, changes: Changes<'_>, map: &[u64], noted: &DirtyTree) -> Result<(u64, DirtyTree), TakeError> {
-        let (changed, rest) = (set(self.source)?, set(self.source)?);
+        let changed = set(self.source)?;
         self.source.insert(changes.changed, &changed);
         changed.unite(noted);
-        let mut unchanged = 0;
-        for page in self.all.iter() {
-            if changed.contains(page) {
-                rest.insert(page);
-            } else {
-                self.writer.carry(page, map[page as usize]);
-                unchanged += 1;
-            }
-        }
-        Ok((unchanged, rest))
+        let rest = set(self.source)?;
+        changed.iter().filter(|page| self.all.contains(*page)).for_each(|page| {
+            rest.insert(page);
+        });
+        let unchanged = self.all.count() - rest.count();
+        Ok((unchanged, store::store(self.source, &rest, self.writer, self.warn)?))
     }
 
     /// Stores written pages again, until those left can be copied during the pause. The pause gets

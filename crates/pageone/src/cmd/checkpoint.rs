@@ -243,7 +243,7 @@ fn explain(error: anyhow::Error, full: bool, pool: &str) -> anyhow::Error {
 }
 
 fn report(args: &Args, checkpoint: &Checkpoint, taken: &Taken, time: Duration, phases: &Phases) {
-    let stored = (checkpoint.new_pages + checkpoint.map_pages()) * BLOCK as u64;
+    let stored = (checkpoint.new_pages + checkpoint.map_pages) * BLOCK as u64;
     let (seconds, pause_ms) = (time.as_secs_f64(), taken.pause.as_secs_f64() * 1e3);
     if args.json {
         let phases: serde_json::Map<_, _> =

@@ -1,10 +1,13 @@
 //! A program that is killed before each of its changes.
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
 use mpool::OpenOptions;
 
+use super::leaves::try_go_on;
+use super::map::LEAF;
 use super::medium::Memory;
 use super::scale::{counted, recorded};
 use super::*;
@@ -26,6 +29,19 @@ impl Model {
         Ok(catalog)
     }
 
+    /// Stores a checkpoint that has one other page than an earlier one.
+    fn go_on(&mut self, catalog: Catalog, name: &str, from: &str, page: usize) -> Result<Catalog, StoreError> {
+        let mut seeds = self.certain.iter().find(|(known, _)| known == from).unwrap().1.clone();
+        seeds[page] = 300;
+        self.perhaps = Some((name.to_owned(), seeds.clone()));
+        let now = seeds.iter().map(|seed| Some(*seed)).collect();
+        let earlier = catalog.find(from).unwrap().clone();
+        let (stored, catalog) = try_go_on(catalog, name, &earlier, &now, &[page])?;
+        assert!(stored.needs.leaves.len() > 1, "it shares leaves");
+        self.certain.extend(self.perhaps.take());
+        Ok(catalog)
+    }
+
     fn remove(&mut self, catalog: &mut Catalog, name: &str) -> Result<(), StoreError> {
         let at = self.certain.iter().position(|(known, _)| known == name).unwrap();
         self.perhaps = Some(self.certain.remove(at));
@@ -37,22 +53,25 @@ impl Model {
         Ok(())
     }
 
-    /// Stores, removes and repacks; the index is written on the way.
+    /// Stores, removes and repacks; checkpoints share leaves, and the index is written on the way.
     fn run(&mut self, pool: &Pool) -> Result<(), StoreError> {
         let open = || match Catalog::open(pool) {
             Ok(catalog) => Ok(catalog),
             Err(OpenError::Store(e)) => Err(e),
             Err(e) => panic!("{e}"),
         };
-        let many: Vec<u64> = (1..=30).collect();
+        let many: Vec<u64> = (1..=30).chain((0..3 * LEAF as u64).map(|i| 101 + i % 2)).collect();
         let mut catalog = self.store(open()?, "many", &many)?;
         for i in 0..5 {
             catalog = self.store(catalog, &format!("few-{i}"), &[i + 1, 0, 100 + i, 100 + i])?;
         }
         drop(catalog);
         let mut catalog = open()?;
+        catalog = self.go_on(catalog, "next", "many", LEAF + 1)?;
         self.remove(&mut catalog, "many")?;
+        catalog = self.go_on(catalog, "after-next", "next", 7)?;
         self.remove(&mut catalog, "few-3")?;
+        self.remove(&mut catalog, "next")?;
         match catalog.repack() {
             Ok(_) => {}
             Err(RepackError::Store(e)) => return Err(e),
@@ -102,7 +121,7 @@ fn killed_at_any_change_nothing_is_lost_and_nothing_stays() {
         let catalog = try_store(catalog, "after", &[1, 101, 240]).unwrap().1;
         assert!(load_from(&catalog, "after") == pages_of(&[1, 101, 240]));
         let parts: usize = catalog.runs.iter().map(|run| run.parts.len()).sum();
-        let needed = catalog.data.len() + catalog.checkpoints().len() + parts;
+        let needed = catalog.data.len() + catalog.maps().collect::<HashSet<u64>>().len() + parts;
         assert_eq!(pool.mblocks().len(), needed, "killed before {change}: nothing is left over");
         assert!(recorded(&catalog).iter().all(|needed| *needed > 0), "killed before {change}");
     }

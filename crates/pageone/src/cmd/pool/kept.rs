@@ -17,7 +17,7 @@ pub(super) fn ls(names: &Names, pool: &str, as_json: bool) -> Result<()> {
     }
     println!("{:<24} {:>12} {:>10} {:>10}  source", "checkpoint", "created", "memory", "stored");
     for c in &all {
-        let stored = size((c.new_pages + c.map_pages()) * BLOCK as u64);
+        let stored = size((c.new_pages + c.map_pages) * BLOCK as u64);
         println!("{:<24} {:>12} {:>10} {stored:>10}  {}", c.name, c.created, size(c.bytes()), c.source);
     }
     Ok(())

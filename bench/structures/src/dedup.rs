@@ -9,7 +9,11 @@
 //! - `new`: pages that the pool does not have.
 //! - `idle`: opening the index and looking 1,000 pages up, as the second checkpoint of an idle
 //!   guest does.
+//! - `second`: the second checkpoint of a guest of `--guest-tib`, of which nothing, 1,000 pages, or
+//!   1 % of the pages changed; `opened`: opening a pool of `--tib` (`dedup/maps.rs`).
 //! - `rm`: removing one of `--guests` real checkpoints, half of whose pages are its own.
+
+mod maps;
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -31,6 +35,9 @@ pub(crate) struct Options {
     /// TiB of unique pages [default: 10; 0.125 with --quick]
     #[arg(long)]
     tib: Option<f64>,
+    /// TiB of memory of the guest of `second` [default: 1; 0.0625 with --quick]
+    #[arg(long)]
+    guest_tib: Option<f64>,
     /// Checkpoints of `rm` [default: 64; 8 with --quick]
     #[arg(long)]
     guests: Option<u64>,
@@ -80,7 +87,10 @@ pub(crate) fn run(options: &Options, quick: bool) -> Result<Vec<Row>> {
     let place = options.data.clone().unwrap_or_else(std::env::temp_dir);
     let directory = tempfile::Builder::new().prefix("pageone-bench-dedup-").tempdir_in(place)?;
     let tib = options.tib.unwrap_or(if quick { 0.125 } else { 10.0 });
-    let mut rows = index(directory.path(), tib)?;
+    let guest_tib = options.guest_tib.unwrap_or(if quick { 0.0625 } else { 1.0 });
+    let mut rows = maps::second(directory.path(), guest_tib)?;
+    rows.extend(maps::opened(directory.path(), tib)?);
+    rows.extend(index(directory.path(), tib)?);
     rows.extend(remove(directory.path(), options.guests.unwrap_or(if quick { 8 } else { 64 }), options.mib)?);
     Ok(rows)
 }

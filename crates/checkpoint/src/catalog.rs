@@ -24,6 +24,7 @@ mod map;
 mod pages;
 mod remove;
 mod repack;
+mod simulated;
 #[cfg(test)]
 mod tests;
 mod usage;

@@ -37,9 +37,11 @@ enum Entry {
         source: String,
         regions: Vec<(u64, u64)>,
         new_pages: u64,
-        map: u64,
+        map_pages: u64,
+        root: u64,
         number: u64,
-        needs: Vec<(u64, u32)>,
+        /// Data mblocks, first and count; and those with leaves of its map.
+        needs: (Vec<(u64, u32)>, Vec<u64>),
     },
     Gone(String),
     DataGone(Vec<u64>),
@@ -148,8 +150,9 @@ fn add_records(memory: &Memory, input: &[u8]) {
             0 => Entry::Format(number as u32),
             1 => Entry::Data(vec![(id, number as u32)]),
             2 => {
-                let needs = vec![(number, u32::from(bytes[1])), (id, number as u32)];
-                Entry::Checkpoint { name, created: 0, source: "".into(), regions, new_pages: number, map: id, number, needs }
+                let needs = (vec![(number, u32::from(bytes[1])), (id, number as u32)], vec![id, number, id.wrapping_add(1)]);
+                let (new_pages, map_pages, source) = (number, number, String::new());
+                Entry::Checkpoint { name, created: 0, source, regions, new_pages, map_pages, root: id, number, needs }
             }
             3 => Entry::Gone(name),
             4 => Entry::DataGone(vec![id]),

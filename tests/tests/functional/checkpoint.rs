@@ -5,7 +5,7 @@ mod clients;
 mod pools;
 
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use e2e::{Daemon, Guest, program, signal_process, skipped};

@@ -28,14 +28,16 @@ pub struct PutOff {
 
 /// A checkpoint that is being stored.
 pub struct Writer {
-    catalog: Catalog,
+    pub(super) catalog: Catalog,
     name: String,
     index: Index,
     pages: Pages,
     seed: u64,
     /// The map that it goes on from.
     base: Root,
-    changes: Changes,
+    pub(super) changes: Changes,
+    /// Data mblocks without pages, for measuring.
+    pub(super) simulated: Vec<(u64, u32)>,
     off: Vec<PutOff>,
     /// Data mblocks with a warning.
     damaged: HashSet<u64>,
@@ -71,8 +73,8 @@ impl Catalog {
         let pages = Pages::new(&self.view.pool);
         let seed = u64::from_le_bytes(self.view.pool.props().uuid[..8].try_into().unwrap_or_default());
         let (name, off, damaged) = (name.into(), Vec::new(), HashSet::new());
-        let (base, changes) = (Root::default(), Changes::default());
-        Ok(Writer { catalog: self, name, index, pages, seed, base, changes, off, damaged, flawed: false })
+        let (base, changes, simulated) = (Root::default(), Changes::default(), Vec::new());
+        Ok(Writer { catalog: self, name, index, pages, seed, base, changes, simulated, off, damaged, flawed: false })
     }
 
     /// Opens the index, and adds what it does not have.
@@ -251,7 +253,7 @@ impl Writer {
         };
         let data = filled.iter().map(|&(id, pages)| (id, Data { pages, needed: 0 }));
         self.catalog.view.data.extend(data);
-        self.catalog.append(&[Entry::Data(filled), Entry::Checkpoint(checkpoint.clone(), needs)])?;
+        self.catalog.append(&[Entry::Data(self.simulated), Entry::Data(filled), Entry::Checkpoint(checkpoint.clone(), needs)])?;
         self.catalog.enter(checkpoint.clone());
         // The checkpoint is stored. What the index lacks, if this fails, the next one adds.
         if self.catalog.write_index(&mut self.index).is_ok() && self.index.flaw().is_none() {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use checkpoint::serve::Readers;
-use checkpoint::{Catalog, Changes, Checkpoint, Frozen, Options, Phases, Source, Taken, Warning};
+use checkpoint::{Catalog, Changes, Checkpoint, Frozen, Options, Phases, Source, StoreError, Taken, Warning};
 use control::client::Freeze;
 use mpool::{BLOCK, Pool};
 use serde_json::json;
@@ -145,7 +145,12 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let directories = paths::candidates(dir);
     let (mut store, mut catalog, mut failed) = (None, None, 0);
     for target in &args.targets {
-        match take(args, target, &directories, &mut store, catalog.take()) {
+        let mut taken = take(args, args.full, target, &directories, &mut store, catalog.take());
+        if let Some(error) = taken.as_ref().err().filter(|error| is_earlier(error)) {
+            eprintln!("pageone: {target}: {error:#}; all of the memory is read");
+            taken = take(args, true, target, &directories, &mut store, None);
+        }
+        match taken {
             Ok(next) => catalog = Some(next),
             Err(e) if args.targets.len() == 1 => return Err(e),
             // The others do not depend on it.
@@ -159,10 +164,16 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// Stores a checkpoint of a process. Gives the catalogue for the next one. Opens pool and catalogue
-/// if they are not open.
+/// Whether the checkpoint can be stored if all of the memory is read.
+fn is_earlier(error: &anyhow::Error) -> bool {
+    error.downcast_ref().is_some_and(StoreError::is_earlier)
+}
+
+/// Stores a checkpoint of a process; `full`: reads all of its memory. Gives the catalogue for the
+/// next one. Opens pool and catalogue if they are not open.
 fn take(
     args: &Args,
+    full: bool,
     target: &str,
     directories: &[PathBuf],
     store: &mut Option<Store>,
@@ -186,7 +197,7 @@ fn take(
     let own = std::env::current_exe().context("cannot find this program")?;
     let options = Options {
         stop: args.stop,
-        full: args.full,
+        full,
         max_pause: Duration::from_millis(args.max_pause),
         guard: vec![own.into(), "checkpoint-guard".into()],
     };

@@ -12,7 +12,7 @@ use serde_json::json;
 
 /// How long a program that has the pool open may take to serve readers, or to end.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long a checkpoint waits for others that store or restore one.
+/// How long a checkpoint waits for a program that does not store one.
 const MOMENT: Duration = Duration::from_secs(10);
 /// Time between two attempts to open a pool.
 const RETRY: Duration = Duration::from_millis(20);
@@ -44,14 +44,27 @@ impl Names {
         Ok(Pool::open(&path, OpenOptions { access, ..OpenOptions::default() })?)
     }
 
-    /// Opens a pool for writing. Waits a moment for other programs that have it open.
+    /// Opens a pool for writing. Waits for programs that store checkpoints in it, as long as they
+    /// do, and a moment for others.
     pub(crate) fn open_soon(&self, name: &str) -> Result<Pool> {
-        let start = Instant::now();
+        let (start, mut until, mut said) = (Instant::now(), Instant::now() + MOMENT, false);
         loop {
-            match self.open(name, Access::Exclusive) {
-                Err(e) if is_busy(&e) && start.elapsed() < MOMENT => std::thread::sleep(RETRY),
+            let busy = match self.open(name, Access::Exclusive) {
+                Err(e) if is_busy(&e) => e,
                 opened => return opened,
+            };
+            if start.elapsed() > PATIENCE && !said {
+                eprintln!("pageone: pool {name} is in use: waiting until the program that has it open ends");
+                said = true;
             }
+            if Instant::now() > until {
+                match checkpoint::serve::list(&self.registry().find(name)?) {
+                    Ok(None) => return Err(busy),
+                    // It stores checkpoints, or has ended just now.
+                    Ok(Some(_)) | Err(_) => until = Instant::now() + MOMENT,
+                }
+            }
+            std::thread::sleep(RETRY);
         }
     }
 

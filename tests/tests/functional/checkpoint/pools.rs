@@ -156,6 +156,34 @@ fn guests_of_one_image_share_what_they_have_in_common() {
 }
 
 #[test]
+fn two_commands_at_once_store_into_one_pool_one_after_the_other() {
+    if Command::new("python3").arg("--version").output().is_err() {
+        return skipped("no python3");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    make_pool(dir.path());
+    let (mut children, names) = ([sleeper(), sleeper(), sleeper()], ["one", "two", "three"]);
+    let start = |(child, name): (&Child, &&str)| {
+        let mut command = Command::new(program("pageone"));
+        command.args(["checkpoint", &child.id().to_string(), "--to", "store", "--stop", "--name", name]);
+        command.env("PAGEONE_POOLS", dir.path().join("names")).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let storing: Vec<Child> = children.iter().zip(&names).map(start).collect();
+    for storing in storing {
+        let out = storing.wait_with_output().unwrap();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    }
+    for (child, name) in children.iter().zip(names) {
+        let want = memory(child.id() as i32, &regions(dir.path(), name));
+        assert_eq!(differing(&restore(dir.path(), name), &want), [0; 0], "{name}");
+    }
+    children.iter_mut().for_each(|child| {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    });
+}
+
+#[test]
 fn several_processes_are_stored_by_one_command_and_others_read_meanwhile() {
     if Command::new("python3").arg("--version").output().is_err() {
         return skipped("no python3");

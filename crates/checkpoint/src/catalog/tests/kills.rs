@@ -60,7 +60,7 @@ impl Model {
             Err(OpenError::Store(e)) => Err(e),
             Err(e) => panic!("{e}"),
         };
-        let many: Vec<u64> = (1..=30).chain((0..3 * LEAF as u64).map(|i| 101 + i % 2)).collect();
+        let many: Vec<u64> = (1..=30).chain((0..LEAF as u64 + 40).map(|i| 101 + i % 2)).collect();
         let mut catalog = self.store(open()?, "many", &many)?;
         for i in 0..5 {
             catalog = self.store(catalog, &format!("few-{i}"), &[i + 1, 0, 100 + i, 100 + i])?;

@@ -88,7 +88,9 @@ impl Ids {
         for (first, count) in all {
             let end = first.saturating_add(u64::from(count));
             match union.last_mut() {
-                Some((start, len)) if first <= start.saturating_add(u64::from(*len)) && end - *start <= u64::from(u32::MAX) => {
+                Some((start, len))
+                    if first <= start.saturating_add(u64::from(*len)) && end - *start <= u64::from(u32::MAX) =>
+                {
                     *len = (*len).max((end - *start) as u32);
                 }
                 _ => union.push((first, count)),

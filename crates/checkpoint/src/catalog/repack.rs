@@ -154,12 +154,7 @@ impl Catalog {
     }
 
     /// Gives a checkpoint a map with the new places, recorded behind `entries`.
-    fn replace_map(
-        &mut self,
-        old: &Checkpoint,
-        moved: &mut Moved,
-        mut entries: Vec<Entry>,
-    ) -> Result<(), RepackError> {
+    fn replace_map(&mut self, old: &Checkpoint, moved: &mut Moved, mut entries: Vec<Entry>) -> Result<(), RepackError> {
         let flawed = |flaw| self.view.damaged(&old.name, flaw);
         let before = self.view.root(old).map_err(flawed)?;
         let mut base = before.clone();

@@ -122,8 +122,12 @@ impl View {
         }
         for checkpoint in &self.checkpoints {
             let alone = self.held(checkpoint).map_or(0, |held| held.count_without(&shared));
-            let last =
-                checkpoint.needs.data.of(&self.data).filter_map(|id| self.data.get(&id)).filter(|data| data.needed == 1);
+            let last = checkpoint
+                .needs
+                .data
+                .of(&self.data)
+                .filter_map(|id| self.data.get(&id))
+                .filter(|data| data.needed == 1);
             let freed = last.map(|data| u64::from(data.pages)).sum();
             usage.checkpoints.insert(checkpoint.name.clone(), Held { alone, freed });
         }

@@ -83,7 +83,8 @@ impl View {
                     continue;
                 }
                 // Pages with consecutive places are one run.
-                let run = (1..RUN).take_while(|&i| places.get(page + i) == Some(&at.wrapping_add(i as u64))).count() + 1;
+                let run =
+                    (1..RUN).take_while(|&i| places.get(page + i) == Some(&at.wrapping_add(i as u64))).count() + 1;
                 let gone = |_| flawed(Flaw::NoPage { page: at & 0xFFFF, mblock: at >> 16 });
                 let index = ids.binary_search(&(at >> 16)).map_err(gone)?;
                 let bytes = pages.get(index, (at & 0xFFFF) * BLOCK as u64, run * BLOCK).map_err(unreadable)?;

@@ -253,7 +253,11 @@ impl Writer {
         };
         let data = filled.iter().map(|&(id, pages)| (id, Data { pages, needed: 0 }));
         self.catalog.view.data.extend(data);
-        self.catalog.append(&[Entry::Data(self.simulated), Entry::Data(filled), Entry::Checkpoint(checkpoint.clone(), needs)])?;
+        self.catalog.append(&[
+            Entry::Data(self.simulated),
+            Entry::Data(filled),
+            Entry::Checkpoint(checkpoint.clone(), needs),
+        ])?;
         self.catalog.enter(checkpoint.clone());
         // The checkpoint is stored. What the index lacks, if this fails, the next one adds.
         if self.catalog.write_index(&mut self.index).is_ok() && self.index.flaw().is_none() {

@@ -214,8 +214,8 @@ impl Writer {
     /// in bytes, as many pages as [`Writer::set_pages`] said.
     ///
     /// # Errors
-    /// If the pool is full or cannot be written, or a part of the map cannot be read that it goes on
-    /// from.
+    /// If the pool is full or cannot be written, or a part of the map that it goes on
+    /// from cannot be read.
     pub fn commit(self, source: String, regions: Vec<(u64, u64)>) -> Result<Checkpoint, StoreError> {
         self.commit_and_go_on(source, regions).map(|(checkpoint, _)| checkpoint)
     }

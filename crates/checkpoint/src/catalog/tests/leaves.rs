@@ -80,9 +80,9 @@ fn whatever_changes_each_checkpoint_is_the_memory_of_its_time() {
             for _ in 0..numbers.below(4) {
                 let (from, len) = (numbers.below(pages), 1 + numbers.below(pages / 2));
                 let what = [None, Some(0), Some(1000 + numbers.below(60) as u64)][numbers.below(3)];
-                for page in from..pages.min(from + len) {
+                for (page, now) in now.iter_mut().enumerate().skip(from).take(len) {
                     // A page that is given back is seen as absent, or read as zeros, or both.
-                    now[page] = what.map(|seed| if seed == 0 { 0 } else { seed + page as u64 % 3 });
+                    *now = what.map(|seed| if seed == 0 { 0 } else { seed + page as u64 % 3 });
                     if what.is_some() || numbers.below(2) == 0 {
                         changed.insert(page);
                     }

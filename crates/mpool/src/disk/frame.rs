@@ -127,6 +127,8 @@ pub(crate) struct Walk {
     pub(crate) damage: Vec<Damage>,
     /// Records that neither file has.
     pub(crate) lost: u32,
+    /// Where neither file has frames, though there were some.
+    pub(crate) gaps: Vec<(u64, u64)>,
     /// Whether there are bytes behind the end.
     pub(crate) torn: bool,
     /// The first frame that one file lacks, and of which nobody knows that it was durable.
@@ -161,6 +163,7 @@ pub(crate) fn walk(copies: [&[u8]; 2], generation: u64, object: Object, each: &m
         if !follows {
             let what = "no whole frame in either file where a durable one was";
             walk.damage.push(Damage { object, offset: walk.end, what });
+            walk.gaps.push((walk.end, next.position));
         } else if copies.into_iter().any(between) {
             let what = "bytes in the rest of a block";
             walk.damage.push(Damage { object, offset: walk.end, what });

@@ -15,15 +15,21 @@
 //! both and syncs; then frames are cut off. A crash leaves the old log or an empty new one.
 //!
 //! A file that is missing, or of which a part cannot be read, is like one that is damaged there:
-//! the other one serves, and the first is written anew when the pool is opened exclusively. At no
-//! time are both written before one of them is whole and synced.
+//! the other one serves, and the first is written anew when the pool is opened exclusively (module
+//! `mend`). At no time are both written before one of them is whole and synced.
+//!
+//! Where both have lost the same part, the rest is served, and the loss is named. A lost header
+//! costs nothing as long as a frame is left: its checksum tells the generation. A log whose end
+//! neither file can read is not written any more.
 
 mod copy;
+mod mend;
 
 use std::io;
 use std::sync::Arc;
 
-use self::copy::{Copy, copies, read_blocks};
+use self::copy::{copies, lost_generation, read_blocks};
+pub(crate) use self::mend::Mending;
 use crate::disk::frame::{self, Frame, Kind};
 use crate::disk::medium::{Medium, MediumFile, Open};
 use crate::disk::superblock::End;
@@ -57,21 +63,33 @@ pub(crate) struct Log {
     /// The last frame says that the log was closed.
     closed: bool,
     failed: bool,
+    /// Why it is not written any more.
+    broken: Option<Damage>,
 }
 
 /// What opening found.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Opened {
     /// Of its frames.
     pub(crate) damage: Vec<Damage>,
-    /// Of a file that is missing, or of which a part cannot be read.
-    pub(crate) lost_file: Option<Damage>,
+    /// Of the files: one is missing, a part of one cannot be read, neither has a whole header.
+    pub(crate) file_damage: Vec<Damage>,
+    /// Records that neither file has, or an end that neither can read.
     pub(crate) lost: u32,
+    /// Neither file has a whole header, and no frame tells the generation.
+    pub(crate) no_header: bool,
     /// Where something unfinished was cut off, or was finished from the other file.
     pub(crate) torn: Option<u64>,
     /// Whether something in it is known to have been durable.
     pub(crate) durable: bool,
+    /// For [`Log::mend`].
+    pub(crate) mending: Option<Mending>,
 }
+
+impl Opened {}
+
+pub(crate) const MISSING: &str = "both files of the log are missing";
+pub(crate) const NO_HEADER: &str = "neither of the log's two files has a whole header";
 
 /// A log's header.
 pub(crate) fn header(generation: u64, id: u64) -> Vec<u8> {
@@ -139,87 +157,77 @@ impl Log {
             allocated: STEP,
             closed: false,
             failed: false,
+            broken: None,
         }
     }
 
-    /// Opens a log; `each` gets its frames. With `repair` an unfinished end is cut off, both files
-    /// become what one of them is, and all that was read is made durable.
+    /// Opens a log; `each` gets its frames. Nothing is written before [`Log::mend`]. `None`: both
+    /// files are missing.
     pub(crate) fn open(
         place: &Place<'_>,
-        repair: bool,
+        writable: bool,
         each: &mut dyn FnMut(&Frame<'_>),
-    ) -> Result<(Self, Opened), ObjectError> {
+    ) -> Result<Option<(Self, Opened)>, ObjectError> {
         let &Place { object, id, .. } = place;
-        let copies = copies(place, repair)?;
-        let what = "neither of the log's two files has a whole header";
-        let generations = [0, 1].map(|i| copies[i].generation(id));
-        let generation = generations.into_iter().flatten().max().ok_or(Damage { object, offset: 0, what })?;
-        // An interrupted erasure leaves frames of an older generation, which are none.
+        let copies = copies(place, writable)?;
+        let Some(some) = copies.iter().find_map(|copy| copy.file.clone()) else { return Ok(None) };
         let frames = [copies[0].frames(), copies[1].frames()];
+        let mut opened = Opened::default();
+        let generation = copies.iter().filter_map(|copy| copy.generation(id)).max();
+        if generation.is_none() {
+            opened.file_damage.push(Damage { object, offset: 0, what: NO_HEADER });
+        }
+        let generation = generation.or_else(|| lost_generation(frames)).unwrap_or_else(|| {
+            opened.no_header = true;
+            0
+        });
+        // An interrupted erasure leaves frames of an older generation, which are none.
         let mut whole = Vec::new();
         let walk = frame::walk(frames, generation, object, &mut |found| {
             whole.resize(found.position as usize, 0);
             found.encode(generation, &mut whole);
             each(found);
         });
-        let mut opened = Opened { lost: walk.lost, durable: walk.durable > 0, ..Opened::default() };
+        (opened.lost, opened.durable) = (walk.lost, walk.durable > 0);
         opened.torn = walk.single.or(walk.torn.then_some(walk.end));
         opened.damage = walk.damage;
         for copy in &copies {
-            if let Some((offset, what)) = copy.damage {
-                opened.lost_file = Some(Damage { object, offset, what });
+            if let Some((offset, what)) = copy.damage() {
+                opened.file_damage.push(Damage { object, offset, what });
             } else if !copy.has_whole_header(generation, id) {
                 // As a crash during an erasure leaves it.
                 opened.torn = opened.torn.or(Some(0));
             }
         }
-        let mut log = Self::of(copies.each_ref().map(|copy| copy.file.clone()), place, generation);
+        let mut log =
+            Self::of(copies.each_ref().map(|copy| copy.file.clone().unwrap_or(some.clone())), place, generation);
         log.end = walk.end;
         log.content = walk.content;
         log.next_number = walk.next_number;
         log.closed = walk.closed;
         log.allocated = frames.iter().map(|frames| frames.len() as u64).min().unwrap_or(0);
         log.synced = log.end;
-        if repair {
-            for (i, copy) in copies.iter().enumerate() {
-                log.repair(i, copy, &whole, walk.durable, walk.torn)?;
-            }
+        // What neither file can read may have been frames, whether or not one behind says so.
+        let bad = copies.iter().flat_map(|copy| &copy.bad).filter_map(|at| at.checked_sub(DATA));
+        let unknown = |at: &u64| at + BLOCK as u64 > walk.end && !copies.iter().any(|copy| copy.knows(*at));
+        if let Some(at) = bad.filter(unknown).min() {
+            let damage = Damage { object, offset: at.max(walk.end), what: "its end cannot be read in either file" };
+            (opened.torn, opened.lost) = (None, opened.lost + 1);
+            opened.damage.push(damage.clone());
+            log.broken = Some(damage);
+        } else if opened.no_header {
+            log.broken = Some(Damage { object, offset: 0, what: NO_HEADER });
         }
-        Ok((log, opened))
+        let (gaps, durable, torn) = (walk.gaps, walk.durable, walk.torn);
+        opened.mending = Some(Mending { copies, whole, gaps, durable, torn });
+        Ok(Some((log, opened)))
     }
 
-    /// Makes one file what both should be, and syncs it. `whole`: all frames that were found.
-    fn repair(&self, i: usize, copy: &Copy, whole: &[u8], durable: u64, torn: bool) -> Result<(), ObjectError> {
-        let (file, object) = (&self.files[i], self.object);
-        if torn || copy.frames().len() < whole.len() {
-            file.set_len(DATA + self.end).during("cutting", object)?;
-            // Without space the file stays short; the next append asks for it again.
-            let _ = file.allocate(DATA + self.end, self.allocated.max(STEP).saturating_sub(self.end));
-        }
-        if !copy.has_whole_header(self.generation, self.id) {
-            file.write_at(&header(self.generation, self.id), 0).during("repairing", object)?;
-        }
-        // If a sync failed before, what was read here may be in the page cache only, where no later
-        // sync looks for it.
-        let same = whole.iter().zip(copy.frames()).take_while(|(one, two)| one == two).count();
-        let block = |at: u64| at / BLOCK as u64 * BLOCK as u64;
-        let from = match copy.damage {
-            Some(_) => 0,
-            None if same == whole.len() => durable.next_multiple_of(BLOCK as u64),
-            None => block(same as u64).min(durable.next_multiple_of(BLOCK as u64)),
-        };
-        if from < whole.len() as u64 {
-            // Whole blocks: a part of one that cannot be read cannot be written either.
-            let mut bytes = whole[from as usize..].to_vec();
-            bytes.resize(bytes.len().next_multiple_of(BLOCK), 0);
-            // A block of allocated space reads as zeros until its first write has ended. When that
-            // fails, ext4 (6.12) takes the next write of the cached page for a later one: it is
-            // synced, and the block reads as zeros after a mount. Without a page it is a first one
-            // again. Where this fails, the write alone must do.
-            let _ = file.clear(DATA + from, bytes.len() as u64);
-            file.write_at(&bytes, DATA + from).during("writing again", object)?;
-        }
-        Ok(file.sync().during("syncing", object)?)
+    /// A log without files: nothing is in it, and nothing can be written. `other` lends the files
+    /// that it never uses.
+    pub(crate) fn missing(place: &Place<'_>, other: &Self) -> Self {
+        let broken = Some(Damage { object: place.object, offset: 0, what: MISSING });
+        Self { broken, ..Self::of(other.files.clone(), place, 0) }
     }
 
     /// Where it ends.
@@ -234,7 +242,22 @@ impl Log {
     }
 
     fn check(&self) -> Result<(), ObjectError> {
-        if self.failed { Err(ObjectError::Failed(self.object)) } else { Ok(()) }
+        match &self.broken {
+            _ if self.failed => Err(ObjectError::Failed(self.object)),
+            Some(damage) => Err(damage.clone().into()),
+            None => Ok(()),
+        }
+    }
+
+    /// Makes a log that has lost its header, and has nothing else, an empty one.
+    pub(crate) fn begin_anew(&mut self, place: &Place<'_>) -> Result<(), ObjectError> {
+        *self = Self::create(place, 1)?;
+        self.release()
+    }
+
+    /// Whether records were lost at its end, or nothing of it can be read.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.broken.is_some()
     }
 
     /// Does the same to both files.

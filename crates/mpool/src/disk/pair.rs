@@ -8,10 +8,14 @@
 //!
 //! Nothing is synced during a compaction, and frames say what was durable when they were written.
 //! So a log in which something was durable is complete even when damage has hit the end frame.
+//!
+//! A log that has lost its header and has no frames is the one that is not active, if the other one
+//! is complete: it is made anew. Where neither is complete, what there is can be read, and nothing
+//! is written.
 
 use crate::MediaClass;
 use crate::disk::frame::{Frame, Kind};
-use crate::disk::log::{Log, Opened, Place};
+use crate::disk::log::{Log, MISSING, Opened, Place};
 use crate::disk::medium::Medium;
 use crate::disk::superblock::End;
 use crate::error::{Damage, Object, ObjectError};
@@ -24,6 +28,10 @@ pub(crate) struct Pair {
     compacting: bool,
     /// The end of a compaction failed. Which log is active is unknown until they are opened again.
     failed: bool,
+    /// Why it is not written: which log is active is not known.
+    broken: Option<Damage>,
+    /// What opening found in the logs, for [`Pair::mend`].
+    opened: Option<[Opened; 2]>,
 }
 
 /// An opened log of a pair, its records, and whether its compaction came to an end.
@@ -62,58 +70,103 @@ impl Pair {
         logs[0].append_compaction_end()?;
         logs[0].close()?;
         logs[1].release()?;
-        Ok(Self { object: place.objects[0], logs, active: 0, compacting: false, failed: false })
+        Ok(Self {
+            object: place.objects[0],
+            logs,
+            active: 0,
+            compacting: false,
+            failed: false,
+            broken: None,
+            opened: None,
+        })
     }
 
-    /// Opens a pair; `each` gets its records.
+    /// Opens a pair; `each` gets its records. Nothing is written before [`Pair::mend`].
     pub(crate) fn open(
         place: &PairPlace<'_>,
-        repair: bool,
+        writable: bool,
         each: &mut dyn FnMut(&[u8]),
     ) -> Result<(Self, Found), ObjectError> {
-        let open = |i: usize| -> Result<Half, ObjectError> {
+        let open = |i: usize| -> Result<Option<Half>, ObjectError> {
             let (mut records, mut ended) = (Vec::new(), false);
-            let (log, opened) = Log::open(&place.place(i), repair, &mut |frame: &Frame<'_>| match frame.kind {
+            let found = Log::open(&place.place(i), writable, &mut |frame: &Frame<'_>| match frame.kind {
                 Kind::Record => records.push(frame.payload.to_vec()),
                 Kind::CompactionEnd => ended = true,
                 Kind::Close => {}
             })?;
+            let Some((log, opened)) = found else { return Ok(None) };
             let complete = ended || opened.durable;
-            Ok((log, opened, records, complete))
+            Ok(Some((log, opened, records, complete)))
         };
-        // With one header lost entirely, the other log may hold everything; nothing proves it.
-        let (zero, one) = (open(0)?, open(1)?);
+        let missing = |i: usize, other: &Half| -> Half {
+            let damage = Damage { object: place.objects[i], offset: 0, what: MISSING };
+            let opened = Opened { no_header: true, file_damage: vec![damage], ..Opened::default() };
+            (Log::missing(&place.place(i), &other.0), opened, Vec::new(), false)
+        };
+        let (zero, one) = match (open(0)?, open(1)?) {
+            (Some(zero), Some(one)) => (zero, one),
+            (Some(zero), None) => {
+                let one = missing(1, &zero);
+                (zero, one)
+            }
+            (None, Some(one)) => (missing(0, &one), one),
+            (None, None) => return Err(Damage { object: place.objects[0], offset: 0, what: MISSING }.into()),
+        };
         let newer = usize::from(one.0.generation > zero.0.generation);
         let mut both = [zero, one];
-        let active = if both[newer].3 { newer } else { 1 - newer };
+        // A compaction that did not come to an end leaves the other log, unless that is gone.
+        let active = match (both[newer].3, both[1 - newer].3) {
+            (true, _) => newer,
+            (false, true) => 1 - newer,
+            (false, false) => usize::from(both[1].2.len() > both[0].2.len()),
+        };
         let mut found = Found { lost: both[active].1.lost, ..Found::default() };
         for (i, (_, opened, ..)) in both.iter_mut().enumerate() {
-            found.damage.extend(opened.lost_file.take());
+            found.damage.append(&mut opened.file_damage);
             found.torn.extend(opened.torn.map(|at| (place.objects[i], at)));
             // A crash may leave anything in the log that is not read.
             if i == active {
                 found.damage.append(&mut opened.damage);
             }
         }
-        if !both[active].3 {
-            let what = "neither log of the pair is complete";
-            let damage = Damage { object: place.objects[active], offset: 0, what };
-            found.lost += 1;
-            found.damage.push(damage);
-        }
+        // What the newer one lost may be the end of its compaction.
+        let what = match (both[active].3, active != newer && both[newer].1.lost > 0) {
+            (false, _) => Some("neither log of the pair is complete"),
+            (true, true) => Some("the newer log of the pair is not complete"),
+            (true, false) => None,
+        };
+        let broken = what.map(|what| Damage { object: place.objects[newer], offset: 0, what });
+        found.lost += u32::from(broken.is_some());
+        found.damage.extend(broken.clone());
         both[active].2.iter().for_each(|record| each(record));
-        let logs = both.map(|(log, ..)| log);
-        let mut pair = Self { object: place.objects[0], logs, active, compacting: false, failed: false };
-        if repair {
-            let (now, other) = (pair.logs[active].generation, &mut pair.logs[1 - active]);
-            if other.generation > now {
-                // The end of that compaction may be on its way to the medium still.
-                other.erase(0)?;
-            } else if other.end > 0 {
-                other.release()?;
+        let [(zero, first, ..), (one, second, ..)] = both;
+        let (object, logs, opened) = (place.objects[0], [zero, one], Some([first, second]));
+        Ok((Self { object, logs, active, compacting: false, failed: false, broken, opened }, found))
+    }
+
+    /// Makes all files what they should be; what was read is durable then. Where a part is lost
+    /// that decides which log is active, nothing is done.
+    pub(crate) fn mend(&mut self, place: &PairPlace<'_>) -> Result<(), ObjectError> {
+        let Some(opened) = self.opened.take() else { return Ok(()) };
+        if self.broken.is_some() || self.logs[self.active].is_broken() {
+            return Ok(());
+        }
+        let (active, now) = (self.active, self.logs[self.active].generation);
+        for (i, (log, opened)) in self.logs.iter_mut().zip(&opened).enumerate() {
+            match &opened.mending {
+                _ if log.is_broken() && i != active => log.begin_anew(&place.place(i))?,
+                Some(mending) => log.mend(&place.place(i), mending)?,
+                None => {}
             }
         }
-        Ok((pair, found))
+        let other = &mut self.logs[1 - active];
+        if other.generation > now {
+            // The end of that compaction may be on its way to the medium still.
+            other.erase(0)?;
+        } else if other.end > 0 {
+            other.release()?;
+        }
+        Ok(())
     }
 
     /// Whether something is open to doubt until the pair is opened again.
@@ -122,7 +175,11 @@ impl Pair {
     }
 
     fn check(&self) -> Result<(), ObjectError> {
-        if self.failed { Err(ObjectError::Failed(self.object)) } else { Ok(()) }
+        match &self.broken {
+            _ if self.failed => Err(ObjectError::Failed(self.object)),
+            Some(damage) => Err(damage.clone().into()),
+            None => Ok(()),
+        }
     }
 
     fn log(&mut self) -> &mut Log {

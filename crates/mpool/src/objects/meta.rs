@@ -1,6 +1,6 @@
 //! The pool's own metadata: which objects there are, in memory and in the metadata MDC.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -67,8 +67,9 @@ impl Tables {
 
     /// The records to write when all objects of a class are lost.
     pub(crate) fn gone_with(&self, class: MediaClass) -> Vec<Record> {
-        let mblocks =
-            self.mblocks.values().filter(|m| m.record.class == class).map(|m| Record::MblockGone(m.record.id));
+        let of_class = self.mblocks.values().map(|m| m.record).filter(|m| m.class == class);
+        // Always in the same order: seeds of the tests replay.
+        let mblocks = of_class.map(|m| m.id).collect::<BTreeSet<_>>().into_iter().map(Record::MblockGone);
         let mlogs = self.mlogs.values().filter(|log| log.class == class).map(|log| Record::MlogGone(log.id));
         let mdcs = self.mdcs.values().filter(|log| log.class == class).map(|log| Record::MdcGone(log.id));
         mblocks.chain(mlogs).chain(mdcs).collect()
@@ -135,10 +136,10 @@ impl Journal {
         Ok(journal)
     }
 
-    /// Reads the metadata of a pool.
-    pub(crate) fn open(medium: &dyn Medium, repair: bool) -> Result<(Self, Tables, Found), ObjectError> {
+    /// Reads the metadata of a pool. Nothing is written before [`Journal::mend`].
+    pub(crate) fn open(medium: &dyn Medium, writable: bool) -> Result<(Self, Tables, Found), ObjectError> {
         let (mut tables, mut unknown) = (Tables { next_id: ROOT_MDC + 1, ..Tables::default() }, 0);
-        let (pair, mut found) = Pair::open(&place(medium), repair, &mut |bytes| match Record::decode(bytes) {
+        let (pair, mut found) = Pair::open(&place(medium), writable, &mut |bytes| match Record::decode(bytes) {
             Some(record) => tables.apply(record),
             None => unknown += 1,
         })?;
@@ -148,6 +149,11 @@ impl Journal {
             found.lost += unknown;
         }
         Ok((Self { pair }, tables, found))
+    }
+
+    /// Makes all their files what they should be.
+    pub(crate) fn mend(&mut self, medium: &dyn Medium) -> Result<(), ObjectError> {
+        self.pair.mend(&place(medium))
     }
 
     /// Whether a write failed: the media's contents are unknown until the pool is opened again.

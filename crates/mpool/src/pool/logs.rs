@@ -2,11 +2,11 @@
 
 use std::collections::HashSet;
 
-use crate::disk::log::Log;
+use crate::disk::log::{Log, MISSING, NO_HEADER};
 use crate::disk::medium::Medium;
 use crate::disk::pair::Pair;
 use crate::disk::record::{LogRecord, Record};
-use crate::error::{During, Object, ObjectError, PoolError};
+use crate::error::{Damage, During, Object, ObjectError, PoolError};
 use crate::objects::handle::{Claim, Handle};
 use crate::objects::inner::Inner;
 use crate::objects::log_files::{LogProps, mdc_files, mdc_place, mlog_files, mlog_name, mlog_place};
@@ -106,8 +106,16 @@ impl Pool {
         let (claim, class) = Claim::open(&self.inner, id, object, |meta| meta.tables.mlogs.get(&id).copied())?;
         let writable = self.inner.check_writable().is_ok();
         let name = mlog_name(id);
-        let (log, mut opened) = Log::open(&mlog_place(&*class.medium, claim.record, &name), writable, &mut |_| {})?;
-        opened.damage.extend(opened.lost_file);
+        let place = mlog_place(&*class.medium, claim.record, &name);
+        let damaged = |what| Damage { object, offset: 0, what };
+        let (mut log, mut opened) = Log::open(&place, writable, &mut |_| {})?.ok_or(damaged(MISSING))?;
+        if opened.no_header {
+            return Err(damaged(NO_HEADER).into());
+        }
+        if let (true, Some(mending)) = (writable, opened.mending.take()) {
+            log.mend(&place, &mending)?;
+        }
+        opened.damage.append(&mut opened.file_damage);
         let torn = opened.torn.map(|at| (object, at));
         Ok(Mlog(Handle::new(log, claim, opened.damage, torn)))
     }
@@ -121,7 +129,11 @@ impl Pool {
         let object = Object::Mdc(id, 0);
         let (claim, class) = Claim::open(&self.inner, id, object, |meta| meta.tables.mdcs.get(&id).copied())?;
         let writable = self.inner.check_writable().is_ok();
-        let (pair, found) = Pair::open(&mdc_place(&*class.medium, claim.record), writable, &mut |_| {})?;
+        let place = mdc_place(&*class.medium, claim.record);
+        let (mut pair, found) = Pair::open(&place, writable, &mut |_| {})?;
+        if writable {
+            pair.mend(&place)?;
+        }
         Ok(Mdc(Handle::new(pair, claim, found.damage, found.torn.first().copied())))
     }
 

@@ -4,7 +4,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::directory::read_superblock;
+use super::directory::{read_superblock, refuse_others_data};
 use super::{OpenOptions, Pool, logs};
 use crate::MediaClass;
 use crate::disk::file_system::Disk;
@@ -49,7 +49,7 @@ impl Pool {
         }
         let mut opening = Opening { exclusive, options, superblock, findings: Vec::new() };
         opening.note_superblock(damage);
-        let (journal, tables) = opening.metadata(&*medium)?;
+        let (mut journal, tables, damage) = opening.metadata(&*medium)?;
         let mut found = Vec::new();
         for (&class, class_path) in &tables.classes {
             // The capacity class is where the pool was found, which may have been moved.
@@ -59,7 +59,17 @@ impl Pool {
             };
             found.extend(directory.map(|directory| (class, directory)));
         }
-        let superblock = if exclusive { opening.begin(&found)? } else { superblock };
+        // A pool that is refused was not written to.
+        let mut repaired = false;
+        let superblock = if exclusive {
+            let home = opening.check(&tables, &found)?;
+            journal.mend(&*medium)?;
+            repaired = !damage.is_empty() && journal.compact(&tables.snapshot()).is_ok();
+            opening.begin(&found, home)?
+        } else {
+            superblock
+        };
+        opening.findings.extend(damage.into_iter().map(|damage| Finding::Damage { damage, repaired }));
         let mut classes = [None, None, None];
         for (class, (_, directory)) in found {
             classes[class as usize] = Some(Arc::new(opening.class(&tables, class, directory)?));
@@ -90,9 +100,9 @@ impl Opening {
         self.findings.extend(damage.map(|damage| Finding::Damage { damage, repaired: self.exclusive }));
     }
 
-    /// Replays the metadata.
-    fn metadata(&mut self, medium: &dyn Medium) -> Result<(Journal, Tables), PoolError> {
-        let (mut journal, tables, mut found) = Journal::open(medium, self.exclusive)?;
+    /// Replays the metadata; gives their damage, too.
+    fn metadata(&mut self, medium: &dyn Medium) -> Result<(Journal, Tables, Vec<Damage>), PoolError> {
+        let (journal, tables, mut found) = Journal::open(medium, self.exclusive)?;
         if let State::Closed(end) = self.superblock.opening.state {
             let now = journal.end();
             if (now.generation, now.number) < (end.generation, end.number) {
@@ -106,13 +116,11 @@ impl Opening {
             let damage = found.damage.into_iter().next();
             return Err(damage.unwrap_or(Damage { object: Object::Metadata(0), offset: 0, what }).into());
         }
-        let repaired = self.exclusive && !found.damage.is_empty() && journal.compact(&tables.snapshot()).is_ok();
-        self.findings.extend(found.damage.into_iter().map(|damage| Finding::Damage { damage, repaired }));
         self.findings.extend(found.torn.into_iter().map(|(object, offset)| Finding::TornTail { object, offset }));
         if found.lost > 0 {
             self.findings.push(Finding::RecordsLost(found.lost));
         }
-        Ok((journal, tables))
+        Ok((journal, tables, found.damage))
     }
 
     /// Finds a class in its directory, and locks it. `None`: it is missing, and the pool can be
@@ -154,25 +162,48 @@ impl Opening {
         same || before || superblock.class == MediaClass::Memory && other.epoch <= ours.epoch
     }
 
-    /// Begins an exclusive opening in all classes; gives the capacity class's superblock.
-    fn begin(&mut self, found: &[(MediaClass, Directory)]) -> Result<Superblock, PoolError> {
+    /// Checks that the directories belong together; gives the identity of the capacity class's.
+    fn check(&self, tables: &Tables, found: &[(MediaClass, Directory)]) -> Result<u64, PoolError> {
         let Some((_, (_, medium))) = found.iter().find(|(class, _)| *class == MediaClass::Capacity) else {
             let what = "they do not name the capacity class";
             return Err(Damage { object: Object::Metadata(0), offset: 0, what }.into());
         };
-        let at = || medium.path().display();
-        let home = medium.identity().during("looking at", at())?;
+        let home = medium.identity().during("looking at", medium.path().display())?;
+        let moved = self.superblock.opening.home != home;
+        let others = found.iter().filter(|(class, _)| *class != MediaClass::Capacity);
+        for (class, (other, directory)) in others.filter(|_| !self.options.adopt) {
+            if moved || !(self.belongs(other) || self.is_behind(tables, other, &**directory)?) {
+                let (path, class_path) = (medium.path().to_owned(), directory.path().to_owned());
+                return Err(PoolError::Apart { path, class: *class, class_path });
+            }
+        }
+        Ok(home)
+    }
+
+    /// Whether a class without objects and without data missed some openings: its superblock could
+    /// not be read then.
+    fn is_behind(&self, tables: &Tables, other: &Superblock, directory: &dyn Medium) -> Result<bool, PoolError> {
+        let empty = tables.gone_with(other.class).is_empty() && other.opening.epoch <= self.superblock.opening.epoch;
+        match refuse_others_data(directory) {
+            Err(PoolError::Occupied(_)) => Ok(false),
+            result => result.map(|()| empty),
+        }
+    }
+
+    /// Begins an exclusive opening in all classes; gives the capacity class's superblock.
+    fn begin(&mut self, found: &[(MediaClass, Directory)], home: u64) -> Result<Superblock, PoolError> {
+        let Some((_, (_, medium))) = found.iter().find(|(class, _)| *class == MediaClass::Capacity) else {
+            return Ok(self.superblock);
+        };
         let others = || found.iter().filter(|(class, _)| *class != MediaClass::Capacity);
-        let apart =
-            |(_, (other, _)): &&(MediaClass, Directory)| !self.belongs(other) || self.superblock.opening.home != home;
-        if let Some((class, (_, other))) = others().find(apart).filter(|_| !self.options.adopt) {
-            let (path, class_path) = (medium.path().to_owned(), other.path().to_owned());
-            return Err(PoolError::Apart { path, class: *class, class_path });
+        // What is there may have been made before a sync of its name failed.
+        for (_, (_, medium)) in found {
+            medium.sync_names().during("syncing", medium.path().display())?;
         }
         let mut random = [0; 8];
         rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
             .map_err(io::Error::from)
-            .during("drawing a number for", at())?;
+            .during("drawing a number for", medium.path().display())?;
         let last = found.iter().map(|(_, (superblock, _))| superblock.opening.epoch).max().unwrap_or(0);
         let opening = superblock::Opening {
             epoch: last + 1,

@@ -122,7 +122,7 @@ impl Pool {
         let home = medium.identity().during("looking at", path.display())?;
         let opening = Opening { epoch: 0, random: 0, before: 0, home, state: State::Open };
         let class = MediaClass::Capacity;
-        let superblock = Superblock { version: FORMAT_VERSION, class, pool: uuid, created, opening };
+        let superblock = Superblock { version: FORMAT_VERSION, class, pool: uuid, created, opening, serial: 0 };
         let mut journal = Journal::create(&*medium, name, path.clone())?;
         create_root(&*medium, &mut journal)?;
         journal.close();

@@ -1,9 +1,10 @@
 //! A storage for tests that behaves as badly as the interface allows.
 //!
 //! Files live in memory. Unsynced data are lost at a [`Sim::crash`], or kept, or lost in part (512
-//! bytes at a time, and then the block around them may hold anything), in any order; names too. Any
-//! operation can be made to fail once, to tear, to find the medium full, or to be the last one
-//! before the power goes.
+//! bytes at a time, and then the block around them may hold anything), in any order; names of files
+//! and directories too. Any number of operations can be made to fail once, to tear, to find the
+//! medium full, or to be the last one before the power goes; and reads to fail, once or until the
+//! block is written again. Nothing hangs on a clock or on an order of hashes: a seed replays.
 
 mod bytes;
 
@@ -47,7 +48,7 @@ struct FileState {
     /// What happened since, in order.
     journal: Vec<(Op, Fate)>,
     /// Bytes that cannot be read until they are written again.
-    unreadable: Option<(usize, usize)>,
+    unreadable: Vec<(usize, usize)>,
 }
 
 #[derive(Clone, Default)]
@@ -57,6 +58,9 @@ struct Directory {
     /// Names made and removed, not synced.
     pending: Vec<(String, Option<u64>)>,
     identity: u64,
+    /// Its own name: whether it is there, and whether it is on the medium.
+    there: bool,
+    durable_there: bool,
     shared: usize,
     exclusive: bool,
 }
@@ -67,7 +71,12 @@ struct World {
     files: BTreeMap<u64, FileState>,
     next: u64,
     operations: u64,
-    fault: Option<(u64, Fault)>,
+    faults: BTreeMap<u64, Fault>,
+    reads: u64,
+    /// Reads that fail, and whether the block stays unreadable.
+    read_faults: BTreeMap<u64, bool>,
+    /// Something that was planned has happened.
+    fired: bool,
     full: bool,
     dead: bool,
 }
@@ -77,7 +86,8 @@ impl World {
     fn step(&mut self, takes_space: bool) -> io::Result<Option<Fault>> {
         let number = self.operations;
         self.operations += 1;
-        let fault = self.fault.filter(|(at, _)| *at == number).map(|(_, fault)| fault);
+        let fault = self.faults.remove(&number);
+        self.fired |= fault.is_some();
         self.full |= fault == Some(Fault::Full);
         self.dead |= fault == Some(Fault::PowerLoss);
         if self.dead || fault == Some(Fault::Error) {
@@ -108,15 +118,36 @@ impl Sim {
         self.world().operations
     }
 
-    /// Makes operation number `at` go wrong.
+    /// Makes operation number `at`, counted from the beginning, go wrong too.
     pub(crate) fn plan(&self, at: u64, fault: Fault) {
-        self.world().fault = Some((at, fault));
+        self.world().faults.insert(at, fault);
     }
 
-    /// The medium has room and works again.
+    /// Makes the read that comes after `after` others fail too; the block stays unreadable until it
+    /// is written, if it `stays`.
+    pub(crate) fn plan_read(&self, after: u64, stays: bool) {
+        let mut world = self.world();
+        let at = world.reads + after;
+        world.read_faults.insert(at, stays);
+    }
+
+    /// Whether something that was planned has happened.
+    pub(crate) fn has_fired(&self) -> bool {
+        self.world().fired
+    }
+
+    /// Whether the power is gone.
+    pub(crate) fn is_dead(&self) -> bool {
+        self.world().dead
+    }
+
+    /// The medium has room and works again, and all of it can be read.
     pub(crate) fn heal(&self) {
         let mut world = self.world();
-        (world.fault, world.full) = (None, false);
+        world.faults.clear();
+        world.read_faults.clear();
+        (world.full, world.fired) = (false, false);
+        world.files.values_mut().for_each(|file| file.unreadable.clear());
     }
 
     /// The contents that a power loss now may leave. Handles of the old storage keep working on it.
@@ -124,6 +155,8 @@ impl Sim {
         let old = self.world();
         let mut new = World { next: old.next, ..World::default() };
         for (path, directory) in &old.directories {
+            let there = directory.durable_there == directory.there || random.below(2) == 0;
+            let there = if there { directory.there } else { directory.durable_there };
             let mut names = directory.durable.clone();
             for (name, id) in &directory.pending {
                 if random.below(2) == 0 {
@@ -133,9 +166,10 @@ impl Sim {
                     };
                 }
             }
-            let identity = directory.identity;
-            let now = names.clone();
-            new.directories.insert(path.clone(), Directory { now, durable: names, identity, ..Directory::default() });
+            if there {
+                let (identity, now, durable) = (directory.identity, names.clone(), names);
+                new.directories.insert(path.clone(), Directory { now, durable, ..Directory::durable(identity) });
+            }
         }
         for (&id, file) in &old.files {
             let mut bytes = file.durable.clone();
@@ -146,9 +180,17 @@ impl Sim {
                     _ => bytes.apply(op),
                 }
             }
-            new.files.insert(id, FileState { now: bytes.clone(), durable: bytes, ..FileState::default() });
+            let unreadable = file.unreadable.clone();
+            new.files.insert(id, FileState { now: bytes.clone(), durable: bytes, unreadable, ..FileState::default() });
         }
         Sim(Arc::new(Mutex::new(new)))
+    }
+}
+
+impl Directory {
+    /// An empty one, whose name is on the medium.
+    fn durable(identity: u64) -> Self {
+        Self { identity, there: true, durable_there: true, ..Self::default() }
     }
 }
 
@@ -167,8 +209,8 @@ impl Sim {
         let old = self.world();
         let mut new = World { next: old.next, ..World::default() };
         for (path, directory) in &old.directories {
-            let (now, identity) = (directory.now.clone(), directory.identity);
-            let copy = Directory { durable: now.clone(), now, identity, ..Directory::default() };
+            let now = directory.now.clone();
+            let copy = Directory { durable: now.clone(), now, ..Directory::durable(directory.identity) };
             new.directories.insert(path.clone(), copy);
         }
         for (&id, file) in &old.files {
@@ -182,7 +224,7 @@ impl Sim {
     pub(crate) fn copy_directory(&self, from: &Path, to: &Path) {
         let mut world = self.world();
         let names = world.directories[from].now.clone();
-        let mut copy = Directory { identity: world.next + 1, ..Directory::default() };
+        let mut copy = Directory::durable(world.next + 1);
         world.next += 1;
         for (name, id) in names {
             world.next += 1;
@@ -212,7 +254,7 @@ impl Sim {
             Wrong::Zero if part.iter().all(|&b| b == 0) => return false,
             Wrong::Zero => part.fill(0),
             Wrong::Flipped => part.iter_mut().for_each(|b| *b ^= 0x10),
-            Wrong::Unreadable => file.unreadable = Some((at, end)),
+            Wrong::Unreadable => file.unreadable.push((at, end)),
         }
         file.durable = file.now.clone();
         at < end
@@ -230,21 +272,30 @@ impl Sim {
 impl Storage for Sim {
     fn directory(&self, path: &Path, create: bool) -> io::Result<Arc<dyn Medium>> {
         let mut world = self.world();
-        if !world.directories.contains_key(path) {
-            if !create {
-                return Err(ErrorKind::NotFound.into());
-            }
+        let there = world.directories.get(path).is_some_and(|directory| directory.there);
+        if !there && !create {
+            return Err(ErrorKind::NotFound.into());
+        }
+        if !there {
+            world.step(true)?;
             world.next += 1;
             let identity = world.next;
-            world.directories.insert(path.into(), Directory { identity, ..Directory::default() });
+            let directory = Directory { identity, there: true, ..Directory::default() };
+            world.directories.insert(path.into(), directory);
+        }
+        if create {
+            // As on the file system: the name is synced also where it was there.
+            world.step(false)?;
+            world.directories.get_mut(path).into_iter().for_each(|directory| directory.durable_there = true);
         }
         Ok(Arc::new(SimDirectory { sim: self.clone(), path: path.into(), locked: Mutex::new(None) }))
     }
 
     fn remove_directory(&self, path: &Path) -> io::Result<()> {
         let mut world = self.world();
-        match world.directories.get(path) {
-            Some(directory) if directory.now.is_empty() => drop(world.directories.remove(path)),
+        world.step(false)?;
+        match world.directories.get_mut(path) {
+            Some(directory) if directory.now.is_empty() => directory.there = false,
             _ => return Err(ErrorKind::DirectoryNotEmpty.into()),
         }
         Ok(())
@@ -386,12 +437,25 @@ impl MediumFile for SimFile {
 
     fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<()> {
         self.check(into.as_ptr().addr(), offset, into.len());
-        if self.sim.world().dead {
+        let mut world = self.sim.world();
+        if world.dead {
             return Err(io::Error::from_raw_os_error(libc::EIO));
         }
+        let number = world.reads;
+        world.reads += 1;
+        let fault = world.read_faults.remove(&number);
+        world.fired |= fault.is_some();
+        drop(world);
         self.with(|file| {
             let (start, end) = (offset as usize, offset as usize + into.len());
-            if file.unreadable.is_some_and(|(bad, bad_end)| start < bad_end && bad < end) {
+            if let Some(stays) = fault {
+                // One of the blocks that are read.
+                let blocks = into.len().div_ceil(BLOCK).max(1);
+                let bad = start / BLOCK * BLOCK + number as usize % blocks * BLOCK;
+                file.unreadable.extend(stays.then_some((bad, bad + BLOCK)));
+                return Err(io::Error::from_raw_os_error(libc::EIO));
+            }
+            if file.unreadable.iter().any(|&(bad, bad_end)| start < bad_end && bad < end) {
                 return Err(io::Error::from_raw_os_error(libc::EIO));
             }
             let from = file.now.data.get(start..end);
@@ -405,8 +469,8 @@ impl MediumFile for SimFile {
         let torn = self.sim.world().step(true)? == Some(Fault::Torn);
         let len = if torn { from.len() / 2 } else { from.len() };
         self.with(|file| {
-            let covers = |&mut (at, end): &mut (usize, usize)| offset as usize <= at && end <= offset as usize + len;
-            file.unreadable.take_if(covers);
+            let covers = |&(at, end): &(usize, usize)| offset as usize <= at && end <= offset as usize + len;
+            file.unreadable.retain(|bad| !covers(bad));
         });
         self.change(Op::Write(offset, from[..len].to_vec()));
         if torn { Err(io::Error::from_raw_os_error(libc::EIO)) } else { Ok(()) }

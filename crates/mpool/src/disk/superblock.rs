@@ -17,15 +17,21 @@
 //! | 76..80 | closed: the number of the next metadata record |
 //! | 80..88 | closed: the generation of the metadata |
 //! | 88..96 | closed: where they end |
-//! | 96..4092 | zeros |
+//! | 96..104 | serial number: how often one of the two files was written |
+//! | 104..4092 | zeros |
 //! | 4092..4096 | crc32c of all before |
 //!
 //! **Epochs.** All classes of a pool are of the same opening, or the last one did not get past its
 //! beginning: then the capacity class is being opened, and others are of the opening before.
 //! Anything else is a copy, or a class that was restored from a backup; nothing is written there.
 //!
+//! **Serial numbers.** The file with the higher one was written last. Only that may not be on its
+//! medium, though it can be read, because its sync failed: so it is the first to be written again.
+//!
 //! **The end of the metadata.** A clean close notes where they end. If they end before that when
 //! the pool is opened, they are damaged, and the end was not unfinished.
+
+use std::io;
 
 use crate::disk::medium::{Medium, Open};
 use crate::error::{Damage, During, IoError, Object};
@@ -74,6 +80,8 @@ pub(crate) struct Superblock {
     pub(crate) pool: [u8; 16],
     pub(crate) created: u64,
     pub(crate) opening: Opening,
+    /// How often its files were written.
+    pub(crate) serial: u64,
 }
 
 impl Superblock {
@@ -98,7 +106,7 @@ impl Superblock {
         [self.created, epoch, random, before, home].iter().for_each(|word| block.extend(word.to_le_bytes()));
         block.extend(state.to_le_bytes());
         block.extend(end.number.to_le_bytes());
-        [end.generation, end.end].iter().for_each(|word| block.extend(word.to_le_bytes()));
+        [end.generation, end.end, self.serial].iter().for_each(|word| block.extend(word.to_le_bytes()));
         block.resize(BLOCK - 4, 0);
         let crc = crc32c::crc32c(&block);
         block.extend(crc.to_le_bytes());
@@ -125,20 +133,15 @@ impl Superblock {
             pool: bytes.get(16..32)?.try_into().ok()?,
             created: long(32)?,
             opening: Opening { epoch: long(40)?, random: long(48)?, before: long(56)?, home: long(64)?, state },
+            serial: long(96)?,
         })
     }
 
     /// The newer of two copies, and the damage of one that is not whole. `None`: neither is.
     pub(crate) fn newer(copies: [Option<Self>; 2]) -> Option<(Self, Option<Damage>)> {
-        // A power failure leaves an older one in the first file, which is written last.
         let found = match copies {
-            [Some(one), Some(two)] => {
-                if one.opening.epoch > two.opening.epoch {
-                    one
-                } else {
-                    two
-                }
-            }
+            [Some(one), Some(two)] if one.serial > two.serial => one,
+            [Some(_), Some(two)] => two,
             [one, two] => one.or(two)?,
         };
         let damage = copies.iter().position(Option::is_none).map(|copy| Damage {
@@ -150,13 +153,45 @@ impl Superblock {
     }
 }
 
+/// The superblocks in the two files. An error: neither is whole, and one cannot be read.
+pub(crate) fn read_copies(medium: &dyn Medium) -> Result<[Option<Superblock>; 2], IoError> {
+    let at = || medium.path().display();
+    let mut failed = None;
+    let mut found = [None; 2];
+    for (name, found) in NAMES.iter().zip(&mut found) {
+        let file = match medium.open(name, Open { read_only: true, ..Open::default() }) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+            file => file.during("opening the superblock in", at())?,
+        };
+        let mut block = vec![0; BLOCK];
+        match file.read_at(&mut block, 0).or_else(|_| file.read_at(&mut block, 0)) {
+            Ok(()) => *found = Superblock::decode(&block),
+            // It is too short, as a power failure leaves one that was being made.
+            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => {}
+            Err(e) => failed = Some(e),
+        }
+    }
+    match failed.filter(|_| found == [None; 2]) {
+        Some(e) => Err(e).during("reading the superblock in", at()),
+        None => Ok(found),
+    }
+}
+
 /// Writes the superblock: first one file, then the other, so that a power failure leaves one.
 pub(crate) fn write_superblock(medium: &dyn Medium, superblock: &Superblock) -> Result<(), IoError> {
     let at = || medium.path().display();
-    for name in NAMES.iter().rev() {
+    let serials = read_copies(medium).unwrap_or_default().map(|found| found.map(|found| found.serial));
+    let first = match serials {
+        [None, _] => 0,
+        [_, None] => 1,
+        [one, two] => usize::from(two > one),
+    };
+    let mut serial = serials.into_iter().flatten().max().unwrap_or(0);
+    for name in [NAMES[first], NAMES[1 - first]] {
         let file = medium.open(name, Open { create: true, ..Open::default() });
         let file = file.during("opening the superblock in", at())?;
-        file.write_at(&superblock.encode(), 0).during("writing the superblock in", at())?;
+        serial += 1;
+        file.write_at(&Superblock { serial, ..*superblock }.encode(), 0).during("writing the superblock in", at())?;
         file.sync().during("syncing the superblock in", at())?;
     }
     Ok(())
@@ -178,6 +213,7 @@ mod tests {
             home: 9,
             state: State::Closed(End { generation: 10, end: 11, number: 12 }),
         },
+        serial: 13,
     };
 
     #[test]
@@ -187,8 +223,8 @@ mod tests {
         assert_eq!(&bytes[..16], b"PGONEPL1\x02\0\0\0\x01\0\0\0");
         assert_eq!((&bytes[16..32], &bytes[32..40]), (&[7; 16][..], &[4, 3, 2, 1, 0, 0, 0, 0][..]));
         let words: Vec<u64> =
-            bytes[40..96].chunks(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect();
-        assert_eq!(words, [5, 6, 8, 9, 2 | 12 << 32, 10, 11]);
+            bytes[40..104].chunks(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect();
+        assert_eq!(words, [5, 6, 8, 9, 2 | 12 << 32, 10, 11, 13]);
         assert_eq!(Superblock::decode(&bytes), Some(SAMPLE));
         for state in [State::Opening, State::Open] {
             let other = Superblock { opening: Opening { state, ..SAMPLE.opening }, ..SAMPLE };

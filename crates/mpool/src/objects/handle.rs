@@ -47,14 +47,17 @@ pub(crate) struct Handle<L> {
     pub(crate) cursor: u64,
     /// Damage found when it was opened.
     pub(crate) damage: Vec<Damage>,
+    /// Whether that was put right: nothing was lost.
+    pub(crate) mended: bool,
     /// Where opening it cut an unfinished end off.
     pub(crate) torn: Option<(Object, u64)>,
     pub(crate) claim: Claim,
 }
 
 impl<L: Records> Handle<L> {
-    pub(crate) fn new(log: L, claim: Claim, damage: Vec<Damage>, torn: Option<(Object, u64)>) -> Self {
-        Self { log, cursor: 0, damage, torn, claim }
+    pub(crate) fn new(log: L, claim: Claim, damage: Vec<Damage>, lost: u32, torn: Option<(Object, u64)>) -> Self {
+        let mended = lost == 0 && claim.inner.check_writable().is_ok();
+        Self { log, cursor: 0, damage, mended, torn, claim }
     }
 
     /// The record at the cursor, which moves behind it. `None` at the end.

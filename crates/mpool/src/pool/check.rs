@@ -59,20 +59,20 @@ impl Pool {
                 note(&mut report.findings, e);
             }
         }
-        let damage = |findings: &mut Vec<Finding>, all: &[Damage], torn: Option<(Object, u64)>| {
-            findings.extend(all.iter().map(|damage| Finding::Damage { damage: damage.clone(), repaired: false }));
+        let damage = |findings: &mut Vec<Finding>, all: &[Damage], repaired, torn: Option<(Object, u64)>| {
+            findings.extend(all.iter().map(|damage| Finding::Damage { damage: damage.clone(), repaired }));
             findings.extend(torn.map(|(object, offset)| Finding::TornTail { object, offset }));
         };
         for props in self.mlogs() {
             match self.mlog_open(props.id) {
-                Ok(log) => damage(&mut report.findings, log.damage(), log.torn()),
+                Ok(log) => damage(&mut report.findings, log.damage(), log.0.mended, log.torn()),
                 Err(e) => note(&mut report.findings, e),
             }
             report.logs += 1;
         }
         for props in self.mdcs() {
             match self.mdc_open(props.id) {
-                Ok(mdc) => damage(&mut report.findings, mdc.damage(), mdc.torn()),
+                Ok(mdc) => damage(&mut report.findings, mdc.damage(), mdc.0.mended, mdc.torn()),
                 Err(e) => note(&mut report.findings, e),
             }
             report.logs += 1;

@@ -2,26 +2,15 @@
 
 use std::io;
 
-use crate::BLOCK;
 use crate::disk::medium::{Medium, Open};
-use crate::disk::superblock::{FORMAT_VERSION, NAMES, Superblock, write_superblock};
-use crate::error::{Damage, During, IoError, PoolError};
+use crate::disk::superblock::{FORMAT_VERSION, Superblock, read_copies, write_superblock};
+use crate::error::{Damage, During, PoolError};
 use crate::objects::class;
 
 /// The superblock of a directory, from either of its files; `None`: neither has one.
 pub(super) fn read_superblock(medium: &dyn Medium) -> Result<Option<(Superblock, Option<Damage>)>, PoolError> {
     let path = medium.path();
-    let read = |name: &str| {
-        let file = match medium.open(name, Open { read_only: true, ..Open::default() }) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-            file => file.during("opening the superblock in", path.display())?,
-        };
-        let mut block = vec![0; BLOCK];
-        // What cannot be read is as good as damaged: there is another one.
-        let whole = file.read_at(&mut block, 0).is_ok();
-        Ok::<_, IoError>(whole.then(|| Superblock::decode(&block)).flatten())
-    };
-    let Some((found, damage)) = Superblock::newer([read(NAMES[0])?, read(NAMES[1])?]) else { return Ok(None) };
+    let Some((found, damage)) = Superblock::newer(read_copies(medium)?) else { return Ok(None) };
     if found.version != FORMAT_VERSION {
         return Err(PoolError::Version { path: path.into(), found: found.version, known: FORMAT_VERSION });
     }

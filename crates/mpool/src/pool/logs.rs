@@ -117,7 +117,7 @@ impl Pool {
         }
         opened.damage.append(&mut opened.file_damage);
         let torn = opened.torn.map(|at| (object, at));
-        Ok(Mlog(Handle::new(log, claim, opened.damage, torn)))
+        Ok(Mlog(Handle::new(log, claim, opened.damage, opened.lost, torn)))
     }
 
     /// Opens an MDC; one handle at a time.
@@ -134,7 +134,7 @@ impl Pool {
         if writable {
             pair.mend(&place)?;
         }
-        Ok(Mdc(Handle::new(pair, claim, found.damage, found.torn.first().copied())))
+        Ok(Mdc(Handle::new(pair, claim, found.damage, found.lost, found.torn.first().copied())))
     }
 
     /// Deletes an mlog.

@@ -24,7 +24,7 @@ proptest! {
         let frames = closed_log(1, &payloads);
         let log = [&[1], &frames[..]].concat();
         let opening = Opening { epoch: 1, random: 2, before: 3, home: 4, state: State::Open };
-        let superblock = Superblock { version: 2, class: MediaClass::Memory, pool: [3; 16], created: 9, opening };
+        let superblock = Superblock { version: 2, class: MediaClass::Memory, pool: [3; 16], created: 9, opening, serial: 4 };
         let record = Record::Name("damaged".into()).encode();
         for whole in [log, superblock.encode(), record] {
             let mut bytes = whole;

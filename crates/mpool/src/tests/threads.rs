@@ -37,7 +37,8 @@ fn run(seed: u64, fault: Option<u64>) {
     let pool = Pool::create_on(sim.storage(), Path::new(PATH), "threads").unwrap();
     let begin = sim.operations();
     if let Some(at) = fault {
-        sim.plan(begin + at, if at % 2 == 0 { Fault::PowerLoss } else { Fault::Error });
+        let faults = [Fault::Error, Fault::Torn, Fault::Full, Fault::PowerLoss];
+        (0..=seed % 3).for_each(|i| sim.plan(begin + at + i * 40, faults[(seed + i) as usize % 4]));
     }
     let told = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..8)

@@ -7,8 +7,8 @@ MAKEFLAGS += --no-print-directory
 export FLOORS = imports widths files hosts
 
 .PHONY: demo build check test lint lint-aarch64 test-unit test-loom test-stress test-sabotage test-e2e test-functional \
-    test-hazards test-rates test-soak test-behaviour test-hostile test-kernels test-pool-medium test-kvm test-kvm-runs \
-    debug-kernel test-debug-kernel \
+    test-hazards test-rates test-soak test-behaviour test-hostile test-kernels test-pool-medium \
+    test-pool-crashes test-kvm test-kvm-runs debug-kernel test-debug-kernel \
     test-tsan stress fuzz fuzz-behaviour fuzz-sabotage soak clean
 
 # Real guests, merged live. DEMO='--guests 8 --seconds 300' and the like are passed on.
@@ -94,6 +94,11 @@ test-kernels: deps-test deps-kernels
 test-pool-medium: deps-test deps-medium
 	$(CARGO) build -p e2e --bin pageone-pool-medium
 	scripts/test-pool-medium.sh $(or $(CARGO_TARGET_DIR),target)/debug $(MEDIUM)
+
+# A pool on a simulated medium on which several things go wrong: 100,000 seeds. MPOOL_SEED repeats one.
+MPOOL_CRASHES ?= 100000
+test-pool-crashes:
+	MPOOL_CRASHES=$(MPOOL_CRASHES) $(CARGO) test --release -p mpool --lib many_random_crashes
 
 # Tests on KVM guests: here where a guest boots with KVM, else in an emulated host.
 test-kvm: deps-test deps-kernels deps-kvm-host

@@ -243,6 +243,12 @@ impl Sim {
         world.directories[path].now.iter().map(|(name, id)| (name.clone(), len(id))).collect()
     }
 
+    /// The files of a directory, with their bytes.
+    pub(crate) fn bytes(&self, path: &Path) -> Vec<(String, Vec<u8>)> {
+        let world = self.world();
+        world.directories[path].now.iter().map(|(name, id)| (name.clone(), world.files[id].now.data.clone())).collect()
+    }
+
     /// Damages a part of a file. Whether that changes anything.
     pub(crate) fn damage(&self, path: &Path, name: &str, at: usize, len: usize, wrong: Wrong) -> bool {
         let mut world = self.world();

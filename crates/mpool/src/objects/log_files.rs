@@ -5,7 +5,7 @@ use crate::disk::medium::Medium;
 use crate::disk::pair::{Pair, PairPlace};
 use crate::disk::record::{LogRecord, Record};
 use crate::error::{During, Object, ObjectError};
-use crate::objects::meta::Journal;
+use crate::objects::meta::{Journal, ROOT_CAPACITY};
 use crate::{MediaClass, ROOT_MDC};
 
 /// The properties of an mlog or an MDC.
@@ -56,7 +56,7 @@ fn mdc_names(id: u64) -> [String; 2] {
 
 /// Makes the root MDC of a new pool.
 pub(crate) fn create_root(medium: &dyn Medium, journal: &mut Journal) -> Result<(), ObjectError> {
-    let record = LogRecord { id: ROOT_MDC, class: MediaClass::Capacity, capacity: 1 << 30 };
+    let record = LogRecord { id: ROOT_MDC, class: MediaClass::Capacity, capacity: ROOT_CAPACITY };
     Pair::create(&mdc_place(medium, record))?;
     medium.sync_names().during("syncing", medium.path().display())?;
     journal.write(&[Record::Mdc(record)], false)

@@ -1,7 +1,7 @@
 //! The pool's own metadata: which objects there are, in memory and in the metadata MDC.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::disk::medium::Medium;
@@ -17,6 +17,9 @@ const COMPACT_FROM: u64 = 1 << 20;
 /// A record, on average; metadata are compacted when they are eight times as long as that for every
 /// object.
 const RECORD_BYTES: u64 = 48;
+
+/// Bytes that each log of the root MDC may hold.
+pub(crate) const ROOT_CAPACITY: u64 = 1 << 30;
 
 /// The tables that replaying the metadata gives.
 #[derive(Debug, Default)]
@@ -63,6 +66,13 @@ impl Tables {
                 self.mdcs.remove(&id);
             }
         }
+    }
+
+    /// Adds what every pool has, where its record is lost: the capacity class, and the root MDC.
+    pub(crate) fn assume(&mut self, path: &Path) {
+        let class = MediaClass::Capacity;
+        self.classes.entry(class).or_insert_with(|| path.into());
+        self.mdcs.entry(ROOT_MDC).or_insert(LogRecord { id: ROOT_MDC, class, capacity: ROOT_CAPACITY });
     }
 
     /// The records to write when all objects of a class are lost.

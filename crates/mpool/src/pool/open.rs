@@ -102,7 +102,7 @@ impl Opening {
 
     /// Replays the metadata; gives their damage, too.
     fn metadata(&mut self, medium: &dyn Medium) -> Result<(Journal, Tables, Vec<Damage>), PoolError> {
-        let (journal, tables, mut found) = Journal::open(medium, self.exclusive)?;
+        let (journal, mut tables, mut found) = Journal::open(medium, self.exclusive)?;
         if let State::Closed(end) = self.superblock.opening.state {
             let now = journal.end();
             if (now.generation, now.number) < (end.generation, end.number) {
@@ -119,6 +119,9 @@ impl Opening {
         self.findings.extend(found.torn.into_iter().map(|(object, offset)| Finding::TornTail { object, offset }));
         if found.lost > 0 {
             self.findings.push(Finding::RecordsLost(found.lost));
+        }
+        if self.options.salvage {
+            tables.assume(medium.path());
         }
         Ok((journal, tables, found.damage))
     }

@@ -110,6 +110,123 @@ fn no_lost_sector_or_file_of_a_pool_whose_program_ended_costs_anything() {
     every_sector(false);
 }
 
+/// All bytes of all files in both directories.
+fn everything(sim: &Sim) -> Vec<(String, Vec<u8>)> {
+    [PATH, STAGING].iter().flat_map(|path| sim.bytes(Path::new(path))).collect()
+}
+
+/// The data files, whose space nobody may give back.
+fn data(sim: &Sim) -> Vec<(String, Vec<u8>)> {
+    everything(sim).into_iter().filter(|(name, _)| name == "data").collect()
+}
+
+/// What of the pool is served: mblocks that are whole, records of the mlog, records of the root
+/// MDC. None of them is wrong.
+fn served(pool: &Pool, blocks: &[u64], log: u64) -> [usize; 3] {
+    let whole = blocks.iter().zip(0..).filter(|&(&id, seed)| {
+        let mut bytes = vec![0; 5000];
+        let read = pool.mblock(id).and_then(|mblock| mblock.read(0, &mut bytes)).is_ok();
+        assert!(!read || bytes == content(seed, 5000), "wrong bytes were handed out");
+        read
+    });
+    let whole = whole.count();
+    let (mut records, mut kept) = (0, 0);
+    if let Ok(mut mlog) = pool.mlog_open(log) {
+        loop {
+            match mlog.read() {
+                Ok(Some(_)) => records += 1,
+                Ok(None) => break,
+                Err(_) => mlog.skip_damaged().unwrap(),
+            }
+        }
+    }
+    if let Ok(mut root) = pool.mdc_open(ROOT_MDC) {
+        loop {
+            match root.read() {
+                Ok(Some(_)) => kept += 1,
+                Ok(None) => break,
+                Err(_) => root.skip_damaged().unwrap(),
+            }
+        }
+    }
+    [whole, records, kept]
+}
+
+const ALL: [usize; 3] = [BLOCKS as usize, RECORDS as usize, RECORDS as usize];
+
+/// Opens a pool of which both copies were hit. What it serves, and whether a loss was named.
+fn after_loss(sim: &Sim, blocks: &[u64], log: u64, what: &str) -> ([usize; 3], bool) {
+    let before = everything(sim);
+    match open(sim, PATH, OpenOptions::default()) {
+        Ok(pool) => {
+            let named = !pool.check(true).unwrap().is_clean();
+            (served(&pool, blocks, log), named)
+        }
+        Err(_) => {
+            assert!(everything(sim) == before, "{what}: a pool that is refused was written to");
+            let salvage = OpenOptions { salvage: true, ..OpenOptions::default() };
+            match open(sim, PATH, salvage) {
+                Ok(pool) => {
+                    let named = !pool.check(true).unwrap().is_clean();
+                    (served(&pool, blocks, log), named)
+                }
+                // Only without any superblock.
+                Err(e) => {
+                    assert!(what.contains("superblock"), "{what}: {e}");
+                    (ALL, true)
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_loss_in_both_files_is_named_and_the_rest_is_served() {
+    let (sim, blocks, log) = make(true);
+    let original = data(&sim);
+    let mut losses = 0;
+    for directory in [PATH, STAGING].map(Path::new) {
+        let first = |name: &str| name != "data" && !name.ends_with(".copy");
+        for (name, end) in sim.contents(directory).into_iter().filter(|(name, _)| first(name)) {
+            for len in [512, BLOCK] {
+                for at in (0..end).step_by(len) {
+                    for wrong in [Wrong::Zero, Wrong::Flipped, Wrong::Unreadable] {
+                        let (bad, what) = (sim.copy(), format!("{len} bytes at {at} of both {name}, {wrong:?}"));
+                        let hit = [name.clone(), format!("{name}.copy")];
+                        if !hit.iter().all(|name| bad.damage(directory, name, at, len, wrong)) {
+                            continue;
+                        }
+                        let (found, named) = after_loss(&bad, &blocks, log, &what);
+                        assert!(named || found == ALL, "{what}: {found:?} served, and nobody says what is missing");
+                        assert!(data(&bad) == original, "{what}: data were given back");
+                        // A block of records; or, where it is the metadata's, the mlog that one names.
+                        let [blocks, records, kept] = [0, 1, 2].map(|i| ALL[i] - found[i]);
+                        assert!(blocks <= 8 && kept <= 8, "{what}: {found:?}");
+                        assert!(records <= 8 || name.starts_with("meta"), "{what}: {found:?}");
+                        losses += usize::from(found != ALL);
+                    }
+                }
+            }
+        }
+    }
+    assert!(losses > 50, "{losses}");
+}
+
+#[test]
+fn an_opening_that_is_refused_writes_nothing() {
+    let (sim, ..) = make(false);
+    // There is something to mend, and something to put right.
+    assert!(sim.damage(Path::new(PATH), "meta-0", BLOCK, 512, Wrong::Zero));
+    assert!(sim.damage(Path::new(PATH), "superblock", 0, 512, Wrong::Zero));
+    sim.lose(Path::new(PATH), "meta-1.copy");
+    sim.copy_directory(Path::new(PATH), Path::new("/copy"));
+    let before = (everything(&sim), sim.bytes(Path::new("/copy")));
+    let refused = open(&sim, "/copy", OpenOptions::default());
+    assert!(matches!(refused, Err(PoolError::Apart { .. })), "{refused:?}");
+    assert!((everything(&sim), sim.bytes(Path::new("/copy"))) == before, "files of a refused pool were written");
+    assert!(open(&sim, PATH, OpenOptions::default()).is_ok());
+}
+
 #[test]
 fn an_end_of_the_metadata_that_both_files_lack_is_named() {
     let (sim, ..) = make(true);

@@ -92,7 +92,10 @@ pub enum PoolError {
     #[error(transparent)]
     Io(#[from] IoError),
     /// No pool there.
-    #[error("{} holds no pool; `pageone pool create` makes one", .0.display())]
+    #[error(
+        "{} holds no pool; `pageone pool create` makes one, and `pageone pool rebuild` one that has lost its superblock",
+        .0.display()
+    )]
     NotAPool(PathBuf),
     /// A pool, or part of one, is there already.
     #[error("{} holds a pool, or a class of one, already", .0.display())]
@@ -117,10 +120,16 @@ pub enum PoolError {
         known: u32,
     },
     /// Metadata were lost. The salvage option opens the rest for reading.
-    #[error("{0}; open it with the salvage option to read what is left")]
+    #[error(
+        "{0}; open it with the salvage option to read what is left; `pageone pool rebuild` makes the metadata anew from it"
+    )]
     Damaged(#[from] Damage),
     /// The class is not where the metadata say.
-    #[error("class {class} is missing: {} holds no class of this pool", .path.display())]
+    #[error(
+        "class {class} is missing: {} holds no class of this pool; mount it there, or, if only its superblock is lost, \
+         `pageone pool rebuild`",
+        .path.display()
+    )]
     ClassMissing {
         /// The class.
         class: MediaClass,

@@ -41,6 +41,13 @@ pub enum Finding {
         /// Bytes too many.
         bytes: u64,
     },
+    /// Rebuilding the pool kept what may belong to mblocks whose records are lost.
+    SpaceKept {
+        /// Which class.
+        class: MediaClass,
+        /// Bytes.
+        bytes: u64,
+    },
     /// Something could not be read.
     Unreadable(String),
 }
@@ -64,6 +71,11 @@ impl fmt::Display for Finding {
                     "class {class} takes {bytes} bytes more than its mblocks need; opening it exclusively frees them"
                 )
             }
+            Self::SpaceKept { class, bytes } => write!(
+                f,
+                "class {class} keeps {bytes} bytes that may belong to lost mblocks; `pageone pool rebuild --free-lost` \
+                 frees them"
+            ),
             Self::Unreadable(why) => f.write_str(why),
         }
     }

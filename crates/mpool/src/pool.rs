@@ -6,6 +6,7 @@ mod directory;
 mod logs;
 mod mblocks;
 mod open;
+mod rebuild;
 
 pub(crate) mod check;
 pub(crate) mod registry;
@@ -17,7 +18,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::MediaClass;
 use crate::disk::file_system::Disk;
-use crate::disk::medium::{Room, Storage};
+use crate::disk::medium::{Medium, Room, Storage};
 use crate::disk::record::Record;
 use crate::disk::superblock::{FORMAT_VERSION, Opening, State, Superblock};
 use crate::error::{During, PoolError};
@@ -26,6 +27,8 @@ use crate::objects::class::ClassUsage;
 use crate::objects::inner::{Access, Inner};
 use crate::objects::log_files::create_root;
 use crate::objects::meta::Journal;
+pub use rebuild::{Rebuild, Rebuilt};
+
 use directory::{create_class, read_superblock, refuse_others_data};
 
 /// How to open a pool.
@@ -114,15 +117,7 @@ impl Pool {
             return Err(PoolError::Busy(path));
         }
         is_free()?;
-        let mut uuid = [0; 16];
-        rustix::rand::getrandom(&mut uuid, rustix::rand::GetRandomFlags::empty())
-            .map_err(io::Error::from)
-            .during("drawing an identity for", path.display())?;
-        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_secs());
-        let home = medium.identity().during("looking at", path.display())?;
-        let opening = Opening { epoch: 0, random: 0, before: 0, home, state: State::Open };
-        let class = MediaClass::Capacity;
-        let superblock = Superblock { version: FORMAT_VERSION, class, pool: uuid, created, opening, serial: 0 };
+        let superblock = new_superblock(&*medium)?;
         let mut journal = Journal::create(&*medium, name, path.clone())?;
         create_root(&*medium, &mut journal)?;
         journal.close();
@@ -195,4 +190,18 @@ impl Pool {
         let journal = self.inner.journal();
         Ok(Usage { classes, mlogs, mdcs, metadata_bytes: journal.len(), metadata_used: journal.used()? })
     }
+}
+
+/// The superblock of a pool that no other one knows.
+fn new_superblock(medium: &dyn Medium) -> Result<Superblock, PoolError> {
+    let at = || medium.path().display();
+    let mut uuid = [0; 16];
+    rustix::rand::getrandom(&mut uuid, rustix::rand::GetRandomFlags::empty())
+        .map_err(io::Error::from)
+        .during("drawing an identity for", at())?;
+    let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_secs());
+    let home = medium.identity().during("looking at", at())?;
+    let opening = Opening { epoch: 0, random: 0, before: 0, home, state: State::Open };
+    let class = MediaClass::Capacity;
+    Ok(Superblock { version: FORMAT_VERSION, class, pool: uuid, created, opening, serial: 0 })
 }

@@ -220,6 +220,15 @@ impl Sim {
         Sim(Arc::new(Mutex::new(new)))
     }
 
+    /// The same, and what cannot be read cannot be read there either.
+    pub(crate) fn copy_with_damage(&self) -> Sim {
+        let new = self.copy();
+        for (id, file) in &mut new.world().files {
+            file.unreadable = self.world().files[id].unreadable.clone();
+        }
+        new
+    }
+
     /// A copy of one directory with all that is in it, under another path.
     pub(crate) fn copy_directory(&self, from: &Path, to: &Path) {
         let mut world = self.world();
@@ -510,6 +519,8 @@ impl MediumFile for SimFile {
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         self.sim.world().step(false)?;
+        // What is cut off lies elsewhere when the file grows again.
+        self.with(|file| file.unreadable.retain(|&(at, _)| (at as u64) < len));
         self.change(Op::SetLen(len));
         Ok(())
     }

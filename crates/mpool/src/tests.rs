@@ -6,5 +6,6 @@ mod decoders;
 mod flips;
 mod maps;
 mod model;
+mod rebuild;
 mod sectors;
 mod threads;

@@ -18,7 +18,7 @@ use crate::disk::frame::{Frame, Kind};
 use crate::disk::log::{Log, MISSING, Opened, Place};
 use crate::disk::medium::Medium;
 use crate::disk::superblock::End;
-use crate::error::{Damage, Object, ObjectError};
+use crate::error::{Damage, During, Object, ObjectError};
 
 /// An open pair of logs.
 pub(crate) struct Pair {
@@ -79,6 +79,30 @@ impl Pair {
             broken: None,
             opened: None,
         })
+    }
+
+    /// Makes a pair that is not complete.
+    pub(crate) fn create_empty(place: &PairPlace<'_>) -> Result<Self, ObjectError> {
+        let logs = [Log::create(&place.place(0), 1)?, Log::create(&place.place(1), 1)?];
+        let object = place.objects[0];
+        Ok(Self { object, logs, active: 0, compacting: false, failed: false, broken: None, opened: None })
+    }
+
+    /// Writes `records` into the log that is not read, as a compaction of which nobody needs the
+    /// other log. Until its end is synced that one is as it was.
+    pub(crate) fn write_anew(&mut self, place: &PairPlace<'_>, records: &[&[u8]]) -> Result<(), ObjectError> {
+        let (old, new) = (self.active, 1 - self.active);
+        let generation = self.logs.iter().map(|log| log.generation).max().unwrap_or(0) + 1;
+        let mut log = Log::create(&place.place(new), generation)?;
+        place.medium.sync_names().during("syncing the names of", place.objects[new])?;
+        records.chunks(4096).try_for_each(|some| log.append(some, false))?;
+        log.append_compaction_end()?;
+        log.close()?;
+        self.logs[new] = log;
+        self.logs[old].begin_anew(&place.place(old))?;
+        place.medium.sync_names().during("syncing the names of", place.objects[old])?;
+        (self.active, self.failed, self.broken, self.opened) = (new, false, None, None);
+        Ok(())
     }
 
     /// Opens a pair; `each` gets its records. Nothing is written before [`Pair::mend`].

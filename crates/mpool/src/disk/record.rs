@@ -35,6 +35,8 @@ pub(crate) enum Record {
     Mdc(LogRecord),
     /// An MDC was deleted.
     MdcGone(u64),
+    /// A part of a data file may belong to an mblock whose record is lost.
+    Kept { class: MediaClass, offset: u64, len: u64 },
 }
 
 /// A committed mblock. In the data file at `offset`: the data, zeros up to a whole block, then the
@@ -77,6 +79,10 @@ impl Record {
             Self::Name(_) | Self::Class { .. } => true,
             Self::NextId(id) | Self::MblockGone(id) | Self::MlogGone(id) | Self::MdcGone(id) => *id <= MAX_ID,
             Self::Mlog(log) | Self::Mdc(log) => log.id <= MAX_ID,
+            Self::Kept { offset, len, .. } => {
+                let whole = offset.is_multiple_of(BLOCK as u64) && len.is_multiple_of(BLOCK as u64);
+                whole && offset.checked_add(*len).is_some_and(|end| end <= space::MAX_LEN)
+            }
             Self::Mblock(m) => {
                 let end = m.offset.checked_add(checksum::stored_len(m.len));
                 m.id <= MAX_ID && m.offset.is_multiple_of(BLOCK as u64) && end.is_some_and(|end| end <= space::MAX_LEN)
@@ -93,7 +99,7 @@ mod tests {
     fn the_encoding_is_fixed() {
         let mblock = MblockRecord { id: 300, class: MediaClass::Staging, offset: 4096, len: 5, table_crc: 0x0102_0304 };
         let log = LogRecord { id: 2, class: MediaClass::Capacity, capacity: 1 };
-        let samples: [(Record, &[u8]); 9] = [
+        let samples: [(Record, &[u8]); 10] = [
             (Record::Name("ab".into()), b"\0\x02ab"),
             (Record::Class { class: MediaClass::Memory, path: "/m".into() }, b"\x01\x02\x02/m"),
             (Record::NextId(7), b"\x02\x07"),
@@ -103,12 +109,13 @@ mod tests {
             (Record::MlogGone(2), b"\x06\x02"),
             (Record::Mdc(log), b"\x07\x02\0\x01"),
             (Record::MdcGone(2), b"\x08\x02"),
+            (Record::Kept { class: MediaClass::Staging, offset: 4096, len: 8192 }, b"\x09\x01\x80\x20\x80\x40"),
         ];
         for (record, bytes) in samples {
             assert_eq!(record.encode(), bytes, "{record:?}");
             assert_eq!(Record::decode(bytes), Some(record));
         }
-        assert_eq!(Record::decode(b"\x09"), None);
+        assert_eq!(Record::decode(b"\x0a"), None);
     }
 
     #[test]

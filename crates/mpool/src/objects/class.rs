@@ -51,16 +51,19 @@ pub(crate) struct Class {
 
 impl Class {
     /// Opens the data file. `used` are the committed mblocks; gives those that overlap others.
+    /// `kept`: what else is taken.
     pub(crate) fn open(
         class: MediaClass,
         medium: Arc<dyn Medium>,
         used: &[MblockRecord],
+        kept: &[Extent],
         read_only: bool,
     ) -> Result<(Self, Vec<Extent>), IoError> {
         let name = format!("{}/{DATA}", medium.path().display());
         let data = medium.open(DATA, Open { create: false, direct: true, read_only }).during("opening", &name)?;
         let mut extents: Vec<Extent> =
             used.iter().map(|m| Extent { offset: m.offset, len: checksum::stored_len(m.len) }).collect();
+        extents.extend(kept);
         let (space, bad) = Space::new(&mut extents);
         let this =
             Self { class, medium, data, space: Mutex::new(space), failed: Mutex::new(false), syncs: Group::default() };
@@ -102,6 +105,12 @@ impl Class {
                 })
                 .collect()
         })
+    }
+
+    /// What is free below the end of the last extent in use, and that end.
+    pub(crate) fn free(&self) -> (Vec<Extent>, u64) {
+        let space = self.space();
+        (space.holes(), space.end())
     }
 
     /// Bytes that mblocks, also those being written, hold of the data file.

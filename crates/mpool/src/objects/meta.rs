@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::disk::medium::Medium;
 use crate::disk::pair::{Found, Pair, PairPlace};
 use crate::disk::record::{LogRecord, Record};
+use crate::disk::space::Extent;
 use crate::disk::superblock::End;
 use crate::error::{Damage, Object, ObjectError};
 use crate::objects::info::MblockInfo;
@@ -29,10 +30,23 @@ pub(crate) struct Tables {
     pub(crate) mblocks: HashMap<u64, Arc<MblockInfo>>,
     pub(crate) mlogs: BTreeMap<u64, LogRecord>,
     pub(crate) mdcs: BTreeMap<u64, LogRecord>,
+    /// What may belong to mblocks whose records are lost.
+    pub(crate) kept: Vec<(MediaClass, Extent)>,
     pub(crate) next_id: u64,
 }
 
 impl Tables {
+    /// Those of a pool without records.
+    pub(crate) fn new() -> Self {
+        Self { next_id: ROOT_MDC + 1, ..Self::default() }
+    }
+
+    /// Bytes of each class that may belong to mblocks whose records are lost.
+    pub(crate) fn kept_bytes(&self) -> Vec<(MediaClass, u64)> {
+        let of = |class| self.kept.iter().filter(|(of, _)| *of == class).map(|(_, extent)| extent.len).sum();
+        MediaClass::ALL.map(|class| (class, of(class))).into_iter().filter(|(_, bytes)| *bytes > 0).collect()
+    }
+
     pub(crate) fn apply(&mut self, record: Record) {
         let mut seen = |id: u64| self.next_id = self.next_id.max(id.saturating_add(1));
         match record {
@@ -65,6 +79,7 @@ impl Tables {
                 seen(id);
                 self.mdcs.remove(&id);
             }
+            Record::Kept { class, offset, len } => self.kept.push((class, Extent { offset, len })),
         }
     }
 
@@ -94,6 +109,8 @@ impl Tables {
         all.extend(mblocks.into_iter().map(Record::Mblock));
         all.extend(self.mlogs.values().map(|&log| Record::Mlog(log)));
         all.extend(self.mdcs.values().map(|&log| Record::Mdc(log)));
+        let kept = self.kept.iter().map(|&(class, Extent { offset, len })| Record::Kept { class, offset, len });
+        all.extend(kept);
         all
     }
 
@@ -146,9 +163,22 @@ impl Journal {
         Ok(journal)
     }
 
+    /// Metadata without a record, which are no pool's before [`Journal::write_anew`].
+    pub(crate) fn create_empty(medium: &dyn Medium) -> Result<Self, ObjectError> {
+        Ok(Self { pair: Pair::create_empty(&place(medium))? })
+    }
+
+    /// Writes the metadata of which a part is lost anew; until that is done they are what they
+    /// were.
+    pub(crate) fn write_anew(&mut self, medium: &dyn Medium, records: &[Record]) -> Result<(), ObjectError> {
+        let records: Vec<Vec<u8>> = records.iter().map(Record::encode).collect();
+        let records: Vec<&[u8]> = records.iter().map(Vec::as_slice).collect();
+        self.pair.write_anew(&place(medium), &records)
+    }
+
     /// Reads the metadata of a pool. Nothing is written before [`Journal::mend`].
     pub(crate) fn open(medium: &dyn Medium, writable: bool) -> Result<(Self, Tables, Found), ObjectError> {
-        let (mut tables, mut unknown) = (Tables { next_id: ROOT_MDC + 1, ..Tables::default() }, 0);
+        let (mut tables, mut unknown) = (Tables::new(), 0);
         let (pair, mut found) = Pair::open(&place(medium), writable, &mut |bytes| match Record::decode(bytes) {
             Some(record) => tables.apply(record),
             None => unknown += 1,

@@ -10,6 +10,7 @@ use crate::MediaClass;
 use crate::disk::file_system::Disk;
 use crate::disk::medium::{Medium, Storage};
 use crate::disk::record::MblockRecord;
+use crate::disk::space::Extent;
 use crate::disk::superblock::{self, State, Superblock, write_superblock};
 use crate::error::{Damage, During, Object, PoolError};
 use crate::finding::Finding;
@@ -84,10 +85,10 @@ impl Pool {
 }
 
 /// A class's directory, with its superblock.
-type Directory = (Superblock, Arc<dyn Medium>);
+pub(super) type Directory = (Superblock, Arc<dyn Medium>);
 
 /// A pool that is being opened.
-struct Opening {
+pub(super) struct Opening {
     exclusive: bool,
     options: OpenOptions,
     superblock: Superblock,
@@ -95,6 +96,11 @@ struct Opening {
 }
 
 impl Opening {
+    /// For writing all superblocks anew.
+    pub(super) fn exclusive(superblock: Superblock) -> Self {
+        Self { exclusive: true, options: OpenOptions::default(), superblock, findings: Vec::new() }
+    }
+
     /// Notes damage of one copy of a superblock. An exclusive opening writes both anew.
     fn note_superblock(&mut self, damage: Option<Damage>) {
         self.findings.extend(damage.map(|damage| Finding::Damage { damage, repaired: self.exclusive }));
@@ -166,7 +172,7 @@ impl Opening {
     }
 
     /// Checks that the directories belong together; gives the identity of the capacity class's.
-    fn check(&self, tables: &Tables, found: &[(MediaClass, Directory)]) -> Result<u64, PoolError> {
+    pub(super) fn check(&self, tables: &Tables, found: &[(MediaClass, Directory)]) -> Result<u64, PoolError> {
         let Some((_, (_, medium))) = found.iter().find(|(class, _)| *class == MediaClass::Capacity) else {
             let what = "they do not name the capacity class";
             return Err(Damage { object: Object::Metadata(0), offset: 0, what }.into());
@@ -194,7 +200,7 @@ impl Opening {
     }
 
     /// Begins an exclusive opening in all classes; gives the capacity class's superblock.
-    fn begin(&mut self, found: &[(MediaClass, Directory)], home: u64) -> Result<Superblock, PoolError> {
+    pub(super) fn begin(&mut self, found: &[(MediaClass, Directory)], home: u64) -> Result<Superblock, PoolError> {
         let Some((_, (_, medium))) = found.iter().find(|(class, _)| *class == MediaClass::Capacity) else {
             return Ok(self.superblock);
         };
@@ -240,7 +246,12 @@ impl Opening {
     /// Opens a class in its directory.
     fn class(&mut self, tables: &Tables, class: MediaClass, medium: Arc<dyn Medium>) -> Result<Class, PoolError> {
         let used: Vec<MblockRecord> = tables.mblocks.values().map(|m| m.record).filter(|m| m.class == class).collect();
-        let (opened, overlaps) = Class::open(class, medium, &used, !self.exclusive)?;
+        let kept: Vec<Extent> = tables.kept.iter().filter(|(of, _)| *of == class).map(|(_, extent)| *extent).collect();
+        let (opened, overlaps) = Class::open(class, medium, &used, &kept, !self.exclusive)?;
+        if !kept.is_empty() {
+            let bytes = kept.iter().map(|extent| extent.len).sum();
+            self.findings.push(Finding::SpaceKept { class, bytes });
+        }
         self.findings.extend(overlaps.into_iter().filter_map(|extent| {
             let id = used.iter().find(|m| m.offset == extent.offset)?.id;
             let what = "its space overlaps that of another mblock";

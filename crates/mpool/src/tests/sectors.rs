@@ -8,12 +8,12 @@ use super::model::content;
 use crate::sim::{Sim, Wrong};
 use crate::{Access, Allocation, BLOCK, Finding, MediaClass, OpenOptions, Pool, PoolError, ROOT_MDC};
 
-const PATH: &str = "/pool";
-const STAGING: &str = "/staging";
+pub(super) const PATH: &str = "/pool";
+pub(super) const STAGING: &str = "/staging";
 const BLOCKS: u64 = 12;
 const RECORDS: u64 = 30;
 
-fn open(sim: &Sim, path: &str, options: OpenOptions) -> Result<Pool, PoolError> {
+pub(super) fn open(sim: &Sim, path: &str, options: OpenOptions) -> Result<Pool, PoolError> {
     Pool::open_on(sim.storage(), Path::new(path), options)
 }
 
@@ -26,7 +26,7 @@ fn write(pool: &Pool, class: MediaClass, seed: u64) -> u64 {
 }
 
 /// A pool with a few of everything. `closed`: it was closed; else its program just ended.
-fn make(closed: bool) -> (Sim, Vec<u64>, u64) {
+pub(super) fn make(closed: bool) -> (Sim, Vec<u64>, u64) {
     let sim = Sim::default();
     let pool = Pool::create_on(sim.storage(), Path::new(PATH), "sectors").unwrap();
     pool.add_class(MediaClass::Staging, Path::new(STAGING)).unwrap();
@@ -116,13 +116,13 @@ fn everything(sim: &Sim) -> Vec<(String, Vec<u8>)> {
 }
 
 /// The data files, whose space nobody may give back.
-fn data(sim: &Sim) -> Vec<(String, Vec<u8>)> {
+pub(super) fn data(sim: &Sim) -> Vec<(String, Vec<u8>)> {
     everything(sim).into_iter().filter(|(name, _)| name == "data").collect()
 }
 
 /// What of the pool is served: mblocks that are whole, records of the mlog, records of the root
 /// MDC. None of them is wrong.
-fn served(pool: &Pool, blocks: &[u64], log: u64) -> [usize; 3] {
+pub(super) fn served(pool: &Pool, blocks: &[u64], log: u64) -> [usize; 3] {
     let whole = blocks.iter().zip(0..).filter(|&(&id, seed)| {
         let mut bytes = vec![0; 5000];
         let read = pool.mblock(id).and_then(|mblock| mblock.read(0, &mut bytes)).is_ok();
@@ -152,7 +152,7 @@ fn served(pool: &Pool, blocks: &[u64], log: u64) -> [usize; 3] {
     [whole, records, kept]
 }
 
-const ALL: [usize; 3] = [BLOCKS as usize, RECORDS as usize, RECORDS as usize];
+pub(super) const ALL: [usize; 3] = [BLOCKS as usize, RECORDS as usize, RECORDS as usize];
 
 /// Opens a pool of which both copies were hit. What it serves, and whether a loss was named.
 fn after_loss(sim: &Sim, blocks: &[u64], log: u64, what: &str) -> ([usize; 3], bool) {

@@ -1,6 +1,7 @@
 //! `pageone pool`: object pools from the command line.
 
 mod kept;
+mod rebuild;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -160,6 +161,18 @@ enum Command {
         /// Name, or path of the capacity class
         name: String,
     },
+    /// Make superblocks and metadata anew, where a pool is refused because both copies have lost the
+    /// same part: keeps every object whose record can be read, and says what is lost
+    Rebuild {
+        /// Path of the capacity class, or name
+        name: String,
+        /// Confirm it; without, nothing is done
+        #[arg(long)]
+        yes: bool,
+        /// Free the space that may belong to lost mblocks; else it stays taken
+        #[arg(long)]
+        free_lost: bool,
+    },
     /// Show the properties and the usage of a pool
     Show {
         /// Name, or path of the capacity class
@@ -242,6 +255,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             let options = OpenOptions { adopt: true, ..OpenOptions::default() };
             print!("{}", show(&Pool::open(&registry.find(name)?, options)?)?);
         }
+        Command::Rebuild { name, yes, free_lost } => rebuild::run(&registry.find(name)?, *yes, *free_lost)?,
         Command::Show { name, json } => {
             let pool = names.open(name, Access::Shared)?;
             if *json {

@@ -1,0 +1,41 @@
+//! `pageone pool rebuild`: says what it will do, does it, and says what was lost.
+
+use std::path::Path;
+
+use anyhow::{Result, ensure};
+use mpool::{Pool, Rebuild};
+
+use super::size;
+
+/// Rebuilds a pool.
+pub(super) fn run(path: &Path, yes: bool, free_lost: bool) -> Result<()> {
+    let space = match free_lost {
+        true => "frees the space that may belong to lost mblocks, for good",
+        false => "keeps the space that may belong to lost mblocks",
+    };
+    ensure!(
+        yes,
+        "this writes the superblocks and the metadata of {} anew, from what can be read of them, and {space}; copy the \
+         directory first if you can, look at what is left with `pageone pool check --salvage`, then say --yes",
+        path.display()
+    );
+    let rebuilt = Pool::rebuild(path, Rebuild { free_lost })?;
+    rebuilt.damage.iter().for_each(|damage| println!("{damage}"));
+    for class in &rebuilt.superblocks {
+        println!("class {class} had no superblock; it has one again");
+    }
+    if rebuilt.records_lost > 0 {
+        println!("{} metadata records or more are gone: objects that they named are lost", rebuilt.records_lost);
+    }
+    for object in &rebuilt.dropped {
+        println!("{object} has no contents of its own any more: deleted, or lost");
+    }
+    for object in &rebuilt.found {
+        println!("{object} had no record, and is in the pool again; it may have been deleted before");
+    }
+    for (class, bytes) in &rebuilt.kept {
+        println!("class {class} keeps {} that may belong to lost mblocks; --free-lost frees them", size(*bytes));
+    }
+    println!("{} mblocks are in the pool; `pageone pool check` reads them all", rebuilt.mblocks);
+    Ok(())
+}

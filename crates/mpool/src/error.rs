@@ -124,6 +124,12 @@ pub enum PoolError {
         "{0}; open it with the salvage option to read what is left; `pageone pool rebuild` makes the metadata anew from it"
     )]
     Damaged(#[from] Damage),
+    /// The data file of a class is not there.
+    #[error(
+        "{} has no file `data`, which holds all mblocks of its class: put it back, or restore the whole pool from a backup",
+        .0.display()
+    )]
+    NoData(PathBuf),
     /// The class is not where the metadata say.
     #[error(
         "class {class} is missing: {} holds no class of this pool; mount it there, or, if only its superblock is lost, \

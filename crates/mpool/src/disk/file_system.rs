@@ -166,6 +166,18 @@ impl MediumFile for DiskFile {
         self.file.sync_data()
     }
 
+    fn sync_both(&self, other: &dyn MediumFile) -> io::Result<()> {
+        let at_once = other.descriptor().and_then(|other| uring::sync_both([self.file.as_fd(), other]));
+        at_once.unwrap_or_else(|| {
+            self.sync()?;
+            other.sync()
+        })
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.file.as_fd())
+    }
+
     fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
         match fallocate(&self.file, FallocateFlags::empty(), offset, len) {
             // No such operation on this file system: space is taken when it is written.

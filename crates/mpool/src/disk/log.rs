@@ -340,7 +340,8 @@ impl Log {
         if self.synced == self.end {
             return Ok(());
         }
-        if let Err(e) = self.both("syncing", |file| file.sync()) {
+        let synced = self.files[0].sync_both(&*self.files[1]).during("syncing", self.object);
+        if let Err(e) = synced {
             // After a failed sync the medium's contents are unknown; the kernel does not write
             // those pages again.
             self.failed = true;

@@ -10,6 +10,7 @@
 //! or not, or in part.
 
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -143,6 +144,21 @@ pub trait MediumFile: Send + Sync {
     ///
     /// Those of `fdatasync(2)`; the medium's contents are unknown then.
     fn sync(&self) -> io::Result<()>;
+    /// Makes contents and lengths of two files durable, at the same time where the medium can.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`MediumFile::sync`], of either.
+    fn sync_both(&self, other: &dyn MediumFile) -> io::Result<()> {
+        self.sync()?;
+        other.sync()
+    }
+
+    /// The file's descriptor, where it has one.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
     /// Takes the space for a part now; the file grows to hold it, new bytes read as zeros.
     ///
     /// # Errors

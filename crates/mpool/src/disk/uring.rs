@@ -142,6 +142,34 @@ pub(crate) fn read_many(fd: BorrowedFd<'_>, pieces: &mut [ReadPiece<'_>]) -> io:
     with_ring(run).unwrap_or(Ok(false))
 }
 
+/// Syncs two files at the same time, as `fdatasync(2)` does. `None`: nothing is known of either.
+pub(crate) fn sync_both(fds: [BorrowedFd<'_>; 2]) -> Option<io::Result<()>> {
+    let result = with_ring(|ring| {
+        let mut flight = Flight { ring, flying: 0 };
+        for fd in fds {
+            let sync = opcode::Fsync::new(types::Fd(fd.as_raw_fd())).flags(types::FsyncFlags::DATASYNC).build();
+            // SAFETY: the request names no memory.
+            unsafe { flight.push(&sync) };
+        }
+        let mut results = Vec::new();
+        while flight.flying > 0 {
+            flight.land(|_, code| results.push(check(code).map(drop)))?;
+        }
+        // An error of the medium is reported once: it counts more than that the ring cannot do it.
+        let (refused, failed): (Vec<_>, Vec<_>) =
+            results.into_iter().filter_map(Result::err).partition(|error| unsupported(error));
+        match (failed.into_iter().next(), refused.is_empty()) {
+            (Some(error), _) => Err(error),
+            (None, whole) => Ok(whole),
+        }
+    })?;
+    match result {
+        Ok(true) => Some(Ok(())),
+        Ok(false) => None,
+        Err(e) => Some(Err(e)),
+    }
+}
+
 /// Bytes of one request of [`read_while`], and the most of one of [`write_while`].
 pub(crate) const REQUEST: usize = 1 << 20;
 

@@ -8,13 +8,13 @@ use super::directory::{read_superblock, refuse_others_data};
 use super::{OpenOptions, Pool, logs};
 use crate::MediaClass;
 use crate::disk::file_system::Disk;
-use crate::disk::medium::{Medium, Storage};
+use crate::disk::medium::{Medium, Open, Storage};
 use crate::disk::record::MblockRecord;
 use crate::disk::space::Extent;
 use crate::disk::superblock::{self, State, Superblock, write_superblock};
 use crate::error::{Damage, During, Object, PoolError};
 use crate::finding::Finding;
-use crate::objects::class::Class;
+use crate::objects::class::{Class, DATA};
 use crate::objects::inner::{Access, Inner, Parts};
 use crate::objects::meta::{Journal, Tables};
 
@@ -23,7 +23,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// `NotAPool`, `Busy`, `Version`, `Damaged`, `ClassMissing`, `Apart`, `Io`.
+    /// `NotAPool`, `Busy`, `Version`, `Damaged`, `ClassMissing`, `NoData`, `Apart`, `Io`.
     pub fn open(path: &Path, options: OpenOptions) -> Result<Self, PoolError> {
         Self::open_on(Arc::new(Disk), path, options)
     }
@@ -59,6 +59,12 @@ impl Pool {
                 _ => opening.find_class(&tables, class, class_path, storage.directory(class_path, false).ok())?,
             };
             found.extend(directory.map(|directory| (class, directory)));
+        }
+        for (_, (_, medium)) in &found {
+            match medium.open(DATA, Open { read_only: true, ..Open::default() }) {
+                Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(PoolError::NoData(medium.path().into())),
+                data => drop(data.during("opening data in", medium.path().display())?),
+            }
         }
         // A pool that is refused was not written to.
         let mut repaired = false;

@@ -1,0 +1,191 @@
+//! What may be wrong with the files of a pool, and where they lie: the pool works and says what it
+//! did, or an error names the object and what to do.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::io::IoSlice;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use mpool::{Access, Allocation, MediaClass, OpenOptions, Pool, PoolError, Rebuild};
+
+const DATA: &[u8] = b"what was stored";
+
+fn write(pool: &Pool) -> Result<u64, mpool::ObjectError> {
+    let mut writer = pool.mblock_alloc(Allocation { capacity: 4096, ..Allocation::default() })?;
+    writer.write(&[IoSlice::new(DATA)])?;
+    writer.commit()
+}
+
+/// A closed pool with an mblock and an mlog.
+fn make(dir: &Path, name: &str) -> (PathBuf, u64) {
+    let path = dir.join(name);
+    let pool = Pool::create(&path, name).unwrap();
+    let id = write(&pool).unwrap();
+    let log = pool.mlog_create(MediaClass::Capacity, 1 << 20).unwrap();
+    pool.mlog_open(log).unwrap().append(b"a record", true).unwrap();
+    drop(pool);
+    (path, id)
+}
+
+fn open(path: &Path) -> Result<Pool, PoolError> {
+    Pool::open(path, OpenOptions::default())
+}
+
+fn text<T: std::fmt::Debug>(result: Result<T, PoolError>) -> String {
+    result.unwrap_err().to_string()
+}
+
+fn assert_says(text: &str, parts: &[&str]) {
+    assert!(parts.iter().all(|part| text.contains(part)), "{text:?} says not all of {parts:?}");
+}
+
+fn works(path: &Path, id: u64, what: &str) -> usize {
+    let pool = open(path).unwrap_or_else(|e| panic!("{what}: {e}"));
+    let mut bytes = [0; DATA.len()];
+    pool.mblock(id).and_then(|mblock| mblock.read(0, &mut bytes)).unwrap_or_else(|e| panic!("{what}: {e}"));
+    assert_eq!(bytes, DATA, "{what}");
+    pool.check(true).unwrap().findings.len()
+}
+
+#[test]
+fn any_file_may_be_missing_or_empty() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, _) = make(dir.path(), "names");
+    let names: Vec<String> =
+        fs::read_dir(&path).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    for (i, name) in names.iter().enumerate() {
+        for empty in [false, true] {
+            let what = format!("{name}, {}", if empty { "empty" } else { "missing" });
+            let (path, id) = make(dir.path(), &format!("{i}{empty}"));
+            // The names of objects are the same in each pool.
+            let file = path.join(name);
+            if empty {
+                fs::write(&file, b"").unwrap()
+            } else {
+                fs::remove_file(&file).unwrap()
+            }
+            match (name.as_str(), empty) {
+                ("data", false) => assert_says(&text(open(&path)), &["data", "restore"]),
+                ("data", true) => {
+                    let report = open(&path).unwrap().check(true).unwrap();
+                    let said: String = report.findings.iter().map(|finding| format!("{finding}\n")).collect();
+                    assert_says(&said, &[&format!("mblock {id:#x}"), "the data file ends before it does"]);
+                    assert!(!report.is_clean());
+                }
+                _ => {
+                    let said = works(&path, id, &what);
+                    assert!(said > 0, "{what}: nothing was said");
+                    assert_eq!(works(&path, id, &what), 0, "{what}: it was put right");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn both_superblocks_lost_is_said_with_the_remedy_and_rebuilding_helps() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, id) = make(dir.path(), "lost");
+    ["superblock", "superblock.copy"].iter().for_each(|name| fs::write(path.join(name), b"").unwrap());
+    assert_says(&text(open(&path)), &["holds no pool", "pool rebuild"]);
+    assert_says(&text(Pool::create(&path, "over")), &["no superblock", "move it away"]);
+    let rebuilt = Pool::rebuild(&path, Rebuild::default()).unwrap();
+    assert_eq!((rebuilt.mblocks, rebuilt.superblocks), (1, vec![MediaClass::Capacity]));
+    works(&path, id, "rebuilt");
+}
+
+#[test]
+fn files_of_another_pool_or_format_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, _) = make(dir.path(), "one");
+    // Format 1, and one of the future.
+    for version in [1u32, 3] {
+        for name in ["superblock", "superblock.copy"] {
+            let mut block = fs::read(path.join(name)).unwrap();
+            block[8..12].copy_from_slice(&version.to_le_bytes());
+            let crc = crc32c::crc32c(&block[..4092]);
+            block[4092..].copy_from_slice(&crc.to_le_bytes());
+            fs::write(path.join(name), block).unwrap();
+        }
+        assert_says(&text(open(&path)), &["one", &format!("format version {version}"), "use the program that made it"]);
+        assert_says(&text(Pool::rebuild(&path, Rebuild::default())), &["format version"]);
+    }
+    // The staging class of another pool.
+    let (ours, _) = make(dir.path(), "ours");
+    let (theirs, _) = make(dir.path(), "theirs");
+    let (a, b) = (dir.path().join("a"), dir.path().join("b"));
+    let pool = open(&ours).unwrap();
+    pool.add_class(MediaClass::Staging, &a).unwrap();
+    let staging = Allocation { class: MediaClass::Staging, capacity: 4096, ..Allocation::default() };
+    pool.mblock_alloc(staging).unwrap().commit().unwrap();
+    drop(pool);
+    open(&theirs).unwrap().add_class(MediaClass::Staging, &b).unwrap();
+    fs::rename(&a, dir.path().join("c")).unwrap();
+    fs::rename(&b, &a).unwrap();
+    assert_says(&text(open(&ours)), &["class staging is missing", "/a", "mount it there"]);
+}
+
+#[test]
+fn two_programs_at_once_are_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, _) = make(dir.path(), "busy");
+    let _one = open(&path).unwrap();
+    assert_says(&text(open(&path)), &["busy", "in use"]);
+    assert_says(&text(Pool::rebuild(&path, Rebuild::default())), &["busy", "in use"]);
+}
+
+/// A file system of its own; unmounted at the end.
+struct Mount(PathBuf);
+
+impl Mount {
+    fn new(dir: &Path, options: &str) -> Option<Self> {
+        let path = dir.join("mount");
+        fs::create_dir_all(&path).unwrap();
+        let status = Command::new("mount").args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(&path).status();
+        if status.is_ok_and(|status| status.success()) {
+            return Some(Self(path));
+        }
+        println!("SKIPPED: a file system cannot be mounted here (needs root)");
+        None
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_read_only_file_system_can_be_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(mount) = Mount::new(dir.path(), "size=64m") else { return };
+    let (path, id) = make(&mount.0, "pool");
+    let status = Command::new("mount").args(["-o", "remount,ro"]).arg(&mount.0).status().unwrap();
+    assert!(status.success());
+    assert_says(&text(open(&path)), &["pool", "Read-only file system"]);
+    let pool = Pool::open(&path, OpenOptions { access: Access::Shared, ..OpenOptions::default() }).unwrap();
+    pool.mblock(id).unwrap().read(0, &mut [0; 4]).unwrap();
+}
+
+#[test]
+fn a_full_medium_refuses_and_loses_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(mount) = Mount::new(dir.path(), "size=6m") else { return };
+    let (path, id) = make(&mount.0, "pool");
+    let pool = open(&path).unwrap();
+    let mut more = Vec::new();
+    let refused = loop {
+        match write(&pool) {
+            Ok(id) => more.push(id),
+            Err(e) => break e.to_string(),
+        }
+    };
+    assert_says(&refused, &["no space for", "class capacity"]);
+    pool.mblock_delete(&more).unwrap();
+    write(&pool).unwrap();
+    drop(pool);
+    works(&path, id, "after a full medium");
+    drop(mount);
+}

@@ -124,6 +124,17 @@ pub enum PoolError {
         "{0}; open it with the salvage option to read what is left; `pageone pool rebuild` makes the metadata anew from it"
     )]
     Damaged(#[from] Damage),
+    /// Its files cannot be opened for writing.
+    #[error("{} cannot be opened for writing: {cause}; with shared access (`pool check --read-only`) it can be read", .path.display())]
+    NotWritable {
+        /// The directory.
+        path: PathBuf,
+        /// The system's reason.
+        cause: IoError,
+    },
+    /// The metadata name objects of a class, and have lost where it lies.
+    #[error("where class {0} lies is lost: name its directory, with `pageone pool rebuild --{0} DIR`")]
+    NoDirectory(MediaClass),
     /// The data file of a class is not there.
     #[error(
         "{} has no file `data`, which holds all mblocks of its class: put it back, or restore the whole pool from a backup",

@@ -164,7 +164,7 @@ fn a_read_only_file_system_can_be_read() {
     let (path, id) = make(&mount.0, "pool");
     let status = Command::new("mount").args(["-o", "remount,ro"]).arg(&mount.0).status().unwrap();
     assert!(status.success());
-    assert_says(&text(open(&path)), &["pool", "Read-only file system"]);
+    assert_says(&text(open(&path)), &["pool", "Read-only file system", "--read-only"]);
     let pool = Pool::open(&path, OpenOptions { access: Access::Shared, ..OpenOptions::default() }).unwrap();
     pool.mblock(id).unwrap().read(0, &mut [0; 4]).unwrap();
 }

@@ -50,7 +50,8 @@ impl Pool {
         }
         let mut opening = Opening { exclusive, options, superblock, findings: Vec::new() };
         opening.note_superblock(damage);
-        let (mut journal, tables, damage) = opening.metadata(&*medium)?;
+        let (mut journal, tables, damage) =
+            opening.metadata(&*medium).map_err(|e| not_writable(e, exclusive, &path))?;
         let mut found = Vec::new();
         for (&class, class_path) in &tables.classes {
             // The capacity class is where the pool was found, which may have been moved.
@@ -87,6 +88,17 @@ impl Pool {
             logs::remove_leftovers(&inner)?;
         }
         Ok(Self { inner: Arc::new(inner) })
+    }
+}
+
+/// The remedy for a medium that is read-only.
+fn not_writable(error: PoolError, exclusive: bool, path: &Path) -> PoolError {
+    let refused = [io::ErrorKind::ReadOnlyFilesystem, io::ErrorKind::PermissionDenied];
+    match error {
+        PoolError::Io(cause) if exclusive && refused.contains(&cause.os().kind()) => {
+            PoolError::NotWritable { path: path.into(), cause }
+        }
+        error => error,
     }
 }
 

@@ -9,7 +9,7 @@
 //! without a record are entered again. New identities are far above those that may have been lost.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::directory::read_superblock;
@@ -33,10 +33,14 @@ use crate::{MediaClass, ROOT_MDC};
 const BEYOND: u64 = 1 << 32;
 
 /// How to rebuild a pool.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Rebuild {
     /// Gives back the space of lost objects, also what an earlier rebuilding kept.
     pub free_lost: bool,
+    /// Where the staging class lies, if the record of that is lost.
+    pub staging: Option<PathBuf>,
+    /// Where the memory class lies, if the record of that is lost.
+    pub memory: Option<PathBuf>,
 }
 
 /// What rebuilding a pool found and did.
@@ -65,7 +69,7 @@ impl Pool {
     /// # Errors
     ///
     /// `NotAPool`: there is neither a superblock nor a data file. `Busy`, `Version`, `ClassMissing`,
-    /// `Apart`, `Io`.
+    /// `Apart`, `NoDirectory`, `Io`.
     pub fn rebuild(path: &Path, how: Rebuild) -> Result<Rebuilt, PoolError> {
         Self::rebuild_on(Arc::new(Disk), path, how)
     }
@@ -91,6 +95,13 @@ impl Pool {
         let mut rebuilt = Rebuilt::default();
         let (mut journal, mut tables) = rebuilt.metadata(&*medium, superblock)?;
         tables.assume(&path);
+        for (class, directory) in [(MediaClass::Staging, &how.staging), (MediaClass::Memory, &how.memory)] {
+            match directory {
+                Some(directory) => drop(tables.classes.entry(class).or_insert_with(|| directory.clone())),
+                None if tables.classes.contains_key(&class) || tables.gone_with(class).is_empty() => {}
+                None => return Err(PoolError::NoDirectory(class)),
+            }
+        }
         if tables.name.is_empty() {
             tables.name = "rebuilt".into();
         }
@@ -105,7 +116,7 @@ impl Pool {
             tables.next_id = tables.next_id.saturating_add(BEYOND);
         }
         for (class, (_, medium)) in &found {
-            rebuilt.look_at_data(&mut tables, *class, medium, lost, how)?;
+            rebuilt.look_at_data(&mut tables, *class, medium, lost, how.free_lost)?;
         }
         rebuilt.mblocks = tables.mblocks.len();
         rebuilt.kept = tables.kept_bytes();
@@ -243,7 +254,7 @@ impl Rebuilt {
         class: MediaClass,
         medium: &Arc<dyn Medium>,
         lost: bool,
-        how: Rebuild,
+        free_lost: bool,
     ) -> Result<(), PoolError> {
         let open = |used: &[MblockRecord]| Class::open(class, medium.clone(), used, &[], true);
         if lost {
@@ -259,7 +270,7 @@ impl Rebuilt {
                 }
             }
         }
-        if how.free_lost {
+        if free_lost {
             tables.kept.retain(|(of, _)| *of != class);
         } else if lost {
             let used: Vec<_> = tables.mblocks.values().map(|m| m.record).filter(|m| m.class == class).collect();

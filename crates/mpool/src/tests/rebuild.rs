@@ -7,7 +7,7 @@ use crate::sim::{Fault, Random, Sim, Wrong};
 use crate::{BLOCK, Finding, OpenOptions, Pool, PoolError, Rebuild, Rebuilt};
 
 fn rebuild(sim: &Sim, free_lost: bool) -> Result<Rebuilt, PoolError> {
-    Pool::rebuild_on(sim.storage(), Path::new(PATH), Rebuild { free_lost })
+    Pool::rebuild_on(sim.storage(), Path::new(PATH), Rebuild { free_lost, staging: Some(STAGING.into()), memory: None })
 }
 
 /// Pools that are refused, each with what was done to it.

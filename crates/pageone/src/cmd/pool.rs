@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use checkpoint::serve::ServeError;
-use mpool::{Access, MediaClass, OpenOptions, Pool, PoolError, Registry};
+use mpool::{Access, MediaClass, OpenOptions, Pool, PoolError, Rebuild, Registry};
 use serde_json::json;
 
 /// How long a program that has the pool open may take to serve readers, or to end.
@@ -172,6 +172,12 @@ enum Command {
         /// Free the space that may belong to lost mblocks; else it stays taken
         #[arg(long)]
         free_lost: bool,
+        /// Directory of its staging class, if the record of that is lost
+        #[arg(long, value_name = "DIR")]
+        staging: Option<PathBuf>,
+        /// Directory of its memory class, if the record of that is lost
+        #[arg(long, value_name = "DIR")]
+        memory: Option<PathBuf>,
     },
     /// Show the properties and the usage of a pool
     Show {
@@ -255,7 +261,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             let options = OpenOptions { adopt: true, ..OpenOptions::default() };
             print!("{}", show(&Pool::open(&registry.find(name)?, options)?)?);
         }
-        Command::Rebuild { name, yes, free_lost } => rebuild::run(&registry.find(name)?, *yes, *free_lost)?,
+        Command::Rebuild { name, yes, free_lost, staging, memory } => {
+            let how = Rebuild { free_lost: *free_lost, staging: staging.clone(), memory: memory.clone() };
+            rebuild::run(&registry.find(name)?, *yes, how)?;
+        }
         Command::Show { name, json } => {
             let pool = names.open(name, Access::Shared)?;
             if *json {

@@ -8,8 +8,8 @@ use mpool::{Pool, Rebuild};
 use super::size;
 
 /// Rebuilds a pool.
-pub(super) fn run(path: &Path, yes: bool, free_lost: bool) -> Result<()> {
-    let space = match free_lost {
+pub(super) fn run(path: &Path, yes: bool, how: Rebuild) -> Result<()> {
+    let space = match how.free_lost {
         true => "frees the space that may belong to lost mblocks, for good",
         false => "keeps the space that may belong to lost mblocks",
     };
@@ -19,7 +19,7 @@ pub(super) fn run(path: &Path, yes: bool, free_lost: bool) -> Result<()> {
          directory first if you can, look at what is left with `pageone pool check --salvage`, then say --yes",
         path.display()
     );
-    let rebuilt = Pool::rebuild(path, Rebuild { free_lost })?;
+    let rebuilt = Pool::rebuild(path, how)?;
     rebuilt.damage.iter().for_each(|damage| println!("{damage}"));
     for class in &rebuilt.superblocks {
         println!("class {class} had no superblock; it has one again");

@@ -68,8 +68,8 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// `NotAPool`: there is neither a superblock nor a data file. `Busy`, `Version`, `ClassMissing`,
-    /// `Apart`, `NoDirectory`, `Io`.
+    /// `NotAPool`: there is neither a superblock nor a data file. `Busy`, `Version`,
+    /// `ClassMissing`, `Apart`, `NoDirectory`, `Io`.
     pub fn rebuild(path: &Path, how: Rebuild) -> Result<Rebuilt, PoolError> {
         Self::rebuild_on(Arc::new(Disk), path, how)
     }

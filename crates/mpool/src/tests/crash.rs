@@ -108,8 +108,8 @@ fn plan(sim: &Sim, within: u64, random: &mut Random) {
     }
 }
 
-/// A pool lives through some rounds. In each it is opened, used, and closed or cut off; at any point
-/// several things go wrong, also while it is put right. What it was told is durable is there.
+/// A pool lives through some rounds. In each it is opened, used, and closed or cut off; at any
+/// point several things go wrong, also while it is put right. What it was told is durable is there.
 fn live(seed: u64) {
     let mut random = Random::new(seed);
     let sim = Sim::default();

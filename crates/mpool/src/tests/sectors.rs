@@ -199,7 +199,7 @@ fn a_loss_in_both_files_is_named_and_the_rest_is_served() {
                         let (found, named) = after_loss(&bad, &blocks, log, &what);
                         assert!(named || found == ALL, "{what}: {found:?} served, and nobody says what is missing");
                         assert!(data(&bad) == original, "{what}: data were given back");
-                        // A block of records; or, where it is the metadata's, the mlog that one names.
+                        // A block of records; or the mlog that one of the metadata's names.
                         let [blocks, records, kept] = [0, 1, 2].map(|i| ALL[i] - found[i]);
                         assert!(blocks <= 8 && kept <= 8, "{what}: {found:?}");
                         assert!(records <= 8 || name.starts_with("meta"), "{what}: {found:?}");

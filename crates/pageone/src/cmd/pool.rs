@@ -161,8 +161,8 @@ enum Command {
         /// Name, or path of the capacity class
         name: String,
     },
-    /// Make superblocks and metadata anew, where a pool is refused because both copies have lost the
-    /// same part: keeps every object whose record can be read, and says what is lost
+    /// Make superblocks and metadata anew, where a pool is refused because both copies have lost
+    /// the same part: keeps every object whose record can be read, and says what is lost
     Rebuild {
         /// Path of the capacity class, or name
         name: String,

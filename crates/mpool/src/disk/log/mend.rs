@@ -3,8 +3,9 @@
 //! At no time is a block written of which the other file does not have a synced copy:
 //!
 //! - **Headers.** Erasing writes file 0 and syncs it, then file 1. So where file 1 has a whole
-//!   older header, that of file 0 may be in the page cache only: it is written again, and synced, before
-//!   file 1 is. In all other cases a whole one is on its medium, and only the other is written.
+//!   older header, that of file 0 may be in the page cache only: it is written again, and synced,
+//!   before file 1 is. In all other cases a whole one is on its medium, and only the other is
+//!   written.
 //! - **Frames.** First the blocks that differ from what was found, of one file and then the other.
 //!   Then the last blocks, behind what is known to be durable: they may be in the page cache only,
 //!   if a sync failed before.

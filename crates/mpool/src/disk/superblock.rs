@@ -186,12 +186,12 @@ pub(crate) fn write_superblock(medium: &dyn Medium, superblock: &Superblock) -> 
         [_, None] => 1,
         [one, two] => usize::from(two > one),
     };
-    let mut serial = serials.into_iter().flatten().max().unwrap_or(0);
-    for name in [NAMES[first], NAMES[1 - first]] {
+    let last = serials.into_iter().flatten().max().unwrap_or(0);
+    for (step, name) in (1..).zip([NAMES[first], NAMES[1 - first]]) {
         let file = medium.open(name, Open { create: true, ..Open::default() });
         let file = file.during("opening the superblock in", at())?;
-        serial += 1;
-        file.write_at(&Superblock { serial, ..*superblock }.encode(), 0).during("writing the superblock in", at())?;
+        file.write_at(&Superblock { serial: last.saturating_add(step), ..*superblock }.encode(), 0)
+            .during("writing the superblock in", at())?;
         file.sync().during("syncing the superblock in", at())?;
     }
     Ok(())

@@ -156,8 +156,7 @@ pub(crate) fn sync_both(fds: [BorrowedFd<'_>; 2]) -> Option<io::Result<()>> {
             flight.land(|_, code| results.push(check(code).map(drop)))?;
         }
         // An error of the medium is reported once: it counts more than that the ring cannot do it.
-        let (refused, failed): (Vec<_>, Vec<_>) =
-            results.into_iter().filter_map(Result::err).partition(|error| unsupported(error));
+        let (refused, failed): (Vec<_>, Vec<_>) = results.into_iter().filter_map(Result::err).partition(unsupported);
         match (failed.into_iter().next(), refused.is_empty()) {
             (Some(error), _) => Err(error),
             (None, whole) => Ok(whole),

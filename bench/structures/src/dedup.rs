@@ -21,7 +21,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use bench_common::report::{Row, Sheet};
 use checkpoint::index::{Index, Known, Limits, Run};
-use checkpoint::{Catalog, PageFlaw, hash};
+use checkpoint::{Catalog, PageFlaw, Store, hash};
 use mpool::{BLOCK, Pool};
 
 /// Pages of a data mblock.
@@ -197,7 +197,8 @@ fn remove(directory: &Path, guests: u64, mib: u64) -> Result<Vec<Row>> {
     let pages = mib * 256;
     let mut catalog = Catalog::open(&pool)?;
     for guest in 0..guests {
-        let mut writer = catalog.begin(&format!("guest-{guest}"))?;
+        let store = Store::new(catalog);
+        let mut writer = store.begin(&format!("guest-{guest}"))?;
         writer.set_pages(pages as usize);
         // The first half is everyone's.
         let content = |page: u64| if page < pages / 2 { page + 1 } else { (guest + 1) * pages + page + 1 };
@@ -212,7 +213,8 @@ fn remove(directory: &Path, guests: u64, mib: u64) -> Result<Vec<Row>> {
             let bytes: Vec<u8> = off.iter().flat_map(|off| content(off.page).to_le_bytes().repeat(BLOCK / 8)).collect();
             writer.put_again(off, &bytes)?;
         }
-        catalog = writer.commit_and_go_on("bench".into(), vec![(0, pages * BLOCK as u64)])?.1;
+        writer.commit("bench".into(), vec![(0, pages * BLOCK as u64)])?;
+        catalog = store.into_catalog();
     }
     drop(catalog);
     let case = format!("{guests} checkpoints of {mib} MiB");

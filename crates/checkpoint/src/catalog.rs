@@ -25,6 +25,7 @@ mod pages;
 mod remove;
 mod repack;
 mod simulated;
+mod store;
 #[cfg(test)]
 mod tests;
 mod usage;
@@ -45,6 +46,7 @@ use list::{Entry, FORMAT, List, Needs, encode};
 pub use repack::Repacked;
 pub use usage::{Held, Usage};
 pub use view::View;
+pub use store::Store;
 pub use writer::{PutOff, Writer, hash};
 
 /// Pages of a data mblock.

@@ -31,7 +31,7 @@ mod take;
 
 pub use catalog::{
     BeginError, Catalog, CatalogDamage, Checkpoint, FindError, Finding, Flaw, Held, OpenError, PageFlaw, PutOff,
-    ReadError, RemoveError, RepackError, Repacked, StoreError, Usage, View, Warning, Writer, hash, index,
+    ReadError, RemoveError, RepackError, Repacked, Store, StoreError, Usage, View, Warning, Writer, hash, index,
 };
 pub use guard::GuardError;
 pub use restore::RestoreError;

@@ -106,8 +106,10 @@ impl Readers {
     }
 
     /// From now on these checkpoints are served.
-    pub fn publish(&self, view: View) {
-        *self.view.write() = view;
+    pub fn publish(&self, view: impl FnOnce() -> View) {
+        // Taken under the lock, so that an earlier view does not replace a later one.
+        let mut now = self.view.write();
+        *now = view();
     }
 }
 
@@ -251,14 +253,16 @@ mod tests {
     use mpool::{BLOCK, Pool};
 
     use super::*;
-    use crate::catalog::{Catalog, hash};
+    use crate::catalog::{Catalog, Store, hash};
 
     fn store(catalog: Catalog, name: &str, byte: u8) -> Catalog {
-        let mut writer = catalog.begin(name).unwrap();
+        let store = Store::new(catalog);
+        let mut writer = store.begin(name).unwrap();
         writer.set_pages(3);
         let page = [byte; BLOCK];
         writer.put(&[1], &page, &[hash(&page, writer.seed())]).unwrap();
-        writer.commit_and_go_on("test".into(), vec![(1 << 20, 3 * BLOCK as u64)]).unwrap().1
+        writer.commit("test".into(), vec![(1 << 20, 3 * BLOCK as u64)]).unwrap();
+        store.into_catalog()
     }
 
     #[test]
@@ -269,7 +273,8 @@ mod tests {
         assert!(restore(&path, "one", &to).unwrap().is_none(), "nobody serves");
         let catalog = store(Catalog::open(&pool).unwrap(), "one", 1);
         let readers = Readers::serve(&path, catalog.view()).unwrap();
-        let mut writer = catalog.begin("two").unwrap();
+        let all = Store::new(catalog);
+        let mut writer = all.begin("two").unwrap();
         writer.set_pages(1);
         assert_eq!(restore(&path, "one", &to).unwrap(), Some(vec![(1 << 20, 3 * BLOCK as u64)]));
         let want = |byte: u8| [[0; BLOCK], [byte; BLOCK], [0; BLOCK]].concat();
@@ -280,8 +285,9 @@ mod tests {
         let error = restore(&path, "two", &other).unwrap_err().to_string();
         assert!(error.contains("no checkpoint is called \"two\""), "{error}");
         assert!(!other.exists() && !dir.path().join("other.part").exists());
-        let catalog = store(writer.abandon(), "two", 2);
-        readers.publish(catalog.view());
+        drop(writer);
+        let catalog = store(all.into_catalog(), "two", 2);
+        readers.publish(|| catalog.view());
         std::thread::scope(|scope| {
             for i in 0..8 {
                 let (path, to) = (&path, dir.path().join(format!("to-{i}")));

@@ -133,7 +133,7 @@ pub struct Taken {
 }
 
 /// Stores a process's memory with `writer`, which is still to be committed
-/// ([`Writer::commit`]) or dropped with [`Writer::abandon`].
+/// ([`Writer::commit`]) or dropped.
 ///
 /// # Errors
 /// If the process or the pool fails, or the memory cannot be stored consistently.
@@ -141,7 +141,7 @@ pub fn take(
     options: &Options,
     source: &mut Source,
     frozen: &dyn Frozen,
-    writer: &mut Writer,
+    writer: &mut Writer<'_>,
     phases: &mut Phases,
     warn: &mut dyn FnMut(&Warning),
 ) -> Result<Taken, TakeError> {
@@ -167,7 +167,7 @@ fn set(source: &Source) -> Result<DirtyTree, NewError> {
 fn take_stopped(
     options: &Options,
     source: &Source,
-    writer: &mut Writer,
+    writer: &mut Writer<'_>,
     warn: &mut dyn FnMut(&Warning),
 ) -> Result<Taken, TakeError> {
     let mut guard = Guard::start(&options.guard, &source.to_resume())?;

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use anyhow::Result;
-use checkpoint::{Catalog, Checkpoint, hash};
+use checkpoint::{Catalog, Checkpoint, Store, hash};
 use memory::{Directory, Memory};
 use mpool::{Access, BLOCK, Mcache, OpenOptions, Pool, ROOT_MDC, Settings};
 use serde::Serialize;
@@ -72,7 +72,8 @@ fn memory(contents: &[u8]) -> Vec<u8> {
 }
 
 fn store(catalog: Catalog, name: &str, contents: &[u8]) -> Result<Checkpoint> {
-    let mut writer = catalog.begin(name)?;
+    let store = Store::new(catalog);
+    let mut writer = store.begin(name)?;
     writer.set_pages(contents.len());
     let bytes = memory(contents);
     let hashes: Vec<_> = bytes.chunks(BLOCK).map(|page| hash(page, writer.seed())).collect();

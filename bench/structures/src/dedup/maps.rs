@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use bench_common::report::Row;
-use checkpoint::Catalog;
+use checkpoint::{Catalog, Store};
 use mpool::{OpenOptions, Pool};
 
 use super::{PAGES, mix, sheet};
@@ -63,13 +63,14 @@ pub(super) fn second(directory: &Path, tib: f64) -> Result<Vec<Row>> {
     let pages = ((tib * (1_u64 << 28) as f64) as u64).next_multiple_of(PAGES);
     let regions = vec![(0, pages * PAGE)];
     let mut sheet = sheet(format!("a guest of {tib} TiB"), "first");
-    let mut catalog = Catalog::open(&Pool::create(&path, "maps")?)?;
+    let store = Store::new(Catalog::open(&Pool::create(&path, "maps")?)?);
     let before = Counters::read()?;
-    let mut writer = catalog.begin("first")?;
+    let mut writer = store.begin("first")?;
     writer.set_pages(pages as usize);
     let ids = writer.simulate((pages / PAGES) as usize)?;
     (0..pages).for_each(|page| writer.place(page, ids[(page / PAGES) as usize], page % PAGES));
     let first = writer.commit("bench".into(), regions.clone())?;
+    drop(store);
     let after = Counters::read()?;
     sheet.add("map_mib", mib(first.map_pages * PAGE), "MiB");
     sheet.add("memory_mib", mib(after.most.saturating_sub(before.memory)), "MiB");
@@ -80,8 +81,8 @@ pub(super) fn second(directory: &Path, tib: f64) -> Result<Vec<Row>> {
         let pool = Pool::open(&path, OpenOptions::default())?;
         let before = Counters::read()?;
         let start = Instant::now();
-        catalog = Catalog::open(&pool)?;
-        let mut writer = catalog.begin(subject)?;
+        let store = Store::new(Catalog::open(&pool)?);
+        let mut writer = store.begin(subject)?;
         writer.set_pages(pages as usize);
         writer.go_on(&Catalog::label(&pool, &first), &regions, vec![u64::MAX; (pages / 64) as usize])?;
         // Where another page of the pool is from now on.
@@ -103,12 +104,13 @@ pub(super) fn second(directory: &Path, tib: f64) -> Result<Vec<Row>> {
 pub(super) fn opened(directory: &Path, tib: f64) -> Result<Vec<Row>> {
     let path = directory.join("opened");
     let mblocks = (tib * (1_u64 << 28) as f64) as u64 / PAGES;
-    let mut writer = Catalog::open(&Pool::create(&path, "opened")?)?.begin("all")?;
+    let store = Store::new(Catalog::open(&Pool::create(&path, "opened")?)?);
+    let mut writer = store.begin("all")?;
     writer.set_pages(mblocks as usize);
     let ids = writer.simulate(mblocks as usize)?;
     ids.iter().enumerate().for_each(|(page, id)| writer.place(page as u64, *id, 7));
     writer.commit("bench".into(), vec![(0, mblocks * PAGE)])?;
-    drop(ids);
+    drop((ids, store));
     let mut sheet = sheet(format!("{mblocks} data mblocks, {tib} TiB of unique pages"), "opened");
     let before = Counters::read()?;
     let start = Instant::now();
@@ -122,7 +124,7 @@ pub(super) fn opened(directory: &Path, tib: f64) -> Result<Vec<Row>> {
     sheet.add("pool_mib", mib(between.memory.saturating_sub(before.memory)), "MiB");
     sheet.add("catalogue_mib", mib(after.memory.saturating_sub(between.memory)), "MiB");
     let start = Instant::now();
-    catalog.begin("next")?.abandon();
+    drop(Store::new(catalog).begin("next")?);
     sheet.add("begin_ms", start.elapsed().as_secs_f64() * 1e3, "ms");
     Ok(sheet.rows)
 }

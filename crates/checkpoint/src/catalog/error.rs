@@ -37,9 +37,18 @@ pub enum StoreError {
     /// A part of the map cannot be read on which the new one builds.
     #[error("cannot read the map of the checkpoint before; with --full the next one does not need it")]
     Earlier(#[source] Flaw),
+    /// Pages that it shares with another checkpoint were not stored.
+    #[error("pages that another checkpoint has too could not be stored: take the checkpoint again")]
+    Lost,
 }
 
 impl StoreError {
+    /// Whether it may be stored when no other checkpoint is: the pool is full, or another
+    /// checkpoint could not store what both have.
+    pub fn is_of_others(&self) -> bool {
+        self.is_full() || matches!(self, Self::Lost)
+    }
+
     /// Whether the pool is full.
     pub fn is_full(&self) -> bool {
         matches!(self, Self::Object(ObjectError::Full { .. }))

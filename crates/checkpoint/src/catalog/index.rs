@@ -160,6 +160,11 @@ impl Index {
         self.near.filled();
     }
 
+    /// Says that a data mblock is not there after all.
+    pub(super) fn forget(&mut self, mblock: u64) {
+        self.near.forget(mblock);
+    }
+
     /// Writes what was collected. Gives all runs, the oldest first, which are then to be recorded;
     /// afterwards [`Index::retired`] are to be deleted.
     ///

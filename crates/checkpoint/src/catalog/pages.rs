@@ -1,11 +1,15 @@
-//! The pages of a pool: those in data mblocks, and those of the data mblock that is being filled.
+//! The pages of a pool: those in data mblocks, and those that are still in memory.
 //!
-//! Pages are read only to be compared. Then all pages needed from a *chunk* are read at once
-//! ([`Pages::bring`]). A page that cannot be read counts as lost and is stored again.
+//! New pages are collected in memory until a data mblock is full ([`Pages`]). Whoever filled it writes
+//! it ([`Full`]); until it is on the medium, its pages stay in memory for the others.
+//!
+//! Pages on the medium are read only to be compared. Then all pages needed from a *chunk* are read
+//! at once ([`Compared::bring`]). A page that cannot be read counts as lost and is stored again.
 
 use std::collections::BTreeMap;
 use std::io::IoSlice;
 use std::ops::Range;
+use std::sync::Arc;
 
 use mpool::{AlignedBuf, Allocation, BLOCK, MblockWriter, ObjectError, Pool};
 
@@ -16,34 +20,54 @@ use super::{HASH, PAGES, PageFlaw};
 /// Pages of a data mblock that are read at once for comparing, at most: 1 MiB. A divisor of 65536.
 const CHUNK: usize = 256;
 
-/// A data mblock that is being filled. It has its identity from the start, so that the map can name
-/// its pages.
-struct OpenData {
-    writer: MblockWriter,
+/// The pages of a data mblock in memory. It has its identity from the start, so that maps can name
+/// them.
+pub(super) struct Contents {
+    pub(super) id: u64,
     /// Buffers of [`CHUNK`] pages, allocated when needed: most second checkpoints need one.
     bytes: Vec<AlignedBuf>,
-    pages: usize,
-    hashes: Vec<u128>,
+    pub(super) hashes: Vec<u128>,
 }
 
-impl OpenData {
+impl Contents {
     fn page(&self, number: usize) -> Option<&[u8]> {
         let page = || &self.bytes[number / CHUNK][number % CHUNK * BLOCK..][..BLOCK];
-        (number < self.pages).then(page)
+        (number < self.hashes.len()).then(page)
     }
 }
 
-/// The pages of a pool.
+/// A data mblock that gets no more pages, and is to be written.
+pub(super) struct Full {
+    pub(super) contents: Arc<Contents>,
+    pub(super) writer: MblockWriter,
+}
+
+impl Full {
+    /// Writes the pages and their hashes, but does not commit them.
+    pub(super) fn write(&mut self) -> Result<(), ObjectError> {
+        let Contents { bytes, hashes, .. } = &*self.contents;
+        for (i, piece) in bytes.iter().enumerate() {
+            let pages = (hashes.len() - i * CHUNK).min(CHUNK);
+            self.writer.write(&[IoSlice::new(&piece[..pages * BLOCK])])?;
+        }
+        let hashes: Vec<u8> = hashes.iter().flat_map(|hash| hash.to_le_bytes()).collect();
+        self.writer.write(&[IoSlice::new(&hashes)])
+    }
+
+    /// Writes and commits it.
+    pub(super) fn store(mut self) -> Result<(), ObjectError> {
+        self.write()?;
+        self.writer.commit().map(drop)
+    }
+}
+
+/// The pages that are in memory until they are on the medium.
 pub(super) struct Pages {
     pool: Pool,
-    open: Option<OpenData>,
-    /// Identity and number of pages of each filled data mblock.
-    filled: Vec<(u64, u32)>,
-    /// The pages read last for comparing, and their places.
-    cache: Option<AlignedBuf>,
-    cached: Range<u64>,
-    /// Data mblocks that could not be read in part, and why.
-    damaged: Vec<(u64, PageFlaw)>,
+    /// The data mblock that is being filled.
+    open: Option<(Contents, MblockWriter)>,
+    /// Data mblocks that are being written.
+    written: Vec<Arc<Contents>>,
 }
 
 /// The hashes of a data mblock's pages.
@@ -68,42 +92,116 @@ fn is_loss(error: &ObjectError) -> bool {
 pub(super) struct InPool<'a> {
     pub(super) pool: &'a Pool,
     pub(super) data: &'a BTreeMap<u64, Data>,
-    /// The data mblock that is being filled, and its pages: [`Pages::open`].
-    pub(super) open: Option<(u64, u32)>,
+    /// Those that are not on the medium yet.
+    pub(super) pages: Option<&'a Pages>,
+}
+
+impl InPool<'_> {
+    fn in_memory(&self, mblock: u64) -> Option<&Contents> {
+        self.pages?.in_memory().find(|contents| contents.id == mblock)
+    }
 }
 
 impl Known for InPool<'_> {
     fn pages(&self, mblock: u64) -> u32 {
-        let open = self.open.filter(|(id, _)| *id == mblock).map(|(_, pages)| pages);
-        open.or_else(|| Some(self.data.get(&mblock)?.pages)).unwrap_or(0)
+        let stored = || self.data.get(&mblock).map_or(0, |data| data.pages);
+        self.in_memory(mblock).map_or_else(stored, |contents| contents.hashes.len() as u32)
     }
 
     fn hashes(&self, mblock: u64) -> Result<Vec<u128>, PageFlaw> {
-        hashes(self.pool, mblock, self.data.get(&mblock).map_or(0, |data| data.pages))
+        match self.in_memory(mblock) {
+            Some(contents) => Ok(contents.hashes.clone()),
+            None => hashes(self.pool, mblock, self.data.get(&mblock).map_or(0, |data| data.pages)),
+        }
     }
 }
 
 impl Pages {
     pub(super) fn new(pool: &Pool) -> Self {
-        let (filled, damaged) = (Vec::new(), Vec::new());
-        Self { pool: pool.clone(), open: None, filled, cache: None, cached: 0..0, damaged }
+        Self { pool: pool.clone(), open: None, written: Vec::new() }
     }
 
-    /// The data mblock that is being filled, and the number of its pages.
-    pub(super) fn open(&self) -> Option<(u64, u32)> {
-        self.open.as_ref().map(|open| (open.writer.id(), open.pages as u32))
-    }
-
-    /// Whether a place is in the data mblock that is being filled.
-    pub(super) fn is_open(&self, at: u64) -> bool {
-        self.open.as_ref().is_some_and(|open| open.writer.id() == at >> 16)
+    /// The data mblocks in memory.
+    pub(super) fn in_memory(&self) -> impl Iterator<Item = &Contents> {
+        self.open.iter().map(|(contents, _)| contents).chain(self.written.iter().map(|contents| &**contents))
     }
 
     /// The page at a place, if it is in memory.
-    fn page(&self, at: u64) -> Option<&[u8]> {
-        if let Some(open) = self.open.as_ref().filter(|open| open.writer.id() == at >> 16) {
-            return open.page((at & 0xFFFF) as usize);
+    pub(super) fn get(&self, at: u64) -> Option<&[u8]> {
+        self.in_memory().find(|contents| contents.id == at >> 16)?.page((at & 0xFFFF) as usize)
+    }
+
+    /// Adds a page to the data mblock that is being filled; gives its place.
+    pub(super) fn put(&mut self, page: &[u8], hash: u128) -> Result<u64, ObjectError> {
+        let (open, _) = match &mut self.open {
+            Some(open) => open,
+            none => {
+                let capacity = (PAGES * (BLOCK + HASH)) as u64;
+                let writer = self.pool.mblock_alloc(Allocation { capacity, ..Allocation::default() })?;
+                none.insert((Contents { id: writer.id(), bytes: Vec::new(), hashes: Vec::new() }, writer))
+            }
+        };
+        let number = open.hashes.len();
+        if number == open.bytes.len() * CHUNK {
+            open.bytes.push(AlignedBuf::zeroed(CHUNK * BLOCK));
         }
+        open.bytes[number / CHUNK][number % CHUNK * BLOCK..][..BLOCK].copy_from_slice(page);
+        open.hashes.push(hash);
+        Ok(open.id << 16 | number as u64)
+    }
+
+    /// The data mblock that is being filled, if it is full: it is to be written.
+    pub(super) fn take_full(&mut self) -> Option<Full> {
+        let is_full = self.open.as_ref().is_some_and(|(contents, _)| contents.hashes.len() >= PAGES);
+        if is_full { self.take_open() } else { None }
+    }
+
+    /// The data mblock that is being filled, to be written as it is.
+    pub(super) fn take_open(&mut self) -> Option<Full> {
+        let (contents, writer) = self.open.take()?;
+        let contents = Arc::new(contents);
+        self.written.push(contents.clone());
+        Some(Full { contents, writer })
+    }
+
+    /// Whether a data mblock is being filled, which has this identity.
+    pub(super) fn is_open(&self, id: u64) -> bool {
+        self.open.as_ref().is_some_and(|(contents, _)| contents.id == id)
+    }
+
+    /// Whether a data mblock is being written.
+    pub(super) fn is_written(&self, id: u64) -> bool {
+        self.written.iter().any(|contents| contents.id == id)
+    }
+
+    /// A data mblock has been written, or was not.
+    pub(super) fn landed(&mut self, id: u64) {
+        self.written.retain(|contents| contents.id != id);
+    }
+
+    /// Forgets the data mblock that is being filled.
+    pub(super) fn give_up(&mut self) {
+        self.open = None;
+    }
+}
+
+/// Pages that are read from the medium to be compared.
+pub(super) struct Compared {
+    pool: Pool,
+    /// The pages read last, and their places.
+    cache: Option<AlignedBuf>,
+    cached: Range<u64>,
+    /// Data mblocks that could not be read in part, and why.
+    damaged: Vec<(u64, PageFlaw)>,
+}
+
+impl Compared {
+    pub(super) fn new(pool: &Pool) -> Self {
+        Self { pool: pool.clone(), cache: None, cached: 0..0, damaged: Vec::new() }
+    }
+
+    /// The page at a place, if it is cached.
+    fn page(&self, at: u64) -> Option<&[u8]> {
         let start = self.cached.contains(&at).then(|| (at - self.cached.start) as usize * BLOCK)?;
         self.cache.as_ref()?.get(start..start + BLOCK)
     }
@@ -127,7 +225,7 @@ impl Pages {
 
     /// Whether the page at a place has these bytes. A page that cannot be read has not.
     pub(super) fn is(&mut self, at: u64, bytes: &[u8]) -> Result<bool, ObjectError> {
-        if self.page(at).is_none() && !self.is_open(at) {
+        if self.page(at).is_none() {
             self.fetch(at, at)?;
         }
         Ok(self.page(at) == Some(bytes))
@@ -140,55 +238,6 @@ impl Pages {
         let in_chunk = places.take_while(|at| at / CHUNK as u64 == first / CHUNK as u64);
         let last = in_chunk.fold(first, u64::max);
         self.fetch(first, last)
-    }
-
-    /// Stores a page in the data mblock that is being filled; gives its place.
-    pub(super) fn put(&mut self, page: &[u8], hash: u128) -> Result<u64, ObjectError> {
-        let open = match &mut self.open {
-            Some(open) => open,
-            none => {
-                let capacity = (PAGES * (BLOCK + HASH)) as u64;
-                let writer = self.pool.mblock_alloc(Allocation { capacity, ..Allocation::default() })?;
-                none.insert(OpenData { writer, bytes: Vec::new(), pages: 0, hashes: Vec::new() })
-            }
-        };
-        let number = open.pages;
-        if number == open.bytes.len() * CHUNK {
-            open.bytes.push(AlignedBuf::zeroed(CHUNK * BLOCK));
-        }
-        open.bytes[number / CHUNK][number % CHUNK * BLOCK..][..BLOCK].copy_from_slice(page);
-        open.hashes.push(hash);
-        open.pages += 1;
-        Ok(open.writer.id() << 16 | number as u64)
-    }
-
-    /// Writes and commits the data mblock if it is full; gives its identity and number of pages.
-    pub(super) fn finish_full(&mut self) -> Result<Option<(u64, u32)>, ObjectError> {
-        if self.open.as_ref().is_none_or(|open| open.pages < PAGES) {
-            return Ok(None);
-        }
-        if let Some(writer) = self.finish()? {
-            writer.commit()?;
-        }
-        Ok(self.filled.last().copied())
-    }
-
-    /// Writes the data mblock that is being filled, but does not commit it.
-    pub(super) fn finish(&mut self) -> Result<Option<MblockWriter>, ObjectError> {
-        let Some(mut open) = self.open.take() else { return Ok(None) };
-        let hashes: Vec<u8> = open.hashes.iter().flat_map(|hash| hash.to_le_bytes()).collect();
-        for (i, piece) in open.bytes.iter().enumerate() {
-            let pages = (open.pages - i * CHUNK).min(CHUNK);
-            open.writer.write(&[IoSlice::new(&piece[..pages * BLOCK])])?;
-        }
-        open.writer.write(&[IoSlice::new(&hashes)])?;
-        self.filled.push((open.writer.id(), open.pages as u32));
-        Ok(Some(open.writer))
-    }
-
-    /// Identity and number of pages of each filled data mblock.
-    pub(super) fn filled(&self) -> &[(u64, u32)] {
-        &self.filled
     }
 
     /// Data mblocks that could not be read in part since the last call, and why.

@@ -16,7 +16,7 @@ use mpool::{AlignedBuf, BLOCK, MblockWriter, ObjectError};
 use super::index::{Index, Known};
 use super::list::{Data, Entry, discount};
 use super::map::{Changes, LEAF, Leaf, NewMap};
-use super::pages::{InPool, Pages};
+use super::pages::{Full, InPool, Pages};
 use super::usage::{Marked, is_sparse};
 use super::{Catalog, Checkpoint, RepackError, StoreError};
 
@@ -82,7 +82,7 @@ impl Catalog {
         }
         // What the index lacks, if this fails, the next checkpoint adds. It is not used again: the
         // hashes that it has in memory are of mblocks that are gone.
-        let _ = self.write_index(&mut index);
+        let _ = self.write_index(&mut index, None);
         Ok(all)
     }
 
@@ -94,7 +94,7 @@ impl Catalog {
         all: &mut Repacked,
     ) -> Result<(), RepackError> {
         let mut pages = Pages::new(&self.view.pool);
-        let mut moved = Moved::default();
+        let (mut moved, mut filled) = (Moved::default(), Vec::new());
         for &id in ids {
             // One that cannot be read is left: it is damaged, and its checkpoints say so.
             match self.read_live(id, live)? {
@@ -102,11 +102,10 @@ impl Catalog {
                     for (at, hash, page) in found {
                         let new = pages.put(&page, hash)?;
                         moved.places.insert(at, new);
-                        let known = InPool { pool: &self.view.pool, data: &self.view.data, open: pages.open() };
+                        let known = InPool { pool: &self.view.pool, data: &self.view.data, pages: Some(&pages) };
                         index.add(hash, new, &known)?;
-                        if let Some((id, pages)) = pages.finish_full()? {
-                            index.filled();
-                            self.view.data.insert(id, Data { pages, needed: 0 });
+                        if let Some(full) = pages.take_full() {
+                            filled.push(self.store_moved(full, &mut pages, index)?);
                         }
                     }
                     moved.from.insert(id);
@@ -114,11 +113,9 @@ impl Catalog {
                 None => all.left += 1,
             }
         }
-        let last: Vec<MblockWriter> = pages.finish()?.into_iter().collect();
-        index.filled();
-        MblockWriter::commit_all(last)?;
-        let filled = pages.filled().to_vec();
-        self.view.data.extend(filled.iter().map(|&(id, pages)| (id, Data { pages, needed: 0 })));
+        if let Some(last) = pages.take_open() {
+            filled.push(self.store_moved(last, &mut pages, index)?);
+        }
         let mut new = vec![Entry::Data(filled)];
         for checkpoint in self.view.checkpoints.clone() {
             if moved.from.iter().any(|id| checkpoint.needs.data.contains(*id)) {
@@ -135,10 +132,20 @@ impl Catalog {
         Ok(())
     }
 
+    /// Stores a data mblock of moved pages; gives its identity and number of pages.
+    fn store_moved(&mut self, full: Full, pages: &mut Pages, index: &mut Index) -> Result<(u64, u32), StoreError> {
+        let (id, count) = (full.contents.id, full.contents.hashes.len() as u32);
+        index.filled();
+        full.store()?;
+        pages.landed(id);
+        self.view.data.insert(id, Data { pages: count, needed: 0 });
+        Ok((id, count))
+    }
+
     /// Place, hash and contents of each live page of a data mblock. `None`: they cannot be read.
     #[expect(clippy::type_complexity, reason = "used once")]
     fn read_live(&self, id: u64, live: &Marked) -> Result<Option<Vec<(u64, u128, AlignedBuf)>>, StoreError> {
-        let known = InPool { pool: &self.view.pool, data: &self.view.data, open: None };
+        let known = InPool { pool: &self.view.pool, data: &self.view.data, pages: None };
         let (Ok(hashes), Ok(mblock)) = (known.hashes(id), self.pool.mblock(id)) else { return Ok(None) };
         let mut found = Vec::new();
         for page in live.pages(id) {

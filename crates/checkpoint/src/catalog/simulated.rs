@@ -9,23 +9,24 @@ use super::{PAGES, StoreError, Writer};
 const AT_ONCE: usize = 1 << 12;
 
 #[doc(hidden)]
-impl Writer {
+impl Writer<'_> {
     /// Adds data mblocks whose pages are not there. Gives their identities.
     ///
     /// # Errors
     /// If the pool cannot be written.
     pub fn simulate(&mut self, mblocks: usize) -> Result<Vec<u64>, StoreError> {
         let capacity = BLOCK as u64;
+        let mut state = self.store.state.lock();
         let mut ids = Vec::new();
         while ids.len() < mblocks {
             let writers = (ids.len()..mblocks.min(ids.len() + AT_ONCE))
-                .map(|_| self.catalog.view.pool.mblock_alloc(Allocation { capacity, ..Allocation::default() }))
+                .map(|_| state.catalog.view.pool.mblock_alloc(Allocation { capacity, ..Allocation::default() }))
                 .collect::<Result<Vec<_>, _>>()?;
             ids.extend(MblockWriter::commit_all(writers)?);
         }
         let pages = PAGES as u32;
-        self.simulated.extend(ids.iter().map(|id| (*id, pages)));
-        self.catalog.view.data.extend(ids.iter().map(|&id| (id, Data { pages, needed: 0 })));
+        state.unrecorded.extend(ids.iter().map(|id| (*id, pages)));
+        state.catalog.view.data.extend(ids.iter().map(|&id| (id, Data { pages, needed: 0 })));
         Ok(ids)
     }
 

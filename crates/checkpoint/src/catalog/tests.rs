@@ -4,6 +4,7 @@ mod kills;
 mod leaves;
 mod medium;
 mod scale;
+mod several;
 
 use std::io::IoSlice;
 
@@ -21,7 +22,8 @@ fn store(pool: &Pool, name: &str, seeds: &[u64]) -> Checkpoint {
 
 /// Stores a checkpoint unless the pool fails.
 fn try_store(catalog: Catalog, name: &str, seeds: &[u64]) -> Result<(Checkpoint, Catalog), StoreError> {
-    let mut writer = match catalog.begin(name) {
+    let store = Store::new(catalog);
+    let mut writer = match store.begin(name) {
         Ok(writer) => writer,
         Err(BeginError::Store(e)) => return Err(e),
         Err(e) => panic!("{e}"),
@@ -33,7 +35,8 @@ fn try_store(catalog: Catalog, name: &str, seeds: &[u64]) -> Result<(Checkpoint,
     let off = writer.put_off();
     let again: Vec<u8> = off.iter().flat_map(|off| &bytes[off.page as usize * BLOCK..][..BLOCK]).copied().collect();
     writer.put_again(&off, &again)?;
-    writer.commit_and_go_on("test".into(), vec![(0, (seeds.len() * BLOCK) as u64)])
+    let stored = writer.commit("test".into(), vec![(0, (seeds.len() * BLOCK) as u64)])?;
+    Ok((stored, store.into_catalog()))
 }
 
 /// The memory of these contents.
@@ -83,7 +86,7 @@ fn pages_are_kept_once() {
         seeds.iter().map(|&seed| if seed == 0 { vec![0; BLOCK] } else { page(seed) }).collect()
     };
     assert!(load(&pool, "one") == want(&[1, 2, 0, 1, 3]) && load(&pool, "two") == want(&[3, 2, 4, 0, 0, 1]));
-    assert!(Catalog::open(&pool).unwrap().begin("one").is_err());
+    assert!(Store::new(Catalog::open(&pool).unwrap()).begin("one").is_err());
     Catalog::open(&pool).unwrap().remove("one").unwrap();
     assert!(load(&pool, "two") == want(&[3, 2, 4, 0, 0, 1]));
     Catalog::open(&pool).unwrap().remove("two").unwrap();
@@ -94,11 +97,13 @@ fn pages_are_kept_once() {
 fn equal_hashes_are_not_equality() {
     let dir = tempfile::tempdir().unwrap();
     let pool = Pool::create(&dir.path().join("pool"), "test").unwrap();
-    let mut writer = Catalog::open(&pool).unwrap().begin("lie").unwrap();
+    let all = Store::new(Catalog::open(&pool).unwrap());
+    let mut writer = all.begin("lie").unwrap();
     writer.set_pages(2);
     writer.put(&[0], &page(1), &[Some(7)]).unwrap();
     writer.put(&[1], &page(2), &[Some(7)]).unwrap();
     writer.commit("test".into(), vec![(0, 2 * BLOCK as u64)]).unwrap();
+    drop(all);
     assert!(load(&pool, "lie") == [page(1), page(2)]);
 }
 
@@ -144,13 +149,15 @@ fn what_is_given_up_frees_its_space_at_once() {
     let pool = Pool::create(&dir.path().join("pool"), "test").unwrap();
     store(&pool, "one", &[1, 2]);
     let before = pool.mblocks();
-    let mut writer = Catalog::open(&pool).unwrap().begin("cut").unwrap();
+    let all = Store::new(Catalog::open(&pool).unwrap());
+    let mut writer = all.begin("cut").unwrap();
     writer.set_pages(PAGES + 5);
     for number in 0..PAGES + 5 {
         writer.put(&[number as u64], &page(number as u64 + 5), &[Some(number as u128)]).unwrap();
     }
     assert!(pool.mblocks().len() > before.len());
-    writer.abandon();
+    drop(writer);
+    drop(all);
     assert_eq!(pool.mblocks(), before);
     assert!(load(&pool, "one") == [page(1), page(2)]);
 }
@@ -161,7 +168,8 @@ fn what_is_not_stored_is_what_the_earlier_checkpoint_has() {
     let pool = Pool::create(&dir.path().join("pool"), "test").unwrap();
     let first = store(&pool, "first", &[1, 2, 3]);
     let label = Catalog::label(&pool, &first);
-    let mut writer = Catalog::open(&pool).unwrap().begin("second").unwrap();
+    let all = Store::new(Catalog::open(&pool).unwrap());
+    let mut writer = all.begin("second").unwrap();
     writer.set_pages(3);
     let present = || vec![0b111];
     assert!(!writer.go_on("something", &first.regions, present()).unwrap());
@@ -170,6 +178,7 @@ fn what_is_not_stored_is_what_the_earlier_checkpoint_has() {
     writer.put(&[1], &page(9), &[hash(&page(9), writer.seed())]).unwrap();
     writer.put(&[2], &[0; BLOCK], &[None]).unwrap();
     writer.commit("test".into(), first.regions.clone()).unwrap();
+    drop(all);
     Catalog::open(&pool).unwrap().remove("first").unwrap();
     assert!(load(&pool, "second") == [page(1), page(9), vec![0; BLOCK]]);
 }
@@ -213,12 +222,14 @@ fn records_that_do_not_fit_the_mblocks_are_refused() {
 fn what_was_cut_short_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let pool = Pool::create(&dir.path().join("pool"), "test").unwrap();
-    let mut writer = Catalog::open(&pool).unwrap().begin("cut").unwrap();
+    let all = Store::new(Catalog::open(&pool).unwrap());
+    let mut writer = all.begin("cut").unwrap();
     writer.set_pages(PAGES + 5);
     for number in 0..PAGES + 5 {
         writer.put(&[number as u64], &page(number as u64 + 1), &[Some(number as u128 + 1)]).unwrap();
     }
-    drop(writer);
+    std::mem::forget(writer);
+    drop(all);
     assert_eq!(pool.mblocks().len(), 1, "the first data mblock was committed");
     store(&pool, "whole", &[1]);
     assert_eq!(pool.mblocks().len(), 3, "it is gone; data and map of the new one are there");

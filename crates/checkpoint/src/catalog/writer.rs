@@ -1,18 +1,18 @@
 //! A checkpoint that is being stored.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use mpool::{BLOCK, MblockWriter};
+use mpool::{BLOCK, Pool};
 
-use super::index::{Index, Known, key};
-use super::list::{Data, Entry, count, replace};
-use super::map::{Changes, NewMap, Root};
-use super::pages::{InPool, Pages};
-use super::{BeginError, Catalog, Checkpoint, ReadError, StoreError, Warning};
+use super::index::Index;
+use super::list::{count, replace, Entry};
+use super::map::{Changes, Root};
+use super::pages::{Compared, InPool, Pages};
+use super::store::{Place, Store};
+use super::index::Known;
+use super::{Catalog, Checkpoint, ReadError, StoreError, Warning};
 
-/// Bytes of the longest name.
-const LONGEST_NAME: usize = 127;
 /// Data mblocks that may be missing from the index when a checkpoint ends: the next one reads their
 /// hashes, which takes less than writing them to the index.
 const UNCOVERED: usize = 4;
@@ -26,23 +26,21 @@ pub struct PutOff {
     pub page: u64,
 }
 
-/// A checkpoint that is being stored.
-pub struct Writer {
-    pub(super) catalog: Catalog,
+/// A checkpoint that is being stored. Dropping it before it is committed frees its space, as soon as
+/// no other checkpoint is being stored.
+pub struct Writer<'a> {
+    pub(super) store: &'a Store,
     name: String,
-    index: Index,
-    pages: Pages,
     seed: u64,
     /// The map that it goes on from.
     base: Root,
     pub(super) changes: Changes,
-    /// Data mblocks without pages, for measuring.
-    pub(super) simulated: Vec<(u64, u32)>,
     off: Vec<PutOff>,
-    /// Data mblocks with a warning.
-    damaged: HashSet<u64>,
-    /// Whether there was a warning of the index.
-    flawed: bool,
+    compared: Compared,
+    /// Data mblocks that were in memory when a page was found there.
+    used: BTreeSet<u64>,
+    new_pages: u64,
+    stored: bool,
 }
 
 /// The hash of a page; `None` for zeros. `seed` is [`Writer::seed`].
@@ -52,36 +50,11 @@ pub fn hash(page: &[u8], seed: u64) -> Option<u128> {
 }
 
 impl Catalog {
-    /// Begins a checkpoint. Removes the leftovers of an interrupted one.
-    ///
-    /// # Errors
-    /// If the name is taken or too long, or the catalogue is damaged or cannot be written.
-    pub fn begin(mut self, name: &str) -> Result<Writer, BeginError> {
-        if self.checkpoints.iter().any(|c| c.name == name) {
-            return Err(BeginError::Exists(name.into()));
-        }
-        if name.is_empty() || name.len() > LONGEST_NAME {
-            return Err(BeginError::Name);
-        }
-        self.ensure_whole()?;
-        self.sweep()?;
-        self.compact()?;
-        let index = match self.index.take() {
-            Some(index) => index,
-            None => self.open_index()?,
-        };
-        let pages = Pages::new(&self.view.pool);
-        let seed = u64::from_le_bytes(self.view.pool.props().uuid[..8].try_into().unwrap_or_default());
-        let (name, off, damaged) = (name.into(), Vec::new(), HashSet::new());
-        let (base, changes, simulated) = (Root::default(), Changes::default(), Vec::new());
-        Ok(Writer { catalog: self, name, index, pages, seed, base, changes, simulated, off, damaged, flawed: false })
-    }
-
     /// Opens the index, and adds what it does not have.
     pub(super) fn open_index(&mut self) -> Result<Index, StoreError> {
         let before = self.view.data.range(..self.covered).map(|(_, data)| u64::from(data.pages)).sum();
         let mut index = Index::new(&self.view.pool, self.limits, self.runs.clone(), before);
-        let known = InPool { pool: &self.view.pool, data: &self.view.data, open: None };
+        let known = InPool { pool: &self.view.pool, data: &self.view.data, pages: None };
         for &mblock in self.view.data.range(self.covered..).map(|(id, _)| id) {
             // One whose hashes cannot be read is damaged; its pages are stored again.
             for (page, hash) in known.hashes(mblock).unwrap_or_default().into_iter().enumerate() {
@@ -92,7 +65,22 @@ impl Catalog {
     }
 }
 
-impl Writer {
+impl<'a> Writer<'a> {
+    pub(super) fn new(store: &'a Store, pool: &Pool, name: &str) -> Self {
+        Self {
+            store,
+            name: name.into(),
+            seed: u64::from_le_bytes(pool.props().uuid[..8].try_into().unwrap_or_default()),
+            base: Root::default(),
+            changes: Changes::default(),
+            off: Vec::new(),
+            compared: Compared::new(pool),
+            used: BTreeSet::new(),
+            new_pages: 0,
+            stored: false,
+        }
+    }
+
     /// Sets the number of pages. All are zeros until they are stored.
     pub fn set_pages(&mut self, pages: usize) {
         (self.base, self.changes) = (Root::default(), Changes::new(pages));
@@ -105,7 +93,8 @@ impl Writer {
     /// # Errors
     /// If the root of its map cannot be read. Pages are zeros then.
     pub fn go_on(&mut self, label: &str, regions: &[(u64, u64)], present: Vec<u64>) -> Result<bool, ReadError> {
-        let view = &self.catalog.view;
+        let state = self.store.state.lock();
+        let view = &state.catalog.view;
         let found = view.checkpoints.iter().find(|c| Catalog::label(&view.pool, c) == label);
         let Some(earlier) = found.filter(|c| c.regions == regions) else { return Ok(false) };
         self.base = view.root(earlier).map_err(|flaw| view.damaged(&earlier.name, flaw))?;
@@ -124,14 +113,24 @@ impl Writer {
     /// # Errors
     /// If the pool is full or cannot be written.
     pub fn put(&mut self, pages: &[u64], bytes: &[u8], hashes: &[Option<u128>]) -> Result<(), StoreError> {
-        let known = InPool { pool: &self.catalog.view.pool, data: &self.catalog.view.data, open: self.pages.open() };
-        let found = self.index.find_many(hashes, &known);
+        let mut state = self.store.state.lock();
+        let found = state.find_many(hashes)?;
         for (((&page, bytes), &hash), found) in pages.iter().zip(bytes.chunks_exact(BLOCK)).zip(hashes).zip(found) {
-            match (hash, found) {
-                (None, _) => self.changes.set(page, 0),
-                (Some(_), Some(at)) if !self.pages.is_open(at) => self.off.push(PutOff { at, page }),
+            let place = match (hash, found) {
+                (None, _) => Place::At(0),
+                (Some(_), Some(at)) if !state.has(at) => Place::Compare(at),
                 // Looks the hash up again: a page earlier in this batch may be its duplicate.
-                (Some(hash), _) => self.keep(page, bytes, hash)?,
+                (Some(hash), _) => {
+                    let place = self.store.keep(&mut state, (bytes, hash), None, &mut self.new_pages)?;
+                    if let Place::At(at) = place {
+                        self.used.insert(at >> 16);
+                    }
+                    place
+                }
+            };
+            match place {
+                Place::At(at) => self.changes.set(page, at),
+                Place::Compare(at) => self.off.push(PutOff { at, page }),
             }
         }
         Ok(())
@@ -151,119 +150,60 @@ impl Writer {
     /// If the pool is full or cannot be read or written.
     pub fn put_again(&mut self, off: &[PutOff], bytes: &[u8]) -> Result<(), StoreError> {
         for (i, (&PutOff { at, page }, bytes)) in off.iter().zip(bytes.chunks_exact(BLOCK)).enumerate() {
-            self.pages.bring(off[i..].iter().map(|off| off.at))?;
-            if self.pages.is(at, bytes)? {
-                self.changes.set(page, at);
-                continue;
-            }
-            // The page has been written since, only its hash was equal, or it cannot be compared.
-            match hash(bytes, self.seed) {
-                None => self.changes.set(page, 0),
-                Some(hash) => self.keep(page, bytes, hash)?,
-            }
+            self.compared.bring(off[i..].iter().map(|off| off.at))?;
+            let at = if self.compared.is(at, bytes)? { at } else { self.keep(bytes, at)? };
+            self.changes.set(page, at);
         }
         Ok(())
     }
 
-    /// Stores the page unless the pool has it.
-    fn keep(&mut self, page: u64, bytes: &[u8], hash: u128) -> Result<(), StoreError> {
-        let data = &self.catalog.view.data;
-        let known = InPool { pool: &self.catalog.view.pool, data, open: self.pages.open() };
-        let found = self.index.find(key(hash), &known);
-        if let Some(at) = found
-            && self.pages.is(at, bytes)?
-        {
-            self.changes.set(page, at);
-            return Ok(());
+    /// Finds the place of a page that has been written since it was put off, of which only the hash
+    /// was equal to that of the page at `differs`, or that cannot be compared with it.
+    fn keep(&mut self, bytes: &[u8], mut differs: u64) -> Result<u64, StoreError> {
+        let Some(hash) = hash(bytes, self.seed) else { return Ok(0) };
+        loop {
+            let mut state = self.store.state.lock();
+            let place = self.store.keep(&mut state, (bytes, hash), Some(differs), &mut self.new_pages)?;
+            drop(state);
+            match place {
+                Place::At(at) => {
+                    self.used.insert(at >> 16);
+                    return Ok(at);
+                }
+                Place::Compare(at) if self.compared.is(at, bytes)? => return Ok(at),
+                Place::Compare(at) => differs = at,
+            }
         }
-        let at = self.pages.put(bytes, hash)?;
-        self.changes.set(page, at);
-        let known = InPool { open: self.pages.open(), ..known };
-        self.index.add(hash, at, &known)?;
-        if let Some((id, pages)) = self.pages.finish_full()? {
-            self.index.filled();
-            self.catalog.view.data.insert(id, Data { pages, needed: 0 });
-        }
-        Ok(())
     }
 
     /// Warnings of pages that the pool cannot read and that were or will be stored again; each
-    /// data mblock is reported once.
+    /// data mblock is reported once by all checkpoints of a [`Store`].
     pub fn warnings(&mut self) -> Vec<Warning> {
-        let mut new = self.pages.take_damaged();
-        new.append(&mut self.index.take_damaged());
-        new.retain(|(id, _)| self.damaged.insert(*id));
-        let mut warnings: Vec<Warning> = new.into_iter().map(|(id, why)| self.catalog.warning(id, why)).collect();
-        if let Some(flaw) = self.index.flaw().filter(|_| !std::mem::replace(&mut self.flawed, true)) {
-            warnings.push(Warning::Index { pool: self.catalog.pool.props().name, why: crate::chain(flaw) });
-        }
-        warnings
-    }
-
-    /// Ends the checkpoint without storing it, and frees its space. Gives the catalogue for the
-    /// next one.
-    pub fn abandon(self) -> Catalog {
-        let Self { mut catalog, index, pages, .. } = self;
-        drop((index, pages));
-        // Mblocks that cannot be removed now are removed when the next checkpoint begins.
-        let _ = catalog.sweep();
-        catalog
+        self.store.warnings(self.compared.take_damaged())
     }
 
     /// Commits the checkpoint. `source` describes the process; `regions` are addresses and lengths
     /// in bytes, as many pages as [`Writer::set_pages`] said.
     ///
     /// # Errors
-    /// If the pool is full or cannot be written, or a part of the map that it goes on
-    /// from cannot be read.
-    pub fn commit(self, source: String, regions: Vec<(u64, u64)>) -> Result<Checkpoint, StoreError> {
-        self.commit_and_go_on(source, regions).map(|(checkpoint, _)| checkpoint)
-    }
-
-    /// Commits the checkpoint, as [`Writer::commit`] does. Gives the catalogue for the next one.
-    ///
-    /// # Errors
-    /// Those of [`Writer::commit`].
-    pub fn commit_and_go_on(
-        mut self,
-        source: String,
-        regions: Vec<(u64, u64)>,
-    ) -> Result<(Checkpoint, Catalog), StoreError> {
-        let mut writers: Vec<MblockWriter> = self.pages.finish()?.into_iter().collect();
-        self.index.filled();
-        let map = self.catalog.write_map(self.base, &self.changes)?;
-        let map_pages = map.blocks();
-        let NewMap { id, needs, writers: new, .. } = map;
-        writers.extend(new);
-        MblockWriter::commit_all(writers)?;
+    /// If the pool is full or cannot be written, a part of the map that it goes on from cannot be
+    /// read, or another checkpoint has failed to store pages that both have.
+    pub fn commit(mut self, source: String, regions: Vec<(u64, u64)>) -> Result<Checkpoint, StoreError> {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_secs());
-        let filled = self.pages.filled().to_vec();
-        let new_pages = filled.iter().map(|(_, pages)| u64::from(*pages)).sum();
-        let (root, number) = (id, id);
-        let checkpoint = Checkpoint {
-            name: self.name,
-            created,
-            source,
-            regions,
-            new_pages,
-            map_pages,
-            root,
-            number,
-            needs: needs.clone(),
+        let (base, name, new_pages) = (std::mem::take(&mut self.base), self.name.clone(), self.new_pages);
+        let describe = |root, map_pages, needs| {
+            let number = root;
+            Checkpoint { name, created, source, regions, new_pages, map_pages, root, number, needs }
         };
-        let data = filled.iter().map(|&(id, pages)| (id, Data { pages, needed: 0 }));
-        self.catalog.view.data.extend(data);
-        self.catalog.append(&[
-            Entry::Data(self.simulated),
-            Entry::Data(filled),
-            Entry::Checkpoint(checkpoint.clone(), needs),
-        ])?;
-        self.catalog.enter(checkpoint.clone());
-        // The checkpoint is stored. What the index lacks, if this fails, the next one adds.
-        if self.catalog.write_index(&mut self.index).is_ok() && self.index.flaw().is_none() {
-            self.catalog.index = Some(self.index);
-        }
-        Ok((checkpoint, self.catalog))
+        let checkpoint = self.store.commit(&self.used, |view| view.write_map(base, &self.changes), describe)?;
+        self.stored = true;
+        Ok(checkpoint)
+    }
+}
+
+impl Drop for Writer<'_> {
+    fn drop(&mut self) {
+        self.store.leave(&self.name, self.stored);
     }
 }
 
@@ -276,14 +216,14 @@ impl Catalog {
 
     /// Writes what the index has collected, if that is much, or has the index made anew, if a part
     /// of it cannot be read.
-    pub(super) fn write_index(&mut self, index: &mut Index) -> Result<(), StoreError> {
+    pub(super) fn write_index(&mut self, index: &mut Index, pages: Option<&Pages>) -> Result<(), StoreError> {
         if index.flaw().is_some() {
             return self.drop_index();
         }
         if self.view.data.range(self.covered..).nth(UNCOVERED).is_none() {
             return Ok(());
         }
-        let runs = index.write(&InPool { pool: &self.view.pool, data: &self.view.data, open: None })?;
+        let runs = index.write(&InPool { pool: &self.view.pool, data: &self.view.data, pages })?;
         let covered = self.view.data.last_key_value().map_or(0, |(id, _)| id + 1);
         self.append(&[Entry::Index(runs.clone(), covered)])?;
         (self.runs, self.covered) = (runs, covered);

@@ -25,10 +25,10 @@ const STOPPING: Duration = Duration::from_millis(10);
 const STOPS: usize = 4;
 
 /// A checkpoint of a running process.
-struct Running<'a> {
+struct Running<'a, 's> {
     options: &'a Options,
     source: &'a mut Source,
-    writer: &'a mut Writer,
+    writer: &'a mut Writer<'s>,
     phases: &'a mut Phases,
     warn: &'a mut dyn FnMut(&Warning),
     /// The pages that were present when the checkpoint began.
@@ -63,7 +63,7 @@ pub(super) fn take(
     options: &Options,
     source: &mut Source,
     changes: Option<Changes<'_>>,
-    writer: &mut Writer,
+    writer: &mut Writer<'_>,
     phases: &mut Phases,
     warn: &mut dyn FnMut(&Warning),
 ) -> Result<Taken, TakeError> {
@@ -113,7 +113,7 @@ fn room(pages: u64) -> AlignedBuf {
     bytes
 }
 
-impl Running<'_> {
+impl Running<'_, '_> {
     /// Stores all pages, or those that have changed since an earlier checkpoint. Returns the number
     /// of unchanged pages, and what storing took. `noted`: pages written already.
     fn first_pass(&mut self, changes: Option<Changes<'_>>, noted: &DirtyTree) -> Result<(u64, Stored), TakeError> {

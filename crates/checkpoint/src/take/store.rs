@@ -66,7 +66,7 @@ fn pump<T: Send>(
 pub(super) fn store(
     source: &Source,
     set: &DirtyTree,
-    writer: &mut Writer,
+    writer: &mut Writer<'_>,
     warn: &mut dyn FnMut(&Warning),
 ) -> Result<Stored, TakeError> {
     let all: Vec<u64> = set.iter().collect();
@@ -84,7 +84,7 @@ pub(super) fn store(
 pub(super) fn store_read(
     pages: &[u64],
     bytes: &[u8],
-    writer: &mut Writer,
+    writer: &mut Writer<'_>,
     warn: &mut dyn FnMut(&Warning),
 ) -> Result<(), TakeError> {
     writer.put(pages, bytes, &hashes(bytes, writer.seed()))?;

@@ -2,13 +2,16 @@
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use checkpoint::serve::Readers;
-use checkpoint::{Catalog, Changes, Checkpoint, Frozen, Options, Phases, Source, StoreError, Taken, Warning};
+use checkpoint::{Catalog, Changes, Checkpoint, Frozen, Options, Phases, Source, Store, StoreError, TakeError, Taken, Warning};
 use control::client::Freeze;
 use mpool::{BLOCK, Pool};
+use parking_lot::Mutex;
 use serde_json::json;
 
 use crate::cmd::pool::{Names, size};
@@ -20,7 +23,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     names: Names,
     /// Process, or the name that it was started by (the last part of its program's path); several
-    /// are stored one after the other, and the pool is opened once
+    /// are stored at once, as many as there are CPUs
     #[arg(value_name = "PID|NAME", required = true)]
     targets: Vec<String>,
     /// Pool: a name, or the path of its capacity class
@@ -129,10 +132,20 @@ impl Frozen for Daemon {
 }
 
 /// The pool of a command.
-struct Store {
+struct Opened {
     pool: Pool,
+    store: Store,
     /// Serves restores to other programs meanwhile. `None`: they have to wait.
     readers: Option<Readers>,
+}
+
+/// A command that stores checkpoints.
+struct Command<'a> {
+    args: &'a Args,
+    directories: Vec<PathBuf>,
+    opened: OnceLock<Opened>,
+    /// Held while the pool is opened.
+    opening: Mutex<()>,
 }
 
 /// Stores checkpoints.
@@ -143,105 +156,134 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
         args.targets.len()
     );
     let directories = paths::candidates(dir);
-    let (mut store, mut catalog, mut failed) = (None, None, 0);
-    for target in &args.targets {
-        let mut taken = take(args, args.full, target, &directories, &mut store, catalog.take());
-        if let Some(error) = taken.as_ref().err().filter(|error| is_earlier(error)) {
-            eprintln!("pageone: {target}: {error:#}; all of the memory is read");
-            taken = take(args, true, target, &directories, &mut store, None);
-        }
-        match taken {
-            Ok(next) => catalog = Some(next),
-            Err(e) if args.targets.len() == 1 => return Err(e),
-            // The others do not depend on it.
-            Err(e) => {
-                eprintln!("pageone: {target}: {e:#}");
-                failed += 1;
+    let command = Command { args, directories, opened: OnceLock::new(), opening: Mutex::new(()) };
+    match &args.targets[..] {
+        [target] => command.store(target),
+        targets => command.store_all(targets),
+    }
+}
+
+impl Command<'_> {
+    /// Stores checkpoints of several processes, as many at once as there are CPUs. One that fails
+    /// does not hold up the others.
+    fn store_all(&self, targets: &[String]) -> Result<()> {
+        let threads = std::thread::available_parallelism().map_or(1, |cpus| cpus.get()).min(targets.len());
+        let (next, failed, alone) = (AtomicUsize::new(0), AtomicUsize::new(0), Mutex::new(Vec::new()));
+        let fail = |target: &str, error: &anyhow::Error| {
+            eprintln!("pageone: {target}: {error:#}");
+            failed.fetch_add(1, Ordering::Relaxed);
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..threads {
+                scope.spawn(|| {
+                    while let Some(target) = targets.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        match self.store(target) {
+                            Ok(()) => {}
+                            Err(error) if is_of_others(&error) => alone.lock().push(target),
+                            Err(error) => fail(target, &error),
+                        }
+                    }
+                });
+            }
+        });
+        // What the others took while they were being stored may be free now.
+        for target in alone.into_inner() {
+            if let Err(error) = self.store(target) {
+                fail(target, &error);
             }
         }
+        let failed = failed.into_inner();
+        ensure!(failed == 0, "{failed} of {} checkpoints were not stored", targets.len());
+        Ok(())
     }
-    ensure!(failed == 0, "{failed} of {} checkpoints were not stored", args.targets.len());
-    Ok(())
+
+    /// Stores a checkpoint of a process.
+    fn store(&self, target: &str) -> Result<()> {
+        let taken = self.take(self.args.full, target);
+        if let Some(error) = taken.as_ref().err().filter(|error| is_earlier(error)) {
+            eprintln!("pageone: {target}: {error:#}; all of the memory is read");
+            return self.take(true, target);
+        }
+        taken
+    }
+
+    /// The pool, opened by the first checkpoint that needs it.
+    fn open(&self) -> Result<&Opened> {
+        let _one = self.opening.lock();
+        if let Some(opened) = self.opened.get() {
+            return Ok(opened);
+        }
+        let pool = self.args.names.open_soon(&self.args.to)?;
+        let catalog = Catalog::open(&pool)?;
+        let readers = Readers::serve(pool.path(), catalog.view()).ok();
+        Ok(self.opened.get_or_init(|| Opened { pool, store: Store::new(catalog), readers }))
+    }
+
+    /// Stores a checkpoint of a process; `full`: reads all of its memory.
+    fn take(&self, full: bool, target: &str) -> Result<()> {
+        let args = self.args;
+        let (start, mut phases) = (Instant::now(), Phases::new());
+        let pid = find_process(target)?;
+        let mut source = Source::open(pid)?;
+        ensure!(
+            source.is_tracked() || args.stop,
+            "nothing tracks what process {pid} writes: start it with `pageone run`, or let it be stopped for the whole time with --stop"
+        );
+        let program = program(pid).unwrap_or_else(|| "process".into());
+        let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs();
+        let name = args.name.clone().unwrap_or_else(|| format!("{program}-{pid}-{seconds}"));
+        let opened = self.open()?;
+        let mut writer = opened.store.begin(&name)?;
+        phases.end("open");
+        let daemon = Daemon::ask(self.directories.clone(), &source)?;
+        phases.end("hold");
+        let own = std::env::current_exe().context("cannot find this program")?;
+        let options = Options {
+            stop: args.stop,
+            full,
+            max_pause: Duration::from_millis(args.max_pause),
+            guard: vec![own.into(), "checkpoint-guard".into()],
+        };
+        // Of several, each message says which process it is about.
+        let about = if args.targets.len() > 1 { format!("{target}: ") } else { String::new() };
+        let warn = |warning: &Warning| eprintln!("pageone: {about}{warning}");
+        let taken = match checkpoint::take(&options, &mut source, &daemon, &mut writer, &mut phases, &mut { warn }) {
+            Ok(taken) => taken,
+            Err(e) => {
+                drop(writer);
+                let full = e.is_full();
+                return Err(explain(e.into(), full, &args.to)).with_context(|| format!("checkpoint {name} was not stored"));
+            }
+        };
+        writer.warnings().iter().for_each(warn);
+        let stored = writer.commit(format!("{program} {pid}"), source.addresses());
+        let checkpoint = stored.map_err(|e| {
+            let full = e.is_full();
+            explain(e.into(), full, &args.to)
+        })?;
+        if let Some(readers) = &opened.readers {
+            readers.publish(|| opened.store.view());
+        }
+        phases.end("commit");
+        let noted = taken.written.is_some() || !source.may_do_direct_io();
+        if let Some(freeze) = daemon.freeze.filter(|_| noted && !source.is_pinned()) {
+            // Without a mark the next checkpoint reads everything.
+            let _ = freeze.mark(Catalog::label(&opened.pool, &checkpoint), taken.written.clone());
+        }
+        report(args, &checkpoint, &taken, start.elapsed(), &phases);
+        Ok(())
+    }
+}
+
+/// Whether the checkpoint may be stored when no other one is.
+fn is_of_others(error: &anyhow::Error) -> bool {
+    let stored = error.downcast_ref::<StoreError>().is_some_and(StoreError::is_of_others);
+    stored || matches!(error.downcast_ref(), Some(TakeError::Store(error)) if error.is_of_others())
 }
 
 /// Whether the checkpoint can be stored if all of the memory is read.
 fn is_earlier(error: &anyhow::Error) -> bool {
     error.downcast_ref().is_some_and(StoreError::is_earlier)
-}
-
-/// Stores a checkpoint of a process; `full`: reads all of its memory. Gives the catalogue for the
-/// next one. Opens pool and catalogue if they are not open.
-fn take(
-    args: &Args,
-    full: bool,
-    target: &str,
-    directories: &[PathBuf],
-    store: &mut Option<Store>,
-    catalog: Option<Catalog>,
-) -> Result<Catalog> {
-    let (start, mut phases) = (Instant::now(), Phases::new());
-    let pid = find_process(target)?;
-    let mut source = Source::open(pid)?;
-    ensure!(
-        source.is_tracked() || args.stop,
-        "nothing tracks what process {pid} writes: start it with `pageone run`, or let it be stopped for the whole time with --stop"
-    );
-    let program = program(pid).unwrap_or_else(|| "process".into());
-    let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs();
-    let name = args.name.clone().unwrap_or_else(|| format!("{program}-{pid}-{seconds}"));
-    let (store, catalog) = open(args, store, catalog)?;
-    let mut writer = catalog.begin(&name)?;
-    phases.end("open");
-    let daemon = Daemon::ask(directories.to_vec(), &source)?;
-    phases.end("hold");
-    let own = std::env::current_exe().context("cannot find this program")?;
-    let options = Options {
-        stop: args.stop,
-        full,
-        max_pause: Duration::from_millis(args.max_pause),
-        guard: vec![own.into(), "checkpoint-guard".into()],
-    };
-    let warn = |warning: &Warning| eprintln!("pageone: {warning}");
-    let taken = match checkpoint::take(&options, &mut source, &daemon, &mut writer, &mut phases, &mut { warn }) {
-        Ok(taken) => taken,
-        Err(e) => {
-            writer.abandon();
-            let full = e.is_full();
-            return Err(explain(e.into(), full, &args.to)).with_context(|| format!("checkpoint {name} was not stored"));
-        }
-    };
-    writer.warnings().iter().for_each(warn);
-    let stored = writer.commit_and_go_on(format!("{program} {pid}"), source.addresses());
-    let (checkpoint, catalog) = stored.map_err(|e| {
-        let full = e.is_full();
-        explain(e.into(), full, &args.to)
-    })?;
-    if let Some(readers) = &store.readers {
-        readers.publish(catalog.view());
-    }
-    phases.end("commit");
-    let noted = taken.written.is_some() || !source.may_do_direct_io();
-    if let Some(freeze) = daemon.freeze.filter(|_| noted && !source.is_pinned()) {
-        // Without a mark the next checkpoint reads everything.
-        let _ = freeze.mark(Catalog::label(&store.pool, &checkpoint), taken.written.clone());
-    }
-    report(args, &checkpoint, &taken, start.elapsed(), &phases);
-    Ok(catalog)
-}
-
-/// The pool, and the catalogue, unless an earlier process left it open.
-fn open<'a>(args: &Args, store: &'a mut Option<Store>, catalog: Option<Catalog>) -> Result<(&'a Store, Catalog)> {
-    let pool = match store {
-        Some(store) => store.pool.clone(),
-        None => args.names.open_soon(&args.to)?,
-    };
-    let catalog = match catalog {
-        Some(catalog) => catalog,
-        None => Catalog::open(&pool)?,
-    };
-    let new = || Store { readers: Readers::serve(pool.path(), catalog.view()).ok(), pool: pool.clone() };
-    let store: &Store = store.get_or_insert_with(new);
-    Ok((store, catalog))
 }
 
 /// Adds the remedy to the error of a full pool.

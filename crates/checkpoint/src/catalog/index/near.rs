@@ -111,8 +111,13 @@ impl Near {
         }
         let others = self.lists.iter().filter(|(mblock, _)| Some(**mblock) != self.filling);
         let Some(oldest) = others.min_by_key(|(_, list)| list.used).map(|(mblock, _)| *mblock) else { return };
-        for key in self.lists.remove(&oldest).into_iter().flat_map(|list| list.keys) {
-            if self.places.get(&key).is_some_and(|at| at >> 16 == oldest) {
+        self.forget(oldest);
+    }
+
+    /// Forgets an mblock.
+    pub(super) fn forget(&mut self, mblock: u64) {
+        for key in self.lists.remove(&mblock).into_iter().flat_map(|list| list.keys) {
+            if self.places.get(&key).is_some_and(|at| at >> 16 == mblock) {
                 self.places.remove(&key);
             }
         }

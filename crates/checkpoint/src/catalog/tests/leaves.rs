@@ -19,7 +19,8 @@ pub(super) fn try_go_on(
     changed: &[usize],
 ) -> Result<(Checkpoint, Catalog), StoreError> {
     let label = Catalog::label(&catalog.pool, earlier);
-    let mut writer = match catalog.begin(name) {
+    let store = Store::new(catalog);
+    let mut writer = match store.begin(name) {
         Ok(writer) => writer,
         Err(BeginError::Store(e)) => return Err(e),
         Err(e) => panic!("{e}"),
@@ -35,7 +36,8 @@ pub(super) fn try_go_on(
             writer.put_again(&[off], &bytes)?;
         }
     }
-    writer.commit_and_go_on("test".into(), earlier.regions.clone())
+    let stored = writer.commit("test".into(), earlier.regions.clone())?;
+    Ok((stored, store.into_catalog()))
 }
 
 /// What a checkpoint has, by content.

@@ -86,7 +86,7 @@ fn the_index_is_used_from_one_checkpoint_to_the_next() {
             assert_eq!(stored.new_pages, 3, "{name}");
             assert!(load(&pool, &name) == pages_of(&seeds), "{name}");
         }
-        Catalog::open(&pool).unwrap().begin("nothing").unwrap().abandon();
+        drop(Store::new(Catalog::open(&pool).unwrap()).begin("nothing").unwrap());
         let catalog = Catalog::open(&pool).unwrap();
         let uncovered = catalog.data.range(catalog.covered..).count();
         assert!(!catalog.runs.is_empty() && uncovered <= 4, "{uncovered}");
@@ -112,7 +112,8 @@ fn a_damaged_index_costs_space_once_and_is_made_anew() {
     let first = part.first.to_le_bytes();
     let at = (0..bytes.len()).step_by(BLOCK).find(|at| bytes[*at..*at + 8] == first).unwrap();
     std::fs::File::options().write(true).open(&data).unwrap().write_all_at(b"??", at as u64 + 8).unwrap();
-    let mut writer = Catalog::open(&pool).unwrap().begin("again").unwrap();
+    let all = Store::new(Catalog::open(&pool).unwrap());
+    let mut writer = all.begin("again").unwrap();
     writer.set_pages(1);
     writer.put(&[0], &page(1), &[hash(&page(1), writer.seed())]).unwrap();
     assert!(writer.put_off().is_empty());

@@ -44,9 +44,9 @@ pub use error::{
 use index::{Index, Limits, Run};
 use list::{Entry, FORMAT, List, Needs, encode};
 pub use repack::Repacked;
+pub use store::Store;
 pub use usage::{Held, Usage};
 pub use view::View;
-pub use store::Store;
 pub use writer::{PutOff, Writer, hash};
 
 /// Pages of a data mblock.

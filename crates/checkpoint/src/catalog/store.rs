@@ -114,7 +114,13 @@ impl Store {
     }
 
     /// Notes how writing a data mblock ended.
-    fn land(&self, state: &mut State, id: u64, pages: u32, stored: Result<(), ObjectError>) -> Result<(), StoreError> {
+    pub(super) fn land(
+        &self,
+        state: &mut State,
+        id: u64,
+        pages: u32,
+        stored: Result<(), ObjectError>,
+    ) -> Result<(), StoreError> {
         state.pages.landed(id);
         if stored.is_ok() {
             state.unrecorded.push((id, pages));
@@ -262,7 +268,7 @@ impl State {
     }
 
     /// Takes the data mblock that is being filled.
-    fn take(&mut self, take: impl FnOnce(&mut Pages) -> Option<Full>) -> Option<Full> {
+    pub(super) fn take(&mut self, take: impl FnOnce(&mut Pages) -> Option<Full>) -> Option<Full> {
         let full = take(&mut self.pages)?;
         self.catalog.index.iter_mut().for_each(Index::filled);
         Some(full)

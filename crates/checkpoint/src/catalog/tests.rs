@@ -29,14 +29,19 @@ fn try_store(catalog: Catalog, name: &str, seeds: &[u64]) -> Result<(Checkpoint,
         Err(e) => panic!("{e}"),
     };
     writer.set_pages(seeds.len());
-    let bytes: Vec<u8> = seeds.iter().flat_map(|&s| if s == 0 { vec![0; BLOCK] } else { page(s) }).collect();
-    let hashes: Vec<_> = bytes.chunks(BLOCK).map(|page| hash(page, writer.seed())).collect();
-    writer.put(&(0..seeds.len() as u64).collect::<Vec<_>>(), &bytes, &hashes)?;
-    let off = writer.put_off();
-    let again: Vec<u8> = off.iter().flat_map(|off| &bytes[off.page as usize * BLOCK..][..BLOCK]).copied().collect();
-    writer.put_again(&off, &again)?;
+    put(&mut writer, 0, &pages_of(seeds).concat())?;
     let stored = writer.commit("test".into(), vec![(0, (seeds.len() * BLOCK) as u64)])?;
     Ok((stored, store.into_catalog()))
+}
+
+/// Stores consecutive pages, and those that are put off.
+fn put(writer: &mut Writer<'_>, first: u64, bytes: &[u8]) -> Result<(), StoreError> {
+    let hashes: Vec<_> = bytes.chunks(BLOCK).map(|page| hash(page, writer.seed())).collect();
+    writer.put(&(first..).take(hashes.len()).collect::<Vec<_>>(), bytes, &hashes)?;
+    let off = writer.put_off();
+    let again = off.iter().flat_map(|off| &bytes[(off.page - first) as usize * BLOCK..][..BLOCK]);
+    let again: Vec<u8> = again.copied().collect();
+    writer.put_again(&off, &again)
 }
 
 /// The memory of these contents.

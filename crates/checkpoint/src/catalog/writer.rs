@@ -6,11 +6,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use mpool::{BLOCK, Pool};
 
 use super::index::Index;
-use super::list::{count, replace, Entry};
+use super::index::Known;
+use super::list::{Entry, count, replace};
 use super::map::{Changes, Root};
 use super::pages::{Compared, InPool, Pages};
 use super::store::{Place, Store};
-use super::index::Known;
 use super::{Catalog, Checkpoint, ReadError, StoreError, Warning};
 
 /// Data mblocks that may be missing from the index when a checkpoint ends: the next one reads their

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use checkpoint::serve::Readers;
-use checkpoint::{Catalog, Changes, Checkpoint, Frozen, Options, Phases, Source, Store, StoreError, TakeError, Taken, Warning};
+use checkpoint::{
+    Catalog, Changes, Checkpoint, Frozen, Options, Phases, Source, Store, StoreError, TakeError, Taken, Warning,
+};
 use control::client::Freeze;
 use mpool::{BLOCK, Pool};
 use parking_lot::Mutex;
@@ -252,7 +254,8 @@ impl Command<'_> {
             Err(e) => {
                 drop(writer);
                 let full = e.is_full();
-                return Err(explain(e.into(), full, &args.to)).with_context(|| format!("checkpoint {name} was not stored"));
+                return Err(explain(e.into(), full, &args.to))
+                    .with_context(|| format!("checkpoint {name} was not stored"));
             }
         };
         writer.warnings().iter().for_each(warn);

@@ -199,15 +199,21 @@ fn several_processes_are_stored_by_one_command_and_others_read_meanwhile() {
         child
     };
     let mut small = sleeper();
-    let mut all = [large(), large()];
+    let (mut all, mut ends) = ([large(), large()], large());
     checkpoint(dir.path(), None, small.id() as i32, "first", &["--stop"]);
     let want = memory(small.id() as i32, &regions(dir.path(), "first"));
-    // The one in the middle is no process.
-    let pids = [all[0].id().to_string(), "no-such-program".into(), all[1].id().to_string()];
+    // One of them is no process, and one is killed meanwhile.
+    let pids = [all[0].id().to_string(), ends.id().to_string(), "no-such-program".into(), all[1].id().to_string()];
     let mut command = Command::new(program("pageone"));
     command.arg("checkpoint").args(&pids).args(["--to", "store", "--stop", "--json"]);
     command.env("PAGEONE_POOLS", dir.path().join("names")).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut storing = command.spawn().unwrap();
+    let start = Instant::now();
+    while !procfs::is_stopped(ends.id() as i32).unwrap_or(true) && start.elapsed() < Duration::from_secs(60) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    ends.kill().unwrap();
+    ends.wait().unwrap();
     let mut meanwhile = 0;
     while storing.try_wait().unwrap().is_none() {
         assert_eq!(differing(&restore(dir.path(), "first"), &want), [0; 0]);
@@ -217,11 +223,13 @@ fn several_processes_are_stored_by_one_command_and_others_read_meanwhile() {
     println!("{meanwhile} restores meanwhile");
     let out = storing.wait_with_output().unwrap();
     let (lines, err) = (String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap());
-    assert!(err.contains("no process is called no-such-program") && err.contains("1 of 3"), "{err}");
+    assert!(err.contains("no process is called no-such-program") && err.contains("2 of 4"), "{err}");
+    assert!(err.contains(&format!("pageone: {}: checkpoint ", pids[1])), "{err}");
     let stored: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!((out.status.code(), stored.len()), (Some(1), 2));
-    for (child, stored) in all.iter().zip(&stored) {
-        let name = stored["name"].as_str().unwrap();
+    for child in &all {
+        let is_of = |name: &&str| name.contains(&format!("-{}-", child.id()));
+        let name = stored.iter().map(|stored| stored["name"].as_str().unwrap()).find(is_of).unwrap();
         let want = memory(child.id() as i32, &regions(dir.path(), name));
         assert_eq!(differing(&restore(dir.path(), name), &want), [0; 0], "{name}");
     }

@@ -53,6 +53,29 @@ impl Model {
         Ok(())
     }
 
+    /// Stores two checkpoints at once that have pages in common.
+    fn store_two(&mut self, catalog: Catalog, both: [(&str, &[u64]); 2]) -> Result<Catalog, StoreError> {
+        let store = Store::new(catalog);
+        let mut writers = Vec::new();
+        for (name, seeds) in both {
+            let mut writer = match store.begin(name) {
+                Ok(writer) => writer,
+                Err(BeginError::Store(e)) => return Err(e),
+                Err(e) => panic!("{e}"),
+            };
+            writer.set_pages(seeds.len());
+            put(&mut writer, 0, &pages_of(seeds).concat())?;
+            writers.push((writer, (name.to_owned(), seeds.to_vec())));
+        }
+        for (writer, new) in writers {
+            let regions = vec![(0, (new.1.len() * BLOCK) as u64)];
+            self.perhaps = Some(new);
+            writer.commit("test".into(), regions)?;
+            self.certain.extend(self.perhaps.take());
+        }
+        Ok(store.into_catalog())
+    }
+
     /// Stores, removes and repacks; checkpoints share leaves, and the index is written on the way.
     fn run(&mut self, pool: &Pool) -> Result<(), StoreError> {
         let open = || match Catalog::open(pool) {
@@ -77,6 +100,8 @@ impl Model {
             Err(RepackError::Store(e)) => return Err(e),
             Err(e) => panic!("{e}"),
         }
+        drop(catalog);
+        let catalog = self.store_two(open()?, [("left", &[241, 242, 3]), ("right", &[242, 243, 4])])?;
         drop(catalog);
         let catalog = self.store(open()?, "last", &[3, 30, 101, 200])?;
         drop(catalog);

@@ -121,6 +121,7 @@ fn a_damaged_index_costs_space_once_and_is_made_anew() {
     assert!(matches!(warnings[..], [Warning::Index { .. }]) && writer.warnings().is_empty(), "{warnings:?}");
     assert!(warnings[0].to_string().contains("index of pool test"), "{}", warnings[0]);
     writer.commit("test".into(), vec![(0, BLOCK as u64)]).unwrap();
+    drop(all);
     assert!(load(&pool, "again") == pages_of(&[1]));
     assert!(pool.mblock(part.id).is_err(), "the next one makes it anew");
     let all: Vec<u64> = (1..19).collect();

@@ -1,7 +1,7 @@
 //! The pages of a pool: those in data mblocks, and those that are still in memory.
 //!
-//! New pages are collected in memory until a data mblock is full ([`Pages`]). Whoever filled it writes
-//! it ([`Full`]); until it is on the medium, its pages stay in memory for the others.
+//! New pages are collected in memory until a data mblock is full ([`Pages`]). Whoever filled it
+//! writes it ([`Full`]); until it is on the medium, its pages stay in memory for the others.
 //!
 //! Pages on the medium are read only to be compared. Then all pages needed from a *chunk* are read
 //! at once ([`Compared::bring`]). A page that cannot be read counts as lost and is stored again.

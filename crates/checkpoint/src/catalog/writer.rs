@@ -26,8 +26,8 @@ pub struct PutOff {
     pub page: u64,
 }
 
-/// A checkpoint that is being stored. Dropping it before it is committed frees its space, as soon as
-/// no other checkpoint is being stored.
+/// A checkpoint that is being stored. Dropping it before it is committed frees its space, as soon
+/// as no other checkpoint is being stored.
 pub struct Writer<'a> {
     pub(super) store: &'a Store,
     name: String,

@@ -78,7 +78,7 @@ fn writers_in_threads_fill_the_same_data_mblocks() {
     let dir = tempfile::tempdir().unwrap();
     let pool = Pool::create(&dir.path().join("pool"), "test").unwrap();
     let store = Store::new(Catalog::open(&pool).unwrap());
-    let content = |guest: u64, i: u64| if i.is_multiple_of(5) { guest << 32 | i + 1 } else { i + 1 };
+    let content = |guest: u64, i: u64| if i.is_multiple_of(5) { (guest << 32) | (i + 1) } else { i + 1 };
     let bytes = |guest: u64, from: u64| -> Vec<u8> {
         (from..COMMON.min(from + 64)).flat_map(|i| content(guest, i).to_le_bytes().repeat(BLOCK / 8)).collect()
     };

@@ -40,6 +40,37 @@ fn a_daemon_that_ends_meanwhile_is_noticed() {
 }
 
 #[test]
+fn clients_are_stored_at_once_while_they_run() {
+    let dir = tempfile::tempdir().unwrap();
+    make_pool(dir.path());
+    let daemon = Daemon::start();
+    let mut clients = [1, 2, 3].map(|_| daemon.scenario(&["hold", "16384", "1"]));
+    clients.iter_mut().for_each(|client| client.expect("ready"));
+    let path = daemon.dir.path().display().to_string();
+    let pids: Vec<String> = clients.iter().map(|client| client.pid().to_string()).collect();
+    let mut args = vec!["--dir", &path, "checkpoint", "--to", "store", "--max-pause", "1000", "--json"];
+    args.extend(pids.iter().map(String::as_str));
+    for _ in 0..2 {
+        let out = ok(dir.path(), &args);
+        println!("{out}");
+        let stored: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        for client in &clients {
+            let is_of = |stored: &&Value| stored["name"].as_str().unwrap().contains(&format!("-{}-", client.pid()));
+            let stored = stored.iter().find(is_of).unwrap();
+            let name = stored["name"].as_str().unwrap();
+            let want = memory(client.pid(), &regions(dir.path(), name));
+            assert_eq!(differing(&restore(dir.path(), name), &want), [0; 0], "{name}");
+            assert_eq!(procfs::is_stopped(client.pid()).ok(), Some(false));
+            let usual = |thread: i32| sched::policy(thread).is_ok_and(sched::is_usual);
+            assert!(procfs::threads(client.pid()).unwrap().into_iter().all(usual), "no priority stays");
+        }
+        // Names have the second.
+        std::thread::sleep(Duration::from_millis(1100));
+    }
+    clients.iter_mut().for_each(|client| client.go());
+}
+
+#[test]
 fn memory_merges_on_after_a_checkpoint_and_no_frame_is_kept_for_nobody() {
     let dir = tempfile::tempdir().unwrap();
     make_pool(dir.path());

@@ -44,6 +44,12 @@ fn a_full_pool_is_said_and_can_be_emptied() {
     checkpoint(dir.path(), None, two.id() as i32, "second", &["--stop"]);
     let want = memory(two.id() as i32, &regions(dir.path(), "second"));
     assert_eq!(differing(&restore(dir.path(), "second"), &want), [0; 0]);
+    // Of two at once that do not fit together one is stored.
+    ok(dir.path(), &["pool", "rm", "store", "second"]);
+    let (first, second) = (one.id().to_string(), two.id().to_string());
+    let (code, out, err) = run(dir.path(), &["checkpoint", &first, &second, "--to", "store", "--stop"]);
+    assert!(code == Some(1) && err.contains("1 of 2") && err.contains("is full"), "{out}{err}");
+    assert_eq!(out.lines().count(), 1, "{out}{err}");
     for child in [&mut one, &mut two] {
         child.kill().unwrap();
         child.wait().unwrap();

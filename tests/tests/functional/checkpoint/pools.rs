@@ -17,7 +17,7 @@ fn a_full_pool_is_said_and_can_be_emptied() {
     let mounted = Mounted(&small);
     make_pool(dir.path());
     let sleeper = || {
-        let script = "import time,sys,os\nb=os.urandom(48<<20)\nprint('ready',flush=True)\ntime.sleep(600)";
+        let script = "import time,sys,os\nb=os.urandom(70<<20)\nprint('ready',flush=True)\ntime.sleep(600)";
         let mut child = Command::new("python3").args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.as_mut().unwrap()), &mut line).unwrap();

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use kmem::memfd::{self, SharedMap};
 use rustix::fs::{MemfdFlags, SealFlags};
 
-use e2e::pattern;
+use e2e::{patience, pattern};
 
 use super::{Region, check, hear, say, verdict};
 
@@ -85,7 +85,7 @@ fn work(region: &Region, shared: &Shared, seconds: usize, hostile: bool, problem
     let guest = ppr::Guest::new(&shared.pool);
     let stop = AtomicBool::new(false);
     let waits = AtomicU64::new(0);
-    let wrong: usize = std::thread::scope(|scope| {
+    let (wrong, held): (usize, usize) = std::thread::scope(|scope| {
         if hostile {
             scope.spawn(|| fuzz(&shared.map, &stop));
         }
@@ -99,12 +99,16 @@ fn work(region: &Region, shared: &Shared, seconds: usize, hostile: bool, problem
             .collect();
         std::thread::sleep(Duration::from_secs(seconds as u64));
         stop.store(true, Relaxed);
-        workers.into_iter().map(|worker| worker.join().unwrap()).sum()
+        let counts = workers.into_iter().map(|worker| worker.join().unwrap());
+        counts.fold((0, 0), |sum, counts| (sum.0 + counts.0, sum.1 + counts.1))
     });
     check(problems, if hostile { "neither zeros nor as filled" } else { "in use" }, wrong);
+    check(problems, "held by the host for too long", held);
     waits.load(Relaxed)
 }
 
+/// Returns how many pages in use were not as they were filled, and how many free ones the host did
+/// not give back in time.
 fn allocate(
     region: &Region,
     guest: ppr::Guest<'_>,
@@ -112,14 +116,15 @@ fn allocate(
     stop: &AtomicBool,
     waits: &AtomicU64,
     hostile: bool,
-) -> usize {
+) -> (usize, usize) {
     let pages = region.pages / 2;
     let first = half * pages;
     // Every page of this half is this thread's. 0: free.
     let mut content = vec![0u64; pages];
     (first..first + pages).for_each(|page| guest.mark(page as u64..page as u64 + 1));
     let mut random = 0x9e37_79b9_7f4a_7c15u64 + half as u64;
-    let (mut next, mut wrong) = (1u64, 0);
+    let (mut next, mut wrong, mut held) = (1u64, 0, 0);
+    let most = Duration::from_secs(2) * patience();
     let is_wrong = |page: usize, seed: u64| {
         let wrong = region.wrong(page..page + 1, |_| seed) > 0;
         wrong && !(hostile && page_is_mixed_of_zeros(region, page, seed))
@@ -133,8 +138,8 @@ fn allocate(
         for (at, content) in content.iter_mut().enumerate().skip(start).take(count) {
             let page = first + at;
             if *content == 0 {
-                let patience = Instant::now();
-                match guest.cancel(page as u64..page as u64 + 1, || patience.elapsed() < Duration::from_secs(2)) {
+                let begin = Instant::now();
+                match guest.cancel(page as u64..page as u64 + 1, || begin.elapsed() < most) {
                     Ok(cancelled) => {
                         waits.fetch_add(cancelled.waits, Relaxed);
                         next += 1;
@@ -142,7 +147,7 @@ fn allocate(
                         region.fill(page, *content);
                     }
                     // Only a program that writes the pool itself can be stuck.
-                    Err(_) => wrong += usize::from(!hostile),
+                    Err(_) => held += usize::from(!hostile),
                 }
             } else {
                 wrong += usize::from(is_wrong(page, *content));
@@ -160,7 +165,7 @@ fn allocate(
         // Stuck where the pool was written to at random: what is there does not matter any more.
         let _ = guest.cancel((first + at) as u64..(first + at) as u64 + 1, || false);
     }
-    wrong + left
+    (wrong + left, held)
 }
 
 /// Whether each word is what was written, or 0: the page was taken while it was being filled.

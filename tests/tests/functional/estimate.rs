@@ -142,7 +142,7 @@ fn a_process_is_seen_and_not_changed() {
     let mut memory = vec![0u8; (PAGES + 1) * PAGE];
     let start = memory.as_ptr().align_offset(PAGE);
     Random(77).fill(&mut memory[start..start + PAGES * PAGE]);
-    let untouched = vec![0u8; 64 << 20]; // never written: must stay so
+    let untouched = vec![0u8; 256 << 20]; // never written: must stay so
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("same");
     std::fs::write(&path, &memory[start..start + PAGES * PAGE]).unwrap();
@@ -167,7 +167,9 @@ fn a_process_is_seen_and_not_changed() {
         assert_eq!((&process["kind"], &process["program"]), (&"process".into(), &program_name().into()));
         assert!(number(&process["chunks"]) >= chunks);
         let bytes = number(&process["chunks"]) * chunk.parse::<u64>().unwrap();
-        assert!(bytes < 48 << 20, "{bytes}: memory that was never written is not looked at");
+        // The tests before this one leave some memory, and the program is looked at too.
+        let most = (after << 10) + (64 << 20);
+        assert!(bytes < most, "{bytes} of {most}: memory that was never written is not looked at");
     }
     assert_eq!(std::fs::read(&path).unwrap(), &memory[start..start + PAGES * PAGE]);
     assert!(untouched.iter().step_by(PAGE).all(|&byte| byte == 0));

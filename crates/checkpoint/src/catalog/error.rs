@@ -136,7 +136,7 @@ pub enum Flaw {
     /// The regions are not whole pages, or larger than an address space.
     #[error("its regions have {0} bytes, which cannot be")]
     Regions(u64),
-    /// The root of the map is none.
+    /// The mblock is not the root of a map.
     #[error("mblock {0:#x} is not the root of a map")]
     Root(u64),
     /// The map is one of a larger or a smaller memory.

@@ -117,7 +117,11 @@ pub(crate) fn run(options: &Options, quick: bool) -> Result<Vec<Row>> {
     let figures = medians(&rows);
     let ratios = ratios(
         &figures,
-        &[("rounds_a_minute", "rounds_a_minute / ksm"), ("us_per_page_saved", "us_per_page_saved / ksm")],
+        &[
+            ("rounds_a_minute", "rounds_a_minute / ksm"),
+            ("rounds_a_minute_so_far", "rounds_a_minute_so_far / ksm"),
+            ("us_per_page_saved", "us_per_page_saved / ksm"),
+        ],
     );
     Ok(figures.into_iter().chain(ratios).collect())
 }
@@ -180,6 +184,14 @@ fn counter(name: &str) -> Result<u64> {
     text.trim().parse().with_context(|| format!("{}: {text:?} is no number", path.display()))
 }
 
+/// Sums since merging began.
+#[derive(Default)]
+struct Whole {
+    /// Rounds a minute in each phase; phases have the same length.
+    rounds: Vec<f64>,
+    cpu_us: f64,
+}
+
 fn measure(options: &Options, seconds: u64, who: Who, interrupt: &Interrupt) -> Result<Vec<Row>> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     // Guests that have checked their files early have more of it.
@@ -216,6 +228,9 @@ fn measure(options: &Options, seconds: u64, who: Who, interrupt: &Interrupt) -> 
     let pids: Vec<i32> = guests.iter().map(Guest::pid).collect();
     let mut rows = Vec::new();
     let tracing = if options.trace { Some(Tracing::begin()?) } else { None };
+    // What has happened since merging began, so that engines can be compared that take different
+    // times to save the same.
+    let mut whole = Whole::default();
     for phase in ["merging", "merged", "at rest"] {
         if phase == "at rest" {
             interrupt.until("every guest rests", Duration::from_secs(work) + LAST_ROUND, || {
@@ -238,6 +253,7 @@ fn measure(options: &Options, seconds: u64, who: Who, interrupt: &Interrupt) -> 
         if phase != "at rest" {
             let rounds = guests.iter().map(|guest| guest.rounds_a_second(start..end)).sum::<f64>();
             sheet.add("rounds_a_minute", rounds * 60.0, "");
+            whole.rounds.push(rounds * 60.0);
         }
         readings.note(tracing.as_ref(), &mut sheet)?;
         if phase == "merging" {
@@ -250,10 +266,14 @@ fn measure(options: &Options, seconds: u64, who: Who, interrupt: &Interrupt) -> 
         if let (Some(engine), Some(times)) = (&engine, &times) {
             let cpu = engine.times(&pids)?.since(times).0 as f64;
             sheet.add("cpu_seconds", cpu / 1e9, "s");
+            whole.cpu_us += cpu / 1e3;
             let saved = engine.saved()?;
-            if phase == "merging" && saved > 0 {
-                sheet.add("us_per_page_saved", cpu / 1e3 / saved as f64, "us");
+            if phase != "at rest" && saved > 0 {
+                sheet.add("us_per_page_saved", whole.cpu_us / saved as f64, "us");
             }
+        }
+        if phase == "merged" {
+            sheet.add("rounds_a_minute_so_far", whole.rounds.iter().sum::<f64>() / whole.rounds.len() as f64, "");
         }
         rows.extend(sheet.rows);
     }

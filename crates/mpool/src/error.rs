@@ -98,7 +98,11 @@ pub enum PoolError {
     )]
     NotAPool(PathBuf),
     /// A pool, or part of one, is there already.
-    #[error("{} holds a pool, or a class of one, already", .0.display())]
+    #[error(
+        "{} holds a pool, or a class of one, already; if it is a class that its pool does not know, or misses, \
+         `pageone pool rebuild` of the pool, or opening it again, finds what is in it",
+        .0.display()
+    )]
     Exists(PathBuf),
     /// A file `data` with contents is there, but no superblock.
     #[error(

@@ -178,7 +178,8 @@ impl Pool {
                 // Where it was found: the metadata name another place when the pool was moved.
                 path: open.as_ref().map_or_else(|| path.clone(), |open| open.medium.path().into()),
                 present: open.is_some(),
-                direct_io: open.is_some_and(|c| c.data.is_direct()),
+                direct_io: open.as_ref().is_some_and(|c| c.data.is_direct()),
+                gives_back: open.is_some_and(|c| c.data.punches()),
                 mblocks: of_class().count() as u64,
                 data_bytes: of_class().map(|m| m.record.len).sum(),
                 used_bytes,

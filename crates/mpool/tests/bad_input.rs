@@ -96,6 +96,36 @@ fn both_superblocks_lost_is_said_with_the_remedy_and_rebuilding_helps() {
 }
 
 #[test]
+fn a_class_whose_record_is_lost_is_not_emptied() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, _) = make(dir.path(), "lost");
+    let staging = dir.path().join("staging");
+    let pool = open(&path).unwrap();
+    pool.add_class(MediaClass::Staging, &staging).unwrap();
+    let mut writer =
+        pool.mblock_alloc(Allocation { class: MediaClass::Staging, capacity: 4096, ..Allocation::default() }).unwrap();
+    writer.write(&[IoSlice::new(DATA)]).unwrap();
+    writer.commit().unwrap();
+    drop(pool);
+    // All records are gone: the capacity class, too, is known only by its directory.
+    for entry in fs::read_dir(&path).unwrap() {
+        let entry = entry.unwrap();
+        if entry.file_name().to_str().unwrap().starts_with("meta-") {
+            fs::remove_file(entry.path()).unwrap();
+        }
+    }
+    Pool::rebuild(&path, Rebuild::default()).unwrap();
+    let before = fs::read(staging.join("data")).unwrap();
+    assert!(before.windows(DATA.len()).any(|bytes| bytes == DATA));
+    let pool = open(&path).unwrap();
+    assert_says(&text(pool.add_class(MediaClass::Staging, &staging)), &["staging", "already", "pool rebuild"]);
+    assert_eq!(fs::read(staging.join("data")).unwrap(), before);
+    drop(pool);
+    Pool::rebuild(&path, Rebuild { staging: Some(staging), ..Rebuild::default() }).unwrap();
+    drop(open(&path).unwrap());
+}
+
+#[test]
 fn files_of_another_pool_or_format_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let (path, _) = make(dir.path(), "one");
@@ -140,9 +170,13 @@ struct Mount(PathBuf);
 
 impl Mount {
     fn new(dir: &Path, options: &str) -> Option<Self> {
+        Self::of_type(dir, "tmpfs", options)
+    }
+
+    fn of_type(dir: &Path, kind: &str, options: &str) -> Option<Self> {
         let path = dir.join("mount");
         fs::create_dir_all(&path).unwrap();
-        let status = Command::new("mount").args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(&path).status();
+        let status = Command::new("mount").args(["-t", kind, "-o", options, kind]).arg(&path).status();
         if status.is_ok_and(|status| status.success()) {
             return Some(Self(path));
         }
@@ -188,4 +222,59 @@ fn a_full_medium_refuses_and_loses_nothing() {
     drop(pool);
     works(&path, id, "after a full medium");
     drop(mount);
+}
+
+/// `ramfs` can neither punch holes nor do direct I/O.
+#[test]
+fn a_file_system_without_punching_or_direct_io_works_and_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(mount) = Mount::of_type(dir.path(), "ramfs", "mode=700") else { return };
+    let (path, id) = make(&mount.0, "pool");
+    let pool = open(&path).unwrap();
+    let class = |pool: &Pool| pool.usage().unwrap().classes.into_iter().find(|c| c.present).unwrap();
+    assert!(!class(&pool).direct_io && !class(&pool).gives_back, "{:?}", class(&pool));
+    // Space is used again, and what lay there before is not taken for anything.
+    let mut ids: Vec<u64> = (0..8).map(|_| write(&pool).unwrap()).collect();
+    let held = fs::metadata(path.join("data")).unwrap().len();
+    for _ in 0..20 {
+        pool.mblock_delete(&ids.split_off(4)).unwrap();
+        ids.extend((0..4).map(|_| write(&pool).unwrap()));
+    }
+    assert_eq!(fs::metadata(path.join("data")).unwrap().len(), held);
+    drop(pool);
+    assert_eq!(works(&path, id, "without punching"), 0);
+    drop(mount);
+    // Elsewhere neither is said.
+    let (path, _) = make(dir.path(), "other");
+    assert!(class(&open(&path).unwrap()).gives_back);
+}
+
+/// Mode bits do not hold root up; the attribute for files that must not be changed does.
+#[test]
+fn a_file_that_must_not_be_changed_is_named() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (path, id) = make(dir.path(), "fixed");
+    let chattr = |how: &str, name: &str| {
+        Command::new("chattr").arg(how).arg(path.join(name)).status().is_ok_and(|status| status.success())
+    };
+    let names = [
+        ("data", "fixed/data"),
+        ("superblock", "the superblock"),
+        ("superblock.copy", "the superblock"),
+        ("meta-0", "metadata log 0"),
+        ("meta-1.copy", "metadata log 1"),
+    ];
+    for (name, said) in names {
+        if !chattr("+i", name) {
+            println!("SKIPPED: files cannot be made immutable here (needs root, and ext4, XFS or btrfs)");
+            return;
+        }
+        let result = open(&path);
+        let read = Pool::open(&path, OpenOptions { access: Access::Shared, ..OpenOptions::default() })
+            .map(|pool| pool.mblock(id).unwrap().read(0, &mut [0; 4]).unwrap());
+        assert!(chattr("-i", name));
+        read.unwrap_or_else(|e| panic!("{name}: {e}"));
+        assert_says(&text(result), &["fixed", said, "not permitted", "--read-only"]);
+        works(&path, id, name);
+    }
 }

@@ -148,25 +148,30 @@ fn a_killed_checkpoint_leaves_nobody_stopped() {
     }
     let dir = tempfile::tempdir().unwrap();
     make_pool(dir.path());
-    let mut child = sleeper();
-    let pid = child.id() as i32;
-    for wait in [5, 20, 60, 150] {
+    // One command stops both, and is killed while one or both stand.
+    let mut children = [sleeper(), sleeper()];
+    let pids = children.each_ref().map(|child| child.id() as i32);
+    for wait in [5, 20, 60, 150, 300] {
         let mut command = Command::new(program("pageone"));
-        command.args(["checkpoint", &pid.to_string(), "--to", "store", "--stop", "--name", "killed"]);
+        command.arg("checkpoint").args(pids.map(|pid| pid.to_string())).args(["--to", "store", "--stop"]);
         let mut running = command.env("PAGEONE_POOLS", dir.path().join("names")).spawn().unwrap();
         std::thread::sleep(Duration::from_millis(wait));
         running.kill().unwrap();
         running.wait().unwrap();
-        e2e::eventually("the process runs again", Duration::from_secs(5), || {
-            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-            (!stat.contains(") T ")).then_some(())
-        });
-        let _ = run(dir.path(), &["pool", "rm", "store", "killed"]);
+        for pid in pids {
+            e2e::eventually("the process runs again", Duration::from_secs(5), || {
+                let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+                (!stat.contains(") T ")).then_some(())
+            });
+        }
     }
-    checkpoint(dir.path(), None, pid, "whole", &["--stop"]);
-    assert!(restore(dir.path(), "whole") == memory(pid, &regions(dir.path(), "whole")));
-    child.kill().unwrap();
-    child.wait().unwrap();
+    checkpoint(dir.path(), None, pids[0], "whole", &["--stop"]);
+    assert!(restore(dir.path(), "whole") == memory(pids[0], &regions(dir.path(), "whole")));
+    assert!(ok(dir.path(), &["pool", "check", "store"]).contains("mblocks"));
+    for child in &mut children {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
 }
 
 /// What the guard is for: the command is killed while threads of the process go first and stand.

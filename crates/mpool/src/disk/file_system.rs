@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
 use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
 use rustix::io::Errno;
@@ -85,12 +85,12 @@ impl Medium for DiskDirectory {
         if how.direct {
             // A file system without direct I/O refuses it when opening (EINVAL).
             match open(true) {
-                Ok(file) => return Ok(Arc::new(DiskFile { file, direct: true })),
+                Ok(file) => return Ok(Arc::new(DiskFile::new(file, true))),
                 Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {}
                 Err(e) => return Err(e),
             }
         }
-        Ok(Arc::new(DiskFile { file: open(false)?, direct: false }))
+        Ok(Arc::new(DiskFile::new(open(false)?, false)))
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
@@ -132,6 +132,14 @@ impl Medium for DiskDirectory {
 struct DiskFile {
     file: File,
     direct: bool,
+    /// The file system refused to punch holes.
+    keeps_holes: AtomicBool,
+}
+
+impl DiskFile {
+    fn new(file: File, direct: bool) -> Self {
+        Self { file, direct, keeps_holes: AtomicBool::new(false) }
+    }
 }
 
 impl AsFd for DiskFile {
@@ -152,6 +160,10 @@ impl MediumFile for DiskFile {
 
     fn is_direct(&self) -> bool {
         self.direct
+    }
+
+    fn punches(&self) -> bool {
+        !self.keeps_holes.load(Relaxed)
     }
 
     fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<()> {
@@ -195,7 +207,10 @@ impl MediumFile for DiskFile {
     fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
         match fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len) {
             // No such operation on this file system: the space is used again, but not given back.
-            Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(()),
+            Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                self.keeps_holes.store(true, Relaxed);
+                Ok(())
+            }
             result => result,
         }
     }

@@ -126,6 +126,11 @@ pub trait MediumFile: Send + Sync {
     /// Whether reads and writes go past the page cache; then memory, offsets and lengths are whole
     /// blocks.
     fn is_direct(&self) -> bool;
+    /// Whether freed space goes back to the medium. A file system that cannot punch holes says so
+    /// when it is asked to.
+    fn punches(&self) -> bool {
+        true
+    }
     /// Fills `into` from `offset` on.
     ///
     /// # Errors

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::MediaClass;
 use crate::disk::checksum;
 use crate::disk::group::Group;
 use crate::disk::log::full_or;
@@ -13,6 +12,7 @@ use crate::disk::medium::{Medium, MediumFile, Open, Room};
 use crate::disk::record::MblockRecord;
 use crate::disk::space::{Extent, Space};
 use crate::error::{During, IoError, Object, ObjectError};
+use crate::{BLOCK, MediaClass};
 
 /// What a class holds, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +25,9 @@ pub struct ClassUsage {
     pub present: bool,
     /// Whether reads and writes go past the page cache.
     pub direct_io: bool,
+    /// Whether space that is freed goes back to the file system, as far as that is known: a pool
+    /// that was opened for reading has not tried.
+    pub gives_back: bool,
     /// Committed mblocks.
     pub mblocks: u64,
     /// Their data.
@@ -80,6 +83,8 @@ impl Class {
         if self.data.len().during("looking at", name.display())? > space.end() {
             self.data.set_len(space.end()).during("cutting", name.display())?;
         }
+        // Nothing is there: this only tells whether the file system can do it.
+        self.data.punch(space.end(), BLOCK as u64).during("punching", name.display())?;
         for hole in space.holes() {
             self.data.punch(hole.offset, hole.len).during("punching", name.display())?;
         }

@@ -37,7 +37,14 @@ impl Pool {
         }
         let superblock = Superblock { class, ..self.inner.superblock };
         match read_superblock(&*medium)? {
-            Some((found, _)) if found.pool == superblock.pool && found.class == class && records.is_empty() => {}
+            // The class as an interrupted call left it: it has no data. With data, it is the pool's
+            // class and the records that name it are lost.
+            Some((found, _)) if found.pool == superblock.pool && found.class == class && records.is_empty() => {
+                refuse_others_data(&*medium).map_err(|e| match e {
+                    PoolError::Occupied(path) => PoolError::Exists(path),
+                    e => e,
+                })?;
+            }
             Some(_) => return Err(PoolError::Exists(path)),
             None => refuse_others_data(&*medium)?,
         }

@@ -35,6 +35,16 @@ impl Pool {
     /// Those of [`Pool::open`].
     pub fn open_on(storage: Arc<dyn Storage>, path: &Path, options: OpenOptions) -> Result<Self, PoolError> {
         let access = if options.salvage { Access::Shared } else { options.access };
+        let opened = Self::open_with(storage, path, options, access);
+        opened.map_err(|e| not_writable(e, access == Access::Exclusive, path))
+    }
+
+    fn open_with(
+        storage: Arc<dyn Storage>,
+        path: &Path,
+        options: OpenOptions,
+        access: Access,
+    ) -> Result<Self, PoolError> {
         let exclusive = access == Access::Exclusive;
         let medium = match storage.directory(path, false) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(PoolError::NotAPool(path.into())),
@@ -50,8 +60,7 @@ impl Pool {
         }
         let mut opening = Opening { exclusive, options, superblock, findings: Vec::new() };
         opening.note_superblock(damage);
-        let (mut journal, tables, damage) =
-            opening.metadata(&*medium).map_err(|e| not_writable(e, exclusive, &path))?;
+        let (mut journal, tables, damage) = opening.metadata(&*medium)?;
         let mut found = Vec::new();
         for (&class, class_path) in &tables.classes {
             // The capacity class is where the pool was found, which may have been moved.
@@ -70,7 +79,7 @@ impl Pool {
         // A pool that is refused was not written to.
         let mut repaired = false;
         let superblock = if exclusive {
-            let home = opening.check(&tables, &found)?;
+            let home = opening.check(&tables, &found, &[])?;
             journal.mend(&*medium)?;
             repaired = !damage.is_empty() && journal.compact(&tables.snapshot()).is_ok();
             opening.begin(&found, home)?
@@ -189,8 +198,14 @@ impl Opening {
         same || before || superblock.class == MediaClass::Memory && other.epoch <= ours.epoch
     }
 
-    /// Checks that the directories belong together; gives the identity of the capacity class's.
-    pub(super) fn check(&self, tables: &Tables, found: &[(MediaClass, Directory)]) -> Result<u64, PoolError> {
+    /// Checks that the directories belong together; gives the identity of the capacity class's. A
+    /// class that is `named` was unknown to the pool, which may have been opened without it since.
+    pub(super) fn check(
+        &self,
+        tables: &Tables,
+        found: &[(MediaClass, Directory)],
+        named: &[MediaClass],
+    ) -> Result<u64, PoolError> {
         let Some((_, (_, medium))) = found.iter().find(|(class, _)| *class == MediaClass::Capacity) else {
             let what = "they do not name the capacity class";
             return Err(Damage { object: Object::Metadata(0), offset: 0, what }.into());
@@ -199,7 +214,8 @@ impl Opening {
         let moved = self.superblock.opening.home != home;
         let others = found.iter().filter(|(class, _)| *class != MediaClass::Capacity);
         for (class, (other, directory)) in others.filter(|_| !self.options.adopt) {
-            if moved || !(self.belongs(other) || self.is_behind(tables, other, &**directory)?) {
+            let named = named.contains(class) && other.opening.epoch <= self.superblock.opening.epoch;
+            if moved || !(named || self.belongs(other) || self.is_behind(tables, other, &**directory)?) {
                 let (path, class_path) = (medium.path().to_owned(), directory.path().to_owned());
                 return Err(PoolError::Apart { path, class: *class, class_path });
             }

@@ -95,9 +95,14 @@ impl Pool {
         let mut rebuilt = Rebuilt::default();
         let (mut journal, mut tables) = rebuilt.metadata(&*medium, superblock)?;
         tables.assume(&path);
+        let mut named = Vec::new();
         for (class, directory) in [(MediaClass::Staging, &how.staging), (MediaClass::Memory, &how.memory)] {
             match directory {
-                Some(directory) => drop(tables.classes.entry(class).or_insert_with(|| directory.clone())),
+                Some(_) if tables.classes.contains_key(&class) => {}
+                Some(directory) => {
+                    tables.classes.insert(class, directory.clone());
+                    named.push(class);
+                }
                 None if tables.classes.contains_key(&class) || tables.gone_with(class).is_empty() => {}
                 None => return Err(PoolError::NoDirectory(class)),
             }
@@ -107,7 +112,7 @@ impl Pool {
         }
         let found = rebuilt.directories(&*storage, &medium, superblock, &tables)?;
         let mut opening = Opening::exclusive(found[0].1.0);
-        let home = opening.check(&tables, &found)?;
+        let home = opening.check(&tables, &found, &named)?;
         let lost = rebuilt.records_lost > 0;
         if lost {
             for (class, (_, medium)) in &found {

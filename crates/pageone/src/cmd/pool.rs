@@ -334,9 +334,13 @@ fn show(pool: &Pool) -> Result<String> {
             (true, true) => "direct I/O",
             (true, false) => "no direct I/O here: through the page cache",
         };
+        let back = match class.present && !class.gives_back {
+            true => " · this file system cannot punch holes: freed space is used again, but not given back",
+            false => "",
+        };
         writeln!(
             out,
-            "{:<9} {} · mblocks {} · data {} · on the medium {} · free {} of {} · {io}",
+            "{:<9} {} · mblocks {} · data {} · on the medium {} · free {} of {} · {io}{back}",
             class.class,
             class.path.display(),
             class.mblocks,
@@ -356,7 +360,8 @@ fn show_json(pool: &Pool) -> Result<serde_json::Value> {
         .iter()
         .map(|c| {
             json!({
-                "class": c.class, "path": c.path, "present": c.present, "direct_io": c.direct_io, "mblocks": c.mblocks,
+                "class": c.class, "path": c.path, "present": c.present, "direct_io": c.direct_io,
+                "gives_back": c.gives_back, "mblocks": c.mblocks,
                 "data_bytes": c.data_bytes, "used_bytes": c.used_bytes, "free_bytes": c.room.free, "total_bytes": c.room.total,
             })
         })

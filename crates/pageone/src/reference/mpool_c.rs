@@ -69,7 +69,7 @@ fn items() -> BTreeSet<&'static str> {
             IoError::os, ROOT_MDC;
         variants: Access: Access::Exclusive, Access: Access::Shared, ObjectError: ObjectError::Mapped,
             ObjectError: ObjectError::Open, PoolError: PoolError::Busy;
-        fields: ClassUsage direct_io, ClassUsage gives_back, ClassUsage present, ClassUsage room, MblockProps stored, Settings read_ahead,
+        fields: ClassUsage direct_io, ClassUsage present, ClassUsage room, MblockProps stored, Settings read_ahead,
             Usage classes;
     })
 }

@@ -5,9 +5,11 @@
 //! - `warm`: reading pages that are in memory, against a mapped file;
 //! - `sequential`: writing and reading one mblock after the other, against `fio` in the same
 //!   directory;
+//! - `commits`: committing objects, one thread and 64;
 //! - `ycsb-b`, `ycsb-c`, `hot`, `slow`: point reads and updates on sorted tables four times as
 //!   large as the memory limit ([`ycsb`]).
 
+mod commits;
 mod engine;
 mod files;
 mod histogram;
@@ -31,8 +33,8 @@ pub(crate) use worker::{Worker, run as work};
 /// What to measure, and where.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Only this: map, warm, sequential, ycsb-b, ycsb-c, hot (memory is enough for what is hot) or
-    /// slow (ycsb-c on a medium of 125 MB a second)
+    /// Only this: map, warm, sequential, commits, ycsb-b, ycsb-c, hot (memory is enough for what is
+    /// hot) or slow (ycsb-c on a medium of 125 MB a second)
     #[arg(long)]
     only: Option<String>,
     /// Only these of ycsb's subjects: pageone, pageone-no-reaper, mmap, mmap-default, rocksdb,
@@ -83,6 +85,9 @@ pub(crate) fn run(options: &Options, quick: bool) -> Result<Vec<Row>> {
     }
     if wanted("sequential") {
         rows.extend(sequential::run(directory.path(), quick, rounds).context("sequential")?);
+    }
+    if wanted("commits") {
+        rows.extend(commits::run(directory.path(), quick, rounds).context("commits")?);
     }
     let workloads: Vec<ycsb::Workload> =
         ycsb::Workload::ALL.into_iter().filter(|workload| wanted(workload.name())).collect();

@@ -127,6 +127,9 @@ impl Class {
     pub(crate) fn take(&self, capacity: u64) -> Result<Extent, ObjectError> {
         let taken = self.space().take(checksum::stored_len(capacity));
         let extent = taken.ok_or(ObjectError::Full { class: self.class, bytes: capacity })?;
+        if extent.len == 0 {
+            return Ok(extent);
+        }
         let name = self.medium.path().join(DATA);
         match self.data.allocate(extent.offset, extent.len).during("allocating in", name.display()) {
             Ok(()) => Ok(extent),

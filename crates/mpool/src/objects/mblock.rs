@@ -397,7 +397,10 @@ impl Mblock {
     pub(crate) fn read_table(&self) -> Result<(Vec<u32>, Option<Damage>), ObjectError> {
         let object = self.object();
         let blocks = checksum::blocks(self.info.record.len);
-        if self.info.extent().end() > self.class.data.len().during("looking at the data file of", object)? {
+        // One without data may lie anywhere, also where the file was cut off since.
+        if blocks > 0
+            && self.info.extent().end() > self.class.data.len().during("looking at the data file of", object)?
+        {
             return Err(self.info.cut_off().into());
         }
         let mut bytes = AlignedBuf::zeroed(blocks as usize * 4);

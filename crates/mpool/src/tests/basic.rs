@@ -62,6 +62,23 @@ fn mblocks_are_written_read_and_deleted() {
 }
 
 #[test]
+fn an_empty_one_behind_the_end_of_the_data_is_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = pool(dir.path());
+    let large = write(&pool, &content(1, 100_000));
+    let empty = write(&pool, &[]);
+    pool.mblock_delete(&[large]).unwrap();
+    drop(pool);
+    // The data file is cut where the last data end.
+    for _ in 0..2 {
+        let pool = Pool::open(&dir.path().join("pool"), OpenOptions::default()).unwrap();
+        let report = pool.check(true).unwrap();
+        assert!(report.is_clean(), "{:?}", report.findings);
+        pool.mblock(empty).unwrap().read(0, &mut []).unwrap();
+    }
+}
+
+#[test]
 fn one_that_is_deleted_twice_at_once_gives_its_space_back_once() {
     let dir = tempfile::tempdir().unwrap();
     let pool = pool(dir.path());

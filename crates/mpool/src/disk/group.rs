@@ -2,7 +2,8 @@
 //!
 //! The first thread that comes does its own item. Items of threads that come meanwhile wait, and
 //! are done together by one of these threads when it has ended. So a thread waits for at most two
-//! rounds, however many there are.
+//! rounds, however many there are. The end of a round wakes those that it was for, and one of the
+//! next round, which does that.
 
 use std::collections::HashMap;
 
@@ -11,20 +12,25 @@ use parking_lot::{Condvar, Mutex};
 /// Items `T` of threads, and their results `R`.
 pub(crate) struct Group<T, R> {
     state: Mutex<State<T, R>>,
-    ended: Condvar,
+    /// Where threads of even and of odd rounds wait: the end of a round wakes those that it was
+    /// for, and one of the next round, which does that.
+    ended: [Condvar; 2],
 }
 
 struct State<T, R> {
+    /// For the next round.
     waiting: Vec<(u64, T)>,
     results: HashMap<u64, R>,
     next: u64,
+    /// The number of the round that is under way, or of the next one.
+    round: usize,
     busy: bool,
 }
 
 impl<T, R> Default for Group<T, R> {
     fn default() -> Self {
-        let state = State { waiting: Vec::new(), results: HashMap::new(), next: 0, busy: false };
-        Self { state: Mutex::new(state), ended: Condvar::new() }
+        let state = State { waiting: Vec::new(), results: HashMap::new(), next: 0, round: 0, busy: false };
+        Self { state: Mutex::new(state), ended: Default::default() }
     }
 }
 
@@ -33,8 +39,13 @@ struct Round<'a, T, R>(&'a Group<T, R>);
 
 impl<T, R> Drop for Round<'_, T, R> {
     fn drop(&mut self) {
-        self.0.state.lock().busy = false;
-        self.0.ended.notify_all();
+        let mut state = self.0.state.lock();
+        state.busy = false;
+        let this = state.round;
+        state.round += 1;
+        drop(state);
+        self.0.ended[this % 2].notify_all();
+        self.0.ended[(this + 1) % 2].notify_one();
     }
 }
 
@@ -46,12 +57,13 @@ impl<T, R> Group<T, R> {
         let mine = state.next;
         state.next += 1;
         state.waiting.push((mine, item));
+        let round = state.round + usize::from(state.busy);
         loop {
             if let Some(result) = state.results.remove(&mine) {
                 return result;
             }
             if state.busy {
-                self.ended.wait(&mut state);
+                self.ended[round % 2].wait(&mut state);
                 continue;
             }
             state.busy = true;

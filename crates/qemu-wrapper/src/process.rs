@@ -25,8 +25,8 @@ impl Process {
     ///
     /// # Safety
     ///
-    /// `raw` has `count` pointers to strings and a null pointer behind them. Nobody changes them, and
-    /// they stay as long as the process lives.
+    /// `raw` has `count` pointers to strings and a null pointer behind them. Nobody changes them,
+    /// and they stay as long as the process lives.
     pub(crate) unsafe fn new(count: c_int, raw: *const *const c_char) -> Self {
         let count = usize::try_from(count).unwrap_or(0);
         // SAFETY: by the contract there are as many strings.

@@ -10,7 +10,7 @@
 //! ```text
 //! the program may not look at itself      PR_GET_DUMPABLE, for files of /proc
 //! the file's mode, or the device's cgroup access(2), which AppArmor does not watch
-//! a profile                               /proc/self/attr/current; if that is denied too: a profile
+//! a profile                               /proc/self/attr/current, which a profile may deny too
 //! ```
 
 use std::io;

@@ -46,7 +46,7 @@ define() {
     cat > "/tmp/$1.xml" << XML
 <domain type='kvm'><name>$1</name><memory unit='MiB'>192</memory><vcpu>1</vcpu>
 <os><type arch='x86_64' machine='q35'>hvm</type><kernel>/var/lib/libvirt/images/$1.kernel</kernel>
-<initrd>/var/lib/libvirt/images/$1.initrd</initrd><cmdline>console=ttyS0 quiet panic=-1 PAGEONE_PAUSE=1</cmdline></os>
+<initrd>/var/lib/libvirt/images/$1.initrd</initrd><cmdline>console=ttyS0 quiet panic=-1 PAGEONE_PAUSE=5</cmdline></os>
 <features><acpi/></features><cpu mode='host-passthrough'/><on_reboot>destroy</on_reboot><on_crash>destroy</on_crash>
 <seclabel type='static' model='dac' relabel='yes'><label>$2:kvm</label></seclabel>${4:-}
 <devices><emulator>$3</emulator><controller type='usb' model='none'/>
@@ -68,7 +68,7 @@ works() { eventually 240 is_round "$1" "$(rounds "$1")" && ! grep -a CORRUPT "$l
 merged() { pageone status | awk -v pid="$(process "$1")" '$1 == pid { print $4 }'; }
 is_merged() { [ "$(merged "$1")" -ge "$2" ] 2> /dev/null; }
 # frames NAME: the stores that a guest maps.
-frames() { awk '/memfd:pageone/ { print $5 }' "/proc/$(process "$1")/maps" | sort -u; }
+frames() { awk '/memfd:pageone:/ && !/memfd:pageone:control/ { print $5 }' "/proc/$(process "$1")/maps" | sort -u; }
 # said NAME: what wrapper and agent have written to QEMU's log.
 said() { grep -aE '^pageone' "$log/$1.log"; }
 denials() { dmesg | grep -a 'apparmor="DENIED"' | grep -c 'profile="libvirt-'; }

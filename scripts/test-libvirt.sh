@@ -33,7 +33,7 @@ chmod 755 "$work/image/init"
 guest_modules "$kernel" "$work/image/modules" virtio_pci virtio_blk ext4 9pnet_virtio 9p kvm-amd
 (cd "$work/image" && find . | busybox cpio -o -H newc 2>/dev/null | gzip -1) > "$work/initrd"
 
-# The guests': the demo's, with 24 MiB of this machine's libraries. Each guest has the same.
+# The guests': the demo's, with 16 MiB of this machine's libraries. Each guest has the same.
 guest=$work/guest
 mkdir -p "$guest"/{bin,data/00,data/01,ref,modules}
 cp "$(command -v busybox)" "$guest/bin/"
@@ -48,7 +48,7 @@ for file in /usr/lib/x86_64-linux-gnu/*.so.*; do
     [ "$size" -gt 65536 ] && [ "$size" -lt 4000000 ] || continue
     cp "$file" "$guest/data/0$((number % 2))/$number"
     bytes=$((bytes + size)) number=$((number + 1))
-    [ "$bytes" -lt $((24 << 20)) ] || break
+    [ "$bytes" -lt $((16 << 20)) ] || break
 done
 for slice in 00 01; do (cd "$guest/data" && md5sum "$slice"/* > "$guest/ref/$slice"); done
 cat "$guest"/ref/0? > "$guest/ref/all"

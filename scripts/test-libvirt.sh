@@ -24,7 +24,7 @@ work=$(mktemp -d /tmp/pageone-libvirt.XXXXXX)
 trap 'rm -rf "$work"' EXIT
 
 # The host's initramfs.
-mkdir -p "$work"/image/{bin,proc,sys,dev,root,modules}
+mkdir -p "$work"/image/{bin,proc,sys,dev,system,modules}
 cp "$(command -v busybox)" "$work/image/bin/"
 cp guest/libvirt-host/init "$work/image/init"
 chmod 755 "$work/image/init"

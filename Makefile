@@ -8,7 +8,7 @@ export FLOORS = imports widths files hosts
 
 .PHONY: demo build check test lint lint-aarch64 test-unit test-loom test-stress test-sabotage test-e2e test-functional \
     test-hazards test-rates test-soak test-behaviour test-hostile test-kernels test-pool-medium \
-    test-pool-crashes test-kvm test-kvm-runs debug-kernel test-debug-kernel \
+    test-pool-crashes test-kvm test-kvm-runs test-libvirt debug-kernel test-debug-kernel \
     test-tsan stress fuzz fuzz-behaviour fuzz-sabotage soak clean
 
 # Real guests, merged live. DEMO='--guests 8 --seconds 300' and the like are passed on.
@@ -110,6 +110,11 @@ KVM_RUNS = pageone=5 nothing=5 ksm=2
 test-kvm-runs: deps-test deps-kernels deps-kvm-host
 	$(CARGO) build --workspace
 	PAGEONE_KVM_RUNS='$(KVM_RUNS)' scripts/test-kvm.sh
+
+# Guests of libvirt, as its packages have it, with AppArmor, in an emulated host: two tenants, and what libvirt does with guests.
+test-libvirt: deps-test deps-libvirt
+	$(CARGO) build -p pageone -p agent -p qemu-wrapper
+	scripts/test-libvirt.sh
 
 # A kernel that checks itself, built once into the cache.
 debug-kernel: deps-debug-kernel

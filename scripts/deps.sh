@@ -10,6 +10,7 @@
 #   scripts/deps.sh fuzz      what `make fuzz` needs: a nightly toolchain and cargo-fuzz
 #   scripts/deps.sh kernels   the guest kernels to test with: Debian's 6.1 and 6.12 cloud kernels
 #   scripts/deps.sh kvm-host  the emulated host of scripts/kvm-host.sh: Debian's 6.12 with its modules
+#   scripts/deps.sh libvirt   that kernel, and Debian 12 with libvirt and AppArmor for `make test-libvirt`: an image in the cache
 #   scripts/deps.sh medium    that kernel, and what makes its file systems on failing devices (`make test-pool-medium`)
 #   scripts/deps.sh debug-kernel   what building the kernels of scripts/debug-kernel.sh needs, with Debian's source of Linux 6.12
 #   scripts/deps.sh ppr       those, and what building the guest's recycler module for them needs
@@ -177,22 +178,25 @@ kernel_6_1() {
     fetch_kernel "this system's package sources"
 }
 
+# debian_mirror: sets `mirror` to the one that apt is set to use for Debian's own packages.
+debian_mirror() {
+    [ -e "$keyring" ] || fail "$keyring is missing, so packages cannot be verified: install debian-archive-keyring"
+    # shellcheck disable=SC2016  # apt expands these
+    mirror=$(apt-get indextargets --format '$(ORIGIN) $(REPO_URI)' 'Created-By: Packages' 2>/dev/null |
+        sed -n 's/^Debian \(.*\)/\1/p' | grep -v security | head -n 1) || true
+    [ -n "$mirror" ] ||
+        yours "name a mirror of Debian in /etc/apt/sources.list (apt has no source of Debian's packages, so there is none to" \
+            "take them from), run '${sudo_prefix}apt-get update', and run this again"
+}
+
 # Debian 12 has 6.12 in bookworm-backports. The host's own apt configuration stays as it is: lists
 # and sources are private to this run. Sets `private` to apt's options for it.
 private=()
 backports() {
     [ ${#private[@]} -eq 0 ] || return 0
     need_debian_amd64
-    [ -e "$keyring" ] || fail "$keyring is missing, so packages cannot be verified: install debian-archive-keyring"
     scratch_dir
-    local mirror
-    # The mirror that apt is set to use for Debian's own packages.
-    # shellcheck disable=SC2016  # apt expands these
-    mirror=$(apt-get indextargets --format '$(ORIGIN) $(REPO_URI)' 'Created-By: Packages' 2>/dev/null |
-        sed -n 's/^Debian \(.*\)/\1/p' | grep -v security | head -n 1) || true
-    [ -n "$mirror" ] ||
-        yours "name a mirror of Debian in /etc/apt/sources.list (apt has no source of Debian's packages, so there is none to" \
-            "take Linux 6.12 from), run '${sudo_prefix}apt-get update', and run this again"
+    debian_mirror
     mkdir -p "$scratch/lists/partial" "$scratch/archives/partial"
     if [ "$(id -u)" -eq 0 ] && id _apt >/dev/null 2>&1; then
         chown -R _apt "$scratch/lists" "$scratch/archives"
@@ -275,6 +279,31 @@ deps_kvm_host() {
     touch "$root/complete"
 }
 
+# ---- a host with libvirt --------------------------------------------------------------------------
+
+# Debian 12 as its packages leave it: $cache/libvirt-host/root.img, ext4. The emulated host writes to a copy.
+deps_libvirt() {
+    want mmdebstrap 'makes the root file system of the host with libvirt' have mmdebstrap
+    want e2fsprogs 'makes an image of it' test -x /usr/sbin/mke2fs
+    install_missing
+    deps_kvm_host
+    local root=$cache/libvirt-host mirror packages
+    packages=systemd-sysv,udev,dbus,kmod,procps,apparmor,libvirt-daemon-system,libvirt-clients,libvirt-daemon-driver-qemu,qemu-system-x86
+    if [ -e "$root/complete" ]; then say "$root is there"; return; fi
+    [ "$(id -u)" -eq 0 ] || yours "run 'sudo scripts/deps.sh libvirt' (the image has files of several users)"
+    need_debian_amd64
+    scratch_dir
+    debian_mirror
+    say "installs $packages from $mirror into an image, $root/root.img (nothing is installed here)"
+    mmdebstrap --quiet --variant=minbase --include="$packages" --dpkgopt=path-exclude=/usr/share/doc/* \
+        --dpkgopt=path-exclude=/usr/share/locale/* --dpkgopt=path-exclude=/usr/share/man/* \
+        bookworm "$scratch/libvirt-host" "deb [signed-by=$keyring] $mirror bookworm main" ||
+        fail "cannot install libvirt from $mirror"
+    mkdir -p "$root" && /usr/sbin/mke2fs -q -t ext4 -F -d "$scratch/libvirt-host" "$root/root.img" 4G ||
+        fail "cannot write $root/root.img: is the disk full?"
+    touch "$root/complete"
+}
+
 # ---- devices that fail ----------------------------------------------------------------------------
 
 deps_medium() {
@@ -346,6 +375,7 @@ case ${1:-} in
     kernels) kernel_6_1; kernel_6_12 ;;
     ppr) deps_ppr ;;
     kvm-host) deps_demo; deps_kvm_host ;;
+    libvirt) deps_demo; kernel_6_1; deps_libvirt ;;
     medium) deps_demo; deps_medium ;;
     debug-kernel) deps_debug_kernel ;;
     *) sed -n '2,/^set -e/{/^#/s/^# \{0,1\}//p}' "$0" >&2; exit 2 ;;

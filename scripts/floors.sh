@@ -27,7 +27,7 @@ floors() {
 
 # The crates from the top down: each depends only on crates of lower lines.
 crates() {
-    printf '%s\n' 'e2e bench-system bench-structures' 'pageone bench-common' 'engine agent checkpoint estimate testguest' \
+    printf '%s\n' 'e2e bench-system bench-structures' 'pageone qemu-wrapper bench-common' 'engine agent checkpoint estimate testguest' \
         'control mpool track one' 'wire ppr sdtree dirty governor' kmem
 }
 

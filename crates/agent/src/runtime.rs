@@ -3,6 +3,7 @@
 //! Everything above imports from here; nothing here imports from above.
 
 pub(crate) mod bell;
+pub(crate) mod denied;
 pub(crate) mod globals;
 pub(crate) mod heap;
 pub(crate) mod kept;

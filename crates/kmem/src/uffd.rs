@@ -109,7 +109,7 @@ impl Uffd {
         match uffd.handshake(features) {
             Ok(_) => Ok(uffd),
             Err(Errno::PERM) if features.contains(Features::EVENT_FORK) => Err(CreateError::NoForkEvents),
-            Err(Errno::PERM) => Err(CreateError::NoPermission),
+            Err(Errno::PERM) => Err(CreateError::NoPermission(Errno::PERM)),
             Err(Errno::INVAL) => {
                 let missing = features - Self::supported_features()?;
                 if missing.is_empty() {
@@ -391,9 +391,8 @@ fn open() -> Result<OwnedFd, CreateError> {
 
 /// [`open`] by way of `/dev/userfaultfd` (Linux 6.1), whose file permissions decide.
 fn open_device() -> Result<OwnedFd, CreateError> {
-    let Ok(device) = rustix::fs::open("/dev/userfaultfd", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) else {
-        return Err(CreateError::NoPermission);
-    };
+    let device = rustix::fs::open("/dev/userfaultfd", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+        .map_err(CreateError::NoPermission)?;
     let args = [device.as_raw_fd() as usize, USERFAULTFD_IOC_NEW, FLAGS as usize];
     // SAFETY: this ioctl takes a number and returns a new descriptor.
     let fd = unsafe { syscall(libc::SYS_ioctl, args) }?;

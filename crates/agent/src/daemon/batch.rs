@@ -6,12 +6,14 @@
 //! pages.
 
 use std::collections::VecDeque;
+use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
 use kmem::procfs;
 use wire::{Merge, MergeRun, Report, ToDaemon};
 
 use crate::runtime::cpu_ns;
+use crate::runtime::denied::{self, Need};
 use crate::runtime::globals::STATE;
 use crate::window::merge::{Request, merge};
 use crate::window::report::WindowReport;
@@ -36,18 +38,25 @@ const COUNT_EVERY: Duration = Duration::from_secs(10);
 /// Added to [`COUNT_EVERY`] for each mapping: a hundred times as long as counting one takes.
 const COUNT_EVERY_MAP: Duration = Duration::from_micros(100);
 
+/// The kernel's own limit of mappings (`DEFAULT_MAX_MAP_COUNT`).
+const USUAL_MAPS: usize = 65_530;
+
 /// Carries out batches; the agent thread has one.
 pub(crate) struct Merger {
     /// Weight of the next window, at most.
     limit: u32,
     /// When the mappings may be counted again.
     next_count: Option<Instant>,
+    /// The limit of mappings, as it was last read.
+    most_maps: usize,
+    /// A profile keeps it from being read.
+    limit_is_denied: bool,
 }
 
 impl Merger {
     /// Starts with short windows.
     pub(crate) fn new() -> Self {
-        Self { limit: 4 * MIN_WEIGHT, next_count: None }
+        Self { limit: 4 * MIN_WEIGHT, next_count: None, most_maps: USUAL_MAPS, limit_is_denied: false }
     }
 
     /// Carries out a batch and queues its reports. `flush` is called at its end, and now and then
@@ -103,6 +112,21 @@ impl Merger {
         }
     }
 
+    /// `vm.max_map_count`. What cannot be read is taken for what it was, and not asked for again
+    /// where a profile denies it: each denial is a line in the host's log.
+    fn most_maps(&mut self) -> usize {
+        if !self.limit_is_denied {
+            match procfs::max_map_count() {
+                Ok(most) => self.most_maps = most,
+                Err(error) => {
+                    denied::tell(Need::MaxMapCount, &error);
+                    self.limit_is_denied = error.kind() == ErrorKind::PermissionDenied;
+                }
+            }
+        }
+        self.most_maps
+    }
+
     /// Counts the mappings when the estimate leaves no room, or is old. Without the lock, since it
     /// takes milliseconds.
     fn count_maps(&mut self, wanted: usize) {
@@ -118,8 +142,12 @@ impl Merger {
         if !is_due {
             return;
         }
-        if let (Ok(counted), Ok(most)) = (procfs::count_maps(None), procfs::max_map_count()) {
-            STATE.lock().maps.set(counted, most);
+        match procfs::count_maps(None) {
+            Ok(counted) => {
+                let most = self.most_maps();
+                STATE.lock().maps.set(counted, most);
+            }
+            Err(error) => denied::tell(Need::Maps, &error),
         }
         self.next_count = Some(now + now.elapsed() * COUNT_SHARE);
     }

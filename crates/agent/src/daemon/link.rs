@@ -18,6 +18,7 @@ use wire::{ToAgent, ToDaemon};
 use crate::daemon::error::LinkError;
 use crate::daemon::requests::{Handled, Requests};
 use crate::daemon::send::flush;
+use crate::runtime::denied::{self, Need};
 use crate::runtime::globals::{Phase, STATE, TRACER_CHOSEN, TRACER_OURS, WAKE, phase, set_phase, woken};
 use crate::runtime::kept::Kept;
 use crate::runtime::ksm;
@@ -72,6 +73,9 @@ pub(crate) fn serve(path: &Path) {
             }
             End::Failed(_) if phase() == Phase::Ended => return,
             End::Failed(error) => {
+                if let LinkError::Io(error) = &error {
+                    denied::tell(Need::Socket(path), error);
+                }
                 log::line(format_args!("connection to {}: {error}", path.display()));
                 pause
             }

@@ -10,6 +10,7 @@ use std::io::{BufRead, BufReader};
 
 use kmem::range::Range;
 
+use crate::runtime::denied::{self, Need};
 use crate::runtime::state::region::Sticky;
 
 mod malloc;
@@ -46,7 +47,10 @@ const SPECIAL: Unfit = Unfit::Flag("memory with a special use");
 
 /// The advice on a range that is fit.
 pub(crate) fn probe(range: Range) -> Result<Sticky, Unfit> {
-    let file = File::open("/proc/self/smaps").map_err(|_| Unfit::Unknown)?;
+    let file = File::open("/proc/self/smaps").map_err(|error| {
+        denied::tell(Need::Smaps, &error);
+        Unfit::Unknown
+    })?;
     let (sticky, before) = probe_in(BufReader::with_capacity(64 << 10, file), range)?;
     if stacks::overlaps(range) {
         return Err(Unfit::Stack);

@@ -17,6 +17,11 @@ pub(crate) fn has_process() -> bool {
     prctl(libc::PR_GET_MEMORY_MERGE, 0) > 0
 }
 
+/// Whether the process may look at itself in `/proc` without privileges (`PR_SET_DUMPABLE`).
+pub(crate) fn is_dumpable() -> bool {
+    prctl(libc::PR_GET_DUMPABLE, 0) == 1
+}
+
 /// Permits a process to read this one where Yama asks for it; 0 withdraws that. Without Yama it
 /// fails.
 pub(crate) fn set_tracer(pid: i32) {

@@ -16,6 +16,7 @@ use rustix::io::Errno;
 
 use crate::daemon::link;
 use crate::recycle::pool;
+use crate::runtime::denied::{self, Need};
 use crate::runtime::globals::{HEAP, LINEAGE, OWNER, Phase, STARTED, STARTING, STATE, STOP, WAKE, phase, set_phase};
 use crate::runtime::kept::Kept;
 use crate::runtime::ksm;
@@ -84,6 +85,7 @@ pub(crate) fn start() -> bool {
                 Ok(()) => Phase::Running,
                 Err(error) => {
                     undo();
+                    tell_if_denied(&error);
                     log::line(format_args!("memory is left to the kernel: {error}"));
                     Phase::Ended
                 }
@@ -92,6 +94,17 @@ pub(crate) fn start() -> bool {
         }
     }
     phase() == Phase::Running
+}
+
+/// Standard error gets a sentence if something was denied, whoever asked for a log.
+fn tell_if_denied(error: &StartError) {
+    match error {
+        StartError::Pagemap(error) => denied::tell(Need::Pagemap, error),
+        StartError::Userfaultfd(CreateError::NoPermission(device)) => {
+            denied::tell(Need::Userfaultfd, &(*device).into())
+        }
+        _ => {}
+    }
 }
 
 fn try_start() -> Result<(), StartError> {
@@ -132,6 +145,7 @@ fn try_start() -> Result<(), StartError> {
             Ok(()) => link::serve(&path),
             // Pinned and locked memory could not be told from other memory.
             Err(error) => {
+                denied::tell(Need::Status, &error);
                 log::line(format_args!("nothing is merged: the status of this process cannot be read: {error}"));
                 end();
             }
@@ -155,7 +169,7 @@ fn tracking_uffd() -> Result<(Uffd, bool), CreateError> {
     let features =
         Features::WP | Features::WP_ASYNC | Features::WP_UNPOPULATED | Features::EVENT_REMAP | Features::EVENT_UNMAP;
     match Uffd::new(features | Features::EVENT_FORK) {
-        Err(CreateError::NoForkEvents | CreateError::NoPermission) => Uffd::new(features).map(|uffd| (uffd, false)),
+        Err(CreateError::NoForkEvents | CreateError::NoPermission(_)) => Uffd::new(features).map(|uffd| (uffd, false)),
         created => created.map(|uffd| (uffd, true)),
     }
 }

@@ -174,6 +174,7 @@ impl Client {
             "own-files" => descriptors::own_files(),
             "limit" => limits::limit(arg(0), arg(1)),
             "refuse" => limits::refuse(arg(0)),
+            "confine" => places::confine(arg(0)),
             "become" => places::become_user(arg(0)),
             "become-capable" => places::become_capable_user(arg(0)),
             "chroot" => places::change_root(),

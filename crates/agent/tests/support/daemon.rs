@@ -242,6 +242,11 @@ impl Daemon {
     pub fn manage(&mut self, program: &mut Program, pages: usize) -> Store {
         let start: u64 = program.ask(&format!("map {pages}")).parse().unwrap();
         assert_eq!(program.ask("mark"), "0");
+        self.adopt(start, pages)
+    }
+
+    /// Accepts a client that has marked memory, and gives it a store.
+    pub fn adopt(&mut self, start: u64, pages: usize) -> Store {
         self.seen = self.accept();
         let added = (start, (pages * PAGE) as u64);
         self.wait_for(|message| matches!(*message, ToDaemon::RegionAdded { start, len, .. } if (start, len) == added));

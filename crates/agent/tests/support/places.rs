@@ -1,7 +1,12 @@
 //! A program that changes what it may do, and what it sees of the system.
 
 use super::client::code;
+use std::ffi::CString;
+use std::fs::Permissions;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
 use std::sync::Mutex;
 
 /// Becomes another user for good, with all threads.
@@ -13,7 +18,52 @@ pub fn become_user(uid: usize) -> String {
     })
 }
 
-/// The same, but the calling thread keeps its capabilities.
+/// What [`confine`] keeps from the program, each a bit of its argument.
+pub const HIDDEN: [&str; 4] =
+    ["/proc/self/smaps", "/proc/self/pagemap", "/proc/sys/vm/max_map_count", "/dev/userfaultfd"];
+/// The bit for a /dev without any device.
+pub const NO_DEVICES: usize = 1 << HIDDEN.len();
+
+/// Becomes another user, as a program that this user has started: it may look at itself. Files that
+/// the argument names are root's alone, and anybody may use the device for userfaultfds otherwise.
+/// Others see the files as before.
+pub fn confine(hidden: usize) -> String {
+    let own = tempfile::tempdir().unwrap();
+    let (secret, device) = (own.path().join("secret"), own.path().join("device"));
+    std::fs::write(&secret, "").unwrap();
+    std::fs::set_permissions(&secret, Permissions::from_mode(0o600)).unwrap();
+    let path = |path: &Path| CString::new(path.as_os_str().as_bytes()).unwrap();
+    let none = std::ptr::null();
+    // SAFETY: takes C strings that live until the call returns, and null pointers where they are
+    // allowed.
+    let bind = |from: &Path, onto: &str| unsafe {
+        assert_eq!(
+            libc::mount(path(from).as_ptr(), path(Path::new(onto)).as_ptr(), none, libc::MS_BIND, none.cast()),
+            0
+        );
+    };
+    // SAFETY: as above; the others take numbers.
+    unsafe {
+        assert_eq!(libc::unshare(libc::CLONE_NEWNS), 0);
+        libc::mount(none, c"/".as_ptr(), none, libc::MS_REC | libc::MS_PRIVATE, none.cast());
+        if let Ok(real) = std::fs::metadata(HIDDEN[3]) {
+            libc::mknod(path(&device).as_ptr(), libc::S_IFCHR, real.rdev());
+            libc::chmod(path(&device).as_ptr(), 0o666);
+            bind(&device, HIDDEN[3]);
+        }
+    }
+    for (_, file) in HIDDEN.iter().enumerate().filter(|(bit, _)| hidden >> bit & 1 == 1) {
+        bind(&secret, file);
+    }
+    if hidden & NO_DEVICES != 0 {
+        bind(own.path(), "/dev");
+    }
+    assert_eq!(become_user(65534), "0");
+    // SAFETY: takes numbers.
+    code(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0) })
+}
+
+/// Becomes another user, but the calling thread keeps its capabilities.
 pub fn become_capable_user(uid: usize) -> String {
     let header: [u32; 2] = [0x2008_0522, 0];
     let mut data = [0u32; 6];

@@ -59,12 +59,12 @@ impl Features {
 /// Why a userfaultfd cannot be created.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CreateError {
-    /// Neither the system call nor `/dev/userfaultfd` is allowed.
+    /// Neither the system call nor `/dev/userfaultfd` is allowed; why the device is not.
     #[error(
         "not permitted to create a userfaultfd: run as root or with CAP_SYS_PTRACE, set \
          `sysctl vm.unprivileged_userfaultfd=1`, or give access to /dev/userfaultfd"
     )]
-    NoPermission,
+    NoPermission(Errno),
     /// A userfaultfd is allowed, but not the fork event.
     #[error(
         "not permitted to receive fork events on a userfaultfd: run as root or with CAP_SYS_PTRACE, or do without EVENT_FORK"

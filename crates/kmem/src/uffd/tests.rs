@@ -185,7 +185,7 @@ fn missing_permission_is_told() {
     }
     let nobody = Child::fork(|| {
         become_nobody();
-        u8::from(matches!(Uffd::new(Features::WP), Err(CreateError::NoPermission)))
+        u8::from(matches!(Uffd::new(Features::WP), Err(CreateError::NoPermission(_))))
     });
     assert_eq!(nobody.code(), 1);
 

@@ -20,6 +20,8 @@ use std::os::unix::fs::FileExt;
 use kmem::PAGE_SIZE;
 use kmem::range::Range;
 
+use crate::runtime::denied::{self, Need};
+
 /// Alignment and most bytes of a thread's heap (`HEAP_MAX_SIZE`).
 const HEAP: usize = 64 << 20;
 /// How far before the range a block's header is looked for, in bytes: takes some 10 ms.
@@ -91,7 +93,7 @@ fn touched(from: usize, last: usize) -> Option<Vec<usize>> {
     const ENTRY: usize = size_of::<u64>();
     let pages = (last - from) / PAGE_SIZE + 1;
     let mut entries = vec![0; pages * ENTRY];
-    let file = File::open("/proc/self/pagemap").ok()?;
+    let file = File::open("/proc/self/pagemap").inspect_err(|error| denied::tell(Need::Pagemap, error)).ok()?;
     file.read_exact_at(&mut entries, (from / PAGE_SIZE * ENTRY) as u64).ok()?;
     let has_memory = |entry: &[u8]| entry.try_into().is_ok_and(|entry| u64::from_ne_bytes(entry) & HAS_MEMORY != 0);
     let touched = entries.chunks_exact(ENTRY).enumerate().filter(|(_, entry)| has_memory(entry));

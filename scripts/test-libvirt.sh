@@ -1,0 +1,90 @@
+#!/bin/bash
+# Guests of libvirt, in an emulated host: Debian 12 as its packages leave it, Linux 6.12, AppArmor enforcing, KVM. What
+# packaging/libvirt has is installed there, two tenants' guests run by virsh and merge, what libvirt does with guests is done to
+# merged ones, a rule is taken away, and all is removed. Nothing is installed here.
+#
+#   scripts/test-libvirt.sh
+#
+# Settings:
+#   PAGEONE_LIBVIRT_TIMEOUT   seconds (3600)
+#   PAGEONE_LIBVIRT_STEPS     some of the steps, by name: see scripts/test-libvirt-inside.sh
+# Exit: 0 every step passed; 1 otherwise.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+cache=${PAGEONE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/pageone}
+bin=$(realpath "${CARGO_TARGET_DIR:-target}/debug")
+kernel=$cache/kvm-host image=$cache/libvirt-host/root.img
+for file in "$kernel/complete" "$image"; do
+    [ -e "$file" ] || { echo "test-libvirt: $file is missing: run 'scripts/deps.sh libvirt'" >&2; exit 1; }
+done
+for file in pageone libpageone_agent.so qemu-system-x86_64-pageone; do
+    [ -e "$bin/$file" ] || { echo "test-libvirt: $bin/$file is missing: run 'cargo build'" >&2; exit 1; }
+done
+work=$(mktemp -d /tmp/pageone-libvirt.XXXXXX)
+trap 'rm -rf "$work"' EXIT
+
+# The host's initramfs.
+mkdir -p "$work"/image/{bin,proc,sys,dev,system,modules}
+cp "$(command -v busybox)" "$work/image/bin/"
+cp guest/libvirt-host/init "$work/image/init"
+chmod 755 "$work/image/init"
+# shellcheck source=scripts/guest-modules.sh
+. scripts/guest-modules.sh
+guest_modules "$kernel" "$work/image/modules" virtio_pci virtio_blk ext4 9pnet_virtio 9p kvm-amd
+(cd "$work/image" && find . | busybox cpio -o -H newc 2>/dev/null | gzip -1) > "$work/initrd"
+
+# The guests': the demo's, with 16 MiB of this machine's libraries. Each guest has the same.
+guest=$work/guest
+mkdir -p "$guest"/{bin,data/00,data/01,ref,modules}
+cp "$(command -v busybox)" "$guest/bin/"
+cp guest/demo/init "$guest/init"
+chmod 755 "$guest/init"
+cp "$cache"/kernels/6.1.*/modules/virtio*.ko "$guest/modules/"
+rm -f "$guest/modules/virtio_net.ko"
+bytes=0 number=0
+for file in /usr/lib/x86_64-linux-gnu/*.so.*; do
+    [ -f "$file" ] && [ ! -L "$file" ] || continue
+    size=$(stat -c %s "$file")
+    [ "$size" -gt 65536 ] && [ "$size" -lt 4000000 ] || continue
+    cp "$file" "$guest/data/0$((number % 2))/$number"
+    bytes=$((bytes + size)) number=$((number + 1))
+    [ "$bytes" -lt $((16 << 20)) ] || break
+done
+for slice in 00 01; do (cd "$guest/data" && md5sum "$slice"/* > "$guest/ref/$slice"); done
+cat "$guest"/ref/0? > "$guest/ref/all"
+
+# What the host sees of this machine.
+share=$work/share
+mkdir -p "$share/guest" "$share/packages"
+cp "$cache"/kernels/6.1.*/vmlinuz "$share/guest/"
+(cd "$guest" && find . | sort | busybox cpio -o -H newc 2>/dev/null) > "$share/guest/initrd"
+cp scripts/test-libvirt-inside.sh "$share/inside.sh"
+cp -r packaging "$share/packaging"
+cp "$bin/pageone" "$bin/libpageone_agent.so" "$bin/qemu-system-x86_64-pageone" "$share/"
+strip "$share/pageone" "$share/libpageone_agent.so" "$share/qemu-system-x86_64-pageone"
+# The packages, where they were built: what users install is what is tested then.
+cp target/debian/*.deb "$share/packages/" 2>/dev/null || true
+printf 'export %s=%q\n' STEPS "${PAGEONE_LIBVIRT_STEPS:-}" > "$share/variables"
+
+# shellcheck source=scripts/emulator.sh
+. scripts/emulator.sh
+emulator "$work"
+# One processor: with two the emulated host has crashed in code that the kernel patches. The disk is a copy that goes.
+TMPDIR=$work timeout "${PAGEONE_LIBVIRT_TIMEOUT:-3600}" "${emulator[@]}" -smp 1 -m 6144 -kernel "$kernel/vmlinuz" -initrd "$work/initrd" \
+    -append "console=ttyS0 quiet panic=-1 nokaslr no_timer_check mitigations=off systemd.show_status=0 \
+systemd.default_timeout_start_sec=600s systemd.mask=serial-getty@ttyS0.service" \
+    -drive "file=$image,if=none,id=disk,format=raw,snapshot=on" -device virtio-blk-pci,drive=disk \
+    -fsdev "local,id=test,path=$share,security_model=none,readonly=on" -device virtio-9p-pci,fsdev=test,mount_tag=test \
+    -nodefaults -no-user-config -no-reboot -display none -serial "file:$work/console" < /dev/null &
+qemu=$!
+trap 'kill "$qemu" 2>/dev/null || true; wait "$qemu" 2>/dev/null || true; rm -rf "$work"' EXIT
+tail -n +1 -s 0.2 -F --pid="$qemu" "$work/console" 2>/dev/null | sed -u 's/\r$//' &
+shown=$!
+wait "$qemu" || echo "test-libvirt: QEMU ended with $?" >&2
+wait "$shown" || true
+code=$(tr -d '\r' < "$work/console" | sed -n 's/^LIBVIRT-HOST-ENDED //p' | tail -n 1)
+if [ -z "$code" ]; then
+    echo "test-libvirt: the host ended before the test did" >&2
+    exit 1
+fi
+exit "$code"

@@ -71,6 +71,22 @@ pub struct ClientStatus {
     pub name: String,
     /// The user that owns it.
     pub uid: u32,
+    /// What manages it: `libvirt`, `proxmox`, `kubernetes`, `systemd`, `container` or `unknown`.
+    /// `None`: nothing, so the domain is its user's.
+    #[serde(default)]
+    pub manager: Option<String>,
+    /// The guest's UUID, VMID or pod uid, if the manager knows it.
+    #[serde(default)]
+    pub guest: Option<String>,
+    /// The guest's name, if the manager knows it.
+    #[serde(default)]
+    pub guest_name: Option<String>,
+    /// The rule that gave its domain.
+    #[serde(default)]
+    pub rule: String,
+    /// What could not be known of the guest, and the remedy.
+    #[serde(default)]
+    pub unknown: Option<String>,
     /// Its metrics.
     #[serde(flatten)]
     pub metrics: ClientMetrics,

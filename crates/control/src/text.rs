@@ -65,10 +65,13 @@ impl Display for Status {
     }
 }
 
-/// Names and reasons hold what a process said: control characters are left out.
+/// Names and reasons hold what a process or a tenant said: control characters are left out.
+fn printable(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).collect()
+}
+
 fn refused_text(f: &mut Formatter<'_>, refused: &RefusedStatus) -> fmt::Result {
     let RefusedStatus { uid, pid, name, reason, times } = refused;
-    let printable = |text: &str| text.chars().filter(|c| !c.is_control()).collect::<String>();
     let times = if *times > 1 { format!(" ({times} times)") } else { String::new() };
     writeln!(f, "  {pid:>8} {:<20.20} uid {uid}: {}{times}", printable(name), printable(reason))
 }
@@ -109,6 +112,14 @@ fn client_text(f: &mut Formatter<'_>, client: &ClientStatus) -> fmt::Result {
         metrics.agent_cpu_seconds,
         client.state
     )?;
+    if let Some(manager) = &client.manager {
+        let words = [Some(manager), client.guest_name.as_ref(), client.guest.as_ref()];
+        let words = words.into_iter().flatten().map(|word| printable(word)).collect::<Vec<_>>().join(" ");
+        writeln!(f, "{REMARK}{words}: {}", printable(&client.rule))?;
+    }
+    if let Some(why) = &client.unknown {
+        writeln!(f, "{REMARK}guest not known: {}", printable(why))?;
+    }
     if let Some(why) = &client.refused {
         writeln!(f, "{REMARK}not merged: {why}")?;
     }
@@ -167,6 +178,11 @@ mod tests {
             pid: 42,
             name: "qemu".into(),
             refused: Some("its memory is locked".into()),
+            manager: Some("libvirt".into()),
+            guest: Some("123".into()),
+            guest_name: Some("web\n1".into()),
+            rule: "default: by slice".into(),
+            unknown: Some("no file".into()),
             metrics,
             ..ClientStatus::default()
         };
@@ -180,6 +196,8 @@ mod tests {
             "vm.max_map_count",
             "5 MiB more could be merged",
             "42 qemu",
+            "libvirt web1 123: default: by slice\n",
+            "guest not known: no file",
             "43 bad                  uid 7: it lied (3 times)\n",
         ] {
             assert!(out.contains(part), "{part} in {out}");

@@ -60,6 +60,7 @@ use crate::content::frame::Frame;
 use crate::content::index::{ClientId, Place, Sighting};
 use crate::ledger::{Entry, Region};
 use crate::pace::IN_HAND;
+use crate::tenants::Verdict;
 use crate::users::{Claim, Connection, User};
 
 /// Sums over a client's life.
@@ -146,6 +147,8 @@ pub(crate) struct Identity {
     pub(crate) _claim: Option<Claim>,
     pub(crate) name: String,
     pub(crate) domain: Arc<Domain>,
+    /// Why it has this domain.
+    pub(crate) verdict: Verdict,
     pub(crate) conn: Connection,
     pub(crate) pidfd: PidFd,
     pub(crate) control: SharedMap,

@@ -6,6 +6,7 @@
 
 pub(crate) mod bounds;
 mod settings;
+mod tenants;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -17,6 +18,7 @@ use settings::{Number, settings};
 use wire::HugePages;
 
 pub use settings::{CommandOption, Range, Setting};
+pub use tenants::{ManagedBy, TenantBy, TenantRule};
 
 /// The shortest period, in seconds.
 pub(crate) const SHORTEST_PERIOD: f64 = 0.05;
@@ -73,6 +75,16 @@ settings! {
     /// Domains that span several users: a table `[domains.NAME]` with a list `uids` of the users
     /// that may join. Every other domain belongs to one user.
     domains: BTreeMap<String, DomainConfig> = BTreeMap::new(), "", Any;
+    /// Which tenant a managed guest belongs to: a list of tables `[[tenants]]`, of which the first
+    /// that matches counts. `manager`: `libvirt`, `proxmox`, `kubernetes`, `systemd`, `container`;
+    /// without it any. `by`: `project`, `slice`, `pool`, `tag`, `namespace`, `guest`, `name`; the
+    /// rule matches guests that have this, or one of the values in the list `is`. `domain` names
+    /// the domain; without it each value is one. Without a rule that matches, project, slice, pool
+    /// and namespace count, and any other guest has a domain of its own.
+    tenants: Vec<TenantRule> = Vec::new(), "", Any;
+    /// Domains that one user's clients may make at a time, by names that they choose, by containers
+    /// or by processes. Those of tenants and of known guests do not count.
+    user_domains: usize = 64, "", AtMost(MOST_CLIENTS);
     /// Memory that the clients of one user may announce, all together, in multiples of the host's
     /// RAM and swap space. The daemon keeps up to 6 bytes for each 4 KiB of it.
     user_memory: f64 = 8.0, "times", Between(0.001, 1e6);
@@ -143,6 +155,13 @@ impl Config {
         if self.huge_page_share > 0.0 && self.huge_pages == HugePages::Keep {
             let problem = "with huge_pages = \"keep\" no huge page is split; leave one of the two out".into();
             return wrong("huge_page_share", problem);
+        }
+        if let Some(name) = self.domains.keys().find(|name| name.starts_with("uid-")) {
+            return wrong("domains", format!("{name:?} is the name of a user's own domain; take another"));
+        }
+        for (rule, number) in self.tenants.iter().zip(1..) {
+            rule.check()
+                .map_err(|problem| ConfigError { key: "tenants", problem: format!("rule {number}: {problem}") })?;
         }
         Ok(())
     }

@@ -24,6 +24,7 @@
 //! | `client` | one client: connection, batches under way, requests to it, changes |
 //! | `ledger` | one region: what is known of each page, and how long it has been clean |
 //! | `content` | frames, the store, the index, domains |
+//! | `tenants` | what manages a client, and the tenant that it belongs to |
 //! | `pace`, `config` | clocks and limits; settings |
 //!
 //! [`Engine::start`] runs it all; [`Engine::status`] tells what it does. The safety of clients'
@@ -41,10 +42,13 @@ mod merge;
 mod pace;
 mod recycle;
 mod report;
+mod tenants;
 mod users;
 mod world;
 
-pub use config::{CommandOption, Config, ConfigError, DomainConfig, Range, SETTINGS, Setting};
+pub use config::{
+    CommandOption, Config, ConfigError, DomainConfig, ManagedBy, Range, SETTINGS, Setting, TenantBy, TenantRule,
+};
 pub use daemon::detach::{DetachError, Detaching};
 pub use daemon::engine::{AGENT_SOCKET, Engine, StartError};
 pub use daemon::freeze::{Freeze, FreezeError};

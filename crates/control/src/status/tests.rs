@@ -51,7 +51,7 @@ fn a_status_survives_json_and_keeps_its_keys() {
     expect(
         &json["domains"][0]["clients"][0],
         &format!(
-            "pid name uid regions region_bytes pages_merged recycling pages_kept_huge pages_pending \
+            "pid name uid manager guest guest_name rule unknown regions region_bytes pages_merged recycling pages_kept_huge pages_pending \
              pages_copied_total pages_differed_total pages_unreadable_total pages_retained_total full_scans mappings max_map_count_binds window_max_us \
              agent_cpu_seconds state refused cooling limited {pages}"
         ),

@@ -137,6 +137,7 @@ pub(crate) mod tests {
     use crate::config::Config;
     use crate::content::domain::{Domain, DomainKey};
     use crate::content::index::ClientId;
+    use crate::tenants::Verdict;
     use crate::users::{Connection, User};
 
     /// A client that is this process, and its agent's end of the connection.
@@ -147,7 +148,7 @@ pub(crate) mod tests {
 
     /// A client of this process's memory, with any number and any process to watch.
     pub(crate) fn client_of(pid: i32, pidfd: PidFd) -> (Client, Conn) {
-        let key = DomainKey { name: "test".into(), uid: None };
+        let key = DomainKey::named(None, "test");
         let (conn, agent) = Conn::pair().unwrap();
         let control = control_page();
         let user = Arc::new(User::new(0, u64::MAX, 1));
@@ -158,6 +159,7 @@ pub(crate) mod tests {
             _claim: None,
             name: "test".into(),
             domain: Arc::new(Domain::new(key, &Config::default())),
+            verdict: Verdict::default(),
             conn: Connection::new(conn, user),
             pidfd,
             forks_before: 0,

@@ -1,7 +1,7 @@
 //! Bounds on the daemon's resources for one user and one connection.
 //!
 //! Every bound is per uid: a user that reaches one does not affect others. Bounds that an operator
-//! may have to change are settings (`user_memory`, `user_clients`). A user with subordinate uids
+//! may have to change are settings (`user_memory`, `user_clients`, `user_domains`). A user with subordinate uids
 //! counts once for each.
 
 use std::time::Duration;
@@ -33,8 +33,6 @@ pub(crate) const TURN: Duration = Duration::from_millis(100);
 pub(crate) const LINES_OF_USER: u32 = 60;
 /// Refused clients of one uid that `status` lists: the latest.
 pub(crate) const REFUSALS_OF_USER: usize = 16;
-/// Domains of one uid: each takes half a MiB at once. One without clients and frames is forgotten.
-pub(crate) const DOMAINS_OF_USER: usize = 64;
 /// Regions of a client that it announced and does not map. An honest agent has one for a moment:
 /// the program has unmapped it, and the message is on its way.
 pub(crate) const UNMAPPED_REGIONS: usize = 16;

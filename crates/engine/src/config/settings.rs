@@ -110,6 +110,7 @@ impl Number for bool {}
 impl Number for governor::Mode {}
 impl Number for wire::HugePages {}
 impl<K, V> Number for std::collections::BTreeMap<K, V> {}
+impl<T> Number for Vec<T> {}
 
 /// See the module's text.
 macro_rules! settings {

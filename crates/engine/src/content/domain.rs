@@ -11,23 +11,25 @@ use std::collections::HashMap;
 use parking_lot::Mutex;
 
 use crate::config::Config;
-use crate::config::bounds::DOMAINS_OF_USER;
 use crate::content::compact::Compaction;
 use crate::content::frame::{Frame, NO_HANDLE};
 use crate::content::index::{Index, Place, Sighting};
 use crate::content::store::{Cursor, GrowError, Piece, Store};
+use crate::tenants::Tenant;
 
 /// Frames of a content that fills duplicate runs: as many pages share a mapping.
 const REPLICAS: u32 = 128;
 
 /// Which domain a client belongs to. Clients of different uids never meet, unless the operator's
-/// configuration says so.
+/// configuration says so, nor do those of different tenants.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct DomainKey {
-    /// Its name.
-    pub(crate) name: String,
     /// The uid that it belongs to; `None`: the configuration lists who may join.
     pub(crate) uid: Option<u32>,
+    /// The tenant that it belongs to, of those that the uid has.
+    tenant: Option<Tenant>,
+    /// The name that its clients ask for.
+    name: Option<String>,
 }
 
 /// Why a client may not join a domain.
@@ -36,32 +38,81 @@ pub(crate) enum DomainError {
     #[error("uid {uid} may not join domain {name:?}; the configuration's [domains.{name}] lists those that may")]
     NotListed { uid: u32, name: String },
     #[error(
-        "uid {uid} has {DOMAINS_OF_USER} domains, and may not have more; let its clients share domains, or end those of some"
+        "uid {uid} has made {most} domains, and may not make more; let its clients share domains, end those of some, \
+         or raise `user_domains` in the daemon's configuration"
     )]
-    TooMany { uid: u32 },
+    TooMany { uid: u32, most: usize },
 }
 
 impl DomainKey {
-    /// The domain of a client of this uid that asks for `name`. `Err`: the configuration keeps it
-    /// out.
-    pub(crate) fn of(config: &Config, uid: u32, name: Option<&str>) -> Result<Self, DomainError> {
-        let Some(name) = name.filter(|n| !n.is_empty()) else {
-            return Ok(Self { name: format!("uid-{uid}"), uid: Some(uid) });
-        };
-        match config.domains.get(name) {
-            Some(domain) if domain.uids.contains(&uid) => Ok(Self { name: name.into(), uid: None }),
-            Some(_) => Err(DomainError::NotListed { uid, name: name.into() }),
-            None => Ok(Self { name: name.chars().take(64).collect(), uid: Some(uid) }),
+    /// The domain of a client of this uid and tenant that asks for `name`. `Err`: the configuration
+    /// keeps it out.
+    ///
+    /// The name of a tenant's client makes a part of the tenant's domain: it never leads out of it.
+    pub(crate) fn of(
+        config: &Config,
+        uid: u32,
+        tenant: Option<Tenant>,
+        name: Option<&str>,
+    ) -> Result<Self, DomainError> {
+        let name = name.filter(|name| !name.is_empty());
+        let listed = name.filter(|_| tenant.is_none()).and_then(|name| Some((name, config.domains.get(name)?)));
+        match listed {
+            Some((name, domain)) if domain.uids.contains(&uid) => Ok(Self::named(None, name)),
+            Some((name, _)) => Err(DomainError::NotListed { uid, name: name.into() }),
+            None => {
+                let name = name.map(|name| name.chars().take(64).collect());
+                Ok(Self { uid: Some(uid), tenant, name })
+            }
         }
+    }
+
+    /// A domain by name.
+    pub(crate) fn named(uid: Option<u32>, name: &str) -> Self {
+        Self { uid, tenant: None, name: Some(name.into()) }
+    }
+
+    /// A tenant's domain.
+    #[cfg(test)]
+    pub(crate) fn of_tenant(uid: u32, tenant: Tenant) -> Self {
+        Self { uid: Some(uid), tenant: Some(tenant), name: None }
+    }
+
+    /// Whether a user can make any number of such domains.
+    pub(crate) fn can_be_multiplied(&self) -> bool {
+        self.name.is_some() || self.tenant.as_ref().is_some_and(Tenant::can_be_multiplied)
     }
 }
 
+/// The state file has this text, a line for each segment: no two keys have the same, and none has a
+/// line's end.
 impl std::fmt::Display for DomainKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.uid {
-            Some(uid) if self.name != format!("uid-{uid}") => write!(f, "{}@{uid}", self.name),
-            _ => f.write_str(&self.name),
+        if let Some(Tenant { source, value }) = &self.tenant {
+            write!(f, "{source}:{}", Escaped(value))?;
         }
+        match (&self.tenant, &self.name, self.uid) {
+            (Some(_), Some(name), _) => write!(f, "/{}", Escaped(name))?,
+            (None, Some(name), _) => write!(f, "{}", Escaped(name))?,
+            (None, None, Some(uid)) => return write!(f, "uid-{uid}"),
+            (_, None, _) => {}
+        }
+        self.uid.map_or(Ok(()), |uid| write!(f, "@{uid}"))
+    }
+}
+
+/// A text in which what separates the parts of a key, and control characters, are written as `%XX`.
+struct Escaped<'a>(&'a str);
+
+impl std::fmt::Display for Escaped<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut buffer = [0; 4];
+        self.0.chars().try_for_each(|c| match c {
+            '%' | ':' | '/' | '@' | '\u{80}'..='\u{9f}' | '\0'..='\u{1f}' | '\u{7f}' => {
+                c.encode_utf8(&mut buffer).bytes().try_for_each(|byte| write!(f, "%{byte:02X}"))
+            }
+            _ => write!(f, "{c}"),
+        })
     }
 }
 
@@ -238,11 +289,12 @@ impl Domain {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::DomainConfig;
     use crate::content::index::Seen;
 
     #[test]
     fn a_frame_whose_memory_has_failed_is_pinned_and_leaves_the_index() {
-        let domain = Domain::new(DomainKey { name: "test".into(), uid: None }, &Config::default());
+        let domain = Domain::new(DomainKey::named(None, "test"), &Config::default());
         let frame = Cursor::new(&domain.store, None).put(&[7; kmem::PAGE_SIZE], 1).unwrap();
         let Some(Seen::First(handle)) = domain.index.see(42, Place::Frame(frame)) else { panic!("known") };
         domain.store.set_handle(frame, handle);
@@ -254,7 +306,7 @@ mod tests {
 
     #[test]
     fn a_content_has_a_key_for_each_node_but_zeros_have_one() {
-        let key = DomainKey { name: "test".into(), uid: None };
+        let key = DomainKey::named(None, "test");
         let mut domain = Domain::new(key, &Config::default());
         let digest = domain.digest(&[7; kmem::PAGE_SIZE]);
         for node in [None, Some(0), Some(1)] {
@@ -267,5 +319,40 @@ mod tests {
         for node in [None, Some(1)] {
             assert_eq!(domain.key_of(domain.zero_digest(), node), Some(domain.zero_digest()));
         }
+    }
+
+    #[test]
+    fn a_name_that_a_client_asks_for_is_never_a_tenants_domain() {
+        let config = Config { domains: [("web".into(), DomainConfig { uids: vec![7] })].into(), ..Config::default() };
+        let of = |tenant: Option<&str>, name| {
+            let tenant = tenant.map(|value| Tenant { source: "pool", value: value.into() });
+            DomainKey::of(&config, 7, tenant, name).unwrap().to_string()
+        };
+        assert_eq!(
+            (of(None, None), of(None, Some("")), of(None, Some("a b"))),
+            ("uid-7".into(), "uid-7".into(), "a b@7".into())
+        );
+        assert_eq!((of(None, Some("web")), of(Some("acme"), None)), ("web".into(), "pool:acme@7".into()));
+        assert_eq!(of(Some("acme"), Some("web")), "pool:acme/web@7", "a part of the tenant's");
+        assert_eq!(of(None, Some("pool:acme")), "pool%3Aacme@7");
+        assert_eq!(of(Some("acme/web"), None), "pool:acme%2Fweb@7", "no part of the tenant acme");
+        assert_eq!(of(None, Some("x\n12 uid-0")), "x%0A12 uid-0@7", "no line of the state file");
+        assert!(DomainKey::of(&config, 8, None, Some("web")).is_err());
+    }
+
+    #[test]
+    fn keys_and_their_texts_are_one_for_one() {
+        use proptest::prelude::*;
+        let part = || proptest::option::of("[ab:/@%\n]{1,3}");
+        let key = || {
+            (part(), part(), 0u32..2).prop_map(|(tenant, name, uid)| {
+                let tenant = tenant.map(|value| Tenant { source: "pool", value });
+                DomainKey::of(&Config::default(), uid, tenant, name.as_deref()).unwrap()
+            })
+        };
+        proptest!(|(a in key(), b in key())| {
+            prop_assert_eq!(a == b, a.to_string() == b.to_string());
+            prop_assert!(!a.to_string().contains('\n'));
+        });
     }
 }

@@ -122,7 +122,9 @@ impl Store {
         let free = Mutex::new(Free::new(u64::from_ne_bytes(seed)));
         let filler =
             memfd::filler().inspect_err(|e| tracing::debug!(store = name, "frames are written one by one: {e}")).ok();
-        Self { name: name.into(), by_node, segments: RwLock::default(), free, quarantine_time, reserve_bytes, filler }
+        // The kernel takes names of 249 bytes, with its own part and ours.
+        let name = name.chars().take(50).collect();
+        Self { name, by_node, segments: RwLock::default(), free, quarantine_time, reserve_bytes, filler }
     }
 
     fn segments(&self) -> RwLockReadGuard<'_, Vec<Option<Arc<Segment>>>> {

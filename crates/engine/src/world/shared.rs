@@ -11,7 +11,6 @@ use crate::client::Client;
 use crate::client::link::Tracking;
 use crate::client::requests::Request;
 use crate::config::Config;
-use crate::config::bounds::DOMAINS_OF_USER;
 use crate::content::domain::{Domain, DomainError, DomainKey};
 use crate::content::frame::Frame;
 use crate::content::index::{ClientId, MAX_CLIENTS, Sighting};
@@ -156,11 +155,6 @@ impl Shared {
         self.domains.lock().values().cloned().collect()
     }
 
-    /// The domain of this name, if there is one.
-    pub(crate) fn known_domain(&self, key: &DomainKey) -> Option<Arc<Domain>> {
-        self.domains.lock().get(key).cloned()
-    }
-
     /// The domain of this name, made if it is missing.
     ///
     /// # Errors
@@ -170,10 +164,13 @@ impl Shared {
         if let Some(known) = domains.get(&key) {
             return Ok(known.clone());
         }
+        let most = self.config.user_domains;
+        let counts = |other: &&DomainKey| other.uid == key.uid && other.can_be_multiplied();
         if let Some(uid) = key.uid
-            && domains.keys().filter(|other| other.uid == key.uid).count() >= DOMAINS_OF_USER
+            && key.can_be_multiplied()
+            && domains.keys().filter(counts).count() >= most
         {
-            return Err(DomainError::TooMany { uid });
+            return Err(DomainError::TooMany { uid, most });
         }
         let domain = Arc::new(Domain::new(key.clone(), &self.config));
         domains.insert(key, domain.clone());
@@ -189,20 +186,27 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tenants::Tenant;
 
     #[test]
-    fn a_user_has_64_domains_at_most_and_empty_ones_are_forgotten() {
+    fn a_user_makes_64_domains_at_most_and_empty_ones_are_forgotten() {
         let directory = tempfile::tempdir().unwrap();
         let shared = Shared::new(Config::default(), StateFile::load(directory.path()).unwrap());
-        let key = |name: usize, uid| DomainKey { name: name.to_string(), uid };
-        let mut held: Vec<_> = (0..DOMAINS_OF_USER).map(|n| shared.domain(key(n, Some(7))).unwrap()).collect();
-        let over = shared.domain(key(DOMAINS_OF_USER, Some(7))).err().unwrap();
-        assert!(over.to_string().contains("uid 7"), "{over}");
+        let most = Config::default().user_domains;
+        let key = |name: usize, uid| DomainKey::named(uid, &name.to_string());
+        let mut held: Vec<_> = (0..most).map(|n| shared.domain(key(n, Some(7))).unwrap()).collect();
+        let over = shared.domain(key(most, Some(7))).err().unwrap();
+        assert!(over.to_string().contains("uid 7") && over.to_string().contains("user_domains"), "{over}");
         assert!(shared.domain(key(0, Some(7))).is_ok(), "one that it has");
         assert!(shared.domain(key(0, Some(8))).is_ok() && shared.domain(key(99, None)).is_ok(), "others' do not count");
+        let of = |source, value: &str| DomainKey::of_tenant(7, Tenant { source, value: value.into() });
+        assert!(shared.domain(of("container", "1")).is_err() && shared.domain(of("process", "1")).is_err());
+        for guest in 0..200 {
+            held.push(shared.domain(of("guest", &guest.to_string())).unwrap());
+        }
         held.truncate(1);
         shared.tidy_domains();
         assert_eq!(shared.domains().len(), 1, "only one has a client");
-        assert!(shared.domain(key(DOMAINS_OF_USER, Some(7))).is_ok());
+        assert!(shared.domain(key(most, Some(7))).is_ok());
     }
 }

@@ -35,6 +35,12 @@ impl StateFile {
         Ok(Self { path, written: known.clone(), earlier: known.keys().copied().collect(), known })
     }
 
+    /// Whether a daemon has made it.
+    pub(crate) fn has(&self, segment: SegmentId) -> bool {
+        self.known.contains_key(&segment)
+    }
+
+    /// Whether a daemon has made it for this domain.
     pub(crate) fn knows(&self, segment: SegmentId, domain: &str) -> bool {
         self.known.get(&segment).is_some_and(|d| d == domain)
     }

@@ -16,11 +16,14 @@ pub(super) fn page() -> String {
          `--target-scan-time` alone sets the merge period, too."
     );
     let _ = writeln!(out, "\n{}\n\n## All keys with their defaults\n\n```toml", wrap(&intro, "", ""));
-    for setting in SETTINGS.iter().filter(|setting| !default_of(setting).is_object()) {
+    let is_table = |setting: &&Setting| default_of(setting).is_object() || default_of(setting).is_array();
+    for setting in SETTINGS.iter().filter(|setting| !is_table(setting)) {
         let _ = writeln!(out, "{} = {}", setting.key, default_of(setting));
     }
     let _ = writeln!(out, "\n[domains.web]            # an example: there is no such domain by default");
-    let _ = writeln!(out, "uids = [1000, 1001]\n```\n\n## Keys\n");
+    let _ = writeln!(out, "uids = [1000, 1001]\n");
+    let _ = writeln!(out, "[[tenants]]              # an example: there is no such rule by default");
+    let _ = writeln!(out, "manager = \"proxmox\"\nby = \"tag\"\nis = [\"acme\", \"umbrella\"]\n```\n\n## Keys\n");
     for setting in SETTINGS {
         entry(&mut out, setting);
     }
@@ -30,7 +33,7 @@ pub(super) fn page() -> String {
 fn entry(out: &mut String, setting: &Setting) {
     let unit = if setting.unit.is_empty() { "none" } else { setting.unit };
     let default = default_of(setting);
-    let default = if default.is_object() { "none".to_owned() } else { format!("`{default}`") };
+    let default = if default.is_object() || default.is_array() { "none".to_owned() } else { format!("`{default}`") };
     let option = match setting.option {
         Some(option) => format!("`--{} {}`", long(setting), option.value_name),
         None => "none".into(),

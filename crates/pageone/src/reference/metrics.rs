@@ -49,7 +49,8 @@ fn about(scope: Scope) -> (&'static str, &'static str) {
         Scope::Client => (
             "A client",
             "In each element of a domain's `clients`. Beside the metrics: `pid`, `name` (of the program), `uid`, \
-             `recycling` (or `null`), `state` (`merging`, `disconnected`, `stalled` or `detached`) and `refused` (why \
+             `manager` (what manages it, or `null`), `guest` and `guest_name` (as the manager knows them, or `null`), \
+             `rule` (which gave its domain), `unknown` (why the guest is not known, or `null`), `recycling` (or `null`), `state` (`merging`, `disconnected`, `stalled` or `detached`) and `refused` (why \
              nothing of it is merged at present, or `null`).",
         ),
         Scope::Recycler => (

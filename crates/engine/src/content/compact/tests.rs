@@ -20,7 +20,7 @@ struct Held {
 
 /// A domain with enough frames for compaction, of which one in `keep` has a user.
 fn fragmented(keep: u32) -> (Domain, Vec<Held>) {
-    let domain = Domain::new(DomainKey { name: "test".into(), uid: None }, &Config::default());
+    let domain = Domain::new(DomainKey::named(None, "test"), &Config::default());
     let mut cursor = Cursor::new(&domain.store, None);
     let mut held = Vec::new();
     for n in 0..SLACK as u32 + 8192 {

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -20,6 +21,7 @@ use crate::content::index::{ClientId, MAX_CLIENTS};
 use crate::content::store::Segment;
 use crate::daemon::adopt;
 use crate::ledger::Region;
+use crate::tenants::{self, Verdict};
 use crate::users::{Claim, Connection, Kind, OverBound, User, log_of};
 use crate::world::shared::Shared;
 
@@ -98,13 +100,15 @@ enum AdmissionError {
     Domain(#[from] DomainError),
     #[error("its process can't be watched: {0}")]
     Process(std::io::Error),
+    #[error("its process has ended while its manager was looked up")]
+    HasEnded,
     #[error(transparent)]
     Proof(#[from] ProofError),
     #[error("no control page: {0}")]
     ControlPage(std::io::Error),
     #[error(
         "the memory of {MAX_ADMISSIONS} new clients of this user is being looked at, which does not end; \
-         end programs that map files which do not answer"
+         end programs that map files which do not answer, and see that /etc/pve answers where there is one"
     )]
     Busy,
     #[error("there are {MAX_CLIENTS} clients")]
@@ -274,13 +278,19 @@ impl Admitted {
     ) -> Option<Self> {
         let Peer { pid, uid, .. } = handshake.peer;
         let checked = || -> Result<_, AdmissionError> {
-            let key = handshake.domain(shared)?;
             let claim = handshake.user.claim(Kind::Clients, 1)?;
             let pidfd = handshake.conn.peer_pidfd().map_err(AdmissionError::Process)?;
+            let verdict = tenants::judge(&shared.config.tenants, tenants::find(Path::new("/"), pid));
             let process = Process::open(pid, uid, &control, address)?;
-            Ok((shared.domain(key)?, claim, pidfd, process))
+            // The process lived all the time, so no other had its number; and it ran no other
+            // program, since it still shows the control page.
+            if pidfd.has_exited() {
+                return Err(AdmissionError::HasEnded);
+            }
+            let key = handshake.domain(shared, &verdict)?;
+            Ok((shared.domain(key)?, verdict, claim, pidfd, process))
         };
-        let (domain, claim, pidfd, process) = checked().inspect_err(|why| handshake.refuse(why)).ok()?;
+        let (domain, verdict, claim, pidfd, process) = checked().inspect_err(|why| handshake.refuse(why)).ok()?;
         let Process { memory, pagemap, maps } = process;
         handshake.user.accepted(pid);
         let hello = handshake.hello?;
@@ -295,6 +305,7 @@ impl Admitted {
             _claim: Some(claim),
             name: hello.name,
             domain,
+            verdict,
             conn: handshake.conn,
             pidfd,
             control,
@@ -325,7 +336,8 @@ fn superseded(shared: &Shared, client: &Client, address: u64) -> Vec<ClientId> {
     shared.clients().iter().filter(is_before).map(|old| old.number).collect()
 }
 
-/// Takes back the segments that an agent handed over. Returns all that it holds.
+/// Takes back the segments that an agent handed over and that were made for its domain. Returns all
+/// that it holds.
 fn adopt_segments(
     shared: &Shared,
     domain: &Domain,
@@ -334,11 +346,15 @@ fn adopt_segments(
     held: BTreeMap<SegmentId, Option<(OwnedFd, Claim)>>,
 ) -> Vec<Arc<Segment>> {
     // Clients are admitted by threads of their own, and hand over the same segments.
-    let _one_at_a_time = shared.state_file.lock();
+    let one_at_a_time = shared.state_file.lock();
+    let of = domain.key.to_string();
     let mut known = Vec::new();
     for (segment, handed) in held {
         if let Some((_, there)) = domain.store.hold(segment) {
             known.push(there);
+        } else if !one_at_a_time.knows(segment, &of) {
+            let why = "it holds a segment that was made for another domain; not taken";
+            log_of!(user, warn, pid, segment, domain = of, "{why}");
         } else if let Some((fd, _claim)) = handed {
             match domain.store.adopt(segment, fd) {
                 Ok(taken) => known.push(taken),
@@ -359,10 +375,10 @@ impl Handshake {
         self.hello.as_ref().map_or("", |hello| &hello.name)
     }
 
-    /// The domain that it asks for.
-    fn domain(&self, shared: &Shared) -> Result<DomainKey, DomainError> {
+    /// Its domain: the part of its tenant's, or of its user's, that it asks for.
+    fn domain(&self, shared: &Shared, verdict: &Verdict) -> Result<DomainKey, DomainError> {
         let asked = self.hello.as_ref().and_then(|hello| hello.domain.as_deref());
-        DomainKey::of(&shared.config, self.peer.uid, asked)
+        DomainKey::of(&shared.config, self.peer.uid, verdict.tenant.clone(), asked)
     }
 
     /// Tells the agent that it is no client, and why.
@@ -374,7 +390,6 @@ impl Handshake {
 
     /// Welcomes an agent with its control page.
     fn welcome(&mut self, shared: &Shared) -> Result<(), AdmissionError> {
-        self.domain(shared)?;
         self.control =
             Some(send_control_page(&self.conn, shared.config.direct_io_seconds).map_err(AdmissionError::ControlPage)?);
         Ok(())
@@ -382,25 +397,24 @@ impl Handshake {
 }
 
 /// Notes a segment that an agent holds. A descriptor is kept only of a segment that the state file
-/// lists for the agent's domain and that the store does not have. That of a segment which the store
-/// has is closed; one of anything else stays in `fds`.
+/// lists and that no store has. That of a segment which a store has is closed; one of anything else
+/// stays in `fds`. Whether it was made for the agent's domain is asked when that is known.
 fn hold_segment(
     shared: &Shared,
     handshake: &mut Handshake,
     segment: SegmentId,
     fds: &mut Vec<OwnedFd>,
 ) -> Result<(), HandshakeError> {
-    let Ok(key) = handshake.domain(shared) else { return Ok(()) };
     if handshake.segments.contains_key(&segment) {
         return Err(HandshakeError::SegmentTwice(segment));
     }
-    let stored = shared.known_domain(&key).is_some_and(|domain| domain.store.hold(segment).is_some());
+    let stored = shared.domains().iter().any(|domain| domain.store.hold(segment).is_some());
     // Its seals first: if the file is no memfd, other calls on it may never return.
     let is_it = |fd: &OwnedFd| memfd::require_kept(fd).is_ok() && memfd::identity(fd).is_ok_and(|id| id.ino == segment);
-    let known = stored || shared.state_file.lock().knows(segment, &key.to_string());
+    let known = stored || shared.state_file.lock().has(segment);
     let fd = if known { fds.pop_if(|fd| is_it(fd)) } else { None };
     if !stored && fd.is_none() {
-        let why = "it holds a segment that no earlier daemon of this directory made for its domain; not taken";
+        let why = "it holds a segment that no earlier daemon of this directory made; not taken";
         log_of!(handshake.user, warn, pid = handshake.peer.pid, segment, "{why}");
         return Ok(());
     }

@@ -1,0 +1,61 @@
+//! Files of the host: the kernel's, and those of managers, which only root can have written.
+
+use std::fs::{File, Metadata};
+use std::io::{self, Read};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
+
+/// Most bytes of a file. A guest's XML has some 20 KiB; a guest with hundreds of devices stays
+/// below.
+const MOST: u64 = 1 << 20;
+
+/// Why a manager's file does not count.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum FileError {
+    #[error("{path} can't be read: {source}; run the daemon as root")]
+    Io { path: PathBuf, source: io::Error },
+    #[error("{path} does not count: others than root can write it; `chown root` and `chmod go-w` it")]
+    Writable { path: PathBuf },
+    #[error("{path} does not count: it has more than 1 MiB, or is no text")]
+    NoText { path: PathBuf },
+}
+
+impl FileError {
+    pub(super) fn io(path: &Path, source: io::Error) -> Self {
+        Self::Io { path: path.into(), source }
+    }
+}
+
+/// Whether only root, or the user of this daemon, can have written it.
+pub(super) fn is_trusted(meta: &Metadata) -> bool {
+    let own = rustix::process::geteuid().as_raw();
+    [0, own].contains(&meta.uid()) && meta.mode() & 0o022 == 0
+}
+
+/// A manager's file. Its directory must not be writable by others either.
+pub(super) fn read(path: &Path) -> Result<String, FileError> {
+    let cannot = |source| FileError::io(path, source);
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = File::options().read(true).custom_flags(flags.bits() as i32).open(path).map_err(cannot)?;
+    let meta = file.metadata().map_err(cannot)?;
+    let directory = path.parent().map(|directory| directory.metadata()).transpose().map_err(cannot)?;
+    if !meta.is_file() || !is_trusted(&meta) || !directory.is_some_and(|directory| is_trusted(&directory)) {
+        return Err(FileError::Writable { path: path.into() });
+    }
+    let mut bytes = Vec::new();
+    file.take(MOST + 1).read_to_end(&mut bytes).map_err(cannot)?;
+    let no_text = || FileError::NoText { path: path.into() };
+    if bytes.len() as u64 > MOST || bytes.contains(&0) {
+        return Err(no_text());
+    }
+    String::from_utf8(bytes).map_err(|_| no_text())
+}
+
+/// A file of `/proc`. What is no text in it is replaced, and matches nothing.
+pub(super) fn read_kernel(path: &Path) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(MOST).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}

@@ -1,0 +1,47 @@
+//! A process by itself: the container that it runs in, and its identity over its life.
+
+use std::fs::metadata;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use super::file::read_kernel;
+use super::{Guest, Tenant};
+use crate::config::ManagedBy;
+
+/// The container of a process: it has a PID namespace, a user namespace or a root directory other
+/// than the daemon's, so its root is not the host's. `None`: it has none of these.
+pub(super) fn contained(root: &Path, pid: i32) -> Option<Guest> {
+    for (file, kind) in [("ns/pid", "pid"), ("ns/user", "user"), ("root", "root")] {
+        let of = |process: &str| metadata(root.join("proc").join(process).join(file));
+        let (own, theirs) = match (of("self"), of(&pid.to_string())) {
+            (Ok(own), Ok(theirs)) => ((own.dev(), own.ino()), (theirs.dev(), theirs.ino())),
+            (Err(e), _) | (_, Err(e)) => {
+                return Some(unknown(root, pid, &format!("/proc/{pid}/{file} can't be read: {e}")));
+            }
+        };
+        if own != theirs {
+            let value = format!("{kind}-{}-{}", theirs.0, theirs.1);
+            return Some(Guest::new(ManagedBy::Container, Tenant::new("container", value)));
+        }
+    }
+    None
+}
+
+/// The process itself as a tenant: its number and when it started, which no other process has.
+pub(super) fn own(root: &Path, pid: i32) -> Tenant {
+    let stat = read_kernel(&root.join(format!("proc/{pid}/stat"))).unwrap_or_default();
+    Tenant::new("process", format!("{pid}-{}", start(&stat).unwrap_or(0)))
+}
+
+/// A process of which not even the manager is known.
+pub(super) fn unknown(root: &Path, pid: i32, why: &str) -> Guest {
+    let mut guest = Guest::new(ManagedBy::Unknown, own(root, pid));
+    guest.unknown = Some(format!("{why}; run the daemon as root"));
+    guest
+}
+
+/// When a process started, in clock ticks after boot: field 22 of `stat`. Field 2, the name, may
+/// hold any characters.
+pub(super) fn start(stat: &str) -> Option<u64> {
+    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+}

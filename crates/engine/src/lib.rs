@@ -44,7 +44,7 @@ mod report;
 mod users;
 mod world;
 
-pub use config::{CommandOption, Config, ConfigError, DomainConfig, Range, SETTINGS, Setting};
+pub use config::{Changes, CommandOption, Config, ConfigError, DomainConfig, Effect, Range, SETTINGS, Setting};
 pub use daemon::detach::{DetachError, Detaching};
 pub use daemon::engine::{AGENT_SOCKET, Engine, StartError};
 pub use daemon::freeze::{Freeze, FreezeError};

@@ -8,3 +8,4 @@ mod estimate;
 mod guests;
 mod pool;
 mod recycling;
+mod service;

@@ -287,7 +287,7 @@ impl Admitted {
         // Kept until the users of their frames are counted: the service thread closes unused ones.
         let held = adopt_segments(shared, &domain, &handshake.user, pid, handshake.segments);
         let segments = held.iter().map(|segment| segment.id).collect();
-        let config = &shared.config;
+        let config = shared.config();
         let identity = Identity {
             number,
             pid,
@@ -362,7 +362,7 @@ impl Handshake {
     /// The domain that it asks for.
     fn domain(&self, shared: &Shared) -> Result<DomainKey, DomainError> {
         let asked = self.hello.as_ref().and_then(|hello| hello.domain.as_deref());
-        DomainKey::of(&shared.config, self.peer.uid, asked)
+        DomainKey::of(&shared.config(), self.peer.uid, asked)
     }
 
     /// Tells the agent that it is no client, and why.
@@ -376,7 +376,7 @@ impl Handshake {
     fn welcome(&mut self, shared: &Shared) -> Result<(), AdmissionError> {
         self.domain(shared)?;
         self.control =
-            Some(send_control_page(&self.conn, shared.config.direct_io_seconds).map_err(AdmissionError::ControlPage)?);
+            Some(send_control_page(&self.conn, shared.config().direct_io_seconds).map_err(AdmissionError::ControlPage)?);
         Ok(())
     }
 }

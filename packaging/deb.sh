@@ -7,13 +7,13 @@
 # whose packages are the same. Depends comes from dpkg-shlibdeps, so that no library and no newer version of glibc is needed
 # than the programs have.
 #
-# DEB_VERSION: another version than the workspace's (the test of upgrades).
+# DEB_VERSION, DEB_OUT: another version than the workspace's, another place than target/debian (the test of upgrades).
 # Exit: 0 all packages are there; 1 otherwise.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
 programs=${1:-$target/release}
-out=$target/debian
+out=${DEB_OUT:-$target/debian}
 fail() { echo "deb: $*" >&2; exit 1; }
 version=${DEB_VERSION:-$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)}
 arch=$(dpkg --print-architecture)

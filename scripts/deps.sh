@@ -5,6 +5,8 @@
 #   scripts/deps.sh demo      what `pageone demo` needs: QEMU, busybox, a guest kernel
 #   scripts/deps.sh test      both
 #   scripts/deps.sh aarch64   the standard library that `make lint` checks the workspace for aarch64 with; rustup adds it
+#   scripts/deps.sh deb       what building the Debian packages needs (`make deb`)
+#   scripts/deps.sh packages  that, and a root of Debian 12 in which they are tried (`make test-packages`)
 #   scripts/deps.sh bench     rivals in the benches: Debian's ksmtuned, unpacked into the cache and not installed (it would start);
 #                             RocksDB's library (for `--features rocksdb`), fio
 #   scripts/deps.sh fuzz      what `make fuzz` needs: a nightly toolchain and cargo-fuzz
@@ -177,6 +179,16 @@ kernel_6_1() {
     fetch_kernel "this system's package sources"
 }
 
+# Sets `mirror`: the one that apt is set to use for Debian's own packages.
+debian_mirror() {
+    # shellcheck disable=SC2016  # apt expands these
+    mirror=$(apt-get indextargets --format '$(ORIGIN) $(REPO_URI)' 'Created-By: Packages' 2>/dev/null |
+        sed -n 's/^Debian \(.*\)/\1/p' | grep -v security | head -n 1) || true
+    [ -n "$mirror" ] ||
+        yours "name a mirror of Debian in /etc/apt/sources.list (apt has no source of Debian's packages)," \
+            "run '${sudo_prefix}apt-get update', and run this again"
+}
+
 # Debian 12 has 6.12 in bookworm-backports. The host's own apt configuration stays as it is: lists
 # and sources are private to this run. Sets `private` to apt's options for it.
 private=()
@@ -185,14 +197,7 @@ backports() {
     need_debian_amd64
     [ -e "$keyring" ] || fail "$keyring is missing, so packages cannot be verified: install debian-archive-keyring"
     scratch_dir
-    local mirror
-    # The mirror that apt is set to use for Debian's own packages.
-    # shellcheck disable=SC2016  # apt expands these
-    mirror=$(apt-get indextargets --format '$(ORIGIN) $(REPO_URI)' 'Created-By: Packages' 2>/dev/null |
-        sed -n 's/^Debian \(.*\)/\1/p' | grep -v security | head -n 1) || true
-    [ -n "$mirror" ] ||
-        yours "name a mirror of Debian in /etc/apt/sources.list (apt has no source of Debian's packages, so there is none to" \
-            "take Linux 6.12 from), run '${sudo_prefix}apt-get update', and run this again"
+    debian_mirror
     mkdir -p "$scratch/lists/partial" "$scratch/archives/partial"
     if [ "$(id -u)" -eq 0 ] && id _apt >/dev/null 2>&1; then
         chown -R _apt "$scratch/lists" "$scratch/archives"
@@ -286,6 +291,30 @@ deps_medium() {
     deps_kvm_host
 }
 
+# ---- packages -------------------------------------------------------------------------------------
+
+deps_deb() {
+    want dpkg-dev 'finds the libraries that the packages depend on' have dpkg-shlibdeps
+    want binutils 'strips the programs' have strip
+    install_missing
+}
+
+# A root with what every Debian 12 has, and systemd for its tools: $cache/packages-root.tar.
+deps_packages() {
+    deps_deb
+    if [ -e "$cache/packages-root.tar" ]; then say "$cache/packages-root.tar is there"; return; fi
+    need_debian_amd64
+    want mmdebstrap 'makes a root of Debian 12, in which the packages are installed' have mmdebstrap
+    install_missing
+    refresh || true
+    debian_mirror
+    mkdir -p "$cache"
+    say "makes a root of Debian 12 from $mirror (nothing is installed here)"
+    mmdebstrap --quiet --variant=essential --include=systemd bookworm "$cache/packages-root.tar.part" \
+        "deb [signed-by=$keyring] $mirror bookworm main" || fail "cannot make a root of Debian 12 from $mirror"
+    mv "$cache/packages-root.tar.part" "$cache/packages-root.tar"
+}
+
 # ---- kernels that check themselves ---------------------------------------------------------------
 
 deps_debug_kernel() {
@@ -345,6 +374,8 @@ case ${1:-} in
     fuzz) deps_build; deps_fuzz ;;
     kernels) kernel_6_1; kernel_6_12 ;;
     ppr) deps_ppr ;;
+    deb) deps_build; deps_deb ;;
+    packages) deps_packages ;;
     kvm-host) deps_demo; deps_kvm_host ;;
     medium) deps_demo; deps_medium ;;
     debug-kernel) deps_debug_kernel ;;

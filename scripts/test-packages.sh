@@ -39,6 +39,7 @@ grep SKIPPED "$work/log" || true
 root=$work/root
 mkdir "$root" && tar -xf "$cache/packages-root.tar" -C "$root" --exclude='./dev/*'
 mkdir -p "$root/packages" && cp -r "$work/old" "$work/new" "$root/packages/"
+mknod -m 666 "$root/dev/null" c 1 3
 inside() { unshare --mount --pid --fork --mount-proc="$root/proc" chroot "$root" env PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 "$@"; }
 # The module's package needs dkms, which the root does not have: that dependency alone is left out.
 # Debian's slim roots leave documents out; here they are looked at.

@@ -9,7 +9,7 @@ export FLOORS = imports widths files hosts
 .PHONY: demo build check test lint lint-aarch64 test-unit test-loom test-stress test-sabotage test-e2e test-functional \
     test-hazards test-rates test-soak test-behaviour test-hostile test-kernels test-pool-medium \
     test-pool-crashes test-kvm test-kvm-runs test-libvirt debug-kernel test-debug-kernel \
-    test-tsan stress fuzz fuzz-behaviour fuzz-sabotage soak clean
+    test-packages deb rpm test-tsan stress fuzz fuzz-behaviour fuzz-sabotage soak clean
 
 # Real guests, merged live. DEMO='--guests 8 --seconds 300' and the like are passed on.
 demo: deps-demo build
@@ -17,6 +17,13 @@ demo: deps-demo build
 
 build: deps-build
 	$(CARGO) build --release --workspace
+
+# The Debian packages: target/debian/*.deb; and with rpmbuild an RPM: target/rpm.
+deb: deps-deb build
+	packaging/deb.sh $(or $(CARGO_TARGET_DIR),target)/release
+
+rpm: build
+	@if command -v rpmbuild > /dev/null; then packaging/rpm.sh; else echo 'rpm: SKIPPED: there is no rpmbuild (Debian: package rpm)'; fi
 
 deps-%:
 	@scripts/deps.sh $*
@@ -88,6 +95,12 @@ test-hostile: deps-test
 test-kernels: deps-test deps-kernels
 	$(CARGO) build --workspace
 	scripts/test-kernels.sh
+
+# The packages in a fresh root of Debian 12: installed, upgraded, downgraded, removed, purged. PROGRAMS: what is packed.
+PROGRAMS ?= $(or $(CARGO_TARGET_DIR),target)/debug
+test-packages: deps-test deps-packages
+	$(CARGO) build --workspace
+	scripts/test-packages.sh $(PROGRAMS)
 
 # A pool on devices that fail, in a guest: every state that a power failure leaves, under ext4, XFS and btrfs. MEDIUM='seed=2
 # steps=200' and the like are passed on.

@@ -5,6 +5,8 @@
 #   scripts/deps.sh demo      what `pageone demo` needs: QEMU, busybox, a guest kernel
 #   scripts/deps.sh test      both
 #   scripts/deps.sh aarch64   the standard library that `make lint` checks the workspace for aarch64 with; rustup adds it
+#   scripts/deps.sh deb       what building the Debian packages needs (`make deb`)
+#   scripts/deps.sh packages  that, and a root of Debian 12 in which they are tried (`make test-packages`)
 #   scripts/deps.sh bench     rivals in the benches: Debian's ksmtuned, unpacked into the cache and not installed (it would start);
 #                             RocksDB's library (for `--features rocksdb`), fio
 #   scripts/deps.sh fuzz      what `make fuzz` needs: a nightly toolchain and cargo-fuzz
@@ -315,6 +317,30 @@ deps_medium() {
     deps_kvm_host
 }
 
+# ---- packages -------------------------------------------------------------------------------------
+
+deps_deb() {
+    want dpkg-dev 'finds the libraries that the packages depend on' have dpkg-shlibdeps
+    want binutils 'strips the programs' have strip
+    install_missing
+}
+
+# A root with what every Debian 12 has, and systemd for its tools: $cache/packages-root.tar.
+deps_packages() {
+    deps_deb
+    if [ -e "$cache/packages-root.tar" ]; then say "$cache/packages-root.tar is there"; return; fi
+    need_debian_amd64
+    want mmdebstrap 'makes a root of Debian 12, in which the packages are installed' have mmdebstrap
+    install_missing
+    refresh || true
+    debian_mirror
+    mkdir -p "$cache"
+    say "makes a root of Debian 12 from $mirror (nothing is installed here)"
+    mmdebstrap --quiet --variant=essential --include=systemd bookworm "$cache/packages-root.tar.part" \
+        "deb [signed-by=$keyring] $mirror bookworm main" || fail "cannot make a root of Debian 12 from $mirror"
+    mv "$cache/packages-root.tar.part" "$cache/packages-root.tar"
+}
+
 # ---- kernels that check themselves ---------------------------------------------------------------
 
 deps_debug_kernel() {
@@ -374,6 +400,8 @@ case ${1:-} in
     fuzz) deps_build; deps_fuzz ;;
     kernels) kernel_6_1; kernel_6_12 ;;
     ppr) deps_ppr ;;
+    deb) deps_build; deps_deb ;;
+    packages) deps_packages ;;
     kvm-host) deps_demo; deps_kvm_host ;;
     libvirt) deps_demo; kernel_6_1; deps_libvirt ;;
     medium) deps_demo; deps_medium ;;

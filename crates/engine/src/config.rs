@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use settings::{Number, settings};
 use wire::HugePages;
 
-pub use settings::{CommandOption, Range, Setting};
+pub use settings::{Changes, CommandOption, Effect, Range, Setting};
 pub use tenants::{ManagedBy, TenantBy, TenantRule};
 
 /// The shortest period, in seconds.
@@ -37,7 +37,7 @@ settings! {
     merge_period: f64 = 20.0, "seconds", Between(SHORTEST_PERIOD, LONGEST_PERIOD), option "S";
     /// Time within which a page that a guest frees is back, where the guest marks free pages (`run
     /// --ppr`).
-    reclaim_period: f64 = 2.0, "seconds", Between(SHORTEST_PERIOD, LONGEST_PERIOD), option "S";
+    reclaim_period: f64 = 2.0, "seconds", Between(SHORTEST_PERIOD, LONGEST_PERIOD), option "S", effect NewClients;
     /// Time over which the work of a scan is spread, at most the merge period; 0: as long as the
     /// merge period.
     target_scan_time: f64 = 0.0, "seconds", MergePeriod, option "S";
@@ -46,7 +46,7 @@ settings! {
     #[serde(with = "mode_name")]
     mode: Mode = Mode::Target, "", OneOf(mode_name::all), option "MODE";
     /// Worker threads; 0: one for each CPU.
-    threads: usize = 0, "", AtMost(MOST_THREADS), option "N";
+    threads: usize = 0, "", AtMost(MOST_THREADS), option "N", effect Restart;
     /// Most CPU time of daemon and agents over any 10 s, in percent of one CPU; 0: no limit.
     max_cpu: f64 = 0.0, "percent", NoneOr(MOST_CPU), option "P";
     /// The CPU limit while memory is short (`pressure_percent`), used if it is higher than
@@ -62,29 +62,29 @@ settings! {
     /// merged and then copied cannot be checked for such requests, and must stay clean for this
     /// long before it is merged again. So must every page that was written, in a process that does
     /// direct I/O over NFS, Ceph, 9p, CIFS, vhost-scsi, or FUSE before Linux 6.13.
-    direct_io_seconds: f64 = 30.0, "seconds", Between(0.0, 86_400.0);
+    direct_io_seconds: f64 = 30.0, "seconds", Between(0.0, 86_400.0), effect Restart;
     /// What becomes of clients' huge pages: `split`, pages are merged out of them; `keep`, they are
     /// left alone.
-    huge_pages: HugePages = HugePages::Split, "", OneOf(HugePages::names);
+    huge_pages: HugePages = HugePages::Split, "", OneOf(HugePages::names), effect NewClients;
     /// With `split`: a huge page is split only when more than this share of its pages can be
     /// merged; 0: for any page.
-    huge_page_share: f64 = 0.0, "percent", Between(0.0, 100.0);
+    huge_page_share: f64 = 0.0, "percent", Between(0.0, 100.0), effect NewClients;
     /// Whether pages on different NUMA nodes share a frame, as with KSM's setting of that name. If
     /// not, a page shares only with pages of its own node, and their frame lies there.
-    merge_across_nodes: bool = true, "", Any;
+    merge_across_nodes: bool = true, "", Any, effect Restart;
     /// Domains that span several users: a table `[domains.NAME]` with a list `uids` of the users
     /// that may join. Every other domain belongs to one user.
-    domains: BTreeMap<String, DomainConfig> = BTreeMap::new(), "", Any;
+    domains: BTreeMap<String, DomainConfig> = BTreeMap::new(), "", Any, effect NewClients;
     /// Which tenant a managed guest belongs to: a list of tables `[[tenants]]`, of which the first
     /// that matches counts. `manager`: `libvirt`, `proxmox`, `kubernetes`, `systemd`, `container`;
     /// without it any. `by`: `project`, `slice`, `pool`, `tag`, `namespace`, `guest`, `name`; the
     /// rule matches guests that have this, or one of the values in the list `is`. `domain` names
     /// the domain; without it each value is one. Without a rule that matches, project, slice, pool
     /// and namespace count, and any other guest has a domain of its own.
-    tenants: Vec<TenantRule> = Vec::new(), "", Any;
+    tenants: Vec<TenantRule> = Vec::new(), "", Any, effect NewClients;
     /// Domains that one user's clients may make at a time, by names that they choose, by containers
     /// or by processes. Those of tenants and of known guests do not count.
-    user_domains: usize = 64, "", AtMost(MOST_CLIENTS);
+    user_domains: usize = 64, "", AtMost(MOST_CLIENTS), effect NewClients;
     /// Memory that the clients of one user may announce, all together, in multiples of the host's
     /// RAM and swap space. The daemon keeps up to 6 bytes for each 4 KiB of it.
     user_memory: f64 = 8.0, "times", Between(0.001, 1e6);
@@ -182,6 +182,11 @@ impl Config {
         if self.threads == 0 { cpus() } else { self.threads }
     }
 
+    /// Memory that must be left for the store to grow, in bytes.
+    pub(crate) fn reserve(&self) -> u64 {
+        self.reserve_mib.saturating_mul(1 << 20)
+    }
+
     /// How long a freed slot of the store stays in quarantine before it is used again.
     pub(crate) fn quarantine(&self) -> Duration {
         self.period() * 2
@@ -212,6 +217,25 @@ mod tests {
         assert_eq!(set("threads", "two").unwrap_err().key, "threads");
         assert!(set("mode", "fast").unwrap_err().problem.contains("scan-time"));
         assert_eq!((config.merge_period, config.mode), (5.0, Mode::None));
+    }
+
+    #[test]
+    fn another_configuration_leaves_what_only_a_restart_changes_as_it_is() {
+        let running = Config { directory: "/run/here".into(), ..Config::default() };
+        assert_eq!(running.clone().keep_fixed(&running), Changes::default());
+        let mut other = Config {
+            merge_period: 5.0,
+            threads: 3,
+            direct_io_seconds: 1.0,
+            huge_pages: HugePages::Keep,
+            ..Config::default()
+        };
+        let changes = other.keep_fixed(&running);
+        assert_eq!(changes.at_once, ["merge_period"]);
+        assert_eq!(changes.new_clients, ["huge_pages"]);
+        assert_eq!(changes.restart, ["threads", "direct_io_seconds"]);
+        assert_eq!((other.merge_period, other.threads, other.direct_io_seconds), (5.0, 0, 30.0));
+        assert_eq!(other.directory, running.directory);
     }
 
     #[test]

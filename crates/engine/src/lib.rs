@@ -47,7 +47,8 @@ mod users;
 mod world;
 
 pub use config::{
-    CommandOption, Config, ConfigError, DomainConfig, ManagedBy, Range, SETTINGS, Setting, TenantBy, TenantRule,
+    Changes, CommandOption, Config, ConfigError, DomainConfig, Effect, ManagedBy, Range, SETTINGS, Setting, TenantBy,
+    TenantRule,
 };
 pub use daemon::detach::{DetachError, Detaching};
 pub use daemon::engine::{AGENT_SOCKET, Engine, StartError};

@@ -61,7 +61,15 @@ impl From<&Config> for Limits {
     }
 }
 
+impl Limits {
+    /// Whether memory pressure changes the CPU limit.
+    fn looks(&self) -> bool {
+        self.usual > 0.0 && self.short > self.usual
+    }
+}
+
 struct State {
+    limits: Limits,
     pace: Pace,
     /// CPU time that has been charged, in nanoseconds: of this process, of agents.
     own: u64,
@@ -88,7 +96,6 @@ struct OfUser {
 
 /// What all workers share.
 pub(crate) struct Pacer {
-    limits: Limits,
     started: Instant,
     /// CPU time so far, in nanoseconds.
     clock: fn() -> u64,
@@ -107,6 +114,7 @@ impl Pacer {
     fn with_clock(limits: Limits, clock: fn() -> u64) -> Self {
         let Limits { mode, target, usual, .. } = limits;
         let state = State {
+            limits,
             pace: Pace::new(PaceSettings { mode, target, max_cpu: usual }),
             own: 0,
             agents: 0,
@@ -117,7 +125,18 @@ impl Pacer {
             told: None,
             users: BTreeMap::new(),
         };
-        Self { limits, started: Instant::now(), clock, state: Mutex::new(state) }
+        Self { started: Instant::now(), clock, state: Mutex::new(state) }
+    }
+
+    /// Other limits, from the next scan and the next piece of work on.
+    pub(crate) fn set(&self, config: &Config) {
+        self.with(|state, _| {
+            let limits = Limits::from(config);
+            state.pace.set_goal(limits.mode, limits.target);
+            state.short &= limits.looks();
+            state.pace.set_max_cpu(if state.short { limits.short } else { limits.usual });
+            state.limits = limits;
+        });
     }
 
     fn with<T>(&self, act: impl FnOnce(&mut State, Duration) -> T) -> T {
@@ -214,11 +233,12 @@ impl Pacer {
     /// CPU time that urgent work of at most `wanted` may take now. `None`: so much has been used
     /// that it has to wait, too.
     pub(crate) fn allowance(&self, wanted: Duration) -> Option<Duration> {
-        if self.limits.usual <= 0.0 {
+        let limits = self.with(|state, _| state.limits);
+        if limits.usual <= 0.0 {
             return Some(wanted);
         }
         let (_, owed) = self.settle(0, Duration::ZERO);
-        let share = wanted.mul_f64(self.limits.usual.max(self.limits.short).min(1.0));
+        let share = wanted.mul_f64(limits.usual.max(limits.short).min(1.0));
         (owed <= wanted).then_some(share)
     }
 
@@ -234,7 +254,7 @@ impl Pacer {
         self.with(|state, now| {
             if let Some(short) = memory_is_short {
                 state.short = short;
-                state.pace.set_max_cpu(if short { self.limits.short } else { self.limits.usual });
+                state.pace.set_max_cpu(if short { state.limits.short } else { state.limits.usual });
             }
             let mut used = others;
             if now.saturating_sub(state.settled) >= least.max(SETTLE) {
@@ -251,23 +271,20 @@ impl Pacer {
 
     /// Looks at memory pressure now and then. `Some`: memory has become short, or no longer is.
     fn look(&self) -> Option<bool> {
-        if self.limits.usual <= 0.0 || self.limits.short <= self.limits.usual {
-            return None;
-        }
-        let short = self.with(|state, _| {
-            let due = state.looked.is_none_or(|looked| looked.elapsed() >= LOOK);
+        let (limits, short) = self.with(|state, _| {
+            let due = state.limits.looks() && state.looked.is_none_or(|looked| looked.elapsed() >= LOOK);
             due.then(|| {
                 state.looked = Some(Instant::now());
-                state.short
+                (state.limits, state.short)
             })
         })?;
         let pressure = kmem::psi::memory().ok().flatten().map_or(0.0, |pressure| pressure.some.avg10);
-        let is_short = pressure > self.limits.pressure;
+        let is_short = pressure > limits.pressure;
         if is_short == short {
             return None;
         }
-        let limit = 100.0 * if is_short { self.limits.short } else { self.limits.usual };
-        let bound = self.limits.pressure;
+        let limit = 100.0 * if is_short { limits.short } else { limits.usual };
+        let bound = limits.pressure;
         tracing::info!(
             "memory pressure {pressure:.1} % for a bound of {bound} %; the CPU limit is {limit} % from now on"
         );
@@ -282,9 +299,9 @@ impl Pacer {
             let [cpu_percent, max_cpu_percent] = decision.cpu_percent;
             let rate = decision.rate[1];
             GovernorStatus {
-                mode: self.limits.mode.to_string(),
+                mode: state.limits.mode.to_string(),
                 metrics: GovernorMetrics {
-                    target_scan_time_seconds: self.limits.target,
+                    target_scan_time_seconds: state.limits.target,
                     scan_time_seconds: state.pace.last().map(|scan| scan.took),
                     scan_pages: state.pace.last().map_or(0, |scan| scan.pages),
                     scan_cpu_seconds: state.pace.last().map_or(0.0, |scan| scan.cpu),

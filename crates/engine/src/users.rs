@@ -89,7 +89,7 @@ struct Lines {
 /// One user.
 pub(crate) struct User {
     pub(crate) uid: u32,
-    most: [u64; KINDS],
+    most: [AtomicU64; KINDS],
     taken: [AtomicU64; KINDS],
     lines: Mutex<Lines>,
     refused: Mutex<VecDeque<Refused>>,
@@ -115,7 +115,7 @@ impl User {
         let lines = Lines { since: Instant::now(), written: 0, left_out: 0 };
         Self {
             uid,
-            most: [pages, clients, HANDSHAKES_OF_USER, SEGMENTS_OF_USER],
+            most: [pages, clients, HANDSHAKES_OF_USER, SEGMENTS_OF_USER].map(AtomicU64::new),
             taken: Default::default(),
             lines: Mutex::new(lines),
             refused: Mutex::default(),
@@ -130,7 +130,7 @@ impl User {
 
     /// Counts `amount` more, unless that is over the bound.
     pub(crate) fn claim(self: &Arc<Self>, kind: Kind, amount: u64) -> Result<Claim, OverBound> {
-        let (uid, most) = (self.uid, self.most[kind as usize]);
+        let (uid, most) = (self.uid, self.most[kind as usize].load(Acquire));
         let more = |taken: u64| taken.checked_add(amount).filter(|&all| all <= most);
         match self.taken[kind as usize].fetch_update(AcqRel, Acquire, more) {
             Ok(_) => Ok(Claim { user: self.clone(), kind, amount }),
@@ -202,21 +202,40 @@ fn lives(pid: i32) -> bool {
 /// All users that have, or lately had, a client.
 pub(crate) struct Users {
     /// Bounds on pages and clients of each.
-    most: (u64, u64),
+    most: Mutex<(u64, u64)>,
     users: Mutex<BTreeMap<u32, Arc<User>>>,
 }
 
 impl Users {
     pub(crate) fn new(config: &Config) -> Self {
+        Self { most: Mutex::new(Self::bounds(config)), users: Mutex::default() }
+    }
+
+    /// Other bounds, for users that are here too. Who has more keeps it, and gets no more.
+    pub(crate) fn set(&self, config: &Config) {
+        let (pages, clients) = Self::bounds(config);
+        let users = self.users.lock();
+        *self.most.lock() = (pages, clients);
+        for user in users.values() {
+            user.most[Kind::Pages as usize].store(pages, Release);
+            user.most[Kind::Clients as usize].store(clients, Release);
+        }
+    }
+
+    /// Pages and clients that one user may have.
+    fn bounds(config: &Config) -> (u64, u64) {
         let host = kmem::procfs::meminfo().map_or(u64::MAX, |info| (info.total_kib + info.swap_total_kib) << 10);
         let pages = (host / PAGE_SIZE as u64) as f64 * config.user_memory;
-        Self { most: (pages as u64, config.user_clients as u64), users: Mutex::default() }
+        (pages as u64, config.user_clients as u64)
     }
 
     /// The user of this uid.
     pub(crate) fn user(&self, uid: u32) -> Arc<User> {
-        let (pages, clients) = self.most;
-        self.users.lock().entry(uid).or_insert_with(|| Arc::new(User::new(uid, pages, clients))).clone()
+        let new = || {
+            let (pages, clients) = *self.most.lock();
+            Arc::new(User::new(uid, pages, clients))
+        };
+        self.users.lock().entry(uid).or_insert_with(new).clone()
     }
 
     /// All users, by uid.

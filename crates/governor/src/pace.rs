@@ -146,6 +146,12 @@ impl Pace {
         }
     }
 
+    /// Sets another goal; the scan under way ends as it began. The CPU limit stays.
+    pub fn set_goal(&mut self, mode: Mode, target: f64) {
+        (self.settings.mode, self.settings.target) = (mode, target);
+        (self.decision.mode, self.decision.target) = (mode, target);
+    }
+
     /// Sets another CPU limit, as a share of one CPU.
     pub fn set_max_cpu(&mut self, max_cpu: f64) {
         self.settings.max_cpu = max_cpu;

@@ -1,12 +1,14 @@
 //! The subcommands of `pageone`, a file each: its options, and a function that runs it.
 
 pub(crate) mod checkpoint;
+pub(crate) mod config;
 pub(crate) mod daemon;
 pub(crate) mod demo;
 pub(crate) mod detach;
 pub(crate) mod dirty;
 pub(crate) mod doctor;
 pub(crate) mod estimate;
+pub(crate) mod generate;
 pub(crate) mod ksm;
 pub(crate) mod pool;
 pub(crate) mod run;

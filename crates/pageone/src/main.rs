@@ -8,13 +8,17 @@ mod exit;
 mod paths;
 #[cfg(test)]
 mod reference;
+mod service;
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::cmd::{checkpoint, daemon, demo, detach, dirty, doctor, estimate, ksm, pool, run, status};
+use crate::cmd::{
+    checkpoint, config, daemon, demo, detach, dirty, doctor, estimate, generate, ksm, pool, run, status,
+};
 pub(crate) use crate::exit::{Code, Coded};
 
 /// Gives a virtual-machine host its memory back: merges identical pages of running guests, from
@@ -36,6 +40,9 @@ enum Command {
     Doctor(doctor::Args),
     /// Run the daemon in the foreground
     Daemon(daemon::Args),
+    /// Check the daemon's configuration file, or print a sample
+    #[command(subcommand)]
+    Config(config::Command),
     /// Start a program whose memory is to be merged
     Run(run::Args),
     /// Show what is merged and what it costs
@@ -58,6 +65,9 @@ enum Command {
     Restore(checkpoint::RestoreArgs),
     /// Object pools: make, show, check, remove
     Pool(pool::Args),
+    /// Write man pages and shell completions, for packages
+    #[command(hide = true)]
+    Generate(generate::Args),
     /// Boot guests, merge them while they work, and show that no byte of theirs changed
     Demo(demo::Args),
 }
@@ -67,10 +77,30 @@ fn main() -> ExitCode {
     match check_pages(&cli.command, kmem::page_size()).and_then(|()| run_command(cli)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("pageone: {error:#}");
+            let text = format!("pageone: {error:#}\n");
+            let is_journal = service::logs_to_journal();
+            let text = if is_journal { service::with_priority(3, text.as_bytes()) } else { text.into_bytes() };
+            let _ = std::io::stderr().write_all(&text);
             ExitCode::from(Code::of(&error) as u8)
         }
     }
+}
+
+/// Breaks text into lines of at most `width` characters; `first` stands before the first line,
+/// `rest` before the others.
+fn reflow(text: &str, first: &str, rest: &str, width: usize) -> String {
+    let mut lines = vec![first.to_owned()];
+    for word in text.split_whitespace() {
+        let Some(line) = lines.last_mut() else { continue };
+        let is_empty = line.as_str() == first || line.as_str() == rest;
+        if is_empty || line.chars().count() + 1 + word.chars().count() <= width {
+            line.push_str(if is_empty { "" } else { " " });
+            line.push_str(word);
+        } else {
+            lines.push(format!("{rest}{word}"));
+        }
+    }
+    lines.join("\n")
 }
 
 /// Refuses kernels whose pages have another size, in bytes, than the one that all counts here are
@@ -87,6 +117,7 @@ fn run_command(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
         Command::Doctor(args) => doctor::run(&args, dir),
         Command::Daemon(args) => daemon::run(args, dir),
+        Command::Config(command) => config::run(&command),
         Command::Run(args) => run::run(&args, dir),
         Command::Status(args) => status::run(&args, dir),
         Command::Dirty(args) => dirty::run(&args, dir),
@@ -97,6 +128,7 @@ fn run_command(cli: Cli) -> anyhow::Result<()> {
         Command::CheckpointGuard(args) => checkpoint::guard(&args),
         Command::Restore(args) => checkpoint::restore(&args),
         Command::Pool(args) => pool::run(&args),
+        Command::Generate(args) => generate::run(&args),
         Command::Demo(args) => demo::run(&args),
     }
 }

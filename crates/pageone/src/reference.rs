@@ -29,18 +29,7 @@ fn head(title: &str, source: &str) -> String {
 
 /// Breaks text into lines; `first` stands before the first line, `rest` before the others.
 fn wrap(text: &str, first: &str, rest: &str) -> String {
-    let mut lines = vec![first.to_owned()];
-    for word in text.split_whitespace() {
-        let Some(line) = lines.last_mut() else { continue };
-        let is_empty = line.as_str() == first || line.as_str() == rest;
-        if is_empty || line.chars().count() + 1 + word.chars().count() <= WIDTH {
-            line.push_str(if is_empty { "" } else { " " });
-            line.push_str(word);
-        } else {
-            lines.push(format!("{rest}{word}"));
-        }
-    }
-    lines.join("\n")
+    crate::reflow(text, first, rest, WIDTH)
 }
 
 /// Compares a page with what the definitions give, or writes it.

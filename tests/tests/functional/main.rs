@@ -9,3 +9,4 @@ mod estimate;
 mod guests;
 mod pool;
 mod recycling;
+mod service;

@@ -8,9 +8,10 @@
 //! ```
 //!
 //! It names the key, its type, default, unit and range; `option` gives it an option of `pageone
-//! daemon` too, with the name of its value. From the table come the struct with serde's traits, its
-//! defaults, the check of ranges, and the list of [`Setting`]s from which the program makes its
-//! options and the reference page.
+//! daemon` too, with the name of its value. A change takes [`Effect`] at once, where no `effect`
+//! says otherwise. From the table come the struct with serde's traits, its defaults, the check of
+//! ranges, what a reload may change, and the list of [`Setting`]s from which the program makes its
+//! options, the sample file and the reference page.
 
 use super::{Config, ConfigError};
 
@@ -25,6 +26,8 @@ pub struct Setting {
     pub range: Range,
     /// Its option of `pageone daemon`, if it has one.
     pub option: Option<CommandOption>,
+    /// When a change takes effect while the daemon runs.
+    pub effect: Effect,
     /// Its meaning; one space stands before each line of the source.
     pub(super) text: &'static str,
 }
@@ -43,6 +46,28 @@ pub struct CommandOption {
     pub value_name: &'static str,
     /// Sets it from a command line's text.
     pub set: fn(&mut Config, &str) -> Result<(), ConfigError>,
+}
+
+/// When a changed setting takes effect, after a running daemon has read its file again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// At once, or with the next merge period.
+    AtOnce,
+    /// For clients that come from then on; the others keep what they have.
+    NewClients,
+    /// When the daemon is started again.
+    Restart,
+}
+
+/// Which settings another configuration changes, by their keys.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Those in effect from now on.
+    pub at_once: Vec<&'static str>,
+    /// Those in effect for clients that come from now on.
+    pub new_clients: Vec<&'static str>,
+    /// Those that keep their old values until the daemon is started again.
+    pub restart: Vec<&'static str>,
 }
 
 /// The values that a setting may have.
@@ -115,7 +140,8 @@ impl<T> Number for Vec<T> {}
 /// See the module's text.
 macro_rules! settings {
     ($( $(#[doc = $help:literal])+ $(#[serde($serde:meta)])? $key:ident: $ty:ty = $default:expr,
-        $unit:literal, $range:ident $(($($bound:expr),+))? $(, option $value_name:literal)?; )+) => {
+        $unit:literal, $range:ident $(($($bound:expr),+))? $(, option $value_name:literal)?
+        $(, effect $effect:ident)?; )+) => {
         /// Settings of the engine. The names are the keys of the configuration file.
         #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
         #[serde(deny_unknown_fields, default)]
@@ -138,17 +164,42 @@ macro_rules! settings {
             unit: $unit,
             range: Range::$range $(($($bound),+))?,
             option: settings!(@option $key $($value_name)?),
+            effect: settings!(@effect $($effect)?),
             text: concat!($($help),+),
         } ),+];
 
         impl Config {
             /// Checks each value by itself.
-            fn check_ranges(&self) -> Result<(), ConfigError> {
+            ///
+            /// # Errors
+            ///
+            /// The first setting that is out of its range.
+            pub fn check_ranges(&self) -> Result<(), ConfigError> {
                 $( (Range::$range $(($($bound),+))?).check(stringify!($key), $unit, self.$key.number())?; )+
                 Ok(())
             }
+
+            /// Compares with what is in effect. What takes effect at a restart only gets its value
+            /// from there.
+            pub(crate) fn keep_fixed(&mut self, running: &Config) -> Changes {
+                let mut changes = Changes::default();
+                $( if self.$key != running.$key {
+                    match settings!(@effect $($effect)?) {
+                        Effect::AtOnce => changes.at_once.push(stringify!($key)),
+                        Effect::NewClients => changes.new_clients.push(stringify!($key)),
+                        Effect::Restart => {
+                            self.$key = running.$key.clone();
+                            changes.restart.push(stringify!($key));
+                        }
+                    }
+                } )+
+                self.directory = running.directory.clone();
+                changes
+            }
         }
     };
+    (@effect) => { Effect::AtOnce };
+    (@effect $effect:ident) => { Effect::$effect };
     (@option $key:ident) => { None };
     (@option $key:ident $value_name:literal) => {
         Some(CommandOption {

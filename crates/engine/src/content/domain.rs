@@ -140,7 +140,7 @@ impl Domain {
         let seed = u64::from_ne_bytes(seed);
         let by_node = !config.merge_across_nodes && kmem::numa::nodes() > 1;
         Self {
-            store: Store::new(&key.to_string(), by_node, config.quarantine(), config.reserve_mib << 20),
+            store: Store::new(&key.to_string(), by_node, config.quarantine(), config.reserve()),
             index: Index::new(),
             seed,
             zero_digest: xxhash_rust::xxh3::xxh3_64_with_seed(&[0; kmem::PAGE_SIZE], seed),
@@ -149,6 +149,11 @@ impl Domain {
             replicas: Mutex::default(),
             key,
         }
+    }
+
+    /// Other settings.
+    pub(crate) fn set(&self, config: &Config) {
+        self.store.set(config.quarantine(), config.reserve());
     }
 
     /// The digest of a page.

@@ -48,7 +48,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::*;
+use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::time::{Duration, Instant};
 
 use kmem::PAGE_SIZE;
@@ -105,8 +105,9 @@ pub(crate) struct Store {
     pub(crate) by_node: bool,
     segments: RwLock<Vec<Option<Arc<Segment>>>>,
     free: Mutex<Free>,
-    quarantine_time: Duration,
-    reserve_bytes: u64,
+    /// In milliseconds.
+    quarantine_time: AtomicU64,
+    reserve_bytes: AtomicU64,
     /// Fills slots, where the kernel has what it takes.
     filler: Option<Uffd>,
 }
@@ -124,7 +125,23 @@ impl Store {
             memfd::filler().inspect_err(|e| tracing::debug!(store = name, "frames are written one by one: {e}")).ok();
         // The kernel takes names of 249 bytes, with its own part and ours.
         let name = name.chars().take(50).collect();
-        Self { name, by_node, segments: RwLock::default(), free, quarantine_time, reserve_bytes, filler }
+        let store = Self {
+            name,
+            by_node,
+            segments: RwLock::default(),
+            free,
+            quarantine_time: AtomicU64::default(),
+            reserve_bytes: AtomicU64::default(),
+            filler,
+        };
+        store.set(quarantine_time, reserve_bytes);
+        store
+    }
+
+    /// Sets what [`Store::new`] was told last.
+    pub(crate) fn set(&self, quarantine_time: Duration, reserve_bytes: u64) {
+        self.quarantine_time.store(quarantine_time.as_millis() as u64, Relaxed);
+        self.reserve_bytes.store(reserve_bytes, Relaxed);
     }
 
     fn segments(&self) -> RwLockReadGuard<'_, Vec<Option<Arc<Segment>>>> {
@@ -283,7 +300,8 @@ impl Store {
         let (closed, spent) = {
             let mut free = self.free.lock();
             let pinned = |frame| self.with(frame, |s, slot| s.refs[slot].load(Acquire) != 0).unwrap_or(true);
-            free.end_quarantine(now, self.quarantine_time, pinned);
+            let quarantine = Duration::from_millis(self.quarantine_time.load(Relaxed));
+            free.end_quarantine(now, quarantine, pinned);
             let closed = self.close_unused(&mut free);
             (closed, free.take_spent(MOST_PUNCHES))
         };

@@ -11,7 +11,7 @@ use kmem::seqpacket::Listener;
 use parking_lot::Mutex;
 
 use crate::client::Client;
-use crate::config::Config;
+use crate::config::{Changes, Config};
 use crate::daemon::service::Service;
 use crate::merge::pass::{self, Buffers};
 use crate::world::shared::Shared;
@@ -105,6 +105,19 @@ impl Engine {
         Ok(Self { shared, wake, service, workers, lock })
     }
 
+    /// Puts other settings in effect; clients stay connected and merged. `config` must have passed
+    /// [`Config::check`]. Settings that need a restart keep their values; the answer names them.
+    pub fn reconfigure(&self, config: Config) -> Changes {
+        let changes = self.shared.reconfigure(config);
+        self.wake();
+        changes
+    }
+
+    /// Lets the service thread look at what has changed.
+    fn wake(&self) {
+        let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
+    }
+
     /// Whether the engine has ended by itself (`exit_when_idle`).
     pub fn ended(&self) -> bool {
         self.shared.stopping()
@@ -113,7 +126,7 @@ impl Engine {
     /// Ends every thread. Merged memory stays merged; clients wait for the next daemon.
     pub fn stop(&self) {
         self.shared.stop();
-        let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
+        self.wake();
         if let Some(service) = self.service.lock().take() {
             let _ = service.join();
         }

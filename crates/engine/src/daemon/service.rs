@@ -137,9 +137,10 @@ impl Service {
 
     /// Waits for events until the engine stops.
     pub(super) fn run(&mut self) {
-        let mut periods = Periods::new(self.shared.config.period(), Instant::now());
+        let mut periods = Periods::new(self.shared.config().period(), Instant::now());
         let mut events = Vec::with_capacity(EVENTS);
         while !self.shared.stopping() {
+            periods.set(self.shared.config().period(), Instant::now());
             let scans = periods.wake(Instant::now());
             let next = [self.next_reclaim, self.next_expiry()].into_iter().flatten().fold(scans, Instant::min);
             let busy = !self.unfinished.is_empty();
@@ -219,7 +220,7 @@ impl Service {
         let clients = self.shared.clients();
         let mut all_closed = Vec::new();
         for domain in self.shared.domains() {
-            let closed = domain.tidy(now, self.shared.config.period());
+            let closed = domain.tidy(now, self.shared.config().period());
             for &segment in &closed {
                 clients.iter().filter(|c| Arc::ptr_eq(&c.domain, &domain)).for_each(|c| c.drop_segment(segment));
             }
@@ -230,7 +231,7 @@ impl Service {
         if !clients.is_empty() {
             self.empty_since = now;
         }
-        let idle = self.shared.config.exit_when_idle;
+        let idle = self.shared.config().exit_when_idle;
         if idle > 0.0 && now.duration_since(self.empty_since).as_secs_f64() >= idle {
             tracing::info!("no client for {idle} s; the daemon ends");
             self.shared.stop();

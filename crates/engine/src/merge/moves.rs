@@ -40,7 +40,7 @@ pub(super) fn serve(shared: &Shared, client: &Client) -> Result<(), Unserved> {
         }
     }
     // The first pass of the next period may come a little sooner after its beginning than this one.
-    client.state().schedule.next_walk = begin + shared.config.period() / 2;
+    client.state().schedule.next_walk = begin + shared.config().period() / 2;
     Ok(())
 }
 

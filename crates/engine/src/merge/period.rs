@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Refuses pinned memory, and scans. `false`: there is nothing to do for this client now.
 pub(super) fn begin(shared: &Shared, client: &Client) -> bool {
     if client.state().schedule.next_scan <= Instant::now() {
-        client.look_for_direct_io(shared.config.direct_io_seconds, || {
+        client.look_for_direct_io(shared.config().direct_io_seconds, || {
             let held_up = || Some("files that do not answer".to_owned());
             touch(client.user.uid, || kmem::procfs::unpinned_io(client.pid)).unwrap_or_else(held_up)
         });
@@ -72,7 +72,7 @@ pub(super) fn begin(shared: &Shared, client: &Client) -> bool {
             return false;
         }
     }
-    if state.schedule.cooldown_began.elapsed().as_secs_f64() >= shared.config.direct_io_seconds {
+    if state.schedule.cooldown_began.elapsed().as_secs_f64() >= shared.config().direct_io_seconds {
         state.schedule.cooldown_began = Instant::now();
         state.regions.values_mut().for_each(Region::end_cooldown);
     }

@@ -55,8 +55,8 @@ fn refused_status(uid: u32, refused: Refused) -> RefusedStatus {
 fn host(shared: &Shared) -> HostMetrics {
     HostMetrics {
         uptime_seconds: shared.started.elapsed().as_secs_f64(),
-        merge_period_seconds: shared.config.merge_period,
-        reclaim_period_seconds: shared.config.reclaim_period,
+        merge_period_seconds: shared.config().merge_period,
+        reclaim_period_seconds: shared.config().reclaim_period,
         pages_recycled_total: shared.reaped_recycled.load(Relaxed),
         daemon_cpu_seconds: own_cpu().as_secs_f64(),
         agent_cpu_seconds: shared.reaped_cpu_ns.load(Relaxed) as f64 / 1e9,

@@ -21,6 +21,8 @@ fn users_do_not_count_for_each_other() {
     let _first = users.user(1).claim(Kind::Clients, 1).unwrap();
     assert!(users.user(1).claim(Kind::Clients, 1).is_err());
     assert!(users.user(2).claim(Kind::Clients, 1).is_ok());
+    users.set(&Config { user_clients: 2, ..Config::default() });
+    assert!(users.user(1).claim(Kind::Clients, 1).is_ok(), "as many as may be now");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use parking_lot::{Mutex, RwLock};
 use crate::client::Client;
 use crate::client::link::Tracking;
 use crate::client::requests::Request;
-use crate::config::Config;
+use crate::config::{Changes, Config};
 use crate::content::domain::{Domain, DomainError, DomainKey};
 use crate::content::frame::Frame;
 use crate::content::index::{ClientId, MAX_CLIENTS, Sighting};
@@ -25,7 +25,7 @@ const CHARGE_EVERY: Duration = Duration::from_millis(1);
 
 /// What the threads share.
 pub(crate) struct Shared {
-    pub(crate) config: Config,
+    config: RwLock<Arc<Config>>,
     pub(crate) queue: Queue<Client>,
     pub(crate) pacer: Pacer,
     pub(crate) stalls: Stalls,
@@ -64,7 +64,7 @@ impl Shared {
         Self {
             pacer: Pacer::new(&config),
             users: Users::new(&config),
-            config,
+            config: RwLock::new(Arc::new(config)),
             queue: Queue::default(),
             stalls: Stalls::default(),
             started: Instant::now(),
@@ -79,6 +79,26 @@ impl Shared {
             reaped_merged: AtomicU64::default(),
             reaped_recycled: AtomicU64::default(),
         }
+    }
+
+    /// The settings that are in effect.
+    pub(crate) fn config(&self) -> Arc<Config> {
+        self.config.read().clone()
+    }
+
+    /// Puts other settings in effect, but for those that need a restart.
+    pub(crate) fn reconfigure(&self, mut config: Config) -> Changes {
+        let (config, changes) = {
+            let mut running = self.config.write();
+            let changes = config.keep_fixed(&running);
+            *running = Arc::new(config);
+            (running.clone(), changes)
+        };
+        self.pacer.set(&config);
+        self.users.set(&config);
+        // A domain is made under this lock: with these settings, or it is here.
+        self.domains.lock().values().for_each(|domain| domain.set(&config));
+        changes
     }
 
     /// Ends every thread.
@@ -164,7 +184,7 @@ impl Shared {
         if let Some(known) = domains.get(&key) {
             return Ok(known.clone());
         }
-        let most = self.config.user_domains;
+        let most = self.config().user_domains;
         let counts = |other: &&DomainKey| other.uid == key.uid && other.can_be_multiplied();
         if let Some(uid) = key.uid
             && key.can_be_multiplied()
@@ -172,7 +192,7 @@ impl Shared {
         {
             return Err(DomainError::TooMany { uid, most });
         }
-        let domain = Arc::new(Domain::new(key.clone(), &self.config));
+        let domain = Arc::new(Domain::new(key.clone(), &self.config()));
         domains.insert(key, domain.clone());
         Ok(domain)
     }

@@ -185,10 +185,16 @@ fn look(pid: i32, vhost: bool, kernel: (u32, u32)) -> io::Result<Option<String>>
     if let Some(why) = among(&format!("/proc/{pid}/mountinfo"), &mut mounts, ring, kernel)? {
         return Ok(Some(why));
     }
-    // Files that were opened in the daemon's mount namespace and passed on. On a mount that neither
-    // list names, a descriptor without O_DIRECT is of the kernel's own files: a socket, an eventfd.
-    if let Some(why) = among("/proc/self/mountinfo", &mut mounts, false, kernel)? {
-        return Ok(Some(why));
+    // Files that were opened in the host's mount namespace and passed on, or in the daemon's: a
+    // service manager may give the daemon one of its own. On a mount that no list names, a
+    // descriptor without O_DIRECT is of the kernel's own files: a socket, an eventfd.
+    for list in ["/proc/1/mountinfo", "/proc/self/mountinfo"] {
+        match among(list, &mut mounts, false, kernel) {
+            Ok(None) => {}
+            // A user's own daemon may not look, and is in the host's namespace.
+            Err(e) if list != "/proc/self/mountinfo" && e.kind() == io::ErrorKind::PermissionDenied => {}
+            found => return found,
+        }
     }
     Ok(mounts.values().any(Descriptor::is_direct).then(|| "a mount of another namespace".to_owned()))
 }

@@ -2,17 +2,20 @@
 
 use std::fmt::Write;
 
-use engine::{Range, SETTINGS, Setting};
+use engine::{SETTINGS, Setting};
 
 use super::{head, wrap};
-use crate::cmd::daemon::settings::{DEFAULT_FILE, default_of, long};
+use crate::cmd::config::effect;
+use crate::cmd::daemon::settings::{DEFAULT_FILE, default_of, long, range};
 
 pub(super) fn page() -> String {
     let mut out = head("Configuration", "the table of settings in `crates/engine/src/config.rs`");
     let intro = format!(
         "The daemon reads `{DEFAULT_FILE}`, or the file that `--config` names. The file is TOML. A key that is not \
          listed here is an error, and so is a value out of its range: `pageone daemon` then ends with exit code 5 and \
-         names the file, the line and the key. An option of `pageone daemon` goes before the key of the same name. \
+         names the file, and the line and the key of each problem, as `pageone config check` does. SIGHUP (`systemctl \
+         reload pageone`) makes a running daemon read its file again; clients stay connected, and a file with a \
+         problem is refused as a whole. An option of `pageone daemon` goes before the key of the same name. \
          `--target-scan-time` alone sets the merge period, too."
     );
     let _ = writeln!(out, "\n{}\n\n## All keys with their defaults\n\n```toml", wrap(&intro, "", ""));
@@ -38,17 +41,6 @@ fn entry(out: &mut String, setting: &Setting) {
         Some(option) => format!("`--{} {}`", long(setting), option.value_name),
         None => "none".into(),
     };
-    let facts = format!("Unit: {unit}. Range: {}. Default: {default}. Option: {option}.", range(setting.range));
+    let facts = format!("Unit: {unit}. Range: {}. Default: {default}. Option: {option}. {}", range(setting.range), effect(setting.effect));
     let _ = writeln!(out, "### `{}`\n\n{}\n\n{}\n", setting.key, wrap(setting.help(), "", ""), wrap(&facts, "", ""));
-}
-
-fn range(range: Range) -> String {
-    match range {
-        Range::Any => "any value of its type".into(),
-        Range::Between(least, most) => format!("{least} to {most}"),
-        Range::NoneOr(most) => format!("0, or 0.1 to {most}"),
-        Range::AtMost(most) => format!("0 to {most}"),
-        Range::MergePeriod => "0 to `merge_period`; whole numbers with mode `scan-time`".into(),
-        Range::OneOf(names) => names().iter().map(|name| format!("`\"{name}\"`")).collect::<Vec<_>>().join(", "),
-    }
 }

@@ -82,7 +82,7 @@ impl Store {
         if self.free.lock().checked.is_some_and(|checked| checked.elapsed() < CHECK_EVERY) {
             return Ok(());
         }
-        let (reserve, mib) = (self.reserve_bytes, 1 << 20);
+        let (reserve, mib) = (self.reserve_bytes.load(std::sync::atomic::Ordering::Relaxed), 1 << 20);
         if let Ok(Some(left)) = kmem::cgroup::memory_headroom()
             && left < reserve
         {

@@ -280,7 +280,7 @@ impl Admitted {
         let checked = || -> Result<_, AdmissionError> {
             let claim = handshake.user.claim(Kind::Clients, 1)?;
             let pidfd = handshake.conn.peer_pidfd().map_err(AdmissionError::Process)?;
-            let verdict = tenants::judge(&shared.config.tenants, tenants::find(Path::new("/"), pid));
+            let verdict = tenants::judge(&shared.config().tenants, tenants::find(Path::new("/"), pid));
             let process = Process::open(pid, uid, &control, address)?;
             // The process lived all the time, so no other had its number; and it ran no other
             // program, since it still shows the control page.
@@ -297,7 +297,7 @@ impl Admitted {
         // Kept until the users of their frames are counted: the service thread closes unused ones.
         let held = adopt_segments(shared, &domain, &handshake.user, pid, handshake.segments);
         let segments = held.iter().map(|segment| segment.id).collect();
-        let config = &shared.config;
+        let config = shared.config();
         let identity = Identity {
             number,
             pid,
@@ -378,7 +378,7 @@ impl Handshake {
     /// Its domain: the part of its tenant's, or of its user's, that it asks for.
     fn domain(&self, shared: &Shared, verdict: &Verdict) -> Result<DomainKey, DomainError> {
         let asked = self.hello.as_ref().and_then(|hello| hello.domain.as_deref());
-        DomainKey::of(&shared.config, self.peer.uid, verdict.tenant.clone(), asked)
+        DomainKey::of(&shared.config(), self.peer.uid, verdict.tenant.clone(), asked)
     }
 
     /// Tells the agent that it is no client, and why.
@@ -391,7 +391,7 @@ impl Handshake {
     /// Welcomes an agent with its control page.
     fn welcome(&mut self, shared: &Shared) -> Result<(), AdmissionError> {
         self.control =
-            Some(send_control_page(&self.conn, shared.config.direct_io_seconds).map_err(AdmissionError::ControlPage)?);
+            Some(send_control_page(&self.conn, shared.config().direct_io_seconds).map_err(AdmissionError::ControlPage)?);
         Ok(())
     }
 }

@@ -40,6 +40,14 @@ impl Periods {
         Self { period, next: now + period, due: BTreeSet::new(), awaited: BTreeSet::new() }
     }
 
+    /// Another period from now on; the one under way gets no longer.
+    pub(super) fn set(&mut self, period: Duration, now: Instant) {
+        if period != self.period {
+            self.period = period;
+            self.next = self.next.min(now + period);
+        }
+    }
+
     /// When to look at the periods again.
     pub(super) fn wake(&self, now: Instant) -> Instant {
         let later = (!self.due.is_empty()).then(|| now + (self.period / 64).min(LATER));
@@ -100,5 +108,8 @@ mod tests {
         assert_eq!(periods.scans(|_| false), scans(&[2], true), "as soon as its passes are over");
         assert!(periods.begin(start + 5 * PERIOD, all));
         assert_eq!(periods.scans(|user| user == 3), scans(&[1, 2], true), "user 3 was not of the last round");
+        let now = start + 5 * PERIOD;
+        periods.set(PERIOD / 10, now);
+        assert!(periods.begin(now + PERIOD / 10, all), "a shorter period begins at once");
     }
 }

@@ -11,29 +11,33 @@ use engine::{Config, Range, SETTINGS, Setting};
 use crate::{Code, Coded};
 
 /// Read when no `--config` is given, if it is there.
-pub(crate) const DEFAULT_FILE: &str = "/etc/pageone.toml";
+pub(crate) const DEFAULT_FILE: &str = "/etc/pageone/pageone.toml";
 
-/// Reads a configuration file.
+/// A domain that spans several users, as an example.
+pub(crate) const DOMAIN_EXAMPLE: &str = "[domains.web]\nuids = [1000, 1001]\n";
+
+/// Reads a configuration file. Returns the number of keys that are set, too.
 ///
 /// # Errors
 ///
-/// Name the file, the line and the key.
-pub(crate) fn load(path: Option<&Path>) -> Result<Config> {
+/// Name the file, and the line and the key of each problem.
+pub(crate) fn load(path: Option<&Path>) -> Result<(Config, usize)> {
     let (path, needed) = match path {
         Some(path) => (path, true),
         None => (Path::new(DEFAULT_FILE), false),
     };
-    let wrong = |why: String| Coded(Code::Configuration, format!("{}: {why}", path.display()));
+    let wrong = |why: String| Coded(Code::Configuration, why);
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound && !needed => {
-            return Ok(Config::default());
+            return Ok((Config::default(), 0));
         }
-        Err(e) => return Err(wrong(format!("cannot be read: {e}")).into()),
+        Err(e) => return Err(wrong(format!("{}: cannot be read: {e}", path.display())).into()),
     };
-    let config: Config = toml::from_str(&text).map_err(|e| wrong(e.to_string().trim_end().to_string()))?;
-    config.check().map_err(|e| wrong(e.to_string()))?;
-    Ok(config)
+    Ok(super::file::parse(&text).map_err(|problems| {
+        let lines: Vec<_> = problems.iter().map(|problem| format!("{}: {problem}", path.display())).collect();
+        wrong(lines.join("\n"))
+    })?)
 }
 
 /// The settings that the command line gives, as text.
@@ -93,6 +97,18 @@ pub(crate) fn default_of(setting: &Setting) -> serde_json::Value {
     all.get(setting.key).cloned().unwrap_or_default()
 }
 
+/// A range in words, for people.
+pub(crate) fn range(range: Range) -> String {
+    match range {
+        Range::Any => "any value of its type".into(),
+        Range::Between(least, most) => format!("{least} to {most}"),
+        Range::NoneOr(most) => format!("0, or 0.1 to {most}"),
+        Range::AtMost(most) => format!("0 to {most}"),
+        Range::MergePeriod => "0 to `merge_period`; whole numbers with mode `scan-time`".into(),
+        Range::OneOf(names) => names().iter().map(|name| format!("`\"{name}\"`")).collect::<Vec<_>>().join(", "),
+    }
+}
+
 fn args() -> impl Iterator<Item = Arg> {
     SETTINGS.iter().filter_map(|setting| {
         let option = setting.option?;
@@ -139,7 +155,7 @@ mod tests {
     fn parse(text: &str) -> Result<Config> {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), text).unwrap();
-        load(Some(file.path()))
+        load(Some(file.path())).map(|(config, _)| config)
     }
 
     #[test]

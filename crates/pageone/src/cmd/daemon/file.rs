@@ -1,0 +1,168 @@
+//! A configuration file: read it, and say all that is wrong with it.
+//!
+//! Each key is read by itself, so that one mistake does not hide the next. What keys mean together
+//! is checked when each of them is right.
+
+use std::fmt;
+use std::ops::Range;
+
+use engine::{Config, SETTINGS};
+use serde::Deserialize;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue, ValueDeserializer};
+
+/// Something wrong in a configuration file.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Problem {
+    /// Where, from 1 on; 0: nowhere in particular.
+    line: usize,
+    /// The key; empty where the file is no TOML.
+    key: String,
+    /// What is wrong, and what would be right.
+    text: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.line > 0 {
+            write!(f, "line {}: ", self.line)?;
+        }
+        if !self.key.is_empty() {
+            write!(f, "{}: ", self.key)?;
+        }
+        f.write_str(&self.text)
+    }
+}
+
+/// Reads a configuration, and checks it. Returns the number of keys that are set, too.
+///
+/// # Errors
+///
+/// All that is wrong, in the order of the lines.
+pub(crate) fn parse(text: &str) -> Result<(Config, usize), Vec<Problem>> {
+    let line = |span: Option<Range<usize>>| {
+        let before = span.and_then(|span| text.get(..span.start));
+        before.map_or(0, |before| before.matches('\n').count() + 1)
+    };
+    let (table, errors) = DeTable::parse_recoverable(text);
+    let wrong = |e: &toml::de::Error| {
+        Problem { line: line(e.span()), key: String::new(), text: format!("this is no TOML: {}", e.message()) }
+    };
+    let mut problems: Vec<_> = errors.iter().map(wrong).collect();
+    let whole = table.span();
+    let mut lines = Vec::new();
+    for (key, value) in table.into_inner() {
+        let name = key.get_ref().to_string();
+        lines.push((name.clone(), line(Some(key.span()))));
+        let at = line(Some(key.span()));
+        let mut add = |line, text| problems.push(Problem { line, key: name.clone(), text });
+        if !SETTINGS.iter().any(|setting| setting.key == name) {
+            add(at, unknown(&name));
+            continue;
+        }
+        match read_one(key, value, &whole) {
+            Ok(config) => {
+                if let Err(e) = config.check_ranges() {
+                    add(at, e.problem);
+                }
+            }
+            Err(e) => add(line(e.span()).max(at), format!("{}; {}", e.message(), right(&name))),
+        }
+    }
+    if problems.is_empty() {
+        match toml::from_str::<Config>(text).map(|config| (config.check(), config)) {
+            Ok((Ok(()), config)) => return Ok((config, lines.len())),
+            Ok((Err(e), _)) => {
+                let line = lines.iter().find(|(key, _)| key == e.key).map_or(0, |&(_, line)| line);
+                problems.push(Problem { line, key: e.key.into(), text: e.problem });
+            }
+            Err(e) => problems.push(wrong(&e)),
+        }
+    }
+    problems.sort_by_key(|problem| problem.line);
+    Err(problems)
+}
+
+/// A configuration in which one key is set.
+fn read_one<'a>(
+    key: Spanned<std::borrow::Cow<'a, str>>,
+    value: Spanned<DeValue<'a>>,
+    whole: &Range<usize>,
+) -> Result<Config, toml::de::Error> {
+    let mut table = DeTable::new();
+    table.insert(key, value);
+    Config::deserialize(ValueDeserializer::from(Spanned::new(whole.clone(), DeValue::Table(table))))
+}
+
+/// What to say of a key that is none.
+fn unknown(key: &str) -> String {
+    let all = "`pageone config sample` shows all settings";
+    let near = SETTINGS.iter().map(|setting| (distance(key, setting.key), setting.key)).min();
+    match near {
+        Some((distance, near)) if distance <= near.len() / 3 => {
+            format!("there is no such setting; did you mean {near}? {all}")
+        }
+        _ => format!("there is no such setting; {all}"),
+    }
+}
+
+/// What a key of another type takes.
+fn right(key: &str) -> String {
+    let setting = SETTINGS.iter().find(|setting| setting.key == key);
+    match setting.map(super::settings::default_of) {
+        Some(default) if !default.is_object() => format!("write it as in `{key} = {default}`"),
+        _ => format!("write it as in\n{}", super::settings::DOMAIN_EXAMPLE.trim_end()),
+    }
+}
+
+/// How many letters to add, remove or change to make one word of the other (Levenshtein).
+fn distance(from: &str, to: &str) -> usize {
+    let to: Vec<char> = to.chars().collect();
+    let mut row: Vec<usize> = (0..=to.len()).collect();
+    for (at, letter) in from.chars().take(64).enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], at + 1);
+        for (n, other) in to.iter().enumerate() {
+            let least = (diagonal + usize::from(letter != *other)).min(row[n] + 1).min(row[n + 1] + 1);
+            diagonal = std::mem::replace(&mut row[n + 1], least);
+        }
+    }
+    row[to.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problems(text: &str) -> Vec<String> {
+        parse(text).unwrap_err().iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn every_problem_is_named_with_its_line_its_key_and_what_would_be_right() {
+        let found = problems(
+            "merge_perod = 5\nthreads = \"two\"\n# a comment\nmax_cpu = 0.01\nmerge_across_nodes = true\n\n\
+             [domains.web]\nuids = \"all\"\n",
+        );
+        let expected = [
+            "line 1: merge_perod: there is no such setting; did you mean merge_period? ",
+            "line 2: threads: invalid type: string \"two\", expected usize; write it as in `threads = 0`",
+            "line 4: max_cpu: 0.01 is not 0, for none, or between 0.1 and 102400 percent",
+            "line 8: domains: invalid type: string \"all\"",
+        ];
+        assert_eq!(found.len(), expected.len(), "{found:?}");
+        for (found, expected) in found.iter().zip(expected) {
+            assert!(found.starts_with(expected), "{found}");
+        }
+        let found = problems("threads = 1\n= 5\nreserve_mib = \n");
+        assert!(found.len() >= 2 && found[0].starts_with("line 2: this is no TOML"), "{found:?}");
+        assert!(problems("nonsense = 1\n")[0].contains("no such setting; `pageone config sample`"));
+    }
+
+    #[test]
+    fn what_keys_mean_together_is_checked_when_each_is_right() {
+        assert_eq!(parse("merge_period = 60\ntarget_scan_time = 30\n").unwrap().1, 2);
+        let found = problems("threads = 1\ntarget_scan_time = 30\n");
+        assert!(found[0].starts_with("line 2: target_scan_time: 30 s is not between"), "{found:?}");
+        assert_eq!(parse("").unwrap(), (Config::default(), 0));
+    }
+}

@@ -1,0 +1,100 @@
+#!/bin/bash
+# Installs, upgrades, downgrades, removes and purges the Debian packages in a fresh root of Debian 12, and looks at each step.
+#
+#   scripts/test-packages.sh [DIRECTORY]      DIRECTORY: where the programs are (default: target/release)
+#
+# The root comes from `scripts/deps.sh packages`. Nothing is installed here.
+# Exit: 0 all checks hold; 1 some do not, and each is named; 2 it cannot run here.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+cache=${PAGEONE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/pageone}
+programs=${1:-${CARGO_TARGET_DIR:-target}/release}
+[ "$(id -u)" -eq 0 ] || { echo 'test-packages: SKIPPED: only root can install packages into a root' >&2; exit 2; }
+[ -e "$cache/packages-root.tar" ] || { echo "test-packages: there is no root: run 'scripts/deps.sh packages'" >&2; exit 2; }
+work=$(mktemp -d /tmp/pageone-packages.XXXXXX)
+trap 'rm -rf "$work"' EXIT
+chmod 755 "$work"
+passed=0 failed=0
+# holds WHAT COMMAND...: a check.
+holds() {
+    local what=$1
+    shift
+    if "$@" > "$work/said" 2>&1; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        echo "test-packages: does not hold: $what"
+        sed 's/^/    /' "$work/said"
+    fi
+}
+not() { ! "$@"; }
+skipped() { echo "test-packages: SKIPPED: $*"; }
+
+old=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
+new=$old+next
+DEB_OUT=$work/old packaging/deb.sh "$programs" > "$work/log" || { cat "$work/log"; exit 1; }
+DEB_OUT=$work/new DEB_VERSION=$new packaging/deb.sh "$programs" > /dev/null
+grep SKIPPED "$work/log" || true
+
+root=$work/root
+mkdir "$root" && tar -xf "$cache/packages-root.tar" -C "$root" --exclude='./dev/*'
+mkdir -p "$root/packages" && cp -r "$work/old" "$work/new" "$root/packages/"
+mknod -m 666 "$root/dev/null" c 1 3
+inside() { unshare --mount --pid --fork --mount-proc="$root/proc" chroot "$root" env PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 "$@"; }
+# The module's package needs dkms, which the root does not have: that dependency alone is left out.
+# Debian's slim roots leave documents out; here they are looked at.
+dpkg_inside() { inside dpkg --ignore-depends=dkms --path-include='/usr/share/*' --force-downgrade --force-confold "$@"; }
+files() { (cd "$root" && find . -path ./proc -prune -o -path ./packages -prune -o -path ./var/log -prune -o -path ./var/cache -prune \
+    -o -path './var/lib/dpkg/*-old' -prune -o -path ./run -prune -o -print | LC_ALL=C sort); }
+files > "$work/before"
+
+holds 'they install' dpkg_inside -i $(cd "$root" && printf '/%s ' packages/old/*.deb)
+holds 'pageone runs, with the glibc of Debian 12' inside pageone --version
+holds 'the sample configuration has nothing wrong' inside pageone config check
+holds 'the sample is what the program prints' inside sh -c 'pageone config sample | cmp - /etc/pageone/pageone.toml'
+for page in pageone pageone-daemon pageone-run pageone-status pageone-config-check; do
+    holds "$page has a man page" inside sh -c "zcat /usr/share/man/man1/$page.1.gz | grep -q '^\.TH'"
+done
+holds 'completions for bash' inside bash -c '. /usr/share/bash-completion/completions/pageone && complete -p pageone'
+holds 'the unit is right' inside systemd-analyze verify --man=no /lib/systemd/system/pageone.service
+holds 'its exposure is at most 2.0' inside systemd-analyze security --offline=yes --threshold=20 /lib/systemd/system/pageone.service
+holds 'the unit is enabled' test -L "$root/etc/systemd/system/multi-user.target.wants/pageone.service"
+holds 'run finds the agent' inside sh -c 'ldd /usr/lib/pageone/libpageone_agent.so && ! ldd /usr/lib/pageone/libpageone_agent.so | grep "not found"'
+holds 'programs belong to root and nobody else writes them' inside sh -c '[ "$(stat -c %U%a /usr/bin/pageone)" = root755 ]'
+holds 'what is there is what was packed' inside dpkg --verify pageone libpageone-agent pageone-ppr-dkms
+
+# An edit survives the upgrade, and so does what an administrator has switched off.
+sed -i 's/^#max_cpu = .*/max_cpu = 25/' "$root/etc/pageone/pageone.toml"
+rm "$root/etc/systemd/system/multi-user.target.wants/pageone.service"
+holds 'they upgrade' dpkg_inside -i $(cd "$root" && printf '/%s ' packages/new/*.deb)
+holds 'the new version is there' inside sh -c "[ \"\$(dpkg-query -Wf '\${Version}' pageone)\" = $new ]"
+holds 'an edited configuration stays' grep -q '^max_cpu = 25' "$root/etc/pageone/pageone.toml"
+holds 'a disabled unit stays disabled' not test -e "$root/etc/systemd/system/multi-user.target.wants/pageone.service"
+holds "the module's older source went" not test -e "$root/usr/src/ppr-$old/dkms.conf"
+holds 'they downgrade' dpkg_inside -i $(cd "$root" && printf '/%s ' packages/old/*.deb)
+holds 'an edited configuration stays at the downgrade' grep -q '^max_cpu = 25' "$root/etc/pageone/pageone.toml"
+
+# The module, for kernels whose headers are in the cache.
+built=0
+for headers in "$cache"/headers/*/; do
+    [ -e "${headers}complete" ] && command -v gcc-12 > /dev/null || continue
+    version=$(basename "$headers")
+    rm -rf "$work/ppr" && cp -r "$root/usr/src/ppr-$old" "$work/ppr"
+    holds "the module's source builds for $version" make -s -C "$work/ppr" KDIR="${headers}usr/src/linux-headers-$version" modules
+    built=$((built + 1))
+done
+[ "$built" -gt 0 ] || skipped "whether the module builds (no headers in the cache: 'scripts/deps.sh ppr')"
+
+names=$(for deb in "$work"/old/*.deb; do dpkg-deb -f "$deb" Package; done)
+holds 'they go' dpkg_inside -r $names
+holds 'the configuration stays' test -e "$root/etc/pageone/pageone.toml"
+holds 'they are purged' dpkg_inside -P $names
+files > "$work/after"
+holds 'a purge leaves nothing' diff "$work/before" "$work/after"
+if command -v lintian > /dev/null; then
+    holds 'lintian finds no error' lintian --fail-on error --suppress-tags bad-distribution-in-changes-file "$work"/old/*.deb
+else
+    skipped 'lintian (it is not installed)'
+fi
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]

@@ -390,8 +390,9 @@ impl Handshake {
 
     /// Welcomes an agent with its control page.
     fn welcome(&mut self, shared: &Shared) -> Result<(), AdmissionError> {
-        self.control =
-            Some(send_control_page(&self.conn, shared.config().direct_io_seconds).map_err(AdmissionError::ControlPage)?);
+        self.control = Some(
+            send_control_page(&self.conn, shared.config().direct_io_seconds).map_err(AdmissionError::ControlPage)?,
+        );
         Ok(())
     }
 }

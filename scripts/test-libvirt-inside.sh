@@ -209,7 +209,7 @@ if wants denied; then
     virsh -q suspend a1
     without '/smaps r,' smaps 'memory is not merged: /proc/self/smaps is denied by .*smaps r,. in /etc/apparmor.d/local/abstractions/libvirt-qemu'
     holds 'it works, unmerged' works d1
-    holds 'nothing of it is merged' sh -c "[ '$(merged d1)' = 0 ]"
+    holds 'nothing of it is merged' sh -c "[ '0$(merged d1)' -eq 0 ]"
     forget d1
     without '/pagemap r,' pagemap 'memory is not merged: /proc/self/pagemap is denied by'
     forget d1

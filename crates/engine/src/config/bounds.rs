@@ -1,8 +1,8 @@
 //! Bounds on the daemon's resources for one user and one connection.
 //!
 //! Every bound is per uid: a user that reaches one does not affect others. Bounds that an operator
-//! may have to change are settings (`user_memory`, `user_clients`, `user_domains`). A user with subordinate uids
-//! counts once for each.
+//! may have to change are settings (`user_memory`, `user_clients`, `user_domains`). A user with
+//! subordinate uids counts once for each.
 
 use std::time::Duration;
 

@@ -14,7 +14,7 @@ const MOST: u64 = 1 << 20;
 /// Why a manager's file does not count.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum FileError {
-    #[error("{path} can't be read: {source}; run the daemon as root")]
+    #[error("{path} can't be read: {source}; see that it is there, and run the daemon as root")]
     Io { path: PathBuf, source: io::Error },
     #[error("{path} does not count: others than root can write it; `chown root` and `chmod go-w` it")]
     Writable { path: PathBuf },

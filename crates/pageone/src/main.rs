@@ -16,9 +16,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::cmd::{
-    checkpoint, config, daemon, demo, detach, dirty, doctor, estimate, generate, ksm, pool, run, status,
-};
+use crate::cmd::{checkpoint, config, daemon, demo, detach, dirty, doctor, estimate, generate, ksm, pool, run, status};
 pub(crate) use crate::exit::{Code, Coded};
 
 /// Gives a virtual-machine host its memory back: merges identical pages of running guests, from

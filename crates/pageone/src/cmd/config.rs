@@ -88,11 +88,11 @@ mod tests {
     fn the_sample_is_right_as_it_is_and_with_every_key_set() {
         let sample = sample();
         assert_eq!(file::parse(&sample).unwrap(), (engine::Config::default(), 0), "only comments");
-        let keys: String =
-            sample.lines().filter_map(|line| line.strip_prefix('#')).filter(|line| !line.starts_with(' ')).fold(
-                String::new(),
-                |all, line| all + line + "\n",
-            );
+        let keys: String = sample
+            .lines()
+            .filter_map(|line| line.strip_prefix('#'))
+            .filter(|line| !line.starts_with(' '))
+            .fold(String::new(), |all, line| all + line + "\n");
         let (config, count) = file::parse(&keys).unwrap_or_else(|problems| panic!("{problems:?}\n{keys}"));
         assert_eq!(count, SETTINGS.len(), "every setting is in it");
         let without = engine::Config { domains: Default::default(), ..config };

@@ -103,9 +103,7 @@ fn start_log(json: bool) {
     let _ = match (json, service::logs_to_journal()) {
         (true, _) => log.json().try_init(),
         (false, false) => log.with_ansi(false).try_init(),
-        (false, true) => {
-            log.with_ansi(false).without_time().with_level(false).with_writer(service::Journal).try_init()
-        }
+        (false, true) => log.with_ansi(false).without_time().with_level(false).with_writer(service::Journal).try_init(),
     };
 }
 

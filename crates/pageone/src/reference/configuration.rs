@@ -38,6 +38,10 @@ fn entry(out: &mut String, setting: &Setting) {
         Some(option) => format!("`--{} {}`", long(setting), option.value_name),
         None => "none".into(),
     };
-    let facts = format!("Unit: {unit}. Range: {}. Default: {default}. Option: {option}. {}", range(setting.range), effect(setting.effect));
+    let facts = format!(
+        "Unit: {unit}. Range: {}. Default: {default}. Option: {option}. {}",
+        range(setting.range),
+        effect(setting.effect)
+    );
     let _ = writeln!(out, "### `{}`\n\n{}\n\n{}\n", setting.key, wrap(setting.help(), "", ""), wrap(&facts, "", ""));
 }

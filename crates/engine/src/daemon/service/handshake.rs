@@ -375,8 +375,9 @@ impl Handshake {
     /// Welcomes an agent with its control page.
     fn welcome(&mut self, shared: &Shared) -> Result<(), AdmissionError> {
         self.domain(shared)?;
-        self.control =
-            Some(send_control_page(&self.conn, shared.config().direct_io_seconds).map_err(AdmissionError::ControlPage)?);
+        self.control = Some(
+            send_control_page(&self.conn, shared.config().direct_io_seconds).map_err(AdmissionError::ControlPage)?,
+        );
         Ok(())
     }
 }

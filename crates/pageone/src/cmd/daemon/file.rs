@@ -45,8 +45,10 @@ pub(crate) fn parse(text: &str) -> Result<(Config, usize), Vec<Problem>> {
         before.map_or(0, |before| before.matches('\n').count() + 1)
     };
     let (table, errors) = DeTable::parse_recoverable(text);
-    let wrong = |e: &toml::de::Error| {
-        Problem { line: line(e.span()), key: String::new(), text: format!("this is no TOML: {}", e.message()) }
+    let wrong = |e: &toml::de::Error| Problem {
+        line: line(e.span()),
+        key: String::new(),
+        text: format!("this is no TOML: {}", e.message()),
     };
     let mut problems: Vec<_> = errors.iter().map(wrong).collect();
     let whole = table.span();

@@ -327,6 +327,7 @@ deps_deb() {
 
 # A root with what every Debian 12 has, and systemd for its tools: $cache/packages-root.tar.
 deps_packages() {
+    want systemd-container 'runs the service in that root, under systemd' have systemd-nspawn
     deps_deb
     if [ -e "$cache/packages-root.tar" ]; then say "$cache/packages-root.tar is there"; return; fi
     need_debian_amd64

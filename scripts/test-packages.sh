@@ -85,6 +85,29 @@ for headers in "$cache"/headers/*/; do
 done
 [ "$built" -gt 0 ] || skipped "whether the module builds (no headers in the cache: 'scripts/deps.sh ppr')"
 
+# The service, with systemd as the first process of a container.
+if command -v systemd-nspawn > /dev/null && [ -e "$programs/pageone-test-client" ]; then
+    rm -rf "$work/booted" && cp -a "$root" "$work/booted"
+    install "$programs/pageone-test-client" "$work/booted/usr/bin/"
+    install scripts/test-packages-inside.sh "$work/booted/inside.sh"
+    printf '[Unit]\nAfter=pageone.service\n[Service]\nType=oneshot\nExecStart=/inside.sh\nTimeoutStartSec=400\nExecStopPost=/bin/systemctl poweroff --no-block\n' \
+        > "$work/booted/etc/systemd/system/try.service"
+    ln -s /etc/systemd/system/try.service "$work/booted/etc/systemd/system/multi-user.target.wants/try.service"
+    # Nobody has to answer for the machine's name or its network: it has none of them.
+    timeout 600 systemd-nspawn -q -D "$work/booted" --register=no --keep-unit --capability=all --boot --console=pipe \
+        < /dev/null > "$work/container" 2>&1 || true
+    if [ -e "$work/booted/result" ]; then
+        while read -r verdict what; do
+            holds "in the container: $what" test "$verdict" = ok
+            [ "$verdict" = ok ] || grep -v '^+' "$work/booted/seen" | tail -n 40
+        done < "$work/booted/result"
+    else
+        skipped "the service itself: no container starts here ($(tail -n 1 "$work/container"))"
+    fi
+else
+    skipped 'the service itself (there is no systemd-nspawn, package systemd-container, or no pageone-test-client)'
+fi
+
 names=$(for deb in "$work"/old/*.deb; do dpkg-deb -f "$deb" Package; done)
 holds 'they go' dpkg_inside -r $names
 holds 'the configuration stays' test -e "$root/etc/pageone/pageone.toml"

@@ -49,7 +49,9 @@ pub(crate) fn sample() -> String {
          clients stay connected. This file is {DEFAULT_FILE}; `pageone config sample` prints it as it was."
     );
     let mut out = reflow(&head, "# ", "# ", WIDTH) + "\n";
-    for setting in SETTINGS {
+    // What follows a table's head belongs to the table, so tables come last.
+    let (tables, values): (Vec<_>, Vec<_>) = SETTINGS.iter().partition(|setting| default_of(setting).is_object());
+    for setting in values.into_iter().chain(tables) {
         out += &format!("\n{}\n{}", entry(setting), line(setting));
     }
     out
@@ -70,7 +72,7 @@ pub(crate) fn effect(effect: Effect) -> &'static str {
     }
 }
 
-/// The key with its default, commented out. A `#` alone, so that a word's `#` is a text's.
+/// The key with its default, commented out by a `#` alone; explanations have a space behind it.
 fn line(setting: &Setting) -> String {
     let default = default_of(setting);
     if default.is_object() {

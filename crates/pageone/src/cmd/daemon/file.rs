@@ -113,7 +113,7 @@ fn right(key: &str) -> String {
     let setting = SETTINGS.iter().find(|setting| setting.key == key);
     match setting.map(super::settings::default_of) {
         Some(default) if !default.is_object() => format!("write it as in `{key} = {default}`"),
-        _ => format!("write it as in\n{}", super::settings::DOMAIN_EXAMPLE.trim_end()),
+        _ => format!("write it as in `{}`", super::settings::DOMAIN_EXAMPLE.trim_end().replace('\n', "` and `")),
     }
 }
 

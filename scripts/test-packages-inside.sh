@@ -1,0 +1,48 @@
+#!/bin/bash
+# What scripts/test-packages.sh does in its root while systemd runs there: the service with all the unit's restrictions.
+# Lines `ok WHAT` and `no WHAT` go to /result; what was seen goes to /seen.
+exec > /seen 2>&1
+set -x
+holds() {
+    local what=$1
+    shift
+    if "$@"; then echo "ok $what" >> /result; else echo "no $what" >> /result; fi
+}
+# within SECONDS COMMAND...: until it succeeds.
+within() {
+    local left=$(($1 * 5))
+    shift
+    until "$@"; do
+        left=$((left - 1))
+        [ "$left" -gt 0 ] || return 1
+        sleep 0.2
+    done
+}
+merged() { [ "$(pageone status | grep -c 'pageone-test-client  *16  *16 .* merging')" -eq 2 ]; }
+period() { pageone status | grep -q "merge period $1 s"; }
+connections() { journalctl -u pageone | grep -c ': client pid='; }
+conf=/etc/pageone/pageone.toml
+sed -i 's/^#merge_period = .*/merge_period = 0.2/; s/^#direct_io_seconds = .*/direct_io_seconds = 0/' $conf
+holds 'the service starts' systemctl restart pageone
+for client in 1 2; do
+    # They end when this script does.
+    pageone run --no-start -- pageone-test-client hold 4096 2 5 < <(exec sleep 300) > /dev/null &
+done
+holds 'clients of the service are merged' within 60 merged
+before=$(connections)
+echo 'merge_perid = 3' >> $conf
+holds 'a reload of a bad file fails' eval '! systemctl reload pageone'
+holds 'the journal says which line, as an error' eval "journalctl -u pageone -p err | grep -q 'line [0-9]*: merge_perid: .* did you mean merge_period?'"
+holds 'the old values stay' period 0.2
+sed -i '/merge_perid/d; s/^merge_period = .*/merge_period = 0.5/' $conf
+holds 'a reload of a good file succeeds' systemctl reload pageone
+holds 'its values are in effect' within 30 period 0.5
+holds 'nobody connected again' test "$(connections)" -eq "$before"
+holds 'clients stay merged' merged
+holds 'another daemon starts' systemctl restart pageone
+holds 'it takes the clients and what they have merged back' within 60 merged
+pid=$(systemctl show -P MainPID pageone)
+holds 'it has the three capabilities of the unit only' grep -q 'CapBnd:.*0000000000080005' "/proc/$pid/status"
+holds 'it has a filter of system calls' grep -q 'Seccomp:.*2' "/proc/$pid/status"
+holds 'nothing was refused to it' eval "! journalctl -u pageone | grep -E 'not permitted|cannot|panicked'"
+journalctl -u pageone

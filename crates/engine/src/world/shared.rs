@@ -10,10 +10,6 @@ use parking_lot::{Mutex, RwLock};
 use crate::client::Client;
 use crate::client::link::Tracking;
 use crate::client::requests::Request;
-<<<<<<< HEAD
-=======
-use crate::config::bounds::DOMAINS_OF_USER;
->>>>>>> packages
 use crate::config::{Changes, Config};
 use crate::content::domain::{Domain, DomainError, DomainKey};
 use crate::content::frame::Frame;

@@ -390,10 +390,6 @@ impl Handshake {
 
     /// Welcomes an agent with its control page.
     fn welcome(&mut self, shared: &Shared) -> Result<(), AdmissionError> {
-<<<<<<< HEAD
-=======
-        self.domain(shared)?;
->>>>>>> packages
         self.control = Some(
             send_control_page(&self.conn, shared.config().direct_io_seconds).map_err(AdmissionError::ControlPage)?,
         );

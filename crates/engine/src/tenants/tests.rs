@@ -26,7 +26,7 @@ impl Host {
             }
         }
         host.write(&format!("proc/{PID}/cgroup"), cgroup);
-        host.write(&format!("proc/{PID}/stat"), &stat("qemu) S 1 (x", 98765));
+        host.write(&format!("proc/{PID}/stat"), stat("qemu) S 1 (x", 98765));
         host
     }
 

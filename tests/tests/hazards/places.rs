@@ -77,7 +77,13 @@ fn a_program_that_lets_nobody_look_at_it_merges_if_it_may_look_itself_or_is_left
     assert!(only_client(&daemon).is_none(), "{}", daemon.status());
     let log = std::fs::read_to_string(log).unwrap();
     assert_eq!(log.matches("memory is left to the kernel: its page map cannot be read").count(), 1, "{log}");
-    assert_eq!(log.lines().count(), 1, "{log}");
+    // And what was denied, which is told without PAGEONE_LOG too.
+    assert_eq!(
+        log.matches("memory is not merged: /proc/self/pagemap is denied because the program").count(),
+        1,
+        "{log}"
+    );
+    assert_eq!(log.lines().count(), 2, "{log}");
 }
 
 #[test]

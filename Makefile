@@ -125,7 +125,7 @@ test-kvm-runs: deps-test deps-kernels deps-kvm-host
 	PAGEONE_KVM_RUNS='$(KVM_RUNS)' scripts/test-kvm.sh
 
 # Guests of libvirt, as its packages have it, with AppArmor, in an emulated host: two tenants, and what libvirt does with guests.
-test-libvirt: deps-test deps-libvirt
+test-libvirt: deps-test deps-deb deps-libvirt
 	$(CARGO) build -p pageone -p agent -p qemu-wrapper
 	scripts/test-libvirt.sh
 

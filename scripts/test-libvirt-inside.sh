@@ -38,8 +38,7 @@ wants() { [ -z "$STEPS" ] || [[ " $STEPS " == *" $1 "* ]]; }
 
 # ---- guests --------------------------------------------------------------------------------------
 
-# define NAME ACCOUNT EMULATOR [XML]: a guest of a tenant, with an account of its own: the domain of the tenant's guests is that of
-# its uid. (This is the place for another way to tell tenants apart.)
+# define NAME TENANT EMULATOR [XML]: a guest of a tenant, which has a partition of its own. All guests run as libvirt's one user.
 define() {
     cp "$share/guest/vmlinuz" "/var/lib/libvirt/images/$1.kernel"
     cp "$share/guest/initrd" "/var/lib/libvirt/images/$1.initrd"
@@ -48,7 +47,7 @@ define() {
 <os><type arch='x86_64' machine='q35'>hvm</type><kernel>/var/lib/libvirt/images/$1.kernel</kernel>
 <initrd>/var/lib/libvirt/images/$1.initrd</initrd><cmdline>console=ttyS0 quiet panic=-1 PAGEONE_PAUSE=5</cmdline></os>
 <features><acpi/></features><cpu mode='host-passthrough'/><on_reboot>destroy</on_reboot><on_crash>destroy</on_crash>
-<seclabel type='static' model='dac' relabel='yes'><label>$2:kvm</label></seclabel>${4:-}
+<resource><partition>/machine/$2</partition></resource>${4:-}
 <devices><emulator>$3</emulator><controller type='usb' model='none'/>
 <serial type='file'><source path='$log/$1.console'/></serial><memballoon model='virtio'/></devices></domain>
 XML
@@ -66,6 +65,8 @@ is_round() { [ "$(rounds "$1")" -gt "$2" ]; }
 works() { eventually 240 is_round "$1" "$(rounds "$1")" && ! grep -a CORRUPT "$log/$1.console"; }
 # merged NAME: MiB that `pageone status` shows as merged.
 merged() { pageone status | awk -v pid="$(process "$1")" '$1 == pid { print $4 }'; }
+# domain NAME: its domain, as `pageone status` shows it.
+domain() { pageone status | awk -v pid="$(process "$1")" '$1 == "domain" { name = $2 } $1 == pid { print name; exit }'; }
 is_merged() { [ "$(merged "$1")" -ge "$2" ] 2> /dev/null; }
 # frames NAME: the stores that a guest maps.
 frames() { awk '/memfd:pageone:/ && !/memfd:pageone:control/ { print $5 }' "/proc/$(process "$1")/maps" | sort -u; }
@@ -96,51 +97,23 @@ state() {
     cat /proc/sys/vm/unprivileged_userfaultfd
 }
 
-install_copies() {
-    install -D -m 755 "$share/pageone" /usr/bin/pageone
-    install -D -m 755 "$share/qemu-system-x86_64-pageone" "$wrapper"
-    install -D -m 644 "$share/libpageone_agent.so" /usr/lib/pageone/libpageone_agent.so
-    install -D -m 755 "$share/packaging/libvirt/setup" /usr/lib/pageone/libvirt-setup
-    install -D -m 644 "$share/packaging/libvirt/apparmor" /usr/share/pageone/libvirt/apparmor
-    install -D -m 644 "$share/packaging/libvirt/qemu.conf" /usr/share/pageone/libvirt/qemu.conf
-    install -D -m 644 "$share/packaging/libvirt/60-pageone-userfaultfd.rules" /usr/lib/udev/rules.d/60-pageone-userfaultfd.rules
-    install -D -m 644 "$share/packaging/pageone.service" /etc/systemd/system/pageone.service
-    systemctl daemon-reload
-    sh "$share/packaging/libvirt/debian/postinst" configure
-}
-remove_copies() {
-    systemctl stop pageone
-    sh "$share/packaging/libvirt/debian/prerm" remove
-    rm -rf /usr/bin/pageone "$wrapper" /usr/lib/pageone /usr/share/pageone /usr/lib/udev/rules.d/60-pageone-userfaultfd.rules \
-        /etc/systemd/system/pageone.service
-    sh "$share/packaging/libvirt/debian/postrm" remove
-    systemctl daemon-reload
-}
-
 echo "LIBVIRT-HOST Linux $(uname -r), $(virsh --version), $(qemu-system-x86_64 --version | head -n 1), AppArmor $(cat /sys/module/apparmor/parameters/enabled)"
 # While there is a virtual CPU the kernel patches none of its code; see guest/kvm-host/init.
 qemu-system-x86_64 -accel kvm -S -m 16 -nodefaults -no-user-config -display none > /dev/null 2>&1 < /dev/null &
-for tenant in tenanta tenantb; do useradd -M -g kvm -G libvirt-qemu "$tenant"; done
 holds 'libvirtd answers' eventually 120 virsh -q list
 state > /tmp/before
 
 # ---- install -------------------------------------------------------------------------------------
 
-printf 'merge_period = 2.0\ndirect_io_seconds = 0.0\n' > /etc/pageone.toml
-if ls "$share"/packages/*.deb > /dev/null 2>&1; then
-    how=packages
-    holds 'packages install' dpkg -i "$share"/packages/*.deb
-else
-    how=copies
-    skipped "the packages: there are none in target/debian, so copies of the files are installed"
-    holds 'files install' install_copies
-fi
+holds 'packages install' dpkg -i "$share"/packages/*.deb
 cp "$rules" /tmp/rules 2> /dev/null
 cp /etc/libvirt/qemu.conf /tmp/qemu.conf
 holds 'a second time changes nothing' sh -c "/usr/lib/pageone/libvirt-setup add && cmp $rules /tmp/rules && cmp /etc/libvirt/qemu.conf /tmp/qemu.conf"
 holds 'the device is for the group kvm' sh -c '[ "$(stat -c "%a %G" /dev/userfaultfd)" = "660 kvm" ]'
 holds 'userfaultfd is for nobody else' sh -c '[ "$(cat /proc/sys/vm/unprivileged_userfaultfd)" = 0 ]'
-systemctl start pageone || failed 'the daemon starts'
+mkdir -p /etc/pageone
+printf 'merge_period = 2.0\ndirect_io_seconds = 0.0\n' > /etc/pageone/pageone.toml
+systemctl restart pageone || failed 'the daemon starts'
 
 # ---- merge ---------------------------------------------------------------------------------------
 
@@ -153,6 +126,10 @@ done
 for guest in a1 a2 b1; do holds "$guest works" works $guest; done
 for guest in a1 a2; do holds "$guest is merged" eventually 240 is_merged $guest 20; done
 holds 'the tenants share no frame' sh -c "frames_a='$(frames a1)'; [ -n \"\$frames_a\" ] && ! printf '%s\n' '$(frames b1)' | grep -qxF \"\$frames_a\""
+for guest in a1 b1; do
+    echo "$guest is in the domain $(domain $guest)"
+    holds "$guest has its tenant's domain" sh -c "case '$(domain $guest)' in slice:machine-tenant${guest%1}.slice@*) ;; *) false ;; esac"
+done
 holds "a tenant's guests share frames" sh -c "[ '$(frames a1)' = '$(frames a2)' ]"
 holds 'nothing was denied' sh -c "[ $(denials) = 0 ]"
 dmesg | grep -a 'apparmor="DENIED"' | grep -a 'profile="libvirt-' | sed -E 's/.*(operation=)/\1/; s/profile="libvirt-[^"]*"/profile=libvirt-UUID/; s/ pid=[0-9]+//' | sort | uniq -c
@@ -298,28 +275,7 @@ holds 'nobody found a wrong byte' sh -c "! grep -al CORRUPT $log/*.console"
 if wants upgrade; then
     asked=$(stat -c %Z $wrapper)
     sleep 1.1
-    if [ $how = packages ]; then
-        holds "QEMU's upgrade touches the wrapper" sh -c "dpkg-trigger --no-await --by-package=qemu-system-x86 /usr/bin/qemu-system-x86_64; dpkg --triggers-only -a; [ \$(stat -c %Z $wrapper) -gt $asked ]"
-    else
-        sh "$share/packaging/libvirt/debian/postinst" triggered
-        holds "the trigger's script touches the wrapper" sh -c "[ \$(stat -c %Z $wrapper) -gt $asked ]"
-        skipped "that dpkg pulls the trigger: it needs the packages"
-    fi
-    holds 'libvirt asks anew' same_capabilities
-fi
-
-# ---- remove --------------------------------------------------------------------------------------
-
-if wants remove; then
-    holds 'the daemon stops, and guests work on' sh -c 'systemctl stop pageone'
-    holds 'a2 works without the daemon' works a2
-    for guest in a1 a2 b1; do forget $guest; done
-    rm -f /etc/pageone.toml
-    if [ $how = packages ]; then
-        holds 'packages go' sh -c "dpkg --purge \$(for deb in $share/packages/*.deb; do dpkg-deb -f \$deb Package; done)"
-    else
-        holds 'files go' remove_copies
-    fi
+    holds 'packages go' sh -c "dpkg --purge \$(for deb in $share/packages/*.deb; do dpkg-deb -f \$deb Package; done)"
     state > /tmp/after
     holds 'the host is as it was' diff /tmp/before /tmp/after
     define e1 tenanta /usr/bin/qemu-system-x86_64

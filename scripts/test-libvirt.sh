@@ -62,8 +62,9 @@ cp scripts/test-libvirt-inside.sh "$share/inside.sh"
 cp -r packaging "$share/packaging"
 cp "$bin/pageone" "$bin/libpageone_agent.so" "$bin/qemu-system-x86_64-pageone" "$share/"
 strip "$share/pageone" "$share/libpageone_agent.so" "$share/qemu-system-x86_64-pageone"
-# The packages, where they were built: what users install is what is tested then.
-cp target/debian/*.deb "$share/packages/" 2>/dev/null || true
+# What users install: packages, of the programs here.
+DEB_OUT=$work/debian packaging/deb.sh "$bin" > "$work/deb.log" 2>&1 || { cat "$work/deb.log" >&2; exit 1; }
+cp "$work"/debian/{pageone,libpageone-agent,pageone-libvirt}_*.deb "$share/packages/"
 printf 'export %s=%q\n' STEPS "${PAGEONE_LIBVIRT_STEPS:-}" > "$share/variables"
 
 # shellcheck source=scripts/emulator.sh

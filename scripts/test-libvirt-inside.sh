@@ -275,6 +275,16 @@ holds 'nobody found a wrong byte' sh -c "! grep -al CORRUPT $log/*.console"
 if wants upgrade; then
     asked=$(stat -c %Z $wrapper)
     sleep 1.1
+    holds "QEMU's upgrade touches the wrapper" sh -c "dpkg-trigger --no-await --by-package=qemu-system-x86 /usr/bin/qemu-system-x86_64; dpkg --triggers-only -a; [ \$(stat -c %Z $wrapper) -gt $asked ]"
+    holds 'libvirt asks anew' same_capabilities
+fi
+
+# ---- remove --------------------------------------------------------------------------------------
+
+if wants remove; then
+    holds 'the daemon stops, and guests work on' sh -c 'systemctl stop pageone'
+    holds 'a2 works without the daemon' works a2
+    for guest in a1 a2 b1; do forget $guest; done
     holds 'packages go' sh -c "dpkg --purge \$(for deb in $share/packages/*.deb; do dpkg-deb -f \$deb Package; done)"
     state > /tmp/after
     holds 'the host is as it was' diff /tmp/before /tmp/after

@@ -59,9 +59,6 @@ mkdir -p "$share/guest" "$share/packages"
 cp "$cache"/kernels/6.1.*/vmlinuz "$share/guest/"
 (cd "$guest" && find . | sort | busybox cpio -o -H newc 2>/dev/null) > "$share/guest/initrd"
 cp scripts/test-libvirt-inside.sh "$share/inside.sh"
-cp -r packaging "$share/packaging"
-cp "$bin/pageone" "$bin/libpageone_agent.so" "$bin/qemu-system-x86_64-pageone" "$share/"
-strip "$share/pageone" "$share/libpageone_agent.so" "$share/qemu-system-x86_64-pageone"
 # What users install: packages, of the programs here.
 DEB_OUT=$work/debian packaging/deb.sh "$bin" > "$work/deb.log" 2>&1 || { cat "$work/deb.log" >&2; exit 1; }
 cp "$work"/debian/{pageone,libpageone-agent,pageone-libvirt}_*.deb "$share/packages/"

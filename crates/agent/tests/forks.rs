@@ -47,6 +47,15 @@ fn children_of_every_kind_have_their_memory_and_leave_the_parents_alone() {
     }
 }
 
+/// The store's descriptor comes just before the program forks; often the agent has not seen it.
+#[test]
+fn a_child_does_not_inherit_a_descriptor_that_has_just_come() {
+    for _ in 0..30 {
+        let Some((_daemon, mut program, _store)) = managed(&[]) else { return };
+        assert_eq!(program.ask("fork"), "0");
+    }
+}
+
 #[test]
 fn an_allocator_that_holds_its_lock_across_a_fork_does_not_hang() {
     let Some((_daemon, mut program, _store)) = managed(&["allocator", "deadline 20"]) else { return };

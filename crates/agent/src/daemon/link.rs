@@ -5,7 +5,7 @@
 //! non-blocking and done under the agent's lock, so that a fork never copies a descriptor that the
 //! child does not know of.
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -95,7 +95,7 @@ fn session(path: &Path, requests: &mut Requests) -> End {
     loop {
         let received = exchange(&mut packet);
         let handled = received.and_then(|received| match received {
-            Some((message, fds)) => requests.handle(message, fds),
+            Some(message) => requests.handle(message),
             None => Ok(Handled::Done),
         });
         match handled {
@@ -168,8 +168,9 @@ fn check_descriptors(state: &State) -> Result<(), LinkError> {
     if ksm::has_process() { Err(LinkError::Ksm) } else { Ok(()) }
 }
 
-/// Sends what can be sent, waits, and returns the next message if there is one.
-fn exchange(packet: &mut [u8]) -> Result<Option<(ToAgent, Vec<OwnedFd>)>, LinkError> {
+/// Sends what can be sent, waits, and returns the next message if there is one. Its descriptor is
+/// in the uplink.
+fn exchange(packet: &mut [u8]) -> Result<Option<ToAgent>, LinkError> {
     let (conn, more, untracked) = {
         let mut state = STATE.lock();
         check_descriptors(&state)?;
@@ -202,7 +203,8 @@ fn exchange(packet: &mut [u8]) -> Result<Option<(ToAgent, Vec<OwnedFd>)>, LinkEr
             if fds.len() != usize::from(wanted) {
                 return Err(LinkError::Descriptors);
             }
-            Ok(Some((message, fds)))
+            state.uplink.received = fds.pop();
+            Ok(Some(message))
         }
     }
 }

@@ -1,6 +1,5 @@
 //! What the daemon asks for, dispatched.
 
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use wire::{ToAgent, ToDaemon};
@@ -50,16 +49,17 @@ impl Requests {
     }
 
     /// Does what a message asks for.
-    pub(super) fn handle(&mut self, message: ToAgent, mut fds: Vec<OwnedFd>) -> Result<Handled, LinkError> {
-        match (message, fds.pop()) {
-            (ToAgent::Refused { reason }, _) => return Ok(Handled::Refused(reason)),
-            (ToAgent::Welcome { version, .. }, _) if version != wire::VERSION => {
+    pub(super) fn handle(&mut self, message: ToAgent) -> Result<Handled, LinkError> {
+        match message {
+            ToAgent::Refused { reason } => return Ok(Handled::Refused(reason)),
+            ToAgent::Welcome { version, .. } if version != wire::VERSION => {
                 let ours = wire::VERSION;
                 let reason = format!("the daemon speaks version {version} of the protocol, this library {ours}");
                 return Ok(Handled::Refused(reason));
             }
-            (ToAgent::Welcome { direct_io_ms, .. }, Some(fd)) if !self.welcome => {
+            ToAgent::Welcome { direct_io_ms, .. } if !self.welcome => {
                 let mut state = STATE.lock();
+                let fd = state.uplink.received.take().ok_or(LinkError::Descriptors)?;
                 let address = state.uplink.control.accept(fd)?;
                 state.direct_io = Some(Duration::from_millis(direct_io_ms.into()));
                 state.uplink.is_welcome = true;
@@ -70,39 +70,40 @@ impl Requests {
                 drop(state);
                 self.welcome = true;
             }
-            (message, fd) if self.welcome => return self.serve(message, fd),
+            message if self.welcome => return self.serve(message),
             _ => return Err(LinkError::OutOfOrder),
         }
         Ok(Handled::Done)
     }
 
     /// Does what a message after the handshake asks for.
-    fn serve(&mut self, message: ToAgent, fd: Option<OwnedFd>) -> Result<Handled, LinkError> {
-        match (message, fd) {
-            (ToAgent::Segment { segment }, Some(fd)) => {
+    fn serve(&mut self, message: ToAgent) -> Result<Handled, LinkError> {
+        match message {
+            ToAgent::Segment { segment } => {
                 let mut state = STATE.lock();
+                let fd = state.uplink.received.take().ok_or(LinkError::Descriptors)?;
                 if let Accepted::LeftOut { most } = state.segments.accept(segment, fd)? {
                     state.tell(ToDaemon::SegmentLeftOut { segment, most });
                 }
             }
-            (ToAgent::DropSegment { segment }, _) => STATE.lock().segments.remove(segment),
-            (ToAgent::Merge(batch), _) => self.merger.batch(batch, || try_flush(&mut STATE.lock())),
-            (ToAgent::Digest(request), _) => digest::answer(&request),
-            (ToAgent::Ram(extents), _) => {
+            ToAgent::DropSegment { segment } => STATE.lock().segments.remove(segment),
+            ToAgent::Merge(batch) => self.merger.batch(batch, || try_flush(&mut STATE.lock())),
+            ToAgent::Digest(request) => digest::answer(&request),
+            ToAgent::Ram(extents) => {
                 let recycled = pool::set_ram(&mut STATE.lock(), extents);
                 if let Some(mib) = recycled {
                     log::line(format_args!("recycles {mib} MiB of guest memory"));
                 }
             }
-            (ToAgent::Recycle { budget_ns }, _) => {
+            ToAgent::Recycle { budget_ns } => {
                 sweep::sweep(Duration::from_nanos(budget_ns), || try_flush(&mut STATE.lock()));
             }
-            (ToAgent::Detach, _) => {
+            ToAgent::Detach => {
                 if detach() {
                     return Ok(Handled::Detached);
                 }
             }
-            (ToAgent::Welcome { .. } | ToAgent::Refused { .. } | ToAgent::Segment { .. }, _) => {
+            ToAgent::Welcome { .. } | ToAgent::Refused { .. } => {
                 return Err(LinkError::OutOfOrder);
             }
         }

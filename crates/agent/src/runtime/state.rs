@@ -169,7 +169,7 @@ impl State {
     /// Forgets what a forked child inherited, and leaves descriptors open: the parent may share
     /// them.
     pub(crate) fn forsake(&mut self) {
-        std::mem::forget(self.uplink.conn.take());
+        std::mem::forget((self.uplink.conn.take(), self.uplink.received.take()));
         self.uplink.outbox.close();
         std::mem::forget(self.recycler.take());
         self.segments.forsake();

@@ -1,6 +1,6 @@
 //! What belongs to the connection with the daemon.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use kmem::seqpacket::Conn;
 use rustix::net::Shutdown;
@@ -13,6 +13,9 @@ use crate::runtime::state::outbox::Outbox;
 pub(crate) struct Uplink {
     /// The connection. Kept in the shared state so that a forked child can close it.
     pub(crate) conn: Option<Kept<Conn>>,
+    /// The descriptor that came with the message that is being handled. Here from the moment of its
+    /// receipt, under the same lock, so that a child that is forked meanwhile closes it.
+    pub(crate) received: Option<OwnedFd>,
     /// The daemon has welcomed this client. Before, it takes no pool.
     pub(crate) is_welcome: bool,
     /// Messages to be sent.
@@ -24,7 +27,7 @@ pub(crate) struct Uplink {
 impl Uplink {
     /// No connection.
     pub(crate) const fn new() -> Self {
-        Self { conn: None, is_welcome: false, outbox: Outbox::new(), control: ControlPage::new() }
+        Self { conn: None, received: None, is_welcome: false, outbox: Outbox::new(), control: ControlPage::new() }
     }
 
     /// Whether messages still reach the daemon.
@@ -38,15 +41,17 @@ impl Uplink {
         if let Some(conn) = self.conn.take().filter(Kept::is_intact) {
             let _ = rustix::net::shutdown(conn.as_fd(), Shutdown::Both);
         }
+        self.received = None;
         self.is_welcome = false;
         self.outbox.close();
         self.control.detach();
     }
 
-    /// Closes a connection that a forked child inherited. The control page stays: the child's own
+    /// Closes what a forked child inherited of the connection. The control page stays: the child's own
     /// forks are counted there too.
     pub(crate) fn orphan(&mut self) {
         self.conn = None;
+        self.received = None;
         self.outbox.close();
     }
 }

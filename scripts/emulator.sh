@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# What scripts/kvm-host.sh and scripts/test-libvirt.sh share: the emulator of a machine with KVM. PAGEONE_KVM_STOCK=1: as it is
-# installed, with its faults.
+# What scripts/kvm-host.sh and scripts/test-libvirt.sh share: the emulator of a machine with KVM, and to wait for what runs in it.
+# PAGEONE_KVM_STOCK=1: the emulator as it is installed, with its faults.
 #
 # Two stores are taken out of a copy of the emulator; guests, or the host, die of them (docs/lab/2026-11-23-kvm.md):
 # - helper_vmrun (target/i386/tcg/sysemu/svm_helper.c) notes an interrupt that KVM injects as the pending exception. If another
@@ -33,4 +33,19 @@ emulator() {
     # with these moves a cache line at a time, the emulator a byte: kernel and C library would copy and clear memory ten times
     # slower than they need to, and nothing else would.
     emulator=("$program" "${options[@]}" -machine q35 -accel "tcg,thread=multi" -cpu "max,-cx16,-erms,-fsrm,+svm")
+}
+
+# emulated QEMU WORK WORD: shows WORK/console until the process QEMU ends, and removes WORK. Exit: the number in the console's last
+# line "WORD NUMBER"; 1 without one.
+emulated() {
+    local qemu=$1 work=$2 word=$3 me=${0##*/} shown code
+    # shellcheck disable=SC2064
+    trap "kill $qemu 2>/dev/null || true; wait $qemu 2>/dev/null || true; rm -rf '$work'" EXIT
+    tail -n +1 -s 0.2 -F --pid="$qemu" "$work/console" 2>/dev/null | sed -u 's/\r$//' &
+    shown=$!
+    wait "$qemu" || echo "${me%.sh}: QEMU ended with $?" >&2
+    wait "$shown" || true
+    code=$(tr -d '\r' < "$work/console" | sed -n "s/^$word //p" | tail -n 1)
+    [ -n "$code" ] || { echo "${me%.sh}: the host ended before its work did" >&2; exit 1; }
+    exit "$code"
 }

@@ -31,7 +31,7 @@ cp guest/kvm-host/init "$work/image/init"
 cp "$script" "$work/image/script"
 # The cache can be written there, since guests' archives are made in it; the kernels are this machine's.
 printf '%s\n' 'mkdir -p /run/cache' "ln -s $(printf %q "$cache")/* /run/cache/" 'export PAGEONE_CACHE=/run/cache' > "$work/image/variables"
-printf 'export %q\n' "$@" >> "$work/image/variables"
+[ $# = 0 ] || printf 'export %q\n' "$@" >> "$work/image/variables"
 # shellcheck source=scripts/guest-modules.sh
 . scripts/guest-modules.sh
 guest_modules "$root" "$work/image/modules" virtio_pci 9pnet_virtio 9p kvm-amd vhost_net tun
@@ -51,15 +51,4 @@ timeout "${PAGEONE_KVM_TIMEOUT:-5400}" "${emulator[@]}" \
     -append "console=ttyS0 quiet panic=-1 nokaslr no_timer_check mitigations=off" \
     -fsdev local,id=host,path=/,security_model=none,readonly=on,multidevs=remap -device virtio-9p-pci,fsdev=host,mount_tag=host \
     -nodefaults -no-user-config -no-reboot -display none -serial "file:$work/console" -monitor stdio < <(stops) > /dev/null &
-qemu=$!
-trap 'kill "$qemu" 2>/dev/null || true; wait "$qemu" 2>/dev/null || true; rm -rf "$work"' EXIT
-tail -n +1 -s 0.2 -F --pid="$qemu" "$work/console" 2>/dev/null | sed -u 's/\r$//' &
-shown=$!
-wait "$qemu" || echo "kvm-host: QEMU ended with $?" >&2
-wait "$shown" || true
-code=$(tr -d '\r' < "$work/console" | sed -n 's/^KVM-HOST-ENDED //p' | tail -n 1)
-if [ -z "$code" ]; then
-    echo "kvm-host: the host ended before the script did" >&2
-    exit 1
-fi
-exit "$code"
+emulated $! "$work" KVM-HOST-ENDED

@@ -75,7 +75,7 @@ said() { grep -aE '^pageone' "$log/$1.log"; }
 denials() { dmesg | grep -a 'apparmor="DENIED"' | grep -c 'profile="libvirt-'; }
 # memory NAME FILE: what is in the guest's memory; the guest is suspended.
 memory() { rm -f "$2" && virsh -q dump --memory-only "$1" "$2"; }
-# same FILE FILE PAGES: at most so many pages differ, of those that follow the headers and the registers.
+# same FILE FILE PAGES: whether at most PAGES pages differ, behind the headers and the registers.
 same() {
     [ "$(stat -c %s "$1")" = "$(stat -c %s "$2")" ] || { echo 'of different lengths'; return 1; }
     local pages

@@ -74,15 +74,4 @@ systemd.default_timeout_start_sec=600s systemd.mask=serial-getty@ttyS0.service" 
     -drive "file=$image,if=none,id=disk,format=raw,snapshot=on" -device virtio-blk-pci,drive=disk \
     -fsdev "local,id=test,path=$share,security_model=none,readonly=on" -device virtio-9p-pci,fsdev=test,mount_tag=test \
     -nodefaults -no-user-config -no-reboot -display none -serial "file:$work/console" < /dev/null &
-qemu=$!
-trap 'kill "$qemu" 2>/dev/null || true; wait "$qemu" 2>/dev/null || true; rm -rf "$work"' EXIT
-tail -n +1 -s 0.2 -F --pid="$qemu" "$work/console" 2>/dev/null | sed -u 's/\r$//' &
-shown=$!
-wait "$qemu" || echo "test-libvirt: QEMU ended with $?" >&2
-wait "$shown" || true
-code=$(tr -d '\r' < "$work/console" | sed -n 's/^LIBVIRT-HOST-ENDED //p' | tail -n 1)
-if [ -z "$code" ]; then
-    echo "test-libvirt: the host ended before the test did" >&2
-    exit 1
-fi
-exit "$code"
+emulated $! "$work" LIBVIRT-HOST-ENDED

@@ -211,7 +211,7 @@ impl Users {
         Self { most: Mutex::new(Self::bounds(config)), users: Mutex::default() }
     }
 
-    /// Other bounds, for users that are here too. Who has more keeps it, and gets no more.
+    /// Sets other bounds, for present users too. A user that has more keeps it, and gets no more.
     pub(crate) fn set(&self, config: &Config) {
         let (pages, clients) = Self::bounds(config);
         let users = self.users.lock();

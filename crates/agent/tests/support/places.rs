@@ -42,7 +42,8 @@ pub fn confine(hidden: usize) -> String {
             0
         );
     };
-    // SAFETY: as above; the others take numbers.
+    // SAFETY: the paths are C strings that live until their call returns, the null pointers are
+    // where mount(2) allows them, and the other arguments are numbers.
     unsafe {
         assert_eq!(libc::unshare(libc::CLONE_NEWNS), 0);
         libc::mount(none, c"/".as_ptr(), none, libc::MS_REC | libc::MS_PRIVATE, none.cast());

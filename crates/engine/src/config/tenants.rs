@@ -9,8 +9,7 @@ macro_rules! names {
     ($(#[doc = $doc:literal])+ $name:ident { $( $(#[doc = $help:literal])+ $variant:ident = $text:literal, )+ }) => {
         $(#[doc = $doc])+
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-        #[serde(rename_all = "lowercase")]
-        pub enum $name { $( $(#[doc = $help])+ $variant, )+ }
+        pub enum $name { $( $(#[doc = $help])+ #[serde(rename = $text)] $variant, )+ }
 
         impl $name {
             /// Its name in the configuration and in `status`.

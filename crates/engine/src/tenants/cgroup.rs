@@ -3,7 +3,7 @@
 //! | path | what |
 //! |---|---|
 //! | `/machine.slice/machine-qemu\x2d3\x2dweb.scope/…` | libvirt's guest 3, "web" |
-//! | `/machine.slice/machine-acme.slice/machine-qemu\x2d…` | the same in the partition `/machine/acme` |
+//! | `/machine.slice/machine-acme.slice/machine-qemu\x2d…` | in the partition `/machine/acme` |
 //! | `/machine/qemu-3-web.libvirt-qemu/…`, `/machine/acme.partition/…` | the same without systemd |
 //! | `/qemu.slice/100.scope` | Proxmox' guest 100 |
 //! | `/kubepods.slice/…-pod1234_ab.slice/…`, `/kubepods/…/pod1234-ab/…` | the pod 1234-ab |

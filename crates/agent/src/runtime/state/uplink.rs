@@ -47,8 +47,8 @@ impl Uplink {
         self.control.detach();
     }
 
-    /// Closes what a forked child inherited of the connection. The control page stays: the child's own
-    /// forks are counted there too.
+    /// Closes what a forked child inherited of the connection. The control page stays: the child's
+    /// own forks are counted there too.
     pub(crate) fn orphan(&mut self) {
         self.conn = None;
         self.received = None;

@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use engine::{Config, SETTINGS};
 use serde::Deserialize;
+use strsim::levenshtein;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, ValueDeserializer};
 
@@ -96,10 +97,10 @@ fn read_one<'a>(
     Config::deserialize(ValueDeserializer::from(Spanned::new(whole.clone(), DeValue::Table(table))))
 }
 
-/// What to say of a key that is none.
+/// The message for a key that does not exist, with the nearest one that does.
 fn unknown(key: &str) -> String {
     let all = "`pageone config sample` shows all settings";
-    let near = SETTINGS.iter().map(|setting| (distance(key, setting.key), setting.key)).min();
+    let near = SETTINGS.iter().map(|setting| (levenshtein(key, setting.key), setting.key)).min();
     match near {
         Some((distance, near)) if distance <= near.len() / 3 => {
             format!("there is no such setting; did you mean {near}? {all}")
@@ -108,27 +109,13 @@ fn unknown(key: &str) -> String {
     }
 }
 
-/// What a key of another type takes.
+/// The message for a key whose value has another type: how to write it.
 fn right(key: &str) -> String {
     let setting = SETTINGS.iter().find(|setting| setting.key == key);
     match setting.map(super::settings::default_of) {
         Some(default) if !default.is_object() => format!("write it as in `{key} = {default}`"),
         _ => format!("write it as in `{}`", super::settings::DOMAIN_EXAMPLE.trim_end().replace('\n', "` and `")),
     }
-}
-
-/// How many letters to add, remove or change to make one word of the other (Levenshtein).
-fn distance(from: &str, to: &str) -> usize {
-    let to: Vec<char> = to.chars().collect();
-    let mut row: Vec<usize> = (0..=to.len()).collect();
-    for (at, letter) in from.chars().take(64).enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], at + 1);
-        for (n, other) in to.iter().enumerate() {
-            let least = (diagonal + usize::from(letter != *other)).min(row[n] + 1).min(row[n + 1] + 1);
-            diagonal = std::mem::replace(&mut row[n + 1], least);
-        }
-    }
-    row[to.len()]
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ out=${DEB_OUT:-$target/debian}
 fail() { echo "deb: $*" >&2; exit 1; }
 version=${DEB_VERSION:-$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)}
 arch=$(dpkg --print-architecture)
+triplet=$(dpkg-architecture -qDEB_HOST_MULTIARCH)
 date=$(git log -1 --format=%aD 2> /dev/null || date -R)
 SOURCE_DATE_EPOCH=$(date -d "$date" +%s)
 export SOURCE_DATE_EPOCH
@@ -58,7 +59,8 @@ end() {
     shift 3
     {
         printf 'Package: %s\nSource: pageone\nVersion: %s\nArchitecture: %s\n' "$package" "$version" "$architecture"
-        printf 'Maintainer: PageONE <maintainers@pageone.invalid>\nSection: admin\nPriority: optional\n'
+        printf 'Maintainer: PageONE <maintainers@pageone.invalid>\nPriority: optional\n'
+        [[ $* = *Section:* ]] || echo 'Section: admin'
         printf 'Installed-Size: %s\n' "$(du -sk --exclude=DEBIAN "$root" | cut -f1)"
         [ -z "$depends" ] || printf 'Depends: %s\n' "$depends"
         [ $# -eq 0 ] || printf '%s\n' "$@"
@@ -103,9 +105,24 @@ TEXT
 begin libpageone-agent
 put 644 "$programs/libpageone_agent.so" usr/lib/pageone/libpageone_agent.so
 strip --strip-unneeded "$root/usr/lib/pageone/libpageone_agent.so"
+# For programs that are linked with it. It has no soname: its interface in C may change until 1.0.
+mkdir -p "$root/usr/lib/$triplet"
+ln -s ../pageone/libpageone_agent.so "$root/usr/lib/$triplet/libpageone_agent.so"
 end "$arch" "$(libraries "$root/usr/lib/pageone/libpageone_agent.so")" 'agent of PageONE inside virtual machine monitors' << 'TEXT'
 The library that PageONE loads into programs whose memory is to be merged. It
 changes their mappings, safely, as the daemon of package pageone asks.
+TEXT
+
+begin libpageone-dev
+put 644 include/pageone.h usr/include/pageone.h
+put 644 examples/vmm.c usr/share/doc/libpageone-dev/examples/vmm.c
+put 644 docs/guide/vmm.md usr/share/doc/libpageone-dev/vmm.md
+mkdir -p "$root/usr/lib/$triplet/pkgconfig"
+printf 'Name: pageone\nDescription: Merging of guest memory for virtual machine monitors\nVersion: %s\nLibs: -lpageone_agent\nCflags:\n' \
+    "$version" > "$root/usr/lib/$triplet/pkgconfig/pageone.pc"
+end "$arch" "libpageone-agent (= $version)" 'merging for virtual machine monitors of your own' 'Section: libdevel' << 'TEXT'
+The header and the example for programs that register guest memory with
+PageONE themselves, without being started by it.
 TEXT
 
 begin pageone-ppr-dkms
@@ -140,5 +157,3 @@ TEXT
 else
     echo 'deb: SKIPPED: pageone-libvirt (packaging/libvirt or its program, qemu-system-x86_64-pageone, is not here)'
 fi
-# There is no interface in C yet, so there is no libpageone-dev.
-echo 'deb: SKIPPED: libpageone-dev (no crate has an interface in C)'

@@ -20,14 +20,14 @@ report() { while IFS= read -r line; do echo "floors: $line" >&2; bad=1; done; }
 floors() {
     case $1 in
         engine) printf '%s\n' report daemon 'merge recycle' world client ledger content 'pace users tenants' 'config sync' ;;
-        agent) printf '%s\n' intercept service daemon recycle window runtime ;;
+        agent) printf '%s\n' interface intercept service daemon recycle window runtime ;;
         mpool) printf '%s\n' fuzzing map pool objects sim disk finding error ;;
     esac
 }
 
 # The crates from the top down: each depends only on crates of lower lines.
 crates() {
-    printf '%s\n' 'e2e bench-system bench-structures' 'pageone qemu-wrapper bench-common' 'engine agent checkpoint estimate testguest' \
+    printf '%s\n' 'e2e bench-system bench-structures' 'pageone qemu-wrapper bench-common' 'engine agent checkpoint estimate testguest pageone-vmm' \
         'control mpool track one' 'wire ppr sdtree dirty governor' kmem
 }
 

@@ -44,5 +44,12 @@ holds 'it takes the clients and what they have merged back' within 60 merged
 pid=$(systemctl show -P MainPID pageone)
 holds 'it has the three capabilities of the unit only' grep -q 'CapBnd:.*0000000000080005' "/proc/$pid/status"
 holds 'it has a filter of system calls' grep -q 'Seccomp:.*2' "/proc/$pid/status"
+# Each command of the guide, as it stands there. Its block goes on one line, and the daemon's file is not edited.
+PID=$(pgrep -f 'pageone-test-client hold' | head -n 1)
+export PID
+guide=/usr/share/doc/pageone/docs/guide/operations.md
+while read -r command; do
+    holds "the guide's command runs: $command" timeout 100 bash -c 'sudo() { "$@"; }; sudoedit() { test -f "$1"; }; eval "$1"' - "$command"
+done < <(sed -n '/^```sh/,/^```/{/^```/d;p}' "$guide"; [ -e "$guide" ] || echo "test -e $guide")
 holds 'nothing was refused to it' eval "! journalctl -u pageone | grep -E 'not permitted|cannot|panicked'"
 journalctl -u pageone

@@ -60,8 +60,13 @@ holds 'the unit is right' inside systemd-analyze verify --man=no /lib/systemd/sy
 holds 'its exposure is at most 2.0' inside systemd-analyze security --offline=yes --threshold=20 /lib/systemd/system/pageone.service
 holds 'the unit is enabled' test -L "$root/etc/systemd/system/multi-user.target.wants/pageone.service"
 holds 'run finds the agent' inside sh -c 'ldd /usr/lib/pageone/libpageone_agent.so && ! ldd /usr/lib/pageone/libpageone_agent.so | grep "not found"'
+holds 'a program links with the library' cc -Wall -Werror -I"$root/usr/include" -o "$root/vmm" examples/vmm.c \
+    -L"$root/usr/lib/$(dpkg-architecture -qDEB_HOST_MULTIARCH)" -L"$root/usr/lib/pageone" -lpageone_agent
+holds 'a linked program finds the library' inside sh -c 'ldd /vmm | grep -q "libpageone_agent.so => /"'
+holds 'pkg-config knows it' grep -q '^Libs: -lpageone_agent$' "$root"/usr/lib/*/pkgconfig/pageone.pc
+rm -f "$root/vmm"
 holds 'programs belong to root and nobody else writes them' inside sh -c '[ "$(stat -c %U%a /usr/bin/pageone)" = root755 ]'
-holds 'what is there is what was packed' inside dpkg --verify pageone libpageone-agent pageone-ppr-dkms
+holds 'what is there is what was packed' inside dpkg --verify pageone libpageone-agent libpageone-dev pageone-ppr-dkms
 
 # An edit survives the upgrade, and so does what an administrator has switched off.
 sed -i 's/^#max_cpu = .*/max_cpu = 25/' "$root/etc/pageone/pageone.toml"

@@ -12,9 +12,13 @@
 //! call of the program on merged memory does what it would do on anonymous memory
 //! ([`intercept::guard`]).
 //!
+//! A virtual machine monitor may also be linked with it, and is not started in a special way then
+//! (`include/pageone.h`).
+//!
 //! Each folder is a floor, and imports from the floors below it only:
 //!
 //! ```text
+//! interface   functions for programs that are linked with the library
 //! intercept   the program's calls: which memory is marked, what happens to it
 //! service     the two threads, and the fork handlers
 //! daemon      the connection, and the daemon's requests: batches, digests, detaching
@@ -25,6 +29,7 @@
 
 mod daemon;
 mod intercept;
+mod interface;
 mod recycle;
 mod runtime;
 mod service;

@@ -10,3 +10,4 @@ mod guests;
 mod pool;
 mod recycling;
 mod service;
+mod vmm;

@@ -8,18 +8,21 @@
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kmem::raw;
 use kmem::seqpacket::Conn;
 use rustix::io::Errno;
 use wire::{ToAgent, ToDaemon};
 
+use crate::daemon::detach::detach;
 use crate::daemon::error::LinkError;
 use crate::daemon::requests::{Handled, Requests};
 use crate::daemon::send::flush;
 use crate::runtime::denied::{self, Need};
-use crate::runtime::globals::{Phase, STATE, TRACER_CHOSEN, TRACER_OURS, WAKE, phase, set_phase, woken};
+use crate::runtime::globals::{
+    Leaving, Phase, STATE, TRACER_CHOSEN, TRACER_OURS, WAKE, leaving, phase, set_leaving, set_phase, woken,
+};
 use crate::runtime::kept::Kept;
 use crate::runtime::ksm;
 use crate::runtime::log;
@@ -80,9 +83,39 @@ pub(crate) fn serve(path: &Path) {
                 pause
             }
         };
-        std::thread::sleep(wait);
+        rest(wait);
+        if leave() {
+            return;
+        }
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
+}
+
+/// Waits for a time, or until the program asks the agent to leave.
+fn rest(time: Duration) {
+    let end = Instant::now() + time;
+    while let left = end.saturating_duration_since(Instant::now())
+        && !left.is_zero()
+        && leaving() != Leaving::Asked
+    {
+        let ear = poll::interest(WAKE.ear(), libc::POLLIN);
+        if !poll::wait(&mut [ear], left.as_millis().max(1) as i32) {
+            std::thread::sleep(left);
+        }
+        woken();
+    }
+}
+
+/// Gives everything back if the program asks for that; whether that is done.
+fn leave() -> bool {
+    if leaving() != Leaving::Asked {
+        return false;
+    }
+    let done = detach();
+    if !done {
+        set_leaving(Leaving::Failed);
+    }
+    done
 }
 
 fn session(path: &Path, requests: &mut Requests) -> End {
@@ -99,6 +132,7 @@ fn session(path: &Path, requests: &mut Requests) -> End {
             None => Ok(Handled::Done),
         });
         match handled {
+            Ok(Handled::Done) if leave() => return End::Detached,
             Ok(Handled::Done) => {}
             Ok(Handled::Detached) => return End::Detached,
             Ok(Handled::Refused(reason)) => return End::Refused(reason),

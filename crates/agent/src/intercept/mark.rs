@@ -15,7 +15,8 @@ use crate::runtime::globals::{ADOPTING, Phase, STASHED, STATE, phase, wake};
 use crate::runtime::lock::Blocked;
 use crate::runtime::log;
 use crate::runtime::state::AdoptError;
-use crate::service::{fork, start};
+use crate::service::fork;
+use crate::service::start::{self, StartError};
 
 /// Smaller pieces are left to the kernel, in bytes: they save little, and each costs a region.
 const SMALLEST: usize = 1 << 20;
@@ -24,7 +25,14 @@ const STASH_PAUSE: Duration = Duration::from_micros(100);
 
 /// Why a range is not taken.
 #[derive(Debug, thiserror::Error)]
-enum MarkError {
+pub(crate) enum MarkError {
+    /// Too small, or not of whole pages.
+    #[error("{0} bytes at {1:#x}: memory is taken in whole pages, and from 1 MiB on")]
+    Small(usize, usize),
+    /// There is no agent.
+    #[error(transparent)]
+    Start(#[from] StartError),
+
     /// It is not fit to be a region.
     #[error(transparent)]
     Unfit(#[from] Unfit),
@@ -36,30 +44,48 @@ enum MarkError {
 /// Takes a range that the program marked. False: nothing of it is managed, and the kernel may have
 /// it.
 pub(crate) fn mergeable(start: usize, len: usize) -> bool {
+    mark(start, len).is_ok_and(|marked| marked.taken)
+}
+
+/// What became of a range.
+pub(crate) struct Marked {
+    /// Some of it is managed.
+    taken: bool,
+    /// Why the first part that is not managed is not.
+    pub(crate) refused: Option<MarkError>,
+}
+
+/// Takes what is fit of a range, and is not managed yet.
+///
+/// # Errors
+///
+/// When all of it is left alone, whatever it is.
+pub(crate) fn mark(start: usize, len: usize) -> Result<Marked, MarkError> {
     fork::settle();
-    if phase() == Phase::Ended || len < SMALLEST {
-        return false;
+    if phase() == Phase::Ended {
+        return Err(StartError::Ended.into());
     }
-    let Some(range) = whole_pages(start, len) else { return false };
+    let range = whole_pages(start, len).filter(|_| len >= SMALLEST).ok_or(MarkError::Small(len, start))?;
     // No signal handler may run while this thread holds the locks taken below.
     let _signals = Blocked::all();
-    if !start::start() {
-        return false;
-    }
+    start::start(None)?;
     let new = unmanaged(range);
-    let mut taken = new.iter().map(|piece| piece.len).sum::<usize>() < range.len;
+    let mut marked = Marked { taken: new.iter().map(|piece| piece.len).sum::<usize>() < range.len, refused: None };
     for piece in new.into_iter().filter(|piece| piece.len >= SMALLEST) {
         match take(piece) {
             Ok(region) => {
-                taken = true;
+                marked.taken = true;
                 let mib = piece.len >> 20;
                 log::line(format_args!("region {region}: {mib} MiB at {:#x}", piece.start));
             }
-            Err(error) => log::line(format_args!("{} KiB at {:#x} not taken: {error}", piece.len >> 10, piece.start)),
+            Err(error) => {
+                log::line(format_args!("{} KiB at {:#x} not taken: {error}", piece.len >> 10, piece.start));
+                marked.refused.get_or_insert(error);
+            }
         }
     }
     wake();
-    taken
+    Ok(marked)
 }
 
 fn take(piece: Range) -> Result<RegionId, MarkError> {

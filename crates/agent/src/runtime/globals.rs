@@ -121,6 +121,46 @@ pub(crate) fn take_spare() -> Option<RawFd> {
     STOP.hears_by(number).then_some(number)
 }
 
+/// A [`Leaving`]. Outside of [`STATE`] because the thread that asks waits without the lock.
+static LEAVING: AtomicU8 = AtomicU8::new(Leaving::No as u8);
+
+/// Whether the program has asked the agent to leave.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(crate) enum Leaving {
+    /// It has not.
+    No,
+    /// It has, and waits.
+    Asked,
+    /// Memory could not be given back.
+    Failed,
+    /// The agent thread has ended.
+    Gone,
+}
+
+/// What became of the program's wish that the agent leave.
+pub(crate) fn leaving() -> Leaving {
+    match LEAVING.load(Ordering::Acquire) {
+        0 => Leaving::No,
+        1 => Leaving::Asked,
+        2 => Leaving::Failed,
+        _ => Leaving::Gone,
+    }
+}
+
+/// Asks the agent thread to leave, unless it has left.
+pub(crate) fn ask_to_leave() {
+    let asked = |now| (now != Leaving::Gone as u8).then_some(Leaving::Asked as u8);
+    if LEAVING.fetch_update(Ordering::AcqRel, Ordering::Acquire, asked).is_ok() {
+        wake();
+    }
+}
+
+/// Notes what became of the wish.
+pub(crate) fn set_leaving(leaving: Leaving) {
+    LEAVING.store(leaving as u8, Ordering::Release);
+}
+
 /// Tells the agent thread that messages are queued.
 pub(crate) fn wake() {
     if !WOKEN.swap(true, Ordering::AcqRel) {

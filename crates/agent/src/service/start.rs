@@ -6,7 +6,7 @@
 //! either ends management and never the program: tables and guards stay.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::{env, io, mem, thread};
@@ -17,7 +17,9 @@ use rustix::io::Errno;
 use crate::daemon::link;
 use crate::recycle::pool;
 use crate::runtime::denied::{self, Need};
-use crate::runtime::globals::{HEAP, LINEAGE, OWNER, Phase, STARTED, STARTING, STATE, STOP, WAKE, phase, set_phase};
+use crate::runtime::globals::{
+    HEAP, LINEAGE, Leaving, OWNER, Phase, STARTED, STARTING, STATE, STOP, WAKE, phase, set_leaving, set_phase,
+};
 use crate::runtime::kept::Kept;
 use crate::runtime::ksm;
 use crate::runtime::lock::Blocked;
@@ -32,7 +34,10 @@ const STACK: usize = 256 << 10;
 
 /// Why the agent does not run in this program.
 #[derive(Debug, thiserror::Error)]
-enum StartError {
+pub(crate) enum StartError {
+    /// It has detached, or could not start before, or this is a forked child.
+    #[error("the agent of this process has ended")]
+    Ended,
     /// `pageone run` sets this variable.
     #[error("{} is not set", wire::ENV_SOCKET)]
     NoSocket,
@@ -74,26 +79,29 @@ enum StartError {
     },
 }
 
-/// Starts the agent if it does not run yet; whether it runs. The caller has blocked all signals.
-pub(crate) fn start() -> bool {
-    if phase() == Phase::Idle {
-        let _one = STARTING.lock();
-        if phase() == Phase::Idle {
-            sabotage::read();
-            STARTED.store(true, Ordering::Release);
-            let phase = match try_start() {
-                Ok(()) => Phase::Running,
-                Err(error) => {
-                    undo();
-                    tell_if_denied(&error);
-                    log::line(format_args!("memory is left to the kernel: {error}"));
-                    Phase::Ended
-                }
-            };
-            set_phase(phase);
-        }
+/// Starts the agent if it does not run yet. The daemon's socket is named by the environment without
+/// `socket`. The caller has blocked all signals.
+///
+/// # Errors
+///
+/// It does not run, and will not in this process.
+pub(crate) fn start(socket: Option<&Path>) -> Result<(), StartError> {
+    let _one = if phase() == Phase::Idle { Some(STARTING.lock()) } else { None };
+    match phase() {
+        Phase::Running => return Ok(()),
+        Phase::Ended => return Err(StartError::Ended),
+        Phase::Idle => {}
     }
-    phase() == Phase::Running
+    sabotage::read();
+    STARTED.store(true, Ordering::Release);
+    let result = try_start(socket);
+    if let Err(error) = &result {
+        undo();
+        tell_if_denied(error);
+        log::line(format_args!("memory is left to the kernel: {error}"));
+    }
+    set_phase(if result.is_ok() { Phase::Running } else { Phase::Ended });
+    result
 }
 
 /// Standard error gets a sentence if something was denied, whoever asked for a log.
@@ -107,12 +115,12 @@ fn tell_if_denied(error: &StartError) {
     }
 }
 
-fn try_start() -> Result<(), StartError> {
+fn try_start(socket: Option<&Path>) -> Result<(), StartError> {
     if !fork::is_watched() {
         return Err(StartError::ForkHandlers);
     }
-    let path = env::var_os(wire::ENV_SOCKET).filter(|path| !path.is_empty());
-    let path = PathBuf::from(path.ok_or(StartError::NoSocket)?);
+    let named = || env::var_os(wire::ENV_SOCKET).filter(|path| !path.is_empty()).map(PathBuf::from);
+    let path = socket.map(Path::to_path_buf).or_else(named).ok_or(StartError::NoSocket)?;
     if kmem::page_size() != kmem::PAGE_SIZE {
         return Err(StartError::PageSize(kmem::page_size()));
     }
@@ -153,6 +161,7 @@ fn try_start() -> Result<(), StartError> {
         // Nothing is registered any more, so no event will come.
         STOP.ring();
         WAKE.close();
+        set_leaving(Leaving::Gone);
     })
     .inspect_err(|_| STOP.ring())
 }
@@ -193,4 +202,5 @@ fn spawn(name: &'static str, body: impl FnOnce() + Send + 'static) -> Result<(),
 fn end() {
     set_phase(Phase::Ended);
     STATE.lock().end();
+    set_leaving(Leaving::Gone);
 }

@@ -124,10 +124,12 @@ test-kvm-runs: deps-test deps-kernels deps-kvm-host
 	$(CARGO) build --workspace
 	PAGEONE_KVM_RUNS='$(KVM_RUNS)' scripts/test-kvm.sh
 
-# Guests of libvirt, as its packages have it, with AppArmor, in an emulated host: two tenants, and what libvirt does with guests.
+# Guests of libvirt, as Debian's packages have it, with AppArmor, in an emulated host: two tenants, and what libvirt does with
+# guests.
+LIBVIRT_RELEASES = bookworm trixie
 test-libvirt: deps-test deps-deb deps-libvirt
 	$(CARGO) build -p pageone -p agent -p qemu-wrapper
-	scripts/test-libvirt.sh
+	for release in $(LIBVIRT_RELEASES); do scripts/test-libvirt.sh $$release || exit 1; done
 
 # A kernel that checks itself, built once into the cache.
 debug-kernel: deps-debug-kernel

@@ -12,7 +12,7 @@
 #   scripts/deps.sh fuzz      what `make fuzz` needs: a nightly toolchain and cargo-fuzz
 #   scripts/deps.sh kernels   the guest kernels to test with: Debian's 6.1 and 6.12 cloud kernels
 #   scripts/deps.sh kvm-host  the emulated host of scripts/kvm-host.sh: Debian's 6.12 with its modules
-#   scripts/deps.sh libvirt   that kernel, and Debian 12 with libvirt and AppArmor for `make test-libvirt`: an image in the cache
+#   scripts/deps.sh libvirt   that kernel, and Debian 12 and 13 with libvirt and AppArmor for `make test-libvirt`: images in the cache
 #   scripts/deps.sh medium    that kernel, and what makes its file systems on failing devices (`make test-pool-medium`)
 #   scripts/deps.sh debug-kernel   what building the kernels of scripts/debug-kernel.sh needs, with Debian's source of Linux 6.12
 #   scripts/deps.sh ppr       those, and what building the guest's recycler module for them needs
@@ -283,13 +283,9 @@ deps_kvm_host() {
 
 # ---- a host with libvirt --------------------------------------------------------------------------
 
-# Debian 12 as its packages leave it: $cache/libvirt-host/root.img, ext4. The emulated host writes to a copy.
-deps_libvirt() {
-    want mmdebstrap 'makes the root file system of the host with libvirt' have mmdebstrap
-    want e2fsprogs 'makes an image of it' test -x /usr/sbin/mke2fs
-    install_missing
-    deps_kvm_host
-    local root=$cache/libvirt-host mirror packages
+# libvirt_host RELEASE: Debian as its packages leave it: $cache/libvirt-RELEASE/root.img, ext4. The emulated host writes to a copy.
+libvirt_host() {
+    local root=$cache/libvirt-$1 mirror packages
     packages=systemd-sysv,udev,dbus,kmod,procps,apparmor,libvirt-daemon-system,libvirt-clients,libvirt-daemon-driver-qemu,qemu-system-x86
     if [ -e "$root/complete" ]; then say "$root is there"; return; fi
     [ "$(id -u)" -eq 0 ] || yours "run 'sudo scripts/deps.sh libvirt' (the image has files of several users)"
@@ -299,11 +295,21 @@ deps_libvirt() {
     say "installs $packages from $mirror into an image, $root/root.img (nothing is installed here)"
     mmdebstrap --quiet --variant=minbase --include="$packages" --dpkgopt=path-exclude=/usr/share/doc/* \
         --dpkgopt=path-exclude=/usr/share/locale/* --dpkgopt=path-exclude=/usr/share/man/* \
-        bookworm "$scratch/libvirt-host" "deb [signed-by=$keyring] $mirror bookworm main" ||
+        "$1" "$scratch/libvirt-$1" "deb [signed-by=$keyring] $mirror $1 main" ||
         fail "cannot install libvirt from $mirror"
-    mkdir -p "$root" && /usr/sbin/mke2fs -q -t ext4 -F -d "$scratch/libvirt-host" "$root/root.img" 4G ||
+    mkdir -p "$root" && /usr/sbin/mke2fs -q -t ext4 -F -d "$scratch/libvirt-$1" "$root/root.img" 4G ||
         fail "cannot write $root/root.img: is the disk full?"
+    rm -rf "$scratch/libvirt-$1"
     touch "$root/complete"
+}
+
+deps_libvirt() {
+    want mmdebstrap 'makes the root file system of the host with libvirt' have mmdebstrap
+    want e2fsprogs 'makes an image of it' test -x /usr/sbin/mke2fs
+    install_missing
+    deps_kvm_host
+    libvirt_host bookworm
+    libvirt_host trixie
 }
 
 # ---- devices that fail ----------------------------------------------------------------------------

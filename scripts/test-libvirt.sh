@@ -1,9 +1,9 @@
 #!/bin/bash
-# Guests of libvirt, in an emulated host: Debian 12 as its packages leave it, Linux 6.12, AppArmor enforcing, KVM. What
+# Guests of libvirt, in an emulated host: Debian 12 or 13 as its packages leave it, Linux 6.12, AppArmor enforcing, KVM. What
 # packaging/libvirt has is installed there, two tenants' guests run by virsh and merge, what libvirt does with guests is done to
 # merged ones, a rule is taken away, and all is removed. Nothing is installed here.
 #
-#   scripts/test-libvirt.sh
+#   scripts/test-libvirt.sh [RELEASE]     bookworm (Debian 12, without an argument) or trixie (Debian 13)
 #
 # Settings:
 #   PAGEONE_LIBVIRT_TIMEOUT   seconds (3600)
@@ -13,7 +13,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 cache=${PAGEONE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/pageone}
 bin=$(realpath "${CARGO_TARGET_DIR:-target}/debug")
-kernel=$cache/kvm-host image=$cache/libvirt-host/root.img
+release=${1:-bookworm}
+kernel=$cache/kvm-host image=$cache/libvirt-$release/root.img
 for file in "$kernel/complete" "$image"; do
     [ -e "$file" ] || { echo "test-libvirt: $file is missing: run 'scripts/deps.sh libvirt'" >&2; exit 1; }
 done

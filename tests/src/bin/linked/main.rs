@@ -30,9 +30,9 @@ fn main() {
             "start" => pageone_vmm::start(Some(&socket)),
             // SAFETY: nothing changes the mapping.
             "register" => unsafe { pageone_vmm::register(memory, LEN) },
-            // SAFETY: as above.
+            // SAFETY: nothing changes the mapping.
             "small" => unsafe { pageone_vmm::register(memory, 4096) },
-            // SAFETY: as above.
+            // SAFETY: nothing changes the mapping.
             "odd" => unsafe { pageone_vmm::register(memory.add(1), LEN / 2) },
             "unregister" => pageone_vmm::unregister(memory, LEN),
             "stop" => pageone_vmm::stop(),

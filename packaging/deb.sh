@@ -154,6 +154,17 @@ An emulator for libvirt that loads PageONE's agent into QEMU, and what
 AppArmor, udev and libvirt must permit for it. Removing the package takes
 these permissions back.
 TEXT
+    begin pageone-proxmox
+    put 755 "$programs/qemu-system-x86_64-pageone" usr/bin/kvm
+    strip "$root/usr/bin/kvm"
+    put 644 docs/guide/proxmox.md usr/share/doc/pageone-proxmox/proxmox.md
+    for script in preinst postrm; do maintainer "packaging/proxmox/$script" "$script"; done
+    end "$arch" "libpageone-agent (= $version), $(libraries "$root/usr/bin/kvm")" 'merging for guests of Proxmox VE' \
+        "Recommends: pageone (= $version), pve-qemu-kvm" << 'TEXT'
+Takes the place of /usr/bin/kvm, which Proxmox VE starts each guest with, and
+becomes its QEMU with PageONE's agent in it. Removing the package puts the
+link to QEMU back.
+TEXT
 else
-    echo 'deb: SKIPPED: pageone-libvirt (packaging/libvirt or its program, qemu-system-x86_64-pageone, is not here)'
+    echo 'deb: SKIPPED: pageone-libvirt, pageone-proxmox (their program, qemu-system-x86_64-pageone, is not here)'
 fi

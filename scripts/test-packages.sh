@@ -44,6 +44,8 @@ inside() { unshare --mount --pid --fork --mount-proc="$root/proc" chroot "$root"
 # The module's package needs dkms, which the root does not have: that dependency alone is left out.
 # Debian's slim roots leave documents out; here they are looked at.
 dpkg_inside() { inside dpkg --ignore-depends=dkms --path-include='/usr/share/*' --force-downgrade --force-confold "$@"; }
+# As Proxmox' QEMU has it.
+ln -s qemu-system-x86_64 "$root/usr/bin/kvm"
 files() { (cd "$root" && find . -path ./proc -prune -o -path ./packages -prune -o -path ./var/log -prune -o -path ./var/cache -prune \
     -o -path './var/lib/dpkg/*-old' -prune -o -path ./run -prune -o -print | LC_ALL=C sort); }
 files > "$work/before"
@@ -65,6 +67,8 @@ holds 'a program links with the library' cc -Wall -Werror -I"$root/usr/include" 
 holds 'a linked program finds the library' inside sh -c 'ldd /vmm | grep -q "libpageone_agent.so => /"'
 holds 'pkg-config knows it' grep -q '^Libs: -lpageone_agent$' "$root"/usr/lib/*/pkgconfig/pageone.pc
 rm -f "$root/vmm"
+holds 'the wrapper has the name that Proxmox starts' cmp -s "$root/usr/bin/kvm" "$root/usr/bin/qemu-system-x86_64-pageone"
+holds "Proxmox' link is kept" test "$(readlink "$root/usr/bin/kvm.proxmox")" = qemu-system-x86_64
 holds 'programs belong to root and nobody else writes them' inside sh -c '[ "$(stat -c %U%a /usr/bin/pageone)" = root755 ]'
 holds 'what is there is what was packed' inside dpkg --verify pageone libpageone-agent libpageone-dev pageone-ppr-dkms
 

@@ -8,6 +8,7 @@ mod domains;
 mod estimate;
 mod guests;
 mod pool;
+mod proxmox;
 mod recycling;
 mod service;
 mod vmm;

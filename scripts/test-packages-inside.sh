@@ -45,7 +45,7 @@ pid=$(systemctl show -P MainPID pageone)
 holds 'it has the three capabilities of the unit only' grep -q 'CapBnd:.*0000000000080005' "/proc/$pid/status"
 holds 'it has a filter of system calls' grep -q 'Seccomp:.*2' "/proc/$pid/status"
 # Each command of the guide, as it stands there. Its block goes on one line, and the daemon's file is not edited.
-PID=$(pgrep -f 'pageone-test-client hold' | head -n 1)
+PID=$(pageone status --json | grep -o '"pid": *[0-9]*' | grep -o '[0-9]*' | head -n 1)
 export PID
 guide=/usr/share/doc/pageone/docs/guide/operations.md
 while read -r command; do

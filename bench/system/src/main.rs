@@ -20,7 +20,7 @@ use bench_common::{own_program, report};
 use clap::{Parser, Subcommand};
 
 use crate::harness::hold;
-use crate::questions::{checkpoint, estimate, governor, guests, idle, kvm, merge, ppr, steady};
+use crate::questions::{checkpoint, estimate, governor, guests, idle, kvm, merge, ppr, start, steady};
 
 /// Measures PageONE and its rivals.
 #[derive(Parser)]
@@ -56,6 +56,8 @@ enum Bench {
     Estimate,
     /// Guests whose free pages are taken back; rivals: nothing, KSM, free page reporting
     Ppr(ppr::Options),
+    /// How much later QEMU answers when libvirt's wrapper starts it
+    Start,
     /// Guests stored in a pool while they run
     Checkpoint(checkpoint::Options),
     /// What governing KSM costs and holds; rivals: static settings, the kernel's advisor, ksmtuned
@@ -94,6 +96,7 @@ fn run(cli: &Cli) -> Result<()> {
         Bench::Kvm(ref options) => kvm::run(options, cli.quick)?,
         Bench::Estimate => estimate::run(cli.quick)?,
         Bench::Ppr(ref options) => ppr::run(options, cli.quick)?,
+        Bench::Start => start::run(cli.quick)?,
         Bench::Checkpoint(ref options) => checkpoint::run(options, cli.quick)?,
         Bench::Governor(ref options) => governor::run(options, cli.quick)?,
         Bench::GovernorLoad { pages, number } => return governor::load::run(pages, number),

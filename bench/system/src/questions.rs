@@ -8,4 +8,5 @@ pub(crate) mod idle;
 pub(crate) mod kvm;
 pub(crate) mod merge;
 pub(crate) mod ppr;
+pub(crate) mod start;
 pub(crate) mod steady;

@@ -134,6 +134,20 @@ impl PageOne {
         Ok(command)
     }
 
+    /// The wrapper of libvirt's guests, in front of this QEMU.
+    ///
+    /// # Errors
+    ///
+    /// When it is not there.
+    pub(crate) fn wrapper(&self, qemu: &str) -> Result<Command> {
+        let wrapper = self.program.with_file_name("qemu-system-x86_64-pageone");
+        ensure!(wrapper.exists(), "{} is missing; build it with `make build`", wrapper.display());
+        let mut command = Command::new(wrapper);
+        command.env("PAGEONE_QEMU", qemu).env("PAGEONE_SOCKET", self.dir.path().join("agent.sock"));
+        command.env("PAGEONE_AGENT", self.program.with_file_name("libpageone_agent.so"));
+        Ok(command)
+    }
+
     /// Starts a daemon with the default configuration and this merge period, in seconds, and waits
     /// until it answers.
     pub(crate) fn daemon(&self, merge_period: f64, interrupt: &Interrupt) -> Result<Daemon> {

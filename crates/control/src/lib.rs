@@ -6,6 +6,7 @@
 //!                        └────────── protocol ───────┘
 //!                                       │
 //!                                    status ◀── metrics (one table)
+//!                                       └──▶ openmetrics (for Prometheus)
 //! ```
 //!
 //! This crate knows nothing of the engine: the server calls a [`Handler`], which the engine
@@ -18,6 +19,7 @@ pub mod metrics;
 pub mod server;
 
 mod dirty;
+mod openmetrics;
 mod protocol;
 mod status;
 mod table;
@@ -25,6 +27,7 @@ mod text;
 
 pub use dirty::{DirtyStatus, Heat, Window};
 pub use metrics::{Kind, Metric, Scope, Unit, Value};
+pub use openmetrics::{CONTENT_TYPE, openmetrics};
 pub use protocol::ChangeLog;
 pub use server::{DetachStep, Detaching, Freeze, Handler, Refusal};
 pub use status::{ClientStatus, DomainStatus, GovernorStatus, RecycleStatus, RefusedStatus, Source, Status};

@@ -10,6 +10,7 @@ pub(crate) mod doctor;
 pub(crate) mod estimate;
 pub(crate) mod generate;
 pub(crate) mod ksm;
+pub(crate) mod metrics;
 pub(crate) mod pool;
 pub(crate) mod run;
 pub(crate) mod status;

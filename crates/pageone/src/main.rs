@@ -16,7 +16,9 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::cmd::{checkpoint, config, daemon, demo, detach, dirty, doctor, estimate, generate, ksm, pool, run, status};
+use crate::cmd::{
+    checkpoint, config, daemon, demo, detach, dirty, doctor, estimate, generate, ksm, metrics, pool, run, status,
+};
 pub(crate) use crate::exit::{Code, Coded};
 
 /// Gives a virtual-machine host its memory back: merges identical pages of running guests, from
@@ -45,6 +47,8 @@ enum Command {
     Run(run::Args),
     /// Show what is merged and what it costs
     Status(status::Args),
+    /// Print the status for Prometheus (OpenMetrics), or answer its scrapes
+    Metrics(metrics::Args),
     /// Show which pages clients write, how fast, and whether a migration would converge
     Dirty(dirty::Args),
     /// Unmerge a client and give its memory back to it
@@ -118,6 +122,7 @@ fn run_command(cli: Cli) -> anyhow::Result<()> {
         Command::Config(command) => config::run(&command),
         Command::Run(args) => run::run(&args, dir),
         Command::Status(args) => status::run(&args, dir),
+        Command::Metrics(args) => metrics::run(&args, dir),
         Command::Dirty(args) => dirty::run(&args, dir),
         Command::Detach(args) => detach::run(&args, dir),
         Command::Ksm(command) => ksm::run(&command),

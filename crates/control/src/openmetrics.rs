@@ -1,0 +1,266 @@
+//! The status in the OpenMetrics text format, which Prometheus reads.
+//!
+//! Every metric of the table becomes a sample; names follow Prometheus' rules, so the base units
+//! are seconds, bytes and ratios:
+//!
+//! ```text
+//! pages_shared of the host            pageone_pages{state="shared"}
+//!              of a domain            pageone_domain_pages{sharing_domain=…, state="shared"}
+//!              of a client            pageone_client_pages{guest=…, uuid=…, pid=…, sharing_domain=…, state=…}
+//! general_profit                      pageone_general_profit_bytes
+//! agent_cpu_seconds, daemon_…         pageone_cpu_seconds_total{part="agent"}
+//! cpu_percent of the governor         pageone_governor_cpu_ratio
+//! window_max_us of a client           pageone_client_window_max_seconds
+//! ```
+//!
+//! The label is `sharing_domain`, since exporters for libvirt call a guest a `domain`. At most
+//! [`MOST_CLIENTS`] clients and [`MOST_DOMAINS`] domains have samples, the largest; the host's
+//! samples count all, and `pageone_unlisted` says how many have none.
+//!
+//! Source: the OpenMetrics specification, version 1.0.0; Prometheus' advice on names.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashSet};
+use std::fmt;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Registry;
+
+use crate::metrics::{Kind, Metric, Unit, Value};
+use crate::status::{ClientStatus, DomainStatus, Source, Status};
+
+/// The media type of the text.
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// Clients that have samples of their own: those with the most memory.
+pub const MOST_CLIENTS: usize = 512;
+/// Domains that have samples of their own: those with the largest stores.
+pub const MOST_DOMAINS: usize = 256;
+
+type Labels = Vec<(&'static str, String)>;
+
+/// All samples of one name.
+#[derive(Debug)]
+struct Family {
+    kind: Kind,
+    help: Cow<'static, str>,
+    samples: Vec<(Labels, f64)>,
+}
+
+#[derive(Debug)]
+struct Families(BTreeMap<String, Family>);
+
+/// The text of a daemon's status. `version`: of the program that asks.
+pub fn openmetrics(status: &Status, version: &str) -> String {
+    let mut families = Families(BTreeMap::new());
+    families.add(
+        "pageone_build_info",
+        Kind::Gauge,
+        "The version of the exporter.",
+        vec![("version", version.into())],
+        1.0,
+    );
+    let mut domains: Vec<_> = status.domains.iter().collect();
+    domains.sort_by_key(|domain| std::cmp::Reverse(domain.metrics.store_bytes));
+    let mut clients: Vec<_> = status.clients().collect();
+    clients.sort_by_key(|client| std::cmp::Reverse(client.metrics.region_bytes));
+    for (what, unlisted) in [
+        ("clients", clients.len().saturating_sub(MOST_CLIENTS)),
+        ("domains", domains.len().saturating_sub(MOST_DOMAINS)),
+    ] {
+        let help = "Clients and domains that have no samples of their own.";
+        families.add("pageone_unlisted", Kind::Gauge, help, vec![("what", what.into())], unlisted as f64);
+    }
+    domains.truncate(MOST_DOMAINS);
+    clients.truncate(MOST_CLIENTS);
+    let domains: HashSet<_> = domains.into_iter().map(std::ptr::from_ref).collect();
+    let clients: HashSet<_> = clients.into_iter().map(std::ptr::from_ref).collect();
+    let is_listed = |source: &Source<'_>| match *source {
+        Source::Host | Source::Governor => true,
+        Source::Domain(domain) => domains.contains(&std::ptr::from_ref(domain)),
+        Source::Client(_, client) | Source::Recycler(_, client) => clients.contains(&std::ptr::from_ref(client)),
+    };
+    status.for_each_metric(&mut |source, metric, value| {
+        if is_listed(&source) {
+            families.add_metric(&source, metric, value);
+        }
+    });
+    for domain in status.domains.iter().filter(|domain| domains.contains(&std::ptr::from_ref(*domain))) {
+        let help = "Whether no frames can be made at present.";
+        let paused = u8::from(domain.paused.is_some());
+        families.add("pageone_domain_paused", Kind::Gauge, help, of_domain(domain), paused.into());
+    }
+    for domain in &status.domains {
+        for client in domain.clients.iter().filter(|client| clients.contains(&std::ptr::from_ref(*client))) {
+            let help = "Whether nothing of the client is merged at present.";
+            let refused = u8::from(client.refused.is_some());
+            families.add("pageone_client_refused", Kind::Gauge, help, of_client(domain, client), refused.into());
+        }
+    }
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(families));
+    let mut text = String::new();
+    // Cannot fail: a string takes everything.
+    let _ = encode(&mut text, &registry);
+    text
+}
+
+fn of_domain(domain: &DomainStatus) -> Labels {
+    vec![("sharing_domain", domain.name.clone())]
+}
+
+/// A client without a manager is called by its program.
+fn of_client(domain: &DomainStatus, client: &ClientStatus) -> Labels {
+    let guest = client.guest_name.clone().unwrap_or_else(|| client.name.clone());
+    let uuid = client.guest.clone().unwrap_or_default();
+    vec![("guest", guest), ("uuid", uuid), ("pid", client.pid.to_string()), ("sharing_domain", domain.name.clone())]
+}
+
+impl Families {
+    fn add(&mut self, name: &str, kind: Kind, help: impl Into<Cow<'static, str>>, labels: Labels, value: f64) {
+        let new = || Family { kind, help: help.into(), samples: Vec::new() };
+        self.0.entry(name.to_owned()).or_insert_with(new).samples.push((labels, value));
+    }
+
+    fn add_metric(&mut self, source: &Source<'_>, metric: &Metric, value: Value) {
+        let (scope, mut labels) = match *source {
+            Source::Host => ("", Vec::new()),
+            Source::Governor => ("governor_", Vec::new()),
+            Source::Domain(domain) => ("domain_", of_domain(domain)),
+            Source::Client(domain, client) => ("client_", of_client(domain, client)),
+            Source::Recycler(domain, client) => ("recycler_", of_client(domain, client)),
+        };
+        let (value, unit) = match (value, metric.unit) {
+            (value, Unit::Microseconds) => (real(value) / 1e6, "_seconds"),
+            (value, Unit::Percent) => (real(value) / 100.0, "_ratio"),
+            (value, Unit::Bytes) => (real(value), "_bytes"),
+            (value, _) => (real(value), ""),
+        };
+        let base = metric.name.trim_end_matches("_total").trim_end_matches("_us");
+        let base = base.trim_end_matches("_percent").trim_end_matches("_bytes");
+        let counts_pages = metric.unit == Unit::Pages && metric.kind == Kind::Gauge;
+        if counts_pages && let Some(state) = base.strip_prefix("pages_") {
+            labels.push(("state", state.to_owned()));
+            self.add(&format!("pageone_{scope}pages"), metric.kind, "Pages by their state.", labels, value);
+        } else if let Some(part) = base.strip_suffix("_cpu_seconds").filter(|_| metric.kind == Kind::Counter) {
+            labels.push(("part", part.to_owned()));
+            self.add(&format!("pageone_{scope}cpu_seconds"), metric.kind, "CPU time by part.", labels, value);
+        } else {
+            // The encoder ends counters with `_total`.
+            self.add(&format!("pageone_{scope}{base}{unit}"), metric.kind, metric.help(), labels, value);
+        }
+    }
+}
+
+fn real(value: Value) -> f64 {
+    match value {
+        Value::Unsigned(value) => value as f64,
+        Value::Signed(value) => value as f64,
+        Value::Real(value) => value,
+    }
+}
+
+impl Collector for Families {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        for (name, family) in &self.0 {
+            let kind = match family.kind {
+                Kind::Counter => MetricType::Counter,
+                Kind::Gauge => MetricType::Gauge,
+            };
+            // The encoder ends the text with a point.
+            let help = family.help.trim_end_matches('.');
+            let mut samples = encoder.encode_descriptor(name, help, None, kind)?;
+            for (labels, value) in &family.samples {
+                match labels.is_empty() {
+                    true => sample(&mut samples, family.kind, *value)?,
+                    false => sample(&mut samples.encode_family(labels)?, family.kind, *value)?,
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn sample(encoder: &mut MetricEncoder<'_>, kind: Kind, value: f64) -> Result<(), fmt::Error> {
+    match kind {
+        Kind::Counter => encoder.encode_counter::<NoLabelSet, f64, u64>(&value, None),
+        Kind::Gauge => encoder.encode_gauge(&value),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::Scope;
+    use crate::status::RecycleStatus;
+    use crate::table::METRICS;
+
+    fn status() -> Status {
+        let mut status = Status::default();
+        (status.metrics.pages_shared, status.metrics.general_profit) = (7, -4096);
+        (status.metrics.agent_cpu_seconds, status.governor.metrics.cpu_percent) = (1.5, 12.0);
+        let mut client = ClientStatus { pid: 42, name: "qemu".into(), ..ClientStatus::default() };
+        client.guest_name = Some("we\"b\n\\".into());
+        client.metrics.window_max_us = 1500;
+        client.metrics.full_scans = 3;
+        client.recycling = Some(RecycleStatus::default());
+        let mut domain = DomainStatus { name: "uid-0".into(), ..DomainStatus::default() };
+        domain.paused = Some("no memory".into());
+        domain.clients.push(client);
+        status.domains.push(domain);
+        status
+    }
+
+    #[test]
+    fn names_and_units_are_those_that_prometheus_wants() {
+        let text = openmetrics(&status(), "1.2.3");
+        let client = r#"guest="we\"b\n\\",uuid="",pid="42",sharing_domain="uid-0""#;
+        for line in [
+            "pageone_build_info{version=\"1.2.3\"} 1.0",
+            "# TYPE pageone_pages gauge",
+            "pageone_pages{state=\"shared\"} 7.0",
+            "pageone_general_profit_bytes -4096.0",
+            "# TYPE pageone_cpu_seconds counter",
+            "pageone_cpu_seconds_total{part=\"agent\"} 1.5",
+            "pageone_governor_cpu_ratio 0.12",
+            "pageone_domain_paused{sharing_domain=\"uid-0\"} 1.0",
+            &format!("pageone_client_window_max_seconds{{{client}}} 0.0015"),
+            &format!("pageone_client_full_scans_total{{{client}}} 3.0"),
+            "# EOF",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}\nis not in\n{text}");
+        }
+    }
+
+    #[test]
+    fn every_metric_of_every_scope_has_a_sample() {
+        let text = openmetrics(&status(), "");
+        let samples = text.lines().filter(|line| !line.starts_with('#')).count();
+        // Those that may be without a value are: in the default status they have none.
+        let optional = ["scan_time_seconds", "pages_per_second"];
+        let metrics: usize = Scope::ALL
+            .into_iter()
+            .map(|scope| METRICS.iter().filter(|m| m.is_in(scope) && !optional.contains(&m.name)).count())
+            .sum();
+        assert!(samples >= metrics, "{samples} samples of {metrics} metrics:\n{text}");
+    }
+
+    #[test]
+    fn the_number_of_samples_is_bounded() {
+        let mut status = status();
+        let client = status.domains[0].clients[0].clone();
+        status.domains[0].clients = (0..2000).map(|pid| ClientStatus { pid, ..client.clone() }).collect();
+        status.domains[0].clients[1999].metrics.region_bytes = 1;
+        let domain = DomainStatus { clients: Vec::new(), ..status.domains[0].clone() };
+        status.domains.extend((0..999).map(|n| DomainStatus { name: n.to_string(), ..domain.clone() }));
+        let text = openmetrics(&status, "");
+        let of = |name: &str| text.lines().filter(|line| line.starts_with(name)).count();
+        assert_eq!(of("pageone_client_refused{"), MOST_CLIENTS);
+        assert_eq!(of("pageone_domain_paused{"), MOST_DOMAINS);
+        assert!(text.contains("pid=\"1999\""), "the largest is listed");
+        assert!(text.contains("pageone_unlisted{what=\"clients\"} 1488.0"), "{text}");
+        assert!(text.contains("pageone_unlisted{what=\"domains\"} 744.0"));
+    }
+}

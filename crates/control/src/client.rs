@@ -74,6 +74,13 @@ fn talk(mut stream: &UnixStream, request: &Request) -> Result<Answer, Error> {
     serde_json::from_str(&answer).map_err(Error::Garbled)
 }
 
+/// The daemon's process, as the kernel says. `None`: no daemon answers, or it is in a container.
+pub fn process(directories: &[PathBuf]) -> Option<i32> {
+    let stream = connect(directories)?;
+    let peer = rustix::net::sockopt::socket_peercred(&stream).ok()?;
+    Some(peer.pid.as_raw_nonzero().get())
+}
+
 /// The daemon's status.
 ///
 /// # Errors

@@ -1,6 +1,6 @@
-//! Memory control groups: how much memory this process may still allocate.
+//! Memory control groups: how much memory a process may still allocate.
 //!
-//! A group's limit applies to all groups below it. The headroom is therefore the least over this
+//! A group's limit applies to all groups below it. The headroom is therefore the least over the
 //! process's group and all of its ancestors. A group's headroom is its limit less its usage.
 //! Inactive page cache does not count as used, since the kernel drops it first.
 //!
@@ -30,7 +30,7 @@ const UNLIMITED: u64 = 1 << 62;
 /// The mount point of a hierarchy, and this process's directory in it.
 type Place = (PathBuf, PathBuf);
 
-/// The memory control groups (version 1 or 2) that this process was in when they were looked up.
+/// The memory control groups (version 1 or 2) that a process was in when they were looked up.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryGroups {
     v1: Option<Place>,
@@ -44,7 +44,20 @@ impl MemoryGroups {
     ///
     /// Those of reading `/proc/self/cgroup` and `/proc/self/mountinfo`.
     pub fn find() -> io::Result<Self> {
-        let groups = read_to_string("/proc/self/cgroup")?;
+        Self::at("/proc/self/cgroup")
+    }
+
+    /// Looks up the groups of another process, in the hierarchies that this process sees.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading `/proc/PID/cgroup` and `/proc/self/mountinfo`.
+    pub fn of(pid: i32) -> io::Result<Self> {
+        Self::at(&format!("/proc/{pid}/cgroup"))
+    }
+
+    fn at(file: &str) -> io::Result<Self> {
+        let groups = read_to_string(file)?;
         let mounts = read_to_string("/proc/self/mountinfo")?;
         Ok(Self { v1: find(&groups, &mounts, true), v2: find(&groups, &mounts, false) })
     }
@@ -69,7 +82,7 @@ pub fn memory_headroom() -> io::Result<Option<u64>> {
     Ok(MemoryGroups::find()?.headroom())
 }
 
-/// The place of this process in the memory hierarchy of that version, if there is one.
+/// The place of a process in the memory hierarchy of that version, if there is one.
 fn find(groups: &str, mounts: &str, v1: bool) -> Option<Place> {
     // `number:controllers:path`; version 2 has no controllers.
     let path = groups.lines().find_map(|line| {
@@ -192,5 +205,7 @@ mod tests {
     fn this_process() {
         // Whatever the limit here, it is a number of bytes that this test's own memory fits into.
         assert!(memory_headroom().unwrap().is_none_or(|bytes| bytes > 1 << 20));
+        let own = MemoryGroups::of(std::process::id() as i32).unwrap();
+        assert_eq!((own.v1, own.v2), MemoryGroups::find().map(|groups| (groups.v1, groups.v2)).unwrap());
     }
 }

@@ -1,67 +1,95 @@
-//! `pageone doctor`: what the kernel and this account must allow, tried for real where that can be
-//! done.
+//! `pageone doctor`: what keeps memory from being merged, on this host and in each guest that runs,
+//! and what mends it.
+//!
+//! ```text
+//!   checks    the kernel and this account: tried for real where that can be done
+//!   daemon    limits and rights of the daemon that runs
+//!   libvirt   what guests of libvirt need of the host
+//!   guests    which processes are guests ──▶ guest: what holds for each
+//!      │                                       ├─ process   /proc/PID: user, arguments, files
+//!      │                                       ├─ memory    its smaps: of what kind its memory is
+//!      │                                       ├─ device    whether its user may use userfaultfd
+//!      └─ the daemon's status                  └─ denied    the kernel's log, and the guest's
+//! ```
+//!
+//! Nothing is changed, no guest is stopped or asked. Files are read below a root directory, which
+//! is `/` outside of tests. `--apply` runs those of the shown commands that harm nobody; see
+//! [`report::Fix`].
 
 mod checks;
+mod daemon;
+mod denied;
+mod device;
+mod fix;
+mod guest;
+mod guests;
+mod libvirt;
+mod memory;
+mod process;
+mod report;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use serde::Serialize;
 
-use crate::{Code, Coded};
+use self::report::Report;
+use crate::{Code, Coded, paths};
 
 /// Options of `pageone doctor`.
 #[derive(clap::Args)]
+#[command(after_help = "Exit code: 0 nothing is in the way of merging; 1 something is, on the host or in a guest.")]
 pub(crate) struct Args {
-    /// One JSON array of objects: check, verdict, found, remedy
-    #[arg(long)]
+    /// One JSON object: `host` and `guests`, each with checks: check, verdict (`ok`, `note`,
+    /// `blocks`), found, remedy, fix
+    #[arg(long, conflicts_with_all = ["fix", "apply"])]
     json: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum Verdict {
-    /// As it should be.
-    Ok,
-    /// Merging runs; something beside it does not.
-    Note,
-    /// Merging cannot run.
-    Missing,
-}
-
-#[derive(Debug, Serialize)]
-struct Check {
-    check: &'static str,
-    verdict: Verdict,
-    found: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    remedy: Option<String>,
+    /// Show only the commands that mend what was found
+    #[arg(long)]
+    fix: bool,
+    /// Run those commands that harm nobody, say which, and look again. No guest and no service
+    /// that runs is restarted, and no file of another package is changed
+    #[arg(long, conflicts_with = "fix")]
+    apply: bool,
+    /// Look at these processes only [default: every guest on this host]
+    #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
+    pids: Vec<i32>,
 }
 
 /// Prints the checks.
 ///
 /// # Errors
 ///
-/// When a check fails without which merging cannot run.
+/// When something is in the way of merging, with [`Code::Failed`].
 pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
-    let checks = checks::all(dir);
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&checks)?);
-    } else {
-        for check in &checks {
-            let mark = match check.verdict {
-                Verdict::Ok => "ok     ",
-                Verdict::Note => "note   ",
-                Verdict::Missing => "MISSING",
-            };
-            print!("{mark}  {:<18} {}", check.check, check.found);
-            println!("{}", check.remedy.as_ref().map(|r| format!(" → {r}")).unwrap_or_default());
+    let root = Path::new("/");
+    let directories = paths::candidates(dir);
+    let mut report = examine(root, &directories, &args.pids);
+    if args.fix {
+        print!("{}", fix::script(&report));
+    } else if args.apply {
+        if fix::apply(&report) > 0 {
+            report = examine(root, &directories, &args.pids);
         }
+        print!("{report}");
+    } else if args.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        print!("{report}");
     }
-    let missing = checks.iter().filter(|c| c.verdict == Verdict::Missing).count();
-    if missing > 0 {
-        let why = format!("{missing} of {} checks failed; merging cannot run here", checks.len());
-        return Err(Coded(Code::HostLacks, why).into());
+    match report.in_the_way() {
+        Some(what) => Err(Coded(Code::Failed, what).into()),
+        None => Ok(()),
     }
-    Ok(())
+}
+
+/// Looks at the host and at its guests, or at these processes.
+fn examine(root: &Path, directories: &[PathBuf], pids: &[i32]) -> Report {
+    let status = control::client::status(directories);
+    let mut host = checks::all(&status);
+    host.extend(daemon::checks(root, directories));
+    host.extend(libvirt::checks(root));
+    let (found, hidden) = guests::find(root, status.as_ref().ok(), pids);
+    let world = guest::World::new(root, status.as_ref().ok());
+    let guests = found.iter().map(|found| guest::examine(&world, found)).collect();
+    Report { host, guests, hidden }
 }

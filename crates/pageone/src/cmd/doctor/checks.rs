@@ -1,44 +1,38 @@
-//! The checks, in the order in which they are printed.
+//! The kernel and this account, in the order in which the checks are printed.
 
-use std::path::PathBuf;
-
+use control::Status;
 use kmem::memfd;
 use kmem::pagemap::{Categories, Pagemap, Query};
 use kmem::range::Range;
 use kmem::uffd::{Features, Uffd};
 
-use super::{Check, Verdict};
+use super::report::Check;
 use crate::paths;
 
 /// What merging needs of userfaultfd.
 const FEATURES: Features = Features::WP.union(Features::WP_ASYNC).union(Features::WP_UNPOPULATED);
 
-/// All checks. `dir`: the directory in which to look for a daemon.
-pub(super) fn all(dir: Option<PathBuf>) -> Vec<Check> {
+/// All of them. `status`: what a daemon answers, if there is one.
+pub(super) fn all(status: &Result<Status, control::client::Error>) -> Vec<Check> {
     let mut checks = required();
     checks.extend(host());
-    checks.extend(programs(dir));
+    checks.extend(programs(status));
     checks
-}
-
-fn check(check: &'static str, verdict: Verdict, found: impl ToString, remedy: &str) -> Check {
-    let remedy = (verdict != Verdict::Ok).then(|| remedy.to_string());
-    Check { check, verdict, found: found.to_string(), remedy }
 }
 
 /// A check without which merging cannot run: `Ok` says what was found, `Err` what is missing.
 fn need(name: &'static str, result: Result<String, String>, remedy: &str) -> Check {
     match result {
-        Ok(found) => check(name, Verdict::Ok, found, ""),
-        Err(found) => check(name, Verdict::Missing, found, remedy),
+        Ok(found) => Check::ok(name, found),
+        Err(found) => Check::blocks(name, found, remedy),
     }
 }
 
 /// The same for something without which merging runs all the same.
 fn option(name: &'static str, result: Result<String, String>, remedy: &str) -> Check {
     match result {
-        Ok(found) => check(name, Verdict::Ok, found, ""),
-        Err(found) => check(name, Verdict::Note, found, remedy),
+        Ok(found) => Check::ok(name, found),
+        Err(found) => Check::note(name, found, remedy),
     }
 }
 
@@ -93,7 +87,6 @@ fn host() -> Vec<Check> {
         ),
         max_map_count(),
         overcommit(),
-        cgroup(),
         option(
             "memory pressure",
             pressure.ok_or("no /proc/pressure/memory".into()),
@@ -109,10 +102,9 @@ fn host() -> Vec<Check> {
 }
 
 /// The programs that the demo needs, and the daemon.
-fn programs(dir: Option<PathBuf>) -> Vec<Check> {
+fn programs(status: &Result<Status, control::client::Error>) -> Vec<Check> {
     let qemu = testguest::find::find_program("qemu-system-x86_64", "qemu-system-x86");
     let kernel = testguest::find::find_kernel(None);
-    let daemon = control::client::status(&paths::candidates(dir)).map_err(anyhow::Error::from);
     vec![
         option(
             "demo: QEMU",
@@ -124,12 +116,21 @@ fn programs(dir: Option<PathBuf>) -> Vec<Check> {
             kernel.map(|path| path.display().to_string()).map_err(|e| format!("{e:#}")),
             "`make demo` fetches it",
         ),
-        option(
-            "daemon",
-            daemon.map(|status| format!("running, {} domains", status.domains.len())).map_err(|e| format!("{e:#}")),
-            "`pageone run` starts one",
-        ),
+        daemon(status),
     ]
+}
+
+fn daemon(status: &Result<Status, control::client::Error>) -> Check {
+    /// What `systemctl enable` makes: it is to run.
+    const ENABLED: &str = "/etc/systemd/system/multi-user.target.wants/pageone.service";
+    match status {
+        Ok(status) => Check::ok("daemon", format!("running, {} domains", status.domains.len())),
+        Err(e) if std::path::Path::new(ENABLED).exists() => {
+            Check::note("daemon", e, "systemd is to run it: `systemctl start pageone`")
+                .safe_fix("systemctl start pageone")
+        }
+        Err(e) => Check::note("daemon", e, "`pageone run` starts one"),
+    }
 }
 
 fn try_scan() -> Result<String, String> {
@@ -152,19 +153,16 @@ fn try_store() -> Result<String, String> {
 
 /// The daemon reads its clients' memory; Yama may forbid that.
 fn ptrace() -> Check {
+    let name = "reading clients";
     let root = rustix::process::geteuid().is_root();
     match kmem::procfs::ptrace_scope() {
-        None => check("reading clients", Verdict::Ok, "no Yama", ""),
-        Some(scope @ (0 | 1)) => check(
-            "reading clients",
-            Verdict::Ok,
-            format!("kernel.yama.ptrace_scope is {scope}; agents let their daemon in"),
-            "",
-        ),
-        Some(2) if root => check("reading clients", Verdict::Ok, "kernel.yama.ptrace_scope is 2, and this is root", ""),
-        Some(scope) => check(
-            "reading clients",
-            Verdict::Missing,
+        None => Check::ok(name, "no Yama"),
+        Some(scope @ (0 | 1)) => {
+            Check::ok(name, format!("kernel.yama.ptrace_scope is {scope}; agents let their daemon in"))
+        }
+        Some(2) if root => Check::ok(name, "kernel.yama.ptrace_scope is 2, and this is root"),
+        Some(scope) => Check::blocks(
+            name,
             format!("kernel.yama.ptrace_scope is {scope}"),
             "run the daemon as root with ptrace_scope below 3, or `sysctl kernel.yama.ptrace_scope=1`",
         ),
@@ -173,66 +171,55 @@ fn ptrace() -> Check {
 
 fn max_map_count() -> Check {
     const GOOD: usize = 262_144;
+    let name = "vm.max_map_count";
     match kmem::procfs::max_map_count() {
-        Ok(count) if count >= GOOD => check("vm.max_map_count", Verdict::Ok, count, ""),
+        Ok(count) if count >= GOOD => Check::ok(name, count),
         Ok(count) => {
             let remedy = format!(
-                "enough for about {} runs a guest; `sysctl vm.max_map_count={GOOD}` lets large guests merge more",
+                "enough for about {} runs a guest; `sysctl vm.max_map_count={GOOD}` lets large guests merge more, until \
+                 the host boots: a file in /etc/sysctl.d keeps it",
                 count / 3
             );
-            check("vm.max_map_count", Verdict::Note, count, &remedy)
+            Check::note(name, count, remedy).safe_fix(format!("sysctl -w vm.max_map_count={GOOD}"))
         }
-        Err(e) => check("vm.max_map_count", Verdict::Note, e, "mount /proc"),
+        Err(e) => Check::note(name, e, "mount /proc"),
     }
 }
 
 fn overcommit() -> Check {
     let text = std::fs::read_to_string("/proc/sys/vm/overcommit_memory").unwrap_or_default();
-    let verdict = if text.trim() == "2" { Verdict::Note } else { Verdict::Ok };
-    check(
-        "overcommit",
-        verdict,
-        format!("vm.overcommit_memory is {}", text.trim()),
-        "with strict accounting merged memory still counts as committed; `sysctl vm.overcommit_memory=0` to use what is saved",
-    )
-}
-
-fn cgroup() -> Check {
-    match kmem::cgroup::memory_headroom() {
-        Ok(None) => check("memory cgroup", Verdict::Ok, "no limit", ""),
-        Ok(Some(left)) => check(
-            "memory cgroup",
-            Verdict::Note,
-            format!("{} MiB left", left >> 20),
-            "the store counts against the daemon's cgroup; give the daemon one without a limit",
-        ),
-        Err(e) => check(
-            "memory cgroup",
-            Verdict::Note,
-            e,
-            "the limit cannot be read; the store watches the host's memory only",
-        ),
+    let found = format!("vm.overcommit_memory is {}", text.trim());
+    if text.trim() != "2" {
+        return Check::ok("overcommit", found);
     }
+    Check::note(
+        "overcommit",
+        found,
+        "with strict accounting merged memory still counts as committed; `sysctl vm.overcommit_memory=0` to use what is \
+         saved",
+    )
 }
 
 fn ksm() -> Check {
     let running = std::fs::read_to_string("/sys/kernel/mm/ksm/run").is_ok_and(|run| run.trim() == "1");
-    let verdict = if running { Verdict::Note } else { Verdict::Ok };
-    check(
+    if !running {
+        return Check::ok("kernel KSM", "not running");
+    }
+    Check::note(
         "kernel KSM",
-        verdict,
-        if running { "running" } else { "not running" },
+        "running",
         "it spends CPU on programs that do not run under PageONE; the others are not given to it",
     )
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::report::Verdict;
     use super::*;
 
     #[test]
     fn what_is_missing_has_a_remedy_and_what_is_there_has_none() {
-        for check in all(Some("/nonexistent".into())) {
+        for check in all(&control::client::status(&["/nonexistent".into()])) {
             assert_eq!(check.remedy.is_some(), check.verdict != Verdict::Ok, "{check:?}");
             assert!(!check.found.is_empty(), "{check:?}");
         }

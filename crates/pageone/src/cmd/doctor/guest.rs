@@ -1,0 +1,242 @@
+//! What holds for one guest: whether it is merged, with whom, and what keeps it from that.
+
+mod checks;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use control::{ClientStatus, DomainStatus, RefusedStatus, Status};
+
+use super::denied::{self, Denial};
+use super::guests::{Found, Kind};
+use super::memory::{self, Memory};
+use super::process::{self, Identity, Process};
+use super::report::{Check, Guest, Verdict};
+
+/// What is known of the host, once for all guests.
+pub(super) struct World<'a> {
+    root: &'a Path,
+    status: Option<&'a Status>,
+    /// `None`: no log can be read.
+    denials: Option<Vec<Denial>>,
+    ksm_runs: bool,
+}
+
+impl<'a> World<'a> {
+    /// `status`: what the daemon says, if one runs.
+    pub(super) fn new(root: &'a Path, status: Option<&'a Status>) -> Self {
+        let ksm = process::read(&root.join("sys/kernel/mm/ksm/run"));
+        Self { root, status, denials: denied::all(root), ksm_runs: ksm.is_ok_and(|run| run.trim() == "1") }
+    }
+}
+
+/// What is known of a guest.
+struct Facts<'a> {
+    world: &'a World<'a>,
+    process: Process<'a>,
+    kind: Kind,
+    identity: io::Result<Identity>,
+    arguments: Vec<String>,
+    memory: io::Result<Memory>,
+    client: Option<(&'a DomainStatus, &'a ClientStatus)>,
+    refused: Option<&'a RefusedStatus>,
+    /// The security module's label.
+    label: Option<String>,
+    /// What its own log says, and which log that is.
+    said: Option<(String, PathBuf)>,
+}
+
+/// Looks at a guest.
+pub(super) fn examine(world: &World<'_>, found: &Found) -> Guest {
+    let facts = Facts::gather(world, found);
+    let mut checks = facts.others();
+    checks.insert(0, facts.merging(&checks));
+    Guest { pid: found.pid, name: facts.name(), by: found.by.clone(), checks }
+}
+
+impl<'a> Facts<'a> {
+    fn gather(world: &'a World<'a>, found: &Found) -> Self {
+        let process = Process::new(world.root, found.pid);
+        let domains = world.status.into_iter().flat_map(|status| &status.domains);
+        let mut clients = domains.flat_map(|domain| domain.clients.iter().map(move |client| (domain, client)));
+        let refused = world.status.and_then(|status| status.refused.iter().find(|refused| refused.pid == found.pid));
+        let labels = ["attr/apparmor/current", "attr/current"].iter().filter_map(|file| process.text(file).ok());
+        let labels = labels.map(|label| label.trim_end_matches(['\n', '\0']).to_owned());
+        let mut facts = Self {
+            world,
+            process,
+            kind: found.kind,
+            identity: process.identity(),
+            arguments: process.arguments(),
+            memory: memory::of(&process),
+            client: clients.find(|(_, client)| client.pid == found.pid),
+            refused,
+            label: labels.into_iter().find(|label| !label.is_empty()),
+            said: None,
+        };
+        facts.said = denied::said(world.root, &process, facts.given_name());
+        facts
+    }
+
+    /// The name that its manager or its command line gives it.
+    fn given_name(&self) -> Option<&str> {
+        let known = self.client.and_then(|(_, client)| client.guest_name.as_deref());
+        let bare = || {
+            let at = self.arguments.iter().position(|word| word == "-name")?;
+            let first = self.arguments.get(at + 1)?.split(',').next()?;
+            (!first.contains('=')).then_some(first)
+        };
+        known.or_else(|| process::property(&self.arguments, "name", "guest")).or_else(bare)
+    }
+
+    fn name(&self) -> String {
+        let program = || self.process.text("comm").unwrap_or_default().trim().to_owned();
+        self.given_name().map_or_else(program, str::to_owned)
+    }
+
+    fn has_agent(&self) -> bool {
+        self.memory.as_ref().is_ok_and(|memory| memory.agent.is_some())
+    }
+
+    /// Whether the daemon merges it now, so that nothing it needs can be denied.
+    fn merges(&self) -> bool {
+        self.client.is_some_and(|(_, client)| {
+            client.state == "merging" && client.refused.is_none() && client.metrics.regions > 0
+        })
+    }
+
+    /// Whether its owner does not want it merged: `<nosharepages/>`, Proxmox' `allow-ksm`.
+    fn opts_out(&self) -> bool {
+        let value = process::property(&self.arguments, "machine", "mem-merge");
+        self.kind == Kind::Qemu && matches!(value, Some("off" | "no" | "n" | "false"))
+    }
+
+    fn is_of_libvirt(&self) -> bool {
+        let by_group = || {
+            self.process
+                .text("cgroup")
+                .is_ok_and(|text| text.contains(r"/machine-qemu\x2d") || text.contains(".libvirt-qemu"))
+        };
+        self.label.as_ref().is_some_and(|label| label.starts_with("libvirt-")) || by_group()
+    }
+
+    /// Whether it is merged; if not, why. `others`: what else was found.
+    fn merging(&self, others: &[Check]) -> Check {
+        let name = "merging";
+        if let Some((_, client)) = self.client {
+            return of_client(client);
+        }
+        if let Some(refused) = self.refused {
+            return Check::blocks(name, format!("the daemon refuses it: {}", refused.reason), "as it says");
+        }
+        if self.opts_out() {
+            return Check::note(
+                name,
+                "it is not to be merged (mem-merge=off)",
+                "none: <nosharepages/> or allow-ksm says so",
+            );
+        }
+        if self.has_agent() {
+            return self.not_known();
+        }
+        let remedy = match self.without_agent(others) {
+            Some(remedies) => remedies,
+            None => "none while what follows is in the way".to_owned(),
+        };
+        let check = Check::blocks(name, "the agent is not in it", remedy);
+        match self.given_name().filter(|_| self.is_of_libvirt()) {
+            Some(guest) => check.fix(format!(
+                "virt-xml {} --edit --xml ./devices/emulator=/usr/bin/qemu-system-x86_64-pageone",
+                quoted(guest)
+            )),
+            None => check,
+        }
+    }
+
+    /// The agent is in it, and the daemon that answers does not know it.
+    fn not_known(&self) -> Check {
+        let name = "merging";
+        let socket = self.process.variable(wire::ENV_SOCKET).unwrap_or_else(|| "/run/pageone/agent.sock".into());
+        let is_there = self.process.path("root").join(socket.trim_start_matches('/')).exists();
+        let found = match self.world.status {
+            None => "the agent is in it, and no daemon answers",
+            Some(_) => "the agent is in it, and the daemon does not know it",
+        };
+        let remedy = if !is_there {
+            format!(
+                "its agent looks for a daemon at {socket}, and nothing is there: start one; nothing has to be restarted"
+            )
+        } else if self.world.status.is_none() {
+            format!("its agent looks for a daemon at {socket}: `--dir` names its directory")
+        } else {
+            format!("it marks no memory, or its agent looks elsewhere ({socket}), or its log says what was denied")
+        };
+        match self.kind {
+            // A shell that starts a guest has the agent too.
+            Kind::Program => Check::note(name, found, remedy),
+            _ => Check::blocks(name, found, remedy),
+        }
+    }
+
+    /// What brings the agent into it. `None`: nothing does, as it is.
+    fn without_agent(&self, others: &[Check]) -> Option<String> {
+        let binds =
+            |check: &Check| matches!(check.check, "program" | "memory" | "pins") && check.verdict == Verdict::Blocks;
+        if others.iter().any(binds) {
+            return None;
+        }
+        let restart = if self.is_of_libvirt() {
+            "make qemu-system-x86_64-pageone its emulator, and start it again".to_owned()
+        } else {
+            "start it again with `pageone run`, or with the wrapper qemu-system-x86_64-pageone as its program"
+                .to_owned()
+        };
+        let attach = self.attach(others).map(|attach| format!("; or while it runs: `{attach}`"));
+        Some(restart + &attach.unwrap_or_default())
+    }
+
+    /// The command that brings the agent into a program that runs, where it can: into QEMU, with
+    /// nothing in the way and nothing that KSM has merged.
+    fn attach(&self, others: &[Check]) -> Option<String> {
+        let is_free = others.iter().all(|check| check.verdict != Verdict::Blocks) && self.merged_by_ksm() == 0;
+        (self.kind == Kind::Qemu && is_free).then(|| format!("pageone attach {}", self.process.pid))
+    }
+}
+
+/// What the daemon says of a client.
+fn of_client(client: &ClientStatus) -> Check {
+    let (name, metrics) = ("merging", &client.metrics);
+    let mib = |pages: u64| (pages * kmem::PAGE_SIZE as u64) >> 20;
+    if let Some(why) = &client.refused {
+        return Check::blocks(name, format!("nothing of it is merged: {why}"), "as it says");
+    }
+    let found = format!(
+        "{}: {} of {} MiB share, {} MiB are zero",
+        client.state,
+        mib(metrics.pages_merged),
+        metrics.region_bytes >> 20,
+        mib(metrics.pages_zero)
+    );
+    match client.state.as_str() {
+        "merging" if metrics.regions == 0 => {
+            Check::note(name, "connected, and it has marked no memory", "QEMU marks its memory unless mem-merge=off")
+        }
+        "merging" => match &client.limited {
+            Some(why) => Check::note(name, found, format!("merged in part: {why}")),
+            None => Check::ok(name, found),
+        },
+        "detached" => Check::note(name, found, "`pageone detach` did this; start it again to merge it"),
+        _ => Check::blocks(
+            name,
+            found,
+            "its agent does not answer: let the program go on if it is stopped, else start it again",
+        ),
+    }
+}
+
+/// A word for a shell.
+fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
+}

@@ -1,0 +1,226 @@
+//! What guests of libvirt need of the host: `packaging/libvirt/README.md` says why. Nothing is
+//! checked on hosts without libvirt.
+
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use super::denied;
+use super::device::{Device, Way};
+use super::process::{Identity, read};
+use super::report::Check;
+
+const CONF: &str = "etc/libvirt/qemu.conf";
+const WRAPPER: &str = "usr/bin/qemu-system-x86_64-pageone";
+const QEMU: &str = "usr/bin/qemu-system-x86_64";
+/// AppArmor's rules for guests, of libvirt's package, and additions of the site.
+const PROFILE: &str = "etc/apparmor.d/abstractions/libvirt-qemu";
+const ADDITIONS: &str = "etc/apparmor.d/local/abstractions/libvirt-qemu";
+const RULE: &str = "60-pageone-userfaultfd.rules";
+/// It changes files of libvirt and AppArmor, and restarts libvirtd if it does.
+const SETUP: &str = "/usr/lib/pageone/libvirt-setup add";
+/// The users that distributions have libvirt run guests as.
+const USERS: [&str; 2] = ["libvirt-qemu", "qemu"];
+
+/// The checks.
+pub(super) fn checks(root: &Path) -> Vec<Check> {
+    if !root.join(CONF).exists() {
+        return Vec::new();
+    }
+    let mut checks = vec![wrapper(root)];
+    if root.join(PROFILE).exists() {
+        checks.push(rules(root));
+    }
+    checks.extend(user(root));
+    checks
+}
+
+/// libvirt keeps what an emulator can do until the file's change time is another.
+fn wrapper(root: &Path) -> Check {
+    let name = "libvirt: wrapper";
+    let (path, qemu) = (root.join(WRAPPER), root.join(QEMU));
+    let changed = |path: &Path| std::fs::metadata(path).map(|meta| (meta.ctime(), meta.ctime_nsec()));
+    match (changed(&path), changed(&qemu)) {
+        (Err(e), _) if e.kind() == io::ErrorKind::NotFound => {
+            Check::note(name, format!("/{WRAPPER} is not there"), "install the package pageone-libvirt")
+        }
+        (Err(e), _) => Check::note(name, e, "run this as root"),
+        (Ok(own), Ok(real)) if own < real => Check::note(
+            name,
+            "it is older than QEMU",
+            "libvirt may believe that QEMU can do what the one before could; `touch` the wrapper",
+        )
+        .safe_fix(format!("touch -c '{}'", path.display())),
+        (Ok(_), Ok(_)) => Check::ok(name, format!("/{WRAPPER}, newer than QEMU")),
+        (Ok(_), Err(_)) => {
+            Check::note(name, format!("/{QEMU} is not there"), "install QEMU, or name another one in PAGEONE_QEMU")
+        }
+    }
+}
+
+fn rules(root: &Path) -> Check {
+    let name = "libvirt: AppArmor";
+    let text = match read(&root.join(ADDITIONS)) {
+        Ok(text) => text,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => String::new(),
+        Err(e) => return Check::note(name, format!("/{ADDITIONS}: {e}"), "run this as root"),
+    };
+    let has = |rule: &&str| text.lines().any(|line| line.trim() == *rule);
+    let missing: Vec<&str> = denied::rules().filter(|rule| !has(rule)).collect();
+    if missing.is_empty() {
+        return Check::ok(name, format!("/{ADDITIONS} has the rules for guests"));
+    }
+    Check::blocks(
+        name,
+        format!("/{ADDITIONS} lacks '{}'", missing.join("', '")),
+        "the package pageone-libvirt adds them; guests have them from their next start on",
+    )
+    .fix(SETUP)
+}
+
+/// Whether the user of libvirt's guests may have a userfaultfd. `None`: there is no such user.
+fn user(root: &Path) -> Option<Check> {
+    let name = "libvirt: device";
+    let (user, identity) = USERS.iter().find_map(|user| Some((*user, account(root, user)?)))?;
+    let list =
+        if gives_device(root) { Ok(()) } else { Err(format!("/{CONF} does not give /dev/userfaultfd to guests")) };
+    let has_rule = ["etc/udev/rules.d", "usr/lib/udev/rules.d", "lib/udev/rules.d"];
+    let has_rule = has_rule.iter().any(|directory| root.join(directory).join(RULE).exists());
+    Some(match (Device::look(root, root).way(&identity, false), list) {
+        (Way::Call(why), _) => Check::ok(name, format!("{user} may use userfaultfd: {why}")),
+        (Way::Device, Ok(())) => Check::ok(name, format!("{user} may use /dev/userfaultfd, and guests see it")),
+        (Way::Device, Err(why)) => Check::blocks(
+            name,
+            why,
+            "the package pageone-libvirt adds it to cgroup_device_acl and restarts libvirtd; guests keep running",
+        )
+        .fix(SETUP),
+        (Way::Denied(how), _) if has_rule => Check::blocks(
+            name,
+            format!("{user} may not use /dev/userfaultfd ({how}), and a udev rule is there for it"),
+            "the rule counts from the device's next event on",
+        )
+        .safe_fix("udevadm control --reload && udevadm trigger --settle --action=add /sys/class/misc/userfaultfd"),
+        (Way::Denied(how), _) => Check::blocks(
+            name,
+            format!("{user} may not use /dev/userfaultfd ({how})"),
+            "install the package pageone-libvirt, which has a udev rule for it",
+        ),
+        (Way::Absent, _) => {
+            Check::blocks(name, "there is no /dev/userfaultfd", "Linux 6.1 or later makes it; is devtmpfs mounted?")
+        }
+        (Way::Unknown(why), _) => Check::note(name, format!("/dev/userfaultfd: {why}"), "run this as root"),
+    })
+}
+
+/// Whether guests see the device: by the list in the configuration, or by libvirt's own.
+fn gives_device(root: &Path) -> bool {
+    const NAME: &[u8] = b"/dev/userfaultfd";
+    let text = read(&root.join(CONF)).unwrap_or_default();
+    let is_list = |line: &str| line.trim_start().starts_with("cgroup_device_acl");
+    let list: Vec<&str> = text.lines().skip_while(|line| !is_list(line)).collect();
+    if !list.is_empty() {
+        let end = list.iter().position(|line| line.contains(']')).unwrap_or(list.len() - 1);
+        return list[..=end]
+            .iter()
+            .any(|line| !line.trim_start().starts_with('#') && line.contains("\"/dev/userfaultfd\""));
+    }
+    let has = |driver: PathBuf| {
+        std::fs::read(driver).is_ok_and(|driver| driver.windows(NAME.len()).any(|bytes| bytes == NAME))
+    };
+    let lib = std::fs::read_dir(root.join("usr/lib")).into_iter().flatten().flatten().map(|entry| entry.path());
+    lib.chain([root.join("usr/lib64")])
+        .map(|directory| directory.join("libvirt/connection-driver/libvirt_driver_qemu.so"))
+        .any(has)
+}
+
+/// User and groups of an account, by `/etc/passwd` and `/etc/group`.
+fn account(root: &Path, name: &str) -> Option<Identity> {
+    let passwd = read(&root.join("etc/passwd")).ok()?;
+    let fields = passwd.lines().map(|line| line.split(':').collect::<Vec<_>>());
+    let entry = fields.into_iter().find(|fields| fields.len() > 3 && fields[0] == name)?;
+    let group = read(&root.join("etc/group")).unwrap_or_default();
+    let groups = group.lines().map(|line| line.split(':').collect::<Vec<_>>());
+    let groups = groups.filter(|fields| fields.len() > 3 && fields[3].split(',').any(|member| member == name));
+    Some(Identity {
+        uid: entry[2].parse().ok()?,
+        gid: entry[3].parse().ok()?,
+        groups: groups.filter_map(|fields| fields[2].parse().ok()).collect(),
+        ..Identity::default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::super::report::Verdict;
+    use super::*;
+
+    fn write(root: &Path, path: &str, text: &str) {
+        let path = root.join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+
+    #[test]
+    fn a_wrapper_older_than_qemu_is_touched() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path();
+        assert!(checks(root).is_empty(), "no libvirt");
+        write(root, CONF, "");
+        assert!(wrapper(root).remedy.unwrap().contains("pageone-libvirt"));
+        write(root, WRAPPER, "");
+        // A change time cannot be set: QEMU must come later.
+        while wrapper(root).fix.is_none() {
+            write(root, QEMU, "");
+        }
+        let check = wrapper(root);
+        assert_eq!((check.verdict, check.found.as_str()), (Verdict::Note, "it is older than QEMU"));
+        let fix = check.fix.unwrap();
+        assert!(fix.safe);
+        while wrapper(root).verdict != Verdict::Ok {
+            assert!(std::process::Command::new("sh").args(["-c", &fix.command]).status().unwrap().success());
+        }
+    }
+
+    #[test]
+    fn each_missing_rule_is_named() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path();
+        assert!(rules(root).found.contains("/dev/userfaultfd rw,"));
+        write(root, ADDITIONS, denied::RULES);
+        assert_eq!(rules(root).verdict, Verdict::Ok);
+        write(root, ADDITIONS, &denied::RULES.replace("  owner @{PROC}/@{pid}/smaps r,", "# smaps"));
+        let check = rules(root);
+        assert!(check.found.ends_with("lacks 'owner @{PROC}/@{pid}/smaps r,'"), "{check:?}");
+        assert!(check.verdict == Verdict::Blocks && !check.fix.unwrap().safe, "it changes a file of another package");
+    }
+
+    #[test]
+    fn the_user_of_guests_needs_mode_and_list() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path();
+        assert!(user(root).is_none(), "no such user");
+        let device = root.join("dev/userfaultfd");
+        write(root, "dev/userfaultfd", "");
+        let own = std::fs::metadata(&device).unwrap().gid();
+        let mode = |mode| std::fs::set_permissions(&device, PermissionsExt::from_mode(mode)).unwrap();
+        write(root, "etc/passwd", "root:x:0:0::/:/bin/sh\nlibvirt-qemu:x:64055:993::/:/bin/false\n");
+        write(root, "etc/group", &format!("users:x:5:libvirt-qemus\nkvm:x:{own}:a,libvirt-qemu\n"));
+        write(root, CONF, "#cgroup_device_acl = [\n#  \"/dev/userfaultfd\"\n#]\n");
+        mode(0o600);
+        assert!(user(root).unwrap().remedy.unwrap().contains("install"));
+        write(root, &format!("usr/lib/udev/rules.d/{RULE}"), "");
+        assert!(user(root).unwrap().fix.unwrap().safe);
+        mode(0o660);
+        assert!(user(root).unwrap().found.contains("does not give"));
+        write(root, CONF, "cgroup_device_acl = [\n  \"/dev/null\",\n  \"/dev/userfaultfd\"\n]\nuser = \"x\"\n");
+        assert_eq!(user(root).unwrap().verdict, Verdict::Ok);
+        write(root, CONF, "cgroup_device_acl = [\n  \"/dev/null\" ]\n# \"/dev/userfaultfd\"\n");
+        assert_eq!(user(root).unwrap().verdict, Verdict::Blocks);
+        write(root, CONF, "");
+        write(root, "usr/lib/x86_64/libvirt/connection-driver/libvirt_driver_qemu.so", "\0/dev/userfaultfd\0");
+        assert_eq!(user(root).unwrap().verdict, Verdict::Ok, "libvirt's own list has it");
+    }
+}

@@ -4,6 +4,7 @@
 mod checkpoint;
 mod cli;
 mod dirty;
+mod doctor;
 mod domains;
 mod estimate;
 mod guests;

@@ -30,7 +30,7 @@ mod report;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 use self::report::Report;
 use crate::{Code, Coded, paths};
@@ -59,9 +59,13 @@ pub(crate) struct Args {
 ///
 /// # Errors
 ///
-/// When something is in the way of merging, with [`Code::Failed`].
+/// When something is in the way of merging, or a process does not exist: with [`Code::Failed`].
 pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let root = Path::new("/");
+    for pid in &args.pids {
+        let is_there = root.join(format!("proc/{pid}")).exists();
+        ensure!(is_there, "there is no process {pid}; without a number `pageone doctor` looks at every guest");
+    }
     let directories = paths::candidates(dir);
     let mut report = examine(root, &directories, &args.pids);
     if args.fix {

@@ -144,7 +144,12 @@ impl Display for Report {
             writeln!(f, "\nno guest was found")?;
         }
         match self.hidden {
-            Some(hidden) => writeln!(f, "\n{hidden} processes may not be looked into → run this as root"),
+            Some(hidden) => {
+                writeln!(
+                    f,
+                    "\nprocesses that may not be looked into: {hidden} → run this as root, outside of containers"
+                )
+            }
             None => Ok(()),
         }
     }

@@ -78,7 +78,11 @@ pub(crate) fn help() -> String {
         }
     }
     let codes = lines.join("\n");
-    format!("{}.\n`run` has the exit code of the started program.", codes.trim_end_matches(" ·"))
+    format!(
+        "{}.\n`run` has the exit code of the started program. `doctor` has 1 if something is in the way of \
+         merging.",
+        codes.trim_end_matches(" ·")
+    )
 }
 
 /// An error with an exit code of its own.

@@ -36,7 +36,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Check everything that the kernel and this account must allow
+    /// Say what keeps memory from being merged, on this host and in each guest, and what mends it
     Doctor(doctor::Args),
     /// Run the daemon in the foreground
     Daemon(daemon::Args),

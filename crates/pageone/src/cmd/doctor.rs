@@ -66,7 +66,7 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
         let is_there = root.join(format!("proc/{pid}")).exists();
         ensure!(is_there, "there is no process {pid}; without a number `pageone doctor` looks at every guest");
     }
-    let directories = paths::candidates(dir);
+    let directories: Vec<PathBuf> = paths::candidates(dir).iter().map(std::path::absolute).collect::<Result<_, _>>()?;
     let mut report = examine(root, &directories, &args.pids);
     if args.fix {
         print!("{}", fix::script(&report));
@@ -93,7 +93,7 @@ fn examine(root: &Path, directories: &[PathBuf], pids: &[i32]) -> Report {
     host.extend(daemon::checks(root, directories));
     host.extend(libvirt::checks(root));
     let (found, hidden) = guests::find(root, status.as_ref().ok(), pids);
-    let world = guest::World::new(root, status.as_ref().ok());
+    let world = guest::World::new(root, directories, status.as_ref().ok());
     let guests = found.iter().map(|found| guest::examine(&world, found)).collect();
     Report { host, guests, hidden }
 }

@@ -44,7 +44,10 @@ pub(super) fn page() -> String {
 fn remedy(code: Code) -> &'static str {
     match code {
         Code::Done => "",
-        Code::Failed => "read the message: it names what failed, and the remedy where there is one",
+        Code::Failed => {
+            "read the message: it names what failed, and the remedy where there is one; `doctor` has found something in \
+             the way of merging"
+        }
         Code::Usage => "`pageone COMMAND --help`",
         Code::NoDaemon => "start one with `pageone daemon`, or name the directory of the one that runs with `--dir`",
         Code::NoClient => "`pageone status` lists the clients; `pageone run` starts one",

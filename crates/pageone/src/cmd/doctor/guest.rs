@@ -5,6 +5,7 @@ mod checks;
 mod tests;
 
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use control::{ClientStatus, DomainStatus, RefusedStatus, Status};
@@ -18,6 +19,8 @@ use super::report::{Check, Guest, Verdict};
 /// What is known of the host, once for all guests.
 pub(super) struct World<'a> {
     root: &'a Path,
+    /// Where the daemon was looked for.
+    directories: &'a [PathBuf],
     status: Option<&'a Status>,
     /// `None`: no log can be read.
     denials: Option<Vec<Denial>>,
@@ -25,10 +28,11 @@ pub(super) struct World<'a> {
 }
 
 impl<'a> World<'a> {
-    /// `status`: what the daemon says, if one runs.
-    pub(super) fn new(root: &'a Path, status: Option<&'a Status>) -> Self {
+    /// `status`: what the daemon in one of these directories says, if one runs.
+    pub(super) fn new(root: &'a Path, directories: &'a [PathBuf], status: Option<&'a Status>) -> Self {
         let ksm = process::read(&root.join("sys/kernel/mm/ksm/run"));
-        Self { root, status, denials: denied::all(root), ksm_runs: ksm.is_ok_and(|run| run.trim() == "1") }
+        let ksm_runs = ksm.is_ok_and(|run| run.trim() == "1");
+        Self { root, directories, status, denials: denied::all(root), ksm_runs }
     }
 }
 
@@ -53,6 +57,13 @@ pub(super) fn examine(world: &World<'_>, found: &Found) -> Guest {
     let facts = Facts::gather(world, found);
     let mut checks = facts.others();
     checks.insert(0, facts.merging(&checks));
+    if facts.client.is_none() && facts.opts_out() {
+        // Nothing is in the way of what nobody wants.
+        checks
+            .iter_mut()
+            .filter(|check| check.verdict == Verdict::Blocks)
+            .for_each(|check| check.verdict = Verdict::Note);
+    }
     Guest { pid: found.pid, name: facts.name(), by: found.by.clone(), checks }
 }
 
@@ -83,12 +94,7 @@ impl<'a> Facts<'a> {
     /// The name that its manager or its command line gives it.
     fn given_name(&self) -> Option<&str> {
         let known = self.client.and_then(|(_, client)| client.guest_name.as_deref());
-        let bare = || {
-            let at = self.arguments.iter().position(|word| word == "-name")?;
-            let first = self.arguments.get(at + 1)?.split(',').next()?;
-            (!first.contains('=')).then_some(first)
-        };
-        known.or_else(|| process::property(&self.arguments, "name", "guest")).or_else(bare)
+        known.or_else(|| name_in(&self.arguments))
     }
 
     fn name(&self) -> String {
@@ -141,11 +147,11 @@ impl<'a> Facts<'a> {
         if self.has_agent() {
             return self.not_known();
         }
-        let remedy = match self.without_agent(others) {
-            Some(remedies) => remedies,
-            None => "none while what follows is in the way".to_owned(),
+        let found = "the agent is not in it";
+        let Some(remedy) = self.without_agent(others) else {
+            return Check::blocks(name, found, "none while what follows is in the way");
         };
-        let check = Check::blocks(name, "the agent is not in it", remedy);
+        let check = Check::blocks(name, found, remedy);
         match self.given_name().filter(|_| self.is_of_libvirt()) {
             Some(guest) => check.fix(format!(
                 "virt-xml {} --edit --xml ./devices/emulator=/usr/bin/qemu-system-x86_64-pageone",
@@ -155,29 +161,32 @@ impl<'a> Facts<'a> {
         }
     }
 
-    /// The agent is in it, and the daemon that answers does not know it.
+    /// The agent is in it, and no daemon that was asked knows it.
     fn not_known(&self) -> Check {
         let name = "merging";
         let socket = self.process.variable(wire::ENV_SOCKET).unwrap_or_else(|| "/run/pageone/agent.sock".into());
+        let directory = Path::new(&socket).parent().unwrap_or(Path::new("/"));
+        let looks_elsewhere = !self.world.directories.iter().any(|asked| asked == directory);
         let is_there = self.process.path("root").join(socket.trim_start_matches('/')).exists();
         let found = match self.world.status {
             None => "the agent is in it, and no daemon answers",
             Some(_) => "the agent is in it, and the daemon does not know it",
         };
-        let remedy = if !is_there {
-            format!(
-                "its agent looks for a daemon at {socket}, and nothing is there: start one; nothing has to be restarted"
-            )
-        } else if self.world.status.is_none() {
-            format!("its agent looks for a daemon at {socket}: `--dir` names its directory")
-        } else {
-            format!("it marks no memory, or its agent looks elsewhere ({socket}), or its log says what was denied")
-        };
-        match self.kind {
-            // A shell that starts a guest has the agent too.
-            Kind::Program => Check::note(name, found, remedy),
-            _ => Check::blocks(name, found, remedy),
+        if !is_there {
+            let remedy =
+                format!("its agent looks for a daemon at {socket}, and nothing is there: start one; the guest runs on");
+            return Check::blocks(name, found, remedy);
         }
+        if looks_elsewhere {
+            let (directory, pid) = (quoted(&directory.display().to_string()), self.process.pid);
+            let remedy = format!("`pageone --dir {directory} doctor {pid}` asks the daemon that its agent looks for");
+            return Check::note(name, format!("the agent is in it, for another daemon ({socket})"), remedy);
+        }
+        Check::blocks(
+            name,
+            found,
+            "start the daemon if it does not run; else the guest marks no memory, or its log says what was denied",
+        )
     }
 
     /// What brings the agent into it. `None`: nothing does, as it is.
@@ -187,7 +196,11 @@ impl<'a> Facts<'a> {
         if others.iter().any(binds) {
             return None;
         }
-        let restart = if self.is_of_libvirt() {
+        let restart = if self.is_contained() {
+            "start it again with the agent in its LD_PRELOAD: its container must have the library and the daemon's \
+             socket"
+                .to_owned()
+        } else if self.is_of_libvirt() {
             "make qemu-system-x86_64-pageone its emulator, and start it again".to_owned()
         } else {
             "start it again with `pageone run`, or with the wrapper qemu-system-x86_64-pageone as its program"
@@ -198,10 +211,22 @@ impl<'a> Facts<'a> {
     }
 
     /// The command that brings the agent into a program that runs, where it can: into QEMU, with
-    /// nothing in the way and nothing that KSM has merged.
+    /// nothing in the way, no filter but its own and nothing that KSM has merged, where it sees the
+    /// host's files.
     fn attach(&self, others: &[Check]) -> Option<String> {
-        let is_free = others.iter().all(|check| check.verdict != Verdict::Blocks) && self.merged_by_ksm() == 0;
-        (self.kind == Kind::Qemu && is_free).then(|| format!("pageone attach {}", self.process.pid))
+        let is_free = |check: &Check| match check.check {
+            "sandbox" => check.verdict == Verdict::Ok,
+            _ => check.verdict != Verdict::Blocks,
+        };
+        let is_fit = self.kind == Kind::Qemu && !self.is_contained() && self.merged_by_ksm() == 0;
+        (is_fit && others.iter().all(is_free)).then(|| format!("pageone attach {}", self.process.pid))
+    }
+
+    /// Whether its root directory is not the host's. libvirt gives its guests a `/dev` of their own
+    /// only.
+    fn is_contained(&self) -> bool {
+        let identity = |path: &Path| std::fs::metadata(path).map(|meta| (meta.dev(), meta.ino())).ok();
+        identity(&self.process.path("root")) != identity(self.world.root)
     }
 }
 
@@ -234,6 +259,16 @@ fn of_client(client: &ClientStatus) -> Check {
             "its agent does not answer: let the program go on if it is stopped, else start it again",
         ),
     }
+}
+
+/// The name of a guest on QEMU's command line: `-name guest=web`, or `-name web`.
+fn name_in(arguments: &[String]) -> Option<&str> {
+    let bare = || {
+        let at = arguments.iter().position(|word| word == "-name")?;
+        let first = arguments.get(at + 1)?.split(',').next()?;
+        (!first.contains('=')).then_some(first)
+    };
+    process::property(arguments, "name", "guest").or_else(bare)
 }
 
 /// A word for a shell.

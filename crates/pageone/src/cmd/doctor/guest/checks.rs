@@ -5,6 +5,7 @@ use std::path::Path;
 use super::super::denied;
 use super::super::device::{Device, Way};
 use super::super::guests::Kind;
+use super::super::process::Process;
 use super::super::report::Check;
 use super::Facts;
 
@@ -38,7 +39,11 @@ impl Facts<'_> {
         let (domain, client) = self.client?;
         let others = domain.clients.iter().filter(|other| other.pid != client.pid);
         let mut names: Vec<String> = others
-            .map(|other| format!("{} ({})", other.guest_name.as_deref().unwrap_or(&other.name), other.pid))
+            .map(|other| {
+                let arguments = Process::new(self.world.root, other.pid).arguments();
+                let name = other.guest_name.as_deref().or_else(|| super::name_in(&arguments)).unwrap_or(&other.name);
+                format!("{name} ({})", other.pid)
+            })
             .collect();
         let more = names.len().saturating_sub(NAMED);
         names.truncate(NAMED);
@@ -216,7 +221,7 @@ impl Facts<'_> {
             return Check::ok(name, "no filter of system calls");
         }
         let is_on = |pair: &[String]| pair[0] == "-sandbox" && pair[1].split(',').next() == Some("on");
-        let found = format!("{filters} filters of system calls");
+        let found = format!("filters of system calls: {filters}");
         if self.merges() {
             return Check::ok(name, format!("{found}, which let the agent work"));
         }
@@ -225,7 +230,7 @@ impl Facts<'_> {
         }
         Check::note(
             name,
-            format!("{found}; which calls they refuse can't be seen"),
+            format!("{found}; which they refuse can't be seen"),
             "they must allow userfaultfd, mmap, madvise, ioctl and sockets of the kind AF_UNIX to the agent",
         )
     }

@@ -63,7 +63,8 @@ impl Made {
 
     fn look(&self, status: Option<&Status>) -> Guest {
         let found = Found { pid: PID, kind: Kind::Qemu, by: "made".into() };
-        examine(&World::new(self.root.path(), status), &found)
+        let directories = [PathBuf::from("/run/pageone")];
+        examine(&World::new(self.root.path(), &directories, status), &found)
     }
 }
 
@@ -110,7 +111,15 @@ fn a_guest_without_the_agent_is_told_how_to_get_it() {
     assert!(fix.command.starts_with("virt-xml 'web' --edit") && !fix.safe, "{fix:?}");
     made.of_guest("attr/current", "unconfined\n");
     let remedy = check(&made.look(None), "merging").remedy.clone().unwrap();
-    assert!(remedy.contains("`pageone run`"), "{remedy}");
+    assert!(remedy.contains("`pageone run`") && remedy.contains("attach"), "{remedy}");
+    made.of_guest("cmdline", "qemu-system-x86_64\0");
+    let remedy = check(&made.look(None), "merging").remedy.clone().unwrap();
+    assert!(!remedy.contains("attach"), "a filter that is not QEMU's own: {remedy}");
+    made.write("container/dev/userfaultfd", "");
+    made.mode("container/dev/userfaultfd", 0o666);
+    made.link("root", made.path("container"));
+    let remedy = check(&made.look(None), "merging").remedy.clone().unwrap();
+    assert!(remedy.contains("container") && !remedy.contains("attach"), "{remedy}");
 }
 
 #[test]
@@ -200,6 +209,15 @@ fn a_merged_guest_shows_its_domain_and_who_else_is_in_it() {
     assert_eq!(blocks(&guest), ["merging"]);
     let remedy = check(&guest, "merging").remedy.clone().unwrap();
     assert!(remedy.contains("/run/pageone/agent.sock") && remedy.contains("start one"), "{remedy}");
+    made.write("run/pageone/agent.sock", "");
+    assert_eq!(blocks(&made.look(None)), ["merging"], "a daemon that does not answer");
+    made.of_guest("environ", "A=1\0PAGEONE_SOCKET=/tmp/own/agent.sock\0");
+    assert_eq!(blocks(&made.look(None)), ["merging"], "nothing is there");
+    made.write("tmp/own/agent.sock", "");
+    let guest = made.look(None);
+    let merging = check(&guest, "merging");
+    assert_eq!((merging.verdict, merging.remedy.as_ref().unwrap().contains("--dir '/tmp/own'")), (Verdict::Note, true));
+    std::fs::remove_file(made.path("tmp/own/agent.sock")).unwrap();
     // KSM had the memory first.
     made.of_guest("smaps", &format!("{}{agent}", smaps("rw-p", "0", "", "mg")));
     assert_eq!(blocks(&made.look(None)), ["merging", "KSM"]);
@@ -209,8 +227,10 @@ fn a_merged_guest_shows_its_domain_and_who_else_is_in_it() {
 fn what_its_owner_chose_is_not_in_the_way() {
     let made = Made::new();
     made.of_guest("cmdline", "qemu-system-x86_64\0-machine\0q35,mem-merge=off\0");
+    made.of_guest("smaps", &smaps("rw-s", "5", "/memfd:ram (deleted)", "sh"));
     let guest = made.look(None);
     assert_eq!((blocks(&guest), check(&guest, "merging").verdict), (vec![], Verdict::Note), "{guest:?}");
+    assert_eq!(check(&guest, "memory").verdict, Verdict::Note);
 }
 
 #[test]
@@ -219,10 +239,9 @@ fn remarks_are_no_obstacles() {
     made.of_guest("ksm_stat", "ksm_rmap_items 9\nksm_merging_pages 12\n");
     made.link("fd/7", "anon_inode:[io_uring]");
     made.of_guest("fdinfo/7", "pos:\t0\nUserFiles:\t1\nUserBufs:\t2\n");
-    made.of_guest("cmdline", "qemu-system-x86_64\0");
     let guest = made.look(None);
     assert_eq!(blocks(&guest), ["merging"], "{guest:?}");
-    for (name, part) in [("KSM", "12 pages"), ("pins", "1 io_urings"), ("sandbox", "can't be seen")] {
+    for (name, part) in [("KSM", "12 pages"), ("pins", "1 io_urings")] {
         let check = check(&guest, name);
         assert!(check.verdict == Verdict::Note && check.found.contains(part), "{check:?}");
     }

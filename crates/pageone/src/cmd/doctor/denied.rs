@@ -151,12 +151,12 @@ fn sentence(log: &str, pid: i32) -> Option<String> {
     // What the agent says of a denial begins so; with PAGEONE_LOG it says other things, too.
     let agent = ["memory is not merged: ", "vm.max_map_count is taken "];
     let (by, wrapper) = (format!("pageone-agent[{pid}]: "), "pageone: this guest is not merged: ");
-    let lines = log[start..].lines().filter_map(|line| {
+    let mut lines = log[start..].lines().filter_map(|line| {
         let said = line.split_once(&by).map(|(_, rest)| rest);
         let of_agent = said.filter(|said| agent.iter().any(|words| said.starts_with(words)));
         of_agent.or_else(|| line.split_once(wrapper).filter(|_| start > 0).map(|(_, rest)| rest))
     });
-    lines.last().map(str::to_owned)
+    lines.next_back().map(str::to_owned)
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! ```text
 //!   CAP_SYS_PTRACE in the host's user namespace   ──▶ the system call
 //!   vm.unprivileged_userfaultfd = 1               ──▶ the system call
-//!   /dev/userfaultfd, as the process sees /dev    ──▶ its mode, or its access control list (acl(5))
+//!   /dev/userfaultfd, as the process sees it      ──▶ its mode, or its list of rights (acl(5))
 //! ```
 //!
 //! The cgroup's list of devices, a profile or a filter of system calls may forbid it all the same.

@@ -45,7 +45,7 @@ pub(super) fn find(root: &Path, status: Option<&Status>, only: &[i32]) -> (Vec<F
         match recognise(&Process::new(root, pid), known.contains(&pid)) {
             Ok(Some((kind, by))) => found.push(Found { pid, kind, by }),
             Ok(None) if only.contains(&pid) => {
-                found.push(Found { pid, kind: Kind::Program, by: "as it was named".into() });
+                found.push(Found { pid, kind: Kind::Program, by: "named on the command line".into() });
             }
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => hidden += 1,
             Ok(None) | Err(_) => {}
@@ -145,7 +145,7 @@ mod tests {
         assert_eq!(found[0].by, "its program is /usr/bin/qemu-system-x86_64");
         assert_eq!(found[1].by, "it has a virtual machine of KVM");
         let (found, _) = find(root, None, &[14]);
-        assert_eq!((found.len(), found[0].by.as_str()), (1, "as it was named"));
+        assert_eq!((found.len(), found[0].by.as_str()), (1, "named on the command line"));
         std::fs::write(root.join("proc/13/maps"), format!("x {}\n", memory::AGENT)).unwrap();
         assert!(find(root, None, &[13]).0[0].by.ends_with(", the agent is in it"));
     }

@@ -172,16 +172,21 @@ mod tests {
         assert!(wrapper(root).remedy.unwrap().contains("pageone-libvirt"));
         write(root, WRAPPER, "");
         // A change time cannot be set: QEMU must come later.
-        while wrapper(root).fix.is_none() {
-            write(root, QEMU, "");
-        }
+        let retry = |act: &dyn Fn(), is_done: &dyn Fn() -> bool| {
+            let done = (0..1000).any(|_| {
+                act();
+                std::thread::sleep(std::time::Duration::from_millis(1));
+                is_done()
+            });
+            assert!(done, "within a second");
+        };
+        retry(&|| write(root, QEMU, ""), &|| wrapper(root).fix.is_some());
         let check = wrapper(root);
         assert_eq!((check.verdict, check.found.as_str()), (Verdict::Note, "it is older than QEMU"));
         let fix = check.fix.unwrap();
         assert!(fix.safe);
-        while wrapper(root).verdict != Verdict::Ok {
-            assert!(std::process::Command::new("sh").args(["-c", &fix.command]).status().unwrap().success());
-        }
+        let touch = || assert!(std::process::Command::new("sh").args(["-c", &fix.command]).status().unwrap().success());
+        retry(&touch, &|| wrapper(root).verdict == Verdict::Ok);
     }
 
     #[test]

@@ -165,7 +165,7 @@ pub(super) fn property<'a>(arguments: &'a [String], option: &str, name: &str) ->
     let is_it =
         |word: &str| word.strip_prefix('-').is_some_and(|word| word.strip_prefix('-').unwrap_or(word) == option);
     let values = arguments.windows(2).filter(|pair| is_it(&pair[0])).flat_map(|pair| pair[1].split(','));
-    values.filter_map(|value| value.strip_prefix(name)?.strip_prefix('=')).last()
+    values.filter_map(|value| value.strip_prefix(name)?.strip_prefix('=')).next_back()
 }
 
 #[cfg(test)]

@@ -99,7 +99,11 @@ impl Facts<'_> {
         };
         let other = memory.total() - memory.private;
         if memory.total() == 0 {
-            return Check::note(name, "no piece of 16 MiB or more", "only pieces of 1 MiB or more are merged");
+            return Check::note(
+                name,
+                "no piece of 16 MiB or more",
+                "guests have larger pieces; the agent takes those of 1 MiB or more",
+            );
         }
         if other == 0 {
             return Check::ok(name, format!("{} private", mib(memory.private)));

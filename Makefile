@@ -102,6 +102,10 @@ test-packages: deps-test deps-packages
 	$(CARGO) build --workspace
 	scripts/test-packages.sh $(PROGRAMS)
 
+# The alert rules for Prometheus, with series that raise each.
+test-alerts: deps-alerts
+	scripts/test-alerts.sh
+
 # A pool on devices that fail, in a guest: every state that a power failure leaves, under ext4, XFS and btrfs. MEDIUM='seed=2
 # steps=200' and the like are passed on.
 test-pool-medium: deps-test deps-medium

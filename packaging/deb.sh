@@ -78,6 +78,8 @@ begin pageone
 put 755 "$programs/pageone" usr/bin/pageone
 strip "$root/usr/bin/pageone"
 put 644 packaging/pageone.service lib/systemd/system/pageone.service
+put 644 packaging/pageone-metrics.service lib/systemd/system/pageone-metrics.service
+put 644 packaging/prometheus/alerts.yml usr/share/pageone/prometheus/alerts.yml
 mkdir -p "$root/etc/pageone"
 "$programs/pageone" config sample > "$root/etc/pageone/pageone.toml"
 chmod 644 "$root/etc/pageone/pageone.toml"

@@ -15,6 +15,7 @@
 #   scripts/deps.sh libvirt   that kernel, and Debian 12 and 13 with libvirt and AppArmor for `make test-libvirt`: images in the cache
 #   scripts/deps.sh medium    that kernel, and what makes its file systems on failing devices (`make test-pool-medium`)
 #   scripts/deps.sh debug-kernel   what building the kernels of scripts/debug-kernel.sh needs, with Debian's source of Linux 6.12
+#   scripts/deps.sh alerts    promtool, for `make test-alerts`
 #   scripts/deps.sh ppr       those, and what building the guest's recycler module for them needs
 #
 # Guest kernels are unpacked from Debian's packages into the cache and never installed on the host:
@@ -387,6 +388,21 @@ deps_aarch64() {
     rustup target add "$target" || fail "rustup could not add $target: check the network"
 }
 
+# ---- alerts ---------------------------------------------------------------------------------------
+
+# Debian's promtool, unpacked: $cache/promtool. The package would start a Prometheus here.
+deps_alerts() {
+    if [ -x "$cache/promtool" ]; then say "$cache/promtool is there"; return; fi
+    need_debian_amd64
+    scratch_dir
+    say "fetches prometheus and unpacks its promtool to $cache/promtool (nothing is installed)"
+    (cd "$scratch" && { apt-get -qq download prometheus || { refresh && apt-get -qq download prometheus; }; }) ||
+        fail "cannot download prometheus: run '${sudo_prefix}apt-get update' and check the network"
+    dpkg-deb --fsys-tarfile "$scratch"/prometheus_*.deb | tar -xO ./usr/bin/promtool > "$scratch/promtool" &&
+        chmod 755 "$scratch/promtool" && mkdir -p "$cache" && mv "$scratch/promtool" "$cache/promtool" ||
+        fail "cannot write $cache/promtool: is the disk full?"
+}
+
 # ---- fuzzing ------------------------------------------------------------------------------------
 
 # Debian packages neither, and both go into the user's home directory, so the user decides.
@@ -411,6 +427,7 @@ case ${1:-} in
     packages) deps_packages ;;
     kvm-host) deps_demo; deps_kvm_host ;;
     libvirt) deps_demo; kernel_6_1; deps_libvirt ;;
+    alerts) deps_alerts ;;
     medium) deps_demo; deps_medium ;;
     debug-kernel) deps_debug_kernel ;;
     *) sed -n '2,/^set -e/{/^#/s/^# \{0,1\}//p}' "$0" >&2; exit 2 ;;

@@ -60,6 +60,8 @@ done
 holds 'completions for bash' inside bash -c '. /usr/share/bash-completion/completions/pageone && complete -p pageone'
 holds 'the unit is right' inside systemd-analyze verify --man=no /lib/systemd/system/pageone.service
 holds 'its exposure is at most 2.0' inside systemd-analyze security --offline=yes --threshold=20 /lib/systemd/system/pageone.service
+holds "the exporter's unit is right" inside systemd-analyze verify --man=no /lib/systemd/system/pageone-metrics.service
+holds "the exporter's exposure is at most 2.0" inside systemd-analyze security --offline=yes --threshold=20 /lib/systemd/system/pageone-metrics.service
 holds 'the unit is enabled' test -L "$root/etc/systemd/system/multi-user.target.wants/pageone.service"
 holds 'run finds the agent' inside sh -c 'ldd /usr/lib/pageone/libpageone_agent.so && ! ldd /usr/lib/pageone/libpageone_agent.so | grep "not found"'
 holds 'a program links with the library' cc -Wall -Werror -I"$root/usr/include" -o "$root/vmm" examples/vmm.c \

@@ -6,7 +6,7 @@
 //! ```text
 //! pages_shared of the host            pageone_pages{state="shared"}
 //!              of a domain            pageone_domain_pages{sharing_domain=…, state="shared"}
-//!              of a client            pageone_client_pages{guest=…, uuid=…, pid=…, sharing_domain=…, state=…}
+//!              of a client            pageone_client_pages{guest=…, uuid=…, pid=…, …, state=…}
 //! general_profit                      pageone_general_profit_bytes
 //! agent_cpu_seconds, daemon_…         pageone_cpu_seconds_total{part="agent"}
 //! cpu_percent of the governor         pageone_governor_cpu_ratio
@@ -239,12 +239,25 @@ mod tests {
         let text = openmetrics(&status(), "");
         let samples = text.lines().filter(|line| !line.starts_with('#')).count();
         // Those that may be without a value are: in the default status they have none.
-        let optional = ["scan_time_seconds", "pages_per_second"];
+        let optional = ["scan_time_seconds", "pages_per_second", "unmerge_headroom_bytes"];
         let metrics: usize = Scope::ALL
             .into_iter()
             .map(|scope| METRICS.iter().filter(|m| m.is_in(scope) && !optional.contains(&m.name)).count())
             .sum();
         assert!(samples >= metrics, "{samples} samples of {metrics} metrics:\n{text}");
+    }
+
+    #[test]
+    fn the_alert_rules_name_metrics_that_there_are() {
+        let mut status = status();
+        status.metrics.unmerge_headroom_bytes = Some(0);
+        let text = openmetrics(&status, "");
+        let rules = include_str!("../../../packaging/prometheus/alerts.yml");
+        let names = rules.split(|c: char| !c.is_ascii_lowercase() && c != '_').filter(|w| w.starts_with("pageone_"));
+        for name in names {
+            let is_it = |line: &str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']));
+            assert!(text.lines().any(is_it), "{name} is not in\n{text}");
+        }
     }
 
     #[test]

@@ -81,6 +81,13 @@ metrics! {
         /// Bytes saved less every byte of cost: ledgers, index, mappings, empty slots.
         Gauge general_profit: i64 [Bytes];
     }
+    [host] {
+        /// Memory that would be needed if every page that was merged, or taken back, were written.
+        Gauge unmerge_bytes: u64 [Bytes];
+        /// What would be left then of the memory that is available and of the free swap space.
+        /// Below 0 it would not do.
+        Gauge unmerge_headroom_bytes: Option<i64> [Bytes];
+    }
     [domain] {
         /// Segments of the domain's store.
         Gauge segments: usize [Count];

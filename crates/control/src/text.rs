@@ -57,6 +57,20 @@ impl Display for Status {
         let mut summary = Summary(Vec::new());
         metrics.for_each_metric(&mut |metric, value| summary.collect(metric, value));
         writeln!(f, "{summary}")?;
+        if let Some(left) = metrics.unmerge_headroom_bytes {
+            let needed = metrics.unmerge_bytes >> 20;
+            match left {
+                0.. => {
+                    writeln!(f, "headroom {} MiB: if all of that were written, it would take {needed} MiB", left >> 20)?
+                }
+                _ => writeln!(
+                    f,
+                    "headroom SHORT of {} MiB: if all of that were written, it would take {needed} MiB; add swap space, \
+                     or stop guests",
+                    -left >> 20
+                )?,
+            }
+        }
         self.domains.iter().try_for_each(|domain| domain_text(f, domain))?;
         if !self.refused.is_empty() {
             writeln!(f, "\nrefused")?;
@@ -207,6 +221,14 @@ mod tests {
     #[test]
     fn the_summary_lists_what_the_host_sums_over_its_domains() {
         let metrics = HostMetrics { pages_sharing: 7, general_profit: -(3 << 20), ..HostMetrics::default() };
+        let headroom = |left| {
+            let metrics =
+                HostMetrics { unmerge_headroom_bytes: left, unmerge_bytes: 9 << 20, ..HostMetrics::default() };
+            Status { metrics, ..Status::default() }.to_string()
+        };
+        assert!(headroom(Some(5 << 20)).contains("headroom 5 MiB: if all of that were written, it would take 9 MiB\n"));
+        assert!(headroom(Some(-(5 << 20))).contains("headroom SHORT of 5 MiB: "));
+        assert!(!headroom(None).contains("headroom"));
         let out = Status { metrics, ..Status::default() }.to_string();
         assert!(
             out.contains(

@@ -8,6 +8,7 @@ mod doctor;
 mod domains;
 mod estimate;
 mod guests;
+mod metrics;
 mod pool;
 mod proxmox;
 mod recycling;

@@ -33,7 +33,8 @@ fn a_status_survives_json_and_keeps_its_keys() {
         &json,
         &format!(
             "uptime_seconds merge_period_seconds daemon_cpu_seconds agent_cpu_seconds governor pages_merged_total \
-             pages_recycled_total reclaim_period_seconds pages_shared pages_sharing general_profit domains refused {pages}"
+             pages_recycled_total reclaim_period_seconds pages_shared pages_sharing general_profit unmerge_bytes \
+             unmerge_headroom_bytes domains refused {pages}"
         ),
     );
     expect(
@@ -94,6 +95,7 @@ fn every_metric_is_visited_in_every_scope_that_has_it() {
     let mut status = full();
     status.governor.metrics.scan_time_seconds = Some(1.0);
     status.governor.metrics.pages_per_second = Some(1.0);
+    status.metrics.unmerge_headroom_bytes = Some(1);
     let mut seen = BTreeSet::new();
     status.for_each_metric(&mut |source, metric, _| {
         let scope = match source {

@@ -42,6 +42,11 @@ impl Engine {
                 status.domains.push(out);
             }
         }
+        let metrics = &mut status.metrics;
+        metrics.unmerge_bytes = (metrics.pages_sharing + metrics.pages_zero + metrics.pages_recycled) * PAGE as u64;
+        metrics.unmerge_headroom_bytes = kmem::procfs::meminfo()
+            .ok()
+            .map(|memory| ((memory.available_kib + memory.swap_free_kib) << 10) as i64 - metrics.unmerge_bytes as i64);
         status
     }
 }

@@ -1,8 +1,8 @@
 //! Just enough of HTTP/1.1 (RFC 9112) for a scraper: one request and one answer a connection, one
 //! connection at a time.
 //!
-//! A scraper asks every few seconds, and an answer takes milliseconds, so nobody waits long. Whoever
-//! does not send his request, or does not read his answer, has [`TIMEOUT`].
+//! A scraper asks every few seconds, and an answer takes milliseconds, so nobody waits long. One
+//! that does not send its request, or does not read its answer, has [`TIMEOUT`].
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;

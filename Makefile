@@ -9,7 +9,7 @@ export FLOORS = imports widths files hosts
 .PHONY: demo build check test lint lint-aarch64 test-unit test-loom test-stress test-sabotage test-e2e test-functional \
     test-hazards test-rates test-soak test-behaviour test-hostile test-kernels test-pool-medium \
     test-pool-crashes test-kvm test-kvm-runs test-libvirt debug-kernel test-debug-kernel \
-    test-packages deb rpm test-tsan stress fuzz fuzz-behaviour fuzz-sabotage soak clean
+    test-packages test-upgrade deb rpm test-tsan stress fuzz fuzz-behaviour fuzz-sabotage soak clean
 
 # Real guests, merged live. DEMO='--guests 8 --seconds 300' and the like are passed on.
 demo: deps-demo build
@@ -105,6 +105,12 @@ test-packages: deps-test deps-packages
 # The alert rules for Prometheus, with series that raise each.
 test-alerts: deps-alerts
 	scripts/test-alerts.sh
+
+# The daemon exchanged under running guests for that of the build before, and back. BEFORE: its commit, instead of the last one
+# with an earlier version of the protocol.
+test-upgrade: deps-test
+	$(CARGO) build --workspace
+	scripts/test-upgrade.sh
 
 # A pool on devices that fail, in a guest: every state that a power failure leaves, under ext4, XFS and btrfs. MEDIUM='seed=2
 # steps=200' and the like are passed on.

@@ -60,6 +60,8 @@ pub fn skipped(why: &str) {
 pub struct Daemon {
     /// Its directory.
     pub dir: tempfile::TempDir,
+    /// What it is started from.
+    program: PathBuf,
     child: Child,
     args: Vec<String>,
 }
@@ -88,8 +90,9 @@ impl Daemon {
         std::fs::write(&config, lines).unwrap();
         let mut args: Vec<String> = args.iter().map(|a| a.to_string()).collect();
         args.extend(["--config".into(), config.display().to_string()]);
-        let child = spawn_daemon(dir.path(), &args);
-        let mut daemon = Self { dir, child, args };
+        let program = program("pageone");
+        let child = spawn_daemon(&program, dir.path(), &args);
+        let mut daemon = Self { dir, program, child, args };
         daemon.wait_ready();
         daemon
     }
@@ -126,8 +129,14 @@ impl Daemon {
 
     /// Starts it again, in the same directory.
     pub fn restart(&mut self) {
-        self.child = spawn_daemon(self.dir.path(), &self.args);
+        self.child = spawn_daemon(&self.program, self.dir.path(), &self.args);
         self.wait_ready();
+    }
+
+    /// The same from another build's `pageone`.
+    pub fn restart_from(&mut self, program: PathBuf) {
+        self.program = program;
+        self.restart();
     }
 
     /// Ends it by SIGTERM; gives its exit code.
@@ -207,9 +216,9 @@ impl Drop for Daemon {
     }
 }
 
-fn spawn_daemon(dir: &Path, args: &[String]) -> Child {
+fn spawn_daemon(program: &Path, dir: &Path, args: &[String]) -> Child {
     let log = std::fs::OpenOptions::new().create(true).append(true).open(dir.join("log")).unwrap();
-    let mut command = Command::new(program("pageone"));
+    let mut command = Command::new(program);
     command.arg("--dir").arg(dir).arg("daemon").args(args).stdin(Stdio::null()).stderr(log);
     command.spawn().unwrap()
 }

@@ -52,6 +52,58 @@ fn a_pool_that_is_shared_during_the_handshake_is_announced_after_it() {
     daemon.wait_for(is_pool);
 }
 
+/// What a daemon of an earlier version does: it reads nothing more, and hangs up.
+fn refuse(daemon: &mut Daemon) {
+    std::thread::sleep(Duration::from_millis(50));
+    daemon.send(&ToAgent::Refused { reason: "another protocol".into() }, &[]);
+    daemon.close();
+}
+
+#[test]
+fn a_daemon_of_the_version_before_is_spoken_to_in_its_version() {
+    let Some((mut daemon, mut program)) = start() else { return };
+    assert_eq!(daemon.accept_hello().1, wire::VERSION);
+    refuse(&mut daemon);
+    daemon.version = wire::OLDEST;
+    daemon.accept();
+    daemon.welcome();
+    let store = Store::new();
+    daemon.give(&store);
+    // A message that this version does not have would end the test.
+    let outcomes = daemon.merge(1, &store.runs(0..PAGES));
+    assert!(outcomes.iter().all(|(_, outcome)| *outcome == Outcome::Merged), "{outcomes:?}");
+    assert_eq!(program.ask(&format!("check 0 {PAGES}")), "0");
+    daemon.close();
+    daemon.version = wire::VERSION;
+    daemon.accept();
+    daemon.welcome();
+    daemon.wait_for(|message| matches!(message, ToDaemon::Library { .. }));
+    assert_eq!(program.ask(&format!("check 0 {PAGES}")), "0");
+}
+
+#[test]
+fn a_daemon_of_no_version_that_the_agent_speaks_is_left_for_long() {
+    if !kernel_can(MERGES) {
+        return;
+    }
+    let mut daemon = Daemon::new();
+    let mut program = Program::start_with(&daemon.socket, [("PAGEONE_LOG", "1")]);
+    program.ask(&format!("map {PAGES}"));
+    assert_eq!(program.ask("mark"), "0");
+    assert_eq!(daemon.accept_hello().1, wire::VERSION);
+    let (fd, _map) = control_page();
+    daemon.send(&ToAgent::Welcome { version: wire::VERSION + 1, direct_io_ms: 0 }, &[&fd]);
+    daemon.wait_for_close();
+    assert_eq!(daemon.accept_hello().1, wire::OLDEST);
+    refuse(&mut daemon);
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(!daemon.is_wanted(), "it comes back at once");
+    let lines = program.lines();
+    for line in ["the daemon speaks protocol 7, this library 5 to 6", "refused: another protocol"] {
+        assert!(lines.iter().any(|said| said.contains(line)), "{line} in {lines:?}");
+    }
+}
+
 #[test]
 fn nonsense_is_left() {
     let Some((mut daemon, mut program)) = start() else { return };

@@ -6,9 +6,11 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use serde_json::error::Category;
+
 use crate::SOCKET;
 use crate::dirty::DirtyStatus;
-use crate::protocol::{Answer, ChangeLog, MAX_MARK, Mark, Request};
+use crate::protocol::{Answer, ChangeLog, MAX_MARK, Mark, NOT_A_REQUEST, Request};
 use crate::server::{DETACH_TIMEOUT, TIMEOUT};
 use crate::status::Status;
 
@@ -33,9 +35,12 @@ pub enum Error {
     /// The connection broke.
     #[error("the connection to the daemon broke")]
     Broken(#[from] io::Error),
-    /// The answer is not one of this protocol.
-    #[error("the daemon's answer is cut off; is it of another version?")]
-    Garbled(#[source] serde_json::Error),
+    /// The daemon does not know the request, or its answer is not known here.
+    #[error(
+        "the daemon and this command are of different builds: restart the daemon (`systemctl restart pageone`; guests \
+         stay merged), or use the daemon's own `pageone`"
+    )]
+    OtherBuild(#[source] Option<serde_json::Error>),
     /// The answer belongs to another request.
     #[error("the daemon answered {0}")]
     Unexpected(String),
@@ -49,6 +54,7 @@ impl From<Answer> for Error {
     fn from(answer: Answer) -> Self {
         match answer {
             Answer::Unknown(why) => Error::NoClient(why),
+            Answer::Failed(why) if why.starts_with(NOT_A_REQUEST) => Error::OtherBuild(None),
             Answer::Busy(why) | Answer::Failed(why) => Error::Failed(why),
             other => Error::Unexpected(format!("{other:?}")),
         }
@@ -71,7 +77,15 @@ fn talk(mut stream: &UnixStream, request: &Request) -> Result<Answer, Error> {
     stream.write_all(&line)?;
     let mut answer = String::new();
     BufReader::new(stream).read_line(&mut answer)?;
-    serde_json::from_str(&answer).map_err(Error::Garbled)
+    understand(&answer)
+}
+
+/// The answer in a line of the daemon.
+fn understand(line: &str) -> Result<Answer, Error> {
+    serde_json::from_str(line).map_err(|why| match why.classify() {
+        Category::Eof => io::Error::from(io::ErrorKind::UnexpectedEof).into(),
+        _ => Error::OtherBuild(Some(why)),
+    })
 }
 
 /// The daemon's process, as the kernel says. `None`: no daemon answers, or it is in a container.
@@ -122,7 +136,7 @@ pub fn detach(directories: &[PathBuf], pid: i32, mut waits: impl FnMut(u64, u64)
     loop {
         let mut answer = String::new();
         answers.read_line(&mut answer)?;
-        match serde_json::from_str(&answer).map_err(Error::Garbled)? {
+        match understand(&answer)? {
             Answer::Cooling { pages, seconds } => waits(pages, seconds),
             Answer::Detached(pages_retained) => return Ok(pages_retained),
             other => return Err(other.into()),

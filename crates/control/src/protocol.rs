@@ -8,6 +8,9 @@
 //!         ◀─────────────────────────────────── Answer::Done
 //! ```
 //!
+//! Command and daemon may be of different builds. Fields that one of them does not know are left
+//! out; a request or an answer that it does not know is an error with the remedy.
+//!
 //! The names in JSON are older than those in code: a freeze is called `hold` there.
 
 use serde::{Deserialize, Serialize};
@@ -15,6 +18,8 @@ use serde::{Deserialize, Serialize};
 use crate::dirty::DirtyStatus;
 use crate::status::Status;
 
+/// How a daemon's answer begins to what it does not know. Every build has it.
+pub(crate) const NOT_A_REQUEST: &str = "not a request";
 /// The longest request, in bytes.
 pub(crate) const MAX_REQUEST: u64 = 4096;
 /// The longest mark, in bytes: it lists parts of memory.

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use crate::SOCKET;
 use crate::dirty::DirtyStatus;
-use crate::protocol::{Answer, ChangeLog, MAX_MARK, MAX_REQUEST, Mark, Request};
+use crate::protocol::{Answer, ChangeLog, MAX_MARK, MAX_REQUEST, Mark, NOT_A_REQUEST, Request};
 use crate::server::users::{Connection, Users};
 use crate::status::Status;
 
@@ -236,7 +236,11 @@ fn serve_one<H: Handler>(
             Ok(freeze) => return serve_freeze(freeze, trusted, stream),
             Err(refusal) => refusal.into(),
         },
-        Err(e) => Answer::Failed(format!("not a request: {e}")),
+        Err(e) if e.is_data() => Answer::Failed(format!(
+            "{NOT_A_REQUEST} that this daemon knows: it and the command are of different builds; restart the daemon \
+             (`systemctl restart pageone`; guests stay merged), or use the daemon's own `pageone`"
+        )),
+        Err(e) => Answer::Failed(format!("{NOT_A_REQUEST}: {e}")),
     };
     send(stream, &answer)
 }

@@ -101,6 +101,10 @@ pub struct ClientStatus {
     pub cooling: Option<String>,
     /// Why some of it stays unmerged: a limit of the program is too low. `None`: no limit binds.
     pub limited: Option<String>,
+    /// How its agent differs from the daemon's build: it was loaded before an upgrade. `None`: it
+    /// does not.
+    #[serde(default)]
+    pub outdated: Option<String>,
 }
 
 /// The recycler of one client.

@@ -143,6 +143,9 @@ fn client_text(f: &mut Formatter<'_>, client: &ClientStatus) -> fmt::Result {
     if let Some(why) = &client.limited {
         writeln!(f, "{REMARK}merged in part: {why}")?;
     }
+    if let Some(how) = &client.outdated {
+        writeln!(f, "{REMARK}its agent is of another build: {}", printable(how))?;
+    }
     if let Some(recycling) = &client.recycling {
         recycling_text(f, metrics.pages_recycled, recycling)?;
     }
@@ -197,6 +200,7 @@ mod tests {
             guest_name: Some("web\n1".into()),
             rule: "default: by slice".into(),
             unknown: Some("no file".into()),
+            outdated: Some("it is older".into()),
             metrics,
             ..ClientStatus::default()
         };
@@ -212,6 +216,7 @@ mod tests {
             "42 qemu",
             "libvirt web1 123: default: by slice\n",
             "guest not known: no file",
+            "its agent is of another build: it is older",
             "43 bad                  uid 7: it lied (3 times)\n",
         ] {
             assert!(out.contains(part), "{part} in {out}");

@@ -112,6 +112,8 @@ pub(crate) struct State {
     pub(crate) detach: Detach,
     pub(crate) observers: Observers,
     pub(crate) totals: Totals,
+    /// The version of its agent's package, if the agent has said it.
+    pub(crate) library: Option<String>,
     /// The message that is not applied to its end.
     rest: Option<Rest>,
     /// Its guest marks free pages.
@@ -146,6 +148,8 @@ pub(crate) struct Identity {
     /// What the connection counts for its user.
     pub(crate) _claim: Option<Claim>,
     pub(crate) name: String,
+    /// The version of the protocol that its connection speaks.
+    pub(crate) version: u16,
     pub(crate) domain: Arc<Domain>,
     /// Why it has this domain.
     pub(crate) verdict: Verdict,
@@ -204,6 +208,7 @@ impl Client {
             detach: Detach::default(),
             observers: Observers::default(),
             totals: Totals::default(),
+            library: None,
             rest: None,
             recycling: None,
         };

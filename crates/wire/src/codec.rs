@@ -4,15 +4,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::recycle;
 use crate::{
-    MAX_BATCH_PAGES, MAX_BATCH_RUNS, MAX_DIGESTS, Merge, MergeRun, Run, SEGMENT_PAGES, Target, ToAgent, ToDaemon,
-    VERSION,
+    MAX_BATCH_PAGES, MAX_BATCH_RUNS, MAX_DIGESTS, Merge, MergeRun, OLDEST, Run, SEGMENT_PAGES, Target, ToAgent,
+    ToDaemon, VERSION,
 };
 
 /// A packet that is no message.
 #[derive(Debug, thiserror::Error)]
 pub enum DecodeError {
     /// The bytes do not decode.
-    #[error("a packet of {len} bytes is no message of protocol version {VERSION}")]
+    #[error("a packet of {len} bytes is no message of protocol {OLDEST} or {VERSION}")]
     Malformed {
         /// Bytes in the packet.
         len: usize,
@@ -20,6 +20,14 @@ pub enum DecodeError {
     /// A list is longer than the protocol allows, out of order, or a number is out of bounds.
     #[error("a message breaks the protocol: {0}")]
     Invalid(&'static str),
+    /// The message belongs to a later version than the connection speaks.
+    #[error("a message of protocol {since} on a connection that speaks {version}")]
+    Later {
+        /// Its first version.
+        since: u16,
+        /// The connection's.
+        version: u16,
+    },
 }
 
 /// Encodes a message as one packet.
@@ -28,14 +36,17 @@ pub fn encode<M: Serialize>(message: &M) -> Vec<u8> {
     postcard::to_allocvec(message).unwrap_or_default()
 }
 
-/// Decodes one packet from an agent. The message is well-formed, not trusted: the caller must check
-/// that its regions and pages exist.
+/// Decodes one packet from an agent, on a connection that speaks `version`. The message is
+/// well-formed, not trusted: the caller must check that its regions and pages exist.
 ///
 /// # Errors
 ///
 /// [`DecodeError`]: it is no message of this version, or a number in it is out of bounds.
-pub fn decode_to_daemon(packet: &[u8]) -> Result<ToDaemon, DecodeError> {
-    let message = decode(packet)?;
+pub fn decode_to_daemon(packet: &[u8], version: u16) -> Result<ToDaemon, DecodeError> {
+    let message: ToDaemon = decode(packet)?;
+    if message.since() > version {
+        return Err(DecodeError::Later { since: message.since(), version });
+    }
     let bounded = match &message {
         ToDaemon::RegionAdded { start, len, .. } => {
             let page = kmem::PAGE_SIZE as u64;
@@ -58,11 +69,11 @@ pub fn decode_to_daemon(packet: &[u8]) -> Result<ToDaemon, DecodeError> {
 }
 
 /// Decodes one packet from the daemon. The runs of a batch are ascending, disjoint and within the
-/// limits.
+/// limits. All versions that this build speaks have the same messages to agents.
 ///
 /// # Errors
 ///
-/// [`DecodeError`]: it is no message of this version, or breaks a limit.
+/// [`DecodeError`]: it is no message of these versions, or breaks a limit.
 pub fn decode_to_agent(packet: &[u8]) -> Result<ToAgent, DecodeError> {
     let message = decode(packet)?;
     if let ToAgent::Merge(merge) = &message {
@@ -146,7 +157,7 @@ mod tests {
     #[test]
     fn messages_survive_the_wire() {
         let hello = ToDaemon::Hello { version: VERSION, domain: Some("a".into()), name: "qemu".into(), forks: 3 };
-        assert_eq!(decode_to_daemon(&encode(&hello)).unwrap(), hello);
+        assert_eq!(decode_to_daemon(&encode(&hello), VERSION).unwrap(), hello);
         let batch = ToAgent::Merge(Merge {
             batch: 7,
             region: RegionId(1),
@@ -191,16 +202,16 @@ mod tests {
             encode(&ToDaemon::Digests(answer))
         };
         let most = told(MAX_DIGESTS as usize);
-        assert!(most.len() <= MAX_MESSAGE && decode_to_daemon(&most).is_ok());
-        assert!(decode_to_daemon(&told(MAX_DIGESTS as usize + 1)).is_err());
+        assert!(most.len() <= MAX_MESSAGE && decode_to_daemon(&most, VERSION).is_ok());
+        assert!(decode_to_daemon(&told(MAX_DIGESTS as usize + 1), VERSION).is_err());
     }
 
     #[test]
     fn regions_are_page_aligned_and_in_the_address_space() {
         let added = |start, len| encode(&ToDaemon::RegionAdded { region: RegionId(1), start, len });
-        assert!(decode_to_daemon(&added(4096, 8192)).is_ok());
+        assert!(decode_to_daemon(&added(4096, 8192), VERSION).is_ok());
         for (start, len) in [(1, 4096), (4096, 1), (4096, 0), (u64::MAX - 4095, 4096), (0, !4095)] {
-            assert!(decode_to_daemon(&added(start, len)).is_err(), "{start} {len}");
+            assert!(decode_to_daemon(&added(start, len), VERSION).is_err(), "{start} {len}");
         }
     }
 }

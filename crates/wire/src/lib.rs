@@ -11,7 +11,7 @@
 //!   RegionAdded … ─────────────────────────▶
 //!   SegmentHeld + fd … (after a restart) ──▶   takes its store back
 //!                    ◀──────────────────────── Welcome + fd of the control page
-//!   Mapped ────────────────────────────────▶   proves whose memory it is
+//!   Mapped, Library ───────────────────────▶   proves whose memory it is
 //!                    ◀──────────────────────── Segment + fd   (before its first use)
 //!                    ◀──────────────────────── Digest
 //!   Digests ───────────────────────────────▶
@@ -19,6 +19,9 @@
 //!   Report (one for each window) ──────────▶
 //!   Discarded / RegionShrunk (any time) ───▶
 //! ```
+//!
+//! The two sides may be builds of different versions: `version.rs` says what they then speak, and
+//! what a new version may change.
 //!
 //! Neither side trusts the other: decoding is bounded, and what a message asks for is checked
 //! against the receiver's own tables before it is done.
@@ -28,15 +31,15 @@ pub mod recycle;
 mod codec;
 mod page;
 mod policy;
+mod version;
 
 use serde::{Deserialize, Serialize};
 
 pub use codec::{DecodeError, decode_to_agent, decode_to_daemon, encode};
 pub use page::{PageNo, RegionId, Run, Slot};
 pub use policy::{HugePages, UnknownPolicy};
+pub use version::{OLDEST, VERSION, VersionError, agreed};
 
-/// Version of this protocol. Both sides must have the same.
-pub const VERSION: u16 = 5;
 /// Bytes in a packet at most.
 pub const MAX_MESSAGE: usize = 64 << 10;
 /// Pages in one segment of a store (64 MiB).
@@ -88,7 +91,7 @@ pub type SegmentId = u64;
 pub enum ToDaemon {
     /// The first message. The daemon knows the process by the socket's credentials.
     Hello {
-        /// [`VERSION`] of the agent.
+        /// The newest version that the agent speaks; it speaks the one before, too.
         version: u16,
         /// Domain asked for; `None`: the one of the uid.
         domain: Option<String>,
@@ -168,10 +171,15 @@ pub enum ToDaemon {
     Recycled(recycle::Recycled),
     /// A sweep has ended.
     Swept(recycle::Sweep),
-    /// The last message of the handshake: the control page is mapped.
+    /// Ends the handshake: the control page is mapped.
     Mapped {
         /// The address of its first byte in the agent's process.
         address: u64,
+    },
+    /// Which build of the library the program has loaded: it outlives upgrades. (From version 6 on.)
+    Library {
+        /// The version of its package.
+        version: String,
     },
 }
 
@@ -251,7 +259,7 @@ pub enum Outcome {
 pub enum ToAgent {
     /// Answer to `Hello`; the control page's file descriptor comes with the packet.
     Welcome {
-        /// [`VERSION`] of the daemon.
+        /// The version that this connection speaks.
         version: u16,
         /// Longest time that one direct I/O request into the client's memory may take, in
         /// milliseconds. A copy in a mapping of a segment may be replaced only when it was not

@@ -139,7 +139,7 @@ pub(crate) fn runs_are_sound(runs: &[Run]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{PageNo, ToAgent, ToDaemon, decode_to_agent, decode_to_daemon, encode};
+    use crate::{PageNo, ToAgent, ToDaemon, VERSION, decode_to_agent, decode_to_daemon, encode};
 
     fn extent(frame: u64, page: u32, len: u32) -> Extent {
         Extent { frame, region: RegionId(1), run: Run::new(PageNo(page), len) }
@@ -149,7 +149,7 @@ mod tests {
     fn extents_are_ascending_disjoint_and_bounded() {
         let decodes = |extents: Vec<Extent>| {
             let pool = Pool { extents: extents.clone(), period_ms: 0 };
-            let there = decode_to_daemon(&encode(&ToDaemon::Pool(pool))).is_ok();
+            let there = decode_to_daemon(&encode(&ToDaemon::Pool(pool)), VERSION).is_ok();
             assert_eq!(there, decode_to_agent(&encode(&ToAgent::Ram(extents))).is_ok());
             there
         };
@@ -167,10 +167,12 @@ mod tests {
             let runs = vec![Run::new(PageNo(u32::MAX - 9), 9); count];
             encode(&ToDaemon::Recycled(Recycled { region: RegionId(u32::MAX), runs }))
         };
-        assert!(recycled(MAX_RUNS).len() <= crate::MAX_MESSAGE && decode_to_daemon(&recycled(MAX_RUNS)).is_ok());
-        assert!(decode_to_daemon(&recycled(MAX_RUNS + 1)).is_err());
+        assert!(
+            recycled(MAX_RUNS).len() <= crate::MAX_MESSAGE && decode_to_daemon(&recycled(MAX_RUNS), VERSION).is_ok()
+        );
+        assert!(decode_to_daemon(&recycled(MAX_RUNS + 1), VERSION).is_err());
         let run = Run::new(PageNo(u32::MAX), 2);
         let message = ToDaemon::Recycled(Recycled { region: RegionId(1), runs: vec![run] });
-        assert!(decode_to_daemon(&encode(&message)).is_err(), "pages wrap");
+        assert!(decode_to_daemon(&encode(&message), VERSION).is_err(), "pages wrap");
     }
 }

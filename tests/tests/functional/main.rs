@@ -13,4 +13,5 @@ mod pool;
 mod proxmox;
 mod recycling;
 mod service;
+mod upgrade;
 mod vmm;

@@ -35,6 +35,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// Pause after the daemon has refused this client: it will hardly change its mind.
 const REFUSED_PAUSE: Duration = Duration::from_secs(30);
+/// Messages of a daemon that has closed the connection, among which its reason is looked for.
+const LAST_WORDS: u32 = 16;
 /// How often spans that could not be tracked again are tried, in milliseconds.
 const TRACK_EVERY_MS: i32 = 1000;
 
@@ -51,11 +53,13 @@ enum End {
 /// Serves daemons, one after the other, until one detaches this client, or management ends.
 pub(crate) fn serve(path: &Path) {
     let mut pause = FIRST_PAUSE;
+    let mut version = wire::VERSION;
     let mut requests = Requests::new();
     loop {
-        let end = session(path, &mut requests);
+        let end = session(path, version, &mut requests);
         STATE.lock().uplink.disconnect();
         permit_tracer(None);
+        let offered = std::mem::replace(&mut version, wire::VERSION);
         if requests.is_welcome() {
             pause = FIRST_PAUSE;
         }
@@ -63,6 +67,12 @@ pub(crate) fn serve(path: &Path) {
             End::Detached => {
                 log::line(format_args!("detached"));
                 return;
+            }
+            // A daemon of the oldest version takes no other.
+            End::Refused(reason) if !requests.is_welcome() && offered > wire::OLDEST => {
+                log::line(format_args!("refused with protocol {offered}, tries {}: {reason}", wire::OLDEST));
+                version = wire::OLDEST;
+                continue;
             }
             End::Refused(reason) => {
                 log::line(format_args!("refused: {reason}"));
@@ -118,9 +128,10 @@ fn leave() -> bool {
     done
 }
 
-fn session(path: &Path, requests: &mut Requests) -> End {
-    requests.begin();
-    match connect(path) {
+/// One connection, which begins with this version of the protocol.
+fn session(path: &Path, version: u16, requests: &mut Requests) -> End {
+    requests.begin(version);
+    match connect(path, version) {
         Ok(()) => log::line(format_args!("connected to {}", path.display())),
         Err(error) => return End::Failed(error),
     }
@@ -136,12 +147,32 @@ fn session(path: &Path, requests: &mut Requests) -> End {
             Ok(Handled::Done) => {}
             Ok(Handled::Detached) => return End::Detached,
             Ok(Handled::Refused(reason)) => return End::Refused(reason),
-            Err(error) => return End::Failed(error),
+            Err(error) => return refusal(&mut packet).map_or(End::Failed(error), End::Refused),
         }
     }
 }
 
-fn connect(path: &Path) -> Result<(), LinkError> {
+/// Why the daemon has closed the connection, if it said so. It may have left messages unread: then
+/// the kernel tells of that, before it hands over what the daemon said.
+fn refusal(packet: &mut [u8]) -> Option<String> {
+    let state = STATE.lock();
+    let conn = state.uplink.conn.as_ref().filter(|_| check_descriptors(&state).is_ok())?;
+    let mut fds = Vec::new();
+    for _ in 0..LAST_WORDS {
+        match conn.recv(packet, &mut fds) {
+            Ok(Some(len @ 1..)) => {
+                if let Ok(ToAgent::Refused { reason }) = wire::decode_to_agent(&packet[..len]) {
+                    return Some(reason);
+                }
+            }
+            Ok(_) => return None,
+            Err(_) => {}
+        }
+    }
+    None
+}
+
+fn connect(path: &Path, version: u16) -> Result<(), LinkError> {
     let mut state = STATE.lock();
     if phase() == Phase::Ended {
         return Err(LinkError::Closed);
@@ -155,7 +186,7 @@ fn connect(path: &Path) -> Result<(), LinkError> {
     if peer.uid != 0 {
         permit_tracer(Some(peer.pid));
     }
-    let account = account(&state);
+    let account = account(&state, version);
     state.uplink.conn = Some(Kept::new(conn)?);
     state.uplink.outbox.open(account.into_iter());
     Ok(())
@@ -171,9 +202,9 @@ fn permit_tracer(daemon: Option<i32>) {
 }
 
 /// The first messages of a connection: what this client is, and what it has.
-fn account(state: &State) -> Vec<ToDaemon> {
+fn account(state: &State, version: u16) -> Vec<ToDaemon> {
     let mut account = vec![ToDaemon::Hello {
-        version: wire::VERSION,
+        version,
         domain: std::env::var(wire::ENV_DOMAIN).ok().filter(|domain| !domain.is_empty()),
         name: program_name(),
         forks: state.uplink.control.forks(),

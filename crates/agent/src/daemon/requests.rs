@@ -28,6 +28,8 @@ pub(super) enum Handled {
 /// Handles the messages of one connection after the other.
 pub(super) struct Requests {
     merger: Merger,
+    /// The version of the protocol that this connection began with.
+    offered: u16,
     /// The daemon of this connection has welcomed this client.
     welcome: bool,
 }
@@ -35,11 +37,12 @@ pub(super) struct Requests {
 impl Requests {
     /// Before the first connection.
     pub(super) fn new() -> Self {
-        Self { merger: Merger::new(), welcome: false }
+        Self { merger: Merger::new(), offered: wire::VERSION, welcome: false }
     }
 
-    /// A new connection begins.
-    pub(super) fn begin(&mut self) {
+    /// A new connection begins, with this version of the protocol.
+    pub(super) fn begin(&mut self, offered: u16) {
+        self.offered = offered;
         self.welcome = false;
     }
 
@@ -52,18 +55,19 @@ impl Requests {
     pub(super) fn handle(&mut self, message: ToAgent) -> Result<Handled, LinkError> {
         match message {
             ToAgent::Refused { reason } => return Ok(Handled::Refused(reason)),
-            ToAgent::Welcome { version, .. } if version != wire::VERSION => {
-                let ours = wire::VERSION;
-                let reason = format!("the daemon speaks version {version} of the protocol, this library {ours}");
+            ToAgent::Welcome { version, .. } if !(wire::OLDEST..=self.offered).contains(&version) => {
+                let (oldest, offered) = (wire::OLDEST, self.offered);
+                let reason = format!("the daemon speaks protocol {version}, this library {oldest} to {offered}");
                 return Ok(Handled::Refused(reason));
             }
-            ToAgent::Welcome { direct_io_ms, .. } if !self.welcome => {
+            ToAgent::Welcome { version, direct_io_ms } if !self.welcome => {
                 let mut state = STATE.lock();
                 let fd = state.uplink.received.take().ok_or(LinkError::Descriptors)?;
                 let address = state.uplink.control.accept(fd)?;
                 state.direct_io = Some(Duration::from_millis(direct_io_ms.into()));
-                state.uplink.is_welcome = true;
+                state.uplink.version = Some(version);
                 state.uplink.outbox.push(ToDaemon::Mapped { address });
+                state.uplink.outbox.push(ToDaemon::Library { version: env!("CARGO_PKG_VERSION").into() });
                 if let Some(pool) = state.recycler.as_ref().map(Recycler::announcement) {
                     state.uplink.outbox.push(pool);
                 }

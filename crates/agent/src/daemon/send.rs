@@ -15,6 +15,10 @@ pub(crate) fn flush(state: &mut State) -> Result<bool, SendError> {
     }
     let Some(conn) = &state.uplink.conn else { return Ok(false) };
     while let Some(message) = state.uplink.outbox.front() {
+        if !state.uplink.is_known(message) {
+            state.uplink.outbox.sent();
+            continue;
+        }
         let fds: Vec<BorrowedFd<'_>> = match message {
             ToDaemon::SegmentHeld { segment } => match state.segments.get(*segment) {
                 Some(held) => vec![held.fd.as_fd()],

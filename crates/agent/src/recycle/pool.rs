@@ -66,7 +66,7 @@ pub unsafe extern "C" fn pageone_ppr_share(fd: c_int, start: *mut c_void, len: u
         Ok(mut recycler) => {
             recycler.set_extents(vec![Extent { frame: 0, region, run }]);
             // Otherwise it is announced when a daemon welcomes this client.
-            if state.uplink.is_welcome {
+            if state.uplink.version.is_some() {
                 state.tell(recycler.announcement());
             }
             state.recycler = Some(recycler);

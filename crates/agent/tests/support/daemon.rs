@@ -175,6 +175,8 @@ pub struct Daemon {
     pub calm: bool,
     /// What the welcome says of direct I/O.
     pub direct_io_ms: u32,
+    /// The version of the protocol that it welcomes agents with.
+    pub version: u16,
     batch: u64,
 }
 
@@ -234,6 +236,7 @@ impl Daemon {
             seen: Vec::new(),
             calm: false,
             direct_io_ms: 0,
+            version: wire::VERSION,
             batch: 0,
         }
     }
@@ -261,8 +264,8 @@ impl Daemon {
         self.listener.accept().unwrap().is_some()
     }
 
-    /// Waits for the agent to connect and tell its regions; returns these messages.
-    pub fn accept(&mut self) -> Vec<ToDaemon> {
+    /// Waits for the agent to connect; returns its first message, and that one's version.
+    pub fn accept_hello(&mut self) -> (ToDaemon, u16) {
         self.conn = None;
         self.seen.clear();
         let end = Instant::now() + Duration::from_secs(20);
@@ -271,17 +274,25 @@ impl Daemon {
             self.conn = self.listener.accept().unwrap();
             std::thread::sleep(Duration::from_millis(1));
         }
-        let mut account = Vec::new();
+        let hello = self.next();
+        let ToDaemon::Hello { version, .. } = hello else { panic!("{hello:?}") };
+        (hello, version)
+    }
+
+    /// Waits for the agent to connect and tell its regions; returns these messages.
+    pub fn accept(&mut self) -> Vec<ToDaemon> {
+        let (hello, version) = self.accept_hello();
+        assert_eq!(version, self.version);
+        let mut account = vec![hello];
         while account.last() != Some(&ToDaemon::Ready) {
             account.push(self.next());
         }
-        assert!(matches!(&account[0], ToDaemon::Hello { version: wire::VERSION, .. }), "{account:?}");
         account
     }
 
     pub fn welcome(&mut self) {
         let (fd, map) = control_page();
-        self.send(&ToAgent::Welcome { version: wire::VERSION, direct_io_ms: self.direct_io_ms }, &[&fd]);
+        self.send(&ToAgent::Welcome { version: self.version, direct_io_ms: self.direct_io_ms }, &[&fd]);
         self.control = Some(map);
         self.wait_for(|message| matches!(message, ToDaemon::Mapped { .. }));
     }
@@ -315,7 +326,7 @@ impl Daemon {
         match self.conn.as_ref().unwrap().recv(&mut packet, &mut fds) {
             Ok(None) => None,
             Ok(Some(0)) | Err(_) => Some(None),
-            Ok(Some(len)) => Some(Some(wire::decode_to_daemon(&packet[..len]).unwrap())),
+            Ok(Some(len)) => Some(Some(wire::decode_to_daemon(&packet[..len], self.version).unwrap())),
         }
     }
 

@@ -120,10 +120,48 @@ fn a_line_that_is_no_request_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     serve(Arc::new(Fake::default()), dir.path()).unwrap();
     let mut stream = UnixStream::connect(dir.path().join(SOCKET)).unwrap();
-    stream.write_all(b"\"nonsense\"\n").unwrap();
+    stream.write_all(b"nonsense\n").unwrap();
     let mut answer = String::new();
     BufReader::new(stream).read_line(&mut answer).unwrap();
-    assert!(answer.contains("not a request"), "{answer}");
+    assert!(answer.contains("not a request: expected"), "{answer}");
+}
+
+#[test]
+fn a_request_of_a_later_command_is_answered_with_the_remedy() {
+    let dir = tempfile::tempdir().unwrap();
+    serve(Arc::new(Fake::default()), dir.path()).unwrap();
+    let mut stream = UnixStream::connect(dir.path().join(SOCKET)).unwrap();
+    stream.write_all(b"{\"later\":[7]}\n").unwrap();
+    let mut answer = String::new();
+    BufReader::new(stream).read_line(&mut answer).unwrap();
+    assert!(
+        answer.contains("not a request that this daemon knows") && answer.contains("restart the daemon"),
+        "{answer}"
+    );
+}
+
+#[test]
+fn a_daemon_of_another_build_is_told_from_one_that_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    let places = [dir.path().to_path_buf()];
+    let listener = UnixListener::bind(dir.path().join(SOCKET)).unwrap();
+    let ask = |answer: &'static str| {
+        let asked = std::thread::scope(|scope| {
+            scope.spawn(|| listener.accept().unwrap().0.write_all(answer.as_bytes()).unwrap());
+            client::status(&places)
+        });
+        asked.unwrap_err()
+    };
+    for answer in [
+        "{\"failed\":\"not a request: unknown variant `status`, expected `state`\"}\n",
+        "{\"later\":5}\n",
+        "{\"status\":{\"governor\":5}}\n",
+    ] {
+        let why = ask(answer);
+        assert!(why.to_string().contains("different builds: restart the daemon"), "{answer} {why}");
+    }
+    assert!(matches!(ask("{\"status\":{\"gover"), Error::Broken(_)));
+    assert!(matches!(ask(""), Error::Broken(_)));
 }
 
 #[test]

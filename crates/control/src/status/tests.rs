@@ -54,7 +54,7 @@ fn a_status_survives_json_and_keeps_its_keys() {
         &format!(
             "pid name uid manager guest guest_name rule unknown regions region_bytes pages_merged recycling pages_kept_huge pages_pending \
              pages_copied_total pages_differed_total pages_unreadable_total pages_retained_total full_scans mappings max_map_count_binds window_max_us \
-             agent_cpu_seconds state refused cooling limited {pages}"
+             agent_cpu_seconds state refused cooling limited outdated {pages}"
         ),
     );
     expect(

@@ -91,6 +91,7 @@ impl Client {
                 return self.begin(&mut state, What::Recycled, region, runs);
             }
             ToDaemon::Swept(sweep) => return self.swept(&mut state, &sweep),
+            ToDaemon::Library { version } => state.library = Some(version.chars().take(64).collect()),
         }
         Ok(Next::Nothing)
     }

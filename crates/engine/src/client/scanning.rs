@@ -158,6 +158,7 @@ pub(crate) mod tests {
             user: user.clone(),
             _claim: None,
             name: "test".into(),
+            version: wire::VERSION,
             domain: Arc::new(Domain::new(key, &Config::default())),
             verdict: Verdict::default(),
             conn: Connection::new(conn, user),

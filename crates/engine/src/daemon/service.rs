@@ -72,13 +72,19 @@ enum Ended {
     Io(#[from] std::io::Error),
 }
 
-/// Receives a message, and its descriptors; `None`: no message has come yet.
-fn receive(conn: &Conn, packet: &mut [u8], user: &Arc<User>) -> Result<Option<(ToDaemon, Received)>, Ended> {
+/// Receives a message, and its descriptors, on a connection that speaks this version of the
+/// protocol; `None`: no message has come yet.
+fn receive(
+    conn: &Conn,
+    version: u16,
+    packet: &mut [u8],
+    user: &Arc<User>,
+) -> Result<Option<(ToDaemon, Received)>, Ended> {
     let mut received = Received::of(user).ok_or(Ended::Descriptors)?;
     match conn.recv(packet, &mut received.fds)? {
         None => Ok(None),
         Some(0) => Err(Ended::Closed),
-        Some(len) => Ok(Some((wire::decode_to_daemon(&packet[..len])?, received))),
+        Some(len) => Ok(Some((wire::decode_to_daemon(&packet[..len], version)?, received))),
     }
 }
 
@@ -257,7 +263,7 @@ impl Service {
         let step = if self.unfinished.remove(&client.number) {
             client.go_on().map_err(Ended::from)
         } else {
-            match receive(&client.conn, &mut self.packet, &client.user) {
+            match receive(&client.conn, client.version, &mut self.packet, &client.user) {
                 Ok(None) => return false,
                 Ok(Some((message, mut received))) => client.apply(message, &mut received.fds).map_err(Ended::from),
                 // The agent closed with messages of ours unread; its own last words are still

@@ -153,7 +153,22 @@ fn client_status(client: &Client, state: &State) -> ClientStatus {
         refused: state.refusals.why().cloned(),
         cooling: state.direct_io.why().cloned(),
         limited: state.flight.why_left_out(),
+        outdated: outdated(client, state),
     }
+}
+
+/// What there is to say of an agent that is not of this daemon's build.
+fn outdated(client: &Client, state: &State) -> Option<String> {
+    const OURS: &str = env!("CARGO_PKG_VERSION");
+    if client.version < wire::VERSION {
+        let (theirs, ours) = (client.version, wire::VERSION);
+        return Some(format!(
+            "it speaks protocol {theirs}, and this daemon {theirs} and {ours}; a daemon of the next version may refuse \
+             it: start the program again before"
+        ));
+    }
+    let theirs = state.library.as_ref().filter(|theirs| *theirs != OURS)?;
+    Some(format!("it is of version {theirs}, and this daemon of {OURS}, until the program is started again"))
 }
 
 /// Bytes that managing a client costs, without its recycler's pool.

@@ -10,8 +10,8 @@ use super::{head, root, wrap};
 use crate::exit::Code;
 
 /// Crates whose errors reach the user of a command, in the order of the page.
-const CRATES: [&str; 9] =
-    ["control", "engine", "governor", "checkpoint", "mpool", "estimate", "ppr", "track", "testguest"];
+const CRATES: [&str; 10] =
+    ["control", "engine", "wire", "governor", "checkpoint", "mpool", "estimate", "ppr", "track", "testguest"];
 
 pub(super) fn page() -> String {
     let source = "the exit codes in `crates/pageone/src/exit.rs` and the error types of the crates";

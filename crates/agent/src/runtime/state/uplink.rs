@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use kmem::seqpacket::Conn;
 use rustix::net::Shutdown;
+use wire::ToDaemon;
 
 use crate::runtime::kept::Kept;
 use crate::runtime::state::control::ControlPage;
@@ -16,8 +17,9 @@ pub(crate) struct Uplink {
     /// The descriptor that came with the message that is being handled. Here from the moment of its
     /// receipt, under the same lock, so that a child that is forked meanwhile closes it.
     pub(crate) received: Option<OwnedFd>,
-    /// The daemon has welcomed this client. Before, it takes no pool.
-    pub(crate) is_welcome: bool,
+    /// The version of the protocol that the daemon has welcomed this client with. Before, it takes
+    /// no pool.
+    pub(crate) version: Option<u16>,
     /// Messages to be sent.
     pub(crate) outbox: Outbox,
     /// The count of forks, and the page shared with the daemon.
@@ -27,7 +29,13 @@ pub(crate) struct Uplink {
 impl Uplink {
     /// No connection.
     pub(crate) const fn new() -> Self {
-        Self { conn: None, received: None, is_welcome: false, outbox: Outbox::new(), control: ControlPage::new() }
+        Self { conn: None, received: None, version: None, outbox: Outbox::new(), control: ControlPage::new() }
+    }
+
+    /// Whether the daemon knows this message. Before the welcome there are only messages that every
+    /// version has.
+    pub(crate) fn is_known(&self, message: &ToDaemon) -> bool {
+        message.since() <= self.version.unwrap_or(wire::OLDEST)
     }
 
     /// Whether messages still reach the daemon.
@@ -42,7 +50,7 @@ impl Uplink {
             let _ = rustix::net::shutdown(conn.as_fd(), Shutdown::Both);
         }
         self.received = None;
-        self.is_welcome = false;
+        self.version = None;
         self.outbox.close();
         self.control.detach();
     }

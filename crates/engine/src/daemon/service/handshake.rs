@@ -25,8 +25,6 @@ use crate::tenants::{self, Verdict};
 use crate::users::{Claim, Connection, Kind, OverBound, User, log_of};
 use crate::world::shared::Shared;
 
-/// Version of the protocol that this daemon speaks.
-const OURS: u16 = wire::VERSION;
 /// Most new clients of one user whose memory is being looked at.
 const MAX_ADMISSIONS: usize = 16;
 
@@ -48,6 +46,8 @@ pub(super) struct Handshake {
 
 /// What an agent says of its process.
 struct Hello {
+    /// The version of the protocol that both sides speak.
+    version: u16,
     domain: Option<String>,
     name: String,
     forks: u64,
@@ -73,8 +73,8 @@ enum Step {
 /// An introduction that the protocol does not allow.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum HandshakeError {
-    #[error("the agent speaks protocol {0}, this daemon {OURS}; restart the program with this version's `pageone run`")]
-    Version(u16),
+    #[error(transparent)]
+    Version(#[from] wire::VersionError),
     #[error("it spoke before it said hello")]
     NoHello,
     #[error("it said hello twice")]
@@ -190,7 +190,7 @@ impl Service {
     /// introduction is over.
     pub(super) fn shake_hands(&mut self, number: u32) -> bool {
         let Some(handshake) = self.handshakes.get_mut(&number) else { return false };
-        let step = match receive(&handshake.conn, &mut self.packet, &handshake.user) {
+        let step = match receive(&handshake.conn, handshake.version(), &mut self.packet, &handshake.user) {
             Ok(None) => return false,
             Ok(Some((message, mut received))) => introduce(&self.shared, handshake, message, &mut received.fds),
             Err(why) => Err(why),
@@ -304,6 +304,7 @@ impl Admitted {
             user: handshake.user,
             _claim: Some(claim),
             name: hello.name,
+            version: hello.version,
             domain,
             verdict,
             conn: handshake.conn,
@@ -375,6 +376,11 @@ impl Handshake {
         self.hello.as_ref().map_or("", |hello| &hello.name)
     }
 
+    /// The version of the protocol that both sides speak.
+    fn version(&self) -> u16 {
+        self.hello.as_ref().map_or(wire::OLDEST, |hello| hello.version)
+    }
+
     /// Its domain: the part of its tenant's, or of its user's, that it asks for.
     fn domain(&self, shared: &Shared, verdict: &Verdict) -> Result<DomainKey, DomainError> {
         let asked = self.hello.as_ref().and_then(|hello| hello.domain.as_deref());
@@ -391,7 +397,8 @@ impl Handshake {
     /// Welcomes an agent with its control page.
     fn welcome(&mut self, shared: &Shared) -> Result<(), AdmissionError> {
         self.control = Some(
-            send_control_page(&self.conn, shared.config().direct_io_seconds).map_err(AdmissionError::ControlPage)?,
+            send_control_page(&self.conn, self.version(), shared.config().direct_io_seconds)
+                .map_err(AdmissionError::ControlPage)?,
         );
         Ok(())
     }
@@ -429,7 +436,7 @@ fn hold_segment(
 
 /// Makes a control page and sends it. The page can't shrink, so that reading it is safe
 /// whatever the client does.
-fn send_control_page(conn: &Conn, direct_io: f64) -> std::io::Result<SharedMap> {
+fn send_control_page(conn: &Conn, version: u16, direct_io: f64) -> std::io::Result<SharedMap> {
     use rustix::fs::{MemfdFlags, SealFlags};
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let fd = rustix::fs::memfd_create("pageone:control", flags)?;
@@ -437,7 +444,7 @@ fn send_control_page(conn: &Conn, direct_io: f64) -> std::io::Result<SharedMap> 
     rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     let map = memfd::map_shared(&fd, wire::control::LEN).map_err(std::io::Error::other)?;
     let direct_io_ms = (direct_io * 1000.0).ceil() as u32;
-    conn.send(&wire::encode(&ToAgent::Welcome { version: wire::VERSION, direct_io_ms }), &[fd.as_fd()])?;
+    conn.send(&wire::encode(&ToAgent::Welcome { version, direct_io_ms }), &[fd.as_fd()])?;
     Ok(map)
 }
 
@@ -449,14 +456,13 @@ fn introduce(
     fds: &mut Vec<OwnedFd>,
 ) -> Result<Step, Ended> {
     match message {
-        ToDaemon::Hello { version, .. } if version != wire::VERSION => {
-            let why = HandshakeError::Version(version);
-            let _ = handshake.conn.send(&wire::encode(&ToAgent::Refused { reason: why.to_string() }), &[]);
-            return Err(why.into());
-        }
         ToDaemon::Hello { .. } if handshake.hello.is_some() => return Err(HandshakeError::HelloTwice.into()),
-        ToDaemon::Hello { domain, name, forks, .. } => {
-            handshake.hello = Some(Hello { domain, name: name.chars().take(64).collect(), forks });
+        ToDaemon::Hello { version, domain, name, forks } => {
+            let version = wire::agreed(version).map_err(|why| {
+                let _ = handshake.conn.send(&wire::encode(&ToAgent::Refused { reason: why.to_string() }), &[]);
+                HandshakeError::from(why)
+            })?;
+            handshake.hello = Some(Hello { version, domain, name: name.chars().take(64).collect(), forks });
         }
         _ if handshake.hello.is_none() => return Err(HandshakeError::NoHello.into()),
         ToDaemon::RegionAdded { region, start, len } => {
@@ -469,6 +475,7 @@ fn introduce(
         ToDaemon::RegionShrunk { .. } | ToDaemon::Discarded { .. } | ToDaemon::Report(_) | ToDaemon::Digests(_) => {}
         ToDaemon::Retained { .. } | ToDaemon::Detaching(_) | ToDaemon::DetachFailed { .. } => {}
         ToDaemon::Recycled(_) | ToDaemon::Swept(_) | ToDaemon::SegmentLeftOut { .. } => {}
+        ToDaemon::Library { .. } => {}
         ToDaemon::Pool(_) => return Err(HandshakeError::PoolTooEarly.into()),
         ToDaemon::Detached => return Err(Ended::Closed),
         ToDaemon::Ready if handshake.control.is_some() => return Err(HandshakeError::ReadyTwice.into()),

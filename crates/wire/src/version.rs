@@ -1,0 +1,126 @@
+//! Versions of the protocol: which one two builds speak with each other, and what a new one may
+//! change.
+//!
+//! A build speaks its own version and the one before. The agent says its own in
+//! [`ToDaemon::Hello`]; the daemon answers with the newest that both speak in
+//! [`ToAgent::Welcome`](crate::ToAgent::Welcome), or refuses the agent and says which side is the
+//! older. Daemons of [`FIRST`] cannot choose: they refuse every other version, so an agent that is
+//! refused at once says hello in the version before. (This ends when `OLDEST` is above `FIRST`.)
+//!
+//! Within a version nothing changes. A new version obeys these rules:
+//!
+//! * A message keeps its number, its fields, and the variants of the types in it. What is new is a
+//!   new message, at the end of its enum; `since` says its first version. A number is never used
+//!   again.
+//! * What is sent before the welcome is the same in all versions.
+//! * On a connection, only messages of its version are sent; a later one ends the connection.
+//! * A word of the control page that the other side does not write is 0, and that is safe.
+//! * The constants of this crate that bound messages and segments stay.
+//!
+//! Tests keep the bytes of every message.
+
+use std::ops::RangeInclusive;
+
+use crate::ToDaemon;
+
+/// Version of this build.
+pub const VERSION: u16 = 6;
+/// The oldest that it speaks.
+pub const OLDEST: u16 = VERSION - 1;
+/// The first that two builds of different versions can speak with each other.
+const FIRST: u16 = 5;
+
+/// An agent and a daemon that speak no version in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum VersionError {
+    /// The agent is too old.
+    #[error(
+        "its agent speaks protocol {agent}, and this daemon {} and {daemon}: start the program again, so that it loads \
+         this version's agent; until then it keeps what it has merged", daemon - 1
+    )]
+    AgentOlder {
+        /// The agent's newest version.
+        agent: u16,
+        /// The daemon's.
+        daemon: u16,
+    },
+    /// The daemon is too old.
+    #[error(
+        "its agent speaks protocol {} and {agent}, and this daemon {} and {daemon}: upgrade the daemon; until then the \
+         program keeps what it has merged", agent - 1, daemon - 1
+    )]
+    DaemonOlder {
+        /// The agent's newest version.
+        agent: u16,
+        /// The daemon's.
+        daemon: u16,
+    },
+}
+
+/// The versions that a build of this version speaks.
+fn spoken(newest: u16) -> RangeInclusive<u16> {
+    newest.saturating_sub(1).max(FIRST).min(newest)..=newest
+}
+
+fn between(agent: u16, daemon: u16) -> Result<u16, VersionError> {
+    let newest = agent.min(daemon);
+    if spoken(agent).contains(&newest) && spoken(daemon).contains(&newest) {
+        Ok(newest)
+    } else if agent < daemon {
+        Err(VersionError::AgentOlder { agent, daemon })
+    } else {
+        Err(VersionError::DaemonOlder { agent, daemon })
+    }
+}
+
+/// The version that a daemon of this build speaks with an agent of version `agent`.
+///
+/// # Errors
+///
+/// [`VersionError`]: there is none.
+pub fn agreed(agent: u16) -> Result<u16, VersionError> {
+    between(agent, VERSION)
+}
+
+impl ToDaemon {
+    /// The first version that has this message.
+    pub fn since(&self) -> u16 {
+        match self {
+            Self::Library { .. } => 6,
+            _ => FIRST,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_builds_speak_the_newest_version_that_both_know() {
+        for (agent, daemon, spoken) in [(5, 5, 5), (5, 6, 5), (6, 6, 6), (6, 7, 6), (7, 6, 6), (900, 899, 899)] {
+            assert_eq!(between(agent, daemon), Ok(spoken), "{agent} with {daemon}");
+        }
+        assert_eq!((agreed(OLDEST), agreed(VERSION), agreed(VERSION + 1)), (Ok(OLDEST), Ok(VERSION), Ok(VERSION)));
+    }
+
+    #[test]
+    fn what_is_further_apart_is_told_which_side_to_upgrade() {
+        for (agent, daemon) in [(4, 5), (3, 4), (0, 6), (5, 7), (6, 8)] {
+            assert_eq!(between(agent, daemon), Err(VersionError::AgentOlder { agent, daemon }));
+            assert_eq!(between(daemon, agent), Err(VersionError::DaemonOlder { agent: daemon, daemon: agent }));
+        }
+        assert_eq!(agreed(u16::MAX), Err(VersionError::DaemonOlder { agent: u16::MAX, daemon: VERSION }));
+        let (old, new) = (agreed(OLDEST - 1).unwrap_err().to_string(), agreed(VERSION + 2).unwrap_err().to_string());
+        assert!(old.contains("speaks protocol 4, and this daemon 5 and 6: start the program again"), "{old}");
+        assert!(new.contains("speaks protocol 7 and 8, and this daemon 5 and 6: upgrade the daemon"), "{new}");
+    }
+
+    #[test]
+    fn every_pair_of_versions_one_apart_agrees() {
+        for version in FIRST..=u16::MAX {
+            let next = version.saturating_add(1);
+            assert_eq!((between(version, next), between(next, version)), (Ok(version), Ok(version)));
+        }
+    }
+}

@@ -176,7 +176,7 @@ pub enum ToDaemon {
         /// The address of its first byte in the agent's process.
         address: u64,
     },
-    /// Which build of the library the program has loaded: it outlives upgrades. (From version 6 on.)
+    /// Which build of the library the program has loaded: it outlives upgrades. (Version 6.)
     Library {
         /// The version of its package.
         version: String,

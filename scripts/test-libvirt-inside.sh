@@ -172,13 +172,22 @@ fi
 
 # ---- denied --------------------------------------------------------------------------------------
 
+# permits_itself WHAT: whether libvirt's own rules permit it, as those of libvirt 11 do some of it.
+permits_itself() {
+    case $1 in max_map_count | userfaultfd) ;; *) return 1 ;; esac
+    grep -qhE "/$1\"? [rwk]+," /etc/apparmor.d/abstractions/libvirt-qemu /etc/apparmor.d/libvirt/*.files
+}
 # without LINE WHAT TEXT: a guest starts without this line of the rules, and its log has the text.
 without() {
     cp $rules /tmp/rules.all
     grep -vF "$1" /tmp/rules.all > $rules
     define d1 tenanta $wrapper
     holds "without the rule for $2 a guest starts" virsh -q start d1
-    holds "its log names $2" eventually 120 grep -aE "$3" $log/d1.log
+    if permits_itself "$2"; then
+        skipped "a denial of $2: libvirt's own rules permit it"
+    else
+        holds "its log names $2" eventually 120 grep -aE "$3" $log/d1.log
+    fi
     said d1
     cp /tmp/rules.all $rules
 }

@@ -4,6 +4,7 @@ use std::fs::{File, Metadata};
 use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use rustix::fs::OFlags;
 
@@ -36,12 +37,20 @@ pub(super) fn is_trusted(meta: &Metadata) -> bool {
 
 /// A manager's file. Its directory must not be writable by others either.
 pub(super) fn read(path: &Path) -> Result<String, FileError> {
+    read_since(path, None)
+}
+
+/// The same, of a directory that others may write, if the manager has written the file at this time
+/// or later: they can keep an old one, and neither change one nor make one.
+pub(super) fn read_since(path: &Path, since: Option<SystemTime>) -> Result<String, FileError> {
     let cannot = |source| FileError::io(path, source);
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = File::options().read(true).custom_flags(flags.bits() as i32).open(path).map_err(cannot)?;
     let meta = file.metadata().map_err(cannot)?;
     let directory = path.parent().map(|directory| directory.metadata()).transpose().map_err(cannot)?;
-    if !meta.is_file() || !is_trusted(&meta) || !directory.is_some_and(|directory| is_trusted(&directory)) {
+    let is_new = || since.is_some_and(|since| meta.modified().is_ok_and(|written| written >= since));
+    let may_be_there = directory.is_some_and(|directory| is_trusted(&directory)) || is_new();
+    if !meta.is_file() || !is_trusted(&meta) || !may_be_there {
         return Err(FileError::Writable { path: path.into() });
     }
     let mut bytes = Vec::new();

@@ -4,12 +4,17 @@
 //! the guest's number, name and UUID, and the metadata. A file may be stale, and its process number
 //! may belong to another process by now. So the kernel must agree: the number in the cgroup's name
 //! is the guest's, and the AppArmor label, where there is one, has its UUID.
+//!
+//! From libvirt 11 on the directory belongs to the user that guests run as: they may rename or
+//! remove libvirt's files there, and so keep one beyond its time. There a file counts only if it was
+//! written after the process had started.
 
 use std::path::Path;
 
 use roxmltree::{Document, Node, ParsingOptions};
 
 use super::file::{self, FileError, read_kernel};
+use super::process;
 use crate::config::TenantBy;
 
 /// Where libvirt keeps the state of running guests.
@@ -72,12 +77,13 @@ pub(super) struct State {
 fn state(root: &Path, pid: i32) -> Result<State, LibvirtError> {
     let directory = root.join(STATE);
     let entries = std::fs::read_dir(&directory).map_err(|e| FileError::io(&directory, e))?;
+    let started = process::started(root, pid);
     let mut why = LibvirtError::NotThere(pid);
     for entry in entries.flatten().map(|entry| entry.path()) {
         if entry.extension().is_none_or(|extension| extension != "xml") {
             continue;
         }
-        match file::read(&entry) {
+        match file::read_since(&entry, started) {
             Ok(text) => match parse(&text, pid) {
                 Some(state) => return Ok(state),
                 None => continue,

@@ -3,6 +3,7 @@
 use std::fs::metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::time::{Duration, SystemTime};
 
 use super::file::read_kernel;
 use super::{Guest, Tenant};
@@ -38,6 +39,16 @@ pub(super) fn unknown(root: &Path, pid: i32, why: &str) -> Guest {
     let mut guest = Guest::new(ManagedBy::Unknown, own(root, pid));
     guest.unknown = Some(format!("{why}; run the daemon as root"));
     guest
+}
+
+/// The time at which a process started; up to a second early, since the time of the boot is told in
+/// seconds.
+pub(super) fn started(root: &Path, pid: i32) -> Option<SystemTime> {
+    let boot = read_kernel(&root.join("proc/stat")).ok()?;
+    let boot = boot.lines().find_map(|line| line.strip_prefix("btime ")?.trim().parse().ok())?;
+    let ticks = start(&read_kernel(&root.join(format!("proc/{pid}/stat"))).ok()?)?;
+    let after = Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64);
+    SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(boot))?.checked_add(after)
 }
 
 /// When a process started, in clock ticks after boot: field 22 of `stat`. Field 2, the name, may

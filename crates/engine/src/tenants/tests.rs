@@ -1,5 +1,6 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
+use std::time::SystemTime;
 
 use proptest::prelude::*;
 
@@ -162,6 +163,16 @@ fn files_that_others_can_write_do_not_count() {
     mode(XML, 0o600);
     mode("run/libvirt/qemu", 0o777);
     assert_eq!(host.tenant(), own, "the directory");
+    // Where others may write, what was written since the process started counts.
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+    let booted = |ago: u64| host.write("proc/stat", format!("cpu 1 2\nbtime {}\n", now - 987 - ago));
+    booted(10);
+    assert_eq!(host.tenant(), format!("project:{PROJECT}"), "written ten seconds after the start");
+    mode(XML, 0o606);
+    assert_eq!(host.tenant(), own, "the file");
+    mode(XML, 0o600);
+    host.write("proc/stat", format!("btime {}\n", now));
+    assert_eq!(host.tenant(), own, "a stale file, kept there by somebody");
     mode("run/libvirt/qemu", 0o755);
     assert_eq!(host.tenant(), format!("project:{PROJECT}"));
     fs::rename(host.path(XML), host.path("elsewhere")).unwrap();

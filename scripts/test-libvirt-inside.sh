@@ -174,8 +174,12 @@ fi
 
 # permits_itself WHAT: whether libvirt's own rules permit it, as those of libvirt 11 do some of it.
 permits_itself() {
-    case $1 in max_map_count | userfaultfd) ;; *) return 1 ;; esac
-    grep -qhE "/$1\"? [rwk]+," /etc/apparmor.d/abstractions/libvirt-qemu /etc/apparmor.d/libvirt/*.files
+    case $1 in
+        max_map_count | userfaultfd) grep -qhE "/$1\"? [rwk]+," /etc/apparmor.d/abstractions/libvirt-qemu /etc/apparmor.d/libvirt/*.files ;;
+        # The device in a guest's own /dev is the guests' user's there.
+        "the device's mode") [ "$(stat -c %U "/proc/$(process d1)/root"/dev/userfaultfd)" = libvirt-qemu ] ;;
+        *) return 1 ;;
+    esac
 }
 # without LINE WHAT TEXT: a guest starts without this line of the rules, and its log has the text.
 without() {

@@ -67,6 +67,29 @@ fn what_is_added_is_added_once_and_goes_again() {
     assert_eq!([host.read(RULES), host.read(CONF)], ["  /site r,\n", STOCK]);
 }
 
+/// As under Debian 13.
+#[test]
+fn a_directory_that_it_made_goes_unless_others_put_something_there() {
+    let host = Host::new();
+    let directory = host.path(RULES).parent().unwrap().to_owned();
+    std::fs::remove_dir_all(&directory).unwrap();
+    for _ in 0..2 {
+        assert_eq!(host.setup("add"), done());
+    }
+    assert!(host.read(RULES).contains("/pagemap r,"));
+    assert_eq!(host.setup("remove"), done());
+    assert!(!directory.exists() && directory.parent().unwrap().exists());
+    assert_eq!(host.setup("add"), done());
+    write(directory.join("other"), "").unwrap();
+    assert_eq!(host.setup("remove"), done());
+    assert!(directory.join("other").exists() && !host.path(RULES).exists());
+    // One that was there before stays.
+    std::fs::remove_file(directory.join("other")).unwrap();
+    assert_eq!(host.setup("add"), done());
+    assert_eq!(host.setup("remove"), done());
+    assert!(directory.exists());
+}
+
 #[test]
 fn a_file_that_it_made_goes_unless_others_wrote_to_it() {
     let host = Host::new();

@@ -6,8 +6,8 @@
 //! is the guest's, and the AppArmor label, where there is one, has its UUID.
 //!
 //! From libvirt 11 on the directory belongs to the user that guests run as: they may rename or
-//! remove libvirt's files there, and so keep one beyond its time. There a file counts only if it was
-//! written after the process had started.
+//! remove libvirt's files there, and so keep one beyond its time. There a file counts only if it
+//! was written after the process had started.
 
 use std::path::Path;
 

@@ -7,9 +7,9 @@ MAKEFLAGS += --no-print-directory
 export FLOORS = imports widths files hosts
 
 .PHONY: demo build check test lint lint-aarch64 test-unit test-loom test-stress test-sabotage test-e2e test-functional \
-    test-hazards test-rates test-soak test-behaviour test-hostile test-kernels test-pool-medium \
-    test-pool-crashes test-kvm test-kvm-runs test-libvirt debug-kernel test-debug-kernel \
-    test-packages test-upgrade deb rpm test-tsan stress fuzz fuzz-behaviour fuzz-sabotage soak clean
+    test-hazards test-rates test-soak test-behaviour test-hostile test-kernels test-pageonefs bench-pageonefs test-pool-medium \
+    test-pool-crashes test-kvm test-kvm-runs test-libvirt bench-libvirt bench-snapshots test-selinux debug-kernel test-debug-kernel \
+    test-packages test-upgrade test-attach test-pausing pictures deb rpm test-tsan stress fuzz fuzz-behaviour fuzz-sabotage soak clean
 
 # Real guests, merged live. DEMO='--guests 8 --seconds 300' and the like are passed on.
 demo: deps-demo build
@@ -32,26 +32,28 @@ deps-%:
 check:
 	scripts/check.sh
 
+# BESIDE: functional tests that look at no process but their own, so that others may run at the same time.
+BESIDE = attach:: checkpoint:: snapshot::
 # All that CI runs. Steps that mostly wait run beside steps that mostly compute; these run at a lower priority.
 test: deps-test lint test-unit
 	$(CARGO) build --workspace
 	-@scripts/deps.sh ppr
-	scripts/side-by-side.sh '$(MAKE) test-functional' '$(MAKE) test-hazards && nice -n 5 $(MAKE) test-behaviour'
+	scripts/side-by-side.sh '$(MAKE) test-functional WHICH="$(BESIDE:%=--skip %)"' \
+	    '$(MAKE) test-hazards && $(MAKE) test-functional WHICH="$(BESIDE)" && nice -n 5 $(MAKE) test-behaviour'
 	$(MAKE) test-rates
-	scripts/side-by-side.sh '$(MAKE) test-soak' 'nice -n 5 $(MAKE) test-loom test-stress test-sabotage'
+	scripts/side-by-side.sh '$(MAKE) test-soak' 'nice -n 5 $(MAKE) test-loom test-stress test-sabotage STRESS_SECONDS=40'
 
 lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	scripts/floors.sh $(FLOORS)
 	scripts/licences.sh
-	$(MAKE) lint-aarch64
 
-# The workspace compiles for aarch64. No cross compiler is needed: nothing is linked, and no crate here has C code.
-# Without rustup and its server there is no library to check with; that is said, and no error.
+# The workspace's libraries and programs compile for aarch64. No cross compiler is needed: nothing is linked, and no crate
+# here has C code. Without rustup and its server there is no library to check with; that is said, and no error.
 AARCH64 = aarch64-unknown-linux-gnu
 lint-aarch64:
-	@if scripts/deps.sh aarch64; then $(CARGO) clippy --workspace --all-targets --target $(AARCH64) -- -D warnings; \
+	@if scripts/deps.sh aarch64; then $(CARGO) clippy --workspace --target $(AARCH64) -- -D warnings; \
 	else echo 'lint: SKIPPED: whether the workspace compiles for aarch64'; fi
 
 test-unit:
@@ -70,18 +72,18 @@ test-e2e:
 	-@scripts/deps.sh ppr
 	$(MAKE) test-functional test-hazards test-rates test-soak
 
+# WHICH: some of the tests, as libtest takes them.
 test-functional test-hazards test-rates: test-%:
-	$(CARGO) test -p e2e --test $* -- --test-threads=1
+	$(CARGO) test -p e2e --test $* -- --test-threads=1 $(WHICH)
 
 test-soak:
-	PAGEONE_SOAK_SECONDS=180 $(CARGO) test -p e2e --test soak -- --nocapture
+	PAGEONE_SOAK_SECONDS=120 $(CARGO) test -p e2e --test soak -- --nocapture
 
-# Programs that do to marked memory whatever they can, five minutes: three fixed seeds and one of the clock, which is
-# printed.
+# Programs that do to marked memory whatever they can, two minutes: two fixed seeds and one of the clock, which is printed.
 BEHAVIOUR = target/debug/pageone-behaviour-fuzz
 test-behaviour:
 	$(CARGO) build --workspace
-	$(BEHAVIOUR) --seed 1,2,3,time --seconds 75
+	$(BEHAVIOUR) --seed 1,2,time --seconds 40
 
 # Ten minutes of a client that does nothing but attack, while another user's memory is merged; and what each of its
 # attacks costs (HOSTILE_ATTACKS names some, HOSTILE_SEED repeats their order).
@@ -96,6 +98,22 @@ test-kernels: deps-test deps-kernels
 	$(CARGO) build --workspace
 	scripts/test-kernels.sh
 
+# The host's file system, host/linux/pageonefs, in guests of Debian's 6.1 and 6.12; and compared with KSM.
+test-pageonefs: deps-test deps-ppr
+	scripts/test-pageonefs.sh
+
+bench-pageonefs: deps-test deps-ppr
+	scripts/bench-pageonefs.sh
+
+# From nothing to merged guests under libvirt, in a container: what the guide's three commands take. RELEASE: trixie, too.
+RELEASE ?= bookworm
+bench-libvirt: deps-test deps-libvirt build
+	scripts/bench-libvirt.sh $(RELEASE)
+
+# How long a guest stands while it is stored, and how soon clones answer.
+bench-snapshots: deps-test build
+	$(CARGO) test --release -p e2e --test functional snapshot_figures -- --ignored --nocapture
+
 # The packages in a fresh root of Debian 12: installed, upgraded, downgraded, removed, purged. PROGRAMS: what is packed.
 PROGRAMS ?= $(or $(CARGO_TARGET_DIR),target)/debug
 test-packages: deps-test deps-packages
@@ -105,6 +123,22 @@ test-packages: deps-test deps-packages
 # The alert rules for Prometheus, with series that raise each.
 test-alerts: deps-alerts
 	scripts/test-alerts.sh
+
+# The pictures of the documents: guests are booted, and screens and a report of them drawn.
+pictures: deps-test build
+	scripts/pictures.sh $(or $(CARGO_TARGET_DIR),target)/release
+
+# 1,000 rounds of attach and detach, on a busy program and on a guest. ATTACH_ROUNDS: as many.
+ATTACH_ROUNDS ?= 1000
+test-attach: deps-test
+	$(CARGO) build --workspace
+	PAGEONE_ATTACH_ROUNDS=$(ATTACH_ROUNDS) $(CARGO) test -p e2e --test functional many_rounds_of_attach -- --test-threads=1 --nocapture
+
+# 20 rounds of unplugging and plugging the device of free pages, in guests under load. PLUG_ROUNDS: as many.
+PLUG_ROUNDS ?= 20
+test-pausing: deps-test deps-ppr
+	$(CARGO) build --workspace
+	PAGEONE_PLUG_ROUNDS=$(PLUG_ROUNDS) $(CARGO) test -p e2e --test functional comes_and_goes -- --test-threads=1 --nocapture
 
 # The daemon exchanged under running guests for that of the build before, and back. BEFORE: its commit, instead of the last one
 # with an earlier version of the protocol.
@@ -141,6 +175,11 @@ test-libvirt: deps-test deps-deb deps-libvirt
 	$(CARGO) build -p pageone -p agent -p qemu-wrapper
 	for release in $(LIBVIRT_RELEASES); do scripts/test-libvirt.sh $$release || exit 1; done
 
+# The same with SELinux, enforcing: the policy module is loaded, and a guest that libvirt confines is merged.
+test-selinux: deps-test deps-deb deps-selinux
+	$(CARGO) build -p pageone -p agent -p qemu-wrapper
+	scripts/test-libvirt.sh selinux
+
 # A kernel that checks itself, built once into the cache.
 debug-kernel: deps-debug-kernel
 	scripts/debug-kernel.sh
@@ -161,11 +200,11 @@ test-stress stress:
 
 # The fuzz targets, each for FUZZ_SECONDS; FUZZ names some of them. Findings and corpora are kept below fuzz/.
 FUZZ_SECONDS ?= 60
-FUZZ ?= sdtree decode records files catalog
+FUZZ ?= sdtree decode records files catalog recording
 fuzz: deps-fuzz $(FUZZ:%=fuzz-%)
 
 fuzz-sdtree: FUZZ_OPTIONS = -max_len=2048 -len_control=10
-fuzz-decode fuzz-records fuzz-files: FUZZ_OPTIONS = -max_len=8192 -len_control=0
+fuzz-decode fuzz-records fuzz-files fuzz-recording: FUZZ_OPTIONS = -max_len=8192 -len_control=0
 fuzz-%:
 	$(CARGO) +nightly fuzz run --target-dir target/fuzz $* -- -max_total_time=$(FUZZ_SECONDS) $(FUZZ_OPTIONS)
 

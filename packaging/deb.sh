@@ -80,6 +80,7 @@ strip "$root/usr/bin/pageone"
 put 644 packaging/pageone.service lib/systemd/system/pageone.service
 put 644 packaging/pageone-metrics.service lib/systemd/system/pageone-metrics.service
 put 644 packaging/prometheus/alerts.yml usr/share/pageone/prometheus/alerts.yml
+put 644 packaging/grafana/pageone.json usr/share/pageone/grafana/pageone.json
 mkdir -p "$root/etc/pageone"
 "$programs/pageone" config sample > "$root/etc/pageone/pageone.toml"
 chmod 644 "$root/etc/pageone/pageone.toml"
@@ -144,7 +145,7 @@ if [ -e packaging/libvirt/setup ] && [ -e "$programs/qemu-system-x86_64-pageone"
     put 644 packaging/libvirt/apparmor usr/share/pageone/libvirt/apparmor
     put 644 packaging/libvirt/qemu.conf usr/share/pageone/libvirt/qemu.conf
     put 755 packaging/libvirt/setup usr/lib/pageone/libvirt-setup
-    put 644 packaging/libvirt/selinux/pageone.te usr/share/doc/pageone-libvirt/pageone.te
+    for file in pageone.te pageone.fc; do put 644 "packaging/libvirt/selinux/$file" "usr/share/pageone/selinux/$file"; done
     put 644 packaging/libvirt/README.md usr/share/doc/pageone-libvirt/README.md
     for script in postinst prerm postrm; do
         [ ! -e "packaging/libvirt/debian/$script" ] || maintainer "packaging/libvirt/debian/$script" "$script"

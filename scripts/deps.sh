@@ -3,7 +3,7 @@
 #
 #   scripts/deps.sh build     what compiling needs
 #   scripts/deps.sh demo      what `pageone demo` needs: QEMU, busybox, a guest kernel
-#   scripts/deps.sh test      both
+#   scripts/deps.sh test      both, and what tests of the screen and of the report need: tmux, Chromium
 #   scripts/deps.sh aarch64   the standard library that `make lint` checks the workspace for aarch64 with; rustup adds it
 #   scripts/deps.sh deb       what building the Debian packages needs (`make deb`)
 #   scripts/deps.sh packages  that, and a root of Debian 12 in which they are tried (`make test-packages`)
@@ -13,6 +13,7 @@
 #   scripts/deps.sh kernels   the guest kernels to test with: Debian's 6.1 and 6.12 cloud kernels
 #   scripts/deps.sh kvm-host  the emulated host of scripts/kvm-host.sh: Debian's 6.12 with its modules
 #   scripts/deps.sh libvirt   that kernel, and Debian 12 and 13 with libvirt and AppArmor for `make test-libvirt`: images in the cache
+#   scripts/deps.sh selinux   the same with Debian 13 and SELinux, for `make test-selinux`
 #   scripts/deps.sh medium    that kernel, and what makes its file systems on failing devices (`make test-pool-medium`)
 #   scripts/deps.sh debug-kernel   what building the kernels of scripts/debug-kernel.sh needs, with Debian's source of Linux 6.12
 #   scripts/deps.sh alerts    promtool, for `make test-alerts`
@@ -109,6 +110,13 @@ deps_demo() {
     want busybox-static 'is all that a guest runs' static_busybox
     install_missing
     kernel_6_1
+}
+
+deps_screens() {
+    want tmux 'tests of `pageone top` type keys on its terminals' have tmux
+    want chromium 'tests of `pageone report` open the page in it' have chromium
+    want fonts-dejavu-core "the page's text, and terminals in pictures" test -e /usr/share/fonts/truetype/dejavu/DejaVuSansMono.ttf
+    install_missing
 }
 
 # ---- guest kernels ------------------------------------------------------------------------------
@@ -284,23 +292,30 @@ deps_kvm_host() {
 
 # ---- a host with libvirt --------------------------------------------------------------------------
 
-# libvirt_host RELEASE: Debian as its packages leave it: $cache/libvirt-RELEASE/root.img, ext4. The emulated host writes to a copy.
+# libvirt_host RELEASE [selinux]: Debian as its packages leave it: $cache/libvirt-RELEASE/root.img, ext4. The emulated host writes
+# to a copy. With `selinux` it is $cache/libvirt-RELEASE-selinux, whose files have the labels of Debian's policy.
 libvirt_host() {
-    local root=$cache/libvirt-$1 mirror packages
+    local root=$cache/libvirt-$1${2:+-$2} tree mirror packages hook=()
     packages=systemd-sysv,udev,dbus,kmod,procps,apparmor,libvirt-daemon-system,libvirt-clients,libvirt-daemon-driver-qemu,qemu-system-x86
+    if [ "${2:-}" = selinux ]; then
+        packages+=,selinux-policy-default,selinux-policy-dev,policycoreutils,semodule-utils,checkpolicy,selinux-utils,make,m4
+        # shellcheck disable=SC2016  # mmdebstrap sets it
+        hook=(--customize-hook='chroot "$1" setfiles -F /etc/selinux/default/contexts/files/file_contexts /')
+    fi
     if [ -e "$root/complete" ]; then say "$root is there"; return; fi
     [ "$(id -u)" -eq 0 ] || yours "run 'sudo scripts/deps.sh libvirt' (the image has files of several users)"
     need_debian_amd64
     scratch_dir
     debian_mirror
+    tree=$scratch/${root##*/}
     say "installs $packages from $mirror into an image, $root/root.img (nothing is installed here)"
     mmdebstrap --quiet --variant=minbase --include="$packages" --dpkgopt=path-exclude=/usr/share/doc/* \
-        --dpkgopt=path-exclude=/usr/share/locale/* --dpkgopt=path-exclude=/usr/share/man/* \
-        "$1" "$scratch/libvirt-$1" "deb [signed-by=$keyring] $mirror $1 main" ||
+        --dpkgopt=path-exclude=/usr/share/locale/* --dpkgopt=path-exclude=/usr/share/man/* "${hook[@]}" \
+        "$1" "$tree" "deb [signed-by=$keyring] $mirror $1 main" ||
         fail "cannot install libvirt from $mirror"
-    mkdir -p "$root" && /usr/sbin/mke2fs -q -t ext4 -F -d "$scratch/libvirt-$1" "$root/root.img" 4G ||
+    mkdir -p "$root" && /usr/sbin/mke2fs -q -t ext4 -F -d "$tree" "$root/root.img" 4G ||
         fail "cannot write $root/root.img: is the disk full?"
-    rm -rf "$scratch/libvirt-$1"
+    rm -rf "$tree"
     touch "$root/complete"
 }
 
@@ -309,8 +324,7 @@ deps_libvirt() {
     want e2fsprogs 'makes an image of it' test -x /usr/sbin/mke2fs
     install_missing
     deps_kvm_host
-    libvirt_host bookworm
-    libvirt_host trixie
+    for release in "$@"; do libvirt_host $release; done
 }
 
 # ---- devices that fail ----------------------------------------------------------------------------
@@ -344,7 +358,7 @@ deps_packages() {
     debian_mirror
     mkdir -p "$cache"
     say "makes a root of Debian 12 from $mirror (nothing is installed here)"
-    mmdebstrap --quiet --variant=essential --include=systemd bookworm "$cache/packages-root.tar.part" \
+    mmdebstrap --quiet --format=tar --variant=essential --include=systemd bookworm "$cache/packages-root.tar.part" \
         "deb [signed-by=$keyring] $mirror bookworm main" || fail "cannot make a root of Debian 12 from $mirror"
     mv "$cache/packages-root.tar.part" "$cache/packages-root.tar"
 }
@@ -417,7 +431,7 @@ deps_fuzz() {
 case ${1:-} in
     build) deps_build ;;
     demo) deps_demo ;;
-    test) deps_build; deps_demo ;;
+    test) deps_build; deps_demo; deps_screens ;;
     aarch64) deps_aarch64 ;;
     bench) deps_build; deps_bench ;;
     fuzz) deps_build; deps_fuzz ;;
@@ -426,7 +440,8 @@ case ${1:-} in
     deb) deps_build; deps_deb ;;
     packages) deps_packages ;;
     kvm-host) deps_demo; deps_kvm_host ;;
-    libvirt) deps_demo; kernel_6_1; deps_libvirt ;;
+    libvirt) deps_demo; kernel_6_1; deps_libvirt bookworm trixie ;;
+    selinux) deps_demo; kernel_6_1; deps_libvirt 'trixie selinux' ;;
     alerts) deps_alerts ;;
     medium) deps_demo; deps_medium ;;
     debug-kernel) deps_debug_kernel ;;

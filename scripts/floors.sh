@@ -27,8 +27,8 @@ floors() {
 
 # The crates from the top down: each depends only on crates of lower lines.
 crates() {
-    printf '%s\n' 'e2e bench-system bench-structures' 'pageone qemu-wrapper bench-common' 'engine agent checkpoint estimate testguest pageone-vmm' \
-        'control mpool track one' 'wire ppr sdtree dirty governor' kmem
+    printf '%s\n' 'e2e bench-system bench-structures' 'pageone qemu-wrapper bench-common' snapshot 'engine agent attach checkpoint estimate testguest pageone-vmm monitor' \
+        'control mpool track one' 'wire ppr qmp sdtree dirty governor' kmem
 }
 
 # FILE LINE USER USED lines in; those that do not go down the table on file descriptor 3 come out.

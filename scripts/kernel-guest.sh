@@ -75,7 +75,8 @@ clock() {
 }
 
 # boot NAME KERNEL LIMIT PARAMETERS: runs a guest for at most LIMIT seconds. Its console goes to standard output. Returns 0
-# if all tests passed and its kernel is well.
+# if all tests passed and its kernel is well. `devices` are more options of QEMU's.
+devices=()
 boot() {
     local name=$1 kernel=$2 limit=$3 parameters="$(clock) $4" started=$SECONDS shown code=0 complaints why
     echo "$lane: $name"
@@ -85,7 +86,7 @@ boot() {
         -object memory-backend-ram,size=2G,id=ram0 -object memory-backend-ram,size=2G,id=ram1 \
         -numa node,memdev=ram0,cpus=0 -numa node,memdev=ram1,cpus=1 \
         -kernel "$kernel" -initrd "$work/initrd" -append "console=ttyS0 quiet panic=-1 no_timer_check mitigations=off $parameters" \
-        -nodefaults -no-user-config -no-reboot -display none -serial "file:$work/console" -monitor none < /dev/null &
+        -nodefaults -no-user-config -no-reboot -display none -serial "file:$work/console" -monitor none "${devices[@]}" < /dev/null &
     qemu=$!
     # Each line as it comes, with the seconds since the guest's start.
     tail -n +1 -s 0.2 -f --pid="$qemu" "$work/console" | while IFS= read -r line || [ -n "$line" ]; do

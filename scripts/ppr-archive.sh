@@ -16,7 +16,7 @@ busybox=$(command -v busybox)
 root=$(mktemp -d /tmp/ppr-archive.XXXXXX)
 trap 'rm -rf "$root"' EXIT
 # Whatever goes in; an archive that is there under this name is up to date.
-inputs=$(cat guest/load/* guest/linux/ppr/* scripts/ppr-archive.sh scripts/ppr-module.sh "$busybox" | cksum | tr -d ' ')
+inputs=$(cat guest/load/* guest/linux/ppr/* scripts/ppr-archive.sh scripts/module.sh "$busybox" | cksum | tr -d ' ')
 found=0
 for kernel in "$cache"/kernels/*/vmlinuz; do
     version=$(basename "$(dirname "$kernel")")
@@ -31,7 +31,7 @@ for kernel in "$cache"/kernels/*/vmlinuz; do
         cp guest/load/init "$root/init"
         chmod 755 "$root/init"
         cp "$cache/kernels/$version/modules/virtio"*.ko "$root/modules/"
-        scripts/ppr-module.sh "$version" "$root/modules" || fail "no module for $version"
+        scripts/module.sh ppr "$version" "$root/modules" || fail "no module for $version"
         # `pageone demo --ppr` takes it from there.
         cp "$root/modules/ppr.ko" "$cache/kernels/$version/modules/ppr.ko"
         mknod "$root/dev/console" c 5 1

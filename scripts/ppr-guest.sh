@@ -21,7 +21,7 @@ cleanup() {
 trap cleanup EXIT
 trap 'exit 130' INT TERM
 
-scripts/ppr-module.sh "$version" "$work/module"
+scripts/module.sh ppr "$version" "$work/module"
 root=$work/root
 mkdir -p "$root"/{bin,proc,sys,dev,tmp}
 cp "$(command -v busybox)" "$root/bin/busybox"

@@ -125,6 +125,38 @@ holds 'the configuration stays' test -e "$root/etc/pageone/pageone.toml"
 holds 'they are purged' dpkg_inside -P $names
 files > "$work/after"
 holds 'a purge leaves nothing' diff "$work/before" "$work/after"
+
+# The RPMs, in another copy of the root: no RPM system is here, so what they require is not installed by any.
+if command -v rpmbuild > /dev/null && [ -e "$programs/qemu-system-x86_64-pageone" ]; then
+    holds 'the RPMs are built' env RPM_OUT="$work/rpm" packaging/rpm.sh "$programs"
+    host=("$work"/rpm/pageone-[0-9]*.rpm) guests=("$work"/rpm/pageone-libvirt-*.rpm)
+    contains() { rpm -qlp "$1" | grep -xF "$2"; }
+    for file in /usr/bin/pageone /usr/lib/pageone/libpageone_agent.so /usr/lib/systemd/system/pageone.service /etc/pageone/pageone.toml \
+        /usr/share/man/man1/pageone-attach.1.gz; do
+        holds "the RPM has $file" contains "${host[0]}" "$file"
+    done
+    for file in /usr/bin/qemu-system-x86_64-pageone /usr/lib/udev/rules.d/60-pageone-userfaultfd.rules /usr/share/pageone/selinux/pageone.te; do
+        holds "the RPM for libvirt has $file" contains "${guests[0]}" "$file"
+    done
+    requires() { rpm -qp --requires "$1" | grep "$2"; }
+    holds 'the RPM requires the C library' requires "${host[0]}" '^libc\.so\.6'
+    holds 'the RPM for libvirt requires the other' requires "${guests[0]}" "^pageone = $old-1\$"
+    holds 'the configuration is kept' sh -c "rpm -qp --configfiles '${host[0]}' | grep -qx /etc/pageone/pageone.toml"
+    rm -rf "$work/rpmroot" && mkdir "$work/rpmroot" && tar -xf "$cache/packages-root.tar" -C "$work/rpmroot" --exclude='./dev/*'
+    mknod -m 666 "$work/rpmroot/dev/null" c 1 3
+    mkdir -p "$work/rpmroot/etc/libvirt" && : > "$work/rpmroot/etc/libvirt/qemu.conf"
+    in_root() { rpm --root "$work/rpmroot" --dbpath /var/lib/rpm --noplugins "$@"; }
+    holds 'the RPMs install' in_root --nodeps -i "${host[@]}" "${guests[@]}"
+    holds 'pageone of the RPM runs' chroot "$work/rpmroot" pageone --version
+    holds 'libvirt gives guests the device' grep -q /dev/userfaultfd "$work/rpmroot/etc/libvirt/qemu.conf"
+    # The wrapper was touched, as when QEMU is upgraded.
+    holds 'what is there is what was packed in the RPMs' in_root --nodeps --nomtime -V pageone pageone-libvirt
+    holds 'the RPMs go' in_root -e pageone-libvirt pageone
+    holds "libvirt's file is as it was" not test -s "$work/rpmroot/etc/libvirt/qemu.conf"
+    holds 'nothing of the RPMs stays' not test -e "$work/rpmroot/usr/lib/pageone"
+else
+    skipped 'the RPMs (there is no rpmbuild, package rpm, or no qemu-system-x86_64-pageone)'
+fi
 if command -v lintian > /dev/null; then
     holds 'lintian finds no error' lintian --fail-on error --suppress-tags bad-distribution-in-changes-file "$work"/old/*.deb
 else

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a test helper fails by panicking")]
 
 pub mod assault;
+pub mod qmp;
 pub mod user;
 
 use std::io::{BufRead, BufReader, Lines, Write};
@@ -12,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
+pub use qmp::Qmp;
 use serde_json::Value;
 
 /// Finds a program (or library) of this build.
@@ -85,7 +87,11 @@ impl Daemon {
 
     /// The same, with all lines of the configuration.
     pub fn with_settings(args: &[&str], lines: &str) -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        Self::within(tempfile::tempdir().unwrap(), args, lines)
+    }
+
+    /// The same, in this directory.
+    pub fn within(dir: tempfile::TempDir, args: &[&str], lines: &str) -> Self {
         let config = dir.path().join("config.toml");
         std::fs::write(&config, lines).unwrap();
         let mut args: Vec<String> = args.iter().map(|a| a.to_string()).collect();

@@ -37,6 +37,22 @@ pub fn become_user(uid: u32) -> io::Result<()> {
     }
 }
 
+/// Runs `act` as this user, on a thread of its own: connections that it makes are that user's.
+///
+/// # Panics
+///
+/// When the caller is not root.
+pub fn as_user<T: Send>(uid: u32, act: impl FnOnce() -> T + Send) -> T {
+    let act = move || {
+        // SAFETY: the call takes numbers. Past the C library, it changes this thread only, which
+        // ends.
+        let changed = unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) };
+        assert_eq!(changed, 0, "{}", io::Error::last_os_error());
+        act()
+    };
+    std::thread::scope(|scope| scope.spawn(act).join().unwrap())
+}
+
 /// All threads of the calling process become this user for good, as a program does that has opened
 /// what it needs. From then on the process may not look at itself in `/proc`.
 ///

@@ -20,7 +20,7 @@ use bench_common::{own_program, report};
 use clap::{Parser, Subcommand};
 
 use crate::harness::hold;
-use crate::questions::{checkpoint, estimate, governor, guests, idle, kvm, merge, ppr, start, steady};
+use crate::questions::{checkpoint, estimate, governor, guests, idle, kvm, merge, ppr, scrape, see, start, steady};
 
 /// Measures PageONE and its rivals.
 #[derive(Parser)]
@@ -56,8 +56,12 @@ enum Bench {
     Estimate,
     /// Guests whose free pages are taken back; rivals: nothing, KSM, free page reporting
     Ppr(ppr::Options),
+    /// What a scrape of the metrics costs, and a status, with 64 clients
+    Scrape,
     /// How much later QEMU answers when libvirt's wrapper starts it
     Start,
+    /// What `pageone top` and `record` cost with 64 clients; an hour's recording, and jumps in it
+    See(see::Options),
     /// Guests stored in a pool while they run
     Checkpoint(checkpoint::Options),
     /// What governing KSM costs and holds; rivals: static settings, the kernel's advisor, ksmtuned
@@ -96,6 +100,8 @@ fn run(cli: &Cli) -> Result<()> {
         Bench::Kvm(ref options) => kvm::run(options, cli.quick)?,
         Bench::Estimate => estimate::run(cli.quick)?,
         Bench::Ppr(ref options) => ppr::run(options, cli.quick)?,
+        Bench::See(ref options) => see::run(options, cli.quick)?,
+        Bench::Scrape => scrape::run(cli.quick)?,
         Bench::Start => start::run(cli.quick)?,
         Bench::Checkpoint(ref options) => checkpoint::run(options, cli.quick)?,
         Bench::Governor(ref options) => governor::run(options, cli.quick)?,

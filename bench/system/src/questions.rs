@@ -8,5 +8,7 @@ pub(crate) mod idle;
 pub(crate) mod kvm;
 pub(crate) mod merge;
 pub(crate) mod ppr;
+pub(crate) mod scrape;
+pub(crate) mod see;
 pub(crate) mod start;
 pub(crate) mod steady;

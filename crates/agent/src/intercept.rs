@@ -3,16 +3,22 @@
 //! ```text
 //! descriptors ─▶ the program's `close` and `dup2` pass over the agent's own
 //! interpose ─▶ watch (is it managed?) ─▶ guard ─▶ window
+//!     ├──────▶ private (a file that is not mapped: private memory in its place)
 //!     ├──────▶ mark ─▶ probe, start (service)
 //!     ├◀────── many (process_madvise(2), range by range)
 //!     └──────▶ torn (in a child whose tables cannot be used)
+//! late ─▶ tables (a program that runs already calls the agent from now on)
+//!     └──▶ probe, mark, start (service)
 //! ```
 
 pub(crate) mod descriptors;
 pub(crate) mod guard;
 pub(crate) mod interpose;
+pub(crate) mod late;
 pub(crate) mod many;
 pub(crate) mod mark;
 pub(crate) mod next;
+pub(crate) mod private;
 pub(crate) mod probe;
+pub(crate) mod tables;
 pub(crate) mod torn;

@@ -8,6 +8,7 @@ pub(crate) mod globals;
 pub(crate) mod heap;
 pub(crate) mod kept;
 pub(crate) mod ksm;
+pub(crate) mod late;
 pub(crate) mod lineage;
 pub(crate) mod lock;
 pub(crate) mod log;

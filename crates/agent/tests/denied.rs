@@ -80,6 +80,27 @@ fn what_is_denied_is_named_once_with_the_remedy() {
     }
 }
 
+/// As QEMU's `-sandbox`, or systemd's `SystemCallFilter=`, that leaves out what the agent needs.
+#[test]
+fn a_filter_of_system_calls_is_named_once() {
+    if !can_confine() {
+        return;
+    }
+    for call in [libc::SYS_ioctl, libc::SYS_socketpair, libc::SYS_clone3, libc::SYS_openat] {
+        let (mut daemon, mut program) = confined(0);
+        assert_eq!(program.ask(&format!("refuse {call}")), "0");
+        for _ in 0..3 {
+            program.ask("mark");
+        }
+        let told = sentence(&mut program);
+        println!("{told}");
+        let is_named = told.contains("memory is not merged: ") && told.contains("sandbox");
+        assert!(is_named && told.contains("a filter of system calls"), "{call}: {told}");
+        assert_eq!(program.ask(&format!("check 0 {PAGES}")), "0");
+        daemon.close();
+    }
+}
+
 #[test]
 fn a_daemon_that_may_not_be_reached_is_named_once() {
     if !can_confine() {

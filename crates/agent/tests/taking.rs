@@ -272,8 +272,11 @@ fn pages_are_taken_unseen_only_where_they_can_be_read_and_come_back_where_they_d
     assert!(first[3..].iter().all(|(_, outcome)| *outcome == Outcome::Differs), "{first:?}");
     assert_eq!(program.ask("raw-protect 396 2 0"), "0");
     let second = left(&mut daemon, store.runs(300..512));
-    let unreadable = [(396, Outcome::Unreadable), (397, Outcome::Unreadable)];
-    assert_eq!(second, [(310, Outcome::Differs), unreadable[0], unreadable[1]]);
+    // A window that ran out of time leaves the rest to another one, which looks at other pages:
+    // then these cannot be taken, as 98 to 100.
+    let either = [[Outcome::Unreadable; 2], [Outcome::Failed; 2]];
+    let expected = either.map(|[a, b]| [(310, Outcome::Differs), (396, a), (397, b)]);
+    assert!(expected.iter().any(|these| second == these), "{second:?}");
     for (page, len) in [(98, 3), (396, 2)] {
         assert_eq!(program.ask(&format!("raw-protect {page} {len} 3")), "0");
     }

@@ -11,13 +11,18 @@
 //! [`index`], and then compared with the pool's page byte by byte (`pages`); only this comparison
 //! decides.
 //!
+//! Beside a checkpoint lie bytes of its owner's, if it has any: a guest's devices, for example
+//! (`attached`).
+//!
 //! *Damage.* mpool detects bytes that differ from what was written. The catalogue checks its
 //! records against the mblocks before it uses them. A damaged checkpoint is an error that says so;
 //! the others remain readable. A catalogue that has lost records is never changed, because an
 //! mblock without a record may be needed. A page of the pool that cannot be read is stored again.
 
+mod attached;
 mod check;
 mod error;
+mod image;
 pub mod index;
 mod list;
 mod map;
@@ -41,6 +46,7 @@ pub use error::{
     BeginError, CatalogDamage, FindError, Finding, Flaw, OpenError, PageFlaw, ReadError, RemoveError, RepackError,
     StoreError, Warning,
 };
+pub use image::Image;
 use index::{Index, Limits, Run};
 use list::{Entry, FORMAT, List, Needs, encode};
 pub use repack::Repacked;
@@ -129,7 +135,7 @@ impl Catalog {
     /// Those of [`Catalog::open`].
     pub fn open_with(pool: &Pool, limits: Limits) -> Result<Self, OpenError> {
         let mut mdc = pool.mdc_open(ROOT_MDC).map_err(StoreError::from)?;
-        let List { data, checkpoints, runs, covered, format, damage } = List::read(&mut mdc)?;
+        let List { data, checkpoints, attached, runs, covered, format, damage } = List::read(&mut mdc)?;
         let empty = mdc.usage() < EMPTY_BELOW && pool.mblocks().is_empty();
         if format != Some(FORMAT) && (format.is_some() || !(empty || damage.is_some())) {
             return Err(OpenError::Format);
@@ -138,7 +144,7 @@ impl Catalog {
             let first = encode(&[Entry::Format(FORMAT)])?;
             mdc.append(&[&first[0]], true).map_err(StoreError::from)?;
         }
-        let view = View { pool: pool.clone(), data, checkpoints, damage };
+        let view = View { pool: pool.clone(), data, checkpoints, attached, damage };
         Ok(Self { mdc, view, runs, covered, index: None, limits })
     }
 
@@ -178,6 +184,8 @@ impl Catalog {
         let mut entries = vec![Entry::Format(FORMAT)];
         let data: Vec<(u64, u32)> = self.data.iter().map(|(&id, data)| (id, data.pages)).collect();
         entries.extend(data.chunks(IN_RECORD).map(|some| Entry::Data(some.to_vec())));
+        let attached = |c: &Checkpoint| Some(Entry::Attached(c.number, self.attached.get(&c.number)?.clone()));
+        entries.extend(self.checkpoints.iter().filter_map(attached));
         entries.extend(self.checkpoints.iter().map(|c| Entry::Checkpoint(c.clone(), c.needs.clone())));
         entries.push(Entry::Index(self.runs.clone(), self.covered));
         let records = encode(&entries)?;

@@ -30,13 +30,13 @@ mod source;
 mod take;
 
 pub use catalog::{
-    BeginError, Catalog, CatalogDamage, Checkpoint, FindError, Finding, Flaw, Held, OpenError, PageFlaw, PutOff,
+    BeginError, Catalog, CatalogDamage, Checkpoint, FindError, Finding, Flaw, Held, Image, OpenError, PageFlaw, PutOff,
     ReadError, RemoveError, RepackError, Repacked, Store, StoreError, Usage, View, Warning, Writer, hash, index,
 };
 pub use guard::GuardError;
 pub use restore::RestoreError;
 pub use source::{Source, SourceError};
-pub use take::{Changes, Frozen, Options, Phases, TakeError, Taken, take};
+pub use take::{ByStopping, Changes, Frozen, Halt, Options, Phases, TakeError, Taken, take};
 
 /// An error and its causes, as one line.
 fn chain(error: &dyn std::error::Error) -> String {

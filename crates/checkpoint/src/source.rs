@@ -139,6 +139,8 @@ pub struct Source {
     process: PidFd,
     /// Whether the kernel notes writes.
     tracked: bool,
+    /// What else there is does not count.
+    within: Range,
 }
 
 impl Source {
@@ -149,6 +151,14 @@ impl Source {
     /// If the process cannot be opened, another checkpoint of it is being taken, or it has no
     /// memory to store.
     pub fn open(pid: i32) -> Result<Self, SourceError> {
+        Self::open_within(pid, Range::new(0, usize::MAX & !(PAGE_SIZE - 1)))
+    }
+
+    /// Opens a process, as [`Source::open`] does, of which only this part of its memory counts.
+    ///
+    /// # Errors
+    /// Those of [`Source::open`].
+    pub fn open_within(pid: i32, within: Range) -> Result<Self, SourceError> {
         let process = PidFd::open(pid).map_err(|source| SourceError::NoProcess { pid, source })?;
         let pagemap = Pagemap::open(pid).map_err(|source| SourceError::Pagemap { pid, source })?;
         let start = Instant::now();
@@ -168,6 +178,7 @@ impl Source {
             pagemap,
             process,
             tracked: false,
+            within,
         };
         source.find()?;
         Ok(source)
@@ -224,7 +235,7 @@ impl Source {
 
     /// Reads the mappings: the regions, and the parts of them that map files.
     fn find(&mut self) -> Result<(), SourceError> {
-        let (pid, pagemap) = (self.pid, &self.pagemap);
+        let (pid, pagemap, within) = (self.pid, &self.pagemap, self.within);
         let tracked = |range: Range| {
             let query = Query { required: Categories::WPALLOWED, ..Query::default() };
             let mut found = false;
@@ -239,11 +250,12 @@ impl Source {
         };
         procfs::for_each_map(Some(pid), |line| {
             files.extend(FileMap::of(line));
+            let Some(range) = line.range.intersect(&within) else { return };
             let usual = line.perms.read && line.perms.write && !line.path.starts_with("/dev/");
-            if usual && !line.perms.shared && tracked(line.range) {
-                join(&mut client, line.range);
-            } else if usual && line.range.len >= LEAST {
-                join(&mut others, line.range);
+            if usual && !line.perms.shared && tracked(range) {
+                join(&mut client, range);
+            } else if usual && range.len >= LEAST {
+                join(&mut others, range);
             }
         })
         .map_err(|source| SourceError::Mappings { pid, source })?;

@@ -5,7 +5,7 @@ mod running;
 mod store;
 
 use std::ffi::OsString;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dirty::{DirtyTree, NewError};
 
@@ -54,6 +54,56 @@ pub trait Frozen {
     fn lasted(&self) -> Result<bool, Box<dyn std::error::Error + Send + Sync>>;
 }
 
+/// What stands still with the process during the pause: a guest's devices, for example.
+pub trait Halt {
+    /// Brings it to a stand, before the process is stopped and the last pages are copied. If the
+    /// process's mappings change in the pause, it is let go on, and is halted once more.
+    ///
+    /// # Errors
+    /// If it cannot be brought to a stand. Then it goes on.
+    fn halt(&mut self) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
+
+    /// Lets it go on, when the process runs again.
+    ///
+    /// # Errors
+    /// If it does not go on.
+    fn go_on(&mut self) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
+}
+
+/// Nothing stands still but the process, which is stopped by a signal.
+pub struct ByStopping;
+
+impl Halt for ByStopping {
+    fn halt(&mut self) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        Ok(())
+    }
+
+    fn go_on(&mut self) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        Ok(())
+    }
+}
+
+/// It stands still until this is dropped.
+struct Halted<'a>(Option<&'a mut dyn Halt>);
+
+impl<'a> Halted<'a> {
+    fn begin(halt: &'a mut dyn Halt) -> Result<Self, TakeError> {
+        halt.halt().map_err(TakeError::Halt)?;
+        Ok(Self(Some(halt)))
+    }
+
+    fn end(mut self) -> Result<(), TakeError> {
+        self.0.take().map_or(Ok(()), Halt::go_on).map_err(TakeError::Halt)
+    }
+}
+
+impl Drop for Halted<'_> {
+    fn drop(&mut self) {
+        // The error that led here says more.
+        let _ = self.0.take().map(Halt::go_on);
+    }
+}
+
 /// Why a checkpoint was not taken.
 #[derive(Debug, thiserror::Error)]
 pub enum TakeError {
@@ -100,6 +150,9 @@ pub enum TakeError {
     /// The agent is changing mappings of a process that is stopped for the whole time.
     #[error("the agent is changing mappings: take the checkpoint again")]
     AgentAtWork,
+    /// What is to stand still with the process does not, or does not go on.
+    #[error(transparent)]
+    Halt(Box<dyn std::error::Error + Send + Sync>),
     /// The daemon cannot be asked.
     #[error(transparent)]
     Freeze(Box<dyn std::error::Error + Send + Sync>),
@@ -141,6 +194,7 @@ pub fn take(
     options: &Options,
     source: &mut Source,
     frozen: &dyn Frozen,
+    halt: &mut dyn Halt,
     writer: &mut Writer<'_>,
     phases: &mut Phases,
     warn: &mut dyn FnMut(&Warning),
@@ -149,9 +203,9 @@ pub fn take(
     source.find_at_rest(!source.is_tracked() || frozen.is_held())?;
     writer.set_pages(source.pages() as usize);
     let taken = if options.stop {
-        take_stopped(options, source, writer, warn)?
+        take_stopped(options, source, halt, writer, warn)?
     } else {
-        running::take(options, source, frozen.changes(), writer, phases, warn)?
+        running::take((options, halt), source, frozen.changes(), writer, phases, warn)?
     };
     if !frozen.lasted().map_err(TakeError::Freeze)? {
         return Err(TakeError::Interfered);
@@ -167,11 +221,14 @@ fn set(source: &Source) -> Result<DirtyTree, NewError> {
 fn take_stopped(
     options: &Options,
     source: &Source,
+    halt: &mut dyn Halt,
     writer: &mut Writer<'_>,
     warn: &mut dyn FnMut(&Warning),
 ) -> Result<Taken, TakeError> {
     let mut guard = Guard::start(&options.guard, &source.to_resume())?;
     guard.ready()?;
+    let start = Instant::now();
+    let halted = Halted::begin(halt)?;
     let stopped = source.stop()?;
     if source.is_tracked() && !source.is_all_tracked()? {
         return Err(TakeError::AgentAtWork);
@@ -179,5 +236,7 @@ fn take_stopped(
     let all = set(source)?;
     source.populated(&source.files()?, &all)?;
     let in_pause = store::store(source, &all, writer, warn)?.pages;
-    Ok(Taken { pause: stopped.resume(), rounds: 0, in_pause, unchanged: 0, written: None })
+    drop(stopped);
+    halted.end()?;
+    Ok(Taken { pause: start.elapsed(), rounds: 0, in_pause, unchanged: 0, written: None })
 }

@@ -12,6 +12,7 @@ use crate::SOCKET;
 use crate::dirty::DirtyStatus;
 use crate::protocol::{Answer, ChangeLog, MAX_MARK, Mark, NOT_A_REQUEST, Request};
 use crate::server::{DETACH_TIMEOUT, TIMEOUT};
+use crate::sharing::{ClientMap, SharingMatrix};
 use crate::status::Status;
 
 /// How long to wait for another checkpoint's freeze to end: a checkpoint that was killed keeps the
@@ -119,6 +120,30 @@ pub fn dirty(directories: &[PathBuf], pids: &[i32]) -> Result<Vec<DirtyStatus>, 
     }
 }
 
+/// A map of a client's memory, by the state of its pages.
+///
+/// # Errors
+///
+/// When no daemon answers, or the process is not its client.
+pub fn map(directories: &[PathBuf], pid: i32) -> Result<ClientMap, Error> {
+    match ask(directories, &Request::Map(pid))? {
+        Answer::Map(map) => Ok(*map),
+        other => Err(other.into()),
+    }
+}
+
+/// Who shares with whom. Takes the daemon up to a second on a large host.
+///
+/// # Errors
+///
+/// When no daemon answers.
+pub fn sharing(directories: &[PathBuf]) -> Result<SharingMatrix, Error> {
+    match ask(directories, &Request::Sharing)? {
+        Answer::Sharing(matrix) => Ok(*matrix),
+        other => Err(other.into()),
+    }
+}
+
 /// Detaches a client. Returns when its memory is unmerged, and how many pages stay in mappings of
 /// the store because they are pinned or written all the time. `waits` is told how many pages cool
 /// down, and for how many seconds at most.
@@ -141,6 +166,33 @@ pub fn detach(directories: &[PathBuf], pid: i32, mut waits: impl FnMut(u64, u64)
             Answer::Detached(pages_retained) => return Ok(pages_retained),
             other => return Err(other.into()),
         }
+    }
+}
+
+/// Unplugs the device in which a client's guest marks its free pages. Returns when the guest can be
+/// saved and migrated.
+///
+/// # Errors
+///
+/// When no daemon answers, the process is not its client or has no such device, or its guest does
+/// not let go of it.
+pub fn pause(directories: &[PathBuf], pid: i32) -> Result<(), Error> {
+    done(ask(directories, &Request::Pause(pid))?)
+}
+
+/// Plugs it in again.
+///
+/// # Errors
+///
+/// As [`pause`].
+pub fn resume(directories: &[PathBuf], pid: i32) -> Result<(), Error> {
+    done(ask(directories, &Request::Resume(pid))?)
+}
+
+fn done(answer: Answer) -> Result<(), Error> {
+    match answer {
+        Answer::Done => Ok(()),
+        other => Err(other.into()),
     }
 }
 

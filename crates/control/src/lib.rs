@@ -19,18 +19,25 @@ pub mod metrics;
 pub mod server;
 
 mod dirty;
+mod histogram;
 mod openmetrics;
 mod protocol;
+mod sharing;
 mod status;
 mod table;
 mod text;
 
 pub use dirty::{DirtyStatus, Heat, Window};
+pub use histogram::{BOUNDS, Histogram};
 pub use metrics::{Kind, Metric, Scope, Unit, Value};
 pub use openmetrics::{CONTENT_TYPE, openmetrics};
 pub use protocol::ChangeLog;
 pub use server::{DetachStep, Detaching, Freeze, Handler, Refusal};
-pub use status::{ClientStatus, DomainStatus, GovernorStatus, RecycleStatus, RefusedStatus, Source, Status};
+pub use sharing::{
+    Cell, ClientMap, Content, DomainSharing, HotRange, MOST_CELLS, MOST_CONTENTS, MOST_HOT, MOST_SHARERS, Pair,
+    RegionMap, Sharer, SharingMatrix,
+};
+pub use status::{ClientStatus, DomainStatus, GovernorStatus, RecycleStatus, RefusedStatus, Source, Status, Why};
 pub use table::{ClientMetrics, DomainMetrics, GovernorMetrics, HostMetrics, METRICS, RecyclerMetrics};
 
 /// Name of the control socket in the daemon's directory.

@@ -38,8 +38,12 @@ pub enum Unit {
     Pages,
     /// Pages a second.
     PagesPerSecond,
+    /// Bytes a second.
+    BytesPerSecond,
     /// Percent of one CPU.
     Percent,
+    /// A part of the whole, from 0 to 1.
+    Ratio,
     /// A number of things that the name says.
     Count,
     /// Yes (1) or no (0).
@@ -222,7 +226,10 @@ macro_rules! metrics {
     };
     (@struct $struct:ident $of:literal $($fields:tt)*) => {
         #[doc = concat!("The metrics of ", $of, ".")]
+        ///
+        /// A metric that a daemon of another build does not tell is 0, or has no value.
         #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+        #[serde(default)]
         pub struct $struct { $($fields)* }
     };
 

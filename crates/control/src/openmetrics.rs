@@ -11,6 +11,8 @@
 //! agent_cpu_seconds, daemon_…         pageone_cpu_seconds_total{part="agent"}
 //! cpu_percent of the governor         pageone_governor_cpu_ratio
 //! window_max_us of a client           pageone_client_window_max_seconds
+//! mappings, mappings_limit            pageone_client_maps, pageone_client_maps_limit
+//! writer_stall                        pageone_writer_stall_seconds, a histogram
 //! ```
 //!
 //! The label is `sharing_domain`, since exporters for libvirt call a guest a `domain`. At most
@@ -29,6 +31,7 @@ use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
+use crate::histogram::Histogram;
 use crate::metrics::{Kind, Metric, Unit, Value};
 use crate::status::{ClientStatus, DomainStatus, Source, Status};
 
@@ -49,19 +52,31 @@ struct Family {
     samples: Vec<(Labels, f64)>,
 }
 
-#[derive(Debug)]
-struct Families(BTreeMap<String, Family>);
+/// All histograms of one name.
+#[derive(Debug, Default)]
+struct HistogramFamily {
+    help: &'static str,
+    samples: Vec<(Labels, Histogram)>,
+}
+
+#[derive(Debug, Default)]
+struct Families {
+    values: BTreeMap<String, Family>,
+    histograms: BTreeMap<&'static str, HistogramFamily>,
+}
 
 /// The text of a daemon's status. `version`: of the program that asks.
 pub fn openmetrics(status: &Status, version: &str) -> String {
-    let mut families = Families(BTreeMap::new());
+    let mut families = Families::default();
     families.add(
         "pageone_build_info",
         Kind::Gauge,
-        "The version of the exporter.",
-        vec![("version", version.into())],
+        "The version of the exporter, and that of the daemon.",
+        vec![("version", version.into()), ("daemon", status.version.clone())],
         1.0,
     );
+    let stalls = "How long writers can have waited in merge windows.";
+    families.add_histogram("pageone_writer_stall_seconds", stalls, Vec::new(), &status.writer_stall);
     let mut domains: Vec<_> = status.domains.iter().collect();
     domains.sort_by_key(|domain| std::cmp::Reverse(domain.metrics.store_bytes));
     let mut clients: Vec<_> = status.clients().collect();
@@ -97,6 +112,8 @@ pub fn openmetrics(status: &Status, version: &str) -> String {
             let help = "Whether nothing of the client is merged at present.";
             let refused = u8::from(client.refused.is_some());
             families.add("pageone_client_refused", Kind::Gauge, help, of_client(domain, client), refused.into());
+            let labels = of_client(domain, client);
+            families.add_histogram("pageone_client_writer_stall_seconds", stalls, labels, &client.writer_stall);
         }
     }
     let mut registry = Registry::default();
@@ -121,7 +138,12 @@ fn of_client(domain: &DomainStatus, client: &ClientStatus) -> Labels {
 impl Families {
     fn add(&mut self, name: &str, kind: Kind, help: impl Into<Cow<'static, str>>, labels: Labels, value: f64) {
         let new = || Family { kind, help: help.into(), samples: Vec::new() };
-        self.0.entry(name.to_owned()).or_insert_with(new).samples.push((labels, value));
+        self.values.entry(name.to_owned()).or_insert_with(new).samples.push((labels, value));
+    }
+
+    fn add_histogram(&mut self, name: &'static str, help: &'static str, labels: Labels, value: &Histogram) {
+        let new = || HistogramFamily { help, samples: Vec::new() };
+        self.histograms.entry(name).or_insert_with(new).samples.push((labels, *value));
     }
 
     fn add_metric(&mut self, source: &Source<'_>, metric: &Metric, value: Value) {
@@ -135,11 +157,14 @@ impl Families {
         let (value, unit) = match (value, metric.unit) {
             (value, Unit::Microseconds) => (real(value) / 1e6, "_seconds"),
             (value, Unit::Percent) => (real(value) / 100.0, "_ratio"),
+            (value, Unit::Ratio) => (real(value), "_ratio"),
             (value, Unit::Bytes) => (real(value), "_bytes"),
             (value, _) => (real(value), ""),
         };
         let base = metric.name.trim_end_matches("_total").trim_end_matches("_us");
-        let base = base.trim_end_matches("_percent").trim_end_matches("_bytes");
+        let base = base.trim_end_matches("_percent").trim_end_matches("_bytes").trim_end_matches("_ratio");
+        // As Prometheus' node exporter calls them.
+        let base = base.replace("mappings", "maps");
         let counts_pages = metric.unit == Unit::Pages && metric.kind == Kind::Gauge;
         if counts_pages && let Some(state) = base.strip_prefix("pages_") {
             labels.push(("state", state.to_owned()));
@@ -164,7 +189,7 @@ fn real(value: Value) -> f64 {
 
 impl Collector for Families {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        for (name, family) in &self.0 {
+        for (name, family) in &self.values {
             let kind = match family.kind {
                 Kind::Counter => MetricType::Counter,
                 Kind::Gauge => MetricType::Gauge,
@@ -179,8 +204,24 @@ impl Collector for Families {
                 }
             }
         }
+        for (name, family) in &self.histograms {
+            let help = family.help.trim_end_matches('.');
+            let mut samples = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
+            for (labels, value) in &family.samples {
+                match labels.is_empty() {
+                    true => histogram(&mut samples, value)?,
+                    false => histogram(&mut samples.encode_family(labels)?, value)?,
+                }
+            }
+        }
         Ok(())
     }
+}
+
+fn histogram(encoder: &mut MetricEncoder<'_>, value: &Histogram) -> Result<(), fmt::Error> {
+    // The encoder adds the counts up.
+    let buckets: Vec<(f64, u64)> = value.buckets().collect();
+    encoder.encode_histogram::<NoLabelSet>(value.sum_seconds, value.count(), &buckets, None)
 }
 
 fn sample(encoder: &mut MetricEncoder<'_>, kind: Kind, value: f64) -> Result<(), fmt::Error> {
@@ -195,7 +236,7 @@ mod tests {
     use super::*;
     use crate::metrics::Scope;
     use crate::status::RecycleStatus;
-    use crate::table::METRICS;
+    use crate::table::{HostMetrics, METRICS};
 
     fn status() -> Status {
         let mut status = Status::default();
@@ -205,6 +246,13 @@ mod tests {
         client.guest_name = Some("we\"b\n\\".into());
         client.metrics.window_max_us = 1500;
         client.metrics.full_scans = 3;
+        (client.metrics.mappings, client.metrics.mappings_limit) = (77, 65530);
+        (client.metrics.general_profit, client.metrics.faults_total) = (-3, 5);
+        status.version = "1.2.2".into();
+        (status.metrics.scans_total, status.metrics.store_bytes) = (9, 8192);
+        status.metrics.cpu_pressure_ratio = Some(0.25);
+        status.writer_stall.add(100e-6);
+        status.writer_stall.add(0.4999);
         client.recycling = Some(RecycleStatus::default());
         let mut domain = DomainStatus { name: "uid-0".into(), ..DomainStatus::default() };
         domain.paused = Some("no memory".into());
@@ -218,7 +266,21 @@ mod tests {
         let text = openmetrics(&status(), "1.2.3");
         let client = r#"guest="we\"b\n\\",uuid="",pid="42",sharing_domain="uid-0""#;
         for line in [
-            "pageone_build_info{version=\"1.2.3\"} 1.0",
+            "pageone_build_info{version=\"1.2.3\",daemon=\"1.2.2\"} 1.0",
+            "pageone_scans_total 9.0",
+            "pageone_store_bytes 8192.0",
+            "# TYPE pageone_writer_stall_seconds histogram",
+            "pageone_writer_stall_seconds_sum 0.5",
+            "pageone_writer_stall_seconds_count 2",
+            "pageone_writer_stall_seconds_bucket{le=\"0.0001\"} 1",
+            "pageone_writer_stall_seconds_bucket{le=\"1.0\"} 2",
+            "pageone_writer_stall_seconds_bucket{le=\"+Inf\"} 2",
+            "pageone_cpu_pressure_ratio 0.25",
+            &format!("pageone_client_maps{{{client}}} 77.0"),
+            &format!("pageone_client_maps_limit{{{client}}} 65530.0"),
+            &format!("pageone_client_general_profit_bytes{{{client}}} -3.0"),
+            &format!("pageone_client_faults_total{{{client}}} 5.0"),
+            &format!("pageone_client_writer_stall_seconds_count{{{client}}} 0"),
             "# TYPE pageone_pages gauge",
             "pageone_pages{state=\"shared\"} 7.0",
             "pageone_general_profit_bytes -4096.0",
@@ -239,7 +301,17 @@ mod tests {
         let text = openmetrics(&status(), "");
         let samples = text.lines().filter(|line| !line.starts_with('#')).count();
         // Those that may be without a value are: in the default status they have none.
-        let optional = ["scan_time_seconds", "pages_per_second", "unmerge_headroom_bytes"];
+        let optional = [
+            "scan_time_seconds",
+            "pages_per_second",
+            "unmerge_headroom_bytes",
+            "unmerge_headroom_seconds",
+            "memory_total_bytes",
+            "memory_available_bytes",
+            "swap_free_bytes",
+            "memory_pressure_ratio",
+            "cpu_pressure_ratio",
+        ];
         let metrics: usize = Scope::ALL
             .into_iter()
             .map(|scope| METRICS.iter().filter(|m| m.is_in(scope) && !optional.contains(&m.name)).count())
@@ -247,16 +319,43 @@ mod tests {
         assert!(samples >= metrics, "{samples} samples of {metrics} metrics:\n{text}");
     }
 
-    #[test]
-    fn the_alert_rules_name_metrics_that_there_are() {
+    /// A status in which every metric has a value.
+    fn complete() -> Status {
         let mut status = status();
-        status.metrics.unmerge_headroom_bytes = Some(0);
-        let text = openmetrics(&status, "");
+        status.metrics = HostMetrics {
+            unmerge_headroom_bytes: Some(0),
+            unmerge_headroom_seconds: Some(0.0),
+            memory_total_bytes: Some(0),
+            memory_available_bytes: Some(0),
+            swap_free_bytes: Some(0),
+            memory_pressure_ratio: Some(0.0),
+            cpu_pressure_ratio: Some(0.0),
+            ..HostMetrics::default()
+        };
+        status
+    }
+
+    #[test]
+    fn the_alert_rules_and_the_dashboard_name_metrics_that_there_are() {
+        let text = openmetrics(&complete(), "");
         let rules = include_str!("../../../packaging/prometheus/alerts.yml");
-        let names = rules.split(|c: char| !c.is_ascii_lowercase() && c != '_').filter(|w| w.starts_with("pageone_"));
-        for name in names {
-            let is_it = |line: &str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']));
-            assert!(text.lines().any(is_it), "{name} is not in\n{text}");
+        let dashboard = include_str!("../../../packaging/grafana/pageone.json");
+        let json: serde_json::Value = serde_json::from_str(dashboard).unwrap();
+        let mut queries = vec![rules.to_owned()];
+        for target in
+            json["panels"].as_array().unwrap().iter().flat_map(|p| p["targets"].as_array().into_iter().flatten())
+        {
+            queries.push(target["expr"].as_str().unwrap().to_owned());
+        }
+        assert!(queries.len() > 20);
+        for query in &queries {
+            let words = query.split(|c: char| !c.is_ascii_lowercase() && c != '_');
+            let names: Vec<_> = words.filter(|word| word.starts_with("pageone_")).collect();
+            assert!(!names.is_empty(), "{query}");
+            for name in names {
+                let is_it = |line: &str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']));
+                assert!(text.lines().any(is_it), "{name} is not in\n{text}");
+            }
         }
     }
 

@@ -16,6 +16,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::dirty::DirtyStatus;
+use crate::sharing::{ClientMap, SharingMatrix};
 use crate::status::Status;
 
 /// How a daemon's answer begins to what it does not know. Every build has it.
@@ -33,8 +34,16 @@ pub(crate) enum Request {
     Status,
     /// Unmerge this process.
     Detach(i32),
+    /// Unplug the device for free pages of this process's guest.
+    Pause(i32),
+    /// Plug it in again.
+    Resume(i32),
     /// What these processes write; none: all clients.
     Dirty(Vec<i32>),
+    /// A map of this process's memory.
+    Map(i32),
+    /// Who shares with whom.
+    Sharing,
     /// Neither scan nor merge this process while the connection is open.
     #[serde(rename = "hold")]
     Freeze(i32),
@@ -48,7 +57,11 @@ pub(crate) enum Answer {
     Status(Box<Status>),
     /// To [`Request::Dirty`].
     Dirty(Vec<DirtyStatus>),
-    /// The mark is set.
+    /// To [`Request::Map`].
+    Map(Box<ClientMap>),
+    /// To [`Request::Sharing`].
+    Sharing(Box<SharingMatrix>),
+    /// The mark is set, or the device is unplugged or plugged in.
     Done,
     /// The process is detached; this number of pages stays in mappings of the store.
     Detached(u64),

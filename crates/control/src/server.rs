@@ -20,6 +20,7 @@ use crate::SOCKET;
 use crate::dirty::DirtyStatus;
 use crate::protocol::{Answer, ChangeLog, MAX_MARK, MAX_REQUEST, Mark, NOT_A_REQUEST, Request};
 use crate::server::users::{Connection, Users};
+use crate::sharing::{ClientMap, SharingMatrix};
 use crate::status::Status;
 
 /// Time within which a client must send its request and read its answer.
@@ -69,12 +70,37 @@ pub trait Handler: Send + Sync + 'static {
     /// [`Refusal::Unknown`] for the first process that is not a client.
     fn dirty(&self, pids: &[i32], uid: Option<u32>) -> Result<Vec<DirtyStatus>, Refusal>;
 
+    /// A map of this process's memory.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::Unknown`] if it is not a client.
+    fn map(&self, pid: i32, uid: Option<u32>) -> Result<ClientMap, Refusal>;
+
+    /// Who shares with whom.
+    fn sharing(&self, uid: Option<u32>) -> SharingMatrix;
+
     /// Tells a client to unmerge its memory. Returns at once; the value says when it is done.
     ///
     /// # Errors
     ///
     /// When the process is not a client, or cannot be told.
     fn detach(&self, pid: i32, uid: Option<u32>) -> Result<Self::Detaching, Refusal>;
+
+    /// Unplugs the device in which a client's guest marks its free pages. Returns when that is
+    /// done.
+    ///
+    /// # Errors
+    ///
+    /// When the process is not a client or has no such device, or its guest does not let go of it.
+    fn pause(&self, pid: i32, uid: Option<u32>) -> Result<(), Refusal>;
+
+    /// Plugs it in again.
+    ///
+    /// # Errors
+    ///
+    /// As [`Handler::pause`].
+    fn resume(&self, pid: i32, uid: Option<u32>) -> Result<(), Refusal>;
 
     /// Freezes a client: until the value is dropped, nothing of it is scanned or merged. Returns
     /// when the client's agent has nothing left to do.
@@ -225,13 +251,21 @@ fn serve_one<H: Handler>(
     // Root and the owner need not wait for each other.
     let status = || Answer::Status(Box::new(handler.status(uid)));
     let dirty = |pids: &[i32]| handler.dirty(pids, uid).map_or_else(Answer::from, Answer::Dirty);
+    let map = |pid| handler.map(pid, uid).map_or_else(Answer::from, |map| Answer::Map(Box::new(map)));
+    let sharing = || Answer::Sharing(Box::new(handler.sharing(uid)));
     let trusted = uid.is_none();
     let answer = match serde_json::from_str(&line) {
         Ok(Request::Status) if trusted => status(),
         Ok(Request::Status) => connection.in_turn(status),
         Ok(Request::Detach(pid)) => detach(handler, pid, uid, stream)?,
+        Ok(Request::Pause(pid)) => handler.pause(pid, uid).map_or_else(Answer::from, |()| Answer::Done),
+        Ok(Request::Resume(pid)) => handler.resume(pid, uid).map_or_else(Answer::from, |()| Answer::Done),
         Ok(Request::Dirty(pids)) if trusted => dirty(&pids),
         Ok(Request::Dirty(pids)) => connection.in_turn(|| dirty(&pids)),
+        Ok(Request::Map(pid)) if trusted => map(pid),
+        Ok(Request::Map(pid)) => connection.in_turn(|| map(pid)),
+        Ok(Request::Sharing) if trusted => sharing(),
+        Ok(Request::Sharing) => connection.in_turn(sharing),
         Ok(Request::Freeze(pid)) => match handler.freeze(pid, uid) {
             Ok(freeze) => return serve_freeze(freeze, trusted, stream),
             Err(refusal) => refusal.into(),

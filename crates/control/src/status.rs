@@ -2,15 +2,25 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::histogram::Histogram;
 use crate::metrics::{Metric, Value};
 use crate::table::{ClientMetrics, DomainMetrics, GovernorMetrics, HostMetrics, RecyclerMetrics};
 
 /// The whole daemon. Its fields are those of the JSON object of `pageone status --json`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Status {
+    /// Its version. Empty: it does not say.
+    #[serde(default)]
+    pub version: String,
     /// Its metrics.
     #[serde(flatten)]
     pub metrics: HostMetrics,
+    /// Why nothing is merged on the whole host at present, and the remedy.
+    #[serde(default)]
+    pub paused: Option<String>,
+    /// How long writers can have waited in merge windows, in all clients, ended ones too.
+    #[serde(default)]
+    pub writer_stall: Histogram,
     /// What the governor does, and why.
     pub governor: GovernorStatus,
     /// The domains.
@@ -101,10 +111,25 @@ pub struct ClientStatus {
     pub cooling: Option<String>,
     /// Why some of it stays unmerged: a limit of the program is too low. `None`: no limit binds.
     pub limited: Option<String>,
+    /// Why not more of it is merged: the most important reason. `None`: nothing keeps it.
+    #[serde(default)]
+    pub why: Option<Why>,
+    /// How long its writers can have waited in merge windows.
+    #[serde(default)]
+    pub writer_stall: Histogram,
     /// How its agent differs from the daemon's build: it was loaded before an upgrade. `None`: it
     /// does not.
     #[serde(default)]
     pub outdated: Option<String>,
+}
+
+/// Why not more of a client is merged.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Why {
+    /// One word, for a column; `why.rs` of the engine lists them.
+    pub code: String,
+    /// A sentence with the remedy.
+    pub text: String,
 }
 
 /// The recycler of one client.

@@ -15,6 +15,18 @@ metrics! {
         Gauge merge_period_seconds: f64 [Seconds];
         /// CPU time of the daemon.
         Counter daemon_cpu_seconds: f64 [Seconds];
+        /// Scans of clients so far, those of ended clients too.
+        Counter scans_total: u64 [Count];
+        /// The host's memory (`MemTotal`).
+        Gauge memory_total_bytes: Option<u64> [Bytes];
+        /// Memory that the host could give to programs without swapping (`MemAvailable`).
+        Gauge memory_available_bytes: Option<u64> [Bytes];
+        /// Free swap space (`SwapFree`).
+        Gauge swap_free_bytes: Option<u64> [Bytes];
+        /// Part of the last 10 s in which some task waited for memory (`/proc/pressure/memory`).
+        Gauge memory_pressure_ratio: Option<f64> [Ratio];
+        /// Part of the last 10 s in which some task waited for a CPU (`/proc/pressure/cpu`).
+        Gauge cpu_pressure_ratio: Option<f64> [Ratio];
     }
     [host <- client] {
         /// CPU time of the agent; on the host of all agents, those of ended clients too.
@@ -77,8 +89,11 @@ metrics! {
         /// Pages that change too fast to be merged.
         Gauge pages_volatile: u64 [Pages];
     }
-    [host <- domain] {
-        /// Bytes saved less every byte of cost: ledgers, index, mappings, empty slots.
+    [host <- domain client] {
+        /// Bytes saved less every byte of cost: ledgers, index, mappings, empty slots. A client's
+        /// frames, and the costs of its domain, count for it as far as it uses frames: by its part
+        /// of the domain's merged pages. So the domain's is the sum over its clients, and what it
+        /// costs without merged pages.
         Gauge general_profit: i64 [Bytes];
     }
     [host] {
@@ -87,12 +102,26 @@ metrics! {
         /// What would be left then of the memory that is available and of the free swap space.
         /// Below 0 it would not do.
         Gauge unmerge_headroom_bytes: Option<i64> [Bytes];
+        /// Memory that writes to such pages have taken a second, over the last minute.
+        Gauge unmerge_bytes_per_second: f64 [BytesPerSecond];
+        /// How long the available memory and the free swap space last at that rate. No value: the
+        /// rate is 0.
+        Gauge unmerge_headroom_seconds: Option<f64> [Seconds];
+        /// Whether nothing is merged because the headroom is short.
+        Gauge headroom_is_short: bool [Bool];
     }
     [domain] {
         /// Segments of the domain's store.
         Gauge segments: usize [Count];
-        /// Memory that the store takes.
+    }
+    [host <- domain] {
+        /// Memory that the store takes; on the host all stores.
         Gauge store_bytes: u64 [Bytes];
+        /// Frames that were taken out of use, since their memory has failed or a count of their
+        /// users was wrong.
+        Counter frames_doubted_total: u64 [Count];
+    }
+    [domain] {
         /// Frames that somebody may map whom no client reports, as a child of a client: their
         /// memory stays until their segment is closed.
         Gauge pages_pinned: u64 [Pages];
@@ -100,6 +129,9 @@ metrics! {
         Gauge pages_dead: u64 [Pages];
         /// Slots that can become frames, in pieces of the store that have frames already.
         Gauge slots_free: u64 [Count];
+        /// Slots that were frames and rest until nobody can map them any more. `pages_dead` has
+        /// them too.
+        Gauge slots_quarantined: u64 [Count];
         /// Frames that were copied so that the memory around them could be given back.
         Counter pages_compacted_total: u64 [Pages];
         /// Contents in the index.
@@ -113,6 +145,9 @@ metrics! {
         Gauge pages_pending: u64 [Pages];
         /// Pages that were merged and then written, over the client's life.
         Counter pages_copied_total: u64 [Pages];
+        /// Pages that the program gave back itself, over the client's life: what QEMU discards when
+        /// its guest reports free pages, or fills its balloon.
+        Counter pages_discarded_total: u64 [Pages];
         /// Pages that the merge window found different, over the client's life.
         Counter pages_differed_total: u64 [Pages];
         /// Pages that cannot be read, over the client's life: gone, protected, or poisoned by a
@@ -126,6 +161,12 @@ metrics! {
         Counter full_scans: u64 [Count];
         /// Mappings of the process.
         Gauge mappings: u32 [Count];
+        /// Mappings that it may have (`vm.max_map_count`).
+        Gauge mappings_limit: u32 [Count];
+        /// Page faults of the process that read no disk (`minflt` of `/proc/PID/stat`).
+        Counter faults_total: u64 [Count];
+        /// Pages found written a second, over the last scans.
+        Gauge dirty_pages_per_second: f64 [PagesPerSecond];
         /// Whether `vm.max_map_count` keeps pages from being merged.
         Gauge max_map_count_binds: bool [Bool];
         /// The longest merge window.

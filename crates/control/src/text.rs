@@ -9,6 +9,9 @@ const PAGE: u64 = kmem::PAGE_SIZE as u64;
 /// Indents a remark about a client to the column of its program.
 const REMARK: &str = "           ";
 
+/// Reasons that a line of their own tells.
+const TOLD: [&str; 8] = ["pinned", "refused", "headroom", "paused", "mappings", "files", "kept-huge", "cooling"];
+
 fn mib(pages: u64) -> u64 {
     (pages * PAGE) >> 20
 }
@@ -70,6 +73,16 @@ impl Display for Status {
                     -left >> 20
                 )?,
             }
+        }
+        if let Some(seconds) = metrics.unmerge_headroom_seconds {
+            let rate = metrics.unmerge_bytes_per_second / f64::from(1 << 20);
+            writeln!(
+                f,
+                "writes to merged pages take {rate:.1} MiB/s, as over the last minute: memory for {seconds:.0} s"
+            )?;
+        }
+        if let Some(why) = &self.paused {
+            writeln!(f, "PAUSED: {why}")?;
         }
         self.domains.iter().try_for_each(|domain| domain_text(f, domain))?;
         if !self.refused.is_empty() {
@@ -143,11 +156,18 @@ fn client_text(f: &mut Formatter<'_>, client: &ClientStatus) -> fmt::Result {
     if let Some(why) = &client.limited {
         writeln!(f, "{REMARK}merged in part: {why}")?;
     }
+    if let Some(why) = client.why.as_ref().filter(|why| !TOLD.contains(&why.code.as_str())) {
+        writeln!(f, "{REMARK}{}: {}", printable(&why.code), printable(&why.text))?;
+    }
     if let Some(how) = &client.outdated {
         writeln!(f, "{REMARK}its agent is of another build: {}", printable(how))?;
     }
     if let Some(recycling) = &client.recycling {
         recycling_text(f, metrics.pages_recycled, recycling)?;
+    }
+    if metrics.pages_discarded_total > 0 {
+        let given = mib(metrics.pages_discarded_total);
+        writeln!(f, "{REMARK}{given} MiB given back by the program itself (free page reporting, balloon)")?;
     }
     if metrics.pages_kept_huge > 0 {
         let left = mib(metrics.pages_kept_huge);
@@ -166,6 +186,7 @@ fn recycling_text(f: &mut Formatter<'_>, now: u64, recycling: &RecycleStatus) ->
     match (recycling.state.as_str(), &recycling.why) {
         ("starting", _) => writeln!(f, "{REMARK}free pages: asking QEMU where the guest's memory lies"),
         (state, Some(why)) => writeln!(f, "{REMARK}free pages {state}: {why}"),
+        ("paused", _) => writeln!(f, "{REMARK}free pages paused: the device is not plugged in (`pageone ppr resume`)"),
         _ => writeln!(
             f,
             "{REMARK}free pages: {} MiB taken back of {} · {:.1} MiB/s · {} MiB in all, {:.2} µs a page · {} runs · period {} s",
@@ -183,7 +204,7 @@ fn recycling_text(f: &mut Formatter<'_>, now: u64, recycling: &RecycleStatus) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ClientMetrics, HostMetrics};
+    use crate::{ClientMetrics, HostMetrics, Why};
 
     #[test]
     fn the_text_names_what_keeps_memory_from_merging() {
@@ -201,6 +222,7 @@ mod tests {
             rule: "default: by slice".into(),
             unknown: Some("no file".into()),
             outdated: Some("it is older".into()),
+            why: Some(Why { code: "volatile".into(), text: "it changes".into() }),
             metrics,
             ..ClientStatus::default()
         };
@@ -217,6 +239,7 @@ mod tests {
             "libvirt web1 123: default: by slice\n",
             "guest not known: no file",
             "its agent is of another build: it is older",
+            "volatile: it changes",
             "43 bad                  uid 7: it lied (3 times)\n",
         ] {
             assert!(out.contains(part), "{part} in {out}");
@@ -232,13 +255,23 @@ mod tests {
             Status { metrics, ..Status::default() }.to_string()
         };
         assert!(headroom(Some(5 << 20)).contains("headroom 5 MiB: if all of that were written, it would take 9 MiB\n"));
+        let short = HostMetrics {
+            unmerge_headroom_seconds: Some(90.0),
+            unmerge_bytes_per_second: 3.0 * f64::from(1 << 20),
+            ..HostMetrics::default()
+        };
+        let paused = Status { metrics: short, paused: Some("it is short".into()), ..Status::default() }.to_string();
+        assert!(
+            paused.contains("3.0 MiB/s, as over the last minute: memory for 90 s\nPAUSED: it is short\n"),
+            "{paused}"
+        );
         assert!(headroom(Some(-(5 << 20))).contains("headroom SHORT of 5 MiB: "));
         assert!(!headroom(None).contains("headroom"));
         let out = Status { metrics, ..Status::default() }.to_string();
         assert!(
             out.contains(
                 "pages_shared 0 · pages_sharing 7 · pages_zero 0 · pages_recycled 0 · pages_unshared 0 · \
-                 pages_volatile 0 · general_profit -3 MiB\n"
+                 pages_volatile 0 · general_profit -3 MiB · store_bytes 0 MiB · frames_doubted_total 0\n"
             ),
             "{out}"
         );

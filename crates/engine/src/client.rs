@@ -16,6 +16,7 @@ mod credit;
 pub(crate) mod detach;
 pub(crate) mod digests;
 mod direct_io;
+mod dirty_rate;
 mod flight;
 pub(crate) mod link;
 pub(crate) mod memory;
@@ -34,6 +35,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use std::time::Instant;
 
+use control::Histogram;
 use kmem::memfd::SharedMap;
 use kmem::pagemap::Pagemap;
 use kmem::pidfd::PidFd;
@@ -47,6 +49,7 @@ use self::credit::Credit;
 use self::detach::Detach;
 use self::digests::Answers;
 use self::direct_io::DirectIo;
+use self::dirty_rate::DirtyRate;
 use self::flight::Flight;
 use self::link::{Link, Tracking};
 use self::memory::Memory;
@@ -58,6 +61,7 @@ use self::watch::Watch;
 use crate::content::domain::Domain;
 use crate::content::frame::Frame;
 use crate::content::index::{ClientId, Place, Sighting};
+use crate::ledger::written::Unmerged;
 use crate::ledger::{Entry, Region};
 use crate::pace::IN_HAND;
 use crate::tenants::Verdict;
@@ -69,12 +73,26 @@ pub(crate) struct Totals {
     pub(crate) full_scans: u64,
     pub(crate) merged: u64,
     pub(crate) zeroed: u64,
+    /// Pages that the program gave back itself.
+    pub(crate) discarded: u64,
     pub(crate) differed: u64,
     /// Pages that an agent left alone because they cannot be read.
     pub(crate) unreadable: u64,
     pub(crate) copied: u64,
+    /// Pages that take memory of their own again: copied, or filled since they were given back.
+    pub(crate) unmerged: u64,
     pub(crate) agent_cpu_ns: u64,
     pub(crate) window_max_ns: u64,
+    /// How long writers can have waited. Of windows that were reported together the longest counts.
+    pub(crate) stalls: Histogram,
+}
+
+impl Totals {
+    /// A scan found that these pages take memory of their own again.
+    pub(crate) fn unmerged(&mut self, pages: Unmerged) {
+        self.copied += pages.copied;
+        self.unmerged += pages.copied + pages.filled;
+    }
 }
 
 /// When a client is scanned, and when copies end their cooldown.
@@ -83,6 +101,8 @@ pub(crate) struct Schedule {
     pub(crate) next_scan: Instant,
     /// When its pages are looked through again for frames that are evacuated.
     pub(crate) next_walk: Instant,
+    /// What its scans find written.
+    pub(crate) dirty: DirtyRate,
     /// When the cooldown period of copies began; see [`crate::ledger`].
     pub(crate) cooldown_began: Instant,
     /// A scan that is under way, without the lock.
@@ -198,7 +218,13 @@ impl Client {
         let state = State {
             link: Link::Connected,
             tracking: Tracking::Complete,
-            schedule: Schedule { next_scan: now, next_walk: now, cooldown_began: now, scanning: None },
+            schedule: Schedule {
+                next_scan: now,
+                next_walk: now,
+                dirty: DirtyRate::default(),
+                cooldown_began: now,
+                scanning: None,
+            },
             regions: BTreeMap::new(),
             flight: Flight::new(segments),
             refusals: Refusals::default(),

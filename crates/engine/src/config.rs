@@ -58,6 +58,12 @@ settings! {
     /// Memory that must be left for the store to grow, on the host and under every memory cgroup
     /// limit of the daemon.
     reserve_mib: u64 = 64, "MiB", Any;
+    /// Least memory that must be available, with free swap space, in percent of what all merged
+    /// pages would take if they were written: below, nothing more is merged. 0: merging goes on.
+    headroom_percent: f64 = 25.0, "percent", Between(0.0, 1e6);
+    /// Shortest time that this memory must last at the rate at which merged pages were written over
+    /// the last minute: below, nothing more is merged. 0: merging goes on.
+    headroom_seconds: f64 = 60.0, "seconds", Between(0.0, 86_400.0);
     /// Longest time that one direct I/O request into a client's memory may take. A page that was
     /// merged and then copied cannot be checked for such requests, and must stay clean for this
     /// long before it is merged again. So must every page that was written, in a process that does

@@ -54,5 +54,6 @@ pub use daemon::detach::{DetachError, Detaching};
 pub use daemon::engine::{AGENT_SOCKET, Engine, StartError};
 pub use daemon::freeze::{Freeze, FreezeError};
 pub use governor::Mode;
+pub use recycle::device::PlugError;
 pub use report::rates::NotAClient;
 pub use wire::HugePages;

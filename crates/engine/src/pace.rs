@@ -291,6 +291,14 @@ impl Pacer {
         Some(is_short)
     }
 
+    /// The CPU limit at present in percent, if it binds.
+    pub(crate) fn binding_limit(&self) -> Option<f64> {
+        self.with(|state, now| {
+            let decision = state.pace.decision(now);
+            decision.limited.then_some(decision.cpu_percent[1])
+        })
+    }
+
     /// What the governor does, and why.
     pub(crate) fn status(&self) -> GovernorStatus {
         self.settle(0, Duration::ZERO);

@@ -1,5 +1,6 @@
 //! Recycling: which clients' free guest pages are taken back, and when.
 
+pub(crate) mod device;
+pub(crate) mod layout;
 pub(crate) mod policy;
-pub(crate) mod qmp;
 pub(crate) mod ram;

@@ -1,6 +1,9 @@
-//! What the engine tells: its status, the rates at which clients write, and the answers on the
-//! control socket.
+//! What the engine tells: its status, the rates at which clients write, where memory went, who
+//! shares with whom, and the answers on the control socket.
 
 mod handler;
+mod map;
 pub(crate) mod rates;
+mod sharing;
 pub(crate) mod status;
+mod why;

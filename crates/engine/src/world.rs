@@ -1,5 +1,6 @@
 //! What the workers share.
 
+pub(crate) mod headroom;
 pub(crate) mod queue;
 pub(crate) mod shared;
 pub(crate) mod stall;

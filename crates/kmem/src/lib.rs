@@ -20,6 +20,7 @@ pub mod memfd;
 pub mod mm;
 pub mod numa;
 pub mod pagemap;
+pub mod pageonefs;
 pub mod pidfd;
 pub mod procfs;
 pub mod procmem;

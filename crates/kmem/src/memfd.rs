@@ -159,6 +159,21 @@ pub fn create_sealed(name: &str, len: usize) -> Result<(OwnedFd, SharedMap), Mem
     Ok((fd, map))
 }
 
+/// Creates a file of zeros that whoever has its descriptor may write, and nobody can shrink or
+/// grow.
+///
+/// # Errors
+///
+/// [`MemfdError`]; no memfd is left behind.
+pub fn create_fixed(name: &str, len: usize) -> Result<(OwnedFd, SharedMap), MemfdError> {
+    let fd = create(name)?;
+    rustix::fs::ftruncate(&fd, len as u64).map_err(|errno| MemfdError::Resize { len, errno })?;
+    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+        .map_err(MemfdError::Seal)?;
+    let map = map_shared(&fd, len)?;
+    Ok((fd, map))
+}
+
 fn create(name: &str) -> Result<OwnedFd, MemfdError> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {

@@ -58,6 +58,8 @@ pub struct Status {
     pub vm_pin_kib: u64,
     /// Resident memory, KiB.
     pub vm_rss_kib: u64,
+    /// Resident shared memory, KiB.
+    pub rss_shmem_kib: u64,
     /// Number of threads.
     pub threads: u64,
     /// Whether `no_new_privs` is set.
@@ -167,6 +169,7 @@ fn parse_status(text: &str) -> Status {
         "VmLck" => status.vm_lck_kib = number(value),
         "VmPin" => status.vm_pin_kib = number(value),
         "VmRSS" => status.vm_rss_kib = number(value),
+        "RssShmem" => status.rss_shmem_kib = number(value),
         "Threads" => status.threads = number(value),
         "NoNewPrivs" => status.no_new_privs = number(value) != 0,
         "Seccomp" => status.seccomp = number(value) as u32,
@@ -336,6 +339,21 @@ pub fn cpu_time(pid: i32) -> io::Result<Duration> {
 /// `NotFound` or `ESRCH`: the thread is gone.
 pub fn thread_cpu_time(pid: i32, tid: i32) -> io::Result<Duration> {
     stat_time(&format!("/proc/{pid}/task/{tid}/stat"))
+}
+
+/// Page faults of a process that needed no disk (`minflt`), those of threads that have ended too.
+///
+/// # Errors
+///
+/// `NotFound` or `ESRCH`: the process is gone.
+pub fn minor_faults(pid: i32) -> io::Result<u64> {
+    let file = path(Some(pid), "stat");
+    parse_minor_faults(&read_to_string(&file)?).ok_or_else(|| invalid(file))
+}
+
+/// Field 10 of `stat`; see [`parse_ticks`].
+fn parse_minor_faults(stat: &str) -> Option<u64> {
+    stat.rsplit_once(')')?.1.split_whitespace().nth(7)?.parse().ok()
 }
 
 fn stat_time(file: &str) -> io::Result<Duration> {

@@ -1,4 +1,4 @@
-//! Pressure stall information of memory: the share of time that tasks lose waiting for it.
+//! Pressure stall information: the share of time that tasks lose waiting for memory, or for a CPU.
 //!
 //! Source: Documentation/accounting/psi.rst.
 
@@ -18,7 +18,7 @@ pub struct Stall {
     pub total: Duration,
 }
 
-/// `/proc/pressure/memory`.
+/// One file of `/proc/pressure`.
 #[derive(Copy, Clone, PartialEq, Debug, Default)]
 pub struct Pressure {
     /// At least one task was stalled.
@@ -33,7 +33,20 @@ pub struct Pressure {
 ///
 /// Those of reading the file; `InvalidData`: the file is not understood.
 pub fn memory() -> io::Result<Option<Pressure>> {
-    match std::fs::read_to_string("/proc/pressure/memory") {
+    read("/proc/pressure/memory")
+}
+
+/// The system's pressure on its CPUs; see [`memory`].
+///
+/// # Errors
+///
+/// See [`memory`].
+pub fn cpu() -> io::Result<Option<Pressure>> {
+    read("/proc/pressure/cpu")
+}
+
+fn read(file: &str) -> io::Result<Option<Pressure>> {
+    match std::fs::read_to_string(file) {
         Ok(text) => parse(&text).map(Some).ok_or_else(|| io::ErrorKind::InvalidData.into()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(None),
@@ -86,11 +99,13 @@ mod tests {
 
     #[test]
     fn reads_this_system() {
-        let Some(pressure) = memory().unwrap() else {
-            println!("SKIPPED: this kernel has no /proc/pressure/memory");
-            return;
-        };
-        assert!(pressure.some.total >= pressure.full.total);
-        assert!((0.0..=100.0).contains(&pressure.some.avg10));
+        for pressure in [memory, cpu] {
+            let Some(pressure) = pressure().unwrap() else {
+                println!("SKIPPED: this kernel has no /proc/pressure");
+                return;
+            };
+            assert!(pressure.some.total >= pressure.full.total);
+            assert!((0.0..=100.0).contains(&pressure.some.avg10));
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! The subcommands of `pageone`, a file each: its options, and a function that runs it.
 
+pub(crate) mod attach;
 pub(crate) mod checkpoint;
 pub(crate) mod config;
 pub(crate) mod daemon;
@@ -12,5 +13,11 @@ pub(crate) mod generate;
 pub(crate) mod ksm;
 pub(crate) mod metrics;
 pub(crate) mod pool;
+pub(crate) mod ppr;
+pub(crate) mod record;
+pub(crate) mod replay;
+pub(crate) mod report;
 pub(crate) mod run;
+pub(crate) mod snapshot;
 pub(crate) mod status;
+pub(crate) mod top;

@@ -1,4 +1,6 @@
-//! The exit codes of `pageone`.
+//! The exit codes of `pageone`, and the codes of its errors ([`catalog`]).
+
+pub(crate) mod catalog;
 
 use std::fmt;
 

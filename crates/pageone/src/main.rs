@@ -17,7 +17,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::cmd::{
-    checkpoint, config, daemon, demo, detach, dirty, doctor, estimate, generate, ksm, metrics, pool, run, status,
+    attach, checkpoint, config, daemon, demo, detach, dirty, doctor, estimate, generate, ksm, metrics, pool, ppr,
+    record, replay, report, run, snapshot, status, top,
 };
 pub(crate) use crate::exit::{Code, Coded};
 
@@ -45,14 +46,27 @@ enum Command {
     Config(config::Command),
     /// Start a program whose memory is to be merged
     Run(run::Args),
+    /// Merge a program that runs already, and was not started by `run`
+    Attach(attach::Args),
     /// Show what is merged and what it costs
     Status(status::Args),
+    /// Show the host and its guests, live
+    Top(top::Args),
+    /// Record what `top` shows into a file
+    Record(record::Args),
+    /// Show a recording as `top` does, at any of its moments
+    Replay(replay::Args),
+    /// Make a page, tables or JSON of a recording
+    Report(report::Args),
     /// Print the status for Prometheus (OpenMetrics), or answer its scrapes
     Metrics(metrics::Args),
     /// Show which pages clients write, how fast, and whether a migration would converge
     Dirty(dirty::Args),
     /// Unmerge a client and give its memory back to it
     Detach(detach::Args),
+    /// Pause the recycling of a guest's free pages, so that the guest can be saved or migrated
+    #[command(subcommand)]
+    Ppr(ppr::Command),
     /// Govern the kernel's own merging (KSM), or show what it does
     #[command(subcommand)]
     Ksm(ksm::Command),
@@ -65,6 +79,12 @@ enum Command {
     CheckpointGuard(checkpoint::GuardArgs),
     /// Give the memory that a checkpoint holds back, as a file
     Restore(checkpoint::RestoreArgs),
+    /// Store running guests with their devices, and start new ones that go on from there
+    #[command(subcommand)]
+    Snapshot(snapshot::Command),
+    /// Lets a guest go on that a snapshot has stopped
+    #[command(hide = true)]
+    SnapshotGuard,
     /// Object pools: make, show, check, remove
     Pool(pool::Args),
     /// Write man pages and shell completions, for packages
@@ -79,7 +99,8 @@ fn main() -> ExitCode {
     match check_pages(&cli.command, kmem::page_size()).and_then(|()| run_command(cli)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let text = format!("pageone: {error:#}\n");
+            let code = exit::catalog::code_of(&error);
+            let text = format!("pageone: {error:#} [{code}]\n");
             let is_journal = service::logs_to_journal();
             let text = if is_journal { service::with_priority(3, text.as_bytes()) } else { text.into_bytes() };
             let _ = std::io::stderr().write_all(&text);
@@ -121,15 +142,23 @@ fn run_command(cli: Cli) -> anyhow::Result<()> {
         Command::Daemon(args) => daemon::run(args, dir),
         Command::Config(command) => config::run(&command),
         Command::Run(args) => run::run(&args, dir),
+        Command::Attach(args) => attach::run(&args, dir),
         Command::Status(args) => status::run(&args, dir),
+        Command::Top(args) => top::run(&args, dir),
+        Command::Record(args) => record::run(&args, dir),
+        Command::Replay(args) => replay::run(&args),
+        Command::Report(args) => report::run(&args),
         Command::Metrics(args) => metrics::run(&args, dir),
         Command::Dirty(args) => dirty::run(&args, dir),
         Command::Detach(args) => detach::run(&args, dir),
+        Command::Ppr(command) => ppr::run(&command, dir),
         Command::Ksm(command) => ksm::run(&command),
         Command::Estimate(args) => estimate::run(&args),
         Command::Checkpoint(args) => checkpoint::run(&args, dir),
         Command::CheckpointGuard(args) => checkpoint::guard(&args),
         Command::Restore(args) => checkpoint::restore(&args),
+        Command::Snapshot(command) => snapshot::run(&command, dir),
+        Command::SnapshotGuard => snapshot::guard(),
         Command::Pool(args) => pool::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Demo(args) => demo::run(&args),

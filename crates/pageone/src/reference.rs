@@ -34,7 +34,12 @@ fn wrap(text: &str, first: &str, rest: &str) -> String {
 
 /// Compares a page with what the definitions give, or writes it.
 fn compare(name: &str, page: &str) {
-    let path = root().join("docs/reference").join(name);
+    compare_file(&format!("docs/reference/{name}"), page);
+}
+
+/// The same with any file of the tree.
+fn compare_file(name: &str, page: &str) {
+    let path = root().join(name);
     if std::env::var_os("UPDATE_REFERENCE").is_some() {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(&path, page).unwrap();
@@ -43,7 +48,7 @@ fn compare(name: &str, page: &str) {
     let differs = found.lines().zip(page.lines()).find(|(found, page)| found != page);
     assert!(
         found == page,
-        "docs/reference/{name} is not what the definitions give, first at {differs:?}; \
+        "{name} is not what the definitions give, first at {differs:?}; \
          `UPDATE_REFERENCE=1 cargo test -p pageone reference` writes it anew"
     );
 }
@@ -65,6 +70,7 @@ fn the_page_of_metrics_is_current() {
 
 #[test]
 fn the_page_of_errors_is_current() {
+    compare_file("crates/pageone/src/exit/codes.txt", &errors::codes());
     compare("errors.md", &errors::page());
 }
 

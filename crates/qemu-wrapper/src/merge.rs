@@ -46,6 +46,12 @@ impl std::fmt::Display for Why {
             Self::Static(qemu) => {
                 write!(f, "{} is linked statically, and no library can be loaded into it", qemu.display())
             }
+            Self::Socket(path, error) if error.kind() == io::ErrorKind::PermissionDenied => write!(
+                f,
+                "the daemon's socket {} is denied by a directory's mode or a security profile; under SELinux the policy \
+                 module in /usr/share/pageone/selinux permits it",
+                path.display()
+            ),
             Self::Socket(path, error) => {
                 write!(f, "the daemon's socket {}: {error}; run 'systemctl start pageone'", path.display())
             }

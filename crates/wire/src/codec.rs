@@ -69,7 +69,7 @@ pub fn decode_to_daemon(packet: &[u8], version: u16) -> Result<ToDaemon, DecodeE
 }
 
 /// Decodes one packet from the daemon. The runs of a batch are ascending, disjoint and within the
-/// limits. All versions that this build speaks have the same messages to agents.
+/// limits.
 ///
 /// # Errors
 ///

@@ -57,6 +57,9 @@ pub const MAX_DIGESTS: u32 = 1_024;
 pub const ENV_SOCKET: &str = "PAGEONE_SOCKET";
 /// Name of the domain that the program asks to join.
 pub const ENV_DOMAIN: &str = "PAGEONE_DOMAIN";
+/// Device and inode, in decimal with a colon between them, of the file that QEMU maps for its RAM.
+/// The agent maps private memory in its place.
+pub const ENV_SNAPSHOT_RAM: &str = "PAGEONE_SNAPSHOT_RAM";
 /// The name of a [`HugePages`] policy. With `split` (the default) the agent swallows
 /// `madvise(MADV_HUGEPAGE)` on a region; with `keep` it lets the call through.
 pub const ENV_HUGE_PAGES: &str = "PAGEONE_HUGEPAGES";
@@ -181,6 +184,12 @@ pub enum ToDaemon {
         /// The version of its package.
         version: String,
     },
+    /// Answer to [`ToAgent::RenewPool`]: the new pool's descriptor comes with the packet.
+    /// (Version 7.)
+    PoolRenewed {
+        /// The number of that descriptor in the agent's process.
+        descriptor: u32,
+    },
 }
 
 /// What a detach waits for.
@@ -296,6 +305,9 @@ pub enum ToAgent {
         /// CPU time that it may take, in nanoseconds.
         budget_ns: u64,
     },
+    /// Forget the pool and every mark in it, and make a new, empty one of the same length.
+    /// (Version 7.)
+    RenewPool,
 }
 
 /// A batch: runs of one region, ascending and disjoint.

@@ -6,6 +6,8 @@
 //!                           ◀───────────────────── Ram       (only if the agent did not know it)
 //!                           ◀───────────────────── Recycle   (each period, if pages were freed)
 //!   Recycled … Swept ────────────────────────────▶
+//!                           ◀───────────────────── RenewPool (when the device is unplugged, and
+//!   PoolRenewed + fd of the new pool ────────────▶            before one is plugged in)
 //! ```
 
 use serde::{Deserialize, Serialize};
@@ -22,6 +24,18 @@ pub const MAX_RUNS: usize = 4096;
 pub const ENV_POOL: &str = "PAGEONE_PPR_POOL";
 /// Number of our end of a connected QMP socket, likewise.
 pub const ENV_QMP: &str = "PAGEONE_PPR_QMP";
+/// QEMU's name of the device whose memory is the pool. It may come and go.
+pub const QEMU_DEVICE: &str = "pageone-ppr";
+/// How QEMU's names of the objects behind the device begin. Each has a name of its own: QEMU ends
+/// where a name comes again before its memory is gone.
+pub const QEMU_POOL: &str = "pageone-ppr-pool-";
+/// QEMU's name of the port that the device is plugged into, where a machine needs one.
+pub const QEMU_PORT: &str = "pageone-ppr-port";
+/// QEMU's name of a disk without content, which is there while the device is. It can hold no
+/// snapshots, so that QEMU refuses `loadvm`: that would bring back memory to which the marks do not
+/// belong. People read the name in QEMU's answer.
+pub const QEMU_GUARD: &str = "pageone-ppr-pause-first";
+
 /// Reclaim period that the program asks for, in milliseconds; without it, the daemon's.
 pub const ENV_PERIOD: &str = "PAGEONE_PPR_PERIOD_MS";
 
@@ -47,7 +61,8 @@ impl Extent {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pool {
     /// Where the guest's RAM lies, ascending by frame. Empty: not known yet; then a connected QMP
-    /// socket comes too, and the daemon answers with [`crate::ToAgent::Ram`].
+    /// socket comes too, and the daemon answers with [`crate::ToAgent::Ram`]. From version 7 on the
+    /// socket always comes, if there is one.
     pub extents: Vec<Extent>,
     /// Reclaim period that the client asks for, in milliseconds; 0: the daemon's.
     pub period_ms: u32,

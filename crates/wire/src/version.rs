@@ -3,9 +3,8 @@
 //!
 //! A build speaks its own version and the one before. The agent says its own in
 //! [`ToDaemon::Hello`]; the daemon answers with the newest that both speak in
-//! [`ToAgent::Welcome`](crate::ToAgent::Welcome), or refuses the agent and says which side is the
-//! older. Daemons of [`FIRST`] cannot choose: they refuse every other version, so an agent that is
-//! refused at once says hello in the version before. (This ends when `OLDEST` is above `FIRST`.)
+//! [`ToAgent::Welcome`], or refuses the agent and says which side is the
+//! older.
 //!
 //! Within a version nothing changes. A new version obeys these rules:
 //!
@@ -21,10 +20,10 @@
 
 use std::ops::RangeInclusive;
 
-use crate::ToDaemon;
+use crate::{ToAgent, ToDaemon};
 
 /// Version of this build.
-pub const VERSION: u16 = 6;
+pub const VERSION: u16 = 7;
 /// The oldest that it speaks.
 pub const OLDEST: u16 = VERSION - 1;
 /// The first that two builds of different versions can speak with each other.
@@ -87,6 +86,17 @@ impl ToDaemon {
     pub fn since(&self) -> u16 {
         match self {
             Self::Library { .. } => 6,
+            Self::PoolRenewed { .. } => 7,
+            _ => FIRST,
+        }
+    }
+}
+
+impl ToAgent {
+    /// The first version that has this message.
+    pub fn since(&self) -> u16 {
+        match self {
+            Self::RenewPool => 7,
             _ => FIRST,
         }
     }
@@ -112,8 +122,8 @@ mod tests {
         }
         assert_eq!(agreed(u16::MAX), Err(VersionError::DaemonOlder { agent: u16::MAX, daemon: VERSION }));
         let (old, new) = (agreed(OLDEST - 1).unwrap_err().to_string(), agreed(VERSION + 2).unwrap_err().to_string());
-        assert!(old.contains("speaks protocol 4, and this daemon 5 and 6: start the program again"), "{old}");
-        assert!(new.contains("speaks protocol 7 and 8, and this daemon 5 and 6: upgrade the daemon"), "{new}");
+        assert!(old.contains("speaks protocol 5, and this daemon 6 and 7: start the program again"), "{old}");
+        assert!(new.contains("speaks protocol 8 and 9, and this daemon 6 and 7: upgrade the daemon"), "{new}");
     }
 
     #[test]

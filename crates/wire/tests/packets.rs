@@ -56,6 +56,7 @@ fn number_to_daemon(message: &ToDaemon) -> usize {
         ToDaemon::Swept(_) => 15,
         ToDaemon::Mapped { .. } => 16,
         ToDaemon::Library { .. } => 17,
+        ToDaemon::PoolRenewed { .. } => 18,
     }
 }
 
@@ -71,6 +72,7 @@ fn number_to_agent(message: &ToAgent) -> usize {
         ToAgent::Detach => 6,
         ToAgent::Ram(_) => 7,
         ToAgent::Recycle { .. } => 8,
+        ToAgent::RenewPool => 9,
     }
 }
 
@@ -122,6 +124,7 @@ fn messages_to_the_daemon_keep_their_bytes() {
         (sweep(Some(Refusal::NoPool)), "0f0102030480804080808001000104"),
         (ToDaemon::Mapped { address: 0x7fff_0000_1000 }, "1080a08080f0ff1f"),
         (ToDaemon::Library { version: "0.1.0".into() }, "1105302e312e30"),
+        (ToDaemon::PoolRenewed { descriptor: 1000 }, "12e807"),
     ];
     check(packets, number_to_daemon, |packet| wire::decode_to_daemon(packet, VERSION).unwrap());
 }
@@ -146,15 +149,16 @@ fn messages_to_the_agent_keep_their_bytes() {
         (ToAgent::Detach, "06"),
         (ToAgent::Ram(vec![Extent { frame: 256, region, run: run(0, 9) }]), "07018002ac020009"),
         (ToAgent::Recycle { budget_ns: 1_000_000 }, "08c0843d"),
+        (ToAgent::RenewPool, "09"),
     ];
     check(packets, number_to_agent, |packet| wire::decode_to_agent(packet).unwrap());
 }
 
 #[test]
 fn a_later_message_ends_a_connection_of_an_earlier_version() {
-    let library = wire::encode(&ToDaemon::Library { version: "0.1.0".into() });
-    assert!(wire::decode_to_daemon(&library, VERSION).is_ok());
-    let why = wire::decode_to_daemon(&library, OLDEST).unwrap_err().to_string();
-    assert_eq!(why, "a message of protocol 6 on a connection that speaks 5");
+    let renewed = wire::encode(&ToDaemon::PoolRenewed { descriptor: 3 });
+    assert!(wire::decode_to_daemon(&renewed, VERSION).is_ok());
+    let why = wire::decode_to_daemon(&renewed, OLDEST).unwrap_err().to_string();
+    assert_eq!(why, "a message of protocol 7 on a connection that speaks 6");
     assert!(wire::decode_to_daemon(&wire::encode(&ToDaemon::Ready), OLDEST).is_ok());
 }

@@ -345,26 +345,42 @@ static int register_hooks(struct hook *hooks, unsigned int count)
 	return ret;
 }
 
+/* Which function is traced: said once. Freed and said again, the kernel would free it twice. */
+int ppr_hooks_init(void)
+{
+	int ret = ftrace_set_filter(&isolate_ops, "__isolate_free_page", strlen("__isolate_free_page"), 1);
+
+	if (ret) {
+		pr_err("ppr: cannot trace __isolate_free_page (%d): without it compaction could use pages that are marked\n", ret);
+		ftrace_free_filter(&isolate_ops);
+	}
+	return ret;
+}
+
+void ppr_hooks_exit(void)
+{
+	ftrace_free_filter(&isolate_ops);
+}
+
 int ppr_hooks_cancel_start(void)
 {
 	unsigned int cpu;
 	int ret;
 
-	for_each_possible_cpu(cpu)
+	for_each_possible_cpu(cpu) {
 		raw_spin_lock_init(&per_cpu_ptr(&rings, cpu)->lock);
-	ret = ftrace_set_filter(&isolate_ops, "__isolate_free_page", strlen("__isolate_free_page"), 1);
-	if (!ret)
-		ret = register_ftrace_function(&isolate_ops);
+		/* What was freed before is on the free lists, which are walked. */
+		per_cpu_ptr(&rings, cpu)->count = 0;
+	}
+	ret = register_ftrace_function(&isolate_ops);
 	if (ret) {
 		pr_err("ppr: cannot trace __isolate_free_page (%d): without it compaction could use pages that are marked%s\n", ret,
 		       ret == -EBUSY ? " (is kernel.ftrace_enabled 0?)" : "");
-		ftrace_free_filter(&isolate_ops);
 		return ret;
 	}
 	ret = register_hooks(cancel_hooks, ARRAY_SIZE(cancel_hooks));
 	if (ret) {
 		unregister_ftrace_function(&isolate_ops);
-		ftrace_free_filter(&isolate_ops);
 		return ret;
 	}
 	/* Who passed a tracepoint before it was patched has let go of the zone's lock after this. Only now
@@ -377,7 +393,6 @@ void ppr_hooks_cancel_stop(void)
 {
 	unregister_hooks(cancel_hooks, ARRAY_SIZE(cancel_hooks));
 	unregister_ftrace_function(&isolate_ops);
-	ftrace_free_filter(&isolate_ops);
 }
 
 int ppr_hooks_mark_start(void)

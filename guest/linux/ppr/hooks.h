@@ -9,6 +9,8 @@
 
 extern bool ppr_check;
 
+int ppr_hooks_init(void);
+void ppr_hooks_exit(void);
 int ppr_hooks_cancel_start(void);
 void ppr_hooks_cancel_stop(void);
 int ppr_hooks_mark_start(void);

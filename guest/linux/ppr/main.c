@@ -3,9 +3,10 @@
  * Per-Page Recycler, the guest's side: tells the host which pages this guest does not need, without
  * a word between them.
  *
- * The pool is BAR 2 of an ivshmem-plain device. Loading refuses where it is not sure that every
- * page that leaves the buddy allocator is seen. Unloading cancels every mark. A guest that ends in
- * order (reboot, kexec, panic) does too.
+ * The pool is BAR 2 of an ivshmem-plain device, which may come and go: while there is none, nothing
+ * is watched and nothing marked. A device is refused where it is not sure that every page that
+ * leaves the buddy allocator is seen. When it is unplugged, or the module unloaded, every mark is
+ * cancelled. A guest that ends in order (reboot, kexec, panic) does that too.
  */
 #include <linux/cc_platform.h>
 #include <linux/cpu.h>
@@ -86,49 +87,38 @@ static void device_close(void)
 	device = NULL;
 }
 
-/* Takes the first ivshmem device whose memory is a pool. */
-static int device_open(void)
+/* -ENODEV: its memory is no pool. */
+static int device_open(struct pci_dev *pdev)
 {
-	struct pci_dev *pdev = NULL;
-	int ret = -ENODEV;
+	int err;
 
-	while ((pdev = pci_get_device(IVSHMEM_VENDOR, IVSHMEM_DEVICE, pdev))) {
-		int err;
-
-		if (!pci_resource_len(pdev, IVSHMEM_BAR))
-			continue;
-		err = pci_enable_device(pdev);
-		if (err)
-			continue;
-		err = pci_request_region(pdev, IVSHMEM_BAR, "ppr");
-		if (err) {
-			pr_warn("ppr: %s is in use by another driver (%d)\n", pci_name(pdev), err);
-			pci_disable_device(pdev);
-			ret = err;
-			continue;
-		}
-		device = pci_dev_get(pdev);
-		err = pool_map(pdev);
-		if (!err)
-			err = ppr_pool_open(mapping, pci_resource_len(pdev, IVSHMEM_BAR), ppr_last_frame());
-		if (!err) {
-			pci_dev_put(pdev);
-			return 0;
-		}
-		device_close();
-		if (err != -ENODEV)
-			ret = err;
+	if (!pci_resource_len(pdev, IVSHMEM_BAR))
+		return -ENODEV;
+	err = pci_enable_device(pdev);
+	if (err)
+		return err;
+	err = pci_request_region(pdev, IVSHMEM_BAR, "ppr");
+	if (err) {
+		pr_warn("ppr: the memory of %s is in use by another driver (%d)\n", pci_name(pdev), err);
+		pci_disable_device(pdev);
+		return err;
 	}
-	if (ret == -ENODEV)
-		pr_err("ppr: no ivshmem device holds a pool: start the guest with one that the host has initialised\n");
-	return ret;
+	device = pci_dev_get(pdev);
+	err = pool_map(pdev);
+	if (!err)
+		err = ppr_pool_open(mapping, pci_resource_len(pdev, IVSHMEM_BAR), ppr_last_frame());
+	if (err)
+		device_close();
+	return err;
 }
 
 /* ---- marking, and not ------------------------------------------------------------ */
 
 static DEFINE_MUTEX(marks_lock);
-/* How many reasons there are not to mark; loading is one. */
+/* How many reasons there are not to mark; that there is no device is one. */
 static unsigned int holds = 1;
+/* The host was found to hold pages for too long: one more reason. */
+static bool stuck;
 
 /* After this nothing is marked, until it is released. Pages that a host is zeroing at this moment
  * stay claimed. */
@@ -160,8 +150,6 @@ static DECLARE_DEFERRABLE_WORK(work, work_fn);
 
 static void work_fn(struct work_struct *unused)
 {
-	static bool stuck;
-
 	if (atomic_read(&ppr_stuck) && !stuck) {
 		stuck = true;
 		marks_hold();
@@ -323,15 +311,17 @@ static int kernel_fits(void)
 	return -EOPNOTSUPP;
 }
 
-static int __init ppr_init(void)
+/* A device has come: starts with what it finds in the pool, which another kernel may have left. */
+static int start(struct pci_dev *pdev)
 {
-	int ret = kernel_fits();
+	int ret = device_open(pdev);
 
 	if (ret)
 		return ret;
-	ret = device_open();
-	if (ret)
-		return ret;
+	/* What was left over when the last device went. */
+	holds = 1;
+	stuck = false;
+	atomic_set(&ppr_stuck, 0);
 	/* Marks of a kernel that went before, and what the host still does about them. */
 	ppr_pool_cancel_all();
 	if (!ppr_pool_wait_claims(10, true)) {
@@ -371,7 +361,8 @@ close:
 	return ret;
 }
 
-static void __exit ppr_exit(void)
+/* The device goes. When this returns nothing is marked or claimed, and nothing touches the pool. */
+static void stop(void)
 {
 	unsigned int seconds = 0;
 
@@ -384,13 +375,72 @@ static void __exit ppr_exit(void)
 	 * that. */
 	while (!ppr_pool_wait_claims(1, true))
 		if (!(++seconds % 10))
-			pr_warn("ppr: unloading waits for the host to let go of pages, %u s now: start the host again\n", seconds);
+			pr_warn("ppr: stopping waits for the host to let go of pages, %u s now: start the host again\n", seconds);
 	cpus_stop();
 	notifiers_stop();
 	ppr_hooks_cancel_stop();
 	atomic64_set(&ppr_pool.header[PPR_H_GUEST_STATE], PPR_GUEST_ABSENT);
 	device_close();
 	pr_info("ppr: every mark is cancelled\n");
+}
+
+/* Devices are found, come and go on several threads; there is one pool at a time. */
+static DEFINE_MUTEX(pool_lock);
+
+static int ppr_probe(struct pci_dev *pdev, const struct pci_device_id *id)
+{
+	int ret = -EBUSY;
+
+	mutex_lock(&pool_lock);
+	if (device)
+		pr_warn("ppr: %s is left alone: there is a pool already\n", pci_name(pdev));
+	else
+		ret = start(pdev);
+	mutex_unlock(&pool_lock);
+	return ret;
+}
+
+static void ppr_remove(struct pci_dev *pdev)
+{
+	mutex_lock(&pool_lock);
+	if (device == pdev)
+		stop();
+	mutex_unlock(&pool_lock);
+}
+
+static const struct pci_device_id ppr_ids[] = {
+	{ PCI_DEVICE(IVSHMEM_VENDOR, IVSHMEM_DEVICE) },
+	{ }
+};
+MODULE_DEVICE_TABLE(pci, ppr_ids);
+
+static struct pci_driver ppr_driver = {
+	.name = "ppr",
+	.id_table = ppr_ids,
+	.probe = ppr_probe,
+	.remove = ppr_remove,
+};
+
+static int __init ppr_init(void)
+{
+	int ret = kernel_fits();
+
+	if (!ret)
+		ret = ppr_hooks_init();
+	if (ret)
+		return ret;
+	ret = pci_register_driver(&ppr_driver);
+	if (ret)
+		ppr_hooks_exit();
+	else if (!READ_ONCE(device))
+		pr_info("ppr: waits for an ivshmem device that the host has initialised as a pool\n");
+	return ret;
+}
+
+static void __exit ppr_exit(void)
+{
+	pci_unregister_driver(&ppr_driver);
+	ppr_hooks_exit();
 }
 
 module_init(ppr_init);

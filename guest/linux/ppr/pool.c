@@ -103,6 +103,16 @@ unsigned long ppr_pool_marked(void)
 }
 
 /*
+ * Whether the pool has vanished: a device that was torn out, or whose memory is switched off, reads
+ * as all ones or as zeros, and every page would seem claimed for ever. A host that has lost the
+ * device has no pool either.
+ */
+static bool ppr_pool_gone(void)
+{
+	return unlikely(atomic64_read(&ppr_pool.header[PPR_H_MAGIC]) != PPR_MAGIC);
+}
+
+/*
  * Waits until the host has let go of every page; false: it has not within `seconds`. `sleep`:
  * where that is allowed, since a CPU that spins for seconds is taken for one that hangs.
  */
@@ -110,7 +120,7 @@ bool ppr_pool_wait_claims(unsigned int seconds, bool sleep)
 {
 	u64 end = ktime_get_mono_fast_ns() + seconds * (u64)NSEC_PER_SEC;
 
-	while (ppr_pool_claimed()) {
+	while (ppr_pool_claimed() && !ppr_pool_gone()) {
 		if (ktime_get_mono_fast_ns() > end)
 			return false;
 		if (sleep)
@@ -133,7 +143,9 @@ noinline void ppr_pool_wait_word(unsigned long word, u64 bits)
 
 	while (atomic64_read(&ppr_pool.claims[word]) & bits) {
 		cpu_relax();
-		if (!(++spins % 4096) && ktime_get_mono_fast_ns() - start > NSEC_PER_SEC)
+		if (!(++spins % 256) && ppr_pool_gone())
+			break;
+		if (!(spins % 4096) && ktime_get_mono_fast_ns() - start > NSEC_PER_SEC)
 			atomic_set(&ppr_stuck, 1);
 	}
 	/* What the host wrote to the page is there before what the guest does next. */

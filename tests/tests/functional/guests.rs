@@ -1,12 +1,11 @@
 //! Real guests under QEMU: they checksum their own files while their memory is merged.
 
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::net::UnixStream;
+use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use e2e::{Daemon, Guest, eventually, program, skipped};
+use e2e::{Daemon, Guest, Qmp, eventually, program, skipped};
 use serde_json::{Value, json};
 
 const MEMORY: u32 = 192;
@@ -57,38 +56,6 @@ fn guests_of_every_shape_merge_and_keep_every_byte() {
     assert!(status["pages_sharing"].as_u64() > Some(30_000), "{status}");
     for guest in &mut guests {
         guest.pass_rounds(2);
-    }
-}
-
-/// A connection to a guest's QMP socket.
-struct Qmp(BufReader<UnixStream>);
-
-impl Qmp {
-    fn connect(path: &Path) -> Self {
-        let stream = eventually("QMP", Duration::from_secs(20), || UnixStream::connect(path).ok());
-        let mut qmp = Self(BufReader::new(stream));
-        qmp.answer();
-        qmp.execute("qmp_capabilities", json!({}));
-        qmp
-    }
-
-    fn answer(&mut self) -> Value {
-        loop {
-            let mut line = String::new();
-            self.0.read_line(&mut line).unwrap();
-            let value: Value = serde_json::from_str(&line).unwrap();
-            if value.get("event").is_none() {
-                return value;
-            }
-        }
-    }
-
-    fn execute(&mut self, command: &str, arguments: Value) -> Value {
-        let request = json!({ "execute": command, "arguments": arguments });
-        writeln!(self.0.get_mut(), "{request}").unwrap();
-        let answer = self.answer();
-        assert!(answer.get("return").is_some(), "{command}: {answer}");
-        answer["return"].clone()
     }
 }
 

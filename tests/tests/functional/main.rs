@@ -1,17 +1,28 @@
 //! What a user sees: each command, real clients and real guests.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod agree;
+mod attach;
 mod checkpoint;
 mod cli;
 mod dirty;
 mod doctor;
 mod domains;
+mod errors;
 mod estimate;
+mod full;
 mod guests;
+mod guide;
+mod headroom;
 mod metrics;
+mod migration;
+mod pausing;
 mod pool;
 mod proxmox;
 mod recycling;
+mod seeing;
 mod service;
+mod sharing;
+mod snapshot;
 mod upgrade;
 mod vmm;

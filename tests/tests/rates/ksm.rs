@@ -162,6 +162,33 @@ fn it_does_not_begin_beside_the_kernels_advisor() {
 }
 
 #[test]
+fn once_sets_a_rate_after_one_scan_and_leaves_it() {
+    let Some(host) = Host::take() else { return };
+    let _memory = Mergeable::start(2_000);
+    let out = advise(&["--target", "2", "--once"]).output().unwrap();
+    let said = String::from_utf8_lossy(&out.stdout);
+    assert!(out.status.success() && said.contains("scan took"), "{said}{}", String::from_utf8_lossy(&out.stderr));
+    assert_ne!(host.ksm.pages_to_scan().unwrap(), 123);
+}
+
+#[test]
+fn a_dry_run_prints_its_decisions_and_changes_nothing() {
+    let Some(host) = Host::take() else { return };
+    let _memory = Mergeable::start(2_000);
+    // It looks at a scanner that runs; at one that does not there is nothing to decide.
+    host.ksm.set_pages_to_scan(500).unwrap();
+    host.ksm.set_run(1).unwrap();
+    let mut child = advise(&["--target", "1", "--dry-run"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let decision = lines.find(|line| line.as_ref().unwrap().contains("scan took")).unwrap().unwrap();
+    assert!(decision.contains("pages"), "{decision}");
+    assert_eq!((host.ksm.pages_to_scan().unwrap(), host.ksm.run().unwrap()), (500, 1));
+    signal_process(child.id() as i32, libc::SIGTERM);
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert_eq!((host.ksm.pages_to_scan().unwrap(), host.ksm.run().unwrap()), (500, 1));
+}
+
+#[test]
 fn bad_input_is_named_with_its_range() {
     for (args, words) in [
         (&["--target", "0"][..], ["0.1", "86400"]),

@@ -2,7 +2,7 @@
 //! every write.
 //!
 //! `PAGEONE_SOAK_SECONDS` says how long; without it the test is skipped (`make soak`: 1800, in CI:
-//! 180).
+//! 120).
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::time::{Duration, Instant};
@@ -80,7 +80,7 @@ fn guests_survive_everything() {
     let mut guests = vec![start_guest(&daemon), start_guest(&daemon)];
     let (mut client, mut since) = writer(&daemon);
     let (mut kills, mut rounds, mut ended, mut most_merged) = (0u32, 0usize, 0, 0);
-    // Often enough for twenty kills in three minutes.
+    // Often enough for twenty kills in two minutes.
     let pause = (seconds * 1000 / 30).min(30_000);
     let end = Instant::now() + Duration::from_secs(seconds);
     while Instant::now() < end || kills < 20 {

@@ -22,6 +22,7 @@ use kmem::procfs::smaps_rollup;
 use testguest::{Contents, Guest};
 
 use crate::harness::host::{self, Others};
+use crate::subjects::Who;
 use crate::subjects::engine::{Engine, Subject};
 use crate::subjects::ksm::{Pace, Rival};
 use crate::subjects::pageone::HugePages;
@@ -68,23 +69,6 @@ pub(crate) struct Options {
     /// Directory for a plot of the memory in use
     #[arg(long, value_name = "DIR")]
     plots: Option<PathBuf>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Who {
-    Nothing,
-    Ksm,
-    Pageone,
-}
-
-impl Who {
-    fn name(self) -> &'static str {
-        match self {
-            Who::Nothing => "nothing",
-            Who::Ksm => "ksm",
-            Who::Pageone => "pageone",
-        }
-    }
 }
 
 struct Plan {

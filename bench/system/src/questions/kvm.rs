@@ -23,6 +23,7 @@ use testguest::{Accelerator, Guest};
 
 use crate::harness::host;
 use crate::harness::tracing::{Counted, Tracing};
+use crate::subjects::Who;
 use crate::subjects::engine::{Engine, Subject};
 use crate::subjects::ksm::{Pace, Rival};
 use crate::subjects::pageone::{HugePages, PageOne};
@@ -76,23 +77,6 @@ pub(crate) struct Options {
     /// Only under this; may be given more than once; all by default
     #[arg(long, value_enum)]
     only: Vec<Who>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Who {
-    Nothing,
-    Ksm,
-    Pageone,
-}
-
-impl Who {
-    fn name(self) -> &'static str {
-        match self {
-            Who::Nothing => "nothing",
-            Who::Ksm => "ksm",
-            Who::Pageone => "pageone",
-        }
-    }
 }
 
 /// Runs the bench.

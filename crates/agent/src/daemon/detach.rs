@@ -9,18 +9,23 @@
 //!
 //! The daemon does not scan meanwhile, so the kernel's notes of writes are the agent's.
 
+#![allow(unsafe_code)] // Advises on the program's memory.
+
 use std::os::fd::{AsFd, AsRawFd};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use kmem::range::Range;
+use kmem::raw;
 use rustix::io::Errno;
 use wire::{Detaching, RegionId, ToDaemon};
 
 use crate::daemon::send::{flush, try_flush};
 use crate::runtime::globals::{Phase, STATE, set_phase};
+use crate::runtime::late::is_late;
 use crate::runtime::log;
 use crate::runtime::poll;
+use crate::runtime::state::State;
 use crate::window::filler::Filler;
 use crate::window::gate;
 use crate::window::restore::{Cooling, note_writes, restore_region};
@@ -51,8 +56,9 @@ pub(super) fn detach() -> bool {
         if let Some(bytes) = state.regions.bytes(id, run) {
             // Fails only where nothing is mapped.
             let _ = state.uffds.untrack(bytes);
+            state.leave(id, run, None);
+            mark_again(&state, bytes);
         }
-        state.leave(id, run, None);
     }
     state.tell(ToDaemon::Detached);
     state.uffds.close();
@@ -67,6 +73,24 @@ pub(super) fn detach() -> bool {
         poll::wait(&mut [poll::interest(conn, libc::POLLOUT)], SEND_WAIT_MS);
     }
     true
+}
+
+/// In a program that was attached the kernel's mark comes back, which the program has set
+/// (`MADV_MERGEABLE`). What is retained maps frames: the kernel's KSM gets nothing of it.
+fn mark_again(state: &State, bytes: Range) {
+    if !is_late() {
+        return;
+    }
+    let mut at = bytes.start;
+    let mut retained = state.regions.retained().within(bytes);
+    retained.sort_by_key(|(part, _)| part.start);
+    for part in retained.into_iter().map(|(part, _)| part).chain([Range::new(bytes.end(), 0)]) {
+        if part.start > at {
+            // SAFETY: the advice changes no bytes and no access.
+            let _ = unsafe { raw::madvise(at, part.start - at, libc::MADV_MERGEABLE) };
+        }
+        at = at.max(part.end());
+    }
 }
 
 /// Restores what may go, at once and after cooldowns.

@@ -53,13 +53,11 @@ enum End {
 /// Serves daemons, one after the other, until one detaches this client, or management ends.
 pub(crate) fn serve(path: &Path) {
     let mut pause = FIRST_PAUSE;
-    let mut version = wire::VERSION;
     let mut requests = Requests::new();
     loop {
-        let end = session(path, version, &mut requests);
+        let end = session(path, &mut requests);
         STATE.lock().uplink.disconnect();
         permit_tracer(None);
-        let offered = std::mem::replace(&mut version, wire::VERSION);
         if requests.is_welcome() {
             pause = FIRST_PAUSE;
         }
@@ -67,12 +65,6 @@ pub(crate) fn serve(path: &Path) {
             End::Detached => {
                 log::line(format_args!("detached"));
                 return;
-            }
-            // A daemon of the oldest version takes no other.
-            End::Refused(reason) if !requests.is_welcome() && offered > wire::OLDEST => {
-                log::line(format_args!("refused with protocol {offered}, tries {}: {reason}", wire::OLDEST));
-                version = wire::OLDEST;
-                continue;
             }
             End::Refused(reason) => {
                 log::line(format_args!("refused: {reason}"));
@@ -128,10 +120,10 @@ fn leave() -> bool {
     done
 }
 
-/// One connection, which begins with this version of the protocol.
-fn session(path: &Path, version: u16, requests: &mut Requests) -> End {
-    requests.begin(version);
-    match connect(path, version) {
+/// One connection.
+fn session(path: &Path, requests: &mut Requests) -> End {
+    requests.begin();
+    match connect(path) {
         Ok(()) => log::line(format_args!("connected to {}", path.display())),
         Err(error) => return End::Failed(error),
     }
@@ -172,7 +164,7 @@ fn refusal(packet: &mut [u8]) -> Option<String> {
     None
 }
 
-fn connect(path: &Path, version: u16) -> Result<(), LinkError> {
+fn connect(path: &Path) -> Result<(), LinkError> {
     let mut state = STATE.lock();
     if phase() == Phase::Ended {
         return Err(LinkError::Closed);
@@ -186,7 +178,7 @@ fn connect(path: &Path, version: u16) -> Result<(), LinkError> {
     if peer.uid != 0 {
         permit_tracer(Some(peer.pid));
     }
-    let account = account(&state, version);
+    let account = account(&state);
     state.uplink.conn = Some(Kept::new(conn)?);
     state.uplink.outbox.open(account.into_iter());
     Ok(())
@@ -202,9 +194,9 @@ fn permit_tracer(daemon: Option<i32>) {
 }
 
 /// The first messages of a connection: what this client is, and what it has.
-fn account(state: &State, version: u16) -> Vec<ToDaemon> {
+fn account(state: &State) -> Vec<ToDaemon> {
     let mut account = vec![ToDaemon::Hello {
-        version,
+        version: wire::VERSION,
         domain: std::env::var(wire::ENV_DOMAIN).ok().filter(|domain| !domain.is_empty()),
         name: program_name(),
         forks: state.uplink.control.forks(),

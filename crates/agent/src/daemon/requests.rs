@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use wire::{ToAgent, ToDaemon};
+use wire::{OLDEST, ToAgent, ToDaemon, VERSION};
 
 use crate::daemon::batch::Merger;
 use crate::daemon::detach::detach;
@@ -28,8 +28,6 @@ pub(super) enum Handled {
 /// Handles the messages of one connection after the other.
 pub(super) struct Requests {
     merger: Merger,
-    /// The version of the protocol that this connection began with.
-    offered: u16,
     /// The daemon of this connection has welcomed this client.
     welcome: bool,
 }
@@ -37,12 +35,11 @@ pub(super) struct Requests {
 impl Requests {
     /// Before the first connection.
     pub(super) fn new() -> Self {
-        Self { merger: Merger::new(), offered: wire::VERSION, welcome: false }
+        Self { merger: Merger::new(), welcome: false }
     }
 
-    /// A new connection begins, with this version of the protocol.
-    pub(super) fn begin(&mut self, offered: u16) {
-        self.offered = offered;
+    /// A new connection begins.
+    pub(super) fn begin(&mut self) {
         self.welcome = false;
     }
 
@@ -55,9 +52,8 @@ impl Requests {
     pub(super) fn handle(&mut self, message: ToAgent) -> Result<Handled, LinkError> {
         match message {
             ToAgent::Refused { reason } => return Ok(Handled::Refused(reason)),
-            ToAgent::Welcome { version, .. } if !(wire::OLDEST..=self.offered).contains(&version) => {
-                let (oldest, offered) = (wire::OLDEST, self.offered);
-                let reason = format!("the daemon speaks protocol {version}, this library {oldest} to {offered}");
+            ToAgent::Welcome { version, .. } if !(OLDEST..=VERSION).contains(&version) => {
+                let reason = format!("the daemon speaks protocol {version}, this library {OLDEST} and {VERSION}");
                 return Ok(Handled::Refused(reason));
             }
             ToAgent::Welcome { version, direct_io_ms } if !self.welcome => {
@@ -102,6 +98,7 @@ impl Requests {
             ToAgent::Recycle { budget_ns } => {
                 sweep::sweep(Duration::from_nanos(budget_ns), || try_flush(&mut STATE.lock()));
             }
+            ToAgent::RenewPool => pool::renew(&mut STATE.lock()),
             ToAgent::Detach => {
                 if detach() {
                     return Ok(Handled::Detached);

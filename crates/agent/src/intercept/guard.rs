@@ -24,6 +24,7 @@ use rustix::io::Errno;
 use wire::{ENV_HUGE_PAGES, HugePages, RegionId, Run, ToDaemon};
 
 use crate::runtime::globals::{STATE, wake};
+use crate::runtime::log;
 use crate::runtime::sabotage::{self, Sabotage};
 use crate::runtime::state::State;
 use crate::runtime::state::region::{Region, Sticky};
@@ -291,6 +292,41 @@ pub(crate) fn maps_for_device(request: usize) -> bool {
 pub(crate) fn without_window(call: impl FnOnce() -> Answer) -> Answer {
     let _state = STATE.lock();
     call()
+}
+
+/// Whether a request of ioctl(2) registers memory with a userfaultfd (`UFFDIO_REGISTER`).
+pub(crate) fn registers(request: usize) -> bool {
+    /// `_IOWR(0xaa, 0, struct uffdio_register)` (include/uapi/linux/userfaultfd.h).
+    const UFFDIO_REGISTER: usize = 0xc020_aa00;
+    request == UFFDIO_REGISTER
+}
+
+/// Registers memory with a userfaultfd of the program's: QEMU does so where a guest arrives by
+/// postcopy, and for background snapshots. Memory has one userfaultfd at a time (`EBUSY`), so the
+/// managed parts leave management for good. QEMU would end otherwise, and the guest with it.
+///
+/// # Safety
+///
+/// The program makes this call: `argument` is the request's, a `struct uffdio_register`.
+pub(crate) unsafe fn register(argument: *const [u64; 2], call: impl Fn() -> Answer) -> Answer {
+    let answer = call();
+    if answer != Err(Errno::BUSY) {
+        return answer;
+    }
+    // SAFETY: the kernel has read the argument, which begins with a start and a length, before it
+    // looked at the memory. The program's structure is aligned for its 64-bit fields.
+    let [start, len] = unsafe { argument.read() };
+    let Some(range) = whole_pages(start as usize, len as usize) else { return answer };
+    with_pieces(range, |state, pieces| {
+        if pieces.is_empty() {
+            return answer;
+        }
+        log::line(format_args!(
+            "the program registers memory with a userfaultfd of its own: it is not merged any more"
+        ));
+        give_back(state, pieces, Users::Active)?;
+        call()
+    })
 }
 
 /// Takes pieces away from tracking. That fails only where nothing is mapped.

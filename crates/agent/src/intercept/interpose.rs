@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use kmem::raw::{self, Answer};
 
 use crate::intercept::next::next;
-use crate::intercept::{guard, mark, torn};
+use crate::intercept::{guard, mark, private, torn};
 use crate::runtime::globals::{TORN, TRACER_CHOSEN, WATCH};
 use crate::runtime::log;
 use crate::service::fork;
@@ -49,6 +49,7 @@ extern "C" fn at_load() {
     next(&REAL_CLONE, c"clone");
     next(&REAL_THREAD, c"pthread_create");
     next(&REAL_PRCTL, c"prctl");
+    private::at_load();
 }
 
 /// Whether a call may be about managed memory, and the tables can tell. In a child they are settled
@@ -71,6 +72,7 @@ pub unsafe extern "C" fn mmap(
     offset: i64,
 ) -> *mut c_void {
     let errno = raw::errno();
+    let (flags, fd) = private::mapping(flags, fd);
     let replaces = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) == libc::MAP_FIXED;
     // SAFETY: the program makes this very call, so it has met the system call's contract. The guard
     // asks for no more than that.
@@ -298,8 +300,17 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
     let errno = raw::errno();
     // SAFETY: the program makes this very call, so it has met the system call's contract.
     let call = || unsafe { raw::ioctl(fd, request as usize, argument as usize) };
-    let waits = guard::maps_for_device(request as usize) && WATCH.overlaps(0, usize::MAX);
-    answer(errno, if waits { guard::without_window(call) } else { call() }) as c_int
+    let result = if !WATCH.overlaps(0, usize::MAX) {
+        call()
+    } else if guard::maps_for_device(request as usize) {
+        guard::without_window(call)
+    } else if guard::registers(request as usize) {
+        // SAFETY: the argument is that of this request.
+        unsafe { guard::register(argument.cast(), call) }
+    } else {
+        call()
+    };
+    answer(errno, result) as c_int
 }
 
 /// prctl(2). Its parameters are variadic in C; on the supported architectures they are passed as

@@ -10,7 +10,7 @@ use kmem::range::Range;
 use wire::RegionId;
 
 use crate::intercept::guard::whole_pages;
-use crate::intercept::probe::{Unfit, probe};
+use crate::intercept::probe::{Ksm, Unfit, probe};
 use crate::runtime::globals::{ADOPTING, Phase, STASHED, STATE, phase, wake};
 use crate::runtime::lock::Blocked;
 use crate::runtime::log;
@@ -19,7 +19,7 @@ use crate::service::fork;
 use crate::service::start::{self, StartError};
 
 /// Smaller pieces are left to the kernel, in bytes: they save little, and each costs a region.
-const SMALLEST: usize = 1 << 20;
+pub(super) const SMALLEST: usize = 1 << 20;
 /// Pause between two looks at whether stashed events were acted upon.
 const STASH_PAUSE: Duration = Duration::from_micros(100);
 
@@ -88,8 +88,9 @@ pub(crate) fn mark(start: usize, len: usize) -> Result<Marked, MarkError> {
     Ok(marked)
 }
 
-fn take(piece: Range) -> Result<RegionId, MarkError> {
-    let sticky = probe(piece)?;
+/// Takes memory that no region manages yet. The caller has blocked all signals.
+pub(super) fn take(piece: Range) -> Result<RegionId, MarkError> {
+    let sticky = probe(piece, Ksm::Without)?;
     let mut state = STATE.lock();
     // The event thread may have read, and not acted upon, an event about older memory at this
     // address. It reads none while this flag is set.

@@ -14,7 +14,10 @@ use crate::runtime::denied::{self, Need};
 use crate::runtime::state::region::Sticky;
 
 mod malloc;
+mod marked;
 mod stacks;
+
+pub(crate) use marked::{Marked, marked};
 
 /// Why a range is not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -45,13 +48,18 @@ pub(crate) enum Unfit {
 /// What the kernel says of memory for a stack, a device or the like.
 const SPECIAL: Unfit = Unfit::Flag("memory with a special use");
 
+/// Whether the kernel's KSM may have marked the memory (`mg`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ksm {
+    /// It must not.
+    Without,
+    /// It may: the mark is about to be taken away.
+    Marked,
+}
+
 /// The advice on a range that is fit.
-pub(crate) fn probe(range: Range) -> Result<Sticky, Unfit> {
-    let file = File::open("/proc/self/smaps").map_err(|error| {
-        denied::tell(Need::Smaps, &error);
-        Unfit::Unknown
-    })?;
-    let (sticky, before) = probe_in(BufReader::with_capacity(64 << 10, file), range)?;
+pub(crate) fn probe(range: Range, ksm: Ksm) -> Result<Sticky, Unfit> {
+    let (sticky, before) = probe_in(smaps()?, range, ksm)?;
     if stacks::overlaps(range) {
         return Err(Unfit::Stack);
     }
@@ -62,8 +70,16 @@ pub(crate) fn probe(range: Range) -> Result<Sticky, Unfit> {
     }
 }
 
+fn smaps() -> Result<BufReader<File>, Unfit> {
+    let file = File::open("/proc/self/smaps").map_err(|error| {
+        denied::tell(Need::Smaps, &error);
+        Unfit::Unknown
+    })?;
+    Ok(BufReader::with_capacity(64 << 10, file))
+}
+
 /// The advice, and the start of the plain memory that ends with the range.
-fn probe_in(smaps: impl BufRead, range: Range) -> Result<(Sticky, usize), Unfit> {
+fn probe_in(smaps: impl BufRead, range: Range, ksm: Ksm) -> Result<(Sticky, usize), Unfit> {
     let (mut covered, mut inside) = (range.start, false);
     let mut before = Range::new(0, 0);
     let mut sticky = None;
@@ -87,7 +103,7 @@ fn probe_in(smaps: impl BufRead, range: Range) -> Result<(Sticky, usize), Unfit>
                 covered = end;
             }
         } else if inside && let Some(flags) = line.strip_prefix("VmFlags:") {
-            let this = advice(flags)?;
+            let this = advice(flags, ksm)?;
             if *sticky.get_or_insert(this) != this {
                 return Err(Unfit::Mixed);
             }
@@ -122,7 +138,7 @@ fn check_kind(fields: &str) -> Result<(), Unfit> {
 }
 
 /// The advice that a mapping's flags tell of.
-fn advice(flags: &str) -> Result<Sticky, Unfit> {
+fn advice(flags: &str, ksm: Ksm) -> Result<Sticky, Unfit> {
     let mut sticky = Sticky::default();
     for flag in flags.split_ascii_whitespace() {
         match flag {
@@ -131,6 +147,7 @@ fn advice(flags: &str) -> Result<Sticky, Unfit> {
             "hg" => sticky.huge = Some(true),
             "nh" => sticky.huge = Some(false),
             "nr" => sticky.no_reserve = true,
+            "mg" if ksm == Ksm::Marked => {}
             "mg" => return Err(Unfit::Flag("the kernel's KSM has it already")),
             "um" | "uw" | "ui" => return Err(Unfit::Flag("another userfaultfd has it")),
             "lo" => return Err(Unfit::Flag("locked memory")),
@@ -165,7 +182,7 @@ VmFlags: rd wr mr mw me ac mg
 ";
 
     fn fit(start: usize, len: usize) -> Result<Sticky, Unfit> {
-        probe_in(MAPS.as_bytes(), Range::new(0x7f00_0000_0000 + start, len)).map(|(sticky, _)| sticky)
+        probe_in(MAPS.as_bytes(), Range::new(0x7f00_0000_0000 + start, len), Ksm::Without).map(|(sticky, _)| sticky)
     }
 
     #[test]
@@ -186,14 +203,14 @@ VmFlags: rd wr mr mw me ac mg
     fn asks_the_kernel() {
         let len = 4 << 20;
         let start = mm::map_anonymous(len).unwrap();
-        assert_eq!(probe(Range::new(start, len)).map(|sticky| sticky.dont_fork), Ok(false));
+        assert_eq!(probe(Range::new(start, len), Ksm::Without).map(|sticky| sticky.dont_fork), Ok(false));
         // SAFETY: the memory was mapped above, and nothing but this test uses it.
         #[allow(unsafe_code)]
         unsafe {
             raw::madvise(start, len, libc::MADV_DONTFORK).unwrap();
-            assert_eq!(probe(Range::new(start, len)).map(|sticky| sticky.dont_fork), Ok(true));
+            assert_eq!(probe(Range::new(start, len), Ksm::Without).map(|sticky| sticky.dont_fork), Ok(true));
             raw::mprotect(start + 4096, 4096, libc::PROT_READ).unwrap();
-            assert!(probe(Range::new(start, len)).is_err());
+            assert!(probe(Range::new(start, len), Ksm::Without).is_err());
             raw::munmap(start, len).unwrap();
         }
     }

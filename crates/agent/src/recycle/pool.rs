@@ -95,3 +95,17 @@ pub(crate) fn set_ram(state: &mut State, extents: Vec<Extent>) -> Option<u64> {
     recycler.set_extents(extents);
     Some((frames * PAGE_SIZE as u64) >> 20)
 }
+
+/// QEMU's device is unplugged, or about to be plugged in: what the guest marked before is forgotten
+/// with the pool that it was marked in. Without memory for another pool the daemon gets no answer.
+pub(crate) fn renew(state: &mut State) {
+    let Some(recycler) = state.recycler.as_mut().filter(|recycler| recycler.has_monitor()) else { return };
+    match recycler.renewed() {
+        Ok(new) => {
+            let renewal = new.renewal();
+            state.recycler = Some(new);
+            state.tell(renewal);
+        }
+        Err(error) => log_error(&error),
+    }
+}

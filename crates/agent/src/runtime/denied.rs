@@ -46,6 +46,8 @@ pub(crate) enum Need<'a> {
     Status,
     /// Windows, and notes of writes.
     Userfaultfd,
+    /// What each thread does.
+    Threads,
     /// The daemon's socket.
     Socket(&'a Path),
 }
@@ -78,6 +80,7 @@ impl Need<'_> {
             Self::Status => 16,
             Self::Userfaultfd => 32,
             Self::Socket(_) => 64,
+            Self::Threads => 128,
         }
     }
 
@@ -89,6 +92,7 @@ impl Need<'_> {
             Self::MaxMapCount => "/proc/sys/vm/max_map_count".into(),
             Self::Status => "/proc/thread-self/status".into(),
             Self::Userfaultfd => DEVICE.into(),
+            Self::Threads => "/proc/self/task/*/syscall".into(),
             Self::Socket(path) => path.display().to_string(),
         }
     }
@@ -101,6 +105,7 @@ impl Need<'_> {
             Self::Maps => "owner @{PROC}/@{pid}/maps r,".into(),
             Self::MaxMapCount => "@{PROC}/sys/vm/max_map_count r,".into(),
             Self::Status => "owner @{PROC}/@{pid}/task/@{tid}/status r,".into(),
+            Self::Threads => "owner @{PROC}/@{pid}/task/@{tid}/{syscall,schedstat} r,".into(),
             Self::Userfaultfd | Self::Socket(_) => format!("{} rw,", self.path()),
         }
     }
@@ -126,12 +131,29 @@ pub(crate) fn tell(need: Need<'_>, error: &io::Error) {
         return;
     }
     let _signals = Blocked::all();
-    let line = format!("pageone-agent[{}]: {}\n", std::process::id(), sentence(need, &denier(need, error)));
+    let line = format!("pageone-agent[{}]: {}\n", std::process::id(), explain(need, error));
     raw::print(line.as_bytes());
 }
 
+/// Says that a system call was denied, for which there is no file: only a filter does that. Called
+/// once, where the agent starts; the caller holds no lock of the agent's tables.
+pub(crate) fn tell_of_filter(error: &dyn std::error::Error) {
+    let _signals = Blocked::all();
+    let id = std::process::id();
+    let line = format!(
+        "pageone-agent[{id}]: memory is not merged: {error}: a filter of system calls denies it; the program's sandbox \
+         (QEMU's -sandbox, systemd's SystemCallFilter=) must allow it\n"
+    );
+    raw::print(line.as_bytes());
+}
+
+/// The sentence about what was denied.
+pub(crate) fn explain(need: Need<'_>, error: &io::Error) -> String {
+    sentence(need, &denier(need, error))
+}
+
 fn denier(need: Need<'_>, error: &io::Error) -> Denier {
-    let is_own = matches!(need, Need::Smaps | Need::Pagemap | Need::Maps | Need::Status);
+    let is_own = !matches!(need, Need::MaxMapCount | Need::Userfaultfd | Need::Socket(_));
     if is_own && !ksm::is_dumpable() {
         return Denier::Program;
     }
@@ -145,7 +167,8 @@ fn denier(need: Need<'_>, error: &io::Error) -> Denier {
     let label = std::fs::read_to_string("/proc/self/attr/current");
     match label.as_deref().map(confinement) {
         Ok(Some(by)) => by,
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Denier::AppArmor(None),
+        // A filter answers EPERM.
+        Err(error) if error.raw_os_error() == Some(libc::EACCES) => Denier::AppArmor(None),
         _ if error.raw_os_error() == Some(libc::EPERM) => Denier::Filter,
         _ => Denier::Mode,
     }
@@ -194,7 +217,7 @@ fn sentence(need: Need<'_>, by: &Denier) -> String {
         }
         Denier::SeLinux(domain) => (
             format!("is denied to the SELinux domain {domain}"),
-            "a policy module must allow it, such as packaging/libvirt/selinux".into(),
+            "the policy module in /usr/share/pageone/selinux permits it".into(),
         ),
         Denier::Filter => {
             ("is denied by a filter of system calls, or by the kernel".into(), "the program's sandbox must allow it".into())
@@ -234,6 +257,7 @@ mod tests {
             Need::MaxMapCount,
             Need::Status,
             Need::Userfaultfd,
+            Need::Threads,
             Need::Socket(Path::new("/run/pageone/agent.sock")),
         ];
         let deniers = [Denier::AppArmor(None), Denier::Mode, Denier::Filter, Denier::SeLinux("svirt_t".into())];

@@ -4,7 +4,9 @@
 //! and the heap are entered without an argument. What they need is found here, and nowhere else.
 
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicUsize, Ordering};
+
+use rustix::io::Errno;
 
 use crate::runtime::bell::Bell;
 use crate::runtime::heap::Heap;
@@ -64,6 +66,13 @@ pub(crate) static FORKS_WATCHED: AtomicBool = AtomicBool::new(false);
 
 /// The agent has begun to start. A copy of the process made meanwhile does not start another.
 pub(crate) static STARTED: AtomicBool = AtomicBool::new(false);
+
+/// The agent's threads. A program is attached again only after those of the last time have ended.
+pub(crate) static THREADS: AtomicUsize = AtomicUsize::new(0);
+
+/// The thread that keeps [`STATE`] across a fork, as pthread_self(3) names it in parent and child;
+/// 0: none does.
+pub(crate) static KEEPER: AtomicUsize = AtomicUsize::new(0);
 
 /// The process in which the agent runs. A child of `vfork` shares this static.
 pub(crate) static OWNER: AtomicI32 = AtomicI32::new(0);
@@ -161,6 +170,19 @@ pub(crate) fn set_leaving(leaving: Leaving) {
     LEAVING.store(leaving as u8, Ordering::Release);
 }
 
+/// Opens [`WAKE`] for a new agent thread. In a program that is attached again somebody may have
+/// rung after the thread of the last time had looked: that is forgotten, or nobody would ring
+/// again.
+///
+/// # Errors
+///
+/// Those of `socketpair(2)`.
+pub(crate) fn open_wake() -> Result<(), Errno> {
+    WAKE.open()?;
+    WOKEN.store(false, Ordering::Release);
+    Ok(())
+}
+
 /// Tells the agent thread that messages are queued.
 pub(crate) fn wake() {
     if !WOKEN.swap(true, Ordering::AcqRel) {
@@ -172,4 +194,22 @@ pub(crate) fn wake() {
 pub(crate) fn woken() {
     WAKE.silence();
     WOKEN.store(false, Ordering::Release);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::poll;
+
+    #[test]
+    fn a_new_agent_thread_hears_although_the_last_one_was_woken_when_it_had_gone() {
+        wake();
+        open_wake().unwrap();
+        wake();
+        let mut fds = [poll::interest(WAKE.ear(), libc::POLLIN)];
+        poll::wait(&mut fds, 0);
+        assert_ne!(fds[0].revents, 0);
+        woken();
+        WAKE.close();
+    }
 }

@@ -48,6 +48,8 @@ struct Lists {
     end: usize,
     /// The reserve was the current chunk.
     has_used_reserve: bool,
+    /// There was a chunk after it.
+    has_grown: bool,
 }
 
 /// What a free piece holds.
@@ -69,11 +71,13 @@ impl Heap {
         }
     }
 
-    /// Takes a chunk from the kernel. False: it gives none (`RLIMIT_AS`), and allocations may fail.
+    /// Takes a chunk from the kernel, unless it has. False: there is none (`RLIMIT_AS`), and
+    /// allocations may fail.
     pub(crate) fn grow(&self) -> bool {
         self.hold();
         // SAFETY: this thread holds the mutex, so no other reference to the lists exists.
-        let has_grown = unsafe { (*self.lists.get()).grow() };
+        let lists = unsafe { &mut *self.lists.get() };
+        let has_grown = lists.has_grown || lists.grow();
         self.release();
         has_grown
     }
@@ -118,7 +122,8 @@ impl Heap {
 
 impl Lists {
     /// No chunk, and no free piece.
-    const EMPTY: Self = Self { free: [null_mut(); CLASSES], next: 0, end: 0, has_used_reserve: false };
+    const EMPTY: Self =
+        Self { free: [null_mut(); CLASSES], next: 0, end: 0, has_used_reserve: false, has_grown: false };
 
     /// `reserve` is the address of the heap's reserve.
     fn take(&mut self, class: usize, reserve: usize) -> *mut u8 {
@@ -150,7 +155,8 @@ impl Lists {
     /// Makes new memory the current chunk.
     fn grow(&mut self) -> bool {
         let Ok(chunk) = mm::map_anonymous(CHUNK) else { return false };
-        (self.next, self.end, self.has_used_reserve) = (chunk, chunk + CHUNK, true);
+        (self.next, self.end) = (chunk, chunk + CHUNK);
+        (self.has_used_reserve, self.has_grown) = (true, true);
         true
     }
 }

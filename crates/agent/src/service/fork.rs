@@ -16,6 +16,10 @@
 //! The handlers are registered before those of everybody else. The C library calls `prepare` in
 //! reverse order: so the lock is taken last, and released first. An allocator may hold its own lock
 //! across a fork, and call `madvise` or `munmap` with that lock held.
+//!
+//! In a program that was attached the handlers come last, so the lock would be taken first. There
+//! it is kept across a fork only if children inherit managed memory, which QEMU's do not
+//! (`MADV_DONTFORK`). Otherwise the child is one of a raw `clone`, without a step.
 
 #![allow(unsafe_code)] // Registers handlers with the C library.
 
@@ -27,9 +31,10 @@ use std::thread;
 use std::time::Duration;
 
 use crate::runtime::globals::{
-    FORKING, FORKS_WATCHED, HEAP, LINEAGE, NUMBERS, Phase, READING, STARTED, STARTING, STATE, STOP, TORN, WAKE, phase,
-    set_phase, take_spare,
+    FORKING, FORKS_WATCHED, HEAP, KEEPER, LINEAGE, NUMBERS, OWNER, Phase, READING, STARTED, STARTING, STATE, STOP,
+    TORN, WAKE, phase, set_phase, take_spare,
 };
+use crate::runtime::late::is_late;
 use crate::runtime::lock::Blocked;
 
 /// Pause between two looks at whether the event thread has closed what it read.
@@ -64,6 +69,11 @@ pub(crate) unsafe fn register(prepare: Handler, parent: Handler, child: Handler,
     }
 }
 
+/// Whether this process is a copy of one in which the agent ran.
+pub(crate) fn is_child() -> bool {
+    ![0, rustix::process::getpid().as_raw_pid()].contains(&OWNER.load(Ordering::Relaxed))
+}
+
 /// Whether the handlers are registered.
 pub(super) fn is_watched() -> bool {
     FORKS_WATCHED.load(Ordering::Acquire)
@@ -75,6 +85,7 @@ pub(super) fn is_watched() -> bool {
 static AT_LOAD: extern "C" fn() = at_load;
 
 extern "C" fn at_load() {
+    is_late();
     // SAFETY: no handler is given.
     unsafe { register(None, None, None, null_mut()) };
 }
@@ -101,6 +112,9 @@ pub(crate) fn around(fork: impl FnOnce() -> c_int) -> c_int {
 extern "C" fn before_fork() {
     settle();
     let mut state = STATE.lock();
+    if is_late() && (TORN.load(Ordering::Relaxed) || !state.regions.is_inherited()) {
+        return;
+    }
     while READING.load(Ordering::SeqCst) {
         thread::sleep(READING_PAUSE);
     }
@@ -109,10 +123,25 @@ extern "C" fn before_fork() {
     }
     FORKING.store(true, Ordering::Release);
     HEAP.hold();
+    KEEPER.store(this_thread(), Ordering::Relaxed);
     state.keep_across_fork();
 }
 
+/// The calling thread, as parent and child name it; never 0.
+fn this_thread() -> usize {
+    // SAFETY: it only reads.
+    unsafe { libc::pthread_self() as usize }
+}
+
+/// Whether this thread, or the one that it is the copy of, kept the lock across the fork.
+fn has_kept() -> bool {
+    KEEPER.compare_exchange(this_thread(), 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+}
+
 extern "C" fn after_in_parent() {
+    if !has_kept() {
+        return;
+    }
     HEAP.release();
     FORKING.store(false, Ordering::Release);
     // SAFETY: `before_fork` kept the lock on this thread, just before the fork.
@@ -120,6 +149,9 @@ extern "C" fn after_in_parent() {
 }
 
 extern "C" fn after_in_child() {
+    if !has_kept() {
+        return;
+    }
     HEAP.release();
     FORKING.store(false, Ordering::Release);
     READING.store(false, Ordering::Release);
@@ -170,6 +202,7 @@ pub(crate) fn settle() {
     // it too, and changed nothing.
     let cloned_by_us = FORKING.swap(false, Ordering::AcqRel);
     READING.store(false, Ordering::Release);
+    KEEPER.store(0, Ordering::Relaxed);
     let was_free = STATE.reset();
     HEAP.reset(cloned_by_us);
     end();

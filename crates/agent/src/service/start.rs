@@ -18,15 +18,17 @@ use crate::daemon::link;
 use crate::recycle::pool;
 use crate::runtime::denied::{self, Need};
 use crate::runtime::globals::{
-    HEAP, LINEAGE, Leaving, OWNER, Phase, STARTED, STARTING, STATE, STOP, WAKE, phase, set_leaving, set_phase,
+    HEAP, LINEAGE, Leaving, OWNER, Phase, STARTED, STARTING, STATE, STOP, THREADS, WAKE, open_wake, phase, set_leaving,
+    set_phase,
 };
 use crate::runtime::kept::Kept;
 use crate::runtime::ksm;
+use crate::runtime::late::is_late;
 use crate::runtime::lock::Blocked;
 use crate::runtime::log;
 use crate::runtime::sabotage::{self, Sabotage};
 use crate::runtime::state::window_uffd::WindowUffd;
-use crate::service::{events, fork};
+use crate::service::{calls, events, fork};
 use crate::window::filler;
 
 /// Bytes of stack for each thread.
@@ -92,16 +94,32 @@ pub(crate) fn start(socket: Option<&Path>) -> Result<(), StartError> {
         Phase::Ended => return Err(StartError::Ended),
         Phase::Idle => {}
     }
-    sabotage::read();
-    STARTED.store(true, Ordering::Release);
-    let result = try_start(socket);
-    if let Err(error) = &result {
-        undo();
+    let named = || env::var_os(wire::ENV_SOCKET).filter(|path| !path.is_empty()).map(PathBuf::from);
+    let socket = socket.map(Path::to_path_buf).or_else(named).ok_or(StartError::NoSocket);
+    socket.and_then(begin).inspect_err(|error| {
+        // Also where nothing was begun.
+        set_phase(Phase::Ended);
         tell_if_denied(error);
         log::line(format_args!("memory is left to the kernel: {error}"));
-    }
-    set_phase(if result.is_ok() { Phase::Running } else { Phase::Ended });
-    result
+    })
+}
+
+/// Starts the agent in a program that is attached, for the first time or again; the agent has ended
+/// before. The caller has blocked all signals.
+pub(crate) fn start_late(socket: PathBuf) -> Result<(), StartError> {
+    let _one = STARTING.lock();
+    // The new threads must not take the end of the last time for theirs.
+    set_phase(Phase::Idle);
+    begin(socket)
+}
+
+fn begin(socket: PathBuf) -> Result<(), StartError> {
+    sabotage::read();
+    STARTED.store(true, Ordering::Release);
+    set_leaving(Leaving::No);
+    let begun = try_start(socket).inspect_err(|_| undo());
+    set_phase(if begun.is_ok() { Phase::Running } else { Phase::Ended });
+    begun
 }
 
 /// Standard error gets a sentence if something was denied, whoever asked for a log.
@@ -111,16 +129,41 @@ fn tell_if_denied(error: &StartError) {
         StartError::Userfaultfd(CreateError::NoPermission(device)) => {
             denied::tell(Need::Userfaultfd, &(*device).into())
         }
+        other if other.is_denied() => denied::tell_of_filter(other),
         _ => {}
     }
 }
 
-fn try_start(socket: Option<&Path>) -> Result<(), StartError> {
+impl StartError {
+    /// Whether a system call was denied.
+    fn is_denied(&self) -> bool {
+        let errno = match self {
+            Self::Userfaultfd(CreateError::Os(errno)) | Self::Bell(errno) | Self::Lineage(errno) => *errno,
+            Self::Descriptor(error) | Self::Thread { error, .. } => {
+                return error.kind() == io::ErrorKind::PermissionDenied;
+            }
+            Self::Userfaultfd(CreateError::NotCompiledIn) => return true,
+            _ => return false,
+        };
+        matches!(errno, Errno::PERM | Errno::ACCESS)
+    }
+
+    /// What to tell those who attach the program.
+    pub(crate) fn explain(&self) -> String {
+        match self {
+            Self::Pagemap(error) => denied::explain(Need::Pagemap, error),
+            Self::Userfaultfd(CreateError::NoPermission(device)) => {
+                denied::explain(Need::Userfaultfd, &(*device).into())
+            }
+            other => other.to_string(),
+        }
+    }
+}
+
+fn try_start(path: PathBuf) -> Result<(), StartError> {
     if !fork::is_watched() {
         return Err(StartError::ForkHandlers);
     }
-    let named = || env::var_os(wire::ENV_SOCKET).filter(|path| !path.is_empty()).map(PathBuf::from);
-    let path = socket.map(Path::to_path_buf).or_else(named).ok_or(StartError::NoSocket)?;
     if kmem::page_size() != kmem::PAGE_SIZE {
         return Err(StartError::PageSize(kmem::page_size()));
     }
@@ -137,7 +180,7 @@ fn try_start(socket: Option<&Path>) -> Result<(), StartError> {
     let tracking = Arc::new(Kept::new(tracking)?);
     let window = WindowUffd::new()?;
     let filler = Kept::new(filler::create()?)?;
-    WAKE.open()?;
+    open_wake()?;
     STOP.open().inspect_err(|_| STOP.close())?;
     std::panic::set_hook(Box::new(|panic| log::line(format_args!("{panic}"))));
     let events_uffd = tracking.clone();
@@ -150,6 +193,7 @@ fn try_start(socket: Option<&Path>) -> Result<(), StartError> {
     spawn("pageone-agent", move || {
         let opened = STATE.lock().files.open_status();
         match opened {
+            Ok(()) if is_late() && !calls::wait() => end(),
             Ok(()) => link::serve(&path),
             // Pinned and locked memory could not be told from other memory.
             Err(error) => {
@@ -192,9 +236,14 @@ fn spawn(name: &'static str, body: impl FnOnce() + Send + 'static) -> Result<(),
         if catch_unwind(AssertUnwindSafe(body)).is_err() {
             end();
         }
+        THREADS.fetch_sub(1, Ordering::Release);
     };
+    THREADS.fetch_add(1, Ordering::Relaxed);
     let started = thread::Builder::new().name(name.into()).stack_size(STACK).spawn(body);
     drop(signals);
+    if started.is_err() {
+        THREADS.fetch_sub(1, Ordering::Release);
+    }
     started.map(drop).map_err(|error| StartError::Thread { name, error })
 }
 

@@ -163,6 +163,14 @@ pub enum Flaw {
         /// The mblock.
         mblock: u64,
     },
+    /// What is kept beside it is not whole.
+    #[error("what is kept beside it has {is} bytes, and {expected} were stored")]
+    Beside {
+        /// Bytes that are there.
+        is: u64,
+        /// Bytes that were stored.
+        expected: u64,
+    },
     /// An mblock cannot be read.
     #[error(transparent)]
     Object(#[from] ObjectError),

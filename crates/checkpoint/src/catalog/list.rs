@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use mpool::{Mdc, ObjectError};
 use serde::{Deserialize, Serialize};
 
+use super::attached::Attached;
 use super::index::Run;
 use super::{Checkpoint, OpenError, StoreError};
 
@@ -27,6 +28,9 @@ pub(super) enum Entry {
     /// The runs of the index, the oldest first, in place of those that there were; and the identity
     /// below which data mblocks are in it.
     Index(Vec<Run>, u64),
+    /// What is kept beside the checkpoint with this number. It comes before the checkpoint's own
+    /// record, and counts as long as the checkpoint is there.
+    Attached(u64, Attached),
 }
 
 pub(super) fn encode(entries: &[Entry]) -> Result<Vec<Vec<u8>>, StoreError> {
@@ -129,6 +133,8 @@ pub(super) struct Data {
 pub(super) struct List {
     pub(super) data: BTreeMap<u64, Data>,
     pub(super) checkpoints: Vec<Checkpoint>,
+    /// By the numbers of checkpoints.
+    pub(super) attached: BTreeMap<u64, Attached>,
     pub(super) runs: Vec<Run>,
     pub(super) covered: u64,
     pub(super) format: Option<u32>,
@@ -171,6 +177,7 @@ impl List {
             Entry::DataGone(gone) => gone.iter().for_each(|id| {
                 self.data.remove(id);
             }),
+            Entry::Attached(number, attached) => drop(self.attached.insert(number, attached)),
             Entry::Index(runs, covered) => (self.runs, self.covered) = (runs, covered),
         }
     }

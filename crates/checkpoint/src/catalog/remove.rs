@@ -29,22 +29,24 @@ impl Catalog {
         if self.checkpoints.is_empty() {
             self.drop_index()?;
         }
-        Ok(self.delete_map(&checkpoint)?)
+        self.delete_map(&checkpoint)?;
+        self.view.attached.remove(&checkpoint.number);
+        Ok(())
     }
 
     /// Deletes the root of a checkpoint that is not in the list any more, and the leaves that no
-    /// other checkpoint needs.
+    /// other checkpoint needs; of one that was removed, also what was kept beside it.
     pub(super) fn delete_map(&self, gone: &Checkpoint) -> Result<(), StoreError> {
         let needed: HashSet<u64> = self.maps().collect();
-        let all = gone.needs.leaves.iter().chain([&gone.root]).copied();
+        let all = gone.needs.leaves.iter().chain([&gone.root]).copied().chain(self.beside(gone));
         // Whatever its record said, no data are deleted.
         let unneeded: Vec<u64> = all.filter(|id| !needed.contains(id) && !self.data.contains_key(id)).collect();
         self.delete(&unneeded)
     }
 
-    /// The mblocks of all maps.
+    /// The mblocks of all maps, and of what is kept beside checkpoints.
     pub(super) fn maps(&self) -> impl Iterator<Item = u64> {
-        self.checkpoints.iter().flat_map(|c| c.needs.leaves.iter().copied().chain([c.root]))
+        self.checkpoints.iter().flat_map(|c| c.needs.leaves.iter().copied().chain([c.root]).chain(self.beside(c)))
     }
 
     /// Removes data mblocks that no checkpoint needs.

@@ -16,6 +16,7 @@ use std::collections::{BTreeSet, HashSet};
 use mpool::{MblockWriter, ObjectError, Pool};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
+use super::attached::Attached;
 use super::index::{Index, key};
 use super::list::{Data, Entry, Needs};
 use super::map::NewMap;
@@ -156,19 +157,20 @@ impl Store {
     }
 
     /// Commits the data mblocks that a checkpoint uses, and its map, and records it. `write_map`
-    /// writes the map; `describe` makes the checkpoint of its root, blocks and needs.
+    /// writes the map, and what is kept beside the checkpoint; `describe` makes the checkpoint of
+    /// its root, blocks and needs.
     pub(super) fn commit(
         &self,
         used: &BTreeSet<u64>,
-        write_map: impl FnOnce(&View) -> Result<NewMap, StoreError>,
+        write_map: impl FnOnce(&View) -> Result<(NewMap, Option<Attached>), StoreError>,
         describe: impl FnOnce(u64, u64, Needs) -> Checkpoint,
     ) -> Result<Checkpoint, StoreError> {
         let (data, writer) = self.settle(used)?.map(|Full { contents, writer }| (contents, writer)).unzip();
         let mut map = write_map(&self.view());
-        let blocks = map.as_ref().map_or(0, NewMap::blocks);
+        let blocks = map.as_ref().map_or(0, |(map, _)| map.blocks());
         let mut writers: Vec<MblockWriter> = writer.into_iter().collect();
         // Others may have pages in the data mblock: it is committed even if the map failed.
-        if let Ok(map) = &mut map {
+        if let Ok((map, _)) = &mut map {
             writers.append(&mut map.writers);
         }
         let committed = MblockWriter::commit_all(writers).map(drop);
@@ -177,9 +179,9 @@ impl Store {
             Some(data) => self.land(&mut state, data.id, data.hashes.len() as u32, committed)?,
             None => committed?,
         }
-        let NewMap { id, needs, .. } = map?;
+        let (NewMap { id, needs, .. }, attached) = map?;
         let checkpoint = describe(id, blocks, needs);
-        state.record(&checkpoint)?;
+        state.record(&checkpoint, attached)?;
         Ok(checkpoint)
     }
 
@@ -275,9 +277,12 @@ impl State {
     }
 
     /// Records a checkpoint whose mblocks are committed.
-    fn record(&mut self, checkpoint: &Checkpoint) -> Result<(), StoreError> {
+    fn record(&mut self, checkpoint: &Checkpoint, attached: Option<Attached>) -> Result<(), StoreError> {
         let data = Entry::Data(self.unrecorded.clone());
-        self.catalog.append(&[data, Entry::Checkpoint(checkpoint.clone(), checkpoint.needs.clone())])?;
+        let beside = attached.iter().map(|attached| Entry::Attached(checkpoint.number, attached.clone()));
+        let own = Entry::Checkpoint(checkpoint.clone(), checkpoint.needs.clone());
+        self.catalog.append(&[data].into_iter().chain(beside).chain([own]).collect::<Vec<_>>())?;
+        self.catalog.view.attached.extend(attached.map(|attached| (checkpoint.number, attached)));
         self.unrecorded.clear();
         self.catalog.enter(checkpoint.clone());
         // The checkpoint is stored. What the index lacks, if this fails, the next one adds.

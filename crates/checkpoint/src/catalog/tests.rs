@@ -30,8 +30,16 @@ fn try_store(catalog: Catalog, name: &str, seeds: &[u64]) -> Result<(Checkpoint,
     };
     writer.set_pages(seeds.len());
     put(&mut writer, 0, &pages_of(seeds).concat())?;
+    if let Some(bytes) = beside(name) {
+        writer.keep_beside(bytes);
+    }
     let stored = writer.commit("test".into(), vec![(0, (seeds.len() * BLOCK) as u64)])?;
     Ok((stored, store.into_catalog()))
+}
+
+/// What is kept beside checkpoints of some names.
+fn beside(name: &str) -> Option<Vec<u8>> {
+    name.starts_with("few").then(|| name.as_bytes().repeat(1000))
 }
 
 /// Stores consecutive pages, and those that are put off.
@@ -69,7 +77,10 @@ impl View {
 
 fn load_from(catalog: &View, name: &str) -> Vec<Vec<u8>> {
     let pool = &catalog.pool;
-    let map = catalog.map(catalog.find(name).unwrap()).unwrap();
+    let checkpoint = catalog.find(name).unwrap();
+    let bytes = catalog.beside_checkpoint(checkpoint).unwrap();
+    assert!(bytes == beside(name) && bytes.is_some() == catalog.has_beside(checkpoint), "beside {name}");
+    let map = catalog.map(checkpoint).unwrap();
     map.into_iter()
         .map(|at| {
             let mut page = vec![0; BLOCK];
@@ -79,6 +90,31 @@ fn load_from(catalog: &View, name: &str) -> Vec<Vec<u8>> {
             page
         })
         .collect()
+}
+
+#[test]
+fn an_image_has_every_page_wherever_it_is_read_from() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = Pool::create(&dir.path().join("pool"), "test").unwrap();
+    let seeds = [1, 2, 0, 0, 3, 2, 1, 0, 4, 5];
+    store(&pool, "few", &seeds);
+    let catalog = Catalog::open(&pool).unwrap();
+    let image = catalog.image(catalog.find("few").unwrap()).unwrap();
+    // Behind the last page are zeros.
+    let want = [pages_of(&seeds).concat(), vec![0; 2 * BLOCK]].concat();
+    for first in 0..seeds.len() {
+        for len in 1..=seeds.len() + 2 - first {
+            let mut bytes = vec![9; len * BLOCK];
+            image.read(first as u64, &mut bytes).unwrap();
+            assert!(bytes == want[first * BLOCK..(first + len) * BLOCK], "{len} pages from {first}");
+        }
+    }
+    // What is missing from the pool is an error, not zeros.
+    let data = *catalog.data.keys().next().unwrap();
+    pool.mblock_delete(&[data]).unwrap();
+    let error = image.read(0, &mut vec![0; BLOCK]).unwrap_err().to_string();
+    assert!(error.contains("checkpoint few") && catalog.image(catalog.find("few").unwrap()).is_err(), "{error}");
+    assert!(image.read(2, &mut vec![0; BLOCK]).is_ok(), "zeros are known without it");
 }
 
 #[test]

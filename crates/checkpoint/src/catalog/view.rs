@@ -5,6 +5,7 @@ use std::io;
 
 use mpool::{Advice, BLOCK, MapError, Mcache, Pool, Temperature};
 
+use super::attached::Attached;
 use super::list::Data;
 use super::map::LEAF;
 use super::{CatalogDamage, Checkpoint, FindError, Flaw, PageFlaw, ReadError, Warning};
@@ -19,6 +20,8 @@ pub struct View {
     /// The data mblocks, by identity.
     pub(super) data: BTreeMap<u64, Data>,
     pub(super) checkpoints: Vec<Checkpoint>,
+    /// What is kept beside checkpoints, by their numbers.
+    pub(super) attached: BTreeMap<u64, Attached>,
     /// The first damage of the list; the catalogue must not be changed then.
     pub(super) damage: Option<String>,
 }

@@ -11,7 +11,7 @@ use super::list::{Entry, count, replace};
 use super::map::{Changes, Root};
 use super::pages::{Compared, InPool, Pages};
 use super::store::{Place, Store};
-use super::{Catalog, Checkpoint, ReadError, StoreError, Warning};
+use super::{Catalog, Checkpoint, ReadError, StoreError, View, Warning};
 
 /// Data mblocks that may be missing from the index when a checkpoint ends: the next one reads their
 /// hashes, which takes less than writing them to the index.
@@ -40,6 +40,8 @@ pub struct Writer<'a> {
     /// Data mblocks that were in memory when a page was found there.
     used: BTreeSet<u64>,
     new_pages: u64,
+    /// What is kept beside it.
+    beside: Option<Vec<u8>>,
     stored: bool,
 }
 
@@ -77,6 +79,7 @@ impl<'a> Writer<'a> {
             compared: Compared::new(pool),
             used: BTreeSet::new(),
             new_pages: 0,
+            beside: None,
             stored: false,
         }
     }
@@ -176,6 +179,13 @@ impl<'a> Writer<'a> {
         }
     }
 
+    /// Keeps these bytes beside the checkpoint: see [`View::beside_checkpoint`].
+    ///
+    /// [`View::beside_checkpoint`]: super::View::beside_checkpoint
+    pub fn keep_beside(&mut self, bytes: Vec<u8>) {
+        self.beside = Some(bytes);
+    }
+
     /// Warnings of pages that the pool cannot read and that were or will be stored again; each
     /// data mblock is reported once by all checkpoints of a [`Store`].
     pub fn warnings(&mut self) -> Vec<Warning> {
@@ -195,7 +205,13 @@ impl<'a> Writer<'a> {
             let number = root;
             Checkpoint { name, created, source, regions, new_pages, map_pages, root, number, needs }
         };
-        let checkpoint = self.store.commit(&self.used, |view| view.write_map(base, &self.changes), describe)?;
+        let beside = self.beside.take();
+        let write = |view: &View| {
+            let mut map = view.write_map(base, &self.changes)?;
+            let attached = beside.map(|bytes| view.write_attached(&bytes, &mut map.writers)).transpose()?;
+            Ok((map, attached))
+        };
+        let checkpoint = self.store.commit(&self.used, write, describe)?;
         self.stored = true;
         Ok(checkpoint)
     }

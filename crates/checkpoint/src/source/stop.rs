@@ -28,10 +28,10 @@ impl Source {
     pub(crate) fn stop(&self) -> Result<Stopped<'_>, SourceError> {
         let start = Instant::now();
         if self.is_stopped() {
-            return Ok(Stopped { process: None, start });
+            return Ok(Stopped { process: None });
         }
         self.process.send_signal(libc::SIGSTOP).map_err(SourceError::Stop)?;
-        let stopped = Stopped { process: Some(&self.process), start };
+        let stopped = Stopped { process: Some(&self.process) };
         // On a busy machine the threads wait for a CPU before they notice the signal. Real-time
         // priority makes them notice it first; they run nothing else in between.
         let _first = First::begin(Some(self.pid));
@@ -51,23 +51,12 @@ impl Source {
 /// A process that is stopped until this is dropped.
 pub(crate) struct Stopped<'a> {
     process: Option<&'a PidFd>,
-    start: Instant,
-}
-
-impl Stopped<'_> {
-    /// Continues the process; returns how long it was stopped.
-    pub(crate) fn resume(mut self) -> Duration {
-        if let Some(process) = self.process.take() {
-            // The signal fails only if the process has ended.
-            let _ = process.send_signal(libc::SIGCONT);
-        }
-        self.start.elapsed()
-    }
 }
 
 impl Drop for Stopped<'_> {
     fn drop(&mut self) {
         if let Some(process) = self.process.take() {
+            // The signal fails only if the process has ended.
             let _ = process.send_signal(libc::SIGCONT);
         }
     }

@@ -1,13 +1,13 @@
 //! Storing a process that runs: a first pass, rounds, and a pause.
 
 use std::collections::HashSet;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dirty::DirtyTree;
 use mpool::{AlignedBuf, BLOCK};
 
 use super::store::{self, Stored};
-use super::{Changes, Options, Phases, TakeError, Taken, set};
+use super::{Changes, Halt, Halted, Options, Phases, TakeError, Taken, set};
 use crate::catalog::{Warning, Writer};
 use crate::guard::{First, Guard};
 use crate::source::{FilePart, Source};
@@ -27,6 +27,7 @@ const STOPS: usize = 4;
 /// A checkpoint of a running process.
 struct Running<'a, 's> {
     options: &'a Options,
+    halt: &'a mut dyn Halt,
     source: &'a mut Source,
     writer: &'a mut Writer<'s>,
     phases: &'a mut Phases,
@@ -60,7 +61,7 @@ struct Copy {
 
 /// Takes the checkpoint, see the crate's page.
 pub(super) fn take(
-    options: &Options,
+    (options, halt): (&Options, &mut dyn Halt),
     source: &mut Source,
     changes: Option<Changes<'_>>,
     writer: &mut Writer<'_>,
@@ -79,7 +80,7 @@ pub(super) fn take(
     let all = set(source)?;
     source.populated(&merged, &all)?;
     phases.end("scan");
-    let mut running = Running { options, source, writer, phases, warn, all, merged };
+    let mut running = Running { options, halt, source, writer, phases, warn, all, merged };
     let (unchanged, stored) = running.first_pass(changes, &noted)?;
     running.phases.end("first_pass");
     let rounds = running.rounds(noted, stored)?;
@@ -212,6 +213,9 @@ impl Running<'_, '_> {
     fn copy(&mut self, rest: &DirtyTree, mut bytes: AlignedBuf, certain: bool) -> Result<Copy, TakeError> {
         // The process waits for this thread alone.
         let first = First::begin(None);
+        let start = Instant::now();
+        let halted = Halted::begin(self.halt)?;
+        self.phases.end("pause_halt");
         let stopped = self.source.stop()?;
         self.phases.end("pause_stop");
         let files = if certain { Some(self.source.files()?) } else { None };
@@ -231,9 +235,12 @@ impl Running<'_, '_> {
             bytes = AlignedBuf::zeroed(pages.len() * BLOCK);
         }
         self.source.read(&pages, &mut bytes[..pages.len() * BLOCK])?;
-        let pause = stopped.resume();
-        drop(first);
+        drop(stopped);
         self.phases.end("pause_read");
+        halted.end()?;
+        let pause = start.elapsed();
+        drop(first);
+        self.phases.end("pause_go_on");
         Ok(Copy { pages, bytes, pause, tracked })
     }
 }

@@ -2,6 +2,7 @@ use std::sync::Mutex;
 
 use super::*;
 use crate::client::{self, Error};
+use crate::sharing::{Cell, DomainSharing, Pair, RegionMap};
 
 /// A daemon with one client, process 7, that can be detached, and frozen once at a time.
 #[derive(Default)]
@@ -67,9 +68,30 @@ impl Handler for Fake {
         Ok(vec![DirtyStatus { pid: 7, ..DirtyStatus::default() }])
     }
 
+    fn map(&self, pid: i32, _: Option<u32>) -> Result<ClientMap, Refusal> {
+        known(pid)?;
+        let cells = vec![Cell { merged: 3, ..Cell::default() }];
+        let regions = vec![RegionMap { start: 1 << 40, pages: 3, cells }];
+        Ok(ClientMap { pid, regions, ..ClientMap::default() })
+    }
+
+    fn sharing(&self, _: Option<u32>) -> SharingMatrix {
+        let pairs = vec![Pair { a: 0, b: 1, pages: 9 }];
+        SharingMatrix { domains: vec![DomainSharing { pairs, ..DomainSharing::default() }] }
+    }
+
     fn detach(&self, pid: i32, _: Option<u32>) -> Result<Steps, Refusal> {
         known(pid)?;
         Ok(Steps(Mutex::new(3)))
+    }
+
+    fn pause(&self, pid: i32, _: Option<u32>) -> Result<(), Refusal> {
+        known(pid)
+    }
+
+    fn resume(&self, pid: i32, _: Option<u32>) -> Result<(), Refusal> {
+        known(pid)?;
+        Err(Refusal::Busy("it waits for an incoming migration".into()))
     }
 
     fn freeze(&self, pid: i32, _: Option<u32>) -> Result<Frozen, Refusal> {
@@ -92,6 +114,10 @@ fn what_a_daemon_is_asked_is_answered() {
     assert_eq!(client::status(&places).unwrap().metrics.pages_shared, 5);
     assert_eq!(client::dirty(&places, &[]).unwrap()[0].pid, 7);
     assert!(matches!(client::dirty(&places, &[8]), Err(Error::NoClient(why)) if why.contains('8')));
+    let map = client::map(&places, 7).unwrap();
+    assert_eq!((map.pid, map.regions[0].cells[0].merged, map.regions[0].cells[0].other), (7, 3, 0));
+    assert!(matches!(client::map(&places, 8), Err(Error::NoClient(_))));
+    assert_eq!(client::sharing(&places).unwrap().domains[0].pairs, [Pair { a: 0, b: 1, pages: 9 }]);
     assert!(matches!(client::detach(&places, 8, |_, _| {}), Err(Error::NoClient(_))));
     let mut waits = Vec::new();
     assert_eq!(client::detach(&places, 7, |pages, seconds| waits.push((pages, seconds))).unwrap(), 5);
@@ -147,7 +173,12 @@ fn a_daemon_of_another_build_is_told_from_one_that_ends() {
     let listener = UnixListener::bind(dir.path().join(SOCKET)).unwrap();
     let ask = |answer: &'static str| {
         let asked = std::thread::scope(|scope| {
-            scope.spawn(|| listener.accept().unwrap().0.write_all(answer.as_bytes()).unwrap());
+            scope.spawn(|| {
+                let mut stream = listener.accept().unwrap().0;
+                // Else the command may meet a closed connection before it has asked.
+                BufReader::new(&stream).read_line(&mut String::new()).unwrap();
+                stream.write_all(answer.as_bytes()).unwrap();
+            });
             client::status(&places)
         });
         asked.unwrap_err()

@@ -32,9 +32,11 @@ fn a_status_survives_json_and_keeps_its_keys() {
     expect(
         &json,
         &format!(
-            "uptime_seconds merge_period_seconds daemon_cpu_seconds agent_cpu_seconds governor pages_merged_total \
-             pages_recycled_total reclaim_period_seconds pages_shared pages_sharing general_profit unmerge_bytes \
-             unmerge_headroom_bytes domains refused {pages}"
+            "version uptime_seconds merge_period_seconds daemon_cpu_seconds agent_cpu_seconds governor \
+             pages_merged_total pages_recycled_total reclaim_period_seconds pages_shared pages_sharing general_profit \
+             store_bytes frames_doubted_total unmerge_bytes unmerge_headroom_bytes unmerge_bytes_per_second unmerge_headroom_seconds \
+             headroom_is_short scans_total memory_total_bytes memory_available_bytes swap_free_bytes \
+             memory_pressure_ratio cpu_pressure_ratio paused writer_stall domains refused {pages}"
         ),
     );
     expect(
@@ -45,7 +47,7 @@ fn a_status_survives_json_and_keeps_its_keys() {
     expect(
         &json["domains"][0],
         &format!(
-            "name pages_shared pages_sharing general_profit segments store_bytes pages_pinned pages_dead slots_free \
+            "name pages_shared pages_sharing general_profit segments store_bytes pages_pinned pages_dead slots_free slots_quarantined frames_doubted_total \
              pages_compacted_total known_contents paused clients {pages}"
         ),
     );
@@ -53,8 +55,9 @@ fn a_status_survives_json_and_keeps_its_keys() {
         &json["domains"][0]["clients"][0],
         &format!(
             "pid name uid manager guest guest_name rule unknown regions region_bytes pages_merged recycling pages_kept_huge pages_pending \
-             pages_copied_total pages_differed_total pages_unreadable_total pages_retained_total full_scans mappings max_map_count_binds window_max_us \
-             agent_cpu_seconds state refused cooling limited outdated {pages}"
+             pages_copied_total pages_discarded_total pages_differed_total pages_unreadable_total pages_retained_total full_scans mappings max_map_count_binds window_max_us \
+             agent_cpu_seconds state refused cooling limited outdated why writer_stall general_profit mappings_limit \
+             faults_total dirty_pages_per_second {pages}"
         ),
     );
     expect(
@@ -80,6 +83,7 @@ fn sums_add_what_the_table_says_and_nothing_else() {
     host += &client;
     host += &recycler;
     let expected = HostMetrics {
+        store_bytes: 4096,
         pages_zero: 4,
         general_profit: -5,
         agent_cpu_seconds: 0.5,
@@ -95,7 +99,16 @@ fn every_metric_is_visited_in_every_scope_that_has_it() {
     let mut status = full();
     status.governor.metrics.scan_time_seconds = Some(1.0);
     status.governor.metrics.pages_per_second = Some(1.0);
-    status.metrics.unmerge_headroom_bytes = Some(1);
+    status.metrics = HostMetrics {
+        unmerge_headroom_bytes: Some(1),
+        unmerge_headroom_seconds: Some(1.0),
+        memory_total_bytes: Some(1),
+        memory_available_bytes: Some(1),
+        swap_free_bytes: Some(1),
+        memory_pressure_ratio: Some(0.0),
+        cpu_pressure_ratio: Some(0.0),
+        ..HostMetrics::default()
+    };
     let mut seen = BTreeSet::new();
     status.for_each_metric(&mut |source, metric, _| {
         let scope = match source {
@@ -123,4 +136,18 @@ fn every_metric_is_defined_once_and_explained() {
             assert!(!metric.is_sum_in(scope) || metric.is_in(scope), "{}", metric.name);
         }
     }
+}
+
+#[test]
+fn what_a_daemon_of_another_build_does_not_tell_has_no_value() {
+    let mut json = serde_json::to_value(full()).unwrap();
+    for key in ["memory_total_bytes", "scans_total", "writer_stall", "paused", "version", "store_bytes"] {
+        assert!(json.as_object_mut().unwrap().remove(key).is_some(), "{key}");
+    }
+    for key in ["why", "general_profit", "mappings_limit", "writer_stall"] {
+        let client = json["domains"][0]["clients"][0].as_object_mut().unwrap();
+        assert!(client.remove(key).is_some(), "{key}");
+    }
+    json["new"] = "what this build does not know".into();
+    assert_eq!(serde_json::from_value::<Status>(json).unwrap(), full());
 }

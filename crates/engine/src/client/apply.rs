@@ -24,9 +24,9 @@ pub(crate) enum Next {
     Pass,
     /// It is time to look whether a sweep is due.
     Reclaim,
-    /// Where its guest's RAM lies is to be found out from QEMU's monitor, at this socket; then as
-    /// [`Next::Reclaim`].
-    FindRam(OwnedFd),
+    /// QEMU's monitor has come: it is to be asked where its guest's RAM lies, and whether the
+    /// device is plugged in; then as [`Next::Reclaim`].
+    AskMonitor,
 }
 
 /// What a message says of pages.
@@ -90,6 +90,7 @@ impl Client {
             ToDaemon::Recycled(Recycled { region, runs }) => {
                 return self.begin(&mut state, What::Recycled, region, runs);
             }
+            ToDaemon::PoolRenewed { descriptor } => return self.renew_pool(&mut state, descriptor, fds),
             ToDaemon::Swept(sweep) => return self.swept(&mut state, &sweep),
             ToDaemon::Library { version } => state.library = Some(version.chars().take(64).collect()),
         }
@@ -169,8 +170,10 @@ impl Client {
         if what != What::Discarded && what != What::Recycled {
             region.shrink(run)?;
         }
-        if what == What::Retained {
-            state.detach.retained(run.len);
+        match what {
+            What::Retained => state.detach.retained(run.len),
+            What::Discarded => state.totals.discarded += u64::from(run.len),
+            What::Shrunk | What::Recycled => {}
         }
         // A page on its way from one frame to another does not map the first any more, unless it is
         // retained: then it has not been moved, and will not be.
@@ -256,6 +259,7 @@ mod tests {
         let all = Run::new(PageNo(0), 1 << 22);
         let (slices, longest) = apply(&client, ToDaemon::Discarded { region: ID, run: all });
         assert_eq!(slices, (1 << 22) / SLICE);
+        assert_eq!(client.state().totals.discarded, 1 << 22);
         assert!(longest < Duration::from_millis(100), "{longest:?} for one slice");
         assert_eq!(client.state().regions[&ID].counts().zero, 0);
         let runs = vec![all; 3];

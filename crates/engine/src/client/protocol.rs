@@ -47,4 +47,6 @@ pub(crate) enum ProtocolError {
     RamLeavesRegion(RegionId),
     #[error("it swept without a pool")]
     SweptWithoutPool,
+    #[error("it renewed a pool without one")]
+    RenewedWithoutPool,
 }

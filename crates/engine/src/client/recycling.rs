@@ -1,30 +1,94 @@
 //! The recycling part of a client: its guest's marks, the place of the guest's RAM, and the results
 //! of sweeps.
 //!
-//! An agent announces a pool once, with the extents of the guest's RAM or with a QMP socket to find
-//! them by. It reports each run of pages that it has taken back, and the end of each sweep. The
+//! An agent announces a pool once, with QEMU's monitor, and with the extents of the guest's RAM if
+//! they are known. When the device is unplugged or plugged in, a new pool takes its place.
+//!
+//! The agent reports each run of pages that it has taken back, and the end of each sweep. The
 //! ledger hears of every page: a recycled page leaves its frame or its place in the index, and
-//! counts as recycled until the guest writes to it again. A page that is marked is no candidate for
-//! merging ([`FreePages`]).
+//! counts as recycled until the guest writes to it again. A page that is marked is no candidate
+//! for merging ([`FreePages`]).
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use control::{RecycleStatus, RecyclerMetrics};
 use kmem::PAGE_SIZE;
 use wire::recycle::{Extent, Pool, Sweep};
+use wire::{PageNo, Run};
 
 use super::{Client, Next, ProtocolError, State};
+use crate::config::bounds::SLICE;
+use crate::ledger::Entry;
 use crate::ledger::free_pages::{FreePages, Marks};
-use crate::users::log_of;
+use crate::users::{User, log_of};
 
 /// How long a guest may take to boot and to load its module. Then its memory is merged though
 /// nothing is marked.
 const BOOT_TIME: Duration = Duration::from_secs(60);
 
+/// QEMU's monitor. It is closed elsewhere: closing what a client sent may take for ever.
+pub(crate) struct Monitor {
+    fd: Option<OwnedFd>,
+    user: Arc<User>,
+}
+
+impl Monitor {
+    /// The socket.
+    pub(crate) fn socket(&self) -> Option<BorrowedFd<'_>> {
+        self.fd.as_ref().map(AsFd::as_fd)
+    }
+}
+
+impl Drop for Monitor {
+    fn drop(&mut self) {
+        self.user.close(self.fd.take().into_iter().collect());
+    }
+}
+
+/// A session with a client's monitor; there is one at a time.
+pub(crate) struct Session {
+    client: Arc<Client>,
+    monitor: Arc<Monitor>,
+}
+
+impl Session {
+    /// The socket.
+    pub(crate) fn socket(&self) -> Option<BorrowedFd<'_>> {
+        self.monitor.socket()
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if let Some(recycling) = &mut self.client.state().recycling {
+            recycling.in_session = false;
+        }
+    }
+}
+
+/// Why there can be no session with a client's monitor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum SessionError {
+    #[error(
+        "process {0} has no device for free pages: it is no QEMU that was started with `pageone run --ppr`, or its agent \
+         is of an older build; start it again"
+    )]
+    NoMonitor(i32),
+    #[error("process {0}: its device is being plugged, or waits for the end of an incoming migration; try again later")]
+    Busy(i32),
+}
+
 /// The daemon's records of a client that has a pool.
 pub(crate) struct Recycling {
+    /// QEMU's monitor, if the agent of a QEMU has sent it.
+    monitor: Option<Arc<Monitor>>,
+    in_session: bool,
+    /// The device is not plugged in.
+    pub(crate) paused: bool,
+    /// The number of the new pool's descriptor in the agent's process, once it has answered.
+    pub(crate) renewed: Option<u32>,
     marks: Arc<Marks>,
     extents: Vec<Extent>,
     /// Reclaim period.
@@ -68,6 +132,10 @@ impl Recycling {
     fn new(marks: Arc<Marks>, period: Duration, boots: bool) -> Self {
         let now = Instant::now();
         Self {
+            monitor: None,
+            in_session: false,
+            paused: false,
+            renewed: None,
             marks,
             extents: Vec::new(),
             period,
@@ -98,6 +166,16 @@ impl Recycling {
         self.dropped
     }
 
+    /// The length of the pool's file in bytes.
+    pub(crate) fn pool_len(&self) -> u64 {
+        self.marks.len()
+    }
+
+    /// The monitor, while no session needs what QEMU says.
+    pub(crate) fn idle_monitor(&self) -> Option<BorrowedFd<'_>> {
+        self.monitor.as_ref().filter(|_| !self.in_session).and_then(|monitor| monitor.socket())
+    }
+
     /// Notes why nothing can be recycled.
     pub(crate) fn refuse(&mut self, why: String) {
         self.note = Some(why);
@@ -113,6 +191,7 @@ impl Recycling {
             (true, ..) => "dropped",
             (_, _, Some(_)) => "refused",
             (_, true, _) => "starting",
+            _ if self.paused => "paused",
             _ => "recycling",
         };
         let totals = &self.totals;
@@ -141,6 +220,7 @@ impl Recycling {
     pub(crate) fn is_awaited(&mut self) -> bool {
         let awaited = self.boots_until.is_some_and(|until| Instant::now() < until)
             && self.note.is_none()
+            && !self.paused
             && self.totals.sweeps == 0
             && self.marks.guest_starts() == 0;
         if !awaited {
@@ -191,6 +271,56 @@ impl State {
 }
 
 impl Client {
+    /// Begins a session with its QEMU's monitor.
+    pub(crate) fn session(self: &Arc<Self>) -> Result<Session, SessionError> {
+        let mut state = self.state();
+        let found = state.recycling.as_mut().and_then(|recycling| Some((recycling.monitor.clone()?, recycling)));
+        let (monitor, recycling) = found.ok_or(SessionError::NoMonitor(self.pid))?;
+        if std::mem::replace(&mut recycling.in_session, true) {
+            return Err(SessionError::Busy(self.pid));
+        }
+        drop(state);
+        Ok(Session { client: self.clone(), monitor })
+    }
+
+    /// The client has a new, empty pool.
+    pub(super) fn renew_pool(
+        &self,
+        state: &mut State,
+        descriptor: u32,
+        fds: &[OwnedFd],
+    ) -> Result<Next, ProtocolError> {
+        let fd = fds.first().ok_or(ProtocolError::PoolWithoutDescriptor)?;
+        let recycling = state.recycling.as_mut().ok_or(ProtocolError::RenewedWithoutPool)?;
+        match Marks::open(fd) {
+            Ok(marks) => recycling.marks = Arc::new(marks),
+            Err(why) => {
+                log_of!(self.user, warn, pid = self.pid, "not recycled: {why}");
+                return Ok(Next::Nothing);
+            }
+        }
+        recycling.renewed = Some(descriptor);
+        let extents = std::mem::take(&mut recycling.extents);
+        state.set_extents(extents);
+        Ok(Next::Reclaim)
+    }
+
+    /// Pages that count as recycled are ordinary ones again.
+    pub(crate) fn forget_recycled(&self) {
+        let regions: Vec<_> = self.state().regions.iter().map(|(&id, region)| (id, region.pages)).collect();
+        for (id, pages) in regions {
+            for first in (0..pages).step_by(SLICE as usize) {
+                let mut state = self.state();
+                let Some(region) = state.regions.get_mut(&id) else { break };
+                let known: Vec<_> = region.known(Run::new(PageNo(first), SLICE.min(pages - first))).collect();
+                for page in known.into_iter().filter(|&page| region.entry(page) == Entry::Recycled).collect::<Vec<_>>()
+                {
+                    region.set(page, Entry::Fresh);
+                }
+            }
+        }
+    }
+
     /// Its agent announced a pool.
     pub(super) fn add_pool(
         &self,
@@ -217,15 +347,16 @@ impl Client {
         // An agent that knows where the RAM lies has served an earlier daemon, or a program that
         // marks pages of its own.
         let boots = pool.extents.is_empty();
-        state.recycling = Some(Recycling::new(marks, Duration::from_secs_f64(period), boots));
-        if !boots {
-            state.set_extents(pool.extents);
-            return Ok(Next::Reclaim);
-        }
-        if fds.len() < 2 {
+        if boots && fds.len() < 2 {
             return Err(ProtocolError::PoolWithoutPlace);
         }
-        Ok(Next::FindRam(fds.swap_remove(1)))
+        let mut recycling = Recycling::new(marks, Duration::from_secs_f64(period), boots);
+        let fd = (fds.len() > 1).then(|| fds.swap_remove(1));
+        recycling.monitor = fd.map(|fd| Arc::new(Monitor { fd: Some(fd), user: self.user.clone() }));
+        let has_monitor = recycling.monitor.is_some();
+        state.recycling = Some(recycling);
+        state.set_extents(pool.extents);
+        Ok(if has_monitor { Next::AskMonitor } else { Next::Reclaim })
     }
 
     /// A sweep has ended.
@@ -259,7 +390,7 @@ mod tests {
     use super::*;
     use crate::ledger::free_pages::tests::{guest_side, pool};
     use rustix::fs::SealFlags;
-    use wire::{PageNo, RegionId, Run};
+    use wire::RegionId;
 
     fn recycling(fd: &OwnedFd, extents: Vec<Extent>, booting: bool) -> Recycling {
         let marks = Arc::new(Marks::open(fd).unwrap());

@@ -9,6 +9,7 @@ use crate::users::{User, log_of};
 pub(crate) struct Refusals {
     /// Why nothing is merged.
     why: Option<String>,
+    is_pinned: bool,
     /// Why its memory could not be read the last time.
     unreadable: Option<String>,
 }
@@ -19,9 +20,14 @@ impl Refusals {
         self.why.as_ref()
     }
 
+    /// Whether the reason is pinned or locked memory.
+    pub(crate) fn is_pinned(&self) -> bool {
+        self.is_pinned
+    }
+
     /// The process has pinned or locked memory.
     pub(super) fn pinned(&mut self, pid: i32) {
-        self.why = Some(pinned_reason(pid));
+        (self.why, self.is_pinned) = (Some(pinned_reason(pid)), true);
     }
 
     /// A merge period begins: refuses a process with pinned or locked memory, and logs that once.
@@ -34,14 +40,14 @@ impl Refusals {
         if self.why.is_none() {
             let why = pinned_reason(pid);
             log_of!(user, warn, pid, "not merged: {why}");
-            self.why = Some(why);
+            (self.why, self.is_pinned) = (Some(why), true);
         }
         false
     }
 
     /// Its memory could not be read. Each period tries again; the log says it once.
     pub(crate) fn unreadable(&mut self, user: &User, pid: i32, why: String) {
-        self.why = Some(why.clone());
+        (self.why, self.is_pinned) = (Some(why.clone()), false);
         self.held_up(user, pid, why);
     }
 

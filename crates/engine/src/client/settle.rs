@@ -15,6 +15,9 @@ impl Client {
         state.budget.set_maps(report.maps);
         state.charge(report.cpu_ns);
         state.totals.window_max_ns = state.totals.window_max_ns.max(report.window_ns);
+        if report.window_ns > 0 {
+            state.totals.stalls.add(report.window_ns as f64 / 1e9);
+        }
         if report.outcomes.iter().map(|outcome| u64::from(outcome.run.len)).sum::<u64>()
             > u64::from(wire::MAX_BATCH_PAGES)
         {
@@ -158,7 +161,9 @@ mod tests {
         for (messages, users, entry) in cases {
             let (client, _agent, frames) = moving();
             let what = format!("{messages:?}");
-            messages.into_iter().for_each(|message| drop(client.apply(message, &mut Vec::new()).unwrap()));
+            for message in messages {
+                client.apply(message, &mut Vec::new()).unwrap();
+            }
             assert_eq!(frames.map(|frame| client.domain.store.users(frame)), users, "{what}");
             let now = client.state().regions[&ID].entry(PAGE);
             assert_eq!(

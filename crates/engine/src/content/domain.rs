@@ -209,7 +209,7 @@ impl Domain {
     /// The memory of a frame has failed: no page is merged with it any more, and nothing touches
     /// it.
     pub(crate) fn give_up(&self, frame: Frame) {
-        self.store.pin(frame);
+        self.store.give_up(frame);
         let handle = self.store.take_handle(frame);
         if handle != NO_HANDLE {
             self.index.forget(handle, Place::Frame(frame));
@@ -305,6 +305,7 @@ mod tests {
         domain.store.set_handle(frame, handle);
         domain.give_up(frame);
         assert_eq!((domain.index.place(handle, 42), domain.store.usage().pinned), (None, 1));
+        assert_eq!(domain.store.doubted(), 1);
         domain.release(frame, false);
         assert_eq!((domain.store.users(frame), domain.store.usage().pinned), (0, 1));
     }

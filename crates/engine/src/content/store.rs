@@ -93,6 +93,8 @@ pub(crate) struct Usage {
     pub(crate) pinned: u64,
     /// Slots without users that still have memory.
     pub(crate) dead: u64,
+    /// Of those, frames in quarantine.
+    pub(crate) quarantined: u64,
     /// Free slots of pieces that were begun; most have memory.
     pub(crate) free: u64,
     pub(crate) resident_bytes: u64,
@@ -108,6 +110,8 @@ pub(crate) struct Store {
     /// In milliseconds.
     quarantine_time: AtomicU64,
     reserve_bytes: AtomicU64,
+    /// Frames taken out of use: their memory has failed, or their count was wrong.
+    doubted: AtomicU64,
     /// Fills slots, where the kernel has what it takes.
     filler: Option<Uffd>,
 }
@@ -132,6 +136,7 @@ impl Store {
             free,
             quarantine_time: AtomicU64::default(),
             reserve_bytes: AtomicU64::default(),
+            doubted: AtomicU64::default(),
             filler,
         };
         store.set(quarantine_time, reserve_bytes);
@@ -217,6 +222,7 @@ impl Store {
                 if holds == Holds::OtherBytes && !segment.read(slot, &mut [0; PAGE_SIZE]) {
                     // The memory has failed. Nothing touches it from now on.
                     segment.refs[slot].store(PINNED, Release);
+                    self.doubted.fetch_add(1, Relaxed);
                     return false;
                 }
                 if holds != Holds::TheseBytes {
@@ -253,6 +259,17 @@ impl Store {
         self.with(frame, |s, slot| s.refs[slot].fetch_or(PINNED, AcqRel));
     }
 
+    /// Takes a frame out of use: its memory has failed.
+    pub(crate) fn give_up(&self, frame: Frame) {
+        self.pin(frame);
+        self.doubted.fetch_add(1, Relaxed);
+    }
+
+    /// Frames that were taken out of use so far.
+    pub(crate) fn doubted(&self) -> u64 {
+        self.doubted.load(Relaxed)
+    }
+
     /// One user less. With the last one, returns the handle that stands for the frame in the index;
     /// the caller takes it out there and then calls [`Store::quarantine`].
     pub(crate) fn unref(&self, frame: Frame) -> Option<u32> {
@@ -263,6 +280,7 @@ impl Store {
                 Err(_) => {
                     // A count was wrong: nothing is certain about this slot any more.
                     s.refs[slot].fetch_or(PINNED, AcqRel);
+                    self.doubted.fetch_add(1, Relaxed);
                     tracing::error!(?frame, "a frame lost a user that it did not have; its memory stays");
                     None
                 }
@@ -360,6 +378,24 @@ impl Store {
         self.filler.as_ref()
     }
 
+    /// The frames with the most users, the most used first, at most this many.
+    pub(crate) fn most_used(&self, most: usize) -> Vec<(Frame, u32)> {
+        // The least of those kept is on top.
+        let mut kept = std::collections::BinaryHeap::with_capacity(most + 1);
+        for (at, segment) in self.segments().iter().enumerate() {
+            for (refs, slot) in segment.iter().flat_map(|segment| segment.refs.iter().zip(0..)) {
+                let users = refs.load(Relaxed) & !PINNED;
+                if users > 0 {
+                    kept.push(std::cmp::Reverse((users, Frame(at as u32 * SEGMENT_PAGES + slot))));
+                    if kept.len() > most {
+                        kept.pop();
+                    }
+                }
+            }
+        }
+        kept.into_sorted_vec().into_iter().map(|std::cmp::Reverse((users, frame))| (frame, users)).collect()
+    }
+
     /// The segments there are.
     pub(crate) fn segment_ids(&self) -> Vec<SegmentId> {
         self.segments().iter().flatten().map(|s| s.id).collect()
@@ -367,8 +403,8 @@ impl Store {
 
     /// How much of the store is used now.
     pub(crate) fn usage(&self) -> Usage {
-        let (free, dead) = self.free.lock().waste();
-        let mut usage = Usage { free, dead, ..Usage::default() };
+        let (free, dead, quarantined) = self.free.lock().waste();
+        let mut usage = Usage { free, dead, quarantined, ..Usage::default() };
         for segment in self.segments().iter().flatten() {
             usage.segments += 1;
             usage.resident_bytes += memfd::resident_bytes(segment.fd()).unwrap_or(0);

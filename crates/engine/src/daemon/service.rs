@@ -234,6 +234,8 @@ impl Service {
         }
         self.record_segments(&all_closed);
         self.shared.tidy_domains();
+        // The log tells of it though nothing may be there to merge.
+        self.shared.headroom();
         if !clients.is_empty() {
             self.empty_since = now;
         }
@@ -252,9 +254,7 @@ impl Service {
                 all.insert(segment, domain.key.to_string());
             }
         }
-        if let Err(e) = self.shared.state_file.lock().record(all, closed) {
-            tracing::warn!("cannot write the state file; a restarted daemon could not take this store back: {e}");
-        }
+        self.shared.state_file.lock().record(all, closed);
     }
 
     /// Applies the next message of a client, or another slice of the last. `false`: nothing is
@@ -289,8 +289,8 @@ impl Service {
             Next::Rest => drop(self.unfinished.insert(client.number)),
             Next::Pass => self.shared.queue.ask(client, false),
             Next::Reclaim => self.next_reclaim = Some(Instant::now()),
-            Next::FindRam(socket) => {
-                ram::locate(&self.shared, client, socket);
+            Next::AskMonitor => {
+                ram::ask(&self.shared, client);
                 self.next_reclaim = Some(Instant::now());
             }
         }
@@ -346,6 +346,9 @@ impl Service {
             self.shared.reaped_recycled.fetch_add(recycled, Relaxed);
             self.shared.reaped_cpu_ns.fetch_add(totals.agent_cpu_ns, Relaxed);
             self.shared.reaped_merged.fetch_add(totals.merged + totals.zeroed, Relaxed);
+            self.shared.reaped_scans.fetch_add(totals.full_scans, Relaxed);
+            self.shared.reaped_unmerged.fetch_add(totals.unmerged, Relaxed);
+            *self.shared.reaped_stalls.lock() += &totals.stalls;
             // Its ledgers may be large.
             let _ = self.reaper.send(client);
         }

@@ -169,6 +169,16 @@ impl Ages {
         pages(self.recent.iter().flat_map(|set| set.iter()))
     }
 
+    /// Pages of a run that changed within the last two periods, and for how many periods each has
+    /// at least been written again and again: 1 for one that is not hot.
+    pub(super) fn written_lately(&self, run: Run) -> impl Iterator<Item = (PageNo, u32)> {
+        let (first, end) = (u64::from(run.page), u64::from(run.end()));
+        let of = move |set: &DirtyTree| set.iter_from(first).take_while(move |&page| page < end).collect::<Vec<u64>>();
+        let older = of(&self.older).into_iter().filter(|&page| !self.young.contains(page));
+        let all = of(&self.young).into_iter().chain(older.collect::<Vec<u64>>());
+        all.map(|page| (PageNo(page as u32), self.hot.periods(page)))
+    }
+
     /// The page becomes young: it will be read when it has been clean for two periods.
     pub(super) fn restart(&mut self, page: PageNo) {
         self.young.insert(page.into());

@@ -37,7 +37,7 @@ pub(crate) enum MarksError {
 pub(crate) struct Marks {
     /// Declared before the map: fields are dropped in this order, and the pool lies in the map.
     host: ppr::Host<Box<ppr::Pool>>,
-    _map: SharedMap,
+    map: SharedMap,
 }
 
 impl Marks {
@@ -56,10 +56,15 @@ impl Marks {
         // is read-only, and a store to it would fault: of the pool only `layout` and `read`, of the
         // host only `is_free`, `pending` and `pool` are called, and these load and never store.
         let pool = unsafe { ppr::Pool::from_mapping(start, map.len()) }?;
-        Ok(Self { host: ppr::Host::new(Box::new(pool), ppr::Ram::default()), _map: map })
+        Ok(Self { host: ppr::Host::new(Box::new(pool), ppr::Ram::default()), map })
     }
 
-    /// Bytes of the pool.
+    /// Bytes of the pool's file.
+    pub(crate) fn len(&self) -> u64 {
+        self.map.len() as u64
+    }
+
+    /// Bytes of the pool that are in use.
     pub(crate) fn bytes(&self) -> u64 {
         self.host.pool().layout().bytes as u64
     }

@@ -48,6 +48,12 @@ impl Hot {
         self.spared.clone()
     }
 
+    /// For how many periods a page has been written at least, by its level; 1 if it is not hot.
+    pub(super) fn periods(&self, page: u64) -> u32 {
+        let level = self.levels.iter().position(|level| level.contains(page));
+        level.map_or(1, |level| 2 << level)
+    }
+
     /// A period is over: `written` in it, `young` in the period before, and `older` last in the one
     /// before that.
     pub(super) fn end_period(&mut self, written: &DirtyTree, young: &DirtyTree, older: &DirtyTree) {

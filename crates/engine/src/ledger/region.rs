@@ -243,6 +243,12 @@ impl Region {
         self.ages.recent()
     }
 
+    /// Pages of a run that changed within the last two periods, and how hot each is: for how many
+    /// periods it has been written at least.
+    pub(crate) fn written_lately(&self, run: Run) -> impl Iterator<Item = (PageNo, u32)> {
+        self.ages.written_lately(run)
+    }
+
     /// The page becomes young: it will be read when it has been clean for two periods.
     pub(crate) fn restart(&mut self, page: PageNo) {
         self.ages.restart(page);

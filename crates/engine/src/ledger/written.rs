@@ -7,6 +7,22 @@ use wire::{PageNo, Run};
 use super::{Entry, Region};
 use wire::HugePages;
 
+/// Pages that a scan found to take memory of their own again.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Unmerged {
+    /// They were merged, and are copies now.
+    pub(crate) copied: u64,
+    /// They were given back as zero pages, or recycled, and hold something now.
+    pub(crate) filled: u64,
+}
+
+impl std::ops::AddAssign for Unmerged {
+    fn add_assign(&mut self, more: Self) {
+        self.copied += more.copied;
+        self.filled += more.filled;
+    }
+}
+
 /// How huge pages are treated.
 #[derive(Clone, Copy)]
 pub(crate) struct HugePolicy {
@@ -24,15 +40,15 @@ impl Region {
 
     /// A scan found these pages written, with these categories (`PRESENT`, `PFNZERO`, `HUGE`, and
     /// `FILE` where the ledger holds one of them for merged). Calls `left` with what was known of
-    /// pages of which that is over. Returns how many left their frame.
+    /// pages of which that is over.
     pub(crate) fn found_written(
         &mut self,
         run: Run,
         is: Categories,
         policy: HugePolicy,
         mut left: impl FnMut(PageNo, Entry),
-    ) -> u64 {
-        let mut copied = 0;
+    ) -> Unmerged {
+        let mut unmerged = Unmerged::default();
         let zero = is.contains(Categories::PFNZERO);
         let huge = is.contains(Categories::HUGE);
         let kept_huge = huge && policy.pages == HugePages::Keep;
@@ -49,9 +65,13 @@ impl Region {
                 Entry::Merged(_) if is.contains(Categories::FILE) || !is.contains(Categories::PRESENT) => continue,
                 Entry::Zero | Entry::Fresh | Entry::Recycled if zero => continue,
                 entry @ (Entry::Merged(_) | Entry::Unshared(_) | Entry::Zero | Entry::Recycled) => {
-                    if matches!(entry, Entry::Merged(_)) {
-                        copied += 1;
-                        self.copied(page);
+                    match entry {
+                        Entry::Merged(_) => {
+                            unmerged.copied += 1;
+                            self.copied(page);
+                        }
+                        Entry::Zero | Entry::Recycled => unmerged.filled += 1,
+                        _ => {}
                     }
                     self.set(page, Entry::Fresh);
                     left(page, entry);
@@ -65,6 +85,6 @@ impl Region {
                 self.mark_written(Run::one(page));
             }
         }
-        copied
+        unmerged
     }
 }

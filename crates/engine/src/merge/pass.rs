@@ -72,7 +72,8 @@ impl From<Unserved> for Stop {
 /// One merge pass of `client`. `scan`: a merge period has passed, so the pass only looks which
 /// pages were written, and another follows that reads.
 ///
-/// Nothing is done where a worker is held up in the memory of one of the user's clients.
+/// Nothing is done where a worker is held up in the memory of one of the user's clients. While the
+/// headroom is short, clients are scanned and nothing is merged.
 pub(crate) fn run(shared: &Shared, client: &Arc<Client>, buffers: &mut Buffers, scan: bool) {
     if let Some(why) = shared.stalls.why(client.user.uid) {
         return client.state().refusals.held_up(&client.user, client.pid, why);
@@ -86,6 +87,9 @@ pub(crate) fn run(shared: &Shared, client: &Arc<Client>, buffers: &mut Buffers, 
             }
             shared.queue.ask(client, false);
         }
+        return;
+    }
+    if shared.headroom().short.is_some() {
         return;
     }
     let mut pass = Pass::new(shared, client);

@@ -41,7 +41,7 @@ use wire::{RegionId, Run};
 
 use crate::client::scanning::without;
 use crate::client::{Client, State};
-use crate::ledger::written::HugePolicy;
+use crate::ledger::written::{HugePolicy, Unmerged};
 use crate::ledger::{Entry, Region};
 use crate::world::stall::touch;
 
@@ -136,8 +136,12 @@ impl Client {
                 let spared = spared;
                 self.scan_gently(written.range(), &query, spared.as_deref(), &mut written.runs)
             })?;
+            let pages = written.runs.iter().map(|run| run.pages() as u64).sum::<u64>();
+            found += pages;
+            if !written.first_scan {
+                state.schedule.dirty.found(pages);
+            }
             for run in &written.runs {
-                found += run.pages() as u64;
                 if let Some(changes) = &mut changes {
                     changes.add(Range::new(run.start, run.end - run.start));
                 }
@@ -149,7 +153,10 @@ impl Client {
             self.enter(state, &written, ageing);
         }
         state.observers.changes = changes.and_then(|mut changes| (!changes.is_too_long()).then_some(changes));
-        state.totals.full_scans += u64::from(ageing);
+        if ageing {
+            state.totals.full_scans += 1;
+            state.schedule.dirty.end_period(Instant::now());
+        }
         Ok(found)
     }
 
@@ -198,19 +205,19 @@ impl Client {
         let overtaken = state.overtaken();
         let all_cool = state.direct_io.why().is_some();
         let Some(region) = written.ledger(&mut state.regions) else { return };
-        let mut copied = 0;
+        let mut unmerged = Unmerged::default();
         for &run in &written.runs {
             without(region.pages_of(run), &overtaken, |part| {
-                copied += self.found_written(written.region, region, part, run.categories);
+                unmerged += self.found_written(written.region, region, part, run.categories);
             });
         }
         if ageing {
             region.end_scan(all_cool);
         }
-        state.totals.copied += copied;
+        state.totals.unmerged(unmerged);
     }
 
-    fn found_written(&self, id: RegionId, region: &mut Region, run: Run, is: Categories) -> u64 {
+    fn found_written(&self, id: RegionId, region: &mut Region, run: Run, is: Categories) -> Unmerged {
         let policy = HugePolicy { pages: self.huge_pages, share: self.huge_page_share };
         region.found_written(run, is, policy, |page, entry| self.drop_entry(id, page, entry))
     }
@@ -275,7 +282,7 @@ impl Client {
             MutexGuard::unlocked(state, || self.scan_gently(unseen.range(), &query, None, &mut unseen.runs))?;
             let overtaken = state.overtaken();
             let Some(region) = unseen.ledger(&mut state.regions) else { continue };
-            let mut copied = 0;
+            let mut unmerged = Unmerged::default();
             for run in &unseen.runs {
                 without(region.pages_of(*run), &overtaken, |part| {
                     for page in part.pages() {
@@ -284,12 +291,12 @@ impl Client {
                             entry => matches!(entry, Entry::Pending),
                         };
                         if !stays {
-                            copied += self.found_written(id, region, Run::one(page), run.categories);
+                            unmerged += self.found_written(id, region, Run::one(page), run.categories);
                         }
                     }
                 });
             }
-            state.totals.copied += copied;
+            state.totals.unmerged(unmerged);
         }
         Ok(())
     }

@@ -31,7 +31,7 @@ pub(crate) fn tick(shared: &Shared) -> Option<Instant> {
     for client in shared.clients() {
         let mut state = client.state();
         let connected = state.link.is_up();
-        if let Some(recycling) = state.recycling.as_mut().filter(|recycling| connected && !recycling.is_dropped())
+        if let Some(recycling) = state.recycling.as_mut().filter(|_| connected)
             && let Some(due) = look(shared, &client, recycling, now)
         {
             next = Some(next.map_or(due, |next| next.min(due)));
@@ -42,11 +42,17 @@ pub(crate) fn tick(shared: &Shared) -> Option<Instant> {
 }
 
 /// Looks at one client, and asks for a sweep where one is due. Returns when to look again; `None`:
-/// the guest's RAM could not be located.
+/// never.
 fn look(shared: &Shared, client: &Client, recycling: &mut Recycling, now: Instant) -> Option<Instant> {
-    if !recycling.is_located() {
-        recycling.due = now + START_STEP;
-        return (!recycling.is_refused()).then_some(recycling.due);
+    if now >= recycling.due
+        && let Some(monitor) = recycling.idle_monitor()
+    {
+        qmp::drain(monitor);
+    }
+    if recycling.is_dropped() || !recycling.is_located() {
+        let is_over = recycling.is_dropped() || recycling.is_refused();
+        recycling.due = now + if is_over { recycling.period } else { START_STEP };
+        return (!is_over || recycling.idle_monitor().is_some()).then_some(recycling.due);
     }
     if now >= recycling.due {
         recycling.due = now + recycling.period.mul_f64(LOOK_AFTER);

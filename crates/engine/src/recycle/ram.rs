@@ -1,21 +1,23 @@
-//! Where a guest's RAM lies in the regions of its client, found once by QMP.
+//! Where a guest's RAM lies in the regions of its client, found once by QMP, and whether it has its
+//! device.
 //!
 //! QEMU may take minutes to answer, so a thread of its own asks it, one for each guest. It ends
 //! with the client's connection. A user has [`SEARCHES`] of them at a time. The agent keeps the
 //! answer, also for later daemons.
 
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kmem::PAGE_SIZE;
+use qmp::{Qmp, QmpError};
 use wire::recycle::Extent;
 use wire::{PageNo, RegionId, Run, ToAgent};
 
 use crate::client::Client;
 use crate::ledger::Region;
-use crate::recycle::qmp::{self, QmpError};
+use crate::recycle::device::{self, Monitor};
+use crate::recycle::layout::{LayoutError, Ram, find_ram};
 use crate::users::log_of;
 use crate::world::shared::Shared;
 
@@ -30,6 +32,8 @@ const SEND_TIME: Duration = Duration::from_secs(10);
 /// Searches of one user's domains at a time: each is a thread, and guests that start together
 /// search together.
 const SEARCHES: u32 = 128;
+/// Pause between two looks whether an incoming migration has ended.
+const INCOMING_STEP: Duration = Duration::from_millis(500);
 /// Pause between two attempts to send.
 const SEND_STEP: Duration = Duration::from_millis(5);
 
@@ -38,40 +42,78 @@ const SEND_STEP: Duration = Duration::from_millis(5);
 enum RamError {
     #[error(transparent)]
     Qmp(#[from] QmpError),
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
     #[error("{UNMANAGED}")]
     Unmanaged,
 }
 
-/// Starts the search for the RAM of a client's guest; `socket` is QEMU's monitor. The thread tells
-/// the agent and the client's ledger what it finds, and ends.
-pub(crate) fn locate(shared: &Arc<Shared>, client: &Arc<Client>, socket: OwnedFd) {
+/// QEMU's monitor has come. A thread of its own asks where the guest's RAM lies, tells the agent
+/// and the client's ledger, and looks whether the device is plugged in. Where QEMU was started with
+/// another's state it plugs the device in when that is there, and ends.
+pub(crate) fn ask(shared: &Arc<Shared>, client: &Arc<Client>) {
     let Some(search) = Search::begin(shared, client) else {
-        client.user.close(vec![socket]);
-        let why = format!("{SEARCHES} guests of its user are being asked for their RAM; start fewer at a time");
-        log_of!(client.user, warn, pid = client.pid, "not recycled: {why}");
-        if let Some(recycling) = &mut client.state().recycling {
-            recycling.refuse(why);
-        }
-        return;
+        return refuse(
+            client,
+            &format!("{SEARCHES} guests of its user are being asked for their RAM; start fewer at a time"),
+        );
     };
     let (shared, of) = (shared.clone(), client.clone());
-    let ask = move || match extents(&of, socket, &search) {
-        Ok(extents) => {
-            let message = wire::encode(&ToAgent::Ram(extents.clone()));
-            if send(&shared, &of, &message) {
-                of.state().set_extents(extents);
-            }
-        }
-        Err(why) => {
-            log_of!(of.user, warn, pid = of.pid, "not recycled: {why}");
-            if let Some(recycling) = &mut of.state().recycling {
-                recycling.refuse(why.to_string());
-            }
+    let ask = move || {
+        if let Err(why) = locate(&shared, &of, &search) {
+            refuse(&of, &why.to_string());
         }
     };
     if let Err(e) = std::thread::Builder::new().name("memory-map".into()).spawn(ask) {
         log_of!(client.user, warn, pid = client.pid, "not recycled: no thread to ask QEMU with: {e}");
     }
+}
+
+fn refuse(client: &Client, why: &str) {
+    log_of!(client.user, warn, pid = client.pid, "not recycled: {why}");
+    if let Some(recycling) = &mut client.state().recycling {
+        recycling.refuse(why.to_string());
+    }
+}
+
+fn locate(shared: &Arc<Shared>, client: &Arc<Client>, search: &Search) -> Result<(), RamError> {
+    let Ok(session) = client.session() else { return Ok(()) };
+    let Some(socket) = session.socket() else { return Ok(()) };
+    let goes_on = || search.goes_on(client);
+    let mut qmp = Qmp::open(socket, QMP_TIME, &goes_on)?;
+    let is_first = client.state().recycling.as_ref().is_some_and(|recycling| !recycling.is_located());
+    if is_first {
+        let extents = extents(client, &mut qmp)?;
+        if !send(shared, client, &wire::encode(&ToAgent::Ram(extents.clone()))) {
+            return Ok(());
+        }
+        client.state().set_extents(extents);
+    }
+    if client.version < ToAgent::RenewPool.since() || device::is_plugged(&mut qmp)? {
+        return Ok(());
+    }
+    if let Some(recycling) = &mut client.state().recycling {
+        recycling.paused = true;
+    }
+    // One that runs, and has served a daemon before, was paused by somebody.
+    let mut is_incoming = device::is_incoming(&mut qmp)?;
+    if !is_first && !is_incoming {
+        return Ok(());
+    }
+    while is_incoming {
+        std::thread::sleep(INCOMING_STEP);
+        qmp.extend(QMP_TIME);
+        is_incoming = device::is_incoming(&mut qmp)?;
+    }
+    if let Err(why) = device::plug(shared, client, &mut qmp) {
+        log_of!(
+            client.user,
+            warn,
+            pid = client.pid,
+            "its free pages are not recycled yet: {why}; `pageone ppr resume` tries again"
+        );
+    }
+    Ok(())
 }
 
 /// A search under way; it counts until it is dropped.
@@ -110,8 +152,8 @@ impl Drop for Search {
 }
 
 /// Asks QEMU; gives the extents of RAM that the client's agent manages.
-fn extents(client: &Client, socket: OwnedFd, search: &Search) -> Result<Vec<Extent>, RamError> {
-    let ram = qmp::find_ram(socket, QMP_TIME, &|| search.goes_on(client))?;
+fn extents(client: &Client, qmp: &mut Monitor<'_>) -> Result<Vec<Extent>, RamError> {
+    let ram = find_ram(qmp)?;
     // Frames that the pool has no room for are never recycled.
     let extents = extents_of(&client.state().regions, &ram);
     if extents.is_empty() {
@@ -129,7 +171,7 @@ fn extents(client: &Client, socket: OwnedFd, search: &Search) -> Result<Vec<Exte
 
 /// Sends a message, and waits where the socket is full. `false`: the client is gone, or the daemon
 /// ends, or the time is over.
-fn send(shared: &Shared, client: &Client, message: &[u8]) -> bool {
+pub(crate) fn send(shared: &Shared, client: &Client, message: &[u8]) -> bool {
     let deadline = Instant::now() + SEND_TIME;
     while !shared.stopping() && Instant::now() < deadline && client.state().link.is_up() {
         match client.conn.send(message, &[]) {
@@ -142,7 +184,7 @@ fn send(shared: &Shared, client: &Client, message: &[u8]) -> bool {
 }
 
 /// The parts of RAM that lie in regions.
-fn extents_of(regions: &BTreeMap<RegionId, Region>, ram: &[qmp::Ram]) -> Vec<Extent> {
+fn extents_of(regions: &BTreeMap<RegionId, Region>, ram: &[Ram]) -> Vec<Extent> {
     let page = PAGE_SIZE as u64;
     let mut extents = Vec::new();
     for ram in ram {
@@ -176,13 +218,13 @@ mod tests {
         let region = |start: u64, pages| Region::new(start * page, pages).unwrap();
         let regions = [(RegionId(1), region(1000, 100)), (RegionId(2), region(1200, 50))].into();
         let ram = [
-            qmp::Ram { start: 256 * page, end: 356 * page, host: 1000 * page },
-            qmp::Ram { start: 1 << 32, end: (1 << 32) + 300 * page, host: 1050 * page },
+            Ram { start: 256 * page, end: 356 * page, host: 1000 * page },
+            Ram { start: 1 << 32, end: (1 << 32) + 300 * page, host: 1050 * page },
         ];
         let extent =
             |frame, region, page, len| Extent { frame, region: RegionId(region), run: Run::new(PageNo(page), len) };
         let above = (1 << 32) / page;
-        let absurd = qmp::Ram { start: 0, end: 2 * page, host: u64::MAX - page + 1 };
+        let absurd = Ram { start: 0, end: 2 * page, host: u64::MAX - page + 1 };
         assert!(extents_of(&regions, &[absurd]).is_empty());
         assert_eq!(
             extents_of(&regions, &ram),

@@ -1,10 +1,12 @@
 //! The engine answers what arrives at the control socket.
 
-use control::{ChangeLog, DirtyStatus, Handler, Refusal, Status};
+use control::{ChangeLog, ClientMap, DirtyStatus, Handler, Refusal, SharingMatrix, Status};
 
 use crate::daemon::detach::{DetachError, Detaching};
 use crate::daemon::engine::Engine;
 use crate::daemon::freeze::{Freeze, FreezeError};
+use crate::recycle::device::PlugError;
+use crate::report::map;
 
 impl Engine {
     /// Whether a process belongs to another user. Such a process gets the same answer as one that
@@ -26,11 +28,35 @@ impl Handler for Engine {
         Engine::dirty(self, pids, uid).map_err(|e| Refusal::Unknown(e.to_string()))
     }
 
+    fn map(&self, pid: i32, uid: Option<u32>) -> Result<ClientMap, Refusal> {
+        let clients = self.shared.clients();
+        let client = clients.iter().find(|client| client.pid == pid && uid.is_none_or(|uid| uid == client.user.uid));
+        Ok(map::map(client.ok_or(DetachError::NotAClient(pid))?))
+    }
+
+    fn sharing(&self, uid: Option<u32>) -> SharingMatrix {
+        Engine::sharing(self, uid)
+    }
+
     fn detach(&self, pid: i32, uid: Option<u32>) -> Result<Detaching, Refusal> {
         if self.is_hidden(pid, uid) {
             return Err(DetachError::NotAClient(pid).into());
         }
         Ok(Engine::detach(self, pid)?)
+    }
+
+    fn pause(&self, pid: i32, uid: Option<u32>) -> Result<(), Refusal> {
+        if self.is_hidden(pid, uid) {
+            return Err(PlugError::NotAClient(pid).into());
+        }
+        Ok(Engine::pause(self, pid)?)
+    }
+
+    fn resume(&self, pid: i32, uid: Option<u32>) -> Result<(), Refusal> {
+        if self.is_hidden(pid, uid) {
+            return Err(PlugError::NotAClient(pid).into());
+        }
+        Ok(Engine::resume(self, pid)?)
     }
 
     fn freeze(&self, pid: i32, uid: Option<u32>) -> Result<Freeze, Refusal> {
@@ -57,6 +83,16 @@ impl From<DetachError> for Refusal {
             DetachError::NotAClient(_) => Refusal::Unknown(e.to_string()),
             DetachError::Frozen(_) => Refusal::Busy(e.to_string()),
             DetachError::Agent { .. } => Refusal::Failed(e.to_string()),
+        }
+    }
+}
+
+impl From<PlugError> for Refusal {
+    fn from(e: PlugError) -> Self {
+        match e {
+            PlugError::NotAClient(_) => Refusal::Unknown(e.to_string()),
+            PlugError::Busy(_) | PlugError::Incoming(_) => Refusal::Busy(e.to_string()),
+            _ => Refusal::Failed(e.to_string()),
         }
     }
 }

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use control::{ClientMetrics, ClientStatus, DomainMetrics, DomainStatus, HostMetrics, RefusedStatus, Status};
 
@@ -12,7 +12,10 @@ use crate::client::recycling::Recycling;
 use crate::client::{Client, State};
 use crate::content::domain::Domain;
 use crate::daemon::engine::Engine;
+use crate::ledger::Region;
+use crate::report::why::{Known, why};
 use crate::users::Refused;
+use crate::world::headroom::Demand;
 use crate::world::shared::Shared;
 
 /// Bytes of kernel memory for one mapping (`vm_area_struct`), measured.
@@ -24,17 +27,28 @@ impl Engine {
     pub fn status(&self, uid: Option<u32>) -> Status {
         let shared = &self.shared;
         let clients = shared.clients();
-        let mut status = Status { metrics: host(shared), governor: shared.pacer.status(), ..Status::default() };
+        let of_host = OfHost {
+            mappings_limit: kmem::procfs::max_map_count().unwrap_or(0) as u32,
+            cpu_limit: shared.pacer.binding_limit(),
+            paused: shared.headroom().short,
+        };
+        let mut status = Status {
+            version: env!("CARGO_PKG_VERSION").into(),
+            metrics: host(shared),
+            governor: shared.pacer.status(),
+            writer_stall: *shared.reaped_stalls.lock(),
+            ..Status::default()
+        };
         for user in shared.users.all().iter().filter(|user| uid.is_none_or(|uid| uid == user.uid)) {
             status.refused.extend(user.refused().into_iter().map(|refused| refused_status(user.uid, refused)));
         }
+        let mut unmerged = shared.reaped_unmerged.load(Relaxed);
         for domain in shared.domains() {
             let clients = clients.iter().filter(|client| Arc::ptr_eq(&client.domain, &domain));
-            let mut out = domain_status(&domain, clients, &mut status.metrics);
+            let (mut out, totals) = domain_status(shared, &of_host, &domain, clients, &mut status.metrics);
             status.metrics += &out.metrics;
-            for client in out.clients.iter_mut().filter(|client| client.refused.is_none()) {
-                client.refused = shared.stalls.why(client.uid);
-            }
+            unmerged += totals;
+            out.clients.iter().for_each(|client| status.writer_stall += &client.writer_stall);
             if let Some(uid) = uid {
                 out.clients.retain(|client| client.uid == uid);
             }
@@ -42,13 +56,36 @@ impl Engine {
                 status.domains.push(out);
             }
         }
-        let metrics = &mut status.metrics;
-        metrics.unmerge_bytes = (metrics.pages_sharing + metrics.pages_zero + metrics.pages_recycled) * PAGE as u64;
-        metrics.unmerge_headroom_bytes = kmem::procfs::meminfo()
-            .ok()
-            .map(|memory| ((memory.available_kib + memory.swap_free_kib) << 10) as i64 - metrics.unmerge_bytes as i64);
+        self.headroom(&mut status, unmerged);
         status
     }
+
+    /// Whether the host could give back what was saved.
+    fn headroom(&self, status: &mut Status, unmerged_pages: u64) {
+        let metrics = &mut status.metrics;
+        metrics.unmerge_bytes = (metrics.pages_sharing + metrics.pages_zero + metrics.pages_recycled) * PAGE as u64;
+        let memory = kmem::procfs::meminfo().ok();
+        metrics.memory_total_bytes = memory.map(|memory| memory.total_kib << 10);
+        metrics.memory_available_bytes = memory.map(|memory| memory.available_kib << 10);
+        metrics.swap_free_bytes = memory.map(|memory| memory.swap_free_kib << 10);
+        let available = memory.map(|memory| (memory.available_kib + memory.swap_free_kib) << 10);
+        metrics.unmerge_headroom_bytes = available.map(|available| available as i64 - metrics.unmerge_bytes as i64);
+        let demand = Demand { unmerge_bytes: metrics.unmerge_bytes, unmerged_pages };
+        let config = self.shared.config();
+        let view = self.shared.headroom.look(Instant::now(), &config, true, || (demand, available));
+        metrics.unmerge_bytes_per_second = view.bytes_per_second;
+        metrics.unmerge_headroom_seconds = view.seconds();
+        metrics.headroom_is_short = view.short.is_some();
+        status.paused = view.short;
+    }
+}
+
+/// What is the same for all clients.
+struct OfHost {
+    mappings_limit: u32,
+    cpu_limit: Option<f64>,
+    /// Why nothing is merged.
+    paused: Option<String>,
 }
 
 fn refused_status(uid: u32, refused: Refused) -> RefusedStatus {
@@ -58,6 +95,9 @@ fn refused_status(uid: u32, refused: Refused) -> RefusedStatus {
 
 /// The daemon's own metrics, and what ended clients leave behind.
 fn host(shared: &Shared) -> HostMetrics {
+    let pressure = |read: fn() -> std::io::Result<Option<kmem::psi::Pressure>>| {
+        read().ok().flatten().map(|pressure| pressure.some.avg10 / 100.0)
+    };
     HostMetrics {
         uptime_seconds: shared.started.elapsed().as_secs_f64(),
         merge_period_seconds: shared.config().merge_period,
@@ -66,57 +106,100 @@ fn host(shared: &Shared) -> HostMetrics {
         daemon_cpu_seconds: own_cpu().as_secs_f64(),
         agent_cpu_seconds: shared.reaped_cpu_ns.load(Relaxed) as f64 / 1e9,
         pages_merged_total: shared.reaped_merged.load(Relaxed),
+        scans_total: shared.reaped_scans.load(Relaxed),
+        memory_pressure_ratio: pressure(kmem::psi::memory),
+        cpu_pressure_ratio: pressure(kmem::psi::cpu),
         ..HostMetrics::default()
     }
 }
 
-/// A domain with its clients. What is summed over clients only is added to `host`.
+/// A domain with its clients. What is summed over clients only is added to `host`. Returns also how
+/// many pages have taken memory of their own again.
 fn domain_status<'a>(
+    shared: &Shared,
+    of_host: &OfHost,
     domain: &Domain,
     clients: impl Iterator<Item = &'a Arc<Client>>,
     host: &mut HostMetrics,
-) -> DomainStatus {
+) -> (DomainStatus, u64) {
     let usage = domain.store.usage();
-    let frames = usage.frames as i64;
-    let mut cost = domain.index.bytes() as i64 + usage.resident_bytes as i64 - frames * PAGE;
-    let mut merged = 0;
     let mut metrics = DomainMetrics {
         segments: usage.segments,
         store_bytes: usage.resident_bytes,
         pages_pinned: usage.pinned,
         pages_dead: usage.dead,
         slots_free: usage.free,
+        slots_quarantined: usage.quarantined,
+        frames_doubted_total: domain.store.doubted(),
         pages_compacted_total: domain.compaction.copied(),
         known_contents: domain.index.len(),
         ..DomainMetrics::default()
     };
     let mut out = DomainStatus { name: domain.key.to_string(), paused: domain.paused(), ..DomainStatus::default() };
+    let mut unmerged = 0;
     for client in clients {
-        let state = client.state();
-        let one = client_status(client, &state);
-        cost += client_cost(&state);
-        merged += one.metrics.pages_merged;
+        let one = {
+            let state = client.state();
+            host.pages_merged_total += state.totals.merged + state.totals.zeroed;
+            host.scans_total += state.totals.full_scans;
+            unmerged += state.totals.unmerged;
+            client_status(shared, of_host, client, &state, out.paused.as_deref())
+        };
         metrics += &one.metrics;
         *host += &one.metrics;
         if let Some(recycling) = &one.recycling {
-            cost += recycling.metrics.pool_bytes as i64;
             *host += &recycling.metrics;
         }
-        host.pages_merged_total += state.totals.merged + state.totals.zeroed;
         out.clients.push(one);
     }
+    // Without the lock: the process may be slow to answer.
+    for client in &mut out.clients {
+        client.metrics.faults_total = kmem::procfs::minor_faults(client.pid).unwrap_or(0);
+    }
+    let fixed = domain.index.bytes() as i64 + usage.resident_bytes as i64;
+    share_costs(&mut out.clients, fixed);
+    let merged: u64 = out.clients.iter().map(|client| client.metrics.pages_merged).sum();
     metrics.pages_shared = usage.frames;
     metrics.pages_sharing = merged.saturating_sub(usage.frames);
-    let given_back = (metrics.pages_zero + metrics.pages_recycled) as i64;
-    metrics.general_profit = (merged as i64 - frames + given_back) * PAGE - cost;
+    metrics.general_profit = match out.clients.is_empty() {
+        true => -fixed,
+        false => out.clients.iter().map(|client| client.metrics.general_profit).sum(),
+    };
     out.metrics = metrics;
-    out
+    (out, unmerged)
 }
 
-fn client_status(client: &Client, state: &State) -> ClientStatus {
+/// Takes what a domain costs as a whole off its clients' profits: from each by its part of the
+/// merged pages, or of the memory while nothing is merged. The parts add up to the whole.
+fn share_costs(clients: &mut [ClientStatus], fixed: i64) {
+    let merged: u64 = clients.iter().map(|client| client.metrics.pages_merged).sum();
+    let weight = |client: &ClientStatus| match merged {
+        0 => client.metrics.region_bytes.max(1),
+        _ => client.metrics.pages_merged,
+    };
+    let all = clients.iter().map(weight).map(i128::from).sum::<i128>().max(1);
+    let up_to = |weight: i128| (i128::from(fixed) * weight / all) as i64;
+    let mut so_far = 0;
+    for client in clients {
+        let before = up_to(so_far);
+        so_far += i128::from(weight(client));
+        client.metrics.general_profit -= up_to(so_far) - before;
+    }
+}
+
+fn client_status(
+    shared: &Shared,
+    of_host: &OfHost,
+    client: &Client,
+    state: &State,
+    domain_paused: Option<&str>,
+) -> ClientStatus {
     let mut metrics = ClientMetrics {
+        mappings_limit: of_host.mappings_limit,
+        dirty_pages_per_second: state.schedule.dirty.per_second(),
         regions: state.regions.len(),
         pages_copied_total: state.totals.copied,
+        pages_discarded_total: state.totals.discarded,
         pages_differed_total: state.totals.differed,
         pages_unreadable_total: state.totals.unreadable,
         pages_retained_total: state.detach.pages_retained(),
@@ -138,6 +221,29 @@ fn client_status(client: &Client, state: &State) -> ClientStatus {
         metrics.pages_volatile += region.volatile;
         metrics.pages_kept_huge += region.huge.as_ref().map_or(0, |huge| huge.kept());
     }
+    let recycling = state.recycling.as_ref().map(Recycling::status);
+    let saved = metrics.pages_merged + metrics.pages_zero + metrics.pages_recycled;
+    let pool = recycling.as_ref().map_or(0, |recycling| recycling.metrics.pool_bytes as i64);
+    // The domain's costs, its frames among them, come off later.
+    metrics.general_profit = saved as i64 * PAGE - client_cost(state) - pool;
+    let refused = state.refusals.why().cloned().or_else(|| shared.stalls.why(client.user.uid));
+    let limited = state.flight.why_left_out();
+    let known = Known {
+        pid: client.pid,
+        metrics: Some(&metrics),
+        state: state.link.name(),
+        is_frozen: state.tracking.is_frozen(),
+        is_pinned: state.refusals.is_pinned(),
+        refused: refused.as_deref(),
+        host_paused: of_host.paused.as_deref(),
+        domain_paused,
+        limited: limited.as_deref(),
+        cooling: state.direct_io.why().map(String::as_str),
+        due: state.regions.values().map(Region::due).sum(),
+        cpu_limit: of_host.cpu_limit,
+        shared_bytes: if state.regions.is_empty() { shared_bytes(client.pid) } else { 0 },
+    };
+    let why = why(&known);
     ClientStatus {
         pid: client.pid,
         name: client.name.clone(),
@@ -148,13 +254,20 @@ fn client_status(client: &Client, state: &State) -> ClientStatus {
         rule: client.verdict.rule.clone(),
         unknown: client.verdict.unknown.clone(),
         metrics,
-        recycling: state.recycling.as_ref().map(Recycling::status),
+        recycling,
         state: state.link.name().into(),
-        refused: state.refusals.why().cloned(),
+        refused,
         cooling: state.direct_io.why().cloned(),
-        limited: state.flight.why_left_out(),
+        limited,
         outdated: outdated(client, state),
+        why,
+        writer_stall: state.totals.stalls,
     }
+}
+
+/// Resident shared memory of a process.
+fn shared_bytes(pid: i32) -> u64 {
+    kmem::procfs::status(Some(pid)).map_or(0, |status| status.rss_shmem_kib << 10)
 }
 
 /// What there is to say of an agent that is not of this daemon's build.

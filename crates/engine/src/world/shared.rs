@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use std::time::{Duration, Instant};
 
+use control::Histogram;
 use parking_lot::{Mutex, RwLock};
 
 use crate::client::Client;
@@ -16,6 +17,7 @@ use crate::content::frame::Frame;
 use crate::content::index::{ClientId, MAX_CLIENTS, Sighting};
 use crate::pace::Pacer;
 use crate::users::Users;
+use crate::world::headroom::{Demand, Headroom, View};
 use crate::world::queue::{Queue, TakesPasses};
 use crate::world::stall::Stalls;
 use crate::world::state_file::StateFile;
@@ -47,6 +49,12 @@ pub(crate) struct Shared {
     pub(crate) reaped_merged: AtomicU64,
     /// Pages recycled in clients that are gone.
     pub(crate) reaped_recycled: AtomicU64,
+    /// Scans of clients that are gone; pages of theirs that took memory of their own again.
+    pub(crate) reaped_scans: AtomicU64,
+    pub(crate) reaped_unmerged: AtomicU64,
+    /// How long writers waited in clients that are gone.
+    pub(crate) reaped_stalls: Mutex<Histogram>,
+    pub(crate) headroom: Headroom,
 }
 
 impl TakesPasses for Client {
@@ -78,6 +86,10 @@ impl Shared {
             reaped_cpu_ns: AtomicU64::default(),
             reaped_merged: AtomicU64::default(),
             reaped_recycled: AtomicU64::default(),
+            reaped_scans: AtomicU64::default(),
+            reaped_unmerged: AtomicU64::default(),
+            reaped_stalls: Mutex::default(),
+            headroom: Headroom::default(),
         }
     }
 
@@ -171,6 +183,22 @@ impl Shared {
         (1..=MAX_CLIENTS).map(|i| ClientId((last.0 + i) % MAX_CLIENTS)).find(|number| !clients.contains_key(number))
     }
 
+    /// Whether the host could give back what merging has saved. Looks again at most once a second.
+    pub(crate) fn headroom(&self) -> View {
+        self.headroom.look(Instant::now(), &self.config(), false, || {
+            let (mut pages, mut unmerged) = (0, self.reaped_unmerged.load(Relaxed));
+            for client in self.clients() {
+                let state = client.state();
+                unmerged += state.totals.unmerged;
+                let counts = state.regions.values().map(|region| region.counts());
+                pages += counts.map(|counts| counts.merged + counts.zero + counts.recycled).sum::<u64>();
+            }
+            let frames: u64 = self.domains().iter().map(|domain| domain.store.usage().frames).sum();
+            let unmerge_bytes = pages.saturating_sub(frames) * kmem::PAGE_SIZE as u64;
+            (Demand { unmerge_bytes, unmerged_pages: unmerged }, available())
+        })
+    }
+
     pub(crate) fn domains(&self) -> Vec<Arc<Domain>> {
         self.domains.lock().values().cloned().collect()
     }
@@ -201,6 +229,12 @@ impl Shared {
     pub(crate) fn tidy_domains(&self) {
         self.domains.lock().retain(|_, domain| Arc::strong_count(domain) > 1 || !domain.store.segment_ids().is_empty());
     }
+}
+
+/// Bytes of memory that are available, with free swap space.
+fn available() -> Option<u64> {
+    let memory = kmem::procfs::meminfo().ok()?;
+    Some((memory.available_kib + memory.swap_free_kib) << 10)
 }
 
 #[cfg(test)]

@@ -17,6 +17,8 @@ pub(crate) struct StateFile {
     written: BTreeMap<SegmentId, String>,
     /// Made by earlier daemons.
     earlier: BTreeSet<SegmentId>,
+    /// The last attempt to write it failed.
+    fails: bool,
 }
 
 impl StateFile {
@@ -32,7 +34,7 @@ impl StateFile {
             .filter_map(|line| line.split_once(' '))
             .filter_map(|(inode, domain)| Some((inode.parse().ok()?, domain.to_string())))
             .collect();
-        Ok(Self { path, written: known.clone(), earlier: known.keys().copied().collect(), known })
+        Ok(Self { path, written: known.clone(), earlier: known.keys().copied().collect(), known, fails: false })
     }
 
     /// Whether a daemon has made it.
@@ -47,14 +49,28 @@ impl StateFile {
 
     /// Writes the segments that exist now, without those that this daemon made and closed: no
     /// client can hand them back, and their numbers may be used again. Those that earlier daemons
-    /// made stay known, since clients that hold them may still come.
-    pub(crate) fn record(&mut self, now: BTreeMap<SegmentId, String>, closed: &[SegmentId]) -> std::io::Result<()> {
+    /// made stay known, since clients that hold them may still come. A failure is logged once, and
+    /// the next call tries again.
+    pub(crate) fn record(&mut self, now: BTreeMap<SegmentId, String>, closed: &[SegmentId]) {
         let Self { known, earlier, .. } = self;
         known.retain(|segment, _| earlier.contains(segment) || !closed.contains(segment));
         self.known.extend(now);
         if self.known == self.written {
-            return Ok(());
+            return;
         }
+        let result = self.write();
+        if let Err(error) = &result
+            && !self.fails
+        {
+            let file = self.path.display();
+            tracing::warn!(
+                "cannot write {file}: {error}; until it can be written, a restarted daemon loses this store"
+            );
+        }
+        self.fails = result.is_err();
+    }
+
+    fn write(&mut self) -> std::io::Result<()> {
         let mut text = String::new();
         for (segment, domain) in &self.known {
             text += &format!("{segment} {domain}\n");
@@ -77,16 +93,16 @@ mod tests {
     fn the_state_file_remembers_what_daemons_made() {
         let directory = tempfile::tempdir().unwrap();
         let mut first = StateFile::load(directory.path()).unwrap();
-        first.record(BTreeMap::from([(7, "a b".to_string())]), &[]).unwrap();
+        first.record(BTreeMap::from([(7, "a b".to_string())]), &[]);
         let mut second = StateFile::load(directory.path()).unwrap();
         assert!(second.knows(7, "a b"));
         assert!(!second.knows(7, "a"), "another domain");
         assert!(!second.knows(8, "a b"));
-        second.record(BTreeMap::from([(9, "c".to_string())]), &[]).unwrap();
+        second.record(BTreeMap::from([(9, "c".to_string())]), &[]);
         let mut third = StateFile::load(directory.path()).unwrap();
         assert!(third.knows(7, "a b") && third.knows(9, "c"));
-        third.record(BTreeMap::from([(11, "d".to_string())]), &[]).unwrap();
-        third.record(BTreeMap::new(), &[7, 11]).unwrap();
+        third.record(BTreeMap::from([(11, "d".to_string())]), &[]);
+        third.record(BTreeMap::new(), &[7, 11]);
         let fourth = StateFile::load(directory.path()).unwrap();
         assert!(fourth.knows(7, "a b") && fourth.knows(9, "c"), "made by earlier daemons");
         assert!(!fourth.knows(11, "d"), "made and closed");

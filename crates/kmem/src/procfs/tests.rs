@@ -109,6 +109,13 @@ fn many_mappings_are_all_listed() {
     println!("{count} mappings listed in {took:?}, {} ns each", took.as_nanos() / count as u128);
 }
 
+#[test]
+fn minor_faults_are_told_from_the_other_fields() {
+    let stat = "7 (a) b) S 1 2 3 4 5 6 777 8 9 10 11 12";
+    assert_eq!((parse_minor_faults(stat), parse_minor_faults("7 (a) S 1")), (Some(777), None));
+    assert!(minor_faults(std::process::id() as i32).unwrap() > 0);
+}
+
 fn sleeping(pid: i32) -> bool {
     read_to_string(format!("/proc/{pid}/stat")).unwrap().rsplit_once(") ").unwrap().1.starts_with('S')
 }
@@ -116,7 +123,7 @@ fn sleeping(pid: i32) -> bool {
 #[test]
 fn parses_status() {
     let text = "Name:\ta: b\nState:\tS (sleeping)\nTgid:\t41\nPid:\t42\nUid:\t1\t1000\t2\t3\nVmLck:\t      8 kB\n\
-                VmPin:\t     12 kB\nVmRSS:\t  123456 kB\nRssAnon:\t 1 kB\nThreads:\t7\nNoNewPrivs:\t1\nSeccomp:\t2\n\
+                VmPin:\t     12 kB\nVmRSS:\t  123456 kB\nRssAnon:\t 1 kB\nRssShmem:\t 44 kB\nThreads:\t7\nNoNewPrivs:\t1\nSeccomp:\t2\n\
                 Seccomp_filters:\t9\n";
     let expected = Status {
         name: "a: b".to_owned(),
@@ -125,6 +132,7 @@ fn parses_status() {
         vm_lck_kib: 8,
         vm_pin_kib: 12,
         vm_rss_kib: 123_456,
+        rss_shmem_kib: 44,
         threads: 7,
         no_new_privs: true,
         seccomp: 2,

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use checkpoint::serve::Readers;
 use checkpoint::{
-    Catalog, Changes, Checkpoint, Frozen, Options, Phases, Source, Store, StoreError, TakeError, Taken, Warning,
+    ByStopping, Catalog, Changes, Checkpoint, Frozen, Options, Phases, Source, Store, StoreError, TakeError, Taken,
+    Warning,
 };
 use control::client::Freeze;
 use mpool::{BLOCK, Pool};
@@ -76,7 +77,7 @@ pub(crate) struct GuardArgs {
 const MEETING: Duration = Duration::from_secs(6);
 
 /// Finds a process by its number or its program's name.
-fn find_process(target: &str) -> Result<i32> {
+pub(crate) fn find_process(target: &str) -> Result<i32> {
     if let Ok(pid) = target.parse() {
         return Ok(pid);
     }
@@ -100,7 +101,7 @@ fn program(pid: i32) -> Option<String> {
 }
 
 /// The daemon's freeze of a process, if there is a daemon.
-struct Daemon {
+pub(crate) struct Daemon {
     directories: Vec<PathBuf>,
     pid: i32,
     tracked: bool,
@@ -108,10 +109,20 @@ struct Daemon {
 }
 
 impl Daemon {
-    fn ask(directories: Vec<PathBuf>, source: &Source) -> Result<Self> {
+    pub(crate) fn ask(directories: Vec<PathBuf>, source: &Source) -> Result<Self> {
         let (pid, tracked) = (source.pid(), source.is_tracked());
         let freeze = if tracked { Freeze::ask(&directories, pid, MEETING)? } else { None };
         Ok(Self { directories, pid, tracked, freeze })
+    }
+
+    /// Has the daemon note from now on what the process changes, for the next checkpoint; ends the
+    /// freeze.
+    pub(crate) fn note_changes(self, pool: &Pool, checkpoint: &Checkpoint, source: &Source, taken: &Taken) {
+        let noted = taken.written.is_some() || !source.may_do_direct_io();
+        if let Some(freeze) = self.freeze.filter(|_| noted && !source.is_pinned()) {
+            // Without a mark the next checkpoint reads everything.
+            let _ = freeze.mark(Catalog::label(pool, checkpoint), taken.written.clone());
+        }
     }
 }
 
@@ -249,7 +260,9 @@ impl Command<'_> {
         // Of several, each message says which process it is about.
         let about = if args.targets.len() > 1 { format!("{target}: ") } else { String::new() };
         let warn = |warning: &Warning| eprintln!("pageone: {about}{warning}");
-        let taken = match checkpoint::take(&options, &mut source, &daemon, &mut writer, &mut phases, &mut { warn }) {
+        let (halt, mut tell) = (&mut ByStopping, warn);
+        let taken = checkpoint::take(&options, &mut source, &daemon, halt, &mut writer, &mut phases, &mut tell);
+        let taken = match taken {
             Ok(taken) => taken,
             Err(e) => {
                 drop(writer);
@@ -268,11 +281,7 @@ impl Command<'_> {
             readers.publish(|| opened.store.view());
         }
         phases.end("commit");
-        let noted = taken.written.is_some() || !source.may_do_direct_io();
-        if let Some(freeze) = daemon.freeze.filter(|_| noted && !source.is_pinned()) {
-            // Without a mark the next checkpoint reads everything.
-            let _ = freeze.mark(Catalog::label(&opened.pool, &checkpoint), taken.written.clone());
-        }
+        daemon.note_changes(&opened.pool, &checkpoint, &source, &taken);
         report(args, &checkpoint, &taken, start.elapsed(), &phases);
         Ok(())
     }
@@ -290,7 +299,7 @@ fn is_earlier(error: &anyhow::Error) -> bool {
 }
 
 /// Adds the remedy to the error of a full pool.
-fn explain(error: anyhow::Error, full: bool, pool: &str) -> anyhow::Error {
+pub(crate) fn explain(error: anyhow::Error, full: bool, pool: &str) -> anyhow::Error {
     if full {
         let remedy = format!("pool {pool} is full: `pageone pool rm {pool} CHECKPOINT` removes an earlier checkpoint");
         return error.context(remedy);

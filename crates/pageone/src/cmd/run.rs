@@ -4,6 +4,8 @@
 //! line on standard error says why.
 
 pub(crate) mod ppr;
+mod qemu;
+mod snapshots;
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -35,12 +37,19 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME", value_enum, default_value_t = Backend::Pageone)]
     backend: Backend,
     /// Take back what the guest frees (QEMU only): adds a device that the guest's driver marks its
-    /// free pages in
+    /// free pages in, and for guests without the driver what `--free-page-reporting` adds
     #[arg(long)]
     ppr: bool,
+    /// Let the guest report free blocks without a driver of ours (QEMU only): adds a balloon with
+    /// free page reporting, unless the command line has a balloon
+    #[arg(long)]
+    free_page_reporting: bool,
     /// Seconds within which a page that the guest frees is back [default: the daemon's]
     #[arg(long, value_name = "S", requires = "ppr")]
     reclaim_period: Option<f64>,
+    /// Make the guest one that `pageone snapshot save` can store with its devices (QEMU only)
+    #[arg(long, conflicts_with = "ppr")]
+    snapshots: bool,
     /// Do not start a daemon; the program joins one as soon as it runs
     #[arg(long)]
     no_start: bool,
@@ -63,26 +72,43 @@ fn policies() -> impl TypedValueParser<Value = HugePages> {
 /// Replaces this process by the program.
 pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let mut command = Command::new(&args.program[0]);
+    let for_snapshots = dir.clone();
     let prepared = if args.backend == Backend::Ksm {
         crate::cmd::ksm::enable(args.domain.as_deref())
     } else {
         prepare(args, dir, &mut command)
     };
-    if let Err(e) = prepared {
+    if let Err(e) = &prepared {
         eprintln!("pageone: {} runs without merging: {e:#}", args.program[0].to_string_lossy());
+    }
+    let mut ram = None;
+    if args.snapshots {
+        let ready = match (&prepared, args.backend) {
+            (Ok(()), Backend::Pageone) => snapshots::prepare(&mut command, &args.program, for_snapshots),
+            _ => Err(anyhow::anyhow!("that takes PageONE's agent in it")),
+        };
+        match ready {
+            Ok(prepared) => ram = Some(prepared),
+            Err(e) => eprintln!("pageone: {} runs without snapshots: {e:#}", args.program[0].to_string_lossy()),
+        }
     }
     // After the daemon was started, which must not inherit these descriptors. They are closed if
     // the program cannot be started.
     let mut inherited = None;
+    command.args(&args.program[1..]);
+    // Before the device for free pages, which a QEMU that waits for a migration has not got: the
+    // balloon has the same address with and without.
+    if args.ppr || args.free_page_reporting {
+        qemu::add_reporting(&mut command, &args.program[0], &args.program[1..]);
+    }
     if args.ppr {
         match ppr::prepare(&mut command, &args.program[0], &args.program[1..], args.reclaim_period) {
             Ok(fds) => inherited = Some(fds),
             Err(e) => eprintln!("pageone: {} runs without recycling: {e:#}", args.program[0].to_string_lossy()),
         }
     }
-    command.args(&args.program[1..]);
     let error = command.exec();
-    drop(inherited);
+    drop((inherited, ram));
     eprintln!("pageone: cannot run {}: {error}", args.program[0].to_string_lossy());
     // As a shell does.
     std::process::exit(if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 })
@@ -133,7 +159,8 @@ fn prepare(args: &Args, dir: Option<PathBuf>, command: &mut Command) -> Result<(
     Ok(())
 }
 
-fn running(directories: &[PathBuf]) -> Option<PathBuf> {
+/// The first of the directories in which a daemon answers.
+pub(crate) fn running(directories: &[PathBuf]) -> Option<PathBuf> {
     let answers = |dir: &&PathBuf| kmem::seqpacket::Conn::connect(&dir.join(engine::AGENT_SOCKET)).is_ok();
     directories.iter().find(answers).cloned()
 }

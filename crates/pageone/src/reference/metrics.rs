@@ -68,7 +68,9 @@ fn unit(unit: Unit) -> &'static str {
         Unit::Bytes => "bytes",
         Unit::Pages => "pages",
         Unit::PagesPerSecond => "pages a second",
+        Unit::BytesPerSecond => "bytes a second",
         Unit::Percent => "percent of one CPU",
+        Unit::Ratio => "a part, 0 to 1",
         Unit::Count => "a number",
         Unit::Bool => "true or false",
     }

@@ -8,6 +8,7 @@
 #![allow(clippy::unwrap_used, reason = "a test program fails by panicking")]
 
 mod calls;
+mod events;
 mod poison;
 mod raw;
 mod recycle;
@@ -80,6 +81,7 @@ fn main() {
         Some("exec") => raw::exec(&args[1], number(2, 1024), number(3, 1) as u64),
         Some("other") => raw::other(number(1, 0) as i32, number(2, 1024), number(3, 1) as u64),
         Some("hold") => hold(number(1, 4096), number(2, 4), number(3, 1) as u64, number(4, 0)),
+        Some("events") => events::events(number(1, 4096), number(2, 4), args.get(3).map_or("", |kind| kind)),
         Some("huge") => huge(&args[1..].iter().map(|part| part.parse().unwrap()).collect::<Vec<_>>()),
         Some("shuffled") => shuffled(number(1, 4096)),
         Some("writers") => writers(number(1, 16_384), number(2, 10)),

@@ -79,7 +79,7 @@ pub(super) fn others(host: &Host, _: Random) {
     let processes = || std::fs::read_dir("/proc").into_iter().flatten().flatten();
     loop {
         for pid in processes().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok()) {
-            for request in ["detach", "hold"].map(|word| format!("{{\"{word}\":{pid}}}\n")) {
+            for request in ["detach", "hold", "map"].map(|word| format!("{{\"{word}\":{pid}}}\n")) {
                 ask(host, &request);
             }
             ask(host, &format!("{{\"dirty\":[{pid}]}}\n"));

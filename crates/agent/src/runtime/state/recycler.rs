@@ -4,11 +4,11 @@
 
 use std::io;
 use std::ops::Range as Frames;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use kmem::memfd::{self, MemfdError};
+use kmem::memfd::{self, MemfdError, SharedMap};
 use rustix::fs::SealFlags;
 use wire::ToDaemon;
 use wire::recycle::Extent;
@@ -42,7 +42,7 @@ pub(crate) enum RecyclerError {
 pub(crate) struct Recycler {
     /// The pool's file.
     fd: Kept<OwnedFd>,
-    /// The agent's end of a QMP socket, until the daemon has found the guest's RAM with it.
+    /// The agent's end of a QMP socket, for the daemon: each one gets it.
     qmp: Option<Kept<OwnedFd>>,
     /// Reclaim period that the program asks for, in milliseconds; 0: the daemon's.
     period_ms: u32,
@@ -52,6 +52,8 @@ pub(crate) struct Recycler {
     extents: Vec<Extent>,
     /// The guest has overwritten the header.
     dropped: bool,
+    /// Declared last: fields are dropped in this order, and the pool lies in the map.
+    map: SharedMap,
 }
 
 impl Recycler {
@@ -65,23 +67,55 @@ impl Recycler {
         let map = memfd::map_shared(&fd, usize::try_from(size).unwrap_or(0))?;
         let start = NonNull::new(map.as_ptr()).ok_or(RecyclerError::CanShrink)?;
         // SAFETY: `start` is page aligned and mapped for reading and writing for `map.len()` bytes.
-        // It stays mapped until the process ends, since the map is forgotten; and the file cannot
-        // shrink.
+        // The recycler owns the map and both owners of the pool, none of which leaves it, and drops
+        // the map last; and the file cannot shrink.
         let pool = unsafe { ppr::Pool::from_mapping(start, map.len()) }?;
-        std::mem::forget(map);
         pool.validate()?;
         let pool = Arc::new(pool);
         let host = ppr::Host::new(pool.clone(), ppr::Ram::default());
         let fd = Kept::new(fd).map_err(RecyclerError::Stat)?;
         let qmp = qmp.map(Kept::new).transpose().map_err(RecyclerError::Stat)?;
-        Ok(Self { fd, qmp, period_ms, pool, host, extents: Vec::new(), dropped: false })
+        Ok(Self { fd, qmp, period_ms, pool, host, extents: Vec::new(), dropped: false, map })
+    }
+
+    /// The same with a new, empty pool: no mark of the old one is ever looked at again.
+    ///
+    /// # Errors
+    ///
+    /// [`RecyclerError`]: there is no room for it; the old one stays.
+    pub(crate) fn renewed(&mut self) -> Result<Self, RecyclerError> {
+        let (fd, map) = memfd::create_fixed("pageone-ppr", self.map.len())?;
+        let start = NonNull::new(map.as_ptr()).ok_or(RecyclerError::CanShrink)?;
+        // SAFETY: `map.len()` bytes are mapped for reading and writing until `map` is dropped,
+        // after the pool, which lives in this statement only. The file cannot shrink.
+        unsafe { ppr::Pool::from_mapping(start, map.len()) }?.initialise();
+        let mut new = Self::new(fd, None, self.period_ms)?;
+        new.qmp = self.qmp.take();
+        if !self.extents.is_empty() {
+            new.set_extents(std::mem::take(&mut self.extents));
+        }
+        Ok(new)
+    }
+
+    /// Whether its device may be unplugged: QEMU's monitor is known.
+    pub(crate) fn has_monitor(&self) -> bool {
+        self.qmp.is_some()
+    }
+
+    /// The pool's descriptor.
+    pub(crate) fn pool_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// The message that tells of a pool from [`Recycler::renewed`].
+    pub(crate) fn renewal(&self) -> ToDaemon {
+        ToDaemon::PoolRenewed { descriptor: self.fd.as_fd().as_raw_fd() as u32 }
     }
 
     /// Sets where the guest's RAM lies, and tells the guest that the host is active.
     pub(crate) fn set_extents(&mut self, extents: Vec<Extent>) {
         self.host = ppr::Host::new(self.pool.clone(), ppr::Ram::new(extents.iter().map(Extent::frames)));
         self.extents = extents;
-        self.qmp = None;
         self.pool.set_host_state(ppr::HostState::Active);
     }
 
@@ -116,8 +150,7 @@ impl Recycler {
 
     /// The descriptors that go with the announcement.
     pub(crate) fn fds(&self) -> Vec<BorrowedFd<'_>> {
-        let qmp = self.qmp.as_ref().filter(|_| self.extents.is_empty());
-        std::iter::once(self.fd.as_fd()).chain(qmp.map(|qmp| qmp.as_fd())).collect()
+        std::iter::once(self.fd.as_fd()).chain(self.qmp.as_ref().map(|qmp| qmp.as_fd())).collect()
     }
 
     /// Whether its descriptors are still the pool's and the socket's.

@@ -347,12 +347,13 @@ impl Free {
         self.piece_mut(piece).dead = HUGE;
     }
 
-    /// Slots of pieces that were begun: free ones, and dead ones with those in quarantine.
-    pub(super) fn waste(&self) -> (u64, u64) {
+    /// Slots of pieces that were begun: free ones, dead ones with those in quarantine, and these.
+    pub(super) fn waste(&self) -> (u64, u64, u64) {
         let pieces = || self.segments.iter().flat_map(|segment| &segment.pieces);
         let free: u32 = pieces().filter(|slots| !slots.fresh).map(|slots| slots.free()).sum();
         let dead: u32 = pieces().map(|slots| slots.dead).sum();
-        (free.into(), u64::from(dead) + self.quarantine.len() as u64)
+        let quarantined = self.quarantine.len() as u64;
+        (free.into(), u64::from(dead) + quarantined, quarantined)
     }
 
     /// A piece of a node out of `set`, drawn at random.

@@ -476,7 +476,7 @@ fn introduce(
         ToDaemon::Retained { .. } | ToDaemon::Detaching(_) | ToDaemon::DetachFailed { .. } => {}
         ToDaemon::Recycled(_) | ToDaemon::Swept(_) | ToDaemon::SegmentLeftOut { .. } => {}
         ToDaemon::Library { .. } => {}
-        ToDaemon::Pool(_) => return Err(HandshakeError::PoolTooEarly.into()),
+        ToDaemon::Pool(_) | ToDaemon::PoolRenewed { .. } => return Err(HandshakeError::PoolTooEarly.into()),
         ToDaemon::Detached => return Err(Ended::Closed),
         ToDaemon::Ready if handshake.control.is_some() => return Err(HandshakeError::ReadyTwice.into()),
         ToDaemon::Ready => return Ok(Step::Welcome),

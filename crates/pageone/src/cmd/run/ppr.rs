@@ -2,9 +2,14 @@
 //!
 //! A pool, which is a memfd that cannot change its length, becomes the memory of an `ivshmem-plain`
 //! device. The guest's driver marks its free pages there. One end of a socket pair becomes a QMP
-//! monitor; the daemon asks it once where the guest's RAM lies. QEMU inherits both descriptors, and
-//! the agent finds them by their numbers in the environment. Neither has a name that another
-//! process could open, and neither is left behind.
+//! monitor. The daemon asks it where the guest's RAM lies, and has the device unplugged and
+//! plugged in. QEMU inherits both descriptors, and the agent finds them by their numbers in the
+//! environment. Neither has a name that another process could open, and neither is left behind.
+//!
+//! While the device is there QEMU cannot save the guest, and must not load it: marks belong to the
+//! memory in which they were made. A disk that can hold no snapshots makes QEMU refuse `loadvm`. A
+//! QEMU that starts with the state of another gets neither; the daemon plugs the device in later.
+//! The words come behind the user's, so that devices have the same addresses with and without.
 //!
 //! The marks belong to the guest kernel that set them. After a reset another kernel runs, and by
 //! the old marks its pages would be zeroed. So a reset ends QEMU (`-action reboot=shutdown`), as a
@@ -20,12 +25,12 @@ use std::ptr::NonNull;
 
 use anyhow::{Context, Result, ensure};
 use kmem::memfd;
-use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::FdFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use snapshot::words::{DEFAULT_MEMORY, is_qemu, parse_size};
+use wire::recycle::{QEMU_DEVICE, QEMU_GUARD, QEMU_POOL, QEMU_PORT};
 
-/// Bytes of memory that QEMU gives a guest without `-m`.
-const DEFAULT_MEMORY: u64 = 128 << 20;
+use super::qemu;
 
 /// The descriptors that the started program inherits. They are closed with this value, so it must
 /// live until the program is started.
@@ -33,8 +38,8 @@ pub(crate) struct Inherited {
     _fds: [OwnedFd; 3],
 }
 
-/// Adds the options and the environment to `command`, which starts `program`; `arguments` come
-/// behind the options. `period`: the reclaim period in seconds, if it is not the daemon's.
+/// Adds the options and the environment to `command`, which starts `program` with `arguments`.
+/// `period`: the reclaim period in seconds, if it is not the daemon's.
 ///
 /// # Errors
 ///
@@ -48,7 +53,7 @@ pub(crate) fn prepare(
 ) -> Result<Inherited> {
     let name = Path::new(program).file_name().unwrap_or(program).to_string_lossy();
     ensure!(
-        name.starts_with("qemu-system-x86_64") || name.starts_with("qemu-kvm") || name == "kvm",
+        is_qemu(program),
         "--ppr is for QEMU's x86-64 guests, and {name} is not QEMU (a script that starts QEMU cannot be given arguments)"
     );
     check(arguments)?;
@@ -61,13 +66,23 @@ pub(crate) fn prepare(
         rustix::io::fcntl_setfd(fd, FdFlags::empty())?;
     }
     let (number, bytes) = (pool.as_raw_fd(), layout.pool_bytes());
+    let mut bus = String::new();
+    if qemu::needs_port(arguments) {
+        // The smallest window that firmware makes is of 2 MiB. The number of the chassis is one
+        // that nobody else takes.
+        let window = bytes.max(2 << 20).next_power_of_two();
+        command.args(["-device", &format!("pcie-root-port,id={QEMU_PORT},chassis=239,pref64-reserve={window}")]);
+        bus = format!(",bus={QEMU_PORT}");
+    }
+    if !qemu::loads_state(arguments) {
+        let object = format!(
+            "memory-backend-file,id={QEMU_POOL}0,mem-path=/proc/self/fd/{number},share=on,merge=off,dump=off,size={bytes}"
+        );
+        let device = format!("ivshmem-plain,id={QEMU_DEVICE},memdev={QEMU_POOL}0{bus}");
+        let guard = format!("driver=null-co,node-name={QEMU_GUARD},read-only=off");
+        command.args(["-object", &object, "-device", &device, "-blockdev", &guard]);
+    }
     let words = [
-        "-object",
-        &format!(
-            "memory-backend-file,id=pageone-ppr,mem-path=/proc/self/fd/{number},share=on,merge=off,dump=off,size={bytes}"
-        ),
-        "-device",
-        "ivshmem-plain,memdev=pageone-ppr",
         "-chardev",
         &format!("socket,id=pageone-qmp,fd={}", qemus.as_raw_fd()),
         "-mon",
@@ -92,26 +107,24 @@ pub(crate) fn prepare(
 ///
 /// When the arguments let the guest go on after a reset.
 fn check(arguments: &[OsString]) -> Result<()> {
-    let words: Vec<_> = arguments.iter().map(|word| word.to_string_lossy()).collect();
-    let follows = |option: &str, at: usize| at > 0 && words[at - 1].trim_start_matches('-') == option;
     let has = |word: &str, setting: &str| word.split(',').any(|part| part == setting);
-    for (at, word) in words.iter().enumerate() {
+    for (option, word) in &qemu::words(arguments).collect::<Vec<_>>() {
         ensure!(
-            !(follows("action", at) && has(word, "reboot=reset")),
+            !(option == "action" && has(word, "reboot=reset")),
             "-action reboot=reset would let the guest go on after a reset, with marks of a kernel that is gone: pages in use would be zeroed. \
              Leave it out: with --ppr a reset ends QEMU, and the program that started it starts it again"
         );
-        let shared = follows("object", at)
+        let shared = option == "object"
             && ["memory-backend-memfd", "memory-backend-shm"].iter().any(|kind| word.starts_with(kind))
             && !has(word, "share=off");
-        let shared = shared || follows("object", at) && word.starts_with("memory-backend-") && has(word, "share=on");
+        let shared = shared || option == "object" && word.starts_with("memory-backend-") && has(word, "share=on");
         if shared {
             eprintln!(
                 "pageone: {word}: free pages of memory that other processes may map (share=on, the default of memory-backend-memfd) are not \
                  taken back; if it is the guest's RAM, leave --ppr out and use virtio-balloon's free-page-reporting=on"
             );
         }
-        if follows("machine", at) && has(word, "mem-merge=off") {
+        if option == "machine" && has(word, "mem-merge=off") {
             eprintln!(
                 "pageone: {word}: with mem-merge=off the guest's memory is not managed, and its free pages are not taken back"
             );
@@ -122,10 +135,7 @@ fn check(arguments: &[OsString]) -> Result<()> {
 
 /// An initialised pool that can neither shrink nor grow.
 fn make_pool(bytes: usize) -> Result<OwnedFd> {
-    let fd = rustix::fs::memfd_create("pageone-ppr", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    rustix::fs::ftruncate(&fd, bytes as u64)?;
-    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-    let map = memfd::map_shared(&fd, bytes)?;
+    let (fd, map) = memfd::create_fixed("pageone-ppr", bytes)?;
     let start = NonNull::new(map.as_ptr()).context("mapped at 0")?;
     // SAFETY: `map.len()` bytes from `start` are mapped for reading and writing until `map` is
     // dropped, and the pool is dropped before it, at the end of the statement. The seals keep the
@@ -150,23 +160,6 @@ fn memory_of(arguments: &[OsString]) -> u64 {
         }
     }
     most.unwrap_or(DEFAULT_MEMORY)
-}
-
-/// A size as QEMU reads it: MiB, or with a suffix.
-fn parse_size(text: &str) -> Option<u64> {
-    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
-    let shift = match text[digits.len()..].to_ascii_lowercase().as_str() {
-        "" | "m" => 20,
-        "b" => 0,
-        "k" => 10,
-        "g" => 30,
-        "t" => 40,
-        _ => return None,
-    };
-    let (whole, part) = digits.split_once('.').unwrap_or((digits, ""));
-    let whole: u64 = whole.parse().ok()?;
-    // A fraction is rounded up to the next unit.
-    (whole + u64::from(!part.is_empty())).checked_mul(1 << shift)
 }
 
 #[cfg(test)]
@@ -219,7 +212,15 @@ mod tests {
         assert!(
             words.iter().any(|word| word.contains("ivshmem")) && words.iter().any(|word| word == "reboot=shutdown")
         );
+        assert!(words.iter().any(|word| word.contains(QEMU_GUARD)), "nothing keeps QEMU from loadvm");
         let period = command.get_envs().find(|(name, _)| *name == wire::recycle::ENV_PERIOD).unwrap().1;
         assert_eq!(period, Some(OsStr::new("500")));
+        // The device comes when the state is there.
+        let mut command = Command::new("qemu-system-x86_64");
+        let arguments: Vec<OsString> = "-M q35 -incoming defer".split(' ').map(OsString::from).collect();
+        prepare(&mut command, OsStr::new("qemu-system-x86_64"), &arguments, None).unwrap();
+        let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy().into_owned()).collect();
+        assert!(!words.iter().any(|word| word.contains("ivshmem") || word.contains(QEMU_GUARD)), "{words:?}");
+        assert!(words.iter().any(|word| word.contains("pcie-root-port")), "{words:?}");
     }
 }

@@ -201,7 +201,7 @@ impl Facts<'_> {
         if kind.starts_with("unconfined") || self.merges() {
             return Check::ok("profile", found);
         }
-        Check::note("profile", found, "a policy module must allow userfaultfd to it, such as packaging/libvirt/selinux")
+        Check::note("profile", found, "the policy module in /usr/share/pageone/selinux allows userfaultfd to it")
     }
 
     /// What agent or wrapper wrote to its log.

@@ -1,0 +1,252 @@
+//! The agent comes into a program that runs already: `pageone attach` has loaded the library, and
+//! calls [`pageone_agent_attach`] on the program's first thread, which waits for events.
+//!
+//! ```text
+//! may it be?      marked memory that is fit, nothing pinned or locked, a daemon to connect with
+//! the tables      the program's calls come to the agent from now on
+//! the threads     as when a program marks its memory for the first time
+//! the memory      the kernel's mark goes (MADV_UNMERGEABLE), and the agent takes it
+//! ```
+//!
+//! What a preloaded agent learns from watching the program, the kernel is asked for: pins and locks
+//! (now, and before each window), other userfaultfds, stacks, memory of malloc, KSM. What it does
+//! not tell is assumed: the program may have chosen its tracer, so the agent chooses none.
+//!
+//! Memory that children inherit is refused. A fork's handlers that are registered late run before
+//! those of the program's allocator, so the agent's lock would be taken first
+//! ([`crate::service::fork`]).
+//!
+//! A program can be attached again after a detach.
+
+#![allow(unsafe_code)] // An entry for pageone attach.
+
+use std::ffi::{CStr, OsStr, c_char};
+use std::fmt::Write;
+use std::fs::read_to_string;
+use std::os::unix::ffi::OsStrExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::thread::sleep;
+use std::time::Duration;
+
+use kmem::range::Range;
+use kmem::seqpacket::Conn;
+use kmem::{PAGE_SIZE, procfs, raw};
+
+use crate::intercept::mark::{self, MarkError, SMALLEST};
+use crate::intercept::probe::{Ksm, Marked, Unfit, marked, probe};
+use crate::intercept::tables::{self, TableError};
+use crate::runtime::denied::{self, Need};
+use crate::runtime::globals::{Phase, STATE, THREADS, TRACER_CHOSEN, phase, set_phase, wake};
+use crate::runtime::late::is_late;
+use crate::runtime::lock::Blocked;
+use crate::runtime::log;
+use crate::service::{fork, start};
+
+/// The first byte of an answer (crates/attach/src/reply.rs).
+const ATTACHED: u8 = 1;
+const ALREADY: u8 = 2;
+const REFUSED: u8 = 3;
+
+/// Memory that must be left after KSM's merges were taken apart, in bytes.
+const RESERVE: u64 = 256 << 20;
+/// How often the end of the threads of the last time is looked for, and the pause between.
+const LOOKS: u32 = 1000;
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// Why a program is not attached.
+#[derive(Debug, thiserror::Error)]
+enum LateError {
+    #[error("it has had the agent since its start (`pageone run`)")]
+    Early,
+    #[error("it was started with the agent (`pageone run`) and detached; it can be merged again after a restart")]
+    EarlyEnded,
+    #[error("it is a copy of an attached process, made by fork")]
+    Child,
+    #[error("its agent has not ended yet; try again in a moment")]
+    Ending,
+    #[error("{0}")]
+    Denied(String),
+    #[error("the daemon's socket {0}: {1}; start the daemon with `pageone daemon`")]
+    Socket(PathBuf, std::io::Error),
+    #[error("{0}")]
+    Marks(Unfit),
+    #[error("it has marked no memory as mergeable (QEMU: -machine mem-merge=on)")]
+    Nothing,
+    #[error(
+        "it has marked no private memory as mergeable, and {name} ({mib} MiB) is shared with other processes or a file; \
+         QEMU needs memory-backend-ram, or share=off"
+    )]
+    Shared { name: String, mib: usize },
+    #[error("this kernel has no KSM, so it does not know which memory the program has marked; use `pageone run`")]
+    NoKsm,
+    #[error("{0} MiB of its memory are pinned or locked (VFIO, RDMA, io_uring, mlock), which must not be merged")]
+    Held(u64),
+    #[error("its status cannot be read: {0}")]
+    Status(std::io::Error),
+    #[error("{mib} MiB at {start:#x}: {error}")]
+    Unfit { mib: usize, start: usize, error: Unfit },
+    #[error("children inherit its memory (no MADV_DONTFORK), which is safe only from its start on; use `pageone run`")]
+    Inherited,
+    #[error(
+        "KSM has merged {needed} MiB of it, and to take that apart the host has only {available} MiB; free some first"
+    )]
+    KsmMerged { needed: u64, available: u64 },
+    #[error("KSM does not give it back: {0}")]
+    KsmKeeps(rustix::io::Errno),
+    #[error(transparent)]
+    Tables(#[from] TableError),
+    #[error("{0}")]
+    Start(String),
+    #[error(transparent)]
+    Take(#[from] MarkError),
+}
+
+/// Called by `pageone attach` (crates/attach) with a path and a buffer of `len` bytes for the
+/// answer: what became of it, and a sentence that ends with a zero.
+///
+/// # Safety
+///
+/// `socket` is a C string, and `reply` has `len` bytes that nobody else uses.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageone_agent_attach(socket: *const c_char, reply: *mut u8, len: usize) {
+    let _signals = Blocked::all();
+    // SAFETY: by the contract.
+    let (socket, reply) = unsafe { (CStr::from_ptr(socket), std::slice::from_raw_parts_mut(reply, len)) };
+    let socket = PathBuf::from(OsStr::from_bytes(socket.to_bytes()));
+    let done = catch_unwind(AssertUnwindSafe(|| attach(&socket)));
+    let (code, text) = match done {
+        Ok(Ok(Some(text))) => (ATTACHED, text),
+        Ok(Ok(None)) => (ALREADY, String::new()),
+        Ok(Err(error)) => (REFUSED, error.to_string()),
+        Err(_) => (REFUSED, "the agent has failed".into()),
+    };
+    log::line(format_args!("attach: {text}"));
+    if let Some((first, rest)) = reply.split_first_mut() {
+        let count = text.len().min(rest.len().saturating_sub(1));
+        rest[..count].copy_from_slice(&text.as_bytes()[..count]);
+        rest[count..].fill(0);
+        *first = code;
+    }
+}
+
+/// Attaches; says what was taken. `None`: the program is attached already.
+fn attach(socket: &Path) -> Result<Option<String>, LateError> {
+    fork::settle();
+    match (phase(), is_late()) {
+        (Phase::Running, true) => return Ok(None),
+        (Phase::Ended, false) => return Err(LateError::EarlyEnded),
+        (_, false) => return Err(LateError::Early),
+        (Phase::Idle | Phase::Ended, true) => {}
+    }
+    if fork::is_child() {
+        return Err(LateError::Child);
+    }
+    wait_for_threads()?;
+    let ranges = fit()?;
+    check_socket(socket)?;
+    check_room(&ranges)?;
+    tables::bind()?;
+    TRACER_CHOSEN.store(true, Ordering::Release);
+    start::start_late(socket.into()).map_err(|error| LateError::Start(error.explain()))?;
+    let taken = take_all(&ranges).inspect_err(|_| undo(&ranges));
+    wake();
+    taken.map(Some)
+}
+
+/// Waits until the agent of the last time has gone.
+fn wait_for_threads() -> Result<(), LateError> {
+    for _ in 0..LOOKS {
+        if THREADS.load(Ordering::Acquire) == 0 {
+            return Ok(());
+        }
+        sleep(PAUSE);
+    }
+    Err(LateError::Ending)
+}
+
+/// The memory that the program has marked, if it may all be taken.
+fn fit() -> Result<Vec<Range>, LateError> {
+    let status = procfs::status(None).map_err(LateError::Status)?;
+    let held = status.vm_pin_kib + status.vm_lck_kib;
+    if held > 0 {
+        return Err(LateError::Held(held.div_ceil(1024)));
+    }
+    let Marked { mut ranges, shared } = marked().map_err(|unfit| match std::fs::File::open("/proc/self/smaps") {
+        Err(error) => LateError::Denied(denied::explain(Need::Smaps, &error)),
+        Ok(_) => LateError::Marks(unfit),
+    })?;
+    ranges.retain(|range| range.len >= SMALLEST);
+    if ranges.is_empty() {
+        return Err(match shared {
+            _ if !Path::new("/sys/kernel/mm/ksm").exists() => LateError::NoKsm,
+            Some((len, name)) if len >= SMALLEST => LateError::Shared { name, mib: len >> 20 },
+            _ => LateError::Nothing,
+        });
+    }
+    for &range in &ranges {
+        let unfit = |error| LateError::Unfit { mib: range.len >> 20, start: range.start, error };
+        if !probe(range, Ksm::Marked).map_err(unfit)?.dont_fork {
+            return Err(LateError::Inherited);
+        }
+    }
+    Ok(ranges)
+}
+
+/// Whether the daemon can be reached from within this process.
+fn check_socket(socket: &Path) -> Result<(), LateError> {
+    match Conn::connect(socket) {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+            Err(LateError::Denied(denied::explain(Need::Socket(socket), &error)))
+        }
+        Err(error) => Err(LateError::Socket(socket.into(), error)),
+    }
+}
+
+/// Whether the host has room for what KSM has merged of this process: it becomes pages of its own.
+fn check_room(ranges: &[Range]) -> Result<(), LateError> {
+    let merged = read_to_string("/proc/self/ksm_merging_pages").ok().and_then(|text| text.trim().parse().ok());
+    // Kernels before 5.19 do not say.
+    let most = ranges.iter().map(|range| range.len as u64).sum();
+    let needed = merged.map_or(most, |pages: u64| pages * PAGE_SIZE as u64);
+    let available = procfs::meminfo().map_or(u64::MAX, |memory| memory.available_kib << 10);
+    if needed > 0 && needed + RESERVE > available {
+        return Err(LateError::KsmMerged { needed: needed >> 20, available: available >> 20 });
+    }
+    Ok(())
+}
+
+fn take_all(ranges: &[Range]) -> Result<String, LateError> {
+    let mut text = String::new();
+    for &range in ranges {
+        advise(range, libc::MADV_UNMERGEABLE).map_err(LateError::KsmKeeps)?;
+        let region = mark::take(range)?;
+        let comma = if text.is_empty() { "" } else { ", " };
+        let _ = write!(text, "{comma}region {region}: {} MiB at {:#x}", range.len >> 20, range.start);
+    }
+    Ok(text)
+}
+
+/// Ends the agent, and gives the kernel its marks back. A region that has merged pages by now stays
+/// guarded.
+fn undo(ranges: &[Range]) {
+    set_phase(Phase::Ended);
+    let mut state = STATE.lock();
+    state.end();
+    for &range in ranges {
+        let pieces = state.regions.pieces(range);
+        let has_merged = |(id, run): &(_, _)| state.regions.get(*id).is_some_and(|region| region.mapped.any(*run));
+        if !pieces.iter().any(has_merged) {
+            pieces.into_iter().for_each(|(id, run)| state.give_up(id, run));
+            let _ = advise(range, libc::MADV_MERGEABLE);
+        }
+    }
+}
+
+fn advise(range: Range, advice: i32) -> Result<(), rustix::io::Errno> {
+    // SAFETY: the advice changes no bytes and no access. The range was mapped when it was looked
+    // at; of a range that is not the kernel refuses it.
+    unsafe { raw::madvise(range.start, range.len, advice) }.map(drop)
+}

@@ -1,0 +1,46 @@
+//! The file that a prepared guest's QEMU maps for its RAM: private memory is mapped in its place.
+//!
+//! QEMU leaves RAM out of its device stream if it is a file's, mapped shared. Such memory cannot be
+//! merged. `pageone run --snapshots` gives QEMU a file that nobody else has, and names it by device
+//! and inode in the environment. The first mapping of it is made of private, anonymous memory, and
+//! QEMU does not see the difference: no other process maps the file.
+
+#![allow(unsafe_code)] // Borrows a descriptor by its number.
+
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Device and inode of the file. Inode 0: there is none. Set once, before the program runs.
+static DEVICE: AtomicU64 = AtomicU64::new(0);
+static INODE: AtomicU64 = AtomicU64::new(0);
+
+/// Reads the file's identity from the environment.
+pub(super) fn at_load() {
+    let named = std::env::var(wire::ENV_SNAPSHOT_RAM).ok();
+    let identity = named.as_deref().and_then(|text| text.split_once(':'));
+    if let Some((device, inode)) = identity
+        && let (Ok(device), Ok(inode)) = (device.parse(), inode.parse())
+    {
+        DEVICE.store(device, Ordering::Relaxed);
+        INODE.store(inode, Ordering::Relaxed);
+    }
+}
+
+/// Flags and descriptor for a call of mmap(2) with these. Takes no lock and allocates nothing.
+pub(super) fn mapping(flags: i32, fd: i32) -> (i32, i32) {
+    let inode = INODE.load(Ordering::Relaxed);
+    if inode == 0 || fd < 0 || flags & libc::MAP_SHARED == 0 || flags & libc::MAP_ANONYMOUS != 0 {
+        return (flags, fd);
+    }
+    // SAFETY: the caller of mmap(2) passes this descriptor, which is open during the call. If it is
+    // not, fstat(2) fails, and mmap(2) will say so.
+    let file = unsafe { BorrowedFd::borrow_raw(fd) };
+    match rustix::fs::fstat(file) {
+        Ok(stat) if stat.st_ino == inode && stat.st_dev == DEVICE.load(Ordering::Relaxed) => {
+            // MAP_SHARED_VALIDATE has the bits of both.
+            let kept = flags & !(libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC);
+            (kept | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)
+        }
+        _ => (flags, fd),
+    }
+}

@@ -1,0 +1,70 @@
+//! Bytes that are kept beside a checkpoint: what its owner needs to make use of it.
+//!
+//! They lie in mblocks of their own. A record names these by the checkpoint's number, which stays
+//! the same when repacking gives the checkpoint another map. It is written together with the
+//! checkpoint's record; without that one it means nothing.
+
+use std::io::IoSlice;
+
+use mpool::{Allocation, MblockWriter};
+use serde::{Deserialize, Serialize};
+
+use super::{Checkpoint, Flaw, ReadError, StoreError, View};
+
+/// Bytes of an mblock, at most.
+const MBLOCK: usize = 32 << 20;
+
+/// The mblocks that the bytes are in, one behind the other.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Attached {
+    mblocks: Vec<u64>,
+    bytes: u64,
+}
+
+impl View {
+    /// The mblocks beside a checkpoint.
+    pub(super) fn beside(&self, checkpoint: &Checkpoint) -> impl Iterator<Item = u64> {
+        self.attached.get(&checkpoint.number).into_iter().flat_map(|attached| attached.mblocks.iter().copied())
+    }
+
+    /// Writes bytes, without committing them.
+    pub(super) fn write_attached(&self, bytes: &[u8], writers: &mut Vec<MblockWriter>) -> Result<Attached, StoreError> {
+        let mut mblocks = Vec::new();
+        for part in bytes.chunks(MBLOCK) {
+            let allocation = Allocation { capacity: part.len() as u64, ..Allocation::default() };
+            let mut writer = self.pool.mblock_alloc(allocation)?;
+            writer.write(&[IoSlice::new(part)])?;
+            mblocks.push(writer.id());
+            writers.push(writer);
+        }
+        Ok(Attached { mblocks, bytes: bytes.len() as u64 })
+    }
+
+    /// Whether bytes are kept beside a checkpoint.
+    pub fn has_beside(&self, checkpoint: &Checkpoint) -> bool {
+        self.attached.contains_key(&checkpoint.number)
+    }
+
+    /// The bytes that [`Writer::keep_beside`](super::Writer::keep_beside) kept; `None`: there are
+    /// none.
+    ///
+    /// # Errors
+    /// If they cannot be read, or are not those that were stored.
+    pub fn beside_checkpoint(&self, checkpoint: &Checkpoint) -> Result<Option<Vec<u8>>, ReadError> {
+        let Some(attached) = self.attached.get(&checkpoint.number) else { return Ok(None) };
+        let read = || -> Result<Vec<u8>, Flaw> {
+            let mut all = Vec::new();
+            for id in &attached.mblocks {
+                let mblock = self.pool.mblock(*id)?;
+                let start = all.len();
+                all.resize(start + mblock.props().len as usize, 0);
+                mblock.read(0, &mut all[start..])?;
+            }
+            if all.len() as u64 != attached.bytes {
+                return Err(Flaw::Beside { is: all.len() as u64, expected: attached.bytes });
+            }
+            Ok(all)
+        };
+        read().map(Some).map_err(|flaw| self.damaged(&checkpoint.name, flaw))
+    }
+}

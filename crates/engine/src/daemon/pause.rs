@@ -1,0 +1,33 @@
+//! Pausing the recycling of a guest's free pages, so that it can be saved or migrated.
+
+use std::sync::Arc;
+
+use crate::client::Client;
+use crate::daemon::engine::Engine;
+use crate::recycle::device::{self, PlugError};
+
+impl Engine {
+    /// Unplugs the device in which a client's guest marks its free pages. When this returns the
+    /// guest can be saved and migrated, and no mark from before will ever be applied. Does nothing
+    /// where it is unplugged already.
+    ///
+    /// # Errors
+    ///
+    /// [`PlugError`]: no such client, the guest does not let go, or QEMU refuses.
+    pub fn pause(&self, pid: i32) -> Result<(), PlugError> {
+        device::pause(&self.shared, &self.find(pid)?)
+    }
+
+    /// Plugs the device in again, with an empty pool. Does nothing where it is there.
+    ///
+    /// # Errors
+    ///
+    /// [`PlugError`]: no such client, a migration is under way, or QEMU refuses.
+    pub fn resume(&self, pid: i32) -> Result<(), PlugError> {
+        device::resume(&self.shared, &self.find(pid)?)
+    }
+
+    fn find(&self, pid: i32) -> Result<Arc<Client>, PlugError> {
+        self.shared.clients().into_iter().find(|c| c.pid == pid).ok_or(PlugError::NotAClient(pid))
+    }
+}

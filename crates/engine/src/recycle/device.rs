@@ -1,0 +1,268 @@
+//! Unplugging the device of a guest's pool, and plugging it in again.
+//!
+//! QEMU neither saves nor migrates a guest that has the device. So it is unplugged before: the
+//! guest's driver cancels every mark and lets go of it, and the agent takes a new, empty pool.
+//! Nobody keeps a note of whether the device is there; QEMU is asked.
+//!
+//! ```text
+//!   unplug   device_del, wait for the guest     plug   agent: a new pool
+//!            agent: a new pool                         the guard (no loadvm)
+//!            object-del, the guard goes                object-add, device_add
+//! ```
+//!
+//! In both the guard outlives the device: at no time can memory be brought back to which marks that
+//! the agent looks at do not belong.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use qmp::{Qmp, QmpError};
+use serde_json::{Value, json};
+use wire::recycle::{QEMU_DEVICE, QEMU_GUARD, QEMU_POOL, QEMU_PORT};
+use wire::{ToAgent, VERSION};
+
+use crate::client::Client;
+use crate::client::recycling::{Session, SessionError};
+use crate::recycle::ram::send;
+use crate::users::log_of;
+use crate::world::shared::Shared;
+
+/// How long a guest may take to let go of the device: with native PCI Express hotplug its kernel
+/// waits for five seconds before it begins.
+const UNPLUG_TIME: Duration = Duration::from_secs(30);
+/// How long QEMU may take to answer all the rest, and how long the agent.
+const ANSWER_TIME: Duration = Duration::from_secs(30);
+/// Pause between two looks.
+const STEP: Duration = Duration::from_millis(50);
+
+/// A session with QEMU's monitor, whose socket is the client's.
+pub(crate) type Monitor<'a> = Qmp<'a, BorrowedFd<'a>>;
+
+/// Why a device was not unplugged, or not plugged in.
+#[derive(Debug, thiserror::Error)]
+pub enum PlugError {
+    /// No such client.
+    #[error("process {0} is no client of this daemon; `pageone status` lists them")]
+    NotAClient(i32),
+    /// There is no monitor.
+    #[error("{0}")]
+    NoDevice(String),
+    /// Something else is being done with it.
+    #[error("{0}")]
+    Busy(String),
+    /// The guest does not let go.
+    #[error(
+        "the guest of process {0} has not let go of its device within {limit} s, and goes on as before. Does it run, and \
+         does its kernel support hotplug (acpiphp)? Its log says what it waits for", limit = UNPLUG_TIME.as_secs()
+    )]
+    Held(i32),
+    /// The state of a migration is coming in.
+    #[error("process {0} waits for an incoming migration; its device is plugged in by itself after that")]
+    Incoming(i32),
+    /// The agent has not answered.
+    #[error("the agent in process {0} has not made a new pool; is the process stopped? Try again")]
+    Agent(i32),
+    /// QEMU refuses.
+    #[error("process {pid}: {why}")]
+    Qemu {
+        /// The process.
+        pid: i32,
+        /// QEMU's words.
+        why: String,
+    },
+}
+
+impl PlugError {
+    fn of(pid: i32) -> impl Fn(QmpError) -> Self {
+        move |error| Self::Qemu { pid, why: error.to_string() }
+    }
+}
+
+impl From<SessionError> for PlugError {
+    fn from(error: SessionError) -> Self {
+        match error {
+            SessionError::NoMonitor(_) => Self::NoDevice(error.to_string()),
+            SessionError::Busy(_) => Self::Busy(error.to_string()),
+        }
+    }
+}
+
+/// Whether the device is there, or on its way out.
+pub(crate) fn is_plugged(qmp: &mut Monitor<'_>) -> Result<bool, QmpError> {
+    Ok(names(qmp, "/machine/peripheral")?.iter().any(|name| name == QEMU_DEVICE))
+}
+
+/// Whether QEMU waits for the state of another.
+pub(crate) fn is_incoming(qmp: &mut Monitor<'_>) -> Result<bool, QmpError> {
+    Ok(qmp.execute("query-status", json!({}))?["status"] == "inmigrate")
+}
+
+/// The children of an object of QEMU.
+fn names(qmp: &mut Monitor<'_>, path: &str) -> Result<Vec<String>, QmpError> {
+    let list = qmp.execute("qom-list", json!({ "path": path }))?;
+    let name = |item: &Value| item["name"].as_str().map(str::to_owned);
+    Ok(list.as_array().into_iter().flatten().filter_map(name).collect())
+}
+
+/// Unplugs the device. When this returns, no mark from before is looked at any more, and QEMU can
+/// save and migrate the guest.
+pub(crate) fn pause(shared: &Shared, client: &Arc<Client>) -> Result<(), PlugError> {
+    let session = begin(client)?;
+    let goes_on = || !shared.stopping() && client.state().link.is_up();
+    let mut qmp = open(client, &session, &goes_on)?;
+    unplug(client, &mut qmp)?;
+    renew(shared, client)?;
+    client.forget_recycled();
+    qmp.extend(ANSWER_TIME);
+    let why = PlugError::of(client.pid);
+    for name in names(&mut qmp, "/objects").map_err(&why)?.iter().filter(|name| name.starts_with(QEMU_POOL)) {
+        qmp.execute("object-del", json!({ "id": name })).map_err(&why)?;
+    }
+    wait_for_memory(client.pid, &mut qmp)?;
+    if has_guard(&mut qmp).map_err(&why)? {
+        qmp.execute("blockdev-del", json!({ "node-name": QEMU_GUARD })).map_err(&why)?;
+    }
+    if let Some(recycling) = &mut client.state().recycling {
+        recycling.paused = true;
+    }
+    log_of!(client.user, info, pid = client.pid, "free pages: paused, the device is unplugged");
+    Ok(())
+}
+
+/// Plugs the device in, with a new pool.
+pub(crate) fn resume(shared: &Shared, client: &Arc<Client>) -> Result<(), PlugError> {
+    let session = begin(client)?;
+    let goes_on = || !shared.stopping() && client.state().link.is_up();
+    let mut qmp = open(client, &session, &goes_on)?;
+    if is_incoming(&mut qmp).map_err(PlugError::of(client.pid))? {
+        return Err(PlugError::Incoming(client.pid));
+    }
+    plug(shared, client, &mut qmp)
+}
+
+/// The same in a session that is open.
+pub(crate) fn plug(shared: &Shared, client: &Arc<Client>, qmp: &mut Monitor<'_>) -> Result<(), PlugError> {
+    let why = PlugError::of(client.pid);
+    qmp.extend(ANSWER_TIME);
+    if !is_plugged(qmp).map_err(&why)? {
+        let descriptor = renew(shared, client)?;
+        qmp.extend(ANSWER_TIME);
+        add(client, qmp, descriptor).map_err(&why)?;
+    }
+    if let Some(recycling) = &mut client.state().recycling {
+        recycling.paused = false;
+        recycling.due = Instant::now();
+    }
+    log_of!(client.user, info, pid = client.pid, "free pages: the device is plugged in");
+    Ok(())
+}
+
+fn begin(client: &Arc<Client>) -> Result<Session, PlugError> {
+    let session = client.session()?;
+    // Its agent would not know the message.
+    if client.version < ToAgent::RenewPool.since() {
+        let (theirs, pid) = (client.version, client.pid);
+        let why =
+            format!("the agent in process {pid} speaks protocol {theirs}, and {VERSION} is needed; start it again");
+        return Err(PlugError::NoDevice(why));
+    }
+    Ok(session)
+}
+
+fn open<'a>(client: &Client, session: &'a Session, goes_on: &'a dyn Fn() -> bool) -> Result<Monitor<'a>, PlugError> {
+    let socket = session.socket().ok_or(PlugError::NoDevice(SessionError::NoMonitor(client.pid).to_string()))?;
+    Qmp::open(socket, ANSWER_TIME, goes_on).map_err(PlugError::of(client.pid))
+}
+
+/// Asks the guest for the device, and waits until it is gone.
+fn unplug(client: &Client, qmp: &mut Monitor<'_>) -> Result<(), PlugError> {
+    let why = PlugError::of(client.pid);
+    qmp.extend(UNPLUG_TIME + ANSWER_TIME);
+    if !is_plugged(qmp).map_err(&why)? {
+        return Ok(());
+    }
+    let deadline = Instant::now() + UNPLUG_TIME;
+    let asked = qmp.execute("device_del", json!({ "id": QEMU_DEVICE }));
+    // It may have been asked before, and be about to let go.
+    let refused = match asked {
+        Ok(_) => None,
+        Err(error @ QmpError::Refused { .. }) => Some(error),
+        Err(error) => return Err(why(error)),
+    };
+    while is_plugged(qmp).map_err(&why)? {
+        if let Some(error) = refused.as_ref().filter(|error| !error.to_string().contains("already in the process")) {
+            return Err(PlugError::Qemu { pid: client.pid, why: error.to_string() });
+        }
+        if Instant::now() >= deadline {
+            return Err(PlugError::Held(client.pid));
+        }
+        std::thread::sleep(STEP);
+    }
+    Ok(())
+}
+
+/// Waits until QEMU has freed the memory of the device, which is some time after the object is
+/// gone: until then it would be part of what is saved, and nobody could load that.
+fn wait_for_memory(pid: i32, qmp: &mut Monitor<'_>) -> Result<(), PlugError> {
+    let deadline = Instant::now() + ANSWER_TIME;
+    qmp.extend(2 * ANSWER_TIME);
+    while qmp.monitor("info ramblock").map_err(PlugError::of(pid))?.contains(QEMU_POOL) {
+        if Instant::now() >= deadline {
+            return Err(PlugError::Qemu { pid, why: "QEMU has not freed the memory of the device; try again".into() });
+        }
+        std::thread::sleep(STEP);
+    }
+    Ok(())
+}
+
+/// Has the agent forget its pool for a new one; gives the number of the new one's descriptor.
+fn renew(shared: &Shared, client: &Client) -> Result<u32, PlugError> {
+    let renewed = || client.state().recycling.as_mut().and_then(|recycling| recycling.renewed.take());
+    let _late = renewed();
+    let deadline = Instant::now() + ANSWER_TIME;
+    if !send(shared, client, &wire::encode(&ToAgent::RenewPool)) {
+        return Err(PlugError::Agent(client.pid));
+    }
+    while Instant::now() < deadline && client.state().link.is_up() {
+        if let Some(descriptor) = renewed() {
+            return Ok(descriptor);
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Err(PlugError::Agent(client.pid))
+}
+
+fn has_guard(qmp: &mut Monitor<'_>) -> Result<bool, QmpError> {
+    let nodes = qmp.execute("query-named-block-nodes", json!({ "flat": true }))?;
+    Ok(nodes.as_array().into_iter().flatten().any(|node| node["node-name"] == QEMU_GUARD))
+}
+
+/// Adds the guard, the pool and the device; after an error, none of what it added is left.
+fn add(client: &Client, qmp: &mut Monitor<'_>, descriptor: u32) -> Result<(), QmpError> {
+    let Some(bytes) = client.state().recycling.as_ref().map(|recycling| recycling.pool_len()) else { return Ok(()) };
+    if !has_guard(qmp)? {
+        qmp.execute("blockdev-add", json!({ "driver": "null-co", "node-name": QEMU_GUARD, "read-only": false }))?;
+    }
+    // No name comes twice, see `QEMU_POOL`.
+    let number = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |t| t.as_micros());
+    let object = format!("{QEMU_POOL}{number}");
+    let path = format!("/proc/self/fd/{descriptor}");
+    let arguments = json!({ "qom-type": "memory-backend-file", "id": object, "mem-path": path, "share": true,
+        "merge": false, "dump": false, "size": bytes });
+    let mut added = qmp.execute("object-add", arguments).map(drop);
+    if added.is_ok() {
+        let mut device = json!({ "driver": "ivshmem-plain", "id": QEMU_DEVICE, "memdev": object });
+        if names(qmp, "/machine/peripheral")?.iter().any(|name| name == QEMU_PORT) {
+            device["bus"] = QEMU_PORT.into();
+        }
+        added = qmp.execute("device_add", device).map(drop);
+        if added.is_err() {
+            let _ = qmp.execute("object-del", json!({ "id": object }));
+        }
+    }
+    if added.is_err() {
+        let _ = qmp.execute("blockdev-del", json!({ "node-name": QEMU_GUARD }));
+    }
+    added
+}

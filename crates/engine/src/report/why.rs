@@ -1,0 +1,232 @@
+//! Why not more of a client is merged: one word, and a sentence with the remedy.
+//!
+//! Many things may keep pages from being merged at a time. The first that holds, in the order of
+//! [`why`], is told: what keeps everything out comes before what keeps a part.
+
+use control::{ClientMetrics, Why};
+use kmem::PAGE_SIZE;
+
+/// No reason is told when this part of what could be merged is.
+const WELL: f64 = 0.9;
+/// Scans after which pages can be candidates.
+const SCANS: u64 = 3;
+
+/// What is known of a client.
+#[derive(Default)]
+pub(super) struct Known<'a> {
+    pub(super) pid: i32,
+    pub(super) metrics: Option<&'a ClientMetrics>,
+    /// The state of its link, in one word.
+    pub(super) state: &'a str,
+    /// A checkpoint has frozen it, or it is being detached.
+    pub(super) is_frozen: bool,
+    /// Its memory is pinned or locked.
+    pub(super) is_pinned: bool,
+    /// Why nothing of it is merged.
+    pub(super) refused: Option<&'a str>,
+    /// Why nothing is merged on the host.
+    pub(super) host_paused: Option<&'a str>,
+    /// Why its domain's store cannot grow.
+    pub(super) domain_paused: Option<&'a str>,
+    /// Why segments are left out.
+    pub(super) limited: Option<&'a str>,
+    /// Through what it does direct I/O.
+    pub(super) cooling: Option<&'a str>,
+    /// Pages that wait to be read.
+    pub(super) due: u64,
+    /// The CPU limit in percent, if it binds.
+    pub(super) cpu_limit: Option<f64>,
+    /// Resident shared memory, if nothing of the client is marked.
+    pub(super) shared_bytes: u64,
+}
+
+/// The most important reason. `None`: most of what could be merged is.
+pub(super) fn why(known: &Known<'_>) -> Option<Why> {
+    let of = |code: &str, text: String| Some(Why { code: code.into(), text });
+    match known.state {
+        "detached" => return of("detached", "it was detached; start the program again to have it merged".into()),
+        "disconnected" => {
+            return of("disconnected", "its agent has no connection to the daemon; it comes back within 30 s".into());
+        }
+        "stalled" => {
+            let text = "its agent does not report: the program is stopped, or gets no CPU; let it go on";
+            return of("stalled", text.into());
+        }
+        _ => {}
+    }
+    if known.is_frozen {
+        return of("frozen", "a checkpoint of it is being taken, or it is being detached; this ends by itself".into());
+    }
+    if let Some(text) = known.refused {
+        return of(if known.is_pinned { "pinned" } else { "refused" }, text.into());
+    }
+    if let Some(text) = known.host_paused {
+        return of("headroom", text.into());
+    }
+    if let Some(text) = known.domain_paused {
+        return of("paused", text.into());
+    }
+    let metrics = known.metrics?;
+    if metrics.region_bytes == 0 {
+        return nothing_marked(known);
+    }
+    if metrics.max_map_count_binds {
+        let text = "vm.max_map_count leaves no room for more mappings, so only long runs are merged; \
+                    `sysctl vm.max_map_count=1048576` would let more in";
+        return of("mappings", text.into());
+    }
+    if let Some(text) = known.limited {
+        return of("files", text.into());
+    }
+    unmerged(known, metrics)
+}
+
+/// No memory of the client is under management.
+fn nothing_marked(known: &Known<'_>) -> Option<Why> {
+    let of = |code: &str, text: String| Some(Why { code: code.into(), text });
+    let shared = known.shared_bytes >> 20;
+    if shared >= 64 {
+        return of(
+            "shared",
+            format!(
+                "{shared} MiB of it are shared memory, which cannot be merged: give the guest private memory (no share=on, \
+                 no vhost-user, no virtiofs)"
+            ),
+        );
+    }
+    let pid = known.pid;
+    of(
+        "unmarked",
+        format!(
+            "process {pid} has marked no memory as mergeable; start QEMU with mem-merge=on (its default), or see \
+             `pageone doctor`"
+        ),
+    )
+}
+
+/// The largest part of what is not merged.
+fn unmerged(known: &Known<'_>, metrics: &ClientMetrics) -> Option<Why> {
+    let of = |code: &str, text: String| Some(Why { code: code.into(), text });
+    let merged = metrics.pages_merged + metrics.pages_zero + metrics.pages_recycled;
+    let waiting = known.due + metrics.pages_pending;
+    let rest = metrics.pages_unshared + metrics.pages_volatile + waiting;
+    if metrics.full_scans < SCANS {
+        let text = "it is new: pages that do not change for two merge periods (merge_period) will be merged";
+        return of("new", text.into());
+    }
+    let mib = |pages: u64| (pages * PAGE_SIZE as u64) >> 20;
+    let kept = metrics.pages_kept_huge;
+    // Pages that stay in huge pages count as looked at, too.
+    if merged as f64 >= WELL * (merged + rest) as f64 && kept * 10 <= merged {
+        return None;
+    }
+    if kept > 0 && kept * 2 >= rest {
+        return of(
+            "kept-huge",
+            format!(
+                "{} MiB more could be merged and stay in huge pages, since few of each could; a lower huge_page_share \
+                 gives their memory back, and costs the guest time",
+                mib(kept)
+            ),
+        );
+    }
+    let largest = waiting.max(metrics.pages_volatile).max(metrics.pages_unshared);
+    if largest == waiting {
+        return match known.cpu_limit {
+            Some(limit) => of(
+                "budget",
+                format!(
+                    "{} MiB wait to be looked at, and the CPU limit of {limit} % binds; a higher max_cpu lets them in sooner",
+                    mib(waiting)
+                ),
+            ),
+            None => of(
+                "pending",
+                format!("{} MiB wait to be looked at; the governor spreads that over target_scan_time", mib(waiting)),
+            ),
+        };
+    }
+    if largest == metrics.pages_volatile {
+        return match known.cooling {
+            Some(over) => of(
+                "cooling",
+                format!(
+                    "{} MiB were written lately, and pages wait direct_io_seconds after a write, since it does direct I/O \
+                     over {over}",
+                    mib(largest)
+                ),
+            ),
+            None => of(
+                "volatile",
+                format!(
+                    "{} MiB change too often to be merged: in less than two merge periods; a shorter merge_period merges \
+                     what rests in between",
+                    mib(largest)
+                ),
+            ),
+        };
+    }
+    of(
+        "unique",
+        format!(
+            "no other page of its domain equals {} MiB of it; guests that should share must be in one domain",
+            mib(metrics.pages_unshared)
+        ),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn code(known: &Known<'_>) -> Option<String> {
+        why(known).map(|why| {
+            assert!(why.text.len() > 30 && !why.text.contains("  "), "{why:?}");
+            why.code
+        })
+    }
+
+    #[test]
+    fn the_first_reason_that_holds_is_told() {
+        let metrics = ClientMetrics {
+            region_bytes: 1 << 30,
+            pages_merged: 100,
+            pages_unshared: 1000,
+            pages_volatile: 900,
+            full_scans: 9,
+            ..ClientMetrics::default()
+        };
+        let none = ClientMetrics::default();
+        let huge = ClientMetrics { pages_kept_huge: 2000, ..metrics.clone() };
+        let short = ClientMetrics { max_map_count_binds: true, ..metrics.clone() };
+        let busy = ClientMetrics { pages_volatile: 5000, ..metrics.clone() };
+        let new = ClientMetrics { full_scans: 1, ..metrics.clone() };
+        let well = ClientMetrics { pages_merged: 99_999, ..metrics.clone() };
+        let base = || Known { metrics: Some(&metrics), state: "merging", ..Known::default() };
+        let cases = [
+            (Known { state: "detached", ..base() }, "detached"),
+            (Known { state: "disconnected", ..base() }, "disconnected"),
+            (Known { state: "stalled", is_frozen: true, ..base() }, "stalled"),
+            (Known { is_frozen: true, refused: Some("x"), ..base() }, "frozen"),
+            (Known { refused: Some("its memory is pinned (VmPin 7 KiB)"), is_pinned: true, ..base() }, "pinned"),
+            (Known { refused: Some("its memory cannot be read at all"), ..base() }, "refused"),
+            (Known { host_paused: Some("1 MiB of memory and swap space are available"), ..base() }, "headroom"),
+            (Known { domain_paused: Some("the store has reached its last segment"), ..base() }, "paused"),
+            (Known { metrics: Some(&none), shared_bytes: 1 << 30, ..base() }, "shared"),
+            (Known { metrics: Some(&none), ..base() }, "unmarked"),
+            (Known { metrics: Some(&short), ..base() }, "mappings"),
+            (Known { limited: Some("its limit of open files leaves room for 3"), ..base() }, "files"),
+            (Known { metrics: Some(&new), ..base() }, "new"),
+            (Known { metrics: Some(&huge), ..base() }, "kept-huge"),
+            (Known { due: 4000, cpu_limit: Some(2.0), ..base() }, "budget"),
+            (Known { due: 4000, ..base() }, "pending"),
+            (Known { metrics: Some(&busy), cooling: Some("nfs4"), ..base() }, "cooling"),
+            (Known { metrics: Some(&busy), ..base() }, "volatile"),
+            (base(), "unique"),
+        ];
+        for (known, expected) in cases {
+            assert_eq!(code(&known).as_deref(), Some(expected));
+        }
+        assert_eq!(code(&Known { metrics: Some(&well), ..base() }), None, "nearly all is merged");
+    }
+}

@@ -1,0 +1,79 @@
+use std::fs::OpenOptions;
+use std::os::unix::fs::{FileExt, MetadataExt};
+
+use super::*;
+
+/// A mount to test with. `scripts/test-pageonefs.sh` runs these tests in guests that have one.
+fn mount() -> Option<(PathBuf, Mount)> {
+    let Some(path) = std::env::var_os("PAGEONEFS_MOUNT").map(PathBuf::from) else {
+        println!("SKIPPED: PAGEONEFS_MOUNT names no mount: scripts/test-pageonefs.sh has guests with one");
+        return None;
+    };
+    let mount = Mount::open(&path).expect("the mount opens");
+    Some((path, mount))
+}
+
+#[test]
+fn another_file_system_is_refused_with_a_reason() {
+    let error = Mount::open(Path::new("/proc")).expect_err("no mount of pageonefs");
+    assert!(error.to_string().contains("/proc"), "{error}");
+}
+
+#[test]
+fn words_say_what_a_page_is() {
+    assert_eq!(Page::from_word(0), Page::None);
+    assert_eq!(Page::from_word(2), Page::Away);
+    assert_eq!(Page::from_word(4), Page::Digest(4));
+    assert_eq!(Page::from_word(15), Page::Frame(7));
+}
+
+#[test]
+fn pages_of_equal_content_share_a_frame_until_one_is_written() {
+    let Some((path, mount)) = mount() else { return };
+    let name = path.join("kmem-test");
+    let file = OpenOptions::new().read(true).write(true).create_new(true).open(&name).expect("a file");
+    std::fs::remove_file(&name).expect("the name goes, the file stays");
+    for page in 0..64 {
+        file.write_all_at(&[7; crate::PAGE_SIZE], page * crate::PAGE_SIZE as u64).expect("a page");
+    }
+    let inode = file.metadata().expect("its inode").ino();
+    let listed = mount.files().expect("the list").into_iter().find(|file| file.inode == inode).expect("it is listed");
+    assert_eq!((listed.size, listed.private_pages, listed.plain()), (64 * 4096, 64, None));
+
+    let mut bits = [0];
+    assert_eq!(mount.harvest(listed.id, 0, &mut bits), Ok(64));
+    assert_eq!((mount.harvest(listed.id, 0, &mut bits), bits), (Ok(0), [0]));
+    let mut words = [0; 64];
+    assert_eq!(mount.digest(listed.id, 0, &mut words, Some(&[0b11]), 3), Ok(2));
+    assert!(matches!(Page::from_word(words[0]), Page::Digest(_)) && words[0] == words[1] && words[2] == 0);
+
+    // Pages that were just made are in batches of the processor, which hold them for a moment.
+    let mut frame = None;
+    for index in 0..64 {
+        let mut entry = [Entry::new(index, frame)];
+        while mount.merge(listed.id, &mut entry) == Ok(0) {
+            assert_eq!(entry[0].result(), Err(Errno::BUSY));
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        assert_eq!(entry[0].result(), Ok(()));
+        frame = Some(entry[0].frame);
+    }
+    assert_eq!(mount.digest(listed.id, 0, &mut words, None, 3), Ok(0));
+    assert!(words.iter().all(|&word| Page::from_word(word) == Page::Frame(frame.expect("a frame"))));
+    let again = mount.merge(listed.id, &mut [Entry::new(5, None)]);
+    assert_eq!(again, Ok(0));
+    file.write_all_at(&[8], 5 * 4096 + 9).expect("a write");
+    assert_eq!((mount.harvest(listed.id, 0, &mut bits), bits), (Ok(1), [1 << 5]));
+    let mut page = [0; 4096];
+    file.read_exact_at(&mut page, 5 * 4096).expect("the page");
+    assert!(page[9] == 8 && page[8] == 7 && page[10] == 7);
+    let files = mount.files().expect("the list");
+    assert_eq!(files.iter().find(|file| file.id == listed.id).map(|file| file.merged_pages), Some(63));
+
+    mount.make_plain(listed.id).expect("it becomes plain");
+    let files = mount.files().expect("the list");
+    let plain = files.iter().find(|file| file.id == listed.id).expect("it is listed");
+    assert_eq!((plain.merged_pages, plain.plain()), (0, Some(Plain::Asked)));
+    assert!(mount.stats().expect("the counts").merges >= 64);
+    assert_eq!(mount.harvest(u64::MAX, 0, &mut bits), Err(Errno::SRCH));
+}

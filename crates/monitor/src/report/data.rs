@@ -1,0 +1,119 @@
+//! What the page shows, gathered from a recording.
+
+use std::collections::HashMap;
+
+use control::{Histogram, Status};
+
+use crate::moment::{Depth, Moment, possible, used};
+use crate::recording::{Damage, Error, Recording};
+use crate::view::{self, Column, Row};
+
+/// Moments that are looked at: more would not be seen.
+const MOST_POINTS: usize = 480;
+
+/// Values over time; `None`: not known, as while no daemon answered.
+pub(super) type Series = Vec<Option<f64>>;
+
+#[derive(Default)]
+pub(super) struct Data {
+    /// Times of all points, in milliseconds since 1970.
+    pub(super) times: Vec<i64>,
+    pub(super) moments: usize,
+    pub(super) damage: Vec<Damage>,
+    pub(super) total: Series,
+    pub(super) used: Series,
+    pub(super) saved: Series,
+    pub(super) possible: Series,
+    pub(super) headroom: Series,
+    pub(super) cpu: Series,
+    pub(super) cpu_limit: Series,
+    pub(super) memory_pressure: Series,
+    pub(super) cpu_pressure: Series,
+    /// Each guest's profit.
+    pub(super) guests: Vec<(String, Series)>,
+    /// The last status.
+    pub(super) last: Option<Status>,
+    pub(super) rows: Vec<Row>,
+    /// Stalls of writers within the recording.
+    pub(super) stalls: Histogram,
+    pub(super) depth: Option<Depth>,
+}
+
+impl Data {
+    pub(super) fn gather(recording: &mut Recording) -> Result<Self, Error> {
+        let count = recording.len();
+        let stride = count.div_ceil(MOST_POINTS).max(1);
+        let mut data = Data {
+            moments: count,
+            damage: recording.damage.clone(),
+            depth: recording.last_depth()?,
+            ..Data::default()
+        };
+        let mut guests: HashMap<(i32, String), Series> = HashMap::new();
+        let mut first = None;
+        let mut before: Option<Moment> = None;
+        // The last moment is always among them.
+        for at in (0..count).filter(|at| (count - 1 - at).is_multiple_of(stride)) {
+            let moment = recording.moment(at)?;
+            data.add(&moment, &mut guests);
+            if let Some(status) = &moment.status {
+                data.rows = view::rows(&moment, before.as_ref());
+                first.get_or_insert(status.writer_stall);
+                data.last = Some(status.clone());
+                before = Some(moment);
+            }
+        }
+        data.guests = guests.into_iter().map(|((pid, name), series)| (format!("{name} ({pid})"), series)).collect();
+        let mut names: Vec<&str> = data.guests.iter().map(|(name, _)| base(name)).collect();
+        names.sort_unstable();
+        if names.windows(2).all(|names| names[0] != names[1]) {
+            data.guests.iter_mut().for_each(|(name, _)| *name = base(name).to_owned());
+        }
+        let most = |series: &Series| series.iter().flatten().fold(f64::MIN, |most, &value| most.max(value));
+        data.guests.sort_by(|a, b| most(&b.1).total_cmp(&most(&a.1)).then_with(|| a.0.cmp(&b.0)));
+        view::sort(&mut data.rows, Column::Profit, false);
+        if let (Some(first), Some(last)) = (first, &data.last) {
+            data.stalls = since(&last.writer_stall, &first);
+        }
+        Ok(data)
+    }
+
+    fn add(&mut self, moment: &Moment, guests: &mut HashMap<(i32, String), Series>) {
+        self.times.push(moment.time);
+        let status = moment.status.as_ref();
+        let of = |value: fn(&Status) -> Option<f64>| status.and_then(value);
+        let bytes = |value: Option<u64>| value.map(|value| value as f64);
+        self.total.push(status.and_then(|status| bytes(status.metrics.memory_total_bytes)));
+        self.used.push(status.and_then(|status| bytes(used(status))));
+        self.saved.push(of(|status| Some(status.metrics.general_profit as f64)));
+        self.possible.push(of(|status| Some(possible(status) as f64)));
+        self.headroom.push(of(|status| Some(status.metrics.unmerge_headroom_bytes? as f64)));
+        self.cpu.push(of(|status| Some(status.governor.metrics.cpu_percent)));
+        self.cpu_limit.push(of(|status| Some(status.governor.metrics.max_cpu_percent).filter(|limit| *limit > 0.0)));
+        self.memory_pressure.push(of(|status| Some(100.0 * status.metrics.memory_pressure_ratio?)));
+        self.cpu_pressure.push(of(|status| Some(100.0 * status.metrics.cpu_pressure_ratio?)));
+        let points = self.times.len();
+        for row in view::rows(moment, None) {
+            let series = guests.entry((row.pid, row.name)).or_default();
+            series.resize(points - 1, None);
+            series.push(Some(row.profit as f64));
+        }
+        guests.values_mut().for_each(|series| series.resize(points, None));
+    }
+}
+
+/// A name without the process that was added to it.
+fn base(name: &str) -> &str {
+    name.rsplit_once(" (").map_or(name, |(name, _)| name)
+}
+
+/// What a histogram counted since an earlier one; all of it if it began anew.
+fn since(now: &Histogram, then: &Histogram) -> Histogram {
+    if now.count() < then.count() {
+        return *now;
+    }
+    let mut out = *now;
+    out.counts.iter_mut().zip(then.counts).for_each(|(now, then)| *now = now.saturating_sub(then));
+    out.sum_seconds = (now.sum_seconds - then.sum_seconds).max(0.0);
+    out
+}

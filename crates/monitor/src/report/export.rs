@@ -1,0 +1,123 @@
+//! Tables as CSV, and everything as JSON.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+
+use control::{METRICS, Metric, Scope, Source, Value};
+
+use crate::clock;
+use crate::moment::Moment;
+use crate::recording::{Error, Recording};
+use crate::view::printable;
+
+/// A CSV file: its name, the scope of its metrics, and its first columns.
+const TABLES: [(&str, Scope, &str); 4] = [
+    ("host.csv", Scope::Host, "time"),
+    ("governor.csv", Scope::Governor, "time"),
+    ("domains.csv", Scope::Domain, "time,domain"),
+    ("guests.csv", Scope::Client, "time,domain,pid,guest,why"),
+];
+
+/// Writes `host.csv`, `governor.csv`, `domains.csv` and `guests.csv` into a directory: a line for
+/// each moment, and for each domain or guest. A metric that has no value leaves its field empty.
+///
+/// # Errors
+///
+/// When a moment cannot be read, or a file not be written.
+pub fn csv(recording: &mut Recording, directory: &Path) -> Result<(), Error> {
+    std::fs::create_dir_all(directory)?;
+    let mut files = Vec::new();
+    for (name, scope, first) in TABLES {
+        let mut file = BufWriter::new(File::create(directory.join(name))?);
+        write!(file, "{first}")?;
+        metrics(scope).try_for_each(|metric| write!(file, ",{}", metric.name))?;
+        writeln!(file)?;
+        files.push(file);
+    }
+    for at in 0..recording.len() {
+        let moment = recording.moment(at)?;
+        for ((_, scope, _), file) in TABLES.iter().zip(&mut files) {
+            lines(&moment, *scope, file)?;
+        }
+    }
+    files.iter_mut().try_for_each(Write::flush)?;
+    Ok(())
+}
+
+fn metrics(scope: Scope) -> impl Iterator<Item = &'static Metric> {
+    METRICS.iter().filter(move |metric| metric.is_in(scope))
+}
+
+/// Writes the lines of one moment.
+fn lines(moment: &Moment, scope: Scope, out: &mut dyn Write) -> io::Result<()> {
+    let Some(status) = &moment.status else { return Ok(()) };
+    let time = clock::iso(moment.time);
+    // One after the other, in the order of the table: a new line begins with a new owner.
+    let mut line: Option<(String, Vec<(&'static str, Value)>)> = None;
+    let mut outcome = Ok(());
+    let mut end = |line: Option<(String, Vec<(&'static str, Value)>)>| {
+        let Some((first, values)) = line else { return Ok(()) };
+        write!(out, "{time}{first}")?;
+        let mut values = values.into_iter().peekable();
+        for metric in metrics(scope) {
+            match values.next_if(|(name, _)| *name == metric.name) {
+                Some((_, value)) => write!(out, ",{value}")?,
+                None => write!(out, ",")?,
+            }
+        }
+        writeln!(out)
+    };
+    status.for_each_metric(&mut |source, metric, value| {
+        let (is_in, first) = match source {
+            Source::Host => (scope == Scope::Host, String::new()),
+            Source::Governor => (scope == Scope::Governor, String::new()),
+            Source::Domain(domain) => (scope == Scope::Domain, format!(",{}", field(&domain.name))),
+            Source::Client(domain, client) => {
+                let name = client.guest_name.as_ref().unwrap_or(&client.name);
+                let why = client.why.as_ref().map_or("", |why| &why.code);
+                let first = format!(",{},{},{},{}", field(&domain.name), client.pid, field(name), field(why));
+                (scope == Scope::Client, first)
+            }
+            Source::Recycler(..) => (false, String::new()),
+        };
+        if !is_in || outcome.is_err() {
+            return;
+        }
+        match &mut line {
+            Some((begun, values)) if *begun == first => values.push((metric.name, value)),
+            _ => outcome = end(line.replace((first, vec![(metric.name, value)]))),
+        }
+    });
+    outcome?;
+    end(line)
+}
+
+/// Text as a field. A spreadsheet must not take what a tenant named for a formula.
+fn field(text: &str) -> String {
+    let text = printable(text);
+    let text = if text.starts_with(['=', '+', '-', '@']) { format!("'{text}") } else { text };
+    if text.contains([',', '"']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text }
+}
+
+/// Writes one JSON object: `moments`, each as `pageone status --json` has it, with its time; and
+/// `depth`, the last look at who shares with whom.
+///
+/// # Errors
+///
+/// When a moment cannot be read, or `out` not be written.
+pub fn json(recording: &mut Recording, out: &mut dyn Write) -> Result<(), Error> {
+    let depth = recording.last_depth()?;
+    write!(
+        out,
+        "{{\"format\":1,\"depth\":{},\n\"moments\":[",
+        serde_json::to_string(&depth).map_err(io::Error::from)?
+    )?;
+    for at in 0..recording.len() {
+        let moment = recording.moment(at)?;
+        let text = serde_json::to_string(&moment).map_err(io::Error::from)?;
+        write!(out, "{}\n{text}", if at == 0 { "" } else { "," })?;
+    }
+    writeln!(out, "\n]}}")?;
+    Ok(())
+}

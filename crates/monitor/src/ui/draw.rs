@@ -1,0 +1,342 @@
+//! Draws the screen.
+//!
+//! ```text
+//! what, when, whom                                one line
+//! graphs: in use, saved, could be saved           4 to 8 lines
+//! CPU, pressure, stores, governor, warnings       4 lines and more
+//! a row for each guest                            the rest
+//! the guest that is looked at, if asked for       half of the rest
+//! keys, or what is typed                          one line
+//! ```
+
+mod detail;
+mod help;
+
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::Style;
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Clear, Paragraph, Sparkline, SparklineBar, Wrap};
+
+use crate::clock;
+use crate::recording::Summary;
+use crate::ui::app::{App, Prompt};
+use crate::view::{Column, Host, Place, Row, graph, layout, percent, size, size_signed};
+
+/// The least screen, in characters.
+const LEAST: (u16, u16) = (40, 12);
+/// From this height on there is room for everything.
+const TALL: u16 = 34;
+
+/// Draws everything.
+pub(super) fn draw(app: &mut App, frame: &mut Frame<'_>) {
+    let area = frame.area();
+    if area.width < LEAST.0 || area.height < LEAST.1 {
+        let text = format!("{} by {} is too small: make it {} by {}", area.width, area.height, LEAST.0, LEAST.1);
+        frame.render_widget(Paragraph::new(text).wrap(Wrap { trim: true }), area);
+        return;
+    }
+    let host = app.shown.as_ref().and_then(|moment| moment.status.as_ref()).map(Host::new);
+    let is_tall = area.height >= TALL;
+    let graphs = match (is_tall, app.has_detail) {
+        (true, _) => (area.height / 6).min(8),
+        (false, false) => 4,
+        (false, true) => 0,
+    };
+    let facts = host.as_ref().map_or_else(Vec::new, |host| facts(app, host, area.width as usize, graphs > 0));
+    let facts_height = (facts.len() as u16).min(area.height / 3);
+    let detail = if app.has_detail { (area.height - 2 - graphs - facts_height) * 2 / 3 } else { 0 };
+    let areas = Layout::vertical([
+        Constraint::Length(1),
+        Constraint::Length(graphs),
+        Constraint::Length(facts_height),
+        Constraint::Min(3),
+        Constraint::Length(detail),
+        Constraint::Length(1),
+    ]);
+    let [top, graphs, middle, table, detail, bottom] = areas.areas(area);
+    frame.render_widget(title(app, host.as_ref()), top);
+    if graphs.height > 0 {
+        draw_graphs(app, host.as_ref(), frame, graphs);
+    }
+    frame.render_widget(Paragraph::new(facts), middle);
+    draw_table(app, frame, table);
+    if detail.height > 0 {
+        detail::draw(app, frame, detail);
+    }
+    frame.render_widget(keys(app), bottom);
+    if app.has_help {
+        frame.render_widget(Clear, area);
+        help::draw(app.theme, frame, area);
+    }
+}
+
+/// The first line.
+fn title(app: &App, host: Option<&Host>) -> Line<'static> {
+    let theme = app.theme;
+    let mut parts = vec![Span::styled("pageone ", theme.strong())];
+    match (&app.file, app.is_live()) {
+        (Some(file), _) => {
+            let (first, last) = app.ends();
+            parts.push(Span::raw(format!("{file} ")));
+            let place = format!("{} ", clock::date(app.time()));
+            parts.push(Span::styled(place, theme.strong()));
+            parts.push(Span::raw(format!("of {} to {} ", clock::clock(first), clock::clock(last))));
+        }
+        (None, true) => parts.push(Span::raw(format!("{} ", clock::clock(app.time())))),
+        (None, false) => {
+            let text = format!(" FROZEN at {}; Space goes on ", clock::clock(app.time()));
+            parts.push(Span::styled(text, theme.warning()));
+            parts.push(Span::raw(" "));
+        }
+    }
+    if let Some((since, why)) = &app.away {
+        let again = if app.file.is_none() { "; trying again" } else { "" };
+        let text = format!(" NO DAEMON since {}{again}: {why} ", clock::clock(*since));
+        parts.push(Span::styled(text, theme.warning()));
+    } else if let Some(host) = host {
+        parts.push(Span::raw(host.guests.clone()));
+    } else if app.recording.is_empty() {
+        parts.push(Span::raw("asking the daemon"));
+    }
+    Line::from(parts)
+}
+
+type Graph = (&'static str, fn(&Summary) -> f64);
+
+fn draw_graphs(app: &App, host: Option<&Host>, frame: &mut Frame<'_>, area: Rect) {
+    let graphs: [Graph; 3] = [
+        ("Used", |summary| summary.used),
+        ("Saved", |summary| summary.saved),
+        ("Could be saved", |summary| summary.possible),
+    ];
+    let total = host.and_then(|host| host.memory).map(|(_, total)| total as f64);
+    for (at, (area, (name, of))) in
+        Layout::horizontal([Constraint::Fill(1); 3]).spacing(1).split(area).iter().zip(graphs).enumerate()
+    {
+        let points = graph(&app.recording, app.time(), app.span, area.width as usize, of);
+        let most = points.iter().flatten().fold(0.0f64, |most, &value| most.max(value));
+        let value = match at {
+            0 => host.and_then(|host| host.memory).map(|(used, total)| format!("{} of {}", size(used), size(total))),
+            1 => host.map(|host| size_signed(host.saved)),
+            _ => host.map(|host| size(host.possible)),
+        };
+        let mut title = vec![
+            Span::styled(format!("{name} "), app.theme.label()),
+            Span::styled(value.unwrap_or_else(|| "?".into()), app.theme.strong()),
+        ];
+        let more = match at {
+            0 => format!("  last {}", clock::length(app.span.millis())),
+            _ if most > 0.0 => format!("  max {}", size(most as u64)),
+            _ => String::new(),
+        };
+        let length: usize = title.iter().map(Span::width).sum();
+        if length + more.len() <= area.width as usize {
+            title.push(Span::styled(more, app.theme.dim()));
+        }
+        let [head, body] = Layout::vertical([Constraint::Length(1), Constraint::Fill(1)]).areas(*area);
+        frame.render_widget(Line::from(title), head);
+        let top = if at == 0 { total.unwrap_or(most) } else { most };
+        let bars = points.iter().map(|point| SparklineBar::from(point.map(|value| value.max(0.0) as u64)));
+        let line = Sparkline::default().data(bars).max(top.max(1.0) as u64).style(app.theme.graph(at));
+        frame.render_widget(line.absent_value_symbol(" "), body);
+    }
+}
+
+/// The host's figures below the graphs.
+fn facts(app: &App, host: &Host, width: usize, has_graphs: bool) -> Vec<Line<'static>> {
+    let theme = app.theme;
+    let label = |text: &str| Span::styled(format!("{text} "), theme.label());
+    let mut lines = Vec::new();
+    if !has_graphs {
+        let memory =
+            host.memory.map_or_else(|| "?".into(), |(used, total)| format!("{} of {}", size(used), size(total)));
+        lines.push(Line::from(vec![
+            label("Used"),
+            Span::raw(format!("{memory}   ")),
+            label("Saved"),
+            Span::raw(format!("{}   ", size_signed(host.saved))),
+            label("Could be saved"),
+            Span::raw(size(host.possible)),
+        ]));
+    }
+    let limit = if host.cpu_limit > 0.0 { format!(" of {} %", percent(host.cpu_limit)) } else { ", no limit".into() };
+    let mut cpu = vec![label("CPU"), Span::raw(format!("{} %{limit} ", percent(host.cpu)))];
+    if host.cpu_limit > 0.0 {
+        cpu.push(Span::raw(bar(host.cpu / host.cpu_limit, 10)));
+        cpu.push(Span::raw(" "));
+    }
+    let length: usize = cpu.iter().map(|span| span.content.chars().count()).sum();
+    let pressure = vec![label("  Pressure"), Span::raw(host.pressure.clone())];
+    if length + 11 + host.pressure.chars().count() <= width {
+        cpu.extend(pressure);
+        lines.push(Line::from(cpu));
+    } else {
+        lines.push(Line::from(cpu));
+        lines.push(Line::from(vec![label("Pressure"), Span::raw(host.pressure.clone())]));
+    }
+    lines.push(Line::from(vec![label("Store"), Span::raw(host.store.clone())]));
+    for (at, text) in wrap(&host.governor, width.saturating_sub(9)).into_iter().take(2).enumerate() {
+        lines.push(Line::from(vec![label(if at == 0 { "Governor" } else { "        " }), Span::raw(text)]));
+    }
+    for warning in host.warnings.iter().take(2) {
+        lines.extend(
+            wrap(&format!("! {warning}"), width).into_iter().take(2).map(|text| Line::styled(text, theme.warning())),
+        );
+    }
+    lines
+}
+
+/// `[||||    ]`.
+fn bar(part: f64, width: usize) -> String {
+    let full = ((part.clamp(0.0, 1.0) * width as f64).round() as usize).min(width);
+    format!("[{}{}]", "|".repeat(full), " ".repeat(width - full))
+}
+
+/// Breaks text into lines of at most `width` characters, between words where that is possible.
+fn wrap(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        let used = lines.last().map_or(0, |line| line.chars().count());
+        let room = used == 0 || used + 1 + word.chars().count() <= width;
+        match lines.last_mut().filter(|_| room) {
+            Some(line) if used > 0 => *line = format!("{line} {word}"),
+            Some(line) => line.push_str(word),
+            None => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
+/// Text in exactly `width` characters; what is cut ends in `…`.
+fn fit(text: &str, width: usize, to_left: bool) -> String {
+    let count = text.chars().count();
+    if count > width {
+        let kept: String = text.chars().take(width.saturating_sub(1)).collect();
+        return format!("{kept}…");
+    }
+    if to_left { format!("{text:<width$}") } else { format!("{text:>width$}") }
+}
+
+fn draw_table(app: &mut App, frame: &mut Frame<'_>, area: Rect) {
+    let (places, hidden) = layout(area.width as usize, app.skipped);
+    app.hidden = hidden;
+    app.page = (area.height as usize).saturating_sub(1).max(1);
+    let [head, body] = Layout::vertical([Constraint::Length(1), Constraint::Fill(1)]).areas(area);
+    frame.render_widget(head_line(app, &places), head);
+    let at = app.looked_at().map_or(0, |(at, _)| at);
+    let count = app.visible().count();
+    app.first = app.first.clamp((at + 1).saturating_sub(app.page), at).min(count.saturating_sub(app.page));
+    let rows = app.visible().skip(app.first).take(app.page).map(|row| row_line(app, row, &places));
+    let mut lines: Vec<Line<'_>> = rows.collect();
+    if lines.is_empty() {
+        lines.push(Line::styled(nothing(app), app.theme.dim()));
+    }
+    frame.render_widget(Paragraph::new(lines), body);
+}
+
+/// Why there is no row.
+fn nothing(app: &App) -> String {
+    match (&app.shown, app.rows.is_empty()) {
+        (None, _) => String::new(),
+        (Some(_), true) => "no guest yet: start one with `pageone run -- PROGRAM`, or `pageone attach PID`".into(),
+        (Some(_), false) => format!("no guest matches '{}': Esc shows all", app.filter),
+    }
+}
+
+fn head_line(app: &App, places: &[Place]) -> Line<'static> {
+    let theme = app.theme;
+    let cells = places.iter().enumerate().flat_map(|(at, place)| {
+        let is_sorted = place.column == app.sort;
+        let mark = if is_sorted && app.reversed {
+            "▲"
+        } else if is_sorted {
+            "▼"
+        } else {
+            ""
+        };
+        let is_last = at + 1 == places.len();
+        let title = place.column.title();
+        let text = if is_last { format!("{title}{mark}") } else { title.into() };
+        // The mark stands in the gap behind its column, where it takes no room.
+        let gap = match at {
+            _ if is_last => "",
+            _ if is_sorted => mark,
+            0 if app.skipped > 0 => "‹",
+            at if at + 2 == places.len() && app.hidden > 0 => "›",
+            _ => " ",
+        };
+        let style = if is_sorted { theme.sorted() } else { theme.head() };
+        [
+            Span::styled(fit(&text, place.width, place.column.is_text()), style),
+            Span::styled(gap, if is_sorted { style } else { theme.head() }),
+        ]
+    });
+    Line::from(cells.collect::<Vec<_>>())
+}
+
+fn row_line(app: &App, row: &Row, places: &[Place]) -> Line<'static> {
+    let theme = app.theme;
+    let is_selected = Some(row.pid) == app.selected;
+    let cells = places.iter().enumerate().flat_map(|(at, place)| {
+        let mut text = place.column.cell(row, place.width);
+        // Where there is room the sentence follows the word.
+        if place.column == Column::Why && place.width > 30 && row.why != "-" {
+            text = format!("{text}: {}", row.sentence);
+        }
+        let style = match place.column {
+            _ if is_selected => Style::new(),
+            Column::Name => theme.strong(),
+            Column::Profit if row.profit < 0 => theme.negative(),
+            Column::Why if row.why != "-" => theme.why(),
+            _ => Style::new(),
+        };
+        let gap = if at + 1 < places.len() { " " } else { "" };
+        [Span::styled(fit(&text, place.width, place.column.is_text()), style), Span::raw(gap)]
+    });
+    let line = Line::from(cells.collect::<Vec<_>>());
+    if is_selected { line.style(theme.selected()) } else { line }
+}
+
+/// The last line.
+fn keys(app: &App) -> Line<'static> {
+    let theme = app.theme;
+    match &app.prompt {
+        Some(Prompt::Filter(text)) => {
+            return Line::from(vec![Span::styled("Filter: ", theme.label()), Span::raw(format!("{text}_"))]);
+        }
+        Some(Prompt::Time(text, why)) => {
+            let mut parts = vec![Span::styled("Go to: ", theme.label()), Span::raw(format!("{text}_ "))];
+            let help = why.clone().unwrap_or_else(|| "14:05, 14:05:09, -10m, +30s".into());
+            parts.push(Span::styled(help, if why.is_some() { theme.warning() } else { theme.dim() }));
+            return Line::from(parts);
+        }
+        None => {}
+    }
+    let (key, what) = theme.key();
+    let mut parts = Vec::new();
+    if !app.filter.is_empty() {
+        // First: on a narrow screen the last keys are cut off.
+        parts.push(Span::styled(format!("filter: {}", app.filter), theme.warning()));
+        parts.push(Span::raw(" "));
+    }
+    let words: [(&str, &str); 8] = [
+        ("F1", "Help "),
+        ("/", "Filter "),
+        ("Enter", "Detail "),
+        ("F6", "Sort "),
+        ("Space", "Freeze "),
+        ("t/T", "Step "),
+        ("g", "Go "),
+        ("q", "Quit "),
+    ];
+    for (name, does) in words {
+        parts.push(Span::styled(format!("{name} "), key));
+        parts.push(Span::styled(does, what));
+        parts.push(Span::raw(" "));
+    }
+    Line::from(parts)
+}
+
+#[cfg(test)]
+mod tests;

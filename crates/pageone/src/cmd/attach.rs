@@ -1,0 +1,86 @@
+//! `pageone attach`: merges a program that runs already.
+
+use std::path::PathBuf;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use attach::{AttachError, Attached, Request};
+use control::ClientStatus;
+use control::client::Error::NoDaemon;
+
+use crate::cmd::run;
+use crate::paths;
+use crate::{Code, Coded};
+
+/// Pause between two looks at the daemon's clients.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Options of `pageone attach`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Process to merge: the memory that it has marked as mergeable, as QEMU does with guest RAM
+    #[arg(value_name = "PID")]
+    pid: i32,
+    /// The daemon's socket for agents, as the process sees it [default: that of the daemon that
+    /// runs]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Seconds to wait until the process waits for events, and then for each call in it
+    #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    timeout: u64,
+}
+
+/// Loads the agent into a process.
+pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
+    let library = paths::agent_library()?;
+    let candidates = paths::candidates(dir);
+    let socket = match &args.socket {
+        Some(socket) => std::path::absolute(socket)?,
+        None => {
+            let running = run::running(&candidates).ok_or_else(|| NoDaemon(candidates.clone()))?;
+            std::path::absolute(running.join(engine::AGENT_SOCKET))?
+        }
+    };
+    let (pid, timeout) = (args.pid, Duration::from_secs(args.timeout));
+    let request = Request { pid, library: &library, socket: &socket, timeout };
+    match attach::attach(&request).map_err(coded)? {
+        Attached::Now(_) if args.socket.is_none() && !is_client(&candidates, pid, timeout)? => println!(
+            "process {pid} has the agent, which connects when all threads have been seen at work: see `pageone status`"
+        ),
+        Attached::Now(regions) => println!("process {pid} is attached: {regions}"),
+        Attached::Already => println!("process {pid} was attached already"),
+    }
+    Ok(())
+}
+
+/// Waits until the daemon has it as a client. Its agent connects when no thread can be in a call
+/// that passed it by.
+fn is_client(candidates: &[PathBuf], pid: i32, timeout: Duration) -> Result<bool> {
+    let end = Instant::now() + timeout;
+    loop {
+        // After a detach the daemon may still show the client that it was.
+        let is_client = |client: &ClientStatus| client.pid == pid && client.state == "merging";
+        let status = control::client::status(candidates)?;
+        if status.clients().any(is_client) {
+            return Ok(true);
+        }
+        if let Some(refused) = status.refused.iter().find(|refused| refused.pid == pid) {
+            bail!("process {pid} has the agent, and the daemon refuses it: {}", refused.reason);
+        }
+        if Instant::now() >= end {
+            return Ok(false);
+        }
+        sleep(PAUSE);
+    }
+}
+
+/// The error with the exit code that fits.
+fn coded(error: AttachError) -> anyhow::Error {
+    let code = match error {
+        AttachError::NoPermission { .. } | AttachError::NotHere => Code::HostLacks,
+        AttachError::NoProcess(_) => Code::NoClient,
+        _ => return error.into(),
+    };
+    Coded(code, error.to_string()).into()
+}

@@ -1,0 +1,42 @@
+//! `pageone run --snapshots`: what a QEMU needs so that its guest can be stored with its devices.
+
+use std::ffi::OsString;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use snapshot::Prepared;
+
+use crate::paths;
+
+/// Adds words and environment to `command`, which starts the program. `dir`: the daemon's
+/// directory, if it was named.
+///
+/// # Errors
+/// If the guest cannot be prepared; the message says why.
+pub(super) fn prepare(command: &mut Command, program: &[OsString], dir: Option<PathBuf>) -> Result<Prepared> {
+    let text = |word: &OsString| word.clone().into_string().ok().context("a word of its command line is no text");
+    let words = program[1..].iter().map(text).collect::<Result<Vec<String>>>()?;
+    let own = std::path::absolute(dir.unwrap_or_else(paths::own_directory).join("guests"))?;
+    // Whoever may connect to a guest's monitor controls it.
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&own);
+    made.with_context(|| format!("cannot create {}", own.display()))?;
+    paths::check_owner(&own)?;
+    sweep(&own);
+    let socket = own.join(format!("{}.qmp", std::process::id()));
+    let prepared = snapshot::prepare(Path::new(&program[0]), &words, &socket)?;
+    command.args(&prepared.words).env(prepared.variable.0, &prepared.variable.1);
+    Ok(prepared)
+}
+
+/// Removes the sockets of guests that were killed.
+fn sweep(directory: &Path) {
+    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let pid = name.strip_suffix(".qmp").and_then(|pid| pid.parse::<u32>().ok());
+        if pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+}

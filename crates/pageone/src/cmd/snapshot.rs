@@ -1,0 +1,109 @@
+//! `pageone snapshot`: guests stored with their devices, and new ones that go on from there.
+
+mod clones;
+mod save;
+
+use anyhow::{Context, Result};
+use checkpoint::{Catalog, Checkpoint, View};
+use mpool::{Access, BLOCK, Pool};
+use serde_json::json;
+use snapshot::record::Record;
+
+use crate::cmd::pool::{Names, size};
+
+/// Subcommands of `pageone snapshot`.
+#[derive(clap::Subcommand)]
+pub(crate) enum Command {
+    /// Store a guest that runs, with its devices and disks; it was started by `run --snapshots`
+    Save(save::Args),
+    /// Start new guests that go on where a snapshot was taken, and serve their memory until they
+    /// have ended
+    Run(clones::Args),
+    /// List the snapshots in a pool
+    Ls {
+        #[command(flatten)]
+        names: Names,
+        /// Pool: a name, or the path of its capacity class
+        pool: String,
+        /// One JSON array
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove a snapshot from its pool; the images of its disks stay
+    Rm {
+        #[command(flatten)]
+        names: Names,
+        /// Pool: a name, or the path of its capacity class
+        pool: String,
+        /// The snapshot
+        name: String,
+    },
+}
+
+/// Runs a subcommand.
+pub(crate) fn run(command: &Command, dir: Option<std::path::PathBuf>) -> Result<()> {
+    match command {
+        Command::Save(args) => save::run(args, dir),
+        Command::Run(args) => clones::run(args, dir),
+        Command::Ls { names, pool, json } => ls(&names.open(pool, Access::Shared)?, *json),
+        Command::Rm { names, pool, name } => {
+            let mut catalog = Catalog::open(&names.open(pool, Access::Exclusive)?)?;
+            read(&catalog, catalog.find(name)?)?;
+            Ok(catalog.remove(name)?)
+        }
+    }
+}
+
+/// Lets a guest go on that a snapshot has stopped.
+pub(crate) fn guard() -> Result<()> {
+    snapshot::guard::run().context("a guest may still be stopped: `cont` on its monitor lets it go on")
+}
+
+/// What lies beside a checkpoint.
+fn read(view: &View, checkpoint: &Checkpoint) -> Result<Record> {
+    let bytes = view.beside_checkpoint(checkpoint)?.with_context(|| {
+        format!(
+            "{} is a checkpoint, and no snapshot: it has no devices, and no guest can go on from it",
+            checkpoint.name
+        )
+    })?;
+    Record::decode(&bytes).with_context(|| format!("cannot read snapshot {}", checkpoint.name))
+}
+
+fn ls(pool: &Pool, as_json: bool) -> Result<()> {
+    let catalog = Catalog::open(pool)?;
+    let mut all = Vec::new();
+    for checkpoint in catalog.checkpoints().iter().filter(|c| catalog.has_beside(c)) {
+        all.push((checkpoint, read(&catalog, checkpoint)?));
+    }
+    if as_json {
+        let one = |(c, record): &(&Checkpoint, Record)| {
+            json!({
+                "name": c.name, "created": c.created, "source": c.source, "memory_bytes": c.bytes(),
+                "stored_bytes": (c.new_pages + c.map_pages) * BLOCK as u64, "stream_bytes": record.stream.len(),
+                "guest": record.description,
+            })
+        };
+        println!("{}", serde_json::to_string_pretty(&all.iter().map(one).collect::<Vec<_>>())?);
+        return Ok(());
+    }
+    println!(
+        "{:<24} {:>12} {:>10} {:>10} {:>5}  machine, processor, QEMU",
+        "snapshot", "created", "memory", "stored", "disks"
+    );
+    for (c, record) in &all {
+        let (description, facts) = (&record.description, &record.description.facts);
+        println!(
+            "{:<24} {:>12} {:>10} {:>10} {:>5}  {}, {}, {}",
+            c.name,
+            c.created,
+            size(c.bytes()),
+            size((c.new_pages + c.map_pages) * BLOCK as u64),
+            description.disks.len(),
+            facts.machine.trim_end_matches("-machine"),
+            facts.cpu.trim_end_matches("-x86_64-cpu"),
+            facts.qemu
+        );
+    }
+    Ok(())
+}

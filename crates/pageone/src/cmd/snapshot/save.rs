@@ -1,0 +1,96 @@
+//! `pageone snapshot save`.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use checkpoint::{Catalog, Phases, Source, Store, TakeError, Warning};
+use mpool::BLOCK;
+use serde_json::json;
+use snapshot::save::{Guest, Options, SaveError};
+
+use crate::cmd::checkpoint::{Daemon, explain, find_process};
+use crate::cmd::pool::{Names, size};
+use crate::paths;
+
+/// Options of `pageone snapshot save`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    names: Names,
+    /// The guest's process, or the name that it was started by (the last part of its program's
+    /// path)
+    #[arg(value_name = "PID|NAME")]
+    target: String,
+    /// Pool: a name, or the path of its capacity class
+    #[arg(long, value_name = "POOL")]
+    to: String,
+    /// Name of the snapshot [default: guest-PID-SECONDS]
+    #[arg(long)]
+    name: Option<String>,
+    /// The longest time for copying memory while the guest stands, in milliseconds
+    #[arg(long, default_value_t = 100)]
+    max_pause: u64,
+    /// Read and compare all of the memory, also what has not changed since the last snapshot
+    #[arg(long)]
+    full: bool,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Stores a guest.
+pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
+    let (start, mut phases) = (Instant::now(), Phases::new());
+    let pid = find_process(&args.target)?;
+    let guest = Guest::open(pid)?;
+    let mut source = Source::open_within(pid, guest.ram())?;
+    ensure!(source.is_tracked(), SaveError::Untracked(pid));
+    let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs();
+    let name = args.name.clone().unwrap_or_else(|| format!("guest-{pid}-{seconds}"));
+    let pool = args.names.open_soon(&args.to)?;
+    let store = Store::new(Catalog::open(&pool)?);
+    let writer = store.begin(&name)?;
+    phases.end("open");
+    let daemon = Daemon::ask(paths::candidates(dir), &source)?;
+    phases.end("hold");
+    let own = std::env::current_exe().context("cannot find this program")?;
+    let words = |word: &str| vec![own.clone().into(), word.into()];
+    let max_pause = Duration::from_millis(args.max_pause);
+    let ram = checkpoint::Options { stop: false, full: args.full, max_pause, guard: words("checkpoint-guard") };
+    let options = Options { name: name.clone(), ram, guard: words("snapshot-guard") };
+    let warn = |warning: &Warning| eprintln!("pageone: {warning}");
+    let saved = guest.save(&options, &mut source, &daemon, writer, &mut phases, &mut { warn });
+    let saved = saved.map_err(|e| {
+        let is_full = match &e {
+            SaveError::Take(e) => TakeError::is_full(e),
+            SaveError::Store(e) => e.is_full(),
+            _ => false,
+        };
+        explain(e.into(), is_full, &args.to)
+    });
+    let saved = saved.with_context(|| format!("snapshot {name} was not stored"))?;
+    phases.end("commit");
+    daemon.note_changes(&pool, &saved.checkpoint, &source, &saved.taken);
+    let stored = (saved.checkpoint.new_pages + saved.checkpoint.map_pages) * BLOCK as u64;
+    let (seconds, pause_ms) = (start.elapsed().as_secs_f64(), saved.taken.pause.as_secs_f64() * 1e3);
+    if args.json {
+        let phases: serde_json::Map<_, _> =
+            phases.seconds().iter().map(|&(name, seconds)| (name.into(), seconds.into())).collect();
+        let out = json!({
+            "name": name, "memory_bytes": saved.checkpoint.bytes(), "stored_bytes": stored, "stream_bytes": saved.stream,
+            "seconds": seconds, "pause_ms": pause_ms, "rounds": saved.taken.rounds,
+            "pages_in_pause": saved.taken.in_pause, "pages_unchanged": saved.taken.unchanged, "phases": phases,
+        });
+        println!("{out}");
+    } else {
+        println!(
+            "{name}: {} of memory, {} stored, devices {}, {seconds:.2} s, {} rounds, stopped for {pause_ms:.1} ms",
+            size(saved.checkpoint.bytes()),
+            size(stored),
+            size(saved.stream as u64),
+            saved.taken.rounds
+        );
+    }
+    Ok(())
+}

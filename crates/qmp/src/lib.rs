@@ -1,0 +1,321 @@
+//! A session with QEMU's monitor, by QMP (docs/interop/qmp-spec.rst of QEMU).
+//!
+//! A command is a line of JSON, and so is its answer. An earlier client may have used the socket:
+//! QEMU gives the answer to a client that has ended to the next one. Events come at any time. So
+//! every command carries an id, and messages that do not answer it are skipped, as is QEMU's
+//! greeting.
+
+use std::io::{self, BufRead, BufReader, IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use serde_json::{Value, json};
+
+/// The longest answer, in bytes. QEMU's list of memory is some kilobytes.
+const MAX_ANSWER: u64 = 1 << 20;
+/// How often a session looks whether it is still wanted.
+const STEP: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+
+/// Why QEMU did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum QmpError {
+    /// The socket failed, or QEMU did not answer in time.
+    #[error("QEMU's monitor does not answer: {0}. Another program may be using it, or QEMU has ended")]
+    Io(#[from] io::Error),
+    /// The answer is not what the protocol says.
+    #[error("QEMU's monitor: not understood: {0}")]
+    Malformed(String),
+    /// QEMU refused a command.
+    #[error("QEMU refuses {command}: {why}")]
+    Refused {
+        /// The command.
+        command: String,
+        /// QEMU's words.
+        why: String,
+    },
+}
+
+/// The socket. The client may hold our end of it, too, and change its settings, so none of them is
+/// relied on: no call waits, and the waits between them end.
+struct Socket<'a, F> {
+    fd: F,
+    deadline: Instant,
+    goes_on: &'a dyn Fn() -> bool,
+}
+
+impl<F: AsFd> Socket<'_, F> {
+    /// Tries until it is done, however few bytes come at a time, or the time is over.
+    fn patiently(&self, flags: PollFlags, mut attempt: impl FnMut() -> Result<usize, Errno>) -> io::Result<usize> {
+        loop {
+            if Instant::now() >= self.deadline || !(self.goes_on)() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            match attempt() {
+                Err(Errno::AGAIN) => drop(poll(&mut [PollFd::new(&self.fd, flags)], Some(&STEP))),
+                // `read_line` would begin again at once, without a look at the time.
+                Err(Errno::INTR) => {}
+                done => return Ok(done?),
+            }
+        }
+    }
+
+    /// Sends bytes, the first ones with a descriptor.
+    fn send(&self, bytes: &[u8], fd: Option<BorrowedFd<'_>>) -> io::Result<usize> {
+        let fds: Vec<BorrowedFd<'_>> = fd.into_iter().collect();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(&fds));
+        }
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        self.patiently(PollFlags::OUT, || rustix::net::sendmsg(&self.fd, &[IoSlice::new(bytes)], &mut control, flags))
+    }
+}
+
+impl<F: AsFd> Read for Socket<'_, F> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let this = &*self;
+        this.patiently(PollFlags::IN, || {
+            rustix::net::recv(&this.fd, &mut *buffer, RecvFlags::DONTWAIT).map(|(_, bytes)| bytes)
+        })
+    }
+}
+
+impl<F: AsFd> Write for Socket<'_, F> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.send(bytes, None)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A session. There is one at a time on a socket: two would take each other's answers.
+pub struct Qmp<'a, F> {
+    stream: BufReader<Socket<'a, F>>,
+    /// Tells this session's answers from an earlier one's.
+    session: u128,
+    next: u64,
+}
+
+/// Throws away events that nobody waits for: otherwise QEMU would keep them, without end. Not
+/// during a session.
+pub fn drain(socket: impl AsFd) {
+    let mut scrap = [0; 4096];
+    // At most what a socket holds; the next time takes the rest.
+    for _ in 0..64 {
+        match rustix::net::recv(&socket, &mut scrap, RecvFlags::DONTWAIT) {
+            Ok((_, 1..)) => {}
+            _ => return,
+        }
+    }
+}
+
+impl<'a, F: AsFd> Qmp<'a, F> {
+    /// Begins a session of at most `limit`: a QEMU that has just begun answers late. All calls
+    /// block, as long as `goes_on` says so.
+    ///
+    /// # Errors
+    /// The socket fails, the time is over, or an answer cannot be understood.
+    pub fn open(fd: F, limit: Duration, goes_on: &'a dyn Fn() -> bool) -> Result<Self, QmpError> {
+        let socket = Socket { fd, deadline: Instant::now() + limit, goes_on };
+        let session = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_nanos());
+        let mut qmp = Qmp { stream: BufReader::new(socket), session, next: 0 };
+        match qmp.execute("qmp_capabilities", json!({})) {
+            // It refuses a second time: an earlier session has sent it.
+            Ok(_) | Err(QmpError::Refused { .. }) => Ok(qmp),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// The session may go on for so long from now.
+    pub fn extend(&mut self, limit: Duration) {
+        self.stream.get_mut().deadline = Instant::now() + limit;
+    }
+
+    /// Sends a command and waits for its answer; gives what it returns.
+    ///
+    /// # Errors
+    /// As [`Qmp::open`]; QEMU refuses the command.
+    pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, QmpError> {
+        self.execute_with(command, arguments, None)
+    }
+
+    /// Gives QEMU a descriptor by this name (`getfd`).
+    ///
+    /// # Errors
+    /// As [`Qmp::execute`].
+    pub fn give(&mut self, name: &str, fd: impl AsFd) -> Result<(), QmpError> {
+        self.execute_with("getfd", json!({ "fdname": name }), Some(fd.as_fd())).map(drop)
+    }
+
+    fn execute_with(&mut self, command: &str, arguments: Value, fd: Option<BorrowedFd<'_>>) -> Result<Value, QmpError> {
+        self.next += 1;
+        let id = format!("pageone-{}-{}", self.session, self.next);
+        let mut line = json!({ "execute": command, "arguments": arguments, "id": id }).to_string();
+        line.push('\n');
+        let sent = self.stream.get_ref().send(line.as_bytes(), fd)?;
+        self.stream.get_mut().write_all(&line.as_bytes()[sent..])?;
+        loop {
+            let mut line = String::new();
+            let read = Read::take(&mut self.stream, MAX_ANSWER).read_line(&mut line)?;
+            if read == 0 {
+                return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+            }
+            let mut answer: Value = serde_json::from_str(&line).map_err(|e| QmpError::Malformed(e.to_string()))?;
+            if answer["id"] != *id {
+                continue;
+            }
+            if let Some(error) = answer.get("error") {
+                let why = error["desc"].as_str().unwrap_or("no reason given").to_string();
+                return Err(QmpError::Refused { command: command.into(), why });
+            }
+            return Ok(answer["return"].take());
+        }
+    }
+
+    /// A command of the human monitor; gives what it prints.
+    ///
+    /// # Errors
+    /// As [`Qmp::execute`].
+    pub fn monitor(&mut self, line: &str) -> Result<String, QmpError> {
+        let answer = self.execute("human-monitor-command", json!({ "command-line": line }))?;
+        answer.as_str().map(str::to_string).ok_or_else(|| QmpError::Malformed(format!("{line}: no text")))
+    }
+
+    /// The address in QEMU's memory of a guest-physical address. `None`: no RAM is there.
+    ///
+    /// # Errors
+    /// As [`Qmp::execute`].
+    pub fn host_address(&mut self, guest: u64) -> Result<Option<u64>, QmpError> {
+        Ok(parse_gpa2hva(&self.monitor(&format!("gpa2hva {guest:#x}"))?))
+    }
+}
+
+/// `Host virtual address for 0x100000 (pc.ram) is 0x7f0bbbf00000`.
+fn parse_gpa2hva(text: &str) -> Option<u64> {
+    let (_, address) = text.trim().rsplit_once(" is 0x")?;
+    u64::from_str_radix(address, 16).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    /// The status that QEMU gives.
+    fn status(socket: &UnixStream, limit: Duration, goes_on: &dyn Fn() -> bool) -> Result<Value, QmpError> {
+        Qmp::open(socket, limit, goes_on)?.execute("query-status", json!({}))
+    }
+
+    #[test]
+    fn a_session_skips_what_is_not_its_answer() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let qemu = std::thread::spawn(move || {
+            let mut lines = BufReader::new(theirs.try_clone().unwrap()).lines();
+            let say = |line: Value| writeln!(&theirs, "{line}").unwrap();
+            say(json!({ "QMP": {} }));
+            while let Some(Ok(line)) = lines.next() {
+                let asked: Value = serde_json::from_str(&line).unwrap();
+                let id = &asked["id"];
+                // To somebody who has asked before, by no id and by one.
+                say(json!({ "return": { "status": "running" } }));
+                say(json!({ "return": { "status": "running" }, "id": "pageone-1-1" }));
+                say(json!({ "event": "STOP" }));
+                say(match asked["execute"].as_str().unwrap() {
+                    "qmp_capabilities" => json!({ "error": { "desc": "already complete" }, "id": id }),
+                    "query-status" => json!({ "return": { "status": "paused" }, "id": id }),
+                    _ => json!({ "error": { "desc": "no such thing" }, "id": id }),
+                });
+            }
+        });
+        assert_eq!(status(&ours, Duration::from_secs(20), &|| true).unwrap()["status"], "paused");
+        let mut qmp = Qmp::open(ours, Duration::from_secs(20), &|| true).unwrap();
+        let error = qmp.execute("other", json!({})).unwrap_err().to_string();
+        assert_eq!(error, "QEMU refuses other: no such thing");
+        drop(qmp);
+        qemu.join().unwrap();
+    }
+
+    #[test]
+    fn a_descriptor_goes_with_its_command() {
+        use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, recvmsg};
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let qemu = std::thread::spawn(move || {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+            let mut got = 0;
+            loop {
+                let mut control = RecvAncillaryBuffer::new(&mut space);
+                let mut bytes = [0; 4096];
+                let mut into = [io::IoSliceMut::new(&mut bytes)];
+                let len = recvmsg(&theirs, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC).unwrap().bytes;
+                for message in control.drain() {
+                    if let RecvAncillaryMessage::ScmRights(fds) = message {
+                        got += fds.count();
+                    }
+                }
+                if len == 0 {
+                    return got;
+                }
+                let asked: Value = serde_json::from_slice(&bytes[..len]).unwrap();
+                writeln!(&theirs, "{}", json!({ "return": {}, "id": asked["id"] })).unwrap();
+            }
+        });
+        let mut qmp = Qmp::open(ours, Duration::from_secs(20), &|| true).unwrap();
+        qmp.give("null", std::fs::File::open("/dev/null").unwrap()).unwrap();
+        drop(qmp);
+        assert_eq!(qemu.join().unwrap(), 1);
+    }
+
+    #[test]
+    fn a_socket_without_an_answer_is_an_error_in_time() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let begin = Instant::now();
+        assert!(status(&ours, Duration::from_millis(50), &|| true).is_err());
+        assert!(begin.elapsed() < Duration::from_secs(10));
+        drop(theirs);
+    }
+
+    #[test]
+    fn an_answer_that_comes_byte_by_byte_ends_with_the_time_or_with_the_client() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        // The client has our end, too, and changes its settings.
+        ours.set_read_timeout(None).unwrap();
+        let trickle = std::thread::spawn(move || {
+            while theirs.write_all(b" ").is_ok() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
+        let begin = Instant::now();
+        assert!(status(&ours, Duration::from_millis(100), &|| true).is_err());
+        let asked = std::cell::Cell::new(0);
+        let goes_on = || asked.replace(asked.get() + 1) < 10;
+        assert!(status(&ours, Duration::from_secs(600), &goes_on).is_err());
+        assert!(begin.elapsed() < Duration::from_secs(60));
+        drop(ours);
+        trickle.join().unwrap();
+    }
+
+    #[test]
+    fn events_that_nobody_waits_for_are_thrown_away() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        for _ in 0..100 {
+            drain(&ours);
+            theirs.write_all(&[b' '; 8192]).unwrap();
+        }
+    }
+
+    #[test]
+    fn addresses_are_read_and_nothing_else() {
+        let text = "Host virtual address for 0x100000 (pc.ram) is 0x7f0bbbf00000\r\n";
+        assert_eq!(parse_gpa2hva(text), Some(0x7f0b_bbf0_0000));
+        assert_eq!(parse_gpa2hva("No memory is mapped at address 0x100000000\r\n"), None);
+    }
+}

@@ -1,0 +1,346 @@
+//! New guests that go on where a snapshot was taken.
+//!
+//! QEMU is started with the source's words, in which whatever two guests cannot both have is made
+//! new ([`rewrite`]). It waits for a device stream. Before it gets one, it is asked what it is made
+//! of: QEMU takes the state of another guest without a word in many cases ([`Facts`]). Then it
+//! reads the stream from a pipe, and goes on. Its RAM is a private mapping of the snapshot's.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::time::Duration;
+
+use rustix::io::FdFlags;
+use serde_json::json;
+
+use crate::disks::named;
+use crate::facts::Facts;
+use crate::monitor::{Monitor, MonitorError};
+use crate::prepare::{MONITOR, memory, ram_words};
+use crate::qcow2;
+use crate::record::{Description, Disk, Record};
+use crate::save::PIPE;
+use crate::words::{Opt, options, parts, set_part};
+
+/// How long QEMU may take to read its device stream.
+const LOAD: Duration = Duration::from_secs(60);
+/// Bytes of the end of a clone's output that an error shows.
+const TAIL: usize = 600;
+
+/// Why a clone does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum CloneError {
+    /// A directory, image or descriptor cannot be made.
+    #[error("cannot make {}", what.display())]
+    Make {
+        /// What.
+        what: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// An image that the snapshot needs is not there.
+    #[error("the image {} is missing or no qcow2: the snapshot was taken with it, and a clone needs it", image.display())]
+    Image {
+        /// The image.
+        image: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// QEMU cannot be started.
+    #[error("cannot run {}", program.display())]
+    Run {
+        /// The program.
+        program: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The new QEMU differs from the source.
+    #[error(
+        "this guest would differ from the one that was stored: {}. QEMU would not notice, and the guest might fail later; \
+         --force starts it all the same", .0.join("; ")
+    )]
+    Differs(Vec<String>),
+    /// QEMU has ended or does not do what it is asked.
+    #[error("the clone does not start{}", said(.output))]
+    Qmp {
+        /// What happened.
+        source: MonitorError,
+        /// The end of what QEMU said.
+        output: String,
+    },
+}
+
+fn said(output: &str) -> String {
+    if output.is_empty() { String::new() } else { format!(". QEMU says: {output}") }
+}
+
+/// How clones are started.
+pub struct Options<'a> {
+    /// The snapshot.
+    pub record: &'a Record,
+    /// Its RAM.
+    pub ram: &'a File,
+    /// Further words of QEMU's command line.
+    pub extra: &'a [String],
+    /// Whether one that differs is started.
+    pub force: bool,
+    /// Whether standard input and output are this program's. Else there is no input, and the output
+    /// goes to `output.log` in the clone's directory.
+    pub attached: bool,
+}
+
+/// A clone that runs.
+pub struct Clone {
+    /// QEMU.
+    pub child: Child,
+    /// In what it differs from the source, if that was forced.
+    pub differences: Vec<String>,
+}
+
+/// Held from the time when descriptors can be inherited until the program that is to inherit them
+/// has started: another clone's program would have them too.
+static INHERITED: Mutex<()> = Mutex::new(());
+
+/// Starts a clone, whose own files are in `directory`, which is made.
+///
+/// # Errors
+/// If it does not run. Then QEMU has ended; what it said is in the directory.
+pub fn start(options: &Options<'_>, directory: &Path) -> Result<Clone, CloneError> {
+    let make = |what: &Path| {
+        let what = what.to_owned();
+        move |source| CloneError::Make { what, source }
+    };
+    let description = &options.record.description;
+    // QEMU would end, with a sentence that does not help.
+    let ram = [&description.words[..], options.extra].concat();
+    let ram = Facts { ram: memory(&ram).unwrap_or(description.facts.ram), ..description.facts.clone() };
+    let differs = description.facts.differences(&ram);
+    if !differs.is_empty() {
+        return Err(CloneError::Differs(differs));
+    }
+    std::fs::create_dir(directory).map_err(make(directory))?;
+    for (number, disk) in description.disks.iter().enumerate() {
+        qcow2::disk_size(&disk.image).map_err(|source| CloneError::Image { image: disk.image.clone(), source })?;
+        let image = overlay(directory, number);
+        qcow2::create_over(&image, &disk.image).map_err(make(&image))?;
+    }
+    let log = directory.join("output.log");
+    let (child, ours) = spawn(options, directory, &log).map_err(|(what, source)| match what {
+        None => CloneError::Run { program: description.program.clone(), source },
+        Some(what) => CloneError::Make { what, source },
+    })?;
+    let mut clone = Clone { child, differences: Vec::new() };
+    let resumed = resume(options, ours, &mut clone.differences);
+    let Err(error) = resumed else { return Ok(clone) };
+    let _ = clone.child.kill();
+    let _ = clone.child.wait();
+    Err(match error {
+        Failed::Differs => CloneError::Differs(clone.differences),
+        Failed::Qmp(source) => CloneError::Qmp { source, output: tail(&log) },
+    })
+}
+
+/// Starts QEMU; gives our end of its monitor. What failed, if not the program itself.
+fn spawn(
+    options: &Options<'_>,
+    directory: &Path,
+    log: &Path,
+) -> Result<(Child, UnixStream), (Option<PathBuf>, io::Error)> {
+    let description = &options.record.description;
+    let monitor = |source| (Some("a monitor".into()), source);
+    let (ours, theirs) = UnixStream::pair().map_err(monitor)?;
+    let ram = options.ram.as_fd().try_clone_to_owned().map_err(monitor)?;
+    let mut words = ram_words(description.facts.ram, ram.as_raw_fd(), false);
+    words.extend([
+        "-chardev".into(),
+        format!("socket,id={MONITOR},fd={}", theirs.as_raw_fd()),
+        "-mon".into(),
+        format!("chardev={MONITOR},mode=control"),
+    ]);
+    words.extend(rewrite(description, directory));
+    words.extend(["-incoming".into(), "defer".into()]);
+    words.extend(options.extra.iter().cloned());
+    let mut command = Command::new(&description.program);
+    command.args(words).current_dir(&description.directory);
+    if !options.attached {
+        let file = File::create(log).map_err(|source| (Some(log.to_owned()), source))?;
+        let both = file.try_clone().map_err(|source| (Some(log.to_owned()), source))?;
+        command.stdin(Stdio::null()).stdout(file).stderr(both);
+    }
+    let _one = INHERITED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let inherited: [OwnedFd; 2] = [ram, theirs.into()];
+    for fd in &inherited {
+        rustix::io::fcntl_setfd(fd, FdFlags::empty()).map_err(|e| monitor(e.into()))?;
+    }
+    let child = command.spawn().map_err(|source| (None, source))?;
+    Ok((child, ours))
+}
+
+enum Failed {
+    Differs,
+    Qmp(MonitorError),
+}
+
+impl<E: Into<MonitorError>> From<E> for Failed {
+    fn from(error: E) -> Self {
+        Self::Qmp(error.into())
+    }
+}
+
+/// Gives a QEMU that waits the device stream, and lets the guest go on.
+fn resume(options: &Options<'_>, monitor: UnixStream, differences: &mut Vec<String>) -> Result<(), Failed> {
+    let mut qmp = Monitor::begin(monitor)?;
+    *differences = options.record.description.facts.differences(&Facts::of(&mut qmp)?);
+    if !differences.is_empty() && !options.force {
+        return Err(Failed::Differs);
+    }
+    qmp.set_ignore_shared(true)?;
+    let (out, mut into) = io::pipe()?;
+    qmp.give(PIPE, &out)?;
+    drop(out);
+    std::thread::scope(|scope| {
+        // A QEMU that has ended, or that refuses the stream, does not read it to its end.
+        scope.spawn(move || drop(into.write_all(&options.record.stream)));
+        let loaded =
+            qmp.execute("migrate-incoming", json!({ "uri": format!("fd:{PIPE}") })).and_then(|_| qmp.migrated(LOAD));
+        if loaded.is_err() {
+            let _ = qmp.execute("closefd", json!({ "fdname": PIPE }));
+            let _ = qmp.execute("quit", json!({}));
+        }
+        loaded
+    })?;
+    qmp.set_ignore_shared(false)?;
+    qmp.execute("cont", json!({}))?;
+    Ok(())
+}
+
+/// The end of what a clone has said.
+fn tail(log: &Path) -> String {
+    let text = String::from_utf8_lossy(&std::fs::read(log).unwrap_or_default()).into_owned();
+    let start = text.char_indices().rev().nth(TAIL).map_or(0, |(at, _)| at);
+    text[start..].trim().to_owned()
+}
+
+/// A clone's own image over a disk's.
+fn overlay(directory: &Path, number: usize) -> PathBuf {
+    directory.join(format!("disk-{number}.qcow2"))
+}
+
+/// The source's words for a clone, whose files are in `directory`: disks have images of their own,
+/// sockets and files lie in the directory, forwarded ports are any that are free, network cards
+/// have new addresses, and the guest is told that it is a clone.
+fn rewrite(description: &Description, directory: &Path) -> Vec<String> {
+    let mut words = description.words.clone();
+    let mut gone = Vec::new();
+    for option in options(&description.words) {
+        if option.name == "daemonize" {
+            gone.push(option.at);
+        } else if let Some(value) = fresh(&option, &description.disks, directory)
+            && let Some(word) = words.get_mut(option.at + 1)
+        {
+            *word = value;
+        }
+    }
+    let kept = |at: &usize| !gone.contains(at);
+    words.into_iter().enumerate().filter(|(at, _)| kept(at)).map(|(_, word)| word).collect()
+}
+
+/// An option's value for a clone, if it is not the source's.
+fn fresh(option: &Opt<'_>, disks: &[Disk], directory: &Path) -> Option<String> {
+    let own = |path: &str| directory.join(Path::new(path).file_name().unwrap_or_default()).display().to_string();
+    let value = option.value;
+    if let Some(path) = named(option) {
+        let number = disks.iter().position(|disk| disk.word == path)?;
+        return Some(value.replacen(path, &overlay(directory, number).display().to_string(), 1));
+    }
+    match option.name {
+        "pidfile" | "D" => Some(own(value)),
+        "chardev" if matches!(option.first(), "socket" | "file" | "pipe") => {
+            Some(set_part(value, "path", &own(option.part("path")?)))
+        }
+        "serial" | "parallel" | "monitor" | "qmp" | "qmp-pretty" => {
+            let kind = ["unix:", "file:"].into_iter().find(|kind| value.starts_with(kind))?;
+            let path = option.first().strip_prefix(kind)?;
+            Some(value.replacen(path, &own(path), 1))
+        }
+        "vnc" if value.starts_with("unix:") => {
+            let path = option.first().strip_prefix("unix:")?;
+            Some(value.replacen(path, &own(path), 1))
+        }
+        "vnc" if option.part("to").is_none() && value != "none" => Some(format!("{value},to=999")),
+        "netdev" | "nic" | "net" if value.contains("hostfwd=") || option.part("mac").is_some() => {
+            let value = parts(value).map(any_port).collect::<Vec<_>>().join(",");
+            Some(if option.part("mac").is_some() { set_part(&value, "mac", &new_mac()) } else { value })
+        }
+        "device" if is_network_card(option.first()) => Some(set_part(value, "mac", &new_mac())),
+        "device" if option.first() == "vmgenid" => Some(set_part(value, "guid", "auto")),
+        _ => None,
+    }
+}
+
+fn is_network_card(device: &str) -> bool {
+    ["virtio-net", "e1000", "rtl8139", "vmxnet3", "igb", "ne2k_pci", "pcnet"]
+        .iter()
+        .any(|kind| device.starts_with(kind))
+}
+
+/// A forwarded port as any that is free: `hostfwd=tcp:ADDRESS:PORT-ADDRESS:PORT`.
+fn any_port(part: &str) -> String {
+    let rule = part.strip_prefix("hostfwd=");
+    let forward = rule.and_then(|rule| rule.split_once('-'));
+    match forward.and_then(|(host, guest)| Some((host.rsplit_once(':')?.0, guest))) {
+        Some((host, guest)) => format!("hostfwd={host}:0-{guest}"),
+        None => part.to_owned(),
+    }
+}
+
+/// An address of QEMU's range for guests.
+fn new_mac() -> String {
+    let mut bytes = [0; 3];
+    // Without random bytes the addresses of all clones would be one.
+    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    let [a, b, c] = bytes;
+    format!("52:54:00:{a:02x}:{b:02x}:{c:02x}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rewritten(line: &str) -> String {
+        let words = line.split(' ').map(String::from).collect();
+        let disks = vec![Disk { word: "a/d.qcow2".into(), image: "/x.qcow2".into() }];
+        let (program, directory) = ("/q".into(), "/".into());
+        let description = Description { program, directory, words, facts: Facts::default(), disks };
+        rewrite(&description, Path::new("/c")).join(" ")
+    }
+
+    #[test]
+    fn what_two_guests_cannot_both_have_is_made_new() {
+        for (line, want) in [
+            ("-drive file=a/d.qcow2,if=virtio -m 1", "-drive file=/c/disk-0.qcow2,if=virtio -m 1"),
+            ("-hda a/d.qcow2", "-hda /c/disk-0.qcow2"),
+            (
+                "-blockdev qcow2,node-name=n,file.filename=a/d.qcow2",
+                "-blockdev qcow2,node-name=n,file.filename=/c/disk-0.qcow2",
+            ),
+            ("-drive file=other.iso,media=cdrom", "-drive file=other.iso,media=cdrom"),
+            ("-daemonize -pidfile /run/x.pid", "-pidfile /c/x.pid"),
+            ("-chardev socket,id=a,path=/run/a.sock,server=on", "-chardev socket,id=a,path=/c/a.sock,server=on"),
+            ("-chardev stdio,id=a -serial chardev:a", "-chardev stdio,id=a -serial chardev:a"),
+            ("-serial unix:/t/s,server=on,wait=off", "-serial unix:/c/s,server=on,wait=off"),
+            ("-vnc :1", "-vnc :1,to=999"),
+            ("-netdev user,id=n,hostfwd=tcp:127.0.0.1:2222-:22", "-netdev user,id=n,hostfwd=tcp:127.0.0.1:0-:22"),
+            ("-device vmgenid,guid=1", "-device vmgenid,guid=auto"),
+        ] {
+            assert_eq!(rewritten(line), want);
+        }
+        let card = rewritten("-device virtio-net-pci,netdev=n,mac=52:54:00:12:34:56");
+        assert!(card.starts_with("-device virtio-net-pci,netdev=n,mac=52:54:00:") && !card.ends_with("12:34:56"));
+        assert_ne!(rewritten("-device e1000,netdev=n"), rewritten("-device e1000,netdev=n"));
+    }
+}

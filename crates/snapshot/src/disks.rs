@@ -1,0 +1,208 @@
+//! A guest's disks: which can be stored, and images over them.
+//!
+//! A snapshot takes a disk as it is: QEMU writes to a new image over it from the pause on, and
+//! nobody changes the old one any more. If the snapshot fails, what was written since is put into
+//! the old image (QEMU's `block-commit`), and the new one goes.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::monitor::{Monitor, MonitorError};
+use crate::qcow2;
+use crate::words::{Opt, options};
+
+/// How long putting back what was written may take.
+const COMMIT: Duration = Duration::from_secs(600);
+/// QEMU's name for this work.
+const JOB: &str = "pageone-undo";
+
+/// Why a guest's disks cannot be stored.
+#[derive(Debug, thiserror::Error)]
+pub enum DiskError {
+    /// The image has another format.
+    #[error("disk {disk} is {format}, and only qcow2 can be stored: `qemu-img convert -O qcow2` makes one of it")]
+    Format {
+        /// QEMU's name for it.
+        disk: String,
+        /// Its format.
+        format: String,
+    },
+    /// The image is not a file here.
+    #[error("disk {disk} is {image}, and only files of this host can be stored")]
+    NoFile {
+        /// QEMU's name for it.
+        disk: String,
+        /// What it is.
+        image: String,
+    },
+    /// The command line does not name the image.
+    #[error(
+        "disk {disk} ({image}) is not named on the command line, by file= or filename=, or by -hda to -hdd: a clone could not be \
+         given one of its own"
+    )]
+    NotNamed {
+        /// QEMU's name for it.
+        disk: String,
+        /// The image.
+        image: String,
+    },
+    /// The image over it cannot be made.
+    #[error("cannot make {}", image.display())]
+    Make {
+        /// The new image.
+        image: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// QEMU does not do it.
+    #[error(transparent)]
+    Qmp(#[from] MonitorError),
+}
+
+/// A disk of a running guest.
+#[derive(Clone, Debug)]
+pub(crate) struct Running {
+    /// QEMU's words for it: `device` or `node-name`.
+    handle: (String, String),
+    /// The node that QEMU writes to.
+    node: String,
+    /// The image that QEMU writes to.
+    pub(crate) image: PathBuf,
+    /// The image as the command line names it.
+    pub(crate) word: String,
+}
+
+/// An image over a disk's. Enough to undo it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Overlay {
+    disk: String,
+    pub(crate) image: PathBuf,
+    base_node: String,
+}
+
+/// A snapshot's name as part of a file's.
+pub fn file_name(name: &str) -> String {
+    name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' || c == '_' { c } else { '-' }).collect()
+}
+
+/// The path of an image in an option, and its position among the words.
+pub(crate) fn named<'a>(option: &Opt<'a>) -> Option<&'a str> {
+    match option.name {
+        "hda" | "hdb" | "hdc" | "hdd" => Some(option.value),
+        "drive" => option.part("file"),
+        "blockdev" => option.part("filename").or_else(|| option.part("file.filename")),
+        _ => None,
+    }
+}
+
+/// The disks that a guest can write to.
+///
+/// # Errors
+/// If one of them cannot be stored.
+pub(crate) fn find(qmp: &mut Monitor, words: &[String], directory: &Path) -> Result<Vec<Running>, DiskError> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let all = qmp.execute("query-block", json!({}))?;
+    let mut disks = Vec::new();
+    for entry in all.as_array().into_iter().flatten() {
+        let inserted = &entry["inserted"];
+        if inserted.is_null() || inserted["ro"] == true {
+            continue;
+        }
+        let (device, node) = (text(&entry["device"]), text(&inserted["node-name"]));
+        let disk = if device.is_empty() { node.clone() } else { device.clone() };
+        let image = text(&inserted["image"]["filename"]);
+        if inserted["drv"] != "qcow2" {
+            return Err(DiskError::Format { disk, format: text(&inserted["drv"]) });
+        }
+        let full = |name: &str| directory.join(name).canonicalize().ok();
+        let Some(path) = full(&image) else { return Err(DiskError::NoFile { disk, image }) };
+        // An earlier snapshot has put images over the one that the command line names.
+        fn next<'a>(image: &&'a Value) -> Option<&'a Value> {
+            Some(&image["backing-image"]).filter(|image| !image.is_null())
+        }
+        let chain = std::iter::successors(Some(&inserted["image"]), next);
+        let chain: Vec<PathBuf> = chain.filter_map(|image| full(image["filename"].as_str()?)).collect();
+        let names = || options(words).filter_map(|option| named(&option));
+        let word = chain.iter().find_map(|image| names().find(|name| full(name).as_ref() == Some(image)));
+        let Some(word) = word else { return Err(DiskError::NotNamed { disk, image }) };
+        let handle = if device.is_empty() { ("node-name".into(), node.clone()) } else { ("device".into(), device) };
+        disks.push(Running { handle, node, image: path, word: word.into() });
+    }
+    Ok(disks)
+}
+
+impl Running {
+    /// The image that is put over this one for a snapshot of this name. `again`: how many the
+    /// snapshot has put there already.
+    fn over(&self, name: &str, again: usize) -> PathBuf {
+        let safe = file_name(name);
+        let again = if again == 0 { String::new() } else { format!("-{again}") };
+        let stem = Path::new(&self.word).file_stem().unwrap_or_default().to_string_lossy();
+        self.image.with_file_name(format!("{stem}.{safe}{again}.qcow2"))
+    }
+
+    /// Describes the image over it that [`Running::cover`] will make.
+    pub(crate) fn overlay(&self, name: &str, again: usize) -> Overlay {
+        Overlay { disk: self.handle.1.clone(), image: self.over(name, again), base_node: self.node.clone() }
+    }
+
+    /// Lets the guest, which stands, write to a new image from now on. The file is made before the
+    /// pause.
+    pub(crate) fn cover(&self, qmp: &mut Monitor, overlay: &Overlay) -> Result<(), DiskError> {
+        let (key, value) = &self.handle;
+        let mut arguments = json!({ "snapshot-file": overlay.image, "format": "qcow2", "mode": "existing" });
+        arguments[key.as_str()] = json!(value);
+        if key == "node-name" {
+            // A node without a device needs a name for the next time.
+            let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64);
+            arguments["snapshot-node-name"] = json!(format!("pageone-{nanos:x}"));
+        }
+        qmp.execute("blockdev-snapshot-sync", arguments)?;
+        Ok(())
+    }
+}
+
+impl Overlay {
+    /// Refuses a name that another file has: it is another snapshot's.
+    pub(crate) fn ensure_new(&self) -> Result<(), DiskError> {
+        if !self.image.exists() {
+            return Ok(());
+        }
+        Err(DiskError::Make { image: self.image.clone(), source: std::io::ErrorKind::AlreadyExists.into() })
+    }
+
+    /// Makes the file. The guard that removes it knows of it already.
+    pub(crate) fn make(&self, over: &Path) -> Result<(), DiskError> {
+        let made = qcow2::create_over(&self.image, over);
+        made.map_err(|source| DiskError::Make { image: self.image.clone(), source })
+    }
+
+    /// Puts what was written to the image into the one below, and removes it. The guest may run.
+    pub(crate) fn undo(&self, qmp: &mut Monitor) -> Result<(), MonitorError> {
+        let all = qmp.execute("query-block", json!({}))?;
+        let writes =
+            |entry: &&Value| entry["inserted"]["image"]["filename"].as_str().map(Path::new) == Some(&self.image);
+        if let Some(entry) = all.as_array().into_iter().flatten().find(writes) {
+            let device = entry["device"].as_str().filter(|name| !name.is_empty());
+            let device = device.or(entry["inserted"]["node-name"].as_str()).unwrap_or(&self.disk);
+            let ours = |job: &&Value| job["device"] == JOB;
+            let job = |answer: &Value| answer.as_array().into_iter().flatten().find(ours).cloned();
+            // A try that was cut short may have begun it.
+            if job(&qmp.execute("query-block-jobs", json!({}))?).is_none() {
+                qmp.execute("block-commit", json!({ "job-id": JOB, "device": device, "base-node": self.base_node }))?;
+            }
+            let ready = |answer: &Value| job(answer).is_none_or(|job| job["ready"] == true);
+            qmp.until(("query-block-jobs", "putting back what was written to a disk"), COMMIT, ready)?;
+            qmp.execute("block-job-complete", json!({ "device": JOB }))?;
+            qmp.until(("query-block-jobs", "putting back what was written to a disk"), COMMIT, |all| {
+                job(all).is_none()
+            })?;
+        }
+        // Not there, or nobody's any more.
+        let _ = std::fs::remove_file(&self.image);
+        Ok(())
+    }
+}

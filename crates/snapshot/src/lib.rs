@@ -1,0 +1,29 @@
+//! Snapshots of guests: RAM in a pool of checkpoints, with all devices; and new guests, clones,
+//! that go on from there.
+//!
+//! ```text
+//! prepare   a command line for a guest that can be stored                 pageone run --snapshots
+//! save      RAM while it runs, then a pause: disks, devices, last pages   pageone snapshot save
+//! clone     a QEMU with the source's words, whose RAM is a file of        pageone snapshot run
+//! memory    the kernel's (FUSE) that is read from the pool on demand
+//! ```
+//!
+//! A snapshot is a checkpoint with bytes beside it ([`record`]). So everything that pools do with
+//! checkpoints holds: each page is stored once, the second snapshot of a guest stores what changed.
+
+pub mod clone;
+mod disks;
+mod facts;
+pub mod guard;
+pub mod memory;
+mod monitor;
+mod prepare;
+pub mod qcow2;
+pub mod record;
+pub mod save;
+pub mod words;
+
+pub use disks::{DiskError, file_name};
+pub use facts::Facts;
+pub use monitor::MonitorError;
+pub use prepare::{PrepareError, Prepared, prepare};

@@ -1,0 +1,167 @@
+//! The monitor of a guest's QEMU, and what snapshots ask it more than once.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use qmp::{Qmp, QmpError};
+use rustix::net::sockopt;
+use serde_json::{Value, json};
+
+/// How long QEMU may take to answer a command: stopping a guest waits for its disks.
+const ANSWER: Duration = Duration::from_secs(30);
+/// How long QEMU may take to answer a connection. Its monitor may be suspended for a client before
+/// this one, which was killed; it answers the next connection.
+const FIRST_ANSWER: Duration = Duration::from_secs(2);
+/// Pause before another connection.
+const PAUSE: Duration = Duration::from_millis(10);
+/// Time between two questions whether something has ended.
+const POLL: Duration = Duration::from_micros(500);
+/// A session goes on until its time is over.
+static ALWAYS: fn() -> bool = || true;
+
+/// Why QEMU did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum MonitorError {
+    /// There is no such socket, or nobody listens.
+    #[error("cannot connect to QEMU's monitor {socket}")]
+    Connect {
+        /// The socket.
+        socket: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// The socket is another program's.
+    #[error("the monitor {socket} belongs to process {is}, and not to {expected}; start the guest again")]
+    Foreign {
+        /// The socket.
+        socket: String,
+        /// The process that listens.
+        is: i32,
+        /// The guest's.
+        expected: i32,
+    },
+    /// QEMU refused a command, or does not answer.
+    #[error(transparent)]
+    Qmp(#[from] QmpError),
+    /// Something does not end.
+    #[error("QEMU does not end {0}")]
+    Endless(&'static str),
+    /// The device stream was not written, or not read.
+    #[error("QEMU cannot write or read the device stream: {0}")]
+    Stream(String),
+}
+
+impl From<io::Error> for MonitorError {
+    fn from(error: io::Error) -> Self {
+        QmpError::from(error).into()
+    }
+}
+
+/// A session with it.
+pub(crate) struct Monitor(Qmp<'static, UnixStream>);
+
+impl Monitor {
+    /// Connects to the monitor of a process.
+    pub(crate) fn connect(socket: &Path, pid: i32) -> Result<Self, MonitorError> {
+        let start = Instant::now();
+        let name = || socket.display().to_string();
+        loop {
+            let stream =
+                UnixStream::connect(socket).map_err(|source| MonitorError::Connect { socket: name(), source })?;
+            let is = sockopt::socket_peercred(&stream).map_err(io::Error::from)?.pid.as_raw_nonzero().get();
+            if is != pid {
+                return Err(MonitorError::Foreign { socket: name(), is, expected: pid });
+            }
+            match Qmp::open(stream, FIRST_ANSWER, &ALWAYS) {
+                Err(QmpError::Io(_)) if start.elapsed() < ANSWER => std::thread::sleep(PAUSE),
+                opened => return Ok(Self(opened?)),
+            }
+        }
+    }
+
+    /// Begins a session on a connected socket.
+    pub(crate) fn begin(stream: UnixStream) -> Result<Self, MonitorError> {
+        Ok(Self(Qmp::open(stream, ANSWER, &ALWAYS)?))
+    }
+
+    /// Executes a command; gives what it returns.
+    pub(crate) fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, MonitorError> {
+        self.0.extend(ANSWER);
+        Ok(self.0.execute(command, arguments)?)
+    }
+
+    /// Gives QEMU a descriptor by this name.
+    pub(crate) fn give(&mut self, name: &str, fd: impl AsFd) -> Result<(), MonitorError> {
+        self.0.extend(ANSWER);
+        Ok(self.0.give(name, fd)?)
+    }
+
+    /// Where QEMU has the guest's first page.
+    pub(crate) fn first_page(&mut self) -> Result<Option<u64>, MonitorError> {
+        self.0.extend(ANSWER);
+        Ok(self.0.host_address(0)?)
+    }
+
+    /// The guest's state: `running`, `paused`, `postmigrate`, and so on.
+    pub(crate) fn state(&mut self) -> Result<String, MonitorError> {
+        Ok(self.execute("query-status", json!({}))?["status"].as_str().unwrap_or_default().to_owned())
+    }
+
+    /// Sets the migration capability that leaves RAM out of the device stream.
+    pub(crate) fn set_ignore_shared(&mut self, state: bool) -> Result<(), MonitorError> {
+        let all = json!({ "capabilities": [{ "capability": "x-ignore-shared", "state": state }] });
+        self.execute("migrate-set-capabilities", all).map(drop)
+    }
+
+    /// Asks, for at most `limit`, until the answer to `question` satisfies `ended`; gives it.
+    pub(crate) fn until(
+        &mut self,
+        (question, what): (&str, &'static str),
+        limit: Duration,
+        ended: impl Fn(&Value) -> bool,
+    ) -> Result<Value, MonitorError> {
+        let start = Instant::now();
+        loop {
+            let answer = self.execute(question, json!({}))?;
+            if ended(&answer) {
+                return Ok(answer);
+            }
+            if start.elapsed() > limit {
+                return Err(MonitorError::Endless(what));
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+
+    /// Waits for the end of a migration, in either direction.
+    pub(crate) fn migrated(&mut self, limit: Duration) -> Result<(), MonitorError> {
+        let has_ended =
+            |answer: &Value| matches!(answer["status"].as_str(), Some("completed" | "failed" | "cancelled"));
+        let answer = self.until(("query-migrate", "the device stream"), limit, has_ended)?;
+        if answer["status"] == "completed" {
+            return Ok(());
+        }
+        let why = answer["error-desc"].as_str().unwrap_or("QEMU does not say why; see its standard error");
+        Err(MonitorError::Stream(why.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn the_monitor_of_another_process_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let _listener = UnixListener::bind(&path).unwrap();
+        let own = std::process::id() as i32;
+        let Err(error) = Monitor::connect(&path, own + 1) else { panic!("it was accepted") };
+        assert!(error.to_string().contains(&format!("belongs to process {own}")), "{error}");
+    }
+}

@@ -1,0 +1,205 @@
+//! A guest that can be stored with its devices: the words and the environment that it is started
+//! with.
+//!
+//! QEMU leaves RAM out of its device stream (capability `x-ignore-shared`) if other processes may
+//! map it. Such RAM cannot be merged. So QEMU is told to map a file for its RAM, shared; the file
+//! is a memfd that stays empty. The agent, which sees QEMU's mmap(2), maps private anonymous memory
+//! in its place. QEMU learns nothing of it. What would map the file in another process or in a
+//! device finds zeros there, so a guest with such a thing is not prepared.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::MemfdFlags;
+use rustix::io::FdFlags;
+
+use crate::words::{self, DEFAULT_MEMORY, is_qemu, options, parse_size};
+
+/// QEMU's name for the RAM.
+pub(crate) const RAM: &str = "pageone-ram";
+/// QEMU's name for the monitor.
+pub(crate) const MONITOR: &str = "pageone-snapshot";
+/// Bytes of the longest name of a socket, see unix(7).
+const LONGEST: usize = 107;
+
+/// Why a guest is not prepared.
+#[derive(Debug, thiserror::Error)]
+pub enum PrepareError {
+    /// The program is another one.
+    #[error("{0} is not QEMU for x86-64 guests (a script that starts QEMU cannot be given arguments)")]
+    NotQemu(String),
+    /// Something would find an empty file in place of the guest's RAM, or cannot be stored.
+    #[error("{word}: {why}")]
+    Word {
+        /// The word of the command line.
+        word: String,
+        /// Why it is in the way.
+        why: &'static str,
+    },
+    /// The size of the RAM is not known.
+    #[error("-m {0} is not understood: say it in MiB, or as 2G")]
+    Memory(String),
+    /// The socket's name is too long.
+    #[error("the name of the monitor's socket {} is too long: use a shorter --dir", .0.display())]
+    Socket(PathBuf),
+    /// A descriptor or directory cannot be made.
+    #[error("cannot make what the guest needs")]
+    Make(#[from] std::io::Error),
+}
+
+/// What a guest is started with. The descriptor must live until the program is started.
+#[derive(Debug)]
+pub struct Prepared {
+    /// Words before the user's own.
+    pub words: Vec<String>,
+    /// A variable of the environment, and its value.
+    pub variable: (&'static str, String),
+    _ram: OwnedFd,
+}
+
+/// Why a command line cannot be prepared: the word, and the reason.
+fn obstacle(all: &[String]) -> Option<(String, &'static str)> {
+    const FILE: &str = "another process or a device would map the guest's RAM, and find it empty";
+    const OWN: &str = "the guest's RAM must be described by -m alone";
+    for option in options(all) {
+        let (name, value, first) = (option.name, option.value, option.first());
+        let why = match name {
+            "readconfig" => "options in a file are not seen",
+            "mem-path" | "mem-prealloc" => OWN,
+            "object" if first.starts_with("memory-backend-") => OWN,
+            "machine" | "M" if option.part("memory-backend").is_some() => OWN,
+            "machine" | "M" if option.part("mem-merge") == Some("off") => "memory that is not merged is not tracked",
+            "numa" if option.part("memdev").is_some() => OWN,
+            "m" if option.part("maxmem").is_some() => "memory that is plugged in later is not stored",
+            "device" if first.starts_with("vhost-user") || first.starts_with("ivshmem") => FILE,
+            "device" if first.starts_with("vfio") || first.starts_with("vhost-vdpa") => FILE,
+            "netdev" | "net" if first.starts_with("vhost-user") || first.starts_with("vhost-vdpa") => FILE,
+            "incoming" => "a guest that migrates here brings the RAM that its source has",
+            _ => continue,
+        };
+        return Some((format!("-{name} {value}"), why));
+    }
+    None
+}
+
+/// Bytes of the guest's RAM.
+pub(crate) fn memory(all: &[String]) -> Result<u64, PrepareError> {
+    let Some(last) = options(all).filter(|option| option.name == "m").last() else { return Ok(DEFAULT_MEMORY) };
+    let size = last.part("size").or_else(|| Some(last.first()).filter(|first| !first.contains('=')));
+    // QEMU rounds up to 8 KiB.
+    let bytes = size.and_then(parse_size).filter(|bytes| *bytes > 0).map(|bytes| bytes.next_multiple_of(8192));
+    bytes.ok_or_else(|| PrepareError::Memory(last.value.into()))
+}
+
+/// Whether this machine can have a device that tells guests that they were cloned (`vmgenid`).
+fn takes_vmgenid(all: &[String]) -> bool {
+    let machine = options(all).filter(|option| matches!(option.name, "machine" | "M")).last();
+    let kind = machine.map(|option| option.part("type").unwrap_or(option.first()));
+    let fits = kind.is_none_or(|kind| kind.contains('=') || kind.starts_with("pc") || kind.starts_with("q35"));
+    fits && !options(all).any(|option| option.name == "device" && option.first() == "vmgenid")
+}
+
+/// Prepares a guest: `program` with these words. Its monitor is to listen on `socket`.
+///
+/// # Errors
+/// If the guest cannot be prepared; the message says why.
+pub fn prepare(program: &Path, all: &[String], socket: &Path) -> Result<Prepared, PrepareError> {
+    if !is_qemu(program.as_os_str()) {
+        return Err(PrepareError::NotQemu(program.display().to_string()));
+    }
+    if let Some((word, why)) = obstacle(all) {
+        return Err(PrepareError::Word { word, why });
+    }
+    let bytes = memory(all)?;
+    let text = socket.to_string_lossy();
+    if text.len() > LONGEST || text.contains(',') {
+        return Err(PrepareError::Socket(socket.into()));
+    }
+    let ram = rustix::fs::memfd_create("pageone-ram", MemfdFlags::CLOEXEC).map_err(std::io::Error::from)?;
+    rustix::fs::ftruncate(&ram, bytes).map_err(std::io::Error::from)?;
+    let stat = rustix::fs::fstat(&ram).map_err(std::io::Error::from)?;
+    rustix::io::fcntl_setfd(&ram, FdFlags::empty()).map_err(std::io::Error::from)?;
+    let mut words = ram_words(bytes, ram.as_raw_fd(), true);
+    words.extend([
+        "-chardev".into(),
+        format!("socket,id={MONITOR},path={text},server=on,wait=off"),
+        "-mon".into(),
+        format!("chardev={MONITOR},mode=control"),
+    ]);
+    if takes_vmgenid(all) {
+        words.extend(["-device".into(), "vmgenid,guid=auto".into()]);
+    }
+    let identity = format!("{}:{}", stat.st_dev, stat.st_ino);
+    Ok(Prepared { words, variable: (wire::ENV_SNAPSHOT_RAM, identity), _ram: ram })
+}
+
+/// The words for RAM that QEMU maps from this descriptor. It is aligned for huge pages.
+pub(crate) fn ram_words(bytes: u64, fd: i32, shared: bool) -> Vec<String> {
+    let share = if shared { "on" } else { "off" };
+    vec![
+        "-object".into(),
+        format!("memory-backend-file,id={RAM},size={bytes},mem-path=/proc/self/fd/{fd},share={share},align=2M"),
+        "-machine".into(),
+        format!("memory-backend={RAM}"),
+    ]
+}
+
+/// The socket of a prepared guest's monitor, by its command line.
+pub(crate) fn socket(all: &[String]) -> Option<PathBuf> {
+    let monitor = options(all).find(|option| option.name == "chardev" && option.part("id") == Some(MONITOR))?;
+    Some(monitor.part("path")?.into())
+}
+
+/// The user's own words: without those for RAM and monitor.
+pub(crate) fn without_ours(all: &[String]) -> Vec<String> {
+    let is_ours = |option: &words::Opt<'_>| match option.name {
+        "object" => option.part("id") == Some(RAM),
+        "machine" => option.part("memory-backend") == Some(RAM),
+        "chardev" => option.part("id") == Some(MONITOR),
+        "mon" => option.part("chardev") == Some(MONITOR),
+        _ => false,
+    };
+    let ours: Vec<usize> = options(all).filter(is_ours).flat_map(|option| [option.at, option.at + 1]).collect();
+    all.iter().enumerate().filter(|(at, _)| !ours.contains(at)).map(|(_, word)| word.clone()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(line: &str) -> Vec<String> {
+        line.split(' ').map(String::from).collect()
+    }
+
+    #[test]
+    fn what_would_find_an_empty_file_is_refused_by_a_sentence() {
+        for (line, part) in [
+            ("-m 512 -device ivshmem-plain,memdev=x", "find it empty"),
+            ("-netdev vhost-user,chardev=c", "find it empty"),
+            ("-netdev vhost-vdpa,vhostdev=x", "find it empty"),
+            ("-device vhost-user-fs-pci,chardev=c", "find it empty"),
+            ("-object memory-backend-memfd,id=m,size=1G,share=on", "by -m alone"),
+            ("-machine q35,memory-backend=m", "by -m alone"),
+            ("-m 512,maxmem=4G,slots=2", "plugged in later"),
+            ("-m much", "not understood"),
+            ("-incoming tcp:0:1", "migrates here"),
+        ] {
+            let error = prepare(Path::new("/bin/qemu-system-x86_64"), &words(line), Path::new("/tmp/s")).unwrap_err();
+            assert!(error.to_string().contains(part), "{line}: {error}");
+        }
+        let error = prepare(Path::new("/bin/sh"), &[], Path::new("/tmp/s")).unwrap_err();
+        assert!(error.to_string().contains("is not QEMU"), "{error}");
+    }
+
+    #[test]
+    fn a_prepared_guest_is_known_by_its_words_and_they_can_be_taken_away() {
+        let own = words("-machine q35 -m 1G -netdev user,id=n -device virtio-net-pci,netdev=n,vhost=on");
+        let prepared = prepare(Path::new("kvm"), &own, Path::new("/run/s")).unwrap();
+        let all = [&prepared.words[..], &own[..]].concat();
+        assert_eq!(socket(&all).unwrap(), Path::new("/run/s"));
+        assert!(all.iter().any(|word| word.contains("size=1073741824,")), "{all:?}");
+        assert_eq!(without_ours(&all), [&words("-device vmgenid,guid=auto")[..], &own[..]].concat());
+        assert!(socket(&own).is_none());
+        assert!(!takes_vmgenid(&words("-machine microvm,accel=kvm")) && takes_vmgenid(&words("-M pc-q35-7.2")));
+    }
+}

@@ -1,0 +1,125 @@
+//! Empty disk images of QEMU's format qcow2 (docs/interop/qcow2.rst of QEMU), which show another
+//! image as long as nothing is written. `qemu-img` makes them too; it is not on every host.
+//!
+//! ```text
+//! cluster 0     header, backing format, name of the backing file
+//! cluster 1     refcount table: one entry, cluster 2
+//! cluster 2     refcounts: one for each cluster here
+//! cluster 3...  L1 table, 8 bytes for 512 MiB, zeros: nothing is allocated
+//! ```
+
+use std::fs::File;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, fchown};
+use std::path::Path;
+
+const MAGIC: &[u8; 4] = b"QFI\xfb";
+const CLUSTER_BITS: u32 = 16;
+const CLUSTER: u64 = 1 << CLUSTER_BITS;
+/// Bytes that an entry of the L1 table stands for.
+const L1_ENTRY: u64 = CLUSTER * CLUSTER / 8;
+/// The first cluster of the L1 table.
+const L1: u64 = 3;
+/// Bytes of the header of version 3.
+const HEADER: u32 = 104;
+/// The header extension that names the backing file's format.
+const BACKING_FORMAT: u32 = 0xE279_2ACA;
+
+/// The size of the disk in a qcow2 image, in bytes.
+///
+/// # Errors
+/// If the file cannot be read, or is something else.
+pub fn disk_size(image: &Path) -> io::Result<u64> {
+    let mut header = [0; 32];
+    File::open(image)?.read_exact_at(&mut header, 0)?;
+    if header[..4] != *MAGIC {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "not a qcow2 image"));
+    }
+    Ok(u64::from_be_bytes(header[24..32].try_into().unwrap_or_default()))
+}
+
+/// Makes an image that shows `backing`, a qcow2 image named by an absolute path. It gets the
+/// owner and the permissions of that file, as far as this account may give them.
+///
+/// # Errors
+/// If the file is there already, or cannot be made. Then there is none.
+pub fn create_over(image: &Path, backing: &Path) -> io::Result<()> {
+    let meta = std::fs::metadata(backing)?;
+    create(image, disk_size(backing)?, Some(backing), meta.mode() & 0o777)?;
+    let own = |file: File| -> io::Result<()> {
+        if meta.uid() != rustix::process::geteuid().as_raw() {
+            fchown(&file, Some(meta.uid()), Some(meta.gid()))?;
+        }
+        Ok(())
+    };
+    File::open(image).and_then(own).inspect_err(|_| drop(std::fs::remove_file(image)))
+}
+
+/// Makes an image of a disk of `size` bytes, with zeros or with what `backing` shows.
+///
+/// # Errors
+/// If the file is there already, or cannot be made. Then there is none.
+pub fn create(image: &Path, size: u64, backing: Option<&Path>, mode: u32) -> io::Result<()> {
+    let name = backing.map_or(&[][..], |path| path.as_os_str().as_bytes());
+    let entries = size.div_ceil(L1_ENTRY).max(1);
+    let clusters = L1 + (entries * 8).div_ceil(CLUSTER);
+    let mut header = Vec::new();
+    header.extend(MAGIC);
+    header.extend(3_u32.to_be_bytes());
+    let extension = 24;
+    let name_at = if backing.is_some() { u64::from(HEADER) + extension } else { 0 };
+    header.extend(name_at.to_be_bytes());
+    header.extend((name.len() as u32).to_be_bytes());
+    header.extend(CLUSTER_BITS.to_be_bytes());
+    header.extend(size.to_be_bytes());
+    header.extend(0_u32.to_be_bytes()); // no encryption
+    header.extend((entries as u32).to_be_bytes());
+    header.extend((L1 * CLUSTER).to_be_bytes());
+    header.extend(CLUSTER.to_be_bytes()); // the refcount table
+    header.extend(1_u32.to_be_bytes()); // its clusters
+    header.extend([0; 4 + 8]); // no snapshots in the image
+    header.extend([0; 24]); // no features
+    header.extend(4_u32.to_be_bytes()); // refcounts of 2⁴ bits
+    header.extend(HEADER.to_be_bytes());
+    if backing.is_some() {
+        header.extend(BACKING_FORMAT.to_be_bytes());
+        header.extend(5_u32.to_be_bytes());
+        header.extend(b"qcow2\0\0\0");
+        header.extend([0; 8]); // the end of the extensions
+        header.extend(name);
+    }
+    if clusters > CLUSTER / 2 || header.len() as u64 > CLUSTER || name.len() > 1023 {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "the disk is too large, or its name too long"));
+    }
+    let write = |file: &File| -> io::Result<()> {
+        file.set_len(clusters * CLUSTER)?;
+        file.write_all_at(&header, 0)?;
+        file.write_all_at(&(2 * CLUSTER).to_be_bytes(), CLUSTER)?;
+        let counts: Vec<u8> = (0..clusters).flat_map(|_| 1_u16.to_be_bytes()).collect();
+        file.write_all_at(&counts, 2 * CLUSTER)?;
+        file.sync_all()
+    };
+    let file = File::options().write(true).create_new(true).mode(mode).open(image)?;
+    write(&file).inspect_err(|_| drop(std::fs::remove_file(image)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_over_another_has_its_size_and_nothing_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let (base, over) = (dir.path().join("base"), dir.path().join("over"));
+        create(&base, 3 << 30, None, 0o640).unwrap();
+        create_over(&over, &base).unwrap();
+        assert_eq!(disk_size(&over).unwrap(), 3 << 30);
+        assert_eq!(std::fs::metadata(&over).unwrap().mode() & 0o777, 0o640);
+        let bytes = std::fs::read(&over).unwrap();
+        let name = base.as_os_str().as_bytes();
+        assert_eq!(&bytes[128..128 + name.len()], name);
+        assert!(create_over(&over, &base).is_err());
+        assert!(disk_size(Path::new("/proc/version")).is_err());
+    }
+}

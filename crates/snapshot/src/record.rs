@@ -1,0 +1,92 @@
+//! What lies beside a snapshot's memory in the pool: a description, and QEMU's device stream.
+//!
+//! ```text
+//! magic "PGSNAP01" · bytes of the description, 4, little-endian · description, JSON · stream
+//! ```
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::facts::Facts;
+
+const MAGIC: &[u8; 8] = b"PGSNAP01";
+
+/// A guest's description.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Description {
+    /// QEMU's program.
+    pub program: PathBuf,
+    /// The directory that it ran in: names on its command line may be relative.
+    pub directory: PathBuf,
+    /// The words of its command line, without those for RAM and monitor.
+    pub words: Vec<String>,
+    /// What a clone must have in common with it.
+    pub facts: Facts,
+    /// Its disks.
+    pub disks: Vec<Disk>,
+}
+
+/// A disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Disk {
+    /// The image as the command line names it.
+    pub word: String,
+    /// The image at the time of the snapshot. Nothing may change it from then on.
+    pub image: PathBuf,
+}
+
+/// A description with the device stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// The description.
+    pub description: Description,
+    /// What QEMU says of all devices and processors.
+    pub stream: Vec<u8>,
+}
+
+/// The bytes beside a checkpoint are those of another program, or of another version of this one.
+#[derive(Debug, thiserror::Error)]
+#[error("what is kept beside it is no snapshot that this version of PageONE understands")]
+pub struct Foreign;
+
+impl Record {
+    /// The record as bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        // Text and numbers alone: it can be written as JSON.
+        let description = serde_json::to_vec(&self.description).unwrap_or_default();
+        let len = (description.len() as u32).to_le_bytes();
+        [MAGIC, &len[..], &description, &self.stream].concat()
+    }
+
+    /// Reads a record.
+    ///
+    /// # Errors
+    /// If the bytes are something else.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Foreign> {
+        let rest = bytes.strip_prefix(MAGIC).ok_or(Foreign)?;
+        let (len, rest) = rest.split_first_chunk::<4>().ok_or(Foreign)?;
+        let (description, stream) = rest.split_at_checked(u32::from_le_bytes(*len) as usize).ok_or(Foreign)?;
+        let description = serde_json::from_slice(description).map_err(|_| Foreign)?;
+        Ok(Self { description, stream: stream.to_vec() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_read_as_it_was_written_and_nothing_else_is_one() {
+        let disks = vec![Disk { word: "a.qcow2".into(), image: "/b.qcow2".into() }];
+        let (program, directory, words) = ("/q".into(), "/".into(), vec!["-S".into()]);
+        let description = Description { program, directory, words, facts: Facts::default(), disks };
+        let record = Record { description, stream: vec![1, 2, 3] };
+        let bytes = record.encode();
+        assert_eq!(Record::decode(&bytes).unwrap(), record);
+        for len in 0..bytes.len() - 3 {
+            assert!(Record::decode(&bytes[..len]).is_err(), "{len}");
+        }
+        assert!(Record::decode(b"PGSNAP02....").is_err());
+    }
+}

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * The control interface (uapi.h): ioctls on the mount's root. Whoever may do these could read all
+ * memory anyway; the files themselves have no ioctls.
+ */
+#include <linux/capability.h>
+#include <linux/uaccess.h>
+
+#include "pageonefs.h"
+
+/* The layout that crates/kmem/src/pageonefs.rs asserts, too. */
+static_assert(sizeof(struct pageonefs_info) == 80 && offsetof(struct pageonefs_info, domain) == 16);
+static_assert(sizeof(struct pageonefs_file) == 48 && offsetof(struct pageonefs_file, plain) == 40);
+static_assert(sizeof(struct pageonefs_list) == 24 && offsetof(struct pageonefs_list, room) == 16);
+static_assert(sizeof(struct pageonefs_harvest) == 40 && offsetof(struct pageonefs_harvest, bits) == 24);
+static_assert(sizeof(struct pageonefs_digest) == 56 && offsetof(struct pageonefs_digest, only) == 32);
+static_assert(sizeof(struct pageonefs_entry) == 24 && offsetof(struct pageonefs_entry, result) == 16);
+static_assert(sizeof(struct pageonefs_merge) == 24 && offsetof(struct pageonefs_merge, count) == 16);
+static_assert(sizeof(struct pageonefs_plain) == 8);
+static_assert(sizeof(struct pageonefs_stats) == 104 && offsetof(struct pageonefs_stats, drains) == 96);
+
+/* The file with this id, with a reference; or NULL. */
+static struct inode *file_find(struct pofs_super *ps, u64 id)
+{
+	struct inode *inode;
+
+	/* An inode leaves the table before it goes. */
+	xa_lock(&ps->files);
+	inode = xa_load(&ps->files, id);
+	if (inode)
+		inode = igrab(inode);
+	xa_unlock(&ps->files);
+	return inode;
+}
+
+static void file_describe(struct inode *inode, struct pageonefs_file *file)
+{
+	struct pofs_inode *pi = POFS_I(inode);
+
+	*file = (struct pageonefs_file){
+		.id = pi->id,
+		.inode = inode->i_ino,
+		.size = i_size_read(inode),
+		.private_pages = READ_ONCE(inode->i_mapping->nrpages),
+		.merged_pages = atomic_long_read(&pi->count),
+		.plain = READ_ONCE(pi->plain),
+	};
+}
+
+static long info(struct pofs_super *ps, void __user *arg)
+{
+	struct pageonefs_info i = { .version = PAGEONEFS_VERSION, .page_size = PAGE_SIZE, .digest = 1 };
+
+	strscpy(i.domain, ps->domain->name, sizeof(i.domain));
+	return copy_to_user(arg, &i, sizeof(i)) ? -EFAULT : 0;
+}
+
+static long list(struct pofs_super *ps, void __user *arg)
+{
+	struct pageonefs_list l;
+	struct pageonefs_file __user *out;
+	unsigned long id;
+
+	if (copy_from_user(&l, arg, sizeof(l)))
+		return -EFAULT;
+	out = u64_to_user_ptr(l.files);
+	id = l.after;
+	for (l.filled = 0; l.filled < l.room;) {
+		struct pageonefs_file file;
+		struct inode *inode;
+
+		if (!xa_find_after(&ps->files, &id, ULONG_MAX, XA_PRESENT))
+			break;
+		inode = file_find(ps, id);
+		if (!inode)
+			continue;
+		file_describe(inode, &file);
+		iput(inode);
+		if (copy_to_user(out + l.filled, &file, sizeof(file)))
+			return -EFAULT;
+		l.filled++;
+		if (fatal_signal_pending(current))
+			return -EINTR;
+		cond_resched();
+	}
+	return copy_to_user(arg, &l, sizeof(l)) ? -EFAULT : 0;
+}
+
+static long stats(struct pofs_super *ps, void __user *arg)
+{
+	struct pageonefs_stats sum = {};
+	int cpu;
+	size_t i;
+
+	/* All fields are u64. */
+	for_each_possible_cpu(cpu)
+		for (i = 0; i < sizeof(sum) / sizeof(u64); i++)
+			((u64 *)&sum)[i] += READ_ONCE(((u64 *)per_cpu_ptr(&pofs_stats, cpu))[i]);
+	sum.frames = atomic64_read(&ps->domain->count);
+	sum.merged_pages = atomic64_read(&ps->merged);
+	return copy_to_user(arg, &sum, sizeof(sum)) ? -EFAULT : 0;
+}
+
+/* The requests that name a file start with its id. */
+union request {
+	u64 id;
+	struct pageonefs_harvest harvest;
+	struct pageonefs_digest digest;
+	struct pageonefs_merge merge;
+	struct pageonefs_plain plain;
+};
+
+static long of_a_file(struct pofs_super *ps, unsigned int cmd, void __user *arg)
+{
+	union request request;
+	struct inode *inode;
+	long ret;
+
+	if (_IOC_SIZE(cmd) > sizeof(request))
+		return -ENOTTY;
+	if (copy_from_user(&request, arg, _IOC_SIZE(cmd)))
+		return -EFAULT;
+	inode = file_find(ps, request.id);
+	if (!inode)
+		return -ESRCH;
+	switch (cmd) {
+	case PAGEONEFS_HARVEST:
+		ret = pofs_harvest(POFS_I(inode), &request.harvest);
+		break;
+	case PAGEONEFS_DIGEST:
+		ret = pofs_digest(POFS_I(inode), &request.digest);
+		break;
+	case PAGEONEFS_MERGE:
+		ret = pofs_merge(POFS_I(inode), &request.merge);
+		break;
+	case PAGEONEFS_MAKE_PLAIN:
+		ret = pofs_make_plain(POFS_I(inode), PAGEONEFS_PLAIN_ASKED);
+		break;
+	default:
+		ret = -ENOTTY;
+	}
+	iput(inode);
+	if (ret != -ENOTTY && _IOC_DIR(cmd) & _IOC_READ && copy_to_user(arg, &request, _IOC_SIZE(cmd)))
+		return -EFAULT;
+	return ret;
+}
+
+long pofs_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
+{
+	struct pofs_super *ps = POFS_SB(file_inode(file)->i_sb);
+	void __user *user = (void __user *)arg;
+
+	if (_IOC_TYPE(cmd) != _IOC_TYPE(PAGEONEFS_INFO))
+		return -ENOTTY;
+	if (!capable(CAP_SYS_ADMIN))
+		return -EPERM;
+	switch (cmd) {
+	case PAGEONEFS_INFO:
+		return info(ps, user);
+	case PAGEONEFS_LIST:
+		return list(ps, user);
+	case PAGEONEFS_STATS:
+		return stats(ps, user);
+	case PAGEONEFS_HARVEST:
+	case PAGEONEFS_DIGEST:
+	case PAGEONEFS_MERGE:
+	case PAGEONEFS_MAKE_PLAIN:
+		return of_a_file(ps, cmd, user);
+	default:
+		return -ENOTTY;
+	}
+}

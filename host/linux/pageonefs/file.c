@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Reading, writing, lengths and holes: what tmpfs does, with merged pages seen to before.
+ */
+#include <linux/fs.h>
+#include <linux/falloc.h>
+#include <linux/highmem.h>
+#include <linux/module.h>
+#include <linux/splice.h>
+#include <linux/uio.h>
+
+#include "pageonefs.h"
+
+struct file_operations pofs_file_ops;
+struct file_operations pofs_root_file_ops;
+
+/* ---- keeping merges away --------------------------------------------------------- */
+
+/*
+ * No page of the file is merged until pofs_unblock_merges(). tmpfs's own locks may be taken
+ * meanwhile.
+ */
+void pofs_block_merges(struct pofs_inode *pi)
+{
+	down_write(&pi->merging);
+	pi->blocked++;
+	up_write(&pi->merging);
+}
+
+void pofs_unblock_merges(struct pofs_inode *pi)
+{
+	down_write(&pi->merging);
+	pi->blocked--;
+	up_write(&pi->merging);
+}
+
+static int unmerge_one(struct pofs_inode *pi, pgoff_t index)
+{
+	struct address_space *mapping = pofs_vfs(pi)->i_mapping;
+	vm_fault_t fault = 0;
+	struct page *page;
+
+	while (!fault && xa_load(&pi->merged, index)) {
+		/* The merged page's own charge pays for the private one. */
+		pofs_charge(pofs_vfs(pi), -1);
+		page = shmem_read_mapping_page_gfp(mapping, index, mapping_gfp_mask(mapping));
+		pofs_charge(pofs_vfs(pi), 1);
+		if (IS_ERR(page))
+			return PTR_ERR(page);
+		lock_page(page);
+		if (page_folio(page)->mapping == mapping)
+			fault = pofs_settle(pi, page, index);
+		unlock_page(page);
+		put_page(page);
+	}
+	return fault ? -EHWPOISON : 0;
+}
+
+/* Makes [first, last] private. Without merges blocked, more may come meanwhile. */
+int pofs_unmerge(struct pofs_inode *pi, pgoff_t first, pgoff_t last)
+{
+	unsigned long index = first;
+	int ret = 0;
+
+	while (!ret && xa_find(&pi->merged, &index, last, XA_PRESENT)) {
+		ret = unmerge_one(pi, index);
+		if (fatal_signal_pending(current))
+			ret = ret ?: -EINTR;
+		cond_resched();
+	}
+	return ret;
+}
+
+/* ---- reading --------------------------------------------------------------------- */
+
+/*
+ * A page with a reference, whose content is that of the file at some moment of this call; or
+ * NULL.
+ */
+static struct page *page_to_read(struct pofs_inode *pi, pgoff_t index)
+{
+	struct page *page = pofs_frame_at(pi, index);
+
+	if (page)
+		return page;
+	page = pagecache_get_page(pofs_vfs(pi)->i_mapping, index, 0, 0);
+	if (page) {
+		/* Not a page that is just being filled with what was merged. */
+		smp_rmb();
+		if (!xa_load(&pi->merged, index) && PageUptodate(page))
+			return page;
+		put_page(page);
+	}
+	return pofs_frame_at(pi, index);
+}
+
+static ssize_t read_one(struct pofs_inode *pi, struct kiocb *iocb, struct iov_iter *to, size_t bytes)
+{
+	unsigned int offset = iocb->ki_pos & ~PAGE_MASK;
+	pgoff_t index = iocb->ki_pos >> PAGE_SHIFT;
+	struct page *page;
+	ssize_t ret;
+
+	for (;;) {
+		size_t whole = iov_iter_count(to);
+
+		page = page_to_read(pi, index);
+		if (page) {
+			ret = PageHWPoison(page) ? -EIO : (ssize_t)copy_page_to_iter(page, offset, bytes, to);
+			put_page(page);
+			if (ret > 0)
+				iocb->ki_pos += ret;
+			return ret ?: -EFAULT;
+		}
+		/* A hole, or swapped out. While tmpfs looks, nothing may become a hole to it. */
+		pofs_block_merges(pi);
+		if (xa_load(&pi->merged, index)) {
+			pofs_unblock_merges(pi);
+			continue;
+		}
+		iov_iter_truncate(to, bytes);
+		ret = pofs_base.file->read_iter(iocb, to);
+		iov_iter_reexpand(to, whole - max_t(ssize_t, ret, 0));
+		pofs_unblock_merges(pi);
+		return ret;
+	}
+}
+
+static ssize_t file_read_iter(struct kiocb *iocb, struct iov_iter *to)
+{
+	struct inode *inode = file_inode(iocb->ki_filp);
+	struct pofs_inode *pi = POFS_I(inode);
+	ssize_t done = 0, ret = 0;
+
+	while (iov_iter_count(to) && iocb->ki_pos < i_size_read(inode)) {
+		size_t bytes = min_t(u64, PAGE_SIZE - (iocb->ki_pos & ~PAGE_MASK), i_size_read(inode) - iocb->ki_pos);
+
+		ret = read_one(pi, iocb, to, min(bytes, iov_iter_count(to)));
+		if (ret <= 0)
+			break;
+		done += ret;
+		if (fatal_signal_pending(current))
+			break;
+		cond_resched();
+	}
+	file_accessed(iocb->ki_filp);
+	return done ?: ret;
+}
+
+/* ---- writing --------------------------------------------------------------------- */
+
+/* As generic_perform_write() does it, with the merged content put into the page before. */
+static ssize_t write_some(struct file *file, loff_t pos, struct iov_iter *from)
+{
+	struct address_space *mapping = file->f_mapping;
+	struct pofs_inode *pi = POFS_I(mapping->host);
+	unsigned int offset = pos & ~PAGE_MASK, bytes = min_t(size_t, PAGE_SIZE - offset, iov_iter_count(from));
+	pgoff_t index = pos >> PAGE_SHIFT;
+	pofs_begun *begun = NULL;
+	struct page *page;
+	size_t copied = 0;
+	void *data = NULL;
+	int ret;
+	bool merged;
+
+	if (fault_in_iov_iter_readable(from, bytes) == bytes)
+		return -EFAULT;
+	if (fatal_signal_pending(current))
+		return -EINTR;
+	merged = xa_load(&pi->merged, index);
+	pofs_charge(mapping->host, -(long)merged);
+	ret = mapping->a_ops->write_begin(file, mapping, pos, bytes, &begun, &data);
+	pofs_charge(mapping->host, merged);
+	if (ret)
+		return ret;
+	page = pofs_page_of(begun, index);
+	ret = pofs_mark_dirty(pi, index);
+	if (!ret && pofs_settle(pi, page, index))
+		ret = -EIO;
+	if (!ret) {
+		copied = copy_page_from_iter_atomic(page, offset, bytes, from);
+		flush_dcache_page(page);
+	}
+	/* Clears what was not written of a page that was a hole. */
+	mapping->a_ops->write_end(file, mapping, pos, bytes, copied, begun, data);
+	return ret ?: copied;
+}
+
+static ssize_t file_write_iter(struct kiocb *iocb, struct iov_iter *from)
+{
+	struct file *file = iocb->ki_filp;
+	struct inode *inode = file_inode(file);
+	ssize_t done = 0, ret;
+
+	inode_lock(inode);
+	ret = generic_write_checks(iocb, from);
+	if (ret > 0)
+		ret = file_remove_privs(file) ?: file_update_time(file) ?: ret;
+	while (ret >= 0 && iov_iter_count(from)) {
+		ret = write_some(file, iocb->ki_pos, from);
+		if (ret > 0) {
+			iocb->ki_pos += ret;
+			done += ret;
+		}
+		cond_resched();
+	}
+	inode_unlock(inode);
+	return done ?: ret;
+}
+
+/* ---- length and holes ------------------------------------------------------------ */
+
+/* tmpfs takes merged pages for holes. So there are none: all of the file is data. */
+static loff_t file_llseek(struct file *file, loff_t offset, int whence)
+{
+	return generic_file_llseek(file, offset, whence);
+}
+
+static long punch(struct file *file, loff_t offset, loff_t len)
+{
+	struct pofs_inode *pi = POFS_I(file_inode(file));
+	loff_t end = offset + len;
+	pgoff_t first = DIV_ROUND_UP_ULL(offset, PAGE_SIZE), last = end >> PAGE_SHIFT;
+	int ret = 0;
+
+	/* tmpfs clears parts of pages, so they must be there. */
+	if (offset & ~PAGE_MASK)
+		ret = pofs_unmerge(pi, offset >> PAGE_SHIFT, offset >> PAGE_SHIFT);
+	if (!ret && end & ~PAGE_MASK)
+		ret = pofs_unmerge(pi, last, last);
+	if (ret)
+		return ret;
+	/* Before tmpfs's turn: it removes the private page that a write makes meanwhile. */
+	if (first < last)
+		pofs_erase(pi, first, last - 1);
+	ret = pofs_base.file->fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, len);
+	pofs_mark_dirty_range(pi, offset >> PAGE_SHIFT, (end - 1) >> PAGE_SHIFT);
+	return ret;
+}
+
+/*
+ * What is allocated beforehand is private: the caller wants memory that is there. Zeroing a range
+ * punches it, and allocates it again.
+ */
+static long file_fallocate(struct file *file, int mode, loff_t offset, loff_t len)
+{
+	struct pofs_inode *pi = POFS_I(file_inode(file));
+	long ret = 0;
+
+	switch (mode) {
+	case 0:
+	case FALLOC_FL_KEEP_SIZE:
+	case FALLOC_FL_ZERO_RANGE:
+	case FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE:
+	case FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE:
+		break;
+	default:
+		return -EOPNOTSUPP;
+	}
+	pofs_block_merges(pi);
+	if (mode & (FALLOC_FL_PUNCH_HOLE | FALLOC_FL_ZERO_RANGE))
+		ret = punch(file, offset, len);
+	else
+		ret = pofs_unmerge(pi, offset >> PAGE_SHIFT, (offset + len - 1) >> PAGE_SHIFT);
+	if (!ret && !(mode & FALLOC_FL_PUNCH_HOLE))
+		ret = pofs_base.file->fallocate(file, mode & FALLOC_FL_KEEP_SIZE, offset, len);
+	pofs_unblock_merges(pi);
+	return ret;
+}
+
+/* ---- mapping --------------------------------------------------------------------- */
+
+/*
+ * VM_MIXEDMAP: frames are mapped beside each other (vm_insert_page), and neither khugepaged nor
+ * MADV_COLLAPSE makes a huge page of such memory, which would fill the holes of merged pages with
+ * zeros. mlock(2) passes over it.
+ */
+static int file_mmap(struct file *file, struct vm_area_struct *vma)
+{
+	struct pofs_inode *pi = POFS_I(file_inode(file));
+	int ret = pofs_base.file->mmap(file, vma);
+
+	if (ret)
+		return ret;
+	pofs_vma_flags(vma, VM_MIXEDMAP);
+	/* A plain file has no merged pages and gets none: its mappings may be pinned for long. */
+	if (READ_ONCE(pi->plain) && !atomic_long_read(&pi->count))
+		return 0;
+	vma->vm_ops = &pofs_vm_ops;
+	return 0;
+}
+
+void pofs_file_ops_start(void)
+{
+	pofs_file_ops = *pofs_base.file;
+	pofs_file_ops.owner = THIS_MODULE;
+	pofs_file_ops.llseek = file_llseek;
+	pofs_file_ops.read_iter = file_read_iter;
+	pofs_file_ops.write_iter = file_write_iter;
+	pofs_file_ops.splice_read = POFS_SPLICE_READ;
+	pofs_file_ops.fallocate = file_fallocate;
+	pofs_file_ops.mmap = file_mmap;
+}

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Frames and domains.
+ *
+ * A frame is a page without a mapping and off the LRU. `private` counts the entries that use it,
+ * `index` is its handle, and the reference count counts entries, page tables and whoever looks at
+ * it. Its domain's table finds it by its handle while it has entries; the last one takes it out.
+ *
+ * Frames are charged to the memory cgroup of whoever merges, and lie on the node of the page that
+ * they were made from.
+ */
+#include <linux/highmem.h>
+#include <linux/slab.h>
+
+#include "pageonefs.h"
+
+static DEFINE_MUTEX(domains_lock);
+static LIST_HEAD(domains);
+
+/* ---- domains ----------------------------------------------------------------------- */
+
+/* The domain of this name; one of its own if it has none. NULL: no memory. */
+struct pofs_domain *pofs_domain_get(const char *name)
+{
+	struct pofs_domain *domain;
+
+	mutex_lock(&domains_lock);
+	list_for_each_entry(domain, &domains, list) {
+		if (name[0] && !strcmp(domain->name, name)) {
+			kref_get(&domain->kref);
+			goto out;
+		}
+	}
+	domain = kzalloc(sizeof(*domain), GFP_KERNEL);
+	if (domain) {
+		kref_init(&domain->kref);
+		xa_init(&domain->frames);
+		strscpy(domain->name, name, sizeof(domain->name));
+		list_add(&domain->list, &domains);
+	}
+out:
+	mutex_unlock(&domains_lock);
+	return domain;
+}
+
+static void domain_release(struct kref *kref)
+{
+	struct pofs_domain *domain = container_of(kref, struct pofs_domain, kref);
+
+	list_del(&domain->list);
+	mutex_unlock(&domains_lock);
+	WARN_ON(atomic64_read(&domain->count));
+	xa_destroy(&domain->frames);
+	kfree(domain);
+}
+
+void pofs_domain_put(struct pofs_domain *domain)
+{
+	kref_put_mutex(&domain->kref, domain_release, &domains_lock);
+}
+
+/* ---- frames ------------------------------------------------------------------------ */
+
+static atomic_long_t *users(struct page *frame)
+{
+	return (atomic_long_t *)&frame->private;
+}
+
+/* Nobody is killed for a frame: pages are locked, and the daemon comes again. */
+#define FRAME_GFP (GFP_HIGHUSER | __GFP_ACCOUNT | __GFP_NORETRY | __GFP_NOWARN)
+
+/*
+ * A frame with the content of a page that nobody writes. It has one user, and the caller its
+ * reference.
+ */
+struct page *pofs_frame_new(struct pofs_domain *domain, struct page *content)
+{
+	struct page *frame = alloc_pages_node(page_to_nid(content), FRAME_GFP, 0);
+	u64 handle = atomic64_inc_return(&domain->last_handle);
+
+	if (!frame)
+		return NULL;
+	copy_highpage(frame, content);
+	/* A pipe does not give away what is not. */
+	SetPageUptodate(frame);
+	atomic_long_set(users(frame), 1);
+	frame->index = handle;
+	if (xa_err(xa_store(&domain->frames, handle, frame, GFP_KERNEL))) {
+		put_page(frame);
+		return NULL;
+	}
+	atomic64_inc(&domain->count);
+	return frame;
+}
+
+/* Loads a frame from a table whose entries hold references, and takes one. NULL: no entry. */
+static struct page *frame_load(struct xarray *table, unsigned long at)
+{
+	XA_STATE(xas, table, at);
+	struct page *frame;
+
+	rcu_read_lock();
+	for (;;) {
+		xas_reset(&xas);
+		frame = xas_load(&xas);
+		if (xas_retry(&xas, frame))
+			continue;
+		if (!frame)
+			break;
+		if (!get_page_unless_zero(frame))
+			continue;
+		/* It might have gone, and be another's page now. */
+		if (xas_reload(&xas) == frame)
+			break;
+		put_page(frame);
+	}
+	rcu_read_unlock();
+	return frame;
+}
+
+/* As a new user of it, with a reference; or NULL, and why. */
+struct page *pofs_frame_find(struct pofs_domain *domain, u64 handle, int *error)
+{
+	struct page *frame = frame_load(&domain->frames, handle);
+	long n;
+
+	*error = -ENOENT;
+	if (!frame)
+		return NULL;
+	n = atomic_long_read(users(frame));
+	do {
+		if (!n || n >= READ_ONCE(pofs_max_users)) {
+			*error = n ? -EMLINK : -ENOENT;
+			put_page(frame);
+			return NULL;
+		}
+	} while (!atomic_long_try_cmpxchg(users(frame), &n, n + 1));
+	return frame;
+}
+
+/* The opposite of both. */
+void pofs_frame_put(struct pofs_domain *domain, struct page *frame)
+{
+	if (atomic_long_dec_and_test(users(frame))) {
+		xa_erase(&domain->frames, pofs_frame_handle(frame));
+		atomic64_dec(&domain->count);
+	}
+	put_page(frame);
+}
+
+/* What the file's page `index` uses, with a reference. */
+struct page *pofs_frame_at(struct pofs_inode *pi, pgoff_t index)
+{
+	return frame_load(&pi->merged, index);
+}
+
+static bool entry_erase(struct pofs_inode *pi, pgoff_t index, struct page *frame)
+{
+	struct pofs_super *ps = POFS_SB(pofs_vfs(pi)->i_sb);
+	bool mine;
+
+	lock_page(frame);
+	mine = xa_cmpxchg(&pi->merged, index, frame, NULL, GFP_KERNEL) == frame;
+	unlock_page(frame);
+	if (!mine)
+		return false;
+	atomic_long_dec(&pi->count);
+	atomic64_dec(&ps->merged);
+	pofs_charge(pofs_vfs(pi), -1);
+	pofs_frame_put(ps->domain, frame);
+	return true;
+}
+
+/* The page uses the frame no more, and nobody maps it there. False: it did not any more. */
+bool pofs_frame_leave(struct pofs_inode *pi, pgoff_t index, struct page *frame)
+{
+	bool mine = entry_erase(pi, index, frame);
+
+	unmap_mapping_pages(pofs_vfs(pi)->i_mapping, index, 1, false);
+	return mine;
+}
+
+/* No page of [first, last] is merged, or mapped as it was. They are holes. */
+void pofs_erase(struct pofs_inode *pi, pgoff_t first, pgoff_t last)
+{
+	unsigned long index = first, low = ULONG_MAX, high = 0;
+	void *entry;
+
+	for (entry = xa_find(&pi->merged, &index, last, XA_PRESENT); entry;
+	     entry = xa_find_after(&pi->merged, &index, last, XA_PRESENT)) {
+		struct page *frame = pofs_frame_at(pi, index);
+
+		if (!frame)
+			continue;
+		entry_erase(pi, index, frame);
+		put_page(frame);
+		low = min(low, index);
+		high = index;
+		cond_resched();
+	}
+	if (low <= high)
+		unmap_mapping_pages(pofs_vfs(pi)->i_mapping, low, high - low + 1, false);
+}

@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * What the module's files share. main.c says how it works, and has the rules of locking.
+ */
+#ifndef PAGEONEFS_H
+#define PAGEONEFS_H
+
+#include <linux/atomic.h>
+#include <linux/fs.h>
+#include <linux/fs_context.h>
+#include <linux/kref.h>
+#include <linux/mm.h>
+#include <linux/percpu.h>
+#include <linux/rwsem.h>
+#include <linux/shmem_fs.h>
+#include <linux/xarray.h>
+
+#include "uapi.h"
+#include "versions.h"
+
+/* tmpfs's own operations, and its operations with ours in front. Set once, by main.c. */
+struct pofs_base {
+	const struct file_operations *file;
+	const struct inode_operations *inode;
+	const struct inode_operations *dir;
+	const struct super_operations *super;
+	const struct vm_operations_struct *vm;
+	struct file_system_type *type;
+};
+
+extern struct pofs_base pofs_base;
+extern struct file_operations pofs_file_ops;
+extern struct file_operations pofs_root_file_ops;
+extern struct inode_operations pofs_inode_ops;
+extern struct inode_operations pofs_dir_ops;
+extern struct vm_operations_struct pofs_vm_ops;
+extern struct super_operations pofs_super_ops;
+
+extern unsigned int pofs_max_users;
+
+/*
+ * Guards that are off, with which the tests have to fail: parameters of a module that is built for
+ * that alone, with PAGEONEFS_SABOTAGE=y.
+ */
+#ifdef POFS_SABOTAGE
+extern bool pofs_no_pin_check;
+extern bool pofs_no_handshake;
+extern bool pofs_no_compare;
+extern unsigned int pofs_slow_us;
+#else
+#define pofs_no_pin_check false
+#define pofs_no_handshake false
+#define pofs_no_compare false
+#define pofs_slow_us 0
+#endif
+
+/* Pages of a batch that are locked together, and bits of a word. */
+#define POFS_CHUNK	64
+
+/* Mounts that share frames. */
+struct pofs_domain {
+	struct kref kref;
+	struct list_head list;
+	struct xarray frames;		/* handle -> frame, while it has users */
+	atomic64_t last_handle;
+	atomic64_t count;
+	char name[PAGEONEFS_DOMAIN_MAX];
+};
+
+/* One mount. Its super_block's operations lie in it, which is how it is found. */
+struct pofs_super {
+	struct super_operations ops;
+	struct pofs_domain *domain;
+	struct xarray files;		/* id -> inode, regular files */
+	atomic64_t merged;
+};
+
+/* The page of a file that was last seen pinned. */
+struct pofs_pin {
+	spinlock_t lock;
+	unsigned int looks;	/* how often in a row; 0: none */
+	pgoff_t index;		/* ULONG_MAX: none yet */
+	unsigned long since;	/* jiffies */
+	unsigned long last;	/* jiffies */
+};
+
+struct pofs_inode {
+	struct xarray merged;		/* page index -> frame */
+	struct xarray dirty;		/* page index / POFS_DIRTY_BITS -> a page of bits */
+	atomic_long_t count;		/* entries of `merged` */
+	struct rw_semaphore merging;	/* held for reading by merges; not while others change the file */
+	unsigned int blocked;		/* how many change the file now: there are no merges; under `merging` */
+	unsigned int plain;		/* PAGEONEFS_PLAIN_*; under `merging` */
+	struct pofs_pin pin;
+	u64 id;				/* 0: not a regular file */
+	struct shmem_inode_info shmem;	/* last: tmpfs clears what stands before its inode */
+};
+
+#define POFS_DIRTY_BITS	(PAGE_SIZE * 8)
+
+static inline struct pofs_inode *POFS_I(struct inode *inode)
+{
+	return container_of(SHMEM_I(inode), struct pofs_inode, shmem);
+}
+
+static inline struct inode *pofs_vfs(struct pofs_inode *pi)
+{
+	return &pi->shmem.vfs_inode;
+}
+
+static inline struct pofs_super *POFS_SB(const struct super_block *sb)
+{
+	return container_of(sb->s_op, struct pofs_super, ops);
+}
+
+/* All fields of the statistics that are counted here. */
+DECLARE_PER_CPU(struct pageonefs_stats, pofs_stats);
+#define pofs_count(field) this_cpu_inc(pofs_stats.field)
+#define pofs_count_by(field, n) this_cpu_add(pofs_stats.field, n)
+
+/* super.c */
+int pofs_init_fs_context(struct fs_context *fc);
+void pofs_kill_sb(struct super_block *sb);
+int pofs_inodes_start(void);
+void pofs_inodes_stop(void);
+/* A merged page stays charged against the mount's size. */
+void pofs_charge(struct inode *inode, long pages);
+void pofs_recount(struct inode *inode);
+
+/* inode.c */
+void pofs_evict_inode(struct inode *inode);
+void pofs_inode_ops_start(void);
+
+/* file.c */
+void pofs_file_ops_start(void);
+void pofs_block_merges(struct pofs_inode *pi);
+void pofs_unblock_merges(struct pofs_inode *pi);
+int pofs_unmerge(struct pofs_inode *pi, pgoff_t first, pgoff_t last);
+
+/* fault.c */
+void pofs_vm_ops_start(void);
+vm_fault_t pofs_settle(struct pofs_inode *pi, struct page *page, pgoff_t index);
+
+/* frame.c */
+struct pofs_domain *pofs_domain_get(const char *name);
+void pofs_domain_put(struct pofs_domain *domain);
+struct page *pofs_frame_new(struct pofs_domain *domain, struct page *content);
+struct page *pofs_frame_find(struct pofs_domain *domain, u64 handle, int *error);
+void pofs_frame_put(struct pofs_domain *domain, struct page *frame);
+struct page *pofs_frame_at(struct pofs_inode *pi, pgoff_t index);
+bool pofs_frame_leave(struct pofs_inode *pi, pgoff_t index, struct page *frame);
+void pofs_erase(struct pofs_inode *pi, pgoff_t first, pgoff_t last);
+#define pofs_frame_handle(frame) ((u64)READ_ONCE((frame)->index))
+
+/* merge.c */
+void pofs_merge_start(void);
+void pofs_merge_stop(void);
+long pofs_merge(struct pofs_inode *pi, struct pageonefs_merge *m);
+int pofs_make_plain(struct pofs_inode *pi, unsigned int why);
+
+/* scan.c */
+int pofs_mark_dirty(struct pofs_inode *pi, pgoff_t index);
+void pofs_mark_dirty_range(struct pofs_inode *pi, pgoff_t first, pgoff_t last);
+void pofs_dirty_free(struct pofs_inode *pi);
+long pofs_harvest(struct pofs_inode *pi, struct pageonefs_harvest *h);
+long pofs_digest(struct pofs_inode *pi, struct pageonefs_digest *d);
+
+/* control.c */
+long pofs_ioctl(struct file *file, unsigned int cmd, unsigned long arg);
+
+#endif

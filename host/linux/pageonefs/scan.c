@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Dirty bits, and digests.
+ *
+ * A page's bit is set under its lock before it can be written: by the first write through a
+ * mapping, and by write(2). A harvest takes the bits, and takes the mappings of these pages away,
+ * so that the next write sets its bit again. The kernel maps a page writable after the bit is
+ * set, under the same lock: so the harvest waits for that lock once between the two. Or it would
+ * take the bit of a mapping that comes only after its zap, and never see what is written there.
+ */
+#include <linux/gfp.h>
+#include <linux/highmem.h>
+#include <linux/uaccess.h>
+
+#include "pageonefs.h"
+
+/* ---- dirty bits --------------------------------------------------------------------- */
+
+int pofs_mark_dirty(struct pofs_inode *pi, pgoff_t index)
+{
+	unsigned long *bits = xa_load(&pi->dirty, index / POFS_DIRTY_BITS);
+
+	if (unlikely(!bits)) {
+		void *other;
+
+		bits = (unsigned long *)get_zeroed_page(GFP_KERNEL_ACCOUNT);
+		if (!bits)
+			return -ENOMEM;
+		other = xa_cmpxchg(&pi->dirty, index / POFS_DIRTY_BITS, NULL, bits, GFP_KERNEL_ACCOUNT);
+		if (other) {
+			free_page((unsigned long)bits);
+			if (xa_err(other))
+				return -ENOMEM;
+			bits = other;
+		}
+	}
+	set_bit(index % POFS_DIRTY_BITS, bits);
+	/*
+	 * Before the page is written, whoever looks for its lock. Pairs with the xchg() of a harvest.
+	 */
+	smp_mb__after_atomic();
+	return 0;
+}
+
+/* Where there are no bits yet, nothing was ever written. */
+void pofs_mark_dirty_range(struct pofs_inode *pi, pgoff_t first, pgoff_t last)
+{
+	unsigned long chunk, *bits;
+
+	xa_for_each_range(&pi->dirty, chunk, bits, first / POFS_DIRTY_BITS, last / POFS_DIRTY_BITS) {
+		unsigned long base = chunk * POFS_DIRTY_BITS;
+		unsigned long i = first > base ? first - base : 0;
+		unsigned long end = min(last - base, POFS_DIRTY_BITS - 1);
+
+		for (; i <= end; i++)
+			set_bit(i, bits);
+		cond_resched();
+	}
+}
+
+void pofs_dirty_free(struct pofs_inode *pi)
+{
+	unsigned long chunk, *bits;
+
+	xa_for_each(&pi->dirty, chunk, bits)
+		free_page((unsigned long)bits);
+	xa_destroy(&pi->dirty);
+}
+
+/* ---- harvest ------------------------------------------------------------------------ */
+
+static void wait_for_fault(struct address_space *mapping, pgoff_t index)
+{
+	struct page *page;
+
+	if (pofs_no_handshake)
+		return;
+	page = pagecache_get_page(mapping, index, 0, 0);
+	if (!page)
+		return;
+	wait_on_page_locked(page);
+	put_page(page);
+}
+
+struct harvest_run {
+	struct address_space *mapping;
+	pgoff_t first, end;	/* neighbours whose mappings are still to go; none if they are equal */
+};
+
+static void zap_run(struct harvest_run *run)
+{
+	if (run->end > run->first)
+		unmap_mapping_pages(run->mapping, run->first, run->end - run->first, false);
+	run->first = run->end = 0;
+}
+
+static void harvest_word(struct harvest_run *run, pgoff_t base, unsigned long word)
+{
+	unsigned int k;
+
+	for_each_set_bit(k, &word, BITS_PER_LONG) {
+		wait_for_fault(run->mapping, base + k);
+		if (run->end != base + k) {
+			zap_run(run);
+			run->first = base + k;
+		}
+		run->end = base + k + 1;
+	}
+}
+
+/* `n` words of bits, of one chunk. Returns how many bits there were. */
+static u64 harvest_words(struct pofs_inode *pi, pgoff_t base, unsigned int n, u64 *out)
+{
+	struct harvest_run run = { .mapping = pofs_vfs(pi)->i_mapping };
+	unsigned long *bits = xa_load(&pi->dirty, base / POFS_DIRTY_BITS);
+	u64 dirty = 0;
+	unsigned int i;
+
+	if (!bits) {
+		memset(out, 0, n * sizeof(u64));
+		return 0;
+	}
+	bits += base % POFS_DIRTY_BITS / BITS_PER_LONG;
+	for (i = 0; i < n; i++) {
+		out[i] = READ_ONCE(bits[i]);
+		if (!out[i])
+			continue;
+		/* A full barrier: the look at the page's lock comes after it. */
+		out[i] = xchg(&bits[i], 0);
+		dirty += hweight64(out[i]);
+		harvest_word(&run, base + i * BITS_PER_LONG, out[i]);
+	}
+	zap_run(&run);
+	return dirty;
+}
+
+#define HARVEST_WORDS 64
+
+/* After an error, bits may have been taken that the caller does not have: all is dirty then. */
+long pofs_harvest(struct pofs_inode *pi, struct pageonefs_harvest *h)
+{
+	u64 __user *user = u64_to_user_ptr(h->bits);
+	u64 words[HARVEST_WORDS], at, n;
+
+	if ((h->start | h->pages) % BITS_PER_LONG || h->start + h->pages < h->start)
+		return -EINVAL;
+	h->dirty = 0;
+	for (at = 0; at < h->pages / BITS_PER_LONG; at += n) {
+		pgoff_t base = h->start + at * BITS_PER_LONG;
+
+		n = min_t(u64, h->pages / BITS_PER_LONG - at, HARVEST_WORDS);
+		n = min_t(u64, n, (POFS_DIRTY_BITS - base % POFS_DIRTY_BITS) / BITS_PER_LONG);
+		h->dirty += harvest_words(pi, base, n, words);
+		if (user && copy_to_user(user + at, words, n * sizeof(u64)))
+			return -EFAULT;
+		if (fatal_signal_pending(current))
+			return -EINTR;
+		cond_resched();
+	}
+	return 0;
+}
+
+/* ---- digests ------------------------------------------------------------------------ */
+
+static u64 mix(u64 a, u64 b)
+{
+	unsigned __int128 product = (unsigned __int128)a * b;
+
+	return (u64)product ^ (u64)(product >> 64);
+}
+
+/*
+ * Function 1: four lanes of multiplications folded to 64 bits (as in wyhash), keyed. It finds
+ * candidates; what is merged is compared in full. A guest that knows no key cannot make it collide.
+ */
+static u64 digest_page(struct page *page, const u64 key[4])
+{
+	const u64 *p = kmap_local_page(page);
+	u64 a = key[0], b = key[1], c = key[2], d = key[3], digest;
+	unsigned int i;
+
+	for (i = 0; i < PAGE_SIZE / sizeof(u64); i += 8) {
+		a = mix(p[i] ^ key[0], p[i + 1] ^ a);
+		b = mix(p[i + 2] ^ key[1], p[i + 3] ^ b);
+		c = mix(p[i + 4] ^ key[2], p[i + 5] ^ c);
+		d = mix(p[i + 6] ^ key[3], p[i + 7] ^ d);
+	}
+	kunmap_local(p);
+	digest = mix(a ^ c, b ^ d ^ key[0]) & ~1ULL;
+	return digest > PAGEONEFS_PAGE_AWAY ? digest : 4;
+}
+
+static bool wanted(const u64 *only, u64 at)
+{
+	return !only || only[at / 64] >> (at % 64) & 1;
+}
+
+struct digest_run {
+	struct pofs_inode *pi;
+	u64 key[4];
+	u64 digested;
+};
+
+/* `n` pages from `first` on, of those that are wanted. */
+static void digest_some(struct digest_run *run, pgoff_t first, unsigned int n, const u64 *only, u64 *out)
+{
+	struct address_space *mapping = pofs_vfs(run->pi)->i_mapping;
+	unsigned long index = first;
+	pgoff_t next = first, end = first + n - 1;
+	struct folio_batch batch;
+	void *entry;
+	unsigned int i;
+
+	memset(out, 0, n * sizeof(u64));
+	folio_batch_init(&batch);
+	while (filemap_get_folios(mapping, &next, end, &batch)) {
+		for (i = 0; i < folio_batch_count(&batch); i++) {
+			struct folio *folio = batch.folios[i];
+			pgoff_t k = max_t(pgoff_t, folio->index, first);
+			pgoff_t last = min_t(pgoff_t, folio->index + folio_nr_pages(folio) - 1, end);
+
+			for (; k <= last; k++) {
+				if (!wanted(only, k - first) || !folio_test_uptodate(folio) ||
+				    folio_test_hwpoison(folio))
+					continue;
+				/* Not a page that is just being filled with what was merged. */
+				if (xa_load(&run->pi->merged, k))
+					continue;
+				/* Pairs with the entry's removal, which comes after the copy. */
+				smp_rmb();
+				out[k - first] = digest_page(folio_page(folio, k - folio->index), run->key);
+				run->digested++;
+			}
+		}
+		folio_batch_release(&batch);
+		cond_resched();
+	}
+	if (atomic_long_read(&run->pi->count)) {
+		for (i = 0; i < n; i++) {
+			struct page *frame = out[i] || !wanted(only, i) ? NULL : pofs_frame_at(run->pi, first + i);
+
+			if (!frame)
+				continue;
+			out[i] = pofs_frame_handle(frame) * 2 + 1;
+			put_page(frame);
+		}
+	}
+	if (READ_ONCE(run->pi->shmem.swapped)) {
+		xa_for_each_range(&mapping->i_pages, index, entry, first, end)
+			if (xa_is_value(entry) && !out[index - first] && wanted(only, index - first))
+				out[index - first] = PAGEONEFS_PAGE_AWAY;
+	}
+}
+
+#define DIGEST_PAGES 512
+
+long pofs_digest(struct pofs_inode *pi, struct pageonefs_digest *d)
+{
+	struct digest_run run = { .pi = pi };
+	const u64 __user *only = u64_to_user_ptr(d->only);
+	u64 __user *user = u64_to_user_ptr(d->out);
+	u64 *out, chosen[DIGEST_PAGES / 64], at, n;
+	long ret = 0;
+	int i;
+
+	if (d->start + d->pages < d->start || (d->only && (d->start | d->pages) % 64))
+		return -EINVAL;
+	out = (u64 *)__get_free_page(GFP_KERNEL);
+	if (!out)
+		return -ENOMEM;
+	for (i = 0; i < 4; i++)
+		run.key[i] = mix(d->seed + 0x9e3779b97f4a7c15ULL * (i + 1), 0xbf58476d1ce4e5b9ULL + i) | 1;
+	for (at = 0; at < d->pages && !ret; at += n) {
+		n = min_t(u64, d->pages - at, DIGEST_PAGES);
+		if (d->only && copy_from_user(chosen, only + at / 64, n / 64 * sizeof(u64))) {
+			ret = -EFAULT;
+			break;
+		}
+		digest_some(&run, d->start + at, n, d->only ? chosen : NULL, out);
+		if (copy_to_user(user + at, out, n * sizeof(u64)))
+			ret = -EFAULT;
+		else if (fatal_signal_pending(current))
+			ret = -EINTR;
+		cond_resched();
+	}
+	free_page((unsigned long)out);
+	d->digested = run.digested;
+	return ret;
+}

@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Mounts: tmpfs's options and one more, domain=NAME. The super block and its root are tmpfs's; its
+ * operations are replaced before anybody can see it.
+ */
+#include <linux/fs_parser.h>
+#include <linux/module.h>
+#include <linux/mount.h>
+#include <linux/seq_file.h>
+#include <linux/slab.h>
+
+#include "pageonefs.h"
+
+static struct kmem_cache *inodes;
+
+/* tmpfs's context lies in ours. */
+struct pofs_context {
+	const struct fs_context_operations *base;
+	void *private;
+	char domain[PAGEONEFS_DOMAIN_MAX];
+};
+
+/* Calls tmpfs with its own context in place. */
+#define with_base(fc, call) ({						\
+	struct pofs_context *c_ = (fc)->fs_private;			\
+	int ret_;							\
+	(fc)->fs_private = c_->private;					\
+	ret_ = call;							\
+	c_->private = (fc)->fs_private;					\
+	(fc)->fs_private = c_;						\
+	ret_; })
+
+/* ---- inodes ---------------------------------------------------------------------- */
+
+static void inode_once(void *object)
+{
+	struct pofs_inode *pi = object;
+
+	inode_init_once(pofs_vfs(pi));
+}
+
+int pofs_inodes_start(void)
+{
+	inodes = kmem_cache_create("pageonefs_inode", sizeof(struct pofs_inode), 0, SLAB_RECLAIM_ACCOUNT | SLAB_ACCOUNT,
+				   inode_once);
+	return inodes ? 0 : -ENOMEM;
+}
+
+void pofs_inodes_stop(void)
+{
+	kmem_cache_destroy(inodes);
+}
+
+static struct inode *alloc_inode(struct super_block *sb)
+{
+	struct pofs_inode *pi = alloc_inode_sb(sb, inodes, GFP_KERNEL);
+
+	if (!pi)
+		return NULL;
+	xa_init(&pi->merged);
+	xa_init(&pi->dirty);
+	atomic_long_set(&pi->count, 0);
+	init_rwsem(&pi->merging);
+	pi->blocked = 0;
+	pi->plain = PAGEONEFS_PLAIN_NO;
+	pi->pin = (struct pofs_pin){ .index = ULONG_MAX };
+	spin_lock_init(&pi->pin.lock);
+	pi->id = 0;
+	return pofs_vfs(pi);
+}
+
+/* tmpfs made the root, before the super block was ours. */
+static char root_mark;
+
+static void free_inode(struct inode *inode)
+{
+	if (inode->i_private == &root_mark) {
+		inode->i_private = NULL;
+		pofs_base.super->free_inode(inode);
+		return;
+	}
+	if (S_ISLNK(inode->i_mode))
+		kfree(inode->i_link);
+	kmem_cache_free(inodes, POFS_I(inode));
+}
+
+static void evict_inode(struct inode *inode)
+{
+	if (inode->i_private != &root_mark)
+		pofs_evict_inode(inode);
+	pofs_base.super->evict_inode(inode);
+}
+
+/* ---- limits ---------------------------------------------------------------------- */
+
+void pofs_charge(struct inode *inode, long pages)
+{
+	struct shmem_sb_info *sbinfo = inode->i_sb->s_fs_info;
+
+	if (sbinfo->max_blocks)
+		percpu_counter_add(&sbinfo->used_blocks, pages);
+}
+
+/*
+ * tmpfs notices that pages have left a file when it looks at it the next time: it does so now. Of
+ * the path it takes nothing but the inode, and the file may have no name.
+ */
+void pofs_recount(struct inode *inode)
+{
+	struct dentry *dentry = kzalloc(sizeof(*dentry), GFP_KERNEL);
+	struct path path = { .dentry = dentry };
+	struct kstat stat = {};
+
+	if (!dentry)
+		return;
+	dentry->d_inode = inode;
+	pofs_base.inode->getattr(POFS_NO_IDMAP, &path, &stat, 0, 0);
+	kfree(dentry);
+}
+
+/* ---- mounting -------------------------------------------------------------------- */
+
+static int show_options(struct seq_file *m, struct dentry *root)
+{
+	struct pofs_super *ps = POFS_SB(root->d_sb);
+
+	if (ps->domain->name[0])
+		seq_show_option(m, "domain", ps->domain->name);
+	return pofs_base.super->show_options(m, root);
+}
+
+static void super_free(struct pofs_super *ps)
+{
+	pofs_domain_put(ps->domain);
+	xa_destroy(&ps->files);
+	kfree(ps);
+}
+
+void pofs_kill_sb(struct super_block *sb)
+{
+	struct pofs_super *ps = sb->s_op && sb->s_op->alloc_inode == alloc_inode ? POFS_SB(sb) : NULL;
+
+	pofs_base.type->kill_sb(sb);
+	if (ps)
+		super_free(ps);
+}
+
+static int context_get_tree(struct fs_context *fc)
+{
+	struct pofs_context *c = fc->fs_private;
+	struct pofs_super *ps = kzalloc(sizeof(*ps), GFP_KERNEL);
+	struct super_block *sb;
+	struct inode *root;
+	int ret;
+
+	if (!ps)
+		return -ENOMEM;
+	xa_init(&ps->files);
+	ps->domain = pofs_domain_get(c->domain);
+	if (!ps->domain) {
+		kfree(ps);
+		return -ENOMEM;
+	}
+	ret = with_base(fc, c->base->get_tree(fc));
+	if (ret) {
+		super_free(ps);
+		return ret;
+	}
+	sb = fc->root->d_sb;
+	ps->ops = *sb->s_op;
+	ps->ops.alloc_inode = alloc_inode;
+	ps->ops.free_inode = free_inode;
+	ps->ops.evict_inode = evict_inode;
+	ps->ops.show_options = show_options;
+	root = d_inode(fc->root);
+	root->i_private = &root_mark;
+	root->i_op = &pofs_dir_ops;
+	root->i_fop = &pofs_root_file_ops;
+	sb->s_op = &ps->ops;
+	return 0;
+}
+
+static int parse_domain(struct fs_context *fc, struct fs_parameter *param)
+{
+	struct pofs_context *c = fc->fs_private;
+	size_t i;
+
+	if (param->type != fs_value_is_string || !param->size)
+		return invalf(fc, "pageonefs: domain= takes a name");
+	if (param->size >= PAGEONEFS_DOMAIN_MAX)
+		return invalf(fc, "pageonefs: a domain's name has at most %u bytes", PAGEONEFS_DOMAIN_MAX - 1);
+	for (i = 0; i < param->size; i++)
+		if (!isgraph(param->string[i]))
+			return invalf(fc, "pageonefs: a domain's name has no blanks and no control characters");
+	if (fc->purpose == FS_CONTEXT_FOR_RECONFIGURE && strcmp(param->string, POFS_SB(fc->root->d_sb)->domain->name))
+		return invalf(fc, "pageonefs: a mount stays in its domain: unmount it, and mount it with the other");
+	strscpy(c->domain, param->string, sizeof(c->domain));
+	return 0;
+}
+
+static int context_parse_param(struct fs_context *fc, struct fs_parameter *param)
+{
+	struct pofs_context *c = fc->fs_private;
+
+	if (!strcmp(param->key, "domain"))
+		return parse_domain(fc, param);
+	/* A huge page would cover merged ones. */
+	if (!strcmp(param->key, "huge") && (param->type != fs_value_is_string || strcmp(param->string, "never")))
+		return invalf(fc, "pageonefs: there are no huge pages: leave huge= out");
+	if (strstr(param->key, "quota"))
+		return invalf(fc, "pageonefs: there are no quotas: use size=");
+	return with_base(fc, c->base->parse_param(fc, param));
+}
+
+/* Calls vfs_parse_fs_string() for each option, which comes here again. */
+static int context_parse_monolithic(struct fs_context *fc, void *data)
+{
+	struct pofs_context *c = fc->fs_private;
+
+	return c->base->parse_monolithic(fc, data);
+}
+
+static int context_reconfigure(struct fs_context *fc)
+{
+	struct pofs_context *c = fc->fs_private;
+
+	return with_base(fc, c->base->reconfigure(fc));
+}
+
+static void context_free(struct fs_context *fc)
+{
+	struct pofs_context *c = fc->fs_private;
+
+	if (!c)
+		return;
+	fc->fs_private = c->private;
+	c->base->free(fc);
+	fc->fs_private = NULL;
+	kfree(c);
+}
+
+static const struct fs_context_operations context_ops = {
+	.free = context_free,
+	.parse_param = context_parse_param,
+	.parse_monolithic = context_parse_monolithic,
+	.get_tree = context_get_tree,
+	.reconfigure = context_reconfigure,
+};
+
+int pofs_init_fs_context(struct fs_context *fc)
+{
+	struct pofs_context *c = kzalloc(sizeof(*c), GFP_KERNEL);
+	int ret;
+
+	if (!c)
+		return -ENOMEM;
+	ret = pofs_base.type->init_fs_context(fc);
+	if (ret) {
+		kfree(c);
+		return ret;
+	}
+	c->base = fc->ops;
+	c->private = fc->fs_private;
+	fc->fs_private = c;
+	fc->ops = &context_ops;
+	return 0;
+}

@@ -1,0 +1,378 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * bench ksm|pageonefs random|clones|zero PAGES PROCESSES: merges the memory of some processes,
+ * and says what it cost. Each line is "COST who kind what nanoseconds": in a guest with -icount
+ * shift=0 these are instructions. scripts/bench-pageonefs.sh runs it.
+ */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "pages.h"
+
+static uint32_t per, processes;
+static const char *who, *kind;
+static int ksm;
+
+static uint64_t ns(clockid_t c)
+{
+	struct timespec t;
+
+	clock_gettime(c, &t);
+	return t.tv_sec * 1000000000ull + t.tv_nsec;
+}
+#define CPU() ns(CLOCK_PROCESS_CPUTIME_ID)
+
+static void die(const char *what)
+{
+	printf("BENCH-FAILED %s: %s\n", what, strerror(errno));
+	exit(1);
+}
+
+static void cost(const char *what, uint64_t total, uint64_t pages)
+{
+	printf("COST %s %s %s %lu.%02lu\n", who, kind, what, (long)(total / pages), (long)(total * 100 / pages % 100));
+}
+
+/*
+ * Which content page i of process p has; 0 is zeros. `random`: as many contents as a process has
+ * pages.
+ */
+static uint64_t content(uint32_t p, uint32_t i)
+{
+	if (!strcmp(kind, "zero"))
+		return 0;
+	if (!strcmp(kind, "clones"))
+		return i + 1;
+	return mix((uint64_t)p << 32 | i) % per + 1;
+}
+
+static long number(const char *path)
+{
+	char b[64] = "";
+	int fd = open(path, O_RDONLY);
+
+	if (fd < 0 || read(fd, b, 63) < 0)
+		return -1;
+	close(fd);
+	return atol(b);
+}
+
+static void set(const char *path, const char *value)
+{
+	if (path_write(path, value))
+		die(path);
+}
+
+/* Kernel memory of the slabs that grow with merged pages, in bytes. */
+static uint64_t slabs(void)
+{
+	static const char *names[] = { "radix_tree_node", "ksm_rmap_item", "ksm_stable_node", "ksm_mm_slot" };
+	char line[512], n[64];
+	uint64_t sum = 0, active, total, size;
+	FILE *f = fopen("/proc/slabinfo", "r");
+
+	while (f && fgets(line, sizeof(line), f)) {
+		if (sscanf(line, "%63s %lu %lu %lu", n, &active, &total, &size) != 4)
+			continue;
+		for (unsigned int i = 0; i < sizeof(names) / sizeof(*names); i++)
+			if (!strcmp(n, names[i]))
+				sum += active * size;
+	}
+	if (f)
+		fclose(f);
+	return sum;
+}
+
+/* ---- the processes whose memory it is ------------------------------------------- */
+
+struct child {
+	pid_t pid;
+	int to, from;
+	struct file file;
+};
+static struct child children[16];
+
+static uint64_t command(struct child *c, char what)
+{
+	uint64_t r = 0;
+
+	if (write(c->to, &what, 1) != 1 || read(c->from, &r, 8) != 8)
+		die("child");
+	return r;
+}
+
+static uint64_t all(char what)
+{
+	uint64_t sum = 0;
+
+	for (uint32_t p = 0; p < processes; p++)
+		sum += command(&children[p], what);
+	return sum;
+}
+
+static void child_main(uint32_t p, int in, int out, struct file f)
+{
+	char *ram = ksm ? mmap(0, per * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) : file_map(f), what;
+	uint64_t r = 1, sum = 0;
+
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	madvise(ram, per * PAGE, MADV_NOHUGEPAGE);
+	for (uint32_t i = 0; i < per; i++)
+		fill(at(ram, i), content(p, i));
+	if (ksm && madvise(ram, per * PAGE, MADV_MERGEABLE))
+		die("MADV_MERGEABLE");
+	if (write(out, &r, 8) != 8)
+		_exit(1);
+	while (read(in, &what, 1) == 1) {
+		uint64_t t = CPU();
+
+		r = 0;
+		switch (what) {
+		case 'r': /* reads in sequence */
+			for (uint32_t i = 0; i < per; i++)
+				sum += *(volatile uint64_t *)at(ram, i);
+			r = CPU() - t;
+			break;
+		case 'w': /* every fourth page, which was read before */
+			for (uint32_t i = 0; i < per; i += 4)
+				((volatile uint64_t *)at(ram, i))[511] = 1;
+			r = CPU() - t;
+			break;
+		case 's': /* every twentieth, which was written before */
+			for (uint32_t i = 0; i < per; i += 20)
+				((volatile uint64_t *)at(ram, i))[510] = 1;
+			r = CPU() - t;
+			break;
+		case 'c':
+			for (uint32_t i = 0; i < per; i++)
+				r += !holds(at(ram, i), content(p, i));
+			break;
+		}
+		if (write(out, &r, 8) != 8)
+			break;
+	}
+	_exit(sum == 1);
+}
+
+static void start(void)
+{
+	for (uint32_t p = 0; p < processes; p++) {
+		struct child *c = &children[p];
+		int a[2], b[2];
+		uint64_t r;
+
+		if (!ksm)
+			c->file = file_make(per);
+		if (pipe(a) || pipe(b))
+			die("pipe");
+		fflush(stdout);
+		c->pid = fork();
+		if (!c->pid)
+			child_main(p, a[0], b[1], c->file);
+		c->to = a[1];
+		c->from = b[0];
+		if (read(c->from, &r, 8) != 8)
+			die("start");
+	}
+}
+
+/* ---- KSM ------------------------------------------------------------------------ */
+
+static uint64_t ksmd_time(void)
+{
+	static char path[64];
+	char p[300], b[64] = "";
+	struct dirent *e;
+	DIR *d = path[0] ? NULL : opendir("/proc");
+
+	while (d && (e = readdir(d))) {
+		int fd;
+
+		snprintf(p, sizeof(p), "/proc/%s/comm", e->d_name);
+		fd = open(p, O_RDONLY);
+		memset(b, 0, sizeof(b));
+		if (fd >= 0 && read(fd, b, 31) > 0 && !strcmp(b, "ksmd\n"))
+			snprintf(path, sizeof(path), "/proc/%.20s/schedstat", e->d_name);
+		if (fd >= 0)
+			close(fd);
+	}
+	if (d)
+		closedir(d);
+	int fd = open(path, O_RDONLY);
+
+	if (fd < 0 || read(fd, b, 63) < 0)
+		die("schedstat");
+	close(fd);
+	return strtoull(b, 0, 10);
+}
+
+#define KSM "/sys/kernel/mm/ksm/"
+
+/* Returns the pages that are merged, those that stay as the one copy included. */
+static uint64_t merge_by_ksm(uint64_t gone)
+{
+	uint64_t t = ksmd_time(), start = ns(CLOCK_MONOTONIC), merged;
+	int zero = !strcmp(kind, "zero");
+
+	set(KSM "sleep_millisecs", "0");
+	set(KSM "pages_to_scan", "1000000");
+	set(KSM "use_zero_pages", "1");
+	set(KSM "run", "1");
+	do {
+		usleep(20000);
+		merged = zero ? number(KSM "ksm_zero_pages") : number(KSM "pages_sharing");
+	} while (merged < gone / 100 * 99 && ns(CLOCK_MONOTONIC) - start < 600000000000ull);
+	t = ksmd_time() - t;
+	set(KSM "run", "0");
+	merged += zero ? 0 : number(KSM "pages_shared");
+	cost("merge", t, merged);
+	return merged;
+}
+
+/* ---- pageonefs ------------------------------------------------------------------ */
+
+struct slot {
+	uint64_t digest, frame;
+	uint32_t count;
+};
+static struct slot *table;
+static uint32_t mask;
+
+static struct slot *slot(uint64_t digest)
+{
+	uint32_t i = digest * 0x9e3779b97f4a7c15ull >> 32 & mask;
+
+	while (table[i].digest && table[i].digest != digest)
+		i = (i + 1) & mask;
+	table[i].digest = digest;
+	return &table[i];
+}
+
+static uint64_t merge_call(struct file f, struct pageonefs_entry *e, uint32_t n, struct slot **of)
+{
+	struct pageonefs_merge m = { .id = f.id, .entries = (uintptr_t)e, .count = n };
+
+	if (n && ioctl(control_open(MOUNT), PAGEONEFS_MERGE, &m))
+		die("merge");
+	for (uint32_t i = 0; of && i < n; i++)
+		of[i]->frame = e[i].result ? 0 : e[i].frame;
+	return m.merged;
+}
+
+static uint64_t merge_by_pageonefs(void)
+{
+	uint32_t total = per * processes, n, i;
+	uint64_t *d = malloc(total * 8ul), t, digest, map, merge = 0, merged = 0, calls = 0;
+	struct pageonefs_entry *e = malloc(sizeof(*e) * per);
+	struct slot **of = malloc(sizeof(*of) * per);
+
+	memset(d, 0, total * 8ul);
+	t = CPU();
+	for (uint32_t p = 0; p < processes; p++)
+		digests(children[p].file, d + p * per);
+	digest = CPU() - t;
+	t = CPU();
+	for (mask = 1; mask < total * 2; mask *= 2)
+		;
+	table = calloc(mask--, sizeof(*table));
+	for (i = 0; i < total; i++)
+		slot(d[i])->count++;
+	for (int pass = 0; pass < 2; pass++) {
+		for (uint32_t p = 0; p < processes; p++) {
+			for (i = n = 0; i < per; i++) {
+				struct slot *s = slot(d[p * per + i]);
+
+				/* First one page of each content, to be a frame. */
+				if (s->count < 2 || (pass ? s->frame < 2 : s->frame))
+					continue;
+				if (!pass)
+					s->frame = 1;
+				e[n] = (struct pageonefs_entry){ .index = i, .frame = pass ? s->frame : 0 };
+				of[n++] = s;
+			}
+			calls = CPU();
+			merged += merge_call(children[p].file, e, n, pass ? NULL : of);
+			merge += CPU() - calls;
+		}
+	}
+	map = CPU() - t - merge;
+	cost("digest", digest, merged);
+	cost("map", map, merged);
+	cost("merge-call", merge, merged);
+	cost("merge", digest + map + merge, merged);
+	free(d);
+	free(e);
+	free(of);
+	free(table);
+	return merged;
+}
+
+/* All files; `pages`: what the cost is counted by, or 0 for the dirty pages. */
+static void harvest_all(const char *what, uint64_t pages)
+{
+	uint64_t *bits = calloc(per / 64, 8), dirty = 0, t = CPU();
+
+	for (uint32_t p = 0; p < processes; p++)
+		dirty += harvest(children[p].file, bits);
+	cost(what, CPU() - t, pages ?: dirty ?: 1);
+	free(bits);
+}
+
+int main(int argc, char **argv)
+{
+	uint32_t *uses;
+	uint64_t different = 0, merged, before, wrong;
+
+	setvbuf(stdout, 0, _IOLBF, 0);
+	if (argc < 5)
+		return 2;
+	sh = calloc(1, sizeof(*sh));
+	who = argv[1];
+	ksm = !strcmp(who, "ksm");
+	kind = argv[2];
+	per = atoi(argv[3]) & ~63;
+	processes = atoi(argv[4]);
+	uses = calloc(per + 1, 4);
+	for (uint32_t p = 0; p < processes; p++)
+		for (uint32_t i = 0; i < per; i++)
+			different += !uses[content(p, i)]++;
+	start();
+	all('r');
+	cost("read-before", all('r'), (uint64_t)per * processes);
+	/* Whoever merges has taken the dirty bits before, to know what is at rest. */
+	if (!ksm) {
+		harvest_all("harvest-runs", 0);
+		all('r');
+	}
+	before = slabs();
+	merged = ksm ? merge_by_ksm((uint64_t)per * processes - different) : merge_by_pageonefs();
+	printf("%s %s: %lu of %u pages are merged, of %lu contents\n", who, kind, (long)merged, per * processes, (long)different);
+	printf("COST %s %s kernel-bytes %.1f\n", who, kind, (double)(int64_t)(slabs() - before) / merged);
+	cost("first-read", all('r'), (uint64_t)per * processes);
+	cost("read-again", all('r'), (uint64_t)per * processes);
+	wrong = all('c');
+	if (!ksm)
+		harvest_all("harvest-clean", (uint64_t)per * processes);
+	cost("write", all('w'), (uint64_t)per * processes / 4);
+	if (!ksm) {
+		harvest_all("harvest-scattered", 0);
+		cost("write-again", all('s'), (uint64_t)per * processes / 20);
+	}
+	if (wrong || sh->bad)
+		printf("BENCH-FAILED %lu pages are wrong\n", (long)wrong);
+	for (uint32_t p = 0; p < processes; p++) {
+		kill(children[p].pid, SIGKILL);
+		waitpid(children[p].pid, 0, 0);
+	}
+	if (ksm)
+		set(KSM "run", "2"), set(KSM "run", "0");
+	return !!wrong;
+}

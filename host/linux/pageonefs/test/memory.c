@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * The kernel's ways to memory: pins, direct I/O, swap, huge pages, other processes.
+ */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <linux/io_uring.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/swap.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "pages.h"
+
+#define SLOW_DISK "/dev/nvme0n1"
+#define SWAP_DISK "/dev/nvme1n1"
+
+/* ---- others that hold pages ----------------------------------------------------------- */
+
+/* A page that a pipe, or a device, holds is not merged: what is written there must arrive. */
+static void held(void)
+{
+	struct file f = file_make(64);
+	char *m = file_map(f), buffer[PAGE];
+	struct iovec v = { at(m, 30), PAGE };
+	int pipes[2], merged = 0, disk = open(SLOW_DISK, O_RDONLY | O_DIRECT), wrong = 0, reads = 0;
+
+	all_merged(f, m, 5);
+	fill(at(m, 30), 1);
+	fill(at(m, 31), 1);
+	CHECK(!pipe(pipes) && vmsplice(pipes[1], &v, 1, 0) == (ssize_t)PAGE);
+	for (int i = 0; i < 20; i++) {
+		merged += merge_round(f);
+		usleep(20000);
+	}
+	CHECK(merged <= 1 && describe(f.id).merged_pages <= 63);
+	CHECK(read(pipes[0], buffer, PAGE) == (ssize_t)PAGE && holds(buffer, 1));
+	if (disk < 0) {
+		printf("    SKIPPED direct I/O: there is no %s\n", SLOW_DISK);
+		return;
+	}
+	/* A disk writes into pages that are about to be merged. */
+	char *want = mmap(0, 64 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	pid_t merger = fork();
+
+	if (!merger)
+		while (!sh->stop)
+			merge_round(f);
+	for (double end = now() + 12; now() < end; reads++) {
+		uint32_t i = rand() % 4 * 16, off = rand() % 64 << 16;
+
+		for (int j = 0; j < 16; j++)
+			fill(at(m, i + j), 3);
+		if (rand() & 1)
+			usleep(3000);
+		if (pread(disk, at(m, i), 1 << 16, off) != 1 << 16 || pread(disk, want, 1 << 16, off) != 1 << 16)
+			BAD("pread");
+		if (memcmp(want, at(m, i), 1 << 16) && wrong++ < 3)
+			BAD("read %d lost bytes", reads);
+	}
+	sh->stop = 1;
+	kill(merger, SIGKILL);
+	waitpid(merger, 0, 0);
+	printf("    %d reads of 64 KiB past the page cache, %d wrong\n", reads, wrong);
+	CHECK(reads > 50);
+	close(disk);
+	close(f.fd);
+}
+
+/* Long-term pins: as registered buffers of io_uring are. */
+static void pins(void)
+{
+	struct file f = file_make(64);
+	char *m = file_map(f);
+	struct rlimit limit = { RLIM_INFINITY, RLIM_INFINITY };
+	struct io_uring_params p = { 0 };
+	int ring = syscall(SYS_io_uring_setup, 4, &p), pinned;
+	struct iovec v = { m, 64 * PAGE };
+	struct pageonefs_plain plain = { .id = f.id };
+
+	setrlimit(RLIMIT_MEMLOCK, &limit);
+	CHECK(ring >= 0);
+	for (int i = 0; i < 64; i++)
+		fill(at(m, i), 5);
+	pinned = !syscall(SYS_io_uring_register, ring, IORING_REGISTER_BUFFERS, &v, 1);
+	printf("    a pin for long, of pages that are written: %s\n", pinned ? "taken" : strerror(errno));
+	if (pinned) {
+		/* Nothing is merged that is pinned, and after a while nothing of the file. */
+		path_write(PARAMETERS "pin_seconds", "1");
+		for (int i = 0; i < 40 && !describe(f.id).plain; i++) {
+			merge_round(f);
+			usleep(100000);
+		}
+		path_write(PARAMETERS "pin_seconds", "10");
+		CHECK(describe(f.id).plain == PAGEONEFS_PLAIN_PINNED);
+		CHECK(!syscall(SYS_io_uring_register, ring, IORING_UNREGISTER_BUFFERS, 0, 0));
+		CHECK(merge_round(f) == 0 && describe(f.id).merged_pages == 0);
+	}
+	for (int i = 0; i < 64; i++)
+		CHECK(holds(at(m, i), 5));
+	munmap(m, 64 * PAGE);
+	close(f.fd);
+
+	/* Asked for: its new mappings may be pinned, on every kernel, by every way. */
+	f = file_make(64);
+	m = file_map(f);
+	all_merged(f, m, 6);
+	plain.id = f.id;
+	CHECK(!ioctl(control_open(MOUNT), PAGEONEFS_MAKE_PLAIN, &plain));
+	CHECK(describe(f.id).plain == PAGEONEFS_PLAIN_ASKED && describe(f.id).merged_pages == 0);
+	for (int i = 0; i < 64; i++)
+		CHECK(holds(at(m, i), 6));
+	char *again = file_map(f);
+
+	v.iov_base = again;
+	CHECK(!syscall(SYS_io_uring_register, ring, IORING_REGISTER_BUFFERS, &v, 1));
+	fill(at(again, 3), 7);
+	CHECK(holds(at(m, 3), 7) && merge_round(f) == 0);
+	close(ring);
+	close(f.fd);
+}
+
+/* ---- other processes -------------------------------------------------------------------- */
+
+static void processes(void)
+{
+	struct file f = file_make(64);
+	char *m = file_map(f), buffer[PAGE], other[PAGE], path[128];
+	int status;
+	pid_t me = getpid(), k;
+
+	all_merged(f, m, 5);
+	k = fork();
+	if (!k) {
+		int bad = !holds(at(m, 9), 5);
+
+		fill(at(m, 9), 6);
+		usleep(200000);
+		_exit(bad || !holds(at(m, 10), 7));
+	}
+	usleep(100000);
+	fill(at(m, 10), 7);
+	waitpid(k, &status, 0);
+	CHECK(!status && holds(at(m, 9), 6) && holds(at(m, 8), 5));
+	/* Another process's memory. */
+	all_merged(f, m, 5);
+	fill(other, 8);
+	struct iovec here = { buffer, PAGE }, there = { at(m, 3), PAGE }, from = { other, PAGE };
+
+	k = fork();
+	if (!k) {
+		int bad = process_vm_readv(me, &here, 1, &there, 1, 0) != (ssize_t)PAGE || !holds(buffer, 5);
+
+		_exit(bad | (process_vm_writev(me, &from, 1, &there, 1, 0) != (ssize_t)PAGE) << 1);
+	}
+	waitpid(k, &status, 0);
+	CHECK(!status && holds(at(m, 3), 8) && holds(at(m, 4), 5));
+	/* A futex, which the kernel finds by the file's page. */
+	k = fork();
+	if (!k)
+		_exit(syscall(SYS_futex, at(m, 20), FUTEX_WAIT, *(uint32_t *)at(m, 20), &(struct timespec){ 5, 0 }, 0, 0) != 0);
+	usleep(300000);
+	all_merged(f, m, 5);
+	for (int i = 0; i < 20 && syscall(SYS_futex, at(m, 20), FUTEX_WAKE, 1, 0, 0, 0) != 1; i++)
+		usleep(100000);
+	waitpid(k, &status, 0);
+	CHECK(!status && holds(at(m, 20), 5));
+	/* Opened by its mapping, it is the same file. */
+	all_merged(f, m, 5);
+	snprintf(path, sizeof(path), "/proc/self/map_files/%lx-%lx", (long)m, (long)(m + 64 * PAGE));
+	int fd = open(path, O_RDWR);
+
+	CHECK(fd >= 0 && pread(fd, buffer, PAGE, 5 * PAGE) == (ssize_t)PAGE && holds(buffer, 5));
+	CHECK(pwrite(fd, "x", 1, 5 * PAGE) == 1 && at(m, 5)[0] == 'x' && holds(at(m, 6), 5));
+	close(fd);
+	/* Moved, protected, advised. */
+	char *moved = mremap(m, 64 * PAGE, 128 * PAGE, MREMAP_MAYMOVE);
+
+	CHECK(moved != MAP_FAILED && holds(at(moved, 63), 5));
+	m = moved;
+	CHECK(!mprotect(m, 64 * PAGE, PROT_READ) && holds(at(m, 8), 5) && !mprotect(m, 64 * PAGE, PROT_READ | PROT_WRITE));
+	fill(at(m, 8), 9);
+	CHECK(holds(at(m, 8), 9) && !madvise(m, 64 * PAGE, MADV_MERGEABLE));
+	CHECK(!madvise(m, 64 * PAGE, 22 /* MADV_POPULATE_READ */) && !madvise(m, 64 * PAGE, 23 /* _WRITE */));
+	CHECK(describe(f.id).merged_pages == 0 && holds(at(m, 7), 5));
+	unsigned long node = 1;
+
+	CHECK(!syscall(SYS_mbind, m, 64 * PAGE, 2 /* MPOL_BIND */, &node, 64, 0));
+	close(f.fd);
+}
+
+/* Huge pages must not fill the holes of merged ones. */
+static void huge(void)
+{
+	const char *modes[] = { "always", "force" };
+	char *r = mmap(0, 2048 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	char *m = (char *)(((uintptr_t)r + 0x1fffff) & ~0x1ffffful);
+
+	for (int k = 0; k < 2; k++) {
+		struct file f = file_make(1024);
+		uint32_t wrong = 0, i;
+
+		CHECK(mmap(m, 1024 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, f.fd, 0) == m);
+		all_merged(f, m, 5);
+		if (path_write("/sys/kernel/mm/transparent_hugepage/shmem_enabled", modes[k]))
+			BAD("shmem_enabled=%s", modes[k]);
+		madvise(m, 1024 * PAGE, MADV_HUGEPAGE);
+		fill(at(m, 700), 6);
+		fill(at(m, 10), 6);
+		CHECK(pwrite(f.fd, "z", 1, 600 * PAGE) == 1);
+		CHECK(madvise(m, 1024 * PAGE, 25 /* MADV_COLLAPSE */) < 0);
+		char *n = file_map(f), page[PAGE];
+		uint64_t bits[16];
+
+		for (i = 0; i < 1024; i++) {
+			uint64_t c = i == 700 || i == 10 ? 6 : 5;
+
+			fill(page, c);
+			if (i == 600)
+				page[0] = 'z';
+			wrong += !!memcmp(at(m, i), page, PAGE) + !!memcmp(at(n, i), page, PAGE);
+			wrong += pread(f.fd, n == m ? 0 : page, PAGE, i * PAGE) != (ssize_t)PAGE || memcmp(page, at(m, i), PAGE);
+		}
+		if (wrong)
+			BAD("%s: %u pages are wrong", modes[k], wrong);
+		/* What is written after a harvest is named, whatever maps it. */
+		harvest(f, bits);
+		at(m, 3)[0]++;
+		at(n, 701)[0]++;
+		harvest(f, bits);
+		CHECK(bits[0] >> 3 & 1 && bits[10] >> (701 - 640) & 1);
+		path_write("/sys/kernel/mm/transparent_hugepage/shmem_enabled", "never");
+		munmap(n, 1024 * PAGE);
+		close(f.fd);
+	}
+}
+
+/* ---- swap ----------------------------------------------------------------------- */
+
+/*
+ * Private pages are charged and swapped while others of the file are merged, and come back right.
+ */
+static void swap(void)
+{
+	struct file f = file_make(8192);
+	char *m, pid[16];
+	uint64_t *is = calloc(f.pages, 8), r = 3, *d = malloc(f.pages * 8);
+	long out = path_number("/proc/vmstat", "pswpout"), away = 0;
+
+	if (system("mkswap " SWAP_DISK " > /dev/null && swapon " SWAP_DISK)) {
+		printf("    SKIPPED swap: there is no %s\n", SWAP_DISK);
+		return;
+	}
+	mkdir("/sys/fs/cgroup/small", 0755);
+	CHECK(!path_write("/sys/fs/cgroup/small/memory.max", "8M"));
+	snprintf(pid, 16, "%d", getpid());
+	CHECK(!path_write("/sys/fs/cgroup/small/cgroup.procs", pid));
+	m = file_map(f);
+	for (double end = now() + 20; now() < end;) {
+		for (int n = 0; n < 2000; n++) {
+			r = mix(r);
+			uint32_t i = r % f.pages;
+
+			if (!holds(at(m, i), is[i]))
+				BAD("page %u does not hold %lx", i, (long)is[i]);
+			if (r >> 40 & 1)
+				fill(at(m, i), is[i] = r >> 41 & 1 ? (r >> 42 & 3) + 1 : r | 1ull << 63);
+			sh->checks++;
+		}
+		merge_round(f);
+	}
+	for (uint32_t i = 0; i < f.pages; i++)
+		if (!holds(at(m, i), is[i]))
+			BAD("at the end page %u does not hold %lx", i, (long)is[i]);
+	digests(f, d);
+	for (uint32_t i = 0; i < f.pages; i++)
+		away += d[i] == PAGEONEFS_PAGE_AWAY;
+	printf("    %ld pages were swapped out, %ld are away now\n", path_number("/proc/vmstat", "pswpout") - out, away);
+	CHECK(path_number("/proc/vmstat", "pswpout") - out > 1000 && away > 100);
+	say("swap");
+	munmap(m, f.pages * PAGE);
+	CHECK(!path_write("/sys/fs/cgroup/cgroup.procs", pid));
+	close(f.fd);
+	CHECK(!swapoff(SWAP_DISK));
+}
+
+const struct test memory_tests[] = {
+	{ "held", held }, { "pins", pins }, { "processes", processes }, { "huge", huge }, { "swap", swap }, { 0 },
+};

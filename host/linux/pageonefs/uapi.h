@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: GPL-2.0 WITH Linux-syscall-note */
+/*
+ * The control interface: ioctls on a directory descriptor of a mount's root, for CAP_SYS_ADMIN.
+ *
+ * All numbers are little-endian as the processor has them, all structures are free of holes, and
+ * crates/kmem/src/pageonefs.rs has the same layout in Rust. A caller asks PAGEONEFS_INFO first, and
+ * stops where `version` is not its own.
+ *
+ * A file is named by its `id`: unique while the module is loaded, never used again. It names files
+ * that have no name any more, too. Pages are counted from the file's start. A frame is named by its
+ * handle: unique in its domain, never used again; not 0. A frame lives while a page uses it.
+ */
+#ifndef PAGEONEFS_UAPI_H
+#define PAGEONEFS_UAPI_H
+
+#include <linux/ioctl.h>
+#include <linux/types.h>
+
+#define PAGEONEFS_VERSION	1
+#define PAGEONEFS_DOMAIN_MAX	64	/* bytes, with the final 0 */
+
+struct pageonefs_info {
+	__u32 version;		/* PAGEONEFS_VERSION */
+	__u32 page_size;	/* bytes */
+	__u64 digest;		/* which function PAGEONEFS_DIGEST uses: 1 */
+	char domain[PAGEONEFS_DOMAIN_MAX];	/* empty: this mount shares with no other */
+};
+
+/* Why a file is plain: none of its pages is merged, and none will be. */
+#define PAGEONEFS_PLAIN_NO	0
+#define PAGEONEFS_PLAIN_ASKED	1	/* PAGEONEFS_MAKE_PLAIN */
+#define PAGEONEFS_PLAIN_PINNED	2	/* pages are pinned for long: VFIO, vDPA, registered buffers */
+
+struct pageonefs_file {
+	__u64 id;
+	__u64 inode;		/* as stat(2) has it */
+	__u64 size;		/* bytes */
+	__u64 private_pages;	/* in memory */
+	__u64 merged_pages;
+	__u32 plain;		/* PAGEONEFS_PLAIN_* */
+	__u32 reserved;
+};
+
+/* The files whose id is above `after`, in ascending order. */
+struct pageonefs_list {
+	__u64 after;
+	__u64 files;		/* address of `room` structures */
+	__u32 room;
+	__u32 filled;		/* out */
+};
+
+/*
+ * Takes and clears the dirty bits of [start, start + pages), multiples of 64. A set bit: the page
+ * may have been written, punched or truncated since its bit was taken before. A page whose bit is
+ * not set holds what it held then.
+ */
+struct pageonefs_harvest {
+	__u64 id;
+	__u64 start;
+	__u64 pages;
+	__u64 bits;		/* address of pages / 64 words */
+	__u64 dirty;		/* out: how many */
+};
+
+/* What a page is. Other even values are its digest, odd ones a frame's handle * 2 + 1. */
+#define PAGEONEFS_PAGE_NONE	0	/* nothing there: reads as zeros */
+#define PAGEONEFS_PAGE_AWAY	2	/* swapped out */
+
+struct pageonefs_digest {
+	__u64 id;
+	__u64 start;
+	__u64 pages;
+	__u64 out;		/* address of `pages` words */
+	__u64 only;		/* address of pages / 64 words that say which pages to look at; 0: all */
+	__u64 seed;
+	__u64 digested;		/* out: how many were read */
+};
+
+/* "Page `index` holds what frame `frame` holds." */
+struct pageonefs_entry {
+	__u64 index;
+	__u64 frame;		/* 0: make a frame of this page; out: its handle */
+	__s32 result;		/* out: 0 merged, or a negative error number, see below */
+	__u32 reserved;
+};
+
+/*
+ * Entries are in ascending order of their index. Results: 0; -EEXIST: it uses a frame already
+ * (its handle is in `frame`), and no other was named, or the one named has another content;
+ * -EAGAIN: not in memory, or locked; -EBUSY: someone holds the page, look again later; -ESTALE:
+ * other content; -ENOENT: no such frame any more; -EMLINK: the frame has as many users as it may
+ * have, make another; -EHWPOISON, -EINVAL, -ENOMEM. A page of one frame may move to another of
+ * equal content.
+ */
+struct pageonefs_merge {
+	__u64 id;
+	__u64 entries;		/* address */
+	__u32 count;
+	__u32 merged;		/* out */
+};
+
+struct pageonefs_plain {
+	__u64 id;
+};
+
+/* Since the module was loaded, in all mounts, but for the first two. */
+struct pageonefs_stats {
+	__u64 frames;		/* now, in this domain */
+	__u64 merged_pages;	/* now, in this mount */
+	__u64 merges;
+	__u64 moves;		/* pages that went from a frame to an equal one */
+	__u64 copies;		/* merged pages that became private: written, or unmerged */
+	__u64 busy;		/* merges refused, someone held the page */
+	__u64 differ;		/* merges refused, other content */
+	__u64 late;		/* private pages made for a page that had been merged meanwhile */
+	__u64 frame_faults;
+	__u64 around;		/* merged pages mapped beside one that was read */
+	__u64 private_faults;
+	__u64 first_writes;	/* dirty bits set by a write through a mapping */
+	__u64 drains;		/* times that LRU batches of a processor, or of all, were emptied */
+};
+
+#define PAGEONEFS_INFO		_IOR('1', 1, struct pageonefs_info)
+#define PAGEONEFS_LIST		_IOWR('1', 2, struct pageonefs_list)
+#define PAGEONEFS_HARVEST	_IOWR('1', 3, struct pageonefs_harvest)
+#define PAGEONEFS_DIGEST	_IOWR('1', 4, struct pageonefs_digest)
+#define PAGEONEFS_MERGE		_IOWR('1', 5, struct pageonefs_merge)
+#define PAGEONEFS_MAKE_PLAIN	_IOW('1', 6, struct pageonefs_plain)
+#define PAGEONEFS_STATS		_IOR('1', 7, struct pageonefs_stats)
+
+#endif

@@ -1,0 +1,334 @@
+//! `pageone attach`: programs and guests that were started without the agent.
+
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use e2e::{Client, Daemon, Guest, eventually, program, skipped};
+
+fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+/// Attaches a process; gives what the command said, and whether it was done.
+fn attach(daemon: &Daemon, pid: i32) -> (bool, String) {
+    let output = daemon.pageone(&["attach", &pid.to_string()]).output().unwrap();
+    (output.status.success(), text(&output))
+}
+
+/// The reason why a process is refused. It must run on.
+fn refused(daemon: &Daemon, pid: i32) -> String {
+    let (done, said) = attach(daemon, pid);
+    assert!(!done, "it was attached: {said}");
+    println!("{said}");
+    said
+}
+
+/// `PAGEONE_ATTACH_ROUNDS`, or 10.
+fn many_rounds() -> u32 {
+    std::env::var("PAGEONE_ATTACH_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(10)
+}
+
+fn detach(daemon: &Daemon, pid: i32) {
+    let output = daemon.pageone(&["detach", &pid.to_string()]).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+}
+
+/// A program of the kind that is attached, without the agent.
+fn events(words: &[&str]) -> Client {
+    let mut command = Command::new(program("pageone-test-client"));
+    command.arg("events").args(words);
+    let mut client = Client::spawn(command);
+    client.expect("ready");
+    client
+}
+
+/// What the descriptors of a process name, but for what its loader opens now and then.
+fn descriptors(pid: i32) -> Vec<String> {
+    let all = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+    // The program may close one meanwhile.
+    let names = all.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+    names
+        .map(|name| name.to_string_lossy().into_owned())
+        .filter(|name| !name.contains("libm.so") && !name.contains("/ld.so.cache"))
+        .collect()
+}
+
+/// KiB that a process has marked for the kernel's KSM.
+fn marked_kib(pid: i32) -> u64 {
+    let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
+    let (mut size, mut marked) = (0, 0);
+    for line in smaps.lines() {
+        if let Some(kib) = line.strip_prefix("Size:") {
+            size = kib.trim().trim_end_matches(" kB").parse().unwrap();
+        } else if line.strip_prefix("VmFlags:").is_some_and(|flags| flags.contains(" mg")) {
+            marked += size;
+        }
+    }
+    marked
+}
+
+#[test]
+fn a_program_that_runs_is_attached_merges_and_is_detached_again_and_again() {
+    let daemon = Daemon::start();
+    let mut client = events(&["16384", "4"]);
+    let pid = client.pid();
+    assert_eq!(marked_kib(pid), 64 << 10);
+    let before = descriptors(pid);
+    for round in 0..3 {
+        let (done, said) = attach(&daemon, pid);
+        assert!(done && said.contains("64 MiB"), "{said}");
+        daemon.wait_merged(pid, 16_000);
+        client.go();
+        client.tell("fork");
+        client.expect("ok");
+        client.tell("rewrite");
+        client.expect("ok");
+        if round == 0 {
+            let (done, said) = attach(&daemon, pid);
+            assert!(done && said.contains("attached already"), "{said}");
+        }
+        detach(&daemon, pid);
+        client.go();
+        assert!(daemon.client(pid).is_none());
+        assert_eq!(marked_kib(pid), 64 << 10, "the program's mark is back");
+        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+        assert!(!maps.contains("/memfd:pageone"), "it maps frames still:\n{maps}");
+        assert_eq!(descriptors(pid), before);
+    }
+}
+
+#[test]
+fn a_guest_that_nobody_prepared_is_attached_and_keeps_every_byte() {
+    let words = match Guest::words(192) {
+        Ok(words) => words,
+        Err(why) => return skipped(&why),
+    };
+    let daemon = Daemon::with(&["--merge-period", "1"]);
+    let start = |more: &[&str]| {
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).args(more);
+        Guest::start(command)
+    };
+    let sandbox = ["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"];
+    let mut guests = [start(&[]), start(&sandbox)];
+    for guest in &mut guests {
+        guest.pass_rounds(1);
+    }
+    for _ in 0..2 {
+        for guest in &guests {
+            let (done, said) = attach(&daemon, guest.pid());
+            assert!(done && said.contains("192 MiB"), "{said}");
+        }
+        for guest in &mut guests {
+            daemon.wait_merged(guest.pid(), 15_000);
+            guest.pass_rounds(1);
+            detach(&daemon, guest.pid());
+            guest.pass_rounds(1);
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_attached_is_refused_with_the_reason_and_runs_on() {
+    let daemon = Daemon::start();
+    let kinds = [
+        ("shared", "is shared with other processes or a file"),
+        ("inherited", "children inherit its memory"),
+        ("locked", "pinned or locked"),
+        ("unmarked", "has marked no memory"),
+    ];
+    for (kind, reason) in kinds {
+        let mut client = events(&["1024", "4", kind]);
+        let said = refused(&daemon, client.pid());
+        assert!(said.contains(reason), "{kind}: {said}");
+        client.go();
+    }
+    assert!(refused(&daemon, 0x3fff_ffff).contains("there is no process"));
+    assert!(refused(&daemon, 2).contains("thread of the kernel"));
+    let mut early = daemon.scenario(&["events", "1024", "4"]);
+    early.expect("ready");
+    assert!(refused(&daemon, early.pid()).contains("it has had the agent since its start"));
+    early.go();
+    let elsewhere =
+        daemon.pageone(&["attach", "--socket", "/no/such/socket", &early.pid().to_string()]).output().unwrap();
+    assert!(text(&elsewhere).contains("does not see /no/such/socket"), "{}", text(&elsewhere));
+}
+
+/// The loader's own words come by single steps.
+#[test]
+fn a_library_that_cannot_be_loaded_is_an_error_in_the_loaders_words() {
+    let daemon = Daemon::start();
+    let mut client = events(&["1024", "4"]);
+    let dir = tempfile::tempdir().unwrap();
+    let library = dir.path().join("libpageone_agent.so");
+    std::fs::write(&library, "no library").unwrap();
+    for _ in 0..3 {
+        let mut command = daemon.pageone(&["attach", &client.pid().to_string()]);
+        let output = command.env("PAGEONE_AGENT", &library).output().unwrap();
+        assert!(!output.status.success());
+        assert!(
+            text(&output).contains("could not load the agent: ") && text(&output).contains("file too short"),
+            "{}",
+            text(&output)
+        );
+        client.go();
+    }
+    assert!(attach(&daemon, client.pid()).0);
+    client.go();
+}
+
+#[test]
+fn a_static_program_is_refused() {
+    let busybox = Command::new("busybox").args(["sleep", "60"]).stdin(Stdio::null()).spawn();
+    let mut child = match busybox {
+        Ok(child) => child,
+        Err(why) => return skipped(&format!("there is no busybox: {why}")),
+    };
+    let daemon = Daemon::start();
+    let said = text(&daemon.pageone(&["attach", &child.id().to_string()]).output().unwrap());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    if said.contains("ppoll") {
+        return skipped("busybox is linked dynamically here");
+    }
+    assert!(said.contains("statically linked: it loads no libraries"), "{said}");
+}
+
+#[test]
+fn a_program_that_never_waits_for_events_is_left_as_it_is() {
+    let daemon = Daemon::start();
+    // It waits in read(2).
+    let mut client = Client::spawn({
+        let mut command = Command::new(program("pageone-test-client"));
+        command.args(["hold", "1024", "4"]);
+        command
+    });
+    client.expect("ready");
+    let pid = client.pid();
+    let begin = Instant::now();
+    let said = text(&daemon.pageone(&["attach", "--timeout", "1", &pid.to_string()]).output().unwrap());
+    assert!(said.contains("was not seen to wait for events in 1 s"), "{said}");
+    assert!(begin.elapsed() < Duration::from_secs(20) * e2e::patience());
+    client.go();
+    assert!(!std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap().contains("pageone_agent"));
+}
+
+/// The thread that calls the loader needs nobody to bring it back.
+#[test]
+fn the_program_goes_on_when_the_attaching_process_is_killed_at_any_moment() {
+    let daemon = Daemon::start();
+    let mut client = events(&["1024", "4"]);
+    let pid = client.pid();
+    // The moments are spread over the time that it takes here.
+    let begin = Instant::now();
+    assert!(attach(&daemon, pid).0);
+    let whole = begin.elapsed();
+    detach(&daemon, pid);
+    let (mut killed, rounds) = (0, 20);
+    for round in 0..rounds {
+        let mut attaching = daemon.pageone(&["attach", &pid.to_string()]).stdout(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(whole * round / rounds);
+        killed += u32::from(attaching.try_wait().unwrap().is_none());
+        attaching.kill().unwrap();
+        attaching.wait().unwrap();
+        client.go();
+        if daemon.client(pid).is_some() {
+            detach(&daemon, pid);
+        }
+    }
+    println!("{killed} of {rounds} were killed before they had ended");
+    assert!(killed > 0);
+    eventually("it is attached at last", Duration::from_secs(20), || attach(&daemon, pid).0.then_some(()));
+    daemon.wait_merged(pid, 800);
+    client.go();
+}
+
+/// `PAGEONE_ATTACH_ROUNDS` rounds (`make test-attach`: 1,000) on a program whose threads allocate,
+/// load libraries, write and discard, while its first thread polls every millisecond.
+#[test]
+fn a_busy_program_bears_many_rounds_of_attach_and_detach() {
+    let rounds = many_rounds();
+    let daemon = Daemon::with(&["--merge-period", "0.05"]);
+    let mut client = events(&["2048", "4", "1"]);
+    let pid = client.pid();
+    let rss = || {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmSize")).unwrap().to_owned();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
+    };
+    let (mut longest, mut total, mut size, mut merged) = (Duration::ZERO, Duration::ZERO, 0, 0);
+    for round in 0..rounds {
+        let begin = Instant::now();
+        let (done, said) = attach(&daemon, pid);
+        assert!(done, "round {round}: {said}");
+        longest = longest.max(begin.elapsed());
+        total += begin.elapsed();
+        if round % 10 == 0 {
+            daemon.wait_merged(pid, 1000);
+            merged += 1;
+        }
+        if round % 2 == 0 {
+            client.go();
+        }
+        detach(&daemon, pid);
+        if round % 2 == 1 {
+            client.go();
+        }
+        if round == 9 {
+            size = rss();
+        }
+    }
+    println!(
+        "{rounds} rounds, {merged} with merged memory: attached in {:.1} ms on average, {:.1} ms at most; {} KiB more address space since round 10",
+        total.as_secs_f64() * 1e3 / f64::from(rounds),
+        longest.as_secs_f64() * 1e3,
+        rss().saturating_sub(size)
+    );
+    // What each round left would add up.
+    assert!(rounds < 100 || rss() < size + 64 * 1024, "{} KiB, then {}", size, rss());
+}
+
+/// A guest, the same: its own checks go on all the time.
+#[test]
+fn a_busy_guest_bears_many_rounds_of_attach_and_detach() {
+    let rounds = many_rounds();
+    let words = match Guest::words(192) {
+        Ok(words) => words,
+        Err(why) => return skipped(&why),
+    };
+    let daemon = Daemon::with(&["--merge-period", "0.2"]);
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]);
+    let mut guest = Guest::start(command);
+    guest.pass_rounds(1);
+    let before = guest.rounds();
+    let mut merged = 0;
+    for round in 0..rounds {
+        let (done, said) = attach(&daemon, guest.pid());
+        assert!(done, "round {round}: {said}");
+        if round % 10 == 0 {
+            daemon.wait_merged(guest.pid(), 5_000);
+        }
+        merged += daemon.client(guest.pid()).and_then(|c| c["pages_merged"].as_u64()).unwrap_or(0);
+        detach(&daemon, guest.pid());
+        guest.rounds();
+    }
+    guest.pass_rounds(1);
+    println!("{rounds} rounds, {merged} pages merged in all, {} rounds of the guest's checks", guest.rounds() - before);
+}
+
+#[test]
+fn the_agent_is_not_loaded_twice() {
+    let daemon = Daemon::start();
+    let mut client = events(&["1024", "4"]);
+    let pid = client.pid();
+    for _ in 0..2 {
+        assert!(attach(&daemon, pid).0);
+        detach(&daemon, pid);
+    }
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let agents =
+        maps.lines().filter(|line| line.contains("libpageone_agent.so") && line.contains(" 00000000 ")).count();
+    assert_eq!(agents, 1, "{maps}");
+    client.go();
+}

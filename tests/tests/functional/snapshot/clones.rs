@@ -1,0 +1,107 @@
+//! Guests that check their own files: stored while they do, and gone on as clones.
+
+use super::*;
+
+/// A demo guest with a monitor, which says lines back at its second serial port.
+pub(super) fn guest_words(place: &Place) -> Option<Vec<String>> {
+    let mut words = Guest::words(MEMORY).inspect_err(|why| skipped(why)).ok()?;
+    let append = words.iter().position(|word| word == "-append").unwrap();
+    words[append + 1] += " PAGEONE_ANSWER=1";
+    let path = |name: &str| place.path(name).display().to_string();
+    let answers = format!("unix:{},server=on,wait=off", path("answers"));
+    // A reset does not end it.
+    words.retain(|word| word != "-no-reboot");
+    words.extend(Qmp::words(&place.path("guest.qmp")));
+    words.extend(["-serial".into(), answers]);
+    Some(words)
+}
+
+#[test]
+fn a_guest_is_stored_while_it_works_and_two_clones_go_on_and_diverge() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let Some(mut source) = place.guest() else { return };
+    let pid = source.pid();
+    eventually("a prepared guest is merged", Duration::from_secs(120), || {
+        let client = place.daemon.client(pid)?;
+        let of = |name: &str| client[name].as_u64().unwrap_or(0);
+        (of("pages_merged") + of("pages_zero") > 5000).then_some(())
+    });
+    place.save(pid, "first");
+    source.pass_rounds(1);
+    let second = place.save(pid, "second");
+    let memory_bytes = second["memory_bytes"].as_u64().unwrap();
+    assert_eq!(memory_bytes, u64::from(MEMORY) << 20);
+    assert!(second["stored_bytes"].as_u64().unwrap() < memory_bytes / 4, "most of it was stored already: {second}");
+    // The source goes on after each, and its clones do without it.
+    source.pass_rounds(1);
+    source.kill();
+    assert_eq!(place.names(), ["first", "second"]);
+    let both = place.clones("second", 2, &[]);
+    for clone in &both.clones {
+        eventually("a clone's rounds", Duration::from_secs(240), || (clone.rounds() >= 2).then_some(()));
+    }
+    // Each goes its own way, and is told by a number of its own that it is a clone.
+    let [mut one, mut other] = [0, 1].map(|at| both.clones[at].qmp("guest.qmp"));
+    let number = |qmp: &mut Qmp| qmp.execute("query-vm-generation-id", json!({}))["guid"].clone();
+    assert_ne!(number(&mut one), number(&mut other));
+    let bytes = memory_bytes as usize;
+    let (a, b) = (ram_of(&mut one), ram_of(&mut other));
+    let (a, b) = (memory(both.clones[0].pid, a, bytes), memory(both.clones[1].pid, b, bytes));
+    let differing = a.chunks(4096).zip(b.chunks(4096)).filter(|(a, b)| a != b).count();
+    println!("{differing} of {} pages differ", bytes / 4096);
+    assert!((100..bytes / 4096 / 2).contains(&differing), "{differing} pages differ");
+    // A page that the server had to give was never given twice in different ways.
+    assert!(place.fails(&["snapshot", "rm", "store", "first"]).contains("in use"), "clones need the pool");
+    // A clone can be rebooted.
+    let before = both.clones[0].output().len();
+    one.execute("system_reset", json!({}));
+    eventually("the clone boots again", Duration::from_secs(240), || {
+        both.clones[0].output()[before..].contains("PAGEONE-BOOTED").then_some(())
+    });
+    both.clones.iter().for_each(|clone| assert!(clone.runs()));
+    drop(both);
+    place.ok(&["snapshot", "rm", "store", "first"]);
+    assert_eq!(place.names(), ["second"]);
+    assert!(place.fails(&["snapshot", "run", "store", "first"]).contains("no checkpoint is called"));
+    place.ok(&["pool", "check", "store"]);
+}
+
+#[test]
+fn a_prepared_guest_can_be_rebooted_and_stored_then() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let Some(mut source) = place.guest() else { return };
+    Qmp::connect(&place.path("guest.qmp")).execute("system_reset", json!({}));
+    let boots = |guest: &Guest| guest.console().iter().filter(|line| line.contains("PAGEONE-BOOTED")).count();
+    eventually("it boots again", Duration::from_secs(240), || (boots(&source) >= 2).then_some(()));
+    source.pass_rounds(1);
+    place.save(source.pid(), "rebooted");
+    let clone = place.clones("rebooted", 1, &[]);
+    assert!(clone.clones[0].runs());
+    drop(clone);
+    source.pass_rounds(1);
+}
+
+#[test]
+fn clones_whose_memory_is_not_served_any_more_end_and_see_no_wrong_byte() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let Some(mut source) = place.guest() else { return };
+    place.save(source.pid(), "one");
+    source.kill();
+    let both = place.clones("one", 2, &[]);
+    e2e::signal_process(both.server.id() as i32, libc::SIGKILL);
+    for clone in &both.clones {
+        eventually("the clone needs a page and ends", Duration::from_secs(240), || {
+            clone.rounds(); // Panics if it saw a wrong byte.
+            (!clone.runs()).then_some(())
+        });
+    }
+}

@@ -1,0 +1,76 @@
+//! Disks: each snapshot and each clone has its own content.
+
+use super::*;
+
+/// Where the tests write.
+const AT: u64 = 1 << 20;
+
+/// A byte of the disk that an image shows, by docs/interop/qcow2.rst of QEMU: zero, where nothing
+/// was ever written.
+fn byte(image: &Path) -> u8 {
+    use std::os::unix::fs::FileExt;
+    let file = std::fs::File::open(image).unwrap();
+    let bytes = |at: u64, len: usize| {
+        let mut bytes = vec![0; len];
+        file.read_exact_at(&mut bytes, at).unwrap();
+        bytes
+    };
+    let number = |at: u64| u64::from_be_bytes(bytes(at, 8).try_into().unwrap());
+    // The upper bits and the lowest are flags.
+    let place = |at: u64| number(at) & 0x00ff_ffff_ffff_fe00;
+    let cluster = 1_u64 << 16;
+    let table = place(number(40) + AT / (cluster * cluster / 8) * 8);
+    let data = if table == 0 { 0 } else { place(table + AT / cluster % (cluster / 8) * 8) };
+    if data != 0 {
+        return bytes(data + AT % cluster, 1)[0];
+    }
+    let (name_at, len) = (number(8), number(16) >> 32);
+    if name_at == 0 { 0 } else { byte(Path::new(std::str::from_utf8(&bytes(name_at, len as usize)).unwrap())) }
+}
+
+/// Writes to the disk, through its QEMU.
+fn write(qmp: &mut Qmp, byte: u8) {
+    qmp.monitor(&format!("qemu-io d0 \"write -P {byte} {AT} 64k\""));
+    qmp.monitor("qemu-io d0 flush");
+}
+
+/// The image that a QEMU writes to.
+fn image(qmp: &mut Qmp) -> PathBuf {
+    let all = qmp.execute("query-block", json!({}));
+    all[0]["inserted"]["image"]["filename"].as_str().unwrap().into()
+}
+
+#[test]
+fn a_disk_is_what_it_was_at_the_snapshot_and_each_clone_writes_its_own() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let (disk, source) = place.machine_with_disk();
+    let mut qmp = source.qmp();
+    write(&mut qmp, 1);
+    place.save(source.pid(), "one");
+    write(&mut qmp, 2);
+    place.save(source.pid(), "two");
+    write(&mut qmp, 3);
+    assert_eq!(image(&mut qmp), place.path("disk.two.qcow2"));
+    let images = ["disk.qcow2", "disk.one.qcow2", "disk.two.qcow2"].map(|name| byte(&place.path(name)));
+    assert_eq!(images, [1, 2, 3]);
+    for (name, want) in [("one", 1), ("two", 2)] {
+        let clones = place.clones(name, 2, &[]);
+        let [mut first, mut second] = [0, 1].map(|at| clones.clones[at].qmp("source.qmp"));
+        let images = [image(&mut first), image(&mut second)];
+        assert_eq!(images.each_ref().map(|image| byte(image)), [want, want]);
+        write(&mut first, 9);
+        assert_eq!(images.each_ref().map(|image| byte(image)), [9, want]);
+        assert!(images.iter().zip(&clones.clones).all(|(image, clone)| image.starts_with(&clone.directory)));
+    }
+    // What the clones wrote is theirs.
+    let images = ["disk.qcow2", "disk.one.qcow2", "disk.two.qcow2"].map(|name| byte(&place.path(name)));
+    assert_eq!(images, [1, 2, 3]);
+    drop(source);
+    // A disk that is gone is named, and nothing starts.
+    std::fs::remove_file(&disk).unwrap();
+    let text = place.fails(&["snapshot", "run", "store", "one", "--files", &place.path("f").display().to_string()]);
+    assert!(text.contains("disk.qcow2 is missing"), "{text}");
+}

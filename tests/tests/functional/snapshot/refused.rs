@@ -1,0 +1,139 @@
+//! What cannot be stored or run is refused with a sentence, before anything is stopped; and a
+//! snapshot that is cut short leaves nothing.
+
+use super::*;
+
+#[test]
+fn what_cannot_be_stored_is_refused_with_a_sentence() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let base = ["-m", "64", "-display", "none", "-nodefaults", "-version"];
+    // The guest runs in any case.
+    for (more, part) in [
+        (&["-object", "memory-backend-ram,id=r,size=64M", "-machine", "memory-backend=r"][..], "by -m alone"),
+        (&["-netdev", "vhost-user,chardev=c,id=n"], "find it empty"),
+        (&["-device", "ivshmem-plain,memdev=m"], "find it empty"),
+    ] {
+        let mut command = place.daemon.run(&["--snapshots"]);
+        let out = command.arg("qemu-system-x86_64").args(base).args(more).output().unwrap();
+        let text = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(text.contains("runs without snapshots") && text.contains(part), "{text}");
+        assert!(out.status.success() && String::from_utf8_lossy(&out.stdout).contains("QEMU emulator"));
+    }
+    // An unprepared guest.
+    let mut plain = place.daemon.run(&[]);
+    plain.args(["qemu-system-x86_64", "-m", "64", "-display", "none", "-nodefaults", "-accel", "tcg,tb-size=16"]);
+    let mut plain = Guest::start(plain);
+    eventually("it has started", Duration::from_secs(20), || place.daemon.client(plain.pid()));
+    let save = |pid: i32| place.fails(&["snapshot", "save", &pid.to_string(), "--to", "store", "--name", "no"]);
+    assert!(save(plain.pid()).contains("pageone run --snapshots"));
+    plain.kill();
+    // Memory that the agent has given back is not tracked.
+    let machine = place.machine("given-back", &[]);
+    place.ok(&["detach", &machine.pid().to_string()]);
+    assert!(save(machine.pid()).contains("not all of the RAM"));
+    assert_eq!(status(&mut machine.qmp()), "running");
+    drop(machine);
+    // Devices that QEMU cannot store, and disks of another format.
+    let image = place.path("image");
+    std::fs::write(&image, vec![0; 1 << 20]).unwrap();
+    let drive = format!("file={},if=none,id=d0,format=raw,file.locking=off", image.display());
+    for (device, part) in [("nvme,drive=d0,serial=1", "QEMU says"), ("ide-hd,drive=d0", "qemu-img convert")] {
+        let name = device.split(',').next().unwrap();
+        let machine = place.machine(name, &["-drive", &drive, "-device", device]);
+        let text = save(machine.pid());
+        assert!(text.contains(part), "{device}: {text}");
+        assert_eq!(status(&mut machine.qmp()), "running");
+    }
+    assert!(place.names().is_empty());
+}
+
+#[test]
+fn a_guest_that_would_differ_is_refused_with_the_difference() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let machine = place.machine("source", &["-machine", "q35", "-device", "virtio-rng-pci"]);
+    place.save(machine.pid(), "one");
+    drop(machine);
+    let files = place.path("clones").display().to_string();
+    let run =
+        |extra: &[&str]| place.fails(&[&["snapshot", "run", "store", "one", "--files", &files, "--"], extra].concat());
+    for (extra, part) in [
+        (&["-cpu", "Nehalem"][..], "the processor Nehalem"),
+        (&["-cpu", "qemu64,-cx16,-sse3"], "the processor's features"),
+        (&["-m", "128"], "RAM"),
+        (&["-device", "virtio-balloon-pci"], "devices"),
+        (&["-smp", "2"], "the number of processors"),
+        (&["-machine", "pc"], "machine"),
+    ] {
+        let text = run(extra);
+        println!("{}", text.trim());
+        assert!(text.contains(part), "{extra:?}: {text}");
+    }
+    assert_eq!(std::fs::read_dir(&files).unwrap().count(), 0, "nothing of those is left");
+    // What is not a snapshot.
+    let mut client = place.daemon.scenario(&["hold", "4096", "1"]);
+    client.expect("ready");
+    place.ok(&["checkpoint", &client.pid().to_string(), "--to", "store", "--name", "plain"]);
+    assert!(place.fails(&["snapshot", "run", "store", "plain"]).contains("no snapshot"));
+    assert!(place.fails(&["snapshot", "rm", "store", "plain"]).contains("no snapshot"));
+    assert_eq!(place.names(), ["one"]);
+    // The same guest is not refused.
+    let clones = place.clones("one", 2, &[]);
+    for clone in &clones.clones {
+        assert_eq!(status(&mut clone.qmp("source.qmp")), "running");
+    }
+}
+
+#[test]
+fn a_snapshot_that_is_killed_in_the_middle_leaves_the_guest_running_and_nothing_else() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let (_, machine) = place.machine_with_disk();
+    let images = || {
+        let all = std::fs::read_dir(place.dir.path()).unwrap().flatten();
+        all.filter(|entry| entry.path().extension().is_some_and(|end| end == "qcow2")).count()
+    };
+    let (mut killed, mut stored) = (0, 0);
+    let mut wait = 0;
+    while stored < 2 {
+        let pid = machine.pid().to_string();
+        let name = format!("cut-{wait}");
+        let mut command = place.command(&["snapshot", "save", &pid, "--to", "store", "--name", &name]);
+        let mut running = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(wait));
+        running.kill().unwrap();
+        if running.wait().unwrap().success() {
+            stored += 1;
+        } else {
+            killed += 1;
+        }
+        wait += 3;
+        eventually("the guest runs", Duration::from_secs(30), || {
+            (status(&mut machine.qmp()) == "running").then_some(())
+        });
+        // One that is killed while the record is written keeps its image: the guest writes to it.
+        eventually("images that the guest does not use are gone", Duration::from_secs(60), || {
+            let all = machine.qmp().execute("query-block", json!({}));
+            let next = |image: &&Value| Some(&image["backing-image"]).filter(|image| !image.is_null()).cloned();
+            let first = all[0]["inserted"]["image"].clone();
+            let chain = std::iter::successors(Some(first), |image| next(&image)).count();
+            (images() == chain).then_some(())
+        });
+        assert!(wait < 20_000, "it was never stored");
+    }
+    let more = images() - 1 - place.names().len();
+    println!("killed {killed} times, stored {stored} times, {more} images of no snapshot");
+    assert!(killed > 5 && more * 2 < killed);
+    place.save(machine.pid(), "whole");
+    place.ok(&["pool", "check", "store"]);
+    assert_eq!(status(&mut machine.qmp()), "running");
+    let clone = place.clones("whole", 2, &[]);
+    assert!(clone.clones.iter().all(OneClone::runs));
+}

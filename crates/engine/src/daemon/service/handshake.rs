@@ -487,3 +487,6 @@ fn introduce(
     }
     Ok(Step::More)
 }
+
+#[cfg(test)]
+mod tests;

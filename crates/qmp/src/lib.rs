@@ -277,9 +277,19 @@ mod tests {
     fn a_socket_without_an_answer_is_an_error_in_time() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let begin = Instant::now();
-        assert!(status(&ours, Duration::from_millis(50), &|| true).is_err());
+        let error = status(&ours, Duration::from_millis(50), &|| true).unwrap_err();
+        assert!(error.to_string().starts_with("QEMU's monitor does not answer: "), "{error}");
         assert!(begin.elapsed() < Duration::from_secs(10));
         drop(theirs);
+    }
+
+    #[test]
+    fn what_is_no_monitor_is_not_understood() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        theirs.write_all(b"220 mail.example ready\n").unwrap();
+        let error = status(&ours, Duration::from_secs(20), &|| true).unwrap_err();
+        assert!(matches!(error, QmpError::Malformed(_)), "{error}");
+        assert!(error.to_string().starts_with("QEMU's monitor: not understood: "), "{error}");
     }
 
     #[test]

@@ -35,7 +35,7 @@ const TAIL: usize = 600;
 #[derive(Debug, thiserror::Error)]
 pub enum CloneError {
     /// A directory, image or descriptor cannot be made.
-    #[error("cannot make {}", what.display())]
+    #[error("cannot make {} for the clone", what.display())]
     Make {
         /// What.
         what: PathBuf,
@@ -342,5 +342,41 @@ mod tests {
         let card = rewritten("-device virtio-net-pci,netdev=n,mac=52:54:00:12:34:56");
         assert!(card.starts_with("-device virtio-net-pci,netdev=n,mac=52:54:00:") && !card.ends_with("12:34:56"));
         assert_ne!(rewritten("-device e1000,netdev=n"), rewritten("-device e1000,netdev=n"));
+    }
+    #[test]
+    fn what_keeps_a_clone_from_starting_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        let (ram, image) = (File::open("/dev/null").unwrap(), dir.path().join("disk.qcow2"));
+        qcow2::create(&image, 1 << 20, None, 0o600).unwrap();
+        let refused = |program: &str, image: &Path, name: &str, extra: &[&str]| {
+            let disks = vec![Disk { word: "disk.qcow2".into(), image: image.into() }];
+            let facts = Facts { ram: 64 << 20, ..Facts::default() };
+            let words = ["-m", "64"].map(String::from).to_vec();
+            let description =
+                Description { program: program.into(), directory: dir.path().into(), words, facts, disks };
+            let record = Record { description, stream: Vec::new() };
+            let extra: Vec<String> = extra.iter().copied().map(String::from).collect();
+            let options = Options { record: &record, ram: &ram, extra: &extra, force: false, attached: false };
+            start(&options, &dir.path().join(name)).map(drop).unwrap_err()
+        };
+        let error = refused("sh", &image, "a", &["-m", "128"]);
+        assert!(matches!(error, CloneError::Differs(_)), "{error}");
+        let text = error.to_string();
+        assert!(text.starts_with("this guest would differ from the one that was stored: RAM: 128 MiB"), "{text}");
+        let error = refused("sh", &image, "none/b", &[]);
+        assert!(matches!(error, CloneError::Make { .. }), "{error}");
+        assert!(error.to_string().ends_with("none/b for the clone"), "{error}");
+        let error = refused("sh", Path::new("/nonexistent/disk"), "c", &[]);
+        assert!(matches!(error, CloneError::Image { .. }), "{error}");
+        assert!(error.to_string().starts_with("the image /nonexistent/disk is missing or no qcow2"), "{error}");
+        let error = refused("/nonexistent/qemu", &image, "d", &[]);
+        assert!(matches!(error, CloneError::Run { .. }), "{error}");
+        assert_eq!(error.to_string(), "cannot run /nonexistent/qemu");
+        // A program that ends, with and without a word.
+        let error = refused("false", &image, "e", &[]);
+        assert!(matches!(error, CloneError::Qmp { .. }), "{error}");
+        assert_eq!(error.to_string(), "the clone does not start");
+        let text = refused("ls", &image, "f", &["--no-such-option"]).to_string();
+        assert!(text.starts_with("the clone does not start. QEMU says: ") && text.contains("ls: "), "{text}");
     }
 }

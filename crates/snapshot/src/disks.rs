@@ -50,7 +50,7 @@ pub enum DiskError {
         image: String,
     },
     /// The image over it cannot be made.
-    #[error("cannot make {}", image.display())]
+    #[error("cannot make the image {}, which the guest is to write to", image.display())]
     Make {
         /// The new image.
         image: PathBuf,
@@ -204,5 +204,43 @@ impl Overlay {
         // Not there, or nobody's any more.
         let _ = std::fs::remove_file(&self.image);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake;
+
+    #[test]
+    fn a_disk_that_no_clone_could_have_is_refused_with_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("disk.img").display().to_string();
+        std::fs::write(&image, "x").unwrap();
+        let refused = |format: &str, image: &str, word: &str| {
+            let inserted = json!({ "node-name": "n", "ro": false, "drv": format, "image": { "filename": image } });
+            let all = json!([{ "device": "", "inserted": null }, { "device": "d0", "inserted": inserted }]);
+            let words = ["-drive", word].map(String::from);
+            find(&mut fake::qemu(move |_| all.clone()), &words, Path::new("/")).map(drop).unwrap_err()
+        };
+        let error = refused("raw", &image, "file=x");
+        assert!(matches!(error, DiskError::Format { .. }), "{error}");
+        assert!(error.to_string().starts_with("disk d0 is raw, and only qcow2 can be stored"), "{error}");
+        let error = refused("qcow2", "nbd://host/disk", "file=nbd://host/disk");
+        assert!(matches!(error, DiskError::NoFile { .. }), "{error}");
+        assert_eq!(error.to_string(), "disk d0 is nbd://host/disk, and only files of this host can be stored");
+        let error = refused("qcow2", &image, "if=none,id=d0");
+        assert!(matches!(error, DiskError::NotNamed { .. }), "{error}");
+        assert!(error.to_string().contains("is not named on the command line, by file="), "{error}");
+        // The image over it: one of another snapshot is there, or there is no room for one.
+        let base = dir.path().join("base.qcow2");
+        qcow2::create(&base, 1 << 20, None, 0o600).unwrap();
+        let overlay = |image: &Path| Overlay { disk: "d0".into(), image: image.into(), base_node: "n".into() };
+        let there = overlay(&base).ensure_new().unwrap_err();
+        let nowhere = overlay(Path::new("/nonexistent/disk.one.qcow2")).make(&base).unwrap_err();
+        for error in [there, nowhere] {
+            assert!(matches!(error, DiskError::Make { .. }), "{error}");
+            assert!(error.to_string().starts_with("cannot make the image /"), "{error}");
+        }
     }
 }

@@ -14,6 +14,8 @@
 pub mod clone;
 mod disks;
 mod facts;
+#[cfg(test)]
+mod fake;
 pub mod guard;
 pub mod memory;
 mod monitor;

@@ -107,3 +107,32 @@ fn ls(pool: &Pool, as_json: bool) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use checkpoint::Store;
+
+    use super::*;
+
+    #[test]
+    fn a_checkpoint_is_no_snapshot_and_other_bytes_are_none_either() {
+        let dir = tempfile::tempdir().unwrap();
+        let pool = Pool::create(&dir.path().join("pool"), "test").unwrap();
+        let store = Store::new(Catalog::open(&pool).unwrap());
+        for (name, beside) in [("plain", None), ("other", Some(b"no record".to_vec()))] {
+            let mut writer = store.begin(name).unwrap();
+            writer.set_pages(1);
+            let page = vec![7; BLOCK];
+            let hash = checkpoint::hash(&page, writer.seed());
+            writer.put(&[0], &page, &[hash]).unwrap();
+            if let Some(bytes) = beside {
+                writer.keep_beside(bytes);
+            }
+            writer.commit("test".into(), vec![(0, BLOCK as u64)]).unwrap();
+        }
+        let catalog = store.into_catalog();
+        let error = |name: &str| read(&catalog, catalog.find(name).unwrap()).err().unwrap().to_string();
+        assert!(error("plain").starts_with("plain is a checkpoint, and no snapshot: it has no devices"));
+        assert_eq!(error("other"), "cannot read snapshot other");
+    }
+}

@@ -40,3 +40,17 @@ fn sweep(directory: &Path) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::ffi::OsStringExt;
+
+    use super::*;
+
+    #[test]
+    fn words_that_are_no_text_are_refused() {
+        let words = ["qemu-system-x86_64".into(), OsString::from_vec(b"-name=\xff".to_vec())];
+        let error = prepare(&mut Command::new("qemu"), &words, Some("/nonexistent".into())).err().unwrap();
+        assert_eq!(error.to_string(), "a word of its command line is no text");
+    }
+}

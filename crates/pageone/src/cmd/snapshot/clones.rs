@@ -58,9 +58,10 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
         eprintln!("pageone: a guest needs a page that cannot be read, and ends: {:#}", anyhow::Error::from(error));
     };
     let ram = memory::serve(catalog.image(checkpoint)?, Box::new(report)).map_err(|e| {
-        let text =
-            format!("cannot serve the guests' memory through FUSE: {e}; that takes root, and the kernel's module fuse");
-        Coded(Code::HostLacks, text)
+        Coded(
+            Code::HostLacks,
+            format!("cannot serve the guests' memory through FUSE: {e}; that takes root, and the kernel's module fuse"),
+        )
     })?;
     let files = args.files.clone().unwrap_or_else(|| dir.unwrap_or_else(paths::own_directory).join("clones"));
     let files = std::path::absolute(files)?;

@@ -40,11 +40,14 @@ fn what_cannot_be_stored_is_refused_with_a_sentence() {
     let image = place.path("image");
     std::fs::write(&image, vec![0; 1 << 20]).unwrap();
     let drive = format!("file={},if=none,id=d0,format=raw,file.locking=off", image.display());
-    for (device, part) in [("nvme,drive=d0,serial=1", "QEMU says"), ("ide-hd,drive=d0", "qemu-img convert")] {
+    for (device, parts) in [
+        ("nvme,drive=d0,serial=1", &["snapshot no was not stored", "QEMU says"][..]),
+        ("ide-hd,drive=d0", &["qemu-img convert"]),
+    ] {
         let name = device.split(',').next().unwrap();
         let machine = place.machine(name, &["-drive", &drive, "-device", device]);
         let text = save(machine.pid());
-        assert!(text.contains(part), "{device}: {text}");
+        assert!(parts.iter().all(|part| text.contains(part)), "{device}: {text}");
         assert_eq!(status(&mut machine.qmp()), "running");
     }
     assert!(place.names().is_empty());
@@ -74,7 +77,22 @@ fn a_guest_that_would_differ_is_refused_with_the_difference() {
         println!("{}", text.trim());
         assert!(text.contains(part), "{extra:?}: {text}");
     }
+    let several = ["snapshot", "run", "store", "one", "--count", "2", "--files", &files, "--", "-smp", "2"];
+    let text = place.fails(&several);
+    assert!(text.contains("2 of 2 guests were not started: "), "{text}");
     assert_eq!(std::fs::read_dir(&files).unwrap().count(), 0, "nothing of those is left");
+    // A host without the module.
+    let mut strace = Command::new("strace");
+    strace.args(["-f", "-qq", "-o", "/dev/null", "-P", "/dev/fuse", "-e", "inject=openat:error=ENODEV"]);
+    let command = place.command(&["snapshot", "run", "store", "one", "--files", &files]);
+    strace.arg(command.get_program()).args(command.get_args()).env("PAGEONE_POOLS", place.path("names"));
+    match strace.output() {
+        Ok(out) => {
+            let text = String::from_utf8_lossy(&out.stderr).into_owned();
+            assert!(text.contains("cannot serve the guests' memory through FUSE"), "{text}");
+        }
+        Err(e) => skipped(&format!("/dev/fuse cannot be taken away: strace is not here ({e}); scripts/deps.sh test")),
+    }
     // What is not a snapshot.
     let mut client = place.daemon.scenario(&["hold", "4096", "1"]);
     client.expect("ready");

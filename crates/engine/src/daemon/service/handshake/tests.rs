@@ -153,7 +153,7 @@ fn an_agent_that_does_not_wait_for_its_control_page_is_no_client() {
     [hello(VERSION), ToDaemon::Ready].iter().for_each(|message| say(&agent, message));
     drop(agent);
     daemon.serve();
-    assert!(daemon.refusal().starts_with("no control page: "), "{}", daemon.refusal());
+    assert!(daemon.refusal().starts_with("its control page cannot be sent: "), "{}", daemon.refusal());
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn a_daemon_that_is_full_says_so() {
     let agent = introduce_oneself(&mut daemon);
     daemon.service.shared.fill(&Arc::new(client().0));
     let why = refusal_of(&mut daemon, &agent);
-    assert_eq!(why, format!("there are {MAX_CLIENTS} clients"));
+    assert_eq!(why, format!("there are {MAX_CLIENTS} clients, and there can be no more"));
 }
 
 #[test]
@@ -201,7 +201,7 @@ fn a_daemon_without_descriptors_says_that_it_cannot_watch_a_process() {
         let agent = introduce_oneself(&mut daemon);
         let limit = getrlimit(Resource::Nofile);
         // What is open stays open.
-        setrlimit(Resource::Nofile, rustix::process::Rlimit { current: Some(0), ..limit.clone() }).unwrap();
+        setrlimit(Resource::Nofile, rustix::process::Rlimit { current: Some(0), ..limit }).unwrap();
         let why = refusal_of(&mut daemon, &agent);
         setrlimit(Resource::Nofile, limit).unwrap();
         assert!(why.starts_with("its process can't be watched: "), "{why}");

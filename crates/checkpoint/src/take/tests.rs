@@ -74,8 +74,10 @@ fn obey(memory: &Memory, from: &PipeReader, to: &PipeWriter) -> u8 {
         if !done || rustix::io::write(to, &told) != Ok(1) {
             return 3;
         }
-        while told[0] == b'w' {
-            (0..PAGES).for_each(|page| memory.write(page, memory.read(page) + 1));
+        if told[0] == b'w' {
+            loop {
+                (0..PAGES).for_each(|page| memory.write(page, memory.read(page) + 1));
+            }
         }
         if rustix::io::read(from, &mut told) != Ok(1) {
             return 4;

@@ -97,6 +97,30 @@ fn a_damaged_list_is_said_and_nothing_is_changed() {
 }
 
 #[test]
+fn pages_that_another_checkpoint_could_not_store_are_said() {
+    let medium = Memory::default();
+    let pool = Pool::create_on(Arc::new(medium.clone()), Path::new("/pool"), "test").unwrap();
+    let all = Store::new(Catalog::open(&pool).unwrap());
+    let begin = |name: &str| {
+        let mut writer = all.begin(name).unwrap();
+        writer.set_pages(1);
+        put(&mut writer, 0, &page(1)).unwrap();
+        writer
+    };
+    let commit = |writer: Writer<'_>| writer.commit("test".into(), vec![(0, BLOCK as u64)]);
+    let (one, two) = (begin("one"), begin("two"));
+    // The medium takes nothing while the first one is stored.
+    medium.kill_before(0);
+    let error = commit(one).unwrap_err();
+    assert!(matches!(error, StoreError::Object(_)) && !error.is_of_others(), "{error}");
+    medium.kill_before(u64::MAX);
+    let error = commit(two).unwrap_err();
+    assert!(matches!(error, StoreError::Lost) && error.is_of_others(), "{error}");
+    assert!(error.to_string().ends_with("could not be stored: take the checkpoint again"), "{error}");
+    assert_eq!(commit(begin("two")).unwrap().new_pages, 1);
+}
+
+#[test]
 fn data_with_fewer_pages_than_a_map_names_are_found_out() {
     let dir = tempfile::tempdir().unwrap();
     let pool = Pool::create(&dir.path().join("pool"), "test").unwrap();

@@ -99,8 +99,12 @@ fn main() -> ExitCode {
     match check_pages(&cli.command, kmem::page_size()).and_then(|()| run_command(cli)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let code = exit::catalog::code_of(&error);
-            let text = format!("pageone: {error:#} [{code}]\n");
+            let (code, remedy) = exit::catalog::of(&error);
+            let mut text = format!("pageone: {error:#} [{code}]\n");
+            if let Some(remedy) = remedy {
+                text.push_str(&reflow(remedy, "what to do: ", "            ", 100));
+                text.push('\n');
+            }
             let is_journal = service::logs_to_journal();
             let text = if is_journal { service::with_priority(3, text.as_bytes()) } else { text.into_bytes() };
             let _ = std::io::stderr().write_all(&text);

@@ -85,6 +85,9 @@ enum Command {
     /// Lets a guest go on that a snapshot has stopped
     #[command(hide = true)]
     SnapshotGuard,
+    /// Reads a snapshot's memory for the kernel; `snapshot run` starts it
+    #[command(hide = true)]
+    SnapshotServer { pool: PathBuf, name: String },
     /// Object pools: make, show, check, remove
     Pool(pool::Args),
     /// Write man pages and shell completions, for packages
@@ -163,6 +166,7 @@ fn run_command(cli: Cli) -> anyhow::Result<()> {
         Command::Restore(args) => checkpoint::restore(&args),
         Command::Snapshot(command) => snapshot::run(&command, dir),
         Command::SnapshotGuard => snapshot::guard(),
+        Command::SnapshotServer { pool, name } => snapshot::serve(&pool, &name),
         Command::Pool(args) => pool::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Demo(args) => demo::run(&args),

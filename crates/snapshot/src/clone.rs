@@ -99,6 +99,53 @@ pub struct Clone {
     pub child: Child,
     /// In what it differs from the source, if that was forced.
     pub differences: Vec<String>,
+    /// Its monitor, once it goes on.
+    monitor: Option<Monitor>,
+}
+
+/// Why a clone that was started is not as it should be.
+#[derive(Debug, thiserror::Error)]
+pub enum VerifyError {
+    /// The guest does not run any more.
+    #[error("the clone is {0} after its start, and not running; its output says why")]
+    State(String),
+    /// Its processors execute nothing.
+    #[error("the clone's processors have executed nothing in {} s", .0.as_secs_f64())]
+    Still(Duration),
+    /// QEMU has ended, or does not answer.
+    #[error(transparent)]
+    Qmp(#[from] MonitorError),
+}
+
+impl Clone {
+    /// Lets the guest run for this time, and sees that it still runs then, and that its processors
+    /// have worked.
+    ///
+    /// # Errors
+    /// If it does not.
+    pub fn verify(&mut self, time: Duration) -> Result<(), VerifyError> {
+        let Some(monitor) = self.monitor.as_mut() else { return Err(VerifyError::State("not started".into())) };
+        let pid = self.child.id() as i32;
+        let worked = |monitor: &mut Monitor| -> Result<Duration, VerifyError> {
+            let all = monitor.execute("query-cpus-fast", json!({}))?;
+            let threads = all.as_array().into_iter().flatten().filter_map(|one| one["thread-id"].as_i64());
+            Ok(threads.filter_map(|tid| thread_run_time(pid, tid as i32).ok()).sum())
+        };
+        let before = worked(monitor)?;
+        std::thread::sleep(time);
+        let state = monitor.state()?;
+        if state != "running" {
+            return Err(VerifyError::State(state));
+        }
+        if worked(monitor)? == before { Err(VerifyError::Still(time)) } else { Ok(()) }
+    }
+}
+
+/// The time that a thread of a process has spent on a CPU (`schedstat`, to the nanosecond).
+fn thread_run_time(pid: i32, tid: i32) -> io::Result<Duration> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/schedstat"))?;
+    let nanos = text.split(' ').next().and_then(|number| number.parse().ok());
+    nanos.map(Duration::from_nanos).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 /// Held from the time when descriptors can be inherited until the program that is to inherit them
@@ -124,7 +171,7 @@ pub fn start(options: &Options<'_>, directory: &Path) -> Result<Clone, CloneErro
     }
     std::fs::create_dir(directory).map_err(make(directory))?;
     for (number, disk) in description.disks.iter().enumerate() {
-        qcow2::disk_size(&disk.image).map_err(|source| CloneError::Image { image: disk.image.clone(), source })?;
+        check_image(disk)?;
         let image = overlay(directory, number);
         qcow2::create_over(&image, &disk.image).map_err(make(&image))?;
     }
@@ -133,9 +180,14 @@ pub fn start(options: &Options<'_>, directory: &Path) -> Result<Clone, CloneErro
         None => CloneError::Run { program: description.program.clone(), source },
         Some(what) => CloneError::Make { what, source },
     })?;
-    let mut clone = Clone { child, differences: Vec::new() };
-    let resumed = resume(options, ours, &mut clone.differences);
-    let Err(error) = resumed else { return Ok(clone) };
+    let mut clone = Clone { child, differences: Vec::new(), monitor: None };
+    let error = match resume(options, ours, &mut clone.differences) {
+        Ok(monitor) => {
+            clone.monitor = Some(monitor);
+            return Ok(clone);
+        }
+        Err(error) => error,
+    };
     let _ = clone.child.kill();
     let _ = clone.child.wait();
     Err(match error {
@@ -192,7 +244,7 @@ impl<E: Into<MonitorError>> From<E> for Failed {
 }
 
 /// Gives a QEMU that waits the device stream, and lets the guest go on.
-fn resume(options: &Options<'_>, monitor: UnixStream, differences: &mut Vec<String>) -> Result<(), Failed> {
+fn resume(options: &Options<'_>, monitor: UnixStream, differences: &mut Vec<String>) -> Result<Monitor, Failed> {
     let mut qmp = Monitor::begin(monitor)?;
     *differences = options.record.description.facts.differences(&Facts::of(&mut qmp)?);
     if !differences.is_empty() && !options.force {
@@ -215,7 +267,16 @@ fn resume(options: &Options<'_>, monitor: UnixStream, differences: &mut Vec<Stri
     })?;
     qmp.set_ignore_shared(false)?;
     qmp.execute("cont", json!({}))?;
-    Ok(())
+    Ok(qmp)
+}
+
+/// Sees that the image of a disk is there.
+///
+/// # Errors
+/// If it is not, or is no qcow2.
+pub fn check_image(disk: &Disk) -> Result<(), CloneError> {
+    let size = qcow2::disk_size(&disk.image);
+    size.map(drop).map_err(|source| CloneError::Image { image: disk.image.clone(), source })
 }
 
 /// The end of what a clone has said.

@@ -170,7 +170,11 @@ fn begin(client: &Arc<Client>) -> Result<Session, PlugError> {
     Ok(session)
 }
 
-fn open<'a>(client: &Client, session: &'a Session, goes_on: &'a dyn Fn() -> bool) -> Result<Monitor<'a>, PlugError> {
+fn open<'a>(
+    client: &Client,
+    session: &'a Session,
+    goes_on: &'a (dyn Fn() -> bool + Sync),
+) -> Result<Monitor<'a>, PlugError> {
     let socket = session.socket().ok_or(PlugError::NoDevice(SessionError::NoMonitor(client.pid).to_string()))?;
     Qmp::open(socket, ANSWER_TIME, goes_on).map_err(PlugError::of(client.pid))
 }

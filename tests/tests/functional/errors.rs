@@ -2,7 +2,8 @@
 //! reference gives its sentence; and each code is reached by a test, here or beside the code.
 //!
 //! `errors/reached.txt` names for each code the test that comes to it: `errors` for this file,
-//! `FILE::TEST`, or `no:` and the reason why no test can come to it. A line that does not hold fails.
+//! `FILE::TEST`, or `no:` and the reason why no test can come to it. A line that does not hold
+//! fails.
 
 mod forced;
 

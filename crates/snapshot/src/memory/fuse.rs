@@ -86,7 +86,8 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 /// Answers a request.
 ///
 /// # Errors
-/// `ENOENT`: it was answered already, or whoever asked is gone. `ENODEV`: the file system has ended.
+/// `ENOENT`: it was answered already, or whoever asked is gone. `ENODEV`: the file system has
+/// ended.
 pub(super) fn answer(device: impl AsFd, unique: u64, body: Result<&[u8], i32>) -> io::Result<()> {
     let bytes = body.unwrap_or_default();
     let mut header = Fields::default();

@@ -142,8 +142,8 @@ fn a_snapshot_goes_to_another_host_as_an_archive_and_a_damaged_one_leaves_nothin
     let text = place.ok(&["snapshot", "verify", "other", "there", "--files", &files]);
     assert!(text.contains("a guest goes on from it"), "{text}");
     // One that stops is told from one that goes on.
+    let verify = ["snapshot", "verify", "other", "there", "--seconds", "4", "--files", &files];
     let text = std::thread::scope(|scope| {
-        let verify = ["snapshot", "verify", "other", "there", "--seconds", "4", "--files", &files];
         let verified = scope.spawn(|| place.fails(&verify));
         let socket = eventually("the clone's monitor", Duration::from_secs(20), || {
             let directory = std::fs::read_dir(&files).ok()?.flatten().next()?.path();

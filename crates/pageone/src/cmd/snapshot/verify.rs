@@ -58,16 +58,15 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
         let name = format!("verify-{}-{}", snapshot::file_name(&args.name), std::process::id());
         let options = Options { record: &record, ram: &ram, extra: &args.extra, force: false, attached: false };
         let directory = files.join(name);
-        let verified = start(&options, &directory).map_err(anyhow::Error::from).and_then(|mut clone| {
-            let verified = clone.verify(Duration::from_secs(args.seconds.into()));
-            let _ = clone.child.kill();
-            let _ = clone.child.wait();
-            Ok(verified?)
-        });
-        if verified.is_ok() {
-            let _ = std::fs::remove_dir_all(&directory);
-        }
-        verified.with_context(|| format!("no guest goes on from snapshot {}", args.name))?;
+        let failed = || format!("no guest goes on from snapshot {}", args.name);
+        let started = start(&options, &directory).inspect_err(|_| drop(std::fs::remove_dir_all(&directory)));
+        let mut clone = started.with_context(failed)?;
+        let verified = clone.verify(Duration::from_secs(args.seconds.into()));
+        let _ = clone.child.kill();
+        let _ = clone.child.wait();
+        // What the guest has said stays, if it failed.
+        verified.with_context(failed)?;
+        let _ = std::fs::remove_dir_all(&directory);
     }
     let what = if args.read_only { "its memory can be read" } else { "a guest goes on from it" };
     println!("{}: {what}; {} read, {:.1} s", args.name, size(checkpoint.bytes()), begin.elapsed().as_secs_f64());

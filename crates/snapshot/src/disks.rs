@@ -98,6 +98,13 @@ pub(crate) fn named<'a>(option: &Opt<'a>) -> Option<&'a str> {
     }
 }
 
+/// An image as QEMU describes it, the one below it, and so on.
+fn images(first: &Value) -> impl Iterator<Item = &Value> {
+    let is_there = |image: &&Value| !image.is_null();
+    let first = Some(first).filter(is_there);
+    std::iter::successors(first, move |image| Some(&image["backing-image"]).filter(is_there))
+}
+
 /// The disks that a guest can write to.
 ///
 /// # Errors
@@ -120,11 +127,8 @@ pub(crate) fn find(qmp: &mut Monitor, words: &[String], directory: &Path) -> Res
         let full = |name: &str| directory.join(name).canonicalize().ok();
         let Some(path) = full(&image) else { return Err(DiskError::NoFile { disk, image }) };
         // An earlier snapshot has put images over the one that the command line names.
-        fn next<'a>(image: &&'a Value) -> Option<&'a Value> {
-            Some(&image["backing-image"]).filter(|image| !image.is_null())
-        }
-        let chain = std::iter::successors(Some(&inserted["image"]), next);
-        let chain: Vec<PathBuf> = chain.filter_map(|image| full(image["filename"].as_str()?)).collect();
+        let chain: Vec<PathBuf> =
+            images(&inserted["image"]).filter_map(|image| full(image["filename"].as_str()?)).collect();
         let names = || options(words).filter_map(|option| named(&option));
         let word = chain.iter().find_map(|image| names().find(|name| full(name).as_ref() == Some(image)));
         let Some(word) = word else { return Err(DiskError::NotNamed { disk, image }) };
@@ -201,8 +205,12 @@ impl Overlay {
                 job(all).is_none()
             })?;
         }
-        // Not there, or nobody's any more.
-        let _ = std::fs::remove_file(&self.image);
+        // Not there, or nobody's any more. One below another that the guest writes to must stay.
+        let all = qmp.execute("query-block", json!({}))?;
+        let mut images = all.as_array().into_iter().flatten().flat_map(|entry| images(&entry["inserted"]["image"]));
+        if !images.any(|image| image["filename"].as_str().map(Path::new) == Some(&self.image)) {
+            let _ = std::fs::remove_file(&self.image);
+        }
         Ok(())
     }
 }

@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 
 use crate::disks::{self, DiskError, Overlay, Running};
 use crate::facts::Facts;
-use crate::guard::{Guard, Task};
+use crate::guard::{Guard, Lock, PATIENCE, Task};
 use crate::monitor::{Monitor, MonitorError};
 use crate::prepare;
 use crate::record::{Description, Disk, Record};
@@ -76,6 +76,9 @@ pub enum SaveError {
     /// QEMU does not do what it is asked.
     #[error(transparent)]
     Qmp(#[from] MonitorError),
+    /// Somebody else is at it.
+    #[error("another snapshot of process {0} is being taken, or put back after a failure; wait for its end")]
+    Busy(i32),
     /// There is no guard.
     #[error("cannot start the guard of the snapshot")]
     Guard(#[source] io::Error),
@@ -104,6 +107,7 @@ pub struct Options {
 /// A running guest that can be stored.
 pub struct Guest {
     pid: i32,
+    lock: Lock,
     qmp: Monitor,
     socket: PathBuf,
     description: Description,
@@ -143,14 +147,15 @@ impl Guest {
         if let Some(option) = options(&own).find(|option| descriptor(option.value)) {
             return Err(SaveError::Descriptor(format!("-{} {}", option.name, option.value)));
         }
+        let lock = Lock::take(&socket, pid, PATIENCE)?;
         let qmp = Monitor::connect(&socket, pid)?;
         let facts = Facts::default();
         let description = Description { program, directory, words: own, facts, disks: Vec::new() };
-        Self::ask(pid, qmp, socket, description)
+        Self::ask(pid, lock, qmp, socket, description)
     }
 
     /// Asks QEMU what is not known yet.
-    fn ask(pid: i32, mut qmp: Monitor, socket: PathBuf, described: Description) -> Result<Self, SaveError> {
+    fn ask(pid: i32, lock: Lock, mut qmp: Monitor, socket: PathBuf, described: Description) -> Result<Self, SaveError> {
         let migration = qmp.execute("query-migrate", json!({}))?;
         let reasons: Vec<&str> =
             migration["blocked-reasons"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
@@ -162,7 +167,7 @@ impl Guest {
         let start = qmp.first_page()?.ok_or(SaveError::Ram)?;
         let ram = Range::new(start as usize, facts.ram as usize);
         let description = Description { facts, ..described };
-        Ok(Self { pid, qmp, socket, description, disks, ram })
+        Ok(Self { pid, lock, qmp, socket, description, disks, ram })
     }
 
     /// Where its RAM lies in its process.
@@ -196,7 +201,7 @@ impl Guest {
         // Another snapshot's images of this name stay, whatever becomes of this one.
         overlays.iter().try_for_each(Overlay::ensure_new)?;
         let task = Task { socket, pid, ran, bandwidth, overlays };
-        let mut guard = Guard::start(&options.guard, &task).map_err(SaveError::Guard)?;
+        let mut guard = Guard::start(&options.guard, &task, &self.lock).map_err(SaveError::Guard)?;
         let (name, stream) = (options.name.clone(), None);
         let mut pausing = Pausing { guest: &mut self, guard: &mut guard, task, name, halts: 0, stream };
         let taken = pausing.prepare().and_then(|()| {
@@ -348,7 +353,12 @@ mod tests {
         let (program, directory) = ("/usr/bin/qemu-system-x86_64".into(), "/".into());
         let description =
             Description { program, directory, words: Vec::new(), facts: Facts::default(), disks: Vec::new() };
-        Guest::ask(1, qmp, "/nonexistent/guest.qmp".into(), description)
+        Guest::ask(1, lock(), qmp, "/nonexistent/guest.qmp".into(), description)
+    }
+
+    fn lock() -> Lock {
+        let dir = tempfile::tempdir().unwrap();
+        Lock::take(&dir.path().join("guest.qmp"), 1, PATIENCE).unwrap()
     }
 
     const RUNS: &[(&str, &str)] = &[
@@ -436,7 +446,7 @@ mod tests {
             let (socket, name, stream) = ("/nonexistent/guest.qmp".into(), "one".into(), None);
             let task = Task { socket, pid: i32::MAX, ran: false, bandwidth: 0, overlays: Vec::new() };
             let guard = ["sh", "-c", "while read line; do echo ready; done"].map(OsString::from);
-            let mut guard = Guard::start(&guard, &task).unwrap();
+            let mut guard = Guard::start(&guard, &task, &lock()).unwrap();
             let mut pausing = Pausing { guest: &mut guest, guard: &mut guard, task, name, halts: 0, stream };
             kmem::testing::refuse(libc::SYS_pipe2, None, libc::EMFILE);
             pausing.try_halt().unwrap_err()

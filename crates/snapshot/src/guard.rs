@@ -106,8 +106,8 @@ pub fn run() -> io::Result<()> {
     }
 }
 
-/// Held by whoever stores a guest, and by the guard that puts it back: a second snapshot that begins
-/// meanwhile would put images over those that the guard is about to remove.
+/// Held by whoever stores a guest, and by the guard that puts it back: a second snapshot that
+/// begins meanwhile would put images over those that the guard is about to remove.
 pub(crate) struct Lock(File);
 
 impl Lock {

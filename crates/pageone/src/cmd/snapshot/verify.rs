@@ -1,6 +1,6 @@
 //! `pageone snapshot verify`: sees that a guest goes on from a snapshot.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -57,18 +57,22 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
         let files = clones::directory(args.files.as_deref(), dir)?;
         let name = format!("verify-{}-{}", snapshot::file_name(&args.name), std::process::id());
         let options = Options { record: &record, ram: &ram, extra: &args.extra, force: false, attached: false };
-        let directory = files.join(name);
-        let failed = || format!("no guest goes on from snapshot {}", args.name);
-        let started = start(&options, &directory).inspect_err(|_| drop(std::fs::remove_dir_all(&directory)));
-        let mut clone = started.with_context(failed)?;
-        let verified = clone.verify(Duration::from_secs(args.seconds.into()));
-        let _ = clone.child.kill();
-        let _ = clone.child.wait();
-        // What the guest has said stays, if it failed.
-        verified.with_context(failed)?;
-        let _ = std::fs::remove_dir_all(&directory);
+        let verified = go_on(&options, &files.join(name), Duration::from_secs(args.seconds.into()));
+        verified.with_context(|| format!("no guest goes on from snapshot {}", args.name))?;
     }
     let what = if args.read_only { "its memory can be read" } else { "a guest goes on from it" };
     println!("{}: {what}; {} read, {:.1} s", args.name, size(checkpoint.bytes()), begin.elapsed().as_secs_f64());
+    Ok(())
+}
+
+/// Lets a clone run for this time. Its files stay if it does not work then: what it has said is
+/// among them.
+fn go_on(options: &Options<'_>, directory: &Path, time: Duration) -> Result<()> {
+    let mut clone = start(options, directory).inspect_err(|_| drop(std::fs::remove_dir_all(directory)))?;
+    let verified = clone.verify(time);
+    let _ = clone.child.kill();
+    let _ = clone.child.wait();
+    verified?;
+    let _ = std::fs::remove_dir_all(directory);
     Ok(())
 }

@@ -9,7 +9,7 @@ export FLOORS = imports widths files hosts
 .PHONY: demo build check test lint lint-aarch64 test-unit test-loom test-stress test-sabotage test-e2e test-functional \
     test-hazards test-rates test-soak test-behaviour test-hostile test-kernels test-pageonefs bench-pageonefs test-pool-medium \
     test-pool-crashes test-kvm test-kvm-runs test-libvirt bench-libvirt bench-snapshots test-selinux debug-kernel test-debug-kernel \
-    test-packages test-upgrade test-attach test-pausing pictures deb rpm test-tsan stress fuzz fuzz-behaviour fuzz-sabotage soak clean
+    test-packages test-upgrade test-attach test-pausing pictures deb rpm test-tsan stress fuzz fuzz-behaviour fuzz-sabotage soak soak-snapshots clean
 
 # Real guests, merged live. DEMO='--guests 8 --seconds 300' and the like are passed on.
 demo: deps-demo build
@@ -225,6 +225,12 @@ soak: deps-test
 	$(CARGO) build --workspace
 	PAGEONE_SOAK_SECONDS=1800 $(CARGO) test -p e2e --test soak -- --nocapture
 	PAGEONE_SOAK_SECONDS=600 $(CARGO) test -p e2e --test functional recycling -- --test-threads=1 --nocapture
+
+# A source and eight clones for half an hour, while page servers and daemons are killed. SNAPSHOT_SECONDS: as many.
+SNAPSHOT_SECONDS ?= 1800
+soak-snapshots: deps-test
+	$(CARGO) build --workspace
+	PAGEONE_SOAK_SECONDS=$(SNAPSHOT_SECONDS) $(CARGO) test -p e2e --test functional a_source_and_eight_clones -- --ignored --nocapture
 
 clean:
 	$(CARGO) clean

@@ -32,7 +32,7 @@ mod repack;
 mod simulated;
 mod store;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod usage;
 mod view;
 mod writer;

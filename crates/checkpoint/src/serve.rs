@@ -302,6 +302,21 @@ mod tests {
     }
 
     #[test]
+    fn a_program_that_ends_while_it_serves_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, to) = (dir.path().join("pool"), dir.path().join("to"));
+        drop(Pool::create(&path, "test").unwrap());
+        let listener = UnixListener::bind_addr(&address(&path).unwrap()).unwrap();
+        let ends = std::thread::spawn(move || (0..2).for_each(|_| drop(listener.accept().unwrap())));
+        for error in [restore(&path, "one", &to).unwrap_err(), list(&path).unwrap_err()] {
+            assert!(matches!(error, ServeError::Broken), "{error}");
+            assert!(error.to_string().ends_with("has ended meanwhile: try again"), "{error}");
+        }
+        ends.join().unwrap();
+        assert!(!to.exists() && !to.with_extension("part").exists());
+    }
+
+    #[test]
     fn a_request_that_is_none_is_refused_and_a_silent_client_does_not_hold_up_the_end() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("pool");

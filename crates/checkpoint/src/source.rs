@@ -197,6 +197,10 @@ impl Source {
     /// Finds the memory again, when the agent is at rest. `frozen`: the daemon has stopped its
     /// work.
     pub(crate) fn find_at_rest(&mut self, frozen: bool) -> Result<(), SourceError> {
+        self.find_at_rest_within(REST_LIMIT, frozen)
+    }
+
+    fn find_at_rest_within(&mut self, limit: Duration, frozen: bool) -> Result<(), SourceError> {
         let scans = if frozen { 1 } else { SCANS };
         let (start, mut same) = (Instant::now(), 0);
         loop {
@@ -206,7 +210,7 @@ impl Source {
             if same >= scans {
                 return Ok(());
             }
-            if start.elapsed() >= REST_LIMIT {
+            if start.elapsed() >= limit {
                 return Err(SourceError::Restless(self.pid));
             }
             std::thread::sleep(SCAN_EVERY);
@@ -350,3 +354,6 @@ impl Source {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -240,3 +240,6 @@ fn take_stopped(
     halted.end()?;
     Ok(Taken { pause: start.elapsed(), rounds: 0, in_pause, unchanged: 0, written: None })
 }
+
+#[cfg(test)]
+mod tests;

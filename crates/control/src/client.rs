@@ -43,7 +43,7 @@ pub enum Error {
     )]
     OtherBuild(#[source] Option<serde_json::Error>),
     /// The answer belongs to another request.
-    #[error("the daemon answered {0}")]
+    #[error("the daemon gave the answer to another request: {0}")]
     Unexpected(String),
 }
 

@@ -43,6 +43,8 @@ mod pace;
 mod recycle;
 mod report;
 mod tenants;
+#[cfg(test)]
+mod testing;
 mod users;
 mod world;
 

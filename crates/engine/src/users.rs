@@ -17,8 +17,6 @@ use crate::config::Config;
 use crate::config::bounds::{HANDSHAKES_OF_USER, LINES_OF_USER, REFUSALS_OF_USER, SEGMENTS_OF_USER};
 
 mod received;
-#[cfg(test)]
-mod tests;
 
 /// Time over which lines in the log are counted.
 const MINUTE: Duration = Duration::from_secs(60);
@@ -256,3 +254,8 @@ impl Users {
         self.users.lock().retain(|_, user| !idle(user) || user.lines.lock().since.elapsed() < MINUTE);
     }
 }
+
+#[cfg(test)]
+pub(crate) use self::received::tests::lingering;
+#[cfg(test)]
+mod tests;

@@ -140,3 +140,40 @@ fn peak_memory() -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     line.and_then(|kib| kib.trim().strip_suffix(" kB")?.parse().ok()).map_or(0, |kib: u64| kib << 10)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Silent;
+
+    impl Progress for Silent {
+        fn target(&self, _: &str) {}
+        fn found(&self, _: u64) {}
+        fn scanned(&self, _: u64) {}
+    }
+
+    fn options(targets: Vec<String>) -> Options {
+        Options { targets, qemu: false, chunk: 4096, limit_bytes: 1 << 24, threads: 1 }
+    }
+
+    #[test]
+    fn too_many_targets_are_refused_before_one_is_read() {
+        let numbers = |count: usize| (1..=count).map(|pid| pid.to_string()).collect();
+        let error = estimate(&options(numbers(MAX_TARGETS + 1)), &Silent).unwrap_err();
+        let expected = format!("{} targets; at most {MAX_TARGETS} at a time", MAX_TARGETS + 1);
+        assert!(error.to_string().starts_with(&expected), "{error}");
+    }
+
+    #[test]
+    fn problems_beyond_the_first_are_counted() {
+        let dir = tempfile::tempdir().unwrap();
+        let sockets: Vec<_> = (0..25)
+            .map(|number| std::os::unix::net::UnixListener::bind(dir.path().join(number.to_string())).unwrap())
+            .collect();
+        let report = estimate(&options(vec![dir.path().display().to_string()]), &Silent).unwrap();
+        let reasons: Vec<_> = report.left_out.iter().map(|left_out| left_out.reason.to_string()).collect();
+        assert_eq!((sockets.len(), reasons.len()), (25, 21), "{reasons:?}");
+        assert_eq!(reasons[20], "5 more could not be read");
+    }
+}

@@ -104,7 +104,8 @@ impl Process {
     /// Finds the pages of a process; `guest`: of guest RAM alone.
     pub(crate) fn open(pid: i32, guest: bool, chunk: usize) -> Result<Self, ProcessError> {
         let fd = PidFd::open(pid).map_err(|error| match error.raw_os_error() {
-            Some(libc::EINVAL) => ProcessError::Thread,
+            // The number of a thread: EINVAL, on newer kernels ENOENT. One that nobody has: ESRCH.
+            Some(libc::EINVAL | libc::ENOENT) => ProcessError::Thread,
             _ => ProcessError::of(pid, error),
         })?;
         let status = procfs::status(Some(pid)).map_err(|error| ProcessError::of(pid, error))?;
@@ -291,6 +292,29 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(error.contains("guest memory"), "{error}");
+    }
+
+    #[test]
+    fn threads_and_processes_without_memory_say_so() {
+        let (tell, thread) = std::sync::mpsc::channel();
+        let (held, end) = std::sync::mpsc::channel::<()>();
+        let other = std::thread::spawn(move || {
+            tell.send(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
+            let _ = end.recv();
+        });
+        let error = Process::open(thread.recv().unwrap(), false, 4096).unwrap_err();
+        assert_eq!(error.to_string(), "it is a thread; give the number of its process");
+        drop(held);
+        other.join().unwrap();
+        // What has ended and was not waited for has a number, and no memory any more.
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let pid = child.id() as i32;
+        while !std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") Z ") {
+            std::thread::yield_now();
+        }
+        let error = Process::open(pid, false, 4096).unwrap_err();
+        child.wait().unwrap();
+        assert!(error.to_string().starts_with("it has no private memory"), "{error}");
     }
 
     /// Also when its number is another process's by then: what counts is the process that was

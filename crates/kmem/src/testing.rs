@@ -1,4 +1,5 @@
-//! Helpers of tests: memory, child processes, and a userfaultfd or the reason why there is none.
+//! Helpers of tests: memory, child processes, a userfaultfd or the reason why there is none, and a
+//! kernel that refuses a call.
 
 #![allow(unsafe_code)] // Tests of unsafe interfaces.
 #![allow(clippy::unwrap_used)] // For tests only.
@@ -143,4 +144,46 @@ pub fn become_nobody() {
 
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
+}
+
+/// The call by which `rustix::fs::open` opens a file; the standard library uses openat(2).
+#[cfg(target_arch = "x86_64")]
+pub const OPEN: libc::c_long = libc::SYS_open;
+/// The call by which `rustix::fs::open` opens a file.
+#[cfg(not(target_arch = "x86_64"))]
+pub const OPEN: libc::c_long = libc::SYS_openat;
+
+/// From now on the kernel refuses a system call of this thread with an error (0: the call does
+/// nothing and returns 0), as an older kernel, a filter or a limit would. `argument`: only calls
+/// whose second argument is this number, such as the request of an ioctl. Nothing takes this back.
+pub fn refuse(call: libc::c_long, argument: Option<u32>, errno: i32) {
+    let step = |code: u32, k: u32, otherwise: u8| libc::sock_filter { code: code as u16, jt: 0, jf: otherwise, k };
+    let load = |offset: usize| step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset as u32, 0);
+    let is = |value: u32, otherwise: u8| step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, value, otherwise);
+    let end = |with: u32| step(libc::BPF_RET | libc::BPF_K, with, 0);
+    // The lower half of the second argument.
+    let second = std::mem::offset_of!(libc::seccomp_data, args) + size_of::<u64>();
+    let and_argument = argument.map(|argument| [load(second), is(argument, 1)]);
+    let mut program = vec![load(0), is(call as u32, if argument.is_some() { 3 } else { 1 })];
+    program.extend(and_argument.into_iter().flatten());
+    program.extend([end(libc::SECCOMP_RET_ERRNO | errno as u32), end(libc::SECCOMP_RET_ALLOW)]);
+    let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: the first call takes numbers. The second one reads the filter and its program, which
+    // outlive the call.
+    let done = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1_usize, 0_usize, 0_usize, 0_usize);
+        libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0_usize, &raw const filter)
+    };
+    assert_eq!(done, 0, "seccomp: {}", std::io::Error::last_os_error());
+}
+
+/// Runs `body` in a thread that the kernel refuses a system call: see [`refuse`].
+pub fn refusing<T: Send>(call: libc::c_long, argument: Option<u32>, errno: i32, body: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            refuse(call, argument, errno);
+            body()
+        });
+        thread.join().unwrap()
+    })
 }

@@ -21,3 +21,13 @@ pub(crate) mod run;
 pub(crate) mod snapshot;
 pub(crate) mod status;
 pub(crate) mod top;
+
+/// Says an error after which the command goes on, with its code and what to do. `about`: what it is
+/// about.
+pub(crate) fn warn(about: &str, error: &anyhow::Error) {
+    let (code, remedy) = crate::exit::catalog::of(error);
+    eprintln!("pageone: {about}{error:#} [{code}]");
+    if let Some(remedy) = remedy {
+        eprintln!("{}", crate::reflow(remedy, "what to do: ", "            ", 100));
+    }
+}

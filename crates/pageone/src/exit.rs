@@ -49,6 +49,27 @@ impl Code {
         }
     }
 
+    /// What to do, where the message alone may not say it.
+    pub(crate) fn remedy(self) -> Option<&'static str> {
+        match self {
+            Code::Done | Code::Failed => None,
+            Code::Usage => Some("`pageone COMMAND --help` shows the options"),
+            Code::NoDaemon => {
+                Some("start one with `pageone daemon`, or name the directory of the one that runs with `--dir`")
+            }
+            Code::NoClient => Some("`pageone status` lists the clients; `pageone run` starts one"),
+            Code::Configuration => Some(
+                "correct the key that the message names; `pageone config check` looks at the file without starting \
+                 anything",
+            ),
+            Code::SecondDaemon => {
+                Some("stop the other one first, or give this daemon a directory of its own with `--dir`")
+            }
+            Code::HostLacks => Some("`pageone doctor` says what is missing and how to get it"),
+            Code::LeftOut => Some("the message names what was left out and why; the figures are without it"),
+        }
+    }
+
     /// The code of a failure: that of the first error in its chain which has one.
     pub(crate) fn of(error: &anyhow::Error) -> Code {
         error.chain().find_map(code_of).unwrap_or(Code::Failed)

@@ -85,6 +85,9 @@ enum Command {
     /// Lets a guest go on that a snapshot has stopped
     #[command(hide = true)]
     SnapshotGuard,
+    /// Reads a snapshot's memory for the kernel; `snapshot run` starts it
+    #[command(hide = true)]
+    SnapshotServer { pool: PathBuf, name: String },
     /// Object pools: make, show, check, remove
     Pool(pool::Args),
     /// Write man pages and shell completions, for packages
@@ -99,8 +102,12 @@ fn main() -> ExitCode {
     match check_pages(&cli.command, kmem::page_size()).and_then(|()| run_command(cli)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let code = exit::catalog::code_of(&error);
-            let text = format!("pageone: {error:#} [{code}]\n");
+            let (code, remedy) = exit::catalog::of(&error);
+            let mut text = format!("pageone: {error:#} [{code}]\n");
+            if let Some(remedy) = remedy {
+                text.push_str(&reflow(remedy, "what to do: ", "            ", 100));
+                text.push('\n');
+            }
             let is_journal = service::logs_to_journal();
             let text = if is_journal { service::with_priority(3, text.as_bytes()) } else { text.into_bytes() };
             let _ = std::io::stderr().write_all(&text);
@@ -159,6 +166,7 @@ fn run_command(cli: Cli) -> anyhow::Result<()> {
         Command::Restore(args) => checkpoint::restore(&args),
         Command::Snapshot(command) => snapshot::run(&command, dir),
         Command::SnapshotGuard => snapshot::guard(),
+        Command::SnapshotServer { pool, name } => snapshot::serve(&pool, &name),
         Command::Pool(args) => pool::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Demo(args) => demo::run(&args),

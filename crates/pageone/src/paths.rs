@@ -134,13 +134,18 @@ mod tests {
         let target = dir.path().join("target");
         std::fs::write(&target, "").unwrap();
         symlink(&target, own.join("link")).unwrap();
-        assert!(open_log(&own, "link").is_err(), "a link to a file");
+        let error = |dir: &Path, name: &str| format!("{:#}", open_log(dir, name).unwrap_err());
+        assert!(error(&own, "link").starts_with("cannot write "), "a link to a file");
         std::fs::hard_link(&target, own.join("second")).unwrap();
-        assert!(open_log(&own, "second").is_err(), "a second name of a file");
+        assert!(error(&own, "second").contains("is not safe to write: it must be a file of yours"), "a second name");
         symlink(&own, dir.path().join("elsewhere")).unwrap();
-        assert!(open_log(&dir.path().join("elsewhere"), "log").is_err(), "a link to a directory");
+        assert!(error(&dir.path().join("elsewhere"), "log").starts_with("cannot write "), "a link to a directory");
         std::fs::set_permissions(&own, PermissionsExt::from_mode(0o777)).unwrap();
-        assert!(open_log(&own, "log").is_err(), "anybody can write there");
+        assert!(
+            error(&own, "log").contains("is not safe to use: it must be a directory of yours"),
+            "anybody can write"
+        );
+        assert!(check_owner(&own).unwrap_err().to_string().contains("is not safe to use"));
         assert_eq!(std::fs::read(&target).unwrap(), b"");
     }
 }

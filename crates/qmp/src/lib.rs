@@ -44,7 +44,7 @@ pub enum QmpError {
 struct Socket<'a, F> {
     fd: F,
     deadline: Instant,
-    goes_on: &'a dyn Fn() -> bool,
+    goes_on: &'a (dyn Fn() -> bool + Sync),
 }
 
 impl<F: AsFd> Socket<'_, F> {
@@ -122,7 +122,7 @@ impl<'a, F: AsFd> Qmp<'a, F> {
     ///
     /// # Errors
     /// The socket fails, the time is over, or an answer cannot be understood.
-    pub fn open(fd: F, limit: Duration, goes_on: &'a dyn Fn() -> bool) -> Result<Self, QmpError> {
+    pub fn open(fd: F, limit: Duration, goes_on: &'a (dyn Fn() -> bool + Sync)) -> Result<Self, QmpError> {
         let socket = Socket { fd, deadline: Instant::now() + limit, goes_on };
         let session = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_nanos());
         let mut qmp = Qmp { stream: BufReader::new(socket), session, next: 0 };
@@ -206,11 +206,12 @@ fn parse_gpa2hva(text: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixStream;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
 
     /// The status that QEMU gives.
-    fn status(socket: &UnixStream, limit: Duration, goes_on: &dyn Fn() -> bool) -> Result<Value, QmpError> {
+    fn status(socket: &UnixStream, limit: Duration, goes_on: &(dyn Fn() -> bool + Sync)) -> Result<Value, QmpError> {
         Qmp::open(socket, limit, goes_on)?.execute("query-status", json!({}))
     }
 
@@ -277,9 +278,19 @@ mod tests {
     fn a_socket_without_an_answer_is_an_error_in_time() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let begin = Instant::now();
-        assert!(status(&ours, Duration::from_millis(50), &|| true).is_err());
+        let error = status(&ours, Duration::from_millis(50), &|| true).unwrap_err();
+        assert!(error.to_string().starts_with("QEMU's monitor does not answer: "), "{error}");
         assert!(begin.elapsed() < Duration::from_secs(10));
         drop(theirs);
+    }
+
+    #[test]
+    fn what_is_no_monitor_is_not_understood() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        theirs.write_all(b"220 mail.example ready\n").unwrap();
+        let error = status(&ours, Duration::from_secs(20), &|| true).unwrap_err();
+        assert!(matches!(error, QmpError::Malformed(_)), "{error}");
+        assert!(error.to_string().starts_with("QEMU's monitor: not understood: "), "{error}");
     }
 
     #[test]
@@ -294,8 +305,8 @@ mod tests {
         });
         let begin = Instant::now();
         assert!(status(&ours, Duration::from_millis(100), &|| true).is_err());
-        let asked = std::cell::Cell::new(0);
-        let goes_on = || asked.replace(asked.get() + 1) < 10;
+        let asked = AtomicU32::new(0);
+        let goes_on = || asked.fetch_add(1, Ordering::Relaxed) < 10;
         assert!(status(&ours, Duration::from_secs(600), &goes_on).is_err());
         assert!(begin.elapsed() < Duration::from_secs(60));
         drop(ours);

@@ -35,7 +35,7 @@ const TAIL: usize = 600;
 #[derive(Debug, thiserror::Error)]
 pub enum CloneError {
     /// A directory, image or descriptor cannot be made.
-    #[error("cannot make {}", what.display())]
+    #[error("cannot make {} for the clone", what.display())]
     Make {
         /// What.
         what: PathBuf,
@@ -99,6 +99,53 @@ pub struct Clone {
     pub child: Child,
     /// In what it differs from the source, if that was forced.
     pub differences: Vec<String>,
+    /// Its monitor, once it goes on.
+    monitor: Option<Monitor>,
+}
+
+/// Why a clone that was started is not as it should be.
+#[derive(Debug, thiserror::Error)]
+pub enum VerifyError {
+    /// The guest does not run any more.
+    #[error("the clone is {0} after its start, and not running; its output says why")]
+    State(String),
+    /// Its processors execute nothing.
+    #[error("the clone's processors have executed nothing in {} s", .0.as_secs_f64())]
+    Still(Duration),
+    /// QEMU has ended, or does not answer.
+    #[error(transparent)]
+    Qmp(#[from] MonitorError),
+}
+
+impl Clone {
+    /// Lets the guest run for this time, and sees that it still runs then, and that its processors
+    /// have worked.
+    ///
+    /// # Errors
+    /// If it does not.
+    pub fn verify(&mut self, time: Duration) -> Result<(), VerifyError> {
+        let Some(monitor) = self.monitor.as_mut() else { return Err(VerifyError::State("not started".into())) };
+        let pid = self.child.id() as i32;
+        let worked = |monitor: &mut Monitor| -> Result<Duration, VerifyError> {
+            let all = monitor.execute("query-cpus-fast", json!({}))?;
+            let threads = all.as_array().into_iter().flatten().filter_map(|one| one["thread-id"].as_i64());
+            Ok(threads.filter_map(|tid| thread_run_time(pid, tid as i32).ok()).sum())
+        };
+        let before = worked(monitor)?;
+        std::thread::sleep(time);
+        let state = monitor.state()?;
+        if state != "running" {
+            return Err(VerifyError::State(state));
+        }
+        if worked(monitor)? == before { Err(VerifyError::Still(time)) } else { Ok(()) }
+    }
+}
+
+/// The time that a thread of a process has spent on a CPU (`schedstat`, to the nanosecond).
+fn thread_run_time(pid: i32, tid: i32) -> io::Result<Duration> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/schedstat"))?;
+    let nanos = text.split(' ').next().and_then(|number| number.parse().ok());
+    nanos.map(Duration::from_nanos).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 /// Held from the time when descriptors can be inherited until the program that is to inherit them
@@ -124,7 +171,7 @@ pub fn start(options: &Options<'_>, directory: &Path) -> Result<Clone, CloneErro
     }
     std::fs::create_dir(directory).map_err(make(directory))?;
     for (number, disk) in description.disks.iter().enumerate() {
-        qcow2::disk_size(&disk.image).map_err(|source| CloneError::Image { image: disk.image.clone(), source })?;
+        check_image(disk)?;
         let image = overlay(directory, number);
         qcow2::create_over(&image, &disk.image).map_err(make(&image))?;
     }
@@ -133,9 +180,14 @@ pub fn start(options: &Options<'_>, directory: &Path) -> Result<Clone, CloneErro
         None => CloneError::Run { program: description.program.clone(), source },
         Some(what) => CloneError::Make { what, source },
     })?;
-    let mut clone = Clone { child, differences: Vec::new() };
-    let resumed = resume(options, ours, &mut clone.differences);
-    let Err(error) = resumed else { return Ok(clone) };
+    let mut clone = Clone { child, differences: Vec::new(), monitor: None };
+    let error = match resume(options, ours, &mut clone.differences) {
+        Ok(monitor) => {
+            clone.monitor = Some(monitor);
+            return Ok(clone);
+        }
+        Err(error) => error,
+    };
     let _ = clone.child.kill();
     let _ = clone.child.wait();
     Err(match error {
@@ -192,7 +244,7 @@ impl<E: Into<MonitorError>> From<E> for Failed {
 }
 
 /// Gives a QEMU that waits the device stream, and lets the guest go on.
-fn resume(options: &Options<'_>, monitor: UnixStream, differences: &mut Vec<String>) -> Result<(), Failed> {
+fn resume(options: &Options<'_>, monitor: UnixStream, differences: &mut Vec<String>) -> Result<Monitor, Failed> {
     let mut qmp = Monitor::begin(monitor)?;
     *differences = options.record.description.facts.differences(&Facts::of(&mut qmp)?);
     if !differences.is_empty() && !options.force {
@@ -215,7 +267,16 @@ fn resume(options: &Options<'_>, monitor: UnixStream, differences: &mut Vec<Stri
     })?;
     qmp.set_ignore_shared(false)?;
     qmp.execute("cont", json!({}))?;
-    Ok(())
+    Ok(qmp)
+}
+
+/// Sees that the image of a disk is there.
+///
+/// # Errors
+/// If it is not, or is no qcow2.
+pub fn check_image(disk: &Disk) -> Result<(), CloneError> {
+    let size = qcow2::disk_size(&disk.image);
+    size.map(drop).map_err(|source| CloneError::Image { image: disk.image.clone(), source })
 }
 
 /// The end of what a clone has said.
@@ -342,5 +403,41 @@ mod tests {
         let card = rewritten("-device virtio-net-pci,netdev=n,mac=52:54:00:12:34:56");
         assert!(card.starts_with("-device virtio-net-pci,netdev=n,mac=52:54:00:") && !card.ends_with("12:34:56"));
         assert_ne!(rewritten("-device e1000,netdev=n"), rewritten("-device e1000,netdev=n"));
+    }
+    #[test]
+    fn what_keeps_a_clone_from_starting_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        let (ram, image) = (File::open("/dev/null").unwrap(), dir.path().join("disk.qcow2"));
+        qcow2::create(&image, 1 << 20, None, 0o600).unwrap();
+        let refused = |program: &str, image: &Path, name: &str, extra: &[&str]| {
+            let disks = vec![Disk { word: "disk.qcow2".into(), image: image.into() }];
+            let facts = Facts { ram: 64 << 20, ..Facts::default() };
+            let words = ["-m", "64"].map(String::from).to_vec();
+            let description =
+                Description { program: program.into(), directory: dir.path().into(), words, facts, disks };
+            let record = Record { description, stream: Vec::new() };
+            let extra: Vec<String> = extra.iter().copied().map(String::from).collect();
+            let options = Options { record: &record, ram: &ram, extra: &extra, force: false, attached: false };
+            start(&options, &dir.path().join(name)).map(drop).unwrap_err()
+        };
+        let error = refused("sh", &image, "a", &["-m", "128"]);
+        assert!(matches!(error, CloneError::Differs(_)), "{error}");
+        let text = error.to_string();
+        assert!(text.starts_with("this guest would differ from the one that was stored: RAM: 128 MiB"), "{text}");
+        let error = refused("sh", &image, "none/b", &[]);
+        assert!(matches!(error, CloneError::Make { .. }), "{error}");
+        assert!(error.to_string().ends_with("none/b for the clone"), "{error}");
+        let error = refused("sh", Path::new("/nonexistent/disk"), "c", &[]);
+        assert!(matches!(error, CloneError::Image { .. }), "{error}");
+        assert!(error.to_string().starts_with("the image /nonexistent/disk is missing or no qcow2"), "{error}");
+        let error = refused("/nonexistent/qemu", &image, "d", &[]);
+        assert!(matches!(error, CloneError::Run { .. }), "{error}");
+        assert_eq!(error.to_string(), "cannot run /nonexistent/qemu");
+        // A program that ends, with and without a word.
+        let error = refused("false", &image, "e", &[]);
+        assert!(matches!(error, CloneError::Qmp { .. }), "{error}");
+        assert_eq!(error.to_string(), "the clone does not start");
+        let text = refused("ls", &image, "f", &["--no-such-option"]).to_string();
+        assert!(text.starts_with("the clone does not start. QEMU says: ") && text.contains("ls: "), "{text}");
     }
 }

@@ -50,7 +50,7 @@ pub enum DiskError {
         image: String,
     },
     /// The image over it cannot be made.
-    #[error("cannot make {}", image.display())]
+    #[error("cannot make the image {}, which the guest is to write to", image.display())]
     Make {
         /// The new image.
         image: PathBuf,
@@ -98,6 +98,13 @@ pub(crate) fn named<'a>(option: &Opt<'a>) -> Option<&'a str> {
     }
 }
 
+/// An image as QEMU describes it, the one below it, and so on.
+fn images(first: &Value) -> impl Iterator<Item = &Value> {
+    let is_there = |image: &&Value| !image.is_null();
+    let first = Some(first).filter(is_there);
+    std::iter::successors(first, move |image| Some(&image["backing-image"]).filter(is_there))
+}
+
 /// The disks that a guest can write to.
 ///
 /// # Errors
@@ -120,11 +127,8 @@ pub(crate) fn find(qmp: &mut Monitor, words: &[String], directory: &Path) -> Res
         let full = |name: &str| directory.join(name).canonicalize().ok();
         let Some(path) = full(&image) else { return Err(DiskError::NoFile { disk, image }) };
         // An earlier snapshot has put images over the one that the command line names.
-        fn next<'a>(image: &&'a Value) -> Option<&'a Value> {
-            Some(&image["backing-image"]).filter(|image| !image.is_null())
-        }
-        let chain = std::iter::successors(Some(&inserted["image"]), next);
-        let chain: Vec<PathBuf> = chain.filter_map(|image| full(image["filename"].as_str()?)).collect();
+        let chain: Vec<PathBuf> =
+            images(&inserted["image"]).filter_map(|image| full(image["filename"].as_str()?)).collect();
         let names = || options(words).filter_map(|option| named(&option));
         let word = chain.iter().find_map(|image| names().find(|name| full(name).as_ref() == Some(image)));
         let Some(word) = word else { return Err(DiskError::NotNamed { disk, image }) };
@@ -201,8 +205,50 @@ impl Overlay {
                 job(all).is_none()
             })?;
         }
-        // Not there, or nobody's any more.
-        let _ = std::fs::remove_file(&self.image);
+        // Not there, or nobody's any more. One below another that the guest writes to must stay.
+        let all = qmp.execute("query-block", json!({}))?;
+        let mut images = all.as_array().into_iter().flatten().flat_map(|entry| images(&entry["inserted"]["image"]));
+        if !images.any(|image| image["filename"].as_str().map(Path::new) == Some(&self.image)) {
+            let _ = std::fs::remove_file(&self.image);
+        }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake;
+
+    #[test]
+    fn a_disk_that_no_clone_could_have_is_refused_with_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("disk.img").display().to_string();
+        std::fs::write(&image, "x").unwrap();
+        let refused = |format: &str, image: &str, word: &str| {
+            let inserted = json!({ "node-name": "n", "ro": false, "drv": format, "image": { "filename": image } });
+            let all = json!([{ "device": "", "inserted": null }, { "device": "d0", "inserted": inserted }]);
+            let words = ["-drive", word].map(String::from);
+            find(&mut fake::qemu(move |_| all.clone()), &words, Path::new("/")).map(drop).unwrap_err()
+        };
+        let error = refused("raw", &image, "file=x");
+        assert!(matches!(error, DiskError::Format { .. }), "{error}");
+        assert!(error.to_string().starts_with("disk d0 is raw, and only qcow2 can be stored"), "{error}");
+        let error = refused("qcow2", "nbd://host/disk", "file=nbd://host/disk");
+        assert!(matches!(error, DiskError::NoFile { .. }), "{error}");
+        assert_eq!(error.to_string(), "disk d0 is nbd://host/disk, and only files of this host can be stored");
+        let error = refused("qcow2", &image, "if=none,id=d0");
+        assert!(matches!(error, DiskError::NotNamed { .. }), "{error}");
+        assert!(error.to_string().contains("is not named on the command line, by file="), "{error}");
+        // The image over it: one of another snapshot is there, or there is no room for one.
+        let base = dir.path().join("base.qcow2");
+        qcow2::create(&base, 1 << 20, None, 0o600).unwrap();
+        let overlay = |image: &Path| Overlay { disk: "d0".into(), image: image.into(), base_node: "n".into() };
+        let there = overlay(&base).ensure_new().unwrap_err();
+        let nowhere = overlay(Path::new("/nonexistent/disk.one.qcow2")).make(&base).unwrap_err();
+        for error in [there, nowhere] {
+            assert!(matches!(error, DiskError::Make { .. }), "{error}");
+            assert!(error.to_string().starts_with("cannot make the image /"), "{error}");
+        }
     }
 }

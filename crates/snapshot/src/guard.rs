@@ -7,19 +7,24 @@
 //! put back any more. If the other side ends without it, the guard does the last task.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
-use std::path::PathBuf;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::disks::Overlay;
 use crate::monitor::{Monitor, MonitorError};
+use crate::save::SaveError;
 
 /// How long QEMU may take to notice that its last client is gone.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(50);
 /// What the guard prints when it knows its task.
 const READY: &str = "ready\n";
@@ -101,6 +106,29 @@ pub fn run() -> io::Result<()> {
     }
 }
 
+/// Held by whoever stores a guest, and by the guard that puts it back: a second snapshot that
+/// begins meanwhile would put images over those that the guard is about to remove.
+pub(crate) struct Lock(File);
+
+impl Lock {
+    /// Waits until nobody else stores this guest, whose monitor is `socket`, for at most `limit`.
+    pub(crate) fn take(socket: &Path, pid: i32, limit: Duration) -> Result<Self, SaveError> {
+        let mut path = socket.as_os_str().to_owned();
+        path.push(".lock");
+        let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(path);
+        let file = file.map_err(SaveError::Guard)?;
+        let start = Instant::now();
+        loop {
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Self(file)),
+                Err(Errno::WOULDBLOCK) if start.elapsed() > limit => return Err(SaveError::Busy(pid)),
+                Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(PAUSE),
+                Err(error) => return Err(SaveError::Guard(error.into())),
+            }
+        }
+    }
+}
+
 /// A running guard. Dropping it without [`Guard::done`] makes it do its work.
 pub(crate) struct Guard {
     child: Child,
@@ -110,10 +138,14 @@ pub(crate) struct Guard {
 
 impl Guard {
     /// Starts a guard with this task. From then on the guest may be stopped.
-    pub(crate) fn start(words: &[OsString], task: &Task) -> io::Result<Self> {
+    /// It holds the [`Lock`] as long as it works.
+    pub(crate) fn start(words: &[OsString], task: &Task, lock: &Lock) -> io::Result<Self> {
         let (program, arguments) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+        // A duplicate is inherited, and holds the same lock.
+        let inherited = rustix::io::dup(&lock.0)?;
         let mut command = Command::new(program);
         let mut child = command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        drop(inherited);
         let (input, output) = (child.stdin.take(), child.stdout.take());
         let output = BufReader::new(output.ok_or(io::ErrorKind::BrokenPipe)?);
         let mut guard = Self { child, input, output };
@@ -144,5 +176,26 @@ impl Drop for Guard {
     fn drop(&mut self) {
         drop(self.input.take());
         let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_that_is_being_put_back_is_not_stored_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("1.qmp");
+        let lock = Lock::take(&socket, 1, Duration::ZERO).unwrap();
+        let task = Task { socket: socket.clone(), pid: 1, ran: false, bandwidth: 0, overlays: Vec::new() };
+        // It goes on when the program that stores the guest has ended.
+        let words = ["sh", "-c", "read line; echo ready; read line"].map(OsString::from);
+        let mut guard = Guard::start(&words, &task, &lock).unwrap();
+        drop(lock);
+        let error = Lock::take(&socket, 1, Duration::from_millis(100)).map(drop).unwrap_err();
+        assert!(error.to_string().starts_with("another snapshot of process 1 is being taken"), "{error}");
+        guard.done();
+        assert!(Lock::take(&socket, 1, PATIENCE).is_ok());
     }
 }

@@ -11,10 +11,14 @@
 //! A snapshot is a checkpoint with bytes beside it ([`record`]). So everything that pools do with
 //! checkpoints holds: each page is stored once, the second snapshot of a guest stores what changed.
 
+pub mod archive;
 pub mod clone;
 mod disks;
 mod facts;
+#[cfg(test)]
+mod fake;
 pub mod guard;
+pub mod keep;
 pub mod memory;
 mod monitor;
 mod prepare;

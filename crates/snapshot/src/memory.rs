@@ -7,121 +7,123 @@
 //! The file system is not mounted in any directory: it consists of one file, whose descriptor the
 //! clones inherit. It ends with the last of them.
 //!
-//! When the pool's bytes are damaged, or when this process has ended, the kernel cannot read a
-//! page. Then it ends the clone that asked for it (SIGBUS). It never gives other bytes, or zeros.
+//! *Two processes.* The supervisor ([`start`]) holds the FUSE device, and starts a page server
+//! ([`serve`]), which reads from the pool. If the server ends, whatever the reason, the clones wait
+//! until the next one answers: what the first had taken from the kernel stands in memory that the
+//! supervisor keeps (`slots`). If the supervisor ends, the server goes on. Only if both have ended
+//! can the kernel not read a page. It ends the clone that asked for it then (SIGBUS), as it does
+//! when the pool's bytes are damaged. It never gives other bytes, or zeros.
+//!
+//! The protocol is our own (`fuse`), not the crate fuser's: a session of that crate can neither be
+//! continued by another process, nor does it say which requests it has taken.
 
-use std::ffi::OsStr;
+mod fuse;
+mod serve;
+mod slots;
+
+use std::ffi::OsString;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
-use std::time::{Duration, UNIX_EPOCH};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
 
-use checkpoint::{Image, ReadError};
-use fuser::{
-    Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, LockOwner, OpenFlags,
-    ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, Request, Session, SessionACL,
-};
-use mpool::{AlignedBuf, BLOCK};
+use kmem::pidfd::PidFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 
-/// The file's name and number.
+pub use serve::{Report, serve};
+use slots::Slots;
+
+/// The file's name.
 const NAME: &str = "ram";
-const NUMBER: INodeNo = INodeNo(2);
-/// How long the kernel may keep what it was told of the file: for ever.
-const FOR_EVER: Duration = Duration::from_secs(1 << 30);
-/// Threads that read.
+/// Threads of a server, and its slots.
 const THREADS: usize = 2;
+/// How long a server may take until it is ready for the first time: it reads the snapshot's map.
+const PATIENCE: Duration = Duration::from_secs(60);
+const PAUSE: Duration = Duration::from_millis(2);
+/// Time between two starts of a server, at least, so that one that ends at once is no busy loop.
+const BETWEEN: Duration = Duration::from_secs(1);
 
-/// Called with what cannot be read.
-pub type Report = Box<dyn Fn(ReadError) + Send + Sync>;
-
-struct Ram {
-    image: Image,
-    report: Report,
+/// The page server that runs, and what the next one needs.
+pub struct Server {
+    device: OwnedFd,
+    slots: Slots,
+    words: Vec<OsString>,
+    child: Child,
+    /// When it was started.
+    start: Instant,
+    /// How many were started.
+    started: usize,
 }
 
-impl Ram {
-    fn attributes(&self, number: INodeNo) -> FileAttr {
-        let is_file = number == NUMBER;
-        let size = if is_file { self.image.pages() * BLOCK as u64 } else { 0 };
-        FileAttr {
-            ino: number,
-            size,
-            blocks: size / 512,
-            atime: UNIX_EPOCH,
-            mtime: UNIX_EPOCH,
-            ctime: UNIX_EPOCH,
-            crtime: UNIX_EPOCH,
-            kind: if is_file { FileType::RegularFile } else { FileType::Directory },
-            // QEMU opens it for writing too, and maps it privately.
-            perm: if is_file { 0o600 } else { 0o500 },
-            nlink: 1,
-            uid: rustix::process::geteuid().as_raw(),
-            gid: rustix::process::getegid().as_raw(),
-            rdev: 0,
-            blksize: BLOCK as u32,
-            flags: 0,
-        }
-    }
+/// Why there is no file.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryError {
+    /// The kernel has no FUSE, or this account may not mount.
+    #[error("cannot serve the guests' memory through FUSE: {0}; that takes root, and the kernel's module fuse")]
+    Fuse(#[source] io::Error),
+    /// The server does not start, or not as it should.
+    #[error("the page server did not start: {0}")]
+    Server(String),
 }
 
-impl Filesystem for Ram {
-    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        if parent == INodeNo::ROOT && name == NAME {
-            reply.entry(&FOR_EVER, &self.attributes(NUMBER), Generation(0));
-        } else {
-            reply.error(Errno::ENOENT);
-        }
-    }
-
-    fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        reply.attr(&FOR_EVER, &self.attributes(number));
-    }
-
-    fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        // When this process is killed the kernel closes its own descriptor of the file. It would
-        // wait for an answer to the flush, for ever, and the clones would hang.
-        reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_NOFLUSH);
-    }
-
-    fn read(
-        &self,
-        _: &Request,
-        _: INodeNo,
-        _: FileHandle,
-        offset: u64,
-        size: u32,
-        _: OpenFlags,
-        _: Option<LockOwner>,
-        reply: ReplyData,
-    ) {
-        let end = (offset + u64::from(size)).min(self.image.pages() * BLOCK as u64);
-        let Some(len) = end.checked_sub(offset) else { return reply.data(&[]) };
-        let first = offset / BLOCK as u64;
-        let before = (offset % BLOCK as u64) as usize;
-        let mut bytes = AlignedBuf::zeroed((before + len as usize).next_multiple_of(BLOCK));
-        match self.image.read(first, &mut bytes) {
-            Ok(()) => reply.data(&bytes[before..before + len as usize]),
-            Err(error) => {
-                (self.report)(error);
-                reply.error(Errno::EIO);
-            }
-        }
-    }
-
-    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        reply.ok();
-    }
-}
-
-/// Serves an image in threads of this process until nobody has the file open or mapped any more.
-/// Gives the file.
+/// Makes the file, and starts its page server. `words` are a program, which must call [`serve`],
+/// and its arguments.
 ///
 /// # Errors
-/// If the kernel has no FUSE, or this account may not mount.
-pub fn serve(image: Image, report: Report) -> io::Result<File> {
-    let device = File::options().read(true).write(true).open("/dev/fuse")?;
+/// If the kernel or the server cannot serve it.
+pub fn start(words: Vec<OsString>) -> Result<(File, Server), MemoryError> {
+    let (device, root) = mount().map_err(MemoryError::Fuse)?;
+    let failed = |error: io::Error| MemoryError::Server(error.to_string());
+    let slots = Slots::create(THREADS).map_err(failed)?;
+    let child = spawn(&words, &device, &slots).map_err(failed)?;
+    let mut server = Server { device, slots, words, child, start: Instant::now(), started: 1 };
+    while server.slots.server().map_err(failed)? == 0 {
+        if let Some(status) = server.child.try_wait().map_err(failed)? {
+            return Err(MemoryError::Server(format!("it ended, {status}")));
+        }
+        if server.start.elapsed() > PATIENCE {
+            let _ = server.child.kill();
+            return Err(MemoryError::Server("it does not get ready".into()));
+        }
+        std::thread::sleep(PAUSE);
+    }
+    let file = rustix::fs::openat(&root, NAME, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+    Ok((file.map_err(|e| MemoryError::Fuse(e.into()))?.into(), server))
+}
+
+impl Server {
+    /// Starts another server if this one has ended. Gives how it ended, and what hinders the next
+    /// one. To be called again and again.
+    pub fn watch(&mut self) -> Option<(ExitStatus, io::Result<()>)> {
+        let ended = self.child.try_wait().ok()??;
+        if self.start.elapsed() < BETWEEN && self.started > 1 {
+            return None;
+        }
+        self.start = Instant::now();
+        self.started += 1;
+        let next = spawn(&self.words, &self.device, &self.slots).map(|child| self.child = child);
+        Some((ended, next))
+    }
+
+    /// Ends the server, so that [`Server::watch`] starts another one: its program may be newer.
+    pub fn replace(&self) {
+        // One that has ended is replaced in any case.
+        if let Ok(process) = PidFd::open(self.child.id() as i32) {
+            let _ = process.send_signal(libc::SIGTERM);
+        }
+    }
+}
+
+fn spawn(words: &[OsString], device: &OwnedFd, slots: &Slots) -> io::Result<Child> {
+    let (program, arguments) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+    Command::new(program).args(arguments).stdin(device.try_clone()?).stdout(Stdio::from(slots.file()?)).spawn()
+}
+
+/// Makes the file system, and gives the FUSE device and the root directory.
+fn mount() -> io::Result<(OwnedFd, OwnedFd)> {
+    let device: OwnedFd = File::options().read(true).write(true).open("/dev/fuse")?.into();
     let context = rustix::mount::fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC)?;
     let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
     for (key, value) in [
@@ -135,10 +137,26 @@ pub fn serve(image: Image, report: Report) -> io::Result<File> {
     rustix::mount::fsconfig_create(&context)?;
     let safe = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV | MountAttrFlags::MOUNT_ATTR_NOEXEC;
     let root = rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, safe)?;
-    let mut config = Config::default();
-    config.n_threads = Some(THREADS);
-    let session = Session::from_fd(Ram { image, report }, device.into(), SessionACL::Owner, config)?;
-    std::thread::Builder::new().name("ram".into()).spawn(move || session.run())?;
-    let file = rustix::fs::openat(&root, NAME, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
-    Ok(file.into())
+    let mut bytes = vec![0; fuse::BUFFER];
+    let len = rustix::io::read(&device, &mut bytes)?;
+    let request = fuse::Request::parse(&bytes[..len]).filter(|request| request.kind == fuse::INIT);
+    let hello = request.and_then(|request| Some((request.unique, fuse::hello(&request)?)));
+    let (unique, hello) = hello.ok_or_else(|| io::Error::other("the kernel speaks another protocol"))?;
+    fuse::answer(&device, unique, Ok(&hello))?;
+    Ok((device, root))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_ends_at_once_is_no_memory() {
+        let Err(error) = start(vec!["false".into()]) else { panic!("it serves nothing") };
+        if matches!(error, MemoryError::Fuse(_)) {
+            println!("SKIPPED: {error}");
+            return;
+        }
+        assert!(error.to_string().starts_with("the page server did not start: it ended"), "{error}");
+    }
 }

@@ -189,6 +189,14 @@ mod tests {
         }
         let error = prepare(Path::new("/bin/sh"), &[], Path::new("/tmp/s")).unwrap_err();
         assert!(error.to_string().contains("is not QEMU"), "{error}");
+        let long = Path::new("/").join("x".repeat(LONGEST));
+        let error = prepare(Path::new("kvm"), &[], &long).unwrap_err();
+        assert!(matches!(error, PrepareError::Socket(_)), "{error}");
+        assert!(error.to_string().ends_with("is too long: use a shorter --dir"), "{error}");
+        let make = || prepare(Path::new("kvm"), &[], Path::new("/tmp/s")).unwrap_err();
+        let error = kmem::testing::refusing(libc::SYS_memfd_create, None, libc::EMFILE, make);
+        assert!(matches!(error, PrepareError::Make(_)), "{error}");
+        assert_eq!(error.to_string(), "cannot make what the guest needs");
     }
 
     #[test]

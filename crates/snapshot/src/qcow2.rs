@@ -8,11 +8,12 @@
 //! cluster 3...  L1 table, 8 bytes for 512 MiB, zeros: nothing is allocated
 //! ```
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, fchown};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 const MAGIC: &[u8; 4] = b"QFI\xfb";
 const CLUSTER_BITS: u32 = 16;
@@ -25,6 +26,10 @@ const L1: u64 = 3;
 const HEADER: u32 = 104;
 /// The header extension that names the backing file's format.
 const BACKING_FORMAT: u32 = 0xE279_2ACA;
+/// The incompatible feature of an image whose data are in another file.
+const DATA_FILE: u64 = 1 << 2;
+/// Bytes of the name of a backing file, at most.
+const LONGEST: u32 = 1023;
 
 /// The size of the disk in a qcow2 image, in bytes.
 ///
@@ -89,7 +94,7 @@ pub fn create(image: &Path, size: u64, backing: Option<&Path>, mode: u32) -> io:
         header.extend([0; 8]); // the end of the extensions
         header.extend(name);
     }
-    if clusters > CLUSTER / 2 || header.len() as u64 > CLUSTER || name.len() > 1023 {
+    if clusters > CLUSTER / 2 || header.len() as u64 > CLUSTER || name.len() > LONGEST as usize {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "the disk is too large, or its name too long"));
     }
     let write = |file: &File| -> io::Result<()> {
@@ -104,9 +109,81 @@ pub fn create(image: &Path, size: u64, backing: Option<&Path>, mode: u32) -> io:
     write(&file).inspect_err(|_| drop(std::fs::remove_file(image)))
 }
 
+/// The file that an image shows where nothing was written; `None`: there is none, or the image is
+/// no qcow2.
+///
+/// # Errors
+/// If the file cannot be read, or keeps its data in yet another file.
+pub fn backing(image: &Path) -> io::Result<Option<PathBuf>> {
+    let file = File::open(image)?;
+    let mut header = [0; 80];
+    match file.read_exact_at(&mut header, 0) {
+        Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+        read => read?,
+    }
+    if header[..4] != *MAGIC {
+        return Ok(None);
+    }
+    let version = u32::from_be_bytes(header[4..8].try_into().unwrap_or_default());
+    let features = u64::from_be_bytes(header[72..80].try_into().unwrap_or_default());
+    if version >= 3 && features & DATA_FILE != 0 {
+        return Err(io::Error::new(io::ErrorKind::Unsupported, "its data are in a file of their own"));
+    }
+    let at = u64::from_be_bytes(header[8..16].try_into().unwrap_or_default());
+    let len = u32::from_be_bytes(header[16..20].try_into().unwrap_or_default());
+    if at == 0 || len > LONGEST {
+        return Ok(None);
+    }
+    let mut name = vec![0; len as usize];
+    file.read_exact_at(&mut name, at)?;
+    // A name that is not absolute is beside the image.
+    let directory = image.parent().unwrap_or(Path::new("."));
+    Ok(Some(directory.join(OsStr::from_bytes(&name))))
+}
+
+/// Names another backing file for an image that has one, and that nobody uses. The name is put at
+/// the end of the first cluster, which no other part of the header may reach.
+///
+/// # Errors
+/// If the image has no room there, or cannot be written.
+pub fn set_backing(image: &Path, name: &str) -> io::Result<()> {
+    let file = File::options().read(true).write(true).open(image)?;
+    let mut bits = [0; 4];
+    file.read_exact_at(&mut bits, 20)?;
+    let cluster = 1_u64.checked_shl(u32::from_be_bytes(bits)).filter(|&cluster| cluster >= 4096);
+    let at = cluster.map_or(0, |cluster| cluster - u64::from(LONGEST) - 1);
+    let mut room = vec![0; LONGEST as usize];
+    file.read_exact_at(&mut room, at)?;
+    if at == 0 || room.iter().any(|&byte| byte != 0) || name.len() > LONGEST as usize {
+        return Err(io::Error::new(io::ErrorKind::Unsupported, "no room for the name of another file below it"));
+    }
+    file.write_all_at(name.as_bytes(), at)?;
+    file.write_all_at(&at.to_be_bytes(), 8)?;
+    file.write_all_at(&(name.len() as u32).to_be_bytes(), 16)?;
+    file.sync_all()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_image_is_put_over_another_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        let (base, over) = (path("base"), path("over"));
+        create(&base, 3 << 20, None, 0o640).unwrap();
+        create_over(&over, &base).unwrap();
+        assert_eq!(backing(&over).unwrap(), Some(base.clone()));
+        assert_eq!(backing(&base).unwrap(), None);
+        set_backing(&over, "other").unwrap();
+        assert_eq!(backing(&over).unwrap(), Some(path("other")));
+        assert_eq!(disk_size(&over).unwrap(), 3 << 20);
+        // A second name would need the same room.
+        assert!(set_backing(&over, "third").is_err());
+        std::fs::write(path("raw"), b"raw").unwrap();
+        assert_eq!(backing(&path("raw")).unwrap(), None);
+    }
 
     #[test]
     fn an_image_over_another_has_its_size_and_nothing_is_replaced() {

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::facts::Facts;
+use crate::words::parts;
 
 const MAGIC: &[u8; 8] = b"PGSNAP01";
 
@@ -34,6 +35,21 @@ pub struct Disk {
     pub word: String,
     /// The image at the time of the snapshot. Nothing may change it from then on.
     pub image: PathBuf,
+}
+
+impl Description {
+    /// The guest that was stored, as its command line names it: `-uuid`, else `-name`. Two
+    /// snapshots with the same are of one guest.
+    pub fn guest(&self) -> Option<&str> {
+        let value = |name: &str| {
+            // `options` gives no value of `-name`, which may begin with a dash.
+            let at =
+                self.words.iter().rposition(|word| word.trim_start_matches('-') == name && word.starts_with('-'))?;
+            self.words.get(at + 1).map(String::as_str)
+        };
+        let name = || value("name").and_then(|value| parts(value).next()).map(|name| name.trim_start_matches("guest="));
+        value("uuid").or_else(name)
+    }
 }
 
 /// A description with the device stream.
@@ -77,6 +93,20 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_guest_is_known_by_its_uuid_or_name() {
+        let guest = |line: &str| {
+            let words = line.split(' ').map(String::from).collect();
+            let (program, directory) = ("/q".into(), "/".into());
+            let description = Description { program, directory, words, facts: Facts::default(), disks: Vec::new() };
+            description.guest().map(str::to_owned)
+        };
+        assert_eq!(guest("-m 1 -name guest=web,debug-threads=on"), Some("web".into()));
+        assert_eq!(guest("-m 1 --name web"), Some("web".into()));
+        assert_eq!(guest("-name web -uuid 1-2"), Some("1-2".into()));
+        assert_eq!(guest("-m name"), None);
+    }
+
+    #[test]
     fn a_record_is_read_as_it_was_written_and_nothing_else_is_one() {
         let disks = vec![Disk { word: "a.qcow2".into(), image: "/b.qcow2".into() }];
         let (program, directory, words) = ("/q".into(), "/".into(), vec!["-S".into()]);
@@ -87,6 +117,7 @@ mod tests {
         for len in 0..bytes.len() - 3 {
             assert!(Record::decode(&bytes[..len]).is_err(), "{len}");
         }
-        assert!(Record::decode(b"PGSNAP02....").is_err());
+        let error = Record::decode(b"PGSNAP02....").unwrap_err().to_string();
+        assert_eq!(error, "what is kept beside it is no snapshot that this version of PageONE understands");
     }
 }

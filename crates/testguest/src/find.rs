@@ -1,5 +1,6 @@
 //! Finding the parts of a guest: QEMU, a static busybox, a kernel, and the cache directory.
 
+use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -61,7 +62,12 @@ pub enum FindError {
 /// # Errors
 /// If none of the variables is set.
 pub fn cache_dir() -> Result<PathBuf, FindError> {
-    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+    cache_by(|name| std::env::var_os(name))
+}
+
+/// The same, by the values that `variable` gives.
+fn cache_by(variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf, FindError> {
+    let set = |name| variable(name).filter(|value| !value.is_empty());
     if let Some(dir) = set("PAGEONE_CACHE") {
         return Ok(dir.into());
     }
@@ -95,7 +101,11 @@ fn is_executable(path: &Path) -> bool {
 /// # Errors
 /// If `PATH` has no busybox, or a dynamically linked one.
 pub fn find_busybox() -> Result<PathBuf, FindError> {
-    let path = find_program("busybox", "busybox-static")?;
+    ensure_static(find_program("busybox", "busybox-static")?)
+}
+
+/// The program, unless it needs libraries.
+fn ensure_static(path: PathBuf) -> Result<PathBuf, FindError> {
     let image = std::fs::read(&path).map_err(|source| FindError::Read { path: path.clone(), source })?;
     if needs_interpreter(&image) { Err(FindError::Dynamic(path)) } else { Ok(path) }
 }
@@ -135,9 +145,14 @@ pub fn find_kernel(explicit: Option<&Path>) -> Result<PathBuf, FindError> {
         };
     }
     let cache = cache_dir()?.join("kernels");
+    installed_kernel(cache, Path::new("/boot"))
+}
+
+/// The best kernel of the cache, else of the host's own.
+fn installed_kernel(cache: PathBuf, boot: &Path) -> Result<PathBuf, FindError> {
     newest(&cache, "", "/vmlinuz", |version| version.starts_with("6.1."))
         .or_else(|| newest(&cache, "", "/vmlinuz", |_| true))
-        .or_else(|| newest(Path::new("/boot"), "vmlinuz-", "", |version| version.ends_with("-cloud-amd64")))
+        .or_else(|| newest(boot, "vmlinuz-", "", |version| version.ends_with("-cloud-amd64")))
         .ok_or(FindError::NoKernel(cache))
 }
 
@@ -196,13 +211,34 @@ mod tests {
     #[test]
     fn an_explicit_kernel_that_is_not_there_is_an_error_with_its_name() {
         let error = find_kernel(Some(Path::new("/nonexistent/vmlinuz"))).unwrap_err();
-        assert!(error.to_string().contains("/nonexistent/vmlinuz (--kernel)"), "{error}");
+        assert_eq!(error.to_string(), "cannot read the guest kernel /nonexistent/vmlinuz (--kernel)");
+    }
+
+    #[test]
+    fn the_cache_is_where_a_variable_says() {
+        let by = |name: &'static str| cache_by(move |asked| (asked == name).then(|| "/a".into())).unwrap();
+        assert_eq!(by("PAGEONE_CACHE"), Path::new("/a"));
+        assert_eq!(by("XDG_CACHE_HOME"), Path::new("/a/pageone"));
+        assert_eq!(by("HOME"), Path::new("/a/.cache/pageone"));
+        let error = cache_by(|_| Some(OsString::new())).unwrap_err().to_string();
+        assert!(error.starts_with("no place for the cache: none of PAGEONE_CACHE"), "{error}");
+    }
+
+    #[test]
+    fn what_is_not_installed_names_the_script_that_fetches_it() {
+        let dir = kernels(&[]);
+        let error = installed_kernel(dir.path().join("kernels"), dir.path()).unwrap_err().to_string();
+        assert!(error.contains("no guest kernel in") && error.contains("run scripts/deps.sh demo"), "{error}");
+        std::fs::write(dir.path().join("vmlinuz-6.1.0-9-cloud-amd64"), "x").unwrap();
+        let kernel = installed_kernel(dir.path().join("kernels"), dir.path()).unwrap();
+        let error = find_recycler(&kernel).unwrap_err().to_string();
+        assert!(error.contains("modules/ppr.ko: run 'scripts/deps.sh ppr' and then"), "{error}");
     }
 
     #[test]
     fn a_missing_program_names_its_package() {
         let error = find_program("no-such-program-here", "some-package").unwrap_err();
-        assert!(error.to_string().contains("some-package"), "{error}");
+        assert!(error.to_string().contains("is not on PATH: install Debian's package some-package"), "{error}");
         assert!(find_program("sh", "dash").is_ok());
     }
 
@@ -211,6 +247,10 @@ mod tests {
         // This test itself: Rust links against the C library dynamically, unless told otherwise.
         let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
         assert_eq!(needs_interpreter(&own), cfg!(not(target_feature = "crt-static")));
+        if cfg!(not(target_feature = "crt-static")) {
+            let error = ensure_static(std::env::current_exe().unwrap()).unwrap_err().to_string();
+            assert!(error.contains("is dynamically linked and cannot run in a guest"), "{error}");
+        }
         assert!(!needs_interpreter(&own[..0x30]), "cut off inside the header");
         assert!(!needs_interpreter(b"#!/bin/sh\n"));
     }

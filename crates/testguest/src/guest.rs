@@ -362,7 +362,8 @@ mod tests {
         guest.check().unwrap();
         assert!(guest.console_tail().contains("    | oops\n"));
         guest.kill();
-        assert!(matches!(guest.check(), Err(Broken::Ended { .. })));
+        let error = guest.check().unwrap_err().to_string();
+        assert!(error.contains(" ended, signal: 9") && error.contains("; its last lines:\n    | "), "{error}");
         assert!(matches!(guest.verdict(), Verdict::Dead(_)));
     }
 
@@ -382,5 +383,46 @@ mod tests {
         assert_eq!(guest.verdict(), Verdict::Corrupt { round: 4, file: "x".into() });
         assert!(matches!(guest.check(), Err(Broken::Corrupt { round: 4, .. })));
         assert!(matches!(Guest::start(Command::new("/nonexistent")), Err(StartError::Run { .. })));
+    }
+
+    #[test]
+    fn a_panic_and_a_lost_process_are_told() {
+        let mut guest = Guest::start(shell("echo '[ 1.0] Kernel panic - not syncing: x'; exec sleep 600")).unwrap();
+        wait_for(&guest, 1);
+        let error = guest.check().unwrap_err().to_string();
+        assert!(error.contains("panicked: Kernel panic - not syncing: x"), "{error}");
+        // Somebody else has taken its exit status.
+        let mut guest = Guest::start(shell("exit")).unwrap();
+        let pid = Pid::from_raw(guest.pid());
+        rustix::process::waitpid(pid, rustix::process::WaitOptions::empty()).unwrap();
+        let error = guest.check().unwrap_err().to_string();
+        assert_eq!(error, format!("cannot wait for guest {}", guest.pid()));
+    }
+
+    /// In a process of its own, where a limit hinders no other test.
+    #[test]
+    fn a_guest_that_cannot_be_started_says_what_was_missing() {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        const ALONE: &str = "PAGEONE_TEST_ALONE";
+        let name = "guest::tests::a_guest_that_cannot_be_started_says_what_was_missing";
+        if std::env::var_os(ALONE).is_none() {
+            let mut alone = Command::new(std::env::current_exe().unwrap());
+            let out = alone.args(["--exact", name, "--nocapture"]).env(ALONE, "1").output().unwrap();
+            assert!(out.status.success(), "{out:?}");
+            return;
+        }
+        let limited = |resource: Resource, most: u64| {
+            let before = getrlimit(resource);
+            setrlimit(resource, Rlimit { current: Some(most), ..before }).unwrap();
+            let started = Guest::start(shell("exec sleep 600")).map(drop);
+            setrlimit(resource, before).unwrap();
+            started.unwrap_err().to_string()
+        };
+        assert_eq!(limited(Resource::Nofile, 3), "cannot make a guest's console pipe");
+        // Enough for a shell, and not for the stack of another thread.
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let size = status.lines().find_map(|line| line.strip_prefix("VmSize:")?.trim().strip_suffix(" kB")).unwrap();
+        let most = (size.parse::<u64>().unwrap() << 10) + (1 << 20);
+        assert_eq!(limited(Resource::As, most), "cannot start a guest's console thread");
     }
 }

@@ -148,9 +148,19 @@ impl Input {
 /// # Errors
 /// If busybox is missing, or the cache cannot be written.
 pub(crate) fn initramfs(cache: &Path, data_mib: u64, contents: Contents) -> Result<PathBuf, InitramfsError> {
-    let busybox = find::find_busybox()?;
     let sources: Vec<_> = SOURCES.iter().map(Path::new).collect();
-    let inputs = select(&sources, (data_mib << 20) / contents.growth());
+    archive(find::find_busybox()?, &sources, cache, data_mib, contents)
+}
+
+/// The same, of files below `sources`.
+fn archive(
+    busybox: PathBuf,
+    sources: &[&Path],
+    cache: &Path,
+    data_mib: u64,
+    contents: Contents,
+) -> Result<PathBuf, InitramfsError> {
+    let inputs = select(sources, (data_mib << 20) / contents.growth());
     if inputs.is_empty() {
         return Err(InitramfsError::NoFiles);
     }
@@ -362,5 +372,37 @@ mod tests {
         assert_eq!(names(1 << 20), ["a", "b/x", "c"].map(PathBuf::from));
         assert_eq!(names(6000 + 4999), ["a", "b/x"].map(PathBuf::from));
         assert_eq!(names(5999), ["b/x"].map(PathBuf::from));
+    }
+
+    #[test]
+    fn an_archive_that_cannot_be_built_says_why() {
+        let dir = tempfile::tempdir().unwrap();
+        let (files, empty, none) = (dir.path().join("files"), dir.path().join("empty"), dir.path().join("none"));
+        std::fs::create_dir(&files).unwrap();
+        std::fs::create_dir(&empty).unwrap();
+        std::fs::write(files.join("file"), [1; 5000]).unwrap();
+        // It takes `md5sum` for a pattern: it reads everything, and prints nothing.
+        let silent = find::find_program("awk", "mawk").unwrap();
+        let error = |busybox: &Path, files: &Path, cache: &Path| {
+            let error = archive(busybox.into(), &[files], cache, 1, Contents::Plain).unwrap_err();
+            let causes = std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source());
+            causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+        };
+        let said = error(&silent, &empty, dir.path());
+        assert!(said.starts_with("found no files to give to guests below "), "{said}");
+        let said = error(&silent, &files, &files.join("file/cache"));
+        assert!(said.starts_with("cannot create ") && said.contains("/file/cache: set PAGEONE_CACHE"), "{said}");
+        // A directory in which nobody can make a file.
+        let said = error(&silent, &files, Path::new("/proc/self"));
+        assert!(said.contains("(disk full? set PAGEONE_CACHE)"), "{said}");
+        let said = error(&silent, &files, dir.path());
+        assert!(said.ends_with(" md5sum printed no checksum"), "{said}");
+        let said = error(&none, &files, dir.path());
+        assert!(said.contains("No such file"), "{said}");
+        let error = checksum(&none, b"").unwrap_err();
+        assert!(error.to_string().starts_with("cannot run "), "{error}");
+        let error = with_recycler(&dir.path().join("archive"), &none).unwrap_err();
+        assert!(error.to_string().starts_with("cannot read "), "{error}");
+        assert!(std::fs::read_dir(dir.path()).unwrap().flatten().all(|entry| entry.path().is_dir()), "no part is left");
     }
 }

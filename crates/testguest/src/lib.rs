@@ -32,5 +32,5 @@ mod spec;
 
 pub use guest::{Broken, Guest, StartError, Verdict};
 pub use initramfs::{BuildError, Contents, InitramfsError};
-pub use probe::NoKvm;
+pub use probe::{NoKvm, try_kvm};
 pub use spec::{Accelerator, MEMORY_MIB_MIN, Options, PrepareError, Spec};

@@ -50,14 +50,25 @@ impl Spec {
     /// # Errors
     /// No guest runs with KVM here; the message says why.
     pub fn probe_kvm(&self) -> Result<(), NoKvm> {
-        let device = Path::new("/dev/kvm");
-        match OpenOptions::new().read(true).write(true).open(device) {
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(NoKvm::Missing(device.into())),
-            Err(source) => return Err(NoKvm::Refused { device: device.into(), source }),
-        }
+        try_kvm()?;
         let mut guest = Guest::start_with_stderr(self.with_accelerator(Accelerator::Kvm).kernel_alone())?;
         wait_for_kernel(&mut guest, PATIENCE)
+    }
+}
+
+/// Whether KVM's device can be used, which alone does not say that a kernel boots with it.
+///
+/// # Errors
+/// It is not there, or this user may not use it.
+pub fn try_kvm() -> Result<(), NoKvm> {
+    try_device(Path::new("/dev/kvm"))
+}
+
+fn try_device(device: &Path) -> Result<(), NoKvm> {
+    match OpenOptions::new().read(true).write(true).open(device) {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(NoKvm::Missing(device.into())),
+        Err(source) => Err(NoKvm::Refused { device: device.into(), source }),
     }
 }
 
@@ -102,5 +113,15 @@ mod tests {
         assert_eq!(ended.to_string(), "QEMU ends: qemu: failed to initialize kvm");
         let silent = probe("echo Probing EDD; exec sleep 600", Duration::from_millis(100)).unwrap_err();
         assert!(matches!(silent, NoKvm::Silent), "{silent}");
+    }
+
+    #[test]
+    fn a_device_that_is_not_there_or_cannot_be_used_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = |device: &Path| try_device(device).unwrap_err().to_string();
+        let missing = error(&dir.path().join("kvm"));
+        assert!(missing.contains("/kvm: load kvm-intel or kvm-amd, or turn virtualisation on"), "{missing}");
+        let refused = error(dir.path());
+        assert!(refused.contains("cannot be opened (") && refused.ends_with("join the group kvm"), "{refused}");
     }
 }

@@ -174,6 +174,9 @@ mod tests {
         let mut trailing = encode(&ToAgent::Detach);
         trailing.push(0);
         assert!(decode_to_agent(&trailing).is_err(), "bytes behind a message");
+        let empty = encode(&ToDaemon::RegionAdded { region: RegionId(1), start: 4096, len: 0 });
+        let out_of_bounds = decode_to_daemon(&empty, VERSION).unwrap_err().to_string();
+        assert_eq!(out_of_bounds, "a message breaks the protocol: a range is out of bounds");
     }
 
     #[test]

@@ -64,6 +64,7 @@ mod tests {
             assert_eq!(policy.to_string().parse(), Ok(policy));
         }
         let unknown = "big".parse::<HugePages>().unwrap_err().to_string();
+        assert!(unknown.starts_with("there is no policy \"big\""), "{unknown}");
         assert!(HugePages::names().iter().all(|name| unknown.contains(name)), "{unknown}");
     }
 }

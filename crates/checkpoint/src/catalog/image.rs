@@ -44,6 +44,11 @@ impl Image {
         self.places.len() as u64
     }
 
+    /// The numbers of the pages that are not zeros, in ascending order.
+    pub fn filled(&self) -> impl Iterator<Item = u64> + '_ {
+        (0..).zip(&self.places).filter(|(_, at)| **at != 0).map(|(page, _)| page)
+    }
+
     /// Reads whole pages from number `first` on, and checks them. Pages behind the last one are
     /// zeros.
     ///

@@ -2,7 +2,8 @@
 
 mod kills;
 mod leaves;
-mod medium;
+pub(crate) mod medium;
+mod refused;
 mod scale;
 mod several;
 
@@ -232,20 +233,29 @@ fn records_that_do_not_fit_the_mblocks_are_refused() {
     let page = BLOCK as u64;
     let data = *Catalog::open(&pool).unwrap().data.keys().next().unwrap();
     let wrong = [
-        Checkpoint { regions: vec![(0, 4 * page)], ..one.clone() },
-        Checkpoint { regions: vec![(0, 3 * page - 1)], ..one.clone() },
-        Checkpoint { regions: vec![(0, u64::MAX - 4095), (0, u64::MAX - 4095)], ..one.clone() },
-        Checkpoint { root: 77, ..one.clone() },
+        (Checkpoint { regions: vec![(0, 4 * page)], ..one.clone() }, "its map has 3 pages, and its memory 4"),
+        (Checkpoint { regions: vec![(0, 3 * page - 1)], ..one.clone() }, "bytes, which cannot be"),
+        (
+            Checkpoint { regions: vec![(0, u64::MAX - 4095), (0, u64::MAX - 4095)], ..one.clone() },
+            "bytes, which cannot be",
+        ),
+        (Checkpoint { root: 77, ..one.clone() }, "mblock 0x4d does not exist"),
         // Data, or leaves, and no root.
-        Checkpoint { root: data, ..one.clone() },
-        Checkpoint { root: one.needs.leaves[0], ..one.clone() },
+        (Checkpoint { root: data, ..one.clone() }, "is not the root of a map"),
+        (Checkpoint { root: one.needs.leaves[0], ..one.clone() }, "its map has"),
         // Another root.
-        Checkpoint { root: store(&pool, "other", &[7; 600]).root, ..one.clone() },
+        (Checkpoint { root: store(&pool, "other", &[7; 600]).root, ..one.clone() }, "its map has 600 pages"),
         // Data in the place of leaves, and none at all.
-        Checkpoint { needs: Needs { leaves: vec![data], ..one.needs.clone() }, ..one.clone() },
-        Checkpoint { needs: Needs { leaves: Vec::new(), ..one.needs.clone() }, ..one.clone() },
+        (
+            Checkpoint { needs: Needs { leaves: vec![data], ..one.needs.clone() }, ..one.clone() },
+            "is not the one that its map names",
+        ),
+        (
+            Checkpoint { needs: Needs { leaves: Vec::new(), ..one.needs.clone() }, ..one.clone() },
+            "is not the root of a map",
+        ),
     ];
-    for (i, wrong) in wrong.into_iter().enumerate() {
+    for (i, (wrong, why)) in wrong.into_iter().enumerate() {
         let name = format!("wrong-{i}");
         let needs = wrong.needs.clone();
         let entry = Entry::Checkpoint(Checkpoint { name: name.clone(), ..wrong }, needs);
@@ -253,6 +263,8 @@ fn records_that_do_not_fit_the_mblocks_are_refused() {
         let catalog = Catalog::open(&pool).unwrap();
         let error = catalog.map(catalog.find(&name).unwrap()).unwrap_err();
         assert!(error.to_string().contains(&format!("pageone pool rm test {name}")), "{error:#}");
+        let text = crate::chain(&error);
+        assert!(text.contains(why), "{text}: {why}");
         drop(catalog);
         Catalog::open(&pool).unwrap().append(&[Entry::Gone(name)]).unwrap();
     }

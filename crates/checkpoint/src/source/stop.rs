@@ -26,6 +26,10 @@ impl Source {
 
     /// Stops the process until the result is dropped. A process that is stopped already stays so.
     pub(crate) fn stop(&self) -> Result<Stopped<'_>, SourceError> {
+        self.stop_within(STOP_LIMIT)
+    }
+
+    pub(super) fn stop_within(&self, limit: Duration) -> Result<Stopped<'_>, SourceError> {
         let start = Instant::now();
         if self.is_stopped() {
             return Ok(Stopped { process: None });
@@ -36,7 +40,7 @@ impl Source {
         // priority makes them notice it first; they run nothing else in between.
         let _first = First::begin(Some(self.pid));
         while !self.is_stopped() {
-            if start.elapsed() >= STOP_LIMIT {
+            if start.elapsed() >= limit {
                 return Err(SourceError::StillRuns(self.pid));
             }
             if self.process.has_exited() {

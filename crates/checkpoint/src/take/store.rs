@@ -29,7 +29,7 @@ fn hashes(bytes: &[u8], seed: u64) -> Vec<Option<u128>> {
 
 /// Reads the pages of each batch in a thread of its own, while `put` processes earlier batches.
 /// Buffers are reused: new ones would cost more than the work on them. Returns the time of reading.
-fn pump<T: Send>(
+pub(super) fn pump<T: Send>(
     source: &Source,
     batches: impl Iterator<Item = T> + Send,
     pages: impl Fn(&T) -> Vec<u64> + Send,

@@ -193,6 +193,8 @@ fn a_daemon_of_another_build_is_told_from_one_that_ends() {
     }
     assert!(matches!(ask("{\"status\":{\"gover"), Error::Broken(_)));
     assert!(matches!(ask(""), Error::Broken(_)));
+    let other = ask("\"done\"\n");
+    assert!(matches!(&other, Error::Unexpected(answer) if answer == "Done"), "an answer to something else: {other}");
 }
 
 #[test]

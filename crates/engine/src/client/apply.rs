@@ -221,9 +221,14 @@ pub(crate) fn add_region(
 mod tests {
     use std::time::{Duration, Instant};
 
+    use rustix::fs::SealFlags;
+    use wire::recycle::{Extent, Pool, Sweep};
+    use wire::{Outcome, Report, RunOutcome};
+
     use super::*;
     use crate::client::scanning::tests::client;
     use crate::content::store::Cursor;
+    use crate::ledger::free_pages::tests::pool;
 
     const ID: RegionId = RegionId(1);
 
@@ -319,5 +324,53 @@ mod tests {
         assert_eq!((state.detach.pages_retained(), state.regions[&id].managed), (2, 5));
         drop(state);
         assert!(client.apply(ToDaemon::Retained { region: id, run: Run::new(PageNo(7), 2) }, &mut Vec::new()).is_err());
+    }
+
+    #[test]
+    fn what_the_protocol_does_not_allow_is_named() {
+        let (pool, _map) = pool(SealFlags::SHRINK | SealFlags::GROW);
+        let hello = ToDaemon::Hello { version: wire::VERSION, domain: None, name: "a".into(), forks: 0 };
+        let region = |id, pages: u64| ToDaemon::RegionAdded {
+            region: RegionId(id),
+            start: 1 << 30,
+            len: pages * PAGE_SIZE as u64,
+        };
+        let discarded = |id, len| ToDaemon::Discarded { region: RegionId(id), run: Run::new(PageNo(0), len) };
+        let report = |batch, len| {
+            let outcomes = vec![RunOutcome { run: Run::new(PageNo(0), len), outcome: Outcome::Gone }];
+            ToDaemon::Report(Report { batch, last: true, outcomes, cpu_ns: 0, window_ns: 0, maps: 0 })
+        };
+        let announced = |len: Option<u32>| {
+            let extent = |len| Extent { frame: 256, region: ID, run: Run::new(PageNo(0), len) };
+            ToDaemon::Pool(Pool { extents: len.map(extent).into_iter().collect(), period_ms: 0 })
+        };
+        // A client with a region of eight pages says this; descriptors come with each message.
+        let cases = [
+            (vec![hello], 0, "it introduced itself twice"),
+            (vec![discarded(2, 1)], 0, "it spoke of region 2, which it never announced"),
+            (vec![discarded(1, 9)], 0, "it spoke of pages 0+9 of region 1, which has 8"),
+            (vec![region(MAX_REGIONS, 1)], 0, "it announced region 4096; there can be 4096"),
+            (vec![region(2, 1 << 32)], 0, "it announced a region of over 16 TiB"),
+            (vec![region(1, 1)], 0, "it announced region 1 twice"),
+            (vec![report(1, wire::MAX_BATCH_PAGES + 1)], 0, "names more pages than a batch can have"),
+            (vec![report(7, 1)], 0, "it reported on batch 7, which is not under way"),
+            (vec![announced(Some(8))], 0, "a pool came without its descriptor"),
+            (vec![announced(Some(8)), announced(Some(8))], 1, "it announced a pool twice"),
+            (vec![announced(None)], 1, "a pool came without extents and without QMP"),
+            (vec![announced(Some(9))], 1, "its guest's RAM leaves region 1"),
+            (vec![ToDaemon::Swept(Sweep::default())], 0, "it swept without a pool"),
+            (vec![ToDaemon::PoolRenewed { descriptor: 3 }], 1, "it renewed a pool without one"),
+        ];
+        for (messages, descriptors, expected) in cases {
+            let (client, _agent) = client();
+            assert!(announce(&client, 8).is_ok());
+            let mut why = String::new();
+            for message in messages {
+                assert_eq!(why, "", "{expected}: only the last breaks a rule");
+                let mut fds = (0..descriptors).map(|_| pool.try_clone().unwrap()).collect();
+                why = client.apply(message, &mut fds).err().map_or_else(String::new, |why| why.to_string());
+            }
+            assert!(why.contains(expected), "{expected}: {why}");
+        }
     }
 }

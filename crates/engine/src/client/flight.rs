@@ -79,7 +79,8 @@ impl Flight {
         let (left_out, most) = (self.left_out.len(), self.most_segments);
         (left_out > 0).then(|| {
             format!(
-                "its limit of open files leaves room for {most} segments of the store, and {left_out} more hold what it could                  share; start it with a higher limit (ulimit -n, LimitNOFILE)"
+                "its limit of open files leaves room for {most} segments of the store, and {left_out} more hold what it could \
+                 share; start it with a higher limit (ulimit -n, LimitNOFILE)"
             )
         })
     }

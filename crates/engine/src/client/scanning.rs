@@ -146,6 +146,11 @@ pub(crate) mod tests {
         client_of(pid, PidFd::open(pid).unwrap())
     }
 
+    /// The store of a client's domain has frames for each NUMA node.
+    pub(crate) fn keep_nodes_apart(client: &mut Client) {
+        Arc::get_mut(&mut client.identity.domain).unwrap().store.by_node = true;
+    }
+
     /// A client of this process's memory, with any number and any process to watch.
     pub(crate) fn client_of(pid: i32, pidfd: PidFd) -> (Client, Conn) {
         let key = DomainKey::named(None, "test");

@@ -343,7 +343,8 @@ mod tests {
         assert_eq!(of(None, Some("pool:acme")), "pool%3Aacme@7");
         assert_eq!(of(Some("acme/web"), None), "pool:acme%2Fweb@7", "no part of the tenant acme");
         assert_eq!(of(None, Some("x\n12 uid-0")), "x%0A12 uid-0@7", "no line of the state file");
-        assert!(DomainKey::of(&config, 8, None, Some("web")).is_err());
+        let refused = DomainKey::of(&config, 8, None, Some("web")).unwrap_err();
+        assert!(refused.to_string().contains("uid 8 may not join domain \"web\""), "{refused}");
     }
 
     #[test]

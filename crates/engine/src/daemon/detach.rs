@@ -83,3 +83,58 @@ pub enum DetachError {
         source: std::io::Error,
     },
 }
+
+#[cfg(test)]
+mod tests {
+    use kmem::PAGE_SIZE;
+    use kmem::seqpacket::Conn;
+    use wire::{PageNo, RegionId, Run, ToDaemon};
+
+    use super::*;
+    use crate::client::batch::{PlannedRun, Target};
+    use crate::client::scanning::tests::client;
+    use crate::config::Config;
+    use crate::daemon::freeze::FreezeError;
+
+    /// An engine with one client, which is this process; the other end of its connection.
+    fn engine() -> (tempfile::TempDir, Engine, Arc<Client>, Conn) {
+        let directory = tempfile::tempdir().unwrap();
+        let engine = Engine::start(Config { directory: directory.path().into(), ..Config::default() }).unwrap();
+        let (client, agent) = client();
+        let client = Arc::new(client);
+        engine.shared.add_client(&client);
+        (directory, engine, client, agent)
+    }
+
+    #[test]
+    fn a_client_is_frozen_or_detached_one_at_a_time() {
+        let own = std::process::id() as i32;
+        let (_directory, engine, client, agent) = engine();
+        let freeze = engine.freeze(own).unwrap();
+        assert!(matches!(engine.detach(own), Err(DetachError::Frozen(pid)) if pid == own));
+        drop(freeze);
+        drop(agent);
+        let why = engine.detach(own).err().unwrap();
+        assert!(matches!(why, DetachError::Agent { .. }), "{why}");
+        assert!(client.state().tracking != Tracking::Detaching, "it may be tried again");
+
+        let (_directory, engine, _client, _agent) = self::engine();
+        let _detaching = engine.detach(own).unwrap();
+        let why = engine.freeze(own).err().unwrap();
+        assert!(matches!(why, FreezeError::Detaching(pid) if pid == own), "{why}");
+    }
+
+    #[test]
+    fn an_agent_that_does_not_report_is_not_waited_for_for_ever() {
+        let own = std::process::id() as i32;
+        let (_directory, engine, client, _agent) = engine();
+        let start = kmem::mm::map_anonymous(PAGE_SIZE).unwrap() as u64;
+        let region = ToDaemon::RegionAdded { region: RegionId(1), start, len: PAGE_SIZE as u64 };
+        assert!(client.apply(region, &mut Vec::new()).is_ok());
+        let planned = PlannedRun { run: Run::new(PageNo(0), 1), target: Target::Zero };
+        assert!(client.send_batch(RegionId(1), vec![planned]).is_ok());
+        let why = engine.freeze_within(own, Duration::from_millis(20)).err().unwrap();
+        assert!(matches!(why, FreezeError::Busy { pid } if pid == own), "{why}");
+        assert!(!client.state().tracking.is_frozen(), "it goes on");
+    }
+}

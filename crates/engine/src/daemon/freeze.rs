@@ -122,6 +122,11 @@ impl Engine {
     ///
     /// [`FreezeError`]: no such client, frozen already, or its agent does not finish within 10 s.
     pub fn freeze(&self, pid: i32) -> Result<Freeze, FreezeError> {
+        self.freeze_within(pid, PATIENCE)
+    }
+
+    /// The same, where the agent has so much time.
+    pub(super) fn freeze_within(&self, pid: i32, patience: Duration) -> Result<Freeze, FreezeError> {
         let find = || self.shared.clients().into_iter().find(|client| client.pid == pid);
         let of = find().ok_or(FreezeError::NotAClient(pid))?;
         if of.state().tracking == Tracking::Detaching {
@@ -130,7 +135,7 @@ impl Engine {
         let (mut freeze, clients) = Freeze::begin(&self.shared, of)?;
         let mut changes: Vec<_> =
             clients.iter().filter_map(|client| client.settled().observers.changes.take()).collect();
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + patience;
         loop {
             let client = find().filter(|_| !freeze.of.pidfd.has_exited()).ok_or(FreezeError::NotAClient(pid))?;
             // In a stopped process nothing happens either, but no page must be taken away.

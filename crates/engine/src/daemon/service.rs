@@ -56,7 +56,8 @@ const PROCESS: u64 = 3 << 32;
 /// Why a connection ends.
 #[derive(Debug, thiserror::Error)]
 enum Ended {
-    #[error("the agent has closed it")]
+    /// By the agent; nobody is told.
+    #[error("closed")]
     Closed,
     #[error(transparent)]
     Decode(#[from] wire::DecodeError),

@@ -23,12 +23,8 @@ pub(crate) enum MarksError {
     NoMemfd(std::io::Error),
     #[error("its pool can shrink or grow")]
     Unsealed,
-    #[error("the length of its pool is not known: {0}")]
-    Length(rustix::io::Errno),
     #[error("its pool cannot be mapped: {0}")]
     Map(memfd::MemfdError),
-    #[error("its pool is mapped at address 0")]
-    Null,
     #[error(transparent)]
     Pool(#[from] ppr::PoolError),
 }
@@ -47,9 +43,11 @@ impl Marks {
         if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
             return Err(MarksError::Unsealed);
         }
-        let len = rustix::fs::fstat(fd).map_err(MarksError::Length)?.st_size;
+        let len = rustix::fs::fstat(fd).map_err(|e| MarksError::NoMemfd(e.into()))?.st_size;
         let map = memfd::map_readonly(fd, usize::try_from(len).unwrap_or(0)).map_err(MarksError::Map)?;
-        let start = NonNull::new(map.as_ptr()).ok_or(MarksError::Null)?;
+        // The kernel maps nothing at address 0 by itself.
+        let nowhere = || memfd::MemfdError::Map { len: map.len(), errno: rustix::io::Errno::FAULT };
+        let start = NonNull::new(map.as_ptr()).ok_or_else(nowhere).map_err(MarksError::Map)?;
         // SAFETY: `map.len()` bytes from `start` are mapped for as long as `map` lives. `Marks`
         // owns both and drops the pool first; neither leaves it. The seals keep the file from
         // shrinking, so no access raises SIGBUS. Nothing else in this process uses the mapping. It
@@ -163,7 +161,11 @@ pub(crate) mod tests {
     fn a_pool_that_can_shrink_is_refused() {
         let (fd, _map) = pool(SealFlags::GROW);
         assert!(matches!(Marks::open(&fd), Err(MarksError::Unsealed)));
-        let file = tempfile::tempfile().unwrap();
-        assert!(Marks::open(&file.into()).is_err(), "no memfd");
+        // Nor is what is no pool taken.
+        let (pipe, _other_end) = rustix::pipe::pipe().unwrap();
+        assert!(matches!(Marks::open(&pipe), Err(MarksError::NoMemfd(_))));
+        let empty = rustix::fs::memfd_create("pool", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::fcntl_add_seals(&empty, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+        assert!(matches!(Marks::open(&empty), Err(MarksError::Map(_))), "nothing is there to be mapped");
     }
 }

@@ -14,9 +14,6 @@ use super::huge::HugePagesOf;
 use super::stamps::Stamps;
 use crate::users::Claim;
 
-#[cfg(test)]
-mod tests;
-
 /// Why a region has no ledger.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LedgerError {
@@ -319,3 +316,6 @@ impl Region {
         self.ages.settle_prediction(page, differs)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -49,7 +49,7 @@ impl From<Unreadable> for Stop {
     fn from(why: Unreadable) -> Self {
         match why {
             Unreadable::Gone | Unreadable::HeldUp => Self::Client,
-            why => Self::Fatal(why.to_string()),
+            Unreadable::Nodes(why) => Self::Fatal(why.to_string()),
         }
     }
 }

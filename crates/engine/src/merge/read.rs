@@ -57,21 +57,22 @@ impl Buffers {
 }
 
 /// Why a client cannot be read.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug)]
 pub(super) enum Unreadable {
     /// Its process is gone.
-    #[error("the process is gone")]
     Gone,
     /// This worker was held up in its memory; another has its place.
-    #[error("reading its memory does not end")]
     HeldUp,
-    /// The kernel does not say on which NUMA nodes its pages lie.
-    #[error(
-        "the kernel does not tell the NUMA nodes of its pages (move_pages: {0}), and merge_across_nodes = false keeps nodes apart; \
-         run the daemon with CAP_SYS_PTRACE and without a filter on that call, or set merge_across_nodes = true"
-    )]
-    Nodes(std::io::Error),
+    Nodes(NodesUnknown),
 }
+
+/// The kernel does not say on which NUMA nodes a client's pages lie.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the kernel does not tell the NUMA nodes of its pages (move_pages: {0}), and merge_across_nodes = false keeps nodes apart; \
+     run the daemon with CAP_SYS_PTRACE and without a filter on that call, or set merge_across_nodes = true"
+)]
+pub(super) struct NodesUnknown(std::io::Error);
 
 /// Pages of one region whose bytes or digests are at hand.
 pub(super) struct Chunk<'b> {
@@ -139,7 +140,7 @@ pub(super) fn nodes_of(client: &Client, addresses: &[usize]) -> Result<Vec<Optio
     {
         return Err(match Errno::from_io_error(&e) {
             Some(Errno::SRCH) => Unreadable::Gone,
-            _ => Unreadable::Nodes(e),
+            _ => Unreadable::Nodes(NodesUnknown(e)),
         });
     }
     Ok(nodes)
@@ -307,5 +308,39 @@ impl<'a> Reader<'a> {
     /// All that was picked has been looked up; `firsts` contents of it were new.
     pub(super) fn were_new(&mut self, firsts: usize, buffers: &Buffers) {
         self.digests_suffice = firsts * 4 > buffers.pages.len() * 3;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kmem::pidfd::PidFd;
+
+    use super::*;
+    use crate::client::scanning::tests::{client_of, keep_nodes_apart};
+
+    #[test]
+    fn nodes_that_the_kernel_does_not_tell_are_named_with_the_remedy() {
+        if !rustix::process::geteuid().is_root() {
+            return println!("SKIPPED: only root can become a user who may not ask");
+        }
+        crate::testing::alone(|| {
+            let mut process = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+            let pid = process.id() as i32;
+            let (mut client, _agent) = client_of(pid, PidFd::open(pid).unwrap());
+            assert_eq!(nodes_of(&client, &[0]).unwrap(), [], "nodes are not kept apart");
+            keep_nodes_apart(&mut client);
+            let as_nobody = || {
+                let nobody = rustix::process::Uid::from_raw(65534);
+                rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+                nodes_of(&client, &[0]).unwrap_err()
+            };
+            let why = std::thread::scope(|scope| scope.spawn(as_nobody).join()).unwrap();
+            assert!(
+                matches!(&why, Unreadable::Nodes(why) if why.to_string().contains("set merge_across_nodes = true"))
+            );
+            process.kill().unwrap();
+            process.wait().unwrap();
+            assert!(matches!(nodes_of(&client, &[0]), Err(Unreadable::Gone)));
+        });
     }
 }

@@ -105,8 +105,11 @@ mod tests {
     use rustix::mm::{MapFlags, ProtFlags};
     use wire::ToDaemon;
 
+    use kmem::pidfd::PidFd;
+
     use super::*;
-    use crate::client::scanning::tests::client;
+    use crate::client::scanning::tests::{client, client_of};
+    use crate::world::stall::{Stalls, TICK};
 
     fn announce(client: &Client, id: u32, start: usize, pages: usize) {
         let message =
@@ -181,5 +184,43 @@ mod tests {
         assert!(why.to_string().contains("not among its mappings"), "{why}");
         assert_eq!(client.user.refused().len(), 1);
         assert_eq!(agent.recv(&mut [0; 9], &mut Vec::new()).unwrap(), Some(0), "the connection is closed");
+    }
+
+    #[test]
+    fn a_client_whose_mappings_cannot_be_read_is_not_scanned() {
+        let mut process = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = process.id() as i32;
+        let (client, _agent) = client_of(pid, PidFd::open(pid).unwrap());
+        announce(&client, 1, 1 << 30, 1);
+        process.kill().unwrap();
+        process.wait().unwrap();
+        let why = regions(&client, &mut client.settled()).unwrap_err();
+        assert!(matches!(why, VerifyError::Maps(_)), "{why}");
+    }
+
+    #[test]
+    fn a_worker_that_was_replaced_looks_at_no_mappings() {
+        let (client, _agent) = client();
+        announce(&client, 1, 1 << 30, 1);
+        let stalls = Stalls::default();
+        let (release, held) = std::sync::mpsc::channel::<()>();
+        std::thread::scope(|scope| {
+            let (client, stalls) = (&client, &stalls);
+            let worker = scope.spawn(move || {
+                let slot = stalls.enter();
+                assert_eq!(touch(0, || held.recv().is_ok()), None);
+                let why = regions(client, &mut client.settled()).unwrap_err();
+                stalls.leave(&slot);
+                why
+            });
+            let mut is_replaced = false;
+            while !is_replaced {
+                std::thread::sleep(TICK);
+                stalls.look(|_, _| is_replaced = true);
+            }
+            release.send(()).unwrap();
+            let why = worker.join().unwrap();
+            assert!(matches!(why, VerifyError::HeldUp), "{why}");
+        });
     }
 }

@@ -170,7 +170,11 @@ fn begin(client: &Arc<Client>) -> Result<Session, PlugError> {
     Ok(session)
 }
 
-fn open<'a>(client: &Client, session: &'a Session, goes_on: &'a dyn Fn() -> bool) -> Result<Monitor<'a>, PlugError> {
+fn open<'a>(
+    client: &Client,
+    session: &'a Session,
+    goes_on: &'a (dyn Fn() -> bool + Sync),
+) -> Result<Monitor<'a>, PlugError> {
     let socket = session.socket().ok_or(PlugError::NoDevice(SessionError::NoMonitor(client.pid).to_string()))?;
     Qmp::open(socket, ANSWER_TIME, goes_on).map_err(PlugError::of(client.pid))
 }
@@ -265,4 +269,70 @@ fn add(client: &Client, qmp: &mut Monitor<'_>, descriptor: u32) -> Result<(), Qm
         let _ = qmp.execute("blockdev-del", json!({ "node-name": QEMU_GUARD }));
     }
     added
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::fd::OwnedFd;
+    use std::os::unix::net::UnixStream;
+
+    use kmem::seqpacket::Conn;
+    use rustix::fs::SealFlags;
+    use wire::ToDaemon;
+    use wire::recycle::Pool;
+
+    use super::*;
+    use crate::client::scanning::tests::client;
+    use crate::config::Config;
+    use crate::ledger::free_pages::tests::pool;
+    use crate::world::state_file::StateFile;
+
+    fn shared() -> Shared {
+        Shared::new(Config::default(), StateFile::load(&std::env::temp_dir()).unwrap())
+    }
+
+    /// A client whose QEMU is in this state and has no device now, and its agent's end of the
+    /// connection.
+    fn guest(state: &'static str) -> (Arc<Client>, Conn) {
+        let (client, agent) = client();
+        let (fd, _map) = pool(SealFlags::SHRINK | SealFlags::GROW);
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let mut fds: Vec<OwnedFd> = vec![fd, ours.into()];
+        let announced = ToDaemon::Pool(Pool { extents: Vec::new(), period_ms: 0 });
+        assert!(client.apply(announced, &mut fds).is_ok());
+        // It ends with the client, which has the other end.
+        std::thread::spawn(move || {
+            for line in BufReader::new(&theirs).lines().map_while(Result::ok) {
+                let asked: Value = serde_json::from_str(&line).unwrap();
+                let answer = match asked["execute"].as_str().unwrap() {
+                    "query-status" => json!({ "status": state }),
+                    _ => json!([]),
+                };
+                writeln!(&theirs, "{}", json!({ "return": answer, "id": asked["id"] })).unwrap();
+            }
+        });
+        (Arc::new(client), agent)
+    }
+
+    #[test]
+    fn a_device_that_cannot_come_or_go_is_an_error_with_the_reason() {
+        let shared = shared();
+        let plain = Arc::new(client().0);
+        let why = pause(&shared, &plain).unwrap_err();
+        assert!(matches!(&why, PlugError::NoDevice(why) if why.contains("has no device for free pages")), "{why}");
+
+        let (client, _agent) = guest("inmigrate");
+        let why = resume(&shared, &client).unwrap_err();
+        assert!(matches!(why, PlugError::Incoming(_)), "{why}");
+        let session = client.session().unwrap();
+        let why = pause(&shared, &client).unwrap_err();
+        assert!(matches!(&why, PlugError::Busy(why) if why.contains("its device is being plugged")), "{why}");
+        drop(session);
+
+        let (client, agent) = guest("running");
+        drop(agent);
+        let why = pause(&shared, &client).unwrap_err();
+        assert!(matches!(why, PlugError::Agent(_)), "{why}");
+    }
 }

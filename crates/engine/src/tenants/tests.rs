@@ -218,6 +218,12 @@ fn hostile_files_make_nobody_a_tenant() {
         assert_eq!(host.tenant(), "guest:qemu-3-web-1", "file {number}");
     }
     let host = Host::with(LIBVIRT);
+    host.write(XML, [0xff; 4096]);
+    let unknown = judge(&[], host.find()).unknown.unwrap();
+    assert!(unknown.ends_with("it has more than 1 MiB, or is no text"), "{unknown}");
+    host.write(XML, domstatus(PID + 1, 3, ""));
+    let unknown = judge(&[], host.find()).unknown.unwrap();
+    assert!(unknown.contains("names process 4711; see that libvirt runs"), "{unknown}");
     host.write(XML, good);
     assert_eq!(host.tenant(), format!("project:{PROJECT}"), "the one that is right");
 }
@@ -299,6 +305,8 @@ fn a_pod_has_the_domain_of_its_namespace() {
         fs::create_dir_all(host.path("var/log/pods").join(pod)).unwrap();
     }
     assert_eq!(host.tenant(), format!("guest:{POD}"));
+    let unknown = judge(&[], host.find()).unknown.unwrap();
+    assert!(unknown.contains("so its namespace is not known"), "{unknown}");
     host.write(&format!("var/log/pods/file_x_{POD}"), "");
     assert_eq!(host.tenant(), format!("guest:{POD}"), "no directory");
     fs::create_dir_all(host.path("var/log/pods").join(format!("acme_web-0_{POD}"))).unwrap();

@@ -124,7 +124,7 @@ impl User {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::io::Write;
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsFd;
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     /// A connection that is not closed within 10 s: the other end takes nothing.
-    fn lingering() -> (OwnedFd, TcpListener) {
+    pub(crate) fn lingering() -> (OwnedFd, TcpListener) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         stream.set_nonblocking(true).unwrap();

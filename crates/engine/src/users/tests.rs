@@ -6,13 +6,21 @@ fn what_a_user_takes_is_bounded_and_given_back() {
     let pages = user.claim(Kind::Pages, 600).unwrap();
     let over = user.claim(Kind::Pages, 401).err().unwrap();
     assert!(over.to_string().contains("uid 7") && over.to_string().contains("user_memory"), "{over}");
-    assert!(user.claim(Kind::Pages, u64::MAX).is_err(), "sums do not overflow");
+    assert!(matches!(user.claim(Kind::Pages, u64::MAX), Err(OverBound::Pages { .. })), "sums do not overflow");
     let rest = user.claim(Kind::Pages, 400).unwrap();
     drop((pages, rest));
     assert_eq!(user.taken(Kind::Pages), 0);
     let clients: Vec<_> = (0..2).map(|_| user.claim(Kind::Clients, 1).unwrap()).collect();
     assert_eq!(user.claim(Kind::Clients, 1).err(), Some(OverBound::Clients { uid: 7, most: 2 }));
     drop(clients);
+    for (kind, most, words) in [
+        (Kind::Handshakes, HANDSHAKES_OF_USER, "64 connections of uid 7 wait to introduce themselves"),
+        (Kind::Segments, SEGMENTS_OF_USER, "handshakes of uid 7 hold 4096 segments"),
+    ] {
+        let _all = user.claim(kind, most).unwrap();
+        let over = user.claim(kind, 1).err().unwrap().to_string();
+        assert!(over.starts_with(words), "{over}");
+    }
 }
 
 #[test]

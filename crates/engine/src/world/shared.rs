@@ -199,6 +199,12 @@ impl Shared {
         })
     }
 
+    /// Every number is this client's.
+    #[cfg(test)]
+    pub(crate) fn fill(&self, client: &Arc<Client>) {
+        self.clients.write().extend((0..MAX_CLIENTS).map(|number| (ClientId(number), client.clone())));
+    }
+
     pub(crate) fn domains(&self) -> Vec<Arc<Domain>> {
         self.domains.lock().values().cloned().collect()
     }

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use super::*;
-use crate::testing::Memory;
+use crate::testing::{Memory, OPEN, refusing};
 use crate::{PAGE_SIZE, Range, mm, procfs, raw};
 
 #[test]
@@ -184,6 +184,30 @@ fn a_store_from_somebody_else_is_checked() {
     // An ordinary file has no seals, but a file on tmpfs says that it cannot be sealed any more.
     assert!(require_seals(tempfile::tempfile().unwrap()).is_err());
     assert!(matches!(require_seals(std::io::stdin()), Err(MemfdError::NotAMemfd(_) | MemfdError::MissingSeals { .. })));
+    let (pipe, _other) = std::io::pipe().unwrap();
+    assert_eq!(require_seals(pipe), Err(MemfdError::NotAMemfd(Errno::INVAL)));
+}
+
+#[test]
+fn each_step_of_making_a_store_that_fails_is_named() {
+    let name = "x".repeat(300);
+    let error = create_store(&name, PAGE_SIZE).unwrap_err();
+    assert!(error.to_string().starts_with("creating memfd"), "{error}");
+    assert_eq!(error, MemfdError::Create { name, errno: Errno::INVAL });
+    let len = usize::MAX - (PAGE_SIZE - 1);
+    let error = create_sealed("kmem-test", len).unwrap_err();
+    assert!(error.to_string().starts_with("resizing a memfd to"), "{error}");
+    assert_eq!(error, MemfdError::Resize { len, errno: Errno::INVAL });
+    // As before Linux 5.1.
+    let add = Some(libc::F_ADD_SEALS as u32);
+    let error = refusing(libc::SYS_fcntl, add, libc::EINVAL, || create_sealed("kmem-test", PAGE_SIZE).unwrap_err());
+    assert!(error.to_string().starts_with("sealing a memfd"), "{error}");
+    assert_eq!(error, MemfdError::Seal(Errno::INVAL));
+    // As without /proc.
+    let make = || create_store("kmem-test", PAGE_SIZE).unwrap_err();
+    let error = refusing(OPEN, None, libc::ENOENT, make);
+    assert!(error.to_string().ends_with("is /proc mounted?"), "{error}");
+    assert_eq!(error, MemfdError::Reopen(Errno::NOENT));
 }
 
 #[test]

@@ -16,7 +16,7 @@ fn mount() -> Option<(PathBuf, Mount)> {
 #[test]
 fn another_file_system_is_refused_with_a_reason() {
     let error = Mount::open(Path::new("/proc")).expect_err("no mount of pageonefs");
-    assert!(error.to_string().contains("/proc"), "{error}");
+    assert!(error.to_string().contains("/proc as a mount of pageonefs"), "{error}");
 }
 
 #[test]

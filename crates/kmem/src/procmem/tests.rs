@@ -1,5 +1,5 @@
 use super::*;
-use crate::testing::{Child, Memory, become_nobody, forking, is_root};
+use crate::testing::{Child, Memory, become_nobody, forking, is_root, refusing};
 
 #[test]
 fn reads_a_child_up_to_the_first_hole() {
@@ -71,6 +71,15 @@ fn errors_tell_who_and_why() {
     });
     assert_eq!(nobody.code(), 1);
     assert!(ReadError::NoPermission { pid: 1 }.to_string().contains("ptrace_scope"));
+}
+
+#[test]
+fn a_call_that_is_not_to_be_had_is_said() {
+    let (memory, pid) = (Memory::new(1), std::process::id() as i32);
+    let read = || read_pages(pid, &[memory.0.start], &mut [0; PAGE_SIZE]).unwrap_err();
+    let error = refusing(libc::SYS_process_vm_readv, None, libc::ENOSYS, read);
+    assert!(error.to_string().starts_with(&format!("reading the memory of process {pid}")), "{error}");
+    assert_eq!(error, ReadError::Other { pid, errno: Errno::NOSYS });
 }
 
 #[test]

@@ -6,7 +6,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::CapabilitySet;
 
 use super::*;
-use crate::testing::{Child, Memory, become_nobody, forking, is_root, uffd};
+use crate::testing::{Child, Memory, become_nobody, forking, is_root, refusing, uffd};
 use crate::{PAGE_SIZE, mm};
 
 /// The next event, within two seconds.
@@ -173,6 +173,15 @@ fn a_missing_feature_is_named() {
     assert_eq!(Features::WP_UNPOPULATED.since(), "Linux 6.4");
     assert_eq!(Features::EVENT_UNMAP.since(), "Linux 4.11");
     assert!(Uffd::supported_features().unwrap().contains(Features::WP | Features::EVENT_FORK));
+}
+
+#[test]
+fn a_kernel_without_it_and_a_lack_of_descriptors_are_told_apart() {
+    let create = |errno| refusing(libc::SYS_userfaultfd, None, errno, || Uffd::new(Features::WP).unwrap_err());
+    let (missing, short) = (create(libc::ENOSYS), create(libc::EMFILE));
+    assert_eq!((&missing, &short), (&CreateError::NotCompiledIn, &CreateError::Os(Errno::MFILE)));
+    assert!(missing.to_string().contains("CONFIG_USERFAULTFD=y"), "{missing}");
+    assert!(short.to_string().starts_with("userfaultfd: "), "{short}");
 }
 
 #[test]

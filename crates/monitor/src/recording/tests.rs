@@ -91,6 +91,21 @@ fn other_files_are_refused_with_a_sentence() {
 }
 
 #[test]
+fn a_file_that_is_cut_later_and_a_frame_of_something_else_are_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("recording");
+    std::fs::write(&path, written(3).0).unwrap();
+    let mut recording = Recording::open(File::open(&path).unwrap()).unwrap();
+    File::options().write(true).open(&path).unwrap().set_len(MAGIC.len() as u64).unwrap();
+    assert_eq!(recording.moment(0).unwrap_err().to_string(), "cannot read the recording");
+    // Its checksum is right.
+    let frame = frame::encode(Kind::Key, 1, 0, &Summary::AWAY, &leaves::deflate(b"[7]"));
+    let mut recording = Recording::from_bytes([&MAGIC[..], &frame].concat()).unwrap();
+    let error = recording.moment(0).unwrap_err().to_string();
+    assert!(error.starts_with("the moment does not have the form of one"), "{error}");
+}
+
+#[test]
 fn clients_come_and_go_and_so_does_the_daemon() {
     let mut moments = vec![moment(0, 1), moment(1, 2), moment(2, 2)];
     moments.push(Moment { time: 3000, status: None, away: Some("no daemon answers".into()) });

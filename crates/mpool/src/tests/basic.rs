@@ -4,6 +4,7 @@ use std::io::IoSlice;
 use std::path::Path;
 
 use super::model::content;
+use crate::sim::{Fault, Sim};
 use crate::{
     Access, AlignedBuf, Allocation, BLOCK, Fallback, MediaClass, Object, ObjectError, OpenOptions, Pool, PoolError,
     ROOT_MDC,
@@ -350,4 +351,33 @@ fn metadata_are_compacted() {
     assert_eq!(pool.mblocks().iter().map(|m| m.id).collect::<Vec<_>>(), [keep]);
     let next = write(&pool, b"next");
     assert!(next > keep + 100, "identities are not used again");
+}
+
+#[test]
+fn after_a_failed_write_nothing_is_written_until_it_is_opened_again() {
+    let sim = Sim::default();
+    let path = Path::new("/pool");
+    let pool = Pool::create_on(sim.storage(), path, "test").unwrap();
+    let mut writer = pool.mblock_alloc(Allocation::default()).unwrap();
+    let block = AlignedBuf::zeroed(BLOCK);
+    sim.plan(sim.operations(), Fault::Error);
+    assert!(matches!(writer.write(&[IoSlice::new(&block)]), Err(ObjectError::Io(_))));
+    let error = writer.write(&[IoSlice::new(&block)]).unwrap_err();
+    assert!(matches!(error, ObjectError::Failed(Object::Mblock(_))), "{error}");
+    assert!(error.to_string().starts_with("an earlier write to mblock "), "{error}");
+    drop(writer);
+    sim.plan(sim.operations(), Fault::Torn);
+    assert!(matches!(pool.rename("other"), Err(PoolError::Io(_))));
+    let error = pool.rename("other").unwrap_err();
+    assert!(matches!(error, PoolError::Failed), "{error}");
+    assert!(error.to_string().starts_with("an earlier write to the metadata failed"), "{error}");
+    drop(pool);
+    Pool::open_on(sim.storage(), path, OpenOptions::default()).unwrap().rename("other").unwrap();
+}
+
+#[test]
+fn a_word_that_is_no_class_is_refused_with_those_there_are() {
+    let error = "disk".parse::<MediaClass>().unwrap_err().to_string();
+    assert_eq!(error, "\"disk\" is no media class: capacity, staging or memory");
+    assert!(MediaClass::ALL.iter().all(|class| class.to_string().parse() == Ok(*class)));
 }

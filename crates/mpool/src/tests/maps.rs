@@ -98,6 +98,28 @@ fn one_mapping(map: Map) {
     assert!(matches!(cache.map(&pool, &ids, Temperature::Hot), Err(MapError::Object(ObjectError::NotFound(_)))));
 }
 
+#[test]
+fn what_cannot_be_mapped_is_refused_with_a_sentence() {
+    let Some(cache) = cache(Settings::default()) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let pool = Pool::create(dir.path(), "maps").unwrap();
+    let id = write(&pool, &content(1, 5000));
+    let error = cache.map(&pool, &[], Temperature::Hot).unwrap_err();
+    assert!(matches!(error, MapError::Empty), "{error}");
+    assert_eq!(error.to_string(), "a map needs at least one mblock");
+    let map = cache.map(&pool, &[id], Temperature::Warm).unwrap();
+    let error = map.get(0, 4999, 2).unwrap_err();
+    assert!(matches!(error, MapError::Outside { .. }), "{error}");
+    assert_eq!(error.to_string(), "no byte 5001 in mblock number 0 of the map");
+    let error = pool.mblock_delete(&[id]).unwrap_err();
+    assert!(matches!(error, ObjectError::Mapped { times: 1, .. }), "{error}");
+    assert!(error.to_string().ends_with("is mapped 1 times; unmap it first"), "{error}");
+    let make = || Mcache::new(Settings::default()).map(drop).unwrap_err();
+    let error = kmem::testing::refusing(libc::SYS_userfaultfd, None, libc::ENOSYS, make);
+    assert!(matches!(error, MapError::Userfaultfd(_)), "{error}");
+    assert!(error.to_string().starts_with("an mcache map needs userfaultfd: "), "{error}");
+}
+
 /// 300 bytes from `at` on, or the whole page that they begin in.
 fn read_some<'a>(map: &'a McacheMap, index: usize, at: usize, random: &mut crate::sim::Random) -> &'a [u8] {
     match random.below(3) {

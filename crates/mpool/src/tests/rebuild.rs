@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::sectors::{ALL, PATH, STAGING, data, make, open, served};
 use crate::sim::{Fault, Random, Sim, Wrong};
-use crate::{BLOCK, Finding, OpenOptions, Pool, PoolError, Rebuild, Rebuilt};
+use crate::{BLOCK, Finding, MediaClass, OpenOptions, Pool, PoolError, Rebuild, Rebuilt};
 
 fn rebuild(sim: &Sim, free_lost: bool) -> Result<Rebuilt, PoolError> {
     Pool::rebuild_on(sim.storage(), Path::new(PATH), Rebuild { free_lost, staging: Some(STAGING.into()), memory: None })
@@ -108,4 +108,19 @@ fn what_is_no_pool_or_apart_is_not_rebuilt() {
     let busy = rebuild(&sim, false);
     assert!(matches!(busy, Err(PoolError::Busy(_))), "{busy:?}");
     drop(pool);
+}
+
+#[test]
+fn a_class_that_has_objects_and_no_known_place_is_asked_for() {
+    let (sim, blocks, log) = make(true);
+    // Without the block that has the record of the class, and with those of its mblocks.
+    let lost = refused(&sim).into_iter().find_map(|(bad, what)| {
+        let error = Pool::rebuild_on(bad.storage(), Path::new(PATH), Rebuild::default()).err()?;
+        matches!(error, PoolError::NoDirectory(MediaClass::Staging)).then_some((bad, what, error))
+    });
+    let (bad, what, error) = lost.unwrap();
+    assert!(error.to_string().starts_with("where class staging lies is lost: name its directory"), "{error}");
+    assert!(open(&bad, PATH, OpenOptions::default()).is_err(), "{what}: it is refused as before");
+    rebuild(&bad, false).unwrap();
+    assert_eq!(served(&open(&bad, PATH, OpenOptions::default()).unwrap(), &blocks, log), ALL, "{what}");
 }

@@ -183,7 +183,7 @@ impl Command<'_> {
         let threads = std::thread::available_parallelism().map_or(1, |cpus| cpus.get()).min(targets.len());
         let (next, failed, alone) = (AtomicUsize::new(0), AtomicUsize::new(0), Mutex::new(Vec::new()));
         let fail = |target: &str, error: &anyhow::Error| {
-            eprintln!("pageone: {target}: {error:#}");
+            super::warn(&format!("{target}: "), error);
             failed.fetch_add(1, Ordering::Relaxed);
         };
         std::thread::scope(|scope| {

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use control::HostMetrics;
 use parking_lot::Mutex;
 
@@ -36,6 +36,10 @@ struct Daemon {
 }
 
 impl Backend for Daemon {
+    fn prepare(&self) -> Result<()> {
+        std::fs::create_dir(&self.directory).with_context(|| format!("cannot create {}", self.directory.display()))
+    }
+
     fn launcher(&self, _guest: usize) -> Vec<OsString> {
         let mut words: Vec<OsString> = vec![
             self.program.clone().into(),
@@ -56,9 +60,10 @@ impl Backend for Daemon {
         let child =
             daemon.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().context("cannot start the daemon")?;
         *self.child.lock() = Some(child);
+        let has_ended = || matches!(self.child.lock().as_mut().map(Child::try_wait), Some(Ok(Some(_))));
         let deadline = Instant::now() + Duration::from_secs(5);
         while self.status().is_err() {
-            if Instant::now() > deadline {
+            if has_ended() || Instant::now() > deadline {
                 let log = std::fs::read_to_string(self.directory.join("daemon.log")).unwrap_or_default();
                 bail!("the daemon did not start:\n{log}");
             }
@@ -89,12 +94,11 @@ impl Backend for Daemon {
 /// When it cannot run, and when a guest died or found a wrong byte.
 pub(crate) fn run(args: &Args) -> Result<()> {
     if args.demo.probe {
-        return course::probe(&args.demo).map_err(|why| Coded(Code::HostLacks, format!("{why:#}")).into());
+        return course::probe(&args.demo);
     }
     paths::agent_library()?;
     run::check_kernel().map_err(|e| Coded(Code::HostLacks, format!("{e:#}; `pageone doctor` says more")))?;
     let directory = std::env::temp_dir().join(format!("pageone-demo-{}", std::process::id()));
-    std::fs::create_dir(&directory).with_context(|| format!("cannot create {}", directory.display()))?;
     let program = std::env::current_exe().context("cannot find this program")?;
     let daemon = Daemon {
         directory,
@@ -103,7 +107,37 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         ppr: args.demo.guest.ppr,
         child: Mutex::new(None),
     };
-    let summary = course::run(&args.demo, &daemon)?;
-    ensure!(summary.passed, "a guest died or found a wrong byte: the figures mean nothing");
-    Ok(())
+    course::run(&args.demo, &daemon)?.verdict()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn daemon(directory: PathBuf, program: &str) -> Daemon {
+        Daemon { directory, program: program.into(), merge_period: 1.0, ppr: false, child: Mutex::new(None) }
+    }
+
+    #[test]
+    fn a_daemon_that_cannot_be_started_or_removed_says_why() {
+        let dir = tempfile::tempdir().unwrap();
+        let demo = |program: &str| daemon(dir.path().join("demo"), program);
+        let text = |result: Result<()>| format!("{:#}", result.unwrap_err());
+        let error = text(demo("false").start_merging());
+        assert!(error.starts_with("cannot write the daemon's log: "), "{error}");
+        let error = text(demo("false").stop());
+        assert!(error.starts_with("cannot remove "), "{error}");
+        demo("false").prepare().unwrap();
+        let error = text(demo("false").prepare());
+        assert!(error.starts_with("cannot create "), "{error}");
+        let error = text(demo("/nonexistent").start_merging());
+        assert!(error.starts_with("cannot start the daemon: "), "{error}");
+        // The program writes why into the log, and ends: nobody waits for it.
+        let (ends, begin) = (demo("cat"), Instant::now());
+        let error = text(ends.start_merging());
+        assert!(error.starts_with("the daemon did not start:\n") && error.contains("--dir"), "{error}");
+        assert!(begin.elapsed() < Duration::from_secs(4));
+        ends.stop().unwrap();
+        assert!(!dir.path().join("demo").exists());
+    }
 }

@@ -86,10 +86,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     } else if !none {
         print!("{}", text::text(&report));
     }
-    for LeftOut { target, reason } in &report.left_out {
-        eprintln!("pageone: left out: {target}: {reason}");
+    let left_out = report.left_out.len();
+    for LeftOut { target, reason } in report.left_out {
+        let reason = anyhow::Error::from(reason);
+        let (code, _) = crate::exit::catalog::of(&reason);
+        eprintln!("pageone: left out: {target}: {reason} [{code}]");
     }
-    match report.left_out.len() {
+    match left_out {
         0 => Ok(()),
         _ if none => Err(Coded(Code::LeftOut, "nothing could be looked at".into()).into()),
         _ => Err(Coded(Code::LeftOut, "the figures are without what was left out".into()).into()),

@@ -40,7 +40,7 @@ fn pages(command: &clap::Command, dir: &Path) -> Result<()> {
     let path = dir.join(format!("{name}.1"));
     let mut page = Vec::new();
     let titled = command.clone().display_name(name);
-    clap_mangen::Man::new(titled).render(&mut page).context("cannot make a man page")?;
+    clap_mangen::Man::new(titled).render(&mut page)?;
     std::fs::write(&path, page).with_context(|| format!("cannot write {}", path.display()))?;
     for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set() && sub.get_name() != "help") {
         pages(sub, dir)?;
@@ -65,5 +65,18 @@ mod tests {
             let text = std::fs::read_to_string(dir.path().join("completions").join(name)).unwrap();
             assert!(text.contains("checkpoint"), "{name}");
         }
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = |name: &str| format!("{:#}", run(&Args { dir: dir.path().join(name) }).unwrap_err());
+        std::fs::write(dir.path().join("file"), "").unwrap();
+        assert!(error("file/below").starts_with("cannot create "), "{}", error("file/below"));
+        // A directory has the name of a file.
+        std::fs::create_dir_all(dir.path().join("shells/completions/pageone.bash")).unwrap();
+        assert!(error("shells").starts_with("cannot write to "), "{}", error("shells"));
+        std::fs::create_dir_all(dir.path().join("pages/man1/pageone.1")).unwrap();
+        assert!(error("pages").starts_with("cannot write /"), "{}", error("pages"));
     }
 }

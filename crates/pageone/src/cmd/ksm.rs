@@ -29,10 +29,9 @@ pub(crate) fn run(command: &Command) -> Result<()> {
 }
 
 fn open() -> Result<Ksm> {
-    Ksm::open().map_err(|e| {
-        let why = format!("this kernel has no KSM (no /sys/kernel/mm/ksm: {e}); it needs CONFIG_KSM=y");
-        Coded(Code::HostLacks, why).into()
-    })
+    Ok(Ksm::open().map_err(|e| {
+        Coded(Code::HostLacks, format!("this kernel has no KSM (no /sys/kernel/mm/ksm: {e}); it needs CONFIG_KSM=y"))
+    })?)
 }
 
 /// For `pageone run --backend ksm`: makes all memory of this process mergeable by KSM, and of the
@@ -50,4 +49,15 @@ pub(crate) fn enable(domain: Option<&str>) -> Result<()> {
         eprintln!("pageone: KSM is stopped; start it with `pageone ksm advise`, or write 1 to /sys/kernel/mm/ksm/run");
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ksm_has_no_domains() {
+        let error = enable(Some("web")).unwrap_err().to_string();
+        assert!(error.starts_with("KSM has no domains: it merges over all users"), "{error}");
+    }
 }

@@ -21,6 +21,8 @@ use crate::paths;
 
 /// Time within which a daemon that was started here must answer.
 const START_TIME: Duration = Duration::from_secs(5);
+/// The same, for one that another command started, when the own one has ended.
+const OTHERS_START: Duration = Duration::from_millis(300);
 
 /// Options of `pageone run`.
 #[derive(clap::Args)]
@@ -78,8 +80,9 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     } else {
         prepare(args, dir, &mut command)
     };
+    let program = args.program[0].to_string_lossy();
     if let Err(e) = &prepared {
-        eprintln!("pageone: {} runs without merging: {e:#}", args.program[0].to_string_lossy());
+        crate::cmd::warn(&format!("{program} runs without merging: "), e);
     }
     let mut ram = None;
     if args.snapshots {
@@ -89,7 +92,7 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
         };
         match ready {
             Ok(prepared) => ram = Some(prepared),
-            Err(e) => eprintln!("pageone: {} runs without snapshots: {e:#}", args.program[0].to_string_lossy()),
+            Err(e) => crate::cmd::warn(&format!("{program} runs without snapshots: "), &e),
         }
     }
     // After the daemon was started, which must not inherit these descriptors. They are closed if
@@ -104,12 +107,12 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     if args.ppr {
         match ppr::prepare(&mut command, &args.program[0], &args.program[1..], args.reclaim_period) {
             Ok(fds) => inherited = Some(fds),
-            Err(e) => eprintln!("pageone: {} runs without recycling: {e:#}", args.program[0].to_string_lossy()),
+            Err(e) => crate::cmd::warn(&format!("{program} runs without recycling: "), &e),
         }
     }
     let error = command.exec();
     drop((inherited, ram));
-    eprintln!("pageone: cannot run {}: {error}", args.program[0].to_string_lossy());
+    eprintln!("pageone: cannot run {program}: {error}");
     // As a shell does.
     std::process::exit(if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 })
 }
@@ -122,10 +125,7 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
 pub(crate) fn check_kernel() -> Result<()> {
     use kmem::uffd::{Features, Uffd};
     let (major, minor, release) = kmem::procfs::kernel_release();
-    anyhow::ensure!(
-        (major, minor) >= (6, 7),
-        "Linux {release} is too old; 6.7 or later is needed (see `pageone doctor`)"
-    );
+    anyhow::ensure!((major, minor) >= (6, 7), "Linux {release} is too old; 6.7 or later is needed");
     kmem::check_page_size(kmem::page_size())?;
     Uffd::new(Features::WP | Features::WP_ASYNC | Features::WP_UNPOPULATED)?;
     Ok(())
@@ -173,12 +173,16 @@ fn start_daemon(directory: &Path) -> Result<()> {
     let mut daemon = Command::new(program);
     daemon.arg("--dir").arg(directory).args(["daemon", "--exit-when-idle", "60"]);
     daemon.stdin(Stdio::null()).stdout(Stdio::null()).stderr(out).env_remove("LD_PRELOAD").process_group(0);
-    daemon.spawn().context("cannot start a daemon")?;
-    let deadline = Instant::now() + START_TIME;
+    let mut daemon = daemon.spawn().context("cannot start a daemon")?;
+    let mut deadline = Instant::now() + START_TIME;
     while Instant::now() < deadline {
         if running(&[directory.to_path_buf()]).is_some() {
             eprintln!("pageone: started a daemon; its log is {}", log.display());
             return Ok(());
+        }
+        // One that another command has started at the same moment may be about to answer.
+        if matches!(daemon.try_wait(), Ok(Some(_))) {
+            deadline = deadline.min(Instant::now() + OTHERS_START);
         }
         std::thread::sleep(Duration::from_millis(20));
     }

@@ -1,7 +1,10 @@
 //! `pageone snapshot`: guests stored with their devices, and new ones that go on from there.
 
+mod archive;
 mod clones;
+mod prune;
 mod save;
+mod verify;
 
 use anyhow::{Context, Result};
 use checkpoint::{Catalog, Checkpoint, View};
@@ -19,6 +22,14 @@ pub(crate) enum Command {
     /// Start new guests that go on where a snapshot was taken, and serve their memory until they
     /// have ended
     Run(clones::Args),
+    /// See that a guest goes on from a snapshot: reads all of its memory, and lets a clone run
+    Verify(verify::Args),
+    /// Remove the snapshots that no rule keeps; the images of their disks stay
+    Prune(prune::Args),
+    /// Write a snapshot with its disks as a tar archive, for another host
+    Export(archive::ExportArgs),
+    /// Store a snapshot that `snapshot export` wrote
+    Import(archive::ImportArgs),
     /// List the snapshots in a pool
     Ls {
         #[command(flatten)]
@@ -45,6 +56,10 @@ pub(crate) fn run(command: &Command, dir: Option<std::path::PathBuf>) -> Result<
     match command {
         Command::Save(args) => save::run(args, dir),
         Command::Run(args) => clones::run(args, dir),
+        Command::Verify(args) => verify::run(args, dir),
+        Command::Prune(args) => prune::run(args),
+        Command::Export(args) => archive::export(args),
+        Command::Import(args) => archive::import(args),
         Command::Ls { names, pool, json } => ls(&names.open(pool, Access::Shared)?, *json),
         Command::Rm { names, pool, name } => {
             let mut catalog = Catalog::open(&names.open(pool, Access::Exclusive)?)?;
@@ -57,6 +72,11 @@ pub(crate) fn run(command: &Command, dir: Option<std::path::PathBuf>) -> Result<
 /// Lets a guest go on that a snapshot has stopped.
 pub(crate) fn guard() -> Result<()> {
     snapshot::guard::run().context("a guest may still be stopped: `cont` on its monitor lets it go on")
+}
+
+/// Serves a snapshot's memory, for `snapshot run`.
+pub(crate) fn serve(pool: &std::path::Path, name: &str) -> Result<()> {
+    clones::serve(pool, name)
 }
 
 /// What lies beside a checkpoint.
@@ -106,4 +126,33 @@ fn ls(pool: &Pool, as_json: bool) -> Result<()> {
         );
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use checkpoint::Store;
+
+    use super::*;
+
+    #[test]
+    fn a_checkpoint_is_no_snapshot_and_other_bytes_are_none_either() {
+        let dir = tempfile::tempdir().unwrap();
+        let pool = Pool::create(&dir.path().join("pool"), "test").unwrap();
+        let store = Store::new(Catalog::open(&pool).unwrap());
+        for (name, beside) in [("plain", None), ("other", Some(b"no record".to_vec()))] {
+            let mut writer = store.begin(name).unwrap();
+            writer.set_pages(1);
+            let page = vec![7; BLOCK];
+            let hash = checkpoint::hash(&page, writer.seed());
+            writer.put(&[0], &page, &[hash]).unwrap();
+            if let Some(bytes) = beside {
+                writer.keep_beside(bytes);
+            }
+            writer.commit("test".into(), vec![(0, BLOCK as u64)]).unwrap();
+        }
+        let catalog = store.into_catalog();
+        let error = |name: &str| read(&catalog, catalog.find(name).unwrap()).err().unwrap().to_string();
+        assert!(error("plain").starts_with("plain is a checkpoint, and no snapshot: it has no devices"));
+        assert_eq!(error("other"), "cannot read snapshot other");
+    }
 }

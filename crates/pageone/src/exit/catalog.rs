@@ -1,11 +1,12 @@
-//! A stable code for each sentence that an error can say.
+//! A stable code, and what to do, for each sentence that an error can say.
 //!
 //! The sentences are the `#[error("…")]` attributes and the `bail!`, `ensure!` and `context` texts
 //! of the sources. `codes.txt` beside this file gives each its code, a line each: code, crate,
-//! sentence, with `…` for what is filled in. `UPDATE_REFERENCE=1 cargo test -p pageone reference`
-//! adds a line for a sentence that is new. Who words a sentence anew changes its line by hand, so
-//! that the code stays. A code is never used again: the line of a sentence that is gone has `-` for
-//! its crate.
+//! sentence, with `…` for what is filled in, and what to do about it, `-` where the sentence says
+//! that itself. `UPDATE_REFERENCE=1 cargo test -p pageone reference` adds a line for a sentence
+//! that is new; what to do is then written by hand. Who words a sentence anew changes its line by
+//! hand, so that the code stays. A code is never used again: the line of a sentence that is gone
+//! has `-` for its crate.
 //!
 //! An error's code is found by its text: the sentence that equals it but for what is filled in, and
 //! that has the most words of its own. So no library needs to know of codes.
@@ -23,6 +24,15 @@ pub(crate) struct Entry<'a> {
     /// The crate that says it; `-`: none does any more.
     pub(crate) origin: &'a str,
     pub(crate) sentence: &'a str,
+    /// What to do; `-`: the sentence says it.
+    pub(crate) remedy: &'a str,
+}
+
+impl<'a> Entry<'a> {
+    /// What to do, where the sentence does not say it.
+    pub(crate) fn to_do(self) -> Option<&'a str> {
+        Some(self.remedy).filter(|remedy| *remedy != "-")
+    }
 }
 
 /// All sentences.
@@ -33,16 +43,21 @@ pub(crate) fn entries() -> impl Iterator<Item = Entry<'static>> {
 /// The sentences in the lines of such a file.
 pub(crate) fn parse(codes: &str) -> impl Iterator<Item = Entry<'_>> {
     codes.lines().filter_map(|line| {
-        let mut parts = line.splitn(3, '\t');
-        Some(Entry { code: parts.next()?, origin: parts.next()?, sentence: parts.next()? })
+        let mut parts = line.split('\t');
+        let mut next = || parts.next();
+        Some(Entry { code: next()?, origin: next()?, sentence: next()?, remedy: next()? })
     })
 }
 
-/// The code of an error: that of the first text in its chain which has one, else that of its exit
-/// code.
-pub(crate) fn code_of(error: &anyhow::Error) -> String {
-    let found = error.chain().find_map(|cause| find(&cause.to_string()));
-    found.map_or_else(|| of_exit(Code::of(error)), str::to_owned)
+/// The code of an error and what to do. The code is that of the first text in its chain which has
+/// one: what the command could not do. What to do is that of the last: the cause. Without such a
+/// text both are those of its exit code.
+pub(crate) fn of(error: &anyhow::Error) -> (String, Option<&'static str>) {
+    let found: Vec<Entry<'_>> = error.chain().filter_map(|cause| find(&cause.to_string())).collect();
+    match (found.first(), found.last()) {
+        (Some(first), Some(last)) => (first.code.to_owned(), last.to_do()),
+        _ => (of_exit(Code::of(error)), Code::of(error).remedy()),
+    }
 }
 
 /// The code of what only the exit code tells apart: the text is the system's, or names a setting.
@@ -50,11 +65,11 @@ pub(crate) fn of_exit(code: Code) -> String {
     format!("P00{:02}", code as u8)
 }
 
-/// The code of a text.
-fn find(text: &str) -> Option<&'static str> {
+/// What is known of a text.
+fn find(text: &str) -> Option<Entry<'static>> {
     let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
     let matching = entries().filter(|entry| entry.origin != "-" && matches(entry.sentence, &text));
-    matching.max_by_key(|entry| entry.sentence.len()).map(|entry| entry.code)
+    matching.max_by_key(|entry| entry.sentence.len())
 }
 
 /// Whether a text is a sentence, with anything where that has `…`.
@@ -95,8 +110,7 @@ mod tests {
         for entry in entries().filter(|entry| entry.origin != "-") {
             for filled in ["/run/x-7", "a: b", "17"] {
                 let text = entry.sentence.replace('…', filled);
-                let found = find(&text).and_then(|code| entries().find(|other| other.code == code));
-                let sentence = found.map(|found| found.sentence);
+                let sentence = find(&text).map(|found| found.sentence);
                 assert_eq!(sentence, Some(entry.sentence), "{} for {text}", entry.code);
             }
         }
@@ -104,11 +118,20 @@ mod tests {
 
     #[test]
     fn an_error_has_the_code_of_the_first_sentence_in_its_chain() {
-        let of = |error: anyhow::Error| code_of(&error.context("while it did something that no sentence says"));
+        let of = |error: anyhow::Error| of(&error.context("while it did something that no sentence says"));
         let inner = control::client::Error::NoDaemon(vec!["/run/pageone".into()]);
-        let code = of(inner.into());
+        let (code, remedy) = of(inner.into());
         let entry = entries().find(|entry| entry.code == code).unwrap();
         assert!(entry.origin == "control" && entry.sentence.starts_with("no daemon answers in …"), "{entry:?}");
-        assert_eq!(of(anyhow::anyhow!("what nobody ever says")), "P0001");
+        assert_eq!(remedy, None, "the sentence says it");
+        assert_eq!(of(anyhow::anyhow!("what nobody ever says")).0, "P0001");
+    }
+
+    #[test]
+    fn what_to_do_is_said_for_every_sentence() {
+        for entry in entries().filter(|entry| entry.origin != "-") {
+            assert!(entry.remedy == "-" || entry.remedy.contains(' '), "{}: what to do about it?", entry.code);
+            assert!(!entry.remedy.ends_with(' ') && entry.remedy.len() < 300, "{}", entry.code);
+        }
     }
 }

@@ -47,7 +47,8 @@ pub(super) fn page() -> String {
     let intro = "An error is printed on standard error behind `pageone:`, and ends with its code in brackets. A code \
                  keeps its meaning for good, whatever becomes of the words. Where the words are the system's, or name a \
                  setting, it is that of the exit code above. Below are the sentences, crate by crate; `…` \
-                 stands for a name, a number or the system's own words. Those of the engine that begin with `it` or \
+                 stands for a name, a number or the system's own words. What to do stands behind the arrow, where the \
+                 sentence does not say it; commands print it below the error. Those of the engine that begin with `it` or \
                  `its` are in the daemon's log: an agent broke the protocol, and its connection was closed. Wrong usage \
                  of options has no code: `pageone COMMAND --help` is the remedy.";
     let _ = writeln!(out, "{}", wrap(intro, "", ""));
@@ -59,6 +60,9 @@ pub(super) fn page() -> String {
         }
         for entry in all {
             let _ = writeln!(out, "{}", wrap(&format!("`{}` {}", entry.code, entry.sentence), "- ", "  "));
+            if let Some(remedy) = entry.to_do() {
+                let _ = writeln!(out, "{}", wrap(remedy, "  → ", "    "));
+            }
         }
     }
     out
@@ -67,45 +71,37 @@ pub(super) fn page() -> String {
 /// `codes.txt` as it should be: the lines that there are, each sentence that is new behind those of
 /// its crate, and `-` where a sentence is gone.
 pub(super) fn codes() -> String {
-    let mut lines: BTreeMap<String, (String, String)> = BTreeMap::new();
+    let mut lines: BTreeMap<String, (String, String, String)> = BTreeMap::new();
     for entry in catalog::entries() {
-        lines.insert(entry.code.into(), (entry.origin.into(), entry.sentence.into()));
+        lines.insert(entry.code.into(), (entry.origin.into(), entry.sentence.into(), entry.remedy.into()));
     }
     for (number, name) in (1..).zip(CRATES) {
         let prefix = format!("P{number:02}");
         let sentences = sentences_of(&root().join("crates").join(name).join("src"), name == "pageone");
-        for (_, (origin, sentence)) in lines.iter_mut().filter(|(code, _)| code.starts_with(&prefix)) {
+        for (_, (origin, sentence, _)) in lines.iter_mut().filter(|(code, _)| code.starts_with(&prefix)) {
             *origin = if sentences.contains(sentence) { name.into() } else { "-".into() };
         }
         for sentence in sentences {
-            let is_it =
-                |(code, (_, known)): (&String, &(String, String))| code.starts_with(&prefix) && *known == sentence;
-            if !lines.iter().any(is_it) {
+            if !lines.iter().any(|(code, (_, known, _))| code.starts_with(&prefix) && *known == sentence) {
                 let last = lines.keys().filter_map(|code| code.strip_prefix(&prefix)?.parse::<u32>().ok()).max();
                 let code = format!("{prefix}{:02}", last.unwrap_or(0) + 1);
-                lines.insert(code, (name.into(), sentence));
+                lines.insert(code, (name.into(), sentence, String::new()));
             }
         }
     }
-    lines.iter().map(|(code, (origin, sentence))| format!("{code}\t{origin}\t{sentence}\n")).collect()
+    let line = |(code, (origin, sentence, remedy)): (_, &(String, String, String))| {
+        format!("{code}\t{origin}\t{sentence}\t{remedy}\n")
+    };
+    lines.iter().map(line).collect()
 }
 
 fn remedy(code: Code) -> &'static str {
     match code {
-        Code::Done => "",
         Code::Failed => {
             "read the message: it names what failed, and the remedy where there is one; `doctor` has found something in \
              the way of merging"
         }
-        Code::Usage => "`pageone COMMAND --help`",
-        Code::NoDaemon => "start one with `pageone daemon`, or name the directory of the one that runs with `--dir`",
-        Code::NoClient => "`pageone status` lists the clients; `pageone run` starts one",
-        Code::Configuration => {
-            "correct the key that the message names; [configuration](configuration.md) has its range"
-        }
-        Code::SecondDaemon => "stop the other one first, or give this daemon a directory of its own with `--dir`",
-        Code::HostLacks => "`pageone doctor` says what is missing and how to get it",
-        Code::LeftOut => "the message names what was left out and why; the figures are without it",
+        other => other.remedy().unwrap_or_default(),
     }
 }
 
@@ -120,7 +116,7 @@ fn sentences_of(folder: &Path, commands: bool) -> Vec<String> {
     for file in files {
         let text = std::fs::read_to_string(file).unwrap_or_default();
         // Tests say what nobody meets.
-        let text = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
+        let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
         text.split("#[error(").skip(1).filter_map(literal).for_each(&mut add);
         if commands {
             for start in ["bail!(", "ensure!(", "context(", "Coded("] {

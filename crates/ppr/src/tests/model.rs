@@ -2,11 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering::SeqCst;
 
 use proptest::prelude::*;
 
 use crate::layout::UNIT;
-use crate::{Guest, Host, Layout, LayoutError, Pool, PoolError, Ram, guest_frames};
+use crate::{Field, Guest, Host, Layout, LayoutError, MAX_FRAMES, Pool, PoolError, Ram, Stuck, guest_frames};
 
 #[test]
 fn layouts_fit_their_pools_and_use_them() {
@@ -33,8 +35,53 @@ fn layouts_fit_their_pools_and_use_them() {
 fn headers_are_checked() {
     let pool = Pool::private(1000).unwrap();
     assert_eq!(pool.validate(), Ok(()));
-    pool.words_for_tests()[1].store(2, std::sync::atomic::Ordering::SeqCst);
+    pool.words_for_tests()[1].store(2, SeqCst);
     assert_eq!(pool.validate(), Err(PoolError::Version(2)));
+}
+
+#[test]
+#[allow(unsafe_code, reason = "a pool is made of a raw mapping")]
+fn memory_that_is_no_pool_is_refused_with_a_sentence() {
+    let many = MAX_FRAMES + 1;
+    let error = Layout::for_frames(many).unwrap_err();
+    assert_eq!(error, LayoutError::Frames(many));
+    assert!(error.to_string().starts_with(&format!("{many} frames are more than a pool can have")), "{error}");
+    let mut words = vec![0_u64; 4 * UNIT / 8 + 1];
+    let start = NonNull::new(words.as_mut_ptr().cast::<u8>()).unwrap();
+    // SAFETY: as long as the pool lives this many bytes of the vector are used by it alone.
+    let mapped = |at: NonNull<u8>| unsafe { Pool::from_mapping(at, 4 * UNIT) };
+    // SAFETY: one byte further is in the vector still.
+    let error = mapped(unsafe { start.add(1) }).map(drop).unwrap_err();
+    assert_eq!(error, PoolError::Unaligned(start.as_ptr() as usize + 1));
+    assert!(error.to_string().contains("has to start at a page"), "{error}");
+    let pool = mapped(start).unwrap();
+    let error = pool.validate().unwrap_err();
+    assert_eq!(error, PoolError::Magic(0));
+    assert!(error.to_string().contains("the pool is not initialised"), "{error}");
+    pool.initialise();
+    let (field, expected) = (Field::Frames, pool.frames());
+    for (wrong, value, want) in
+        [(Field::Features, 4, PoolError::Features(4)), (field, 7, PoolError::Header { field, found: 7, expected })]
+    {
+        let word = &pool.words_for_tests()[wrong as usize];
+        let before = word.swap(value, SeqCst);
+        assert_eq!(pool.validate(), Err(want));
+        word.store(before, SeqCst);
+    }
+    assert_eq!(pool.validate(), Ok(()));
+}
+
+#[test]
+fn a_host_that_does_not_let_go_is_not_waited_for() {
+    let pool = Pool::private(64).unwrap();
+    let (guest, host) = (Guest::new(&pool), Host::new(&pool, Ram::new(std::iter::once(0..64))));
+    guest.mark(3..5);
+    let claim = host.claim(0, u64::MAX).unwrap();
+    let error = guest.cancel(4..5, || false).unwrap_err();
+    assert_eq!(error, Stuck { word: 0 });
+    assert!(error.to_string().contains("keep the pages unused"), "{error}");
+    drop(claim);
+    assert!(!guest.claimed(4..5) && guest.cancel(4..5, || false).is_ok());
 }
 
 #[test]

@@ -79,3 +79,24 @@ fn log_and_ring_report_exactly_what_a_guest_wrote() {
         check_memory(&guest);
     }
 }
+
+#[test]
+fn rings_that_are_missing_and_pages_that_nobody_knows_are_said() {
+    let Some(kvm) = open() else { return };
+    // Before Linux 5.11 KVM says of both kinds of rings that it has none (KVM_CHECK_EXTENSION).
+    let vm = kvm.create_vm().unwrap();
+    let own = borrow(&vm).try_clone_to_owned().unwrap();
+    let make = || KvmRingSource::new(own, 4096, SLOTS.to_vec()).unwrap_err();
+    let error = kmem::testing::refusing(libc::SYS_ioctl, Some(0xAE03), 0, make);
+    assert!(matches!(error, SourceError::NoRings), "{error}");
+    let (mut guest, ring) =
+        Guest::new(&kvm, |vm| KvmRingSource::new(vm.try_clone_to_owned().unwrap(), 4096, Vec::new()));
+    let mut ring = match ring {
+        Ok(ring) => ring,
+        Err(error) => return println!("SKIPPED: {error}"),
+    };
+    ring.add_vcpu(borrow(&guest.vcpu)).unwrap();
+    guest.write(0, 10, || panic!("ten pages do not fill a ring"));
+    let error = ring.collect(&DirtyTree::new(FIRST + u64::from(PAGES)).unwrap()).unwrap_err();
+    assert!(matches!(error, SourceError::UnknownPage { slot: SLOT, .. }), "{error}");
+}

@@ -2,6 +2,9 @@
 
 use super::*;
 
+/// How often a page server is ended.
+const SERVERS_KILLED: u64 = 20;
+
 /// A demo guest with a monitor, which says lines back at its second serial port.
 pub(super) fn guest_words(place: &Place) -> Option<Vec<String>> {
     let mut words = Guest::words(MEMORY).inspect_err(|why| skipped(why)).ok()?;
@@ -87,8 +90,90 @@ fn a_prepared_guest_can_be_rebooted_and_stored_then() {
     source.pass_rounds(1);
 }
 
+/// The page servers of this test's pool.
+fn servers(place: &Place) -> Vec<i32> {
+    let pool = place.path("capacity").display().to_string();
+    let is_one = |pid: &i32| {
+        let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let words: Vec<&str> = line.split('\0').collect();
+        words.get(1) == Some(&"snapshot-server") && words.get(2) == Some(&&*pool)
+    };
+    let all = std::fs::read_dir("/proc").unwrap().flatten();
+    all.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(is_one).collect()
+}
+
 #[test]
-fn clones_whose_memory_is_not_served_any_more_end_and_see_no_wrong_byte() {
+fn clones_wait_for_the_next_page_server_and_see_no_wrong_byte() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let Some(mut source) = place.guest() else { return };
+    place.save(source.pid(), "one");
+    source.kill();
+    let both = place.clones("one", 2, &[]);
+    let mut before = 0;
+    for time in 0..SERVERS_KILLED {
+        let server = eventually("a page server", Duration::from_secs(20), || {
+            servers(&place).into_iter().find(|pid| *pid != before)
+        });
+        // The pages that are known already are given back, so that there is something to serve.
+        std::fs::write("/proc/sys/vm/drop_caches", "1").unwrap();
+        std::thread::sleep(Duration::from_millis(37 * time % 211));
+        match time % 4 {
+            3 => e2e::signal_process(both.server.id() as i32, libc::SIGHUP),
+            _ => e2e::signal_process(server, libc::SIGKILL),
+        };
+        before = server;
+        assert!(both.clones.iter().all(OneClone::runs));
+    }
+    let rounds: Vec<usize> = both.clones.iter().map(OneClone::rounds).collect();
+    for (clone, before) in both.clones.iter().zip(rounds) {
+        eventually("a clone's rounds", Duration::from_secs(240), || (clone.rounds() >= before + 2).then_some(()));
+    }
+}
+
+/// `make soak-snapshots`: a source and eight clones check their files for half an hour, while the
+/// page server and the daemon are killed twenty times each.
+#[test]
+#[ignore = "takes half an hour"]
+fn a_source_and_eight_clones_check_their_memory_while_servers_and_daemons_are_killed() {
+    if !can_run() {
+        return;
+    }
+    let seconds = std::env::var("PAGEONE_SOAK_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(1800);
+    let mut place = Place::new();
+    let Some(mut source) = place.guest() else { return };
+    place.save(source.pid(), "one");
+    let clones = place.clones("one", 8, &[]);
+    let pause = Duration::from_millis(seconds * 1000 / SERVERS_KILLED);
+    for time in 0..SERVERS_KILLED {
+        std::thread::sleep(pause / 2);
+        place.daemon.kill();
+        place.daemon.restart();
+        std::thread::sleep(pause / 2);
+        std::fs::write("/proc/sys/vm/drop_caches", "1").unwrap();
+        std::thread::sleep(Duration::from_millis(37 * time % 211));
+        let [server] = servers(&place)[..] else { panic!("{:?}", servers(&place)) };
+        e2e::signal_process(server, libc::SIGKILL);
+        eventually("another server", Duration::from_secs(60), || {
+            servers(&place).into_iter().find(|pid| *pid != server)
+        });
+        // Each panics if its guest has seen a wrong byte.
+        let rounds: Vec<usize> = clones.clones.iter().map(OneClone::rounds).collect();
+        println!("killed {} times; the source has passed {} rounds, its clones {rounds:?}", time + 1, source.rounds());
+        assert!(clones.clones.iter().all(OneClone::runs));
+    }
+    let before: Vec<usize> = clones.clones.iter().map(OneClone::rounds).collect();
+    source.pass_rounds(1);
+    for (clone, before) in clones.clones.iter().zip(before) {
+        eventually("a clone's round", Duration::from_secs(600), || (clone.rounds() > before).then_some(()));
+    }
+    println!("SNAPSHOT-SOAK {seconds} s: {SERVERS_KILLED} page servers and daemons killed, 0 wrong bytes");
+}
+
+#[test]
+fn clones_need_their_page_server_more_than_the_command_and_end_without_a_wrong_byte() {
     if !can_run() {
         return;
     }
@@ -98,6 +183,12 @@ fn clones_whose_memory_is_not_served_any_more_end_and_see_no_wrong_byte() {
     source.kill();
     let both = place.clones("one", 2, &[]);
     e2e::signal_process(both.server.id() as i32, libc::SIGKILL);
+    for clone in &both.clones {
+        eventually("a clone's round", Duration::from_secs(240), || (clone.rounds() >= 1).then_some(()));
+    }
+    let [server] = servers(&place)[..] else { panic!("{:?}", servers(&place)) };
+    std::fs::write("/proc/sys/vm/drop_caches", "1").unwrap();
+    e2e::signal_process(server, libc::SIGKILL);
     for clone in &both.clones {
         eventually("the clone needs a page and ends", Duration::from_secs(240), || {
             clone.rounds(); // Panics if it saw a wrong byte.

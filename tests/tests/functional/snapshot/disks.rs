@@ -25,7 +25,11 @@ fn byte(image: &Path) -> u8 {
         return bytes(data + AT % cluster, 1)[0];
     }
     let (name_at, len) = (number(8), number(16) >> 32);
-    if name_at == 0 { 0 } else { byte(Path::new(std::str::from_utf8(&bytes(name_at, len as usize)).unwrap())) }
+    if name_at == 0 {
+        return 0;
+    }
+    let name = String::from_utf8(bytes(name_at, len as usize)).unwrap();
+    byte(&image.parent().unwrap().join(name))
 }
 
 /// Writes to the disk, through its QEMU.
@@ -65,6 +69,10 @@ fn a_disk_is_what_it_was_at_the_snapshot_and_each_clone_writes_its_own() {
         assert_eq!(images.each_ref().map(|image| byte(image)), [9, want]);
         assert!(images.iter().zip(&clones.clones).all(|(image, clone)| image.starts_with(&clone.directory)));
     }
+    // A snapshot is tried: memory, disk, and a guest that goes on.
+    let text = place.ok(&["snapshot", "verify", "store", "two", "--files", &place.path("f").display().to_string()]);
+    assert!(text.contains("a guest goes on from it"), "{text}");
+    assert_eq!(std::fs::read_dir(place.path("f")).unwrap().count(), 0, "nothing of it is left");
     // What the clones wrote is theirs.
     let images = ["disk.qcow2", "disk.one.qcow2", "disk.two.qcow2"].map(|name| byte(&place.path(name)));
     assert_eq!(images, [1, 2, 3]);
@@ -73,4 +81,80 @@ fn a_disk_is_what_it_was_at_the_snapshot_and_each_clone_writes_its_own() {
     std::fs::remove_file(&disk).unwrap();
     let text = place.fails(&["snapshot", "run", "store", "one", "--files", &place.path("f").display().to_string()]);
     assert!(text.contains("disk.qcow2 is missing"), "{text}");
+    let text = place.fails(&["snapshot", "verify", "store", "one", "--read-only"]);
+    assert!(text.contains("disk.qcow2 is missing"), "{text}");
+    // What no rule keeps goes.
+    assert!(place.fails(&["snapshot", "prune", "store"]).contains("say what to keep"));
+    let pruned = |more: &[&str]| place.ok(&[&["snapshot", "prune", "store", "--keep-last", "1"], more].concat());
+    assert!(pruned(&["--dry-run"]).contains("would remove one"));
+    assert_eq!(place.names(), ["one", "two"]);
+    assert!(pruned(&[]).contains("removed one"));
+    assert_eq!(place.names(), ["two"]);
+    place.ok(&["pool", "check", "store"]);
+}
+
+#[test]
+fn a_snapshot_goes_to_another_host_as_an_archive_and_a_damaged_one_leaves_nothing() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let (disk, source) = place.machine_with_disk();
+    let mut qmp = source.qmp();
+    write(&mut qmp, 1);
+    place.save(source.pid(), "one");
+    write(&mut qmp, 2);
+    place.save(source.pid(), "two");
+    drop(source);
+    let path = |name: &str| place.path(name).display().to_string();
+    place.ok(&["snapshot", "export", "store", "two", "-o", &path("two.tar")]);
+    let bytes = std::fs::read(place.path("two.tar")).unwrap();
+    // Nothing of what it came from is needed.
+    for gone in [disk, place.path("disk.one.qcow2"), place.path("disk.two.qcow2")] {
+        std::fs::remove_file(gone).unwrap();
+    }
+    assert!(place.fails(&["snapshot", "export", "store", "two"]).contains("cannot copy the image"));
+    place.ok(&["pool", "create", "other", "--capacity", &path("other")]);
+    std::fs::create_dir(place.path("disks")).unwrap();
+    let import = ["snapshot", "import", "other", &path("bad.tar"), "--disks", &path("disks")].map(str::to_owned);
+    let import: Vec<&str> = import.iter().map(String::as_str).collect();
+    let middle = bytes.len() / 2;
+    let flipped: Vec<u8> = bytes.iter().enumerate().map(|(at, byte)| byte ^ u8::from(at == middle)).collect();
+    for (bad, words) in [
+        (&bytes[..middle], "cannot write or read the archive"),
+        (&flipped[..], "the archive is damaged"),
+        (b"no archive at all", "is no archive of"),
+        (b"", "is no archive of"),
+    ] {
+        std::fs::write(place.path("bad.tar"), bad).unwrap();
+        let text = place.fails(&import);
+        assert!(text.contains(words), "{text}");
+        assert_eq!(std::fs::read_dir(place.path("disks")).unwrap().count(), 0, "no image is left");
+        assert!(place.ok(&["snapshot", "ls", "other", "--json"]).trim() == "[]");
+    }
+    std::fs::write(place.path("bad.tar"), &bytes).unwrap();
+    assert!(place.fails(&import[..4]).contains("--disks DIR"));
+    place.ok(&[&import[..], &["--name", "there"]].concat());
+    assert!(place.fails(&[&import[..], &["--name", "there"]].concat()).contains("already"));
+    place.ok(&["pool", "check", "other"]);
+    place.ok(&["pool", "destroy", "store", "--yes"]);
+    let files = path("files");
+    let text = place.ok(&["snapshot", "verify", "other", "there", "--files", &files]);
+    assert!(text.contains("a guest goes on from it"), "{text}");
+    // One that stops is told from one that goes on.
+    let verify = ["snapshot", "verify", "other", "there", "--seconds", "4", "--files", &files];
+    let text = std::thread::scope(|scope| {
+        let verified = scope.spawn(|| place.fails(&verify));
+        let socket = eventually("the clone's monitor", Duration::from_secs(20), || {
+            let directory = std::fs::read_dir(&files).ok()?.flatten().next()?.path();
+            Some(directory.join("source.qmp")).filter(|socket| socket.exists())
+        });
+        let mut qmp = Qmp::connect(&socket);
+        eventually("it runs", Duration::from_secs(20), || (status(&mut qmp) == "running").then_some(()));
+        qmp.execute("stop", json!({}));
+        verified.join().unwrap()
+    });
+    assert!(text.contains("the clone is paused after its start"), "{text}");
+    // The disk is the one of the second snapshot, which is in the image below.
+    assert_eq!(byte(&place.path("disks/there.disk-0-0")), 2);
 }

@@ -3,6 +3,21 @@
 
 use super::*;
 
+/// What a command says some of whose system calls fail, as these options of strace say. `None`:
+/// there is no strace.
+fn with_failing_calls(place: &Place, options: &[&str], args: &[&str]) -> Option<String> {
+    let mut strace = Command::new("strace");
+    let command = place.command(args);
+    strace.args(["-f", "-qq", "-o", "/dev/null"]).args(options).arg(command.get_program()).args(command.get_args());
+    match strace.env("PAGEONE_POOLS", place.path("names")).output() {
+        Ok(out) => Some(String::from_utf8_lossy(&out.stderr).into_owned()),
+        Err(e) => {
+            skipped(&format!("no system call can be made to fail: strace is not here ({e}); scripts/deps.sh test"));
+            None
+        }
+    }
+}
+
 #[test]
 fn what_cannot_be_stored_is_refused_with_a_sentence() {
     if !can_run() {
@@ -57,6 +72,13 @@ fn a_guest_that_would_differ_is_refused_with_the_difference() {
     }
     let place = Place::new();
     let machine = place.machine("source", &["-machine", "q35", "-device", "virtio-rng-pci"]);
+    // Its memory cannot be read: it goes on.
+    let save = ["snapshot", "save", &machine.pid().to_string(), "--to", "store", "--name", "never"];
+    if let Some(text) = with_failing_calls(&place, &["-e", "inject=process_vm_readv:error=EIO"], &save) {
+        assert!(text.contains("snapshot never was not stored: reading the memory"), "{text}");
+        assert_eq!(status(&mut machine.qmp()), "running");
+        assert!(place.names().is_empty());
+    }
     place.save(machine.pid(), "one");
     drop(machine);
     let files = place.path("clones").display().to_string();
@@ -74,7 +96,19 @@ fn a_guest_that_would_differ_is_refused_with_the_difference() {
         println!("{}", text.trim());
         assert!(text.contains(part), "{extra:?}: {text}");
     }
+    let several = ["snapshot", "run", "store", "one", "--count", "2", "--files", &files, "--", "-smp", "2"];
+    let text = place.fails(&several);
+    assert!(text.contains("2 of 2 guests were not started: "), "{text}");
+    let text = place.fails(&["snapshot", "verify", "store", "one", "--files", &files, "--", "-cpu", "Nehalem"]);
+    assert!(text.contains("no guest goes on from snapshot one: this guest would differ"), "{text}");
+    let pool = place.path("capacity").display().to_string();
+    assert!(place.fails(&["snapshot-server", &pool, "one"]).contains("cannot serve the guests' memory: "));
     assert_eq!(std::fs::read_dir(&files).unwrap().count(), 0, "nothing of those is left");
+    // A host without the module.
+    let whole = ["snapshot", "run", "store", "one", "--files", &files];
+    if let Some(text) = with_failing_calls(&place, &["-P", "/dev/fuse", "-e", "inject=openat:error=ENODEV"], &whole) {
+        assert!(text.contains("cannot serve the guests' memory through FUSE"), "{text}");
+    }
     // What is not a snapshot.
     let mut client = place.daemon.scenario(&["hold", "4096", "1"]);
     client.expect("ready");

@@ -1,4 +1,4 @@
-//! A storage in memory whose program can be killed at each change.
+//! A storage in memory whose program can be killed at each change, and whose reads can fail.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
@@ -21,11 +21,15 @@ struct State {
     left: Option<u64>,
     /// Changes so far.
     changes: u64,
+    /// Reads until all fail.
+    reads: Option<u64>,
+    /// Called before the next change.
+    next: Option<Box<dyn FnOnce() + Send>>,
 }
 
 /// The storage: one directory, whatever its path.
 #[derive(Clone, Default)]
-pub(super) struct Memory(Arc<Mutex<State>>);
+pub(crate) struct Memory(Arc<Mutex<State>>);
 
 impl Memory {
     /// A copy of the files, on which nothing is counted yet.
@@ -44,7 +48,19 @@ impl Memory {
         self.0.lock().unwrap().changes
     }
 
+    /// This read and all behind it fail, counted from now on; `None`: none does.
+    pub(super) fn fail_reads_from(&self, read: Option<u64>) {
+        self.0.lock().unwrap().reads = read;
+    }
+
+    /// Calls this before the next change.
+    pub(crate) fn before_next_change(&self, call: impl FnOnce() + Send + 'static) {
+        self.0.lock().unwrap().next = Some(Box::new(call));
+    }
+
     fn change<R>(&self, change: impl FnOnce(&mut BTreeMap<String, File>) -> io::Result<R>) -> io::Result<R> {
+        let call = self.0.lock().unwrap().next.take();
+        call.into_iter().for_each(|call| call());
         let mut state = self.0.lock().unwrap();
         state.changes += 1;
         match &mut state.left {
@@ -165,6 +181,11 @@ impl MediumFile for Handle {
 
     fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<()> {
         let mut state = self.0.0.lock().unwrap();
+        match &mut state.reads {
+            Some(0) => return Err(io::Error::from_raw_os_error(libc::EIO)),
+            Some(left) => *left -= 1,
+            None => {}
+        }
         let file = file(&mut state.files, &self.1)?;
         if offset + into.len() as u64 > file.len {
             return Err(ErrorKind::UnexpectedEof.into());

@@ -15,6 +15,6 @@ pub(crate) enum GrowError {
     Memfd(#[from] MemfdError),
     #[error("the store cannot take memory: {0}")]
     Allocate(std::io::Error),
-    #[error("the store has reached {0} segments")]
+    #[error("the store has {0} segments, and can have no more")]
     Full(usize),
 }

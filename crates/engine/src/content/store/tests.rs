@@ -370,13 +370,78 @@ fn slots_that_were_not_used_come_back() {
     assert_eq!(*store.free.lock().count(None), u64::from(SEGMENT_PAGES) - 1);
 }
 
+/// Why a store that is to leave all memory alone does not grow.
+fn without_memory() -> GrowError {
+    let store = Store::new("test", false, Duration::ZERO, u64::MAX);
+    Cursor::new(&store, None).put(&page(1), 1).unwrap_err()
+}
+
 #[test]
 fn a_store_without_memory_says_so() {
-    let store = Store::new("test", false, Duration::ZERO, u64::MAX);
-    assert!(matches!(
-        Cursor::new(&store, None).put(&page(1), 1),
-        Err(GrowError::Host { .. } | GrowError::Cgroup { .. })
-    ));
+    let is_limited = kmem::cgroup::memory_headroom().is_ok_and(|left| left.is_some());
+    match without_memory() {
+        GrowError::Cgroup { .. } => assert!(is_limited),
+        GrowError::Host { .. } => assert!(!is_limited),
+        why => panic!("{why}"),
+    }
+}
+
+/// A memory cgroup with a limit, version 1 or 2.
+struct Group(std::path::PathBuf);
+
+impl Group {
+    fn new() -> Option<Self> {
+        for (root, limit) in [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")] {
+            let path = std::path::Path::new(root).join(format!("pageone-store-{}", std::process::id()));
+            if std::fs::create_dir(&path).is_ok() {
+                let group = Self(path);
+                if std::fs::write(group.0.join(limit), "1073741824").is_ok() {
+                    return Some(group);
+                }
+            }
+        }
+        None
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // A process that has ended may be in it for a moment.
+        while std::fs::remove_dir(&self.0).is_err_and(|e| e.kind() == std::io::ErrorKind::ResourceBusy) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+#[test]
+fn a_store_whose_cgroup_leaves_too_little_names_it() {
+    let Some(group) = Group::new() else {
+        return println!("SKIPPED: no memory cgroup can be made here");
+    };
+    let tasks = group.0.join("cgroup.procs");
+    crate::testing::alone_after(&format!("echo $$ > {}", tasks.display()), || {
+        let why = without_memory();
+        assert!(matches!(why, GrowError::Cgroup { left_mib: ..=1024, .. }), "{why}");
+    });
+}
+
+#[test]
+fn a_store_that_cannot_grow_says_why() {
+    let (pipe, _other_end) = rustix::pipe::pipe().unwrap();
+    assert!(matches!(store().adopt(7, pipe), Err(GrowError::Memfd(_))), "no memfd");
+
+    // Its file takes no memory: the descriptor is not for writing.
+    let store = store();
+    let file = memfd::create_store("test", SEGMENT_PAGES as usize * PAGE_SIZE).unwrap();
+    let file = memfd::StoreFile { writer: file.reader.try_clone().unwrap(), ..file };
+    store.add(Segment::new(7, Memory::Own(file), None)).unwrap();
+    let why = Cursor::new(&store, None).put(&page(1), 1).unwrap_err();
+    assert!(matches!(why, GrowError::Allocate(_)), "{why}");
+
+    let segment = store.segments()[0].clone();
+    store.segments.write().resize(MOST_SEGMENTS, segment);
+    let why = store.grow(None).unwrap_err();
+    assert!(matches!(why, GrowError::Full(MOST_SEGMENTS)), "{why}");
 }
 
 #[test]

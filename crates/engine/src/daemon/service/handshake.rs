@@ -104,14 +104,14 @@ enum AdmissionError {
     HasEnded,
     #[error(transparent)]
     Proof(#[from] ProofError),
-    #[error("no control page: {0}")]
+    #[error("its control page cannot be sent: {0}")]
     ControlPage(std::io::Error),
     #[error(
         "the memory of {MAX_ADMISSIONS} new clients of this user is being looked at, which does not end; \
          end programs that map files which do not answer, and see that /etc/pve answers where there is one"
     )]
     Busy,
-    #[error("there are {MAX_CLIENTS} clients")]
+    #[error("there are {MAX_CLIENTS} clients, and there can be no more")]
     Full,
     #[error(transparent)]
     OverBound(#[from] OverBound),
@@ -487,3 +487,6 @@ fn introduce(
     }
     Ok(Step::More)
 }
+
+#[cfg(test)]
+mod tests;

@@ -198,3 +198,18 @@ fn recycled_pages_are_counted_and_what_was_known_of_them_is_given_back() {
     assert_eq!(region.counts().recycled, 5);
     region.recycle(run(7, 2), |_, _| panic!("past the end: nothing"));
 }
+
+#[test]
+fn a_region_that_there_is_no_memory_for_is_refused() {
+    crate::testing::alone(|| {
+        use rustix::process::{Resource, getrlimit, setrlimit};
+        let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+        let data: u64 = pages.split(' ').nth(5).unwrap().parse().unwrap();
+        let mut limit = getrlimit(Resource::Data);
+        // The rest of the test needs little.
+        limit.current = Some(data * kmem::PAGE_SIZE as u64 + (1 << 20));
+        setrlimit(Resource::Data, limit).unwrap();
+        let refused = Region::new(0, u32::MAX).err().unwrap();
+        assert!(matches!(refused, LedgerError::Entries(_)), "{refused}");
+    });
+}

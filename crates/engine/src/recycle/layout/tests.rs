@@ -42,8 +42,8 @@ fn memory_that_may_be_unplugged_is_known() {
     assert_eq!(removable(&answer), [0x1_0000_0000..0x1_1000_0000, 0x2_0000_0000..0x2_4000_0000]);
 }
 
-#[test]
-fn ram_is_found_by_three_commands() {
+/// Asks a QEMU that has each page of the guest at this address.
+fn ask(host: impl Fn(u64) -> Option<u64> + Send + 'static) -> Result<Vec<Ram>, LayoutError> {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let qemu = std::thread::spawn(move || {
         let mut lines = BufReader::new(theirs.try_clone().unwrap()).lines();
@@ -56,8 +56,11 @@ fn ram_is_found_by_three_commands() {
                 "query-memory-devices" => json!({ "return": [], "id": asked["id"] }),
                 _ if text.starts_with("gpa2hva ") => {
                     let guest = u64::from_str_radix(&text[10..], 16).unwrap();
-                    let host = format!("Host virtual address for 0x0 (a) is {:#x}", guest + (7 << 40));
-                    json!({ "return": host, "id": asked["id"] })
+                    let said = match host(guest) {
+                        Some(host) => format!("Host virtual address for 0x0 (a) is {host:#x}"),
+                        None => format!("Memory at address {guest:#x} is not RAM"),
+                    };
+                    json!({ "return": said, "id": asked["id"] })
                 }
                 _ => json!({ "return": MTREE, "id": asked["id"] }),
             };
@@ -65,9 +68,27 @@ fn ram_is_found_by_three_commands() {
         }
     });
     let mut qmp = Qmp::open(ours, Duration::from_secs(20), &|| true).unwrap();
-    let found = find_ram(&mut qmp).unwrap();
+    let found = find_ram(&mut qmp);
     drop(qmp);
     qemu.join().unwrap();
+    found
+}
+
+#[test]
+fn ram_is_found_by_three_commands() {
+    let found = ask(|guest| Some(guest + (7 << 40))).unwrap();
     assert_eq!(found.len(), 2);
     assert!(found.iter().all(|ram| ram.host == ram.start + (7 << 40)));
+}
+
+#[test]
+fn ram_that_is_not_one_piece_is_not_taken() {
+    const HOLE: u64 = 0x1_0000_0000;
+    for host in [
+        |guest: u64| Some(if guest > HOLE { guest + PAGE } else { guest } + (7 << 40)),
+        |guest| (guest < HOLE).then_some(guest),
+        |guest| Some(if guest < HOLE { guest } else { guest + 5 }),
+    ] {
+        assert!(matches!(ask(host), Err(LayoutError::Torn(HOLE))));
+    }
 }

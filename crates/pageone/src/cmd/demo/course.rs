@@ -12,7 +12,8 @@
 //! A [`Backend`] does the merging. The demo only starts, asks and stops it.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -22,6 +23,7 @@ use control::HostMetrics;
 use testguest::{Accelerator, Guest, PrepareError, Spec, Verdict};
 
 use super::table::{self, View};
+use crate::{Code, Coded};
 
 /// How long booting and a first round may take. Under emulation with many guests on few CPUs, it
 /// takes minutes.
@@ -165,6 +167,15 @@ pub(crate) struct Summary {
     pub(crate) general_profit: i64,
 }
 
+impl Summary {
+    /// # Errors
+    /// If the figures mean nothing.
+    pub(crate) fn verdict(&self) -> Result<()> {
+        ensure!(self.passed, "a guest died or found a wrong byte: the figures mean nothing");
+        Ok(())
+    }
+}
+
 /// Runs the demo and prints its summary. SIGINT and SIGTERM end the guests and the backend in
 /// order. Afterwards both signals are ignored, because the program is about to end.
 ///
@@ -177,12 +188,12 @@ pub(crate) fn run(options: &Options, backend: &dyn Backend) -> Result<Summary> {
     let spec = prepare(options)?;
     let spec = if options.guest.accel == "auto" { choose_accelerator(&spec) } else { spec };
     let interrupted = Interrupt::catch()?;
-    let mut demo = Demo { options, backend, guests: Vec::new(), view: View::new(options), interrupted, base_mib: 0.0 };
+    let mut demo = Demo::new(options, backend, interrupted);
     let result = demo.run(&spec);
     // Always, and in this order: a backend relies on its clients having ended.
     demo.view.finish();
     demo.guests.clear();
-    let stopped = backend.stop().context("cannot stop merging");
+    let stopped = backend.stop();
     let summary = result?;
     stopped?;
     table::print_summary(&summary, options)?;
@@ -203,7 +214,14 @@ fn prepare(options: &Options) -> Result<Spec> {
 /// # Errors
 /// They do not; the message says why.
 pub(crate) fn probe(options: &Options) -> Result<()> {
-    prepare(options)?.probe_kvm().context("KVM does not work here")?;
+    let lacks = |why: anyhow::Error| Coded(Code::HostLacks, format!("{why:#}"));
+    // Before anything is looked for or built that only a guest needs.
+    let here = testguest::try_kvm();
+    let works = match here {
+        Ok(()) => prepare(options).map_err(lacks)?.probe_kvm(),
+        Err(why) => Err(why),
+    };
+    works.map_err(|why| lacks(why.into())).context("KVM does not work here")?;
     println!("KVM works: a kernel boots with it");
     Ok(())
 }
@@ -234,37 +252,70 @@ struct Demo<'a> {
     interrupted: Interrupt,
     /// The host's used memory before anything was started.
     base_mib: f64,
+    /// [`TICK`], but in tests.
+    tick: Duration,
+    /// [`FIRST_ROUND_LIMIT`], but in tests.
+    first_round_limit: Duration,
 }
 
-impl Demo<'_> {
+impl<'a> Demo<'a> {
+    fn new(options: &'a Options, backend: &'a dyn Backend, interrupted: Interrupt) -> Self {
+        Self {
+            options,
+            backend,
+            guests: Vec::new(),
+            view: View::new(options),
+            interrupted,
+            base_mib: 0.0,
+            tick: TICK,
+            first_round_limit: FIRST_ROUND_LIMIT,
+        }
+    }
+
     fn run(&mut self, spec: &Spec) -> Result<Summary> {
         self.base_mib = median((0..READINGS).map(|_| used_mib()).collect::<Result<_>>()?);
-        self.backend.prepare().context("cannot prepare merging")?;
+        self.backend.prepare()?;
 
         let started = Instant::now();
         for number in 0..self.options.guests {
-            let command = spec.command(&self.backend.launcher(number));
-            let guest = Guest::start_with_stderr(command);
-            self.guests.push(guest.with_context(|| format!("cannot start guest {number}"))?);
+            self.start(spec.command(&self.backend.launcher(number)))?;
         }
-        self.view.phase("booting", FIRST_ROUND_LIMIT);
+        self.wait_for_first_rounds(started)?;
+        self.merge(started.elapsed().as_secs_f64())
+    }
+
+    /// Starts the next guest.
+    fn start(&mut self, command: Command) -> Result<()> {
+        let number = self.guests.len();
+        let guest = Guest::start_with_stderr(command);
+        self.guests.push(guest.with_context(|| format!("cannot start guest {number}"))?);
+        Ok(())
+    }
+
+    fn wait_for_first_rounds(&mut self, started: Instant) -> Result<()> {
+        let limit = self.first_round_limit;
+        self.view.phase("booting", limit);
         while self.guests.iter().any(|guest| guest.rounds() == 0) {
             self.tick(None, None)?;
             self.fail_on_early_death()?;
             ensure!(
-                started.elapsed() < FIRST_ROUND_LIMIT,
+                started.elapsed() < limit,
                 "not every guest has verified its files once in {} s: fewer --guests?",
-                FIRST_ROUND_LIMIT.as_secs()
+                limit.as_secs()
             );
         }
-        let first_round_seconds = started.elapsed().as_secs_f64();
+        Ok(())
+    }
+
+    /// Merges the guests, all of which have verified their files, after this time.
+    fn merge(&mut self, first_round_seconds: f64) -> Result<Summary> {
         let mut readings = Vec::new();
         for _ in 0..READINGS {
             readings.push(self.tick(None, None)?);
         }
         let before = median(readings);
 
-        self.backend.start_merging().context("cannot start merging")?;
+        self.backend.start_merging()?;
         let started = Instant::now();
         let time = Duration::from_secs(self.options.seconds);
         self.view.phase("merging", time);
@@ -285,7 +336,7 @@ impl Demo<'_> {
 
     /// Waits a tick, reads used memory and shows it. MiB above the host's level.
     fn tick(&mut self, before: Option<f64>, status: Option<&HostMetrics>) -> Result<f64> {
-        let until = Instant::now() + TICK;
+        let until = Instant::now() + self.tick;
         while Instant::now() < until {
             if self.interrupted.came() {
                 bail!("interrupted");
@@ -363,8 +414,12 @@ struct Interrupt {
 
 impl Interrupt {
     fn catch() -> Result<Self> {
+        Self::at([signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM])
+    }
+
+    fn at(signals: [i32; 2]) -> Result<Self> {
         let flag = Arc::new(AtomicBool::new(false));
-        let handlers = [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM]
+        let handlers = signals
             .into_iter()
             .map(|signal| signal_hook::flag::register(signal, Arc::clone(&flag)))
             .collect::<std::io::Result<_>>()
@@ -387,7 +442,11 @@ impl Drop for Interrupt {
 
 /// The host's used memory, MiB.
 fn used_mib() -> Result<f64> {
-    let text = std::fs::read_to_string("/proc/meminfo").context("cannot read /proc/meminfo")?;
+    used_by(Path::new("/proc/meminfo"))
+}
+
+fn used_by(meminfo: &Path) -> Result<f64> {
+    let text = std::fs::read_to_string(meminfo).context("cannot read /proc/meminfo")?;
     used_in(&text).context("/proc/meminfo has no MemTotal or no MemAvailable (since Linux 3.14)")
 }
 
@@ -406,29 +465,4 @@ fn median(mut values: Vec<f64>) -> f64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn used_memory_is_what_is_not_available() {
-        let text = "MemTotal:       24683812 kB\nMemFree:        1 kB\nMemAvailable:   24352868 kB\n";
-        assert_eq!(used_in(text), Some(f64::from(24_683_812 - 24_352_868) / 1024.0));
-        assert_eq!(used_in("MemTotal: 1 kB\n"), None);
-        assert!(used_mib().unwrap() > 0.0);
-    }
-
-    #[test]
-    fn median_of_odd_and_even_sets() {
-        assert_eq!(median(vec![3.0]), 3.0);
-        assert_eq!(median(vec![9.0, 1.0, 5.0]), 5.0);
-        assert_eq!(median(vec![4.0, 1.0, 3.0, 2.0]), 2.0);
-    }
-
-    #[test]
-    fn it_passes_only_with_checks_and_without_failures() {
-        assert!(passed(0, 1, 0));
-        assert!(!passed(0, 1, 1));
-        assert!(!passed(1, 1, 0));
-        assert!(!passed(0, 0, 0));
-    }
-}
+mod tests;

@@ -122,3 +122,24 @@ impl Ended {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn waiting_ends_with_time_with_a_signal_or_with_an_error() {
+        let (read, mut write) = UnixStream::pair().unwrap();
+        let mut ended = Ended(read);
+        assert!(!ended.within(Duration::from_millis(1)).unwrap());
+        write.write_all(&[0]).unwrap();
+        assert!(ended.within(Duration::from_secs(60)).unwrap());
+        // The kernel resets a connection whose other end is closed with bytes that nobody read.
+        ended.0.write_all(&[0]).unwrap();
+        drop(write);
+        let error = ended.within(Duration::from_secs(60)).unwrap_err();
+        assert_eq!(error.to_string(), "cannot wait");
+    }
+}

@@ -39,11 +39,14 @@ struct Counted {
 impl Scanner {
     /// Takes KSM over; with `dry_run` only reads it.
     pub(crate) fn take(ksm: Ksm, dry_run: bool) -> Result<Self> {
-        let lacks = |why: String| Coded(Code::HostLacks, why);
         let ksmd = Ksmd::find().context("cannot read /proc")?;
-        let ksmd = ksmd.ok_or_else(|| lacks("ksmd is not in /proc; run this outside of any container".into()))?;
-        if let Some(why) = other_writer(&ksm) {
-            return Err(Coded(Code::SecondDaemon, why).into());
+        let hidden = || Coded(Code::HostLacks, "ksmd is not in /proc; run this outside of any container".into());
+        Self::take_from(ksm, ksmd.ok_or_else(hidden)?, dry_run)
+    }
+
+    fn take_from(ksm: Ksm, ksmd: Ksmd, dry_run: bool) -> Result<Self> {
+        if let Some(other) = other_writer(&ksm) {
+            return Err(other.into());
         }
         let found = ksm.pages_to_scan()?;
         let run = ksm.run()?;
@@ -63,10 +66,9 @@ impl Scanner {
         };
         if !dry_run {
             // Writes the same value, to find out whether this account may.
-            scanner
-                .ksm
-                .set_pages_to_scan(found)
-                .map_err(|e| lacks(format!("KSM's settings can't be written: {e}; run this as root")))?;
+            scanner.ksm.set_pages_to_scan(found).map_err(|e| {
+                Coded(Code::HostLacks, format!("KSM's settings can't be written: {e}; run this as root"))
+            })?;
             if run != 1 {
                 scanner.ksm.set_run(1).context("cannot start KSM")?;
                 scanner.stopped = Some(run);
@@ -174,16 +176,118 @@ impl Drop for Scanner {
 }
 
 /// Another program that is known to write `pages_to_scan`, and the remedy.
-fn other_writer(ksm: &Ksm) -> Option<String> {
+fn other_writer(ksm: &Ksm) -> Option<Coded> {
     if ksm.advisor_mode().is_ok_and(|mode| mode != "none") {
-        return Some(
+        return Some(Coded(
+            Code::SecondDaemon,
             "the kernel's own advisor sets pages_to_scan; switch it off with `echo none >/sys/kernel/mm/ksm/advisor_mode`"
                 .into(),
-        );
+        ));
     }
     let pids = std::fs::read_dir("/proc").ok()?.flatten().filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok());
     let mut pids =
         pids.filter(|pid| std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|c| c == "ksmtuned\n"));
-    pids.next()
-        .map(|pid| format!("ksmtuned (process {pid}) sets pages_to_scan; stop it with `systemctl stop ksmtuned`"))
+    pids.next().map(|pid| {
+        Coded(
+            Code::SecondDaemon,
+            format!("ksmtuned (process {pid}) sets pages_to_scan; stop it with `systemctl stop ksmtuned`"),
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+    use std::path::Path;
+
+    use super::*;
+
+    /// A number that the kernel lets nobody change.
+    const FIXED: &str = "/proc/sys/kernel/ngroups_max";
+
+    /// Each test looks whether another program sets what it sets, and one starts such a program.
+    static ALONE: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
+
+    /// KSM's files, with what is in them.
+    fn files(run: &str) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        let fixed = std::fs::read_to_string(FIXED).unwrap();
+        for (name, text) in [("run", run), ("pages_to_scan", &fixed), ("sleep_millisecs", "20"), ("full_scans", "0")] {
+            std::fs::write(dir.path().join(name), text).unwrap();
+        }
+        dir
+    }
+
+    fn put(dir: &Path, name: &str, text: &str) {
+        std::fs::write(dir.join(name), text).unwrap();
+    }
+
+    /// KSM's scanner is this process.
+    fn take(dir: &Path, dry_run: bool) -> Result<Scanner> {
+        Scanner::take_from(Ksm::at(dir).unwrap(), Ksmd { pid: std::process::id() as i32 }, dry_run)
+    }
+
+    #[test]
+    fn a_scanner_that_is_stopped_or_cannot_be_read_or_set_says_so() {
+        let _alone = ALONE.lock();
+        let text = |error: anyhow::Error| error.to_string();
+        let dir = files("0");
+        let error = text(take(dir.path(), true).err().unwrap());
+        assert!(error.starts_with("KSM is stopped (run is 0), so there is nothing to see"), "{error}");
+        assert_eq!(std::fs::read_to_string(dir.path().join("run")).unwrap(), "0");
+        std::fs::remove_file(dir.path().join("run")).unwrap();
+        symlink(FIXED, dir.path().join("run")).unwrap();
+        assert_eq!(text(take(dir.path(), false).err().unwrap()), "cannot start KSM");
+        std::fs::remove_file(dir.path().join("pages_to_scan")).unwrap();
+        symlink(FIXED, dir.path().join("pages_to_scan")).unwrap();
+        let error = take(dir.path(), false).err().unwrap();
+        assert_eq!(Code::of(&error), Code::HostLacks);
+        assert!(text(error).starts_with("KSM's settings can't be written: "));
+
+        let dir = files("1");
+        let mut scanner = take(dir.path(), false).unwrap();
+        scanner.read(true).unwrap();
+        put(dir.path(), "full_scans", "many");
+        assert_eq!(text(scanner.read(false).unwrap_err()), "cannot read KSM's statistics");
+        put(dir.path(), "full_scans", "1");
+        let ksmd = std::mem::replace(&mut scanner.ksmd, Ksmd { pid: i32::MAX });
+        assert_eq!(text(scanner.read(false).unwrap_err()), "cannot read the CPU time of ksmd");
+        scanner.ksmd = ksmd;
+        std::fs::remove_file(dir.path().join("pages_to_scan")).unwrap();
+        symlink(FIXED, dir.path().join("pages_to_scan")).unwrap();
+        assert_eq!(text(scanner.set(7).unwrap_err()), "cannot set KSM's pages_to_scan");
+    }
+
+    #[test]
+    fn a_setting_that_another_program_changed_ends_it() {
+        let _alone = ALONE.lock();
+        let dir = files("1");
+        let scanner = take(dir.path(), false).unwrap();
+        scanner.check_writers().unwrap();
+        let error = || {
+            let error = scanner.check_writers().unwrap_err();
+            assert_eq!(Code::of(&error), Code::SecondDaemon);
+            error.to_string()
+        };
+        put(dir.path(), "run", "0");
+        assert_eq!(error(), "another program stopped KSM (run); two governors would fight, so this one ends");
+        put(dir.path(), "pages_to_scan", "7");
+        assert!(error().starts_with("another program changed pages_to_scan to 7"), "{}", error());
+        put(dir.path(), "advisor_mode", "none [scan-time]");
+        assert!(error().contains("advisor was switched on"), "{}", error());
+        let other = || {
+            let error = take(dir.path(), true).err().unwrap();
+            assert_eq!(Code::of(&error), Code::SecondDaemon);
+            error.to_string()
+        };
+        assert!(other().starts_with("the kernel's own advisor sets pages_to_scan; switch it off"), "{}", other());
+        put(dir.path(), "advisor_mode", "[none] scan-time");
+        let program = dir.path().join("ksmtuned");
+        std::fs::copy("/bin/sleep", &program).unwrap();
+        let mut tuned = std::process::Command::new(program).arg("1000").spawn().unwrap();
+        let found = other();
+        tuned.kill().unwrap();
+        tuned.wait().unwrap();
+        assert!(found.contains(" sets pages_to_scan; stop it with `systemctl stop ksmtuned`"), "{found}");
+    }
 }

@@ -191,6 +191,19 @@ mod tests {
     }
 
     #[test]
+    fn files_of_ksm_that_cannot_be_read_are_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let put = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+        put("run", "1");
+        let take = || Report::take(&Ksm::at(dir.path()).unwrap());
+        assert_eq!(take().unwrap().settings["run"], "1");
+        std::fs::create_dir(dir.path().join("max_page_sharing")).unwrap();
+        assert_eq!(take().unwrap_err().to_string(), "cannot read KSM's settings");
+        put("pages_shared", "many");
+        assert_eq!(take().unwrap_err().to_string(), "cannot read KSM's statistics");
+    }
+
+    #[test]
     fn a_process_without_ksm_is_left_out_and_one_with_is_shown() {
         assert!(Process::of(1, &ProcessStat { rmap_items: Some(0), ..ProcessStat::default() }).is_none());
         let stat = ProcessStat {

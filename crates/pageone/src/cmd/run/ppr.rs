@@ -205,7 +205,7 @@ mod tests {
     fn only_qemu_gets_a_pool() {
         let mut command = Command::new("sh");
         let error = prepare(&mut command, OsStr::new("/bin/sh"), &[], None).err().unwrap();
-        assert!(error.to_string().contains("sh"), "{error}");
+        assert!(error.to_string().contains("guests, and sh is not QEMU"), "{error}");
         prepare(&mut command, OsStr::new("/usr/bin/qemu-system-x86_64"), &["-m".into(), "64".into()], Some(0.5))
             .unwrap();
         let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy().into_owned()).collect();

@@ -30,13 +30,28 @@ pub(super) fn prepare(command: &mut Command, program: &[OsString], dir: Option<P
     Ok(prepared)
 }
 
-/// Removes the sockets of guests that were killed.
+/// Removes the sockets of guests that were killed, and the locks of their snapshots.
 fn sweep(directory: &Path) {
     for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
-        let pid = name.strip_suffix(".qmp").and_then(|pid| pid.parse::<u32>().ok());
+        let pid =
+            name.strip_suffix(".lock").unwrap_or(&name).strip_suffix(".qmp").and_then(|pid| pid.parse::<u32>().ok());
         if pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
             let _ = std::fs::remove_file(entry.path());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::ffi::OsStringExt;
+
+    use super::*;
+
+    #[test]
+    fn words_that_are_no_text_are_refused() {
+        let words = ["qemu-system-x86_64".into(), OsString::from_vec(b"-name=\xff".to_vec())];
+        let error = prepare(&mut Command::new("qemu"), &words, Some("/nonexistent".into())).err().unwrap();
+        assert_eq!(error.to_string(), "a word of its command line is no text");
     }
 }

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use checkpoint::Catalog;
 use kmem::pidfd::PidFd;
-use mpool::Access;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use mpool::{Access, OpenOptions, Pool};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use snapshot::clone::{Clone, Options, start};
-use snapshot::memory;
+use snapshot::memory::{self, MemoryError, Server};
 
 use crate::cmd::pool::Names;
 use crate::exit::{Code, Coded};
@@ -20,6 +20,8 @@ use crate::paths;
 
 /// Time between two looks whether a clone has ended.
 const NAP: Duration = Duration::from_millis(50);
+/// The same while clones start.
+const MOMENT: Duration = Duration::from_millis(2);
 
 /// Options of `pageone snapshot run`.
 #[derive(clap::Args)]
@@ -54,24 +56,14 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let catalog = Catalog::open(&pool)?;
     let checkpoint = catalog.find(&args.name)?;
     let record = super::read(&catalog, checkpoint)?;
-    let report = |error: checkpoint::ReadError| {
-        eprintln!("pageone: a guest needs a page that cannot be read, and ends: {:#}", anyhow::Error::from(error));
-    };
-    let ram = memory::serve(catalog.image(checkpoint)?, Box::new(report)).map_err(|e| {
-        let text =
-            format!("cannot serve the guests' memory through FUSE: {e}; that takes root, and the kernel's module fuse");
-        Coded(Code::HostLacks, text)
-    })?;
-    let files = args.files.clone().unwrap_or_else(|| dir.unwrap_or_else(paths::own_directory).join("clones"));
-    let files = std::path::absolute(files)?;
-    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&files);
-    made.with_context(|| format!("cannot create {}", files.display()))?;
-    paths::check_owner(&files)?;
+    let (ram, server) = ram(&pool, &args.name)?;
+    let files = directory(args.files.as_deref(), dir)?;
     // Before the first guest: a signal must not leave guests without memory.
-    let ends = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        signal_hook::flag::register(signal, ends.clone())?;
+    let (ends, renew) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    for (signal, flag) in [(SIGINT, &ends), (SIGTERM, &ends), (SIGHUP, &renew)] {
+        signal_hook::flag::register(signal, flag.clone())?;
     }
+    let mut watch = Watch { server, renew };
     let attached = args.count == 1;
     let options = Options { record: &record, ram: &ram, extra: &args.extra, force: args.force, attached };
     let directories: Vec<PathBuf> = (1..=args.count)
@@ -79,6 +71,10 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
         .collect();
     let started: Vec<Result<Clone>> = std::thread::scope(|scope| {
         let threads: Vec<_> = directories.iter().map(|directory| scope.spawn(|| one(&options, directory))).collect();
+        while threads.iter().any(|thread| !thread.is_finished()) {
+            watch.look();
+            std::thread::sleep(MOMENT);
+        }
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| bail!("starting a clone panicked"))).collect()
     });
     let (mut clones, mut failed) = (Vec::new(), Vec::new());
@@ -88,7 +84,7 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
             Err(error) => failed.push(error),
         }
     }
-    wait(&mut clones, &ends);
+    wait(&mut clones, &ends, &mut watch);
     if args.rm {
         directories.iter().for_each(|directory| drop(std::fs::remove_dir_all(directory)));
     }
@@ -98,6 +94,26 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
         Some(error) => Err(error.context(format!("{all} of {count} guests were not started"))),
         None => Ok(()),
     }
+}
+
+/// A snapshot's memory as a file, and the server that reads it.
+pub(super) fn ram(pool: &Pool, name: &str) -> Result<(std::fs::File, Server)> {
+    let own = std::env::current_exe().context("cannot find this program")?;
+    let words = vec![own.into(), "snapshot-server".into(), pool.path().into(), name.into()];
+    memory::start(words).map_err(|e| match e {
+        MemoryError::Fuse(_) => anyhow::Error::from(Coded(Code::HostLacks, e.to_string())),
+        MemoryError::Server(_) => e.into(),
+    })
+}
+
+/// The directory for clones' files, which is made.
+pub(super) fn directory(files: Option<&Path>, dir: Option<PathBuf>) -> Result<PathBuf> {
+    let files = files.map_or_else(|| dir.unwrap_or_else(paths::own_directory).join("clones"), Path::to_owned);
+    let files = std::path::absolute(files)?;
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&files);
+    made.with_context(|| format!("cannot create {}", files.display()))?;
+    paths::check_owner(&files)?;
+    Ok(files)
 }
 
 /// Starts a clone, and says so.
@@ -115,8 +131,40 @@ fn one(options: &Options<'_>, directory: &Path) -> Result<Clone> {
     Ok(clone)
 }
 
+/// The page server: its process reads the snapshot's pages for the kernel.
+pub(super) fn serve(pool: &Path, name: &str) -> Result<()> {
+    let pool = Pool::open(pool, OpenOptions { access: Access::Shared, ..OpenOptions::default() })?;
+    let catalog = Catalog::open(&pool)?;
+    let image = catalog.image(catalog.find(name)?)?;
+    let report = |error: checkpoint::ReadError| {
+        eprintln!("pageone: a guest needs a page that cannot be read, and ends: {:#}", anyhow::Error::from(error));
+    };
+    memory::serve(&image, &report).context("cannot serve the guests' memory")
+}
+
+/// Sees to it that the page server runs.
+struct Watch {
+    server: Server,
+    /// Whether it is to be replaced.
+    renew: Arc<AtomicBool>,
+}
+
+impl Watch {
+    fn look(&mut self) {
+        let is_told = self.renew.swap(false, Ordering::Relaxed);
+        if is_told {
+            self.server.replace();
+        }
+        match self.server.watch() {
+            Some((_, Err(error))) => eprintln!("pageone: guests wait: the page server cannot be started: {error}"),
+            Some((status, Ok(()))) => eprintln!("pageone: the page server has ended, {status}; another one goes on"),
+            None => {}
+        }
+    }
+}
+
 /// Waits until all clones have ended. After a signal it ends them.
-fn wait(clones: &mut [Clone], ends: &AtomicBool) {
+fn wait(clones: &mut [Clone], ends: &AtomicBool, watch: &mut Watch) {
     let mut told = false;
     while clones.iter_mut().any(|clone| matches!(clone.child.try_wait(), Ok(None))) {
         if ends.load(Ordering::Relaxed) && !std::mem::replace(&mut told, true) {
@@ -128,6 +176,7 @@ fn wait(clones: &mut [Clone], ends: &AtomicBool) {
                 }
             }
         }
+        watch.look();
         std::thread::sleep(NAP);
     }
 }

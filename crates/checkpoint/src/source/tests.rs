@@ -1,0 +1,115 @@
+//! Processes that cannot be read or stopped.
+
+#![allow(unsafe_code)] // A process that waits for another one is made by clone(2).
+
+use std::fs::read_to_string;
+
+use kmem::testing::{Child, Memory, forking, pause_for_ever, refusing};
+
+use super::*;
+
+/// Memory that is large enough for a process that is no client.
+fn memory() -> Memory {
+    Memory::new(2 * LEAST / PAGE_SIZE)
+}
+
+fn open(pid: i32, memory: &Memory) -> Result<Source, SourceError> {
+    Source::open_within(pid, memory.0)
+}
+
+#[test]
+fn what_the_kernel_refuses_is_said() {
+    let _forking = forking();
+    let memory = memory();
+    memory.write(0, 1);
+    let child = Child::idle();
+    let pid = child.0;
+    let error = open(i32::MAX, &memory).map(drop).unwrap_err();
+    assert!(matches!(error, SourceError::NoProcess { .. }), "{error}");
+    let opening = || open(pid, &memory).map(drop).unwrap_err();
+    let error = refusing(libc::SYS_openat, None, libc::EACCES, opening);
+    assert!(matches!(error, SourceError::Pagemap { .. }), "{error}");
+    assert_eq!(error.to_string(), format!("cannot look at the memory of process {pid}"));
+    let error = refusing(libc::SYS_flock, None, libc::ENOLCK, opening);
+    assert!(matches!(error, SourceError::Lock(_)), "{error}");
+    assert_eq!(error.to_string(), "cannot lock the page map");
+    // As before Linux 6.7: PAGEMAP_SCAN is no ioctl there.
+    let (source, all) = (open(pid, &memory).unwrap(), DirtyTree::new(memory.0.pages() as u64).unwrap());
+    let scan = || source.populated(&HashSet::new(), &all).unwrap_err();
+    let error = refusing(libc::SYS_ioctl, Some(0xC060_6610), libc::ENOTTY, scan);
+    assert!(matches!(error, SourceError::Scan { .. }), "{error}");
+    assert_eq!(error.to_string(), format!("cannot scan the page map of process {pid}"));
+    source.populated(&HashSet::new(), &all).unwrap();
+    assert_eq!(all.iter().collect::<Vec<_>>(), [0]);
+}
+
+#[test]
+fn a_process_that_ends_is_said_whatever_is_asked_of_it() {
+    let _forking = forking();
+    let memory = memory();
+    let child = Child::idle();
+    let (pid, source) = (child.0, open(child.0, &memory).unwrap());
+    source.process.send_signal(libc::SIGKILL).unwrap();
+    while !source.process.has_exited() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // A zombie takes signals.
+    let error = source.stop().map(drop).unwrap_err();
+    assert!(matches!(error, SourceError::Ended(_)), "{error}");
+    assert_eq!(error.to_string(), format!("process {pid} has ended"));
+    drop(child);
+    let error = source.stop().map(drop).unwrap_err();
+    assert!(matches!(error, SourceError::Stop(_)), "{error}");
+    assert_eq!(error.to_string(), "cannot stop the process");
+    let error = source.files().map(drop).unwrap_err();
+    assert!(matches!(error, SourceError::Mappings { .. }), "{error}");
+    assert_eq!(error.to_string(), format!("cannot list the mappings of process {pid}"));
+}
+
+#[test]
+fn memory_that_does_not_come_to_rest_is_not_waited_for() {
+    let _forking = forking();
+    let memory = memory();
+    let child = Child::fork(|| {
+        for page in 0..memory.0.pages() / 4 {
+            if memory.unmap(page).is_err() {
+                return 1;
+            }
+            std::thread::sleep(Duration::from_micros(500));
+        }
+        pause_for_ever()
+    });
+    let mut source = open(child.0, &memory).unwrap();
+    let error = source.find_at_rest_within(Duration::from_millis(100), false).unwrap_err();
+    assert!(matches!(error, SourceError::Restless(_)), "{error}");
+    assert_eq!(error.to_string(), format!("the memory of process {} does not come to rest; try again", child.0));
+}
+
+extern "C" fn waited_for(_: *mut libc::c_void) -> libc::c_int {
+    // SAFETY: the call takes numbers: this process ends with the one that waits for it.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+    pause_for_ever()
+}
+
+/// As one whose disk does not answer: it waits in the kernel, where a signal does not stop it.
+#[test]
+fn a_process_that_waits_in_the_kernel_is_not_waited_for() {
+    let _forking = forking();
+    let (memory, stack) = (memory(), Memory::new(16));
+    let top: *mut libc::c_void = std::ptr::with_exposed_provenance_mut(stack.0.end());
+    let child = Child::fork(|| {
+        let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+        // SAFETY: the new process has a stack of its own, and this one waits for its end.
+        unsafe { libc::clone(waited_for, top, flags, std::ptr::null_mut()) };
+        0
+    });
+    let start = Instant::now();
+    while !read_to_string(format!("/proc/{}/stat", child.0)).unwrap().contains(") D ") {
+        assert!(start.elapsed() < Duration::from_secs(20), "it does not wait");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let source = open(child.0, &memory).unwrap();
+    let error = source.stop_within(Duration::from_millis(50)).map(drop).unwrap_err();
+    assert!(matches!(error, SourceError::StillRuns(_)), "{error}");
+    assert_eq!(error.to_string(), format!("process {} does not stop", child.0));
+}

@@ -1,0 +1,209 @@
+//! Introductions that are refused, and what the agent and `status` are told.
+
+use std::sync::mpsc::Receiver;
+use std::time::Duration;
+
+use kmem::PAGE_SIZE;
+use kmem::seqpacket::Listener;
+use rustix::event::{EventfdFlags, eventfd};
+use wire::recycle::Pool;
+use wire::{OLDEST, SEGMENT_PAGES, VERSION};
+
+use super::*;
+use crate::client::scanning::tests::client;
+use crate::config::Config;
+use crate::config::bounds::HANDSHAKES_OF_USER;
+use crate::users::{Received, lingering};
+use crate::world::state_file::{STATE_FILE, StateFile};
+
+/// A daemon whose service thread is the test.
+struct Daemon {
+    directory: tempfile::TempDir,
+    service: Service,
+    _gone: Receiver<Arc<Client>>,
+}
+
+impl Daemon {
+    fn new(config: Config) -> Self {
+        Self::after(config, "")
+    }
+
+    /// Earlier daemons of the directory have noted these segments.
+    fn after(config: Config, segments: &str) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join(STATE_FILE), segments).unwrap();
+        let listener = Listener::bind(&directory.path().join("agent.sock"), 0o666).unwrap();
+        let shared = Arc::new(Shared::new(config, StateFile::load(directory.path()).unwrap()));
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
+        let (reaper, _gone) = std::sync::mpsc::channel();
+        Self { directory, service: Service::new(shared, listener, wake, reaper).unwrap(), _gone }
+    }
+
+    /// An agent connects.
+    fn connect(&mut self) -> Conn {
+        let conn = Conn::connect(&self.directory.path().join("agent.sock")).unwrap();
+        self.service.accept();
+        conn
+    }
+
+    /// Takes all that the agent that came last has said.
+    fn serve(&mut self) {
+        while self.service.shake_hands(self.service.next_handshake) {}
+    }
+
+    fn user(&self) -> Arc<User> {
+        self.service.shared.users.user(rustix::process::geteuid().as_raw())
+    }
+
+    /// Why an agent of this process was refused last.
+    fn refusal(&self) -> String {
+        self.user().refused().pop().map_or_else(String::new, |refused| refused.reason)
+    }
+}
+
+fn hello(version: u16) -> ToDaemon {
+    ToDaemon::Hello { version, domain: None, name: "test".into(), forks: 0 }
+}
+
+fn say(agent: &Conn, message: &ToDaemon) {
+    agent.send(&wire::encode(message), &[]).unwrap();
+}
+
+/// What the daemon says next.
+fn hear(agent: &Conn) -> ToAgent {
+    let mut packet = vec![0; wire::MAX_MESSAGE];
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        match agent.recv(&mut packet, &mut Vec::new()).unwrap() {
+            Some(len) => return wire::decode_to_agent(&packet[..len]).unwrap(),
+            None => assert!(Instant::now() < deadline, "the daemon says nothing"),
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// An agent introduces itself up to the last message, which names no place where it maps the
+/// control page.
+fn introduce_oneself(daemon: &mut Daemon) -> Conn {
+    let agent = daemon.connect();
+    [hello(VERSION), ToDaemon::Ready].iter().for_each(|message| say(&agent, message));
+    daemon.serve();
+    assert!(matches!(hear(&agent), ToAgent::Welcome { .. }));
+    agent
+}
+
+/// The reason why an agent is no client.
+fn refusal_of(daemon: &mut Daemon, agent: &Conn) -> String {
+    say(agent, &ToDaemon::Mapped { address: 0 });
+    daemon.serve();
+    let ToAgent::Refused { reason } = hear(agent) else { panic!("it is not refused") };
+    reason
+}
+
+#[test]
+fn an_introduction_against_the_rules_is_refused_with_the_rule() {
+    let (old, _map) = memfd::create_sealed("old", SEGMENT_PAGES as usize * PAGE_SIZE).unwrap();
+    let segment = memfd::identity(&old).unwrap().ino;
+    let held = || (wire::encode(&ToDaemon::SegmentHeld { segment }), true);
+    let plain = |message: ToDaemon| (wire::encode(&message), false);
+    let pool = || plain(ToDaemon::Pool(Pool { extents: Vec::new(), period_ms: 0 }));
+    let region = |pages: u64| ToDaemon::RegionAdded { region: RegionId(1), start: 4096, len: pages * PAGE_SIZE as u64 };
+    let cases = [
+        (vec![plain(ToDaemon::Ready)], "it spoke before it said hello"),
+        (vec![plain(hello(VERSION)); 2], "it said hello twice"),
+        (vec![plain(hello(VERSION)), held(), held()], "it holds segment"),
+        (vec![plain(hello(VERSION)), (held().0, false)], "a segment came without its descriptor"),
+        (vec![plain(hello(VERSION)), plain(ToDaemon::Mapped { address: 0 })], "it spoke of a control page that it"),
+        (vec![plain(hello(VERSION)), plain(ToDaemon::Ready), plain(ToDaemon::Ready)], "it said twice that it is ready"),
+        (vec![plain(hello(VERSION)), pool()], "it spoke of a pool before it was ready"),
+        (vec![plain(hello(VERSION)), plain(region(1 << 30))], "would announce"),
+        (vec![(vec![0xff; 9], false)], "a packet of 9 bytes is no message of protocol"),
+        (vec![plain(hello(VERSION)), plain(region(0))], "a message breaks the protocol"),
+        (vec![plain(hello(OLDEST)), plain(ToDaemon::PoolRenewed { descriptor: 3 })], "on a connection that speaks"),
+        (vec![plain(hello(OLDEST - 1))], "start the program again, so that it loads this version's agent"),
+    ];
+    for (messages, expected) in cases {
+        let config = Config { user_memory: 0.001, ..Config::default() };
+        let mut daemon = Daemon::after(config, &format!("{segment} uid-0\n"));
+        let agent = daemon.connect();
+        for (packet, brings_segment) in &messages {
+            let fds: &[_] = if *brings_segment { &[old.as_fd()] } else { &[] };
+            agent.send(packet, fds).unwrap();
+        }
+        daemon.serve();
+        let why = daemon.refusal();
+        assert!(why.starts_with("connection closed: ") && why.contains(expected), "{expected}: {why}");
+        assert!(daemon.service.handshakes.is_empty());
+    }
+}
+
+#[test]
+fn a_user_has_so_many_connections_that_say_nothing() {
+    let mut daemon = Daemon::new(Config::default());
+    let _silent: Vec<_> = (0..HANDSHAKES_OF_USER).map(|_| daemon.connect()).collect();
+    assert_eq!(daemon.refusal(), "");
+    let _one_more = daemon.connect();
+    assert!(daemon.refusal().contains("wait to introduce themselves"), "{}", daemon.refusal());
+}
+
+#[test]
+fn an_agent_that_does_not_wait_for_its_control_page_is_no_client() {
+    let mut daemon = Daemon::new(Config::default());
+    let agent = daemon.connect();
+    [hello(VERSION), ToDaemon::Ready].iter().for_each(|message| say(&agent, message));
+    drop(agent);
+    daemon.serve();
+    assert!(daemon.refusal().starts_with("its control page cannot be sent: "), "{}", daemon.refusal());
+}
+
+#[test]
+fn a_daemon_that_is_full_says_so() {
+    let mut daemon = Daemon::new(Config { user_clients: 0, ..Config::default() });
+    let agent = introduce_oneself(&mut daemon);
+    let why = refusal_of(&mut daemon, &agent);
+    assert!(why.contains("has 0 clients, and may not have more"), "{why}");
+
+    let mut daemon = Daemon::new(Config::default());
+    let agent = introduce_oneself(&mut daemon);
+    let uid = rustix::process::geteuid().as_raw();
+    let under_way = vec![daemon.service.admitting.entry(uid).or_default().clone(); MAX_ADMISSIONS];
+    let why = refusal_of(&mut daemon, &agent);
+    assert!(why.contains("new clients of this user is being looked at, which does not end"), "{why}");
+    drop(under_way);
+
+    let agent = introduce_oneself(&mut daemon);
+    daemon.service.shared.fill(&Arc::new(client().0));
+    let why = refusal_of(&mut daemon, &agent);
+    assert_eq!(why, format!("there are {MAX_CLIENTS} clients, and there can be no more"));
+}
+
+#[test]
+fn descriptors_that_cannot_be_closed_end_the_connections_of_their_user() {
+    let mut daemon = Daemon::new(Config::default());
+    let user = daemon.user();
+    let (fd, other_end) = lingering();
+    user.close(vec![fd]);
+    while let Some(mut received) = Received::of(&user) {
+        received.fds.push(std::fs::File::open("/dev/null").unwrap().into());
+    }
+    let agent = daemon.connect();
+    say(&agent, &hello(VERSION));
+    daemon.serve();
+    assert!(daemon.refusal().contains("descriptors without a request"), "{}", daemon.refusal());
+    drop(other_end);
+}
+
+#[test]
+fn a_daemon_without_descriptors_says_that_it_cannot_watch_a_process() {
+    crate::testing::alone(|| {
+        use rustix::process::{Resource, getrlimit, setrlimit};
+        let mut daemon = Daemon::new(Config::default());
+        let agent = introduce_oneself(&mut daemon);
+        let limit = getrlimit(Resource::Nofile);
+        // What is open stays open.
+        setrlimit(Resource::Nofile, rustix::process::Rlimit { current: Some(0), ..limit }).unwrap();
+        let why = refusal_of(&mut daemon, &agent);
+        setrlimit(Resource::Nofile, limit).unwrap();
+        assert!(why.starts_with("its process can't be watched: "), "{why}");
+    });
+}

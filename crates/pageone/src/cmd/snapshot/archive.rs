@@ -1,0 +1,91 @@
+//! `pageone snapshot export` and `import`.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use checkpoint::{Catalog, Store};
+use mpool::Access;
+use snapshot::archive::{self, Exported};
+
+use crate::cmd::pool::{Names, size};
+
+/// Options of `pageone snapshot export`.
+#[derive(clap::Args)]
+pub(crate) struct ExportArgs {
+    #[command(flatten)]
+    names: Names,
+    /// Pool: a name, or the path of its capacity class
+    pool: String,
+    /// The snapshot
+    name: String,
+    /// File [default: standard output]
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+/// Options of `pageone snapshot import`.
+#[derive(clap::Args)]
+pub(crate) struct ImportArgs {
+    #[command(flatten)]
+    names: Names,
+    /// Pool: a name, or the path of its capacity class
+    pool: String,
+    /// File [default: standard input]
+    file: Option<PathBuf>,
+    /// Name of the snapshot [default: the one that it had]
+    #[arg(long)]
+    name: Option<String>,
+    /// Directory for the images of its disks
+    #[arg(long, value_name = "DIR")]
+    disks: Option<PathBuf>,
+}
+
+/// Writes a snapshot as a tar archive.
+pub(super) fn export(args: &ExportArgs) -> Result<()> {
+    let catalog = Catalog::open(&args.names.open(&args.pool, Access::Shared)?)?;
+    let checkpoint = catalog.find(&args.name)?;
+    let record = super::read(&catalog, checkpoint)?;
+    let image = catalog.image(checkpoint)?;
+    let what = Exported {
+        name: &checkpoint.name,
+        created: checkpoint.created,
+        source: &checkpoint.source,
+        regions: &checkpoint.regions,
+        record: &record,
+        image: &image,
+    };
+    let Some(path) = &args.output else { return Ok(archive::export(&what, io::stdout().lock())?) };
+    write(path, |file| Ok(archive::export(&what, file)?))
+}
+
+/// Writes a file that is there only when it is whole.
+fn write(path: &Path, content: impl FnOnce(&File) -> Result<()>) -> Result<()> {
+    let mut part = path.as_os_str().to_owned();
+    part.push(".part");
+    let part = PathBuf::from(part);
+    let file = File::create(&part).with_context(|| format!("cannot create {}", part.display()))?;
+    let written = content(&file).and_then(|()| Ok(file.sync_all()?)).and_then(|()| Ok(std::fs::rename(&part, path)?));
+    written.inspect_err(|_| drop(std::fs::remove_file(&part)))
+}
+
+/// Stores a snapshot that an archive has.
+pub(super) fn import(args: &ImportArgs) -> Result<()> {
+    let from: Box<dyn Read> = match &args.file {
+        Some(path) => Box::new(File::open(path).with_context(|| format!("cannot open {}", path.display()))?),
+        None => Box::new(io::stdin().lock()),
+    };
+    let pool = args.names.open_soon(&args.pool)?;
+    let store = Store::new(Catalog::open(&pool)?);
+    let about = archive::import(
+        io::BufReader::with_capacity(1 << 20, from),
+        &store,
+        args.name.as_deref(),
+        args.disks.as_deref(),
+    )?;
+    let memory = about.regions.iter().map(|(_, len)| len).sum();
+    let _ =
+        writeln!(io::stdout(), "{}: {} of memory, {} disks", about.name, size(memory), about.description.disks.len());
+    Ok(())
+}

@@ -1,0 +1,85 @@
+//! `pageone snapshot prune`: removes snapshots that no rule keeps.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Result, ensure};
+use checkpoint::Catalog;
+use mpool::Access;
+use serde_json::json;
+use snapshot::keep::Rule;
+
+use crate::cmd::pool::Names;
+use crate::exit::{Code, Coded};
+
+/// Options of `pageone snapshot prune`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    names: Names,
+    /// Pool: a name, or the path of its capacity class
+    pool: String,
+    /// Keep the last N snapshots of each guest
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    keep_last: usize,
+    /// Keep the last snapshot of each of the last N hours that have one
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    keep_hourly: usize,
+    /// The same with days
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    keep_daily: usize,
+    /// The same with weeks, which begin on Monday
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    keep_weekly: usize,
+    /// The same with months
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    keep_monthly: usize,
+    /// Say what would be removed, and remove nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Removes what is not kept. Snapshots of one guest are those with the same `-uuid` or `-name`, or
+/// of the same process.
+pub(super) fn run(args: &Args) -> Result<()> {
+    let rule = Rule {
+        last: args.keep_last,
+        hourly: args.keep_hourly,
+        daily: args.keep_daily,
+        weekly: args.keep_weekly,
+        monthly: args.keep_monthly,
+    };
+    let says = "say what to keep, with --keep-last, --keep-hourly, --keep-daily, --keep-weekly or --keep-monthly";
+    ensure!(rule != Rule::default(), Coded(Code::Usage, says.into()));
+    let access = if args.dry_run { Access::Shared } else { Access::Exclusive };
+    let mut catalog = Catalog::open(&args.names.open(&args.pool, access)?)?;
+    let mut guests: BTreeMap<String, Vec<(String, u64)>> = BTreeMap::new();
+    for checkpoint in catalog.checkpoints().iter().filter(|c| catalog.has_beside(c)) {
+        let record = super::read(&catalog, checkpoint)?;
+        let guest = record.description.guest().unwrap_or(&checkpoint.source).to_owned();
+        guests.entry(guest).or_default().push((checkpoint.name.clone(), checkpoint.created));
+    }
+    let (mut kept, mut removed) = (Vec::new(), Vec::new());
+    for all in guests.into_values() {
+        let created: Vec<u64> = all.iter().map(|(_, created)| *created).collect();
+        let keeps = rule.keeps(&created);
+        for (at, (name, _)) in all.into_iter().enumerate() {
+            if keeps.contains(&at) { kept.push(name) } else { removed.push(name) }
+        }
+    }
+    if !args.dry_run {
+        for name in &removed {
+            catalog.remove(name)?;
+        }
+    }
+    if args.json {
+        println!("{}", json!({ "kept": kept, "removed": removed, "dry_run": args.dry_run }));
+        return Ok(());
+    }
+    let word = if args.dry_run { "would remove" } else { "removed" };
+    removed.iter().for_each(|name| println!("{word} {name}"));
+    println!("{} kept, {} {word}", kept.len(), removed.len());
+    Ok(())
+}

@@ -1,0 +1,78 @@
+//! `pageone snapshot verify`: sees that a guest goes on from a snapshot.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use checkpoint::Catalog;
+use mpool::{Access, AlignedBuf, BLOCK};
+use snapshot::clone::{Options, start};
+
+use super::clones;
+use crate::cmd::pool::{Names, size};
+
+/// Pages that are read at once.
+const AT_ONCE: u64 = 256;
+
+/// Options of `pageone snapshot verify`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    names: Names,
+    /// Pool: a name, or the path of its capacity class
+    pool: String,
+    /// The snapshot
+    name: String,
+    /// Seconds for which the guest runs
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
+    seconds: u32,
+    /// Read the memory and look for the disks' images; start nothing
+    #[arg(long)]
+    read_only: bool,
+    /// Directory for the guest's own files [default: clones in the daemon's directory]
+    #[arg(long, value_name = "DIR")]
+    files: Option<PathBuf>,
+    /// Further options of QEMU
+    #[arg(last = true, value_name = "QEMU OPTIONS")]
+    extra: Vec<String>,
+}
+
+/// Reads all of the memory, and lets a clone run for a while; it is gone afterwards.
+pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
+    let begin = Instant::now();
+    let pool = args.names.open(&args.pool, Access::Shared)?;
+    let catalog = Catalog::open(&pool)?;
+    let checkpoint = catalog.find(&args.name)?;
+    let record = super::read(&catalog, checkpoint)?;
+    let image = catalog.image(checkpoint)?;
+    let mut bytes = AlignedBuf::zeroed(AT_ONCE as usize * BLOCK);
+    for first in (0..image.pages()).step_by(AT_ONCE as usize) {
+        image.read(first, &mut bytes)?;
+    }
+    for disk in &record.description.disks {
+        snapshot::clone::check_image(disk)?;
+    }
+    if !args.read_only {
+        let (ram, _server) = clones::ram(&pool, &args.name)?;
+        let files = clones::directory(args.files.as_deref(), dir)?;
+        let name = format!("verify-{}-{}", snapshot::file_name(&args.name), std::process::id());
+        let options = Options { record: &record, ram: &ram, extra: &args.extra, force: false, attached: false };
+        let verified = go_on(&options, &files.join(name), Duration::from_secs(args.seconds.into()));
+        verified.with_context(|| format!("no guest goes on from snapshot {}", args.name))?;
+    }
+    let what = if args.read_only { "its memory can be read" } else { "a guest goes on from it" };
+    println!("{}: {what}; {} read, {:.1} s", args.name, size(checkpoint.bytes()), begin.elapsed().as_secs_f64());
+    Ok(())
+}
+
+/// Lets a clone run for this time. Its files stay if it does not work then: what it has said is
+/// among them.
+fn go_on(options: &Options<'_>, directory: &Path, time: Duration) -> Result<()> {
+    let mut clone = start(options, directory).inspect_err(|_| drop(std::fs::remove_dir_all(directory)))?;
+    let verified = clone.verify(time);
+    let _ = clone.child.kill();
+    let _ = clone.child.wait();
+    verified?;
+    let _ = std::fs::remove_dir_all(directory);
+    Ok(())
+}

@@ -18,7 +18,6 @@ mod rounds;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::*;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
@@ -340,16 +339,6 @@ impl Service {
         if let Some(client) = client {
             self.unwatch(client.conn.as_fd());
             self.unwatch(pidfd_of(&client));
-            let (totals, recycled) = {
-                let state = client.state();
-                (state.totals, state.recycling.as_ref().map_or(0, |recycling| recycling.totals.pages))
-            };
-            self.shared.reaped_recycled.fetch_add(recycled, Relaxed);
-            self.shared.reaped_cpu_ns.fetch_add(totals.agent_cpu_ns, Relaxed);
-            self.shared.reaped_merged.fetch_add(totals.merged + totals.zeroed, Relaxed);
-            self.shared.reaped_scans.fetch_add(totals.full_scans, Relaxed);
-            self.shared.reaped_unmerged.fetch_add(totals.unmerged, Relaxed);
-            *self.shared.reaped_stalls.lock() += &totals.stalls;
             // Its ledgers may be large.
             let _ = self.reaper.send(client);
         }

@@ -3,7 +3,6 @@
 //! Every client is read under its own lock, one after the other, so the sums are not of one moment.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use control::{ClientMetrics, ClientStatus, DomainMetrics, DomainStatus, HostMetrics, RefusedStatus, Status};
@@ -16,7 +15,7 @@ use crate::ledger::Region;
 use crate::report::why::{Known, why};
 use crate::users::Refused;
 use crate::world::headroom::Demand;
-use crate::world::shared::Shared;
+use crate::world::shared::{Shared, Sums};
 
 /// Bytes of kernel memory for one mapping (`vm_area_struct`), measured.
 const MAPPING_BYTES: i64 = 225;
@@ -26,7 +25,7 @@ impl Engine {
     /// The state of everything now. `uid`: only what belongs to this user; sums are over all users.
     pub fn status(&self, uid: Option<u32>) -> Status {
         let shared = &self.shared;
-        let clients = shared.clients();
+        let (clients, gone) = shared.clients_and_gone();
         let of_host = OfHost {
             mappings_limit: kmem::procfs::max_map_count().unwrap_or(0) as u32,
             cpu_limit: shared.pacer.binding_limit(),
@@ -34,15 +33,15 @@ impl Engine {
         };
         let mut status = Status {
             version: env!("CARGO_PKG_VERSION").into(),
-            metrics: host(shared),
+            metrics: host(shared, &gone),
             governor: shared.pacer.status(),
-            writer_stall: *shared.reaped_stalls.lock(),
+            writer_stall: gone.stalls,
             ..Status::default()
         };
         for user in shared.users.all().iter().filter(|user| uid.is_none_or(|uid| uid == user.uid)) {
             status.refused.extend(user.refused().into_iter().map(|refused| refused_status(user.uid, refused)));
         }
-        let mut unmerged = shared.reaped_unmerged.load(Relaxed);
+        let mut unmerged = gone.unmerged;
         for domain in shared.domains() {
             let clients = clients.iter().filter(|client| Arc::ptr_eq(&client.domain, &domain));
             let (mut out, totals) = domain_status(shared, &of_host, &domain, clients, &mut status.metrics);
@@ -94,7 +93,7 @@ fn refused_status(uid: u32, refused: Refused) -> RefusedStatus {
 }
 
 /// The daemon's own metrics, and what ended clients leave behind.
-fn host(shared: &Shared) -> HostMetrics {
+fn host(shared: &Shared, gone: &Sums) -> HostMetrics {
     let pressure = |read: fn() -> std::io::Result<Option<kmem::psi::Pressure>>| {
         read().ok().flatten().map(|pressure| pressure.some.avg10 / 100.0)
     };
@@ -102,11 +101,11 @@ fn host(shared: &Shared) -> HostMetrics {
         uptime_seconds: shared.started.elapsed().as_secs_f64(),
         merge_period_seconds: shared.config().merge_period,
         reclaim_period_seconds: shared.config().reclaim_period,
-        pages_recycled_total: shared.reaped_recycled.load(Relaxed),
+        pages_recycled_total: gone.recycled,
         daemon_cpu_seconds: own_cpu().as_secs_f64(),
-        agent_cpu_seconds: shared.reaped_cpu_ns.load(Relaxed) as f64 / 1e9,
-        pages_merged_total: shared.reaped_merged.load(Relaxed),
-        scans_total: shared.reaped_scans.load(Relaxed),
+        agent_cpu_seconds: gone.cpu_ns as f64 / 1e9,
+        pages_merged_total: gone.merged,
+        scans_total: gone.scans,
         memory_pressure_ratio: pressure(kmem::psi::memory),
         cpu_pressure_ratio: pressure(kmem::psi::cpu),
         ..HostMetrics::default()

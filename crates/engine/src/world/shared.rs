@@ -1,6 +1,7 @@
 //! What all threads of the engine share.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::AddAssign;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use std::time::{Duration, Instant};
@@ -34,7 +35,7 @@ pub(crate) struct Shared {
     pub(crate) started: Instant,
     /// When agents were last charged: microseconds after `started`.
     charged: AtomicU64,
-    clients: RwLock<BTreeMap<ClientId, Arc<Client>>>,
+    clients: RwLock<Clients>,
     domains: Mutex<BTreeMap<DomainKey, Arc<Domain>>>,
     pub(crate) state_file: Mutex<StateFile>,
     pub(crate) users: Users,
@@ -43,18 +44,55 @@ pub(crate) struct Shared {
     pub(crate) frozen: Mutex<HashMap<i32, Arc<Client>>>,
     /// Searches for guests' RAM under way, by the user of the domain; see `recycle::ram`.
     pub(crate) searches: Mutex<HashMap<Option<u32>, u32>>,
-    /// CPU time of agents whose clients are gone, in nanoseconds.
-    pub(crate) reaped_cpu_ns: AtomicU64,
-    /// Pages merged by clients that are gone.
-    pub(crate) reaped_merged: AtomicU64,
-    /// Pages recycled in clients that are gone.
-    pub(crate) reaped_recycled: AtomicU64,
-    /// Scans of clients that are gone; pages of theirs that took memory of their own again.
-    pub(crate) reaped_scans: AtomicU64,
-    pub(crate) reaped_unmerged: AtomicU64,
-    /// How long writers waited in clients that are gone.
-    pub(crate) reaped_stalls: Mutex<Histogram>,
     pub(crate) headroom: Headroom,
+}
+
+/// The clients, and what those that are gone leave behind: under one lock, so that a sum over both
+/// never has a client in neither, or in both.
+#[derive(Default)]
+struct Clients {
+    all: BTreeMap<ClientId, Arc<Client>>,
+    gone: Sums,
+}
+
+/// What is summed over all clients that there have been.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Sums {
+    /// CPU time of agents, in nanoseconds.
+    pub(crate) cpu_ns: u64,
+    pub(crate) merged: u64,
+    pub(crate) recycled: u64,
+    pub(crate) scans: u64,
+    /// Pages that took memory of their own again.
+    pub(crate) unmerged: u64,
+    /// How long writers waited.
+    pub(crate) stalls: Histogram,
+}
+
+impl Sums {
+    fn of(client: &Client) -> Self {
+        let state = client.state();
+        let totals = &state.totals;
+        Self {
+            cpu_ns: totals.agent_cpu_ns,
+            merged: totals.merged + totals.zeroed,
+            recycled: state.recycling.as_ref().map_or(0, |recycling| recycling.totals.pages),
+            scans: totals.full_scans,
+            unmerged: totals.unmerged,
+            stalls: totals.stalls,
+        }
+    }
+}
+
+impl AddAssign<&Sums> for Sums {
+    fn add_assign(&mut self, more: &Sums) {
+        self.cpu_ns += more.cpu_ns;
+        self.merged += more.merged;
+        self.recycled += more.recycled;
+        self.scans += more.scans;
+        self.unmerged += more.unmerged;
+        self.stalls += &more.stalls;
+    }
 }
 
 impl TakesPasses for Client {
@@ -83,12 +121,6 @@ impl Shared {
             stop: AtomicBool::new(false),
             frozen: Mutex::default(),
             searches: Mutex::default(),
-            reaped_cpu_ns: AtomicU64::default(),
-            reaped_merged: AtomicU64::default(),
-            reaped_recycled: AtomicU64::default(),
-            reaped_scans: AtomicU64::default(),
-            reaped_unmerged: AtomicU64::default(),
-            reaped_stalls: Mutex::default(),
             headroom: Headroom::default(),
         }
     }
@@ -125,11 +157,17 @@ impl Shared {
     }
 
     pub(crate) fn client(&self, number: ClientId) -> Option<Arc<Client>> {
-        self.clients.read().get(&number).cloned()
+        self.clients.read().all.get(&number).cloned()
     }
 
     pub(crate) fn clients(&self) -> Vec<Arc<Client>> {
-        self.clients.read().values().cloned().collect()
+        self.clients.read().all.values().cloned().collect()
+    }
+
+    /// The clients, and the sums of those that are gone.
+    pub(crate) fn clients_and_gone(&self) -> (Vec<Arc<Client>>, Sums) {
+        let clients = self.clients.read();
+        (clients.all.values().cloned().collect(), clients.gone)
     }
 
     /// Charges the pacer with what agents have used and have in hand, at most once in
@@ -141,12 +179,14 @@ impl Shared {
         if !due || self.charged.compare_exchange(last, now.max(1), Relaxed, Relaxed).is_err() {
             return;
         }
-        let (mut cpu, mut in_hand) = (self.reaped_cpu_ns.load(Relaxed), 0u32);
-        for client in self.clients.read().values() {
+        let clients = self.clients.read();
+        let (mut cpu, mut in_hand) = (clients.gone.cpu_ns, 0u32);
+        for client in clients.all.values() {
             let (agent, pages) = client.load();
             cpu = cpu.saturating_add(agent);
             in_hand = in_hand.saturating_add(pages);
         }
+        drop(clients);
         self.pacer.charge_agents(cpu, in_hand);
     }
 
@@ -169,25 +209,31 @@ impl Shared {
         if frozen.get(&client.pid).is_some_and(|frozen| !frozen.pidfd.has_exited()) {
             client.state().tracking = Tracking::Frozen;
         }
-        self.clients.write().insert(client.number, client.clone());
+        self.clients.write().all.insert(client.number, client.clone());
     }
 
-    /// Takes a client out.
+    /// Takes a client out, and keeps its sums.
     pub(crate) fn remove_client(&self, number: ClientId) -> Option<Arc<Client>> {
-        self.clients.write().remove(&number)
+        // Not below the lock: who holds a client's state looks for others.
+        let sums = Sums::of(&*self.client(number)?);
+        let mut clients = self.clients.write();
+        let client = clients.all.remove(&number)?;
+        clients.gone += &sums;
+        Some(client)
     }
 
     /// The first number behind `last` that no client has.
     pub(crate) fn free_number(&self, last: ClientId) -> Option<ClientId> {
         let clients = self.clients.read();
-        (1..=MAX_CLIENTS).map(|i| ClientId((last.0 + i) % MAX_CLIENTS)).find(|number| !clients.contains_key(number))
+        (1..=MAX_CLIENTS).map(|i| ClientId((last.0 + i) % MAX_CLIENTS)).find(|number| !clients.all.contains_key(number))
     }
 
     /// Whether the host could give back what merging has saved. Looks again at most once a second.
     pub(crate) fn headroom(&self) -> View {
         self.headroom.look(Instant::now(), &self.config(), false, || {
-            let (mut pages, mut unmerged) = (0, self.reaped_unmerged.load(Relaxed));
-            for client in self.clients() {
+            let (clients, gone) = self.clients_and_gone();
+            let (mut pages, mut unmerged) = (0, gone.unmerged);
+            for client in clients {
                 let state = client.state();
                 unmerged += state.totals.unmerged;
                 let counts = state.regions.values().map(|region| region.counts());
@@ -202,7 +248,7 @@ impl Shared {
     /// Every number is this client's.
     #[cfg(test)]
     pub(crate) fn fill(&self, client: &Arc<Client>) {
-        self.clients.write().extend((0..MAX_CLIENTS).map(|number| (ClientId(number), client.clone())));
+        self.clients.write().all.extend((0..MAX_CLIENTS).map(|number| (ClientId(number), client.clone())));
     }
 
     pub(crate) fn domains(&self) -> Vec<Arc<Domain>> {
@@ -246,7 +292,37 @@ fn available() -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::client::scanning::tests::client;
     use crate::tenants::Tenant;
+
+    #[test]
+    fn a_sum_over_all_clients_never_goes_back_when_one_of_them_goes() {
+        let directory = tempfile::tempdir().unwrap();
+        let shared = Shared::new(Config::default(), StateFile::load(directory.path()).unwrap());
+        let (client, _agent) = client();
+        client.state().totals.full_scans = 1;
+        let (client, ends) = (Arc::new(client), AtomicBool::new(false));
+        let sum = || {
+            let (clients, gone) = shared.clients_and_gone();
+            clients.iter().map(|client| client.state().totals.full_scans).sum::<u64>() + gone.scans
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..20_000 {
+                    shared.add_client(&client);
+                    assert!(shared.remove_client(client.number).is_some());
+                }
+                ends.store(true, SeqCst);
+            });
+            let mut last = 0;
+            while !ends.load(SeqCst) {
+                let now = sum();
+                assert!(now >= last, "{now} after {last}");
+                last = now;
+            }
+        });
+        assert_eq!(sum(), 20_000);
+    }
 
     #[test]
     fn a_user_makes_64_domains_at_most_and_empty_ones_are_forgotten() {

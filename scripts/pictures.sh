@@ -26,11 +26,12 @@ trap finish EXIT
 say() { echo "pictures: $*"; }
 
 kernel=$(ls "$cache"/kernels/6.1.*/vmlinuz | head -n 1)
-archive=$(ls -t "$cache"/initramfs-*.cpio 2> /dev/null | head -n 1)
+# The smallest: larger ones do not fit into guests of this size.
+archive=$(ls -rS "$cache"/initramfs-*.cpio 2> /dev/null | head -n 1)
 if [ -z "$archive" ]; then
     say 'the archive of the guests is made by the demo'
     "$bin/pageone" demo --guests 1 --memory 192 --seconds 1 > "$dir/demo.log"
-    archive=$(ls -t "$cache"/initramfs-*.cpio | head -n 1)
+    archive=$(ls -rS "$cache"/initramfs-*.cpio | head -n 1)
 fi
 
 "$bin/pageone" --dir "$dir" daemon --merge-period 2 --config /dev/null 2> "$dir/daemon.log" &

@@ -28,6 +28,7 @@ pub mod psi;
 pub mod range;
 pub mod raw;
 pub mod sched;
+pub mod seccomp;
 pub mod seqpacket;
 pub mod uffd;
 

@@ -157,24 +157,9 @@ pub const OPEN: libc::c_long = libc::SYS_openat;
 /// nothing and returns 0), as an older kernel, a filter or a limit would. `argument`: only calls
 /// whose second argument is this number, such as the request of an ioctl. Nothing takes this back.
 pub fn refuse(call: libc::c_long, argument: Option<u32>, errno: i32) {
-    let step = |code: u32, k: u32, otherwise: u8| libc::sock_filter { code: code as u16, jt: 0, jf: otherwise, k };
-    let load = |offset: usize| step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset as u32, 0);
-    let is = |value: u32, otherwise: u8| step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, value, otherwise);
-    let end = |with: u32| step(libc::BPF_RET | libc::BPF_K, with, 0);
-    // The lower half of the second argument.
-    let second = std::mem::offset_of!(libc::seccomp_data, args) + size_of::<u64>();
-    let and_argument = argument.map(|argument| [load(second), is(argument, 1)]);
-    let mut program = vec![load(0), is(call as u32, if argument.is_some() { 3 } else { 1 })];
-    program.extend(and_argument.into_iter().flatten());
-    program.extend([end(libc::SECCOMP_RET_ERRNO | errno as u32), end(libc::SECCOMP_RET_ALLOW)]);
-    let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-    // SAFETY: the first call takes numbers. The second one reads the filter and its program, which
-    // outlive the call.
-    let done = unsafe {
-        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1_usize, 0_usize, 0_usize, 0_usize);
-        libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0_usize, &raw const filter)
-    };
-    assert_eq!(done, 0, "seccomp: {}", std::io::Error::last_os_error());
+    // SAFETY: the call takes numbers.
+    unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1_usize, 0_usize, 0_usize, 0_usize) };
+    crate::seccomp::answer(call, argument.map(|argument| (1, argument)), errno).unwrap();
 }
 
 /// Runs `body` in a thread that the kernel refuses a system call: see [`refuse`].

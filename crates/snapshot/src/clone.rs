@@ -228,8 +228,22 @@ fn spawn(
     for fd in &inherited {
         rustix::io::fcntl_setfd(fd, FdFlags::empty()).map_err(|e| monitor(e.into()))?;
     }
-    let child = command.spawn().map_err(|source| (None, source))?;
+    let child = spawn_without_huge_pages(&mut command).map_err(|source| (None, source))?;
     Ok((child, ours))
+}
+
+/// Starts a program whose advice to use huge pages is ignored. QEMU gives it for all RAM; the
+/// kernel then reads 2 MiB of the pool for each page that a guest needs, and a file has no huge
+/// pages anyway.
+fn spawn_without_huge_pages(command: &mut Command) -> io::Result<Child> {
+    // What is set for a thread is set for the program that it starts.
+    let start = || {
+        // Without it a clone is slower.
+        let _ = kmem::seccomp::answer(libc::SYS_madvise, Some((2, libc::MADV_HUGEPAGE as u32)), 0);
+        command.spawn()
+    };
+    let started = std::thread::scope(|scope| scope.spawn(start).join());
+    started.unwrap_or_else(|_| Err(io::Error::other("the thread that starts it panicked")))
 }
 
 enum Failed {

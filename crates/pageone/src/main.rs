@@ -87,7 +87,7 @@ enum Command {
     SnapshotGuard,
     /// Reads a snapshot's memory for the kernel; `snapshot run` starts it
     #[command(hide = true)]
-    SnapshotServer { pool: PathBuf, name: String },
+    SnapshotServer { pool: PathBuf, name: String, record: Option<PathBuf> },
     /// Object pools: make, show, check, remove
     Pool(pool::Args),
     /// Write man pages and shell completions, for packages
@@ -166,7 +166,7 @@ fn run_command(cli: Cli) -> anyhow::Result<()> {
         Command::Restore(args) => checkpoint::restore(&args),
         Command::Snapshot(command) => snapshot::run(&command, dir),
         Command::SnapshotGuard => snapshot::guard(),
-        Command::SnapshotServer { pool, name } => snapshot::serve(&pool, &name),
+        Command::SnapshotServer { pool, name, record } => snapshot::serve(&pool, &name, record.as_deref()),
         Command::Pool(args) => pool::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Demo(args) => demo::run(&args),

@@ -20,6 +20,7 @@
 mod fuse;
 mod serve;
 mod slots;
+mod working_set;
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -34,6 +35,7 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 
 pub use serve::{Report, serve};
 use slots::Slots;
+pub use working_set::prefetch;
 
 /// The file's name.
 const NAME: &str = "ram";

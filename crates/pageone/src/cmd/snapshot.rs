@@ -6,6 +6,8 @@ mod prune;
 mod save;
 mod verify;
 
+use std::path::{Path, PathBuf};
+
 use anyhow::{Context, Result};
 use checkpoint::{Catalog, Checkpoint, View};
 use mpool::{Access, BLOCK, Pool};
@@ -52,7 +54,7 @@ pub(crate) enum Command {
 }
 
 /// Runs a subcommand.
-pub(crate) fn run(command: &Command, dir: Option<std::path::PathBuf>) -> Result<()> {
+pub(crate) fn run(command: &Command, dir: Option<PathBuf>) -> Result<()> {
     match command {
         Command::Save(args) => save::run(args, dir),
         Command::Run(args) => clones::run(args, dir),
@@ -75,8 +77,8 @@ pub(crate) fn guard() -> Result<()> {
 }
 
 /// Serves a snapshot's memory, for `snapshot run`.
-pub(crate) fn serve(pool: &std::path::Path, name: &str) -> Result<()> {
-    clones::serve(pool, name)
+pub(crate) fn serve(pool: &Path, name: &str, record: Option<&Path>) -> Result<()> {
+    clones::serve(pool, name, record)
 }
 
 /// What lies beside a checkpoint.

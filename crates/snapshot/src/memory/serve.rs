@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 
 use checkpoint::{Image, ReadError};
 use mpool::{AlignedBuf, BLOCK};
@@ -10,21 +11,24 @@ use rustix::io::Errno;
 use super::NAME;
 use super::fuse::{self, Request};
 use super::slots::Slots;
+use super::working_set::Recorder;
 
 /// Called with what cannot be read.
 pub type Report<'a> = &'a (dyn Fn(ReadError) + Sync);
 
 /// Serves an image until nobody has the file open or mapped any more. Standard input is the FUSE
-/// device and standard output the slots, as the supervisor gives them.
+/// device and standard output the slots, as the supervisor gives them. `record`: the file for a list
+/// of what is read in the first seconds, for [`prefetch`](super::prefetch).
 ///
 /// # Errors
 /// If the two are something else, or the kernel's requests cannot be read.
-pub fn serve(image: &Image, report: Report<'_>) -> io::Result<()> {
+pub fn serve(image: &Image, report: Report<'_>, record: Option<&Path>) -> io::Result<()> {
     // Ctrl-C ends the clones. They need their memory until they have ended.
     rustix::process::setsid().ok();
     let device: OwnedFd = io::stdin().as_fd().try_clone_to_owned()?;
     let slots = Slots::open(io::stdout().as_fd().try_clone_to_owned()?)?;
-    let server = Server { image, report, device: device.as_fd(), slots: &slots };
+    let recorder = record.map(Recorder::new);
+    let server = Server { image, report, recorder: recorder.as_ref(), device: device.as_fd(), slots: &slots };
     for slot in 0..slots.count() {
         server.answer_slot(slot)?;
     }
@@ -39,6 +43,7 @@ pub fn serve(image: &Image, report: Report<'_>) -> io::Result<()> {
 struct Server<'a> {
     image: &'a Image,
     report: Report<'a>,
+    recorder: Option<&'a Recorder>,
     device: BorrowedFd<'a>,
     slots: &'a Slots,
 }
@@ -89,6 +94,9 @@ impl Server<'_> {
                 let Some((offset, len)) = request.range() else { return reply(Err(libc::EINVAL)) };
                 let end = (offset.saturating_add(len.into())).min(size);
                 let Some(len) = end.checked_sub(offset) else { return reply(Ok(&[])) };
+                if let Some(recorder) = self.recorder {
+                    recorder.note(offset, len);
+                }
                 let before = (offset % BLOCK as u64) as usize;
                 let mut bytes = AlignedBuf::zeroed((before + len as usize).next_multiple_of(BLOCK));
                 match self.image.read(offset / BLOCK as u64, &mut bytes) {

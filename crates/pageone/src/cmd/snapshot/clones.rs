@@ -56,8 +56,9 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let catalog = Catalog::open(&pool)?;
     let checkpoint = catalog.find(&args.name)?;
     let record = super::read(&catalog, checkpoint)?;
-    let (ram, server) = ram(&pool, &args.name)?;
     let files = directory(args.files.as_deref(), dir)?;
+    let working_set = files.join(format!(".working-set-{}", Catalog::label(&pool, checkpoint).replace('/', "-")));
+    let (ram, server) = ram(&pool, &args.name, Some(&working_set))?;
     // Before the first guest: a signal must not leave guests without memory.
     let (ends, renew) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
     for (signal, flag) in [(SIGINT, &ends), (SIGTERM, &ends), (SIGHUP, &renew)] {
@@ -70,6 +71,7 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
         .map(|number| files.join(format!("{}-{}-{number}", snapshot::file_name(&args.name), std::process::id())))
         .collect();
     let started: Vec<Result<Clone>> = std::thread::scope(|scope| {
+        scope.spawn(|| memory::prefetch(&ram, &working_set));
         let threads: Vec<_> = directories.iter().map(|directory| scope.spawn(|| one(&options, directory))).collect();
         while threads.iter().any(|thread| !thread.is_finished()) {
             watch.look();
@@ -97,9 +99,12 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
 }
 
 /// A snapshot's memory as a file, and the server that reads it.
-pub(super) fn ram(pool: &Pool, name: &str) -> Result<(std::fs::File, Server)> {
+///
+/// `working_set`: where the server lists what is read first, if there is no list yet.
+pub(super) fn ram(pool: &Pool, name: &str, working_set: Option<&Path>) -> Result<(std::fs::File, Server)> {
     let own = std::env::current_exe().context("cannot find this program")?;
-    let words = vec![own.into(), "snapshot-server".into(), pool.path().into(), name.into()];
+    let mut words = vec![own.into(), "snapshot-server".into(), pool.path().into(), name.into()];
+    words.extend(working_set.filter(|list| !list.exists()).map(Into::into));
     memory::start(words).map_err(|e| match e {
         MemoryError::Fuse(_) => anyhow::Error::from(Coded(Code::HostLacks, e.to_string())),
         MemoryError::Server(_) => e.into(),
@@ -132,14 +137,14 @@ fn one(options: &Options<'_>, directory: &Path) -> Result<Clone> {
 }
 
 /// The page server: its process reads the snapshot's pages for the kernel.
-pub(super) fn serve(pool: &Path, name: &str) -> Result<()> {
+pub(super) fn serve(pool: &Path, name: &str, record: Option<&Path>) -> Result<()> {
     let pool = Pool::open(pool, OpenOptions { access: Access::Shared, ..OpenOptions::default() })?;
     let catalog = Catalog::open(&pool)?;
     let image = catalog.image(catalog.find(name)?)?;
     let report = |error: checkpoint::ReadError| {
         eprintln!("pageone: a guest needs a page that cannot be read, and ends: {:#}", anyhow::Error::from(error));
     };
-    memory::serve(&image, &report).context("cannot serve the guests' memory")
+    memory::serve(&image, &report, record).context("cannot serve the guests' memory")
 }
 
 /// Sees to it that the page server runs.

@@ -53,7 +53,7 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
         snapshot::clone::check_image(disk)?;
     }
     if !args.read_only {
-        let (ram, _server) = clones::ram(&pool, &args.name)?;
+        let (ram, _server) = clones::ram(&pool, &args.name, None)?;
         let files = clones::directory(args.files.as_deref(), dir)?;
         let name = format!("verify-{}-{}", snapshot::file_name(&args.name), std::process::id());
         let options = Options { record: &record, ram: &ram, extra: &args.extra, force: false, attached: false };

@@ -17,8 +17,8 @@ use super::working_set::Recorder;
 pub type Report<'a> = &'a (dyn Fn(ReadError) + Sync);
 
 /// Serves an image until nobody has the file open or mapped any more. Standard input is the FUSE
-/// device and standard output the slots, as the supervisor gives them. `record`: the file for a list
-/// of what is read in the first seconds, for [`prefetch`](super::prefetch).
+/// device and standard output the slots, as the supervisor gives them. `record`: the file for a
+/// list of what is read in the first seconds, for [`prefetch`](super::prefetch).
 ///
 /// # Errors
 /// If the two are something else, or the kernel's requests cannot be read.

@@ -1,5 +1,5 @@
-//! The pages that a snapshot's clones need first: recorded when it runs for the first time, and read
-//! ahead when it runs again, while QEMU starts.
+//! The pages that a snapshot's clones need first: recorded when it runs for the first time, and
+//! read ahead when it runs again, while QEMU starts.
 //!
 //! The file has a line for each read of the kernel's, in their order: offset and length in bytes.
 //! It is a hint: without it, or with another snapshot's, clones are slower and nothing else.

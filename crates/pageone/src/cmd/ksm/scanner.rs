@@ -208,6 +208,16 @@ mod tests {
     /// Each test looks whether another program sets what it sets, and one starts such a program.
     static ALONE: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
 
+    /// Is killed at the end, also if the test fails.
+    struct Killed(std::process::Child);
+
+    impl Drop for Killed {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
     /// KSM's files, with what is in them.
     fn files(run: &str) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
@@ -284,10 +294,13 @@ mod tests {
         put(dir.path(), "advisor_mode", "[none] scan-time");
         let program = dir.path().join("ksmtuned");
         std::fs::copy("/bin/sleep", &program).unwrap();
-        let mut tuned = std::process::Command::new(program).arg("1000").spawn().unwrap();
+        let tuned = Killed(std::process::Command::new(program).arg("60").spawn().unwrap());
+        // It has its name a moment after the parent goes on.
+        let name = format!("/proc/{}/comm", tuned.0.id());
+        while std::fs::read_to_string(&name).unwrap() != "ksmtuned\n" {
+            std::thread::yield_now();
+        }
         let found = other();
-        tuned.kill().unwrap();
-        tuned.wait().unwrap();
         assert!(found.contains(" sets pages_to_scan; stop it with `systemctl stop ksmtuned`"), "{found}");
     }
 }

@@ -292,7 +292,7 @@ fn a_call_that_does_not_return_is_left_to_end_by_itself() {
     let dir = tempfile::tempdir().unwrap();
     let library = pipe(dir.path());
     let waiting = Waiting::start(|| {});
-    let refused = try_attach(waiting.0, &library, Duration::from_millis(500)).unwrap_err();
+    let refused = try_attach(waiting.0, &library, Duration::from_secs(2)).unwrap_err();
     assert!(matches!(refused, AttachError::Waits { what: "dlopen", .. }), "{refused}");
     drop(other_end(&library));
     waiting.expect_waiting();

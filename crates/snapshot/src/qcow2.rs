@@ -48,7 +48,7 @@ pub fn disk_size(image: &Path) -> io::Result<u64> {
 /// owner and the permissions of that file, as far as this account may give them.
 ///
 /// # Errors
-/// If the file is there already, or cannot be made. Then there is none.
+/// If the file is there already, or cannot be made. No file is left then.
 pub fn create_over(image: &Path, backing: &Path) -> io::Result<()> {
     let meta = std::fs::metadata(backing)?;
     create(image, disk_size(backing)?, Some(backing), meta.mode() & 0o777)?;
@@ -64,7 +64,7 @@ pub fn create_over(image: &Path, backing: &Path) -> io::Result<()> {
 /// Makes an image of a disk of `size` bytes, with zeros or with what `backing` shows.
 ///
 /// # Errors
-/// If the file is there already, or cannot be made. Then there is none.
+/// If the file is there already, or cannot be made. No file is left then.
 pub fn create(image: &Path, size: u64, backing: Option<&Path>, mode: u32) -> io::Result<()> {
     let name = backing.map_or(&[][..], |path| path.as_os_str().as_bytes());
     let entries = size.div_ceil(L1_ENTRY).max(1);
@@ -109,8 +109,8 @@ pub fn create(image: &Path, size: u64, backing: Option<&Path>, mode: u32) -> io:
     write(&file).inspect_err(|_| drop(std::fs::remove_file(image)))
 }
 
-/// The file that an image shows where nothing was written; `None`: there is none, or the image is
-/// no qcow2.
+/// The backing file of an image, which it shows where nothing was written. `None`: it has none, or
+/// is not qcow2.
 ///
 /// # Errors
 /// If the file cannot be read, or keeps its data in yet another file.

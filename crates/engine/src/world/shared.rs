@@ -214,7 +214,7 @@ impl Shared {
 
     /// Takes a client out, and keeps its sums.
     pub(crate) fn remove_client(&self, number: ClientId) -> Option<Arc<Client>> {
-        // Not below the lock: who holds a client's state looks for others.
+        // Not under the lock: threads that hold a client's state look other clients up.
         let sums = Sums::of(&*self.client(number)?);
         let mut clients = self.clients.write();
         let client = clients.all.remove(&number)?;

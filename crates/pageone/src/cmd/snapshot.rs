@@ -43,14 +43,31 @@ pub(crate) enum Command {
         json: bool,
     },
     /// Remove a snapshot from its pool; the images of its disks stay
-    Rm {
-        #[command(flatten)]
-        names: Names,
-        /// Pool: a name, or the path of its capacity class
-        pool: String,
-        /// The snapshot
-        name: String,
-    },
+    Rm(Which),
+}
+
+/// A snapshot in a pool.
+#[derive(clap::Args)]
+pub(crate) struct Which {
+    #[command(flatten)]
+    names: Names,
+    /// Pool: a name, or the path of its capacity class
+    pool: String,
+    /// The snapshot
+    name: String,
+}
+
+impl Which {
+    fn open(&self, access: Access) -> Result<(Pool, Catalog)> {
+        let pool = self.names.open(&self.pool, access)?;
+        let catalog = Catalog::open(&pool)?;
+        Ok((pool, catalog))
+    }
+
+    fn find<'a>(&self, catalog: &'a Catalog) -> Result<(&'a Checkpoint, Record)> {
+        let checkpoint = catalog.find(&self.name)?;
+        Ok((checkpoint, read(catalog, checkpoint)?))
+    }
 }
 
 /// Runs a subcommand.
@@ -63,10 +80,10 @@ pub(crate) fn run(command: &Command, dir: Option<PathBuf>) -> Result<()> {
         Command::Export(args) => archive::export(args),
         Command::Import(args) => archive::import(args),
         Command::Ls { names, pool, json } => ls(&names.open(pool, Access::Shared)?, *json),
-        Command::Rm { names, pool, name } => {
-            let mut catalog = Catalog::open(&names.open(pool, Access::Exclusive)?)?;
-            read(&catalog, catalog.find(name)?)?;
-            Ok(catalog.remove(name)?)
+        Command::Rm(which) => {
+            let (_pool, mut catalog) = which.open(Access::Exclusive)?;
+            which.find(&catalog)?;
+            Ok(catalog.remove(&which.name)?)
         }
     }
 }

@@ -4,8 +4,8 @@
 //! of the sources. `codes.txt` beside this file gives each its code, a line each: code, crate,
 //! sentence, with `…` for what is filled in, and what to do about it, `-` where the sentence says
 //! that itself. `UPDATE_REFERENCE=1 cargo test -p pageone reference` adds a line for a sentence
-//! that is new; what to do is then written by hand. Who words a sentence anew changes its line by
-//! hand, so that the code stays. A code is never used again: the line of a sentence that is gone
+//! that is new; what to do is then written by hand. When a sentence is reworded its line is changed
+//! by hand, so that the code stays. A code is never used again: the line of a sentence that is gone
 //! has `-` for its crate.
 //!
 //! An error's code is found by its text: the sentence that equals it but for what is filled in, and

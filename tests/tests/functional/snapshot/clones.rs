@@ -99,6 +99,15 @@ fn a_prepared_guest_can_be_rebooted_and_stored_then() {
     source.pass_rounds(1);
 }
 
+/// A place with the snapshot `one` of a guest that is gone. `None`: that cannot be tried here.
+fn place_with_a_snapshot() -> Option<Place> {
+    let place = can_run().then(Place::new)?;
+    let mut source = place.guest()?;
+    place.save(source.pid(), "one");
+    source.kill();
+    Some(place)
+}
+
 /// The page servers of this test's pool.
 fn servers(place: &Place) -> Vec<i32> {
     let pool = place.path("capacity").display().to_string();
@@ -113,13 +122,7 @@ fn servers(place: &Place) -> Vec<i32> {
 
 #[test]
 fn clones_wait_for_the_next_page_server_and_see_no_wrong_byte() {
-    if !can_run() {
-        return;
-    }
-    let place = Place::new();
-    let Some(mut source) = place.guest() else { return };
-    place.save(source.pid(), "one");
-    source.kill();
+    let Some(place) = place_with_a_snapshot() else { return };
     let both = place.clones("one", 2, &[]);
     let mut before = 0;
     for time in 0..SERVERS_KILLED {
@@ -183,13 +186,7 @@ fn a_source_and_eight_clones_check_their_memory_while_servers_and_daemons_are_ki
 
 #[test]
 fn clones_need_their_page_server_more_than_the_command_and_end_without_a_wrong_byte() {
-    if !can_run() {
-        return;
-    }
-    let place = Place::new();
-    let Some(mut source) = place.guest() else { return };
-    place.save(source.pid(), "one");
-    source.kill();
+    let Some(place) = place_with_a_snapshot() else { return };
     let both = place.clones("one", 2, &[]);
     e2e::signal_process(both.server.id() as i32, libc::SIGKILL);
     for clone in &both.clones {

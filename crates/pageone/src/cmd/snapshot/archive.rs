@@ -9,17 +9,14 @@ use checkpoint::{Catalog, Store};
 use mpool::Access;
 use snapshot::archive::{self, Exported};
 
+use super::Which;
 use crate::cmd::pool::{Names, size};
 
 /// Options of `pageone snapshot export`.
 #[derive(clap::Args)]
 pub(crate) struct ExportArgs {
     #[command(flatten)]
-    names: Names,
-    /// Pool: a name, or the path of its capacity class
-    pool: String,
-    /// The snapshot
-    name: String,
+    snapshot: Which,
     /// File [default: standard output]
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -44,9 +41,8 @@ pub(crate) struct ImportArgs {
 
 /// Writes a snapshot as a tar archive.
 pub(super) fn export(args: &ExportArgs) -> Result<()> {
-    let catalog = Catalog::open(&args.names.open(&args.pool, Access::Shared)?)?;
-    let checkpoint = catalog.find(&args.name)?;
-    let record = super::read(&catalog, checkpoint)?;
+    let (_pool, catalog) = args.snapshot.open(Access::Shared)?;
+    let (checkpoint, record) = args.snapshot.find(&catalog)?;
     let image = catalog.image(checkpoint)?;
     let what = Exported {
         name: &checkpoint.name,

@@ -1,9 +1,11 @@
 //! `pageone snapshot run`: starts clones, and serves their memory as long as one of them runs.
 
+use std::fs::File;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -14,7 +16,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use snapshot::clone::{Clone, Options, start};
 use snapshot::memory::{self, MemoryError, Server};
 
-use crate::cmd::pool::Names;
+use super::Which;
 use crate::exit::{Code, Coded};
 use crate::paths;
 
@@ -27,11 +29,7 @@ const MOMENT: Duration = Duration::from_millis(2);
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    names: Names,
-    /// Pool: a name, or the path of its capacity class
-    pool: String,
-    /// The snapshot
-    name: String,
+    snapshot: Which,
     /// Number of guests; the output of more than one goes to a file for each
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     count: u32,
@@ -52,33 +50,34 @@ pub(crate) struct Args {
 
 /// Starts clones and waits for their end.
 pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
-    let pool = args.names.open(&args.pool, Access::Shared)?;
-    let catalog = Catalog::open(&pool)?;
-    let checkpoint = catalog.find(&args.name)?;
-    let record = super::read(&catalog, checkpoint)?;
+    let (pool, catalog) = args.snapshot.open(Access::Shared)?;
+    let (checkpoint, record) = args.snapshot.find(&catalog)?;
     let files = directory(args.files.as_deref(), dir)?;
     let working_set = files.join(format!(".working-set-{}", Catalog::label(&pool, checkpoint).replace('/', "-")));
-    let (ram, server) = ram(&pool, &args.name, Some(&working_set))?;
+    let (ram, server) = ram(&pool, &args.snapshot.name, Some(&working_set))?;
     // Before the first guest: a signal must not leave guests without memory.
     let (ends, renew) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
     for (signal, flag) in [(SIGINT, &ends), (SIGTERM, &ends), (SIGHUP, &renew)] {
         signal_hook::flag::register(signal, flag.clone())?;
     }
-    let mut watch = Watch { server, renew };
+    let mut watch = Watch::new(server, renew);
     let attached = args.count == 1;
     let options = Options { record: &record, ram: &ram, extra: &args.extra, force: args.force, attached };
     let directories: Vec<PathBuf> = (1..=args.count)
-        .map(|number| files.join(format!("{}-{}-{number}", snapshot::file_name(&args.name), std::process::id())))
+        .map(|number| {
+            files.join(format!("{}-{}-{number}", snapshot::file_name(&args.snapshot.name), std::process::id()))
+        })
         .collect();
-    let started: Vec<Result<Clone>> = std::thread::scope(|scope| {
-        scope.spawn(|| memory::prefetch(&ram, &working_set));
-        let threads: Vec<_> = directories.iter().map(|directory| scope.spawn(|| one(&options, directory))).collect();
-        while threads.iter().any(|thread| !thread.is_finished()) {
-            watch.look();
-            std::thread::sleep(MOMENT);
-        }
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| bail!("starting a clone panicked"))).collect()
-    });
+    let start_all = || {
+        std::thread::scope(|scope| {
+            scope.spawn(|| memory::prefetch(&ram, &working_set));
+            let threads: Vec<_> =
+                directories.iter().map(|directory| scope.spawn(|| one(&options, directory))).collect();
+            let join = |thread: ScopedJoinHandle<'_, Result<Clone>>| thread.join().unwrap_or_else(|_| panicked());
+            threads.into_iter().map(join).collect::<Vec<_>>()
+        })
+    };
+    let started = watch.during(start_all).unwrap_or_else(|| vec![panicked()]);
     let (mut clones, mut failed) = (Vec::new(), Vec::new());
     for clone in started {
         match clone {
@@ -98,13 +97,17 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     }
 }
 
+fn panicked() -> Result<Clone> {
+    bail!("starting a clone panicked")
+}
+
 /// A snapshot's memory as a file, and the server that reads it.
 ///
-/// `working_set`: where the server lists what is read first, if there is no list yet.
-pub(super) fn ram(pool: &Pool, name: &str, working_set: Option<&Path>) -> Result<(std::fs::File, Server)> {
+/// `working_set`: where the server lists what is read first.
+pub(super) fn ram(pool: &Pool, name: &str, working_set: Option<&Path>) -> Result<(File, Server)> {
     let own = std::env::current_exe().context("cannot find this program")?;
     let mut words = vec![own.into(), "snapshot-server".into(), pool.path().into(), name.into()];
-    words.extend(working_set.filter(|list| !list.exists()).map(Into::into));
+    words.extend(working_set.map(Into::into));
     memory::start(words).map_err(|e| match e {
         MemoryError::Fuse(_) => anyhow::Error::from(Coded(Code::HostLacks, e.to_string())),
         MemoryError::Server(_) => e.into(),
@@ -144,17 +147,34 @@ pub(super) fn serve(pool: &Path, name: &str, record: Option<&Path>) -> Result<()
     let report = |error: checkpoint::ReadError| {
         eprintln!("pageone: a guest needs a page that cannot be read, and ends: {:#}", anyhow::Error::from(error));
     };
+    let record = record.filter(|list| !list.exists());
     memory::serve(&image, &report, record).context("cannot serve the guests' memory")
 }
 
 /// Sees to it that the page server runs.
-struct Watch {
+pub(super) struct Watch {
     server: Server,
     /// Whether it is to be replaced.
     renew: Arc<AtomicBool>,
 }
 
 impl Watch {
+    pub(super) fn new(server: Server, renew: Arc<AtomicBool>) -> Self {
+        Self { server, renew }
+    }
+
+    /// Sees to it while something is done that may need the memory. `None`: that panicked.
+    pub(super) fn during<T: Send>(&mut self, work: impl FnOnce() -> T + Send) -> Option<T> {
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(work);
+            while !thread.is_finished() {
+                self.look();
+                std::thread::sleep(MOMENT);
+            }
+            thread.join().ok()
+        })
+    }
+
     fn look(&mut self) {
         let is_told = self.renew.swap(false, Ordering::Relaxed);
         if is_told {

@@ -1,15 +1,16 @@
 //! `pageone snapshot verify`: sees that a guest goes on from a snapshot.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
-use checkpoint::Catalog;
+use anyhow::{Context, Result, bail};
 use mpool::{Access, AlignedBuf, BLOCK};
 use snapshot::clone::{Options, start};
 
-use super::clones;
-use crate::cmd::pool::{Names, size};
+use super::Which;
+use super::clones::{self, Watch};
+use crate::cmd::pool::size;
 
 /// Pages that are read at once.
 const AT_ONCE: u64 = 256;
@@ -18,11 +19,7 @@ const AT_ONCE: u64 = 256;
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    names: Names,
-    /// Pool: a name, or the path of its capacity class
-    pool: String,
-    /// The snapshot
-    name: String,
+    snapshot: Which,
     /// Seconds for which the guest runs
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
     seconds: u32,
@@ -40,10 +37,8 @@ pub(crate) struct Args {
 /// Reads all of the memory, and lets a clone run for a while; it is gone afterwards.
 pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let begin = Instant::now();
-    let pool = args.names.open(&args.pool, Access::Shared)?;
-    let catalog = Catalog::open(&pool)?;
-    let checkpoint = catalog.find(&args.name)?;
-    let record = super::read(&catalog, checkpoint)?;
+    let (pool, catalog) = args.snapshot.open(Access::Shared)?;
+    let (checkpoint, record) = args.snapshot.find(&catalog)?;
     let image = catalog.image(checkpoint)?;
     let mut bytes = AlignedBuf::zeroed(AT_ONCE as usize * BLOCK);
     for first in (0..image.pages()).step_by(AT_ONCE as usize) {
@@ -53,15 +48,23 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
         snapshot::clone::check_image(disk)?;
     }
     if !args.read_only {
-        let (ram, _server) = clones::ram(&pool, &args.name, None)?;
+        let (ram, server) = clones::ram(&pool, &args.snapshot.name, None)?;
         let files = clones::directory(args.files.as_deref(), dir)?;
-        let name = format!("verify-{}-{}", snapshot::file_name(&args.name), std::process::id());
+        let name = format!("verify-{}-{}", snapshot::file_name(&args.snapshot.name), std::process::id());
         let options = Options { record: &record, ram: &ram, extra: &args.extra, force: false, attached: false };
-        let verified = go_on(&options, &files.join(name), Duration::from_secs(args.seconds.into()));
-        verified.with_context(|| format!("no guest goes on from snapshot {}", args.name))?;
+        let (directory, time) = (files.join(name), Duration::from_secs(args.seconds.into()));
+        let verified = Watch::new(server, Arc::default()).during(|| go_on(&options, &directory, time));
+        verified
+            .unwrap_or_else(|| bail!("starting a clone panicked"))
+            .with_context(|| format!("no guest goes on from snapshot {}", args.snapshot.name))?;
     }
     let what = if args.read_only { "its memory can be read" } else { "a guest goes on from it" };
-    println!("{}: {what}; {} read, {:.1} s", args.name, size(checkpoint.bytes()), begin.elapsed().as_secs_f64());
+    println!(
+        "{}: {what}; {} read, {:.1} s",
+        args.snapshot.name,
+        size(checkpoint.bytes()),
+        begin.elapsed().as_secs_f64()
+    );
     Ok(())
 }
 

@@ -16,11 +16,14 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::ioctl::{self, Getter, Opcode, Setter, Updater, opcode};
 
+mod mounts;
 #[cfg(test)]
 mod tests;
 
+pub use mounts::{MountInfo, mounts};
+
 /// The version of the interface that this module speaks.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 const DOMAIN_MAX: usize = 64;
 
@@ -99,7 +102,12 @@ struct RawDigest {
     only: u64,
     seed: u64,
     digested: u64,
+    flags: u32,
+    reserved: u32,
 }
+
+/// PAGEONEFS_DIGEST_FRAMES.
+const DIGEST_FRAMES: u32 = 1;
 
 /// "Page `index` holds what frame `frame` holds" (`struct pageonefs_entry`).
 #[repr(C)]
@@ -181,7 +189,7 @@ const _: () = assert!(size_of::<RawInfo>() == 80 && std::mem::offset_of!(RawInfo
 const _: () = assert!(size_of::<File>() == 48 && std::mem::offset_of!(File, plain) == 40);
 const _: () = assert!(size_of::<RawList>() == 24 && std::mem::offset_of!(RawList, room) == 16);
 const _: () = assert!(size_of::<RawHarvest>() == 40 && std::mem::offset_of!(RawHarvest, bits) == 24);
-const _: () = assert!(size_of::<RawDigest>() == 56 && std::mem::offset_of!(RawDigest, only) == 32);
+const _: () = assert!(size_of::<RawDigest>() == 64 && std::mem::offset_of!(RawDigest, only) == 32);
 const _: () = assert!(size_of::<Entry>() == 24 && std::mem::offset_of!(Entry, result) == 16);
 const _: () = assert!(size_of::<RawMerge>() == 24 && std::mem::offset_of!(RawMerge, count) == 16);
 const _: () = assert!(size_of::<RawPlain>() == 8);
@@ -251,6 +259,7 @@ pub enum OpenError {
 pub struct Mount {
     root: OwnedFd,
     domain: String,
+    device: u64,
 }
 
 impl Mount {
@@ -271,7 +280,13 @@ impl Mount {
         }
         crate::check_page_size(info.page_size as usize)?;
         let domain = info.domain.split(|&byte| byte == 0).next().unwrap_or_default();
-        Ok(Self { root, domain: String::from_utf8_lossy(domain).into_owned() })
+        let device = rustix::fs::fstat(&root).map_err(failed)?.st_dev;
+        Ok(Self { root, domain: String::from_utf8_lossy(domain).into_owned(), device })
+    }
+
+    /// The number of its device, as `stat(2)` has it for its files.
+    pub fn device(&self) -> u64 {
+        self.device
     }
 
     /// The mount's domain; empty if it shares with no other mount.
@@ -332,6 +347,34 @@ impl Mount {
     /// `SRCH`: no such file. `INVAL`: with `only`, `start` or the length of `out` is no multiple of
     /// 64, or `only` is too short. `NOMEM`.
     pub fn digest(&self, id: u64, start: u64, out: &mut [u64], only: Option<&[u64]>, seed: u64) -> Result<u64, Errno> {
+        self.digest_with(id, start, out, only, seed, 0)
+    }
+
+    /// As [`Mount::digest`], but pages that use a frame are digested too, and not named by it.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Mount::digest`].
+    pub fn digest_all(
+        &self,
+        id: u64,
+        start: u64,
+        out: &mut [u64],
+        only: Option<&[u64]>,
+        seed: u64,
+    ) -> Result<u64, Errno> {
+        self.digest_with(id, start, out, only, seed, DIGEST_FRAMES)
+    }
+
+    fn digest_with(
+        &self,
+        id: u64,
+        start: u64,
+        out: &mut [u64],
+        only: Option<&[u64]>,
+        seed: u64,
+        flags: u32,
+    ) -> Result<u64, Errno> {
         if only.is_some_and(|only| only.len() * 64 < out.len()) {
             return Err(Errno::INVAL);
         }
@@ -343,6 +386,8 @@ impl Mount {
             only: only.map_or(0, |only| only.as_ptr().expose_provenance() as u64),
             seed,
             digested: 0,
+            flags,
+            reserved: 0,
         };
         // SAFETY: `out` is the address of `pages` words, `only` is 0 or that of `pages / 64`
         // words, and both outlive the call.

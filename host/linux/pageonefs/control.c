@@ -13,7 +13,7 @@ static_assert(sizeof(struct pageonefs_info) == 80 && offsetof(struct pageonefs_i
 static_assert(sizeof(struct pageonefs_file) == 48 && offsetof(struct pageonefs_file, plain) == 40);
 static_assert(sizeof(struct pageonefs_list) == 24 && offsetof(struct pageonefs_list, room) == 16);
 static_assert(sizeof(struct pageonefs_harvest) == 40 && offsetof(struct pageonefs_harvest, bits) == 24);
-static_assert(sizeof(struct pageonefs_digest) == 56 && offsetof(struct pageonefs_digest, only) == 32);
+static_assert(sizeof(struct pageonefs_digest) == 64 && offsetof(struct pageonefs_digest, only) == 32);
 static_assert(sizeof(struct pageonefs_entry) == 24 && offsetof(struct pageonefs_entry, result) == 16);
 static_assert(sizeof(struct pageonefs_merge) == 24 && offsetof(struct pageonefs_merge, count) == 16);
 static_assert(sizeof(struct pageonefs_plain) == 8);

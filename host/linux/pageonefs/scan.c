@@ -199,6 +199,7 @@ struct digest_run {
 	struct pofs_inode *pi;
 	u64 key[4];
 	u64 digested;
+	bool frames;
 };
 
 /* `n` pages from `first` on, of those that are wanted. */
@@ -241,7 +242,12 @@ static void digest_some(struct digest_run *run, pgoff_t first, unsigned int n, c
 
 			if (!frame)
 				continue;
-			out[i] = pofs_frame_handle(frame) * 2 + 1;
+			if (!run->frames) {
+				out[i] = pofs_frame_handle(frame) * 2 + 1;
+			} else if (!PageHWPoison(frame)) {
+				out[i] = digest_page(frame, run->key);
+				run->digested++;
+			}
 			put_page(frame);
 		}
 	}
@@ -265,6 +271,9 @@ long pofs_digest(struct pofs_inode *pi, struct pageonefs_digest *d)
 
 	if (d->start + d->pages < d->start || (d->only && (d->start | d->pages) % 64))
 		return -EINVAL;
+	if (d->flags & ~PAGEONEFS_DIGEST_FRAMES || d->reserved)
+		return -EINVAL;
+	run.frames = d->flags & PAGEONEFS_DIGEST_FRAMES;
 	out = (u64 *)__get_free_page(GFP_KERNEL);
 	if (!out)
 		return -ENOMEM;

@@ -16,7 +16,7 @@
 #include <linux/ioctl.h>
 #include <linux/types.h>
 
-#define PAGEONEFS_VERSION	1
+#define PAGEONEFS_VERSION	2
 #define PAGEONEFS_DOMAIN_MAX	64	/* bytes, with the final 0 */
 
 struct pageonefs_info {
@@ -74,7 +74,12 @@ struct pageonefs_digest {
 	__u64 only;		/* address of pages / 64 words that say which pages to look at; 0: all */
 	__u64 seed;
 	__u64 digested;		/* out: how many were read */
+	__u32 flags;		/* PAGEONEFS_DIGEST_* */
+	__u32 reserved;		/* 0 */
 };
+
+/* Pages that use a frame get the digest of their content, and not the frame's handle. */
+#define PAGEONEFS_DIGEST_FRAMES	1
 
 /* "Page `index` holds what frame `frame` holds." */
 struct pageonefs_entry {

@@ -47,6 +47,8 @@ fn pages_of_equal_content_share_a_frame_until_one_is_written() {
     assert_eq!(mount.digest(listed.id, 0, &mut words, Some(&[0b11]), 3), Ok(2));
     assert!(matches!(Page::from_word(words[0]), Page::Digest(_)) && words[0] == words[1] && words[2] == 0);
 
+    let digest = words[0];
+
     // Pages that were just made are in batches of the processor, which hold them for a moment.
     let mut frame = None;
     for index in 0..64 {
@@ -60,6 +62,10 @@ fn pages_of_equal_content_share_a_frame_until_one_is_written() {
     }
     assert_eq!(mount.digest(listed.id, 0, &mut words, None, 3), Ok(0));
     assert!(words.iter().all(|&word| Page::from_word(word) == Page::Frame(frame.expect("a frame"))));
+    // What they hold has the digest that it had before.
+    let mut all = [0; 64];
+    assert_eq!(mount.digest_all(listed.id, 0, &mut all, Some(&[0b100]), 3), Ok(1));
+    assert_eq!((all[2], all[3]), (digest, 0));
     let again = mount.merge(listed.id, &mut [Entry::new(5, None)]);
     assert_eq!(again, Ok(0));
     file.write_all_at(&[8], 5 * 4096 + 9).expect("a write");

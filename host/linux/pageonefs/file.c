@@ -45,8 +45,9 @@ static int unmerge_one(struct pofs_inode *pi, pgoff_t index)
 		pofs_charge(pofs_vfs(pi), -1);
 		page = shmem_read_mapping_page_gfp(mapping, index, mapping_gfp_mask(mapping));
 		pofs_charge(pofs_vfs(pi), 1);
+		/* Where the file is just being cut, there is nothing to keep. */
 		if (IS_ERR(page))
-			return PTR_ERR(page);
+			return (loff_t)index << PAGE_SHIFT >= i_size_read(pofs_vfs(pi)) ? 0 : PTR_ERR(page);
 		lock_page(page);
 		if (page_folio(page)->mapping == mapping)
 			fault = pofs_settle(pi, page, index);
@@ -60,9 +61,11 @@ static int unmerge_one(struct pofs_inode *pi, pgoff_t index)
 int pofs_unmerge(struct pofs_inode *pi, pgoff_t first, pgoff_t last)
 {
 	unsigned long index = first;
+	void *entry;
 	int ret = 0;
 
-	while (!ret && xa_find(&pi->merged, &index, last, XA_PRESENT)) {
+	for (entry = xa_find(&pi->merged, &index, last, XA_PRESENT); entry && !ret;
+	     entry = xa_find_after(&pi->merged, &index, last, XA_PRESENT)) {
 		ret = unmerge_one(pi, index);
 		if (fatal_signal_pending(current))
 			ret = ret ?: -EINTR;
@@ -300,4 +303,6 @@ void pofs_file_ops_start(void)
 	pofs_file_ops.splice_read = POFS_SPLICE_READ;
 	pofs_file_ops.fallocate = file_fallocate;
 	pofs_file_ops.mmap = file_mmap;
+	/* tmpfs's looks for places of huge pages, and is for files with tmpfs's own operations. */
+	pofs_file_ops.get_unmapped_area = NULL;
 }

@@ -40,7 +40,7 @@ chmod 755 "$root/init"
 initrd "$root"
 # One processor, whose clock is the count of its instructions. slab_nomerge: slabs are counted by name.
 timeout "${PAGEONEFS_BENCH_TIMEOUT:-1800}" qemu-system-x86_64 -accel tcg,thread=single -icount shift=0,sleep=off -smp 1 \
-    -cpu qemu64,-cx16 -m $((pages * processes / 256 * 5 / 4 + 700)) -kernel "$kernel/vmlinuz" -initrd "$work/initrd" \
+    -cpu qemu64,-cx16,+xsave,+xsaveopt,+ssse3,+sse4.1,+sse4.2,+popcnt,+avx,+avx2 -m $((pages * processes / 256 * 5 / 4 + 700)) -kernel "$kernel/vmlinuz" -initrd "$work/initrd" \
     -append "console=ttyS0 quiet panic=-1 no_timer_check mitigations=off slab_nomerge" -nodefaults -no-user-config -no-reboot \
     -display none -serial stdio -monitor none < /dev/null | tr -d '\r' | tee "$work/console" | grep -v '^COST' || true
 awk '

@@ -23,7 +23,7 @@ mod tests;
 pub use mounts::{MountInfo, mounts};
 
 /// The version of the interface that this module speaks.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 const DOMAIN_MAX: usize = 64;
 
@@ -212,8 +212,18 @@ pub enum Page {
     Away,
     /// It uses the frame with this handle.
     Frame(u64),
-    /// Private, with this digest.
+    /// Private, with this digest: [`digest_of`] its bytes, or [`ZEROS`].
     Digest(u64),
+}
+
+/// The digest of a page that is all zeros.
+pub const ZEROS: u64 = 4;
+
+/// The digest of a page that is not all zeros, from the 64 bits that XXH3 makes of its bytes with
+/// the same seed. What the lowest bits name is told apart by them.
+pub const fn digest_of(xxh3: u64) -> u64 {
+    let digest = xxh3 & !1;
+    if digest > ZEROS { digest } else { ZEROS + 2 }
 }
 
 impl Page {

@@ -49,7 +49,7 @@ static void file_describe(struct inode *inode, struct pageonefs_file *file)
 
 static long info(struct pofs_super *ps, void __user *arg)
 {
-	struct pageonefs_info i = { .version = PAGEONEFS_VERSION, .page_size = PAGE_SIZE, .digest = 1 };
+	struct pageonefs_info i = { .version = PAGEONEFS_VERSION, .page_size = PAGE_SIZE, .digest = 2 };
 
 	strscpy(i.domain, ps->domain->name, sizeof(i.domain));
 	return copy_to_user(arg, &i, sizeof(i)) ? -EFAULT : 0;

@@ -5,6 +5,7 @@
  * A frame is a page without a mapping and off the LRU. `private` counts the entries that use it,
  * `index` is its handle, and the reference count counts entries, page tables and whoever looks at
  * it. Its domain's table finds it by its handle while it has entries; the last one takes it out.
+ * PG_checked says that it is all zeros.
  *
  * Frames are charged to the memory cgroup of whoever merges, and lie on the node of the page that
  * they were made from.
@@ -81,6 +82,8 @@ struct page *pofs_frame_new(struct pofs_domain *domain, struct page *content)
 	if (!frame)
 		return NULL;
 	copy_highpage(frame, content);
+	if (!memchr_inv(page_address(frame), 0, PAGE_SIZE))
+		SetPageChecked(frame);
 	/* A pipe does not give away what is not. */
 	SetPageUptodate(frame);
 	atomic_long_set(users(frame), 1);
@@ -93,35 +96,48 @@ struct page *pofs_frame_new(struct pofs_domain *domain, struct page *content)
 	return frame;
 }
 
-/* Loads a frame from a table whose entries hold references, and takes one. NULL: no entry. */
+/*
+ * Loads a page from a table whose entries hold references, and takes one; of a large one, from its
+ * head. NULL: no page. Under RCU. Neighbours one after the other are found without a walk.
+ */
+struct page *pofs_load(struct xa_state *xas, unsigned long index)
+{
+	bool here = index == xas->xa_index && !xas_not_node(xas->xa_node);
+	struct page *page = here ? xas_reload(xas) : pofs_walk(xas, index);
+
+	for (;;) {
+		if (!page || xa_is_value(page))
+			return NULL;
+		/* Or it is a retry, or a part of a large page. */
+		if (!xa_is_internal(page) && get_page_unless_zero(page)) {
+			/* It might have gone, and be another's page now. */
+			if (xas_reload(xas) == page)
+				return page;
+			put_page(page);
+		}
+		xas_set(xas, index);
+		page = xas_load(xas);
+	}
+}
+
 static struct page *frame_load(struct xarray *table, unsigned long at)
 {
 	XA_STATE(xas, table, at);
 	struct page *frame;
 
 	rcu_read_lock();
-	for (;;) {
-		xas_reset(&xas);
-		frame = xas_load(&xas);
-		if (xas_retry(&xas, frame))
-			continue;
-		if (!frame)
-			break;
-		if (!get_page_unless_zero(frame))
-			continue;
-		/* It might have gone, and be another's page now. */
-		if (xas_reload(&xas) == frame)
-			break;
-		put_page(frame);
-	}
+	frame = pofs_load(&xas, at);
 	rcu_read_unlock();
 	return frame;
 }
 
-/* As a new user of it, with a reference; or NULL, and why. */
-struct page *pofs_frame_find(struct pofs_domain *domain, u64 handle, int *error)
+/*
+ * As a new user of it, with a reference; or NULL, and why. Under RCU; *xas is of the domain's
+ * table.
+ */
+struct page *pofs_frame_find(struct xa_state *xas, u64 handle, int *error)
 {
-	struct page *frame = frame_load(&domain->frames, handle);
+	struct page *frame = pofs_load(xas, handle);
 	long n;
 
 	*error = -ENOENT;
@@ -135,6 +151,7 @@ struct page *pofs_frame_find(struct pofs_domain *domain, u64 handle, int *error)
 			return NULL;
 		}
 	} while (!atomic_long_try_cmpxchg(users(frame), &n, n + 1));
+	*error = 0;
 	return frame;
 }
 

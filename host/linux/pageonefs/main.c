@@ -107,6 +107,7 @@ static int __init pofs_start(void)
 	pofs_inode_ops_start();
 	pofs_file_ops_start();
 	pofs_vm_ops_start();
+	pofs_vector_start();
 	pofs_merge_start();
 	pofs_root_file_ops.owner = THIS_MODULE;
 	pofs_root_file_ops.unlocked_ioctl = pofs_ioctl;

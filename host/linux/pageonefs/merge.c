@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * Merging. Up to 64 pages are locked, as far as that needs no waiting; their mappings go, a run of
- * neighbours at a time; then each is compared with its frame. Nothing is locked but these pages, so
- * batches of one domain and of one file run beside each other.
+ * neighbours at a time; then each is compared with its frame. The entries of those that are equal
+ * are stored together, and then these pages leave the file together. Nothing is locked but these
+ * pages, so batches of one domain and of one file run beside each other.
  */
-#include <asm/fpu/api.h>
-#include <linux/highmem.h>
 #include <linux/jiffies.h>
 #include <linux/module.h>
 #include <linux/slab.h>
@@ -79,36 +78,12 @@ void pofs_merge_stop(void)
 		flush_work(per_cpu_ptr(&drain_work, cpu));
 }
 
-/*
- * Every x86-64 has SSE2: 16 bytes an instruction, where the kernel's memcmp() has 8. The compiler
- * does not use these registers in the kernel, so none is named as clobbered.
- */
-static bool pages_differ(struct page *a, struct page *b)
+/* Between pofs_vector_begin() and _end(). */
+static bool page_holds(struct page *page, struct page *frame)
 {
-	const void *p = kmap_local_page(a), *q = kmap_local_page(b);
-	unsigned int equal, turns = PAGE_SIZE / 128;
-
-	kernel_fpu_begin();
-	asm volatile("pcmpeqd %%xmm0, %%xmm0\n"
-		     "1:\n"
-		     "movdqa (%[p]), %%xmm1\n\tpcmpeqd (%[q]), %%xmm1\n\tpand %%xmm1, %%xmm0\n"
-		     "movdqa 16(%[p]), %%xmm2\n\tpcmpeqd 16(%[q]), %%xmm2\n\tpand %%xmm2, %%xmm0\n"
-		     "movdqa 32(%[p]), %%xmm3\n\tpcmpeqd 32(%[q]), %%xmm3\n\tpand %%xmm3, %%xmm0\n"
-		     "movdqa 48(%[p]), %%xmm4\n\tpcmpeqd 48(%[q]), %%xmm4\n\tpand %%xmm4, %%xmm0\n"
-		     "movdqa 64(%[p]), %%xmm1\n\tpcmpeqd 64(%[q]), %%xmm1\n\tpand %%xmm1, %%xmm0\n"
-		     "movdqa 80(%[p]), %%xmm2\n\tpcmpeqd 80(%[q]), %%xmm2\n\tpand %%xmm2, %%xmm0\n"
-		     "movdqa 96(%[p]), %%xmm3\n\tpcmpeqd 96(%[q]), %%xmm3\n\tpand %%xmm3, %%xmm0\n"
-		     "movdqa 112(%[p]), %%xmm4\n\tpcmpeqd 112(%[q]), %%xmm4\n\tpand %%xmm4, %%xmm0\n"
-		     "add $128, %[p]\n\tadd $128, %[q]\n"
-		     "dec %[turns]\n\tjnz 1b\n"
-		     "pmovmskb %%xmm0, %[equal]\n"
-		     : [p] "+r" (p), [q] "+r" (q), [turns] "+r" (turns), [equal] "=r" (equal)
-		     :
-		     : "memory", "cc");
-	kernel_fpu_end();
-	kunmap_local(q - PAGE_SIZE);
-	kunmap_local(p - PAGE_SIZE);
-	return equal != 0xffff && !pofs_no_compare;
+	if (pofs_no_compare)
+		return true;
+	return pofs_frame_zeros(frame) ? pofs_page_zeros(page) : pofs_pages_equal(page, frame);
 }
 
 struct merge_run {
@@ -168,52 +143,13 @@ static bool alone(struct merge_run *run, struct page *page, pgoff_t index)
 	return !PageCompound(page) && !PageWriteback(page) && PageUptodate(page) && !page_mapped(page);
 }
 
-/* One private page. It is locked. */
-static int merge_one(struct merge_run *run, struct page *page, struct pageonefs_entry *e)
-{
-	struct pofs_inode *pi = run->pi;
-	struct page *frame;
-	int error = -ENOMEM;
-
-	if (PageHWPoison(page))
-		return -EHWPOISON;
-	/* A hole that is being filled with what was merged. */
-	if (xa_load(&pi->merged, e->index))
-		return -EAGAIN;
-	if (!alone(run, page, e->index)) {
-		pofs_count(busy);
-		return -EBUSY;
-	}
-	frame = e->frame ? pofs_frame_find(run->domain, e->frame, &error) : pofs_frame_new(run->domain, page);
-	if (!frame)
-		return error;
-	error = 0;
-	if (PageHWPoison(frame)) {
-		error = -ENOENT;
-	} else if (e->frame && pages_differ(page, frame)) {
-		pofs_count(differ);
-		error = -ESTALE;
-	}
-	if (!error)
-		error = xa_err(xa_store(&pi->merged, e->index, frame, GFP_KERNEL));
-	if (error) {
-		pofs_frame_put(run->domain, frame);
-		return error;
-	}
-	atomic_long_inc(&pi->count);
-	/* tmpfs lets go of its charge in pofs_recount(). */
-	pofs_charge(pofs_vfs(pi), 1);
-	pofs_remove_page(run->mapping, page);
-	e->frame = pofs_frame_handle(frame);
-	run->merged++;
-	return 0;
-}
-
 /* One merged page, to another frame of equal content. */
 static int move_one(struct merge_run *run, struct pageonefs_entry *e)
 {
 	struct pofs_inode *pi = run->pi;
 	struct page *old = pofs_frame_at(pi, e->index), *frame;
+	XA_STATE(xas, &run->domain->frames, 0);
+	bool equal;
 	int error;
 
 	if (!old)
@@ -223,11 +159,19 @@ static int move_one(struct merge_run *run, struct pageonefs_entry *e)
 		put_page(old);
 		return -EEXIST;
 	}
-	frame = pofs_frame_find(run->domain, e->frame, &error);
+	rcu_read_lock();
+	frame = pofs_frame_find(&xas, e->frame, &error);
+	rcu_read_unlock();
 	if (!frame)
 		goto out;
 	error = -EEXIST;
-	if (PageHWPoison(old) || PageHWPoison(frame) || pages_differ(old, frame)) {
+	equal = !PageHWPoison(old) && !PageHWPoison(frame);
+	if (equal) {
+		pofs_vector_begin();
+		equal = page_holds(old, frame);
+		pofs_vector_end();
+	}
+	if (!equal) {
 		e->frame = pofs_frame_handle(old);
 	} else {
 		lock_page(old);
@@ -246,39 +190,229 @@ out:
 	return error;
 }
 
-static void merge_chunk(struct merge_run *run, struct pageonefs_entry *e, int n)
-{
-	struct page *pages[POFS_CHUNK], *gone[POFS_CHUNK];
-	int i, j, done = 0;
+/*
+ * A chunk under way. `result` of an entry is 0 as long as its page is to be merged; then `pages` has
+ * the page, locked and with a reference, and `frames` the frame.
+ */
+struct chunk {
+	struct pageonefs_entry *e;
+	int n;
+	struct page *pages[POFS_CHUNK], *frames[POFS_CHUNK];
+};
 
-	run->drained = false;
-	for (i = 0; i < n; i++) {
-		pages[i] = NULL;
-		if ((i && e[i].index <= e[i - 1].index) || e[i].index > (u64)MAX_LFS_FILESIZE >> PAGE_SHIFT) {
-			e[i].result = -EINVAL;
+/* Locks pages that are in the file. Does not wait: others of this chunk are locked. */
+static void lock_pages(struct merge_run *run, struct chunk *c)
+{
+	XA_STATE(xas, &run->mapping->i_pages, 0);
+	int i;
+
+	rcu_read_lock();
+	for (i = 0; i < c->n; i++) {
+		struct pageonefs_entry *e = &c->e[i];
+		struct page *page;
+
+		c->pages[i] = c->frames[i] = NULL;
+		e->result = -EINVAL;
+		if ((i && e->index <= c->e[i - 1].index) || e->index > (u64)MAX_LFS_FILESIZE >> PAGE_SHIFT)
+			continue;
+		e->result = -EAGAIN;
+		page = pofs_load(&xas, e->index);
+		if (!page)
+			continue;
+		if (PageCompound(page)) {
+			e->result = -EBUSY;
+			put_page(page);
+		} else if (!trylock_page(page)) {
+			put_page(page);
+		} else if (page->mapping != run->mapping) {
+			unlock_page(page);
+			put_page(page);
+		} else {
+			e->result = 0;
+			c->pages[i] = page;
+		}
+	}
+	rcu_read_unlock();
+}
+
+static void zap_pages(struct merge_run *run, struct chunk *c)
+{
+	int i, j;
+
+	for (i = 0; i < c->n; i = j) {
+		j = i + 1;
+		if (!c->pages[i])
+			continue;
+		while (j < c->n && c->pages[j] && c->e[j].index == c->e[j - 1].index + 1)
+			j++;
+		unmap_mapping_pages(run->mapping, c->e[i].index, j - i, false);
+	}
+}
+
+/* Finds the frames of pages that may be merged, or makes them. */
+static void find_frames(struct merge_run *run, struct chunk *c)
+{
+	XA_STATE(xas, &run->domain->frames, 0);
+	int i;
+
+	for (i = 0; i < c->n; i++) {
+		if (!c->pages[i])
+			continue;
+		if (PageHWPoison(c->pages[i])) {
+			c->e[i].result = -EHWPOISON;
+		} else if (!alone(run, c->pages[i], c->e[i].index)) {
+			c->e[i].result = -EBUSY;
+			pofs_count(busy);
+		}
+	}
+	rcu_read_lock();
+	for (i = 0; i < c->n; i++)
+		if (!c->e[i].result && c->e[i].frame)
+			c->frames[i] = pofs_frame_find(&xas, c->e[i].frame, &c->e[i].result);
+	rcu_read_unlock();
+	for (i = 0; i < c->n; i++) {
+		if (c->e[i].result || c->e[i].frame)
+			continue;
+		c->frames[i] = pofs_frame_new(run->domain, c->pages[i]);
+		if (!c->frames[i])
+			c->e[i].result = -ENOMEM;
+	}
+}
+
+/* A page of which a frame was made is not compared with it: nobody else writes either. */
+static void compare_pages(struct chunk *c)
+{
+	int i, compared = 0;
+
+	for (i = 0; i < c->n; i++) {
+		if (c->e[i].result || !c->e[i].frame)
+			continue;
+		if (PageHWPoison(c->frames[i])) {
+			c->e[i].result = -ENOENT;
 			continue;
 		}
-		/* Does not wait: others of this chunk are locked. */
-		pages[i] = pagecache_get_page(run->mapping, e[i].index, FGP_LOCK | FGP_NOWAIT, 0);
-		if (!pages[i])
-			e[i].result = move_one(run, &e[i]);
+		/* Not too long without a soft interrupt. */
+		if (compared++ % POFS_VECTOR_PAGES == 0) {
+			if (compared > 1)
+				pofs_vector_end();
+			pofs_vector_begin();
+		}
+		if (!page_holds(c->pages[i], c->frames[i])) {
+			c->e[i].result = -ESTALE;
+			pofs_count(differ);
+		}
 	}
-	for (i = 0; i < n; i = j) {
-		j = i + 1;
-		if (!pages[i])
+	if (compared)
+		pofs_vector_end();
+}
+
+/* Stores the entries. Returns how many. */
+static int store_entries(struct pofs_inode *pi, struct chunk *c)
+{
+	XA_STATE(xas, &pi->merged, 0);
+	int i = 0, stored = 0;
+
+	/* Who finds an entry finds that there are some. */
+	atomic_long_add(c->n, &pi->count);
+	do {
+		xas_lock(&xas);
+		for (; i < c->n; i++) {
+			if (c->e[i].result)
+				continue;
+			/* A frame that cannot be read, and its page, which is not filled then. */
+			if (pofs_walk(&xas, c->e[i].index)) {
+				c->e[i].result = -EAGAIN;
+				continue;
+			}
+			xas_store(&xas, c->frames[i]);
+			if (xas_error(&xas))
+				break;
+			stored++;
+		}
+		xas_unlock(&xas);
+	} while (xas_nomem(&xas, GFP_KERNEL));
+	for (; i < c->n; i++)
+		c->e[i].result = c->e[i].result ?: -ENOMEM;
+	atomic_long_sub(c->n - stored, &pi->count);
+	return stored;
+}
+
+static void uncount_pages(struct address_space *mapping, struct folio *one, int n)
+{
+	mapping->nrpages -= n;
+	__lruvec_stat_mod_folio(one, NR_FILE_PAGES, -n);
+	__lruvec_stat_mod_folio(one, NR_SHMEM, -n);
+}
+
+/*
+ * Takes the pages out of the file, as delete_from_page_cache_batch() does, which is not exported.
+ * tmpfs has no marks, writes nothing back by itself, and has no free_folio(); the inode has a user.
+ */
+static void remove_pages(struct merge_run *run, struct chunk *c)
+{
+	XA_STATE(xas, &run->mapping->i_pages, 0);
+	struct folio *first = NULL;
+	int i, alike = 0;
+
+	xas_lock_irq(&xas);
+	for (i = 0; i < c->n; i++) {
+		struct folio *folio;
+
+		if (c->e[i].result)
 			continue;
-		while (j < n && pages[j] && e[j].index == e[j - 1].index + 1)
-			j++;
-		unmap_mapping_pages(run->mapping, e[i].index, j - i, false);
+		folio = page_folio(c->pages[i]);
+		WARN_ON_ONCE(pofs_walk(&xas, c->e[i].index) != folio);
+		xas_store(&xas, NULL);
+		folio->mapping = NULL;
+		folio_clear_dirty(folio);
+		if (first && (folio_memcg(folio) != folio_memcg(first) || folio_nid(folio) != folio_nid(first))) {
+			uncount_pages(run->mapping, first, alike);
+			alike = 0;
+		}
+		if (!alike++)
+			first = folio;
+	}
+	if (alike)
+		uncount_pages(run->mapping, first, alike);
+	xas_unlock_irq(&xas);
+}
+
+static void merge_chunk(struct merge_run *run, struct pageonefs_entry *e, int n)
+{
+	struct chunk c = { .e = e, .n = n };
+	struct page *gone[POFS_CHUNK];
+	int i, done = 0, merged;
+
+	run->drained = false;
+	lock_pages(run, &c);
+	zap_pages(run, &c);
+	find_frames(run, &c);
+	compare_pages(&c);
+	merged = store_entries(run->pi, &c);
+	if (merged) {
+		/* tmpfs lets go of its charge in pofs_recount(). */
+		pofs_charge(pofs_vfs(run->pi), merged);
+		remove_pages(run, &c);
 	}
 	for (i = 0; i < n; i++) {
-		if (!pages[i])
+		if (c.frames[i] && e[i].result)
+			pofs_frame_put(run->domain, c.frames[i]);
+		else if (c.frames[i])
+			e[i].frame = pofs_frame_handle(c.frames[i]);
+		if (!c.pages[i])
 			continue;
-		e[i].result = merge_one(run, pages[i], &e[i]);
-		unlock_page(pages[i]);
-		gone[done++] = pages[i];
+		unlock_page(c.pages[i]);
+		/* The file's reference. */
+		if (!e[i].result)
+			put_page(c.pages[i]);
+		gone[done++] = c.pages[i];
 	}
-	put_pages(gone, done);
+	if (done)
+		put_pages(gone, done);
+	run->merged += merged;
+	for (i = 0; i < n; i++)
+		if (!c.pages[i] && e[i].result == -EAGAIN)
+			e[i].result = move_one(run, &e[i]);
 }
 
 /* A chunk, if nobody keeps merges away. */

@@ -145,18 +145,43 @@ vm_fault_t pofs_settle(struct pofs_inode *pi, struct page *page, pgoff_t index);
 struct pofs_domain *pofs_domain_get(const char *name);
 void pofs_domain_put(struct pofs_domain *domain);
 struct page *pofs_frame_new(struct pofs_domain *domain, struct page *content);
-struct page *pofs_frame_find(struct pofs_domain *domain, u64 handle, int *error);
+struct page *pofs_frame_find(struct xa_state *xas, u64 handle, int *error);
 void pofs_frame_put(struct pofs_domain *domain, struct page *frame);
 struct page *pofs_frame_at(struct pofs_inode *pi, pgoff_t index);
 bool pofs_frame_leave(struct pofs_inode *pi, pgoff_t index, struct page *frame);
+struct page *pofs_load(struct xa_state *xas, unsigned long index);
 void pofs_erase(struct pofs_inode *pi, pgoff_t first, pgoff_t last);
+#define pofs_frame_zeros(frame) PageChecked(frame)
 #define pofs_frame_handle(frame) ((u64)READ_ONCE((frame)->index))
+
+/* The entry at `index`; where that follows the last, without a walk. Under a lock, or RCU. */
+static inline void *pofs_walk(struct xa_state *xas, unsigned long index)
+{
+	if (index == xas->xa_index + 1 && !xas_not_node(xas->xa_node))
+		return xas_next(xas);
+	xas_set(xas, index);
+	return xas_load(xas);
+}
 
 /* merge.c */
 void pofs_merge_start(void);
 void pofs_merge_stop(void);
 long pofs_merge(struct pofs_inode *pi, struct pageonefs_merge *m);
 int pofs_make_plain(struct pofs_inode *pi, unsigned int why);
+
+/* vector.c: pages, between begin and end */
+#define POFS_VECTOR_PAGES	16
+#define POFS_SECRET		192	/* bytes */
+struct pofs_secret {
+	u64 words[POFS_SECRET / 8];
+};
+void pofs_vector_start(void);
+void pofs_vector_begin(void);
+void pofs_vector_end(void);
+bool pofs_page_zeros(struct page *page);
+bool pofs_pages_equal(struct page *a, struct page *b);
+u64 pofs_page_digest(struct page *page, const struct pofs_secret *secret);
+void pofs_secret(struct pofs_secret *secret, u64 seed);
 
 /* scan.c */
 int pofs_mark_dirty(struct pofs_inode *pi, pgoff_t index);

@@ -9,7 +9,6 @@
  * take the bit of a mapping that comes only after its zap, and never see what is written there.
  */
 #include <linux/gfp.h>
-#include <linux/highmem.h>
 #include <linux/uaccess.h>
 
 #include "pageonefs.h"
@@ -162,34 +161,6 @@ long pofs_harvest(struct pofs_inode *pi, struct pageonefs_harvest *h)
 
 /* ---- digests ------------------------------------------------------------------------ */
 
-static u64 mix(u64 a, u64 b)
-{
-	unsigned __int128 product = (unsigned __int128)a * b;
-
-	return (u64)product ^ (u64)(product >> 64);
-}
-
-/*
- * Function 1: four lanes of multiplications folded to 64 bits (as in wyhash), keyed. It finds
- * candidates; what is merged is compared in full. A guest that knows no key cannot make it collide.
- */
-static u64 digest_page(struct page *page, const u64 key[4])
-{
-	const u64 *p = kmap_local_page(page);
-	u64 a = key[0], b = key[1], c = key[2], d = key[3], digest;
-	unsigned int i;
-
-	for (i = 0; i < PAGE_SIZE / sizeof(u64); i += 8) {
-		a = mix(p[i] ^ key[0], p[i + 1] ^ a);
-		b = mix(p[i + 2] ^ key[1], p[i + 3] ^ b);
-		c = mix(p[i + 4] ^ key[2], p[i + 5] ^ c);
-		d = mix(p[i + 6] ^ key[3], p[i + 7] ^ d);
-	}
-	kunmap_local(p);
-	digest = mix(a ^ c, b ^ d ^ key[0]) & ~1ULL;
-	return digest > PAGEONEFS_PAGE_AWAY ? digest : 4;
-}
-
 static bool wanted(const u64 *only, u64 at)
 {
 	return !only || only[at / 64] >> (at % 64) & 1;
@@ -197,60 +168,89 @@ static bool wanted(const u64 *only, u64 at)
 
 struct digest_run {
 	struct pofs_inode *pi;
-	u64 key[4];
+	struct pofs_secret secret;
 	u64 digested;
 	bool frames;
+	/* Pages at hand, each with a reference, and where their digests go. */
+	struct page *pages[POFS_VECTOR_PAGES];
+	u64 *out[POFS_VECTOR_PAGES];
+	unsigned int n;
 };
+
+static void digest_at_hand(struct digest_run *run)
+{
+	unsigned int i;
+
+	if (!run->n)
+		return;
+	pofs_vector_begin();
+	for (i = 0; i < run->n; i++)
+		*run->out[i] = pofs_page_digest(run->pages[i], &run->secret);
+	pofs_vector_end();
+	for (i = 0; i < run->n; i++)
+		put_page(run->pages[i]);
+	run->digested += run->n;
+	run->n = 0;
+}
+
+/* Whether the file's own page is what the file holds. */
+static bool readable(struct digest_run *run, struct page *page, pgoff_t index)
+{
+	bool ret = PageUptodate(page) && !PageHWPoison(page);
+
+	/* Not a page that is just being filled with what was merged. */
+	ret = ret && !xa_load(&run->pi->merged, index);
+	/* Pairs with the entry's removal, which comes after the copy. */
+	smp_rmb();
+	return ret;
+}
+
+/*
+ * Of pages [from, n), counted from `first`, which are wanted and have no word yet: those that are
+ * the file's own, or those that use a frame. Returns how far it got: some pages are at hand then.
+ */
+static unsigned int gather(struct digest_run *run, struct xarray *table, pgoff_t first, unsigned int from,
+			   unsigned int n, const u64 *only, u64 *out)
+{
+	bool merged = table == &run->pi->merged;
+	XA_STATE(xas, table, first + from);
+	unsigned int i;
+
+	rcu_read_lock();
+	for (i = from; i < n && run->n < POFS_VECTOR_PAGES; i++) {
+		struct page *page = wanted(only, i) && !out[i] ? pofs_load(&xas, first + i) : NULL;
+
+		if (!page)
+			continue;
+		if (merged && !run->frames)
+			out[i] = pofs_frame_handle(page) * 2 + 1;
+		else if (!merged)
+			page = folio_file_page(page_folio(page), first + i);
+		if (out[i] || (merged ? PageHWPoison(page) : !readable(run, page, first + i))) {
+			put_page(page);
+			continue;
+		}
+		run->pages[run->n] = page;
+		run->out[run->n++] = &out[i];
+	}
+	rcu_read_unlock();
+	return i;
+}
 
 /* `n` pages from `first` on, of those that are wanted. */
 static void digest_some(struct digest_run *run, pgoff_t first, unsigned int n, const u64 *only, u64 *out)
 {
 	struct address_space *mapping = pofs_vfs(run->pi)->i_mapping;
-	unsigned long index = first;
-	pgoff_t next = first, end = first + n - 1;
-	struct folio_batch batch;
-	void *entry;
+	unsigned long index = first, end = first + n - 1;
 	unsigned int i;
+	void *entry;
 
 	memset(out, 0, n * sizeof(u64));
-	folio_batch_init(&batch);
-	while (filemap_get_folios(mapping, &next, end, &batch)) {
-		for (i = 0; i < folio_batch_count(&batch); i++) {
-			struct folio *folio = batch.folios[i];
-			pgoff_t k = max_t(pgoff_t, folio->index, first);
-			pgoff_t last = min_t(pgoff_t, folio->index + folio_nr_pages(folio) - 1, end);
-
-			for (; k <= last; k++) {
-				if (!wanted(only, k - first) || !folio_test_uptodate(folio) ||
-				    folio_test_hwpoison(folio))
-					continue;
-				/* Not a page that is just being filled with what was merged. */
-				if (xa_load(&run->pi->merged, k))
-					continue;
-				/* Pairs with the entry's removal, which comes after the copy. */
-				smp_rmb();
-				out[k - first] = digest_page(folio_page(folio, k - folio->index), run->key);
-				run->digested++;
-			}
-		}
-		folio_batch_release(&batch);
-		cond_resched();
-	}
-	if (atomic_long_read(&run->pi->count)) {
-		for (i = 0; i < n; i++) {
-			struct page *frame = out[i] || !wanted(only, i) ? NULL : pofs_frame_at(run->pi, first + i);
-
-			if (!frame)
-				continue;
-			if (!run->frames) {
-				out[i] = pofs_frame_handle(frame) * 2 + 1;
-			} else if (!PageHWPoison(frame)) {
-				out[i] = digest_page(frame, run->key);
-				run->digested++;
-			}
-			put_page(frame);
-		}
-	}
+	for (i = 0; i < n; digest_at_hand(run))
+		i = gather(run, &mapping->i_pages, first, i, n, only, out);
+	if (atomic_long_read(&run->pi->count))
+		for (i = 0; i < n; digest_at_hand(run))
+			i = gather(run, &run->pi->merged, first, i, n, only, out);
 	if (READ_ONCE(run->pi->shmem.swapped)) {
 		xa_for_each_range(&mapping->i_pages, index, entry, first, end)
 			if (xa_is_value(entry) && !out[index - first] && wanted(only, index - first))
@@ -267,7 +267,6 @@ long pofs_digest(struct pofs_inode *pi, struct pageonefs_digest *d)
 	u64 __user *user = u64_to_user_ptr(d->out);
 	u64 *out, chosen[DIGEST_PAGES / 64], at, n;
 	long ret = 0;
-	int i;
 
 	if (d->start + d->pages < d->start || (d->only && (d->start | d->pages) % 64))
 		return -EINVAL;
@@ -277,8 +276,7 @@ long pofs_digest(struct pofs_inode *pi, struct pageonefs_digest *d)
 	out = (u64 *)__get_free_page(GFP_KERNEL);
 	if (!out)
 		return -ENOMEM;
-	for (i = 0; i < 4; i++)
-		run.key[i] = mix(d->seed + 0x9e3779b97f4a7c15ULL * (i + 1), 0xbf58476d1ce4e5b9ULL + i) | 1;
+	pofs_secret(&run.secret, d->seed);
 	for (at = 0; at < d->pages && !ret; at += n) {
 		n = min_t(u64, d->pages - at, DIGEST_PAGES);
 		if (d->only && copy_from_user(chosen, only + at / 64, n / 64 * sizeof(u64))) {

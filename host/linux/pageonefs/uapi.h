@@ -16,13 +16,13 @@
 #include <linux/ioctl.h>
 #include <linux/types.h>
 
-#define PAGEONEFS_VERSION	2
+#define PAGEONEFS_VERSION	3
 #define PAGEONEFS_DOMAIN_MAX	64	/* bytes, with the final 0 */
 
 struct pageonefs_info {
 	__u32 version;		/* PAGEONEFS_VERSION */
 	__u32 page_size;	/* bytes */
-	__u64 digest;		/* which function PAGEONEFS_DIGEST uses: 1 */
+	__u64 digest;		/* which function PAGEONEFS_DIGEST uses: 2 */
 	char domain[PAGEONEFS_DOMAIN_MAX];	/* empty: this mount shares with no other */
 };
 
@@ -62,9 +62,13 @@ struct pageonefs_harvest {
 	__u64 dirty;		/* out: how many */
 };
 
-/* What a page is. Other even values are its digest, odd ones a frame's handle * 2 + 1. */
+/*
+ * What a page is. Odd values are a frame's handle * 2 + 1; other even ones its digest (function 2):
+ * XXH3 (64 bits) of its bytes with `seed`, without the lowest bit, and 6 where that is less than 6.
+ */
 #define PAGEONEFS_PAGE_NONE	0	/* nothing there: reads as zeros */
 #define PAGEONEFS_PAGE_AWAY	2	/* swapped out */
+#define PAGEONEFS_PAGE_ZEROS	4	/* there, and all zeros: instead of a digest */
 
 struct pageonefs_digest {
 	__u64 id;

@@ -27,6 +27,47 @@ fn words_say_what_a_page_is() {
     assert_eq!(Page::from_word(15), Page::Frame(7));
 }
 
+/// A number generator's bytes, another page for each number but 0.
+fn page_of(number: u64) -> Vec<u8> {
+    let mut state = number;
+    let mut word = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    (0..crate::PAGE_SIZE / 8).flat_map(|_| word().to_le_bytes()).collect()
+}
+
+#[test]
+fn digests_are_those_that_the_daemon_computes() {
+    assert_eq!((digest_of(0), digest_of(5), digest_of(6), digest_of(9)), (6, 6, 6, 8));
+    let Some((path, mount)) = mount() else { return };
+    let name = path.join("kmem-digests");
+    let file = OpenOptions::new().read(true).write(true).create_new(true).open(&name).expect("a file");
+    std::fs::remove_file(&name).expect("the name goes, the file stays");
+    // Pages that begin, or end, with zeros are no zeros.
+    let mut pages: Vec<Vec<u8>> = (0..100).map(page_of).collect();
+    pages[1][..4088].fill(0);
+    pages[2][..8].fill(0);
+    pages[3][8..].fill(0);
+    pages[4].fill(0xff);
+    for (index, page) in pages.iter().enumerate() {
+        file.write_all_at(page, (index * crate::PAGE_SIZE) as u64).expect("a page");
+    }
+    let inode = file.metadata().expect("its inode").ino();
+    let id = mount.files().expect("the list").into_iter().find(|file| file.inode == inode).expect("it is listed").id;
+    for seed in [0, 7, u64::MAX, 0x9e37_79b9_7f4a_7c15] {
+        let mut words = vec![0; pages.len()];
+        assert_eq!(mount.digest(id, 0, &mut words, None, seed), Ok(pages.len() as u64));
+        assert_eq!(words[0], ZEROS);
+        for (index, page) in pages.iter().enumerate().skip(1) {
+            let xxh3 = xxhash_rust::xxh3::xxh3_64_with_seed(page, seed);
+            assert_eq!(words[index], digest_of(xxh3), "page {index}, seed {seed}");
+        }
+    }
+}
+
 #[test]
 fn pages_of_equal_content_share_a_frame_until_one_is_written() {
     let Some((path, mount)) = mount() else { return };

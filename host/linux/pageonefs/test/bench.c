@@ -239,12 +239,41 @@ static uint64_t merge_by_ksm(uint64_t gone)
 
 /* ---- pageonefs ------------------------------------------------------------------ */
 
+/*
+ * As the daemon does it (crates/engine/src/files): pages are digested, and looked up; a content that
+ * comes again becomes a frame. Where page after page held content after content, in the order in
+ * which these were seen, the next pages are merged without being digested. What turns out to be
+ * another content is digested.
+ */
+#define CHUNK	512
+#define PROVEN	8
+#define AHEAD	64
+
+struct content {
+	uint64_t frame;			/* 0: none yet */
+	uint32_t process, page;		/* where it was seen first */
+};
+static struct content *contents;
+static uint32_t seen;
+
+/* Digest -> content, counted from 1. */
 struct slot {
-	uint64_t digest, frame;
-	uint32_t count;
+	uint64_t digest;
+	uint32_t content;
 };
 static struct slot *table;
 static uint32_t mask;
+
+struct prediction {
+	uint32_t page, content;		/* the last */
+	uint32_t step, len, ahead;
+};
+
+struct wanted {
+	uint32_t page, content;
+};
+
+static uint64_t digesting, merging, merged_pages, digested_pages;
 
 static struct slot *slot(uint64_t digest)
 {
@@ -256,63 +285,154 @@ static struct slot *slot(uint64_t digest)
 	return &table[i];
 }
 
-static uint64_t merge_call(struct file f, struct pageonefs_entry *e, uint32_t n, struct slot **of)
+static void merge_call(uint32_t p, struct pageonefs_entry *e, uint32_t n)
 {
-	struct pageonefs_merge m = { .id = f.id, .entries = (uintptr_t)e, .count = n };
+	struct pageonefs_merge m = { .id = children[p].file.id, .entries = (uintptr_t)e, .count = n };
+	uint64_t t = CPU();
 
 	if (n && ioctl(control_open(MOUNT), PAGEONEFS_MERGE, &m))
 		die("merge");
-	for (uint32_t i = 0; of && i < n; i++)
-		of[i]->frame = e[i].result ? 0 : e[i].frame;
-	return m.merged;
+	merging += CPU() - t;
+	merged_pages += m.merged;
+}
+
+/* Makes frames of the pages in which contents were seen first, file by file. */
+static void make_frames(struct wanted *w, uint32_t n)
+{
+	static struct pageonefs_entry e[CHUNK];
+	uint32_t of[CHUNK], i, k, m;
+
+	for (uint32_t p = 0; p < processes; p++) {
+		for (i = m = 0; i < n; i++) {
+			struct content *c = &contents[w[i].content];
+
+			if (c->frame || c->process != p)
+				continue;
+			c->frame = 1;
+			/* In ascending order. */
+			for (k = m++; k && e[k - 1].index > c->page; k--) {
+				e[k] = e[k - 1];
+				of[k] = of[k - 1];
+			}
+			e[k] = (struct pageonefs_entry){ .index = c->page };
+			of[k] = w[i].content;
+		}
+		if (!m)
+			continue;
+		merge_call(p, e, m);
+		for (i = 0; i < m; i++)
+			contents[of[i]].frame = e[i].result ? 0 : e[i].frame;
+	}
+}
+
+/* Returns the first page that held another content, or `per`. */
+static uint32_t merge_wanted(uint32_t p, struct wanted *w, uint32_t n)
+{
+	static struct pageonefs_entry e[CHUNK];
+	uint32_t m = 0, wrong = per;
+
+	make_frames(w, n);
+	for (uint32_t i = 0; i < n; i++)
+		if (contents[w[i].content].frame)
+			e[m++] = (struct pageonefs_entry){ .index = w[i].page, .frame = contents[w[i].content].frame };
+	merge_call(p, e, m);
+	for (uint32_t i = m; i-- > 0;)
+		if (e[i].result == -ESTALE)
+			wrong = e[i].index;
+	return wrong;
+}
+
+static uint32_t predict(struct prediction *guess, struct wanted *w, uint32_t from)
+{
+	uint32_t n = 0;
+
+	if (guess->len < PROVEN || from != guess->page + 1)
+		return 0;
+	while (n < guess->ahead && guess->page + 1 < per && guess->content + guess->step <= seen) {
+		guess->page++;
+		guess->content += guess->step;
+		w[n++] = (struct wanted){ guess->page, guess->content };
+	}
+	return n;
+}
+
+/* The pages from `from` on, as far as one call digests them. Returns those of known contents. */
+static uint32_t look_up(uint32_t p, uint32_t from, struct prediction *guess, struct wanted *w)
+{
+	uint64_t d[CHUNK], t = CPU();
+	struct pageonefs_digest ask = { .id = children[p].file.id, .start = from, .out = (uintptr_t)d, .seed = 7,
+					.pages = per - from < CHUNK ? per - from : CHUNK };
+	uint32_t n = 0;
+
+	if (ioctl(control_open(MOUNT), PAGEONEFS_DIGEST, &ask))
+		die("digest");
+	digesting += CPU() - t;
+	digested_pages += ask.digested;
+	for (uint32_t i = 0; i < ask.pages; i++) {
+		struct slot *s = slot(d[i]);
+		uint32_t step = s->content - guess->content;
+
+		if (!s->content) {
+			s->content = ++seen;
+			contents[seen] = (struct content){ 0, p, from + i };
+			guess->len = 0;
+			continue;
+		}
+		w[n++] = (struct wanted){ from + i, s->content };
+		if (guess->len && from + i == guess->page + 1 && step <= 1 && (step == guess->step || guess->len == 1))
+			guess->step = step, guess->len++;
+		else
+			guess->len = 1, guess->ahead = AHEAD;
+		guess->page = from + i;
+		guess->content = s->content;
+	}
+	return n;
+}
+
+static void merge_file(uint32_t p)
+{
+	struct prediction guess = { .ahead = AHEAD };
+	struct wanted w[CHUNK];
+	uint32_t from = 0, n;
+
+	while (from < per) {
+		n = predict(&guess, w, from);
+		if (n) {
+			uint32_t wrong = merge_wanted(p, w, n);
+
+			from = wrong < per ? wrong : w[n - 1].page + 1;
+			if (wrong < per)
+				guess = (struct prediction){ .ahead = AHEAD };
+			else if (guess.ahead < CHUNK)
+				guess.ahead *= 2;
+			continue;
+		}
+		n = look_up(p, from, &guess, w);
+		merge_wanted(p, w, n);
+		from += per - from < CHUNK ? per - from : CHUNK;
+	}
 }
 
 static uint64_t merge_by_pageonefs(void)
 {
-	uint32_t total = per * processes, n, i;
-	uint64_t *d = malloc(total * 8ul), t, digest, map, merge = 0, merged = 0, calls = 0;
-	struct pageonefs_entry *e = malloc(sizeof(*e) * per);
-	struct slot **of = malloc(sizeof(*of) * per);
+	uint32_t total = per * processes;
+	uint64_t t = CPU();
 
-	memset(d, 0, total * 8ul);
-	t = CPU();
-	for (uint32_t p = 0; p < processes; p++)
-		digests(children[p].file, d + p * per);
-	digest = CPU() - t;
-	t = CPU();
 	for (mask = 1; mask < total * 2; mask *= 2)
 		;
 	table = calloc(mask--, sizeof(*table));
-	for (i = 0; i < total; i++)
-		slot(d[i])->count++;
-	for (int pass = 0; pass < 2; pass++) {
-		for (uint32_t p = 0; p < processes; p++) {
-			for (i = n = 0; i < per; i++) {
-				struct slot *s = slot(d[p * per + i]);
-
-				/* First one page of each content, to be a frame. */
-				if (s->count < 2 || (pass ? s->frame < 2 : s->frame))
-					continue;
-				if (!pass)
-					s->frame = 1;
-				e[n] = (struct pageonefs_entry){ .index = i, .frame = pass ? s->frame : 0 };
-				of[n++] = s;
-			}
-			calls = CPU();
-			merged += merge_call(children[p].file, e, n, pass ? NULL : of);
-			merge += CPU() - calls;
-		}
-	}
-	map = CPU() - t - merge;
-	cost("digest", digest, merged);
-	cost("map", map, merged);
-	cost("merge-call", merge, merged);
-	cost("merge", digest + map + merge, merged);
-	free(d);
-	free(e);
-	free(of);
+	contents = calloc(total + 1, sizeof(*contents));
+	for (uint32_t p = 0; p < processes; p++)
+		merge_file(p);
+	t = CPU() - t;
+	printf("pageonefs %s: %lu pages were digested\n", kind, (long)digested_pages);
+	cost("digest", digesting, merged_pages);
+	cost("merge-call", merging, merged_pages);
+	cost("map", t - digesting - merging, merged_pages);
+	cost("merge", t, merged_pages);
 	free(table);
-	return merged;
+	free(contents);
+	return merged_pages;
 }
 
 /* All files; `pages`: what the cost is counted by, or 0 for the dirty pages. */

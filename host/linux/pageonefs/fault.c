@@ -9,6 +9,7 @@
 #include "pageonefs.h"
 
 struct vm_operations_struct pofs_vm_ops;
+static vm_fault_t fault(struct vm_fault *vmf);
 
 /* More references than this, and a frame is not mapped again: its reader gets a copy. */
 #define CROWDED	(INT_MAX / 2)
@@ -73,108 +74,129 @@ vm_fault_t pofs_settle(struct pofs_inode *pi, struct page *page, pgoff_t index)
 	return ret;
 }
 
-/* ---- faults ------------------------------------------------------------------------ */
+/* ---- reads ------------------------------------------------------------------------- */
 
 static bool beyond_end(struct pofs_inode *pi, pgoff_t index)
 {
 	return index >= DIV_ROUND_UP_ULL(i_size_read(pofs_vfs(pi)), PAGE_SIZE);
 }
 
-#define AROUND 64
+/* Pages that are mapped at one fault: at first, and where one reads on and on; and at a time. */
+#define AROUND		64
+#define AROUND_MOST	PTRS_PER_PTE
+#define AT_A_TIME	64
+/* Pages that are mapped already, until the rest is left alone. */
+#define BUSY		4
 
-/* Locks a frame without waiting; true also for one that is in `locked`. */
-static bool lock_around(struct page *frame, struct page **locked, unsigned int *held)
+/*
+ * The next frames of consecutive pages, from *index on and before `end`: *index is the first then.
+ * The mapping's lock is held.
+ */
+static unsigned int next_frames(struct pofs_inode *pi, pgoff_t *index, pgoff_t end, struct page **frames)
 {
-	unsigned int i;
+	XA_STATE(xas, &pi->merged, *index);
+	unsigned int n = 0;
+	struct page *frame;
 
-	if (trylock_page(frame)) {
-		locked[(*held)++] = frame;
-		return true;
+	rcu_read_lock();
+	for (frame = xas_find(&xas, end - 1); frame; frame = xas_next(&xas)) {
+		/* Their entries stay, and keep them. */
+		if (xas_retry(&xas, frame) || PageHWPoison(frame) || page_ref_count(frame) > CROWDED)
+			break;
+		if (!n)
+			*index = xas.xa_index;
+		frames[n++] = frame;
+		if (n == AT_A_TIME || *index + n == end)
+			break;
 	}
-	/* The same frame again, as where memory is all zeros. */
-	for (i = *held; i-- > 0;)
-		if (locked[i] == frame)
-			return true;
-	return false;
+	rcu_read_unlock();
+	return n;
+}
+
+/* Where the pages end that are mapped at a fault. Readers beside each other may spoil the guess. */
+static pgoff_t around(struct pofs_inode *pi, pgoff_t index)
+{
+	unsigned int pages = AROUND;
+	pgoff_t end;
+
+	if (READ_ONCE(pi->around_end) == index)
+		pages = clamp_t(unsigned int, READ_ONCE(pi->around) * 2, AROUND, AROUND_MOST);
+	end = ALIGN(index + 1, pages);
+	WRITE_ONCE(pi->around, pages);
+	WRITE_ONCE(pi->around_end, end);
+	return end;
 }
 
 /*
- * Maps the merged pages that follow `index` in its 256 KiB, as far as they stand in a row. The
- * rules are the same: each frame is locked, and its entry checked under the lock.
+ * Maps the merged page that is read, and those that follow it up to an aligned end. Returns 0 if
+ * the fault is not done.
  */
-static void map_around(struct vm_fault *vmf, struct pofs_inode *pi, struct page *first)
+static vm_fault_t map_frames(struct vm_fault *vmf, struct pofs_inode *pi)
 {
-	XA_STATE(xas, &pi->merged, vmf->pgoff + 1);
-	struct page *frames[AROUND], *locked[AROUND + 1] = { first }, *last = NULL;
-	unsigned long address = (vmf->address & PAGE_MASK) + PAGE_SIZE, rest;
-	unsigned long end = min(ALIGN(address, AROUND * PAGE_SIZE), vmf->vma->vm_end);
-	pgoff_t beyond = DIV_ROUND_UP_ULL(i_size_read(pofs_vfs(pi)), PAGE_SIZE);
-	unsigned int n, held = 1, i, most = address < end ? (end - address) >> PAGE_SHIFT : 0;
+	struct rw_semaphore *lock = pofs_mapping_lock(pi, vmf->pgoff);
+	pgoff_t beyond = DIV_ROUND_UP_ULL(i_size_read(pofs_vfs(pi)), PAGE_SIZE), end, index = vmf->pgoff;
+	unsigned long address = vmf->address & PAGE_MASK, n, rest, mapped = 0;
+	struct page *frames[AT_A_TIME];
+	unsigned int busy = 0;
+	int error = 0;
 
-	rcu_read_lock();
-	for (n = 0; n < most && vmf->pgoff + 1 + n < beyond; n++) {
-		struct page *frame = n ? xas_next(&xas) : xas_load(&xas);
-
-		if (!frame || xas_retry(&xas, frame) || !get_page_unless_zero(frame))
+	if (index >= beyond)
+		return VM_FAULT_SIGBUS;
+	end = min3(around(pi, index), beyond, index + ((vmf->vma->vm_end - address) >> PAGE_SHIFT));
+	down_read(lock);
+	while (index < end && busy < BUSY) {
+		n = next_frames(pi, &index, end, frames);
+		/* None, or not of the page that is read. */
+		if (!n || (!mapped && !busy && index != vmf->pgoff))
 			break;
-		/* Before it is locked: it might have gone, and be another's page now. */
-		last = frame;
-		if (xas_reload(&xas) != frame || !lock_around(frame, locked, &held) || xas_reload(&xas) != frame ||
-		    PageHWPoison(frame) || page_ref_count(frame) > CROWDED)
+		rest = n;
+		error = vm_insert_pages(vmf->vma, address + ((index - vmf->pgoff) << PAGE_SHIFT), frames, &rest);
+		mapped += n - rest;
+		index += n - rest;
+		if (error == -EBUSY) {
+			busy++;
+			index++;
+		} else if (error) {
 			break;
-		frames[n] = frame;
-		last = NULL;
+		}
 	}
-	rcu_read_unlock();
-	rest = n;
-	if (n)
-		vm_insert_pages(vmf->vma, address, frames, &rest);
-	pofs_count_by(around, n - rest);
-	/* Before the references go: the last one may free the page. The first is the caller's. */
-	for (i = 1; i < held; i++)
-		unlock_page(locked[i]);
-	for (i = 0; i < n; i++)
-		put_page(frames[i]);
-	if (last)
-		put_page(last);
+	up_read(lock);
+	if (!mapped && !busy)
+		return error ? vmf_error(error) : 0;
+	pofs_count(frame_faults);
+	pofs_count_by(around, mapped ? mapped - 1 : 0);
+	return VM_FAULT_NOPAGE;
 }
 
-/* Returns true if the fault is done: then *ret says how. */
-static bool map_frame(struct vm_fault *vmf, struct pofs_inode *pi, vm_fault_t *ret)
+/* A read of a merged page, or a write by way of a private mapping. Returns 0 if it is not done. */
+static vm_fault_t read_frame(struct vm_fault *vmf, struct pofs_inode *pi)
 {
 	struct page *frame;
+	vm_fault_t ret;
 
-	while ((frame = pofs_frame_at(pi, vmf->pgoff))) {
-		lock_page(frame);
-		if (xa_load(&pi->merged, vmf->pgoff) == frame) {
-			*ret = 0;
-			if (beyond_end(pi, vmf->pgoff))
-				*ret = VM_FAULT_SIGBUS;
-			else if (PageHWPoison(frame))
-				*ret = VM_FAULT_HWPOISON;
-			else if (page_ref_count(frame) > CROWDED)
-				break;
-			if (!*ret) {
-				pofs_count(frame_faults);
-				/* A page table is not made here, with frames locked. */
-				if (!vmf->cow_page && !pmd_none(*vmf->pmd))
-					map_around(vmf, pi, frame);
-				vmf->page = frame;
-				*ret = VM_FAULT_LOCKED;
-				return true;
-			}
-			unlock_page(frame);
-			put_page(frame);
-			return true;
-		}
-		unlock_page(frame);
-		put_page(frame);
+	if (!vmf->cow_page) {
+		ret = map_frames(vmf, pi);
+		if (ret)
+			return ret;
 	}
-	if (frame) {
-		unlock_page(frame);
+	frame = pofs_frame_at(pi, vmf->pgoff);
+	if (!frame)
+		return 0;
+	if (beyond_end(pi, vmf->pgoff))
+		ret = VM_FAULT_SIGBUS;
+	else
+		ret = PageHWPoison(frame) ? VM_FAULT_HWPOISON : 0;
+	if (ret || !vmf->cow_page) {
+		/* Too many references: it is copied. Or else again. */
+		if (!ret && page_ref_count(frame) <= CROWDED)
+			ret = VM_FAULT_NOPAGE;
 		put_page(frame);
+		return ret;
 	}
-	return false;
+	/* The kernel copies it. */
+	lock_page(frame);
+	vmf->page = frame;
+	return VM_FAULT_LOCKED;
 }
 
 /* Maps vmf->page by itself. A write comes again, by way of page_mkwrite(). */
@@ -185,6 +207,131 @@ static vm_fault_t map_small(struct vm_fault *vmf)
 	return ret && ret != -EBUSY ? vmf_error(ret) : VM_FAULT_NOPAGE;
 }
 
+/* ---- first writes ------------------------------------------------------------------ */
+
+/* A page of the file, locked, is about to be mapped writable. */
+static vm_fault_t first_write(struct pofs_inode *pi, pgoff_t index)
+{
+	if (pofs_mark_dirty(pi, index))
+		return VM_FAULT_OOM;
+	pofs_count(first_writes);
+	if (unlikely(pofs_slow_us))
+		usleep_range(pofs_slow_us, pofs_slow_us + 1);
+	return VM_FAULT_LOCKED;
+}
+
+/*
+ * Maps a page of the file writable, which is locked and whose dirty bit is set. vm_insert_page()
+ * maps as the mapping says, and where first writes are waited for, that is read-only: so it gets a
+ * copy of the mapping that says otherwise. It reads that, and keeps nothing.
+ */
+static vm_fault_t map_writable(struct vm_fault *vmf, struct page *page)
+{
+	struct vm_area_struct vma = *vmf->vma;
+	int error;
+
+	vma.vm_page_prot = __pgprot(pgprot_val(vm_get_page_prot(vma.vm_flags)) | _PAGE_DIRTY | _PAGE_SOFT_DIRTY);
+	set_page_dirty(page);
+	error = vm_insert_page(&vma, vmf->address & PAGE_MASK, page);
+	/* Busy: someone has mapped it read-only before its lock was taken. */
+	return error && error != -EBUSY ? vmf_error(error) : VM_FAULT_NOPAGE;
+}
+
+/*
+ * Whether write_frame() may be used: it has no way to charge another process's memory cgroup, and
+ * page tables are not made with a page locked.
+ */
+static bool may_write_frame(struct vm_fault *vmf)
+{
+	return vmf->vma->vm_mm == current->mm && vmf->vma->vm_flags & VM_WRITE && !pmd_none(*vmf->pmd);
+}
+
+/*
+ * A write of a merged page by way of a shared mapping, all at once: tmpfs makes a page, as for a
+ * write(2) of all of it, so it does not clear it; the frame is copied, and the page is mapped
+ * writable.
+ */
+static vm_fault_t write_frame(struct vm_fault *vmf, struct pofs_inode *pi)
+{
+	struct address_space *mapping = pofs_vfs(pi)->i_mapping;
+	pofs_begun *begun = NULL;
+	struct page *page;
+	void *data = NULL;
+	vm_fault_t ret;
+	int error;
+
+	/* The merged page's own charge pays for the private one. */
+	pofs_charge(mapping->host, -1);
+	error = mapping->a_ops->write_begin(vmf->vma->vm_file, mapping, (loff_t)vmf->pgoff << PAGE_SHIFT, PAGE_SIZE,
+					    &begun, &data);
+	pofs_charge(mapping->host, 1);
+	if (error)
+		return vmf_error(error);
+	page = pofs_page_of(begun, vmf->pgoff);
+	if (beyond_end(pi, vmf->pgoff)) {
+		/* Its length was changed meanwhile: whoever did that may have looked here before. */
+		if (!PageUptodate(page)) {
+			pofs_remove_page(mapping, page);
+			pofs_recount(mapping->host);
+		}
+		ret = VM_FAULT_SIGBUS;
+		goto out;
+	}
+	ret = pofs_settle(pi, page, vmf->pgoff);
+	/* The entry has gone, and it is a hole; or the frame cannot be read. */
+	if (!PageUptodate(page)) {
+		clear_highpage(page);
+		SetPageUptodate(page);
+	}
+	if (ret)
+		goto out;
+	pofs_count(private_faults);
+	ret = first_write(pi, vmf->pgoff);
+	if (ret & VM_FAULT_LOCKED)
+		ret = PageCompound(page) ? VM_FAULT_NOPAGE : map_writable(vmf, page);
+out:
+	unlock_page(page);
+	put_page(page);
+	return ret;
+}
+
+/* The kernel has mapped vmf->page, and somebody wants to write it. It holds a reference. */
+static vm_fault_t page_mkwrite(struct vm_fault *vmf)
+{
+	struct inode *inode = file_inode(vmf->vma->vm_file);
+	struct pofs_inode *pi = POFS_I(inode);
+	struct page *page = vmf->page;
+	vm_fault_t ret;
+
+	/* A frame has no mapping; a page of the file has one until it leaves the file. */
+	if (page_folio(page)->mapping) {
+		lock_page(page);
+		if (page_folio(page)->mapping == inode->i_mapping) {
+			ret = first_write(pi, vmf->pgoff);
+			if (!(ret & VM_FAULT_LOCKED))
+				unlock_page(page);
+			return ret;
+		}
+		unlock_page(page);
+	}
+	if (!xa_load(&pi->merged, vmf->pgoff))
+		return VM_FAULT_NOPAGE;
+	if (may_write_frame(vmf))
+		return write_frame(vmf, pi);
+	/* Makes it private; the next fault maps that. */
+	vmf->page = NULL;
+	ret = fault(vmf);
+	if (ret & VM_FAULT_LOCKED) {
+		unlock_page(vmf->page);
+		put_page(vmf->page);
+		ret = VM_FAULT_NOPAGE;
+	}
+	vmf->page = page;
+	return ret;
+}
+
+/* ---- faults ------------------------------------------------------------------------ */
+
 static vm_fault_t fault(struct vm_fault *vmf)
 {
 	struct pofs_inode *pi = POFS_I(file_inode(vmf->vma->vm_file));
@@ -192,8 +339,13 @@ static vm_fault_t fault(struct vm_fault *vmf)
 	bool merged = xa_load(&pi->merged, vmf->pgoff);
 	vm_fault_t ret, settled;
 
-	if (merged && !write && map_frame(vmf, pi, &ret))
-		return ret;
+	if (merged && !write) {
+		ret = read_frame(vmf, pi);
+		if (ret)
+			return ret;
+	}
+	if (merged && write && may_write_frame(vmf))
+		return write_frame(vmf, pi);
 	/* The merged page's own charge pays for the private one. */
 	if (merged)
 		pofs_charge(pofs_vfs(pi), -1);
@@ -239,49 +391,6 @@ static vm_fault_t map_pages(struct vm_fault *vmf, pgoff_t first, pgoff_t last)
 			ret |= pofs_base.vm->map_pages(vmf, first, end - 1);
 		first = end + 1;
 	}
-	return ret;
-}
-
-/* ---- first writes ------------------------------------------------------------------ */
-
-/* A page of the file, locked, is about to be mapped writable. */
-static vm_fault_t first_write(struct pofs_inode *pi, pgoff_t index)
-{
-	if (pofs_mark_dirty(pi, index))
-		return VM_FAULT_OOM;
-	pofs_count(first_writes);
-	if (unlikely(pofs_slow_us))
-		usleep_range(pofs_slow_us, pofs_slow_us + 1);
-	return VM_FAULT_LOCKED;
-}
-
-/* The kernel has mapped vmf->page, and somebody wants to write it. It holds a reference. */
-static vm_fault_t page_mkwrite(struct vm_fault *vmf)
-{
-	struct inode *inode = file_inode(vmf->vma->vm_file);
-	struct pofs_inode *pi = POFS_I(inode);
-	struct page *page = vmf->page;
-	vm_fault_t ret;
-
-	lock_page(page);
-	if (page_folio(page)->mapping == inode->i_mapping) {
-		ret = first_write(pi, vmf->pgoff);
-		if (!(ret & VM_FAULT_LOCKED))
-			unlock_page(page);
-		return ret;
-	}
-	unlock_page(page);
-	/* A frame, or a page that has left the file. Makes it private; the next fault maps that. */
-	if (!xa_load(&pi->merged, vmf->pgoff))
-		return VM_FAULT_NOPAGE;
-	vmf->page = NULL;
-	ret = fault(vmf);
-	if (ret & VM_FAULT_LOCKED) {
-		unlock_page(vmf->page);
-		put_page(vmf->page);
-		ret = VM_FAULT_NOPAGE;
-	}
-	vmf->page = page;
 	return ret;
 }
 

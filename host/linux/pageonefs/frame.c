@@ -176,9 +176,9 @@ static bool entry_erase(struct pofs_inode *pi, pgoff_t index, struct page *frame
 	struct pofs_super *ps = POFS_SB(pofs_vfs(pi)->i_sb);
 	bool mine;
 
-	lock_page(frame);
+	down_write(pofs_mapping_lock(pi, index));
 	mine = xa_cmpxchg(&pi->merged, index, frame, NULL, GFP_KERNEL) == frame;
-	unlock_page(frame);
+	up_write(pofs_mapping_lock(pi, index));
 	if (!mine)
 		return false;
 	atomic_long_dec(&pi->count);

@@ -16,8 +16,9 @@
  *  - private to merged: under the private page's lock, after its mappings are gone and nobody
  *    else holds it. The entry is stored, then the page leaves the file, then it is unlocked.
  *  - merged to private: under the lock of the new private page, which nobody has mapped; the
- *    entry goes under the frame's lock; then the frame's mappings at this index go.
- *  - A frame is mapped under its lock, with the entry checked under it. So the zap that follows
+ *    entry goes under the mapping's lock (pofs_mapping_lock); then the frame's mappings at this
+ *    index go.
+ *  - A frame is mapped under that lock, with the entry checked under it. So the zap that follows
  *    an erased entry finds every mapping.
  *  - Where there is an entry, a page in the file's cache is a hole that somebody has just filled:
  *    it means nothing until the frame is copied into it. Who makes such a page holds its lock

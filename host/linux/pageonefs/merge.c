@@ -174,9 +174,9 @@ static int move_one(struct merge_run *run, struct pageonefs_entry *e)
 	if (!equal) {
 		e->frame = pofs_frame_handle(old);
 	} else {
-		lock_page(old);
+		down_write(pofs_mapping_lock(pi, e->index));
 		error = xa_cmpxchg(&pi->merged, e->index, old, frame, GFP_KERNEL) == old ? 0 : -EAGAIN;
-		unlock_page(old);
+		up_write(pofs_mapping_lock(pi, e->index));
 	}
 	if (error) {
 		pofs_frame_put(run->domain, frame);

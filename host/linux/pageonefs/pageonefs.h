@@ -84,10 +84,15 @@ struct pofs_pin {
 	unsigned long last;	/* jiffies */
 };
 
+#define POFS_MAPPING_LOCKS 16
+
 struct pofs_inode {
 	struct xarray merged;		/* page index -> frame */
 	struct xarray dirty;		/* page index / POFS_DIRTY_BITS -> a page of bits */
 	atomic_long_t count;		/* entries of `merged` */
+	pgoff_t around_end;		/* where what was mapped at the last read fault ends */
+	unsigned int around;		/* and how many pages that were at most */
+	struct rw_semaphore mapping[POFS_MAPPING_LOCKS];	/* of 2 MiB each, see pofs_mapping_lock() */
 	struct rw_semaphore merging;	/* held for reading by merges; not while others change the file */
 	unsigned int blocked;		/* how many change the file now: there are no merges; under `merging` */
 	unsigned int plain;		/* PAGEONEFS_PLAIN_*; under `merging` */
@@ -101,6 +106,15 @@ struct pofs_inode {
 static inline struct pofs_inode *POFS_I(struct inode *inode)
 {
 	return container_of(SHMEM_I(inode), struct pofs_inode, shmem);
+}
+
+/*
+ * Held for reading while frames are mapped, and for writing where an entry goes, or names another
+ * frame. A merge stores new entries without it.
+ */
+static inline struct rw_semaphore *pofs_mapping_lock(struct pofs_inode *pi, pgoff_t index)
+{
+	return &pi->mapping[index / PTRS_PER_PTE % POFS_MAPPING_LOCKS];
 }
 
 static inline struct inode *pofs_vfs(struct pofs_inode *pi)

@@ -54,12 +54,16 @@ void pofs_inodes_stop(void)
 static struct inode *alloc_inode(struct super_block *sb)
 {
 	struct pofs_inode *pi = alloc_inode_sb(sb, inodes, GFP_KERNEL);
+	int i;
 
 	if (!pi)
 		return NULL;
 	xa_init(&pi->merged);
 	xa_init(&pi->dirty);
 	atomic_long_set(&pi->count, 0);
+	pi->around_end = pi->around = 0;
+	for (i = 0; i < POFS_MAPPING_LOCKS; i++)
+		init_rwsem(&pi->mapping[i]);
 	init_rwsem(&pi->merging);
 	pi->blocked = 0;
 	pi->plain = PAGEONEFS_PLAIN_NO;

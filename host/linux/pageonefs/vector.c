@@ -65,27 +65,6 @@ static bool zeros_512(const void *at)
 	return zero;
 }
 
-static bool equal_512(const void *a, const void *b)
-{
-	bool equal;
-
-	if (static_branch_likely(&have_avx2))
-		asm volatile("vpxor %%xmm0, %%xmm0, %%xmm0\n"
-			     ".irp o," EACH_32 "\n\t"
-			     "vmovdqa \\o(%[a]), %%ymm1\n\tvpxor \\o(%[b]), %%ymm1, %%ymm1\n\tvpor %%ymm1, %%ymm0, %%ymm0\n"
-			     ".endr\n"
-			     "vptest %%ymm0, %%ymm0\n"
-			     : "=@ccz" (equal) : [a] "r" (a), [b] "r" (b) : "memory");
-	else
-		asm volatile("pcmpeqd %%xmm0, %%xmm0\n"
-			     ".irp o," EACH_16 "\n\t"
-			     "movdqa \\o(%[a]), %%xmm1\n\tpcmpeqd \\o(%[b]), %%xmm1\n\tpand %%xmm1, %%xmm0\n"
-			     ".endr\n"
-			     "pmovmskb %%xmm0, %%eax\n\tcmp $0xffff, %%eax\n"
-			     : "=@ccz" (equal) : [a] "r" (a), [b] "r" (b) : "memory", "eax");
-	return equal;
-}
-
 static bool zeros(const void *at)
 {
 	unsigned int done;
@@ -108,17 +87,42 @@ bool pofs_page_zeros(struct page *page)
 	return zero;
 }
 
+/* In turns of 512 bytes. */
+static bool equal(const void *a, const void *b)
+{
+	unsigned int turns = PAGE_SIZE / 512;
+	bool same;
+
+	if (static_branch_likely(&have_avx2))
+		asm volatile("vpxor %%xmm0, %%xmm0, %%xmm0\n"
+			     "1:\n.irp o," EACH_32 "\n\t"
+			     "vmovdqa \\o(%[a]), %%ymm1\n\tvpxor \\o(%[b]), %%ymm1, %%ymm1\n\tvpor %%ymm1, %%ymm0, %%ymm0\n"
+			     ".endr\n"
+			     "vptest %%ymm0, %%ymm0\n\tjnz 2f\n\t"
+			     "add $512, %[a]\n\tadd $512, %[b]\n\tdec %[turns]\n\tjnz 1b\n"
+			     "2:\n"
+			     : "=@ccz" (same), [a] "+r" (a), [b] "+r" (b), [turns] "+r" (turns) : : "memory");
+	else
+		asm volatile("pcmpeqd %%xmm0, %%xmm0\n"
+			     "1:\n.irp o," EACH_16 "\n\t"
+			     "movdqa \\o(%[a]), %%xmm1\n\tpcmpeqd \\o(%[b]), %%xmm1\n\tpand %%xmm1, %%xmm0\n"
+			     ".endr\n"
+			     "pmovmskb %%xmm0, %%eax\n\tcmp $0xffff, %%eax\n\tjne 2f\n\t"
+			     "add $512, %[a]\n\tadd $512, %[b]\n\tdec %[turns]\n\tjnz 1b\n"
+			     "2:\n"
+			     : "=@ccz" (same), [a] "+r" (a), [b] "+r" (b), [turns] "+r" (turns) : : "memory", "eax");
+	/* The flag of whatever ended it: all turns are over, or something differs. */
+	return same;
+}
+
 bool pofs_pages_equal(struct page *a, struct page *b)
 {
 	const void *p = kmap_local_page(a), *q = kmap_local_page(b);
-	unsigned int done;
-	bool equal = true;
+	bool ret = equal(p, q);
 
-	for (done = 0; equal && done < PAGE_SIZE; done += 512)
-		equal = equal_512(p + done, q + done);
 	kunmap_local(q);
 	kunmap_local(p);
-	return equal;
+	return ret;
 }
 
 /* ---- digests ------------------------------------------------------------------------ */

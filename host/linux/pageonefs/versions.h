@@ -29,6 +29,11 @@ typedef struct folio pofs_begun;
 #define pofs_page_of(begun, index) folio_file_page(begun, index)
 #define POFS_SPLICE_READ copy_splice_read
 
+static inline void pofs_remove_page(struct address_space *mapping, struct page *page)
+{
+	generic_error_remove_folio(mapping, page_folio(page));
+}
+
 static inline void pofs_release_batch(struct folio_batch *batch)
 {
 	__folio_batch_release(batch);
@@ -44,6 +49,11 @@ typedef struct page pofs_begun;
 #define POFS_NO_IDMAP	(&init_user_ns)
 #define pofs_page_of(begun, index) (begun)
 #define POFS_SPLICE_READ generic_file_splice_read
+
+static inline void pofs_remove_page(struct address_space *mapping, struct page *page)
+{
+	generic_error_remove_page(mapping, page);
+}
 
 static inline void pofs_release_batch(struct folio_batch *batch)
 {

@@ -163,56 +163,32 @@ static const struct sums first_sums = {
 };
 
 /*
- * AVX2: ymm0 and ymm1 are the sums, ymm2 and ymm3 those that are to be swapped, ymm7 is the prime.
- * `n` stripes of a block, each with the secret 8 bytes further.
+ * In all that follows, sum number i is in xmm<i> or ymm<i>, what is to be added to it swapped in
+ * xmm1<i> or ymm1<i>, and the prime in number 7. AVX2 takes 32 bytes at a time, SSE2 16.
+ *
+ * The stripes of a list, each with the secret 8 bytes further:
  */
-#define AVX2_HALF(offset, sum, swapped)						\
-	"vmovdqa \\n*64+" offset "(%[at]), %%ymm4\n\t"				\
-	"vpxor \\n*8+" offset "(%[secret]), %%ymm4, %%ymm5\n\t"			\
-	"vpaddq %%ymm4, %%" swapped ", %%" swapped "\n\t"			\
-	"vpsrlq $32, %%ymm5, %%ymm6\n\t"					\
-	"vpmuludq %%ymm5, %%ymm6, %%ymm6\n\t"					\
-	"vpaddq %%ymm6, %%" sum ", %%" sum "\n"
 #define AVX2_STRIPES(list, at_, secret_)					\
-	asm volatile(".irp n," list "\n\t" AVX2_HALF("0", "ymm0", "ymm2")	\
-		     AVX2_HALF("32", "ymm1", "ymm3") ".endr\n"			\
-		     : : [at] "r" (at_), [secret] "r" (secret_) : "memory")
-#define AVX2_SWAP								\
-	"vpshufd $0x4e, %%ymm2, %%ymm2\n\tvpaddq %%ymm2, %%ymm0, %%ymm0\n\t"	\
-	"vpshufd $0x4e, %%ymm3, %%ymm3\n\tvpaddq %%ymm3, %%ymm1, %%ymm1\n\t"	\
-	"vpxor %%xmm2, %%xmm2, %%xmm2\n\tvpxor %%xmm3, %%xmm3, %%xmm3\n\t"
-#define AVX2_SCRAMBLE(offset, sum)						\
-	"vpsrlq $47, %%" sum ", %%ymm4\n\tvpxor %%ymm4, %%" sum ", %%" sum "\n\t" \
-	"vpxor " offset "(%[secret]), %%" sum ", %%" sum "\n\t"			\
-	"vpsrlq $32, %%" sum ", %%ymm4\n\tvpmuludq %%ymm7, %%ymm4, %%ymm4\n\t"	\
-	"vpsllq $32, %%ymm4, %%ymm4\n\tvpmuludq %%ymm7, %%" sum ", %%" sum "\n\t" \
-	"vpaddq %%ymm4, %%" sum ", %%" sum "\n\t"
-
-/* SSE2: xmm0 to xmm3 are the sums, xmm8 to xmm11 those that are to be swapped, xmm7 is the prime. */
-#define SSE2_QUARTER(offset, sum, swapped)					\
-	"movdqa \\n*64+" offset "(%[at]), %%xmm4\n\t"				\
-	"movdqu \\n*8+" offset "(%[secret]), %%xmm5\n\t"			\
-	"pxor %%xmm4, %%xmm5\n\t"						\
-	"paddq %%xmm4, %%" swapped "\n\t"					\
-	"movdqa %%xmm5, %%xmm6\n\tpsrlq $32, %%xmm6\n\t"			\
-	"pmuludq %%xmm5, %%xmm6\n\t"						\
-	"paddq %%xmm6, %%" sum "\n"
+	({ asm volatile(".irp n," list "\n.irp i,0,1\n\t"			\
+		     "vmovdqa \\n*64+\\i*32(%[at]), %%ymm4\n\t"		\
+		     "vpxor \\n*8+\\i*32(%[secret]), %%ymm4, %%ymm5\n\t"	\
+		     "vpaddq %%ymm4, %%ymm1\\i, %%ymm1\\i\n\t"		\
+		     "vpsrlq $32, %%ymm5, %%ymm6\n\t"				\
+		     "vpmuludq %%ymm5, %%ymm6, %%ymm6\n\t"			\
+		     "vpaddq %%ymm6, %%ymm\\i, %%ymm\\i\n"			\
+		     ".endr\n.endr"						\
+		     : : [at] "r" (at_), [secret] "r" (secret_) : "memory"); })
 #define SSE2_STRIPES(list, at_, secret_)					\
-	asm volatile(".irp n," list "\n\t" SSE2_QUARTER("0", "xmm0", "xmm8")	\
-		     SSE2_QUARTER("16", "xmm1", "xmm9") SSE2_QUARTER("32", "xmm2", "xmm10") \
-		     SSE2_QUARTER("48", "xmm3", "xmm11") ".endr\n"		\
-		     : : [at] "r" (at_), [secret] "r" (secret_) : "memory")
-#define SSE2_SWAP_ONE(sum, swapped)						\
-	"pshufd $0x4e, %%" swapped ", %%" swapped "\n\tpaddq %%" swapped ", %%" sum "\n\t" \
-	"pxor %%" swapped ", %%" swapped "\n\t"
-#define SSE2_SWAP								\
-	SSE2_SWAP_ONE("xmm0", "xmm8") SSE2_SWAP_ONE("xmm1", "xmm9")		\
-	SSE2_SWAP_ONE("xmm2", "xmm10") SSE2_SWAP_ONE("xmm3", "xmm11")
-#define SSE2_SCRAMBLE(offset, sum)						\
-	"movdqa %%" sum ", %%xmm4\n\tpsrlq $47, %%xmm4\n\tpxor %%xmm4, %%" sum "\n\t" \
-	"movdqu " offset "(%[secret]), %%xmm4\n\tpxor %%xmm4, %%" sum "\n\t"	\
-	"movdqa %%" sum ", %%xmm4\n\tpsrlq $32, %%xmm4\n\tpmuludq %%xmm7, %%xmm4\n\t" \
-	"psllq $32, %%xmm4\n\tpmuludq %%xmm7, %%" sum "\n\tpaddq %%xmm4, %%" sum "\n\t"
+	({ asm volatile(".irp n," list "\n.irp i,0,1,2,3\n\t"			\
+		     "movdqa \\n*64+\\i*16(%[at]), %%xmm4\n\t"			\
+		     "movdqu \\n*8+\\i*16(%[secret]), %%xmm5\n\t"		\
+		     "pxor %%xmm4, %%xmm5\n\t"					\
+		     "paddq %%xmm4, %%xmm1\\i\n\t"				\
+		     "movdqa %%xmm5, %%xmm6\n\tpsrlq $32, %%xmm6\n\t"		\
+		     "pmuludq %%xmm5, %%xmm6\n\t"				\
+		     "paddq %%xmm6, %%xmm\\i\n"				\
+		     ".endr\n.endr"						\
+		     : : [at] "r" (at_), [secret] "r" (secret_) : "memory"); })
 
 #define UP_TO_14 "0,1,2,3,4,5,6,7,8,9,10,11,12,13,14"
 #define BLOCK 1024
@@ -221,24 +197,59 @@ static const struct sums first_sums = {
 #define LAST (POFS_SECRET - 64 - 7)
 #define ENDING 11
 
+static void add_swapped_by_avx2(void)
+{
+	asm volatile(".irp i,0,1\n\t"
+		     "vpshufd $0x4e, %ymm1\\i, %ymm1\\i\n\tvpaddq %ymm1\\i, %ymm\\i, %ymm\\i\n\t"
+		     "vpxor %xmm1\\i, %xmm1\\i, %xmm1\\i\n.endr");
+}
+
+static void add_swapped_by_sse2(void)
+{
+	asm volatile(".irp i,0,1,2,3\n\t"
+		     "pshufd $0x4e, %xmm1\\i, %xmm1\\i\n\tpaddq %xmm1\\i, %xmm\\i\n\t"
+		     "pxor %xmm1\\i, %xmm1\\i\n.endr");
+}
+
+static void scramble_by_avx2(const void *secret)
+{
+	asm volatile(".irp i,0,1\n\t"
+		     "vpsrlq $47, %%ymm\\i, %%ymm4\n\tvpxor %%ymm4, %%ymm\\i, %%ymm\\i\n\t"
+		     "vpxor \\i*32(%[secret]), %%ymm\\i, %%ymm\\i\n\t"
+		     "vpsrlq $32, %%ymm\\i, %%ymm4\n\tvpmuludq %%ymm7, %%ymm4, %%ymm4\n\t"
+		     "vpsllq $32, %%ymm4, %%ymm4\n\tvpmuludq %%ymm7, %%ymm\\i, %%ymm\\i\n\t"
+		     "vpaddq %%ymm4, %%ymm\\i, %%ymm\\i\n.endr"
+		     : : [secret] "r" (secret + SCRAMBLING) : "memory");
+}
+
+static void scramble_by_sse2(const void *secret)
+{
+	asm volatile(".irp i,0,1,2,3\n\t"
+		     "movdqa %%xmm\\i, %%xmm4\n\tpsrlq $47, %%xmm4\n\tpxor %%xmm4, %%xmm\\i\n\t"
+		     "movdqu \\i*16(%[secret]), %%xmm4\n\tpxor %%xmm4, %%xmm\\i\n\t"
+		     "movdqa %%xmm\\i, %%xmm4\n\tpsrlq $32, %%xmm4\n\tpmuludq %%xmm7, %%xmm4\n\t"
+		     "psllq $32, %%xmm4\n\tpmuludq %%xmm7, %%xmm\\i\n\tpaddq %%xmm4, %%xmm\\i\n.endr"
+		     : : [secret] "r" (secret + SCRAMBLING) : "memory");
+}
+
 static void sums_by_avx2(const void *at, const void *secret, struct sums *sums)
 {
 	const void *end = at + PAGE_SIZE - BLOCK;
 	u64 prime = PRIME32_1;
 
 	asm volatile("vmovdqa (%[first]), %%ymm0\n\tvmovdqa 32(%[first]), %%ymm1\n\t"
-		     "vpxor %%xmm2, %%xmm2, %%xmm2\n\tvpxor %%xmm3, %%xmm3, %%xmm3\n\t"
+		     "vpxor %%xmm10, %%xmm10, %%xmm10\n\tvpxor %%xmm11, %%xmm11, %%xmm11\n\t"
 		     "vpbroadcastq %[prime], %%ymm7"
 		     : : [first] "r" (&first_sums), "m" (first_sums), [prime] "m" (prime));
 	for (; at < end; at += BLOCK) {
 		AVX2_STRIPES(UP_TO_14 ",15", at, secret);
-		asm volatile(AVX2_SWAP AVX2_SCRAMBLE("0", "ymm0") AVX2_SCRAMBLE("32", "ymm1")
-			     : : [secret] "r" (secret + SCRAMBLING) : "memory");
+		add_swapped_by_avx2();
+		scramble_by_avx2(secret);
 	}
 	AVX2_STRIPES(UP_TO_14, at, secret);
 	AVX2_STRIPES("0", at + BLOCK - 64, secret + LAST);
-	asm volatile(AVX2_SWAP "vmovdqa %%ymm0, (%[sums])\n\tvmovdqa %%ymm1, 32(%[sums])"
-		     : "=m" (*sums) : [sums] "r" (sums));
+	add_swapped_by_avx2();
+	asm volatile("vmovdqa %%ymm0, (%[sums])\n\tvmovdqa %%ymm1, 32(%[sums])" : "=m" (*sums) : [sums] "r" (sums));
 }
 
 static void sums_by_sse2(const void *at, const void *secret, struct sums *sums)
@@ -246,33 +257,28 @@ static void sums_by_sse2(const void *at, const void *secret, struct sums *sums)
 	const void *end = at + PAGE_SIZE - BLOCK;
 	u64 prime = PRIME32_1;
 
-	asm volatile("movdqa (%[first]), %%xmm0\n\tmovdqa 16(%[first]), %%xmm1\n\t"
-		     "movdqa 32(%[first]), %%xmm2\n\tmovdqa 48(%[first]), %%xmm3\n\t"
-		     "pxor %%xmm8, %%xmm8\n\tpxor %%xmm9, %%xmm9\n\tpxor %%xmm10, %%xmm10\n\tpxor %%xmm11, %%xmm11\n\t"
+	asm volatile(".irp i,0,1,2,3\n\tmovdqa \\i*16(%[first]), %%xmm\\i\n\tpxor %%xmm1\\i, %%xmm1\\i\n.endr\n\t"
 		     "movq %[prime], %%xmm7\n\tpshufd $0x44, %%xmm7, %%xmm7"
 		     : : [first] "r" (&first_sums), "m" (first_sums), [prime] "m" (prime));
 	for (; at < end; at += BLOCK) {
 		SSE2_STRIPES(UP_TO_14 ",15", at, secret);
-		asm volatile(SSE2_SWAP SSE2_SCRAMBLE("0", "xmm0") SSE2_SCRAMBLE("16", "xmm1")
-			     SSE2_SCRAMBLE("32", "xmm2") SSE2_SCRAMBLE("48", "xmm3")
-			     : : [secret] "r" (secret + SCRAMBLING) : "memory");
+		add_swapped_by_sse2();
+		scramble_by_sse2(secret);
 	}
 	SSE2_STRIPES(UP_TO_14, at, secret);
 	SSE2_STRIPES("0", at + BLOCK - 64, secret + LAST);
-	asm volatile(SSE2_SWAP "movdqa %%xmm0, (%[sums])\n\tmovdqa %%xmm1, 16(%[sums])\n\t"
-		     "movdqa %%xmm2, 32(%[sums])\n\tmovdqa %%xmm3, 48(%[sums])"
-		     : "=m" (*sums) : [sums] "r" (sums));
+	add_swapped_by_sse2();
+	asm volatile(".irp i,0,1,2,3\n\tmovdqa %%xmm\\i, \\i*16(%[sums])\n.endr" : "=m" (*sums) : [sums] "r" (sums));
 }
 
 /* Of two sums, and the two words of the secret from `at` on. */
 static u64 fold(const u64 *sums, const void *at)
 {
-	u64 words[2];
 	unsigned __int128 product;
+	u64 words[2];
 
 	memcpy(words, at, sizeof(words));
 	product = (unsigned __int128)(sums[0] ^ words[0]) * (sums[1] ^ words[1]);
-
 	return (u64)product ^ (u64)(product >> 64);
 }
 

@@ -7,7 +7,8 @@ MAKEFLAGS += --no-print-directory
 export FLOORS = imports widths files hosts
 
 .PHONY: demo build check test lint lint-aarch64 test-unit test-loom test-stress test-sabotage test-e2e test-functional \
-    test-hazards test-rates test-soak test-behaviour test-hostile test-kernels test-pageonefs bench-pageonefs test-pool-medium \
+    test-hazards test-rates test-soak test-behaviour test-hostile test-kernels test-pageonefs test-pageonefs-debug \
+    fuzz-pageonefs soak-pageonefs lint-pageonefs bench-pageonefs test-pool-medium \
     test-pool-crashes test-kvm test-kvm-runs test-libvirt bench-libvirt bench-snapshots test-selinux debug-kernel test-debug-kernel \
     test-packages test-upgrade test-attach test-pausing pictures deb rpm test-tsan stress fuzz fuzz-behaviour fuzz-sabotage soak soak-snapshots clean
 
@@ -104,6 +105,22 @@ test-pageonefs: deps-test deps-ppr
 
 bench-pageonefs: deps-test deps-ppr
 	scripts/bench-pageonefs.sh
+
+# The same in guests whose kernels check themselves, with failing allocations; KASAN=kasan: they check every access, too.
+test-pageonefs-debug: deps-test deps-debug-kernel
+	scripts/test-pageonefs-debug.sh '$(SERIES)' $(KASAN)
+
+# Programs that do to files of it whatever they can, while pages merge, for FUZZ_SECONDS; and rounds of that with mounts and the
+# module that come and go, for SOAK_SECONDS. SERIES=6.1: on that kernel.
+fuzz-pageonefs: deps-test deps-debug-kernel
+	FUZZ_SECONDS=$(if $(filter file,$(origin FUZZ_SECONDS)),3600,$(FUZZ_SECONDS)) scripts/fuzz-pageonefs.sh $(or $(SERIES),6.12) $(KASAN)
+
+soak-pageonefs: deps-test deps-debug-kernel
+	scripts/soak-pageonefs.sh $(or $(SERIES),6.12) $(KASAN)
+
+# checkpatch.pl and sparse.
+lint-pageonefs:
+	scripts/lint-pageonefs.sh
 
 # From nothing to merged guests under libvirt, in a container: what the guide's three commands take. RELEASE: trixie, too.
 RELEASE ?= bookworm

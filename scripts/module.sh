@@ -3,6 +3,7 @@
 #
 #   scripts/module.sh ppr|pageonefs KERNEL-VERSION OUT-DIR      e.g. ppr 6.1.0-56-cloud-amd64 /tmp/ppr
 #
+# Instead of a version, the directory that a kernel was built in (scripts/debug-kernel.sh).
 # The kernel's headers come from `scripts/deps.sh ppr`; for a kernel that is installed, `make` in the module's folder does
 # it. PAGEONEFS_SABOTAGE=y builds pageonefs with parameters that switch guards off, for the tests.
 # Exit: 0 and OUT-DIR/NAME.ko is there; 1 otherwise.
@@ -18,6 +19,7 @@ case $name in
     *) fail "$name: ppr or pageonefs" ;;
 esac
 headers=$cache/headers/$version/usr/src/linux-headers-$version
+case $version in /*) headers=$version ;; esac
 [ -e "$headers/Makefile" ] || fail "there are no headers of $version in $cache/headers: run 'scripts/deps.sh ppr'"
 build=$(mktemp -d "/tmp/module-$name.XXXXXX")
 trap 'rm -rf "$build"' EXIT

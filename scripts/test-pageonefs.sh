@@ -9,43 +9,11 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/kernel-guest.sh
 . scripts/kernel-guest.sh
+# shellcheck source=scripts/pageonefs-guest.sh
+. scripts/pageonefs-guest.sh
 prefix=${1:-6.}
 tests=$(IFS=,; echo "${*:2}")
-sources=host/linux/pageonefs/test
-
-# pack_guest VERSION [y]: makes $work/initrd with the module for this kernel; with y, one whose guards can be off.
-pack_guest() {
-    local version=$1 root=$work/root
-    rm -rf "$root"
-    mkdir -p "$root"/{bin,proc,sys,dev,tmp,mnt}
-    cp "$(command -v busybox)" "$root/bin/busybox"
-    PAGEONEFS_SABOTAGE=${2:-} scripts/module.sh pageonefs "$version" "$root"
-    gcc -std=gnu11 -O2 -Wall -Wextra -Werror -static -pthread -o "$root/pageonefs-test" "$sources"/{main,pages,files,hazards,memory,frames}.c
-    if [ -z "$tests" ]; then
-        cp "$kmem" "$root/kmem-test"
-        strip "$root/kmem-test"
-        libraries "$root" "$kmem"
-    fi
-    printf '%s\n' "$unwell" > "$root/unwell"
-    cp "$sources/init" "$root/init"
-    chmod 755 "$root/init"
-    mknod "$root/dev/console" c 5 1 2>/dev/null || true
-    initrd "$root"
-}
-
-if [ -z "$tests" ]; then
-    kmem=$(cargo test --quiet -p kmem --lib --no-run --message-format=json-render-diagnostics |
-        sed -n 's/.*"executable":"\([^"]*kmem[^"]*\)".*/\1/p' | tail -n 1) && [ -x "$kmem" ] || fail "kmem's tests could not be built"
-fi
-
-# A slow disk with random content, and one for swap. NVMe is built into these kernels.
-head -c 8M /dev/urandom > "$work/slow"
-truncate -s 256M "$work/swap"
-devices=(
-    -drive "file=$work/slow,format=raw,if=none,id=slow,throttling.iops-total=60" -device nvme,serial=slow,drive=slow
-    -drive "file=$work/swap,format=raw,if=none,id=swap" -device nvme,serial=swap,drive=swap
-)
-
+if [ -z "$tests" ]; then kmem_tests; fi
 failed=0 ran=0
 for kernel in "$cache"/kernels/"$prefix"*/vmlinuz; do
     [ -e "$kernel" ] || continue

@@ -1,0 +1,38 @@
+#!/bin/bash
+# Tests the host's file system, host/linux/pageonefs, in guests whose kernels check themselves (scripts/debug-kernel.sh builds
+# them): all its tests; the fuzzer, and again where allocations fail; unloading; and what has leaked. The kernel has nothing to
+# say. Then once more for each guard that is off, which the fuzzer must notice.
+#
+#   scripts/test-pageonefs-debug.sh [6.12|6.1 [kasan]]      both kernels if none is named
+#
+# Needs no hardware virtualisation. Settings:
+#   PAGEONE_FUZZ_SECONDS    how long the fuzzer runs, each time (300; 0: not at all, nor with guards off)
+#   PAGEONE_FAULTS          each N-th allocation fails (400)
+# Exit: 0 all passed, or skipped; 1 otherwise, also when a guest crashed or hung or its kernel warned.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+# shellcheck source=scripts/kernel-guest.sh
+. scripts/kernel-guest.sh
+# shellcheck source=scripts/pageonefs-guest.sh
+. scripts/pageonefs-guest.sh
+fuzz=${PAGEONE_FUZZ_SECONDS:-300}
+
+kmem_tests
+failed=0
+for series in ${1:-6.12 6.1}; do
+    if [ ! -e "/usr/src/linux-source-$series.tar.xz" ]; then
+        echo "$lane: SKIPPED Linux $series: its source is missing: 'apt-get install linux-source-$series'"
+        continue
+    fi
+    image=$(scripts/debug-kernel.sh "$series" ${2:+"$2"}) || exit 1
+    build=$(readlink -f "${image%/*}/build")
+    name="Linux $(basename "${image%/vmlinuz}")${2:+ with $2}"
+    pack_guest "$build"
+    boot "$name" "$image" $((2400 + 6 * fuzz)) "$checks ROUNDS=10 POISON=1 FUZZ=$fuzz FAULTS=${PAGEONE_FAULTS:-400}" || failed=1
+    if [ "$fuzz" -eq 0 ]; then continue; fi
+    pack_guest "$build" y
+    for guard in no_pin_check=1 no_handshake=1,slow=300 no_compare=1; do
+        boot "$name, $guard" "$image" $((600 + 2 * fuzz)) "${checks/LEAKS=1/} TESTS=none OPTIONS=$guard MUST_FAIL=1 FUZZ=$fuzz" || failed=1
+    done
+done
+exit "$failed"

@@ -26,6 +26,7 @@ for kernel in "$cache"/kernels/"$prefix"*/vmlinuz; do
     # Each guard off: the test of its hazard must fail.
     pack_guest "$version" y
     boot "Linux $version, pages that others hold are merged" "$kernel" 300 'OPTIONS=no_pin_check=1 TESTS=held MUST_FAIL=1' || failed=1
+    boot "Linux $version, a disk's writes are not seen" "$kernel" 300 'OPTIONS=no_pin_check=1 TESTS=dirty_disk MUST_FAIL=1' || failed=1
     boot "Linux $version, a harvest does not wait" "$kernel" 300 'OPTIONS=no_handshake=1,slow=300 TESTS=dirty MUST_FAIL=1' || failed=1
     boot "Linux $version, contents are not compared" "$kernel" 300 'OPTIONS=no_compare=1 TESTS=hammer MUST_FAIL=1' || failed=1
 done

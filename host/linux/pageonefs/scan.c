@@ -7,6 +7,9 @@
  * so that the next write sets its bit again. The kernel maps a page writable after the bit is
  * set, under the same lock: so the harvest waits for that lock once between the two. Or it would
  * take the bit of a mapping that comes only after its zap, and never see what is written there.
+ *
+ * A disk that reads into a mapping has pinned its pages, and writes them without a mapping: their
+ * bits are set again for as long as a harvest finds them pinned.
  */
 #include <linux/gfp.h>
 #include <linux/uaccess.h>
@@ -86,10 +89,34 @@ struct harvest_run {
 	pgoff_t first, end;	/* neighbours whose mappings are still to go; none if they are equal */
 };
 
+/* Who pins a page without a lock looks again whether it is mapped: so this comes after the zap. */
+static void mark_pinned(struct harvest_run *run)
+{
+	struct pofs_inode *pi = POFS_I(run->mapping->host);
+	pgoff_t next = run->first;
+	struct folio_batch batch;
+	unsigned int i;
+
+	folio_batch_init(&batch);
+	while (filemap_get_folios(run->mapping, &next, run->end - 1, &batch)) {
+		for (i = 0; i < folio_batch_count(&batch); i++) {
+			struct folio *folio = batch.folios[i];
+
+			if (unlikely(pofs_written_elsewhere(folio)))
+				pofs_mark_dirty_range(pi, max(folio->index, run->first),
+						      min(folio->index + folio_nr_pages(folio), run->end) - 1);
+		}
+		folio_batch_release(&batch);
+	}
+}
+
 static void zap_run(struct harvest_run *run)
 {
-	if (run->end > run->first)
+	if (run->end > run->first) {
 		unmap_mapping_pages(run->mapping, run->first, run->end - run->first, false);
+		if (!pofs_no_pin_check)
+			mark_pinned(run);
+	}
 	run->first = run->end = 0;
 }
 

@@ -43,6 +43,12 @@ static inline void pofs_vma_flags(struct vm_area_struct *vma, unsigned long flag
 {
 	vm_flags_set(vma, flags);
 }
+
+/* Whether a device, or another process, may write into a page that nobody maps, or may have now. */
+static inline bool pofs_written_elsewhere(struct folio *folio)
+{
+	return folio_maybe_dma_pinned(folio);
+}
 #else
 typedef struct user_namespace pofs_idmap;
 typedef struct page pofs_begun;
@@ -63,6 +69,12 @@ static inline void pofs_release_batch(struct folio_batch *batch)
 static inline void pofs_vma_flags(struct vm_area_struct *vma, unsigned long flags)
 {
 	vma->vm_flags |= flags;
+}
+
+/* Direct I/O takes references, as others do, and no pins: so this is true of more pages. */
+static inline bool pofs_written_elsewhere(struct folio *folio)
+{
+	return folio_ref_count(folio) > folio_nr_pages(folio) + 1;
 }
 #endif
 

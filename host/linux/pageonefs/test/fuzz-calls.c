@@ -211,7 +211,7 @@ static long seek(struct me *me)
 
 /* ---- disks ----------------------------------------------------------------------------- */
 
-/* A disk writes to a mapping. Of file 0 alone: such writes have no dirty bit while they last. */
+/* A disk writes to a mapping, of file 0 alone. */
 static long disk_in(struct me *me)
 {
 	uint64_t from, len, off;
@@ -361,7 +361,7 @@ static long splice_files(struct me *me)
 	return ret;
 }
 
-/* Of file 0 alone, as what a disk does. */
+/* Another process's write. */
 static long vm_write(struct me *me)
 {
 	uint64_t from, len;

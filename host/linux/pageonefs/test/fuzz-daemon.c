@@ -168,7 +168,6 @@ void daemon_harvests(uint64_t seed)
 	char path[64];
 
 	start(seed);
-	/* The first file is written by disks, and such writes have no bit while they last. */
 	for (int f = 0; f < SHARED; f++) {
 		snprintf(path, sizeof(path), MOUNT "/fuzz/%d", f);
 		may_fail(me, false);
@@ -179,14 +178,8 @@ void daemon_harvests(uint64_t seed)
 		may_fail(me, true);
 	}
 	while (!sh->stop) {
-		for (int f = 0; f < SHARED; f++) {
-			if (f) {
-				watch(&files[f], f);
-			} else if (digest(files[f].id, PAGES, files[f].new)) {
-				merge_equal(files[f].id, PAGES, files[f].new);
-				bits(files[f].id, files[f].a);
-			}
-		}
+		for (int f = 0; f < SHARED; f++)
+			watch(&files[f], f);
 		if (!rnd(me, 4))
 			usleep(rnd(me, 20000));
 	}
@@ -314,7 +307,7 @@ static void poison(void)
 		usleep(2000);
 	}
 	if (!copy_guarded(page, m + PAGE, 8)) {
-		ret = madvise(m + PAGE, PAGE, rnd(me, 3) ? 100 /* MADV_HWPOISON */ : 101 /* SOFT_OFFLINE */);
+		ret = advise_guarded(m + PAGE, PAGE, rnd(me, 3) ? 100 /* MADV_HWPOISON */ : 101 /* SOFT_OFFLINE */);
 		if (!ret)
 			w->made[POISON]++;
 		copy_guarded(page, m + PAGE, PAGE);
@@ -362,7 +355,7 @@ void daemon_merges(uint64_t seed)
 			w->made[PLAIN]++;
 			break;
 		case 5:
-			if (w->poison && !rnd(me, 100))
+			if (w->poison && !rnd(me, 50))
 				poison();
 			break;
 		default:

@@ -34,8 +34,8 @@ static void open_all(struct me *me)
 	char path[64];
 
 	me->fail = w->faults ? open("/proc/thread-self/make-it-fail", O_WRONLY | O_CLOEXEC) : -1;
-	me->disk = open("/dev/nvme0n1", O_RDONLY | O_DIRECT | O_CLOEXEC);
-	me->scratch = open("/dev/nvme2n1", O_RDWR | O_DIRECT | O_CLOEXEC);
+	me->disk = open("/dev/slow", O_RDONLY | O_DIRECT | O_CLOEXEC);
+	me->scratch = open("/dev/scratch", O_RDWR | O_DIRECT | O_CLOEXEC);
 	for (int f = 0; f < SHARED; f++) {
 		snprintf(path, sizeof(path), MOUNT "/fuzz/%d", f);
 		me->fd[f] = open(path, O_RDWR | O_CLOEXEC);
@@ -247,16 +247,25 @@ bool right(struct me *me, const char *how, int file, uint64_t from, uint64_t len
 	return false;
 }
 
-void on_bus(int s)
+static void on_fault(int s, siginfo_t *info, void *unused)
 {
+	(void)unused;
 	if (!guarded) {
-		BAD("signal %d", s);
+		BAD("signal %d, code %d, at %p", s, info->si_code, info->si_addr);
 		_exit(1);
 	}
 	siglongjmp(jump, s);
 }
 
-/* As memcpy() and memcmp(), of memory that may have SIGBUS. */
+void catch_faults(void)
+{
+	struct sigaction a = { .sa_sigaction = on_fault, .sa_flags = SA_SIGINFO };
+
+	sigaction(SIGBUS, &a, NULL);
+	sigaction(SIGSEGV, &a, NULL);
+}
+
+/* As memcpy(), memcmp() and madvise(), of memory that may have SIGBUS. */
 int copy_guarded(void *to, const void *from, size_t len)
 {
 	if (sigsetjmp(jump, 1)) {
@@ -279,6 +288,20 @@ int compare_guarded(const void *a, const void *b, size_t len)
 	}
 	guarded = 1;
 	ret = memcmp(a, b, len) != 0;
+	guarded = 0;
+	return ret;
+}
+
+int advise_guarded(void *at, size_t len, int advice)
+{
+	int ret;
+
+	if (sigsetjmp(jump, 1)) {
+		guarded = 0;
+		return -1;
+	}
+	guarded = 1;
+	ret = madvise(at, len, advice);
 	guarded = 0;
 	return ret;
 }

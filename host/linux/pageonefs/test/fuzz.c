@@ -93,8 +93,7 @@ static pid_t start(int which, uint64_t seed)
 	}
 	setpgid(0, 0);
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	signal(SIGBUS, on_bus);
-	signal(SIGSEGV, on_bus);
+	catch_faults();
 	if (which == OWNERS / THREADS)
 		daemon_harvests(seed);
 	if (which > OWNERS / THREADS)
@@ -165,7 +164,7 @@ static void prepare(void)
 		close(fd);
 		w->size[f] = PAGES * PAGE;
 	}
-	int fd = open("/dev/nvme0n1", O_RDONLY);
+	int fd = open("/dev/slow", O_RDONLY);
 
 	if (fd < 0 || pread(fd, w->disk, DISK, 0) != (long)DISK)
 		printf("    SKIPPED direct I/O: there is no slow disk\n");
@@ -175,7 +174,7 @@ static void prepare(void)
 	snprintf(pid, 16, "%d", getpid());
 	if (path_write("/sys/fs/cgroup/fuzz/cgroup.procs", pid))
 		printf("    SKIPPED memory pressure: there are no cgroups\n");
-	if (system("mkswap /dev/nvme1n1 > /dev/null && swapon /dev/nvme1n1"))
+	if (system("mkswap /dev/swap > /dev/null && swapon /dev/swap"))
 		printf("    SKIPPED swap: there is no disk for it\n");
 }
 
@@ -196,7 +195,7 @@ static void finish(void)
 		snprintf(path, sizeof(path), MOUNT "/fuzz/%d", f);
 		unlink(path);
 	}
-	if (system("rm -rf " MOUNT "/fuzz; swapoff /dev/nvme1n1 2>/dev/null; cat /proc/self/cgroup > /dev/null"))
+	if (system("rm -rf " MOUNT "/fuzz; swapoff /dev/swap 2>/dev/null"))
 		return;
 	/* Inodes go after a while. */
 	for (int i = 0; i < 100 && stats().frames; i++)

@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <linux/io_uring.h>
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/ioctl.h>
@@ -21,8 +22,8 @@
 
 #include "pages.h"
 
-#define SLOW_DISK "/dev/nvme0n1"
-#define SWAP_DISK "/dev/nvme1n1"
+#define SLOW_DISK "/dev/slow"
+#define SWAP_DISK "/dev/swap"
 
 /* ---- others that hold pages ----------------------------------------------------------- */
 
@@ -73,6 +74,55 @@ static void held(void)
 	printf("    %d reads of 64 KiB past the page cache, %d wrong\n", reads, wrong);
 	CHECK(reads > 50);
 	close(disk);
+	close(f.fd);
+}
+
+static void *disk_read(void *arg)
+{
+	struct file *f = arg;
+	int disk = open(SLOW_DISK, O_RDONLY | O_DIRECT | O_CLOEXEC);
+	char *m = file_map(*f);
+
+	for (int i = 0; !sh->stop; i++) {
+		if (pread(disk, m, 16 * PAGE, (i & 63) << 16) != 16 * PAGE)
+			BAD("pread");
+		sh->checks++;
+	}
+	munmap(m, 16 * PAGE);
+	close(disk);
+	return NULL;
+}
+
+/* What a disk writes into a mapping after a harvest is named by the next one. */
+static void dirty_disk(void)
+{
+	struct file f = file_make(64);
+	uint64_t before[64], after[64], a, b;
+	int changes = 0, missed = 0;
+	pthread_t t;
+
+	if (access(SLOW_DISK, F_OK)) {
+		printf("    SKIPPED: there is no %s\n", SLOW_DISK);
+		return;
+	}
+	pthread_create(&t, NULL, disk_read, &f);
+	for (double end = now() + 8; now() < end;) {
+		harvest(f, &a);
+		digests(f, before);
+		usleep(20000);
+		digests(f, after);
+		harvest(f, &b);
+		for (int i = 0; i < 16; i++) {
+			changes += before[i] > 2 && before[i] != after[i];
+			missed += before[i] > 2 && before[i] != after[i] && !(b >> i & 1);
+		}
+	}
+	sh->stop = 1;
+	pthread_join(t, NULL);
+	printf("    %d pages changed after a harvest, %ld reads of the disk\n", changes, sh->checks);
+	if (missed)
+		BAD("%d of %d changes are not dirty", missed, changes);
+	CHECK(changes > 50);
 	close(f.fd);
 }
 
@@ -294,5 +344,5 @@ static void swap(void)
 }
 
 const struct test memory_tests[] = {
-	{ "held", held }, { "pins", pins }, { "processes", processes }, { "huge", huge }, { "swap", swap }, { 0 },
+	{ "held", held }, { "dirty_disk", dirty_disk }, { "pins", pins }, { "processes", processes }, { "huge", huge }, { "swap", swap }, { 0 },
 };

@@ -8,8 +8,8 @@ export FLOORS = imports widths files hosts
 
 .PHONY: demo build check test lint lint-aarch64 test-unit test-loom test-stress test-sabotage test-e2e test-functional \
     test-hazards test-rates test-soak test-behaviour test-hostile test-kernels test-pageonefs test-pageonefs-debug \
-    fuzz-pageonefs soak-pageonefs lint-pageonefs bench-pageonefs test-pool-medium \
-    test-pool-crashes test-kvm test-kvm-runs test-libvirt bench-libvirt bench-snapshots test-selinux debug-kernel test-debug-kernel \
+    fuzz-pageonefs soak-pageonefs lint-pageonefs test-pageonefs-users bench-pageonefs test-pool-medium \
+    test-pool-crashes test-kvm test-kvm-runs test-module test-libvirt bench-libvirt bench-snapshots test-selinux debug-kernel test-debug-kernel \
     test-packages test-upgrade test-attach test-pausing pictures deb rpm test-tsan stress fuzz fuzz-behaviour fuzz-sabotage soak soak-snapshots clean
 
 # Real guests, merged live. DEMO='--guests 8 --seconds 300' and the like are passed on.
@@ -118,6 +118,10 @@ fuzz-pageonefs: deps-test deps-debug-kernel
 soak-pageonefs: deps-test deps-debug-kernel
 	scripts/soak-pageonefs.sh $(or $(SERIES),6.12) $(KASAN)
 
+# Guests under KVM whose RAM lies in it, with virtiofsd and a vhost-user disk, in an emulated host.
+test-pageonefs-users: deps-test deps-module
+	scripts/test-pageonefs-users.sh
+
 # checkpatch.pl and sparse.
 lint-pageonefs:
 	scripts/lint-pageonefs.sh
@@ -184,6 +188,11 @@ KVM_RUNS = pageone=5 nothing=5 ksm=2
 test-kvm-runs: deps-test deps-kernels deps-kvm-host
 	$(CARGO) build --workspace
 	PAGEONE_KVM_RUNS='$(KVM_RUNS)' scripts/test-kvm.sh
+
+# The daemon with the host's module, in an emulated host with KVM: guests whose RAM lies in pageonefs.
+test-module: deps-test deps-module
+	$(CARGO) build --workspace
+	scripts/test-module.sh
 
 # Guests of libvirt, as Debian's packages have it, with AppArmor, in an emulated host: two tenants, and what libvirt does with
 # guests.

@@ -12,6 +12,7 @@
 #   scripts/deps.sh fuzz      what `make fuzz` needs: a nightly toolchain and cargo-fuzz
 #   scripts/deps.sh kernels   the guest kernels to test with: Debian's 6.1 and 6.12 cloud kernels
 #   scripts/deps.sh kvm-host  the emulated host of scripts/kvm-host.sh: Debian's 6.12 with its modules
+#   scripts/deps.sh module    the same, and what building the host's module for it needs (`make test-module`)
 #   scripts/deps.sh libvirt   that kernel, and Debian 12 and 13 with libvirt and AppArmor for `make test-libvirt`: images in the cache
 #   scripts/deps.sh selinux   the same with Debian 13 and SELinux, for `make test-selinux`
 #   scripts/deps.sh medium    that kernel, and what makes its file systems on failing devices (`make test-pool-medium`)
@@ -248,7 +249,8 @@ deps_ppr() {
 # headers VERSION: unpacks the headers of a cached kernel, what all its flavours share, and the build tools.
 headers() {
     local version=$1 root=$cache/headers/$1 package part packages=() options=()
-    local common=linux-headers-${version%-cloud-amd64}-common
+    local common=${version%-amd64}
+    common=linux-headers-${common%-cloud}-common
     if [ -e "$root/complete" ]; then say "$root is there"; return; fi
     need_debian_amd64
     scratch_dir
@@ -289,6 +291,13 @@ deps_kvm_host() {
         mv "$scratch/kvm-host/lib" "$root/lib" && mv "$scratch/kvm-host/boot/vmlinuz-$version" "$root/vmlinuz" &&
         depmod -b "$root" "$version" || fail "cannot unpack $package to $root"
     touch "$root/complete"
+}
+
+# The same, and what building the host's module for it needs.
+deps_module() {
+    deps_ppr
+    deps_kvm_host
+    headers "$(ls "$cache/kvm-host/lib/modules")"
 }
 
 # ---- a host with libvirt --------------------------------------------------------------------------
@@ -441,6 +450,7 @@ case ${1:-} in
     deb) deps_build; deps_deb ;;
     packages) deps_packages ;;
     kvm-host) deps_demo; deps_kvm_host ;;
+    module) deps_demo; deps_module ;;
     libvirt) deps_demo; kernel_6_1; deps_libvirt bookworm trixie ;;
     selinux) deps_demo; kernel_6_1; deps_libvirt 'trixie selinux' ;;
     alerts) deps_alerts ;;

@@ -37,6 +37,7 @@ mod client;
 mod config;
 mod content;
 mod daemon;
+mod files;
 mod ledger;
 mod merge;
 mod pace;

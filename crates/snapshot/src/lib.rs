@@ -30,4 +30,4 @@ pub mod words;
 pub use disks::{DiskError, file_name};
 pub use facts::Facts;
 pub use monitor::MonitorError;
-pub use prepare::{PrepareError, Prepared, prepare};
+pub use prepare::{PrepareError, Prepared, memory, prepare};

@@ -82,8 +82,12 @@ fn obstacle(all: &[String]) -> Option<(String, &'static str)> {
     None
 }
 
-/// Bytes of the guest's RAM.
-pub(crate) fn memory(all: &[String]) -> Result<u64, PrepareError> {
+/// Bytes of the guest's RAM, by QEMU's words without its program.
+///
+/// # Errors
+///
+/// [`PrepareError::Memory`].
+pub fn memory(all: &[String]) -> Result<u64, PrepareError> {
     let Some(last) = options(all).filter(|option| option.name == "m").last() else { return Ok(DEFAULT_MEMORY) };
     let size = last.part("size").or_else(|| Some(last.first()).filter(|first| !first.contains('=')));
     // QEMU rounds up to 8 KiB.

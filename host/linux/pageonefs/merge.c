@@ -191,7 +191,7 @@ out:
 }
 
 /*
- * A chunk under way. `result` of an entry is 0 as long as its page is to be merged; then `pages` has
+ * A chunk under way. `result` of an entry is 0 while its page is to be merged; then `pages` has
  * the page, locked and with a reference, and `frames` the frame.
  */
 struct chunk {

@@ -16,6 +16,7 @@ mod guide;
 mod headroom;
 mod metrics;
 mod migration;
+mod module;
 mod pausing;
 mod pool;
 mod proxmox;

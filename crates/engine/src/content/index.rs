@@ -56,10 +56,13 @@ pub(crate) const MAX_REGIONS: u32 = 1 << 12;
 pub(crate) enum Place {
     Sighted(Sighting),
     Frame(Frame),
+    /// In a frame of the kernel's, by its handle: see [`crate::files`].
+    Below(u64),
 }
 
 const FRAME: u64 = 1 << 63;
 const SIGHTED: u64 = 1 << 62;
+const BELOW: u64 = FRAME | SIGHTED;
 
 impl Place {
     fn word(self) -> u64 {
@@ -68,12 +71,15 @@ impl Place {
             Place::Sighted(s) => {
                 SIGHTED | u64::from(s.client.0) << 44 | u64::from(s.region.0) << 32 | u64::from(s.page)
             }
+            Place::Below(handle) => BELOW | handle,
         }
     }
 
     fn from_word(word: u64) -> Option<Self> {
         let low = word as u32;
-        if word & FRAME != 0 {
+        if word & BELOW == BELOW {
+            Some(Place::Below(word & !BELOW))
+        } else if word & FRAME != 0 {
             Some(Place::Frame(Frame(low)))
         } else if word & SIGHTED != 0 {
             let (client, region) = ((word >> 44) as u32 & (MAX_CLIENTS - 1), (word >> 32) as u32 & (MAX_REGIONS - 1));
@@ -212,17 +218,27 @@ impl Index {
         (slot.digest.load(Acquire) == digest).then_some(place)
     }
 
+    /// What a handle stands for: its digest, and where the content is.
+    pub(crate) fn get(&self, handle: u32) -> Option<(u64, Place)> {
+        let slot = self.slots().get(handle)?;
+        Some((slot.digest.load(Acquire), Place::from_word(slot.place.load(Acquire))?))
+    }
+
+    /// A content is at another place, unless the handle stands for something else by now.
+    pub(crate) fn change(&self, handle: u32, from: Place, to: Place) -> bool {
+        let (from, to) = (from.word(), to.word());
+        self.slots().get(handle).is_some_and(|s| s.place.compare_exchange(from, to, AcqRel, Acquire).is_ok())
+    }
+
     /// A sighting becomes a frame, unless another promotion came first or it was forgotten.
     pub(crate) fn promote(&self, handle: u32, from: Sighting, to: Frame) -> bool {
-        let (from, to) = (Place::Sighted(from).word(), Place::Frame(to).word());
-        self.slots().get(handle).is_some_and(|s| s.place.compare_exchange(from, to, AcqRel, Acquire).is_ok())
+        self.change(handle, Place::Sighted(from), Place::Frame(to))
     }
 
     /// A frame takes the place of another with the same bytes, unless the handle stands for
     /// something else by now.
     pub(crate) fn replace(&self, handle: u32, from: Frame, to: Frame) -> bool {
-        let (from, to) = (Place::Frame(from).word(), Place::Frame(to).word());
-        self.slots().get(handle).is_some_and(|s| s.place.compare_exchange(from, to, AcqRel, Acquire).is_ok())
+        self.change(handle, Place::Frame(from), Place::Frame(to))
     }
 
     /// Forgets what a handle stands for, if that is still `place`.

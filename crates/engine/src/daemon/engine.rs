@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use crate::client::Client;
 use crate::config::{Changes, Config};
 use crate::daemon::service::Service;
+use crate::files::Files;
 use crate::merge::pass::{self, Buffers};
 use crate::world::shared::Shared;
 use crate::world::stall::{Slot, TICK};
@@ -50,6 +51,7 @@ pub struct Engine {
     wake: Arc<OwnedFd>,
     service: Mutex<Option<JoinHandle<()>>>,
     workers: Arc<Workers>,
+    pub(crate) files: Arc<Files>,
     lock: OwnedFd,
 }
 
@@ -83,7 +85,8 @@ impl Engine {
         let count = config.workers();
         let shared = Arc::new(Shared::new(config, state_file));
         let (reaper, gone) = std::sync::mpsc::channel::<Arc<Client>>();
-        let mut service = Service::new(shared.clone(), listener, wake.clone(), reaper).map_err(watch)?;
+        let files = Arc::new(Files::default());
+        let mut service = Service::new(shared.clone(), files.clone(), listener, wake.clone(), reaper).map_err(watch)?;
         let workers = Arc::new(Workers {
             shared: shared.clone(),
             threads: Mutex::default(),
@@ -99,10 +102,12 @@ impl Engine {
             // Ends with the service thread.
             let reaper = spawn("reaper", move || gone.iter().for_each(|client| client.reap()))?;
             workers.threads.lock().push((None, reaper));
+            let (of_files, of_engine) = (files.clone(), shared.clone());
+            workers.threads.lock().push((None, spawn("files", move || of_files.run(&of_engine))?));
             spawn("service", move || service.run())
         };
         let service = Mutex::new(Some(start().map_err(io_error("start threads for", &directory))?));
-        Ok(Self { shared, wake, service, workers, lock })
+        Ok(Self { shared, wake, service, workers, files, lock })
     }
 
     /// Puts other settings in effect; clients stay connected and merged. `config` must have passed
@@ -127,6 +132,7 @@ impl Engine {
     pub fn stop(&self) {
         self.shared.stop();
         self.wake();
+        self.files.wake();
         if let Some(service) = self.service.lock().take() {
             let _ = service.join();
         }

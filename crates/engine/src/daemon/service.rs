@@ -34,6 +34,7 @@ use crate::client::link::Link;
 use crate::client::{Client, Next, ProtocolError};
 use crate::config::bounds::CLOSING_OF_USER;
 use crate::content::index::ClientId;
+use crate::files::{self, Files};
 use crate::recycle::{policy, ram};
 use crate::users::{Received, User, log_of};
 use crate::world::shared::Shared;
@@ -91,6 +92,7 @@ fn receive(
 /// The event loop.
 pub(super) struct Service {
     shared: Arc<Shared>,
+    files: Arc<Files>,
     epoll: OwnedFd,
     listener: Listener,
     wake: Arc<OwnedFd>,
@@ -115,6 +117,7 @@ impl Service {
     /// `reaper`: takes clients that are gone.
     pub(super) fn new(
         shared: Arc<Shared>,
+        files: Arc<Files>,
         listener: Listener,
         wake: Arc<OwnedFd>,
         reaper: Sender<Arc<Client>>,
@@ -125,6 +128,7 @@ impl Service {
         }
         Ok(Self {
             shared,
+            files,
             epoll,
             listener,
             wake,
@@ -171,8 +175,7 @@ impl Service {
             if self.next_reclaim.is_some_and(|next| now >= next) {
                 self.next_reclaim = policy::tick(&self.shared);
             }
-            let clients = || self.shared.clients().iter().map(|client| client.user.uid).collect();
-            if periods.begin(now, clients) {
+            if periods.begin(now, || self.users()) {
                 self.period();
             }
             if let Some(scans) = periods.scans(|uid| self.has_passes(uid)) {
@@ -181,10 +184,17 @@ impl Service {
         }
     }
 
+    /// The users that have something to scan.
+    fn users(&self) -> BTreeSet<u32> {
+        let clients = self.shared.clients().into_iter().map(|client| client.user.uid);
+        clients.chain(Files::has_mounts().then_some(files::USER)).collect()
+    }
+
     /// Whether passes of a user's clients wait or are under way. A scan that the CPU limit holds up
     /// puts the user's next one off; a worker that is stuck does not.
     fn has_passes(&self, uid: u32) -> bool {
-        self.shared.queue.is_busy(uid) && self.shared.pacer.is_busy(uid, STUCK)
+        let files = uid == files::USER && self.files.is_busy();
+        (files || self.shared.queue.is_busy(uid)) && self.shared.pacer.is_busy(uid, STUCK)
     }
 
     /// Requests scans of these users' clients.
@@ -192,6 +202,9 @@ impl Service {
         self.shared.pacer.begin_scan(&scans.users, scans.round, |uid| self.shared.queue.is_busy(uid));
         for client in self.shared.clients().iter().filter(|client| scans.users.contains(&client.user.uid)) {
             self.shared.queue.ask(client, true);
+        }
+        if scans.users.contains(&files::USER) {
+            self.files.ask();
         }
     }
 
@@ -236,7 +249,7 @@ impl Service {
         self.shared.tidy_domains();
         // The log tells of it though nothing may be there to merge.
         self.shared.headroom();
-        if !clients.is_empty() {
+        if !clients.is_empty() || !self.files.is_empty() {
             self.empty_since = now;
         }
         let idle = self.shared.config().exit_when_idle;

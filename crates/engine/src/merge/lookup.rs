@@ -256,7 +256,7 @@ impl<'a> Lookup<'a> {
                 Verdict::Kept
             }
             Some(Place::Frame(_)) => Verdict::Kept,
-            None => Verdict::Nothing,
+            Some(Place::Below(_)) | None => Verdict::Nothing,
         }
     }
 }

@@ -12,6 +12,7 @@ use crate::client::{Client, State};
 use crate::content::domain::Domain;
 use crate::daemon::engine::Engine;
 use crate::ledger::Region;
+use crate::report::files;
 use crate::report::why::{Known, why};
 use crate::users::Refused;
 use crate::world::headroom::Demand;
@@ -55,8 +56,29 @@ impl Engine {
                 status.domains.push(out);
             }
         }
-        self.headroom(&mut status, unmerged);
+        self.files(&mut status, &of_host, uid);
+        self.headroom(&mut status, unmerged + shared.below.unmerged());
         status
+    }
+
+    /// Files that are merged below their mappings.
+    fn files(&self, status: &mut Status, of_host: &OfHost, uid: Option<u32>) {
+        let mounts = self.files.tell();
+        let host = files::OfHost { paused: of_host.paused.as_deref(), cpu_limit: of_host.cpu_limit };
+        for mut domain in files::domains(&mounts, &host) {
+            status.metrics += &domain.metrics;
+            domain.clients.iter().for_each(|client| status.metrics += &client.metrics);
+            if let Some(uid) = uid {
+                domain.clients.retain(|client| client.uid == uid);
+            }
+            if uid.is_none() || !domain.clients.is_empty() {
+                status.domains.push(domain);
+            }
+        }
+        let mut totals = self.files.gone();
+        mounts.iter().flat_map(|mount| &mount.files).for_each(|file| totals += file.state().totals);
+        status.metrics.pages_merged_total += totals.merged;
+        status.metrics.scans_total += totals.scans;
     }
 
     /// Whether the host could give back what was saved.

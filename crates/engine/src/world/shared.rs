@@ -45,6 +45,27 @@ pub(crate) struct Shared {
     /// Searches for guests' RAM under way, by the user of the domain; see `recycle::ram`.
     pub(crate) searches: Mutex<HashMap<Option<u32>, u32>>,
     pub(crate) headroom: Headroom,
+    pub(crate) below: Below,
+}
+
+/// What files that are merged below their mappings save, for the headroom.
+#[derive(Default)]
+pub(crate) struct Below {
+    pages: AtomicU64,
+    unmerged: AtomicU64,
+}
+
+impl Below {
+    /// Pages that they save now; pages that took memory of their own again, ever.
+    pub(crate) fn set(&self, pages: u64, unmerged: u64) {
+        self.pages.store(pages, Relaxed);
+        self.unmerged.store(unmerged, Relaxed);
+    }
+
+    /// Pages that took memory of their own again, ever.
+    pub(crate) fn unmerged(&self) -> u64 {
+        self.unmerged.load(Relaxed)
+    }
 }
 
 /// The clients, and what those that are gone leave behind: under one lock, so that a sum over both
@@ -122,6 +143,7 @@ impl Shared {
             frozen: Mutex::default(),
             searches: Mutex::default(),
             headroom: Headroom::default(),
+            below: Below::default(),
         }
     }
 
@@ -240,7 +262,9 @@ impl Shared {
                 pages += counts.map(|counts| counts.merged + counts.zero + counts.recycled).sum::<u64>();
             }
             let frames: u64 = self.domains().iter().map(|domain| domain.store.usage().frames).sum();
-            let unmerge_bytes = pages.saturating_sub(frames) * kmem::PAGE_SIZE as u64;
+            let pages = pages.saturating_sub(frames) + self.below.pages.load(Relaxed);
+            let unmerge_bytes = pages * kmem::PAGE_SIZE as u64;
+            unmerged += self.below.unmerged();
             (Demand { unmerge_bytes, unmerged_pages: unmerged }, available())
         })
     }

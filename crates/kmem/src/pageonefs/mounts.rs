@@ -13,6 +13,8 @@ pub struct MountInfo {
     pub path: PathBuf,
     /// The number of its device, as `stat(2)` has it.
     pub device: u64,
+    /// Its option `domain`; empty if it shares with no other mount.
+    pub domain: String,
 }
 
 /// The mounts of `pageonefs` that this process sees, each device once.
@@ -41,7 +43,9 @@ fn parse(text: &str) -> Vec<MountInfo> {
         };
         let device = rustix::fs::makedev(major, minor);
         if mounts.iter().all(|other| other.device != device) {
-            mounts.push(MountInfo { path: unescaped(path), device });
+            let options = file_system.rsplit(' ').next().unwrap_or_default();
+            let domain = options.split(',').find_map(|option| option.strip_prefix("domain=")).unwrap_or_default();
+            mounts.push(MountInfo { path: unescaped(path), device, domain: domain.into() });
         }
     }
     mounts
@@ -79,7 +83,7 @@ mod tests {
                     42 22 0:52 /guests /mnt/part rw - pageonefs none rw\n\
                     43 22 0:53 / /mnt/b rw - tmpfs pageonefs rw\n";
         let device = rustix::fs::makedev(0, 51);
-        assert_eq!(parse(text), [MountInfo { path: "/dev/page one".into(), device }]);
+        assert_eq!(parse(text), [MountInfo { path: "/dev/page one".into(), device, domain: "a".into() }]);
         assert!(parse("nonsense\n - pageonefs x\n").is_empty());
         assert!(mounts().is_ok());
     }

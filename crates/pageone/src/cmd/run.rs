@@ -3,6 +3,7 @@
 //! The program runs in any case. If something fails on the way, the program is not merged, and a
 //! line on standard error says why.
 
+mod module;
 pub(crate) mod ppr;
 mod qemu;
 mod snapshots;
@@ -34,8 +35,9 @@ pub(crate) struct Args {
     /// have them, and the daemon's configuration says whether any are split
     #[arg(long, value_name = "POLICY", default_value_t = HugePages::Split, value_parser = policies())]
     huge_pages: HugePages,
-    /// What merges: PageONE's daemon, the memory that the program marks; or the kernel's KSM, all
-    /// of its memory (Linux 6.10 or later)
+    /// What merges: PageONE's daemon, the memory that the program marks; the daemon below the
+    /// mappings, by our module for the kernel (QEMU only); or the kernel's KSM, all of the
+    /// program's memory (Linux 6.10 or later)
     #[arg(long, value_name = "NAME", value_enum, default_value_t = Backend::Pageone)]
     backend: Backend,
     /// Take back what the guest frees (QEMU only): adds a device that the guest's driver marks its
@@ -64,6 +66,7 @@ pub(crate) struct Args {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Backend {
     Pageone,
+    Module,
     Ksm,
 }
 
@@ -75,10 +78,11 @@ fn policies() -> impl TypedValueParser<Value = HugePages> {
 pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let mut command = Command::new(&args.program[0]);
     let for_snapshots = dir.clone();
-    let prepared = if args.backend == Backend::Ksm {
-        crate::cmd::ksm::enable(args.domain.as_deref())
-    } else {
-        prepare(args, dir, &mut command)
+    let domain = args.domain.as_deref();
+    let prepared = match args.backend {
+        Backend::Ksm => crate::cmd::ksm::enable(domain),
+        Backend::Module => module::prepare(&mut command, &args.program, domain, dir, args.no_start),
+        Backend::Pageone => prepare(args, dir, &mut command),
     };
     let program = args.program[0].to_string_lossy();
     if let Err(e) = &prepared {
@@ -104,7 +108,11 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     if args.ppr || args.free_page_reporting {
         qemu::add_reporting(&mut command, &args.program[0], &args.program[1..]);
     }
-    if args.ppr {
+    if args.ppr && args.backend != Backend::Pageone {
+        eprintln!(
+            "pageone: {program} runs without recycling: that takes PageONE's agent in it; --free-page-reporting does not"
+        );
+    } else if args.ppr {
         match ppr::prepare(&mut command, &args.program[0], &args.program[1..], args.reclaim_period) {
             Ok(fds) => inherited = Some(fds),
             Err(e) => crate::cmd::warn(&format!("{program} runs without recycling: "), &e),

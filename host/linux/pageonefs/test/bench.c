@@ -240,7 +240,7 @@ static uint64_t merge_by_ksm(uint64_t gone)
 /* ---- pageonefs ------------------------------------------------------------------ */
 
 /*
- * As the daemon does it (crates/engine/src/files): pages are digested, and looked up; a content that
+ * As the daemon does (crates/engine/src/files): pages are digested, and looked up; a content that
  * comes again becomes a frame. Where page after page held content after content, in the order in
  * which these were seen, the next pages are merged without being digested. What turns out to be
  * another content is digested.

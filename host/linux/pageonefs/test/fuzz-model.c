@@ -333,7 +333,8 @@ struct slot *slot_new(struct me *me, int file, uint32_t page, uint32_t pages, bo
 			BAD("mmap");
 		return NULL;
 	}
-	*s = (struct slot){ .at = at, .file = file, .first = page, .pages = pages, .private = private, .prot = PROT_READ | PROT_WRITE };
+	*s = (struct slot){ .at = at, .file = file, .first = page, .pages = pages, .private = private };
+	s->prot = PROT_READ | PROT_WRITE;
 	if (private)
 		s->copy = malloc(pages * PAGE);
 	return s;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * pageonefs-fuzz [-s SEED] [-t SECONDS] [-f] [-p] [-q] [-k]: programs that do to files of the file system, at
+ * pageonefs-fuzz [-s SEED] [-t SECONDS] [-f] [-p] [-q] [-k]: programs that do to files, at
  * random, whatever programs can do, while their pages merge; and a model that knows each byte.
  *
  * Eight owners, in four processes, share three files. A page has one owner at any time, who alone

@@ -36,7 +36,7 @@ impl Daemon {
         let shared = Arc::new(Shared::new(config, StateFile::load(directory.path()).unwrap()));
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
         let (reaper, _gone) = std::sync::mpsc::channel();
-        Self { directory, service: Service::new(shared, listener, wake, reaper).unwrap(), _gone }
+        Self { directory, service: Service::new(shared, Arc::default(), listener, wake, reaper).unwrap(), _gone }
     }
 
     /// An agent connects.

@@ -1,0 +1,125 @@
+//! What the files of a domain hold: an index of digests, and how many pages use each content.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering::*};
+
+use crate::content::index::Index;
+
+/// Counts in a chunk, which is allocated as a whole: 256 KiB.
+const CHUNK: u32 = 1 << 16;
+/// Chunks at most: as many contents as the index can have.
+const CHUNKS: usize = 1 << 14;
+/// The content is being forgotten: nobody may use it any more.
+const LEAVING: u32 = u32::MAX;
+
+/// The contents of the files of mounts with one domain.
+pub(crate) struct Contents {
+    pub(super) index: Index,
+    /// Pages that use each content, by its handle.
+    users: Box<[OnceLock<Box<[AtomicU32]>>]>,
+    /// Of the digests: drawn at random, so that a guest cannot make them collide.
+    pub(super) seed: u64,
+}
+
+impl Contents {
+    pub(super) fn new() -> Self {
+        let mut seed = [0u8; 8];
+        // As in a domain of clients: a known seed would let a guest prevent merges.
+        let _ = rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty());
+        Self {
+            index: Index::new(),
+            users: (0..CHUNKS).map(|_| OnceLock::new()).collect(),
+            seed: u64::from_ne_bytes(seed),
+        }
+    }
+
+    fn users(&self, handle: u32) -> Option<&AtomicU32> {
+        let chunk = self.users.get((handle / CHUNK) as usize)?;
+        let chunk = chunk.get_or_init(|| (0..CHUNK).map(|_| AtomicU32::new(0)).collect());
+        chunk.get((handle % CHUNK) as usize)
+    }
+
+    /// One more page uses the content. `false`: it is being forgotten.
+    pub(super) fn enter(&self, handle: u32) -> bool {
+        let more = |users: u32| (users < LEAVING - 1).then(|| users + 1);
+        self.users(handle).is_some_and(|users| users.fetch_update(AcqRel, Acquire, more).is_ok())
+    }
+
+    /// A page uses the content no more. The last one takes it out of the index: the kernel has
+    /// freed its frame, or is about to.
+    pub(super) fn leave(&self, handle: u32) {
+        let Some(users) = self.users(handle) else { return };
+        let less = |users: u32| match users {
+            0 | LEAVING => None,
+            1 => Some(LEAVING),
+            _ => Some(users - 1),
+        };
+        if users.fetch_update(AcqRel, Acquire, less) != Ok(1) {
+            return;
+        }
+        // Its frame may be changed for an equal one meanwhile.
+        while let Some((_, place)) = self.index.get(handle) {
+            if self.index.forget(handle, place) {
+                break;
+            }
+        }
+        users.store(0, Release);
+    }
+
+    /// Contents known.
+    pub(crate) fn len(&self) -> u64 {
+        self.index.len()
+    }
+
+    /// Bytes that all this takes.
+    pub(crate) fn bytes(&self) -> u64 {
+        let chunks = self.users.iter().filter(|chunk| chunk.get().is_some()).count() as u64;
+        self.index.bytes() + chunks * u64::from(CHUNK) * size_of::<AtomicU32>() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::content::index::{Place, Seen};
+
+    #[test]
+    fn a_content_is_forgotten_with_its_last_user_and_not_before() {
+        let contents = Contents::new();
+        let Some(Seen::First(handle)) = contents.index.add(9, Place::Below(1)) else { panic!("known") };
+        assert!(contents.enter(handle) && contents.enter(handle));
+        contents.leave(handle);
+        assert!(contents.index.change(handle, Place::Below(1), Place::Below(2)));
+        assert_eq!(contents.index.place(handle, 9), Some(Place::Below(2)));
+        contents.leave(handle);
+        assert_eq!((contents.index.get(handle), contents.len()), (None, 0));
+        contents.leave(handle);
+        assert!(contents.enter(handle), "the handle can be another content's");
+    }
+
+    #[test]
+    fn users_that_come_and_go_at_once_leave_nothing_behind() {
+        let contents = Contents::new();
+        let turns = |from: u64| {
+            for turn in 0..20_000u64 {
+                let digest = 1 + (turn + from) % 3;
+                let handle = match contents.index.see(digest, Place::Below(digest)) {
+                    Some(Seen::First(handle) | Seen::Known(handle)) => handle,
+                    None => panic!("the index is full"),
+                };
+                if contents.enter(handle) {
+                    contents.leave(handle);
+                }
+            }
+        };
+        std::thread::scope(|scope| (0..4).for_each(|from| drop(scope.spawn(move || turns(from)))));
+        // What was seen and never entered stays: nobody has left it.
+        for digest in 1..=3 {
+            if let Some(Seen::Known(handle) | Seen::First(handle)) = contents.index.see(digest, Place::Below(digest)) {
+                assert!(contents.enter(handle));
+                contents.leave(handle);
+            }
+            assert!(matches!(contents.index.see(digest, Place::Below(digest)), Some(Seen::First(_))), "{digest}");
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! The status of files that are merged below their mappings: a domain for each mount's, a client
+//! for each file.
+
+use std::sync::Arc;
+
+use control::{ClientMetrics, ClientStatus, DomainMetrics, DomainStatus};
+use kmem::pageonefs::Plain;
+
+use crate::files::{File, OfMount};
+use crate::report::why::{Known, why};
+
+const PAGE: i64 = kmem::PAGE_SIZE as i64;
+/// Bytes of kernel memory for one merged page, measured (docs/design/module.md).
+const MERGED_BYTES: i64 = 9;
+
+/// What is the same for all files.
+pub(super) struct OfHost<'a> {
+    pub(super) paused: Option<&'a str>,
+    pub(super) cpu_limit: Option<f64>,
+}
+
+/// A domain for each that mounts have.
+pub(super) fn domains(mounts: &[OfMount], host: &OfHost<'_>) -> Vec<DomainStatus> {
+    let mut domains: Vec<(&OfMount, DomainStatus)> = Vec::new();
+    for mount in mounts {
+        let clients = mount.files.iter().map(|file| client(file, host));
+        match domains.iter_mut().find(|(other, _)| Arc::ptr_eq(&other.contents, &mount.contents)) {
+            Some((_, domain)) => domain.clients.extend(clients),
+            None => {
+                let name = format!("pageonefs:{}", mount.name);
+                domains.push((mount, DomainStatus { name, clients: clients.collect(), ..DomainStatus::default() }));
+            }
+        }
+    }
+    let finish = |(mount, mut domain): (&OfMount, DomainStatus)| {
+        let merged: u64 = domain.clients.iter().map(|client| client.metrics.pages_merged).sum();
+        let shared = mount.stats.frames.min(merged);
+        let profits: i64 = domain.clients.iter().map(|client| client.metrics.general_profit).sum();
+        domain.metrics = DomainMetrics {
+            pages_shared: shared,
+            pages_sharing: merged - shared,
+            known_contents: mount.contents.len(),
+            general_profit: profits - shared as i64 * PAGE - mount.contents.bytes() as i64,
+            ..DomainMetrics::default()
+        };
+        domain
+    };
+    domains.into_iter().map(finish).collect()
+}
+
+fn client(file: &File, host: &OfHost<'_>) -> ClientStatus {
+    let state = file.state();
+    let counts = state.region.counts();
+    let metrics = ClientMetrics {
+        regions: 1,
+        region_bytes: u64::from(state.region.pages) * PAGE as u64,
+        pages_merged: counts.merged,
+        pages_unshared: counts.unshared,
+        pages_volatile: state.region.volatile,
+        pages_copied_total: state.totals.unmerged,
+        pages_differed_total: state.totals.differed,
+        full_scans: state.totals.scans,
+        general_profit: counts.merged as i64 * (PAGE - MERGED_BYTES) - state.region.bytes() as i64,
+        ..ClientMetrics::default()
+    };
+    let refused = state.plain.map(plain);
+    let known = Known {
+        metrics: Some(&metrics),
+        state: "merging",
+        refused: refused.as_deref(),
+        is_pinned: state.plain == Some(Plain::Pinned),
+        host_paused: host.paused,
+        due: state.region.due(),
+        cpu_limit: host.cpu_limit,
+        ..Known::default()
+    };
+    let why = why(&known);
+    let owner = state.owner.clone();
+    let (pid, uid) = owner.as_ref().map_or((0, 0), |owner| (owner.pid, owner.uid));
+    let program = owner.map_or_else(|| "no process".into(), |owner| owner.name);
+    ClientStatus {
+        pid,
+        uid,
+        name: format!("{program} (inode {})", file.inode),
+        metrics,
+        state: "merging".into(),
+        refused,
+        why,
+        ..ClientStatus::default()
+    }
+}
+
+/// Why nothing of a file is merged, and the remedy.
+fn plain(plain: Plain) -> String {
+    match plain {
+        Plain::Asked => "its file was made plain, for good; another file is merged".into(),
+        Plain::Pinned => {
+            "its memory is pinned for long, as VFIO, vDPA and registered buffers do; a guest without such a \
+                          device is merged"
+                .into()
+        }
+        Plain::Other(reason) => {
+            format!(
+                "its file is plain, for reason {reason} of the module's, which this daemon does not know: update it"
+            )
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Guests whose RAM lies in a mount of `pageonefs`: no agent, and memory that others may map.
+//! `make test-module` runs these in a host that has the module.
+
+use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
+
+use e2e::{Daemon, Guest, eventually, skipped};
+use kmem::pageonefs::MountInfo;
+use serde_json::Value;
+
+const MEMORY: u32 = 192;
+
+/// The mount to test in, and a guest's words.
+fn here() -> Option<(MountInfo, Vec<String>)> {
+    let Some(mount) = kmem::pageonefs::mounts().unwrap().into_iter().next() else {
+        skipped("pageonefs is not mounted: `make test-module` boots a host with it");
+        return None;
+    };
+    let words = Guest::words(MEMORY).inspect_err(|why| skipped(why)).ok()?;
+    Some((mount, words))
+}
+
+fn start(daemon: &Daemon, words: &[String]) -> Guest {
+    let mut command = daemon.run(&["--backend", "module"]);
+    command.args(words);
+    Guest::start(command)
+}
+
+/// The domain of the mount, as the daemon tells.
+fn domain(daemon: &Daemon, mount: &MountInfo) -> Option<Value> {
+    let status = daemon.try_status()?;
+    let name = if mount.domain.is_empty() { mount.path.display().to_string() } else { mount.domain.clone() };
+    let name = format!("pageonefs:{name}");
+    status["domains"].as_array()?.iter().find(|domain| domain["name"] == name.as_str()).cloned()
+}
+
+fn merged(daemon: &Daemon, pid: i32) -> u64 {
+    daemon.client(pid).and_then(|client| client["pages_merged"].as_u64()).unwrap_or(0)
+}
+
+#[test]
+fn guests_are_merged_below_their_mappings_and_keep_every_byte() {
+    let Some((mount, words)) = here() else { return };
+    let mut daemon = Daemon::with(&["--merge-period", "1"]);
+    let mut guests: Vec<Guest> = (0..3).map(|_| start(&daemon, &words)).collect();
+    for guest in &mut guests {
+        guest.pass_rounds(1);
+    }
+    let before = eventually("three quarters of the guests' memory is merged", Duration::from_secs(180), || {
+        guests.iter().all(|guest| merged(&daemon, guest.pid()) > 15_000).then(|| domain(&daemon, &mount))?
+    });
+    println!("{before}");
+    assert!(before["pages_sharing"].as_u64() > Some(25_000), "{before}");
+    assert!(before["general_profit"].as_i64() > Some(0), "{before}");
+    for client in before["clients"].as_array().unwrap() {
+        assert_eq!((client["state"].as_str(), client["mappings"].as_u64()), (Some("merging"), Some(0)), "{client}");
+    }
+    for guest in &mut guests {
+        guest.pass_rounds(1);
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", guest.pid())).unwrap();
+        let pieces = maps.lines().filter(|line| line.contains(&mount.path.display().to_string())).count();
+        assert_eq!(pieces, 1, "its RAM is one mapping still");
+        assert!(!maps.contains("libpageone"), "there is no agent in it");
+    }
+    // A daemon that was killed: the next one finds what is merged, and goes on.
+    daemon.kill();
+    guests[0].pass_rounds(1);
+    daemon.restart();
+    let mut new = start(&daemon, &words);
+    new.pass_rounds(1);
+    eventually("the new guest is merged with the old ones", Duration::from_secs(180), || {
+        (merged(&daemon, new.pid()) > 15_000 && merged(&daemon, guests[0].pid()) > 15_000).then_some(())
+    });
+    let after = domain(&daemon, &mount).unwrap();
+    let frames = |domain: &Value| domain["pages_shared"].as_u64().unwrap();
+    assert!(frames(&after) < frames(&before) + 8_000, "its contents were known: {before} {after}");
+    new.pass_rounds(1);
+    // What ends takes nothing with it.
+    guests.remove(0).kill();
+    guests[0].pass_rounds(1);
+    new.pass_rounds(1);
+    eventually("the guest that ended is gone", Duration::from_secs(60), || {
+        (domain(&daemon, &mount)?["clients"].as_array()?.len() == 3).then_some(())
+    });
+    drop((guests, new));
+    eventually("nothing is left", Duration::from_secs(60), || {
+        let domain = domain(&daemon, &mount)?;
+        (domain["pages_shared"] == 0 && domain["known_contents"] == 0).then_some(())
+    });
+}
+
+#[test]
+fn a_mount_can_be_unmounted_while_the_daemon_runs_and_a_plain_file_is_told() {
+    let Some((_, words)) = here() else { return };
+    let daemon = Daemon::with(&["--merge-period", "0.5"]);
+    let directory = tempfile::tempdir().unwrap();
+    let run = |program: &str, words: &[&str]| {
+        let status = std::process::Command::new(program).args(words).status().unwrap();
+        assert!(status.success(), "{program} {words:?}");
+    };
+    let path = directory.path().to_str().unwrap();
+    run("mount", &["-t", "pageonefs", "-o", "domain=other,size=1G", "none", path]);
+    let file = std::fs::File::create(directory.path().join("ram")).unwrap();
+    file.set_len(64 << 20).unwrap();
+    let inode = file.metadata().unwrap().ino();
+    let told = |daemon: &Daemon| {
+        let status = daemon.try_status()?;
+        let domain = status["domains"].as_array()?.iter().find(|domain| domain["name"] == "pageonefs:other")?.clone();
+        let clients = domain["clients"].as_array()?;
+        clients
+            .iter()
+            .find(|client| client["name"].as_str().is_some_and(|name| name.contains(&format!("{inode}"))))
+            .cloned()
+    };
+    let client = eventually("the file is told", Duration::from_secs(30), || told(&daemon));
+    assert_eq!(client["pid"], std::process::id(), "{client}");
+    assert_eq!(client["region_bytes"], 64 << 20, "{client}");
+    let of_mount = kmem::pageonefs::Mount::open(directory.path()).unwrap();
+    let id = of_mount.files().unwrap()[0].id;
+    of_mount.make_plain(id).unwrap();
+    let why = eventually("why it is not merged", Duration::from_secs(30), || {
+        told(&daemon)?["refused"].as_str().map(String::from)
+    });
+    assert!(why.contains("made plain"), "{why}");
+    drop((of_mount, file));
+    run("umount", &[path]);
+    eventually("its domain is gone", Duration::from_secs(30), || {
+        let status = daemon.try_status()?;
+        status["domains"].as_array()?.iter().all(|domain| domain["name"] != "pageonefs:other").then_some(())
+    });
+    // A domain that no mount has.
+    let mut command = daemon.run(&["--backend", "module", "--domain", "nowhere"]);
+    let output = command.args(&words[..1]).arg("--version").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("no mount of pageonefs has domain \"nowhere\""), "{said}");
+}

@@ -7,8 +7,8 @@
 //! 2. Each digest is looked up. A content that is new is *sighted* here.
 //! 3. Pages that were sighted, and whose content has come again, become frames. They are the other
 //!    files', or this one's.
-//! 4. The chunk's pages are merged with their frames. A frame that has as many users as it may have,
-//!    or that has gone meanwhile, is replaced by one that is made of the page in hand.
+//! 4. The chunk's pages are merged with their frames. A frame that has as many users as it may, or
+//!    that has gone meanwhile, is replaced by one that is made of the page in hand.
 //!
 //! The kernel compares each page with its frame, in full, while nobody can write to it. So nothing
 //! here must be right for memory to be right.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * pageonefs-guest SECONDS NUMBER: inside a guest whose memory lies in the file system. Writes and
- * checks memory, much of which other guests have, too; files of /shared, which virtiofsd serves; and
+ * checks memory, much of which other guests have, too; files of /shared, which
+ * virtiofsd serves; and
  * the disk /dev/vda, which a vhost-user back end serves. All of it by what it has written before.
  */
 #define _GNU_SOURCE

@@ -109,6 +109,21 @@ struct RawDigest {
 /// PAGEONEFS_DIGEST_FRAMES.
 const DIGEST_FRAMES: u32 = 1;
 
+/// Which pages of which file are to be digested.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Ask<'a> {
+    /// The file.
+    pub id: u64,
+    /// The first page.
+    pub start: u64,
+    /// 64 pages for each word: pages without a bit are not looked at. `None`: all are.
+    pub only: Option<&'a [u64]>,
+    /// The digests' seed.
+    pub seed: u64,
+    /// Pages that use a frame are digested, too, and not named by it.
+    pub frames: bool,
+}
+
 /// "Page `index` holds what frame `frame` holds" (`struct pageonefs_entry`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -124,14 +139,24 @@ pub struct Entry {
 impl Entry {
     /// An entry of a batch. `frame`: `None` makes a frame of the page.
     pub fn new(index: u64, frame: Option<u64>) -> Self {
-        Self { index, frame: frame.unwrap_or(0), result: 0, reserved: 0 }
+        // A call that ends early leaves it so.
+        let result = -Errno::AGAIN.raw_os_error();
+        Self { index, frame: frame.unwrap_or(0), result, reserved: 0 }
+    }
+
+    /// The same with an outcome: for what stands in for the kernel in tests.
+    pub fn with(self, outcome: Result<u64, Errno>) -> Self {
+        match outcome {
+            Ok(frame) => Self { frame, result: 0, ..self },
+            Err(errno) => Self { result: -errno.raw_os_error(), ..self },
+        }
     }
 
     /// What became of it.
     ///
     /// # Errors
     ///
-    /// `EXIST`: it uses a frame already. `AGAIN`, `BUSY`: later. `STALE`: other content. `NOENT`:
+    /// `AGAIN` also where a call ended before it came to this entry. `EXIST`: it uses a frame already. `AGAIN`, `BUSY`: later. `STALE`: other content. `NOENT`:
     /// the frame has gone. `MLINK`: the frame has as many users as it may have. `HWPOISON`,
     /// `INVAL`, `NOMEM`.
     pub fn result(&self) -> Result<(), Errno> {
@@ -348,43 +373,15 @@ impl Mount {
         Ok(harvest.dirty)
     }
 
-    /// Says for each page from `start` on what it is, as [`Page::from_word`] reads it. With
-    /// `only`, 64 pages for each word, pages without a bit are not looked at. Returns how many
-    /// were digested.
+    /// Says for each page from `ask.start` on what it is, as [`Page::from_word`] reads it. Returns how
+    /// many were digested.
     ///
     /// # Errors
     ///
     /// `SRCH`: no such file. `INVAL`: with `only`, `start` or the length of `out` is no multiple of
     /// 64, or `only` is too short. `NOMEM`.
-    pub fn digest(&self, id: u64, start: u64, out: &mut [u64], only: Option<&[u64]>, seed: u64) -> Result<u64, Errno> {
-        self.digest_with(id, start, out, only, seed, 0)
-    }
-
-    /// As [`Mount::digest`], but pages that use a frame are digested too, and not named by it.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Mount::digest`].
-    pub fn digest_all(
-        &self,
-        id: u64,
-        start: u64,
-        out: &mut [u64],
-        only: Option<&[u64]>,
-        seed: u64,
-    ) -> Result<u64, Errno> {
-        self.digest_with(id, start, out, only, seed, DIGEST_FRAMES)
-    }
-
-    fn digest_with(
-        &self,
-        id: u64,
-        start: u64,
-        out: &mut [u64],
-        only: Option<&[u64]>,
-        seed: u64,
-        flags: u32,
-    ) -> Result<u64, Errno> {
+    pub fn digest(&self, ask: &Ask<'_>, out: &mut [u64]) -> Result<u64, Errno> {
+        let Ask { id, start, only, seed, frames } = *ask;
         if only.is_some_and(|only| only.len() * 64 < out.len()) {
             return Err(Errno::INVAL);
         }
@@ -396,7 +393,7 @@ impl Mount {
             only: only.map_or(0, |only| only.as_ptr().expose_provenance() as u64),
             seed,
             digested: 0,
-            flags,
+            flags: if frames { DIGEST_FRAMES } else { 0 },
             reserved: 0,
         };
         // SAFETY: `out` is the address of `pages` words, `only` is 0 or that of `pages / 64`
@@ -410,7 +407,8 @@ impl Mount {
     ///
     /// # Errors
     ///
-    /// `SRCH`: no such file. `INTR`: a signal, before the last entry. `NOMEM`.
+    /// `SRCH`: no such file. `INTR`: a signal, before the last entry. `NOMEM`. Entries that the call did
+    /// not come to say `AGAIN`.
     pub fn merge(&self, id: u64, entries: &mut [Entry]) -> Result<u32, Errno> {
         let count = u32::try_from(entries.len()).map_err(|_| Errno::INVAL)?;
         let mut merge = RawMerge { id, entries: entries.as_mut_ptr().expose_provenance() as u64, count, merged: 0 };

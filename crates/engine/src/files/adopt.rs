@@ -16,14 +16,16 @@ use crate::ledger::Entry;
 pub(super) type Known = HashMap<u64, u32>;
 
 impl File {
-    /// Enters the pages that are merged into the ledger, and their contents into the index.
+    /// Enters the pages that are merged into the ledger, and their contents into the index. `pause`
+    /// is called before each chunk: the kernel digests the private pages in it, too.
     ///
     /// # Errors
     /// The file is gone, or its mount.
-    pub(super) fn adopt(&self, known: &mut Known) -> Result<(), Errno> {
+    pub(super) fn adopt(&self, known: &mut Known, pause: impl Fn()) -> Result<(), Errno> {
         let pages = self.state().region.pages;
         let mut from = 0;
         while from < pages {
+            pause();
             let end = from.saturating_add(CHUNK as u32).min(pages);
             let chunk: Vec<PageNo> = (from..end).map(PageNo).collect();
             let words = digest(self, &chunk, false)?;

@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering::*};
 
-use crate::content::index::Index;
+use crate::content::index::{Index, Place, Sighting};
 
 /// Counts in a chunk, which is allocated as a whole: 256 KiB.
 const CHUNK: u32 = 1 << 16;
@@ -39,14 +39,15 @@ impl Contents {
         chunk.get((handle % CHUNK) as usize)
     }
 
-    /// One more page uses the content. `false`: it is being forgotten.
+    /// One more page uses the content, which is not forgotten from then on. `false`: it is being
+    /// forgotten. It may have been before: the index tells.
     pub(super) fn enter(&self, handle: u32) -> bool {
         let more = |users: u32| (users < LEAVING - 1).then(|| users + 1);
         self.users(handle).is_some_and(|users| users.fetch_update(AcqRel, Acquire, more).is_ok())
     }
 
-    /// A page uses the content no more. The last one takes it out of the index: the kernel has
-    /// freed its frame, or is about to.
+    /// A page uses the content no more. The last one takes it out of the index, unless it is sighted
+    /// only: the kernel has freed its frame, or is about to.
     pub(super) fn leave(&self, handle: u32) {
         let Some(users) = self.users(handle) else { return };
         let less = |users: u32| match users {
@@ -58,12 +59,21 @@ impl Contents {
             return;
         }
         // Its frame may be changed for an equal one meanwhile.
-        while let Some((_, place)) = self.index.get(handle) {
+        while let Some((_, place @ Place::Below(_))) = self.index.get(handle) {
             if self.index.forget(handle, place) {
                 break;
             }
         }
         users.store(0, Release);
+    }
+
+    /// The content is not in this page any more. Forgets it, if it stands for this sighting alone.
+    pub(super) fn unsight(&self, handle: u32, there: Sighting) {
+        let Some(users) = self.users(handle) else { return };
+        if users.compare_exchange(0, LEAVING, AcqRel, Acquire).is_ok() {
+            self.index.forget(handle, Place::Sighted(there));
+            users.store(0, Release);
+        }
     }
 
     /// Contents known.
@@ -80,8 +90,24 @@ impl Contents {
 
 #[cfg(test)]
 mod tests {
+    use wire::{PageNo, RegionId};
+
     use super::*;
-    use crate::content::index::{Place, Seen};
+    use crate::content::index::{ClientId, Seen};
+
+    #[test]
+    fn a_sighting_goes_when_its_page_changes_unless_a_page_is_about_to_use_the_content() {
+        let contents = Contents::new();
+        let there = Sighting { client: ClientId(3), region: RegionId(0), page: PageNo(5) };
+        let Some(Seen::First(handle)) = contents.index.add(9, Place::Sighted(there)) else { panic!("known") };
+        assert!(contents.enter(handle));
+        contents.unsight(handle, there);
+        assert_eq!(contents.index.place(handle, 9), Some(Place::Sighted(there)));
+        contents.leave(handle);
+        assert_eq!(contents.index.place(handle, 9), Some(Place::Sighted(there)), "it is there still");
+        contents.unsight(handle, there);
+        assert_eq!((contents.index.get(handle), contents.len()), (None, 0));
+    }
 
     #[test]
     fn a_content_is_forgotten_with_its_last_user_and_not_before() {

@@ -10,7 +10,7 @@ use super::contents::Contents;
 use super::kernel::Kernel;
 use super::owner::Owner;
 use crate::content::frame::Frame;
-use crate::content::index::{ClientId, Place, Sighting};
+use crate::content::index::{ClientId, Sighting};
 use crate::ledger::{Entry, LedgerError, Region};
 
 /// Sums over a file's life.
@@ -99,9 +99,7 @@ impl File {
     pub(super) fn drop_entry(&self, page: PageNo, entry: Entry) -> bool {
         match entry {
             Entry::Merged(Frame(handle)) => self.contents.leave(handle),
-            Entry::Unshared(handle) => {
-                self.contents.index.forget(handle, Place::Sighted(self.sighting(page)));
-            }
+            Entry::Unshared(handle) => self.contents.unsight(handle, self.sighting(page)),
             _ => {}
         }
         matches!(entry, Entry::Merged(_))

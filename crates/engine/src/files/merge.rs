@@ -16,14 +16,13 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
-use kmem::pageonefs::Page;
+use kmem::pageonefs::{Ask, Entry as Pairing, Page};
 use rustix::io::Errno;
 use wire::PageNo;
 
 use super::USER;
 use super::adopt::Known;
 use super::file::{File, State, merged};
-use super::kernel::{Ask, Pairing};
 use super::predict::Prediction;
 use crate::content::index::{ClientId, Place, Seen, Sighting};
 use crate::ledger::Entry;
@@ -47,7 +46,7 @@ pub(super) struct Wanted {
 /// The files of one round, by their numbers.
 pub(super) type ByNumber = BTreeMap<ClientId, Arc<File>>;
 
-/// A file's turn in a round.
+/// The work on one file in a round.
 pub(super) struct Merge<'a> {
     shared: &'a Shared,
     file: &'a File,
@@ -122,13 +121,15 @@ impl<'a> Merge<'a> {
         let mut handles = Vec::new();
         contents.index.find(&digests, self.hint, &mut handles);
         let mut wanted = Vec::new();
-        let mut firsts = Vec::new();
+        // Locked until the ledger has what the index has: other files' threads look at both.
+        let mut state = self.file.state();
         for (&(page, digest), handle) in known.iter().zip(handles) {
             let here = Place::Sighted(self.file.sighting(page));
             let handle = match handle.map(Seen::Known).or_else(|| contents.index.add(digest, here)) {
                 Some(Seen::Known(handle)) => handle,
                 Some(Seen::First(handle)) => {
-                    firsts.push((page, handle));
+                    let before = state.region.set(page, Entry::Unshared(handle));
+                    self.file.drop_entry(page, before);
                     self.prediction.ends();
                     continue;
                 }
@@ -137,7 +138,7 @@ impl<'a> Merge<'a> {
             self.hint = handle + 1;
             match contents.index.place(handle, digest) {
                 // The other page's file sights it anew when it changes; so does this one.
-                None => self.file.state().region.restart(page),
+                None => state.region.restart(page),
                 Some(place) if place == here => {}
                 Some(place) => {
                     self.prediction.add(page, handle);
@@ -145,19 +146,14 @@ impl<'a> Merge<'a> {
                 }
             }
         }
-        let mut state = self.file.state();
-        for (page, handle) in firsts {
-            // Another file's thread may have merged it already.
-            if state.region.entry(page) == Entry::Fresh {
-                state.region.set(page, Entry::Unshared(handle));
-            }
-        }
         Ok(wanted)
     }
 
-    /// Merges pages, which are in ascending order. Returns the first that held another content.
+    /// Merges pages, which are in ascending order. Returns the first that held another content, of
+    /// pages that were predicted.
     fn merge(&mut self, wanted: &[Wanted], predicted: bool) -> Result<Option<PageNo>, Errno> {
-        let mut frames = self.make_frames(wanted)?;
+        let mut frames = HashMap::new();
+        let mut result = self.make_frames(wanted, &mut frames);
         let mut rest: Vec<Wanted> = Vec::with_capacity(wanted.len());
         let contents = &self.file.contents;
         for &wanted in wanted {
@@ -174,17 +170,17 @@ impl<'a> Merge<'a> {
         }
         let mut wrong = None;
         for _ in 0..TRIES {
-            if rest.is_empty() {
+            if rest.is_empty() || result.is_err() {
                 break;
             }
-            rest = self.merge_once(rest, &mut frames, &mut wrong)?;
+            (rest, result) = self.merge_once(rest, &mut frames, &mut wrong);
         }
         let mut state = self.file.state();
         for wanted in rest {
-            self.file.contents.leave(wanted.handle);
+            contents.leave(wanted.handle);
             settle(self.file, &mut state, wanted, Err(Errno::AGAIN));
         }
-        Ok(wrong.filter(|_| predicted))
+        result.map(|()| wrong.filter(|_| predicted))
     }
 
     /// One call. Returns the pages whose frames have to be replaced first.
@@ -193,25 +189,26 @@ impl<'a> Merge<'a> {
         wanted: Vec<Wanted>,
         frames: &mut HashMap<u32, u64>,
         wrong: &mut Option<PageNo>,
-    ) -> Result<Vec<Wanted>, Errno> {
+    ) -> (Vec<Wanted>, Result<(), Errno>) {
         let (mut made, mut later) = (HashSet::new(), Vec::new());
         let mut now = Vec::with_capacity(wanted.len());
         let mut pairings = Vec::with_capacity(wanted.len());
         for wanted in wanted {
             let frame = frames.get(&wanted.handle).copied();
             if frame.is_some() || made.insert(wanted.handle) {
-                pairings.push(Pairing::new(wanted.page.0, frame));
+                pairings.push(Pairing::new(wanted.page.into(), frame));
                 now.push(wanted);
             } else {
                 later.push(wanted);
             }
         }
-        let result = self.file.kernel.merge(self.file.id, &mut pairings);
+        let result = self.file.kernel.merge(self.file.id, &mut pairings).map(drop);
         let contents = &self.file.contents;
         let mut state = self.file.state();
         for (wanted, pairing) in now.into_iter().zip(pairings) {
-            match (pairing.outcome, pairing.frame) {
-                (Ok(()), Some(frame)) => {
+            let (outcome, frame) = (pairing.result(), pairing.frame);
+            match outcome {
+                Ok(()) => {
                     if frames.insert(wanted.handle, frame) != Some(frame)
                         && let Some((_, place)) = contents.index.get(wanted.handle)
                     {
@@ -219,30 +216,29 @@ impl<'a> Merge<'a> {
                         contents.index.change(wanted.handle, place, Place::Below(frame));
                     }
                 }
-                (Err(Errno::MLINK | Errno::NOENT), Some(frame)) => {
+                Err(Errno::MLINK | Errno::NOENT) => {
                     if frames.get(&wanted.handle) == Some(&frame) {
                         frames.remove(&wanted.handle);
                     }
                     later.push(wanted);
                     continue;
                 }
-                (outcome, _) => {
+                Err(why) => {
                     contents.leave(wanted.handle);
-                    if outcome == Err(Errno::STALE) {
+                    if why == Errno::STALE {
                         wrong.get_or_insert(wanted.page);
                     }
                 }
             }
-            settle(self.file, &mut state, wanted, pairing.outcome);
+            settle(self.file, &mut state, wanted, outcome);
         }
         later.sort_by_key(|wanted| wanted.page);
-        result.map(|()| later)
+        (later, result)
     }
 
-    /// Makes frames of the pages in which these contents were sighted. Returns the frames of all
-    /// that have one, by the handles of their contents.
-    fn make_frames(&self, wanted: &[Wanted]) -> Result<HashMap<u32, u64>, Errno> {
-        let mut frames = HashMap::new();
+    /// Makes frames of the pages in which these contents were sighted. Enters all frames that there
+    /// are, by the handles of their contents.
+    fn make_frames(&self, wanted: &[Wanted], frames: &mut HashMap<u32, u64>) -> Result<(), Errno> {
         let mut sighted: BTreeMap<ClientId, BTreeMap<PageNo, u32>> = BTreeMap::new();
         for wanted in wanted {
             match wanted.place {
@@ -255,10 +251,10 @@ impl<'a> Merge<'a> {
         }
         for (number, pages) in sighted {
             if let Some(there) = self.all.get(&number) {
-                make_frames_of(there, pages, &mut frames)?;
+                make_frames_of(there, pages, frames)?;
             }
         }
-        Ok(frames)
+        Ok(())
     }
 }
 
@@ -271,40 +267,39 @@ fn make_frames_of(there: &File, pages: BTreeMap<PageNo, u32>, frames: &mut HashM
         let state = there.state();
         for (page, handle) in pages {
             let sighted = Place::Sighted(there.sighting(page));
-            match contents.index.get(handle) {
+            let place = contents.index.get(handle).map(|(_, place)| place);
+            if let Some(Place::Below(frame)) = place {
                 // Another thread was first.
-                Some((_, Place::Below(frame))) => drop(frames.insert(handle, frame)),
-                Some((_, place)) if place == sighted => {
-                    let here = matches!(state.region.entry(page), Entry::Fresh | Entry::Unshared(_));
-                    if here && contents.enter(handle) {
-                        pairings.push(Pairing::new(page.0, None));
-                        handles.push(handle);
-                    }
-                }
-                _ => {}
+                frames.insert(handle, frame);
+            } else if place == Some(sighted)
+                && state.region.entry(page) == Entry::Unshared(handle)
+                && contents.enter(handle)
+            {
+                pairings.push(Pairing::new(page.into(), None));
+                handles.push(handle);
             }
         }
     }
-    let result = if pairings.is_empty() { Ok(()) } else { there.kernel.merge(there.id, &mut pairings) };
+    let result = if pairings.is_empty() { Ok(0) } else { there.kernel.merge(there.id, &mut pairings) };
     let mut state = there.state();
     for (handle, pairing) in handles.into_iter().zip(pairings) {
-        let page = PageNo(pairing.index);
+        let page = PageNo(pairing.index as u32);
         let sighted = Place::Sighted(there.sighting(page));
         let wanted = Wanted { page, handle, place: sighted };
-        match (pairing.outcome, pairing.frame) {
-            (Ok(()) | Err(Errno::EXIST), Some(frame)) => {
-                contents.index.change(handle, sighted, Place::Below(frame));
-                frames.insert(handle, frame);
+        match pairing.result() {
+            Ok(()) | Err(Errno::EXIST) => {
+                contents.index.change(handle, sighted, Place::Below(pairing.frame));
+                frames.insert(handle, pairing.frame);
                 settle(there, &mut state, wanted, Ok(()));
             }
-            (outcome, _) => {
+            outcome => {
                 // Not now. Its content gets a frame of another page, and this one comes again.
                 contents.leave(handle);
                 settle(there, &mut state, wanted, outcome);
             }
         }
     }
-    result
+    result.map(drop)
 }
 
 /// What became of a page enters the ledger. Where it is merged, it counts as a user already.
@@ -358,7 +353,7 @@ pub(super) fn digest(file: &File, pages: &[PageNo], frames: bool) -> Result<Vec<
     pages.iter().for_each(|&page| only[at(page) / 64] |= 1 << (at(page) % 64));
     let last = pages.last().map_or(0, |&page| at(page));
     let words = last / 64 + 1;
-    let ask = Ask { id: file.id, start: start.0.into(), only: &only[..words], seed: file.contents.seed, frames };
-    file.kernel.digest(ask, &mut out[..words * 64])?;
+    let ask = Ask { id: file.id, start: start.0.into(), only: Some(&only[..words]), seed: file.contents.seed, frames };
+    file.kernel.digest(&ask, &mut out[..words * 64])?;
     Ok(pages.iter().map(|&page| out[at(page)]).collect())
 }

@@ -135,7 +135,7 @@ impl Files {
         for (file, merged) in new {
             if merged > 0
                 && !shared.stopping()
-                && let Err(why) = file.adopt(&mut known)
+                && let Err(why) = file.adopt(&mut known, || shared.pacer.pause(USER, || shared.stopping()))
             {
                 tracing::debug!(inode = file.inode, "merged pages are not known: {why}");
             }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use kmem::pageonefs::File as Listed;
+use kmem::pageonefs::{Ask, Entry as Pairing, File as Listed, digest_of};
 use parking_lot::Mutex;
 use proptest::prelude::*;
 use rustix::io::Errno;
@@ -11,7 +11,7 @@ use wire::PageNo;
 
 use super::contents::Contents;
 use super::file::File;
-use super::kernel::{Ask, Kernel, Pairing};
+use super::kernel::Kernel;
 use super::merge::{ByNumber, Merge};
 use crate::config::Config;
 use crate::content::index::ClientId;
@@ -44,6 +44,8 @@ struct Model {
     last: u64,
     max_users: u32,
     digested: u64,
+    /// The next call ends by a signal after so many entries.
+    ends_after: Option<u32>,
 }
 
 impl Model {
@@ -65,27 +67,28 @@ impl Model {
         (page.content, page.dirty) = (content, true);
     }
 
-    fn merge_one(&mut self, id: u64, pairing: &mut Pairing) -> Result<(), Errno> {
+    fn merge_one(&mut self, id: u64, pairing: &mut Pairing) -> Result<u64, Errno> {
+        let asked = (pairing.frame != 0).then_some(pairing.frame);
         let at = pairing.index as usize;
         let page = self.files[&id][at];
         if page.content == 0 || page.away {
             return Err(Errno::AGAIN);
         }
         if let Some(frame) = page.frame {
-            let same = pairing.frame.filter(|&other| other != frame && self.frames.contains_key(&other));
+            let same = asked.filter(|&other| other != frame && self.frames.contains_key(&other));
             let Some(other) = same.filter(|other| self.frames[other].content == page.content) else {
-                pairing.frame = Some(frame);
+                pairing.frame = frame;
                 return Err(Errno::EXIST);
             };
             self.leave(id, at);
             self.frames.get_mut(&other).unwrap().users += 1;
             self.files.get_mut(&id).unwrap()[at].frame = Some(other);
-            return Ok(());
+            return Ok(other);
         }
         if page.held {
             return Err(Errno::BUSY);
         }
-        let frame = match pairing.frame {
+        let frame = match asked {
             Some(frame) => frame,
             None => {
                 self.last += 1;
@@ -101,15 +104,9 @@ impl Model {
             return Err(Errno::STALE);
         }
         found.users += 1;
-        pairing.frame = Some(frame);
         self.files.get_mut(&id).unwrap()[at].frame = Some(frame);
-        Ok(())
+        Ok(frame)
     }
-}
-
-fn digest_of(content: u64, seed: u64) -> u64 {
-    let digest = xxhash_rust::xxh3::xxh3_64_with_seed(&content.to_ne_bytes(), seed) & !1;
-    digest.max(4)
 }
 
 struct Fake(Mutex<Model>);
@@ -130,11 +127,12 @@ impl Kernel for Fake {
         Ok(dirty)
     }
 
-    fn digest(&self, ask: Ask<'_>, out: &mut [u64]) -> Result<(), Errno> {
+    fn digest(&self, ask: &Ask<'_>, out: &mut [u64]) -> Result<u64, Errno> {
         let mut model = self.0.lock();
-        assert!(ask.start.is_multiple_of(64) && out.len() == ask.only.len() * 64);
+        let (only, before) = (ask.only.unwrap(), model.digested);
+        assert!(ask.start.is_multiple_of(64) && out.len() == only.len() * 64);
         out.fill(0);
-        for (bit, word) in out.iter_mut().enumerate().filter(|(bit, _)| ask.only[bit / 64] >> (bit % 64) & 1 == 1) {
+        for (bit, word) in out.iter_mut().enumerate().filter(|(bit, _)| only[bit / 64] >> (bit % 64) & 1 == 1) {
             let page = model.files[&ask.id].get(ask.start as usize + bit).copied().unwrap_or_default();
             *word = match page.frame {
                 Some(frame) if !ask.frames => frame * 2 + 1,
@@ -142,20 +140,27 @@ impl Kernel for Fake {
                 _ if page.away => 2,
                 _ => {
                     model.digested += 1;
-                    digest_of(page.content, ask.seed)
+                    digest_of(xxhash_rust::xxh3::xxh3_64_with_seed(&page.content.to_ne_bytes(), ask.seed))
                 }
             };
         }
-        Ok(())
+        Ok(model.digested - before)
     }
 
-    fn merge(&self, id: u64, pairings: &mut [Pairing]) -> Result<(), Errno> {
+    fn merge(&self, id: u64, pairings: &mut [Pairing]) -> Result<u32, Errno> {
         let mut model = self.0.lock();
         assert!(pairings.is_sorted_by(|a, b| a.index < b.index), "a batch is in ascending order");
+        let mut merged = 0;
         for pairing in pairings {
-            pairing.outcome = model.merge_one(id, pairing);
+            if model.ends_after == Some(merged) {
+                model.ends_after = None;
+                return Err(Errno::INTR);
+            }
+            let outcome = model.merge_one(id, pairing);
+            *pairing = pairing.with(outcome);
+            merged += 1;
         }
-        Ok(())
+        Ok(merged)
     }
 }
 
@@ -200,7 +205,7 @@ impl World {
             let number = ClientId(id as u32 + 7);
             let file = File::new(&listed, number, self.contents.clone(), self.fake.clone()).unwrap();
             if self.fake.0.lock().last > 0 {
-                file.adopt(&mut known).unwrap();
+                file.adopt(&mut known, || ()).unwrap();
             }
             self.files.insert(number, Arc::new(file));
         }
@@ -334,6 +339,28 @@ fn pages_that_are_held_or_away_are_merged_when_they_come_back() {
     world.check();
     let merged = world.fake.0.lock().files.values().flatten().filter(|page| page.frame.is_some()).count();
     assert_eq!((merged, world.frames_and_shared().0), (6, 3));
+}
+
+#[test]
+fn a_call_that_ends_early_leaves_the_rest_for_later() {
+    let image: Vec<u64> = (1..=300).collect();
+    let world = World::new(&[image.clone(), image, vec![7; 200]], 10_000);
+    world.rounds(2);
+    for file in world.files.values() {
+        file.scan().unwrap();
+    }
+    for (file, after) in world.files.values().zip([0, 100, 50]) {
+        world.fake.0.lock().ends_after = Some(after);
+        let _ = Merge::new(&world.shared, file, &world.files).run();
+    }
+    world.fake.0.lock().ends_after = None;
+    world.check();
+    world.rounds(8);
+    world.check();
+    let merged = world.fake.0.lock().files.values().flatten().filter(|page| page.frame.is_some()).count();
+    assert_eq!(merged, 800);
+    world.files.values().for_each(|file| file.reap());
+    assert_eq!(world.contents.len(), 0);
 }
 
 #[test]

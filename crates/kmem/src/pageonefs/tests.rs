@@ -20,6 +20,14 @@ fn another_file_system_is_refused_with_a_reason() {
 }
 
 #[test]
+fn what_the_kernel_did_not_come_to_is_not_taken_for_merged() {
+    let entry = Entry::new(7, Some(3));
+    assert_eq!((entry.result(), entry.frame), (Err(Errno::AGAIN), 3));
+    assert_eq!((entry.with(Ok(4)).result(), entry.with(Ok(4)).frame), (Ok(()), 4));
+    assert_eq!(entry.with(Err(Errno::STALE)).result(), Err(Errno::STALE));
+}
+
+#[test]
 fn words_say_what_a_page_is() {
     assert_eq!(Page::from_word(0), Page::None);
     assert_eq!(Page::from_word(2), Page::Away);
@@ -59,7 +67,7 @@ fn digests_are_those_that_the_daemon_computes() {
     let id = mount.files().expect("the list").into_iter().find(|file| file.inode == inode).expect("it is listed").id;
     for seed in [0, 7, u64::MAX, 0x9e37_79b9_7f4a_7c15] {
         let mut words = vec![0; pages.len()];
-        assert_eq!(mount.digest(id, 0, &mut words, None, seed), Ok(pages.len() as u64));
+        assert_eq!(mount.digest(&Ask { id, seed, ..Ask::default() }, &mut words), Ok(pages.len() as u64));
         assert_eq!(words[0], ZEROS);
         for (index, page) in pages.iter().enumerate().skip(1) {
             let xxh3 = xxhash_rust::xxh3::xxh3_64_with_seed(page, seed);
@@ -84,8 +92,9 @@ fn pages_of_equal_content_share_a_frame_until_one_is_written() {
     let mut bits = [0];
     assert_eq!(mount.harvest(listed.id, 0, &mut bits), Ok(64));
     assert_eq!((mount.harvest(listed.id, 0, &mut bits), bits), (Ok(0), [0]));
+    let ask = Ask { id: listed.id, seed: 3, ..Ask::default() };
     let mut words = [0; 64];
-    assert_eq!(mount.digest(listed.id, 0, &mut words, Some(&[0b11]), 3), Ok(2));
+    assert_eq!(mount.digest(&Ask { only: Some(&[0b11]), ..ask }, &mut words), Ok(2));
     assert!(matches!(Page::from_word(words[0]), Page::Digest(_)) && words[0] == words[1] && words[2] == 0);
 
     let digest = words[0];
@@ -101,11 +110,11 @@ fn pages_of_equal_content_share_a_frame_until_one_is_written() {
         assert_eq!(entry[0].result(), Ok(()));
         frame = Some(entry[0].frame);
     }
-    assert_eq!(mount.digest(listed.id, 0, &mut words, None, 3), Ok(0));
+    assert_eq!(mount.digest(&ask, &mut words), Ok(0));
     assert!(words.iter().all(|&word| Page::from_word(word) == Page::Frame(frame.expect("a frame"))));
     // What they hold has the digest that it had before.
     let mut all = [0; 64];
-    assert_eq!(mount.digest_all(listed.id, 0, &mut all, Some(&[0b100]), 3), Ok(1));
+    assert_eq!(mount.digest(&Ask { only: Some(&[0b100]), frames: true, ..ask }, &mut all), Ok(1));
     assert_eq!((all[2], all[3]), (digest, 0));
     let again = mount.merge(listed.id, &mut [Entry::new(5, None)]);
     assert_eq!(again, Ok(0));

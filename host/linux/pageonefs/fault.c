@@ -269,7 +269,7 @@ static vm_fault_t write_frame(struct vm_fault *vmf, struct pofs_inode *pi)
 		return vmf_error(error);
 	page = pofs_page_of(begun, vmf->pgoff);
 	if (beyond_end(pi, vmf->pgoff)) {
-		/* Its length was changed meanwhile: whoever did that may have looked here before. */
+		/* Its length was changed meanwhile, and the truncation may have passed here already. */
 		if (!PageUptodate(page)) {
 			pofs_remove_page(mapping, page);
 			pofs_recount(mapping->host);

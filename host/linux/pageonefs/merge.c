@@ -195,9 +195,9 @@ out:
  * the page, locked and with a reference, and `frames` the frame.
  */
 struct chunk {
-	struct pageonefs_entry *e;
 	int n;
-	struct page *pages[POFS_CHUNK], *frames[POFS_CHUNK];
+	struct pageonefs_entry e[POFS_CHUNK];
+	struct page *pages[POFS_CHUNK], *frames[POFS_CHUNK], *gone[POFS_CHUNK];
 };
 
 /* Locks pages that are in the file. Does not wait: others of this chunk are locked. */
@@ -312,7 +312,7 @@ static int store_entries(struct pofs_inode *pi, struct chunk *c)
 	XA_STATE(xas, &pi->merged, 0);
 	int i = 0, stored = 0;
 
-	/* Who finds an entry finds that there are some. */
+	/* Before the entries: a reader that finds one finds that there are some. */
 	atomic_long_add(c->n, &pi->count);
 	do {
 		xas_lock(&xas);
@@ -377,46 +377,45 @@ static void remove_pages(struct merge_run *run, struct chunk *c)
 	xas_unlock_irq(&xas);
 }
 
-static void merge_chunk(struct merge_run *run, struct pageonefs_entry *e, int n)
+static void merge_chunk(struct merge_run *run, struct chunk *c)
 {
-	struct chunk c = { .e = e, .n = n };
-	struct page *gone[POFS_CHUNK];
+	struct pageonefs_entry *e = c->e;
 	int i, done = 0, merged;
 
 	run->drained = false;
-	lock_pages(run, &c);
-	zap_pages(run, &c);
-	find_frames(run, &c);
-	compare_pages(&c);
-	merged = store_entries(run->pi, &c);
+	lock_pages(run, c);
+	zap_pages(run, c);
+	find_frames(run, c);
+	compare_pages(c);
+	merged = store_entries(run->pi, c);
 	if (merged) {
 		/* tmpfs lets go of its charge in pofs_recount(). */
 		pofs_charge(pofs_vfs(run->pi), merged);
-		remove_pages(run, &c);
+		remove_pages(run, c);
 	}
-	for (i = 0; i < n; i++) {
-		if (c.frames[i] && e[i].result)
-			pofs_frame_put(run->domain, c.frames[i]);
-		else if (c.frames[i])
-			e[i].frame = pofs_frame_handle(c.frames[i]);
-		if (!c.pages[i])
+	for (i = 0; i < c->n; i++) {
+		if (c->frames[i] && e[i].result)
+			pofs_frame_put(run->domain, c->frames[i]);
+		else if (c->frames[i])
+			e[i].frame = pofs_frame_handle(c->frames[i]);
+		if (!c->pages[i])
 			continue;
-		unlock_page(c.pages[i]);
+		unlock_page(c->pages[i]);
 		/* The file's reference. */
 		if (!e[i].result)
-			put_page(c.pages[i]);
-		gone[done++] = c.pages[i];
+			put_page(c->pages[i]);
+		c->gone[done++] = c->pages[i];
 	}
 	if (done)
-		put_pages(gone, done);
+		put_pages(c->gone, done);
 	run->merged += merged;
-	for (i = 0; i < n; i++)
-		if (!c.pages[i] && e[i].result == -EAGAIN)
+	for (i = 0; i < c->n; i++)
+		if (!c->pages[i] && e[i].result == -EAGAIN)
 			e[i].result = move_one(run, &e[i]);
 }
 
 /* A chunk, if nobody keeps merges away. */
-static void merge_unless_blocked(struct merge_run *run, struct pageonefs_entry *e, int n)
+static void merge_unless_blocked(struct merge_run *run, struct chunk *c)
 {
 	struct pofs_inode *pi = run->pi;
 	u64 before = run->merged;
@@ -424,10 +423,10 @@ static void merge_unless_blocked(struct merge_run *run, struct pageonefs_entry *
 
 	down_read(&pi->merging);
 	if (pi->blocked || pi->plain) {
-		for (i = 0; i < n; i++)
-			e[i].result = -EBUSY;
+		for (i = 0; i < c->n; i++)
+			c->e[i].result = -EBUSY;
 	} else {
-		merge_chunk(run, e, n);
+		merge_chunk(run, c);
 		if (run->merged != before)
 			pofs_recount(pofs_vfs(pi));
 	}
@@ -441,28 +440,29 @@ long pofs_merge(struct pofs_inode *pi, struct pageonefs_merge *m)
 	struct merge_run run = {
 		.pi = pi, .domain = POFS_SB(pofs_vfs(pi)->i_sb)->domain, .mapping = pofs_vfs(pi)->i_mapping,
 	};
-	struct pageonefs_entry *e = kmalloc_array(POFS_CHUNK, sizeof(*e), GFP_KERNEL);
-	u32 at, n;
+	/* Too large for a stack. */
+	struct chunk *c = kmalloc(sizeof(*c), GFP_KERNEL);
 	long ret = 0;
+	u32 at;
 
-	if (!e)
+	if (!c)
 		return -ENOMEM;
-	for (at = 0; at < m->count && !ret; at += n) {
+	for (at = 0; at < m->count && !ret; at += c->n) {
 		struct pageonefs_entry __user *user = (struct pageonefs_entry __user *)u64_to_user_ptr(m->entries) + at;
 
-		n = min_t(u32, POFS_CHUNK, m->count - at);
-		if (copy_from_user(e, user, n * sizeof(*e))) {
+		c->n = min_t(u32, POFS_CHUNK, m->count - at);
+		if (copy_from_user(c->e, user, c->n * sizeof(*c->e))) {
 			ret = -EFAULT;
 			break;
 		}
-		merge_unless_blocked(&run, e, n);
-		if (copy_to_user(user, e, n * sizeof(*e)))
+		merge_unless_blocked(&run, c);
+		if (copy_to_user(user, c->e, c->n * sizeof(*c->e)))
 			ret = -EFAULT;
-		else if (signal_pending(current) && at + n < m->count)
+		else if (signal_pending(current) && at + c->n < m->count)
 			ret = -EINTR;
 		cond_resched();
 	}
-	kfree(e);
+	kfree(c);
 	m->merged = run.merged;
 	if (run.pinned_for_good)
 		pofs_make_plain(pi, PAGEONEFS_PLAIN_PINNED);

@@ -89,7 +89,7 @@ struct harvest_run {
 	pgoff_t first, end;	/* neighbours whose mappings are still to go; none if they are equal */
 };
 
-/* Who pins a page without a lock looks again whether it is mapped: so this comes after the zap. */
+/* get_user_pages_fast() pins without a lock, and looks at the mapping again: so, after the zap. */
 static void mark_pinned(struct harvest_run *run)
 {
 	struct pofs_inode *pi = POFS_I(run->mapping->host);

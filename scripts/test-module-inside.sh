@@ -3,12 +3,13 @@
 # of guests), FUNCTIONAL (the test program), MODULE, FILTERS, PAGEONE_TEST_PATIENCE.
 set -uo pipefail
 work=$(mktemp -d)
-mkdir -p "$work/cache/kernels" /dev/pageone
+mkdir -p "$work/cache/kernels"
 # Guests boot 6.1: under emulation that is the quickest.
 ln -s "$CACHE"/kernels/6.1.* "$work/cache/kernels/"
 cp "$CACHE"/initramfs-* "$work/cache/" 2>/dev/null
 export PAGEONE_CACHE=$work/cache PAGEONE_TEST_ACCEL=kvm PAGEONE_BIN_DIR=$BIN PAGEONE_TEST_PATIENCE
-insmod "$MODULE" && mount -t pageonefs -o domain=test,size=90%,mode=1777 none /dev/pageone || exit 1
+insmod "$MODULE" && mkdir -p /dev/pageone &&
+    mount -t pageonefs -o domain=test,size=90%,mode=0700,uid=0 none /dev/pageone || exit 1
 read -ra filters <<< "$FILTERS"
 "$FUNCTIONAL" "${filters[@]}" --test-threads=1 --nocapture
 code=$?

@@ -156,9 +156,9 @@ impl Entry {
     ///
     /// # Errors
     ///
-    /// `AGAIN` also where a call ended before it came to this entry. `EXIST`: it uses a frame already. `AGAIN`, `BUSY`: later. `STALE`: other content. `NOENT`:
-    /// the frame has gone. `MLINK`: the frame has as many users as it may have. `HWPOISON`,
-    /// `INVAL`, `NOMEM`.
+    /// `EXIST`: it uses a frame already. `AGAIN`, `BUSY`: later; the first also where the call
+    /// ended before it came to this entry. `STALE`: other content. `NOENT`: the frame has gone.
+    /// `MLINK`: the frame has as many users as it may have. `HWPOISON`, `INVAL`, `NOMEM`.
     pub fn result(&self) -> Result<(), Errno> {
         if self.result == 0 { Ok(()) } else { Err(Errno::from_raw_os_error(-self.result)) }
     }
@@ -373,8 +373,8 @@ impl Mount {
         Ok(harvest.dirty)
     }
 
-    /// Says for each page from `ask.start` on what it is, as [`Page::from_word`] reads it. Returns how
-    /// many were digested.
+    /// Says for each page from `ask.start` on what it is, as [`Page::from_word`] reads it. Returns
+    /// how many were digested.
     ///
     /// # Errors
     ///
@@ -407,8 +407,8 @@ impl Mount {
     ///
     /// # Errors
     ///
-    /// `SRCH`: no such file. `INTR`: a signal, before the last entry. `NOMEM`. Entries that the call did
-    /// not come to say `AGAIN`.
+    /// `SRCH`: no such file. `INTR`: a signal, before the last entry. `NOMEM`. Entries that the
+    /// call did not come to say `AGAIN`.
     pub fn merge(&self, id: u64, entries: &mut [Entry]) -> Result<u32, Errno> {
         let count = u32::try_from(entries.len()).map_err(|_| Errno::INVAL)?;
         let mut merge = RawMerge { id, entries: entries.as_mut_ptr().expose_provenance() as u64, count, merged: 0 };

@@ -30,6 +30,7 @@ const PACKAGES: &str = "scripts/test-packages-inside.sh";
 const LIBVIRT: &str = "scripts/test-libvirt-inside.sh";
 const LIBVIRT_COMMON: &str = "scripts/test-libvirt-common.sh";
 const SELINUX: &str = "scripts/test-selinux-inside.sh";
+const MODULE: &str = "scripts/test-module-inside.sh";
 const KSM: &str = "tests/tests/rates/ksm.rs";
 const POOL: &str = "tests/tests/functional/pool.rs";
 const SNAPSHOT: &str = "tests/tests/functional/snapshot.rs";
@@ -66,6 +67,17 @@ fn table() -> Vec<(&'static str, Vec<(&'static str, How)>)> {
                 ("sudo pageone status", OK),
                 ("sudo pageone attach PID", OK),
                 ("sudo pageone detach PID", OK),
+                ("make -C host/linux/pageonefs", By("scripts/module.sh", "make -s -C")),
+                ("sudo insmod host/linux/pageonefs/pageonefs.ko", By(MODULE, "insmod")),
+                ("sudo mkdir -p /dev/pageone", By(MODULE, "mkdir -p /dev/pageone")),
+                (
+                    "sudo mount -t pageonefs -o domain=guests,size=90%,mode=0700,uid=64055 none /dev/pageone",
+                    By(MODULE, "mount -t pageonefs -o domain="),
+                ),
+                (
+                    "sudo pageone run --backend module -- qemu-system-x86_64 -m 4096 …",
+                    By("tests/tests/functional/module.rs", "\"--backend\", \"module\""),
+                ),
                 ("pageone daemon --target-scan-time 30 --max-cpu 20", Stays("pageone status | grep -q ' of 20 %$'")),
                 (
                     "pageone daemon --merge-period 60 --target-scan-time 30",

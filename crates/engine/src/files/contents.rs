@@ -46,8 +46,8 @@ impl Contents {
         self.users(handle).is_some_and(|users| users.fetch_update(AcqRel, Acquire, more).is_ok())
     }
 
-    /// A page uses the content no more. The last one takes it out of the index, unless it is sighted
-    /// only: the kernel has freed its frame, or is about to.
+    /// A page uses the content no more. The last one takes it out of the index, unless it is only
+    /// sighted: the kernel has freed its frame, or is about to.
     pub(super) fn leave(&self, handle: u32) {
         let Some(users) = self.users(handle) else { return };
         let less = |users: u32| match users {

@@ -15,8 +15,10 @@ use snapshot::words::{is_qemu, options};
 
 use crate::paths;
 
-/// How a mount is made, for messages.
-const MOUNT: &str = "modprobe pageonefs && mkdir -p /dev/pageone && mount -t pageonefs -o domain=guests,size=90%,mode=1777 none /dev/pageone";
+/// How a mount is made, for messages. Those who may make files in it share with each other: so it
+/// is one user's.
+const MOUNT: &str = "insmod pageonefs.ko (`make -C host/linux/pageonefs` builds it), mkdir -p /dev/pageone, \
+                     mount -t pageonefs -o domain=guests,size=90%,mode=0700,uid=USER none /dev/pageone";
 
 /// Adds words to `command`, which starts the program. `domain`: of the mount that is to be taken.
 /// `dir`: the daemon's directory, if it was named. `no_start`: no daemon is to be started.
@@ -41,7 +43,10 @@ pub(super) fn prepare(
     let mount = choose(&mounts, domain)?;
     let writable = rustix::fs::access(&mount.path, Access::WRITE_OK | Access::EXEC_OK);
     writable.with_context(|| {
-        format!("cannot make a file in {}; mount it with mode=1777, or with this user's uid=", mount.path.display())
+        format!(
+            "cannot make a file in {}; mount another one with this user's uid= and a domain of its own",
+            mount.path.display()
+        )
     })?;
     let text = |word: &OsString| word.clone().into_string().ok().context("a word of its command line is no text");
     let words = program[1..].iter().map(text).collect::<Result<Vec<String>>>()?;
@@ -125,7 +130,12 @@ mod tests {
     #[test]
     fn the_mount_of_the_domain_is_taken_or_the_only_one() {
         let (a, b) = (mount("/dev/a", "a"), mount("/dev/b", "b"));
-        assert!(choose(&[], None).unwrap_err().to_string().contains("pageonefs is not mounted; as root: modprobe"));
+        assert!(
+            choose(&[], None)
+                .unwrap_err()
+                .to_string()
+                .contains("pageonefs is not mounted; as root: insmod pageonefs.ko")
+        );
         assert_eq!(choose(std::slice::from_ref(&a), None).unwrap(), &a);
         let both = [a, b];
         assert_eq!(choose(&both, Some("b")).unwrap(), &both[1]);

@@ -110,7 +110,7 @@ bench-pageonefs: deps-test deps-ppr
 test-pageonefs-debug: deps-test deps-debug-kernel
 	scripts/test-pageonefs-debug.sh '$(SERIES)' $(KASAN)
 
-# Programs that do to files of it whatever they can, while pages merge, for FUZZ_SECONDS; and rounds of that with mounts and the
+# The fuzzer on files of it while pages merge, for FUZZ_SECONDS; and rounds of that with mounts and the
 # module that come and go, for SOAK_SECONDS. SERIES=6.1: on that kernel.
 fuzz-pageonefs: deps-test deps-debug-kernel
 	FUZZ_SECONDS=$(if $(filter file,$(origin FUZZ_SECONDS)),3600,$(FUZZ_SECONDS)) scripts/fuzz-pageonefs.sh $(or $(SERIES),6.12) $(KASAN)

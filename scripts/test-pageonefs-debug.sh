@@ -31,7 +31,7 @@ for series in ${1:-6.12 6.1}; do
     boot "$name" "$image" $((2400 + 6 * fuzz)) "$checks ROUNDS=10 POISON=1 FUZZ=$fuzz FAULTS=${PAGEONE_FAULTS:-400}" || failed=1
     if [ "$fuzz" -eq 0 ]; then continue; fi
     pack_guest "$build" y
-    for guard in no_pin_check=1 no_handshake=1,slow=300 no_compare=1; do
+    for guard in no_pin_check=1 no_handshake=1,no_pin_bits=1,slow=300 no_compare=1; do
         boot "$name, $guard" "$image" $((600 + 2 * fuzz)) "${checks/LEAKS=1/} TESTS=none OPTIONS=$guard MUST_FAIL=1 FUZZ=$fuzz" || failed=1
     done
 done

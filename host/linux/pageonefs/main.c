@@ -41,6 +41,10 @@ bool pofs_no_pin_check;
 module_param_named(no_pin_check, pofs_no_pin_check, bool, 0400);
 MODULE_PARM_DESC(no_pin_check, "merge pages that others hold");
 
+bool pofs_no_pin_bits;
+module_param_named(no_pin_bits, pofs_no_pin_bits, bool, 0400);
+MODULE_PARM_DESC(no_pin_bits, "a harvest does not keep the bits of pages that others hold");
+
 bool pofs_no_handshake;
 module_param_named(no_handshake, pofs_no_handshake, bool, 0400);
 MODULE_PARM_DESC(no_handshake, "a harvest does not wait for a fault that is under way");

@@ -44,11 +44,13 @@ extern unsigned int pofs_max_users;
  */
 #ifdef POFS_SABOTAGE
 extern bool pofs_no_pin_check;
+extern bool pofs_no_pin_bits;
 extern bool pofs_no_handshake;
 extern bool pofs_no_compare;
 extern unsigned int pofs_slow_us;
 #else
 #define pofs_no_pin_check false
+#define pofs_no_pin_bits false
 #define pofs_no_handshake false
 #define pofs_no_compare false
 #define pofs_slow_us 0

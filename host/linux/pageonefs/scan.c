@@ -114,7 +114,7 @@ static void zap_run(struct harvest_run *run)
 {
 	if (run->end > run->first) {
 		unmap_mapping_pages(run->mapping, run->first, run->end - run->first, false);
-		if (!pofs_no_pin_check)
+		if (!pofs_no_pin_bits)
 			mark_pinned(run);
 	}
 	run->first = run->end = 0;

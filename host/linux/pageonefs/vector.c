@@ -33,7 +33,7 @@ void pofs_vector_begin(void)
 	kernel_fpu_begin();
 }
 
-/* The upper halves are zeros again: else whoever uses SSE next is slow. */
+/* The upper halves are zeros again: code that uses SSE next would be slow. */
 void pofs_vector_end(void)
 {
 	if (static_branch_likely(&have_avx2))

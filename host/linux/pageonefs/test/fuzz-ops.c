@@ -354,8 +354,11 @@ static long forked(struct me *me)
 		usleep(rnd(me, 30000));
 		kill(pid, SIGKILL);
 	}
+	/* The kernel writes the status to a page that it may have to copy after the fork. */
+	may_fail(me, false);
 	if (waitpid(pid, &status, 0) != pid || (status && !(kills && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL)))
 		BAD("a child ended with %x", status);
+	may_fail(me, true);
 	if (w->pending[me->owner].active)
 		settle(me);
 	return 0;

@@ -106,6 +106,15 @@ fn fits(budget: Duration, each: Duration) -> u64 {
     (budget.as_nanos() / each.max(PAGE_COPY).as_nanos() / 2) as u64
 }
 
+/// The pages of `before` that are not in `now`, a bit for each.
+fn gone(before: &DirtyTree, now: &DirtyTree) -> Vec<u64> {
+    let [mut gone, mut kept] = [(); 2].map(|()| vec![0; before.frames().div_ceil(64) as usize]);
+    before.export(&mut gone);
+    now.export(&mut kept);
+    gone.iter_mut().zip(kept).for_each(|(gone, kept)| *gone &= !kept);
+    gone
+}
+
 /// A buffer for the pages copied during the pause, of which `pages` are known, and for some more.
 /// Its memory is touched: page faults would take longer than copying.
 fn room(pages: u64) -> AlignedBuf {
@@ -225,10 +234,7 @@ impl Running<'_, '_> {
         let new = files.iter().flat_map(|files| files.difference(&self.merged));
         new.for_each(|part| rest.insert_range(part.first, part.pages));
         // Pages given back meanwhile (by a balloon, say) are zeros now, and are read as such.
-        let gone: Vec<u64> = self.all.iter().filter(|&page| !now.contains(page)).collect();
-        gone.into_iter().for_each(|page| {
-            rest.insert(page);
-        });
+        rest.merge(0, &gone(&self.all, &now));
         self.phases.end("pause_look");
         let pages: Vec<u64> = rest.iter().collect();
         if bytes.len() < pages.len() * BLOCK {

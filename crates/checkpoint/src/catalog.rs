@@ -46,7 +46,7 @@ pub use error::{
     BeginError, CatalogDamage, FindError, Finding, Flaw, OpenError, PageFlaw, ReadError, RemoveError, RepackError,
     StoreError, Warning,
 };
-pub use image::Image;
+pub use image::{Image, LeaseError};
 use index::{Index, Limits, Run};
 use list::{Entry, FORMAT, List, Needs, encode};
 pub use repack::Repacked;

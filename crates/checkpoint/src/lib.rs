@@ -30,8 +30,9 @@ mod source;
 mod take;
 
 pub use catalog::{
-    BeginError, Catalog, CatalogDamage, Checkpoint, FindError, Finding, Flaw, Held, Image, OpenError, PageFlaw, PutOff,
-    ReadError, RemoveError, RepackError, Repacked, Store, StoreError, Usage, View, Warning, Writer, hash, index,
+    BeginError, Catalog, CatalogDamage, Checkpoint, FindError, Finding, Flaw, Held, Image, LeaseError, OpenError,
+    PageFlaw, PutOff, ReadError, RemoveError, RepackError, Repacked, Store, StoreError, Usage, View, Warning, Writer,
+    hash, index,
 };
 pub use guard::GuardError;
 pub use restore::RestoreError;

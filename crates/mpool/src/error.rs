@@ -113,6 +113,13 @@ pub enum PoolError {
     /// Opened elsewhere in a way that excludes this.
     #[error("{} is in use: an exclusive opening excludes every other", .0.display())]
     Busy(PathBuf),
+    /// Mblocks of it are leased.
+    #[error(
+        "mblocks of {} are being read, by a `pageone snapshot run` whose guests still run, or by one of another version; \
+         end these guests first",
+        .0.display()
+    )]
+    Leased(PathBuf),
     /// Made by a version that this one does not know.
     #[error("{} has format version {found}, and this program knows version {known}: use the program that made it", .path.display())]
     Version {

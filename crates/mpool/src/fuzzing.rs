@@ -8,6 +8,7 @@ use crate::disk::log;
 use crate::disk::record::Record;
 use crate::disk::superblock::Superblock;
 use crate::error::Object;
+use crate::pool::lease;
 use crate::{Access, Allocation, BLOCK, MediaClass, OpenOptions, Pool};
 
 /// Gives the bytes to every decoder. None may panic or loop. Encoding an accepted value must give
@@ -32,6 +33,11 @@ pub fn decode_all(bytes: &[u8]) {
     let crc = crc32c::crc32c(&block[..24]);
     block[24..28].copy_from_slice(&crc.to_le_bytes());
     assert!(log::decode_header(&block, u64::from_le_bytes(block[16..24].try_into().unwrap_or_default())).is_some());
+    let mut lease = [b"PGLEASE1", bytes].concat();
+    lease.extend(crc32c::crc32c(&lease).to_le_bytes());
+    for bytes in [bytes, &lease] {
+        let _ = lease::decode(bytes);
+    }
     if let Some((&generation, frames)) = bytes.split_first() {
         for copies in [[frames, frames], [frames, &[]], [&[], frames], frames.split_at(frames.len() / 2).into()] {
             let walk = frame::walk(copies, generation.into(), Object::Mlog(0), &mut |_| {});

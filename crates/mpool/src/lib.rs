@@ -81,7 +81,7 @@ pub use objects::mdc::Mdc;
 pub use objects::mlog::Mlog;
 pub use pool::check::Report;
 pub use pool::registry::Registry;
-pub use pool::{OpenOptions, Pool, PoolProps, Rebuild, Rebuilt, Usage};
+pub use pool::{Leased, OpenOptions, Pool, PoolProps, Rebuild, Rebuilt, Usage};
 
 /// Bytes of a block: the unit of direct I/O, of checksums and of maps.
 pub const BLOCK: usize = 4096;

@@ -9,6 +9,7 @@ mod open;
 mod rebuild;
 
 pub(crate) mod check;
+pub(crate) mod lease;
 pub(crate) mod registry;
 
 use std::io;
@@ -27,6 +28,7 @@ use crate::objects::class::ClassUsage;
 use crate::objects::inner::{Access, Inner};
 use crate::objects::log_files::create_root;
 use crate::objects::meta::Journal;
+pub use lease::Leased;
 pub use rebuild::{Rebuild, Rebuilt};
 
 use directory::{create_class, read_superblock, refuse_others_data};

@@ -87,7 +87,15 @@ enum Command {
     SnapshotGuard,
     /// Reads a snapshot's memory for the kernel; `snapshot run` starts it
     #[command(hide = true)]
-    SnapshotServer { pool: PathBuf, name: String, record: Option<PathBuf> },
+    SnapshotServer {
+        pool: PathBuf,
+        name: String,
+        #[arg(long)]
+        record: Option<PathBuf>,
+        /// The descriptor of a lease
+        #[arg(long)]
+        lease: i32,
+    },
     /// Object pools: make, show, check, remove
     Pool(pool::Args),
     /// Write man pages and shell completions, for packages
@@ -166,7 +174,7 @@ fn run_command(cli: Cli) -> anyhow::Result<()> {
         Command::Restore(args) => checkpoint::restore(&args),
         Command::Snapshot(command) => snapshot::run(&command, dir),
         Command::SnapshotGuard => snapshot::guard(),
-        Command::SnapshotServer { pool, name, record } => snapshot::serve(&pool, &name, record.as_deref()),
+        Command::SnapshotServer { record, lease, .. } => snapshot::serve(lease, record.as_deref()),
         Command::Pool(args) => pool::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Demo(args) => demo::run(&args),

@@ -51,6 +51,7 @@ const BETWEEN: Duration = Duration::from_secs(1);
 pub struct Server {
     device: OwnedFd,
     slots: Slots,
+    lease: File,
     words: Vec<OsString>,
     child: Child,
     /// When it was started.
@@ -71,16 +72,17 @@ pub enum MemoryError {
 }
 
 /// Makes the file, and starts its page server. `words` are a program, which must call [`serve`],
-/// and its arguments.
+/// and its arguments; `--lease N` is added, the number of the lease's descriptor. The lease is held
+/// by this process, and by each server.
 ///
 /// # Errors
 /// If the kernel or the server cannot serve it.
-pub fn start(words: Vec<OsString>) -> Result<(File, Server), MemoryError> {
+pub fn start(words: Vec<OsString>, lease: File) -> Result<(File, Server), MemoryError> {
     let (device, root) = mount().map_err(MemoryError::Fuse)?;
     let failed = |error: io::Error| MemoryError::Server(error.to_string());
     let slots = Slots::create(THREADS).map_err(failed)?;
-    let child = spawn(&words, &device, &slots).map_err(failed)?;
-    let mut server = Server { device, slots, words, child, start: Instant::now(), started: 1 };
+    let child = spawn(&words, &device, &slots, &lease).map_err(failed)?;
+    let mut server = Server { device, slots, lease, words, child, start: Instant::now(), started: 1 };
     while server.slots.server().map_err(failed)? == 0 {
         if let Some(status) = server.child.try_wait().map_err(failed)? {
             return Err(MemoryError::Server(format!("it ended, {status}")));
@@ -105,7 +107,7 @@ impl Server {
         }
         self.start = Instant::now();
         self.started += 1;
-        let next = spawn(&self.words, &self.device, &self.slots).map(|child| self.child = child);
+        let next = spawn(&self.words, &self.device, &self.slots, &self.lease).map(|child| self.child = child);
         Some((ended, next))
     }
 
@@ -118,9 +120,14 @@ impl Server {
     }
 }
 
-fn spawn(words: &[OsString], device: &OwnedFd, slots: &Slots) -> io::Result<Child> {
+fn spawn(words: &[OsString], device: &OwnedFd, slots: &Slots, lease: &File) -> io::Result<Child> {
     let (program, arguments) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
-    Command::new(program).args(arguments).stdin(device.try_clone()?).stdout(Stdio::from(slots.file()?)).spawn()
+    // A duplicate is inherited. A clone that is started at this moment may have it too: then the
+    // lease lives as long as that clone, at most.
+    let lease = rustix::io::dup(lease)?;
+    let mut command = Command::new(program);
+    command.args(arguments).arg("--lease").arg(lease.as_raw_fd().to_string());
+    command.stdin(device.try_clone()?).stdout(Stdio::from(slots.file()?)).spawn()
 }
 
 /// Makes the file system, and gives the FUSE device and the root directory.
@@ -154,7 +161,9 @@ mod tests {
 
     #[test]
     fn a_server_that_ends_at_once_is_no_memory() {
-        let Err(error) = start(vec!["false".into()]) else { panic!("it serves nothing") };
+        let Err(error) = start(vec!["false".into()], File::open("/dev/null").unwrap()) else {
+            panic!("it serves nothing")
+        };
         if matches!(error, MemoryError::Fuse(_)) {
             println!("SKIPPED: {error}");
             return;

@@ -1,16 +1,30 @@
 //! The memory of a checkpoint, to be read page by page in any order.
 
 use std::collections::HashMap;
+use std::fs::File;
 
-use mpool::{BLOCK, Mblock};
+use mpool::{BLOCK, Leased, Mblock, PoolError};
+use serde::{Deserialize, Serialize};
 
 use super::map::LEAF;
 use super::{Checkpoint, Flaw, ReadError, View};
 
+/// Why a lease is not understood.
+#[derive(Debug, thiserror::Error)]
+pub enum LeaseError {
+    /// It cannot be read.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// It is about something else.
+    #[error("the lease is not about a checkpoint")]
+    Foreign,
+}
+
 /// A checkpoint that is open for reading. What it needs must stay in the pool: whoever has it keeps
-/// the pool open.
+/// the pool open, or a lease.
 pub struct Image {
-    view: View,
+    /// The pool's name.
+    pool: String,
     name: String,
     /// The place of each page; 0 is zeros. 8 bytes for 4 KiB.
     places: Vec<u64>,
@@ -34,11 +48,67 @@ impl View {
         let open = |id: u64| Ok((id, self.pool.mblock(id)?));
         let mblocks: Result<HashMap<u64, Mblock>, Flaw> = root.data().of(&self.data).map(open).collect();
         let mblocks = mblocks.map_err(flawed)?;
-        Ok(Image { view: self.clone(), name: checkpoint.name.clone(), places, mblocks })
+        Ok(Image { pool: self.pool.props().name, name: checkpoint.name.clone(), places, mblocks })
     }
 }
 
+/// An image as it stands in a lease, beside the mblocks.
+#[derive(Serialize, Deserialize)]
+struct Note {
+    pool: String,
+    name: String,
+    /// The places in runs: the first one and its length in pages. 0 stays 0 in a run, other places
+    /// ascend.
+    runs: Vec<(u64, u32)>,
+}
+
+impl Note {
+    fn places(&self) -> Vec<u64> {
+        let run = |&(first, count): &(u64, u32)| {
+            (0..u64::from(count)).map(move |page| if first == 0 { 0 } else { first.saturating_add(page) })
+        };
+        self.runs.iter().flat_map(run).collect()
+    }
+}
+
+/// Whether a place goes on where a run of this length ends.
+fn continues((first, count): (u64, u32), at: u64) -> bool {
+    count < u32::MAX && at == if first == 0 { 0 } else { first + u64::from(count) }
+}
+
 impl Image {
+    /// Leases what it needs: as long as the file is open, also in another process, it can be read
+    /// ([`Image::of_lease`]), whatever becomes of the pool's checkpoints. The pool, which must be
+    /// open with [`Access::Shared`](mpool::Access), may be closed.
+    ///
+    /// # Errors
+    /// If the pool's medium cannot be written.
+    pub fn lease(&self, pool: &mpool::Pool) -> Result<File, PoolError> {
+        let mut runs: Vec<(u64, u32)> = Vec::new();
+        for &at in &self.places {
+            match runs.last_mut() {
+                Some(run) if continues(*run, at) => run.1 += 1,
+                _ => runs.push((at, 1)),
+            }
+        }
+        let note = Note { pool: self.pool.clone(), name: self.name.clone(), runs };
+        let mut ids: Vec<u64> = self.mblocks.keys().copied().collect();
+        ids.sort_unstable();
+        // Numbers and text: it can be encoded.
+        Ok(pool.lease(&ids, &postcard::to_allocvec(&note).unwrap_or_default())?.into())
+    }
+
+    /// The image that a lease is about.
+    ///
+    /// # Errors
+    /// If the file is no lease of an image, or the pool is not where it was.
+    pub fn of_lease(lease: &File) -> Result<Self, LeaseError> {
+        let leased = Leased::open(lease)?;
+        let note: Note = postcard::from_bytes(leased.note()).map_err(|_| LeaseError::Foreign)?;
+        let places = note.places();
+        Ok(Self { pool: note.pool, name: note.name, places, mblocks: leased.into_mblocks() })
+    }
+
     /// Number of pages.
     pub fn pages(&self) -> u64 {
         self.places.len() as u64
@@ -73,7 +143,8 @@ impl Image {
             if at == 0 {
                 bytes.fill(0)
             } else {
-                self.read_run(at, bytes).map_err(|e| self.view.damaged(&self.name, e))?
+                let damaged = |source| ReadError::Damaged { name: self.name.clone(), pool: self.pool.clone(), source };
+                self.read_run(at, bytes).map_err(damaged)?
             }
             done += run;
         }

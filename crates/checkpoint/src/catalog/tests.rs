@@ -1,6 +1,7 @@
 //! Checkpoints in pools on disk: kept once, removed, damaged, cut short.
 
 mod kills;
+mod leases;
 mod leaves;
 pub(crate) mod medium;
 mod refused;

@@ -1,8 +1,8 @@
 //! The storage interface on the file system.
 
 use std::fs::{File, OpenOptions};
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -33,6 +33,9 @@ impl Storage for Disk {
         std::fs::remove_dir(path)
     }
 }
+
+/// What the names of leases begin with.
+pub(crate) const LEASE: &str = "lease-";
 
 /// Makes a directory, and those that it lies in, durably.
 pub(crate) fn make_directory(path: &Path) -> io::Result<()> {
@@ -126,6 +129,46 @@ impl Medium for DiskDirectory {
     fn room(&self) -> io::Result<Room> {
         let stat = rustix::fs::fstatvfs(&self.handle)?;
         Ok(Room { total: stat.f_blocks * stat.f_frsize, free: stat.f_bavail * stat.f_frsize })
+    }
+
+    fn lease(&self, bytes: &[u8]) -> io::Result<OwnedFd> {
+        let mut random = [0; 8];
+        rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
+        let path = self.path.join(format!("{LEASE}{:016x}", u64::from_le_bytes(random)));
+        let made = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path);
+        let mut file = match made {
+            // Nobody can write there, so nobody has to be told.
+            Err(e) if e.kind() == io::ErrorKind::ReadOnlyFilesystem => {
+                let mut file: File = rustix::fs::memfd_create(LEASE, rustix::fs::MemfdFlags::CLOEXEC)?.into();
+                file.write_all(bytes)?;
+                return Ok(file.into());
+            }
+            made => made?,
+        };
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        if let Err(error) = file.write_all(bytes) {
+            let _ = std::fs::remove_file(&path);
+            return Err(error);
+        }
+        Ok(file.into())
+    }
+
+    fn leases(&self) -> io::Result<Vec<Vec<u8>>> {
+        let mut all = Vec::new();
+        for name in self.list()?.iter().filter(|name| name.starts_with(LEASE)) {
+            let mut file = File::open(self.path.join(name))?;
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                // One that stays counts no more than before.
+                Ok(()) => drop(self.remove(name)),
+                Err(Errno::WOULDBLOCK) => {
+                    let mut bytes = Vec::new();
+                    file.read_to_end(&mut bytes)?;
+                    all.push(bytes);
+                }
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(all)
     }
 }
 

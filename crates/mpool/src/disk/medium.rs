@@ -10,7 +10,7 @@
 //! or not, or in part.
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -98,6 +98,23 @@ pub trait Medium: Send + Sync {
     ///
     /// Those of `statvfs(3)`.
     fn room(&self) -> io::Result<Room>;
+    /// Makes a file with these bytes that counts, see [`Medium::leases`], as long as its descriptor
+    /// is open somewhere.
+    ///
+    /// # Errors
+    ///
+    /// Those of `open(2)` and `write(2)`.
+    fn lease(&self, _bytes: &[u8]) -> io::Result<OwnedFd> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    /// The contents of all files of [`Medium::lease`] that count; the others are removed.
+    ///
+    /// # Errors
+    ///
+    /// Those of `readdir(3)`, `open(2)` and `read(2)`.
+    fn leases(&self) -> io::Result<Vec<Vec<u8>>> {
+        Ok(Vec::new())
+    }
 }
 
 /// One piece of [`MediumFile::read_many`].

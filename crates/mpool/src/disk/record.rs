@@ -74,7 +74,7 @@ impl Record {
         postcard::from_bytes(bytes).ok().filter(Self::is_possible)
     }
 
-    fn is_possible(&self) -> bool {
+    pub(crate) fn is_possible(&self) -> bool {
         match self {
             Self::Name(_) | Self::Class { .. } => true,
             Self::NextId(id) | Self::MblockGone(id) | Self::MlogGone(id) | Self::MdcGone(id) => *id <= MAX_ID,

@@ -47,6 +47,8 @@ pub(crate) struct Class {
     pub(crate) medium: Arc<dyn Medium>,
     pub(crate) data: Arc<dyn MediumFile>,
     space: Mutex<Space>,
+    /// Leased: it stays as it is.
+    leased: Vec<Extent>,
     /// A sync failed: the medium's contents are unknown, and the kernel reports that only once.
     failed: Mutex<bool>,
     syncs: Group<Object, Result<(), ObjectError>>,
@@ -54,12 +56,13 @@ pub(crate) struct Class {
 
 impl Class {
     /// Opens the data file. `used` are the committed mblocks; gives those that overlap others.
-    /// `kept`: what else is taken.
+    /// `kept`: what else is taken. `leased`: what must stay as it is, in use or not.
     pub(crate) fn open(
         class: MediaClass,
         medium: Arc<dyn Medium>,
         used: &[MblockRecord],
         kept: &[Extent],
+        leased: Vec<Extent>,
         read_only: bool,
     ) -> Result<(Self, Vec<Extent>), IoError> {
         let name = format!("{}/{DATA}", medium.path().display());
@@ -67,13 +70,21 @@ impl Class {
         let mut extents: Vec<Extent> =
             used.iter().map(|m| Extent { offset: m.offset, len: checksum::stored_len(m.len) }).collect();
         extents.extend(kept);
+        let mut starts: Vec<u64> = extents.iter().map(|extent| extent.offset).collect();
+        starts.sort_unstable();
+        extents.extend(leased.iter().filter(|extent| starts.binary_search(&extent.offset).is_err()));
         let (space, bad) = Space::new(&mut extents);
-        let this =
-            Self { class, medium, data, space: Mutex::new(space), failed: Mutex::new(false), syncs: Group::default() };
+        let (space, failed, syncs) = (Mutex::new(space), Mutex::new(false), Group::default());
+        let this = Self { class, medium, data, space, leased, failed, syncs };
         if !read_only && bad.is_empty() {
             this.give_back_leftovers()?;
         }
         Ok((this, bad))
+    }
+
+    /// Opens the data file for reading mblocks that are known.
+    pub(crate) fn open_to_read(class: MediaClass, medium: Arc<dyn Medium>) -> Result<Self, IoError> {
+        Ok(Self::open(class, medium, &[], &[], Vec::new(), true)?.0)
     }
 
     /// Frees the space that uncommitted mblocks left behind.
@@ -143,9 +154,13 @@ impl Class {
         }
     }
 
-    /// Gives the space of an extent back. An error only leaves it taken until the pool is opened
-    /// again.
+    /// Gives the space of an extent back, unless it is leased. An error only leaves it taken until
+    /// the pool is opened again.
     pub(crate) fn give(&self, extent: Extent) {
+        let is_leased = |leased: &Extent| leased.offset < extent.end() && extent.offset < leased.end();
+        if self.leased.iter().any(is_leased) {
+            return;
+        }
         if extent.len > 0 && self.data.punch(extent.offset, extent.len).is_ok() {
             self.space().give(extent);
         }

@@ -55,7 +55,7 @@ impl Pool {
         records.push(Record::Class { class, path });
         self.inner.commit(records, false)?;
         create_class(&*medium, &superblock)?;
-        let (opened, _) = Class::open(class, medium, &[], &[], false)?;
+        let (opened, _) = Class::open(class, medium, &[], &[], Vec::new(), false)?;
         classes[class as usize] = Some(Arc::new(opened));
         Ok(())
     }

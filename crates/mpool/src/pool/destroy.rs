@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::Pool;
 use super::directory::{read_superblock, refuse_others_data};
+use super::lease;
 use crate::MediaClass;
 use crate::disk::file_system::Disk;
 use crate::disk::medium::{Medium, Storage};
@@ -38,6 +39,7 @@ impl Pool {
         if !medium.lock(true).during("locking", path.display())? {
             return Err(PoolError::Busy(medium.path().into()));
         }
+        lease::refuse(&*medium)?;
         let classes = Journal::open(&*medium, false).map(|(_, tables, _)| tables.classes).unwrap_or_default();
         // The capacity class last, and in each class the superblock last: an interrupted removal
         // can be repeated.

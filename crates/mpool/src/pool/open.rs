@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::directory::{read_superblock, refuse_others_data};
-use super::{OpenOptions, Pool, logs};
+use super::{OpenOptions, Pool, lease, logs};
 use crate::MediaClass;
 use crate::disk::file_system::Disk;
 use crate::disk::medium::{Medium, Open, Storage};
@@ -58,7 +58,8 @@ impl Pool {
         if superblock.class != MediaClass::Capacity {
             return Err(PoolError::NotAPool(path));
         }
-        let mut opening = Opening { exclusive, options, superblock, findings: Vec::new() };
+        let held = if exclusive { lease::held(&*medium)? } else { lease::Held::new() };
+        let mut opening = Opening { exclusive, options, superblock, held, findings: Vec::new() };
         opening.note_superblock(damage);
         let (mut journal, tables, damage) = opening.metadata(&*medium)?;
         let mut found = Vec::new();
@@ -119,13 +120,16 @@ pub(super) struct Opening {
     exclusive: bool,
     options: OpenOptions,
     superblock: Superblock,
+    /// What is leased, for an exclusive opening.
+    held: lease::Held,
     findings: Vec<Finding>,
 }
 
 impl Opening {
     /// For writing all superblocks anew.
     pub(super) fn exclusive(superblock: Superblock) -> Self {
-        Self { exclusive: true, options: OpenOptions::default(), superblock, findings: Vec::new() }
+        let (options, held, findings) = Default::default();
+        Self { exclusive: true, options, superblock, held, findings }
     }
 
     /// Notes damage of one copy of a superblock. An exclusive opening writes both anew.
@@ -281,7 +285,8 @@ impl Opening {
     fn class(&mut self, tables: &Tables, class: MediaClass, medium: Arc<dyn Medium>) -> Result<Class, PoolError> {
         let used: Vec<MblockRecord> = tables.mblocks.values().map(|m| m.record).filter(|m| m.class == class).collect();
         let kept: Vec<Extent> = tables.kept.iter().filter(|(of, _)| *of == class).map(|(_, extent)| *extent).collect();
-        let (opened, overlaps) = Class::open(class, medium, &used, &kept, !self.exclusive)?;
+        let leased: Vec<Extent> = self.held.iter().filter(|(of, _)| *of == class).map(|(_, e)| *e).collect();
+        let (opened, overlaps) = Class::open(class, medium, &used, &kept, leased, !self.exclusive)?;
         if !kept.is_empty() {
             let bytes = kept.iter().map(|extent| extent.len).sum();
             self.findings.push(Finding::SpaceKept { class, bytes });

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::directory::read_superblock;
+use super::lease;
 use super::open::{Directory, Opening};
 use super::{Pool, new_superblock};
 use crate::disk::file_system::Disk;
@@ -88,6 +89,7 @@ impl Pool {
         if !medium.lock(true).during("locking", path.display())? {
             return Err(PoolError::Busy(path));
         }
+        lease::refuse(&*medium)?;
         let superblock = superblock_if_any(&*medium)?;
         if superblock.is_some_and(|s| s.class != MediaClass::Capacity) || superblock.is_none() && !has_data(&*medium)? {
             return Err(PoolError::NotAPool(path));
@@ -261,7 +263,7 @@ impl Rebuilt {
         lost: bool,
         free_lost: bool,
     ) -> Result<(), PoolError> {
-        let open = |used: &[MblockRecord]| Class::open(class, medium.clone(), used, &[], true);
+        let open = |used: &[MblockRecord]| Class::open(class, medium.clone(), used, &[], Vec::new(), true);
         if lost {
             let (opened, _) = open(&[])?;
             let opened = Arc::new(opened);

@@ -13,7 +13,7 @@ use checkpoint::{
     Warning,
 };
 use control::client::Freeze;
-use mpool::{BLOCK, Pool};
+use mpool::{Access, BLOCK, Pool};
 use parking_lot::Mutex;
 use serde_json::json;
 
@@ -226,7 +226,7 @@ impl Command<'_> {
         if let Some(opened) = self.opened.get() {
             return Ok(opened);
         }
-        let pool = self.args.names.open_soon(&self.args.to)?;
+        let pool = self.args.names.open_soon(&self.args.to, Access::Exclusive)?;
         let catalog = Catalog::open(&pool)?;
         let readers = Readers::serve(pool.path(), catalog.view()).ok();
         Ok(self.opened.get_or_init(|| Opened { pool, store: Store::new(catalog), readers }))

@@ -45,12 +45,12 @@ impl Names {
         Ok(Pool::open(&path, OpenOptions { access, ..OpenOptions::default() })?)
     }
 
-    /// Opens a pool for writing. Waits for programs that store checkpoints in it, as long as they
+    /// Opens a pool. Waits for programs that store checkpoints in it, as long as they
     /// do, and a moment for others.
-    pub(crate) fn open_soon(&self, name: &str) -> Result<Pool> {
+    pub(crate) fn open_soon(&self, name: &str, access: Access) -> Result<Pool> {
         let (start, mut until, mut said) = (Instant::now(), Instant::now() + MOMENT, false);
         loop {
-            let busy = match self.open(name, Access::Exclusive) {
+            let busy = match self.open(name, access) {
                 Err(e) if is_busy(&e) => e,
                 opened => return opened,
             };

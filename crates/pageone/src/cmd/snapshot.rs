@@ -64,6 +64,13 @@ impl Which {
         Ok((pool, catalog))
     }
 
+    /// Opens it for reading, as soon as no other program writes to it.
+    fn open_soon(&self) -> Result<(Pool, Catalog)> {
+        let pool = self.names.open_soon(&self.pool, Access::Shared)?;
+        let catalog = Catalog::open(&pool)?;
+        Ok((pool, catalog))
+    }
+
     fn find<'a>(&self, catalog: &'a Catalog) -> Result<(&'a Checkpoint, Record)> {
         let checkpoint = catalog.find(&self.name)?;
         Ok((checkpoint, read(catalog, checkpoint)?))
@@ -94,8 +101,8 @@ pub(crate) fn guard() -> Result<()> {
 }
 
 /// Serves a snapshot's memory, for `snapshot run`.
-pub(crate) fn serve(pool: &Path, name: &str, record: Option<&Path>) -> Result<()> {
-    clones::serve(pool, name, record)
+pub(crate) fn serve(lease: i32, record: Option<&Path>) -> Result<()> {
+    clones::serve(lease, record)
 }
 
 /// What lies beside a checkpoint.

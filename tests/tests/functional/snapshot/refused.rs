@@ -102,7 +102,9 @@ fn a_guest_that_would_differ_is_refused_with_the_difference() {
     let text = place.fails(&["snapshot", "verify", "store", "one", "--files", &files, "--", "-cpu", "Nehalem"]);
     assert!(text.contains("no guest goes on from snapshot one: this guest would differ"), "{text}");
     let pool = place.path("capacity").display().to_string();
-    assert!(place.fails(&["snapshot-server", &pool, "one"]).contains("cannot serve the guests' memory: "));
+    assert!(
+        place.fails(&["snapshot-server", &pool, "one", "--lease", "0"]).contains("cannot serve the guests' memory: ")
+    );
     assert_eq!(std::fs::read_dir(&files).unwrap().count(), 0, "nothing of those is left");
     // A host without the module.
     let whole = ["snapshot", "run", "store", "one", "--files", &files];

@@ -72,7 +72,7 @@ pub(super) fn import(args: &ImportArgs) -> Result<()> {
         Some(path) => Box::new(File::open(path).with_context(|| format!("cannot open {}", path.display()))?),
         None => Box::new(io::stdin().lock()),
     };
-    let pool = args.names.open_soon(&args.pool)?;
+    let pool = args.names.open_soon(&args.pool, Access::Exclusive)?;
     let store = Store::new(Catalog::open(&pool)?);
     let about = archive::import(
         io::BufReader::with_capacity(1 << 20, from),

@@ -9,12 +9,12 @@ use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use checkpoint::Catalog;
+use checkpoint::{Catalog, Image, ReadError};
 use kmem::pidfd::PidFd;
-use mpool::{Access, OpenOptions, Pool};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use snapshot::clone::{Clone, Options, start};
 use snapshot::memory::{self, MemoryError, Server};
+use snapshot::record::Record;
 
 use super::Which;
 use crate::exit::{Code, Coded};
@@ -50,11 +50,10 @@ pub(crate) struct Args {
 
 /// Starts clones and waits for their end.
 pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
-    let (pool, catalog) = args.snapshot.open(Access::Shared)?;
-    let (checkpoint, record) = args.snapshot.find(&catalog)?;
+    let Leased { record, lease, label, pool } = Leased::of(&args.snapshot)?;
     let files = directory(args.files.as_deref(), dir)?;
-    let working_set = files.join(format!(".working-set-{}", Catalog::label(&pool, checkpoint).replace('/', "-")));
-    let (ram, server) = ram(&pool, &args.snapshot.name, Some(&working_set))?;
+    let working_set = files.join(format!(".working-set-{}", label.replace('/', "-")));
+    let (ram, server) = ram((&pool, &args.snapshot.name), lease, Some(&working_set))?;
     // Before the first guest: a signal must not leave guests without memory.
     let (ends, renew) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
     for (signal, flag) in [(SIGINT, &ends), (SIGTERM, &ends), (SIGHUP, &renew)] {
@@ -101,14 +100,34 @@ fn panicked() -> Result<Clone> {
     bail!("starting a clone panicked")
 }
 
+/// A snapshot that can be read although its pool is not open, so that others can write to that.
+pub(super) struct Leased {
+    pub(super) record: Record,
+    pub(super) lease: File,
+    /// See [`Catalog::label`].
+    label: String,
+    /// The directory of the pool's capacity class.
+    pub(super) pool: PathBuf,
+}
+
+impl Leased {
+    pub(super) fn of(which: &Which) -> Result<Self> {
+        let (pool, catalog) = which.open_soon()?;
+        let (checkpoint, record) = which.find(&catalog)?;
+        let lease = catalog.image(checkpoint)?.lease(&pool)?;
+        Ok(Self { record, lease, label: Catalog::label(&pool, checkpoint), pool: pool.path().into() })
+    }
+}
+
 /// A snapshot's memory as a file, and the server that reads it.
 ///
-/// `working_set`: where the server lists what is read first.
-pub(super) fn ram(pool: &Pool, name: &str, working_set: Option<&Path>) -> Result<(File, Server)> {
+/// `of`: pool and snapshot, for whoever lists processes. `working_set`: where the server lists what
+/// is read first.
+pub(super) fn ram(of: (&Path, &str), lease: File, working_set: Option<&Path>) -> Result<(File, Server)> {
     let own = std::env::current_exe().context("cannot find this program")?;
-    let mut words = vec![own.into(), "snapshot-server".into(), pool.path().into(), name.into()];
-    words.extend(working_set.map(Into::into));
-    memory::start(words).map_err(|e| match e {
+    let mut words = vec![own.into(), "snapshot-server".into(), of.0.into(), of.1.into()];
+    words.extend(working_set.iter().flat_map(|list| ["--record".into(), list.into()]));
+    memory::start(words, lease).map_err(|e| match e {
         MemoryError::Fuse(_) => anyhow::Error::from(Coded(Code::HostLacks, e.to_string())),
         MemoryError::Server(_) => e.into(),
     })
@@ -140,15 +159,16 @@ fn one(options: &Options<'_>, directory: &Path) -> Result<Clone> {
 }
 
 /// The page server: its process reads the snapshot's pages for the kernel.
-pub(super) fn serve(pool: &Path, name: &str, record: Option<&Path>) -> Result<()> {
-    let pool = Pool::open(pool, OpenOptions { access: Access::Shared, ..OpenOptions::default() })?;
-    let catalog = Catalog::open(&pool)?;
-    let image = catalog.image(catalog.find(name)?)?;
-    let report = |error: checkpoint::ReadError| {
+pub(super) fn serve(lease: i32, record: Option<&Path>) -> Result<()> {
+    // The lease is the descriptor that was inherited, which stays open: this is another one of the
+    // same file.
+    let image = || -> Result<Image> { Ok(Image::of_lease(&File::open(format!("/proc/self/fd/{lease}"))?)?) };
+    let report = |error: ReadError| {
         eprintln!("pageone: a guest needs a page that cannot be read, and ends: {:#}", anyhow::Error::from(error));
     };
     let record = record.filter(|list| !list.exists());
-    memory::serve(&image, &report, record).context("cannot serve the guests' memory")
+    let served = image().and_then(|image| Ok(memory::serve(&image, &report, record)?));
+    served.context("cannot serve the guests' memory")
 }
 
 /// Sees to it that the page server runs.

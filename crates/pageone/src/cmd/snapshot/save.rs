@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use checkpoint::{Catalog, Phases, Source, Store, TakeError, Warning};
-use mpool::BLOCK;
+use mpool::{Access, BLOCK};
 use serde_json::json;
 use snapshot::save::{Guest, Options, SaveError};
 
@@ -48,7 +48,7 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     ensure!(source.is_tracked(), SaveError::Untracked(pid));
     let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs();
     let name = args.name.clone().unwrap_or_else(|| format!("guest-{pid}-{seconds}"));
-    let pool = args.names.open_soon(&args.to)?;
+    let pool = args.names.open_soon(&args.to, Access::Exclusive)?;
     let store = Store::new(Catalog::open(&pool)?);
     let writer = store.begin(&name)?;
     phases.end("open");

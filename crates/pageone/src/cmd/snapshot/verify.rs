@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use mpool::{Access, AlignedBuf, BLOCK};
+use checkpoint::Image;
+use mpool::{AlignedBuf, BLOCK};
 use snapshot::clone::{Options, start};
 
 use super::Which;
-use super::clones::{self, Watch};
+use super::clones::{self, Leased, Watch};
 use crate::cmd::pool::size;
 
 /// Pages that are read at once.
@@ -37,9 +38,8 @@ pub(crate) struct Args {
 /// Reads all of the memory, and lets a clone run for a while; it is gone afterwards.
 pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let begin = Instant::now();
-    let (pool, catalog) = args.snapshot.open(Access::Shared)?;
-    let (checkpoint, record) = args.snapshot.find(&catalog)?;
-    let image = catalog.image(checkpoint)?;
+    let Leased { record, lease, pool, .. } = Leased::of(&args.snapshot)?;
+    let image = Image::of_lease(&lease)?;
     let mut bytes = AlignedBuf::zeroed(AT_ONCE as usize * BLOCK);
     for first in (0..image.pages()).step_by(AT_ONCE as usize) {
         image.read(first, &mut bytes)?;
@@ -48,7 +48,7 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
         snapshot::clone::check_image(disk)?;
     }
     if !args.read_only {
-        let (ram, server) = clones::ram(&pool, &args.snapshot.name, None)?;
+        let (ram, server) = clones::ram((&pool, &args.snapshot.name), lease, None)?;
         let files = clones::directory(args.files.as_deref(), dir)?;
         let name = format!("verify-{}-{}", snapshot::file_name(&args.snapshot.name), std::process::id());
         let options = Options { record: &record, ram: &ram, extra: &args.extra, force: false, attached: false };
@@ -62,7 +62,7 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     println!(
         "{}: {what}; {} read, {:.1} s",
         args.snapshot.name,
-        size(checkpoint.bytes()),
+        size(image.pages() * BLOCK as u64),
         begin.elapsed().as_secs_f64()
     );
     Ok(())

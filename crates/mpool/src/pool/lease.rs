@@ -1,0 +1,158 @@
+//! Leases: reading some mblocks without having the pool open, so that others may write to it.
+//!
+//! A lease is a file beside the superblock, with the records of the mblocks and a note of its
+//! owner's. It holds as long as somebody has its descriptor, or a copy of it: that is a lock, which
+//! ends with the last process that has it, however that ends. An mblock with a lease can be
+//! deleted; its space stays as it is. Whoever opens the pool for writing looks which leases hold,
+//! and removes the files of the others. That must not happen while a lease is being made, so it is
+//! made by a program that has the pool open, shared. A lease that is not understood is obeyed: the
+//! pool is not opened.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::Pool;
+use crate::MediaClass;
+use crate::disk::file_system::Disk;
+use crate::disk::medium::{Medium, Storage};
+use crate::disk::record::{MblockRecord, Record};
+use crate::disk::space::Extent;
+use crate::error::{During, IoError, PoolError};
+use crate::objects::class::Class;
+use crate::objects::info::MblockInfo;
+use crate::objects::inner::Access;
+use crate::objects::mblock::Mblock;
+
+const MAGIC: &[u8; 8] = b"PGLEASE1";
+
+/// What a lease says, before the note.
+#[derive(Serialize, Deserialize)]
+struct Terms {
+    /// Where the classes lie.
+    classes: Vec<(MediaClass, PathBuf)>,
+    mblocks: Vec<MblockRecord>,
+}
+
+impl Terms {
+    /// `MAGIC`, length of the terms (8), terms, note, crc32c of all that (4).
+    fn encode(&self, note: &[u8]) -> Vec<u8> {
+        let terms = postcard::to_allocvec(self).unwrap_or_default();
+        let mut all = [MAGIC, &(terms.len() as u64).to_le_bytes()[..], &terms, note].concat();
+        all.extend(crc32c::crc32c(&all).to_le_bytes());
+        all
+    }
+
+    fn decode(bytes: &[u8]) -> Option<(Self, &[u8])> {
+        let (all, sum) = bytes.split_last_chunk::<4>()?;
+        let (len, rest) = all.strip_prefix(MAGIC)?.split_first_chunk::<8>()?;
+        let (terms, note) = rest.split_at_checked(u64::from_le_bytes(*len) as usize)?;
+        if crc32c::crc32c(all) != u32::from_le_bytes(*sum) {
+            return None;
+        }
+        let terms: Self = postcard::from_bytes(terms).ok()?;
+        let possible = |record: &MblockRecord| Record::Mblock(*record).is_possible();
+        terms.mblocks.iter().all(possible).then_some((terms, note))
+    }
+}
+
+/// Whether a lease is understood.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn decode(bytes: &[u8]) -> bool {
+    Terms::decode(bytes).is_some_and(|(terms, note)| terms.encode(note) == bytes)
+}
+
+/// The space that leases hold.
+pub(super) type Held = Vec<(MediaClass, Extent)>;
+
+/// Finds the leases that hold, and removes the files of the others. The pool must be locked.
+pub(super) fn held(medium: &dyn Medium) -> Result<Held, PoolError> {
+    let mut held = Held::new();
+    for bytes in medium.leases().during("reading the leases in", medium.path().display())? {
+        let (terms, _) = Terms::decode(&bytes).ok_or_else(|| PoolError::Leased(medium.path().into()))?;
+        held.extend(terms.mblocks.into_iter().map(|record| (record.class, MblockInfo::new(record).extent())));
+    }
+    held.sort_by_key(|(class, extent)| (*class as usize, extent.offset));
+    held.dedup();
+    Ok(held)
+}
+
+/// Refuses a pool of which something is leased.
+pub(super) fn refuse(medium: &dyn Medium) -> Result<(), PoolError> {
+    if held(medium)?.is_empty() { Ok(()) } else { Err(PoolError::Leased(medium.path().into())) }
+}
+
+/// Mblocks that can be read without their pool.
+pub struct Leased {
+    mblocks: HashMap<u64, Mblock>,
+    note: Vec<u8>,
+}
+
+impl Pool {
+    /// Leases mblocks. The pool, which must be open with [`Access::Shared`], may be closed then;
+    /// what is leased can be read ([`Leased`]) as long as the descriptor or a copy of it is open.
+    ///
+    /// # Errors
+    ///
+    /// `Io`, if the medium cannot be written; `NotFound`.
+    pub fn lease(&self, ids: &[u64], note: &[u8]) -> Result<OwnedFd, PoolError> {
+        let at = || self.inner.path.display();
+        if self.inner.access == Access::Exclusive {
+            let why = "it is open for writing";
+            return Err(IoError::new("leasing mblocks of", at(), io::Error::other(why)).into());
+        }
+        let records = ids.iter().map(|id| Ok(self.mblock(*id)?.info.record));
+        let mblocks = records.collect::<Result<Vec<_>, crate::ObjectError>>()?;
+        let classes = self.inner.classes.read();
+        let place = |class: &Arc<Class>| (class.class, class.medium.path().to_owned());
+        let classes: Vec<_> = classes.iter().flatten().map(place).collect();
+        let bytes = Terms { classes, mblocks }.encode(note);
+        let medium = self.inner.storage.directory(&self.inner.path, false).during("opening", at())?;
+        Ok(medium.lease(&bytes).during("leasing mblocks of", at())?)
+    }
+}
+
+impl Leased {
+    /// Reads a lease, which must be held as long as this is used.
+    ///
+    /// # Errors
+    ///
+    /// `Io`, if it is none, or a class is not where it was.
+    pub fn open(lease: &File) -> Result<Self, PoolError> {
+        let read = || {
+            let mut bytes = vec![0; lease.metadata()?.len() as usize];
+            lease.read_exact_at(&mut bytes, 0)?;
+            Ok(bytes)
+        };
+        let bytes = read().during("reading", "a lease")?;
+        let foreign = || io::Error::from(io::ErrorKind::InvalidData);
+        let (terms, note) = Terms::decode(&bytes).ok_or_else(foreign).during("reading", "a lease")?;
+        let mut classes = HashMap::new();
+        for (class, path) in &terms.classes {
+            let medium = Disk.directory(path, false).during("opening", path.display())?;
+            classes.insert(*class as usize, Arc::new(Class::open_to_read(*class, medium)?));
+        }
+        let mblock = |record: MblockRecord| {
+            let class = classes.get(&(record.class as usize)).ok_or(crate::ObjectError::NoClass(record.class))?;
+            Ok((record.id, Mblock { info: Arc::new(MblockInfo::new(record)), class: class.clone() }))
+        };
+        let mblocks = terms.mblocks.into_iter().map(mblock).collect::<Result<_, crate::ObjectError>>()?;
+        Ok(Self { mblocks, note: note.to_vec() })
+    }
+
+    /// The note.
+    pub fn note(&self) -> &[u8] {
+        &self.note
+    }
+
+    /// The mblocks, by identity.
+    pub fn into_mblocks(self) -> HashMap<u64, Mblock> {
+        self.mblocks
+    }
+}

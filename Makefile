@@ -131,9 +131,9 @@ RELEASE ?= bookworm
 bench-libvirt: deps-test deps-libvirt build
 	scripts/bench-libvirt.sh $(RELEASE)
 
-# How long a guest stands while it is stored, and how soon clones answer.
-bench-snapshots: deps-test build
-	$(CARGO) test --release -p e2e --test functional snapshot_figures -- --ignored --nocapture
+# How long a guest stands while it is stored, how soon clones answer and what they take, beside other ways; 25 GiB of disk.
+bench-snapshots: deps-test deps-ppr build
+	$(CARGO) test --release -p e2e --test functional snapshot_figures -- --ignored --nocapture --test-threads=1
 
 # The packages in a fresh root of Debian 12: installed, upgraded, downgraded, removed, purged. PROGRAMS: what is packed.
 PROGRAMS ?= $(or $(CARGO_TARGET_DIR),target)/debug

@@ -12,6 +12,8 @@
  *   load stretch MIB          fills MIB, then frees it at once
  *   load cycle PERIOD PHASE   PERIOD seconds: a twelfth of it with 3/4 of memory in use, the rest
  *                             with next to nothing
+ *   load write MIB RATE       fills MIB, then writes a word into as many of its pages, chosen at
+ *                             random, as RATE MiB have, each second, for ever
  *   load fuzz SECONDS         writes at random into the pool (the memory of every ivshmem device),
  *                             as hostile software could
  */
@@ -345,6 +347,28 @@ static void cycle(double period, double phase)
 	}
 }
 
+static void write_for_ever(unsigned long mib, double rate)
+{
+	unsigned long pages = mib * 256, done = 0;
+	char *start = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	double begin, said;
+
+	for (unsigned long i = 0; i < pages; i++)
+		fill((uint64_t *)(start + i * PAGE), i * WORDS);
+	printf("LOAD filled pages=%lu\n", pages);
+	for (begin = said = now();;) {
+		double time = now() - begin;
+
+		for (; done < time * rate * 256; done++)
+			*(uint64_t *)(start + draw() % pages * PAGE) = draw();
+		if (now() - said >= 5) {
+			said = now();
+			printf("LOAD writes pages=%lu seconds=%.0f\n", done, time);
+		}
+		pause_for(0.005);
+	}
+}
+
 static void fuzz(double seconds)
 {
 	const char *root = "/sys/bus/pci/devices";
@@ -421,6 +445,8 @@ int main(int argc, char **argv)
 		release((unsigned long)first, what[1] == 'c');
 	else if (!strcmp(what, "cycle"))
 		cycle(first, second);
+	else if (!strcmp(what, "write"))
+		write_for_ever((unsigned long)first, second);
 	else if (!strcmp(what, "fuzz"))
 		fuzz(first);
 	else

@@ -17,8 +17,10 @@ const ANSWER: Duration = Duration::from_secs(30);
 const FIRST_ANSWER: Duration = Duration::from_secs(2);
 /// Pause before another connection.
 const PAUSE: Duration = Duration::from_millis(10);
-/// Time between two questions whether something has ended.
+/// Time between two questions whether something has ended: an eighth of the time that it has taken
+/// so far, within these. Many clones that start at once would keep a busy host busy with answers.
 const POLL: Duration = Duration::from_micros(500);
+const LONGEST_POLL: Duration = Duration::from_millis(20);
 /// A session goes on until its time is over.
 static ALWAYS: fn() -> bool = || true;
 
@@ -132,7 +134,7 @@ impl Monitor {
             if start.elapsed() > limit {
                 return Err(MonitorError::Endless(what));
             }
-            std::thread::sleep(POLL);
+            std::thread::sleep((start.elapsed() / 8).clamp(POLL, LONGEST_POLL));
         }
     }
 

@@ -151,8 +151,7 @@ impl Place {
             let Some(rest) = line.strip_prefix("pageone: guest ") else { panic!("{line}") };
             let pid = rest.split(' ').next().unwrap().parse().unwrap();
             let directory = PathBuf::from(rest.rsplit(": ").next().unwrap());
-            let ms = rest.split("after ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
-            clones.push(OneClone { pid, directory, ms });
+            clones.push(OneClone { pid, directory });
         }
         // What it says later must not stop it.
         std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| println!("{line}")));
@@ -163,7 +162,6 @@ impl Place {
 struct OneClone {
     pid: i32,
     directory: PathBuf,
-    ms: f64,
 }
 
 impl OneClone {

@@ -4,6 +4,7 @@
 mod clones;
 mod disks;
 mod figures;
+mod full;
 mod refused;
 
 use std::io::{BufRead, BufReader, Write};

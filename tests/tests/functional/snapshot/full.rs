@@ -1,0 +1,74 @@
+//! No room: the guest goes on, and nothing half-made stays.
+
+use super::*;
+
+/// A file system of so many MiB in memory, until it is dropped.
+struct Small(PathBuf);
+
+impl Small {
+    fn new(place: &Place, name: &str, mib: u32) -> Self {
+        let at = place.path(name);
+        std::fs::create_dir(&at).unwrap();
+        let size = format!("size={mib}m");
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(&at).status().unwrap();
+        assert!(mounted.success());
+        Self(at)
+    }
+
+    fn free(&self) -> u64 {
+        let stat = rustix::fs::statvfs(&self.0).unwrap();
+        stat.f_bavail * stat.f_frsize
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_full_disk_leaves_the_guest_running_and_nothing_half_made() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let (pool, disks) = (Small::new(&place, "small", 48), Small::new(&place, "disks", 4));
+    place.ok(&["pool", "create", "small", "--capacity", &pool.0.join("pool").display().to_string()]);
+    let disk = disks.0.join("disk.qcow2");
+    e2e::qmp::make_disk(&disk);
+    let Some(mut words) = clones::guest_words(&place) else { return };
+    words.extend(["-drive".into(), format!("file={},if=none,id=d0,format=qcow2", disk.display())]);
+    let mut source = Guest::start(place.prepared(&words));
+    source.pass_rounds(1);
+    let pid = source.pid().to_string();
+    let mut qmp = Qmp::connect(&place.path("guest.qmp"));
+    let images = || std::fs::read_dir(&disks.0).unwrap().flatten().map(|e| e.file_name()).collect::<Vec<_>>();
+    // The guest has more to store than the pool has room, at whatever moment that shows.
+    let before = pool.free();
+    for time in 0..3 {
+        let text = place.fails(&["snapshot", "save", &pid, "--to", "small", "--name", &format!("no-{time}")]);
+        assert!(text.contains("was not stored") && text.contains("full"), "{text}");
+        assert_eq!(status(&mut qmp), "running");
+        assert_eq!(images(), ["disk.qcow2"]);
+        assert!(pool.free() + (4 << 20) > before, "{} of {before} bytes are free", pool.free());
+    }
+    place.ok(&["pool", "check", "small"]);
+    assert_eq!(place.ok(&["snapshot", "ls", "small", "--json"]).trim(), "[]");
+    source.pass_rounds(1);
+    // There is no room for the image over the disk.
+    let mut filler = std::fs::File::create(disks.0.join("filler")).unwrap();
+    while filler.write_all(&[1; 4096]).is_ok() {}
+    let text = place.fails(&["snapshot", "save", &pid, "--to", "store", "--name", "one"]);
+    assert!(text.contains("cannot make the image"), "{text}");
+    assert_eq!((status(&mut qmp), images().len()), ("running".to_string(), 2));
+    assert!(place.names().is_empty());
+    std::fs::remove_file(disks.0.join("filler")).unwrap();
+    drop(filler);
+    place.save(source.pid(), "one");
+    source.pass_rounds(1);
+    let clones = place.clones("one", 2, &[]);
+    for clone in &clones.clones {
+        eventually("a clone's round", Duration::from_secs(240), || (clone.rounds() >= 1).then_some(()));
+    }
+}

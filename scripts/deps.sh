@@ -3,7 +3,7 @@
 #
 #   scripts/deps.sh build     what compiling needs
 #   scripts/deps.sh demo      what `pageone demo` needs: QEMU, busybox, a guest kernel
-#   scripts/deps.sh test      both, and what tests of errors, of the screen and of the report need: strace, tmux, Chromium
+#   scripts/deps.sh test      both, and what tests of errors, disks, the screen and the report need: strace, xfsprogs, tmux, Chromium
 #   scripts/deps.sh aarch64   the standard library that `make lint` checks the workspace for aarch64 with; rustup adds it
 #   scripts/deps.sh deb       what building the Debian packages needs (`make deb`)
 #   scripts/deps.sh packages  that, and a root of Debian 12 in which they are tried (`make test-packages`)
@@ -117,6 +117,7 @@ deps_tests() {
     want strace 'tests of errors make system calls fail' have strace
     want tmux 'tests of `pageone top` type keys on its terminals' have tmux
     want chromium 'tests of `pageone report` open the page in it' have chromium
+    want xfsprogs 'tests of raw disks make a file system whose files can share blocks' test -x /usr/sbin/mkfs.xfs
     want fonts-dejavu-core "the page's text, and terminals in pictures" test -e /usr/share/fonts/truetype/dejavu/DejaVuSansMono.ttf
     install_missing
 }

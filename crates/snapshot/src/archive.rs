@@ -24,7 +24,7 @@ use tar::{Archive, Builder, Entry, Header};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::qcow2;
-use crate::record::{Description, Record};
+use crate::record::{Description, Disk, Record};
 
 /// The version of the form above.
 const FORMAT: u32 = 1;
@@ -111,8 +111,7 @@ pub struct Exported<'a> {
 /// If memory or images cannot be read, or the stream cannot be written.
 pub fn export(what: &Exported<'_>, out: impl Write) -> Result<(), ArchiveError> {
     let description = &what.record.description;
-    let chains: Vec<Vec<PathBuf>> =
-        description.disks.iter().map(|disk| chain(&disk.image)).collect::<Result<_, ArchiveError>>()?;
+    let chains: Vec<Vec<PathBuf>> = description.disks.iter().map(chain).collect::<Result<_, ArchiveError>>()?;
     let about = About {
         format: FORMAT,
         name: what.name.into(),
@@ -149,9 +148,12 @@ pub fn export(what: &Exported<'_>, out: impl Write) -> Result<(), ArchiveError> 
     Ok(())
 }
 
-/// An image, the one below it, and so on.
-fn chain(image: &Path) -> Result<Vec<PathBuf>, ArchiveError> {
-    let mut all = vec![image.to_owned()];
+/// A disk's image, the one below it, and so on.
+fn chain(disk: &Disk) -> Result<Vec<PathBuf>, ArchiveError> {
+    let mut all = vec![disk.image.clone()];
+    if disk.raw {
+        return Ok(all);
+    }
     while let Some(below) =
         all.last().map(|last| qcow2::backing(last).map_err(image_error(last))).transpose()?.flatten()
     {
@@ -343,4 +345,28 @@ fn whole<R: Read>(entry: Entry<'_, R>, sum: &mut Xxh3) -> Result<Vec<u8>, Archiv
     let mut bytes = Vec::new();
     Summed { from: entry, sum }.read_to_end(&mut bytes)?;
     if bytes.len() as u64 == len { Ok(bytes) } else { Err(ArchiveError::Damaged("it ends too early".into())) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A guest can write anything into a raw disk, also the header of an image above a file of the
+    /// host's.
+    #[test]
+    fn the_bytes_of_a_raw_image_are_never_taken_for_a_header() {
+        let dir = tempfile::tempdir().unwrap();
+        let (secret, raw) = (dir.path().join("secret"), dir.path().join("disk.raw"));
+        qcow2::create(&secret, 1 << 20, None, 0o600).unwrap();
+        qcow2::create_over(&raw, &secret, false).unwrap();
+        let disk = |raw_image: bool| Disk { word: "disk".into(), image: raw.clone(), raw: raw_image };
+        assert_eq!(chain(&disk(false)).unwrap(), [raw.clone(), secret.clone()]);
+        assert_eq!(chain(&disk(true)).unwrap(), std::slice::from_ref(&raw));
+        let over = dir.path().join("over.qcow2");
+        qcow2::create_over(&over, &raw, true).unwrap();
+        let len = std::fs::metadata(&raw).unwrap().len();
+        assert_eq!(qcow2::disk_size(&over).unwrap(), len, "it shows the file, not what its header says");
+        let header = std::fs::read(&over).unwrap();
+        assert!(header[..200].windows(8).any(|bytes| bytes == b"\0\0\0\x03raw\0"), "QEMU is told so");
+    }
 }

@@ -17,6 +17,7 @@ use std::time::Duration;
 use rustix::io::FdFlags;
 use serde_json::json;
 
+use crate::agent::{Agent, AgentError, NoAgent, Port};
 use crate::disks::named;
 use crate::facts::Facts;
 use crate::monitor::{Monitor, MonitorError};
@@ -101,6 +102,8 @@ pub struct Clone {
     pub differences: Vec<String>,
     /// Its monitor, once it goes on.
     monitor: Option<Monitor>,
+    /// Where its agent listens.
+    port: Option<Port>,
 }
 
 /// Why a clone that was started is not as it should be.
@@ -141,6 +144,32 @@ impl Clone {
     }
 }
 
+impl Clone {
+    /// Has the guest's agent set its clocks to this host's. Gives why there is no agent.
+    ///
+    /// # Errors
+    /// If the agent cannot be asked, does not answer, or refuses.
+    pub fn set_clock(&mut self) -> Result<Option<NoAgent>, AgentError> {
+        self.ask(Agent::set_time)
+    }
+
+    /// Sees that the guest's agent answers. Gives why there is none.
+    ///
+    /// # Errors
+    /// If the agent cannot be asked, or does not answer.
+    pub fn ping(&mut self) -> Result<Option<NoAgent>, AgentError> {
+        self.ask(Agent::ping)
+    }
+
+    fn ask(&mut self, what: fn(&mut Agent) -> Result<(), AgentError>) -> Result<Option<NoAgent>, AgentError> {
+        let (Some(port), Some(monitor)) = (&self.port, &mut self.monitor) else { return Ok(Some(NoAgent::Port)) };
+        if !port.is_open(monitor)? {
+            return Ok(Some(NoAgent::Program));
+        }
+        Agent::connect(&port.socket).and_then(|mut agent| what(&mut agent)).map(|()| None)
+    }
+}
+
 /// The time that a thread of a process has spent on a CPU (`schedstat`, to the nanosecond).
 fn thread_run_time(pid: i32, tid: i32) -> io::Result<Duration> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/schedstat"))?;
@@ -173,14 +202,15 @@ pub fn start(options: &Options<'_>, directory: &Path) -> Result<Clone, CloneErro
     for (number, disk) in description.disks.iter().enumerate() {
         check_image(disk)?;
         let image = overlay(directory, number);
-        qcow2::create_over(&image, &disk.image).map_err(make(&image))?;
+        qcow2::create_over(&image, &disk.image, disk.raw).map_err(make(&image))?;
     }
     let log = directory.join("output.log");
     let (child, ours) = spawn(options, directory, &log).map_err(|(what, source)| match what {
         None => CloneError::Run { program: description.program.clone(), source },
         Some(what) => CloneError::Make { what, source },
     })?;
-    let mut clone = Clone { child, differences: Vec::new(), monitor: None };
+    let port = Port::find(&rewrite(description, directory));
+    let mut clone = Clone { child, differences: Vec::new(), monitor: None, port };
     let error = match resume(options, ours, &mut clone.differences) {
         Ok(monitor) => {
             clone.monitor = Some(monitor);
@@ -289,7 +319,8 @@ fn resume(options: &Options<'_>, monitor: UnixStream, differences: &mut Vec<Stri
 /// # Errors
 /// If it is not, or is no qcow2.
 pub fn check_image(disk: &Disk) -> Result<(), CloneError> {
-    let size = qcow2::disk_size(&disk.image);
+    let size =
+        if disk.raw { std::fs::metadata(&disk.image).map(|meta| meta.len()) } else { qcow2::disk_size(&disk.image) };
     size.map(drop).map_err(|source| CloneError::Image { image: disk.image.clone(), source })
 }
 
@@ -330,7 +361,10 @@ fn fresh(option: &Opt<'_>, disks: &[Disk], directory: &Path) -> Option<String> {
     let value = option.value;
     if let Some(path) = named(option) {
         let number = disks.iter().position(|disk| disk.word == path)?;
-        return Some(value.replacen(path, &overlay(directory, number).display().to_string(), 1));
+        let value = value.replacen(path, &overlay(directory, number).display().to_string(), 1);
+        // The image over a raw one is qcow2.
+        let keys = ["format", "driver"].into_iter().filter(|key| disks[number].raw && option.part(key).is_some());
+        return Some(keys.fold(value, |value, key| set_part(&value, key, "qcow2")));
     }
     match option.name {
         "pidfile" | "D" => Some(own(value)),
@@ -388,7 +422,10 @@ mod tests {
 
     fn rewritten(line: &str) -> String {
         let words = line.split(' ').map(String::from).collect();
-        let disks = vec![Disk { word: "a/d.qcow2".into(), image: "/x.qcow2".into() }];
+        let disks = vec![
+            Disk { word: "a/d.qcow2".into(), image: "/x.qcow2".into(), raw: false },
+            Disk { word: "r.img".into(), image: "/r.one.raw".into(), raw: true },
+        ];
         let (program, directory) = ("/q".into(), "/".into());
         let description = Description { program, directory, words, facts: Facts::default(), disks };
         rewrite(&description, Path::new("/c")).join(" ")
@@ -403,6 +440,7 @@ mod tests {
                 "-blockdev qcow2,node-name=n,file.filename=a/d.qcow2",
                 "-blockdev qcow2,node-name=n,file.filename=/c/disk-0.qcow2",
             ),
+            ("-drive file=r.img,if=none,format=raw", "-drive file=/c/disk-1.qcow2,if=none,format=qcow2"),
             ("-drive file=other.iso,media=cdrom", "-drive file=other.iso,media=cdrom"),
             ("-daemonize -pidfile /run/x.pid", "-pidfile /c/x.pid"),
             ("-chardev socket,id=a,path=/run/a.sock,server=on", "-chardev socket,id=a,path=/c/a.sock,server=on"),
@@ -424,7 +462,7 @@ mod tests {
         let (ram, image) = (File::open("/dev/null").unwrap(), dir.path().join("disk.qcow2"));
         qcow2::create(&image, 1 << 20, None, 0o600).unwrap();
         let refused = |program: &str, image: &Path, name: &str, extra: &[&str]| {
-            let disks = vec![Disk { word: "disk.qcow2".into(), image: image.into() }];
+            let disks = vec![Disk { word: "disk.qcow2".into(), image: image.into(), raw: false }];
             let facts = Facts { ram: 64 << 20, ..Facts::default() };
             let words = ["-m", "64"].map(String::from).to_vec();
             let description =

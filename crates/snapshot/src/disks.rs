@@ -3,6 +3,10 @@
 //! A snapshot takes a disk as it is: QEMU writes to a new image over it from the pause on, and
 //! nobody changes the old one any more. If the snapshot fails, what was written since is put into
 //! the old image (QEMU's `block-commit`), and the new one goes.
+//!
+//! Of a raw image a copy is made in the pause, which shares its blocks
+//! ([`reflink`](crate::reflink)): the snapshot has the copy, and the guest goes on with the image
+//! that it had.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -12,6 +16,7 @@ use serde_json::{Value, json};
 
 use crate::monitor::{Monitor, MonitorError};
 use crate::qcow2;
+use crate::reflink;
 use crate::words::{Opt, options};
 
 /// How long putting back what was written may take.
@@ -23,12 +28,35 @@ const JOB: &str = "pageone-undo";
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
     /// The image has another format.
-    #[error("disk {disk} is {format}, and only qcow2 can be stored: `qemu-img convert -O qcow2` makes one of it")]
+    #[error(
+        "disk {disk} is {format}, and only qcow2 and raw can be stored: `qemu-img convert -O qcow2` makes one of it"
+    )]
     Format {
         /// QEMU's name for it.
         disk: String,
         /// Its format.
         format: String,
+    },
+    /// It is raw, and its file system cannot share blocks.
+    #[error(
+        "disk {disk} ({image}) is raw, and this file system cannot copy it at once: put it on btrfs or XFS, or convert it \
+         (`qemu-img convert -O qcow2`)"
+    )]
+    Reflink {
+        /// QEMU's name for it.
+        disk: String,
+        /// The image.
+        image: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// It is raw, and named in a way in which a clone's cannot be another format.
+    #[error("disk {disk} ({image}) is raw and named by -blockdev; name it by -drive, or use qcow2")]
+    RawNode {
+        /// QEMU's name for it.
+        disk: String,
+        /// The image.
+        image: String,
     },
     /// The image is not a file here.
     #[error("disk {disk} is {image}, and only files of this host can be stored")]
@@ -73,6 +101,8 @@ pub(crate) struct Running {
     pub(crate) image: PathBuf,
     /// The image as the command line names it.
     pub(crate) word: String,
+    /// Whether the image is raw.
+    pub(crate) raw: bool,
 }
 
 /// An image over a disk's. Enough to undo it.
@@ -121,7 +151,8 @@ pub(crate) fn find(qmp: &mut Monitor, words: &[String], directory: &Path) -> Res
         let (device, node) = (text(&entry["device"]), text(&inserted["node-name"]));
         let disk = if device.is_empty() { node.clone() } else { device.clone() };
         let image = text(&inserted["image"]["filename"]);
-        if inserted["drv"] != "qcow2" {
+        let raw = inserted["drv"] == "raw";
+        if !raw && inserted["drv"] != "qcow2" {
             return Err(DiskError::Format { disk, format: text(&inserted["drv"]) });
         }
         let full = |name: &str| directory.join(name).canonicalize().ok();
@@ -132,8 +163,15 @@ pub(crate) fn find(qmp: &mut Monitor, words: &[String], directory: &Path) -> Res
         let names = || options(words).filter_map(|option| named(&option));
         let word = chain.iter().find_map(|image| names().find(|name| full(name).as_ref() == Some(image)));
         let Some(word) = word else { return Err(DiskError::NotNamed { disk, image }) };
+        let is_node = |option: Opt<'_>| option.name == "blockdev" && named(&option) == Some(word);
+        if raw && options(words).any(is_node) {
+            return Err(DiskError::RawNode { disk, image });
+        }
+        if raw && let Err(source) = reflink::try_it(&path) {
+            return Err(DiskError::Reflink { disk, image, source });
+        }
         let handle = if device.is_empty() { ("node-name".into(), node.clone()) } else { ("device".into(), device) };
-        disks.push(Running { handle, node, image: path, word: word.into() });
+        disks.push(Running { handle, node, image: path, word: word.into(), raw });
     }
     Ok(disks)
 }
@@ -143,6 +181,11 @@ impl Running {
     /// snapshot has put there already.
     fn over(&self, name: &str, again: usize) -> PathBuf {
         let safe = file_name(name);
+        if self.raw {
+            // It is the same one each time, with other bytes.
+            let stem = self.image.file_stem().unwrap_or_default().to_string_lossy();
+            return self.image.with_file_name(format!("{stem}.{safe}.raw"));
+        }
         let again = if again == 0 { String::new() } else { format!("-{again}") };
         let stem = Path::new(&self.word).file_stem().unwrap_or_default().to_string_lossy();
         self.image.with_file_name(format!("{stem}.{safe}{again}.qcow2"))
@@ -153,9 +196,28 @@ impl Running {
         Overlay { disk: self.handle.1.clone(), image: self.over(name, again), base_node: self.node.clone() }
     }
 
-    /// Lets the guest, which stands, write to a new image from now on. The file is made before the
-    /// pause.
+    /// The image that the snapshot has, when this one is covered.
+    pub(crate) fn stored(&self, overlay: &Overlay) -> PathBuf {
+        if self.raw { overlay.image.clone() } else { self.image.clone() }
+    }
+
+    /// Makes the file that [`Running::cover`] needs. The guard that removes it knows of it already.
+    pub(crate) fn make(&self, overlay: &Overlay) -> Result<(), DiskError> {
+        let made = match self.raw {
+            true => reflink::create(&overlay.image, &self.image),
+            false => qcow2::create_over(&overlay.image, &self.image, false),
+        };
+        made.map_err(|source| DiskError::Make { image: overlay.image.clone(), source })
+    }
+
+    /// Lets the guest, which stands, write to a new image from now on, or copies a raw one. The
+    /// file is made before the pause.
     pub(crate) fn cover(&self, qmp: &mut Monitor, overlay: &Overlay) -> Result<(), DiskError> {
+        if self.raw {
+            let (disk, image) = (overlay.disk.clone(), self.image.display().to_string());
+            let copied = reflink::copy(&overlay.image, &self.image);
+            return copied.map_err(|source| DiskError::Reflink { disk, image, source });
+        }
         let (key, value) = &self.handle;
         let mut arguments = json!({ "snapshot-file": overlay.image, "format": "qcow2", "mode": "existing" });
         arguments[key.as_str()] = json!(value);
@@ -176,12 +238,6 @@ impl Overlay {
             return Ok(());
         }
         Err(DiskError::Make { image: self.image.clone(), source: std::io::ErrorKind::AlreadyExists.into() })
-    }
-
-    /// Makes the file. The guard that removes it knows of it already.
-    pub(crate) fn make(&self, over: &Path) -> Result<(), DiskError> {
-        let made = qcow2::create_over(&self.image, over);
-        made.map_err(|source| DiskError::Make { image: self.image.clone(), source })
     }
 
     /// Puts what was written to the image into the one below, and removes it. The guest may run.
@@ -225,15 +281,27 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let image = dir.path().join("disk.img").display().to_string();
         std::fs::write(&image, "x").unwrap();
-        let refused = |format: &str, image: &str, word: &str| {
+        let refused_as = |option: &str, format: &str, image: &str, word: &str| {
             let inserted = json!({ "node-name": "n", "ro": false, "drv": format, "image": { "filename": image } });
             let all = json!([{ "device": "", "inserted": null }, { "device": "d0", "inserted": inserted }]);
-            let words = ["-drive", word].map(String::from);
+            let words = [option, word].map(String::from);
             find(&mut fake::qemu(move |_| all.clone()), &words, Path::new("/")).map(drop).unwrap_err()
         };
-        let error = refused("raw", &image, "file=x");
+        let refused = |format: &str, image: &str, word: &str| refused_as("-drive", format, image, word);
+        let error = refused("vmdk", &image, "file=x");
         assert!(matches!(error, DiskError::Format { .. }), "{error}");
-        assert!(error.to_string().starts_with("disk d0 is raw, and only qcow2 can be stored"), "{error}");
+        assert!(error.to_string().starts_with("disk d0 is vmdk, and only qcow2 and raw can be stored"), "{error}");
+        // A file system without shared blocks.
+        let proc = "/proc/self/cmdline";
+        let error = refused("raw", proc, &format!("file={proc}"));
+        assert!(matches!(error, DiskError::Reflink { .. }), "{error}");
+        assert!(error.to_string().contains("is raw, and this file system cannot copy it at once"), "{error}");
+        let error = refused_as("-blockdev", "raw", &image, &format!("raw,node-name=n,file.filename={image}"));
+        assert!(matches!(error, DiskError::RawNode { .. }), "{error}");
+        assert!(
+            error.to_string().ends_with("is raw and named by -blockdev; name it by -drive, or use qcow2"),
+            "{error}"
+        );
         let error = refused("qcow2", "nbd://host/disk", "file=nbd://host/disk");
         assert!(matches!(error, DiskError::NoFile { .. }), "{error}");
         assert_eq!(error.to_string(), "disk d0 is nbd://host/disk, and only files of this host can be stored");
@@ -245,7 +313,9 @@ mod tests {
         qcow2::create(&base, 1 << 20, None, 0o600).unwrap();
         let overlay = |image: &Path| Overlay { disk: "d0".into(), image: image.into(), base_node: "n".into() };
         let there = overlay(&base).ensure_new().unwrap_err();
-        let nowhere = overlay(Path::new("/nonexistent/disk.one.qcow2")).make(&base).unwrap_err();
+        let (handle, node) = (("device".into(), "d0".into()), "n".into());
+        let disk = Running { handle, node, image: base.clone(), word: "base.qcow2".into(), raw: false };
+        let nowhere = disk.make(&overlay(Path::new("/nonexistent/disk.one.qcow2"))).unwrap_err();
         for error in [there, nowhere] {
             assert!(matches!(error, DiskError::Make { .. }), "{error}");
             assert!(error.to_string().starts_with("cannot make the image /"), "{error}");

@@ -11,6 +11,7 @@
 //! A snapshot is a checkpoint with bytes beside it ([`record`]). So everything that pools do with
 //! checkpoints holds: each page is stored once, the second snapshot of a guest stores what changed.
 
+mod agent;
 pub mod archive;
 pub mod clone;
 mod disks;
@@ -24,9 +25,11 @@ mod monitor;
 mod prepare;
 pub mod qcow2;
 pub mod record;
+mod reflink;
 pub mod save;
 pub mod words;
 
+pub use agent::{AgentError, NoAgent};
 pub use disks::{DiskError, file_name};
 pub use facts::Facts;
 pub use monitor::MonitorError;

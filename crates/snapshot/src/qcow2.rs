@@ -28,6 +28,8 @@ const HEADER: u32 = 104;
 const BACKING_FORMAT: u32 = 0xE279_2ACA;
 /// The incompatible feature of an image whose data are in another file.
 const DATA_FILE: u64 = 1 << 2;
+/// A disk has a multiple of so many bytes.
+const SECTOR: u64 = 512;
 /// Bytes of the name of a backing file, at most.
 const LONGEST: u32 = 1023;
 
@@ -44,14 +46,15 @@ pub fn disk_size(image: &Path) -> io::Result<u64> {
     Ok(u64::from_be_bytes(header[24..32].try_into().unwrap_or_default()))
 }
 
-/// Makes an image that shows `backing`, a qcow2 image named by an absolute path. It gets the
+/// Makes an image that shows `backing`, a raw or qcow2 image named by an absolute path. It gets the
 /// owner and the permissions of that file, as far as this account may give them.
 ///
 /// # Errors
 /// If the file is there already, or cannot be made. No file is left then.
-pub fn create_over(image: &Path, backing: &Path) -> io::Result<()> {
+pub fn create_over(image: &Path, backing: &Path, raw: bool) -> io::Result<()> {
     let meta = std::fs::metadata(backing)?;
-    create(image, disk_size(backing)?, Some(backing), meta.mode() & 0o777)?;
+    let size = if raw { meta.len().next_multiple_of(SECTOR) } else { disk_size(backing)? };
+    create(image, size, Some((backing, raw)), meta.mode() & 0o777)?;
     let own = |file: File| -> io::Result<()> {
         if meta.uid() != rustix::process::geteuid().as_raw() {
             fchown(&file, Some(meta.uid()), Some(meta.gid()))?;
@@ -61,12 +64,13 @@ pub fn create_over(image: &Path, backing: &Path) -> io::Result<()> {
     File::open(image).and_then(own).inspect_err(|_| drop(std::fs::remove_file(image)))
 }
 
-/// Makes an image of a disk of `size` bytes, with zeros or with what `backing` shows.
+/// Makes an image of a disk of `size` bytes, with zeros or with what `backing` shows: its name, and
+/// whether it is raw.
 ///
 /// # Errors
 /// If the file is there already, or cannot be made. No file is left then.
-pub fn create(image: &Path, size: u64, backing: Option<&Path>, mode: u32) -> io::Result<()> {
-    let name = backing.map_or(&[][..], |path| path.as_os_str().as_bytes());
+pub fn create(image: &Path, size: u64, backing: Option<(&Path, bool)>, mode: u32) -> io::Result<()> {
+    let name = backing.map_or(&[][..], |(path, _)| path.as_os_str().as_bytes());
     let entries = size.div_ceil(L1_ENTRY).max(1);
     let clusters = L1 + (entries * 8).div_ceil(CLUSTER);
     let mut header = Vec::new();
@@ -87,10 +91,12 @@ pub fn create(image: &Path, size: u64, backing: Option<&Path>, mode: u32) -> io:
     header.extend([0; 24]); // no features
     header.extend(4_u32.to_be_bytes()); // refcounts of 2⁴ bits
     header.extend(HEADER.to_be_bytes());
-    if backing.is_some() {
+    if let Some((_, raw)) = backing {
+        let format: &[u8] = if raw { b"raw" } else { b"qcow2" };
         header.extend(BACKING_FORMAT.to_be_bytes());
-        header.extend(5_u32.to_be_bytes());
-        header.extend(b"qcow2\0\0\0");
+        header.extend((format.len() as u32).to_be_bytes());
+        header.extend(format);
+        header.extend(&[0; 8][format.len()..]);
         header.extend([0; 8]); // the end of the extensions
         header.extend(name);
     }
@@ -173,7 +179,7 @@ mod tests {
         let path = |name: &str| dir.path().join(name);
         let (base, over) = (path("base"), path("over"));
         create(&base, 3 << 20, None, 0o640).unwrap();
-        create_over(&over, &base).unwrap();
+        create_over(&over, &base, false).unwrap();
         assert_eq!(backing(&over).unwrap(), Some(base.clone()));
         assert_eq!(backing(&base).unwrap(), None);
         set_backing(&over, "other").unwrap();
@@ -190,13 +196,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (base, over) = (dir.path().join("base"), dir.path().join("over"));
         create(&base, 3 << 30, None, 0o640).unwrap();
-        create_over(&over, &base).unwrap();
+        create_over(&over, &base, false).unwrap();
         assert_eq!(disk_size(&over).unwrap(), 3 << 30);
         assert_eq!(std::fs::metadata(&over).unwrap().mode() & 0o777, 0o640);
         let bytes = std::fs::read(&over).unwrap();
         let name = base.as_os_str().as_bytes();
         assert_eq!(&bytes[128..128 + name.len()], name);
-        assert!(create_over(&over, &base).is_err());
+        assert!(create_over(&over, &base, false).is_err());
         assert!(disk_size(Path::new("/proc/version")).is_err());
     }
 }

@@ -35,6 +35,10 @@ pub struct Disk {
     pub word: String,
     /// The image at the time of the snapshot. Nothing may change it from then on.
     pub image: PathBuf,
+    /// Whether it is raw, and not qcow2. The guest decides about all of a raw image's bytes: they
+    /// are never taken for a header.
+    #[serde(default)]
+    pub raw: bool,
 }
 
 impl Description {
@@ -108,7 +112,7 @@ mod tests {
 
     #[test]
     fn a_record_is_read_as_it_was_written_and_nothing_else_is_one() {
-        let disks = vec![Disk { word: "a.qcow2".into(), image: "/b.qcow2".into() }];
+        let disks = vec![Disk { word: "a.qcow2".into(), image: "/b.qcow2".into(), raw: false }];
         let (program, directory, words) = ("/q".into(), "/".into(), vec!["-S".into()]);
         let description = Description { program, directory, words, facts: Facts::default(), disks };
         let record = Record { description, stream: vec![1, 2, 3] };

@@ -27,6 +27,7 @@ use crate::guard::{Guard, Lock, PATIENCE, Task};
 use crate::monitor::{Monitor, MonitorError};
 use crate::prepare;
 use crate::record::{Description, Disk, Record};
+use crate::reflink;
 use crate::words::{options, parts};
 
 /// Name of the pipe in QEMU.
@@ -212,6 +213,10 @@ impl Guest {
                 return Err(SaveError::Untracked(pid));
             }
             pausing.task.reset(&mut pausing.guest.qmp)?;
+            for Disk { image, .. } in pausing.guest.description.disks.iter().filter(|disk| disk.raw) {
+                let failed = |source| DiskError::Make { image: image.clone(), source };
+                reflink::sync(image).map_err(failed)?;
+            }
             Ok((taken, pausing.bytes().map_err(SaveError::Stream)?))
         });
         let Pausing { task, .. } = pausing;
@@ -264,7 +269,7 @@ impl Pausing<'_> {
     /// Sets what need not be set in the pause.
     fn prepare(&mut self) -> Result<(), SaveError> {
         for (disk, overlay) in self.guest.disks.iter().zip(&self.task.overlays) {
-            overlay.make(&disk.image)?;
+            disk.make(overlay)?;
         }
         self.guest.qmp.set_ignore_shared(true)?;
         self.guest.qmp.execute("migrate-set-parameters", json!({ "max-bandwidth": BANDWIDTH }))?;
@@ -283,7 +288,7 @@ impl Pausing<'_> {
         let overlays = &self.task.overlays[self.task.overlays.len() - disks.len()..];
         for (disk, overlay) in disks.iter().zip(overlays) {
             disk.cover(qmp, overlay)?;
-            description.disks.push(Disk { word: disk.word.clone(), image: disk.image.clone() });
+            description.disks.push(Disk { word: disk.word.clone(), image: disk.stored(overlay), raw: disk.raw });
         }
         self.halts += 1;
         let (mut out, into) = io::pipe().map_err(SaveError::Stream)?;
@@ -306,7 +311,9 @@ impl Pausing<'_> {
         let disks = disks::find(qmp, &description.words, &description.directory)?;
         for disk in &disks {
             let overlay = disk.overlay(&self.name, self.halts);
-            overlay.make(&disk.image)?;
+            if !disk.raw {
+                disk.make(&overlay)?;
+            }
             self.task.overlays.push(overlay);
         }
         self.guest.disks = disks;

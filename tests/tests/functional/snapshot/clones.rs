@@ -102,6 +102,59 @@ fn a_prepared_guest_can_be_rebooted_and_stored_then() {
     source.pass_rounds(1);
 }
 
+#[test]
+fn a_clones_clock_is_set_by_the_guests_agent_and_verify_asks_it() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let Some(mut words) = guest_words(&place) else { return };
+    let append = words.iter().position(|word| word == "-append").unwrap();
+    // Debian's 6.1 has the console's driver as a module.
+    let kernel = words.iter().position(|word| word == "-kernel").unwrap() + 1;
+    let all = Path::new(&words[kernel]).ancestors().nth(2).unwrap().to_owned();
+    let mut kernels = std::fs::read_dir(all).unwrap().flatten().map(|entry| entry.path().join("vmlinuz"));
+    let Some(newer) = kernels.find(|path| path.display().to_string().contains("/6.12")) else {
+        return skipped("no kernel 6.12 is in the cache: scripts/deps.sh test fetches it");
+    };
+    words[kernel] = newer.display().to_string();
+    // A fixed start: without the agent the clones' clocks would be there.
+    words[append + 1] += " PAGEONE_AGENT=1";
+    let socket = place.path("agent").display().to_string();
+    words.extend(["-rtc", "base=2001-02-03T04:05:06", "-device", "virtio-serial-pci", "-chardev"].map(String::from));
+    words.push(format!("socket,id=qga,path={socket},server=on,wait=off"));
+    words.extend(["-device", "virtserialport,chardev=qga,name=org.qemu.guest_agent.0"].map(String::from));
+    let mut source = Guest::start(place.prepared(&words));
+    source.pass_rounds(1);
+    place.save(source.pid(), "one");
+    source.kill();
+    let seconds = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
+    let before = seconds();
+    let clones = place.clones("one", 2, &[]);
+    for clone in &clones.clones {
+        let clock: u64 = eventually("its clock is set", Duration::from_secs(60), || {
+            let text = clone.output();
+            text.lines().find_map(|line| line.split("PAGEONE-CLOCK ").nth(1)?.trim().parse().ok())
+        });
+        assert!((before..=seconds()).contains(&clock), "{clock}, not {before}");
+    }
+    drop(clones);
+    let files = place.path("f").display().to_string();
+    let text = place.ok(&["snapshot", "verify", "store", "one", "--files", &files]);
+    assert!(text.contains("a guest goes on from it, and its agent answers"), "{text}");
+    // Without a port somebody is told so.
+    let Some(mut plain) = place.guest() else { return };
+    place.save(plain.pid(), "plain");
+    plain.kill();
+    let mut run = place.command(&["snapshot", "run", "store", "plain", "--count", "2", "--files", &files, "--rm"]);
+    let mut run = run.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let said = BufReader::new(run.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let said = said.take(3).last().unwrap();
+    assert!(said.contains("the clocks of 2 guests stand at the snapshot's time"), "{said}");
+    e2e::signal_process(run.id() as i32, libc::SIGTERM);
+    run.wait().unwrap();
+}
+
 /// A place with the snapshot `one` of a guest that is gone. `None`: that cannot be tried here.
 fn place_with_a_snapshot() -> Option<Place> {
     let place = can_run().then(Place::new)?;

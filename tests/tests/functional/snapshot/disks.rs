@@ -15,6 +15,9 @@ fn byte(image: &Path) -> u8 {
         file.read_exact_at(&mut bytes, at).unwrap();
         bytes
     };
+    if bytes(0, 4) != b"QFI\xfb" {
+        return bytes(AT, 1)[0]; // Raw.
+    }
     let number = |at: u64| u64::from_be_bytes(bytes(at, 8).try_into().unwrap());
     // The upper bits and the lowest are flags.
     let place = |at: u64| number(at) & 0x00ff_ffff_ffff_fe00;
@@ -156,5 +159,79 @@ fn a_snapshot_goes_to_another_host_as_an_archive_and_a_damaged_one_leaves_nothin
     });
     assert!(text.contains("the clone is paused after its start"), "{text}");
     // The disk is the one of the second snapshot, which is in the image below.
+    assert_eq!(byte(&place.path("disks/there.disk-0-0")), 2);
+}
+
+/// A file system of its own, until it is dropped. `None`: it cannot be made here.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    fn xfs(place: &Place) -> Option<Self> {
+        let (file, at) = (place.path("xfs.img"), place.path("xfs"));
+        std::fs::File::create(&file).unwrap().set_len(512 << 20).unwrap();
+        std::fs::create_dir(&at).unwrap();
+        let run = |program: &str, args: &[&str]| Command::new(program).args(args).arg(&file).output();
+        let made = run("mkfs.xfs", &["-q"]).map(|out| out.status.success()).unwrap_or(false);
+        let mounted = Command::new("mount").args(["-o", "loop"]).args([&file, &at]).output().unwrap();
+        if made && mounted.status.success() {
+            return Some(Self(at));
+        }
+        let why = String::from_utf8_lossy(&mounted.stderr).into_owned();
+        skipped(&format!("raw disks need XFS on a loop device; mkfs.xfs: {made} (package xfsprogs), mount: {why}"));
+        None
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_raw_disk_is_copied_at_once_and_stays_what_it_was() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let Some(xfs) = Mounted::xfs(&place) else { return };
+    let disk = xfs.0.join("disk.img");
+    std::fs::File::create(&disk).unwrap().set_len(64 << 20).unwrap();
+    let drive = format!("file={},if=none,id=d0,format=raw", disk.display());
+    let source = place.machine("source", &["-drive", &drive, "-device", "virtio-blk-pci,drive=d0"]);
+    let mut qmp = source.qmp();
+    let raws = || std::fs::read_dir(&xfs.0).unwrap().count() - 1;
+    write(&mut qmp, 1);
+    place.save(source.pid(), "one");
+    write(&mut qmp, 2);
+    // One that fails leaves no copy.
+    let pid = source.pid().to_string();
+    let save = ["snapshot", "save", &pid, "--to", "store", "--name", "never"];
+    if let Some(text) = refused::with_failing_calls(&place, &["-e", "inject=process_vm_readv:error=EIO"], &save) {
+        assert!(text.contains("snapshot never was not stored"), "{text}");
+        assert_eq!((raws(), status(&mut qmp)), (1, "running".to_string()));
+    }
+    place.save(source.pid(), "two");
+    write(&mut qmp, 3);
+    assert_eq!(image(&mut qmp), disk);
+    let images = ["disk.img", "disk.one.raw", "disk.two.raw"].map(|name| byte(&xfs.0.join(name)));
+    assert_eq!(images, [3, 1, 2]);
+    for (name, want) in [("one", 1), ("two", 2)] {
+        let clones = place.clones(name, 2, &[]);
+        let [mut first, mut second] = [0, 1].map(|at| clones.clones[at].qmp("source.qmp"));
+        let images = [image(&mut first), image(&mut second)];
+        assert_eq!(images.each_ref().map(|image| byte(image)), [want, want]);
+        write(&mut first, 9);
+        assert_eq!(images.each_ref().map(|image| byte(image)), [9, want]);
+    }
+    let images = ["disk.img", "disk.one.raw", "disk.two.raw"].map(|name| byte(&xfs.0.join(name)));
+    assert_eq!((images, raws()), ([3, 1, 2], 2));
+    // To another host, which need not have such a file system.
+    let path = |name: &str| place.path(name).display().to_string();
+    place.ok(&["snapshot", "export", "store", "two", "-o", &path("two.tar")]);
+    std::fs::create_dir(place.path("disks")).unwrap();
+    place.ok(&["snapshot", "import", "store", &path("two.tar"), "--name", "there", "--disks", &path("disks")]);
+    let text = place.ok(&["snapshot", "verify", "store", "there", "--files", &path("files")]);
+    assert!(text.contains("a guest goes on from it"), "{text}");
     assert_eq!(byte(&place.path("disks/there.disk-0-0")), 2);
 }

@@ -5,7 +5,7 @@ use super::*;
 
 /// What a command says some of whose system calls fail, as these options of strace say. `None`:
 /// there is no strace.
-fn with_failing_calls(place: &Place, options: &[&str], args: &[&str]) -> Option<String> {
+pub(super) fn with_failing_calls(place: &Place, options: &[&str], args: &[&str]) -> Option<String> {
     let mut strace = Command::new("strace");
     let command = place.command(args);
     strace.args(["-f", "-qq", "-o", "/dev/null"]).args(options).arg(command.get_program()).args(command.get_args());

@@ -12,6 +12,7 @@ use anyhow::{Context, Result, bail};
 use checkpoint::{Catalog, Image, ReadError};
 use kmem::pidfd::PidFd;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use snapshot::NoAgent;
 use snapshot::clone::{Clone, Options, start};
 use snapshot::memory::{self, MemoryError, Server};
 use snapshot::record::Record;
@@ -72,17 +73,27 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
             scope.spawn(|| memory::prefetch(&ram, &working_set));
             let threads: Vec<_> =
                 directories.iter().map(|directory| scope.spawn(|| one(&options, directory))).collect();
-            let join = |thread: ScopedJoinHandle<'_, Result<Clone>>| thread.join().unwrap_or_else(|_| panicked());
+            let join = |thread: ScopedJoinHandle<'_, Result<Started>>| thread.join().unwrap_or_else(|_| panicked());
             threads.into_iter().map(join).collect::<Vec<_>>()
         })
     };
     let started = watch.during(start_all).unwrap_or_else(|| vec![panicked()]);
     let (mut clones, mut failed) = (Vec::new(), Vec::new());
+    let mut clocks = Vec::new();
     for clone in started {
         match clone {
-            Ok(clone) => clones.push(clone),
+            Ok((clone, clock)) => {
+                clones.push(clone);
+                clocks.extend(clock);
+            }
             Err(error) => failed.push(error),
         }
+    }
+    if let Some(why) = clocks.first() {
+        let count = clocks.len();
+        eprintln!(
+            "pageone: the clocks of {count} guests stand at the snapshot's time ({why}): their time daemon must set them"
+        );
     }
     wait(&mut clones, &ends, &mut watch);
     if args.rm {
@@ -96,7 +107,10 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     }
 }
 
-fn panicked() -> Result<Clone> {
+/// A clone, and why its clock is not set.
+type Started = (Clone, Option<String>);
+
+fn panicked() -> Result<Started> {
     bail!("starting a clone panicked")
 }
 
@@ -143,10 +157,10 @@ pub(super) fn directory(files: Option<&Path>, dir: Option<PathBuf>) -> Result<Pa
     Ok(files)
 }
 
-/// Starts a clone, and says so.
-fn one(options: &Options<'_>, directory: &Path) -> Result<Clone> {
+/// Starts a clone, says so, and has its clock set.
+fn one(options: &Options<'_>, directory: &Path) -> Result<Started> {
     let begin = Instant::now();
-    let clone = start(options, directory).inspect_err(|_| {
+    let mut clone = start(options, directory).inspect_err(|_| {
         // What QEMU said is in the error.
         let _ = std::fs::remove_dir_all(directory);
     })?;
@@ -155,7 +169,13 @@ fn one(options: &Options<'_>, directory: &Path) -> Result<Clone> {
         eprintln!("pageone: forced: {}", clone.differences.join("; "));
     }
     eprintln!("pageone: guest {} runs after {ms:.0} ms; its files: {}", clone.child.id(), directory.display());
-    Ok(clone)
+    let clock = match clone.set_clock() {
+        Ok(None) => None,
+        Ok(Some(NoAgent::Port)) => Some("QEMU's words have no port for qemu-guest-agent".into()),
+        Ok(Some(NoAgent::Program)) => Some("no qemu-guest-agent runs in them".into()),
+        Err(error) => Some(error.to_string()),
+    };
+    Ok((clone, clock))
 }
 
 /// The page server: its process reads the snapshot's pages for the kernel.

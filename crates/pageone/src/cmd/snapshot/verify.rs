@@ -47,6 +47,7 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     for disk in &record.description.disks {
         snapshot::clone::check_image(disk)?;
     }
+    let mut what = "its memory can be read";
     if !args.read_only {
         let (ram, server) = clones::ram((&pool, &args.snapshot.name), lease, None)?;
         let files = clones::directory(args.files.as_deref(), dir)?;
@@ -54,11 +55,11 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
         let options = Options { record: &record, ram: &ram, extra: &args.extra, force: false, attached: false };
         let (directory, time) = (files.join(name), Duration::from_secs(args.seconds.into()));
         let verified = Watch::new(server, Arc::default()).during(|| go_on(&options, &directory, time));
-        verified
+        let agent = verified
             .unwrap_or_else(|| bail!("starting a clone panicked"))
             .with_context(|| format!("no guest goes on from snapshot {}", args.snapshot.name))?;
+        what = if agent { "a guest goes on from it, and its agent answers" } else { "a guest goes on from it" };
     }
-    let what = if args.read_only { "its memory can be read" } else { "a guest goes on from it" };
     println!(
         "{}: {what}; {} read, {:.1} s",
         args.snapshot.name,
@@ -68,14 +69,14 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// Lets a clone run for this time. Its files stay if it does not work then: what it has said is
-/// among them.
-fn go_on(options: &Options<'_>, directory: &Path, time: Duration) -> Result<()> {
+/// Lets a clone run for this time; gives whether it has an agent, which answers. Its files stay if
+/// it does not work then: what it has said is among them.
+fn go_on(options: &Options<'_>, directory: &Path, time: Duration) -> Result<bool> {
     let mut clone = start(options, directory).inspect_err(|_| drop(std::fs::remove_dir_all(directory)))?;
-    let verified = clone.verify(time);
+    let verified = clone.verify(time).map_err(anyhow::Error::from).and_then(|()| Ok(clone.ping()?.is_none()));
     let _ = clone.child.kill();
     let _ = clone.child.wait();
-    verified?;
+    let agent = verified?;
     let _ = std::fs::remove_dir_all(directory);
-    Ok(())
+    Ok(agent)
 }

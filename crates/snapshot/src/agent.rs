@@ -1,0 +1,253 @@
+//! The agent inside a guest (qemu-guest-agent), if the command line gives it a port: it sets the
+//! clock of a clone, and says that the guest's programs run.
+//!
+//! The port is a virtio-serial port by the agent's name, behind a Unix socket of QEMU's. Protocol:
+//! lines of JSON; docs/interop/qemu-ga-ref of QEMU.
+
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+
+use crate::monitor::{Monitor, MonitorError};
+use crate::words::options;
+
+/// The port's name.
+const PORT: &str = "org.qemu.guest_agent.0";
+/// How long the agent may take to answer.
+const ANSWER: Duration = Duration::from_secs(10);
+/// How long QEMU may take to find out that the guest has the port open, and time between questions.
+const MOMENT: Duration = Duration::from_secs(1);
+const PAUSE: Duration = Duration::from_millis(20);
+/// Bytes of the longest answer.
+const LONGEST: usize = 1 << 16;
+/// With this byte the agent forgets what it has read of a command, and it stands before the answer
+/// to `guest-sync-delimited`.
+const BEGIN: u8 = 0xff;
+
+/// Why the agent does not do what it is asked.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// It cannot be asked, or does not answer in time.
+    #[error("the guest's agent does not answer: {0}")]
+    Io(#[from] io::Error),
+    /// It refuses.
+    #[error("the guest's agent refuses {command}: {why}")]
+    Refused {
+        /// What.
+        command: &'static str,
+        /// Its words.
+        why: String,
+    },
+    /// QEMU does not say whether there is one.
+    #[error(transparent)]
+    Qmp(#[from] MonitorError),
+}
+
+/// Why a guest has no agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoAgent {
+    /// The command line has no port for one.
+    Port,
+    /// No program in the guest has opened the port.
+    Program,
+}
+
+/// The port of an agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Port {
+    /// QEMU's name for the socket.
+    label: String,
+    pub(crate) socket: PathBuf,
+}
+
+impl Port {
+    /// The port that a command line gives the agent, if it is behind a Unix socket on which QEMU
+    /// listens.
+    pub(crate) fn find(words: &[String]) -> Option<Self> {
+        let is_it = |option: &crate::words::Opt<'_>| option.name == "device" && option.part("name") == Some(PORT);
+        let label = options(words).find(is_it)?.part("chardev")?.to_owned();
+        let named = options(words).find(|option| option.name == "chardev" && option.part("id") == Some(&label));
+        let socket = named.filter(|option| option.first() == "socket")?;
+        let listens =
+            matches!(socket.part("server"), Some("on")) || socket.value.split(',').any(|part| part == "server");
+        Some(Self { socket: socket.part("path").filter(|_| listens)?.into(), label })
+    }
+
+    /// Whether a program in the guest has the port open. QEMU finds out a moment after a clone goes
+    /// on.
+    pub(crate) fn is_open(&self, qmp: &mut Monitor) -> Result<bool, MonitorError> {
+        let start = Instant::now();
+        let open = |one: &Value| one["label"] == self.label.as_str() && one["frontend-open"] == true;
+        loop {
+            let all = qmp.execute("query-chardev", json!({}))?;
+            let is_open = all.as_array().is_some_and(|all| all.iter().any(open));
+            if is_open || start.elapsed() > MOMENT {
+                return Ok(is_open);
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+}
+
+/// A session with an agent.
+pub(crate) struct Agent(BufReader<UnixStream>);
+
+impl Agent {
+    /// Begins a session: what the agent still has to say to another one is skipped.
+    pub(crate) fn connect(socket: &Path) -> Result<Self, AgentError> {
+        let stream = UnixStream::connect(socket)?;
+        stream.set_read_timeout(Some(ANSWER))?;
+        stream.set_write_timeout(Some(ANSWER))?;
+        let mut agent = Self(BufReader::new(stream));
+        let id = u64::from(std::process::id()) << 20 | u64::from(since_1970().subsec_micros());
+        let sync = json!({ "execute": "guest-sync-delimited", "arguments": { "id": id } });
+        agent.0.get_mut().write_all(&[&[BEGIN][..], format!("{sync}\n").as_bytes()].concat())?;
+        loop {
+            agent.skip_until_begin()?;
+            if agent.answer()?["return"] == id {
+                return Ok(agent);
+            }
+        }
+    }
+
+    fn skip_until_begin(&mut self) -> io::Result<()> {
+        let mut skipped = 0;
+        while skipped < LONGEST {
+            let bytes = self.0.fill_buf()?;
+            let (used, found) = match bytes.iter().position(|byte| *byte == BEGIN) {
+                Some(at) => (at + 1, true),
+                None => (bytes.len(), false),
+            };
+            if used == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            self.0.consume(used);
+            if found {
+                return Ok(());
+            }
+            skipped += used;
+        }
+        Err(io::Error::other("it says something else"))
+    }
+
+    /// A line of JSON.
+    fn answer(&mut self) -> io::Result<Value> {
+        let mut line = Vec::new();
+        while !line.ends_with(b"\n") {
+            let bytes = self.0.fill_buf()?;
+            let used = bytes.iter().position(|byte| *byte == b'\n').map_or(bytes.len(), |at| at + 1);
+            if used == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            line.extend(&bytes[..used]);
+            self.0.consume(used);
+            if line.len() > LONGEST {
+                return Err(io::Error::other("its answer is too long"));
+            }
+        }
+        Ok(serde_json::from_slice(&line)?)
+    }
+
+    fn execute(&mut self, command: &'static str, arguments: Value) -> Result<(), AgentError> {
+        let line = json!({ "execute": command, "arguments": arguments });
+        writeln!(self.0.get_mut(), "{line}")?;
+        let answer = self.answer()?;
+        let Some(error) = answer.get("error") else { return Ok(()) };
+        Err(AgentError::Refused { command, why: error["desc"].as_str().unwrap_or("it does not say why").into() })
+    }
+
+    /// Whether the guest's programs run.
+    pub(crate) fn ping(&mut self) -> Result<(), AgentError> {
+        self.execute("guest-ping", json!({}))
+    }
+
+    /// Sets the guest's clocks to this host's.
+    pub(crate) fn set_time(&mut self) -> Result<(), AgentError> {
+        self.execute("guest-set-time", json!({ "time": since_1970().as_nanos() as u64 }))
+    }
+}
+
+fn since_1970() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    fn words(line: &str) -> Vec<String> {
+        line.split(' ').map(String::from).collect()
+    }
+
+    #[test]
+    fn the_port_is_known_by_its_name() {
+        let device = "-device virtio-serial -device virtserialport,chardev=q,name=org.qemu.guest_agent.0";
+        let port = |chardev: &str| Port::find(&words(&format!("-m 1 -chardev {chardev} {device}")));
+        let socket = Some(Port { label: "q".into(), socket: "/s".into() });
+        assert_eq!(port("socket,path=/s,server=on,wait=off,id=q"), socket);
+        assert_eq!(port("socket,path=/s,server,nowait,id=q"), socket);
+        for other in ["socket,path=/s,id=q", "socket,path=/s,server=on,id=r", "pty,id=q"] {
+            assert_eq!(port(other), None, "{other}");
+        }
+        assert_eq!(Port::find(&words("-chardev socket,path=/s,server=on,id=q -device virtserialport,chardev=q")), None);
+    }
+
+    /// What an agent answers to each line.
+    fn agent(answer: impl Fn(&str) -> String + Send + 'static) -> (tempfile::TempDir, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("agent");
+        let listener = UnixListener::bind(&path).unwrap();
+        std::thread::spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                // What was meant for another.
+                let _ = (&stream).write_all(b"{\"return\": 1}\n\xff{\"return\": 2}\n");
+                for line in BufReader::new(&stream).split(b'\n').map_while(Result::ok) {
+                    let line = String::from_utf8_lossy(&line).into_owned();
+                    let id = line.split("\"id\":").nth(1).map(|rest| rest.split('}').next().unwrap().to_owned());
+                    let said = id.map_or_else(
+                        || answer(&line).into_bytes(),
+                        |id| [b"\xff".to_vec(), format!("{{\"return\": {id}}}\n").into_bytes()].concat(),
+                    );
+                    if said.is_empty() {
+                        break;
+                    }
+                    let _ = (&stream).write_all(&said);
+                }
+            }
+        });
+        (dir, path)
+    }
+
+    #[test]
+    fn an_agent_is_asked_and_its_refusal_is_said() {
+        let (_dir, path) = agent(|line| match line {
+            _ if line.contains("guest-ping") => "{\"return\": {}}\n".into(),
+            _ => "{\"error\": {\"class\": \"GenericError\", \"desc\": \"no hwclock\"}}\n".into(),
+        });
+        let mut session = Agent::connect(&path).unwrap();
+        session.ping().unwrap();
+        session.ping().unwrap();
+        let error = session.set_time().unwrap_err();
+        assert!(matches!(error, AgentError::Refused { .. }), "{error}");
+        assert_eq!(error.to_string(), "the guest's agent refuses guest-set-time: no hwclock");
+    }
+
+    #[test]
+    fn an_agent_that_is_gone_or_speaks_something_else_is_an_error() {
+        let (_dir, path) = agent(|_| String::new());
+        let error = Agent::connect(&path).unwrap().ping().unwrap_err();
+        assert!(matches!(error, AgentError::Io(_)), "{error}");
+        assert!(error.to_string().starts_with("the guest's agent does not answer: "), "{error}");
+        let (_dir, path) = agent(|_| "no JSON\n".into());
+        assert!(Agent::connect(&path).unwrap().ping().is_err());
+        let (_dir, path) = agent(|_| "x".repeat(LONGEST + 2));
+        let error = Agent::connect(&path).unwrap().ping().unwrap_err().to_string();
+        assert!(error.ends_with("its answer is too long"), "{error}");
+        assert!(Agent::connect(Path::new("/nonexistent/agent")).is_err());
+    }
+}

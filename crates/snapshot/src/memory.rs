@@ -20,6 +20,7 @@
 mod fuse;
 mod serve;
 mod slots;
+pub mod uffd;
 mod working_set;
 
 use std::ffi::OsString;

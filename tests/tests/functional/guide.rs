@@ -35,6 +35,7 @@ const KSM: &str = "tests/tests/rates/ksm.rs";
 const POOL: &str = "tests/tests/functional/pool.rs";
 const SNAPSHOT: &str = "tests/tests/functional/snapshot.rs";
 const DISKS: &str = "tests/tests/functional/snapshot/disks.rs";
+const UFFD: &str = "tests/tests/functional/snapshot/uffd.rs";
 const CLONES: &str = "tests/tests/functional/snapshot/clones.rs";
 const PAUSING: &str = "tests/tests/functional/pausing.rs";
 const SEEING: &str = "tests/tests/functional/seeing.rs";
@@ -116,6 +117,7 @@ fn table() -> Vec<(&'static str, Vec<(&'static str, How)>)> {
                 ("pageone snapshot save PID --to store --name ready", By(SNAPSHOT, "\"snapshot\", \"save\"")),
                 ("pageone snapshot ls store", By(SNAPSHOT, "\"snapshot\", \"ls\"")),
                 ("sudo pageone snapshot run store ready --count 8", By(SNAPSHOT, "\"snapshot\", \"run\"")),
+                ("pageone snapshot serve store ready --uffd /run/ready.sock", By(UFFD, "\"snapshot\", \"serve\"")),
                 ("sudo pageone snapshot verify store ready", By(DISKS, "\"snapshot\", \"verify\"")),
                 ("pageone snapshot prune store --keep-last 3 --keep-daily 7", By(DISKS, "\"snapshot\", \"prune\"")),
                 ("pageone snapshot export store ready | zstd > ready.tar.zst", By(DISKS, "\"snapshot\", \"export\"")),

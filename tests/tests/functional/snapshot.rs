@@ -6,6 +6,7 @@ mod disks;
 mod figures;
 mod full;
 mod refused;
+mod uffd;
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;

@@ -4,6 +4,7 @@ mod archive;
 mod clones;
 mod prune;
 mod save;
+mod serve;
 mod verify;
 
 use std::path::{Path, PathBuf};
@@ -24,6 +25,9 @@ pub(crate) enum Command {
     /// Start new guests that go on where a snapshot was taken, and serve their memory until they
     /// have ended
     Run(clones::Args),
+    /// Serve the memory of a snapshot or checkpoint to programs that ask for it by userfaultfd, as
+    /// Firecracker does
+    Serve(serve::Args),
     /// See that a guest goes on from a snapshot: reads all of its memory, and lets a clone run
     Verify(verify::Args),
     /// Remove the snapshots that no rule keeps; the images of their disks stay
@@ -82,6 +86,7 @@ pub(crate) fn run(command: &Command, dir: Option<PathBuf>) -> Result<()> {
     match command {
         Command::Save(args) => save::run(args, dir),
         Command::Run(args) => clones::run(args, dir),
+        Command::Serve(args) => serve::run(args),
         Command::Verify(args) => verify::run(args, dir),
         Command::Prune(args) => prune::run(args),
         Command::Export(args) => archive::export(args),

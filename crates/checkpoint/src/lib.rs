@@ -37,7 +37,7 @@ pub use catalog::{
 pub use guard::GuardError;
 pub use restore::RestoreError;
 pub use source::{Source, SourceError};
-pub use take::{ByStopping, Changes, Frozen, Halt, Options, Phases, TakeError, Taken, take};
+pub use take::{ByStopping, Changes, Frozen, Halt, Options, Phases, TakeError, Taken, store_read, take};
 
 /// An error and its causes, as one line.
 fn chain(error: &dyn std::error::Error) -> String {

@@ -14,6 +14,7 @@ use crate::guard::{Guard, GuardError};
 use crate::source::{Source, SourceError};
 
 pub use phases::Phases;
+pub use store::store_read;
 
 /// How a checkpoint is taken.
 #[derive(Clone, Debug)]

@@ -20,7 +20,7 @@ use serde_json::json;
 use crate::agent::{Agent, AgentError, NoAgent, Port};
 use crate::disks::named;
 use crate::facts::Facts;
-use crate::monitor::{Monitor, MonitorError};
+use crate::monitor::{IGNORE_SHARED, Monitor, MonitorError};
 use crate::prepare::{MONITOR, memory, ram_words};
 use crate::qcow2;
 use crate::record::{Description, Disk, Record};
@@ -294,7 +294,7 @@ fn resume(options: &Options<'_>, monitor: UnixStream, differences: &mut Vec<Stri
     if !differences.is_empty() && !options.force {
         return Err(Failed::Differs);
     }
-    qmp.set_ignore_shared(true)?;
+    qmp.set_capability(IGNORE_SHARED, true)?;
     let (out, mut into) = io::pipe()?;
     qmp.give(PIPE, &out)?;
     drop(out);
@@ -309,7 +309,7 @@ fn resume(options: &Options<'_>, monitor: UnixStream, differences: &mut Vec<Stri
         }
         loaded
     })?;
-    qmp.set_ignore_shared(false)?;
+    qmp.set_capability(IGNORE_SHARED, false)?;
     qmp.execute("cont", json!({}))?;
     Ok(qmp)
 }

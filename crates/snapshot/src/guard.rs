@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::disks::Overlay;
-use crate::monitor::{Monitor, MonitorError};
+use crate::monitor::{IGNORE_SHARED, Monitor, MonitorError, PAUSES_FIRST};
 use crate::save::SaveError;
 
 /// How long QEMU may take to notice that its last client is gone.
@@ -40,6 +40,9 @@ pub(crate) struct Task {
     pub(crate) bandwidth: u64,
     /// The images that were put over its disks, the first one first.
     pub(crate) overlays: Vec<Overlay>,
+    /// For a guest that is stored by a live migration: QEMU's limit on its pause, ms.
+    #[serde(default)]
+    pub(crate) downtime: Option<u64>,
 }
 
 impl Task {
@@ -62,12 +65,22 @@ impl Task {
 
     /// Puts back QEMU's settings of migrations.
     pub(crate) fn reset(&self, qmp: &mut Monitor) -> Result<(), MonitorError> {
-        qmp.set_ignore_shared(false)?;
-        qmp.execute("migrate-set-parameters", json!({ "max-bandwidth": self.bandwidth })).map(drop)
+        qmp.set_capability(IGNORE_SHARED, false)?;
+        let mut parameters = json!({ "max-bandwidth": self.bandwidth });
+        if let Some(downtime) = self.downtime {
+            qmp.set_capability(PAUSES_FIRST, false)?;
+            parameters["downtime-limit"] = downtime.into();
+        }
+        qmp.execute("migrate-set-parameters", parameters).map(drop)
     }
 
     /// Lets the guest go on as if there had been no snapshot.
     pub(crate) fn undo(&self, qmp: &mut Monitor) -> Result<(), MonitorError> {
+        if self.downtime.is_some() {
+            // While the guest is being sent, nothing of it can be set.
+            qmp.execute("migrate_cancel", json!({}))?;
+            qmp.until(("query-migrate", "the migration"), PATIENCE, Monitor::is_over)?;
+        }
         self.go_on(qmp)?;
         self.reset(qmp)?;
         self.overlays.iter().rev().try_for_each(|overlay| overlay.undo(qmp))
@@ -188,7 +201,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("1.qmp");
         let lock = Lock::take(&socket, 1, Duration::ZERO).unwrap();
-        let task = Task { socket: socket.clone(), pid: 1, ran: false, bandwidth: 0, overlays: Vec::new() };
+        let task =
+            Task { socket: socket.clone(), pid: 1, ran: false, bandwidth: 0, overlays: Vec::new(), downtime: None };
         // It goes on when the program that stores the guest has ended.
         let words = ["sh", "-c", "read line; echo ready; read line"].map(OsString::from);
         let mut guard = Guard::start(&words, &task, &lock).unwrap();

@@ -27,6 +27,7 @@ pub mod qcow2;
 pub mod record;
 mod reflink;
 pub mod save;
+mod stream;
 pub mod words;
 
 pub use agent::{AgentError, NoAgent};
@@ -34,3 +35,4 @@ pub use disks::{DiskError, file_name};
 pub use facts::Facts;
 pub use monitor::MonitorError;
 pub use prepare::{PrepareError, Prepared, memory, prepare};
+pub use stream::StreamError;

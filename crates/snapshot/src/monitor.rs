@@ -21,6 +21,10 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// so far, within these. Many clones that start at once would keep a busy host busy with answers.
 const POLL: Duration = Duration::from_micros(500);
 const LONGEST_POLL: Duration = Duration::from_millis(20);
+/// The migration capability that leaves shared RAM out of the stream.
+pub(crate) const IGNORE_SHARED: &str = "x-ignore-shared";
+/// The one that has QEMU wait before it sends the devices, when the guest stands.
+pub(crate) const PAUSES_FIRST: &str = "pause-before-switchover";
 /// A session goes on until its time is over.
 static ALWAYS: fn() -> bool = || true;
 
@@ -112,10 +116,15 @@ impl Monitor {
         Ok(self.execute("query-status", json!({}))?["status"].as_str().unwrap_or_default().to_owned())
     }
 
-    /// Sets the migration capability that leaves RAM out of the device stream.
-    pub(crate) fn set_ignore_shared(&mut self, state: bool) -> Result<(), MonitorError> {
-        let all = json!({ "capabilities": [{ "capability": "x-ignore-shared", "state": state }] });
+    /// Sets a migration capability.
+    pub(crate) fn set_capability(&mut self, name: &str, state: bool) -> Result<(), MonitorError> {
+        let all = json!({ "capabilities": [{ "capability": name, "state": state }] });
         self.execute("migrate-set-capabilities", all).map(drop)
+    }
+
+    /// Whether no migration is on its way, by the answer to `query-migrate`.
+    pub(crate) fn is_over(answer: &Value) -> bool {
+        matches!(answer["status"].as_str(), None | Some("none" | "completed" | "failed" | "cancelled"))
     }
 
     /// Asks, for at most `limit`, until the answer to `question` satisfies `ended`; gives it.
@@ -140,14 +149,15 @@ impl Monitor {
 
     /// Waits for the end of a migration, in either direction.
     pub(crate) fn migrated(&mut self, limit: Duration) -> Result<(), MonitorError> {
-        let has_ended =
-            |answer: &Value| matches!(answer["status"].as_str(), Some("completed" | "failed" | "cancelled"));
+        let has_ended = |answer: &Value| answer["status"].is_string() && Self::is_over(answer);
         let answer = self.until(("query-migrate", "the device stream"), limit, has_ended)?;
-        if answer["status"] == "completed" {
-            return Ok(());
-        }
+        if answer["status"] == "completed" { Ok(()) } else { Err(Self::why(&answer)) }
+    }
+
+    /// Why a migration has failed, by the answer to `query-migrate`.
+    pub(crate) fn why(answer: &Value) -> MonitorError {
         let why = answer["error-desc"].as_str().unwrap_or("QEMU does not say why; see its standard error");
-        Err(MonitorError::Stream(why.to_owned()))
+        MonitorError::Stream(why.to_owned())
     }
 }
 

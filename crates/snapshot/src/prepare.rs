@@ -82,6 +82,14 @@ fn obstacle(all: &[String]) -> Option<(String, &'static str)> {
     None
 }
 
+/// Sees that a guest's RAM is described by `-m`, and that nothing but QEMU maps it.
+///
+/// # Errors
+/// [`PrepareError::Word`].
+pub(crate) fn look_for_obstacles(all: &[String]) -> Result<(), PrepareError> {
+    obstacle(all).map_or(Ok(()), |(word, why)| Err(PrepareError::Word { word, why }))
+}
+
 /// Bytes of the guest's RAM, by QEMU's words without its program.
 ///
 /// # Errors
@@ -111,9 +119,7 @@ pub fn prepare(program: &Path, all: &[String], socket: &Path) -> Result<Prepared
     if !is_qemu(program.as_os_str()) {
         return Err(PrepareError::NotQemu(program.display().to_string()));
     }
-    if let Some((word, why)) = obstacle(all) {
-        return Err(PrepareError::Word { word, why });
-    }
+    look_for_obstacles(all)?;
     let bytes = memory(all)?;
     let text = socket.to_string_lossy();
     if text.len() > LONGEST || text.contains(',') {
@@ -152,6 +158,20 @@ pub(crate) fn ram_words(bytes: u64, fd: i32, shared: bool) -> Vec<String> {
 pub(crate) fn socket(all: &[String]) -> Option<PathBuf> {
     let monitor = options(all).find(|option| option.name == "chardev" && option.part("id") == Some(MONITOR))?;
     Some(monitor.part("path")?.into())
+}
+
+/// The socket of a QMP monitor that the user's own words name. QEMU runs in `directory`.
+pub(crate) fn own_monitor(all: &[String], directory: &Path) -> Option<PathBuf> {
+    let socket = |id: &str| {
+        let found = options(all).find(|option| option.name == "chardev" && option.part("id") == Some(id))?;
+        (found.first() == "socket").then(|| found.part("path"))?
+    };
+    let path = options(all).find_map(|option| match option.name {
+        "qmp" | "qmp-pretty" => option.first().strip_prefix("unix:"),
+        "mon" if option.part("mode") == Some("control") => socket(option.part("chardev").unwrap_or(option.first())),
+        _ => None,
+    });
+    Some(directory.join(path?))
 }
 
 /// The user's own words: without those for RAM and monitor.
@@ -212,6 +232,16 @@ mod tests {
         assert!(all.iter().any(|word| word.contains("size=1073741824,")), "{all:?}");
         assert_eq!(without_ours(&all), [&words("-device vmgenid,guid=auto")[..], &own[..]].concat());
         assert!(socket(&own).is_none());
+        for (line, path) in [
+            ("-m 1 -qmp unix:q.sock,server=on,wait=off", Some("/d/q.sock")),
+            ("-chardev socket,id=m,path=/run/q,server=on -mon chardev=m,mode=control", Some("/run/q")),
+            ("-chardev socket,id=m,path=/run/q,server=on -mon m,mode=control", Some("/run/q")),
+            ("-chardev socket,id=m,path=/run/q,server=on -mon m", None),
+            ("-chardev socket,id=m,fd=7,server=on -mon m,mode=control", None),
+            ("-monitor unix:/run/q,server=on -qmp tcp:localhost:1", None),
+        ] {
+            assert_eq!(own_monitor(&words(line), Path::new("/d")), path.map(PathBuf::from), "{line}");
+        }
         assert!(!takes_vmgenid(&words("-machine microvm,accel=kvm")) && takes_vmgenid(&words("-M pc-q35-7.2")));
     }
 }

@@ -28,7 +28,7 @@ const HEADER: u32 = 104;
 const BACKING_FORMAT: u32 = 0xE279_2ACA;
 /// The incompatible feature of an image whose data are in another file.
 const DATA_FILE: u64 = 1 << 2;
-/// A disk has a multiple of so many bytes.
+/// Bytes of a sector: a disk has whole ones.
 const SECTOR: u64 = 512;
 /// Bytes of the name of a backing file, at most.
 const LONGEST: u32 = 1023;

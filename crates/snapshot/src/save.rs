@@ -7,12 +7,16 @@
 //!    the guest goes on. The pages come last, since saving devices may write to RAM.
 //! 4. The last pages, the map and the record are stored.
 //!
+//! A guest that was not prepared is stored by QEMU's live migration ([`Guest::save_by_migration`]).
+//!
 //! Until the record is written the [`guard`](crate::guard) puts everything back if this fails or
 //! the program is killed. From then on an image over a disk stays: the snapshot has the one below.
 
+mod migration;
+
 use std::error::Error;
 use std::ffi::OsString;
-use std::io::{self, Read};
+use std::io::{self, PipeReader, Read};
 use std::path::PathBuf;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -24,10 +28,11 @@ use serde_json::{Value, json};
 use crate::disks::{self, DiskError, Overlay, Running};
 use crate::facts::Facts;
 use crate::guard::{Guard, Lock, PATIENCE, Task};
-use crate::monitor::{Monitor, MonitorError};
-use crate::prepare;
+use crate::monitor::{IGNORE_SHARED, Monitor, MonitorError};
+use crate::prepare::{self, PrepareError};
 use crate::record::{Description, Disk, Record};
 use crate::reflink;
+use crate::stream::StreamError;
 use crate::words::{options, parts};
 
 /// Name of the pipe in QEMU.
@@ -50,12 +55,35 @@ pub enum SaveError {
         /// Why.
         source: io::Error,
     },
-    /// It was started without `--snapshots`.
+    /// It was started without `--snapshots`, and cannot be asked.
     #[error(
-        "process {0} was not prepared: start the guest with `pageone run --snapshots -- qemu-system-x86_64 …`; \
-         `pageone checkpoint` stores its RAM alone"
+        "process {0} was not prepared, and its command line names no socket of QMP: start the guest with `pageone run \
+         --snapshots -- qemu-system-x86_64 …`, or with `-qmp unix:SOCKET,server=on,wait=off`; `pageone checkpoint` stores its \
+         RAM alone"
     )]
     Unprepared(i32),
+    /// It was started without `--snapshots`, and a clone's RAM would not be what its words say.
+    #[error("a guest that was not prepared cannot be stored with this: {0}")]
+    Words(#[from] PrepareError),
+    /// A migration capability is set that changes the stream.
+    #[error("the guest's migration capability {0} is on, with which it cannot be stored; turn it off")]
+    Capability(String),
+    /// It never gets to its last round.
+    #[error(
+        "the guest writes faster than QEMU can send it: {pages} pages are left after {rounds} rounds; use --max-pause \
+         {pause_ms}, or stop it meanwhile"
+    )]
+    TooFast {
+        /// Pages left.
+        pages: u64,
+        /// Rounds done.
+        rounds: u64,
+        /// A pause that is long enough, milliseconds.
+        pause_ms: u64,
+    },
+    /// QEMU's stream is not understood.
+    #[error(transparent)]
+    Split(#[from] StreamError),
     /// QEMU says that devices of it cannot be stored.
     #[error("this guest cannot be stored, QEMU says: {0}; start it without that device")]
     Blocked(String),
@@ -108,6 +136,7 @@ pub struct Options {
 /// A running guest that can be stored.
 pub struct Guest {
     pid: i32,
+    is_prepared: bool,
     lock: Lock,
     qmp: Monitor,
     socket: PathBuf,
@@ -141,8 +170,12 @@ impl Guest {
             line.split(|byte| *byte == 0).skip(1).map(|word| String::from_utf8_lossy(word).into_owned()).collect();
         // Behind the last zero nothing comes.
         let words = &words[..words.len().saturating_sub(1)];
-        let socket = prepare::socket(words).ok_or(SaveError::Unprepared(pid))?;
-        let own = prepare::without_ours(words);
+        let (ours, own) = (prepare::socket(words), prepare::without_ours(words));
+        let is_prepared = ours.is_some();
+        let socket = ours.or_else(|| prepare::own_monitor(words, &directory)).ok_or(SaveError::Unprepared(pid))?;
+        if !is_prepared {
+            prepare::look_for_obstacles(&own)?;
+        }
         let inherits = |part: &str| ["fd=", "fds=", "vhostfd=", "vhostfds="].iter().any(|key| part.starts_with(key));
         let descriptor = |value: &str| parts(value).any(inherits) || value.contains("/dev/fdset/");
         if let Some(option) = options(&own).find(|option| descriptor(option.value)) {
@@ -152,7 +185,7 @@ impl Guest {
         let qmp = Monitor::connect(&socket, pid)?;
         let facts = Facts::default();
         let description = Description { program, directory, words: own, facts, disks: Vec::new() };
-        Self::ask(pid, lock, qmp, socket, description)
+        Ok(Self { is_prepared, ..Self::ask(pid, lock, qmp, socket, description)? })
     }
 
     /// Asks QEMU what is not known yet.
@@ -168,7 +201,13 @@ impl Guest {
         let start = qmp.first_page()?.ok_or(SaveError::Ram)?;
         let ram = Range::new(start as usize, facts.ram as usize);
         let description = Description { facts, ..described };
-        Ok(Self { pid, lock, qmp, socket, description, disks, ram })
+        Ok(Self { pid, is_prepared: true, lock, qmp, socket, description, disks, ram })
+    }
+
+    /// Whether it was started by `pageone run --snapshots`. If not, it is stored by
+    /// [`Guest::save_by_migration`].
+    pub fn is_prepared(&self) -> bool {
+        self.is_prepared
     }
 
     /// Where its RAM lies in its process.
@@ -181,7 +220,8 @@ impl Guest {
         &self.description.facts
     }
 
-    /// Stores it. `source` is its RAM ([`Guest::ram`]), and `writer` the checkpoint.
+    /// Stores it, if it is prepared. `source` is its RAM ([`Guest::ram`]), and `writer` the
+    /// checkpoint.
     ///
     /// # Errors
     /// If it cannot be stored. Then it goes on as if nothing had been tried.
@@ -194,15 +234,8 @@ impl Guest {
         phases: &mut Phases,
         warn: &mut dyn FnMut(&Warning),
     ) -> Result<Saved, SaveError> {
-        let settings = self.qmp.execute("query-migrate-parameters", json!({}))?;
-        let overlays: Vec<Overlay> = self.disks.iter().map(|disk| disk.overlay(&options.name, 0)).collect();
-        let (socket, pid) = (self.socket.clone(), self.pid);
-        let bandwidth = settings["max-bandwidth"].as_u64().unwrap_or(128 << 20);
-        let ran = self.qmp.state()? == "running";
-        // Another snapshot's images of this name stay, whatever becomes of this one.
-        overlays.iter().try_for_each(Overlay::ensure_new)?;
-        let task = Task { socket, pid, ran, bandwidth, overlays };
-        let mut guard = Guard::start(&options.guard, &task, &self.lock).map_err(SaveError::Guard)?;
+        let (task, mut guard) = self.begin(options, false)?;
+        let pid = self.pid;
         let (name, stream) = (options.name.clone(), None);
         let mut pausing = Pausing { guest: &mut self, guard: &mut guard, task, name, halts: 0, stream };
         let taken = pausing.prepare().and_then(|()| {
@@ -212,14 +245,60 @@ impl Guest {
             {
                 return Err(SaveError::Untracked(pid));
             }
-            pausing.task.reset(&mut pausing.guest.qmp)?;
-            for Disk { image, .. } in pausing.guest.description.disks.iter().filter(|disk| disk.raw) {
-                let failed = |source| DiskError::Make { image: image.clone(), source };
-                reflink::sync(image).map_err(failed)?;
-            }
+            pausing.guest.reset(&pausing.task)?;
             Ok((taken, pausing.bytes().map_err(SaveError::Stream)?))
         });
         let Pausing { task, .. } = pausing;
+        self.finish(taken, task, guard, writer, source.addresses(), warn)
+    }
+
+    /// Begins: starts the guard. `live`: by a live migration.
+    fn begin(&mut self, options: &Options, live: bool) -> Result<(Task, Guard), SaveError> {
+        let settings = self.qmp.execute("query-migrate-parameters", json!({}))?;
+        let overlays: Vec<Overlay> = self.disks.iter().map(|disk| disk.overlay(&options.name, 0)).collect();
+        let (socket, pid) = (self.socket.clone(), self.pid);
+        let bandwidth = settings["max-bandwidth"].as_u64().unwrap_or(128 << 20);
+        let downtime = live.then(|| settings["downtime-limit"].as_u64().unwrap_or(300));
+        let ran = self.qmp.state()? == "running";
+        // Another snapshot's images of this name stay, whatever becomes of this one.
+        overlays.iter().try_for_each(Overlay::ensure_new)?;
+        let task = Task { socket, pid, ran, bandwidth, overlays, downtime };
+        let guard = Guard::start(&options.guard, &task, &self.lock).map_err(SaveError::Guard)?;
+        Ok((task, guard))
+    }
+
+    /// Puts images over the disks of the guest, which stands. Their files are there.
+    fn cover(&mut self, overlays: &[Overlay]) -> Result<(), SaveError> {
+        self.description.disks.clear();
+        for (disk, overlay) in self.disks.iter().zip(overlays) {
+            disk.cover(&mut self.qmp, overlay)?;
+            let image = disk.stored(overlay);
+            self.description.disks.push(Disk { word: disk.word.clone(), image, raw: disk.raw });
+        }
+        Ok(())
+    }
+
+    /// When the guest goes on again: puts back QEMU's settings, and makes its disks last.
+    fn reset(&mut self, task: &Task) -> Result<(), SaveError> {
+        task.reset(&mut self.qmp)?;
+        for Disk { image, .. } in self.description.disks.iter().filter(|disk| disk.raw) {
+            let failed = |source| DiskError::Make { image: image.clone(), source };
+            reflink::sync(image).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the record, or has everything put back. `taken`: what taking it has found, and the
+    /// device stream.
+    fn finish(
+        mut self,
+        taken: Result<(Taken, Vec<u8>), SaveError>,
+        task: Task,
+        mut guard: Guard,
+        mut writer: Writer<'_>,
+        addresses: Vec<(u64, u64)>,
+        warn: &mut dyn FnMut(&Warning),
+    ) -> Result<Saved, SaveError> {
         let (taken, bytes) = match taken {
             Ok(taken) => taken,
             Err(error) => {
@@ -236,7 +315,7 @@ impl Guest {
         // Once the record is written, a disk's image must not be changed any more.
         guard.done();
         let program = self.description.program.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let stored = writer.commit(format!("{program} {pid}"), source.addresses());
+        let stored = writer.commit(format!("{program} {}", self.pid), addresses);
         match stored {
             Ok(checkpoint) => Ok(Saved { checkpoint, taken, stream }),
             Err(error) => {
@@ -245,6 +324,15 @@ impl Guest {
             }
         }
     }
+}
+
+/// QEMU is given the end of a pipe that it writes to; gives the other one.
+fn pipe(qmp: &mut Monitor) -> Result<PipeReader, SaveError> {
+    let (out, into) = io::pipe().map_err(SaveError::Stream)?;
+    // A smaller one takes longer.
+    let _ = rustix::pipe::fcntl_setpipe_size(&into, PIPE_BYTES);
+    qmp.give(PIPE, &into)?;
+    Ok(out)
 }
 
 /// A guest that is being stored.
@@ -271,7 +359,7 @@ impl Pausing<'_> {
         for (disk, overlay) in self.guest.disks.iter().zip(&self.task.overlays) {
             disk.make(overlay)?;
         }
-        self.guest.qmp.set_ignore_shared(true)?;
+        self.guest.qmp.set_capability(IGNORE_SHARED, true)?;
         self.guest.qmp.execute("migrate-set-parameters", json!({ "max-bandwidth": BANDWIDTH }))?;
         Ok(())
     }
@@ -280,22 +368,14 @@ impl Pausing<'_> {
         if self.halts > 0 && !self.guest.disks.is_empty() {
             self.cover_again()?;
         }
-        let Guest { qmp, disks, description, .. } = &mut *self.guest;
         if self.task.ran {
-            qmp.execute("stop", json!({}))?;
+            self.guest.qmp.execute("stop", json!({}))?;
         }
-        description.disks.clear();
-        let overlays = &self.task.overlays[self.task.overlays.len() - disks.len()..];
-        for (disk, overlay) in disks.iter().zip(overlays) {
-            disk.cover(qmp, overlay)?;
-            description.disks.push(Disk { word: disk.word.clone(), image: disk.stored(overlay), raw: disk.raw });
-        }
+        let overlays = &self.task.overlays[self.task.overlays.len() - self.guest.disks.len()..];
+        self.guest.cover(overlays)?;
         self.halts += 1;
-        let (mut out, into) = io::pipe().map_err(SaveError::Stream)?;
-        // A smaller one takes longer.
-        let _ = rustix::pipe::fcntl_setpipe_size(&into, PIPE_BYTES);
-        qmp.give(PIPE, &into)?;
-        drop(into);
+        let qmp = &mut self.guest.qmp;
+        let mut out = pipe(qmp)?;
         self.stream = Some(std::thread::spawn(move || {
             let mut bytes = Vec::new();
             out.read_to_end(&mut bytes).map(|_| bytes)
@@ -341,126 +421,4 @@ impl Halt for Pausing<'_> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::process::{Command, Stdio};
-
-    use checkpoint::{Catalog, Changes, Store};
-    use mpool::Pool;
-
-    use super::*;
-    use crate::fake;
-
-    /// A guest whose QEMU answers questions about these things as given, and all others with
-    /// nothing.
-    fn guest(answers: &'static [(&str, &str)]) -> Result<Guest, SaveError> {
-        let qmp = fake::qemu(move |asked| {
-            let text = answers.iter().find(|(name, _)| *name == asked).map_or("{}", |(_, text)| text);
-            serde_json::from_str(text).unwrap()
-        });
-        let (program, directory) = ("/usr/bin/qemu-system-x86_64".into(), "/".into());
-        let description =
-            Description { program, directory, words: Vec::new(), facts: Facts::default(), disks: Vec::new() };
-        Guest::ask(1, lock(), qmp, "/nonexistent/guest.qmp".into(), description)
-    }
-
-    fn lock() -> Lock {
-        let dir = tempfile::tempdir().unwrap();
-        Lock::take(&dir.path().join("guest.qmp"), 1, PATIENCE).unwrap()
-    }
-
-    const RUNS: &[(&str, &str)] = &[
-        ("human-monitor-command", "\"Host virtual address for 0x0 (ram) is 0x7f0000000000\""),
-        ("query-status", "{ \"status\": \"paused\" }"),
-    ];
-
-    fn refused(guest: Result<Guest, SaveError>) -> SaveError {
-        guest.map(drop).unwrap_err()
-    }
-
-    #[test]
-    fn a_process_that_is_no_prepared_guest_is_refused() {
-        let error = refused(Guest::open(i32::MAX));
-        assert!(matches!(error, SaveError::NoProcess { .. }), "{error}");
-        assert!(error.to_string().ends_with("or not one whose command line may be read"), "{error}");
-        let error = refused(Guest::open(std::process::id() as i32));
-        assert!(matches!(error, SaveError::Unprepared(_)), "{error}");
-        assert!(error.to_string().contains("was not prepared: start the guest with `pageone run"), "{error}");
-        // The shell has the words of a guest with a descriptor that it was given.
-        let mut command = Command::new("sh");
-        command.args(["-c", "echo ready; read line; true", "sh", "-chardev"]);
-        command.arg(format!("socket,id={},path=/nonexistent/guest.qmp", prepare::MONITOR));
-        command.args(["-netdev", "tap,id=n,fd=3"]).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut shell = command.spawn().unwrap();
-        // Before its first word the words may not be there yet.
-        shell.stdout.as_mut().unwrap().read_exact(&mut [0; 5]).unwrap();
-        let error = refused(Guest::open(shell.id() as i32));
-        drop(shell.stdin.take());
-        shell.wait().unwrap();
-        assert!(matches!(error, SaveError::Descriptor(_)), "{error}");
-        assert!(error.to_string().starts_with("-netdev tap,id=n,fd=3: a clone would not have this"), "{error}");
-    }
-
-    #[test]
-    fn what_qemu_says_is_in_the_way_is_said() {
-        let error = refused(guest(&[("query-migrate", "{ \"blocked-reasons\": [\"one\", \"two\"] }")]));
-        assert!(matches!(error, SaveError::Blocked(_)), "{error}");
-        assert!(error.to_string().starts_with("this guest cannot be stored, QEMU says: one; two;"), "{error}");
-        let error = refused(guest(&[("human-monitor-command", "\"No memory is mapped at address 0x0\"")]));
-        assert!(matches!(error, SaveError::Ram), "{error}");
-        assert_eq!(error.to_string(), "QEMU does not say where the guest's RAM is: has the guest started?");
-        assert!(guest(RUNS).is_ok());
-    }
-
-    struct NoDaemon;
-
-    impl Frozen for NoDaemon {
-        fn is_held(&self) -> bool {
-            false
-        }
-
-        fn changes(&self) -> Option<Changes<'_>> {
-            None
-        }
-
-        fn lasted(&self) -> Result<bool, Box<dyn Error + Send + Sync>> {
-            Ok(true)
-        }
-    }
-
-    #[test]
-    fn without_a_guard_a_guest_is_not_stopped() {
-        let dir = tempfile::tempdir().unwrap();
-        let pool = Pool::create(&dir.path().join("pool"), "test").unwrap();
-        let store = Store::new(Catalog::open(&pool).unwrap());
-        // A process that has memory to store.
-        let memory = vec![1_u8; 32 << 20];
-        let mut source = Source::open(std::process::id() as i32).unwrap();
-        let guard = vec!["/nonexistent/pageone".into()];
-        let ram = checkpoint::Options { stop: false, full: false, max_pause: Duration::ZERO, guard: guard.clone() };
-        let options = Options { name: "one".into(), ram, guard };
-        let (writer, phases) = (store.begin("one").unwrap(), &mut Phases::new());
-        let saved = guest(RUNS).unwrap().save(&options, &mut source, &NoDaemon, writer, phases, &mut |_| {});
-        let error = saved.map(drop).unwrap_err();
-        assert!(matches!(error, SaveError::Guard(_)), "{error}");
-        assert_eq!(error.to_string(), "cannot start the guard of the snapshot");
-        assert!(memory.iter().all(|byte| *byte == 1) && store.view().checkpoints().is_empty());
-    }
-
-    #[test]
-    fn without_a_pipe_there_is_no_device_stream() {
-        let test = || {
-            let mut guest = guest(RUNS).unwrap();
-            let (socket, name, stream) = ("/nonexistent/guest.qmp".into(), "one".into(), None);
-            let task = Task { socket, pid: i32::MAX, ran: false, bandwidth: 0, overlays: Vec::new() };
-            let guard = ["sh", "-c", "while read line; do echo ready; done"].map(OsString::from);
-            let mut guard = Guard::start(&guard, &task, &lock()).unwrap();
-            let mut pausing = Pausing { guest: &mut guest, guard: &mut guard, task, name, halts: 0, stream };
-            kmem::testing::refuse(libc::SYS_pipe2, None, libc::EMFILE);
-            pausing.try_halt().unwrap_err()
-        };
-        // The kernel refuses this thread pipes from then on.
-        let error = std::thread::scope(|scope| scope.spawn(test).join().unwrap());
-        assert!(matches!(error, SaveError::Stream(_)), "{error}");
-        assert_eq!(error.to_string(), "cannot read the device stream");
-    }
-}
+mod tests;

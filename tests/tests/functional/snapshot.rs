@@ -7,6 +7,7 @@ mod figures;
 mod full;
 mod refused;
 mod uffd;
+mod unprepared;
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;

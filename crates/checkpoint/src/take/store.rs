@@ -80,16 +80,21 @@ pub(super) fn store(
     Ok(Stored { pages: (all.len() + off.len()) as u64, reading })
 }
 
-/// Stores pages that have been read already; `pages` is sorted.
-pub(super) fn store_read(
+/// Stores pages that have been read already; `pages` are their numbers in the checkpoint, which
+/// ascend.
+///
+/// # Errors
+/// If the pool is full, or cannot be written or read.
+pub fn store_read(
     pages: &[u64],
     bytes: &[u8],
     writer: &mut Writer<'_>,
     warn: &mut dyn FnMut(&Warning),
 ) -> Result<(), TakeError> {
     writer.put(pages, bytes, &hashes(bytes, writer.seed()))?;
-    let mut batch = AlignedBuf::zeroed(BATCH * BLOCK);
-    for off in writer.put_off().chunks(BATCH) {
+    let off = writer.put_off();
+    let mut batch = AlignedBuf::zeroed(off.len().min(BATCH) * BLOCK);
+    for off in off.chunks(BATCH) {
         for (PutOff { page, .. }, to) in off.iter().zip(batch.chunks_exact_mut(BLOCK)) {
             let at = pages.binary_search(page).map_err(|_| TakeError::NotRead(*page))?;
             to.copy_from_slice(&bytes[at * BLOCK..(at + 1) * BLOCK]);

@@ -20,7 +20,8 @@ use crate::cmd::pool::{Names, size};
 /// Subcommands of `pageone snapshot`.
 #[derive(clap::Subcommand)]
 pub(crate) enum Command {
-    /// Store a guest that runs, with its devices and disks; it was started by `run --snapshots`
+    /// Store a guest that runs, with its devices and disks; best one that was started by `run
+    /// --snapshots`
     Save(save::Args),
     /// Start new guests that go on where a snapshot was taken, and serve their memory until they
     /// have ended

@@ -85,7 +85,7 @@ impl Mapping {
         self.page_size.or(self.page_size_kib).unwrap_or(BLOCK as u64)
     }
 
-    /// Why it cannot be a part of a snapshot with so many bytes.
+    /// Why it cannot be a part of a snapshot of this many bytes.
     fn fault(&self, bytes: u64) -> Option<&'static str> {
         let page = self.page();
         if !(BLOCK as u64..=LONGEST_PAGE as u64).contains(&page) || !page.is_power_of_two() {

@@ -10,7 +10,7 @@ pub(super) fn guest_words(place: &Place) -> Option<Vec<String>> {
     guest_words_of(place, MEMORY)
 }
 
-/// The same with so many MiB of memory.
+/// The same with this much memory, MiB.
 pub(super) fn guest_words_of(place: &Place, mib: u32) -> Option<Vec<String>> {
     let mut words = Guest::words(mib).inspect_err(|why| skipped(why)).ok()?;
     let append = words.iter().position(|word| word == "-append").unwrap();

@@ -7,7 +7,7 @@ const AT: u64 = 1 << 20;
 
 /// A byte of the disk that an image shows, by docs/interop/qcow2.rst of QEMU: zero, where nothing
 /// was ever written.
-fn byte(image: &Path) -> u8 {
+pub(super) fn byte(image: &Path) -> u8 {
     use std::os::unix::fs::FileExt;
     let file = std::fs::File::open(image).unwrap();
     let bytes = |at: u64, len: usize| {

@@ -107,8 +107,8 @@ fn pss(pid: i32) -> (f64, f64) {
 fn memory(what: &str, pids: &[i32], most: Option<f64>) {
     let all = pids.iter().map(|pid| pss(*pid)).fold((0.0, 0.0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
     let count = pids.len() as f64;
-    figure(&format!("{what}RAM of a clone of {count}, PSS"), all.0 / count, "MiB", most);
-    figure(&format!("{what}QEMU's own memory beside it"), all.1 / count, "MiB", None);
+    figure(&format!("{what}memory of a clone of {count}, PSS"), (all.0 + all.1) / count, "MiB", most);
+    figure(&format!("{what}of it the guest's RAM"), all.0 / count, "MiB", None);
 }
 
 /// Starts clones of `rest`; gives them, and when all had answered, ms.

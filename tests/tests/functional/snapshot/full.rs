@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A file system of so many MiB in memory, until it is dropped.
+/// A file system of this many MiB in memory, until it is dropped.
 struct Small(PathBuf);
 
 impl Small {

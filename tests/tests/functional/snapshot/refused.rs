@@ -43,8 +43,17 @@ fn what_cannot_be_stored_is_refused_with_a_sentence() {
     let mut plain = Guest::start(plain);
     eventually("it has started", Duration::from_secs(20), || place.daemon.client(plain.pid()));
     let save = |pid: i32| place.fails(&["snapshot", "save", &pid.to_string(), "--to", "store", "--name", "no"]);
-    assert!(save(plain.pid()).contains("pageone run --snapshots"));
+    assert!(save(plain.pid()).contains("its command line names no socket of QMP: start the guest with `pageone run"));
     plain.kill();
+    let mut other = Command::new("qemu-system-x86_64");
+    other.args(["-m", "64", "-display", "none", "-nodefaults", "-accel", "tcg,tb-size=16", "-object"]);
+    other.args(["memory-backend-ram,id=r,size=64M", "-machine", "memory-backend=r"]);
+    other.args(Qmp::words(&place.path("other.qmp")));
+    let mut other = Guest::start(other);
+    eventually("it has started", Duration::from_secs(20), || place.path("other.qmp").exists().then_some(()));
+    let text = save(other.pid());
+    assert!(text.contains("cannot be stored with this: ") && text.contains("by -m alone"), "{text}");
+    other.kill();
     // Memory that the agent has given back is not tracked.
     let machine = place.machine("given-back", &[]);
     place.ok(&["detach", &machine.pid().to_string()]);

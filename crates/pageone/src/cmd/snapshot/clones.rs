@@ -135,7 +135,7 @@ impl Leased {
 
 /// A snapshot's memory as a file, and the server that reads it.
 ///
-/// `of`: pool and snapshot, for whoever lists processes. `working_set`: where the server lists what
+/// `of`: pool and snapshot, for lists of processes. `working_set`: where the server lists what
 /// is read first.
 pub(super) fn ram(of: (&Path, &str), lease: File, working_set: Option<&Path>) -> Result<(File, Server)> {
     let own = std::env::current_exe().context("cannot find this program")?;

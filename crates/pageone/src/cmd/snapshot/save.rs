@@ -44,34 +44,51 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let (start, mut phases) = (Instant::now(), Phases::new());
     let pid = find_process(&args.target)?;
     let guest = Guest::open(pid)?;
-    let mut source = Source::open_within(pid, guest.ram())?;
-    ensure!(source.is_tracked(), SaveError::Untracked(pid));
+    let source = guest.is_prepared().then(|| Source::open_within(pid, guest.ram())).transpose()?;
+    if let Some(source) = &source {
+        ensure!(source.is_tracked(), SaveError::Untracked(pid));
+    } else {
+        eprintln!(
+            "pageone: guest {pid} was not prepared: QEMU sends all of its RAM, {}, as for a migration, and the guest is slower \
+             meanwhile; one that is started by `pageone run --snapshots` stands for some milliseconds only",
+            size(guest.ram().len as u64)
+        );
+    }
     let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs();
     let name = args.name.clone().unwrap_or_else(|| format!("guest-{pid}-{seconds}"));
     let pool = args.names.open_soon(&args.to, Access::Exclusive)?;
     let store = Store::new(Catalog::open(&pool)?);
     let writer = store.begin(&name)?;
     phases.end("open");
-    let daemon = Daemon::ask(paths::candidates(dir), &source)?;
-    phases.end("hold");
     let own = std::env::current_exe().context("cannot find this program")?;
     let words = |word: &str| vec![own.clone().into(), word.into()];
     let max_pause = Duration::from_millis(args.max_pause);
     let ram = checkpoint::Options { stop: false, full: args.full, max_pause, guard: words("checkpoint-guard") };
     let options = Options { name: name.clone(), ram, guard: words("snapshot-guard") };
-    let warn = |warning: &Warning| eprintln!("pageone: {warning}");
-    let saved = guest.save(&options, &mut source, &daemon, writer, &mut phases, &mut { warn });
-    let saved = saved.map_err(|e| {
+    let warn = &mut |warning: &Warning| eprintln!("pageone: {warning}");
+    let failed = |e: SaveError| {
         let is_full = match &e {
             SaveError::Take(e) => TakeError::is_full(e),
             SaveError::Store(e) => e.is_full(),
             _ => false,
         };
-        explain(e.into(), is_full, &args.to)
-    });
-    let saved = saved.with_context(|| format!("snapshot {name} was not stored"))?;
-    phases.end("commit");
-    daemon.note_changes(&pool, &saved.checkpoint, &source, &saved.taken);
+        explain(e.into(), is_full, &args.to).context(format!("snapshot {name} was not stored"))
+    };
+    let saved = match source {
+        Some(mut source) => {
+            let daemon = Daemon::ask(paths::candidates(dir), &source)?;
+            phases.end("hold");
+            let saved = guest.save(&options, &mut source, &daemon, writer, &mut phases, warn).map_err(failed)?;
+            phases.end("commit");
+            daemon.note_changes(&pool, &saved.checkpoint, &source, &saved.taken);
+            saved
+        }
+        None => {
+            let saved = guest.save_by_migration(&options, writer, &mut phases, warn).map_err(failed)?;
+            phases.end("commit");
+            saved
+        }
+    };
     let stored = (saved.checkpoint.new_pages + saved.checkpoint.map_pages) * BLOCK as u64;
     let (seconds, pause_ms) = (start.elapsed().as_secs_f64(), saved.taken.pause.as_secs_f64() * 1e3);
     if args.json {

@@ -27,7 +27,7 @@ pub(crate) struct Args {
     uffd: PathBuf,
 }
 
-/// Serves all who connect, until a signal comes.
+/// Serves each program that connects, until a signal comes.
 pub(super) fn run(args: &Args) -> Result<()> {
     // A checkpoint without devices will do: they are the monitor's.
     let (pool, catalog) = args.snapshot.open_soon()?;

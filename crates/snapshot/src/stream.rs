@@ -1,0 +1,404 @@
+//! QEMU's migration stream of a guest that was not prepared: the RAM is taken out of it.
+//!
+//! The stream has a header and then sections. Those by the name `ram` hold pages, each with its
+//! place; later ones overwrite earlier ones. All others follow the last page, and are the device
+//! stream. [`split`] reads the stream once, gives the pages of the guest's RAM to its caller, and
+//! keeps the rest: a stream as QEMU writes it for a prepared guest, which a clone reads. The pages
+//! of other memory, such as the display's, stay in it. Whether the devices are whole, only QEMU
+//! knows: its migration has completed then.
+//!
+//! Source: QEMU's docs/devel/migration, `migration/savevm.c` and `migration/ram.c`, 7.2 to 10.0.
+
+use std::io::{self, BufReader, Read};
+
+use mpool::BLOCK;
+
+use crate::prepare::RAM;
+
+const MAGIC: u32 = 0x5145_564d;
+const VERSION: u32 = 3;
+/// Kinds of sections.
+const START: u8 = 1;
+const PART: u8 = 2;
+const END: u8 = 3;
+const SUBSECTION: u8 = 5;
+const CONFIGURATION: u8 = 7;
+const COMMAND: u8 = 8;
+const FOOTER: u8 = 0x7e;
+/// Flags of a word about RAM, below its address.
+const ZERO: u64 = 0x02;
+const SIZES: u64 = 0x04;
+const PAGE: u64 = 0x08;
+const EOS: u64 = 0x10;
+const CONTINUE: u64 = 0x20;
+const FLAGS: u64 = BLOCK as u64 - 1;
+/// Bytes of the device stream, at most.
+const LONGEST: usize = 1 << 30;
+/// Bytes that are read at once.
+const BUFFER: usize = 1 << 20;
+
+/// Why a stream is not understood.
+#[derive(Debug, thiserror::Error)]
+pub enum StreamError {
+    /// It ends too early, or cannot be read.
+    #[error("QEMU's stream ends too early")]
+    Read(#[from] io::Error),
+    /// It has a part that this program does not know.
+    #[error("QEMU's stream has {0}, which this program does not know")]
+    Unknown(String),
+    /// The guest's RAM is not in it.
+    #[error("QEMU's stream does not have the guest's RAM in one piece")]
+    NoRam,
+}
+
+/// Takes what [`split`] finds: the number of a page and its bytes, `None` for zeros. Gives whether
+/// it goes on.
+pub trait Pages: FnMut(u64, Option<&[u8; BLOCK]>) -> bool {}
+
+impl<F: FnMut(u64, Option<&[u8; BLOCK]>) -> bool> Pages for F {}
+
+/// Reads a stream to its end. `ram` are the bytes of the guest's RAM, whose pages are given to
+/// `pages`; the rest is returned. In it the RAM has the name that it has in a clone.
+///
+/// # Errors
+/// If the stream is not understood, ends too early, or `pages` stops it.
+pub fn split(stream: impl Read, ram: u64, pages: impl Pages) -> Result<Vec<u8>, StreamError> {
+    let from = BufReader::with_capacity(BUFFER, stream);
+    let mut splitter = Splitter { from, out: Vec::new(), ram, main: None, block: String::new(), pages };
+    splitter.header()?;
+    while !splitter.section()? {}
+    // Devices are not looked at.
+    let Splitter { from, mut out, .. } = splitter;
+    let left = (LONGEST - out.len().min(LONGEST)) as u64;
+    if from.take(left).read_to_end(&mut out)? as u64 == left {
+        return Err(StreamError::Unknown(format!("a device state of more than {LONGEST} bytes")));
+    }
+    Ok(out)
+}
+
+struct Splitter<R, P> {
+    from: BufReader<R>,
+    /// What is kept.
+    out: Vec<u8>,
+    ram: u64,
+    /// QEMU's name for the guest's RAM.
+    main: Option<String>,
+    /// The block of the last page.
+    block: String,
+    pages: P,
+}
+
+impl<R: Read, P: Pages> Splitter<R, P> {
+    fn bytes<const N: usize>(&mut self) -> io::Result<[u8; N]> {
+        let mut bytes = [0; N];
+        self.from.read_exact(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Reads bytes, and keeps them.
+    fn keep<const N: usize>(&mut self) -> io::Result<[u8; N]> {
+        let bytes = self.bytes::<N>()?;
+        self.out.extend(bytes);
+        Ok(bytes)
+    }
+
+    fn keep_long(&mut self, len: usize) -> io::Result<&[u8]> {
+        let start = self.out.len();
+        self.out.resize(start + len, 0);
+        self.from.read_exact(&mut self.out[start..])?;
+        Ok(&self.out[start..])
+    }
+
+    fn word(&mut self) -> io::Result<u64> {
+        Ok(u64::from_be_bytes(self.bytes()?))
+    }
+
+    /// A name with its length before it.
+    fn name(&mut self) -> io::Result<String> {
+        let [len] = self.bytes()?;
+        let mut name = vec![0; len.into()];
+        self.from.read_exact(&mut name)?;
+        Ok(String::from_utf8_lossy(&name).into_owned())
+    }
+
+    fn put_name(&mut self, name: &str) {
+        // Names of blocks have at most 255 bytes.
+        self.out.push(name.len() as u8);
+        self.out.extend(name.as_bytes());
+    }
+
+    fn header(&mut self) -> Result<(), StreamError> {
+        let unknown = |what: &str| Err(StreamError::Unknown(what.into()));
+        if u32::from_be_bytes(self.keep()?) != MAGIC {
+            return unknown("no header");
+        }
+        if u32::from_be_bytes(self.keep()?) != VERSION {
+            return unknown("another version");
+        }
+        let [kind] = self.keep()?;
+        if kind != CONFIGURATION {
+            return unknown("no description of the machine");
+        }
+        let len = u32::from_be_bytes(self.keep()?);
+        if len > 256 {
+            return unknown("a long name of a machine");
+        }
+        self.keep_long(len as usize)?;
+        Ok(())
+    }
+
+    /// A section up to the end of RAM; gives whether it is that.
+    fn section(&mut self) -> Result<bool, StreamError> {
+        let [kind] = self.bytes()?;
+        let start = self.out.len();
+        self.out.push(kind);
+        match kind {
+            SUBSECTION => self.subsection()?,
+            COMMAND => {
+                let [_, _, high, low] = self.keep()?;
+                self.keep_long(u16::from_be_bytes([high, low]).into())?;
+            }
+            START | PART | END => {
+                self.keep::<4>()?;
+                if kind == START {
+                    let [len] = self.keep()?;
+                    let name = String::from_utf8_lossy(self.keep_long(len.into())?).into_owned();
+                    if name != "ram" {
+                        return Err(StreamError::Unknown(format!("a state of {name} that is sent in parts")));
+                    }
+                    self.keep::<8>()?;
+                }
+                let kept = self.ram_words()?;
+                if kind == END && self.main.is_none() {
+                    return Err(StreamError::NoRam);
+                }
+                // Its number is in front, and behind.
+                if self.bytes::<1>()? != [FOOTER] {
+                    return Err(StreamError::Unknown("a section without an end".into()));
+                }
+                self.out.push(FOOTER);
+                self.keep::<4>()?;
+                if kind == PART && !kept {
+                    self.out.truncate(start);
+                }
+            }
+            other => return Err(StreamError::Unknown(format!("a section of the kind {other} before the end of RAM"))),
+        }
+        Ok(kind == END)
+    }
+
+    /// A part of the machine's description: which migration capabilities are set, or the guest's
+    /// number.
+    fn subsection(&mut self) -> Result<(), StreamError> {
+        let [len] = self.keep()?;
+        let name = String::from_utf8_lossy(self.keep_long(len.into())?).into_owned();
+        self.keep::<4>()?;
+        match name.as_str() {
+            "configuration/capabilities" => {
+                for _ in 0..u32::from_be_bytes(self.keep()?) {
+                    let [len] = self.keep()?;
+                    self.keep_long(len.into())?;
+                }
+            }
+            "configuration/uuid" => drop(self.keep::<16>()?),
+            "configuration/target-page-bits" => drop(self.keep::<4>()?),
+            _ => return Err(StreamError::Unknown(name)),
+        }
+        Ok(())
+    }
+
+    /// The words of a section about RAM; gives whether some are kept, beside the last.
+    fn ram_words(&mut self) -> Result<bool, StreamError> {
+        let mut kept = false;
+        loop {
+            let word = self.word()?;
+            let (address, flags) = (word & !FLAGS, word & FLAGS);
+            match flags & !CONTINUE {
+                EOS => {
+                    self.out.extend(word.to_be_bytes());
+                    return Ok(kept);
+                }
+                SIZES => {
+                    self.out.extend(word.to_be_bytes());
+                    self.sizes(address)?;
+                    kept = true;
+                }
+                kind @ (ZERO | PAGE) => {
+                    if flags & CONTINUE == 0 {
+                        self.block = self.name()?;
+                    }
+                    kept |= self.page(kind, address)?;
+                }
+                other => return Err(StreamError::Unknown(format!("pages of the kind {other:#x}"))),
+            }
+        }
+    }
+
+    /// The blocks of memory and their lengths, with the address of each (`x-ignore-shared`).
+    fn sizes(&mut self, mut left: u64) -> Result<(), StreamError> {
+        while left > 0 {
+            let (name, len, address) = (self.name()?, self.word()?, self.word()?);
+            // Devices' memory has a path.
+            let is_ram = len == self.ram && !name.contains('/') && self.main.is_none();
+            self.put_name(if is_ram { RAM } else { &name });
+            if is_ram {
+                self.main = Some(name);
+            }
+            self.out.extend([len.to_be_bytes(), address.to_be_bytes()].concat());
+            left = left.checked_sub(len).filter(|_| len > 0).ok_or(StreamError::NoRam)?;
+        }
+        if self.main.is_some() { Ok(()) } else { Err(StreamError::NoRam) }
+    }
+
+    /// A page; gives whether it is kept.
+    fn page(&mut self, kind: u64, address: u64) -> Result<bool, StreamError> {
+        let mut bytes = [0; BLOCK];
+        let mut fill = [0];
+        let content = if kind == PAGE { &mut bytes[..] } else { &mut fill[..] };
+        self.from.read_exact(content)?;
+        if self.main.as_ref() != Some(&self.block) {
+            let name = std::mem::take(&mut self.block);
+            self.out.extend((address | kind).to_be_bytes());
+            self.put_name(&name);
+            self.out.extend(if kind == PAGE { &bytes[..] } else { &fill[..] });
+            self.block = name;
+            return Ok(true);
+        }
+        if address >= self.ram {
+            return Err(StreamError::NoRam);
+        }
+        if kind == ZERO {
+            // QEMU sends no other byte.
+            bytes.fill(fill[0]);
+        }
+        let content = (kind == PAGE || fill[0] != 0).then_some(&bytes);
+        if (self.pages)(address / BLOCK as u64, content) {
+            Ok(false)
+        } else {
+            Err(StreamError::Read(io::ErrorKind::BrokenPipe.into()))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RAM_BYTES: u64 = 16 * BLOCK as u64;
+
+    /// Writes a stream as QEMU does.
+    #[derive(Default)]
+    struct Stream(Vec<u8>);
+
+    impl Stream {
+        fn new() -> Self {
+            let mut this = Self::default();
+            this.raw(&MAGIC.to_be_bytes()).raw(&VERSION.to_be_bytes()).raw(&[CONFIGURATION, 0, 0, 0, 2]).raw(b"pc");
+            this.raw(&[SUBSECTION]).name("configuration/capabilities").raw(&[0, 0, 0, 1, 0, 0, 0, 1]);
+            this.name("x-ignore-shared");
+            this
+        }
+
+        fn raw(&mut self, bytes: &[u8]) -> &mut Self {
+            self.0.extend(bytes);
+            self
+        }
+
+        fn name(&mut self, name: &str) -> &mut Self {
+            self.raw(&[name.len() as u8]).raw(name.as_bytes())
+        }
+
+        fn word(&mut self, word: u64) -> &mut Self {
+            self.raw(&word.to_be_bytes())
+        }
+
+        fn start(&mut self, ram: &str) -> &mut Self {
+            self.raw(&[START, 0, 0, 0, 2]).name("ram").raw(&[0, 0, 0, 0, 0, 0, 0, 4]).word((RAM_BYTES + 8192) | SIZES);
+            self.name(ram).word(RAM_BYTES).word(0).name("vga").word(8192).word(1 << 20).end()
+        }
+
+        fn section(&mut self, kind: u8) -> &mut Self {
+            self.raw(&[kind, 0, 0, 0, 2])
+        }
+
+        fn page(&mut self, name: Option<&str>, page: u64, fill: u8) -> &mut Self {
+            let flags = if name.is_none() { CONTINUE } else { 0 } | if fill == 0 { ZERO } else { PAGE };
+            self.word((page * BLOCK as u64) | flags);
+            if let Some(name) = name {
+                self.name(name);
+            }
+            let bytes = [fill; BLOCK];
+            self.raw(if fill == 0 { &bytes[..1] } else { &bytes })
+        }
+
+        fn end(&mut self) -> &mut Self {
+            self.word(EOS).raw(&[FOOTER, 0, 0, 0, 2])
+        }
+
+        fn devices(&mut self) -> &mut Self {
+            self.raw(&[4, 0, 0, 0, 3]).name("timer").raw(&[0; 8]).raw(b"state").raw(&[FOOTER, 0, 0, 0, 3, 0])
+        }
+    }
+
+    type Found = Vec<(u64, Option<u8>)>;
+
+    fn pages_of(bytes: &[u8]) -> (Result<Vec<u8>, StreamError>, Found) {
+        let mut found = Found::new();
+        let pages = |page: u64, bytes: Option<&[u8; BLOCK]>| {
+            found.push((page, bytes.map(|bytes| bytes[17])));
+            true
+        };
+        (split(bytes, RAM_BYTES, pages), found)
+    }
+
+    /// A guest with a page of its display, in several rounds.
+    fn whole() -> Vec<u8> {
+        let mut stream = Stream::new();
+        stream.start("pc.ram").section(PART).page(Some("pc.ram"), 0, 1).page(None, 1, 0).page(Some("vga"), 1, 9).end();
+        stream.section(PART).page(Some("pc.ram"), 3, 3).end();
+        stream.section(PART).page(None, 3, 4).page(None, 2, 7).end();
+        stream.section(END).page(None, 2, 0).page(Some("vga"), 0, 0).end().devices();
+        stream.0
+    }
+
+    #[test]
+    fn ram_is_taken_out_and_the_rest_is_a_stream_without_it() {
+        let (rest, found) = pages_of(&whole());
+        assert_eq!(found, [(0, Some(1)), (1, None), (3, Some(3)), (3, Some(4)), (2, Some(7)), (2, None)]);
+        let mut expected = Stream::new();
+        expected.start(RAM).section(PART).page(Some("vga"), 1, 9).end();
+        expected.section(END).page(Some("vga"), 0, 0).end().devices();
+        let rest = rest.unwrap();
+        assert!(rest == expected.0);
+        // Which has no RAM any more, and can be read again.
+        let (again, found) = pages_of(&rest);
+        assert!(found.is_empty() && again.unwrap() == rest);
+    }
+
+    #[test]
+    fn a_stream_that_is_cut_short_or_has_something_else_is_refused() {
+        let bytes = whole();
+        // The devices are not looked at, but for an end.
+        let devices = bytes.len() - 32;
+        for len in (0..devices).step_by(97) {
+            let (rest, _) = pages_of(&bytes[..len]);
+            assert!(rest.is_err(), "{len} of {}", bytes.len());
+        }
+        let refused = |stream: &Stream| pages_of(&stream.0).0.unwrap_err().to_string();
+        let mut other = Stream::new();
+        other.section(START).name("vfio").raw(&[0; 8]);
+        assert!(refused(&other).contains("a state of vfio that is sent in parts, which this program"));
+        let mut other = Stream::new();
+        other.start("pc.ram").section(PART).word(0x40);
+        assert!(refused(&other).contains("pages of the kind 0x40"));
+        let mut other = Stream::new();
+        other.start("0000:00:02.0/vga.vram");
+        assert_eq!(refused(&other), "QEMU's stream does not have the guest's RAM in one piece");
+        let mut other = Stream::new();
+        other.start("pc.ram").section(PART).page(Some("pc.ram"), 16, 1);
+        assert_eq!(refused(&other), "QEMU's stream does not have the guest's RAM in one piece");
+        assert!(pages_of(b"QEVM\0\0\0\x02").0.unwrap_err().to_string().contains("another version"));
+        let stopped = split(&bytes[..], RAM_BYTES, |_: u64, _: Option<&[u8; BLOCK]>| false);
+        assert_eq!(stopped.unwrap_err().to_string(), "QEMU's stream ends too early");
+    }
+}

@@ -1,0 +1,140 @@
+//! Guests that were not started by `pageone run --snapshots`, but have a monitor: QEMU's live
+//! migration stores them.
+
+use super::*;
+
+/// A guest that PageONE did not start. The first monitor is for PageONE, the second for the test.
+fn start(place: &Place, words: &[String]) -> Machine {
+    let monitor = place.path("test.qmp");
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]).arg("-qmp").arg(format!("unix:{},server=on,wait=off", place.path("own.qmp").display()));
+    command.args(Qmp::words(&monitor)).stdin(Stdio::null()).process_group(0);
+    let machine = Machine { child: command.spawn().unwrap(), monitor };
+    assert_eq!(status(&mut machine.qmp()), "running");
+    machine
+}
+
+/// A machine without an operating system, with a disk.
+fn machine(place: &Place) -> Machine {
+    let disk = place.path("disk.qcow2");
+    e2e::qmp::make_disk(&disk);
+    let drive = format!("file={},if=none,id=d0,format=qcow2", disk.display());
+    let words = "qemu-system-x86_64 -accel tcg,tb-size=16 -cpu qemu64,-cx16 -m 64 -display none -nodefaults -device \
+                 VGA,vgamem_mb=16 -device virtio-blk-pci,drive=d0 -drive";
+    let words: Vec<String> = words.split(' ').map(String::from).chain([drive]).collect();
+    start(place, &words)
+}
+
+#[test]
+fn a_guest_that_was_not_prepared_is_stored_by_a_migration_and_its_clones_go_on() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let Ok(words) = Guest::words(MEMORY).inspect_err(|why| skipped(why)) else { return };
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]).arg("-qmp").arg(format!("unix:{},server=on,wait=off", place.path("own.qmp").display()));
+    let mut source = Guest::start(command);
+    source.pass_rounds(1);
+    let save = |name: &str| {
+        let out =
+            place.run(&["snapshot", "save", &source.pid().to_string(), "--to", "store", "--name", name, "--json"]);
+        let (said, text) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+        println!("{said}{text}");
+        assert!(
+            out.status.success() && text.contains("was not prepared: QEMU sends all of its RAM, 192.0 MiB"),
+            "{text}"
+        );
+        serde_json::from_str::<Value>(&said).unwrap()
+    };
+    save("first");
+    let second = save("second");
+    let memory_bytes = second["memory_bytes"].as_u64().unwrap();
+    assert_eq!(memory_bytes, u64::from(MEMORY) << 20);
+    assert!(second["stored_bytes"].as_u64().unwrap() < memory_bytes / 4, "most of it was stored already: {second}");
+    assert!(second["stream_bytes"].as_u64().unwrap() < memory_bytes / 10, "RAM is in the device stream: {second}");
+    source.pass_rounds(1);
+    source.kill();
+    assert_eq!(place.names(), ["first", "second"]);
+    let both = place.clones("second", 2, &[]);
+    for clone in &both.clones {
+        eventually("a clone's rounds", Duration::from_secs(240), || (clone.rounds() >= 2).then_some(()));
+    }
+    drop(both);
+    place.ok(&["pool", "check", "store"]);
+}
+
+#[test]
+fn its_disks_are_those_of_the_pause_and_a_snapshot_that_fails_or_is_killed_leaves_it_running() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let machine = machine(&place);
+    let pid = machine.pid().to_string();
+    let mut qmp = machine.qmp();
+    let settings = |qmp: &mut Qmp| {
+        ["query-migrate-parameters", "query-migrate-capabilities"].map(|question| qmp.execute(question, json!({})))
+    };
+    let before = settings(&mut qmp);
+    let images = || {
+        let all = std::fs::read_dir(place.dir.path()).unwrap().flatten();
+        all.filter(|entry| entry.path().extension().is_some_and(|end| end == "qcow2")).count()
+    };
+    let set = |qmp: &mut Qmp, state: bool| {
+        let all = json!({ "capabilities": [{ "capability": "xbzrle", "state": state }] });
+        qmp.execute("migrate-set-capabilities", all);
+    };
+    set(&mut qmp, true);
+    let save = ["snapshot", "save", &pid, "--to", "store", "--name", "none"];
+    assert!(place.fails(&save).contains("the guest's migration capability xbzrle is on"));
+    set(&mut qmp, false);
+    let mut killed = 0;
+    for wait in (0..400).step_by(13) {
+        let name = format!("cut-{wait}");
+        let save = ["snapshot", "save", &pid, "--to", "store", "--name", &name];
+        let mut running = place.command(&save).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(wait));
+        running.kill().unwrap();
+        if running.wait().unwrap().success() {
+            break;
+        }
+        killed += 1;
+        eventually("the guest runs as before", Duration::from_secs(60), || {
+            // One that is killed while the record is written keeps its image.
+            let all = qmp.execute("query-block", json!({}));
+            let next = |image: &Value| Some(image["backing-image"].clone()).filter(|image| !image.is_null());
+            let chain = std::iter::successors(Some(all[0]["inserted"]["image"].clone()), next).count();
+            (status(&mut qmp) == "running" && settings(&mut qmp) == before && images() == chain).then_some(())
+        });
+    }
+    println!("killed {killed} times");
+    assert!(killed > 3);
+    qmp.monitor("qemu-io d0 \"write -P 7 1M 64k\"");
+    place.save(machine.pid(), "whole");
+    assert_eq!(status(&mut qmp), "running");
+    assert_eq!(settings(&mut qmp), before);
+    qmp.monitor("qemu-io d0 \"write -P 8 1M 64k\"");
+    for clone in &place.clones("whole", 2, &[]).clones {
+        let mut qmp = clone.qmp("test.qmp");
+        let image = qmp.execute("query-block", json!({}))[0]["inserted"]["image"]["filename"].clone();
+        assert_eq!(disks::byte(Path::new(image.as_str().unwrap())), 7);
+        assert_eq!(status(&mut qmp), "running");
+    }
+    place.ok(&["pool", "check", "store"]);
+}
+
+#[test]
+fn a_guest_that_stands_still_is_stored_and_stands_still_afterwards() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let machine = machine(&place);
+    machine.qmp().execute("stop", json!({}));
+    place.save(machine.pid(), "still");
+    assert_ne!(status(&mut machine.qmp()), "running");
+    machine.qmp().execute("cont", json!({}));
+    assert_eq!(status(&mut machine.qmp()), "running");
+    place.save(machine.pid(), "running");
+}

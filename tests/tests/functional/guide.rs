@@ -200,7 +200,7 @@ fn table() -> Vec<(&'static str, Vec<(&'static str, How)>)> {
                     "sudo apt install ./target/debian/pageone-pageonefs-dkms_*.deb linux-headers-$(uname -r)",
                     By(DKMS, "they install"),
                 ),
-                ("sudo pageone doctor", By(PACKAGES, "doctor --apply")),
+                ("sudo pageone doctor", By("tests/tests/functional/module.rs", "\"doctor\"")),
                 ("sudo mkdir -p /mnt/pageone", By(MODULE, "mkdir -p /mnt/pageone")),
                 (
                     "sudo mount -t pageonefs -o domain=guests,size=90%,mode=0700,uid=64055 none /mnt/pageone",

@@ -26,6 +26,10 @@ impl Facts<'_> {
     pub(super) fn others(&self) -> Vec<Check> {
         let mut checks = Vec::new();
         checks.extend(self.domain());
+        if self.mount().is_some() {
+            checks.extend([self.memory(), self.pins()]);
+            return checks;
+        }
         checks.extend([self.program(), self.memory()]);
         checks.extend([self.userfaultfd(), self.profile()]);
         checks.extend(self.log());
@@ -108,6 +112,10 @@ impl Facts<'_> {
         if other == 0 {
             return Check::ok(name, format!("{} private", mib(memory.private)));
         }
+        if let Some(mount) = self.mount() {
+            let found = format!("{} shared, in {}, whose pages merge", mib(memory.shared), mount.path.display());
+            return Check::ok(name, found);
+        }
         let file = memory.file.trim_end_matches(" (deleted)");
         let (what, remedy) = if memory.huge >= memory.shared.max(memory.copied) {
             (
@@ -118,7 +126,8 @@ impl Facts<'_> {
             (
                 format!("{} shared ({file})", mib(memory.shared)),
                 "others may map it, so it is not merged: take memory-backend-ram, or share=off; in libvirt <access \
-                 mode='private'/> and no memfd. vhost-user and virtiofsd need it shared",
+                 mode='private'/> and no memfd. Where vhost-user or virtiofsd need it shared, take the module: \
+                 `pageone run --backend module`",
             )
         } else {
             (

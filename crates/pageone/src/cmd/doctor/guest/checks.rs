@@ -56,7 +56,9 @@ impl Facts<'_> {
         }
         let with =
             if names.is_empty() { "nobody else is in it".to_owned() } else { format!("with {}", names.join(", ")) };
-        let found = format!("{} ({}); {with}", domain.name, client.rule);
+        // A mount's domain is its own: there is no rule.
+        let rule = if client.rule.is_empty() { String::new() } else { format!(" ({})", client.rule) };
+        let found = format!("{}{rule}; {with}", domain.name);
         Some(match (&domain.paused, &client.unknown) {
             (Some(why), _) => Check::blocks("domain", format!("{found}; no frames are made: {why}"), "as it says"),
             (None, Some(why)) => Check::note("domain", found, format!("the guest is not known: {why}")),

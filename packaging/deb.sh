@@ -137,6 +137,19 @@ the host takes them back within one period. It is built for the kernels 6.1
 and 6.12; others are left alone.
 TEXT
 
+begin pageone-pageonefs-dkms
+for file in host/linux/pageonefs/{Kbuild,Makefile,*.c,*.h}; do put 644 "$file" "usr/src/pageonefs-$version/${file##*/}"; done
+sed "s/^PACKAGE_VERSION=.*/PACKAGE_VERSION=\"$version\"/" host/linux/pageonefs/dkms.conf > "$root/usr/src/pageonefs-$version/dkms.conf"
+put 644 packaging/pageonefs.conf lib/systemd/system/pageone.service.d/pageonefs.conf
+put 644 docs/guide/module.md usr/share/doc/pageone-pageonefs-dkms/module.md
+end all 'dkms (>= 3.0)' 'kernel module for hosts: memory that merges below its mappings' "Recommends: pageone (= $version)" << 'TEXT'
+Install this on a host whose guests share their memory with other processes
+(vhost-user, virtiofsd). The module is a file system for memory, pageonefs,
+whose pages the daemon of package pageone merges, and whose mounts it may
+manage with this package. It is built for the kernels 6.1 and 6.12; others
+are left alone.
+TEXT
+
 if [ -e packaging/libvirt/setup ] && [ -e "$programs/qemu-system-x86_64-pageone" ]; then
     begin pageone-libvirt
     put 755 "$programs/qemu-system-x86_64-pageone" usr/bin/qemu-system-x86_64-pageone

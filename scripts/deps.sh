@@ -6,7 +6,7 @@
 #   scripts/deps.sh test      both, and what tests of errors, disks, the screen and the report need: strace, xfsprogs, tmux, Chromium
 #   scripts/deps.sh aarch64   the standard library that `make lint` checks the workspace for aarch64 with; rustup adds it
 #   scripts/deps.sh deb       what building the Debian packages needs (`make deb`)
-#   scripts/deps.sh packages  that, and a root of Debian 12 in which they are tried (`make test-packages`)
+#   scripts/deps.sh packages  that, and roots of Debian 12 in which they are tried, one with dkms (`make test-packages`)
 #   scripts/deps.sh bench     rivals in the benches: Debian's ksmtuned, unpacked into the cache and not installed (it would start);
 #                             RocksDB's library (for `--features rocksdb`), fio
 #   scripts/deps.sh fuzz      what `make fuzz` needs: a nightly toolchain and cargo-fuzz
@@ -357,21 +357,37 @@ deps_deb() {
     install_missing
 }
 
-# A root with what every Debian 12 has, and systemd for its tools: $cache/packages-root.tar.
+# A root with what every Debian 12 has, and systemd for its tools: $cache/packages-root.tar. And one with dkms, and the headers of
+# the two kernels that the modules are for: $cache/packages-dkms.tar.
 deps_packages() {
     want systemd-container 'runs the service in that root, under systemd' have systemd-nspawn
     deps_deb
-    if [ -e "$cache/packages-root.tar" ]; then say "$cache/packages-root.tar is there"; return; fi
+    packages_root packages-root systemd
+    [ -e "$cache/packages-dkms.tar" ] && { say "$cache/packages-dkms.tar is there"; return; }
+    backports
+    local newer
+    newer=$(apt-cache "${private[@]}" depends linux-headers-amd64 2>/dev/null |
+        sed -n 's/^ *Depends: \(linux-headers-[0-9].*\)$/\1/p' | head -n 1) || true
+    [ -n "$newer" ] || fail "apt knows no linux-headers-amd64 in bookworm-backports"
+    # With openssl dkms signs what it builds.
+    packages_root packages-dkms "dkms,openssl,linux-headers-amd64,$newer" bookworm-backports
+}
+
+# packages_root NAME PACKAGES [SUITE]: a root of Debian 12 with these, also from another suite: $cache/NAME.tar.
+packages_root() {
+    local root=$cache/$1.tar suite sources=()
+    if [ -e "$root" ]; then say "$root is there"; return; fi
     need_debian_amd64
     want mmdebstrap 'makes a root of Debian 12, in which the packages are installed' have mmdebstrap
     install_missing
     refresh || true
     debian_mirror
     mkdir -p "$cache"
-    say "makes a root of Debian 12 from $mirror (nothing is installed here)"
-    mmdebstrap --quiet --format=tar --variant=essential --include=systemd bookworm "$cache/packages-root.tar.part" \
-        "deb [signed-by=$keyring] $mirror bookworm main" || fail "cannot make a root of Debian 12 from $mirror"
-    mv "$cache/packages-root.tar.part" "$cache/packages-root.tar"
+    for suite in bookworm ${3:-}; do sources+=("deb [signed-by=$keyring] $mirror $suite main"); done
+    say "makes a root of Debian 12 with $2 from $mirror: $root (nothing is installed here)"
+    mmdebstrap --quiet --format=tar --variant=essential --include="$2" bookworm "$root.part" "${sources[@]}" ||
+        fail "cannot make a root of Debian 12 from $mirror"
+    mv "$root.part" "$root"
 }
 
 # ---- kernels that check themselves ---------------------------------------------------------------

@@ -1,7 +1,7 @@
 #!/bin/bash
 # The steps of scripts/test-libvirt.sh, in the host with libvirt; they build on each other:
 #
-#   quick install merge capabilities nosharepages attach denied suspend managedsave save snapshot migrate balloon destroy upgrade remove
+#   quick install merge capabilities nosharepages attach module denied suspend managedsave save snapshot migrate balloon destroy upgrade remove
 #
 # Each line that begins with "LIBVIRT " is a result. STEPS: some of them (install and merge are always done).
 set -uo pipefail
@@ -108,6 +108,50 @@ if wants attach; then
     holds 'it works as before' works r1
     said r1
     forget r1
+fi
+
+# ---- module --------------------------------------------------------------------------------------
+
+# in_module: the host's daemon, as its unit has it with the package of the module, merges plain guests whose RAM libvirt puts
+# into a mount.
+in_module() {
+    local mount=/mnt/pageone unit=/run/systemd/system/pageone.service.d guest
+    local xml="<memoryBacking><source type='file'/><access mode='shared'/></memoryBacking>"
+    virsh -q suspend a1
+    install -D -m 644 $share/pageonefs.conf $unit/pageonefs.conf
+    systemctl daemon-reload
+    mkdir -p $mount
+    holds 'the module is loaded, and mounted for the user of guests' sh -c "insmod $share/pageonefs.ko &&
+        mount -t pageonefs -o domain=guests,size=90%,mode=0700,uid=$(id -u libvirt-qemu) none $mount"
+    holds 'doctor says that the daemon lacks a right' sh -c "pageone doctor | grep -q 'BLOCKS.*without CAP_SYS_ADMIN'"
+    holds 'the daemon starts with it' systemctl restart pageone
+    echo "memory_backing_dir = \"$mount\"" >> /etc/libvirt/qemu.conf
+    systemctl restart libvirtd
+    for guest in m1 m2; do
+        define $guest tenanta $plain "$xml"
+        holds "$guest starts" virsh -q start $guest
+    done
+    for guest in m1 m2; do holds "$guest works" works $guest; done
+    find $mount -type f -printf '%p %s %u\n'
+    holds 'their RAM lies in the mount' test "$(find $mount/libvirt -type f -user libvirt-qemu -size +100M | wc -l)" = 2
+    for guest in m1 m2; do holds "$guest is merged" eventually 240 is_merged $guest 20; done
+    holds 'in the domain of the mount' sh -c "[ '$(domain m1)' = pageonefs:guests ]"
+    holds 'nothing is in their way' pageone doctor "$(process m1)" "$(process m2)"
+    pageone doctor "$(process m1)" | grep -E 'module|merging|memory'
+    for guest in m1 m2; do holds "$guest works on" works $guest; done
+    holds 'nothing was denied' sh -c "[ $(denials) = 0 ]"
+    for guest in m1 m2; do forget $guest; done
+    cp /tmp/qemu.conf /etc/libvirt/qemu.conf
+    systemctl restart libvirtd
+    holds 'it goes, while the daemon runs' sh -c "umount $mount && rmdir $mount && rmmod pageonefs"
+    rm -r $unit
+    systemctl daemon-reload
+    systemctl restart pageone
+    virsh -q resume a1
+    holds 'a1 is merged as before' eventually 240 is_merged a1 20
+}
+if wants module; then
+    if [ -e $share/pageonefs.ko ]; then in_module; else skipped "the module (there are no headers: 'scripts/deps.sh module')"; fi
 fi
 
 # ---- denied --------------------------------------------------------------------------------------

@@ -41,6 +41,9 @@ share=$work/share
 # shellcheck source=scripts/libvirt-share.sh
 . scripts/libvirt-share.sh
 libvirt_share "$inside" "$bin"
+cp packaging/pageonefs.conf "$share/"
+version=$(ls "$kernel/lib/modules")
+[ ! -e "$cache/headers/$version/complete" ] || scripts/module.sh pageonefs "$version" "$share"
 
 # shellcheck source=scripts/emulator.sh
 . scripts/emulator.sh

@@ -8,11 +8,12 @@ mkdir -p "$work/cache/kernels"
 ln -s "$CACHE"/kernels/6.1.* "$work/cache/kernels/"
 cp "$CACHE"/initramfs-* "$work/cache/" 2>/dev/null
 export PAGEONE_CACHE=$work/cache PAGEONE_TEST_ACCEL=kvm PAGEONE_BIN_DIR=$BIN PAGEONE_TEST_PATIENCE
-insmod "$MODULE" && mkdir -p /dev/pageone &&
-    mount -t pageonefs -o domain=test,size=90%,mode=0700,uid=0 none /dev/pageone || exit 1
+# What lies in this host's root cannot be written.
+mount -t tmpfs none /mnt && insmod "$MODULE" && mkdir -p /mnt/pageone &&
+    mount -t pageonefs -o domain=test,size=90%,mode=0700,uid=0 none /mnt/pageone || exit 1
 read -ra filters <<< "$FILTERS"
 "$FUNCTIONAL" "${filters[@]}" --test-threads=1 --nocapture
 code=$?
-umount /dev/pageone && rmmod pageonefs || { echo "the module does not go: something uses it still"; code=1; }
+umount /mnt/pageone && rmmod pageonefs || { echo "the module does not go: something uses it still"; code=1; }
 rm -rf "$work"
 exit "$code"

@@ -44,6 +44,9 @@ holds 'it takes the clients and what they have merged back' within 60 merged
 pid=$(systemctl show -P MainPID pageone)
 holds 'it has the three capabilities of the unit only' grep -q 'CapBnd:.*0000000000080005' "/proc/$pid/status"
 holds 'it has a filter of system calls' grep -q 'Seccomp:.*2' "/proc/$pid/status"
+mount -t tmpfs none /mnt
+holds 'it sees what is mounted while it runs' grep -q ' /mnt ' "/proc/$pid/mountinfo"
+umount /mnt
 # Each command of the guide, as it stands there. Its block goes on one line, and the daemon's file is not edited.
 PID=$(pageone status --json | grep -o '"pid": *[0-9]*' | grep -o '[0-9]*' | head -n 1)
 export PID
@@ -62,5 +65,11 @@ scrape() {
 }
 holds 'it tells of the client' within 10 scrape
 grep '^pageone_client_pages' /tmp/metrics
+# What the package of the host's module brings for it.
+install -D -m 644 /pageonefs.conf /etc/systemd/system/pageone.service.d/pageonefs.conf
+systemctl daemon-reload
+holds 'it starts with the right to manage mounts' systemctl restart pageone
+holds 'it has that capability besides' grep -q 'CapEff:.*0000000000280005' "/proc/$(systemctl show -P MainPID pageone)/status"
+holds 'its exposure is at most 2.3 with it' systemd-analyze security --threshold=23 pageone
 holds 'nothing was refused to it' eval "! journalctl -u pageone | grep -E 'not permitted|cannot|panicked'"
 journalctl -u pageone

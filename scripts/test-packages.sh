@@ -41,16 +41,17 @@ mkdir "$root" && tar -xf "$cache/packages-root.tar" -C "$root" --exclude='./dev/
 mkdir -p "$root/packages" && cp -r "$work/old" "$work/new" "$root/packages/"
 mknod -m 666 "$root/dev/null" c 1 3
 inside() { unshare --mount --pid --fork --mount-proc="$root/proc" chroot "$root" env PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 "$@"; }
-# The module's package needs dkms, which the root does not have: that dependency alone is left out.
 # Debian's slim roots leave documents out; here they are looked at.
-dpkg_inside() { inside dpkg --ignore-depends=dkms --path-include='/usr/share/*' --force-downgrade --force-confold "$@"; }
+dpkg_inside() { inside dpkg --path-include='/usr/share/*' --force-downgrade --force-confold "$@"; }
+# all VERSION: its packages, as the root sees them. Those of modules need dkms: scripts/test-packages-dkms.sh has a root for them.
+all() { (cd "$root" && printf '/%s ' $(ls packages/"$1"/*.deb | grep -v -- -dkms_)); }
 # As Proxmox' QEMU has it.
 ln -s qemu-system-x86_64 "$root/usr/bin/kvm"
 files() { (cd "$root" && find . -path ./proc -prune -o -path ./packages -prune -o -path ./var/log -prune -o -path ./var/cache -prune \
     -o -path './var/lib/dpkg/*-old' -prune -o -path ./run -prune -o -print | LC_ALL=C sort); }
 files > "$work/before"
 
-holds 'they install' dpkg_inside -i $(cd "$root" && printf '/%s ' packages/old/*.deb)
+holds 'they install' dpkg_inside -i $(all old)
 holds 'pageone runs, with the glibc of Debian 12' inside pageone --version
 holds 'the sample configuration has nothing wrong' inside pageone config check
 holds 'the sample is what the program prints' inside sh -c 'pageone config sample | cmp - /etc/pageone/pageone.toml'
@@ -72,35 +73,24 @@ rm -f "$root/vmm"
 holds 'the wrapper has the name that Proxmox starts' cmp -s "$root/usr/bin/kvm" "$root/usr/bin/qemu-system-x86_64-pageone"
 holds "Proxmox' link is kept" test "$(readlink "$root/usr/bin/kvm.proxmox")" = qemu-system-x86_64
 holds 'programs belong to root and nobody else writes them' inside sh -c '[ "$(stat -c %U%a /usr/bin/pageone)" = root755 ]'
-holds 'what is there is what was packed' inside dpkg --verify pageone libpageone-agent libpageone-dev pageone-ppr-dkms
+holds 'what is there is what was packed' inside dpkg --verify pageone libpageone-agent libpageone-dev
 
 # An edit survives the upgrade, and so does what an administrator has switched off.
 sed -i 's/^#max_cpu = .*/max_cpu = 25/' "$root/etc/pageone/pageone.toml"
 rm "$root/etc/systemd/system/multi-user.target.wants/pageone.service"
-holds 'they upgrade' dpkg_inside -i $(cd "$root" && printf '/%s ' packages/new/*.deb)
+holds 'they upgrade' dpkg_inside -i $(all new)
 holds 'the new version is there' inside sh -c "[ \"\$(dpkg-query -Wf '\${Version}' pageone)\" = $new ]"
 holds 'an edited configuration stays' grep -q '^max_cpu = 25' "$root/etc/pageone/pageone.toml"
 holds 'a disabled unit stays disabled' not test -e "$root/etc/systemd/system/multi-user.target.wants/pageone.service"
-holds "the module's older source went" not test -e "$root/usr/src/ppr-$old/dkms.conf"
-holds 'they downgrade' dpkg_inside -i $(cd "$root" && printf '/%s ' packages/old/*.deb)
+holds 'they downgrade' dpkg_inside -i $(all old)
 holds 'an edited configuration stays at the downgrade' grep -q '^max_cpu = 25' "$root/etc/pageone/pageone.toml"
-
-# The module, for kernels whose headers are in the cache.
-built=0
-for headers in "$cache"/headers/*/; do
-    [ -e "${headers}complete" ] && command -v gcc-12 > /dev/null || continue
-    version=$(basename "$headers")
-    rm -rf "$work/ppr" && cp -r "$root/usr/src/ppr-$old" "$work/ppr"
-    holds "the module's source builds for $version" make -s -C "$work/ppr" KDIR="${headers}usr/src/linux-headers-$version" modules
-    built=$((built + 1))
-done
-[ "$built" -gt 0 ] || skipped "whether the module builds (no headers in the cache: 'scripts/deps.sh ppr')"
 
 # The service, with systemd as the first process of a container.
 if command -v systemd-nspawn > /dev/null && [ -e "$programs/pageone-test-client" ]; then
     rm -rf "$work/booted" && cp -a "$root" "$work/booted"
     install "$programs/pageone-test-client" "$work/booted/usr/bin/"
     install scripts/test-packages-inside.sh "$work/booted/inside.sh"
+    install -m 644 packaging/pageonefs.conf "$work/booted/pageonefs.conf"
     printf '[Unit]\nAfter=pageone.service\n[Service]\nType=oneshot\nExecStart=/inside.sh\nTimeoutStartSec=400\nExecStopPost=/bin/systemctl poweroff --no-block\n' \
         > "$work/booted/etc/systemd/system/try.service"
     ln -s /etc/systemd/system/try.service "$work/booted/etc/systemd/system/multi-user.target.wants/try.service"
@@ -119,7 +109,7 @@ else
     skipped 'the service itself (there is no systemd-nspawn, package systemd-container, or no pageone-test-client)'
 fi
 
-names=$(for deb in "$work"/old/*.deb; do dpkg-deb -f "$deb" Package; done)
+names=$(for deb in $(all old); do dpkg-deb -f "$root$deb" Package; done)
 holds 'they go' dpkg_inside -r $names
 holds 'the configuration stays' test -e "$root/etc/pageone/pageone.toml"
 holds 'they are purged' dpkg_inside -P $names
@@ -157,6 +147,8 @@ if command -v rpmbuild > /dev/null && [ -e "$programs/qemu-system-x86_64-pageone
 else
     skipped 'the RPMs (there is no rpmbuild, package rpm, or no qemu-system-x86_64-pageone)'
 fi
+# The modules: another root.
+if scripts/test-packages-dkms.sh "$work/old" "$work/new"; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
 if command -v lintian > /dev/null; then
     holds 'lintian finds no error' lintian --fail-on error --suppress-tags bad-distribution-in-changes-file "$work"/old/*.deb
 else

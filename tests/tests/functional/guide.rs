@@ -27,6 +27,7 @@ use How::{By, Ends, Nothing, Stays};
 
 const OK: How = Ends(&[0]);
 const PACKAGES: &str = "scripts/test-packages-inside.sh";
+const DKMS: &str = "scripts/test-packages-dkms.sh";
 const LIBVIRT: &str = "scripts/test-libvirt-inside.sh";
 const LIBVIRT_COMMON: &str = "scripts/test-libvirt-common.sh";
 const SELINUX: &str = "scripts/test-selinux-inside.sh";
@@ -68,17 +69,6 @@ fn table() -> Vec<(&'static str, Vec<(&'static str, How)>)> {
                 ("sudo pageone status", OK),
                 ("sudo pageone attach PID", OK),
                 ("sudo pageone detach PID", OK),
-                ("make -C host/linux/pageonefs", By("scripts/module.sh", "make -s -C")),
-                ("sudo insmod host/linux/pageonefs/pageonefs.ko", By(MODULE, "insmod")),
-                ("sudo mkdir -p /dev/pageone", By(MODULE, "mkdir -p /dev/pageone")),
-                (
-                    "sudo mount -t pageonefs -o domain=guests,size=90%,mode=0700,uid=64055 none /dev/pageone",
-                    By(MODULE, "mount -t pageonefs -o domain="),
-                ),
-                (
-                    "sudo pageone run --backend module -- qemu-system-x86_64 -m 4096 …",
-                    By("tests/tests/functional/module.rs", "\"--backend\", \"module\""),
-                ),
                 ("pageone daemon --target-scan-time 30 --max-cpu 20", Stays("pageone status | grep -q ' of 20 %$'")),
                 (
                     "pageone daemon --merge-period 60 --target-scan-time 30",
@@ -151,7 +141,7 @@ fn table() -> Vec<(&'static str, Vec<(&'static str, How)>)> {
                 ("cat /sys/kernel/debug/ppr/stats", By("guest/load/init", "/sys/kernel/debug/ppr/stats")),
                 (
                     "cp -r guest/linux/ppr /usr/src/ppr-0.1.0 && dkms install ppr/0.1.0",
-                    By("scripts/test-packages.sh", "usr/src/ppr-$old"),
+                    By(DKMS, "dkms status $module/$1"),
                 ),
                 ("pageone ppr pause PID", By(PAUSING, "ppr(&daemon, \"pause\", pid)")),
                 ("pageone ppr resume PID", By(PAUSING, "ppr(&daemon, \"resume\", pid)")),
@@ -202,6 +192,31 @@ fn table() -> Vec<(&'static str, Vec<(&'static str, How)>)> {
                 (
                     "sudo restorecon -RF /usr/bin/pageone /run/pageone && sudo systemctl restart pageone",
                     By(SELINUX, "restorecon -RF /usr/bin/pageone /run/pageone"),
+                ),
+            ],
+        ),
+        (
+            "module.md",
+            vec![
+                (
+                    "sudo apt install ./target/debian/pageone-pageonefs-dkms_*.deb linux-headers-$(uname -r)",
+                    By(DKMS, "they install"),
+                ),
+                ("sudo pageone doctor", By("tests/tests/functional/module.rs", "\"doctor\"")),
+                ("sudo mkdir -p /mnt/pageone", By(MODULE, "mkdir -p /mnt/pageone")),
+                (
+                    "sudo mount -t pageonefs -o domain=guests,size=90%,mode=0700,uid=64055 none /mnt/pageone",
+                    By(MODULE, "mount -t pageonefs -o domain="),
+                ),
+                (
+                    "sudo pageone run --backend module -- qemu-system-x86_64 -m 4096 …",
+                    By("tests/tests/functional/module.rs", "\"--backend\", \"module\""),
+                ),
+                ("sudo pageone status", By("tests/tests/functional/module.rs", "try_status")),
+                ("sudo apt install openssl mokutil", By("scripts/deps.sh", "dkms,openssl,linux-headers-amd64")),
+                (
+                    "sudo mokutil --import /var/lib/dkms/mok.pub",
+                    Nothing("a person has to answer the firmware; that dkms signs is tested"),
                 ),
             ],
         ),

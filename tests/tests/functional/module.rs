@@ -38,6 +38,27 @@ fn merged(daemon: &Daemon, pid: i32) -> u64 {
     daemon.client(pid).and_then(|client| client["pages_merged"].as_u64()).unwrap_or(0)
 }
 
+/// What `doctor` says of the module, of the mount and of a guest in it.
+fn doctor(daemon: &Daemon, mount: &MountInfo, pid: i32) {
+    let output = daemon.pageone(&["doctor", "--json", &pid.to_string()]).output().unwrap();
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let check = |of: &Value, name: &str| {
+        let found = of.as_array().unwrap().iter().find(|check| check["check"] == name);
+        found.unwrap_or_else(|| panic!("no {name}: {report}")).clone()
+    };
+    let module = check(&report["host"], "module");
+    assert!(module["found"].as_str().unwrap().contains("is loaded, and taints the kernel (O"), "{module}");
+    let of_mount = check(&report["host"], "module: mount");
+    let begin = format!("{}: {}, ", mount.path.display(), mount.domain);
+    assert!(of_mount["verdict"] == "ok" && of_mount["found"].as_str().unwrap().starts_with(&begin), "{of_mount}");
+    assert_eq!(check(&report["host"], "module: daemon")["verdict"], "ok", "{report}");
+    let guest = &report["guests"][0]["checks"];
+    let memory = check(guest, "memory");
+    assert!(memory["found"].as_str().unwrap().ends_with("whose pages merge"), "{memory}");
+    assert!(guest.as_array().unwrap().iter().all(|check| check["verdict"] != "blocks"), "{guest}");
+    println!("{module}, {of_mount}, {guest}");
+}
+
 #[test]
 fn guests_are_merged_below_their_mappings_and_keep_every_byte() {
     let Some((mount, words)) = here() else { return };
@@ -62,6 +83,7 @@ fn guests_are_merged_below_their_mappings_and_keep_every_byte() {
         assert_eq!(pieces, 1, "its RAM is one mapping still");
         assert!(!maps.contains("libpageone"), "there is no agent in it");
     }
+    doctor(&daemon, &mount, guests[0].pid());
     // A daemon that was killed: the next one finds what is merged, and goes on.
     daemon.kill();
     guests[0].pass_rounds(1);

@@ -4,7 +4,7 @@
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A mount of `pageonefs`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,7 +23,16 @@ pub struct MountInfo {
 ///
 /// Those of reading `/proc/self/mountinfo`.
 pub fn mounts() -> std::io::Result<Vec<MountInfo>> {
-    Ok(parse(&std::fs::read_to_string("/proc/self/mountinfo")?))
+    mounts_in(Path::new("/proc/self/mountinfo"))
+}
+
+/// The same by the `mountinfo` of a process, which may see others.
+///
+/// # Errors
+///
+/// Those of reading the file.
+pub fn mounts_in(mountinfo: &Path) -> std::io::Result<Vec<MountInfo>> {
+    Ok(parse(&std::fs::read_to_string(mountinfo)?))
 }
 
 /// `id parent major:minor root mountpoint options [optional...] - type source superoptions`

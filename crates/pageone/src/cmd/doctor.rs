@@ -5,6 +5,7 @@
 //!   checks    the kernel and this account: tried for real where that can be done
 //!   daemon    limits and rights of the daemon that runs
 //!   libvirt   what guests of libvirt need of the host
+//!   module    the host's module, pageonefs, and its mounts
 //!   guests    which processes are guests ──▶ guest: what holds for each
 //!      │                                       ├─ process   /proc/PID: user, arguments, files
 //!      │                                       ├─ memory    its smaps: of what kind its memory is
@@ -25,6 +26,7 @@ mod guest;
 mod guests;
 mod libvirt;
 mod memory;
+mod module;
 mod process;
 mod report;
 
@@ -92,6 +94,7 @@ fn examine(root: &Path, directories: &[PathBuf], pids: &[i32]) -> Report {
     let mut host = checks::all(&status);
     host.extend(daemon::checks(root, directories));
     host.extend(libvirt::checks(root));
+    host.extend(module::checks(root, directories));
     let (found, hidden) = guests::find(root, status.as_ref().ok(), pids);
     let world = guest::World::new(root, directories, status.as_ref().ok());
     let guests = found.iter().map(|found| guest::examine(&world, found)).collect();

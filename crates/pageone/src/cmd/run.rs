@@ -18,6 +18,7 @@ use anyhow::{Context, Result};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use wire::HugePages;
 
+pub(crate) use self::module::MOUNT;
 use crate::paths;
 
 /// Time within which a daemon that was started here must answer.

@@ -9,6 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use control::{ClientStatus, DomainStatus, RefusedStatus, Status};
+use kmem::pageonefs::MountInfo;
 
 use super::denied::{self, Denial};
 use super::guests::{Found, Kind};
@@ -25,6 +26,8 @@ pub(super) struct World<'a> {
     /// `None`: no log can be read.
     denials: Option<Vec<Denial>>,
     ksm_runs: bool,
+    /// Of the host's module.
+    mounts: Vec<MountInfo>,
 }
 
 impl<'a> World<'a> {
@@ -32,7 +35,8 @@ impl<'a> World<'a> {
     pub(super) fn new(root: &'a Path, directories: &'a [PathBuf], status: Option<&'a Status>) -> Self {
         let ksm = process::read(&root.join("sys/kernel/mm/ksm/run"));
         let ksm_runs = ksm.is_ok_and(|run| run.trim() == "1");
-        Self { root, directories, status, denials: denied::all(root), ksm_runs }
+        let mounts = super::module::mounts(root);
+        Self { root, directories, status, denials: denied::all(root), ksm_runs, mounts }
     }
 }
 
@@ -113,6 +117,12 @@ impl<'a> Facts<'a> {
         })
     }
 
+    /// The mount of the host's module that its RAM lies in. The agent is not needed then.
+    fn mount(&self) -> Option<&'a MountInfo> {
+        let memory = self.memory.as_ref().ok().filter(|memory| memory.shared * 2 > memory.total())?;
+        self.world.mounts.iter().find(|mount| mount.device == memory.device)
+    }
+
     /// Whether its owner does not want it merged: `<nosharepages/>`, Proxmox' `allow-ksm`.
     fn opts_out(&self) -> bool {
         let value = process::property(&self.arguments, "machine", "mem-merge");
@@ -136,6 +146,13 @@ impl<'a> Facts<'a> {
         }
         if let Some(refused) = self.refused {
             return Check::blocks(name, format!("the daemon refuses it: {}", refused.reason), "as it says");
+        }
+        if let Some(mount) = self.mount() {
+            return Check::blocks(
+                name,
+                format!("its RAM lies in {}, and no daemon that answers manages its file", mount.path.display()),
+                "as the host's line `module: daemon` says; a file that was just made is known after a merge period",
+            );
         }
         if self.opts_out() {
             return Check::note(

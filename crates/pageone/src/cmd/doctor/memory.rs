@@ -34,8 +34,9 @@ pub(super) struct Memory {
     pub(super) locked: u64,
     /// Of the private memory: registered with a userfaultfd, which may be the agent's.
     pub(super) userfaultfd: u64,
-    /// The largest shared or copied file's name.
+    /// The largest shared or copied file's name, and the number of its file system's device.
     pub(super) file: String,
+    pub(super) device: u64,
     /// The path of the agent's library, if it is loaded.
     pub(super) agent: Option<String>,
 }
@@ -78,8 +79,9 @@ struct Piece {
     kind: Kind,
     end: u64,
     len: u64,
-    /// The file's name, of shared and copied memory.
+    /// The file's name and device, of shared and copied memory.
     file: String,
+    device: u64,
     huge: bool,
     ksm: u64,
     locked: u64,
@@ -90,14 +92,14 @@ fn sum(smaps: impl BufRead) -> io::Result<Memory> {
     let (mut memory, mut piece, mut last, mut largest) = (Memory::default(), Piece::default(), 0, 0);
     for line in smaps.lines() {
         let line = line?;
-        if let Some((start, end, kind, name)) = header(&line) {
+        if let Some(Header { start, end, kind, device, name }) = header(&line) {
             if name.ends_with(AGENT) || name.ends_with(&format!("{AGENT} (deleted)")) {
                 memory.agent = Some(name.to_owned());
             }
             let file = if matches!(kind, Kind::Shared | Kind::Copied) { name } else { "" };
             if start != piece.end || kind != piece.kind || file != piece.file {
                 memory.add(&piece, &mut largest);
-                piece = Piece { kind, file: file.to_owned(), ..Piece::default() };
+                piece = Piece { kind, file: file.to_owned(), device, ..Piece::default() };
             }
             last = end - start;
             (piece.end, piece.len) = (end, piece.len + last);
@@ -139,16 +141,28 @@ impl Memory {
         } else if piece.len > *largest {
             *largest = piece.len;
             self.file.clone_from(&piece.file);
+            self.device = piece.device;
         }
     }
 }
 
-/// The first line of a mapping: its bounds, its kind, and its name.
-fn header(line: &str) -> Option<(u64, u64, Kind, &str)> {
+/// The first line of a mapping.
+struct Header<'a> {
+    start: u64,
+    end: u64,
+    kind: Kind,
+    /// Of its file.
+    device: u64,
+    name: &'a str,
+}
+
+fn header(line: &str) -> Option<Header<'_>> {
     let mut fields = line.splitn(6, ' ');
     let (start, end) = fields.next()?.split_once('-')?;
-    let (perms, _, _, inode) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
+    let (perms, _, device, inode) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
     let (start, end) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
+    let (major, minor) = device.split_once(':')?;
+    let device = rustix::fs::makedev(u32::from_str_radix(major, 16).ok()?, u32::from_str_radix(minor, 16).ok()?);
     let name = fields.next().unwrap_or_default().trim();
     let is_anonymous = inode == "0" && (name.is_empty() || name.starts_with("[anon:"));
     let kind = match perms {
@@ -158,7 +172,7 @@ fn header(line: &str) -> Option<(u64, u64, Kind, &str)> {
         "rw-s" => Kind::Shared,
         _ => Kind::Other,
     };
-    Some((start, end, kind, name)).filter(|_| end > start)
+    Some(Header { start, end, kind, device, name }).filter(|_| end > start)
 }
 
 #[cfg(test)]
@@ -215,5 +229,6 @@ VmFlags: rd wr mr mw me mg
         let sizes = [memory.private, memory.shared, memory.copied, memory.huge].map(|bytes| bytes / MIB);
         assert_eq!((sizes, memory.ksm / MIB), ([32, 256, 32, 64], 32), "{memory:?}");
         assert_eq!(memory.file, "/memfd:memory-backend-memfd (deleted)");
+        assert_eq!(memory.device, rustix::fs::makedev(0, 1));
     }
 }

@@ -12,6 +12,7 @@ pub(super) const CAP_CHOWN: u32 = 0;
 pub(super) const CAP_DAC_OVERRIDE: u32 = 1;
 pub(super) const CAP_DAC_READ_SEARCH: u32 = 2;
 pub(super) const CAP_SYS_PTRACE: u32 = 19;
+pub(super) const CAP_SYS_ADMIN: u32 = 21;
 
 /// A process, below a root directory.
 #[derive(Clone, Copy, Debug)]

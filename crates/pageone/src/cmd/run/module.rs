@@ -17,8 +17,8 @@ use crate::paths;
 
 /// How a mount is made, for messages. Those who may make files in it share with each other: so it
 /// is one user's.
-const MOUNT: &str = "insmod pageonefs.ko (`make -C host/linux/pageonefs` builds it), mkdir -p /dev/pageone, \
-                     mount -t pageonefs -o domain=guests,size=90%,mode=0700,uid=USER none /dev/pageone";
+pub(crate) const MOUNT: &str = "install the package pageone-pageonefs-dkms, mkdir -p /mnt/pageone, mount -t pageonefs -o \
+                                domain=guests,size=90%,mode=0700,uid=USER none /mnt/pageone";
 
 /// Adds words to `command`, which starts the program. `domain`: of the mount that is to be taken.
 /// `dir`: the daemon's directory, if it was named. `no_start`: no daemon is to be started.
@@ -134,7 +134,7 @@ mod tests {
             choose(&[], None)
                 .unwrap_err()
                 .to_string()
-                .contains("pageonefs is not mounted; as root: insmod pageonefs.ko")
+                .contains("pageonefs is not mounted; as root: install the package pageone-pageonefs-dkms")
         );
         assert_eq!(choose(std::slice::from_ref(&a), None).unwrap(), &a);
         let both = [a, b];
@@ -151,15 +151,15 @@ mod tests {
     #[test]
     fn ram_that_is_described_otherwise_is_seen() {
         let words = |line: &str| line.split(' ').map(String::from).collect::<Vec<_>>();
-        let mount = Path::new("/dev/pageone");
-        for line in ["-m 1G", "-object rng-random,id=r", "-object memory-backend-file,id=m,mem-path=/dev/pageone/x"] {
+        let mount = Path::new("/mnt/pageone");
+        for line in ["-m 1G", "-object rng-random,id=r", "-object memory-backend-file,id=m,mem-path=/mnt/pageone/x"] {
             assert_eq!(obstacle(&words(line), mount), None, "{line}");
         }
         for line in ["-mem-path /x", "-object memory-backend-ram,id=m", "-machine q35,memory-backend=m"] {
             assert!(obstacle(&words(line), mount).is_some(), "{line}");
         }
-        assert!(is_in(&words("-object memory-backend-file,mem-path=/dev/pageone"), mount));
-        assert!(!is_in(&words("-object memory-backend-file,mem-path=/dev/pageone2"), mount));
+        assert!(is_in(&words("-object memory-backend-file,mem-path=/mnt/pageone"), mount));
+        assert!(!is_in(&words("-object memory-backend-file,mem-path=/mnt/pageone2"), mount));
     }
 
     #[test]

@@ -26,6 +26,10 @@ impl Facts<'_> {
     pub(super) fn others(&self) -> Vec<Check> {
         let mut checks = Vec::new();
         checks.extend(self.domain());
+        if self.mount().is_some() {
+            checks.extend([self.memory(), self.pins()]);
+            return checks;
+        }
         checks.extend([self.program(), self.memory()]);
         checks.extend([self.userfaultfd(), self.profile()]);
         checks.extend(self.log());
@@ -52,7 +56,9 @@ impl Facts<'_> {
         }
         let with =
             if names.is_empty() { "nobody else is in it".to_owned() } else { format!("with {}", names.join(", ")) };
-        let found = format!("{} ({}); {with}", domain.name, client.rule);
+        // A mount's domain is its own: there is no rule.
+        let rule = if client.rule.is_empty() { String::new() } else { format!(" ({})", client.rule) };
+        let found = format!("{}{rule}; {with}", domain.name);
         Some(match (&domain.paused, &client.unknown) {
             (Some(why), _) => Check::blocks("domain", format!("{found}; no frames are made: {why}"), "as it says"),
             (None, Some(why)) => Check::note("domain", found, format!("the guest is not known: {why}")),
@@ -108,6 +114,10 @@ impl Facts<'_> {
         if other == 0 {
             return Check::ok(name, format!("{} private", mib(memory.private)));
         }
+        if let Some(mount) = self.mount() {
+            let found = format!("{} shared, in {}, whose pages merge", mib(memory.shared), mount.path.display());
+            return Check::ok(name, found);
+        }
         let file = memory.file.trim_end_matches(" (deleted)");
         let (what, remedy) = if memory.huge >= memory.shared.max(memory.copied) {
             (
@@ -118,7 +128,8 @@ impl Facts<'_> {
             (
                 format!("{} shared ({file})", mib(memory.shared)),
                 "others may map it, so it is not merged: take memory-backend-ram, or share=off; in libvirt <access \
-                 mode='private'/> and no memfd. vhost-user and virtiofsd need it shared",
+                 mode='private'/> and no memfd. Where vhost-user or virtiofsd need it shared, take the module: \
+                 `pageone run --backend module`",
             )
         } else {
             (

@@ -259,3 +259,23 @@ fn the_sentence_of_its_log_is_shown_without_control_characters() {
     assert_eq!(blocks(&guest), ["merging", "its log"]);
     assert_eq!(check(&guest, "its log").found, "the daemon's socket");
 }
+
+#[test]
+fn a_guest_whose_ram_lies_in_a_mount_of_the_module_needs_no_agent() {
+    let made = Made::new();
+    made.write("proc/self/mountinfo", "40 22 0:51 / /mnt/pageone rw - pageonefs none rw,domain=guests\n");
+    let smaps = |device: &str| {
+        format!("7f0000000000-7f0010000000 rw-s 00000000 {device} 9 /mnt/pageone/#9 (deleted)\nVmFlags: rd wr sh\n")
+    };
+    made.of_guest("smaps", &smaps("00:33"));
+    let guest = made.look(Some(&Status::default()));
+    assert_eq!(blocks(&guest), ["merging"], "{guest:?}");
+    let merging = check(&guest, "merging");
+    assert!(merging.found.starts_with("its RAM lies in /mnt/pageone") && merging.fix.is_none(), "{merging:?}");
+    let guest = made.look(Some(&status()));
+    assert_eq!(blocks(&guest), [""; 0], "{guest:?}");
+    assert_eq!(check(&guest, "memory").found, "256 MiB shared, in /mnt/pageone, whose pages merge");
+    assert!(guest.checks.iter().all(|check| check.check != "userfaultfd"), "{guest:?}");
+    made.of_guest("smaps", &smaps("00:34"));
+    assert!(blocks(&made.look(None)).contains(&"memory"), "the same name, another file system");
+}

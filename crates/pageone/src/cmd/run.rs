@@ -108,12 +108,20 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     if args.ppr || args.free_page_reporting {
         qemu::add_reporting(&mut command, &args.program[0], &args.program[1..]);
     }
-    if args.ppr && args.backend != Backend::Pageone {
+    if args.ppr && args.backend == Backend::Ksm {
         eprintln!(
-            "pageone: {program} runs without recycling: that takes PageONE's agent in it; --free-page-reporting does not"
+            "pageone: {program} runs without recycling: that takes --backend pageone or module; --free-page-reporting does not"
         );
     } else if args.ppr {
-        match ppr::prepare(&mut command, &args.program[0], &args.program[1..], args.reclaim_period) {
+        let words = &args.program[1..];
+        let ready = match args.backend {
+            Backend::Module => module::check_for_recycling(prepared.is_ok(), words),
+            _ => {
+                ppr::warn_of(words);
+                Ok(())
+            }
+        };
+        match ready.and_then(|()| ppr::prepare(&mut command, &args.program[0], words, args.reclaim_period)) {
             Ok(fds) => inherited = Some(fds),
             Err(e) => crate::cmd::warn(&format!("{program} runs without recycling: "), &e),
         }

@@ -4,7 +4,8 @@
 //! device. The guest's driver marks its free pages there. One end of a socket pair becomes a QMP
 //! monitor. The daemon asks it where the guest's RAM lies, and has the device unplugged and
 //! plugged in. QEMU inherits both descriptors, and the agent finds them by their numbers in the
-//! environment. Neither has a name that another process could open, and neither is left behind.
+//! environment; so does the daemon, of a QEMU whose RAM lies in `pageonefs`. Neither has a name
+//! that another process could open, and neither is left behind.
 //!
 //! While the device is there QEMU cannot save the guest, and must not load it: marks belong to the
 //! memory in which they were made. A disk that can hold no snapshots makes QEMU refuse `loadvm`. A
@@ -100,37 +101,46 @@ pub(crate) fn prepare(
     Ok(Inherited { _fds: [pool, ours, qemus] })
 }
 
-/// Refuses arguments that would lose the guest's memory, and warns of those that keep it from being
-/// recycled.
+/// Refuses arguments that would lose the guest's memory.
 ///
 /// # Errors
 ///
 /// When the arguments let the guest go on after a reset.
 fn check(arguments: &[OsString]) -> Result<()> {
-    let has = |word: &str, setting: &str| word.split(',').any(|part| part == setting);
-    for (option, word) in &qemu::words(arguments).collect::<Vec<_>>() {
+    for (option, word) in qemu::words(arguments) {
         ensure!(
-            !(option == "action" && has(word, "reboot=reset")),
+            !(option == "action" && has(&word, "reboot=reset")),
             "-action reboot=reset would let the guest go on after a reset, with marks of a kernel that is gone: pages in use would be zeroed. \
              Leave it out: with --ppr a reset ends QEMU, and the program that started it starts it again"
         );
+    }
+    Ok(())
+}
+
+fn has(word: &str, setting: &str) -> bool {
+    word.split(',').any(|part| part == setting)
+}
+
+/// Warns of arguments that keep the guest's memory from being recycled by an agent.
+pub(super) fn warn_of(arguments: &[OsString]) {
+    for (option, word) in qemu::words(arguments) {
         let shared = option == "object"
             && ["memory-backend-memfd", "memory-backend-shm"].iter().any(|kind| word.starts_with(kind))
-            && !has(word, "share=off");
-        let shared = shared || option == "object" && word.starts_with("memory-backend-") && has(word, "share=on");
+            && !has(&word, "share=off");
+        let shared = shared || option == "object" && word.starts_with("memory-backend-") && has(&word, "share=on");
         if shared {
             eprintln!(
                 "pageone: {word}: free pages of memory that other processes may map (share=on, the default of memory-backend-memfd) are not \
-                 taken back; if it is the guest's RAM, leave --ppr out and use virtio-balloon's free-page-reporting=on"
+                 taken back; if it is the guest's RAM, use --backend module, or leave --ppr out and use virtio-balloon's \
+                 free-page-reporting=on"
             );
         }
-        if option == "machine" && has(word, "mem-merge=off") {
+        if option == "machine" && has(&word, "mem-merge=off") {
             eprintln!(
                 "pageone: {word}: with mem-merge=off the guest's memory is not managed, and its free pages are not taken back"
             );
         }
     }
-    Ok(())
 }
 
 /// An initialised pool that can neither shrink nor grow.

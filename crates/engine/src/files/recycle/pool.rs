@@ -76,8 +76,8 @@ pub(super) mod tests {
     use super::*;
     use crate::ledger::free_pages::tests::{guest_side, pool};
 
-    /// Takes a pool that nobody has. Another test that starts a process may have its lock until that
-    /// runs its program.
+    /// Takes a pool that nobody has. Another test that starts a process may have its lock until
+    /// that runs its program.
     pub(in super::super) fn take(fd: &OwnedFd) -> Pool {
         loop {
             match Pool::take(fd) {

@@ -187,6 +187,9 @@ fn what_guests_free_is_punched_and_no_byte_is_lost_while_daemons_are_killed() {
     let text = daemon.pageone(&["status"]).output().unwrap();
     let text = String::from_utf8_lossy(&text.stdout).into_owned();
     assert!(text.contains("free pages: "), "{text}");
+    let out = daemon.pageone(&["ppr", "pause", &idle.pid().to_string()]).output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(said.contains("its device cannot be unplugged"), "{said}");
     drop(idle);
     eventually("nothing is left", Duration::from_secs(60), || (private_pages(&mount) == 0).then_some(()));
 }

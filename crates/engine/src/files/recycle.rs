@@ -142,6 +142,11 @@ impl Files {
         }
     }
 
+    /// Whether this process is a guest whose free pages are punched.
+    pub(crate) fn is_recycled(&self, pid: i32) -> bool {
+        self.guests.all.lock().get(&pid).is_some_and(|looked| looked.told.is_some())
+    }
+
     /// The thread: sweeps where one is due, until the engine stops.
     pub(crate) fn recycle(&self, shared: &Shared) {
         while !shared.stopping() {

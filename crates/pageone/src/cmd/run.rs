@@ -114,14 +114,15 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
         );
     } else if args.ppr {
         let words = &args.program[1..];
-        let ready = match args.backend {
-            Backend::Module => module::check_for_recycling(prepared.is_ok(), words),
+        let worker = match args.backend {
+            Backend::Module => module::check_for_recycling(prepared.is_ok(), words).map(|()| ppr::Worker::Daemon),
             _ => {
                 ppr::warn_of(words);
-                Ok(())
+                Ok(ppr::Worker::Agent)
             }
         };
-        match ready.and_then(|()| ppr::prepare(&mut command, &args.program[0], words, args.reclaim_period)) {
+        let prepare = |worker| ppr::prepare(&mut command, &args.program[0], words, worker, args.reclaim_period);
+        match worker.and_then(prepare) {
             Ok(fds) => inherited = Some(fds),
             Err(e) => crate::cmd::warn(&format!("{program} runs without recycling: "), &e),
         }

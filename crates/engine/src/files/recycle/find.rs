@@ -16,7 +16,7 @@ use kmem::procfs::for_each_map;
 use parking_lot::Mutex;
 use qmp::{Qmp, QmpError};
 use rustix::net::{AddressFamily, sockopt};
-use wire::recycle::{ENV_PERIOD, ENV_POOL, ENV_QMP, Extent};
+use wire::recycle::{ENV_FILE_POOL, ENV_FILE_QMP, ENV_PERIOD, Extent};
 use wire::{PageNo, RegionId};
 
 use super::pool::{Pool, TakeError};
@@ -68,7 +68,7 @@ enum FindError {
     Over,
 }
 
-/// What `pageone run --ppr` left in the environment.
+/// What `pageone run --backend module --ppr` left in the environment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Words {
     pool: u32,
@@ -82,7 +82,11 @@ impl Words {
             let value = |word: &[u8]| word.strip_prefix(name.as_bytes())?.strip_prefix(b"=").map(<[u8]>::to_vec);
             String::from_utf8(environment.split(|&byte| byte == 0).find_map(value)?).ok()?.parse::<u32>().ok()
         };
-        Some(Self { pool: number(ENV_POOL)?, qmp: number(ENV_QMP)?, period_ms: number(ENV_PERIOD).unwrap_or(0) })
+        Some(Self {
+            pool: number(ENV_FILE_POOL)?,
+            qmp: number(ENV_FILE_QMP)?,
+            period_ms: number(ENV_PERIOD).unwrap_or(0),
+        })
     }
 
     fn of(pid: i32) -> Option<Self> {
@@ -309,13 +313,16 @@ mod tests {
     #[test]
     fn an_environment_says_where_pool_and_monitor_are_or_nothing() {
         let parse = |text: &str| Words::parse(text.replace(' ', "\0").as_bytes());
-        let both = parse("PATH=/bin PAGEONE_PPR_POOL=7 PAGEONE_PPR_QMP=9 ");
+        let both = parse("PATH=/bin PAGEONE_PPR_FILE_POOL=7 PAGEONE_PPR_FILE_QMP=9 ");
         assert_eq!(both, Some(Words { pool: 7, qmp: 9, period_ms: 0 }));
-        let period = parse("PAGEONE_PPR_PERIOD_MS=500 PAGEONE_PPR_POOL=7 PAGEONE_PPR_QMP=9");
+        let period = parse("PAGEONE_PPR_PERIOD_MS=500 PAGEONE_PPR_FILE_POOL=7 PAGEONE_PPR_FILE_QMP=9");
         assert_eq!(period.map(|words| words.period_ms), Some(500));
-        for text in
-            ["", "PAGEONE_PPR_POOL=7", "PAGEONE_PPR_POOL=-1 PAGEONE_PPR_QMP=9", "XPAGEONE_PPR_POOL=7 PAGEONE_PPR_QMP=9"]
-        {
+        for text in [
+            "",
+            "PAGEONE_PPR_FILE_POOL=7",
+            "PAGEONE_PPR_FILE_POOL=-1 PAGEONE_PPR_FILE_QMP=9",
+            "XPAGEONE_PPR_FILE_POOL=7 PAGEONE_PPR_FILE_QMP=9",
+        ] {
             assert_eq!(parse(text), None, "{text}");
         }
     }

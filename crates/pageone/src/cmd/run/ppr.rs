@@ -29,7 +29,7 @@ use kmem::memfd;
 use rustix::io::FdFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use snapshot::words::{DEFAULT_MEMORY, is_qemu, parse_size};
-use wire::recycle::{QEMU_DEVICE, QEMU_GUARD, QEMU_POOL, QEMU_PORT};
+use wire::recycle::{ENV_FILE_POOL, ENV_FILE_QMP, ENV_POOL, ENV_QMP, QEMU_DEVICE, QEMU_GUARD, QEMU_POOL, QEMU_PORT};
 
 use super::qemu;
 
@@ -37,6 +37,15 @@ use super::qemu;
 /// live until the program is started.
 pub(crate) struct Inherited {
     _fds: [OwnedFd; 3],
+}
+
+/// Who takes the pages back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Worker {
+    /// The agent in the program.
+    Agent,
+    /// The daemon: the program's memory is a file of `pageonefs`.
+    Daemon,
 }
 
 /// Adds the options and the environment to `command`, which starts `program` with `arguments`.
@@ -50,6 +59,7 @@ pub(crate) fn prepare(
     command: &mut Command,
     program: &OsStr,
     arguments: &[OsString],
+    worker: Worker,
     period: Option<f64>,
 ) -> Result<Inherited> {
     let name = Path::new(program).file_name().unwrap_or(program).to_string_lossy();
@@ -92,8 +102,13 @@ pub(crate) fn prepare(
         "reboot=shutdown",
     ];
     command.args(words);
-    command.env(wire::recycle::ENV_POOL, number.to_string());
-    command.env(wire::recycle::ENV_QMP, ours.as_raw_fd().to_string());
+    let of_agent = [ENV_POOL, ENV_QMP];
+    let of_daemon = [ENV_FILE_POOL, ENV_FILE_QMP];
+    let (names, others) = if worker == Worker::Agent { (of_agent, of_daemon) } else { (of_daemon, of_agent) };
+    command.env(names[0], number.to_string()).env(names[1], ours.as_raw_fd().to_string());
+    for name in others {
+        command.env_remove(name);
+    }
     match period {
         Some(seconds) => command.env(wire::recycle::ENV_PERIOD, format!("{:.0}", seconds * 1000.0)),
         None => command.env_remove(wire::recycle::ENV_PERIOD),
@@ -214,10 +229,16 @@ mod tests {
     #[test]
     fn only_qemu_gets_a_pool() {
         let mut command = Command::new("sh");
-        let error = prepare(&mut command, OsStr::new("/bin/sh"), &[], None).err().unwrap();
+        let error = prepare(&mut command, OsStr::new("/bin/sh"), &[], Worker::Agent, None).err().unwrap();
         assert!(error.to_string().contains("guests, and sh is not QEMU"), "{error}");
-        prepare(&mut command, OsStr::new("/usr/bin/qemu-system-x86_64"), &["-m".into(), "64".into()], Some(0.5))
-            .unwrap();
+        prepare(
+            &mut command,
+            OsStr::new("/usr/bin/qemu-system-x86_64"),
+            &["-m".into(), "64".into()],
+            Worker::Agent,
+            Some(0.5),
+        )
+        .unwrap();
         let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy().into_owned()).collect();
         assert!(
             words.iter().any(|word| word.contains("ivshmem")) && words.iter().any(|word| word == "reboot=shutdown")
@@ -228,9 +249,12 @@ mod tests {
         // The device comes when the state is there.
         let mut command = Command::new("qemu-system-x86_64");
         let arguments: Vec<OsString> = "-M q35 -incoming defer".split(' ').map(OsString::from).collect();
-        prepare(&mut command, OsStr::new("qemu-system-x86_64"), &arguments, None).unwrap();
+        prepare(&mut command, OsStr::new("qemu-system-x86_64"), &arguments, Worker::Daemon, None).unwrap();
         let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy().into_owned()).collect();
         assert!(!words.iter().any(|word| word.contains("ivshmem") || word.contains(QEMU_GUARD)), "{words:?}");
         assert!(words.iter().any(|word| word.contains("pcie-root-port")), "{words:?}");
+        let has = |wanted: &str| command.get_envs().any(|(name, value)| name == wanted && value.is_some());
+        assert!(has(ENV_FILE_POOL) && has(ENV_FILE_QMP));
+        assert!(!has(ENV_POOL) && !has(ENV_QMP), "an agent that comes later would ask the monitor, too");
     }
 }

@@ -190,7 +190,7 @@ test-kvm-runs: deps-test deps-kernels deps-kvm-host
 	PAGEONE_KVM_RUNS='$(KVM_RUNS)' scripts/test-kvm.sh
 
 # The daemon with the host's module, in an emulated host with KVM: guests whose RAM lies in pageonefs.
-test-module: deps-test deps-module
+test-module: deps-test deps-module deps-ppr
 	$(CARGO) build --workspace
 	scripts/test-module.sh
 

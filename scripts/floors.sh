@@ -19,7 +19,7 @@ report() { while IFS= read -r line; do echo "floors: $line" >&2; bad=1; done; }
 # only name a module of a lower line, or the file's own.
 floors() {
     case $1 in
-        engine) printf '%s\n' report daemon 'merge recycle files' world client ledger content 'pace users tenants' 'config sync' ;;
+        engine) printf '%s\n' report daemon 'merge files' recycle world client ledger content 'pace users tenants' 'config sync' ;;
         agent) printf '%s\n' interface intercept service daemon recycle window runtime ;;
         mpool) printf '%s\n' fuzzing map pool objects sim disk finding error ;;
     esac

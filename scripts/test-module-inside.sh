@@ -6,6 +6,7 @@ work=$(mktemp -d)
 mkdir -p "$work/cache/kernels"
 # Guests boot 6.1: under emulation that is the quickest.
 ln -s "$CACHE"/kernels/6.1.* "$work/cache/kernels/"
+ln -s "$CACHE/headers" "$CACHE/ppr" "$work/cache/"
 cp "$CACHE"/initramfs-* "$work/cache/" 2>/dev/null
 export PAGEONE_CACHE=$work/cache PAGEONE_TEST_ACCEL=kvm PAGEONE_BIN_DIR=$BIN PAGEONE_TEST_PATIENCE
 # What lies in this host's root cannot be written.

@@ -12,6 +12,8 @@ version=$(ls "$cache/kvm-host/lib/modules" 2>/dev/null) || { echo "test-module: 
 work=$(mktemp -d "${TMPDIR:-/var/tmp}/test-module.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 scripts/module.sh pageonefs "$version" "$work"
+# Guests that mark their free pages; there, no archive can be made.
+scripts/ppr-archive.sh > "$work/archives"
 functional=$(cargo test --quiet -p e2e --test functional --no-run --message-format=json-render-diagnostics |
     sed -n 's/.*"executable":"\([^"]*\/functional-[^"]*\)".*/\1/p' | tail -n 1)
 bin=$(realpath "${CARGO_TARGET_DIR:-target}/debug")

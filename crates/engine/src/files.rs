@@ -20,6 +20,7 @@
 //!   merged without being digested ([`predict`]): the kernel compares them in full in any case.
 //! * The kernel frees a frame when its last page leaves it. The index counts the pages of each
 //!   content, and forgets it with the last ([`contents`]).
+//! * What a guest marks as free is punched out of its file ([`recycle`]).
 //! * A new daemon asks the kernel which pages are merged, and digests each frame once ([`adopt`]).
 //!
 //! Mounts with one `domain=` share frames, and have one index here. The mount's root is opened for
@@ -32,6 +33,7 @@ mod kernel;
 mod merge;
 mod owner;
 mod predict;
+mod recycle;
 mod round;
 mod scan;
 #[cfg(test)]
@@ -40,12 +42,14 @@ mod tests;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use kmem::memfd::FileId;
 use kmem::pageonefs::Stats;
 use parking_lot::{Condvar, Mutex};
 
 use self::contents::Contents;
 pub(crate) use self::file::{File, Totals};
 use self::kernel::MountPoint;
+use self::recycle::Guests;
 use crate::world::shared::Shared;
 
 /// For whom the pacer counts this work: files belong to mounts, and mounts to root.
@@ -80,6 +84,7 @@ struct State {
 pub(crate) struct Files {
     state: Mutex<State>,
     wake: Condvar,
+    guests: Guests,
 }
 
 /// What is told of a mount.
@@ -114,6 +119,17 @@ impl Files {
         self.state.lock().mounts.values().all(|mount| mount.files.is_empty())
     }
 
+    /// Whether this is the device of a mount that is managed.
+    fn is_managed(&self, device: u64) -> bool {
+        self.state.lock().mounts.contains_key(&device)
+    }
+
+    /// A file, as of the last round.
+    fn file(&self, id: FileId) -> Option<Arc<File>> {
+        let state = self.state.lock();
+        state.mounts.get(&id.dev)?.files.values().find(|file| file.inode == id.ino).cloned()
+    }
+
     /// What there is to tell, mount by mount.
     pub(crate) fn tell(&self) -> Vec<OfMount> {
         let of = |mount: &Mount| OfMount {
@@ -143,7 +159,7 @@ impl Files {
     }
 
     /// The thread: a round each time that one is requested, until the engine stops.
-    pub(crate) fn run(&self, shared: &Shared) {
+    pub(crate) fn run(self: &Arc<Self>, shared: &Arc<Shared>) {
         loop {
             {
                 let mut state = self.state.lock();
@@ -160,10 +176,11 @@ impl Files {
         }
     }
 
-    /// Ends the thread; the engine is stopping.
+    /// Ends the threads; the engine is stopping.
     pub(crate) fn wake(&self) {
         // Under the lock: the thread is between its look and its wait otherwise.
         drop(self.state.lock());
         self.wake.notify_all();
+        self.guests.wake();
     }
 }

@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use crate::raw::syscall;
 
@@ -47,6 +47,18 @@ impl PidFd {
         }
     }
 
+    /// A duplicate of the process's descriptor `number` (`pidfd_getfd(2)`). What the process has
+    /// there is its own choice: look before use, and mind that closing a file of FUSE may wait.
+    ///
+    /// # Errors
+    ///
+    /// `ESRCH`: the process has ended. `EBADF`: it has no such descriptor. `EPERM`: this process
+    /// may not trace it.
+    pub fn descriptor(&self, number: u32) -> io::Result<OwnedFd> {
+        let number = i32::try_from(number).map_err(|_| io::ErrorKind::InvalidInput)?;
+        Ok(pidfd_getfd(&self.fd, number, PidfdGetfdFlags::empty())?)
+    }
+
     /// Sends a signal (`SIG*`); 0 only asks whether one could be sent (`pidfd_send_signal(2)`).
     ///
     /// # Errors
@@ -77,6 +89,18 @@ impl From<PidFd> for OwnedFd {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_descriptor_of_a_process_is_duplicated() {
+        let own = PidFd::open(std::process::id() as i32).unwrap();
+        let (read, write) = rustix::pipe::pipe().unwrap();
+        let there = own.descriptor(write.as_raw_fd() as u32).unwrap();
+        drop(write);
+        rustix::io::write(&there, b"x").unwrap();
+        assert_eq!(rustix::io::read(&read, &mut [0; 2]), Ok(1));
+        assert_eq!(own.descriptor(u32::MAX).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        assert_eq!(own.descriptor(1 << 20).unwrap_err().raw_os_error(), Some(libc::EBADF));
+    }
 
     #[test]
     fn knows_when_a_process_ends() {

@@ -24,6 +24,11 @@ pub const MAX_RUNS: usize = 4096;
 pub const ENV_POOL: &str = "PAGEONE_PPR_POOL";
 /// Number of our end of a connected QMP socket, likewise.
 pub const ENV_QMP: &str = "PAGEONE_PPR_QMP";
+/// The same two for the daemon, where the program's memory is a file of `pageonefs`. They have
+/// names of their own: an agent that is loaded later must not take the monitor, too.
+pub const ENV_FILE_POOL: &str = "PAGEONE_PPR_FILE_POOL";
+/// See [`ENV_FILE_POOL`].
+pub const ENV_FILE_QMP: &str = "PAGEONE_PPR_FILE_QMP";
 /// QEMU's name of the device whose memory is the pool. It may come and go.
 pub const QEMU_DEVICE: &str = "pageone-ppr";
 /// How QEMU's names of the objects behind the device begin. Each has a name of its own: QEMU ends

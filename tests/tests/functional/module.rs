@@ -4,9 +4,11 @@
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
-use e2e::{Daemon, Guest, eventually, skipped};
+use e2e::{Daemon, Guest, eventually, recycler_guests, recycler_words, skipped};
 use kmem::pageonefs::MountInfo;
 use serde_json::Value;
+
+use crate::recycling::finish;
 
 const MEMORY: u32 = 192;
 
@@ -155,4 +157,61 @@ fn a_mount_can_be_unmounted_while_the_daemon_runs_and_a_plain_file_is_told() {
     let output = command.args(&words[..1]).arg("--version").output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("no mount of pageonefs has domain \"nowhere\""), "{said}");
+}
+
+/// Pages of the mount's files that are in memory and private, as the kernel counts them.
+fn private_pages(mount: &MountInfo) -> u64 {
+    let files = kmem::pageonefs::Mount::open(&mount.path).unwrap().files().unwrap();
+    files.iter().map(|file| file.private_pages).sum()
+}
+
+#[test]
+fn what_guests_free_is_punched_and_no_byte_is_lost_while_daemons_are_killed() {
+    let Some((mount, _)) = here() else { return };
+    let kernels = match recycler_guests() {
+        Ok(kernels) => kernels,
+        Err(why) => return skipped(&why),
+    };
+    let mut daemon = Daemon::with(&["--merge-period", "1", "--reclaim-period", "0.2"]);
+    let guest = |daemon: &Daemon, work: &str| {
+        let mut command = daemon.run(&["--backend", "module", "--ppr"]);
+        command.args(recycler_words(&kernels[0], 256, &format!("STAY=1 PPR=1 PPR_ARGS=check=1 {work}")));
+        Guest::start(command)
+    };
+    let mut guests: Vec<Guest> = (0..2).map(|_| guest(&daemon, "WORK=hungry_45")).collect();
+    let idle = guest(&daemon, "WORK=none");
+    let recycling = |daemon: &Daemon, pid| daemon.client(pid).map(|client| client["recycling"].clone());
+    let total = |daemon: &Daemon, pid| recycling(daemon, pid)?["pages_recycled_total"].as_u64();
+    eventually("what the idle guest does not need is punched", Duration::from_secs(180), || {
+        let client = daemon.client(idle.pid())?;
+        (client["pages_recycled"].as_u64()? > 20_000).then_some(())
+    });
+    println!("{}", daemon.client(idle.pid()).unwrap());
+    // Daemons that are killed while pages are claimed: the next one releases them.
+    for _ in 0..4 {
+        eventually("the guests are recycled", Duration::from_secs(120), || {
+            guests.iter().all(|guest| total(&daemon, guest.pid()) > Some(2000)).then_some(())
+        });
+        daemon.kill();
+        daemon.restart();
+    }
+    for guest in &mut guests {
+        let stat = finish(guest, 45, true);
+        println!("{}: {}", guest.pid(), daemon.client(guest.pid()).unwrap());
+        println!("waits {} of {} leaves, longest {} us", stat("waits"), stat("leaves"), stat("wait_longest_ns") / 1000);
+        assert_eq!(stat("missed"), 0, "an allocation was not seen");
+    }
+    // The idle guest's kernel takes 256 MiB for its own, and holds less than a quarter.
+    drop(guests);
+    eventually("the idle guest's file is small", Duration::from_secs(60), || {
+        (private_pages(&mount) < 16_384).then_some(())
+    });
+    let text = daemon.pageone(&["status"]).output().unwrap();
+    let text = String::from_utf8_lossy(&text.stdout).into_owned();
+    assert!(text.contains("free pages: "), "{text}");
+    let out = daemon.pageone(&["ppr", "pause", &idle.pid().to_string()]).output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(said.contains("its device cannot be unplugged"), "{said}");
+    drop(idle);
+    eventually("nothing is left", Duration::from_secs(60), || (private_pages(&mount) == 0).then_some(()));
 }

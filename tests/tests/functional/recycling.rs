@@ -165,7 +165,7 @@ fn guest(daemon: &Daemon, kernel: &(String, String), work: &str) -> Guest {
 /// Waits until the guest has done all of its work, every round of it right; gives the module's
 /// statistics. `slow`: its host may have held pages for longer than a second; then it marks nothing
 /// until the host lets go, and says so.
-fn finish(guest: &mut Guest, seconds: u64, slow: bool) -> impl Fn(&str) -> u64 + use<> {
+pub(crate) fn finish(guest: &mut Guest, seconds: u64, slow: bool) -> impl Fn(&str) -> u64 + use<> {
     let done = |guest: &mut Guest| {
         guest.rounds();
         guest.console().iter().any(|line| line.contains("LOAD all done")).then_some(())

@@ -129,7 +129,8 @@ pub(crate) struct Totals {
 }
 
 impl Recycling {
-    fn new(marks: Arc<Marks>, period: Duration, boots: bool) -> Self {
+    /// Of a guest that marks its free pages there. `boots`: it may be booting.
+    pub(crate) fn new(marks: Arc<Marks>, period: Duration, boots: bool) -> Self {
         let now = Instant::now();
         Self {
             monitor: None,
@@ -149,6 +150,20 @@ impl Recycling {
             window: (now, 0),
             rate: 0.0,
         }
+    }
+
+    /// The reclaim period of a guest that asks for so many milliseconds; 0: the daemon's, `usual`.
+    pub(crate) fn period_of(own_ms: u32, usual: f64) -> Duration {
+        Duration::from_secs_f64(match own_ms {
+            0 => usual,
+            own => (f64::from(own) / 1000.0).clamp(crate::config::SHORTEST_PERIOD, 86_400.0),
+        })
+    }
+
+    /// The guest's RAM lies there.
+    pub(crate) fn locate(&mut self, extents: Vec<Extent>) {
+        self.due = Instant::now();
+        self.extents = extents;
     }
 
     /// Whether it is known where the guest's RAM lies.
@@ -229,7 +244,8 @@ impl Recycling {
         awaited
     }
 
-    fn swept(&mut self, sweep: &Sweep) {
+    /// A sweep has ended.
+    pub(crate) fn swept(&mut self, sweep: &Sweep) {
         self.requested = None;
         self.note = sweep.refused.map(|why| why.to_string());
         self.dropped |= sweep.refused.is_some_and(wire::recycle::Refusal::is_final);
@@ -258,9 +274,8 @@ impl State {
     /// The guest's RAM lies there: from now on it is recycled, and what it marks is not merged.
     pub(crate) fn set_extents(&mut self, extents: Vec<Extent>) {
         let Some(recycling) = &mut self.recycling else { return };
-        recycling.due = Instant::now();
         let marks = recycling.marks.clone();
-        recycling.extents = extents.clone();
+        recycling.locate(extents.clone());
         for (&id, region) in &mut self.regions {
             let own: Vec<Extent> = extents.iter().filter(|extent| extent.region == id).copied().collect();
             if !own.is_empty() {
@@ -333,10 +348,7 @@ impl Client {
             return Err(ProtocolError::PoolTwice);
         }
         check_extents(state, &pool.extents)?;
-        let period = match pool.period_ms {
-            0 => self.reclaim_period,
-            own => (f64::from(own) / 1000.0).clamp(crate::config::SHORTEST_PERIOD, 86_400.0),
-        };
+        let period = Recycling::period_of(pool.period_ms, self.reclaim_period);
         let marks = match Marks::open(fd) {
             Ok(marks) => Arc::new(marks),
             Err(why) => {
@@ -350,7 +362,7 @@ impl Client {
         if boots && fds.len() < 2 {
             return Err(ProtocolError::PoolWithoutPlace);
         }
-        let mut recycling = Recycling::new(marks, Duration::from_secs_f64(period), boots);
+        let mut recycling = Recycling::new(marks, period, boots);
         let fd = (fds.len() > 1).then(|| fds.swap_remove(1));
         recycling.monitor = fd.map(|fd| Arc::new(Monitor { fd: Some(fd), user: self.user.clone() }));
         let has_monitor = recycling.monitor.is_some();

@@ -104,6 +104,8 @@ impl Engine {
             workers.threads.lock().push((None, reaper));
             let (of_files, of_engine) = (files.clone(), shared.clone());
             workers.threads.lock().push((None, spawn("files", move || of_files.run(&of_engine))?));
+            let (of_files, of_engine) = (files.clone(), shared.clone());
+            workers.threads.lock().push((None, spawn("files-recycle", move || of_files.recycle(&of_engine))?));
             spawn("service", move || service.run())
         };
         let service = Mutex::new(Some(start().map_err(io_error("start threads for", &directory))?));

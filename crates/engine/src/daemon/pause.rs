@@ -28,6 +28,7 @@ impl Engine {
     }
 
     fn find(&self, pid: i32) -> Result<Arc<Client>, PlugError> {
-        self.shared.clients().into_iter().find(|c| c.pid == pid).ok_or(PlugError::NotAClient(pid))
+        let found = self.shared.clients().into_iter().find(|c| c.pid == pid);
+        found.ok_or(if self.files.is_recycled(pid) { PlugError::OfFile(pid) } else { PlugError::NotAClient(pid) })
     }
 }

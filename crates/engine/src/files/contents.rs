@@ -148,4 +148,17 @@ mod tests {
             assert!(matches!(contents.index.see(digest, Place::Below(digest)), Some(Seen::First(_))), "{digest}");
         }
     }
+
+    #[test]
+    fn a_content_costs_under_one_percent_of_its_page() {
+        let (contents, count) = (Contents::new(), 1u64 << 20);
+        for number in 0..count {
+            let digest = xxhash_rust::xxh3::xxh3_64_with_seed(&number.to_ne_bytes(), contents.seed) & !1;
+            let Some(Seen::First(handle)) = contents.index.see(digest, Place::Below(number)) else { continue };
+            assert!(contents.enter(handle));
+        }
+        let of_one = contents.bytes() as f64 / contents.len() as f64;
+        println!("{of_one:.1} bytes for each of {} contents", contents.len());
+        assert!(of_one < kmem::PAGE_SIZE as f64 / 100.0);
+    }
 }

@@ -9,6 +9,7 @@ use wire::{PageNo, RegionId, Run};
 use super::contents::Contents;
 use super::kernel::Kernel;
 use super::owner::Owner;
+use crate::client::recycling::Recycling;
 use crate::content::frame::Frame;
 use crate::content::index::{ClientId, Sighting};
 use crate::ledger::{Entry, LedgerError, Region};
@@ -22,6 +23,8 @@ pub(crate) struct Totals {
     pub(crate) unmerged: u64,
     /// Merges that the kernel refused because the content was another.
     pub(crate) differed: u64,
+    /// Pages that were punched because their guest had freed them; of guests that are gone.
+    pub(crate) recycled: u64,
 }
 
 impl std::ops::AddAssign for Totals {
@@ -30,6 +33,7 @@ impl std::ops::AddAssign for Totals {
         self.merged += more.merged;
         self.unmerged += more.unmerged;
         self.differed += more.differed;
+        self.recycled += more.recycled;
     }
 }
 
@@ -43,6 +47,8 @@ pub(crate) struct State {
     pub(crate) plain: Option<Plain>,
     /// The process that has it open.
     pub(crate) owner: Option<Owner>,
+    /// Of the guest whose first file this is, if it marks its free pages.
+    pub(crate) recycling: Option<Arc<Mutex<Recycling>>>,
 }
 
 /// A file under management.
@@ -74,8 +80,13 @@ impl File {
         kernel: Arc<dyn Kernel>,
     ) -> Result<Self, LedgerError> {
         let pages = u32::try_from(listed.size.div_ceil(kmem::PAGE_SIZE as u64)).unwrap_or(u32::MAX);
-        let state =
-            State { region: Region::new(0, pages)?, totals: Totals::default(), plain: listed.plain(), owner: None };
+        let state = State {
+            region: Region::new(0, pages)?,
+            totals: Totals::default(),
+            plain: listed.plain(),
+            owner: None,
+            recycling: None,
+        };
         Ok(Self {
             id: listed.id,
             number,
@@ -89,6 +100,16 @@ impl File {
 
     pub(crate) fn state(&self) -> parking_lot::MutexGuard<'_, State> {
         self.state.lock()
+    }
+
+    /// Whether its guest is about to say which of its pages are free: it is not merged yet.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.state().recycling.as_ref().is_some_and(|recycling| recycling.lock().is_awaited())
+    }
+
+    /// The guest of which this is told is gone.
+    pub(super) fn untold(&self, recycling: &Arc<Mutex<Recycling>>) {
+        self.state().recycling.take_if(|told| Arc::ptr_eq(told, recycling));
     }
 
     pub(super) fn sighting(&self, page: PageNo) -> Sighting {

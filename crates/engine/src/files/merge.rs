@@ -339,7 +339,7 @@ fn settle(file: &File, state: &mut State, wanted: Wanted, outcome: Result<(), Er
 }
 
 /// The first page of those that are digested with this one.
-fn window(page: PageNo) -> PageNo {
+pub(super) fn window(page: PageNo) -> PageNo {
     PageNo(page.0 / 64 * 64)
 }
 

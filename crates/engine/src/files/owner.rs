@@ -4,6 +4,9 @@ use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use kmem::memfd::FileId;
+use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statx};
+
 /// A process that has a file open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Owner {
@@ -19,9 +22,10 @@ impl Owner {
     }
 }
 
-/// The owners of the files of the mount at `path`, by inode number.
-pub(super) fn of(path: &Path, device: u64) -> HashMap<u64, Owner> {
-    let mut owners = HashMap::new();
+/// The processes that have files of the mount at `path` open, by inode number, each once, and in
+/// the order of their numbers.
+pub(super) fn of(path: &Path, device: u64) -> HashMap<u64, Vec<Owner>> {
+    let mut owners: HashMap<u64, Vec<Owner>> = HashMap::new();
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let mut pids: Vec<i32> = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     pids.sort_unstable();
@@ -31,15 +35,28 @@ pub(super) fn of(path: &Path, device: u64) -> HashMap<u64, Owner> {
             // By its name first: to ask a file of another file system may take long.
             let here = std::fs::read_link(&fd).is_ok_and(|name| name.starts_with(path));
             let Some(file) = here.then(|| std::fs::metadata(&fd).ok()).flatten() else { continue };
-            if file.dev() == device && !owners.contains_key(&file.ino()) {
+            let known = owners.get(&file.ino()).and_then(|owners| owners.last());
+            if file.dev() == device && known.is_none_or(|last| last.pid != pid) {
                 let process = std::fs::metadata(format!("/proc/{pid}"));
                 let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
                 let uid = process.map_or(0, |process| process.uid());
-                owners.insert(file.ino(), Owner { pid, uid, name: name.trim_end().into() });
+                owners.entry(file.ino()).or_default().push(Owner { pid, uid, name: name.trim_end().into() });
             }
         }
     }
     owners
+}
+
+/// The files that a process has open, each with its descriptor's number. Asks no file system that
+/// might not answer.
+pub(super) fn descriptors(pid: i32) -> Vec<(FileId, u32)> {
+    let open = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let of = |entry: std::fs::DirEntry| {
+        let number = entry.file_name().to_str()?.parse().ok()?;
+        let stat = statx(CWD, entry.path(), AtFlags::STATX_DONT_SYNC, StatxFlags::INO).ok()?;
+        Some((FileId { dev: makedev(stat.stx_dev_major, stat.stx_dev_minor), ino: stat.stx_ino }, number))
+    };
+    open.filter_map(of).collect()
 }
 
 #[cfg(test)]
@@ -52,9 +69,13 @@ mod tests {
         let file = std::fs::File::create(directory.path().join("ram")).unwrap();
         std::fs::remove_file(directory.path().join("ram")).unwrap();
         let of_file = file.metadata().unwrap();
-        let owner = of(directory.path(), of_file.dev()).remove(&of_file.ino()).unwrap();
+        let owners = of(directory.path(), of_file.dev()).remove(&of_file.ino()).unwrap();
+        let [owner] = &owners[..] else { panic!("{owners:?}") };
         assert_eq!(owner.pid, std::process::id() as i32);
         assert!(owner.lives() && !owner.name.is_empty());
+        let id = kmem::memfd::identity(&file).unwrap();
+        let number = descriptors(owner.pid).into_iter().find(|&(other, _)| other == id).unwrap().1;
+        assert_eq!(number, std::os::fd::AsRawFd::as_raw_fd(&file) as u32);
         drop(file);
         assert_eq!(of(directory.path(), of_file.dev()).get(&of_file.ino()), None);
     }

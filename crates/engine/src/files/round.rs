@@ -18,7 +18,7 @@ use crate::world::shared::Shared;
 
 impl Files {
     /// Finds, scans and merges.
-    pub(super) fn round(&self, shared: &Shared) {
+    pub(super) fn round(self: &Arc<Self>, shared: &Arc<Shared>) {
         for gone in self.find_mounts() {
             self.reap(gone.files.values());
         }
@@ -28,6 +28,7 @@ impl Files {
         for file in files.values() {
             match file.scan() {
                 Ok(0) => {}
+                Ok(_) if file.is_awaited() => {}
                 Ok(pages) => {
                     shared.pacer.found(USER, pages);
                     due.push(file.clone());
@@ -145,6 +146,7 @@ impl Files {
     /// These files are gone: their sums are kept.
     fn reap<'a>(&self, files: impl Iterator<Item = &'a Arc<File>>) {
         for file in files {
+            self.guests.forget(file);
             file.reap();
             let totals = file.state().totals;
             self.state.lock().gone += totals;
@@ -159,7 +161,7 @@ impl Files {
     }
 
     /// Notes what status and headroom tell.
-    fn note(&self, shared: &Shared) {
+    fn note(self: &Arc<Self>, shared: &Arc<Shared>) {
         let mounts: Vec<(u64, Arc<MountPoint>, Vec<Arc<File>>)> = {
             let state = self.state.lock();
             let of = |(&device, mount): (&u64, &Mount)| {
@@ -176,18 +178,23 @@ impl Files {
             let lives = |file: &Arc<File>| file.state().owner.as_ref().is_some_and(|owner| owner.lives());
             if !files.iter().all(lives) {
                 let mut owners = owner::of(point.path(), device);
-                files.iter().for_each(|file| file.state().owner = owners.remove(&file.inode));
+                for file in &files {
+                    let of_file = owners.remove(&file.inode).unwrap_or_default();
+                    file.state().owner = of_file.first().cloned();
+                    self.find_guests(shared, file, &of_file);
+                }
             }
         }
-        let (mut pages, mut unmerged) = (0, self.state.lock().gone.unmerged);
+        let (mut pages, mut recycled, mut unmerged) = (0, 0, self.state.lock().gone.unmerged);
         for of in self.tell() {
             for file in &of.files {
                 let state = file.state();
-                pages += state.region.counts().merged;
+                let counts = state.region.counts();
+                (pages, recycled) = (pages + counts.merged, recycled + counts.recycled);
                 unmerged += state.totals.unmerged;
             }
         }
-        shared.below.set(pages.saturating_sub(self.frames()), unmerged);
+        shared.below.set(pages.saturating_sub(self.frames()) + recycled, unmerged);
     }
 }
 

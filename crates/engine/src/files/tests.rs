@@ -7,7 +7,7 @@ use kmem::pageonefs::{Ask, Entry as Pairing, File as Listed, digest_of};
 use parking_lot::Mutex;
 use proptest::prelude::*;
 use rustix::io::Errno;
-use wire::PageNo;
+use wire::{PageNo, Run};
 
 use super::contents::Contents;
 use super::file::File;
@@ -21,26 +21,26 @@ use crate::world::state_file::StateFile;
 
 /// A page of the model: what it holds (0: a hole), and the frame that it uses.
 #[derive(Clone, Copy, Default)]
-struct Page {
-    content: u64,
-    frame: Option<u64>,
+pub(super) struct Page {
+    pub(super) content: u64,
+    pub(super) frame: Option<u64>,
     dirty: bool,
     /// Somebody holds it: it is not merged.
-    held: bool,
+    pub(super) held: bool,
     away: bool,
 }
 
 #[derive(Default)]
-struct Frame {
+pub(super) struct Frame {
     content: u64,
     users: u32,
 }
 
 /// The kernel as uapi.h has it.
 #[derive(Default)]
-struct Model {
-    files: BTreeMap<u64, Vec<Page>>,
-    frames: BTreeMap<u64, Frame>,
+pub(super) struct Model {
+    pub(super) files: BTreeMap<u64, Vec<Page>>,
+    pub(super) frames: BTreeMap<u64, Frame>,
     last: u64,
     max_users: u32,
     digested: u64,
@@ -61,7 +61,7 @@ impl Model {
         }
     }
 
-    fn write(&mut self, id: u64, page: usize, content: u64) {
+    pub(super) fn write(&mut self, id: u64, page: usize, content: u64) {
         self.leave(id, page);
         let page = &mut self.files.get_mut(&id).unwrap()[page];
         (page.content, page.dirty) = (content, true);
@@ -109,7 +109,16 @@ impl Model {
     }
 }
 
-struct Fake(Mutex<Model>);
+pub(super) struct Fake(pub(super) Mutex<Model>);
+
+impl Fake {
+    /// Makes pages of a file holes, each on its own: others come between.
+    pub(super) fn punch(&self, id: u64, run: Run) {
+        for page in run.page.index()..run.end().index() {
+            self.0.lock().write(id, page, 0);
+        }
+    }
+}
 
 impl Kernel for Fake {
     fn harvest(&self, id: u64, start: u64, bits: &mut [u64]) -> Result<u64, Errno> {
@@ -165,16 +174,16 @@ impl Kernel for Fake {
 }
 
 /// Files over the model, and what a round needs.
-struct World {
-    fake: Arc<Fake>,
+pub(super) struct World {
+    pub(super) fake: Arc<Fake>,
     shared: Shared,
-    files: ByNumber,
-    contents: Arc<Contents>,
+    pub(super) files: ByNumber,
+    pub(super) contents: Arc<Contents>,
     _directory: tempfile::TempDir,
 }
 
 impl World {
-    fn new(files: &[Vec<u64>], max_users: u32) -> Self {
+    pub(super) fn new(files: &[Vec<u64>], max_users: u32) -> Self {
         let page = |&content: &u64| Page { content, dirty: true, ..Page::default() };
         let of = |(id, file): (u64, &Vec<u64>)| (id, file.iter().map(page).collect());
         let files: BTreeMap<u64, Vec<Page>> = (1..).zip(files).map(of).collect();
@@ -194,7 +203,7 @@ impl World {
     }
 
     /// As a new daemon finds the files.
-    fn open(&mut self) {
+    pub(super) fn open(&mut self) {
         self.contents = Arc::new(Contents::new());
         self.files.clear();
         let sizes: Vec<(u64, usize)> = self.fake.0.lock().files.iter().map(|(&id, pages)| (id, pages.len())).collect();
@@ -211,7 +220,7 @@ impl World {
         }
     }
 
-    fn round(&self) {
+    pub(super) fn round(&self) {
         let due = self.files.values().filter(|file| file.scan().unwrap() > 0);
         let due: Vec<_> = due.collect();
         for file in due {
@@ -219,17 +228,17 @@ impl World {
         }
     }
 
-    fn rounds(&self, rounds: usize) {
+    pub(super) fn rounds(&self, rounds: usize) {
         (0..rounds).for_each(|_| self.round());
     }
 
-    fn write(&self, id: u64, page: usize, content: u64) {
+    pub(super) fn write(&self, id: u64, page: usize, content: u64) {
         self.fake.0.lock().write(id, page, content);
     }
 
     /// Whether ledgers, index and model say the same, of memory that has been scanned since it was
     /// written.
-    fn check(&self) {
+    pub(super) fn check(&self) {
         let model = self.fake.0.lock();
         let mut used: HashMap<u32, u64> = HashMap::new();
         for file in self.files.values() {
@@ -250,7 +259,7 @@ impl World {
     }
 
     /// Frames, and contents that two pages or more have.
-    fn frames_and_shared(&self) -> (usize, usize) {
+    pub(super) fn frames_and_shared(&self) -> (usize, usize) {
         let model = self.fake.0.lock();
         let mut counts: HashMap<u64, u32> = HashMap::new();
         let pages = model.files.values().flatten().filter(|page| page.content != 0 && !page.held && !page.away);

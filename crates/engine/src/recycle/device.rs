@@ -45,6 +45,12 @@ pub enum PlugError {
     /// No such client.
     #[error("process {0} is no client of this daemon; `pageone status` lists them")]
     NotAClient(i32),
+    /// There is no agent that could make another pool.
+    #[error(
+        "the RAM of process {0} is a file of pageonefs, and its device cannot be unplugged; to save or migrate the guest, \
+         start it without --ppr"
+    )]
+    OfFile(i32),
     /// There is no monitor.
     #[error("{0}")]
     NoDevice(String),

@@ -20,9 +20,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const START_STEP: Duration = Duration::from_millis(200);
 /// The part of a reclaim period after which to look for marks. The rest of the period is for the
 /// work.
-const LOOK_AFTER: f64 = 0.8;
+pub(crate) const LOOK_AFTER: f64 = 0.8;
 /// The part of a reclaim period that one sweep may take where there is no other limit.
-const SWEEP_SHARE: f64 = 0.5;
+pub(crate) const SWEEP_SHARE: f64 = 0.5;
 
 /// Asks for the sweeps that are due. Returns when to come again; `None`: no client has a pool.
 pub(crate) fn tick(shared: &Shared) -> Option<Instant> {

@@ -26,7 +26,7 @@ const UNMANAGED: &str = "none of it is memory that the agent manages. RAM that o
     need) and RAM that is not to be merged (mem-merge=off, merge=off) cannot be taken back: start QEMU without these, or use \
     virtio-balloon's free-page-reporting=on instead of --ppr";
 /// How long a QEMU that starts may take to answer.
-const QMP_TIME: Duration = Duration::from_secs(120);
+pub(crate) const QMP_TIME: Duration = Duration::from_secs(120);
 /// How long an agent may take to make room in its socket.
 const SEND_TIME: Duration = Duration::from_secs(10);
 /// Searches of one user's domains at a time: each is a thread, and guests that start together
@@ -52,7 +52,7 @@ enum RamError {
 /// and the client's ledger, and looks whether the device is plugged in. Where QEMU was started with
 /// another's state it plugs the device in when that is there, and ends.
 pub(crate) fn ask(shared: &Arc<Shared>, client: &Arc<Client>) {
-    let Some(search) = Search::begin(shared, client) else {
+    let Some(search) = Search::begin(shared, client.domain.key.uid) else {
         return refuse(
             client,
             &format!("{SEARCHES} guests of its user are being asked for their RAM; start fewer at a time"),
@@ -79,7 +79,7 @@ fn refuse(client: &Client, why: &str) {
 fn locate(shared: &Arc<Shared>, client: &Arc<Client>, search: &Search) -> Result<(), RamError> {
     let Ok(session) = client.session() else { return Ok(()) };
     let Some(socket) = session.socket() else { return Ok(()) };
-    let goes_on = || search.goes_on(client);
+    let goes_on = || search.goes_on() && client.state().link.is_up();
     let mut qmp = Qmp::open(socket, QMP_TIME, &goes_on)?;
     let is_first = client.state().recycling.as_ref().is_some_and(|recycling| !recycling.is_located());
     if is_first {
@@ -117,15 +117,14 @@ fn locate(shared: &Arc<Shared>, client: &Arc<Client>, search: &Search) -> Result
 }
 
 /// A search under way; it counts until it is dropped.
-struct Search {
+pub(crate) struct Search {
     shared: Arc<Shared>,
     uid: Option<u32>,
 }
 
 impl Search {
     /// `None`: there are too many of this user.
-    fn begin(shared: &Arc<Shared>, client: &Client) -> Option<Self> {
-        let uid = client.domain.key.uid;
+    pub(crate) fn begin(shared: &Arc<Shared>, uid: Option<u32>) -> Option<Self> {
         let mut searches = shared.searches.lock();
         let count = searches.entry(uid).or_insert(0);
         if *count >= SEARCHES {
@@ -135,9 +134,9 @@ impl Search {
         Some(Self { shared: shared.clone(), uid })
     }
 
-    /// Whether anybody waits for its end.
-    fn goes_on(&self, client: &Client) -> bool {
-        !self.shared.stopping() && client.state().link.is_up()
+    /// Whether the daemon waits for its end.
+    pub(crate) fn goes_on(&self) -> bool {
+        !self.shared.stopping()
     }
 }
 
@@ -155,7 +154,7 @@ impl Drop for Search {
 fn extents(client: &Client, qmp: &mut Monitor<'_>) -> Result<Vec<Extent>, RamError> {
     let ram = find_ram(qmp)?;
     // Frames that the pool has no room for are never recycled.
-    let extents = extents_of(&client.state().regions, &ram);
+    let extents = extents_of(&places(&client.state().regions), &ram);
     if extents.is_empty() {
         return Err(RamError::Unmanaged);
     }
@@ -183,22 +182,41 @@ pub(crate) fn send(shared: &Shared, client: &Client, message: &[u8]) -> bool {
     false
 }
 
-/// The parts of RAM that lie in regions.
-fn extents_of(regions: &BTreeMap<RegionId, Region>, ram: &[Ram]) -> Vec<Extent> {
+/// Pages that lie at an address of QEMU's: of a region, from `first` on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) start: u64,
+    pub(crate) pages: u32,
+    pub(crate) region: RegionId,
+    pub(crate) first: PageNo,
+}
+
+fn places(regions: &BTreeMap<RegionId, Region>) -> Vec<Place> {
+    let of = |(&id, region): (&RegionId, &Region)| Place {
+        start: region.start,
+        pages: region.pages,
+        region: id,
+        first: PageNo(0),
+    };
+    regions.iter().map(of).collect()
+}
+
+/// The parts of RAM that lie in these places.
+pub(crate) fn extents_of(places: &[Place], ram: &[Ram]) -> Vec<Extent> {
     let page = PAGE_SIZE as u64;
     let mut extents = Vec::new();
     for ram in ram {
-        for (&id, region) in regions {
+        for place in places {
             let (first, end) = (
-                region.start.max(ram.host),
+                place.start.max(ram.host),
                 // QEMU's answer is not trusted: the sum must not overflow.
-                (region.start + u64::from(region.pages) * page).min(ram.host.saturating_add(ram.end - ram.start)),
+                (place.start + u64::from(place.pages) * page).min(ram.host.saturating_add(ram.end - ram.start)),
             );
             if first < end {
                 extents.push(Extent {
                     frame: (ram.start + (first - ram.host)) / page,
-                    region: id,
-                    run: Run::new(PageNo(((first - region.start) / page) as u32), ((end - first) / page) as u32),
+                    region: place.region,
+                    run: Run::new(place.first + ((first - place.start) / page) as u32, ((end - first) / page) as u32),
                 });
             }
         }
@@ -225,9 +243,9 @@ mod tests {
             |frame, region, page, len| Extent { frame, region: RegionId(region), run: Run::new(PageNo(page), len) };
         let above = (1 << 32) / page;
         let absurd = Ram { start: 0, end: 2 * page, host: u64::MAX - page + 1 };
-        assert!(extents_of(&regions, &[absurd]).is_empty());
+        assert!(extents_of(&places(&regions), &[absurd]).is_empty());
         assert_eq!(
-            extents_of(&regions, &ram),
+            extents_of(&places(&regions), &ram),
             [extent(256, 1, 0, 100), extent(above, 1, 50, 50), extent(above + 150, 2, 0, 50)]
         );
     }
@@ -237,15 +255,15 @@ mod tests {
         let directory = std::env::temp_dir();
         let state_file = crate::world::state_file::StateFile::load(&directory).unwrap();
         let shared = Arc::new(Shared::new(crate::config::Config::default(), state_file));
-        let (client, _agent) = crate::client::scanning::tests::client();
-        let mut searches: Vec<_> = (0..SEARCHES).map_while(|_| Search::begin(&shared, &client)).collect();
+        let begin = || Search::begin(&shared, Some(7));
+        let mut searches: Vec<_> = (0..SEARCHES).map_while(|_| begin()).collect();
         assert_eq!(searches.len(), SEARCHES as usize);
-        assert!(Search::begin(&shared, &client).is_none(), "one too many");
-        assert!(searches[0].goes_on(&client));
-        client.disconnect();
-        assert!(!searches[0].goes_on(&client), "nobody waits for it");
+        assert!(begin().is_none(), "one too many");
+        assert!(Search::begin(&shared, Some(8)).is_some(), "of another user");
         searches.pop();
-        assert!(Search::begin(&shared, &client).is_some());
+        assert!(begin().is_some() && searches[0].goes_on());
+        shared.stop();
+        assert!(!searches[0].goes_on(), "nobody waits for it");
         drop(searches);
         assert!(shared.searches.lock().is_empty());
     }

@@ -51,16 +51,20 @@ pub(super) fn domains(mounts: &[OfMount], host: &OfHost<'_>) -> Vec<DomainStatus
 fn client(file: &File, host: &OfHost<'_>) -> ClientStatus {
     let state = file.state();
     let counts = state.region.counts();
+    let recycling = state.recycling.as_ref().map(|recycling| recycling.lock().status());
     let metrics = ClientMetrics {
         regions: 1,
         region_bytes: u64::from(state.region.pages) * PAGE as u64,
         pages_merged: counts.merged,
         pages_unshared: counts.unshared,
         pages_volatile: state.region.volatile,
+        pages_recycled: counts.recycled,
         pages_copied_total: state.totals.unmerged,
         pages_differed_total: state.totals.differed,
         full_scans: state.totals.scans,
-        general_profit: counts.merged as i64 * (PAGE - MERGED_BYTES) - state.region.bytes() as i64,
+        general_profit: counts.merged as i64 * (PAGE - MERGED_BYTES) + counts.recycled as i64 * PAGE
+            - state.region.bytes() as i64
+            - recycling.as_ref().map_or(0, |recycling| recycling.metrics.pool_bytes as i64),
         ..ClientMetrics::default()
     };
     let refused = state.plain.map(plain);
@@ -83,6 +87,7 @@ fn client(file: &File, host: &OfHost<'_>) -> ClientStatus {
         uid,
         name: format!("{program} (inode {})", file.inode),
         metrics,
+        recycling,
         state: "merging".into(),
         refused,
         why,

@@ -67,7 +67,10 @@ impl Engine {
         let host = files::OfHost { paused: of_host.paused.as_deref(), cpu_limit: of_host.cpu_limit };
         for mut domain in files::domains(&mounts, &host) {
             status.metrics += &domain.metrics;
-            domain.clients.iter().for_each(|client| status.metrics += &client.metrics);
+            for client in &domain.clients {
+                status.metrics += &client.metrics;
+                client.recycling.iter().for_each(|recycling| status.metrics += &recycling.metrics);
+            }
             if let Some(uid) = uid {
                 domain.clients.retain(|client| client.uid == uid);
             }
@@ -79,6 +82,7 @@ impl Engine {
         mounts.iter().flat_map(|mount| &mount.files).for_each(|file| totals += file.state().totals);
         status.metrics.pages_merged_total += totals.merged;
         status.metrics.scans_total += totals.scans;
+        status.metrics.pages_recycled_total += totals.recycled;
     }
 
     /// Whether the host could give back what was saved.

@@ -109,12 +109,21 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     if args.ppr || args.free_page_reporting {
         qemu::add_reporting(&mut command, &args.program[0], &args.program[1..]);
     }
-    if args.ppr && args.backend != Backend::Pageone {
+    if args.ppr && args.backend == Backend::Ksm {
         eprintln!(
-            "pageone: {program} runs without recycling: that takes PageONE's agent in it; --free-page-reporting does not"
+            "pageone: {program} runs without recycling: that takes --backend pageone or module; --free-page-reporting does not"
         );
     } else if args.ppr {
-        match ppr::prepare(&mut command, &args.program[0], &args.program[1..], args.reclaim_period) {
+        let words = &args.program[1..];
+        let worker = match args.backend {
+            Backend::Module => module::check_for_recycling(prepared.is_ok(), words).map(|()| ppr::Worker::Daemon),
+            _ => {
+                ppr::warn_of(words);
+                Ok(ppr::Worker::Agent)
+            }
+        };
+        let prepare = |worker| ppr::prepare(&mut command, &args.program[0], words, worker, args.reclaim_period);
+        match worker.and_then(prepare) {
             Ok(fds) => inherited = Some(fds),
             Err(e) => crate::cmd::warn(&format!("{program} runs without recycling: "), &e),
         }

@@ -67,6 +67,21 @@ pub(super) fn prepare(
     start_daemon(dir, no_start)
 }
 
+/// Whether the daemon can punch what the guest frees. `prepared`: its RAM lies in a mount.
+///
+/// # Errors
+///
+/// Say why it cannot.
+pub(super) fn check_for_recycling(prepared: bool, words: &[OsString]) -> Result<()> {
+    ensure!(prepared, "its RAM does not lie in a mount of pageonefs");
+    // The device is plugged in when the state is there, by an agent.
+    ensure!(
+        !super::qemu::loads_state(words),
+        "--backend module cannot plug the device in after -incoming or -loadvm; use --free-page-reporting instead of --ppr"
+    );
+    Ok(())
+}
+
 /// The mount of this domain; the only one if none is named.
 fn choose<'a>(mounts: &'a [MountInfo], domain: Option<&str>) -> Result<&'a MountInfo> {
     let known = || {
@@ -160,6 +175,15 @@ mod tests {
         }
         assert!(is_in(&words("-object memory-backend-file,mem-path=/mnt/pageone"), mount));
         assert!(!is_in(&words("-object memory-backend-file,mem-path=/mnt/pageone2"), mount));
+    }
+
+    #[test]
+    fn free_pages_are_punched_where_the_ram_is_a_file_from_the_start() {
+        let words = |line: &str| line.split(' ').map(OsString::from).collect::<Vec<_>>();
+        assert!(check_for_recycling(true, &words("-m 64")).is_ok());
+        let why = |prepared, line| check_for_recycling(prepared, &words(line)).unwrap_err().to_string();
+        assert!(why(false, "-m 64").contains("does not lie in a mount of pageonefs"));
+        assert!(why(true, "-m 64 -incoming defer").contains("--backend module cannot plug the device in"));
     }
 
     #[test]

@@ -4,7 +4,8 @@
 //! device. The guest's driver marks its free pages there. One end of a socket pair becomes a QMP
 //! monitor. The daemon asks it where the guest's RAM lies, and has the device unplugged and
 //! plugged in. QEMU inherits both descriptors, and the agent finds them by their numbers in the
-//! environment. Neither has a name that another process could open, and neither is left behind.
+//! environment; so does the daemon, of a QEMU whose RAM lies in `pageonefs`. Neither has a name
+//! that another process could open, and neither is left behind.
 //!
 //! While the device is there QEMU cannot save the guest, and must not load it: marks belong to the
 //! memory in which they were made. A disk that can hold no snapshots makes QEMU refuse `loadvm`. A
@@ -28,7 +29,7 @@ use kmem::memfd;
 use rustix::io::FdFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use snapshot::words::{DEFAULT_MEMORY, is_qemu, parse_size};
-use wire::recycle::{QEMU_DEVICE, QEMU_GUARD, QEMU_POOL, QEMU_PORT};
+use wire::recycle::{ENV_FILE_POOL, ENV_FILE_QMP, ENV_POOL, ENV_QMP, QEMU_DEVICE, QEMU_GUARD, QEMU_POOL, QEMU_PORT};
 
 use super::qemu;
 
@@ -36,6 +37,15 @@ use super::qemu;
 /// live until the program is started.
 pub(crate) struct Inherited {
     _fds: [OwnedFd; 3],
+}
+
+/// Who takes the pages back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Worker {
+    /// The agent in the program.
+    Agent,
+    /// The daemon: the program's memory is a file of `pageonefs`.
+    Daemon,
 }
 
 /// Adds the options and the environment to `command`, which starts `program` with `arguments`.
@@ -49,6 +59,7 @@ pub(crate) fn prepare(
     command: &mut Command,
     program: &OsStr,
     arguments: &[OsString],
+    worker: Worker,
     period: Option<f64>,
 ) -> Result<Inherited> {
     let name = Path::new(program).file_name().unwrap_or(program).to_string_lossy();
@@ -91,8 +102,13 @@ pub(crate) fn prepare(
         "reboot=shutdown",
     ];
     command.args(words);
-    command.env(wire::recycle::ENV_POOL, number.to_string());
-    command.env(wire::recycle::ENV_QMP, ours.as_raw_fd().to_string());
+    let of_agent = [ENV_POOL, ENV_QMP];
+    let of_daemon = [ENV_FILE_POOL, ENV_FILE_QMP];
+    let (names, others) = if worker == Worker::Agent { (of_agent, of_daemon) } else { (of_daemon, of_agent) };
+    command.env(names[0], number.to_string()).env(names[1], ours.as_raw_fd().to_string());
+    for name in others {
+        command.env_remove(name);
+    }
     match period {
         Some(seconds) => command.env(wire::recycle::ENV_PERIOD, format!("{:.0}", seconds * 1000.0)),
         None => command.env_remove(wire::recycle::ENV_PERIOD),
@@ -100,37 +116,46 @@ pub(crate) fn prepare(
     Ok(Inherited { _fds: [pool, ours, qemus] })
 }
 
-/// Refuses arguments that would lose the guest's memory, and warns of those that keep it from being
-/// recycled.
+/// Refuses arguments that would lose the guest's memory.
 ///
 /// # Errors
 ///
 /// When the arguments let the guest go on after a reset.
 fn check(arguments: &[OsString]) -> Result<()> {
-    let has = |word: &str, setting: &str| word.split(',').any(|part| part == setting);
-    for (option, word) in &qemu::words(arguments).collect::<Vec<_>>() {
+    for (option, word) in qemu::words(arguments) {
         ensure!(
-            !(option == "action" && has(word, "reboot=reset")),
+            !(option == "action" && has(&word, "reboot=reset")),
             "-action reboot=reset would let the guest go on after a reset, with marks of a kernel that is gone: pages in use would be zeroed. \
              Leave it out: with --ppr a reset ends QEMU, and the program that started it starts it again"
         );
+    }
+    Ok(())
+}
+
+fn has(word: &str, setting: &str) -> bool {
+    word.split(',').any(|part| part == setting)
+}
+
+/// Warns of arguments that keep the guest's memory from being recycled by an agent.
+pub(super) fn warn_of(arguments: &[OsString]) {
+    for (option, word) in qemu::words(arguments) {
         let shared = option == "object"
             && ["memory-backend-memfd", "memory-backend-shm"].iter().any(|kind| word.starts_with(kind))
-            && !has(word, "share=off");
-        let shared = shared || option == "object" && word.starts_with("memory-backend-") && has(word, "share=on");
+            && !has(&word, "share=off");
+        let shared = shared || option == "object" && word.starts_with("memory-backend-") && has(&word, "share=on");
         if shared {
             eprintln!(
                 "pageone: {word}: free pages of memory that other processes may map (share=on, the default of memory-backend-memfd) are not \
-                 taken back; if it is the guest's RAM, leave --ppr out and use virtio-balloon's free-page-reporting=on"
+                 taken back; if it is the guest's RAM, use --backend module, or leave --ppr out and use virtio-balloon's \
+                 free-page-reporting=on"
             );
         }
-        if option == "machine" && has(word, "mem-merge=off") {
+        if option == "machine" && has(&word, "mem-merge=off") {
             eprintln!(
                 "pageone: {word}: with mem-merge=off the guest's memory is not managed, and its free pages are not taken back"
             );
         }
     }
-    Ok(())
 }
 
 /// An initialised pool that can neither shrink nor grow.
@@ -204,10 +229,16 @@ mod tests {
     #[test]
     fn only_qemu_gets_a_pool() {
         let mut command = Command::new("sh");
-        let error = prepare(&mut command, OsStr::new("/bin/sh"), &[], None).err().unwrap();
+        let error = prepare(&mut command, OsStr::new("/bin/sh"), &[], Worker::Agent, None).err().unwrap();
         assert!(error.to_string().contains("guests, and sh is not QEMU"), "{error}");
-        prepare(&mut command, OsStr::new("/usr/bin/qemu-system-x86_64"), &["-m".into(), "64".into()], Some(0.5))
-            .unwrap();
+        prepare(
+            &mut command,
+            OsStr::new("/usr/bin/qemu-system-x86_64"),
+            &["-m".into(), "64".into()],
+            Worker::Agent,
+            Some(0.5),
+        )
+        .unwrap();
         let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy().into_owned()).collect();
         assert!(
             words.iter().any(|word| word.contains("ivshmem")) && words.iter().any(|word| word == "reboot=shutdown")
@@ -218,9 +249,12 @@ mod tests {
         // The device comes when the state is there.
         let mut command = Command::new("qemu-system-x86_64");
         let arguments: Vec<OsString> = "-M q35 -incoming defer".split(' ').map(OsString::from).collect();
-        prepare(&mut command, OsStr::new("qemu-system-x86_64"), &arguments, None).unwrap();
+        prepare(&mut command, OsStr::new("qemu-system-x86_64"), &arguments, Worker::Daemon, None).unwrap();
         let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy().into_owned()).collect();
         assert!(!words.iter().any(|word| word.contains("ivshmem") || word.contains(QEMU_GUARD)), "{words:?}");
         assert!(words.iter().any(|word| word.contains("pcie-root-port")), "{words:?}");
+        let has = |wanted: &str| command.get_envs().any(|(name, value)| name == wanted && value.is_some());
+        assert!(has(ENV_FILE_POOL) && has(ENV_FILE_QMP));
+        assert!(!has(ENV_POOL) && !has(ENV_QMP), "an agent that comes later would ask the monitor, too");
     }
 }

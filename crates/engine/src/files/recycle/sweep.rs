@@ -1,0 +1,131 @@
+//! One sweep over a guest's RAM: claim, punch, tell the ledger, release.
+
+use std::ops::Range as Frames;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kmem::cpu::thread_time;
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use wire::recycle::{Extent, Refusal, Sweep};
+use wire::{RegionId, Run};
+
+use super::pool::Pool;
+use super::process::{Ground, Punch};
+use crate::client::recycling::Recycling;
+use crate::files::file::File;
+use crate::ledger::Entry;
+
+/// Pages claimed at a time (and up to a word more): the guest may wait for so many, and longer
+/// where the daemon dies in the midst.
+const BATCH_PAGES: u64 = 1024;
+
+/// The host of a guest's pool.
+pub(super) struct Sweeper {
+    host: ppr::Host<Arc<ppr::Pool>>,
+    /// Ascending by frame; the region is the number of the file.
+    extents: Vec<Extent>,
+    ground: Box<dyn Ground>,
+    /// Dropped last.
+    pool: Pool,
+}
+
+impl Sweeper {
+    pub(super) fn new(pool: Pool, extents: Vec<Extent>, ground: Box<dyn Ground>) -> Self {
+        let host = ppr::Host::new(pool.pool.clone(), ppr::Ram::new(extents.iter().map(Extent::frames)));
+        pool.pool.set_host_state(ppr::HostState::Active);
+        Self { host, extents, ground, pool }
+    }
+
+    pub(super) fn drain(&self) {
+        self.ground.drain();
+    }
+
+    /// Punches marked pages, for at most `budget` of CPU time, and notes what became of it.
+    pub(super) fn sweep(
+        &mut self,
+        files: &[Arc<File>],
+        budget: Duration,
+        recycling: &Mutex<Recycling>,
+        stopping: impl Fn() -> bool,
+    ) {
+        let begin = thread_time();
+        let mut sum = Sweep::default();
+        let result = self.batches(files, &mut sum, || thread_time() - begin > budget || stopping());
+        sum.sweep_ns = (thread_time() - begin).as_nanos() as u64;
+        let mut recycling = recycling.lock();
+        let before = recycling.status().why;
+        recycling.swept(&sum);
+        if let Err(why) = result {
+            recycling.refuse(format!("its pages cannot be punched: {why}"));
+        }
+        let why = recycling.status().why;
+        if let Some(why) = why.filter(|why| before.as_ref() != Some(why)) {
+            tracing::warn!(inode = files[0].inode, "not recycled: {why}");
+        }
+    }
+
+    fn batches(&mut self, files: &[Arc<File>], sum: &mut Sweep, ends: impl Fn() -> bool) -> Result<(), Errno> {
+        sum.refused = self.refusal(files);
+        if sum.refused.is_some() {
+            return Ok(());
+        }
+        let Self { host, extents, ground, .. } = self;
+        let punch = ground.open()?;
+        for mut within in extents.iter().map(Extent::frames) {
+            while !within.is_empty() {
+                if ends() {
+                    sum.more = true;
+                    return Ok(());
+                }
+                sum.refused = ground.held();
+                if sum.refused.is_some() {
+                    return Ok(());
+                }
+                let claimed = Instant::now();
+                let batch = host.recycle(&mut within, BATCH_PAGES, |runs| take(files, extents, runs, &punch));
+                sum.longest_ns = sum.longest_ns.max(claimed.elapsed().as_nanos() as u64);
+                let batch = batch?;
+                sum.pages += batch.pages;
+                sum.runs += batch.runs;
+                sum.lost += batch.lost;
+            }
+        }
+        Ok(())
+    }
+
+    /// Why nothing may be punched.
+    fn refusal(&self, files: &[Arc<File>]) -> Option<Refusal> {
+        if self.pool.pool.validate().is_err() {
+            return Some(Refusal::Header);
+        }
+        // Something has pinned its pages for long, or is about to.
+        if files.iter().any(|file| file.state().plain.is_some()) {
+            return Some(Refusal::Pinned);
+        }
+        self.ground.held()
+    }
+}
+
+/// Punches runs of claimed frames. The ledger hears of them before they are released: so no write
+/// of the guest's comes before.
+fn take(files: &[Arc<File>], extents: &[Extent], runs: &[Frames<u64>], punch: &Punch<'_>) -> Result<(), Errno> {
+    for (number, run) in runs.iter().flat_map(|frames| pages_of(extents, frames)) {
+        let number = number.0 as usize;
+        let Some(file) = files.get(number) else { continue };
+        punch(number, run)?;
+        let left = |page, entry: Entry| _ = file.drop_entry(page, entry);
+        file.state().region.recycle(run, left);
+    }
+    Ok(())
+}
+
+/// The pages of files that a run of frames lies in.
+fn pages_of(extents: &[Extent], frames: &Frames<u64>) -> impl Iterator<Item = (RegionId, Run)> {
+    let Frames { start, end } = *frames;
+    let first = extents.partition_point(|extent| extent.frames().end <= start);
+    extents[first..].iter().take_while(move |extent| extent.frame < end).map(move |extent| {
+        let (start, end) = (start.max(extent.frame), end.min(extent.frames().end));
+        (extent.region, Run::new(extent.run.page + (start - extent.frame) as u32, (end - start) as u32))
+    })
+}

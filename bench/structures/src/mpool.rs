@@ -35,8 +35,8 @@ pub(crate) use worker::{Worker, run as work};
 /// What to measure, and where.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Only this: map, warm, sequential, encrypted, commits, ycsb-b, ycsb-c, hot (memory is enough for what is
-    /// hot) or slow (ycsb-c on a medium of 125 MB a second)
+    /// Only this: map, warm, sequential, encrypted, commits, ycsb-b, ycsb-c, hot (memory is enough
+    /// for what is hot) or slow (ycsb-c on a medium of 125 MB a second)
     #[arg(long)]
     only: Option<String>,
     /// Only these of ycsb's subjects: pageone, pageone-no-reaper, mmap, mmap-default, rocksdb,

@@ -6,7 +6,7 @@
 //! was allocated or never written, read as they do without encryption.
 //!
 //! The crate `xts-mode` does one AES block after the other; here many are under way at once, which
-//! is up to thirty times as fast. The tests compare the two.
+//! is many times as fast. The tests compare the two.
 
 use aes::Aes256;
 use aes::cipher::{Array, BlockCipherDecrypt, BlockCipherEncrypt, KeyInit};
@@ -56,7 +56,8 @@ impl Xts {
         }
     }
 
-    /// Gives the blocks of some sectors at a time to `cipher`, between two exclusive ors with the tweaks.
+    /// Gives the blocks of some sectors at a time to `cipher`, between two exclusive ors with the
+    /// tweaks.
     fn each(&self, sectors: &mut [u8], first: u64, cipher: impl Fn(&mut [aes::Block])) {
         let mut masks = [0; AT_ONCE * UNITS];
         for (group, sectors) in (first..).step_by(AT_ONCE).zip(sectors.chunks_mut(AT_ONCE * SECTOR)) {

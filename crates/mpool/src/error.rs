@@ -11,6 +11,8 @@ use crate::MediaClass;
 pub enum Object {
     /// The superblock of a class.
     Superblock(MediaClass),
+    /// The wrapped key of an encrypted pool.
+    Key,
     /// One of the two logs of the pool's own metadata: 0 or 1.
     Metadata(u8),
     /// An mblock.
@@ -25,6 +27,7 @@ impl fmt::Display for Object {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Superblock(class) => write!(f, "the superblock of class {class}"),
+            Self::Key => write!(f, "the wrapped key"),
             Self::Metadata(log) => write!(f, "metadata log {log}"),
             Self::Mblock(id) => write!(f, "mblock {id:#x}"),
             Self::Mlog(id) => write!(f, "mlog {id:#x}"),
@@ -120,6 +123,50 @@ pub enum PoolError {
         .0.display()
     )]
     Leased(PathBuf),
+    /// A file that cannot be a user's key.
+    #[error("{} cannot be a pool's key: {why}", .key.display())]
+    KeyFile {
+        /// The file.
+        key: PathBuf,
+        /// Why, and what makes it one.
+        why: &'static str,
+    },
+    /// The user's key is not where it was.
+    #[error(
+        "{} is encrypted, and its key {} cannot be read: {cause}; put it back, or say where it is with \
+         `pageone pool key POOL --key-file FILE`",
+        .path.display(), .key.display()
+    )]
+    NoKey {
+        /// The directory.
+        path: PathBuf,
+        /// The user's key.
+        key: PathBuf,
+        /// The system's reason.
+        cause: IoError,
+    },
+    /// Another key than the user's.
+    #[error(
+        "{} is not the key of {}: nothing was read or written; put the right one there, or say where it is with \
+         `pageone pool key POOL --key-file FILE`",
+        .key.display(), .path.display()
+    )]
+    WrongKey {
+        /// The directory.
+        path: PathBuf,
+        /// The file that holds the wrong key.
+        key: PathBuf,
+    },
+    /// Neither file with the wrapped key is what was written.
+    #[error(
+        "{} is encrypted, and neither of its files `wrapped-key` and `wrapped-key.copy` is what was written: put one of \
+         them back from a backup; without them nobody can read the pool",
+        .0.display()
+    )]
+    KeyLost(PathBuf),
+    /// A key was given for a pool that has none.
+    #[error("{} is not encrypted: a pool gets its key from `pageone pool create --key-file FILE`", .0.display())]
+    NotEncrypted(PathBuf),
     /// Made by a version that this one does not know.
     #[error("{} has format version {found}, and this program knows version {known}: use the program that made it", .path.display())]
     Version {

@@ -4,8 +4,10 @@
 use std::path::Path;
 
 use crate::disk::frame::{self, Frame, Kind};
+use crate::disk::key::KeyFile;
 use crate::disk::log;
 use crate::disk::record::Record;
+use crate::disk::sealed::SealedLease;
 use crate::disk::superblock::Superblock;
 use crate::error::Object;
 use crate::pool::lease;
@@ -38,6 +40,14 @@ pub fn decode_all(bytes: &[u8]) {
     for bytes in [bytes, &lease] {
         let _ = lease::decode(bytes);
     }
+    for block in [bytes, &key_file(bytes)] {
+        if let Some(found) = KeyFile::decode(block) {
+            assert_eq!(found.encode(), block[..BLOCK]);
+        }
+    }
+    for bytes in [bytes, &[b"PGLEASEX", bytes].concat()] {
+        let _ = SealedLease::decode(bytes);
+    }
     if let Some((&generation, frames)) = bytes.split_first() {
         for copies in [[frames, frames], [frames, &[]], [&[], frames], frames.split_at(frames.len() / 2).into()] {
             let walk = frame::walk(copies, generation.into(), Object::Mlog(0), &mut |_| {});
@@ -47,6 +57,15 @@ pub fn decode_all(bytes: &[u8]) {
     if let Some(record) = Record::decode(bytes) {
         assert_eq!(Record::decode(&record.encode()), Some(record));
     }
+}
+
+/// A key file with these bytes behind its version, and a right checksum.
+pub(crate) fn key_file(bytes: &[u8]) -> Vec<u8> {
+    let mut block = [b"PGONEKEY\x01\0\0\0", bytes].concat();
+    block.resize(BLOCK - 4, 0);
+    let crc = crc32c::crc32c(&block);
+    block.extend(crc.to_le_bytes());
+    block
 }
 
 /// The frames of a log with these records that was closed.

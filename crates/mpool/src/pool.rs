@@ -13,15 +13,17 @@ pub(crate) mod lease;
 pub(crate) mod registry;
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::MediaClass;
 use crate::disk::file_system::Disk;
+use crate::disk::key::{self, Keys, UserKey};
 use crate::disk::medium::{Medium, Room, Storage};
 use crate::disk::record::Record;
-use crate::disk::superblock::{FORMAT_VERSION, Opening, State, Superblock};
+use crate::disk::sealed::over;
+use crate::disk::superblock::{ENCRYPTED_VERSION, FORMAT_VERSION, Opening, State, Superblock};
 use crate::error::{During, PoolError};
 use crate::finding::Finding;
 use crate::objects::class::ClassUsage;
@@ -58,6 +60,8 @@ pub struct PoolProps {
     pub created: u64,
     /// The format of its files.
     pub version: u32,
+    /// The file with the user's key, of an encrypted pool.
+    pub key_file: Option<PathBuf>,
     /// How it was opened.
     pub access: Access,
 }
@@ -100,12 +104,79 @@ impl Pool {
         Self::create_on(Arc::new(Disk), path, name)
     }
 
+    /// Makes an encrypted pool, and opens it. `key` is a file with 32 random bytes; the pool notes
+    /// its path, and finds it there whenever it is opened.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Pool::create`]; `KeyFile`.
+    pub fn create_encrypted(path: &Path, name: &str, key: &Path) -> Result<Self, PoolError> {
+        Self::create_encrypted_on(Arc::new(Disk), path, name, key)
+    }
+
+    /// Creates a pool as [`Pool::create_encrypted`] does, on the given storage.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Pool::create_encrypted`].
+    pub fn create_encrypted_on(
+        storage: Arc<dyn Storage>,
+        path: &Path,
+        name: &str,
+        key: &Path,
+    ) -> Result<Self, PoolError> {
+        let key = UserKey::read(key)?;
+        Self::create_with(storage, path, name, Some(&key))
+    }
+
+    /// From now on an encrypted pool, which must not be open, is opened with this key: the same one
+    /// in another place, or another one, with which the pool's own key is wrapped anew. Then the
+    /// one before must be where it was.
+    ///
+    /// # Errors
+    ///
+    /// `NotEncrypted`; those of [`Pool::open`].
+    pub fn set_key(path: &Path, key: &Path) -> Result<(), PoolError> {
+        Self::set_key_on(&Disk, path, key)
+    }
+
+    /// Sets the key as [`Pool::set_key`] does, on the given storage.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Pool::set_key`].
+    pub fn set_key_on(storage: &dyn Storage, path: &Path, key: &Path) -> Result<(), PoolError> {
+        let key = UserKey::read(key)?;
+        let medium = match storage.directory(path, false) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(PoolError::NotAPool(path.into())),
+            medium => medium.during("opening", path.display())?,
+        };
+        let path = medium.path().to_owned();
+        if !medium.lock(true).during("locking", path.display())? {
+            return Err(PoolError::Busy(path));
+        }
+        match read_superblock(&*medium)? {
+            None => Err(PoolError::NotAPool(path)),
+            Some((superblock, _)) if !superblock.is_encrypted() => Err(PoolError::NotEncrypted(path)),
+            Some((superblock, _)) => Keys::change(&*medium, superblock.pool, &key),
+        }
+    }
+
     /// Creates a pool as [`Pool::create`] does, on the given storage.
     ///
     /// # Errors
     ///
     /// Those of [`Pool::create`].
     pub fn create_on(storage: Arc<dyn Storage>, path: &Path, name: &str) -> Result<Self, PoolError> {
+        Self::create_with(storage, path, name, None)
+    }
+
+    fn create_with(
+        storage: Arc<dyn Storage>,
+        path: &Path,
+        name: &str,
+        key: Option<&UserKey>,
+    ) -> Result<Self, PoolError> {
         registry::check_name(name)?;
         let medium = storage.directory(path, true).during("making", path.display())?;
         let path = medium.path().to_owned();
@@ -119,7 +190,14 @@ impl Pool {
             return Err(PoolError::Busy(path));
         }
         is_free()?;
-        let superblock = new_superblock(&*medium)?;
+        let mut superblock = new_superblock(&*medium, None)?;
+        // What an interrupted call left.
+        key::erase(&*medium)?;
+        let keys = key.map(|key| Keys::create(&*medium, superblock.pool, key)).transpose()?.map(Arc::new);
+        if keys.is_some() {
+            superblock.version = ENCRYPTED_VERSION;
+        }
+        let medium = over(medium, keys.as_ref(), MediaClass::Capacity);
         let mut journal = Journal::create(&*medium, name, path.clone())?;
         create_root(&*medium, &mut journal)?;
         journal.close();
@@ -144,7 +222,9 @@ impl Pool {
     /// Its properties.
     pub fn props(&self) -> PoolProps {
         let Superblock { version, pool: uuid, created, .. } = self.inner.superblock;
-        PoolProps { name: self.inner.meta().tables.name.clone(), uuid, created, version, access: self.inner.access }
+        let name = self.inner.meta().tables.name.clone();
+        let key_file = self.inner.keys.as_ref().map(|keys| keys.path().to_owned());
+        PoolProps { name, uuid, created, version, key_file, access: self.inner.access }
     }
 
     /// The directory of its capacity class.
@@ -195,8 +275,8 @@ impl Pool {
     }
 }
 
-/// The superblock of a pool that no other one knows.
-fn new_superblock(medium: &dyn Medium) -> Result<Superblock, PoolError> {
+/// The superblock of a pool that no other one knows, unless it has keys.
+fn new_superblock(medium: &dyn Medium, keys: Option<&Keys>) -> Result<Superblock, PoolError> {
     let at = || medium.path().display();
     let mut uuid = [0; 16];
     rustix::rand::getrandom(&mut uuid, rustix::rand::GetRandomFlags::empty())
@@ -206,5 +286,6 @@ fn new_superblock(medium: &dyn Medium) -> Result<Superblock, PoolError> {
     let home = medium.identity().during("looking at", at())?;
     let opening = Opening { epoch: 0, random: 0, before: 0, home, state: State::Open };
     let class = MediaClass::Capacity;
-    Ok(Superblock { version: FORMAT_VERSION, class, pool: uuid, created, opening, serial: 0 })
+    let (version, pool) = keys.map_or((FORMAT_VERSION, uuid), |keys| (ENCRYPTED_VERSION, keys.pool()));
+    Ok(Superblock { version, class, pool, created, opening, serial: 0 })
 }

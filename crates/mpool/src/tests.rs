@@ -8,5 +8,6 @@ mod leases;
 mod maps;
 mod model;
 mod rebuild;
+mod sealed;
 mod sectors;
 mod threads;

@@ -97,6 +97,12 @@ fn table() -> Vec<(&'static str, Vec<(&'static str, How)>)> {
                 ),
                 ("pageone pool list | show | add | rename | check | destroy", By(POOL, "\"rename\"")),
                 ("pageone pool ls | du | rm | repack", By("tests/tests/functional/checkpoint.rs", "\"pool\", \"du\"")),
+                ("(umask 77; head -c 32 /dev/urandom > /etc/pageone/anna.key)", By(POOL, "(umask 77; head -c 32")),
+                (
+                    "pageone pool create anna --capacity /srv/anna --key-file /etc/pageone/anna.key",
+                    By(POOL, "\"--key-file\", &first"),
+                ),
+                ("pageone pool key anna --key-file /etc/pageone/anna-2.key", By(POOL, "\"key\", \"tenant\"")),
             ],
         ),
         (

@@ -64,6 +64,49 @@ fn a_damaged_superblock_is_said_and_repaired() {
     assert!(!ok(dir.path(), &["check", "one", "--read-only"]).contains("damaged"));
 }
 
+/// Makes a key as the guide says.
+fn key(file: &Path) -> String {
+    let file = file.display().to_string();
+    let made = Command::new("sh").args(["-c", &format!("(umask 77; head -c 32 /dev/urandom > {file})")]).status();
+    assert!(made.unwrap().success());
+    file
+}
+
+#[test]
+fn an_encrypted_pool_is_opened_by_its_key_wherever_that_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).display().to_string();
+    let (first, second) = (key(&dir.path().join("first.key")), key(&dir.path().join("second.key")));
+    let made = ok(dir.path(), &["create", "one", "--capacity", &at("capacity"), "--key-file", &first]);
+    assert!(made.contains(&format!("encrypted, key {first}")), "{made}");
+    ok(dir.path(), &["add", "one", "staging", &at("staging")]);
+    ok(dir.path(), &["rename", "one", "tenant"]);
+    let shown: Value = serde_json::from_str(&ok(dir.path(), &["show", "tenant", "--json"])).unwrap();
+    assert_eq!((shown["key_file"].as_str(), shown["format"].as_u64()), (Some(&*first), Some(3)));
+    // The key is gone: every command says so, and what to do.
+    std::fs::rename(&first, at("moved.key")).unwrap();
+    for command in [&["show", "tenant"][..], &["check", "tenant"], &["ls", "tenant"], &["repack", "tenant"]] {
+        let err = refused(dir.path(), command);
+        assert!(err.contains("its key") && err.contains("pageone pool key POOL --key-file FILE"), "{err}");
+    }
+    assert!(ok(dir.path(), &["list"]).contains("is encrypted"));
+    let err = refused(dir.path(), &["key", "tenant", "--key-file", &second]);
+    assert!(err.contains("cannot be read"), "{err}");
+    ok(dir.path(), &["key", "tenant", "--key-file", &at("moved.key")]);
+    ok(dir.path(), &["check", "tenant"]);
+    // Another key: the one before opens it no more.
+    ok(dir.path(), &["key", "tenant", "--key-file", &second]);
+    ok(dir.path(), &["check", "tenant"]);
+    std::fs::copy(at("moved.key"), &second).unwrap();
+    let err = refused(dir.path(), &["check", "tenant"]);
+    assert!(err.contains("is not the key of") && err.contains("nothing was read or written"), "{err}");
+    assert!(refused(dir.path(), &["rebuild", "tenant", "--yes"]).contains("is not the key of"));
+    ok(dir.path(), &["create", "plain", "--capacity", &at("plain")]);
+    assert!(refused(dir.path(), &["key", "plain", "--key-file", &second]).contains("is not encrypted"));
+    ok(dir.path(), &["destroy", "tenant", "--yes"]);
+    assert!(!dir.path().join("capacity").exists());
+}
+
 #[test]
 fn a_copy_of_a_pool_is_refused_until_it_is_adopted() {
     let dir = tempfile::tempdir().unwrap();

@@ -16,12 +16,12 @@ use super::median;
 use super::zipf::Random;
 use bench_common::report::{Row, Sheet};
 
-const MBLOCK: usize = 32 << 20;
+pub(super) const MBLOCK: usize = 32 << 20;
 /// As much memory as `fio` has in flight with four requests.
 const BUFFER: usize = 4 << 20;
 
 /// MiB a second.
-fn rate(bytes: usize, start: Instant) -> f64 {
+pub(super) fn rate(bytes: usize, start: Instant) -> f64 {
     (bytes >> 20) as f64 / start.elapsed().as_secs_f64()
 }
 
@@ -44,7 +44,7 @@ impl Drop for Target<'_> {
 }
 
 /// Waits until the medium has nothing to do: what was deleted before is given back to it later.
-fn settle() {
+pub(super) fn settle() {
     rustix::fs::sync();
     std::thread::sleep(Duration::from_millis(300));
 }
@@ -65,12 +65,40 @@ fn fio(target: &Target<'_>, engine: &[&str], read: bool) -> Result<Option<f64>> 
     Ok(job["bw_bytes"].as_f64().map(|bytes| bytes / f64::from(1 << 20)))
 }
 
-/// Runs it.
-pub(super) fn run(directory: &Path, quick: bool, rounds: usize) -> Result<Vec<Row>> {
-    let bytes = if quick { 256 << 20 } else { 1 << 30 };
+/// What is written.
+pub(super) fn buffer() -> AlignedBuf {
     let mut buffer = AlignedBuf::zeroed(BUFFER);
     let mut random = Random::new(3);
     buffer.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&random.next().to_ne_bytes()));
+    buffer
+}
+
+/// Writes and commits so many bytes.
+pub(super) fn write(pool: &Pool, buffer: &AlignedBuf, bytes: usize) -> Result<Vec<u64>> {
+    let mut writers = Vec::new();
+    for _ in 0..bytes / MBLOCK {
+        let mut writer = pool.mblock_alloc(Allocation { capacity: MBLOCK as u64, ..Allocation::default() })?;
+        // The same bytes several times, as `fio` writes the same few buffers.
+        writer.write(&[IoSlice::new(buffer); MBLOCK / BUFFER])?;
+        writers.push(writer);
+    }
+    Ok(MblockWriter::commit_all(writers)?)
+}
+
+/// Reads all of them.
+pub(super) fn read(pool: &Pool, ids: &[u64]) -> Result<()> {
+    let mut into = AlignedBuf::zeroed(BUFFER);
+    for &id in ids {
+        let mblock = pool.mblock(id)?;
+        (0..MBLOCK).step_by(into.len()).try_for_each(|at| mblock.read(at as u64, &mut into))?;
+    }
+    Ok(())
+}
+
+/// Runs it.
+pub(super) fn run(directory: &Path, quick: bool, rounds: usize) -> Result<Vec<Row>> {
+    let bytes = if quick { 256 << 20 } else { 1 << 30 };
+    let buffer = buffer();
     let pool = Pool::create(&directory.join("sequential-pool"), "bench")?;
     let mut ours = [const { Vec::new() }; 3];
     const ENGINES: [(&str, &[&str]); 2] =
@@ -79,22 +107,11 @@ pub(super) fn run(directory: &Path, quick: bool, rounds: usize) -> Result<Vec<Ro
     for _ in 0..rounds.max(3) {
         settle();
         let start = Instant::now();
-        let mut writers = Vec::new();
-        for _ in 0..bytes / MBLOCK {
-            let mut writer = pool.mblock_alloc(Allocation { capacity: MBLOCK as u64, ..Allocation::default() })?;
-            // The same bytes several times, as `fio` writes the same few buffers.
-            writer.write(&[IoSlice::new(&buffer); MBLOCK / BUFFER])?;
-            writers.push(writer);
-        }
-        let ids = MblockWriter::commit_all(writers)?;
+        let ids = write(&pool, &buffer, bytes)?;
         ours[0].push(rate(bytes, start));
-        let mut into = AlignedBuf::zeroed(BUFFER);
         settle();
         let start = Instant::now();
-        for &id in &ids {
-            let mblock = pool.mblock(id)?;
-            (0..MBLOCK).step_by(into.len()).try_for_each(|at| mblock.read(at as u64, &mut into))?;
-        }
+        read(&pool, &ids)?;
         ours[1].push(rate(bytes, start));
         pool.mblock_delete(&ids)?;
         for (engine, times) in ENGINES.iter().zip(&mut theirs) {

@@ -288,7 +288,7 @@ impl MediumFile for DiskFile {
         Ok(())
     }
 
-    fn read_while(&self, into: &mut [u8], offset: u64, landed: &mut dyn FnMut(usize, &[u8])) -> io::Result<()> {
+    fn read_while(&self, into: &mut [u8], offset: u64, landed: &mut dyn FnMut(usize, &mut [u8])) -> io::Result<()> {
         // A single request has nothing to overlap with, and this way is shorter.
         let several =
             (into.len() > uring::REQUEST).then(|| uring::read_while(&self.file, into, offset, landed)).flatten();

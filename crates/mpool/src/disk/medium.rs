@@ -237,12 +237,12 @@ pub trait MediumFile: Send + Sync {
 
     /// Reads as [`MediumFile::read_at`] and gives each part, with its place in `into`, to `landed`
     /// as soon as it is there, while the others are under way where the medium can. Parts are
-    /// whole blocks when `into` is.
+    /// whole blocks when `into` is. `landed` may change them.
     ///
     /// # Errors
     ///
     /// Those of [`MediumFile::read_at`].
-    fn read_while(&self, into: &mut [u8], offset: u64, landed: &mut dyn FnMut(usize, &[u8])) -> io::Result<()> {
+    fn read_while(&self, into: &mut [u8], offset: u64, landed: &mut dyn FnMut(usize, &mut [u8])) -> io::Result<()> {
         self.read_at(into, offset)?;
         landed(0, into);
         Ok(())

@@ -5,7 +5,7 @@
 //! | bytes | what |
 //! |---|---|
 //! | 0..8 | `PGONEPL1` |
-//! | 8..12 | format version |
+//! | 8..12 | format version; 3 for an encrypted pool |
 //! | 12..16 | class: 0 capacity, 1 staging, 2 memory |
 //! | 16..32 | identity of the pool |
 //! | 32..40 | when the pool was made, in seconds since 1970 |
@@ -41,6 +41,9 @@ use crate::{BLOCK, MediaClass};
 pub(crate) const NAMES: [&str; 2] = ["superblock", "superblock.copy"];
 /// The format of everything in a pool. A program refuses a version that it does not know.
 pub const FORMAT_VERSION: u32 = 2;
+/// The same, with everything but superblocks encrypted: a program that does not know it must not
+/// take such a pool for a damaged one.
+pub const ENCRYPTED_VERSION: u32 = 3;
 
 const MAGIC: &[u8; 8] = b"PGONEPL1";
 
@@ -85,6 +88,11 @@ pub(crate) struct Superblock {
 }
 
 impl Superblock {
+    /// Whether the rest of the pool is encrypted.
+    pub(crate) fn is_encrypted(&self) -> bool {
+        self.version == ENCRYPTED_VERSION
+    }
+
     /// The same, at another point of the opening.
     pub(crate) fn in_state(self, state: State) -> Self {
         Self { opening: Opening { state, ..self.opening }, ..self }

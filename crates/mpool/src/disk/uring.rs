@@ -229,7 +229,7 @@ pub(crate) fn read_while(
     file: &File,
     into: &mut [u8],
     offset: u64,
-    landed: &mut dyn FnMut(usize, &[u8]),
+    landed: &mut dyn FnMut(usize, &mut [u8]),
 ) -> Option<io::Result<()>> {
     let fd = types::Fd(file.as_raw_fd());
     with_ring(|ring| {

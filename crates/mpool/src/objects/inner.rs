@@ -7,6 +7,7 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::MediaClass;
 use crate::disk::group::Group;
+use crate::disk::key::Keys;
 use crate::disk::medium::Storage;
 use crate::disk::record::Record;
 use crate::disk::superblock::{State, Superblock, write_superblock};
@@ -28,6 +29,8 @@ pub enum Access {
 /// What the handles of an open pool share: the pool is closed when the last of them is gone.
 pub(crate) struct Inner {
     pub(crate) storage: Arc<dyn Storage>,
+    /// Of an encrypted pool.
+    pub(crate) keys: Option<Arc<Keys>>,
     pub(crate) path: PathBuf,
     pub(crate) superblock: Superblock,
     pub(crate) access: Access,
@@ -50,6 +53,7 @@ struct Commit {
 /// What opening a pool gives.
 pub(crate) struct Parts {
     pub(crate) storage: Arc<dyn Storage>,
+    pub(crate) keys: Option<Arc<Keys>>,
     pub(crate) path: PathBuf,
     pub(crate) superblock: Superblock,
     pub(crate) access: Access,
@@ -61,9 +65,10 @@ pub(crate) struct Parts {
 
 impl Inner {
     pub(crate) fn new(parts: Parts) -> Self {
-        let Parts { storage, path, superblock, access, classes, tables, journal, findings } = parts;
+        let Parts { storage, keys, path, superblock, access, classes, tables, journal, findings } = parts;
         Self {
             storage,
+            keys,
             path,
             superblock,
             access,

@@ -355,7 +355,7 @@ impl Mblock {
         let table = self.table()?;
         let MblockRecord { id, offset, .. } = self.info.record;
         let mut bad = None;
-        let mut check = |at: usize, part: &[u8]| {
+        let mut check = |at: usize, part: &mut [u8]| {
             let found = checksum::first_bad(table, id, first + (at / BLOCK) as u64, part);
             bad = bad.into_iter().chain(found).min();
         };

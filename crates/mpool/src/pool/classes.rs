@@ -7,6 +7,7 @@ use super::Pool;
 use super::directory::{create_class, read_superblock, refuse_others_data};
 use crate::MediaClass;
 use crate::disk::record::Record;
+use crate::disk::sealed::over;
 use crate::disk::superblock::Superblock;
 use crate::error::{During, PoolError};
 use crate::objects::class::Class;
@@ -54,6 +55,7 @@ impl Pool {
         // First the record, so that removing the pool finds the directory.
         records.push(Record::Class { class, path });
         self.inner.commit(records, false)?;
+        let medium = over(medium, self.inner.keys.as_ref(), class);
         create_class(&*medium, &superblock)?;
         let (opened, _) = Class::open(class, medium, &[], &[], Vec::new(), false)?;
         classes[class as usize] = Some(Arc::new(opened));

@@ -8,14 +8,18 @@ use super::directory::{read_superblock, refuse_others_data};
 use super::lease;
 use crate::MediaClass;
 use crate::disk::file_system::Disk;
+use crate::disk::key::{self, Keys};
 use crate::disk::medium::{Medium, Storage};
+use crate::disk::sealed::over;
 use crate::disk::superblock;
 use crate::error::{During, PoolError};
 use crate::objects::class;
 use crate::objects::meta::Journal;
 
 impl Pool {
-    /// Removes a pool with everything in it. It must not be open.
+    /// Removes a pool with everything in it. It must not be open. Of an encrypted pool the wrapped
+    /// key is erased first; without the user's key the directories of its other classes are not
+    /// known, and stay.
     ///
     /// # Errors
     ///
@@ -33,22 +37,24 @@ impl Pool {
         // A damaged pool can be removed, an open one cannot. The lock outlives the reading of the
         // metadata.
         let medium = storage.directory(path, false).during("opening", path.display())?;
-        if read_superblock(&*medium)?.is_none() {
+        let Some((superblock, _)) = read_superblock(&*medium)? else {
             return Err(PoolError::NotAPool(medium.path().into()));
-        }
+        };
         if !medium.lock(true).during("locking", path.display())? {
             return Err(PoolError::Busy(medium.path().into()));
         }
+        let keys = || Keys::open(&*medium, Some(superblock.pool)).ok().map(Arc::new);
+        let keys = superblock.is_encrypted().then(keys).flatten();
+        let medium = over(medium, keys.as_ref(), MediaClass::Capacity);
         lease::refuse(&*medium)?;
         let classes = Journal::open(&*medium, false).map(|(_, tables, _)| tables.classes).unwrap_or_default();
         // The capacity class last, and in each class the superblock last: an interrupted removal
         // can be repeated.
         let mut media: Vec<Arc<dyn Medium>> = Vec::new();
-        let uuid = read_superblock(&*medium)?.map(|(s, _)| s.pool);
         for path in classes.iter().filter(|(class, _)| **class != MediaClass::Capacity).map(|(_, path)| path) {
             let Ok(other) = storage.directory(path, false) else { continue };
             match read_superblock(&*other) {
-                Ok(Some((found, _))) if Some(found.pool) == uuid => media.push(other),
+                Ok(Some((found, _))) if found.pool == superblock.pool => media.push(other),
                 // Adding or removing it was interrupted: there is at most an unfinished superblock
                 // and an empty data file.
                 Ok(None) if refuse_others_data(&*other).is_ok() => media.push(other),
@@ -60,6 +66,7 @@ impl Pool {
             let at = medium.path().display();
             let names = medium.list().during("listing", &at)?;
             let finished = read_superblock(&*medium)?.is_some();
+            key::erase(&*medium)?;
             let ours = |name: &str| {
                 name == class::DATA
                     || finished && ["meta-", "mlog-", "mdc-"].iter().any(|start| name.starts_with(start))

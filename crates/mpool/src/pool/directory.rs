@@ -3,7 +3,7 @@
 use std::io;
 
 use crate::disk::medium::{Medium, Open};
-use crate::disk::superblock::{FORMAT_VERSION, Superblock, read_copies, write_superblock};
+use crate::disk::superblock::{ENCRYPTED_VERSION, FORMAT_VERSION, Superblock, read_copies, write_superblock};
 use crate::error::{Damage, During, PoolError};
 use crate::objects::class;
 
@@ -11,7 +11,7 @@ use crate::objects::class;
 pub(super) fn read_superblock(medium: &dyn Medium) -> Result<Option<(Superblock, Option<Damage>)>, PoolError> {
     let path = medium.path();
     let Some((found, damage)) = Superblock::newer(read_copies(medium)?) else { return Ok(None) };
-    if found.version != FORMAT_VERSION {
+    if ![FORMAT_VERSION, ENCRYPTED_VERSION].contains(&found.version) {
         return Err(PoolError::Version { path: path.into(), found: found.version, known: FORMAT_VERSION });
     }
     Ok(Some((found, damage)))

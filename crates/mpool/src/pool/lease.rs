@@ -21,8 +21,10 @@ use serde::{Deserialize, Serialize};
 use super::Pool;
 use crate::MediaClass;
 use crate::disk::file_system::Disk;
+use crate::disk::key::Keys;
 use crate::disk::medium::{Medium, Storage};
 use crate::disk::record::{MblockRecord, Record};
+use crate::disk::sealed::{SealedLease, over};
 use crate::disk::space::Extent;
 use crate::error::{During, IoError, PoolError};
 use crate::objects::class::Class;
@@ -114,28 +116,37 @@ impl Pool {
         let classes: Vec<_> = classes.iter().flatten().map(place).collect();
         let bytes = Terms { classes, mblocks }.encode(note);
         let medium = self.inner.storage.directory(&self.inner.path, false).during("opening", at())?;
+        let medium = over(medium, self.inner.keys.as_ref(), MediaClass::Capacity);
         Ok(medium.lease(&bytes).during("leasing mblocks of", at())?)
     }
 }
 
 impl Leased {
-    /// Reads a lease, which must be held as long as this is used.
+    /// Reads a lease, which must be held as long as this is used. That of an encrypted pool says
+    /// where the pool is, and the pool where its key is.
     ///
     /// # Errors
     ///
-    /// `Io`, if it is none, or a class is not where it was.
+    /// `Io`, if it is none, or a class is not where it was; those of [`Pool::open`] about keys.
     pub fn open(lease: &File) -> Result<Self, PoolError> {
         let read = || {
             let mut bytes = vec![0; lease.metadata()?.len() as usize];
             lease.read_exact_at(&mut bytes, 0)?;
             Ok(bytes)
         };
-        let bytes = read().during("reading", "a lease")?;
+        let mut bytes = read().during("reading", "a lease")?;
+        let mut keys = None;
+        if let Some((sealed, rest)) = SealedLease::decode(&bytes) {
+            let medium = Disk.directory(&sealed.path, false).during("opening", sealed.path.display())?;
+            let of_pool = keys.insert(Arc::new(Keys::open(&*medium, None)?));
+            bytes = sealed.plain(rest, of_pool);
+        }
         let foreign = || io::Error::from(io::ErrorKind::InvalidData);
         let (terms, note) = Terms::decode(&bytes).ok_or_else(foreign).during("reading", "a lease")?;
         let mut classes = HashMap::new();
         for (class, path) in &terms.classes {
             let medium = Disk.directory(path, false).during("opening", path.display())?;
+            let medium = over(medium, keys.as_ref(), *class);
             classes.insert(*class as usize, Arc::new(Class::open_to_read(*class, medium)?));
         }
         let mblock = |record: MblockRecord| {

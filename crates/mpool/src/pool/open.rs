@@ -8,8 +8,10 @@ use super::directory::{read_superblock, refuse_others_data};
 use super::{OpenOptions, Pool, lease, logs};
 use crate::MediaClass;
 use crate::disk::file_system::Disk;
+use crate::disk::key::Keys;
 use crate::disk::medium::{Medium, Open, Storage};
 use crate::disk::record::MblockRecord;
+use crate::disk::sealed::over;
 use crate::disk::space::Extent;
 use crate::disk::superblock::{self, State, Superblock, write_superblock};
 use crate::error::{Damage, During, Object, PoolError};
@@ -23,7 +25,8 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// `NotAPool`, `Busy`, `Version`, `Damaged`, `ClassMissing`, `NoData`, `Apart`, `Io`.
+    /// `NotAPool`, `Busy`, `Version`, `NoKey`, `WrongKey`, `KeyLost`, `KeyFile`, `Damaged`,
+    /// `ClassMissing`, `NoData`, `Apart`, `Io`.
     pub fn open(path: &Path, options: OpenOptions) -> Result<Self, PoolError> {
         Self::open_on(Arc::new(Disk), path, options)
     }
@@ -58,9 +61,15 @@ impl Pool {
         if superblock.class != MediaClass::Capacity {
             return Err(PoolError::NotAPool(path));
         }
+        let keys = match superblock.is_encrypted() {
+            true => Some(Arc::new(Keys::open(&*medium, Some(superblock.pool))?)),
+            false => None,
+        };
+        let medium = over(medium, keys.as_ref(), MediaClass::Capacity);
         let held = if exclusive { lease::held(&*medium)? } else { lease::Held::new() };
         let mut opening = Opening { exclusive, options, superblock, held, findings: Vec::new() };
-        opening.note_superblock(damage);
+        opening.note_copy(damage);
+        opening.note_copy(keys.as_ref().and_then(|keys| keys.damage().cloned()));
         let (mut journal, tables, damage) = opening.metadata(&*medium)?;
         let mut found = Vec::new();
         for (&class, class_path) in &tables.classes {
@@ -69,6 +78,10 @@ impl Pool {
                 MediaClass::Capacity => Some((superblock, medium.clone())),
                 _ => opening.find_class(&tables, class, class_path, storage.directory(class_path, false).ok())?,
             };
+            let directory = directory.map(|(superblock, medium)| match class {
+                MediaClass::Capacity => (superblock, medium),
+                _ => (superblock, over(medium, keys.as_ref(), class)),
+            });
             found.extend(directory.map(|directory| (class, directory)));
         }
         for (_, (_, medium)) in &found {
@@ -81,6 +94,7 @@ impl Pool {
         let mut repaired = false;
         let superblock = if exclusive {
             let home = opening.check(&tables, &found, &[])?;
+            keys.iter().try_for_each(|keys| keys.mend(&*medium))?;
             journal.mend(&*medium)?;
             repaired = !damage.is_empty() && journal.compact(&tables.snapshot()).is_ok();
             opening.begin(&found, home)?
@@ -93,7 +107,7 @@ impl Pool {
             classes[class as usize] = Some(Arc::new(opening.class(&tables, class, directory)?));
         }
         let findings = opening.findings;
-        let inner = Inner::new(Parts { storage, path, superblock, access, classes, tables, journal, findings });
+        let inner = Inner::new(Parts { storage, keys, path, superblock, access, classes, tables, journal, findings });
         if exclusive {
             logs::remove_leftovers(&inner)?;
         }
@@ -132,8 +146,8 @@ impl Opening {
         Self { exclusive: true, options, superblock, held, findings }
     }
 
-    /// Notes damage of one copy of a superblock. An exclusive opening writes both anew.
-    fn note_superblock(&mut self, damage: Option<Damage>) {
+    /// Notes damage of one copy of a superblock or key. An exclusive opening writes both anew.
+    fn note_copy(&mut self, damage: Option<Damage>) {
         self.findings.extend(damage.map(|damage| Finding::Damage { damage, repaired: self.exclusive }));
     }
 
@@ -189,7 +203,7 @@ impl Opening {
         if !medium.lock(self.exclusive).during("locking", path.display())? {
             return Err(PoolError::Busy(path.into()));
         }
-        self.note_superblock(damage);
+        self.note_copy(damage);
         Ok(Some((superblock, medium)))
     }
 

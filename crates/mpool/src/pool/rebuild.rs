@@ -17,10 +17,12 @@ use super::lease;
 use super::open::{Directory, Opening};
 use super::{Pool, new_superblock};
 use crate::disk::file_system::Disk;
+use crate::disk::key::{self, Keys};
 use crate::disk::log::Log;
 use crate::disk::medium::{Medium, Storage};
 use crate::disk::pair::Pair;
 use crate::disk::record::{LogRecord, MblockRecord, Record};
+use crate::disk::sealed::over;
 use crate::disk::space::Extent;
 use crate::disk::superblock::{State, Superblock};
 use crate::error::{Damage, During, Object, ObjectError, PoolError};
@@ -89,11 +91,19 @@ impl Pool {
         if !medium.lock(true).during("locking", path.display())? {
             return Err(PoolError::Busy(path));
         }
-        lease::refuse(&*medium)?;
         let superblock = superblock_if_any(&*medium)?;
         if superblock.is_some_and(|s| s.class != MediaClass::Capacity) || superblock.is_none() && !has_data(&*medium)? {
             return Err(PoolError::NotAPool(path));
         }
+        let keys = match superblock {
+            Some(superblock) if !superblock.is_encrypted() => None,
+            Some(superblock) => Some(Keys::open(&*medium, Some(superblock.pool))?),
+            None if !key::is_there(&*medium)? => None,
+            None => Some(Keys::open(&*medium, None)?),
+        };
+        let keys = keys.map(Arc::new);
+        let medium = over(medium, keys.as_ref(), MediaClass::Capacity);
+        lease::refuse(&*medium)?;
         let mut rebuilt = Rebuilt::default();
         let (mut journal, mut tables) = rebuilt.metadata(&*medium, superblock)?;
         tables.assume(&path);
@@ -112,9 +122,10 @@ impl Pool {
         if tables.name.is_empty() {
             tables.name = "rebuilt".into();
         }
-        let found = rebuilt.directories(&*storage, &medium, superblock, &tables)?;
+        let found = rebuilt.directories(&*storage, (&medium, keys.as_ref()), superblock, &tables)?;
         let mut opening = Opening::exclusive(found[0].1.0);
         let home = opening.check(&tables, &found, &named)?;
+        keys.iter().try_for_each(|keys| keys.mend(&*medium))?;
         let lost = rebuilt.records_lost > 0;
         if lost {
             for (class, (_, medium)) in &found {
@@ -180,7 +191,7 @@ impl Rebuilt {
     fn directories(
         &mut self,
         storage: &dyn Storage,
-        capacity: &Arc<dyn Medium>,
+        (capacity, keys): (&Arc<dyn Medium>, Option<&Arc<Keys>>),
         superblock: Option<Superblock>,
         tables: &Tables,
     ) -> Result<Vec<(MediaClass, Directory)>, PoolError> {
@@ -203,12 +214,12 @@ impl Rebuilt {
             if !directory.lock(true).during("locking", path.display())? {
                 return Err(PoolError::Busy(path.clone()));
             }
-            others.push((class, own, directory));
+            others.push((class, own, over(directory, keys, class)));
         }
         let known = superblock.or_else(|| others.iter().find_map(|(_, own, _)| *own));
         let ours = match known {
             Some(known) => known,
-            None => new_superblock(&**capacity)?,
+            None => new_superblock(&**capacity, keys.map(Arc::as_ref))?,
         };
         let make = |class, own: Option<Superblock>| own.unwrap_or(Superblock { class, ..ours });
         let first = (MediaClass::Capacity, superblock, capacity.clone());

@@ -77,12 +77,25 @@ impl Registry {
     ///
     /// `Exists`: the name is taken; those of [`Pool::create`].
     pub fn create(&self, name: &str, path: &Path) -> Result<Pool, PoolError> {
+        self.enter(name, || Pool::create(path, name))
+    }
+
+    /// Makes an encrypted pool and enters its name.
+    ///
+    /// # Errors
+    ///
+    /// `Exists`: the name is taken; those of [`Pool::create_encrypted`].
+    pub fn create_encrypted(&self, name: &str, path: &Path, key: &Path) -> Result<Pool, PoolError> {
+        self.enter(name, || Pool::create_encrypted(path, name, key))
+    }
+
+    fn enter(&self, name: &str, make: impl FnOnce() -> Result<Pool, PoolError>) -> Result<Pool, PoolError> {
         let link = self.link(name)?;
         if fs::symlink_metadata(&link).is_ok() {
             return Err(PoolError::Exists(link));
         }
         make_directory(&self.directory).during("making", self.directory.display())?;
-        let pool = Pool::create(path, name)?;
+        let pool = make()?;
         std::os::unix::fs::symlink(pool.path(), &link).during("entering", link.display())?;
         self.sync()?;
         Ok(pool)

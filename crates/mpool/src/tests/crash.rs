@@ -6,19 +6,20 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 
-use super::model::Driver;
+use super::model::{Driver, create, key};
 use crate::sim::{Fault, Random, Sim};
 use crate::{Allocation, MediaClass, Pool, PoolError};
 
 /// Runs a workload with a fault. The pool must be whole and usable both after a crash and after
-/// closing it.
-fn run(seed: u64, steps: u64, fault: Option<(u64, Fault)>) -> u64 {
+/// closing it. `key`: it is encrypted.
+fn run(seed: u64, steps: u64, fault: Option<(u64, Fault)>, key: Option<&Path>) -> u64 {
     let sim = Sim::default();
     if let Some((at, fault)) = fault {
         sim.plan(at, fault);
     }
     let mut random = Random::new(seed);
     let mut driver = Driver::new(sim.clone());
+    driver.key = key.map(Path::to_owned);
     let _ = driver.create();
     for _ in 0..steps {
         driver.step(&mut random);
@@ -49,12 +50,14 @@ fn run(seed: u64, steps: u64, fault: Option<(u64, Fault)>) -> u64 {
 
 #[test]
 fn every_operation_goes_wrong_in_turn() {
+    let file = key(1);
     for seed in 1..4 {
-        let operations = run(seed, 40, None);
+        let key = (seed == 2).then_some(file.path());
+        let operations = run(seed, 40, None, key);
         assert!(operations > 100);
         for at in 0..operations {
             for fault in [Fault::Error, Fault::Torn, Fault::Full, Fault::PowerLoss] {
-                run(seed, 40, Some((at, fault)));
+                run(seed, 40, Some((at, fault)), key);
             }
         }
     }
@@ -62,10 +65,9 @@ fn every_operation_goes_wrong_in_turn() {
 
 /// Making a pool, adding a class and removing both, cut short anywhere, can be done again, and
 /// leaves nothing.
-#[test]
-fn making_and_removing_is_cut_short() {
+fn making_and_removing(key: Option<&Path>) {
     let (path, staging) = (Path::new("/pool"), Path::new("/staging"));
-    let make = |sim: &Sim| Pool::create_on(sim.storage(), path, "short");
+    let make = |sim: &Sim| create(sim, key, "short");
     let fill = |pool: Pool| {
         pool.add_class(MediaClass::Staging, staging)?;
         let mut writer = pool.mblock_alloc(Allocation { capacity: 9, ..Allocation::default() })?;
@@ -97,6 +99,12 @@ fn making_and_removing_is_cut_short() {
     }
 }
 
+#[test]
+fn making_and_removing_is_cut_short() {
+    making_and_removing(None);
+    making_and_removing(Some(key(1).path()));
+}
+
 /// What goes wrong, up to three times in the next `within` operations, and perhaps in reads.
 fn plan(sim: &Sim, within: u64, random: &mut Random) {
     for _ in 0..random.below(4) {
@@ -110,11 +118,13 @@ fn plan(sim: &Sim, within: u64, random: &mut Random) {
 
 /// A pool lives through some rounds. In each it is opened, used, and closed or cut off; at any
 /// point several things go wrong, also while it is put right. What it was told is durable is there.
-fn live(seed: u64) {
+/// With an odd seed it is encrypted.
+fn live(seed: u64, key: &Path) {
     let mut random = Random::new(seed);
     let sim = Sim::default();
     plan(&sim, 900, &mut random);
     let mut driver = Driver::new(sim);
+    driver.key = (seed % 2 == 1).then(|| key.to_owned());
     let _ = driver.create();
     let mut steps = 20 + random.below(80);
     for round in 0..=random.below(3) {
@@ -146,14 +156,15 @@ fn live(seed: u64) {
 #[test]
 fn many_random_crashes() {
     let number = |name| std::env::var(name).ok().and_then(|n| n.parse::<u64>().ok());
+    let key = key(1);
     if let Some(seed) = number("MPOOL_SEED") {
-        return live(seed);
+        return live(seed, key.path());
     }
     let end = 100 + number("MPOOL_CRASHES").unwrap_or(4000);
     let (next, bad) = (AtomicU64::new(100), Mutex::new(Vec::new()));
     let some = || {
         while let Some(seed) = Some(next.fetch_add(1, Relaxed)).filter(|&seed| seed < end) {
-            if std::panic::catch_unwind(|| live(seed)).is_err() {
+            if std::panic::catch_unwind(|| live(seed, key.path())).is_err() {
                 bad.lock().push(seed);
             }
         }

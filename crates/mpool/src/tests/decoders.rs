@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use crate::MediaClass;
 use crate::disk::record::Record;
 use crate::disk::superblock::{Opening, State, Superblock};
-use crate::fuzzing::{closed_log, decode_all};
+use crate::fuzzing::{closed_log, decode_all, key_file};
 
 proptest! {
     #[test]
@@ -26,7 +26,7 @@ proptest! {
         let opening = Opening { epoch: 1, random: 2, before: 3, home: 4, state: State::Open };
         let superblock = Superblock { version: 2, class: MediaClass::Memory, pool: [3; 16], created: 9, opening, serial: 4 };
         let record = Record::Name("damaged".into()).encode();
-        for whole in [log, superblock.encode(), record] {
+        for whole in [log, superblock.encode(), record, key_file(&payloads.concat())] {
             let mut bytes = whole;
             for (at, value) in &hits {
                 let at = at.index(bytes.len());

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::IoSlice;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::sim::{Random, Sim};
 use crate::{
@@ -61,6 +61,21 @@ pub(super) fn content(seed: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
+/// Makes a pool, encrypted if there is a key.
+pub(super) fn create(sim: &Sim, key: Option<&Path>, name: &str) -> Result<Pool, PoolError> {
+    match key {
+        Some(key) => Pool::create_encrypted_on(sim.storage(), Path::new(PATH), name, key),
+        None => Pool::create_on(sim.storage(), Path::new(PATH), name),
+    }
+}
+
+/// A file with a key.
+pub(super) fn key(first: u8) -> tempfile::NamedTempFile {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(&file, (0..32).map(|i| first.wrapping_add(i * 7)).collect::<Vec<u8>>()).unwrap();
+    file
+}
+
 /// A pool with its model.
 pub(super) struct Driver {
     pub(super) sim: Sim,
@@ -68,6 +83,8 @@ pub(super) struct Driver {
     pub(super) model: Model,
     /// There is nothing to be put right when it is opened.
     pub(super) strict: bool,
+    /// The file with the key, if the pool is to be encrypted.
+    pub(super) key: Option<PathBuf>,
     log: Option<Mlog>,
     mdc: Option<Mdc>,
     writers: Vec<(MblockWriter, u64, usize)>,
@@ -75,12 +92,13 @@ pub(super) struct Driver {
 
 impl Driver {
     pub(super) fn new(sim: Sim) -> Self {
-        Self { sim, pool: None, model: Model::default(), strict: false, log: None, mdc: None, writers: Vec::new() }
+        let (model, writers) = Default::default();
+        Self { sim, pool: None, model, strict: false, key: None, log: None, mdc: None, writers }
     }
 
     /// Makes the pool; an error is fine, it is tried again by [`Driver::reopen`].
     pub(super) fn create(&mut self) -> Result<(), PoolError> {
-        self.pool = Some(Pool::create_on(self.sim.storage(), Path::new(PATH), "model")?);
+        self.pool = Some(create(&self.sim, self.key.as_deref(), "model")?);
         self.model.classes = vec![MediaClass::Capacity];
         Ok(())
     }

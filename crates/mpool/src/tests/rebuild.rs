@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use super::sectors::{ALL, PATH, STAGING, data, make, open, served};
+use super::model::key;
+use super::sectors::{ALL, PATH, STAGING, data, make, make_with, open, served};
 use crate::sim::{Fault, Random, Sim, Wrong};
 use crate::{BLOCK, Finding, MediaClass, OpenOptions, Pool, PoolError, Rebuild, Rebuilt};
 
@@ -38,7 +39,12 @@ fn refused(sim: &Sim) -> Vec<(Sim, String)> {
 
 #[test]
 fn a_pool_that_lost_the_same_in_both_copies_is_rebuilt_with_all_that_can_be_read() {
-    let (sim, blocks, log) = make(true);
+    whatever_both_copies_lost(None);
+    whatever_both_copies_lost(Some(key(1).path()));
+}
+
+fn whatever_both_copies_lost(key: Option<&Path>) {
+    let (sim, blocks, log) = make_with(true, key);
     let original = data(&sim);
     let all = refused(&sim);
     assert!(all.len() > 20, "{}", all.len());

@@ -4,7 +4,7 @@
 use std::io::IoSlice;
 use std::path::Path;
 
-use super::model::content;
+use super::model::{content, create, key};
 use crate::sim::{Sim, Wrong};
 use crate::{Access, Allocation, BLOCK, Finding, MediaClass, OpenOptions, Pool, PoolError, ROOT_MDC};
 
@@ -27,8 +27,13 @@ fn write(pool: &Pool, class: MediaClass, seed: u64) -> u64 {
 
 /// A pool with a few of everything. `closed`: it was closed; else its program just ended.
 pub(super) fn make(closed: bool) -> (Sim, Vec<u64>, u64) {
+    make_with(closed, None)
+}
+
+/// The same, encrypted if there is a key.
+pub(super) fn make_with(closed: bool, key: Option<&Path>) -> (Sim, Vec<u64>, u64) {
     let sim = Sim::default();
-    let pool = Pool::create_on(sim.storage(), Path::new(PATH), "sectors").unwrap();
+    let pool = create(&sim, key, "sectors").unwrap();
     pool.add_class(MediaClass::Staging, Path::new(STAGING)).unwrap();
     let class = |i: u64| if i.is_multiple_of(3) { MediaClass::Staging } else { MediaClass::Capacity };
     let blocks = (0..BLOCKS).map(|i| write(&pool, class(i), i)).collect();
@@ -79,8 +84,8 @@ fn survives(sim: &Sim, blocks: &[u64], log: u64, what: &str) {
     verify(&pool, blocks, log, what);
 }
 
-fn every_sector(closed: bool) {
-    let (sim, blocks, log) = make(closed);
+fn every_sector(closed: bool, key: Option<&Path>) {
+    let (sim, blocks, log) = make_with(closed, key);
     for directory in [PATH, STAGING].map(Path::new) {
         for (name, end) in sim.contents(directory).into_iter().filter(|(name, _)| name != "data") {
             for len in [512, BLOCK] {
@@ -102,12 +107,17 @@ fn every_sector(closed: bool) {
 
 #[test]
 fn no_lost_sector_or_file_of_a_closed_pool_costs_anything() {
-    every_sector(true);
+    every_sector(true, None);
 }
 
 #[test]
 fn no_lost_sector_or_file_of_a_pool_whose_program_ended_costs_anything() {
-    every_sector(false);
+    every_sector(false, None);
+}
+
+#[test]
+fn no_lost_sector_or_file_of_an_encrypted_pool_costs_anything() {
+    every_sector(false, Some(key(1).path()));
 }
 
 /// All bytes of all files in both directories.
@@ -170,9 +180,9 @@ fn after_loss(sim: &Sim, blocks: &[u64], log: u64, what: &str) -> ([usize; 3], b
                     let named = !pool.check(true).unwrap().is_clean();
                     (served(&pool, blocks, log), named)
                 }
-                // Only without any superblock.
+                // Only without any superblock or key.
                 Err(e) => {
-                    assert!(what.contains("superblock"), "{what}: {e}");
+                    assert!(what.contains("superblock") || what.contains("both wrapped-key"), "{what}: {e}");
                     (ALL, true)
                 }
             }
@@ -182,7 +192,12 @@ fn after_loss(sim: &Sim, blocks: &[u64], log: u64, what: &str) -> ([usize; 3], b
 
 #[test]
 fn a_loss_in_both_files_is_named_and_the_rest_is_served() {
-    let (sim, blocks, log) = make(true);
+    losses_in_both_files(None);
+    losses_in_both_files(Some(key(1).path()));
+}
+
+fn losses_in_both_files(key: Option<&Path>) {
+    let (sim, blocks, log) = make_with(true, key);
     let original = data(&sim);
     let mut losses = 0;
     for directory in [PATH, STAGING].map(Path::new) {

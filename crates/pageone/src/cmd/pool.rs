@@ -124,6 +124,18 @@ enum Command {
         /// Directory of its memory class
         #[arg(long, value_name = "DIR")]
         memory: Option<PathBuf>,
+        /// Encrypt it with the key in this file, 32 random bytes, which every command finds there
+        #[arg(long, value_name = "FILE")]
+        key_file: Option<PathBuf>,
+    },
+    /// Open an encrypted pool with another key from now on, or with the same one in another place.
+    /// For another one, the key before must be where it was
+    Key {
+        /// Name, or path of the capacity class
+        name: String,
+        /// The file with the key, 32 random bytes
+        #[arg(long, value_name = "FILE")]
+        key_file: PathBuf,
     },
     /// List the pools
     List {
@@ -240,8 +252,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let names = &args.names;
     let registry = names.registry();
     match &args.command {
-        Command::Create { name, capacity, staging, memory } => {
-            let pool = registry.create(name, capacity)?;
+        Command::Create { name, capacity, staging, memory, key_file } => {
+            let pool = match key_file {
+                Some(key) => registry.create_encrypted(name, capacity, key)?,
+                None => registry.create(name, capacity)?,
+            };
             for (class, path) in [(MediaClass::Staging, staging), (MediaClass::Memory, memory)] {
                 if let Some(path) = path {
                     let what = || format!("{name} is made, but without class {class}; `pageone pool add` adds it");
@@ -250,6 +265,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             }
             print!("{}", show(&pool)?);
         }
+        Command::Key { name, key_file } => Pool::set_key(&registry.find(name)?, key_file)?,
         Command::List { json } => list(&registry, *json)?,
         Command::Destroy { name, yes } => {
             ensure!(*yes, "this removes {name} with all that is in it; say --yes if that is what you want");
@@ -326,7 +342,8 @@ fn show(pool: &Pool) -> Result<String> {
     use std::fmt::Write;
     let (props, usage) = (pool.props(), pool.usage()?);
     let mut out = String::new();
-    writeln!(out, "{} · {} · format {}", props.name, hex(&props.uuid), props.version)?;
+    let key = props.key_file.map(|key| format!(" · encrypted, key {}", key.display())).unwrap_or_default();
+    writeln!(out, "{} · {} · format {}{key}", props.name, hex(&props.uuid), props.version)?;
     writeln!(out, "mlogs {} · MDCs {} · metadata {}", usage.mlogs, usage.mdcs, size(usage.metadata_used))?;
     for class in usage.classes {
         let io = match (class.present, class.direct_io) {
@@ -368,6 +385,7 @@ fn show_json(pool: &Pool) -> Result<serde_json::Value> {
         .collect();
     Ok(json!({
         "name": props.name, "uuid": hex(&props.uuid), "created": props.created, "format": props.version,
+        "key_file": props.key_file,
         "mlogs": usage.mlogs, "mdcs": usage.mdcs, "metadata_bytes": usage.metadata_used, "classes": classes,
     }))
 }

@@ -1,6 +1,7 @@
 //! Images that are leased.
 
 use std::fs::File;
+use std::path::Path;
 
 use mpool::OpenOptions;
 
@@ -8,11 +9,22 @@ use super::*;
 
 #[test]
 fn an_image_is_read_by_its_lease_when_its_checkpoint_is_removed() {
+    read_by_lease(|path| Pool::create(path, "test").unwrap());
+}
+
+#[test]
+fn an_image_in_an_encrypted_pool_is_read_by_its_lease() {
+    let key = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(&key, [9; 32]).unwrap();
+    read_by_lease(|path| Pool::create_encrypted(path, "test", key.path()).unwrap());
+}
+
+fn read_by_lease(create: impl Fn(&Path) -> Pool) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("pool");
     let open = |access| Pool::open(&path, OpenOptions { access, ..OpenOptions::default() }).unwrap();
     let seeds: Vec<u64> = (0..2000).map(|n| if n % 700 < 3 { 0 } else { n * 7 % 900 }).collect();
-    let pool = Pool::create(&path, "test").unwrap();
+    let pool = create(&path);
     store(&pool, "one", &seeds);
     drop(pool);
     let pool = open(Access::Shared);

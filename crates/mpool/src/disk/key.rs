@@ -1,0 +1,358 @@
+//! The key of an encrypted pool: a random master key, wrapped by the user's key, in two files
+//! beside the superblock of the capacity class.
+//!
+//! A block, the same in both files. Little-endian:
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 0..8 | `PGONEKEY` |
+//! | 8..12 | version: 1 |
+//! | 12..16 | length of the path of the user's key |
+//! | 16..32 | identity of the pool |
+//! | 32..40 | serial number: how often the user's key, or its path, was changed |
+//! | 40..72 | a random salt |
+//! | 72..80 | by which the user's key is known: HKDF-SHA256 of it and the salt |
+//! | 80..120 | the master key, wrapped (AES-KW, RFC 3394) by a key made in the same way |
+//! | 120..4092 | path of the user's key, zeros |
+//! | 4092..4096 | crc32c of all before |
+//!
+//! The user's key is a file of 32 random bytes, so nothing has to be made slow here. Each file of
+//! the pool, and each lease, has keys of its own: HKDF-SHA256 of the master key and the name.
+//!
+//! Whoever changes the user's key writes one file, syncs it, and then the other: the newer whole
+//! one counts.
+
+use std::fs::OpenOptions;
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use aes_kw::{KeyInit, KwAes256};
+use hkdf::Hkdf;
+use rustix::fs::OFlags;
+use sha2::Sha256;
+use zeroize::Zeroizing;
+
+use super::medium::{Medium, Open};
+use super::xts::Xts;
+use crate::error::{Damage, During, IoError, Object, PoolError};
+use crate::{BLOCK, MediaClass};
+
+/// The files. Erasing them in a directory of which a pool is made must not hit a user's own key: so
+/// they have a name that nobody gives to that.
+pub(crate) const NAMES: [&str; 2] = ["wrapped-key", "wrapped-key.copy"];
+const MAGIC: &[u8; 8] = b"PGONEKEY";
+const VERSION: u32 = 1;
+/// Bytes of a key.
+const KEY: usize = 32;
+/// Where the path begins.
+const HEAD: usize = 120;
+/// The longest path that fits.
+const LONGEST: usize = BLOCK - 4 - HEAD;
+
+/// A key; it is wiped when it is dropped.
+type Secret = Zeroizing<[u8; KEY]>;
+
+/// A decoded key file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct KeyFile {
+    pool: [u8; 16],
+    serial: u64,
+    salt: [u8; 32],
+    check: [u8; 8],
+    wrapped: [u8; KEY + 8],
+    /// Of the user's key.
+    path: PathBuf,
+}
+
+impl KeyFile {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let path = self.path.as_os_str().as_bytes();
+        let mut block = Vec::with_capacity(BLOCK);
+        block.extend(MAGIC);
+        block.extend(VERSION.to_le_bytes());
+        block.extend((path.len() as u32).to_le_bytes());
+        block.extend(self.pool);
+        block.extend(self.serial.to_le_bytes());
+        [&self.salt[..], &self.check, &self.wrapped, path].iter().for_each(|part| block.extend(*part));
+        block.resize(BLOCK - 4, 0);
+        let crc = crc32c::crc32c(&block);
+        block.extend(crc.to_le_bytes());
+        block
+    }
+
+    pub(crate) fn decode(block: &[u8]) -> Option<Self> {
+        let (bytes, crc) = block.get(..BLOCK)?.split_last_chunk::<4>()?;
+        let (magic, rest) = bytes.split_first_chunk::<8>()?;
+        let (version, rest) = rest.split_first_chunk::<4>()?;
+        let whole = magic == MAGIC && crc32c::crc32c(bytes) == u32::from_le_bytes(*crc);
+        if !whole || u32::from_le_bytes(*version) != VERSION {
+            return None;
+        }
+        let (len, rest) = rest.split_first_chunk::<4>()?;
+        let (pool, rest) = rest.split_first_chunk()?;
+        let (serial, rest) = rest.split_first_chunk()?;
+        let (salt, rest) = rest.split_first_chunk()?;
+        let (check, rest) = rest.split_first_chunk()?;
+        let (wrapped, rest) = rest.split_first_chunk()?;
+        let (path, zeros) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)?;
+        let path = PathBuf::from(std::ffi::OsStr::from_bytes(path));
+        let serial = u64::from_le_bytes(*serial);
+        let found = Self { pool: *pool, serial, salt: *salt, check: *check, wrapped: *wrapped, path };
+        zeros.iter().all(|&byte| byte == 0).then_some(found)
+    }
+
+    /// Wraps the master key.
+    fn seal(pool: [u8; 16], serial: u64, master: &Secret, user: &Secret, path: &Path) -> Result<Self, PoolError> {
+        let fail = |e: io::Error| IoError::new("wrapping the key with", path.display(), e);
+        if path.as_os_str().len() > LONGEST {
+            return Err(PoolError::KeyFile { key: path.into(), why: "its path is too long" });
+        }
+        let mut salt = [0; 32];
+        random(&mut salt).map_err(fail)?;
+        let (check, wrapping) = of_user(user, &salt, &pool);
+        let mut wrapped = [0; KEY + 8];
+        let done = KwAes256::new(&(*wrapping).into()).wrap_key(&master[..], &mut wrapped).map(drop);
+        done.map_err(|e| fail(io::Error::other(e.to_string())))?;
+        Ok(Self { pool, serial, salt, check, wrapped, path: path.into() })
+    }
+
+    /// The master key, if `user` is the user's key.
+    fn unseal(&self, user: &Secret, medium: &Path, path: &Path) -> Result<Secret, PoolError> {
+        let (check, wrapping) = of_user(user, &self.salt, &self.pool);
+        if check != self.check {
+            return Err(PoolError::WrongKey { path: medium.into(), key: path.into() });
+        }
+        let mut master = Secret::default();
+        let done = KwAes256::new(&(*wrapping).into()).unwrap_key(&self.wrapped, &mut master[..]).map(drop);
+        done.map_err(|_| PoolError::KeyLost(medium.into()))?;
+        Ok(master)
+    }
+}
+
+fn random(bytes: &mut [u8]) -> io::Result<()> {
+    Ok(rustix::rand::getrandom(bytes, rustix::rand::GetRandomFlags::empty()).map(drop)?)
+}
+
+/// Bytes made of a key, a salt and what they are for.
+fn derive<const N: usize>(key: &[u8], salt: &[u8], purpose: &[&[u8]]) -> Zeroizing<[u8; N]> {
+    let mut out = Zeroizing::new([0; N]);
+    // Only more than 255 times 32 bytes are too many.
+    let made = Hkdf::<Sha256>::new(Some(salt), key).expand_multi_info(purpose, &mut out[..]);
+    assert!(made.is_ok(), "a key of {N} bytes");
+    out
+}
+
+/// By which the user's key is known, and what wraps the master key.
+fn of_user(user: &Secret, salt: &[u8; 32], pool: &[u8; 16]) -> ([u8; 8], Secret) {
+    (*derive(&user[..], salt, &[b"pageone pool: check", pool]), derive(&user[..], salt, &[b"pageone pool: wrap", pool]))
+}
+
+/// A user's key, from its file, and the file's path.
+pub(crate) struct UserKey {
+    key: Secret,
+    path: PathBuf,
+}
+
+impl UserKey {
+    /// Reads the file.
+    pub(crate) fn read(path: &Path) -> Result<Self, PoolError> {
+        let unfit = |why| PoolError::KeyFile { key: path.into(), why };
+        let open = || {
+            let path = path.canonicalize()?;
+            // A pipe would be waited for.
+            let file = OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(&path)?;
+            let about = file.metadata()?;
+            io::Result::Ok((path, file, about))
+        };
+        let (path, file, about) = open().during("opening the key", path.display())?;
+        let mut bytes = Zeroizing::new([0; KEY + 1]);
+        let mut len = 0;
+        if about.is_file() {
+            while let Some(into) = bytes.get_mut(len..).filter(|into| !into.is_empty()) {
+                match (&file).read(into).during("reading the key", path.display())? {
+                    0 => break,
+                    more => len += more,
+                }
+            }
+        }
+        if len != KEY {
+            return Err(unfit(
+                "a key is a file of 32 random bytes; `(umask 77; head -c 32 /dev/urandom > FILE)` makes one",
+            ));
+        }
+        if about.mode() & 0o007 != 0 {
+            return Err(unfit("every user of this host may use it; `chmod 600` ends that"));
+        }
+        let mut key = Secret::default();
+        key.copy_from_slice(&bytes[..KEY]);
+        Ok(Self { key, path })
+    }
+}
+
+/// The keys of an open pool.
+pub(crate) struct Keys {
+    master: Secret,
+    file: KeyFile,
+    /// One of the two files is not what it should be.
+    damage: Option<Damage>,
+    /// Both are to be written again.
+    differ: bool,
+}
+
+impl Keys {
+    /// Makes the master key of a new pool, and its files.
+    pub(crate) fn create(medium: &dyn Medium, pool: [u8; 16], user: &UserKey) -> Result<Self, PoolError> {
+        let mut master = Secret::default();
+        random(&mut master[..]).during("making a key for", medium.path().display())?;
+        let file = KeyFile::seal(pool, 1, &master, &user.key, &user.path)?;
+        write(medium, &file, [0, 1])?;
+        Ok(Self { master, file, damage: None, differ: false })
+    }
+
+    /// The keys of the pool in this directory; `pool`: its identity, if that is known.
+    pub(crate) fn open(medium: &dyn Medium, pool: Option<[u8; 16]>) -> Result<Self, PoolError> {
+        let (copies, damage) = read(medium, pool)?;
+        let differ = copies[0] != copies[1];
+        let mut copies: Vec<KeyFile> = copies.into_iter().flatten().collect();
+        copies.sort_by_key(|file| std::cmp::Reverse(file.serial));
+        let mut failed = None;
+        for file in copies {
+            let opened = match UserKey::read(&file.path) {
+                Ok(user) => file.unseal(&user.key, medium.path(), &file.path),
+                Err(PoolError::Io(cause)) => {
+                    Err(PoolError::NoKey { path: medium.path().into(), key: file.path.clone(), cause })
+                }
+                Err(e) => Err(e),
+            };
+            match opened {
+                Ok(master) => return Ok(Self { master, file, damage, differ }),
+                // The older one may be the right one, if the newer was never synced.
+                Err(e) => failed = failed.or(Some(e)),
+            }
+        }
+        Err(failed.unwrap_or_else(|| PoolError::KeyLost(medium.path().into())))
+    }
+
+    /// Wraps the master key with another user's key, or notes a new path of the same one.
+    pub(crate) fn change(medium: &dyn Medium, pool: [u8; 16], user: &UserKey) -> Result<(), PoolError> {
+        let (copies, _) = read(medium, Some(pool))?;
+        let same = copies.iter().flatten().find_map(|file| file.unseal(&user.key, medium.path(), &user.path).ok());
+        let master = match same {
+            Some(master) => master,
+            None => Self::open(medium, Some(pool))?.master,
+        };
+        let [first, second] = copies.map(|file| file.map(|file| file.serial));
+        let serial = first.max(second).unwrap_or(0).saturating_add(1);
+        let file = KeyFile::seal(pool, serial, &master, &user.key, &user.path)?;
+        // The newer whole one is written last.
+        Ok(write(medium, &file, if first > second { [1, 0] } else { [0, 1] })?)
+    }
+
+    /// Makes both files what they should be.
+    pub(crate) fn mend(&self, medium: &dyn Medium) -> Result<(), IoError> {
+        if !self.differ {
+            return Ok(());
+        }
+        // First the one that is not whole, or older.
+        let whole = copy(medium, NAMES[0]).ok().flatten().is_some_and(|found| found == self.file);
+        write(medium, &self.file, if whole { [1, 0] } else { [0, 1] })
+    }
+
+    /// One of the two files is not what it should be.
+    pub(crate) fn damage(&self) -> Option<&Damage> {
+        self.damage.as_ref()
+    }
+
+    /// The path of the user's key.
+    pub(crate) fn path(&self) -> &Path {
+        &self.file.path
+    }
+
+    /// The identity of the pool.
+    pub(crate) fn pool(&self) -> [u8; 16] {
+        self.file.pool
+    }
+
+    /// The cipher of a file of the pool.
+    pub(crate) fn of_file(&self, class: MediaClass, name: &str) -> Xts {
+        Xts::new(&derive(&self.master[..], &self.file.pool, &[b"pageone pool: file ", &[class as u8], name.as_bytes()]))
+    }
+
+    /// The cipher of a lease.
+    pub(crate) fn of_lease(&self, number: &[u8; 16]) -> Xts {
+        Xts::new(&derive(&self.master[..], &self.file.pool, &[b"pageone pool: lease ", number]))
+    }
+}
+
+/// Whether there is a key file, whole or not.
+pub(crate) fn is_there(medium: &dyn Medium) -> Result<bool, IoError> {
+    let names = medium.list().during("listing", medium.path().display())?;
+    Ok(names.iter().any(|name| NAMES.contains(&name.as_str())))
+}
+
+/// One of the files. `None`: it is missing, or not whole.
+fn copy(medium: &dyn Medium, name: &str) -> io::Result<Option<KeyFile>> {
+    let file = match medium.open(name, Open { read_only: true, ..Open::default() }) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        file => file?,
+    };
+    let mut block = vec![0; BLOCK];
+    match file.read_at(&mut block, 0).or_else(|_| file.read_at(&mut block, 0)) {
+        Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+        read => read.map(|()| KeyFile::decode(&block)),
+    }
+}
+
+/// The two files, where they are whole, and of this pool, if its identity is known. One at least
+/// is.
+fn read(medium: &dyn Medium, pool: Option<[u8; 16]>) -> Result<([Option<KeyFile>; 2], Option<Damage>), PoolError> {
+    let mut failed = None;
+    let copies = NAMES.map(|name| {
+        let found = copy(medium, name).unwrap_or_else(|e| {
+            failed = Some(e);
+            None
+        });
+        found.filter(|file| pool.is_none_or(|pool| file.pool == pool))
+    });
+    let damage = copies.iter().position(Option::is_none).map(|copy| Damage {
+        object: Object::Key,
+        offset: 0,
+        what: ["its first file is not whole", "its second file is not whole"][copy],
+    });
+    match (copies.iter().any(Option::is_some), failed) {
+        (true, _) => Ok((copies, damage)),
+        (false, Some(e)) => Err(IoError::new("reading the wrapped key in", medium.path().display(), e).into()),
+        (false, None) => Err(PoolError::KeyLost(medium.path().into())),
+    }
+}
+
+/// Writes both files, in this order; each is on the medium before the next is begun.
+fn write(medium: &dyn Medium, key: &KeyFile, order: [usize; 2]) -> Result<(), IoError> {
+    let (at, block) = (|| medium.path().display(), key.encode());
+    for name in order.map(|i| NAMES[i]) {
+        let file = medium.open(name, Open { create: true, ..Open::default() });
+        let file = file.during("opening the wrapped key in", at())?;
+        file.write_at(&block, 0).during("writing the wrapped key in", at())?;
+        file.sync().during("syncing the wrapped key in", at())?;
+        medium.sync_names().during("syncing", at())?;
+    }
+    Ok(())
+}
+
+/// Overwrites and removes both files: nobody can read the pool then.
+pub(crate) fn erase(medium: &dyn Medium) -> Result<(), IoError> {
+    let at = || medium.path().display();
+    let names = medium.list().during("listing", at())?;
+    let there = || NAMES.iter().filter(|name| names.iter().any(|there| there == *name));
+    for name in there() {
+        let file = medium.open(name, Open::default()).during("opening the wrapped key in", at())?;
+        file.write_at(&vec![0; BLOCK], 0).during("erasing the wrapped key in", at())?;
+        file.sync().during("erasing the wrapped key in", at())?;
+    }
+    for name in there() {
+        medium.remove(name).during("removing the wrapped key in", at())?;
+    }
+    Ok(())
+}

@@ -1,0 +1,324 @@
+//! A directory whose files are encrypted: a medium over a medium.
+//!
+//! Superblocks and key files are as they are. All others are encrypted sector by sector, with keys
+//! of their own, the number of the sector being the tweak. So everything above, checksums too, is
+//! about what was written; and a bit that has changed below becomes sixteen bytes that do not match
+//! their checksum. Parts that are punched are whole sectors, and so are lengths.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::buffer::AlignedBuf;
+use super::key::{self, Keys};
+use super::medium::{Medium, MediumFile, Open, ReadPiece, Room};
+use super::superblock;
+use super::xts::{SECTOR, Xts};
+use crate::{BLOCK, MediaClass};
+
+/// Parts of [`MediumFile::write_while`] that are encrypted while as many are being written.
+const AT_ONCE: usize = 4;
+/// Bytes of the longest part whose memory is kept for the next.
+const PART: usize = 1 << 20;
+
+/// The directory of a class, encrypted if the pool is.
+pub(crate) fn over(medium: Arc<dyn Medium>, keys: Option<&Arc<Keys>>, class: MediaClass) -> Arc<dyn Medium> {
+    match keys {
+        Some(keys) => Arc::new(Sealed { medium, keys: keys.clone(), class }),
+        None => medium,
+    }
+}
+
+struct Sealed {
+    medium: Arc<dyn Medium>,
+    keys: Arc<Keys>,
+    class: MediaClass,
+}
+
+impl Medium for Sealed {
+    fn path(&self) -> &Path {
+        self.medium.path()
+    }
+
+    fn open(&self, name: &str, how: Open) -> io::Result<Arc<dyn MediumFile>> {
+        let file = self.medium.open(name, how)?;
+        if superblock::NAMES.contains(&name) || key::NAMES.contains(&name) {
+            return Ok(file);
+        }
+        Ok(Arc::new(SealedFile { file, xts: self.keys.of_file(self.class, name), spare: Mutex::default() }))
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.medium.remove(name)
+    }
+
+    fn list(&self) -> io::Result<Vec<String>> {
+        self.medium.list()
+    }
+
+    fn sync_names(&self) -> io::Result<()> {
+        self.medium.sync_names()
+    }
+
+    fn lock(&self, exclusive: bool) -> io::Result<bool> {
+        self.medium.lock(exclusive)
+    }
+
+    fn identity(&self) -> io::Result<u64> {
+        self.medium.identity()
+    }
+
+    fn room(&self) -> io::Result<Room> {
+        self.medium.room()
+    }
+
+    fn lease(&self, bytes: &[u8]) -> io::Result<OwnedFd> {
+        let mut number = [0; 16];
+        rustix::rand::getrandom(&mut number, rustix::rand::GetRandomFlags::empty())?;
+        self.medium.lease(&SealedLease { path: self.path().into(), number }.encode(bytes, &self.keys))
+    }
+
+    fn leases(&self) -> io::Result<Vec<Vec<u8>>> {
+        // One that is not ours stays as it is: it is not understood, and obeyed.
+        let plain = |bytes: Vec<u8>| {
+            let ours = SealedLease::decode(&bytes).map(|(lease, rest)| lease.plain(rest, &self.keys));
+            ours.unwrap_or(bytes)
+        };
+        Ok(self.medium.leases()?.into_iter().map(plain).collect())
+    }
+}
+
+const LEASE: &[u8; 8] = b"PGLEASEX";
+
+/// A lease of an encrypted pool, which says where the pool is and nothing else: `PGLEASEX`, length
+/// of the path of the capacity class (8), length of the lease (8), a random number (16), the path,
+/// the lease with zeros up to a whole sector, encrypted.
+pub(crate) struct SealedLease {
+    pub(crate) path: PathBuf,
+    number: [u8; 16],
+}
+
+impl SealedLease {
+    fn encode(&self, plain: &[u8], keys: &Keys) -> Vec<u8> {
+        use std::os::unix::ffi::OsStrExt;
+        let path = self.path.as_os_str().as_bytes();
+        let mut sectors = plain.to_vec();
+        sectors.resize(plain.len().next_multiple_of(SECTOR), 0);
+        keys.of_lease(&self.number).encrypt(&mut sectors, 0);
+        let lengths = [path.len(), plain.len()].map(|len| (len as u64).to_le_bytes());
+        [&LEASE[..], &lengths[0], &lengths[1], &self.number, path, &sectors].concat()
+    }
+
+    /// The lease, and what is encrypted: its length, and the sectors.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<(Self, (usize, &[u8]))> {
+        use std::os::unix::ffi::OsStrExt;
+        let (path_len, rest) = bytes.strip_prefix(LEASE)?.split_first_chunk()?;
+        let (len, rest) = rest.split_first_chunk()?;
+        let (number, rest) = rest.split_first_chunk()?;
+        let (path, sectors) = rest.split_at_checked(usize::try_from(u64::from_le_bytes(*path_len)).ok()?)?;
+        let len = usize::try_from(u64::from_le_bytes(*len)).ok()?;
+        let fits = len <= sectors.len() && len.checked_next_multiple_of(SECTOR) == Some(sectors.len());
+        let path = std::ffi::OsStr::from_bytes(path).into();
+        fits.then_some((Self { path, number: *number }, (len, sectors)))
+    }
+
+    pub(crate) fn plain(&self, (len, sectors): (usize, &[u8]), keys: &Keys) -> Vec<u8> {
+        let mut plain = sectors.to_vec();
+        keys.of_lease(&self.number).decrypt(&mut plain, 0);
+        plain.truncate(len);
+        plain
+    }
+}
+
+struct SealedFile {
+    file: Arc<dyn MediumFile>,
+    xts: Xts,
+    /// Memory for parts that are written.
+    spare: Mutex<Vec<AlignedBuf>>,
+}
+
+const _: () = assert!(BLOCK.is_multiple_of(SECTOR));
+
+fn is_whole(offset: u64, len: usize) -> bool {
+    offset.is_multiple_of(SECTOR as u64) && len.is_multiple_of(SECTOR)
+}
+
+impl SealedFile {
+    /// Reads and decrypts whole sectors; what is behind the end of the file is zeros.
+    fn read_sectors(&self, into: &mut [u8], offset: u64) -> io::Result<()> {
+        let there = self.file.len()?.saturating_sub(offset).min(into.len() as u64) as usize;
+        let (now, behind) = into.split_at_mut(there);
+        if !now.is_empty() {
+            self.file.read_at(now, offset)?;
+        }
+        behind.fill(0);
+        self.xts.decrypt(into, offset / SECTOR as u64);
+        Ok(())
+    }
+
+    /// The bytes, encrypted, in memory that direct I/O accepts.
+    fn seal(&self, bytes: &[u8], offset: u64) -> AlignedBuf {
+        let fits = |buffer: &AlignedBuf| buffer.len() == bytes.len().next_multiple_of(BLOCK);
+        let mut buffer = self.spare.lock().pop().filter(fits).unwrap_or_else(|| AlignedBuf::zeroed(bytes.len()));
+        let blocks = (offset / SECTOR as u64..).step_by(BLOCK / SECTOR);
+        // Copied block by block, each of which is encrypted while the CPU's cache has it.
+        for (first, (into, from)) in blocks.zip(buffer.chunks_mut(BLOCK).zip(bytes.chunks(BLOCK))) {
+            let into = &mut into[..from.len()];
+            into.copy_from_slice(from);
+            self.xts.encrypt(into, first);
+        }
+        buffer
+    }
+
+    fn keep(&self, buffers: Vec<AlignedBuf>) {
+        let mut spare = self.spare.lock();
+        let room = (2 * AT_ONCE).saturating_sub(spare.len());
+        spare.extend(buffers.into_iter().filter(|buffer| buffer.len() == PART).take(room));
+    }
+}
+
+impl MediumFile for SealedFile {
+    fn len(&self) -> io::Result<u64> {
+        self.file.len()
+    }
+
+    fn used(&self) -> io::Result<u64> {
+        self.file.used()
+    }
+
+    fn is_direct(&self) -> bool {
+        self.file.is_direct()
+    }
+
+    fn punches(&self) -> bool {
+        self.file.punches()
+    }
+
+    fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<()> {
+        if is_whole(offset, into.len()) {
+            self.file.read_at(into, offset)?;
+            self.xts.decrypt(into, offset / SECTOR as u64);
+            return Ok(());
+        }
+        let (sector, end) = (SECTOR as u64, offset + into.len() as u64);
+        if end > self.file.len()? {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let start = offset / sector * sector;
+        let mut sectors = vec![0; (end.next_multiple_of(sector) - start) as usize];
+        self.read_sectors(&mut sectors, start)?;
+        into.copy_from_slice(&sectors[(offset - start) as usize..][..into.len()]);
+        Ok(())
+    }
+
+    /// `from` ends where a sector does. Its first one may hold something before it, which is read,
+    /// and written again with it: it is of the same block, so nothing in it is durable yet.
+    fn write_at(&self, from: &[u8], offset: u64) -> io::Result<()> {
+        let start = offset / SECTOR as u64 * SECTOR as u64;
+        let before = (offset - start) as usize;
+        if !(before + from.len()).is_multiple_of(SECTOR) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a write that ends inside of a sector"));
+        }
+        let sealed = if before == 0 {
+            self.seal(from, offset)
+        } else {
+            let mut first = [0; SECTOR];
+            self.read_sectors(&mut first, start)?;
+            self.seal(&[&first[..before], from].concat(), start)
+        };
+        let written = self.file.write_at(&sealed[..before + from.len()], start);
+        self.keep(vec![sealed]);
+        written
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.file.sync()
+    }
+
+    fn sync_both(&self, other: &dyn MediumFile) -> io::Result<()> {
+        self.file.sync_both(other)
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.file.descriptor()
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.file.allocate(offset, len)
+    }
+
+    fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.file.punch(offset, len)
+    }
+
+    fn clear(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.file.clear(offset, len)
+    }
+
+    /// Keeps the sector that it cuts, which cannot be read in part: a log that is cut where its
+    /// last frame ends has that block written again before anything follows it.
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.file.set_len(len.next_multiple_of(SECTOR as u64))
+    }
+
+    fn read_many(&self, pieces: &mut [ReadPiece<'_>]) -> io::Result<()> {
+        if !pieces.iter().all(|piece| is_whole(piece.offset, piece.into.len())) {
+            return pieces.iter_mut().try_for_each(|piece| self.read_at(piece.into, piece.offset));
+        }
+        self.file.read_many(pieces)?;
+        for piece in pieces {
+            self.xts.decrypt(piece.into, piece.offset / SECTOR as u64);
+        }
+        Ok(())
+    }
+
+    fn write_while(&self, parts: &[&[u8]], mut offset: u64, meanwhile: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+        if parts.iter().any(|part| !is_whole(offset, part.len())) {
+            return parts.iter().try_for_each(|part| {
+                meanwhile(part);
+                self.write_at(part, offset)?;
+                offset += part.len() as u64;
+                Ok(())
+            });
+        }
+        let (mut left, mut at) = (parts.iter(), offset);
+        let mut seal_next = || {
+            let part = left.next()?;
+            meanwhile(part);
+            at += part.len() as u64;
+            Some((self.seal(part, at - part.len() as u64), part.len()))
+        };
+        // The first are few, so that the medium has something soon.
+        let mut now: Vec<_> = seal_next().into_iter().collect();
+        while !now.is_empty() {
+            let sealed: Vec<&[u8]> = now.iter().map(|(buffer, len)| &buffer[..*len]).collect();
+            let (mut next, bytes) = (Vec::new(), sealed.iter().map(|part| part.len() as u64).sum::<u64>());
+            // While these are written the next ones are encrypted.
+            let (mut share, each) = (AT_ONCE, AT_ONCE.div_ceil(sealed.len()));
+            self.file.write_while(&sealed, offset, &mut |_| {
+                let some = each.min(share);
+                share -= some;
+                next.extend((0..some).map_while(|_| seal_next()));
+            })?;
+            offset += bytes;
+            self.keep(now.into_iter().map(|(buffer, _)| buffer).collect());
+            now = next;
+        }
+        Ok(())
+    }
+
+    fn read_while(&self, into: &mut [u8], offset: u64, landed: &mut dyn FnMut(usize, &mut [u8])) -> io::Result<()> {
+        if !is_whole(offset, into.len()) {
+            self.read_at(into, offset)?;
+            landed(0, into);
+            return Ok(());
+        }
+        self.file.read_while(into, offset, &mut |at, part| {
+            self.xts.decrypt(part, (offset + at as u64) / SECTOR as u64);
+            landed(at, part);
+        })
+    }
+}

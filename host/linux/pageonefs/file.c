@@ -2,6 +2,7 @@
 /*
  * Reading, writing, lengths and holes: what tmpfs does, with merged pages seen to before.
  */
+#include <linux/delay.h>
 #include <linux/fs.h>
 #include <linux/falloc.h>
 #include <linux/highmem.h>
@@ -31,6 +32,35 @@ void pofs_unblock_merges(struct pofs_inode *pi)
 {
 	down_write(&pi->merging);
 	pi->blocked--;
+	up_write(&pi->merging);
+}
+
+/*
+ * tmpfs changes pages of [first, last], and merged ones go, without a lock that a harvest could wait
+ * for: so their bits are set before, and a harvest leaves them until the end.
+ */
+void pofs_cut_begin(struct pofs_inode *pi, pgoff_t first, pgoff_t last)
+{
+	if (pofs_no_cut_bits)
+		return;
+	down_write(&pi->merging);
+	pi->cut_first = pi->cuts ? min(pi->cut_first, first) : first;
+	pi->cut_last = pi->cuts ? max(pi->cut_last, last) : last;
+	pi->cuts++;
+	up_write(&pi->merging);
+	pofs_mark_dirty_range(pi, first, last);
+}
+
+void pofs_cut_end(struct pofs_inode *pi, pgoff_t first, pgoff_t last)
+{
+	if (unlikely(pofs_slow_us))
+		usleep_range(pofs_slow_us, pofs_slow_us + 1);
+	/* A harvest may have begun before pofs_cut_begin(). */
+	pofs_mark_dirty_range(pi, first, last);
+	if (pofs_no_cut_bits)
+		return;
+	down_write(&pi->merging);
+	pi->cuts--;
 	up_write(&pi->merging);
 }
 
@@ -233,11 +263,12 @@ static long punch(struct file *file, loff_t offset, loff_t len)
 		ret = pofs_unmerge(pi, last, last);
 	if (ret)
 		return ret;
+	pofs_cut_begin(pi, offset >> PAGE_SHIFT, (end - 1) >> PAGE_SHIFT);
 	/* Before tmpfs's turn: it removes the private page that a write makes meanwhile. */
 	if (first < last)
 		pofs_erase(pi, first, last - 1);
 	ret = pofs_base.file->fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, len);
-	pofs_mark_dirty_range(pi, offset >> PAGE_SHIFT, (end - 1) >> PAGE_SHIFT);
+	pofs_cut_end(pi, offset >> PAGE_SHIFT, (end - 1) >> PAGE_SHIFT);
 	return ret;
 }
 

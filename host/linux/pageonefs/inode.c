@@ -174,11 +174,12 @@ static int file_setattr(pofs_idmap *idmap, struct dentry *dentry, struct iattr *
 	pofs_block_merges(pi);
 	if (size & ~PAGE_MASK)
 		ret = pofs_unmerge(pi, size >> PAGE_SHIFT, size >> PAGE_SHIFT);
-	if (!ret)
+	if (!ret) {
+		pofs_cut_begin(pi, size >> PAGE_SHIFT, (old - 1) >> PAGE_SHIFT);
 		ret = pofs_base.inode->setattr(idmap, dentry, attr);
-	if (!ret && i_size_read(inode) < old) {
-		pofs_erase(pi, first, ULONG_MAX);
-		pofs_mark_dirty_range(pi, size >> PAGE_SHIFT, (old - 1) >> PAGE_SHIFT);
+		if (!ret && i_size_read(inode) < old)
+			pofs_erase(pi, first, ULONG_MAX);
+		pofs_cut_end(pi, size >> PAGE_SHIFT, (old - 1) >> PAGE_SHIFT);
 	}
 	pofs_unblock_merges(pi);
 	return ret;

@@ -49,13 +49,17 @@ bool pofs_no_handshake;
 module_param_named(no_handshake, pofs_no_handshake, bool, 0400);
 MODULE_PARM_DESC(no_handshake, "a harvest does not wait for a fault that is under way");
 
+bool pofs_no_cut_bits;
+module_param_named(no_cut_bits, pofs_no_cut_bits, bool, 0400);
+MODULE_PARM_DESC(no_cut_bits, "holes have their bits only when their call ends");
+
 bool pofs_no_compare;
 module_param_named(no_compare, pofs_no_compare, bool, 0400);
 MODULE_PARM_DESC(no_compare, "merge without looking at the content");
 
 unsigned int pofs_slow_us;
 module_param_named(slow, pofs_slow_us, uint, 0400);
-MODULE_PARM_DESC(slow, "microseconds between a dirty bit and the mapping");
+MODULE_PARM_DESC(slow, "microseconds between a dirty bit and the mapping, and between a hole and its bit");
 #endif
 
 /* A reference count is an int, and every process that maps a file takes one for each entry. */

@@ -46,12 +46,14 @@ extern unsigned int pofs_max_users;
 extern bool pofs_no_pin_check;
 extern bool pofs_no_pin_bits;
 extern bool pofs_no_handshake;
+extern bool pofs_no_cut_bits;
 extern bool pofs_no_compare;
 extern unsigned int pofs_slow_us;
 #else
 #define pofs_no_pin_check false
 #define pofs_no_pin_bits false
 #define pofs_no_handshake false
+#define pofs_no_cut_bits false
 #define pofs_no_compare false
 #define pofs_slow_us 0
 #endif
@@ -98,6 +100,8 @@ struct pofs_inode {
 	struct rw_semaphore merging;	/* held for reading by merges; not while others change the file */
 	unsigned int blocked;		/* how many change the file now: there are no merges; under `merging` */
 	unsigned int plain;		/* PAGEONEFS_PLAIN_*; under `merging` */
+	unsigned int cuts;		/* calls under way that cut pages; under `merging` */
+	pgoff_t cut_first, cut_last;	/* what all of these cut, or more */
 	struct pofs_pin pin;
 	u64 id;				/* 0: not a regular file */
 	struct shmem_inode_info shmem;	/* last: tmpfs clears what stands before its inode */
@@ -151,6 +155,8 @@ void pofs_inode_ops_start(void);
 void pofs_file_ops_start(void);
 void pofs_block_merges(struct pofs_inode *pi);
 void pofs_unblock_merges(struct pofs_inode *pi);
+void pofs_cut_begin(struct pofs_inode *pi, pgoff_t first, pgoff_t last);
+void pofs_cut_end(struct pofs_inode *pi, pgoff_t first, pgoff_t last);
 int pofs_unmerge(struct pofs_inode *pi, pgoff_t first, pgoff_t last);
 
 /* fault.c */

@@ -8,6 +8,9 @@
  * set, under the same lock: so the harvest waits for that lock once between the two. Or it would
  * take the bit of a mapping that comes only after its zap, and never see what is written there.
  *
+ * Holes are made, and lengths changed, without a page's lock: a harvest leaves the bits of what is
+ * being cut (pofs_cut_begin).
+ *
  * A disk that reads into a mapping has pinned its pages, and writes them without a mapping: their
  * bits are set again for as long as a harvest finds them pinned.
  */
@@ -134,6 +137,15 @@ static void harvest_word(struct harvest_run *run, pgoff_t base, unsigned long wo
 	}
 }
 
+/* A call that begins to cut after this sets its bits after this. */
+static void mark_cut(struct pofs_inode *pi, pgoff_t first, pgoff_t last)
+{
+	down_read(&pi->merging);
+	if (unlikely(pi->cuts) && pi->cut_first <= last && pi->cut_last >= first)
+		pofs_mark_dirty_range(pi, max(first, pi->cut_first), min(last, pi->cut_last));
+	up_read(&pi->merging);
+}
+
 /* `n` words of bits, of one chunk. Returns how many bits there were. */
 static u64 harvest_words(struct pofs_inode *pi, pgoff_t base, unsigned int n, u64 *out)
 {
@@ -157,6 +169,8 @@ static u64 harvest_words(struct pofs_inode *pi, pgoff_t base, unsigned int n, u6
 		harvest_word(&run, base + i * BITS_PER_LONG, out[i]);
 	}
 	zap_run(&run);
+	if (dirty)
+		mark_cut(pi, base, base + n * BITS_PER_LONG - 1);
 	return dirty;
 }
 

@@ -66,6 +66,7 @@ static struct inode *alloc_inode(struct super_block *sb)
 		init_rwsem(&pi->mapping[i]);
 	init_rwsem(&pi->merging);
 	pi->blocked = 0;
+	pi->cuts = 0;
 	pi->plain = PAGEONEFS_PLAIN_NO;
 	pi->pin = (struct pofs_pin){ .index = ULONG_MAX };
 	spin_lock_init(&pi->pin.lock);

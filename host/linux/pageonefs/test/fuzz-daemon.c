@@ -121,7 +121,7 @@ static void merge_equal(uint64_t id, uint64_t pages, const uint64_t *d)
 /* ---- harvests ---------------------------------------------------------------------------- */
 
 struct watched {
-	uint64_t id, base[PAGES], new[PAGES], a[PAGES / 64], b[PAGES / 64], c[PAGES / 64], suspect[PAGES / 64];
+	uint64_t id, base[PAGES], new[PAGES], a[PAGES / 64], b[PAGES / 64];
 	bool based;
 };
 
@@ -132,26 +132,21 @@ static bool bits(uint64_t id, uint64_t *out)
 	return !refused(ioctl(control, PAGEONEFS_HARVEST, &h), 0, "harvest");
 }
 
-/*
- * A page whose digest has changed is named by one of the harvests around the digests; or, where a
- * call is still changing it, by the next one.
- */
+/* A page whose digest has changed is named by one of the harvests around the digests. */
 static void watch(struct watched *f, int file)
 {
-	if (!bits(f->id, f->a))
-		goto lost;
-	for (uint32_t i = 0; f->based && i < PAGES; i++)
-		if (f->suspect[i / 64] >> (i & 63) & 1 && !(f->a[i / 64] >> (i & 63) & 1))
-			BAD("page %u of file %d changed and is not dirty", i, file);
-	memset(f->suspect, 0, sizeof(f->suspect));
-	if (!digest(f->id, PAGES, f->new) || !bits(f->id, f->b))
+	if (!bits(f->id, f->a) || !digest(f->id, PAGES, f->new) || !bits(f->id, f->b))
 		goto lost;
 	for (uint32_t i = 0; f->based && i < PAGES; i++) {
 		if (f->base[i] <= 2 || f->new[i] <= 2 || (f->base[i] | f->new[i]) & 1 || f->base[i] == f->new[i])
 			continue;
 		w->dirty_checks++;
-		if (!((f->a[i / 64] | f->b[i / 64]) >> (i & 63) & 1))
-			f->suspect[i / 64] |= 1ull << (i & 63);
+		if ((f->a[i / 64] | f->b[i / 64]) >> (i & 63) & 1)
+			continue;
+		BAD("page %u of file %d changed from %lx to %lx and is not dirty", i, file, (long)f->base[i], (long)f->new[i]);
+		/* What is under way has no name yet. */
+		sleep(1);
+		history(i < HEAD ? (int)(i / BLOCK % OWNERS) : file, file, i * PAGE, PAGE);
 	}
 	f->based = digest(f->id, PAGES, f->base);
 	if (f->based)

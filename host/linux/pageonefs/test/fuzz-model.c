@@ -218,12 +218,28 @@ void settle(struct me *me)
 
 /* ---- looking ---------------------------------------------------------------------------- */
 
+/* What the owner did with these bytes, the last first. */
+void history(int owner, int file, uint64_t from, uint64_t len)
+{
+	uint32_t deeds = w->deeds[owner];
+	int shown = 0;
+
+	for (uint32_t k = deeds; k-- > 0 && deeds - k < HISTORY && shown < 12;) {
+		struct deed *d = &w->history[owner][k % HISTORY];
+
+		if (d->file != file || d->from >= from + len || d->from + d->len <= from)
+			continue;
+		printf("        %u before: %s [%lx, %lx) returned %ld\n", deeds - k, d->what, (long)d->from, (long)(d->from + d->len), d->ret);
+		shown++;
+	}
+	fflush(stdout);
+}
+
 /* Whether these bytes of a file are right. If not, what its owner did there last is printed. */
 bool right(struct me *me, const char *how, int file, uint64_t from, uint64_t len, const char *seen)
 {
 	const char *is = w->is[file] + from;
 	uint64_t i, wrong = 0, first = len;
-	int shown = 0;
 
 	if (!memcmp(is, seen, len))
 		return true;
@@ -234,16 +250,7 @@ bool right(struct me *me, const char *how, int file, uint64_t from, uint64_t len
 	}
 	BAD("owner %d, file %d, page %lu: %lu of %lu bytes are wrong from byte %lu on, by %s: %02x for %02x", me->owner, file,
 	    (long)((from + first) / PAGE), (long)wrong, (long)len, (long)((from + first) % PAGE), how, seen[first] & 255, is[first] & 255);
-	for (uint32_t k = w->deeds[me->owner]; k-- > 0 && w->deeds[me->owner] - k < HISTORY && shown < 12;) {
-		struct deed *d = &w->history[me->owner][k % HISTORY];
-
-		if (d->file != file || d->from >= from + len || d->from + d->len <= from)
-			continue;
-		printf("        %u before: %s [%lx, %lx) returned %ld\n", w->deeds[me->owner] - k, d->what, (long)d->from,
-		       (long)(d->from + d->len), d->ret);
-		shown++;
-	}
-	fflush(stdout);
+	history(me->owner, file, from, len);
 	return false;
 }
 

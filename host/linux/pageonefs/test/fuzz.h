@@ -85,6 +85,7 @@ void note(struct me *me, const char *what, int file, uint64_t from, uint64_t len
 void change(struct me *me, int file, uint64_t from, uint64_t len);
 void changed(struct me *me, bool wholly);
 void settle(struct me *me);
+void history(int owner, int file, uint64_t from, uint64_t len);
 bool right(struct me *me, const char *how, int file, uint64_t from, uint64_t len, const char *seen);
 int copy_guarded(void *to, const void *from, size_t len);
 int advise_guarded(void *at, size_t len, int advice);

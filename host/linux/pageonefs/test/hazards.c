@@ -172,7 +172,7 @@ static pid_t harvester(struct file f)
 	}
 	printf("    %ld rounds, %ld changes seen\n", rounds, changed);
 	fflush(stdout);
-	if (changed < 100)
+	if (changed < 20)
 		BAD("too few changes to say anything");
 	_exit(0);
 }
@@ -184,6 +184,64 @@ static void dirty(void)
 
 	stop_after(pids, 3, 25);
 	say("dirty");
+	close(f.fd);
+}
+
+/* Writes pages, and cuts them by all calls that do. */
+static pid_t cutting(struct file f)
+{
+	pid_t pid = child();
+
+	if (pid)
+		return pid;
+	char page[PAGE];
+	uint64_t r = 3;
+
+	while (!sh->stop) {
+		for (uint32_t i = 0; i < f.pages; i++) {
+			fill(page, 1 + i % 2);
+			if (pwrite(f.fd, page, PAGE, i * PAGE) != (ssize_t)PAGE)
+				BAD("pwrite");
+		}
+		usleep(2000);
+		r = mix(r);
+		off_t from = r % (f.pages * PAGE - 1), len = 1 + (r >> 32) % (f.pages * PAGE - from);
+		int mode = r >> 8 & 1 ? FALLOC_FL_PUNCH_HOLE : FALLOC_FL_ZERO_RANGE, ret;
+
+		if (r >> 9 & 3)
+			ret = fallocate(f.fd, mode | FALLOC_FL_KEEP_SIZE, from, len);
+		else
+			ret = ftruncate(f.fd, (f.pages * PAGE + from) / 2) || ftruncate(f.fd, f.pages * PAGE);
+		if (ret)
+			BAD("a cut");
+		sh->writes++;
+	}
+	_exit(0);
+}
+
+/* A hole that is read through a mapping is a page of zeros. */
+static pid_t reading(struct file f)
+{
+	pid_t pid = child();
+
+	if (pid)
+		return pid;
+	char *m = file_map(f);
+
+	while (!__atomic_load_n(&sh->stop, 5))
+		for (uint32_t i = 0; i < f.pages / 2; i++)
+			sh->checks += !*(volatile char *)at(m, i);
+	_exit(0);
+}
+
+/* Holes and lengths, too: what a digest sees has its bit before the call has ended. */
+static void dirty_cuts(void)
+{
+	struct file f = file_make(64);
+	pid_t pids[] = { cutting(f), reading(f), harvester(f) };
+
+	stop_after(pids, 3, 15);
+	say("dirty_cuts");
 	close(f.fd);
 }
 
@@ -368,5 +426,6 @@ static void killing(void)
 }
 
 const struct test hazard_tests[] = {
-	{ "hammer", hammer }, { "dirty", dirty }, { "dirty_calls", dirty_calls }, { "calls", calls }, { "killing", killing }, { 0 },
+	{ "hammer", hammer }, { "dirty", dirty }, { "dirty_cuts", dirty_cuts },
+	{ "dirty_calls", dirty_calls }, { "calls", calls }, { "killing", killing }, { 0 },
 };

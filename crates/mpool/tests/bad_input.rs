@@ -130,7 +130,7 @@ fn files_of_another_pool_or_format_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let (path, _) = make(dir.path(), "one");
     // Format 1, and one of the future.
-    for version in [1u32, 3] {
+    for version in [1u32, 4] {
         for name in ["superblock", "superblock.copy"] {
             let mut block = fs::read(path.join(name)).unwrap();
             block[8..12].copy_from_slice(&version.to_le_bytes());

@@ -36,8 +36,8 @@ void pofs_unblock_merges(struct pofs_inode *pi)
 }
 
 /*
- * tmpfs changes pages of [first, last], and merged ones go, without a lock that a harvest could wait
- * for: so their bits are set before, and a harvest leaves them until the end.
+ * tmpfs changes pages of [first, last], and merged ones go, without a lock that a harvest could
+ * wait for: so their bits are set before, and a harvest leaves them until the end.
  */
 void pofs_cut_begin(struct pofs_inode *pi, pgoff_t first, pgoff_t last)
 {

@@ -19,9 +19,9 @@ static vm_fault_t fault(struct vm_fault *vmf);
 /*
  * Copies the frame that `index` has, if it has one, into a page of the file. The page is locked, it
  * was a hole before its lock was taken, and nobody has mapped it. A frame that cannot be read keeps
- * its entry.
+ * its entry. With `later`, the caller takes the frame's mappings away before it unlocks the page.
  */
-static vm_fault_t settle_one(struct pofs_inode *pi, struct page *page, pgoff_t index, bool fresh)
+static vm_fault_t settle_one(struct pofs_inode *pi, struct page *page, pgoff_t index, bool fresh, bool later)
 {
 	struct page *frame;
 	bool left;
@@ -37,7 +37,7 @@ static vm_fault_t settle_one(struct pofs_inode *pi, struct page *page, pgoff_t i
 		/* Before the entry goes: then whoever finds none reads what was copied. */
 		if (fresh)
 			SetPageUptodate(page);
-		left = pofs_frame_leave(pi, index, frame);
+		left = later ? pofs_entry_erase(pi, index, frame) : pofs_frame_leave(pi, index, frame);
 		put_page(frame);
 		if (left) {
 			pofs_count(copies);
@@ -59,14 +59,14 @@ vm_fault_t pofs_settle(struct pofs_inode *pi, struct page *page, pgoff_t index)
 	long i;
 
 	if (likely(!folio_test_large(folio)))
-		return settle_one(pi, page, index, fresh);
+		return settle_one(pi, page, index, fresh, false);
 	if (fresh) {
 		for (i = 0; i < folio_nr_pages(folio); i++)
 			clear_highpage(folio_page(folio, i));
 		folio_mark_uptodate(folio);
 	}
 	for (i = 0; i < folio_nr_pages(folio); i++) {
-		vm_fault_t one = settle_one(pi, folio_page(folio, i), folio->index + i, false);
+		vm_fault_t one = settle_one(pi, folio_page(folio, i), folio->index + i, false, false);
 
 		if (folio->index + i == index)
 			ret = one;
@@ -221,18 +221,17 @@ static vm_fault_t first_write(struct pofs_inode *pi, pgoff_t index)
 }
 
 /*
- * Maps a page of the file writable, which is locked and whose dirty bit is set. vm_insert_page()
+ * Maps pages of the file writable, which are locked and whose dirty bits are set. vm_insert_pages()
  * maps as the mapping says, and where first writes are waited for, that is read-only: so it gets a
  * copy of the mapping that says otherwise. It reads that, and keeps nothing.
  */
-static vm_fault_t map_writable(struct vm_fault *vmf, struct page *page)
+static vm_fault_t map_writable(struct vm_fault *vmf, struct page **pages, unsigned long n)
 {
 	struct vm_area_struct vma = *vmf->vma;
 	int error;
 
 	vma.vm_page_prot = __pgprot(pgprot_val(vm_get_page_prot(vma.vm_flags)) | _PAGE_DIRTY | _PAGE_SOFT_DIRTY);
-	set_page_dirty(page);
-	error = vm_insert_page(&vma, vmf->address & PAGE_MASK, page);
+	error = vm_insert_pages(&vma, vmf->address & PAGE_MASK, pages, &n);
 	/* Busy: someone has mapped it read-only before its lock was taken. */
 	return error && error != -EBUSY ? vmf_error(error) : VM_FAULT_NOPAGE;
 }
@@ -247,11 +246,10 @@ static bool may_write_frame(struct vm_fault *vmf)
 }
 
 /*
- * A write of a merged page by way of a shared mapping, all at once: tmpfs makes a page, as for a
- * write(2) of all of it, so it does not clear it; the frame is copied, and the page is mapped
- * writable.
+ * tmpfs makes a page of a merged one, as for a write(2) of all of it, so it does not clear it; and
+ * the frame is copied. The page is locked then, and what is mapped there has still to go.
  */
-static vm_fault_t write_frame(struct vm_fault *vmf, struct pofs_inode *pi)
+static vm_fault_t make_private(struct vm_fault *vmf, struct pofs_inode *pi, pgoff_t index, struct page **made)
 {
 	struct address_space *mapping = pofs_vfs(pi)->i_mapping;
 	pofs_begun *begun = NULL;
@@ -262,13 +260,13 @@ static vm_fault_t write_frame(struct vm_fault *vmf, struct pofs_inode *pi)
 
 	/* The merged page's own charge pays for the private one. */
 	pofs_charge(mapping->host, -1);
-	error = mapping->a_ops->write_begin(vmf->vma->vm_file, mapping, (loff_t)vmf->pgoff << PAGE_SHIFT, PAGE_SIZE,
+	error = mapping->a_ops->write_begin(vmf->vma->vm_file, mapping, (loff_t)index << PAGE_SHIFT, PAGE_SIZE,
 					    &begun, &data);
 	pofs_charge(mapping->host, 1);
 	if (error)
 		return vmf_error(error);
-	page = pofs_page_of(begun, vmf->pgoff);
-	if (beyond_end(pi, vmf->pgoff)) {
+	page = pofs_page_of(begun, index);
+	if (beyond_end(pi, index)) {
 		/* Its length was changed meanwhile, and the truncation may have passed here already. */
 		if (!PageUptodate(page)) {
 			pofs_remove_page(mapping, page);
@@ -277,7 +275,10 @@ static vm_fault_t write_frame(struct vm_fault *vmf, struct pofs_inode *pi)
 		ret = VM_FAULT_SIGBUS;
 		goto out;
 	}
-	ret = pofs_settle(pi, page, vmf->pgoff);
+	if (likely(!PageCompound(page)))
+		ret = settle_one(pi, page, index, !PageUptodate(page), true);
+	else
+		ret = pofs_settle(pi, page, index);
 	/* The entry has gone, and it is a hole; or the frame cannot be read. */
 	if (!PageUptodate(page)) {
 		clear_highpage(page);
@@ -285,13 +286,63 @@ static vm_fault_t write_frame(struct vm_fault *vmf, struct pofs_inode *pi)
 	}
 	if (ret)
 		goto out;
-	pofs_count(private_faults);
-	ret = first_write(pi, vmf->pgoff);
-	if (ret & VM_FAULT_LOCKED)
-		ret = PageCompound(page) ? VM_FAULT_NOPAGE : map_writable(vmf, page);
+	if (!PageDirty(page))
+		set_page_dirty(page);
+	*made = page;
+	return 0;
 out:
+	unmap_mapping_pages(mapping, index, 1, false);
 	unlock_page(page);
 	put_page(page);
+	return ret;
+}
+
+/*
+ * How many pages a write makes private: more than one where it follows the last ones, and then at
+ * most as many as were written there in a row. So a program that clears memory has fewer faults.
+ */
+#define RUN_MOST	16
+
+static unsigned int write_run(struct vm_fault *vmf, struct pofs_inode *pi)
+{
+	unsigned long here = vmf->address & PAGE_MASK, end = min(ALIGN(here + 1, PMD_SIZE), vmf->vma->vm_end);
+	unsigned int run = 1;
+
+	if (READ_ONCE(pi->write_end) == vmf->pgoff)
+		run = clamp_t(unsigned int, READ_ONCE(pi->write_run) * 2, 1, RUN_MOST);
+	WRITE_ONCE(pi->write_run, run);
+	return min_t(unsigned long, run, (end - here) >> PAGE_SHIFT);
+}
+
+/*
+ * A write of a merged page by way of a shared mapping, all at once: it becomes private, and is
+ * mapped writable. Pages are locked in the order of their index.
+ */
+static vm_fault_t write_frame(struct vm_fault *vmf, struct pofs_inode *pi)
+{
+	unsigned int run = write_run(vmf, pi), n, marked, i;
+	struct page *pages[RUN_MOST];
+	vm_fault_t ret;
+
+	ret = make_private(vmf, pi, vmf->pgoff, &pages[0]);
+	if (ret)
+		return ret;
+	pofs_count(private_faults);
+	for (n = 1; n < run && !PageCompound(pages[n - 1]); n++)
+		if (!xa_load(&pi->merged, vmf->pgoff + n) || make_private(vmf, pi, vmf->pgoff + n, &pages[n]))
+			break;
+	WRITE_ONCE(pi->write_end, vmf->pgoff + n);
+	unmap_mapping_pages(pofs_vfs(pi)->i_mapping, vmf->pgoff, n, false);
+	for (marked = 0; marked < n && first_write(pi, vmf->pgoff + marked) & VM_FAULT_LOCKED; marked++)
+		;
+	if (!marked)
+		ret = VM_FAULT_OOM;
+	else
+		ret = PageCompound(pages[n - 1]) ? VM_FAULT_NOPAGE : map_writable(vmf, pages, marked);
+	for (i = 0; i < n; i++) {
+		unlock_page(pages[i]);
+		put_page(pages[i]);
+	}
 	return ret;
 }
 

@@ -171,7 +171,8 @@ struct page *pofs_frame_at(struct pofs_inode *pi, pgoff_t index)
 	return frame_load(&pi->merged, index);
 }
 
-static bool entry_erase(struct pofs_inode *pi, pgoff_t index, struct page *frame)
+/* The page uses the frame no more. False: it did not any more. Its mappings are still to go. */
+bool pofs_entry_erase(struct pofs_inode *pi, pgoff_t index, struct page *frame)
 {
 	struct pofs_super *ps = POFS_SB(pofs_vfs(pi)->i_sb);
 	bool mine;
@@ -191,7 +192,7 @@ static bool entry_erase(struct pofs_inode *pi, pgoff_t index, struct page *frame
 /* The page uses the frame no more, and nobody maps it there. False: it did not any more. */
 bool pofs_frame_leave(struct pofs_inode *pi, pgoff_t index, struct page *frame)
 {
-	bool mine = entry_erase(pi, index, frame);
+	bool mine = pofs_entry_erase(pi, index, frame);
 
 	unmap_mapping_pages(pofs_vfs(pi)->i_mapping, index, 1, false);
 	return mine;
@@ -209,7 +210,7 @@ void pofs_erase(struct pofs_inode *pi, pgoff_t first, pgoff_t last)
 
 		if (!frame)
 			continue;
-		entry_erase(pi, index, frame);
+		pofs_entry_erase(pi, index, frame);
 		put_page(frame);
 		low = min(low, index);
 		high = index;

@@ -35,10 +35,7 @@ static void put_pages(struct page **pages, int n)
 	}
 }
 
-/*
- * The batches of other processors are emptied by themselves, where a page seems to be in one: not
- * often.
- */
+/* Batches of other processors are emptied there, where a page seems to be in one: not often. */
 static DEFINE_PER_CPU(struct work_struct, drain_work);
 
 static void drain_here(struct work_struct *unused)
@@ -125,9 +122,7 @@ static bool alone(struct merge_run *run, struct page *page, pgoff_t index)
 	bool held;
 
 	if (page_count(page) != 2 && !run->drained) {
-		/*
-		 * A new page is in a batch of the processor that made it. Of this one's, it comes out.
-		 */
+		/* A new page is in a batch of its processor: of this one's, it comes out. */
 		get_page(page);
 		put_pages(&page, 1);
 		run->drained = true;
@@ -344,6 +339,19 @@ static void uncount_pages(struct address_space *mapping, struct folio *one, int 
 	__lruvec_stat_mod_folio(one, NR_SHMEM, -n);
 }
 
+/* Whether a node of the file's table begins at page i, and all its pages leave: it goes at once. */
+static bool whole_node(struct chunk *c, int i)
+{
+	int k;
+
+	if (!IS_ENABLED(CONFIG_XARRAY_MULTI) || c->e[i].index % XA_CHUNK_SIZE || i + XA_CHUNK_SIZE > c->n ||
+	    c->e[i + XA_CHUNK_SIZE - 1].index != c->e[i].index + XA_CHUNK_SIZE - 1)
+		return false;
+	for (k = i; k < i + XA_CHUNK_SIZE && !c->e[k].result; k++)
+		;
+	return k == i + XA_CHUNK_SIZE;
+}
+
 /*
  * Takes the pages out of the file, as delete_from_page_cache_batch() does, which is not exported.
  * tmpfs has no marks, writes nothing back by itself, and has no free_folio(); the inode has a user.
@@ -352,7 +360,7 @@ static void remove_pages(struct merge_run *run, struct chunk *c)
 {
 	XA_STATE(xas, &run->mapping->i_pages, 0);
 	struct folio *first = NULL;
-	int i, alike = 0;
+	int i, alike = 0, gone = 0;
 
 	xas_lock_irq(&xas);
 	for (i = 0; i < c->n; i++) {
@@ -361,8 +369,15 @@ static void remove_pages(struct merge_run *run, struct chunk *c)
 		if (c->e[i].result)
 			continue;
 		folio = page_folio(c->pages[i]);
-		WARN_ON_ONCE(pofs_walk(&xas, c->e[i].index) != folio);
-		xas_store(&xas, NULL);
+		if (i >= gone && whole_node(c, i)) {
+			xas_set_order(&xas, c->e[i].index, XA_CHUNK_SHIFT);
+			xas_store(&xas, NULL);
+			xas_set_order(&xas, c->e[i].index, 0);
+			gone = i + XA_CHUNK_SIZE;
+		} else if (i >= gone) {
+			WARN_ON_ONCE(pofs_walk(&xas, c->e[i].index) != folio);
+			xas_store(&xas, NULL);
+		}
 		folio->mapping = NULL;
 		folio_clear_dirty(folio);
 		if (first && (folio_memcg(folio) != folio_memcg(first) || folio_nid(folio) != folio_nid(first))) {
@@ -455,6 +470,9 @@ long pofs_merge(struct pofs_inode *pi, struct pageonefs_merge *m)
 			ret = -EFAULT;
 			break;
 		}
+		/* Neighbours end where a node of the file's table does: see whole_node(). */
+		if (c->n == POFS_CHUNK && c->e[c->n - 1].index - c->e[0].index == c->n - 1)
+			c->n -= c->e[0].index % POFS_CHUNK;
 		merge_unless_blocked(&run, c);
 		if (copy_to_user(user, c->e, c->n * sizeof(*c->e)))
 			ret = -EFAULT;

@@ -96,6 +96,8 @@ struct pofs_inode {
 	atomic_long_t count;		/* entries of `merged` */
 	pgoff_t around_end;		/* where what was mapped at the last read fault ends */
 	unsigned int around;		/* and how many pages that were at most */
+	pgoff_t write_end;		/* where what was made private at the last write fault ends */
+	unsigned int write_run;		/* and how many pages that were at most */
 	struct rw_semaphore mapping[POFS_MAPPING_LOCKS];	/* of 2 MiB each, see pofs_mapping_lock() */
 	struct rw_semaphore merging;	/* held for reading by merges; not while others change the file */
 	unsigned int blocked;		/* how many change the file now: there are no merges; under `merging` */
@@ -170,6 +172,7 @@ struct page *pofs_frame_new(struct pofs_domain *domain, struct page *content);
 struct page *pofs_frame_find(struct xa_state *xas, u64 handle, int *error);
 void pofs_frame_put(struct pofs_domain *domain, struct page *frame);
 struct page *pofs_frame_at(struct pofs_inode *pi, pgoff_t index);
+bool pofs_entry_erase(struct pofs_inode *pi, pgoff_t index, struct page *frame);
 bool pofs_frame_leave(struct pofs_inode *pi, pgoff_t index, struct page *frame);
 struct page *pofs_load(struct xa_state *xas, unsigned long index);
 void pofs_erase(struct pofs_inode *pi, pgoff_t first, pgoff_t last);

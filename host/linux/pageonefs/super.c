@@ -62,6 +62,7 @@ static struct inode *alloc_inode(struct super_block *sb)
 	xa_init(&pi->dirty);
 	atomic_long_set(&pi->count, 0);
 	pi->around_end = pi->around = 0;
+	pi->write_end = pi->write_run = 0;
 	for (i = 0; i < POFS_MAPPING_LOCKS; i++)
 		init_rwsem(&pi->mapping[i]);
 	init_rwsem(&pi->merging);

@@ -47,11 +47,9 @@ static void cost(const char *what, uint64_t total, uint64_t pages)
  */
 static uint64_t content(uint32_t p, uint32_t i)
 {
-	if (!strcmp(kind, "zero"))
-		return 0;
-	if (!strcmp(kind, "clones"))
-		return i + 1;
-	return mix((uint64_t)p << 32 | i) % per + 1;
+	uint64_t any = !strcmp(kind, "clones") ? i : mix((uint64_t)p << 32 | i) % per;
+
+	return strcmp(kind, "zero") ? any + 1 : 0;
 }
 
 static long number(const char *path)
@@ -77,17 +75,16 @@ static uint64_t slabs(void)
 	static const char *names[] = { "radix_tree_node", "ksm_rmap_item", "ksm_stable_node", "ksm_mm_slot" };
 	char line[512], n[64];
 	uint64_t sum = 0, active, total, size;
-	FILE *f = fopen("/proc/slabinfo", "r");
+	FILE *f = fopen("/proc/slabinfo", "r") ?: fopen("/dev/null", "r");
 
-	while (f && fgets(line, sizeof(line), f)) {
+	while (fgets(line, sizeof(line), f)) {
 		if (sscanf(line, "%63s %lu %lu %lu", n, &active, &total, &size) != 4)
 			continue;
 		for (unsigned int i = 0; i < sizeof(names) / sizeof(*names); i++)
 			if (!strcmp(n, names[i]))
 				sum += active * size;
 	}
-	if (f)
-		fclose(f);
+	fclose(f);
 	return sum;
 }
 
@@ -118,6 +115,15 @@ static uint64_t all(char what)
 	return sum;
 }
 
+static uint64_t write_pages(char *ram, int word, uint32_t from, uint32_t to, uint32_t step)
+{
+	uint64_t t = CPU();
+
+	for (uint32_t i = from; i < to; i += step)
+		((volatile uint64_t *)at(ram, i))[word] = 1;
+	return CPU() - t;
+}
+
 static void child_main(uint32_t p, int in, int out, struct file f)
 {
 	char *ram = ksm ? mmap(0, per * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) : file_map(f), what;
@@ -132,26 +138,22 @@ static void child_main(uint32_t p, int in, int out, struct file f)
 	if (write(out, &r, 8) != 8)
 		_exit(1);
 	while (read(in, &what, 1) == 1) {
-		uint64_t t = CPU();
-
-		r = 0;
+		r = CPU();
 		switch (what) {
 		case 'r': /* reads in sequence */
 			for (uint32_t i = 0; i < per; i++)
 				sum += *(volatile uint64_t *)at(ram, i);
-			r = CPU() - t;
+			r = CPU() - r;
 			break;
-		case 'w': /* every fourth page, which was read before */
-			for (uint32_t i = 0; i < per; i += 4)
-				((volatile uint64_t *)at(ram, i))[511] = 1;
-			r = CPU() - t;
-			break;
+		case 'w': /* of the first half every fourth page, which was read before */
 		case 's': /* every twentieth, which was written before */
-			for (uint32_t i = 0; i < per; i += 20)
-				((volatile uint64_t *)at(ram, i))[510] = 1;
-			r = CPU() - t;
+			r = write_pages(ram, what == 'w' ? 511 : 510, 0, per / 2, what == 'w' ? 4 : 20);
+			break;
+		case 'q': /* the second half, in sequence */
+			r = write_pages(ram, 511, per / 2, per, 1);
 			break;
 		case 'c':
+			r = 0;
 			for (uint32_t i = 0; i < per; i++)
 				r += !holds(at(ram, i), content(p, i));
 			break;
@@ -254,7 +256,7 @@ struct content {
 	uint32_t process, page;		/* where it was seen first */
 };
 static struct content *contents;
-static uint32_t seen;
+static uint32_t seen, mask;
 
 /* Digest -> content, counted from 1. */
 struct slot {
@@ -262,7 +264,6 @@ struct slot {
 	uint32_t content;
 };
 static struct slot *table;
-static uint32_t mask;
 
 struct prediction {
 	uint32_t page, content;		/* the last */
@@ -481,11 +482,12 @@ int main(int argc, char **argv)
 	wrong = all('c');
 	if (!ksm)
 		harvest_all("harvest-clean", (uint64_t)per * processes);
-	cost("write", all('w'), (uint64_t)per * processes / 4);
+	cost("write", all('w'), (uint64_t)per * processes / 8);
 	if (!ksm) {
 		harvest_all("harvest-scattered", 0);
-		cost("write-again", all('s'), (uint64_t)per * processes / 20);
+		cost("write-again", all('s'), (uint64_t)per * processes / 40);
 	}
+	cost("write-in-sequence", all('q'), (uint64_t)per * processes / 2);
 	if (wrong || sh->bad)
 		printf("BENCH-FAILED %lu pages are wrong\n", (long)wrong);
 	for (uint32_t p = 0; p < processes; p++) {

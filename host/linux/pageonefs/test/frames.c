@@ -233,6 +233,48 @@ static void poison(void)
 	close(g.fd);
 }
 
+/*
+ * Who writes page after page has more of them made private at once, but no more than were written;
+ * who writes here and there has not. All others keep their bytes, for who has mapped them, too.
+ */
+static void sequence(void)
+{
+	struct file f = file_make(512);
+	char *m = file_map(f), *other = file_map(f);
+	uint64_t faults;
+
+	all_merged(f, m, 5);
+	for (uint32_t i = 0; i < 512; i++)
+		CHECK(holds(at(m, i), 5) && holds(at(other, i), 5));
+	for (uint32_t i = 0; i < 64; i += 3)
+		at(m, i * 37 % 64)[0] = 1;
+	CHECK(describe(f.id).merged_pages == 512 - 22);
+	faults = stats().private_faults;
+	/* Not where one of these was the one before. */
+	for (uint32_t i = 66; i < 500; i++) {
+		at(m, i)[0] = i;
+		if (512 - 22 - describe(f.id).merged_pages > 2 * (i - 65))
+			BAD("%lu pages are merged when %u were written", (long)describe(f.id).merged_pages, i - 65);
+		if (at(other, i)[0] != (char)i)
+			BAD("page %u is not what was written, elsewhere", i);
+	}
+	CHECK(describe(f.id).merged_pages < 512 - 22 - (500 - 66) + 16);
+	CHECK(stats().private_faults - faults < 100);
+	for (uint32_t i = 0; i < 512; i++) {
+		int written = i >= 66 ? i < 500 : at(m, i)[0] == 1;
+		char first = written ? (i < 66 ? 1 : i) : 0, page[PAGE];
+
+		fill(page, 5);
+		if (written)
+			page[0] = first;
+		if (memcmp(page, at(m, i), PAGE) || memcmp(page, at(other, i), PAGE))
+			BAD("page %u is wrong", i);
+	}
+	munmap(m, 512 * PAGE);
+	munmap(other, 512 * PAGE);
+	close(f.fd);
+}
+
 const struct test frame_tests[] = {
-	{ "frames", frames }, { "domains", domains }, { "unmounting", unmounting }, { "poison", poison }, { 0 },
+	{ "frames", frames }, { "domains", domains }, { "unmounting", unmounting }, { "sequence", sequence }, { "poison", poison }, { 0 },
 };

@@ -129,8 +129,12 @@ fn a_class_whose_record_is_lost_is_not_emptied() {
 fn files_of_another_pool_or_format_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let (path, _) = make(dir.path(), "one");
-    // Format 1, and one of the future.
-    for version in [1u32, 4] {
+    // Format 1, one of the future, and that of an encrypted pool, which this is not.
+    for (version, says) in [
+        (1u32, ["format version 1", "use the program that made it"]),
+        (4, ["format version 4", "use the program that made it"]),
+        (3, ["is encrypted", "`wrapped-key.copy` is what was written"]),
+    ] {
         for name in ["superblock", "superblock.copy"] {
             let mut block = fs::read(path.join(name)).unwrap();
             block[8..12].copy_from_slice(&version.to_le_bytes());
@@ -138,8 +142,8 @@ fn files_of_another_pool_or_format_are_refused() {
             block[4092..].copy_from_slice(&crc.to_le_bytes());
             fs::write(path.join(name), block).unwrap();
         }
-        assert_says(&text(open(&path)), &["one", &format!("format version {version}"), "use the program that made it"]);
-        assert_says(&text(Pool::rebuild(&path, Rebuild::default())), &["format version"]);
+        assert_says(&text(open(&path)), &["one", says[0], says[1]]);
+        assert_says(&text(Pool::rebuild(&path, Rebuild::default())), &says[..1]);
     }
     // The staging class of another pool.
     let (ours, _) = make(dir.path(), "ours");

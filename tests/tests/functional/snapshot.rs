@@ -10,6 +10,7 @@ mod uffd;
 mod unprepared;
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -48,9 +49,19 @@ struct Place {
 
 impl Place {
     fn new() -> Self {
+        Self::with_pool(false)
+    }
+
+    fn with_pool(encrypted: bool) -> Self {
         let place = Self { dir: tempfile::tempdir().unwrap(), daemon: Daemon::with(&["--merge-period", "0.5"]) };
-        let capacity = place.path("capacity").display().to_string();
-        place.ok(&["pool", "create", "store", "--capacity", &capacity]);
+        let (capacity, key) = (place.path("capacity").display().to_string(), place.path("key"));
+        let mut make = vec!["pool", "create", "store", "--capacity", &capacity];
+        if encrypted {
+            let mut file = std::fs::File::options().create_new(true).write(true).mode(0o600).open(&key).unwrap();
+            file.write_all(&[7; 32]).unwrap();
+            make.extend(["--key-file", key.to_str().unwrap()]);
+        }
+        place.ok(&make);
         place
     }
 

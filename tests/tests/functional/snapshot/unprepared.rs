@@ -30,7 +30,8 @@ fn a_guest_that_was_not_prepared_is_stored_by_a_migration_and_its_clones_go_on()
     if !can_run() {
         return;
     }
-    let place = Place::new();
+    // What serves clones finds the pool's key.
+    let place = Place::with_pool(true);
     let Ok(words) = Guest::words(MEMORY).inspect_err(|why| skipped(why)) else { return };
     let mut command = Command::new(&words[0]);
     command.args(&words[1..]).arg("-qmp").arg(format!("unix:{},server=on,wait=off", place.path("own.qmp").display()));

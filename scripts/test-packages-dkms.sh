@@ -8,36 +8,13 @@
 # Exit: 0 all checks hold; 1 some do not, and each is named; 2 it cannot run here.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-cache=${PAGEONE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/pageone}
-[ -e "$cache/packages-dkms.tar" ] || { echo "test-packages-dkms: there is no root: run 'scripts/deps.sh packages'" >&2; exit 2; }
-work=$(mktemp -d /tmp/pageone-dkms.XXXXXX)
-trap 'rm -rf "$work"' EXIT
-chmod 755 "$work"
-passed=0 failed=0
-# holds WHAT COMMAND...: a check.
-holds() {
-    local what=$1
-    shift
-    if "$@" > "$work/said" 2>&1; then
-        passed=$((passed + 1))
-    else
-        failed=$((failed + 1))
-        echo "test-packages-dkms: does not hold: $what"
-        sed 's/^/    /' "$work/said"
-    fi
-}
-not() { ! "$@"; }
-
-root=$work/root
-mkdir "$root" && tar -xf "$cache/packages-dkms.tar" -C "$root" --exclude='./dev/*'
+name=test-packages-dkms tar=packages-dkms.tar
+# shellcheck source=scripts/test-packages-common.sh
+. scripts/test-packages-common.sh
 mkdir "$root/packages"
 for deb in "$1" "$2"; do mkdir "$root/packages/${deb##*/}" && cp "$deb"/pageone-*-dkms_*.deb "$root/packages/${deb##*/}/"; done
 old=packages/${1##*/} new=packages/${2##*/}
-mknod -m 666 "$root/dev/null" c 1 3
 ln -s /proc/self/fd "$root/dev/fd"
-inside() { unshare --mount --pid --fork --mount-proc="$root/proc" chroot "$root" env PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 "$@"; }
-# Debian's slim roots leave documents out; here they are looked at.
-dpkg_inside() { inside dpkg --path-include='/usr/share/*' "$@"; }
 versions() { dpkg-deb -f "$root/$1"/pageone-ppr-dkms_*.deb Version; }
 # dkms makes its key at the first build, and depmod its tables: they belong to these.
 files() { (cd "$root" && find . -path ./proc -prune -o -path ./packages -prune -o -path ./var/log -prune -o -path ./var/cache -prune \

@@ -7,27 +7,11 @@
 # Exit: 0 all checks hold; 1 some do not, and each is named; 2 it cannot run here.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-cache=${PAGEONE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/pageone}
 programs=${1:-${CARGO_TARGET_DIR:-target}/release}
 [ "$(id -u)" -eq 0 ] || { echo 'test-packages: SKIPPED: only root can install packages into a root' >&2; exit 2; }
-[ -e "$cache/packages-root.tar" ] || { echo "test-packages: there is no root: run 'scripts/deps.sh packages'" >&2; exit 2; }
-work=$(mktemp -d /tmp/pageone-packages.XXXXXX)
-trap 'rm -rf "$work"' EXIT
-chmod 755 "$work"
-passed=0 failed=0
-# holds WHAT COMMAND...: a check.
-holds() {
-    local what=$1
-    shift
-    if "$@" > "$work/said" 2>&1; then
-        passed=$((passed + 1))
-    else
-        failed=$((failed + 1))
-        echo "test-packages: does not hold: $what"
-        sed 's/^/    /' "$work/said"
-    fi
-}
-not() { ! "$@"; }
+name=test-packages tar=packages-root.tar
+# shellcheck source=scripts/test-packages-common.sh
+. scripts/test-packages-common.sh
 skipped() { echo "test-packages: SKIPPED: $*"; }
 
 old=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
@@ -36,13 +20,7 @@ DEB_OUT=$work/old packaging/deb.sh "$programs" > "$work/log" || { cat "$work/log
 DEB_OUT=$work/new DEB_VERSION=$new packaging/deb.sh "$programs" > /dev/null
 grep SKIPPED "$work/log" || true
 
-root=$work/root
-mkdir "$root" && tar -xf "$cache/packages-root.tar" -C "$root" --exclude='./dev/*'
 mkdir -p "$root/packages" && cp -r "$work/old" "$work/new" "$root/packages/"
-mknod -m 666 "$root/dev/null" c 1 3
-inside() { unshare --mount --pid --fork --mount-proc="$root/proc" chroot "$root" env PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 "$@"; }
-# Debian's slim roots leave documents out; here they are looked at.
-dpkg_inside() { inside dpkg --path-include='/usr/share/*' --force-downgrade --force-confold "$@"; }
 # all VERSION: its packages, as the root sees them. Those of modules need dkms: scripts/test-packages-dkms.sh has a root for them.
 all() { (cd "$root" && printf '/%s ' $(ls packages/"$1"/*.deb | grep -v -- -dkms_)); }
 # As Proxmox' QEMU has it.

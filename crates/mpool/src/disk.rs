@@ -1,5 +1,6 @@
 //! What lies on the media, and how it is read and written: files, checked blocks, logs of records.
 
+pub(crate) mod block;
 pub(crate) mod buffer;
 pub(crate) mod checksum;
 pub(crate) mod file_system;

@@ -33,7 +33,7 @@ use crate::objects::meta::Journal;
 pub use lease::Leased;
 pub use rebuild::{Rebuild, Rebuilt};
 
-use directory::{create_class, read_superblock, refuse_others_data};
+use directory::{create_class, locked, read_superblock, refuse_others_data};
 
 /// How to open a pool.
 #[derive(Clone, Copy, Debug, Default)]
@@ -147,14 +147,8 @@ impl Pool {
     /// Those of [`Pool::set_key`].
     pub fn set_key_on(storage: &dyn Storage, path: &Path, key: &Path) -> Result<(), PoolError> {
         let key = UserKey::read(key)?;
-        let medium = match storage.directory(path, false) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(PoolError::NotAPool(path.into())),
-            medium => medium.during("opening", path.display())?,
-        };
+        let medium = locked(storage, path)?;
         let path = medium.path().to_owned();
-        if !medium.lock(true).during("locking", path.display())? {
-            return Err(PoolError::Busy(path));
-        }
         match read_superblock(&*medium)? {
             None => Err(PoolError::NotAPool(path)),
             Some((superblock, _)) if !superblock.is_encrypted() => Err(PoolError::NotEncrypted(path)),

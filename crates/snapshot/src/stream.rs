@@ -51,18 +51,17 @@ pub enum StreamError {
     NoRam,
 }
 
-/// Takes what [`split`] finds: the number of a page and its bytes, `None` for zeros. Gives whether
-/// it goes on.
-pub trait Pages: FnMut(u64, Option<&[u8; BLOCK]>) -> bool {}
-
-impl<F: FnMut(u64, Option<&[u8; BLOCK]>) -> bool> Pages for F {}
-
-/// Reads a stream to its end. `ram` are the bytes of the guest's RAM, whose pages are given to
-/// `pages`; the rest is returned. In it the RAM has the name that it has in a clone.
+/// Reads a stream to its end. `ram` are the bytes of the guest's RAM. `pages` gets the number and
+/// the bytes of each of its pages, `None` for zeros, and says whether it goes on. The rest is
+/// returned; in it the RAM has the name that it has in a clone.
 ///
 /// # Errors
 /// If the stream is not understood, ends too early, or `pages` stops it.
-pub fn split(stream: impl Read, ram: u64, pages: impl Pages) -> Result<Vec<u8>, StreamError> {
+pub(crate) fn split(
+    stream: impl Read,
+    ram: u64,
+    pages: impl FnMut(u64, Option<&[u8; BLOCK]>) -> bool,
+) -> Result<Vec<u8>, StreamError> {
     let from = BufReader::with_capacity(BUFFER, stream);
     let mut splitter = Splitter { from, out: Vec::new(), ram, main: None, block: String::new(), pages };
     splitter.header()?;
@@ -88,7 +87,7 @@ struct Splitter<R, P> {
     pages: P,
 }
 
-impl<R: Read, P: Pages> Splitter<R, P> {
+impl<R: Read, P: FnMut(u64, Option<&[u8; BLOCK]>) -> bool> Splitter<R, P> {
     fn bytes<const N: usize>(&mut self) -> io::Result<[u8; N]> {
         let mut bytes = [0; N];
         self.from.read_exact(&mut bytes)?;

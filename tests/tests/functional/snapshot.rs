@@ -190,6 +190,11 @@ impl OneClone {
         text.lines().filter(|line| line.contains(" PASS checks=")).count()
     }
 
+    /// Waits until it has passed this number of rounds in all.
+    fn pass_rounds(&self, rounds: usize) {
+        eventually("a clone's rounds", Duration::from_secs(240), || (self.rounds() >= rounds).then_some(()));
+    }
+
     fn runs(&self) -> bool {
         // A zombie has no memory.
         std::fs::read_link(format!("/proc/{}/exe", self.pid)).is_ok()

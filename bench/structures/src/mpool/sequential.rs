@@ -73,7 +73,7 @@ pub(super) fn buffer() -> AlignedBuf {
     buffer
 }
 
-/// Writes and commits so many bytes.
+/// Writes and commits this many bytes.
 pub(super) fn write(pool: &Pool, buffer: &AlignedBuf, bytes: usize) -> Result<Vec<u64>> {
     let mut writers = Vec::new();
     for _ in 0..bytes / MBLOCK {

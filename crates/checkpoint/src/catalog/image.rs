@@ -20,8 +20,8 @@ pub enum LeaseError {
     Foreign,
 }
 
-/// A checkpoint that is open for reading. What it needs must stay in the pool: whoever has it keeps
-/// the pool open, or a lease.
+/// A checkpoint that is open for reading. What it needs must stay in the pool: keep the pool open,
+/// or a lease.
 pub struct Image {
     /// The pool's name.
     pool: String,

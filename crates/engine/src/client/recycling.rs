@@ -152,7 +152,8 @@ impl Recycling {
         }
     }
 
-    /// The reclaim period of a guest that asks for so many milliseconds; 0: the daemon's, `usual`.
+    /// The reclaim period of a guest: its own, in milliseconds, or, where that is 0, the daemon's,
+    /// `usual`.
     pub(crate) fn period_of(own_ms: u32, usual: f64) -> Duration {
         Duration::from_secs_f64(match own_ms {
             0 => usual,

@@ -19,8 +19,8 @@
 //! The user's key is a file of 32 random bytes, so nothing has to be made slow here. Each file of
 //! the pool, and each lease, has keys of its own: HKDF-SHA256 of the master key and the name.
 //!
-//! Whoever changes the user's key writes one file, syncs it, and then the other: the newer whole
-//! one counts.
+//! A change of the user's key writes one file, syncs it, and then the other: the newer whole one
+//! counts.
 
 use std::fs::OpenOptions;
 use std::io::{self, Read};
@@ -34,6 +34,7 @@ use rustix::fs::OFlags;
 use sha2::Sha256;
 use zeroize::Zeroizing;
 
+use super::block;
 use super::medium::{Medium, Open};
 use super::xts::Xts;
 use crate::error::{Damage, During, IoError, Object, PoolError};
@@ -76,18 +77,12 @@ impl KeyFile {
         block.extend(self.pool);
         block.extend(self.serial.to_le_bytes());
         [&self.salt[..], &self.check, &self.wrapped, path].iter().for_each(|part| block.extend(*part));
-        block.resize(BLOCK - 4, 0);
-        let crc = crc32c::crc32c(&block);
-        block.extend(crc.to_le_bytes());
-        block
+        block::encode(block)
     }
 
     pub(crate) fn decode(block: &[u8]) -> Option<Self> {
-        let (bytes, crc) = block.get(..BLOCK)?.split_last_chunk::<4>()?;
-        let (magic, rest) = bytes.split_first_chunk::<8>()?;
-        let (version, rest) = rest.split_first_chunk::<4>()?;
-        let whole = magic == MAGIC && crc32c::crc32c(bytes) == u32::from_le_bytes(*crc);
-        if !whole || u32::from_le_bytes(*version) != VERSION {
+        let (version, rest) = block::decode(block, MAGIC)?[MAGIC.len()..].split_first_chunk::<4>()?;
+        if u32::from_le_bytes(*version) != VERSION {
             return None;
         }
         let (len, rest) = rest.split_first_chunk::<4>()?;

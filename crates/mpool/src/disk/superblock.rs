@@ -33,6 +33,7 @@
 
 use std::io;
 
+use crate::disk::block;
 use crate::disk::medium::{Medium, Open};
 use crate::error::{Damage, During, IoError, Object};
 use crate::{BLOCK, MediaClass};
@@ -115,17 +116,11 @@ impl Superblock {
         block.extend(state.to_le_bytes());
         block.extend(end.number.to_le_bytes());
         [end.generation, end.end, self.serial].iter().for_each(|word| block.extend(word.to_le_bytes()));
-        block.resize(BLOCK - 4, 0);
-        let crc = crc32c::crc32c(&block);
-        block.extend(crc.to_le_bytes());
-        block
+        block::encode(block)
     }
 
     pub(crate) fn decode(block: &[u8]) -> Option<Self> {
-        let (bytes, crc) = block.get(..BLOCK)?.split_last_chunk::<4>()?;
-        if bytes.first_chunk::<8>()? != MAGIC || crc32c::crc32c(bytes) != u32::from_le_bytes(*crc) {
-            return None;
-        }
+        let bytes = block::decode(block, MAGIC)?;
         let word = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
         let long = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
         // Format 1 had none of what follows, and zeros there.

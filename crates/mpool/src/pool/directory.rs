@@ -1,11 +1,26 @@
 //! A class's directory: its superblock, and whether the directory may be used.
 
 use std::io;
+use std::path::Path;
+use std::sync::Arc;
 
-use crate::disk::medium::{Medium, Open};
+use crate::disk::medium::{Medium, Open, Storage};
 use crate::disk::superblock::{ENCRYPTED_VERSION, FORMAT_VERSION, Superblock, read_copies, write_superblock};
 use crate::error::{Damage, During, PoolError};
 use crate::objects::class;
+
+/// The directory of a pool that nobody has open, locked for as long as it lives.
+pub(super) fn locked(storage: &dyn Storage, path: &Path) -> Result<Arc<dyn Medium>, PoolError> {
+    let medium = match storage.directory(path, false) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(PoolError::NotAPool(path.into())),
+        medium => medium.during("opening", path.display())?,
+    };
+    if medium.lock(true).during("locking", medium.path().display())? {
+        Ok(medium)
+    } else {
+        Err(PoolError::Busy(medium.path().into()))
+    }
+}
 
 /// The superblock of a directory, from either of its files; `None`: neither has one.
 pub(super) fn read_superblock(medium: &dyn Medium) -> Result<Option<(Superblock, Option<Damage>)>, PoolError> {

@@ -3,7 +3,7 @@
 //! A lease is a file beside the superblock, with the records of the mblocks and a note of its
 //! owner's. It holds as long as somebody has its descriptor, or a copy of it: that is a lock, which
 //! ends with the last process that has it, however that ends. An mblock with a lease can be
-//! deleted; its space stays as it is. Whoever opens the pool for writing looks which leases hold,
+//! deleted; its space stays as it is. An opening for writing looks which leases hold,
 //! and removes the files of the others. That must not happen while a lease is being made, so it is
 //! made by a program that has the pool open, shared. A lease that is not understood is obeyed: the
 //! pool is not opened.

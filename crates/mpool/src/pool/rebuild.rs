@@ -8,11 +8,10 @@
 //! *kept*, and stays taken until the pool is rebuilt with [`Rebuild::free_lost`]. Files of logs
 //! without a record are entered again. New identities are far above those that may have been lost.
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::directory::read_superblock;
+use super::directory::{locked, read_superblock};
 use super::lease;
 use super::open::{Directory, Opening};
 use super::{Pool, new_superblock};
@@ -83,14 +82,8 @@ impl Pool {
     ///
     /// Those of [`Pool::rebuild`].
     pub fn rebuild_on(storage: Arc<dyn Storage>, path: &Path, how: Rebuild) -> Result<Rebuilt, PoolError> {
-        let medium = match storage.directory(path, false) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(PoolError::NotAPool(path.into())),
-            medium => medium.during("opening", path.display())?,
-        };
+        let medium = locked(&*storage, path)?;
         let path = medium.path().to_owned();
-        if !medium.lock(true).during("locking", path.display())? {
-            return Err(PoolError::Busy(path));
-        }
         let superblock = superblock_if_any(&*medium)?;
         if superblock.is_some_and(|s| s.class != MediaClass::Capacity) || superblock.is_none() && !has_data(&*medium)? {
             return Err(PoolError::NotAPool(path));

@@ -63,7 +63,7 @@ struct Batches<'a> {
 }
 
 impl Batches<'_> {
-    /// Takes a page. Gives whether somebody stores it.
+    /// Takes a page. Gives whether it will be stored.
     fn add(&mut self, page: u64, content: Option<&[u8; BLOCK]>) -> bool {
         if content.is_none() && !self.filled.contains(page) {
             return true;

@@ -234,8 +234,8 @@ static void poison(void)
 }
 
 /*
- * Who writes page after page has more of them made private at once, but no more than were written;
- * who writes here and there has not. All others keep their bytes, for who has mapped them, too.
+ * Writes in sequence make more pages private at once, but no more than were written; scattered
+ * writes do not. All other pages keep their bytes, in other mappings too.
  */
 static void sequence(void)
 {

@@ -49,7 +49,7 @@ fn a_guest_is_stored_while_it_works_and_two_clones_go_on_and_diverge() {
     assert_eq!(place.names(), ["first", "second"]);
     let both = place.clones("second", 2, &[]);
     for clone in &both.clones {
-        eventually("a clone's rounds", Duration::from_secs(240), || (clone.rounds() >= 2).then_some(()));
+        clone.pass_rounds(2);
     }
     // The kernel reads few pages more than they need: nobody asks for huge ones in the RAM.
     for clone in &both.clones {
@@ -142,7 +142,7 @@ fn a_clones_clock_is_set_by_the_guests_agent_and_verify_asks_it() {
     let files = place.path("f").display().to_string();
     let text = place.ok(&["snapshot", "verify", "store", "one", "--files", &files]);
     assert!(text.contains("a guest goes on from it, and its agent answers"), "{text}");
-    // Without a port somebody is told so.
+    // Without a port the command says so.
     let Some(mut plain) = place.guest() else { return };
     place.save(plain.pid(), "plain");
     plain.kill();
@@ -197,7 +197,7 @@ fn clones_wait_for_the_next_page_server_and_see_no_wrong_byte() {
     }
     let rounds: Vec<usize> = both.clones.iter().map(OneClone::rounds).collect();
     for (clone, before) in both.clones.iter().zip(rounds) {
-        eventually("a clone's rounds", Duration::from_secs(240), || (clone.rounds() >= before + 2).then_some(()));
+        clone.pass_rounds(before + 2);
     }
 }
 
@@ -237,7 +237,7 @@ fn clones_go_on_while_their_pool_is_written_and_their_snapshot_is_removed() {
     }
     let before: Vec<usize> = both.clones.iter().map(OneClone::rounds).collect();
     for (clone, before) in both.clones.iter().zip(before) {
-        eventually("a clone's rounds", Duration::from_secs(240), || (clone.rounds() >= before + 2).then_some(()));
+        clone.pass_rounds(before + 2);
     }
     assert!(place.fails(&["pool", "destroy", "store", "--yes"]).contains("are being read"));
     assert_eq!(leases(&place), 1);
@@ -253,7 +253,7 @@ fn clones_go_on_while_their_pool_is_written_and_their_snapshot_is_removed() {
     assert_eq!(leases(&place), 0);
     place.ok(&["pool", "check", "store"]);
     let last = place.clones("last", 2, &[]);
-    eventually("a clone's round", Duration::from_secs(240), || (last.clones[0].rounds() >= 1).then_some(()));
+    last.clones[0].pass_rounds(1);
 }
 
 /// `make soak-snapshots`: a source and eight clones check their files for half an hour, while the
@@ -301,7 +301,7 @@ fn clones_need_their_page_server_more_than_the_command_and_end_without_a_wrong_b
     let both = place.clones("one", 2, &[]);
     e2e::signal_process(both.server.id() as i32, libc::SIGKILL);
     for clone in &both.clones {
-        eventually("a clone's round", Duration::from_secs(240), || (clone.rounds() >= 1).then_some(()));
+        clone.pass_rounds(1);
     }
     let [server] = servers(&place)[..] else { panic!("{:?}", servers(&place)) };
     std::fs::write("/proc/sys/vm/drop_caches", "1").unwrap();

@@ -37,9 +37,9 @@ fn a_guest_that_was_not_prepared_is_stored_by_a_migration_and_its_clones_go_on()
     command.args(&words[1..]).arg("-qmp").arg(format!("unix:{},server=on,wait=off", place.path("own.qmp").display()));
     let mut source = Guest::start(command);
     source.pass_rounds(1);
+    let pid = source.pid().to_string();
     let save = |name: &str| {
-        let out =
-            place.run(&["snapshot", "save", &source.pid().to_string(), "--to", "store", "--name", name, "--json"]);
+        let out = place.run(&["snapshot", "save", &pid, "--to", "store", "--name", name, "--json"]);
         let (said, text) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
         println!("{said}{text}");
         assert!(
@@ -48,6 +48,13 @@ fn a_guest_that_was_not_prepared_is_stored_by_a_migration_and_its_clones_go_on()
         );
         serde_json::from_str::<Value>(&said).unwrap()
     };
+    // More than a small pool has room for.
+    let small = full::Small::new(&place, "small", 48);
+    place.ok(&["pool", "create", "small", "--capacity", &small.0.join("pool").display().to_string()]);
+    let text = place.fails(&["snapshot", "save", &pid, "--to", "small", "--name", "no"]);
+    assert!(text.contains("snapshot no was not stored") && text.contains("pool small is full"), "{text}");
+    assert_eq!(place.ok(&["snapshot", "ls", "small", "--json"]).trim(), "[]");
+    source.pass_rounds(1);
     save("first");
     let second = save("second");
     let memory_bytes = second["memory_bytes"].as_u64().unwrap();
@@ -59,7 +66,7 @@ fn a_guest_that_was_not_prepared_is_stored_by_a_migration_and_its_clones_go_on()
     assert_eq!(place.names(), ["first", "second"]);
     let both = place.clones("second", 2, &[]);
     for clone in &both.clones {
-        eventually("a clone's rounds", Duration::from_secs(240), || (clone.rounds() >= 2).then_some(()));
+        clone.pass_rounds(2);
     }
     drop(both);
     place.ok(&["pool", "check", "store"]);
@@ -118,8 +125,7 @@ fn its_disks_are_those_of_the_pause_and_a_snapshot_that_fails_or_is_killed_leave
     qmp.monitor("qemu-io d0 \"write -P 8 1M 64k\"");
     for clone in &place.clones("whole", 2, &[]).clones {
         let mut qmp = clone.qmp("test.qmp");
-        let image = qmp.execute("query-block", json!({}))[0]["inserted"]["image"]["filename"].clone();
-        assert_eq!(disks::byte(Path::new(image.as_str().unwrap())), 7);
+        assert_eq!(disks::byte(&disks::image(&mut qmp)), 7);
         assert_eq!(status(&mut qmp), "running");
     }
     place.ok(&["pool", "check", "store"]);

@@ -55,7 +55,7 @@ impl Ground for Process {
         for &(file, number) in &self.files {
             let fd = self.process.descriptor(number).map_err(errno)?;
             if identity(&fd).ok() != Some(file) {
-                // It is another file now. Closing it may wait for whoever serves it.
+                // It is another file now. Closing it may wait for its server.
                 let _ = std::thread::Builder::new().name("closing".into()).spawn(move || drop(fd));
                 return Err(Errno::STALE);
             }

@@ -16,7 +16,7 @@ use crate::client::recycling::Recycling;
 use crate::files::file::File;
 use crate::ledger::Entry;
 
-/// Pages claimed at a time (and up to a word more): the guest may wait for so many, and longer
+/// Pages claimed at a time (and up to a word more): the guest may wait for all of them, and longer
 /// where the daemon dies in the midst.
 const BATCH_PAGES: u64 = 1024;
 

@@ -1,4 +1,5 @@
-//! A block that stands alone: eight bytes say what it is, the last four are the crc32c of all before.
+//! A block that stands alone: eight bytes say what it is, the last four are the crc32c of all
+//! before.
 
 use crate::BLOCK;
 

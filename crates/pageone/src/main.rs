@@ -85,6 +85,9 @@ enum Command {
     /// Lets a guest go on that a snapshot has stopped
     #[command(hide = true)]
     SnapshotGuard,
+    /// Has free pages of a guest taken back again when a snapshot was taken
+    #[command(hide = true)]
+    PprGuard { pid: i32 },
     /// Reads a snapshot's memory for the kernel; `snapshot run` starts it
     #[command(hide = true)]
     SnapshotServer {
@@ -174,6 +177,7 @@ fn run_command(cli: Cli) -> anyhow::Result<()> {
         Command::Restore(args) => checkpoint::restore(&args),
         Command::Snapshot(command) => snapshot::run(&command, dir),
         Command::SnapshotGuard => snapshot::guard(),
+        Command::PprGuard { pid } => snapshot::recycling::guard(pid, dir),
         Command::SnapshotServer { record, lease, .. } => snapshot::serve(lease, record.as_deref()),
         Command::Pool(args) => pool::run(&args),
         Command::Generate(args) => generate::run(&args),

@@ -3,7 +3,11 @@
 //! QEMU is started with the source's words, in which whatever two guests cannot both have is made
 //! new ([`rewrite`]). It waits for a device stream. Before it gets one, it is asked what it is made
 //! of: QEMU takes the state of another guest without a word in many cases ([`Facts`]). Then it
-//! reads the stream from a pipe, and goes on. Its RAM is a private mapping of the snapshot's.
+//! reads the stream from a pipe, and goes on. Its RAM is a private mapping of the snapshot's, or
+//! [its own](Own).
+
+mod own;
+mod rewrite;
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -18,14 +22,16 @@ use rustix::io::FdFlags;
 use serde_json::json;
 
 use crate::agent::{Agent, AgentError, NoAgent, Port};
-use crate::disks::named;
 use crate::facts::Facts;
 use crate::monitor::{IGNORE_SHARED, Monitor, MonitorError};
-use crate::prepare::{MONITOR, memory, ram_words};
+use crate::prepare::{START, memory, ram_words};
 use crate::qcow2;
-use crate::record::{Description, Disk, Record};
+use crate::record::{Disk, Record};
 use crate::save::PIPE;
-use crate::words::{Opt, options, parts, set_part};
+use rewrite::{overlay, rewrite};
+
+pub use own::{Add, Own};
+pub use rewrite::is_own_image;
 
 /// How long QEMU may take to read its device stream.
 const LOAD: Duration = Duration::from_secs(60);
@@ -65,6 +71,12 @@ pub enum CloneError {
          --force starts it all the same", .0.join("; ")
     )]
     Differs(Vec<String>),
+    /// The socket's name is too long.
+    #[error("the name of the monitor's socket {} is too long, or has a comma: name another directory with --files", .0.display())]
+    Socket(PathBuf),
+    /// The clone's own RAM cannot be loaded.
+    #[error("cannot copy the snapshot's memory to the clone; where a page is damaged, the page server has named it")]
+    Load(#[source] io::Error),
     /// QEMU has ended or does not do what it is asked.
     #[error("the clone does not start{}", said(.output))]
     Qmp {
@@ -92,6 +104,8 @@ pub struct Options<'a> {
     /// Whether standard input and output are this program's. Else there is no input, and the output
     /// goes to `output.log` in the clone's directory.
     pub attached: bool,
+    /// RAM of its own, if it is to have that.
+    pub own: Option<&'a Own<'a>>,
 }
 
 /// A clone that runs.
@@ -198,6 +212,9 @@ pub fn start(options: &Options<'_>, directory: &Path) -> Result<Clone, CloneErro
     if !differs.is_empty() {
         return Err(CloneError::Differs(differs));
     }
+    if options.own.is_some() && !own::fits(directory) {
+        return Err(CloneError::Socket(own::socket(directory)));
+    }
     std::fs::create_dir(directory).map_err(make(directory))?;
     for (number, disk) in description.disks.iter().enumerate() {
         check_image(disk)?;
@@ -211,7 +228,7 @@ pub fn start(options: &Options<'_>, directory: &Path) -> Result<Clone, CloneErro
     })?;
     let port = Port::find(&rewrite(description, directory));
     let mut clone = Clone { child, differences: Vec::new(), monitor: None, port };
-    let error = match resume(options, ours, &mut clone.differences) {
+    let error = match resume(options, clone.child.id() as i32, ours, &mut clone.differences) {
         Ok(monitor) => {
             clone.monitor = Some(monitor);
             return Ok(clone);
@@ -222,6 +239,7 @@ pub fn start(options: &Options<'_>, directory: &Path) -> Result<Clone, CloneErro
     let _ = clone.child.wait();
     Err(match error {
         Failed::Differs => CloneError::Differs(clone.differences),
+        Failed::Load(source) => CloneError::Load(source),
         Failed::Qmp(source) => CloneError::Qmp { source, output: tail(&log) },
     })
 }
@@ -235,19 +253,24 @@ fn spawn(
     let description = &options.record.description;
     let monitor = |source| (Some("a monitor".into()), source);
     let (ours, theirs) = UnixStream::pair().map_err(monitor)?;
-    let ram = options.ram.as_fd().try_clone_to_owned().map_err(monitor)?;
-    let mut words = ram_words(description.facts.ram, ram.as_raw_fd(), false);
+    let mut command = Command::new(&description.program);
+    let (mut words, ram) = match options.own {
+        Some(own) => own.prepare(&mut command, description.facts.ram, directory).map_err(monitor)?,
+        None => {
+            let ram = options.ram.as_fd().try_clone_to_owned().map_err(monitor)?;
+            (ram_words(description.facts.ram, ram.as_raw_fd(), false), ram)
+        }
+    };
     words.extend([
         "-chardev".into(),
-        format!("socket,id={MONITOR},fd={}", theirs.as_raw_fd()),
+        format!("socket,id={START},fd={}", theirs.as_raw_fd()),
         "-mon".into(),
-        format!("chardev={MONITOR},mode=control"),
+        format!("chardev={START},mode=control"),
     ]);
     words.extend(rewrite(description, directory));
     words.extend(["-incoming".into(), "defer".into()]);
     words.extend(options.extra.iter().cloned());
-    let mut command = Command::new(&description.program);
-    command.args(words).current_dir(&description.directory);
+    command.args(&words).current_dir(&description.directory);
     if !options.attached {
         let file = File::create(log).map_err(|source| (Some(log.to_owned()), source))?;
         let both = file.try_clone().map_err(|source| (Some(log.to_owned()), source))?;
@@ -258,8 +281,16 @@ fn spawn(
     for fd in &inherited {
         rustix::io::fcntl_setfd(fd, FdFlags::empty()).map_err(|e| monitor(e.into()))?;
     }
-    let child = spawn_without_huge_pages(&mut command).map_err(|source| (None, source))?;
-    Ok((child, ours))
+    let child = match options.own {
+        Some(own) => {
+            let added = own.add.map(|add| add(&mut command, &words)).transpose().map_err(monitor)?;
+            let child = command.spawn();
+            drop(added);
+            child
+        }
+        None => spawn_without_huge_pages(&mut command),
+    };
+    Ok((child.map_err(|source| (None, source))?, ours))
 }
 
 /// Starts a program whose advice to use huge pages is ignored. QEMU gives it for all RAM; the
@@ -278,6 +309,7 @@ fn spawn_without_huge_pages(command: &mut Command) -> io::Result<Child> {
 
 enum Failed {
     Differs,
+    Load(io::Error),
     Qmp(MonitorError),
 }
 
@@ -288,11 +320,20 @@ impl<E: Into<MonitorError>> From<E> for Failed {
 }
 
 /// Gives a QEMU that waits the device stream, and lets the guest go on.
-fn resume(options: &Options<'_>, monitor: UnixStream, differences: &mut Vec<String>) -> Result<Monitor, Failed> {
+fn resume(
+    options: &Options<'_>,
+    pid: i32,
+    monitor: UnixStream,
+    differences: &mut Vec<String>,
+) -> Result<Monitor, Failed> {
     let mut qmp = Monitor::begin(monitor)?;
     *differences = options.record.description.facts.differences(&Facts::of(&mut qmp)?);
     if !differences.is_empty() && !options.force {
         return Err(Failed::Differs);
+    }
+    if options.own.is_some() {
+        let address = qmp.first_page()?.ok_or_else(|| Failed::Load(io::ErrorKind::NotFound.into()))?;
+        own::load(options.ram, pid, address, options.record.description.facts.ram).map_err(Failed::Load)?;
     }
     qmp.set_capability(IGNORE_SHARED, true)?;
     let (out, mut into) = io::pipe()?;
@@ -331,131 +372,11 @@ fn tail(log: &Path) -> String {
     text[start..].trim().to_owned()
 }
 
-/// A clone's own image over a disk's.
-fn overlay(directory: &Path, number: usize) -> PathBuf {
-    directory.join(format!("disk-{number}.qcow2"))
-}
-
-/// The source's words for a clone, whose files are in `directory`: disks have images of their own,
-/// sockets and files lie in the directory, forwarded ports are any that are free, network cards
-/// have new addresses, and the guest is told that it is a clone.
-fn rewrite(description: &Description, directory: &Path) -> Vec<String> {
-    let mut words = description.words.clone();
-    let mut gone = Vec::new();
-    for option in options(&description.words) {
-        if option.name == "daemonize" {
-            gone.push(option.at);
-        } else if let Some(value) = fresh(&option, &description.disks, directory)
-            && let Some(word) = words.get_mut(option.at + 1)
-        {
-            *word = value;
-        }
-    }
-    let kept = |at: &usize| !gone.contains(at);
-    words.into_iter().enumerate().filter(|(at, _)| kept(at)).map(|(_, word)| word).collect()
-}
-
-/// An option's value for a clone, if it is not the source's.
-fn fresh(option: &Opt<'_>, disks: &[Disk], directory: &Path) -> Option<String> {
-    let own = |path: &str| directory.join(Path::new(path).file_name().unwrap_or_default()).display().to_string();
-    let value = option.value;
-    if let Some(path) = named(option) {
-        let number = disks.iter().position(|disk| disk.word == path)?;
-        let value = value.replacen(path, &overlay(directory, number).display().to_string(), 1);
-        // The image over a raw one is qcow2.
-        let keys = ["format", "driver"].into_iter().filter(|key| disks[number].raw && option.part(key).is_some());
-        return Some(keys.fold(value, |value, key| set_part(&value, key, "qcow2")));
-    }
-    match option.name {
-        "pidfile" | "D" => Some(own(value)),
-        "chardev" if matches!(option.first(), "socket" | "file" | "pipe") => {
-            Some(set_part(value, "path", &own(option.part("path")?)))
-        }
-        "serial" | "parallel" | "monitor" | "qmp" | "qmp-pretty" => {
-            let kind = ["unix:", "file:"].into_iter().find(|kind| value.starts_with(kind))?;
-            let path = option.first().strip_prefix(kind)?;
-            Some(value.replacen(path, &own(path), 1))
-        }
-        "vnc" if value.starts_with("unix:") => {
-            let path = option.first().strip_prefix("unix:")?;
-            Some(value.replacen(path, &own(path), 1))
-        }
-        "vnc" if option.part("to").is_none() && value != "none" => Some(format!("{value},to=999")),
-        "netdev" | "nic" | "net" if value.contains("hostfwd=") || option.part("mac").is_some() => {
-            let value = parts(value).map(any_port).collect::<Vec<_>>().join(",");
-            Some(if option.part("mac").is_some() { set_part(&value, "mac", &new_mac()) } else { value })
-        }
-        "device" if is_network_card(option.first()) => Some(set_part(value, "mac", &new_mac())),
-        "device" if option.first() == "vmgenid" => Some(set_part(value, "guid", "auto")),
-        _ => None,
-    }
-}
-
-fn is_network_card(device: &str) -> bool {
-    ["virtio-net", "e1000", "rtl8139", "vmxnet3", "igb", "ne2k_pci", "pcnet"]
-        .iter()
-        .any(|kind| device.starts_with(kind))
-}
-
-/// A forwarded port as any that is free: `hostfwd=tcp:ADDRESS:PORT-ADDRESS:PORT`.
-fn any_port(part: &str) -> String {
-    let rule = part.strip_prefix("hostfwd=");
-    let forward = rule.and_then(|rule| rule.split_once('-'));
-    match forward.and_then(|(host, guest)| Some((host.rsplit_once(':')?.0, guest))) {
-        Some((host, guest)) => format!("hostfwd={host}:0-{guest}"),
-        None => part.to_owned(),
-    }
-}
-
-/// An address of QEMU's range for guests.
-fn new_mac() -> String {
-    let mut bytes = [0; 3];
-    // Without random bytes the addresses of all clones would be one.
-    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-    let [a, b, c] = bytes;
-    format!("52:54:00:{a:02x}:{b:02x}:{c:02x}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::Description;
 
-    fn rewritten(line: &str) -> String {
-        let words = line.split(' ').map(String::from).collect();
-        let disks = vec![
-            Disk { word: "a/d.qcow2".into(), image: "/x.qcow2".into(), raw: false },
-            Disk { word: "r.img".into(), image: "/r.one.raw".into(), raw: true },
-        ];
-        let (program, directory) = ("/q".into(), "/".into());
-        let description = Description { program, directory, words, facts: Facts::default(), disks };
-        rewrite(&description, Path::new("/c")).join(" ")
-    }
-
-    #[test]
-    fn what_two_guests_cannot_both_have_is_made_new() {
-        for (line, want) in [
-            ("-drive file=a/d.qcow2,if=virtio -m 1", "-drive file=/c/disk-0.qcow2,if=virtio -m 1"),
-            ("-hda a/d.qcow2", "-hda /c/disk-0.qcow2"),
-            (
-                "-blockdev qcow2,node-name=n,file.filename=a/d.qcow2",
-                "-blockdev qcow2,node-name=n,file.filename=/c/disk-0.qcow2",
-            ),
-            ("-drive file=r.img,if=none,format=raw", "-drive file=/c/disk-1.qcow2,if=none,format=qcow2"),
-            ("-drive file=other.iso,media=cdrom", "-drive file=other.iso,media=cdrom"),
-            ("-daemonize -pidfile /run/x.pid", "-pidfile /c/x.pid"),
-            ("-chardev socket,id=a,path=/run/a.sock,server=on", "-chardev socket,id=a,path=/c/a.sock,server=on"),
-            ("-chardev stdio,id=a -serial chardev:a", "-chardev stdio,id=a -serial chardev:a"),
-            ("-serial unix:/t/s,server=on,wait=off", "-serial unix:/c/s,server=on,wait=off"),
-            ("-vnc :1", "-vnc :1,to=999"),
-            ("-netdev user,id=n,hostfwd=tcp:127.0.0.1:2222-:22", "-netdev user,id=n,hostfwd=tcp:127.0.0.1:0-:22"),
-            ("-device vmgenid,guid=1", "-device vmgenid,guid=auto"),
-        ] {
-            assert_eq!(rewritten(line), want);
-        }
-        let card = rewritten("-device virtio-net-pci,netdev=n,mac=52:54:00:12:34:56");
-        assert!(card.starts_with("-device virtio-net-pci,netdev=n,mac=52:54:00:") && !card.ends_with("12:34:56"));
-        assert_ne!(rewritten("-device e1000,netdev=n"), rewritten("-device e1000,netdev=n"));
-    }
     #[test]
     fn what_keeps_a_clone_from_starting_is_said() {
         let dir = tempfile::tempdir().unwrap();
@@ -469,7 +390,8 @@ mod tests {
                 Description { program: program.into(), directory: dir.path().into(), words, facts, disks };
             let record = Record { description, stream: Vec::new() };
             let extra: Vec<String> = extra.iter().copied().map(String::from).collect();
-            let options = Options { record: &record, ram: &ram, extra: &extra, force: false, attached: false };
+            let options =
+                Options { record: &record, ram: &ram, extra: &extra, force: false, attached: false, own: None };
             start(&options, &dir.path().join(name)).map(drop).unwrap_err()
         };
         let error = refused("sh", &image, "a", &["-m", "128"]);

@@ -13,12 +13,16 @@ use std::path::{Path, PathBuf};
 use rustix::fs::MemfdFlags;
 use rustix::io::FdFlags;
 
+use wire::recycle::{QEMU_DEVICE, QEMU_GUARD, QEMU_POOL, QEMU_QMP};
+
 use crate::words::{self, DEFAULT_MEMORY, is_qemu, options, parse_size};
 
 /// QEMU's name for the RAM.
 pub(crate) const RAM: &str = "pageone-ram";
 /// QEMU's name for the monitor.
 pub(crate) const MONITOR: &str = "pageone-snapshot";
+/// QEMU's name for the monitor by which a clone is started.
+pub(crate) const START: &str = "pageone-clone";
 /// Bytes of the longest name of a socket, see unix(7).
 const LONGEST: usize = 107;
 
@@ -121,26 +125,54 @@ pub fn prepare(program: &Path, all: &[String], socket: &Path) -> Result<Prepared
     }
     look_for_obstacles(all)?;
     let bytes = memory(all)?;
-    let text = socket.to_string_lossy();
-    if text.len() > LONGEST || text.contains(',') {
+    if !is_socket_name(socket) {
         return Err(PrepareError::Socket(socket.into()));
     }
-    let ram = rustix::fs::memfd_create("pageone-ram", MemfdFlags::CLOEXEC).map_err(std::io::Error::from)?;
-    rustix::fs::ftruncate(&ram, bytes).map_err(std::io::Error::from)?;
-    let stat = rustix::fs::fstat(&ram).map_err(std::io::Error::from)?;
-    rustix::io::fcntl_setfd(&ram, FdFlags::empty()).map_err(std::io::Error::from)?;
-    let mut words = ram_words(bytes, ram.as_raw_fd(), true);
-    words.extend([
-        "-chardev".into(),
-        format!("socket,id={MONITOR},path={text},server=on,wait=off"),
-        "-mon".into(),
-        format!("chardev={MONITOR},mode=control"),
-    ]);
+    let Ram { fd, identity } = Ram::empty(bytes)?;
+    rustix::io::fcntl_setfd(&fd, FdFlags::empty()).map_err(std::io::Error::from)?;
+    let mut words = ram_words(bytes, fd.as_raw_fd(), true);
+    words.extend(monitor_words(socket));
     if takes_vmgenid(all) {
         words.extend(["-device".into(), "vmgenid,guid=auto".into()]);
     }
-    let identity = format!("{}:{}", stat.st_dev, stat.st_ino);
-    Ok(Prepared { words, variable: (wire::ENV_SNAPSHOT_RAM, identity), _ram: ram })
+    Ok(Prepared { words, variable: (wire::ENV_SNAPSHOT_RAM, identity), _ram: fd })
+}
+
+/// The empty file in whose place the agent maps private memory.
+pub(crate) struct Ram {
+    /// The file; it is closed on exec.
+    pub(crate) fd: OwnedFd,
+    /// The value of [`wire::ENV_SNAPSHOT_RAM`].
+    pub(crate) identity: String,
+}
+
+impl Ram {
+    /// Makes it.
+    ///
+    /// # Errors
+    /// Those of memfd_create(2).
+    pub(crate) fn empty(bytes: u64) -> std::io::Result<Self> {
+        let fd = rustix::fs::memfd_create("pageone-ram", MemfdFlags::CLOEXEC)?;
+        rustix::fs::ftruncate(&fd, bytes)?;
+        let stat = rustix::fs::fstat(&fd)?;
+        Ok(Self { fd, identity: format!("{}:{}", stat.st_dev, stat.st_ino) })
+    }
+}
+
+/// Whether QEMU's words can name a socket so.
+pub(crate) fn is_socket_name(path: &Path) -> bool {
+    let text = path.to_string_lossy();
+    text.len() <= LONGEST && !text.contains(',')
+}
+
+/// The words for a monitor that listens on this socket.
+pub(crate) fn monitor_words(socket: &Path) -> [String; 4] {
+    [
+        "-chardev".into(),
+        format!("socket,id={MONITOR},path={},server=on,wait=off", socket.display()),
+        "-mon".into(),
+        format!("chardev={MONITOR},mode=control"),
+    ]
 }
 
 /// The words for RAM that QEMU maps from this descriptor. It is aligned for huge pages.
@@ -174,13 +206,25 @@ pub(crate) fn own_monitor(all: &[String], directory: &Path) -> Option<PathBuf> {
     Some(directory.join(path?))
 }
 
-/// The user's own words: without those for RAM and monitor.
+/// Whether its free pages are taken back by an agent (`pageone run --ppr`).
+pub(crate) fn is_recycled(all: &[String]) -> bool {
+    options(all).any(|option| option.name == "chardev" && option.part("id") == Some(QEMU_QMP))
+}
+
+/// The user's own words: without those for RAM, monitor and recycling, and without those that made
+/// a prepared guest a clone. The port for the device of free pages stays: clones need it.
 pub(crate) fn without_ours(all: &[String]) -> Vec<String> {
+    let (is_prepared, is_recycled) = (socket(all).is_some(), is_recycled(all));
     let is_ours = |option: &words::Opt<'_>| match option.name {
-        "object" => option.part("id") == Some(RAM),
+        "object" => option.part("id").is_some_and(|id| id == RAM || id.starts_with(QEMU_POOL)),
+        "device" => option.part("id") == Some(QEMU_DEVICE),
+        "blockdev" => option.part("node-name") == Some(QEMU_GUARD),
+        // Whoever starts a guest with --ppr gets it from that.
+        "action" => is_recycled && option.value == "reboot=shutdown",
         "machine" => option.part("memory-backend") == Some(RAM),
-        "chardev" => option.part("id") == Some(MONITOR),
-        "mon" => option.part("chardev") == Some(MONITOR),
+        "chardev" => option.part("id").is_some_and(|id| [MONITOR, START, QEMU_QMP].contains(&id)),
+        "mon" => option.part("chardev").is_some_and(|id| [MONITOR, START, QEMU_QMP].contains(&id)),
+        "incoming" => is_prepared && option.value == "defer",
         _ => false,
     };
     let ours: Vec<usize> = options(all).filter(is_ours).flat_map(|option| [option.at, option.at + 1]).collect();
@@ -232,6 +276,19 @@ mod tests {
         assert!(all.iter().any(|word| word.contains("size=1073741824,")), "{all:?}");
         assert_eq!(without_ours(&all), [&words("-device vmgenid,guid=auto")[..], &own[..]].concat());
         assert!(socket(&own).is_none());
+        let clone =
+            words("-chardev socket,id=pageone-clone,fd=5 -mon chardev=pageone-clone,mode=control -incoming defer");
+        assert_eq!(without_ours(&[&prepared.words[..4], &prepared.words[4..8], &clone, &own].concat()), own);
+        assert_eq!(without_ours(&words("-incoming defer")), words("-incoming defer"));
+        let port = words("-device pcie-root-port,id=pageone-ppr-port,chassis=239 -action panic=none");
+        let recycled = words(
+            "-object memory-backend-file,id=pageone-ppr-pool-0,share=on -device ivshmem-plain,id=pageone-ppr \
+             -blockdev driver=null-co,node-name=pageone-ppr-pause-first -chardev socket,id=pageone-qmp,fd=3 -mon \
+             chardev=pageone-qmp,mode=control -action reboot=shutdown",
+        );
+        assert_eq!(without_ours(&[&port[..], &recycled].concat()), port);
+        assert!(is_recycled(&recycled) && !is_recycled(&port));
+        assert_eq!(without_ours(&recycled[10..]), recycled[10..], "the user's own");
         for (line, path) in [
             ("-m 1 -qmp unix:q.sock,server=on,wait=off", Some("/d/q.sock")),
             ("-chardev socket,id=m,path=/run/q,server=on -mon chardev=m,mode=control", Some("/run/q")),

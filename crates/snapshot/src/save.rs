@@ -163,13 +163,9 @@ impl Guest {
     /// If it cannot; the message says why.
     pub fn open(pid: i32) -> Result<Self, SaveError> {
         let cannot = |source| SaveError::NoProcess { pid, source };
-        let line = std::fs::read(format!("/proc/{pid}/cmdline")).map_err(cannot)?;
+        let words = &words_of(pid)?[..];
         let program = std::fs::read_link(format!("/proc/{pid}/exe")).map_err(cannot)?;
         let directory = std::fs::read_link(format!("/proc/{pid}/cwd")).map_err(cannot)?;
-        let words: Vec<String> =
-            line.split(|byte| *byte == 0).skip(1).map(|word| String::from_utf8_lossy(word).into_owned()).collect();
-        // Behind the last zero nothing comes.
-        let words = &words[..words.len().saturating_sub(1)];
         let (ours, own) = (prepare::socket(words), prepare::without_ours(words));
         let is_prepared = ours.is_some();
         let socket = ours.or_else(|| prepare::own_monitor(words, &directory)).ok_or(SaveError::Unprepared(pid))?;
@@ -324,6 +320,38 @@ impl Guest {
             }
         }
     }
+}
+
+/// The words of a process's command line, without its program.
+fn words_of(pid: i32) -> Result<Vec<String>, SaveError> {
+    let line = std::fs::read(format!("/proc/{pid}/cmdline"));
+    let line = line.map_err(|source| SaveError::NoProcess { pid, source })?;
+    let mut words: Vec<String> =
+        line.split(|byte| *byte == 0).skip(1).map(|word| String::from_utf8_lossy(word).into_owned()).collect();
+    // Behind the last zero nothing comes.
+    words.pop();
+    Ok(words)
+}
+
+/// Whether the guest's free pages are taken back by an agent: then it has a device that QEMU cannot
+/// store, unless that is unplugged.
+///
+/// # Errors
+/// [`SaveError::NoProcess`].
+pub fn is_recycled(pid: i32) -> Result<bool, SaveError> {
+    words_of(pid).map(|words| prepare::is_recycled(&words))
+}
+
+/// Waits until a snapshot of the guest that was broken off is put back.
+///
+/// # Errors
+/// If that takes too long, or is not known.
+pub fn wait_until_put_back(pid: i32) -> Result<(), SaveError> {
+    let words = words_of(pid)?;
+    let directory = std::fs::read_link(format!("/proc/{pid}/cwd"));
+    let directory = directory.map_err(|source| SaveError::NoProcess { pid, source })?;
+    let socket = prepare::socket(&words).or_else(|| prepare::own_monitor(&words, &directory));
+    socket.map_or(Ok(()), |socket| Lock::take(&socket, pid, PATIENCE).map(drop))
 }
 
 /// QEMU is given the end of a pipe that it writes to; gives the other one.

@@ -40,6 +40,8 @@ pub const QEMU_PORT: &str = "pageone-ppr-port";
 /// snapshots, so that QEMU refuses `loadvm`: that would bring back memory to which the marks do not
 /// belong. People read the name in QEMU's answer.
 pub const QEMU_GUARD: &str = "pageone-ppr-pause-first";
+/// The name in QEMU of the monitor by which the device comes and goes.
+pub const QEMU_QMP: &str = "pageone-qmp";
 
 /// Reclaim period that the program asks for, in milliseconds; without it, the daemon's.
 pub const ENV_PERIOD: &str = "PAGEONE_PPR_PERIOD_MS";

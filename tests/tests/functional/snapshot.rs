@@ -5,6 +5,7 @@ mod clones;
 mod disks;
 mod figures;
 mod full;
+mod merged;
 mod refused;
 mod uffd;
 mod unprepared;
@@ -146,10 +147,16 @@ impl Place {
 
     /// Starts clones of a snapshot; gives the command's process, when all have started.
     fn clones(&self, name: &str, count: usize, extra: &[&str]) -> Clones {
-        let files = self.path(&format!("clones-{name}"));
+        self.clones_with(name, name, count, &[], extra)
+    }
+
+    /// The same with options of the command, and the clones' files in `clones-FILES`.
+    fn clones_with(&self, name: &str, files: &str, count: usize, options: &[&str], extra: &[&str]) -> Clones {
+        let files = self.path(&format!("clones-{files}"));
         let (number, directory) = (count.to_string(), files.display().to_string());
         let mut command = self.command(&["snapshot", "run", "store", name, "--count", &number, "--files", &directory]);
         command
+            .args(options)
             .arg("--")
             .args(extra)
             .stdin(Stdio::null())

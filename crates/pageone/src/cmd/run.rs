@@ -53,7 +53,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "S", requires = "ppr")]
     reclaim_period: Option<f64>,
     /// Make the guest one that `pageone snapshot save` can store with its devices (QEMU only)
-    #[arg(long, conflicts_with = "ppr")]
+    #[arg(long)]
     snapshots: bool,
     /// Do not start a daemon; the program joins one as soon as it runs
     #[arg(long)]
@@ -83,7 +83,7 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let prepared = match args.backend {
         Backend::Ksm => crate::cmd::ksm::enable(domain),
         Backend::Module => module::prepare(&mut command, &args.program, domain, dir, args.no_start),
-        Backend::Pageone => prepare(args, dir, &mut command),
+        Backend::Pageone => agent(domain, args.huge_pages, dir, args.no_start).map(|all| set(&mut command, all)),
     };
     let program = args.program[0].to_string_lossy();
     if let Err(e) = &prepared {
@@ -149,13 +149,27 @@ pub(crate) fn check_kernel() -> Result<()> {
     Ok(())
 }
 
-fn prepare(args: &Args, dir: Option<PathBuf>, command: &mut Command) -> Result<()> {
+/// Variables of the environment that put the agent into a program. Those without a value are to be
+/// removed.
+pub(crate) type Environment = Vec<(OsString, Option<OsString>)>;
+
+/// The environment for the agent, whose daemon runs, or is started unless `no_start`.
+///
+/// # Errors
+///
+/// When this kernel cannot merge, the agent's library is missing, or no daemon starts.
+pub(crate) fn agent(
+    domain: Option<&str>,
+    huge_pages: HugePages,
+    dir: Option<PathBuf>,
+    no_start: bool,
+) -> Result<Environment> {
     check_kernel()?;
     let library = paths::agent_library()?;
     let candidates = paths::candidates(dir);
     let directory = match running(&candidates) {
         Some(directory) => directory,
-        None if args.no_start => candidates.first().cloned().unwrap_or_else(paths::own_directory),
+        None if no_start => candidates.first().cloned().unwrap_or_else(paths::own_directory),
         None => {
             // The explicit directory, or the user's own; never another user's.
             let own = if candidates.len() == 1 { candidates[0].clone() } else { paths::own_directory() };
@@ -169,12 +183,21 @@ fn prepare(args: &Args, dir: Option<PathBuf>, command: &mut Command) -> Result<(
         preload.push(before);
     }
     let socket = std::path::absolute(directory.join(engine::AGENT_SOCKET))?;
-    command.env("LD_PRELOAD", preload).env(wire::ENV_SOCKET, socket).env(wire::ENV_HUGE_PAGES, args.huge_pages.name());
-    match &args.domain {
-        Some(domain) => command.env(wire::ENV_DOMAIN, domain),
-        None => command.env_remove(wire::ENV_DOMAIN),
-    };
-    Ok(())
+    Ok(vec![
+        ("LD_PRELOAD".into(), Some(preload)),
+        (wire::ENV_SOCKET.into(), Some(socket.into())),
+        (wire::ENV_HUGE_PAGES.into(), Some(huge_pages.name().into())),
+        (wire::ENV_DOMAIN.into(), domain.map(Into::into)),
+    ])
+}
+
+fn set(command: &mut Command, environment: Environment) {
+    for (name, value) in environment {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
 }
 
 /// The first of the directories in which a daemon answers.

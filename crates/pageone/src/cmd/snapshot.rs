@@ -3,6 +3,7 @@
 mod archive;
 mod clones;
 mod prune;
+pub(crate) mod recycling;
 mod save;
 mod serve;
 mod verify;

@@ -36,7 +36,7 @@ pub(super) fn byte(image: &Path) -> u8 {
 }
 
 /// Writes to the disk, through its QEMU.
-fn write(qmp: &mut Qmp, byte: u8) {
+pub(super) fn write(qmp: &mut Qmp, byte: u8) {
     qmp.monitor(&format!("qemu-io d0 \"write -P {byte} {AT} 64k\""));
     qmp.monitor("qemu-io d0 flush");
 }

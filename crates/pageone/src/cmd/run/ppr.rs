@@ -29,7 +29,9 @@ use kmem::memfd;
 use rustix::io::FdFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use snapshot::words::{DEFAULT_MEMORY, is_qemu, parse_size};
-use wire::recycle::{ENV_FILE_POOL, ENV_FILE_QMP, ENV_POOL, ENV_QMP, QEMU_DEVICE, QEMU_GUARD, QEMU_POOL, QEMU_PORT};
+use wire::recycle::{
+    ENV_FILE_POOL, ENV_FILE_QMP, ENV_POOL, ENV_QMP, QEMU_DEVICE, QEMU_GUARD, QEMU_POOL, QEMU_PORT, QEMU_QMP,
+};
 
 use super::qemu;
 
@@ -78,7 +80,9 @@ pub(crate) fn prepare(
     }
     let (number, bytes) = (pool.as_raw_fd(), layout.pool_bytes());
     let mut bus = String::new();
-    if qemu::needs_port(arguments) {
+    if has_port(arguments) {
+        bus = format!(",bus={QEMU_PORT}");
+    } else if qemu::needs_port(arguments) {
         // The smallest window that firmware makes is of 2 MiB. The number of the chassis is one
         // that nobody else takes.
         let window = bytes.max(2 << 20).next_power_of_two();
@@ -95,9 +99,9 @@ pub(crate) fn prepare(
     }
     let words = [
         "-chardev",
-        &format!("socket,id=pageone-qmp,fd={}", qemus.as_raw_fd()),
+        &format!("socket,id={QEMU_QMP},fd={}", qemus.as_raw_fd()),
         "-mon",
-        "chardev=pageone-qmp,mode=control",
+        &format!("chardev={QEMU_QMP},mode=control"),
         "-action",
         "reboot=shutdown",
     ];
@@ -114,6 +118,16 @@ pub(crate) fn prepare(
         None => command.env_remove(wire::recycle::ENV_PERIOD),
     };
     Ok(Inherited { _fds: [pool, ours, qemus] })
+}
+
+/// Whether the device could be plugged into a port only, and there is none for it.
+pub(crate) fn lacks_port(arguments: &[OsString]) -> bool {
+    qemu::needs_port(arguments) && !has_port(arguments)
+}
+
+/// Whether the words of a guest that was stored have the port.
+fn has_port(arguments: &[OsString]) -> bool {
+    qemu::words(arguments).any(|(option, word)| option == "device" && has(&word, &format!("id={QEMU_PORT}")))
 }
 
 /// Refuses arguments that would lose the guest's memory.

@@ -1,8 +1,12 @@
 //! `pageone snapshot run`: starts clones, and serves their memory as long as one of them runs.
 
+use std::any::Any;
+use std::ffi::OsString;
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::ScopedJoinHandle;
@@ -13,11 +17,13 @@ use checkpoint::{Catalog, Image, ReadError};
 use kmem::pidfd::PidFd;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use snapshot::NoAgent;
-use snapshot::clone::{Clone, Options, start};
+use snapshot::clone::{Add, Clone, Options, Own, start};
 use snapshot::memory::{self, MemoryError, Server};
 use snapshot::record::Record;
+use wire::HugePages;
 
 use super::Which;
+use crate::cmd::run;
 use crate::exit::{Code, Coded};
 use crate::paths;
 
@@ -44,6 +50,16 @@ pub(crate) struct Args {
     /// Start guests that differ from the one that was stored
     #[arg(long)]
     force: bool,
+    /// Give each guest RAM of its own, managed as by `pageone run --snapshots`: it is merged, and
+    /// the guest can be stored again. All of it is loaded before the guest goes on
+    #[arg(long)]
+    merge: bool,
+    /// Domain to join: guests merge only with others of their domain [default: all of this user's]
+    #[arg(long, value_name = "NAME", requires = "merge")]
+    domain: Option<String>,
+    /// Take back what the guests free, as `pageone run --ppr` does. They cannot be stored again
+    #[arg(long, requires = "merge")]
+    ppr: bool,
     /// Further options of QEMU
     #[arg(last = true, value_name = "QEMU OPTIONS")]
     extra: Vec<String>,
@@ -52,6 +68,13 @@ pub(crate) struct Args {
 /// Starts clones and waits for their end.
 pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let Leased { record, lease, label, pool } = Leased::of(&args.snapshot)?;
+    let add = |command: &mut Command, words: &[String]| recycle(&record, command, words);
+    let own = args.merge.then(|| -> Result<Own<'_>> {
+        let environment = run::agent(args.domain.as_deref(), HugePages::default(), dir.clone(), false);
+        let add: Option<&Add<'_>> = if args.ppr { Some(&add) } else { None };
+        Ok(Own { environment: environment.context("the guests cannot be merged")?, add })
+    });
+    let own = own.transpose()?;
     let files = directory(args.files.as_deref(), dir)?;
     let working_set = files.join(format!(".working-set-{}", label.replace('/', "-")));
     let (ram, server) = ram((&pool, &args.snapshot.name), lease, Some(&working_set))?;
@@ -62,7 +85,8 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     }
     let mut watch = Watch::new(server, renew);
     let attached = args.count == 1;
-    let options = Options { record: &record, ram: &ram, extra: &args.extra, force: args.force, attached };
+    let options =
+        Options { record: &record, ram: &ram, extra: &args.extra, force: args.force, attached, own: own.as_ref() };
     let directories: Vec<PathBuf> = (1..=args.count)
         .map(|number| {
             files.join(format!("{}-{}-{number}", snapshot::file_name(&args.snapshot.name), std::process::id()))
@@ -95,9 +119,11 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
             "pageone: the clocks of {count} guests stand at the snapshot's time ({why}): their time daemon must set them"
         );
     }
-    wait(&mut clones, &ends, &mut watch);
+    // They have all of their memory, and the lease of the pool's blocks can end.
+    let mut watch = if args.merge { watch.end() } else { Some(watch) };
+    wait(&mut clones, &ends, watch.as_mut());
     if args.rm {
-        directories.iter().for_each(|directory| drop(std::fs::remove_dir_all(directory)));
+        directories.iter().for_each(|directory| remove(directory));
     }
     let (all, count) = (failed.len(), args.count);
     match failed.into_iter().next() {
@@ -105,6 +131,32 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
         Some(error) => Err(error.context(format!("{all} of {count} guests were not started"))),
         None => Ok(()),
     }
+}
+
+/// Removes the files of a guest that has ended. A snapshot of it needs the images that lie there.
+fn remove(directory: &Path) {
+    let all = || std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let images = all().filter(|entry| entry.path().extension().is_some_and(|end| end == "qcow2")).count();
+    let disks = all().filter(|entry| snapshot::clone::is_own_image(&entry.file_name())).count();
+    if images > disks {
+        eprintln!("pageone: {} stays: a snapshot of the guest may need the images in it", directory.display());
+    } else {
+        let _ = std::fs::remove_dir_all(directory);
+    }
+}
+
+/// What a clone is started with whose free pages are taken back.
+fn recycle(record: &Record, command: &mut Command, words: &[String]) -> io::Result<Box<dyn Any>> {
+    let words: Vec<OsString> = words.iter().map(OsString::from).collect();
+    if run::ppr::lacks_port(&words) {
+        return Err(io::Error::other(
+            "the guest's machine is a q35, and has no port for --ppr: start the guest that is stored with `pageone run --snapshots --ppr`",
+        ));
+    }
+    let program = record.description.program.as_os_str();
+    run::ppr::prepare(command, program, &words, run::ppr::Worker::Agent, None)
+        .map(|fds| Box::new(fds) as Box<dyn Any>)
+        .map_err(|error| io::Error::other(format!("{error:#}")))
 }
 
 /// A clone, and why its clock is not set.
@@ -215,6 +267,12 @@ impl Watch {
         })
     }
 
+    /// Ends the server.
+    fn end(self) -> Option<Self> {
+        self.server.end();
+        None
+    }
+
     fn look(&mut self) {
         let is_told = self.renew.swap(false, Ordering::Relaxed);
         if is_told {
@@ -229,7 +287,7 @@ impl Watch {
 }
 
 /// Waits until all clones have ended. After a signal it ends them.
-fn wait(clones: &mut [Clone], ends: &AtomicBool, watch: &mut Watch) {
+fn wait(clones: &mut [Clone], ends: &AtomicBool, mut watch: Option<&mut Watch>) {
     let mut told = false;
     while clones.iter_mut().any(|clone| matches!(clone.child.try_wait(), Ok(None))) {
         if ends.load(Ordering::Relaxed) && !std::mem::replace(&mut told, true) {
@@ -241,7 +299,7 @@ fn wait(clones: &mut [Clone], ends: &AtomicBool, watch: &mut Watch) {
                 }
             }
         }
-        watch.look();
+        watch.iter_mut().for_each(|watch| watch.look());
         std::thread::sleep(NAP);
     }
 }

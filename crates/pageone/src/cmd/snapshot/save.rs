@@ -9,6 +9,7 @@ use mpool::{Access, BLOCK};
 use serde_json::json;
 use snapshot::save::{Guest, Options, SaveError};
 
+use super::recycling;
 use crate::cmd::checkpoint::{Daemon, explain, find_process};
 use crate::cmd::pool::{Names, size};
 use crate::paths;
@@ -43,6 +44,8 @@ pub(crate) struct Args {
 pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let (start, mut phases) = (Instant::now(), Phases::new());
     let pid = find_process(&args.target)?;
+    let _unplugged = recycling::unplug(pid, dir.as_deref())?;
+    phases.end("unplug");
     let guest = Guest::open(pid)?;
     let source = guest.is_prepared().then(|| Source::open_within(pid, guest.ram())).transpose()?;
     if let Some(source) = &source {

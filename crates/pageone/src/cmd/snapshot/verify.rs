@@ -52,7 +52,8 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
         let (ram, server) = clones::ram((&pool, &args.snapshot.name), lease, None)?;
         let files = clones::directory(args.files.as_deref(), dir)?;
         let name = format!("verify-{}-{}", snapshot::file_name(&args.snapshot.name), std::process::id());
-        let options = Options { record: &record, ram: &ram, extra: &args.extra, force: false, attached: false };
+        let options =
+            Options { record: &record, ram: &ram, extra: &args.extra, force: false, attached: false, own: None };
         let (directory, time) = (files.join(name), Duration::from_secs(args.seconds.into()));
         let verified = Watch::new(server, Arc::default()).during(|| go_on(&options, &directory, time));
         let agent = verified

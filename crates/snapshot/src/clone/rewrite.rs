@@ -1,0 +1,142 @@
+//! The source's words, in which whatever two guests cannot both have is made new.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+use crate::disks::named;
+use crate::record::{Description, Disk};
+use crate::words::{Opt, options, parts, set_part};
+
+/// A clone's own image over a disk's.
+pub(super) fn overlay(directory: &Path, number: usize) -> PathBuf {
+    directory.join(format!("disk-{number}.qcow2"))
+}
+
+/// Whether a file of a clone's directory is an image that it was started with.
+pub fn is_own_image(name: &OsStr) -> bool {
+    let number = name.to_str().and_then(|name| name.strip_prefix("disk-")?.strip_suffix(".qcow2"));
+    number.is_some_and(|number| number.parse::<usize>().is_ok())
+}
+
+/// The source's words for a clone, whose files are in `directory`: disks have images of their own,
+/// sockets and files lie in the directory, forwarded ports are any that are free, network cards
+/// have new addresses, and the guest is told that it is a clone.
+pub(super) fn rewrite(description: &Description, directory: &Path) -> Vec<String> {
+    let mut words = description.words.clone();
+    let mut gone = Vec::new();
+    for option in options(&description.words) {
+        if option.name == "daemonize" {
+            gone.push(option.at);
+        } else if let Some(value) = fresh(&option, &description.disks, directory)
+            && let Some(word) = words.get_mut(option.at + 1)
+        {
+            *word = value;
+        }
+    }
+    let kept = |at: &usize| !gone.contains(at);
+    words.into_iter().enumerate().filter(|(at, _)| kept(at)).map(|(_, word)| word).collect()
+}
+
+/// An option's value for a clone, if it is not the source's.
+fn fresh(option: &Opt<'_>, disks: &[Disk], directory: &Path) -> Option<String> {
+    let own = |path: &str| directory.join(Path::new(path).file_name().unwrap_or_default()).display().to_string();
+    let value = option.value;
+    if let Some(path) = named(option) {
+        let number = disks.iter().position(|disk| disk.word == path)?;
+        let value = value.replacen(path, &overlay(directory, number).display().to_string(), 1);
+        // The image over a raw one is qcow2.
+        let keys = ["format", "driver"].into_iter().filter(|key| disks[number].raw && option.part(key).is_some());
+        return Some(keys.fold(value, |value, key| set_part(&value, key, "qcow2")));
+    }
+    match option.name {
+        "pidfile" | "D" => Some(own(value)),
+        "chardev" if matches!(option.first(), "socket" | "file" | "pipe") => {
+            Some(set_part(value, "path", &own(option.part("path")?)))
+        }
+        "serial" | "parallel" | "monitor" | "qmp" | "qmp-pretty" => {
+            let kind = ["unix:", "file:"].into_iter().find(|kind| value.starts_with(kind))?;
+            let path = option.first().strip_prefix(kind)?;
+            Some(value.replacen(path, &own(path), 1))
+        }
+        "vnc" if value.starts_with("unix:") => {
+            let path = option.first().strip_prefix("unix:")?;
+            Some(value.replacen(path, &own(path), 1))
+        }
+        "vnc" if option.part("to").is_none() && value != "none" => Some(format!("{value},to=999")),
+        "netdev" | "nic" | "net" if value.contains("hostfwd=") || option.part("mac").is_some() => {
+            let value = parts(value).map(any_port).collect::<Vec<_>>().join(",");
+            Some(if option.part("mac").is_some() { set_part(&value, "mac", &new_mac()) } else { value })
+        }
+        "device" if is_network_card(option.first()) => Some(set_part(value, "mac", &new_mac())),
+        "device" if option.first() == "vmgenid" => Some(set_part(value, "guid", "auto")),
+        _ => None,
+    }
+}
+
+fn is_network_card(device: &str) -> bool {
+    ["virtio-net", "e1000", "rtl8139", "vmxnet3", "igb", "ne2k_pci", "pcnet"]
+        .iter()
+        .any(|kind| device.starts_with(kind))
+}
+
+/// A forwarded port as any that is free: `hostfwd=tcp:ADDRESS:PORT-ADDRESS:PORT`.
+fn any_port(part: &str) -> String {
+    let rule = part.strip_prefix("hostfwd=");
+    let forward = rule.and_then(|rule| rule.split_once('-'));
+    match forward.and_then(|(host, guest)| Some((host.rsplit_once(':')?.0, guest))) {
+        Some((host, guest)) => format!("hostfwd={host}:0-{guest}"),
+        None => part.to_owned(),
+    }
+}
+
+/// An address of QEMU's range for guests.
+fn new_mac() -> String {
+    let mut bytes = [0; 3];
+    // Without random bytes the addresses of all clones would be one.
+    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    let [a, b, c] = bytes;
+    format!("52:54:00:{a:02x}:{b:02x}:{c:02x}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::facts::Facts;
+
+    fn rewritten(line: &str) -> String {
+        let words = line.split(' ').map(String::from).collect();
+        let disks = vec![
+            Disk { word: "a/d.qcow2".into(), image: "/x.qcow2".into(), raw: false },
+            Disk { word: "r.img".into(), image: "/r.one.raw".into(), raw: true },
+        ];
+        let (program, directory) = ("/q".into(), "/".into());
+        let description = Description { program, directory, words, facts: Facts::default(), disks };
+        rewrite(&description, Path::new("/c")).join(" ")
+    }
+
+    #[test]
+    fn what_two_guests_cannot_both_have_is_made_new() {
+        for (line, want) in [
+            ("-drive file=a/d.qcow2,if=virtio -m 1", "-drive file=/c/disk-0.qcow2,if=virtio -m 1"),
+            ("-hda a/d.qcow2", "-hda /c/disk-0.qcow2"),
+            (
+                "-blockdev qcow2,node-name=n,file.filename=a/d.qcow2",
+                "-blockdev qcow2,node-name=n,file.filename=/c/disk-0.qcow2",
+            ),
+            ("-drive file=r.img,if=none,format=raw", "-drive file=/c/disk-1.qcow2,if=none,format=qcow2"),
+            ("-drive file=other.iso,media=cdrom", "-drive file=other.iso,media=cdrom"),
+            ("-daemonize -pidfile /run/x.pid", "-pidfile /c/x.pid"),
+            ("-chardev socket,id=a,path=/run/a.sock,server=on", "-chardev socket,id=a,path=/c/a.sock,server=on"),
+            ("-chardev stdio,id=a -serial chardev:a", "-chardev stdio,id=a -serial chardev:a"),
+            ("-serial unix:/t/s,server=on,wait=off", "-serial unix:/c/s,server=on,wait=off"),
+            ("-vnc :1", "-vnc :1,to=999"),
+            ("-netdev user,id=n,hostfwd=tcp:127.0.0.1:2222-:22", "-netdev user,id=n,hostfwd=tcp:127.0.0.1:0-:22"),
+            ("-device vmgenid,guid=1", "-device vmgenid,guid=auto"),
+        ] {
+            assert_eq!(rewritten(line), want);
+        }
+        let card = rewritten("-device virtio-net-pci,netdev=n,mac=52:54:00:12:34:56");
+        assert!(card.starts_with("-device virtio-net-pci,netdev=n,mac=52:54:00:") && !card.ends_with("12:34:56"));
+        assert_ne!(rewritten("-device e1000,netdev=n"), rewritten("-device e1000,netdev=n"));
+    }
+}

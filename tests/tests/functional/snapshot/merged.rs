@@ -1,0 +1,187 @@
+//! Clones with RAM of their own: merged like other guests, and stored again.
+
+use e2e::{recycler_guests, recycler_words};
+
+use super::*;
+
+/// The pages of a process that are merged.
+fn merged(place: &Place, pid: i32) -> Option<u64> {
+    let client = place.daemon.client(pid)?;
+    let of = |name: &str| client[name].as_u64().unwrap_or(0);
+    Some(of("pages_merged") + of("pages_zero"))
+}
+
+#[test]
+fn clones_are_merged_stored_again_and_their_clones_go_on() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let Some(mut source) = place.guest() else { return };
+    place.save(source.pid(), "first");
+    source.kill();
+    let run = |name: &str| place.clones_with("first", name, 2, &["--merge"], &[]);
+    let both = run("a");
+    for clone in &both.clones {
+        clone.pass_rounds(1);
+        eventually("a clone is merged", Duration::from_secs(120), || {
+            merged(&place, clone.pid).filter(|&pages| pages > 8000)
+        });
+    }
+    let all: Vec<_> = both.clones.iter().map(|clone| merged(&place, clone.pid)).collect();
+    println!("pages merged: {all:?}");
+    // It is tracked, so its second checkpoint stores what has changed.
+    let pid = both.clones[0].pid;
+    let again = place.save(pid, "again");
+    assert!(again["stored_bytes"].as_u64().unwrap() < again["memory_bytes"].as_u64().unwrap() / 4, "{again}");
+    place.ok(&["checkpoint", &pid.to_string(), "--to", "store", "--name", "ram"]);
+    place.ok(&["detach", &pid.to_string()]);
+    both.clones[0].pass_rounds(both.clones[0].rounds() + 1);
+    both.clones.iter().for_each(|clone| clone.pass_rounds(clone.rounds() + 1));
+    drop(both);
+    for arguments in [&[][..], &["--merge"]] {
+        let next = place.clones_with("again", &format!("b{}", arguments.len()), 2, arguments, &[]);
+        next.clones.iter().for_each(|clone| clone.pass_rounds(2));
+    }
+    place.ok(&["pool", "check", "store"]);
+}
+
+/// What a client's recycler is.
+fn recycling(place: &Place, pid: i32, what: &str) -> Value {
+    place.daemon.client(pid).unwrap_or_default()["recycling"][what].clone()
+}
+
+fn wait_recycled(place: &Place, pid: i32) {
+    let total = || recycling(place, pid, "pages_recycled_total").as_u64().unwrap_or(0);
+    let before = total();
+    eventually("free pages are taken back", Duration::from_secs(120), || (total() > before + 1000).then_some(()));
+}
+
+#[test]
+fn free_pages_are_taken_back_of_a_guest_that_is_stored_and_of_its_clones() {
+    if !can_run() {
+        return;
+    }
+    let Ok(kernels) = recycler_guests().inspect_err(|why| skipped(why)) else { return };
+    let place = Place::new();
+    let work = "STAY=1 PPR=1 PPR_ARGS=check=1 WORK=hungry_3600";
+    let words = |machine: &str| {
+        let mut words = recycler_words(&kernels[0], 192, work);
+        words.extend(["-machine", machine].map(String::from));
+        words
+    };
+    let start = |options: &[&str], machine: &str| {
+        let mut command = place.daemon.run(options);
+        command.args(words(machine));
+        Guest::start(command)
+    };
+    let mut source = start(&["--snapshots", "--ppr"], "q35");
+    let pid = source.pid();
+    wait_recycled(&place, pid);
+    place.save(pid, "first");
+    // The device is back, also when a snapshot is killed.
+    wait_recycled(&place, pid);
+    for wait in [20, 60, 120, 300] {
+        let save = ["snapshot", "save", &pid.to_string(), "--to", "store", "--name", "no"];
+        let mut running = place.command(&save).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(wait));
+        running.kill().unwrap();
+        running.wait().unwrap();
+        wait_recycled(&place, pid);
+    }
+    source.pass_rounds(1);
+    // The user has paused it.
+    place.ok(&["ppr", "pause", &pid.to_string()]);
+    place.save(pid, "paused");
+    assert_eq!(recycling(&place, pid, "state"), "paused");
+    source.kill();
+    // With and without, and stored again.
+    let plain = place.clones("first", 2, &[]);
+    plain.clones[0].pass_rounds(1);
+    drop(plain);
+    let both = place.clones_with("first", "ppr", 2, &["--merge", "--ppr"], &[]);
+    both.clones.iter().for_each(|clone| wait_recycled(&place, clone.pid));
+    both.clones.iter().for_each(|clone| clone.pass_rounds(1));
+    place.save(both.clones[0].pid, "again");
+    wait_recycled(&place, both.clones[0].pid);
+    drop(both);
+    let next = place.clones_with("again", "next", 2, &["--merge", "--ppr"], &[]);
+    wait_recycled(&place, next.clones[0].pid);
+    next.clones[0].pass_rounds(1);
+    // A guest that ends meanwhile.
+    let mut guard = place.command(&["ppr-guard", &next.clones[0].pid.to_string()]);
+    let mut guard = guard.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = String::new();
+    BufReader::new(guard.stdout.take().unwrap()).read_line(&mut said).unwrap();
+    assert_eq!(said, "unplugged\n");
+    drop(next);
+    let text = String::from_utf8_lossy(&guard.wait_with_output().unwrap().stderr).into_owned();
+    assert!(text.contains("free pages are not taken back now"), "{text}");
+    // No port.
+    let mut source = start(&["--snapshots"], "q35");
+    source.pass_rounds(1);
+    place.save(source.pid(), "portless");
+    source.kill();
+    let text = place.fails(&["snapshot", "run", "store", "portless", "--merge", "--ppr"]);
+    assert!(text.contains("is a q35, and has no port for --ppr"), "{text}");
+    place.ok(&["pool", "check", "store"]);
+}
+
+#[test]
+fn a_guests_files_stay_where_a_snapshot_of_it_needs_them() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let (_, machine) = place.machine_with_disk();
+    place.save(machine.pid(), "first");
+    drop(machine);
+    let both = place.clones_with("first", "a", 2, &["--merge", "--rm"], &[]);
+    let [stored, other] = [0, 1].map(|at| both.clones[at].directory.clone());
+    disks::write(&mut both.clones[0].qmp("source.qmp"), 9);
+    place.save(both.clones[0].pid, "again");
+    drop(both);
+    assert!(stored.join("disk-0.qcow2").exists() && !other.exists());
+    let next = place.clones_with("again", "b", 1, &["--merge", "--rm"], &[]);
+    assert_eq!(disks::byte(&disks::image(&mut next.clones[0].qmp("source.qmp"))), 9);
+    let directory = next.clones[0].directory.clone();
+    drop(next);
+    assert!(!directory.exists());
+}
+
+#[test]
+fn what_is_in_the_way_of_clones_that_are_merged_is_said() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    // A guest that has the monitor of one whose free pages are taken back, and no device.
+    let machine = place.machine("source", &["-chardev", "null,id=pageone-qmp"]);
+    let pid = machine.pid().to_string();
+    let text = place.fails(&["snapshot", "save", &pid, "--to", "store", "--name", "no"]);
+    assert!(text.contains("the device for its free pages cannot be unplugged"), "{text}");
+    drop(machine);
+    let machine = place.machine("source", &[]);
+    let ram = memory(machine.pid(), ram_of(&mut machine.qmp()), 64 << 20);
+    let is_full = |page: &&[u8]| page[1024..1088].iter().filter(|byte| **byte != 0).count() > 50;
+    let page = ram.chunks(4096).find(is_full).expect("the firmware has written to it");
+    place.save(machine.pid(), "one");
+    drop(machine);
+    let run = ["snapshot", "run", "store", "one", "--merge"];
+    // A directory whose name QEMU cannot be given.
+    let files = place.path("a,b").display().to_string();
+    let text = place.fails(&[&run[..], &["--files", &files]].concat());
+    assert!(text.contains("has a comma: name another directory with --files"), "{text}");
+    let mut command = Command::new(e2e::program("pageone"));
+    command.env("PAGEONE_POOLS", place.path("names")).args(["--dir", "/dev/null/none"]).args(run);
+    let text = String::from_utf8_lossy(&command.output().unwrap().stderr).into_owned();
+    assert!(text.contains("the guests cannot be merged"), "{text}");
+    // A page of the pool is damaged.
+    let path = place.path("capacity").join("data");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let at = bytes.windows(64).position(|part| part == &page[1024..][..64]).expect("the page is stored as it is");
+    bytes[at] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    let text = place.fails(&run);
+    assert!(text.contains("cannot copy the snapshot's memory to the clone"), "{text}");
+}

@@ -4,6 +4,7 @@
 //! descriptors ─▶ the program's `close` and `dup2` pass over the agent's own
 //! interpose ─▶ watch (is it managed?) ─▶ guard ─▶ window
 //!     ├──────▶ private (a file that is not mapped: private memory in its place)
+//!     ├──────▶ loading (the memory of a clone comes while it runs) ─▶ mark
 //!     ├──────▶ mark ─▶ probe, start (service)
 //!     ├◀────── many (process_madvise(2), range by range)
 //!     └──────▶ torn (in a child whose tables cannot be used)
@@ -15,6 +16,7 @@ pub(crate) mod descriptors;
 pub(crate) mod guard;
 pub(crate) mod interpose;
 pub(crate) mod late;
+pub(crate) mod loading;
 pub(crate) mod many;
 pub(crate) mod mark;
 pub(crate) mod next;

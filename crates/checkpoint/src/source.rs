@@ -39,6 +39,8 @@ const SCANS: u32 = 4;
 const SCAN_EVERY: Duration = Duration::from_millis(20);
 /// How long to wait for the agent to be at rest.
 const REST_LIMIT: Duration = Duration::from_secs(10);
+/// How often reading a page is tried again that is mapped.
+const TRIES: u32 = 3;
 /// How often to check whether the regions are as before.
 const SCANS_AFTER: usize = 10;
 
@@ -88,6 +90,17 @@ pub enum SourceError {
         pid: i32,
         /// Why.
         source: io::Error,
+    },
+    /// A page has failed.
+    #[error(
+        "process {pid} has mapped {address:#x}, and the page there cannot be read: memory of the host has failed, or the page \
+         is lost in the pool that the process was started from"
+    )]
+    Unreadable {
+        /// The process.
+        pid: i32,
+        /// The page's address.
+        address: usize,
     },
     /// The memory cannot be read.
     #[error(transparent)]
@@ -341,17 +354,42 @@ impl Source {
     }
 
     /// Reads pages. A page that is not mapped (any more) reads as zeros.
+    ///
+    /// # Errors
+    ///
+    /// [`SourceError::Unreadable`]: a page that is mapped cannot be read. With zeros in its place
+    /// whoever goes on from the checkpoint would see other bytes.
     pub(crate) fn read(&self, pages: &[u64], out: &mut [u8]) -> Result<(), SourceError> {
         let addresses: Vec<usize> = pages.iter().map(|&page| self.address(page)).collect();
         let mut done = 0;
+        let mut tries = 0;
         while done < addresses.len() {
-            done += procmem::read_pages(self.pid, &addresses[done..], &mut out[done * PAGE_SIZE..])?;
-            if done < addresses.len() {
+            let read = procmem::read_pages(self.pid, &addresses[done..], &mut out[done * PAGE_SIZE..])?;
+            if read > 0 {
+                (done, tries) = (done + read, 0);
+                continue;
+            }
+            let address = addresses[done];
+            if !self.maps(address)? {
                 out[done * PAGE_SIZE..(done + 1) * PAGE_SIZE].fill(0);
                 done += 1;
+            } else if tries == TRIES {
+                return Err(SourceError::Unreadable { pid: self.pid, address });
             }
+            // It may have been mapped between the two looks.
+            tries += 1;
         }
         Ok(())
+    }
+
+    /// Whether the process has mapped an address for reading.
+    fn maps(&self, address: usize) -> Result<bool, SourceError> {
+        let (page, mut is_mapped) = (Range::new(address, PAGE_SIZE), false);
+        procfs::for_each_map(Some(self.pid), |line| {
+            is_mapped |= line.perms.read && line.range.intersect(&page).is_some()
+        })
+        .map_err(|source| SourceError::Mappings { pid: self.pid, source })?;
+        Ok(is_mapped)
     }
 }
 

@@ -11,7 +11,7 @@ mod rewrite;
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -28,6 +28,7 @@ use crate::prepare::{START, memory, ram_words};
 use crate::qcow2;
 use crate::record::{Disk, Record};
 use crate::save::PIPE;
+use own::Loads;
 use rewrite::{overlay, rewrite};
 
 pub use own::{Add, Own};
@@ -74,9 +75,11 @@ pub enum CloneError {
     /// The socket's name is too long.
     #[error("the name of the monitor's socket {} is too long, or has a comma: name another directory with --files", .0.display())]
     Socket(PathBuf),
-    /// The clone's own RAM cannot be loaded.
-    #[error("cannot copy the snapshot's memory to the clone; where a page is damaged, the page server has named it")]
-    Load(#[source] io::Error),
+    /// There is no agent in QEMU that loads its RAM.
+    #[error(
+        "PageONE's library in the clone does not load its memory: it is of another version, or {} cannot have it", .0.display()
+    )]
+    NotLoaded(PathBuf),
     /// QEMU has ended or does not do what it is asked.
     #[error("the clone does not start{}", said(.output))]
     Qmp {
@@ -222,13 +225,13 @@ pub fn start(options: &Options<'_>, directory: &Path) -> Result<Clone, CloneErro
         qcow2::create_over(&image, &disk.image, disk.raw).map_err(make(&image))?;
     }
     let log = directory.join("output.log");
-    let (child, ours) = spawn(options, directory, &log).map_err(|(what, source)| match what {
+    let (child, ours, loads) = spawn(options, directory, &log).map_err(|(what, source)| match what {
         None => CloneError::Run { program: description.program.clone(), source },
         Some(what) => CloneError::Make { what, source },
     })?;
     let port = Port::find(&rewrite(description, directory));
     let mut clone = Clone { child, differences: Vec::new(), monitor: None, port };
-    let error = match resume(options, clone.child.id() as i32, ours, &mut clone.differences) {
+    let error = match resume(options, ours, loads, &mut clone.differences) {
         Ok(monitor) => {
             clone.monitor = Some(monitor);
             return Ok(clone);
@@ -239,26 +242,29 @@ pub fn start(options: &Options<'_>, directory: &Path) -> Result<Clone, CloneErro
     let _ = clone.child.wait();
     Err(match error {
         Failed::Differs => CloneError::Differs(clone.differences),
-        Failed::Load(source) => CloneError::Load(source),
+        Failed::NotLoaded => CloneError::NotLoaded(description.program.clone()),
         Failed::Qmp(source) => CloneError::Qmp { source, output: tail(&log) },
     })
 }
 
-/// Starts QEMU; gives our end of its monitor. What failed, if not the program itself.
-fn spawn(
-    options: &Options<'_>,
-    directory: &Path,
-    log: &Path,
-) -> Result<(Child, UnixStream), (Option<PathBuf>, io::Error)> {
+/// QEMU, our end of its monitor, and whether an agent loads its RAM, if that is its own.
+type Spawned = (Child, UnixStream, Option<Loads>);
+
+/// Starts QEMU. What failed, if not the program itself.
+fn spawn(options: &Options<'_>, directory: &Path, log: &Path) -> Result<Spawned, (Option<PathBuf>, io::Error)> {
     let description = &options.record.description;
     let monitor = |source| (Some("a monitor".into()), source);
     let (ours, theirs) = UnixStream::pair().map_err(monitor)?;
     let mut command = Command::new(&description.program);
-    let (mut words, ram) = match options.own {
-        Some(own) => own.prepare(&mut command, description.facts.ram, directory).map_err(monitor)?,
+    let bytes = description.facts.ram;
+    let (mut words, mut inherited, loads) = match options.own {
+        Some(own) => {
+            let prepared = own.prepare(&mut command, options.ram, bytes, directory).map_err(monitor)?;
+            (prepared.words, prepared.inherited, Some(prepared.loads))
+        }
         None => {
             let ram = options.ram.as_fd().try_clone_to_owned().map_err(monitor)?;
-            (ram_words(description.facts.ram, ram.as_raw_fd(), false), ram)
+            (ram_words(bytes, ram.as_raw_fd(), false), vec![ram], None)
         }
     };
     words.extend([
@@ -277,7 +283,7 @@ fn spawn(
         command.stdin(Stdio::null()).stdout(file).stderr(both);
     }
     let _one = INHERITED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let inherited: [OwnedFd; 2] = [ram, theirs.into()];
+    inherited.push(theirs.into());
     for fd in &inherited {
         rustix::io::fcntl_setfd(fd, FdFlags::empty()).map_err(|e| monitor(e.into()))?;
     }
@@ -290,7 +296,7 @@ fn spawn(
         }
         None => spawn_without_huge_pages(&mut command),
     };
-    Ok((child.map_err(|source| (None, source))?, ours))
+    Ok((child.map_err(|source| (None, source))?, ours, loads))
 }
 
 /// Starts a program whose advice to use huge pages is ignored. QEMU gives it for all RAM; the
@@ -309,7 +315,7 @@ fn spawn_without_huge_pages(command: &mut Command) -> io::Result<Child> {
 
 enum Failed {
     Differs,
-    Load(io::Error),
+    NotLoaded,
     Qmp(MonitorError),
 }
 
@@ -322,8 +328,8 @@ impl<E: Into<MonitorError>> From<E> for Failed {
 /// Gives a QEMU that waits the device stream, and lets the guest go on.
 fn resume(
     options: &Options<'_>,
-    pid: i32,
     monitor: UnixStream,
+    loads: Option<Loads>,
     differences: &mut Vec<String>,
 ) -> Result<Monitor, Failed> {
     let mut qmp = Monitor::begin(monitor)?;
@@ -331,9 +337,8 @@ fn resume(
     if !differences.is_empty() && !options.force {
         return Err(Failed::Differs);
     }
-    if options.own.is_some() {
-        let address = qmp.first_page()?.ok_or_else(|| Failed::Load(io::ErrorKind::NotFound.into()))?;
-        own::load(options.ram, pid, address, options.record.description.facts.ram).map_err(Failed::Load)?;
+    if loads.is_some_and(|loads| !loads.ask()) {
+        return Err(Failed::NotLoaded);
     }
     qmp.set_capability(IGNORE_SHARED, true)?;
     let (out, mut into) = io::pipe()?;

@@ -112,12 +112,6 @@ impl Server {
         Some((ended, next))
     }
 
-    /// Ends the server for good: nobody needs the file any more.
-    pub fn end(mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-
     /// Ends the server, so that [`Server::watch`] starts another one: its program may be newer.
     pub fn replace(&self) {
         // One that has ended is replaced in any case.

@@ -41,6 +41,8 @@ pub(crate) const PIPE: &str = "pageone-stream";
 const PIPE_BYTES: usize = 1 << 20;
 /// How long QEMU may take for its device stream.
 const STREAM: Duration = Duration::from_secs(30);
+/// Time between two looks whether a guest's memory is there.
+const LOADING: Duration = Duration::from_millis(20);
 /// QEMU's limit on the bytes a second of a migration, for the device stream: none that counts.
 const BANDWIDTH: u64 = 1 << 40;
 
@@ -340,6 +342,16 @@ fn words_of(pid: i32) -> Result<Vec<String>, SaveError> {
 /// [`SaveError::NoProcess`].
 pub fn is_recycled(pid: i32) -> Result<bool, SaveError> {
     words_of(pid).map(|words| prepare::is_recycled(&words))
+}
+
+/// Waits until a clone's memory is there, if it is being loaded (`snapshot run --merge`).
+pub fn wait_until_loaded(pid: i32) {
+    let is_loader = |entry: std::fs::DirEntry| {
+        std::fs::read_to_string(entry.path().join("comm")).is_ok_and(|name| name.trim() == "pageone-loader")
+    };
+    while std::fs::read_dir(format!("/proc/{pid}/task")).is_ok_and(|all| all.flatten().any(is_loader)) {
+        std::thread::sleep(LOADING);
+    }
 }
 
 /// Waits until a snapshot of the guest that was broken off is put back.

@@ -169,6 +169,9 @@ impl Place {
         while clones.len() < count {
             let line = lines.next().expect("all clones start").unwrap();
             println!("{line}");
+            if line.contains("a page that cannot be read") {
+                continue;
+            }
             let Some(rest) = line.strip_prefix("pageone: guest ") else { panic!("{line}") };
             let pid = rest.split(' ').next().unwrap().parse().unwrap();
             let directory = PathBuf::from(rest.rsplit(": ").next().unwrap());

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use kmem::raw::{self, Answer};
 
 use crate::intercept::next::next;
-use crate::intercept::{guard, mark, private, torn};
+use crate::intercept::{guard, loading, mark, private, torn};
 use crate::runtime::globals::{TORN, TRACER_CHOSEN, WATCH};
 use crate::runtime::log;
 use crate::service::fork;
@@ -50,6 +50,7 @@ extern "C" fn at_load() {
     next(&REAL_THREAD, c"pthread_create");
     next(&REAL_PRCTL, c"prctl");
     private::at_load();
+    loading::at_load();
 }
 
 /// Whether a call may be about managed memory, and the tables can tell. In a child they are settled
@@ -72,7 +73,7 @@ pub unsafe extern "C" fn mmap(
     offset: i64,
 ) -> *mut c_void {
     let errno = raw::errno();
-    let (flags, fd) = private::mapping(flags, fd);
+    let (flags, fd, is_ram) = private::mapping(flags, fd);
     let replaces = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) == libc::MAP_FIXED;
     // SAFETY: the program makes this very call, so it has met the system call's contract. The guard
     // asks for no more than that.
@@ -83,6 +84,11 @@ pub unsafe extern "C" fn mmap(
             raw::mmap(start as usize, len, prot, flags, fd, offset)
         }
     };
+    if let Ok(start) = result
+        && is_ram
+    {
+        loading::begin(start, len);
+    }
     answer(errno, result) as *mut c_void
 }
 

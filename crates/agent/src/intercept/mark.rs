@@ -10,6 +10,7 @@ use kmem::range::Range;
 use wire::RegionId;
 
 use crate::intercept::guard::whole_pages;
+use crate::intercept::loading;
 use crate::intercept::probe::{Ksm, Unfit, probe};
 use crate::runtime::globals::{ADOPTING, Phase, STASHED, STATE, phase, wake};
 use crate::runtime::lock::Blocked;
@@ -66,6 +67,9 @@ pub(crate) fn mark(start: usize, len: usize) -> Result<Marked, MarkError> {
         return Err(StartError::Ended.into());
     }
     let range = whole_pages(start, len).filter(|_| len >= SMALLEST).ok_or(MarkError::Small(len, start))?;
+    if loading::is_marked_early(range) {
+        return Ok(Marked { taken: true, refused: None });
+    }
     // No signal handler may run while this thread holds the locks taken below.
     let _signals = Blocked::all();
     start::start(None)?;

@@ -26,11 +26,12 @@ pub(super) fn at_load() {
     }
 }
 
-/// Flags and descriptor for a call of mmap(2) with these. Takes no lock and allocates nothing.
-pub(super) fn mapping(flags: i32, fd: i32) -> (i32, i32) {
+/// Flags and descriptor for a call of mmap(2) with these, and whether they are others. Takes no
+/// lock and allocates nothing.
+pub(super) fn mapping(flags: i32, fd: i32) -> (i32, i32, bool) {
     let inode = INODE.load(Ordering::Relaxed);
     if inode == 0 || fd < 0 || flags & libc::MAP_SHARED == 0 || flags & libc::MAP_ANONYMOUS != 0 {
-        return (flags, fd);
+        return (flags, fd, false);
     }
     // SAFETY: the caller of mmap(2) passes this descriptor, which is open during the call. If it is
     // not, fstat(2) fails, and mmap(2) will say so.
@@ -39,8 +40,8 @@ pub(super) fn mapping(flags: i32, fd: i32) -> (i32, i32) {
         Ok(stat) if stat.st_ino == inode && stat.st_dev == DEVICE.load(Ordering::Relaxed) => {
             // MAP_SHARED_VALIDATE has the bits of both.
             let kept = flags & !(libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC);
-            (kept | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)
+            (kept | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, true)
         }
-        _ => (flags, fd),
+        _ => (flags, fd, false),
     }
 }

@@ -9,6 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 use std::{env, io, mem, thread};
 
 use kmem::uffd::{CreateError, Features, Uffd};
@@ -18,8 +19,8 @@ use crate::daemon::link;
 use crate::recycle::pool;
 use crate::runtime::denied::{self, Need};
 use crate::runtime::globals::{
-    HEAP, LINEAGE, Leaving, OWNER, Phase, STARTED, STARTING, STATE, STOP, THREADS, WAKE, open_wake, phase, set_leaving,
-    set_phase,
+    HEAP, LINEAGE, LOADING, Leaving, OWNER, Phase, STARTED, STARTING, STATE, STOP, THREADS, WAKE, open_wake, phase,
+    set_leaving, set_phase,
 };
 use crate::runtime::kept::Kept;
 use crate::runtime::ksm;
@@ -33,6 +34,9 @@ use crate::window::filler;
 
 /// Bytes of stack for each thread.
 const STACK: usize = 256 << 10;
+
+/// Time between two looks whether a clone's memory is loaded.
+const LOADING_STEP: Duration = Duration::from_millis(5);
 
 /// Why the agent does not run in this program.
 #[derive(Debug, thiserror::Error)]
@@ -191,6 +195,10 @@ fn try_start(path: PathBuf) -> Result<(), StartError> {
     state.recycler = recycler;
     drop(state);
     spawn("pageone-agent", move || {
+        // The daemon looks for the guest's RAM as soon as it knows the program.
+        while LOADING.load(Ordering::Acquire) {
+            thread::sleep(LOADING_STEP);
+        }
         let opened = STATE.lock().files.open_status();
         match opened {
             Ok(()) if is_late() && !calls::wait() => end(),
@@ -227,7 +235,12 @@ fn tracking_uffd() -> Result<(Uffd, bool), CreateError> {
     }
 }
 
-fn spawn(name: &'static str, body: impl FnOnce() + Send + 'static) -> Result<(), StartError> {
+/// Starts a thread of the agent's.
+///
+/// # Errors
+///
+/// [`StartError::Thread`].
+pub(crate) fn spawn(name: &'static str, body: impl FnOnce() + Send + 'static) -> Result<(), StartError> {
     let signals = Blocked::all();
     let body = move || {
         if sabotage::is_on(Sabotage::SignalsUnblocked) {

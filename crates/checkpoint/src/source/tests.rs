@@ -5,6 +5,7 @@
 use std::fs::read_to_string;
 
 use kmem::testing::{Child, Memory, forking, pause_for_ever, refusing};
+use kmem::uffd::{Features, Uffd};
 
 use super::*;
 
@@ -113,4 +114,37 @@ fn a_process_that_waits_in_the_kernel_is_not_waited_for() {
     let error = source.stop_within(Duration::from_millis(50)).map(drop).unwrap_err();
     assert!(matches!(error, SourceError::StillRuns(_)), "{error}");
     assert_eq!(error.to_string(), format!("process {} does not stop", child.0));
+}
+
+#[test]
+fn a_page_that_has_failed_is_an_error_and_one_that_is_not_mapped_is_zeros() {
+    let _forking = forking();
+    let memory = memory();
+    memory.write(0, 1);
+    let page = memory.0.start + PAGE_SIZE;
+    let uffd = match Uffd::new(Features::POISON) {
+        Ok(uffd) => uffd,
+        Err(error) => return println!("SKIPPED: {error}"),
+    };
+    uffd.register_missing(memory.0).unwrap();
+    // SAFETY: nobody reads the page.
+    unsafe { uffd.poison(page).unwrap() };
+    drop(uffd);
+    let child = Child::idle();
+    let source = open(child.0, &memory).unwrap();
+    let mut out = [9; 3 * PAGE_SIZE];
+    let error = source.read(&[0, 1, 2], &mut out).unwrap_err();
+    assert!(matches!(error, SourceError::Unreadable { address, .. } if address == page), "{error}");
+    assert!(error.to_string().contains("memory of the host has failed"), "{error}");
+    source.read(&[0, 2], &mut out).unwrap();
+    assert_eq!((out[..PAGE_SIZE].contains(&1), out[PAGE_SIZE]), (true, 0));
+    // In a child that has less.
+    //
+    // SAFETY: the memory is the test's, and only its children read it from here on.
+    unsafe { kmem::raw::munmap(page, PAGE_SIZE).unwrap() };
+    let child = Child::idle();
+    let source = Source { pid: child.0, ..source };
+    let mut out = [9; 3 * PAGE_SIZE];
+    source.read(&[0, 1, 2], &mut out).unwrap();
+    assert_eq!(out[PAGE_SIZE..2 * PAGE_SIZE], [0; PAGE_SIZE]);
 }

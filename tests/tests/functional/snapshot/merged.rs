@@ -54,6 +54,7 @@ fn recycling(place: &Place, pid: i32, what: &str) -> Value {
 fn wait_recycled(place: &Place, pid: i32) {
     let total = || recycling(place, pid, "pages_recycled_total").as_u64().unwrap_or(0);
     let before = total();
+    println!("{}", place.daemon.client(pid).unwrap_or_default()["recycling"]);
     eventually("free pages are taken back", Duration::from_secs(120), || (total() > before + 1000).then_some(()));
 }
 
@@ -162,9 +163,12 @@ fn what_is_in_the_way_of_clones_that_are_merged_is_said() {
     assert!(text.contains("the device for its free pages cannot be unplugged"), "{text}");
     drop(machine);
     let machine = place.machine("source", &[]);
-    let ram = memory(machine.pid(), ram_of(&mut machine.qmp()), 64 << 20);
-    let is_full = |page: &&[u8]| page[1024..1088].iter().filter(|byte| **byte != 0).count() > 50;
-    let page = ram.chunks(4096).find(is_full).expect("the firmware has written to it");
+    let is_full = |page: &[u8]| page[1024..1088].iter().filter(|byte| **byte != 0).count() > 50;
+    let ram = eventually("the firmware writes to it", Duration::from_secs(60), || {
+        let ram = memory(machine.pid(), ram_of(&mut machine.qmp()), 64 << 20);
+        ram.chunks(4096).any(is_full).then_some(ram)
+    });
+    let page = ram.chunks(4096).find(|page| is_full(page)).unwrap();
     place.save(machine.pid(), "one");
     drop(machine);
     let run = ["snapshot", "run", "store", "one", "--merge"];
@@ -176,12 +180,31 @@ fn what_is_in_the_way_of_clones_that_are_merged_is_said() {
     command.env("PAGEONE_POOLS", place.path("names")).args(["--dir", "/dev/null/none"]).args(run);
     let text = String::from_utf8_lossy(&command.output().unwrap().stderr).into_owned();
     assert!(text.contains("the guests cannot be merged"), "{text}");
+    // No agent that loads.
+    let mut command = place.command(&run);
+    let out = command.env("PAGEONE_AGENT", "/lib/x86_64-linux-gnu/libc.so.6").output().unwrap();
+    let text = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(text.contains("PageONE's library in the clone does not load its memory"), "{text}");
     // A page of the pool is damaged.
     let path = place.path("capacity").join("data");
     let mut bytes = std::fs::read(&path).unwrap();
     let at = bytes.windows(64).position(|part| part == &page[1024..][..64]).expect("the page is stored as it is");
     bytes[at] ^= 1;
     std::fs::write(&path, bytes).unwrap();
-    let text = place.fails(&run);
-    assert!(text.contains("cannot copy the snapshot's memory to the clone"), "{text}");
+    let all = place.clones_with("one", "damaged", 2, &["--merge"], &[]);
+    for clone in &all.clones {
+        let mem = std::fs::File::open(format!("/proc/{}/mem", clone.pid)).unwrap();
+        let start = ram_of(&mut clone.qmp("source.qmp"));
+        let read = |page: usize| {
+            let mut bytes = [0; 4096];
+            let read = std::os::unix::fs::FileExt::read_exact_at(&mem, &mut bytes, start + 4096 * page as u64);
+            read.map(|()| bytes[0])
+        };
+        // It waits until all is loaded.
+        let text = place.fails(&["snapshot", "save", &clone.pid.to_string(), "--to", "store", "--name", "no"]);
+        assert!(text.contains("the page there cannot be read: memory of the host has failed"), "{text}");
+        let lost: Vec<usize> = (0..16384).filter(|&page| read(page).is_err()).collect();
+        println!("pages that cannot be read: {lost:?}");
+        assert!((1..32).contains(&lost.len()));
+    }
 }

@@ -51,7 +51,7 @@ pub(crate) struct Args {
     #[arg(long)]
     force: bool,
     /// Give each guest RAM of its own, managed as by `pageone run --snapshots`: it is merged, and
-    /// the guest can be stored again. All of it is loaded before the guest goes on
+    /// the guest can be stored again. It is loaded while the guest runs
     #[arg(long)]
     merge: bool,
     /// Domain to join: guests merge only with others of their domain [default: all of this user's]
@@ -119,9 +119,7 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
             "pageone: the clocks of {count} guests stand at the snapshot's time ({why}): their time daemon must set them"
         );
     }
-    // They have all of their memory, and the lease of the pool's blocks can end.
-    let mut watch = if args.merge { watch.end() } else { Some(watch) };
-    wait(&mut clones, &ends, watch.as_mut());
+    wait(&mut clones, &ends, &mut watch);
     if args.rm {
         directories.iter().for_each(|directory| remove(directory));
     }
@@ -267,12 +265,6 @@ impl Watch {
         })
     }
 
-    /// Ends the server.
-    fn end(self) -> Option<Self> {
-        self.server.end();
-        None
-    }
-
     fn look(&mut self) {
         let is_told = self.renew.swap(false, Ordering::Relaxed);
         if is_told {
@@ -287,7 +279,7 @@ impl Watch {
 }
 
 /// Waits until all clones have ended. After a signal it ends them.
-fn wait(clones: &mut [Clone], ends: &AtomicBool, mut watch: Option<&mut Watch>) {
+fn wait(clones: &mut [Clone], ends: &AtomicBool, watch: &mut Watch) {
     let mut told = false;
     while clones.iter_mut().any(|clone| matches!(clone.child.try_wait(), Ok(None))) {
         if ends.load(Ordering::Relaxed) && !std::mem::replace(&mut told, true) {
@@ -299,7 +291,7 @@ fn wait(clones: &mut [Clone], ends: &AtomicBool, mut watch: Option<&mut Watch>) 
                 }
             }
         }
-        watch.iter_mut().for_each(|watch| watch.look());
+        watch.look();
         std::thread::sleep(NAP);
     }
 }

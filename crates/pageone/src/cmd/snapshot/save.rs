@@ -44,6 +44,7 @@ pub(crate) struct Args {
 pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let (start, mut phases) = (Instant::now(), Phases::new());
     let pid = find_process(&args.target)?;
+    snapshot::save::wait_until_loaded(pid);
     let _unplugged = recycling::unplug(pid, dir.as_deref())?;
     phases.end("unplug");
     let guest = Guest::open(pid)?;

@@ -1,0 +1,362 @@
+//! The memory of a clone is loaded while its guest runs.
+//!
+//! `pageone snapshot run --merge` gives QEMU a file with the snapshot's bytes, beside the empty one
+//! that QEMU maps for its RAM ([`private`](crate::intercept::private)). The private memory that is
+//! mapped in its place is registered with a userfaultfd of its own: who touches a page that is not
+//! there yet waits. The *loader*, a thread, reads such pages first, and all others one after
+//! another. When all are there it unregisters the memory, and takes it as a region if the program
+//! has marked it meanwhile.
+//!
+//! Pages of zeros are left out: when the memory is unregistered, that is what they read as. What
+//! the program gives back meanwhile (`EVENT_REMOVE`) is zeros from then on too, and is never loaded.
+//! The kernel refuses copies until that event is read.
+//!
+//! A page that cannot be read is poisoned, so that its reader gets SIGBUS. Nobody is ever given
+//! other bytes: where that cannot be ensured, the program is ended.
+
+#![allow(unsafe_code)] // Fills the program's memory, and takes descriptors by their numbers.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{FromRawFd, RawFd};
+use std::os::unix::fs::FileExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use kmem::range::Range;
+use kmem::uffd::{Event, Features, Uffd};
+use kmem::{PAGE_SIZE, raw};
+use rustix::io::{Errno, FdFlags, fcntl_setfd};
+use wire::{PageNo, Run};
+
+use crate::intercept::mark;
+use crate::runtime::globals::LOADING;
+use crate::runtime::kept::Kept;
+use crate::runtime::lock::Blocked;
+use crate::runtime::log;
+use crate::runtime::state::bitmap::Bitmap;
+use crate::service::start;
+
+/// Pages that are read at once.
+const AT_ONCE: usize = 16;
+/// How often filling a page is tried before the program is ended, and the time between.
+const TRIES: u32 = 10_000;
+const PAUSE: Duration = Duration::from_micros(100);
+static ZEROS: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
+
+/// What is to be loaded, once.
+static SOURCE: Mutex<Option<Source>> = Mutex::new(None);
+/// The memory that is being loaded, and whether the program has marked it.
+static MEMORY: Mutex<Option<(Range, bool)>> = Mutex::new(None);
+
+/// The snapshot's bytes, and who wants to know that they are loaded.
+struct Source {
+    file: File,
+    tell: File,
+}
+
+fn locked<T>(of: &'static Mutex<T>) -> std::sync::MutexGuard<'static, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Reads the descriptors' numbers from the environment.
+pub(super) fn at_load() {
+    let named = std::env::var(wire::ENV_SNAPSHOT_LOAD).ok();
+    let numbers = named.as_deref().and_then(|text| text.split_once(':'));
+    let numbers = numbers.and_then(|(file, tell)| Some((file.parse::<RawFd>().ok()?, tell.parse::<RawFd>().ok()?)));
+    let Some((file, tell)) = numbers.filter(|numbers| numbers.0 > 2 && numbers.1 > 2) else { return };
+    // In a program that this one starts the numbers are other files.
+    //
+    // SAFETY: libraries are loaded by one thread, before the program runs.
+    unsafe { std::env::remove_var(wire::ENV_SNAPSHOT_LOAD) };
+    // SAFETY: whoever started the program has opened both for the agent, and names them to nobody
+    // else. If they are not open, each use of them fails.
+    let [file, tell] = [file, tell].map(|number| unsafe { File::from_raw_fd(number) });
+    let cut = fcntl_setfd(&file, FdFlags::CLOEXEC).and(fcntl_setfd(&tell, FdFlags::CLOEXEC));
+    if cut.is_ok() {
+        *locked(&SOURCE) = Some(Source { file, tell });
+    } else {
+        std::mem::forget((file, tell));
+    }
+}
+
+/// Begins to load memory that was mapped just now, and that nobody has touched.
+pub(super) fn begin(start: usize, len: usize) {
+    let Some(Source { file, mut tell }) = locked(&SOURCE).take() else { return };
+    let range = Range::new(start, len);
+    let _signals = Blocked::all();
+    // No child is to read what is not there yet.
+    //
+    // SAFETY: the advice leaves the memory as it is.
+    let _ = unsafe { raw::madvise(start, len, libc::MADV_DONTFORK) };
+    LOADING.store(true, Ordering::Release);
+    let loader = start::start(None).map_err(|error| error.to_string()).and_then(|()| Loader::new(range));
+    match loader {
+        Ok(loader) => {
+            let file = Kept::new(file).unwrap_or_else(|error| end(format_args!("{error}")));
+            *locked(&MEMORY) = Some((range, false));
+            if let Err(error) = start::spawn("pageone-loader", move || load(loader, &file)) {
+                end(format_args!("{error}"));
+            }
+        }
+        Err(why) => {
+            log::line(format_args!("a clone's memory is loaded before it runs: {why}"));
+            load_at_once(&file, range);
+            LOADING.store(false, Ordering::Release);
+        }
+    }
+    // Whoever started the program must know that this library loads its memory.
+    let _ = tell.write_all(b"L");
+}
+
+/// Whether memory that the program marks is being loaded. It is taken afterwards.
+pub(super) fn is_marked_early(range: Range) -> bool {
+    match &mut *locked(&MEMORY) {
+        Some((loading, marked)) if loading.intersect(&range).is_some() => {
+            *marked = true;
+            true
+        }
+        _ => false,
+    }
+}
+
+/// Ends the program: it would see zeros where its memory was.
+fn end(why: std::fmt::Arguments<'_>) -> ! {
+    let _ =
+        writeln!(std::io::stderr(), "pageone-agent: the snapshot's memory cannot be loaded, and the guest ends: {why}");
+    std::process::abort();
+}
+
+/// The loader.
+fn load(mut loader: Loader, file: &Kept<File>) {
+    if catch_unwind(AssertUnwindSafe(|| loader.run(file))).is_err() {
+        end(format_args!("its thread has panicked"));
+    }
+    let range = loader.range;
+    drop(loader);
+    let marked = locked(&MEMORY).take().is_some_and(|(_, marked)| marked);
+    log::line(format_args!("{} MiB of a clone are loaded", range.len >> 20));
+    if marked {
+        mark::mergeable(range.start, range.len);
+    }
+    LOADING.store(false, Ordering::Release);
+}
+
+/// Fills memory before anybody uses it.
+fn load_at_once(file: &File, range: Range) {
+    let mut page = [0; PAGE_SIZE];
+    for offset in (0..range.len).step_by(PAGE_SIZE) {
+        if let Err(error) = file.read_exact_at(&mut page, offset as u64) {
+            end(format_args!("byte {offset} of it: {error}"));
+        }
+        if page != ZEROS {
+            // SAFETY: the program has mapped the range for writing just now, and waits for its
+            // address.
+            unsafe { std::ptr::copy_nonoverlapping(page.as_ptr(), (range.start + offset) as *mut u8, PAGE_SIZE) };
+        }
+    }
+}
+
+struct Loader {
+    uffd: Kept<Uffd>,
+    range: Range,
+    /// Pages that the program has given back.
+    removed: Bitmap,
+    /// Pages for which somebody waits.
+    waiting: Vec<PageNo>,
+}
+
+impl Loader {
+    /// Registers the memory.
+    fn new(range: Range) -> Result<Self, String> {
+        let pages = u32::try_from(range.pages()).ok().and_then(Bitmap::new);
+        let removed = pages.ok_or("no memory for its bitmap")?;
+        let features = Features::EVENT_REMOVE;
+        let uffd = Uffd::new(features | Features::POISON).or_else(|_| Uffd::new(features));
+        let uffd = Kept::new(uffd.map_err(|error| error.to_string())?).map_err(|error| error.to_string())?;
+        uffd.register_missing(range).map_err(|error| error.to_string())?;
+        Ok(Self { uffd, range, removed, waiting: Vec::new() })
+    }
+
+    /// Loads all, and unregisters the memory.
+    fn run(&mut self, file: &File) {
+        let pages = self.removed.bits();
+        let mut next = 0;
+        loop {
+            self.read_events();
+            if let Some(page) = self.waiting.pop() {
+                self.load(file, Run::one(page), true);
+                let _ = self.uffd.wake(self.bytes(page));
+            } else if next < pages {
+                let run = Run::new(PageNo(next), (pages - next).min(AT_ONCE as u32));
+                self.load(file, run, false);
+                next += run.len;
+            } else {
+                break;
+            }
+        }
+        // What is missing still is zeros. Whoever waits goes on.
+        if let Err(error) = self.uffd.unregister(self.range) {
+            end(format_args!("it cannot be unregistered: {error}"));
+        }
+    }
+
+    fn bytes(&self, page: PageNo) -> Range {
+        Range::new(self.range.start + page.index() * PAGE_SIZE, PAGE_SIZE)
+    }
+
+    /// Reads what has happened. Before this nothing is copied that the program has given back.
+    fn read_events(&mut self) {
+        if !self.uffd.is_intact() {
+            end(format_args!("the program has closed the userfaultfd"));
+        }
+        loop {
+            match self.uffd.read_event() {
+                Ok(Some(Event::Pagefault { address, .. })) => self.waiting.push(self.page_at(address)),
+                Ok(Some(Event::Remove(range))) => {
+                    if let Some(both) = self.range.intersect(&range) {
+                        self.removed.set(Run::new(self.page_at(both.start), both.pages() as u32));
+                    }
+                }
+                Ok(Some(_)) => {}
+                Ok(None) => return,
+                Err(error) => end(format_args!("its events: {error}")),
+            }
+        }
+    }
+
+    fn page_at(&self, address: usize) -> PageNo {
+        PageNo(((address - self.range.start) / PAGE_SIZE) as u32)
+    }
+
+    /// Loads pages. `zeros`: somebody waits, also for a page of zeros.
+    fn load(&mut self, file: &File, run: Run, zeros: bool) {
+        let mut buffer = [0; AT_ONCE * PAGE_SIZE];
+        let buffer = &mut buffer[..run.len as usize * PAGE_SIZE];
+        let is_whole = file.read_exact_at(buffer, (run.page.index() * PAGE_SIZE) as u64).is_ok();
+        for (page, bytes) in run.pages().zip(buffer.chunks_exact_mut(PAGE_SIZE)) {
+            let offset = (page.index() * PAGE_SIZE) as u64;
+            match if is_whole { Ok(()) } else { file.read_exact_at(bytes, offset) } {
+                Ok(()) => self.fill(page, bytes, zeros),
+                Err(error) => self.poison(page, &error),
+            }
+        }
+    }
+
+    fn fill(&mut self, page: PageNo, bytes: &[u8], zeros: bool) {
+        self.until_done(page, |loader, place| {
+            let is_zero = bytes == ZEROS || loader.removed.any(Run::one(page));
+            if is_zero && !zeros {
+                return Ok(());
+            }
+            // SAFETY: the place has no page, and whoever touches it waits: no thread has seen zeros
+            // there. The agent has no reference into that memory.
+            unsafe { loader.uffd.copy(place, if is_zero { &ZEROS } else { bytes }) }.map(drop)
+        });
+    }
+
+    /// Has readers of a page end with SIGBUS.
+    fn poison(&mut self, page: PageNo, why: &std::io::Error) {
+        log::line(format_args!("page {} of the snapshot cannot be read: {why}", page.0));
+        self.until_done(page, |loader, place| {
+            if loader.removed.any(Run::one(page)) {
+                return Ok(());
+            }
+            // SAFETY: what the page held is lost.
+            unsafe { loader.uffd.poison(place) }
+        });
+    }
+
+    /// Tries something until it is done. The program may give the page back while the kernel
+    /// refuses.
+    fn until_done(&mut self, page: PageNo, step: impl Fn(&Self, usize) -> Result<(), Errno>) {
+        for _ in 0..TRIES {
+            match step(self, self.bytes(page).start) {
+                // It is there, or the program has unmapped it.
+                Ok(()) | Err(Errno::EXIST | Errno::NOENT | Errno::SRCH) => return,
+                // Who gives memory back is about to go on; or there is no free memory.
+                Err(Errno::AGAIN | Errno::NOMEM) => {
+                    thread::sleep(PAUSE);
+                    self.read_events();
+                }
+                Err(error) => end(format_args!("page {}: {error}", page.0)),
+            }
+        }
+        end(format_args!("page {} cannot be filled", page.0));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kmem::mm;
+
+    use super::*;
+
+    const PAGES: usize = 300;
+
+    /// Memory that is registered, and a file: page 3 is zeros, and the last pages are missing.
+    fn prepare() -> (Loader, Kept<File>, File) {
+        let mut file = tempfile::tempfile().unwrap();
+        for page in 0..PAGES - 4 {
+            file.write_all(&[if page == 3 { 0 } else { page as u8 | 1 }; PAGE_SIZE]).unwrap();
+        }
+        let start = mm::map_anonymous(PAGES * PAGE_SIZE).unwrap();
+        let loader = Loader::new(Range::new(start, PAGES * PAGE_SIZE)).unwrap();
+        let memory = File::options().read(true).write(true).open("/proc/self/mem").unwrap();
+        (loader, Kept::new(file).unwrap(), memory)
+    }
+
+    #[test]
+    fn memory_is_loaded_while_it_is_used_and_what_is_given_back_stays_zeros() {
+        let (mut loader, file, memory) = prepare();
+        let range = loader.range;
+        let place = |page: usize| (range.start + page * PAGE_SIZE) as u64;
+        thread::scope(|scope| {
+            // It waits until the loader has read that, and so does who reads page 200.
+            let discards = scope.spawn(|| {
+                // SAFETY: the memory is the test's.
+                unsafe {
+                    raw::madvise(place(100) as usize, 2 * PAGE_SIZE, libc::MADV_DONTNEED).unwrap();
+                    (place(101) as *mut [u8; 10]).write([9; 10]);
+                }
+            });
+            // SAFETY: as above, and the page is mapped.
+            let reads = scope.spawn(|| unsafe { (place(200) as *const u8).read_volatile() });
+            thread::sleep(Duration::from_millis(50));
+            assert!(!discards.is_finished() && !reads.is_finished());
+            loader.run(&file);
+            assert_eq!(reads.join().unwrap(), 200 | 1);
+            discards.join().unwrap();
+        });
+        let mut page = [1; PAGE_SIZE];
+        for number in 0..PAGES - 4 {
+            memory.read_exact_at(&mut page, place(number)).unwrap();
+            let (mut want, is_zero) = ([number as u8 | 1; PAGE_SIZE], number == 3 || (100..102).contains(&number));
+            if is_zero {
+                want = ZEROS;
+            }
+            if number == 101 {
+                want[..10].fill(9);
+            }
+            assert!(page == want, "page {number}: {}", page[0]);
+        }
+        // What cannot be read is an error and no other bytes.
+        for number in PAGES - 4..PAGES {
+            assert!(memory.read_exact_at(&mut page, place(number)).is_err(), "page {number}");
+        }
+    }
+
+    #[test]
+    fn without_a_userfaultfd_it_is_loaded_before_anybody_uses_it() {
+        let (loader, file, memory) = prepare();
+        let range = Range::new(loader.range.start, (PAGES - 4) * PAGE_SIZE);
+        drop(loader);
+        load_at_once(&file, range);
+        let mut page = [0; PAGE_SIZE];
+        memory.read_exact_at(&mut page, (range.start + 77 * PAGE_SIZE) as u64).unwrap();
+        assert_eq!(page, [77; PAGE_SIZE]);
+    }
+}

@@ -269,6 +269,9 @@ fn a_source_and_eight_clones_check_their_memory_while_servers_and_daemons_are_ki
     let Some(mut source) = place.guest() else { return };
     place.save(source.pid(), "one");
     let clones = place.clones("one", 8, &[]);
+    // Two that are merged, with a page server of their own.
+    let merged = place.clones_with("one", "merged", 2, &["--merge"], &[]);
+    let all = || clones.clones.iter().chain(&merged.clones);
     let pause = Duration::from_millis(seconds * 1000 / SERVERS_KILLED);
     for time in 0..SERVERS_KILLED {
         std::thread::sleep(pause / 2);
@@ -277,19 +280,21 @@ fn a_source_and_eight_clones_check_their_memory_while_servers_and_daemons_are_ki
         std::thread::sleep(pause / 2);
         std::fs::write("/proc/sys/vm/drop_caches", "1").unwrap();
         std::thread::sleep(Duration::from_millis(37 * time % 211));
-        let [server] = servers(&place)[..] else { panic!("{:?}", servers(&place)) };
-        e2e::signal_process(server, libc::SIGKILL);
-        eventually("another server", Duration::from_secs(60), || {
-            servers(&place).into_iter().find(|pid| *pid != server)
+        let killed = servers(&place);
+        assert_eq!(killed.len(), 2);
+        killed.iter().for_each(|server| e2e::signal_process(*server, libc::SIGKILL));
+        eventually("other servers", Duration::from_secs(60), || {
+            let now = servers(&place);
+            (now.len() == 2 && !now.iter().any(|pid| killed.contains(pid))).then_some(())
         });
         // Each panics if its guest has seen a wrong byte.
-        let rounds: Vec<usize> = clones.clones.iter().map(OneClone::rounds).collect();
+        let rounds: Vec<usize> = all().map(OneClone::rounds).collect();
         println!("killed {} times; the source has passed {} rounds, its clones {rounds:?}", time + 1, source.rounds());
-        assert!(clones.clones.iter().all(OneClone::runs));
+        assert!(all().all(OneClone::runs));
     }
-    let before: Vec<usize> = clones.clones.iter().map(OneClone::rounds).collect();
+    let before: Vec<usize> = all().map(OneClone::rounds).collect();
     source.pass_rounds(1);
-    for (clone, before) in clones.clones.iter().zip(before) {
+    for (clone, before) in all().zip(before) {
         eventually("a clone's round", Duration::from_secs(600), || (clone.rounds() > before).then_some(()));
     }
     println!("SNAPSHOT-SOAK {seconds} s: {SERVERS_KILLED} page servers and daemons killed, 0 wrong bytes");

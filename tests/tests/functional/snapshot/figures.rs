@@ -3,6 +3,7 @@
 //! with its bar.
 
 mod large;
+mod merged;
 mod rivals;
 
 use std::time::Instant;
@@ -113,8 +114,13 @@ fn memory(what: &str, pids: &[i32], most: Option<f64>) {
 
 /// Starts clones of `rest`; gives them, and when all had answered, ms.
 fn ours(place: &Place, count: usize) -> (Clones, f64) {
+    ours_with(place, count, "rest", &[])
+}
+
+/// The same with options of the command, and the clones' files in `clones-FILES`.
+fn ours_with(place: &Place, count: usize, files: &str, options: &[&str]) -> (Clones, f64) {
     let begin = Instant::now();
-    let clones = place.clones("rest", count, &[]);
+    let clones = place.clones_with("rest", files, count, options, &[]);
     clones.clones.iter().for_each(|clone| drop(answer(&clone.directory.join("answers"))));
     let after = ms(begin);
     (clones, after)

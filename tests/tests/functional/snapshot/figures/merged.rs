@@ -1,0 +1,63 @@
+//! Clones with RAM of their own (`snapshot run --merge`), beside those that share the snapshot's.
+
+use super::*;
+
+/// Clones of a run.
+const CLONES: usize = 8;
+/// How long the number of merged pages must not grow.
+const STILL: Duration = Duration::from_secs(10);
+
+/// Waits until the daemon knows all: then they are loaded.
+fn wait_until_loaded(place: &Place, pids: &[i32]) {
+    for &pid in pids {
+        eventually("a clone is loaded", Duration::from_secs(120), || place.daemon.client(pid));
+    }
+}
+
+/// Waits until no more is merged.
+fn wait_until_merged(place: &Place, pids: &[i32]) {
+    let (mut most, mut since) = (0, Instant::now());
+    eventually("all is merged", Duration::from_secs(600), || {
+        let clients = pids.iter().filter_map(|pid| place.daemon.client(*pid));
+        let of = |client: &Value, name: &str| client[name].as_u64().unwrap_or(0);
+        let now: u64 = clients.map(|client| of(&client, "pages_merged") + of(&client, "pages_zero")).sum();
+        if now > most + most / 100 {
+            (most, since) = (now, Instant::now());
+        }
+        (since.elapsed() > STILL).then_some(())
+    });
+}
+
+#[test]
+#[ignore = "measures"]
+fn snapshot_figures_of_merged_clones() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let Some(words) = words(&place, MIB) else { return };
+    let mut source = Guest::start(place.prepared(&words));
+    wait_until_it_rests(&mut source);
+    place.save(source.pid(), "rest");
+    source.kill();
+    let (mut plain, mut merged) = (Vec::new(), Vec::new());
+    for run in 0..RUNS {
+        plain.push(ours_with(&place, CLONES, &format!("plain-{run}"), &["--rm"]).1 / CLONES as f64);
+        merged.push(ours_with(&place, CLONES, &format!("merged-{run}"), &["--merge", "--rm"]).1 / CLONES as f64);
+    }
+    figure(&format!("shared: each of {CLONES} at once answers after"), median(plain), "ms", None);
+    figure(&format!("merged: each of {CLONES} at once answers after"), median(merged), "ms", None);
+    let (clones, _) = ours_with(&place, CLONES, "plain", &["--rm"]);
+    let pids = |clones: &Clones| clones.clones.iter().map(|clone| clone.pid).collect::<Vec<_>>();
+    memory("shared: ", &pids(&clones), None);
+    drop(clones);
+    let begin = Instant::now();
+    let (clones, _) = ours_with(&place, CLONES, "merged", &["--merge", "--rm"]);
+    let pids = pids(&clones);
+    wait_until_loaded(&place, &pids);
+    figure(&format!("merged: {CLONES} are loaded after"), begin.elapsed().as_secs_f64(), "s", None);
+    memory("loaded: ", &pids, None);
+    wait_until_merged(&place, &pids);
+    figure("and merged after", (begin.elapsed() - STILL).as_secs_f64(), "s", None);
+    memory("merged: ", &pids, None);
+}

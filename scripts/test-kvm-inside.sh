@@ -67,6 +67,7 @@ else
     tests guests "$FUNCTIONAL" guests::
     tests checkpoints "$FUNCTIONAL" checkpoint
     tests recycling "$FUNCTIONAL" recycling
+    tests clones "$FUNCTIONAL" snapshot::merged snapshot::clones::a_guest_is_stored snapshot::clones::clones_wait
     tests hazards "$HAZARDS"
     if [ "${PAGEONE_SOAK_SECONDS:-0}" -gt 0 ]; then tests soak "$SOAK"; fi
 fi

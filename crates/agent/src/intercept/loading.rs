@@ -8,8 +8,8 @@
 //! has marked it meanwhile.
 //!
 //! Pages of zeros are left out: when the memory is unregistered, that is what they read as. What
-//! the program gives back meanwhile (`EVENT_REMOVE`) is zeros from then on too, and is never loaded.
-//! The kernel refuses copies until that event is read.
+//! the program gives back meanwhile (`EVENT_REMOVE`) is zeros from then on too, and is never
+//! loaded. The kernel refuses copies until that event is read.
 //!
 //! A page that cannot be read is poisoned, so that its reader gets SIGBUS. Nobody is ever given
 //! other bytes: where that cannot be ensured, the program is ended.

@@ -168,14 +168,17 @@ pub enum PoolError {
     #[error("{} is not encrypted: a pool gets its key from `pageone pool create --key-file FILE`", .0.display())]
     NotEncrypted(PathBuf),
     /// Made by a version that this one does not know.
-    #[error("{} has format version {found}, and this program knows version {known}: use the program that made it", .path.display())]
+    #[error(
+        "{} has format version {found}, and this program knows versions {} and {}: use the program that made it",
+        .path.display(), .known[0], .known[1]
+    )]
     Version {
         /// The directory.
         path: PathBuf,
         /// Its version.
         found: u32,
         /// Ours.
-        known: u32,
+        known: [u32; 2],
     },
     /// Metadata were lost. The salvage option opens the rest for reading.
     #[error(

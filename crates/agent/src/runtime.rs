@@ -15,6 +15,7 @@ pub(crate) mod log;
 pub(crate) mod own_files;
 pub(crate) mod poll;
 pub(crate) mod sabotage;
+pub(crate) mod sharers;
 pub(crate) mod state;
 pub(crate) mod watch;
 

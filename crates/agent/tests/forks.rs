@@ -47,6 +47,23 @@ fn children_of_every_kind_have_their_memory_and_leave_the_parents_alone() {
     }
 }
 
+#[test]
+fn nothing_merges_while_a_process_that_is_no_thread_shares_the_memory() {
+    let Some((mut daemon, mut program, store)) = managed(&[]) else { return };
+    daemon.merge_all(&store);
+    assert_eq!(program.ask("write 100 0"), "0");
+    assert_eq!(program.ask("leave-process 0 1"), "0");
+    assert_eq!(daemon.merge(1, &store.runs(100..101)), [(100, Outcome::Failed)]);
+    // It ends after some seconds, and nobody waits for it.
+    let end = Instant::now() + Duration::from_secs(30);
+    while daemon.merge(1, &store.runs(100..101)) == [(100, Outcome::Failed)] {
+        assert!(Instant::now() < end, "it is not found to have ended");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(daemon.merge(1, &store.runs(100..101)), [(100, Outcome::Merged)]);
+    assert_eq!(program.ask(&format!("check 0 {PAGES}")), "0");
+}
+
 /// The store's descriptor comes just before the program forks; often the agent has not seen it.
 #[test]
 fn a_child_does_not_inherit_a_descriptor_that_has_just_come() {

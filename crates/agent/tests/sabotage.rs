@@ -205,3 +205,45 @@ fn only_those_wait_who_touch_a_page_that_was_taken() {
     assert_eq!((program.ask("word 20"), program.ask("word 21")), ("7".into(), "7".into()));
     assert_eq!((program.ask("check 0 20"), program.ask("check 22 490")), ("0".into(), "0".into()));
 }
+
+/// A process that shares the program's memory is left alone in the middle of a window; gives what
+/// it says then: how many pages are wrong.
+fn left_alone(sabotage: &str) -> Option<String> {
+    let (mut daemon, mut program, store) = start(512, sabotage);
+    assert_eq!(program.ask("leave-process 0 512"), "0");
+    let runs = store.runs(20..23);
+    // It waits in vain for the outcome.
+    let _merging = std::thread::spawn(move || daemon.merge(1, &runs));
+    std::thread::sleep(Duration::from_millis(1500));
+    let killed = std::process::Command::new("kill").args(["-9", &program.pid().to_string()]).status();
+    assert!(killed.unwrap().success());
+    program.answer()
+}
+
+#[test]
+fn without_the_check_a_process_that_shares_the_memory_waits_for_ever() {
+    if kernel_can(MOVES) {
+        // Its alarm ends it.
+        assert_eq!(left_alone("no-sharer-check"), None);
+        assert_eq!(left_alone("slow-take").as_deref(), Some("0"));
+    }
+}
+
+/// A child is made while memory is given back, and then another one, which inherits the first one's
+/// userfaultfd.
+fn two_children(sabotage: &str) -> String {
+    let (mut daemon, mut program, store) = start(512, sabotage);
+    daemon.merge(1, &store.runs(20..21));
+    daemon.send(&ToAgent::Detach, &[]);
+    std::thread::sleep(Duration::from_millis(400));
+    let answer = program.ask("fork-raw-twice");
+    daemon.wait_for(|message| *message == ToDaemon::Detached);
+    assert_eq!(program.ask("check 0 512"), "0");
+    answer
+}
+
+#[test]
+fn a_child_goes_on_though_another_one_has_its_descriptor() {
+    assert_eq!(two_children("slow-take"), "0 before");
+    assert_eq!(two_children("no-unregister"), "0 after", "it waits as long as the other one lives");
+}

@@ -14,6 +14,7 @@ compile_error!("kmem supports 64-bit Linux only");
 
 pub mod cgroup;
 pub mod cpu;
+pub mod keyring;
 pub mod ksm;
 pub mod kvm;
 pub mod memfd;

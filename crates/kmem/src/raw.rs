@@ -200,6 +200,18 @@ pub unsafe fn ioctl(fd: c_int, request: usize, argument: usize) -> Answer {
     unsafe { syscall(libc::SYS_ioctl, [fd as usize, request, argument]) }
 }
 
+/// `kcmp(2)` of the memory of two processes (`KCMP_VM`): 0, they share it; else they do not.
+///
+/// # Errors
+///
+/// Those of the manual page; `ENOSYS` where the kernel has no `kcmp`.
+pub fn kcmp_memory(one: c_int, other: c_int) -> Answer {
+    /// Not in the `libc` crate (include/uapi/linux/kcmp.h).
+    const KCMP_VM: usize = 1;
+    // SAFETY: no argument is a pointer, and nothing changes.
+    unsafe { syscall(libc::SYS_kcmp, [one as usize, other as usize, KCMP_VM, 0, 0]) }
+}
+
 /// Writes `text` to standard error, past every buffer and lock. A failure is ignored: there is
 /// nowhere to report it.
 pub fn print(text: &[u8]) {

@@ -4,10 +4,14 @@
 #![allow(unsafe_code)] // Tests of unsafe interfaces.
 #![allow(clippy::unwrap_used)] // For tests only.
 
+mod keys;
+
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::uffd::{CreateError, Features, Uffd};
 use crate::{PAGE_SIZE, Range, mm};
+
+pub use keys::{KernelKey, in_own_session, join_session};
 
 /// Private anonymous memory, reached through pointers only.
 pub struct Memory(pub Range);

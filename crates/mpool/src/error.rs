@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-use crate::MediaClass;
+use crate::{KeyPlace, MediaClass};
 
 /// The object of an error or a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -123,39 +123,47 @@ pub enum PoolError {
         .0.display()
     )]
     Leased(PathBuf),
-    /// A file that cannot be a user's key.
-    #[error("{} cannot be a pool's key: {why}", .key.display())]
-    KeyFile {
-        /// The file.
-        key: PathBuf,
+    /// What cannot be a user's key.
+    #[error("{key} cannot be a pool's key: {why}")]
+    UnfitKey {
+        /// Where it is.
+        key: KeyPlace,
         /// Why, and what makes it one.
         why: &'static str,
     },
+    /// The kernel does not give a key.
+    #[error("the key {key} cannot be read: {cause}")]
+    KernelKey {
+        /// Where it should be.
+        key: KeyPlace,
+        /// Not a `source`: printing the chain would print it twice.
+        cause: kmem::keyring::KeyError,
+    },
     /// The user's key is not where it was.
     #[error(
-        "{} is encrypted, and its key {} cannot be read: {cause}; put it back, or say where it is with \
-         `pageone pool key POOL --key-file FILE`",
-        .path.display(), .key.display()
+        "{} is encrypted, and its key {key} cannot be read: {why}; put it back, or say where it is with \
+         `pageone pool key POOL --key-file FILE` or `--kernel-key NAME`",
+        .path.display()
     )]
     NoKey {
         /// The directory.
         path: PathBuf,
-        /// The user's key.
-        key: PathBuf,
+        /// Where the user's key should be.
+        key: KeyPlace,
         /// The system's reason.
-        cause: IoError,
+        why: String,
     },
     /// Another key than the user's.
     #[error(
-        "{} is not the key of {}: nothing was read or written; put the right one there, or say where it is with \
-         `pageone pool key POOL --key-file FILE`",
-        .key.display(), .path.display()
+        "{key} is not the key of {}: nothing was read or written; put the right one there, or say where it is with \
+         `pageone pool key POOL --key-file FILE` or `--kernel-key NAME`",
+        .path.display()
     )]
     WrongKey {
         /// The directory.
         path: PathBuf,
-        /// The file that holds the wrong key.
-        key: PathBuf,
+        /// Where the wrong key is.
+        key: KeyPlace,
     },
     /// Neither file with the wrapped key is what was written.
     #[error(
@@ -165,17 +173,23 @@ pub enum PoolError {
     )]
     KeyLost(PathBuf),
     /// A key was given for a pool that has none.
-    #[error("{} is not encrypted: a pool gets its key from `pageone pool create --key-file FILE`", .0.display())]
+    #[error(
+        "{} is not encrypted: a pool gets its key from `pageone pool create`, with `--key-file FILE` or `--kernel-key NAME`",
+        .0.display()
+    )]
     NotEncrypted(PathBuf),
     /// Made by a version that this one does not know.
-    #[error("{} has format version {found}, and this program knows version {known}: use the program that made it", .path.display())]
+    #[error(
+        "{} has format version {found}, and this program knows versions {} and {}: use the program that made it",
+        .path.display(), .known[0], .known[1]
+    )]
     Version {
-        /// The directory.
+        /// The directory, or the file with the wrapped key.
         path: PathBuf,
         /// Its version.
         found: u32,
         /// Ours.
-        known: u32,
+        known: [u32; 2],
     },
     /// Metadata were lost. The salvage option opens the rest for reading.
     #[error(

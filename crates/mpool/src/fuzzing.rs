@@ -40,7 +40,7 @@ pub fn decode_all(bytes: &[u8]) {
     for bytes in [bytes, &lease] {
         let _ = lease::decode(bytes);
     }
-    for block in [bytes, &key_file(bytes)] {
+    for block in [bytes, &key_file(1, bytes), &key_file(2, bytes)] {
         if let Some(found) = KeyFile::decode(block) {
             assert_eq!(found.encode(), block[..BLOCK]);
         }
@@ -59,9 +59,9 @@ pub fn decode_all(bytes: &[u8]) {
     }
 }
 
-/// A key file with these bytes behind its version, and a right checksum.
-pub(crate) fn key_file(bytes: &[u8]) -> Vec<u8> {
-    let mut block = [b"PGONEKEY\x01\0\0\0", bytes].concat();
+/// A key file of this version, with these bytes behind that, and a right checksum.
+pub(crate) fn key_file(version: u32, bytes: &[u8]) -> Vec<u8> {
+    let mut block = [b"PGONEKEY", &version.to_le_bytes()[..], bytes].concat();
     block.resize(BLOCK - 4, 0);
     let crc = crc32c::crc32c(&block);
     block.extend(crc.to_le_bytes());

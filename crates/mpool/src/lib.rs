@@ -51,6 +51,7 @@ mod finding;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
+mod key_place;
 mod map;
 mod media_class;
 mod objects;
@@ -67,6 +68,7 @@ pub use disk::superblock::FORMAT_VERSION;
 pub use disk::uring::disable as disable_io_uring;
 pub use error::{Damage, IoError, MapError, Object, ObjectError, PoolError};
 pub use finding::Finding;
+pub use key_place::KeyPlace;
 pub use map::McacheMap;
 pub use map::cache::Mcache;
 pub use map::settings::{CacheStats, Settings};

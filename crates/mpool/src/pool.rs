@@ -13,11 +13,10 @@ pub(crate) mod lease;
 pub(crate) mod registry;
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::MediaClass;
 use crate::disk::file_system::Disk;
 use crate::disk::key::{self, Keys, UserKey};
 use crate::disk::medium::{Medium, Room, Storage};
@@ -30,6 +29,7 @@ use crate::objects::class::ClassUsage;
 use crate::objects::inner::{Access, Inner};
 use crate::objects::log_files::create_root;
 use crate::objects::meta::Journal;
+use crate::{KeyPlace, MediaClass};
 pub use lease::Leased;
 pub use rebuild::{Rebuild, Rebuilt};
 
@@ -60,8 +60,8 @@ pub struct PoolProps {
     pub created: u64,
     /// The format of its files.
     pub version: u32,
-    /// The file with the user's key, of an encrypted pool.
-    pub key_file: Option<PathBuf>,
+    /// Where the user's key is, of an encrypted pool.
+    pub key: Option<KeyPlace>,
     /// How it was opened.
     pub access: Access,
 }
@@ -104,13 +104,13 @@ impl Pool {
         Self::create_on(Arc::new(Disk), path, name)
     }
 
-    /// Makes an encrypted pool, and opens it. `key` is a file with 32 random bytes; the pool notes
-    /// its path, and finds it there whenever it is opened.
+    /// Makes an encrypted pool, and opens it. `key` is 32 random bytes; the pool notes where they
+    /// are, and finds them there whenever it is opened.
     ///
     /// # Errors
     ///
-    /// Those of [`Pool::create`]; `KeyFile`.
-    pub fn create_encrypted(path: &Path, name: &str, key: &Path) -> Result<Self, PoolError> {
+    /// Those of [`Pool::create`]; `UnfitKey`, `KernelKey`.
+    pub fn create_encrypted(path: &Path, name: &str, key: impl Into<KeyPlace>) -> Result<Self, PoolError> {
         Self::create_encrypted_on(Arc::new(Disk), path, name, key)
     }
 
@@ -123,9 +123,9 @@ impl Pool {
         storage: Arc<dyn Storage>,
         path: &Path,
         name: &str,
-        key: &Path,
+        key: impl Into<KeyPlace>,
     ) -> Result<Self, PoolError> {
-        let key = UserKey::read(key)?;
+        let key = UserKey::read(&key.into())?;
         Self::create_with(storage, path, name, Some(&key))
     }
 
@@ -136,7 +136,7 @@ impl Pool {
     /// # Errors
     ///
     /// `NotEncrypted`; those of [`Pool::open`].
-    pub fn set_key(path: &Path, key: &Path) -> Result<(), PoolError> {
+    pub fn set_key(path: &Path, key: impl Into<KeyPlace>) -> Result<(), PoolError> {
         Self::set_key_on(&Disk, path, key)
     }
 
@@ -145,8 +145,8 @@ impl Pool {
     /// # Errors
     ///
     /// Those of [`Pool::set_key`].
-    pub fn set_key_on(storage: &dyn Storage, path: &Path, key: &Path) -> Result<(), PoolError> {
-        let key = UserKey::read(key)?;
+    pub fn set_key_on(storage: &dyn Storage, path: &Path, key: impl Into<KeyPlace>) -> Result<(), PoolError> {
+        let key = UserKey::read(&key.into())?;
         let medium = locked(storage, path)?;
         let path = medium.path().to_owned();
         match read_superblock(&*medium)? {
@@ -217,8 +217,8 @@ impl Pool {
     pub fn props(&self) -> PoolProps {
         let Superblock { version, pool: uuid, created, .. } = self.inner.superblock;
         let name = self.inner.meta().tables.name.clone();
-        let key_file = self.inner.keys.as_ref().map(|keys| keys.path().to_owned());
-        PoolProps { name, uuid, created, version, key_file, access: self.inner.access }
+        let key = self.inner.keys.as_ref().map(|keys| keys.place().clone());
+        PoolProps { name, uuid, created, version, key, access: self.inner.access }
     }
 
     /// The directory of its capacity class.

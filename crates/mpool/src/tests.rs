@@ -4,6 +4,7 @@ mod basic;
 mod crash;
 mod decoders;
 mod flips;
+mod key_places;
 mod leases;
 mod maps;
 mod model;

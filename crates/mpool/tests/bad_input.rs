@@ -132,7 +132,7 @@ fn files_of_another_pool_or_format_are_refused() {
     // Format 1, one of the future, and that of an encrypted pool, which this is not.
     for (version, says) in [
         (1u32, ["format version 1", "use the program that made it"]),
-        (4, ["format version 4", "use the program that made it"]),
+        (4, ["format version 4, and this program knows versions 2 and 3", "use the program that made it"]),
         (3, ["is encrypted", "`wrapped-key.copy` is what was written"]),
     ] {
         for name in ["superblock", "superblock.copy"] {

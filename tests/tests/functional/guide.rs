@@ -103,6 +103,8 @@ fn table() -> Vec<(&'static str, Vec<(&'static str, How)>)> {
                     By(POOL, "\"--key-file\", &first"),
                 ),
                 ("pageone pool key anna --key-file /etc/pageone/anna-2.key", By(POOL, "\"key\", \"tenant\"")),
+                ("keyctl padd user anna @u < /etc/pageone/anna-2.key", By(POOL, "KernelKey::new(\"user\"")),
+                ("pageone pool key anna --kernel-key anna", By(POOL, "\"key\", \"tenant\", \"--kernel-key\"")),
             ],
         ),
         (

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use e2e::program;
+use kmem::testing::{KernelKey, in_own_session};
 use serde_json::Value;
 
 fn pool(dir: &Path, args: &[&str]) -> Output {
@@ -105,6 +106,48 @@ fn an_encrypted_pool_is_opened_by_its_key_wherever_that_is() {
     assert!(refused(dir.path(), &["key", "plain", "--key-file", &second]).contains("is not encrypted"));
     ok(dir.path(), &["destroy", "tenant", "--yes"]);
     assert!(!dir.path().join("capacity").exists());
+}
+
+#[test]
+fn an_encrypted_pool_finds_its_key_in_the_kernels_keyrings() {
+    let Some(first) = KernelKey::new("user", "pool-first", &[3; 32]) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).display().to_string();
+    let (name, file) = (first.name(), key(&dir.path().join("file.key")));
+    let made = ok(dir.path(), &["create", "tenant", "--capacity", &at("capacity"), "--kernel-key", name]);
+    assert!(made.contains(&format!("encrypted, key {name:?} in the kernel's keyrings")), "{made}");
+    let shown = || -> Value { serde_json::from_str(&ok(dir.path(), &["show", "tenant", "--json"])).unwrap() };
+    assert_eq!((shown()["kernel_key"].as_str(), &shown()["key_file"]), (Some(name), &Value::Null));
+    // A service of systemd has a session of its own, without the user's keyring.
+    let mut service = Command::new(program("pageone"));
+    service.args(["pool", "check", &at("capacity")]);
+    let out = in_own_session(&mut service).output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    // To a file and back, to another key.
+    ok(dir.path(), &["key", "tenant", "--key-file", &file]);
+    assert_eq!((shown()["key_file"].as_str(), &shown()["kernel_key"]), (Some(&*file), &Value::Null));
+    ok(dir.path(), &["check", "tenant"]);
+    let second = KernelKey::new("user", "pool-second", &[4; 32]).unwrap();
+    ok(dir.path(), &["key", "tenant", "--kernel-key", second.name()]);
+    std::fs::remove_file(&file).unwrap();
+    ok(dir.path(), &["check", "tenant"]);
+    // It is gone: every command says so, and what to do.
+    second.unlink();
+    for command in [&["show", "tenant"][..], &["check", "tenant"], &["key", "tenant", "--kernel-key", name]] {
+        let err = refused(dir.path(), command);
+        assert!(err.contains("is encrypted, and its key") && err.contains(second.name()), "{err}");
+        assert!(
+            err.contains("`keyctl padd user NAME @u < FILE` adds it") && err.contains("--kernel-key NAME"),
+            "{err}"
+        );
+    }
+    let err = refused(dir.path(), &["create", "other", "--capacity", &at("other"), "--kernel-key", second.name()]);
+    assert!(err.contains("cannot be read: neither the session's keyring nor the user's"), "{err}");
+    assert!(err.contains("[P0738]"), "{err}");
+    ok(dir.path(), &["destroy", "tenant", "--yes"]);
+    for wrong in [&["key", "tenant"][..], &["key", "tenant", "--key-file", &file, "--kernel-key", name]] {
+        assert_eq!(pool(dir.path(), wrong).status.code(), Some(2), "{wrong:?}");
+    }
 }
 
 #[test]

@@ -85,7 +85,7 @@ pub(super) fn run(directory: &Path, quick: bool, rounds: usize) -> Result<Vec<Ro
     std::io::Write::write_all(&mut file, &[7; 32])?;
     let pools = [
         Pool::create(&directory.join("plain-pool"), "plain")?,
-        Pool::create_encrypted(&directory.join("encrypted-pool"), "encrypted", &key)?,
+        Pool::create_encrypted(&directory.join("encrypted-pool"), "encrypted", key.as_path())?,
     ];
     let (buffer, mut random) = (buffer(), Random::new(5));
     let mut figures = [Figures::default(), Figures::default()];

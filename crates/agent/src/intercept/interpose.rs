@@ -265,7 +265,8 @@ pub unsafe extern "C" fn clone(
         raw::set_errno(error.raw_os_error());
         return -1;
     }
-    call()
+    // A thread ends with this process. Another process may outlive it.
+    if flags & libc::CLONE_THREAD == 0 { fork::beside(call) } else { call() }
 }
 
 /// pthread_create(3).

@@ -13,6 +13,7 @@ use crate::runtime::heap::Heap;
 use crate::runtime::kept::Numbers;
 use crate::runtime::lineage::Lineage;
 use crate::runtime::lock::Lock;
+use crate::runtime::sharers::Sharers;
 use crate::runtime::state::State;
 use crate::runtime::watch::Watch;
 
@@ -90,6 +91,10 @@ pub(crate) static TRACER_OURS: AtomicBool = AtomicBool::new(false);
 /// Tells a forked child from this process. Outside of [`STATE`], whose lock such a child may find
 /// held for ever.
 pub(crate) static LINEAGE: Lineage = Lineage::new();
+
+/// Processes that share this one's memory. Outside of [`STATE`] because such a process may be made
+/// while the agent waits for that.
+pub(crate) static SHARERS: Sharers = Sharers::new();
 
 /// A fork is between its steps: the forking thread holds [`STATE`] and changes nothing.
 pub(crate) static FORKING: AtomicBool = AtomicBool::new(false);

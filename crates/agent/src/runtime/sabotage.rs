@@ -31,6 +31,10 @@ pub(crate) enum Sabotage {
     /// A second passes between the comparison and the taking of pages, and another one before they
     /// are compared again; another one before memory that is given back is filled.
     SlowTake,
+    /// Memory merges while another process shares it. Windows are slow as with `SlowTake`.
+    NoSharerCheck,
+    /// A child's userfaultfd is only closed. Windows are slow as with `SlowTake`.
+    NoUnregister,
 }
 
 #[cfg(feature = "sabotage")]
@@ -55,6 +59,8 @@ mod chosen {
             ("no-sticky-advice", NoStickyAdvice),
             ("slow-window", SlowWindow),
             ("slow-take", SlowTake),
+            ("no-sharer-check", NoSharerCheck),
+            ("no-unregister", NoUnregister),
         ];
         let name = std::env::var("PAGEONE_SABOTAGE").unwrap_or_default();
         let found = all.iter().find(|(known, _)| *known == name);
@@ -62,7 +68,9 @@ mod chosen {
     }
 
     pub(crate) fn is_on(which: Sabotage) -> bool {
-        CHOSEN.load(Ordering::Relaxed) == which as u8
+        let chosen = CHOSEN.load(Ordering::Relaxed);
+        let is_slow = [Sabotage::NoSharerCheck, Sabotage::NoUnregister].map(|which| which as u8).contains(&chosen);
+        chosen == which as u8 || which == Sabotage::SlowTake && is_slow
     }
 }
 

@@ -62,12 +62,14 @@ impl Stash {
     }
 }
 
-/// Reads events until [`STOP`] rings, or the userfaultfd fails or is lost.
-pub(super) fn watch(uffd: &Kept<Uffd>) {
+/// Reads events until [`STOP`] rings, or the userfaultfd fails or is lost. `ready` is called when
+/// that begins: a thread that starts allocates, and a forking thread may hold the heap.
+pub(super) fn watch(uffd: &Kept<Uffd>, ready: impl FnOnce()) {
     let mut stash = Stash::new();
     // To read a fork's event takes a free descriptor. When the program has none left, closing this
     // one makes room.
     let mut spare = keep_spare();
+    ready();
     loop {
         let mut fds = [poll::interest(uffd.number(), libc::POLLIN), poll::interest(STOP.ear(), libc::POLLIN)];
         if stash.is_empty() && !poll::wait(&mut fds, -1) {

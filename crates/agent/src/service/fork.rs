@@ -31,8 +31,8 @@ use std::thread;
 use std::time::Duration;
 
 use crate::runtime::globals::{
-    FORKING, FORKS_WATCHED, HEAP, KEEPER, LINEAGE, NUMBERS, OWNER, Phase, READING, STARTED, STARTING, STATE, STOP,
-    TORN, WAKE, phase, set_phase, take_spare,
+    FORKING, FORKS_WATCHED, HEAP, KEEPER, LINEAGE, NUMBERS, OWNER, Phase, READING, SHARERS, STARTED, STARTING, STATE,
+    STOP, TORN, WAKE, phase, set_phase, take_spare,
 };
 use crate::runtime::late::is_late;
 use crate::runtime::lock::Blocked;
@@ -107,6 +107,17 @@ pub(crate) fn around(fork: impl FnOnce() -> c_int) -> c_int {
             child
         }
     }
+}
+
+/// Makes a system call that starts a process which shares this one's memory and is none of its
+/// threads. No window is open then, and none is opened for a merge while it lives.
+pub(crate) fn beside(clone: impl FnOnce() -> c_int) -> c_int {
+    settle();
+    SHARERS.making();
+    drop(STATE.lock());
+    let child = clone();
+    SHARERS.made(child);
+    child
 }
 
 extern "C" fn before_fork() {

@@ -8,8 +8,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 use std::{env, io, mem, thread};
 
 use kmem::uffd::{CreateError, Features, Uffd};
@@ -34,6 +34,10 @@ use crate::window::filler;
 
 /// Bytes of stack for each thread.
 const STACK: usize = 256 << 10;
+/// Pause between two looks at whether the event thread has begun.
+const PAUSE: Duration = Duration::from_micros(50);
+/// The longest wait for that, where nothing lets it run.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Time between two looks whether a clone's memory is loaded.
 const LOADING_STEP: Duration = Duration::from_millis(5);
@@ -188,7 +192,14 @@ fn try_start(path: PathBuf) -> Result<(), StartError> {
     STOP.open().inspect_err(|_| STOP.close())?;
     std::panic::set_hook(Box::new(|panic| log::line(format_args!("{panic}"))));
     let events_uffd = tracking.clone();
-    spawn("pageone-events", move || events::watch(&events_uffd)).inspect_err(|_| STOP.close())?;
+    let (is_ready, begun) = (Arc::new(AtomicBool::new(false)), Instant::now());
+    let tell = is_ready.clone();
+    let body = move || events::watch(&events_uffd, || tell.store(true, Ordering::Release));
+    spawn("pageone-events", body).inspect_err(|_| STOP.close())?;
+    // From the first registered page on a fork waits for that thread, with the heap held.
+    while !is_ready.load(Ordering::Acquire) && begun.elapsed() < PATIENCE {
+        thread::sleep(PAUSE);
+    }
     let recycler = pool::from_environment();
     let mut state = STATE.lock();
     state.uffds.open(tracking, window, filler, sees_forks);

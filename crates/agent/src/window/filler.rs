@@ -120,8 +120,9 @@ impl Filler {
     ///
     /// # Safety
     ///
-    /// The pages lie in an open window of this filler, may be taken away, and hold these bytes.
-    pub(crate) unsafe fn replace(&self, region: &mut Region, run: Run, bytes: &[u8]) -> Result<(), Errno> {
+    /// The pages lie in the open window `span` of this filler, may be taken away, and hold these
+    /// bytes.
+    pub(crate) unsafe fn replace(&self, region: &mut Region, span: Range, run: Run, bytes: &[u8]) -> Result<(), Errno> {
         let place = region.bytes(run);
         let memory = Range::new(gate::map_anywhere(place.len, region.sticky)?, place.len);
         *self.forks.children() = Some(Vec::new());
@@ -149,16 +150,20 @@ impl Filler {
                 std::process::abort();
             }
         }
-        self.complete(place.start, bytes);
+        self.complete(span, place.start, bytes);
         Ok(())
     }
 
     /// Gives children that were made meanwhile what they lack. The last page was filled after they
     /// were received: until then the kernel refuses that.
-    fn complete(&self, place: usize, bytes: &[u8]) {
+    fn complete(&self, span: Range, place: usize, bytes: &[u8]) {
         for child in self.forks.children().take().into_iter().flatten() {
             for (i, page) in bytes.chunks_exact(PAGE_SIZE).enumerate().filter(|(_, page)| *page != ZEROS) {
                 fill(&child, place + i * PAGE_SIZE, page);
+            }
+            // Where a raw `clone` has copied this descriptor, closing it lets nobody go on.
+            if !sabotage::is_on(Sabotage::NoUnregister) {
+                let _ = child.unregister(span);
             }
         }
     }

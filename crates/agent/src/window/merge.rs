@@ -34,6 +34,7 @@ use kmem::pagemap::{Categories, Query};
 use kmem::range::Range;
 use wire::{MergeRun, Outcome, PageNo, RegionId, Run, Target};
 
+use crate::runtime::globals::SHARERS;
 use crate::runtime::own_files::OwnFiles;
 use crate::runtime::sabotage::{self, Sabotage};
 use crate::runtime::state::State;
@@ -73,6 +74,11 @@ pub(crate) struct Request<'a> {
 
 /// Carries out one window.
 pub(crate) fn merge(state: &mut State, request: &Request<'_>) -> WindowReport {
+    if is_shared() {
+        let mut report = WindowReport::default();
+        report.settle_all(request.runs, Outcome::Failed);
+        return report;
+    }
     let mut window = match Window::select(state, request) {
         Ok(window) => window,
         Err(report) => return report,
@@ -87,6 +93,12 @@ pub(crate) fn merge(state: &mut State, request: &Request<'_>) -> WindowReport {
         window.own_stuck();
     }
     window.report
+}
+
+/// Whether a process that is no thread of this one would be left alone with an open window, if this
+/// one were killed.
+fn is_shared() -> bool {
+    !sabotage::is_on(Sabotage::NoSharerCheck) && SHARERS.any()
 }
 
 /// A merge window, and the parts of the [`State`] that it uses.

@@ -120,7 +120,7 @@ fn restore(
                 let bytes = &bytes[at..at + part.len as usize * ZEROS.len()];
                 // SAFETY: the filler's window is open over the part, whose bytes were read while
                 // writers waited, and which may go by the gate's rule.
-                done = done.and_then(|()| unsafe { filler.replace(region, part, bytes) });
+                done = done.and_then(|()| unsafe { filler.replace(region, span, part, bytes) });
             }
         }
     }

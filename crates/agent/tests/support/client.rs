@@ -168,6 +168,11 @@ impl Client {
             "forks" => forks::many(arg(0)),
             "fork-raw" => forks::then(forks::raw, || self.check_in_child(false)),
             "fork-handlerless" => forks::then(forks::without_handlers, || self.check_in_child(true)),
+            "fork-raw-twice" => forks::twice(|| {
+                // SAFETY: the child's own memory.
+                (0..self.pages).for_each(|page| unsafe { self.words(page).add(PAGE / 8 - 1).write_volatile(0) });
+                self.check(0, self.pages).parse().unwrap()
+            }),
             "fork-cloned" => forks::cloned(|| self.check_in_child(false)),
             "close-all" => descriptors::close_all(arg(0)),
             "replace" => descriptors::replace(arg(0)),
@@ -193,6 +198,7 @@ impl Client {
                 "0".into()
             }
             "share" => self.share_pool(),
+            "leave-process" => threads::leave_process(self.at(arg(0)) as usize, arg(1)),
             "vfork" => threads::vfork(self.at(arg(0)), arg(1) * PAGE),
             "spawn" => threads::spawn(),
             "forking-handlers" => threads::register_forking_handlers(),

@@ -41,6 +41,30 @@ pub fn wait(child: i32) -> String {
     format!("{}", if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { -status })
 }
 
+/// A raw fork, and another one a moment later, which lives for some seconds. The answer is what the
+/// first says, and whether it had ended before the second.
+pub fn twice(child: impl FnOnce() -> i32) -> String {
+    // SAFETY: ends the child, and no destructor runs; a number; a child of this process.
+    unsafe {
+        let first = raw();
+        if first == 0 {
+            libc::alarm(20);
+            libc::_exit(child().min(255));
+        }
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        let second = raw();
+        if second == 0 {
+            libc::sleep(8);
+            libc::_exit(0);
+        }
+        let answer = wait(first);
+        let lives = libc::waitpid(second, std::ptr::null_mut(), libc::WNOHANG) == 0;
+        libc::kill(second, libc::SIGKILL);
+        wait(second);
+        format!("{answer} {}", if lives { "before" } else { "after" })
+    }
+}
+
 /// Forks by the C library's `clone`, with a stack.
 pub fn cloned(child: impl FnOnce() -> i32) -> String {
     extern "C" fn body<F: FnOnce() -> i32>(child: *mut libc::c_void) -> i32 {

@@ -6,31 +6,32 @@
 //! | bytes | what |
 //! |---|---|
 //! | 0..8 | `PGONEKEY` |
-//! | 8..12 | version: 1 |
-//! | 12..16 | length of the path of the user's key |
+//! | 8..12 | version: 1, the user's key is in a file; 2, in the kernel's keyrings |
+//! | 12..16 | length of the file's path, or of the key's name |
 //! | 16..32 | identity of the pool |
-//! | 32..40 | serial number: how often the user's key, or its path, was changed |
+//! | 32..40 | serial number: how often the user's key, or its place, was changed |
 //! | 40..72 | a random salt |
 //! | 72..80 | by which the user's key is known: HKDF-SHA256 of it and the salt |
 //! | 80..120 | the master key, wrapped (AES-KW, RFC 3394) by a key made in the same way |
-//! | 120..4092 | path of the user's key, zeros |
+//! | 120..4092 | path or name of the user's key, zeros |
 //! | 4092..4096 | crc32c of all before |
 //!
-//! The user's key is a file of 32 random bytes, so nothing has to be made slow here. Each file of
-//! the pool, and each lease, has keys of its own: HKDF-SHA256 of the master key and the name.
+//! The user's key is 32 random bytes, so nothing has to be made slow here. Each file of the pool,
+//! and each lease, has keys of its own: HKDF-SHA256 of the master key and the name.
+//!
+//! A pool whose key is in a file keeps version 1, and is opened by programs that know no other.
 //!
 //! A change of the user's key writes one file, syncs it, and then the other: the newer whole one
 //! counts.
 
-use std::fs::OpenOptions;
-use std::io::{self, Read};
+mod user;
+
+use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use aes_kw::{KeyInit, KwAes256};
 use hkdf::Hkdf;
-use rustix::fs::OFlags;
 use sha2::Sha256;
 use zeroize::Zeroizing;
 
@@ -38,18 +39,21 @@ use super::block;
 use super::medium::{Medium, Open};
 use super::xts::Xts;
 use crate::error::{Damage, During, IoError, Object, PoolError};
-use crate::{BLOCK, MediaClass};
+use crate::{BLOCK, KeyPlace, MediaClass};
+pub(crate) use user::UserKey;
 
 /// The files. Erasing them in a directory of which a pool is made must not hit a user's own key: so
 /// they have a name that nobody gives to that.
 pub(crate) const NAMES: [&str; 2] = ["wrapped-key", "wrapped-key.copy"];
 const MAGIC: &[u8; 8] = b"PGONEKEY";
-const VERSION: u32 = 1;
+/// The versions: what the text is.
+const FILE: u32 = 1;
+const KERNEL: u32 = 2;
 /// Bytes of a key.
 const KEY: usize = 32;
-/// Where the path begins.
+/// Where the text begins.
 const HEAD: usize = 120;
-/// The longest path that fits.
+/// The longest text that fits.
 const LONGEST: usize = BLOCK - 4 - HEAD;
 
 /// A key; it is wiped when it is dropped.
@@ -63,61 +67,76 @@ pub(crate) struct KeyFile {
     salt: [u8; 32],
     check: [u8; 8],
     wrapped: [u8; KEY + 8],
-    /// Of the user's key.
-    path: PathBuf,
+    /// Where the user's key is.
+    place: KeyPlace,
+}
+
+/// The version of a block that is whole.
+fn version(block: &[u8]) -> Option<u32> {
+    block::decode(block, MAGIC)?[MAGIC.len()..].first_chunk().map(|bytes| u32::from_le_bytes(*bytes))
+}
+
+/// A version, and what is said with it.
+fn parts(place: &KeyPlace) -> (u32, &[u8]) {
+    match place {
+        KeyPlace::File(path) => (FILE, path.as_os_str().as_bytes()),
+        KeyPlace::Kernel(name) => (KERNEL, name.as_bytes()),
+    }
 }
 
 impl KeyFile {
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let path = self.path.as_os_str().as_bytes();
+        let (version, text) = parts(&self.place);
         let mut block = Vec::with_capacity(BLOCK);
         block.extend(MAGIC);
-        block.extend(VERSION.to_le_bytes());
-        block.extend((path.len() as u32).to_le_bytes());
+        block.extend(version.to_le_bytes());
+        block.extend((text.len() as u32).to_le_bytes());
         block.extend(self.pool);
         block.extend(self.serial.to_le_bytes());
-        [&self.salt[..], &self.check, &self.wrapped, path].iter().for_each(|part| block.extend(*part));
+        [&self.salt[..], &self.check, &self.wrapped, text].iter().for_each(|part| block.extend(*part));
         block::encode(block)
     }
 
     pub(crate) fn decode(block: &[u8]) -> Option<Self> {
         let (version, rest) = block::decode(block, MAGIC)?[MAGIC.len()..].split_first_chunk::<4>()?;
-        if u32::from_le_bytes(*version) != VERSION {
-            return None;
-        }
         let (len, rest) = rest.split_first_chunk::<4>()?;
         let (pool, rest) = rest.split_first_chunk()?;
         let (serial, rest) = rest.split_first_chunk()?;
         let (salt, rest) = rest.split_first_chunk()?;
         let (check, rest) = rest.split_first_chunk()?;
         let (wrapped, rest) = rest.split_first_chunk()?;
-        let (path, zeros) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)?;
-        let path = PathBuf::from(std::ffi::OsStr::from_bytes(path));
+        let (text, zeros) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)?;
+        let place = match u32::from_le_bytes(*version) {
+            FILE => KeyPlace::File(std::ffi::OsStr::from_bytes(text).into()),
+            KERNEL => KeyPlace::Kernel(std::str::from_utf8(text).ok()?.into()),
+            _ => return None,
+        };
         let serial = u64::from_le_bytes(*serial);
-        let found = Self { pool: *pool, serial, salt: *salt, check: *check, wrapped: *wrapped, path };
+        let found = Self { pool: *pool, serial, salt: *salt, check: *check, wrapped: *wrapped, place };
         zeros.iter().all(|&byte| byte == 0).then_some(found)
     }
 
     /// Wraps the master key.
-    fn seal(pool: [u8; 16], serial: u64, master: &Secret, user: &Secret, path: &Path) -> Result<Self, PoolError> {
-        let fail = |e: io::Error| IoError::new("wrapping the key with", path.display(), e);
-        if path.as_os_str().len() > LONGEST {
-            return Err(PoolError::KeyFile { key: path.into(), why: "its path is too long" });
+    fn seal(pool: [u8; 16], serial: u64, master: &Secret, user: &UserKey) -> Result<Self, PoolError> {
+        let place = user.place.clone();
+        let fail = |e: io::Error| IoError::new("wrapping the key with", &place, e);
+        if parts(&place).1.len() > LONGEST {
+            return Err(PoolError::UnfitKey { key: place, why: "its path or name is too long" });
         }
         let mut salt = [0; 32];
         random(&mut salt).map_err(fail)?;
-        let (check, wrapping) = of_user(user, &salt, &pool);
+        let (check, wrapping) = of_user(&user.key, &salt, &pool);
         let mut wrapped = [0; KEY + 8];
         let done = KwAes256::new(&(*wrapping).into()).wrap_key(&master[..], &mut wrapped).map(drop);
         done.map_err(|e| fail(io::Error::other(e.to_string())))?;
-        Ok(Self { pool, serial, salt, check, wrapped, path: path.into() })
+        Ok(Self { pool, serial, salt, check, wrapped, place })
     }
 
     /// The master key, if `user` is the user's key.
-    fn unseal(&self, user: &Secret, medium: &Path, path: &Path) -> Result<Secret, PoolError> {
-        let (check, wrapping) = of_user(user, &self.salt, &self.pool);
+    fn unseal(&self, user: &UserKey, medium: &Path) -> Result<Secret, PoolError> {
+        let (check, wrapping) = of_user(&user.key, &self.salt, &self.pool);
         if check != self.check {
-            return Err(PoolError::WrongKey { path: medium.into(), key: path.into() });
+            return Err(PoolError::WrongKey { path: medium.into(), key: user.place.clone() });
         }
         let mut master = Secret::default();
         let done = KwAes256::new(&(*wrapping).into()).unwrap_key(&self.wrapped, &mut master[..]).map(drop);
@@ -144,48 +163,6 @@ fn of_user(user: &Secret, salt: &[u8; 32], pool: &[u8; 16]) -> ([u8; 8], Secret)
     (*derive(&user[..], salt, &[b"pageone pool: check", pool]), derive(&user[..], salt, &[b"pageone pool: wrap", pool]))
 }
 
-/// A user's key, from its file, and the file's path.
-pub(crate) struct UserKey {
-    key: Secret,
-    path: PathBuf,
-}
-
-impl UserKey {
-    /// Reads the file.
-    pub(crate) fn read(path: &Path) -> Result<Self, PoolError> {
-        let unfit = |why| PoolError::KeyFile { key: path.into(), why };
-        let open = || {
-            let path = path.canonicalize()?;
-            // A pipe would be waited for.
-            let file = OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(&path)?;
-            let about = file.metadata()?;
-            io::Result::Ok((path, file, about))
-        };
-        let (path, file, about) = open().during("opening the key", path.display())?;
-        let mut bytes = Zeroizing::new([0; KEY + 1]);
-        let mut len = 0;
-        if about.is_file() {
-            while let Some(into) = bytes.get_mut(len..).filter(|into| !into.is_empty()) {
-                match (&file).read(into).during("reading the key", path.display())? {
-                    0 => break,
-                    more => len += more,
-                }
-            }
-        }
-        if len != KEY {
-            return Err(unfit(
-                "a key is a file of 32 random bytes; `(umask 77; head -c 32 /dev/urandom > FILE)` makes one",
-            ));
-        }
-        if about.mode() & 0o007 != 0 {
-            return Err(unfit("every user of this host may use it; `chmod 600` ends that"));
-        }
-        let mut key = Secret::default();
-        key.copy_from_slice(&bytes[..KEY]);
-        Ok(Self { key, path })
-    }
-}
-
 /// The keys of an open pool.
 pub(crate) struct Keys {
     master: Secret,
@@ -201,7 +178,7 @@ impl Keys {
     pub(crate) fn create(medium: &dyn Medium, pool: [u8; 16], user: &UserKey) -> Result<Self, PoolError> {
         let mut master = Secret::default();
         random(&mut master[..]).during("making a key for", medium.path().display())?;
-        let file = KeyFile::seal(pool, 1, &master, &user.key, &user.path)?;
+        let file = KeyFile::seal(pool, 1, &master, user)?;
         write(medium, &file, [0, 1])?;
         Ok(Self { master, file, damage: None, differ: false })
     }
@@ -214,11 +191,11 @@ impl Keys {
         copies.sort_by_key(|file| std::cmp::Reverse(file.serial));
         let mut failed = None;
         for file in copies {
-            let opened = match UserKey::read(&file.path) {
-                Ok(user) => file.unseal(&user.key, medium.path(), &file.path),
-                Err(PoolError::Io(cause)) => {
-                    Err(PoolError::NoKey { path: medium.path().into(), key: file.path.clone(), cause })
-                }
+            let gone = |why: String| PoolError::NoKey { path: medium.path().into(), key: file.place.clone(), why };
+            let opened = match UserKey::read(&file.place) {
+                Ok(user) => file.unseal(&user, medium.path()),
+                Err(PoolError::Io(cause)) => Err(gone(cause.to_string())),
+                Err(PoolError::KernelKey { cause, .. }) => Err(gone(cause.to_string())),
                 Err(e) => Err(e),
             };
             match opened {
@@ -230,17 +207,17 @@ impl Keys {
         Err(failed.unwrap_or_else(|| PoolError::KeyLost(medium.path().into())))
     }
 
-    /// Wraps the master key with another user's key, or notes a new path of the same one.
+    /// Wraps the master key with another user's key, or notes a new place of the same one.
     pub(crate) fn change(medium: &dyn Medium, pool: [u8; 16], user: &UserKey) -> Result<(), PoolError> {
         let (copies, _) = read(medium, Some(pool))?;
-        let same = copies.iter().flatten().find_map(|file| file.unseal(&user.key, medium.path(), &user.path).ok());
+        let same = copies.iter().flatten().find_map(|file| file.unseal(user, medium.path()).ok());
         let master = match same {
             Some(master) => master,
             None => Self::open(medium, Some(pool))?.master,
         };
         let [first, second] = copies.map(|file| file.map(|file| file.serial));
         let serial = first.max(second).unwrap_or(0).saturating_add(1);
-        let file = KeyFile::seal(pool, serial, &master, &user.key, &user.path)?;
+        let file = KeyFile::seal(pool, serial, &master, user)?;
         // The newer whole one is written last.
         Ok(write(medium, &file, if first > second { [1, 0] } else { [0, 1] })?)
     }
@@ -260,9 +237,9 @@ impl Keys {
         self.damage.as_ref()
     }
 
-    /// The path of the user's key.
-    pub(crate) fn path(&self) -> &Path {
-        &self.file.path
+    /// Where the user's key is.
+    pub(crate) fn place(&self) -> &KeyPlace {
+        &self.file.place
     }
 
     /// The identity of the pool.
@@ -287,8 +264,8 @@ pub(crate) fn is_there(medium: &dyn Medium) -> Result<bool, IoError> {
     Ok(names.iter().any(|name| NAMES.contains(&name.as_str())))
 }
 
-/// One of the files. `None`: it is missing, or not whole.
-fn copy(medium: &dyn Medium, name: &str) -> io::Result<Option<KeyFile>> {
+/// The block in one of the files, whatever it holds. `None`: it is missing, or too short.
+fn block_of(medium: &dyn Medium, name: &str) -> io::Result<Option<Vec<u8>>> {
     let file = match medium.open(name, Open { read_only: true, ..Open::default() }) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         file => file?,
@@ -296,8 +273,26 @@ fn copy(medium: &dyn Medium, name: &str) -> io::Result<Option<KeyFile>> {
     let mut block = vec![0; BLOCK];
     match file.read_at(&mut block, 0).or_else(|_| file.read_at(&mut block, 0)) {
         Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
-        read => read.map(|()| KeyFile::decode(&block)),
+        read => read.map(|()| Some(block)),
     }
+}
+
+/// One of the files. `None`: it is missing, or not whole.
+fn copy(medium: &dyn Medium, name: &str) -> io::Result<Option<KeyFile>> {
+    Ok(block_of(medium, name)?.and_then(|block| KeyFile::decode(&block)))
+}
+
+/// Why neither file can be used: another program made them, or they are lost.
+fn unusable(medium: &dyn Medium) -> PoolError {
+    let known = [FILE, KERNEL];
+    for name in NAMES {
+        let block = block_of(medium, name).ok().flatten();
+        let version = block.as_deref().and_then(version).filter(|found| !known.contains(found));
+        if let Some(found) = version {
+            return PoolError::Version { path: medium.path().join(name), found, known };
+        }
+    }
+    PoolError::KeyLost(medium.path().into())
 }
 
 /// The two files, where they are whole, and of this pool, if its identity is known. One at least
@@ -319,7 +314,7 @@ fn read(medium: &dyn Medium, pool: Option<[u8; 16]>) -> Result<([Option<KeyFile>
     match (copies.iter().any(Option::is_some), failed) {
         (true, _) => Ok((copies, damage)),
         (false, Some(e)) => Err(IoError::new("reading the wrapped key in", medium.path().display(), e).into()),
-        (false, None) => Err(PoolError::KeyLost(medium.path().into())),
+        (false, None) => Err(unusable(medium)),
     }
 }
 

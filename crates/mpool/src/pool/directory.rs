@@ -26,8 +26,9 @@ pub(super) fn locked(storage: &dyn Storage, path: &Path) -> Result<Arc<dyn Mediu
 pub(super) fn read_superblock(medium: &dyn Medium) -> Result<Option<(Superblock, Option<Damage>)>, PoolError> {
     let path = medium.path();
     let Some((found, damage)) = Superblock::newer(read_copies(medium)?) else { return Ok(None) };
-    if ![FORMAT_VERSION, ENCRYPTED_VERSION].contains(&found.version) {
-        return Err(PoolError::Version { path: path.into(), found: found.version, known: FORMAT_VERSION });
+    let known = [FORMAT_VERSION, ENCRYPTED_VERSION];
+    if !known.contains(&found.version) {
+        return Err(PoolError::Version { path: path.into(), found: found.version, known });
     }
     Ok(Some((found, damage)))
 }

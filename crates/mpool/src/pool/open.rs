@@ -25,7 +25,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// `NotAPool`, `Busy`, `Version`, `NoKey`, `WrongKey`, `KeyLost`, `KeyFile`, `Damaged`,
+    /// `NotAPool`, `Busy`, `Version`, `NoKey`, `WrongKey`, `KeyLost`, `UnfitKey`, `Damaged`,
     /// `ClassMissing`, `NoData`, `Apart`, `Io`.
     pub fn open(path: &Path, options: OpenOptions) -> Result<Self, PoolError> {
         Self::open_on(Arc::new(Disk), path, options)

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
+use crate::KeyPlace;
 use crate::disk::file_system::{make_directory, sync_directory};
 use crate::error::{During, PoolError};
 use crate::pool::{Access, OpenOptions, Pool};
@@ -85,7 +86,7 @@ impl Registry {
     /// # Errors
     ///
     /// `Exists`: the name is taken; those of [`Pool::create_encrypted`].
-    pub fn create_encrypted(&self, name: &str, path: &Path, key: &Path) -> Result<Pool, PoolError> {
+    pub fn create_encrypted(&self, name: &str, path: &Path, key: impl Into<KeyPlace>) -> Result<Pool, PoolError> {
         self.enter(name, || Pool::create_encrypted(path, name, key))
     }
 

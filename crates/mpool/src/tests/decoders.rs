@@ -26,7 +26,8 @@ proptest! {
         let opening = Opening { epoch: 1, random: 2, before: 3, home: 4, state: State::Open };
         let superblock = Superblock { version: 2, class: MediaClass::Memory, pool: [3; 16], created: 9, opening, serial: 4 };
         let record = Record::Name("damaged".into()).encode();
-        for whole in [log, superblock.encode(), record, key_file(&payloads.concat())] {
+        let payloads = payloads.concat();
+        for whole in [log, superblock.encode(), record, key_file(1, &payloads), key_file(2, &payloads)] {
             let mut bytes = whole;
             for (at, value) in &hits {
                 let at = at.index(bytes.len());

@@ -61,7 +61,7 @@ fn nothing_of_what_is_stored_can_be_read_on_the_medium() {
             None => Pool::create(&path, "name-of-the-pool").unwrap(),
         };
         let id = fill(&pool, &path.join("staging"));
-        assert_eq!(pool.props().key_file, key.map(|key| key.canonicalize().unwrap()));
+        assert_eq!(pool.props().key, key.map(|key| key.canonicalize().unwrap().into()));
         drop(pool);
         let pool = Pool::open(&path, SHARED).unwrap();
         let lease: File = pool.lease(&[id], b"note-of-a-lease").unwrap().into();
@@ -141,7 +141,7 @@ fn a_key_is_moved_or_replaced_and_the_one_before_opens_nothing() {
     assert!(matches!(opens(), Err(PoolError::NoKey { .. })));
     let other = Pool::set_key(&path, second.path());
     assert!(matches!(other, Err(PoolError::NoKey { .. })), "another key needs the one before: {other:?}");
-    Pool::set_key(&path, &moved).unwrap();
+    Pool::set_key(&path, moved.as_path()).unwrap();
     assert_eq!(opens().unwrap(), []);
     // Replaced.
     let pool = Pool::open(&path, SHARED).unwrap();
@@ -154,7 +154,7 @@ fn a_key_is_moved_or_replaced_and_the_one_before_opens_nothing() {
     // A pool without a key has none to be changed.
     let plain = dir.path().join("plain");
     drop(Pool::create(&plain, "plain").unwrap());
-    let error = Pool::set_key(&plain, &moved).unwrap_err();
+    let error = Pool::set_key(&plain, moved.as_path()).unwrap_err();
     assert!(matches!(error, PoolError::NotEncrypted(_)), "{error}");
     assert!(error.to_string().contains("is not encrypted"), "{error}");
 }
@@ -208,6 +208,7 @@ fn a_wrapped_key_that_was_tampered_with_is_refused_or_wraps_the_same_key() {
                 opened += 1;
             }
             Err(PoolError::KeyLost(_) | PoolError::WrongKey { .. } | PoolError::NoKey { .. }) => {}
+            Err(PoolError::Version { .. }) if (8..12).contains(&at) => {}
             Err(e) => panic!("byte {at}: {e:?}"),
         }
     }
@@ -255,7 +256,7 @@ fn a_pool_is_removed_without_its_key_too_and_the_wrapped_key_goes_first() {
 /// A sealed file beside a plain one: whatever is done to both, they read the same.
 fn alike(storage: &dyn Storage, path: &Path, seed: u64) {
     let (medium, key) = (storage.directory(path, true).unwrap(), key(1));
-    let keys = Arc::new(Keys::create(&*medium, [7; 16], &UserKey::read(key.path()).unwrap()).unwrap());
+    let keys = Arc::new(Keys::create(&*medium, [7; 16], &UserKey::read(&key.path().into()).unwrap()).unwrap());
     let how = Open { create: true, ..Open::default() };
     let plain = medium.open("plain", how).unwrap();
     let sealed = over(medium.clone(), Some(&keys), MediaClass::Staging).open("sealed", how).unwrap();
@@ -327,7 +328,7 @@ fn a_file_reads_the_same_as_without_encryption_holes_and_parts_of_sectors_too() 
 fn each_file_and_class_has_keys_of_its_own() {
     let (sim, key) = (Sim::default(), key(1));
     let medium = sim.storage().directory(Path::new("/medium"), true).unwrap();
-    let keys = Arc::new(Keys::create(&*medium, [7; 16], &UserKey::read(key.path()).unwrap()).unwrap());
+    let keys = Arc::new(Keys::create(&*medium, [7; 16], &UserKey::read(&key.path().into()).unwrap()).unwrap());
     let mut seen = std::collections::BTreeSet::new();
     for (class, name) in
         [(MediaClass::Capacity, "data"), (MediaClass::Staging, "data"), (MediaClass::Capacity, "data.copy")]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use checkpoint::serve::ServeError;
-use mpool::{Access, MediaClass, OpenOptions, Pool, PoolError, Rebuild, Registry};
+use mpool::{Access, KeyPlace, MediaClass, OpenOptions, Pool, PoolError, Rebuild, Registry};
 use serde_json::json;
 
 /// How long a program that has the pool open may take to serve readers, or to end.
@@ -109,6 +109,31 @@ pub(crate) struct Args {
     command: Command,
 }
 
+/// Where the key of an encrypted pool is.
+#[derive(clap::Args)]
+#[group(multiple = false)]
+struct KeyArgs {
+    /// Its key, which all in it is encrypted with: a file of 32 random bytes, which every command
+    /// finds there
+    #[arg(long, value_name = "FILE")]
+    key_file: Option<PathBuf>,
+    /// Its key, which all in it is encrypted with: 32 random bytes in the kernel's keyrings, of
+    /// type `user` and with this name (description); every command looks in the session's keyring,
+    /// then in the user's (`@u`)
+    #[arg(long, value_name = "NAME")]
+    kernel_key: Option<String>,
+}
+
+impl KeyArgs {
+    fn place(&self) -> KeyPlace {
+        match &self.kernel_key {
+            Some(name) => KeyPlace::Kernel(name.clone()),
+            // One of them was given.
+            None => KeyPlace::File(self.key_file.clone().unwrap_or_default()),
+        }
+    }
+}
+
 #[derive(clap::Subcommand)]
 enum Command {
     /// Make a pool
@@ -124,18 +149,17 @@ enum Command {
         /// Directory of its memory class
         #[arg(long, value_name = "DIR")]
         memory: Option<PathBuf>,
-        /// Encrypt it with the key in this file, 32 random bytes, which every command finds there
-        #[arg(long, value_name = "FILE")]
-        key_file: Option<PathBuf>,
+        #[command(flatten)]
+        key: Option<KeyArgs>,
     },
     /// Open an encrypted pool with another key from now on, or with the same one in another place.
     /// For another one, the key before must be where it was
+    #[command(group = clap::ArgGroup::new("a key").required(true).args(["key_file", "kernel_key"]))]
     Key {
         /// Name, or path of the capacity class
         name: String,
-        /// The file with the key, 32 random bytes
-        #[arg(long, value_name = "FILE")]
-        key_file: PathBuf,
+        #[command(flatten)]
+        key: KeyArgs,
     },
     /// List the pools
     List {
@@ -252,8 +276,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let names = &args.names;
     let registry = names.registry();
     match &args.command {
-        Command::Create { name, capacity, staging, memory, key_file } => {
-            let pool = match key_file {
+        Command::Create { name, capacity, staging, memory, key } => {
+            let pool = match key.as_ref().map(KeyArgs::place) {
                 Some(key) => registry.create_encrypted(name, capacity, key)?,
                 None => registry.create(name, capacity)?,
             };
@@ -265,7 +289,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             }
             print!("{}", show(&pool)?);
         }
-        Command::Key { name, key_file } => Pool::set_key(&registry.find(name)?, key_file)?,
+        Command::Key { name, key } => Pool::set_key(&registry.find(name)?, key.place())?,
         Command::List { json } => list(&registry, *json)?,
         Command::Destroy { name, yes } => {
             ensure!(*yes, "this removes {name} with all that is in it; say --yes if that is what you want");
@@ -342,7 +366,7 @@ fn show(pool: &Pool) -> Result<String> {
     use std::fmt::Write;
     let (props, usage) = (pool.props(), pool.usage()?);
     let mut out = String::new();
-    let key = props.key_file.map(|key| format!(" · encrypted, key {}", key.display())).unwrap_or_default();
+    let key = props.key.map(|key| format!(" · encrypted, key {key}")).unwrap_or_default();
     writeln!(out, "{} · {} · format {}{key}", props.name, hex(&props.uuid), props.version)?;
     writeln!(out, "mlogs {} · MDCs {} · metadata {}", usage.mlogs, usage.mdcs, size(usage.metadata_used))?;
     for class in usage.classes {
@@ -383,9 +407,14 @@ fn show_json(pool: &Pool) -> Result<serde_json::Value> {
             })
         })
         .collect();
+    let (key_file, kernel_key) = match &props.key {
+        Some(KeyPlace::File(path)) => (Some(path), None),
+        Some(KeyPlace::Kernel(name)) => (None, Some(name)),
+        None => (None, None),
+    };
     Ok(json!({
         "name": props.name, "uuid": hex(&props.uuid), "created": props.created, "format": props.version,
-        "key_file": props.key_file,
+        "key_file": key_file, "kernel_key": kernel_key,
         "mlogs": usage.mlogs, "mdcs": usage.mdcs, "metadata_bytes": usage.metadata_used, "classes": classes,
     }))
 }

@@ -1,6 +1,8 @@
 //! Guests that were not started by `pageone run --snapshots`, but have a monitor: QEMU's live
 //! migration stores them.
 
+use kmem::testing::KernelKey;
+
 use super::*;
 
 /// A guest that PageONE did not start. The first monitor is for PageONE, the second for the test.
@@ -30,7 +32,6 @@ fn a_guest_that_was_not_prepared_is_stored_by_a_migration_and_its_clones_go_on()
     if !can_run() {
         return;
     }
-    // What serves clones finds the pool's key.
     let place = Place::with_pool(true);
     let Ok(words) = Guest::words(MEMORY).inspect_err(|why| skipped(why)) else { return };
     let mut command = Command::new(&words[0]);
@@ -64,6 +65,12 @@ fn a_guest_that_was_not_prepared_is_stored_by_a_migration_and_its_clones_go_on()
     source.pass_rounds(1);
     source.kill();
     assert_eq!(place.names(), ["first", "second"]);
+    // What serves clones finds the pool's key, in the kernel's keyrings too.
+    let key = KernelKey::new("user", "clones", &[8; 32]);
+    if let Some(key) = &key {
+        place.ok(&["pool", "key", "store", "--kernel-key", key.name()]);
+        std::fs::remove_file(place.path("key")).unwrap();
+    }
     let both = place.clones("second", 2, &[]);
     for clone in &both.clones {
         clone.pass_rounds(2);

@@ -84,6 +84,7 @@ impl WindowUffd {
 
     /// Blocks writers to a span, once it is no longer registered with another userfaultfd.
     pub(super) fn block_writers(&self, span: Range, protect: bool) -> Result<(), Errno> {
+        self.children.iter().for_each(|children| children.opens(span));
         self.uffd.register_wp(span)?;
         if protect { self.uffd.write_protect(span, true) } else { Ok(()) }
     }
@@ -95,6 +96,7 @@ impl WindowUffd {
         let _ = self.uffd.wake(span);
         // From here on no fork copies anything that is registered.
         self.settle_children();
+        self.children.iter().for_each(|children| children.closed(span));
     }
 
     /// Lets forks go on that have copied memory of an open window. Their children get the pages
@@ -117,6 +119,7 @@ impl WindowUffd {
     /// away. From here on the agent itself must not touch the span either. The span is registered
     /// with no other userfaultfd; nothing in it is protected.
     pub(super) fn await_missing(&self, span: Range) -> Result<(), Errno> {
+        self.children.iter().for_each(|children| children.opens(span));
         self.uffd.register_missing(span)
     }
 

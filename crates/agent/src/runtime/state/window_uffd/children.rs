@@ -9,7 +9,7 @@
 //! fork      copies the window; from here on the kernel refuses calls on the userfaultfd (EAGAIN)
 //! receive   the child's userfaultfd; the fork goes on
 //! copy      each page that was taken and is missing in the child
-//! close     the child's userfaultfd: its threads go on
+//! release   the child's copy of the window, and close its userfaultfd: its threads go on
 //! ```
 //!
 //! The refusals order both: a window that closes after a fork notices, however late the report.
@@ -38,6 +38,8 @@ const COPY_TRIES: u32 = 1000;
 /// Pages in the scratch area, and children that lack them.
 pub(super) struct Children {
     scratch: Range,
+    /// Spans of open windows.
+    open: RefCell<Vec<Range>>,
     /// Addresses of pages that were taken, and of their places in the scratch area.
     taken: RefCell<Vec<(usize, usize)>>,
     has_forked: Cell<bool>,
@@ -51,10 +53,21 @@ impl Children {
     pub(super) fn new(uffd: &Uffd, scratch: Range) -> Self {
         Self {
             scratch,
+            open: RefCell::new(Vec::with_capacity(1)),
             taken: RefCell::new(Vec::with_capacity(scratch.pages())),
             has_forked: Cell::new(false),
             spare: RefCell::new(keep_spare(uffd)),
         }
+    }
+
+    /// A window is about to open over this span.
+    pub(super) fn opens(&self, span: Range) {
+        self.open.borrow_mut().push(span);
+    }
+
+    /// It is closed, and what it made of forks is settled.
+    pub(super) fn closed(&self, span: Range) {
+        self.open.borrow_mut().retain(|open| *open != span);
     }
 
     /// Pages of `place` were taken to this offset in the scratch area.
@@ -122,6 +135,11 @@ impl Children {
                     _ => break,
                 }
             }
+        }
+        // Where a raw `clone` has copied this descriptor, closing it lets nobody go on. This fails
+        // where the child has mapped something else by now.
+        for &span in self.open.borrow().iter() {
+            let _ = child.unregister(span);
         }
     }
 }

@@ -1,0 +1,75 @@
+//! The user's key: from a file, or from the kernel's keyrings.
+
+use std::fs::OpenOptions;
+use std::io::{self, Read};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use rustix::fs::OFlags;
+use zeroize::Zeroizing;
+
+use super::{KEY, Secret};
+use crate::KeyPlace;
+use crate::error::{During, PoolError};
+
+/// A user's key, and where it was.
+pub(crate) struct UserKey {
+    pub(super) key: Secret,
+    pub(super) place: KeyPlace,
+}
+
+impl UserKey {
+    /// Reads it.
+    pub(crate) fn read(place: &KeyPlace) -> Result<Self, PoolError> {
+        // One more, so that a longer one is seen.
+        let mut bytes = Zeroizing::new([0; KEY + 1]);
+        let (place, len) = match place {
+            KeyPlace::File(path) => read_file(path, &mut bytes)?,
+            KeyPlace::Kernel(name) => {
+                let read = kmem::keyring::read_user_key(name, &mut bytes[..]);
+                let len = read.map_err(|cause| PoolError::KernelKey { key: place.clone(), cause })?;
+                (place.clone(), len)
+            }
+        };
+        if len != KEY {
+            let why = match place {
+                KeyPlace::File(_) => {
+                    "a key is a file of 32 random bytes; `(umask 77; head -c 32 /dev/urandom > FILE)` makes one"
+                }
+                KeyPlace::Kernel(_) => {
+                    "a key is 32 random bytes; `head -c 32 /dev/urandom | keyctl padd user NAME @u` makes one"
+                }
+            };
+            return Err(PoolError::UnfitKey { key: place, why });
+        }
+        let mut key = Secret::default();
+        key.copy_from_slice(&bytes[..KEY]);
+        Ok(Self { key, place })
+    }
+}
+
+/// Reads a file, where it is one, as far as there is room; gives its whole path.
+fn read_file(path: &Path, bytes: &mut [u8; KEY + 1]) -> Result<(KeyPlace, usize), PoolError> {
+    let open = || {
+        let path = path.canonicalize()?;
+        // A pipe would be waited for.
+        let file = OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(&path)?;
+        let about = file.metadata()?;
+        io::Result::Ok((path, file, about))
+    };
+    let (path, file, about) = open().during("opening the key", path.display())?;
+    let mut len = 0;
+    if about.is_file() {
+        while let Some(into) = bytes.get_mut(len..).filter(|into| !into.is_empty()) {
+            match (&file).read(into).during("reading the key", path.display())? {
+                0 => break,
+                more => len += more,
+            }
+        }
+    }
+    if len == KEY && about.mode() & 0o007 != 0 {
+        let why = "every user of this host may use it; `chmod 600` ends that";
+        return Err(PoolError::UnfitKey { key: path.into(), why });
+    }
+    Ok((path.into(), len))
+}

@@ -19,6 +19,12 @@ impl Marked {
         bits[page / 64 % (PAGES / 64)] |= 1 << (page % 64);
     }
 
+    /// Whether it has the page at a place.
+    pub(super) fn contains(&self, at: u64) -> bool {
+        let page = (at & 0xFFFF) as usize;
+        self.0.get(&(at >> 16)).is_some_and(|bits| bits[page / 64 % (PAGES / 64)] >> (page % 64) & 1 != 0)
+    }
+
     /// Adds the pages of another set. Gives those that were there.
     fn unite(&mut self, other: Self) -> Self {
         let mut both = Self::default();
@@ -78,6 +84,10 @@ pub struct Usage {
     pub stored: u64,
     /// Pages in data mblocks that a checkpoint has.
     pub live: u64,
+    /// Pages in data mblocks that are compressed.
+    pub compressed: u64,
+    /// Bytes that these take, with their hashes.
+    pub compressed_bytes: u64,
     /// Pages that repacking would free.
     pub repack: u64,
     /// Checkpoints whose maps cannot be read; what only they have does not count as live.
@@ -101,8 +111,13 @@ impl View {
 
     /// The pages that the maps name, by data mblock, and the checkpoints whose maps cannot be read.
     pub(super) fn live(&self) -> (Marked, Vec<&Checkpoint>) {
+        self.named_by(&self.checkpoints)
+    }
+
+    /// The pages that the maps of some checkpoints name, and those whose maps cannot be read.
+    pub(super) fn named_by<'a>(&self, some: &'a [Checkpoint]) -> (Marked, Vec<&'a Checkpoint>) {
         let (mut live, mut unreadable) = (Marked::default(), Vec::new());
-        for checkpoint in &self.checkpoints {
+        for checkpoint in some {
             match self.held(checkpoint) {
                 Ok(held) => drop(live.unite(held)),
                 Err(_) => unreadable.push(checkpoint),
@@ -135,6 +150,10 @@ impl View {
             let count = live.count(*id);
             usage.stored += u64::from(data.pages);
             usage.live += u64::from(count);
+            if data.compressed {
+                usage.compressed += u64::from(data.pages);
+                usage.compressed_bytes += self.pool.mblock(*id).map_or(0, |mblock| mblock.props().len);
+            }
             if is_sparse(data.pages, count) {
                 usage.repack += u64::from(data.pages - count.min(data.pages));
             }

@@ -101,7 +101,7 @@ fn whatever_changes_each_checkpoint_is_the_memory_of_its_time() {
                     catalog.remove(&name).unwrap();
                 }
                 3 => {
-                    catalog.repack().unwrap();
+                    catalog.repack([None, Some(0), Some(1), Some(2)][numbers.below(4)]).unwrap();
                     last = catalog.find(&last.name).unwrap().clone();
                 }
                 4 => {

@@ -6,9 +6,9 @@
 //!    else does. Leaves that checkpoints share are written once.
 //! 3. When no checkpoint needs the old data mblocks any more they are removed.
 //!
-//! With compression, pages count as left only if one of the newest checkpoints has them. The others,
-//! which are *cold*, move into compressed data mblocks ([`compressed`](super::compressed)). What is
-//! compressed stays so.
+//! With compression, pages count as left only if one of the newest checkpoints has them. The
+//! others, which are *cold*, move into compressed data mblocks ([`compressed`](super::compressed)).
+//! What is compressed stays so.
 //!
 //! An interruption leaves checkpoints with the old map and others with the new one. Both are whole,
 //! because the data mblocks of both are kept as long as a record names them.
@@ -58,8 +58,8 @@ struct Moved {
 
 impl Catalog {
     /// Moves what is left of data mblocks of which at least half of the pages are gone, and removes
-    /// these. With `compress`, pages that none of so many checkpoints has, the newest ones, count as
-    /// gone, and are compressed.
+    /// these. With `compress`, pages that none of so many checkpoints has, the newest ones, count
+    /// as gone, and are compressed.
     ///
     /// # Errors
     /// If the catalogue is damaged, or the pool is full or cannot be written. What was moved until
@@ -105,10 +105,35 @@ impl Catalog {
     fn repack_some(
         &mut self,
         ids: &[u64],
-        (live, hot): (&Marked, Option<&Marked>),
+        marked: (&Marked, Option<&Marked>),
         index: &mut Index,
         all: &mut Repacked,
     ) -> Result<(), RepackError> {
+        let (mut moved, mut new) = self.move_pages(ids, marked, index, all)?;
+        for checkpoint in self.view.checkpoints.clone() {
+            if moved.from.iter().any(|id| checkpoint.needs.data.contains(*id)) {
+                self.replace_map(&checkpoint, &mut moved, std::mem::take(&mut new))?;
+            }
+        }
+        let unneeded = |id: &&u64| self.view.data.get(*id).is_some_and(|data| data.needed == 0);
+        let gone: Vec<u64> = moved.from.iter().filter(unneeded).copied().collect();
+        let before: u64 = gone.iter().filter_map(|id| self.view.data.get(id)).map(|data| u64::from(data.pages)).sum();
+        self.remove_data(&gone)?;
+        all.mblocks += gone.len() as u64;
+        all.moved += moved.places.len() as u64;
+        all.freed += before.saturating_sub(moved.places.len() as u64);
+        Ok(())
+    }
+
+    /// Stores the live pages of some data mblocks in others; gives what was moved, and the records
+    /// of the new ones. Cold pages, which are not in `hot`, are compressed.
+    fn move_pages(
+        &mut self,
+        ids: &[u64],
+        (live, hot): (&Marked, Option<&Marked>),
+        index: &mut Index,
+        all: &mut Repacked,
+    ) -> Result<(Moved, Vec<Entry>), RepackError> {
         let mut pages = Pages::new(&self.view.pool);
         let mut compressor = Compressor::new(&self.view.pool);
         let (mut moved, mut filled, mut compressed) = (Moved::default(), Vec::new(), Vec::new());
@@ -150,19 +175,7 @@ impl Catalog {
             let newer = (self.format < COMPRESSED).then_some(Entry::Format(COMPRESSED));
             new.extend(newer.into_iter().chain([Entry::Compressed(compressed)]));
         }
-        for checkpoint in self.view.checkpoints.clone() {
-            if moved.from.iter().any(|id| checkpoint.needs.data.contains(*id)) {
-                self.replace_map(&checkpoint, &mut moved, std::mem::take(&mut new))?;
-            }
-        }
-        let unneeded = |id: &&u64| self.view.data.get(*id).is_some_and(|data| data.needed == 0);
-        let gone: Vec<u64> = moved.from.iter().filter(unneeded).copied().collect();
-        let before: u64 = gone.iter().filter_map(|id| self.view.data.get(id)).map(|data| u64::from(data.pages)).sum();
-        self.remove_data(&gone)?;
-        all.mblocks += gone.len() as u64;
-        all.moved += moved.places.len() as u64;
-        all.freed += before.saturating_sub(moved.places.len() as u64);
-        Ok(())
+        Ok((moved, new))
     }
 
     /// Stores a data mblock of moved pages; gives its identity and number of pages.

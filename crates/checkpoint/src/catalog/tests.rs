@@ -13,6 +13,8 @@ use std::io::IoSlice;
 
 use mpool::{Allocation, BLOCK};
 
+pub(super) use leaves::Numbers;
+
 use super::*;
 
 fn page(seed: u64) -> Vec<u8> {

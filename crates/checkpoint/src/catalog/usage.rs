@@ -2,6 +2,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use mpool::BLOCK;
+
+use super::list::Data;
 use super::{Checkpoint, Flaw, PAGES, View};
 
 /// A bit for each page of a data mblock.
@@ -86,7 +89,7 @@ pub struct Usage {
     pub live: u64,
     /// Pages in data mblocks that are compressed.
     pub compressed: u64,
-    /// Bytes that these take, with their hashes.
+    /// Bytes of blocks that these take, with their hashes.
     pub compressed_bytes: u64,
     /// Pages that repacking would free.
     pub repack: u64,
@@ -126,6 +129,12 @@ impl View {
         (live, unreadable)
     }
 
+    /// Pages that a data mblock takes on the medium, without what every one has beside its pages.
+    fn taken(&self, id: u64, data: &Data) -> u64 {
+        let len = || self.pool.mblock(id).map_or(0, |mblock| mblock.props().len);
+        if data.compressed { len().div_ceil(BLOCK as u64) } else { data.pages.into() }
+    }
+
     /// What each checkpoint holds alone, and what repacking would give. Reads all maps twice.
     pub fn usage(&self) -> Usage {
         let (mut live, mut shared, mut usage) = (Marked::default(), Marked::default(), Usage::default());
@@ -137,13 +146,8 @@ impl View {
         }
         for checkpoint in &self.checkpoints {
             let alone = self.held(checkpoint).map_or(0, |held| held.count_without(&shared));
-            let last = checkpoint
-                .needs
-                .data
-                .of(&self.data)
-                .filter_map(|id| self.data.get(&id))
-                .filter(|data| data.needed == 1);
-            let freed = last.map(|data| u64::from(data.pages)).sum();
+            let needed = checkpoint.needs.data.of(&self.data).filter_map(|id| Some((id, self.data.get(&id)?)));
+            let freed = needed.filter(|(_, data)| data.needed == 1).map(|(id, data)| self.taken(id, data)).sum();
             usage.checkpoints.insert(checkpoint.name.clone(), Held { alone, freed });
         }
         for (id, data) in &self.data {
@@ -152,10 +156,11 @@ impl View {
             usage.live += u64::from(count);
             if data.compressed {
                 usage.compressed += u64::from(data.pages);
-                usage.compressed_bytes += self.pool.mblock(*id).map_or(0, |mblock| mblock.props().len);
+                usage.compressed_bytes += self.taken(*id, data) * BLOCK as u64;
             }
             if is_sparse(data.pages, count) {
-                usage.repack += u64::from(data.pages - count.min(data.pages));
+                let gone = u64::from(data.pages - count.min(data.pages));
+                usage.repack += self.taken(*id, data) * gone / u64::from(data.pages.max(1));
             }
         }
         usage

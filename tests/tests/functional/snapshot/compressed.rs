@@ -41,6 +41,6 @@ fn clones_of_a_compressed_snapshot_check_their_files_and_it_is_exported_as_it_wa
     let before: Vec<usize> = both.clones.iter().map(OneClone::rounds).collect();
     both.clones.iter().zip(before).for_each(|(clone, before)| clone.pass_rounds(before + 2));
     drop(both);
-    let two = place.clones("two", 1, &[]);
+    let two = place.clones("two", 2, &[]);
     two.clones[0].pass_rounds(1);
 }

@@ -142,9 +142,7 @@ pub(super) struct Reader {
 
 impl Default for Reader {
     fn default() -> Self {
-        let mut decoder = FrameDecoder::new();
-        decoder.set_max_window_size(WINDOW);
-        Self { decoder, stored: AlignedBuf::zeroed(0), chunk: None, pages: Vec::new() }
+        Self { decoder: decoder(), stored: AlignedBuf::zeroed(0), chunk: None, pages: Vec::new() }
     }
 }
 
@@ -185,6 +183,12 @@ impl Reader {
         }
         Ok(decode(&mut self.decoder, stored, &mut self.pages))
     }
+}
+
+fn decoder() -> FrameDecoder {
+    let mut decoder = FrameDecoder::new();
+    decoder.set_max_window_size(WINDOW);
+    decoder
 }
 
 /// Decodes a frame. `None`: it is none, or not of so many bytes.

@@ -1,8 +1,8 @@
 //! Finding what repeats in a chunk, for the encoder of the crate `ruzstd`.
 //!
-//! That crate's own search takes twice the time, and its frames are a tenth larger. This one looks
-//! each position up in two tables, by its next eight bytes and by its next five. It takes a match
-//! only if the one that begins a byte later is not longer.
+//! With that crate's own search encoding takes 40 % longer, and frames are a tenth larger. This one
+//! looks each position up in two tables, by its next eight bytes and by its next five. It takes a
+//! match only if the one that begins a byte later is not longer.
 
 use ruzstd::encoding::{CompressionLevel, Matcher, Sequence};
 

@@ -7,7 +7,7 @@ use ruzstd::decoding::FrameDecoder;
 use ruzstd::encoding::{CompressionLevel, FrameCompressor};
 
 use super::matches::Matches;
-use super::{CHUNK, END, HASH, PAGES, decode};
+use super::{CHUNK, END, HASH, PAGES, decode, decoder};
 
 /// A compressed data mblock that was stored.
 pub(in super::super) struct Stored {
@@ -104,7 +104,7 @@ impl Encoder {
         // Of its levels this is the one that it has; the search is ours.
         let compressor = FrameCompressor::new_with_matcher(Matches::new(), CompressionLevel::Fastest);
         let (frame, again) = (Vec::new(), Vec::new());
-        Self { compressor, decoder: FrameDecoder::new(), frame, again }
+        Self { compressor, decoder: decoder(), frame, again }
     }
 
     /// The frame of some pages; `None` if it is not an eighth smaller. It was decoded and compared:
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn a_frame_decodes_to_its_pages_and_a_changed_one_to_nothing_else() {
-        let (mut numbers, mut encoder, mut decoder) = (Numbers(1), Encoder::new(), FrameDecoder::new());
+        let (mut numbers, mut encoder, mut decoder) = (Numbers(1), Encoder::new(), decoder());
         let mut frames = 0;
         for number in 0..400 {
             let pages = chunk(&mut numbers);

@@ -27,6 +27,8 @@ use super::{Catalog, Checkpoint, PageFlaw, RepackError, StoreError};
 
 /// Pages that are moved before maps are written: 2 GiB.
 const AT_ONCE: u64 = 64 * 8192;
+/// Pages that are read at once, at most: 1 MiB.
+const RUN: u64 = 256;
 
 /// What repacking did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -140,28 +142,30 @@ impl Catalog {
         for &id in ids {
             // One that cannot be read is left: it is damaged, and its checkpoints say so.
             let was_compressed = self.view.data.get(&id).is_some_and(|data| data.compressed);
-            match self.read_live(id, live)? {
-                Some(found) => {
-                    for (at, hash, page) in found {
-                        if was_compressed || hot.is_some_and(|hot| !hot.contains(at)) {
-                            moved.places.insert(at, compressor.put(&page, hash)?);
-                            if let Some(full) = compressor.store_full()? {
-                                compressed.push(self.enter_compressed(full, index, all)?);
-                            }
-                            continue;
+            let Some((hashes, runs)) = self.read_live(id, live)? else {
+                all.left += 1;
+                continue;
+            };
+            for (first, run) in runs {
+                for (page, bytes) in (first..).zip(run.chunks_exact(BLOCK)) {
+                    let (at, hash) = (id << 16 | page, hashes[page as usize]);
+                    if was_compressed || hot.is_some_and(|hot| !hot.contains(at)) {
+                        moved.places.insert(at, compressor.put(bytes, hash)?);
+                        if let Some(full) = compressor.store_full()? {
+                            compressed.push(self.enter_compressed(full, index, all)?);
                         }
-                        let new = pages.put(&page, hash)?;
-                        moved.places.insert(at, new);
-                        let known = InPool { pool: &self.view.pool, data: &self.view.data, pages: Some(&pages) };
-                        index.add(hash, new, &known)?;
-                        if let Some(full) = pages.take_full() {
-                            filled.push(self.store_moved(full, &mut pages, index)?);
-                        }
+                        continue;
                     }
-                    moved.from.insert(id);
+                    let new = pages.put(bytes, hash)?;
+                    moved.places.insert(at, new);
+                    let known = InPool { pool: &self.view.pool, data: &self.view.data, pages: Some(&pages) };
+                    index.add(hash, new, &known)?;
+                    if let Some(full) = pages.take_full() {
+                        filled.push(self.store_moved(full, &mut pages, index)?);
+                    }
                 }
-                None => all.left += 1,
             }
+            moved.from.insert(id);
         }
         if let Some(last) = pages.take_open() {
             filled.push(self.store_moved(last, &mut pages, index)?);
@@ -207,23 +211,31 @@ impl Catalog {
         Ok((id, count))
     }
 
-    /// Place, hash and contents of each live page of a data mblock. `None`: they cannot be read.
+    /// The hashes of a data mblock's pages, and its live pages in runs, each with the number of its
+    /// first page. `None`: they cannot be read.
     #[expect(clippy::type_complexity, reason = "used once")]
-    fn read_live(&self, id: u64, live: &Marked) -> Result<Option<Vec<(u64, u128, AlignedBuf)>>, StoreError> {
+    fn read_live(&self, id: u64, live: &Marked) -> Result<Option<(Vec<u128>, Vec<(u64, AlignedBuf)>)>, StoreError> {
         let known = InPool { pool: &self.view.pool, data: &self.view.data, pages: None };
         let (Ok(hashes), Ok(mblock)) = (known.hashes(id), self.data_mblock(id)) else { return Ok(None) };
-        let (mut found, mut reader) = (Vec::new(), Reader::default());
-        for page in live.pages(id) {
-            let Some(hash) = hashes.get(page as usize) else { return Ok(None) };
-            let mut bytes = AlignedBuf::zeroed(BLOCK);
-            match mblock.read(page, &mut bytes, &mut reader) {
-                Ok(()) => found.push((id << 16 | page, *hash, bytes)),
+        let (mut runs, mut reader) = (Vec::new(), Reader::default());
+        let mut pages = live.pages(id).peekable();
+        while let Some(first) = pages.next() {
+            let mut end = first + 1;
+            while end - first < RUN && pages.next_if_eq(&end).is_some() {
+                end += 1;
+            }
+            if end > hashes.len() as u64 {
+                return Ok(None);
+            }
+            let mut bytes = AlignedBuf::zeroed((end - first) as usize * BLOCK);
+            match mblock.read(first, &mut bytes, &mut reader) {
+                Ok(()) => runs.push((first, bytes)),
                 Err(PageFlaw::Object(ObjectError::Damaged(_))) => return Ok(None),
                 Err(PageFlaw::Object(e)) => return Err(e.into()),
                 Err(_) => return Ok(None),
             }
         }
-        Ok(Some(found))
+        Ok(Some((hashes, runs)))
     }
 
     /// Gives a checkpoint a map with the new places, recorded behind `entries`.

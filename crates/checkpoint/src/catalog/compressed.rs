@@ -17,6 +17,7 @@
 mod matches;
 mod write;
 
+use std::collections::VecDeque;
 use std::sync::OnceLock;
 
 use mpool::{AlignedBuf, BLOCK, Mblock};
@@ -31,6 +32,9 @@ pub(super) use write::{Compressor, Stored};
 const CHUNK: usize = 8;
 /// Bytes of an entry of the table.
 const END: usize = 4;
+/// Chunks that a reader keeps: 1 MiB. What the kernel asks for lies in one order in a guest, and in
+/// a somewhat other one in the pool.
+const KEPT: usize = 32;
 /// Bytes of a frame's window, at most: the decoder allocates what a frame says.
 const WINDOW: u64 = 1 << 16;
 
@@ -131,42 +135,46 @@ impl Compressed {
     }
 }
 
-/// What reading compressed pages takes: a decoder, and the chunk that was read last.
+/// What reading compressed pages takes: a decoder, and the chunks that were read last.
 pub(super) struct Reader {
     decoder: FrameDecoder,
     stored: AlignedBuf,
-    /// The mblock and the chunk that `pages` are of.
-    chunk: Option<(u64, usize)>,
-    pages: Vec<u8>,
+    /// The mblock and the number of each, and its pages; the oldest first.
+    chunks: VecDeque<((u64, usize), Vec<u8>)>,
 }
 
 impl Default for Reader {
     fn default() -> Self {
-        Self { decoder: decoder(), stored: AlignedBuf::zeroed(0), chunk: None, pages: Vec::new() }
+        Self { decoder: decoder(), stored: AlignedBuf::zeroed(0), chunks: VecDeque::new() }
     }
 }
 
 impl Reader {
     /// The pages of a chunk.
     fn chunk(&mut self, of: &Compressed, chunk: usize) -> Result<&[u8], PageFlaw> {
-        let now = Some((of.id(), chunk));
-        if self.chunk != now {
-            self.chunk = None;
-            let ends = of.ends()?;
-            let &end = ends.get(chunk).ok_or_else(|| of.flaw(chunk))?;
-            let start = chunk.checked_sub(1).map_or(0, |before| ends[before]);
-            self.pages.resize((of.pages as usize - chunk * CHUNK).min(CHUNK) * BLOCK, 0);
-            self.fetch(of, start.into(), end.into())?.ok_or_else(|| of.flaw(chunk))?;
-            self.chunk = now;
-        }
-        Ok(&self.pages)
+        let now = (of.id(), chunk);
+        let at = match self.chunks.iter().rposition(|(known, _)| *known == now) {
+            Some(at) => at,
+            None => {
+                let ends = of.ends()?;
+                let &end = ends.get(chunk).ok_or_else(|| of.flaw(chunk))?;
+                let start = chunk.checked_sub(1).map_or(0, |before| ends[before]);
+                let oldest = (self.chunks.len() >= KEPT).then(|| self.chunks.pop_front()).flatten();
+                let mut pages = oldest.map_or_else(Vec::new, |(_, pages)| pages);
+                pages.resize((of.pages as usize - chunk * CHUNK).min(CHUNK) * BLOCK, 0);
+                self.fetch(of, start.into(), end.into(), &mut pages)?.ok_or_else(|| of.flaw(chunk))?;
+                self.chunks.push_back((now, pages));
+                self.chunks.len() - 1
+            }
+        };
+        Ok(&self.chunks[at].1)
     }
 
     /// Reads the bytes `start..end` of the mblock, and makes pages of them. `None`: they are not
     /// those of so many pages.
-    fn fetch(&mut self, of: &Compressed, start: u64, end: u64) -> Result<Option<()>, PageFlaw> {
+    fn fetch(&mut self, of: &Compressed, start: u64, end: u64, pages: &mut [u8]) -> Result<Option<()>, PageFlaw> {
         let len = (end - start) as usize;
-        if len > self.pages.len() {
+        if len > pages.len() {
             return Ok(None);
         }
         if self.stored.is_empty() {
@@ -177,11 +185,11 @@ impl Reader {
         let blocks = end.next_multiple_of(BLOCK as u64).min(of.mblock.props().len) - (start - skip as u64);
         of.mblock.read(start - skip as u64, &mut self.stored[..blocks as usize])?;
         let stored = &self.stored[skip..skip + len];
-        if len == self.pages.len() {
-            self.pages.copy_from_slice(stored);
+        if len == pages.len() {
+            pages.copy_from_slice(stored);
             return Ok(Some(()));
         }
-        Ok(decode(&mut self.decoder, stored, &mut self.pages))
+        Ok(decode(&mut self.decoder, stored, pages))
     }
 }
 

@@ -14,6 +14,8 @@
 //! Beside a checkpoint lie bytes of its owner's, if it has any: a guest's devices, for example
 //! (`attached`).
 //!
+//! Pages that none of the newest checkpoints has may be compressed ([`compressed`]).
+//!
 //! *Damage.* mpool detects bytes that differ from what was written. The catalogue checks its
 //! records against the mblocks before it uses them. A damaged checkpoint is an error that says so;
 //! the others remain readable. A catalogue that has lost records is never changed, because an
@@ -21,6 +23,7 @@
 
 mod attached;
 mod check;
+mod compressed;
 mod error;
 mod image;
 pub mod index;
@@ -48,7 +51,7 @@ pub use error::{
 };
 pub use image::{Image, LeaseError};
 use index::{Index, Limits, Run};
-use list::{Entry, FORMAT, List, Needs, encode};
+use list::{COMPRESSED, Entry, FORMAT, List, Needs, encode, is_known};
 pub use repack::Repacked;
 pub use store::Store;
 pub use usage::{Held, Usage};
@@ -109,6 +112,8 @@ pub struct Catalog {
     /// The index, if a checkpoint was stored since the catalogue was opened.
     index: Option<Index>,
     limits: Limits,
+    /// Version of the format that is recorded.
+    format: u32,
 }
 
 impl Deref for Catalog {
@@ -137,7 +142,7 @@ impl Catalog {
         let mut mdc = pool.mdc_open(ROOT_MDC).map_err(StoreError::from)?;
         let List { data, checkpoints, attached, runs, covered, format, damage } = List::read(&mut mdc)?;
         let empty = mdc.usage() < EMPTY_BELOW && pool.mblocks().is_empty();
-        if format != Some(FORMAT) && (format.is_some() || !(empty || damage.is_some())) {
+        if !format.is_some_and(is_known) && (format.is_some() || !(empty || damage.is_some())) {
             return Err(OpenError::Format);
         }
         if format.is_none() && damage.is_none() && pool.props().access == Access::Exclusive {
@@ -145,7 +150,7 @@ impl Catalog {
             mdc.append(&[&first[0]], true).map_err(StoreError::from)?;
         }
         let view = View { pool: pool.clone(), data, checkpoints, attached, damage };
-        Ok(Self { mdc, view, runs, covered, index: None, limits })
+        Ok(Self { mdc, view, runs, covered, index: None, limits, format: format.unwrap_or(FORMAT) })
     }
 
     /// The checkpoints as they are now, for other threads. Those that are removed later cannot be
@@ -161,7 +166,13 @@ impl Catalog {
     fn append(&mut self, entries: &[Entry]) -> Result<(), StoreError> {
         let records = encode(entries)?;
         let records: Vec<&[u8]> = records.iter().map(Vec::as_slice).collect();
-        Ok(self.mdc.append(&records, true)?)
+        self.mdc.append(&records, true)?;
+        entries.iter().for_each(|entry| {
+            if let Entry::Format(format) = entry {
+                self.format = *format;
+            }
+        });
+        Ok(())
     }
 
     /// Appends entries because of which space will be free.
@@ -181,9 +192,16 @@ impl Catalog {
         if self.mdc.usage() <= COMPACT_FROM {
             return Ok(());
         }
-        let mut entries = vec![Entry::Format(FORMAT)];
-        let data: Vec<(u64, u32)> = self.data.iter().map(|(&id, data)| (id, data.pages)).collect();
-        entries.extend(data.chunks(IN_RECORD).map(|some| Entry::Data(some.to_vec())));
+        let (compressed, data): (Vec<_>, Vec<_>) = self.data.iter().partition(|(_, data)| data.compressed);
+        let chunks = |data: Vec<(&u64, &list::Data)>, entry: fn(Vec<(u64, u32)>) -> Entry| {
+            let data: Vec<(u64, u32)> = data.iter().map(|(id, data)| (**id, data.pages)).collect();
+            data.chunks(IN_RECORD).map(|some| entry(some.to_vec())).collect::<Vec<_>>()
+        };
+        // Programs that do not know compressed ones can read it again when there are none left.
+        let format = if compressed.is_empty() { FORMAT } else { COMPRESSED };
+        let mut entries = vec![Entry::Format(format)];
+        entries.extend(chunks(data, Entry::Data));
+        entries.extend(chunks(compressed, Entry::Compressed));
         let attached = |c: &Checkpoint| Some(Entry::Attached(c.number, self.attached.get(&c.number)?.clone()));
         entries.extend(self.checkpoints.iter().filter_map(attached));
         entries.extend(self.checkpoints.iter().map(|c| Entry::Checkpoint(c.clone(), c.needs.clone())));
@@ -195,6 +213,8 @@ impl Catalog {
         }
         self.mdc.start_compaction()?;
         self.mdc.append(&records, false)?;
-        Ok(self.mdc.end_compaction()?)
+        self.mdc.end_compaction()?;
+        self.format = format;
+        Ok(())
     }
 }

@@ -1,5 +1,5 @@
-//! The checkpoints in a pool, as they lie there, after damage: they are listed, read, one is added,
-//! one removed.
+//! The checkpoints in a pool, some of them compressed, as they lie there, after damage: they are
+//! listed, read, one is added, one removed, and what is left is repacked.
 //!
 //! The first byte says how. *Files*: bytes of the pool's files are not what was written. Whatever
 //! is still given out must be the memory that was stored. *Records*: whole records that nobody
@@ -46,6 +46,9 @@ enum Entry {
     Gone(String),
     DataGone(Vec<u64>),
     Index(Vec<Run>, u64),
+    /// Mblocks and bytes beside the checkpoint with a number.
+    Attached(u64, (Vec<u64>, u64)),
+    Compressed(Vec<(u64, u32)>),
 }
 
 /// A run of the index.
@@ -114,6 +117,9 @@ fn whole() -> &'static Whole {
             let (_, catalog) = open(&memory, Access::Exclusive).expect("a catalogue");
             store(catalog, name, contents).expect("stored");
         }
+        let (_, mut catalog) = open(&memory, Access::Exclusive).expect("a catalogue");
+        assert!(catalog.repack(Some(1)).expect("repacked").compressed > 0);
+        drop(catalog);
         let ids = open(&memory, Access::Shared).expect("a pool").0.mblocks().iter().map(|m| m.id).collect();
         Whole { files: memory.files(), ids, cache: Mcache::new(Settings::default()).expect("a cache") }
     })
@@ -147,7 +153,7 @@ fn add_records(memory: &Memory, input: &[u8]) {
         let name = STORED.get(usize::from(bytes[1])).map_or_else(|| format!("name-{}", bytes[1]), |(name, _)| (*name).into());
         let id = whole.ids.get(usize::from(bytes[2])).copied().unwrap_or(number);
         let regions = vec![(number, u64::from(bytes[1]) * BLOCK as u64), (1 << 40, number)];
-        let entry = match bytes[0] % 7 {
+        let entry = match bytes[0] % 9 {
             0 => Entry::Format(number as u32),
             1 => Entry::Data(vec![(id, number as u32)]),
             2 => {
@@ -158,6 +164,8 @@ fn add_records(memory: &Memory, input: &[u8]) {
             3 => Entry::Gone(name),
             4 => Entry::DataGone(vec![id]),
             5 => Entry::Index(vec![Run { shift: bytes[1], parts: vec![(id, number as u32, 0), (number, 1, number)] }], id),
+            6 => Entry::Attached(id, (vec![id, number], number)),
+            7 => Entry::Compressed(vec![(id, number as u32)]),
             _ => {
                 list.append(&[&bytes[1..]], true).expect("appended");
                 continue;
@@ -203,6 +211,9 @@ libfuzzer_sys::fuzz_target!(|input: &[u8]| {
     }
     if let Some((_, mut catalog)) = open(storage, Access::Exclusive) {
         let _ = catalog.remove("one");
+        is_right(&catalog);
+        let _ = catalog.repack(Some(1));
+        let _ = catalog.check_compressed();
         is_right(&catalog);
     }
 });

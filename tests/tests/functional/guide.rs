@@ -91,6 +91,7 @@ fn table() -> Vec<(&'static str, Vec<(&'static str, How)>)> {
                 ("pageone restore store NAME --to FILE", OK),
                 ("pageone pool rm store NAME", OK),
                 ("pageone pool repack store", OK),
+                ("pageone pool repack store --compress", OK),
                 (
                     "pageone pool create NAME --capacity /srv/pool [--staging /fast/pool] [--memory /dev/shm/pool]",
                     By(POOL, "\"--staging\""),

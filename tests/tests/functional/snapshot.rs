@@ -2,6 +2,7 @@
 //! and go on as clones.
 
 mod clones;
+mod compressed;
 mod disks;
 mod figures;
 mod full;

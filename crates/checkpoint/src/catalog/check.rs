@@ -1,7 +1,8 @@
 //! Checking the records against the maps.
 
+use super::compressed::{DataMblock, Reader};
 use super::list::{Entry, Ids, Needs, discount};
-use super::{Catalog, Checkpoint, Finding, Flaw, StoreError, View};
+use super::{Catalog, Checkpoint, Finding, Flaw, PageFlaw, StoreError, View};
 
 impl Catalog {
     /// Reads all maps, and compares the data mblocks that they name with those that the records
@@ -36,6 +37,18 @@ impl Catalog {
 }
 
 impl View {
+    /// Decodes all compressed data mblocks.
+    pub fn check_compressed(&self) -> Vec<Finding> {
+        let mut reader = Reader::default();
+        let mut check = |id: u64, data| -> Result<(), PageFlaw> {
+            match DataMblock::new(self.pool.mblock(id)?, data) {
+                DataMblock::Compressed(mblock) => mblock.hashes().and_then(|_| mblock.check(&mut reader)),
+                DataMblock::Plain(_) => Ok(()),
+            }
+        };
+        self.data.iter().filter_map(|(id, data)| check(*id, *data).err()).map(Finding::Compressed).collect()
+    }
+
     /// The data mblocks that a map names. All of the map is read.
     fn named(&self, checkpoint: &Checkpoint) -> Result<Ids, Flaw> {
         let root = self.root(checkpoint)?;

@@ -5,7 +5,7 @@ use std::io;
 
 use mpool::{MapError, ObjectError};
 
-use super::list::FORMAT;
+use super::list::{COMPRESSED, FORMAT};
 use crate::chain;
 
 /// Why a pool's catalogue cannot be opened.
@@ -18,7 +18,7 @@ pub enum OpenError {
     #[error("the pool's root MDC holds something else than checkpoints; give them a pool of their own")]
     Foreign,
     /// The list is of another format, or the pool holds other objects.
-    #[error("this pool is not one of checkpoints of format {FORMAT}")]
+    #[error("this pool is not one of checkpoints of format {FORMAT} or {COMPRESSED}")]
     Format,
     /// The list cannot be opened or repaired.
     #[error(transparent)]
@@ -174,9 +174,21 @@ pub enum Flaw {
     /// An mblock cannot be read.
     #[error(transparent)]
     Object(#[from] ObjectError),
+    /// A page of a data mblock cannot be read.
+    #[error(transparent)]
+    Page(PageFlaw),
     /// A page cannot be read through a map.
     #[error(transparent)]
     Map(#[from] MapError),
+}
+
+impl From<PageFlaw> for Flaw {
+    fn from(flaw: PageFlaw) -> Self {
+        match flaw {
+            PageFlaw::Object(error) => Self::Object(error),
+            flaw => Self::Page(flaw),
+        }
+    }
 }
 
 /// Why a checkpoint was not removed.
@@ -233,6 +245,9 @@ pub enum Finding {
         /// Whether the record was written anew.
         repaired: bool,
     },
+    /// A compressed data mblock cannot be decoded.
+    #[error("{}", chain(.0))]
+    Compressed(PageFlaw),
 }
 
 /// Why pages of a data mblock cannot be compared with others.
@@ -252,6 +267,22 @@ pub enum PageFlaw {
         expected: u64,
         /// Number of its pages.
         pages: u32,
+    },
+    /// The table of a compressed data mblock is not that of its pages.
+    #[error("the table of compressed data mblock {mblock:#x} is not one of {pages} pages")]
+    Table {
+        /// The mblock.
+        mblock: u64,
+        /// Number of its pages.
+        pages: u32,
+    },
+    /// A chunk of a compressed data mblock is not what was stored.
+    #[error("chunk {chunk} of compressed data mblock {mblock:#x} does not decode to its pages")]
+    Chunk {
+        /// The mblock.
+        mblock: u64,
+        /// Number of the chunk.
+        chunk: usize,
     },
     /// A part of the index has not the length of its entries.
     #[error("mblock {mblock:#x} of the index has {is} bytes, and {expected} for its entries")]

@@ -3,9 +3,11 @@
 use std::collections::HashMap;
 use std::fs::File;
 
-use mpool::{BLOCK, Leased, Mblock, PoolError};
+use mpool::{BLOCK, Leased, PoolError};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
+use super::compressed::{DataMblock, Reader};
 use super::map::LEAF;
 use super::{Checkpoint, Flaw, ReadError, View};
 
@@ -29,7 +31,9 @@ pub struct Image {
     /// The place of each page; 0 is zeros. 8 bytes for 4 KiB.
     places: Vec<u64>,
     /// The data mblocks. Kept open, since each reads its checksums only once.
-    mblocks: HashMap<u64, Mblock>,
+    mblocks: HashMap<u64, DataMblock>,
+    /// Readers that no thread uses.
+    readers: Mutex<Vec<Reader>>,
 }
 
 impl View {
@@ -45,12 +49,16 @@ impl View {
             let pages = places.iter_mut().skip(number * LEAF);
             pages.zip(*leaf.map_err(flawed)?).for_each(|(to, at)| *to = at);
         }
-        let open = |id: u64| Ok((id, self.pool.mblock(id)?));
-        let mblocks: Result<HashMap<u64, Mblock>, Flaw> = root.data().of(&self.data).map(open).collect();
+        let mblocks: Result<_, Flaw> = root.data().of(&self.data).map(|id| Ok((id, self.data_mblock(id)?))).collect();
         let mblocks = mblocks.map_err(flawed)?;
-        Ok(Image { pool: self.pool.props().name, name: checkpoint.name.clone(), places, mblocks })
+        let (pool, name) = (self.pool.props().name, checkpoint.name.clone());
+        Ok(Image { pool, name, places, mblocks, readers: Mutex::default() })
     }
 }
+
+/// A note that names compressed data mblocks begins so. It is no number of postcard's: a program
+/// that does not know them refuses the note, and does not take their bytes for pages.
+const COMPRESSED: [u8; 11] = [0xFF; 11];
 
 /// An image as it stands in a lease, beside the mblocks.
 #[derive(Serialize, Deserialize)]
@@ -94,8 +102,18 @@ impl Image {
         let note = Note { pool: self.pool.clone(), name: self.name.clone(), runs };
         let mut ids: Vec<u64> = self.mblocks.keys().copied().collect();
         ids.sort_unstable();
+        let compressed = self.mblocks.iter().filter_map(|(id, mblock)| match mblock {
+            DataMblock::Plain(_) => None,
+            DataMblock::Compressed(mblock) => Some((*id, mblock.pages)),
+        });
+        let compressed: Vec<(u64, u32)> = compressed.collect();
         // Numbers and text: it can be encoded.
-        Ok(pool.lease(&ids, &postcard::to_allocvec(&note).unwrap_or_default())?.into())
+        let note = if compressed.is_empty() {
+            postcard::to_allocvec(&note).unwrap_or_default()
+        } else {
+            [&COMPRESSED[..], &postcard::to_allocvec(&(note, compressed)).unwrap_or_default()].concat()
+        };
+        Ok(pool.lease(&ids, &note)?.into())
     }
 
     /// The image that a lease is about.
@@ -104,9 +122,18 @@ impl Image {
     /// If the file is no lease of an image, or the pool is not where it was.
     pub fn of_lease(lease: &File) -> Result<Self, LeaseError> {
         let leased = Leased::open(lease)?;
-        let note: Note = postcard::from_bytes(leased.note()).map_err(|_| LeaseError::Foreign)?;
-        let places = note.places();
-        Ok(Self { pool: note.pool, name: note.name, places, mblocks: leased.into_mblocks() })
+        let (note, compressed): (Note, Vec<(u64, u32)>) = match leased.note().strip_prefix(&COMPRESSED) {
+            Some(note) => postcard::from_bytes(note),
+            None => postcard::from_bytes(leased.note()).map(|note| (note, Vec::new())),
+        }
+        .map_err(|_| LeaseError::Foreign)?;
+        let (places, compressed) = (note.places(), HashMap::<u64, u32>::from_iter(compressed));
+        let open = |(id, mblock)| match compressed.get(&id) {
+            Some(pages) => (id, DataMblock::compressed(mblock, *pages)),
+            None => (id, DataMblock::Plain(mblock)),
+        };
+        let mblocks = leased.into_mblocks().into_iter().map(open).collect();
+        Ok(Self { pool: note.pool, name: note.name, places, mblocks, readers: Mutex::default() })
     }
 
     /// Number of pages.
@@ -133,6 +160,13 @@ impl Image {
             .take(into.len() / BLOCK)
             .map(|page| self.places.get(page as usize).copied().unwrap_or(0))
             .collect();
+        let mut reader = self.readers.lock().pop().unwrap_or_default();
+        let read = self.read_places(&places, into, &mut reader);
+        self.readers.lock().push(reader);
+        read
+    }
+
+    fn read_places(&self, places: &[u64], into: &mut [u8], reader: &mut Reader) -> Result<(), ReadError> {
         let mut done = 0;
         while done < places.len() {
             let at = places[done];
@@ -144,16 +178,22 @@ impl Image {
                 bytes.fill(0)
             } else {
                 let damaged = |source| ReadError::Damaged { name: self.name.clone(), pool: self.pool.clone(), source };
-                self.read_run(at, bytes).map_err(damaged)?
+                self.read_run(at, bytes, reader).map_err(damaged)?
             }
             done += run;
         }
         Ok(())
     }
 
-    fn read_run(&self, at: u64, bytes: &mut [u8]) -> Result<(), Flaw> {
+    fn read_run(&self, at: u64, bytes: &mut [u8], reader: &mut Reader) -> Result<(), Flaw> {
         let gone = || Flaw::NoPage { page: at & 0xFFFF, mblock: at >> 16 };
         let mblock = self.mblocks.get(&(at >> 16)).ok_or_else(gone)?;
-        Ok(mblock.read((at & 0xFFFF) * BLOCK as u64, bytes)?)
+        Ok(mblock.read(at & 0xFFFF, bytes, reader)?)
     }
+}
+
+/// Whether a program that does not know compressed data mblocks refuses a note.
+#[cfg(test)]
+pub(super) fn is_unknown_to_older(note: &[u8]) -> bool {
+    postcard::from_bytes::<Note>(note).is_err()
 }

@@ -11,6 +11,13 @@ use super::{Checkpoint, OpenError, StoreError};
 
 /// Version of the format, in the root MDC's first record.
 pub(super) const FORMAT: u32 = 3;
+/// Version of a pool with compressed data mblocks. A program that does not know them refuses it.
+pub(super) const COMPRESSED: u32 = 4;
+
+/// Whether this program knows a version.
+pub(super) fn is_known(format: u32) -> bool {
+    matches!(format, FORMAT | COMPRESSED)
+}
 
 /// A record of the root MDC.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -31,6 +38,8 @@ pub(super) enum Entry {
     /// What is kept beside the checkpoint with this number. It comes before the checkpoint's own
     /// record, and counts as long as the checkpoint is there.
     Attached(u64, Attached),
+    /// Compressed data mblocks, as in `Data`.
+    Compressed(Vec<(u64, u32)>),
 }
 
 pub(super) fn encode(entries: &[Entry]) -> Result<Vec<Vec<u8>>, StoreError> {
@@ -124,8 +133,17 @@ impl Ids {
 pub(super) struct Data {
     /// Number of its pages.
     pub(super) pages: u32,
+    /// Whether it is compressed.
+    pub(super) compressed: bool,
     /// Number of the checkpoints that need it.
     pub(super) needed: u32,
+}
+
+impl Data {
+    /// One that no checkpoint needs yet.
+    pub(super) fn new(pages: u32, compressed: bool) -> Self {
+        Self { pages, compressed, needed: 0 }
+    }
 }
 
 /// What the records of a root MDC add up to.
@@ -150,7 +168,7 @@ impl List {
                 Ok(Some(record)) => {
                     // Records of another format may not even be understood.
                     let entry = postcard::from_bytes(&record);
-                    let other = list.format.is_some_and(|format| format != FORMAT);
+                    let other = list.format.is_some_and(|format| !is_known(format));
                     list.apply(entry.map_err(|_| if other { OpenError::Format } else { OpenError::Foreign })?);
                 }
                 Ok(None) => break,
@@ -171,7 +189,8 @@ impl List {
     fn apply(&mut self, entry: Entry) {
         match entry {
             Entry::Format(found) => self.format = Some(found),
-            Entry::Data(some) => self.data.extend(some.into_iter().map(|(id, pages)| (id, Data { pages, needed: 0 }))),
+            Entry::Data(some) => self.add(some, false),
+            Entry::Compressed(some) => self.add(some, true),
             Entry::Checkpoint(checkpoint, needs) => replace(&mut self.checkpoints, Checkpoint { needs, ..checkpoint }),
             Entry::Gone(name) => self.checkpoints.retain(|c| c.name != name),
             Entry::DataGone(gone) => gone.iter().for_each(|id| {
@@ -180,6 +199,12 @@ impl List {
             Entry::Attached(number, attached) => drop(self.attached.insert(number, attached)),
             Entry::Index(runs, covered) => (self.runs, self.covered) = (runs, covered),
         }
+    }
+}
+
+impl List {
+    fn add(&mut self, some: Vec<(u64, u32)>, compressed: bool) {
+        self.data.extend(some.into_iter().map(|(id, pages)| (id, Data::new(pages, compressed))));
     }
 }
 
@@ -225,7 +250,7 @@ mod tests {
         assert!(
             [5, 6, 9].iter().all(|id| needs.contains(*id)) && ![0, 4, 7, 8, 10].iter().any(|id| needs.contains(*id))
         );
-        let mut data: BTreeMap<u64, Data> = [5, 6, 7, 9].map(|id| (id, Data { pages: 1, needed: 0 })).into();
+        let mut data: BTreeMap<u64, Data> = [5, 6, 7, 9].map(|id| (id, Data::new(1, false))).into();
         count(&mut data, &needs);
         count(&mut data, &Ids(vec![(6, 1), (7, u32::MAX), (u64::MAX, 7)]));
         let counts = |data: &BTreeMap<u64, Data>| data.values().map(|data| data.needed).collect::<Vec<_>>();

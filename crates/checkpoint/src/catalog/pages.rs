@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use mpool::{AlignedBuf, Allocation, BLOCK, MblockWriter, ObjectError, Pool};
 
+use super::compressed::{DataMblock, Reader};
 use super::index::Known;
 use super::list::Data;
 use super::{HASH, PAGES, PageFlaw};
@@ -71,8 +72,12 @@ pub(super) struct Pages {
 }
 
 /// The hashes of a data mblock's pages.
-pub(super) fn hashes(pool: &Pool, id: u64, pages: u32) -> Result<Vec<u128>, PageFlaw> {
-    let mblock = pool.mblock(id)?;
+pub(super) fn hashes(pool: &Pool, id: u64, data: Data) -> Result<Vec<u128>, PageFlaw> {
+    let (mblock, pages) = (pool.mblock(id)?, data.pages);
+    let mblock = match DataMblock::new(mblock, data) {
+        DataMblock::Plain(mblock) => mblock,
+        DataMblock::Compressed(mblock) => return mblock.hashes(),
+    };
     let (expected, is) = (u64::from(pages) * (BLOCK + HASH) as u64, mblock.props().len);
     if expected != is || pages as usize > PAGES {
         return Err(PageFlaw::Length { mblock: id, is, expected, pages });
@@ -111,7 +116,7 @@ impl Known for InPool<'_> {
     fn hashes(&self, mblock: u64) -> Result<Vec<u128>, PageFlaw> {
         match self.in_memory(mblock) {
             Some(contents) => Ok(contents.hashes.clone()),
-            None => hashes(self.pool, mblock, self.data.get(&mblock).map_or(0, |data| data.pages)),
+            None => hashes(self.pool, mblock, self.data.get(&mblock).copied().unwrap_or(Data::new(0, false))),
         }
     }
 }
@@ -193,11 +198,18 @@ pub(super) struct Compared {
     cached: Range<u64>,
     /// Data mblocks that could not be read in part, and why.
     damaged: Vec<(u64, PageFlaw)>,
+    /// The compressed data mblocks. While checkpoints are stored there come no others.
+    compressed: BTreeMap<u64, Data>,
+    /// The data mblock that was read last: a compressed one reads its table only once.
+    last: Option<(u64, DataMblock)>,
+    reader: Reader,
 }
 
 impl Compared {
-    pub(super) fn new(pool: &Pool) -> Self {
-        Self { pool: pool.clone(), cache: None, cached: 0..0, damaged: Vec::new() }
+    pub(super) fn new(pool: &Pool, data: &BTreeMap<u64, Data>) -> Self {
+        let compressed = data.iter().filter(|(_, data)| data.compressed).map(|(id, data)| (*id, *data)).collect();
+        let (cache, last, damaged, reader) = Default::default();
+        Self { pool: pool.clone(), cache, cached: 0..0, damaged, compressed, last, reader }
     }
 
     /// The page at a place, if it is cached.
@@ -210,15 +222,23 @@ impl Compared {
     fn fetch(&mut self, first: u64, last: u64) -> Result<(), ObjectError> {
         self.cached = 0..0;
         let cache = self.cache.get_or_insert_with(|| AlignedBuf::zeroed(CHUNK * BLOCK));
-        let len = (last - first + 1) as usize * BLOCK;
-        let read = self
-            .pool
-            .mblock(first >> 16)
-            .and_then(|mblock| mblock.read((first & 0xFFFF) * BLOCK as u64, &mut cache[..len]));
-        match read {
+        let (id, len) = (first >> 16, (last - first + 1) as usize * BLOCK);
+        let mut read = || -> Result<(), PageFlaw> {
+            let mblock = match self.last.take().filter(|(last, _)| *last == id) {
+                Some((_, mblock)) => mblock,
+                None => {
+                    let plain = Data::new(0, false);
+                    DataMblock::new(self.pool.mblock(id)?, self.compressed.get(&id).copied().unwrap_or(plain))
+                }
+            };
+            mblock.read(first & 0xFFFF, &mut cache[..len], &mut self.reader)?;
+            self.last = Some((id, mblock));
+            Ok(())
+        };
+        match read() {
             Ok(()) => self.cached = first..last + 1,
-            Err(e) if is_loss(&e) => self.damaged.push((first >> 16, e.into())),
-            Err(e) => return Err(e),
+            Err(PageFlaw::Object(e)) if !is_loss(&e) => return Err(e),
+            Err(flaw) => self.damaged.push((id, flaw)),
         }
         Ok(())
     }

@@ -6,6 +6,10 @@
 //!    else does. Leaves that checkpoints share are written once.
 //! 3. When no checkpoint needs the old data mblocks any more they are removed.
 //!
+//! With compression, pages count as left only if one of the newest checkpoints has them. The
+//! others, which are *cold*, move into compressed data mblocks ([`compressed`](super::compressed)).
+//! What is compressed stays so.
+//!
 //! An interruption leaves checkpoints with the old map and others with the new one. Both are whole,
 //! because the data mblocks of both are kept as long as a record names them.
 
@@ -13,15 +17,18 @@ use std::collections::{HashMap, HashSet};
 
 use mpool::{AlignedBuf, BLOCK, MblockWriter, ObjectError};
 
+use super::compressed::{Compressor, Reader, Stored};
 use super::index::{Index, Known};
-use super::list::{Data, Entry, discount};
+use super::list::{COMPRESSED, Data, Entry, discount};
 use super::map::{Changes, LEAF, Leaf, NewMap};
 use super::pages::{Full, InPool, Pages};
 use super::usage::{Marked, is_sparse};
-use super::{Catalog, Checkpoint, RepackError, StoreError};
+use super::{Catalog, Checkpoint, PageFlaw, RepackError, StoreError};
 
 /// Pages that are moved before maps are written: 2 GiB.
 const AT_ONCE: u64 = 64 * 8192;
+/// Pages that are read at once, at most: 1 MiB.
+const RUN: u64 = 256;
 
 /// What repacking did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,6 +37,10 @@ pub struct Repacked {
     pub mblocks: u64,
     /// Pages that were moved.
     pub moved: u64,
+    /// Those of them that were compressed.
+    pub compressed: u64,
+    /// Bytes that these take now.
+    pub compressed_bytes: u64,
     /// Pages that are free now.
     pub freed: u64,
     /// Data mblocks that stay, because they cannot be read, or a checkpoint's map cannot.
@@ -49,12 +60,13 @@ struct Moved {
 
 impl Catalog {
     /// Moves what is left of data mblocks of which at least half of the pages are gone, and removes
-    /// these.
+    /// these. With `compress`, pages that none of so many checkpoints has, the newest ones, count
+    /// as gone, and are compressed.
     ///
     /// # Errors
     /// If the catalogue is damaged, or the pool is full or cannot be written. What was moved until
     /// then stays moved.
-    pub fn repack(&mut self) -> Result<Repacked, RepackError> {
+    pub fn repack(&mut self, compress: Option<usize>) -> Result<Repacked, RepackError> {
         self.ensure_whole()?;
         self.sweep()?;
         let mut index = match self.index.take() {
@@ -63,8 +75,14 @@ impl Catalog {
         };
         let view = self.view.clone();
         let (live, unreadable) = view.live();
+        let newest = |count| &view.checkpoints[view.checkpoints.len().saturating_sub(count)..];
+        let hot = compress.map(|count| view.named_by(newest(count)).0);
         let mut all = Repacked::default();
-        let sparse = view.data.iter().filter(|(id, data)| is_sparse(data.pages, live.count(**id)));
+        let left = |id: u64, data: &Data| match &hot {
+            Some(hot) if !data.compressed => hot.count(id),
+            _ => live.count(id),
+        };
+        let sparse = view.data.iter().filter(|(id, data)| is_sparse(data.pages, left(**id, data)));
         // What a map names that cannot be read is not known to be gone.
         let (keep, go): (Vec<u64>, Vec<u64>) =
             sparse.map(|(id, _)| *id).partition(|id| unreadable.iter().any(|c| c.needs.data.contains(*id)));
@@ -77,7 +95,7 @@ impl Catalog {
                 sum <= AT_ONCE
             };
             let (now, later) = rest.split_at(rest.iter().take_while(fits).count().max(1));
-            self.repack_some(now, &live, &mut index, &mut all)?;
+            self.repack_some(now, (&live, hot.as_ref()), &mut index, &mut all)?;
             rest = later;
         }
         // What the index lacks, if this fails, the next checkpoint adds. It is not used again: the
@@ -89,34 +107,11 @@ impl Catalog {
     fn repack_some(
         &mut self,
         ids: &[u64],
-        live: &Marked,
+        marked: (&Marked, Option<&Marked>),
         index: &mut Index,
         all: &mut Repacked,
     ) -> Result<(), RepackError> {
-        let mut pages = Pages::new(&self.view.pool);
-        let (mut moved, mut filled) = (Moved::default(), Vec::new());
-        for &id in ids {
-            // One that cannot be read is left: it is damaged, and its checkpoints say so.
-            match self.read_live(id, live)? {
-                Some(found) => {
-                    for (at, hash, page) in found {
-                        let new = pages.put(&page, hash)?;
-                        moved.places.insert(at, new);
-                        let known = InPool { pool: &self.view.pool, data: &self.view.data, pages: Some(&pages) };
-                        index.add(hash, new, &known)?;
-                        if let Some(full) = pages.take_full() {
-                            filled.push(self.store_moved(full, &mut pages, index)?);
-                        }
-                    }
-                    moved.from.insert(id);
-                }
-                None => all.left += 1,
-            }
-        }
-        if let Some(last) = pages.take_open() {
-            filled.push(self.store_moved(last, &mut pages, index)?);
-        }
-        let mut new = vec![Entry::Data(filled)];
+        let (mut moved, mut new) = self.move_pages(ids, marked, index, all)?;
         for checkpoint in self.view.checkpoints.clone() {
             if moved.from.iter().any(|id| checkpoint.needs.data.contains(*id)) {
                 self.replace_map(&checkpoint, &mut moved, std::mem::take(&mut new))?;
@@ -132,32 +127,115 @@ impl Catalog {
         Ok(())
     }
 
+    /// Stores the live pages of some data mblocks in others; gives what was moved, and the records
+    /// of the new ones. Cold pages, which are not in `hot`, are compressed.
+    fn move_pages(
+        &mut self,
+        ids: &[u64],
+        (live, hot): (&Marked, Option<&Marked>),
+        index: &mut Index,
+        all: &mut Repacked,
+    ) -> Result<(Moved, Vec<Entry>), RepackError> {
+        let mut pages = Pages::new(&self.view.pool);
+        let mut compressor = Compressor::new(&self.view.pool);
+        let (mut moved, mut filled, mut compressed) = (Moved::default(), Vec::new(), Vec::new());
+        for &id in ids {
+            // One that cannot be read is left: it is damaged, and its checkpoints say so.
+            let was_compressed = self.view.data.get(&id).is_some_and(|data| data.compressed);
+            let Some((hashes, runs)) = self.read_live(id, live)? else {
+                all.left += 1;
+                continue;
+            };
+            for (first, run) in runs {
+                for (page, bytes) in (first..).zip(run.chunks_exact(BLOCK)) {
+                    let (at, hash) = (id << 16 | page, hashes[page as usize]);
+                    if was_compressed || hot.is_some_and(|hot| !hot.contains(at)) {
+                        moved.places.insert(at, compressor.put(bytes, hash)?);
+                        if let Some(full) = compressor.store_full()? {
+                            compressed.push(self.enter_compressed(full, index, all)?);
+                        }
+                        continue;
+                    }
+                    let new = pages.put(bytes, hash)?;
+                    moved.places.insert(at, new);
+                    let known = InPool { pool: &self.view.pool, data: &self.view.data, pages: Some(&pages) };
+                    index.add(hash, new, &known)?;
+                    if let Some(full) = pages.take_full() {
+                        filled.push(self.store_moved(full, &mut pages, index)?);
+                    }
+                }
+            }
+            moved.from.insert(id);
+        }
+        if let Some(last) = pages.take_open() {
+            filled.push(self.store_moved(last, &mut pages, index)?);
+        }
+        if let Some(last) = compressor.store()? {
+            compressed.push(self.enter_compressed(last, index, all)?);
+        }
+        let mut new = vec![Entry::Data(filled)];
+        if !compressed.is_empty() {
+            // Before what only this version knows.
+            let newer = (self.format < COMPRESSED).then_some(Entry::Format(COMPRESSED));
+            new.extend(newer.into_iter().chain([Entry::Compressed(compressed)]));
+        }
+        Ok((moved, new))
+    }
+
     /// Stores a data mblock of moved pages; gives its identity and number of pages.
     fn store_moved(&mut self, full: Full, pages: &mut Pages, index: &mut Index) -> Result<(u64, u32), StoreError> {
         let (id, count) = (full.contents.id, full.contents.hashes.len() as u32);
         index.filled();
         full.store()?;
         pages.landed(id);
-        self.view.data.insert(id, Data { pages: count, needed: 0 });
+        self.view.data.insert(id, Data::new(count, false));
         Ok((id, count))
     }
 
-    /// Place, hash and contents of each live page of a data mblock. `None`: they cannot be read.
-    #[expect(clippy::type_complexity, reason = "used once")]
-    fn read_live(&self, id: u64, live: &Marked) -> Result<Option<Vec<(u64, u128, AlignedBuf)>>, StoreError> {
+    /// Takes a compressed data mblock that was stored; gives its identity and number of pages.
+    fn enter_compressed(
+        &mut self,
+        stored: Stored,
+        index: &mut Index,
+        all: &mut Repacked,
+    ) -> Result<(u64, u32), StoreError> {
+        let Stored { id, hashes, bytes } = stored;
+        let count = hashes.len() as u32;
+        self.view.data.insert(id, Data::new(count, true));
         let known = InPool { pool: &self.view.pool, data: &self.view.data, pages: None };
-        let (Ok(hashes), Ok(mblock)) = (known.hashes(id), self.pool.mblock(id)) else { return Ok(None) };
-        let mut found = Vec::new();
-        for page in live.pages(id) {
-            let Some(hash) = hashes.get(page as usize) else { return Ok(None) };
-            let mut bytes = AlignedBuf::zeroed(BLOCK);
-            match mblock.read(page * BLOCK as u64, &mut bytes) {
-                Ok(()) => found.push((id << 16 | page, *hash, bytes)),
-                Err(ObjectError::Damaged(_)) => return Ok(None),
-                Err(e) => return Err(e.into()),
+        for (page, hash) in (0..).zip(hashes) {
+            index.enter(hash, id << 16 | page, &known)?;
+        }
+        all.compressed += u64::from(count);
+        all.compressed_bytes += bytes;
+        Ok((id, count))
+    }
+
+    /// The hashes of a data mblock's pages, and its live pages in runs, each with the number of its
+    /// first page. `None`: they cannot be read.
+    #[expect(clippy::type_complexity, reason = "used once")]
+    fn read_live(&self, id: u64, live: &Marked) -> Result<Option<(Vec<u128>, Vec<(u64, AlignedBuf)>)>, StoreError> {
+        let known = InPool { pool: &self.view.pool, data: &self.view.data, pages: None };
+        let (Ok(hashes), Ok(mblock)) = (known.hashes(id), self.data_mblock(id)) else { return Ok(None) };
+        let (mut runs, mut reader) = (Vec::new(), Reader::default());
+        let mut pages = live.pages(id).peekable();
+        while let Some(first) = pages.next() {
+            let mut end = first + 1;
+            while end - first < RUN && pages.next_if_eq(&end).is_some() {
+                end += 1;
+            }
+            if end > hashes.len() as u64 {
+                return Ok(None);
+            }
+            let mut bytes = AlignedBuf::zeroed((end - first) as usize * BLOCK);
+            match mblock.read(first, &mut bytes, &mut reader) {
+                Ok(()) => runs.push((first, bytes)),
+                Err(PageFlaw::Object(ObjectError::Damaged(_))) => return Ok(None),
+                Err(PageFlaw::Object(e)) => return Err(e.into()),
+                Err(_) => return Ok(None),
             }
         }
-        Ok(Some(found))
+        Ok(Some((hashes, runs)))
     }
 
     /// Gives a checkpoint a map with the new places, recorded behind `entries`.

@@ -20,7 +20,7 @@ use super::attached::Attached;
 use super::index::{Index, key};
 use super::list::{Data, Entry, Needs};
 use super::map::NewMap;
-use super::pages::{Full, InPool, Pages};
+use super::pages::{Compared, Full, InPool, Pages};
 use super::{BeginError, Catalog, Checkpoint, PageFlaw, StoreError, View, Warning, Writer};
 
 /// Bytes of the longest name.
@@ -74,8 +74,8 @@ impl Store {
     /// # Errors
     /// If the name is taken or too long, or the catalogue is damaged or cannot be written.
     pub fn begin(&self, name: &str) -> Result<Writer<'_>, BeginError> {
-        let pool = self.state.lock().begin(name)?;
-        Ok(Writer::new(self, &pool, name))
+        let (pool, compared) = self.state.lock().begin(name)?;
+        Ok(Writer::new(self, &pool, compared, name))
     }
 
     /// The checkpoints that are stored now.
@@ -125,7 +125,7 @@ impl Store {
         state.pages.landed(id);
         if stored.is_ok() {
             state.unrecorded.push((id, pages));
-            state.catalog.view.data.insert(id, Data { pages, needed: 0 });
+            state.catalog.view.data.insert(id, Data::new(pages, false));
         } else {
             state.lost.insert(id);
             state.catalog.index.iter_mut().for_each(|index| index.forget(id));
@@ -206,7 +206,7 @@ impl Store {
 }
 
 impl State {
-    fn begin(&mut self, name: &str) -> Result<Pool, BeginError> {
+    fn begin(&mut self, name: &str) -> Result<(Pool, Compared), BeginError> {
         if self.names.contains(name) || self.catalog.checkpoints.iter().any(|c| c.name == name) {
             return Err(BeginError::Exists(name.into()));
         }
@@ -221,7 +221,8 @@ impl State {
         }
         self.index()?;
         self.names.insert(name.into());
-        Ok(self.catalog.view.pool.clone())
+        let view = &self.catalog.view;
+        Ok((view.pool.clone(), Compared::new(&view.pool, &view.data)))
     }
 
     /// The index, and what it names. Opens it, if it is not open.

@@ -1,5 +1,6 @@
 //! Checkpoints in pools on disk: kept once, removed, damaged, cut short.
 
+mod compressed;
 mod kills;
 mod leases;
 mod leaves;
@@ -11,6 +12,8 @@ mod several;
 use std::io::IoSlice;
 
 use mpool::{Allocation, BLOCK};
+
+pub(super) use leaves::Numbers;
 
 use super::*;
 
@@ -78,20 +81,13 @@ impl View {
 }
 
 fn load_from(catalog: &View, name: &str) -> Vec<Vec<u8>> {
-    let pool = &catalog.pool;
     let checkpoint = catalog.find(name).unwrap();
     let bytes = catalog.beside_checkpoint(checkpoint).unwrap();
     assert!(bytes == beside(name) && bytes.is_some() == catalog.has_beside(checkpoint), "beside {name}");
-    let map = catalog.map(checkpoint).unwrap();
-    map.into_iter()
-        .map(|at| {
-            let mut page = vec![0; BLOCK];
-            if at != 0 {
-                pool.mblock(at >> 16).unwrap().read((at & 0xFFFF) * BLOCK as u64, &mut page).unwrap();
-            }
-            page
-        })
-        .collect()
+    let image = catalog.image(checkpoint).unwrap();
+    let mut bytes = vec![0; image.pages() as usize * BLOCK];
+    image.read(0, &mut bytes).unwrap();
+    bytes.chunks(BLOCK).map(<[u8]>::to_vec).collect()
 }
 
 #[test]

@@ -2,6 +2,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use mpool::BLOCK;
+
+use super::list::Data;
 use super::{Checkpoint, Flaw, PAGES, View};
 
 /// A bit for each page of a data mblock.
@@ -17,6 +20,12 @@ impl Marked {
         let bits = self.0.entry(at >> 16).or_insert_with(|| Box::new([0; PAGES / 64]));
         let page = (at & 0xFFFF) as usize;
         bits[page / 64 % (PAGES / 64)] |= 1 << (page % 64);
+    }
+
+    /// Whether it has the page at a place.
+    pub(super) fn contains(&self, at: u64) -> bool {
+        let page = (at & 0xFFFF) as usize;
+        self.0.get(&(at >> 16)).is_some_and(|bits| bits[page / 64 % (PAGES / 64)] >> (page % 64) & 1 != 0)
     }
 
     /// Adds the pages of another set. Gives those that were there.
@@ -78,6 +87,10 @@ pub struct Usage {
     pub stored: u64,
     /// Pages in data mblocks that a checkpoint has.
     pub live: u64,
+    /// Pages in data mblocks that are compressed.
+    pub compressed: u64,
+    /// Bytes of blocks that these take, with their hashes.
+    pub compressed_bytes: u64,
     /// Pages that repacking would free.
     pub repack: u64,
     /// Checkpoints whose maps cannot be read; what only they have does not count as live.
@@ -101,14 +114,25 @@ impl View {
 
     /// The pages that the maps name, by data mblock, and the checkpoints whose maps cannot be read.
     pub(super) fn live(&self) -> (Marked, Vec<&Checkpoint>) {
+        self.named_by(&self.checkpoints)
+    }
+
+    /// The pages that the maps of some checkpoints name, and those whose maps cannot be read.
+    pub(super) fn named_by<'a>(&self, some: &'a [Checkpoint]) -> (Marked, Vec<&'a Checkpoint>) {
         let (mut live, mut unreadable) = (Marked::default(), Vec::new());
-        for checkpoint in &self.checkpoints {
+        for checkpoint in some {
             match self.held(checkpoint) {
                 Ok(held) => drop(live.unite(held)),
                 Err(_) => unreadable.push(checkpoint),
             }
         }
         (live, unreadable)
+    }
+
+    /// Pages that a data mblock takes on the medium, without what every one has beside its pages.
+    fn taken(&self, id: u64, data: &Data) -> u64 {
+        let len = || self.pool.mblock(id).map_or(0, |mblock| mblock.props().len);
+        if data.compressed { len().div_ceil(BLOCK as u64) } else { data.pages.into() }
     }
 
     /// What each checkpoint holds alone, and what repacking would give. Reads all maps twice.
@@ -122,21 +146,21 @@ impl View {
         }
         for checkpoint in &self.checkpoints {
             let alone = self.held(checkpoint).map_or(0, |held| held.count_without(&shared));
-            let last = checkpoint
-                .needs
-                .data
-                .of(&self.data)
-                .filter_map(|id| self.data.get(&id))
-                .filter(|data| data.needed == 1);
-            let freed = last.map(|data| u64::from(data.pages)).sum();
+            let needed = checkpoint.needs.data.of(&self.data).filter_map(|id| Some((id, self.data.get(&id)?)));
+            let freed = needed.filter(|(_, data)| data.needed == 1).map(|(id, data)| self.taken(id, data)).sum();
             usage.checkpoints.insert(checkpoint.name.clone(), Held { alone, freed });
         }
         for (id, data) in &self.data {
             let count = live.count(*id);
             usage.stored += u64::from(data.pages);
             usage.live += u64::from(count);
+            if data.compressed {
+                usage.compressed += u64::from(data.pages);
+                usage.compressed_bytes += self.taken(*id, data) * BLOCK as u64;
+            }
             if is_sparse(data.pages, count) {
-                usage.repack += u64::from(data.pages - count.min(data.pages));
+                let gone = u64::from(data.pages - count.min(data.pages));
+                usage.repack += self.taken(*id, data) * gone / u64::from(data.pages.max(1));
             }
         }
         usage

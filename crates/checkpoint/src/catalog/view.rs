@@ -1,11 +1,12 @@
 //! Reading the checkpoints of a pool.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 
 use mpool::{Advice, BLOCK, MapError, Mcache, Pool, Temperature};
 
 use super::attached::Attached;
+use super::compressed::{DataMblock, Reader};
 use super::list::Data;
 use super::map::LEAF;
 use super::{CatalogDamage, Checkpoint, FindError, Flaw, PageFlaw, ReadError, Warning};
@@ -70,12 +71,15 @@ impl View {
         let flawed = |flaw: Flaw| self.damaged(&checkpoint.name, flaw);
         let unreadable = |error: MapError| flawed(error.into());
         let root = self.root(checkpoint).map_err(flawed)?;
-        let ids: Vec<u64> = root.data().of(&self.data).collect();
-        if ids.is_empty() {
-            return Ok(());
-        }
-        let pages = cache.map(&self.pool, &ids, Temperature::Cold).map_err(unreadable)?;
-        pages.advise(0, 0, 0, Advice::Sequential)?;
+        let (compressed, ids): (Vec<u64>, Vec<u64>) =
+            root.data().of(&self.data).partition(|id| self.data.get(id).is_some_and(|data| data.compressed));
+        let open = |id: u64| Ok((id, self.data_mblock(id)?));
+        let compressed: HashMap<u64, DataMblock> =
+            compressed.into_iter().map(open).collect::<Result<_, Flaw>>().map_err(flawed)?;
+        let map = (!ids.is_empty()).then(|| cache.map(&self.pool, &ids, Temperature::Cold));
+        let map = map.transpose().map_err(unreadable)?;
+        map.iter().try_for_each(|map| map.advise(0, 0, 0, Advice::Sequential))?;
+        let (mut reader, mut decoded) = (Reader::default(), vec![0; RUN * BLOCK]);
         for (number, places) in self.leaves(root.named()) {
             let places = places.map_err(flawed)?;
             let mut page = 0;
@@ -88,14 +92,26 @@ impl View {
                 // Pages with consecutive places are one run.
                 let run =
                     (1..RUN).take_while(|&i| places.get(page + i) == Some(&at.wrapping_add(i as u64))).count() + 1;
-                let gone = |_| flawed(Flaw::NoPage { page: at & 0xFFFF, mblock: at >> 16 });
-                let index = ids.binary_search(&(at >> 16)).map_err(gone)?;
-                let bytes = pages.get(index, (at & 0xFFFF) * BLOCK as u64, run * BLOCK).map_err(unreadable)?;
+                let bytes = if let Some(mblock) = compressed.get(&(at >> 16)) {
+                    let bytes = &mut decoded[..run * BLOCK];
+                    mblock.read(at & 0xFFFF, bytes, &mut reader).map_err(|flaw| flawed(flaw.into()))?;
+                    &*bytes
+                } else if let (Some(map), Ok(index)) = (&map, ids.binary_search(&(at >> 16))) {
+                    map.get(index, (at & 0xFFFF) * BLOCK as u64, run * BLOCK).map_err(unreadable)?
+                } else {
+                    return Err(flawed(Flaw::NoPage { page: at & 0xFFFF, mblock: at >> 16 }));
+                };
                 each(((number * LEAF + page) * BLOCK) as u64, bytes)?;
                 page += run;
             }
         }
         Ok(())
+    }
+
+    /// Opens a data mblock.
+    pub(super) fn data_mblock(&self, id: u64) -> Result<DataMblock, Flaw> {
+        let gone = Flaw::NoPage { page: 0, mblock: id };
+        Ok(DataMblock::new(self.pool.mblock(id)?, *self.data.get(&id).ok_or(gone)?))
     }
 
     /// The warning that pages of this data mblock are stored again.

@@ -68,7 +68,7 @@ impl Catalog {
 }
 
 impl<'a> Writer<'a> {
-    pub(super) fn new(store: &'a Store, pool: &Pool, name: &str) -> Self {
+    pub(super) fn new(store: &'a Store, pool: &Pool, compared: Compared, name: &str) -> Self {
         Self {
             store,
             name: name.into(),
@@ -76,7 +76,7 @@ impl<'a> Writer<'a> {
             base: Root::default(),
             changes: Changes::default(),
             off: Vec::new(),
-            compared: Compared::new(pool),
+            compared,
             used: BTreeSet::new(),
             new_pages: 0,
             beside: None,

@@ -268,6 +268,11 @@ enum Command {
     Repack {
         /// Name, or path of the capacity class
         name: String,
+        /// Compress the pages that only older checkpoints have, in frames of zstd: those of the N
+        /// newest checkpoints stay as they are, of the newest one if N is not given, and of none if
+        /// it is 0. An older PageONE refuses such a pool
+        #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "1")]
+        compress: Option<usize>,
     },
 }
 
@@ -321,7 +326,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Command::Ls { name, json } => kept::ls(names, name, *json)?,
         Command::Du { name, json } => kept::du(&names.open(name, Access::Shared)?, *json)?,
         Command::Rm { name, checkpoint } => kept::remove(&names.open(name, Access::Exclusive)?, checkpoint)?,
-        Command::Repack { name } => kept::repack(&names.open(name, Access::Exclusive)?)?,
+        Command::Repack { name, compress } => kept::repack(&names.open(name, Access::Exclusive)?, *compress)?,
     }
     Ok(())
 }
@@ -425,7 +430,7 @@ fn check(pool: &Pool, data: bool) -> Result<()> {
         println!("{finding}");
     }
     println!("{} mblocks, {} logs, {} of data read", report.mblocks, report.logs, size(report.bytes));
-    let kept = kept::check(pool)?;
+    let kept = kept::check(pool, data)?;
     ensure!(report.is_clean() && kept == 0, "{} findings", report.findings.len() + kept);
     Ok(())
 }

@@ -2,6 +2,7 @@
 //! what they take, beside full copies, RAM in tmpfs and QEMU's own snapshots. Prints medians, each
 //! with its bar.
 
+mod compressed;
 mod large;
 mod merged;
 mod rivals;

@@ -95,17 +95,26 @@ impl Model {
         catalog = self.go_on(catalog, "after-next", "next", 7)?;
         self.remove(&mut catalog, "few-3")?;
         self.remove(&mut catalog, "next")?;
-        match catalog.repack() {
-            Ok(_) => {}
-            Err(RepackError::Store(e)) => return Err(e),
-            Err(e) => panic!("{e}"),
+        // Moved; then all but the newest compressed; then what is left of that compressed again.
+        for compress in [None, Some(1)] {
+            repack(&mut catalog, compress)?;
         }
+        self.remove(&mut catalog, "few-1")?;
+        self.remove(&mut catalog, "few-2")?;
+        repack(&mut catalog, Some(0))?;
         drop(catalog);
         let catalog = self.store_two(open()?, [("left", &[241, 242, 3]), ("right", &[242, 243, 4])])?;
         drop(catalog);
         let catalog = self.store(open()?, "last", &[3, 30, 101, 200])?;
         drop(catalog);
         self.remove(&mut open()?, "few-0")
+    }
+}
+
+fn repack(catalog: &mut Catalog, compress: Option<usize>) -> Result<Repacked, StoreError> {
+    match catalog.repack(compress) {
+        Err(RepackError::Store(e)) => Err(e),
+        done => Ok(done.unwrap()),
     }
 }
 

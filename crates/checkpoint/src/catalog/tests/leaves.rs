@@ -50,10 +50,10 @@ fn is(catalog: &View, name: &str, model: &Model) -> bool {
 }
 
 /// Numbers without a pattern.
-pub(super) struct Numbers(pub(super) u64);
+pub(crate) struct Numbers(pub(crate) u64);
 
 impl Numbers {
-    pub(super) fn below(&mut self, end: usize) -> usize {
+    pub(crate) fn below(&mut self, end: usize) -> usize {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) as usize % end
     }
@@ -101,7 +101,7 @@ fn whatever_changes_each_checkpoint_is_the_memory_of_its_time() {
                     catalog.remove(&name).unwrap();
                 }
                 3 => {
-                    catalog.repack().unwrap();
+                    catalog.repack([None, Some(0), Some(1), Some(2)][numbers.below(4)]).unwrap();
                     last = catalog.find(&last.name).unwrap().clone();
                 }
                 4 => {

@@ -12,7 +12,7 @@ use crate::catalog::pages::{Pages, hashes};
 
 /// Hashes of all pages in the data mblocks.
 fn stored(view: &View) -> Vec<u128> {
-    view.data.iter().flat_map(|(id, data)| hashes(&view.pool, *id, data.pages).unwrap()).collect()
+    view.data.iter().flat_map(|(id, data)| hashes(&view.pool, *id, *data).unwrap()).collect()
 }
 
 fn is_once(view: &View) -> bool {

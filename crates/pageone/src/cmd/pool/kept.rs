@@ -42,7 +42,9 @@ pub(super) fn du(pool: &Pool, as_json: bool) -> Result<()> {
         let all: Vec<_> = catalog.checkpoints().iter().map(one).collect();
         let repack = bytes(usage.repack);
         let out = json!({
-            "logical_bytes": logical, "physical_bytes": physical, "repack_frees_bytes": repack, "checkpoints": all,
+            "logical_bytes": logical, "physical_bytes": physical, "repack_frees_bytes": repack,
+            "compressed_bytes": bytes(usage.compressed), "compressed_to_bytes": usage.compressed_bytes,
+            "checkpoints": all,
         });
         println!("{out}");
         return Ok(());
@@ -66,6 +68,14 @@ pub(super) fn du(pool: &Pool, as_json: bool) -> Result<()> {
         size(physical),
         size(bytes(usage.repack))
     );
+    if usage.compressed > 0 {
+        println!(
+            "{:<24} memory {:>10}  on the media {:>10}",
+            "of that compressed",
+            size(bytes(usage.compressed)),
+            size(usage.compressed_bytes)
+        );
+    }
     Ok(())
 }
 
@@ -75,10 +85,13 @@ pub(super) fn remove(pool: &Pool, name: &str) -> Result<()> {
 }
 
 /// Repacks the data mblocks.
-pub(super) fn repack(pool: &Pool) -> Result<()> {
-    let done = Catalog::open(pool)?.repack()?;
+pub(super) fn repack(pool: &Pool, compress: Option<usize>) -> Result<()> {
+    let done = Catalog::open(pool)?.repack(compress)?;
     let bytes = |pages: u64| size(pages * BLOCK as u64);
     println!("{} freed, {} moved, {} data mblocks removed", bytes(done.freed), bytes(done.moved), done.mblocks);
+    if compress.is_some() || done.compressed > 0 {
+        println!("{} compressed to {}", bytes(done.compressed), size(done.compressed_bytes));
+    }
     if done.left > 0 {
         eprintln!(
             "pageone: {} data mblocks stay as they are: they, or maps that name them, cannot be read; `pageone pool check` \
@@ -90,8 +103,8 @@ pub(super) fn repack(pool: &Pool) -> Result<()> {
 }
 
 /// Checks the records of checkpoints against their maps, in a pool of checkpoints; prints what is
-/// wrong, and gives the number of findings.
-pub(super) fn check(pool: &Pool) -> Result<usize> {
+/// wrong, and gives the number of findings. With `data` compressed pages are decoded.
+pub(super) fn check(pool: &Pool, data: bool) -> Result<usize> {
     if pool.mblocks().is_empty() {
         return Ok(0);
     }
@@ -104,7 +117,10 @@ pub(super) fn check(pool: &Pool) -> Result<usize> {
             return Ok(1);
         }
     };
-    let findings = catalog.check(pool.props().access == Access::Exclusive)?;
+    let mut findings = catalog.check(pool.props().access == Access::Exclusive)?;
+    if data {
+        findings.extend(catalog.check_compressed());
+    }
     findings.iter().for_each(|finding| println!("{finding}"));
     Ok(findings.len())
 }

@@ -1,0 +1,217 @@
+//! Writing compressed data mblocks.
+
+use std::io::{Cursor, IoSlice};
+
+use mpool::{Allocation, BLOCK, MblockWriter, ObjectError, Pool};
+use ruzstd::decoding::FrameDecoder;
+use ruzstd::encoding::{CompressionLevel, FrameCompressor};
+
+use super::matches::Matches;
+use super::{CHUNK, END, HASH, PAGES, decode, decoder};
+
+/// A compressed data mblock that was stored.
+pub(in super::super) struct Stored {
+    pub(in super::super) id: u64,
+    /// The hashes of its pages.
+    pub(in super::super) hashes: Vec<u128>,
+    /// Its bytes.
+    pub(in super::super) bytes: u64,
+}
+
+/// The data mblock that is being filled.
+struct Open {
+    writer: MblockWriter,
+    /// The pages of the last chunk.
+    chunk: Vec<u8>,
+    hashes: Vec<u128>,
+    ends: Vec<u32>,
+}
+
+/// Collects pages, and writes them compressed.
+pub(in super::super) struct Compressor {
+    pool: Pool,
+    encoder: Encoder,
+    open: Option<Open>,
+}
+
+impl Compressor {
+    pub(in super::super) fn new(pool: &Pool) -> Self {
+        Self { pool: pool.clone(), encoder: Encoder::new(), open: None }
+    }
+
+    /// Adds a page to the data mblock that is being filled; gives its place.
+    pub(in super::super) fn put(&mut self, page: &[u8], hash: u128) -> Result<u64, ObjectError> {
+        let open = match &mut self.open {
+            Some(open) => open,
+            none => {
+                // What is not needed is free again when it is committed.
+                let capacity = (PAGES * (BLOCK + HASH) + PAGES / CHUNK * END) as u64;
+                let writer = self.pool.mblock_alloc(Allocation { capacity, ..Allocation::default() })?;
+                none.insert(Open { writer, chunk: Vec::new(), hashes: Vec::new(), ends: Vec::new() })
+            }
+        };
+        open.chunk.extend_from_slice(page);
+        open.hashes.push(hash);
+        let at = open.writer.id() << 16 | (open.hashes.len() - 1) as u64;
+        if open.chunk.len() == CHUNK * BLOCK {
+            open.end_chunk(&mut self.encoder)?;
+        }
+        Ok(at)
+    }
+
+    /// Stores the data mblock that is being filled, if it is full.
+    pub(in super::super) fn store_full(&mut self) -> Result<Option<Stored>, ObjectError> {
+        let is_full = self.open.as_ref().is_some_and(|open| open.hashes.len() >= PAGES);
+        if is_full { self.store() } else { Ok(None) }
+    }
+
+    /// Stores the data mblock that is being filled, as it is.
+    pub(in super::super) fn store(&mut self) -> Result<Option<Stored>, ObjectError> {
+        let Some(mut open) = self.open.take() else { return Ok(None) };
+        if !open.chunk.is_empty() {
+            open.end_chunk(&mut self.encoder)?;
+        }
+        let Open { mut writer, hashes, ends, .. } = open;
+        let all: Vec<u8> = hashes.iter().flat_map(|hash| hash.to_le_bytes()).collect();
+        let table: Vec<u8> = ends.iter().flat_map(|end| end.to_le_bytes()).collect();
+        writer.write(&[IoSlice::new(&all), IoSlice::new(&table)])?;
+        let (id, bytes) = (writer.id(), writer.len());
+        writer.commit()?;
+        Ok(Some(Stored { id, hashes, bytes }))
+    }
+}
+
+impl Open {
+    fn end_chunk(&mut self, encoder: &mut Encoder) -> Result<(), ObjectError> {
+        let stored = encoder.encode(&self.chunk).unwrap_or(&self.chunk);
+        self.writer.write(&[IoSlice::new(stored)])?;
+        self.ends.push(self.writer.len() as u32);
+        self.chunk.clear();
+        Ok(())
+    }
+}
+
+/// Makes frames.
+struct Encoder {
+    compressor: FrameCompressor<Cursor<Vec<u8>>, Vec<u8>, Matches>,
+    decoder: FrameDecoder,
+    frame: Vec<u8>,
+    again: Vec<u8>,
+}
+
+impl Encoder {
+    fn new() -> Self {
+        // Of its levels this is the one that it has; the search is ours.
+        let compressor = FrameCompressor::new_with_matcher(Matches::new(), CompressionLevel::Fastest);
+        let (frame, again) = (Vec::new(), Vec::new());
+        Self { compressor, decoder: decoder(), frame, again }
+    }
+
+    /// The frame of some pages; `None` if it is not an eighth smaller. It was decoded and compared:
+    /// nobody's pages depend on the encoder's being right.
+    fn encode(&mut self, pages: &[u8]) -> Option<&[u8]> {
+        self.again.clear();
+        self.again.extend_from_slice(pages);
+        self.compressor.set_source(Cursor::new(std::mem::take(&mut self.again)));
+        self.frame.clear();
+        self.compressor.set_drain(std::mem::take(&mut self.frame));
+        self.compressor.compress();
+        self.frame = self.compressor.take_drain()?;
+        self.again = self.compressor.take_source()?.into_inner();
+        let is_smaller = self.frame.len() <= pages.len() - pages.len() / 8;
+        (is_smaller && self.is_of(pages)).then_some(&self.frame)
+    }
+
+    /// Whether the frame decodes to these pages.
+    fn is_of(&mut self, pages: &[u8]) -> bool {
+        self.again.clear();
+        self.again.resize(pages.len(), 0);
+        decode(&mut self.decoder, &self.frame, &mut self.again).is_some() && self.again == pages
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalog::tests::Numbers;
+
+    /// A chunk of a few pages, made of runs, noise, and copies of what is there.
+    fn chunk(numbers: &mut Numbers) -> Vec<u8> {
+        let len = (1 + numbers.below(CHUNK)) * BLOCK;
+        let mut all = Vec::new();
+        while all.len() < len {
+            let most = [3, 20, 300, 9000][numbers.below(4)];
+            let count = 1 + numbers.below(most);
+            match numbers.below(4) {
+                0 => all.extend(std::iter::repeat_n(numbers.below(256) as u8, count)),
+                1 => all.extend((0..count).map(|_| numbers.below(256) as u8)),
+                2 => all.extend((0..count).map(|_| b'a' + numbers.below(1 + count % 5) as u8)),
+                _ if all.is_empty() => {}
+                _ => {
+                    let from = numbers.below(all.len());
+                    (from..from + count).for_each(|at| all.push(all[at]));
+                }
+            }
+        }
+        all.truncate(len);
+        all
+    }
+
+    #[test]
+    fn a_frame_decodes_to_its_pages_and_a_changed_one_to_nothing_else() {
+        let (mut numbers, mut encoder, mut decoder) = (Numbers(1), Encoder::new(), decoder());
+        let mut frames = 0;
+        for number in 0..400 {
+            let pages = chunk(&mut numbers);
+            let Some(frame) = encoder.encode(&pages).map(<[u8]>::to_vec) else { continue };
+            frames += 1;
+            let mut into = vec![0; pages.len()];
+            decode(&mut decoder, &frame, &mut into).unwrap();
+            assert!(into == pages, "{number}");
+            for _ in 0..20 {
+                let mut wrong = frame.clone();
+                match numbers.below(4) {
+                    0 => wrong.truncate(numbers.below(frame.len())),
+                    1 => wrong.extend_from_slice(&frame[..numbers.below(frame.len())]),
+                    _ => wrong[numbers.below(frame.len())] ^= 1 << numbers.below(8),
+                }
+                if decode(&mut decoder, &wrong, &mut into).is_some() {
+                    assert!(into == pages, "{number}");
+                }
+            }
+            // Of more pages, and of fewer.
+            assert!(decode(&mut decoder, &frame, &mut vec![0; pages.len() + BLOCK]).is_none());
+            assert!(decode(&mut decoder, &frame, &mut vec![0; pages.len() - BLOCK]).is_none());
+        }
+        assert!(frames > 200, "{frames}");
+    }
+
+    #[test]
+    fn a_frame_that_is_not_of_its_pages_is_not_stored() {
+        let mut encoder = Encoder::new();
+        let pages = [vec![1; BLOCK], vec![2; BLOCK]].concat();
+        encoder.encode(&pages).unwrap();
+        assert!(encoder.is_of(&pages));
+        let mut others = pages.clone();
+        others[BLOCK] = 3;
+        assert!(!encoder.is_of(&others) && !encoder.is_of(&pages[BLOCK..]) && encoder.is_of(&pages));
+        encoder.frame[9] ^= 1;
+        assert!(!encoder.is_of(&pages));
+    }
+
+    #[test]
+    fn other_programs_read_the_frames() {
+        use std::io::Write;
+        use std::process::{Command, Stdio};
+        let pages = chunk(&mut Numbers(5));
+        let mut encoder = Encoder::new();
+        let frame = encoder.encode(&pages).unwrap();
+        let zstd = Command::new("zstd").args(["-dcq"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let Ok(mut zstd) = zstd else {
+            println!("SKIPPED: no program zstd");
+            return;
+        };
+        zstd.stdin.take().unwrap().write_all(frame).unwrap();
+        assert!(zstd.wait_with_output().unwrap().stdout == pages);
+    }
+}

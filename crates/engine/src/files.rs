@@ -87,6 +87,16 @@ pub(crate) struct Files {
     guests: Guests,
 }
 
+/// Why there can be no agents on this kernel, and what merges without.
+pub(crate) fn no_agents() -> Option<String> {
+    let release = kmem::pagemap::too_old()?;
+    let module = match kmem::pageonefs::is_loaded() {
+        true => "files of pageonefs are merged: start QEMU by `pageone run --backend module`",
+        false => "and pageonefs is not loaded, so nothing is merged; `pageone doctor` says more",
+    };
+    Some(format!("Linux {release} is too old for them, 6.7 or later is needed; {module}"))
+}
+
 /// What is told of a mount.
 pub(crate) struct OfMount {
     /// `domain=`, or the path where it has none.

@@ -20,7 +20,7 @@ mod mounts;
 #[cfg(test)]
 mod tests;
 
-pub use mounts::{MountInfo, mounts, mounts_in};
+pub use mounts::{MountInfo, is_loaded, mounts, mounts_in};
 
 /// The version of the interface that this module speaks.
 pub const VERSION: u32 = 3;

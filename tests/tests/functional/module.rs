@@ -1,6 +1,8 @@
 //! Guests whose RAM lies in a mount of `pageonefs`: no agent, and memory that others may map.
 //! `make test-module` runs these in a host that has the module.
 
+mod alone;
+
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 

@@ -108,6 +108,9 @@ impl Engine {
             workers.threads.lock().push((None, spawn("files-recycle", move || of_files.recycle(&of_engine))?));
             spawn("service", move || service.run())
         };
+        if let Some(why) = crate::files::no_agents() {
+            tracing::warn!("no agents: {why}");
+        }
         let service = Mutex::new(Some(start().map_err(io_error("start threads for", &directory))?));
         Ok(Self { shared, wake, service, workers, files, lock })
     }

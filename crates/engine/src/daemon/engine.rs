@@ -146,9 +146,10 @@ impl Engine {
         let _ = rustix::fs::flock(&self.lock, rustix::fs::FlockOperation::Unlock);
     }
 
-    /// The owner of a client process.
+    /// The owner of a client process, or of a guest whose free pages are punched.
     pub fn owner(&self, pid: i32) -> Option<u32> {
-        self.shared.clients().iter().find(|c| c.pid == pid).map(|c| c.user.uid)
+        let client = self.shared.clients().iter().find(|c| c.pid == pid).map(|c| c.user.uid);
+        client.or_else(|| self.files.owner(pid))
     }
 }
 

@@ -20,6 +20,7 @@
 //! dirty bit, and so has what was punched: the scan asks the kernel which of them are still holes.
 
 mod find;
+mod plug;
 mod pool;
 mod process;
 mod sweep;
@@ -39,6 +40,7 @@ use super::owner::Owner;
 use crate::client::recycling::Recycling;
 use crate::recycle::policy::{LOOK_AFTER, SWEEP_SHARE};
 use crate::world::shared::Shared;
+use process::Qemu;
 use sweep::Sweeper;
 
 /// How often guests are looked for where there are none.
@@ -46,6 +48,8 @@ const IDLE: Duration = Duration::from_secs(1);
 
 /// A guest whose free pages are punched.
 pub(super) struct Guest {
+    qemu: Arc<Qemu>,
+    /// Locked for as long as somebody has a session with QEMU's monitor.
     sweeper: Mutex<Sweeper>,
     recycling: Arc<Mutex<Recycling>>,
     files: Vec<Arc<File>>,
@@ -54,6 +58,7 @@ pub(super) struct Guest {
 /// A process that has a file open.
 struct Looked {
     process: PidFd,
+    uid: u32,
     /// Once it was found to have a pool: the file that tells of it.
     told: Option<(Arc<File>, Arc<Mutex<Recycling>>)>,
     /// Once it is known where its RAM lies.
@@ -87,9 +92,9 @@ impl Guests {
     }
 
     /// The process has been looked at, and is this guest.
-    fn add(&self, pid: i32, guest: Guest) {
+    fn add(&self, pid: i32, guest: Arc<Guest>) {
         if let Some(looked) = self.all.lock().get_mut(&pid) {
-            looked.guest = Some(Arc::new(guest));
+            looked.guest = Some(guest);
         }
         self.wake.notify_all();
     }
@@ -135,16 +140,16 @@ impl Files {
                 continue;
             }
             let (Ok(kept), Ok(process)) = (PidFd::open(pid), PidFd::open(pid)) else { continue };
-            let before = all.insert(pid, Looked { process: kept, told: None, guest: None });
+            let before = all.insert(pid, Looked { process: kept, uid: holder.uid, told: None, guest: None });
             drop(all);
             before.into_iter().for_each(|mut looked| looked.end());
             find::start(self, shared, find::Subject { pid, process, uid: holder.uid, file });
         }
     }
 
-    /// Whether this process is a guest whose free pages are punched.
-    pub(crate) fn is_recycled(&self, pid: i32) -> bool {
-        self.guests.all.lock().get(&pid).is_some_and(|looked| looked.told.is_some())
+    /// The owner of a process that is a guest with a pool.
+    pub(crate) fn owner(&self, pid: i32) -> Option<u32> {
+        self.guests.all.lock().get(&pid).filter(|looked| looked.told.is_some()).map(|looked| looked.uid)
     }
 
     /// The thread: sweeps where one is due, until the engine stops.
@@ -172,11 +177,12 @@ impl Guest {
             recycling.due = now + recycling.period.mul_f64(LOOK_AFTER);
             recycling.period
         };
-        let mut sweeper = self.sweeper.lock();
+        // The device is being plugged, which may take minutes.
+        let Some(mut sweeper) = self.sweeper.try_lock() else { return Some(self.recycling.lock().due) };
         sweeper.drain();
         let has_work = {
             let recycling = self.recycling.lock();
-            !recycling.is_dropped() && recycling.has_marks()
+            !recycling.is_dropped() && !recycling.is_paused() && recycling.has_marks()
         };
         if has_work && let Some(budget) = shared.pacer.allowance(period.mul_f64(SWEEP_SHARE)) {
             sweeper.sweep(&self.files, budget, &self.recycling, || shared.stopping());

@@ -116,7 +116,7 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     } else if args.ppr {
         let words = &args.program[1..];
         let worker = match args.backend {
-            Backend::Module => module::check_for_recycling(prepared.is_ok(), words).map(|()| ppr::Worker::Daemon),
+            Backend::Module => module::check_for_recycling(prepared.is_ok()).map(|()| ppr::Worker::Daemon),
             _ => {
                 ppr::warn_of(words);
                 Ok(ppr::Worker::Agent)

@@ -5,7 +5,7 @@
 //! pages of files punched that it maps for writing, and of no others.
 
 use std::io::Read;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,15 +20,16 @@ use wire::recycle::{ENV_FILE_POOL, ENV_FILE_QMP, ENV_PERIOD, Extent};
 use wire::{PageNo, RegionId};
 
 use super::pool::{Pool, TakeError};
-use super::process::Process;
+use super::process::{Process, Qemu};
 use super::sweep::Sweeper;
 use super::{Files, Guest};
 use crate::client::recycling::Recycling;
 use crate::files::file::File;
 use crate::files::owner;
 use crate::ledger::free_pages::FreePages;
+use crate::recycle::device::{self, QMP_TIME};
 use crate::recycle::layout::{LayoutError, find_ram};
-use crate::recycle::ram::{Place, QMP_TIME, Search, extents_of};
+use crate::recycle::ram::{Place, Search, extents_of};
 use crate::world::shared::Shared;
 
 /// Bytes of an environment that are read.
@@ -126,9 +127,15 @@ fn find(files: &Arc<Files>, shared: &Shared, search: &Search, subject: Subject, 
     // Not merged until the guest has said what is free, and told in status.
     files.guests.tell(pid, &file, &recycling);
     match locate(files, &subject, &monitor, &goes_on) {
-        Ok((mapped, extents)) => {
-            let guest = manage(subject, pool, monitor, recycling, mapped, extents);
-            files.guests.add(pid, guest);
+        Ok((mapped, extents, is_plugged)) => {
+            let is_first = !pool.is_used();
+            recycling.lock().set_paused(!is_plugged);
+            let of_qemu = (monitor, words.pool);
+            let guest = Arc::new(manage(subject, pool, of_qemu, recycling, mapped, extents));
+            files.guests.add(pid, guest.clone());
+            if !is_plugged && let Err(why) = guest.plug_by_itself(shared, is_first) {
+                tracing::warn!(pid, "its free pages are not recycled yet: {why}");
+            }
         }
         Err(why) => {
             tracing::warn!(pid, "not recycled: {why}");
@@ -148,28 +155,29 @@ fn inherited(process: &PidFd, words: Words, goes_on: &dyn Fn() -> bool) -> Resul
     Ok((lock(&theirs, goes_on)?, monitor))
 }
 
-/// Where its RAM lies.
+/// Where its RAM lies, and whether it has its device.
 fn locate(
     files: &Files,
     subject: &Subject,
     monitor: &OwnedFd,
     goes_on: &(dyn Fn() -> bool + Sync),
-) -> Result<(Mapped, Vec<Extent>), FindError> {
-    let ram = find_ram(&mut Qmp::open(monitor, QMP_TIME, goes_on)?)?;
+) -> Result<(Mapped, Vec<Extent>, bool), FindError> {
+    let mut qmp = Qmp::open(monitor.as_fd(), QMP_TIME, goes_on)?;
+    let (ram, is_plugged) = (find_ram(&mut qmp)?, device::is_plugged(&mut qmp)?);
     let mapped = mapped(files, subject.pid, goes_on)?;
     let extents = extents_of(&mapped.places, &ram);
     if extents.is_empty() {
         return Err(FindError::Unmanaged);
     }
     // All that was asked by its number was asked of this process.
-    if subject.process.has_exited() { Err(FindError::Over) } else { Ok((mapped, extents)) }
+    if subject.process.has_exited() { Err(FindError::Over) } else { Ok((mapped, extents, is_plugged)) }
 }
 
 /// From now on it is recycled, and what it marks is not merged.
 fn manage(
     subject: Subject,
     pool: Pool,
-    monitor: OwnedFd,
+    (monitor, number): (OwnedFd, u32),
     recycling: Arc<Mutex<Recycling>>,
     mapped: Mapped,
     extents: Vec<Extent>,
@@ -184,8 +192,9 @@ fn manage(
     recycling.lock().locate(extents.clone());
     let pages: u64 = extents.iter().map(|extent| u64::from(extent.run.len)).sum();
     tracing::info!(pid, "free pages of {} MiB are punched", (pages * PAGE_SIZE as u64) >> 20);
-    let ground = Process::new(pid, process, monitor, descriptors);
-    Guest { sweeper: Mutex::new(Sweeper::new(pool, extents, Box::new(ground))), recycling, files }
+    let qemu = Arc::new(Qemu { pid, process, monitor, pool: number });
+    let ground = Process::new(qemu.clone(), descriptors);
+    Guest { qemu, sweeper: Mutex::new(Sweeper::new(pool, extents, Box::new(ground))), recycling, files }
 }
 
 /// Waits until no other daemon works on the pool.

@@ -1,6 +1,7 @@
 //! The process that is a guest, and its files.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use kmem::memfd::{FileId, identity};
 use kmem::pidfd::PidFd;
@@ -25,24 +26,30 @@ pub(super) trait Ground: Send {
 }
 
 /// A QEMU.
+pub(super) struct Qemu {
+    pub(super) pid: i32,
+    pub(super) process: PidFd,
+    pub(super) monitor: OwnedFd,
+    /// The number of its descriptor for the pool.
+    pub(super) pool: u32,
+}
+
+/// The same, with its descriptors for its RAM.
 pub(super) struct Process {
-    pid: i32,
-    process: PidFd,
-    monitor: OwnedFd,
-    /// Its descriptors for its RAM.
+    qemu: Arc<Qemu>,
     files: Vec<(FileId, u32)>,
 }
 
 impl Process {
-    pub(super) fn new(pid: i32, process: PidFd, monitor: OwnedFd, files: Vec<(FileId, u32)>) -> Self {
-        Self { pid, process, monitor, files }
+    pub(super) fn new(qemu: Arc<Qemu>, files: Vec<(FileId, u32)>) -> Self {
+        Self { qemu, files }
     }
 }
 
 impl Ground for Process {
     fn held(&self) -> Option<Refusal> {
         // A device that has pinned pages would go on with those that are punched away.
-        match kmem::procfs::status(Some(self.pid)) {
+        match kmem::procfs::status(Some(self.qemu.pid)) {
             Ok(status) if status.vm_pin_kib > 0 => Some(Refusal::Pinned),
             Ok(status) if status.vm_lck_kib > 0 => Some(Refusal::Locked),
             Ok(_) => None,
@@ -53,7 +60,7 @@ impl Ground for Process {
     fn open(&self) -> Result<Punch<'_>, Errno> {
         let mut open = Vec::new();
         for &(file, number) in &self.files {
-            let fd = self.process.descriptor(number).map_err(errno)?;
+            let fd = self.qemu.process.descriptor(number).map_err(errno)?;
             if identity(&fd).ok() != Some(file) {
                 // It is another file now. Closing it may wait for its server.
                 let _ = std::thread::Builder::new().name("closing".into()).spawn(move || drop(fd));
@@ -75,7 +82,7 @@ impl Ground for Process {
     }
 
     fn drain(&self) {
-        qmp::drain(&self.monitor);
+        qmp::drain(&self.qemu.monitor);
     }
 }
 
@@ -98,11 +105,13 @@ mod tests {
         for fd in [&ram, &other] {
             rustix::io::pwrite(fd, &[7; 16 << 12], 0).unwrap();
         }
-        let own = || PidFd::open(std::process::id() as i32).unwrap();
+        let pid = std::process::id() as i32;
         let (monitor, _qemu) = std::os::unix::net::UnixStream::pair().unwrap();
+        let process = PidFd::open(pid).unwrap();
+        let qemu = Arc::new(Qemu { pid, process, monitor: monitor.into(), pool: 0 });
         let number = ram.as_raw_fd() as u32;
         let id = identity(&ram).unwrap();
-        let process = Process::new(std::process::id() as i32, own(), monitor.into(), vec![(id, number)]);
+        let process = Process::new(qemu.clone(), vec![(id, number)]);
         process.open().unwrap()(0, Run::new(PageNo(2), 3)).unwrap();
         let byte = |fd: &OwnedFd, page: u64| {
             let mut byte = [0];
@@ -111,9 +120,8 @@ mod tests {
         };
         assert_eq!([1, 2, 4, 5].map(|page| byte(&ram, page)), [7, 0, 0, 7]);
         assert_eq!(process.open().unwrap()(1, Run::new(PageNo(0), 1)), Err(Errno::BADF));
-        let (monitor, _qemu) = std::os::unix::net::UnixStream::pair().unwrap();
         let there = other.as_raw_fd() as u32;
-        let process = Process::new(std::process::id() as i32, own(), monitor.into(), vec![(id, there)]);
+        let process = Process::new(qemu, vec![(id, there)]);
         assert_eq!(process.open().err(), Some(Errno::STALE));
         assert_eq!(byte(&other, 3), 7);
     }

@@ -41,6 +41,11 @@ impl Sweeper {
         self.ground.drain();
     }
 
+    /// Forgets all marks: there is no device.
+    pub(super) fn clear(&self) -> Result<(), Errno> {
+        self.pool.clear()
+    }
+
     /// Punches marked pages, for at most `budget` of CPU time, and notes what became of it.
     pub(super) fn sweep(
         &mut self,

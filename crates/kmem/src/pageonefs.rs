@@ -23,7 +23,7 @@ mod tests;
 pub use mounts::{MountInfo, is_loaded, mounts, mounts_in};
 
 /// The version of the interface that this module speaks.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 const DOMAIN_MAX: usize = 64;
 
@@ -177,6 +177,15 @@ struct RawPlain {
     id: u64,
 }
 
+#[repr(C)]
+struct RawPunch {
+    id: u64,
+    start: u64,
+    pages: u64,
+    held: u64,
+    stayed: u64,
+}
+
 /// Counts since the module was loaded; the first two are of now (`struct pageonefs_stats`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -218,6 +227,7 @@ const _: () = assert!(size_of::<RawDigest>() == 64 && std::mem::offset_of!(RawDi
 const _: () = assert!(size_of::<Entry>() == 24 && std::mem::offset_of!(Entry, result) == 16);
 const _: () = assert!(size_of::<RawMerge>() == 24 && std::mem::offset_of!(RawMerge, count) == 16);
 const _: () = assert!(size_of::<RawPlain>() == 8);
+const _: () = assert!(size_of::<RawPunch>() == 40 && std::mem::offset_of!(RawPunch, held) == 24);
 const _: () = assert!(size_of::<Stats>() == 104 && std::mem::offset_of!(Stats, drains) == 96);
 
 const INFO: Opcode = opcode::read::<RawInfo>(b'1', 1);
@@ -227,6 +237,7 @@ const DIGEST: Opcode = opcode::read_write::<RawDigest>(b'1', 4);
 const MERGE: Opcode = opcode::read_write::<RawMerge>(b'1', 5);
 const MAKE_PLAIN: Opcode = opcode::write::<RawPlain>(b'1', 6);
 const STATS: Opcode = opcode::read::<Stats>(b'1', 7);
+const PUNCH: Opcode = opcode::read_write::<RawPunch>(b'1', 8);
 
 /// What a page is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -426,6 +437,24 @@ impl Mount {
     pub fn make_plain(&self, id: u64) -> Result<(), Errno> {
         // SAFETY: `RawPlain` is PAGEONEFS_MAKE_PLAIN's argument, which the kernel only reads.
         unsafe { ioctl::ioctl(&self.root, Setter::<MAKE_PLAIN, _>::new(RawPlain { id })) }
+    }
+
+    /// Makes `pages` from `start` on holes, but for those that somebody has pinned: a device would
+    /// go on with a page that the file has no more. `held` gets a bit for each of these, 64 pages
+    /// a word. Returns how many stayed.
+    ///
+    /// # Errors
+    ///
+    /// `SRCH`: no such file. `BUSY`: it is plain. `INTR`: a fatal signal. `INVAL`: beyond what a
+    /// file can have, or `held` is too short. After an error some may be holes.
+    pub fn punch(&self, id: u64, start: u64, pages: u64, held: &mut [u64]) -> Result<u64, Errno> {
+        if (held.len() as u64) < pages.div_ceil(64) {
+            return Err(Errno::INVAL);
+        }
+        let mut punch = RawPunch { id, start, pages, held: held.as_mut_ptr().expose_provenance() as u64, stayed: 0 };
+        // SAFETY: `held` is the address of `pages / 64` words, rounded up, that outlive the call.
+        unsafe { ioctl::ioctl(&self.root, Updater::<PUNCH, _>::new(&mut punch)) }?;
+        Ok(punch.stayed)
     }
 
     /// The counts.

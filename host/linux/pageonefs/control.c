@@ -17,6 +17,7 @@ static_assert(sizeof(struct pageonefs_digest) == 64 && offsetof(struct pageonefs
 static_assert(sizeof(struct pageonefs_entry) == 24 && offsetof(struct pageonefs_entry, result) == 16);
 static_assert(sizeof(struct pageonefs_merge) == 24 && offsetof(struct pageonefs_merge, count) == 16);
 static_assert(sizeof(struct pageonefs_plain) == 8);
+static_assert(sizeof(struct pageonefs_punch) == 40 && offsetof(struct pageonefs_punch, held) == 24);
 static_assert(sizeof(struct pageonefs_stats) == 104 && offsetof(struct pageonefs_stats, drains) == 96);
 
 /* The file with this id, with a reference; or NULL. */
@@ -108,6 +109,7 @@ union request {
 	struct pageonefs_digest digest;
 	struct pageonefs_merge merge;
 	struct pageonefs_plain plain;
+	struct pageonefs_punch punch;
 };
 
 static long of_a_file(struct pofs_super *ps, unsigned int cmd, void __user *arg)
@@ -132,6 +134,9 @@ static long of_a_file(struct pofs_super *ps, unsigned int cmd, void __user *arg)
 		break;
 	case PAGEONEFS_MERGE:
 		ret = pofs_merge(POFS_I(inode), &request.merge);
+		break;
+	case PAGEONEFS_PUNCH:
+		ret = pofs_punch(POFS_I(inode), &request.punch);
 		break;
 	case PAGEONEFS_MAKE_PLAIN:
 		ret = pofs_make_plain(POFS_I(inode), PAGEONEFS_PLAIN_ASKED);
@@ -165,6 +170,7 @@ long pofs_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 	case PAGEONEFS_DIGEST:
 	case PAGEONEFS_MERGE:
 	case PAGEONEFS_MAKE_PLAIN:
+	case PAGEONEFS_PUNCH:
 		return of_a_file(ps, cmd, user);
 	default:
 		return -ENOTTY;

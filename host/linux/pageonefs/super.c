@@ -65,6 +65,7 @@ static struct inode *alloc_inode(struct super_block *sb)
 	pi->write_end = pi->write_run = 0;
 	for (i = 0; i < POFS_MAPPING_LOCKS; i++)
 		init_rwsem(&pi->mapping[i]);
+	init_rwsem(&pi->faults);
 	init_rwsem(&pi->merging);
 	pi->blocked = 0;
 	pi->cuts = 0;

@@ -20,7 +20,7 @@ use wire::recycle::{ENV_FILE_POOL, ENV_FILE_QMP, ENV_PERIOD, Extent};
 use wire::{PageNo, RegionId};
 
 use super::pool::{Pool, TakeError};
-use super::process::{Process, Qemu};
+use super::process::{OfRam, Process, Qemu};
 use super::sweep::Sweeper;
 use super::{Files, Guest};
 use crate::client::recycling::Recycling;
@@ -183,7 +183,7 @@ fn manage(
     extents: Vec<Extent>,
 ) -> Guest {
     let Subject { pid, process, .. } = subject;
-    let Mapped { files, descriptors, .. } = mapped;
+    let Mapped { files, ram, .. } = mapped;
     for (number, file) in files.iter().enumerate() {
         let own = |extent: &&Extent| extent.region == RegionId(number as u32);
         let own = extents.iter().filter(own).copied().collect();
@@ -193,7 +193,7 @@ fn manage(
     let pages: u64 = extents.iter().map(|extent| u64::from(extent.run.len)).sum();
     tracing::info!(pid, "free pages of {} MiB are punched", (pages * PAGE_SIZE as u64) >> 20);
     let qemu = Arc::new(Qemu { pid, process, monitor, pool: number });
-    let ground = Process::new(qemu.clone(), descriptors);
+    let ground = Process::new(qemu.clone(), ram);
     Guest { qemu, sweeper: Mutex::new(Sweeper::new(pool, extents, Box::new(ground))), recycling, files }
 }
 
@@ -211,8 +211,7 @@ fn lock(theirs: &OwnedFd, goes_on: &dyn Fn() -> bool) -> Result<Pool, FindError>
 /// Files that a process maps for writing, in the order of their addresses.
 struct Mapped {
     files: Vec<Arc<File>>,
-    /// Of each, by which it can be punched.
-    descriptors: Vec<(FileId, u32)>,
+    ram: Vec<OfRam>,
     /// The region is the number of the file.
     places: Vec<Place>,
 }
@@ -234,7 +233,7 @@ fn mapped(files: &Files, pid: i32, goes_on: &dyn Fn() -> bool) -> Result<Mapped,
 
 /// The same, and whether there are files that are not managed yet.
 fn mapped_now(files: &Files, pid: i32) -> std::io::Result<(Mapped, bool)> {
-    let mut found = Mapped { files: Vec::new(), descriptors: Vec::new(), places: Vec::new() };
+    let mut found = Mapped { files: Vec::new(), ram: Vec::new(), places: Vec::new() };
     let mut missing = false;
     let open = owner::descriptors(pid);
     for_each_map(Some(pid), |line| {
@@ -250,7 +249,7 @@ fn mapped_now(files: &Files, pid: i32) -> std::io::Result<(Mapped, bool)> {
         let number = known.or_else(|| {
             let &(_, number) = open.iter().find(|&&(other, _)| other == id)?;
             found.files.push(file.clone());
-            found.descriptors.push((id, number));
+            found.ram.push(OfRam { file: file.clone(), id, number });
             Some(found.files.len() - 1)
         });
         let first = u32::try_from(line.offset / PAGE_SIZE as u64);

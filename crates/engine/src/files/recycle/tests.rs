@@ -26,6 +26,7 @@ use super::sweep::Sweeper;
 use crate::client::recycling::Recycling;
 use crate::config::Config;
 use crate::files::file::File;
+use crate::files::kernel::Kernel;
 use crate::files::tests::{Fake, World};
 use crate::ledger::Entry;
 use crate::ledger::free_pages::tests::{guest_side, pool};
@@ -52,9 +53,11 @@ impl Ground for OfModel {
     }
 
     fn open(&self) -> Result<Punch<'_>, Errno> {
-        Ok(Box::new(|file, run| {
-            self.known.lock().push(recycled(&self.files));
-            self.fake.punch(file as u64 + 1, run);
+        Ok(Box::new(|file, runs, punched| {
+            for run in runs {
+                self.known.lock().push(recycled(&self.files));
+                self.fake.punch(file as u64 + 1, &[*run], punched)?;
+            }
             Ok(())
         }))
     }
@@ -223,6 +226,29 @@ fn nothing_is_punched_while_memory_is_pinned_or_once_the_header_is_spoilt() {
     guest.sweep();
     assert!(guest.why().unwrap().contains("overwritten"));
     assert_eq!((guest.recycling.lock().status().state.as_str(), guest.content(0, 10)), ("dropped", 1));
+}
+
+#[test]
+fn pages_that_a_device_has_pinned_stay_and_status_says_so() {
+    let mut guest = Guest::new(&[vec![1; 200], vec![2; 80]]);
+    let side = guest.side();
+    let pin = |guest: &Guest, pinned| {
+        let mut model = guest.world.fake.0.lock();
+        model.files.get_mut(&1).unwrap()[20..23].iter_mut().for_each(|page| page.pinned = pinned);
+    };
+    pin(&guest, true);
+    ppr::Guest::new(&side).mark(frame(0, 10)..frame(0, 150));
+    guest.sweep();
+    let contents = [9, 10, 19, 20, 22, 23, 149, 150].map(|page| guest.content(0, page));
+    assert_eq!((contents, guest.recycled()), ([1, 0, 0, 1, 1, 0, 0, 1], 137));
+    assert_eq!(guest.recycling.lock().totals.pages, 137);
+    assert!(guest.why().unwrap().contains("pinned memory"));
+    guest.check();
+    // They are taken when they are freed again.
+    pin(&guest, false);
+    ppr::Guest::new(&side).mark(frame(0, 20)..frame(0, 23));
+    guest.sweep();
+    assert_eq!((guest.content(0, 21), guest.recycled(), guest.why()), (0, 140, None));
 }
 
 /// A monitor of a QEMU without a device, and what it is asked.

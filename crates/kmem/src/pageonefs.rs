@@ -9,7 +9,7 @@
 
 #![allow(unsafe_code)] // ioctls whose arguments hold addresses.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
@@ -23,7 +23,7 @@ mod tests;
 pub use mounts::{MountInfo, is_loaded, mounts, mounts_in};
 
 /// The version of the interface that this module speaks.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 const DOMAIN_MAX: usize = 64;
 
@@ -178,6 +178,12 @@ struct RawPlain {
 }
 
 #[repr(C)]
+struct RawNotify {
+    eventfd: i32,
+    reserved: u32,
+}
+
+#[repr(C)]
 struct RawPunch {
     id: u64,
     start: u64,
@@ -228,6 +234,7 @@ const _: () = assert!(size_of::<Entry>() == 24 && std::mem::offset_of!(Entry, re
 const _: () = assert!(size_of::<RawMerge>() == 24 && std::mem::offset_of!(RawMerge, count) == 16);
 const _: () = assert!(size_of::<RawPlain>() == 8);
 const _: () = assert!(size_of::<RawPunch>() == 40 && std::mem::offset_of!(RawPunch, held) == 24);
+const _: () = assert!(size_of::<RawNotify>() == 8);
 const _: () = assert!(size_of::<Stats>() == 104 && std::mem::offset_of!(Stats, drains) == 96);
 
 const INFO: Opcode = opcode::read::<RawInfo>(b'1', 1);
@@ -238,6 +245,7 @@ const MERGE: Opcode = opcode::read_write::<RawMerge>(b'1', 5);
 const MAKE_PLAIN: Opcode = opcode::write::<RawPlain>(b'1', 6);
 const STATS: Opcode = opcode::read::<Stats>(b'1', 7);
 const PUNCH: Opcode = opcode::read_write::<RawPunch>(b'1', 8);
+const NOTIFY: Opcode = opcode::write::<RawNotify>(b'1', 9);
 
 /// What a page is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -455,6 +463,19 @@ impl Mount {
         // SAFETY: `held` is the address of `pages / 64` words, rounded up, that outlive the call.
         unsafe { ioctl::ioctl(&self.root, Updater::<PUNCH, _>::new(&mut punch)) }?;
         Ok(punch.stayed)
+    }
+
+    /// From now on this `eventfd(2)` is written to when a file comes, goes, gets another length or
+    /// becomes plain, and when the mount goes. A mount has one: the next call's takes its place.
+    /// `None`: nobody is told. It holds neither the mount nor the descriptor.
+    ///
+    /// # Errors
+    ///
+    /// `INVAL`: it is no eventfd.
+    pub fn notify(&self, eventfd: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
+        let eventfd = eventfd.map_or(-1, |fd| fd.as_raw_fd());
+        // SAFETY: `RawNotify` is PAGEONEFS_NOTIFY's argument, which the kernel only reads.
+        unsafe { ioctl::ioctl(&self.root, Setter::<NOTIFY, _>::new(RawNotify { eventfd, reserved: 0 })) }
     }
 
     /// The counts.

@@ -4,6 +4,7 @@
  * memory anyway; the files themselves have no ioctls.
  */
 #include <linux/capability.h>
+#include <linux/eventfd.h>
 #include <linux/uaccess.h>
 
 #include "pageonefs.h"
@@ -18,6 +19,7 @@ static_assert(sizeof(struct pageonefs_entry) == 24 && offsetof(struct pageonefs_
 static_assert(sizeof(struct pageonefs_merge) == 24 && offsetof(struct pageonefs_merge, count) == 16);
 static_assert(sizeof(struct pageonefs_plain) == 8);
 static_assert(sizeof(struct pageonefs_punch) == 40 && offsetof(struct pageonefs_punch, held) == 24);
+static_assert(sizeof(struct pageonefs_notify) == 8);
 static_assert(sizeof(struct pageonefs_stats) == 104 && offsetof(struct pageonefs_stats, drains) == 96);
 
 /* The file with this id, with a reference; or NULL. */
@@ -85,6 +87,43 @@ static long list(struct pofs_super *ps, void __user *arg)
 		cond_resched();
 	}
 	return copy_to_user(arg, &l, sizeof(l)) ? -EFAULT : 0;
+}
+
+/* The list of files is not what it was. */
+void pofs_news(struct pofs_super *ps)
+{
+	spin_lock(&ps->news_lock);
+	if (ps->news)
+		pofs_signal(ps->news);
+	spin_unlock(&ps->news_lock);
+}
+
+/* NULL: nobody is told any more. */
+void pofs_news_to(struct pofs_super *ps, struct eventfd_ctx *news)
+{
+	spin_lock(&ps->news_lock);
+	swap(ps->news, news);
+	spin_unlock(&ps->news_lock);
+	if (news)
+		eventfd_ctx_put(news);
+}
+
+static long notify(struct pofs_super *ps, void __user *arg)
+{
+	struct eventfd_ctx *news = NULL;
+	struct pageonefs_notify n;
+
+	if (copy_from_user(&n, arg, sizeof(n)))
+		return -EFAULT;
+	if (n.reserved)
+		return -EINVAL;
+	if (n.eventfd != -1) {
+		news = eventfd_ctx_fdget(n.eventfd);
+		if (IS_ERR(news))
+			return PTR_ERR(news);
+	}
+	pofs_news_to(ps, news);
+	return 0;
 }
 
 static long stats(struct pofs_super *ps, void __user *arg)
@@ -166,6 +205,8 @@ long pofs_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 		return list(ps, user);
 	case PAGEONEFS_STATS:
 		return stats(ps, user);
+	case PAGEONEFS_NOTIFY:
+		return notify(ps, user);
 	case PAGEONEFS_HARVEST:
 	case PAGEONEFS_DIGEST:
 	case PAGEONEFS_MERGE:

@@ -104,6 +104,19 @@ int pofs_unmerge(struct pofs_inode *pi, pgoff_t first, pgoff_t last)
 	return ret;
 }
 
+/* From here on nothing of the file is merged, and what is becomes private. */
+int pofs_make_plain(struct pofs_inode *pi, unsigned int why)
+{
+	down_write(&pi->merging);
+	down_write(&pi->faults);
+	if (!pi->plain)
+		WRITE_ONCE(pi->plain, why);
+	up_write(&pi->faults);
+	up_write(&pi->merging);
+	pofs_news(POFS_SB(pofs_vfs(pi)->i_sb));
+	return pofs_unmerge(pi, 0, ULONG_MAX);
+}
+
 /* ---- reading --------------------------------------------------------------------- */
 
 /*
@@ -224,8 +237,10 @@ static ssize_t file_write_iter(struct kiocb *iocb, struct iov_iter *from)
 	struct file *file = iocb->ki_filp;
 	struct inode *inode = file_inode(file);
 	ssize_t done = 0, ret;
+	bool empty;
 
 	inode_lock(inode);
+	empty = !i_size_read(inode);
 	ret = generic_write_checks(iocb, from);
 	if (ret > 0)
 		ret = file_remove_privs(file) ?: file_update_time(file) ?: ret;
@@ -238,6 +253,9 @@ static ssize_t file_write_iter(struct kiocb *iocb, struct iov_iter *from)
 		cond_resched();
 	}
 	inode_unlock(inode);
+	/* Not each time that it grows by a page. */
+	if (empty && done > 0)
+		pofs_news(POFS_SB(inode->i_sb));
 	return done ?: ret;
 }
 
@@ -359,6 +377,7 @@ long pofs_punch(struct pofs_inode *pi, struct pageonefs_punch *p)
 static long file_fallocate(struct file *file, int mode, loff_t offset, loff_t len)
 {
 	struct pofs_inode *pi = POFS_I(file_inode(file));
+	loff_t old = i_size_read(file_inode(file));
 	long ret = 0;
 
 	switch (mode) {
@@ -379,6 +398,8 @@ static long file_fallocate(struct file *file, int mode, loff_t offset, loff_t le
 	if (!ret && !(mode & FALLOC_FL_PUNCH_HOLE))
 		ret = pofs_base.file->fallocate(file, mode & FALLOC_FL_KEEP_SIZE, offset, len);
 	pofs_unblock_merges(pi);
+	if (i_size_read(file_inode(file)) != old)
+		pofs_news(POFS_SB(file_inode(file)->i_sb));
 	return ret;
 }
 

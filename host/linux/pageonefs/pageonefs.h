@@ -79,6 +79,8 @@ struct pofs_super {
 	struct pofs_domain *domain;
 	struct xarray files;		/* id -> inode, regular files */
 	atomic64_t merged;
+	spinlock_t news_lock;
+	struct eventfd_ctx *news;	/* NULL: nobody waits; under `news_lock` */
 };
 
 /* The page of a file that was last seen pinned. */
@@ -163,6 +165,7 @@ void pofs_unblock_merges(struct pofs_inode *pi);
 void pofs_cut_begin(struct pofs_inode *pi, pgoff_t first, pgoff_t last);
 void pofs_cut_end(struct pofs_inode *pi, pgoff_t first, pgoff_t last);
 int pofs_unmerge(struct pofs_inode *pi, pgoff_t first, pgoff_t last);
+int pofs_make_plain(struct pofs_inode *pi, unsigned int why);
 long pofs_punch(struct pofs_inode *pi, struct pageonefs_punch *p);
 
 /* fault.c */
@@ -196,7 +199,6 @@ static inline void *pofs_walk(struct xa_state *xas, unsigned long index)
 void pofs_merge_start(void);
 void pofs_merge_stop(void);
 long pofs_merge(struct pofs_inode *pi, struct pageonefs_merge *m);
-int pofs_make_plain(struct pofs_inode *pi, unsigned int why);
 
 /* vector.c: pages, between begin and end */
 #define POFS_VECTOR_PAGES	16
@@ -220,6 +222,8 @@ long pofs_harvest(struct pofs_inode *pi, struct pageonefs_harvest *h);
 long pofs_digest(struct pofs_inode *pi, struct pageonefs_digest *d);
 
 /* control.c */
+void pofs_news(struct pofs_super *ps);
+void pofs_news_to(struct pofs_super *ps, struct eventfd_ctx *news);
 long pofs_ioctl(struct file *file, unsigned int cmd, unsigned long arg);
 
 #endif

@@ -16,7 +16,7 @@
 #include <linux/ioctl.h>
 #include <linux/types.h>
 
-#define PAGEONEFS_VERSION	4
+#define PAGEONEFS_VERSION	5
 #define PAGEONEFS_DOMAIN_MAX	64	/* bytes, with the final 0 */
 
 struct pageonefs_info {
@@ -125,6 +125,17 @@ struct pageonefs_punch {
 	__u64 stayed;		/* out: how many */
 };
 
+/*
+ * From now on this eventfd(2) is written to when there is news of the mount: LIST has a file more,
+ * a file less, one of another length, or one that has become plain; or the mount goes. Of writes
+ * only the first into an empty file is told. Nothing is said of what was before. A mount has one:
+ * the next call's takes its place. It does not hold the mount.
+ */
+struct pageonefs_notify {
+	__s32 eventfd;		/* -1: none */
+	__u32 reserved;		/* 0 */
+};
+
 /* Since the module was loaded, in all mounts, but for the first two. */
 struct pageonefs_stats {
 	__u64 frames;		/* now, in this domain */
@@ -150,5 +161,6 @@ struct pageonefs_stats {
 #define PAGEONEFS_MAKE_PLAIN	_IOW('1', 6, struct pageonefs_plain)
 #define PAGEONEFS_STATS		_IOR('1', 7, struct pageonefs_stats)
 #define PAGEONEFS_PUNCH		_IOWR('1', 8, struct pageonefs_punch)
+#define PAGEONEFS_NOTIFY	_IOW('1', 9, struct pageonefs_notify)
 
 #endif

@@ -86,7 +86,14 @@ impl Engine {
         let shared = Arc::new(Shared::new(config, state_file));
         let (reaper, gone) = std::sync::mpsc::channel::<Arc<Client>>();
         let files = Arc::new(Files::default());
-        let mut service = Service::new(shared.clone(), files.clone(), listener, wake.clone(), reaper).map_err(watch)?;
+        let news =
+            rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK);
+        let news = Arc::new(news.map_err(watch)?);
+        files.told_by(news.clone());
+        // What is there already.
+        files.news();
+        let mut service =
+            Service::new(shared.clone(), files.clone(), listener, [wake.clone(), news], reaper).map_err(watch)?;
         let workers = Arc::new(Workers {
             shared: shared.clone(),
             threads: Mutex::default(),

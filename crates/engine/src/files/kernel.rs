@@ -1,5 +1,6 @@
 //! What the kernel does for files: a mount by its path, and the calls as the merge uses them.
 
+use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 
 use kmem::pageonefs::{Ask, Entry, File as Listed, MountInfo, OpenError, Stats};
@@ -54,6 +55,11 @@ impl MountPoint {
             Err(OpenError::Open { errno, .. }) => Err(errno),
             Err(_) => Err(Errno::NODEV),
         }
+    }
+
+    /// Has the daemon told of news.
+    pub(super) fn notify(&self, news: BorrowedFd<'_>) -> Result<(), Errno> {
+        self.open()?.notify(Some(news))
     }
 
     pub(super) fn files(&self) -> Result<Vec<Listed>, Errno> {

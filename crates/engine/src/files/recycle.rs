@@ -43,7 +43,7 @@ use crate::world::shared::Shared;
 use process::Qemu;
 use sweep::Sweeper;
 
-/// How often guests are looked for where there are none.
+/// How often it is looked whether guests have ended, at least. Without guests the thread rests.
 const IDLE: Duration = Duration::from_secs(1);
 
 /// A guest whose free pages are punched.
@@ -89,6 +89,7 @@ impl Guests {
             looked.told = Some((file.clone(), recycling.clone()));
             file.state().recycling = Some(recycling.clone());
         }
+        self.wake.notify_all();
     }
 
     /// The process has been looked at, and is this guest.
@@ -133,6 +134,7 @@ impl Guests {
 impl Files {
     /// Looks for a pool in processes that have this file open, each once.
     pub(super) fn find_guests(self: &Arc<Self>, shared: &Arc<Shared>, file: &Arc<File>, holders: &[Owner]) {
+        self.guests.reap();
         for holder in holders {
             let (pid, file) = (holder.pid, file.clone());
             let mut all = self.guests.all.lock();
@@ -159,7 +161,10 @@ impl Files {
             let mut all = self.guests.all.lock();
             if !shared.stopping() {
                 let wait = next.map_or(IDLE, |next| next.saturating_duration_since(Instant::now()).min(IDLE));
-                self.guests.wake.wait_for(&mut all, wait);
+                match all.values().any(|looked| looked.told.is_some()) {
+                    true => _ = self.guests.wake.wait_for(&mut all, wait),
+                    false => self.guests.wake.wait(&mut all),
+                }
             }
         }
     }

@@ -1,4 +1,5 @@
 use std::fs::OpenOptions;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 use super::*;
@@ -154,4 +155,24 @@ fn pages_are_punched_unless_the_file_is_plain() {
     assert_eq!(mount.make_plain(id), Ok(()));
     assert_eq!(mount.punch(id, 90, 1, &mut held), Err(Errno::BUSY));
     assert_eq!(mount.punch(u64::MAX, 90, 1, &mut held), Err(Errno::SRCH));
+}
+
+#[test]
+fn a_file_that_comes_and_goes_is_told() {
+    let Some((path, mount)) = mount() else { return };
+    let flags = rustix::event::EventfdFlags::NONBLOCK | rustix::event::EventfdFlags::CLOEXEC;
+    let news = rustix::event::eventfd(0, flags).expect("an eventfd");
+    let told = || {
+        let mut count = [0; 8];
+        rustix::io::read(&news, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
+    };
+    assert_eq!(mount.notify(Some(mount.root.as_fd())), Err(Errno::INVAL));
+    assert_eq!((mount.notify(Some(news.as_fd())), told()), (Ok(()), 0));
+    let name = path.join("kmem-news");
+    let file = OpenOptions::new().write(true).create_new(true).open(&name).expect("a file");
+    assert!(told() > 0);
+    std::fs::remove_file(&name).expect("its name goes");
+    drop(file);
+    assert!(told() > 0);
+    assert_eq!(mount.notify(None), Ok(()));
 }

@@ -2,7 +2,7 @@
 //! needed, so `make test-pageonefs` runs this on Debian's 6.1 and 6.12.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -94,6 +94,40 @@ fn files_are_merged_also_where_there_can_be_no_agents() {
     let domains = daemon.status()["domains"].as_array().unwrap().len();
     assert!(domains > 0, "status has the mount");
     says_what_is_possible(&daemon);
+}
+
+/// What status says of a file of ours.
+fn told(daemon: &Daemon, inode: u64) -> Option<Value> {
+    let status = daemon.status();
+    let clients = status["domains"].as_array()?.iter().flat_map(|domain| domain["clients"].as_array().into_iter());
+    let is_it = |client: &&Value| client["name"].as_str().is_some_and(|name| name.contains(&format!("inode {inode})")));
+    clients.flatten().find(is_it).cloned()
+}
+
+#[test]
+fn the_daemon_hears_at_once_of_files_that_come_go_and_become_plain() {
+    let Some(mount) = kmem::pageonefs::mounts().unwrap().into_iter().next() else {
+        return skipped("pageonefs is not mounted: `make test-pageonefs` boots guests with it");
+    };
+    // No second round comes while this runs.
+    let daemon = Daemon::with(&["--merge-period", "3600"]);
+    eventually("the mount is found", Duration::from_secs(30), || {
+        (!daemon.status()["domains"].as_array()?.is_empty()).then_some(())
+    });
+    let held = Held::new(&mount.path, "news");
+    let inode = held.file.metadata().unwrap().ino();
+    eventually("the file is told, and whose it is", Duration::from_secs(30), || {
+        (told(&daemon, inode)?["pid"] == std::process::id()).then_some(())
+    });
+    let control = kmem::pageonefs::Mount::open(&mount.path).unwrap();
+    let id = control.files().unwrap().into_iter().find(|file| file.inode == inode).unwrap().id;
+    control.make_plain(id).unwrap();
+    let why = eventually("that it is plain", Duration::from_secs(30), || {
+        told(&daemon, inode)?["refused"].as_str().map(String::from)
+    });
+    assert!(why.contains("made plain"), "{why}");
+    drop(held);
+    eventually("that it is gone", Duration::from_secs(30), || told(&daemon, inode).is_none().then_some(()));
 }
 
 /// `status` and `doctor` say it, and a program with the agent is told, and runs.

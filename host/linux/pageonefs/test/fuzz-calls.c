@@ -164,12 +164,13 @@ static long allocate(struct me *me)
 	if (mode & (FALLOC_FL_PUNCH_HOLE | FALLOC_FL_ZERO_RANGE))
 		memset(w->will[f] + from, 0, len);
 	if (whole) {
-		/* As the daemon does. Where a page stays, the call has failed in part. */
+		/* As the daemon does. Who reads it by process_vm_readv(2) has it pinned for a moment. */
 		uint64_t held = 0;
 		struct pageonefs_punch p = { f + 1, from / PAGE, len / PAGE, (uintptr_t)&held, 0 };
 
-		ret = ioctl(control_open(MOUNT), PAGEONEFS_PUNCH, &p) || held ? -1 : 0;
-		errno = held ? EBUSY : errno;
+		do
+			ret = ioctl(control_open(MOUNT), PAGEONEFS_PUNCH, &p);
+		while (!ret && held);
 	} else {
 		ret = fallocate(me->fd[f], mode, from, len);
 	}

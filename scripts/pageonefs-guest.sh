@@ -10,7 +10,7 @@ checks='numa=fake=2 tsc=reliable hung_task_panic=1 slab_debug=FZ page_poison=1 s
 memory=1536
 
 # pack_guest KERNEL [y]: makes $work/initrd with the module for this kernel (see scripts/module.sh); with y, one whose guards
-# can be off. With kmem's wrapper, where `kmem` is set.
+# can be off. With kmem's wrapper, where `kmem` is set, and with the daemon, where `daemon` is.
 pack_guest() {
     local kernel=$1 root=$work/root
     rm -rf "$root"
@@ -23,6 +23,13 @@ pack_guest() {
         cp "$kmem" "$root/kmem-test"
         strip "$root/kmem-test"
         libraries "$root" "$kmem"
+    fi
+    if [ -n "${daemon:-}" ]; then
+        mkdir -p "$root/pageone"
+        cp "$programs"/{pageone,pageone-test-client,libpageone_agent.so} "$root/pageone/"
+        cp "$daemon" "$root/pageone/functional"
+        strip "$root"/pageone/*
+        libraries "$root" "$root"/pageone/*
     fi
     printf '%s\n' "$unwell" > "$root/unwell"
     cp "$sources/init" "$root/init"
@@ -45,6 +52,15 @@ compile() {
 kmem_tests() {
     kmem=$(cargo test --quiet -p kmem --lib --no-run --message-format=json-render-diagnostics |
         sed -n 's/.*"executable":"\([^"]*kmem[^"]*\)".*/\1/p' | tail -n 1) && [ -x "$kmem" ] || fail "kmem's tests could not be built"
+}
+
+# The daemon's tests that need no guest, as a program, and the programs that they run.
+daemon_tests() {
+    programs=$(realpath "${CARGO_TARGET_DIR:-target}/debug")
+    cargo build --quiet -p pageone -p agent -p e2e --bins || fail "the daemon could not be built"
+    daemon=$(cargo test --quiet -p e2e --test functional --no-run --message-format=json-render-diagnostics |
+        sed -n 's/.*"executable":"\([^"]*\/functional-[^"]*\)".*/\1/p' | tail -n 1) && [ -x "$daemon" ] ||
+        fail "the daemon's tests could not be built"
 }
 
 # A slow disk with random content, one for swap, and one to write to. NVMe is built into these kernels.

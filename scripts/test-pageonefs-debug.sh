@@ -1,7 +1,7 @@
 #!/bin/bash
 # Tests the host's file system, host/linux/pageonefs, in guests whose kernels check themselves (scripts/debug-kernel.sh builds
 # them): all its tests; the fuzzer, and again where allocations fail; unloading; and what has leaked. The kernel has nothing to
-# say. Then once more for each guard that is off, which the fuzzer must notice.
+# say. Then once more for each guard that is off, which the fuzzer must notice, or the test of its hazard.
 #
 #   scripts/test-pageonefs-debug.sh [6.12|6.1 [kasan]]      both kernels if none is named
 #
@@ -33,6 +33,10 @@ for series in ${1:-6.12 6.1}; do
     pack_guest "$build" y
     for guard in no_pin_check=1 no_handshake=1,no_pin_bits=1,slow=300 no_compare=1; do
         boot "$name, $guard" "$image" $((600 + 2 * fuzz)) "${checks/LEAKS=1/} TESTS=none OPTIONS=$guard MUST_FAIL=1 FUZZ=$fuzz" || failed=1
+    done
+    # What a test of its own shows.
+    for off in no_cut_bits=1,slow=3000:dirty_cuts no_punch_check=1:punch_pins; do
+        boot "$name, ${off%:*}" "$image" 900 "${checks/LEAKS=1/} TESTS=${off#*:} OPTIONS=${off%:*} MUST_FAIL=1" || failed=1
     done
 done
 exit "$failed"

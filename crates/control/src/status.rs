@@ -18,6 +18,9 @@ pub struct Status {
     /// Why nothing is merged on the whole host at present, and the remedy.
     #[serde(default)]
     pub paused: Option<String>,
+    /// Why no program with the agent can be merged on this kernel, and what can.
+    #[serde(default)]
+    pub no_agents: Option<String>,
     /// How long writers can have waited in merge windows, in all clients, ended ones too.
     #[serde(default)]
     pub writer_stall: Histogram,

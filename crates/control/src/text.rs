@@ -84,6 +84,9 @@ impl Display for Status {
         if let Some(why) = &self.paused {
             writeln!(f, "PAUSED: {why}")?;
         }
+        if let Some(why) = &self.no_agents {
+            writeln!(f, "no agents: {why}")?;
+        }
         self.domains.iter().try_for_each(|domain| domain_text(f, domain))?;
         if !self.refused.is_empty() {
             writeln!(f, "\nrefused")?;
@@ -260,9 +263,12 @@ mod tests {
             unmerge_bytes_per_second: 3.0 * f64::from(1 << 20),
             ..HostMetrics::default()
         };
-        let paused = Status { metrics: short, paused: Some("it is short".into()), ..Status::default() }.to_string();
+        let (paused, no_agents) = (Some("it is short".into()), Some("it is old".into()));
+        let paused = Status { metrics: short, paused, no_agents, ..Status::default() }.to_string();
         assert!(
-            paused.contains("3.0 MiB/s, as over the last minute: memory for 90 s\nPAUSED: it is short\n"),
+            paused.contains(
+                "3.0 MiB/s, as over the last minute: memory for 90 s\nPAUSED: it is short\nno agents: it is old\n"
+            ),
             "{paused}"
         );
         assert!(headroom(Some(-(5 << 20))).contains("headroom SHORT of 5 MiB: "));

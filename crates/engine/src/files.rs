@@ -40,7 +40,9 @@ mod scan;
 mod tests;
 
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use kmem::memfd::FileId;
 use kmem::pageonefs::Stats;
@@ -54,6 +56,9 @@ use crate::world::shared::Shared;
 
 /// For whom the pacer counts this work: files belong to mounts, and mounts to root.
 pub(crate) const USER: u32 = 0;
+
+/// Time between two looks for news.
+const LOOK_PAUSE: Duration = Duration::from_secs(1);
 
 /// A mount that is managed.
 pub(crate) struct Mount {
@@ -73,6 +78,12 @@ struct State {
     refused: BTreeMap<u64, String>,
     /// A round was requested.
     asked: bool,
+    /// There is news of mounts.
+    news: bool,
+    /// When it was looked last for news.
+    looked: Option<Instant>,
+    /// Where mounts tell of news.
+    told_by: Option<Arc<OwnedFd>>,
     /// A round is under way.
     busy: bool,
     /// Sums over files that are gone.
@@ -85,6 +96,16 @@ pub(crate) struct Files {
     state: Mutex<State>,
     wake: Condvar,
     guests: Guests,
+}
+
+/// Why there can be no agents on this kernel, and what merges without.
+pub(crate) fn no_agents() -> Option<String> {
+    let release = kmem::pagemap::too_old()?;
+    let module = match kmem::pageonefs::is_loaded() {
+        true => "files of pageonefs are merged: start QEMU by `pageone run --backend module`",
+        false => "and pageonefs is not loaded, so nothing is merged; `pageone doctor` says more",
+    };
+    Some(format!("Linux {release} is too old for them, 6.7 or later is needed; {module}"))
 }
 
 /// What is told of a mount.
@@ -100,6 +121,17 @@ impl Files {
     /// Requests a round: a merge period has begun.
     pub(crate) fn ask(&self) {
         self.state.lock().asked = true;
+        self.wake.notify_one();
+    }
+
+    /// Mounts tell of news by this eventfd from now on.
+    pub(crate) fn told_by(&self, eventfd: Arc<OwnedFd>) {
+        self.state.lock().told_by = Some(eventfd);
+    }
+
+    /// There is news of mounts: a file came or went, or is plain.
+    pub(crate) fn news(&self) {
+        self.state.lock().news = true;
         self.wake.notify_one();
     }
 
@@ -158,21 +190,34 @@ impl Files {
         of_domains.iter().map(|&(_, frames)| frames).sum()
     }
 
-    /// The thread: a round each time that one is requested, until the engine stops.
+    /// The thread: a round each time that one is requested, and a look when there is news, until
+    /// the engine stops.
     pub(crate) fn run(self: &Arc<Self>, shared: &Arc<Shared>) {
         loop {
-            {
+            let asked = {
                 let mut state = self.state.lock();
                 while !state.asked && !shared.stopping() {
-                    self.wake.wait(&mut state);
+                    let soon = state.looked.map(|looked| looked + LOOK_PAUSE).filter(|soon| *soon > Instant::now());
+                    match (state.news, soon) {
+                        (false, _) => self.wake.wait(&mut state),
+                        // Who makes files in a loop costs a look a second.
+                        (true, Some(soon)) => _ = self.wake.wait_until(&mut state, soon),
+                        (true, None) => break,
+                    }
                 }
                 if shared.stopping() {
                     return;
                 }
-                (state.asked, state.busy) = (false, true);
+                let asked = std::mem::take(&mut state.asked);
+                (state.news, state.busy, state.looked) = (false, asked, Some(Instant::now()));
+                asked
+            };
+            if asked {
+                self.round(shared);
+                self.state.lock().busy = false;
+            } else {
+                self.look(shared);
             }
-            self.round(shared);
-            self.state.lock().busy = false;
         }
     }
 

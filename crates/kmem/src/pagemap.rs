@@ -30,6 +30,13 @@ use rustix::ioctl::{self, Ioctl, IoctlOutput, Opcode, opcode};
 
 use crate::{PAGE_SIZE, Range};
 
+/// The kernel's release, if it is older than 6.7: it has neither this nor asynchronous
+/// write-protection.
+pub fn too_old() -> Option<String> {
+    let (major, minor, release) = crate::procfs::kernel_release();
+    ((major, minor) < (6, 7)).then_some(release)
+}
+
 bitflags::bitflags! {
     /// `PAGE_IS_*`: the states of a page.
     #[derive(Copy, Clone, PartialEq, Eq, Debug, Hash, Default)]

@@ -9,7 +9,7 @@
 
 #![allow(unsafe_code)] // ioctls whose arguments hold addresses.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
@@ -20,10 +20,10 @@ mod mounts;
 #[cfg(test)]
 mod tests;
 
-pub use mounts::{MountInfo, mounts, mounts_in};
+pub use mounts::{MountInfo, is_loaded, mounts, mounts_in};
 
 /// The version of the interface that this module speaks.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 5;
 
 const DOMAIN_MAX: usize = 64;
 
@@ -177,6 +177,21 @@ struct RawPlain {
     id: u64,
 }
 
+#[repr(C)]
+struct RawNotify {
+    eventfd: i32,
+    reserved: u32,
+}
+
+#[repr(C)]
+struct RawPunch {
+    id: u64,
+    start: u64,
+    pages: u64,
+    held: u64,
+    stayed: u64,
+}
+
 /// Counts since the module was loaded; the first two are of now (`struct pageonefs_stats`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -218,6 +233,8 @@ const _: () = assert!(size_of::<RawDigest>() == 64 && std::mem::offset_of!(RawDi
 const _: () = assert!(size_of::<Entry>() == 24 && std::mem::offset_of!(Entry, result) == 16);
 const _: () = assert!(size_of::<RawMerge>() == 24 && std::mem::offset_of!(RawMerge, count) == 16);
 const _: () = assert!(size_of::<RawPlain>() == 8);
+const _: () = assert!(size_of::<RawPunch>() == 40 && std::mem::offset_of!(RawPunch, held) == 24);
+const _: () = assert!(size_of::<RawNotify>() == 8);
 const _: () = assert!(size_of::<Stats>() == 104 && std::mem::offset_of!(Stats, drains) == 96);
 
 const INFO: Opcode = opcode::read::<RawInfo>(b'1', 1);
@@ -227,6 +244,8 @@ const DIGEST: Opcode = opcode::read_write::<RawDigest>(b'1', 4);
 const MERGE: Opcode = opcode::read_write::<RawMerge>(b'1', 5);
 const MAKE_PLAIN: Opcode = opcode::write::<RawPlain>(b'1', 6);
 const STATS: Opcode = opcode::read::<Stats>(b'1', 7);
+const PUNCH: Opcode = opcode::read_write::<RawPunch>(b'1', 8);
+const NOTIFY: Opcode = opcode::write::<RawNotify>(b'1', 9);
 
 /// What a page is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -426,6 +445,37 @@ impl Mount {
     pub fn make_plain(&self, id: u64) -> Result<(), Errno> {
         // SAFETY: `RawPlain` is PAGEONEFS_MAKE_PLAIN's argument, which the kernel only reads.
         unsafe { ioctl::ioctl(&self.root, Setter::<MAKE_PLAIN, _>::new(RawPlain { id })) }
+    }
+
+    /// Makes `pages` from `start` on holes, but for those that somebody has pinned: a device would
+    /// go on with a page that the file has no more. `held` gets a bit for each of these, 64 pages
+    /// a word. Returns how many stayed.
+    ///
+    /// # Errors
+    ///
+    /// `SRCH`: no such file. `BUSY`: it is plain. `INTR`: a fatal signal. `INVAL`: beyond what a
+    /// file can have, or `held` is too short. After an error some may be holes.
+    pub fn punch(&self, id: u64, start: u64, pages: u64, held: &mut [u64]) -> Result<u64, Errno> {
+        if (held.len() as u64) < pages.div_ceil(64) {
+            return Err(Errno::INVAL);
+        }
+        let mut punch = RawPunch { id, start, pages, held: held.as_mut_ptr().expose_provenance() as u64, stayed: 0 };
+        // SAFETY: `held` is the address of `pages / 64` words, rounded up, that outlive the call.
+        unsafe { ioctl::ioctl(&self.root, Updater::<PUNCH, _>::new(&mut punch)) }?;
+        Ok(punch.stayed)
+    }
+
+    /// From now on this `eventfd(2)` is written to when a file comes, goes, gets another length or
+    /// becomes plain, and when the mount goes. A mount has one: the next call's takes its place.
+    /// `None`: nobody is told. It holds neither the mount nor the descriptor.
+    ///
+    /// # Errors
+    ///
+    /// `INVAL`: it is no eventfd.
+    pub fn notify(&self, eventfd: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
+        let eventfd = eventfd.map_or(-1, |fd| fd.as_raw_fd());
+        // SAFETY: `RawNotify` is PAGEONEFS_NOTIFY's argument, which the kernel only reads.
+        unsafe { ioctl::ioctl(&self.root, Setter::<NOTIFY, _>::new(RawNotify { eventfd, reserved: 0 })) }
     }
 
     /// The counts.

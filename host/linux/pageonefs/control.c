@@ -4,6 +4,7 @@
  * memory anyway; the files themselves have no ioctls.
  */
 #include <linux/capability.h>
+#include <linux/eventfd.h>
 #include <linux/uaccess.h>
 
 #include "pageonefs.h"
@@ -17,6 +18,8 @@ static_assert(sizeof(struct pageonefs_digest) == 64 && offsetof(struct pageonefs
 static_assert(sizeof(struct pageonefs_entry) == 24 && offsetof(struct pageonefs_entry, result) == 16);
 static_assert(sizeof(struct pageonefs_merge) == 24 && offsetof(struct pageonefs_merge, count) == 16);
 static_assert(sizeof(struct pageonefs_plain) == 8);
+static_assert(sizeof(struct pageonefs_punch) == 40 && offsetof(struct pageonefs_punch, held) == 24);
+static_assert(sizeof(struct pageonefs_notify) == 8);
 static_assert(sizeof(struct pageonefs_stats) == 104 && offsetof(struct pageonefs_stats, drains) == 96);
 
 /* The file with this id, with a reference; or NULL. */
@@ -86,6 +89,43 @@ static long list(struct pofs_super *ps, void __user *arg)
 	return copy_to_user(arg, &l, sizeof(l)) ? -EFAULT : 0;
 }
 
+/* The list of files is not what it was. */
+void pofs_news(struct pofs_super *ps)
+{
+	spin_lock(&ps->news_lock);
+	if (ps->news)
+		pofs_signal(ps->news);
+	spin_unlock(&ps->news_lock);
+}
+
+/* NULL: nobody is told any more. */
+void pofs_news_to(struct pofs_super *ps, struct eventfd_ctx *news)
+{
+	spin_lock(&ps->news_lock);
+	swap(ps->news, news);
+	spin_unlock(&ps->news_lock);
+	if (news)
+		eventfd_ctx_put(news);
+}
+
+static long notify(struct pofs_super *ps, void __user *arg)
+{
+	struct eventfd_ctx *news = NULL;
+	struct pageonefs_notify n;
+
+	if (copy_from_user(&n, arg, sizeof(n)))
+		return -EFAULT;
+	if (n.reserved)
+		return -EINVAL;
+	if (n.eventfd != -1) {
+		news = eventfd_ctx_fdget(n.eventfd);
+		if (IS_ERR(news))
+			return PTR_ERR(news);
+	}
+	pofs_news_to(ps, news);
+	return 0;
+}
+
 static long stats(struct pofs_super *ps, void __user *arg)
 {
 	struct pageonefs_stats sum = {};
@@ -108,6 +148,7 @@ union request {
 	struct pageonefs_digest digest;
 	struct pageonefs_merge merge;
 	struct pageonefs_plain plain;
+	struct pageonefs_punch punch;
 };
 
 static long of_a_file(struct pofs_super *ps, unsigned int cmd, void __user *arg)
@@ -132,6 +173,9 @@ static long of_a_file(struct pofs_super *ps, unsigned int cmd, void __user *arg)
 		break;
 	case PAGEONEFS_MERGE:
 		ret = pofs_merge(POFS_I(inode), &request.merge);
+		break;
+	case PAGEONEFS_PUNCH:
+		ret = pofs_punch(POFS_I(inode), &request.punch);
 		break;
 	case PAGEONEFS_MAKE_PLAIN:
 		ret = pofs_make_plain(POFS_I(inode), PAGEONEFS_PLAIN_ASKED);
@@ -161,10 +205,13 @@ long pofs_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 		return list(ps, user);
 	case PAGEONEFS_STATS:
 		return stats(ps, user);
+	case PAGEONEFS_NOTIFY:
+		return notify(ps, user);
 	case PAGEONEFS_HARVEST:
 	case PAGEONEFS_DIGEST:
 	case PAGEONEFS_MERGE:
 	case PAGEONEFS_MAKE_PLAIN:
+	case PAGEONEFS_PUNCH:
 		return of_a_file(ps, cmd, user);
 	default:
 		return -ENOTTY;

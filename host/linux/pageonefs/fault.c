@@ -9,7 +9,7 @@
 #include "pageonefs.h"
 
 struct vm_operations_struct pofs_vm_ops;
-static vm_fault_t fault(struct vm_fault *vmf);
+static vm_fault_t serve(struct vm_fault *vmf);
 
 /* More references than this, and a frame is not mapped again: its reader gets a copy. */
 #define CROWDED	(INT_MAX / 2)
@@ -365,25 +365,30 @@ static vm_fault_t page_mkwrite(struct vm_fault *vmf)
 		}
 		unlock_page(page);
 	}
-	if (!xa_load(&pi->merged, vmf->pgoff))
-		return VM_FAULT_NOPAGE;
-	if (may_write_frame(vmf))
-		return write_frame(vmf, pi);
-	/* Makes it private; the next fault maps that. */
-	vmf->page = NULL;
-	ret = fault(vmf);
-	if (ret & VM_FAULT_LOCKED) {
-		unlock_page(vmf->page);
-		put_page(vmf->page);
+	down_read(&pi->faults);
+	if (!xa_load(&pi->merged, vmf->pgoff)) {
 		ret = VM_FAULT_NOPAGE;
+	} else if (may_write_frame(vmf)) {
+		ret = write_frame(vmf, pi);
+	} else {
+		/* Makes it private; the next fault maps that. */
+		vmf->page = NULL;
+		ret = serve(vmf);
+		if (ret & VM_FAULT_LOCKED) {
+			unlock_page(vmf->page);
+			put_page(vmf->page);
+			ret = VM_FAULT_NOPAGE;
+		}
+		vmf->page = page;
 	}
-	vmf->page = page;
+	up_read(&pi->faults);
 	return ret;
 }
 
 /* ---- faults ------------------------------------------------------------------------ */
 
-static vm_fault_t fault(struct vm_fault *vmf)
+/* `faults` is held. */
+static vm_fault_t serve(struct vm_fault *vmf)
 {
 	struct pofs_inode *pi = POFS_I(file_inode(vmf->vma->vm_file));
 	bool write = (vmf->flags & FAULT_FLAG_WRITE) && (vmf->vma->vm_flags & VM_SHARED);
@@ -423,6 +428,20 @@ static vm_fault_t fault(struct vm_fault *vmf)
 	return settled;
 }
 
+static vm_fault_t fault(struct vm_fault *vmf)
+{
+	/* Where tmpfs waits it lets go of the process's mappings, and they of the file. */
+	struct file *file = get_file(vmf->vma->vm_file);
+	struct pofs_inode *pi = POFS_I(file_inode(file));
+	vm_fault_t ret;
+
+	down_read(&pi->faults);
+	ret = serve(vmf);
+	up_read(&pi->faults);
+	fput(file);
+	return ret;
+}
+
 /*
  * tmpfs's pages around the one that is read, but none where there is an entry. Where there is no
  * page table yet, the kernel would map a huge page: the first fault in 2 MiB makes one.
@@ -432,7 +451,8 @@ static vm_fault_t map_pages(struct vm_fault *vmf, pgoff_t first, pgoff_t last)
 	struct pofs_inode *pi = POFS_I(file_inode(vmf->vma->vm_file));
 	vm_fault_t ret = 0;
 
-	if (pmd_none(*vmf->pmd) || xa_load(&pi->merged, vmf->pgoff))
+	/* This must not wait. */
+	if (pmd_none(*vmf->pmd) || xa_load(&pi->merged, vmf->pgoff) || !down_read_trylock(&pi->faults))
 		return 0;
 	while (first <= last) {
 		unsigned long entry = first;
@@ -442,6 +462,7 @@ static vm_fault_t map_pages(struct vm_fault *vmf, pgoff_t first, pgoff_t last)
 			ret |= pofs_base.vm->map_pages(vmf, first, end - 1);
 		first = end + 1;
 	}
+	up_read(&pi->faults);
 	return ret;
 }
 

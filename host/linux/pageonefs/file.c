@@ -104,6 +104,19 @@ int pofs_unmerge(struct pofs_inode *pi, pgoff_t first, pgoff_t last)
 	return ret;
 }
 
+/* From here on nothing of the file is merged, and what is becomes private. */
+int pofs_make_plain(struct pofs_inode *pi, unsigned int why)
+{
+	down_write(&pi->merging);
+	down_write(&pi->faults);
+	if (!pi->plain)
+		WRITE_ONCE(pi->plain, why);
+	up_write(&pi->faults);
+	up_write(&pi->merging);
+	pofs_news(POFS_SB(pofs_vfs(pi)->i_sb));
+	return pofs_unmerge(pi, 0, ULONG_MAX);
+}
+
 /* ---- reading --------------------------------------------------------------------- */
 
 /*
@@ -224,8 +237,10 @@ static ssize_t file_write_iter(struct kiocb *iocb, struct iov_iter *from)
 	struct file *file = iocb->ki_filp;
 	struct inode *inode = file_inode(file);
 	ssize_t done = 0, ret;
+	bool empty;
 
 	inode_lock(inode);
+	empty = !i_size_read(inode);
 	ret = generic_write_checks(iocb, from);
 	if (ret > 0)
 		ret = file_remove_privs(file) ?: file_update_time(file) ?: ret;
@@ -238,6 +253,9 @@ static ssize_t file_write_iter(struct kiocb *iocb, struct iov_iter *from)
 		cond_resched();
 	}
 	inode_unlock(inode);
+	/* Not each time that it grows by a page. */
+	if (empty && done > 0)
+		pofs_news(POFS_SB(inode->i_sb));
 	return done ?: ret;
 }
 
@@ -272,6 +290,86 @@ static long punch(struct file *file, loff_t offset, loff_t len)
 	return ret;
 }
 
+/* Whether a device would go on with this page without the file. There are no faults. */
+static bool stays(struct address_space *mapping, pgoff_t index)
+{
+	struct page *page = pagecache_get_page(mapping, index, 0, 0);
+	bool pinned;
+
+	if (!page)
+		return false;
+	/* A fault that ended before has mapped it by now. */
+	lock_page(page);
+	if (page_mapped(page))
+		unmap_mapping_pages(mapping, index, 1, false);
+	pinned = folio_maybe_dma_pinned(page_folio(page)) && !pofs_no_punch_check;
+	unlock_page(page);
+	put_page(page);
+	return pinned;
+}
+
+/* `held` gets a bit for each page that stays. */
+static int punch_chunk(struct pofs_inode *pi, pgoff_t first, unsigned int n, u64 *held)
+{
+	struct address_space *mapping = pofs_vfs(pi)->i_mapping;
+	unsigned int i, j;
+
+	down_write(&pi->faults);
+	if (pi->plain) {
+		up_write(&pi->faults);
+		return -EBUSY;
+	}
+	pofs_erase(pi, first, first + n - 1);
+	unmap_mapping_pages(mapping, first, n, false);
+	for (*held = i = 0; i < n; i++)
+		*held |= (u64)stays(mapping, first + i) << i;
+	for (i = 0; i < n; i = j + 1) {
+		for (j = i; j < n && !(*held >> j & 1); j++)
+			;
+		if (i < j)
+			shmem_truncate_range(pofs_vfs(pi), (loff_t)(first + i) << PAGE_SHIFT,
+					     ((loff_t)(first + j) << PAGE_SHIFT) - 1);
+	}
+	up_write(&pi->faults);
+	return 0;
+}
+
+/*
+ * As punch(), but pages that are pinned stay. A pin is taken by way of a mapping: so mappings go,
+ * then it is looked, and until the pages have left there are no faults that could map them.
+ * A plain file's mappings may be tmpfs's own, whose faults are not held up. It becomes plain under
+ * `faults`, too.
+ */
+long pofs_punch(struct pofs_inode *pi, struct pageonefs_punch *p)
+{
+	u64 __user *out = u64_to_user_ptr(p->held);
+	pgoff_t at = p->start, end = p->start + p->pages;
+	long ret = 0;
+
+	if (end < at || end > MAX_LFS_FILESIZE >> PAGE_SHIFT)
+		return -EINVAL;
+	if (at == end)
+		return 0;
+	pofs_block_merges(pi);
+	pofs_cut_begin(pi, at, end - 1);
+	for (p->stayed = 0; at < end && !ret; at += POFS_CHUNK) {
+		u64 held;
+
+		ret = punch_chunk(pi, at, min_t(u64, POFS_CHUNK, end - at), &held);
+		if (ret)
+			break;
+		p->stayed += hweight64(held);
+		if (put_user(held, out++))
+			ret = -EFAULT;
+		else if (fatal_signal_pending(current))
+			ret = -EINTR;
+		cond_resched();
+	}
+	pofs_cut_end(pi, p->start, end - 1);
+	pofs_unblock_merges(pi);
+	return ret;
+}
+
 /*
  * What is allocated beforehand is private: the caller wants memory that is there. Zeroing a range
  * punches it, and allocates it again.
@@ -279,6 +377,7 @@ static long punch(struct file *file, loff_t offset, loff_t len)
 static long file_fallocate(struct file *file, int mode, loff_t offset, loff_t len)
 {
 	struct pofs_inode *pi = POFS_I(file_inode(file));
+	loff_t old = i_size_read(file_inode(file));
 	long ret = 0;
 
 	switch (mode) {
@@ -299,6 +398,8 @@ static long file_fallocate(struct file *file, int mode, loff_t offset, loff_t le
 	if (!ret && !(mode & FALLOC_FL_PUNCH_HOLE))
 		ret = pofs_base.file->fallocate(file, mode & FALLOC_FL_KEEP_SIZE, offset, len);
 	pofs_unblock_merges(pi);
+	if (i_size_read(file_inode(file)) != old)
+		pofs_news(POFS_SB(file_inode(file)->i_sb));
 	return ret;
 }
 

@@ -31,6 +31,8 @@ static int inode_adopt(struct inode *inode)
 	ret = xa_err(xa_store(&POFS_SB(inode->i_sb)->files, pi->id, inode, GFP_KERNEL_ACCOUNT));
 	if (ret)
 		pi->id = 0;
+	else
+		pofs_news(POFS_SB(inode->i_sb));
 	return ret;
 }
 
@@ -42,6 +44,7 @@ void pofs_evict_inode(struct inode *inode)
 	if (!pi->id)
 		return;
 	xa_erase(&POFS_SB(inode->i_sb)->files, pi->id);
+	pofs_news(POFS_SB(inode->i_sb));
 	pofs_erase(pi, 0, ULONG_MAX);
 	xa_destroy(&pi->merged);
 	pofs_dirty_free(pi);
@@ -166,8 +169,12 @@ static int file_setattr(pofs_idmap *idmap, struct dentry *dentry, struct iattr *
 	pgoff_t first = DIV_ROUND_UP_ULL(size, PAGE_SIZE);
 	int ret;
 
-	if (!(attr->ia_valid & ATTR_SIZE) || size >= old)
-		return pofs_base.inode->setattr(idmap, dentry, attr);
+	if (!(attr->ia_valid & ATTR_SIZE) || size >= old) {
+		ret = pofs_base.inode->setattr(idmap, dentry, attr);
+		if (!ret && i_size_read(inode) != old)
+			pofs_news(POFS_SB(inode->i_sb));
+		return ret;
+	}
 	ret = setattr_prepare(idmap, dentry, attr);
 	if (ret)
 		return ret;
@@ -182,6 +189,7 @@ static int file_setattr(pofs_idmap *idmap, struct dentry *dentry, struct iattr *
 		pofs_cut_end(pi, size >> PAGE_SHIFT, (old - 1) >> PAGE_SHIFT);
 	}
 	pofs_unblock_merges(pi);
+	pofs_news(POFS_SB(inode->i_sb));
 	return ret;
 }
 

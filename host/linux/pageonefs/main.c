@@ -23,6 +23,8 @@
  *  - Where there is an entry, a page in the file's cache is a hole that somebody has just filled:
  *    it means nothing until the frame is copied into it. Who makes such a page holds its lock
  *    until then.
+ *  - A fault holds the file's `faults` for reading. A file that is punched unless it is pinned
+ *    (pofs_punch) has no faults meanwhile, so that no page is mapped, and none can be pinned.
  *  - Whoever changes a file's length or punches holes blocks merges (pofs_block_merges)
  *    meanwhile.
  *
@@ -56,6 +58,10 @@ MODULE_PARM_DESC(no_cut_bits, "holes have their bits only when their call ends")
 bool pofs_no_compare;
 module_param_named(no_compare, pofs_no_compare, bool, 0400);
 MODULE_PARM_DESC(no_compare, "merge without looking at the content");
+
+bool pofs_no_punch_check;
+module_param_named(no_punch_check, pofs_no_punch_check, bool, 0400);
+MODULE_PARM_DESC(no_punch_check, "punch pages that are pinned");
 
 unsigned int pofs_slow_us;
 module_param_named(slow, pofs_slow_us, uint, 0400);

@@ -486,13 +486,3 @@ long pofs_merge(struct pofs_inode *pi, struct pageonefs_merge *m)
 		pofs_make_plain(pi, PAGEONEFS_PLAIN_PINNED);
 	return ret;
 }
-
-/* From here on nothing of the file is merged, and what is becomes private. */
-int pofs_make_plain(struct pofs_inode *pi, unsigned int why)
-{
-	down_write(&pi->merging);
-	if (!pi->plain)
-		WRITE_ONCE(pi->plain, why);
-	up_write(&pi->merging);
-	return pofs_unmerge(pi, 0, ULONG_MAX);
-}

@@ -48,6 +48,7 @@ extern bool pofs_no_pin_bits;
 extern bool pofs_no_handshake;
 extern bool pofs_no_cut_bits;
 extern bool pofs_no_compare;
+extern bool pofs_no_punch_check;
 extern unsigned int pofs_slow_us;
 #else
 #define pofs_no_pin_check false
@@ -55,6 +56,7 @@ extern unsigned int pofs_slow_us;
 #define pofs_no_handshake false
 #define pofs_no_cut_bits false
 #define pofs_no_compare false
+#define pofs_no_punch_check false
 #define pofs_slow_us 0
 #endif
 
@@ -77,6 +79,8 @@ struct pofs_super {
 	struct pofs_domain *domain;
 	struct xarray files;		/* id -> inode, regular files */
 	atomic64_t merged;
+	spinlock_t news_lock;
+	struct eventfd_ctx *news;	/* NULL: nobody waits; under `news_lock` */
 };
 
 /* The page of a file that was last seen pinned. */
@@ -99,9 +103,10 @@ struct pofs_inode {
 	pgoff_t write_end;		/* where what was made private at the last write fault ends */
 	unsigned int write_run;		/* and how many pages that were at most */
 	struct rw_semaphore mapping[POFS_MAPPING_LOCKS];	/* of 2 MiB each, see pofs_mapping_lock() */
+	struct rw_semaphore faults;	/* held for reading by faults; not while it is punched (pofs_punch) */
 	struct rw_semaphore merging;	/* held for reading by merges; not while others change the file */
 	unsigned int blocked;		/* how many change the file now: there are no merges; under `merging` */
-	unsigned int plain;		/* PAGEONEFS_PLAIN_*; under `merging` */
+	unsigned int plain;		/* PAGEONEFS_PLAIN_*; under `merging` and `faults` */
 	unsigned int cuts;		/* calls under way that cut pages; under `merging` */
 	pgoff_t cut_first, cut_last;	/* what all of these cut, or more */
 	struct pofs_pin pin;
@@ -160,6 +165,8 @@ void pofs_unblock_merges(struct pofs_inode *pi);
 void pofs_cut_begin(struct pofs_inode *pi, pgoff_t first, pgoff_t last);
 void pofs_cut_end(struct pofs_inode *pi, pgoff_t first, pgoff_t last);
 int pofs_unmerge(struct pofs_inode *pi, pgoff_t first, pgoff_t last);
+int pofs_make_plain(struct pofs_inode *pi, unsigned int why);
+long pofs_punch(struct pofs_inode *pi, struct pageonefs_punch *p);
 
 /* fault.c */
 void pofs_vm_ops_start(void);
@@ -192,7 +199,6 @@ static inline void *pofs_walk(struct xa_state *xas, unsigned long index)
 void pofs_merge_start(void);
 void pofs_merge_stop(void);
 long pofs_merge(struct pofs_inode *pi, struct pageonefs_merge *m);
-int pofs_make_plain(struct pofs_inode *pi, unsigned int why);
 
 /* vector.c: pages, between begin and end */
 #define POFS_VECTOR_PAGES	16
@@ -216,6 +222,8 @@ long pofs_harvest(struct pofs_inode *pi, struct pageonefs_harvest *h);
 long pofs_digest(struct pofs_inode *pi, struct pageonefs_digest *d);
 
 /* control.c */
+void pofs_news(struct pofs_super *ps);
+void pofs_news_to(struct pofs_super *ps, struct eventfd_ctx *news);
 long pofs_ioctl(struct file *file, unsigned int cmd, unsigned long arg);
 
 #endif

@@ -65,6 +65,7 @@ static struct inode *alloc_inode(struct super_block *sb)
 	pi->write_end = pi->write_run = 0;
 	for (i = 0; i < POFS_MAPPING_LOCKS; i++)
 		init_rwsem(&pi->mapping[i]);
+	init_rwsem(&pi->faults);
 	init_rwsem(&pi->merging);
 	pi->blocked = 0;
 	pi->cuts = 0;
@@ -137,6 +138,8 @@ static int show_options(struct seq_file *m, struct dentry *root)
 
 static void super_free(struct pofs_super *ps)
 {
+	pofs_news(ps);
+	pofs_news_to(ps, NULL);
 	pofs_domain_put(ps->domain);
 	xa_destroy(&ps->files);
 	kfree(ps);
@@ -162,6 +165,7 @@ static int context_get_tree(struct fs_context *fc)
 	if (!ps)
 		return -ENOMEM;
 	xa_init(&ps->files);
+	spin_lock_init(&ps->news_lock);
 	ps->domain = pofs_domain_get(c->domain);
 	if (!ps->domain) {
 		kfree(ps);

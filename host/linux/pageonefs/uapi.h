@@ -16,7 +16,7 @@
 #include <linux/ioctl.h>
 #include <linux/types.h>
 
-#define PAGEONEFS_VERSION	3
+#define PAGEONEFS_VERSION	5
 #define PAGEONEFS_DOMAIN_MAX	64	/* bytes, with the final 0 */
 
 struct pageonefs_info {
@@ -112,6 +112,30 @@ struct pageonefs_plain {
 	__u64 id;
 };
 
+/*
+ * Makes [start, start + pages) holes, but for pages that somebody has pinned (VFIO, RDMA, direct
+ * I/O on 6.12): a device would go on with a page that the file has no more. No pin comes between
+ * the look and the hole. -EBUSY: the file is plain, its pages may be pinned unseen.
+ */
+struct pageonefs_punch {
+	__u64 id;
+	__u64 start;
+	__u64 pages;
+	__u64 held;		/* address of pages / 64 words, rounded up: out, a bit for each page that stayed */
+	__u64 stayed;		/* out: how many */
+};
+
+/*
+ * From now on this eventfd(2) is written to when there is news of the mount: LIST has a file more,
+ * a file less, one of another length, or one that has become plain; or the mount goes. Of writes
+ * only the first into an empty file is told. Nothing is said of what was before. A mount has one:
+ * the next call's takes its place. It does not hold the mount.
+ */
+struct pageonefs_notify {
+	__s32 eventfd;		/* -1: none */
+	__u32 reserved;		/* 0 */
+};
+
 /* Since the module was loaded, in all mounts, but for the first two. */
 struct pageonefs_stats {
 	__u64 frames;		/* now, in this domain */
@@ -136,5 +160,7 @@ struct pageonefs_stats {
 #define PAGEONEFS_MERGE		_IOWR('1', 5, struct pageonefs_merge)
 #define PAGEONEFS_MAKE_PLAIN	_IOW('1', 6, struct pageonefs_plain)
 #define PAGEONEFS_STATS		_IOR('1', 7, struct pageonefs_stats)
+#define PAGEONEFS_PUNCH		_IOWR('1', 8, struct pageonefs_punch)
+#define PAGEONEFS_NOTIFY	_IOW('1', 9, struct pageonefs_notify)
 
 #endif

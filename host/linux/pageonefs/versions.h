@@ -6,6 +6,7 @@
 #ifndef PAGEONEFS_VERSIONS_H
 #define PAGEONEFS_VERSIONS_H
 
+#include <linux/eventfd.h>
 #include <linux/fs.h>
 #include <linux/mm.h>
 #include <linux/pagemap.h>
@@ -44,6 +45,11 @@ static inline void pofs_vma_flags(struct vm_area_struct *vma, unsigned long flag
 	vm_flags_set(vma, flags);
 }
 
+static inline void pofs_signal(struct eventfd_ctx *news)
+{
+	eventfd_signal(news);
+}
+
 /* Whether a device, or another process, may write into a page that nobody maps, or may have now. */
 static inline bool pofs_written_elsewhere(struct folio *folio)
 {
@@ -69,6 +75,11 @@ static inline void pofs_release_batch(struct folio_batch *batch)
 static inline void pofs_vma_flags(struct vm_area_struct *vma, unsigned long flags)
 {
 	vma->vm_flags |= flags;
+}
+
+static inline void pofs_signal(struct eventfd_ctx *news)
+{
+	eventfd_signal(news, 1);
 }
 
 /* Direct I/O takes references, as others do, and no pins: so this is true of more pages. */

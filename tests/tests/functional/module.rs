@@ -1,6 +1,8 @@
 //! Guests whose RAM lies in a mount of `pageonefs`: no agent, and memory that others may map.
 //! `make test-module` runs these in a host that has the module.
 
+mod alone;
+
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
@@ -209,9 +211,13 @@ fn what_guests_free_is_punched_and_no_byte_is_lost_while_daemons_are_killed() {
     let text = daemon.pageone(&["status"]).output().unwrap();
     let text = String::from_utf8_lossy(&text.stdout).into_owned();
     assert!(text.contains("free pages: "), "{text}");
-    let out = daemon.pageone(&["ppr", "pause", &idle.pid().to_string()]).output().unwrap();
-    let said = String::from_utf8_lossy(&out.stderr).into_owned();
-    assert!(said.contains("its device cannot be unplugged"), "{said}");
     drop(idle);
     eventually("nothing is left", Duration::from_secs(60), || (private_pages(&mount) == 0).then_some(()));
+}
+
+#[test]
+fn a_guest_in_a_file_is_saved_loaded_and_migrated_while_recycling_is_paused() {
+    if here().is_some() {
+        crate::pausing::save_load_and_migrate("module");
+    }
 }

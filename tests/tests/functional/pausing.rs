@@ -15,7 +15,19 @@ struct Saved {
 
 /// Starts a guest with a disk for snapshots; `more`: words of QEMU's.
 fn start(daemon: &Daemon, kernel: &(String, String), disk: &Path, work: &str, more: &[&str]) -> Saved {
-    let mut command = daemon.run(&["--ppr"]);
+    start_on("pageone", daemon, kernel, disk, work, more)
+}
+
+/// The same with another back end.
+fn start_on(
+    backend: &str,
+    daemon: &Daemon,
+    kernel: &(String, String),
+    disk: &Path,
+    work: &str,
+    more: &[&str],
+) -> Saved {
+    let mut command = daemon.run(&["--backend", backend, "--ppr"]);
     command.args(recycler_words(kernel, 192, work)).args(more);
     let socket = disk.with_extension(format!("{}.qmp", Instant::now().elapsed().as_nanos()));
     command.args(Qmp::words(&socket));
@@ -82,7 +94,15 @@ fn check_console(guest: &mut Guest) {
 
 #[test]
 fn a_guest_is_saved_loaded_and_migrated_while_recycling_is_paused() {
+    save_load_and_migrate("pageone");
+}
+
+/// With each back end that recycles.
+pub(crate) fn save_load_and_migrate(backend: &str) {
     let Some(kernels) = guests() else { return };
+    let start = |daemon: &Daemon, kernel: &(String, String), disk: &Path, work: &str, more: &[&str]| {
+        start_on(backend, daemon, kernel, disk, work, more)
+    };
     let mut daemon = daemon();
     let disk = disk(&daemon, "disk.qcow2");
     let file = daemon.dir.path().join("state");

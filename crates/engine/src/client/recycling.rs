@@ -20,7 +20,6 @@ use wire::{PageNo, Run};
 
 use super::{Client, Next, ProtocolError, State};
 use crate::config::bounds::SLICE;
-use crate::ledger::Entry;
 use crate::ledger::free_pages::{FreePages, Marks};
 use crate::users::{User, log_of};
 
@@ -86,7 +85,7 @@ pub(crate) struct Recycling {
     monitor: Option<Arc<Monitor>>,
     in_session: bool,
     /// The device is not plugged in.
-    pub(crate) paused: bool,
+    paused: bool,
     /// The number of the new pool's descriptor in the agent's process, once it has answered.
     pub(crate) renewed: Option<u32>,
     marks: Arc<Marks>,
@@ -177,6 +176,11 @@ impl Recycling {
         self.note.is_some()
     }
 
+    /// Whether the device is not plugged in.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.paused
+    }
+
     /// Whether nothing will ever be recycled again.
     pub(crate) fn is_dropped(&self) -> bool {
         self.dropped
@@ -190,6 +194,14 @@ impl Recycling {
     /// The monitor, while no session needs what QEMU says.
     pub(crate) fn idle_monitor(&self) -> Option<BorrowedFd<'_>> {
         self.monitor.as_ref().filter(|_| !self.in_session).and_then(|monitor| monitor.socket())
+    }
+
+    /// Notes whether the device is out.
+    pub(crate) fn set_paused(&mut self, paused: bool) {
+        self.paused = paused;
+        if !paused {
+            self.due = Instant::now();
+        }
     }
 
     /// Notes why nothing can be recycled.
@@ -328,11 +340,7 @@ impl Client {
             for first in (0..pages).step_by(SLICE as usize) {
                 let mut state = self.state();
                 let Some(region) = state.regions.get_mut(&id) else { break };
-                let known: Vec<_> = region.known(Run::new(PageNo(first), SLICE.min(pages - first))).collect();
-                for page in known.into_iter().filter(|&page| region.entry(page) == Entry::Recycled).collect::<Vec<_>>()
-                {
-                    region.set(page, Entry::Fresh);
-                }
+                region.forget_recycled(Run::new(PageNo(first), SLICE.min(pages - first)));
             }
         }
     }

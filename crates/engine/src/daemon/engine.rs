@@ -86,7 +86,14 @@ impl Engine {
         let shared = Arc::new(Shared::new(config, state_file));
         let (reaper, gone) = std::sync::mpsc::channel::<Arc<Client>>();
         let files = Arc::new(Files::default());
-        let mut service = Service::new(shared.clone(), files.clone(), listener, wake.clone(), reaper).map_err(watch)?;
+        let news =
+            rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK);
+        let news = Arc::new(news.map_err(watch)?);
+        files.told_by(news.clone());
+        // What is there already.
+        files.news();
+        let mut service =
+            Service::new(shared.clone(), files.clone(), listener, [wake.clone(), news], reaper).map_err(watch)?;
         let workers = Arc::new(Workers {
             shared: shared.clone(),
             threads: Mutex::default(),
@@ -108,6 +115,9 @@ impl Engine {
             workers.threads.lock().push((None, spawn("files-recycle", move || of_files.recycle(&of_engine))?));
             spawn("service", move || service.run())
         };
+        if let Some(why) = crate::files::no_agents() {
+            tracing::warn!("no agents: {why}");
+        }
         let service = Mutex::new(Some(start().map_err(io_error("start threads for", &directory))?));
         Ok(Self { shared, wake, service, workers, files, lock })
     }
@@ -143,9 +153,10 @@ impl Engine {
         let _ = rustix::fs::flock(&self.lock, rustix::fs::FlockOperation::Unlock);
     }
 
-    /// The owner of a client process.
+    /// The owner of a client process, or of a guest whose free pages are punched.
     pub fn owner(&self, pid: i32) -> Option<u32> {
-        self.shared.clients().iter().find(|c| c.pid == pid).map(|c| c.user.uid)
+        let client = self.shared.clients().iter().find(|c| c.pid == pid).map(|c| c.user.uid);
+        client.or_else(|| self.files.owner(pid))
     }
 }
 

@@ -7,15 +7,15 @@ use crate::daemon::engine::Engine;
 use crate::recycle::device::{self, PlugError};
 
 impl Engine {
-    /// Unplugs the device in which a client's guest marks its free pages. When this returns the
-    /// guest can be saved and migrated, and no mark from before will ever be applied. Does nothing
-    /// where it is unplugged already.
+    /// Unplugs the device in which a guest marks its free pages: a client, or one whose RAM is a
+    /// file of `pageonefs`. When this returns the guest can be saved and migrated, and no mark from
+    /// before will ever be applied. Does nothing where it is unplugged already.
     ///
     /// # Errors
     ///
     /// [`PlugError`]: no such client, the guest does not let go, or QEMU refuses.
     pub fn pause(&self, pid: i32) -> Result<(), PlugError> {
-        device::pause(&self.shared, &self.find(pid)?)
+        self.files.pause(&self.shared, pid).unwrap_or_else(|| device::pause(&self.shared, &self.find(pid)?))
     }
 
     /// Plugs the device in again, with an empty pool. Does nothing where it is there.
@@ -24,11 +24,11 @@ impl Engine {
     ///
     /// [`PlugError`]: no such client, a migration is under way, or QEMU refuses.
     pub fn resume(&self, pid: i32) -> Result<(), PlugError> {
-        device::resume(&self.shared, &self.find(pid)?)
+        self.files.resume(&self.shared, pid).unwrap_or_else(|| device::resume(&self.shared, &self.find(pid)?))
     }
 
     fn find(&self, pid: i32) -> Result<Arc<Client>, PlugError> {
         let found = self.shared.clients().into_iter().find(|c| c.pid == pid);
-        found.ok_or(if self.files.is_recycled(pid) { PlugError::OfFile(pid) } else { PlugError::NotAClient(pid) })
+        found.ok_or(PlugError::NotAClient(pid))
     }
 }

@@ -49,6 +49,7 @@ const EVENTS: usize = 256;
 /// What an epoll token stands for: kind in the upper half, number in the lower.
 const LISTENER: u64 = 0;
 const WAKE: u64 = 1;
+const NEWS: u64 = 2;
 const HANDSHAKE: u64 = 1 << 32;
 const CLIENT: u64 = 2 << 32;
 const PROCESS: u64 = 3 << 32;
@@ -96,6 +97,7 @@ pub(super) struct Service {
     epoll: OwnedFd,
     listener: Listener,
     wake: Arc<OwnedFd>,
+    news: Arc<OwnedFd>,
     handshakes: HashMap<u32, Handshake>,
     next_handshake: u32,
     last_client: ClientId,
@@ -113,17 +115,18 @@ pub(super) struct Service {
 }
 
 impl Service {
-    /// Opens the event loop. `wake`: an eventfd that ends it.
+    /// Opens the event loop. `wake`: an eventfd that ends it. `news`: one by which mounts of
+    /// `pageonefs` tell of news.
     /// `reaper`: takes clients that are gone.
     pub(super) fn new(
         shared: Arc<Shared>,
         files: Arc<Files>,
         listener: Listener,
-        wake: Arc<OwnedFd>,
+        [wake, news]: [Arc<OwnedFd>; 2],
         reaper: Sender<Arc<Client>>,
     ) -> Result<Self, Errno> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        for (fd, token) in [(listener.as_fd(), LISTENER), (wake.as_fd(), WAKE)] {
+        for (fd, token) in [(listener.as_fd(), LISTENER), (wake.as_fd(), WAKE), (news.as_fd(), NEWS)] {
             epoll::add(&epoll, fd, epoll::EventData::new_u64(token), epoll::EventFlags::IN)?;
         }
         Ok(Self {
@@ -132,6 +135,7 @@ impl Service {
             epoll,
             listener,
             wake,
+            news,
             handshakes: HashMap::new(),
             next_handshake: 0,
             last_client: ClientId(0),
@@ -215,6 +219,10 @@ impl Service {
             WAKE => {
                 let _ = rustix::io::read(&*self.wake, &mut [0u8; 8]);
                 self.take_admitted();
+            }
+            NEWS => {
+                let _ = rustix::io::read(&*self.news, &mut [0u8; 8]);
+                self.files.news();
             }
             _ if token >> 32 == HANDSHAKE >> 32 => ready.handshakes.push(number),
             _ if token >> 32 == CLIENT >> 32 => ready.clients.push(ClientId(number)),

@@ -1,15 +1,19 @@
 //! What the kernel does for files: a mount by its path, and the calls as the merge uses them.
 
+use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 
 use kmem::pageonefs::{Ask, Entry, File as Listed, MountInfo, OpenError, Stats};
 use rustix::io::Errno;
+use wire::Run;
 
 /// Calls on the files of a mount, as [`kmem::pageonefs::Mount`] has them. The tests have a model.
 pub(super) trait Kernel: Send + Sync {
     fn harvest(&self, id: u64, start: u64, bits: &mut [u64]) -> Result<u64, Errno>;
     fn digest(&self, ask: &Ask<'_>, out: &mut [u64]) -> Result<u64, Errno>;
     fn merge(&self, id: u64, entries: &mut [Entry]) -> Result<u32, Errno>;
+    /// Calls `punched` with what became holes, after each run. Pages that are pinned stay.
+    fn punch(&self, id: u64, runs: &[Run], punched: &mut dyn FnMut(Run)) -> Result<(), Errno>;
 }
 
 /// A mount, by its path.
@@ -53,6 +57,11 @@ impl MountPoint {
         }
     }
 
+    /// Has the daemon told of news.
+    pub(super) fn notify(&self, news: BorrowedFd<'_>) -> Result<(), Errno> {
+        self.open()?.notify(Some(news))
+    }
+
     pub(super) fn files(&self) -> Result<Vec<Listed>, Errno> {
         self.open()?.files()
     }
@@ -73,5 +82,48 @@ impl Kernel for MountPoint {
 
     fn merge(&self, id: u64, entries: &mut [Entry]) -> Result<u32, Errno> {
         self.open()?.merge(id, entries)
+    }
+
+    fn punch(&self, id: u64, runs: &[Run], punched: &mut dyn FnMut(Run)) -> Result<(), Errno> {
+        let mount = self.open()?;
+        let mut held = Vec::new();
+        for run in runs {
+            held.resize(run.len.div_ceil(64) as usize, 0);
+            mount.punch(id, u64::from(run.page.0), u64::from(run.len), &mut held)?;
+            holes(*run, &held, punched);
+        }
+        Ok(())
+    }
+}
+
+/// The parts of a run without a bit.
+fn holes(run: Run, held: &[u64], punched: &mut dyn FnMut(Run)) {
+    let is_held = |at: u32| held[(at / 64) as usize] >> (at % 64) & 1 == 1;
+    let mut begin = 0;
+    for at in (0..run.len).filter(|&at| is_held(at)).chain([run.len]) {
+        if begin < at {
+            punched(Run::new(run.page + begin, at - begin));
+        }
+        begin = at + 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use wire::PageNo;
+
+    use super::*;
+
+    #[test]
+    fn what_was_punched_lies_between_what_stayed() {
+        let parts = |held: &[u64]| {
+            let mut parts = Vec::new();
+            holes(Run::new(PageNo(1000), 70), held, &mut |run| parts.push((run.page.0 - 1000, run.len)));
+            parts
+        };
+        assert_eq!(parts(&[0, 0]), [(0, 70)]);
+        assert_eq!(parts(&[1, 1 << 5]), [(1, 68)]);
+        assert_eq!(parts(&[0b1010, 1]), [(0, 1), (2, 1), (4, 60), (65, 5)]);
+        assert_eq!(parts(&[!0, !0]), []);
     }
 }

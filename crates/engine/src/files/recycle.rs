@@ -20,6 +20,7 @@
 //! dirty bit, and so has what was punched: the scan asks the kernel which of them are still holes.
 
 mod find;
+mod plug;
 mod pool;
 mod process;
 mod sweep;
@@ -39,13 +40,16 @@ use super::owner::Owner;
 use crate::client::recycling::Recycling;
 use crate::recycle::policy::{LOOK_AFTER, SWEEP_SHARE};
 use crate::world::shared::Shared;
+use process::Qemu;
 use sweep::Sweeper;
 
-/// How often guests are looked for where there are none.
+/// How often it is looked whether guests have ended, at least. Without guests the thread rests.
 const IDLE: Duration = Duration::from_secs(1);
 
 /// A guest whose free pages are punched.
 pub(super) struct Guest {
+    qemu: Arc<Qemu>,
+    /// Locked for as long as somebody has a session with QEMU's monitor.
     sweeper: Mutex<Sweeper>,
     recycling: Arc<Mutex<Recycling>>,
     files: Vec<Arc<File>>,
@@ -54,6 +58,7 @@ pub(super) struct Guest {
 /// A process that has a file open.
 struct Looked {
     process: PidFd,
+    uid: u32,
     /// Once it was found to have a pool: the file that tells of it.
     told: Option<(Arc<File>, Arc<Mutex<Recycling>>)>,
     /// Once it is known where its RAM lies.
@@ -84,12 +89,13 @@ impl Guests {
             looked.told = Some((file.clone(), recycling.clone()));
             file.state().recycling = Some(recycling.clone());
         }
+        self.wake.notify_all();
     }
 
     /// The process has been looked at, and is this guest.
-    fn add(&self, pid: i32, guest: Guest) {
+    fn add(&self, pid: i32, guest: Arc<Guest>) {
         if let Some(looked) = self.all.lock().get_mut(&pid) {
-            looked.guest = Some(Arc::new(guest));
+            looked.guest = Some(guest);
         }
         self.wake.notify_all();
     }
@@ -128,6 +134,7 @@ impl Guests {
 impl Files {
     /// Looks for a pool in processes that have this file open, each once.
     pub(super) fn find_guests(self: &Arc<Self>, shared: &Arc<Shared>, file: &Arc<File>, holders: &[Owner]) {
+        self.guests.reap();
         for holder in holders {
             let (pid, file) = (holder.pid, file.clone());
             let mut all = self.guests.all.lock();
@@ -135,16 +142,16 @@ impl Files {
                 continue;
             }
             let (Ok(kept), Ok(process)) = (PidFd::open(pid), PidFd::open(pid)) else { continue };
-            let before = all.insert(pid, Looked { process: kept, told: None, guest: None });
+            let before = all.insert(pid, Looked { process: kept, uid: holder.uid, told: None, guest: None });
             drop(all);
             before.into_iter().for_each(|mut looked| looked.end());
             find::start(self, shared, find::Subject { pid, process, uid: holder.uid, file });
         }
     }
 
-    /// Whether this process is a guest whose free pages are punched.
-    pub(crate) fn is_recycled(&self, pid: i32) -> bool {
-        self.guests.all.lock().get(&pid).is_some_and(|looked| looked.told.is_some())
+    /// The owner of a process that is a guest with a pool.
+    pub(crate) fn owner(&self, pid: i32) -> Option<u32> {
+        self.guests.all.lock().get(&pid).filter(|looked| looked.told.is_some()).map(|looked| looked.uid)
     }
 
     /// The thread: sweeps where one is due, until the engine stops.
@@ -154,7 +161,10 @@ impl Files {
             let mut all = self.guests.all.lock();
             if !shared.stopping() {
                 let wait = next.map_or(IDLE, |next| next.saturating_duration_since(Instant::now()).min(IDLE));
-                self.guests.wake.wait_for(&mut all, wait);
+                match all.values().any(|looked| looked.told.is_some()) {
+                    true => _ = self.guests.wake.wait_for(&mut all, wait),
+                    false => self.guests.wake.wait(&mut all),
+                }
             }
         }
     }
@@ -172,11 +182,12 @@ impl Guest {
             recycling.due = now + recycling.period.mul_f64(LOOK_AFTER);
             recycling.period
         };
-        let mut sweeper = self.sweeper.lock();
+        // The device is being plugged, which may take minutes.
+        let Some(mut sweeper) = self.sweeper.try_lock() else { return Some(self.recycling.lock().due) };
         sweeper.drain();
         let has_work = {
             let recycling = self.recycling.lock();
-            !recycling.is_dropped() && recycling.has_marks()
+            !recycling.is_dropped() && !recycling.is_paused() && recycling.has_marks()
         };
         if has_work && let Some(budget) = shared.pacer.allowance(period.mul_f64(SWEEP_SHARE)) {
             sweeper.sweep(&self.files, budget, &self.recycling, || shared.stopping());

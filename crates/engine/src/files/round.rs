@@ -1,6 +1,7 @@
 //! A round: mounts and files are found, scanned, and merged.
 
 use std::collections::BTreeMap;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::*};
 
@@ -17,12 +18,22 @@ use crate::content::index::{ClientId, MAX_CLIENTS};
 use crate::world::shared::Shared;
 
 impl Files {
-    /// Finds, scans and merges.
-    pub(super) fn round(self: &Arc<Self>, shared: &Arc<Shared>) {
+    fn find(&self, shared: &Shared) {
         for gone in self.find_mounts() {
             self.reap(gone.files.values());
         }
         self.find_files(shared);
+    }
+
+    /// Finds mounts and files, and whose they are.
+    pub(super) fn look(self: &Arc<Self>, shared: &Arc<Shared>) {
+        self.find(shared);
+        self.note(shared);
+    }
+
+    /// Finds, scans and merges.
+    pub(super) fn round(self: &Arc<Self>, shared: &Arc<Shared>) {
+        self.find(shared);
         let files = self.managed();
         let mut due = Vec::new();
         for file in files.values() {
@@ -52,7 +63,7 @@ impl Files {
             }
         };
         let mut state = self.state.lock();
-        let State { mounts, refused, .. } = &mut *state;
+        let State { mounts, refused, told_by, .. } = &mut *state;
         let is_gone = |device: &u64| !found.iter().any(|info| info.device == *device);
         let gone: Vec<u64> = mounts.keys().copied().filter(is_gone).collect();
         refused.retain(|device, _| !is_gone(device));
@@ -63,6 +74,10 @@ impl Files {
             }
             match MountPoint::new(info) {
                 Ok(point) => {
+                    // Before its files are listed. Without, the next round sees what is new.
+                    if let Some(Err(why)) = told_by.as_ref().map(|news| point.notify(news.as_fd())) {
+                        tracing::debug!("{}: it does not tell of news: {why}", point.path().display());
+                    }
                     let shares = |mount: &&Mount| !point.domain().is_empty() && mount.point.domain() == point.domain();
                     let contents = mounts.values().find(shares).map(|mount| mount.contents.clone());
                     let contents = contents.unwrap_or_else(|| Arc::new(Contents::new()));

@@ -27,6 +27,8 @@ pub(super) struct Page {
     dirty: bool,
     /// Somebody holds it: it is not merged.
     pub(super) held: bool,
+    /// A device has it: it is not punched.
+    pub(super) pinned: bool,
     away: bool,
 }
 
@@ -59,6 +61,11 @@ impl Model {
                 self.frames.remove(&frame);
             }
         }
+    }
+
+    /// A file of pages that hold something.
+    pub(super) fn fill(&mut self, id: u64, pages: usize) {
+        self.files.insert(id, vec![Page { content: 1, ..Page::default() }; pages]);
     }
 
     pub(super) fn write(&mut self, id: u64, page: usize, content: u64) {
@@ -111,15 +118,6 @@ impl Model {
 
 pub(super) struct Fake(pub(super) Mutex<Model>);
 
-impl Fake {
-    /// Makes pages of a file holes, each on its own: others come between.
-    pub(super) fn punch(&self, id: u64, run: Run) {
-        for page in run.page.index()..run.end().index() {
-            self.0.lock().write(id, page, 0);
-        }
-    }
-}
-
 impl Kernel for Fake {
     fn harvest(&self, id: u64, start: u64, bits: &mut [u64]) -> Result<u64, Errno> {
         let mut model = self.0.lock();
@@ -170,6 +168,20 @@ impl Kernel for Fake {
             merged += 1;
         }
         Ok(merged)
+    }
+
+    /// Each on its own: others come between.
+    fn punch(&self, id: u64, runs: &[Run], punched: &mut dyn FnMut(Run)) -> Result<(), Errno> {
+        for page in runs.iter().flat_map(|run| run.page.0..run.end().0) {
+            let mut model = self.0.lock();
+            if model.files.get(&id).ok_or(Errno::SRCH)?[page as usize].pinned {
+                continue;
+            }
+            model.write(id, page as usize, 0);
+            drop(model);
+            punched(Run::new(PageNo(page), 1));
+        }
+        Ok(())
     }
 }
 

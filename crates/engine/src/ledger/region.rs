@@ -151,6 +151,14 @@ impl Region {
         self.entries.recycle(run, left);
     }
 
+    /// Pages that count as recycled are ordinary ones again.
+    pub(crate) fn forget_recycled(&mut self, run: Run) {
+        let recycled: Vec<PageNo> = self.known(run).filter(|&page| self.entry(page) == Entry::Recycled).collect();
+        for page in recycled {
+            self.set(page, Entry::Fresh);
+        }
+    }
+
     /// A scan found these pages written, or new, in huge pages that are split only above this
     /// share.
     pub(crate) fn found_huge(&mut self, pages: Run, share: f64) {

@@ -2,16 +2,17 @@
 //!
 //! QEMU neither saves nor migrates a guest that has the device. So it is unplugged before: the
 //! guest's driver cancels every mark and lets go of it, and the agent takes a new, empty pool.
-//! Nobody keeps a note of whether the device is there; QEMU is asked.
+//! Nobody keeps a note of whether the device is there; QEMU is asked. Where the daemon itself works
+//! on the pool, as the guest's RAM is a file of `pageonefs`, it clears the pool instead.
 //!
 //! ```text
-//!   unplug   device_del, wait for the guest     plug   agent: a new pool
-//!            agent: a new pool                         the guard (no loadvm)
+//!   unplug   device_del, wait for the guest     plug   an empty pool
+//!            an empty pool                             the guard (no loadvm)
 //!            object-del, the guard goes                object-add, device_add
 //! ```
 //!
 //! In both the guard outlives the device: at no time can memory be brought back to which marks that
-//! the agent looks at do not belong.
+//! anybody looks at do not belong.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -33,6 +34,10 @@ use crate::world::shared::Shared;
 const UNPLUG_TIME: Duration = Duration::from_secs(30);
 /// How long QEMU may take to answer all the rest, and how long the agent.
 const ANSWER_TIME: Duration = Duration::from_secs(30);
+/// How long a QEMU that starts may take to answer.
+pub(crate) const QMP_TIME: Duration = Duration::from_secs(120);
+/// Pause between two looks whether an incoming migration has ended.
+const INCOMING_STEP: Duration = Duration::from_millis(500);
 /// Pause between two looks.
 const STEP: Duration = Duration::from_millis(50);
 
@@ -45,12 +50,12 @@ pub enum PlugError {
     /// No such client.
     #[error("process {0} is no client of this daemon; `pageone status` lists them")]
     NotAClient(i32),
-    /// There is no agent that could make another pool.
+    /// Where its RAM lies is not known, so nobody works on its pool.
     #[error(
-        "the RAM of process {0} is a file of pageonefs, and its device cannot be unplugged; to save or migrate the guest, \
-         start it without --ppr"
+        "the RAM of process {0} is a file of pageonefs, its pages are not punched ({1}), and its device cannot be unplugged; to \
+         save or migrate the guest, start it without --ppr"
     )]
-    OfFile(i32),
+    OfFile(i32, String),
     /// There is no monitor.
     #[error("{0}")]
     NoDevice(String),
@@ -100,7 +105,7 @@ pub(crate) fn is_plugged(qmp: &mut Monitor<'_>) -> Result<bool, QmpError> {
 }
 
 /// Whether QEMU waits for the state of another.
-pub(crate) fn is_incoming(qmp: &mut Monitor<'_>) -> Result<bool, QmpError> {
+fn is_incoming(qmp: &mut Monitor<'_>) -> Result<bool, QmpError> {
     Ok(qmp.execute("query-status", json!({}))?["status"] == "inmigrate")
 }
 
@@ -111,56 +116,149 @@ fn names(qmp: &mut Monitor<'_>, path: &str) -> Result<Vec<String>, QmpError> {
     Ok(list.as_array().into_iter().flatten().filter_map(name).collect())
 }
 
-/// Unplugs the device. When this returns, no mark from before is looked at any more, and QEMU can
-/// save and migrate the guest.
+/// A guest whose device comes and goes, and whoever looks at its pool: an agent, or the daemon.
+pub(crate) trait Guest {
+    fn pid(&self) -> i32;
+
+    /// From now on no mark from before is looked at: the pool is empty, or another. There is no
+    /// device. Gives the number of the pool's descriptor in QEMU's process.
+    fn renew(&self) -> Result<u32, PlugError>;
+
+    /// The length of the pool's file in bytes.
+    fn pool_len(&self) -> u64;
+
+    /// Pages that count as recycled are ordinary ones again.
+    fn forget_recycled(&self);
+
+    /// Notes whether the device is out, for status.
+    fn set_paused(&self, paused: bool);
+
+    fn log(&self, what: &str);
+}
+
+/// A client with an agent.
+pub(crate) struct OfClient<'a> {
+    pub(crate) shared: &'a Shared,
+    pub(crate) client: &'a Arc<Client>,
+}
+
+impl Guest for OfClient<'_> {
+    fn pid(&self) -> i32 {
+        self.client.pid
+    }
+
+    /// Has the agent forget its pool for a new one.
+    fn renew(&self) -> Result<u32, PlugError> {
+        let client = self.client;
+        let renewed = || client.state().recycling.as_mut().and_then(|recycling| recycling.renewed.take());
+        let _late = renewed();
+        let deadline = Instant::now() + ANSWER_TIME;
+        if !send(self.shared, client, &wire::encode(&ToAgent::RenewPool)) {
+            return Err(PlugError::Agent(client.pid));
+        }
+        while Instant::now() < deadline && client.state().link.is_up() {
+            if let Some(descriptor) = renewed() {
+                return Ok(descriptor);
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Err(PlugError::Agent(client.pid))
+    }
+
+    fn pool_len(&self) -> u64 {
+        self.client.state().recycling.as_ref().map_or(0, |recycling| recycling.pool_len())
+    }
+
+    fn forget_recycled(&self) {
+        self.client.forget_recycled();
+    }
+
+    fn set_paused(&self, paused: bool) {
+        if let Some(recycling) = &mut self.client.state().recycling {
+            recycling.set_paused(paused);
+        }
+    }
+
+    fn log(&self, what: &str) {
+        log_of!(self.client.user, info, pid = self.client.pid, "{what}");
+    }
+}
+
+/// Unplugs a client's device.
 pub(crate) fn pause(shared: &Shared, client: &Arc<Client>) -> Result<(), PlugError> {
     let session = begin(client)?;
     let goes_on = || !shared.stopping() && client.state().link.is_up();
-    let mut qmp = open(client, &session, &goes_on)?;
-    unplug(client, &mut qmp)?;
-    renew(shared, client)?;
-    client.forget_recycled();
-    qmp.extend(ANSWER_TIME);
-    let why = PlugError::of(client.pid);
-    for name in names(&mut qmp, "/objects").map_err(&why)?.iter().filter(|name| name.starts_with(QEMU_POOL)) {
-        qmp.execute("object-del", json!({ "id": name })).map_err(&why)?;
-    }
-    wait_for_memory(client.pid, &mut qmp)?;
-    if has_guard(&mut qmp).map_err(&why)? {
-        qmp.execute("blockdev-del", json!({ "node-name": QEMU_GUARD })).map_err(&why)?;
-    }
-    if let Some(recycling) = &mut client.state().recycling {
-        recycling.paused = true;
-    }
-    log_of!(client.user, info, pid = client.pid, "free pages: paused, the device is unplugged");
-    Ok(())
+    unplug(&OfClient { shared, client }, &mut open(client, &session, &goes_on)?)
 }
 
-/// Plugs the device in, with a new pool.
+/// Plugs a client's device in, with a new pool.
 pub(crate) fn resume(shared: &Shared, client: &Arc<Client>) -> Result<(), PlugError> {
     let session = begin(client)?;
     let goes_on = || !shared.stopping() && client.state().link.is_up();
-    let mut qmp = open(client, &session, &goes_on)?;
-    if is_incoming(&mut qmp).map_err(PlugError::of(client.pid))? {
-        return Err(PlugError::Incoming(client.pid));
-    }
-    plug(shared, client, &mut qmp)
+    plug_again(&OfClient { shared, client }, &mut open(client, &session, &goes_on)?)
 }
 
-/// The same in a session that is open.
-pub(crate) fn plug(shared: &Shared, client: &Arc<Client>, qmp: &mut Monitor<'_>) -> Result<(), PlugError> {
-    let why = PlugError::of(client.pid);
+/// Unplugs the device. When this returns, no mark from before is looked at any more, and QEMU can
+/// save and migrate the guest.
+pub(crate) fn unplug(guest: &dyn Guest, qmp: &mut Monitor<'_>) -> Result<(), PlugError> {
+    let why = PlugError::of(guest.pid());
+    let_go(guest.pid(), qmp)?;
+    guest.renew()?;
+    guest.forget_recycled();
+    qmp.extend(ANSWER_TIME);
+    for name in names(qmp, "/objects").map_err(&why)?.iter().filter(|name| name.starts_with(QEMU_POOL)) {
+        qmp.execute("object-del", json!({ "id": name })).map_err(&why)?;
+    }
+    wait_for_memory(guest.pid(), qmp)?;
+    if has_guard(qmp).map_err(&why)? {
+        qmp.execute("blockdev-del", json!({ "node-name": QEMU_GUARD })).map_err(&why)?;
+    }
+    guest.set_paused(true);
+    guest.log("free pages: paused, the device is unplugged");
+    Ok(())
+}
+
+/// Plugs the device in again, by request.
+pub(crate) fn plug_again(guest: &dyn Guest, qmp: &mut Monitor<'_>) -> Result<(), PlugError> {
+    if is_incoming(qmp).map_err(PlugError::of(guest.pid()))? {
+        return Err(PlugError::Incoming(guest.pid()));
+    }
+    plug(guest, qmp)
+}
+
+/// Plugs the device in, with an empty pool.
+fn plug(guest: &dyn Guest, qmp: &mut Monitor<'_>) -> Result<(), PlugError> {
+    let why = PlugError::of(guest.pid());
     qmp.extend(ANSWER_TIME);
     if !is_plugged(qmp).map_err(&why)? {
-        let descriptor = renew(shared, client)?;
+        let descriptor = guest.renew()?;
         qmp.extend(ANSWER_TIME);
-        add(client, qmp, descriptor).map_err(&why)?;
+        add(guest, qmp, descriptor).map_err(&why)?;
     }
-    if let Some(recycling) = &mut client.state().recycling {
-        recycling.paused = false;
-        recycling.due = Instant::now();
+    guest.set_paused(false);
+    guest.log("free pages: the device is plugged in");
+    Ok(())
+}
+
+/// The device of a guest that was found is not there. Where QEMU was started with another's state
+/// it is plugged in when that is there. `is_first`: no daemon has worked on the pool before. One
+/// that runs, and has served a daemon before, was paused by somebody.
+///
+/// # Errors
+/// QEMU does not answer. That it cannot be plugged in is noted in the log.
+pub(crate) fn plug_by_itself(guest: &dyn Guest, qmp: &mut Monitor<'_>, is_first: bool) -> Result<(), QmpError> {
+    let mut incoming = is_incoming(qmp)?;
+    if !is_first && !incoming {
+        return Ok(());
     }
-    log_of!(client.user, info, pid = client.pid, "free pages: the device is plugged in");
+    while incoming {
+        std::thread::sleep(INCOMING_STEP);
+        qmp.extend(QMP_TIME);
+        incoming = is_incoming(qmp)?;
+    }
+    if let Err(why) = plug(guest, qmp) {
+        guest.log(&format!("its free pages are not recycled yet: {why}; `pageone ppr resume` tries again"));
+    }
     Ok(())
 }
 
@@ -182,12 +280,21 @@ fn open<'a>(
     goes_on: &'a (dyn Fn() -> bool + Sync),
 ) -> Result<Monitor<'a>, PlugError> {
     let socket = session.socket().ok_or(PlugError::NoDevice(SessionError::NoMonitor(client.pid).to_string()))?;
-    Qmp::open(socket, ANSWER_TIME, goes_on).map_err(PlugError::of(client.pid))
+    monitor(client.pid, socket, goes_on)
+}
+
+/// A session with the monitor of a guest.
+pub(crate) fn monitor<'a>(
+    pid: i32,
+    socket: BorrowedFd<'a>,
+    goes_on: &'a (dyn Fn() -> bool + Sync),
+) -> Result<Monitor<'a>, PlugError> {
+    Qmp::open(socket, ANSWER_TIME, goes_on).map_err(PlugError::of(pid))
 }
 
 /// Asks the guest for the device, and waits until it is gone.
-fn unplug(client: &Client, qmp: &mut Monitor<'_>) -> Result<(), PlugError> {
-    let why = PlugError::of(client.pid);
+fn let_go(pid: i32, qmp: &mut Monitor<'_>) -> Result<(), PlugError> {
+    let why = PlugError::of(pid);
     qmp.extend(UNPLUG_TIME + ANSWER_TIME);
     if !is_plugged(qmp).map_err(&why)? {
         return Ok(());
@@ -202,10 +309,10 @@ fn unplug(client: &Client, qmp: &mut Monitor<'_>) -> Result<(), PlugError> {
     };
     while is_plugged(qmp).map_err(&why)? {
         if let Some(error) = refused.as_ref().filter(|error| !error.to_string().contains("already in the process")) {
-            return Err(PlugError::Qemu { pid: client.pid, why: error.to_string() });
+            return Err(PlugError::Qemu { pid, why: error.to_string() });
         }
         if Instant::now() >= deadline {
-            return Err(PlugError::Held(client.pid));
+            return Err(PlugError::Held(pid));
         }
         std::thread::sleep(STEP);
     }
@@ -226,31 +333,14 @@ fn wait_for_memory(pid: i32, qmp: &mut Monitor<'_>) -> Result<(), PlugError> {
     Ok(())
 }
 
-/// Has the agent forget its pool for a new one; gives the number of the new one's descriptor.
-fn renew(shared: &Shared, client: &Client) -> Result<u32, PlugError> {
-    let renewed = || client.state().recycling.as_mut().and_then(|recycling| recycling.renewed.take());
-    let _late = renewed();
-    let deadline = Instant::now() + ANSWER_TIME;
-    if !send(shared, client, &wire::encode(&ToAgent::RenewPool)) {
-        return Err(PlugError::Agent(client.pid));
-    }
-    while Instant::now() < deadline && client.state().link.is_up() {
-        if let Some(descriptor) = renewed() {
-            return Ok(descriptor);
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    Err(PlugError::Agent(client.pid))
-}
-
 fn has_guard(qmp: &mut Monitor<'_>) -> Result<bool, QmpError> {
     let nodes = qmp.execute("query-named-block-nodes", json!({ "flat": true }))?;
     Ok(nodes.as_array().into_iter().flatten().any(|node| node["node-name"] == QEMU_GUARD))
 }
 
 /// Adds the guard, the pool and the device; after an error, none of what it added is left.
-fn add(client: &Client, qmp: &mut Monitor<'_>, descriptor: u32) -> Result<(), QmpError> {
-    let Some(bytes) = client.state().recycling.as_ref().map(|recycling| recycling.pool_len()) else { return Ok(()) };
+fn add(guest: &dyn Guest, qmp: &mut Monitor<'_>, descriptor: u32) -> Result<(), QmpError> {
+    let bytes = guest.pool_len();
     if !has_guard(qmp)? {
         qmp.execute("blockdev-add", json!({ "driver": "null-co", "node-name": QEMU_GUARD, "read-only": false }))?;
     }

@@ -16,7 +16,7 @@ use wire::{PageNo, RegionId, Run, ToAgent};
 
 use crate::client::Client;
 use crate::ledger::Region;
-use crate::recycle::device::{self, Monitor};
+use crate::recycle::device::{self, Guest, Monitor, OfClient, QMP_TIME};
 use crate::recycle::layout::{LayoutError, Ram, find_ram};
 use crate::users::log_of;
 use crate::world::shared::Shared;
@@ -25,15 +25,11 @@ use crate::world::shared::Shared;
 const UNMANAGED: &str = "none of it is memory that the agent manages. RAM that other processes map (share=on, as vhost-user and virtiofsd \
     need) and RAM that is not to be merged (mem-merge=off, merge=off) cannot be taken back: start QEMU without these, or use \
     virtio-balloon's free-page-reporting=on instead of --ppr";
-/// How long a QEMU that starts may take to answer.
-pub(crate) const QMP_TIME: Duration = Duration::from_secs(120);
 /// How long an agent may take to make room in its socket.
 const SEND_TIME: Duration = Duration::from_secs(10);
 /// Searches of one user's domains at a time: each is a thread, and guests that start together
 /// search together.
 const SEARCHES: u32 = 128;
-/// Pause between two looks whether an incoming migration has ended.
-const INCOMING_STEP: Duration = Duration::from_millis(500);
 /// Pause between two attempts to send.
 const SEND_STEP: Duration = Duration::from_millis(5);
 
@@ -92,28 +88,9 @@ fn locate(shared: &Arc<Shared>, client: &Arc<Client>, search: &Search) -> Result
     if client.version < ToAgent::RenewPool.since() || device::is_plugged(&mut qmp)? {
         return Ok(());
     }
-    if let Some(recycling) = &mut client.state().recycling {
-        recycling.paused = true;
-    }
-    // One that runs, and has served a daemon before, was paused by somebody.
-    let mut is_incoming = device::is_incoming(&mut qmp)?;
-    if !is_first && !is_incoming {
-        return Ok(());
-    }
-    while is_incoming {
-        std::thread::sleep(INCOMING_STEP);
-        qmp.extend(QMP_TIME);
-        is_incoming = device::is_incoming(&mut qmp)?;
-    }
-    if let Err(why) = device::plug(shared, client, &mut qmp) {
-        log_of!(
-            client.user,
-            warn,
-            pid = client.pid,
-            "its free pages are not recycled yet: {why}; `pageone ppr resume` tries again"
-        );
-    }
-    Ok(())
+    let guest = OfClient { shared, client };
+    guest.set_paused(true);
+    Ok(device::plug_by_itself(&guest, &mut qmp, is_first)?)
 }
 
 /// A search under way; it counts until it is dropped.

@@ -35,6 +35,7 @@ impl Engine {
         let mut status = Status {
             version: env!("CARGO_PKG_VERSION").into(),
             metrics: host(shared, &gone),
+            no_agents: crate::files::no_agents(),
             governor: shared.pacer.status(),
             writer_stall: gone.stalls,
             ..Status::default()

@@ -17,6 +17,11 @@ pub struct MountInfo {
     pub domain: String,
 }
 
+/// Whether the module is loaded.
+pub fn is_loaded() -> bool {
+    Path::new("/sys/module/pageonefs").exists()
+}
+
 /// The mounts of `pageonefs` that this process sees, each device once.
 ///
 /// # Errors

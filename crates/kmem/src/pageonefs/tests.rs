@@ -1,4 +1,5 @@
 use std::fs::OpenOptions;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 use super::*;
@@ -132,4 +133,46 @@ fn pages_of_equal_content_share_a_frame_until_one_is_written() {
     assert_eq!((plain.merged_pages, plain.plain()), (0, Some(Plain::Asked)));
     assert!(mount.stats().expect("the counts").merges >= 64);
     assert_eq!(mount.harvest(u64::MAX, 0, &mut bits), Err(Errno::SRCH));
+}
+
+#[test]
+fn pages_are_punched_unless_the_file_is_plain() {
+    let Some((path, mount)) = mount() else { return };
+    let name = path.join("kmem-punch");
+    let file = OpenOptions::new().read(true).write(true).create_new(true).open(&name).expect("a file");
+    std::fs::remove_file(&name).expect("the name goes, the file stays");
+    file.write_all_at(&[7; 100 * crate::PAGE_SIZE], 0).expect("its pages");
+    let inode = file.metadata().expect("its inode").ino();
+    let id = mount.files().expect("the list").into_iter().find(|file| file.inode == inode).expect("it is listed").id;
+    assert_eq!(mount.punch(id, 0, 65, &mut [0]), Err(Errno::INVAL), "too short");
+    let mut held = [!0; 2];
+    assert_eq!((mount.punch(id, 10, 80, &mut held), held), (Ok(0), [0, 0]));
+    let mut byte = [1];
+    for (page, expected) in [(9, 7), (10, 0), (89, 0), (90, 7)] {
+        file.read_exact_at(&mut byte, page * crate::PAGE_SIZE as u64).expect("a byte");
+        assert_eq!(byte, [expected], "page {page}");
+    }
+    assert_eq!(mount.make_plain(id), Ok(()));
+    assert_eq!(mount.punch(id, 90, 1, &mut held), Err(Errno::BUSY));
+    assert_eq!(mount.punch(u64::MAX, 90, 1, &mut held), Err(Errno::SRCH));
+}
+
+#[test]
+fn a_file_that_comes_and_goes_is_told() {
+    let Some((path, mount)) = mount() else { return };
+    let flags = rustix::event::EventfdFlags::NONBLOCK | rustix::event::EventfdFlags::CLOEXEC;
+    let news = rustix::event::eventfd(0, flags).expect("an eventfd");
+    let told = || {
+        let mut count = [0; 8];
+        rustix::io::read(&news, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
+    };
+    assert_eq!(mount.notify(Some(mount.root.as_fd())), Err(Errno::INVAL));
+    assert_eq!((mount.notify(Some(news.as_fd())), told()), (Ok(()), 0));
+    let name = path.join("kmem-news");
+    let file = OpenOptions::new().write(true).create_new(true).open(&name).expect("a file");
+    assert!(told() > 0);
+    std::fs::remove_file(&name).expect("its name goes");
+    drop(file);
+    assert!(told() > 0);
+    assert_eq!(mount.notify(None), Ok(()));
 }

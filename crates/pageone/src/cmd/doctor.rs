@@ -91,7 +91,7 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
 /// Looks at the host and at its guests, or at these processes.
 fn examine(root: &Path, directories: &[PathBuf], pids: &[i32]) -> Report {
     let status = control::client::status(directories);
-    let mut host = checks::all(&status);
+    let mut host = checks::all(&status, module::can_merge(root));
     host.extend(daemon::checks(root, directories));
     host.extend(libvirt::checks(root));
     host.extend(module::checks(root, directories));

@@ -116,7 +116,7 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     } else if args.ppr {
         let words = &args.program[1..];
         let worker = match args.backend {
-            Backend::Module => module::check_for_recycling(prepared.is_ok(), words).map(|()| ppr::Worker::Daemon),
+            Backend::Module => module::check_for_recycling(prepared.is_ok()).map(|()| ppr::Worker::Daemon),
             _ => {
                 ppr::warn_of(words);
                 Ok(ppr::Worker::Agent)
@@ -142,8 +142,9 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
 /// Say what is missing.
 pub(crate) fn check_kernel() -> Result<()> {
     use kmem::uffd::{Features, Uffd};
-    let (major, minor, release) = kmem::procfs::kernel_release();
-    anyhow::ensure!((major, minor) >= (6, 7), "Linux {release} is too old; 6.7 or later is needed");
+    if let Some(release) = kmem::pagemap::too_old() {
+        anyhow::bail!("Linux {release} is too old; 6.7 or later is needed");
+    }
     kmem::check_page_size(kmem::page_size())?;
     Uffd::new(Features::WP | Features::WP_ASYNC | Features::WP_UNPOPULATED)?;
     Ok(())

@@ -8,6 +8,7 @@
 #include <linux/falloc.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
@@ -318,7 +319,69 @@ static void private_mappings(void)
 	close(f.fd);
 }
 
+/* ---- news ------------------------------------------------------------------------ */
+
+static uint64_t news(int fd)
+{
+	uint64_t n = 0;
+
+	return read(fd, &n, sizeof(n)) == sizeof(n) ? n : 0;
+}
+
+static int notify(int control, int fd)
+{
+	struct pageonefs_notify n = { fd, 0 };
+
+	return ioctl(control, PAGEONEFS_NOTIFY, &n) ? -errno : 0;
+}
+
+/* A new file, a plain one, one that goes, and the mount's end are told, and nothing else. */
+static void notifying(void)
+{
+	int fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC), other = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+	int control = control_open(MOUNT);
+	struct pageonefs_notify bad = { fd, 1 };
+
+	CHECK(!notify(control, fd) && news(fd) == 0);
+	struct file f = file_make(64);
+	char *m = file_map(f);
+	struct pageonefs_plain plain = { .id = f.id };
+
+	/* It comes, and gets its length. */
+	CHECK(news(fd) == 2);
+	all_merged(f, m, 5);
+	at(m, 3)[0] = 1;
+	CHECK(mkdir(MOUNT "/news", 0700) == 0 && rmdir(MOUNT "/news") == 0 && news(fd) == 0);
+	CHECK(!ioctl(control, PAGEONEFS_MAKE_PLAIN, &plain) && news(fd) == 1);
+	CHECK(!ftruncate(f.fd, 32 * PAGE) && news(fd) == 1);
+	CHECK(!fallocate(f.fd, 0, 0, 64 * PAGE) && news(fd) == 1);
+	munmap(m, 64 * PAGE);
+	close(f.fd);
+	CHECK(news(fd) == 1);
+	/* Another takes its place; no descriptor, another kind of file, and what is reserved. */
+	CHECK(!notify(control, other));
+	close(file_make(1).fd);
+	CHECK(news(fd) == 0 && news(other) == 3);
+	f = (struct file){ open(MOUNT, O_RDWR | O_TMPFILE | O_CLOEXEC, 0600), 0, 0 };
+	CHECK(news(other) == 1 && write(f.fd, "x", 1) == 1 && news(other) == 1 && write(f.fd, "x", 1) == 1);
+	CHECK(news(other) == 0 && !close(f.fd) && news(other) == 1);
+	CHECK(notify(control, 999) == -EBADF && notify(control, control) == -EINVAL);
+	CHECK(ioctl(control, PAGEONEFS_NOTIFY, &bad) && errno == EINVAL);
+	CHECK(!notify(control, -1));
+	close(file_make(1).fd);
+	CHECK(news(other) == 0);
+	/* It does not hold the mount, whose end is told. */
+	CHECK(!mkdir("/tmp/news", 0700) && !mount("none", "/tmp/news", "pageonefs", 0, "size=1M"));
+	int there = control_open("/tmp/news");
+
+	CHECK(!notify(there, fd) && news(fd) == 0);
+	close(there);
+	CHECK(!umount("/tmp/news") && news(fd) == 1 && !rmdir("/tmp/news"));
+	close(fd);
+	close(other);
+}
+
 const struct test file_tests[] = {
 	{ "names", names }, { "rights", rights }, { "limits", limits }, { "lengths", lengths },
-	{ "lengths_merged", lengths_merged }, { "private_mappings", private_mappings }, { 0 },
+	{ "lengths_merged", lengths_merged }, { "private_mappings", private_mappings }, { "notifying", notifying }, { 0 },
 };

@@ -5,6 +5,7 @@
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <linux/falloc.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
@@ -138,6 +139,7 @@ static long allocate(struct me *me)
 	int f = file_any(me), mode = modes[rnd(me, 6)];
 	uint64_t from, len, limit = (f < SHARED ? PAGES : TAIL) * PAGE;
 	const char *what;
+	bool whole;
 	long ret;
 
 	if (!rnd(me, 30)) {
@@ -152,13 +154,29 @@ static long allocate(struct me *me)
 	/* Beyond the end. */
 	if (is_tail(me, f, from) && !rnd(me, 4))
 		len += rnd(me, limit - from - len + 1);
+	whole = mode & FALLOC_FL_PUNCH_HOLE && f < SHARED && rnd(me, 2) && len >= 2 * PAGE;
+	if (whole) {
+		len = (from + len) / PAGE * PAGE;
+		from = (from + PAGE - 1) / PAGE * PAGE;
+		len -= from;
+	}
 	change(me, f, from, len);
 	if (mode & (FALLOC_FL_PUNCH_HOLE | FALLOC_FL_ZERO_RANGE))
 		memset(w->will[f] + from, 0, len);
-	ret = fallocate(me->fd[f], mode, from, len);
+	if (whole) {
+		/* As the daemon does. Who reads it by process_vm_readv(2) has it pinned for a moment. */
+		uint64_t held = 0;
+		struct pageonefs_punch p = { f + 1, from / PAGE, len / PAGE, (uintptr_t)&held, 0 };
+
+		do
+			ret = ioctl(control_open(MOUNT), PAGEONEFS_PUNCH, &p);
+		while (!ret && held);
+	} else {
+		ret = fallocate(me->fd[f], mode, from, len);
+	}
 	if (!ret && !(mode & FALLOC_FL_KEEP_SIZE) && from + len > w->size[f])
 		w->size[f] = from + len;
-	what = mode & FALLOC_FL_PUNCH_HOLE ? "punch" : mode & FALLOC_FL_ZERO_RANGE ? "zero" : "allocate";
+	what = whole ? "punch unless pinned" : mode & FALLOC_FL_PUNCH_HOLE ? "punch" : mode & FALLOC_FL_ZERO_RANGE ? "zero" : "allocate";
 	return end(me, what, f, from, len, ret ? ret : (long)len);
 }
 

@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <linux/io_uring.h>
+#include <linux/userfaultfd.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -182,6 +183,98 @@ static void pins(void)
 	close(f.fd);
 }
 
+/* The bits of the pages that stay. */
+static uint64_t punch(struct file f, uint32_t start, uint32_t pages)
+{
+	uint64_t held = 0;
+	struct pageonefs_punch p = { .id = f.id, .start = start, .pages = pages, .held = (uintptr_t)&held };
+
+	if (ioctl(control_open(MOUNT), PAGEONEFS_PUNCH, &p) || p.stayed != (uint64_t)__builtin_popcountll(held))
+		BAD("punch of %u pages from %u", pages, start);
+	return held;
+}
+
+/* Merged and private pages, and holes: without a pin all go, and their bits are set. */
+static void punch_free(void)
+{
+	struct file f = file_make(128);
+	char *m = file_map(f);
+	uint64_t bits[2], punched = ((1ull << 50) - 1) << 4;
+	struct pageonefs_punch p = { .id = f.id, .start = 64, .pages = 64, .held = 1 };
+
+	all_merged(f, m, 5);
+	for (int i = 10; i < 50; i++)
+		fill(at(m, i), 100 + i);
+	for (int tries = 0; tries < 50 && harvest(f, bits); tries++)
+		usleep(20000);
+	CHECK(punch(f, 4, 50) == 0);
+	CHECK(harvest(f, bits) >= 50 && (bits[0] & punched) == punched);
+	for (int i = 0; i < 128; i++)
+		CHECK(holds(at(m, i), i < 4 || i >= 54 ? 5 : 0));
+	CHECK(describe(f.id).merged_pages > 40 && describe(f.id).merged_pages <= 78);
+	fill(at(m, 20), 9);
+	CHECK(holds(at(m, 20), 9) && punch(f, 0, 0) == 0 && punch(f, 100, 60) == 0 && holds(at(m, 127), 0));
+	CHECK(ioctl(control_open(MOUNT), PAGEONEFS_PUNCH, &p) && errno == EFAULT);
+	p.start = ~0ull - 5;
+	CHECK(ioctl(control_open(MOUNT), PAGEONEFS_PUNCH, &p) && errno == EINVAL);
+	struct pageonefs_plain plain = { .id = f.id };
+
+	p.start = 0;
+	p.held = (uintptr_t)bits;
+	CHECK(!ioctl(control_open(MOUNT), PAGEONEFS_MAKE_PLAIN, &plain));
+	CHECK(ioctl(control_open(MOUNT), PAGEONEFS_PUNCH, &p) && errno == EBUSY && holds(at(m, 20), 9));
+	munmap(m, 128 * PAGE);
+	close(f.fd);
+}
+
+/* Writes four pages by a call that pins them and then waits for what it is to write. */
+struct pinning {
+	char *to, *from;
+};
+
+static void *pinning(void *arg)
+{
+	struct pinning *p = arg;
+	struct iovec local = { p->from, 4 * PAGE }, remote = { p->to, 4 * PAGE };
+
+	if (process_vm_writev(getpid(), &local, 1, &remote, 1, 0) != 4 * (ssize_t)PAGE)
+		BAD("process_vm_writev");
+	return NULL;
+}
+
+/* What is pinned stays, and who has pinned it goes on with the pages that the file has. */
+static void punch_pins(void)
+{
+	struct file f = file_make(64);
+	char *m = file_map(f), *from = mmap(0, 4 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	char *content = malloc(4 * PAGE);
+	int waits = syscall(SYS_userfaultfd, O_CLOEXEC);
+	struct uffdio_api api = { .api = UFFD_API };
+	struct uffdio_register all = { { (uintptr_t)from, 4 * PAGE }, UFFDIO_REGISTER_MODE_MISSING, 0 };
+	struct uffdio_copy copy = { (uintptr_t)from, (uintptr_t)content, 4 * PAGE, 0, 0 };
+	struct pinning p = { at(m, 40), from };
+	struct uffd_msg message;
+	pthread_t t;
+
+	CHECK(waits >= 0 && !ioctl(waits, UFFDIO_API, &api) && !ioctl(waits, UFFDIO_REGISTER, &all));
+	for (int i = 0; i < 64; i++)
+		fill(at(m, i), 5);
+	for (int i = 0; i < 4; i++)
+		fill(at(content, i), 70 + i);
+	pthread_create(&t, NULL, pinning, &p);
+	CHECK(read(waits, &message, sizeof(message)) == sizeof(message));
+	uint64_t held = punch(f, 0, 64);
+
+	CHECK(!ioctl(waits, UFFDIO_COPY, &copy));
+	pthread_join(t, NULL);
+	for (int i = 0; i < 64; i++)
+		if (!holds(at(m, i), i >= 40 && i < 44 ? 30 + i : 0))
+			BAD("page %d when all were punched that are not pinned", i);
+	CHECK(held == 15ull << 40 && punch(f, 0, 64) == 0 && holds(at(m, 41), 0));
+	close(waits);
+	close(f.fd);
+}
+
 /* ---- other processes -------------------------------------------------------------------- */
 
 static void processes(void)
@@ -339,6 +432,13 @@ static void swap(void)
 		away += d[i] == PAGEONEFS_PAGE_AWAY;
 	printf("    %ld pages were swapped out, %ld are away now\n", path_number("/proc/vmstat", "pswpout") - out, away);
 	CHECK(path_number("/proc/vmstat", "pswpout") - out > 1000 && away > 100);
+	/* Those that are away go, too. */
+	for (uint32_t i = 0; i < f.pages / 2; i += 64)
+		CHECK(punch(f, i, 64) == 0);
+	digests(f, d);
+	for (uint32_t i = 0; i < f.pages; i++)
+		if (i < f.pages / 2 ? d[i] != PAGEONEFS_PAGE_NONE : !holds(at(m, i), is[i]))
+			BAD("page %u when the first half was punched", i);
 	say("swap");
 	munmap(m, f.pages * PAGE);
 	CHECK(!path_write("/sys/fs/cgroup/cgroup.procs", pid));
@@ -347,5 +447,6 @@ static void swap(void)
 }
 
 const struct test memory_tests[] = {
-	{ "held", held }, { "dirty_disk", dirty_disk }, { "pins", pins }, { "processes", processes }, { "huge", huge }, { "swap", swap }, { 0 },
+	{ "held", held }, { "dirty_disk", dirty_disk }, { "pins", pins }, { "punch_free", punch_free },
+	{ "punch_pins", punch_pins }, { "processes", processes }, { "huge", huge }, { "swap", swap }, { 0 },
 };

@@ -5,7 +5,7 @@
 //! pages of files punched that it maps for writing, and of no others.
 
 use std::io::Read;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,15 +20,16 @@ use wire::recycle::{ENV_FILE_POOL, ENV_FILE_QMP, ENV_PERIOD, Extent};
 use wire::{PageNo, RegionId};
 
 use super::pool::{Pool, TakeError};
-use super::process::Process;
+use super::process::{OfRam, Process, Qemu};
 use super::sweep::Sweeper;
 use super::{Files, Guest};
 use crate::client::recycling::Recycling;
 use crate::files::file::File;
 use crate::files::owner;
 use crate::ledger::free_pages::FreePages;
+use crate::recycle::device::{self, QMP_TIME};
 use crate::recycle::layout::{LayoutError, find_ram};
-use crate::recycle::ram::{Place, QMP_TIME, Search, extents_of};
+use crate::recycle::ram::{Place, Search, extents_of};
 use crate::world::shared::Shared;
 
 /// Bytes of an environment that are read.
@@ -126,9 +127,15 @@ fn find(files: &Arc<Files>, shared: &Shared, search: &Search, subject: Subject, 
     // Not merged until the guest has said what is free, and told in status.
     files.guests.tell(pid, &file, &recycling);
     match locate(files, &subject, &monitor, &goes_on) {
-        Ok((mapped, extents)) => {
-            let guest = manage(subject, pool, monitor, recycling, mapped, extents);
-            files.guests.add(pid, guest);
+        Ok((mapped, extents, is_plugged)) => {
+            let is_first = !pool.is_used();
+            recycling.lock().set_paused(!is_plugged);
+            let of_qemu = (monitor, words.pool);
+            let guest = Arc::new(manage(subject, pool, of_qemu, recycling, mapped, extents));
+            files.guests.add(pid, guest.clone());
+            if !is_plugged && let Err(why) = guest.plug_by_itself(shared, is_first) {
+                tracing::warn!(pid, "its free pages are not recycled yet: {why}");
+            }
         }
         Err(why) => {
             tracing::warn!(pid, "not recycled: {why}");
@@ -148,34 +155,35 @@ fn inherited(process: &PidFd, words: Words, goes_on: &dyn Fn() -> bool) -> Resul
     Ok((lock(&theirs, goes_on)?, monitor))
 }
 
-/// Where its RAM lies.
+/// Where its RAM lies, and whether it has its device.
 fn locate(
     files: &Files,
     subject: &Subject,
     monitor: &OwnedFd,
     goes_on: &(dyn Fn() -> bool + Sync),
-) -> Result<(Mapped, Vec<Extent>), FindError> {
-    let ram = find_ram(&mut Qmp::open(monitor, QMP_TIME, goes_on)?)?;
+) -> Result<(Mapped, Vec<Extent>, bool), FindError> {
+    let mut qmp = Qmp::open(monitor.as_fd(), QMP_TIME, goes_on)?;
+    let (ram, is_plugged) = (find_ram(&mut qmp)?, device::is_plugged(&mut qmp)?);
     let mapped = mapped(files, subject.pid, goes_on)?;
     let extents = extents_of(&mapped.places, &ram);
     if extents.is_empty() {
         return Err(FindError::Unmanaged);
     }
     // All that was asked by its number was asked of this process.
-    if subject.process.has_exited() { Err(FindError::Over) } else { Ok((mapped, extents)) }
+    if subject.process.has_exited() { Err(FindError::Over) } else { Ok((mapped, extents, is_plugged)) }
 }
 
 /// From now on it is recycled, and what it marks is not merged.
 fn manage(
     subject: Subject,
     pool: Pool,
-    monitor: OwnedFd,
+    (monitor, number): (OwnedFd, u32),
     recycling: Arc<Mutex<Recycling>>,
     mapped: Mapped,
     extents: Vec<Extent>,
 ) -> Guest {
     let Subject { pid, process, .. } = subject;
-    let Mapped { files, descriptors, .. } = mapped;
+    let Mapped { files, ram, .. } = mapped;
     for (number, file) in files.iter().enumerate() {
         let own = |extent: &&Extent| extent.region == RegionId(number as u32);
         let own = extents.iter().filter(own).copied().collect();
@@ -184,8 +192,9 @@ fn manage(
     recycling.lock().locate(extents.clone());
     let pages: u64 = extents.iter().map(|extent| u64::from(extent.run.len)).sum();
     tracing::info!(pid, "free pages of {} MiB are punched", (pages * PAGE_SIZE as u64) >> 20);
-    let ground = Process::new(pid, process, monitor, descriptors);
-    Guest { sweeper: Mutex::new(Sweeper::new(pool, extents, Box::new(ground))), recycling, files }
+    let qemu = Arc::new(Qemu { pid, process, monitor, pool: number });
+    let ground = Process::new(qemu.clone(), ram);
+    Guest { qemu, sweeper: Mutex::new(Sweeper::new(pool, extents, Box::new(ground))), recycling, files }
 }
 
 /// Waits until no other daemon works on the pool.
@@ -202,8 +211,7 @@ fn lock(theirs: &OwnedFd, goes_on: &dyn Fn() -> bool) -> Result<Pool, FindError>
 /// Files that a process maps for writing, in the order of their addresses.
 struct Mapped {
     files: Vec<Arc<File>>,
-    /// Of each, by which it can be punched.
-    descriptors: Vec<(FileId, u32)>,
+    ram: Vec<OfRam>,
     /// The region is the number of the file.
     places: Vec<Place>,
 }
@@ -225,7 +233,7 @@ fn mapped(files: &Files, pid: i32, goes_on: &dyn Fn() -> bool) -> Result<Mapped,
 
 /// The same, and whether there are files that are not managed yet.
 fn mapped_now(files: &Files, pid: i32) -> std::io::Result<(Mapped, bool)> {
-    let mut found = Mapped { files: Vec::new(), descriptors: Vec::new(), places: Vec::new() };
+    let mut found = Mapped { files: Vec::new(), ram: Vec::new(), places: Vec::new() };
     let mut missing = false;
     let open = owner::descriptors(pid);
     for_each_map(Some(pid), |line| {
@@ -241,7 +249,7 @@ fn mapped_now(files: &Files, pid: i32) -> std::io::Result<(Mapped, bool)> {
         let number = known.or_else(|| {
             let &(_, number) = open.iter().find(|&&(other, _)| other == id)?;
             found.files.push(file.clone());
-            found.descriptors.push((id, number));
+            found.ram.push(OfRam { file: file.clone(), id, number });
             Some(found.files.len() - 1)
         });
         let first = u32::try_from(line.offset / PAGE_SIZE as u64);

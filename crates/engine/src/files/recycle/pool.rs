@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use kmem::memfd::{self, SharedMap};
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags, fallocate};
 use rustix::io::Errno;
 
 use crate::ledger::free_pages::{Marks, MarksError};
@@ -31,7 +31,7 @@ pub(super) struct Pool {
     pub(super) marks: Arc<Marks>,
     /// Declared behind the pool, which lies in it: fields are dropped in this order.
     _map: SharedMap,
-    _lock: OwnedFd,
+    file: OwnedFd,
 }
 
 impl Pool {
@@ -63,7 +63,26 @@ impl Pool {
         let pool = Arc::new(pool);
         // The lock is ours: an earlier holder is dead, and its last system call has ended.
         ppr::Host::new(pool.clone(), ppr::Ram::default()).recover();
-        Ok(Self { pool, marks: Arc::new(marks), _map: map, _lock: own })
+        Ok(Self { pool, marks: Arc::new(marks), _map: map, file: own })
+    }
+
+    /// Clears all marks, for when there is no device: nobody marks then. The header stays, so that
+    /// a daemon that is killed here leaves a pool.
+    pub(super) fn clear(&self) -> Result<(), Errno> {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let header = self.pool.layout().free as u64;
+        while let Err(why) = fallocate(&self.file, flags, header, self.marks.len() - header) {
+            if why != Errno::INTR {
+                return Err(why);
+            }
+        }
+        self.pool.set_guest_state(ppr::GuestState::Absent);
+        Ok(())
+    }
+
+    /// Whether a daemon has worked on it.
+    pub(super) fn is_used(&self) -> bool {
+        self.pool.read(ppr::Field::HostStarts) > 0
     }
 }
 
@@ -109,5 +128,22 @@ pub(super) mod tests {
         guest.mark(300..310);
         let done = host.recycle(&mut (0..512), u64::MAX, |_| Ok::<(), Infallible>(())).unwrap();
         assert_eq!(done.pages, 10);
+    }
+
+    #[test]
+    fn a_pool_that_is_cleared_has_no_marks_and_is_a_pool_that_was_used() {
+        let (fd, map) = pool(SealFlags::SHRINK | SealFlags::GROW);
+        let side = guest_side(&map);
+        side.initialise();
+        let pool = take(&fd);
+        assert!(!pool.is_used());
+        pool.pool.set_host_state(ppr::HostState::Active);
+        ppr::Guest::new(&side).mark(300..310);
+        side.set_guest_state(ppr::GuestState::Active);
+        pool.clear().unwrap();
+        assert!(pool.is_used() && pool.pool.validate().is_ok());
+        let host = ppr::Host::new(pool.pool.clone(), ppr::Ram::new(std::iter::once(256..512)));
+        assert_eq!((host.marked(), host.pending(512)), (0, 0));
+        assert_eq!(pool.pool.read(ppr::Field::GuestState), ppr::GuestState::Absent as u64);
     }
 }

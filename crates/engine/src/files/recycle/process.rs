@@ -1,23 +1,27 @@
 //! The process that is a guest, and its files.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use kmem::memfd::{FileId, identity};
 use kmem::pidfd::PidFd;
-use rustix::fs::{FallocateFlags, fallocate};
+use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::Errno;
 use wire::Run;
 use wire::recycle::Refusal;
 
-/// Makes pages of a file holes. The number says which of the guest's files.
-pub(super) type Punch<'a> = Box<dyn Fn(usize, Run) -> Result<(), Errno> + 'a>;
+use crate::files::file::File;
+
+/// Makes pages of a file holes, unless they are pinned, and calls back with what became holes. The
+/// number says which of the guest's files.
+pub(super) type Punch<'a> = Box<dyn Fn(usize, &[Run], &mut dyn FnMut(Run)) -> Result<(), Errno> + 'a>;
 
 /// What a sweep needs of the process. The tests have a model.
 pub(super) trait Ground: Send {
     /// Why no page may be taken now.
     fn held(&self) -> Option<Refusal>;
 
-    /// Opens the files for one sweep: they are the guest's, and go with it.
+    /// Opens the files for one sweep: the guest must have them open for writing still.
     fn open(&self) -> Result<Punch<'_>, Errno>;
 
     /// Reads and drops what the monitor has said: QEMU would keep it.
@@ -25,24 +29,38 @@ pub(super) trait Ground: Send {
 }
 
 /// A QEMU.
+pub(super) struct Qemu {
+    pub(super) pid: i32,
+    pub(super) process: PidFd,
+    pub(super) monitor: OwnedFd,
+    /// The number of its descriptor for the pool.
+    pub(super) pool: u32,
+}
+
+/// A file of its RAM.
+pub(super) struct OfRam {
+    pub(super) file: Arc<File>,
+    pub(super) id: FileId,
+    /// The number of its descriptor for it.
+    pub(super) number: u32,
+}
+
+/// A QEMU, with its RAM.
 pub(super) struct Process {
-    pid: i32,
-    process: PidFd,
-    monitor: OwnedFd,
-    /// Its descriptors for its RAM.
-    files: Vec<(FileId, u32)>,
+    qemu: Arc<Qemu>,
+    files: Vec<OfRam>,
 }
 
 impl Process {
-    pub(super) fn new(pid: i32, process: PidFd, monitor: OwnedFd, files: Vec<(FileId, u32)>) -> Self {
-        Self { pid, process, monitor, files }
+    pub(super) fn new(qemu: Arc<Qemu>, files: Vec<OfRam>) -> Self {
+        Self { qemu, files }
     }
 }
 
 impl Ground for Process {
     fn held(&self) -> Option<Refusal> {
         // A device that has pinned pages would go on with those that are punched away.
-        match kmem::procfs::status(Some(self.pid)) {
+        match kmem::procfs::status(Some(self.qemu.pid)) {
             Ok(status) if status.vm_pin_kib > 0 => Some(Refusal::Pinned),
             Ok(status) if status.vm_lck_kib > 0 => Some(Refusal::Locked),
             Ok(_) => None,
@@ -52,30 +70,28 @@ impl Ground for Process {
 
     fn open(&self) -> Result<Punch<'_>, Errno> {
         let mut open = Vec::new();
-        for &(file, number) in &self.files {
-            let fd = self.process.descriptor(number).map_err(errno)?;
-            if identity(&fd).ok() != Some(file) {
+        for &OfRam { id, number, .. } in &self.files {
+            let fd = self.qemu.process.descriptor(number).map_err(errno)?;
+            if identity(&fd).ok() != Some(id) {
                 // It is another file now. Closing it may wait for its server.
                 let _ = std::thread::Builder::new().name("closing".into()).spawn(move || drop(fd));
                 return Err(Errno::STALE);
             }
+            if !fcntl_getfl(&fd)?.intersects(OFlags::RDWR | OFlags::WRONLY) {
+                return Err(Errno::BADF);
+            }
             open.push(fd);
         }
-        Ok(Box::new(move |file, run| {
-            let page = kmem::PAGE_SIZE as u64;
-            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            let fd = open.get(file).ok_or(Errno::BADF)?;
-            loop {
-                match fallocate(fd, flags, u64::from(run.page.0) * page, u64::from(run.len) * page) {
-                    Err(Errno::INTR) => {}
-                    punched => return punched,
-                }
-            }
+        Ok(Box::new(move |number, runs, punched| {
+            // For as long as it is punched.
+            let _open = &open;
+            let OfRam { file, .. } = self.files.get(number).ok_or(Errno::BADF)?;
+            file.kernel.punch(file.id, runs, punched)
         }))
     }
 
     fn drain(&self) {
-        qmp::drain(&self.monitor);
+        qmp::drain(&self.qemu.monitor);
     }
 }
 
@@ -87,34 +103,44 @@ pub(super) fn errno(error: std::io::Error) -> Errno {
 mod tests {
     use std::os::fd::AsRawFd;
 
+    use parking_lot::Mutex;
     use wire::PageNo;
 
     use super::*;
+    use crate::content::index::ClientId;
+    use crate::files::contents::Contents;
+    use crate::files::tests::Fake;
 
     #[test]
     fn pages_of_the_processes_own_file_are_punched_and_no_other_file_in_its_place() {
         let (ram, _map) = kmem::memfd::create_fixed("ram", 16 << 12).unwrap();
         let (other, _other_map) = kmem::memfd::create_fixed("other", 16 << 12).unwrap();
-        for fd in [&ram, &other] {
-            rustix::io::pwrite(fd, &[7; 16 << 12], 0).unwrap();
-        }
-        let own = || PidFd::open(std::process::id() as i32).unwrap();
+        let (fake, pid) = (Arc::new(Fake(Mutex::default())), std::process::id() as i32);
+        fake.0.lock().fill(1, 16);
+        let mut listed = kmem::pageonefs::File::default();
+        (listed.id, listed.size) = (1, 16 << 12);
+        let file = File::new(&listed, ClientId(1), Arc::new(Contents::new()), fake.clone()).map(Arc::new).unwrap();
         let (monitor, _qemu) = std::os::unix::net::UnixStream::pair().unwrap();
-        let number = ram.as_raw_fd() as u32;
+        let process = PidFd::open(pid).unwrap();
+        let qemu = Arc::new(Qemu { pid, process, monitor: monitor.into(), pool: 0 });
         let id = identity(&ram).unwrap();
-        let process = Process::new(std::process::id() as i32, own(), monitor.into(), vec![(id, number)]);
-        process.open().unwrap()(0, Run::new(PageNo(2), 3)).unwrap();
-        let byte = |fd: &OwnedFd, page: u64| {
-            let mut byte = [0];
-            rustix::io::pread(fd, &mut byte, page << 12).unwrap();
-            byte[0]
+        let with = |fd: &OwnedFd| {
+            let number = fd.as_raw_fd() as u32;
+            Process::new(qemu.clone(), vec![OfRam { file: file.clone(), id, number }])
         };
-        assert_eq!([1, 2, 4, 5].map(|page| byte(&ram, page)), [7, 0, 0, 7]);
-        assert_eq!(process.open().unwrap()(1, Run::new(PageNo(0), 1)), Err(Errno::BADF));
-        let (monitor, _qemu) = std::os::unix::net::UnixStream::pair().unwrap();
-        let there = other.as_raw_fd() as u32;
-        let process = Process::new(std::process::id() as i32, own(), monitor.into(), vec![(id, there)]);
-        assert_eq!(process.open().err(), Some(Errno::STALE));
-        assert_eq!(byte(&other, 3), 7);
+        let punch = |process: &Process, number| {
+            let mut all = Vec::new();
+            process.open()?(number, &[Run::new(PageNo(2), 3)], &mut |run| all.push(run))?;
+            Ok::<_, Errno>(all)
+        };
+        assert_eq!(punch(&with(&ram), 0), Ok([2, 3, 4].map(|page| Run::new(PageNo(page), 1)).to_vec()));
+        let holds = |page: usize| fake.0.lock().files[&1][page].content != 0;
+        assert_eq!([1, 2, 4, 5].map(holds), [true, false, false, true]);
+        assert_eq!(punch(&with(&ram), 1), Err(Errno::BADF), "there is no second file");
+        assert_eq!(punch(&with(&other), 0), Err(Errno::STALE));
+        // It may no longer write to it.
+        let path = format!("/proc/self/fd/{}", ram.as_raw_fd());
+        let read_only: OwnedFd = std::fs::File::open(path).unwrap().into();
+        assert_eq!(punch(&with(&read_only), 0), Err(Errno::BADF));
     }
 }

@@ -41,6 +41,11 @@ impl Sweeper {
         self.ground.drain();
     }
 
+    /// Forgets all marks: there is no device.
+    pub(super) fn clear(&self) -> Result<(), Errno> {
+        self.pool.clear()
+    }
+
     /// Punches marked pages, for at most `budget` of CPU time, and notes what became of it.
     pub(super) fn sweep(
         &mut self,
@@ -72,6 +77,7 @@ impl Sweeper {
         }
         let Self { host, extents, ground, .. } = self;
         let punch = ground.open()?;
+        let mut stayed = false;
         for mut within in extents.iter().map(Extent::frames) {
             while !within.is_empty() {
                 if ends() {
@@ -83,14 +89,19 @@ impl Sweeper {
                     return Ok(());
                 }
                 let claimed = Instant::now();
-                let batch = host.recycle(&mut within, BATCH_PAGES, |runs| take(files, extents, runs, &punch));
+                let mut punched = 0;
+                let take = |runs: &[Frames<u64>]| take(files, extents, runs, &punch).map(|pages| punched += pages);
+                let batch = host.recycle(&mut within, BATCH_PAGES, take);
                 sum.longest_ns = sum.longest_ns.max(claimed.elapsed().as_nanos() as u64);
                 let batch = batch?;
-                sum.pages += batch.pages;
+                sum.pages += punched;
+                // Another process than QEMU has pinned the rest.
+                stayed |= punched < batch.pages;
                 sum.runs += batch.runs;
                 sum.lost += batch.lost;
             }
         }
+        sum.refused = stayed.then_some(Refusal::Pinned);
         Ok(())
     }
 
@@ -108,16 +119,23 @@ impl Sweeper {
 }
 
 /// Punches runs of claimed frames. The ledger hears of them before they are released: so no write
-/// of the guest's comes before.
-fn take(files: &[Arc<File>], extents: &[Extent], runs: &[Frames<u64>], punch: &Punch<'_>) -> Result<(), Errno> {
+/// of the guest's comes before. Returns how many pages became holes: pinned ones stay.
+fn take(files: &[Arc<File>], extents: &[Extent], runs: &[Frames<u64>], punch: &Punch<'_>) -> Result<u64, Errno> {
+    let mut of_files: Vec<Vec<Run>> = vec![Vec::new(); files.len()];
     for (number, run) in runs.iter().flat_map(|frames| pages_of(extents, frames)) {
-        let number = number.0 as usize;
-        let Some(file) = files.get(number) else { continue };
-        punch(number, run)?;
-        let left = |page, entry: Entry| _ = file.drop_entry(page, entry);
-        file.state().region.recycle(run, left);
+        if let Some(runs) = of_files.get_mut(number.0 as usize) {
+            runs.push(run);
+        }
     }
-    Ok(())
+    let mut pages = 0;
+    for (number, (file, runs)) in files.iter().zip(&of_files).enumerate().filter(|(_, (_, runs))| !runs.is_empty()) {
+        punch(number, runs, &mut |run| {
+            let left = |page, entry: Entry| _ = file.drop_entry(page, entry);
+            file.state().region.recycle(run, left);
+            pages += u64::from(run.len);
+        })?;
+    }
+    Ok(pages)
 }
 
 /// The pages of files that a run of frames lies in.

@@ -1,30 +1,39 @@
 //! Guests over a real pool and the model of the kernel.
 
 use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::time::Duration;
 
 use kmem::memfd::SharedMap;
 use kmem::pageonefs::Plain;
+use kmem::pidfd::PidFd;
 use parking_lot::Mutex;
 use proptest::prelude::*;
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
+use serde_json::{Value, json};
 use wire::recycle::{Extent, Refusal};
 use wire::{PageNo, RegionId, Run};
 
 use super::pool::Pool;
 use super::pool::tests::take;
-use super::process::{Ground, Punch};
+use super::process::{Ground, Punch, Qemu};
 use super::sweep::Sweeper;
 use crate::client::recycling::Recycling;
+use crate::config::Config;
 use crate::files::file::File;
+use crate::files::kernel::Kernel;
 use crate::files::tests::{Fake, World};
 use crate::ledger::Entry;
-use crate::ledger::free_pages::FreePages;
 use crate::ledger::free_pages::tests::{guest_side, pool};
+use crate::ledger::free_pages::{FreePages, Marks};
+use crate::recycle::device;
+use crate::world::shared::Shared;
+use crate::world::state_file::StateFile;
 
 /// Where the guest has the first page of its first file, and of its second.
 const FRAMES: [u64; 2] = [256, 5000];
@@ -44,9 +53,11 @@ impl Ground for OfModel {
     }
 
     fn open(&self) -> Result<Punch<'_>, Errno> {
-        Ok(Box::new(|file, run| {
-            self.known.lock().push(recycled(&self.files));
-            self.fake.punch(file as u64 + 1, run);
+        Ok(Box::new(|file, runs, punched| {
+            for run in runs {
+                self.known.lock().push(recycled(&self.files));
+                self.fake.punch(file as u64 + 1, &[*run], punched)?;
+            }
             Ok(())
         }))
     }
@@ -152,6 +163,10 @@ fn recycled(files: &[Arc<File>]) -> u64 {
     files.iter().map(|file| file.state().region.counts().recycled).sum()
 }
 
+fn take_marks(fd: &OwnedFd) -> Arc<Marks> {
+    Arc::new(Marks::open(fd).unwrap())
+}
+
 fn frame(file: usize, page: usize) -> u64 {
     FRAMES[file] + page as u64
 }
@@ -211,6 +226,88 @@ fn nothing_is_punched_while_memory_is_pinned_or_once_the_header_is_spoilt() {
     guest.sweep();
     assert!(guest.why().unwrap().contains("overwritten"));
     assert_eq!((guest.recycling.lock().status().state.as_str(), guest.content(0, 10)), ("dropped", 1));
+}
+
+#[test]
+fn pages_that_a_device_has_pinned_stay_and_status_says_so() {
+    let mut guest = Guest::new(&[vec![1; 200], vec![2; 80]]);
+    let side = guest.side();
+    let pin = |guest: &Guest, pinned| {
+        let mut model = guest.world.fake.0.lock();
+        model.files.get_mut(&1).unwrap()[20..23].iter_mut().for_each(|page| page.pinned = pinned);
+    };
+    pin(&guest, true);
+    ppr::Guest::new(&side).mark(frame(0, 10)..frame(0, 150));
+    guest.sweep();
+    let contents = [9, 10, 19, 20, 22, 23, 149, 150].map(|page| guest.content(0, page));
+    assert_eq!((contents, guest.recycled()), ([1, 0, 0, 1, 1, 0, 0, 1], 137));
+    assert_eq!(guest.recycling.lock().totals.pages, 137);
+    assert!(guest.why().unwrap().contains("pinned memory"));
+    guest.check();
+    // They are taken when they are freed again.
+    pin(&guest, false);
+    ppr::Guest::new(&side).mark(frame(0, 20)..frame(0, 23));
+    guest.sweep();
+    assert_eq!((guest.content(0, 21), guest.recycled(), guest.why()), (0, 140, None));
+}
+
+/// A monitor of a QEMU without a device, and what it is asked.
+fn monitor() -> (OwnedFd, Arc<Mutex<Vec<String>>>) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let heard = asked.clone();
+    // It ends with our end of the socket.
+    std::thread::spawn(move || {
+        for line in BufReader::new(&theirs).lines().map_while(Result::ok) {
+            let ask: Value = serde_json::from_str(&line).unwrap();
+            let answer = match ask["execute"].as_str().unwrap() {
+                "query-status" => json!({ "status": "running" }),
+                "human-monitor-command" => json!(""),
+                _ => json!([]),
+            };
+            heard.lock().push(format!("{} {}", ask["execute"].as_str().unwrap(), ask["arguments"]));
+            writeln!(&theirs, "{}", json!({ "return": answer, "id": ask["id"] })).unwrap();
+        }
+    });
+    (ours.into(), asked)
+}
+
+#[test]
+fn no_mark_from_before_a_pause_is_applied_after_it() {
+    let mut guest = Guest::new(&[vec![1; 80], vec![2; 80]]);
+    let (side, files) = (guest.side(), guest.files());
+    let of_guest = ppr::Guest::new(&side);
+    of_guest.mark(frame(0, 0)..frame(0, 10));
+    guest.sweep();
+    assert_eq!(guest.recycled(), 10);
+    // A driver that leaves marks behind.
+    of_guest.mark(frame(0, 20)..frame(0, 30));
+    let (monitor, asked) = monitor();
+    let pid = std::process::id() as i32;
+    let qemu = Arc::new(Qemu { pid, process: PidFd::open(pid).unwrap(), monitor, pool: 77 });
+    let recycling = Arc::new(Mutex::new(Recycling::new(take_marks(&guest.fd), Duration::from_secs(1), false)));
+    let sweeper = Mutex::new(guest.sweeper.take().unwrap());
+    let kept = super::Guest { qemu, sweeper, recycling: recycling.clone(), files };
+    recycling.lock().locate(vec![Extent { frame: FRAMES[0], region: RegionId(0), run: Run::new(PageNo(0), 80) }]);
+    let shared = Shared::new(Config::default(), StateFile::load(&std::env::temp_dir()).unwrap());
+    kept.in_session(&shared, device::unplug).unwrap();
+    assert_eq!((recycling.lock().status().state.as_str(), guest.recycled()), ("paused", 0));
+    assert!(!recycling.lock().has_marks());
+    // It was loaded: its pages hold something again.
+    (0..80).for_each(|page| guest.world.write(1, page, 100 + page as u64));
+    kept.look(&shared);
+    kept.in_session(&shared, device::plug_again).unwrap();
+    let asked = asked.lock().join("\n");
+    let added = asked.lines().find(|line| line.starts_with("object-add")).unwrap();
+    assert!(added.contains("/proc/self/fd/77") && asked.contains("device_add"), "{asked}");
+    kept.look(&shared);
+    assert_eq!((guest.recycled(), guest.content(0, 25)), (0, 125), "it was marked before");
+    of_guest.mark(frame(0, 40)..frame(0, 50));
+    kept.sweeper.lock().sweep(&kept.files, Duration::from_secs(60), &recycling, || false);
+    assert_eq!((guest.recycled(), guest.content(0, 45), guest.content(0, 25)), (10, 0, 125));
+    // While somebody has a session there is no other.
+    let _session = kept.sweeper.lock();
+    assert!(kept.look(&shared).is_some());
 }
 
 #[test]

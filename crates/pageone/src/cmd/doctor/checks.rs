@@ -12,9 +12,10 @@ use crate::paths;
 /// What merging needs of userfaultfd.
 const FEATURES: Features = Features::WP.union(Features::WP_ASYNC).union(Features::WP_UNPOPULATED);
 
-/// All of them. `status`: what a daemon answers, if there is one.
-pub(super) fn all(status: &Result<Status, control::client::Error>) -> Vec<Check> {
-    let mut checks = required();
+/// All of them. `status`: what a daemon answers, if there is one. `module`: the module can merge on
+/// this kernel.
+pub(super) fn all(status: &Result<Status, control::client::Error>, module: bool) -> Vec<Check> {
+    let mut checks = required(kmem::pagemap::too_old(), module);
     checks.extend(host());
     checks.extend(programs(status));
     checks
@@ -36,33 +37,45 @@ fn option(name: &'static str, result: Result<String, String>, remedy: &str) -> C
     }
 }
 
-/// What merging needs of the kernel and this account.
-fn required() -> Vec<Check> {
-    let (major, minor, release) = kmem::procfs::kernel_release();
-    let kernel = if (major, minor) >= (6, 7) { Ok(release) } else { Err(format!("Linux {release}")) };
+/// What merging needs of the kernel and this account. `too_old`: the release of a kernel on which
+/// there can be no agents. Then nothing that they alone need is in the way of the module's merging.
+fn required(too_old: Option<String>, module: bool) -> Vec<Check> {
+    let release = kmem::procfs::kernel_release().2;
+    let without_agents = too_old.is_some() && module;
+    let of_agents = if without_agents { option } else { need };
     let page = kmem::page_size();
     let pages = format!("pages of {page} bytes");
     let uffd = Uffd::new(FEATURES).map(|_| "asynchronous write-protection".to_string()).map_err(|e| e.to_string());
     let agent = paths::agent_library().map(|path| path.display().to_string()).map_err(|e| e.to_string());
-    vec![
-        need(
+    let newer = "Linux 6.7 or later is needed (asynchronous write-protection and PAGEMAP_SCAN); Debian: linux-image-amd64 from \
+                 bookworm-backports or later";
+    let kernel = match too_old {
+        None => Check::ok("kernel", release),
+        Some(release) if module => Check::note(
             "kernel",
-            kernel,
-            "Linux 6.7 or later is needed (asynchronous write-protection and PAGEMAP_SCAN); Debian: linux-image-amd64 \
-             from bookworm-backports or later",
+            format!("Linux {release}: no agents; the module's back end is possible"),
+            format!("`pageone run --backend module` merges a QEMU here; for agents {newer}"),
         ),
+        Some(release) => Check::blocks(
+            "kernel",
+            format!("Linux {release}"),
+            format!("{newer}; on Debian's 6.1 the module merges without agents: see the lines `module`"),
+        ),
+    };
+    vec![
+        kernel,
         need(
             "page size",
             if page == kmem::PAGE_SIZE { Ok(pages) } else { Err(pages) },
             "only 4096-byte pages are supported",
         ),
-        need(
+        of_agents(
             "userfaultfd",
             uffd,
             "run as root, or give this account /dev/userfaultfd (chgrp and chmod), or `sysctl \
              vm.unprivileged_userfaultfd=1`",
         ),
-        need("PAGEMAP_SCAN", try_scan(), "Linux 6.7 or later is needed"),
+        of_agents("PAGEMAP_SCAN", try_scan(), "Linux 6.7 or later is needed"),
         need(
             "the store",
             try_store(),
@@ -70,7 +83,7 @@ fn required() -> Vec<Check> {
              /proc/sys/vm limit in the way?",
         ),
         ptrace(),
-        need("agent library", agent, "`make build`, or set PAGEONE_AGENT"),
+        of_agents("agent library", agent, "`make build`, or set PAGEONE_AGENT"),
     ]
 }
 
@@ -219,9 +232,21 @@ mod tests {
 
     #[test]
     fn what_is_missing_has_a_remedy_and_what_is_there_has_none() {
-        for check in all(&control::client::status(&["/nonexistent".into()])) {
+        for check in all(&control::client::status(&["/nonexistent".into()]), false) {
             assert_eq!(check.remedy.is_some(), check.verdict != Verdict::Ok, "{check:?}");
             assert!(!check.found.is_empty(), "{check:?}");
         }
+    }
+
+    #[test]
+    fn on_a_kernel_without_agents_the_module_is_enough() {
+        let kernel = |module| required(Some("6.1.0-56-amd64".into()), module).swap_remove(0);
+        let without = kernel(false);
+        assert!(without.verdict == Verdict::Blocks && without.remedy.unwrap().contains("6.7 or later"));
+        let with = kernel(true);
+        assert!(with.verdict == Verdict::Note && with.found.contains("no agents; the module's back end is possible"));
+        let agents = required(Some("6.1.0-56-amd64".into()), true);
+        let blocks = |check: &&Check| ["userfaultfd", "PAGEMAP_SCAN", "agent library"].contains(&check.check);
+        assert!(agents.iter().filter(blocks).all(|check| check.verdict != Verdict::Blocks), "{agents:?}");
     }
 }

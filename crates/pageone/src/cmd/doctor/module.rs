@@ -31,6 +31,12 @@ pub(super) fn checks(root: &Path, directories: &[PathBuf]) -> Vec<Check> {
     checks
 }
 
+/// Whether this kernel has the module, loaded or to be loaded by the first mount.
+pub(super) fn can_merge(root: &Path) -> bool {
+    let module = Module::look(root);
+    module.loaded.is_some() || module.file.is_some()
+}
+
 /// The mounts that this process sees.
 pub(super) fn mounts(root: &Path) -> Vec<MountInfo> {
     kmem::pageonefs::mounts_in(&root.join("proc/self/mountinfo")).unwrap_or_default()

@@ -71,14 +71,9 @@ pub(super) fn prepare(
 ///
 /// # Errors
 ///
-/// Say why it cannot.
-pub(super) fn check_for_recycling(prepared: bool, words: &[OsString]) -> Result<()> {
+/// It cannot.
+pub(super) fn check_for_recycling(prepared: bool) -> Result<()> {
     ensure!(prepared, "its RAM does not lie in a mount of pageonefs");
-    // The device is plugged in when the state is there, by an agent.
-    ensure!(
-        !super::qemu::loads_state(words),
-        "--backend module cannot plug the device in after -incoming or -loadvm; use --free-page-reporting instead of --ppr"
-    );
     Ok(())
 }
 
@@ -178,12 +173,10 @@ mod tests {
     }
 
     #[test]
-    fn free_pages_are_punched_where_the_ram_is_a_file_from_the_start() {
-        let words = |line: &str| line.split(' ').map(OsString::from).collect::<Vec<_>>();
-        assert!(check_for_recycling(true, &words("-m 64")).is_ok());
-        let why = |prepared, line| check_for_recycling(prepared, &words(line)).unwrap_err().to_string();
-        assert!(why(false, "-m 64").contains("does not lie in a mount of pageonefs"));
-        assert!(why(true, "-m 64 -incoming defer").contains("--backend module cannot plug the device in"));
+    fn free_pages_are_punched_where_the_ram_lies_in_a_mount() {
+        assert!(check_for_recycling(true).is_ok());
+        let why = check_for_recycling(false).unwrap_err().to_string();
+        assert!(why.contains("does not lie in a mount of pageonefs"));
     }
 
     #[test]

@@ -34,9 +34,13 @@ impl Daemon {
         std::fs::write(directory.path().join(STATE_FILE), segments).unwrap();
         let listener = Listener::bind(&directory.path().join("agent.sock"), 0o666).unwrap();
         let shared = Arc::new(Shared::new(config, StateFile::load(directory.path()).unwrap()));
-        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
+        let [wake, news] = [(); 2].map(|()| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
         let (reaper, _gone) = std::sync::mpsc::channel();
-        Self { directory, service: Service::new(shared, Arc::default(), listener, wake, reaper).unwrap(), _gone }
+        Self {
+            directory,
+            service: Service::new(shared, Arc::default(), listener, [wake.into(), news.into()], reaper).unwrap(),
+            _gone,
+        }
     }
 
     /// An agent connects.

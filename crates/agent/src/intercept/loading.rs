@@ -182,7 +182,7 @@ impl Loader {
     }
 
     /// Loads all, and unregisters the memory.
-    fn run(&mut self, file: &File) {
+    fn run(&mut self, file: &Kept<File>) {
         let pages = self.removed.bits();
         let mut next = 0;
         loop {
@@ -198,10 +198,9 @@ impl Loader {
                 break;
             }
         }
-        // What is missing still is zeros. Whoever waits goes on.
-        if let Err(error) = self.uffd.unregister(self.range) {
-            end(format_args!("it cannot be unregistered: {error}"));
-        }
+        // What is missing still is zeros. Whoever waits goes on. If the program has unmapped a part,
+        // the rest is unregistered when the descriptor is closed.
+        let _ = self.uffd.unregister(self.range);
     }
 
     fn bytes(&self, page: PageNo) -> Range {
@@ -233,13 +232,18 @@ impl Loader {
     }
 
     /// Loads pages. `zeros`: somebody waits, also for a page of zeros.
-    fn load(&mut self, file: &File, run: Run, zeros: bool) {
+    fn load(&mut self, file: &Kept<File>, run: Run, zeros: bool) {
         let mut buffer = [0; AT_ONCE * PAGE_SIZE];
         let buffer = &mut buffer[..run.len as usize * PAGE_SIZE];
         let is_whole = file.read_exact_at(buffer, (run.page.index() * PAGE_SIZE) as u64).is_ok();
         for (page, bytes) in run.pages().zip(buffer.chunks_exact_mut(PAGE_SIZE)) {
             let offset = (page.index() * PAGE_SIZE) as u64;
-            match if is_whole { Ok(()) } else { file.read_exact_at(bytes, offset) } {
+            let read = if is_whole { Ok(()) } else { file.read_exact_at(bytes, offset) };
+            // The program may have given its number to another file.
+            if !file.is_intact() {
+                end(format_args!("the program has closed its file"));
+            }
+            match read {
                 Ok(()) => self.fill(page, bytes, zeros),
                 Err(error) => self.poison(page, &error),
             }

@@ -198,8 +198,8 @@ impl Loader {
                 break;
             }
         }
-        // What is missing still is zeros. Whoever waits goes on. If the program has unmapped a part,
-        // the rest is unregistered when the descriptor is closed.
+        // What is missing still is zeros. Whoever waits goes on. If the program has unmapped a
+        // part, the rest is unregistered when the descriptor is closed.
         let _ = self.uffd.unregister(self.range);
     }
 

@@ -358,7 +358,7 @@ impl Source {
     /// # Errors
     ///
     /// [`SourceError::Unreadable`]: a page that is mapped cannot be read. With zeros in its place
-    /// whoever goes on from the checkpoint would see other bytes.
+    /// a guest that goes on from the checkpoint would see other bytes.
     pub(crate) fn read(&self, pages: &[u64], out: &mut [u8]) -> Result<(), SourceError> {
         let addresses: Vec<usize> = pages.iter().map(|&page| self.address(page)).collect();
         let mut done = 0;

@@ -200,7 +200,7 @@ impl Files {
                     let soon = state.looked.map(|looked| looked + LOOK_PAUSE).filter(|soon| *soon > Instant::now());
                     match (state.news, soon) {
                         (false, _) => self.wake.wait(&mut state),
-                        // Who makes files in a loop costs a look a second.
+                        // A program that makes files in a loop costs a look a second.
                         (true, Some(soon)) => _ = self.wake.wait_until(&mut state, soon),
                         (true, None) => break,
                     }

@@ -219,7 +219,7 @@ pub(crate) fn without_ours(all: &[String]) -> Vec<String> {
         "object" => option.part("id").is_some_and(|id| id == RAM || id.starts_with(QEMU_POOL)),
         "device" => option.part("id") == Some(QEMU_DEVICE),
         "blockdev" => option.part("node-name") == Some(QEMU_GUARD),
-        // Whoever starts a guest with --ppr gets it from that.
+        // `run --ppr` adds it.
         "action" => is_recycled && option.value == "reboot=shutdown",
         "machine" => option.part("memory-backend") == Some(RAM),
         "chardev" => option.part("id").is_some_and(|id| [MONITOR, START, QEMU_QMP].contains(&id)),

@@ -2,10 +2,10 @@
 //!
 //! `pageone snapshot run --merge` gives QEMU a file with the snapshot's bytes, beside the empty one
 //! that QEMU maps for its RAM ([`private`](crate::intercept::private)). The private memory that is
-//! mapped in its place is registered with a userfaultfd of its own: who touches a page that is not
-//! there yet waits. The *loader*, a thread, reads such pages first, and all others one after
-//! another. When all are there it unregisters the memory, and takes it as a region if the program
-//! has marked it meanwhile.
+//! mapped in its place is registered with a userfaultfd of its own: a thread that touches a page
+//! which is not there yet waits. The *loader*, a thread, reads such pages first, and all others one
+//! after another. When all are there it unregisters the memory, and takes it as a region if the
+//! program has marked it meanwhile.
 //!
 //! Pages of zeros are left out: when the memory is unregistered, that is what they read as. What
 //! the program gives back meanwhile (`EVENT_REMOVE`) is zeros from then on too, and is never
@@ -52,7 +52,7 @@ static SOURCE: Mutex<Option<Source>> = Mutex::new(None);
 /// The memory that is being loaded, and whether the program has marked it.
 static MEMORY: Mutex<Option<(Range, bool)>> = Mutex::new(None);
 
-/// The snapshot's bytes, and who wants to know that they are loaded.
+/// The snapshot's bytes, and a pipe that gets a byte when they are being loaded.
 struct Source {
     file: File,
     tell: File,
@@ -72,8 +72,8 @@ pub(super) fn at_load() {
     //
     // SAFETY: libraries are loaded by one thread, before the program runs.
     unsafe { std::env::remove_var(wire::ENV_SNAPSHOT_LOAD) };
-    // SAFETY: whoever started the program has opened both for the agent, and names them to nobody
-    // else. If they are not open, each use of them fails.
+    // SAFETY: the program that started this one has opened both for the agent alone. If they are
+    // not open, each use of them fails.
     let [file, tell] = [file, tell].map(|number| unsafe { File::from_raw_fd(number) });
     let cut = fcntl_setfd(&file, FdFlags::CLOEXEC).and(fcntl_setfd(&tell, FdFlags::CLOEXEC));
     if cut.is_ok() {
@@ -108,7 +108,7 @@ pub(super) fn begin(start: usize, len: usize) {
             LOADING.store(false, Ordering::Release);
         }
     }
-    // Whoever started the program must know that this library loads its memory.
+    // The program that started this one must know that this library loads its memory.
     let _ = tell.write_all(b"L");
 }
 
@@ -198,8 +198,8 @@ impl Loader {
                 break;
             }
         }
-        // What is missing still is zeros. Whoever waits goes on. If the program has unmapped a
-        // part, the rest is unregistered when the descriptor is closed.
+        // What is missing still is zeros, and threads that wait go on. If the program has unmapped
+        // a part, the rest is unregistered when the descriptor is closed.
         let _ = self.uffd.unregister(self.range);
     }
 
@@ -256,7 +256,7 @@ impl Loader {
             if is_zero && !zeros {
                 return Ok(());
             }
-            // SAFETY: the place has no page, and whoever touches it waits: no thread has seen zeros
+            // SAFETY: the place has no page, and threads that touch it wait: none has seen zeros
             // there. The agent has no reference into that memory.
             unsafe { loader.uffd.copy(place, if is_zero { &ZEROS } else { bytes }) }.map(drop)
         });
@@ -281,7 +281,7 @@ impl Loader {
             match step(self, self.bytes(page).start) {
                 // It is there, or the program has unmapped it.
                 Ok(()) | Err(Errno::EXIST | Errno::NOENT | Errno::SRCH) => return,
-                // Who gives memory back is about to go on; or there is no free memory.
+                // A thread that gives memory back is about to go on; or there is no free memory.
                 Err(Errno::AGAIN | Errno::NOMEM) => {
                     thread::sleep(PAUSE);
                     self.read_events();
@@ -319,7 +319,7 @@ mod tests {
         let range = loader.range;
         let place = |page: usize| (range.start + page * PAGE_SIZE) as u64;
         thread::scope(|scope| {
-            // It waits until the loader has read that, and so does who reads page 200.
+            // It waits until the loader has read that, and so does the reader of page 200.
             let discards = scope.spawn(|| {
                 // SAFETY: the memory is the test's.
                 unsafe {

@@ -1,9 +1,9 @@
 //! Processes that share this one's memory and are none of its threads (`clone(2)` with `CLONE_VM`).
 //!
 //! Such a process outlives a client that is killed. In the middle of a window the agent's threads
-//! end with the client, and pages that were taken away never come back. Who touches one waits for
-//! ever, for the other process has its own descriptors of the userfaultfd; without them it would
-//! read zeros there. So no memory merges while there is such a process.
+//! end with the client, and pages that were taken away never come back. A thread that touches one
+//! waits for ever, for the other process has its own descriptors of the userfaultfd; without them
+//! it would read zeros there. So no memory merges while there is such a process.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 

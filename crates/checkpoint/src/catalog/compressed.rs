@@ -2,7 +2,7 @@
 //!
 //! | bytes | contents |
 //! |---|---|
-//! | the chunks, one behind the other | a zstd frame each, or its pages as they are, if the frame would not be an eighth smaller |
+//! | the chunks | zstd frames; plain pages where a frame saves less than an eighth |
 //! | 16 for each page | their hashes, as in every data mblock |
 //! | 4 for each chunk | where it ends |
 //!
@@ -171,7 +171,7 @@ impl Reader {
     }
 
     /// Reads the bytes `start..end` of the mblock, and makes pages of them. `None`: they are not
-    /// those of so many pages.
+    /// the pages of this length.
     fn fetch(&mut self, of: &Compressed, start: u64, end: u64, pages: &mut [u8]) -> Result<Option<()>, PageFlaw> {
         let len = (end - start) as usize;
         if len > pages.len() {
@@ -199,7 +199,7 @@ fn decoder() -> FrameDecoder {
     decoder
 }
 
-/// Decodes a frame. `None`: it is none, or not of so many bytes.
+/// Decodes a frame. `None`: it is none, or has another length.
 fn decode(decoder: &mut FrameDecoder, frame: &[u8], into: &mut [u8]) -> Option<()> {
     let len = decoder.decode_all(frame, into).ok()?;
     let sums = (decoder.get_checksum_from_data(), decoder.get_calculated_checksum());

@@ -60,7 +60,7 @@ struct Moved {
 
 impl Catalog {
     /// Moves what is left of data mblocks of which at least half of the pages are gone, and removes
-    /// these. With `compress`, pages that none of so many checkpoints has, the newest ones, count
+    /// these. With `compress`, pages that none of this number of newest checkpoints has count
     /// as gone, and are compressed.
     ///
     /// # Errors

@@ -116,7 +116,7 @@ fn names(qmp: &mut Monitor<'_>, path: &str) -> Result<Vec<String>, QmpError> {
     Ok(list.as_array().into_iter().flatten().filter_map(name).collect())
 }
 
-/// A guest whose device comes and goes, and whoever looks at its pool: an agent, or the daemon.
+/// A guest whose device comes and goes, and what looks at its pool: an agent, or the daemon.
 pub(crate) trait Guest {
     fn pid(&self) -> i32;
 

@@ -7,11 +7,12 @@ use kmem::testing::KernelKey;
 
 use super::basic::write;
 use super::model::{content, key};
+use super::sealed::cut_key_change;
 use super::sectors::{ALL, PATH, make_with, open, served};
 use crate::disk::key::NAMES;
 use crate::disk::medium::Open;
 use crate::fuzzing::key_file;
-use crate::sim::{Fault, Random, Sim};
+use crate::sim::Sim;
 use crate::{BLOCK, KeyPlace, OpenOptions, Pool, PoolError};
 
 fn kernel(key: &KernelKey) -> KeyPlace {
@@ -103,24 +104,9 @@ fn a_change_from_one_place_to_another_that_is_cut_short_leaves_the_one_or_the_ot
     let first = key(1);
     let (to_kernel, blocks, log) = make_with(true, Some(first.path()));
     let to_file = to_kernel.copy();
-    let set = |sim: &Sim, place: KeyPlace| Pool::set_key_on(&sim.clone(), Path::new(PATH), place);
-    set(&to_file, kernel(&second)).unwrap();
+    Pool::set_key_on(&to_file.clone(), Path::new(PATH), kernel(&second)).unwrap();
     for (sim, place) in [(to_kernel, kernel(&second)), (to_file, first.path().into())] {
-        let whole = sim.copy();
-        set(&whole, place.clone()).unwrap();
-        for at in 0..whole.operations() {
-            for fault in [Fault::Error, Fault::Torn, Fault::PowerLoss] {
-                let (cut, what) = (sim.copy(), format!("{place}: {fault:?} at {at}"));
-                cut.plan(at, fault);
-                let _ = set(&cut, place.clone());
-                let crashed = cut.crash(&mut Random::new(at));
-                let pool = open(&crashed, PATH, OpenOptions::default()).unwrap_or_else(|e| panic!("{what}: {e}"));
-                assert_eq!(served(&pool, &blocks, log), ALL, "{what}");
-                drop(pool);
-                let again = open(&crashed, PATH, OpenOptions::default()).unwrap();
-                assert_eq!(again.check(true).unwrap().findings, [], "{what}: it was put right");
-            }
-        }
+        cut_key_change(&sim, &place, |pool| served(pool, &blocks, log) == ALL);
     }
 }
 

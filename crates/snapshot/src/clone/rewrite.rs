@@ -1,4 +1,4 @@
-//! The source's words, in which whatever two guests cannot both have is made new.
+//! The source's words, in which all that two guests cannot both have is made new.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};

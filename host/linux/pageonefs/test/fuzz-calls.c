@@ -164,7 +164,7 @@ static long allocate(struct me *me)
 	if (mode & (FALLOC_FL_PUNCH_HOLE | FALLOC_FL_ZERO_RANGE))
 		memset(w->will[f] + from, 0, len);
 	if (whole) {
-		/* As the daemon does. Who reads it by process_vm_readv(2) has it pinned for a moment. */
+		/* As the daemon does. A reader by process_vm_readv(2) has it pinned for a moment. */
 		uint64_t held = 0;
 		struct pageonefs_punch p = { f + 1, from / PAGE, len / PAGE, (uintptr_t)&held, 0 };
 

@@ -242,7 +242,7 @@ static void *pinning(void *arg)
 	return NULL;
 }
 
-/* What is pinned stays, and who has pinned it goes on with the pages that the file has. */
+/* What is pinned stays, and its user goes on with the pages that the file has. */
 static void punch_pins(void)
 {
 	struct file f = file_make(64);

@@ -176,6 +176,17 @@ pub(super) fn servers(place: &Place) -> Vec<i32> {
     all.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(is_one).collect()
 }
 
+/// Kills the page servers, of which there are this many, and waits for the next ones.
+pub(super) fn kill_servers(place: &Place, count: usize) {
+    let killed = servers(place);
+    assert_eq!(killed.len(), count);
+    killed.iter().for_each(|server| e2e::signal_process(*server, libc::SIGKILL));
+    eventually("other servers", Duration::from_secs(60), || {
+        let now = servers(place);
+        (now.len() == count && !now.iter().any(|pid| killed.contains(pid))).then_some(())
+    });
+}
+
 #[test]
 fn clones_wait_for_the_next_page_server_and_see_no_wrong_byte() {
     let Some(place) = place_with_a_snapshot() else { return };
@@ -280,13 +291,7 @@ fn a_source_and_eight_clones_check_their_memory_while_servers_and_daemons_are_ki
         std::thread::sleep(pause / 2);
         std::fs::write("/proc/sys/vm/drop_caches", "1").unwrap();
         std::thread::sleep(Duration::from_millis(37 * time % 211));
-        let killed = servers(&place);
-        assert_eq!(killed.len(), 2);
-        killed.iter().for_each(|server| e2e::signal_process(*server, libc::SIGKILL));
-        eventually("other servers", Duration::from_secs(60), || {
-            let now = servers(&place);
-            (now.len() == 2 && !now.iter().any(|pid| killed.contains(pid))).then_some(())
-        });
+        kill_servers(&place, 2);
         // Each panics if its guest has seen a wrong byte.
         let rounds: Vec<usize> = all().map(OneClone::rounds).collect();
         println!("killed {} times; the source has passed {} rounds, its clones {rounds:?}", time + 1, source.rounds());

@@ -32,12 +32,8 @@ fn clones_of_a_compressed_snapshot_check_their_files_and_it_is_exported_as_it_wa
     // The next server knows by the lease alone that they are compressed.
     place.ok(&["snapshot", "rm", "store", "one"]);
     place.ok(&["pool", "repack", "store", "--compress"]);
-    let [server] = clones::servers(&place)[..] else { panic!("{:?}", clones::servers(&place)) };
     std::fs::write("/proc/sys/vm/drop_caches", "1").unwrap();
-    e2e::signal_process(server, libc::SIGKILL);
-    eventually("another server", Duration::from_secs(60), || {
-        clones::servers(&place).into_iter().find(|pid| *pid != server)
-    });
+    clones::kill_servers(&place, 1);
     let before: Vec<usize> = both.clones.iter().map(OneClone::rounds).collect();
     both.clones.iter().zip(before).for_each(|(clone, before)| clone.pass_rounds(before + 2));
     drop(both);

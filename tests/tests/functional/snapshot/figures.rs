@@ -229,17 +229,23 @@ fn clone_all(place: &Place, plain: &rivals::Plain) {
     }
 }
 
-#[test]
-#[ignore = "measures"]
-fn snapshot_figures() {
+/// A place, and a guest in it that works and answers; with its words. `None`: that cannot be here.
+fn source() -> Option<(Place, Guest, Vec<String>)> {
     if !can_run() {
-        return;
+        return None;
     }
     let place = Place::new();
-    let Some(words) = words(&place, MIB) else { return };
+    let words = words(&place, MIB)?;
     let mut source = Guest::start(place.prepared(&words));
     source.pass_rounds(1);
     drop(answer(&place.path("answers")));
+    Some((place, source, words))
+}
+
+#[test]
+#[ignore = "measures"]
+fn snapshot_figures() {
+    let Some((place, mut source, words)) = source() else { return };
     save(&place, &mut source);
     source.kill();
     let plain = rivals::Plain::new(&words);

@@ -68,14 +68,7 @@ fn compress(place: &Place, newest: usize) {
 #[test]
 #[ignore = "measures"]
 fn compressed_snapshot_figures() {
-    if !can_run() {
-        return;
-    }
-    let place = Place::new();
-    let Some(words) = words(&place, MIB) else { return };
-    let mut source = Guest::start(place.prepared(&words));
-    source.pass_rounds(1);
-    drop(answer(&place.path("answers")));
+    let Some((place, mut source, _)) = source() else { return };
     for sample in 0..TAKEN {
         place.save(source.pid(), &format!("s{sample}"));
         source.pass_rounds(1);

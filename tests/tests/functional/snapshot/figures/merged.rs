@@ -31,12 +31,7 @@ fn wait_until_merged(place: &Place, pids: &[i32]) {
 #[test]
 #[ignore = "measures"]
 fn snapshot_figures_of_merged_clones() {
-    if !can_run() {
-        return;
-    }
-    let place = Place::new();
-    let Some(words) = words(&place, MIB) else { return };
-    let mut source = Guest::start(place.prepared(&words));
+    let Some((place, mut source, _)) = source() else { return };
     wait_until_it_rests(&mut source);
     place.save(source.pid(), "rest");
     source.kill();

@@ -110,6 +110,11 @@ pub(crate) fn save_load_and_migrate(backend: &str) {
     let Saved { mut guest, mut qmp } = start(&daemon, &kernels[0], &disk, work, &[]);
     let pid = guest.pid();
     wait_recycled(&daemon, &mut guest, 2000);
+    // A daemon that finds a guest asks QEMU where the RAM lies. That must not keep the device's
+    // memory from being freed.
+    daemon.kill();
+    daemon.restart();
+    wait_recycled(&daemon, &mut guest, 500);
     // With the device there is no way to save or to load.
     let why = qmp.monitor("savevm early");
     assert!(why.contains("peer mode"), "{why}");

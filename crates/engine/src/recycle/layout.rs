@@ -3,19 +3,12 @@
 //! No single command of QEMU gives the answer to that:
 //!
 //! 1. `query-memory-devices` names memory that may be unplugged. It is left out.
-//! 2. The monitor's `info mtree -f` lists the ranges of the guest's physical addresses. RAM among
-//!    them was there when QEMU started, and stays where it is until QEMU ends.
+//! 2. The monitor's `info mtree` lists memory by the guest's physical addresses ([`tree`]). RAM
+//!    among it was there when QEMU started, and stays where it is until QEMU ends.
 //! 3. `gpa2hva` gives the host's address of the first and of the last page of each range. Both must
 //!    be equally far apart, or the range is not one piece.
-//!
-//! ```text
-//! FlatView #0
-//!  AS "memory", root: system
-//!   0000000000000000-00000000000bffff (prio 0, ram): pc.ram
-//!   00000000000c0000-00000000000dffff (prio 1, rom): pc.rom
-//!   0000000000100000-000000007fffffff (prio 0, ram): pc.ram @0000000000100000
-//!   0000000100000000-00000001bfffffff (prio 0, ram): pc.ram @0000000080000000
-//! ```
+
+mod tree;
 
 use std::ops::Range;
 use std::os::fd::AsFd;
@@ -55,8 +48,8 @@ pub(crate) struct Ram {
 pub(crate) fn find_ram(qmp: &mut Qmp<'_, impl AsFd>) -> Result<Vec<Ram>, LayoutError> {
     let mut found = Vec::new();
     let removable = removable(&qmp.execute("query-memory-devices", json!({}))?);
-    let text = qmp.monitor("info mtree -f")?;
-    for range in parse_mtree(&text) {
+    let text = qmp.monitor("info mtree")?;
+    for range in tree::find(&text).into_iter().filter_map(whole_pages) {
         if removable.iter().any(|device| device.start < range.end && range.start < device.end) {
             continue;
         }
@@ -71,32 +64,9 @@ pub(crate) fn find_ram(qmp: &mut Qmp<'_, impl AsFd>) -> Result<Vec<Ram>, LayoutE
     Ok(found)
 }
 
-/// RAM in the address space that CPUs see, above the firmware's first MiB.
-fn parse_mtree(text: &str) -> Vec<Range<u64>> {
-    let mut found = Vec::new();
-    let mut inside = false;
-    for line in text.lines() {
-        if line.starts_with("FlatView") {
-            inside = false;
-        } else if line.trim_start().starts_with("AS \"memory\",") {
-            inside = true;
-        } else if inside && let Some(range) = parse_ram(line) {
-            found.push(range);
-        }
-    }
-    found
-}
-
-/// The addresses of a line of the list, in whole pages, if it is RAM.
-fn parse_ram(line: &str) -> Option<Range<u64>> {
-    let (addresses, rest) = line.trim().split_once(' ')?;
-    // Memory of devices, such as a screen's, has another priority.
-    if !rest.starts_with("(prio 0, ram)") {
-        return None;
-    }
-    let (start, last) = addresses.split_once('-')?;
-    let number = |text| u64::from_str_radix(text, 16).ok();
-    let (start, end) = (number(start)?.max(FIRST), number(last)?.checked_add(1)? / PAGE * PAGE);
+/// The whole pages of a range above the firmware's first MiB.
+fn whole_pages(range: Range<u64>) -> Option<Range<u64>> {
+    let (start, end) = (range.start.max(FIRST), range.end / PAGE * PAGE);
     let start = start.checked_next_multiple_of(PAGE)?;
     (start < end).then_some(start..end)
 }

@@ -6,7 +6,7 @@ MAKEFLAGS += --no-print-directory
 # The rules that scripts/floors.sh checks: all of them.
 export FLOORS = imports widths files hosts
 
-.PHONY: demo build check test lint lint-aarch64 test-unit test-loom test-stress test-sabotage test-e2e test-functional \
+.PHONY: demo build build-tests check test lint lint-aarch64 test-unit test-loom test-stress test-sabotage test-e2e test-functional \
     test-hazards test-rates test-soak test-behaviour test-hostile test-kernels test-pageonefs test-pageonefs-debug \
     fuzz-pageonefs soak-pageonefs lint-pageonefs test-pageonefs-users bench-pageonefs test-pool-medium \
     test-pool-crashes test-kvm test-kvm-runs test-module test-libvirt bench-libvirt bench-snapshots test-selinux debug-kernel test-debug-kernel \
@@ -36,19 +36,20 @@ check:
 # BESIDE: functional tests that look at no process but their own, so that others may run at the same time.
 BESIDE = attach:: checkpoint:: snapshot::
 # All that CI runs. Steps that mostly wait run beside steps that mostly compute; these run at a lower priority.
-test: deps-test lint test-unit
-	$(CARGO) build --workspace
+test: deps-test build-tests
+	scripts/side-by-side.sh '$(MAKE) test-unit' 'nice -n 5 $(MAKE) lint'
 	-@scripts/deps.sh ppr
 	scripts/side-by-side.sh '$(MAKE) test-functional WHICH="$(BESIDE:%=--skip %)"' \
 	    '$(MAKE) test-hazards && $(MAKE) test-functional WHICH="$(BESIDE)" && nice -n 5 $(MAKE) test-behaviour'
 	$(MAKE) test-rates
 	scripts/side-by-side.sh '$(MAKE) test-soak' 'nice -n 5 $(MAKE) test-loom test-stress test-sabotage STRESS_SECONDS=40'
 
+# clippy comes last: it keeps other builds waiting, and beside it the unit tests must have begun.
 lint:
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	scripts/floors.sh $(FLOORS)
 	scripts/licences.sh
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
 
 # The workspace's libraries and programs compile for aarch64. No cross compiler is needed: nothing is linked, and no crate
 # here has C code. Without rustup and its server there is no library to check with; that is said, and no error.
@@ -57,42 +58,44 @@ lint-aarch64:
 	@if scripts/deps.sh aarch64; then $(CARGO) clippy --workspace --target $(AARCH64) -- -D warnings; \
 	else echo 'lint: SKIPPED: whether the workspace compiles for aarch64'; fi
 
+# All that the tests run. Every step selects the whole workspace: of a part of it, or without tests, cargo enables
+# fewer features of the crates below, and compiles those and all above them anew. The unit tests alone may leave out e2e.
+build-tests:
+	$(CARGO) build --workspace --all-targets
+
 test-unit:
 	$(CARGO) test --workspace --exclude e2e
 
 test-loom:
-	RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 $(CARGO) test --release --target-dir target/loom -p sdtree -p one -p dirty -p ppr --lib loom
+	RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 $(CARGO) test --profile loom --target-dir target/loom -p sdtree -p one -p dirty -p ppr --lib loom
 
 # Each guard of the agent is switched off in turn, to see that the tests notice.
 test-sabotage:
 	$(CARGO) test -p agent --features sabotage --target-dir target/sabotage --test sabotage --test in_flight --test taking
 
 # Real daemons, real clients, real guests.
-test-e2e:
-	$(CARGO) build --workspace
+test-e2e: build-tests
 	-@scripts/deps.sh ppr
 	$(MAKE) test-functional test-hazards test-rates test-soak
 
 # WHICH: some of the tests, as libtest takes them.
 test-functional test-hazards test-rates: test-%:
-	$(CARGO) test -p e2e --test $* -- --test-threads=1 $(WHICH)
+	$(CARGO) test --workspace --test $* -- --test-threads=1 $(WHICH)
 
 test-soak:
-	PAGEONE_SOAK_SECONDS=120 $(CARGO) test -p e2e --test soak -- --nocapture
+	PAGEONE_SOAK_SECONDS=120 $(CARGO) test --workspace --test soak -- --nocapture
 
 # Programs that do to marked memory whatever they can, two minutes: two fixed seeds and one of the clock, which is printed.
 BEHAVIOUR = target/debug/pageone-behaviour-fuzz
-test-behaviour:
-	$(CARGO) build --workspace
+test-behaviour: build-tests
 	$(BEHAVIOUR) --seed 1,2,time --seconds 40
 
 # Ten minutes of a client that does nothing but attack, while another user's memory is merged; and what each of its
 # attacks costs (HOSTILE_ATTACKS names some, HOSTILE_SEED repeats their order).
 HOSTILE_SECONDS ?= 600
 HOSTILE_ATTACKS ?= all
-test-hostile: deps-test
-	$(CARGO) build --workspace
-	HOSTILE_SECONDS=$(HOSTILE_SECONDS) HOSTILE_ATTACKS=$(HOSTILE_ATTACKS) $(CARGO) test -p e2e --test hazards hostile -- --test-threads=1 --nocapture
+test-hostile: deps-test build-tests
+	HOSTILE_SECONDS=$(HOSTILE_SECONDS) HOSTILE_ATTACKS=$(HOSTILE_ATTACKS) $(CARGO) test --workspace --test hazards hostile -- --test-threads=1 --nocapture
 
 # The library-level tests inside guests of other kernels.
 test-kernels: deps-test deps-kernels
@@ -151,15 +154,13 @@ pictures: deps-test build
 
 # 1,000 rounds of attach and detach, on a busy program and on a guest. ATTACH_ROUNDS: as many.
 ATTACH_ROUNDS ?= 1000
-test-attach: deps-test
-	$(CARGO) build --workspace
-	PAGEONE_ATTACH_ROUNDS=$(ATTACH_ROUNDS) $(CARGO) test -p e2e --test functional many_rounds_of_attach -- --test-threads=1 --nocapture
+test-attach: deps-test build-tests
+	PAGEONE_ATTACH_ROUNDS=$(ATTACH_ROUNDS) $(CARGO) test --workspace --test functional many_rounds_of_attach -- --test-threads=1 --nocapture
 
 # 20 rounds of unplugging and plugging the device of free pages, in guests under load. PLUG_ROUNDS: as many.
 PLUG_ROUNDS ?= 20
-test-pausing: deps-test deps-ppr
-	$(CARGO) build --workspace
-	PAGEONE_PLUG_ROUNDS=$(PLUG_ROUNDS) $(CARGO) test -p e2e --test functional comes_and_goes -- --test-threads=1 --nocapture
+test-pausing: deps-test deps-ppr build-tests
+	PAGEONE_PLUG_ROUNDS=$(PLUG_ROUNDS) $(CARGO) test --workspace --test functional comes_and_goes -- --test-threads=1 --nocapture
 
 # The daemon exchanged under running guests for that of the build before, and back. BEFORE: its commit, instead of the last one
 # with an earlier version of the protocol.
@@ -222,7 +223,7 @@ test-tsan:
 # Threads that change one SD tree and check each answer, with debug assertions. STRESS_SECONDS=36000 for a night.
 STRESS_SECONDS ?= 120
 test-stress stress:
-	SDTREE_STRESS_SECONDS=$(STRESS_SECONDS) CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true $(CARGO) test --release --target-dir target/stress -p sdtree --lib for_hours -- --ignored --nocapture
+	SDTREE_STRESS_SECONDS=$(STRESS_SECONDS) $(CARGO) test --workspace --lib for_hours -- --ignored --nocapture
 
 # The fuzz targets, each for FUZZ_SECONDS; FUZZ names some of them. Findings and corpora are kept below fuzz/.
 FUZZ_SECONDS ?= 60
@@ -237,8 +238,7 @@ fuzz-%:
 # The same programs, FUZZ_SECONDS for a seed of the clock or SEED; an hour if nothing is said.
 SEED ?= time
 fuzz-behaviour: FUZZ_SECONDS := $(if $(filter file,$(origin FUZZ_SECONDS)),3600,$(FUZZ_SECONDS))
-fuzz-behaviour: deps-test
-	$(CARGO) build --workspace
+fuzz-behaviour: deps-test build-tests
 	$(BEHAVIOUR) --seed $(SEED) --seconds $(FUZZ_SECONDS)
 
 # The behaviour fuzzer must find each guard that is switched off.
@@ -247,16 +247,14 @@ fuzz-sabotage: deps-test
 	scripts/fuzz-sabotage.sh target/sabotage/debug/pageone-behaviour-fuzz
 
 # Half an hour of guests under load while daemons are killed; ten minutes of guests whose free pages are recycled.
-soak: deps-test
-	$(CARGO) build --workspace
-	PAGEONE_SOAK_SECONDS=1800 $(CARGO) test -p e2e --test soak -- --nocapture
-	PAGEONE_SOAK_SECONDS=600 $(CARGO) test -p e2e --test functional recycling -- --test-threads=1 --nocapture
+soak: deps-test build-tests
+	PAGEONE_SOAK_SECONDS=1800 $(CARGO) test --workspace --test soak -- --nocapture
+	PAGEONE_SOAK_SECONDS=600 $(CARGO) test --workspace --test functional recycling -- --test-threads=1 --nocapture
 
 # A source and eight clones for half an hour, while page servers and daemons are killed. SNAPSHOT_SECONDS: as many.
 SNAPSHOT_SECONDS ?= 1800
-soak-snapshots: deps-test
-	$(CARGO) build --workspace
-	PAGEONE_SOAK_SECONDS=$(SNAPSHOT_SECONDS) $(CARGO) test -p e2e --test functional a_source_and_eight_clones -- --ignored --nocapture
+soak-snapshots: deps-test build-tests
+	PAGEONE_SOAK_SECONDS=$(SNAPSHOT_SECONDS) $(CARGO) test --workspace --test functional a_source_and_eight_clones -- --ignored --nocapture
 
 clean:
 	$(CARGO) clean

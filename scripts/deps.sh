@@ -3,7 +3,7 @@
 #
 #   scripts/deps.sh build     what compiling needs
 #   scripts/deps.sh demo      what `pageone demo` needs: QEMU, busybox, a guest kernel
-#   scripts/deps.sh test      both, and what tests of errors, disks, the screen and the report need: strace, xfsprogs, tmux, Chromium
+#   scripts/deps.sh test      both, and what tests of errors, disks, the screen and the report need: strace, xfsprogs, tmux, Chromium, qemu-guest-agent
 #   scripts/deps.sh aarch64   the standard library that `make lint` checks the workspace for aarch64 with; rustup adds it
 #   scripts/deps.sh deb       what building the Debian packages needs (`make deb`)
 #   scripts/deps.sh packages  that, and roots of Debian 12 in which they are tried, one with dkms (`make test-packages`)
@@ -120,6 +120,28 @@ deps_tests() {
     want xfsprogs 'tests of raw disks make a file system whose files can share blocks' test -x /usr/sbin/mkfs.xfs
     want fonts-dejavu-core "the page's text, and terminals in pictures" test -e /usr/share/fonts/truetype/dejavu/DejaVuSansMono.ttf
     install_missing
+    guest_agent
+}
+
+# Debian's qemu-guest-agent with its libraries, as an archive behind a guest's initramfs: $cache/guest-agent.cpio. It is
+# not installed, since it would start a service. QEMU needs the same libraries, so they are here.
+guest_agent() {
+    local archive=$cache/guest-agent.cpio root library without='a test of clones is skipped'
+    [ ! -e "$archive" ] || { say "$archive is there"; return; }
+    if ! have apt-get >/dev/null || ! have dpkg-deb >/dev/null; then say "there is no apt-get here: $without"; return; fi
+    scratch_dir
+    root=$scratch/guest-agent
+    say "fetches qemu-guest-agent and unpacks it to $archive (nothing is installed)"
+    if ! (cd "$scratch" && { apt-get -qq download qemu-guest-agent || { refresh && apt-get -qq download qemu-guest-agent; }; }) ||
+        ! dpkg-deb -x "$scratch"/qemu-guest-agent_*.deb "$scratch/unpacked"; then
+        say "cannot fetch qemu-guest-agent: $without" && return
+    fi
+    mkdir -p "$root/usr/sbin" "$cache" && cp "$scratch/unpacked/usr/sbin/qemu-ga" "$root/usr/sbin/"
+    if LC_ALL=C ldd "$root/usr/sbin/qemu-ga" | grep 'not found'; then say "qemu-guest-agent lacks these libraries: $without"; return; fi
+    for library in $(ldd "$root/usr/sbin/qemu-ga" | grep -o '/[^ ]*'); do
+        mkdir -p "$root/${library%/*}" && cp -L "$library" "$root/$library"
+    done
+    (cd "$root" && find . | busybox cpio -o -H newc 2>/dev/null) > "$archive.part" && mv "$archive.part" "$archive" || fail "cannot write $archive"
 }
 
 # ---- guest kernels ------------------------------------------------------------------------------

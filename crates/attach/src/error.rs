@@ -117,6 +117,14 @@ pub enum AttachError {
         /// The agent's words.
         reason: String,
     },
+    /// The same, and it would not if the guest stood still ([`Request::stands`](crate::Request)).
+    #[error("process {pid} is not attached: {reason}")]
+    MustStand {
+        /// The process.
+        pid: i32,
+        /// The agent's words.
+        reason: String,
+    },
     /// What its memory holds is no program that the loader made.
     #[error("the memory of process {pid} is not understood: {what}")]
     Strange {

@@ -52,6 +52,9 @@ pub struct Request<'a> {
     pub socket: &'a Path,
     /// How long to wait for the safe point, and then for each call.
     pub timeout: Duration,
+    /// Whether nothing uses the program's marked memory until [`attach`] returns: QEMU has stopped
+    /// its guest.
+    pub stands: bool,
 }
 
 /// Loads the agent into a process, and has it take the memory that the program has marked.

@@ -13,6 +13,10 @@ const ATTACHED: u8 = 1;
 const ALREADY: u8 = 2;
 /// It is not.
 const REFUSED: u8 = 3;
+/// It is not, and could be if the program stood still.
+const MUST_STAND: u8 = 4;
+/// The first byte of the buffer before the call: the program stands still. It is no answer.
+const STANDS: u8 = 0xff;
 
 /// What became of a process that was to be attached.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,12 +27,22 @@ pub enum Attached {
     Already,
 }
 
+/// The buffer before the call.
+pub(crate) fn empty(stands: bool) -> [u8; LEN] {
+    let mut buffer = [0; LEN];
+    if stands {
+        buffer[0] = STANDS;
+    }
+    buffer
+}
+
 /// Reads the buffer.
 pub(crate) fn read(pid: i32, buffer: &[u8]) -> Result<Attached, AttachError> {
     let (code, text) = buffer.split_first().unwrap_or((&0, &[]));
     match *code {
         ATTACHED => Ok(Attached::Now(printable(text))),
         ALREADY => Ok(Attached::Already),
+        MUST_STAND => Err(AttachError::MustStand { pid, reason: printable(text) }),
         REFUSED => Err(AttachError::Refused { pid, reason: printable(text) }),
         _ => Err(AttachError::Strange { pid, what: "the agent in it gave no answer" }),
     }
@@ -50,6 +64,11 @@ mod tests {
         assert_eq!(read(1, &[ALREADY, 0]).ok(), Some(Attached::Already));
         let refused = read(7, b"\x03no \x1b[31mroom\xff").unwrap_err().to_string();
         assert_eq!(refused, "process 7 is not attached: no [31mroom\u{fffd}");
+        assert!(matches!(read(1, b"\x04a file"), Err(AttachError::MustStand { pid: 1, .. })));
+        // What the agent leaves as it was is no answer.
+        for stands in [true, false] {
+            assert!(matches!(read(1, &empty(stands)), Err(AttachError::Strange { .. })));
+        }
         assert!(matches!(read(1, &[0; LEN]), Err(AttachError::Strange { .. })));
         assert!(matches!(read(1, &[]), Err(AttachError::Strange { .. })));
     }

@@ -22,7 +22,7 @@ const PPOLL: &str = "271 ";
 static COPIES: Mutex<()> = Mutex::new(());
 
 fn try_attach(pid: i32, library: &Path, timeout: Duration) -> Result<Attached, AttachError> {
-    attach(&Request { pid, library, socket: Path::new("/"), timeout })
+    attach(&Request { pid, library, socket: Path::new("/"), timeout, stands: false })
 }
 
 /// The reason why a process is refused at once.

@@ -24,7 +24,7 @@ use serde_json::json;
 use crate::agent::{Agent, AgentError, NoAgent, Port};
 use crate::facts::Facts;
 use crate::monitor::{IGNORE_SHARED, Monitor, MonitorError};
-use crate::prepare::{START, memory, ram_words};
+use crate::prepare::{CLONE, START, memory, monitor_words, ram_words};
 use crate::qcow2;
 use crate::record::{Disk, Record};
 use crate::save::PIPE;
@@ -264,7 +264,11 @@ fn spawn(options: &Options<'_>, directory: &Path, log: &Path) -> Result<Spawned,
         }
         None => {
             let ram = options.ram.as_fd().try_clone_to_owned().map_err(monitor)?;
-            (ram_words(bytes, ram.as_raw_fd(), false), vec![ram], None)
+            let mut words = ram_words(bytes, ram.as_raw_fd(), false);
+            if own::fits(directory) {
+                words.extend(monitor_words(CLONE, &own::socket(directory)));
+            }
+            (words, vec![ram], None)
         }
     };
     words.extend([

@@ -27,6 +27,7 @@ pub mod qcow2;
 pub mod record;
 mod reflink;
 pub mod save;
+pub mod still;
 mod stream;
 pub mod words;
 

@@ -7,7 +7,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use qmp::{Qmp, QmpError};
-use rustix::net::sockopt;
+use rustix::io::Errno;
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use serde_json::{Value, json};
 
 /// How long QEMU may take to answer a command: stopping a guest waits for its disks.
@@ -66,6 +67,26 @@ impl From<io::Error> for MonitorError {
     }
 }
 
+/// Connects to a socket. QEMU takes one client, and lets two wait: the next one would wait for as
+/// long as another program speaks to it.
+fn connect_within(socket: &Path, limit: Duration) -> io::Result<UnixStream> {
+    let start = Instant::now();
+    let address = SocketAddrUnix::new(socket)?;
+    loop {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let stream = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        match net::connect(&stream, &address) {
+            Ok(()) => {
+                let stream = UnixStream::from(stream);
+                stream.set_nonblocking(false)?;
+                return Ok(stream);
+            }
+            Err(Errno::AGAIN) if start.elapsed() < limit => std::thread::sleep(PAUSE),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
 /// A session with it.
 pub(crate) struct Monitor(Qmp<'static, UnixStream>);
 
@@ -75,8 +96,8 @@ impl Monitor {
         let start = Instant::now();
         let name = || socket.display().to_string();
         loop {
-            let stream =
-                UnixStream::connect(socket).map_err(|source| MonitorError::Connect { socket: name(), source })?;
+            let failed = |source| MonitorError::Connect { socket: name(), source };
+            let stream = connect_within(socket, ANSWER.saturating_sub(start.elapsed())).map_err(failed)?;
             let is = sockopt::socket_peercred(&stream).map_err(io::Error::from)?.pid.as_raw_nonzero().get();
             if is != pid {
                 return Err(MonitorError::Foreign { socket: name(), is, expected: pid });
@@ -173,6 +194,25 @@ mod tests {
         let error = Monitor::connect(Path::new("/nonexistent/guest.qmp"), 1).map(drop).unwrap_err();
         assert!(matches!(error, MonitorError::Connect { .. }), "{error}");
         assert_eq!(error.to_string(), "cannot connect to QEMU's monitor /nonexistent/guest.qmp");
+    }
+
+    #[test]
+    fn a_monitor_that_serves_another_program_is_not_waited_for_without_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let address = SocketAddrUnix::new(&path).unwrap();
+        let listener = net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        net::bind(&listener, &address).unwrap();
+        net::listen(&listener, 1).unwrap();
+        let mut waiting = Vec::new();
+        let error = loop {
+            match connect_within(&path, Duration::from_millis(20)) {
+                Ok(stream) => waiting.push(stream),
+                Err(error) => break error,
+            }
+            assert!(waiting.len() < 5, "none was refused");
+        };
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
     }
 
     #[test]

@@ -23,6 +23,10 @@ pub(crate) const RAM: &str = "pageone-ram";
 pub(crate) const MONITOR: &str = "pageone-snapshot";
 /// QEMU's name for the monitor by which a clone is started.
 pub(crate) const START: &str = "pageone-clone";
+/// QEMU's name for the monitor of a clone whose RAM is the snapshot's.
+pub(crate) const CLONE: &str = "pageone-monitor";
+/// All of these.
+const MONITORS: [&str; 4] = [MONITOR, START, CLONE, QEMU_QMP];
 /// Bytes of the longest name of a socket, see unix(7).
 const LONGEST: usize = 107;
 
@@ -131,7 +135,7 @@ pub fn prepare(program: &Path, all: &[String], socket: &Path) -> Result<Prepared
     let Ram { fd, identity } = Ram::empty(bytes)?;
     rustix::io::fcntl_setfd(&fd, FdFlags::empty()).map_err(std::io::Error::from)?;
     let mut words = ram_words(bytes, fd.as_raw_fd(), true);
-    words.extend(monitor_words(socket));
+    words.extend(monitor_words(MONITOR, socket));
     if takes_vmgenid(all) {
         words.extend(["-device".into(), "vmgenid,guid=auto".into()]);
     }
@@ -165,13 +169,13 @@ pub(crate) fn is_socket_name(path: &Path) -> bool {
     text.len() <= LONGEST && !text.contains(',')
 }
 
-/// The words for a monitor that listens on this socket.
-pub(crate) fn monitor_words(socket: &Path) -> [String; 4] {
+/// The words for a monitor of this name that listens on this socket.
+pub(crate) fn monitor_words(name: &str, socket: &Path) -> [String; 4] {
     [
         "-chardev".into(),
-        format!("socket,id={MONITOR},path={},server=on,wait=off", socket.display()),
+        format!("socket,id={name},path={},server=on,wait=off", socket.display()),
         "-mon".into(),
-        format!("chardev={MONITOR},mode=control"),
+        format!("chardev={name},mode=control"),
     ]
 }
 
@@ -192,7 +196,8 @@ pub(crate) fn socket(all: &[String]) -> Option<PathBuf> {
     Some(monitor.part("path")?.into())
 }
 
-/// The socket of a QMP monitor that the user's own words name. QEMU runs in `directory`.
+/// The socket of a QMP monitor that other words name: the user's own, or those of a clone. QEMU
+/// runs in `directory`.
 pub(crate) fn own_monitor(all: &[String], directory: &Path) -> Option<PathBuf> {
     let socket = |id: &str| {
         let found = options(all).find(|option| option.name == "chardev" && option.part("id") == Some(id))?;
@@ -222,8 +227,8 @@ pub(crate) fn without_ours(all: &[String]) -> Vec<String> {
         // `run --ppr` adds it.
         "action" => is_recycled && option.value == "reboot=shutdown",
         "machine" => option.part("memory-backend") == Some(RAM),
-        "chardev" => option.part("id").is_some_and(|id| [MONITOR, START, QEMU_QMP].contains(&id)),
-        "mon" => option.part("chardev").is_some_and(|id| [MONITOR, START, QEMU_QMP].contains(&id)),
+        "chardev" => option.part("id").is_some_and(|id| MONITORS.contains(&id)),
+        "mon" => option.part("chardev").is_some_and(|id| MONITORS.contains(&id)),
         "incoming" => is_prepared && option.value == "defer",
         _ => false,
     };
@@ -278,6 +283,9 @@ mod tests {
         assert!(socket(&own).is_none());
         let clone =
             words("-chardev socket,id=pageone-clone,fd=5 -mon chardev=pageone-clone,mode=control -incoming defer");
+        let plain = [&monitor_words(CLONE, Path::new("/run/c"))[..], &clone[..4], &own].concat();
+        assert_eq!((socket(&plain), own_monitor(&plain, Path::new("/"))), (None, Some("/run/c".into())));
+        assert_eq!(without_ours(&plain), own);
         assert_eq!(without_ours(&[&prepared.words[..4], &prepared.words[4..8], &clone, &own].concat()), own);
         assert_eq!(without_ours(&words("-incoming defer")), words("-incoming defer"));
         let port = words("-device pcie-root-port,id=pageone-ppr-port,chassis=239 -action panic=none");

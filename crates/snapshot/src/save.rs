@@ -335,6 +335,14 @@ fn words_of(pid: i32) -> Result<Vec<String>, SaveError> {
     Ok(words)
 }
 
+/// The socket of a process's QMP monitor.
+pub(crate) fn monitor_of(pid: i32) -> Result<Option<PathBuf>, SaveError> {
+    let words = words_of(pid)?;
+    let directory = std::fs::read_link(format!("/proc/{pid}/cwd"));
+    let directory = directory.map_err(|source| SaveError::NoProcess { pid, source })?;
+    Ok(prepare::socket(&words).or_else(|| prepare::own_monitor(&words, &directory)))
+}
+
 /// Whether the guest's free pages are taken back by an agent: then it has a device that QEMU cannot
 /// store, unless that is unplugged.
 ///
@@ -359,11 +367,7 @@ pub fn wait_until_loaded(pid: i32) {
 /// # Errors
 /// If that takes too long, or is not known.
 pub fn wait_until_put_back(pid: i32) -> Result<(), SaveError> {
-    let words = words_of(pid)?;
-    let directory = std::fs::read_link(format!("/proc/{pid}/cwd"));
-    let directory = directory.map_err(|source| SaveError::NoProcess { pid, source })?;
-    let socket = prepare::socket(&words).or_else(|| prepare::own_monitor(&words, &directory));
-    socket.map_or(Ok(()), |socket| Lock::take(&socket, pid, PATIENCE).map(drop))
+    monitor_of(pid)?.map_or(Ok(()), |socket| Lock::take(&socket, pid, PATIENCE).map(drop))
 }
 
 /// QEMU is given the end of a pipe that it writes to; gives the other one.

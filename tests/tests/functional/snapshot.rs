@@ -1,6 +1,7 @@
 //! `pageone run --snapshots` and `pageone snapshot`: real guests that are stored with their devices
 //! and go on as clones.
 
+mod attached;
 mod clones;
 mod compressed;
 mod disks;

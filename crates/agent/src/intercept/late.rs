@@ -8,6 +8,9 @@
 //! the memory      the kernel's mark goes (MADV_UNMERGEABLE), and the agent takes it
 //! ```
 //!
+//! RAM that is a private mapping of a file, as a clone's, is replaced first
+//! ([`replace`](crate::intercept::loading::replace)). For that QEMU must have stopped its guest.
+//!
 //! What a preloaded agent learns from watching the program, the kernel is asked for: pins and locks
 //! (now, and before each window), other userfaultfds, stacks, memory of malloc, KSM. What it does
 //! not tell is assumed: the program may have chosen its tracer, so the agent chooses none.
@@ -34,20 +37,25 @@ use kmem::range::Range;
 use kmem::seqpacket::Conn;
 use kmem::{PAGE_SIZE, procfs, raw};
 
+use crate::intercept::loading::{self, ReplaceError};
 use crate::intercept::mark::{self, MarkError, SMALLEST};
-use crate::intercept::probe::{Ksm, Marked, Unfit, marked, probe};
+use crate::intercept::probe::{Ksm, Marked, Unfit, marked, probe, probe_file};
 use crate::intercept::tables::{self, TableError};
 use crate::runtime::denied::{self, Need};
-use crate::runtime::globals::{Phase, STATE, THREADS, TRACER_CHOSEN, phase, set_phase, wake};
+use crate::runtime::globals::{LOADING, Phase, STATE, THREADS, TRACER_CHOSEN, phase, set_phase, wake};
 use crate::runtime::late::is_late;
 use crate::runtime::lock::Blocked;
 use crate::runtime::log;
+use crate::runtime::state::region::Sticky;
 use crate::service::{fork, start};
 
 /// The first byte of an answer (crates/attach/src/reply.rs).
 const ATTACHED: u8 = 1;
 const ALREADY: u8 = 2;
 const REFUSED: u8 = 3;
+const MUST_STAND: u8 = 4;
+/// The first byte of the buffer before the call, if the program stands still.
+const STANDS: u8 = 0xff;
 
 /// Memory that must be left after KSM's merges were taken apart, in bytes.
 const RESERVE: u64 = 256 << 20;
@@ -101,24 +109,39 @@ enum LateError {
     Start(String),
     #[error(transparent)]
     Take(#[from] MarkError),
+    #[error(
+        "its RAM ({0} MiB) is a private mapping of a file, in which writers cannot be blocked. It can be replaced by memory of \
+         its own while the guest stands still"
+    )]
+    MustStand(usize),
+    #[error("{0} of its memories are private mappings of files, and only one can be replaced; use `pageone run`")]
+    Files(usize),
+    #[error("it becomes memory of its own, {needed} MiB, and the host has only {available} MiB; free some first")]
+    Room { needed: u64, available: u64 },
+    #[error(transparent)]
+    Replace(#[from] ReplaceError),
 }
 
 /// Called by `pageone attach` (crates/attach) with a path and a buffer of `len` bytes for the
-/// answer: what became of it, and a sentence that ends with a zero.
+/// answer: what became of it, and a sentence that ends with a zero. The buffer's first byte says
+/// whether the program stands still: [`STANDS`].
 ///
 /// # Safety
 ///
-/// `socket` is a C string, and `reply` has `len` bytes that nobody else uses.
+/// `socket` is a C string, and `reply` has `len` bytes that nobody else uses. With [`STANDS`]
+/// nothing uses the memory that the program has marked until this returns.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageone_agent_attach(socket: *const c_char, reply: *mut u8, len: usize) {
     let _signals = Blocked::all();
     // SAFETY: by the contract.
     let (socket, reply) = unsafe { (CStr::from_ptr(socket), std::slice::from_raw_parts_mut(reply, len)) };
     let socket = PathBuf::from(OsStr::from_bytes(socket.to_bytes()));
-    let done = catch_unwind(AssertUnwindSafe(|| attach(&socket)));
+    let stands = reply.first() == Some(&STANDS);
+    let done = catch_unwind(AssertUnwindSafe(|| attach(&socket, stands)));
     let (code, text) = match done {
         Ok(Ok(Some(text))) => (ATTACHED, text),
         Ok(Ok(None)) => (ALREADY, String::new()),
+        Ok(Err(error @ LateError::MustStand(_))) => (MUST_STAND, error.to_string()),
         Ok(Err(error)) => (REFUSED, error.to_string()),
         Err(_) => (REFUSED, "the agent has failed".into()),
     };
@@ -131,8 +154,9 @@ pub unsafe extern "C" fn pageone_agent_attach(socket: *const c_char, reply: *mut
     }
 }
 
-/// Attaches; says what was taken. `None`: the program is attached already.
-fn attach(socket: &Path) -> Result<Option<String>, LateError> {
+/// Attaches; says what was taken. `stands`: nothing uses the marked memory meanwhile. `None`: the
+/// program is attached already.
+fn attach(socket: &Path, stands: bool) -> Result<Option<String>, LateError> {
     fork::settle();
     match (phase(), is_late()) {
         (Phase::Running, true) => return Ok(None),
@@ -144,13 +168,19 @@ fn attach(socket: &Path) -> Result<Option<String>, LateError> {
         return Err(LateError::Child);
     }
     wait_for_threads()?;
-    let ranges = fit()?;
+    let Fit { ranges, file } = fit()?;
     check_socket(socket)?;
-    check_room(&ranges)?;
+    check_room(&ranges, file)?;
+    if let Some((range, _)) = file.filter(|_| !stands) {
+        return Err(LateError::MustStand(range.len >> 20));
+    }
     tables::bind()?;
     TRACER_CHOSEN.store(true, Ordering::Release);
-    start::start_late(socket.into()).map_err(|error| LateError::Start(error.explain()))?;
-    let taken = take_all(&ranges).inspect_err(|_| undo(&ranges));
+    // The agent connects when all is loaded.
+    LOADING.store(file.is_some(), Ordering::Release);
+    let started = start::start_late(socket.into()).map_err(|error| LateError::Start(error.explain()));
+    let taken = started.and_then(|()| take_all(&ranges, file).inspect_err(|_| undo(&ranges)));
+    let taken = taken.inspect_err(|_| LOADING.store(false, Ordering::Release));
     wake();
     taken.map(Some)
 }
@@ -166,8 +196,16 @@ fn wait_for_threads() -> Result<(), LateError> {
     Err(LateError::Ending)
 }
 
+/// Memory that may be taken.
+struct Fit {
+    /// As it is.
+    ranges: Vec<Range>,
+    /// A private mapping of a file, and the program's advice.
+    file: Option<(Range, Sticky)>,
+}
+
 /// The memory that the program has marked, if it may all be taken.
-fn fit() -> Result<Vec<Range>, LateError> {
+fn fit() -> Result<Fit, LateError> {
     let status = procfs::status(None).map_err(LateError::Status)?;
     let held = status.vm_pin_kib + status.vm_lck_kib;
     if held > 0 {
@@ -185,13 +223,21 @@ fn fit() -> Result<Vec<Range>, LateError> {
             _ => LateError::Nothing,
         });
     }
+    let mut files = Vec::new();
+    ranges.retain(|&range| probe_file(range).map(|sticky| files.push((range, sticky))).is_err());
+    if files.len() > 1 {
+        return Err(LateError::Files(files.len()));
+    }
+    if files.iter().any(|(_, sticky)| !sticky.dont_fork) {
+        return Err(LateError::Inherited);
+    }
     for &range in &ranges {
         let unfit = |error| LateError::Unfit { mib: range.len >> 20, start: range.start, error };
         if !probe(range, Ksm::Marked).map_err(unfit)?.dont_fork {
             return Err(LateError::Inherited);
         }
     }
-    Ok(ranges)
+    Ok(Fit { ranges, file: files.pop() })
 }
 
 /// Whether the daemon can be reached from within this process.
@@ -205,8 +251,9 @@ fn check_socket(socket: &Path) -> Result<(), LateError> {
     }
 }
 
-/// Whether the host has room for what KSM has merged of this process: it becomes pages of its own.
-fn check_room(ranges: &[Range]) -> Result<(), LateError> {
+/// Whether the host has room for what KSM has merged of this process, and for what is loaded: it
+/// becomes pages of its own.
+fn check_room(ranges: &[Range], file: Option<(Range, Sticky)>) -> Result<(), LateError> {
     let merged = read_to_string("/proc/self/ksm_merging_pages").ok().and_then(|text| text.trim().parse().ok());
     // Kernels before 5.19 do not say.
     let most = ranges.iter().map(|range| range.len as u64).sum();
@@ -215,16 +262,27 @@ fn check_room(ranges: &[Range]) -> Result<(), LateError> {
     if needed > 0 && needed + RESERVE > available {
         return Err(LateError::KsmMerged { needed: needed >> 20, available: available >> 20 });
     }
+    let loaded = file.map_or(0, |(range, _)| range.len as u64);
+    if loaded > 0 && needed + loaded + RESERVE > available {
+        return Err(LateError::Room { needed: (needed + loaded) >> 20, available: available >> 20 });
+    }
     Ok(())
 }
 
-fn take_all(ranges: &[Range]) -> Result<String, LateError> {
+fn take_all(ranges: &[Range], file: Option<(Range, Sticky)>) -> Result<String, LateError> {
     let mut text = String::new();
     for &range in ranges {
         advise(range, libc::MADV_UNMERGEABLE).map_err(LateError::KsmKeeps)?;
         let region = mark::take(range)?;
         let comma = if text.is_empty() { "" } else { ", " };
         let _ = write!(text, "{comma}region {region}: {} MiB at {:#x}", range.len >> 20, range.start);
+    }
+    if let Some((range, sticky)) = file {
+        // SAFETY: [`attach`] comes here only if the program stands still, and [`fit`] has seen one
+        // private mapping.
+        unsafe { loading::replace(range, sticky) }?;
+        let comma = if text.is_empty() { "" } else { ", " };
+        let _ = write!(text, "{comma}{} MiB at {:#x} that are being loaded", range.len >> 20, range.start);
     }
     Ok(text)
 }

@@ -11,10 +11,14 @@
 //! the program gives back meanwhile (`EVENT_REMOVE`) is zeros from then on too, and is never
 //! loaded. The kernel refuses copies until that event is read.
 //!
+//! In a program that is attached ([`replace`]) the bytes are those of a mapping that is put aside.
+//!
 //! A page that cannot be read is poisoned, so that its reader gets SIGBUS. Nobody is ever given
 //! other bytes: where that cannot be ensured, the program is ended.
 
 #![allow(unsafe_code)] // Fills the program's memory, and takes descriptors by their numbers.
+
+mod replace;
 
 use std::fs::File;
 use std::io::Write;
@@ -28,7 +32,7 @@ use std::time::Duration;
 
 use kmem::range::Range;
 use kmem::uffd::{Event, Features, Uffd};
-use kmem::{PAGE_SIZE, raw};
+use kmem::{PAGE_SIZE, mm, raw};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use wire::{PageNo, Run};
 
@@ -39,6 +43,8 @@ use crate::runtime::lock::Blocked;
 use crate::runtime::log;
 use crate::runtime::state::bitmap::Bitmap;
 use crate::service::start;
+
+pub(super) use replace::{ReplaceError, replace};
 
 /// Pages that are read at once.
 const AT_ONCE: usize = 16;
@@ -93,14 +99,12 @@ pub(super) fn begin(start: usize, len: usize) {
     // SAFETY: the advice leaves the memory as it is.
     let _ = unsafe { raw::madvise(start, len, libc::MADV_DONTFORK) };
     LOADING.store(true, Ordering::Release);
-    let loader = start::start(None).map_err(|error| error.to_string()).and_then(|()| Loader::new(range));
+    let loader = start::start(None).map_err(|error| error.to_string()).and_then(|()| Loader::new(range, 0));
     match loader {
         Ok(loader) => {
             let file = Kept::new(file).unwrap_or_else(|error| end(format_args!("{error}")));
             *locked(&MEMORY) = Some((range, false));
-            if let Err(error) = start::spawn("pageone-loader", move || load(loader, &file)) {
-                end(format_args!("{error}"));
-            }
+            spawn(loader, file, None).unwrap_or_else(|error| end(format_args!("{error}")));
         }
         Err(why) => {
             log::line(format_args!("a clone's memory is loaded before it runs: {why}"));
@@ -130,13 +134,22 @@ fn end(why: std::fmt::Arguments<'_>) -> ! {
     std::process::abort();
 }
 
+/// Starts the loader. `aside`: what is unmapped afterwards.
+fn spawn(loader: Loader, file: Kept<File>, aside: Option<Range>) -> Result<(), start::StartError> {
+    start::spawn("pageone-loader", move || load(loader, &file, aside))
+}
+
 /// The loader.
-fn load(mut loader: Loader, file: &Kept<File>) {
+fn load(mut loader: Loader, file: &Kept<File>, aside: Option<Range>) {
     if catch_unwind(AssertUnwindSafe(|| loader.run(file))).is_err() {
         end(format_args!("its thread has panicked"));
     }
     let range = loader.range;
     drop(loader);
+    if let Some(aside) = aside {
+        // SAFETY: the loader alone knows this mapping, and has read it.
+        let _ = unsafe { mm::unmap(aside) };
+    }
     let marked = locked(&MEMORY).take().is_some_and(|(_, marked)| marked);
     log::line(format_args!("{} MiB of a clone are loaded", range.len >> 20));
     if marked {
@@ -163,6 +176,8 @@ fn load_at_once(file: &File, range: Range) {
 struct Loader {
     uffd: Kept<Uffd>,
     range: Range,
+    /// Where the first page lies in the file, in bytes.
+    base: u64,
     /// Pages that the program has given back.
     removed: Bitmap,
     /// Pages for which somebody waits.
@@ -171,14 +186,14 @@ struct Loader {
 
 impl Loader {
     /// Registers the memory.
-    fn new(range: Range) -> Result<Self, String> {
+    fn new(range: Range, base: u64) -> Result<Self, String> {
         let pages = u32::try_from(range.pages()).ok().and_then(Bitmap::new);
         let removed = pages.ok_or("no memory for its bitmap")?;
         let features = Features::EVENT_REMOVE;
         let uffd = Uffd::new(features | Features::POISON).or_else(|_| Uffd::new(features));
         let uffd = Kept::new(uffd.map_err(|error| error.to_string())?).map_err(|error| error.to_string())?;
         uffd.register_missing(range).map_err(|error| error.to_string())?;
-        Ok(Self { uffd, range, removed, waiting: Vec::new() })
+        Ok(Self { uffd, range, base, removed, waiting: Vec::new() })
     }
 
     /// Loads all, and unregisters the memory.
@@ -235,10 +250,11 @@ impl Loader {
     fn load(&mut self, file: &Kept<File>, run: Run, zeros: bool) {
         let mut buffer = [0; AT_ONCE * PAGE_SIZE];
         let buffer = &mut buffer[..run.len as usize * PAGE_SIZE];
-        let is_whole = file.read_exact_at(buffer, (run.page.index() * PAGE_SIZE) as u64).is_ok();
+        let base = self.base;
+        let place = |page: PageNo| base + (page.index() * PAGE_SIZE) as u64;
+        let is_whole = file.read_exact_at(buffer, place(run.page)).is_ok();
         for (page, bytes) in run.pages().zip(buffer.chunks_exact_mut(PAGE_SIZE)) {
-            let offset = (page.index() * PAGE_SIZE) as u64;
-            let read = if is_whole { Ok(()) } else { file.read_exact_at(bytes, offset) };
+            let read = if is_whole { Ok(()) } else { file.read_exact_at(bytes, place(page)) };
             // The program may have given its number to another file.
             if !file.is_intact() {
                 end(format_args!("the program has closed its file"));
@@ -308,7 +324,7 @@ mod tests {
             file.write_all(&[if page == 3 { 0 } else { page as u8 | 1 }; PAGE_SIZE]).unwrap();
         }
         let start = mm::map_anonymous(PAGES * PAGE_SIZE).unwrap();
-        let loader = Loader::new(Range::new(start, PAGES * PAGE_SIZE)).unwrap();
+        let loader = Loader::new(Range::new(start, PAGES * PAGE_SIZE), 0).unwrap();
         let memory = File::options().read(true).write(true).open("/proc/self/mem").unwrap();
         (loader, Kept::new(file).unwrap(), memory)
     }

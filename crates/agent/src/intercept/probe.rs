@@ -59,7 +59,7 @@ pub(crate) enum Ksm {
 
 /// The advice on a range that is fit.
 pub(crate) fn probe(range: Range, ksm: Ksm) -> Result<Sticky, Unfit> {
-    let (sticky, before) = probe_in(smaps()?, range, ksm)?;
+    let (sticky, before) = probe_in(smaps()?, range, ksm, check_kind)?;
     if stacks::overlaps(range) {
         return Err(Unfit::Stack);
     }
@@ -70,6 +70,14 @@ pub(crate) fn probe(range: Range, ksm: Ksm) -> Result<Sticky, Unfit> {
     }
 }
 
+/// The advice on a range that is one private mapping of a file, and fit otherwise.
+pub(crate) fn probe_file(range: Range) -> Result<Sticky, Unfit> {
+    let (sticky, _) = probe_in(smaps()?, range, Ksm::Marked, check_file)?;
+    let covers = |(start, end, _): (usize, usize, &str)| start <= range.start && range.end() <= end;
+    let is_one = smaps()?.lines().map_while(Result::ok).any(|line| header(&line).is_some_and(covers));
+    if is_one { Ok(sticky) } else { Err(Unfit::Mixed) }
+}
+
 fn smaps() -> Result<BufReader<File>, Unfit> {
     let file = File::open("/proc/self/smaps").map_err(|error| {
         denied::tell(Need::Smaps, &error);
@@ -78,8 +86,8 @@ fn smaps() -> Result<BufReader<File>, Unfit> {
     Ok(BufReader::with_capacity(64 << 10, file))
 }
 
-/// The advice, and the start of the plain memory that ends with the range.
-fn probe_in(smaps: impl BufRead, range: Range, ksm: Ksm) -> Result<(Sticky, usize), Unfit> {
+/// The advice, and the start of the memory of this kind that ends with the range.
+fn probe_in(smaps: impl BufRead, range: Range, ksm: Ksm, check_kind: Kind) -> Result<(Sticky, usize), Unfit> {
     let (mut covered, mut inside) = (range.start, false);
     let mut before = Range::new(0, 0);
     let mut sticky = None;
@@ -120,6 +128,16 @@ fn header(line: &str) -> Option<(usize, usize, &str)> {
     let (bounds, rest) = line.split_once(' ')?;
     let (start, end) = bounds.split_once('-')?;
     Some((usize::from_str_radix(start, 16).ok()?, usize::from_str_radix(end, 16).ok()?, rest))
+}
+
+/// Checks the fields of a mapping behind its bounds.
+type Kind = fn(&str) -> Result<(), Unfit>;
+
+/// A private mapping of a file that can be read and written.
+fn check_file(fields: &str) -> Result<(), Unfit> {
+    let mut fields = fields.split_ascii_whitespace();
+    let is_file = fields.next() == Some("rw-p") && fields.nth(2).is_some_and(|inode| inode != "0");
+    if is_file { Ok(()) } else { Err(Unfit::NotPlain) }
 }
 
 /// Checks a mapping's permissions, inode and name.
@@ -182,7 +200,17 @@ VmFlags: rd wr mr mw me ac mg
 ";
 
     fn fit(start: usize, len: usize) -> Result<Sticky, Unfit> {
-        probe_in(MAPS.as_bytes(), Range::new(0x7f00_0000_0000 + start, len), Ksm::Without).map(|(sticky, _)| sticky)
+        let range = Range::new(0x7f00_0000_0000 + start, len);
+        probe_in(MAPS.as_bytes(), range, Ksm::Without, check_kind).map(|(sticky, _)| sticky)
+    }
+
+    #[test]
+    fn a_private_mapping_of_a_file_is_told_from_others() {
+        let fields = |permissions: &str, inode: u32| format!("{permissions} 00000000 00:51 {inode}          /ram");
+        assert_eq!(check_file(&fields("rw-p", 2)), Ok(()));
+        for other in [fields("rw-s", 2), fields("r--p", 2), fields("rwxp", 2), fields("rw-p", 0), String::new()] {
+            assert_eq!(check_file(&other), Err(Unfit::NotPlain), "{other}");
+        }
     }
 
     #[test]

@@ -4,10 +4,11 @@ use std::path::PathBuf;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use attach::{AttachError, Attached, Request};
 use control::ClientStatus;
 use control::client::Error::NoDaemon;
+use snapshot::still::Still;
 
 use crate::cmd::run;
 use crate::paths;
@@ -43,15 +44,30 @@ pub(crate) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
         }
     };
     let (pid, timeout) = (args.pid, Duration::from_secs(args.timeout));
-    let request = Request { pid, library: &library, socket: &socket, timeout };
-    match attach::attach(&request).map_err(coded)? {
+    let request = Request { pid, library: &library, socket: &socket, timeout, stands: false };
+    match attach(&request)? {
         Attached::Now(_) if args.socket.is_none() && !is_client(&candidates, pid, timeout)? => println!(
-            "process {pid} has the agent, which connects when all threads have been seen at work: see `pageone status`"
+            "process {pid} has the agent, which connects when all threads have been seen at work, and a clone's memory is \
+             loaded: see `pageone status`"
         ),
         Attached::Now(regions) => println!("process {pid} is attached: {regions}"),
         Attached::Already => println!("process {pid} was attached already"),
     }
     Ok(())
+}
+
+/// Attaches. A guest whose RAM has to be replaced is stopped meanwhile.
+fn attach(request: &Request<'_>) -> Result<Attached> {
+    let refused = match attach::attach(request) {
+        Err(refused @ AttachError::MustStand { .. }) => refused,
+        done => return done.map_err(coded),
+    };
+    let own = std::env::current_exe().context("cannot find this program")?;
+    let guard = [own.into(), "snapshot-guard".into()];
+    let still = Still::begin(request.pid, &guard).map_err(|why| anyhow!("{refused}, and not now: {why}"))?;
+    let attached = attach::attach(&Request { stands: true, ..*request }).map_err(coded);
+    let gone_on = still.go_on().context("the guest was stopped, and QEMU does not let it go on");
+    attached.and_then(|attached| gone_on.map(|()| attached))
 }
 
 /// Waits until the daemon has it as a client. Its agent connects when no thread can be in a call

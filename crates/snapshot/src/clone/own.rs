@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::prepare::{Ram, is_socket_name, monitor_words, ram_words};
+use crate::prepare::{MONITOR, Ram, is_socket_name, monitor_words, ram_words};
 
 /// Adds to the command that starts QEMU with these words. What it gives is dropped when QEMU has
 /// started.
@@ -27,7 +27,7 @@ pub struct Own<'a> {
     pub add: Option<&'a Add<'a>>,
 }
 
-/// The socket of a clone's monitor, by which it can be stored.
+/// The socket of a clone's monitor, by which it can be stored, or stopped.
 pub(super) fn socket(directory: &Path) -> PathBuf {
     directory.join("monitor.qmp")
 }
@@ -66,7 +66,7 @@ impl Own<'_> {
         let (loads, tell) = io::pipe()?;
         let ram = ram.as_fd().try_clone_to_owned()?;
         let mut words = ram_words(bytes, fd.as_raw_fd(), true);
-        words.extend(monitor_words(&socket(directory)));
+        words.extend(monitor_words(MONITOR, &socket(directory)));
         for (name, value) in &self.environment {
             match value {
                 Some(value) => command.env(name, value),

@@ -5,7 +5,7 @@ use e2e::{recycler_guests, recycler_words};
 use super::*;
 
 /// The pages of a process that are merged.
-fn merged(place: &Place, pid: i32) -> Option<u64> {
+pub(super) fn merged(place: &Place, pid: i32) -> Option<u64> {
     let client = place.daemon.client(pid)?;
     let of = |name: &str| client[name].as_u64().unwrap_or(0);
     Some(of("pages_merged") + of("pages_zero"))

@@ -135,7 +135,7 @@ impl Facts<'_> {
             (
                 format!("{} mapped privately from a file ({file})", mib(memory.copied)),
                 "what is written exists twice, and is not merged: memory-backend-ram in place of memory-backend-memfd or \
-                 -file",
+                 -file. `pageone attach` replaces it in a guest that has a QMP socket",
             )
         };
         let found = format!("{} private, {what}", mib(memory.private));

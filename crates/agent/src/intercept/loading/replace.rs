@@ -1,0 +1,90 @@
+//! A private mapping of a file gives way to private, anonymous memory while the program runs: the
+//! RAM of a clone that is attached.
+//!
+//! The kernel lets nobody block writers in a mapping of such a file, so its pages cannot be merged.
+//! The mapping is moved aside, and holds all bytes: those of the file, and those of the pages that
+//! the program has written. The memory in its place is empty, and loaded from there.
+//!
+//! The program must stand still meanwhile: QEMU's processors are stopped, and its disks have nothing
+//! to do. A thread that touches the memory all the same, while it is replaced, gets SIGSEGV and no
+//! other bytes. But a device that has pinned a page would write into the mapping that is aside.
+
+use std::fs::File;
+use std::io;
+
+use kmem::range::Range;
+use kmem::{mm, raw};
+use rustix::io::Errno;
+
+use super::{Loader, MEMORY, end, locked, spawn};
+use crate::runtime::kept::Kept;
+use crate::runtime::state::region::Sticky;
+use crate::service::start::StartError;
+use crate::window::anonymous::repeat_advice;
+
+/// Why a mapping stays.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ReplaceError {
+    /// `/proc/self/mem` cannot be read.
+    #[error("its memory cannot be read through /proc: {0}")]
+    Memory(#[from] io::Error),
+    /// The kernel refuses.
+    #[error("its mapping cannot be replaced: {0}")]
+    Map(#[from] Errno),
+    /// It cannot be loaded.
+    #[error("its memory cannot be loaded: {0}")]
+    Load(String),
+    /// There is no thread.
+    #[error(transparent)]
+    Start(#[from] StartError),
+}
+
+/// Replaces a mapping. The loader takes the memory as a region when all of it is there.
+///
+/// # Safety
+///
+/// The range is one private mapping, and until this returns nothing uses it: no other thread, and
+/// no device that has pinned pages of it.
+pub(in crate::intercept) unsafe fn replace(range: Range, sticky: Sticky) -> Result<(), ReplaceError> {
+    let file = Kept::new(File::open("/proc/self/mem")?)?;
+    let aside = Range::new(mm::map_anonymous(range.len)?, range.len);
+    // SAFETY: by the contract nothing uses the range. What is replaced was mapped just now.
+    if let Err(error) = unsafe { mm::remap_fixed(range, aside.start) } {
+        // SAFETY: as above.
+        let _ = unsafe { mm::unmap(aside) };
+        return Err(error.into());
+    }
+    let started = cover(range, sticky).and_then(|()| {
+        let loader = Loader::new(range, aside.start as u64).map_err(ReplaceError::Load)?;
+        // Only now: a thread that does not stand still must not read zeros.
+        //
+        // SAFETY: the memory was mapped just now, and what touches it waits for the loader.
+        unsafe { raw::mprotect(range.start, range.len, libc::PROT_READ | libc::PROT_WRITE) }?;
+        // The program has marked it before.
+        *locked(&MEMORY) = Some((range, true));
+        Ok(spawn(loader, file, Some(aside))?)
+    });
+    started.inspect_err(|_| {
+        *locked(&MEMORY) = None;
+        // SAFETY: nothing has used what is mapped in the range now; the loader has ended.
+        if let Err(error) = unsafe { mm::remap_fixed(aside, range.start) } {
+            end(format_args!("it cannot be put back: {error}"));
+        }
+    })
+}
+
+/// Maps untouched memory that nobody may access, with the program's advice.
+fn cover(range: Range, sticky: Sticky) -> Result<(), ReplaceError> {
+    let reserve = if sticky.no_reserve { libc::MAP_NORESERVE } else { 0 };
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | reserve;
+    // SAFETY: there is a hole since the mapping was moved.
+    unsafe { raw::mmap(range.start, range.len, libc::PROT_NONE, flags, -1, 0) }?;
+    if repeat_advice(range, sticky, true) {
+        Ok(())
+    } else {
+        Err(ReplaceError::Load("children would inherit it".into()))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -211,6 +211,11 @@ pub(crate) fn own_monitor(all: &[String], directory: &Path) -> Option<PathBuf> {
     Some(directory.join(path?))
 }
 
+/// Whether it was started as a clone.
+pub(crate) fn is_clone(all: &[String]) -> bool {
+    options(all).any(|option| option.name == "chardev" && option.part("id") == Some(START))
+}
+
 /// Whether its free pages are taken back by an agent (`pageone run --ppr`).
 pub(crate) fn is_recycled(all: &[String]) -> bool {
     options(all).any(|option| option.name == "chardev" && option.part("id") == Some(QEMU_QMP))
@@ -286,6 +291,7 @@ mod tests {
         let plain = [&monitor_words(CLONE, Path::new("/run/c"))[..], &clone[..4], &own].concat();
         assert_eq!((socket(&plain), own_monitor(&plain, Path::new("/"))), (None, Some("/run/c".into())));
         assert_eq!(without_ours(&plain), own);
+        assert!(is_clone(&plain) && !is_clone(&all));
         assert_eq!(without_ours(&[&prepared.words[..4], &prepared.words[4..8], &clone, &own].concat()), own);
         assert_eq!(without_ours(&words("-incoming defer")), words("-incoming defer"));
         let port = words("-device pcie-root-port,id=pageone-ppr-port,chassis=239 -action panic=none");

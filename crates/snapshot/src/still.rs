@@ -24,6 +24,9 @@ pub enum StillError {
     /// Its RAM is being sent.
     #[error("it is being migrated, or sent to a snapshot; wait for the end of that")]
     Migrates,
+    /// It stands.
+    #[error("the guest was stopped, and QEMU does not let it go on")]
+    GoOn(#[source] MonitorError),
     /// QEMU does not do what it is asked.
     #[error(transparent)]
     Qmp(#[from] MonitorError),
@@ -73,8 +76,8 @@ impl Still {
     ///
     /// # Errors
     /// If QEMU does not do it. Then the guard tries.
-    pub fn go_on(mut self) -> Result<(), MonitorError> {
-        self.task.go_on(&mut self.qmp)?;
+    pub fn go_on(mut self) -> Result<(), StillError> {
+        self.task.go_on(&mut self.qmp).map_err(StillError::GoOn)?;
         self.guard.done();
         Ok(())
     }

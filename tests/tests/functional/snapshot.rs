@@ -171,7 +171,7 @@ impl Place {
         while clones.len() < count {
             let line = lines.next().expect("all clones start").unwrap();
             println!("{line}");
-            if line.contains("a page that cannot be read") {
+            if line.contains("a page that cannot be read") || line.contains("KSM is stopped") {
                 continue;
             }
             let Some(rest) = line.strip_prefix("pageone: guest ") else { panic!("{line}") };

@@ -66,8 +66,8 @@ fn attach(request: &Request<'_>) -> Result<Attached> {
     let guard = [own.into(), "snapshot-guard".into()];
     let still = Still::begin(request.pid, &guard).map_err(|why| anyhow!("{refused}, and not now: {why}"))?;
     let attached = attach::attach(&Request { stands: true, ..*request }).map_err(coded);
-    let gone_on = still.go_on().context("the guest was stopped, and QEMU does not let it go on");
-    attached.and_then(|attached| gone_on.map(|()| attached))
+    let gone_on = still.go_on();
+    attached.and_then(|attached| Ok(gone_on.map(|()| attached)?))
 }
 
 /// Waits until the daemon has it as a client. Its agent connects when no thread can be in a call

@@ -162,6 +162,26 @@ fn a_clones_clock_is_set_by_the_guests_agent_and_verify_asks_it() {
     run.wait().unwrap();
 }
 
+#[test]
+fn ksm_has_all_memory_of_a_clones_process_if_it_is_asked_for() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let machine = place.machine("source", &[]);
+    place.save(machine.pid(), "one");
+    drop(machine);
+    let is_its = |name: &str, options: &[&str]| {
+        let clones = place.clones_with("one", name, 1, options, &[]);
+        kmem::ksm::process_stat(clones.clones[0].pid).ok()?.merge_any
+    };
+    let (plain, ksms) = (is_its("plain", &[]), is_its("ksm", &["--ksm"]));
+    let (Some(plain), Some(ksms)) = (plain, ksms) else {
+        return skipped("the kernel does not say whether KSM has a process: Linux 6.16 does");
+    };
+    assert!(!plain && ksms);
+}
+
 /// A place with the snapshot `one` of a guest that is gone. `None`: that cannot be tried here.
 fn place_with_a_snapshot() -> Option<Place> {
     let place = can_run().then(Place::new)?;

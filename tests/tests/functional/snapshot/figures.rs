@@ -4,6 +4,7 @@
 
 mod compressed;
 mod large;
+mod memory;
 mod merged;
 mod rivals;
 

@@ -5,9 +5,10 @@
 //! The mapping is moved aside, and holds all bytes: those of the file, and those of the pages that
 //! the program has written. The memory in its place is empty, and loaded from there.
 //!
-//! The program must stand still meanwhile: QEMU's processors are stopped, and its disks have nothing
-//! to do. A thread that touches the memory all the same, while it is replaced, gets SIGSEGV and no
-//! other bytes. But a device that has pinned a page would write into the mapping that is aside.
+//! The program must stand still meanwhile: QEMU's processors are stopped, and its disks have
+//! nothing to do. A thread that touches the memory all the same, while it is replaced, gets SIGSEGV
+//! and no other bytes. But a device that has pinned a page would write into the mapping that is
+//! aside.
 
 use std::fs::File;
 use std::io;

@@ -14,7 +14,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use checkpoint::{Catalog, Image, ReadError};
+use kmem::ksm::{self, Ksm};
 use kmem::pidfd::PidFd;
+use kmem::procfs;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use snapshot::NoAgent;
 use snapshot::clone::{Add, Clone, Options, Own, start};
@@ -31,6 +33,8 @@ use crate::paths;
 const NAP: Duration = Duration::from_millis(50);
 /// The same while clones start.
 const MOMENT: Duration = Duration::from_millis(2);
+/// The kernel from which on KSM's mark on a process survives execve(2).
+const KSM_KERNEL: (u32, u32) = (6, 10);
 
 /// Options of `pageone snapshot run`.
 #[derive(clap::Args)]
@@ -60,6 +64,10 @@ pub(crate) struct Args {
     /// Take back what the guests free, as `pageone run --ppr` does. They cannot be stored again
     #[arg(long, requires = "merge")]
     ppr: bool,
+    /// Let the kernel's KSM merge all memory of the guests' processes, QEMU's own as well. KSM must
+    /// run, on Linux 6.10 or later
+    #[arg(long, conflicts_with = "merge")]
+    ksm: bool,
     /// Further options of QEMU
     #[arg(last = true, value_name = "QEMU OPTIONS")]
     extra: Vec<String>,
@@ -84,6 +92,9 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
         signal_hook::flag::register(signal, flag.clone())?;
     }
     let mut watch = Watch::new(server, renew);
+    if args.ksm {
+        give_to_ksm()?;
+    }
     let attached = args.count == 1;
     let options =
         Options { record: &record, ram: &ram, extra: &args.extra, force: args.force, attached, own: own.as_ref() };
@@ -129,6 +140,20 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
         Some(error) => Err(error.context(format!("{all} of {count} guests were not started"))),
         None => Ok(()),
     }
+}
+
+/// Has KSM merge all memory of the processes that are started from now on.
+fn give_to_ksm() -> Result<()> {
+    let (major, minor, release) = procfs::kernel_release();
+    if (major, minor) < KSM_KERNEL {
+        let why = format!("--ksm needs Linux 6.10 or later, where QEMU inherits KSM's mark, and this is {release}");
+        return Err(Coded(Code::HostLacks, why).into());
+    }
+    ksm::set_memory_merge(true).context("the guests cannot be merged")?;
+    if !Ksm::open().and_then(|ksm| ksm.run()).is_ok_and(|run| run == 1) {
+        eprintln!("pageone: KSM is stopped, so nothing is merged yet: write 1 to /sys/kernel/mm/ksm/run");
+    }
+    Ok(())
 }
 
 /// Removes the files of a guest that has ended. A snapshot of it needs the images that lie there.

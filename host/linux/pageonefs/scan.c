@@ -57,8 +57,14 @@ void pofs_mark_dirty_range(struct pofs_inode *pi, pgoff_t first, pgoff_t last)
 		unsigned long i = first > base ? first - base : 0;
 		unsigned long end = min(last - base, POFS_DIRTY_BITS - 1);
 
-		for (; i <= end; i++)
-			set_bit(i, bits);
+		while (i <= end) {
+			if (i % BITS_PER_LONG || end - i < BITS_PER_LONG - 1) {
+				set_bit(i++, bits);
+				continue;
+			}
+			xchg(&bits[i / BITS_PER_LONG], ULONG_MAX);
+			i += BITS_PER_LONG;
+		}
 		cond_resched();
 	}
 }
@@ -105,6 +111,9 @@ static void mark_pinned(struct harvest_run *run)
 		for (i = 0; i < folio_batch_count(&batch); i++) {
 			struct folio *folio = batch.folios[i];
 
+			/* Small parts of it may be mapped beside the run: that is a reference, too. */
+			if (folio_test_large(folio))
+				unmap_mapping_pages(run->mapping, folio->index, folio_nr_pages(folio), false);
 			if (unlikely(pofs_written_elsewhere(folio)))
 				pofs_mark_dirty_range(pi, max(folio->index, run->first),
 						      min(folio->index + folio_nr_pages(folio), run->end) - 1);
@@ -282,9 +291,7 @@ static unsigned int gather(struct digest_run *run, struct xarray *table, pgoff_t
 static void digest_some(struct digest_run *run, pgoff_t first, unsigned int n, const u64 *only, u64 *out)
 {
 	struct address_space *mapping = pofs_vfs(run->pi)->i_mapping;
-	unsigned long index = first, end = first + n - 1;
 	unsigned int i;
-	void *entry;
 
 	memset(out, 0, n * sizeof(u64));
 	for (i = 0; i < n; digest_at_hand(run))
@@ -292,11 +299,12 @@ static void digest_some(struct digest_run *run, pgoff_t first, unsigned int n, c
 	if (atomic_long_read(&run->pi->count))
 		for (i = 0; i < n; digest_at_hand(run))
 			i = gather(run, &run->pi->merged, first, i, n, only, out);
-	if (READ_ONCE(run->pi->shmem.swapped)) {
-		xa_for_each_range(&mapping->i_pages, index, entry, first, end)
-			if (xa_is_value(entry) && !out[index - first] && wanted(only, index - first))
-				out[index - first] = PAGEONEFS_PAGE_AWAY;
-	}
+	if (!READ_ONCE(run->pi->shmem.swapped))
+		return;
+	/* A huge page is swapped out as one entry for all its pages. */
+	for (i = 0; i < n; i++)
+		if (!out[i] && wanted(only, i) && xa_is_value(xa_load(&mapping->i_pages, first + i)))
+			out[i] = PAGEONEFS_PAGE_AWAY;
 }
 
 #define DIGEST_PAGES 512

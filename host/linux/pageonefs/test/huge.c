@@ -150,7 +150,7 @@ static int ends(const volatile char *byte)
 static void huge_cut(void)
 {
 	struct file f;
-	uint64_t is[2 * HUGE] = { 0 }, frame = 0, bits[64];
+	uint64_t is[2 * HUGE] = { 0 }, d[2 * HUGE], frame = 0, bits[64];
 	struct iovec v;
 	char *m, page[PAGE];
 	int pipes[2];
@@ -164,6 +164,8 @@ static void huge_cut(void)
 	/* A part of each: what is left is as it was, and what is gone reads as zeros. */
 	CHECK(punch(f, HUGE + 64, 64) == 0);
 	memset(is + HUGE + 64, 0, 64 * sizeof(*is));
+	digests(f, d);
+	CHECK(!d[HUGE + 64] && !d[HUGE + 127] && d[HUGE + 63] && d[HUGE + 128]);
 	CHECK(dirty_are(f, HUGE + 64, HUGE + 128) && all_hold(m, 0, f.pages, is));
 	CHECK(!ftruncate(f.fd, 100 * PAGE + 8));
 	CHECK(ends(at(m, 200)) == -SIGBUS && ends(at(m, HUGE)) == -SIGBUS);
@@ -294,26 +296,20 @@ static void huge_hammer(void)
 {
 	struct file f;
 	pid_t pids[5];
-	uint64_t bits[64];
 
 	switch_huge("huge=advise");
 	f = file_make(3 * HUGE);
 	for (int i = 0; i < 3; i++)
 		pids[i] = owner(f, i);
-	for (int i = 3; i < 5; i++) {
-		pids[i] = child();
-		if (pids[i])
-			continue;
-		while (!sh->stop) {
-			merge_round(f);
-			if (i == 3)
-				harvest(f, bits);
-			else
-				path_write("/proc/sys/vm/compact_memory", "1");
-			usleep(20000);
-		}
-		_exit(0);
+	pids[3] = harvester(f);
+	pids[4] = child();
+	while (!pids[4] && !sh->stop) {
+		merge_round(f);
+		path_write("/proc/sys/vm/compact_memory", "1");
+		usleep(20000);
 	}
+	if (!pids[4])
+		_exit(0);
 	sleep(20);
 	sh->stop = 1;
 	for (int i = 0; i < 5; i++) {

@@ -71,6 +71,8 @@ int merge_round(struct file f);
 /* Fills all pages with a content and merges them; a second call has them in the same frame. */
 void all_merged(struct file f, char *memory, uint64_t content);
 void say(const char *test);
+/* hazards.c: a process that merges, and sees that what changes is dirty. */
+pid_t harvester(struct file f);
 
 struct test {
 	const char *name;

@@ -8,12 +8,13 @@
  *    (pofs_huge_whole). That is looked at under its lock, and stays so while it is mapped: an entry
  *    is stored under the lock of a small page of the file, and a huge page leaves the file, or is
  *    split, when its mappings have gone.
- *  - A mapping that may have them has no VM_MIXEDMAP: the kernel would not count what it maps whole
- *    (vma_is_special_huge). VM_DONTEXPAND keeps khugepaged and MADV_COLLAPSE away instead. So frames
- *    are mapped by way of a copy of the mapping (pofs_insert_pages).
+ *  - A mapping that may have them has no VM_MIXEDMAP: the kernel would not count back what it maps
+ *    whole (vma_is_special_huge). VM_DONTEXPAND keeps khugepaged and MADV_COLLAPSE away instead.
+ *    So frames are mapped by way of a copy of the mapping (pofs_insert_pages).
  *  - A page table is made only where no huge page is mapped, and stays.
- *  - What is mapped whole and writable has one bit in its page table: all dirty bits of its pages are
- *    set together (page_mkwrite). A harvest takes the mapping away; the next write brings it back.
+ *  - What is mapped whole and writable has one bit in its page table: all dirty bits of its pages
+ *    are set together (page_mkwrite). A harvest takes the mapping away; the next write brings it
+ *    back.
  */
 #include <linux/pagemap.h>
 
@@ -49,8 +50,8 @@ static vm_fault_t small_fault(struct vm_fault *vmf)
 }
 
 /*
- * tmpfs's own fault, without a huge page where that could not be mapped whole. A merge may still come
- * between; then frames are copied into the huge page (pofs_settle).
+ * tmpfs's own fault, without a huge page where that could not be mapped whole. A merge may still
+ * come between; then frames are copied into the huge page (pofs_settle).
  */
 vm_fault_t pofs_tmpfs_fault(struct pofs_inode *pi, struct vm_fault *vmf)
 {
@@ -63,9 +64,9 @@ vm_fault_t pofs_tmpfs_fault(struct pofs_inode *pi, struct vm_fault *vmf)
 }
 
 /*
- * Makes small pages of the huge one that `index` is in, if it is. tmpfs splits a huge page of which it
- * cuts a part. Of this one nothing is cut: the range is empty. It stays as it is where somebody else
- * holds it.
+ * Makes small pages of the huge one that `index` is in, if it is in one. tmpfs splits a huge page
+ * of which it cuts a part. Of this one nothing is cut: the range is empty. It stays as it is where
+ * somebody else holds it.
  */
 void pofs_huge_split(struct pofs_inode *pi, pgoff_t index)
 {
@@ -81,8 +82,8 @@ void pofs_huge_split(struct pofs_inode *pi, pgoff_t index)
 
 /*
  * vm_insert_pages() maps as the mapping says: that is read-only where first writes are waited for.
- * And it wants VM_MIXEDMAP, which a mapping with huge pages lacks. So it gets a copy of the mapping.
- * It reads that, and keeps nothing.
+ * And it wants VM_MIXEDMAP, which a mapping with huge pages lacks. So it gets a copy of the
+ * mapping. It reads that, and keeps nothing.
  */
 int pofs_insert_pages(struct vm_fault *vmf, unsigned long address, struct page **pages, unsigned long *n,
 		      bool writable)

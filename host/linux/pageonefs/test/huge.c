@@ -99,7 +99,7 @@ static void huge_mapped(void)
 	fill(at(n, 100), is[100] = 5);
 	CHECK(describe(f.id).merged_pages == 1 && all_hold(m, 0, f.pages, is) && all_hold(n, 0, f.pages, is));
 	CHECK(describe(f.id).merged_pages == 1);
-	/* All is punched: a huge page comes again; where there is a page table it is mapped in small ones. */
+	/* All is punched: a huge page comes again. A page table that is there maps it in small ones. */
 	CHECK(!fallocate(f.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, HUGE * PAGE));
 	memset(is, 0, HUGE * sizeof(*is));
 	harvest(f, bits);
@@ -116,7 +116,7 @@ static void huge_mapped(void)
 	fill(at(n, 11), is[11] = 8);
 	CHECK(dirty_are(f, 11, 12) && all_hold(n, 0, f.pages, is) && all_hold(m, 0, f.pages, is));
 	close(f.fd);
-	/* A plain file's are tmpfs's own. The kernel would complain of a mapping that it has not counted. */
+	/* A plain file's are tmpfs's own. The kernel complains of mappings that are not counted. */
 	f = file_make(HUGE);
 	struct pageonefs_plain plain = { f.id };
 

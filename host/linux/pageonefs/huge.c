@@ -16,8 +16,6 @@
  *    are set together (page_mkwrite). A harvest takes the mapping away; the next write brings it
  *    back.
  */
-#include <linux/pagemap.h>
-
 #include "pageonefs.h"
 
 static bool in_file(struct pofs_inode *pi, pgoff_t last)
@@ -34,7 +32,7 @@ bool pofs_huge_whole(struct pofs_inode *pi, struct vm_area_struct *vma, struct f
 }
 
 /* tmpfs is shown a copy of the mapping, which does not ask for huge pages. */
-static vm_fault_t small_fault(struct vm_fault *vmf)
+static noinline vm_fault_t small_fault(struct vm_fault *vmf)
 {
 	struct vm_area_struct vma = *vmf->vma;
 	struct vm_fault small = {
@@ -70,12 +68,14 @@ vm_fault_t pofs_tmpfs_fault(struct pofs_inode *pi, struct vm_fault *vmf)
  */
 void pofs_huge_split(struct pofs_inode *pi, pgoff_t index)
 {
-	struct page *page = pagecache_get_page(pofs_vfs(pi)->i_mapping, index, 0, 0);
 	loff_t at = ((loff_t)index << PAGE_SHIFT) + 1;
-	bool huge = page && PageCompound(page);
+	struct page *page;
+	bool huge;
 
-	if (page)
-		put_page(page);
+	rcu_read_lock();
+	page = xa_load(&pofs_vfs(pi)->i_mapping->i_pages, index);
+	huge = page && !xa_is_value(page) && PageCompound(page);
+	rcu_read_unlock();
 	if (huge)
 		shmem_truncate_range(pofs_vfs(pi), at, at - 1);
 }

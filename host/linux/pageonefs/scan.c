@@ -80,23 +80,37 @@ void pofs_dirty_free(struct pofs_inode *pi)
 
 /* ---- harvest ------------------------------------------------------------------------ */
 
-static void wait_for_fault(struct address_space *mapping, pgoff_t index)
-{
-	struct page *page;
-
-	if (pofs_no_handshake)
-		return;
-	page = pagecache_get_page(mapping, index, 0, 0);
-	if (!page)
-		return;
-	wait_on_page_locked(page);
-	put_page(page);
-}
-
 struct harvest_run {
 	struct address_space *mapping;
 	pgoff_t first, end;	/* neighbours whose mappings are still to go; none if they are equal */
 };
+
+/* All bits of the run have been taken: of a huge page they came together. */
+static void wait_for_faults(struct harvest_run *run)
+{
+	pgoff_t next = run->first;
+	struct folio_batch batch;
+	struct page *page;
+	unsigned int i;
+
+	if (pofs_no_handshake)
+		return;
+	/* That is faster for one. */
+	if (run->end == next + 1) {
+		page = pagecache_get_page(run->mapping, next, 0, 0);
+		if (page) {
+			wait_on_page_locked(page);
+			put_page(page);
+		}
+		return;
+	}
+	folio_batch_init(&batch);
+	while (filemap_get_folios(run->mapping, &next, run->end - 1, &batch)) {
+		for (i = 0; i < folio_batch_count(&batch); i++)
+			folio_wait_locked(batch.folios[i]);
+		folio_batch_release(&batch);
+	}
+}
 
 /* get_user_pages_fast() pins without a lock, and looks at the mapping again: so, after the zap. */
 static void mark_pinned(struct harvest_run *run)
@@ -125,6 +139,7 @@ static void mark_pinned(struct harvest_run *run)
 static void zap_run(struct harvest_run *run)
 {
 	if (run->end > run->first) {
+		wait_for_faults(run);
 		unmap_mapping_pages(run->mapping, run->first, run->end - run->first, false);
 		if (!pofs_no_pin_bits)
 			mark_pinned(run);
@@ -137,7 +152,6 @@ static void harvest_word(struct harvest_run *run, pgoff_t base, unsigned long wo
 	unsigned int k;
 
 	for_each_set_bit(k, &word, BITS_PER_LONG) {
-		wait_for_fault(run->mapping, base + k);
 		if (run->end != base + k) {
 			zap_run(run);
 			run->first = base + k;

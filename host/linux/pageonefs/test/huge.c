@@ -39,6 +39,29 @@ static long mapped(void)
 	return path_number("/proc/self/smaps_rollup", "ShmemPmdMapped") / 2048;
 }
 
+/* Whether tmpfs has huge pages: not on a kernel with CONFIG_BASE_SMALL. */
+static int possible(void)
+{
+	struct file f = { .pages = 2 * HUGE };
+	char *m;
+	long huge;
+
+	mkdir("/huge", 0755);
+	CHECK(!mount("none", "/huge", "tmpfs", 0, "huge=always"));
+	f.fd = open("/huge", O_RDWR | O_TMPFILE, 0600);
+	CHECK(!ftruncate(f.fd, f.pages * PAGE));
+	m = file_map(f);
+	fill(at(m, HUGE), 1);
+	fill(at(m, 0), 1);
+	huge = mapped();
+	munmap(m, f.pages * PAGE);
+	close(f.fd);
+	CHECK(!umount("/huge"));
+	if (!huge)
+		printf("    SKIPPED huge pages: tmpfs of this kernel has none\n");
+	return huge > 0;
+}
+
 /* Whether these pages, of `pages`, are dirty, and no others. Takes the bits. */
 static int dirty_are(struct file f, uint32_t from, uint32_t to)
 {
@@ -67,6 +90,8 @@ static void huge_mapped(void)
 	uint64_t is[3 * HUGE] = { 0 }, frame = 0, bits[64];
 	char *m, page[PAGE];
 
+	if (!possible())
+		return;
 	switch_huge("huge=advise");
 	f = file_make(2 * HUGE + 100);
 	m = huge_map(f);
@@ -156,6 +181,8 @@ static void huge_cut(void)
 	char *m, page[PAGE];
 	int pipes[2];
 
+	if (!possible())
+		return;
 	switch_huge("huge=advise");
 	f = file_make(2 * HUGE);
 	m = huge_map(f);
@@ -187,7 +214,8 @@ static void huge_cut(void)
 	m = huge_map(f);
 	fill(at(m, 5), is[5] = 1);
 	fill(at(m, 6), is[6] = 1);
-	CHECK(mapped() == 1 && !pipe(pipes));
+	CHECK(mapped() == 1);
+	CHECK(!pipe2(pipes, O_NONBLOCK));
 	v = (struct iovec){ at(m, 5), PAGE };
 	CHECK(vmsplice(pipes[1], &v, 1, 0) == (ssize_t)PAGE);
 	harvest(f, bits);
@@ -208,6 +236,8 @@ static void huge_swap(void)
 	uint64_t is[4 * HUGE], d[4 * HUGE], away = 0, none = 0;
 	char *m, pid[16];
 
+	if (!possible())
+		return;
 	if (system("mkswap /dev/swap > /dev/null && swapon /dev/swap")) {
 		printf("    SKIPPED swap: there is no /dev/swap\n");
 		return;
@@ -302,6 +332,8 @@ static void huge_hammer(void)
 	struct file f;
 	pid_t pids[5];
 
+	if (!possible())
+		return;
 	switch_huge("huge=advise");
 	f = file_make(3 * HUGE);
 	for (int i = 0; i < 3; i++)

@@ -35,7 +35,7 @@ for series in ${1:-6.12 6.1}; do
         boot "$name, $guard" "$image" $((600 + 2 * fuzz)) "${checks/LEAKS=1/} TESTS=none OPTIONS=$guard MUST_FAIL=1 FUZZ=$fuzz" || failed=1
     done
     # What a test of its own shows.
-    for off in no_cut_bits=1,slow=3000:dirty_cuts no_punch_check=1:punch_pins; do
+    for off in no_cut_bits=1,slow=3000:dirty_cuts no_punch_check=1:punch_pins no_huge_bits=1:huge_mapped; do
         boot "$name, ${off%:*}" "$image" 900 "${checks/LEAKS=1/} TESTS=${off#*:} OPTIONS=${off%:*} MUST_FAIL=1" || failed=1
     done
 done

@@ -33,6 +33,7 @@ for kernel in "$cache"/kernels/"$prefix"*/vmlinuz; do
     boot "Linux $version, a harvest does not wait" "$kernel" 300 'OPTIONS=no_handshake=1,no_pin_bits=1,slow=300 TESTS=dirty MUST_FAIL=1' || failed=1
     boot "Linux $version, holes have no bits before their calls end" "$kernel" 300 'OPTIONS=no_cut_bits=1,slow=3000 TESTS=dirty_cuts MUST_FAIL=1' || failed=1
     boot "Linux $version, pages that are pinned are punched" "$kernel" 300 'OPTIONS=no_punch_check=1 TESTS=punch_pins MUST_FAIL=1' || failed=1
+    boot "Linux $version, a huge page has one dirty bit" "$kernel" 300 'OPTIONS=no_huge_bits=1 TESTS=huge_mapped MUST_FAIL=1' || failed=1
     boot "Linux $version, contents are not compared" "$kernel" 300 'OPTIONS=no_compare=1 TESTS=hammer MUST_FAIL=1' || failed=1
 done
 [ "$ran" -gt 0 ] || fail "no kernel of 6.1 or 6.12 in $cache/kernels: 'scripts/deps.sh ppr' fetches them"

@@ -48,14 +48,16 @@ static vm_fault_t settle_one(struct pofs_inode *pi, struct page *page, pgoff_t i
 }
 
 /*
- * The same for all pages of a folio, which has one unless shmem_enabled=force (a test of the
- * kernel's) made a huge one of it. Returns 0, or VM_FAULT_HWPOISON if that of `index` failed.
+ * The same for all pages of a folio, which may be huge: huge.c, and shmem_enabled=force (a test of
+ * the kernel's). Returns 0, or VM_FAULT_HWPOISON if that of `index` failed.
  */
 vm_fault_t pofs_settle(struct pofs_inode *pi, struct page *page, pgoff_t index)
 {
 	struct folio *folio = page_folio(page);
+	unsigned long at, first = folio->index;
 	bool fresh = !folio_test_uptodate(folio);
 	vm_fault_t ret = 0;
+	void *entry;
 	long i;
 
 	if (likely(!folio_test_large(folio)))
@@ -65,10 +67,10 @@ vm_fault_t pofs_settle(struct pofs_inode *pi, struct page *page, pgoff_t index)
 			clear_highpage(folio_page(folio, i));
 		folio_mark_uptodate(folio);
 	}
-	for (i = 0; i < folio_nr_pages(folio); i++) {
-		vm_fault_t one = settle_one(pi, folio_page(folio, i), folio->index + i, false, false);
+	xa_for_each_range(&pi->merged, at, entry, first, folio_next_index(folio) - 1) {
+		vm_fault_t one = settle_one(pi, folio_page(folio, at - first), at, false, false);
 
-		if (folio->index + i == index)
+		if (at == index)
 			ret = one;
 	}
 	return ret;
@@ -150,7 +152,7 @@ static vm_fault_t map_frames(struct vm_fault *vmf, struct pofs_inode *pi)
 		if (!n || (!mapped && !busy && index != vmf->pgoff))
 			break;
 		rest = n;
-		error = vm_insert_pages(vmf->vma, address + ((index - vmf->pgoff) << PAGE_SHIFT), frames, &rest);
+		error = pofs_insert_pages(vmf, address + ((index - vmf->pgoff) << PAGE_SHIFT), frames, &rest, false);
 		mapped += n - rest;
 		index += n - rest;
 		if (error == -EBUSY) {
@@ -199,14 +201,6 @@ static vm_fault_t read_frame(struct vm_fault *vmf, struct pofs_inode *pi)
 	return VM_FAULT_LOCKED;
 }
 
-/* Maps vmf->page by itself. A write comes again, by way of page_mkwrite(). */
-static vm_fault_t map_small(struct vm_fault *vmf)
-{
-	int ret = vm_insert_page(vmf->vma, vmf->address & PAGE_MASK, vmf->page);
-
-	return ret && ret != -EBUSY ? vmf_error(ret) : VM_FAULT_NOPAGE;
-}
-
 /* ---- first writes ------------------------------------------------------------------ */
 
 /* A page of the file, locked, is about to be mapped writable. */
@@ -220,18 +214,26 @@ static vm_fault_t first_write(struct pofs_inode *pi, pgoff_t index)
 	return VM_FAULT_LOCKED;
 }
 
-/*
- * Maps pages of the file writable, which are locked and whose dirty bits are set. vm_insert_pages()
- * maps as the mapping says, and where first writes are waited for, that is read-only: so it gets a
- * copy of the mapping that says otherwise. It reads that, and keeps nothing.
- */
+/* The same, of a huge page: the kernel maps all of it, or this page. It does not say which. */
+static vm_fault_t first_write_huge(struct vm_fault *vmf, struct pofs_inode *pi)
+{
+	struct folio *folio = page_folio(vmf->page);
+	vm_fault_t ret;
+
+	/* The file was cut since the fault. */
+	if (!pofs_huge_whole(pi, vmf->vma, folio))
+		return pofs_map_small(vmf);
+	ret = first_write(pi, vmf->pgoff);
+	if (ret & VM_FAULT_LOCKED && !pofs_no_huge_bits)
+		pofs_mark_dirty_range(pi, folio->index, folio_next_index(folio) - 1);
+	return ret;
+}
+
+/* Maps pages of the file writable, which are locked and whose dirty bits are set. */
 static vm_fault_t map_writable(struct vm_fault *vmf, struct page **pages, unsigned long n)
 {
-	struct vm_area_struct vma = *vmf->vma;
-	int error;
+	int error = pofs_insert_pages(vmf, vmf->address & PAGE_MASK, pages, &n, true);
 
-	vma.vm_page_prot = __pgprot(pgprot_val(vm_get_page_prot(vma.vm_flags)) | _PAGE_DIRTY | _PAGE_SOFT_DIRTY);
-	error = vm_insert_pages(&vma, vmf->address & PAGE_MASK, pages, &n);
 	/* Busy: someone has mapped it read-only before its lock was taken. */
 	return error && error != -EBUSY ? vmf_error(error) : VM_FAULT_NOPAGE;
 }
@@ -242,7 +244,7 @@ static vm_fault_t map_writable(struct vm_fault *vmf, struct page **pages, unsign
  */
 static bool may_write_frame(struct vm_fault *vmf)
 {
-	return vmf->vma->vm_mm == current->mm && vmf->vma->vm_flags & VM_WRITE && !pmd_none(*vmf->pmd);
+	return vmf->vma->vm_mm == current->mm && vmf->vma->vm_flags & VM_WRITE && pofs_has_table(vmf);
 }
 
 /*
@@ -358,7 +360,10 @@ static vm_fault_t page_mkwrite(struct vm_fault *vmf)
 	if (page_folio(page)->mapping) {
 		lock_page(page);
 		if (page_folio(page)->mapping == inode->i_mapping) {
-			ret = first_write(pi, vmf->pgoff);
+			if (PageCompound(page) && !pofs_has_table(vmf))
+				ret = first_write_huge(vmf, pi);
+			else
+				ret = first_write(pi, vmf->pgoff);
 			if (!(ret & VM_FAULT_LOCKED))
 				unlock_page(page);
 			return ret;
@@ -405,7 +410,7 @@ static vm_fault_t serve(struct vm_fault *vmf)
 	/* The merged page's own charge pays for the private one. */
 	if (merged)
 		pofs_charge(pofs_vfs(pi), -1);
-	ret = pofs_base.vm->fault(vmf);
+	ret = pofs_tmpfs_fault(pi, vmf);
 	if (merged)
 		pofs_charge(pofs_vfs(pi), 1);
 	if (!(ret & VM_FAULT_LOCKED) || ret & (VM_FAULT_ERROR | VM_FAULT_RETRY | VM_FAULT_NOPAGE))
@@ -414,14 +419,11 @@ static vm_fault_t serve(struct vm_fault *vmf)
 	if (!merged && xa_load(&pi->merged, vmf->pgoff))
 		pofs_count(late);
 	settled = pofs_settle(pi, vmf->page, vmf->pgoff);
-	if (!settled && likely(!PageCompound(vmf->page) || vmf->cow_page))
+	if (!settled && (likely(!PageCompound(vmf->page)) || vmf->cow_page ||
+			 pofs_huge_whole(pi, vmf->vma, page_folio(vmf->page))))
 		return ret;
-	/*
-	 * Of a huge page, this one alone is mapped: all of it, writable, would have one dirty bit; and
-	 * the kernel does not expect it in a mapping with VM_MIXEDMAP.
-	 */
 	if (!settled)
-		settled = map_small(vmf);
+		settled = pofs_map_small(vmf);
 	unlock_page(vmf->page);
 	put_page(vmf->page);
 	vmf->page = NULL;
@@ -444,7 +446,7 @@ static vm_fault_t fault(struct vm_fault *vmf)
 
 /*
  * tmpfs's pages around the one that is read, but none where there is an entry. Where there is no
- * page table yet, the kernel would map a huge page: the first fault in 2 MiB makes one.
+ * page table, the kernel would map a huge page without asking pofs_huge_whole().
  */
 static vm_fault_t map_pages(struct vm_fault *vmf, pgoff_t first, pgoff_t last)
 {
@@ -452,7 +454,7 @@ static vm_fault_t map_pages(struct vm_fault *vmf, pgoff_t first, pgoff_t last)
 	vm_fault_t ret = 0;
 
 	/* This must not wait. */
-	if (pmd_none(*vmf->pmd) || xa_load(&pi->merged, vmf->pgoff) || !down_read_trylock(&pi->faults))
+	if (!pofs_has_table(vmf) || xa_load(&pi->merged, vmf->pgoff) || !down_read_trylock(&pi->faults))
 		return 0;
 	while (first <= last) {
 		unsigned long entry = first;

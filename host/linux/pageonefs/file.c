@@ -6,6 +6,7 @@
 #include <linux/fs.h>
 #include <linux/falloc.h>
 #include <linux/highmem.h>
+#include <linux/huge_mm.h>
 #include <linux/module.h>
 #include <linux/splice.h>
 #include <linux/uio.h>
@@ -408,20 +409,23 @@ static long file_fallocate(struct file *file, int mode, loff_t offset, loff_t le
 /*
  * VM_MIXEDMAP: frames are mapped beside each other (vm_insert_page), and neither khugepaged nor
  * MADV_COLLAPSE makes a huge page of such memory, which would fill the holes of merged pages with
- * zeros. mlock(2) passes over it.
+ * zeros. VM_DONTEXPAND, where there may be huge pages (huge.c), keeps both away, too; a plain
+ * file has them with shmem_enabled=force. mlock(2) passes over either.
  */
 static int file_mmap(struct file *file, struct vm_area_struct *vma)
 {
+	struct shmem_sb_info *sbinfo = file_inode(file)->i_sb->s_fs_info;
 	struct pofs_inode *pi = POFS_I(file_inode(file));
 	int ret = pofs_base.file->mmap(file, vma);
+	bool plain;
 
 	if (ret)
 		return ret;
-	pofs_vma_flags(vma, VM_MIXEDMAP);
 	/* A plain file has no merged pages and gets none: its mappings may be pinned for long. */
-	if (READ_ONCE(pi->plain) && !atomic_long_read(&pi->count))
-		return 0;
-	vma->vm_ops = &pofs_vm_ops;
+	plain = READ_ONCE(pi->plain) && !atomic_long_read(&pi->count);
+	pofs_vma_flags(vma, plain || sbinfo->huge ? VM_DONTEXPAND : VM_MIXEDMAP);
+	if (!plain)
+		vma->vm_ops = &pofs_vm_ops;
 	return 0;
 }
 
@@ -435,6 +439,6 @@ void pofs_file_ops_start(void)
 	pofs_file_ops.splice_read = POFS_SPLICE_READ;
 	pofs_file_ops.fallocate = file_fallocate;
 	pofs_file_ops.mmap = file_mmap;
-	/* tmpfs's looks for places of huge pages, and is for files with tmpfs's own operations. */
-	pofs_file_ops.get_unmapped_area = NULL;
+	/* tmpfs's is for files with tmpfs's own operations. Huge pages want to be aligned. */
+	pofs_file_ops.get_unmapped_area = thp_get_unmapped_area;
 }

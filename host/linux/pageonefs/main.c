@@ -25,6 +25,7 @@
  *    until then.
  *  - A fault holds the file's `faults` for reading. A file that is punched unless it is pinned
  *    (pofs_punch) has no faults meanwhile, so that no page is mapped, and none can be pinned.
+ *  - A huge page is mapped whole while nothing of its 2 MiB is merged: huge.c.
  *  - Whoever changes a file's length or punches holes blocks merges (pofs_block_merges)
  *    meanwhile.
  *
@@ -62,6 +63,10 @@ MODULE_PARM_DESC(no_compare, "merge without looking at the content");
 bool pofs_no_punch_check;
 module_param_named(no_punch_check, pofs_no_punch_check, bool, 0400);
 MODULE_PARM_DESC(no_punch_check, "punch pages that are pinned");
+
+bool pofs_no_huge_bits;
+module_param_named(no_huge_bits, pofs_no_huge_bits, bool, 0400);
+MODULE_PARM_DESC(no_huge_bits, "a huge page that is mapped writable has one dirty bit");
 
 unsigned int pofs_slow_us;
 module_param_named(slow, pofs_slow_us, uint, 0400);

@@ -216,6 +216,8 @@ static void lock_pages(struct merge_run *run, struct chunk *c)
 			continue;
 		if (PageCompound(page)) {
 			e->result = -EBUSY;
+			if (pinned(run, page, e->index))
+				run->pinned_for_good = true;
 			put_page(page);
 		} else if (!trylock_page(page)) {
 			put_page(page);
@@ -398,6 +400,10 @@ static void merge_chunk(struct merge_run *run, struct chunk *c)
 	int i, done = 0, merged;
 
 	run->drained = false;
+	/* Nothing is locked yet. */
+	for (i = 0; i < c->n; i++)
+		if (!i || e[i].index / POFS_HUGE_PAGES != e[i - 1].index / POFS_HUGE_PAGES)
+			pofs_huge_split(run->pi, e[i].index);
 	lock_pages(run, c);
 	zap_pages(run, c);
 	find_frames(run, c);

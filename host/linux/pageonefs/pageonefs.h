@@ -49,6 +49,7 @@ extern bool pofs_no_handshake;
 extern bool pofs_no_cut_bits;
 extern bool pofs_no_compare;
 extern bool pofs_no_punch_check;
+extern bool pofs_no_huge_bits;
 extern unsigned int pofs_slow_us;
 #else
 #define pofs_no_pin_check false
@@ -57,6 +58,7 @@ extern unsigned int pofs_slow_us;
 #define pofs_no_cut_bits false
 #define pofs_no_compare false
 #define pofs_no_punch_check false
+#define pofs_no_huge_bits false
 #define pofs_slow_us 0
 #endif
 
@@ -194,6 +196,16 @@ static inline void *pofs_walk(struct xa_state *xas, unsigned long index)
 	xas_set(xas, index);
 	return xas_load(xas);
 }
+
+/* huge.c */
+#define POFS_HUGE_PAGES	PTRS_PER_PTE
+bool pofs_huge_whole(struct pofs_inode *pi, struct vm_area_struct *vma, struct folio *folio);
+vm_fault_t pofs_tmpfs_fault(struct pofs_inode *pi, struct vm_fault *vmf);
+void pofs_huge_split(struct pofs_inode *pi, pgoff_t index);
+int pofs_insert_pages(struct vm_fault *vmf, unsigned long address, struct page **pages, unsigned long *n,
+		      bool writable);
+bool pofs_has_table(struct vm_fault *vmf);
+vm_fault_t pofs_map_small(struct vm_fault *vmf);
 
 /* merge.c */
 void pofs_merge_start(void);

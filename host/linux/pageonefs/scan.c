@@ -57,8 +57,14 @@ void pofs_mark_dirty_range(struct pofs_inode *pi, pgoff_t first, pgoff_t last)
 		unsigned long i = first > base ? first - base : 0;
 		unsigned long end = min(last - base, POFS_DIRTY_BITS - 1);
 
-		for (; i <= end; i++)
-			set_bit(i, bits);
+		while (i <= end) {
+			if (i % BITS_PER_LONG || end - i < BITS_PER_LONG - 1) {
+				set_bit(i++, bits);
+				continue;
+			}
+			xchg(&bits[i / BITS_PER_LONG], ULONG_MAX);
+			i += BITS_PER_LONG;
+		}
 		cond_resched();
 	}
 }
@@ -74,23 +80,37 @@ void pofs_dirty_free(struct pofs_inode *pi)
 
 /* ---- harvest ------------------------------------------------------------------------ */
 
-static void wait_for_fault(struct address_space *mapping, pgoff_t index)
-{
-	struct page *page;
-
-	if (pofs_no_handshake)
-		return;
-	page = pagecache_get_page(mapping, index, 0, 0);
-	if (!page)
-		return;
-	wait_on_page_locked(page);
-	put_page(page);
-}
-
 struct harvest_run {
 	struct address_space *mapping;
 	pgoff_t first, end;	/* neighbours whose mappings are still to go; none if they are equal */
 };
+
+/* All bits of the run have been taken: of a huge page they came together. */
+static void wait_for_faults(struct harvest_run *run)
+{
+	pgoff_t next = run->first;
+	struct folio_batch batch;
+	struct page *page;
+	unsigned int i;
+
+	if (pofs_no_handshake)
+		return;
+	/* That is faster for one. */
+	if (run->end == next + 1) {
+		page = pagecache_get_page(run->mapping, next, 0, 0);
+		if (page) {
+			wait_on_page_locked(page);
+			put_page(page);
+		}
+		return;
+	}
+	folio_batch_init(&batch);
+	while (filemap_get_folios(run->mapping, &next, run->end - 1, &batch)) {
+		for (i = 0; i < folio_batch_count(&batch); i++)
+			folio_wait_locked(batch.folios[i]);
+		folio_batch_release(&batch);
+	}
+}
 
 /* get_user_pages_fast() pins without a lock, and looks at the mapping again: so, after the zap. */
 static void mark_pinned(struct harvest_run *run)
@@ -105,6 +125,9 @@ static void mark_pinned(struct harvest_run *run)
 		for (i = 0; i < folio_batch_count(&batch); i++) {
 			struct folio *folio = batch.folios[i];
 
+			/* Small parts of it may be mapped beside the run: that is a reference, too. */
+			if (folio_test_large(folio))
+				unmap_mapping_pages(run->mapping, folio->index, folio_nr_pages(folio), false);
 			if (unlikely(pofs_written_elsewhere(folio)))
 				pofs_mark_dirty_range(pi, max(folio->index, run->first),
 						      min(folio->index + folio_nr_pages(folio), run->end) - 1);
@@ -116,6 +139,7 @@ static void mark_pinned(struct harvest_run *run)
 static void zap_run(struct harvest_run *run)
 {
 	if (run->end > run->first) {
+		wait_for_faults(run);
 		unmap_mapping_pages(run->mapping, run->first, run->end - run->first, false);
 		if (!pofs_no_pin_bits)
 			mark_pinned(run);
@@ -128,7 +152,6 @@ static void harvest_word(struct harvest_run *run, pgoff_t base, unsigned long wo
 	unsigned int k;
 
 	for_each_set_bit(k, &word, BITS_PER_LONG) {
-		wait_for_fault(run->mapping, base + k);
 		if (run->end != base + k) {
 			zap_run(run);
 			run->first = base + k;
@@ -282,9 +305,7 @@ static unsigned int gather(struct digest_run *run, struct xarray *table, pgoff_t
 static void digest_some(struct digest_run *run, pgoff_t first, unsigned int n, const u64 *only, u64 *out)
 {
 	struct address_space *mapping = pofs_vfs(run->pi)->i_mapping;
-	unsigned long index = first, end = first + n - 1;
 	unsigned int i;
-	void *entry;
 
 	memset(out, 0, n * sizeof(u64));
 	for (i = 0; i < n; digest_at_hand(run))
@@ -292,11 +313,12 @@ static void digest_some(struct digest_run *run, pgoff_t first, unsigned int n, c
 	if (atomic_long_read(&run->pi->count))
 		for (i = 0; i < n; digest_at_hand(run))
 			i = gather(run, &run->pi->merged, first, i, n, only, out);
-	if (READ_ONCE(run->pi->shmem.swapped)) {
-		xa_for_each_range(&mapping->i_pages, index, entry, first, end)
-			if (xa_is_value(entry) && !out[index - first] && wanted(only, index - first))
-				out[index - first] = PAGEONEFS_PAGE_AWAY;
-	}
+	if (!READ_ONCE(run->pi->shmem.swapped))
+		return;
+	/* A huge page is swapped out as one entry for all its pages. */
+	for (i = 0; i < n; i++)
+		if (!out[i] && wanted(only, i) && xa_is_value(xa_load(&mapping->i_pages, first + i)))
+			out[i] = PAGEONEFS_PAGE_AWAY;
 }
 
 #define DIGEST_PAGES 512

@@ -214,9 +214,10 @@ static int context_parse_param(struct fs_context *fc, struct fs_parameter *param
 
 	if (!strcmp(param->key, "domain"))
 		return parse_domain(fc, param);
-	/* A huge page would cover merged ones. */
-	if (!strcmp(param->key, "huge") && (param->type != fs_value_is_string || strcmp(param->string, "never")))
-		return invalf(fc, "pageonefs: there are no huge pages: leave huge= out");
+	/* With others, write(2) and copies of frames would make huge pages over merged ones. */
+	if (!strcmp(param->key, "huge") && (param->type != fs_value_is_string ||
+					    (strcmp(param->string, "never") && strcmp(param->string, "advise"))))
+		return invalf(fc, "pageonefs: huge= takes never, or advise: where a program asks by MADV_HUGEPAGE");
 	if (strstr(param->key, "quota"))
 		return invalf(fc, "pageonefs: there are no quotas: use size=");
 	return with_base(fc, c->base->parse_param(fc, param));

@@ -45,15 +45,26 @@ static inline void pofs_vma_flags(struct vm_area_struct *vma, unsigned long flag
 	vm_flags_set(vma, flags);
 }
 
+/* Of a copy of a mapping. */
+static inline void pofs_copy_flags(struct vm_area_struct *copy, unsigned long flags)
+{
+	vm_flags_init(copy, flags);
+}
+
 static inline void pofs_signal(struct eventfd_ctx *news)
 {
 	eventfd_signal(news);
 }
 
-/* Whether a device, or another process, may write into a page that nobody maps, or may have now. */
+/*
+ * Whether a device, or another process, may write into a page that nobody maps, or may have now. A
+ * huge page may be in a processor's TLB for a while after munmap(2) has taken it out of its page
+ * table, and has a reference until then.
+ */
 static inline bool pofs_written_elsewhere(struct folio *folio)
 {
-	return folio_maybe_dma_pinned(folio);
+	return folio_maybe_dma_pinned(folio) ||
+	       (folio_test_large(folio) && folio_ref_count(folio) > folio_nr_pages(folio) + 1);
 }
 #else
 typedef struct user_namespace pofs_idmap;
@@ -75,6 +86,11 @@ static inline void pofs_release_batch(struct folio_batch *batch)
 static inline void pofs_vma_flags(struct vm_area_struct *vma, unsigned long flags)
 {
 	vma->vm_flags |= flags;
+}
+
+static inline void pofs_copy_flags(struct vm_area_struct *copy, unsigned long flags)
+{
+	copy->vm_flags = flags;
 }
 
 static inline void pofs_signal(struct eventfd_ctx *news)

@@ -340,6 +340,8 @@ struct slot *slot_new(struct me *me, int file, uint32_t page, uint32_t pages, bo
 			BAD("mmap");
 		return NULL;
 	}
+	if (rnd(me, 3))
+		madvise(at, pages * PAGE, MADV_HUGEPAGE);
 	*s = (struct slot){ .at = at, .file = file, .first = page, .pages = pages, .private = private };
 	s->prot = PROT_READ | PROT_WRITE;
 	if (private)

@@ -20,6 +20,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -145,6 +146,9 @@ static void disturb(struct me *me)
 	case 7:
 		path_write("/sys/kernel/mm/transparent_hugepage/shmem_enabled", rnd(me, 2) ? "never" : huge[rnd(me, 4)]);
 		break;
+	case 8:
+		mount("none", MOUNT, 0, MS_REMOUNT, rnd(me, 4) ? "huge=advise" : "huge=never");
+		break;
 	}
 }
 
@@ -170,6 +174,8 @@ static void prepare(void)
 		printf("    SKIPPED direct I/O: there is no slow disk\n");
 	close(fd);
 	path_write(PARAMETERS "pin_seconds", "100000");
+	if (mount("none", MOUNT, 0, MS_REMOUNT, "huge=advise"))
+		BAD("huge pages");
 	mkdir("/sys/fs/cgroup/fuzz", 0755);
 	snprintf(pid, 16, "%d", getpid());
 	if (path_write("/sys/fs/cgroup/fuzz/cgroup.procs", pid))
@@ -186,10 +192,12 @@ static void finish(void)
 		printf("    %-18s %8ld done %6ld refused\n", names[op], w->done[op], w->failed[op]);
 	for (int i = 0; i < 8; i++)
 		printf("    %s %ld%s", made[i], w->made[i], i < 7 ? "," : "\n");
-	printf("    changes seen %ld, processes killed %ld, pages swapped out %ld\n", w->dirty_checks, w->kills,
-	       path_number("/proc/vmstat", "pswpout"));
+	printf("    changes seen %ld, processes killed %ld, pages swapped out %ld, huge pages mapped %ld, split %ld\n",
+	       w->dirty_checks, w->kills, path_number("/proc/vmstat", "pswpout"),
+	       path_number("/proc/vmstat", "thp_file_mapped"), path_number("/proc/vmstat", "thp_split_page"));
 	say("fuzz");
 	path_write("/sys/kernel/mm/transparent_hugepage/shmem_enabled", "never");
+	mount("none", MOUNT, 0, MS_REMOUNT, "huge=never");
 	path_write(PARAMETERS "max_users", "65536");
 	for (int f = 0; f < SHARED; f++) {
 		snprintf(path, sizeof(path), MOUNT "/fuzz/%d", f);

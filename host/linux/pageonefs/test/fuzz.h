@@ -15,8 +15,9 @@
 #define SHARED	3	/* files that all have open; and one for each owner */
 #define FILES	(SHARED + OWNERS)
 #define BLOCK	8	/* pages in a row that one owner has in a shared file */
-#define HEAD	256	/* pages of a shared file that are owned by blocks, and always there */
-#define TAIL	64	/* pages after them, owned by one thread, which changes the file's length */
+/* Each is as long as a huge page. */
+#define HEAD	512	/* pages of a shared file that are owned by blocks, and always there */
+#define TAIL	512	/* pages after them, owned by one thread, which changes the file's length */
 #define PAGES	(HEAD + TAIL)
 #define SLOTS	6	/* mappings of a thread */
 #define DISK	(2ul << 20)	/* bytes of the disks that are used, by all and by one owner */

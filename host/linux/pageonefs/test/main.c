@@ -21,12 +21,12 @@ static int chosen(const char *name, int argc, char **argv)
 
 int main(int argc, char **argv)
 {
-	const struct test *groups[] = { file_tests, hazard_tests, memory_tests, frame_tests };
+	const struct test *groups[] = { file_tests, hazard_tests, memory_tests, frame_tests, huge_tests };
 	int passed = 0, failed = 0, status;
 
 	setvbuf(stdout, 0, _IOLBF, 0);
 	sh = mmap(0, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	for (unsigned int g = 0; g < 4; g++) {
+	for (unsigned int g = 0; g < sizeof(groups) / sizeof(*groups); g++) {
 		for (const struct test *t = groups[g]; t->name; t++) {
 			double start = now();
 			pid_t pid;

@@ -183,17 +183,6 @@ static void pins(void)
 	close(f.fd);
 }
 
-/* The bits of the pages that stay. */
-static uint64_t punch(struct file f, uint32_t start, uint32_t pages)
-{
-	uint64_t held = 0;
-	struct pageonefs_punch p = { .id = f.id, .start = start, .pages = pages, .held = (uintptr_t)&held };
-
-	if (ioctl(control_open(MOUNT), PAGEONEFS_PUNCH, &p) || p.stayed != (uint64_t)__builtin_popcountll(held))
-		BAD("punch of %u pages from %u", pages, start);
-	return held;
-}
-
 /* Merged and private pages, and holes: without a pin all go, and their bits are set. */
 static void punch_free(void)
 {

@@ -183,6 +183,17 @@ int merge_page(struct file f, uint32_t index, uint64_t *frame)
 	return e.result;
 }
 
+/* The bits of the pages that stay. */
+uint64_t punch(struct file f, uint32_t start, uint32_t pages)
+{
+	uint64_t held = 0;
+	struct pageonefs_punch p = { .id = f.id, .start = start, .pages = pages, .held = (uintptr_t)&held };
+
+	if (ioctl(control_open(MOUNT), PAGEONEFS_PUNCH, &p) || p.stayed != (uint64_t)__builtin_popcountll(held))
+		BAD("punch of %u pages from %u", pages, start);
+	return held;
+}
+
 /* ---- what a daemon does -------------------------------------------------------------- */
 
 /* Digest -> how many pages, and their frame. */

@@ -65,17 +65,20 @@ int digests(struct file f, uint64_t *out);
 int harvest(struct file f, uint64_t *bits);
 /* Returns the result; *frame as in struct pageonefs_entry. */
 int merge_page(struct file f, uint32_t index, uint64_t *frame);
+uint64_t punch(struct file f, uint32_t start, uint32_t pages);
 /* Merges all pages that have a double in the file, or a frame that this process has seen. */
 int merge_round(struct file f);
 /* Fills all pages with a content and merges them; a second call has them in the same frame. */
 void all_merged(struct file f, char *memory, uint64_t content);
 void say(const char *test);
+/* hazards.c: a process that merges, and sees that what changes is dirty. */
+pid_t harvester(struct file f);
 
 struct test {
 	const char *name;
 	void (*run)(void);
 };
-extern const struct test file_tests[], hazard_tests[], memory_tests[], frame_tests[];
+extern const struct test file_tests[], hazard_tests[], memory_tests[], frame_tests[], huge_tests[];
 
 /* Parameters of the module. */
 #define PARAMETERS "/sys/module/pageonefs/parameters/"

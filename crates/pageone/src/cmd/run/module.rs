@@ -57,9 +57,10 @@ pub(super) fn prepare(
         let bytes = snapshot::memory(&words)?;
         let path = mount.path.to_string_lossy();
         ensure!(!path.contains(','), "{path}: QEMU takes no comma in a path; mount it elsewhere");
+        // Aligned for huge pages, which a mount may have.
         command.args([
             "-object",
-            &format!("memory-backend-file,id=pageone-ram,size={bytes},mem-path={path},share=on"),
+            &format!("memory-backend-file,id=pageone-ram,size={bytes},mem-path={path},share=on,align=2M"),
             "-machine",
             "memory-backend=pageone-ram",
         ]);

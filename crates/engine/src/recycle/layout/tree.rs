@@ -7,15 +7,15 @@
 //! ```text
 //! address-space: memory
 //!   0000000000000000-ffffffffffffffff (prio 0, i/o): system
-//!     0000000000000000-000000007fffffff (prio 0, ram): alias ram-below-4g @pc.ram 0000000000000000-000000007fffffff
-//!     00000000000a0000-00000000000bffff (prio 1, i/o): alias smram-region @pci 00000000000a0000-00000000000bffff
+//!     0000000000000000-000000007fffffff (prio 0, ram): alias low @pc.ram 0000000000000000-…
+//!     00000000000a0000-00000000000bffff (prio 1, i/o): alias smram @pci 00000000000a0000-…
 //!
 //! memory-region: pc.ram
 //!   0000000000000000-000000007fffffff (prio 0, ram): pc.ram
 //! ```
 //!
-//! `info mtree -f` prints what QEMU has painted, but must not be asked: up to 7.2 at least, it never
-//! frees a view that several address spaces share, and so no memory of any device in that view
+//! `info mtree -f` prints what QEMU has painted, but must not be asked. QEMU 7.2 never frees a view
+//! that was listed so and that several address spaces share, and so no device's memory in that view
 //! (`mtree_info_flatview_free` in its memory.c).
 
 use std::ops::Range;

@@ -103,7 +103,8 @@ boot() {
     echo "$lane: $name, in short:"
     tr -d '\r' < "$work/console" | sed -n 's/^PAGEONE-REPORT /    /p'
     echo "    kernel: $complaints complaints"
-    if [ "$complaints" -eq 0 ] && tr -d '\r' < "$work/console" | grep -qx 'PAGEONE-TESTS-ENDED 0' &&
+    # Not grep -q: it ends at the first line that it finds, and tr with an error.
+    if [ "$complaints" -eq 0 ] && tr -d '\r' < "$work/console" | grep -x 'PAGEONE-TESTS-ENDED 0' > /dev/null &&
         grep -q '^PAGEONE-REPORT [a-z ]*: [1-9][0-9]* passed' "$work/console"; then
         echo "$lane: $name passed in $((SECONDS - started)) s"
         return 0

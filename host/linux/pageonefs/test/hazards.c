@@ -9,24 +9,12 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "pages.h"
 
 /* ---- processes --------------------------------------------------------------------- */
-
-static pid_t child(void)
-{
-	pid_t pid;
-
-	fflush(stdout);
-	pid = fork();
-	if (!pid)
-		prctl(PR_SET_PDEATHSIG, SIGKILL);
-	return pid;
-}
 
 static void stop_after(const pid_t *pids, int n, int seconds)
 {
@@ -42,7 +30,7 @@ static void stop_after(const pid_t *pids, int n, int seconds)
 
 static pid_t merger(struct file f)
 {
-	pid_t pid = child();
+	pid_t pid = fork_child();
 
 	if (pid)
 		return pid;
@@ -112,7 +100,7 @@ static pid_t writers(struct file f, int p, int processes, int threads)
 {
 	pthread_t t[8];
 	struct writer w[8];
-	pid_t pid = child();
+	pid_t pid = fork_child();
 
 	if (pid)
 		return pid;
@@ -148,7 +136,7 @@ static void hammer(void)
  */
 pid_t harvester(struct file f)
 {
-	pid_t pid = child();
+	pid_t pid = fork_child();
 
 	if (pid)
 		return pid;
@@ -190,7 +178,7 @@ static void dirty(void)
 /* Writes pages, and cuts them by all calls that do. */
 static pid_t cutting(struct file f)
 {
-	pid_t pid = child();
+	pid_t pid = fork_child();
 
 	if (pid)
 		return pid;
@@ -222,7 +210,7 @@ static pid_t cutting(struct file f)
 /* A hole that is read through a mapping is a page of zeros. */
 static pid_t reading(struct file f)
 {
-	pid_t pid = child();
+	pid_t pid = fork_child();
 
 	if (pid)
 		return pid;
@@ -279,7 +267,7 @@ static void dirty_calls(void)
  */
 static pid_t caller(struct file f, int k, int n)
 {
-	pid_t pid = child();
+	pid_t pid = fork_child();
 
 	if (pid)
 		return pid;
@@ -339,7 +327,7 @@ static pid_t caller(struct file f, int k, int n)
 /* The file's last pages come and go: what is beyond its end reads as zeros afterwards. */
 static pid_t cutter(struct file f)
 {
-	pid_t pid = child();
+	pid_t pid = fork_child();
 
 	if (pid)
 		return pid;
@@ -409,7 +397,7 @@ static void killing(void)
 	int rounds = 0;
 
 	for (double end = now() + 15; now() < end; rounds++) {
-		pid_t k = child();
+		pid_t k = fork_child();
 
 		if (!k)
 			scribble(f, rounds);

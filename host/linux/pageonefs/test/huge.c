@@ -9,7 +9,6 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
-#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/swap.h>
 #include <sys/uio.h>
@@ -267,21 +266,10 @@ static void huge_swap(void)
 
 /* ---- at once ------------------------------------------------------------------------------ */
 
-static pid_t child(void)
-{
-	pid_t pid;
-
-	fflush(stdout);
-	pid = fork();
-	if (!pid)
-		prctl(PR_SET_PDEATHSIG, SIGKILL);
-	return pid;
-}
-
 /* Has 2 MiB of the file to itself, and knows what it wrote there. */
 static pid_t owner(struct file f, uint32_t k)
 {
-	pid_t pid = child();
+	pid_t pid = fork_child();
 	uint64_t is[HUGE] = { 0 }, r = k;
 	long whole = 0;
 	char *m = 0;
@@ -339,7 +327,7 @@ static void huge_hammer(void)
 	for (int i = 0; i < 3; i++)
 		pids[i] = owner(f, i);
 	pids[3] = harvester(f);
-	pids[4] = child();
+	pids[4] = fork_child();
 	while (!pids[4] && !sh->stop) {
 		merge_round(f);
 		path_write("/proc/sys/vm/compact_memory", "1");

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -192,6 +194,18 @@ uint64_t punch(struct file f, uint32_t start, uint32_t pages)
 	if (ioctl(control_open(MOUNT), PAGEONEFS_PUNCH, &p) || p.stayed != (uint64_t)__builtin_popcountll(held))
 		BAD("punch of %u pages from %u", pages, start);
 	return held;
+}
+
+/* A process that ends with this one. */
+pid_t fork_child(void)
+{
+	pid_t pid;
+
+	fflush(stdout);
+	pid = fork();
+	if (!pid)
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+	return pid;
 }
 
 /* ---- what a daemon does -------------------------------------------------------------- */

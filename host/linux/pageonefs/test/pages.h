@@ -66,6 +66,7 @@ int harvest(struct file f, uint64_t *bits);
 /* Returns the result; *frame as in struct pageonefs_entry. */
 int merge_page(struct file f, uint32_t index, uint64_t *frame);
 uint64_t punch(struct file f, uint32_t start, uint32_t pages);
+pid_t fork_child(void);
 /* Merges all pages that have a double in the file, or a frame that this process has seen. */
 int merge_round(struct file f);
 /* Fills all pages with a content and merges them; a second call has them in the same frame. */

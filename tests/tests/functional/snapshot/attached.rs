@@ -10,13 +10,6 @@ fn attach(place: &Place, pid: i32) -> String {
     said
 }
 
-/// Waits until a clone's memory is loaded and merged.
-fn wait_merged(place: &Place, pid: i32, least: u64) {
-    eventually("a clone is merged", Duration::from_secs(120), || {
-        merged::merged(place, pid).filter(|&pages| pages >= least)
-    });
-}
-
 /// Whether a process maps the snapshot.
 fn maps_the_snapshot(pid: i32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap().lines().any(|line| line.ends_with(" /ram"))
@@ -24,13 +17,7 @@ fn maps_the_snapshot(pid: i32) -> bool {
 
 #[test]
 fn clones_that_share_a_snapshot_are_attached_while_they_run_and_detached_again() {
-    if !can_run() {
-        return;
-    }
-    let place = Place::new();
-    let Some(mut source) = place.guest() else { return };
-    place.save(source.pid(), "one");
-    source.kill();
+    let Some(place) = clones::place_with_a_snapshot() else { return };
     let both = place.clones("one", 2, &[]);
     for clone in &both.clones {
         clone.pass_rounds(1);
@@ -41,7 +28,7 @@ fn clones_that_share_a_snapshot_are_attached_while_they_run_and_detached_again()
         assert_eq!(status(&mut clone.qmp("guest.qmp")), "running");
     }
     for clone in &both.clones {
-        wait_merged(&place, clone.pid, 8000);
+        merged::wait(&place, clone.pid);
         assert!(!maps_the_snapshot(clone.pid));
         clone.pass_rounds(clone.rounds() + 2);
     }
@@ -53,14 +40,14 @@ fn clones_that_share_a_snapshot_are_attached_while_they_run_and_detached_again()
         both.clones[0].pass_rounds(both.clones[0].rounds() + 1);
         let said = attach(&place, pid);
         assert!(!said.contains("being loaded"), "it is its own already: {said}");
-        wait_merged(&place, pid, 8000);
+        merged::wait(&place, pid);
     }
-    // It needs nobody who serves the snapshot any more.
+    // It needs no page server any more.
     kill_all_servers(&place, &both);
     both.clones.iter().for_each(|clone| clone.pass_rounds(clone.rounds() + 1));
 }
 
-/// Kills the command and its page server: whoever reads the snapshot then gets SIGBUS.
+/// Kills the command and its page server: from then on, reading the snapshot is SIGBUS.
 fn kill_all_servers(place: &Place, clones: &Clones) {
     e2e::signal_process(clones.server.id() as i32, libc::SIGKILL);
     for server in clones::servers(place) {
@@ -103,13 +90,7 @@ fn an_attached_clone_has_every_byte_that_it_had_and_its_disk_goes_on() {
 
 #[test]
 fn an_attach_that_is_killed_leaves_the_clone_running() {
-    if !can_run() {
-        return;
-    }
-    let place = Place::new();
-    let Some(mut source) = place.guest() else { return };
-    place.save(source.pid(), "one");
-    source.kill();
+    let Some(place) = clones::place_with_a_snapshot() else { return };
     let both = place.clones("one", 2, &[]);
     let mut killed = 0;
     for clone in &both.clones {
@@ -127,21 +108,16 @@ fn an_attach_that_is_killed_leaves_the_clone_running() {
             eventually("the guest goes on", Duration::from_secs(60), runs);
         }
         place.ok(&["attach", &clone.pid.to_string()]);
-        wait_merged(&place, clone.pid, 8000);
+        merged::wait(&place, clone.pid);
         clone.pass_rounds(clone.rounds() + 1);
     }
     println!("{killed} were killed while the guest stood");
+    assert!(killed > 0, "no attach was killed in its middle");
 }
 
 #[test]
 fn a_clone_that_cannot_be_stopped_is_not_attached_and_says_why() {
-    if !can_run() {
-        return;
-    }
-    let place = Place::new();
-    let machine = place.machine("source", &[]);
-    place.save(machine.pid(), "one");
-    drop(machine);
+    let Some(place) = clones::place_with_a_machines_snapshot() else { return };
     let clones = place.clones("one", 1, &[]);
     let pid = clones.clones[0].pid;
     let text = place.fails(&["snapshot", "save", &pid.to_string(), "--to", "store"]);

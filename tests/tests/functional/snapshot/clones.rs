@@ -164,13 +164,7 @@ fn a_clones_clock_is_set_by_the_guests_agent_and_verify_asks_it() {
 
 #[test]
 fn ksm_has_all_memory_of_a_clones_process_if_it_is_asked_for() {
-    if !can_run() {
-        return;
-    }
-    let place = Place::new();
-    let machine = place.machine("source", &[]);
-    place.save(machine.pid(), "one");
-    drop(machine);
+    let Some(place) = place_with_a_machines_snapshot() else { return };
     let is_its = |name: &str, options: &[&str]| {
         let clones = place.clones_with("one", name, 1, options, &[]);
         kmem::ksm::process_stat(clones.clones[0].pid).ok()?.merge_any
@@ -183,11 +177,19 @@ fn ksm_has_all_memory_of_a_clones_process_if_it_is_asked_for() {
 }
 
 /// A place with the snapshot `one` of a guest that is gone. `None`: that cannot be tried here.
-fn place_with_a_snapshot() -> Option<Place> {
+pub(super) fn place_with_a_snapshot() -> Option<Place> {
     let place = can_run().then(Place::new)?;
     let mut source = place.guest()?;
     place.save(source.pid(), "one");
     source.kill();
+    Some(place)
+}
+
+/// The same of a machine without a kernel.
+pub(super) fn place_with_a_machines_snapshot() -> Option<Place> {
+    let place = can_run().then(Place::new)?;
+    let machine = place.machine("source", &[]);
+    place.save(machine.pid(), "one");
     Some(place)
 }
 

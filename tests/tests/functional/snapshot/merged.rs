@@ -11,6 +11,11 @@ pub(super) fn merged(place: &Place, pid: i32) -> Option<u64> {
     Some(of("pages_merged") + of("pages_zero"))
 }
 
+/// Waits until a clone's memory is loaded and merged.
+pub(super) fn wait(place: &Place, pid: i32) {
+    eventually("a clone is merged", Duration::from_secs(120), || merged(place, pid).filter(|&pages| pages > 8000));
+}
+
 #[test]
 fn clones_are_merged_stored_again_and_their_clones_go_on() {
     if !can_run() {
@@ -24,9 +29,7 @@ fn clones_are_merged_stored_again_and_their_clones_go_on() {
     let both = run("a");
     for clone in &both.clones {
         clone.pass_rounds(1);
-        eventually("a clone is merged", Duration::from_secs(120), || {
-            merged(&place, clone.pid).filter(|&pages| pages > 8000)
-        });
+        wait(&place, clone.pid);
     }
     let all: Vec<_> = both.clones.iter().map(|clone| merged(&place, clone.pid)).collect();
     println!("pages merged: {all:?}");

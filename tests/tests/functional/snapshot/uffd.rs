@@ -106,13 +106,7 @@ fn memory_of(place: &Place) -> Vec<u8> {
 
 #[test]
 fn a_program_gets_a_snapshots_memory_as_firecracker_asks_for_it() {
-    if !can_run() {
-        return;
-    }
-    let place = Place::new();
-    let machine = place.machine("source", &[]);
-    place.save(machine.pid(), "one");
-    drop(machine);
+    let Some(place) = clones::place_with_a_machines_snapshot() else { return };
     let memory = memory_of(&place);
     assert!(memory.iter().filter(|byte| **byte != 0).count() > 100_000);
     let socket = place.path("uffd");

@@ -51,7 +51,7 @@ pub(in crate::intercept) unsafe fn replace(range: Range, sticky: Sticky) -> Resu
     let aside = Range::new(mm::map_anonymous(range.len)?, range.len);
     // SAFETY: by the contract nothing uses the range. What is replaced was mapped just now.
     if let Err(error) = unsafe { mm::remap_fixed(range, aside.start) } {
-        // SAFETY: as above.
+        // SAFETY: `aside` was mapped just now, and nobody else knows it.
         let _ = unsafe { mm::unmap(aside) };
         return Err(error.into());
     }

@@ -22,7 +22,7 @@ fn mapped() -> (Range, Vec<u8>) {
     // SAFETY: a new mapping replaces nothing, and the writes are within it.
     let start = unsafe { raw::mmap(0, len, protection, libc::MAP_PRIVATE, file.as_raw_fd(), 0) }.unwrap();
     for page in (0..PAGES).step_by(3) {
-        // SAFETY: as above.
+        // SAFETY: the page lies in the mapping, which can be written.
         unsafe { ((start + page * PAGE_SIZE + 7) as *mut u8).write_volatile(0xee) };
         bytes[page * PAGE_SIZE + 7] = 0xee;
     }
@@ -44,10 +44,10 @@ fn memory_of_its_own_holds_what_the_mapping_held_and_its_later_writes() {
     unsafe { replace(range, Sticky { dont_fork: true, ..sticky }) }.unwrap();
     // Before all is there: what is written stays, and what is read is right.
     for page in [1, 3, 499, 250] {
-        // SAFETY: as above.
+        // SAFETY: the page lies in the memory that took the mapping's place, and can be read.
         let read = unsafe { ((range.start + page * PAGE_SIZE) as *const u8).read_volatile() };
         assert_eq!(read, bytes[page * PAGE_SIZE], "page {page}");
-        // SAFETY: as above.
+        // SAFETY: the same page can be written.
         unsafe { ((range.start + page * PAGE_SIZE + 9) as *mut u8).write_volatile(0xdd) };
         bytes[page * PAGE_SIZE + 9] = 0xdd;
     }

@@ -4,11 +4,12 @@
 //! descriptors ─▶ the program's `close` and `dup2` pass over the agent's own
 //! interpose ─▶ watch (is it managed?) ─▶ guard ─▶ window
 //!     ├──────▶ private (a file that is not mapped: private memory in its place)
-//!     ├──────▶ loading (the memory of a clone comes while it runs) ─▶ mark
+//!     ├──────▶ snapshot (the memory of a clone is mapped from its snapshot)
 //!     ├──────▶ mark ─▶ probe, start (service)
 //!     ├◀────── many (process_madvise(2), range by range)
 //!     └──────▶ torn (in a child whose tables cannot be used)
 //! late ─▶ tables (a program that runs already calls the agent from now on)
+//!     ├──▶ loading (the memory of a clone comes while it runs) ─▶ mark
 //!     └──▶ probe, mark, start (service)
 //! ```
 
@@ -22,5 +23,6 @@ pub(crate) mod mark;
 pub(crate) mod next;
 pub(crate) mod private;
 pub(crate) mod probe;
+pub(crate) mod snapshot;
 pub(crate) mod tables;
 pub(crate) mod torn;

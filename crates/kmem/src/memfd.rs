@@ -15,6 +15,9 @@
 //! Both kinds carry [`FIXED_SEALS`]: no process can shrink or grow the file or change its seals.
 //! Private mappings are allowed; a write to one copies the page.
 //!
+//! A memfd that is [written once](create_written) cannot be changed any more, not even by the
+//! process that made it ([`WRITTEN_SEALS`]). So its bytes can be trusted to stay, whoever made it.
+//!
 //! Sources: `memfd_create(2)`, `fcntl(2)` "File sealing", `fallocate(2)`, `mm/shmem.c` and
 //! `mm/truncate.c` of Linux 6.12.
 
@@ -35,6 +38,10 @@ pub const FIXED_SEALS: SealFlags = SealFlags::SEAL.union(SealFlags::SHRINK).unio
 
 /// Seals of a store that nothing else protects: no process can write it in a new way either.
 pub const STORE_SEALS: SealFlags = FIXED_SEALS.union(SealFlags::FUTURE_WRITE);
+
+/// Seals of a memfd that nobody can change any more: `F_SEAL_WRITE` is refused while somebody maps
+/// it for writing.
+pub const WRITTEN_SEALS: SealFlags = STORE_SEALS.union(SealFlags::WRITE);
 
 /// User and group that own a store. No user has this number, and no user namespace maps it, so the
 /// owner's right to change the mode of a file belongs to no process.
@@ -79,6 +86,9 @@ pub enum MemfdError {
         /// The seals that it lacks.
         missing: SealFlags,
     },
+    /// It lies in huge pages of a pool, or another file system has it.
+    #[error("a memfd that does not consist of ordinary pages")]
+    OtherPages,
     /// The descriptor for readers cannot be made.
     #[error("opening a memfd for reading: {0}; is /proc mounted?")]
     Reopen(Errno),
@@ -135,9 +145,7 @@ pub fn create_store(name: &str, len: usize) -> Result<StoreFile, MemfdError> {
     let writer = create(name)?;
     rustix::fs::ftruncate(&writer, len as u64).map_err(|errno| MemfdError::Resize { len, errno })?;
     let map = map_shared(&writer, len)?;
-    let path = format!("/proc/self/fd/{}", writer.as_raw_fd());
-    let read = OFlags::RDONLY | OFlags::CLOEXEC;
-    let reader = rustix::fs::open(&path, read, Mode::empty()).map_err(MemfdError::Reopen)?;
+    let reader = reader(&writer)?;
     let can_punch = rustix::fs::fchmod(&writer, Mode::empty()).is_ok()
         && rustix::fs::fchown(&writer, Some(Uid::from_raw(KEEPER)), Some(Gid::from_raw(KEEPER))).is_ok();
     let seals = if can_punch { FIXED_SEALS } else { STORE_SEALS };
@@ -157,6 +165,32 @@ pub fn create_sealed(name: &str, len: usize) -> Result<(OwnedFd, SharedMap), Mem
     let map = map_shared(&fd, len)?;
     rustix::fs::fcntl_add_seals(&fd, STORE_SEALS).map_err(MemfdError::Seal)?;
     Ok((fd, map))
+}
+
+/// Creates a memfd of `len` bytes that `fill` writes, by write(2) alone, and that nobody can change
+/// afterwards. What it leaves out takes no memory, and reads as zeros. The descriptor is opened for
+/// reading.
+///
+/// # Errors
+///
+/// [`MemfdError`], and what `fill` says; no memfd is left behind.
+pub fn create_written<E: From<MemfdError>>(
+    name: &str,
+    len: usize,
+    fill: impl FnOnce(&OwnedFd) -> Result<(), E>,
+) -> Result<OwnedFd, E> {
+    let writer = create(name)?;
+    rustix::fs::ftruncate(&writer, len as u64).map_err(|errno| MemfdError::Resize { len, errno })?;
+    fill(&writer)?;
+    rustix::fs::fcntl_add_seals(&writer, WRITTEN_SEALS).map_err(MemfdError::Seal)?;
+    // Before Linux 6.7 only this one can be mapped shared.
+    Ok(reader(&writer)?)
+}
+
+/// Another descriptor of a memfd, for reading.
+fn reader(writer: &OwnedFd) -> Result<OwnedFd, MemfdError> {
+    let path = format!("/proc/self/fd/{}", writer.as_raw_fd());
+    rustix::fs::open(&path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(MemfdError::Reopen)
 }
 
 /// Creates a file of zeros that whoever has its descriptor may write, and nobody can shrink or
@@ -211,6 +245,24 @@ pub fn require_seals(fd: impl AsFd) -> Result<(), MemfdError> {
 /// Those of [`require_seals`].
 pub fn require_kept(fd: impl AsFd) -> Result<(), MemfdError> {
     require(fd.as_fd(), |stat| stat.st_uid == KEEPER && stat.st_gid == KEEPER)
+}
+
+/// Checks that nobody can change a memfd of another process any more ([`create_written`]), and that
+/// it consists of ordinary pages.
+///
+/// # Errors
+///
+/// [`MemfdError::NotAMemfd`], [`MemfdError::MissingSeals`], [`MemfdError::OtherPages`].
+pub fn require_written(fd: impl AsFd) -> Result<(), MemfdError> {
+    /// `TMPFS_MAGIC` (include/uapi/linux/magic.h).
+    const TMPFS: u64 = 0x0102_1994;
+    let fd = fd.as_fd();
+    let missing = WRITTEN_SEALS - rustix::fs::fcntl_get_seals(fd).map_err(MemfdError::NotAMemfd)?;
+    if !missing.is_empty() {
+        return Err(MemfdError::MissingSeals { missing });
+    }
+    let is_plain = rustix::fs::fstatfs(fd).is_ok_and(|stat| stat.f_type as u64 == TMPFS);
+    if is_plain { Ok(()) } else { Err(MemfdError::OtherPages) }
 }
 
 fn require(fd: BorrowedFd<'_>, is_owned: impl Fn(&rustix::fs::Stat) -> bool) -> Result<(), MemfdError> {
@@ -276,6 +328,25 @@ pub fn read_page(fd: impl AsFd, index: usize, page: &mut [u8; PAGE_SIZE]) -> io:
         }
     }
     Ok(())
+}
+
+/// The parts of a memfd of `len` bytes that have memory, ascending (lseek(2), `SEEK_DATA`).
+///
+/// # Errors
+///
+/// Those of lseek(2).
+pub fn written_parts(fd: impl AsFd, len: u64) -> io::Result<Vec<std::ops::Range<u64>>> {
+    use rustix::fs::{SeekFrom, seek};
+    let (mut parts, mut at) = (Vec::new(), 0);
+    while at < len {
+        let start = match seek(&fd, SeekFrom::Data(at)) {
+            Err(Errno::NXIO) => break,
+            start => start?,
+        };
+        at = seek(&fd, SeekFrom::Hole(start))?.min(len);
+        parts.push(start..at);
+    }
+    Ok(parts)
 }
 
 /// Bytes of memory (and swap) that a memfd uses, or of disk space that a file uses (`st_blocks`

@@ -28,7 +28,7 @@ use crate::prepare::{CLONE, START, memory, monitor_words, ram_words};
 use crate::qcow2;
 use crate::record::{Disk, Record};
 use crate::save::PIPE;
-use own::Loads;
+use own::Maps;
 use rewrite::{overlay, rewrite};
 
 pub use own::{Add, Own};
@@ -98,8 +98,6 @@ fn said(output: &str) -> String {
 pub struct Options<'a> {
     /// The snapshot.
     pub record: &'a Record,
-    /// Its RAM.
-    pub ram: &'a File,
     /// Further words of QEMU's command line.
     pub extra: &'a [String],
     /// Whether one that differs is started.
@@ -107,8 +105,17 @@ pub struct Options<'a> {
     /// Whether standard input and output are this program's. Else there is no input, and the output
     /// goes to `output.log` in the clone's directory.
     pub attached: bool,
-    /// RAM of its own, if it is to have that.
-    pub own: Option<&'a Own<'a>>,
+    /// Its RAM.
+    pub ram: Ram<'a>,
+}
+
+/// Where a clone's RAM comes from.
+#[derive(Clone, Copy)]
+pub enum Ram<'a> {
+    /// A private mapping of this file, the snapshot's.
+    Shared(&'a File),
+    /// Its own, from segments that its agent maps.
+    Own(&'a Own<'a>),
 }
 
 /// A clone that runs.
@@ -215,7 +222,7 @@ pub fn start(options: &Options<'_>, directory: &Path) -> Result<Clone, CloneErro
     if !differs.is_empty() {
         return Err(CloneError::Differs(differs));
     }
-    if options.own.is_some() && !own::fits(directory) {
+    if matches!(options.ram, Ram::Own(_)) && !own::fits(directory) {
         return Err(CloneError::Socket(own::socket(directory)));
     }
     std::fs::create_dir(directory).map_err(make(directory))?;
@@ -225,13 +232,13 @@ pub fn start(options: &Options<'_>, directory: &Path) -> Result<Clone, CloneErro
         qcow2::create_over(&image, &disk.image, disk.raw).map_err(make(&image))?;
     }
     let log = directory.join("output.log");
-    let (child, ours, loads) = spawn(options, directory, &log).map_err(|(what, source)| match what {
+    let (child, ours, maps) = spawn(options, directory, &log).map_err(|(what, source)| match what {
         None => CloneError::Run { program: description.program.clone(), source },
         Some(what) => CloneError::Make { what, source },
     })?;
     let port = Port::find(&rewrite(description, directory));
     let mut clone = Clone { child, differences: Vec::new(), monitor: None, port };
-    let error = match resume(options, ours, loads, &mut clone.differences) {
+    let error = match resume(options, ours, maps, &mut clone.differences) {
         Ok(monitor) => {
             clone.monitor = Some(monitor);
             return Ok(clone);
@@ -247,8 +254,8 @@ pub fn start(options: &Options<'_>, directory: &Path) -> Result<Clone, CloneErro
     })
 }
 
-/// QEMU, our end of its monitor, and whether an agent loads its RAM, if that is its own.
-type Spawned = (Child, UnixStream, Option<Loads>);
+/// QEMU, our end of its monitor, and whether an agent maps its RAM, if that is its own.
+type Spawned = (Child, UnixStream, Option<Maps>);
 
 /// Starts QEMU. What failed, if not the program itself.
 fn spawn(options: &Options<'_>, directory: &Path, log: &Path) -> Result<Spawned, (Option<PathBuf>, io::Error)> {
@@ -257,13 +264,13 @@ fn spawn(options: &Options<'_>, directory: &Path, log: &Path) -> Result<Spawned,
     let (ours, theirs) = UnixStream::pair().map_err(monitor)?;
     let mut command = Command::new(&description.program);
     let bytes = description.facts.ram;
-    let (mut words, mut inherited, loads) = match options.own {
-        Some(own) => {
-            let prepared = own.prepare(&mut command, options.ram, bytes, directory).map_err(monitor)?;
-            (prepared.words, prepared.inherited, Some(prepared.loads))
+    let (mut words, mut inherited, maps) = match options.ram {
+        Ram::Own(own) => {
+            let prepared = own.prepare(&mut command, bytes, directory).map_err(monitor)?;
+            (prepared.words, prepared.inherited, Some(prepared.maps))
         }
-        None => {
-            let ram = options.ram.as_fd().try_clone_to_owned().map_err(monitor)?;
+        Ram::Shared(ram) => {
+            let ram = ram.as_fd().try_clone_to_owned().map_err(monitor)?;
             let mut words = ram_words(bytes, ram.as_raw_fd(), false);
             if own::fits(directory) {
                 words.extend(monitor_words(CLONE, &own::socket(directory)));
@@ -291,16 +298,16 @@ fn spawn(options: &Options<'_>, directory: &Path, log: &Path) -> Result<Spawned,
     for fd in &inherited {
         rustix::io::fcntl_setfd(fd, FdFlags::empty()).map_err(|e| monitor(e.into()))?;
     }
-    let child = match options.own {
-        Some(own) => {
+    let child = match options.ram {
+        Ram::Own(own) => {
             let added = own.add.map(|add| add(&mut command, &words)).transpose().map_err(monitor)?;
             let child = command.spawn();
             drop(added);
             child
         }
-        None => spawn_without_huge_pages(&mut command),
+        Ram::Shared(_) => spawn_without_huge_pages(&mut command),
     };
-    Ok((child.map_err(|source| (None, source))?, ours, loads))
+    Ok((child.map_err(|source| (None, source))?, ours, maps))
 }
 
 /// Starts a program whose advice to use huge pages is ignored. QEMU gives it for all RAM; the
@@ -333,7 +340,7 @@ impl<E: Into<MonitorError>> From<E> for Failed {
 fn resume(
     options: &Options<'_>,
     monitor: UnixStream,
-    loads: Option<Loads>,
+    maps: Option<Maps>,
     differences: &mut Vec<String>,
 ) -> Result<Monitor, Failed> {
     let mut qmp = Monitor::begin(monitor)?;
@@ -341,7 +348,7 @@ fn resume(
     if !differences.is_empty() && !options.force {
         return Err(Failed::Differs);
     }
-    if loads.is_some_and(|loads| !loads.ask()) {
+    if maps.is_some_and(|maps| !maps.ask()) {
         return Err(Failed::NotLoaded);
     }
     qmp.set_capability(IGNORE_SHARED, true)?;
@@ -399,8 +406,8 @@ mod tests {
                 Description { program: program.into(), directory: dir.path().into(), words, facts, disks };
             let record = Record { description, stream: Vec::new() };
             let extra: Vec<String> = extra.iter().copied().map(String::from).collect();
-            let options =
-                Options { record: &record, ram: &ram, extra: &extra, force: false, attached: false, own: None };
+            let ram = Ram::Shared(&ram);
+            let options = Options { record: &record, ram, extra: &extra, force: false, attached: false };
             start(&options, &dir.path().join(name)).map(drop).unwrap_err()
         };
         let error = refused("sh", &image, "a", &["-m", "128"]);

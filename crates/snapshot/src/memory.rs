@@ -18,6 +18,7 @@
 //! continued by another process, nor does it say which requests it has taken.
 
 mod fuse;
+pub mod segments;
 mod serve;
 mod slots;
 pub mod uffd;

@@ -60,8 +60,8 @@ pub const ENV_DOMAIN: &str = "PAGEONE_DOMAIN";
 /// Device and inode, in decimal with a colon between them, of the file that QEMU maps for its RAM.
 /// The agent maps private memory in its place.
 pub const ENV_SNAPSHOT_RAM: &str = "PAGEONE_SNAPSHOT_RAM";
-/// Two numbers of descriptors with a colon between them: a file with the bytes that this memory is
-/// to have, and a pipe that gets a byte when the agent loads them.
+/// Numbers of descriptors with commas between them: a pipe that gets a byte when the agent has put
+/// the snapshot's RAM into that memory, and the segments with the RAM, in order.
 pub const ENV_SNAPSHOT_LOAD: &str = "PAGEONE_SNAPSHOT_LOAD";
 /// The name of a [`HugePages`] policy. With `split` (the default) the agent swallows
 /// `madvise(MADV_HUGEPAGE)` on a region; with `keep` it lets the call through.

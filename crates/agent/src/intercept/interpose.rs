@@ -11,10 +11,12 @@ use std::ffi::{c_int, c_ulong, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+use kmem::PAGE_SIZE;
+use kmem::range::Range;
 use kmem::raw::{self, Answer};
 
 use crate::intercept::next::next;
-use crate::intercept::{guard, loading, mark, private, torn};
+use crate::intercept::{guard, mark, private, snapshot, torn};
 use crate::runtime::globals::{TORN, TRACER_CHOSEN, WATCH};
 use crate::runtime::log;
 use crate::service::fork;
@@ -50,7 +52,7 @@ extern "C" fn at_load() {
     next(&REAL_THREAD, c"pthread_create");
     next(&REAL_PRCTL, c"prctl");
     private::at_load();
-    loading::at_load();
+    snapshot::at_load();
 }
 
 /// Whether a call may be about managed memory, and the tables can tell. In a child they are settled
@@ -87,7 +89,9 @@ pub unsafe extern "C" fn mmap(
     if let Ok(start) = result
         && is_ram
     {
-        loading::begin(start, len);
+        let range = Range::new(start, len.next_multiple_of(PAGE_SIZE));
+        // SAFETY: private, anonymous memory was mapped there just now, and nobody has its address.
+        unsafe { snapshot::begin(range, flags & libc::MAP_NORESERVE != 0) };
     }
     answer(errno, result) as *mut c_void
 }

@@ -233,7 +233,7 @@ fn fit() -> Result<Fit, LateError> {
     }
     for &range in &ranges {
         let unfit = |error| LateError::Unfit { mib: range.len >> 20, start: range.start, error };
-        if !probe(range, Ksm::Marked).map_err(unfit)?.dont_fork {
+        if !probe(range, Ksm::Marked, &[]).map_err(unfit)?.sticky.dont_fork {
             return Err(LateError::Inherited);
         }
     }

@@ -1,28 +1,23 @@
-//! The memory of a clone is loaded while its guest runs.
+//! The memory of a clone that is attached is loaded while its guest runs.
 //!
-//! `pageone snapshot run --merge` gives QEMU a file with the snapshot's bytes, beside the empty one
-//! that QEMU maps for its RAM ([`private`](crate::intercept::private)). The private memory that is
-//! mapped in its place is registered with a userfaultfd of its own: a thread that touches a page
-//! which is not there yet waits. The *loader*, a thread, reads such pages first, and all others one
-//! after another. When all are there it unregisters the memory, and takes it as a region if the
-//! program has marked it meanwhile.
+//! The private memory that takes the place of its mapping ([`replace`]) is registered with a
+//! userfaultfd of its own: a thread that touches a page which is not there yet waits. The *loader*,
+//! a thread, reads such pages first, and all others one after another, from the mapping that was
+//! put aside. When all are there it unregisters the memory, and takes it as a region.
 //!
 //! Pages of zeros are left out: when the memory is unregistered, that is what they read as. What
 //! the program gives back meanwhile (`EVENT_REMOVE`) is zeros from then on too, and is never
 //! loaded. The kernel refuses copies until that event is read.
 //!
-//! In a program that is attached ([`replace`]) the bytes are those of a mapping that is put aside.
-//!
 //! A page that cannot be read is poisoned, so that its reader gets SIGBUS. Nobody is ever given
 //! other bytes: where that cannot be ensured, the program is ended.
 
-#![allow(unsafe_code)] // Fills the program's memory, and takes descriptors by their numbers.
+#![allow(unsafe_code)] // Fills the program's memory.
 
 mod replace;
 
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::{FromRawFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
@@ -32,14 +27,13 @@ use std::time::Duration;
 
 use kmem::range::Range;
 use kmem::uffd::{Event, Features, Uffd};
-use kmem::{PAGE_SIZE, mm, raw};
-use rustix::io::{Errno, FdFlags, fcntl_setfd};
+use kmem::{PAGE_SIZE, mm};
+use rustix::io::Errno;
 use wire::{PageNo, Run};
 
 use crate::intercept::mark;
 use crate::runtime::globals::LOADING;
 use crate::runtime::kept::Kept;
-use crate::runtime::lock::Blocked;
 use crate::runtime::log;
 use crate::runtime::state::bitmap::Bitmap;
 use crate::service::start;
@@ -53,67 +47,11 @@ const TRIES: u32 = 10_000;
 const PAUSE: Duration = Duration::from_micros(100);
 static ZEROS: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
 
-/// What is to be loaded, once.
-static SOURCE: Mutex<Option<Source>> = Mutex::new(None);
 /// The memory that is being loaded, and whether the program has marked it.
 static MEMORY: Mutex<Option<(Range, bool)>> = Mutex::new(None);
 
-/// The snapshot's bytes, and a pipe that gets a byte when they are being loaded.
-struct Source {
-    file: File,
-    tell: File,
-}
-
 fn locked<T>(of: &'static Mutex<T>) -> std::sync::MutexGuard<'static, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Reads the descriptors' numbers from the environment.
-pub(super) fn at_load() {
-    let named = std::env::var(wire::ENV_SNAPSHOT_LOAD).ok();
-    let numbers = named.as_deref().and_then(|text| text.split_once(':'));
-    let numbers = numbers.and_then(|(file, tell)| Some((file.parse::<RawFd>().ok()?, tell.parse::<RawFd>().ok()?)));
-    let Some((file, tell)) = numbers.filter(|numbers| numbers.0 > 2 && numbers.1 > 2) else { return };
-    // In a program that this one starts the numbers are other files.
-    //
-    // SAFETY: libraries are loaded by one thread, before the program runs.
-    unsafe { std::env::remove_var(wire::ENV_SNAPSHOT_LOAD) };
-    // SAFETY: the program that started this one has opened both for the agent alone. If they are
-    // not open, each use of them fails.
-    let [file, tell] = [file, tell].map(|number| unsafe { File::from_raw_fd(number) });
-    let cut = fcntl_setfd(&file, FdFlags::CLOEXEC).and(fcntl_setfd(&tell, FdFlags::CLOEXEC));
-    if cut.is_ok() {
-        *locked(&SOURCE) = Some(Source { file, tell });
-    } else {
-        std::mem::forget((file, tell));
-    }
-}
-
-/// Begins to load memory that was mapped just now, and that nobody has touched.
-pub(super) fn begin(start: usize, len: usize) {
-    let Some(Source { file, mut tell }) = locked(&SOURCE).take() else { return };
-    let range = Range::new(start, len);
-    let _signals = Blocked::all();
-    // No child is to read what is not there yet.
-    //
-    // SAFETY: the advice leaves the memory as it is.
-    let _ = unsafe { raw::madvise(start, len, libc::MADV_DONTFORK) };
-    LOADING.store(true, Ordering::Release);
-    let loader = start::start(None).map_err(|error| error.to_string()).and_then(|()| Loader::new(range, 0));
-    match loader {
-        Ok(loader) => {
-            let file = Kept::new(file).unwrap_or_else(|error| end(format_args!("{error}")));
-            *locked(&MEMORY) = Some((range, false));
-            spawn(loader, file, None).unwrap_or_else(|error| end(format_args!("{error}")));
-        }
-        Err(why) => {
-            log::line(format_args!("a clone's memory is loaded before it runs: {why}"));
-            load_at_once(&file, range);
-            LOADING.store(false, Ordering::Release);
-        }
-    }
-    // The program that started this one must know that this library loads its memory.
-    let _ = tell.write_all(b"L");
 }
 
 /// Whether memory that the program marks is being loaded. It is taken afterwards.
@@ -135,42 +73,25 @@ fn end(why: std::fmt::Arguments<'_>) -> ! {
 }
 
 /// Starts the loader. `aside`: what is unmapped afterwards.
-fn spawn(loader: Loader, file: Kept<File>, aside: Option<Range>) -> Result<(), start::StartError> {
+fn spawn(loader: Loader, file: Kept<File>, aside: Range) -> Result<(), start::StartError> {
     start::spawn("pageone-loader", move || load(loader, &file, aside))
 }
 
 /// The loader.
-fn load(mut loader: Loader, file: &Kept<File>, aside: Option<Range>) {
+fn load(mut loader: Loader, file: &Kept<File>, aside: Range) {
     if catch_unwind(AssertUnwindSafe(|| loader.run(file))).is_err() {
         end(format_args!("its thread has panicked"));
     }
     let range = loader.range;
     drop(loader);
-    if let Some(aside) = aside {
-        // SAFETY: the loader alone knows this mapping, and has read it.
-        let _ = unsafe { mm::unmap(aside) };
-    }
+    // SAFETY: the loader alone knows this mapping, and has read it.
+    let _ = unsafe { mm::unmap(aside) };
     let marked = locked(&MEMORY).take().is_some_and(|(_, marked)| marked);
     log::line(format_args!("{} MiB of a clone are loaded", range.len >> 20));
     if marked {
         mark::mergeable(range.start, range.len);
     }
     LOADING.store(false, Ordering::Release);
-}
-
-/// Fills memory before anybody uses it.
-fn load_at_once(file: &File, range: Range) {
-    let mut page = [0; PAGE_SIZE];
-    for offset in (0..range.len).step_by(PAGE_SIZE) {
-        if let Err(error) = file.read_exact_at(&mut page, offset as u64) {
-            end(format_args!("byte {offset} of it: {error}"));
-        }
-        if page != ZEROS {
-            // SAFETY: the program has mapped the range for writing just now, and waits for its
-            // address.
-            unsafe { std::ptr::copy_nonoverlapping(page.as_ptr(), (range.start + offset) as *mut u8, PAGE_SIZE) };
-        }
-    }
 }
 
 struct Loader {
@@ -311,7 +232,7 @@ impl Loader {
 
 #[cfg(test)]
 mod tests {
-    use kmem::mm;
+    use kmem::{mm, raw};
 
     use super::*;
 
@@ -367,16 +288,5 @@ mod tests {
         for number in PAGES - 4..PAGES {
             assert!(memory.read_exact_at(&mut page, place(number)).is_err(), "page {number}");
         }
-    }
-
-    #[test]
-    fn without_a_userfaultfd_it_is_loaded_before_anybody_uses_it() {
-        let (loader, file, memory) = prepare();
-        let range = Range::new(loader.range.start, (PAGES - 4) * PAGE_SIZE);
-        drop(loader);
-        load_at_once(&file, range);
-        let mut page = [0; PAGE_SIZE];
-        memory.read_exact_at(&mut page, (range.start + 77 * PAGE_SIZE) as u64).unwrap();
-        assert_eq!(page, [77; PAGE_SIZE]);
     }
 }

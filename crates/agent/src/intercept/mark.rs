@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use kmem::PAGE_SIZE;
 use kmem::range::Range;
-use wire::RegionId;
+use wire::{RegionId, SegmentId};
 
 use crate::intercept::guard::whole_pages;
 use crate::intercept::loading;
 use crate::intercept::probe::{Ksm, Unfit, probe};
-use crate::runtime::globals::{ADOPTING, Phase, STASHED, STATE, phase, wake};
+use crate::runtime::globals::{ADOPTING, LOADING, Phase, STASHED, STATE, phase, wake};
 use crate::runtime::lock::Blocked;
 use crate::runtime::log;
 use crate::runtime::state::AdoptError;
@@ -94,7 +94,7 @@ pub(crate) fn mark(start: usize, len: usize) -> Result<Marked, MarkError> {
 
 /// Takes memory that no region manages yet. The caller has blocked all signals.
 pub(super) fn take(piece: Range) -> Result<RegionId, MarkError> {
-    let sticky = probe(piece, Ksm::Without)?;
+    let fit = probe(piece, Ksm::Without, &held_in(piece))?;
     let mut state = STATE.lock();
     // The event thread may have read, and not acted upon, an event about older memory at this
     // address. It reads none while this flag is set.
@@ -106,9 +106,17 @@ pub(super) fn take(piece: Range) -> Result<RegionId, MarkError> {
         state = STATE.lock();
         ADOPTING.store(true, Ordering::SeqCst);
     }
-    let adopted = state.adopt(piece, sticky);
+    let adopted = state.adopt(piece, fit.sticky, &fit.merged);
     ADOPTING.store(false, Ordering::SeqCst);
+    LOADING.store(false, Ordering::Release);
     Ok(adopted?)
+}
+
+/// The segments that may be mapped in a range that no region manages: those of a snapshot.
+fn held_in(range: Range) -> Vec<SegmentId> {
+    let state = STATE.lock();
+    let is_retained = !state.regions.retained().within(range).is_empty();
+    if is_retained { state.segments.iter().map(|segment| segment.id).collect() } else { Vec::new() }
 }
 
 /// The parts of a range that no region manages yet.

@@ -89,13 +89,18 @@ impl State {
         self.uplink.outbox.push(message);
     }
 
-    /// Takes a range under management: registers it and tells the daemon.
-    pub(crate) fn adopt(&mut self, range: Range, sticky: Sticky) -> Result<RegionId, AdoptError> {
-        let region = self.regions.prepare(range, sticky).ok_or(AdoptError::NoMemory)?;
+    /// Takes a range under management: registers it and tells the daemon. `merged`: the parts that
+    /// are mappings of segments.
+    pub(crate) fn adopt(&mut self, range: Range, sticky: Sticky, merged: &[Range]) -> Result<RegionId, AdoptError> {
+        let mut region = self.regions.prepare(range, sticky).ok_or(AdoptError::NoMemory)?;
+        for part in merged.iter().filter_map(|part| part.intersect(&range)) {
+            region.mapped.set(Run::new(region.page_at(part.start), part.pages() as u32));
+        }
         let registered = self.uffds.register(range).ok_or(AdoptError::NoUserfaultfd)?;
         registered.map_err(AdoptError::Register)?;
         let id = region.id;
         self.regions.insert(region);
+        self.regions.forget_retained(range);
         self.count_unseen_forks();
         self.tell(ToDaemon::RegionAdded { region: id, start: range.start as u64, len: range.len as u64 });
         Ok(id)

@@ -11,6 +11,7 @@
 //! | clean: maps a frame | may go at any time. A frame never changes, so a device only reads it |
 //! | copy in a mapping of a segment | no kernel call shows short pins: only after its cooldown, and never while `VmPin` is above zero |
 //! | discarded by the program | may go: nobody relies on its bytes |
+//! | mapped just now, its address known to nobody | may go: it becomes a snapshot's page |
 //! | claimed, since its guest marked it | by `UFFDIO_MOVE`, which leaves pinned pages; where it lies in a mapping of a segment, only while nothing is pinned |
 //!
 //! Writers wait while a page is replaced, and what replaces it has the same bytes. Between the look
@@ -142,9 +143,9 @@ pub(crate) fn without(run: Run, holes: &[Run]) -> Vec<Run> {
 /// # Safety
 ///
 /// - The window over the place is open, and the place holds the frames' bytes, or held them before
-///   its pages were taken away.
+///   its pages were taken away. Or nobody knows the place but the caller.
 /// - The file cannot shrink.
-pub(super) unsafe fn map_frames(fd: BorrowedFd<'_>, place: Range, offset: u64) -> Result<(), Errno> {
+pub(crate) unsafe fn map_frames(fd: BorrowedFd<'_>, place: Range, offset: u64) -> Result<(), Errno> {
     // SAFETY: by the contract the frames have the bytes that the place has for the program, and no
     // thread can write to it meanwhile.
     unsafe { mm::map_fixed_private(fd, place, offset) }

@@ -33,6 +33,7 @@ use wire::SegmentId;
 
 use super::domain::Domain;
 use super::frame::{Frame, NO_HANDLE};
+use super::index::Place;
 use super::store::{Cursor, GrowError, Piece};
 
 /// Dead frames that are never worth a copy: 64 MiB, as much as a segment.
@@ -171,6 +172,9 @@ impl Domain {
         self.tidy_replicas();
         let Some(mut work) = self.compaction.work.try_lock() else { return Vec::new() };
         self.end_moves(&mut work, now, period);
+        for (frame, handle) in self.store.take_unused_snapshots() {
+            self.index.forget(handle, Place::Frame(frame));
+        }
         self.store.tidy(now)
     }
 

@@ -198,6 +198,16 @@ impl Store {
         Ok(segment)
     }
 
+    /// Takes a part of a snapshot's RAM that a client maps. Nobody can change it any more, so it
+    /// does not matter where it comes from. It is not closed as long as the caller keeps it.
+    pub(crate) fn adopt_snapshot(&self, id: SegmentId, fd: OwnedFd) -> Result<Arc<Segment>, GrowError> {
+        memfd::require_written(fd.as_fd())?;
+        let map = memfd::map_readonly(fd.as_fd(), SEGMENT_PAGES as usize * PAGE_SIZE)?;
+        let segment = Segment::new(id, Memory::Snapshot(fd, map), None);
+        self.add(segment.clone())?;
+        Ok(segment)
+    }
+
     fn grow(&self, node: Option<u32>) -> Result<(), GrowError> {
         let file = memfd::create_store(&format!("pageone:{}", self.name), SEGMENT_PAGES as usize * PAGE_SIZE)?;
         let id = memfd::identity(&file.reader).map_err(GrowError::Allocate)?.ino;
@@ -236,10 +246,15 @@ impl Store {
         self.with(frame, publish).unwrap_or(false)
     }
 
-    /// One more user, unless the frame has none left and is on its way out.
+    /// One more user, unless the frame has none left and is on its way out. Those of a snapshot
+    /// stay.
     pub(crate) fn try_ref(&self, frame: Frame) -> bool {
-        let more = |refs: u32| (refs & !PINNED != 0).then_some(refs + 1);
-        self.with(frame, |s, slot| s.refs[slot].fetch_update(AcqRel, Acquire, more).is_ok()).unwrap_or(false)
+        let has_users = |refs: u32| refs & !PINNED != 0;
+        self.with(frame, |s, slot| {
+            let more = |refs: u32| (has_users(refs) || s.is_snapshot()).then_some(refs + 1);
+            s.refs[slot].fetch_update(AcqRel, Acquire, more).is_ok()
+        })
+        .unwrap_or(false)
     }
 
     /// How many users a frame has.
@@ -271,12 +286,16 @@ impl Store {
     }
 
     /// One user less. With the last one, returns the handle that stands for the frame in the index;
-    /// the caller takes it out there and then calls [`Store::quarantine`].
+    /// the caller takes it out there and then calls [`Store::quarantine`]. `None` also for a frame
+    /// of a snapshot.
     pub(crate) fn unref(&self, frame: Frame) -> Option<u32> {
         self.with(frame, |s, slot| {
             let less = |refs: u32| (refs & !PINNED != 0).then(|| refs - 1);
             match s.refs[slot].fetch_update(AcqRel, Acquire, less) {
-                Ok(before) => (before & !PINNED == 1).then(|| s.handles[slot].swap(NO_HANDLE, AcqRel)),
+                Ok(before) => {
+                    let is_over = before & !PINNED == 1 && !s.is_snapshot();
+                    is_over.then(|| s.handles[slot].swap(NO_HANDLE, AcqRel))
+                }
                 Err(_) => {
                     // A count was wrong: nothing is certain about this slot any more.
                     s.refs[slot].fetch_or(PINNED, AcqRel);
@@ -335,6 +354,25 @@ impl Store {
             }
         }
         closed
+    }
+
+    /// The frames of snapshots that no page maps any more, and the handles that stood for them in
+    /// the index. None does from now on, and the segments can be closed.
+    pub(crate) fn take_unused_snapshots(&self) -> Vec<(Frame, u32)> {
+        let segments = self.segments();
+        let mut unused = Vec::new();
+        for (at, segment) in segments.iter().enumerate() {
+            let Some(segment) = segment.as_ref().filter(|s| s.is_snapshot() && Arc::strong_count(s) == 1) else {
+                continue;
+            };
+            if segment.refs.iter().all(|refs| refs.load(Acquire) & !PINNED == 0) {
+                let first = at as u32 * SEGMENT_PAGES;
+                let taken =
+                    segment.handles.iter().zip(first..).map(|(h, frame)| (Frame(frame), h.swap(NO_HANDLE, AcqRel)));
+                unused.extend(taken.filter(|(_, handle)| *handle != NO_HANDLE));
+            }
+        }
+        unused
     }
 
     fn close_unused(&self, free: &mut Free) -> Vec<SegmentId> {

@@ -6,6 +6,9 @@
 //! agent hands its segments' descriptors back. The daemon takes one only if a daemon of this
 //! directory noted that it made it for this domain ([`crate::world::state_file`]). A segment that
 //! is taken back cannot be written any more; its frames are shared until their last user leaves.
+//!
+//! A clone of a snapshot comes with segments that `pageone snapshot run` has made, and that nobody
+//! can change any more ([`kmem::memfd::require_written`]). It maps them from its beginning.
 
 use std::sync::Arc;
 
@@ -17,7 +20,7 @@ use wire::{PageNo, RegionId};
 
 use crate::client::Client;
 use crate::content::domain::Domain;
-use crate::content::frame::Frame;
+use crate::content::frame::{Frame, NO_HANDLE};
 use crate::content::index::{Place, Seen};
 use crate::content::store::Segment;
 use crate::ledger::Entry;
@@ -108,13 +111,19 @@ fn enter_part(shared: &Shared, client: &Client, part: &Part, copied: &[bool]) {
     }
     for (i, _) in copied.iter().enumerate().filter(|(_, copied)| !**copied) {
         let frame = Frame(part.first.0 + i as u32);
-        // Its first user since the restart: the index must learn of it.
-        if store.adopt_ref(frame) {
+        // Its first user since the restart: the index must learn of it. It may know one of a
+        // snapshot that had none for a while.
+        if store.adopt_ref(frame) && store.handle(frame) == NO_HANDLE {
             if !store.read(frame, &mut bytes) {
                 tracing::warn!(?frame, "the memory of a frame has failed; it is not shared any more");
                 client.domain.give_up(frame);
-            } else if let Some(key) = client.domain.key_of(client.domain.digest(&bytes), store.node(frame)) {
-                index_frame(shared, &client.domain, key, frame);
+            } else {
+                let digest = client.domain.digest(&bytes);
+                let key = client.domain.key_of(digest, store.node(frame));
+                // Zeros need no frame. A snapshot has some, between other pages.
+                key.filter(|_| digest != client.domain.zero_digest())
+                    .into_iter()
+                    .for_each(|key| index_frame(shared, &client.domain, key, frame));
             }
         }
         region.set(first_page + i as u32, Entry::Merged(frame));
@@ -144,11 +153,18 @@ fn index_frame(shared: &Shared, domain: &Arc<Domain>, key: u64, frame: Frame) {
 mod tests {
     #![allow(unsafe_code)] // Maps frames as an agent does.
 
+    use std::os::fd::AsFd;
+    use std::time::{Duration, Instant};
+
+    use kmem::memfd::{self, MemfdError};
     use kmem::mm;
+    use wire::SEGMENT_PAGES;
 
     use super::*;
     use crate::client::scanning::tests::client;
+    use crate::config::Config;
     use crate::content::store::Cursor;
+    use crate::world::state_file::StateFile;
 
     #[test]
     fn frames_that_a_client_maps_outside_of_its_regions_are_kept_when_it_comes_back() {
@@ -176,5 +192,48 @@ mod tests {
         assert_eq!(store.usage().pinned, 4);
         // SAFETY: the memory is this test's alone, and nothing refers to it.
         unsafe { mm::unmap(all) }.unwrap();
+    }
+    #[test]
+    fn frames_of_a_snapshot_are_merged_with_as_long_as_a_page_maps_one() {
+        let shared = Shared::new(Config::default(), StateFile::load(&std::env::temp_dir()).unwrap());
+        let (client, _agent) = client();
+        let (domain, len) = (&client.domain, SEGMENT_PAGES as usize * PAGE_SIZE);
+        let fd = memfd::create_written("pageone:snapshot", len, |fd| {
+            for page in [4, 5] {
+                let written = rustix::io::pwrite(fd, &[page as u8; PAGE_SIZE], page * PAGE_SIZE as u64);
+                written.map_err(MemfdError::Seal)?;
+            }
+            Ok::<(), MemfdError>(())
+        })
+        .unwrap();
+        let held = domain.store.adopt_snapshot(memfd::identity(&fd).unwrap().ino, fd.try_clone().unwrap()).unwrap();
+        let (first, _) = domain.store.hold(held.id).unwrap();
+        let range = Range::new(mm::map_anonymous(3 * PAGE_SIZE).unwrap(), 3 * PAGE_SIZE);
+        // SAFETY: only this test knows the memory, and nothing refers to it.
+        unsafe { mm::map_fixed_private(fd.as_fd(), range, 4 * PAGE_SIZE as u64) }.unwrap();
+        client.state().regions.insert(RegionId(1), crate::ledger::Region::new(range.start as u64, 3).unwrap());
+        rebuild(&shared, &client, Maps::open(None).unwrap()).unwrap();
+        let frames = [4, 5, 6].map(|slot| Frame(first.0 + slot));
+        let entry = |page| client.state().regions[&RegionId(1)].entry(PageNo(page));
+        assert_eq!([0, 1, 2].map(entry), frames.map(Entry::Merged));
+        let known = |byte: u8| {
+            let digest = domain.digest(&[byte; PAGE_SIZE]);
+            domain.index.see(digest, Place::Below(1))
+        };
+        // The client writes to the first page. A page with its content finds the frame again.
+        domain.release(frames[0], false);
+        let Some(Seen::Known(handle)) = known(4) else { panic!("it was forgotten") };
+        let digest = domain.digest(&[4; PAGE_SIZE]);
+        assert_eq!(domain.index.place(handle, digest), Some(Place::Frame(frames[0])));
+        assert!(domain.store.try_ref(frames[0]));
+        assert_eq!(known(0), Some(Seen::First(2)), "no frame is zeros");
+        // Nobody maps a frame any more: the segment goes, and nothing names its frames.
+        drop(held);
+        let tidy = || domain.tidy(Instant::now(), Duration::from_secs(1));
+        frames.into_iter().for_each(|frame| domain.release(frame, false));
+        assert_eq!(tidy().len(), 1);
+        assert!(matches!(known(4), Some(Seen::First(_))) && domain.store.segment_ids().is_empty());
+        // SAFETY: the memory is this test's alone, and nothing refers to it.
+        unsafe { mm::unmap(range) }.unwrap();
     }
 }

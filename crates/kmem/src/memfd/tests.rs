@@ -189,6 +189,34 @@ fn a_store_from_somebody_else_is_checked() {
 }
 
 #[test]
+fn what_is_written_once_can_be_changed_by_nobody() {
+    let write = |fd: &OwnedFd| rustix::io::pwrite(fd, &[7; PAGE_SIZE], 2 * PAGE_SIZE as u64).map(drop);
+    let fill = |fd: &OwnedFd| write(fd).map_err(MemfdError::Seal);
+    let fd = create_written("kmem-test", 4 * PAGE_SIZE, fill).unwrap();
+    require_written(&fd).unwrap();
+    require_seals(&fd).unwrap();
+    let again = std::fs::File::options().read(true).write(true).open(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+    let again: OwnedFd = again.unwrap().into();
+    assert_eq!(write(&again), Err(Errno::PERM));
+    let fallocate = |flags| rustix::fs::fallocate(&again, flags, 0, 4096);
+    assert_eq!(fallocate(FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE), Err(Errno::PERM));
+    assert!(map_shared(&again, PAGE_SIZE).is_err() && rustix::fs::ftruncate(&again, 0).is_err());
+    let parts = written_parts(&fd, 4 * PAGE_SIZE as u64).unwrap();
+    let bounds: Vec<_> = parts.iter().map(|part| (part.start, part.end)).collect();
+    assert_eq!(bounds, [(2 * PAGE_SIZE as u64, 3 * PAGE_SIZE as u64)]);
+    assert_eq!(resident_bytes(&fd).unwrap(), PAGE_SIZE as u64);
+    let failed = create_written("kmem-test", PAGE_SIZE, |_| Err(MemfdError::OtherPages)).unwrap_err();
+    assert_eq!(failed, MemfdError::OtherPages);
+    // One that its maker can write still.
+    let (sealed, _map) = create_sealed("kmem-test", PAGE_SIZE).unwrap();
+    assert_eq!(require_written(&sealed), Err(MemfdError::MissingSeals { missing: SealFlags::WRITE }));
+    // Memory of a pool of huge pages, whose single pages cannot be mapped.
+    let huge = rustix::fs::memfd_create("kmem-test", MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB).unwrap();
+    rustix::fs::fcntl_add_seals(&huge, WRITTEN_SEALS).unwrap();
+    assert_eq!(require_written(&huge), Err(MemfdError::OtherPages));
+}
+
+#[test]
 fn each_step_of_making_a_store_that_fails_is_named() {
     let name = "x".repeat(300);
     let error = create_store(&name, PAGE_SIZE).unwrap_err();

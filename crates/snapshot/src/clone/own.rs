@@ -2,14 +2,13 @@
 //! taken back, and they can be stored again: what a guest under `pageone run --snapshots` is.
 //!
 //! QEMU is started as such a guest is ([`crate::prepare`]): its RAM is private, anonymous memory in
-//! place of an empty file. The agent in it gets the file with the snapshot's RAM, and loads that
-//! while the guest runs (`agent/intercept/loading.rs`).
+//! place of an empty file. The agent in it gets the snapshot's RAM in segments, and maps them there
+//! (`agent/intercept/snapshot.rs`).
 
 use std::any::Any;
 use std::ffi::OsString;
-use std::fs::File;
 use std::io::{self, PipeReader, Read};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -22,9 +21,11 @@ pub type Add<'a> = dyn Fn(&mut Command, &[String]) -> io::Result<Box<dyn Any>> +
 /// How clones with RAM of their own are started.
 pub struct Own<'a> {
     /// The environment that puts the agent into QEMU. Without a value a variable is removed.
-    pub environment: Vec<(OsString, Option<OsString>)>,
+    pub environment: &'a [(OsString, Option<OsString>)],
     /// What else QEMU gets.
     pub add: Option<&'a Add<'a>>,
+    /// The snapshot's RAM ([`crate::memory::segments`]).
+    pub segments: &'a [OwnedFd],
 }
 
 /// The socket of a clone's monitor, by which it can be stored, or stopped.
@@ -32,20 +33,20 @@ pub(super) fn socket(directory: &Path) -> PathBuf {
     directory.join("monitor.qmp")
 }
 
-/// What a QEMU gets whose agent loads its RAM.
+/// What a QEMU gets whose agent maps its RAM.
 pub(super) struct Prepared {
     /// Words for RAM and monitor.
     pub(super) words: Vec<String>,
     /// Descriptors that are to be inherited.
     pub(super) inherited: Vec<OwnedFd>,
-    /// Says whether the agent loads.
-    pub(super) loads: Loads,
+    /// Says whether the agent does it.
+    pub(super) maps: Maps,
 }
 
-/// A pipe in which there is a byte when the agent has begun to load.
-pub(super) struct Loads(PipeReader);
+/// A pipe in which there is a byte when the agent has mapped the RAM.
+pub(super) struct Maps(PipeReader);
 
-impl Loads {
+impl Maps {
     /// Whether it has. Asked once QEMU has mapped its RAM.
     pub(super) fn ask(mut self) -> bool {
         let set = rustix::io::ioctl_fionbio(&self.0, true);
@@ -55,27 +56,26 @@ impl Loads {
 
 impl Own<'_> {
     /// Prepares `command`, which starts a QEMU with this RAM.
-    pub(super) fn prepare(
-        &self,
-        command: &mut Command,
-        ram: &File,
-        bytes: u64,
-        directory: &Path,
-    ) -> io::Result<Prepared> {
+    pub(super) fn prepare(&self, command: &mut Command, bytes: u64, directory: &Path) -> io::Result<Prepared> {
         let Ram { fd, identity } = Ram::empty(bytes)?;
-        let (loads, tell) = io::pipe()?;
-        let ram = ram.as_fd().try_clone_to_owned()?;
+        let (maps, tell) = io::pipe()?;
+        let mut load: Vec<OwnedFd> = vec![tell.into()];
+        for segment in self.segments {
+            load.push(segment.try_clone()?);
+        }
         let mut words = ram_words(bytes, fd.as_raw_fd(), true);
         words.extend(monitor_words(MONITOR, &socket(directory)));
-        for (name, value) in &self.environment {
+        for (name, value) in self.environment {
             match value {
                 Some(value) => command.env(name, value),
                 None => command.env_remove(name),
             };
         }
         command.env(wire::ENV_SNAPSHOT_RAM, identity);
-        command.env(wire::ENV_SNAPSHOT_LOAD, format!("{}:{}", ram.as_raw_fd(), tell.as_raw_fd()));
-        Ok(Prepared { words, inherited: vec![fd, ram, tell.into()], loads: Loads(loads) })
+        let numbers: Vec<String> = load.iter().map(|fd| fd.as_raw_fd().to_string()).collect();
+        command.env(wire::ENV_SNAPSHOT_LOAD, numbers.join(","));
+        load.push(fd);
+        Ok(Prepared { words, inherited: load, maps: Maps(maps) })
     }
 }
 

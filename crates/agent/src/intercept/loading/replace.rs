@@ -63,7 +63,7 @@ pub(in crate::intercept) unsafe fn replace(range: Range, sticky: Sticky) -> Resu
         unsafe { raw::mprotect(range.start, range.len, libc::PROT_READ | libc::PROT_WRITE) }?;
         // The program has marked it before.
         *locked(&MEMORY) = Some((range, true));
-        Ok(spawn(loader, file, Some(aside))?)
+        Ok(spawn(loader, file, aside)?)
     });
     started.inspect_err(|_| {
         *locked(&MEMORY) = None;

@@ -16,6 +16,9 @@ pub(super) enum Memory {
     Own(StoreFile),
     /// It came back from an earlier daemon: it is read, and never written or punched.
     Adopted(OwnedFd, SharedMap),
+    /// It is a part of a snapshot's RAM, which nobody can change any more, in the order of the
+    /// pages.
+    Snapshot(OwnedFd, SharedMap),
 }
 
 /// One memfd.
@@ -40,7 +43,7 @@ impl Segment {
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         match &self.memory {
             Memory::Own(file) => file.reader.as_fd(),
-            Memory::Adopted(fd, _) => fd.as_fd(),
+            Memory::Adopted(fd, _) | Memory::Snapshot(fd, _) => fd.as_fd(),
         }
     }
 
@@ -48,7 +51,7 @@ impl Segment {
     pub(super) fn own(&self) -> Option<&StoreFile> {
         match &self.memory {
             Memory::Own(file) => Some(file),
-            Memory::Adopted(..) => None,
+            Memory::Adopted(..) | Memory::Snapshot(..) => None,
         }
     }
 
@@ -56,8 +59,14 @@ impl Segment {
     pub(super) fn map(&self) -> &SharedMap {
         match &self.memory {
             Memory::Own(file) => &file.map,
-            Memory::Adopted(_, map) => map,
+            Memory::Adopted(_, map) | Memory::Snapshot(_, map) => map,
         }
+    }
+
+    /// Whether it is a part of a snapshot's RAM: its frames have their bytes, and their place in
+    /// the index, as long as it is there, with users or without.
+    pub(super) fn is_snapshot(&self) -> bool {
+        matches!(self.memory, Memory::Snapshot(..))
     }
 
     /// Whether pieces of it can be given back to the kernel; otherwise only the whole.

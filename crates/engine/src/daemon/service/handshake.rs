@@ -1,6 +1,8 @@
 //! The handshake: a connection, what an agent says of its process and its regions, and the client
 //! that is made of them.
 
+mod segments;
+
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -11,14 +13,14 @@ use kmem::memfd::{self, SharedMap};
 use kmem::seqpacket::{Conn, Peer};
 use wire::{RegionId, SegmentId, ToAgent, ToDaemon};
 
+use self::segments::Held;
 use super::proof::{self, Process, ProofError};
 use super::{CLIENT, Ended, HANDSHAKE, PROCESS, Service, pidfd_of, receive};
 use crate::client::memory::Memory;
 use crate::client::{Client, Identity, add_region};
 use crate::config::bounds::{ACCEPTS, HANDSHAKE_TIME, HANDSHAKES};
-use crate::content::domain::{Domain, DomainError, DomainKey};
+use crate::content::domain::{DomainError, DomainKey};
 use crate::content::index::{ClientId, MAX_CLIENTS};
-use crate::content::store::Segment;
 use crate::daemon::adopt;
 use crate::ledger::Region;
 use crate::tenants::{self, Verdict};
@@ -37,9 +39,8 @@ pub(super) struct Handshake {
     since: Instant,
     hello: Option<Hello>,
     regions: BTreeMap<RegionId, Region>,
-    /// Segments of an earlier daemon that it has; with a descriptor, those that the store is to
-    /// take back.
-    segments: BTreeMap<SegmentId, Option<(OwnedFd, Claim)>>,
+    /// Segments of an earlier daemon that it has, and parts of a snapshot's RAM.
+    segments: BTreeMap<SegmentId, Held>,
     /// The control page, once it was welcomed.
     control: Option<SharedMap>,
 }
@@ -295,7 +296,7 @@ impl Admitted {
         handshake.user.accepted(pid);
         let hello = handshake.hello?;
         // Kept until the users of their frames are counted: the service thread closes unused ones.
-        let held = adopt_segments(shared, &domain, &handshake.user, pid, handshake.segments);
+        let held = segments::adopt(shared, &domain, &handshake.user, pid, handshake.segments);
         let segments = held.iter().map(|segment| segment.id).collect();
         let config = shared.config();
         let identity = Identity {
@@ -337,35 +338,6 @@ fn superseded(shared: &Shared, client: &Client, address: u64) -> Vec<ClientId> {
     shared.clients().iter().filter(is_before).map(|old| old.number).collect()
 }
 
-/// Takes back the segments that an agent handed over and that were made for its domain. Returns all
-/// that it holds.
-fn adopt_segments(
-    shared: &Shared,
-    domain: &Domain,
-    user: &User,
-    pid: i32,
-    held: BTreeMap<SegmentId, Option<(OwnedFd, Claim)>>,
-) -> Vec<Arc<Segment>> {
-    // Clients are admitted by threads of their own, and hand over the same segments.
-    let one_at_a_time = shared.state_file.lock();
-    let of = domain.key.to_string();
-    let mut known = Vec::new();
-    for (segment, handed) in held {
-        if let Some((_, there)) = domain.store.hold(segment) {
-            known.push(there);
-        } else if !one_at_a_time.knows(segment, &of) {
-            let why = "it holds a segment that was made for another domain; not taken";
-            log_of!(user, warn, pid, segment, domain = of, "{why}");
-        } else if let Some((fd, _claim)) = handed {
-            match domain.store.adopt(segment, fd) {
-                Ok(taken) => known.push(taken),
-                Err(e) => log_of!(user, warn, pid, segment, "cannot take a segment back: {e}"),
-            }
-        }
-    }
-    known
-}
-
 impl Handshake {
     /// The user of the other end.
     pub(super) fn uid(&self) -> u32 {
@@ -404,36 +376,6 @@ impl Handshake {
     }
 }
 
-/// Notes a segment that an agent holds. A descriptor is kept only of a segment that the state file
-/// lists and that no store has. That of a segment which a store has is closed; one of anything else
-/// stays in `fds`. Whether it was made for the agent's domain is asked when that is known.
-fn hold_segment(
-    shared: &Shared,
-    handshake: &mut Handshake,
-    segment: SegmentId,
-    fds: &mut Vec<OwnedFd>,
-) -> Result<(), HandshakeError> {
-    if handshake.segments.contains_key(&segment) {
-        return Err(HandshakeError::SegmentTwice(segment));
-    }
-    let stored = shared.domains().iter().any(|domain| domain.store.hold(segment).is_some());
-    // Its seals first: if the file is no memfd, other calls on it may never return.
-    let is_it = |fd: &OwnedFd| memfd::require_kept(fd).is_ok() && memfd::identity(fd).is_ok_and(|id| id.ino == segment);
-    let known = stored || shared.state_file.lock().has(segment);
-    let fd = if known { fds.pop_if(|fd| is_it(fd)) } else { None };
-    if !stored && fd.is_none() {
-        let why = "it holds a segment that no earlier daemon of this directory made; not taken";
-        log_of!(handshake.user, warn, pid = handshake.peer.pid, segment, "{why}");
-        return Ok(());
-    }
-    let kept = match fd.filter(|_| !stored) {
-        Some(fd) => Some((fd, handshake.user.claim(Kind::Segments, 1)?)),
-        None => None,
-    };
-    handshake.segments.insert(segment, kept);
-    Ok(())
-}
-
 /// Makes a control page and sends it. The page can't shrink, so that reading it is safe
 /// whatever the client does.
 fn send_control_page(conn: &Conn, version: u16, direct_io: f64) -> std::io::Result<SharedMap> {
@@ -469,7 +411,7 @@ fn introduce(
             add_region(&handshake.user, &mut handshake.regions, region, start, len)?;
         }
         ToDaemon::SegmentHeld { .. } if fds.is_empty() => return Err(HandshakeError::SegmentWithoutDescriptor.into()),
-        ToDaemon::SegmentHeld { segment } => hold_segment(shared, handshake, segment, fds)?,
+        ToDaemon::SegmentHeld { segment } => segments::hold(shared, handshake, segment, fds)?,
         // The ledger is rebuilt from the mappings themselves, which are already as these messages
         // say.
         ToDaemon::RegionShrunk { .. } | ToDaemon::Discarded { .. } | ToDaemon::Report(_) | ToDaemon::Digests(_) => {}

@@ -1,4 +1,5 @@
-//! `pageone snapshot run`: starts clones, and serves their memory as long as one of them runs.
+//! `pageone snapshot run`: starts clones, and serves their memory as long as one of them runs, or
+//! gives it to those that are merged.
 
 use std::any::Any;
 use std::ffi::OsString;
@@ -19,7 +20,8 @@ use kmem::pidfd::PidFd;
 use kmem::procfs;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use snapshot::NoAgent;
-use snapshot::clone::{Add, Clone, Options, Own, start};
+use snapshot::clone::{Add, Clone, Options, Own, Ram, start};
+use snapshot::memory::segments::Segments;
 use snapshot::memory::{self, MemoryError, Server};
 use snapshot::record::Record;
 use wire::HugePages;
@@ -54,8 +56,8 @@ pub(crate) struct Args {
     /// Start guests that differ from the one that was stored
     #[arg(long)]
     force: bool,
-    /// Give each guest RAM of its own, managed as by `pageone run --snapshots`: it is merged, and
-    /// the guest can be stored again. It is loaded while the guest runs
+    /// Give each guest RAM of its own, managed as by `pageone run --snapshots`: the guests are
+    /// merged from the beginning, and can be stored again. The snapshot is read before they start
     #[arg(long)]
     merge: bool,
     /// Domain to join: guests merge only with others of their domain [default: all of this user's]
@@ -77,15 +79,23 @@ pub(crate) struct Args {
 pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let Leased { record, lease, label, pool } = Leased::of(&args.snapshot)?;
     let add = |command: &mut Command, words: &[String]| recycle(&record, command, words);
-    let own = args.merge.then(|| -> Result<Own<'_>> {
-        let environment = run::agent(args.domain.as_deref(), HugePages::default(), dir.clone(), false);
-        let add: Option<&Add<'_>> = if args.ppr { Some(&add) } else { None };
-        Ok(Own { environment: environment.context("the guests cannot be merged")?, add })
-    });
-    let own = own.transpose()?;
+    let environment = || run::agent(args.domain.as_deref(), HugePages::default(), dir.clone(), false);
+    let environment = args.merge.then(environment).transpose().context("the guests cannot be merged")?;
     let files = directory(args.files.as_deref(), dir)?;
     let working_set = files.join(format!(".working-set-{}", label.replace('/', "-")));
-    let (ram, server) = ram((&pool, &args.snapshot.name), lease, Some(&working_set))?;
+    // Held until all guests have ended: their disks may need what the snapshot keeps.
+    let held = lease.try_clone()?;
+    let (mut source, server) = match environment {
+        Some(environment) => {
+            let name = format!("{label} {}", args.domain.as_deref().unwrap_or_default());
+            let segments = Segments::of(&Image::of_lease(&lease)?, &name)?;
+            (Source::Segments(Box::new(segments), environment), None)
+        }
+        None => {
+            let (file, server) = ram((&pool, &args.snapshot.name), lease, Some(&working_set))?;
+            (Source::File(file), Some(server))
+        }
+    };
     // Before the first guest: a signal must not leave guests without memory.
     let (ends, renew) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
     for (signal, flag) in [(SIGINT, &ends), (SIGTERM, &ends), (SIGHUP, &renew)] {
@@ -96,8 +106,16 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
         give_to_ksm()?;
     }
     let attached = args.count == 1;
-    let options =
-        Options { record: &record, ram: &ram, extra: &args.extra, force: args.force, attached, own: own.as_ref() };
+    let own;
+    let ram = match &source {
+        Source::Segments(segments, environment) => {
+            let add: Option<&Add<'_>> = if args.ppr { Some(&add) } else { None };
+            own = Own { environment, add, segments: segments.all() };
+            Ram::Own(&own)
+        }
+        Source::File(file) => Ram::Shared(file),
+    };
+    let options = Options { record: &record, ram, extra: &args.extra, force: args.force, attached };
     let directories: Vec<PathBuf> = (1..=args.count)
         .map(|number| {
             files.join(format!("{}-{}-{number}", snapshot::file_name(&args.snapshot.name), std::process::id()))
@@ -105,7 +123,9 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
         .collect();
     let start_all = || {
         std::thread::scope(|scope| {
-            scope.spawn(|| memory::prefetch(&ram, &working_set));
+            if let Ram::Shared(file) = ram {
+                scope.spawn(|| memory::prefetch(file, &working_set));
+            }
             let threads: Vec<_> =
                 directories.iter().map(|directory| scope.spawn(|| one(&options, directory))).collect();
             let join = |thread: ScopedJoinHandle<'_, Result<Started>>| thread.join().unwrap_or_else(|_| panicked());
@@ -130,7 +150,8 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
             "pageone: the clocks of {count} guests stand at the snapshot's time ({why}): their time daemon must set them"
         );
     }
-    wait(&mut clones, &ends, &mut watch);
+    wait(&mut clones, &ends, &mut watch, &mut source);
+    drop(held);
     if args.rm {
         directories.iter().for_each(|directory| remove(directory));
     }
@@ -180,6 +201,14 @@ fn recycle(record: &Record, command: &mut Command, words: &[String]) -> io::Resu
     run::ppr::prepare(command, program, &words, run::ppr::Worker::Agent, None)
         .map(|fds| Box::new(fds) as Box<dyn Any>)
         .map_err(|error| io::Error::other(format!("{error:#}")))
+}
+
+/// Where the clones' RAM comes from.
+enum Source {
+    /// Segments, and the environment that puts the agent into QEMU.
+    Segments(Box<Segments>, Vec<(OsString, Option<OsString>)>),
+    /// The file that the page server serves.
+    File(File),
 }
 
 /// A clone, and why its clock is not set.
@@ -268,13 +297,14 @@ pub(super) fn serve(lease: i32, record: Option<&Path>) -> Result<()> {
 
 /// Sees to it that the page server runs.
 pub(super) struct Watch {
-    server: Server,
+    /// `None`: the guests need none.
+    server: Option<Server>,
     /// Whether it is to be replaced.
     renew: Arc<AtomicBool>,
 }
 
 impl Watch {
-    pub(super) fn new(server: Server, renew: Arc<AtomicBool>) -> Self {
+    pub(super) fn new(server: Option<Server>, renew: Arc<AtomicBool>) -> Self {
         Self { server, renew }
     }
 
@@ -292,10 +322,11 @@ impl Watch {
 
     fn look(&mut self) {
         let is_told = self.renew.swap(false, Ordering::Relaxed);
+        let Some(server) = &mut self.server else { return };
         if is_told {
-            self.server.replace();
+            server.replace();
         }
-        match self.server.watch() {
+        match server.watch() {
             Some((_, Err(error))) => eprintln!("pageone: guests wait: the page server cannot be started: {error}"),
             Some((status, Ok(()))) => eprintln!("pageone: the page server has ended, {status}; another one goes on"),
             None => {}
@@ -304,7 +335,7 @@ impl Watch {
 }
 
 /// Waits until all clones have ended. After a signal it ends them.
-fn wait(clones: &mut [Clone], ends: &AtomicBool, watch: &mut Watch) {
+fn wait(clones: &mut [Clone], ends: &AtomicBool, watch: &mut Watch, source: &mut Source) {
     let mut told = false;
     while clones.iter_mut().any(|clone| matches!(clone.child.try_wait(), Ok(None))) {
         if ends.load(Ordering::Relaxed) && !std::mem::replace(&mut told, true) {
@@ -317,6 +348,9 @@ fn wait(clones: &mut [Clone], ends: &AtomicBool, watch: &mut Watch) {
             }
         }
         watch.look();
+        if let Source::Segments(segments, _) = source {
+            segments.watch();
+        }
         std::thread::sleep(NAP);
     }
 }

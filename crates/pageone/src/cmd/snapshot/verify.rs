@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use checkpoint::Image;
 use mpool::{AlignedBuf, BLOCK};
-use snapshot::clone::{Options, start};
+use snapshot::clone::{Options, Ram, start};
 
 use super::Which;
 use super::clones::{self, Leased, Watch};
@@ -52,10 +52,10 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
         let (ram, server) = clones::ram((&pool, &args.snapshot.name), lease, None)?;
         let files = clones::directory(args.files.as_deref(), dir)?;
         let name = format!("verify-{}-{}", snapshot::file_name(&args.snapshot.name), std::process::id());
-        let options =
-            Options { record: &record, ram: &ram, extra: &args.extra, force: false, attached: false, own: None };
+        let ram = Ram::Shared(&ram);
+        let options = Options { record: &record, ram, extra: &args.extra, force: false, attached: false };
         let (directory, time) = (files.join(name), Duration::from_secs(args.seconds.into()));
-        let verified = Watch::new(server, Arc::default()).during(|| go_on(&options, &directory, time));
+        let verified = Watch::new(Some(server), Arc::default()).during(|| go_on(&options, &directory, time));
         let agent = verified
             .unwrap_or_else(|| bail!("starting a clone panicked"))
             .with_context(|| format!("no guest goes on from snapshot {}", args.snapshot.name))?;

@@ -142,6 +142,26 @@ fn an_introduction_against_the_rules_is_refused_with_the_rule() {
 }
 
 #[test]
+fn a_segment_is_taken_from_anybody_if_nobody_can_change_it() {
+    let len = SEGMENT_PAGES as usize * PAGE_SIZE;
+    let nothing = |_: &OwnedFd| Ok::<(), memfd::MemfdError>(());
+    let whole = memfd::create_written("pageone:snapshot", len, nothing).unwrap();
+    let short = memfd::create_written("pageone:snapshot", len / 2, nothing).unwrap();
+    let (writable, _map) = memfd::create_sealed("pageone:snapshot", len).unwrap();
+    for (fd, is_taken) in [(whole, true), (short, false), (writable, false)] {
+        let mut daemon = Daemon::new(Config::default());
+        let agent = daemon.connect();
+        say(&agent, &hello(VERSION));
+        let segment = memfd::identity(&fd).unwrap().ino;
+        agent.send(&wire::encode(&ToDaemon::SegmentHeld { segment }), &[fd.as_fd()]).unwrap();
+        daemon.serve();
+        let held = &daemon.service.handshakes.values().next().unwrap().segments;
+        assert_eq!(matches!(held.get(&segment), Some(Held::Snapshot(..))), is_taken);
+        assert_eq!(daemon.user().taken(Kind::Segments), u64::from(is_taken));
+    }
+}
+
+#[test]
 fn a_user_has_so_many_connections_that_say_nothing() {
     let mut daemon = Daemon::new(Config::default());
     let _silent: Vec<_> = (0..HANDSHAKES_OF_USER).map(|_| daemon.connect()).collect();

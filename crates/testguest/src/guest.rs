@@ -141,6 +141,8 @@ pub struct Guest {
     heard: Arc<Mutex<Heard>>,
     /// When the console last had a new line, as far as was looked, and QEMU's CPU time then.
     spoke: (Instant, Duration),
+    /// Reads the console.
+    listener: Option<std::thread::JoinHandle<()>>,
 }
 
 impl Guest {
@@ -181,12 +183,11 @@ impl Guest {
             .map_err(|source| StartError::Run { program: command.get_program().display().to_string(), source })?;
         let heard = Arc::new(Mutex::new(Heard::new()));
         let listener = Arc::clone(&heard);
-        let guest = Self { child, heard, spoke: (Instant::now(), Duration::ZERO) };
+        let mut guest = Self { child, heard, spoke: (Instant::now(), Duration::ZERO), listener: None };
         // The thread ends when every process that holds the pipe's other end has ended.
-        std::thread::Builder::new()
-            .name("console".into())
-            .spawn(move || listen(BufReader::new(console), &listener))
-            .map_err(StartError::Thread)?;
+        let thread = std::thread::Builder::new().name("console".into());
+        let started = thread.spawn(move || listen(BufReader::new(console), &listener));
+        guest.listener = Some(started.map_err(StartError::Thread)?);
         Ok(guest)
     }
 
@@ -277,6 +278,15 @@ impl Guest {
     /// The console's lines, the last few thousand of them.
     pub fn console(&self) -> Vec<String> {
         self.heard.lock().lines.iter().cloned().collect()
+    }
+
+    /// Waits until all is read that the console has said, at most for this time. That ends only
+    /// after QEMU has ended.
+    pub fn hear_out(&self, limit: Duration) {
+        let until = Instant::now() + limit;
+        while self.listener.as_ref().is_some_and(|thread| !thread.is_finished()) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// The last lines of the console, for an error message.

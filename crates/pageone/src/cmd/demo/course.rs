@@ -34,6 +34,8 @@ const READINGS: usize = 5;
 const TICK: Duration = Duration::from_secs(1);
 /// Time between two checks for Ctrl-C.
 const NAP: Duration = Duration::from_millis(50);
+/// How long the last lines of a guest that has ended may take.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// Options of the demo.
 #[derive(Clone, Debug, clap::Args)]
@@ -353,7 +355,7 @@ impl<'a> Demo<'a> {
             let verdict = guest.verdict();
             if let Verdict::Dead(_) = verdict {
                 // The last lines of its console may still be in the pipe.
-                std::thread::sleep(NAP);
+                guest.hear_out(LAST_WORDS);
                 bail!(
                     "guest {number} (process {}) before its first round: {verdict}; its console:\n{}",
                     guest.pid(),

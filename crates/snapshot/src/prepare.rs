@@ -211,20 +211,16 @@ pub(crate) fn own_monitor(all: &[String], directory: &Path) -> Option<PathBuf> {
     Some(directory.join(path?))
 }
 
-/// Whether it was started as a clone.
-pub(crate) fn is_clone(all: &[String]) -> bool {
-    options(all).any(|option| option.name == "chardev" && option.part("id") == Some(START))
-}
-
 /// Whether its free pages are taken back by an agent (`pageone run --ppr`).
 pub(crate) fn is_recycled(all: &[String]) -> bool {
     options(all).any(|option| option.name == "chardev" && option.part("id") == Some(QEMU_QMP))
 }
 
 /// The user's own words: without those for RAM, monitor and recycling, and without those that made
-/// a prepared guest a clone. The port for the device of free pages stays: clones need it.
+/// the guest a clone. The port for the device of free pages stays: clones need it.
 pub(crate) fn without_ours(all: &[String]) -> Vec<String> {
-    let (is_prepared, is_recycled) = (socket(all).is_some(), is_recycled(all));
+    let is_clone = options(all).any(|option| option.name == "chardev" && option.part("id") == Some(START));
+    let is_recycled = is_recycled(all);
     let is_ours = |option: &words::Opt<'_>| match option.name {
         "object" => option.part("id").is_some_and(|id| id == RAM || id.starts_with(QEMU_POOL)),
         "device" => option.part("id") == Some(QEMU_DEVICE),
@@ -234,7 +230,7 @@ pub(crate) fn without_ours(all: &[String]) -> Vec<String> {
         "machine" => option.part("memory-backend") == Some(RAM),
         "chardev" => option.part("id").is_some_and(|id| MONITORS.contains(&id)),
         "mon" => option.part("chardev").is_some_and(|id| MONITORS.contains(&id)),
-        "incoming" => is_prepared && option.value == "defer",
+        "incoming" => is_clone && option.value == "defer",
         _ => false,
     };
     let ours: Vec<usize> = options(all).filter(is_ours).flat_map(|option| [option.at, option.at + 1]).collect();
@@ -288,10 +284,9 @@ mod tests {
         assert!(socket(&own).is_none());
         let clone =
             words("-chardev socket,id=pageone-clone,fd=5 -mon chardev=pageone-clone,mode=control -incoming defer");
-        let plain = [&monitor_words(CLONE, Path::new("/run/c"))[..], &clone[..4], &own].concat();
+        let plain = [&monitor_words(CLONE, Path::new("/run/c"))[..], &clone, &own].concat();
         assert_eq!((socket(&plain), own_monitor(&plain, Path::new("/"))), (None, Some("/run/c".into())));
         assert_eq!(without_ours(&plain), own);
-        assert!(is_clone(&plain) && !is_clone(&all));
         assert_eq!(without_ours(&[&prepared.words[..4], &prepared.words[4..8], &clone, &own].concat()), own);
         assert_eq!(without_ours(&words("-incoming defer")), words("-incoming defer"));
         let port = words("-device pcie-root-port,id=pageone-ppr-port,chassis=239 -action panic=none");

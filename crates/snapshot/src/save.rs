@@ -64,12 +64,6 @@ pub enum SaveError {
          RAM alone"
     )]
     Unprepared(i32),
-    /// Its RAM is a private mapping of the snapshot's.
-    #[error(
-        "process {0} is a clone that shares its snapshot's memory, which cannot be stored: start clones that are to be stored \
-         with `pageone snapshot run --merge`"
-    )]
-    Shares(i32),
     /// It was started without `--snapshots`, and a clone's RAM would not be what its words say.
     #[error("a guest that was not prepared cannot be stored with this: {0}")]
     Words(#[from] PrepareError),
@@ -177,9 +171,6 @@ impl Guest {
         let (ours, own) = (prepare::socket(words), prepare::without_ours(words));
         let is_prepared = ours.is_some();
         let socket = ours.or_else(|| prepare::own_monitor(words, &directory)).ok_or(SaveError::Unprepared(pid))?;
-        if !is_prepared && prepare::is_clone(words) {
-            return Err(SaveError::Shares(pid));
-        }
         if !is_prepared {
             prepare::look_for_obstacles(&own)?;
         }

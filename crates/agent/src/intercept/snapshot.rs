@@ -7,8 +7,8 @@
 //! that is not zeros is merged from the beginning, and is copied when the guest writes to it.
 //!
 //! Until QEMU marks the memory, it is
-//! [retained](crate::runtime::state::retained::Retained): what QEMU discards reads as zeros. Then it
-//! is a region whose pages are merged. The agent connects to the daemon only now: nobody sees half
+//! [retained](crate::runtime::state::retained::Retained): what QEMU discards reads as zeros. Then
+//! it is a region whose pages are merged. The agent connects to the daemon only now: nobody sees half
 //! a guest. The daemon takes the segments into its store, and finds in the kernel's tables which
 //! frames the region maps, as after its restart.
 //!
@@ -106,8 +106,8 @@ fn end(why: &io::Error) -> ! {
     std::process::abort();
 }
 
-/// Maps the segments over the range one behind the other, or copies them if `maps` is false. Returns
-/// how many pages are mapped.
+/// Maps the segments over the range one behind the other, or copies them if `maps` is false.
+/// Returns how many pages are mapped.
 ///
 /// # Safety
 ///

@@ -7,10 +7,10 @@ const CLONES: usize = 8;
 /// How long the number of merged pages must not grow.
 const STILL: Duration = Duration::from_secs(10);
 
-/// Waits until the daemon knows all: then they are loaded.
-fn wait_until_loaded(place: &Place, pids: &[i32]) {
+/// Waits until the daemon knows all.
+fn wait_until_known(place: &Place, pids: &[i32]) {
     for &pid in pids {
-        eventually("a clone is loaded", Duration::from_secs(120), || place.daemon.client(pid));
+        eventually("a clone is known", Duration::from_secs(120), || place.daemon.client(pid));
     }
 }
 
@@ -49,9 +49,12 @@ fn snapshot_figures_of_merged_clones() {
     let begin = Instant::now();
     let (clones, _) = ours_with(&place, CLONES, "merged", &["--merge", "--rm"]);
     let pids = pids(&clones);
-    wait_until_loaded(&place, &pids);
-    figure(&format!("merged: {CLONES} are loaded after"), begin.elapsed().as_secs_f64(), "s", None);
-    memory("loaded: ", &pids, None);
+    wait_until_known(&place, &pids);
+    figure(&format!("merged: the daemon knows {CLONES} after"), begin.elapsed().as_secs_f64(), "s", None);
+    memory("at first: ", &pids, None);
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", pids[0])).unwrap();
+    let mapped = maps.lines().filter(|line| line.contains("/memfd:pageone:snapshot")).count();
+    figure("mappings of the snapshot in a clone", mapped as f64, "", None);
     wait_until_merged(&place, &pids);
     figure("and merged after", (begin.elapsed() - STILL).as_secs_f64(), "s", None);
     memory("merged: ", &pids, None);

@@ -6,11 +6,10 @@
 //! place is untouched, and nobody knows it yet. Mappings of the segments are put there: each page
 //! that is not zeros is merged from the beginning, and is copied when the guest writes to it.
 //!
-//! Until QEMU marks the memory, it is
-//! [retained](crate::runtime::state::retained::Retained): what QEMU discards reads as zeros. Then
-//! it is a region whose pages are merged. The agent connects to the daemon only now: nobody sees half
-//! a guest. The daemon takes the segments into its store, and finds in the kernel's tables which
-//! frames the region maps, as after its restart.
+//! Until QEMU marks the memory, it is [retained](crate::runtime::state::retained): what QEMU
+//! discards reads as zeros. Then it is a region whose pages are merged. The agent connects to the
+//! daemon only now: nobody sees half a guest. The daemon takes the segments into its store, and
+//! finds in the kernel's tables which frames the region maps, as after its restart.
 //!
 //! What cannot be mapped is copied.
 

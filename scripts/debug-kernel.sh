@@ -49,8 +49,11 @@ configure() {
     local line lacks=
     mkdir -p "$build"
     options > "$build/options"
-    # What 6.1 does not have yet, or has under another name.
-    if [ "$series" = 6.1 ]; then lacks='CONFIG_CPU_MITIGATIONS|CONFIG_BASE_SMALL|CONFIG_SLUB_TINY'; fi
+    # What one of them does not have, or has under another name.
+    case $series in
+        6.1) lacks='CONFIG_CPU_MITIGATIONS|CONFIG_BASE_SMALL|CONFIG_SLUB_TINY' ;;
+        6.12) lacks=CONFIG_BASE_FULL ;;
+    esac
     make -s -C "$source" O="$build" KCONFIG_ALLCONFIG="$build/options" allnoconfig >&2
     while read -r line; do
         if [ -n "$lacks" ] && [[ ${line%=y} =~ ^($lacks)$ ]]; then continue; fi

@@ -266,6 +266,15 @@ static void punch_pins(void)
 
 /* ---- other processes -------------------------------------------------------------------- */
 
+/* Waits until a page has this content, as another process writes it. */
+static int becomes(const char *page, uint64_t content)
+{
+	for (double end = now() + 20; now() < end; usleep(1000))
+		if (holds(page, content))
+			return 1;
+	return 0;
+}
+
 static void processes(void)
 {
 	struct file f = file_make(64);
@@ -279,10 +288,9 @@ static void processes(void)
 		int bad = !holds(at(m, 9), 5);
 
 		fill(at(m, 9), 6);
-		usleep(200000);
-		_exit(bad || !holds(at(m, 10), 7));
+		_exit(bad || !becomes(at(m, 10), 7));
 	}
-	usleep(100000);
+	CHECK(becomes(at(m, 9), 6));
 	fill(at(m, 10), 7);
 	waitpid(k, &status, 0);
 	CHECK(!status && holds(at(m, 9), 6) && holds(at(m, 8), 5));

@@ -330,25 +330,6 @@ pub fn read_page(fd: impl AsFd, index: usize, page: &mut [u8; PAGE_SIZE]) -> io:
     Ok(())
 }
 
-/// The parts of a memfd of `len` bytes that have memory, ascending (lseek(2), `SEEK_DATA`).
-///
-/// # Errors
-///
-/// Those of lseek(2).
-pub fn written_parts(fd: impl AsFd, len: u64) -> io::Result<Vec<std::ops::Range<u64>>> {
-    use rustix::fs::{SeekFrom, seek};
-    let (mut parts, mut at) = (Vec::new(), 0);
-    while at < len {
-        let start = match seek(&fd, SeekFrom::Data(at)) {
-            Err(Errno::NXIO) => break,
-            start => start?,
-        };
-        at = seek(&fd, SeekFrom::Hole(start))?.min(len);
-        parts.push(start..at);
-    }
-    Ok(parts)
-}
-
 /// Bytes of memory (and swap) that a memfd uses, or of disk space that a file uses (`st_blocks`
 /// times 512).
 ///

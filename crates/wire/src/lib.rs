@@ -31,6 +31,7 @@ pub mod recycle;
 mod codec;
 mod page;
 mod policy;
+mod snapshot;
 mod version;
 
 use serde::{Deserialize, Serialize};
@@ -38,6 +39,7 @@ use serde::{Deserialize, Serialize};
 pub use codec::{DecodeError, decode_to_agent, decode_to_daemon, encode};
 pub use page::{PageNo, RegionId, Run, Slot};
 pub use policy::{HugePages, UnknownPolicy};
+pub use snapshot::{Part, decode_parts, encode_parts};
 pub use version::{OLDEST, VERSION, VersionError, agreed};
 
 /// Bytes in a packet at most.
@@ -61,7 +63,8 @@ pub const ENV_DOMAIN: &str = "PAGEONE_DOMAIN";
 /// The agent maps private memory in its place.
 pub const ENV_SNAPSHOT_RAM: &str = "PAGEONE_SNAPSHOT_RAM";
 /// Numbers of descriptors with commas between them: a pipe that gets a byte when the agent has put
-/// the snapshot's RAM into that memory, and the segments with the RAM, in order.
+/// the snapshot's RAM into that memory, a file with the parts of that ([`encode_parts`]), and the
+/// segments with the RAM, in order.
 pub const ENV_SNAPSHOT_LOAD: &str = "PAGEONE_SNAPSHOT_LOAD";
 /// The name of a [`HugePages`] policy. With `split` (the default) the agent swallows
 /// `madvise(MADV_HUGEPAGE)` on a region; with `keep` it lets the call through.

@@ -1,10 +1,11 @@
 //! The memory of a clone is its snapshot's from the beginning.
 //!
 //! `pageone snapshot run --merge` has read the snapshot's RAM into memfds that nobody can change
-//! any more, as long as a segment of the store each. QEMU inherits them, beside the empty file that
-//! it maps for its RAM ([`private`](crate::intercept::private)). The private memory in that file's
-//! place is untouched, and nobody knows it yet. Mappings of the segments are put there: each page
-//! that is not zeros is merged from the beginning, and is copied when the guest writes to it.
+//! any more, as long as a segment of the store each. QEMU inherits them, with a list of which pages
+//! lie where ([`Part`]), beside the empty file that it maps for its RAM
+//! ([`private`](crate::intercept::private)). The private memory in that file's place is untouched,
+//! and nobody knows it yet. Mappings of the segments are put there: each page that is not zeros is
+//! merged from the beginning, and is copied when the guest writes to it.
 //!
 //! Until QEMU marks the memory, it is [retained](crate::runtime::state::retained): what QEMU
 //! discards reads as zeros. Then it is a region whose pages are merged. The agent connects to the
@@ -17,15 +18,15 @@
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::ops::Range as Span;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 
 use kmem::range::Range;
 use kmem::{PAGE_SIZE, memfd, procfs};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
-use wire::SEGMENT_PAGES;
+use wire::{Part, SEGMENT_PAGES};
 
 use crate::runtime::globals::{LOADING, STATE};
 use crate::runtime::lock::Blocked;
@@ -36,11 +37,6 @@ use crate::runtime::state::segments::Accepted;
 use crate::service::start;
 use crate::window::gate;
 
-/// Bytes of a segment.
-const SEGMENT_LEN: usize = SEGMENT_PAGES as usize * PAGE_SIZE;
-/// Pages of zeros that are mapped with what is around them: two mappings less for at most so many
-/// pages, of which each takes memory only when it is read.
-const GAP: u64 = 8;
 /// Mappings that are made at most are this part of those that the program may have. The others are
 /// left to the program, and to merging.
 const SHARE: usize = 4;
@@ -50,6 +46,7 @@ static SOURCE: Mutex<Option<Source>> = Mutex::new(None);
 
 /// The snapshot's RAM, and a pipe that gets a byte when it is in place.
 struct Source {
+    parts: File,
     segments: Vec<OwnedFd>,
     tell: File,
 }
@@ -67,9 +64,10 @@ pub(super) fn at_load() {
     // SAFETY: the program that started this one has opened them for the agent alone. If one is not
     // open, each use of it fails.
     let mut all: Vec<OwnedFd> = numbers.into_iter().map(|number| unsafe { OwnedFd::from_raw_fd(number) }).collect();
-    if all.iter().all(|fd| fcntl_setfd(fd, FdFlags::CLOEXEC).is_ok()) {
-        let tell = all.remove(0).into();
-        *SOURCE.lock().unwrap_or_else(PoisonError::into_inner) = Some(Source { segments: all, tell });
+    if all.len() >= 2 && all.iter().all(|fd| fcntl_setfd(fd, FdFlags::CLOEXEC).is_ok()) {
+        let segments = all.split_off(2);
+        let [parts, tell] = [1, 0].map(|at| File::from(all.remove(at)));
+        *SOURCE.lock().unwrap_or_else(PoisonError::into_inner) = Some(Source { parts, segments, tell });
     } else {
         std::mem::forget(all);
     }
@@ -83,20 +81,32 @@ pub(super) fn at_load() {
 /// caller.
 pub(super) unsafe fn begin(range: Range, no_reserve: bool) {
     let source = SOURCE.lock().unwrap_or_else(PoisonError::into_inner).take();
-    let Some(Source { segments, mut tell }) = source else { return };
+    let Some(Source { parts, segments, mut tell }) = source else { return };
     let _signals = Blocked::all();
     // The agent connects when the memory is marked.
     LOADING.store(true, Ordering::Release);
     let runs = start::start(None).is_ok();
     let sticky = Sticky { no_reserve, ..Sticky::default() };
-    // SAFETY: the contract is the same.
-    let placed = unsafe { place(&mut STATE.lock(), range, sticky, segments, runs) };
+    let placed = read_parts(&parts, range, segments.len()).and_then(|parts| {
+        // SAFETY: the contract is the same.
+        unsafe { place(&mut STATE.lock(), range, sticky, &parts, segments, runs) }
+    });
     match placed {
-        Ok(mapped) => log::line(format_args!("{} of {} pages are a snapshot's", mapped, range.pages())),
+        Ok(mapped) => log::line(format_args!("{mapped} of {} pages are a snapshot's", range.pages())),
         Err(why) => end(&why),
     }
     // The program that started this one must know that this library does it.
     let _ = tell.write_all(b"L");
+}
+
+/// Reads which pages lie where.
+fn read_parts(file: &File, range: Range, segments: usize) -> io::Result<Vec<Part>> {
+    let mut bytes = vec![0; usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?];
+    // Other clones have the same open file, and its offset.
+    file.read_exact_at(&mut bytes, 0)?;
+    let (pages, slots) = (u32::try_from(range.pages()), u32::try_from(segments * SEGMENT_PAGES as usize));
+    let parts = pages.ok().zip(slots.ok()).and_then(|(pages, slots)| wire::decode_parts(&bytes, pages, slots));
+    parts.ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 /// Ends the program: it would see zeros where its memory was.
@@ -105,8 +115,8 @@ fn end(why: &io::Error) -> ! {
     std::process::abort();
 }
 
-/// Maps the segments over the range one behind the other, or copies them if `maps` is false.
-/// Returns how many pages are mapped.
+/// Maps parts of the segments over the range, or copies them if `maps` is false. Returns how many
+/// pages are mapped.
 ///
 /// # Safety
 ///
@@ -116,6 +126,7 @@ unsafe fn place(
     state: &mut State,
     range: Range,
     sticky: Sticky,
+    parts: &[Part],
     segments: Vec<OwnedFd>,
     maps: bool,
 ) -> io::Result<usize> {
@@ -123,39 +134,33 @@ unsafe fn place(
     if maps {
         state.regions.retain(range, sticky);
     }
+    let mut held = Vec::with_capacity(segments.len());
+    for fd in &segments {
+        let id = memfd::identity(fd)?.ino;
+        held.push(maps && matches!(state.segments.accept(id, fd.try_clone()?), Ok(Accepted::Kept)));
+    }
     let mut mapped = 0;
-    for (at, fd) in (0..).zip(segments) {
-        let start = range.start + at * SEGMENT_LEN;
-        let len = range.end().saturating_sub(start).min(SEGMENT_LEN);
-        let parts = joined(memfd::written_parts(&fd, len as u64)?);
-        let id = memfd::identity(&fd)?.ino;
-        let is_held = maps && matches!(state.segments.accept(id, fd.try_clone()?), Ok(Accepted::Kept));
-        for part in parts {
-            let to = Range::new(start + part.start as usize, (part.end - part.start) as usize);
-            // SAFETY: by the contract nobody relies on the zeros that are there. The file cannot
-            // shrink.
-            let is_there = is_held && room > 0 && unsafe { gate::map_frames(fd.as_fd(), to, part.start) }.is_ok();
+    for &Part { run, slot } in parts {
+        let mut done = 0;
+        while done < run.len {
+            let (at, first) = ((slot + done) / SEGMENT_PAGES, (slot + done) % SEGMENT_PAGES);
+            let len = (run.len - done).min(SEGMENT_PAGES - first);
+            let fd = segments.get(at as usize).ok_or(io::ErrorKind::InvalidData)?.as_fd();
+            let to = Range::new(range.start + (run.page + done).index() * PAGE_SIZE, len as usize * PAGE_SIZE);
+            let from = u64::from(first) * PAGE_SIZE as u64;
+            // SAFETY: by the contract nobody relies on the zeros that are there, and the part lies
+            // in the range. The file cannot shrink.
+            let is_there = held[at as usize] && room > 0 && unsafe { gate::map_frames(fd, to, from) }.is_ok();
             if is_there {
                 room -= 1;
-                mapped += to.pages();
+                mapped += len as usize;
             } else {
-                copy(fd.as_fd(), to, part.start)?;
+                copy(fd, to, from)?;
             }
+            done += len;
         }
     }
     Ok(mapped)
-}
-
-/// Parts with few pages of zeros between them are one.
-fn joined(parts: Vec<Span<u64>>) -> Vec<Span<u64>> {
-    let mut all: Vec<Span<u64>> = Vec::new();
-    for part in parts {
-        match all.last_mut() {
-            Some(last) if part.start - last.end <= GAP * PAGE_SIZE as u64 => last.end = part.end,
-            _ => all.push(part),
-        }
-    }
-    all
 }
 
 /// Copies bytes of a file to memory, if all of it is mapped.

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::num::NonZeroU64;
 
 use mpool::{BLOCK, Leased, PoolError};
 use parking_lot::Mutex;
@@ -146,6 +147,11 @@ impl Image {
         (0..).zip(&self.places).filter(|(_, at)| **at != 0).map(|(page, _)| page)
     }
 
+    /// Which page of the pool this one is: those with equal places have equal bytes. `None`: zeros.
+    pub fn place(&self, page: u64) -> Option<NonZeroU64> {
+        NonZeroU64::new(self.places.get(page as usize).copied().unwrap_or(0))
+    }
+
     /// Reads whole pages from number `first` on, and checks them. Pages behind the last one are
     /// zeros.
     ///
@@ -170,6 +176,12 @@ impl Image {
         let mut done = 0;
         while done < places.len() {
             let at = places[done];
+            if at != 0 && done > 0 && places[done - 1] == at {
+                // Memory that the guest has poisoned is one page many times.
+                into.copy_within((done - 1) * BLOCK..done * BLOCK, done * BLOCK);
+                done += 1;
+                continue;
+            }
             // Pages with consecutive places are read at once.
             let follows = |i: &usize| places.get(done + i) == Some(&if at == 0 { 0 } else { at + *i as u64 });
             let run = (1..).take_while(follows).count() + 1;

@@ -12,6 +12,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::memory::segments::Segments;
 use crate::prepare::{MONITOR, Ram, is_socket_name, monitor_words, ram_words};
 
 /// Adds to the command that starts QEMU with these words. What it gives is dropped when QEMU has
@@ -24,8 +25,8 @@ pub struct Own<'a> {
     pub environment: &'a [(OsString, Option<OsString>)],
     /// What else QEMU gets.
     pub add: Option<&'a Add<'a>>,
-    /// The snapshot's RAM ([`crate::memory::segments`]).
-    pub segments: &'a [OwnedFd],
+    /// The snapshot's RAM.
+    pub segments: &'a Segments,
 }
 
 /// The socket of a clone's monitor, by which it can be stored, or stopped.
@@ -59,8 +60,8 @@ impl Own<'_> {
     pub(super) fn prepare(&self, command: &mut Command, bytes: u64, directory: &Path) -> io::Result<Prepared> {
         let Ram { fd, identity } = Ram::empty(bytes)?;
         let (maps, tell) = io::pipe()?;
-        let mut load: Vec<OwnedFd> = vec![tell.into()];
-        for segment in self.segments {
+        let mut load: Vec<OwnedFd> = vec![tell.into(), self.segments.plan().try_clone()?];
+        for segment in self.segments.all() {
             load.push(segment.try_clone()?);
         }
         let mut words = ram_words(bytes, fd.as_raw_fd(), true);

@@ -95,11 +95,13 @@ fn cpu_ms(pids: &[i32]) -> f64 {
 /// else.
 fn pss(pid: i32) -> (f64, f64) {
     let text = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap_or_default();
-    let (mut ram, mut rest, mut is_ram) = (0.0, 0.0, false);
+    let (mut ram, mut rest, mut is_ram, mut is_merged) = (0.0, 0.0, false, false);
     for line in text.lines() {
         let kib = |name: &str| line.strip_prefix(name)?.trim().strip_suffix(" kB")?.parse::<f64>().ok();
         if let Some(size) = kib("Size:") {
-            is_ram = size == f64::from(MIB * 1024);
+            is_ram = is_merged || size == f64::from(MIB * 1024);
+        } else if line.split(' ').nth(1).is_some_and(|permissions| permissions.len() == 4) {
+            is_merged = line.contains(" rw-p ") && line.contains("/memfd:pageone:");
         }
         *if is_ram { &mut ram } else { &mut rest } += kib("Pss:").unwrap_or(0.0) / 1024.0;
     }

@@ -110,7 +110,7 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let ram = match &source {
         Source::Segments(segments, environment) => {
             let add: Option<&Add<'_>> = if args.ppr { Some(&add) } else { None };
-            own = Own { environment, add, segments: segments.all() };
+            own = Own { environment, add, segments };
             Ram::Own(&own)
         }
         Source::File(file) => Ram::Shared(file),

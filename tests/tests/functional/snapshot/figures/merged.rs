@@ -36,10 +36,20 @@ fn snapshot_figures_of_merged_clones() {
     place.save(source.pid(), "rest");
     source.kill();
     let (mut plain, mut merged) = (Vec::new(), Vec::new());
+    let (mut first, mut more) = (Vec::new(), Vec::new());
     for run in 0..RUNS {
         plain.push(ours_with(&place, CLONES, &format!("plain-{run}"), &["--rm"]).1 / CLONES as f64);
         merged.push(ours_with(&place, CLONES, &format!("merged-{run}"), &["--merge", "--rm"]).1 / CLONES as f64);
     }
+    for run in 0..RUNS {
+        let one = |name: &str| ours_with(&place, 1, &format!("{name}-{run}"), &["--merge", "--rm"]);
+        let (clones, after) = one("first");
+        first.push(after);
+        more.push(one("more").1);
+        drop(clones);
+    }
+    figure("merged: the first clone, for which the snapshot is read, answers after", median(first), "ms", None);
+    figure("merged: one more answers after", median(more), "ms", None);
     figure(&format!("shared: each of {CLONES} at once answers after"), median(plain), "ms", None);
     figure(&format!("merged: each of {CLONES} at once answers after"), median(merged), "ms", None);
     let (clones, _) = ours_with(&place, CLONES, "plain", &["--rm"]);

@@ -5,7 +5,7 @@
 #   scripts/bench-module.sh [OPTION-OF-pageone-bench-module...]
 #
 # Settings:
-#   HUGE   the mount's huge=: advise, or nothing for none (advise)
+#   HUGE   the mount's huge=: advise, or nothing (nothing)
 #   THP    always or never: the host's huge pages for ordinary memory (always)
 #
 # Exit: 0 it was measured; 1 otherwise, also when the host's kernel complained.
@@ -20,5 +20,5 @@ scripts/module.sh pageonefs "$version" "$work"
 scripts/ppr-archive.sh > "$work/archives"
 export PAGEONE_KVM_CPUS=${PAGEONE_KVM_CPUS:-3}
 scripts/kvm-host.sh scripts/bench-module-inside.sh BIN="$(realpath "${CARGO_TARGET_DIR:-target}/release")" MODULE="$work/pageonefs.ko" \
-    HUGE="${HUGE-advise}" THP="${THP:-always}" WORDS="$*" | tee "$work/said"
+    HUGE="${HUGE:-}" THP="${THP:-always}" WORDS="$*" | tee "$work/said"
 if grep '^kernel: ' "$work/said" >&2; then echo "bench-module: the kernel complained" >&2; exit 1; fi

@@ -8,7 +8,7 @@ export FLOORS = imports widths files hosts
 
 .PHONY: demo build build-tests check test lint lint-aarch64 test-unit test-loom test-stress test-sabotage test-e2e test-functional \
     test-hazards test-rates test-soak test-behaviour test-hostile test-kernels test-pageonefs test-pageonefs-debug \
-    fuzz-pageonefs soak-pageonefs lint-pageonefs test-pageonefs-users bench-pageonefs test-pool-medium \
+    fuzz-pageonefs soak-pageonefs lint-pageonefs test-pageonefs-users bench-pageonefs bench-module test-pool-medium \
     test-pool-crashes test-kvm test-kvm-runs test-module test-libvirt bench-libvirt bench-snapshots test-selinux debug-kernel test-debug-kernel \
     test-packages test-upgrade test-attach test-pausing pictures deb rpm test-tsan stress fuzz fuzz-behaviour fuzz-sabotage soak soak-snapshots clean
 
@@ -194,6 +194,11 @@ test-kvm-runs: deps-test deps-kernels deps-kvm-host
 test-module: deps-test deps-module deps-ppr
 	$(CARGO) build --workspace
 	scripts/test-module.sh
+
+# What such guests get done, beside guests under nothing and under KSM. BENCH_MODULE: options of `pageone-bench module`; HUGE=advise:
+# with huge pages in the mount.
+bench-module: deps-test deps-module deps-ppr build
+	HUGE='$(HUGE)' scripts/bench-module.sh $(BENCH_MODULE)
 
 # Guests of libvirt, as Debian's packages have it, with AppArmor, in an emulated host: two tenants, and what libvirt does with
 # guests.

@@ -14,6 +14,8 @@
  *                             with next to nothing
  *   load write MIB RATE       fills MIB, then writes a word into as many of its pages, chosen at
  *                             random, as RATE MiB have, each second, for ever
+ *   load work EQUAL OWN       fills EQUAL MiB with pages of which four are equal each, and OWN MiB
+ *                             with others; then reads the former and rewrites the latter for ever
  *   load fuzz SECONDS         writes at random into the pool (the memory of every ivshmem device),
  *                             as hostile software could
  */
@@ -30,6 +32,7 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+#include <x86intrin.h>
 
 #define PAGE 4096ul
 #define WORDS (PAGE / 8)
@@ -369,6 +372,46 @@ static void write_for_ever(unsigned long mib, double rate)
 	}
 }
 
+/* Each round checks 1,024 pages that can be merged, and rewrites 256 that cannot. Times are in the
+ * processor's ticks, which are read without leaving the guest. */
+static void work_for_ever(unsigned long equal_mib, unsigned long own_mib)
+{
+	unsigned long equals = equal_mib * 256, owns = own_mib * 256, rounds = 0;
+	char *equal = mmap(NULL, equals * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	char *own = mmap(NULL, owns * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	uint64_t *seeds = calloc(owns, sizeof(*seeds)), read = 0, written = 0;
+	double said;
+
+	for (unsigned long i = 0; i < equals; i++)
+		fill((uint64_t *)(equal + i * PAGE), i % (equals / 4) * WORDS);
+	for (unsigned long i = 0; i < owns; i++)
+		fill((uint64_t *)(own + i * PAGE), seeds[i] = draw());
+	printf("LOAD filled pages=%lu\n", equals + owns);
+	for (said = now();; rounds++) {
+		uint64_t start = __rdtsc(), middle;
+
+		for (int i = 0; i < 1024; i++) {
+			unsigned long page = draw() % equals;
+
+			check((uint64_t *)(equal + page * PAGE), page % (equals / 4) * WORDS);
+		}
+		middle = __rdtsc();
+		for (int i = 0; i < 256; i++) {
+			unsigned long page = draw() % owns;
+
+			check((uint64_t *)(own + page * PAGE), seeds[page]);
+			fill((uint64_t *)(own + page * PAGE), seeds[page] = draw());
+		}
+		read += middle - start, written += __rdtsc() - middle;
+		if (failures)
+			verdict(rounds);
+		if (rounds % 16 == 0 && now() - said >= 0.25) {
+			said = now();
+			printf("LOAD work %lu %lu %lu\n", rounds + 1, read, written);
+		}
+	}
+}
+
 static void fuzz(double seconds)
 {
 	const char *root = "/sys/bus/pci/devices";
@@ -447,6 +490,8 @@ int main(int argc, char **argv)
 		cycle(first, second);
 	else if (!strcmp(what, "write"))
 		write_for_ever((unsigned long)first, second);
+	else if (!strcmp(what, "work"))
+		work_for_ever((unsigned long)first, (unsigned long)second);
 	else if (!strcmp(what, "fuzz"))
 		fuzz(first);
 	else

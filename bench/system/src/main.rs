@@ -20,7 +20,9 @@ use bench_common::{own_program, report};
 use clap::{Parser, Subcommand};
 
 use crate::harness::hold;
-use crate::questions::{checkpoint, estimate, governor, guests, idle, kvm, merge, ppr, scrape, see, start, steady};
+use crate::questions::{
+    checkpoint, estimate, governor, guests, idle, kvm, merge, module, ppr, scrape, see, start, steady,
+};
 
 /// Measures PageONE and its rivals.
 #[derive(Parser)]
@@ -52,6 +54,9 @@ enum Bench {
     Guests(guests::Options),
     /// Guests on KVM under nothing, KSM and PageONE: their work, and what KVM counts
     Kvm(kvm::Options),
+    /// A guest in a file of the module's beside one under nothing, and the same under KSM: their
+    /// work while they are merged, and afterwards
+    Module(module::Options),
     /// How fast `pageone estimate` looks at a file; rivals: a BTreeMap, a hash table, sha256sum
     Estimate,
     /// Guests whose free pages are taken back; rivals: nothing, KSM, free page reporting
@@ -98,6 +103,7 @@ fn run(cli: &Cli) -> Result<()> {
         Bench::Steady(ref options) => steady::run(options, cli.quick)?,
         Bench::Guests(ref options) => guests::run(options, cli.quick)?,
         Bench::Kvm(ref options) => kvm::run(options, cli.quick)?,
+        Bench::Module(ref options) => module::run(options, cli.quick)?,
         Bench::Estimate => estimate::run(cli.quick)?,
         Bench::Ppr(ref options) => ppr::run(options, cli.quick)?,
         Bench::See(ref options) => see::run(options, cli.quick)?,

@@ -7,6 +7,7 @@ pub(crate) mod guests;
 pub(crate) mod idle;
 pub(crate) mod kvm;
 pub(crate) mod merge;
+pub(crate) mod module;
 pub(crate) mod ppr;
 pub(crate) mod scrape;
 pub(crate) mod see;

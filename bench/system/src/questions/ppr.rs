@@ -16,7 +16,7 @@
 //! their stage-2 page tables is counted, in calls and in pages.
 
 mod floor;
-mod guest;
+pub(crate) mod guest;
 
 use std::time::{Duration, Instant};
 

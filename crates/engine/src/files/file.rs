@@ -43,6 +43,8 @@ pub(crate) struct State {
     /// where clients' ledgers have a frame of the store: which frame it is, the kernel knows.
     pub(crate) region: Region,
     pub(crate) totals: Totals,
+    /// For each word of dirty bits whether the last harvest of it found all of them.
+    pub(super) all_written: Vec<bool>,
     /// Why nothing of it is merged.
     pub(crate) plain: Option<Plain>,
     /// The process that has it open.
@@ -83,6 +85,7 @@ impl File {
         let state = State {
             region: Region::new(0, pages)?,
             totals: Totals::default(),
+            all_written: vec![false; pages.div_ceil(64) as usize],
             plain: listed.plain(),
             owner: None,
             recycling: None,

@@ -15,17 +15,49 @@ impl File {
     /// Takes the dirty bits, and lets every page get older by a period. Returns the pages that are
     /// candidates now.
     ///
+    /// Hot pages are spared ([`crate::ledger`]): to take a bit takes the page's mappings away, and
+    /// costs a guest two faults in its stage-2 tables. They count as written; their bits stay for a
+    /// later scan. Bits are taken by words, so a word is spared whose pages are all hot and were
+    /// all found written when its bits were taken last. Otherwise it would not be seen that one of
+    /// them has calmed down.
+    ///
     /// # Errors
     /// The file is gone, or its mount. Bits may be lost: all pages count as written.
     pub(super) fn scan(&self) -> Result<u64, Errno> {
-        let (pages, first) = {
+        let (pages, first, parts) = {
             let state = self.state();
-            (state.region.pages, state.region.first_scan)
+            let pages = state.region.pages;
+            let spared = state.region.spared().map_or_else(Vec::new, |spared| full_words(spared.iter(), pages));
+            let parts = spared.into_iter().filter(|run| state.all_written[run.page.0 as usize / 64]);
+            (pages, state.region.first_scan, parts.collect::<Vec<Run>>())
         };
         let mut bits = vec![0u64; (pages as usize).div_ceil(64).min(WORDS)];
-        let mut from = 0u32;
-        while from < pages {
-            let words = ((pages - from) as usize).div_ceil(64).min(WORDS);
+        for (run, is_spared) in split(&parts, pages) {
+            if is_spared {
+                self.state().region.mark_written(run);
+                continue;
+            }
+            self.take_bits(run, pages, &mut bits)?;
+        }
+        let mut state = self.state();
+        if first {
+            // Whenever its pages were written: it was not asked before.
+            let all = state.region.all();
+            state.region.mark_written(all);
+        }
+        state.region.end_scan(false);
+        state.totals.scans += 1;
+        if state.totals.scans.is_multiple_of(RETRY) {
+            state.region.retry_deferred();
+        }
+        Ok(state.region.due())
+    }
+
+    /// Takes the dirty bits of a run, whose ends are those of words, and enters them. `bits`: room.
+    fn take_bits(&self, run: Run, pages: u32, bits: &mut [u64]) -> Result<(), Errno> {
+        let (mut from, end) = (run.page.0, run.end().0);
+        while from < end {
+            let words = ((end - from) as usize).div_ceil(64).min(bits.len());
             let result = self.kernel.harvest(self.id, from.into(), &mut bits[..words]);
             let result = result.and_then(|dirty| match dirty {
                 0 => Ok(Vec::new()),
@@ -34,6 +66,10 @@ impl File {
             let mut state = self.state();
             match result {
                 Ok(runs) => {
+                    for (at, &word) in (from..pages).step_by(64).zip(&bits[..words]) {
+                        let len = (pages - at).min(64);
+                        state.all_written[at as usize / 64] = word.count_ones() == len;
+                    }
                     for run in runs {
                         state.region.mark_written(run);
                         let unmerged = self.forget(&mut state, run);
@@ -48,18 +84,7 @@ impl File {
             }
             from += (words * 64) as u32;
         }
-        let mut state = self.state();
-        if first {
-            // Whenever its pages were written: it was not asked before.
-            let all = state.region.all();
-            state.region.mark_written(all);
-        }
-        state.region.end_scan(false);
-        state.totals.scans += 1;
-        if state.totals.scans.is_multiple_of(RETRY) {
-            state.region.retry_deferred();
-        }
-        Ok(state.region.due())
+        Ok(())
     }
 }
 
@@ -104,6 +129,32 @@ fn without(runs: Vec<Run>, pages: &[PageNo]) -> Vec<Run> {
     left
 }
 
+/// The words all of whose pages are among these, which are in ascending order, of a file of `end`.
+fn full_words(pages: impl Iterator<Item = u64>, end: u32) -> Vec<Run> {
+    let mut full = Vec::new();
+    let (mut word, mut count) = (0, 0);
+    for page in pages.map(|page| page as u32) {
+        count = if page / 64 == word { count + 1 } else { 1 };
+        word = page / 64;
+        let len = (end - word * 64).min(64);
+        full.extend((count == len).then(|| Run::new(PageNo(word * 64), len)));
+    }
+    full
+}
+
+/// All of a file, in runs that are parts or lie between them; the former have `true`.
+fn split(parts: &[Run], pages: u32) -> Vec<(Run, bool)> {
+    let mut all = Vec::with_capacity(2 * parts.len() + 1);
+    let mut from = PageNo(0);
+    for &part in parts {
+        all.extend((from < part.page).then(|| (Run::between(from, part.page), false)));
+        all.push((part, true));
+        from = part.end();
+    }
+    all.extend((from.0 < pages).then(|| (Run::between(from, PageNo(pages)), false)));
+    all
+}
+
 /// Pages that were held or swapped out are looked at again after so many scans.
 const RETRY: u64 = 4;
 
@@ -139,6 +190,18 @@ mod tests {
         assert_eq!(without(all.clone(), &[]), all);
         let pages = [0, 2, 10, 22, 24].map(PageNo);
         assert_eq!(without(all, &pages), [run(1, 1), run(3, 1), run(20, 2), run(23, 1)]);
+    }
+
+    #[test]
+    fn words_of_spared_pages_are_told_from_the_rest() {
+        let run = |page, len| Run::new(PageNo(page), len);
+        let spared = (0..10).chain(64..192).chain(193..256).chain(256..300);
+        let parts = full_words(spared, 300);
+        assert_eq!(parts, [run(64, 64), run(128, 64), run(256, 44)]);
+        let all = [(run(0, 64), false), (run(64, 64), true), (run(128, 64), true), (run(192, 64), false)];
+        let all = [&all[..], &[(run(256, 44), true)]].concat();
+        assert_eq!(split(&parts, 300), all);
+        assert_eq!(split(&[], 5), [(run(0, 5), false)]);
     }
 
     #[test]

@@ -425,6 +425,27 @@ fn files_are_merged_by_several_threads() {
     assert_eq!(merged, 12_000);
 }
 
+#[test]
+fn hot_pages_keep_their_bits_and_merge_when_they_calm_down() {
+    let world = World::new(&[vec![1; 130], vec![2; 130]], 1000);
+    let mut taken = 0;
+    for round in 0..40 {
+        let pages = || (64..128).chain([0, 129]);
+        let dirty = |page: usize| world.fake.0.lock().files[&1][page].dirty;
+        let left = pages().filter(|&page| dirty(page)).count();
+        assert!(round == 0 || matches!(left, 0 | 64) && !dirty(0), "by words: {left}");
+        taken += usize::from(round >= 8 && left == 0);
+        pages().for_each(|page| world.write(1, page, 2));
+        world.round();
+        world.check();
+    }
+    assert_eq!(taken, 32 / 8, "every eighth period");
+    // The last writes are found after up to eight periods, their end after so many again.
+    world.rounds(8 + 8 + 4);
+    world.check();
+    assert!(world.fake.0.lock().files[&1].iter().all(|page| page.frame.is_some()));
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Write(u64, usize, u64),

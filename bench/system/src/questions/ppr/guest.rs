@@ -44,6 +44,18 @@ impl Archive {
         let (kernel, archive) = line.and_then(|line| line.split_once(' ')).context("ppr-archive.sh printed nothing")?;
         Ok(Ok(Self { kernel: kernel.into(), archive: archive.into(), kvm }))
     }
+
+    /// The command that boots it; `parameters` are for `guest/load/init`.
+    pub(crate) fn qemu(&self, memory_mib: u64, parameters: &str) -> Command {
+        let append = format!("console=ttyS0 quiet panic=-1 nokaslr no_timer_check mitigations=off STAY=1 {parameters}");
+        let mut qemu = Command::new("qemu-system-x86_64");
+        let (accelerator, processor) = if self.kvm { ("kvm", "host") } else { ("tcg,tb-size=16", "qemu64,-cx16") };
+        qemu.args(["-accel", accelerator, "-cpu", processor, "-m", &memory_mib.to_string()]);
+        qemu.args(["-kernel", &self.kernel, "-initrd", &self.archive, "-append", &append]);
+        qemu.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-monitor", "none"]);
+        qemu.args(["-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"]);
+        qemu
+    }
 }
 
 /// How a guest gives memory back.
@@ -69,14 +81,7 @@ fn qemu(archive: &Archive, way: Way, memory_mib: u64, parameters: &str) -> Comma
         Way::ReportingSingly => "BALLOON=1 REPORTING_ORDER=0",
         Way::Ppr | Way::PprHuge => "PPR=1",
     };
-    let append =
-        format!("console=ttyS0 quiet panic=-1 nokaslr no_timer_check mitigations=off STAY=1 {more} {parameters}");
-    let mut qemu = Command::new("qemu-system-x86_64");
-    let (accelerator, processor) = if archive.kvm { ("kvm", "host") } else { ("tcg,tb-size=16", "qemu64,-cx16") };
-    qemu.args(["-accel", accelerator, "-cpu", processor, "-m", &memory_mib.to_string()]);
-    qemu.args(["-kernel", &archive.kernel, "-initrd", &archive.archive, "-append", &append]);
-    qemu.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-monitor", "none"]);
-    qemu.args(["-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"]);
+    let mut qemu = archive.qemu(memory_mib, &format!("{more} {parameters}"));
     if matches!(way, Way::Reporting | Way::ReportingSingly) {
         qemu.args(["-device", "virtio-balloon-pci,free-page-reporting=on"]);
     }

@@ -2,6 +2,7 @@
 //!
 //! Each run of pages costs a clone a mapping, so pages lie in the order of the RAM. Zeros have no
 //! slot, unless they are few between other pages: those cost memory only when somebody reads them.
+//! How many are few depends on the mappings that there would be.
 //! One content that fills many consecutive pages, such as free memory that the guest's kernel has
 //! poisoned, gets [`REPLICAS`] slots once, as in the daemon's store: a mapping for so many pages.
 
@@ -9,8 +10,11 @@ use std::collections::HashMap;
 
 use wire::{PageNo, Part, Run, SEGMENT_PAGES};
 
-/// Pages of zeros that are mapped with what is around them, at most.
-const GAP: u32 = 8;
+/// Pages of zeros that are mapped with what is around them, at most: the first number with which
+/// there are [`FEW`] mappings or fewer, or the last.
+const GAPS: [u32; 4] = [8, 32, 128, 512];
+/// Mappings of which a process has enough left (`vm.max_map_count` is 65,530).
+const FEW: usize = 8192;
 /// Slots of a content that fills many pages.
 const REPLICAS: u32 = 128;
 /// How many consecutive pages of one content are many.
@@ -41,6 +45,16 @@ pub(super) struct Fill {
 impl Plan {
     /// For so many pages. `place`: equal numbers stand for equal pages; `None` for zeros.
     pub(super) fn new(pages: u32, place: impl Fn(u32) -> Option<u64>) -> Self {
+        let mut plan = Self::with_gaps(GAPS[0], pages, &place);
+        for gap in &GAPS[1..] {
+            if plan.parts.len() > FEW {
+                plan = Self::with_gaps(*gap, pages, &place);
+            }
+        }
+        plan
+    }
+
+    fn with_gaps(gap: u32, pages: u32, place: impl Fn(u32) -> Option<u64>) -> Self {
         let mut plan = Self { parts: Vec::new(), fills: Vec::new(), slots: 0 };
         let mut replicas = HashMap::new();
         let mut page = 0;
@@ -56,7 +70,7 @@ impl Plan {
                     plan.map(page + done, (same - done).min(REPLICAS), first);
                 }
             } else {
-                plan.add(page, same);
+                plan.add(page, same, gap);
             }
             page += same;
         }
@@ -76,10 +90,10 @@ impl Plan {
     }
 
     /// Adds pages with slots of their own, to the last ones if these are near.
-    fn add(&mut self, page: u32, len: u32) {
+    fn add(&mut self, page: u32, len: u32, gap: u32) {
         if let (Some(part), Some(fill)) = (self.parts.last_mut(), self.fills.last_mut())
             && (part.slot, part.run.len, fill.repeats) == (fill.slot, fill.len, false)
-            && page - part.run.end().0 <= GAP
+            && page - part.run.end().0 <= gap
         {
             let more = page + len - part.run.end().0;
             part.run.len += more;
@@ -142,6 +156,12 @@ mod tests {
         assert_eq!(plan.slots, REPLICAS + 7 + 1);
         assert_eq!(plan.parts().len(), 8 + 1 + 1 + 1);
         assert_eq!(plan.parts()[8], Part { run: Run::new(PageNo(1000), 7), slot: REPLICAS });
+    }
+
+    #[test]
+    fn the_more_mappings_there_would_be_the_more_zeros_are_mapped() {
+        let parts = |every: u32| Plan::new(9000 * every, |page| (page % every == 0).then(|| page.into())).parts().len();
+        assert_eq!((parts(9), parts(10), parts(100), parts(600)), (1, 1, 1, 9000));
     }
 
     proptest! {

@@ -1,4 +1,5 @@
-//! Snapshots whose pages were compressed: `pageone pool repack --compress`.
+//! Snapshots whose pages were compressed (`pageone pool repack --compress`), in a pool that is
+//! encrypted.
 
 use super::*;
 
@@ -7,7 +8,7 @@ fn clones_of_a_compressed_snapshot_check_their_files_and_it_is_exported_as_it_wa
     if !can_run() {
         return;
     }
-    let place = Place::new();
+    let place = Place::with_pool(true);
     let Some(mut source) = place.guest() else { return };
     place.save(source.pid(), "one");
     source.pass_rounds(1);
@@ -39,4 +40,6 @@ fn clones_of_a_compressed_snapshot_check_their_files_and_it_is_exported_as_it_wa
     drop(both);
     let two = place.clones("two", 2, &[]);
     two.clones[0].pass_rounds(1);
+    let merged = place.clones_with("two", "merged", 2, &["--merge"], &[]);
+    merged.clones.iter().for_each(|clone| clone.pass_rounds(1));
 }

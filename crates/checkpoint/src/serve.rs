@@ -201,11 +201,17 @@ fn receive(stream: &UnixStream) -> io::Result<(Vec<u8>, Option<OwnedFd>)> {
 /// # Errors
 /// If the checkpoint cannot be read or the file cannot be written. Then there is no file.
 pub fn restore(pool: &Path, name: &str, to: &Path) -> Result<Option<Vec<(u64, u64)>>, ServeError> {
-    let Some(stream) = connect(pool) else { return Ok(None) };
-    whole_file(to, |file| match ask(&stream, &Request::Restore(name.into()), Some(file)) {
-        Ok(Answer::Restored(regions)) => Ok(Some(regions)),
-        Ok(Answer::Failed(why)) => Err(ServeError::Failed(why)),
-        Ok(Answer::All(_)) | Err(_) => Err(ServeError::Broken),
+    if connect(pool).is_none() {
+        return Ok(None);
+    }
+    whole_file(to, |file| {
+        // Making the file can take longer on a busy disk than the program waits for a request.
+        let stream = connect(pool).ok_or(ServeError::Broken)?;
+        match ask(&stream, &Request::Restore(name.into()), Some(file)) {
+            Ok(Answer::Restored(regions)) => Ok(Some(regions)),
+            Ok(Answer::Failed(why)) => Err(ServeError::Failed(why)),
+            Ok(Answer::All(_)) | Err(_) => Err(ServeError::Broken),
+        }
     })
 }
 
@@ -307,7 +313,7 @@ mod tests {
         let (path, to) = (dir.path().join("pool"), dir.path().join("to"));
         drop(Pool::create(&path, "test").unwrap());
         let listener = UnixListener::bind_addr(&address(&path).unwrap()).unwrap();
-        let ends = std::thread::spawn(move || (0..2).for_each(|_| drop(listener.accept().unwrap())));
+        let ends = std::thread::spawn(move || (0..3).for_each(|_| drop(listener.accept().unwrap())));
         for error in [restore(&path, "one", &to).unwrap_err(), list(&path).unwrap_err()] {
             assert!(matches!(error, ServeError::Broken), "{error}");
             assert!(error.to_string().ends_with("has ended meanwhile: try again"), "{error}");

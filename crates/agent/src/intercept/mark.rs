@@ -94,7 +94,8 @@ pub(crate) fn mark(start: usize, len: usize) -> Result<Marked, MarkError> {
 
 /// Takes memory that no region manages yet. The caller has blocked all signals.
 pub(super) fn take(piece: Range) -> Result<RegionId, MarkError> {
-    let fit = probe(piece, Ksm::Without, &held_in(piece))?;
+    let of_snapshot = of_snapshot(piece);
+    let fit = probe(piece, Ksm::Without, of_snapshot.as_deref().unwrap_or_default())?;
     let mut state = STATE.lock();
     // The event thread may have read, and not acted upon, an event about older memory at this
     // address. It reads none while this flag is set.
@@ -108,15 +109,17 @@ pub(super) fn take(piece: Range) -> Result<RegionId, MarkError> {
     }
     let adopted = state.adopt(piece, fit.sticky, &fit.merged);
     ADOPTING.store(false, Ordering::SeqCst);
-    LOADING.store(false, Ordering::Release);
+    if of_snapshot.is_some() && adopted.is_ok() {
+        LOADING.store(false, Ordering::Release);
+    }
     Ok(adopted?)
 }
 
-/// The segments that may be mapped in a range that no region manages: those of a snapshot.
-fn held_in(range: Range) -> Vec<SegmentId> {
+/// The segments that may be mapped in a clone's RAM. `None`: the range is something else.
+fn of_snapshot(range: Range) -> Option<Vec<SegmentId>> {
     let state = STATE.lock();
     let is_retained = !state.regions.retained().within(range).is_empty();
-    if is_retained { state.segments.iter().map(|segment| segment.id).collect() } else { Vec::new() }
+    is_retained.then(|| state.segments.iter().map(|segment| segment.id).collect())
 }
 
 /// The parts of a range that no region manages yet.

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 /// What replaces, discards or moves pages: as code calls it.
-const CALLS: [&str; 14] = [
+const CALLS: [&str; 15] = [
     "raw::mmap(",
     "raw::munmap(",
     "raw::mremap(",
@@ -19,6 +19,7 @@ const CALLS: [&str; 14] = [
     "libc::madvise",
     "mm::map_fixed",
     "mm::remap_fixed(",
+    "mm::remap_and_keep(",
     "mm::unmap(",
     "mm::advise(",
     ".move_pages(",

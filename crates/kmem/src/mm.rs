@@ -112,6 +112,23 @@ pub unsafe fn remap_fixed(from: Range, to: usize) -> Result<(), Errno> {
     unsafe { raw::mremap(from.start, from.len, from.len, flags, to) }.map(drop)
 }
 
+/// Moves the pages of `from` to the address `to`, in place of whatever is mapped there, and leaves
+/// an empty mapping where they were (`MREMAP_DONTUNMAP`): there is no hole, which another thread
+/// could be given memory in. In a mapping of a file the place has the file's bytes then.
+///
+/// # Safety
+///
+/// The contract of [`remap_fixed`]; and no code uses `from` before something else is mapped there.
+///
+/// # Errors
+///
+/// Those of [`remap_fixed`]; `EINVAL` before Linux 5.13 where it is a mapping of a file.
+pub unsafe fn remap_and_keep(from: Range, to: usize) -> Result<(), Errno> {
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
+    // SAFETY: the contract covers both ranges.
+    unsafe { raw::mremap(from.start, from.len, from.len, flags, to) }.map(drop)
+}
+
 /// `madvise(2)` with one of the `MADV_*` values.
 ///
 /// # Safety

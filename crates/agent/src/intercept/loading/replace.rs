@@ -5,6 +5,9 @@
 //! The mapping is moved aside, and holds all bytes: those of the file, and those of the pages that
 //! the program has written. The memory in its place is empty, and loaded from there.
 //!
+//! Its place is never a hole: threads that have nothing to do with the guest go on, and the C
+//! library would map an arena of theirs there, which the new memory would cover.
+//!
 //! The program must stand still meanwhile: QEMU's processors are stopped, and its disks have
 //! nothing to do. A thread that touches the memory all the same, while it is replaced, gets SIGSEGV
 //! and no other bytes. But a device that has pinned a page would write into the mapping that is
@@ -49,26 +52,40 @@ pub(crate) enum ReplaceError {
 pub(in crate::intercept) unsafe fn replace(range: Range, sticky: Sticky) -> Result<(), ReplaceError> {
     let file = Kept::new(File::open("/proc/self/mem")?)?;
     let aside = Range::new(mm::map_anonymous(range.len)?, range.len);
+    let read_write = libc::PROT_READ | libc::PROT_WRITE;
+    // Before the pages move: a thread that does not stand still must not read the file's bytes.
+    //
     // SAFETY: by the contract nothing uses the range. What is replaced was mapped just now.
-    if let Err(error) = unsafe { mm::remap_fixed(range, aside.start) } {
-        // SAFETY: `aside` was mapped just now, and nobody else knows it.
-        let _ = unsafe { mm::unmap(aside) };
+    let moved = unsafe {
+        raw::mprotect(range.start, range.len, libc::PROT_NONE).and_then(|_| mm::remap_and_keep(range, aside.start))
+    };
+    if let Err(error) = moved {
+        // SAFETY: `aside` was mapped just now, and nobody else knows it; the range has the
+        // protection that it had.
+        let _ = unsafe { (mm::unmap(aside), raw::mprotect(range.start, range.len, read_write)) };
         return Err(error.into());
     }
-    let started = cover(range, sticky).and_then(|()| {
+    // SAFETY: nobody else knows `aside`. Where that fails its pages cannot be read, and are put
+    // back.
+    let readable = unsafe { raw::mprotect(aside.start, aside.len, read_write) }.map(drop);
+    let started = readable.map_err(ReplaceError::from).and_then(|()| cover(range, sticky)).and_then(|()| {
         let loader = Loader::new(range, aside.start as u64).map_err(ReplaceError::Load)?;
         // Only now: a thread that does not stand still must not read zeros.
         //
         // SAFETY: the memory was mapped just now, and what touches it waits for the loader.
-        unsafe { raw::mprotect(range.start, range.len, libc::PROT_READ | libc::PROT_WRITE) }?;
+        unsafe { raw::mprotect(range.start, range.len, read_write) }?;
         // The program has marked it before.
         *locked(&MEMORY) = Some((range, true));
         Ok(spawn(loader, file, aside)?)
     });
     started.inspect_err(|_| {
         *locked(&MEMORY) = None;
-        // SAFETY: nothing has used what is mapped in the range now; the loader has ended.
-        if let Err(error) = unsafe { mm::remap_fixed(aside, range.start) } {
+        // SAFETY: nothing has used what is mapped in the range now; the loader has ended. Then it
+        // has the protection that it had.
+        let back = unsafe {
+            mm::remap_fixed(aside, range.start).and_then(|()| raw::mprotect(range.start, range.len, read_write))
+        };
+        if let Err(error) = back {
             end(format_args!("it cannot be put back: {error}"));
         }
     })
@@ -78,7 +95,7 @@ pub(in crate::intercept) unsafe fn replace(range: Range, sticky: Sticky) -> Resu
 fn cover(range: Range, sticky: Sticky) -> Result<(), ReplaceError> {
     let reserve = if sticky.no_reserve { libc::MAP_NORESERVE } else { 0 };
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | reserve;
-    // SAFETY: there is a hole since the mapping was moved.
+    // SAFETY: the pages were moved, and by the contract of [`replace`] nothing uses the range.
     unsafe { raw::mmap(range.start, range.len, libc::PROT_NONE, flags, -1, 0) }?;
     if repeat_advice(range, sticky, true) {
         Ok(())

@@ -1,6 +1,7 @@
 use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use kmem::PAGE_SIZE;
@@ -83,4 +84,41 @@ fn a_mapping_that_cannot_be_replaced_stays_as_it_was() {
     // SAFETY: the advice leaves the memory as it is.
     unsafe { raw::madvise(advised, range.end() - advised, libc::MADV_RANDOM) }.unwrap();
     assert!(probe_file(range).is_err(), "two mappings");
+}
+
+#[test]
+fn no_other_thread_gets_memory_in_its_place() {
+    let _one = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let ends = AtomicBool::new(false);
+    // As the C library does for a thread's arena.
+    let map = || {
+        while !ends.load(Ordering::Relaxed) {
+            let own = Range::new(mm::map_anonymous(PAGES * PAGE_SIZE).unwrap(), PAGES * PAGE_SIZE);
+            let last = own.end() - 1;
+            // SAFETY: mapped just now, and known to this thread alone.
+            unsafe {
+                [own.start, last].iter().for_each(|place| (*place as *mut u8).write_volatile(7));
+                std::thread::yield_now();
+                let read = [own.start, last].map(|place| (place as *const u8).read_volatile());
+                assert_eq!(read, [7, 7]);
+                mm::unmap(own).unwrap();
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        (0..3).for_each(|_| drop(scope.spawn(map)));
+        for _ in 0..100 {
+            let (range, bytes) = mapped();
+            let sticky = probe_file(range).unwrap();
+            // SAFETY: only this thread knows the mapping.
+            unsafe { replace(range, sticky) }.unwrap();
+            assert!(memory(range) == bytes);
+            while locked(&MEMORY).is_some() {
+                std::thread::yield_now();
+            }
+            // SAFETY: only this thread knows the memory.
+            unsafe { mm::unmap(range) }.unwrap();
+        }
+        ends.store(true, Ordering::Relaxed);
+    });
 }

@@ -1,6 +1,6 @@
 #!/bin/bash
-# The bench of scripts/bench-module.sh, on a machine that may load the module. Its variables: BIN (the built programs), MODULE, HUGE,
-# THP, WORDS.
+# The bench of scripts/bench-module.sh, on a machine that may load the module. Its variables: BIN
+# (the built programs), MODULE, HUGE, THP, WORDS.
 set -uo pipefail
 # What lies in this host's root cannot be written.
 mount -t tmpfs none /mnt && insmod "$MODULE" && mkdir -p /mnt/pageone &&

@@ -1,6 +1,7 @@
 #!/bin/bash
-# What guests get done whose RAM lies in the host's module's file system, beside guests under nothing, and the same under KSM, in
-# an emulated host with KVM (scripts/kvm-host.sh). Nothing is installed.
+# What guests get done whose RAM lies in the file system of the host's module, beside guests under
+# nothing, and the same under KSM, in an emulated host with KVM (scripts/kvm-host.sh). Nothing is
+# installed.
 #
 #   scripts/bench-module.sh [OPTION-OF-pageone-bench-module...]
 #

@@ -16,7 +16,7 @@
 //! Private mappings are allowed; a write to one copies the page.
 //!
 //! A memfd that is [written once](create_written) cannot be changed any more, not even by the
-//! process that made it ([`WRITTEN_SEALS`]). So its bytes can be trusted to stay, whoever made it.
+//! process that made it ([`WRITTEN_SEALS`]). So its bytes can be trusted to stay, from any maker.
 //!
 //! Sources: `memfd_create(2)`, `fcntl(2)` "File sealing", `fallocate(2)`, `mm/shmem.c` and
 //! `mm/truncate.c` of Linux 6.12.

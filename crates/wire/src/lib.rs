@@ -119,8 +119,8 @@ pub enum ToDaemon {
         /// Bytes, page aligned.
         len: u64,
     },
-    /// A segment that this client holds from an earlier daemon; its file descriptor comes with the
-    /// packet.
+    /// A segment that this client holds, from an earlier daemon or of its snapshot; its file
+    /// descriptor comes with the packet.
     SegmentHeld {
         /// Which.
         segment: SegmentId,

@@ -21,7 +21,7 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -47,22 +47,16 @@ const TRIES: u32 = 10_000;
 const PAUSE: Duration = Duration::from_micros(100);
 static ZEROS: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
 
-/// The memory that is being loaded, and whether the program has marked it.
-static MEMORY: Mutex<Option<(Range, bool)>> = Mutex::new(None);
+/// The memory that is being loaded.
+static MEMORY: Mutex<Option<Range>> = Mutex::new(None);
 
-fn locked<T>(of: &'static Mutex<T>) -> std::sync::MutexGuard<'static, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
+fn memory() -> MutexGuard<'static, Option<Range>> {
+    MEMORY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Whether memory that the program marks is being loaded. It is taken afterwards.
-pub(super) fn is_marked_early(range: Range) -> bool {
-    match &mut *locked(&MEMORY) {
-        Some((loading, marked)) if loading.intersect(&range).is_some() => {
-            *marked = true;
-            true
-        }
-        _ => false,
-    }
+pub(super) fn is_loading(range: Range) -> bool {
+    memory().is_some_and(|loading| loading.intersect(&range).is_some())
 }
 
 /// Ends the program: it would see zeros where its memory was.
@@ -86,11 +80,9 @@ fn load(mut loader: Loader, file: &Kept<File>, aside: Range) {
     drop(loader);
     // SAFETY: the loader alone knows this mapping, and has read it.
     let _ = unsafe { mm::unmap(aside) };
-    let marked = locked(&MEMORY).take().is_some_and(|(_, marked)| marked);
+    *memory() = None;
     log::line(format_args!("{} MiB of a clone are loaded", range.len >> 20));
-    if marked {
-        mark::mergeable(range.start, range.len);
-    }
+    mark::mergeable(range.start, range.len);
     LOADING.store(false, Ordering::Release);
 }
 

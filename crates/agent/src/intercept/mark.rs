@@ -67,7 +67,7 @@ pub(crate) fn mark(start: usize, len: usize) -> Result<Marked, MarkError> {
         return Err(StartError::Ended.into());
     }
     let range = whole_pages(start, len).filter(|_| len >= SMALLEST).ok_or(MarkError::Small(len, start))?;
-    if loading::is_marked_early(range) {
+    if loading::is_loading(range) {
         return Ok(Marked { taken: true, refused: None });
     }
     // No signal handler may run while this thread holds the locks taken below.

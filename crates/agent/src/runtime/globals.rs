@@ -68,8 +68,8 @@ pub(crate) static FORKS_WATCHED: AtomicBool = AtomicBool::new(false);
 /// The agent has begun to start. A copy of the process made meanwhile does not start another.
 pub(crate) static STARTED: AtomicBool = AtomicBool::new(false);
 
-/// The memory of a clone is being loaded: the daemon is told of it afterwards. Set before the agent
-/// starts.
+/// The memory of a clone is being loaded, or is not marked yet: the daemon is told of it
+/// afterwards. Set before the agent starts.
 pub(crate) static LOADING: AtomicBool = AtomicBool::new(false);
 
 /// The agent's threads. A program is attached again only after those of the last time have ended.

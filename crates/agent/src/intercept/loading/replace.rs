@@ -20,7 +20,7 @@ use kmem::range::Range;
 use kmem::{mm, raw};
 use rustix::io::Errno;
 
-use super::{Loader, MEMORY, end, locked, spawn};
+use super::{Loader, end, memory, spawn};
 use crate::runtime::kept::Kept;
 use crate::runtime::state::region::Sticky;
 use crate::service::start::StartError;
@@ -74,12 +74,11 @@ pub(in crate::intercept) unsafe fn replace(range: Range, sticky: Sticky) -> Resu
         //
         // SAFETY: the memory was mapped just now, and what touches it waits for the loader.
         unsafe { raw::mprotect(range.start, range.len, read_write) }?;
-        // The program has marked it before.
-        *locked(&MEMORY) = Some((range, true));
+        *memory() = Some(range);
         Ok(spawn(loader, file, aside)?)
     });
     started.inspect_err(|_| {
-        *locked(&MEMORY) = None;
+        *memory() = None;
         // SAFETY: nothing has used what is mapped in the range now; the loader has ended. Then it
         // has the protection that it had.
         let back = unsafe {

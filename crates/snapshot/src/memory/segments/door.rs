@@ -38,7 +38,7 @@ pub(super) fn address(name: &str) -> io::Result<SocketAddr> {
 }
 
 impl Door {
-    /// Opens it, unless somebody else has. Who comes before `segments` are known waits.
+    /// Opens it, unless another program has. One that asks before `segments` are known waits.
     pub(super) fn open(address: &SocketAddr, segments: &Arc<OnceLock<Arc<Vec<OwnedFd>>>>) -> Option<Self> {
         let listener = UnixListener::bind_addr(address).ok()?;
         let (ends, segments) = (Arc::new(AtomicBool::new(false)), segments.clone());

@@ -4,7 +4,7 @@
 //! slot, unless they are few between other pages: those cost memory only when somebody reads them.
 //! How many are few depends on the mappings that there would be.
 //! One content that fills many consecutive pages, such as free memory that the guest's kernel has
-//! poisoned, gets [`REPLICAS`] slots once, as in the daemon's store: a mapping for so many pages.
+//! poisoned, gets [`REPLICAS`] slots once, as in the daemon's store: one mapping is 128 pages long.
 
 use std::collections::HashMap;
 
@@ -43,7 +43,7 @@ pub(super) struct Fill {
 }
 
 impl Plan {
-    /// For so many pages. `place`: equal numbers stand for equal pages; `None` for zeros.
+    /// For this number of pages. `place`: equal numbers stand for equal pages; `None` for zeros.
     pub(super) fn new(pages: u32, place: impl Fn(u32) -> Option<u64>) -> Self {
         let mut plan = Self::with_gaps(GAPS[0], pages, &place);
         for gap in &GAPS[1..] {

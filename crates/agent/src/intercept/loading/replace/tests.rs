@@ -31,7 +31,7 @@ fn mapped() -> (Range, Vec<u8>) {
 }
 
 /// What the program sees. Pages that are not there yet are waited for.
-fn memory(range: Range) -> Vec<u8> {
+fn bytes_of(range: Range) -> Vec<u8> {
     // SAFETY: the range is mapped, and nobody writes there meanwhile.
     unsafe { std::slice::from_raw_parts(range.start as *const u8, range.len) }.to_vec()
 }
@@ -52,13 +52,13 @@ fn memory_of_its_own_holds_what_the_mapping_held_and_its_later_writes() {
         unsafe { ((range.start + page * PAGE_SIZE + 9) as *mut u8).write_volatile(0xdd) };
         bytes[page * PAGE_SIZE + 9] = 0xdd;
     }
-    assert!(memory(range) == bytes);
+    assert!(bytes_of(range) == bytes);
     let begin = Instant::now();
-    while locked(&MEMORY).is_some() {
+    while memory().is_some() {
         assert!(begin.elapsed() < Duration::from_secs(60), "the loader does not end");
         std::thread::sleep(Duration::from_millis(1));
     }
-    assert!(memory(range) == bytes);
+    assert!(bytes_of(range) == bytes);
     assert!(probe_file(range).is_err(), "it is no file's any more");
 }
 
@@ -77,7 +77,7 @@ fn a_mapping_that_cannot_be_replaced_stays_as_it_was() {
         Ok(error) => assert!(matches!(error, ReplaceError::Load(_)), "{error}"),
         Err(error) => return println!("SKIPPED: no system call can be refused: {error}"),
     }
-    assert!(memory(range) == bytes && locked(&MEMORY).is_none());
+    assert!(bytes_of(range) == bytes && memory().is_none());
     assert!(probe_file(range).is_ok(), "it is the file's still");
     // Of two mappings the kernel might move one only.
     let advised = range.start + range.len / PAGE_SIZE / 2 * PAGE_SIZE;
@@ -112,8 +112,8 @@ fn no_other_thread_gets_memory_in_its_place() {
             let sticky = probe_file(range).unwrap();
             // SAFETY: only this thread knows the mapping.
             unsafe { replace(range, sticky) }.unwrap();
-            assert!(memory(range) == bytes);
-            while locked(&MEMORY).is_some() {
+            assert!(bytes_of(range) == bytes);
+            while memory().is_some() {
                 std::thread::yield_now();
             }
             // SAFETY: only this thread knows the memory.

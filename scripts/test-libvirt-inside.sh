@@ -141,6 +141,7 @@ in_module() {
     for guest in m1 m2; do holds "$guest works on" works $guest; done
     holds 'nothing was denied' sh -c "[ $(denials) = 0 ]"
     for guest in m1 m2; do forget $guest; done
+    if [ -e $share/guest/ppr.cpio ]; then recycled_in_module; else skipped 'free pages (scripts/ppr-archive.sh has made no archive)'; fi
     cp /tmp/qemu.conf /etc/libvirt/qemu.conf
     systemctl restart libvirtd
     holds 'it goes, while the daemon runs' sh -c "umount $mount && rmdir $mount && rmmod pageonefs"
@@ -149,6 +150,21 @@ in_module() {
     systemctl restart pageone
     virsh -q resume a1
     holds 'a1 is merged as before' eventually 240 is_merged a1 20
+}
+is_recycled() { pageone status --json | grep -qE '"pages_recycled": [0-9]{5}'; }
+# A guest without libvirt, whose pool and monitor the daemon takes from its QEMU, as its unit and the module's package let it.
+recycled_in_module() {
+    local append='console=ttyS0 quiet panic=-1 nokaslr no_timer_check mitigations=off STAY=1 PPR=1 WORK=none' pid
+    pageone run --backend module --ppr -- $plain -accel kvm -cpu host -m 192 -kernel $share/guest/vmlinuz \
+        -initrd $share/guest/ppr.cpio -append "$append" -nodefaults -no-user-config -no-reboot -display none \
+        -serial file:/tmp/ppr.console > /tmp/ppr.log 2>&1 < /dev/null &
+    pid=$!
+    holds 'what a guest has marked as free is punched' eventually 240 is_recycled
+    pageone status | grep -A 3 -E 'free pages|PID'
+    cat /tmp/ppr.log
+    tail -n 3 /tmp/ppr.console
+    kill $pid
+    wait $pid 2> /dev/null
 }
 if wants module; then
     if [ -e $share/pageonefs.ko ]; then in_module; else skipped "the module (there are no headers: 'scripts/deps.sh module')"; fi

@@ -187,8 +187,8 @@ fn zero_pages_become_untouched_memory() {
     client.go();
 }
 
-/// KiB of huge pages in memory for which a process has asked for them. Where the kernel gives them to
-/// all memory, a heap may have some, too.
+/// KiB of huge pages in memory for which a process has asked for them. Where the kernel gives them
+/// to all memory, a heap may have some, too.
 fn huge_kib(pid: i32) -> u64 {
     let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
     let (mut here, mut huge) = (0, 0);
@@ -204,7 +204,7 @@ fn huge_kib(pid: i32) -> u64 {
 
 #[test]
 fn a_huge_page_is_split_only_when_enough_of_it_merges() {
-    // Long enough that nothing is merged before it is known how much is huge, on a slow machine too.
+    // On a slow machine, too, nothing is merged before it is known how much is huge.
     let daemon = Daemon::with_config(&["--merge-period", "1"], "huge_page_share = 85");
     let mut clients = [(); 2].map(|()| daemon.scenario_with(&["--huge-pages", "keep"], &["huge", "10", "90"], &[]));
     clients.iter_mut().for_each(|client| client.expect("ready"));

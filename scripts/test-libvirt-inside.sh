@@ -141,7 +141,7 @@ in_module() {
     for guest in m1 m2; do holds "$guest works on" works $guest; done
     holds 'nothing was denied' sh -c "[ $(denials) = 0 ]"
     for guest in m1 m2; do forget $guest; done
-    if [ -e $share/guest/ppr.cpio ]; then recycled_in_module; else skipped 'free pages (scripts/ppr-archive.sh has made no archive)'; fi
+    if [ -e $share/guest/ppr.cpio ]; then recycled_in_module; else skipped "free pages (there are no guests for them: 'scripts/deps.sh ppr')"; fi
     cp /tmp/qemu.conf /etc/libvirt/qemu.conf
     systemctl restart libvirtd
     holds 'it goes, while the daemon runs' sh -c "umount $mount && rmdir $mount && rmmod pageonefs"

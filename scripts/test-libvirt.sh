@@ -45,7 +45,7 @@ cp packaging/pageonefs.conf "$share/"
 version=$(ls "$kernel/lib/modules")
 [ ! -e "$cache/headers/$version/complete" ] || scripts/module.sh pageonefs "$version" "$share"
 # Guests with the recycler's module, of the kernel that libvirt's guests have.
-archive=$(scripts/ppr-archive.sh 2> "$work/ppr.log" | awk '$1 ~ /\/6\.1\./ { print $2; exit }') || true
+archive=$(scripts/ppr-archive.sh 2> /dev/null | awk '$1 ~ /\/6\.1\./ { print $2; exit }') || true
 [ -z "$archive" ] || cp "$archive" "$share/guest/ppr.cpio"
 
 # shellcheck source=scripts/emulator.sh

@@ -53,6 +53,21 @@ pub fn pattern(seed: u64, word: usize) -> u64 {
     if seed == 0 { 0 } else { (seed ^ (word as u64) << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15) }
 }
 
+/// Sum of a field of `/proc/PID/smaps` (`Size`), in KiB, over the mappings that have this one of
+/// `VmFlags` (proc_pid_smaps(5)).
+pub fn smaps_kib(pid: i32, field: &str, flag: &str) -> u64 {
+    let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
+    let (mut here, mut sum) = (0, 0);
+    for line in smaps.lines() {
+        if let Some(kib) = line.strip_prefix(field).and_then(|rest| rest.strip_prefix(':')) {
+            here = kib.trim().trim_end_matches(" kB").parse().unwrap();
+        } else if line.strip_prefix("VmFlags:").is_some_and(|flags| flags.split(' ').any(|has| has == flag)) {
+            sum += here;
+        }
+    }
+    sum
+}
+
 /// Prints why a test cannot run here.
 pub fn skipped(why: &str) {
     println!("SKIPPED: {why}");

@@ -55,16 +55,7 @@ fn descriptors(pid: i32) -> Vec<String> {
 
 /// KiB that a process has marked for the kernel's KSM.
 fn marked_kib(pid: i32) -> u64 {
-    let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
-    let (mut size, mut marked) = (0, 0);
-    for line in smaps.lines() {
-        if let Some(kib) = line.strip_prefix("Size:") {
-            size = kib.trim().trim_end_matches(" kB").parse().unwrap();
-        } else if line.strip_prefix("VmFlags:").is_some_and(|flags| flags.contains(" mg")) {
-            marked += size;
-        }
-    }
-    marked
+    e2e::smaps_kib(pid, "Size", "mg")
 }
 
 #[test]

@@ -190,16 +190,7 @@ fn zero_pages_become_untouched_memory() {
 /// KiB of huge pages in memory for which a process has asked for them. Where the kernel gives them
 /// to all memory, a heap may have some, too.
 fn huge_kib(pid: i32) -> u64 {
-    let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
-    let (mut here, mut huge) = (0, 0);
-    for line in smaps.lines() {
-        if let Some(kib) = line.strip_prefix("AnonHugePages:") {
-            here = kib.trim().trim_end_matches(" kB").parse().unwrap();
-        } else if line.strip_prefix("VmFlags:").is_some_and(|flags| flags.contains(" hg")) {
-            huge += here;
-        }
-    }
-    huge
+    e2e::smaps_kib(pid, "AnonHugePages", "hg")
 }
 
 #[test]

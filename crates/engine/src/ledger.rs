@@ -5,11 +5,13 @@
 //!                            │──────▶ ages         which pages are candidates, and when
 //!                            │        └▶ hot       which are written all the time
 //!                            │──────▶ huge         huge pages that are split only if it pays
+//!                            │──────▶ emptied      which may have been filled unseen
 //!                            │──────▶ free_pages   what the guest has marked as free
 //!                            └──────▶ stamps       when pages were written, for dirty rates
 //! ```
 
 mod ages;
+mod emptied;
 mod entries;
 pub(crate) mod free_pages;
 mod hot;
@@ -18,6 +20,7 @@ mod region;
 pub(crate) mod stamps;
 pub(crate) mod written;
 
+pub(crate) use emptied::Emptied;
 #[cfg(test)]
 pub(crate) use entries::Counts;
 pub(crate) use entries::Entry;

@@ -50,6 +50,33 @@ fn two_clients_share_frames_and_leave_no_trace() {
 }
 
 #[test]
+fn pages_filled_before_the_daemon_hears_of_their_discard_merge() {
+    const PAGES: u64 = 2048;
+    let daemon = Daemon::start();
+    let mut clients = [(); 2].map(|()| daemon.scenario(&["poison", &PAGES.to_string(), "1"]));
+    for client in &mut clients {
+        client.expect("ready");
+        client.tell("mark");
+        client.expect("ok");
+    }
+    for _ in 0..5 {
+        clients.iter().for_each(|client| daemon.wait_merged(client.pid(), PAGES));
+        // When it goes on it scans at once, with a thousand reports still to hear.
+        signal_process(daemon.pid(), libc::SIGSTOP);
+        for page in (0..PAGES).step_by(2) {
+            clients[0].tell(&format!("renew {page}"));
+            clients[0].expect("ok");
+        }
+        signal_process(daemon.pid(), libc::SIGCONT);
+    }
+    for client in &mut clients {
+        daemon.wait_merged(client.pid(), PAGES);
+        client.tell("go");
+        client.expect("ok, 0 lost");
+    }
+}
+
+#[test]
 fn pages_that_were_predicted_wrong_keep_their_bytes_and_the_others_merge() {
     let daemon = Daemon::start();
     let mut alike: Vec<Client> = (0..2).map(|_| daemon.scenario(&["hold", "8192", "1", "5"])).collect();

@@ -167,8 +167,9 @@ impl Client {
                 }
             }
         }
-        if what != What::Discarded && what != What::Recycled {
-            region.shrink(run)?;
+        match what {
+            What::Discarded | What::Recycled => region.emptied.add(run),
+            What::Shrunk | What::Retained => region.shrink(run)?,
         }
         match what {
             What::Retained => state.detach.retained(run.len),

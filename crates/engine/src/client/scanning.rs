@@ -13,10 +13,7 @@ use parking_lot::MutexGuard;
 use wire::{PageNo, RegionId, Run};
 
 use super::{Client, State};
-
-/// Runs of pages that are noted during a scan, at most: 512 KiB. An honest agent reports far fewer
-/// within the milliseconds that the scan of a region takes.
-const MOST_OVERTAKEN: usize = 1 << 16;
+use crate::ledger::Emptied;
 
 /// A scan under way.
 #[derive(Default)]
@@ -24,7 +21,7 @@ pub(crate) struct Scanning {
     /// The region that is being scanned.
     region: RegionId,
     /// Its pages of which the agent has reported since the scan of the region began.
-    overtaken: Vec<Run>,
+    overtaken: Emptied,
 }
 
 impl Client {
@@ -67,39 +64,19 @@ impl State {
 
     /// The scan under way comes to this region.
     pub(crate) fn begin_region(&mut self, region: RegionId) {
-        self.schedule.scanning = Some(Scanning { region, overtaken: Vec::new() });
+        self.schedule.scanning = Some(Scanning { region, overtaken: Emptied::default() });
     }
 
     /// The agent reports that these pages hold nothing now. Findings of a scan under way are older.
     pub(crate) fn overtake(&mut self, region: RegionId, run: Run) {
         if let Some(scanning) = self.schedule.scanning.as_mut().filter(|scanning| scanning.region == region) {
-            let overtaken = &mut scanning.overtaken;
-            match overtaken.last_mut().filter(|last| last.end() == run.page) {
-                Some(last) => last.len += run.len,
-                None => overtaken.push(run),
-            }
-            // Findings on all of it are dropped. The pages between are this client's own.
-            if overtaken.len() > MOST_OVERTAKEN {
-                let start = overtaken.iter().map(|run| run.page).min().unwrap_or_default();
-                let end = overtaken.iter().map(|run| run.end()).max().unwrap_or_default();
-                *overtaken = vec![Run::between(start, end)];
-            }
+            scanning.overtaken.add(run);
         }
     }
 
     /// The pages overtaken since the scan of the region began: ascending, disjoint.
     pub(crate) fn overtaken(&mut self) -> Vec<Run> {
-        let mut runs =
-            self.schedule.scanning.as_mut().map(|scanning| std::mem::take(&mut scanning.overtaken)).unwrap_or_default();
-        runs.sort_unstable_by_key(|run| run.page);
-        runs.dedup_by(|next, last| {
-            let joins = next.page <= last.end();
-            if joins {
-                *last = Run::between(last.page, last.end().max(next.end()));
-            }
-            joins
-        });
-        runs
+        self.schedule.scanning.as_mut().map(|scanning| scanning.overtaken.take()).unwrap_or_default()
     }
 }
 

@@ -8,6 +8,7 @@ use kmem::pagemap::PageRun;
 use wire::{PageNo, Run};
 
 use super::ages::Ages;
+use super::emptied::Emptied;
 use super::entries::{Counts, Entries, Entry};
 use super::free_pages::FreePages;
 use super::huge::HugePagesOf;
@@ -41,6 +42,10 @@ pub(crate) struct Region {
     pub(crate) free: Option<FreePages>,
     /// Its huge pages, where these are split only above a share; made when the first is found.
     pub(crate) huge: Option<HugePagesOf>,
+    /// What the agent has reported empty since the last scan began. The program may have filled it
+    /// again before the report came, and a scan found that: then only these pages' being there
+    /// shows it.
+    pub(crate) emptied: Emptied,
     /// Whether its memory was found among the mappings of the process.
     pub(crate) verified: bool,
     /// Pages that are not managed any more; made when the first is.
@@ -63,6 +68,7 @@ impl Region {
             stamps: None,
             free: None,
             huge: None,
+            emptied: Emptied::default(),
             verified: false,
             gone: None,
             entries: Entries::new(pages)?,
@@ -101,7 +107,7 @@ impl Region {
     pub(crate) fn bytes(&self) -> u64 {
         let stamps = self.stamps.as_ref().map_or(0, |stamps| stamps.bytes());
         let huge = self.huge.as_ref().map_or(0, HugePagesOf::bytes);
-        (self.entries.bytes() + self.ages.bytes() + stamps + huge) as u64
+        (self.entries.bytes() + self.ages.bytes() + self.emptied.bytes() + stamps + huge) as u64
     }
 
     /// These pages are not managed any more. Pages that were not managed before do not count again,

@@ -1,7 +1,9 @@
 //! Scanning a client: which of its pages were written since the last time.
 //!
 //! ```text
-//!   for each region:   PAGEMAP_SCAN          which pages were written; protects them anew, but
+//!   for each region:   PAGEMAP_SCAN          of pages reported empty since: which are there, and
+//!                      │ Written             protected: they were filled before the report came
+//!                      PAGEMAP_SCAN          which pages were written; protects them anew, but
 //!                      │                     for hot pages ([`crate::ledger`])
 //!                      │ Written
 //!                      ├──▶ change log, pages written lately
@@ -19,7 +21,8 @@
 //! - *Freezes*, and other scans, wait for the end too: a freeze takes the change log, which lacks
 //!   what was not applied yet.
 //! - *Discarded and recycled pages* are noted, and findings on them are dropped
-//!   ([`crate::client::scanning`]). Their entry is what the agent said last.
+//!   ([`crate::client::scanning`]). Their entry is what the agent said last. The next scan finds
+//!   those that were filled meanwhile.
 //! - *Regions* may shrink, go, and come. Findings on a region that is gone, or is another one by
 //!   the same number, are dropped; a new region is scanned next time, from its first page.
 //! - *The client* may disconnect or be reaped: it has no regions then.
@@ -37,7 +40,7 @@ use kmem::pagemap::{Categories, PageRun, Query, Spare};
 use kmem::range::Range;
 use parking_lot::MutexGuard;
 use rustix::io::Errno;
-use wire::{RegionId, Run};
+use wire::{PageNo, RegionId, Run};
 
 use crate::client::scanning::without;
 use crate::client::{Client, State};
@@ -62,6 +65,15 @@ const RETURNED: Categories = Categories::PRESENT.union(Categories::PFNZERO).unio
 /// Most pages that a scan has brought back from swap, to see what they are.
 const MOST_SWAPPED: usize = 1024;
 const POPULATED: Categories = Categories::PRESENT.union(Categories::SWAPPED);
+/// Pages that a scan has protected and nobody has written since.
+const PROTECTED: Query = Query {
+    inverted: Categories::WRITTEN,
+    required: Categories::WRITTEN,
+    any_of: POPULATED,
+    returned: RETURNED,
+    write_protect: false,
+    check_wp_async: false,
+};
 
 /// The findings of a scan in one region: pages that were written, or are new.
 struct Written {
@@ -82,7 +94,12 @@ impl Written {
 
     /// The memory of the region.
     fn range(&self) -> Range {
-        Range::new(self.start as usize, self.pages as usize * PAGE_SIZE)
+        self.range_of(Run::new(PageNo(0), self.pages))
+    }
+
+    /// The memory of some of its pages.
+    fn range_of(&self, run: Run) -> Range {
+        Range::new(self.start as usize + run.page.index() * PAGE_SIZE, run.len as usize * PAGE_SIZE)
     }
 
     /// The ledger of the region, if it is still the one that was scanned.
@@ -132,8 +149,13 @@ impl Client {
                 ..Query::default()
             };
             let spared = state.regions.get(&id).filter(|_| ageing).and_then(Region::spared);
+            let emptied = state.regions.get_mut(&id).map(|region| region.emptied.take()).unwrap_or_default();
+            let mut filled = Vec::new();
             MutexGuard::unlocked(state, || {
                 let spared = spared;
+                for run in emptied {
+                    self.scan_gently(written.range_of(run), &PROTECTED, None, &mut filled)?;
+                }
                 self.scan_gently(written.range(), &query, spared.as_deref(), &mut written.runs)
             })?;
             let pages = written.runs.iter().map(|run| run.pages() as u64).sum::<u64>();
@@ -149,6 +171,8 @@ impl Client {
             if let Some(region) = written.ledger(&mut state.regions) {
                 written.runs.iter().for_each(|&run| region.note_recent(region.pages_of(run)));
             }
+            // These were counted, and are in the change log, when a scan found them written.
+            written.runs.append(&mut filled);
             self.ask_for_copies(state, &mut written)?;
             self.enter(state, &written, ageing);
         }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Page faults. A read of a merged page maps its frame, and frames beside it; a write makes a
- * private page of it. All else is tmpfs's.
+ * Page faults. A read of a merged page maps its frame (read.c); a write makes a private page of it.
+ * All else is tmpfs's.
  */
 #include <linux/delay.h>
 #include <linux/highmem.h>
@@ -10,9 +10,6 @@
 
 struct vm_operations_struct pofs_vm_ops;
 static vm_fault_t serve(struct vm_fault *vmf);
-
-/* More references than this, and a frame is not mapped again: its reader gets a copy. */
-#define CROWDED	(INT_MAX / 2)
 
 /* ---- merged to private ------------------------------------------------------------ */
 
@@ -74,131 +71,6 @@ vm_fault_t pofs_settle(struct pofs_inode *pi, struct page *page, pgoff_t index)
 			ret = one;
 	}
 	return ret;
-}
-
-/* ---- reads ------------------------------------------------------------------------- */
-
-static bool beyond_end(struct pofs_inode *pi, pgoff_t index)
-{
-	return index >= DIV_ROUND_UP_ULL(i_size_read(pofs_vfs(pi)), PAGE_SIZE);
-}
-
-/* Pages that are mapped at one fault: at first, and where one reads on and on; and at a time. */
-#define AROUND		64
-#define AROUND_MOST	PTRS_PER_PTE
-#define AT_A_TIME	64
-/* Pages that are mapped already, until the rest is left alone. */
-#define BUSY		4
-
-/*
- * The next frames of consecutive pages, from *index on and before `end`: *index is the first then.
- * The mapping's lock is held.
- */
-static unsigned int next_frames(struct pofs_inode *pi, pgoff_t *index, pgoff_t end, struct page **frames)
-{
-	XA_STATE(xas, &pi->merged, *index);
-	unsigned int n = 0;
-	struct page *frame;
-
-	rcu_read_lock();
-	for (frame = xas_find(&xas, end - 1); frame; frame = xas_next(&xas)) {
-		/* Their entries stay, and keep them. */
-		if (xas_retry(&xas, frame) || PageHWPoison(frame) || page_ref_count(frame) > CROWDED)
-			break;
-		if (!n)
-			*index = xas.xa_index;
-		frames[n++] = frame;
-		if (n == AT_A_TIME || *index + n == end)
-			break;
-	}
-	rcu_read_unlock();
-	return n;
-}
-
-/* Where the pages end that are mapped at a fault. Readers beside each other may spoil the guess. */
-static pgoff_t around(struct pofs_inode *pi, pgoff_t index)
-{
-	unsigned int pages = AROUND;
-	pgoff_t end;
-
-	if (READ_ONCE(pi->around_end) == index)
-		pages = clamp_t(unsigned int, READ_ONCE(pi->around) * 2, AROUND, AROUND_MOST);
-	end = ALIGN(index + 1, pages);
-	WRITE_ONCE(pi->around, pages);
-	WRITE_ONCE(pi->around_end, end);
-	return end;
-}
-
-/*
- * Maps the merged page that is read, and those that follow it up to an aligned end. Returns 0 if
- * the fault is not done.
- */
-static vm_fault_t map_frames(struct vm_fault *vmf, struct pofs_inode *pi)
-{
-	struct rw_semaphore *lock = pofs_mapping_lock(pi, vmf->pgoff);
-	pgoff_t beyond = DIV_ROUND_UP_ULL(i_size_read(pofs_vfs(pi)), PAGE_SIZE), end, index = vmf->pgoff;
-	unsigned long address = vmf->address & PAGE_MASK, n, rest, mapped = 0;
-	struct page *frames[AT_A_TIME];
-	unsigned int busy = 0;
-	int error = 0;
-
-	if (index >= beyond)
-		return VM_FAULT_SIGBUS;
-	end = min3(around(pi, index), beyond, index + ((vmf->vma->vm_end - address) >> PAGE_SHIFT));
-	down_read(lock);
-	while (index < end && busy < BUSY) {
-		n = next_frames(pi, &index, end, frames);
-		/* None, or not of the page that is read. */
-		if (!n || (!mapped && !busy && index != vmf->pgoff))
-			break;
-		rest = n;
-		error = pofs_insert_pages(vmf, address + ((index - vmf->pgoff) << PAGE_SHIFT), frames, &rest, false);
-		mapped += n - rest;
-		index += n - rest;
-		if (error == -EBUSY) {
-			busy++;
-			index++;
-		} else if (error) {
-			break;
-		}
-	}
-	up_read(lock);
-	if (!mapped && !busy)
-		return error ? vmf_error(error) : 0;
-	pofs_count(frame_faults);
-	pofs_count_by(around, mapped ? mapped - 1 : 0);
-	return VM_FAULT_NOPAGE;
-}
-
-/* A read of a merged page, or a write by way of a private mapping. Returns 0 if it is not done. */
-static vm_fault_t read_frame(struct vm_fault *vmf, struct pofs_inode *pi)
-{
-	struct page *frame;
-	vm_fault_t ret;
-
-	if (!vmf->cow_page) {
-		ret = map_frames(vmf, pi);
-		if (ret)
-			return ret;
-	}
-	frame = pofs_frame_at(pi, vmf->pgoff);
-	if (!frame)
-		return 0;
-	if (beyond_end(pi, vmf->pgoff))
-		ret = VM_FAULT_SIGBUS;
-	else
-		ret = PageHWPoison(frame) ? VM_FAULT_HWPOISON : 0;
-	if (ret || !vmf->cow_page) {
-		/* Too many references: it is copied. Or else again. */
-		if (!ret && page_ref_count(frame) <= CROWDED)
-			ret = VM_FAULT_NOPAGE;
-		put_page(frame);
-		return ret;
-	}
-	/* The kernel copies it. */
-	lock_page(frame);
-	vmf->page = frame;
-	return VM_FAULT_LOCKED;
 }
 
 /* ---- first writes ------------------------------------------------------------------ */
@@ -268,7 +140,7 @@ static vm_fault_t make_private(struct vm_fault *vmf, struct pofs_inode *pi, pgof
 	if (error)
 		return vmf_error(error);
 	page = pofs_page_of(begun, index);
-	if (beyond_end(pi, index)) {
+	if (pofs_beyond_end(pi, index)) {
 		/* Its length was changed meanwhile, and the truncation may have passed here already. */
 		if (!PageUptodate(page)) {
 			pofs_remove_page(mapping, page);
@@ -401,7 +273,7 @@ static vm_fault_t serve(struct vm_fault *vmf)
 	vm_fault_t ret, settled;
 
 	if (merged && !write) {
-		ret = read_frame(vmf, pi);
+		ret = pofs_read_frame(vmf, pi);
 		if (ret)
 			return ret;
 	}
@@ -419,7 +291,7 @@ static vm_fault_t serve(struct vm_fault *vmf)
 	if (!merged && xa_load(&pi->merged, vmf->pgoff))
 		pofs_count(late);
 	settled = pofs_settle(pi, vmf->page, vmf->pgoff);
-	if (!settled && (likely(!PageCompound(vmf->page)) || vmf->cow_page ||
+	if (!settled && (likely(!PageCompound(vmf->page)) || vmf->cow_page || pofs_is_marked(vmf) ||
 			 pofs_huge_whole(pi, vmf->vma, page_folio(vmf->page))))
 		return ret;
 	if (!settled)

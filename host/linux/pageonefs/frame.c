@@ -11,6 +11,7 @@
  * they were made from.
  */
 #include <linux/highmem.h>
+#include <linux/pagemap.h>
 #include <linux/slab.h>
 
 #include "pageonefs.h"
@@ -171,6 +172,18 @@ struct page *pofs_frame_at(struct pofs_inode *pi, pgoff_t index)
 	return frame_load(&pi->merged, index);
 }
 
+/*
+ * A fault may have found the entry that has just gone, and the kernel maps its frame only now,
+ * under the frame's lock (give_frame). The mappings are taken away after this.
+ */
+void pofs_frame_wait(struct pofs_inode *pi, struct page *frame)
+{
+	/* Or neither is seen here: then the fault finds no entry. Pairs with give_frame(). */
+	smp_mb();
+	if (READ_ONCE(pi->gives) && !pofs_no_frame_wait)
+		wait_on_page_locked(frame);
+}
+
 /* The page uses the frame no more. False: it did not any more. Its mappings are still to go. */
 bool pofs_entry_erase(struct pofs_inode *pi, pgoff_t index, struct page *frame)
 {
@@ -182,6 +195,7 @@ bool pofs_entry_erase(struct pofs_inode *pi, pgoff_t index, struct page *frame)
 	up_write(pofs_mapping_lock(pi, index));
 	if (!mine)
 		return false;
+	pofs_frame_wait(pi, frame);
 	atomic_long_dec(&pi->count);
 	atomic64_dec(&ps->merged);
 	pofs_charge(pofs_vfs(pi), -1);

@@ -20,6 +20,9 @@
  *    index go.
  *  - A frame is mapped under that lock, with the entry checked under it. So the zap that follows
  *    an erased entry finds every mapping.
+ *  - A frame that a fault leaves to the kernel (give_frame) is mapped later, under the frame's own
+ *    lock, with the entry checked under that: an entry goes, or names another frame, then that lock
+ *    is waited for, then comes the zap. Its holder takes no other lock of ours, and no page's.
  *  - Where there is an entry, a page in the file's cache is a hole that somebody has just filled:
  *    it means nothing until the frame is copied into it. Who makes such a page holds its lock
  *    until then.
@@ -68,9 +71,13 @@ bool pofs_no_huge_bits;
 module_param_named(no_huge_bits, pofs_no_huge_bits, bool, 0400);
 MODULE_PARM_DESC(no_huge_bits, "a huge page that is mapped writable has one dirty bit");
 
+bool pofs_no_frame_wait;
+module_param_named(no_frame_wait, pofs_no_frame_wait, bool, 0400);
+MODULE_PARM_DESC(no_frame_wait, "an entry that has gone does not wait until a fault has mapped its frame");
+
 unsigned int pofs_slow_us;
 module_param_named(slow, pofs_slow_us, uint, 0400);
-MODULE_PARM_DESC(slow, "microseconds between a dirty bit and the mapping, and between a hole and its bit");
+MODULE_PARM_DESC(slow, "microseconds between a dirty bit or an entry and the mapping, and between a hole and its bit");
 #endif
 
 /* A reference count is an int, and every process that maps a file takes one for each entry. */

@@ -171,6 +171,9 @@ static int move_one(struct merge_run *run, struct pageonefs_entry *e)
 	} else {
 		down_write(pofs_mapping_lock(pi, e->index));
 		error = xa_cmpxchg(&pi->merged, e->index, old, frame, GFP_KERNEL) == old ? 0 : -EAGAIN;
+		/* Within the lock: who makes the page private now waits for the other frame only. */
+		if (!error)
+			pofs_frame_wait(pi, old);
 		up_write(pofs_mapping_lock(pi, e->index));
 	}
 	if (error) {

@@ -50,6 +50,7 @@ extern bool pofs_no_cut_bits;
 extern bool pofs_no_compare;
 extern bool pofs_no_punch_check;
 extern bool pofs_no_huge_bits;
+extern bool pofs_no_frame_wait;
 extern unsigned int pofs_slow_us;
 #else
 #define pofs_no_pin_check false
@@ -59,6 +60,7 @@ extern unsigned int pofs_slow_us;
 #define pofs_no_compare false
 #define pofs_no_punch_check false
 #define pofs_no_huge_bits false
+#define pofs_no_frame_wait false
 #define pofs_slow_us 0
 #endif
 
@@ -109,6 +111,7 @@ struct pofs_inode {
 	struct rw_semaphore merging;	/* held for reading by merges; not while others change the file */
 	unsigned int blocked;		/* how many change the file now: there are no merges; under `merging` */
 	unsigned int plain;		/* PAGEONEFS_PLAIN_*; under `merging` and `faults` */
+	bool gives;			/* a frame was given to the kernel to be mapped; stays */
 	unsigned int cuts;		/* calls under way that cut pages; under `merging` */
 	pgoff_t cut_first, cut_last;	/* what all of these cut, or more */
 	struct pofs_pin pin;
@@ -135,6 +138,21 @@ static inline struct rw_semaphore *pofs_mapping_lock(struct pofs_inode *pi, pgof
 static inline struct inode *pofs_vfs(struct pofs_inode *pi)
 {
 	return &pi->shmem.vfs_inode;
+}
+
+static inline bool pofs_beyond_end(struct pofs_inode *pi, pgoff_t index)
+{
+	return index >= DIV_ROUND_UP_ULL(i_size_read(pofs_vfs(pi)), PAGE_SIZE);
+}
+
+/*
+ * Whether the page table says that userfaultfd has write-protected the page, which is not mapped.
+ * vm_insert_pages() leaves that entry alone: only the kernel's own way replaces it, and keeps the
+ * protection.
+ */
+static inline bool pofs_is_marked(struct vm_fault *vmf)
+{
+	return vmf->flags & FAULT_FLAG_ORIG_PTE_VALID && !pte_none(vmf->orig_pte) && !pte_present(vmf->orig_pte);
 }
 
 static inline struct pofs_super *POFS_SB(const struct super_block *sb)
@@ -174,6 +192,9 @@ long pofs_punch(struct pofs_inode *pi, struct pageonefs_punch *p);
 void pofs_vm_ops_start(void);
 vm_fault_t pofs_settle(struct pofs_inode *pi, struct page *page, pgoff_t index);
 
+/* read.c */
+vm_fault_t pofs_read_frame(struct vm_fault *vmf, struct pofs_inode *pi);
+
 /* frame.c */
 struct pofs_domain *pofs_domain_get(const char *name);
 void pofs_domain_put(struct pofs_domain *domain);
@@ -185,6 +206,7 @@ bool pofs_entry_erase(struct pofs_inode *pi, pgoff_t index, struct page *frame);
 bool pofs_frame_leave(struct pofs_inode *pi, pgoff_t index, struct page *frame);
 struct page *pofs_load(struct xa_state *xas, unsigned long index);
 void pofs_erase(struct pofs_inode *pi, pgoff_t first, pgoff_t last);
+void pofs_frame_wait(struct pofs_inode *pi, struct page *frame);
 #define pofs_frame_zeros(frame) PageChecked(frame)
 #define pofs_frame_handle(frame) ((u64)READ_ONCE((frame)->index))
 

@@ -70,6 +70,7 @@ static struct inode *alloc_inode(struct super_block *sb)
 	pi->blocked = 0;
 	pi->cuts = 0;
 	pi->plain = PAGEONEFS_PLAIN_NO;
+	pi->gives = false;
 	pi->pin = (struct pofs_pin){ .index = ULONG_MAX };
 	spin_lock_init(&pi->pin.lock);
 	pi->id = 0;

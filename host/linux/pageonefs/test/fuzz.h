@@ -69,7 +69,7 @@ struct slot {
 struct me {
 	int owner;
 	uint64_t r;
-	int fd[FILES], direct[FILES], disk, scratch, fail;
+	int fd[FILES], direct[FILES], disk, scratch, fail, protector;
 	bool child;
 	struct slot slots[SLOTS];
 };

@@ -79,7 +79,7 @@ struct test {
 	const char *name;
 	void (*run)(void);
 };
-extern const struct test file_tests[], hazard_tests[], memory_tests[], frame_tests[], huge_tests[];
+extern const struct test file_tests[], hazard_tests[], memory_tests[], frame_tests[], huge_tests[], protect_tests[];
 
 /* Parameters of the module. */
 #define PARAMETERS "/sys/module/pageonefs/parameters/"

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Mappings that userfaultfd write-protects asynchronously, private ones and shared ones, where the
+ * kernel lets it.
+ */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "pages.h"
+#include "protect.h"
+
+#define WP_DONE (PAGE_IS_PRESENT | PAGE_IS_FILE)
+
+/* ---- write protection --------------------------------------------------------------- */
+
+static char *map_privately(struct file f)
+{
+	char *p = mmap(0, f.pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE, f.fd, 0);
+
+	if (p == MAP_FAILED)
+		BAD("mmap");
+	return p;
+}
+
+/* A page that was just made is in a batch for a while. */
+static int merge_patiently(struct file f, uint32_t index, uint64_t *frame)
+{
+	uint64_t handle = *frame;
+	int ret = -EBUSY;
+
+	for (int tries = 0; tries < 200 && (ret == -EBUSY || ret == -EAGAIN); tries++) {
+		if (tries > 10)
+			usleep(5000);
+		*frame = handle;
+		ret = merge_page(f, index, frame);
+	}
+	return ret;
+}
+
+static void rewrite(struct file f, uint32_t index, uint64_t content)
+{
+	char page[PAGE];
+
+	fill(page, content);
+	if (pwrite(f.fd, page, PAGE, index * PAGE) != (ssize_t)PAGE)
+		BAD("pwrite");
+}
+
+enum { STORE = 128 };
+
+static void private_wp(void)
+{
+	struct file a = file_make(STORE), b = file_make(STORE);
+	char *m = file_map(a), *p = map_privately(a);
+	int fd = protector();
+	uint64_t is[STORE], frame;
+
+	if (fd < 0 || protector_add(fd, p, STORE)) {
+		printf("    SKIPPED: this kernel does not write-protect such mappings\n");
+		return;
+	}
+	/* Where nobody makes the fault again and again. */
+	alarm(120);
+	for (int i = 0; i < STORE; i++) {
+		fill(at(m, i), is[i] = 100 + i);
+		rewrite(b, i, is[i]);
+	}
+	for (int i = 0; i < STORE; i++)
+		CHECK(holds(at(p, i), is[i]));
+	CHECK(!write_protect(p, STORE));
+	for (int i = 0; i < STORE; i++)
+		CHECK(categories(at(p, i)) == WP_DONE);
+	/* Merged: nothing is mapped, and the protection is remembered. */
+	for (int i = 0; i < STORE; i++) {
+		frame = 0;
+		CHECK(!merge_patiently(a, i, &frame) && frame && !merge_patiently(b, i, &frame));
+		CHECK(categories(at(p, i)) == PAGE_IS_SWAPPED);
+	}
+	CHECK(describe(a.id).merged_pages == STORE && describe(b.id).merged_pages == STORE);
+	for (int i = 0; i < STORE; i++) {
+		CHECK(holds(at(p, i), is[i]));
+		CHECK(categories(at(p, i)) == WP_DONE);
+	}
+	/* Written: of what is mapped, of what is not, merged or private. */
+	rewrite(a, 5, is[5]);
+	rewrite(a, 6, is[6]);
+	frame = 0;
+	CHECK(!merge_patiently(a, 6, &frame));
+	CHECK(categories(at(p, 5)) == PAGE_IS_SWAPPED && categories(at(p, 6)) == PAGE_IS_SWAPPED);
+	for (int i = 4; i < 8; i++)
+		at(p, i)[9] = 'x';
+	for (int i = 0; i < STORE; i++) {
+		char page[PAGE];
+
+		fill(page, is[i]);
+		CHECK(!memcmp(at(m, i), page, PAGE));
+		if (i >= 4 && i < 8)
+			page[9] = 'x';
+		CHECK(!memcmp(at(p, i), page, PAGE));
+		CHECK(categories(at(p, i)) == (i >= 4 && i < 8 ? PAGE_IS_PRESENT | PAGE_IS_WRITTEN : WP_DONE));
+	}
+	CHECK(describe(a.id).merged_pages == STORE - 1);
+	/* What the file gets is seen in pages that were not written, whatever maps them. */
+	for (int i = 0; i < 64; i++)
+		rewrite(a, i, is[i] = 1000 + i);
+	fill(at(m, 70), is[70] = 1070);
+	for (int i = 0; i < STORE; i++) {
+		if (i >= 4 && i < 8) {
+			CHECK(at(p, i)[9] == 'x' && !holds(at(p, i), is[i]));
+			continue;
+		}
+		CHECK(holds(at(p, i), is[i]) && !(categories(at(p, i)) & PAGE_IS_WRITTEN));
+	}
+	/* Marks that are left when nobody protects any more. */
+	for (int i = 8; i < STORE; i++)
+		rewrite(a, i, is[i] = 2000 + i);
+	close(fd);
+	for (int i = 8; i < STORE; i++)
+		CHECK(holds(at(p, i), is[i]));
+	munmap(p, STORE * PAGE);
+	munmap(m, STORE * PAGE);
+	close(a.fd);
+	close(b.fd);
+}
+
+/* Shared mappings, where the kernel protects these too, go on as well, and leave dirty bits. */
+static void shared_wp(void)
+{
+	struct file f = file_make(64);
+	char *m = file_map(f), *w = file_map(f);
+	int fd = protector();
+	uint64_t bits;
+
+	if (fd < 0 || protector_add(fd, w, 64)) {
+		printf("    SKIPPED: this kernel does not write-protect such mappings\n");
+		return;
+	}
+	alarm(60);
+	for (int i = 0; i < 64; i++)
+		fill(at(w, i), 5);
+	CHECK(!write_protect(w, 64));
+	all_merged(f, m, 5);
+	for (int tries = 0; tries < 50 && harvest(f, &bits); tries++)
+		usleep(20000);
+	for (int i = 0; i < 32; i++)
+		CHECK(holds(at(w, i), 5) && !(categories(at(w, i)) & PAGE_IS_WRITTEN));
+	for (int i = 0; i < 64; i += 4)
+		at(w, i)[0] = i;
+	CHECK(harvest(f, &bits) == 16 && bits == 0x1111111111111111);
+	for (int i = 0; i < 64; i++)
+		CHECK(at(m, i)[0] == at(w, i)[0] && (i % 4 ? holds(at(w, i), 5) : at(w, i)[0] == i));
+	close(fd);
+	munmap(m, 64 * PAGE);
+	munmap(w, 64 * PAGE);
+	close(f.fd);
+}
+
+/* ---- frames that are mapped late ------------------------------------------------------ */
+
+enum { READ = 16, READERS = 2 };
+
+/* The version that a page has for sure, since its write has returned. */
+static struct {
+	struct file f;
+	char *p;
+	uint64_t sure[READ];
+} race;
+
+static void *reader(void *arg)
+{
+	long checks = 0;
+	(void)arg;
+
+	while (!sh->stop) {
+		for (int i = 0; i < READ; i++) {
+			uint64_t sure = __atomic_load_n(&race.sure[i], __ATOMIC_SEQ_CST);
+			uint64_t seen = __atomic_load_n((uint64_t *)at(race.p, i), __ATOMIC_SEQ_CST);
+
+			if (seen < sure && sh->bad < 10)
+				BAD("page %d has version %ld, and %ld was written", i, (long)seen, (long)sure);
+			checks++;
+		}
+	}
+	__atomic_add_fetch(&sh->checks, checks, 5);
+	return NULL;
+}
+
+static void *renewer(void *arg)
+{
+	(void)arg;
+	while (!sh->stop) {
+		CHECK(!write_protect(race.p, READ));
+		usleep(500);
+	}
+	return NULL;
+}
+
+/*
+ * Merges pages of the store, writes them, and knows that from then on nobody reads what they held.
+ * Readers make faults whose page table has a mark.
+ */
+static void private_hammer(void)
+{
+	pthread_t threads[READERS + 1];
+	uint64_t page[512], given = stats().frame_faults;
+	int fd;
+
+	race.f = file_make(READ);
+	race.p = map_privately(race.f);
+	fd = protector();
+	if (fd < 0 || protector_add(fd, race.p, READ)) {
+		printf("    SKIPPED: this kernel does not write-protect such mappings\n");
+		return;
+	}
+	for (int i = 0; i <= READERS; i++)
+		pthread_create(&threads[i], NULL, i < READERS ? reader : renewer, NULL);
+	uint64_t version = 1;
+
+	for (double end = now() + 15; now() < end; version++) {
+		for (int i = 0; i < READ; i++) {
+			uint64_t frame = 0;
+
+			for (int k = 0; k < 512; k++)
+				page[k] = version;
+			if (pwrite(race.f.fd, page, PAGE, i * PAGE) != (ssize_t)PAGE)
+				BAD("pwrite");
+			__atomic_store_n(&race.sure[i], version, __ATOMIC_SEQ_CST);
+			merge_page(race.f, i, &frame);
+			sh->writes++;
+		}
+		if (version % 4 == 0)
+			usleep(1000);
+	}
+	sh->stop = 1;
+	for (int i = 0; i <= READERS; i++)
+		pthread_join(threads[i], NULL);
+	printf("    %ld frames mapped\n", (long)(stats().frame_faults - given));
+	say("private_hammer");
+	CHECK(sh->writes > 100 && sh->checks > 100);
+	munmap(race.p, READ * PAGE);
+	close(fd);
+	close(race.f.fd);
+}
+
+const struct test protect_tests[] = {
+	{ "private_wp", private_wp }, { "shared_wp", shared_wp }, { "private_hammer", private_hammer }, { 0 },
+};

@@ -17,7 +17,7 @@ fn two_threads_write_while_their_pages_merge() {
     client.expect("ok");
     let merged = daemon.client(client.pid()).unwrap();
     println!("{longest} µs; {merged}");
-    assert!(merged["pages_merged"].as_u64() > Some(1000), "the test proves nothing if nothing merged: {merged}");
+    // How many are merged at the end says little: a page is written to as soon as it is.
     assert!(merged["pages_copied_total"].as_u64() > Some(1000), "merged pages were written to: {merged}");
 }
 

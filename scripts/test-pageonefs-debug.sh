@@ -34,9 +34,8 @@ for series in ${1:-6.12 6.1}; do
     for guard in no_pin_check=1 no_handshake=1,no_pin_bits=1,slow=300 no_compare=1; do
         boot "$name, $guard" "$image" $((600 + 2 * fuzz)) "${checks/LEAKS=1/} TESTS=none OPTIONS=$guard MUST_FAIL=1 FUZZ=$fuzz" || failed=1
     done
-    # What a test of its own shows. Only 6.12 has asynchronous write protection.
-    case $series in 6.1) late= ;; *) late=no_frame_wait=1,slow=3000:private_hammer ;; esac
-    for off in no_cut_bits=1,slow=3000:dirty_cuts no_punch_check=1:punch_pins no_huge_bits=1:huge_mapped $late; do
+    # What a test of its own shows.
+    for off in no_cut_bits=1,slow=3000:dirty_cuts no_punch_check=1:punch_pins no_huge_bits=1:huge_mapped; do
         boot "$name, ${off%:*}" "$image" 900 "${checks/LEAKS=1/} TESTS=${off#*:} OPTIONS=${off%:*} MUST_FAIL=1" || failed=1
     done
 done

@@ -168,13 +168,16 @@ impl Client {
             }
         }
         match what {
-            What::Discarded | What::Recycled => region.emptied.add(run),
-            What::Shrunk | What::Retained => region.shrink(run)?,
-        }
-        match what {
-            What::Retained => state.detach.retained(run.len),
-            What::Discarded => state.totals.discarded += u64::from(run.len),
-            What::Shrunk | What::Recycled => {}
+            What::Discarded => {
+                region.emptied.add(run);
+                state.totals.discarded += u64::from(run.len);
+            }
+            What::Recycled => region.emptied.add(run),
+            What::Shrunk => region.shrink(run)?,
+            What::Retained => {
+                region.shrink(run)?;
+                state.detach.retained(run.len);
+            }
         }
         // A page on its way from one frame to another does not map the first any more, unless it is
         // retained: then it has not been moved, and will not be.

@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include "fuzz.h"
-#include "protect.h"
 
 struct world *w;
 static __thread sigjmp_buf jump;
@@ -54,7 +53,6 @@ void me_open(struct me *me, int owner, uint64_t seed)
 	for (int f = 0; f < FILES; f++)
 		me->fd[f] = me->direct[f] = -1;
 	open_all(me);
-	me->protector = protector();
 	own_file(me);
 }
 

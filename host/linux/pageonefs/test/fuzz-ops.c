@@ -13,7 +13,6 @@
 #include <unistd.h>
 
 #include "fuzz.h"
-#include "protect.h"
 
 static struct slot *slot_any(struct me *me)
 {
@@ -112,13 +111,8 @@ static long private(struct me *me)
 		i = from / PAGE;
 		i = f < SHARED && i + 64 > PAGES ? PAGES - 64 : f >= SHARED ? 0 : i;
 		s = slot_new(me, f, i, 64, true);
-		/* The kernel may refuse it. A child's would be its parent's. */
-		if (s && me->protector >= 0 && !me->child)
-			protector_add(me->protector, s->at, s->pages);
 		return s ? 0 : -1;
 	}
-	if (me->protector >= 0 && !rnd(me, 3))
-		write_protect(s->at, s->pages);
 	for (int n = 0; n < 6; n++) {
 		i = rnd(me, s->pages);
 		private_check(me, s, i);

@@ -69,7 +69,7 @@ struct slot {
 struct me {
 	int owner;
 	uint64_t r;
-	int fd[FILES], direct[FILES], disk, scratch, fail, protector;
+	int fd[FILES], direct[FILES], disk, scratch, fail;
 	bool child;
 	struct slot slots[SLOTS];
 };

@@ -408,12 +408,13 @@ static long names(struct me *me)
 	char a[64], b[64], page[PAGE], proc[64];
 	uint64_t c = rnd(me, 6);
 	long ret = -1;
-	int fd;
+	int fd = -1;
 
 	snprintf(a, sizeof(a), MOUNT "/fuzz/a%d%s", me->owner, me->child ? "c" : "");
 	snprintf(b, sizeof(b), MOUNT "/fuzz/b%d%s", me->owner, me->child ? "c" : "");
-	unlink(a);
-	unlink(b);
+	/* Where an allocation fails the old ones stay, and would be taken for the new. */
+	if ((unlink(a) && errno != ENOENT) || (unlink(b) && errno != ENOENT))
+		goto out;
 	fd = rnd(me, 2) ? open(a, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600) : open(MOUNT "/fuzz", O_RDWR | O_TMPFILE | O_CLOEXEC, 0600);
 	if (fd < 0)
 		return -1;

@@ -122,7 +122,7 @@ in_module() {
     systemctl daemon-reload
     mkdir -p $mount
     holds 'the module is loaded, and mounted for the user of guests' sh -c "insmod $share/pageonefs.ko &&
-        mount -t pageonefs -o domain=guests,size=90%,mode=0700,uid=$(id -u libvirt-qemu) none $mount"
+        mount -t pageonefs -o domain=guests,huge=advise,size=90%,mode=0700,uid=$(id -u libvirt-qemu) none $mount"
     holds 'doctor says that the daemon lacks a right' sh -c "pageone doctor | grep -q 'BLOCKS.*without CAP_SYS_ADMIN'"
     holds 'the daemon starts with it' systemctl restart pageone
     echo "memory_backing_dir = \"$mount\"" >> /etc/libvirt/qemu.conf

@@ -11,7 +11,7 @@ cp "$CACHE"/initramfs-* "$work/cache/" 2>/dev/null
 export PAGEONE_CACHE=$work/cache PAGEONE_TEST_ACCEL=kvm PAGEONE_BIN_DIR=$BIN PAGEONE_TEST_PATIENCE
 # What lies in this host's root cannot be written.
 mount -t tmpfs none /mnt && insmod "$MODULE" && mkdir -p /mnt/pageone &&
-    mount -t pageonefs -o domain=test,size=90%,mode=0700,uid=0 none /mnt/pageone || exit 1
+    mount -t pageonefs -o domain=test,huge=advise,size=90%,mode=0700,uid=0 none /mnt/pageone || exit 1
 read -ra filters <<< "$FILTERS"
 "$FUNCTIONAL" "${filters[@]}" --test-threads=1 --nocapture
 code=$?

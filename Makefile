@@ -205,12 +205,12 @@ bench-module: deps-test deps-module deps-ppr build
 # guests.
 LIBVIRT_RELEASES = bookworm trixie
 test-libvirt: deps-test deps-deb deps-libvirt
-	$(CARGO) build -p pageone -p agent -p qemu-wrapper
+	$(CARGO) build -p pageone -p agent -p template -p qemu-wrapper
 	for release in $(LIBVIRT_RELEASES); do scripts/test-libvirt.sh $$release || exit 1; done
 
 # The same with SELinux, enforcing: the policy module is loaded, and a guest that libvirt confines is merged.
 test-selinux: deps-test deps-deb deps-selinux
-	$(CARGO) build -p pageone -p agent -p qemu-wrapper
+	$(CARGO) build -p pageone -p agent -p template -p qemu-wrapper
 	scripts/test-libvirt.sh selinux
 
 # A kernel that checks itself, built once into the cache.

@@ -21,7 +21,7 @@ triplet=$(dpkg-architecture -qDEB_HOST_MULTIARCH)
 date=$(git log -1 --format=%aD 2> /dev/null || date -R)
 SOURCE_DATE_EPOCH=$(date -d "$date" +%s)
 export SOURCE_DATE_EPOCH
-for program in pageone libpageone_agent.so; do
+for program in pageone libpageone_agent.so libpageone_template.so; do
     [ -e "$programs/$program" ] || fail "$programs/$program is missing: build it first (make build)"
 done
 stage=$(mktemp -d)
@@ -77,6 +77,8 @@ end() {
 begin pageone
 put 755 "$programs/pageone" usr/bin/pageone
 strip "$root/usr/bin/pageone"
+put 644 "$programs/libpageone_template.so" usr/lib/pageone/libpageone_template.so
+strip --strip-unneeded "$root/usr/lib/pageone/libpageone_template.so"
 put 644 packaging/pageone.service lib/systemd/system/pageone.service
 put 644 packaging/pageone-metrics.service lib/systemd/system/pageone-metrics.service
 put 644 packaging/prometheus/alerts.yml usr/share/pageone/prometheus/alerts.yml
@@ -96,7 +98,7 @@ put 644 "$stage/pages/completions/pageone.fish" usr/share/fish/vendor_completion
 for page in README.md SECURITY.md docs/README.md docs/glossary.md docs/benchmarks.md docs/guide/*.md docs/reference/*.md docs/design/*.md; do
     put 644 "$page" "usr/share/doc/pageone/$page"
 done
-end "$arch" "libpageone-agent (= $version), init-system-helpers (>= 1.52), $(libraries "$root/usr/bin/pageone")" \
+end "$arch" "libpageone-agent (= $version), init-system-helpers (>= 1.52), $(libraries "$root/usr/bin/pageone" "$root/usr/lib/pageone/libpageone_template.so")" \
     'merges identical pages of virtual machines' 'Suggests: pageone-libvirt' << 'TEXT'
 Finds identical pages of memory in running guests and makes them share one
 copy that nobody can write. It needs no kernel patch, no change to QEMU and

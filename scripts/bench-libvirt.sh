@@ -15,7 +15,7 @@ image=$cache/libvirt-${1:-bookworm}/root.img
 [ "$(id -u)" -eq 0 ] || { echo 'bench-libvirt: SKIPPED: only root can start a container' >&2; exit 2; }
 command -v systemd-nspawn > /dev/null || { echo 'bench-libvirt: SKIPPED: there is no systemd-nspawn (package systemd-container)' >&2; exit 2; }
 [ -e "$image" ] || { echo "bench-libvirt: $image is missing: run 'scripts/deps.sh libvirt'" >&2; exit 2; }
-for file in pageone libpageone_agent.so qemu-system-x86_64-pageone; do
+for file in pageone libpageone_agent.so libpageone_template.so qemu-system-x86_64-pageone; do
     [ -e "$bin/$file" ] || { echo "bench-libvirt: $bin/$file is missing: run 'make build'" >&2; exit 2; }
 done
 work=$(mktemp -d /tmp/pageone-libvirt.XXXXXX)

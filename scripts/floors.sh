@@ -27,7 +27,7 @@ floors() {
 
 # The crates from the top down: each depends only on crates of lower lines.
 crates() {
-    printf '%s\n' 'e2e bench-system bench-structures' 'pageone qemu-wrapper bench-common' snapshot 'engine agent attach checkpoint estimate testguest pageone-vmm monitor' \
+    printf '%s\n' 'e2e bench-system bench-structures' 'pageone qemu-wrapper bench-common' snapshot 'engine agent template attach checkpoint estimate testguest pageone-vmm monitor' \
         'control mpool track one' 'wire ppr qmp sdtree dirty governor' kmem
 }
 

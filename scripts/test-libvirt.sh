@@ -20,7 +20,7 @@ kernel=$cache/kvm-host image=$cache/libvirt-$release/root.img
 for file in "$kernel/complete" "$image"; do
     [ -e "$file" ] || { echo "test-libvirt: $file is missing: run 'scripts/deps.sh libvirt' ('selinux' for that)" >&2; exit 1; }
 done
-for file in pageone libpageone_agent.so qemu-system-x86_64-pageone; do
+for file in pageone libpageone_agent.so libpageone_template.so qemu-system-x86_64-pageone; do
     [ -e "$bin/$file" ] || { echo "test-libvirt: $bin/$file is missing: run 'cargo build'" >&2; exit 1; }
 done
 work=$(mktemp -d /tmp/pageone-libvirt.XXXXXX)

@@ -99,7 +99,7 @@ if command -v rpmbuild > /dev/null && [ -e "$programs/qemu-system-x86_64-pageone
     holds 'the RPMs are built' env RPM_OUT="$work/rpm" packaging/rpm.sh "$programs"
     host=("$work"/rpm/pageone-[0-9]*.rpm) guests=("$work"/rpm/pageone-libvirt-*.rpm)
     contains() { rpm -qlp "$1" | grep -xF "$2"; }
-    for file in /usr/bin/pageone /usr/lib/pageone/libpageone_agent.so /usr/lib/systemd/system/pageone.service /etc/pageone/pageone.toml \
+    for file in /usr/bin/pageone /usr/lib/pageone/libpageone_agent.so /usr/lib/pageone/libpageone_template.so /usr/lib/systemd/system/pageone.service /etc/pageone/pageone.toml \
         /usr/share/man/man1/pageone-attach.1.gz; do
         holds "the RPM has $file" contains "${host[0]}" "$file"
     done

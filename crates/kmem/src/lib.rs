@@ -32,6 +32,7 @@ pub mod sched;
 pub mod seccomp;
 pub mod seqpacket;
 pub mod uffd;
+pub mod words;
 
 pub use range::Range;
 

@@ -131,6 +131,11 @@ impl Conn {
         Ok((Self { fd: a }, Self { fd: b }))
     }
 
+    /// Takes over a socket that is connected already, such as one that was inherited.
+    pub fn from_fd(fd: OwnedFd) -> Self {
+        Self { fd }
+    }
+
     /// Sends one message, with up to [`MAX_FDS`] descriptors, whole or not at all.
     ///
     /// # Errors

@@ -91,6 +91,12 @@ pub(crate) fn open_log(dir: &Path, name: &str) -> Result<std::fs::File> {
     Ok(file)
 }
 
+/// The library by which QEMU is loaded once for many clones, which stands beside the agent's.
+pub(crate) fn template_library() -> Option<PathBuf> {
+    let path = agent_library().ok()?.with_file_name("libpageone_template.so");
+    path.is_file().then_some(path)
+}
+
 /// The library that is loaded into clients: `PAGEONE_AGENT`, else beside this program, else where
 /// packages put it.
 ///

@@ -7,14 +7,17 @@
 //! [its own](Own).
 
 mod own;
+mod process;
 mod rewrite;
+mod template;
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -29,13 +32,19 @@ use crate::qcow2;
 use crate::record::{Disk, Record};
 use crate::save::PIPE;
 use own::Maps;
+use process::spawn_without_huge_pages;
 use rewrite::{overlay, rewrite};
 
 pub use own::{Add, Own};
+pub use process::Process;
 pub use rewrite::is_own_image;
+pub use template::Template;
 
 /// How long QEMU may take to read its device stream.
 const LOAD: Duration = Duration::from_secs(60);
+/// Numbers of descriptors.
+const STDOUT: i32 = 1;
+const STDERR: i32 = 2;
 /// Bytes of the end of a clone's output that an error shows.
 const TAIL: usize = 600;
 
@@ -107,6 +116,8 @@ pub struct Options<'a> {
     pub attached: bool,
     /// Its RAM.
     pub ram: Ram<'a>,
+    /// What is copied for clones that share the snapshot's. `None`: each loads QEMU anew.
+    pub template: Option<&'a Template>,
 }
 
 /// Where a clone's RAM comes from.
@@ -121,7 +132,7 @@ pub enum Ram<'a> {
 /// A clone that runs.
 pub struct Clone {
     /// QEMU.
-    pub child: Child,
+    pub process: Process,
     /// In what it differs from the source, if that was forced.
     pub differences: Vec<String>,
     /// Its monitor, once it goes on.
@@ -152,7 +163,7 @@ impl Clone {
     /// If it does not.
     pub fn verify(&mut self, time: Duration) -> Result<(), VerifyError> {
         let Some(monitor) = self.monitor.as_mut() else { return Err(VerifyError::State("not started".into())) };
-        let pid = self.child.id() as i32;
+        let pid = self.process.id() as i32;
         let worked = |monitor: &mut Monitor| -> Result<Duration, VerifyError> {
             let all = monitor.execute("query-cpus-fast", json!({}))?;
             let threads = all.as_array().into_iter().flatten().filter_map(|one| one["thread-id"].as_i64());
@@ -232,12 +243,12 @@ pub fn start(options: &Options<'_>, directory: &Path) -> Result<Clone, CloneErro
         qcow2::create_over(&image, &disk.image, disk.raw).map_err(make(&image))?;
     }
     let log = directory.join("output.log");
-    let (child, ours, maps) = spawn(options, directory, &log).map_err(|(what, source)| match what {
+    let (process, ours, maps) = spawn(options, directory, &log).map_err(|(what, source)| match what {
         None => CloneError::Run { program: description.program.clone(), source },
         Some(what) => CloneError::Make { what, source },
     })?;
     let port = Port::find(&rewrite(description, directory));
-    let mut clone = Clone { child, differences: Vec::new(), monitor: None, port };
+    let mut clone = Clone { process, differences: Vec::new(), monitor: None, port };
     let error = match resume(options, ours, maps, &mut clone.differences) {
         Ok(monitor) => {
             clone.monitor = Some(monitor);
@@ -245,8 +256,7 @@ pub fn start(options: &Options<'_>, directory: &Path) -> Result<Clone, CloneErro
         }
         Err(error) => error,
     };
-    let _ = clone.child.kill();
-    let _ = clone.child.wait();
+    clone.process.kill();
     Err(match error {
         Failed::Differs => CloneError::Differs(clone.differences),
         Failed::NotLoaded => CloneError::NotLoaded(description.program.clone()),
@@ -255,7 +265,7 @@ pub fn start(options: &Options<'_>, directory: &Path) -> Result<Clone, CloneErro
 }
 
 /// QEMU, our end of its monitor, and whether an agent maps its RAM, if that is its own.
-type Spawned = (Child, UnixStream, Option<Maps>);
+type Spawned = (Process, UnixStream, Option<Maps>);
 
 /// Starts QEMU. What failed, if not the program itself.
 fn spawn(options: &Options<'_>, directory: &Path, log: &Path) -> Result<Spawned, (Option<PathBuf>, io::Error)> {
@@ -287,14 +297,24 @@ fn spawn(options: &Options<'_>, directory: &Path, log: &Path) -> Result<Spawned,
     words.extend(rewrite(description, directory));
     words.extend(["-incoming".into(), "defer".into()]);
     words.extend(options.extra.iter().cloned());
+    inherited.push(theirs.into());
+    let log = if options.attached { None } else { Some(File::create(log).map_err(|e| (Some(log.to_owned()), e))?) };
+    if let (Ram::Shared(_), Some(template), Some(log)) = (options.ram, options.template, &log) {
+        let program = [description.program.clone().into_os_string()];
+        let all: Vec<OsString> = program.into_iter().chain(words.iter().map(OsString::from)).collect();
+        let mut fds = vec![(log.as_fd(), STDOUT), (log.as_fd(), STDERR)];
+        fds.extend(inherited.iter().map(|fd| (fd.as_fd(), fd.as_raw_fd())));
+        // One that cannot be had as a copy is started.
+        if let Ok(process) = template.copy(&all, &fds) {
+            return Ok((process, ours, maps));
+        }
+    }
     command.args(&words).current_dir(&description.directory);
-    if !options.attached {
-        let file = File::create(log).map_err(|source| (Some(log.to_owned()), source))?;
-        let both = file.try_clone().map_err(|source| (Some(log.to_owned()), source))?;
-        command.stdin(Stdio::null()).stdout(file).stderr(both);
+    if let Some(log) = log {
+        let both = log.try_clone().map_err(monitor)?;
+        command.stdin(Stdio::null()).stdout(log).stderr(both);
     }
     let _one = INHERITED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    inherited.push(theirs.into());
     for fd in &inherited {
         rustix::io::fcntl_setfd(fd, FdFlags::empty()).map_err(|e| monitor(e.into()))?;
     }
@@ -307,21 +327,8 @@ fn spawn(options: &Options<'_>, directory: &Path, log: &Path) -> Result<Spawned,
         }
         Ram::Shared(_) => spawn_without_huge_pages(&mut command),
     };
-    Ok((child.map_err(|source| (None, source))?, ours, maps))
-}
-
-/// Starts a program whose advice to use huge pages is ignored. QEMU gives it for all RAM; the
-/// kernel then reads 2 MiB of the pool for each page that a guest needs, and a file has no huge
-/// pages anyway.
-fn spawn_without_huge_pages(command: &mut Command) -> io::Result<Child> {
-    // What is set for a thread is set for the program that it starts.
-    let start = || {
-        // Without it a clone is slower.
-        let _ = kmem::seccomp::answer(libc::SYS_madvise, Some((2, libc::MADV_HUGEPAGE as u32)), 0);
-        command.spawn()
-    };
-    let started = std::thread::scope(|scope| scope.spawn(start).join());
-    started.unwrap_or_else(|_| Err(io::Error::other("the thread that starts it panicked")))
+    let process = child.and_then(Process::child).map_err(|source| (None, source))?;
+    Ok((process, ours, maps))
 }
 
 enum Failed {
@@ -407,7 +414,8 @@ mod tests {
             let record = Record { description, stream: Vec::new() };
             let extra: Vec<String> = extra.iter().copied().map(String::from).collect();
             let ram = Ram::Shared(&ram);
-            let options = Options { record: &record, ram, extra: &extra, force: false, attached: false };
+            let options =
+                Options { record: &record, ram, extra: &extra, force: false, attached: false, template: None };
             start(&options, &dir.path().join(name)).map(drop).unwrap_err()
         };
         let error = refused("sh", &image, "a", &["-m", "128"]);

@@ -27,6 +27,7 @@
 //! against the receiver's own tables before it is done.
 
 pub mod recycle;
+pub mod template;
 
 mod codec;
 mod page;

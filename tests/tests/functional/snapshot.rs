@@ -9,6 +9,7 @@ mod figures;
 mod full;
 mod merged;
 mod refused;
+mod template;
 mod uffd;
 mod unprepared;
 

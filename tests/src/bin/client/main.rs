@@ -9,6 +9,7 @@
 
 mod calls;
 mod events;
+mod files;
 mod poison;
 mod raw;
 mod recycle;
@@ -98,6 +99,7 @@ fn main() {
         Some("advice") => advice(),
         Some("guards") => guards(),
         Some("spliced") => spliced(number(1, 256), number(2, 1) as u64),
+        Some("fread") => files::fread(&args[1]),
         Some("poison") => poison::poison(number(1, 1024), number(2, 1) as u64),
         other => panic!("no scenario {other:?}"),
     }

@@ -16,11 +16,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use checkpoint::{Catalog, Image, ReadError};
 use kmem::ksm::{self, Ksm};
-use kmem::pidfd::PidFd;
 use kmem::procfs;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use snapshot::NoAgent;
-use snapshot::clone::{Add, Clone, Options, Own, Ram, start};
+use snapshot::clone::{Add, Clone, Options, Own, Ram, Template, start};
 use snapshot::memory::segments::Segments;
 use snapshot::memory::{self, MemoryError, Server};
 use snapshot::record::Record;
@@ -78,6 +77,11 @@ pub(crate) struct Args {
 /// Starts clones and waits for their end.
 pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
     let Leased { record, lease, label, pool } = Leased::of(&args.snapshot)?;
+    if args.ksm {
+        give_to_ksm()?;
+    }
+    // It is loaded while the page server starts.
+    let template = (args.count > 1 && !args.merge).then(|| template(&record));
     let add = |command: &mut Command, words: &[String]| recycle(&record, command, words);
     let environment = || run::agent(args.domain.as_deref(), HugePages::default(), dir.clone(), false);
     let environment = args.merge.then(environment).transpose().context("the guests cannot be merged")?;
@@ -102,9 +106,11 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
         signal_hook::flag::register(signal, flag.clone())?;
     }
     let mut watch = Watch::new(server, renew);
-    if args.ksm {
-        give_to_ksm()?;
-    }
+    let loaded = |template: Template| template.wait().map(|()| template).map_err(|error| error.to_string());
+    let template = template.and_then(|template| {
+        let why = |why: &String| eprintln!("pageone: each guest loads QEMU for itself: {why}");
+        template.and_then(loaded).inspect_err(why).ok()
+    });
     let attached = args.count == 1;
     let own;
     let ram = match &source {
@@ -115,7 +121,8 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
         }
         Source::File(file) => Ram::Shared(file),
     };
-    let options = Options { record: &record, ram, extra: &args.extra, force: args.force, attached };
+    let template = template.as_ref();
+    let options = Options { record: &record, ram, extra: &args.extra, force: args.force, attached, template };
     let directories: Vec<PathBuf> = (1..=args.count)
         .map(|number| {
             files.join(format!("{}-{}-{number}", snapshot::file_name(&args.snapshot.name), std::process::id()))
@@ -161,6 +168,13 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
         Some(error) => Err(error.context(format!("{all} of {count} guests were not started"))),
         None => Ok(()),
     }
+}
+
+/// QEMU, loaded for all guests; or why it cannot be.
+fn template(record: &Record) -> Result<Template, String> {
+    let library = paths::template_library().ok_or("libpageone_template.so is not beside the agent's library")?;
+    let description = &record.description;
+    Template::start(&library, &description.program, &description.directory).map_err(|error| error.to_string())
 }
 
 /// Has KSM merge all memory of the processes that are started from now on.
@@ -272,7 +286,7 @@ fn one(options: &Options<'_>, directory: &Path) -> Result<Started> {
     if !clone.differences.is_empty() {
         eprintln!("pageone: forced: {}", clone.differences.join("; "));
     }
-    eprintln!("pageone: guest {} runs after {ms:.0} ms; its files: {}", clone.child.id(), directory.display());
+    eprintln!("pageone: guest {} runs after {ms:.0} ms; its files: {}", clone.process.id(), directory.display());
     let clock = match clone.set_clock() {
         Ok(None) => None,
         Ok(Some(NoAgent::Port)) => Some("QEMU's words have no port for qemu-guest-agent".into()),
@@ -337,15 +351,9 @@ impl Watch {
 /// Waits until all clones have ended. After a signal it ends them.
 fn wait(clones: &mut [Clone], ends: &AtomicBool, watch: &mut Watch, source: &mut Source) {
     let mut told = false;
-    while clones.iter_mut().any(|clone| matches!(clone.child.try_wait(), Ok(None))) {
+    while clones.iter_mut().any(|clone| !clone.process.has_ended()) {
         if ends.load(Ordering::Relaxed) && !std::mem::replace(&mut told, true) {
-            for clone in &mut *clones {
-                if let Ok(None) = clone.child.try_wait()
-                    && let Ok(process) = PidFd::open(clone.child.id() as i32)
-                {
-                    let _ = process.send_signal(SIGTERM);
-                }
-            }
+            clones.iter().for_each(|clone| clone.process.signal(SIGTERM));
         }
         watch.look();
         if let Source::Segments(segments, _) = source {

@@ -53,7 +53,8 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
         let files = clones::directory(args.files.as_deref(), dir)?;
         let name = format!("verify-{}-{}", snapshot::file_name(&args.snapshot.name), std::process::id());
         let ram = Ram::Shared(&ram);
-        let options = Options { record: &record, ram, extra: &args.extra, force: false, attached: false };
+        let options =
+            Options { record: &record, ram, extra: &args.extra, force: false, attached: false, template: None };
         let (directory, time) = (files.join(name), Duration::from_secs(args.seconds.into()));
         let verified = Watch::new(Some(server), Arc::default()).during(|| go_on(&options, &directory, time));
         let agent = verified
@@ -75,8 +76,7 @@ pub(super) fn run(args: &Args, dir: Option<PathBuf>) -> Result<()> {
 fn go_on(options: &Options<'_>, directory: &Path, time: Duration) -> Result<bool> {
     let mut clone = start(options, directory).inspect_err(|_| drop(std::fs::remove_dir_all(directory)))?;
     let verified = clone.verify(time).map_err(anyhow::Error::from).and_then(|()| Ok(clone.ping()?.is_none()));
-    let _ = clone.child.kill();
-    let _ = clone.child.wait();
+    clone.process.kill();
     let agent = verified?;
     let _ = std::fs::remove_dir_all(directory);
     Ok(agent)

@@ -1,0 +1,81 @@
+//! QEMU, a clone's process: a child of this one, or of the [template](super::Template).
+
+use std::io;
+use std::os::fd::AsFd;
+use std::process::{Child, Command};
+use std::time::Duration;
+
+use kmem::pidfd::PidFd;
+use rustix::event::{PollFd, PollFlags, poll};
+
+/// A clone's process.
+#[derive(Debug)]
+pub struct Process {
+    pid: u32,
+    fd: PidFd,
+    /// Where it is this process's child, which must ask for its end.
+    child: Option<Child>,
+}
+
+impl Process {
+    /// A child.
+    pub(super) fn child(child: Child) -> io::Result<Self> {
+        Ok(Self { pid: child.id(), fd: PidFd::open(child.id() as i32)?, child: Some(child) })
+    }
+
+    /// Another's child, with a descriptor that is its own.
+    pub(super) fn other(fd: PidFd) -> io::Result<Self> {
+        let text =
+            std::fs::read_to_string(format!("/proc/self/fdinfo/{}", std::os::fd::AsRawFd::as_raw_fd(&fd.as_fd())))?;
+        let number = text.lines().find_map(|line| line.strip_prefix("Pid:")?.trim().parse::<u32>().ok());
+        // None, 0 or -1: it has ended.
+        Ok(Self { pid: number.filter(|&pid| pid > 0).ok_or(io::ErrorKind::NotFound)?, fd, child: None })
+    }
+
+    /// Its number.
+    pub fn id(&self) -> u32 {
+        self.pid
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&mut self) -> bool {
+        self.fd.has_exited() && {
+            let _ = self.child.as_mut().map(Child::try_wait);
+            true
+        }
+    }
+
+    /// Sends it a signal, unless it has ended.
+    pub fn signal(&self, signal: i32) {
+        let _ = self.fd.send_signal(signal);
+    }
+
+    /// Kills it, and waits for its end.
+    pub fn kill(&mut self) {
+        self.signal(libc::SIGKILL);
+        while !self.fd.has_exited() {
+            let _ = poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], None);
+        }
+        let _ = self.child.as_mut().map(Child::wait);
+    }
+}
+
+/// Starts a program whose advice to use huge pages is ignored. QEMU gives it for all RAM; the
+/// kernel then reads 2 MiB of the pool for each page that a guest needs, and a file has no huge
+/// pages anyway.
+pub(super) fn spawn_without_huge_pages(command: &mut Command) -> io::Result<Child> {
+    // What is set for a thread is set for the program that it starts.
+    let start = || {
+        // Without it a clone is slower.
+        let _ = kmem::seccomp::answer(libc::SYS_madvise, Some((2, libc::MADV_HUGEPAGE as u32)), 0);
+        command.spawn()
+    };
+    let started = std::thread::scope(|scope| scope.spawn(start).join());
+    started.unwrap_or_else(|_| Err(io::Error::other("the thread that starts it panicked")))
+}
+
+/// Waits until there is something to receive; `false`: not within this time.
+pub(super) fn readable(fd: impl AsFd, within: Duration) -> bool {
+    let within = within.try_into().ok();
+    poll(&mut [PollFd::new(&fd, PollFlags::IN)], within.as_ref()).is_ok_and(|ready| ready > 0)
+}

@@ -67,7 +67,7 @@ else
     tests guests "$FUNCTIONAL" guests::
     tests checkpoints "$FUNCTIONAL" checkpoint
     tests recycling "$FUNCTIONAL" recycling
-    tests clones "$FUNCTIONAL" snapshot::merged snapshot::attached snapshot::clones::a_guest_is_stored snapshot::clones::clones_wait
+    tests clones "$FUNCTIONAL" snapshot::merged snapshot::attached snapshot::template snapshot::clones::a_guest_is_stored snapshot::clones::clones_wait
     tests "memory of clones" "$FUNCTIONAL" snapshot_figures_of_a_clones_memory --ignored
     tests hazards "$HAZARDS"
     if [ "${PAGEONE_SOAK_SECONDS:-0}" -gt 0 ]; then tests soak "$SOAK"; fi

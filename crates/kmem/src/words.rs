@@ -39,7 +39,8 @@ const START_STACK: usize = 25;
 const START_DATA: usize = 42;
 
 /// Has the kernel show these bytes as the words and the environment of this process: each word, and
-/// each variable, ends with a zero. Any address may be given; an unmapped one shows as nothing.
+/// each variable, ends with a zero. Any address may be given; what is not anonymous memory shows as
+/// nothing.
 ///
 /// # Errors
 ///
@@ -82,7 +83,10 @@ mod tests {
     fn the_kernel_shows_what_it_was_told() {
         let read = |name: &str| std::fs::read(format!("/proc/self/{name}")).unwrap();
         let before = (read("cmdline"), read("environ"));
-        let of = |bytes: &'static [u8]| Range::new(bytes.as_ptr() as usize, bytes.len());
+        let of = |bytes: &[u8]| {
+            let kept: &'static mut [u8] = Box::leak(bytes.into());
+            Range::new(kept.as_ptr() as usize, kept.len())
+        };
         show(of(b"a\0word\0"), of(b"NAME=value\0")).unwrap();
         assert_eq!((read("cmdline"), read("environ")), (b"a\0word\0".into(), b"NAME=value\0".into()));
         assert_ne!(before.0, read("cmdline"));

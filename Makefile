@@ -195,8 +195,8 @@ test-module: deps-test deps-module deps-ppr
 	$(CARGO) build --workspace
 	scripts/test-module.sh
 
-# What such guests get done, beside guests under nothing and under KSM. BENCH_MODULE: options of `pageone-bench module`; HUGE=:
-# without huge pages in the mount.
+# What such guests get done, beside guests under nothing and under KSM. BENCH_MODULE: options of
+# `pageone-bench module`; HUGE=: without huge pages in the mount.
 HUGE ?= advise
 bench-module: deps-test deps-module deps-ppr build
 	HUGE='$(HUGE)' scripts/bench-module.sh $(BENCH_MODULE)

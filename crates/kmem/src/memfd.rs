@@ -94,6 +94,12 @@ pub enum MemfdError {
     Reopen(Errno),
 }
 
+impl From<MemfdError> for io::Error {
+    fn from(error: MemfdError) -> Self {
+        Self::other(error)
+    }
+}
+
 /// A store, as the process has it that made it.
 #[derive(Debug)]
 pub struct StoreFile {

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)] // fork(2), and a descriptor by its number.
 
 use std::fs::File;
-use std::io::{self, Read, Seek};
+use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use kmem::pidfd::PidFd;
@@ -16,13 +16,13 @@ use crate::own::{self, Words};
 use crate::reads::{self, Files};
 
 /// Makes copies until the socket is closed, and ends this process then. Returns in each copy, with
-/// what that has; or `None`, in a program that is none's template.
+/// what that has. `None`: this program is not a template.
 pub(crate) fn serve() -> Option<Words> {
     let number = std::env::var(ENV_TEMPLATE).ok()?.parse().ok()?;
-    // SAFETY: who starts the program as a template has left it this descriptor, and the program has
-    // not begun.
+    // SAFETY: the variable names a descriptor that was left for this library. The program, which
+    // could use it, has not begun.
     let socket = Conn::from_fd(unsafe { OwnedFd::from_raw_fd(number) });
-    // Copies whose end nobody asks for are no zombies.
+    // The kernel reaps copies that end: nobody asks for their status.
     // SAFETY: the process has one thread, and ignores a signal from now on.
     let before = unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
     // Of several threads fork(2) copies one.
@@ -49,8 +49,8 @@ pub(crate) fn serve() -> Option<Words> {
                 match unsafe { libc::fork() } {
                     0 => {
                         drop((socket, asked, files));
-                        // SAFETY: as above. The program finds what it would have without this
-                        // library.
+                        // SAFETY: the process has one thread, and the program has not begun: it
+                        // finds what it would have without this library.
                         unsafe { libc::signal(libc::SIGCHLD, before) };
                         return Some(begin(start, answer, asks, rest));
                     }
@@ -96,10 +96,7 @@ fn begin(start: OwnedFd, answer: OwnedFd, asks: Conn, rest: Vec<OwnedFd>) -> Wor
 
 fn prepare(start: OwnedFd, kept: &mut [Conn; 2], rest: Vec<OwnedFd>) -> io::Result<Words> {
     let mut bytes = Vec::new();
-    let mut file = File::from(start);
-    file.rewind()?;
-    file.read_to_end(&mut bytes)?;
-    drop(file);
+    File::from(start).read_to_end(&mut bytes)?;
     let start = Start::decode(&bytes).filter(|start| start.numbers.len() == rest.len());
     let start = start.ok_or(io::ErrorKind::InvalidData)?;
     own::take_descriptors(rest, &start.numbers, kept)?;

@@ -21,7 +21,7 @@ use std::ptr::null_mut;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use kmem::memfd::{self, MemfdError};
+use kmem::memfd;
 use kmem::range::Range;
 use kmem::seqpacket::Conn;
 use kmem::{PAGE_SIZE, mm};
@@ -54,7 +54,7 @@ pub(crate) fn ask_at(template: Conn) {
 ///
 /// # Safety
 ///
-/// As the C library's.
+/// The buffer has room for `size * count` bytes, and the file is open.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fread(buffer: *mut c_void, size: usize, count: usize, file: *mut libc::FILE) -> usize {
     // SAFETY: the program makes this very call.
@@ -74,7 +74,7 @@ pub unsafe extern "C" fn fread(buffer: *mut c_void, size: usize, count: usize, f
 ///
 /// # Safety
 ///
-/// As there.
+/// As fread(3): the buffer has room for `size * count` bytes, and the file is open.
 unsafe fn real(buffer: *mut c_void, size: usize, count: usize, file: *mut libc::FILE) -> usize {
     let mut real = REAL.load(Ordering::Relaxed);
     if real.is_null() {
@@ -105,8 +105,8 @@ unsafe fn is_buffer(buffer: usize, bytes: usize) -> bool {
     before == 0 && len & BITS == IS_MAPPED && end.is_multiple_of(PAGE_SIZE) && buffer + bytes <= end
 }
 
-/// Reads so many bytes, by mapping whole pages, and says whether all could be read. `None`: it
-/// cannot, and has read nothing.
+/// Reads this number of bytes, by mapping whole pages, and says whether all could be read. `None`:
+/// it cannot, and has read nothing.
 ///
 /// # Safety
 ///
@@ -129,7 +129,7 @@ unsafe fn read(template: &Conn, buffer: usize, bytes: usize, file: *mut libc::FI
             && libc::fseek(file, pages.len as libc::c_long, libc::SEEK_CUR) == 0
             && real(pages.end() as *mut c_void, 1, tail, file) == tail
     };
-    // SAFETY: as above.
+    // SAFETY: the program has passed an open file.
     let can_be_read = is_read || unsafe { libc::fseek(file, begin, libc::SEEK_SET) } != 0;
     can_be_read.then_some(is_read)
 }
@@ -189,29 +189,19 @@ impl Files {
     }
 }
 
-/// Why a file is not kept.
-struct Failed(io::Error);
-
-impl From<MemfdError> for Failed {
-    fn from(error: MemfdError) -> Self {
-        Self(io::Error::other(error))
-    }
-}
-
 /// A file in memory with the bytes from `shift` on, and zeros up to a page's end.
 fn keep(file: &File, shift: u64, end: u64) -> io::Result<OwnedFd> {
     let len = end.checked_sub(shift).filter(|_| end <= LARGEST).ok_or(io::ErrorKind::InvalidInput)?;
     let fill = |kept: &OwnedFd| {
-        let (kept, mut at) = (File::from(kept.try_clone().map_err(Failed)?), 0);
+        let (kept, mut at) = (File::from(kept.try_clone()?), 0);
         let mut bytes = vec![0; PIECE];
         while at < len {
             let some = (len - at).min(PIECE as u64) as usize;
-            file.read_exact_at(&mut bytes[..some], shift + at).map_err(Failed)?;
-            kept.write_all_at(&bytes[..some], at).map_err(Failed)?;
+            file.read_exact_at(&mut bytes[..some], shift + at)?;
+            kept.write_all_at(&bytes[..some], at)?;
             at += some as u64;
         }
         Ok(())
     };
     memfd::create_written("pageone-read", len.next_multiple_of(PAGE_SIZE as u64) as usize, fill)
-        .map_err(|Failed(error)| error)
 }

@@ -18,7 +18,7 @@ pub const LOADED: u8 = 0;
 pub const COPY: u8 = 1;
 /// There is a copy.
 pub const RUNS: u8 = 2;
-/// There is none; a sentence follows.
+/// There is no copy; a sentence says why.
 pub const FAILED: u8 = 3;
 /// Bytes of an answer at most.
 pub const MAX_ANSWER: usize = 256;
@@ -40,7 +40,8 @@ impl Start {
         encode(self)
     }
 
-    /// What these bytes stand for. `None`: they are none, or a word is missing or has a zero in it.
+    /// What these bytes stand for. `None`: they do not decode, there is no word, or a word or a
+    /// variable has a zero in it.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let start: Self = postcard::from_bytes(bytes).ok()?;
         let is_whole = start.words.iter().chain(&start.environment).all(|text| !text.contains(&0));

@@ -1,7 +1,7 @@
 //! QEMU, a clone's process: a child of this one, or of the [template](super::Template).
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::process::{Child, Command};
 use std::time::Duration;
 
@@ -19,14 +19,20 @@ pub struct Process {
 
 impl Process {
     /// A child.
-    pub(super) fn child(child: Child) -> io::Result<Self> {
-        Ok(Self { pid: child.id(), fd: PidFd::open(child.id() as i32)?, child: Some(child) })
+    ///
+    /// # Errors
+    /// If this process has no descriptor left for it. Then the child has ended.
+    pub(super) fn child(mut child: Child) -> io::Result<Self> {
+        let fd = PidFd::open(child.id() as i32).inspect_err(|_| {
+            let _ = child.kill();
+            let _ = child.wait();
+        })?;
+        Ok(Self { pid: child.id(), fd, child: Some(child) })
     }
 
     /// Another's child, with a descriptor that is its own.
     pub(super) fn other(fd: PidFd) -> io::Result<Self> {
-        let text =
-            std::fs::read_to_string(format!("/proc/self/fdinfo/{}", std::os::fd::AsRawFd::as_raw_fd(&fd.as_fd())))?;
+        let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_fd().as_raw_fd()))?;
         let number = text.lines().find_map(|line| line.strip_prefix("Pid:")?.trim().parse::<u32>().ok());
         // None, 0 or -1: it has ended.
         Ok(Self { pid: number.filter(|&pid| pid > 0).ok_or(io::ErrorKind::NotFound)?, fd, child: None })

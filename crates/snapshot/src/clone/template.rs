@@ -2,6 +2,7 @@
 //! in it (`crates/template`) says how.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -9,7 +10,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use kmem::memfd::{self, MemfdError};
+use kmem::memfd;
 use kmem::pidfd::PidFd;
 use kmem::seqpacket::Conn;
 use rustix::io::FdFlags;
@@ -73,8 +74,8 @@ impl Template {
             numbers: fds.iter().map(|&(_, number)| number as u32).collect(),
         };
         let bytes = start.encode();
-        let fill = |file: &OwnedFd| Ok(std::fs::File::from(file.try_clone()?).write_all(&bytes)?);
-        let file = memfd::create_written("pageone-start", bytes.len(), fill).map_err(|Failed(error)| error)?;
+        let fill = |file: &OwnedFd| File::from(file.try_clone()?).write_all(&bytes);
+        let file = memfd::create_written("pageone-start", bytes.len(), fill)?;
         let (ours, theirs) = Conn::pair()?;
         let mut all = vec![file.as_fd(), theirs.as_fd()];
         all.extend(fds.iter().map(|&(fd, _)| fd));
@@ -95,20 +96,5 @@ impl Drop for Template {
         // It has begun nothing. Its copies are others.
         let _ = self.child.kill();
         let _ = self.child.wait();
-    }
-}
-
-/// Why the file for a copy cannot be made.
-struct Failed(io::Error);
-
-impl From<MemfdError> for Failed {
-    fn from(error: MemfdError) -> Self {
-        Self(io::Error::other(error))
-    }
-}
-
-impl From<io::Error> for Failed {
-    fn from(error: io::Error) -> Self {
-        Self(error)
     }
 }

@@ -27,7 +27,7 @@ pub(crate) fn fread(path: &str) {
         // SAFETY: the buffer has room for the bytes, and the file is open.
         let done =
             unsafe { libc::fseek(file, from as _, libc::SEEK_SET) == 0 && libc::fread(buffer, 1, len, file) == len };
-        // SAFETY: so many bytes were read there.
+        // SAFETY: the buffer has these bytes.
         let has = unsafe { std::slice::from_raw_parts(buffer.cast::<u8>(), len) };
         // SAFETY: the file is open.
         let at = unsafe { libc::ftell(file) };

@@ -126,7 +126,7 @@ fn where_qemu_cannot_be_copied_each_clone_loads_it() {
     e2e::signal_process(run.id() as i32, libc::SIGTERM);
     assert!(run.wait().unwrap().success());
     assert!(pids.iter().all(|pid| !Path::new(&format!("/proc/{pid}/maps")).exists()), "they are ended");
-    // What is no library for it is none: the program says its version, and ends.
+    // Without the library the program says its version, and ends.
     let template = Template::start(Path::new("/nonexistent"), Path::new("/bin/sh"), Path::new("/")).unwrap();
     assert!(template.wait().unwrap_err().to_string().contains("begins without waiting"));
 }

@@ -384,7 +384,7 @@ fn send_control_page(conn: &Conn, version: u16, direct_io: f64) -> std::io::Resu
     let fd = rustix::fs::memfd_create("pageone:control", flags)?;
     rustix::fs::ftruncate(&fd, wire::control::LEN as u64)?;
     rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-    let map = memfd::map_shared(&fd, wire::control::LEN).map_err(std::io::Error::other)?;
+    let map = memfd::map_shared(&fd, wire::control::LEN)?;
     let direct_io_ms = (direct_io * 1000.0).ceil() as u32;
     conn.send(&wire::encode(&ToAgent::Welcome { version, direct_io_ms }), &[fd.as_fd()])?;
     Ok(map)

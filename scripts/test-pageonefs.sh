@@ -36,6 +36,7 @@ for kernel in "$cache"/kernels/"$prefix"*/vmlinuz; do
     boot "Linux $version, a huge page has one dirty bit" "$kernel" 300 'OPTIONS=no_huge_bits=1 TESTS=huge_mapped MUST_FAIL=1' || failed=1
     # SKIPPED where the kernel does not write-protect such mappings.
     boot "Linux $version, a frame is mapped when its entry has gone" "$kernel" 300 'OPTIONS=no_frame_wait=1,slow=3000 TESTS=private_hammer MUST_FAIL=1' || failed=1
+    complains='BUG: Bad page cache' boot "Linux $version, lent pages leave their store as others do" "$kernel" 300 'OPTIONS=no_recall=1 TESTS=lend_cut MUST_FAIL=1' || failed=1
     boot "Linux $version, contents are not compared" "$kernel" 300 'OPTIONS=no_compare=1 TESTS=hammer MUST_FAIL=1' || failed=1
 done
 [ "$ran" -gt 0 ] || fail "no kernel of 6.1 or 6.12 in $cache/kernels: 'scripts/deps.sh ppr' fetches them"

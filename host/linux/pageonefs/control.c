@@ -172,7 +172,7 @@ static long of_a_file(struct pofs_super *ps, unsigned int cmd, void __user *arg)
 		ret = pofs_digest(POFS_I(inode), &request.digest);
 		break;
 	case PAGEONEFS_MERGE:
-		ret = pofs_merge(POFS_I(inode), &request.merge);
+		ret = (ps->store ? pofs_lend : pofs_merge)(POFS_I(inode), &request.merge);
 		break;
 	case PAGEONEFS_PUNCH:
 		ret = pofs_punch(POFS_I(inode), &request.punch);

@@ -240,6 +240,9 @@ static ssize_t file_write_iter(struct kiocb *iocb, struct iov_iter *from)
 	ssize_t done = 0, ret;
 	bool empty;
 
+	/* Pages that are lent are not written. */
+	if (POFS_I(inode)->plain == PAGEONEFS_PLAIN_STORE)
+		return -EPERM;
 	inode_lock(inode);
 	empty = !i_size_read(inode);
 	ret = generic_write_checks(iocb, from);
@@ -284,8 +287,10 @@ static long punch(struct file *file, loff_t offset, loff_t len)
 		return ret;
 	pofs_cut_begin(pi, offset >> PAGE_SHIFT, (end - 1) >> PAGE_SHIFT);
 	/* Before tmpfs's turn: it removes the private page that a write makes meanwhile. */
-	if (first < last)
+	if (first < last) {
+		pofs_recall(pi, first, last - 1);
 		pofs_erase(pi, first, last - 1);
+	}
 	ret = pofs_base.file->fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, len);
 	pofs_cut_end(pi, offset >> PAGE_SHIFT, (end - 1) >> PAGE_SHIFT);
 	return ret;
@@ -391,6 +396,9 @@ static long file_fallocate(struct file *file, int mode, loff_t offset, loff_t le
 	default:
 		return -EOPNOTSUPP;
 	}
+	/* tmpfs would clear a part of a page in place, which may be lent. */
+	if (pi->plain == PAGEONEFS_PLAIN_STORE && (offset | len) & ~PAGE_MASK)
+		return -EINVAL;
 	pofs_block_merges(pi);
 	if (mode & (FALLOC_FL_PUNCH_HOLE | FALLOC_FL_ZERO_RANGE))
 		ret = punch(file, offset, len);
@@ -419,7 +427,8 @@ static int file_mmap(struct file *file, struct vm_area_struct *vma)
 	int ret = pofs_base.file->mmap(file, vma);
 	bool plain;
 
-	if (ret)
+	/* A store's mappings are tmpfs's own: userfaultfd works on them. */
+	if (ret || pi->plain == PAGEONEFS_PLAIN_STORE)
 		return ret;
 	/* A plain file has no merged pages and gets none: its mappings may be pinned for long. */
 	plain = READ_ONCE(pi->plain) && !atomic_long_read(&pi->count);

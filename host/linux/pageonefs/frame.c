@@ -2,13 +2,13 @@
 /*
  * Frames and domains.
  *
- * A frame is a page without a mapping and off the LRU. `private` counts the entries that use it,
- * `index` is its handle, and the reference count counts entries, page tables and whoever looks at
- * it. Its domain's table finds it by its handle while it has entries; the last one takes it out.
- * PG_checked says that it is all zeros.
+ * A frame is a page that is never written. Its `private` has its handle, and counts the entries
+ * that use it; the reference count counts entries, page tables and whoever looks at it. Its
+ * domain's table finds it by its handle while it has entries; the last one takes it out.
  *
- * Frames are charged to the memory cgroup of whoever merges, and lie on the node of the page that
- * they were made from.
+ * Most are the module's own pages, without a mapping and off the LRU. They are charged to the
+ * memory cgroup of whoever merges, and lie on the node of the page that they were made from. Others
+ * are pages of a store's files (lend.c).
  */
 #include <linux/highmem.h>
 #include <linux/pagemap.h>
@@ -68,6 +68,22 @@ static atomic_long_t *users(struct page *frame)
 	return (atomic_long_t *)&frame->private;
 }
 
+/* A page that nobody writes any more becomes a frame with one user, which has the reference. */
+int pofs_frame_begin(struct pofs_domain *domain, struct page *page)
+{
+	u64 handle = atomic64_inc_return(&domain->last_handle);
+	bool zeros = !memchr_inv(page_address(page), 0, PAGE_SIZE);
+	int ret;
+
+	atomic_long_set(users(page), handle << POFS_HANDLE | (zeros ? POFS_ZEROS : 0) | 1);
+	ret = xa_err(xa_store(&domain->frames, handle, page, GFP_KERNEL));
+	if (ret)
+		set_page_private(page, 0);
+	else
+		atomic64_inc(&domain->count);
+	return ret;
+}
+
 /* Nobody is killed for a frame: pages are locked, and the daemon comes again. */
 #define FRAME_GFP (GFP_HIGHUSER | __GFP_ACCOUNT | __GFP_NORETRY | __GFP_NOWARN)
 
@@ -78,22 +94,16 @@ static atomic_long_t *users(struct page *frame)
 struct page *pofs_frame_new(struct pofs_domain *domain, struct page *content)
 {
 	struct page *frame = alloc_pages_node(page_to_nid(content), FRAME_GFP, 0);
-	u64 handle = atomic64_inc_return(&domain->last_handle);
 
 	if (!frame)
 		return NULL;
 	copy_highpage(frame, content);
-	if (!memchr_inv(page_address(frame), 0, PAGE_SIZE))
-		SetPageChecked(frame);
 	/* A pipe does not give away what is not. */
 	SetPageUptodate(frame);
-	atomic_long_set(users(frame), 1);
-	frame->index = handle;
-	if (xa_err(xa_store(&domain->frames, handle, frame, GFP_KERNEL))) {
+	if (pofs_frame_begin(domain, frame)) {
 		put_page(frame);
 		return NULL;
 	}
-	atomic64_inc(&domain->count);
 	return frame;
 }
 
@@ -121,15 +131,15 @@ struct page *pofs_load(struct xa_state *xas, unsigned long index)
 	}
 }
 
-static struct page *frame_load(struct xarray *table, unsigned long at)
+struct page *pofs_page_load(struct xarray *table, unsigned long index)
 {
-	XA_STATE(xas, table, at);
-	struct page *frame;
+	XA_STATE(xas, table, index);
+	struct page *page;
 
 	rcu_read_lock();
-	frame = pofs_load(&xas, at);
+	page = pofs_load(&xas, index);
 	rcu_read_unlock();
-	return frame;
+	return page;
 }
 
 /*
@@ -138,6 +148,7 @@ static struct page *frame_load(struct xarray *table, unsigned long at)
  */
 struct page *pofs_frame_find(struct xa_state *xas, u64 handle, int *error)
 {
+	unsigned long most = min_t(unsigned long, READ_ONCE(pofs_max_users), POFS_USERS - 1);
 	struct page *frame = pofs_load(xas, handle);
 	long n;
 
@@ -146,8 +157,8 @@ struct page *pofs_frame_find(struct xa_state *xas, u64 handle, int *error)
 		return NULL;
 	n = atomic_long_read(users(frame));
 	do {
-		if (!n || n >= READ_ONCE(pofs_max_users)) {
-			*error = n ? -EMLINK : -ENOENT;
+		if (!(n & POFS_USERS) || (n & POFS_USERS) >= most) {
+			*error = n & POFS_USERS ? -EMLINK : -ENOENT;
 			put_page(frame);
 			return NULL;
 		}
@@ -159,8 +170,11 @@ struct page *pofs_frame_find(struct xa_state *xas, u64 handle, int *error)
 /* The opposite of both. */
 void pofs_frame_put(struct pofs_domain *domain, struct page *frame)
 {
-	if (atomic_long_dec_and_test(users(frame))) {
-		xa_erase(&domain->frames, pofs_frame_handle(frame));
+	unsigned long left = atomic_long_dec_return(users(frame));
+
+	if (!(left & POFS_USERS)) {
+		xa_erase(&domain->frames, left >> POFS_HANDLE);
+		set_page_private(frame, 0);
 		atomic64_dec(&domain->count);
 	}
 	put_page(frame);
@@ -169,7 +183,7 @@ void pofs_frame_put(struct pofs_domain *domain, struct page *frame)
 /* What the file's page `index` uses, with a reference. */
 struct page *pofs_frame_at(struct pofs_inode *pi, pgoff_t index)
 {
-	return frame_load(&pi->merged, index);
+	return pofs_page_load(&pi->merged, index);
 }
 
 /*

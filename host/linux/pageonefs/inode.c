@@ -27,6 +27,15 @@ static int inode_adopt(struct inode *inode)
 		return 0;
 	inode->i_op = &pofs_inode_ops;
 	inode->i_fop = &pofs_file_ops;
+	if (POFS_SB(inode->i_sb)->store) {
+		/*
+		 * As a memfd that may be sealed: security modules that go by paths pass it over. Not
+		 * before: fsmount(2) of 6.1 refuses such mounts.
+		 */
+		inode->i_sb->s_flags |= SB_NOUSER;
+		SHMEM_I(inode)->seals = 0;
+		pi->plain = PAGEONEFS_PLAIN_STORE;
+	}
 	pi->id = atomic64_inc_return(&last_id);
 	ret = xa_err(xa_store(&POFS_SB(inode->i_sb)->files, pi->id, inode, GFP_KERNEL_ACCOUNT));
 	if (ret)
@@ -45,8 +54,10 @@ void pofs_evict_inode(struct inode *inode)
 		return;
 	xa_erase(&POFS_SB(inode->i_sb)->files, pi->id);
 	pofs_news(POFS_SB(inode->i_sb));
+	pofs_recall(pi, 0, ULONG_MAX);
 	pofs_erase(pi, 0, ULONG_MAX);
 	xa_destroy(&pi->merged);
+	xa_destroy(&pi->lent);
 	pofs_dirty_free(pi);
 }
 
@@ -175,6 +186,9 @@ static int file_setattr(pofs_idmap *idmap, struct dentry *dentry, struct iattr *
 			pofs_news(POFS_SB(inode->i_sb));
 		return ret;
 	}
+	/* Pages that are lent would be cut in place. */
+	if (pi->plain == PAGEONEFS_PLAIN_STORE)
+		return -EPERM;
 	ret = setattr_prepare(idmap, dentry, attr);
 	if (ret)
 		return ret;

@@ -29,6 +29,8 @@
  *  - A fault holds the file's `faults` for reading. A file that is punched unless it is pinned
  *    (pofs_punch) has no faults meanwhile, so that no page is mapped, and none can be pinned.
  *  - A huge page is mapped whole while nothing of its 2 MiB is merged: huge.c.
+ *  - A page of a store's file may be a frame, too, and leaves the file before others would take it
+ *    out: lend.c.
  *  - Whoever changes a file's length or punches holes blocks merges (pofs_block_merges)
  *    meanwhile.
  *
@@ -70,6 +72,10 @@ MODULE_PARM_DESC(no_punch_check, "punch pages that are pinned");
 bool pofs_no_huge_bits;
 module_param_named(no_huge_bits, pofs_no_huge_bits, bool, 0400);
 MODULE_PARM_DESC(no_huge_bits, "a huge page that is mapped writable has one dirty bit");
+
+bool pofs_no_recall;
+module_param_named(no_recall, pofs_no_recall, bool, 0400);
+MODULE_PARM_DESC(no_recall, "pages that are lent leave their file as others do");
 
 bool pofs_no_frame_wait;
 module_param_named(no_frame_wait, pofs_no_frame_wait, bool, 0400);

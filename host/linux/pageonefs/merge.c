@@ -337,7 +337,8 @@ static int store_entries(struct pofs_inode *pi, struct chunk *c)
 	return stored;
 }
 
-static void uncount_pages(struct address_space *mapping, struct folio *one, int n)
+/* `n` pages have left the file, which are counted where this one is. */
+void pofs_uncount_pages(struct address_space *mapping, struct folio *one, int n)
 {
 	mapping->nrpages -= n;
 	__lruvec_stat_mod_folio(one, NR_FILE_PAGES, -n);
@@ -386,14 +387,14 @@ static void remove_pages(struct merge_run *run, struct chunk *c)
 		folio->mapping = NULL;
 		folio_clear_dirty(folio);
 		if (first && (folio_memcg(folio) != folio_memcg(first) || folio_nid(folio) != folio_nid(first))) {
-			uncount_pages(run->mapping, first, alike);
+			pofs_uncount_pages(run->mapping, first, alike);
 			alike = 0;
 		}
 		if (!alike++)
 			first = folio;
 	}
 	if (alike)
-		uncount_pages(run->mapping, first, alike);
+		pofs_uncount_pages(run->mapping, first, alike);
 	xas_unlock_irq(&xas);
 }
 

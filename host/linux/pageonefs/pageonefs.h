@@ -51,6 +51,7 @@ extern bool pofs_no_compare;
 extern bool pofs_no_punch_check;
 extern bool pofs_no_huge_bits;
 extern bool pofs_no_frame_wait;
+extern bool pofs_no_recall;
 extern unsigned int pofs_slow_us;
 #else
 #define pofs_no_pin_check false
@@ -61,6 +62,7 @@ extern unsigned int pofs_slow_us;
 #define pofs_no_punch_check false
 #define pofs_no_huge_bits false
 #define pofs_no_frame_wait false
+#define pofs_no_recall false
 #define pofs_slow_us 0
 #endif
 
@@ -81,6 +83,7 @@ struct pofs_domain {
 struct pofs_super {
 	struct super_operations ops;
 	struct pofs_domain *domain;
+	bool store;			/* its files' pages can be lent: lend.c */
 	struct xarray files;		/* id -> inode, regular files */
 	atomic64_t merged;
 	spinlock_t news_lock;
@@ -100,6 +103,7 @@ struct pofs_pin {
 
 struct pofs_inode {
 	struct xarray merged;		/* page index -> frame */
+	struct xarray lent;		/* page index -> page of this file that is a frame, too */
 	struct xarray dirty;		/* page index / POFS_DIRTY_BITS -> a page of bits */
 	atomic_long_t count;		/* entries of `merged` */
 	pgoff_t around_end;		/* where what was mapped at the last read fault ends */
@@ -200,15 +204,22 @@ struct pofs_domain *pofs_domain_get(const char *name);
 void pofs_domain_put(struct pofs_domain *domain);
 struct page *pofs_frame_new(struct pofs_domain *domain, struct page *content);
 struct page *pofs_frame_find(struct xa_state *xas, u64 handle, int *error);
+int pofs_frame_begin(struct pofs_domain *domain, struct page *page);
 void pofs_frame_put(struct pofs_domain *domain, struct page *frame);
+struct page *pofs_page_load(struct xarray *table, unsigned long index);
 struct page *pofs_frame_at(struct pofs_inode *pi, pgoff_t index);
 bool pofs_entry_erase(struct pofs_inode *pi, pgoff_t index, struct page *frame);
 bool pofs_frame_leave(struct pofs_inode *pi, pgoff_t index, struct page *frame);
 struct page *pofs_load(struct xa_state *xas, unsigned long index);
 void pofs_erase(struct pofs_inode *pi, pgoff_t first, pgoff_t last);
 void pofs_frame_wait(struct pofs_inode *pi, struct page *frame);
-#define pofs_frame_zeros(frame) PageChecked(frame)
-#define pofs_frame_handle(frame) ((u64)READ_ONCE((frame)->index))
+
+/* What `private` of a frame holds: how many entries use it, whether it is all zeros, its handle. */
+#define POFS_USERS	((1ul << 20) - 1)
+#define POFS_ZEROS	(1ul << 20)
+#define POFS_HANDLE	21
+#define pofs_frame_zeros(frame) (READ_ONCE((frame)->private) & POFS_ZEROS)
+#define pofs_frame_handle(frame) ((u64)READ_ONCE((frame)->private) >> POFS_HANDLE)
 
 /* The entry at `index`; where that follows the last, without a walk. Under a lock, or RCU. */
 static inline void *pofs_walk(struct xa_state *xas, unsigned long index)
@@ -233,6 +244,11 @@ vm_fault_t pofs_map_small(struct vm_fault *vmf);
 void pofs_merge_start(void);
 void pofs_merge_stop(void);
 long pofs_merge(struct pofs_inode *pi, struct pageonefs_merge *m);
+void pofs_uncount_pages(struct address_space *mapping, struct folio *one, int n);
+
+/* lend.c */
+long pofs_lend(struct pofs_inode *pi, struct pageonefs_merge *m);
+void pofs_recall(struct pofs_inode *pi, pgoff_t first, pgoff_t last);
 
 /* vector.c: pages, between begin and end */
 #define POFS_VECTOR_PAGES	16

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Mounts: tmpfs's options and one more, domain=NAME. The super block and its root are tmpfs's; its
- * operations are replaced before anybody can see it.
+ * Mounts: tmpfs's options and two more, domain=NAME and store. The super block and its root are
+ * tmpfs's; its operations are replaced before anybody can see it.
  */
 #include <linux/fs_parser.h>
 #include <linux/module.h>
@@ -17,6 +17,7 @@ static struct kmem_cache *inodes;
 struct pofs_context {
 	const struct fs_context_operations *base;
 	void *private;
+	bool store;
 	char domain[PAGEONEFS_DOMAIN_MAX];
 };
 
@@ -59,6 +60,7 @@ static struct inode *alloc_inode(struct super_block *sb)
 	if (!pi)
 		return NULL;
 	xa_init(&pi->merged);
+	xa_init(&pi->lent);
 	xa_init(&pi->dirty);
 	atomic_long_set(&pi->count, 0);
 	pi->around_end = pi->around = 0;
@@ -134,6 +136,8 @@ static int show_options(struct seq_file *m, struct dentry *root)
 
 	if (ps->domain->name[0])
 		seq_show_option(m, "domain", ps->domain->name);
+	if (ps->store)
+		seq_puts(m, ",store");
 	return pofs_base.super->show_options(m, root);
 }
 
@@ -165,6 +169,11 @@ static int context_get_tree(struct fs_context *fc)
 
 	if (!ps)
 		return -ENOMEM;
+	if (c->store && !c->domain[0]) {
+		kfree(ps);
+		return invalf(fc, "pageonefs: a store wants domain=: without, it shares with no mount");
+	}
+	ps->store = c->store;
 	xa_init(&ps->files);
 	spin_lock_init(&ps->news_lock);
 	ps->domain = pofs_domain_get(c->domain);
@@ -215,6 +224,12 @@ static int context_parse_param(struct fs_context *fc, struct fs_parameter *param
 
 	if (!strcmp(param->key, "domain"))
 		return parse_domain(fc, param);
+	if (!strcmp(param->key, "store")) {
+		if (param->type != fs_value_is_flag || fc->purpose == FS_CONTEXT_FOR_RECONFIGURE)
+			return invalf(fc, "pageonefs: store has no value, and is given when it is mounted");
+		c->store = true;
+		return 0;
+	}
 	/* With others, write(2) and copies of frames would make huge pages over merged ones. */
 	if (!strcmp(param->key, "huge") && (param->type != fs_value_is_string ||
 					    (strcmp(param->string, "never") && strcmp(param->string, "advise"))))

@@ -16,7 +16,7 @@
 #include <linux/ioctl.h>
 #include <linux/types.h>
 
-#define PAGEONEFS_VERSION	5
+#define PAGEONEFS_VERSION	6
 #define PAGEONEFS_DOMAIN_MAX	64	/* bytes, with the final 0 */
 
 struct pageonefs_info {
@@ -30,6 +30,7 @@ struct pageonefs_info {
 #define PAGEONEFS_PLAIN_NO	0
 #define PAGEONEFS_PLAIN_ASKED	1	/* PAGEONEFS_MAKE_PLAIN */
 #define PAGEONEFS_PLAIN_PINNED	2	/* pages are pinned for long: VFIO, vDPA, registered buffers */
+#define PAGEONEFS_PLAIN_STORE	3	/* a file of a store: see PAGEONEFS_MERGE */
 
 struct pageonefs_file {
 	__u64 id;
@@ -100,6 +101,9 @@ struct pageonefs_entry {
  * other content; -ENOENT: no such frame any more; -EMLINK: the frame has as many users as it may
  * have, make another; -EHWPOISON, -EINVAL, -ENOMEM. A page of one frame may move to another of
  * equal content.
+ *
+ * Of a file of a mount with the option `store` a page is lent instead: it stays in the file, and
+ * becomes a frame, whatever `frame` says. Nobody may write it any more. -EEXIST: it is one already.
  */
 struct pageonefs_merge {
 	__u64 id;

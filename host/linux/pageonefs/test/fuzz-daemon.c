@@ -7,12 +7,13 @@
 #include <fcntl.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "fuzz.h"
 
-enum { RIGHT, WRONG, MOVE, STALE, WILD, PLAIN, POISON, ROUNDS };
+enum { RIGHT, WRONG, MOVE, STALE, WILD, PLAIN, POISON, ROUNDS, LENT };
 
 static struct me daemon_me, *me = &daemon_me;
 static int control;
@@ -316,11 +317,83 @@ out:
 	close(fd);
 }
 
+/* ---- a store ------------------------------------------------------------------------- */
+
+enum { LENDER_PAGES = 64 };
+static struct {
+	int control, fd;
+	uint64_t id;
+	char *m;
+} lender;
+static int shared_fd[SHARED];
+static uint64_t shared_id[SHARED];
+
+/* A store of the mount's domain; the mount may have none. */
+static void lender_open(void)
+{
+	struct pageonefs_file file;
+	struct pageonefs_list l = { .files = (uintptr_t)&file, .room = 1 };
+	struct pageonefs_info info;
+	int context, mount;
+	char path[64];
+
+	may_fail(me, false);
+	if (ioctl(control, PAGEONEFS_INFO, &info) || !info.domain[0])
+		goto out;
+	context = fsopen("pageonefs", FSOPEN_CLOEXEC);
+	if (fsconfig(context, FSCONFIG_SET_STRING, "domain", info.domain, 0) ||
+	    fsconfig(context, FSCONFIG_SET_FLAG, "store", 0, 0) || fsconfig(context, FSCONFIG_CMD_CREATE, 0, 0, 0))
+		BAD("a store");
+	mount = fsmount(context, FSMOUNT_CLOEXEC, 0);
+	lender.control = openat(mount, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	lender.fd = openat(mount, ".", O_RDWR | O_TMPFILE | O_CLOEXEC, 0600);
+	if (ftruncate(lender.fd, LENDER_PAGES * PAGE) || ioctl(lender.control, PAGEONEFS_LIST, &l) || l.filled != 1)
+		BAD("a store's file");
+	lender.id = file.id;
+	lender.m = mmap(0, LENDER_PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, lender.fd, 0);
+	close(context);
+	for (int f = 0; f < SHARED; f++) {
+		snprintf(path, sizeof(path), MOUNT "/fuzz/%d", f);
+		shared_fd[f] = open(path, O_RDONLY | O_CLOEXEC);
+		shared_id[f] = id_of(shared_fd[f]);
+	}
+out:
+	may_fail(me, true);
+}
+
+/* What a page held a moment ago is lent, and the page merged with it; then it is another's turn. */
+static void lend(void)
+{
+	int f = rnd(me, SHARED), slot = rnd(me, LENDER_PAGES);
+	struct pageonefs_entry e = { .index = slot }, of = { .index = rnd(me, PAGES) };
+	struct pageonefs_merge m = { .id = lender.id, .entries = (uintptr_t)&e, .count = 1 };
+	char page[PAGE];
+
+	may_fail(me, false);
+	if (!lender.m || fallocate(lender.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, slot * PAGE, PAGE) ||
+	    pread(shared_fd[f], page, PAGE, of.index * PAGE) != (long)PAGE || copy_guarded(lender.m + slot * PAGE, page, PAGE)) {
+		may_fail(me, true);
+		return;
+	}
+	may_fail(me, true);
+	if (refused(ioctl(lender.control, PAGEONEFS_MERGE, &m), 0, "lend") || e.result) {
+		if (e.result != -EAGAIN && e.result != -EBUSY && !(e.result == -ENOMEM && w->faults))
+			BAD("lend says %s", strerror(-e.result));
+		return;
+	}
+	handles[rnd(me, 64)] = of.frame = e.frame;
+	if (merge(shared_id[f], &of, 1) && !of.result)
+		w->made[LENT]++;
+	if (memcmp(lender.m + slot * PAGE, page, PAGE))
+		BAD("slot %d of the store has changed", slot);
+}
+
 void daemon_merges(uint64_t seed)
 {
 	struct pageonefs_file files[64];
 
 	start(seed);
+	lender_open();
 	while (!sh->stop) {
 		struct pageonefs_list l = { .files = (uintptr_t)files, .room = 64 };
 		struct pageonefs_stats s;
@@ -348,6 +421,11 @@ void daemon_merges(uint64_t seed)
 				break;
 			refused(ioctl(control, PAGEONEFS_MAKE_PLAIN, &(struct pageonefs_plain){ .id = f->id }), 0, "make plain");
 			w->made[PLAIN]++;
+			break;
+		case 6:
+		case 7:
+			for (int n = rnd(me, 32); n > 0; n--)
+				lend();
 			break;
 		case 5:
 			if (w->poison && !rnd(me, 50))

@@ -37,7 +37,7 @@ static const char *const names[OPS] = {
 };
 /* How often, of all these together. */
 static const int weights[OPS] = { 40, 20, 40, 40, 14, 6, 24, 6, 4, 4, 4, 2, 6, 4, 4, 10, 6, 12, 2, 2, 3, 4 };
-static const char *const made[] = { "equal", "wrong", "moves", "stale", "wild", "made plain", "poisoned", "rounds of harvests" };
+static const char *const made[] = { "equal", "wrong", "moves", "stale", "wild", "made plain", "poisoned", "rounds of harvests", "lent" };
 
 void work(struct me *me, int rounds)
 {
@@ -190,8 +190,8 @@ static void finish(void)
 
 	for (int op = 0; op < OPS; op++)
 		printf("    %-18s %8ld done %6ld refused\n", names[op], w->done[op], w->failed[op]);
-	for (int i = 0; i < 8; i++)
-		printf("    %s %ld%s", made[i], w->made[i], i < 7 ? "," : "\n");
+	for (int i = 0; i < 9; i++)
+		printf("    %s %ld%s", made[i], w->made[i], i < 8 ? "," : "\n");
 	printf("    changes seen %ld, processes killed %ld, pages swapped out %ld, huge pages mapped %ld, split %ld\n",
 	       w->dirty_checks, w->kills, path_number("/proc/vmstat", "pswpout"),
 	       path_number("/proc/vmstat", "thp_file_mapped"), path_number("/proc/vmstat", "thp_split_page"));

@@ -47,7 +47,7 @@ enum {
 struct world {
 	uint64_t seed, size[FILES];
 	bool faults, poison, keep, quiet;
-	long done[OPS], failed[OPS], made[8], kills, dirty_checks;
+	long done[OPS], failed[OPS], made[9], kills, dirty_checks;
 	struct pending pending[OWNERS];
 	struct deed history[OWNERS][HISTORY];
 	uint32_t deeds[OWNERS];

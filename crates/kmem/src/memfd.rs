@@ -15,6 +15,9 @@
 //! Both kinds carry [`FIXED_SEALS`]: no process can shrink or grow the file or change its seals.
 //! Private mappings are allowed; a write to one copies the page.
 //!
+//! A store may also be a file on a mount of `pageonefs` for stores ([`create_store_in`]), which has
+//! the seals and mappings of a memfd.
+//!
 //! A memfd that is [written once](create_written) cannot be changed any more, not even by the
 //! process that made it ([`WRITTEN_SEALS`]). So its bytes can be trusted to stay, from any maker.
 //!
@@ -148,7 +151,24 @@ impl StoreFile {
 ///
 /// [`MemfdError`]; no memfd is left behind.
 pub fn create_store(name: &str, len: usize) -> Result<StoreFile, MemfdError> {
-    let writer = create(name)?;
+    store_of(create(name)?, len)
+}
+
+/// As [`create_store`], of a file without a name in this directory, which lies on a mount of
+/// `pageonefs` for stores ([`crate::pageonefs::StoreMount`]).
+///
+/// # Errors
+///
+/// [`MemfdError`]; no file is left behind.
+pub fn create_store_in(dir: BorrowedFd<'_>, len: usize) -> Result<StoreFile, MemfdError> {
+    let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+    let writer = rustix::fs::openat(dir, ".", flags, Mode::RUSR | Mode::WUSR)
+        .map_err(|errno| MemfdError::Create { name: "a file without a name".into(), errno })?;
+    store_of(writer, len)
+}
+
+/// Makes a store of an empty file that can be sealed.
+fn store_of(writer: OwnedFd, len: usize) -> Result<StoreFile, MemfdError> {
     rustix::fs::ftruncate(&writer, len as u64).map_err(|errno| MemfdError::Resize { len, errno })?;
     let map = map_shared(&writer, len)?;
     let reader = reader(&writer)?;

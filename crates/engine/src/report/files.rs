@@ -104,6 +104,7 @@ fn plain(plain: Plain) -> String {
                           device is merged"
                 .into()
         }
+        Plain::Store => "it is a store's: its pages are lent to other files".into(),
         Plain::Other(reason) => {
             format!(
                 "its file is plain, for reason {reason} of the module's, which this daemon does not know: update it"

@@ -1,6 +1,7 @@
 use std::fs::OpenOptions;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
 
 use super::*;
 
@@ -175,4 +176,45 @@ fn a_file_that_comes_and_goes_is_told() {
     drop(file);
     assert!(told() > 0);
     assert_eq!(mount.notify(None), Ok(()));
+}
+
+#[test]
+fn a_stores_pages_are_lent_and_stay_in_its_file() {
+    let Some((_, other)) = mount() else { return };
+    let store = match StoreMount::new(other.domain()) {
+        Ok(store) => store,
+        Err(why) => return println!("SKIPPED: {why}"),
+    };
+    let file = crate::memfd::create_store_in(store.dir(), crate::memfd::HUGE_PAGE_SIZE).expect("a file");
+    let inode = crate::memfd::identity(&file.reader).expect("its inode").ino;
+    let listed = store.mount().files().expect("the list").into_iter().find(|file| file.inode == inode);
+    let listed = listed.expect("it is listed");
+    assert_eq!((listed.plain(), store.mount().domain()), (Some(Plain::Store), other.domain()));
+    file.map.write_page(3, &[7; crate::PAGE_SIZE]);
+    let mut entry = [Entry::new(3, None)];
+    while store.mount().merge(listed.id, &mut entry) == Ok(0) {
+        assert!(matches!(entry[0].result(), Err(Errno::BUSY | Errno::AGAIN)), "{entry:?}");
+        entry = [Entry::new(3, None)];
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let frame = entry[0].frame;
+    assert_eq!((entry[0].result(), frame != 0), (Ok(()), true));
+    let mut again = [Entry::new(3, None)];
+    assert_eq!(store.mount().merge(listed.id, &mut again), Ok(0));
+    assert_eq!((again[0].result(), again[0].frame), (Err(Errno::EXIST), frame));
+    let mut words = [0; 64];
+    let ask = Ask { id: listed.id, seed: 3, ..Ask::default() };
+    assert_eq!(store.mount().digest(&ask, &mut words), Ok(1));
+    assert!(matches!(Page::from_word(words[3]), Page::Digest(_)), "a lent page is digested");
+    let mut bytes = [0; crate::PAGE_SIZE];
+    crate::memfd::read_page(&file.reader, 3, &mut bytes).expect("its bytes");
+    assert_eq!(bytes, [7; crate::PAGE_SIZE]);
+}
+
+#[test]
+fn a_mount_for_a_store_that_cannot_be_made_says_what_helps() {
+    let make = |step, errno| StoreMountError::Make { step, errno }.to_string();
+    assert!(make("fsopen", Errno::NODEV).contains("load the module"));
+    assert!(make("fsopen", Errno::PERM).contains("CAP_SYS_ADMIN"));
+    assert!(make("its option store", Errno::INVAL).contains("update"));
 }

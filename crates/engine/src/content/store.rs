@@ -35,6 +35,10 @@
 //! what it leaves over, the next one fills. Pieces that were begun come before fresh ones, unless
 //! little of them is free.
 //!
+//! *One store for files, too.* Where files of `pageonefs` are merged in a domain of this name, segments
+//! are files of a mount for stores instead of memfds ([`place`]): their frames can be lent to these
+//! files. The store notes which slots changed, and [`crate::files`] does the rest.
+//!
 //! *Huge pages.* A piece of 512 slots of which none was used becomes a huge page at one stroke
 //! where the kernel has one (`MADV_COLLAPSE`; `/sys/kernel/mm/transparent_hugepage/shmem_enabled`
 //! set to `deny` forbids it). It is taken, cleared and mapped as a whole: neither the daemon that
@@ -62,6 +66,9 @@ use self::cursor::Holds;
 pub(crate) use self::error::GrowError;
 pub(crate) use self::free::Piece;
 use self::free::{Free, HUGE};
+pub(crate) use self::ids::made_earlier;
+use self::place::Ground;
+pub(crate) use self::place::Lending;
 use self::segment::Memory;
 pub(crate) use self::segment::Segment;
 use crate::content::frame::{Frame, NO_HANDLE};
@@ -71,6 +78,8 @@ mod error;
 mod evacuate;
 mod fill;
 mod free;
+mod ids;
+mod place;
 mod reserve;
 mod segment;
 #[cfg(test)]
@@ -103,6 +112,7 @@ pub(crate) struct Usage {
 /// The frames of one domain.
 pub(crate) struct Store {
     name: String,
+    ground: Ground,
     /// Whether each NUMA node has frames of its own.
     pub(crate) by_node: bool,
     segments: RwLock<Vec<Option<Arc<Segment>>>>,
@@ -127,10 +137,12 @@ impl Store {
         let free = Mutex::new(Free::new(u64::from_ne_bytes(seed)));
         let filler =
             memfd::filler().inspect_err(|e| tracing::debug!(store = name, "frames are written one by one: {e}")).ok();
+        let ground = Ground::new(name);
         // The kernel takes names of 249 bytes, with its own part and ours.
         let name = name.chars().take(50).collect();
         let store = Self {
             name,
+            ground,
             by_node,
             segments: RwLock::default(),
             free,
@@ -209,12 +221,11 @@ impl Store {
     }
 
     fn grow(&self, node: Option<u32>) -> Result<(), GrowError> {
-        let file = memfd::create_store(&format!("pageone:{}", self.name), SEGMENT_PAGES as usize * PAGE_SIZE)?;
-        let id = memfd::identity(&file.reader).map_err(GrowError::Allocate)?.ino;
+        let (id, file, lending) = self.ground.make(&format!("pageone:{}", self.name))?;
         if let Some(Err(e)) = node.map(|node| file.map.prefer_node(node)) {
             tracing::warn!(store = self.name, "its frames may lie on any NUMA node: {e}");
         }
-        self.add(Segment::new(id, Memory::Own(file), node)).map(drop)
+        self.add(Segment::of(id, Memory::Own(file), node, lending)).map(drop)
     }
 
     /// The NUMA node that a frame lies on, where nodes are kept apart.
@@ -240,6 +251,7 @@ impl Store {
                 }
                 segment.handles[slot].store(NO_HANDLE, Relaxed);
                 segment.refs[slot].store(refs, Release);
+                segment.changes(slot);
             }
             before == 0
         };
@@ -294,7 +306,10 @@ impl Store {
             match s.refs[slot].fetch_update(AcqRel, Acquire, less) {
                 Ok(before) => {
                     let is_over = before & !PINNED == 1 && !s.is_snapshot();
-                    is_over.then(|| s.handles[slot].swap(NO_HANDLE, AcqRel))
+                    is_over.then(|| {
+                        s.changes(slot);
+                        s.handles[slot].swap(NO_HANDLE, AcqRel)
+                    })
                 }
                 Err(_) => {
                     // A count was wrong: nothing is certain about this slot any more.
@@ -432,6 +447,19 @@ impl Store {
             }
         }
         kept.into_sorted_vec().into_iter().map(|std::cmp::Reverse((users, frame))| (frame, users)).collect()
+    }
+
+    /// The segments whose frames can be lent to files, each with its first frame.
+    pub(crate) fn lendable(&self) -> Vec<(Frame, Arc<Segment>)> {
+        let segments = self.segments();
+        let all = segments.iter().zip(0..).filter_map(|(segment, at)| Some((at, segment.as_ref()?)));
+        let lendable = all.filter(|(_, segment)| segment.lending().is_some());
+        lendable.map(|(at, segment)| (Frame(at * SEGMENT_PAGES), segment.clone())).collect()
+    }
+
+    /// Whether there is a segment whose frames can be lent to files.
+    pub(crate) fn can_lend(&self) -> bool {
+        self.segments().iter().flatten().any(|segment| segment.lending().is_some())
     }
 
     /// The segments there are.

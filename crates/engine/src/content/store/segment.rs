@@ -2,12 +2,15 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, Ordering::*};
 
 use kmem::PAGE_SIZE;
 use kmem::memfd::{self, SharedMap, StoreFile};
 use wire::{SEGMENT_PAGES, SegmentId};
 
+use super::PINNED;
+use super::ids::Id;
+use super::place::Lending;
 use crate::content::frame::NO_HANDLE;
 
 /// The memory of a segment.
@@ -21,12 +24,14 @@ pub(super) enum Memory {
     Snapshot(OwnedFd, SharedMap),
 }
 
-/// One memfd.
+/// One memfd, or a file of a mount for stores.
 pub(crate) struct Segment {
     pub(crate) id: SegmentId,
+    _id: Id,
     memory: Memory,
     /// The NUMA node that it lies on, where nodes are kept apart.
     pub(super) node: Option<u32>,
+    lending: Option<Lending>,
     /// Users of each slot, and [`super::PINNED`].
     pub(super) refs: Box<[AtomicU32]>,
     /// The handle in the index that stands for each slot, or [`NO_HANDLE`].
@@ -34,9 +39,32 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
+    /// A segment whose file another process may know already.
     pub(super) fn new(id: SegmentId, memory: Memory, node: Option<u32>) -> Arc<Self> {
+        Self::of(Id::of(id), memory, node, None)
+    }
+
+    pub(super) fn of(id: Id, memory: Memory, node: Option<u32>, lending: Option<Lending>) -> Arc<Self> {
         let atomics = |value| (0..SEGMENT_PAGES).map(|_| AtomicU32::new(value)).collect();
-        Arc::new(Self { id, memory, node, refs: atomics(0), handles: atomics(NO_HANDLE) })
+        let (refs, handles) = (atomics(0), atomics(NO_HANDLE));
+        Arc::new(Self { id: id.get(), _id: id, memory, node, lending, refs, handles })
+    }
+
+    /// What it takes to lend its slots to files, if it lies on a mount for stores.
+    pub(crate) fn lending(&self) -> Option<&Lending> {
+        self.lending.as_ref()
+    }
+
+    /// Whether a slot is a frame that has users.
+    pub(crate) fn is_frame(&self, slot: usize) -> bool {
+        self.refs.get(slot).is_some_and(|refs| refs.load(Acquire) & !PINNED != 0)
+    }
+
+    /// A slot became a frame, or lost its last user.
+    pub(super) fn changes(&self, slot: usize) {
+        if let Some(lending) = &self.lending {
+            lending.changes(slot);
+        }
     }
 
     /// Its descriptor, to send to clients.

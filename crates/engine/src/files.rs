@@ -21,6 +21,8 @@
 //! * The kernel frees a frame when its last page leaves it. The index counts the pages of each
 //!   content, and forgets it with the last ([`contents`]).
 //! * What a guest marks as free is punched out of its file ([`recycle`]).
+//! * Clients and files of one domain share one store: its frames are lent to the files ([`stores`],
+//!   [`loans`], [`join`]).
 //! * A new daemon asks the kernel which pages are merged, and digests each frame once ([`adopt`]).
 //!
 //! Mounts with one `domain=` share frames, and have one index here. The mount's root is opened for
@@ -29,13 +31,16 @@
 mod adopt;
 mod contents;
 mod file;
+mod join;
 mod kernel;
+mod loans;
 mod merge;
 mod owner;
 mod predict;
 mod recycle;
 mod round;
 mod scan;
+mod stores;
 #[cfg(test)]
 mod tests;
 
@@ -48,10 +53,11 @@ use kmem::memfd::FileId;
 use kmem::pageonefs::Stats;
 use parking_lot::{Condvar, Mutex};
 
-use self::contents::Contents;
+pub(crate) use self::contents::Contents;
 pub(crate) use self::file::{File, Totals};
 use self::kernel::MountPoint;
 use self::recycle::Guests;
+use crate::content::index::ClientId;
 use crate::world::shared::Shared;
 
 /// For whom the pacer counts this work: files belong to mounts, and mounts to root.
@@ -74,6 +80,8 @@ pub(crate) struct Mount {
 struct State {
     /// By device number.
     mounts: BTreeMap<u64, Mount>,
+    /// Segments of stores that can be lent to files, by the kernel's ids.
+    stores: BTreeMap<u64, Arc<File>>,
     /// Mounts that cannot be managed, and why: told once.
     refused: BTreeMap<u64, String>,
     /// A round was requested.
@@ -88,6 +96,14 @@ struct State {
     busy: bool,
     /// Sums over files that are gone.
     gone: Totals,
+}
+
+impl State {
+    /// The numbers of all files.
+    fn numbers(&self) -> Vec<ClientId> {
+        let files = self.mounts.values().flat_map(|mount| mount.files.values());
+        files.chain(self.stores.values()).map(|file| file.number).collect()
+    }
 }
 
 /// All mounts, and the thread that works on them.
@@ -149,6 +165,11 @@ impl Files {
     /// Whether there are files, as of the last round.
     pub(crate) fn is_empty(&self) -> bool {
         self.state.lock().mounts.values().all(|mount| mount.files.is_empty())
+    }
+
+    /// The segments of stores that can be lent to files.
+    fn stores(&self) -> Vec<Arc<File>> {
+        self.state.lock().stores.values().cloned().collect()
     }
 
     /// Whether this is the device of a mount that is managed.

@@ -7,6 +7,7 @@
 //! that many pages, for half a MiB once.
 
 use std::collections::HashMap;
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
@@ -15,6 +16,7 @@ use crate::content::compact::Compaction;
 use crate::content::frame::{Frame, NO_HANDLE};
 use crate::content::index::{Index, Place, Sighting};
 use crate::content::store::{Cursor, GrowError, Piece, Store};
+use crate::files::Contents;
 use crate::tenants::Tenant;
 
 /// Frames of a content that fills duplicate runs: as many pages share a mapping.
@@ -126,6 +128,8 @@ pub(crate) struct Domain {
     /// Evacuations of the store.
     pub(crate) compaction: Compaction,
     paused: Mutex<Option<String>>,
+    /// What files of mounts with the domain's name hold.
+    files: Mutex<Weak<Contents>>,
     /// By digest: consecutive frames of the same bytes. Each has one user more than pages map it:
     /// this table.
     replicas: Mutex<HashMap<u64, std::ops::Range<u32>>>,
@@ -146,6 +150,7 @@ impl Domain {
             zero_digest: xxhash_rust::xxh3::xxh3_64_with_seed(&[0; kmem::PAGE_SIZE], seed),
             compaction: Compaction::default(),
             paused: Mutex::default(),
+            files: Mutex::default(),
             replicas: Mutex::default(),
             key,
         }
@@ -274,6 +279,11 @@ impl Domain {
             stays
         });
         forgotten.into_iter().flatten().for_each(|frame| self.release(Frame(frame), false));
+    }
+
+    /// Files of mounts with the domain's name hold these contents; `None`: there are no such mounts.
+    pub(crate) fn set_files(&self, files: Option<&Arc<Contents>>) {
+        *self.files.lock() = files.map_or_else(Weak::new, Arc::downgrade);
     }
 
     /// Notes why no frames can be made for now, or that they can again. Returns whether that

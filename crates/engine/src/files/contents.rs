@@ -3,6 +3,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering::*};
 
+use super::loans::Loans;
 use crate::content::index::{Index, Place, Sighting};
 
 /// Counts in a chunk, which is allocated as a whole: 256 KiB.
@@ -19,6 +20,8 @@ pub(crate) struct Contents {
     users: Box<[OnceLock<Box<[AtomicU32]>>]>,
     /// Of the digests: drawn at random, so that a guest cannot make them collide.
     pub(super) seed: u64,
+    /// What stores lend.
+    pub(super) loans: Loans,
 }
 
 impl Contents {
@@ -30,6 +33,7 @@ impl Contents {
             index: Index::new(),
             users: (0..CHUNKS).map(|_| OnceLock::new()).collect(),
             seed: u64::from_ne_bytes(seed),
+            loans: Loans::default(),
         }
     }
 
@@ -37,6 +41,12 @@ impl Contents {
         let chunk = self.users.get((handle / CHUNK) as usize)?;
         let chunk = chunk.get_or_init(|| (0..CHUNK).map(|_| AtomicU32::new(0)).collect());
         chunk.get((handle % CHUNK) as usize)
+    }
+
+    /// How many pages use the content.
+    pub(super) fn users_of(&self, handle: u32) -> u32 {
+        let users = self.users(handle).map_or(0, |users| users.load(Acquire));
+        if users == LEAVING { 0 } else { users }
     }
 
     /// One more page uses the content, which is not forgotten from then on. `false`: it is being

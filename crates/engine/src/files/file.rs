@@ -63,6 +63,8 @@ pub(crate) struct File {
     /// In bytes; another length makes another file of it.
     pub(super) size: u64,
     pub(super) contents: Arc<Contents>,
+    /// It is a segment of a store: its pages are lent, and merged with no frame.
+    pub(super) lends: bool,
     pub(super) kernel: Arc<dyn Kernel>,
     state: Mutex<State>,
 }
@@ -96,9 +98,16 @@ impl File {
             inode: listed.inode,
             size: listed.size,
             contents,
+            lends: false,
             kernel,
             state: Mutex::new(state),
         })
+    }
+
+    /// It is a segment of a store.
+    pub(super) fn of_store(self) -> Self {
+        self.contents.loans.open(self.number);
+        Self { lends: true, ..self }
     }
 
     pub(crate) fn state(&self) -> parking_lot::MutexGuard<'_, State> {
@@ -122,7 +131,12 @@ impl File {
     /// Drops what was known of a page. Whether it was merged.
     pub(super) fn drop_entry(&self, page: PageNo, entry: Entry) -> bool {
         match entry {
-            Entry::Merged(Frame(handle)) => self.contents.leave(handle),
+            Entry::Merged(Frame(handle)) => {
+                if self.lends {
+                    self.contents.loans.end(handle, self.sighting(page));
+                }
+                self.contents.leave(handle);
+            }
             Entry::Unshared(handle) => self.contents.unsight(handle, self.sighting(page)),
             _ => {}
         }
@@ -144,5 +158,8 @@ impl File {
         let mut state = self.state();
         let all = state.region.all();
         self.forget(&mut state, all);
+        if self.lends {
+            self.contents.loans.close(self.number);
+        }
     }
 }

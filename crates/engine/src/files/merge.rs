@@ -10,6 +10,8 @@
 //! 4. The chunk's pages are merged with their frames. A frame that has as many users as it may, or
 //!    that has gone meanwhile, is replaced by one that is made of the page in hand.
 //!
+//! A store's slot is not merged: it is lent, and becomes the frame ([`super::loans`]).
+//!
 //! The kernel compares each page with its frame, in full, while nobody can write to it. So nothing
 //! here must be right for memory to be right.
 
@@ -23,6 +25,7 @@ use wire::PageNo;
 use super::USER;
 use super::adopt::Known;
 use super::file::{File, State, merged};
+use super::loans::lend;
 use super::predict::Prediction;
 use crate::content::index::{ClientId, Place, Seen, Sighting};
 use crate::ledger::Entry;
@@ -69,7 +72,8 @@ impl<'a> Merge<'a> {
         let mut from = PageNo(0);
         while !self.shared.stopping() {
             self.shared.pacer.pause(USER, || self.shared.stopping());
-            let predicted = self.prediction.next(self.file, from);
+            // What a store holds is lent, and compared with nothing.
+            let predicted = if self.file.lends { Vec::new() } else { self.prediction.next(self.file, from) };
             if let Some(last) = predicted.last().map(|wanted| wanted.page) {
                 self.shared.pacer.took(USER, predicted.len() as u64);
                 let wrong = self.merge(&predicted, true)?;
@@ -82,7 +86,11 @@ impl<'a> Merge<'a> {
             self.shared.pacer.took(USER, pages.len() as u64);
             from = last + 1;
             let wanted = self.look_up(&pages)?;
-            self.merge(&wanted, false)?;
+            if self.file.lends {
+                lend(self.file, &wanted)?;
+            } else {
+                self.merge(&wanted, false)?;
+            }
         }
         Ok(())
     }
@@ -214,6 +222,7 @@ impl<'a> Merge<'a> {
                     {
                         // Where another thread was first, there are two frames of one content.
                         contents.index.change(wanted.handle, place, Place::Below(frame));
+                        contents.has_frame(wanted.handle, frame);
                     }
                 }
                 Err(Errno::MLINK | Errno::NOENT) => {
@@ -275,6 +284,10 @@ fn make_frames_of(there: &File, pages: BTreeMap<PageNo, u32>, frames: &mut HashM
                 && state.region.entry(page) == Entry::Unshared(handle)
                 && contents.enter(handle)
             {
+                if there.lends && !contents.begin_loan(handle, there.sighting(page)) {
+                    contents.leave(handle);
+                    continue;
+                }
                 pairings.push(Pairing::new(page.into(), None));
                 handles.push(handle);
             }
@@ -288,12 +301,20 @@ fn make_frames_of(there: &File, pages: BTreeMap<PageNo, u32>, frames: &mut HashM
         let wanted = Wanted { page, handle, place: sighted };
         match pairing.result() {
             Ok(()) | Err(Errno::EXIST) => {
-                contents.index.change(handle, sighted, Place::Below(pairing.frame));
+                if there.lends {
+                    contents.is_lent(handle, there.sighting(page), pairing.frame);
+                } else {
+                    contents.index.change(handle, sighted, Place::Below(pairing.frame));
+                    contents.has_frame(handle, pairing.frame);
+                }
                 frames.insert(handle, pairing.frame);
                 settle(there, &mut state, wanted, Ok(()));
             }
             outcome => {
                 // Not now. Its content gets a frame of another page, and this one comes again.
+                if there.lends && state.region.entry(page) != merged(handle) {
+                    contents.loans.end(handle, there.sighting(page));
+                }
                 contents.leave(handle);
                 settle(there, &mut state, wanted, outcome);
             }
@@ -303,7 +324,7 @@ fn make_frames_of(there: &File, pages: BTreeMap<PageNo, u32>, frames: &mut HashM
 }
 
 /// What became of a page enters the ledger. Where it is merged, it counts as a user already.
-fn settle(file: &File, state: &mut State, wanted: Wanted, outcome: Result<(), Errno>) {
+pub(super) fn settle(file: &File, state: &mut State, wanted: Wanted, outcome: Result<(), Errno>) {
     let Wanted { page, handle, .. } = wanted;
     let (region, totals) = (&mut state.region, &mut state.totals);
     let entry = match outcome {

@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use super::adopt::Known;
 use super::contents::Contents;
 use super::file::File;
+use super::join::join;
 use super::kernel::MountPoint;
 use super::merge::{ByNumber, Merge};
 use super::{Files, Mount, State, USER, owner};
@@ -23,6 +24,7 @@ impl Files {
             self.reap(gone.files.values());
         }
         self.find_files(shared);
+        self.find_stores(shared);
     }
 
     /// Finds mounts and files, and whose they are.
@@ -49,6 +51,7 @@ impl Files {
         }
         if shared.headroom().short.is_none() {
             merge(shared, &due, &files);
+            join(shared, &files);
         }
         self.note(shared);
     }
@@ -117,8 +120,7 @@ impl Files {
         let mut new = Vec::new();
         {
             let mut state = self.state.lock();
-            let mut numbers: Vec<ClientId> =
-                state.mounts.values().flat_map(|mount| mount.files.values().map(|file| file.number)).collect();
+            let mut numbers = state.numbers();
             let Some(mount) = state.mounts.get_mut(&device) else { return };
             let is_here = |file: &File| listed.iter().any(|other| other.id == file.id && other.size == file.size);
             mount.files.retain(|_, file| {
@@ -168,11 +170,15 @@ impl Files {
         }
     }
 
-    /// The files that may be merged, of all mounts.
+    /// The files that may be merged, of all mounts, and those of stores.
     fn managed(&self) -> ByNumber {
         let state = self.state.lock();
         let files = state.mounts.values().flat_map(|mount| mount.files.values());
-        files.filter(|file| file.state().plain.is_none()).map(|file| (file.number, file.clone())).collect()
+        files
+            .filter(|file| file.state().plain.is_none())
+            .chain(state.stores.values())
+            .map(|file| (file.number, file.clone()))
+            .collect()
     }
 
     /// Notes what status and headroom tell.
@@ -209,6 +215,8 @@ impl Files {
                 unmerged += state.totals.unmerged;
             }
         }
+        // A lent frame has no memory of its own: its slot, which counts as merged here, cancels it.
+        pages += self.stores().iter().map(|store| store.state().region.counts().merged).sum::<u64>();
         shared.below.set(pages.saturating_sub(self.frames()) + recycled, unmerged);
     }
 }
@@ -229,7 +237,7 @@ impl File {
 }
 
 /// The first number that none of these is; it is added.
-fn free(numbers: &mut Vec<ClientId>) -> Option<ClientId> {
+pub(super) fn free(numbers: &mut Vec<ClientId>) -> Option<ClientId> {
     let used: std::collections::BTreeSet<u32> = numbers.iter().map(|number| number.0).collect();
     let number = (0..MAX_CLIENTS).find(|number| !used.contains(number)).map(ClientId)?;
     numbers.push(number);

@@ -40,7 +40,8 @@ impl File {
             self.take_bits(run, pages, &mut bits)?;
         }
         let mut state = self.state();
-        if first {
+        // The slots of a store that are frames have bits from the beginning.
+        if first && !self.lends {
             // Whenever its pages were written: it was not asked before.
             let all = state.region.all();
             state.region.mark_written(all);

@@ -3,15 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use kmem::pageonefs::{Ask, Entry as Pairing, File as Listed, digest_of};
+use kmem::pageonefs::File as Listed;
 use parking_lot::Mutex;
 use proptest::prelude::*;
-use rustix::io::Errno;
-use wire::{PageNo, Run};
+use wire::PageNo;
 
+pub(super) use self::model::{Fake, Model, Page};
 use super::contents::Contents;
 use super::file::File;
-use super::kernel::Kernel;
+use super::join::join;
 use super::merge::{ByNumber, Merge};
 use crate::config::Config;
 use crate::content::index::ClientId;
@@ -19,171 +19,8 @@ use crate::ledger::Entry;
 use crate::world::shared::Shared;
 use crate::world::state_file::StateFile;
 
-/// A page of the model: what it holds (0: a hole), and the frame that it uses.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Page {
-    pub(super) content: u64,
-    pub(super) frame: Option<u64>,
-    dirty: bool,
-    /// Somebody holds it: it is not merged.
-    pub(super) held: bool,
-    /// A device has it: it is not punched.
-    pub(super) pinned: bool,
-    away: bool,
-}
-
-#[derive(Default)]
-pub(super) struct Frame {
-    content: u64,
-    users: u32,
-}
-
-/// The kernel as uapi.h has it.
-#[derive(Default)]
-pub(super) struct Model {
-    pub(super) files: BTreeMap<u64, Vec<Page>>,
-    pub(super) frames: BTreeMap<u64, Frame>,
-    last: u64,
-    max_users: u32,
-    digested: u64,
-    /// The next call ends by a signal after so many entries.
-    ends_after: Option<u32>,
-}
-
-impl Model {
-    fn leave(&mut self, id: u64, page: usize) {
-        if let Some(frame) = self.files.get_mut(&id).and_then(|file| file[page].frame.take()) {
-            let users = self.frames.get_mut(&frame).map(|frame| {
-                frame.users -= 1;
-                frame.users
-            });
-            if users == Some(0) {
-                self.frames.remove(&frame);
-            }
-        }
-    }
-
-    /// A file of pages that hold something.
-    pub(super) fn fill(&mut self, id: u64, pages: usize) {
-        self.files.insert(id, vec![Page { content: 1, ..Page::default() }; pages]);
-    }
-
-    pub(super) fn write(&mut self, id: u64, page: usize, content: u64) {
-        self.leave(id, page);
-        let page = &mut self.files.get_mut(&id).unwrap()[page];
-        (page.content, page.dirty) = (content, true);
-    }
-
-    fn merge_one(&mut self, id: u64, pairing: &mut Pairing) -> Result<u64, Errno> {
-        let asked = (pairing.frame != 0).then_some(pairing.frame);
-        let at = pairing.index as usize;
-        let page = self.files[&id][at];
-        if page.content == 0 || page.away {
-            return Err(Errno::AGAIN);
-        }
-        if let Some(frame) = page.frame {
-            let same = asked.filter(|&other| other != frame && self.frames.contains_key(&other));
-            let Some(other) = same.filter(|other| self.frames[other].content == page.content) else {
-                pairing.frame = frame;
-                return Err(Errno::EXIST);
-            };
-            self.leave(id, at);
-            self.frames.get_mut(&other).unwrap().users += 1;
-            self.files.get_mut(&id).unwrap()[at].frame = Some(other);
-            return Ok(other);
-        }
-        if page.held {
-            return Err(Errno::BUSY);
-        }
-        let frame = match asked {
-            Some(frame) => frame,
-            None => {
-                self.last += 1;
-                self.frames.insert(self.last, Frame { content: page.content, users: 0 });
-                self.last
-            }
-        };
-        let found = self.frames.get_mut(&frame).ok_or(Errno::NOENT)?;
-        if found.users >= self.max_users {
-            return Err(Errno::MLINK);
-        }
-        if found.content != page.content {
-            return Err(Errno::STALE);
-        }
-        found.users += 1;
-        self.files.get_mut(&id).unwrap()[at].frame = Some(frame);
-        Ok(frame)
-    }
-}
-
-pub(super) struct Fake(pub(super) Mutex<Model>);
-
-impl Kernel for Fake {
-    fn harvest(&self, id: u64, start: u64, bits: &mut [u64]) -> Result<u64, Errno> {
-        let mut model = self.0.lock();
-        let file = model.files.get_mut(&id).ok_or(Errno::SRCH)?;
-        bits.fill(0);
-        let mut dirty = 0;
-        for (at, page) in file.iter_mut().enumerate().skip(start as usize).take(bits.len() * 64) {
-            let bit = at - start as usize;
-            if std::mem::take(&mut page.dirty) {
-                bits[bit / 64] |= 1 << (bit % 64);
-                dirty += 1;
-            }
-        }
-        Ok(dirty)
-    }
-
-    fn digest(&self, ask: &Ask<'_>, out: &mut [u64]) -> Result<u64, Errno> {
-        let mut model = self.0.lock();
-        let (only, before) = (ask.only.unwrap(), model.digested);
-        assert!(ask.start.is_multiple_of(64) && out.len() == only.len() * 64);
-        out.fill(0);
-        for (bit, word) in out.iter_mut().enumerate().filter(|(bit, _)| only[bit / 64] >> (bit % 64) & 1 == 1) {
-            let page = model.files[&ask.id].get(ask.start as usize + bit).copied().unwrap_or_default();
-            *word = match page.frame {
-                Some(frame) if !ask.frames => frame * 2 + 1,
-                _ if page.content == 0 => 0,
-                _ if page.away => 2,
-                _ => {
-                    model.digested += 1;
-                    digest_of(xxhash_rust::xxh3::xxh3_64_with_seed(&page.content.to_ne_bytes(), ask.seed))
-                }
-            };
-        }
-        Ok(model.digested - before)
-    }
-
-    fn merge(&self, id: u64, pairings: &mut [Pairing]) -> Result<u32, Errno> {
-        let mut model = self.0.lock();
-        assert!(pairings.is_sorted_by(|a, b| a.index < b.index), "a batch is in ascending order");
-        let mut merged = 0;
-        for pairing in pairings {
-            if model.ends_after == Some(merged) {
-                model.ends_after = None;
-                return Err(Errno::INTR);
-            }
-            let outcome = model.merge_one(id, pairing);
-            *pairing = pairing.with(outcome);
-            merged += 1;
-        }
-        Ok(merged)
-    }
-
-    /// Each on its own: others come between.
-    fn punch(&self, id: u64, runs: &[Run], punched: &mut dyn FnMut(Run)) -> Result<(), Errno> {
-        for page in runs.iter().flat_map(|run| run.page.0..run.end().0) {
-            let mut model = self.0.lock();
-            if model.files.get(&id).ok_or(Errno::SRCH)?[page as usize].pinned {
-                continue;
-            }
-            model.write(id, page as usize, 0);
-            drop(model);
-            punched(Run::new(PageNo(page), 1));
-        }
-        Ok(())
-    }
-}
+mod model;
+mod stores;
 
 /// Files over the model, and what a round needs.
 pub(super) struct World {
@@ -224,8 +61,11 @@ impl World {
             let mut listed = Listed::default();
             (listed.id, listed.size) = (id, pages as u64 * kmem::PAGE_SIZE as u64);
             let number = ClientId(id as u32 + 7);
-            let file = File::new(&listed, number, self.contents.clone(), self.fake.clone()).unwrap();
-            if self.fake.0.lock().last > 0 {
+            let mut file = File::new(&listed, number, self.contents.clone(), self.fake.clone()).unwrap();
+            if self.fake.0.lock().stores.contains(&id) {
+                file = file.of_store();
+                self.fake.0.lock().files.get_mut(&id).unwrap().iter_mut().for_each(|page| page.dirty = true);
+            } else if self.fake.0.lock().last > 0 {
                 file.adopt(&mut known, || ()).unwrap();
             }
             self.files.insert(number, Arc::new(file));
@@ -238,6 +78,7 @@ impl World {
         for file in due {
             Merge::new(&self.shared, file, &self.files).run().unwrap();
         }
+        join(&self.shared, &self.files);
     }
 
     pub(super) fn rounds(&self, rounds: usize) {
@@ -257,7 +98,12 @@ impl World {
             let state = file.state();
             for (at, page) in model.files[&file.id].iter().enumerate() {
                 let entry = state.region.entry(PageNo(at as u32));
-                assert_eq!(matches!(entry, Entry::Merged(_)), page.frame.is_some(), "page {at} of {}", file.id);
+                let is_merged = matches!(entry, Entry::Merged(_));
+                if file.lends {
+                    assert!(!is_merged || page.lent.is_some(), "slot {at} of {}", file.id);
+                } else {
+                    assert_eq!(is_merged, page.frame.is_some(), "page {at} of {}", file.id);
+                }
                 if let Entry::Merged(handle) = entry {
                     let content = *used.entry(handle.0).or_insert(page.content);
                     assert_eq!(content, page.content, "one handle, two contents");

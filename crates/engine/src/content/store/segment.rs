@@ -60,6 +60,11 @@ impl Segment {
         self.refs.get(slot).is_some_and(|refs| refs.load(Acquire) & !PINNED != 0)
     }
 
+    /// All slots that are frames count as changed.
+    pub(crate) fn changes_all(&self) {
+        (0..self.refs.len()).filter(|&slot| self.is_frame(slot)).for_each(|slot| self.changes(slot));
+    }
+
     /// A slot became a frame, or lost its last user.
     pub(super) fn changes(&self, slot: usize) {
         if let Some(lending) = &self.lending {

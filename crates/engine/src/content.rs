@@ -4,4 +4,5 @@ pub(crate) mod compact;
 pub(crate) mod domain;
 pub(crate) mod frame;
 pub(crate) mod index;
+pub(crate) mod seed;
 pub(crate) mod store;

@@ -15,6 +15,7 @@ use crate::config::Config;
 use crate::content::compact::Compaction;
 use crate::content::frame::{Frame, NO_HANDLE};
 use crate::content::index::{Index, Place, Sighting};
+use crate::content::seed::Seed;
 use crate::content::store::{Cursor, GrowError, Piece, Store};
 use crate::files::Contents;
 use crate::tenants::Tenant;
@@ -123,7 +124,7 @@ pub(crate) struct Domain {
     pub(crate) key: DomainKey,
     pub(crate) store: Store,
     pub(crate) index: Index,
-    seed: u64,
+    seed: Seed,
     zero_digest: u64,
     /// Evacuations of the store.
     pub(crate) compaction: Compaction,
@@ -137,17 +138,14 @@ pub(crate) struct Domain {
 
 impl Domain {
     pub(crate) fn new(key: DomainKey, config: &Config) -> Self {
-        let mut seed = [0u8; 8];
-        // A known seed would let a guest prepare colliding pages; it could then prevent merges, and
-        // nothing worse. The agents of the domain know it, guests don't.
-        let _ = rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty());
-        let seed = u64::from_ne_bytes(seed);
+        let name = key.to_string();
+        let seed = Seed::of(&name);
         let by_node = !config.merge_across_nodes && kmem::numa::nodes() > 1;
         Self {
-            store: Store::new(&key.to_string(), by_node, config.quarantine(), config.reserve()),
+            store: Store::new(&name, by_node, config.quarantine(), config.reserve()),
             index: Index::new(),
+            zero_digest: xxhash_rust::xxh3::xxh3_64_with_seed(&[0; kmem::PAGE_SIZE], seed.get()),
             seed,
-            zero_digest: xxhash_rust::xxh3::xxh3_64_with_seed(&[0; kmem::PAGE_SIZE], seed),
             compaction: Compaction::default(),
             paused: Mutex::default(),
             files: Mutex::default(),
@@ -163,7 +161,7 @@ impl Domain {
 
     /// The digest of a page.
     pub(crate) fn digest(&self, page: &[u8]) -> u64 {
-        xxhash_rust::xxh3::xxh3_64_with_seed(page, self.seed)
+        xxhash_rust::xxh3::xxh3_64_with_seed(page, self.seed.get())
     }
 
     /// The key of a page in the index: its digest, and where nodes are kept apart its node, so that
@@ -179,7 +177,7 @@ impl Domain {
 
     /// The seed of the digests.
     pub(crate) fn seed(&self) -> u64 {
-        self.seed
+        self.seed.get()
     }
 
     /// The digest of a page of zeros.
@@ -284,6 +282,17 @@ impl Domain {
     /// Files of mounts with the domain's name hold these contents; `None`: there are no such mounts.
     pub(crate) fn set_files(&self, files: Option<&Arc<Contents>>) {
         *self.files.lock() = files.map_or_else(Weak::new, Arc::downgrade);
+    }
+
+    /// Whether a page of a file has the content that a new page of a client has, and frames of the
+    /// store are lent to files: then one that is made of the client's page will serve both.
+    ///
+    /// Nodes are told apart by the store alone. Where they are, the key is no digest.
+    pub(crate) fn is_in_files(&self, key: u64) -> bool {
+        let Some(files) = self.files.lock().upgrade() else { return false };
+        // The first segment shows whether the store can lend.
+        let can_lend = || self.store.can_lend() || self.store.segment_ids().is_empty();
+        !self.store.by_node && files.is_in_files(kmem::pageonefs::digest_of(key)) && can_lend()
     }
 
     /// Notes why no frames can be made for now, or that they can again. Returns whether that

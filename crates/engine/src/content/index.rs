@@ -36,7 +36,7 @@ const QUARANTINE: usize = 4096;
 pub(crate) struct ClientId(pub(crate) u32);
 
 /// A page of a client, where a content was seen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Sighting {
     /// The client's number, below 2^16.
     pub client: ClientId,

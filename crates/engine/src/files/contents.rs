@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering::*};
 
 use super::loans::Loans;
 use crate::content::index::{Index, Place, Sighting};
+use crate::content::seed::Seed;
 
 /// Counts in a chunk, which is allocated as a whole: 256 KiB.
 const CHUNK: u32 = 1 << 16;
@@ -18,23 +19,31 @@ pub(crate) struct Contents {
     pub(super) index: Index,
     /// Pages that use each content, by its handle.
     users: Box<[OnceLock<Box<[AtomicU32]>>]>,
-    /// Of the digests: drawn at random, so that a guest cannot make them collide.
-    pub(super) seed: u64,
+    /// Of the digests: that of the clients' domain with the same name.
+    pub(super) seed: Seed,
     /// What stores lend.
     pub(super) loans: Loans,
 }
 
 impl Contents {
-    pub(super) fn new() -> Self {
-        let mut seed = [0u8; 8];
-        // As in a domain of clients: a known seed would let a guest prevent merges.
-        let _ = rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty());
+    /// `seed`: of the digests.
+    pub(super) fn new(seed: Seed) -> Self {
         Self {
             index: Index::new(),
             users: (0..CHUNKS).map(|_| OnceLock::new()).collect(),
-            seed: u64::from_ne_bytes(seed),
+            seed,
             loans: Loans::default(),
         }
+    }
+
+    /// Contents that were sighted in a file.
+    #[cfg(test)]
+    pub(crate) fn sighted(seed: Seed, digests: &[u64]) -> Self {
+        let (contents, there) = (Self::new(seed), Sighting::default());
+        for &digest in digests {
+            contents.index.see(digest, Place::Sighted(there));
+        }
+        contents
     }
 
     fn users(&self, handle: u32) -> Option<&AtomicU32> {
@@ -107,7 +116,7 @@ mod tests {
 
     #[test]
     fn a_sighting_goes_when_its_page_changes_unless_a_page_is_about_to_use_the_content() {
-        let contents = Contents::new();
+        let contents = Contents::new(Seed::random());
         let there = Sighting { client: ClientId(3), region: RegionId(0), page: PageNo(5) };
         let Some(Seen::First(handle)) = contents.index.add(9, Place::Sighted(there)) else { panic!("known") };
         assert!(contents.enter(handle));
@@ -121,7 +130,7 @@ mod tests {
 
     #[test]
     fn a_content_is_forgotten_with_its_last_user_and_not_before() {
-        let contents = Contents::new();
+        let contents = Contents::new(Seed::random());
         let Some(Seen::First(handle)) = contents.index.add(9, Place::Below(1)) else { panic!("known") };
         assert!(contents.enter(handle) && contents.enter(handle));
         contents.leave(handle);
@@ -135,7 +144,7 @@ mod tests {
 
     #[test]
     fn users_that_come_and_go_at_once_leave_nothing_behind() {
-        let contents = Contents::new();
+        let contents = Contents::new(Seed::random());
         let turns = |from: u64| {
             for turn in 0..20_000u64 {
                 let digest = 1 + (turn + from) % 3;
@@ -161,9 +170,9 @@ mod tests {
 
     #[test]
     fn a_content_costs_under_one_percent_of_its_page() {
-        let (contents, count) = (Contents::new(), 1u64 << 20);
+        let (contents, count) = (Contents::new(Seed::random()), 1u64 << 20);
         for number in 0..count {
-            let digest = xxhash_rust::xxh3::xxh3_64_with_seed(&number.to_ne_bytes(), contents.seed) & !1;
+            let digest = xxhash_rust::xxh3::xxh3_64_with_seed(&number.to_ne_bytes(), contents.seed.get()) & !1;
             let Some(Seen::First(handle)) = contents.index.see(digest, Place::Below(number)) else { continue };
             assert!(contents.enter(handle));
         }

@@ -374,7 +374,8 @@ pub(super) fn digest(file: &File, pages: &[PageNo], frames: bool) -> Result<Vec<
     pages.iter().for_each(|&page| only[at(page) / 64] |= 1 << (at(page) % 64));
     let last = pages.last().map_or(0, |&page| at(page));
     let words = last / 64 + 1;
-    let ask = Ask { id: file.id, start: start.0.into(), only: Some(&only[..words]), seed: file.contents.seed, frames };
+    let ask =
+        Ask { id: file.id, start: start.0.into(), only: Some(&only[..words]), seed: file.contents.seed.get(), frames };
     file.kernel.digest(&ask, &mut out[..words * 64])?;
     Ok(pages.iter().map(|&page| out[at(page)]).collect())
 }

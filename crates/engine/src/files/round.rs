@@ -16,6 +16,7 @@ use super::kernel::MountPoint;
 use super::merge::{ByNumber, Merge};
 use super::{Files, Mount, State, USER, owner};
 use crate::content::index::{ClientId, MAX_CLIENTS};
+use crate::content::seed::Seed;
 use crate::world::shared::Shared;
 
 impl Files {
@@ -83,7 +84,11 @@ impl Files {
                     }
                     let shares = |mount: &&Mount| !point.domain().is_empty() && mount.point.domain() == point.domain();
                     let contents = mounts.values().find(shares).map(|mount| mount.contents.clone());
-                    let contents = contents.unwrap_or_else(|| Arc::new(Contents::new()));
+                    let contents = contents.unwrap_or_else(|| {
+                        let domain = point.domain();
+                        let seed = if domain.is_empty() { Seed::random() } else { Seed::of(domain) };
+                        Arc::new(Contents::new(seed))
+                    });
                     tracing::info!(domain = point.name(), "merges the files of {}", point.path().display());
                     refused.remove(&device);
                     mounts.insert(

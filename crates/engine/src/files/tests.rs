@@ -44,7 +44,7 @@ impl World {
             fake: Arc::new(Fake(Mutex::new(model))),
             shared,
             files: ByNumber::new(),
-            contents: Arc::new(Contents::new()),
+            contents: Arc::new(Contents::new(crate::content::seed::Seed::random())),
             _directory: directory,
         };
         world.open();
@@ -53,7 +53,7 @@ impl World {
 
     /// As a new daemon finds the files.
     pub(super) fn open(&mut self) {
-        self.contents = Arc::new(Contents::new());
+        self.contents = Arc::new(Contents::new(crate::content::seed::Seed::random()));
         self.files.clear();
         let sizes: Vec<(u64, usize)> = self.fake.0.lock().files.iter().map(|(&id, pages)| (id, pages.len())).collect();
         let mut known = HashMap::new();

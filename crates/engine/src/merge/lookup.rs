@@ -6,7 +6,9 @@
 //! 3. Content that is a frame: merge with it.
 //! 4. Content that one other page was sighted with: it becomes a frame now (*promotion*), and the
 //!    other page's client gets a merge request.
-//! 5. New content: this page's sighting enters the index.
+//! 5. Content that is new here, and that files of the domain have ([`crate::files`]): it becomes a
+//!    frame, which will be lent to the files.
+//! 6. New content: this page's sighting enters the index.
 //!
 //! A page of a huge page that is not to be split yet is only counted, on both sides
 //! ([`crate::ledger::huge`]).
@@ -206,7 +208,7 @@ impl<'a> Lookup<'a> {
         let handle = match known {
             Some(handle) => handle,
             None => match domain.index.add(key, Place::Sighted(here)) {
-                Some(Seen::First(handle)) => return Ok(Verdict::First(handle)),
+                Some(Seen::First(handle)) => return self.first(candidate, handle, chunk),
                 Some(Seen::Known(handle)) => handle,
                 None => return Ok(Verdict::Nothing),
             },
@@ -235,6 +237,28 @@ impl<'a> Lookup<'a> {
             }
         }
         Ok(Verdict::Nothing)
+    }
+
+    /// A content that no page of a client had. Where a file's page has it, it becomes a frame, which
+    /// will be lent to the files; this page is its user.
+    fn first(&mut self, candidate: Candidate, handle: u32, chunk: &mut Chunk<'_>) -> Result<Verdict, GrowError> {
+        let Candidate { here, at, node, key, .. } = candidate;
+        let domain = &self.client.domain;
+        if !domain.is_in_files(key) {
+            return Ok(Verdict::First(handle));
+        }
+        let Some(bytes) = chunk.bytes(self.client, at) else { return Ok(Verdict::First(handle)) };
+        let cursor = self.cursors.at(node);
+        let frame = cursor.put_as(bytes, Some(key), 1).inspect_err(|_| {
+            // Without a verdict the page is no sighting.
+            domain.index.forget(handle, Place::Sighted(here));
+        })?;
+        if domain.promote(handle, here, frame) {
+            return Ok(Verdict::Merge(Target::Frame(frame)));
+        }
+        // Another page came first and made a frame: this one is requested for it.
+        cursor.undo(frame, 1);
+        Ok(Verdict::First(handle))
     }
 
     /// Whether a page could be merged that is in a huge page which is not to be split yet.
@@ -280,6 +304,11 @@ fn pieces<'b>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::client::scanning::tests::client;
+    use crate::config::Config;
+    use crate::content::seed::Seed;
+    use crate::files::Contents;
+    use crate::world::state_file::StateFile;
 
     #[test]
     fn pages_that_will_become_frames_come_in_pieces() {
@@ -296,5 +325,36 @@ mod tests {
         assert_eq!(firsts(2), [(2, 3), (6, 1)], "the page itself, whatever was known of it");
         assert_eq!(firsts(5), [(5, 2)]);
         assert_eq!(pieces(&[], &[], &[], 3).count(), 0, "nothing was read");
+    }
+
+    #[test]
+    fn a_page_whose_content_files_have_becomes_a_frame_at_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let shared = Shared::new(Config::default(), StateFile::load(directory.path()).unwrap());
+        let (client, _agent) = client();
+        let client = Arc::new(client);
+        let domain = &client.domain;
+        let bytes = [[7; PAGE_SIZE], [8; PAGE_SIZE]];
+        let digests = bytes.map(|bytes| domain.digest(&bytes));
+        let pages = [PageNo(3), PageNo(4)];
+        let mut lookup = Lookup::new(&shared, &client);
+        let mut verdicts = |bytes: &[[u8; PAGE_SIZE]]| {
+            let mut keys = bytes.iter().map(|bytes| domain.digest(bytes)).collect::<Vec<_>>();
+            lookup.look_up(&mut Chunk::read(&pages[..bytes.len()], &mut keys, bytes)).unwrap();
+            lookup.verdicts.iter().map(|&(_, verdict)| verdict).collect::<Vec<_>>()
+        };
+        assert!(matches!(verdicts(&[[9; PAGE_SIZE]])[..], [Verdict::First(_)]), "there are no files");
+        let seed = Seed::of(&domain.key.to_string());
+        let files = Arc::new(Contents::sighted(seed, &[kmem::pageonefs::digest_of(digests[1])]));
+        domain.set_files(Some(&files));
+        let [Verdict::First(_), Verdict::Merge(Target::Frame(frame))] = verdicts(&bytes)[..] else { panic!("other") };
+        assert_eq!((domain.store.users(frame), domain.index.len()), (1, 3));
+        assert!(!domain.is_in_files(domain.digest(&bytes[1])), "the store turned out not to be lent");
+        domain.store.grow_lendable(1);
+        assert!(domain.is_in_files(domain.digest(&bytes[1])));
+        domain.release(frame, false);
+        assert_eq!((domain.store.users(frame), domain.index.len()), (0, 2), "it leaves as every frame does");
+        drop(files);
+        assert!(!domain.is_in_files(digests[1]));
     }
 }

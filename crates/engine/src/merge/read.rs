@@ -96,6 +96,14 @@ enum Source<'b> {
     },
 }
 
+#[cfg(test)]
+impl<'b> Chunk<'b> {
+    /// Pages that were read.
+    pub(super) fn read(pages: &'b [PageNo], keys: &'b mut [u64], bytes: &'b [[u8; PAGE_SIZE]]) -> Self {
+        Self { region: RegionId(0), pages, keys, nodes: Vec::new(), source: Source::Read(bytes) }
+    }
+}
+
 impl Chunk<'_> {
     /// The NUMA node of a page, where nodes are kept apart. `None` there: it is not known.
     pub(super) fn node(&self, at: usize) -> Option<u32> {

@@ -127,6 +127,16 @@ fn make(file: impl Fn() -> Result<StoreFile, GrowError>) -> Result<(Id, StoreFil
 }
 
 #[cfg(test)]
+impl super::Store {
+    /// A segment that can be lent to files, of a memfd; `file`: the id of its file.
+    pub(crate) fn grow_lendable(&self, file: u64) {
+        let (id, store) = make(|| Ok(memfd::create_store("pageone:test", LEN)?)).unwrap();
+        let lending = Some(Lending::new(None, file));
+        self.add(super::Segment::of(id, super::Memory::Own(store), None, lending)).unwrap();
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -310,7 +310,7 @@ mod tests {
         let (kept, mut listed) = (Arc::new(Files::default()), kmem::pageonefs::File::default());
         listed.size = 1 << 12;
         let kernel = Arc::new(crate::files::tests::Fake(Mutex::default()));
-        let contents = Arc::new(crate::files::contents::Contents::new());
+        let contents = Arc::new(crate::files::contents::Contents::new(crate::content::seed::Seed::random()));
         let file = File::new(&listed, crate::content::index::ClientId(1), contents, kernel).unwrap();
         let pid = std::process::id() as i32;
         let subject = Subject { pid, process: own(), uid: 0, file: Arc::new(file) };

@@ -119,7 +119,14 @@ mod tests {
         fake.0.lock().fill(1, 16);
         let mut listed = kmem::pageonefs::File::default();
         (listed.id, listed.size) = (1, 16 << 12);
-        let file = File::new(&listed, ClientId(1), Arc::new(Contents::new()), fake.clone()).map(Arc::new).unwrap();
+        let file = File::new(
+            &listed,
+            ClientId(1),
+            Arc::new(Contents::new(crate::content::seed::Seed::random())),
+            fake.clone(),
+        )
+        .map(Arc::new)
+        .unwrap();
         let (monitor, _qemu) = std::os::unix::net::UnixStream::pair().unwrap();
         let process = PidFd::open(pid).unwrap();
         let qemu = Arc::new(Qemu { pid, process, monitor: monitor.into(), pool: 0 });

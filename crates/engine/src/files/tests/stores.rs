@@ -141,13 +141,81 @@ fn a_content_is_in_files_if_a_page_of_theirs_has_it() {
     let world = World::with_store(&[vec![1, 2, 2, 3], vec![3, 4, 0]], 100);
     world.rounds(4);
     let digest = |content: u64| {
-        kmem::pageonefs::digest_of(xxhash_rust::xxh3::xxh3_64_with_seed(&content.to_ne_bytes(), world.contents.seed))
+        kmem::pageonefs::digest_of(xxhash_rust::xxh3::xxh3_64_with_seed(
+            &content.to_ne_bytes(),
+            world.contents.seed.get(),
+        ))
     };
     let is_in_files = |content| world.contents.is_in_files(digest(content));
     assert_eq!([1, 2, 3, 4, 5].map(is_in_files), [true, true, true, false, false]);
     world.write(1, 3, 6);
     world.rounds(4);
     assert!(!is_in_files(3), "only the store has it now");
+}
+
+#[test]
+fn only_frames_of_a_segment_are_looked_at_and_lent() {
+    use crate::content::domain::{Domain, DomainKey};
+    use crate::content::store::Cursor;
+    use crate::files::kernel::Kernel;
+    use crate::files::stores::StoreKernel;
+    use kmem::pageonefs::{Ask, Entry as Pairing};
+
+    let domain = Arc::new(Domain::new(DomainKey::named(None, "lends"), &Config::default()));
+    domain.store.grow_lendable(1);
+    let mut cursor = Cursor::new(&domain.store, None);
+    let frames = [1, 2].map(|byte| cursor.put(&[byte; kmem::PAGE_SIZE], 1).unwrap());
+    drop(cursor);
+    let [slot, dying] = frames.map(|frame| frame.slot().index());
+    let world = World::with_store(&[vec![9; wire::SEGMENT_PAGES as usize]], 100);
+    let lendable = domain.store.lendable();
+    let [(first, segment)] = &lendable[..] else { panic!("one segment") };
+    let kernel = StoreKernel::new(&domain, *first, segment, world.fake.clone());
+    let mut bits = [0; wire::SEGMENT_PAGES as usize / 64];
+    assert_eq!(kernel.harvest(1, 0, &mut bits), Ok(2));
+    assert!(bits[slot / 64] >> (slot % 64) & 1 == 1);
+    domain.release(frames[1], false);
+    assert_eq!(kernel.harvest(1, 0, &mut bits), Ok(1));
+    assert!(bits[dying / 64] >> (dying % 64) & 1 == 1);
+    let start = slot / 64 * 64;
+    let mut words = [0; 64];
+    let ask = Ask { id: 1, start: start as u64, only: Some(&[!0]), ..Ask::default() };
+    assert_eq!(kernel.digest(&ask, &mut words), Ok(1));
+    assert!((0..64).all(|at| (words[at] != 0) == (at == slot - start)));
+    let mut entries = [slot, dying].map(|slot| Pairing::new(slot as u64, None));
+    assert_eq!(kernel.merge(1, &mut entries), Ok(1));
+    assert_eq!((entries[0].result(), entries[1].result()), (Ok(()), Err(rustix::io::Errno::AGAIN)));
+    assert_eq!(domain.store.users(frames[0]), 1, "the lending has no reference");
+    segment.changes_all();
+    assert_eq!(kernel.harvest(1, 0, &mut bits), Ok(1));
+    drop(lendable);
+    domain.release(frames[0], false);
+    domain.store.tidy(std::time::Instant::now() + std::time::Duration::from_secs(3600));
+    assert!(domain.store.lendable().is_empty(), "the kernel of a segment does not keep it");
+    assert_eq!(kernel.harvest(1, 0, &mut bits), Err(rustix::io::Errno::SRCH));
+}
+
+#[test]
+fn several_threads_lend_and_merge() {
+    let image = |shift: u64| (0..1500).map(|page| (page + shift) % 1000 + 1).collect::<Vec<u64>>();
+    let world = World::with_store(&[image(0), image(0), image(700), image(300)], 10_000);
+    for round in 0..12 {
+        for file in world.files.values() {
+            file.scan().unwrap();
+        }
+        std::thread::scope(|scope| {
+            for file in world.files.values() {
+                scope.spawn(|| Merge::new(&world.shared, file, &world.files).run().unwrap());
+            }
+        });
+        join(&world.shared, &world.files);
+        (0..50).for_each(|page| world.write(1 + round % 4, page * 29, 1 + page as u64));
+    }
+    world.rounds(12);
+    world.check();
+    let held: BTreeSet<u64> = world.fake.0.lock().files[&4].iter().map(|page| page.content).collect();
+    let used: BTreeSet<u64> = (1..4).flat_map(|id| world.fake.0.lock().files[&id].clone()).map(|p| p.content).collect();
+    assert!(held.intersection(&used).all(|&content| world.is_shared(content)));
 }
 
 #[derive(Clone, Debug)]

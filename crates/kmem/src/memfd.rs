@@ -27,7 +27,7 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{FallocateFlags, Gid, MemfdFlags, Mode, OFlags, SealFlags, Uid};
+use rustix::fs::{AtFlags, FallocateFlags, Gid, MemfdFlags, Mode, OFlags, SealFlags, Uid};
 use rustix::io::Errno;
 
 use crate::PAGE_SIZE;
@@ -154,16 +154,20 @@ pub fn create_store(name: &str, len: usize) -> Result<StoreFile, MemfdError> {
     store_of(create(name)?, len)
 }
 
-/// As [`create_store`], of a file without a name in this directory, which lies on a mount of
-/// `pageonefs` for stores ([`crate::pageonefs::StoreMount`]).
+/// As [`create_store`], of a file in this directory, which lies on a mount of `pageonefs` for
+/// stores ([`crate::pageonefs::StoreMount`]). Its name is taken away at once: `/proc/PID/maps`
+/// shows the path of a memfd with the same name, by which stores are told from other files. A `/`
+/// in the name becomes `_`.
 ///
 /// # Errors
 ///
-/// [`MemfdError`]; no file is left behind.
-pub fn create_store_in(dir: BorrowedFd<'_>, len: usize) -> Result<StoreFile, MemfdError> {
-    let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
-    let writer = rustix::fs::openat(dir, ".", flags, Mode::RUSR | Mode::WUSR)
-        .map_err(|errno| MemfdError::Create { name: "a file without a name".into(), errno })?;
+/// [`MemfdError`]; no file is left behind. `EEXIST`: another thread makes one with this name.
+pub fn create_store_in(dir: BorrowedFd<'_>, name: &str, len: usize) -> Result<StoreFile, MemfdError> {
+    let path = format!("memfd:{}", name.replace('/', "_"));
+    let failed = |errno| MemfdError::Create { name: name.to_owned(), errno };
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let writer = rustix::fs::openat(dir, path.as_str(), flags, Mode::RUSR | Mode::WUSR).map_err(failed)?;
+    rustix::fs::unlinkat(dir, path.as_str(), AtFlags::empty()).map_err(failed)?;
     store_of(writer, len)
 }
 

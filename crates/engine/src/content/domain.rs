@@ -7,7 +7,7 @@
 //! that many pages, for half a MiB once.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Weak};
+use std::sync::Weak;
 
 use parking_lot::Mutex;
 
@@ -17,7 +17,6 @@ use crate::content::frame::{Frame, NO_HANDLE};
 use crate::content::index::{Index, Place, Sighting};
 use crate::content::seed::Seed;
 use crate::content::store::{Cursor, GrowError, Piece, Store};
-use crate::files::Contents;
 use crate::tenants::Tenant;
 
 /// Frames of a content that fills duplicate runs: as many pages share a mapping.
@@ -119,6 +118,12 @@ impl std::fmt::Display for Escaped<'_> {
     }
 }
 
+/// What files of mounts with a domain's name hold.
+pub(crate) trait InFiles: Send + Sync {
+    /// Whether a page of theirs has the content with this digest ([`kmem::pageonefs::digest_of`]).
+    fn has(&self, digest: u64) -> bool;
+}
+
 /// One domain.
 pub(crate) struct Domain {
     pub(crate) key: DomainKey,
@@ -130,7 +135,7 @@ pub(crate) struct Domain {
     pub(crate) compaction: Compaction,
     paused: Mutex<Option<String>>,
     /// What files of mounts with the domain's name hold.
-    files: Mutex<Weak<Contents>>,
+    files: Mutex<Option<Weak<dyn InFiles>>>,
     /// By digest: consecutive frames of the same bytes. Each has one user more than pages map it:
     /// this table.
     replicas: Mutex<HashMap<u64, std::ops::Range<u32>>>,
@@ -279,9 +284,10 @@ impl Domain {
         forgotten.into_iter().flatten().for_each(|frame| self.release(Frame(frame), false));
     }
 
-    /// Files of mounts with the domain's name hold these contents; `None`: there are no such mounts.
-    pub(crate) fn set_files(&self, files: Option<&Arc<Contents>>) {
-        *self.files.lock() = files.map_or_else(Weak::new, Arc::downgrade);
+    /// Files of mounts with the domain's name hold these contents. `None`: there are no such
+    /// mounts.
+    pub(crate) fn set_files(&self, files: Option<Weak<dyn InFiles>>) {
+        *self.files.lock() = files;
     }
 
     /// Whether a page of a file has the content that a new page of a client has, and frames of the
@@ -289,10 +295,10 @@ impl Domain {
     ///
     /// Nodes are told apart by the store alone. Where they are, the key is no digest.
     pub(crate) fn is_in_files(&self, key: u64) -> bool {
-        let Some(files) = self.files.lock().upgrade() else { return false };
+        let Some(files) = self.files.lock().as_ref().and_then(Weak::upgrade) else { return false };
         // The first segment shows whether the store can lend.
         let can_lend = || self.store.can_lend() || self.store.segment_ids().is_empty();
-        !self.store.by_node && files.is_in_files(kmem::pageonefs::digest_of(key)) && can_lend()
+        !self.store.by_node && files.has(kmem::pageonefs::digest_of(key)) && can_lend()
     }
 
     /// Notes why no frames can be made for now, or that they can again. Returns whether that

@@ -35,9 +35,9 @@
 //! what it leaves over, the next one fills. Pieces that were begun come before fresh ones, unless
 //! little of them is free.
 //!
-//! *One store for files, too.* Where files of `pageonefs` are merged in a domain of this name, segments
-//! are files of a mount for stores instead of memfds ([`place`]): their frames can be lent to these
-//! files. The store notes which slots changed, and [`crate::files`] does the rest.
+//! *One store for files, too.* Where files of `pageonefs` are merged in a domain of this name,
+//! segments are files of a mount for stores instead of memfds ([`place`]): their frames can be lent
+//! to these files. The store notes which slots changed, and [`crate::files`] does the rest.
 //!
 //! *Huge pages.* A piece of 512 slots of which none was used becomes a huge page at one stroke
 //! where the kernel has one (`MADV_COLLAPSE`; `/sys/kernel/mm/transparent_hugepage/shmem_enabled`

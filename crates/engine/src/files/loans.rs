@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use super::contents::Contents;
 use super::file::{File, merged};
 use super::merge::{Wanted, settle};
+use crate::content::domain::InFiles;
 use crate::content::index::{ClientId, Place, Sighting};
 
 /// Rounds in which pages are asked to join a frame, at most: some are held all the time.
@@ -123,9 +124,11 @@ impl Contents {
             self.loans.join(handle);
         }
     }
+}
 
-    /// Whether a page of a file, other than a store's, has the content with this digest.
-    pub(crate) fn is_in_files(&self, digest: u64) -> bool {
+impl InFiles for Contents {
+    /// A store's slots are no pages of files.
+    fn has(&self, digest: u64) -> bool {
         let mut handles = Vec::new();
         self.index.find(&[digest], u32::MAX, &mut handles);
         let Some(handle) = handles.pop().flatten() else { return false };

@@ -162,8 +162,12 @@ impl Files {
         for domain in shared.domains() {
             let name = domain.key.to_string();
             let contents = of_mounts.iter().find(|(of_mount, _)| *of_mount == name).map(|(_, contents)| contents);
-            domain.set_files(contents);
-            let Some(contents) = contents else { continue };
+            let Some(contents) = contents else {
+                domain.set_files(None);
+                continue;
+            };
+            let files: Weak<Contents> = Arc::downgrade(contents);
+            domain.set_files(Some(files));
             for (first, segment) in domain.store.lendable() {
                 found.push(Found { domain: domain.clone(), contents: contents.clone(), first, segment });
             }

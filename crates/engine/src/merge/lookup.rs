@@ -239,8 +239,8 @@ impl<'a> Lookup<'a> {
         Ok(Verdict::Nothing)
     }
 
-    /// A content that no page of a client had. Where a file's page has it, it becomes a frame, which
-    /// will be lent to the files; this page is its user.
+    /// A content that no page of a client had. Where a file's page has it, it becomes a frame,
+    /// which will be lent to the files; this page is its user.
     fn first(&mut self, candidate: Candidate, handle: u32, chunk: &mut Chunk<'_>) -> Result<Verdict, GrowError> {
         let Candidate { here, at, node, key, .. } = candidate;
         let domain = &self.client.domain;
@@ -346,7 +346,8 @@ mod tests {
         assert!(matches!(verdicts(&[[9; PAGE_SIZE]])[..], [Verdict::First(_)]), "there are no files");
         let seed = Seed::of(&domain.key.to_string());
         let files = Arc::new(Contents::sighted(seed, &[kmem::pageonefs::digest_of(digests[1])]));
-        domain.set_files(Some(&files));
+        let weak: std::sync::Weak<Contents> = Arc::downgrade(&files);
+        domain.set_files(Some(weak));
         let [Verdict::First(_), Verdict::Merge(Target::Frame(frame))] = verdicts(&bytes)[..] else { panic!("other") };
         assert_eq!((domain.store.users(frame), domain.index.len()), (1, 3));
         assert!(!domain.is_in_files(domain.digest(&bytes[1])), "the store turned out not to be lent");

@@ -37,7 +37,9 @@ pub enum StoreMountError {
 fn remedy(step: &str, errno: Errno) -> &'static str {
     match errno {
         Errno::NODEV => " (load the module pageonefs)",
-        Errno::PERM => " (CAP_SYS_ADMIN is needed)",
+        Errno::PERM => {
+            " (CAP_SYS_ADMIN is needed, and a filter on system calls must let fsopen, fsconfig and fsmount pass)"
+        }
         Errno::INVAL if step == STORE => " (the module pageonefs is older than this program: update it)",
         _ => "",
     }

@@ -185,12 +185,17 @@ fn a_stores_pages_are_lent_and_stay_in_its_file() {
         Ok(store) => store,
         Err(why) => return println!("SKIPPED: {why}"),
     };
-    let file = crate::memfd::create_store_in(store.dir(), crate::memfd::HUGE_PAGE_SIZE).expect("a file");
+    let file = crate::memfd::create_store_in(store.dir(), "pageone:a/b", crate::memfd::HUGE_PAGE_SIZE).expect("a file");
+    let mut paths = Vec::new();
     let inode = crate::memfd::identity(&file.reader).expect("its inode").ino;
     let listed = store.mount().files().expect("the list").into_iter().find(|file| file.inode == inode);
     let listed = listed.expect("it is listed");
     assert_eq!((listed.plain(), store.mount().domain()), (Some(Plain::Store), other.domain()));
     file.map.write_page(3, &[7; crate::PAGE_SIZE]);
+    let mapped = crate::procfs::for_each_map(None, |line| {
+        paths.extend((line.inode == inode && line.perms.shared).then(|| line.path.to_string()));
+    });
+    assert_eq!((mapped.is_ok(), paths), (true, vec!["/memfd:pageone:a_b (deleted)".to_string()]));
     let mut entry = [Entry::new(3, None)];
     while store.mount().merge(listed.id, &mut entry) == Ok(0) {
         assert!(matches!(entry[0].result(), Err(Errno::BUSY | Errno::AGAIN)), "{entry:?}");

@@ -56,8 +56,16 @@ impl Lending {
 pub(super) struct Ground {
     /// The whole name of the domain.
     domain: String,
+    mount: Mutex<OfStore>,
+}
+
+/// The mount of a store.
+#[derive(Default)]
+struct OfStore {
     /// Made when it is needed first.
-    mount: Mutex<Option<Arc<StoreMount>>>,
+    mount: Option<Arc<StoreMount>>,
+    /// That it could not be made has been told.
+    told: bool,
 }
 
 impl Ground {
@@ -67,29 +75,31 @@ impl Ground {
 
     /// Makes the file of a segment. `name`: a memfd's.
     pub(super) fn make(&self, name: &str) -> Result<(Id, StoreFile, Option<Lending>), GrowError> {
-        if let Some(mount) = self.mount() {
-            match on(&mount) {
-                Ok((id, file, lending)) => return Ok((id, file, Some(lending))),
-                Err(why) => tracing::warn!(domain = self.domain, "a segment is lent to no file: {why}"),
+        if pageonefs::is_loaded() && has_mount(&self.domain) {
+            // Locked until the file has no name any more: the next one has the same.
+            let mut of_store = self.mount.lock();
+            match of_store.mount(&self.domain).map(|mount| on(&mount, name)) {
+                Some(Ok((id, file, lending))) => return Ok((id, file, Some(lending))),
+                Some(Err(why)) => tracing::warn!(domain = self.domain, "a segment is lent to no file: {why}"),
+                None => {}
             }
         }
         let (id, file) = make(|| Ok(memfd::create_store(name, LEN)?))?;
         Ok((id, file, None))
     }
+}
 
-    /// The store's mount, if files of a mount with the domain's name are merged now.
-    fn mount(&self) -> Option<Arc<StoreMount>> {
-        if !pageonefs::is_loaded() || !has_mount(&self.domain) {
-            return None;
-        }
-        let mut mount = self.mount.lock();
-        if mount.is_none() {
-            match StoreMount::new(&self.domain) {
-                Ok(made) => *mount = Some(Arc::new(made)),
-                Err(why) => tracing::warn!(domain = self.domain, "no segment is lent to files: {why}"),
+impl OfStore {
+    fn mount(&mut self, domain: &str) -> Option<Arc<StoreMount>> {
+        if self.mount.is_none() {
+            match StoreMount::new(domain) {
+                Ok(made) => self.mount = Some(Arc::new(made)),
+                Err(why) if !self.told => tracing::warn!(domain, "no segment is lent to files: {why}"),
+                Err(_) => {}
             }
+            self.told = self.mount.is_none();
         }
-        mount.clone()
+        self.mount.clone()
     }
 }
 
@@ -106,8 +116,8 @@ fn has_mount(domain: &str) -> bool {
 }
 
 /// Makes the file of a segment on a mount for stores.
-fn on(mount: &Arc<StoreMount>) -> Result<(Id, StoreFile, Lending), GrowError> {
-    let (id, file) = make(|| Ok(memfd::create_store_in(mount.dir(), LEN)?))?;
+fn on(mount: &Arc<StoreMount>, name: &str) -> Result<(Id, StoreFile, Lending), GrowError> {
+    let (id, file) = make(|| Ok(memfd::create_store_in(mount.dir(), name, LEN)?))?;
     let listed = mount.mount().files().map_err(|errno| GrowError::Allocate(errno.into()))?;
     let listed = listed.into_iter().find(|listed| listed.inode == id.get());
     let listed = listed.ok_or(GrowError::Allocate(Errno::NOENT.into()))?;

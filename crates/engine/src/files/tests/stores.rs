@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 
 use super::*;
+use crate::content::domain::InFiles;
 
 impl World {
     /// The last of these is a store's file; 0: a slot that is no frame.
@@ -146,7 +147,7 @@ fn a_content_is_in_files_if_a_page_of_theirs_has_it() {
             world.contents.seed.get(),
         ))
     };
-    let is_in_files = |content| world.contents.is_in_files(digest(content));
+    let is_in_files = |content| world.contents.has(digest(content));
     assert_eq!([1, 2, 3, 4, 5].map(is_in_files), [true, true, true, false, false]);
     world.write(1, 3, 6);
     world.rounds(4);

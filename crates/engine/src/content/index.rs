@@ -169,6 +169,11 @@ impl Index {
         }
     }
 
+    /// The handle of a content, if it is known.
+    pub(crate) fn handle_of(&self, digest: u64) -> Option<u32> {
+        self.tree.query(&digest.to_be_bytes()).map(|handle| handle.0 as u32)
+    }
+
     /// Looks up the digests of neighbouring pages together, so that the tree waits for memory once
     /// for many. Contents that were sighted one after the other have consecutive handles: `hint` is
     /// the likely handle of the first, and saves the search.

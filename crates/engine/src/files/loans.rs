@@ -129,9 +129,7 @@ impl Contents {
 impl InFiles for Contents {
     /// A store's slots are no pages of files.
     fn has(&self, digest: u64) -> bool {
-        let mut handles = Vec::new();
-        self.index.find(&[digest], u32::MAX, &mut handles);
-        let Some(handle) = handles.pop().flatten() else { return false };
+        let Some(handle) = self.index.handle_of(digest) else { return false };
         match self.index.place(handle, digest) {
             Some(Place::Sighted(there)) => !self.loans.is_slot(there),
             // A lent slot is a user itself.

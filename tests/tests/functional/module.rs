@@ -2,6 +2,7 @@
 //! `make test-module` runs these in a host that has the module.
 
 mod alone;
+mod both;
 
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;

@@ -1,0 +1,167 @@
+//! Both back ends in one domain: clients with an agent, and files of a mount with the name of their
+//! domain, have the same pages of memory. No guest is needed, so `make test-pageonefs` runs this.
+//! On Linux 6.1 there are no agents, and nothing to test.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::process::Command;
+use std::time::Duration;
+
+use e2e::{Client, Daemon, eventually, pattern, skipped};
+use kmem::PAGE_SIZE;
+use kmem::memfd::{SharedMap, map_shared};
+use kmem::pageonefs::{Mount, Stats, is_loaded};
+
+/// Pages that two clients have, one client, and none.
+const OF_TWO: usize = 1024;
+const OF_ONE: usize = 512;
+const OWN: usize = 256;
+const ALL: usize = OF_TWO + OF_ONE + OWN;
+
+/// A mount of this domain, in a directory of its own.
+struct Mounted(tempfile::TempDir);
+
+impl Mounted {
+    fn new(domain: &str) -> Self {
+        let here = tempfile::tempdir().unwrap();
+        let options = format!("domain={domain}");
+        let mount = Command::new("mount").args(["-t", "pageonefs", "-o", &options, "none"]).arg(here.path()).status();
+        assert!(mount.unwrap().success());
+        Self(here)
+    }
+
+    fn stats(&self) -> Stats {
+        Mount::open(self.0.path()).unwrap().stats().unwrap()
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let unmounted = Command::new("umount").arg(self.0.path()).status();
+        assert!(std::thread::panicking() || unmounted.is_ok_and(|status| status.success()));
+    }
+}
+
+/// A page as the client has it that holds contents from this base on.
+fn page(base: u64, at: usize) -> [u8; PAGE_SIZE] {
+    let mut page = [0; PAGE_SIZE];
+    let words = page.as_chunks_mut::<8>().0.iter_mut().enumerate();
+    words.for_each(|(word, bytes)| *bytes = pattern((base << 32) + 1 + at as u64, word).to_ne_bytes());
+    page
+}
+
+/// A file of the mount, mapped. Its pages are those of two clients, those of one, and its own.
+struct Held {
+    map: SharedMap,
+    pages: Vec<[u8; PAGE_SIZE]>,
+}
+
+impl Held {
+    fn new(mounted: &Mounted, own: u64) -> Self {
+        let path = mounted.0.path().join("guest");
+        let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+        std::fs::remove_file(path).unwrap();
+        file.set_len((ALL * PAGE_SIZE) as u64).unwrap();
+        let of = |base, pages| (0..pages).map(move |at| page(base, at));
+        let pages: Vec<_> = of(1, OF_TWO).chain(of(2, OF_ONE)).chain(of(own, OWN)).collect();
+        let map = map_shared(&file, ALL * PAGE_SIZE).unwrap();
+        let held = Self { map, pages };
+        (0..ALL).for_each(|at| held.map.write_page(at, &held.pages[at]));
+        held
+    }
+
+    fn write(&mut self, at: usize, content: u64) {
+        self.pages[at] = page(content, at);
+        self.map.write_page(at, &self.pages[at]);
+    }
+
+    /// How many pages are wrong.
+    fn wrong(&self) -> usize {
+        self.pages.iter().enumerate().filter(|&(at, page)| !self.map.page_equals(at, page)).count()
+    }
+}
+
+/// The pages of memory that are mapped in a part of a process's address space.
+fn memory(pid: u32, start: usize, len: usize) -> Vec<u64> {
+    let mut entries = vec![0; len / PAGE_SIZE * 8];
+    let pagemap = File::open(format!("/proc/{pid}/pagemap")).unwrap();
+    pagemap.read_exact_at(&mut entries, (start / PAGE_SIZE * 8) as u64).unwrap();
+    let entries = entries.as_chunks::<8>().0.iter().map(|entry| u64::from_ne_bytes(*entry));
+    entries.filter(|entry| entry >> 63 == 1).map(|entry| entry & ((1 << 55) - 1)).collect()
+}
+
+/// How many pages of the file are the very pages that a client has of its store.
+fn shared(client: &Client, held: &Held) -> usize {
+    assert_eq!(held.wrong(), 0);
+    let mut of_client = HashSet::new();
+    kmem::procfs::for_each_map(Some(client.pid()), |line| {
+        if line.path.contains("memfd:pageone:") {
+            of_client.extend(memory(client.pid() as u32, line.range.start, line.range.len));
+        }
+    })
+    .unwrap();
+    let of_file = memory(std::process::id(), held.map.range().start, held.map.len());
+    of_file.iter().filter(|page| of_client.contains(page)).count()
+}
+
+/// A client whose contents are each in it once.
+fn client(daemon: &Daemon, pages: usize, base: u64) -> Client {
+    let mut client = daemon.scenario(&["hold", &pages.to_string(), "1", &base.to_string()]);
+    client.expect("ready");
+    client
+}
+
+#[test]
+fn clients_and_files_of_one_domain_have_the_same_memory() {
+    if !is_loaded() {
+        return skipped("pageonefs is not loaded: `make test-pageonefs` boots guests with it");
+    }
+    if let Some(release) = kmem::pagemap::too_old() {
+        return println!("there are no agents on Linux {release}");
+    }
+    let mounted = Mounted::new("uid-0");
+    let mut daemon = Daemon::with(&["--merge-period", "0.5"]);
+    // The file's contents are known before there is a store, and after.
+    let mut first = Held::new(&mounted, 3);
+    let wait = Duration::from_secs(60);
+    let mut clients = [client(&daemon, OF_TWO, 1), client(&daemon, OF_TWO, 1), client(&daemon, OF_ONE, 2)];
+    let join = |clients: &mut [Client; 3], held: &Held, what: &str| {
+        let (two, one) = eventually(what, wait, || {
+            clients.iter_mut().for_each(Client::go);
+            let found = (shared(&clients[0], held), shared(&clients[2], held));
+            (found.0 + 50 > OF_TWO && found.1 + 50 > OF_ONE).then_some(found)
+        });
+        println!("{what}: {two} of {OF_TWO} pages are two clients', {one} of {OF_ONE} one client's");
+    };
+    join(&mut clients, &first, "a file that was there first");
+    let second = Held::new(&mounted, 4);
+    join(&mut clients, &second, "a file that came later");
+    let frames = mounted.stats().frames;
+    println!("{frames} frames");
+    assert!(frames < (OF_TWO + OF_ONE + 100) as u64, "the old ones are gone");
+    // Each is written, and the others do not see it.
+    (0..ALL).step_by(7).for_each(|at| first.write(at, 5));
+    let mut sum = first.wrong() + second.wrong();
+    clients[1].tell("rewrite");
+    clients[1].expect("ok");
+    sum += first.wrong() + second.wrong();
+    clients[0].go();
+    // The store's frames go, and the files keep what they have.
+    clients[0].kill();
+    clients[1].kill();
+    std::thread::sleep(Duration::from_secs(3));
+    sum += first.wrong() + second.wrong();
+    clients[2].go();
+    daemon.kill();
+    sum += first.wrong() + second.wrong();
+    clients[2].go();
+    daemon.restart();
+    std::thread::sleep(Duration::from_secs(3));
+    sum += first.wrong() + second.wrong();
+    clients[2].go();
+    clients[2].kill();
+    sum += first.wrong() + second.wrong();
+    println!("{sum} wrong pages");
+    assert_eq!(sum, 0);
+}

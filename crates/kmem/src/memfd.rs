@@ -15,8 +15,8 @@
 //! Both kinds carry [`FIXED_SEALS`]: no process can shrink or grow the file or change its seals.
 //! Private mappings are allowed; a write to one copies the page.
 //!
-//! A store may also be a file on a mount of `pageonefs` for stores ([`create_store_in`]), which has
-//! the seals and mappings of a memfd.
+//! A store may also be a file of a store of `pageonefs` ([`create_store_in`]), which has the seals
+//! and mappings of a memfd.
 //!
 //! A memfd that is [written once](create_written) cannot be changed any more, not even by the
 //! process that made it ([`WRITTEN_SEALS`]). So its bytes can be trusted to stay, from any maker.
@@ -154,9 +154,8 @@ pub fn create_store(name: &str, len: usize) -> Result<StoreFile, MemfdError> {
     store_of(create(name)?, len)
 }
 
-/// As [`create_store`], of a file in this directory, which lies on a mount of `pageonefs` for
-/// stores ([`crate::pageonefs::StoreMount`]). Its name is taken away at once: `/proc/PID/maps`
-/// shows the path of a memfd with the same name, by which stores are told from other files. A `/`
+/// As [`create_store`], of a file in this directory, which is the root of a store of `pageonefs`
+/// ([`crate::pageonefs::Store`]). Its name is taken away at once: `/proc/PID/maps` shows the path of a memfd with the same name, by which stores are told from other files. A `/`
 /// in the name becomes `_`.
 ///
 /// # Errors

@@ -20,7 +20,7 @@ mod tests;
 
 pub use mount::{Mount, OpenError};
 pub use mounts::{MountInfo, is_loaded, mounts, mounts_in};
-pub use store::{StoreMount, StoreMountError};
+pub use store::{Store, StoreError};
 
 /// The version of the interface that this module speaks.
 pub const VERSION: u32 = 6;
@@ -60,7 +60,7 @@ pub enum Plain {
     Asked,
     /// Its pages are pinned for long: VFIO, vDPA, registered buffers.
     Pinned,
-    /// It is a store's, on a [`StoreMount`]: its pages are lent, and never merged themselves.
+    /// It is a file of a [`Store`]: its pages are lent, and never merged themselves.
     Store,
     /// A reason that this build does not know.
     Other(u32),

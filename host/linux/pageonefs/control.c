@@ -207,6 +207,8 @@ long pofs_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 		return stats(ps, user);
 	case PAGEONEFS_NOTIFY:
 		return notify(ps, user);
+	case PAGEONEFS_STORE:
+		return pofs_store_open(ps->domain);
 	case PAGEONEFS_HARVEST:
 	case PAGEONEFS_DIGEST:
 	case PAGEONEFS_MERGE:

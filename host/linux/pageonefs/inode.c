@@ -13,6 +13,8 @@
 struct inode_operations pofs_inode_ops;
 struct inode_operations pofs_dir_ops;
 
+#define STORE_INODES	(1ul << 48)
+
 static int inode_adopt(struct inode *inode)
 {
 	static atomic64_t last_id;
@@ -27,16 +29,14 @@ static int inode_adopt(struct inode *inode)
 		return 0;
 	inode->i_op = &pofs_inode_ops;
 	inode->i_fop = &pofs_file_ops;
+	pi->id = atomic64_inc_return(&last_id);
 	if (POFS_SB(inode->i_sb)->store) {
-		/*
-		 * As a memfd that may be sealed: security modules that go by paths pass it over. Not
-		 * before: fsmount(2) of 6.1 refuses such mounts.
-		 */
-		inode->i_sb->s_flags |= SB_NOUSER;
+		/* As a memfd that may be sealed. */
 		SHMEM_I(inode)->seals = 0;
 		pi->plain = PAGEONEFS_PLAIN_STORE;
+		/* Its users go by the number alone: no file of another store, and no memfd, has it. */
+		inode->i_ino = STORE_INODES + pi->id;
 	}
-	pi->id = atomic64_inc_return(&last_id);
 	ret = xa_err(xa_store(&POFS_SB(inode->i_sb)->files, pi->id, inode, GFP_KERNEL_ACCOUNT));
 	if (ret)
 		pi->id = 0;

@@ -2,9 +2,9 @@
 /*
  * Lending: pages that are in two back ends. A daemon keeps the merged pages of processes with an
  * agent in files, its store, which these processes map privately. It makes these files in a mount
- * with the option `store`, which it need not put in any tree (fsmount(2)). To the agents they are
- * what memfds are, with tmpfs's own mappings, so that userfaultfd works on them. And the daemon may
- * lend their pages: a lent page stays in its file, and is a frame of the domain, too.
+ * that has no place in any tree (pofs_store_open). To the agents they are what memfds are, with
+ * tmpfs's own mappings, so that userfaultfd works on them. And the daemon may lend their pages: a
+ * lent page stays in its file, and is a frame of the domain, too.
  *
  *  - A lent page is not written any more: the daemon writes a page of its store once. Here write(2)
  *    is refused, and so is what would clear a part of a page in place.

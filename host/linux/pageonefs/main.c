@@ -91,7 +91,7 @@ unsigned int pofs_max_users = 65536;
 module_param_named(max_users, pofs_max_users, uint, 0600);
 MODULE_PARM_DESC(max_users, "how many pages of files may use one frame");
 
-static struct file_system_type pofs_type = {
+struct file_system_type pofs_type = {
 	.owner = THIS_MODULE,
 	.name = "pageonefs",
 	.init_fs_context = pofs_init_fs_context,

@@ -170,6 +170,7 @@ DECLARE_PER_CPU(struct pageonefs_stats, pofs_stats);
 #define pofs_count_by(field, n) this_cpu_add(pofs_stats.field, n)
 
 /* super.c */
+extern struct file_system_type pofs_type;
 int pofs_init_fs_context(struct fs_context *fc);
 void pofs_kill_sb(struct super_block *sb);
 int pofs_inodes_start(void);
@@ -177,6 +178,7 @@ void pofs_inodes_stop(void);
 /* A merged page stays charged against the mount's size. */
 void pofs_charge(struct inode *inode, long pages);
 void pofs_recount(struct inode *inode);
+int pofs_store_open(struct pofs_domain *domain);
 
 /* inode.c */
 void pofs_evict_inode(struct inode *inode);

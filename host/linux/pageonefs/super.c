@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Mounts: tmpfs's options and two more, domain=NAME and store. The super block and its root are
- * tmpfs's; its operations are replaced before anybody can see it.
+ * Mounts: tmpfs's options and one more, domain=NAME. The super block and its root are tmpfs's; its
+ * operations are replaced before anybody can see it. A domain's stores are mounts without a place.
  */
 #include <linux/fs_parser.h>
 #include <linux/module.h>
@@ -136,8 +136,6 @@ static int show_options(struct seq_file *m, struct dentry *root)
 
 	if (ps->domain->name[0])
 		seq_show_option(m, "domain", ps->domain->name);
-	if (ps->store)
-		seq_puts(m, ",store");
 	return pofs_base.super->show_options(m, root);
 }
 
@@ -169,10 +167,6 @@ static int context_get_tree(struct fs_context *fc)
 
 	if (!ps)
 		return -ENOMEM;
-	if (c->store && !c->domain[0]) {
-		kfree(ps);
-		return invalf(fc, "pageonefs: a store wants domain=: without, it shares with no mount");
-	}
 	ps->store = c->store;
 	xa_init(&ps->files);
 	spin_lock_init(&ps->news_lock);
@@ -197,6 +191,9 @@ static int context_get_tree(struct fs_context *fc)
 	root->i_op = &pofs_dir_ops;
 	root->i_fop = &pofs_root_file_ops;
 	sb->s_op = &ps->ops;
+	/* As memfds': security modules that go by paths pass it over. */
+	if (ps->store)
+		sb->s_flags |= SB_NOUSER;
 	return 0;
 }
 
@@ -224,12 +221,6 @@ static int context_parse_param(struct fs_context *fc, struct fs_parameter *param
 
 	if (!strcmp(param->key, "domain"))
 		return parse_domain(fc, param);
-	if (!strcmp(param->key, "store")) {
-		if (param->type != fs_value_is_flag || fc->purpose == FS_CONTEXT_FOR_RECONFIGURE)
-			return invalf(fc, "pageonefs: store has no value, and is given when it is mounted");
-		c->store = true;
-		return 0;
-	}
 	/* With others, write(2) and copies of frames would make huge pages over merged ones. */
 	if (!strcmp(param->key, "huge") && (param->type != fs_value_is_string ||
 					    (strcmp(param->string, "never") && strcmp(param->string, "advise"))))
@@ -291,4 +282,53 @@ int pofs_init_fs_context(struct fs_context *fc)
 	fc->fs_private = c;
 	fc->ops = &context_ops;
 	return 0;
+}
+
+/* ---- stores ---------------------------------------------------------------------- */
+
+static struct vfsmount *store_mount(struct pofs_domain *domain)
+{
+	struct fs_context *fc = fs_context_for_mount(&pofs_type, 0);
+	struct vfsmount *mount;
+	int ret;
+
+	if (IS_ERR(fc))
+		return ERR_CAST(fc);
+	((struct pofs_context *)fc->fs_private)->store = true;
+	/* The daemon makes these files: nothing else bounds them. */
+	ret = vfs_parse_fs_string(fc, "size", "0", 1) ?: vfs_parse_fs_string(fc, "nr_inodes", "0", 1) ?:
+	      vfs_parse_fs_string(fc, "domain", domain->name, strlen(domain->name));
+	mount = ret ? ERR_PTR(ret) : fc_mount(fc);
+	put_fs_context(fc);
+	return mount;
+}
+
+/* A descriptor of the root of a new store. It goes with that, and with the last of its files. */
+int pofs_store_open(struct pofs_domain *domain)
+{
+	struct vfsmount *mount;
+	struct path path;
+	struct file *file;
+	int fd;
+
+	/* A store of a mount that shares with no other would lend to nobody. */
+	if (!domain->name[0])
+		return -EINVAL;
+	fd = get_unused_fd_flags(O_CLOEXEC);
+	if (fd < 0)
+		return fd;
+	mount = store_mount(domain);
+	if (IS_ERR(mount)) {
+		put_unused_fd(fd);
+		return PTR_ERR(mount);
+	}
+	path = (struct path){ .mnt = mount, .dentry = mount->mnt_root };
+	file = dentry_open(&path, O_RDONLY | O_DIRECTORY, current_cred());
+	mntput(mount);
+	if (IS_ERR(file)) {
+		put_unused_fd(fd);
+		return PTR_ERR(file);
+	}
+	fd_install(fd, file);
+	return fd;
 }

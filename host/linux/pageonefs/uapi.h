@@ -102,7 +102,7 @@ struct pageonefs_entry {
  * have, make another; -EHWPOISON, -EINVAL, -ENOMEM. A page of one frame may move to another of
  * equal content.
  *
- * Of a file of a mount with the option `store` a page is lent instead: it stays in the file, and
+ * Of a file of a store (PAGEONEFS_STORE) a page is lent instead: it stays in the file, and
  * becomes a frame, whatever `frame` says. Nobody may write it any more. -EEXIST: it is one already.
  */
 struct pageonefs_merge {
@@ -140,6 +140,14 @@ struct pageonefs_notify {
 	__u32 reserved;		/* 0 */
 };
 
+/*
+ * PAGEONEFS_STORE takes no argument, and returns a descriptor of the root directory of a new store
+ * of the mount's domain, with the same ioctls: a file system that has no place in any tree. It goes
+ * with its last file. Its files can be sealed as memfds can, are mapped as tmpfs's are (all of
+ * userfaultfd), and their pages can be lent to the domain's other files. -EINVAL: the mount has no
+ * domain=.
+ */
+
 /* Since the module was loaded, in all mounts, but for the first two. */
 struct pageonefs_stats {
 	__u64 frames;		/* now, in this domain */
@@ -166,5 +174,6 @@ struct pageonefs_stats {
 #define PAGEONEFS_STATS		_IOR('1', 7, struct pageonefs_stats)
 #define PAGEONEFS_PUNCH		_IOWR('1', 8, struct pageonefs_punch)
 #define PAGEONEFS_NOTIFY	_IOW('1', 9, struct pageonefs_notify)
+#define PAGEONEFS_STORE		_IO('1', 10)
 
 #endif

@@ -296,9 +296,13 @@ impl Domain {
     /// Nodes are told apart by the store alone. Where they are, the key is no digest.
     pub(crate) fn is_in_files(&self, key: u64) -> bool {
         let Some(files) = self.files.lock().as_ref().and_then(Weak::upgrade) else { return false };
+        self.can_be_lent() && files.has(kmem::pageonefs::digest_of(key))
+    }
+
+    /// Whether frames that are made now can be lent to files.
+    pub(crate) fn can_be_lent(&self) -> bool {
         // The first segment shows whether the store can lend.
-        let can_lend = || self.store.can_lend() || self.store.segment_ids().is_empty();
-        !self.store.by_node && files.has(kmem::pageonefs::digest_of(key)) && can_lend()
+        !self.store.by_node && (self.store.can_lend() || self.store.segment_ids().is_empty())
     }
 
     /// Notes why no frames can be made for now, or that they can again. Returns whether that

@@ -36,7 +36,7 @@
 //! little of them is free.
 //!
 //! *One store for files, too.* Where files of `pageonefs` are merged in a domain of this name,
-//! segments are files of a mount for stores instead of memfds ([`place`]): their frames can be lent
+//! segments are files of the kernel's store instead of memfds ([`place`]): their frames can be lent
 //! to these files. The store notes which slots changed, and [`crate::files`] does the rest.
 //!
 //! *Huge pages.* A piece of 512 slots of which none was used becomes a huge page at one stroke
@@ -66,7 +66,6 @@ use self::cursor::Holds;
 pub(crate) use self::error::GrowError;
 pub(crate) use self::free::Piece;
 use self::free::{Free, HUGE};
-pub(crate) use self::ids::made_earlier;
 use self::place::Ground;
 pub(crate) use self::place::Lending;
 use self::segment::Memory;
@@ -78,7 +77,6 @@ mod error;
 mod evacuate;
 mod fill;
 mod free;
-mod ids;
 mod place;
 mod reserve;
 mod segment;

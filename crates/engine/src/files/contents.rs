@@ -1,9 +1,12 @@
 //! What the files of a domain hold: an index of digests, and how many pages use each content.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering::*};
+use std::sync::{Arc, OnceLock, Weak};
+
+use parking_lot::Mutex;
 
 use super::loans::Loans;
+use crate::content::domain::Domain;
 use crate::content::index::{Index, Place, Sighting};
 use crate::content::seed::Seed;
 
@@ -23,6 +26,8 @@ pub(crate) struct Contents {
     pub(super) seed: Seed,
     /// What stores lend.
     pub(super) loans: Loans,
+    /// The clients' domain with the same name.
+    clients: Mutex<Weak<Domain>>,
 }
 
 impl Contents {
@@ -33,7 +38,18 @@ impl Contents {
             users: (0..CHUNKS).map(|_| OnceLock::new()).collect(),
             seed,
             loans: Loans::default(),
+            clients: Mutex::default(),
         }
+    }
+
+    /// Clients have a domain with the same name.
+    pub(super) fn set_clients(&self, domain: &Arc<Domain>) {
+        *self.clients.lock() = Arc::downgrade(domain);
+    }
+
+    /// The clients' domain with the same name, if there is one.
+    pub(super) fn clients(&self) -> Option<Arc<Domain>> {
+        self.clients.lock().upgrade()
     }
 
     /// Contents that were sighted in a file.

@@ -128,7 +128,7 @@ impl<'a> Merge<'a> {
         let digests: Vec<u64> = known.iter().map(|&(_, digest)| digest).collect();
         let mut handles = Vec::new();
         contents.index.find(&digests, self.hint, &mut handles);
-        let mut wanted = Vec::new();
+        let (mut wanted, mut new) = (Vec::new(), Vec::new());
         // Locked until the ledger has what the index has: other files' threads look at both.
         let mut state = self.file.state();
         for (&(page, digest), handle) in known.iter().zip(handles) {
@@ -139,6 +139,7 @@ impl<'a> Merge<'a> {
                     let before = state.region.set(page, Entry::Unshared(handle));
                     self.file.drop_entry(page, before);
                     self.prediction.ends();
+                    new.push(digest);
                     continue;
                 }
                 None => continue,
@@ -154,7 +155,30 @@ impl<'a> Merge<'a> {
                 }
             }
         }
+        drop(state);
+        if !self.file.lends {
+            self.ask_clients(&new);
+        }
         Ok(wanted)
+    }
+
+    /// Contents that are new in files: a page of a client that was sighted with one is looked up
+    /// again. Then it becomes a frame, since files have its content ([`crate::merge`]).
+    fn ask_clients(&self, digests: &[u64]) {
+        let Some(domain) = self.file.contents.clients().filter(|domain| domain.can_be_lent()) else { return };
+        // The kernel's digests lack the lowest bit.
+        for key in digests.iter().flat_map(|digest| [*digest, digest | 1]) {
+            let Some(handle) = domain.index.handle_of(key) else { continue };
+            let Some(Place::Sighted(there)) = domain.index.place(handle, key) else { continue };
+            let Some(client) = self.shared.client(there.client).filter(|it| Arc::ptr_eq(&it.domain, &domain)) else {
+                continue;
+            };
+            if let Some(region) = client.state().regions.get_mut(&there.region)
+                && region.entry(there.page) == Entry::Unshared(handle)
+            {
+                region.restart(there.page);
+            }
+        }
     }
 
     /// Merges pages, which are in ascending order. Returns the first that held another content, of

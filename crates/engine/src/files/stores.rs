@@ -1,7 +1,7 @@
 //! Segments of stores, as files: their frames are lent to the files of mounts.
 //!
-//! Where clients and mounts have a domain of one name, the store's segments are files on a mount of
-//! their own ([`crate::content::store`]). They take part in rounds as the others do: a slot that
+//! Where clients and mounts have a domain of one name, the store's segments are files of the kernel's
+//! ([`crate::content::store`]). They take part in rounds as the others do: a slot that
 //! changed is scanned, digested and looked up. What differs is here: the daemon itself knows which
 //! slots changed, only slots that are frames are looked at, and a frame has a user while it is
 //! lent, so that its slot is not given back meanwhile. What is lent is never written in place.
@@ -9,7 +9,7 @@
 use std::sync::{Arc, Weak};
 
 use kmem::PAGE_SIZE;
-use kmem::pageonefs::{Ask, Entry, File as Listed, StoreMount};
+use kmem::pageonefs::{Ask, Entry, File as Listed, Store};
 use rustix::io::Errno;
 use wire::{Run, SEGMENT_PAGES};
 
@@ -24,10 +24,10 @@ use crate::content::index::{ClientId, MAX_CLIENTS};
 use crate::content::store::{Lending, Segment};
 use crate::world::shared::Shared;
 
-/// The calls on a mount for a store.
-struct OnMount(Arc<StoreMount>);
+/// The calls on the kernel's store.
+struct OnStore(Arc<Store>);
 
-impl Kernel for OnMount {
+impl Kernel for OnStore {
     fn harvest(&self, id: u64, start: u64, bits: &mut [u64]) -> Result<u64, Errno> {
         self.0.mount().harvest(id, start, bits)
     }
@@ -142,7 +142,7 @@ impl Files {
                 tracing::warn!("more than {MAX_CLIENTS} files: a store is not lent to the others");
                 break;
             };
-            match store(&found, number, *id, Arc::new(OnMount(mount.clone()))) {
+            match store(&found, number, *id, Arc::new(OnStore(mount.clone()))) {
                 Ok(file) => drop(state.stores.insert(*id, Arc::new(file))),
                 Err(why) => tracing::warn!("a segment is not lent to files: {why}"),
             }
@@ -168,6 +168,7 @@ impl Files {
             };
             let files: Weak<Contents> = Arc::downgrade(contents);
             domain.set_files(Some(files));
+            contents.set_clients(&domain);
             for (first, segment) in domain.store.lendable() {
                 found.push(Found { domain: domain.clone(), contents: contents.clone(), first, segment });
             }

@@ -220,7 +220,7 @@ impl<'a> Lookup<'a> {
                 Some(Place::Frame(frame)) if domain.store.try_ref(frame) => {
                     return Ok(Verdict::Merge(Target::Frame(frame)));
                 }
-                Some(Place::Sighted(there)) if there == here => return Ok(Verdict::First(handle)),
+                Some(Place::Sighted(there)) if there == here => return self.first(candidate, handle, chunk),
                 Some(Place::Sighted(there)) => {
                     let cursor = self.cursors.at(node);
                     cursor.expect(pieces(chunk.read_bytes(), chunk.keys, &self.sighted, at))?;
@@ -239,7 +239,7 @@ impl<'a> Lookup<'a> {
         Ok(Verdict::Nothing)
     }
 
-    /// A content that no page of a client had. Where a file's page has it, it becomes a frame,
+    /// A content that no other page of a client has. Where a file's page has it, it becomes a frame,
     /// which will be lent to the files; this page is its user.
     fn first(&mut self, candidate: Candidate, handle: u32, chunk: &mut Chunk<'_>) -> Result<Verdict, GrowError> {
         let Candidate { here, at, node, key, .. } = candidate;

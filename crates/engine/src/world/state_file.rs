@@ -34,7 +34,6 @@ impl StateFile {
             .filter_map(|line| line.split_once(' '))
             .filter_map(|(inode, domain)| Some((inode.parse().ok()?, domain.to_string())))
             .collect();
-        crate::content::store::made_earlier(known.keys().copied());
         Ok(Self { path, written: known.clone(), earlier: known.keys().copied().collect(), known, fails: false })
     }
 

@@ -7,7 +7,6 @@
 #include <fcntl.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
-#include <sys/mount.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -334,24 +333,17 @@ static void lender_open(void)
 	struct pageonefs_file file;
 	struct pageonefs_list l = { .files = (uintptr_t)&file, .room = 1 };
 	struct pageonefs_info info;
-	int context, mount;
 	char path[64];
 
 	may_fail(me, false);
 	if (ioctl(control, PAGEONEFS_INFO, &info) || !info.domain[0])
 		goto out;
-	context = fsopen("pageonefs", FSOPEN_CLOEXEC);
-	if (fsconfig(context, FSCONFIG_SET_STRING, "domain", info.domain, 0) ||
-	    fsconfig(context, FSCONFIG_SET_FLAG, "store", 0, 0) || fsconfig(context, FSCONFIG_CMD_CREATE, 0, 0, 0))
-		BAD("a store");
-	mount = fsmount(context, FSMOUNT_CLOEXEC, 0);
-	lender.control = openat(mount, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	lender.fd = openat(mount, ".", O_RDWR | O_TMPFILE | O_CLOEXEC, 0600);
+	lender.control = ioctl(control, PAGEONEFS_STORE);
+	lender.fd = openat(lender.control, ".", O_RDWR | O_TMPFILE | O_CLOEXEC, 0600);
 	if (ftruncate(lender.fd, LENDER_PAGES * PAGE) || ioctl(lender.control, PAGEONEFS_LIST, &l) || l.filled != 1)
-		BAD("a store's file");
+		BAD("a store");
 	lender.id = file.id;
 	lender.m = mmap(0, LENDER_PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, lender.fd, 0);
-	close(context);
 	for (int f = 0; f < SHARED; f++) {
 		snprintf(path, sizeof(path), MOUNT "/fuzz/%d", f);
 		shared_fd[f] = open(path, O_RDONLY | O_CLOEXEC);

@@ -25,7 +25,7 @@ enum { PAGES = 64 };
 
 /* A file, of a store or of a mount of DOMAIN, with a mapping. */
 struct area {
-	int mount, control;
+	int control;
 	struct file f;
 	char *m;
 };
@@ -44,28 +44,20 @@ static void area_fill(struct area *a, uint32_t pages)
 	a->m = file_map(a->f);
 }
 
-static struct area store_make(uint32_t pages)
+/* A store of the domain that this guest's mount has. */
+static struct area store_make(struct area *guest, uint32_t pages)
 {
-	int context = fsopen("pageonefs", FSOPEN_CLOEXEC);
-	struct area a = { -1, -1, { 0 }, 0 };
+	struct area a = { ioctl(guest->control, PAGEONEFS_STORE), { 0 }, 0 };
 
-	if (fsconfig(context, FSCONFIG_SET_STRING, "domain", DOMAIN, 0) ||
-	    fsconfig(context, FSCONFIG_SET_FLAG, "store", 0, 0) || fsconfig(context, FSCONFIG_CMD_CREATE, 0, 0, 0))
-		BAD("a store's mount");
-	a.mount = fsmount(context, FSMOUNT_CLOEXEC, 0);
-	if (a.mount < 0)
-		BAD("fsmount");
-	close(context);
-	a.control = openat(a.mount, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (a.control < 0)
-		BAD("its root");
+		BAD("a store");
 	area_fill(&a, pages);
 	return a;
 }
 
 static struct area guest_make(const char *path, uint32_t pages)
 {
-	struct area a = { -1, -1, { 0 }, 0 };
+	struct area a = { -1, { 0 }, 0 };
 
 	mkdir(path, 0755);
 	if (mount("none", path, "pageonefs", 0, "domain=" DOMAIN))
@@ -80,7 +72,6 @@ static void area_close(struct area *a, const char *path)
 	munmap(a->m, a->f.pages * PAGE);
 	close(a->f.fd);
 	close(a->control);
-	close(a->mount);
 	if (path)
 		CHECK(!umount(path));
 }
@@ -170,10 +161,11 @@ static void lend_all(struct area *store, struct area *guest, uint64_t *frames, u
 
 static void lend(void)
 {
-	struct area s = store_make(PAGES), a = guest_make("/lend-a", PAGES), b = guest_make("/lend-b", PAGES);
+	struct area a = guest_make("/lend-a", PAGES), b = guest_make("/lend-b", PAGES), s = store_make(&a, PAGES);
 	struct uffdio_api api = { .api = UFFD_API, .features = UFFD_FEATURE_PAGEFAULT_FLAG_WP };
 	int protector = syscall(SYS_userfaultfd, O_CLOEXEC);
 	uint64_t frames[PAGES], frame;
+	struct pageonefs_info info;
 	char *p, page[PAGE];
 
 	lend_all(&s, &a, frames, 100);
@@ -210,10 +202,9 @@ static void lend(void)
 	for (int i = 0; i < PAGES; i++)
 		CHECK(holds(at(p, i), 100 + i) == (i != 1) && memory_at(at(p, i)));
 	close(protector);
-	/* Without a domain there is nobody to lend to; and it is made as a store, or is none. */
-	mkdir("/lend-c", 0755);
-	CHECK(mount("none", "/lend-c", "pageonefs", 0, "store") && errno == EINVAL);
-	CHECK(mount("none", "/lend-a", 0, MS_REMOUNT, "store") && errno == EINVAL);
+	/* Without a domain there is nobody to lend to. */
+	if (!ioctl(control_open(MOUNT), PAGEONEFS_INFO, &info) && !info.domain[0])
+		CHECK(ioctl(control_open(MOUNT), PAGEONEFS_STORE) < 0 && errno == EINVAL);
 	munmap(p, PAGES * PAGE);
 	area_close(&s, 0);
 	for (int i = 0; i < PAGES; i++)
@@ -227,7 +218,7 @@ static void lend(void)
 
 static void lend_cut(void)
 {
-	struct area s = store_make(PAGES), a = guest_make("/lend-a", PAGES), b = guest_make("/lend-b", PAGES);
+	struct area a = guest_make("/lend-a", PAGES), b = guest_make("/lend-b", PAGES), s = store_make(&a, PAGES);
 	uint64_t frames[PAGES], other[PAGES];
 	char *p;
 
@@ -288,7 +279,7 @@ static void lend_cut(void)
 static void lend_stays(void)
 {
 	enum { HUGE = 512 };
-	struct area s = store_make(HUGE), a = guest_make("/lend-a", HUGE);
+	struct area a = guest_make("/lend-a", HUGE), s = store_make(&a, HUGE);
 	static uint64_t frames[HUGE], memory[HUGE];
 	char *p = agent_map(&s);
 
@@ -449,7 +440,8 @@ static void daemon_of(struct area *s)
 
 static void lend_hammer(void)
 {
-	struct area guests[2] = { guest_make("/lend-a", PAGES), guest_make("/lend-b", PAGES) }, s = store_make(PAGES);
+	struct area guests[2] = { guest_make("/lend-a", PAGES), guest_make("/lend-b", PAGES) };
+	struct area s = store_make(&guests[0], PAGES);
 	char *both = mmap(0, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	uint8_t *wants = (uint8_t *)both;
 	pid_t children[7];

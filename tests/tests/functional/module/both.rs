@@ -51,23 +51,27 @@ fn page(base: u64, at: usize) -> [u8; PAGE_SIZE] {
     page
 }
 
-/// A file of the mount, mapped. Its pages are those of two clients, those of one, and its own.
+/// A file of the mount, mapped.
 struct Held {
     map: SharedMap,
     pages: Vec<[u8; PAGE_SIZE]>,
 }
 
 impl Held {
+    /// Its pages are those of two clients, those of one, and its own.
     fn new(mounted: &Mounted, own: u64) -> Self {
+        let of = |base, pages| (0..pages).map(move |at| page(base, at));
+        Self::with(mounted, of(1, OF_TWO).chain(of(2, OF_ONE)).chain(of(own, OWN)).collect())
+    }
+
+    fn with(mounted: &Mounted, pages: Vec<[u8; PAGE_SIZE]>) -> Self {
         let path = mounted.0.path().join("guest");
         let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
         std::fs::remove_file(path).unwrap();
-        file.set_len((ALL * PAGE_SIZE) as u64).unwrap();
-        let of = |base, pages| (0..pages).map(move |at| page(base, at));
-        let pages: Vec<_> = of(1, OF_TWO).chain(of(2, OF_ONE)).chain(of(own, OWN)).collect();
-        let map = map_shared(&file, ALL * PAGE_SIZE).unwrap();
-        let held = Self { map, pages };
-        (0..ALL).for_each(|at| held.map.write_page(at, &held.pages[at]));
+        let len = pages.len() * PAGE_SIZE;
+        file.set_len(len as u64).unwrap();
+        let held = Self { map: map_shared(&file, len).unwrap(), pages };
+        (0..held.pages.len()).for_each(|at| held.map.write_page(at, &held.pages[at]));
         held
     }
 
@@ -137,9 +141,24 @@ fn clients_and_files_of_one_domain_have_the_same_memory() {
     join(&mut clients, &first, "a file that was there first");
     let second = Held::new(&mounted, 4);
     join(&mut clients, &second, "a file that came later");
-    let frames = mounted.stats().frames;
+    // A client's contents that nobody else has, and then a file.
+    let mut alone = client(&daemon, OF_ONE, 6);
+    eventually("its contents are known", wait, || {
+        let unshared = daemon.client(alone.pid())?["pages_unshared"].as_u64()?;
+        (unshared + 50 > OF_ONE as u64).then_some(())
+    });
+    let third = Held::with(&mounted, (0..OF_ONE).map(|at| page(6, at)).collect());
+    let found = eventually("a file that comes after a client", wait, || {
+        alone.go();
+        Some(shared(&alone, &third)).filter(|found| found + 50 > OF_ONE)
+    });
+    println!("{found} of {OF_ONE} pages are those of a client that was alone");
+    drop(third);
+    alone.kill();
+    let frames = eventually("frames go with their users", wait, || {
+        Some(mounted.stats().frames).filter(|&frames| frames < (OF_TWO + OF_ONE + 100) as u64)
+    });
     println!("{frames} frames");
-    assert!(frames < (OF_TWO + OF_ONE + 100) as u64, "the old ones are gone");
     // Each is written, and the others do not see it.
     (0..ALL).step_by(7).for_each(|at| first.write(at, 5));
     let mut sum = first.wrong() + second.wrong();

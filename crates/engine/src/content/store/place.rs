@@ -1,31 +1,29 @@
-//! Where segments are made: as memfds, or on a mount of `pageonefs` for stores.
+//! Where segments are made: as memfds, or in a store of `pageonefs`.
 //!
-//! Where a mount with the domain's name is there, its files and the clients share one store: a
-//! segment lies on a mount of the same domain that is the store's own. The kernel then lends pages
-//! of it to the files ([`crate::files`]). What is lent stays in the segment as it is.
+//! Where a mount with the domain's name is there, its files and the clients share one store: its
+//! segments are files of the kernel's store of this domain ([`kmem::pageonefs::Store`]). The kernel
+//! then lends pages of them to the mount's files ([`crate::files`]). What is lent stays in the
+//! segment as it is.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
 use kmem::PAGE_SIZE;
 use kmem::memfd::{self, StoreFile};
-use kmem::pageonefs::{self, StoreMount};
+use kmem::pageonefs::{self, Mount, Store as KernelStore};
 use parking_lot::Mutex;
 use rustix::io::Errno;
-use wire::SEGMENT_PAGES;
+use wire::{SEGMENT_PAGES, SegmentId};
 
 use super::error::GrowError;
-use super::ids::Id;
 
 /// Bytes of a segment.
 const LEN: usize = SEGMENT_PAGES as usize * PAGE_SIZE;
-/// Files that are made, at most, to get one whose number no other segment has.
-const TRIES: usize = 10_000;
 
 /// What it takes to lend the slots of a segment.
 pub(crate) struct Lending {
-    /// The mount that its file lies on; tests have none.
-    pub(crate) mount: Option<Arc<StoreMount>>,
+    /// The kernel's store that its file is of; tests have none.
+    pub(crate) mount: Option<Arc<KernelStore>>,
     /// The kernel's id of its file.
     pub(crate) file: u64,
     /// Slots that became frames, or lost their last user, since this was taken: a bit each.
@@ -33,7 +31,7 @@ pub(crate) struct Lending {
 }
 
 impl Lending {
-    pub(super) fn new(mount: Option<Arc<StoreMount>>, file: u64) -> Self {
+    pub(super) fn new(mount: Option<Arc<KernelStore>>, file: u64) -> Self {
         let changed = (0..SEGMENT_PAGES / u64::BITS).map(|_| AtomicU64::new(0)).collect();
         Self { mount, file, changed }
     }
@@ -59,11 +57,11 @@ pub(super) struct Ground {
     mount: Mutex<OfStore>,
 }
 
-/// The mount of a store.
+/// The kernel's store, of this one.
 #[derive(Default)]
 struct OfStore {
     /// Made when it is needed first.
-    mount: Option<Arc<StoreMount>>,
+    mount: Option<Arc<KernelStore>>,
     /// That it could not be made has been told.
     told: bool,
 }
@@ -74,27 +72,29 @@ impl Ground {
     }
 
     /// Makes the file of a segment. `name`: a memfd's.
-    pub(super) fn make(&self, name: &str) -> Result<(Id, StoreFile, Option<Lending>), GrowError> {
-        if pageonefs::is_loaded() && has_mount(&self.domain) {
+    pub(super) fn make(&self, name: &str) -> Result<(SegmentId, StoreFile, Option<Lending>), GrowError> {
+        if let Some(mount) = mount_of(&self.domain) {
             // Locked until the file has no name any more: the next one has the same.
             let mut of_store = self.mount.lock();
-            match of_store.mount(&self.domain).map(|mount| on(&mount, name)) {
+            match of_store.mount(&mount).map(|mount| on(&mount, name)) {
                 Some(Ok((id, file, lending))) => return Ok((id, file, Some(lending))),
                 Some(Err(why)) => tracing::warn!(domain = self.domain, "a segment is lent to no file: {why}"),
                 None => {}
             }
         }
-        let (id, file) = make(|| Ok(memfd::create_store(name, LEN)?))?;
-        Ok((id, file, None))
+        let file = memfd::create_store(name, LEN)?;
+        Ok((id(&file)?, file, None))
     }
 }
 
 impl OfStore {
-    fn mount(&mut self, domain: &str) -> Option<Arc<StoreMount>> {
+    fn mount(&mut self, of_files: &Mount) -> Option<Arc<KernelStore>> {
         if self.mount.is_none() {
-            match StoreMount::new(domain) {
+            match KernelStore::new(of_files) {
                 Ok(made) => self.mount = Some(Arc::new(made)),
-                Err(why) if !self.told => tracing::warn!(domain, "no segment is lent to files: {why}"),
+                Err(why) if !self.told => {
+                    tracing::warn!(domain = of_files.domain(), "no segment is lent to files: {why}");
+                }
                 Err(_) => {}
             }
             self.told = self.mount.is_none();
@@ -103,46 +103,39 @@ impl OfStore {
     }
 }
 
-/// Whether a mount with this `domain=` is there.
-fn has_mount(domain: &str) -> bool {
-    let is_one = |info: pageonefs::MountInfo| match pageonefs::Mount::open(&info.path) {
-        Ok(mount) => mount.domain() == domain,
-        Err(why) => {
-            tracing::debug!("{why}");
-            false
-        }
-    };
-    !domain.is_empty() && pageonefs::mounts().is_ok_and(|mounts| mounts.into_iter().any(is_one))
+/// A mount with this `domain=`.
+fn mount_of(domain: &str) -> Option<Mount> {
+    if domain.is_empty() || !pageonefs::is_loaded() {
+        return None;
+    }
+    let mounts = pageonefs::mounts().ok()?.into_iter();
+    let mut opened = mounts.filter_map(|info| Mount::open(&info.path).inspect_err(|why| tracing::debug!("{why}")).ok());
+    opened.find(|mount| mount.domain() == domain)
 }
 
-/// Makes the file of a segment on a mount for stores.
-fn on(mount: &Arc<StoreMount>, name: &str) -> Result<(Id, StoreFile, Lending), GrowError> {
-    let (id, file) = make(|| Ok(memfd::create_store_in(mount.dir(), name, LEN)?))?;
+/// Makes the file of a segment in the kernel's store.
+fn on(mount: &Arc<KernelStore>, name: &str) -> Result<(SegmentId, StoreFile, Lending), GrowError> {
+    let file = memfd::create_store_in(mount.dir(), name, LEN)?;
+    let id = id(&file)?;
     let listed = mount.mount().files().map_err(|errno| GrowError::Allocate(errno.into()))?;
-    let listed = listed.into_iter().find(|listed| listed.inode == id.get());
+    let listed = listed.into_iter().find(|listed| listed.inode == id);
     let listed = listed.ok_or(GrowError::Allocate(Errno::NOENT.into()))?;
     Ok((id, file, Lending::new(Some(mount.clone()), listed.id)))
 }
 
-/// Makes files until the number of one is no other segment's.
-fn make(file: impl Fn() -> Result<StoreFile, GrowError>) -> Result<(Id, StoreFile), GrowError> {
-    for _ in 0..TRIES {
-        let file = file()?;
-        let inode = memfd::identity(&file.reader).map_err(GrowError::Allocate)?.ino;
-        if let Some(id) = Id::new(inode) {
-            return Ok((id, file));
-        }
-    }
-    Err(GrowError::Allocate(Errno::EXIST.into()))
+/// The number of a file, by which clients name its segment. The kernel's stores have numbers that
+/// no memfd has.
+fn id(file: &StoreFile) -> Result<SegmentId, GrowError> {
+    Ok(memfd::identity(&file.reader).map_err(GrowError::Allocate)?.ino)
 }
 
 #[cfg(test)]
 impl super::Store {
     /// A segment that can be lent to files, of a memfd; `file`: the id of its file.
     pub(crate) fn grow_lendable(&self, file: u64) {
-        let (id, store) = make(|| Ok(memfd::create_store("pageone:test", LEN)?)).unwrap();
+        let store = memfd::create_store("pageone:test", LEN).unwrap();
         let lending = Some(Lending::new(None, file));
-        self.add(super::Segment::of(id, super::Memory::Own(store), None, lending)).unwrap();
+        self.add(super::Segment::of(id(&store).unwrap(), super::Memory::Own(store), None, lending)).unwrap();
     }
 }
 
@@ -168,6 +161,6 @@ mod tests {
         let (first, _, lending) = ground.make("pageone:test").unwrap();
         assert!(lending.is_none());
         let (second, ..) = ground.make("pageone:test").unwrap();
-        assert_ne!(first.get(), second.get());
+        assert_ne!(first, second);
     }
 }

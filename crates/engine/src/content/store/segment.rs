@@ -9,7 +9,6 @@ use kmem::memfd::{self, SharedMap, StoreFile};
 use wire::{SEGMENT_PAGES, SegmentId};
 
 use super::PINNED;
-use super::ids::Id;
 use super::place::Lending;
 use crate::content::frame::NO_HANDLE;
 
@@ -24,10 +23,9 @@ pub(super) enum Memory {
     Snapshot(OwnedFd, SharedMap),
 }
 
-/// One memfd, or a file of a mount for stores.
+/// One memfd, or a file of the kernel's store.
 pub(crate) struct Segment {
     pub(crate) id: SegmentId,
-    _id: Id,
     memory: Memory,
     /// The NUMA node that it lies on, where nodes are kept apart.
     pub(super) node: Option<u32>,
@@ -41,16 +39,16 @@ pub(crate) struct Segment {
 impl Segment {
     /// A segment whose file another process may know already.
     pub(super) fn new(id: SegmentId, memory: Memory, node: Option<u32>) -> Arc<Self> {
-        Self::of(Id::of(id), memory, node, None)
+        Self::of(id, memory, node, None)
     }
 
-    pub(super) fn of(id: Id, memory: Memory, node: Option<u32>, lending: Option<Lending>) -> Arc<Self> {
+    pub(super) fn of(id: SegmentId, memory: Memory, node: Option<u32>, lending: Option<Lending>) -> Arc<Self> {
         let atomics = |value| (0..SEGMENT_PAGES).map(|_| AtomicU32::new(value)).collect();
         let (refs, handles) = (atomics(0), atomics(NO_HANDLE));
-        Arc::new(Self { id: id.get(), _id: id, memory, node, lending, refs, handles })
+        Arc::new(Self { id, memory, node, lending, refs, handles })
     }
 
-    /// What it takes to lend its slots to files, if it lies on a mount for stores.
+    /// What it takes to lend its slots to files, if its file is of the kernel's store.
     pub(crate) fn lending(&self) -> Option<&Lending> {
         self.lending.as_ref()
     }

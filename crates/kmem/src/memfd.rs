@@ -155,8 +155,9 @@ pub fn create_store(name: &str, len: usize) -> Result<StoreFile, MemfdError> {
 }
 
 /// As [`create_store`], of a file in this directory, which is the root of a store of `pageonefs`
-/// ([`crate::pageonefs::Store`]). Its name is taken away at once: `/proc/PID/maps` shows the path of a memfd with the same name, by which stores are told from other files. A `/`
-/// in the name becomes `_`.
+/// ([`crate::pageonefs::Store`]). Its name is taken away at once: `/proc/PID/maps` shows the path
+/// of a memfd with the same name, by which stores are told from other files. A `/` in the name
+/// becomes `_`.
 ///
 /// # Errors
 ///

@@ -1,10 +1,10 @@
 //! Segments of stores, as files: their frames are lent to the files of mounts.
 //!
-//! Where clients and mounts have a domain of one name, the store's segments are files of the kernel's
-//! ([`crate::content::store`]). They take part in rounds as the others do: a slot that
+//! Where clients and mounts have a domain of one name, the store's segments are files of the
+//! kernel's ([`crate::content::store`]). They take part in rounds as the others do: a slot that
 //! changed is scanned, digested and looked up. What differs is here: the daemon itself knows which
-//! slots changed, only slots that are frames are looked at, and a frame has a user while it is
-//! lent, so that its slot is not given back meanwhile. What is lent is never written in place.
+//! slots changed, and only slots that are frames are looked at. A frame has a user more while the
+//! kernel is told to lend it. What was a frame is written once, so what is lent is never written.
 
 use std::sync::{Arc, Weak};
 

@@ -239,8 +239,8 @@ impl<'a> Lookup<'a> {
         Ok(Verdict::Nothing)
     }
 
-    /// A content that no other page of a client has. Where a file's page has it, it becomes a frame,
-    /// which will be lent to the files; this page is its user.
+    /// A content that no other page of a client has. Where a file's page has it, it becomes a
+    /// frame, which will be lent to the files; this page is its user.
     fn first(&mut self, candidate: Candidate, handle: u32, chunk: &mut Chunk<'_>) -> Result<Verdict, GrowError> {
         let Candidate { here, at, node, key, .. } = candidate;
         let domain = &self.client.domain;

@@ -73,6 +73,9 @@ impl File {
             {
                 let before: Entry = state.region.set(page, merged(handle));
                 self.drop_entry(page, before);
+            } else {
+                // The page of the frame that was digested has changed just now.
+                state.region.restart(page);
             }
         }
         Ok(())

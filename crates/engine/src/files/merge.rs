@@ -238,7 +238,11 @@ impl<'a> Merge<'a> {
         let contents = &self.file.contents;
         let mut state = self.file.state();
         for (wanted, pairing) in now.into_iter().zip(pairings) {
-            let (outcome, frame) = (pairing.result(), pairing.frame);
+            let (mut outcome, frame) = (pairing.result(), pairing.frame);
+            if outcome == Err(Errno::EXIST) && frames.get(&wanted.handle) == Some(&frame) {
+                // It was written just when it was merged, and yet the same.
+                outcome = Ok(());
+            }
             match outcome {
                 Ok(()) => {
                     if frames.insert(wanted.handle, frame) != Some(frame)
@@ -362,6 +366,12 @@ pub(super) fn settle(file: &File, state: &mut State, wanted: Wanted, outcome: Re
             if !region.settle_prediction(page, true) {
                 region.restart(page);
             }
+            Entry::Fresh
+        }
+        // It uses a frame that the ledger does not know: its digest will say which.
+        Err(Errno::EXIST) => {
+            region.looked_at(page);
+            region.restart(page);
             Entry::Fresh
         }
         Err(Errno::AGAIN | Errno::BUSY | Errno::NOMEM) => {

@@ -6,6 +6,7 @@ use std::collections::HashSet;
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -14,6 +15,9 @@ use kmem::PAGE_SIZE;
 use kmem::memfd::{SharedMap, map_shared};
 use kmem::pageonefs::{Mount, Stats, is_loaded};
 
+/// What the path of a store's mappings has in it.
+pub(super) const STORE: &str = "memfd:pageone:";
+
 /// Pages that two clients have, one client, and none.
 const OF_TWO: usize = 1024;
 const OF_ONE: usize = 512;
@@ -21,15 +25,19 @@ const OWN: usize = 256;
 const ALL: usize = OF_TWO + OF_ONE + OWN;
 
 /// A mount of this domain, in a directory of its own.
-struct Mounted(tempfile::TempDir);
+pub(super) struct Mounted(tempfile::TempDir);
 
 impl Mounted {
-    fn new(domain: &str) -> Self {
+    pub(super) fn new(domain: &str) -> Self {
         let here = tempfile::tempdir().unwrap();
         let options = format!("domain={domain}");
         let mount = Command::new("mount").args(["-t", "pageonefs", "-o", &options, "none"]).arg(here.path()).status();
         assert!(mount.unwrap().success());
         Self(here)
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        self.0.path()
     }
 
     fn stats(&self) -> Stats {
@@ -96,16 +104,22 @@ fn memory(pid: u32, start: usize, len: usize) -> Vec<u64> {
     entries.filter(|entry| entry >> 63 == 1).map(|entry| entry & ((1 << 55) - 1)).collect()
 }
 
-/// How many of these pages of the file are the very pages that a client has of its store.
-fn shared(client: &Client, held: &Held, pages: Range<usize>) -> usize {
-    assert_eq!(held.wrong(), 0);
-    let mut of_client = HashSet::new();
-    kmem::procfs::for_each_map(Some(client.pid()), |line| {
-        if line.path.contains("memfd:pageone:") {
-            of_client.extend(memory(client.pid() as u32, line.range.start, line.range.len));
+/// The pages of memory of a process's mappings whose path has this in it.
+pub(super) fn memory_of(pid: i32, path: &str) -> HashSet<u64> {
+    let mut found = HashSet::new();
+    kmem::procfs::for_each_map(Some(pid), |line| {
+        if line.path.contains(path) {
+            found.extend(memory(pid as u32, line.range.start, line.range.len));
         }
     })
     .unwrap();
+    found
+}
+
+/// How many of these pages of the file are the very pages that a client has of its store.
+fn shared(client: &Client, held: &Held, pages: Range<usize>) -> usize {
+    assert_eq!(held.wrong(), 0);
+    let of_client = memory_of(client.pid(), STORE);
     let start = held.map.range().start + pages.start * PAGE_SIZE;
     let of_file = memory(std::process::id(), start, pages.len() * PAGE_SIZE);
     of_file.iter().filter(|page| of_client.contains(page)).count()

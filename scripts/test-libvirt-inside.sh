@@ -113,16 +113,17 @@ fi
 # ---- module --------------------------------------------------------------------------------------
 
 # in_module: the host's daemon, as its unit has it with the package of the module, merges plain guests whose RAM libvirt puts
-# into a mount.
+# into a mount, and one with the agent in their domain.
 in_module() {
-    local mount=/mnt/pageone unit=/run/systemd/system/pageone.service.d guest
+    local mount=/mnt/pageone unit=/run/systemd/system/pageone.service.d guest of
+    of=$(domain a1)
     local xml="<memoryBacking><source type='file'/><access mode='shared'/></memoryBacking>"
     virsh -q suspend a1
     install -D -m 644 $share/pageonefs.conf $unit/pageonefs.conf
     systemctl daemon-reload
     mkdir -p $mount
     holds 'the module is loaded, and mounted for the user of guests' sh -c "insmod $share/pageonefs.ko &&
-        mount -t pageonefs -o domain=guests,huge=advise,size=90%,mode=0700,uid=$(id -u libvirt-qemu) none $mount"
+        mount -t pageonefs -o domain=$of,huge=advise,size=90%,mode=0700,uid=$(id -u libvirt-qemu) none $mount"
     holds 'doctor says that the daemon lacks a right' sh -c "pageone doctor | grep -q 'BLOCKS.*without CAP_SYS_ADMIN'"
     holds 'the daemon starts with it' systemctl restart pageone
     echo "memory_backing_dir = \"$mount\"" >> /etc/libvirt/qemu.conf
@@ -135,12 +136,18 @@ in_module() {
     find $mount -type f -printf '%p %s %u\n'
     holds 'their RAM lies in the mount' test "$(find $mount/libvirt -type f -user libvirt-qemu -size +100M | wc -l)" = 2
     for guest in m1 m2; do holds "$guest is merged" eventually 240 is_merged $guest 20; done
-    holds 'in the domain of the mount' sh -c "[ '$(domain m1)' = pageonefs:guests ]"
+    holds 'in the domain of the mount' sh -c "[ '$(domain m1)' = 'pageonefs:$of' ]"
     holds 'nothing is in their way' pageone doctor "$(process m1)" "$(process m2)"
     pageone doctor "$(process m1)" | grep -E 'module|merging|memory'
     for guest in m1 m2; do holds "$guest works on" works $guest; done
+    define s1 tenanta $wrapper
+    holds 'a guest with the agent starts beside them' virsh -q start s1
+    holds 'its store lies in the module' eventually 240 store_in_module s1
+    holds 'it works' works s1
+    for guest in m1 m2; do holds "$guest works beside it" works $guest; done
+    said s1
     holds 'nothing was denied' sh -c "[ $(denials) = 0 ]"
-    for guest in m1 m2; do forget $guest; done
+    for guest in m1 m2 s1; do forget $guest; done
     if [ -e $share/guest/ppr.cpio ]; then recycled_in_module; else skipped "free pages (there are no guests for them: 'scripts/deps.sh ppr')"; fi
     cp /tmp/qemu.conf /etc/libvirt/qemu.conf
     systemctl restart libvirtd
@@ -151,6 +158,8 @@ in_module() {
     virsh -q resume a1
     holds 'a1 is merged as before' eventually 240 is_merged a1 20
 }
+# Whether it maps files of the store that are no memfds, which have device 00:01.
+store_in_module() { grep 'memfd:pageone:' "/proc/$(process "$1")/maps" | grep -qv ' 00:01 '; }
 is_recycled() { pageone status --json | grep -qE '"pages_recycled": [0-9]{5}'; }
 # A guest without libvirt, whose pool and monitor the daemon takes from its QEMU, as its unit and the module's package let it.
 recycled_in_module() {

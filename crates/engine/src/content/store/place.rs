@@ -5,8 +5,8 @@
 //! then lends pages of them to the mount's files ([`crate::files`]). What is lent stays in the
 //! segment as it is.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::*};
+use std::sync::{Arc, Weak};
 
 use kmem::PAGE_SIZE;
 use kmem::memfd::{self, StoreFile};
@@ -60,8 +60,8 @@ pub(super) struct Ground {
 /// The kernel's store, of this one.
 #[derive(Default)]
 struct OfStore {
-    /// Made when it is needed first.
-    mount: Option<Arc<KernelStore>>,
+    /// Made when it is needed, and kept by the segments: the module can be unloaded without them.
+    mount: Weak<KernelStore>,
     /// That it could not be made has been told.
     told: bool,
 }
@@ -89,17 +89,17 @@ impl Ground {
 
 impl OfStore {
     fn mount(&mut self, of_files: &Mount) -> Option<Arc<KernelStore>> {
-        if self.mount.is_none() {
-            match KernelStore::new(of_files) {
-                Ok(made) => self.mount = Some(Arc::new(made)),
-                Err(why) if !self.told => {
-                    tracing::warn!(domain = of_files.domain(), "no segment is lent to files: {why}");
-                }
-                Err(_) => {}
-            }
-            self.told = self.mount.is_none();
+        if let Some(made) = self.mount.upgrade() {
+            return Some(made);
         }
-        self.mount.clone()
+        let made = KernelStore::new(of_files).map(Arc::new);
+        if let (Err(why), false) = (&made, self.told) {
+            tracing::warn!(domain = of_files.domain(), "no segment is lent to files: {why}");
+        }
+        self.told = made.is_err();
+        let made = made.ok()?;
+        self.mount = Arc::downgrade(&made);
+        Some(made)
     }
 }
 

@@ -25,7 +25,7 @@ static int lend_page(struct pofs_inode *pi, struct page *page, pgoff_t index, u6
 	struct pofs_domain *domain = POFS_SB(pofs_vfs(pi)->i_sb)->domain;
 	int ret;
 
-	if (page->mapping != pofs_vfs(pi)->i_mapping || !PageUptodate(page))
+	if (page->mapping != pofs_vfs(pi)->i_mapping || page->index != index || !PageUptodate(page))
 		return -EAGAIN;
 	if (PageHWPoison(page))
 		return -EHWPOISON;

@@ -224,7 +224,7 @@ static void lock_pages(struct merge_run *run, struct chunk *c)
 			put_page(page);
 		} else if (!trylock_page(page)) {
 			put_page(page);
-		} else if (page->mapping != run->mapping) {
+		} else if (page->mapping != run->mapping || page->index != e->index) {
 			unlock_page(page);
 			put_page(page);
 		} else {

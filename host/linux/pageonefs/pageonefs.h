@@ -223,10 +223,14 @@ void pofs_frame_wait(struct pofs_inode *pi, struct page *frame);
 #define pofs_frame_zeros(frame) (READ_ONCE((frame)->private) & POFS_ZEROS)
 #define pofs_frame_handle(frame) ((u64)READ_ONCE((frame)->private) >> POFS_HANDLE)
 
-/* The entry at `index`; where that follows the last, without a walk. Under a lock, or RCU. */
+/*
+ * The entry at `index`; where that follows the last, without a walk. Under a lock, or RCU. Not from
+ * an entry of several indices: if that is split meanwhile, its neighbour is another index's.
+ */
 static inline void *pofs_walk(struct xa_state *xas, unsigned long index)
 {
-	if (index == xas->xa_index + 1 && !xas_not_node(xas->xa_node))
+	if (index == xas->xa_index + 1 && !xas_not_node(xas->xa_node) && !xas->xa_node->shift &&
+	    xas->xa_offset == (xas->xa_index & XA_CHUNK_MASK))
 		return xas_next(xas);
 	xas_set(xas, index);
 	return xas_load(xas);

@@ -75,8 +75,8 @@ clock() {
 }
 
 # boot NAME KERNEL LIMIT PARAMETERS: runs a guest for at most LIMIT seconds. Its console goes to standard output. Returns 0
-# if all tests passed and its kernel is well. `devices` are more options of QEMU's, `memory` is the guest's, in MiB. `complains`
-# is what the kernel has to say where the guard is off that keeps it from that; it may say more then.
+# if all tests passed and its kernel is well. `devices` are more options of QEMU's, `memory` is the guest's, in MiB.
+# `complains` is what the kernel has to say where the guard is off that keeps it from that; it may say more then.
 devices=()
 complains=
 memory=4096

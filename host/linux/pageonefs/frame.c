@@ -3,12 +3,12 @@
  * Frames and domains.
  *
  * A frame is a page that is never written. Its `private` has its handle, and counts the entries
- * that use it; the reference count counts entries, page tables and whoever looks at it. Its
- * domain's table finds it by its handle while it has entries; the last one takes it out.
+ * that use it; the reference count counts entries, page tables and readers. Its domain's table
+ * finds it by its handle while it has entries; the last one takes it out.
  *
  * Most are the module's own pages, without a mapping and off the LRU. They are charged to the
- * memory cgroup of whoever merges, and lie on the node of the page that they were made from. Others
- * are pages of a store's files (lend.c).
+ * memory cgroup of the process that merges, and lie on the node of the page that they were made
+ * from. Others are pages of a store's files (lend.c).
  */
 #include <linux/highmem.h>
 #include <linux/pagemap.h>

@@ -34,7 +34,7 @@ static int inode_adopt(struct inode *inode)
 		/* As a memfd that may be sealed. */
 		SHMEM_I(inode)->seals = 0;
 		pi->plain = PAGEONEFS_PLAIN_STORE;
-		/* Its users go by the number alone: no file of another store, and no memfd, has it. */
+		/* Its users go by the number alone: no other store's file, and no memfd, has it. */
 		inode->i_ino = STORE_INODES + pi->id;
 	}
 	ret = xa_err(xa_store(&POFS_SB(inode->i_sb)->files, pi->id, inode, GFP_KERNEL_ACCOUNT));

@@ -35,17 +35,19 @@ static int lend_page(struct pofs_inode *pi, struct page *page, pgoff_t index, u6
 		*handle = pofs_frame_handle(page);
 		return -EEXIST;
 	}
+	/* First, so that no frame is ever found that is not recalled. */
+	ret = xa_err(xa_store(&pi->lent, index, page, GFP_KERNEL));
+	if (ret)
+		return ret;
 	get_page(page);
 	ret = pofs_frame_begin(domain, page);
 	if (ret) {
+		xa_erase(&pi->lent, index);
 		put_page(page);
 		return ret;
 	}
 	*handle = pofs_frame_handle(page);
-	ret = xa_err(xa_store(&pi->lent, index, page, GFP_KERNEL));
-	if (ret)
-		pofs_frame_put(domain, page);
-	return ret;
+	return 0;
 }
 
 static int lend_one(struct pofs_inode *pi, u64 index, u64 *handle)

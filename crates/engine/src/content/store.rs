@@ -66,8 +66,8 @@ use self::cursor::Holds;
 pub(crate) use self::error::GrowError;
 pub(crate) use self::free::Piece;
 use self::free::{Free, HUGE};
-use self::place::Ground;
 pub(crate) use self::place::Lending;
+use self::place::SegmentFiles;
 use self::segment::Memory;
 pub(crate) use self::segment::Segment;
 use crate::content::frame::{Frame, NO_HANDLE};
@@ -110,7 +110,7 @@ pub(crate) struct Usage {
 /// The frames of one domain.
 pub(crate) struct Store {
     name: String,
-    ground: Ground,
+    files: SegmentFiles,
     /// Whether each NUMA node has frames of its own.
     pub(crate) by_node: bool,
     segments: RwLock<Vec<Option<Arc<Segment>>>>,
@@ -135,12 +135,12 @@ impl Store {
         let free = Mutex::new(Free::new(u64::from_ne_bytes(seed)));
         let filler =
             memfd::filler().inspect_err(|e| tracing::debug!(store = name, "frames are written one by one: {e}")).ok();
-        let ground = Ground::new(name);
+        let files = SegmentFiles::new(name);
         // The kernel takes names of 249 bytes, with its own part and ours.
         let name = name.chars().take(50).collect();
         let store = Self {
             name,
-            ground,
+            files,
             by_node,
             segments: RwLock::default(),
             free,
@@ -219,7 +219,7 @@ impl Store {
     }
 
     fn grow(&self, node: Option<u32>) -> Result<(), GrowError> {
-        let (id, file, lending) = self.ground.make(&format!("pageone:{}", self.name))?;
+        let (id, file, lending) = self.files.make(&format!("pageone:{}", self.name))?;
         if let Some(Err(e)) = node.map(|node| file.map.prefer_node(node)) {
             tracing::warn!(store = self.name, "its frames may lie on any NUMA node: {e}");
         }

@@ -106,7 +106,7 @@ impl Contents {
 
     /// A slot is lent: this is the content's frame, wherever it was before.
     pub(super) fn is_lent(&self, handle: u32, slot: Sighting, frame: u64) {
-        // First: who makes another frame meanwhile looks at it last.
+        // First: a thread that makes another frame meanwhile looks here last.
         self.loans.set(handle, slot, frame);
         while let Some((_, place)) = self.index.get(handle).filter(|&(_, place)| place != Place::Below(frame)) {
             if self.index.change(handle, place, Place::Below(frame)) {

@@ -137,12 +137,12 @@ impl Files {
             here
         });
         for found in found {
-            let Some(Lending { mount: Some(mount), file: id, .. }) = found.segment.lending() else { continue };
+            let Some(Lending { store: Some(kernel), file: id, .. }) = found.segment.lending() else { continue };
             let Some(number) = free(&mut numbers) else {
                 tracing::warn!("more than {MAX_CLIENTS} files: a store is not lent to the others");
                 break;
             };
-            match store(&found, number, *id, Arc::new(OnStore(mount.clone()))) {
+            match store(&found, number, *id, Arc::new(OnStore(kernel.clone()))) {
                 Ok(file) => drop(state.stores.insert(*id, Arc::new(file))),
                 Err(why) => tracing::warn!("a segment is not lent to files: {why}"),
             }

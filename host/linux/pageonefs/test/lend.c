@@ -76,30 +76,9 @@ static void area_close(struct area *a, const char *path)
 		CHECK(!umount(path));
 }
 
-static int merge_in(struct area *a, uint32_t index, uint64_t *frame)
+static int merge(struct area *a, uint32_t index, uint64_t *frame)
 {
-	struct pageonefs_entry e = { .index = index, .frame = *frame };
-	struct pageonefs_merge m = { .id = a->f.id, .entries = (uintptr_t)&e, .count = 1 };
-
-	if (ioctl(a->control, PAGEONEFS_MERGE, &m))
-		BAD("merge");
-	*frame = e.frame;
-	return e.result;
-}
-
-/* A page that was just made is in a batch for a while. */
-static int merge_patiently(struct area *a, uint32_t index, uint64_t *frame)
-{
-	uint64_t handle = *frame;
-	int ret = -EBUSY;
-
-	for (int tries = 0; tries < 200 && (ret == -EBUSY || ret == -EAGAIN); tries++) {
-		if (tries > 10)
-			usleep(5000);
-		*frame = handle;
-		ret = merge_in(a, index, frame);
-	}
-	return ret;
+	return merge_patiently(a->control, a->f, index, frame);
 }
 
 static uint64_t frames_of(struct area *a)
@@ -117,16 +96,6 @@ static uint64_t pages_of(struct area *a)
 
 	CHECK(!ioctl(a->control, PAGEONEFS_LIST, &l) && l.filled == 1);
 	return file.private_pages;
-}
-
-/* As a process with an agent maps it. */
-static char *agent_map(struct area *store)
-{
-	char *p = mmap(0, store->f.pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE, store->f.fd, 0);
-
-	if (p == MAP_FAILED)
-		BAD("mmap");
-	return p;
 }
 
 /* The number of the page of memory that is mapped there; 0: none. */
@@ -147,13 +116,13 @@ static void lend_all(struct area *store, struct area *guest, uint64_t *frames, u
 	for (uint32_t i = 0; i < store->f.pages; i++) {
 		fill(at(store->m, i), first + i);
 		frames[i] = 0;
-		CHECK(!merge_patiently(store, i, &frames[i]) && frames[i]);
+		CHECK(!merge(store, i, &frames[i]) && frames[i]);
 	}
 	for (uint32_t i = 0; i < guest->f.pages; i++) {
 		uint64_t frame = frames[i];
 
 		fill(at(guest->m, i), first + i);
-		CHECK(!merge_patiently(guest, i, &frame));
+		CHECK(!merge(guest, i, &frame));
 	}
 }
 
@@ -169,13 +138,13 @@ static void lend(void)
 	char *p, page[PAGE];
 
 	lend_all(&s, &a, frames, 100);
-	p = agent_map(&s);
+	p = file_map_privately(s.f);
 	CHECK(frames_of(&a) == PAGES && pages_of(&s) == PAGES && pages_of(&a) == 0);
 	for (int i = 0; i < PAGES; i++) {
 		frame = 0;
-		CHECK(merge_in(&s, i, &frame) == -EEXIST && frame == frames[i]);
+		CHECK(merge_in(s.control, s.f, i, &frame) == -EEXIST && frame == frames[i]);
 		fill(at(b.m, i), 100 + i);
-		CHECK(!merge_patiently(&b, i, &frame));
+		CHECK(!merge(&b, i, &frame));
 		CHECK(holds(at(p, i), 100 + i) && holds(at(a.m, i), 100 + i) && holds(at(b.m, i), 100 + i));
 		CHECK(memory_at(at(p, i)) && memory_at(at(p, i)) == memory_at(at(a.m, i)));
 		CHECK(memory_at(at(p, i)) == memory_at(at(b.m, i)));
@@ -223,7 +192,7 @@ static void lend_cut(void)
 	char *p;
 
 	lend_all(&s, &a, frames, 100);
-	p = agent_map(&s);
+	p = file_map_privately(s.f);
 	for (int i = 0; i < PAGES; i++)
 		CHECK(holds(at(p, i), 100 + i) && holds(at(a.m, i), 100 + i));
 	at(p, 5)[0] = 'x';
@@ -239,9 +208,9 @@ static void lend_cut(void)
 	for (int i = 0; i < PAGES / 2; i++) {
 		fill(at(s.m, i), 300 + i);
 		other[i] = 0;
-		CHECK(!merge_patiently(&s, i, &other[i]) && other[i] != frames[i]);
+		CHECK(!merge(&s, i, &other[i]) && other[i] != frames[i]);
 		fill(at(b.m, i), 100 + i);
-		CHECK(!merge_patiently(&b, i, &frames[i]));
+		CHECK(!merge(&b, i, &frames[i]));
 	}
 	for (int i = 0; i < PAGES; i++) {
 		CHECK(holds(at(a.m, i), 100 + i) && holds(at(b.m, i), i < PAGES / 2 ? 100 + i : 0));
@@ -256,9 +225,9 @@ static void lend_cut(void)
 		CHECK(holds(at(s.m, i), 0) && holds(at(a.m, i), 100 + i));
 		fill(at(s.m, i), 500 + i);
 		other[i] = 0;
-		CHECK(!merge_patiently(&s, i, &other[i]));
+		CHECK(!merge(&s, i, &other[i]));
 		fill(at(b.m, i), 500 + i);
-		CHECK(!merge_patiently(&b, i, &other[i]));
+		CHECK(!merge(&b, i, &other[i]));
 		CHECK(holds(at(b.m, i), 500 + i) && (i == 5 || holds(at(p, i), 500 + i)));
 	}
 	munmap(p, PAGES * PAGE);
@@ -281,7 +250,7 @@ static void lend_stays(void)
 	enum { HUGE = 512 };
 	struct area a = guest_make("/lend-a", HUGE), s = store_make(&a, HUGE);
 	static uint64_t frames[HUGE], memory[HUGE];
-	char *p = agent_map(&s);
+	char *p = file_map_privately(s.f);
 
 	/* Of a huge page, where there can be one. */
 	fill(s.m, 1);
@@ -342,7 +311,7 @@ static void agent(struct area *s)
 	uint64_t x = getpid();
 
 	while (!stop()) {
-		char *p = agent_map(s);
+		char *p = file_map_privately(s->f);
 
 		for (int n = 0; n < 200; n++) {
 			int i = (x = mix(x)) % PAGES;
@@ -408,11 +377,11 @@ static void merger(struct area *s, struct area *guests, uint8_t *wants)
 
 		if (!turn_begin(slot))
 			continue;
-		ret = merge_in(s, slot, &frame);
+		ret = merge_in(s->control, s->f, slot, &frame);
 		turn_end(slot);
 		if (ret && ret != -EEXIST)
 			continue;
-		ret = merge_in(&guests[g], i, &frame);
+		ret = merge_in(guests[g].control, guests[g].f, i, &frame);
 		if (ret && ret != -EEXIST && ret != -ESTALE && ret != -EBUSY && ret != -EAGAIN && ret != -ENOENT)
 			BAD("merge says %s", strerror(-ret));
 		if (!ret)

@@ -67,13 +67,23 @@ struct file file_make(uint32_t pages)
 	return f;
 }
 
-char *file_map(struct file f)
+static char *map(struct file f, int flags)
 {
-	char *m = mmap(0, f.pages * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, f.fd, 0);
+	char *m = mmap(0, f.pages * PAGE, PROT_READ | PROT_WRITE, flags, f.fd, 0);
 
 	if (m == MAP_FAILED)
 		BAD("mmap");
 	return m;
+}
+
+char *file_map(struct file f)
+{
+	return map(f, MAP_SHARED);
+}
+
+char *file_map_privately(struct file f)
+{
+	return map(f, MAP_PRIVATE);
 }
 
 int path_write(const char *path, const char *value)
@@ -174,15 +184,34 @@ int harvest(struct file f, uint64_t *bits)
 	return h.dirty;
 }
 
-int merge_page(struct file f, uint32_t index, uint64_t *frame)
+int merge_in(int mount, struct file f, uint32_t index, uint64_t *frame)
 {
 	struct pageonefs_entry e = { .index = index, .frame = *frame };
 	struct pageonefs_merge m = { .id = f.id, .entries = (uintptr_t)&e, .count = 1 };
 
-	if (ioctl(control_open(MOUNT), PAGEONEFS_MERGE, &m))
+	if (ioctl(mount, PAGEONEFS_MERGE, &m))
 		BAD("merge");
 	*frame = e.frame;
 	return e.result;
+}
+
+int merge_page(struct file f, uint32_t index, uint64_t *frame)
+{
+	return merge_in(control_open(MOUNT), f, index, frame);
+}
+
+int merge_patiently(int mount, struct file f, uint32_t index, uint64_t *frame)
+{
+	uint64_t handle = *frame;
+	int ret = -EBUSY;
+
+	for (int tries = 0; tries < 200 && (ret == -EBUSY || ret == -EAGAIN); tries++) {
+		if (tries > 10)
+			usleep(5000);
+		*frame = handle;
+		ret = merge_in(mount, f, index, frame);
+	}
+	return ret;
 }
 
 /* The bits of the pages that stay. */

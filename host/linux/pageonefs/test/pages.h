@@ -53,6 +53,7 @@ struct file {
 };
 struct file file_make(uint32_t pages);
 char *file_map(struct file f);
+char *file_map_privately(struct file f);
 int path_write(const char *path, const char *value);
 long path_number(const char *path, const char *name);
 
@@ -65,6 +66,9 @@ int digests(struct file f, uint64_t *out);
 int harvest(struct file f, uint64_t *bits);
 /* Returns the result; *frame as in struct pageonefs_entry. */
 int merge_page(struct file f, uint32_t index, uint64_t *frame);
+/* The same, of a file of any mount; and until a page that was just made is in no batch any more. */
+int merge_in(int mount, struct file f, uint32_t index, uint64_t *frame);
+int merge_patiently(int mount, struct file f, uint32_t index, uint64_t *frame);
 uint64_t punch(struct file f, uint32_t start, uint32_t pages);
 pid_t fork_child(void);
 /* Merges all pages that have a double in the file, or a frame that this process has seen. */

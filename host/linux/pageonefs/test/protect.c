@@ -95,30 +95,6 @@ static uint64_t categories(char *p)
 	return region.categories;
 }
 
-static char *map_privately(struct file f)
-{
-	char *p = mmap(0, f.pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE, f.fd, 0);
-
-	if (p == MAP_FAILED)
-		BAD("mmap");
-	return p;
-}
-
-/* A page that was just made is in a batch for a while. */
-static int merge_patiently(struct file f, uint32_t index, uint64_t *frame)
-{
-	uint64_t handle = *frame;
-	int ret = -EBUSY;
-
-	for (int tries = 0; tries < 200 && (ret == -EBUSY || ret == -EAGAIN); tries++) {
-		if (tries > 10)
-			usleep(5000);
-		*frame = handle;
-		ret = merge_page(f, index, frame);
-	}
-	return ret;
-}
-
 static void rewrite(struct file f, uint32_t index, uint64_t content)
 {
 	char page[PAGE];
@@ -133,7 +109,7 @@ enum { MANY = 128 };
 static void private_wp(void)
 {
 	struct file a = file_make(MANY), b = file_make(MANY);
-	char *m = file_map(a), *p = map_privately(a);
+	char *m = file_map(a), *p = file_map_privately(a);
 	int fd = protector();
 	uint64_t is[MANY], frame;
 
@@ -155,7 +131,7 @@ static void private_wp(void)
 	/* Merged: nothing is mapped, and the protection is remembered. */
 	for (int i = 0; i < MANY; i++) {
 		frame = 0;
-		CHECK(!merge_patiently(a, i, &frame) && frame && !merge_patiently(b, i, &frame));
+		CHECK(!merge_patiently(control_open(MOUNT), a, i, &frame) && frame && !merge_patiently(control_open(MOUNT), b, i, &frame));
 		CHECK(categories(at(p, i)) == PAGE_IS_SWAPPED);
 	}
 	CHECK(describe(a.id).merged_pages == MANY && describe(b.id).merged_pages == MANY);
@@ -167,7 +143,7 @@ static void private_wp(void)
 	rewrite(a, 5, is[5]);
 	rewrite(a, 6, is[6]);
 	frame = 0;
-	CHECK(!merge_patiently(a, 6, &frame));
+	CHECK(!merge_patiently(control_open(MOUNT), a, 6, &frame));
 	CHECK(categories(at(p, 5)) == PAGE_IS_SWAPPED && categories(at(p, 6)) == PAGE_IS_SWAPPED);
 	for (int i = 4; i < 8; i++)
 		at(p, i)[9] = 'x';
@@ -288,7 +264,7 @@ static void private_hammer(void)
 	int fd;
 
 	race.f = file_make(READ);
-	race.p = map_privately(race.f);
+	race.p = file_map_privately(race.f);
 	fd = protector();
 	if (fd < 0 || protector_add(fd, race.p, READ)) {
 		printf("    SKIPPED: this kernel does not write-protect such mappings\n");

@@ -23,7 +23,7 @@ const LEN: usize = SEGMENT_PAGES as usize * PAGE_SIZE;
 /// What it takes to lend the slots of a segment.
 pub(crate) struct Lending {
     /// The kernel's store that its file is of; tests have none.
-    pub(crate) mount: Option<Arc<KernelStore>>,
+    pub(crate) store: Option<Arc<KernelStore>>,
     /// The kernel's id of its file.
     pub(crate) file: u64,
     /// Slots that became frames, or lost their last user, since this was taken: a bit each.
@@ -31,9 +31,9 @@ pub(crate) struct Lending {
 }
 
 impl Lending {
-    pub(super) fn new(mount: Option<Arc<KernelStore>>, file: u64) -> Self {
+    pub(super) fn new(store: Option<Arc<KernelStore>>, file: u64) -> Self {
         let changed = (0..SEGMENT_PAGES / u64::BITS).map(|_| AtomicU64::new(0)).collect();
-        Self { mount, file, changed }
+        Self { store, file, changed }
     }
 
     /// A slot became a frame, or lost its last user.
@@ -50,33 +50,33 @@ impl Lending {
     }
 }
 
-/// Where a store makes its segments.
-pub(super) struct Ground {
+/// Makes the files of a store's segments.
+pub(super) struct SegmentFiles {
     /// The whole name of the domain.
     domain: String,
-    mount: Mutex<OfStore>,
+    kernel: Mutex<OfKernel>,
 }
 
-/// The kernel's store, of this one.
+/// The kernel's store that stands for this one.
 #[derive(Default)]
-struct OfStore {
+struct OfKernel {
     /// Made when it is needed, and kept by the segments: the module can be unloaded without them.
-    mount: Weak<KernelStore>,
-    /// That it could not be made has been told.
-    told: bool,
+    store: Weak<KernelStore>,
+    /// A warning has said that it cannot be made.
+    warned: bool,
 }
 
-impl Ground {
+impl SegmentFiles {
     pub(super) fn new(domain: &str) -> Self {
-        Self { domain: domain.into(), mount: Mutex::default() }
+        Self { domain: domain.into(), kernel: Mutex::default() }
     }
 
     /// Makes the file of a segment. `name`: a memfd's.
     pub(super) fn make(&self, name: &str) -> Result<(SegmentId, StoreFile, Option<Lending>), GrowError> {
         if let Some(mount) = mount_of(&self.domain) {
             // Locked until the file has no name any more: the next one has the same.
-            let mut of_store = self.mount.lock();
-            match of_store.mount(&mount).map(|mount| on(&mount, name)) {
+            let mut kernel = self.kernel.lock();
+            match kernel.store(&mount).map(|store| lendable(&store, name)) {
                 Some(Ok((id, file, lending))) => return Ok((id, file, Some(lending))),
                 Some(Err(why)) => tracing::warn!(domain = self.domain, "a segment is lent to no file: {why}"),
                 None => {}
@@ -87,18 +87,19 @@ impl Ground {
     }
 }
 
-impl OfStore {
-    fn mount(&mut self, of_files: &Mount) -> Option<Arc<KernelStore>> {
-        if let Some(made) = self.mount.upgrade() {
+impl OfKernel {
+    /// The store of the domain that this mount has.
+    fn store(&mut self, mount: &Mount) -> Option<Arc<KernelStore>> {
+        if let Some(made) = self.store.upgrade() {
             return Some(made);
         }
-        let made = KernelStore::new(of_files).map(Arc::new);
-        if let (Err(why), false) = (&made, self.told) {
-            tracing::warn!(domain = of_files.domain(), "no segment is lent to files: {why}");
+        let made = KernelStore::new(mount).map(Arc::new);
+        if let (Err(why), false) = (&made, self.warned) {
+            tracing::warn!(domain = mount.domain(), "no segment is lent to files: {why}");
         }
-        self.told = made.is_err();
+        self.warned = made.is_err();
         let made = made.ok()?;
-        self.mount = Arc::downgrade(&made);
+        self.store = Arc::downgrade(&made);
         Some(made)
     }
 }
@@ -114,13 +115,13 @@ fn mount_of(domain: &str) -> Option<Mount> {
 }
 
 /// Makes the file of a segment in the kernel's store.
-fn on(mount: &Arc<KernelStore>, name: &str) -> Result<(SegmentId, StoreFile, Lending), GrowError> {
-    let file = memfd::create_store_in(mount.dir(), name, LEN)?;
+fn lendable(store: &Arc<KernelStore>, name: &str) -> Result<(SegmentId, StoreFile, Lending), GrowError> {
+    let file = memfd::create_store_in(store.dir(), name, LEN)?;
     let id = id(&file)?;
-    let listed = mount.mount().files().map_err(|errno| GrowError::Allocate(errno.into()))?;
+    let listed = store.mount().files().map_err(|errno| GrowError::Allocate(errno.into()))?;
     let listed = listed.into_iter().find(|listed| listed.inode == id);
     let listed = listed.ok_or(GrowError::Allocate(Errno::NOENT.into()))?;
-    Ok((id, file, Lending::new(Some(mount.clone()), listed.id)))
+    Ok((id, file, Lending::new(Some(store.clone()), listed.id)))
 }
 
 /// The number of a file, by which clients name its segment. The kernel's stores have numbers that
@@ -157,10 +158,10 @@ mod tests {
 
     #[test]
     fn a_domain_without_files_has_memfds() {
-        let ground = Ground::new("a domain that no mount has");
-        let (first, _, lending) = ground.make("pageone:test").unwrap();
+        let files = SegmentFiles::new("a domain that no mount has");
+        let (first, _, lending) = files.make("pageone:test").unwrap();
         assert!(lending.is_none());
-        let (second, ..) = ground.make("pageone:test").unwrap();
+        let (second, ..) = files.make("pageone:test").unwrap();
         assert_ne!(first, second);
     }
 }

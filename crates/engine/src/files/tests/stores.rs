@@ -219,36 +219,11 @@ fn several_threads_lend_and_merge() {
     assert!(held.intersection(&used).all(|&content| world.is_shared(content)));
 }
 
-#[derive(Clone, Debug)]
-enum Step {
-    Write(u64, usize, u64),
-    Hold(u64, usize, bool),
-    Round,
-    Restart,
-}
-
-fn step() -> impl Strategy<Value = Step> {
-    prop_oneof![
-        6 => (1..4u64, 0..70usize, 0..12u64).prop_map(|(id, page, content)| Step::Write(id, page, content)),
-        1 => (1..4u64, 0..70usize, any::<bool>()).prop_map(|(id, page, held)| Step::Hold(id, page, held)),
-        4 => Just(Step::Round),
-        1 => Just(Step::Restart),
-    ]
-}
-
 proptest! {
     #[test]
-    fn files_use_what_stores_lend_whatever_happens(steps in prop::collection::vec(step(), 1..60)) {
+    fn files_use_what_stores_lend_whatever_happens(steps in prop::collection::vec(step(70), 1..60)) {
         let mut world = World::with_store(&[vec![1; 70], (1..71).collect(), (0..70).map(|page| page / 3).collect()], 1000);
-        for step in steps {
-            match step {
-                Step::Write(id, page, content) => world.write(id, page, content),
-                Step::Hold(id, page, held) => world.fake.0.lock().files.get_mut(&id).unwrap()[page].held = held,
-                Step::Round => world.round(),
-                Step::Restart => world.open(),
-            }
-        }
-        world.fake.0.lock().files.values_mut().flatten().for_each(|page| page.held = false);
+        world.take(steps);
         world.rounds(16);
         world.check();
         let contents: BTreeMap<u64, usize> = {

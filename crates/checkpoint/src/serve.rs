@@ -16,14 +16,13 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::RwLock;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-    recvmsg, sendmsg, sockopt,
+    Shutdown, recvmsg, sendmsg, shutdown, sockopt,
 };
 use rustix::process::Uid;
 use serde::{Deserialize, Serialize};
@@ -86,8 +85,7 @@ fn is_trusted(stream: &UnixStream, owner: Option<u32>) -> bool {
 /// Serves restores for other programs, until it is dropped.
 pub struct Readers {
     view: Arc<RwLock<View>>,
-    ends: Arc<AtomicBool>,
-    address: SocketAddr,
+    listener: Arc<UnixListener>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -97,12 +95,11 @@ impl Readers {
     /// # Errors
     /// If the socket cannot be made. Then others have to wait.
     pub fn serve(pool: &Path, view: View) -> io::Result<Self> {
-        let address = address(pool)?;
-        let listener = UnixListener::bind_addr(&address)?;
-        let (view, ends) = (Arc::new(RwLock::new(view)), Arc::new(AtomicBool::new(false)));
-        let (known, ending) = (view.clone(), ends.clone());
-        let thread = std::thread::spawn(move || accept(&listener, &known, &ending));
-        Ok(Self { view, ends, address, thread: Some(thread) })
+        let listener = Arc::new(UnixListener::bind_addr(&address(pool)?)?);
+        let view = Arc::new(RwLock::new(view));
+        let (known, listens) = (view.clone(), listener.clone());
+        let thread = std::thread::spawn(move || accept(&listens, &known));
+        Ok(Self { view, listener, thread: Some(thread) })
     }
 
     /// From now on these checkpoints are served.
@@ -114,25 +111,27 @@ impl Readers {
 }
 
 impl Drop for Readers {
-    /// Waits for the restores that have begun.
+    /// Refuses new requests, and waits for those that were made.
     fn drop(&mut self) {
-        self.ends.store(true, Ordering::Release);
-        // Wakes the thread.
-        let woken = UnixStream::connect_addr(&self.address);
-        if let Some(thread) = self.thread.take().filter(|_| woken.is_ok()) {
+        // Closing it is not enough: a process that is just being started has the descriptor until
+        // it runs its own program, and others would connect to a socket that nobody answers.
+        let ends = shutdown(&self.listener, Shutdown::Both);
+        if let Some(thread) = self.thread.take().filter(|_| ends.is_ok()) {
             let _ = thread.join();
         }
     }
 }
 
-fn accept(listener: &UnixListener, view: &RwLock<View>, ends: &AtomicBool) {
+fn accept(listener: &UnixListener, view: &RwLock<View>) {
     let served = RwLock::new(0_usize);
     std::thread::scope(|scope| {
         for stream in listener.incoming() {
-            if ends.load(Ordering::Acquire) {
-                break;
-            }
-            let Ok(stream) = stream else { continue };
+            let stream = match stream {
+                Ok(stream) => stream,
+                // It is shut down.
+                Err(e) if e.kind() == io::ErrorKind::InvalidInput => break,
+                Err(_) => continue,
+            };
             if !is_trusted(&stream, None) {
                 continue;
             }
@@ -303,8 +302,12 @@ mod tests {
                 });
             }
         });
+        // As a process has it that was forked and does not run its own program yet.
+        let inherited = readers.listener.try_clone().unwrap();
         drop(readers);
+        assert!(connect(&path).is_none(), "nobody would answer");
         assert!(restore(&path, "one", &other).unwrap().is_none() && list(&path).unwrap().is_none(), "nobody serves");
+        drop(inherited);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use std::time::Duration;
 use kmem::memfd;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-    recvmsg, sendmsg, sockopt,
+    Shutdown, recvmsg, sendmsg, shutdown, sockopt,
 };
 use rustix::process::geteuid;
 
@@ -27,7 +27,7 @@ const ANSWER: Duration = Duration::from_secs(5);
 
 /// Where they are given to others.
 pub(super) struct Door {
-    address: SocketAddr,
+    listener: Arc<UnixListener>,
     ends: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -40,18 +40,19 @@ pub(super) fn address(name: &str) -> io::Result<SocketAddr> {
 impl Door {
     /// Opens it, unless another program has. One that asks before `segments` are known waits.
     pub(super) fn open(address: &SocketAddr, segments: &Arc<OnceLock<Arc<Vec<OwnedFd>>>>) -> Option<Self> {
-        let listener = UnixListener::bind_addr(address).ok()?;
+        let listener = Arc::new(UnixListener::bind_addr(address).ok()?);
         let (ends, segments) = (Arc::new(AtomicBool::new(false)), segments.clone());
-        let ending = ends.clone();
+        let (listens, ending) = (listener.clone(), ends.clone());
         let thread = std::thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
+            for stream in listens.incoming() {
                 while segments.get().is_none() && !ending.load(Ordering::Acquire) {
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 if ending.load(Ordering::Acquire) {
                     return;
                 }
-                if is_trusted(&stream)
+                if let Ok(stream) = stream
+                    && is_trusted(&stream)
                     && let Some(all) = segments.get()
                 {
                     // One that is gone needs no answer.
@@ -59,16 +60,17 @@ impl Door {
                 }
             }
         });
-        Some(Self { address: address.clone(), ends, thread: Some(thread) })
+        Some(Self { listener, ends, thread: Some(thread) })
     }
 }
 
 impl Drop for Door {
     fn drop(&mut self) {
         self.ends.store(true, Ordering::Release);
-        // Wakes the thread.
-        let woken = UnixStream::connect_addr(&self.address);
-        if let Some(thread) = self.thread.take().filter(|_| woken.is_ok()) {
+        // Closing it is not enough: a process that is just being started has the descriptor until
+        // it runs its own program, and others would connect to a socket that nobody answers.
+        let ends = shutdown(&self.listener, Shutdown::Both);
+        if let Some(thread) = self.thread.take().filter(|_| ends.is_ok()) {
             let _ = thread.join();
         }
     }
@@ -130,7 +132,8 @@ mod tests {
 
     #[test]
     fn another_program_gets_them_when_they_are_there_and_only_what_nobody_can_change() {
-        let address = address(&format!("test {}", std::process::id())).unwrap();
+        let name = |what: &str| address(&format!("test {} {what}", std::process::id())).unwrap();
+        let address = name("whole");
         assert!(ask(&address, 2).is_err(), "nobody is there");
         let later = Arc::new(OnceLock::new());
         let door = Door::open(&address, &later).unwrap();
@@ -146,11 +149,15 @@ mod tests {
         let ids = |all: &[OwnedFd]| all.iter().map(|fd| memfd::identity(fd).unwrap()).collect::<Vec<_>>();
         assert_eq!(ids(&got), ids(&all));
         assert!(ask(&address, 3).is_err(), "another number");
+        // As a process has it that was forked and does not run its own program yet.
+        let inherited = door.listener.try_clone().unwrap();
         drop(door);
-        for wrong in [segment(LEN / 2).unwrap(), memfd::create_sealed(NAME, LEN).unwrap().0] {
-            let door = Door::open(&address, &Arc::new(OnceLock::from(Arc::new(vec![wrong])))).unwrap();
-            assert!(ask(&address, 1).is_err());
-            drop(door);
+        assert!(UnixStream::connect_addr(&address).is_err(), "nobody would answer");
+        drop(inherited);
+        let wrong = [segment(LEN / 2).unwrap(), memfd::create_sealed(NAME, LEN).unwrap().0];
+        for (address, wrong) in [name("short"), name("writable")].iter().zip(wrong) {
+            let _door = Door::open(address, &Arc::new(OnceLock::from(Arc::new(vec![wrong])))).unwrap();
+            assert!(ask(address, 1).is_err());
         }
     }
 }

@@ -34,6 +34,8 @@ for kernel in "$cache"/kernels/"$prefix"*/vmlinuz; do
     boot "Linux $version, holes have no bits before their calls end" "$kernel" 300 'OPTIONS=no_cut_bits=1,slow=3000 TESTS=dirty_cuts MUST_FAIL=1' || failed=1
     boot "Linux $version, pages that are pinned are punched" "$kernel" 300 'OPTIONS=no_punch_check=1 TESTS=punch_pins MUST_FAIL=1' || failed=1
     boot "Linux $version, a huge page has one dirty bit" "$kernel" 300 'OPTIONS=no_huge_bits=1 TESTS=huge_mapped MUST_FAIL=1' || failed=1
+    boot "Linux $version, huge pages are split in the midst of merges" "$kernel" 300 'OPTIONS=slow=3000 TESTS=huge_walk' || failed=1
+    complains='WARNING: .*merge.c' boot "Linux $version, the next page after a huge one is another's" "$kernel" 300 'OPTIONS=no_huge_walk=1,slow=3000 TESTS=huge_walk' || failed=1
     # SKIPPED where the kernel does not write-protect such mappings.
     boot "Linux $version, a frame is mapped when its entry has gone" "$kernel" 300 'OPTIONS=no_frame_wait=1,slow=3000 TESTS=private_hammer MUST_FAIL=1' || failed=1
     complains='BUG: Bad page cache' boot "Linux $version, lent pages leave their store as others do" "$kernel" 300 'OPTIONS=no_recall=1 TESTS=lend_cut MUST_FAIL=1' || failed=1

@@ -73,6 +73,10 @@ bool pofs_no_huge_bits;
 module_param_named(no_huge_bits, pofs_no_huge_bits, bool, 0400);
 MODULE_PARM_DESC(no_huge_bits, "a huge page that is mapped writable has one dirty bit");
 
+bool pofs_no_huge_walk;
+module_param_named(no_huge_walk, pofs_no_huge_walk, bool, 0400);
+MODULE_PARM_DESC(no_huge_walk, "go from a huge page to the next page as from a small one");
+
 bool pofs_no_recall;
 module_param_named(no_recall, pofs_no_recall, bool, 0400);
 MODULE_PARM_DESC(no_recall, "pages that are lent leave their file as others do");
@@ -83,7 +87,7 @@ MODULE_PARM_DESC(no_frame_wait, "an entry that has gone does not wait until a fa
 
 unsigned int pofs_slow_us;
 module_param_named(slow, pofs_slow_us, uint, 0400);
-MODULE_PARM_DESC(slow, "microseconds between a dirty bit or an entry and the mapping, and between a hole and its bit");
+MODULE_PARM_DESC(slow, "microseconds between a dirty bit or an entry and the mapping, between a hole and its bit, and after a huge page");
 #endif
 
 /* A reference count is an int, and every process that maps a file takes one for each entry. */

@@ -5,7 +5,7 @@
  * are stored together, and then these pages leave the file together. Nothing is locked but these
  * pages, so batches of one domain and of one file run beside each other.
  */
-#include <linux/jiffies.h>
+#include <linux/delay.h>
 #include <linux/module.h>
 #include <linux/slab.h>
 #include <linux/swap.h>
@@ -222,9 +222,11 @@ static void lock_pages(struct merge_run *run, struct chunk *c)
 			if (pinned(run, page, e->index))
 				run->pinned_for_good = true;
 			put_page(page);
+			if (unlikely(pofs_slow_us))
+				udelay(pofs_slow_us);
 		} else if (!trylock_page(page)) {
 			put_page(page);
-		} else if (page->mapping != run->mapping || page->index != e->index) {
+		} else if (page->mapping != run->mapping || WARN_ON_ONCE(page->index != e->index)) {
 			unlock_page(page);
 			put_page(page);
 		} else {

@@ -52,6 +52,7 @@ extern bool pofs_no_punch_check;
 extern bool pofs_no_huge_bits;
 extern bool pofs_no_frame_wait;
 extern bool pofs_no_recall;
+extern bool pofs_no_huge_walk;
 extern unsigned int pofs_slow_us;
 #else
 #define pofs_no_pin_check false
@@ -63,6 +64,7 @@ extern unsigned int pofs_slow_us;
 #define pofs_no_huge_bits false
 #define pofs_no_frame_wait false
 #define pofs_no_recall false
+#define pofs_no_huge_walk false
 #define pofs_slow_us 0
 #endif
 
@@ -229,8 +231,8 @@ void pofs_frame_wait(struct pofs_inode *pi, struct page *frame);
  */
 static inline void *pofs_walk(struct xa_state *xas, unsigned long index)
 {
-	if (index == xas->xa_index + 1 && !xas_not_node(xas->xa_node) && !xas->xa_node->shift &&
-	    xas->xa_offset == (xas->xa_index & XA_CHUNK_MASK))
+	if (index == xas->xa_index + 1 && !xas_not_node(xas->xa_node) &&
+	    ((!xas->xa_node->shift && xas->xa_offset == (xas->xa_index & XA_CHUNK_MASK)) || pofs_no_huge_walk))
 		return xas_next(xas);
 	xas_set(xas, index);
 	return xas_load(xas);

@@ -264,6 +264,63 @@ static void huge_swap(void)
 	CHECK(!path_write("/sys/fs/cgroup/cgroup.procs", pid) && !swapoff("/dev/swap"));
 }
 
+/* A huge page is split while a merge goes from page to page: it gets the pages that it asks for. */
+static void huge_walk(void)
+{
+	/* Not the first ones of a huge page: their neighbours are found in any case. */
+	enum { FIRST = 192, COUNT = 64 };
+	struct file f;
+	uint64_t is[HUGE];
+	uint32_t split = 0;
+	int pipes[2];
+
+	if (!possible())
+		return;
+	switch_huge("huge=advise");
+	f = file_make(HUGE);
+	CHECK(!pipe(pipes));
+	for (uint32_t round = 0; round < 20; round++) {
+		struct pageonefs_entry e[COUNT] = { 0 };
+		struct pageonefs_merge merge = { .id = f.id, .entries = (uintptr_t)e, .count = COUNT };
+		char *m = huge_map(f), page[PAGE];
+		struct iovec v = { m, PAGE };
+		uint32_t done = 0, busy = 0;
+		int status;
+		pid_t pid;
+
+		for (uint32_t i = 0; i < HUGE; i++)
+			fill(at(m, i), is[i] = round * HUGE + i + 1);
+		/* While a pipe holds a page of it, it is not split. */
+		CHECK(mapped() == 1 && vmsplice(pipes[1], &v, 1, 0) == (ssize_t)PAGE);
+		pid = fork_child();
+		if (!pid) {
+			uint64_t frame = 0;
+
+			usleep(1000 * round);
+			CHECK(read(pipes[0], page, PAGE) == (ssize_t)PAGE);
+			/* Splits it. */
+			merge_page(f, 7, &frame);
+			_exit(0);
+		}
+		for (uint32_t i = 0; i < COUNT; i++)
+			e[i].index = FIRST + i;
+		CHECK(!ioctl(control_open(MOUNT), PAGEONEFS_MERGE, &merge));
+		for (uint32_t i = 0; i < COUNT; i++) {
+			done += !e[i].result;
+			busy += e[i].result == -EBUSY;
+		}
+		split += done && busy;
+		CHECK(waitpid(pid, &status, 0) == pid && !status && all_hold(m, 0, HUGE, is));
+		munmap(m, HUGE * PAGE);
+		CHECK(!fallocate(f.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, HUGE * PAGE));
+	}
+	printf("    %u of 20 were split in the midst of a merge\n", split);
+	switch_huge("huge=never");
+	close(pipes[0]);
+	close(pipes[1]);
+	close(f.fd);
+}
+
 /* ---- at once ------------------------------------------------------------------------------ */
 
 /* Has 2 MiB of the file to itself, and knows what it wrote there. */
@@ -351,5 +408,6 @@ static void huge_hammer(void)
 }
 
 const struct test huge_tests[] = {
-	{ "huge_mapped", huge_mapped }, { "huge_cut", huge_cut }, { "huge_swap", huge_swap }, { "huge_hammer", huge_hammer }, { 0 },
+	{ "huge_mapped", huge_mapped }, { "huge_cut", huge_cut }, { "huge_swap", huge_swap },
+	{ "huge_walk", huge_walk }, { "huge_hammer", huge_hammer }, { 0 },
 };

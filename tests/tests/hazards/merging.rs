@@ -114,7 +114,10 @@ fn frames_that_come_and_go_are_never_taken_from_their_users() {
         signal_process(stopped, libc::SIGCONT);
         std::thread::sleep(Duration::from_millis(900));
     }
-    clients.iter_mut().for_each(|client| client.expect("ok"));
+    for client in &mut clients {
+        client.hear();
+        client.expect("ok");
+    }
     let merged = daemon.status()["pages_merged_total"].as_u64().unwrap();
     println!("{merged} pages were merged in {seconds} s");
     assert!(merged > 1000, "little was merged: {merged} pages");
@@ -160,7 +163,10 @@ fn what_was_spliced_out_of_merged_memory_keeps_its_bytes() {
         let mut others: Vec<Client> = (0..2).map(|_| daemon.scenario(&["churn", "8192", "4"])).collect();
         others.iter_mut().for_each(|other| other.expect("ready"));
         others.iter_mut().for_each(|other| other.tell("go"));
-        others.iter_mut().for_each(|other| other.expect("ok"));
+        for other in &mut others {
+            other.hear();
+            other.expect("ok");
+        }
         let left = read(after);
         let pages = || right.chunks(kmem::PAGE_SIZE).zip(left.chunks(kmem::PAGE_SIZE));
         let wrong = pages().filter(|(right, left)| right != left).count();

@@ -15,6 +15,7 @@ mod raw;
 mod recycle;
 mod region;
 
+use std::collections::HashMap;
 use std::io::{BufRead, Write};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::time::{Duration, Instant};
@@ -265,7 +266,8 @@ fn writers(pages: usize, seconds: usize) {
 
 /// `churn PAGES SECONDS`: rows of pages get contents that other rows, and other clients, have in
 /// the same order; single words change, rows are discarded; everything is checked all the time.
-/// Frames come and go as fast as the daemon can follow.
+/// Frames come and go as fast as the daemon can follow. At last it says how many pages are like
+/// another one.
 fn churn(pages: usize, seconds: usize) {
     let region = Region::new(pages, true);
     wait_go();
@@ -279,15 +281,20 @@ fn churn(pages: usize, seconds: usize) {
                 scope.spawn(move || churn_part(region, part, half, end))
             })
             .collect();
+        let mut all = HashMap::new();
         for thread in threads {
-            check(&mut problems, "churn", thread.join().unwrap());
+            let (wrong, seeds) = thread.join().unwrap();
+            check(&mut problems, "churn", wrong);
+            seeds.into_iter().filter(|&seed| seed != 0).for_each(|seed| *all.entry(seed).or_insert(0) += 1);
         }
+        say(&format!("alike {}", all.into_values().filter(|&pages| pages > 1).sum::<usize>()));
     });
     verdict(&problems);
 }
 
-/// Changes and checks one half of the region until `end`. Returns how many pages were wrong.
-fn churn_part(region: &Region, part: usize, half: usize, end: Instant) -> usize {
+/// Changes and checks one half of the region until `end`. Returns how many pages were wrong, and
+/// what they hold.
+fn churn_part(region: &Region, part: usize, half: usize, end: Instant) -> (usize, Vec<u64>) {
     const CONTENTS: u64 = 2048;
     let first = part * half;
     let mut seeds = vec![0u64; half];
@@ -328,7 +335,7 @@ fn churn_part(region: &Region, part: usize, half: usize, end: Instant) -> usize 
         }
         std::thread::sleep(Duration::from_millis(below(10) as u64));
     }
-    wrong + region.wrong(first..first + half, |page| seeds[page - first])
+    (wrong + region.wrong(first..first + half, |page| seeds[page - first]), seeds)
 }
 
 /// `steps PAGES`: most pages are unlike all others. At each line that it hears, some get new

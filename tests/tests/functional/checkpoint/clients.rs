@@ -88,10 +88,12 @@ fn memory_merges_on_after_a_checkpoint_and_no_frame_is_kept_for_nobody() {
         assert_eq!(done["memory_bytes"], 8192 * 4096, "also of what the agent had in hand");
         std::thread::sleep(Duration::from_millis(500));
     }
+    let alike: u64 = client.hear().trim_start_matches("alike ").parse().unwrap();
     client.expect("ok");
-    // Nearly all that was not discarded: what was written during a checkpoint too.
+    // Nearly all, what was written during a checkpoint too.
     let merged = |daemon: &Daemon| daemon.client(client.pid()).unwrap()["pages_merged"].as_u64().unwrap();
-    e2e::eventually("it merges on", Duration::from_secs(20), || (merged(&daemon) > 5500).then_some(()));
+    e2e::eventually("it merges on", Duration::from_secs(20), || (merged(&daemon) >= alike * 95 / 100).then_some(()));
+    println!("{} pages are merged, {alike} are like another", merged(&daemon));
     drop(client);
     e2e::eventually("the store is empty", Duration::from_secs(30), || {
         daemon.status()["domains"].as_array()?.iter().all(|d| d["segments"] == 0).then_some(())

@@ -166,10 +166,11 @@ pub(crate) fn signals() {
 /// Locks one page.
 pub(crate) fn locked() {
     let region = Region::new(1024, true);
-    (0..region.pages).for_each(|page| region.fill(page, 1 + (page % 64) as u64));
     let other = [0u8; 64];
+    // Before there is anything to merge.
     // SAFETY: a readable range.
     assert_eq!(unsafe { libc::mlock(other.as_ptr().cast(), 1) }, 0, "{}", std::io::Error::last_os_error());
+    (0..region.pages).for_each(|page| region.fill(page, 1 + (page % 64) as u64));
     wait_go();
     let mut problems = Vec::new();
     check(&mut problems, "locked", region.wrong(0..region.pages, |page| 1 + (page % 64) as u64));
@@ -181,7 +182,7 @@ pub(crate) fn locked() {
 pub(crate) fn pinned() {
     let region = Region::new(4096, true);
     let seed = |page: usize| 1 + (page % 512) as u64;
-    (0..region.pages).for_each(|page| region.fill(page, seed(page)));
+    // Before there is anything to merge.
     // SAFETY: io_uring_setup(2) writes 120 bytes of parameters; io_uring_register(2), opcode 0,
     // reads one iovec.
     unsafe {
@@ -197,6 +198,7 @@ pub(crate) fn pinned() {
             return;
         }
     }
+    (0..region.pages).for_each(|page| region.fill(page, seed(page)));
     wait_go();
     let mut problems = Vec::new();
     check(&mut problems, "pinned", region.wrong(0..region.pages, seed));

@@ -10,6 +10,8 @@
 //!   PoolRenewed + fd of the new pool ────────────▶            before one is plugged in)
 //! ```
 
+use std::ops::Range as Frames;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{RegionId, Run};
@@ -59,8 +61,20 @@ pub struct Extent {
 
 impl Extent {
     /// The frames.
-    pub fn frames(&self) -> std::ops::Range<u64> {
+    pub fn frames(&self) -> Frames<u64> {
         self.frame..self.frame + u64::from(self.run.len)
+    }
+
+    /// The pages of regions that a run of guest frames lies in. `extents` ascend by frame; frames
+    /// that lie in none of them are left out.
+    pub fn pages_of(extents: &[Extent], frames: &Frames<u64>) -> impl Iterator<Item = (RegionId, Run)> {
+        let Frames { start, end } = *frames;
+        let first = extents.partition_point(|extent| extent.frames().end <= start);
+        extents[first..].iter().take_while(move |extent| extent.frame < end).map(move |extent| {
+            let (start, end) = (start.max(extent.frame), end.min(extent.frames().end));
+            let page = extent.run.page + (start - extent.frame) as u32;
+            (extent.region, Run::new(page, (end - start) as u32))
+        })
     }
 }
 
@@ -181,6 +195,23 @@ mod tests {
         assert!(!decodes(vec![extent(0, u32::MAX, 2)]), "pages wrap");
         assert!(!decodes(vec![extent(u64::MAX, 0, 2)]), "frames wrap");
         assert!(!decodes((0..=MAX_EXTENTS as u64).map(|i| extent(i, 0, 1)).collect()), "too many");
+    }
+
+    #[test]
+    fn runs_of_frames_are_cut_at_extents() {
+        let run = |start, len| Run::new(PageNo(start), len);
+        let extents = [
+            Extent { frame: 256, region: RegionId(1), run: run(256, 100) },
+            Extent { frame: 356, region: RegionId(2), run: run(7, 10) },
+            Extent { frame: 1000, region: RegionId(1), run: run(400, 50) },
+        ];
+        let of = |frames: Frames<u64>| {
+            Extent::pages_of(&extents, &frames).map(|(region, run)| (region.0, run)).collect::<Vec<_>>()
+        };
+        assert_eq!(of(300..310), [(1, run(300, 10))]);
+        assert_eq!(of(350..360), [(1, run(350, 6)), (2, run(7, 4))]);
+        assert_eq!(of(360..1001), [(2, run(11, 6)), (1, run(400, 1))]);
+        assert!(of(0..256).is_empty() && of(366..1000).is_empty() && of(1050..2000).is_empty());
     }
 
     #[test]

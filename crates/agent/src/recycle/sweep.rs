@@ -127,7 +127,7 @@ fn recycle_batch(state: &mut State, within: &mut Frames<u64>) -> Result<ppr::Rec
 unsafe fn take_back(state: &mut State, extents: &[Extent], runs: &[Frames<u64>]) -> Result<u64, Errno> {
     let mut batch = Batch::default();
     let mut result = Ok(());
-    for (id, run) in runs.iter().flat_map(|frames| pages_of(extents, frames)) {
+    for (id, run) in runs.iter().flat_map(|frames| Extent::pages_of(extents, frames)) {
         // SAFETY: the pages are claimed, see the contract.
         result = unsafe { batch.take(state, id, run) };
         if result.is_err() {
@@ -217,39 +217,5 @@ impl Batch {
             Some((last, runs)) if *last == id && runs.len() < MAX_RUNS => runs.push(run),
             _ => self.recycled.push((id, vec![run])),
         }
-    }
-}
-
-/// The pages of regions that a run of frames lies in.
-fn pages_of(extents: &[Extent], frames: &Frames<u64>) -> impl Iterator<Item = (RegionId, Run)> {
-    let Frames { start, end } = *frames;
-    let first = extents.partition_point(|extent| extent.frames().end <= start);
-    extents[first..].iter().take_while(move |extent| extent.frame < end).map(move |extent| {
-        let (start, end) = (start.max(extent.frame), end.min(extent.frames().end));
-        let page = extent.run.page + (start - extent.frame) as u32;
-        (extent.region, Run::new(page, (end - start) as u32))
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use wire::PageNo;
-
-    use super::*;
-
-    #[test]
-    fn runs_are_cut_at_extents() {
-        let run = |start, len| Run::new(PageNo(start), len);
-        let extents = [
-            Extent { frame: 256, region: RegionId(1), run: run(256, 100) },
-            Extent { frame: 356, region: RegionId(2), run: run(7, 10) },
-            Extent { frame: 1000, region: RegionId(1), run: run(400, 50) },
-        ];
-        let of =
-            |frames: Frames<u64>| pages_of(&extents, &frames).map(|(region, run)| (region.0, run)).collect::<Vec<_>>();
-        assert_eq!(of(300..310), [(1, run(300, 10))]);
-        assert_eq!(of(350..360), [(1, run(350, 6)), (2, run(7, 4))]);
-        assert_eq!(of(360..1001), [(2, run(11, 6)), (1, run(400, 1))]);
-        assert!(of(0..256).is_empty() && of(366..1000).is_empty() && of(1050..2000).is_empty());
     }
 }

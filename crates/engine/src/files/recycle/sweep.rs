@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use kmem::cpu::thread_time;
 use parking_lot::Mutex;
 use rustix::io::Errno;
+use wire::Run;
 use wire::recycle::{Extent, Refusal, Sweep};
-use wire::{RegionId, Run};
 
 use super::pool::Pool;
 use super::process::{Ground, Punch};
@@ -122,7 +122,7 @@ impl Sweeper {
 /// of the guest's comes before. Returns how many pages became holes: pinned ones stay.
 fn take(files: &[Arc<File>], extents: &[Extent], runs: &[Frames<u64>], punch: &Punch<'_>) -> Result<u64, Errno> {
     let mut of_files: Vec<Vec<Run>> = vec![Vec::new(); files.len()];
-    for (number, run) in runs.iter().flat_map(|frames| pages_of(extents, frames)) {
+    for (number, run) in runs.iter().flat_map(|frames| Extent::pages_of(extents, frames)) {
         if let Some(runs) = of_files.get_mut(number.0 as usize) {
             runs.push(run);
         }
@@ -136,14 +136,4 @@ fn take(files: &[Arc<File>], extents: &[Extent], runs: &[Frames<u64>], punch: &P
         })?;
     }
     Ok(pages)
-}
-
-/// The pages of files that a run of frames lies in.
-fn pages_of(extents: &[Extent], frames: &Frames<u64>) -> impl Iterator<Item = (RegionId, Run)> {
-    let Frames { start, end } = *frames;
-    let first = extents.partition_point(|extent| extent.frames().end <= start);
-    extents[first..].iter().take_while(move |extent| extent.frame < end).map(move |extent| {
-        let (start, end) = (start.max(extent.frame), end.min(extent.frames().end));
-        (extent.region, Run::new(extent.run.page + (start - extent.frame) as u32, (end - start) as u32))
-    })
 }

@@ -48,6 +48,7 @@ test: deps-test build-tests
 lint:
 	$(CARGO) fmt --all --check
 	scripts/floors.sh $(FLOORS)
+	$(CARGO) run --quiet --package house
 	scripts/licences.sh
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 

@@ -27,7 +27,7 @@ floors() {
 
 # The crates from the top down: each depends only on crates of lower lines.
 crates() {
-    printf '%s\n' 'e2e bench-system bench-structures' 'pageone qemu-wrapper bench-common' snapshot 'engine agent template attach checkpoint estimate testguest pageone-vmm monitor' \
+    printf '%s\n' 'e2e bench-system bench-structures house' 'pageone qemu-wrapper bench-common' snapshot 'engine agent template attach checkpoint estimate testguest pageone-vmm monitor' \
         'control mpool track one' 'wire ppr qmp sdtree dirty governor' kmem
 }
 
@@ -50,7 +50,7 @@ imports() {
             awk -v root="crates/$crate/src/" '{ user = substr($1, length(root) + 1); sub(/[.\/].*/, "", user); print $1, $2, user, $3 }' |
             climbing "floors of $crate" 3< <(floors "$crate"))
     done
-    report < <(for manifest in crates/*/Cargo.toml bench/*/Cargo.toml tests/Cargo.toml; do
+    report < <(for manifest in crates/*/Cargo.toml bench/*/Cargo.toml scripts/*/Cargo.toml tests/Cargo.toml; do
         awk '/^name = / && !name { gsub(/"/, "", $3); name = $3 }
             /^\[/ { used = $0 == "[dependencies]" }
             used && match($0, /^[a-z0-9-]+/) { print FILENAME, FNR, name, substr($0, 1, RLENGTH) }' "$manifest"

@@ -2,7 +2,7 @@
 # What scripts/kvm-host.sh and scripts/test-libvirt.sh share: the emulator of a machine with KVM, and to wait for what runs in it.
 # PAGEONE_KVM_STOCK=1: the emulator as it is installed, with its faults.
 #
-# Two stores are taken out of a copy of the emulator; guests, or the host, die of them (docs/lab/2026-11-23-kvm.md):
+# Two stores are taken out of a copy of the emulator; guests, or the host, die of them (docs/results.md):
 # - helper_vmrun (target/i386/tcg/sysemu/svm_helper.c) notes an interrupt that KVM injects as the pending exception. If another
 #   thread interrupts the emulated processor before the guest exits, the guest gets that interrupt once more, wherever it is.
 # - cpu_clear_ignne (fpu_helper.c there) clears a bit in a word of the *first* processor, for each FPU state that any processor

@@ -1,7 +1,7 @@
 //! What the kernel's KSM and PageONE would save, and what each would cost.
 //!
 //! Both at their best: KSM with `use_zero_pages`, PageONE with every possible run mapped. The CPU
-//! costs are those measured by `pageone-bench idle` (docs/lab/2026-11-20-idle.md). They differ
+//! costs are those measured by `pageone-bench idle` (docs/benchmarks.md). They differ
 //! between machines; their ratio differs little.
 
 use serde::Serialize;

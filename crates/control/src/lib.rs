@@ -23,6 +23,7 @@ mod histogram;
 mod openmetrics;
 mod protocol;
 mod sharing;
+mod states;
 mod status;
 mod table;
 mod text;
@@ -37,6 +38,7 @@ pub use sharing::{
     Cell, ClientMap, Content, DomainSharing, HotRange, MOST_CELLS, MOST_CONTENTS, MOST_HOT, MOST_SHARERS, Pair,
     RegionMap, Sharer, SharingMatrix,
 };
+pub use states::{ClientState, GovernorMode, Reason, RecyclerState};
 pub use status::{ClientStatus, DomainStatus, GovernorStatus, RecycleStatus, RefusedStatus, Source, Status, Why};
 pub use table::{ClientMetrics, DomainMetrics, GovernorMetrics, HostMetrics, METRICS, RecyclerMetrics};
 

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::histogram::Histogram;
 use crate::metrics::{Metric, Value};
+use crate::states::{ClientState, GovernorMode, Reason, RecyclerState};
 use crate::table::{ClientMetrics, DomainMetrics, GovernorMetrics, HostMetrics, RecyclerMetrics};
 
 /// The whole daemon. Its fields are those of the JSON object of `pageone status --json`.
@@ -52,8 +53,8 @@ pub struct RefusedStatus {
 /// that was due then has been looked at.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GovernorStatus {
-    /// `target`, `scan-time` or `none`.
-    pub mode: String,
+    /// How it finds its pace.
+    pub mode: GovernorMode,
     /// Its metrics.
     #[serde(flatten)]
     pub metrics: GovernorMetrics,
@@ -105,8 +106,8 @@ pub struct ClientStatus {
     pub metrics: ClientMetrics,
     /// What its recycler does, if its guest marks free pages.
     pub recycling: Option<RecycleStatus>,
-    /// `merging`, `disconnected`, `stalled` or `detached`.
-    pub state: String,
+    /// The connection to its agent.
+    pub state: ClientState,
     /// Why nothing of it is merged at present.
     pub refused: Option<String>,
     /// The file system or device over which it may do direct I/O that is not seen page by page, so
@@ -129,8 +130,8 @@ pub struct ClientStatus {
 /// Why not more of a client is merged.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Why {
-    /// One word, for a column; `why.rs` of the engine lists them.
-    pub code: String,
+    /// One word, for a column.
+    pub code: Reason,
     /// A sentence with the remedy.
     pub text: String,
 }
@@ -138,8 +139,8 @@ pub struct Why {
 /// The recycler of one client.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RecycleStatus {
-    /// `recycling`, `starting`, `refused` or `dropped`.
-    pub state: String,
+    /// What it does.
+    pub state: RecyclerState,
     /// Why it does not recycle.
     pub why: Option<String>,
     /// Its metrics.

@@ -3,14 +3,12 @@
 use std::fmt::{self, Display, Formatter};
 
 use crate::metrics::{Metric, Scope, Unit, Value};
+use crate::states::RecyclerState;
 use crate::status::{ClientStatus, DomainStatus, RecycleStatus, RefusedStatus, Status};
 
 const PAGE: u64 = kmem::PAGE_SIZE as u64;
 /// Indents a remark about a client to the column of its program.
 const REMARK: &str = "           ";
-
-/// Reasons that a line of their own tells.
-const TOLD: [&str; 8] = ["pinned", "refused", "headroom", "paused", "mappings", "files", "kept-huge", "cooling"];
 
 fn mib(pages: u64) -> u64 {
     (pages * PAGE) >> 20
@@ -159,8 +157,8 @@ fn client_text(f: &mut Formatter<'_>, client: &ClientStatus) -> fmt::Result {
     if let Some(why) = &client.limited {
         writeln!(f, "{REMARK}merged in part: {why}")?;
     }
-    if let Some(why) = client.why.as_ref().filter(|why| !TOLD.contains(&why.code.as_str())) {
-        writeln!(f, "{REMARK}{}: {}", printable(&why.code), printable(&why.text))?;
+    if let Some(why) = client.why.as_ref().filter(|why| !why.code.has_own_line()) {
+        writeln!(f, "{REMARK}{}: {}", why.code, printable(&why.text))?;
     }
     if let Some(how) = &client.outdated {
         writeln!(f, "{REMARK}its agent is of another build: {}", printable(how))?;
@@ -186,10 +184,12 @@ fn client_text(f: &mut Formatter<'_>, client: &ClientStatus) -> fmt::Result {
 /// `now`: pages that are taken back at present.
 fn recycling_text(f: &mut Formatter<'_>, now: u64, recycling: &RecycleStatus) -> fmt::Result {
     let metrics = &recycling.metrics;
-    match (recycling.state.as_str(), &recycling.why) {
-        ("starting", _) => writeln!(f, "{REMARK}free pages: asking QEMU where the guest's memory lies"),
+    match (recycling.state, &recycling.why) {
+        (RecyclerState::Starting, _) => writeln!(f, "{REMARK}free pages: asking QEMU where the guest's memory lies"),
         (state, Some(why)) => writeln!(f, "{REMARK}free pages {state}: {why}"),
-        ("paused", _) => writeln!(f, "{REMARK}free pages paused: the device is not plugged in (`pageone ppr resume`)"),
+        (RecyclerState::Paused, _) => {
+            writeln!(f, "{REMARK}free pages paused: the device is not plugged in (`pageone ppr resume`)")
+        }
         _ => writeln!(
             f,
             "{REMARK}free pages: {} MiB taken back of {} · {:.1} MiB/s · {} MiB in all, {:.2} µs a page · {} runs · period {} s",
@@ -211,8 +211,11 @@ mod tests {
 
     #[test]
     fn the_text_names_what_keeps_memory_from_merging() {
-        let dropped =
-            RecycleStatus { state: "dropped".into(), why: Some("overwritten".into()), ..RecycleStatus::default() };
+        let dropped = RecycleStatus {
+            state: RecyclerState::Dropped,
+            why: Some("overwritten".into()),
+            ..RecycleStatus::default()
+        };
         let metrics = ClientMetrics { max_map_count_binds: true, pages_kept_huge: 1280, ..ClientMetrics::default() };
         let client = ClientStatus {
             recycling: Some(dropped),
@@ -225,7 +228,7 @@ mod tests {
             rule: "default: by slice".into(),
             unknown: Some("no file".into()),
             outdated: Some("it is older".into()),
-            why: Some(Why { code: "volatile".into(), text: "it changes".into() }),
+            why: Some(Why { code: crate::Reason::Volatile, text: "it changes".into() }),
             metrics,
             ..ClientStatus::default()
         };

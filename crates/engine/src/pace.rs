@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use control::{GovernorMetrics, GovernorStatus};
+use control::{GovernorMetrics, GovernorMode, GovernorStatus};
 use governor::{Mode, Pace, PaceSettings};
 use parking_lot::Mutex;
 
@@ -307,7 +307,11 @@ impl Pacer {
             let [cpu_percent, max_cpu_percent] = decision.cpu_percent;
             let rate = decision.rate[1];
             GovernorStatus {
-                mode: state.limits.mode.to_string(),
+                mode: match state.limits.mode {
+                    Mode::Target => GovernorMode::Target,
+                    Mode::ScanTime => GovernorMode::ScanTime,
+                    Mode::None => GovernorMode::None,
+                },
                 metrics: GovernorMetrics {
                     target_scan_time_seconds: state.limits.target,
                     scan_time_seconds: state.pace.last().map(|scan| scan.took),

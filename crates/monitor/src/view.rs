@@ -72,7 +72,7 @@ impl Row {
         });
         let (why, sentence) = client.why.as_ref().map_or_else(
             || ("-".into(), "Nothing keeps memory of it from being merged.".into()),
-            |why| (printable(&why.code), printable(&why.text)),
+            |why| (why.code.to_string(), printable(&why.text)),
         );
         Row {
             pid: client.pid,

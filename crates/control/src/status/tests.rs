@@ -8,7 +8,7 @@ fn keys(value: &serde_json::Value) -> BTreeSet<String> {
 }
 
 fn full() -> Status {
-    let recycling = Some(RecycleStatus { state: "recycling".into(), ..RecycleStatus::default() });
+    let recycling = Some(RecycleStatus { state: RecyclerState::Recycling, ..RecycleStatus::default() });
     let client = ClientStatus { pid: 7, recycling, ..ClientStatus::default() };
     let domain = DomainStatus { name: "uid 0".into(), clients: vec![client], ..DomainStatus::default() };
     Status { domains: vec![domain], ..Status::default() }

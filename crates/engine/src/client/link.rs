@@ -1,5 +1,7 @@
 //! The connection to a client's agent, and the tracking of what the client writes.
 
+use control::ClientState;
+
 /// The connection to a client's agent.
 ///
 /// ```text
@@ -39,13 +41,13 @@ impl Link {
         }
     }
 
-    /// The state in one word, as `status` shows it.
-    pub(crate) fn name(self) -> &'static str {
+    /// As `status` shows it.
+    pub(crate) fn state(self) -> ClientState {
         match self {
-            Self::Connected => "merging",
-            Self::Stalled => "stalled",
-            Self::Disconnected => "disconnected",
-            Self::Detached => "detached",
+            Self::Connected => ClientState::Merging,
+            Self::Stalled => ClientState::Stalled,
+            Self::Disconnected => ClientState::Disconnected,
+            Self::Detached => ClientState::Detached,
         }
     }
 }
@@ -93,7 +95,7 @@ mod tests {
         assert_eq!((link, link.is_up()), (Link::Disconnected, false));
         link = Link::Detached;
         link.disconnect();
-        assert_eq!(link.name(), "detached");
+        assert_eq!(link.state(), ClientState::Detached);
     }
 
     #[test]

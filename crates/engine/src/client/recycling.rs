@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use control::{RecycleStatus, RecyclerMetrics};
+use control::{RecycleStatus, RecyclerMetrics, RecyclerState};
 use kmem::PAGE_SIZE;
 use wire::recycle::{Extent, Pool, Sweep};
 use wire::{PageNo, Run};
@@ -216,16 +216,16 @@ impl Recycling {
 
     pub(crate) fn status(&self) -> RecycleStatus {
         let state = match (self.dropped, self.extents.is_empty(), &self.note) {
-            (true, ..) => "dropped",
-            (_, _, Some(_)) => "refused",
-            (_, true, _) => "starting",
-            _ if self.paused => "paused",
-            _ => "recycling",
+            (true, ..) => RecyclerState::Dropped,
+            (_, _, Some(_)) => RecyclerState::Refused,
+            (_, true, _) => RecyclerState::Starting,
+            _ if self.paused => RecyclerState::Paused,
+            _ => RecyclerState::Recycling,
         };
         let totals = &self.totals;
         let idle = self.window.0.elapsed() > 5 * self.period;
         RecycleStatus {
-            state: state.into(),
+            state,
             why: self.note.clone(),
             metrics: RecyclerMetrics {
                 managed_bytes: self.extents.iter().map(|extent| u64::from(extent.run.len) * PAGE_SIZE as u64).sum(),

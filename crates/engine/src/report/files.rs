@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use control::{ClientMetrics, ClientStatus, DomainMetrics, DomainStatus};
+use control::{ClientMetrics, ClientState, ClientStatus, DomainMetrics, DomainStatus};
 use kmem::pageonefs::Plain;
 
 use crate::files::{File, OfMount};
@@ -70,7 +70,7 @@ fn client(file: &File, host: &OfHost<'_>) -> ClientStatus {
     let refused = state.plain.map(plain);
     let known = Known {
         metrics: Some(&metrics),
-        state: "merging",
+        state: ClientState::Merging,
         refused: refused.as_deref(),
         is_pinned: state.plain == Some(Plain::Pinned),
         host_paused: host.paused,
@@ -88,7 +88,7 @@ fn client(file: &File, host: &OfHost<'_>) -> ClientStatus {
         name: format!("{program} (inode {})", file.inode),
         metrics,
         recycling,
-        state: "merging".into(),
+        state: ClientState::Merging,
         refused,
         why,
         ..ClientStatus::default()

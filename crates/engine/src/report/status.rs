@@ -257,7 +257,7 @@ fn client_status(
     let known = Known {
         pid: client.pid,
         metrics: Some(&metrics),
-        state: state.link.name(),
+        state: state.link.state(),
         is_frozen: state.tracking.is_frozen(),
         is_pinned: state.refusals.is_pinned(),
         refused: refused.as_deref(),
@@ -281,7 +281,7 @@ fn client_status(
         unknown: client.verdict.unknown.clone(),
         metrics,
         recycling,
-        state: state.link.name().into(),
+        state: state.link.state(),
         refused,
         cooling: state.direct_io.why().cloned(),
         limited,

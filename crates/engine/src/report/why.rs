@@ -3,7 +3,7 @@
 //! Many things may keep pages from being merged at a time. The first that holds, in the order of
 //! [`why`], is told: what keeps everything out comes before what keeps a part.
 
-use control::{ClientMetrics, Why};
+use control::{ClientMetrics, ClientState, Reason, Why};
 use kmem::PAGE_SIZE;
 
 /// No reason is told when this part of what could be merged is.
@@ -16,8 +16,7 @@ const SCANS: u64 = 3;
 pub(super) struct Known<'a> {
     pub(super) pid: i32,
     pub(super) metrics: Option<&'a ClientMetrics>,
-    /// The state of its link, in one word.
-    pub(super) state: &'a str,
+    pub(super) state: ClientState,
     /// A checkpoint has frozen it, or it is being detached.
     pub(super) is_frozen: bool,
     /// Its memory is pinned or locked.
@@ -40,31 +39,36 @@ pub(super) struct Known<'a> {
     pub(super) shared_bytes: u64,
 }
 
+fn of(code: Reason, text: impl Into<String>) -> Option<Why> {
+    Some(Why { code, text: text.into() })
+}
+
 /// The most important reason. `None`: most of what could be merged is.
 pub(super) fn why(known: &Known<'_>) -> Option<Why> {
-    let of = |code: &str, text: String| Some(Why { code: code.into(), text });
     match known.state {
-        "detached" => return of("detached", "it was detached; start the program again to have it merged".into()),
-        "disconnected" => {
-            return of("disconnected", "its agent has no connection to the daemon; it comes back within 30 s".into());
+        ClientState::Detached => {
+            return of(Reason::Detached, "it was detached; start the program again to have it merged");
         }
-        "stalled" => {
+        ClientState::Disconnected => {
+            return of(Reason::Disconnected, "its agent has no connection to the daemon; it comes back within 30 s");
+        }
+        ClientState::Stalled => {
             let text = "its agent does not report: the program is stopped, or gets no CPU; let it go on";
-            return of("stalled", text.into());
+            return of(Reason::Stalled, text);
         }
-        _ => {}
+        ClientState::Merging | ClientState::Unknown => {}
     }
     if known.is_frozen {
-        return of("frozen", "a checkpoint of it is being taken, or it is being detached; this ends by itself".into());
+        return of(Reason::Frozen, "a checkpoint of it is being taken, or it is being detached; this ends by itself");
     }
     if let Some(text) = known.refused {
-        return of(if known.is_pinned { "pinned" } else { "refused" }, text.into());
+        return of(if known.is_pinned { Reason::Pinned } else { Reason::Refused }, text);
     }
     if let Some(text) = known.host_paused {
-        return of("headroom", text.into());
+        return of(Reason::Headroom, text);
     }
     if let Some(text) = known.domain_paused {
-        return of("paused", text.into());
+        return of(Reason::Paused, text);
     }
     let metrics = known.metrics?;
     if metrics.region_bytes == 0 {
@@ -73,21 +77,20 @@ pub(super) fn why(known: &Known<'_>) -> Option<Why> {
     if metrics.max_map_count_binds {
         let text = "vm.max_map_count leaves no room for more mappings, so only long runs are merged; \
                     `sysctl vm.max_map_count=1048576` would let more in";
-        return of("mappings", text.into());
+        return of(Reason::Mappings, text);
     }
     if let Some(text) = known.limited {
-        return of("files", text.into());
+        return of(Reason::Files, text);
     }
     unmerged(known, metrics)
 }
 
 /// No memory of the client is under management.
 fn nothing_marked(known: &Known<'_>) -> Option<Why> {
-    let of = |code: &str, text: String| Some(Why { code: code.into(), text });
     let shared = known.shared_bytes >> 20;
     if shared >= 64 {
         return of(
-            "shared",
+            Reason::Shared,
             format!(
                 "{shared} MiB of it are shared memory, which cannot be merged: give the guest private memory (no share=on, \
                  no vhost-user, no virtiofs)"
@@ -96,7 +99,7 @@ fn nothing_marked(known: &Known<'_>) -> Option<Why> {
     }
     let pid = known.pid;
     of(
-        "unmarked",
+        Reason::Unmarked,
         format!(
             "process {pid} has marked no memory as mergeable; start QEMU with mem-merge=on (its default), or see \
              `pageone doctor`"
@@ -106,13 +109,12 @@ fn nothing_marked(known: &Known<'_>) -> Option<Why> {
 
 /// The largest part of what is not merged.
 fn unmerged(known: &Known<'_>, metrics: &ClientMetrics) -> Option<Why> {
-    let of = |code: &str, text: String| Some(Why { code: code.into(), text });
     let merged = metrics.pages_merged + metrics.pages_zero + metrics.pages_recycled;
     let waiting = known.due + metrics.pages_pending;
     let rest = metrics.pages_unshared + metrics.pages_volatile + waiting;
     if metrics.full_scans < SCANS {
         let text = "it is new: pages that do not change for two merge periods (merge_period) will be merged";
-        return of("new", text.into());
+        return of(Reason::New, text);
     }
     let mib = |pages: u64| (pages * PAGE_SIZE as u64) >> 20;
     let kept = metrics.pages_kept_huge;
@@ -122,7 +124,7 @@ fn unmerged(known: &Known<'_>, metrics: &ClientMetrics) -> Option<Why> {
     }
     if kept > 0 && kept * 2 >= rest {
         return of(
-            "kept-huge",
+            Reason::KeptHuge,
             format!(
                 "{} MiB more could be merged and stay in huge pages, since few of each could; a lower huge_page_share \
                  gives their memory back, and costs the guest time",
@@ -134,14 +136,14 @@ fn unmerged(known: &Known<'_>, metrics: &ClientMetrics) -> Option<Why> {
     if largest == waiting {
         return match known.cpu_limit {
             Some(limit) => of(
-                "budget",
+                Reason::Budget,
                 format!(
                     "{} MiB wait to be looked at, and the CPU limit of {limit} % binds; a higher max_cpu lets them in sooner",
                     mib(waiting)
                 ),
             ),
             None => of(
-                "pending",
+                Reason::Pending,
                 format!("{} MiB wait to be looked at; the governor spreads that over target_scan_time", mib(waiting)),
             ),
         };
@@ -149,7 +151,7 @@ fn unmerged(known: &Known<'_>, metrics: &ClientMetrics) -> Option<Why> {
     if largest == metrics.pages_volatile {
         return match known.cooling {
             Some(over) => of(
-                "cooling",
+                Reason::Cooling,
                 format!(
                     "{} MiB were written lately, and pages wait direct_io_seconds after a write, since it does direct I/O \
                      over {over}",
@@ -157,7 +159,7 @@ fn unmerged(known: &Known<'_>, metrics: &ClientMetrics) -> Option<Why> {
                 ),
             ),
             None => of(
-                "volatile",
+                Reason::Volatile,
                 format!(
                     "{} MiB change too often to be merged: in less than two merge periods; a shorter merge_period merges \
                      what rests in between",
@@ -167,7 +169,7 @@ fn unmerged(known: &Known<'_>, metrics: &ClientMetrics) -> Option<Why> {
         };
     }
     of(
-        "unique",
+        Reason::Unique,
         format!(
             "no other page of its domain equals {} MiB of it; guests that should share must be in one domain",
             mib(metrics.pages_unshared)
@@ -179,7 +181,7 @@ fn unmerged(known: &Known<'_>, metrics: &ClientMetrics) -> Option<Why> {
 mod tests {
     use super::*;
 
-    fn code(known: &Known<'_>) -> Option<String> {
+    fn code(known: &Known<'_>) -> Option<Reason> {
         why(known).map(|why| {
             assert!(why.text.len() > 30 && !why.text.contains("  "), "{why:?}");
             why.code
@@ -202,30 +204,30 @@ mod tests {
         let busy = ClientMetrics { pages_volatile: 5000, ..metrics.clone() };
         let new = ClientMetrics { full_scans: 1, ..metrics.clone() };
         let well = ClientMetrics { pages_merged: 99_999, ..metrics.clone() };
-        let base = || Known { metrics: Some(&metrics), state: "merging", ..Known::default() };
+        let base = || Known { metrics: Some(&metrics), state: ClientState::Merging, ..Known::default() };
         let cases = [
-            (Known { state: "detached", ..base() }, "detached"),
-            (Known { state: "disconnected", ..base() }, "disconnected"),
-            (Known { state: "stalled", is_frozen: true, ..base() }, "stalled"),
-            (Known { is_frozen: true, refused: Some("x"), ..base() }, "frozen"),
-            (Known { refused: Some("its memory is pinned (VmPin 7 KiB)"), is_pinned: true, ..base() }, "pinned"),
-            (Known { refused: Some("its memory cannot be read at all"), ..base() }, "refused"),
-            (Known { host_paused: Some("1 MiB of memory and swap space are available"), ..base() }, "headroom"),
-            (Known { domain_paused: Some("the store has reached its last segment"), ..base() }, "paused"),
-            (Known { metrics: Some(&none), shared_bytes: 1 << 30, ..base() }, "shared"),
-            (Known { metrics: Some(&none), ..base() }, "unmarked"),
-            (Known { metrics: Some(&short), ..base() }, "mappings"),
-            (Known { limited: Some("its limit of open files leaves room for 3"), ..base() }, "files"),
-            (Known { metrics: Some(&new), ..base() }, "new"),
-            (Known { metrics: Some(&huge), ..base() }, "kept-huge"),
-            (Known { due: 4000, cpu_limit: Some(2.0), ..base() }, "budget"),
-            (Known { due: 4000, ..base() }, "pending"),
-            (Known { metrics: Some(&busy), cooling: Some("nfs4"), ..base() }, "cooling"),
-            (Known { metrics: Some(&busy), ..base() }, "volatile"),
-            (base(), "unique"),
+            (Known { state: ClientState::Detached, ..base() }, Reason::Detached),
+            (Known { state: ClientState::Disconnected, ..base() }, Reason::Disconnected),
+            (Known { state: ClientState::Stalled, is_frozen: true, ..base() }, Reason::Stalled),
+            (Known { is_frozen: true, refused: Some("x"), ..base() }, Reason::Frozen),
+            (Known { refused: Some("its memory is pinned (VmPin 7 KiB)"), is_pinned: true, ..base() }, Reason::Pinned),
+            (Known { refused: Some("its memory cannot be read at all"), ..base() }, Reason::Refused),
+            (Known { host_paused: Some("1 MiB of memory and swap space are available"), ..base() }, Reason::Headroom),
+            (Known { domain_paused: Some("the store has reached its last segment"), ..base() }, Reason::Paused),
+            (Known { metrics: Some(&none), shared_bytes: 1 << 30, ..base() }, Reason::Shared),
+            (Known { metrics: Some(&none), ..base() }, Reason::Unmarked),
+            (Known { metrics: Some(&short), ..base() }, Reason::Mappings),
+            (Known { limited: Some("its limit of open files leaves room for 3"), ..base() }, Reason::Files),
+            (Known { metrics: Some(&new), ..base() }, Reason::New),
+            (Known { metrics: Some(&huge), ..base() }, Reason::KeptHuge),
+            (Known { due: 4000, cpu_limit: Some(2.0), ..base() }, Reason::Budget),
+            (Known { due: 4000, ..base() }, Reason::Pending),
+            (Known { metrics: Some(&busy), cooling: Some("nfs4"), ..base() }, Reason::Cooling),
+            (Known { metrics: Some(&busy), ..base() }, Reason::Volatile),
+            (base(), Reason::Unique),
         ];
         for (known, expected) in cases {
-            assert_eq!(code(&known).as_deref(), Some(expected));
+            assert_eq!(code(&known), Some(expected));
         }
         assert_eq!(code(&Known { metrics: Some(&well), ..base() }), None, "nearly all is merged");
     }

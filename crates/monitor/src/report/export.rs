@@ -75,8 +75,8 @@ fn lines(moment: &Moment, scope: Scope, out: &mut dyn Write) -> io::Result<()> {
             Source::Domain(domain) => (scope == Scope::Domain, format!(",{}", field(&domain.name))),
             Source::Client(domain, client) => {
                 let name = client.guest_name.as_ref().unwrap_or(&client.name);
-                let why = client.why.as_ref().map_or("", |why| &why.code);
-                let first = format!(",{},{},{},{}", field(&domain.name), client.pid, field(name), field(why));
+                let why = client.why.as_ref().map_or("", |why| why.code.text());
+                let first = format!(",{},{},{},{}", field(&domain.name), client.pid, field(name), why);
                 (scope == Scope::Client, first)
             }
             Source::Recycler(..) => (false, String::new()),

@@ -21,7 +21,7 @@ fn recording(guests: i32) -> Recording {
         status.writer_stall = stalls;
         let client = |pid: i32| {
             let name = if pid == 1 { "=<script>alert(1)</script>,\"x".into() } else { format!("web-{pid}") };
-            let why = Some(Why { code: "budget".into(), text: "vm.max_map_count binds & more".into() });
+            let why = Some(Why { code: control::Reason::Budget, text: "vm.max_map_count binds & more".into() });
             let mut client = ClientStatus { pid, name, why, ..ClientStatus::default() };
             client.metrics.general_profit = i64::from(pid) << 20;
             client

@@ -27,7 +27,7 @@ fn a_row_has_the_managers_name_and_rates_since_the_moment_before() {
     let before = moment(10_000, vec![client(1, "qemu", 100)]);
     let mut named = client(1, "qemu", 300);
     named.guest_name = Some("web\u{1b}-1".into());
-    named.why = Some(Why { code: "pinned".into(), text: "its memory is locked".into() });
+    named.why = Some(Why { code: control::Reason::Pinned, text: "its memory is locked".into() });
     let now = moment(12_000, vec![named, client(2, "new", 5)]);
     let rows = rows(&now, Some(&before));
     assert_eq!((rows[0].name.as_str(), rows[0].faults, rows[0].cpu), ("web-1", Some(100.0), Some(10.0)));

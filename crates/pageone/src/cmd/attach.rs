@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use attach::{AttachError, Attached, Request};
-use control::ClientStatus;
 use control::client::Error::NoDaemon;
+use control::{ClientState, ClientStatus};
 use snapshot::still::Still;
 
 use crate::cmd::run;
@@ -76,7 +76,7 @@ fn is_client(candidates: &[PathBuf], pid: i32, timeout: Duration) -> Result<bool
     let end = Instant::now() + timeout;
     loop {
         // After a detach the daemon may still show the client that it was.
-        let is_client = |client: &ClientStatus| client.pid == pid && client.state == "merging";
+        let is_client = |client: &ClientStatus| client.pid == pid && client.state == ClientState::Merging;
         let status = control::client::status(candidates)?;
         if status.clients().any(is_client) {
             return Ok(true);

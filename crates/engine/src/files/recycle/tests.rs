@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::time::Duration;
 
+use control::RecyclerState;
 use kmem::memfd::SharedMap;
 use kmem::pageonefs::Plain;
 use kmem::pidfd::PidFd;
@@ -225,7 +226,7 @@ fn nothing_is_punched_while_memory_is_pinned_or_once_the_header_is_spoilt() {
     rustix::io::pwrite(&guest.fd, &[0; 8], 0).unwrap();
     guest.sweep();
     assert!(guest.why().unwrap().contains("overwritten"));
-    assert_eq!((guest.recycling.lock().status().state.as_str(), guest.content(0, 10)), ("dropped", 1));
+    assert_eq!((guest.recycling.lock().status().state, guest.content(0, 10)), (RecyclerState::Dropped, 1));
 }
 
 #[test]
@@ -291,7 +292,7 @@ fn no_mark_from_before_a_pause_is_applied_after_it() {
     recycling.lock().locate(vec![Extent { frame: FRAMES[0], region: RegionId(0), run: Run::new(PageNo(0), 80) }]);
     let shared = Shared::new(Config::default(), StateFile::load(&std::env::temp_dir()).unwrap());
     kept.in_session(&shared, device::unplug).unwrap();
-    assert_eq!((recycling.lock().status().state.as_str(), guest.recycled()), ("paused", 0));
+    assert_eq!((recycling.lock().status().state, guest.recycled()), (RecyclerState::Paused, 0));
     assert!(!recycling.lock().has_marks());
     // It was loaded: its pages hold something again.
     (0..80).for_each(|page| guest.world.write(1, page, 100 + page as u64));

@@ -1,4 +1,6 @@
-use control::{Cell, ClientMap, ClientStatus, DomainStatus, HotRange, RegionMap, Status, Why};
+use control::{
+    Cell, ClientMap, ClientState, ClientStatus, DomainStatus, GovernorMode, HotRange, Reason, RegionMap, Status, Why,
+};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
@@ -12,12 +14,12 @@ use crate::ui::style::Theme;
 
 fn client(pid: i32, megabytes: u64) -> ClientStatus {
     let mut client =
-        ClientStatus { pid, name: format!("guest-{pid}"), state: "merging".into(), ..ClientStatus::default() };
+        ClientStatus { pid, name: format!("guest-{pid}"), state: ClientState::Merging, ..ClientStatus::default() };
     client.metrics.region_bytes = megabytes << 20;
     client.metrics.general_profit = (megabytes << 19) as i64;
     client.metrics.mappings_limit = 65_530;
     client.why =
-        Some(Why { code: "pinned".into(), text: "A device may write to its memory; use cache=writeback.".into() });
+        Some(Why { code: Reason::Pinned, text: "A device may write to its memory; use cache=writeback.".into() });
     client
 }
 
@@ -27,7 +29,7 @@ fn moment(time: i64, clients: i32) -> Moment {
     status.metrics.memory_available_bytes = Some(4 << 30);
     status.metrics.general_profit = 3 << 30;
     status.metrics.unmerge_headroom_bytes = Some(2 << 30);
-    status.governor.mode = "target".into();
+    status.governor.mode = GovernorMode::Target;
     status.governor.reason =
         "scan took 1.2 s for a target of 20 s; lowered 9000 → 8000 pages a second; CPU 3.1 % of 20 %".into();
     status.governor.metrics.cpu_percent = 3.1;

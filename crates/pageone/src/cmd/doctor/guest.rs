@@ -8,7 +8,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use control::{ClientStatus, DomainStatus, RefusedStatus, Status};
+use control::{ClientState, ClientStatus, DomainStatus, RefusedStatus, Status};
 use kmem::pageonefs::MountInfo;
 
 use super::denied::{self, Denial};
@@ -113,7 +113,7 @@ impl<'a> Facts<'a> {
     /// Whether the daemon merges it now, so that nothing it needs can be denied.
     fn merges(&self) -> bool {
         self.client.is_some_and(|(_, client)| {
-            client.state == "merging" && client.refused.is_none() && client.metrics.regions > 0
+            client.state == ClientState::Merging && client.refused.is_none() && client.metrics.regions > 0
         })
     }
 
@@ -261,15 +261,15 @@ fn of_client(client: &ClientStatus) -> Check {
         metrics.region_bytes >> 20,
         mib(metrics.pages_zero)
     );
-    match client.state.as_str() {
-        "merging" if metrics.regions == 0 => {
+    match client.state {
+        ClientState::Merging if metrics.regions == 0 => {
             Check::note(name, "connected, and it has marked no memory", "QEMU marks its memory unless mem-merge=off")
         }
-        "merging" => match &client.limited {
+        ClientState::Merging => match &client.limited {
             Some(why) => Check::note(name, found, format!("merged in part: {why}")),
             None => Check::ok(name, found),
         },
-        "detached" => Check::note(name, found, "`pageone detach` did this; start it again to merge it"),
+        ClientState::Detached => Check::note(name, found, "`pageone detach` did this; start it again to merge it"),
         _ => Check::blocks(
             name,
             found,

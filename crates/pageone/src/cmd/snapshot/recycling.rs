@@ -26,7 +26,10 @@ pub(super) fn unplug(pid: i32, dir: Option<&Path>) -> Result<Option<Unplugged>> 
     let status = control::client::status(&directories)?;
     let client = status.clients().find(|client| client.pid == pid);
     // The user has paused it, and resumes it.
-    if client.and_then(|client| client.recycling.as_ref()).is_some_and(|recycling| recycling.state == "paused") {
+    if client
+        .and_then(|client| client.recycling.as_ref())
+        .is_some_and(|recycling| recycling.state == control::RecyclerState::Paused)
+    {
         return Ok(None);
     }
     let mut guard = Command::new(std::env::current_exe().context("cannot find this program")?);

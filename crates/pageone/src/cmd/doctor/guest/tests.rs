@@ -1,7 +1,7 @@
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
 
-use control::{ClientMetrics, HostMetrics};
+use control::{ClientMetrics, ClientState, HostMetrics};
 
 use super::*;
 
@@ -81,7 +81,7 @@ fn status() -> Status {
         name: "qemu-system-x86".into(),
         guest_name: Some(name.into()),
         rule: "default: by slice".into(),
-        state: "merging".into(),
+        state: ClientState::Merging,
         metrics: metrics.clone(),
         ..ClientStatus::default()
     };
@@ -198,7 +198,7 @@ fn a_merged_guest_shows_its_domain_and_who_else_is_in_it() {
     let guest = made.look(Some(&status));
     let verdicts = ["mappings", "domain", "pins"].map(|name| check(&guest, name).verdict);
     assert_eq!(verdicts, [Verdict::Note; 3], "{guest:?}");
-    status.domains[0].clients[0].state = "disconnected".into();
+    status.domains[0].clients[0].state = ClientState::Disconnected;
     assert_eq!(blocks(&made.look(Some(&status))), ["merging", "userfaultfd"]);
     made.mode("dev/userfaultfd", 0o666);
     status.domains[0].clients[0].refused = Some("its memory is locked".into());

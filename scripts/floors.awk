@@ -1,4 +1,5 @@
-# Reads Rust files and prints each path that starts with crate::, as FILE LINE MODULE, one a line. Comments and inline
+# Reads Rust files and prints each path that starts with crate::, as FILE LINE MODULE, one a line. Of core and backend,
+# which are floors themselves, it prints the folder in them. Comments and inline
 # test modules are left out. `use crate::{a::X, b::Y}` counts as a and b.
 FNR == 1 { stop = 0; pending = 0; depth = 0; attribute = 0 }
 stop { next }
@@ -11,7 +12,11 @@ attribute { attribute = 0; if ($0 ~ /^(pub(\([a-z]+\))? )?mod [a-z_]+ \{/) { sto
     while (match(line, /(^|[^A-Za-z0-9_$])crate::/)) {
         line = substr(line, RSTART + RLENGTH)
         if (substr(line, 1, 1) == "{") { depth = 1; fresh = 1; group(substr(line, 2)); next }
-        if (match(line, /^[A-Za-z0-9_]+/)) print FILENAME, FNR, substr(line, 1, RLENGTH)
+        if (match(line, /^(core|backend)::[A-Za-z0-9_]+/) || match(line, /^[A-Za-z0-9_]+/)) {
+            used = substr(line, 1, RLENGTH)
+            sub(/::/, "/", used)
+            print FILENAME, FNR, used
+        }
     }
 }
 # The names at the outermost level of a group, whose brace is open.

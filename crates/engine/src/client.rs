@@ -58,12 +58,12 @@ use self::recycling::Recycling;
 use self::refusals::Refusals;
 use self::requests::Requests;
 use self::watch::Watch;
-use crate::content::domain::Domain;
-use crate::content::frame::Frame;
-use crate::content::index::{ClientId, Place, Sighting};
-use crate::ledger::written::Unmerged;
-use crate::ledger::{Entry, Region};
+use crate::core::content::frame::Frame;
+use crate::core::content::index::{ClientId, Place, Sighting};
+use crate::core::ledger::written::Unmerged;
+use crate::core::ledger::{Entry, Region};
 use crate::pace::IN_HAND;
+use crate::store::domain::Domain;
 use crate::tenants::Verdict;
 use crate::users::{Claim, Connection, User};
 
@@ -103,7 +103,7 @@ pub(crate) struct Schedule {
     pub(crate) next_walk: Instant,
     /// What its scans find written.
     pub(crate) dirty: DirtyRate,
-    /// When the cooldown period of copies began; see [`crate::ledger`].
+    /// When the cooldown period of copies began; see [`crate::core::ledger`].
     pub(crate) cooldown_began: Instant,
     /// A scan that is under way, without the lock.
     scanning: Option<scanning::Scanning>,

@@ -11,8 +11,8 @@ use wire::{PageNo, RegionId, Run, ToDaemon};
 use super::link::{Link, Tracking};
 use super::{Client, ProtocolError, State};
 use crate::config::bounds::SLICE;
-use crate::content::index::MAX_REGIONS;
-use crate::ledger::{Entry, Region};
+use crate::core::content::index::MAX_REGIONS;
+use crate::core::ledger::{Entry, Region};
 use crate::users::{Kind, User, log_of};
 
 /// What a message of an agent leads to.
@@ -231,8 +231,8 @@ mod tests {
 
     use super::*;
     use crate::client::scanning::tests::client;
-    use crate::content::store::Cursor;
-    use crate::ledger::free_pages::tests::pool;
+    use crate::core::ledger::free_pages::tests::pool;
+    use crate::store::Cursor;
 
     const ID: RegionId = RegionId(1);
 

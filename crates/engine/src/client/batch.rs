@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use wire::{PageNo, RegionId, Run};
 
-use crate::content::frame::Frame;
+use crate::core::content::frame::Frame;
 
 /// What a planned page is to be merged with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,7 +12,7 @@
 //! *Devices write without a note.* The kernel notes a page when a direct I/O request pins it. The
 //! request may write to it later, after a scan has cleared the note. So for a process that may do
 //! direct I/O, recently written pages count as changed: they were written within the last one or
-//! two cooldown periods (see [`crate::ledger`]), longer than any one request takes.
+//! two cooldown periods (see [`crate::core::ledger`]), longer than any one request takes.
 
 use control::ChangeLog;
 use kmem::PAGE_SIZE;

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use wire::{RegionId, Run, SegmentId};
 
 use super::batch::Batch;
-use crate::content::frame::Frame;
-use crate::content::index::ClientId;
+use crate::core::content::frame::Frame;
+use crate::core::content::index::ClientId;
 
 /// Pages outstanding at one agent before a pass ends: a few batches, so that the agent always has
 /// work.

@@ -4,8 +4,8 @@ use dirty::NewError;
 use wire::{RegionId, Run};
 
 use crate::config::bounds::UNMAPPED_REGIONS;
-use crate::content::index::MAX_REGIONS;
-use crate::ledger::LedgerError;
+use crate::core::content::index::MAX_REGIONS;
+use crate::core::ledger::LedgerError;
 use crate::users::OverBound;
 
 /// A message that the protocol does not allow; the connection is closed.

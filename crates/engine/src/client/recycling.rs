@@ -20,7 +20,8 @@ use wire::{PageNo, Run};
 
 use super::{Client, Next, ProtocolError, State};
 use crate::config::bounds::SLICE;
-use crate::ledger::free_pages::{FreePages, Marks};
+use crate::core::ledger::free_pages::{FreePages, Marks};
+use crate::core::recycle::device::SessionError;
 use crate::users::{User, log_of};
 
 /// How long a guest may take to boot and to load its module. Then its memory is merged though
@@ -65,18 +66,6 @@ impl Drop for Session {
             recycling.in_session = false;
         }
     }
-}
-
-/// Why there can be no session with a client's monitor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum SessionError {
-    #[error(
-        "process {0} has no device for free pages: it is no QEMU that was started with `pageone run --ppr`, or its agent \
-         is of an older build; start it again"
-    )]
-    NoMonitor(i32),
-    #[error("process {0}: its device is being plugged, or waits for the end of an incoming migration; try again later")]
-    Busy(i32),
 }
 
 /// The daemon's records of a client that has a pool.
@@ -409,7 +398,7 @@ fn check_extents(state: &State, extents: &[Extent]) -> Result<(), ProtocolError>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ledger::free_pages::tests::{guest_side, pool};
+    use crate::core::ledger::free_pages::tests::{guest_side, pool};
     use rustix::fs::SealFlags;
     use wire::RegionId;
 

@@ -7,9 +7,9 @@ use parking_lot::Mutex;
 use wire::{PageNo, RegionId};
 
 use super::Client;
-use crate::content::frame::Frame;
-use crate::content::index::Sighting;
-use crate::ledger::Entry;
+use crate::core::content::frame::Frame;
+use crate::core::content::index::Sighting;
+use crate::core::ledger::Entry;
 
 /// Another client's pass made a frame of what was sighted here. This page should use it too, and is
 /// counted as its user.
@@ -32,7 +32,7 @@ struct Waiting {
 pub(crate) struct Requests {
     waiting: Mutex<Waiting>,
     /// What was sighted here and another client has too, in a huge page that is not split yet, with
-    /// its handle; see [`crate::ledger::huge`].
+    /// its handle; see [`crate::core::ledger::huge`].
     seen_elsewhere: Mutex<Vec<(Sighting, u32)>>,
 }
 

@@ -13,7 +13,7 @@ use parking_lot::MutexGuard;
 use wire::{PageNo, RegionId, Run};
 
 use super::{Client, State};
-use crate::ledger::Emptied;
+use crate::core::ledger::Emptied;
 
 /// A scan under way.
 #[derive(Default)]
@@ -112,8 +112,8 @@ pub(crate) mod tests {
     use crate::client::memory::Memory;
     use crate::client::memory::tests::control_page;
     use crate::config::Config;
-    use crate::content::domain::{Domain, DomainKey};
-    use crate::content::index::ClientId;
+    use crate::core::content::index::ClientId;
+    use crate::store::domain::{Domain, DomainKey};
     use crate::tenants::Verdict;
     use crate::users::{Connection, User};
 

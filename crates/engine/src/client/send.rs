@@ -8,8 +8,8 @@ use wire::{Merge, MergeRun, RegionId, SegmentId, ToAgent, control};
 
 use super::batch::{Batch, PlannedRun, Target};
 use super::{Client, State};
-use crate::content::frame::Frame;
-use crate::ledger::Entry;
+use crate::core::content::frame::Frame;
+use crate::core::ledger::Entry;
 
 /// How long an answer of [`memory_is_sound`] is good for.
 const SOUND_FOR: Duration = Duration::from_millis(10);
@@ -155,7 +155,7 @@ mod tests {
 
     use super::*;
     use crate::client::scanning::tests::client;
-    use crate::content::store::Cursor;
+    use crate::store::Cursor;
 
     const ID: RegionId = RegionId(1);
 

@@ -4,8 +4,8 @@ use wire::{Outcome, PageNo, RegionId, Report};
 
 use super::batch::{Batch, Target};
 use super::{Client, ProtocolError, State};
-use crate::content::frame::Frame;
-use crate::ledger::Entry;
+use crate::core::content::frame::Frame;
+use crate::core::ledger::Entry;
 
 impl Client {
     /// The agent reports on a batch.
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
     use crate::client::batch::PlannedRun;
     use crate::client::scanning::tests::client;
-    use crate::content::store::Cursor;
+    use crate::store::Cursor;
 
     const ID: RegionId = RegionId(1);
     const PAGE: PageNo = PageNo(3);

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use crate::client::State;
-use crate::ledger::stamps::{REBASE_BY, Stamps};
+use crate::core::ledger::stamps::{REBASE_BY, Stamps};
 
 /// How long a client is watched after the last request.
 const PATIENCE: Duration = Duration::from_secs(10);

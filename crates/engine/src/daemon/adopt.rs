@@ -19,11 +19,11 @@ use kmem::range::Range;
 use wire::{PageNo, RegionId};
 
 use crate::client::Client;
-use crate::content::domain::Domain;
-use crate::content::frame::{Frame, NO_HANDLE};
-use crate::content::index::{Place, Seen};
-use crate::content::store::Segment;
-use crate::ledger::Entry;
+use crate::core::content::frame::{Frame, NO_HANDLE};
+use crate::core::content::index::{Place, Seen};
+use crate::core::ledger::Entry;
+use crate::store::Segment;
+use crate::store::domain::Domain;
 use crate::world::shared::Shared;
 
 /// Fills a new client's ledger from its mappings.
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
     use crate::client::scanning::tests::client;
     use crate::config::Config;
-    use crate::content::store::Cursor;
+    use crate::store::Cursor;
     use crate::world::state_file::StateFile;
 
     #[test]
@@ -183,7 +183,7 @@ mod tests {
         client
             .state()
             .regions
-            .insert(RegionId(1), crate::ledger::Region::new((place + 2 * PAGE_SIZE) as u64, 2).unwrap());
+            .insert(RegionId(1), crate::core::ledger::Region::new((place + 2 * PAGE_SIZE) as u64, 2).unwrap());
         let parts = mapped_parts(&client, Maps::open(None).unwrap()).unwrap();
         assert_eq!(
             parts.iter().map(|part| (part.range.start, part.first)).collect::<Vec<_>>(),
@@ -211,7 +211,7 @@ mod tests {
         let range = Range::new(mm::map_anonymous(3 * PAGE_SIZE).unwrap(), 3 * PAGE_SIZE);
         // SAFETY: only this test knows the memory, and nothing refers to it.
         unsafe { mm::map_fixed_private(fd.as_fd(), range, 4 * PAGE_SIZE as u64) }.unwrap();
-        client.state().regions.insert(RegionId(1), crate::ledger::Region::new(range.start as u64, 3).unwrap());
+        client.state().regions.insert(RegionId(1), crate::core::ledger::Region::new(range.start as u64, 3).unwrap());
         rebuild(&shared, &client, Maps::open(None).unwrap()).unwrap();
         let frames = [4, 5, 6].map(|slot| Frame(first.0 + slot));
         let entry = |page| client.state().regions[&RegionId(1)].entry(PageNo(page));

@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use kmem::seqpacket::Listener;
 use parking_lot::Mutex;
 
+use crate::backend::agent::pass::{self, Buffers};
+use crate::backend::module::Files;
 use crate::client::Client;
 use crate::config::{Changes, Config};
 use crate::daemon::service::Service;
-use crate::files::Files;
-use crate::merge::pass::{self, Buffers};
 use crate::world::shared::Shared;
 use crate::world::stall::{Slot, TICK};
 use crate::world::state_file::{STATE_FILE, StateFile};
@@ -115,7 +115,7 @@ impl Engine {
             workers.threads.lock().push((None, spawn("files-recycle", move || of_files.recycle(&of_engine))?));
             spawn("service", move || service.run())
         };
-        if let Some(why) = crate::files::no_agents() {
+        if let Some(why) = crate::backend::module::no_agents() {
             tracing::warn!("no agents: {why}");
         }
         let service = Mutex::new(Some(start().map_err(io_error("start threads for", &directory))?));

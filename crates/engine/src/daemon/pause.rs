@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use crate::backend::agent::device;
 use crate::client::Client;
+use crate::core::recycle::device::PlugError;
 use crate::daemon::engine::Engine;
-use crate::recycle::device::{self, PlugError};
 
 impl Engine {
     /// Unplugs the device in which a guest marks its free pages: a client, or one whose RAM is a

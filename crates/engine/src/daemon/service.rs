@@ -30,12 +30,12 @@ use wire::{SegmentId, ToDaemon};
 use self::handshake::{Admitted, Handshake, HandshakeError};
 use self::periods::{Periods, Scans};
 use self::rounds::Ready;
+use crate::backend::agent::{ram, sweeps};
+use crate::backend::module::{self, Files};
 use crate::client::link::Link;
 use crate::client::{Client, Next, ProtocolError};
 use crate::config::bounds::CLOSING_OF_USER;
-use crate::content::index::ClientId;
-use crate::files::{self, Files};
-use crate::recycle::{policy, ram};
+use crate::core::content::index::ClientId;
 use crate::users::{Received, User, log_of};
 use crate::world::shared::Shared;
 
@@ -177,7 +177,7 @@ impl Service {
             self.expire_handshakes();
             let now = Instant::now();
             if self.next_reclaim.is_some_and(|next| now >= next) {
-                self.next_reclaim = policy::tick(&self.shared);
+                self.next_reclaim = sweeps::tick(&self.shared);
             }
             if periods.begin(now, || self.users()) {
                 self.period();
@@ -191,13 +191,13 @@ impl Service {
     /// The users that have something to scan.
     fn users(&self) -> BTreeSet<u32> {
         let clients = self.shared.clients().into_iter().map(|client| client.user.uid);
-        clients.chain(Files::has_mounts().then_some(files::USER)).collect()
+        clients.chain(Files::has_mounts().then_some(module::USER)).collect()
     }
 
     /// Whether passes of a user's clients wait or are under way. A scan that the CPU limit holds up
     /// puts the user's next one off; a worker that is stuck does not.
     fn has_passes(&self, uid: u32) -> bool {
-        let files = uid == files::USER && self.files.is_busy();
+        let files = uid == module::USER && self.files.is_busy();
         (files || self.shared.queue.is_busy(uid)) && self.shared.pacer.is_busy(uid, STUCK)
     }
 
@@ -207,7 +207,7 @@ impl Service {
         for client in self.shared.clients().iter().filter(|client| scans.users.contains(&client.user.uid)) {
             self.shared.queue.ask(client, true);
         }
-        if scans.users.contains(&files::USER) {
+        if scans.users.contains(&module::USER) {
             self.files.ask();
         }
     }

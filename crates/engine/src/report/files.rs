@@ -6,7 +6,7 @@ use std::sync::Arc;
 use control::{ClientMetrics, ClientState, ClientStatus, DomainMetrics, DomainStatus};
 use kmem::pageonefs::Plain;
 
-use crate::files::{File, OfMount};
+use crate::backend::module::{File, OfMount};
 use crate::report::why::{Known, why};
 
 const PAGE: i64 = kmem::PAGE_SIZE as i64;

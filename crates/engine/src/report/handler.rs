@@ -2,10 +2,10 @@
 
 use control::{ChangeLog, ClientMap, DirtyStatus, Handler, Refusal, SharingMatrix, Status};
 
+use crate::core::recycle::device::PlugError;
 use crate::daemon::detach::{DetachError, Detaching};
 use crate::daemon::engine::Engine;
 use crate::daemon::freeze::{Freeze, FreezeError};
-use crate::recycle::device::PlugError;
 use crate::report::map;
 
 impl Engine {

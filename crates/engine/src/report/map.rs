@@ -8,7 +8,7 @@ use kmem::PAGE_SIZE;
 use wire::{PageNo, RegionId, Run};
 
 use crate::client::Client;
-use crate::ledger::{Entry, Region};
+use crate::core::ledger::{Entry, Region};
 
 /// Regions that are shown at most.
 const MOST_REGIONS: usize = MOST_CELLS / 4;
@@ -89,7 +89,7 @@ mod tests {
 
     use super::*;
     use crate::client::scanning::tests::client;
-    use crate::content::frame::Frame;
+    use crate::core::content::frame::Frame;
 
     #[test]
     fn the_cells_of_any_memory_fit_and_hold_every_page_once() {

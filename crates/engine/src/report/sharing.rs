@@ -15,10 +15,10 @@ use kmem::PAGE_SIZE;
 use wire::{PageNo, RegionId, Run};
 
 use crate::client::Client;
-use crate::content::domain::Domain;
-use crate::content::frame::Frame;
+use crate::core::content::frame::Frame;
+use crate::core::ledger::Entry;
 use crate::daemon::engine::Engine;
-use crate::ledger::Entry;
+use crate::store::domain::Domain;
 
 /// Frames of a domain that are looked at, about: a few MiB of words.
 const MOST_FRAMES: u64 = 1 << 17;

@@ -9,11 +9,11 @@ use control::{ClientMetrics, ClientStatus, DomainMetrics, DomainStatus, HostMetr
 
 use crate::client::recycling::Recycling;
 use crate::client::{Client, State};
-use crate::content::domain::Domain;
+use crate::core::ledger::Region;
 use crate::daemon::engine::Engine;
-use crate::ledger::Region;
 use crate::report::files;
 use crate::report::why::{Known, why};
+use crate::store::domain::Domain;
 use crate::users::Refused;
 use crate::world::headroom::Demand;
 use crate::world::shared::{Shared, Sums};
@@ -35,7 +35,7 @@ impl Engine {
         let mut status = Status {
             version: env!("CARGO_PKG_VERSION").into(),
             metrics: host(shared, &gone),
-            no_agents: crate::files::no_agents(),
+            no_agents: crate::backend::module::no_agents(),
             governor: shared.pacer.status(),
             writer_stall: gone.stalls,
             ..Status::default()

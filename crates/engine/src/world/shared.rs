@@ -13,10 +13,10 @@ use crate::client::Client;
 use crate::client::link::Tracking;
 use crate::client::requests::Request;
 use crate::config::{Changes, Config};
-use crate::content::domain::{Domain, DomainError, DomainKey};
-use crate::content::frame::Frame;
-use crate::content::index::{ClientId, MAX_CLIENTS, Sighting};
+use crate::core::content::frame::Frame;
+use crate::core::content::index::{ClientId, MAX_CLIENTS, Sighting};
 use crate::pace::Pacer;
+use crate::store::domain::{Domain, DomainError, DomainKey};
 use crate::users::Users;
 use crate::world::headroom::{Demand, Headroom, View};
 use crate::world::queue::{Queue, TakesPasses};
@@ -42,7 +42,7 @@ pub(crate) struct Shared {
     stop: AtomicBool,
     /// Processes that are frozen, each with the client that it was then; see `daemon::freeze`.
     pub(crate) frozen: Mutex<HashMap<i32, Arc<Client>>>,
-    /// Searches for guests' RAM under way, by the user of the domain; see `recycle::ram`.
+    /// Searches for guests' RAM under way, by the user of the domain; see [`super::searches`].
     pub(crate) searches: Mutex<HashMap<Option<u32>, u32>>,
     pub(crate) headroom: Headroom,
     pub(crate) below: Below,

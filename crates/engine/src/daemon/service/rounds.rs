@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::Service;
 use crate::config::bounds::ROUND;
-use crate::content::index::ClientId;
+use crate::core::content::index::ClientId;
 
 /// Connections that have messages, or work that is left.
 #[derive(Default)]

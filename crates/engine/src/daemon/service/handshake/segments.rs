@@ -8,8 +8,8 @@ use kmem::{PAGE_SIZE, memfd};
 use wire::{SEGMENT_PAGES, SegmentId};
 
 use super::{Handshake, HandshakeError};
-use crate::content::domain::Domain;
-use crate::content::store::Segment;
+use crate::store::Segment;
+use crate::store::domain::Domain;
 use crate::users::{Claim, Kind, User, log_of};
 use crate::world::shared::Shared;
 

@@ -1,0 +1,181 @@
+//! Unplugging the device of a client's pool, and plugging it in again: its agent makes the pool.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use wire::{ToAgent, VERSION};
+
+use crate::client::Client;
+use crate::client::recycling::Session;
+use crate::core::recycle::device::{self, ANSWER_TIME, Guest, Monitor, PlugError, SessionError};
+use crate::users::log_of;
+use crate::world::shared::Shared;
+
+/// How long an agent may take to make room in its socket.
+const SEND_TIME: Duration = Duration::from_secs(10);
+/// Pause between two attempts to send.
+const SEND_STEP: Duration = Duration::from_millis(5);
+
+/// A client with an agent.
+pub(crate) struct OfClient<'a> {
+    pub(crate) shared: &'a Shared,
+    pub(crate) client: &'a Arc<Client>,
+}
+
+impl Guest for OfClient<'_> {
+    fn pid(&self) -> i32 {
+        self.client.pid
+    }
+
+    /// Has the agent forget its pool for a new one.
+    fn renew(&self) -> Result<u32, PlugError> {
+        let client = self.client;
+        let renewed = || client.state().recycling.as_mut().and_then(|recycling| recycling.renewed.take());
+        let _late = renewed();
+        let deadline = Instant::now() + ANSWER_TIME;
+        if !send(self.shared, client, &wire::encode(&ToAgent::RenewPool)) {
+            return Err(PlugError::Agent(client.pid));
+        }
+        while Instant::now() < deadline && client.state().link.is_up() {
+            if let Some(descriptor) = renewed() {
+                return Ok(descriptor);
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Err(PlugError::Agent(client.pid))
+    }
+
+    fn pool_len(&self) -> u64 {
+        self.client.state().recycling.as_ref().map_or(0, |recycling| recycling.pool_len())
+    }
+
+    fn forget_recycled(&self) {
+        self.client.forget_recycled();
+    }
+
+    fn set_paused(&self, paused: bool) {
+        if let Some(recycling) = &mut self.client.state().recycling {
+            recycling.set_paused(paused);
+        }
+    }
+
+    fn log(&self, what: &str) {
+        log_of!(self.client.user, info, pid = self.client.pid, "{what}");
+    }
+}
+
+/// Unplugs a client's device.
+pub(crate) fn pause(shared: &Shared, client: &Arc<Client>) -> Result<(), PlugError> {
+    let session = begin(client)?;
+    let goes_on = || !shared.stopping() && client.state().link.is_up();
+    device::unplug(&OfClient { shared, client }, &mut open(client, &session, &goes_on)?)
+}
+
+/// Plugs a client's device in, with a new pool.
+pub(crate) fn resume(shared: &Shared, client: &Arc<Client>) -> Result<(), PlugError> {
+    let session = begin(client)?;
+    let goes_on = || !shared.stopping() && client.state().link.is_up();
+    device::plug_again(&OfClient { shared, client }, &mut open(client, &session, &goes_on)?)
+}
+
+fn begin(client: &Arc<Client>) -> Result<Session, PlugError> {
+    let session = client.session()?;
+    // Its agent would not know the message.
+    if client.version < ToAgent::RenewPool.since() {
+        let (theirs, pid) = (client.version, client.pid);
+        let why =
+            format!("the agent in process {pid} speaks protocol {theirs}, and {VERSION} is needed; start it again");
+        return Err(PlugError::NoDevice(why));
+    }
+    Ok(session)
+}
+
+fn open<'a>(
+    client: &Client,
+    session: &'a Session,
+    goes_on: &'a (dyn Fn() -> bool + Sync),
+) -> Result<Monitor<'a>, PlugError> {
+    let socket = session.socket().ok_or(PlugError::NoDevice(SessionError::NoMonitor(client.pid).to_string()))?;
+    device::monitor(client.pid, socket, goes_on)
+}
+
+/// Sends a message, and waits where the socket is full. `false`: the client is gone, or the daemon
+/// ends, or the time is over.
+pub(crate) fn send(shared: &Shared, client: &Client, message: &[u8]) -> bool {
+    let deadline = Instant::now() + SEND_TIME;
+    while !shared.stopping() && Instant::now() < deadline && client.state().link.is_up() {
+        match client.conn.send(message, &[]) {
+            Ok(()) => return true,
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => std::thread::sleep(SEND_STEP),
+            Err(_) => return false,
+        }
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::fd::OwnedFd;
+    use std::os::unix::net::UnixStream;
+
+    use kmem::seqpacket::Conn;
+    use rustix::fs::SealFlags;
+    use serde_json::{Value, json};
+    use wire::ToDaemon;
+    use wire::recycle::Pool;
+
+    use super::*;
+    use crate::client::scanning::tests::client;
+    use crate::config::Config;
+    use crate::core::ledger::free_pages::tests::pool;
+    use crate::world::state_file::StateFile;
+
+    fn shared() -> Shared {
+        Shared::new(Config::default(), StateFile::load(&std::env::temp_dir()).unwrap())
+    }
+
+    /// A client whose QEMU is in this state and has no device now, and its agent's end of the
+    /// connection.
+    fn guest(state: &'static str) -> (Arc<Client>, Conn) {
+        let (client, agent) = client();
+        let (fd, _map) = pool(SealFlags::SHRINK | SealFlags::GROW);
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let mut fds: Vec<OwnedFd> = vec![fd, ours.into()];
+        let announced = ToDaemon::Pool(Pool { extents: Vec::new(), period_ms: 0 });
+        assert!(client.apply(announced, &mut fds).is_ok());
+        // It ends with the client, which has the other end.
+        std::thread::spawn(move || {
+            for line in BufReader::new(&theirs).lines().map_while(Result::ok) {
+                let asked: Value = serde_json::from_str(&line).unwrap();
+                let answer = match asked["execute"].as_str().unwrap() {
+                    "query-status" => json!({ "status": state }),
+                    _ => json!([]),
+                };
+                writeln!(&theirs, "{}", json!({ "return": answer, "id": asked["id"] })).unwrap();
+            }
+        });
+        (Arc::new(client), agent)
+    }
+
+    #[test]
+    fn a_device_that_cannot_come_or_go_is_an_error_with_the_reason() {
+        let shared = shared();
+        let plain = Arc::new(client().0);
+        let why = pause(&shared, &plain).unwrap_err();
+        assert!(matches!(&why, PlugError::NoDevice(why) if why.contains("has no device for free pages")), "{why}");
+
+        let (client, _agent) = guest("inmigrate");
+        let why = resume(&shared, &client).unwrap_err();
+        assert!(matches!(why, PlugError::Incoming(_)), "{why}");
+        let session = client.session().unwrap();
+        let why = pause(&shared, &client).unwrap_err();
+        assert!(matches!(&why, PlugError::Busy(why) if why.contains("its device is being plugged")), "{why}");
+        drop(session);
+
+        let (client, agent) = guest("running");
+        drop(agent);
+        let why = pause(&shared, &client).unwrap_err();
+        assert!(matches!(why, PlugError::Agent(_)), "{why}");
+    }
+}

@@ -1,0 +1,361 @@
+//! Looking pages up: a verdict on each candidate of a chunk.
+//!
+//! 1. A page of zeros is given back.
+//! 2. A page in a *duplicate run*, neighbours of one content, takes the next replica of its frame,
+//!    so that the run costs one mapping and not one a page.
+//! 3. Content that is a frame: merge with it.
+//! 4. Content that one other page was sighted with: it becomes a frame now (*promotion*), and the
+//!    other page's client gets a merge request.
+//! 5. Content that is new here, and that files of the domain have ([`crate::backend::module`]): it
+//!    becomes a frame, which will be lent to the files.
+//! 6. New content: this page's sighting enters the index.
+//!
+//! A page of a huge page that is not to be split yet is only counted, on both sides
+//! ([`crate::core::ledger::huge`]).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use kmem::PAGE_SIZE;
+use wire::{PageNo, RegionId};
+
+use super::plan::Verdict;
+use super::read::Chunk;
+use super::requests::Outgoing;
+use crate::client::Client;
+use crate::client::batch::Target;
+use crate::core::content::frame::Frame;
+use crate::core::content::index::{Place, Seen, Sighting};
+use crate::store::{Cursor, GrowError, Store};
+use crate::world::shared::Shared;
+
+/// From this many neighbours of one content on, replicas are worth their memory.
+const REPLICATE: u32 = 16;
+
+/// A page of a chunk, as it is looked up.
+#[derive(Clone, Copy)]
+pub(super) struct Candidate {
+    here: Sighting,
+    /// Its place in the chunk, where its bytes are.
+    at: usize,
+    /// The NUMA node of the page, where nodes are kept apart.
+    node: Option<u32>,
+    key: u64,
+    /// The handle under which the content was found.
+    known: Option<u32>,
+}
+
+/// Neighbouring pages with one content, up to the page looked up last.
+#[derive(Default)]
+struct DuplicateRun {
+    region: RegionId,
+    page: PageNo,
+    key: u64,
+    /// The frame that the last page uses.
+    frame: Option<Frame>,
+    len: u32,
+}
+
+impl DuplicateRun {
+    fn add(&mut self, region: RegionId, page: PageNo, key: u64) {
+        if (self.region, self.page + 1, self.key) == (region, page, key) {
+            self.len += 1;
+        } else {
+            *self = Self { region, key, frame: None, len: 1, page };
+        }
+        self.page = page;
+    }
+}
+
+/// Where frames of each NUMA node are made.
+struct Cursors<'a> {
+    store: &'a Store,
+    of_nodes: BTreeMap<Option<u32>, Cursor<'a>>,
+}
+
+impl<'a> Cursors<'a> {
+    fn at(&mut self, node: Option<u32>) -> &mut Cursor<'a> {
+        self.of_nodes.entry(node).or_insert_with(|| Cursor::new(self.store, node))
+    }
+}
+
+/// Looks a client's pages up.
+pub(super) struct Lookup<'a> {
+    shared: &'a Shared,
+    client: &'a Arc<Client>,
+    cursors: Cursors<'a>,
+    duplicates: DuplicateRun,
+    /// The handle that the next page's content may have: contents that were sighted one after the
+    /// other have consecutive handles.
+    hint: u32,
+    /// Of the chunk in hand: the handles that its contents were found under.
+    handles: Vec<Option<u32>>,
+    /// Of the chunk in hand, if its bytes were read: whose content one other page was sighted with
+    /// before these were looked up.
+    sighted: Vec<bool>,
+    /// The verdicts on the pages of the last chunk.
+    pub(super) verdicts: Vec<(PageNo, Verdict)>,
+    /// Contents that were new, of small pages, since this was last set to 0.
+    pub(super) firsts: usize,
+    /// Merge requests to other clients.
+    pub(super) requests: Outgoing,
+}
+
+impl<'a> Lookup<'a> {
+    pub(super) fn new(shared: &'a Shared, client: &'a Arc<Client>) -> Self {
+        Self {
+            shared,
+            client,
+            cursors: Cursors { store: &client.domain.store, of_nodes: BTreeMap::new() },
+            duplicates: DuplicateRun::default(),
+            hint: 0,
+            handles: Vec::new(),
+            sighted: Vec::new(),
+            verdicts: Vec::new(),
+            firsts: 0,
+            requests: Outgoing::default(),
+        }
+    }
+
+    /// Looks the pages of a chunk up and fills [`Lookup::verdicts`].
+    ///
+    /// # Errors
+    /// The store is full. The verdicts on the pages before stand.
+    pub(super) fn look_up(&mut self, chunk: &mut Chunk<'_>) -> Result<(), GrowError> {
+        self.verdicts.clear();
+        let nowhere = self.find_all(chunk);
+        let in_huge = self.in_huge_pages(chunk);
+        for (at, &page) in chunk.pages.iter().enumerate() {
+            let key = chunk.keys.get(at).copied().filter(|_| nowhere.binary_search(&at).is_err());
+            let Some(key) = key else {
+                // It cannot be read, or the kernel is moving it and its node is not known. As
+                // content without a node it would never meet its duplicates.
+                self.verdicts.push((page, Verdict::Nothing));
+                continue;
+            };
+            let here = Sighting { client: self.client.number, region: chunk.region, page };
+            let candidate = Candidate { here, at, node: chunk.node(at), key, known: self.handles[at] };
+            let verdict = if in_huge.binary_search(&page).is_ok() {
+                self.look_up_huge(candidate)
+            } else {
+                let verdict = self.look_up_page(candidate, chunk)?;
+                self.firsts += usize::from(matches!(verdict, Verdict::First(_)));
+                verdict
+            };
+            self.verdicts.push((page, verdict));
+        }
+        Ok(())
+    }
+
+    /// Makes keys of a chunk's digests, and finds the handles that they stand under. Returns which
+    /// pages have no key, since their node is not known.
+    fn find_all(&mut self, chunk: &mut Chunk<'_>) -> Vec<usize> {
+        let domain = &self.client.domain;
+        let mut nowhere = Vec::new();
+        for at in 0..chunk.keys.len() {
+            match domain.key_of(chunk.keys[at], chunk.node(at)) {
+                Some(key) => chunk.keys[at] = key,
+                None => nowhere.push(at),
+            }
+        }
+        domain.index.find(chunk.keys, self.hint, &mut self.handles);
+        self.sighted.clear();
+        if !chunk.read_bytes().is_empty() {
+            let place = |key: u64, handle: Option<u32>| domain.index.place(handle?, key);
+            let is_sighted =
+                |(&key, &handle): (&u64, &Option<u32>)| matches!(place(key, handle), Some(Place::Sighted(_)));
+            self.sighted.extend(chunk.keys.iter().zip(&self.handles).map(is_sighted));
+        }
+        nowhere
+    }
+
+    /// Pages of a chunk in huge pages that are not to be split yet, ascending.
+    fn in_huge_pages(&self, chunk: &Chunk<'_>) -> Vec<PageNo> {
+        if self.client.huge_page_share > 0.0
+            && let Some(region) = self.client.state().regions.get(&chunk.region)
+        {
+            return chunk.pages.iter().copied().filter(|&page| region.keeps_huge(page)).collect();
+        }
+        Vec::new()
+    }
+
+    fn look_up_page(&mut self, candidate: Candidate, chunk: &mut Chunk<'_>) -> Result<Verdict, GrowError> {
+        let Candidate { here, at, node, key, .. } = candidate;
+        let domain = &self.client.domain;
+        if key == domain.zero_digest() {
+            return Ok(Verdict::Merge(Target::Zero));
+        }
+        self.duplicates.add(here.region, here.page, key);
+        if self.duplicates.len >= REPLICATE
+            && let Some(before) = self.duplicates.frame
+            && let Some(bytes) = chunk.bytes(self.client, at)
+            && let Some(frame) = domain.next_replica(key, before, bytes, self.cursors.at(node))?
+        {
+            self.duplicates.frame = Some(frame);
+            return Ok(Verdict::Merge(Target::Frame(frame)));
+        }
+        let verdict = self.find(candidate, chunk)?;
+        if let Verdict::Merge(Target::Frame(frame)) = verdict {
+            self.duplicates.frame = Some(frame);
+        }
+        Ok(verdict)
+    }
+
+    /// The frame of a content; makes one where the content was sighted elsewhere.
+    fn find(&mut self, candidate: Candidate, chunk: &mut Chunk<'_>) -> Result<Verdict, GrowError> {
+        let Candidate { here, at, node, key, known } = candidate;
+        let domain = &self.client.domain;
+        let handle = match known {
+            Some(handle) => handle,
+            None => match domain.index.add(key, Place::Sighted(here)) {
+                Some(Seen::First(handle)) => return self.first(candidate, handle, chunk),
+                Some(Seen::Known(handle)) => handle,
+                None => return Ok(Verdict::Nothing),
+            },
+        };
+        self.hint = handle + 1;
+        // A second try settles the case that another pass promoted the sighting meanwhile.
+        for _ in 0..2 {
+            match domain.index.place(handle, key) {
+                Some(Place::Frame(frame)) if domain.store.try_ref(frame) => {
+                    return Ok(Verdict::Merge(Target::Frame(frame)));
+                }
+                Some(Place::Sighted(there)) if there == here => return self.first(candidate, handle, chunk),
+                Some(Place::Sighted(there)) => {
+                    let cursor = self.cursors.at(node);
+                    cursor.expect(pieces(chunk.read_bytes(), chunk.keys, &self.sighted, at))?;
+                    let Some(bytes) = chunk.bytes(self.client, at) else { return Ok(Verdict::Nothing) };
+                    // One user is this page, the other the page that was sighted.
+                    let frame = cursor.put_as(bytes, Some(key), 2)?;
+                    if domain.promote(handle, there, frame) {
+                        self.requests.request(self.shared, domain, there, handle, frame);
+                        return Ok(Verdict::Merge(Target::Frame(frame)));
+                    }
+                    cursor.undo(frame, 2);
+                }
+                _ => return Ok(Verdict::Nothing),
+            }
+        }
+        Ok(Verdict::Nothing)
+    }
+
+    /// A content that no other page of a client has. Where a file's page has it, it becomes a
+    /// frame, which will be lent to the files; this page is its user.
+    fn first(&mut self, candidate: Candidate, handle: u32, chunk: &mut Chunk<'_>) -> Result<Verdict, GrowError> {
+        let Candidate { here, at, node, key, .. } = candidate;
+        let domain = &self.client.domain;
+        if !domain.is_in_files(key) {
+            return Ok(Verdict::First(handle));
+        }
+        let Some(bytes) = chunk.bytes(self.client, at) else { return Ok(Verdict::First(handle)) };
+        let cursor = self.cursors.at(node);
+        let frame = cursor.put_as(bytes, Some(key), 1).inspect_err(|_| {
+            // Without a verdict the page is no sighting.
+            domain.index.forget(handle, Place::Sighted(here));
+        })?;
+        if domain.promote(handle, here, frame) {
+            return Ok(Verdict::Merge(Target::Frame(frame)));
+        }
+        // Another page came first and made a frame: this one is requested for it.
+        cursor.undo(frame, 1);
+        Ok(Verdict::First(handle))
+    }
+
+    /// Whether a page could be merged that is in a huge page which is not to be split yet.
+    fn look_up_huge(&mut self, Candidate { here, key, known, .. }: Candidate) -> Verdict {
+        let domain = &self.client.domain;
+        if key == domain.zero_digest() {
+            return Verdict::Kept;
+        }
+        let handle = match known.map(Seen::Known).or_else(|| domain.index.add(key, Place::Sighted(here))) {
+            Some(Seen::First(handle)) => return Verdict::First(handle),
+            Some(Seen::Known(handle)) => handle,
+            None => return Verdict::Nothing,
+        };
+        self.hint = handle + 1;
+        match domain.index.place(handle, key) {
+            Some(Place::Sighted(there)) if there == here => Verdict::First(handle),
+            Some(Place::Sighted(there)) => {
+                self.requests.seen_elsewhere(self.shared, domain, there, handle);
+                Verdict::Kept
+            }
+            Some(Place::Frame(_)) => Verdict::Kept,
+            Some(Place::Below(_)) | None => Verdict::Nothing,
+        }
+    }
+}
+
+/// The page at `at` and those behind it whose content was sighted, in pieces without gaps, with
+/// their keys.
+fn pieces<'b>(
+    pages: &'b [[u8; PAGE_SIZE]],
+    keys: &'b [u64],
+    sighted: &'b [bool],
+    at: usize,
+) -> impl Iterator<Item = (&'b [[u8; PAGE_SIZE]], &'b [u64])> {
+    let (mut from, is_one) = (at, move |&page: &usize| page == at || sighted[page]);
+    std::iter::from_fn(move || {
+        let start = (from..pages.len()).find(is_one)?;
+        from = (start..pages.len()).find(|page| !is_one(page)).unwrap_or(pages.len());
+        Some((&pages[start..from], &keys[start..from]))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::module::Contents;
+    use crate::client::scanning::tests::client;
+    use crate::config::Config;
+    use crate::core::content::seed::Seed;
+    use crate::world::state_file::StateFile;
+
+    #[test]
+    fn pages_that_will_become_frames_come_in_pieces() {
+        let pages: Vec<[u8; PAGE_SIZE]> = (0..7).map(|n| [n; PAGE_SIZE]).collect();
+        let sighted = [true, false, false, true, true, false, true];
+        let keys: Vec<u64> = (0..7).collect();
+        let firsts = |at| {
+            let piece = |(pages, keys): (&[[u8; PAGE_SIZE]], &[u64])| {
+                assert!(pages.iter().map(|page| u64::from(page[0])).eq(keys.iter().copied()));
+                (pages[0][0], pages.len())
+            };
+            pieces(&pages, &keys, &sighted, at).map(piece).collect::<Vec<_>>()
+        };
+        assert_eq!(firsts(2), [(2, 3), (6, 1)], "the page itself, whatever was known of it");
+        assert_eq!(firsts(5), [(5, 2)]);
+        assert_eq!(pieces(&[], &[], &[], 3).count(), 0, "nothing was read");
+    }
+
+    #[test]
+    fn a_page_whose_content_files_have_becomes_a_frame_at_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let shared = Shared::new(Config::default(), StateFile::load(directory.path()).unwrap());
+        let (client, _agent) = client();
+        let client = Arc::new(client);
+        let domain = &client.domain;
+        let bytes = [[7; PAGE_SIZE], [8; PAGE_SIZE]];
+        let digests = bytes.map(|bytes| domain.digest(&bytes));
+        let pages = [PageNo(3), PageNo(4)];
+        let mut lookup = Lookup::new(&shared, &client);
+        let mut verdicts = |bytes: &[[u8; PAGE_SIZE]]| {
+            let mut keys = bytes.iter().map(|bytes| domain.digest(bytes)).collect::<Vec<_>>();
+            lookup.look_up(&mut Chunk::read(&pages[..bytes.len()], &mut keys, bytes)).unwrap();
+            lookup.verdicts.iter().map(|&(_, verdict)| verdict).collect::<Vec<_>>()
+        };
+        assert!(matches!(verdicts(&[[9; PAGE_SIZE]])[..], [Verdict::First(_)]), "there are no files");
+        let seed = Seed::of(&domain.key.to_string());
+        let files = Arc::new(Contents::sighted(seed, &[kmem::pageonefs::digest_of(digests[1])]));
+        let weak: std::sync::Weak<Contents> = Arc::downgrade(&files);
+        domain.set_files(Some(weak));
+        let [Verdict::First(_), Verdict::Merge(Target::Frame(frame))] = verdicts(&bytes)[..] else { panic!("other") };
+        assert_eq!((domain.store.users(frame), domain.index.len()), (1, 3));
+        assert!(!domain.is_in_files(domain.digest(&bytes[1])), "the store turned out not to be lent");
+        domain.store.grow_lendable(1);
+        assert!(domain.is_in_files(domain.digest(&bytes[1])));
+        domain.release(frame, false);
+        assert_eq!((domain.store.users(frame), domain.index.len()), (0, 2), "it leaves as every frame does");
+        drop(files);
+        assert!(!domain.is_in_files(digests[1]));
+    }
+}

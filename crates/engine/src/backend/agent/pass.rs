@@ -1,0 +1,265 @@
+//! One merge pass of a client: reads what is due, looks it up, plans, and sends batches.
+//!
+//! A pass reads candidates in the order of their addresses, in chunks. It keeps the client's lock
+//! only to pick a chunk and to record its verdicts; while the agent works on one batch, the worker
+//! reads the next. Content that is known as a frame is planned at once. Content that one other page
+//! holds becomes a frame now, from the bytes at hand, and the other page's client gets a *merge
+//! request*, to be served in a pass of its own.
+//!
+//! *Digests.* Where most contents were new, the next pages are not read but the agent is asked for
+//! their digests ([`super::read`]). *Predictions.* Where page after page equalled frame after
+//! frame, the next pages are planned without being read ([`super::predict`]).
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Instant;
+
+use wire::{PageNo, RegionId, Run};
+
+use super::lookup::Lookup;
+use super::plan::Plan;
+use super::predict::Prediction;
+use super::read::{Picked, Reader, Unreadable};
+use super::requests::{self, Unserved};
+use super::send::{self, Gone};
+use super::{moves, period, read};
+use crate::client::Client;
+use crate::config::bounds::TURN;
+use crate::core::content::index::ClientId;
+use crate::store::GrowError;
+use crate::world::shared::Shared;
+
+pub(crate) use read::Buffers;
+
+/// Why a pass ended early. Only `Fatal` needs an operator.
+enum Stop {
+    /// The agent does not answer, or the client is gone.
+    Client,
+    /// The agent has enough to do.
+    Full,
+    /// A client of another user waits, and this pass has had its time.
+    Turn,
+    /// The store is full for now.
+    Store(GrowError),
+    /// The client cannot be read; the text says why.
+    Fatal(String),
+}
+
+impl From<Unreadable> for Stop {
+    fn from(why: Unreadable) -> Self {
+        match why {
+            Unreadable::Gone | Unreadable::HeldUp => Self::Client,
+            Unreadable::Nodes(why) => Self::Fatal(why.to_string()),
+        }
+    }
+}
+
+impl From<Gone> for Stop {
+    fn from(Gone: Gone) -> Self {
+        Self::Client
+    }
+}
+
+impl From<Unserved> for Stop {
+    fn from(why: Unserved) -> Self {
+        match why {
+            Unserved::Full => Self::Full,
+            Unserved::Gone => Self::Client,
+        }
+    }
+}
+
+/// One merge pass of `client`. `scan`: a merge period has passed, so the pass only looks which
+/// pages were written, and another follows that reads.
+///
+/// Nothing is done where a worker is held up in the memory of one of the user's clients. While the
+/// headroom is short, clients are scanned and nothing is merged.
+pub(crate) fn run(shared: &Shared, client: &Arc<Client>, buffers: &mut Buffers, scan: bool) {
+    if let Some(why) = shared.stalls.why(client.user.uid) {
+        return client.state().refusals.held_up(&client.user, client.pid, why);
+    }
+    if scan {
+        // All clients are scanned before any is read: only then is it known how many pages there
+        // are to read in the time.
+        if period::begin(shared, client) {
+            if let Err(e) = client.domain.compact(Instant::now()) {
+                tracing::debug!(domain = %client.domain.key, "compaction waits: {e}");
+            }
+            shared.queue.ask(client, false);
+        }
+        return;
+    }
+    if shared.headroom().short.is_some() {
+        return;
+    }
+    let mut pass = Pass::new(shared, client);
+    pass.lookup.requests.resume(std::mem::take(&mut client.state().flight.to_notify));
+    // Requests come last, and other clients are notified of theirs when all is read, or when many
+    // are consecutive: many pages together make fewer windows.
+    let read = pass.read_candidates(buffers);
+    let result = match read {
+        Ok(()) | Err(Stop::Turn) => {
+            requests::serve(shared, client).and_then(|()| moves::serve(shared, client)).map_err(Stop::from).and(read)
+        }
+        Err(stop) => Err(stop),
+    };
+    let to_notify = pass.end();
+    if matches!(result, Err(Stop::Turn)) {
+        shared.queue.ask(client, false);
+    }
+    if matches!(result, Err(Stop::Full | Stop::Turn)) {
+        client.state().flight.to_notify = to_notify;
+    } else {
+        to_notify
+            .into_iter()
+            .filter_map(|number| shared.client(number))
+            .for_each(|other| shared.queue.ask(&other, false));
+    }
+    conclude(client, result);
+}
+
+/// Notes how a pass ended, for the client's and the domain's status, and logs what is new of it.
+fn conclude(client: &Client, result: Result<(), Stop>) {
+    match result {
+        Ok(()) => {
+            client.state().refusals.readable();
+            if client.domain.set_paused(None) {
+                tracing::info!(domain = %client.domain.key, "the store can grow again; merging goes on");
+            }
+        }
+        Err(Stop::Client | Stop::Full | Stop::Turn) => {}
+        Err(Stop::Store(e)) => {
+            if client.domain.set_paused(Some(e.to_string())) {
+                tracing::warn!(domain = %client.domain.key, "merging pauses: {e}");
+            }
+        }
+        Err(Stop::Fatal(why)) => client.state().refusals.unreadable(&client.user, client.pid, why),
+    }
+}
+
+/// A pass under way: the stages, and what each remembers from chunk to chunk.
+struct Pass<'a> {
+    shared: &'a Shared,
+    client: &'a Arc<Client>,
+    began: Instant,
+    reader: Reader<'a>,
+    prediction: Prediction,
+    lookup: Lookup<'a>,
+}
+
+impl<'a> Pass<'a> {
+    fn new(shared: &'a Shared, client: &'a Arc<Client>) -> Self {
+        Self {
+            shared,
+            client,
+            began: Instant::now(),
+            reader: Reader::new(client),
+            prediction: Prediction::default(),
+            lookup: Lookup::new(shared, client),
+        }
+    }
+
+    /// Gives back the slots that were reserved for frames. Returns the clients to notify of
+    /// requests.
+    fn end(self) -> HashSet<ClientId> {
+        self.lookup.requests.into_clients()
+    }
+
+    /// Reads every candidate once. Each client begins at another place of its regions. Two clients
+    /// that hold the same content in the same order would else be read side by side and be first by
+    /// turns, which leaves frames of both in a pattern without runs.
+    fn read_candidates(&mut self, buffers: &mut Buffers) -> Result<(), Stop> {
+        let regions: Vec<(RegionId, u32)> = self.client.state().regions.iter().map(|(&id, r)| (id, r.pages)).collect();
+        // Multiples of the golden ratio lie far apart.
+        let place = self.client.number.0.wrapping_mul(0x9e37_79b9);
+        for (id, pages) in regions {
+            let begin = PageNo(((u64::from(place) * u64::from(pages)) >> 32) as u32);
+            self.read_range(id, Run::between(begin, PageNo(pages)), buffers)?;
+            self.read_range(id, Run::between(PageNo(0), begin), buffers)?;
+        }
+        Ok(())
+    }
+
+    /// Takes the candidates of some pages of a region through all stages.
+    fn read_range(&mut self, id: RegionId, pages: Run, buffers: &mut Buffers) -> Result<(), Stop> {
+        let mut plan = Plan::default();
+        let mut from = pages.page;
+        self.prediction = Prediction::default();
+        self.reader.forget_ahead();
+        while !self.shared.stopping() {
+            self.shared.pacer.pause(self.client.user.uid, || self.shared.stopping());
+            if plan.runs.is_empty() && self.client.is_full() {
+                return Err(Stop::Full);
+            }
+            if self.began.elapsed() > TURN && self.shared.queue.others_wait(self.client.user.uid) {
+                send::send(self.shared, self.client, id, plan)?;
+                return Err(Stop::Turn);
+            }
+            let Some((predicted, picked)) = self.pick(id, Run::between(from, pages.end()), &mut plan, buffers) else {
+                break;
+            };
+            let taken = u64::from(predicted) + buffers.picked() as u64;
+            self.shared.pacer.took(self.client.user.uid, taken);
+            let Some(picked) = picked else {
+                send::undo(self.client, id, &plan.runs, false);
+                return Err(Stop::Client);
+            };
+            let Some(last) = picked.last else { break };
+            from = last + 1;
+            self.reader.exchange(id, picked, buffers);
+            let result = self.take_chunks(id, &mut plan, buffers);
+            self.lookup.requests.serve_long_run(self.shared, self.client);
+            if let Err(stop) = result {
+                send::send(self.shared, self.client, id, plan)?;
+                return Err(stop);
+            }
+            if plan.is_full() {
+                send::send(self.shared, self.client, id, std::mem::take(&mut plan))?;
+            }
+        }
+        Ok(send::send(self.shared, self.client, id, plan)?)
+    }
+
+    /// Predicts, and picks the next candidates of a region in `range`. Returns how many pages were
+    /// predicted, and what was picked, unless the client is not to be merged now. `None`: the
+    /// region is gone.
+    fn pick(
+        &mut self,
+        id: RegionId,
+        range: Run,
+        plan: &mut Plan,
+        buffers: &mut Buffers,
+    ) -> Option<(u32, Option<Picked>)> {
+        let follows = range.page == self.prediction.page + 1;
+        let nodes = if follows { self.prediction.nodes(self.client, id, range.end()) } else { None };
+        let mut state = self.client.state();
+        let goes_on = state.link.is_up() && !state.tracking.is_frozen() && state.refusals.why().is_none();
+        let is_idle = state.flight.is_empty();
+        let region = state.regions.get_mut(&id)?;
+        let predicted = match follows {
+            true => self.prediction.plan_ahead(self.client, region, range.end(), nodes.as_deref(), plan),
+            false => 0,
+        };
+        let picked = self.reader.pick(region, range, predicted, is_idle, buffers);
+        Some((predicted, goes_on.then_some(picked)))
+    }
+
+    /// Reads what was picked and looks it up, chunk by chunk: pages with digests at once, the
+    /// others when they are read.
+    fn take_chunks(&mut self, id: RegionId, plan: &mut Plan, buffers: &mut Buffers) -> Result<(), Stop> {
+        let mut done = 0;
+        self.lookup.firsts = 0;
+        while let Some(mut chunk) = self.reader.next_chunk(id, &mut done, buffers)? {
+            let result = self.lookup.look_up(&mut chunk);
+            for &(page, verdict) in &self.lookup.verdicts {
+                self.prediction.add(page, verdict.target());
+            }
+            if plan.record(self.client, id, &self.lookup.verdicts) {
+                self.shared.queue.ask(self.client, false);
+            }
+            result.map_err(Stop::Store)?;
+        }
+        self.reader.were_new(self.lookup.firsts, buffers);
+        Ok(())
+    }
+}

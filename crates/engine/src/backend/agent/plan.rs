@@ -1,0 +1,161 @@
+//! Plans: verdicts on pages, entered into the ledger and gathered into runs for the agent.
+
+use wire::{MAX_BATCH_PAGES, PageNo, RegionId, Run, Slot};
+
+use crate::client::Client;
+use crate::client::batch::{PlannedRun, Target};
+use crate::core::content::index::{Place, Sighting};
+use crate::core::ledger::Entry;
+
+/// Pages in one batch: a few windows, so that the agent has work while the next is planned.
+pub(super) const BATCH: u32 = 1024;
+/// Runs in one batch.
+const BATCH_RUNS: usize = 1024;
+
+/// The result of a look-up, for one page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// No other page has this content: it is unshared, under this handle.
+    First(u32),
+    /// Merge it. A frame is counted as used once more already.
+    Merge(Target),
+    /// It could be merged, but is in a huge page.
+    Kept,
+    /// Its content is on its way out, or cannot be told. Look again later.
+    Nothing,
+}
+
+impl Verdict {
+    /// The frame or zeros to merge the page with.
+    pub(super) fn target(self) -> Option<Target> {
+        if let Self::Merge(target) = self { Some(target) } else { None }
+    }
+
+    /// Gives back what a verdict holds, when nothing comes of it.
+    fn give_up(self, client: &Client, region: RegionId, page: PageNo) {
+        match self {
+            Self::First(handle) => {
+                let here = Sighting { client: client.number, region, page };
+                client.domain.index.forget(handle, Place::Sighted(here));
+            }
+            Self::Merge(Target::Frame(frame)) => client.domain.release(frame, false),
+            Self::Merge(Target::Zero) | Self::Kept | Self::Nothing => {}
+        }
+    }
+}
+
+/// Pages of one region, ascending, gathered into runs.
+#[derive(Default)]
+pub(super) struct Plan {
+    pub(super) runs: Vec<PlannedRun>,
+    pub(super) pages: u32,
+    /// Shorter runs are left out: the budget of mappings is short.
+    pub(super) min_run: u32,
+}
+
+impl Plan {
+    /// Adds a page behind those of the plan.
+    pub(super) fn push(&mut self, page: PageNo, target: Target) {
+        self.pages += 1;
+        if let Some(PlannedRun { run, target: first }) = self.runs.last_mut()
+            && run.end() == page
+            && run.len < MAX_BATCH_PAGES
+        {
+            let follows = match (*first, target) {
+                (Target::Zero, Target::Zero) => true,
+                (Target::Frame(first), Target::Frame(next)) => next.0 == first.0 + run.len && next.slot() != Slot(0),
+                _ => false,
+            };
+            if follows {
+                run.len += 1;
+                return;
+            }
+        }
+        self.runs.push(PlannedRun { run: Run::one(page), target });
+    }
+
+    /// Enters verdicts on pages of a region, ascending, into the client's ledger and this plan. A
+    /// page that was written since it was read is left out. Returns whether a huge page is given up
+    /// with that, so that there are new candidates.
+    pub(super) fn record(&mut self, client: &Client, id: RegionId, verdicts: &[(PageNo, Verdict)]) -> bool {
+        let mut state = client.state();
+        self.min_run = state.budget.min_run();
+        let mut given_up = false;
+        let Some(region) = state.regions.get_mut(&id) else {
+            drop(state);
+            verdicts.iter().for_each(|&(page, verdict)| verdict.give_up(client, id, page));
+            return false;
+        };
+        for &(page, verdict) in verdicts {
+            region.looked_at(page);
+            if region.is_written(Run::one(page)) {
+                verdict.give_up(client, id, page);
+                continue;
+            }
+            match verdict {
+                Verdict::First(handle) => {
+                    region.set(page, Entry::Unshared(handle));
+                }
+                Verdict::Nothing => region.restart(page),
+                Verdict::Kept => given_up |= region.can_merge(page),
+                Verdict::Merge(target) => {
+                    // Sighted here once, in a huge page that was given up since, and seen
+                    // elsewhere.
+                    if let entry @ Entry::Unshared(_) = region.entry(page) {
+                        region.set(page, Entry::Fresh);
+                        client.drop_entry(id, page, entry);
+                    }
+                    self.push(page, target);
+                }
+            }
+        }
+        given_up
+    }
+
+    /// Whether there is enough for a batch.
+    pub(super) fn is_full(&self) -> bool {
+        self.pages >= BATCH || self.runs.len() >= BATCH_RUNS
+    }
+
+    /// The runs to send, and those too short for a short budget of mappings. Zero pages cost no
+    /// mapping.
+    pub(super) fn into_runs(self) -> (Vec<PlannedRun>, Vec<PlannedRun>) {
+        let min_run = self.min_run;
+        self.runs.into_iter().partition(|run| run.target == Target::Zero || run.run.len >= min_run)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::content::frame::Frame;
+
+    fn runs(pages: &[(u32, Target)]) -> Vec<(u32, u32)> {
+        let mut plan = Plan::default();
+        pages.iter().for_each(|&(page, target)| plan.push(PageNo(page), target));
+        plan.runs.iter().map(|planned| (planned.run.page.0, planned.run.len)).collect()
+    }
+
+    #[test]
+    fn pages_join_a_run_when_they_and_their_frames_are_consecutive() {
+        let f = |n| Target::Frame(Frame(n));
+        assert_eq!(runs(&[(1, f(7)), (2, f(8)), (3, f(9))]), [(1, 3)]);
+        assert_eq!(runs(&[(1, f(7)), (3, f(8))]), [(1, 1), (3, 1)], "a gap in the pages");
+        assert_eq!(runs(&[(1, f(7)), (2, f(9))]), [(1, 1), (2, 1)], "a gap in the frames");
+        assert_eq!(runs(&[(1, Target::Zero), (2, Target::Zero), (3, f(9))]), [(1, 2), (3, 1)]);
+        let end = wire::SEGMENT_PAGES - 1;
+        assert_eq!(runs(&[(1, f(end)), (2, f(end + 1))]), [(1, 1), (2, 1)], "two segments");
+    }
+
+    #[test]
+    fn a_short_budget_leaves_short_runs_out() {
+        let mut plan = Plan { min_run: 2, ..Plan::default() };
+        let f = |n| Target::Frame(Frame(n));
+        for (page, target) in [(1, f(1)), (2, f(2)), (5, f(9)), (7, Target::Zero)] {
+            plan.push(PageNo(page), target);
+        }
+        let (sent, short) = plan.into_runs();
+        assert_eq!(sent.iter().map(|planned| planned.run.page.0).collect::<Vec<_>>(), [1, 7]);
+        assert_eq!(short.iter().map(|planned| planned.run.page.0).collect::<Vec<_>>(), [5]);
+    }
+}

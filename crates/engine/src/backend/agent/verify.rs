@@ -1,0 +1,226 @@
+//! Checks regions that an agent announced against the mappings of its process.
+//!
+//! An agent may announce any range. Before the first scan of a region the daemon looks at
+//! `/proc/PID/maps`: only private mappings that can be read, of anonymous memory or of a store, are
+//! managed. All other pages count as given back. An honest agent announces such pages where the
+//! program has unmapped them since, and its message about that is on its way. A region without any
+//! such mapping is kept for that message; a client with more than a few of those is refused.
+
+use std::io;
+
+use kmem::PAGE_SIZE;
+use kmem::procfs::MapLine;
+use kmem::range::Range;
+use parking_lot::MutexGuard;
+use wire::{PageNo, RegionId, Run};
+
+use crate::client::{Client, ProtocolError, State};
+use crate::config::bounds::UNMAPPED_REGIONS;
+use crate::core::ledger::Region;
+use crate::world::stall::{touch, wait};
+
+/// Why regions could not be checked.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum VerifyError {
+    #[error("its mappings cannot be read: {0}")]
+    Maps(#[from] io::Error),
+    #[error("this worker was held up in the memory of a client")]
+    HeldUp,
+    #[error(transparent)]
+    Refused(#[from] ProtocolError),
+}
+
+/// Checks the regions that no scan has seen. The lock is not held while the mappings are read;
+/// afterwards the state is [settled](Client::settled) again, and may be another one. After an error
+/// the connection is closed, or the next period tries again.
+pub(super) fn regions(client: &Client, state: &mut MutexGuard<'_, State>) -> Result<(), VerifyError> {
+    let bytes = |region: &Region| Range::new(region.start as usize, region.pages as usize * PAGE_SIZE);
+    let mut new: Vec<(RegionId, Range)> =
+        state.regions.iter().filter(|(_, region)| !region.verified).map(|(&id, region)| (id, bytes(region))).collect();
+    if new.is_empty() {
+        return Ok(());
+    }
+    new.sort_by_key(|(_, range)| range.start);
+    let read = || touch(client.user.uid, || mapped_parts(client, &new));
+    let mapped = MutexGuard::unlocked(state, read);
+    wait(client.user.uid, || client.wait_for_scan(state));
+    let mapped = mapped.ok_or(VerifyError::HeldUp)??;
+    for ((id, range), parts) in new.into_iter().zip(mapped) {
+        let Some(region) = state.regions.get_mut(&id).filter(|region| bytes(region) == range) else { continue };
+        let page = |address: usize| PageNo(((address - range.start) / PAGE_SIZE) as u32);
+        let mut from = range.start;
+        for part in parts.iter().copied().chain([Range::new(range.end(), 0)]) {
+            if part.start > from {
+                region.shrink(Run::between(page(from), page(part.start))).map_err(ProtocolError::from)?;
+            }
+            from = from.max(part.end());
+        }
+        region.verified = true;
+    }
+    let mut unmapped = state.regions.values().filter(|region| region.verified && region.managed == 0);
+    if let Some(region) = unmapped.nth(UNMAPPED_REGIONS) {
+        let why = ProtocolError::NotMapped { start: region.start, len: u64::from(region.pages) * PAGE_SIZE as u64 };
+        client.refuse(&why);
+        return Err(why.into());
+    }
+    Ok(())
+}
+
+/// The parts of each range, ascending, that can be managed. Ranges may overlap: an agent may
+/// announce the same memory twice, and counts twice for its user then.
+fn mapped_parts(client: &Client, ranges: &[(RegionId, Range)]) -> io::Result<Vec<Vec<Range>>> {
+    let mut parts = vec![Vec::new(); ranges.len()];
+    // Before this one, all end below the present mapping.
+    let mut first = 0;
+    kmem::procfs::for_each_map(Some(client.pid), |line| {
+        if !is_fit(line) {
+            return;
+        }
+        while ranges.get(first).is_some_and(|(_, range)| range.end() <= line.range.start) {
+            first += 1;
+        }
+        for (at, (_, range)) in ranges.iter().enumerate().skip(first) {
+            if range.start >= line.range.end() {
+                break;
+            }
+            parts[at].extend(range.intersect(&line.range));
+        }
+    })?;
+    Ok(parts)
+}
+
+/// Whether a mapping can be managed: private and readable, and without a file or of a store. The
+/// program may have protected it against writing since it was announced. A store that this daemon
+/// does not know, of an earlier one, is memory of the client all the same.
+fn is_fit(line: &MapLine) -> bool {
+    line.perms.read && !line.perms.shared && (line.inode == 0 || line.path.starts_with("/memfd:pageone:"))
+}
+
+#[cfg(test)]
+#[allow(unsafe_code)] // Unmaps a part of a test's own memory.
+mod tests {
+    use std::sync::atomic::Ordering::Relaxed;
+    use std::time::{Duration, Instant};
+
+    use rustix::mm::{MapFlags, ProtFlags};
+    use wire::ToDaemon;
+
+    use kmem::pidfd::PidFd;
+
+    use super::*;
+    use crate::client::scanning::tests::{client, client_of};
+    use crate::world::stall::{Stalls, TICK};
+
+    fn announce(client: &Client, id: u32, start: usize, pages: usize) {
+        let message =
+            ToDaemon::RegionAdded { region: RegionId(id), start: start as u64, len: (pages * PAGE_SIZE) as u64 };
+        assert!(client.apply(message, &mut Vec::new()).is_ok());
+    }
+
+    #[test]
+    fn only_mapped_private_memory_is_managed() {
+        let (client, _agent) = client();
+        let file = rustix::fs::memfd_create("shared", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, 8 * PAGE_SIZE as u64).unwrap();
+        let shared = kmem::memfd::map_shared(&file, 8 * PAGE_SIZE).unwrap();
+        // The kernel chooses no address there: the hole stays one.
+        let (start, flags) = (1usize << 39, MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE);
+        // SAFETY: nothing else is mapped there, or the call fails.
+        unsafe { rustix::mm::mmap_anonymous(start as *mut _, 24 * PAGE_SIZE, ProtFlags::READ, flags) }.unwrap();
+        let hole = (start + 4 * PAGE_SIZE) as *mut _;
+        // SAFETY: four pages of the mapping above, which nothing uses.
+        unsafe { rustix::mm::munmap(hole, 4 * PAGE_SIZE) }.unwrap();
+        announce(&client, 1, start, 24);
+        announce(&client, 2, shared.range().start, 8);
+        regions(&client, &mut client.settled()).unwrap();
+        assert_eq!(client.state().regions[&RegionId(1)].managed, 20, "4 pages are unmapped");
+        assert_eq!(client.state().regions[&RegionId(2)].managed, 0, "shared memory");
+        // The agent's own message about the unmapped part comes late, and counts once.
+        let shrunk = |id, page, len| ToDaemon::RegionShrunk { region: RegionId(id), run: Run::new(PageNo(page), len) };
+        assert!(client.apply(shrunk(1, 4, 4), &mut Vec::new()).is_ok());
+        assert_eq!(client.state().regions[&RegionId(1)].managed, 20);
+        assert!(client.apply(shrunk(2, 0, 8), &mut Vec::new()).is_ok());
+        assert!(!client.state().regions.contains_key(&RegionId(2)));
+    }
+
+    #[test]
+    fn a_scan_that_begins_while_mappings_are_read_is_waited_for() {
+        let (client, _agent) = client();
+        let start = kmem::mm::map_anonymous(PAGE_SIZE).unwrap();
+        let (begun, scans) = std::sync::mpsc::channel();
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let (client, stop) = (&client, &stop);
+            scope.spawn(move || {
+                for pause in (0..200).cycle().take_while(|_| !stop.load(Relaxed)) {
+                    client.while_scanning(&mut client.settled(), |state| {
+                        let _ = begun.send(());
+                        MutexGuard::unlocked(state, || std::thread::sleep(Duration::from_millis(1)));
+                    });
+                    let end = Instant::now();
+                    while end.elapsed() < Duration::from_micros(pause) {
+                        std::hint::spin_loop();
+                    }
+                }
+            });
+            scans.recv().unwrap();
+            let scanned = (0..400).filter(|&id| {
+                announce(client, id, start, 1);
+                let mut state = client.settled();
+                regions(client, &mut state).unwrap();
+                state.is_scanned()
+            });
+            let scanned = scanned.count();
+            stop.store(true, Relaxed);
+            assert_eq!(scanned, 0, "the caller may scan now");
+        });
+    }
+
+    #[test]
+    fn a_client_that_announces_what_it_does_not_map_is_refused() {
+        let (client, agent) = client();
+        (0..=UNMAPPED_REGIONS as u32).for_each(|id| announce(&client, id, (id as usize + 1) << 40, 1 << 20));
+        let why = regions(&client, &mut client.settled()).unwrap_err();
+        assert!(why.to_string().contains("not among its mappings"), "{why}");
+        assert_eq!(client.user.refused().len(), 1);
+        assert_eq!(agent.recv(&mut [0; 9], &mut Vec::new()).unwrap(), Some(0), "the connection is closed");
+    }
+
+    #[test]
+    fn a_client_whose_mappings_cannot_be_read_is_not_scanned() {
+        let mut process = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = process.id() as i32;
+        let (client, _agent) = client_of(pid, PidFd::open(pid).unwrap());
+        announce(&client, 1, 1 << 30, 1);
+        process.kill().unwrap();
+        process.wait().unwrap();
+        let why = regions(&client, &mut client.settled()).unwrap_err();
+        assert!(matches!(why, VerifyError::Maps(_)), "{why}");
+    }
+
+    #[test]
+    fn a_worker_that_was_replaced_looks_at_no_mappings() {
+        let (client, _agent) = client();
+        announce(&client, 1, 1 << 30, 1);
+        let stalls = Stalls::default();
+        let (release, held) = std::sync::mpsc::channel::<()>();
+        std::thread::scope(|scope| {
+            let (client, stalls) = (&client, &stalls);
+            let worker = scope.spawn(move || {
+                let slot = stalls.enter();
+                assert_eq!(touch(0, || held.recv().is_ok()), None);
+                let why = regions(client, &mut client.settled()).unwrap_err();
+                stalls.leave(&slot);
+                why
+            });
+            let mut is_replaced = false;
+            while !is_replaced {
+                std::thread::sleep(TICK);
+                stalls.look(|_, _| is_replaced = true);
+            }
+            release.send(()).unwrap();
+            let why = worker.join().unwrap();
+            assert!(matches!(why, VerifyError::HeldUp), "{why}");
+        });
+    }
+}

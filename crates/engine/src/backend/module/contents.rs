@@ -1,0 +1,199 @@
+//! What the files of a domain hold: an index of digests, and how many pages use each content.
+
+use std::sync::atomic::{AtomicU32, Ordering::*};
+use std::sync::{Arc, OnceLock, Weak};
+
+use parking_lot::Mutex;
+
+use super::loans::Loans;
+use crate::core::content::index::{Index, Place, Sighting};
+use crate::core::content::seed::Seed;
+use crate::store::domain::Domain;
+
+/// Counts in a chunk, which is allocated as a whole: 256 KiB.
+const CHUNK: u32 = 1 << 16;
+/// Chunks at most: as many contents as the index can have.
+const CHUNKS: usize = 1 << 14;
+/// The content is being forgotten: nobody may use it any more.
+const LEAVING: u32 = u32::MAX;
+
+/// The contents of the files of mounts with one domain.
+pub(crate) struct Contents {
+    pub(super) index: Index,
+    /// Pages that use each content, by its handle.
+    users: Box<[OnceLock<Box<[AtomicU32]>>]>,
+    /// Of the digests: that of the clients' domain with the same name.
+    pub(super) seed: Seed,
+    /// What stores lend.
+    pub(super) loans: Loans,
+    /// The clients' domain with the same name.
+    clients: Mutex<Weak<Domain>>,
+}
+
+impl Contents {
+    /// `seed`: of the digests.
+    pub(super) fn new(seed: Seed) -> Self {
+        Self {
+            index: Index::new(),
+            users: (0..CHUNKS).map(|_| OnceLock::new()).collect(),
+            seed,
+            loans: Loans::default(),
+            clients: Mutex::default(),
+        }
+    }
+
+    /// Clients have a domain with the same name.
+    pub(super) fn set_clients(&self, domain: &Arc<Domain>) {
+        *self.clients.lock() = Arc::downgrade(domain);
+    }
+
+    /// The clients' domain with the same name, if there is one.
+    pub(super) fn clients(&self) -> Option<Arc<Domain>> {
+        self.clients.lock().upgrade()
+    }
+
+    /// Contents that were sighted in a file.
+    #[cfg(test)]
+    pub(crate) fn sighted(seed: Seed, digests: &[u64]) -> Self {
+        let (contents, there) = (Self::new(seed), Sighting::default());
+        for &digest in digests {
+            contents.index.see(digest, Place::Sighted(there));
+        }
+        contents
+    }
+
+    fn users(&self, handle: u32) -> Option<&AtomicU32> {
+        let chunk = self.users.get((handle / CHUNK) as usize)?;
+        let chunk = chunk.get_or_init(|| (0..CHUNK).map(|_| AtomicU32::new(0)).collect());
+        chunk.get((handle % CHUNK) as usize)
+    }
+
+    /// How many pages use the content.
+    pub(super) fn users_of(&self, handle: u32) -> u32 {
+        let users = self.users(handle).map_or(0, |users| users.load(Acquire));
+        if users == LEAVING { 0 } else { users }
+    }
+
+    /// One more page uses the content, which is not forgotten from then on. `false`: it is being
+    /// forgotten. It may have been before: the index tells.
+    pub(super) fn enter(&self, handle: u32) -> bool {
+        let more = |users: u32| (users < LEAVING - 1).then(|| users + 1);
+        self.users(handle).is_some_and(|users| users.fetch_update(AcqRel, Acquire, more).is_ok())
+    }
+
+    /// A page uses the content no more. The last one takes it out of the index, unless it is only
+    /// sighted: the kernel has freed its frame, or is about to.
+    pub(super) fn leave(&self, handle: u32) {
+        let Some(users) = self.users(handle) else { return };
+        let less = |users: u32| match users {
+            0 | LEAVING => None,
+            1 => Some(LEAVING),
+            _ => Some(users - 1),
+        };
+        if users.fetch_update(AcqRel, Acquire, less) != Ok(1) {
+            return;
+        }
+        // Its frame may be changed for an equal one meanwhile.
+        while let Some((_, place @ Place::Below(_))) = self.index.get(handle) {
+            if self.index.forget(handle, place) {
+                break;
+            }
+        }
+        users.store(0, Release);
+    }
+
+    /// The content is not in this page any more. Forgets it, if it stands for this sighting alone.
+    pub(super) fn unsight(&self, handle: u32, there: Sighting) {
+        let Some(users) = self.users(handle) else { return };
+        if users.compare_exchange(0, LEAVING, AcqRel, Acquire).is_ok() {
+            self.index.forget(handle, Place::Sighted(there));
+            users.store(0, Release);
+        }
+    }
+
+    /// Contents known.
+    pub(crate) fn len(&self) -> u64 {
+        self.index.len()
+    }
+
+    /// Bytes that all this takes.
+    pub(crate) fn bytes(&self) -> u64 {
+        let chunks = self.users.iter().filter(|chunk| chunk.get().is_some()).count() as u64;
+        self.index.bytes() + chunks * u64::from(CHUNK) * size_of::<AtomicU32>() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use wire::{PageNo, RegionId};
+
+    use super::*;
+    use crate::core::content::index::{ClientId, Seen};
+
+    #[test]
+    fn a_sighting_goes_when_its_page_changes_unless_a_page_is_about_to_use_the_content() {
+        let contents = Contents::new(Seed::random());
+        let there = Sighting { client: ClientId(3), region: RegionId(0), page: PageNo(5) };
+        let Some(Seen::First(handle)) = contents.index.add(9, Place::Sighted(there)) else { panic!("known") };
+        assert!(contents.enter(handle));
+        contents.unsight(handle, there);
+        assert_eq!(contents.index.place(handle, 9), Some(Place::Sighted(there)));
+        contents.leave(handle);
+        assert_eq!(contents.index.place(handle, 9), Some(Place::Sighted(there)), "it is there still");
+        contents.unsight(handle, there);
+        assert_eq!((contents.index.get(handle), contents.len()), (None, 0));
+    }
+
+    #[test]
+    fn a_content_is_forgotten_with_its_last_user_and_not_before() {
+        let contents = Contents::new(Seed::random());
+        let Some(Seen::First(handle)) = contents.index.add(9, Place::Below(1)) else { panic!("known") };
+        assert!(contents.enter(handle) && contents.enter(handle));
+        contents.leave(handle);
+        assert!(contents.index.change(handle, Place::Below(1), Place::Below(2)));
+        assert_eq!(contents.index.place(handle, 9), Some(Place::Below(2)));
+        contents.leave(handle);
+        assert_eq!((contents.index.get(handle), contents.len()), (None, 0));
+        contents.leave(handle);
+        assert!(contents.enter(handle), "the handle can be another content's");
+    }
+
+    #[test]
+    fn users_that_come_and_go_at_once_leave_nothing_behind() {
+        let contents = Contents::new(Seed::random());
+        let turns = |from: u64| {
+            for turn in 0..20_000u64 {
+                let digest = 1 + (turn + from) % 3;
+                let handle = match contents.index.see(digest, Place::Below(digest)) {
+                    Some(Seen::First(handle) | Seen::Known(handle)) => handle,
+                    None => panic!("the index is full"),
+                };
+                if contents.enter(handle) {
+                    contents.leave(handle);
+                }
+            }
+        };
+        std::thread::scope(|scope| (0..4).for_each(|from| drop(scope.spawn(move || turns(from)))));
+        // What was seen and never entered stays: nobody has left it.
+        for digest in 1..=3 {
+            if let Some(Seen::Known(handle) | Seen::First(handle)) = contents.index.see(digest, Place::Below(digest)) {
+                assert!(contents.enter(handle));
+                contents.leave(handle);
+            }
+            assert!(matches!(contents.index.see(digest, Place::Below(digest)), Some(Seen::First(_))), "{digest}");
+        }
+    }
+
+    #[test]
+    fn a_content_costs_under_one_percent_of_its_page() {
+        let (contents, count) = (Contents::new(Seed::random()), 1u64 << 20);
+        for number in 0..count {
+            let digest = xxhash_rust::xxh3::xxh3_64_with_seed(&number.to_ne_bytes(), contents.seed.get()) & !1;
+            let Some(Seen::First(handle)) = contents.index.see(digest, Place::Below(number)) else { continue };
+            assert!(contents.enter(handle));
+        }
+        let of_one = contents.bytes() as f64 / contents.len() as f64;
+        println!("{of_one:.1} bytes for each of {} contents", contents.len());
+        assert!(of_one < kmem::PAGE_SIZE as f64 / 100.0);
+    }
+}

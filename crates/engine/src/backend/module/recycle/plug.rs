@@ -1,0 +1,107 @@
+//! Unplugging the device of a guest's pool, and plugging it in again, as [`device`] does it. The
+//! daemon is the pool's host. So no new pool is needed: while there is no device, it clears the one
+//! that there is. Until then it does not sweep, and a daemon that dies before leaves the device
+//! out: the next one does not sweep either.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use parking_lot::MutexGuard;
+use wire::{PageNo, Run};
+
+use super::sweep::Sweeper;
+use super::{Files, Guest};
+use crate::config::bounds::SLICE;
+use crate::core::recycle::device::{self, PlugError, SessionError};
+use crate::world::shared::Shared;
+
+/// How long a sweep may take to end.
+const SWEEP_TIME: Duration = Duration::from_secs(10);
+
+/// A guest, in a session with its monitor. Nobody sweeps meanwhile.
+struct InSession<'a> {
+    guest: &'a Guest,
+    sweeper: MutexGuard<'a, Sweeper>,
+}
+
+impl Files {
+    /// Unplugs the device. `None`: this process is no guest with a pool.
+    pub(crate) fn pause(&self, shared: &Shared, pid: i32) -> Option<Result<(), PlugError>> {
+        self.with(pid, |guest| guest.in_session(shared, device::unplug))
+    }
+
+    /// Plugs it in again.
+    pub(crate) fn resume(&self, shared: &Shared, pid: i32) -> Option<Result<(), PlugError>> {
+        self.with(pid, |guest| guest.in_session(shared, device::plug_again))
+    }
+
+    fn with(&self, pid: i32, act: impl Fn(&Guest) -> Result<(), PlugError>) -> Option<Result<(), PlugError>> {
+        let (guest, why) = {
+            let all = self.guests.all.lock();
+            let looked = all.get(&pid)?;
+            let (_, recycling) = looked.told.as_ref()?;
+            (looked.guest.clone(), recycling.lock().status().why)
+        };
+        Some(match (guest, why) {
+            (Some(guest), _) => act(&guest),
+            (None, Some(why)) => Err(PlugError::OfFile(pid, why)),
+            (None, None) => Err(SessionError::Busy(pid).into()),
+        })
+    }
+}
+
+impl Guest {
+    pub(super) fn in_session(
+        &self,
+        shared: &Shared,
+        act: impl Fn(&dyn device::Guest, &mut device::Monitor<'_>) -> Result<(), PlugError>,
+    ) -> Result<(), PlugError> {
+        let pid = self.qemu.pid;
+        let sweeper = self.sweeper.try_lock_for(SWEEP_TIME).ok_or(SessionError::Busy(pid))?;
+        let goes_on = || !shared.stopping() && !self.qemu.process.has_exited();
+        let mut qmp = device::monitor(pid, self.qemu.monitor.as_fd(), &goes_on)?;
+        act(&InSession { guest: self, sweeper }, &mut qmp)
+    }
+
+    /// Its device was not there when it was found: see [`device::plug_by_itself`].
+    pub(super) fn plug_by_itself(&self, shared: &Shared, is_first: bool) -> Result<(), PlugError> {
+        let pid = self.qemu.pid;
+        let answer = |error: qmp::QmpError| PlugError::Qemu { pid, why: error.to_string() };
+        self.in_session(shared, |guest, qmp| device::plug_by_itself(guest, qmp, is_first).map_err(answer))
+    }
+}
+
+impl device::Guest for InSession<'_> {
+    fn pid(&self) -> i32 {
+        self.guest.qemu.pid
+    }
+
+    fn renew(&self) -> Result<u32, PlugError> {
+        // Should the rest fail: without a device there is nothing to sweep.
+        self.set_paused(true);
+        let (pid, why) = (self.pid(), |error| format!("its pool cannot be cleared: {error}"));
+        self.sweeper.clear().map_err(|error| PlugError::Qemu { pid, why: why(error) })?;
+        Ok(self.guest.qemu.pool)
+    }
+
+    fn pool_len(&self) -> u64 {
+        self.guest.recycling.lock().pool_len()
+    }
+
+    fn forget_recycled(&self) {
+        for file in &self.guest.files {
+            let pages = file.state().region.pages;
+            for first in (0..pages).step_by(SLICE as usize) {
+                file.state().region.forget_recycled(Run::new(PageNo(first), SLICE.min(pages - first)));
+            }
+        }
+    }
+
+    fn set_paused(&self, paused: bool) {
+        self.guest.recycling.lock().set_paused(paused);
+    }
+
+    fn log(&self, what: &str) {
+        tracing::info!(pid = self.pid(), "{what}");
+    }
+}

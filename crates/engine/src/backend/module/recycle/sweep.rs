@@ -1,0 +1,139 @@
+//! One sweep over a guest's RAM: claim, punch, tell the ledger, release.
+
+use std::ops::Range as Frames;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kmem::cpu::thread_time;
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use wire::Run;
+use wire::recycle::{Extent, Refusal, Sweep};
+
+use super::pool::Pool;
+use super::process::{Ground, Punch};
+use crate::backend::module::file::File;
+use crate::client::recycling::Recycling;
+use crate::core::ledger::Entry;
+
+/// Pages claimed at a time (and up to a word more): the guest may wait for all of them, and longer
+/// where the daemon dies in the midst.
+const BATCH_PAGES: u64 = 1024;
+
+/// The host of a guest's pool.
+pub(super) struct Sweeper {
+    host: ppr::Host<Arc<ppr::Pool>>,
+    /// Ascending by frame; the region is the number of the file.
+    extents: Vec<Extent>,
+    ground: Box<dyn Ground>,
+    /// Dropped last.
+    pool: Pool,
+}
+
+impl Sweeper {
+    pub(super) fn new(pool: Pool, extents: Vec<Extent>, ground: Box<dyn Ground>) -> Self {
+        let host = ppr::Host::new(pool.pool.clone(), ppr::Ram::new(extents.iter().map(Extent::frames)));
+        pool.pool.set_host_state(ppr::HostState::Active);
+        Self { host, extents, ground, pool }
+    }
+
+    pub(super) fn drain(&self) {
+        self.ground.drain();
+    }
+
+    /// Forgets all marks: there is no device.
+    pub(super) fn clear(&self) -> Result<(), Errno> {
+        self.pool.clear()
+    }
+
+    /// Punches marked pages, for at most `budget` of CPU time, and notes what became of it.
+    pub(super) fn sweep(
+        &mut self,
+        files: &[Arc<File>],
+        budget: Duration,
+        recycling: &Mutex<Recycling>,
+        stopping: impl Fn() -> bool,
+    ) {
+        let begin = thread_time();
+        let mut sum = Sweep::default();
+        let result = self.batches(files, &mut sum, || thread_time() - begin > budget || stopping());
+        sum.sweep_ns = (thread_time() - begin).as_nanos() as u64;
+        let mut recycling = recycling.lock();
+        let before = recycling.status().why;
+        recycling.swept(&sum);
+        if let Err(why) = result {
+            recycling.refuse(format!("its pages cannot be punched: {why}"));
+        }
+        let why = recycling.status().why;
+        if let Some(why) = why.filter(|why| before.as_ref() != Some(why)) {
+            tracing::warn!(inode = files[0].inode, "not recycled: {why}");
+        }
+    }
+
+    fn batches(&mut self, files: &[Arc<File>], sum: &mut Sweep, ends: impl Fn() -> bool) -> Result<(), Errno> {
+        sum.refused = self.refusal(files);
+        if sum.refused.is_some() {
+            return Ok(());
+        }
+        let Self { host, extents, ground, .. } = self;
+        let punch = ground.open()?;
+        let mut stayed = false;
+        for mut within in extents.iter().map(Extent::frames) {
+            while !within.is_empty() {
+                if ends() {
+                    sum.more = true;
+                    return Ok(());
+                }
+                sum.refused = ground.held();
+                if sum.refused.is_some() {
+                    return Ok(());
+                }
+                let claimed = Instant::now();
+                let mut punched = 0;
+                let take = |runs: &[Frames<u64>]| take(files, extents, runs, &punch).map(|pages| punched += pages);
+                let batch = host.recycle(&mut within, BATCH_PAGES, take);
+                sum.longest_ns = sum.longest_ns.max(claimed.elapsed().as_nanos() as u64);
+                let batch = batch?;
+                sum.pages += punched;
+                // Another process than QEMU has pinned the rest.
+                stayed |= punched < batch.pages;
+                sum.runs += batch.runs;
+                sum.lost += batch.lost;
+            }
+        }
+        sum.refused = stayed.then_some(Refusal::Pinned);
+        Ok(())
+    }
+
+    /// Why nothing may be punched.
+    fn refusal(&self, files: &[Arc<File>]) -> Option<Refusal> {
+        if self.pool.pool.validate().is_err() {
+            return Some(Refusal::Header);
+        }
+        // Something has pinned its pages for long, or is about to.
+        if files.iter().any(|file| file.state().plain.is_some()) {
+            return Some(Refusal::Pinned);
+        }
+        self.ground.held()
+    }
+}
+
+/// Punches runs of claimed frames. The ledger hears of them before they are released: so no write
+/// of the guest's comes before. Returns how many pages became holes: pinned ones stay.
+fn take(files: &[Arc<File>], extents: &[Extent], runs: &[Frames<u64>], punch: &Punch<'_>) -> Result<u64, Errno> {
+    let mut of_files: Vec<Vec<Run>> = vec![Vec::new(); files.len()];
+    for (number, run) in runs.iter().flat_map(|frames| Extent::pages_of(extents, frames)) {
+        if let Some(runs) = of_files.get_mut(number.0 as usize) {
+            runs.push(run);
+        }
+    }
+    let mut pages = 0;
+    for (number, (file, runs)) in files.iter().zip(&of_files).enumerate().filter(|(_, (_, runs))| !runs.is_empty()) {
+        punch(number, runs, &mut |run| {
+            let left = |page, entry: Entry| _ = file.drop_entry(page, entry);
+            file.state().region.recycle(run, left);
+            pages += u64::from(run.len);
+        })?;
+    }
+    Ok(pages)
+}

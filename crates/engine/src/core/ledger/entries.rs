@@ -1,0 +1,234 @@
+//! What the ledger knows of each page: 4 bytes a page, in chunks.
+//!
+//! A chunk is allocated when the first of its pages gets an entry. So a reservation that the client
+//! never touches costs the table of chunks only: 8 bytes for 4 MiB.
+
+use std::collections::TryReserveError;
+
+use wire::{PageNo, Run};
+
+use crate::core::content::frame::Frame;
+
+/// What the ledger knows of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Entry {
+    /// Nothing is known: untouched, changing, or not read yet.
+    Fresh,
+    /// Read and unique so far; the index knows it under this handle.
+    Unshared(u32),
+    /// It maps this frame, and counts as one of its users.
+    Merged(Frame),
+    /// Given back as a zero page.
+    Zero,
+    /// Part of a batch that is under way; the batch knows the target.
+    Pending,
+    /// The guest does not need it; taken back, and untouched since.
+    Recycled,
+}
+
+/// Bits of a word that hold a handle or a frame; the two above say what it is.
+const LOW: u32 = (1 << 30) - 1;
+
+impl Entry {
+    fn word(self) -> u32 {
+        match self {
+            Entry::Fresh => 0,
+            Entry::Unshared(handle) => 1 << 30 | handle & LOW,
+            Entry::Merged(frame) => 2 << 30 | frame.0 & LOW,
+            Entry::Zero => 3 << 30,
+            Entry::Pending => 3 << 30 | 1,
+            Entry::Recycled => 3 << 30 | 2,
+        }
+    }
+
+    fn from_word(word: u32) -> Self {
+        match (word >> 30, word & LOW) {
+            (0, _) => Entry::Fresh,
+            (1, handle) => Entry::Unshared(handle),
+            (2, frame) => Entry::Merged(Frame(frame)),
+            (_, 0) => Entry::Zero,
+            (_, 2) => Entry::Recycled,
+            _ => Entry::Pending,
+        }
+    }
+}
+
+/// Pages of a region by what the ledger knows of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) unshared: u64,
+    pub(crate) merged: u64,
+    pub(crate) zero: u64,
+    pub(crate) pending: u64,
+    pub(crate) recycled: u64,
+}
+
+/// Pages of a chunk: 4 KiB of entries.
+const CHUNK: usize = 1024;
+
+/// The entries of one region.
+pub(super) struct Entries {
+    pages: u32,
+    /// `None`: all pages of the chunk are fresh.
+    chunks: Vec<Option<Box<[u32; CHUNK]>>>,
+    allocated: usize,
+    counts: Counts,
+}
+
+impl Entries {
+    /// Fresh entries of `pages` pages.
+    ///
+    /// # Errors
+    ///
+    /// There is no memory for the table of chunks.
+    pub(super) fn new(pages: u32) -> Result<Self, TryReserveError> {
+        let count = (pages as usize).div_ceil(CHUNK);
+        let mut chunks = Vec::new();
+        chunks.try_reserve_exact(count)?;
+        chunks.resize_with(count, || None);
+        Ok(Self { pages, chunks, allocated: 0, counts: Counts::default() })
+    }
+
+    /// Bytes that they take.
+    pub(super) fn bytes(&self) -> usize {
+        self.chunks.len() * size_of::<Option<Box<[u32; CHUNK]>>>() + self.allocated * CHUNK * 4
+    }
+
+    /// The words of one chunk, allocated if they are missing: 4 KiB.
+    fn chunk(&mut self, index: usize) -> Option<&mut [u32; CHUNK]> {
+        let Self { chunks, allocated, .. } = self;
+        let chunk = chunks.get_mut(index)?;
+        Some(chunk.get_or_insert_with(|| {
+            *allocated += 1;
+            Box::new([0; CHUNK])
+        }))
+    }
+
+    /// The pages of `run` that may have an entry: those of chunks that are allocated, ascending.
+    pub(super) fn known(&self, run: Run) -> impl Iterator<Item = PageNo> {
+        let (start, end) = (run.page.0, run.end().0.min(self.pages));
+        let first = start as usize / CHUNK;
+        let last = (end as usize).div_ceil(CHUNK).max(first);
+        let chunks = self.chunks.get(first..last).unwrap_or_default().iter().zip(first..);
+        chunks.filter(|(chunk, _)| chunk.is_some()).flat_map(move |(_, index)| {
+            let base = (index * CHUNK) as u32;
+            (base.max(start)..(base.saturating_add(CHUNK as u32)).min(end)).map(PageNo)
+        })
+    }
+
+    pub(super) fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// The entry of a page; fresh past the end.
+    pub(super) fn get(&self, page: PageNo) -> Entry {
+        let chunk = self.chunks.get(page.index() / CHUNK).and_then(Option::as_deref);
+        chunk.map_or(Entry::Fresh, |words| Entry::from_word(words[page.index() % CHUNK]))
+    }
+
+    fn count(&mut self, entry: Entry) -> Option<&mut u64> {
+        match entry {
+            Entry::Fresh => None,
+            Entry::Unshared(_) => Some(&mut self.counts.unshared),
+            Entry::Merged(_) => Some(&mut self.counts.merged),
+            Entry::Zero => Some(&mut self.counts.zero),
+            Entry::Pending => Some(&mut self.counts.pending),
+            Entry::Recycled => Some(&mut self.counts.recycled),
+        }
+    }
+
+    /// Writes an entry and returns the one before it. Past the end: does nothing.
+    pub(super) fn set(&mut self, page: PageNo, entry: Entry) -> Entry {
+        if page.0 >= self.pages || entry == Entry::Fresh && self.chunks[page.index() / CHUNK].is_none() {
+            return Entry::Fresh;
+        }
+        let Some(words) = self.chunk(page.index() / CHUNK) else { return Entry::Fresh };
+        let before = Entry::from_word(std::mem::replace(&mut words[page.index() % CHUNK], entry.word()));
+        if let Some(n) = self.count(before) {
+            *n -= 1;
+        }
+        if let Some(n) = self.count(entry) {
+            *n += 1;
+        }
+        before
+    }
+
+    /// These pages were recycled; a pending page stays pending. Calls `left` with what else was
+    /// known of them.
+    pub(super) fn recycle(&mut self, run: Run, mut left: impl FnMut(PageNo, Entry)) {
+        let (mut from, end) = (run.page.index(), run.end().index());
+        if end > self.pages as usize {
+            return;
+        }
+        let mut fresh = 0;
+        let mut others = Vec::new();
+        while from < end {
+            let to = (from / CHUNK + 1).saturating_mul(CHUNK).min(end);
+            let Some(words) = self.chunk(from / CHUNK) else { break };
+            for (page, word) in (from..to).zip(&mut words[from % CHUNK..]) {
+                match Entry::from_word(*word) {
+                    // Nearly all: no pass reads a guest's free pages.
+                    Entry::Fresh => {
+                        *word = Entry::Recycled.word();
+                        fresh += 1;
+                    }
+                    Entry::Pending | Entry::Recycled => {}
+                    entry => others.push((PageNo(page as u32), entry)),
+                }
+            }
+            from = to;
+        }
+        self.counts.recycled += fresh;
+        for (page, entry) in others {
+            self.set(page, Entry::Recycled);
+            left(page, entry);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_survive_their_word_and_are_counted() {
+        let mut held = Entries::new(8).unwrap();
+        let entries = [
+            Entry::Unshared(LOW),
+            Entry::Merged(Frame(LOW)),
+            Entry::Zero,
+            Entry::Pending,
+            Entry::Fresh,
+            Entry::Recycled,
+        ];
+        for (page, entry) in entries.into_iter().enumerate() {
+            assert_eq!(held.set(PageNo(page as u32), entry), Entry::Fresh);
+            assert_eq!(held.get(PageNo(page as u32)), entry);
+        }
+        assert_eq!(held.counts(), Counts { unshared: 1, merged: 1, zero: 1, pending: 1, recycled: 1 });
+        assert_eq!(held.set(PageNo(1), Entry::Zero), Entry::Merged(Frame(LOW)));
+        assert_eq!(held.counts(), Counts { unshared: 1, merged: 0, zero: 2, pending: 1, recycled: 1 });
+        assert_eq!(held.set(PageNo(99), Entry::Zero), Entry::Fresh, "past the end: nothing");
+        assert_eq!(held.get(PageNo(99)), Entry::Fresh);
+    }
+
+    #[test]
+    fn a_reservation_that_is_not_touched_costs_a_table_of_chunks_only() {
+        let mut entries = Entries::new(u32::MAX).unwrap();
+        let empty = entries.bytes();
+        assert!(empty <= u32::MAX as usize / CHUNK * 8 + 8, "{empty} bytes");
+        let all = Run::new(PageNo(0), u32::MAX);
+        assert_eq!(entries.known(all).count(), 0);
+        assert_eq!(entries.set(PageNo(u32::MAX - 1), Entry::Fresh), Entry::Fresh);
+        assert_eq!(entries.bytes(), empty, "a fresh entry needs no chunk");
+        entries.set(PageNo(1500), Entry::Zero);
+        assert_eq!(entries.bytes(), empty + CHUNK * 4);
+        assert_eq!(entries.known(all).map(|page| page.0).collect::<Vec<_>>(), (1024..2048).collect::<Vec<_>>());
+        assert_eq!(entries.known(Run::new(PageNo(1400), 200)).count(), 200);
+        let mut left = Vec::new();
+        entries.recycle(Run::new(PageNo(1000), 600), |page, entry| left.push((page, entry)));
+        assert_eq!(left, [(PageNo(1500), Entry::Zero)]);
+        assert_eq!(entries.counts().recycled, 600);
+        assert_eq!((entries.get(PageNo(999)), entries.get(PageNo(1599))), (Entry::Fresh, Entry::Recycled));
+    }
+}

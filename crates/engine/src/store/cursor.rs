@@ -1,0 +1,147 @@
+//! Cursors: how workers make frames.
+
+use std::ops::Range;
+
+use kmem::PAGE_SIZE;
+use kmem::memfd::{self, StoreFile};
+
+use super::error::GrowError;
+use super::fill::Filling;
+use super::frames::{Holds, Store};
+use super::reserve::Reserved;
+use crate::core::content::frame::Frame;
+
+/// Slots that are given memory at once when a cursor comes to them and there is no huge page.
+const POPULATE: u32 = 128;
+
+/// A worker's place in the store: makes frames in consecutive slots.
+pub(crate) struct Cursor<'s> {
+    store: &'s Store,
+    node: Option<u32>,
+    /// Reserved and not used yet.
+    pub(super) slots: Range<u32>,
+    /// Slots below this one have memory.
+    pub(super) populated: u32,
+    /// Slots below this one were filled.
+    pub(super) filled: u32,
+    /// The keys of what was filled in, up to there.
+    keys: Vec<u64>,
+    filling: Option<Filling<'s>>,
+    last: Option<Frame>,
+}
+
+impl<'s> Cursor<'s> {
+    /// `node`: where its frames lie, if the store keeps NUMA nodes apart.
+    pub(crate) fn new(store: &'s Store, node: Option<u32>) -> Self {
+        Self { store, node, slots: 0..0, populated: 0, filled: 0, keys: Vec::new(), filling: None, last: None }
+    }
+
+    /// Makes a frame with these bytes and `refs` users.
+    pub(crate) fn put(&mut self, bytes: &[u8; PAGE_SIZE], refs: u32) -> Result<Frame, GrowError> {
+        self.put_as(bytes, None, refs)
+    }
+
+    /// Makes a frame with these bytes and `refs` users. Where bytes with this key were
+    /// [expected](Cursor::expect), and are there, they are neither read nor written.
+    pub(crate) fn put_as(&mut self, bytes: &[u8; PAGE_SIZE], key: Option<u64>, refs: u32) -> Result<Frame, GrowError> {
+        loop {
+            self.need_slots()?;
+            let frame = Frame(self.slots.start);
+            if frame.0 >= self.populated {
+                self.populate(frame)?;
+            }
+            self.slots.start += 1;
+            let holds = match self.filled.checked_sub(frame.0) {
+                None | Some(0) => Holds::Nothing,
+                Some(left) if key == Some(self.keys[self.keys.len() - left as usize]) => Holds::TheseBytes,
+                Some(_) => Holds::OtherBytes,
+            };
+            if self.store.publish(frame, bytes, refs, holds) {
+                self.last = Some(frame);
+                return Ok(frame);
+            }
+        }
+    }
+
+    /// Reserves slots if none are left.
+    pub(super) fn need_slots(&mut self) -> Result<(), GrowError> {
+        if self.slots.is_empty() {
+            self.store.check_memory()?;
+            self.reserve()?;
+        }
+        Ok(())
+    }
+
+    /// Announces what the next frames will probably hold, in this order, in pieces that are each
+    /// consecutive in memory; each with the keys of its pages.
+    pub(crate) fn expect<'b>(
+        &mut self,
+        pieces: impl IntoIterator<Item = (&'b [[u8; PAGE_SIZE]], &'b [u64])>,
+    ) -> Result<(), GrowError> {
+        self.need_slots()?;
+        let mut pieces = pieces.into_iter().peekable();
+        if self.slots.start < self.populated || pieces.peek().is_none() {
+            return Ok(());
+        }
+        if self.filling.is_none() {
+            self.filling = Filling::new(self.store, self.slots.clone());
+        }
+        let Some(filling) = &self.filling else { return Ok(()) };
+        let mut filled = self.slots.start;
+        self.keys.clear();
+        for (pages, keys) in pieces {
+            let most = pages.len().min((self.slots.end - filled) as usize);
+            let done = filling.fill(Frame(filled), &pages[..most]);
+            filled += done as u32;
+            self.keys.extend(&keys[..done]);
+            if done < pages.len() {
+                break;
+            }
+        }
+        (self.populated, self.filled) = (filled, filled);
+        Ok(())
+    }
+
+    fn reserve(&mut self) -> Result<(), GrowError> {
+        self.filling = None;
+        let Reserved { slots, mut populated, huge, cut } = self.store.reserve(self.last, self.node)?;
+        if huge && self.store.make_huge(Frame(slots.start)) {
+            populated = slots.end;
+        }
+        let begin = slots.start..slots.start + cut;
+        (self.slots, self.populated, self.filled) = (begin.end..slots.end, populated, 0);
+        self.store.give_slots_back(begin);
+        Ok(())
+    }
+
+    /// Takes back a frame that [`Cursor::put`] made and that has no handle.
+    pub(crate) fn undo(&mut self, frame: Frame, refs: u32) {
+        // A prediction may have made another page its user all the same: the last user quarantines
+        // it.
+        if (0..refs).any(|_| self.store.unref(frame).is_some()) {
+            self.store.quarantine(frame);
+        }
+    }
+
+    /// Allocates memory before it is written, so that a lack of it is an error here and no SIGBUS.
+    fn populate(&mut self, frame: Frame) -> Result<(), GrowError> {
+        let len = POPULATE.min(self.slots.end - frame.0);
+        let page = PAGE_SIZE as u64;
+        let allocate =
+            |file: &StoreFile, slot: usize| memfd::allocate(&file.writer, slot as u64 * page, u64::from(len) * page);
+        match self.store.with(frame, |segment, slot| segment.own().map(|file| allocate(file, slot))).flatten() {
+            Some(Ok(())) => self.populated = frame.0 + len,
+            Some(Err(e)) => return Err(GrowError::Allocate(e)),
+            None => {}
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Cursor<'_> {
+    fn drop(&mut self) {
+        // Before another cursor can reserve the slots and register them.
+        self.filling = None;
+        self.store.give_slots_back(self.slots.clone());
+    }
+}

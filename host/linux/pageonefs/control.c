@@ -5,9 +5,17 @@
  */
 #include <linux/capability.h>
 #include <linux/eventfd.h>
+#include <linux/module.h>
 #include <linux/uaccess.h>
 
-#include "pageonefs.h"
+#include "control.h"
+#include "file.h"
+#include "inode.h"
+#include "lend.h"
+#include "merge.h"
+#include "scan.h"
+#include "super.h"
+#include "tmpfs.h"
 
 /* The layout that crates/kmem/src/pageonefs.rs asserts, too. */
 static_assert(sizeof(struct pageonefs_info) == 80 && offsetof(struct pageonefs_info, domain) == 16);
@@ -87,25 +95,6 @@ static long list(struct pofs_super *ps, void __user *arg)
 		cond_resched();
 	}
 	return copy_to_user(arg, &l, sizeof(l)) ? -EFAULT : 0;
-}
-
-/* The list of files is not what it was. */
-void pofs_news(struct pofs_super *ps)
-{
-	spin_lock(&ps->news_lock);
-	if (ps->news)
-		pofs_signal(ps->news);
-	spin_unlock(&ps->news_lock);
-}
-
-/* NULL: nobody is told any more. */
-void pofs_news_to(struct pofs_super *ps, struct eventfd_ctx *news)
-{
-	spin_lock(&ps->news_lock);
-	swap(ps->news, news);
-	spin_unlock(&ps->news_lock);
-	if (news)
-		eventfd_ctx_put(news);
 }
 
 static long notify(struct pofs_super *ps, void __user *arg)
@@ -189,7 +178,7 @@ static long of_a_file(struct pofs_super *ps, unsigned int cmd, void __user *arg)
 	return ret;
 }
 
-long pofs_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
+static long root_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 {
 	struct pofs_super *ps = POFS_SB(file_inode(file)->i_sb);
 	void __user *user = (void __user *)arg;
@@ -218,4 +207,11 @@ long pofs_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 	default:
 		return -ENOTTY;
 	}
+}
+
+void pofs_control_start(void)
+{
+	pofs_root_ops = *pofs_base.dir_file;
+	pofs_root_ops.owner = THIS_MODULE;
+	pofs_root_ops.unlocked_ioctl = root_ioctl;
 }

@@ -6,72 +6,14 @@
 #include <linux/delay.h>
 #include <linux/highmem.h>
 
-#include "pageonefs.h"
+#include "fault.h"
+#include "huge.h"
+#include "inode.h"
+#include "read.h"
+#include "tmpfs.h"
 
 struct vm_operations_struct pofs_vm_ops;
 static vm_fault_t serve(struct vm_fault *vmf);
-
-/* ---- merged to private ------------------------------------------------------------ */
-
-/*
- * Copies the frame that `index` has, if it has one, into a page of the file. The page is locked, it
- * was a hole before its lock was taken, and nobody has mapped it. A frame that cannot be read keeps
- * its entry. With `later`, the caller takes the frame's mappings away before it unlocks the page.
- */
-static vm_fault_t settle_one(struct pofs_inode *pi, struct page *page, pgoff_t index, bool fresh, bool later)
-{
-	struct page *frame;
-	bool left;
-
-	/* Again where the page went to an equal frame meanwhile. */
-	while ((frame = pofs_frame_at(pi, index))) {
-		if (PageHWPoison(frame)) {
-			put_page(frame);
-			return VM_FAULT_HWPOISON;
-		}
-		copy_highpage(page, frame);
-		set_page_dirty(page);
-		/* Before the entry goes: then whoever finds none reads what was copied. */
-		if (fresh)
-			SetPageUptodate(page);
-		left = later ? pofs_entry_erase(pi, index, frame) : pofs_frame_leave(pi, index, frame);
-		put_page(frame);
-		if (left) {
-			pofs_count(copies);
-			break;
-		}
-	}
-	return 0;
-}
-
-/*
- * The same for all pages of a folio, which may be huge: huge.c, and shmem_enabled=force (a test of
- * the kernel's). Returns 0, or VM_FAULT_HWPOISON if that of `index` failed.
- */
-vm_fault_t pofs_settle(struct pofs_inode *pi, struct page *page, pgoff_t index)
-{
-	struct folio *folio = page_folio(page);
-	unsigned long at, first = folio->index;
-	bool fresh = !folio_test_uptodate(folio);
-	vm_fault_t ret = 0;
-	void *entry;
-	long i;
-
-	if (likely(!folio_test_large(folio)))
-		return settle_one(pi, page, index, fresh, false);
-	if (fresh) {
-		for (i = 0; i < folio_nr_pages(folio); i++)
-			clear_highpage(folio_page(folio, i));
-		folio_mark_uptodate(folio);
-	}
-	xa_for_each_range(&pi->merged, at, entry, first, folio_next_index(folio) - 1) {
-		vm_fault_t one = settle_one(pi, folio_page(folio, at - first), at, false, false);
-
-		if (at == index)
-			ret = one;
-	}
-	return ret;
-}
 
 /* ---- first writes ------------------------------------------------------------------ */
 
@@ -150,7 +92,7 @@ static vm_fault_t make_private(struct vm_fault *vmf, struct pofs_inode *pi, pgof
 		goto out;
 	}
 	if (likely(!PageCompound(page)))
-		ret = settle_one(pi, page, index, !PageUptodate(page), true);
+		ret = pofs_copy_frame(pi, page, index);
 	else
 		ret = pofs_settle(pi, page, index);
 	/* The entry has gone, and it is a hole; or the frame cannot be read. */
@@ -340,7 +282,7 @@ static vm_fault_t map_pages(struct vm_fault *vmf, pgoff_t first, pgoff_t last)
 	return ret;
 }
 
-void pofs_vm_ops_start(void)
+void pofs_fault_start(void)
 {
 	pofs_vm_ops = *pofs_base.vm;
 	pofs_vm_ops.fault = fault;

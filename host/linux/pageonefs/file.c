@@ -2,7 +2,6 @@
 /*
  * Reading, writing, lengths and holes: what tmpfs does, with merged pages seen to before.
  */
-#include <linux/delay.h>
 #include <linux/fs.h>
 #include <linux/falloc.h>
 #include <linux/highmem.h>
@@ -11,112 +10,12 @@
 #include <linux/splice.h>
 #include <linux/uio.h>
 
-#include "pageonefs.h"
+#include "fault.h"
+#include "file.h"
+#include "lend.h"
+#include "tmpfs.h"
 
 struct file_operations pofs_file_ops;
-struct file_operations pofs_root_file_ops;
-
-/* ---- keeping merges away --------------------------------------------------------- */
-
-/*
- * No page of the file is merged until pofs_unblock_merges(). tmpfs's own locks may be taken
- * meanwhile.
- */
-void pofs_block_merges(struct pofs_inode *pi)
-{
-	down_write(&pi->merging);
-	pi->blocked++;
-	up_write(&pi->merging);
-}
-
-void pofs_unblock_merges(struct pofs_inode *pi)
-{
-	down_write(&pi->merging);
-	pi->blocked--;
-	up_write(&pi->merging);
-}
-
-/*
- * tmpfs changes pages of [first, last], and merged ones go, without a lock that a harvest could
- * wait for: so their bits are set before, and a harvest leaves them until the end.
- */
-void pofs_cut_begin(struct pofs_inode *pi, pgoff_t first, pgoff_t last)
-{
-	if (pofs_no_cut_bits)
-		return;
-	down_write(&pi->merging);
-	pi->cut_first = pi->cuts ? min(pi->cut_first, first) : first;
-	pi->cut_last = pi->cuts ? max(pi->cut_last, last) : last;
-	pi->cuts++;
-	up_write(&pi->merging);
-	pofs_mark_dirty_range(pi, first, last);
-}
-
-void pofs_cut_end(struct pofs_inode *pi, pgoff_t first, pgoff_t last)
-{
-	if (unlikely(pofs_slow_us))
-		usleep_range(pofs_slow_us, pofs_slow_us + 1);
-	/* A harvest may have begun before pofs_cut_begin(). */
-	pofs_mark_dirty_range(pi, first, last);
-	if (pofs_no_cut_bits)
-		return;
-	down_write(&pi->merging);
-	pi->cuts--;
-	up_write(&pi->merging);
-}
-
-static int unmerge_one(struct pofs_inode *pi, pgoff_t index)
-{
-	struct address_space *mapping = pofs_vfs(pi)->i_mapping;
-	vm_fault_t fault = 0;
-	struct page *page;
-
-	while (!fault && xa_load(&pi->merged, index)) {
-		/* The merged page's own charge pays for the private one. */
-		pofs_charge(pofs_vfs(pi), -1);
-		page = shmem_read_mapping_page_gfp(mapping, index, mapping_gfp_mask(mapping));
-		pofs_charge(pofs_vfs(pi), 1);
-		/* Where the file is just being cut, there is nothing to keep. */
-		if (IS_ERR(page))
-			return (loff_t)index << PAGE_SHIFT >= i_size_read(pofs_vfs(pi)) ? 0 : PTR_ERR(page);
-		lock_page(page);
-		if (page_folio(page)->mapping == mapping)
-			fault = pofs_settle(pi, page, index);
-		unlock_page(page);
-		put_page(page);
-	}
-	return fault ? -EHWPOISON : 0;
-}
-
-/* Makes [first, last] private. Without merges blocked, more may come meanwhile. */
-int pofs_unmerge(struct pofs_inode *pi, pgoff_t first, pgoff_t last)
-{
-	unsigned long index = first;
-	void *entry;
-	int ret = 0;
-
-	for (entry = xa_find(&pi->merged, &index, last, XA_PRESENT); entry && !ret;
-	     entry = xa_find_after(&pi->merged, &index, last, XA_PRESENT)) {
-		ret = unmerge_one(pi, index);
-		if (fatal_signal_pending(current))
-			ret = ret ?: -EINTR;
-		cond_resched();
-	}
-	return ret;
-}
-
-/* From here on nothing of the file is merged, and what is becomes private. */
-int pofs_make_plain(struct pofs_inode *pi, unsigned int why)
-{
-	down_write(&pi->merging);
-	down_write(&pi->faults);
-	if (!pi->plain)
-		WRITE_ONCE(pi->plain, why);
-	up_write(&pi->faults);
-	up_write(&pi->merging);
-	pofs_news(POFS_SB(pofs_vfs(pi)->i_sb));
-	return pofs_unmerge(pi, 0, ULONG_MAX);
-}
 
 /* ---- reading --------------------------------------------------------------------- */
 
@@ -314,6 +213,8 @@ static bool stays(struct address_space *mapping, pgoff_t index)
 	return pinned;
 }
 
+#define PUNCH_CHUNK	BITS_PER_TYPE(u64)
+
 /* `held` gets a bit for each page that stays. */
 static int punch_chunk(struct pofs_inode *pi, pgoff_t first, unsigned int n, u64 *held)
 {
@@ -358,10 +259,10 @@ long pofs_punch(struct pofs_inode *pi, struct pageonefs_punch *p)
 		return 0;
 	pofs_block_merges(pi);
 	pofs_cut_begin(pi, at, end - 1);
-	for (p->stayed = 0; at < end && !ret; at += POFS_CHUNK) {
+	for (p->stayed = 0; at < end && !ret; at += PUNCH_CHUNK) {
 		u64 held;
 
-		ret = punch_chunk(pi, at, min_t(u64, POFS_CHUNK, end - at), &held);
+		ret = punch_chunk(pi, at, min_t(u64, PUNCH_CHUNK, end - at), &held);
 		if (ret)
 			break;
 		p->stayed += hweight64(held);
@@ -438,7 +339,7 @@ static int file_mmap(struct file *file, struct vm_area_struct *vma)
 	return 0;
 }
 
-void pofs_file_ops_start(void)
+void pofs_file_start(void)
 {
 	pofs_file_ops = *pofs_base.file;
 	pofs_file_ops.owner = THIS_MODULE;

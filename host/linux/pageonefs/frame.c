@@ -11,10 +11,17 @@
  * from. Others are pages of a store's files (lend.c).
  */
 #include <linux/highmem.h>
+#include <linux/module.h>
 #include <linux/pagemap.h>
 #include <linux/slab.h>
 
-#include "pageonefs.h"
+#include "frame.h"
+#include "mapping.h"
+
+/* A reference count is an int, and every process that maps a file takes one for each entry. */
+static unsigned int max_users = 65536;
+module_param(max_users, uint, 0600);
+MODULE_PARM_DESC(max_users, "how many pages of files may use one frame");
 
 static DEFINE_MUTEX(domains_lock);
 static LIST_HEAD(domains);
@@ -108,47 +115,12 @@ struct page *pofs_frame_new(struct pofs_domain *domain, struct page *content)
 }
 
 /*
- * Loads a page from a table whose entries hold references, and takes one; of a large one, from its
- * head. NULL: no page. Under RCU. Neighbours one after the other are found without a walk.
- */
-struct page *pofs_load(struct xa_state *xas, unsigned long index)
-{
-	bool here = index == xas->xa_index && !xas_not_node(xas->xa_node);
-	struct page *page = here ? xas_reload(xas) : pofs_walk(xas, index);
-
-	for (;;) {
-		if (!page || xa_is_value(page))
-			return NULL;
-		/* Or it is a retry, or a part of a large page. */
-		if (!xa_is_internal(page) && get_page_unless_zero(page)) {
-			/* It might have gone, and be another's page now. */
-			if (xas_reload(xas) == page)
-				return page;
-			put_page(page);
-		}
-		xas_set(xas, index);
-		page = xas_load(xas);
-	}
-}
-
-struct page *pofs_page_load(struct xarray *table, unsigned long index)
-{
-	XA_STATE(xas, table, index);
-	struct page *page;
-
-	rcu_read_lock();
-	page = pofs_load(&xas, index);
-	rcu_read_unlock();
-	return page;
-}
-
-/*
  * As a new user of it, with a reference; or NULL, and why. Under RCU; *xas is of the domain's
  * table.
  */
 struct page *pofs_frame_find(struct xa_state *xas, u64 handle, int *error)
 {
-	unsigned long most = min_t(unsigned long, READ_ONCE(pofs_max_users), POFS_USERS - 1);
+	unsigned long most = min_t(unsigned long, READ_ONCE(max_users), POFS_USERS - 1);
 	struct page *frame = pofs_load(xas, handle);
 	long n;
 
@@ -178,72 +150,4 @@ void pofs_frame_put(struct pofs_domain *domain, struct page *frame)
 		atomic64_dec(&domain->count);
 	}
 	put_page(frame);
-}
-
-/* What the file's page `index` uses, with a reference. */
-struct page *pofs_frame_at(struct pofs_inode *pi, pgoff_t index)
-{
-	return pofs_page_load(&pi->merged, index);
-}
-
-/*
- * A fault may have found the entry that has just gone, and the kernel maps its frame only now,
- * under the frame's lock (give_frame). The mappings are taken away after this.
- */
-void pofs_frame_wait(struct pofs_inode *pi, struct page *frame)
-{
-	/* Or neither is seen here: then the fault finds no entry. Pairs with give_frame(). */
-	smp_mb();
-	if (READ_ONCE(pi->gives) && !pofs_no_frame_wait)
-		wait_on_page_locked(frame);
-}
-
-/* The page uses the frame no more. False: it did not any more. Its mappings are still to go. */
-bool pofs_entry_erase(struct pofs_inode *pi, pgoff_t index, struct page *frame)
-{
-	struct pofs_super *ps = POFS_SB(pofs_vfs(pi)->i_sb);
-	bool mine;
-
-	down_write(pofs_mapping_lock(pi, index));
-	mine = xa_cmpxchg(&pi->merged, index, frame, NULL, GFP_KERNEL) == frame;
-	up_write(pofs_mapping_lock(pi, index));
-	if (!mine)
-		return false;
-	pofs_frame_wait(pi, frame);
-	atomic_long_dec(&pi->count);
-	atomic64_dec(&ps->merged);
-	pofs_charge(pofs_vfs(pi), -1);
-	pofs_frame_put(ps->domain, frame);
-	return true;
-}
-
-/* The page uses the frame no more, and nobody maps it there. False: it did not any more. */
-bool pofs_frame_leave(struct pofs_inode *pi, pgoff_t index, struct page *frame)
-{
-	bool mine = pofs_entry_erase(pi, index, frame);
-
-	unmap_mapping_pages(pofs_vfs(pi)->i_mapping, index, 1, false);
-	return mine;
-}
-
-/* No page of [first, last] is merged, or mapped as it was. They are holes. */
-void pofs_erase(struct pofs_inode *pi, pgoff_t first, pgoff_t last)
-{
-	unsigned long index = first, low = ULONG_MAX, high = 0;
-	void *entry;
-
-	for (entry = xa_find(&pi->merged, &index, last, XA_PRESENT); entry;
-	     entry = xa_find_after(&pi->merged, &index, last, XA_PRESENT)) {
-		struct page *frame = pofs_frame_at(pi, index);
-
-		if (!frame)
-			continue;
-		pofs_entry_erase(pi, index, frame);
-		put_page(frame);
-		low = min(low, index);
-		high = index;
-		cond_resched();
-	}
-	if (low <= high)
-		unmap_mapping_pages(pofs_vfs(pi)->i_mapping, low, high - low + 1, false);
 }

@@ -16,7 +16,8 @@
  *    are set together (page_mkwrite). A harvest takes the mapping away; the next write brings it
  *    back.
  */
-#include "pageonefs.h"
+#include "huge.h"
+#include "tmpfs.h"
 
 static bool in_file(struct pofs_inode *pi, pgoff_t last)
 {
@@ -78,31 +79,6 @@ void pofs_huge_split(struct pofs_inode *pi, pgoff_t index)
 	rcu_read_unlock();
 	if (huge)
 		shmem_truncate_range(pofs_vfs(pi), at, at - 1);
-}
-
-/*
- * vm_insert_pages() maps as the mapping says: that is read-only where first writes are waited for.
- * And it wants VM_MIXEDMAP, which a mapping with huge pages lacks. So it gets a copy of the
- * mapping. It reads that, and keeps nothing.
- */
-int pofs_insert_pages(struct vm_fault *vmf, unsigned long address, struct page **pages, unsigned long *n,
-		      bool writable)
-{
-	struct vm_area_struct vma = *vmf->vma;
-
-	pofs_copy_flags(&vma, vma.vm_flags | VM_MIXEDMAP);
-	if (writable)
-		vma.vm_page_prot = __pgprot(pgprot_val(vm_get_page_prot(vma.vm_flags)) | _PAGE_DIRTY |
-					    _PAGE_SOFT_DIRTY);
-	return vm_insert_pages(&vma, address, pages, n);
-}
-
-/* Whether there is a page table, which stays. Else there is nothing, or a huge page. */
-bool pofs_has_table(struct vm_fault *vmf)
-{
-	pmd_t pmd = READ_ONCE(*vmf->pmd);
-
-	return pmd_present(pmd) && !pmd_trans_huge(pmd);
 }
 
 /*

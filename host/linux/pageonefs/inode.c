@@ -1,226 +1,321 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Names and inodes. tmpfs makes an inode and gives it a name in one step, with its own
- * operations; they are replaced before anybody can find it. Therefore no name of a file that is
- * not there stays in the cache: a new one's dentry is not hashed until its operations are ours,
- * and who looks for it waits for the directory's lock.
+ * A file: inode.h. What is done to its entries, and to its dirty bits, by all who change it.
  */
-#include <linux/module.h>
-#include <linux/slab.h>
+#include <linux/delay.h>
+#include <linux/gfp.h>
+#include <linux/highmem.h>
+#include <linux/pagemap.h>
 
-#include "pageonefs.h"
+#include "inode.h"
+#include "tmpfs.h"
 
-struct inode_operations pofs_inode_ops;
-struct inode_operations pofs_dir_ops;
+/* ---- the mount's list of files -------------------------------------------------------- */
 
-#define STORE_INODES	(1ul << 48)
-
-static int inode_adopt(struct inode *inode)
+/* The list of files is not what it was. */
+void pofs_news(struct pofs_super *ps)
 {
-	static atomic64_t last_id;
-	struct pofs_inode *pi = POFS_I(inode);
-	int ret;
-
-	if (S_ISDIR(inode->i_mode)) {
-		inode->i_op = &pofs_dir_ops;
-		return 0;
-	}
-	if (!S_ISREG(inode->i_mode))
-		return 0;
-	inode->i_op = &pofs_inode_ops;
-	inode->i_fop = &pofs_file_ops;
-	pi->id = atomic64_inc_return(&last_id);
-	if (POFS_SB(inode->i_sb)->store) {
-		/* As a memfd that may be sealed. */
-		SHMEM_I(inode)->seals = 0;
-		pi->plain = PAGEONEFS_PLAIN_STORE;
-		/* Its users go by the number alone: no other store's file, and no memfd, has it. */
-		inode->i_ino = STORE_INODES + pi->id;
-	}
-	ret = xa_err(xa_store(&POFS_SB(inode->i_sb)->files, pi->id, inode, GFP_KERNEL_ACCOUNT));
-	if (ret)
-		pi->id = 0;
-	else
-		pofs_news(POFS_SB(inode->i_sb));
-	return ret;
+	spin_lock(&ps->news_lock);
+	if (ps->news)
+		pofs_signal(ps->news);
+	spin_unlock(&ps->news_lock);
 }
 
-/* What is left of a file when its last name and user are gone. */
-void pofs_evict_inode(struct inode *inode)
+/* NULL: nobody is told any more. */
+void pofs_news_to(struct pofs_super *ps, struct eventfd_ctx *news)
 {
-	struct pofs_inode *pi = POFS_I(inode);
+	spin_lock(&ps->news_lock);
+	swap(ps->news, news);
+	spin_unlock(&ps->news_lock);
+	if (news)
+		eventfd_ctx_put(news);
+}
 
-	if (!pi->id)
+/* ---- dirty bits --------------------------------------------------------------------- */
+
+int pofs_mark_dirty(struct pofs_inode *pi, pgoff_t index)
+{
+	unsigned long *bits = xa_load(&pi->dirty, index / POFS_DIRTY_BITS);
+
+	if (unlikely(!bits)) {
+		void *other;
+
+		bits = (unsigned long *)get_zeroed_page(GFP_KERNEL_ACCOUNT);
+		if (!bits)
+			return -ENOMEM;
+		other = xa_cmpxchg(&pi->dirty, index / POFS_DIRTY_BITS, NULL, bits, GFP_KERNEL_ACCOUNT);
+		if (other) {
+			free_page((unsigned long)bits);
+			if (xa_err(other))
+				return -ENOMEM;
+			bits = other;
+		}
+	}
+	set_bit(index % POFS_DIRTY_BITS, bits);
+	/*
+	 * Before the page is written, whoever looks for its lock. Pairs with the xchg() of a harvest.
+	 */
+	smp_mb__after_atomic();
+	return 0;
+}
+
+/* Where there are no bits yet, nothing was ever written. */
+void pofs_mark_dirty_range(struct pofs_inode *pi, pgoff_t first, pgoff_t last)
+{
+	unsigned long chunk, *bits;
+
+	xa_for_each_range(&pi->dirty, chunk, bits, first / POFS_DIRTY_BITS, last / POFS_DIRTY_BITS) {
+		unsigned long base = chunk * POFS_DIRTY_BITS;
+		unsigned long i = first > base ? first - base : 0;
+		unsigned long end = min(last - base, POFS_DIRTY_BITS - 1);
+
+		while (i <= end) {
+			if (i % BITS_PER_LONG || end - i < BITS_PER_LONG - 1) {
+				set_bit(i++, bits);
+				continue;
+			}
+			xchg(&bits[i / BITS_PER_LONG], ULONG_MAX);
+			i += BITS_PER_LONG;
+		}
+		cond_resched();
+	}
+}
+
+void pofs_dirty_free(struct pofs_inode *pi)
+{
+	unsigned long chunk, *bits;
+
+	xa_for_each(&pi->dirty, chunk, bits)
+		free_page((unsigned long)bits);
+	xa_destroy(&pi->dirty);
+}
+
+/* ---- keeping merges away --------------------------------------------------------- */
+
+/*
+ * No page of the file is merged until pofs_unblock_merges(). tmpfs's own locks may be taken
+ * meanwhile.
+ */
+void pofs_block_merges(struct pofs_inode *pi)
+{
+	down_write(&pi->merging);
+	pi->blocked++;
+	up_write(&pi->merging);
+}
+
+void pofs_unblock_merges(struct pofs_inode *pi)
+{
+	down_write(&pi->merging);
+	pi->blocked--;
+	up_write(&pi->merging);
+}
+
+/*
+ * tmpfs changes pages of [first, last], and merged ones go, without a lock that a harvest could
+ * wait for: so their bits are set before, and a harvest leaves them until the end.
+ */
+void pofs_cut_begin(struct pofs_inode *pi, pgoff_t first, pgoff_t last)
+{
+	if (pofs_no_cut_bits)
 		return;
-	xa_erase(&POFS_SB(inode->i_sb)->files, pi->id);
-	pofs_news(POFS_SB(inode->i_sb));
-	pofs_recall(pi, 0, ULONG_MAX);
-	pofs_erase(pi, 0, ULONG_MAX);
-	xa_destroy(&pi->merged);
-	xa_destroy(&pi->lent);
-	pofs_dirty_free(pi);
+	down_write(&pi->merging);
+	pi->cut_first = pi->cuts ? min(pi->cut_first, first) : first;
+	pi->cut_last = pi->cuts ? max(pi->cut_last, last) : last;
+	pi->cuts++;
+	up_write(&pi->merging);
+	pofs_mark_dirty_range(pi, first, last);
 }
 
-/* ---- directories ----------------------------------------------------------------- */
-
-static struct dentry *dir_lookup(struct inode *dir, struct dentry *dentry, unsigned int flags)
+void pofs_cut_end(struct pofs_inode *pi, pgoff_t first, pgoff_t last)
 {
-	return dentry->d_name.len > NAME_MAX ? ERR_PTR(-ENAMETOOLONG) : NULL;
+	if (unlikely(pofs_slow_us))
+		usleep_range(pofs_slow_us, pofs_slow_us + 1);
+	/* A harvest may have begun before pofs_cut_begin(). */
+	pofs_mark_dirty_range(pi, first, last);
+	if (pofs_no_cut_bits)
+		return;
+	down_write(&pi->merging);
+	pi->cuts--;
+	up_write(&pi->merging);
 }
 
-/* Shows a new name, whose inode is ours now. */
-static int dir_publish(struct inode *dir, struct dentry *dentry, int ret)
+/* ---- entries -------------------------------------------------------------------------- */
+
+/*
+ * A fault may have found the entry that has just gone, and the kernel maps its frame only now,
+ * under the frame's lock (give_frame). The mappings are taken away after this.
+ */
+void pofs_frame_wait(struct pofs_inode *pi, struct page *frame)
 {
-	if (ret)
-		return ret;
-	ret = inode_adopt(d_inode(dentry));
-	if (ret) {
-		pofs_base.dir->unlink(dir, dentry);
-		d_drop(dentry);
-		return ret;
+	/* Or neither is seen here: then the fault finds no entry. Pairs with give_frame(). */
+	smp_mb();
+	if (READ_ONCE(pi->gives) && !pofs_no_frame_wait)
+		wait_on_page_locked(frame);
+}
+
+/* The page uses the frame no more. False: it did not any more. Its mappings are still to go. */
+static bool entry_erase(struct pofs_inode *pi, pgoff_t index, struct page *frame)
+{
+	struct pofs_super *ps = POFS_SB(pofs_vfs(pi)->i_sb);
+	bool mine;
+
+	down_write(pofs_mapping_lock(pi, index));
+	mine = xa_cmpxchg(&pi->merged, index, frame, NULL, GFP_KERNEL) == frame;
+	up_write(pofs_mapping_lock(pi, index));
+	if (!mine)
+		return false;
+	pofs_frame_wait(pi, frame);
+	atomic_long_dec(&pi->count);
+	atomic64_dec(&ps->merged);
+	pofs_charge(pofs_vfs(pi), -1);
+	pofs_frame_put(ps->domain, frame);
+	return true;
+}
+
+/* No page of [first, last] is merged, or mapped as it was. They are holes. */
+void pofs_erase(struct pofs_inode *pi, pgoff_t first, pgoff_t last)
+{
+	unsigned long index = first, low = ULONG_MAX, high = 0;
+	void *entry;
+
+	for (entry = xa_find(&pi->merged, &index, last, XA_PRESENT); entry;
+	     entry = xa_find_after(&pi->merged, &index, last, XA_PRESENT)) {
+		struct page *frame = pofs_frame_at(pi, index);
+
+		if (!frame)
+			continue;
+		entry_erase(pi, index, frame);
+		put_page(frame);
+		low = min(low, index);
+		high = index;
+		cond_resched();
 	}
-	if (d_unhashed(dentry))
-		d_rehash(dentry);
+	if (low <= high)
+		unmap_mapping_pages(pofs_vfs(pi)->i_mapping, low, high - low + 1, false);
+}
+
+/* ---- merged to private ---------------------------------------------------------------- */
+
+/*
+ * Copies the frame that `index` has, if it has one, into a page of the file. The page is locked, it
+ * was a hole before its lock was taken, and nobody has mapped it. The frame's mappings are still to
+ * go, before the page is unlocked. A frame that cannot be read keeps its entry.
+ */
+vm_fault_t pofs_copy_frame(struct pofs_inode *pi, struct page *page, pgoff_t index)
+{
+	bool fresh = !PageUptodate(page), left = false;
+	struct page *frame;
+
+	/* Again where the page went to an equal frame meanwhile. */
+	while (!left && (frame = pofs_frame_at(pi, index))) {
+		if (PageHWPoison(frame)) {
+			put_page(frame);
+			return VM_FAULT_HWPOISON;
+		}
+		copy_highpage(page, frame);
+		set_page_dirty(page);
+		/* Before the entry goes: then whoever finds none reads what was copied. */
+		if (fresh)
+			SetPageUptodate(page);
+		left = entry_erase(pi, index, frame);
+		put_page(frame);
+	}
+	if (left)
+		pofs_count(copies);
 	return 0;
 }
 
-/* A name that is not there must not be in the cache when tmpfs fills it. */
-static void dir_hide(struct dentry *dentry)
+static vm_fault_t settle_one(struct pofs_inode *pi, struct page *page, pgoff_t index)
 {
-	if (!d_unhashed(dentry))
-		d_drop(dentry);
-}
+	vm_fault_t ret;
 
-static int dir_create(pofs_idmap *idmap, struct inode *dir, struct dentry *dentry, umode_t mode, bool excl)
-{
-	dir_hide(dentry);
-	return dir_publish(dir, dentry, pofs_base.dir->create(idmap, dir, dentry, mode, excl));
-}
-
-static int dir_mkdir(pofs_idmap *idmap, struct inode *dir, struct dentry *dentry, umode_t mode)
-{
-	dir_hide(dentry);
-	return dir_publish(dir, dentry, pofs_base.dir->mkdir(idmap, dir, dentry, mode));
-}
-
-static int dir_mknod(pofs_idmap *idmap, struct inode *dir, struct dentry *dentry, umode_t mode, dev_t dev)
-{
-	dir_hide(dentry);
-	return dir_publish(dir, dentry, pofs_base.dir->mknod(idmap, dir, dentry, mode, dev));
-}
-
-static int dir_symlink(pofs_idmap *idmap, struct inode *dir, struct dentry *dentry, const char *target)
-{
-	dir_hide(dentry);
-	return dir_publish(dir, dentry, pofs_base.dir->symlink(idmap, dir, dentry, target));
-}
-
-static int dir_link(struct dentry *old, struct inode *dir, struct dentry *dentry)
-{
-	int ret;
-
-	dir_hide(dentry);
-	ret = pofs_base.dir->link(old, dir, dentry);
-	if (!ret && d_unhashed(dentry))
-		d_rehash(dentry);
-	return ret;
-}
-
-static int dir_unlink(struct inode *dir, struct dentry *dentry)
-{
-	int ret = pofs_base.dir->unlink(dir, dentry);
-
+	/* The page's lock keeps merges from storing one. */
+	if (!xa_load(&pi->merged, index))
+		return 0;
+	ret = pofs_copy_frame(pi, page, index);
 	if (!ret)
-		d_drop(dentry);
+		unmap_mapping_pages(pofs_vfs(pi)->i_mapping, index, 1, false);
 	return ret;
 }
 
-static int dir_rmdir(struct inode *dir, struct dentry *dentry)
+/*
+ * The same for all pages of a folio, which may be huge: huge.c, and shmem_enabled=force (a test of
+ * the kernel's). The frames' mappings go, too. Returns 0, or VM_FAULT_HWPOISON if that of `index`
+ * failed.
+ */
+vm_fault_t pofs_settle(struct pofs_inode *pi, struct page *page, pgoff_t index)
 {
-	int ret = pofs_base.dir->rmdir(dir, dentry);
+	struct folio *folio = page_folio(page);
+	unsigned long at, first = folio->index;
+	vm_fault_t ret = 0;
+	void *entry;
+	long i;
 
-	if (!ret)
-		d_drop(dentry);
-	return ret;
-}
-
-/* tmpfs opens the file with its operations before it returns; nobody else has it yet. */
-static int dir_tmpfile(pofs_idmap *idmap, struct inode *dir, struct file *file, umode_t mode)
-{
-	int ret = pofs_base.dir->tmpfile(idmap, dir, file, mode);
-
-	if (ret)
-		return ret;
-	ret = inode_adopt(file_inode(file));
-	if (ret)
-		return ret;
-	__module_get(THIS_MODULE);
-	file->f_op = &pofs_file_ops;
-	return 0;
-}
-
-/* ---- files ----------------------------------------------------------------------- */
-
-/* Merged pages count as the file's, for du(1) and df(1). */
-static int file_getattr(pofs_idmap *idmap, const struct path *path, struct kstat *stat, u32 mask, unsigned int flags)
-{
-	struct inode *inode = d_inode(path->dentry);
-	int ret = pofs_base.inode->getattr(idmap, path, stat, mask, flags);
-
-	stat->blocks += (u64)atomic_long_read(&POFS_I(inode)->count) << (PAGE_SHIFT - 9);
-	return ret;
-}
-
-/* tmpfs clears the rest of a page that the new end cuts: so it must be there. */
-static int file_setattr(pofs_idmap *idmap, struct dentry *dentry, struct iattr *attr)
-{
-	struct inode *inode = d_inode(dentry);
-	struct pofs_inode *pi = POFS_I(inode);
-	loff_t old = i_size_read(inode), size = attr->ia_size;
-	pgoff_t first = DIV_ROUND_UP_ULL(size, PAGE_SIZE);
-	int ret;
-
-	if (!(attr->ia_valid & ATTR_SIZE) || size >= old) {
-		ret = pofs_base.inode->setattr(idmap, dentry, attr);
-		if (!ret && i_size_read(inode) != old)
-			pofs_news(POFS_SB(inode->i_sb));
-		return ret;
+	if (likely(!folio_test_large(folio)))
+		return settle_one(pi, page, index);
+	if (!folio_test_uptodate(folio)) {
+		for (i = 0; i < folio_nr_pages(folio); i++)
+			clear_highpage(folio_page(folio, i));
+		folio_mark_uptodate(folio);
 	}
-	/* Pages that are lent would be cut in place. */
-	if (pi->plain == PAGEONEFS_PLAIN_STORE)
-		return -EPERM;
-	ret = setattr_prepare(idmap, dentry, attr);
-	if (ret)
-		return ret;
-	pofs_block_merges(pi);
-	if (size & ~PAGE_MASK)
-		ret = pofs_unmerge(pi, size >> PAGE_SHIFT, size >> PAGE_SHIFT);
-	if (!ret) {
-		pofs_cut_begin(pi, size >> PAGE_SHIFT, (old - 1) >> PAGE_SHIFT);
-		ret = pofs_base.inode->setattr(idmap, dentry, attr);
-		if (!ret && i_size_read(inode) < old)
-			pofs_erase(pi, first, ULONG_MAX);
-		pofs_cut_end(pi, size >> PAGE_SHIFT, (old - 1) >> PAGE_SHIFT);
+	xa_for_each_range(&pi->merged, at, entry, first, folio_next_index(folio) - 1) {
+		vm_fault_t one = settle_one(pi, folio_page(folio, at - first), at);
+
+		if (at == index)
+			ret = one;
 	}
-	pofs_unblock_merges(pi);
-	pofs_news(POFS_SB(inode->i_sb));
 	return ret;
 }
 
-void pofs_inode_ops_start(void)
+static int unmerge_one(struct pofs_inode *pi, pgoff_t index)
 {
-	pofs_inode_ops = *pofs_base.inode;
-	pofs_inode_ops.getattr = file_getattr;
-	pofs_inode_ops.setattr = file_setattr;
+	struct address_space *mapping = pofs_vfs(pi)->i_mapping;
+	vm_fault_t fault = 0;
+	struct page *page;
 
-	pofs_dir_ops = *pofs_base.dir;
-	pofs_dir_ops.lookup = dir_lookup;
-	pofs_dir_ops.create = dir_create;
-	pofs_dir_ops.mkdir = dir_mkdir;
-	pofs_dir_ops.mknod = dir_mknod;
-	pofs_dir_ops.symlink = dir_symlink;
-	pofs_dir_ops.link = dir_link;
-	pofs_dir_ops.unlink = dir_unlink;
-	pofs_dir_ops.rmdir = dir_rmdir;
-	pofs_dir_ops.tmpfile = dir_tmpfile;
+	while (!fault && xa_load(&pi->merged, index)) {
+		/* The merged page's own charge pays for the private one. */
+		pofs_charge(pofs_vfs(pi), -1);
+		page = shmem_read_mapping_page_gfp(mapping, index, mapping_gfp_mask(mapping));
+		pofs_charge(pofs_vfs(pi), 1);
+		/* Where the file is just being cut, there is nothing to keep. */
+		if (IS_ERR(page))
+			return (loff_t)index << PAGE_SHIFT >= i_size_read(pofs_vfs(pi)) ? 0 : PTR_ERR(page);
+		lock_page(page);
+		if (page_folio(page)->mapping == mapping)
+			fault = pofs_settle(pi, page, index);
+		unlock_page(page);
+		put_page(page);
+	}
+	return fault ? -EHWPOISON : 0;
+}
+
+/* Makes [first, last] private. Without merges blocked, more may come meanwhile. */
+int pofs_unmerge(struct pofs_inode *pi, pgoff_t first, pgoff_t last)
+{
+	unsigned long index = first;
+	void *entry;
+	int ret = 0;
+
+	for (entry = xa_find(&pi->merged, &index, last, XA_PRESENT); entry && !ret;
+	     entry = xa_find_after(&pi->merged, &index, last, XA_PRESENT)) {
+		ret = unmerge_one(pi, index);
+		if (fatal_signal_pending(current))
+			ret = ret ?: -EINTR;
+		cond_resched();
+	}
+	return ret;
+}
+
+/* From here on nothing of the file is merged, and what is becomes private. */
+int pofs_make_plain(struct pofs_inode *pi, unsigned int why)
+{
+	down_write(&pi->merging);
+	down_write(&pi->faults);
+	if (!pi->plain)
+		WRITE_ONCE(pi->plain, why);
+	up_write(&pi->faults);
+	up_write(&pi->merging);
+	pofs_news(POFS_SB(pofs_vfs(pi)->i_sb));
+	return pofs_unmerge(pi, 0, ULONG_MAX);
 }

@@ -17,7 +17,8 @@
 #include <linux/pagemap.h>
 #include <linux/uaccess.h>
 
-#include "pageonefs.h"
+#include "huge.h"
+#include "lend.h"
 
 /* The page is locked. The frame's first user is the file's table. */
 static int lend_page(struct pofs_inode *pi, struct page *page, pgoff_t index, u64 *handle)
@@ -96,20 +97,6 @@ long pofs_lend(struct pofs_inode *pi, struct pageonefs_merge *m)
 	return 0;
 }
 
-/* Takes a page out of the file, which is locked. The file's reference is the caller's. */
-static void remove_page(struct address_space *mapping, struct folio *folio)
-{
-	XA_STATE(xas, &mapping->i_pages, folio->index);
-
-	xas_lock_irq(&xas);
-	WARN_ON_ONCE(xas_load(&xas) != folio);
-	xas_store(&xas, NULL);
-	folio->mapping = NULL;
-	folio_clear_dirty(folio);
-	pofs_uncount_pages(mapping, folio, 1);
-	xas_unlock_irq(&xas);
-}
-
 static void recall_one(struct pofs_inode *pi, pgoff_t index, struct page *page)
 {
 	struct address_space *mapping = pofs_vfs(pi)->i_mapping;
@@ -120,10 +107,11 @@ static void recall_one(struct pofs_inode *pi, pgoff_t index, struct page *page)
 	if (mine) {
 		/* Those of the file. A fault needs the page's lock to map it again. */
 		unmap_mapping_pages(mapping, index, 1, false);
-		remove_page(mapping, page_folio(page));
+		pofs_pages_leave(mapping, &page, 1);
 	}
 	unlock_page(page);
 	if (mine) {
+		/* The file's reference. */
 		put_page(page);
 		pofs_frame_put(POFS_SB(pofs_vfs(pi)->i_sb)->domain, page);
 	}

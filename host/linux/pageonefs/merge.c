@@ -6,74 +6,17 @@
  * pages, so batches of one domain and of one file run beside each other.
  */
 #include <linux/delay.h>
-#include <linux/module.h>
 #include <linux/slab.h>
-#include <linux/swap.h>
 #include <linux/uaccess.h>
-#include <linux/workqueue.h>
 
-#include "pageonefs.h"
+#include "holders.h"
+#include "huge.h"
+#include "merge.h"
+#include "tmpfs.h"
+#include "vector.h"
 
-/* A page that is pinned whenever it is looked at, and for so long, is pinned for good. */
-static unsigned int pin_seconds = 10;
-module_param(pin_seconds, uint, 0600);
-MODULE_PARM_DESC(pin_seconds, "how long a page stays pinned until its file is not merged any more, in seconds");
-#define PIN_LOOKS 3
-
-/* Drops references. What this processor's LRU batches hold goes with them. */
-static void put_pages(struct page **pages, int n)
-{
-	struct folio_batch batch;
-	int i;
-
-	folio_batch_init(&batch);
-	for (i = 0; i < n; i++) {
-		if (folio_batch_add(&batch, page_folio(pages[i])) && i < n - 1)
-			continue;
-		pofs_release_batch(&batch);
-		folio_batch_init(&batch);
-	}
-}
-
-/* Batches of other processors are emptied there, where a page seems to be in one: not often. */
-static DEFINE_PER_CPU(struct work_struct, drain_work);
-
-static void drain_here(struct work_struct *unused)
-{
-	struct folio_batch batch;
-
-	folio_batch_init(&batch);
-	pofs_release_batch(&batch);
-}
-
-static void drain_elsewhere(void)
-{
-	static unsigned long last;
-	unsigned long then = READ_ONCE(last);
-	int cpu;
-
-	if (time_before(jiffies, then + HZ / 10) || cmpxchg(&last, then, jiffies) != then)
-		return;
-	pofs_count(drains);
-	for_each_online_cpu(cpu)
-		queue_work_on(cpu, system_wq, per_cpu_ptr(&drain_work, cpu));
-}
-
-void pofs_merge_start(void)
-{
-	int cpu;
-
-	for_each_possible_cpu(cpu)
-		INIT_WORK(per_cpu_ptr(&drain_work, cpu), drain_here);
-}
-
-void pofs_merge_stop(void)
-{
-	int cpu;
-
-	for_each_possible_cpu(cpu)
-		flush_work(per_cpu_ptr(&drain_work, cpu));
-}
+/* Pages of a batch that are locked together. */
+#define CHUNK	64
 
 /* Between pofs_vector_begin() and _end(). */
 static bool page_holds(struct page *page, struct page *frame)
@@ -87,56 +30,9 @@ struct merge_run {
 	struct pofs_inode *pi;
 	struct pofs_domain *domain;
 	struct address_space *mapping;
-	bool drained;
-	bool pinned_for_good;
+	struct pofs_look look;
 	u64 merged;
 };
-
-/* Whether the page at `index` is pinned for good: the same page, at every look, for seconds. */
-static bool pinned(struct merge_run *run, struct page *page, pgoff_t index)
-{
-	struct pofs_pin *pin = &run->pi->pin;
-	bool now = folio_maybe_dma_pinned(page_folio(page)), good = false;
-
-	spin_lock(&pin->lock);
-	if (now && (!pin->looks || (pin->index != index && time_after(jiffies, pin->last + 60 * HZ)))) {
-		pin->index = index;
-		pin->since = jiffies;
-		pin->looks = 0;
-	}
-	if (pin->index == index) {
-		pin->looks = now ? pin->looks + 1 : 0;
-		pin->last = jiffies;
-		good = pin->looks >= PIN_LOOKS && time_after(jiffies, pin->since + pin_seconds * HZ);
-	}
-	spin_unlock(&pin->lock);
-	return good;
-}
-
-/*
- * Whether nobody but the file and this function has the page. It is locked, and its mappings are
- * gone.
- */
-static bool alone(struct merge_run *run, struct page *page, pgoff_t index)
-{
-	bool held;
-
-	if (page_count(page) != 2 && !run->drained) {
-		/* A new page is in a batch of its processor: of this one's, it comes out. */
-		get_page(page);
-		put_pages(&page, 1);
-		run->drained = true;
-		pofs_count(drains);
-	}
-	held = page_count(page) != 2;
-	if ((held || run->pi->pin.index == index) && pinned(run, page, index))
-		run->pinned_for_good = true;
-	if (held && !folio_maybe_dma_pinned(page_folio(page)))
-		drain_elsewhere();
-	if (held && !pofs_no_pin_check)
-		return false;
-	return !PageCompound(page) && !PageWriteback(page) && PageUptodate(page) && !page_mapped(page);
-}
 
 /* One merged page, to another frame of equal content. */
 static int move_one(struct merge_run *run, struct pageonefs_entry *e)
@@ -194,8 +90,8 @@ out:
  */
 struct chunk {
 	int n;
-	struct pageonefs_entry e[POFS_CHUNK];
-	struct page *pages[POFS_CHUNK], *frames[POFS_CHUNK], *gone[POFS_CHUNK];
+	struct pageonefs_entry e[CHUNK];
+	struct page *pages[CHUNK], *frames[CHUNK], *gone[CHUNK];
 };
 
 /* Locks pages that are in the file. Does not wait: others of this chunk are locked. */
@@ -219,8 +115,7 @@ static void lock_pages(struct merge_run *run, struct chunk *c)
 			continue;
 		if (PageCompound(page)) {
 			e->result = -EBUSY;
-			if (pinned(run, page, e->index))
-				run->pinned_for_good = true;
+			pofs_look_for_pin(&run->look, page, e->index);
 			put_page(page);
 			if (unlikely(pofs_slow_us))
 				udelay(pofs_slow_us);
@@ -262,7 +157,7 @@ static void find_frames(struct merge_run *run, struct chunk *c)
 			continue;
 		if (PageHWPoison(c->pages[i])) {
 			c->e[i].result = -EHWPOISON;
-		} else if (!alone(run, c->pages[i], c->e[i].index)) {
+		} else if (!pofs_alone(&run->look, c->pages[i], c->e[i].index)) {
 			c->e[i].result = -EBUSY;
 			pofs_count(busy);
 		}
@@ -339,65 +234,15 @@ static int store_entries(struct pofs_inode *pi, struct chunk *c)
 	return stored;
 }
 
-/* `n` pages have left the file, which are counted where this one is. */
-void pofs_uncount_pages(struct address_space *mapping, struct folio *one, int n)
+/* The pages that are merged leave the file. */
+static void leave(struct merge_run *run, struct chunk *c)
 {
-	mapping->nrpages -= n;
-	__lruvec_stat_mod_folio(one, NR_FILE_PAGES, -n);
-	__lruvec_stat_mod_folio(one, NR_SHMEM, -n);
-}
+	int i, n = 0;
 
-/* Whether a node of the file's table begins at page i, and all its pages leave: it goes at once. */
-static bool whole_node(struct chunk *c, int i)
-{
-	int k;
-
-	if (!IS_ENABLED(CONFIG_XARRAY_MULTI) || c->e[i].index % XA_CHUNK_SIZE || i + XA_CHUNK_SIZE > c->n ||
-	    c->e[i + XA_CHUNK_SIZE - 1].index != c->e[i].index + XA_CHUNK_SIZE - 1)
-		return false;
-	for (k = i; k < i + XA_CHUNK_SIZE && !c->e[k].result; k++)
-		;
-	return k == i + XA_CHUNK_SIZE;
-}
-
-/*
- * Takes the pages out of the file, as delete_from_page_cache_batch() does, which is not exported.
- * tmpfs has no marks, writes nothing back by itself, and has no free_folio(); the inode has a user.
- */
-static void remove_pages(struct merge_run *run, struct chunk *c)
-{
-	XA_STATE(xas, &run->mapping->i_pages, 0);
-	struct folio *first = NULL;
-	int i, alike = 0, gone = 0;
-
-	xas_lock_irq(&xas);
-	for (i = 0; i < c->n; i++) {
-		struct folio *folio;
-
-		if (c->e[i].result)
-			continue;
-		folio = page_folio(c->pages[i]);
-		if (i >= gone && whole_node(c, i)) {
-			xas_set_order(&xas, c->e[i].index, XA_CHUNK_SHIFT);
-			xas_store(&xas, NULL);
-			xas_set_order(&xas, c->e[i].index, 0);
-			gone = i + XA_CHUNK_SIZE;
-		} else if (i >= gone) {
-			WARN_ON_ONCE(pofs_walk(&xas, c->e[i].index) != folio);
-			xas_store(&xas, NULL);
-		}
-		folio->mapping = NULL;
-		folio_clear_dirty(folio);
-		if (first && (folio_memcg(folio) != folio_memcg(first) || folio_nid(folio) != folio_nid(first))) {
-			pofs_uncount_pages(run->mapping, first, alike);
-			alike = 0;
-		}
-		if (!alike++)
-			first = folio;
-	}
-	if (alike)
-		pofs_uncount_pages(run->mapping, first, alike);
-	xas_unlock_irq(&xas);
+	for (i = 0; i < c->n; i++)
+		if (!c->e[i].result)
+			c->gone[n++] = c->pages[i];
+	pofs_pages_leave(run->mapping, c->gone, n);
 }
 
 static void merge_chunk(struct merge_run *run, struct chunk *c)
@@ -405,7 +250,7 @@ static void merge_chunk(struct merge_run *run, struct chunk *c)
 	struct pageonefs_entry *e = c->e;
 	int i, done = 0, merged;
 
-	run->drained = false;
+	run->look.drained = false;
 	/* Nothing is locked yet. */
 	for (i = 0; i < c->n; i++)
 		if (!i || e[i].index / POFS_HUGE_PAGES != e[i - 1].index / POFS_HUGE_PAGES)
@@ -418,7 +263,7 @@ static void merge_chunk(struct merge_run *run, struct chunk *c)
 	if (merged) {
 		/* tmpfs lets go of its charge in pofs_recount(). */
 		pofs_charge(pofs_vfs(run->pi), merged);
-		remove_pages(run, c);
+		leave(run, c);
 	}
 	for (i = 0; i < c->n; i++) {
 		if (c->frames[i] && e[i].result)
@@ -434,7 +279,7 @@ static void merge_chunk(struct merge_run *run, struct chunk *c)
 		c->gone[done++] = c->pages[i];
 	}
 	if (done)
-		put_pages(c->gone, done);
+		pofs_put_pages(c->gone, done);
 	run->merged += merged;
 	for (i = 0; i < c->n; i++)
 		if (!c->pages[i] && e[i].result == -EAGAIN)
@@ -465,7 +310,7 @@ static void merge_unless_blocked(struct merge_run *run, struct chunk *c)
 long pofs_merge(struct pofs_inode *pi, struct pageonefs_merge *m)
 {
 	struct merge_run run = {
-		.pi = pi, .domain = POFS_SB(pofs_vfs(pi)->i_sb)->domain, .mapping = pofs_vfs(pi)->i_mapping,
+		.pi = pi, .look = { .pi = pi }, .domain = POFS_SB(pofs_vfs(pi)->i_sb)->domain, .mapping = pofs_vfs(pi)->i_mapping,
 	};
 	/* Too large for a stack. */
 	struct chunk *c = kmalloc(sizeof(*c), GFP_KERNEL);
@@ -477,14 +322,14 @@ long pofs_merge(struct pofs_inode *pi, struct pageonefs_merge *m)
 	for (at = 0; at < m->count && !ret; at += c->n) {
 		struct pageonefs_entry __user *user = (struct pageonefs_entry __user *)u64_to_user_ptr(m->entries) + at;
 
-		c->n = min_t(u32, POFS_CHUNK, m->count - at);
+		c->n = min_t(u32, CHUNK, m->count - at);
 		if (copy_from_user(c->e, user, c->n * sizeof(*c->e))) {
 			ret = -EFAULT;
 			break;
 		}
-		/* Neighbours end where a node of the file's table does: see whole_node(). */
-		if (c->n == POFS_CHUNK && c->e[c->n - 1].index - c->e[0].index == c->n - 1)
-			c->n -= c->e[0].index % POFS_CHUNK;
+		/* Neighbours end where a node of the file's table does: see pofs_pages_leave(). */
+		if (c->n == CHUNK && c->e[c->n - 1].index - c->e[0].index == c->n - 1)
+			c->n -= c->e[0].index % CHUNK;
 		merge_unless_blocked(&run, c);
 		if (copy_to_user(user, c->e, c->n * sizeof(*c->e)))
 			ret = -EFAULT;
@@ -494,7 +339,7 @@ long pofs_merge(struct pofs_inode *pi, struct pageonefs_merge *m)
 	}
 	kfree(c);
 	m->merged = run.merged;
-	if (run.pinned_for_good)
+	if (run.look.pinned_for_good)
 		pofs_make_plain(pi, PAGEONEFS_PLAIN_PINNED);
 	return ret;
 }

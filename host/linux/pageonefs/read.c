@@ -6,7 +6,7 @@
 #include <linux/delay.h>
 #include <linux/pagemap.h>
 
-#include "pageonefs.h"
+#include "read.h"
 
 /* More references than this, and a frame is not mapped again: its reader gets a copy. */
 #define CROWDED	(INT_MAX / 2)

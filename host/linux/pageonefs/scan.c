@@ -17,66 +17,8 @@
 #include <linux/gfp.h>
 #include <linux/uaccess.h>
 
-#include "pageonefs.h"
-
-/* ---- dirty bits --------------------------------------------------------------------- */
-
-int pofs_mark_dirty(struct pofs_inode *pi, pgoff_t index)
-{
-	unsigned long *bits = xa_load(&pi->dirty, index / POFS_DIRTY_BITS);
-
-	if (unlikely(!bits)) {
-		void *other;
-
-		bits = (unsigned long *)get_zeroed_page(GFP_KERNEL_ACCOUNT);
-		if (!bits)
-			return -ENOMEM;
-		other = xa_cmpxchg(&pi->dirty, index / POFS_DIRTY_BITS, NULL, bits, GFP_KERNEL_ACCOUNT);
-		if (other) {
-			free_page((unsigned long)bits);
-			if (xa_err(other))
-				return -ENOMEM;
-			bits = other;
-		}
-	}
-	set_bit(index % POFS_DIRTY_BITS, bits);
-	/*
-	 * Before the page is written, whoever looks for its lock. Pairs with the xchg() of a harvest.
-	 */
-	smp_mb__after_atomic();
-	return 0;
-}
-
-/* Where there are no bits yet, nothing was ever written. */
-void pofs_mark_dirty_range(struct pofs_inode *pi, pgoff_t first, pgoff_t last)
-{
-	unsigned long chunk, *bits;
-
-	xa_for_each_range(&pi->dirty, chunk, bits, first / POFS_DIRTY_BITS, last / POFS_DIRTY_BITS) {
-		unsigned long base = chunk * POFS_DIRTY_BITS;
-		unsigned long i = first > base ? first - base : 0;
-		unsigned long end = min(last - base, POFS_DIRTY_BITS - 1);
-
-		while (i <= end) {
-			if (i % BITS_PER_LONG || end - i < BITS_PER_LONG - 1) {
-				set_bit(i++, bits);
-				continue;
-			}
-			xchg(&bits[i / BITS_PER_LONG], ULONG_MAX);
-			i += BITS_PER_LONG;
-		}
-		cond_resched();
-	}
-}
-
-void pofs_dirty_free(struct pofs_inode *pi)
-{
-	unsigned long chunk, *bits;
-
-	xa_for_each(&pi->dirty, chunk, bits)
-		free_page((unsigned long)bits);
-	xa_destroy(&pi->dirty);
-}
+#include "scan.h"
+#include "vector.h"
 
 /* ---- harvest ------------------------------------------------------------------------ */
 

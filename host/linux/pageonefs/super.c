@@ -9,8 +9,11 @@
 #include <linux/seq_file.h>
 #include <linux/slab.h>
 
-#include "pageonefs.h"
+#include "names.h"
+#include "super.h"
+#include "tmpfs.h"
 
+struct file_operations pofs_root_ops;
 static struct kmem_cache *inodes;
 
 /* tmpfs's context lies in ours. */
@@ -40,14 +43,14 @@ static void inode_once(void *object)
 	inode_init_once(pofs_vfs(pi));
 }
 
-int pofs_inodes_start(void)
+int pofs_super_start(void)
 {
 	inodes = kmem_cache_create("pageonefs_inode", sizeof(struct pofs_inode), 0, SLAB_RECLAIM_ACCOUNT | SLAB_ACCOUNT,
 				   inode_once);
 	return inodes ? 0 : -ENOMEM;
 }
 
-void pofs_inodes_stop(void)
+void pofs_super_stop(void)
 {
 	kmem_cache_destroy(inodes);
 }
@@ -101,33 +104,6 @@ static void evict_inode(struct inode *inode)
 	pofs_base.super->evict_inode(inode);
 }
 
-/* ---- limits ---------------------------------------------------------------------- */
-
-void pofs_charge(struct inode *inode, long pages)
-{
-	struct shmem_sb_info *sbinfo = inode->i_sb->s_fs_info;
-
-	if (sbinfo->max_blocks)
-		percpu_counter_add(&sbinfo->used_blocks, pages);
-}
-
-/*
- * tmpfs notices that pages have left a file when it looks at it the next time: it does so now. Of
- * the path it takes nothing but the inode, and the file may have no name.
- */
-void pofs_recount(struct inode *inode)
-{
-	struct dentry *dentry = kzalloc(sizeof(*dentry), GFP_KERNEL);
-	struct path path = { .dentry = dentry };
-	struct kstat stat = {};
-
-	if (!dentry)
-		return;
-	dentry->d_inode = inode;
-	pofs_base.inode->getattr(POFS_NO_IDMAP, &path, &stat, 0, 0);
-	kfree(dentry);
-}
-
 /* ---- mounting -------------------------------------------------------------------- */
 
 static int show_options(struct seq_file *m, struct dentry *root)
@@ -148,7 +124,7 @@ static void super_free(struct pofs_super *ps)
 	kfree(ps);
 }
 
-void pofs_kill_sb(struct super_block *sb)
+static void kill_sb(struct super_block *sb)
 {
 	struct pofs_super *ps = sb->s_op && sb->s_op->alloc_inode == alloc_inode ? POFS_SB(sb) : NULL;
 
@@ -189,7 +165,7 @@ static int context_get_tree(struct fs_context *fc)
 	root = d_inode(fc->root);
 	root->i_private = &root_mark;
 	root->i_op = &pofs_dir_ops;
-	root->i_fop = &pofs_root_file_ops;
+	root->i_fop = &pofs_root_ops;
 	sb->s_op = &ps->ops;
 	/* As memfds': security modules that go by paths pass it over. */
 	if (ps->store)
@@ -265,7 +241,7 @@ static const struct fs_context_operations context_ops = {
 	.reconfigure = context_reconfigure,
 };
 
-int pofs_init_fs_context(struct fs_context *fc)
+static int init_fs_context(struct fs_context *fc)
 {
 	struct pofs_context *c = kzalloc(sizeof(*c), GFP_KERNEL);
 	int ret;
@@ -283,6 +259,13 @@ int pofs_init_fs_context(struct fs_context *fc)
 	fc->ops = &context_ops;
 	return 0;
 }
+
+struct file_system_type pofs_type = {
+	.owner = THIS_MODULE,
+	.name = "pageonefs",
+	.init_fs_context = init_fs_context,
+	.kill_sb = kill_sb,
+};
 
 /* ---- stores ---------------------------------------------------------------------- */
 

@@ -17,7 +17,7 @@
 #include <linux/highmem.h>
 #include <linux/jump_label.h>
 
-#include "pageonefs.h"
+#include "vector.h"
 
 static DEFINE_STATIC_KEY_FALSE(have_avx2);
 

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Page caches and page tables: mapping.h. Nothing here knows what is merged.
+ */
+#include <linux/memcontrol.h>
+#include <linux/pagemap.h>
+
+#include "mapping.h"
+
+/* ---- tables of pages ----------------------------------------------------------------- */
+
+/*
+ * Loads a page from a table whose entries hold references, and takes one; of a large one, from its
+ * head. NULL: no page. Under RCU. Neighbours one after the other are found without a walk.
+ */
+struct page *pofs_load(struct xa_state *xas, unsigned long index)
+{
+	bool here = index == xas->xa_index && !xas_not_node(xas->xa_node);
+	struct page *page = here ? xas_reload(xas) : pofs_walk(xas, index);
+
+	for (;;) {
+		if (!page || xa_is_value(page))
+			return NULL;
+		/* Or it is a retry, or a part of a large page. */
+		if (!xa_is_internal(page) && get_page_unless_zero(page)) {
+			/* It might have gone, and be another's page now. */
+			if (xas_reload(xas) == page)
+				return page;
+			put_page(page);
+		}
+		xas_set(xas, index);
+		page = xas_load(xas);
+	}
+}
+
+struct page *pofs_page_load(struct xarray *table, unsigned long index)
+{
+	XA_STATE(xas, table, index);
+	struct page *page;
+
+	rcu_read_lock();
+	page = pofs_load(&xas, index);
+	rcu_read_unlock();
+	return page;
+}
+
+/* ---- leaving a file ------------------------------------------------------------------ */
+
+/* `n` pages have left the file, which are counted where this one is. */
+static void uncount_pages(struct address_space *mapping, struct folio *one, int n)
+{
+	mapping->nrpages -= n;
+	__lruvec_stat_mod_folio(one, NR_FILE_PAGES, -n);
+	__lruvec_stat_mod_folio(one, NR_SHMEM, -n);
+}
+
+/* Whether a node of the file's table begins with these pages, and has no others: it goes at once. */
+static bool whole_node(struct page **pages, int n)
+{
+	pgoff_t first = page_folio(pages[0])->index;
+
+	return IS_ENABLED(CONFIG_XARRAY_MULTI) && n >= XA_CHUNK_SIZE && first % XA_CHUNK_SIZE == 0 &&
+	       page_folio(pages[XA_CHUNK_SIZE - 1])->index == first + XA_CHUNK_SIZE - 1;
+}
+
+/*
+ * Takes pages out of the file, which are small, locked and in the order of their index. They keep
+ * the file's references. As delete_from_page_cache_batch() does it, which is not exported. tmpfs
+ * has no marks, writes nothing back by itself, and has no free_folio(); the inode has a user.
+ */
+void pofs_pages_leave(struct address_space *mapping, struct page **pages, int n)
+{
+	XA_STATE(xas, &mapping->i_pages, 0);
+	struct folio *first = NULL;
+	int i, alike = 0, gone = 0;
+
+	xas_lock_irq(&xas);
+	for (i = 0; i < n; i++) {
+		struct folio *folio = page_folio(pages[i]);
+
+		if (i >= gone && whole_node(pages + i, n - i)) {
+			xas_set_order(&xas, folio->index, XA_CHUNK_SHIFT);
+			xas_store(&xas, NULL);
+			xas_set_order(&xas, folio->index, 0);
+			gone = i + XA_CHUNK_SIZE;
+		} else if (i >= gone) {
+			WARN_ON_ONCE(pofs_walk(&xas, folio->index) != folio);
+			xas_store(&xas, NULL);
+		}
+		folio->mapping = NULL;
+		folio_clear_dirty(folio);
+		if (first && (folio_memcg(folio) != folio_memcg(first) || folio_nid(folio) != folio_nid(first))) {
+			uncount_pages(mapping, first, alike);
+			alike = 0;
+		}
+		if (!alike++)
+			first = folio;
+	}
+	if (alike)
+		uncount_pages(mapping, first, alike);
+	xas_unlock_irq(&xas);
+}
+
+/* ---- page tables --------------------------------------------------------------------- */
+
+/*
+ * vm_insert_pages() maps as the mapping says: that is read-only where first writes are waited for.
+ * And it wants VM_MIXEDMAP, which a mapping with huge pages lacks. So it gets a copy of the
+ * mapping. It reads that, and keeps nothing.
+ */
+int pofs_insert_pages(struct vm_fault *vmf, unsigned long address, struct page **pages, unsigned long *n,
+		      bool writable)
+{
+	struct vm_area_struct vma = *vmf->vma;
+
+	pofs_copy_flags(&vma, vma.vm_flags | VM_MIXEDMAP);
+	if (writable)
+		vma.vm_page_prot = __pgprot(pgprot_val(vm_get_page_prot(vma.vm_flags)) | _PAGE_DIRTY |
+					    _PAGE_SOFT_DIRTY);
+	return vm_insert_pages(&vma, address, pages, n);
+}

@@ -4,7 +4,7 @@ CARGO ?= cargo
 MAKEFLAGS += --no-print-directory
 
 # The rules that scripts/floors.sh checks: all of them.
-export FLOORS = imports module widths files hosts
+export FLOORS = imports modules widths files hosts
 
 .PHONY: demo build build-tests check test lint lint-aarch64 test-unit test-loom test-stress test-sabotage test-e2e test-functional \
     test-hazards test-rates test-soak test-behaviour test-hostile test-kernels test-pageonefs test-pageonefs-debug \

@@ -1,10 +1,10 @@
 #!/bin/bash
 # Checks the house rules that no compiler knows. Each error names a file, a line and the rule.
 #
-#   scripts/floors.sh [imports|module|widths|files|hosts]...      all of them if none is named
+#   scripts/floors.sh [imports|modules|widths|files|hosts]...      all of them if none is named
 #
 #   imports   modules and crates use only what stands below them in the tables of this file
-#   module    files of host/linux/pageonefs include and call only what stands below them; how often the walks from a fault and
+#   modules   files of the kernel modules include and call only what stands below them; how often the walks from a fault and
 #             from pofs_merge() climb all the same is printed: at most 4 times
 #   widths    comments within 100 columns in Rust and C, prose within 120 in Markdown
 #   files     no #[path], no mod.rs, at most 500 lines
@@ -27,6 +27,7 @@ floors() {
         # As pageonefs.h draws them.
         pageonefs) printf '%s\n' main control super names file 'fault merge scan lend' 'read holders' huge inode frame \
             'mapping vector' tmpfs guards pageonefs 'uapi versions' ;;
+        ppr) printf '%s\n' main 'hooks stats' pool versions ;;
     esac
 }
 
@@ -62,26 +63,30 @@ imports() {
     done | climbing 'order of the crates' 3< <(crates))
 }
 
-# calls MODE [ROOT...]: see scripts/calls.awk.
+# calls MODULE MODE [ROOT...]: see scripts/calls.awk. Roots are named as files are.
 calls() {
-    awk -v mode="$1" -v roots="${*:2}" -f scripts/calls.awk /dev/fd/3 host/linux/pageonefs/*.[ch] 3< <(floors pageonefs)
+    awk -v mode="$2" -v roots="${*:3}" -f scripts/calls.awk /dev/fd/3 */linux/"$1"/*.[ch] 3< <(floors "$1")
 }
 
 # walk NAME FILE:FUNCTION...
 walk() {
-    local reached stay down climb
-    read -r reached stay down climb < <(calls walk "${@:2}")
-    echo "floors: $1 reaches $reached functions of pageonefs: $stay calls stay in their file, $down go down, $climb climb"
-    [ "${climb:-99}" -le 4 ] || report <<< "host/linux/pageonefs: $1 climbs $climb times (at most 4)"
+    local name=$1 reached stay down climb
+    shift
+    read -r reached stay down climb < <(calls pageonefs walk "${@/#/host/linux/pageonefs/}")
+    echo "floors: $name reaches $reached functions of pageonefs: $stay calls stay in their file, $down go down, $climb climb"
+    [ "${climb:-99}" -le 4 ] || report <<< "host/linux/pageonefs: $name climbs $climb times (at most 4)"
 }
 
-module() {
-    report < <({
-        grep -n '^#include "' host/linux/pageonefs/*.[ch] | sed -E 's|(.*/([a-z]+)\.[ch]):([0-9]+):.*"([a-z]+)\.h"|\1 \3 \2 \4|'
-        calls uses
-    } | climbing 'floors of pageonefs' 3< <(floors pageonefs))
-    walk fault host/linux/pageonefs/fault.c:{fault,map_pages,page_mkwrite}
-    walk pofs_merge host/linux/pageonefs/merge.c:pofs_merge
+modules() {
+    local module
+    for module in pageonefs ppr; do
+        report < <({
+            grep -n '^#include "' */linux/"$module"/*.[ch] | sed -E 's|(.*/([a-z]+)\.[ch]):([0-9]+):.*"([a-z]+)\.h"|\1 \3 \2 \4|'
+            calls "$module" uses
+        } | climbing "floors of $module" 3< <(floors "$module"))
+    done
+    walk 'a fault' fault.c:{fault,map_pages,page_mkwrite}
+    walk pofs_merge merge.c:pofs_merge
 }
 
 # Tables are left out. grep counts characters, some awks bytes.
@@ -117,10 +122,10 @@ hosts() {
         sed -E 's/^([^:]*:[0-9]+):.*/\1: a package host or a path of one machine/')
 }
 
-[ $# -gt 0 ] || set -- imports module widths files hosts
+[ $# -gt 0 ] || set -- imports modules widths files hosts
 for rule in "$@"; do
     case $rule in
-        imports | module | widths | files | hosts) "$rule" ;;
+        imports | modules | widths | files | hosts) "$rule" ;;
         *) sed -n '2,/^set -e/{/^#/s/^# \{0,1\}//p}' "$0" >&2; exit 2 ;;
     esac
 done

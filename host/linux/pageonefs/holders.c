@@ -70,7 +70,7 @@ void pofs_holders_stop(void)
 		flush_work(per_cpu_ptr(&drain_work, cpu));
 }
 
-/* Notes whether the page at `index` is pinned for good: the same page, at every look, for seconds. */
+/* Notes whether this page is pinned for good: the same page, at every look, for seconds. */
 void pofs_look_for_pin(struct pofs_look *look, struct page *page, pgoff_t index)
 {
 	struct pofs_pin *pin = &look->pi->pin;

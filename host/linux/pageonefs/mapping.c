@@ -54,7 +54,7 @@ static void uncount_pages(struct address_space *mapping, struct folio *one, int 
 	__lruvec_stat_mod_folio(one, NR_SHMEM, -n);
 }
 
-/* Whether a node of the file's table begins with these pages, and has no others: it goes at once. */
+/* Whether these pages begin with all of a node of the file's table: it goes at once. */
 static bool whole_node(struct page **pages, int n)
 {
 	pgoff_t first = page_folio(pages[0])->index;

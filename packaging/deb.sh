@@ -101,8 +101,8 @@ done
 end "$arch" "libpageone-agent (= $version), init-system-helpers (>= 1.52), $(libraries "$root/usr/bin/pageone" "$root/usr/lib/pageone/libpageone_template.so")" \
     'merges identical pages of virtual machines' 'Suggests: pageone-libvirt' << 'TEXT'
 Finds identical pages of memory in running guests and makes them share one
-copy that nobody can write. It needs no kernel patch, no change to QEMU and
-nothing inside the guests.
+copy that nobody can write. It loads a library into QEMU, and needs no kernel
+patch and nothing inside the guests.
 .
 This package has the daemon, its systemd unit and the command line.
 TEXT

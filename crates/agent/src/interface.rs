@@ -21,7 +21,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use crate::intercept::{guard, mark};
-use crate::runtime::globals::{Leaving, Phase, ask_to_leave, leaving, phase};
+use crate::runtime::lifecycle::{Leaving, Phase, ask_to_leave, leaving, phase};
 use crate::runtime::lock::Blocked;
 use crate::service::{fork, start};
 

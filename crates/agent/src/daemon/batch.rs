@@ -14,7 +14,7 @@ use wire::{Merge, MergeRun, Report, ToDaemon};
 
 use crate::runtime::cpu_ns;
 use crate::runtime::denied::{self, Need};
-use crate::runtime::globals::STATE;
+use crate::runtime::state::STATE;
 use crate::window::merge::{Request, merge};
 use crate::window::report::WindowReport;
 use crate::window::runs::split;

@@ -21,10 +21,11 @@ use rustix::io::Errno;
 use wire::{Detaching, RegionId, ToDaemon};
 
 use crate::daemon::send::{flush, try_flush};
-use crate::runtime::globals::{Phase, STATE, set_phase};
 use crate::runtime::late::is_late;
+use crate::runtime::lifecycle::{Phase, set_phase};
 use crate::runtime::log;
 use crate::runtime::poll;
+use crate::runtime::state::STATE;
 use crate::runtime::state::State;
 use crate::window::filler::Filler;
 use crate::window::gate;

@@ -10,7 +10,7 @@ use wire::{Digest, Digests, PageNo, Run, ToDaemon};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::runtime::cpu_ns;
-use crate::runtime::globals::STATE;
+use crate::runtime::state::STATE;
 use crate::runtime::state::State;
 use crate::window::own::readable;
 

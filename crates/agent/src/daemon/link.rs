@@ -7,7 +7,6 @@
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use kmem::raw;
@@ -20,14 +19,14 @@ use crate::daemon::error::LinkError;
 use crate::daemon::requests::{Handled, Requests};
 use crate::daemon::send::flush;
 use crate::runtime::denied::{self, Need};
-use crate::runtime::globals::{
-    Leaving, Phase, STATE, TRACER_CHOSEN, TRACER_OURS, WAKE, leaving, phase, set_leaving, set_phase, woken,
-};
 use crate::runtime::kept::Kept;
-use crate::runtime::ksm;
+use crate::runtime::lifecycle::{Leaving, Phase, leaving, phase, set_leaving, set_phase};
 use crate::runtime::log;
 use crate::runtime::poll;
+use crate::runtime::prctl;
+use crate::runtime::state::STATE;
 use crate::runtime::state::State;
+use crate::runtime::waker::WAKE;
 
 /// First pause before the next attempt to connect; doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
@@ -57,7 +56,7 @@ pub(crate) fn serve(path: &Path) {
     loop {
         let end = session(path, &mut requests);
         STATE.lock().uplink.disconnect();
-        permit_tracer(None);
+        prctl::permit_tracer(None);
         if requests.is_welcome() {
             pause = FIRST_PAUSE;
         }
@@ -100,11 +99,11 @@ fn rest(time: Duration) {
         && !left.is_zero()
         && leaving() != Leaving::Asked
     {
-        let ear = poll::interest(WAKE.ear(), libc::POLLIN);
+        let ear = poll::interest(WAKE.fd(), libc::POLLIN);
         if !poll::wait(&mut [ear], left.as_millis().max(1) as i32) {
             std::thread::sleep(left);
         }
-        woken();
+        WAKE.clear();
     }
 }
 
@@ -176,21 +175,12 @@ fn connect(path: &Path) -> Result<(), LinkError> {
     }
     // A daemon that runs as root may read the process anyway.
     if peer.uid != 0 {
-        permit_tracer(Some(peer.pid));
+        prctl::permit_tracer(Some(peer.pid));
     }
     let account = account(&state);
     state.uplink.conn = Some(Kept::new(conn)?);
     state.uplink.outbox.open(account.into_iter());
     Ok(())
-}
-
-/// Permits the daemon to read this process where Yama asks for that, or withdraws what was
-/// permitted. The program's own choice stays.
-fn permit_tracer(daemon: Option<i32>) {
-    let was_ours = TRACER_OURS.swap(daemon.is_some(), Ordering::AcqRel);
-    if (daemon.is_some() || was_ours) && !TRACER_CHOSEN.load(Ordering::Acquire) {
-        ksm::set_tracer(daemon.unwrap_or(0));
-    }
 }
 
 /// The first messages of a connection: what this client is, and what it has.
@@ -222,7 +212,7 @@ fn check_descriptors(state: &State) -> Result<(), LinkError> {
     if state.has_lost_descriptors() {
         return Err(LinkError::LostDescriptors);
     }
-    if ksm::has_process() { Err(LinkError::Ksm) } else { Ok(()) }
+    if prctl::has_process() { Err(LinkError::Ksm) } else { Ok(()) }
 }
 
 /// Sends what can be sent, waits, and returns the next message if there is one. Its descriptor is
@@ -237,12 +227,12 @@ fn exchange(packet: &mut [u8]) -> Result<Option<ToAgent>, LinkError> {
         (conn, more, state.uffds.has_untracked())
     };
     let events = if more { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN };
-    let mut fds = [poll::interest(conn, events), poll::interest(WAKE.ear(), libc::POLLIN)];
+    let mut fds = [poll::interest(conn, events), poll::interest(WAKE.fd(), libc::POLLIN)];
     if !poll::wait(&mut fds, if untracked { TRACK_EVERY_MS } else { -1 }) {
         return Err(LinkError::Poll(Errno::from_raw_os_error(raw::errno())));
     }
     if fds[1].revents != 0 {
-        woken();
+        WAKE.clear();
     }
     let mut state = STATE.lock();
     check_descriptors(&state)?;

@@ -10,8 +10,8 @@ use crate::daemon::digest;
 use crate::daemon::error::LinkError;
 use crate::daemon::send::try_flush;
 use crate::recycle::{pool, sweep};
-use crate::runtime::globals::STATE;
 use crate::runtime::log;
+use crate::runtime::state::STATE;
 use crate::runtime::state::recycler::Recycler;
 use crate::runtime::state::segments::Accepted;
 

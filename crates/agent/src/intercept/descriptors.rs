@@ -11,13 +11,16 @@ use std::ffi::{CStr, c_int, c_void};
 use std::fmt::Arguments;
 use std::mem::transmute;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::AtomicPtr;
 
 use kmem::raw;
 
 use crate::intercept::next::next;
-use crate::runtime::globals::{NUMBERS, OWNER, Phase, STATE, set_phase};
+use crate::runtime::kept::NUMBERS;
+use crate::runtime::lifecycle::{Phase, set_phase};
+use crate::runtime::lineage;
 use crate::runtime::log;
+use crate::runtime::state::STATE;
 
 /// The C library's functions, by the order of [`NAMES`].
 static REAL: [AtomicPtr<c_void>; 5] = [const { AtomicPtr::new(null_mut()) }; 5];
@@ -144,8 +147,8 @@ pub unsafe extern "C" fn prlimit(
 ) -> c_int {
     // SAFETY: the program passes null, or a limit that the kernel would read.
     let allowed = unsafe { limit.as_ref() }.map(|limit| limit.rlim_cur);
-    let is_own = process == 0 || process == OWNER.load(Ordering::Relaxed);
-    if is_own && resource as u32 == libc::RLIMIT_NOFILE && allowed.is_some_and(is_too_low) && is_owner() {
+    let is_own = process == 0 || process == lineage::owner();
+    if is_own && resource as u32 == libc::RLIMIT_NOFILE && allowed.is_some_and(is_too_low) && lineage::is_owner() {
         // Reading a fork's event takes a descriptor: without one the forking thread would never
         // return.
         end(format_args!("the program allows itself too few descriptors (RLIMIT_NOFILE)"));
@@ -159,12 +162,6 @@ fn is_too_low(allowed: u64) -> bool {
     NUMBERS.first_in(u32::try_from(allowed).unwrap_or(u32::MAX), u32::MAX).is_some()
 }
 
-/// Whether this is the process that the agent runs in: a child of `vfork` is another.
-fn is_owner() -> bool {
-    let owner = OWNER.load(Ordering::Relaxed);
-    owner != 0 && owner == rustix::process::getpid().as_raw_pid()
-}
-
 fn end(reason: Arguments<'_>) {
     set_phase(Phase::Ended);
     STATE.lock().end();
@@ -173,7 +170,7 @@ fn end(reason: Arguments<'_>) {
 
 /// Ends management if a number that the program is about to use is the agent's.
 fn give_way(number: c_int) {
-    if !is_owner() {
+    if !lineage::is_owner() {
         return;
     }
     let was_ours = NUMBERS.contains(number);

@@ -23,11 +23,12 @@ use kmem::{PAGE_SIZE, mm, procfs};
 use rustix::io::Errno;
 use wire::{ENV_HUGE_PAGES, HugePages, RegionId, Run, ToDaemon};
 
-use crate::runtime::globals::{STATE, wake};
 use crate::runtime::log;
 use crate::runtime::sabotage::{self, Sabotage};
+use crate::runtime::state::STATE;
 use crate::runtime::state::State;
 use crate::runtime::state::region::{Region, Sticky};
+use crate::runtime::waker::WAKE;
 use crate::window::unmerge::{self, Users, unmerge};
 
 /// Not in the `libc` crate yet (include/uapi/asm-generic/mman-common.h).
@@ -50,7 +51,7 @@ fn with_pieces(range: Range, guard: impl FnOnce(&mut State, Pieces) -> Answer) -
     let pieces = state.regions.pieces(range);
     let answer = guard(&mut state, pieces);
     // With signals blocked: a handler that jumps away would leave the agent asleep.
-    wake();
+    WAKE.wake();
     answer
 }
 

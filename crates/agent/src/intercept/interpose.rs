@@ -9,7 +9,7 @@
 
 use std::ffi::{c_int, c_ulong, c_void};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::AtomicPtr;
 
 use kmem::PAGE_SIZE;
 use kmem::range::Range;
@@ -17,8 +17,10 @@ use kmem::raw::{self, Answer};
 
 use crate::intercept::next::next;
 use crate::intercept::{guard, mark, private, snapshot, torn};
-use crate::runtime::globals::{TORN, TRACER_CHOSEN, WATCH};
+use crate::runtime::interlock::INTERLOCK;
 use crate::runtime::log;
+use crate::runtime::prctl;
+use crate::runtime::watch::WATCH;
 use crate::service::fork;
 
 /// Answers as the C library does: -1 and `errno`, or the value with `errno` as it was.
@@ -60,7 +62,7 @@ extern "C" fn at_load() {
 fn is_guarded(start: usize, len: usize) -> bool {
     WATCH.overlaps(start, len) && {
         fork::settle();
-        !TORN.load(Ordering::Acquire)
+        INTERLOCK.has_tables()
     }
 }
 
@@ -169,7 +171,7 @@ pub unsafe extern "C" fn madvise(start: *mut c_void, len: usize, advice: c_int) 
             }
         } else if is_guarded(start as usize, len) {
             guard::madvise(start as usize, len, advice)
-        } else if TORN.load(Ordering::Relaxed) {
+        } else if !INTERLOCK.has_tables() {
             torn::madvise(start as usize, len, advice)
         } else {
             raw::madvise(start as usize, len, advice)
@@ -334,7 +336,7 @@ pub unsafe extern "C" fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong
         return 0;
     }
     if option == libc::PR_SET_PTRACER {
-        TRACER_CHOSEN.store(true, Ordering::Release);
+        prctl::note_tracer_chosen();
     }
     let real = next(&REAL_PRCTL, c"prctl");
     if real.is_null() {

@@ -42,11 +42,15 @@ use crate::intercept::mark::{self, MarkError, SMALLEST};
 use crate::intercept::probe::{Ksm, Marked, Unfit, marked, probe, probe_file};
 use crate::intercept::tables::{self, TableError};
 use crate::runtime::denied::{self, Need};
-use crate::runtime::globals::{LOADING, Phase, STATE, THREADS, TRACER_CHOSEN, phase, set_phase, wake};
 use crate::runtime::late::is_late;
+use crate::runtime::lifecycle::{LOADING, Phase, phase, set_phase};
+use crate::runtime::lineage;
 use crate::runtime::lock::Blocked;
 use crate::runtime::log;
+use crate::runtime::prctl;
+use crate::runtime::state::STATE;
 use crate::runtime::state::region::Sticky;
+use crate::runtime::waker::WAKE;
 use crate::service::{fork, start};
 
 /// The first byte of an answer (crates/attach/src/reply.rs).
@@ -162,9 +166,9 @@ fn attach(socket: &Path, stands: bool) -> Result<Option<String>, LateError> {
         (Phase::Running, true) => return Ok(None),
         (Phase::Ended, false) => return Err(LateError::EarlyEnded),
         (_, false) => return Err(LateError::Early),
-        (Phase::Idle | Phase::Ended, true) => {}
+        (Phase::Idle | Phase::Starting | Phase::Ended, true) => {}
     }
-    if fork::is_child() {
+    if lineage::owner() != 0 && !lineage::is_owner() {
         return Err(LateError::Child);
     }
     wait_for_threads()?;
@@ -175,20 +179,20 @@ fn attach(socket: &Path, stands: bool) -> Result<Option<String>, LateError> {
         return Err(LateError::MustStand(range.len >> 20));
     }
     tables::bind()?;
-    TRACER_CHOSEN.store(true, Ordering::Release);
+    prctl::note_tracer_chosen();
     // The agent connects when all is loaded.
     LOADING.store(file.is_some(), Ordering::Release);
     let started = start::start_late(socket.into()).map_err(|error| LateError::Start(error.explain()));
     let taken = started.and_then(|()| take_all(&ranges, file).inspect_err(|_| undo(&ranges)));
     let taken = taken.inspect_err(|_| LOADING.store(false, Ordering::Release));
-    wake();
+    WAKE.wake();
     taken.map(Some)
 }
 
 /// Waits until the agent of the last time has gone.
 fn wait_for_threads() -> Result<(), LateError> {
     for _ in 0..LOOKS {
-        if THREADS.load(Ordering::Acquire) == 0 {
+        if !start::has_threads() {
             return Ok(());
         }
         sleep(PAUSE);

@@ -21,7 +21,6 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -32,8 +31,8 @@ use rustix::io::Errno;
 use wire::{PageNo, Run};
 
 use crate::intercept::mark;
-use crate::runtime::globals::LOADING;
 use crate::runtime::kept::Kept;
+use crate::runtime::lifecycle::LOADING;
 use crate::runtime::log;
 use crate::runtime::state::bitmap::Bitmap;
 use crate::service::start;
@@ -46,18 +45,6 @@ const AT_ONCE: usize = 16;
 const TRIES: u32 = 10_000;
 const PAUSE: Duration = Duration::from_micros(100);
 static ZEROS: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
-
-/// The memory that is being loaded.
-static MEMORY: Mutex<Option<Range>> = Mutex::new(None);
-
-fn memory() -> MutexGuard<'static, Option<Range>> {
-    MEMORY.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Whether memory that the program marks is being loaded. It is taken afterwards.
-pub(super) fn is_loading(range: Range) -> bool {
-    memory().is_some_and(|loading| loading.intersect(&range).is_some())
-}
 
 /// Ends the program: it would see zeros where its memory was.
 fn end(why: std::fmt::Arguments<'_>) -> ! {
@@ -80,7 +67,7 @@ fn load(mut loader: Loader, file: &Kept<File>, aside: Range) {
     drop(loader);
     // SAFETY: the loader alone knows this mapping, and has read it.
     let _ = unsafe { mm::unmap(aside) };
-    *memory() = None;
+    mark::set_loading(None);
     log::line(format_args!("{} MiB of a clone are loaded", range.len >> 20));
     mark::mergeable(range.start, range.len);
     LOADING.store(false, Ordering::Release);

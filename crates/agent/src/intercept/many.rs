@@ -11,7 +11,7 @@ use kmem::raw;
 use libc::iovec;
 
 use crate::intercept::interpose;
-use crate::runtime::globals::WATCH;
+use crate::runtime::watch::WATCH;
 
 /// `PIDFD_SELF_THREAD` and `PIDFD_SELF_THREAD_GROUP` (include/uapi/linux/pidfd.h).
 const SELF: [c_int; 2] = [-10_000, -10_001];

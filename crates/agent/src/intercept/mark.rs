@@ -2,6 +2,7 @@
 //! management.
 
 use std::sync::atomic::Ordering;
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -10,12 +11,14 @@ use kmem::range::Range;
 use wire::{RegionId, SegmentId};
 
 use crate::intercept::guard::whole_pages;
-use crate::intercept::loading;
 use crate::intercept::probe::{Ksm, Unfit, probe};
-use crate::runtime::globals::{ADOPTING, LOADING, Phase, STASHED, STATE, phase, wake};
+use crate::runtime::interlock::INTERLOCK;
+use crate::runtime::lifecycle::{LOADING, Phase, phase};
 use crate::runtime::lock::Blocked;
 use crate::runtime::log;
 use crate::runtime::state::AdoptError;
+use crate::runtime::state::STATE;
+use crate::runtime::waker::WAKE;
 use crate::service::fork;
 use crate::service::start::{self, StartError};
 
@@ -23,6 +26,20 @@ use crate::service::start::{self, StartError};
 pub(super) const SMALLEST: usize = 1 << 20;
 /// Pause between two looks at whether stashed events were acted upon.
 const STASH_PAUSE: Duration = Duration::from_micros(100);
+
+/// Memory that is being loaded. It is taken afterwards, whenever the program marks it.
+static LOADING_MEMORY: Mutex<Option<Range>> = Mutex::new(None);
+
+/// Notes which memory is being loaded.
+pub(super) fn set_loading(range: Option<Range>) {
+    *LOADING_MEMORY.lock().unwrap_or_else(PoisonError::into_inner) = range;
+}
+
+/// Whether some of a range is being loaded.
+pub(super) fn is_loading(range: Range) -> bool {
+    let loading = *LOADING_MEMORY.lock().unwrap_or_else(PoisonError::into_inner);
+    loading.is_some_and(|loading| loading.intersect(&range).is_some())
+}
 
 /// Why a range is not taken.
 #[derive(Debug, thiserror::Error)]
@@ -67,7 +84,7 @@ pub(crate) fn mark(start: usize, len: usize) -> Result<Marked, MarkError> {
         return Err(StartError::Ended.into());
     }
     let range = whole_pages(start, len).filter(|_| len >= SMALLEST).ok_or(MarkError::Small(len, start))?;
-    if loading::is_loading(range) {
+    if is_loading(range) {
         return Ok(Marked { taken: true, refused: None });
     }
     // No signal handler may run while this thread holds the locks taken below.
@@ -88,7 +105,7 @@ pub(crate) fn mark(start: usize, len: usize) -> Result<Marked, MarkError> {
             }
         }
     }
-    wake();
+    WAKE.wake();
     Ok(marked)
 }
 
@@ -98,17 +115,14 @@ pub(super) fn take(piece: Range) -> Result<RegionId, MarkError> {
     let fit = probe(piece, Ksm::Without, of_snapshot.as_deref().unwrap_or_default())?;
     let mut state = STATE.lock();
     // The event thread may have read, and not acted upon, an event about older memory at this
-    // address. It reads none while this flag is set.
-    ADOPTING.store(true, Ordering::SeqCst);
-    while STASHED.load(Ordering::SeqCst) {
-        ADOPTING.store(false, Ordering::SeqCst);
+    // address.
+    while !INTERLOCK.begin_adopting() {
         drop(state);
         thread::sleep(STASH_PAUSE);
         state = STATE.lock();
-        ADOPTING.store(true, Ordering::SeqCst);
     }
     let adopted = state.adopt(piece, fit.sticky, &fit.merged);
-    ADOPTING.store(false, Ordering::SeqCst);
+    INTERLOCK.end_adopting();
     if of_snapshot.is_some() && adopted.is_ok() {
         LOADING.store(false, Ordering::Release);
     }

@@ -28,9 +28,10 @@ use kmem::{PAGE_SIZE, memfd, procfs};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use wire::{Part, SEGMENT_PAGES};
 
-use crate::runtime::globals::{LOADING, STATE};
+use crate::runtime::lifecycle::LOADING;
 use crate::runtime::lock::Blocked;
 use crate::runtime::log;
+use crate::runtime::state::STATE;
 use crate::runtime::state::State;
 use crate::runtime::state::region::Sticky;
 use crate::runtime::state::segments::Accepted;

@@ -10,10 +10,11 @@ use kmem::range::Range;
 use rustix::io::FdFlags;
 use wire::recycle::{ENV_PERIOD, ENV_POOL, ENV_QMP, Extent};
 
-use crate::runtime::globals::{STATE, wake};
 use crate::runtime::log;
+use crate::runtime::state::STATE;
 use crate::runtime::state::State;
 use crate::runtime::state::recycler::{Recycler, RecyclerError};
+use crate::runtime::waker::WAKE;
 
 /// The pool that `pageone run --ppr` left in the environment and among the descriptors.
 pub(crate) fn from_environment() -> Option<Recycler> {
@@ -78,7 +79,7 @@ pub unsafe extern "C" fn pageone_ppr_share(fd: c_int, start: *mut c_void, len: u
         }
     }
     drop(state);
-    wake();
+    WAKE.wake();
     0
 }
 

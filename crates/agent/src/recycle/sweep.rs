@@ -17,8 +17,8 @@ use wire::recycle::{Extent, MAX_RUNS, Recycled, Refusal, Sweep};
 use wire::{Outcome, RegionId, Run, ToDaemon};
 
 use crate::runtime::cpu_ns;
-use crate::runtime::globals::STATE;
 use crate::runtime::own_files::OwnFiles;
+use crate::runtime::state::STATE;
 use crate::runtime::state::State;
 use crate::window::gate::{self, Grounds, Taker};
 use crate::window::pins::held_memory;

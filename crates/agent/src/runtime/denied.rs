@@ -21,8 +21,8 @@ use kmem::raw;
 use rustix::fs::Access;
 use rustix::io::Errno;
 
-use crate::runtime::ksm;
 use crate::runtime::lock::Blocked;
+use crate::runtime::prctl;
 
 /// Where rules for the guests of libvirt stand.
 const LIBVIRT_RULES: &str = "/etc/apparmor.d/local/abstractions/libvirt-qemu";
@@ -154,7 +154,7 @@ pub(crate) fn explain(need: Need<'_>, error: &io::Error) -> String {
 
 fn denier(need: Need<'_>, error: &io::Error) -> Denier {
     let is_own = !matches!(need, Need::MaxMapCount | Need::Userfaultfd | Need::Socket(_));
-    if is_own && !ksm::is_dumpable() {
+    if is_own && !prctl::is_dumpable() {
         return Denier::Program;
     }
     if matches!(need, Need::Userfaultfd | Need::Socket(_)) {

@@ -29,6 +29,10 @@ const RESERVE: usize = 256 << 10;
 /// Number of free lists.
 const CLASSES: usize = (MAX_SHIFT - MIN_SHIFT + 1) as usize;
 
+/// Fork handlers hold it too.
+#[global_allocator]
+pub(crate) static HEAP: Heap = Heap::new();
+
 /// The allocator.
 pub(crate) struct Heap {
     mutex: UnsafeCell<libc::pthread_mutex_t>,
@@ -39,6 +43,15 @@ pub(crate) struct Heap {
 
 #[repr(C, align(4096))]
 struct Reserve([u8; RESERVE]);
+
+/// Who held the heap when a process was copied.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Holder {
+    /// A thread that forks, and changed nothing.
+    Fork,
+    /// Perhaps a thread that was changing the lists: what they held is lost.
+    Unknown,
+}
 
 struct Lists {
     /// A list of free pieces for each class.
@@ -95,14 +108,14 @@ impl Heap {
         unsafe { libc::pthread_mutex_unlock(self.mutex.get()) };
     }
 
-    /// Unlocks the heap in a child that no fork handler prepared. Where another thread held it, the
-    /// lists may be half changed, and what they held is lost.
-    pub(crate) fn reset(&self, lists_are_whole: bool) {
+    /// Unlocks the heap in a child that no fork handler prepared, whoever of the parent's threads
+    /// may have held it.
+    pub(crate) fn reset(&self, holder: Holder) {
         // SAFETY: the mutex is initialised. The caller is the only thread of this process that uses
         // the heap: the thread that held the mutex at the fork is the parent's.
         unsafe {
             if libc::pthread_mutex_trylock(self.mutex.get()) != 0 {
-                if !lists_are_whole {
+                if holder == Holder::Unknown {
                     *self.lists.get() = Lists { has_used_reserve: true, ..Lists::EMPTY };
                 }
                 self.mutex.get().write(libc::PTHREAD_MUTEX_INITIALIZER);

@@ -20,11 +20,12 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use kmem::memfd::{self, FileId};
 
-use crate::runtime::globals::NUMBERS;
-
 /// Numbers from here on are not in the table. The default limit of descriptors is 1,024; a higher
 /// number costs the program nothing but the agent's services if it is closed.
 const COUNT: usize = 1 << 16;
+
+/// Of this process.
+pub(crate) static NUMBERS: Numbers = Numbers::new();
 
 /// The numbers of the agent's descriptors.
 pub(crate) struct Numbers {

@@ -6,7 +6,7 @@
 
 #![allow(unsafe_code)] // Reads and writes a page of its own.
 
-use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, Ordering};
 
 use kmem::{PAGE_SIZE, mm, raw};
 use rustix::io::Errno;
@@ -17,6 +17,27 @@ const WIPED: u8 = 0;
 const SETTLED: u8 = 1;
 /// A thread of a child is about to settle the tables.
 const SETTLING: u8 = 2;
+
+/// Of this process.
+pub(crate) static LINEAGE: Lineage = Lineage::new();
+
+/// The process in which the agent runs; 0: none. A child of `vfork` shares this static.
+static OWNER: AtomicI32 = AtomicI32::new(0);
+
+/// The agent runs in this process from now on.
+pub(crate) fn own() {
+    OWNER.store(rustix::process::getpid().as_raw_pid(), Ordering::Release);
+}
+
+/// The process in which the agent runs; 0: it has not started in any.
+pub(crate) fn owner() -> i32 {
+    OWNER.load(Ordering::Acquire)
+}
+
+/// Whether this is the process that the agent runs in: a child of `vfork` is another.
+pub(crate) fn is_owner() -> bool {
+    owner() == rustix::process::getpid().as_raw_pid()
+}
 
 /// The mark. It lives in a static; without a page every process counts as settled.
 pub(crate) struct Lineage(AtomicPtr<AtomicU8>);

@@ -14,6 +14,9 @@ use rustix::process::{Pid, WaitId, WaitIdOptions, getpid, test_kill_process, wai
 /// Processes that are known at a time. With more, there is one for ever.
 const COUNT: usize = 16;
 
+/// Of this process.
+pub(crate) static SHARERS: Sharers = Sharers::new();
+
 /// The processes.
 pub(crate) struct Sharers {
     /// Threads that are about to make one.

@@ -1,4 +1,4 @@
-//! All tables of the agent, behind one lock ([`crate::runtime::globals::STATE`]).
+//! All tables of the agent, behind one lock ([`STATE`]).
 //!
 //! The tables are parts, each with its own file. The methods here are the steps that change several
 //! parts at once and must keep them in agreement.
@@ -23,8 +23,8 @@ use kmem::range::Range;
 use rustix::io::Errno;
 use wire::{RegionId, Run, ToDaemon};
 
-use crate::runtime::globals::WAKE;
 use crate::runtime::kept::Kept;
+use crate::runtime::lock::Lock;
 use crate::runtime::own_files::OwnFiles;
 use crate::runtime::state::maps::MapBudget;
 use crate::runtime::state::recycler::Recycler;
@@ -33,7 +33,11 @@ use crate::runtime::state::regions::Regions;
 use crate::runtime::state::segments::Segments;
 use crate::runtime::state::uffds::Userfaultfds;
 use crate::runtime::state::uplink::Uplink;
-use crate::runtime::watch::Watch;
+use crate::runtime::waker::WAKE;
+use crate::runtime::watch::{WATCH, Watch};
+
+/// Of this process. Fork handlers and the C library's symbols use it too.
+pub(crate) static STATE: Lock<State> = Lock::new(State::new(&WATCH));
 
 /// See the module.
 pub(crate) struct State {

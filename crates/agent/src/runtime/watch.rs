@@ -13,6 +13,9 @@ use kmem::range::Range;
 /// spans all that do not fit, and some calls take the lock for nothing.
 const SLOTS: usize = 64;
 
+/// Where managed memory lies.
+pub(crate) static WATCH: Watch = Watch::new();
+
 /// The table; see the module.
 pub(crate) struct Watch {
     sequence: AtomicUsize,

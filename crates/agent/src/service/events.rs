@@ -7,14 +7,12 @@
 //!
 //! The event of a fork brings a descriptor. The next child would inherit it, and with it the power
 //! to hold up the first one's forks and unmappings as long as it lives. So it is closed before the
-//! lock is free, or before another thread forks ([`READING`]).
+//! lock is free, or before another thread forks.
 //!
 //! Memory that is marked later at the same address must not be taken for the one that an old event
 //! is about. So nothing is marked while events are stashed, and nothing is stashed while memory is
-//! marked ([`ADOPTING`]).
+//! marked ([`interlock`](crate::runtime::interlock)).
 
-use std::os::fd::OwnedFd;
-use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
@@ -22,12 +20,14 @@ use kmem::range::Range;
 use kmem::uffd::{Event, Uffd};
 use rustix::io::Errno;
 
-use crate::runtime::globals::{self, ADOPTING, READING, STASHED, STATE, STOP};
 use crate::runtime::heap;
+use crate::runtime::interlock::INTERLOCK;
 use crate::runtime::kept::Kept;
 use crate::runtime::lock::Guard;
 use crate::runtime::poll;
+use crate::runtime::state::STATE;
 use crate::runtime::state::State;
+use crate::runtime::waker::{STOP, WAKE};
 
 /// Pause between two rounds, so that waiting for the lock, or for a fork's end, costs little CPU
 /// time.
@@ -68,10 +68,10 @@ pub(super) fn watch(uffd: &Kept<Uffd>, ready: impl FnOnce()) {
     let mut stash = Stash::new();
     // To read a fork's event takes a free descriptor. When the program has none left, closing this
     // one makes room.
-    let mut spare = keep_spare();
+    let mut spare = STOP.keep_spare();
     ready();
     loop {
-        let mut fds = [poll::interest(uffd.number(), libc::POLLIN), poll::interest(STOP.ear(), libc::POLLIN)];
+        let mut fds = [poll::interest(uffd.number(), libc::POLLIN), poll::interest(STOP.fd(), libc::POLLIN)];
         if stash.is_empty() && !poll::wait(&mut fds, -1) {
             // Fewer descriptors are allowed than poll(2) is given (RLIMIT_NOFILE). Threads wait for
             // their events all the same.
@@ -80,7 +80,9 @@ pub(super) fn watch(uffd: &Kept<Uffd>, ready: impl FnOnce()) {
         let is_over = fds[1].fd < 0 || fds[1].revents != 0 || fds[0].revents & !libc::POLLIN != 0;
         if is_over || !uffd.is_intact() {
             STOP.close();
-            globals::set_spare(None);
+            STOP.forget_spare();
+            // Nobody acts on what is stashed any more.
+            INTERLOCK.end_stash();
             return;
         }
         let read = match STATE.try_lock() {
@@ -91,9 +93,9 @@ pub(super) fn watch(uffd: &Kept<Uffd>, ready: impl FnOnce()) {
             },
         };
         if read.is_ok() {
-            spare = spare.or_else(keep_spare);
+            spare = spare.or_else(|| STOP.keep_spare());
         } else {
-            globals::set_spare(None);
+            STOP.forget_spare();
             spare = None;
         }
         thread::sleep(PAUSE);
@@ -102,15 +104,15 @@ pub(super) fn watch(uffd: &Kept<Uffd>, ready: impl FnOnce()) {
 
 /// Reads one event without the lock. False if there is none, or if memory is being marked.
 fn read_to_stash(uffd: &Uffd, stash: &mut Stash) -> Result<bool, Errno> {
-    // The thread that marks stores and loads these two the other way round. One of both sees the
-    // other's store.
-    STASHED.store(true, Ordering::SeqCst);
-    READING.store(true, Ordering::SeqCst);
-    let event = if ADOPTING.load(Ordering::SeqCst) { Ok(None) } else { uffd.read_event() };
+    if !INTERLOCK.begin_reading() {
+        return Ok(false);
+    }
+    let event = uffd.read_event();
     let event = event.map(|event| event.map(|event| without_descriptor(event, stash)));
-    READING.store(false, Ordering::SeqCst);
     if stash.is_empty() {
-        STASHED.store(false, Ordering::SeqCst);
+        INTERLOCK.end_reading();
+    } else {
+        INTERLOCK.stash();
     }
     event.map(|event| event.is_some())
 }
@@ -130,7 +132,7 @@ fn without_descriptor(event: Event, stash: &mut Stash) {
 fn act_on_all(mut state: Guard<State>, uffd: &Uffd, stash: &mut Stash) -> Result<(), Errno> {
     (0..std::mem::take(&mut stash.forks)).for_each(|_| count(&mut state));
     stash.others.drain(..).for_each(|event| act(&mut state, event));
-    STASHED.store(false, Ordering::SeqCst);
+    INTERLOCK.end_stash();
     let read = loop {
         match uffd.read_event() {
             Ok(Some(event)) => act(&mut state, event),
@@ -139,14 +141,8 @@ fn act_on_all(mut state: Guard<State>, uffd: &Uffd, stash: &mut Stash) -> Result
         }
     };
     drop(state);
-    globals::wake();
+    WAKE.wake();
     read
-}
-
-fn keep_spare() -> Option<Kept<OwnedFd>> {
-    let spare = STOP.spare();
-    globals::set_spare(spare.as_ref().map(Kept::number));
-    spare
 }
 
 fn act(state: &mut State, event: Event) {
@@ -190,10 +186,10 @@ fn lose(state: &mut State, range: Range) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
-    use crate::runtime::globals::HEAP;
+    use crate::runtime::heap::HEAP;
 
     #[test]
     fn an_event_is_stashed_while_a_fork_holds_the_heap() {

@@ -26,16 +26,24 @@
 use std::ffi::{c_int, c_void};
 use std::mem;
 use std::ptr::null_mut;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use crate::runtime::globals::{
-    FORKING, FORKS_WATCHED, HEAP, KEEPER, LINEAGE, NUMBERS, OWNER, Phase, READING, SHARERS, STARTED, STARTING, STATE,
-    STOP, TORN, WAKE, phase, set_phase, take_spare,
-};
+use crate::runtime::heap::{HEAP, Holder};
+use crate::runtime::interlock::INTERLOCK;
+use crate::runtime::kept::NUMBERS;
 use crate::runtime::late::is_late;
+use crate::runtime::lifecycle::{Phase, STARTING, phase, set_phase};
+use crate::runtime::lineage::LINEAGE;
 use crate::runtime::lock::Blocked;
+use crate::runtime::sharers::SHARERS;
+use crate::runtime::state::STATE;
+use crate::runtime::waker::{STOP, WAKE};
+
+/// The handlers are registered with the C library. Allocators register theirs before constructors
+/// have run.
+static FORKS_WATCHED: AtomicBool = AtomicBool::new(false);
 
 /// Pause between two looks at whether the event thread has closed what it read.
 const READING_PAUSE: Duration = Duration::from_micros(20);
@@ -67,11 +75,6 @@ pub(crate) unsafe fn register(prepare: Handler, parent: Handler, child: Handler,
         }
         real(prepare, parent, child, library)
     }
-}
-
-/// Whether this process is a copy of one in which the agent ran.
-pub(crate) fn is_child() -> bool {
-    ![0, rustix::process::getpid().as_raw_pid()].contains(&OWNER.load(Ordering::Relaxed))
 }
 
 /// Whether the handlers are registered.
@@ -123,18 +126,17 @@ pub(crate) fn beside(clone: impl FnOnce() -> c_int) -> c_int {
 extern "C" fn before_fork() {
     settle();
     let mut state = STATE.lock();
-    if is_late() && (TORN.load(Ordering::Relaxed) || !state.regions.is_inherited()) {
+    if is_late() && !(INTERLOCK.has_tables() && state.regions.is_inherited()) {
         return;
     }
-    while READING.load(Ordering::SeqCst) {
+    while INTERLOCK.is_reading() {
         thread::sleep(READING_PAUSE);
     }
-    if !TORN.load(Ordering::Relaxed) && state.regions.is_inherited() {
+    if INTERLOCK.has_tables() && state.regions.is_inherited() {
         state.uplink.control.count_fork();
     }
-    FORKING.store(true, Ordering::Release);
     HEAP.hold();
-    KEEPER.store(this_thread(), Ordering::Relaxed);
+    INTERLOCK.begin_fork(this_thread());
     state.keep_across_fork();
 }
 
@@ -144,35 +146,27 @@ fn this_thread() -> usize {
     unsafe { libc::pthread_self() as usize }
 }
 
-/// Whether this thread, or the one that it is the copy of, kept the lock across the fork.
-fn has_kept() -> bool {
-    KEEPER.compare_exchange(this_thread(), 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-}
-
 extern "C" fn after_in_parent() {
-    if !has_kept() {
+    if !INTERLOCK.end_fork(this_thread()) {
         return;
     }
     HEAP.release();
-    FORKING.store(false, Ordering::Release);
     // SAFETY: `before_fork` kept the lock on this thread, just before the fork.
     drop(unsafe { STATE.after_fork() });
 }
 
 extern "C" fn after_in_child() {
-    if !has_kept() {
+    if !INTERLOCK.end_fork(this_thread()) {
         return;
     }
     HEAP.release();
-    FORKING.store(false, Ordering::Release);
-    READING.store(false, Ordering::Release);
     end();
     STATE.forget_waiting();
     // SAFETY: `before_fork` kept the lock on the thread that this one is the copy of.
     let mut state = unsafe { STATE.after_fork() };
-    if !TORN.load(Ordering::Relaxed) {
+    if INTERLOCK.begin_anew() {
         let tracking = state.orphan();
-        for number in take_spare().into_iter().chain(tracking) {
+        for number in STOP.take_spare().into_iter().chain(tracking) {
             NUMBERS.remove(number);
             // SAFETY: this process's copies of the descriptors belong to the agent's threads, which
             // do not exist here; nothing else uses the numbers.
@@ -187,7 +181,7 @@ extern "C" fn after_in_child() {
 
 /// This process manages no memory of its own. A child of a program that has marked nothing may.
 fn end() {
-    if STARTED.load(Ordering::Acquire) || phase() != Phase::Idle {
+    if phase() != Phase::Idle {
         set_phase(Phase::Ended);
     }
     // The thread that held it does not exist here.
@@ -211,19 +205,17 @@ pub(crate) fn settle() {
     // A thread of the parent may have held the lock, and changed the tables. That thread does not
     // exist here, so what it began stays half done. The thread that cloned by way of `around` held
     // it too, and changed nothing.
-    let cloned_by_us = FORKING.swap(false, Ordering::AcqRel);
-    READING.store(false, Ordering::Release);
-    KEEPER.store(0, Ordering::Relaxed);
+    let by_fork = INTERLOCK.forget_fork();
     let was_free = STATE.reset();
-    HEAP.reset(cloned_by_us);
+    HEAP.reset(if by_fork { Holder::Fork } else { Holder::Unknown });
     end();
     WAKE.forget();
     STOP.forget();
     NUMBERS.clear();
-    if was_free || cloned_by_us {
+    if (was_free || by_fork) && INTERLOCK.begin_anew() {
         STATE.lock().forsake();
     } else {
-        TORN.store(true, Ordering::Release);
+        INTERLOCK.lose_tables();
     }
     LINEAGE.settled();
 }

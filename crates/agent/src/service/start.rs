@@ -8,7 +8,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use std::{env, io, mem, thread};
 
@@ -18,17 +18,19 @@ use rustix::io::Errno;
 use crate::daemon::link;
 use crate::recycle::pool;
 use crate::runtime::denied::{self, Need};
-use crate::runtime::globals::{
-    HEAP, LINEAGE, LOADING, Leaving, OWNER, Phase, STARTED, STARTING, STATE, STOP, THREADS, WAKE, open_wake, phase,
-    set_leaving, set_phase,
-};
+use crate::runtime::heap::HEAP;
 use crate::runtime::kept::Kept;
-use crate::runtime::ksm;
 use crate::runtime::late::is_late;
+use crate::runtime::lifecycle::{LOADING, Leaving, Phase, STARTING, phase, set_leaving, set_phase};
+use crate::runtime::lineage;
+use crate::runtime::lineage::LINEAGE;
 use crate::runtime::lock::Blocked;
 use crate::runtime::log;
+use crate::runtime::prctl;
 use crate::runtime::sabotage::{self, Sabotage};
+use crate::runtime::state::STATE;
 use crate::runtime::state::window_uffd::WindowUffd;
+use crate::runtime::waker::{STOP, WAKE};
 use crate::service::{calls, events, fork};
 use crate::window::filler;
 
@@ -96,11 +98,11 @@ pub(crate) enum StartError {
 ///
 /// It does not run, and will not in this process.
 pub(crate) fn start(socket: Option<&Path>) -> Result<(), StartError> {
-    let _one = if phase() == Phase::Idle { Some(STARTING.lock()) } else { None };
+    let _one = matches!(phase(), Phase::Idle | Phase::Starting).then(|| STARTING.lock());
     match phase() {
         Phase::Running => return Ok(()),
         Phase::Ended => return Err(StartError::Ended),
-        Phase::Idle => {}
+        Phase::Idle | Phase::Starting => {}
     }
     let named = || env::var_os(wire::ENV_SOCKET).filter(|path| !path.is_empty()).map(PathBuf::from);
     let socket = socket.map(Path::to_path_buf).or_else(named).ok_or(StartError::NoSocket);
@@ -116,14 +118,12 @@ pub(crate) fn start(socket: Option<&Path>) -> Result<(), StartError> {
 /// before. The caller has blocked all signals.
 pub(crate) fn start_late(socket: PathBuf) -> Result<(), StartError> {
     let _one = STARTING.lock();
-    // The new threads must not take the end of the last time for theirs.
-    set_phase(Phase::Idle);
     begin(socket)
 }
 
 fn begin(socket: PathBuf) -> Result<(), StartError> {
     sabotage::read();
-    STARTED.store(true, Ordering::Release);
+    set_phase(Phase::Starting);
     set_leaving(Leaving::No);
     let begun = try_start(socket).inspect_err(|_| undo());
     set_phase(if begun.is_ok() { Phase::Running } else { Phase::Ended });
@@ -178,17 +178,17 @@ fn try_start(path: PathBuf) -> Result<(), StartError> {
     if !HEAP.grow() {
         return Err(StartError::Heap);
     }
-    if ksm::has_process() {
+    if prctl::has_process() {
         return Err(StartError::Ksm);
     }
     STATE.lock().files.open_pagemap().map_err(StartError::Pagemap)?;
     LINEAGE.begin().map_err(StartError::Lineage)?;
     let (tracking, sees_forks) = tracking_uffd()?;
-    OWNER.store(rustix::process::getpid().as_raw_pid(), Ordering::Release);
+    lineage::own();
     let tracking = Arc::new(Kept::new(tracking)?);
     let window = WindowUffd::new()?;
     let filler = Kept::new(filler::create()?)?;
-    open_wake()?;
+    WAKE.open()?;
     STOP.open().inspect_err(|_| STOP.close())?;
     std::panic::set_hook(Box::new(|panic| log::line(format_args!("{panic}"))));
     let events_uffd = tracking.clone();
@@ -222,11 +222,11 @@ fn try_start(path: PathBuf) -> Result<(), StartError> {
             }
         }
         // Nothing is registered any more, so no event will come.
-        STOP.ring();
+        STOP.wake();
         WAKE.close();
         set_leaving(Leaving::Gone);
     })
-    .inspect_err(|_| STOP.ring())
+    .inspect_err(|_| STOP.wake())
 }
 
 /// Takes back what has begun: nothing is registered yet.
@@ -244,6 +244,14 @@ fn tracking_uffd() -> Result<(Uffd, bool), CreateError> {
         Err(CreateError::NoForkEvents | CreateError::NoPermission(_)) => Uffd::new(features).map(|uffd| (uffd, false)),
         created => created.map(|uffd| (uffd, true)),
     }
+}
+
+/// The agent's threads. A program is attached again only after those of the last time have ended.
+static THREADS: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether a thread of the agent's has not ended.
+pub(crate) fn has_threads() -> bool {
+    THREADS.load(Ordering::Acquire) > 0
 }
 
 /// Starts a thread of the agent's.

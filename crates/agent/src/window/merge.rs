@@ -34,9 +34,9 @@ use kmem::pagemap::{Categories, Query};
 use kmem::range::Range;
 use wire::{MergeRun, Outcome, PageNo, RegionId, Run, Target};
 
-use crate::runtime::globals::SHARERS;
 use crate::runtime::own_files::OwnFiles;
 use crate::runtime::sabotage::{self, Sabotage};
+use crate::runtime::sharers::SHARERS;
 use crate::runtime::state::State;
 use crate::runtime::state::control::ControlPage;
 use crate::runtime::state::maps::MapBudget;

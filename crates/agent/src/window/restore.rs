@@ -11,7 +11,7 @@ use kmem::pagemap::Query;
 use rustix::io::Errno;
 use wire::{PageNo, RegionId, Run};
 
-use crate::runtime::globals::STATE;
+use crate::runtime::state::STATE;
 use crate::runtime::state::State;
 use crate::runtime::state::region::Region;
 use crate::window::filler::Filler;

@@ -20,7 +20,8 @@ use kmem::range::Range;
 use kmem::{mm, raw};
 use rustix::io::Errno;
 
-use super::{Loader, end, memory, spawn};
+use super::{Loader, end, spawn};
+use crate::intercept::mark;
 use crate::runtime::kept::Kept;
 use crate::runtime::state::region::Sticky;
 use crate::service::start::StartError;
@@ -74,11 +75,11 @@ pub(in crate::intercept) unsafe fn replace(range: Range, sticky: Sticky) -> Resu
         //
         // SAFETY: the memory was mapped just now, and what touches it waits for the loader.
         unsafe { raw::mprotect(range.start, range.len, read_write) }?;
-        *memory() = Some(range);
+        mark::set_loading(Some(range));
         Ok(spawn(loader, file, aside)?)
     });
     started.inspect_err(|_| {
-        *memory() = None;
+        mark::set_loading(None);
         // SAFETY: nothing has used what is mapped in the range now; the loader has ended. Then it
         // has the protection that it had.
         let back = unsafe {

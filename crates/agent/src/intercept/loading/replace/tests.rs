@@ -54,7 +54,7 @@ fn memory_of_its_own_holds_what_the_mapping_held_and_its_later_writes() {
     }
     assert!(bytes_of(range) == bytes);
     let begin = Instant::now();
-    while memory().is_some() {
+    while mark::is_loading(range) {
         assert!(begin.elapsed() < Duration::from_secs(60), "the loader does not end");
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -77,7 +77,7 @@ fn a_mapping_that_cannot_be_replaced_stays_as_it_was() {
         Ok(error) => assert!(matches!(error, ReplaceError::Load(_)), "{error}"),
         Err(error) => return println!("SKIPPED: no system call can be refused: {error}"),
     }
-    assert!(bytes_of(range) == bytes && memory().is_none());
+    assert!(bytes_of(range) == bytes && !mark::is_loading(range));
     assert!(probe_file(range).is_ok(), "it is the file's still");
     // Of two mappings the kernel might move one only.
     let advised = range.start + range.len / PAGE_SIZE / 2 * PAGE_SIZE;
@@ -113,7 +113,7 @@ fn no_other_thread_gets_memory_in_its_place() {
             // SAFETY: only this thread knows the mapping.
             unsafe { replace(range, sticky) }.unwrap();
             assert!(bytes_of(range) == bytes);
-            while memory().is_some() {
+            while mark::is_loading(range) {
                 std::thread::yield_now();
             }
             // SAFETY: only this thread knows the memory.
